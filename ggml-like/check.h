@@ -13,13 +13,13 @@
 namespace quern {
 
 enum class ErrorKind : int {
-    runtime = 1,      // anything else: I/O, internal contract broken
-    usage = 2,        // the command line or a request asks for something impossible
-    model = 3,        // the checkpoint is invalid or not understood
-    memory = 4,       // does not fit
-    device = 5,       // no suitable GPU or driver
-    too_long = 6,     // prompt longer than the context
-    bind = 7,         // port or address not available
+    runtime = 1,   // anything else: I/O, internal contract broken
+    usage = 2,     // the command line or a request asks for something impossible
+    model = 3,     // the checkpoint is invalid or not understood
+    memory = 4,    // does not fit
+    device = 5,    // no suitable GPU or driver
+    too_long = 6,  // prompt longer than the context
+    bind = 7,      // port or address not available
 };
 
 class Error : public std::runtime_error {
@@ -46,7 +46,7 @@ class Error : public std::runtime_error {
     throw ::quern::Error(::quern::ErrorKind::kind, ::fmt::format(__VA_ARGS__), __FILE__, __LINE__)
 
 /// Contract check in builders and ops: CHECK(cond, "[op] text {}", value).
-#define CHECK(cond, ...)                    \
-    do {                                    \
+#define CHECK(cond, ...)                         \
+    do {                                         \
         if (!(cond)) FAIL(runtime, __VA_ARGS__); \
     } while (0)

@@ -1,10 +1,11 @@
 // NVFP4: the one definition of the format, for host and device.
 //
-// A matrix [N, K] is stored as 4-bit codes (E2M1), two a byte: byte j of a row holds element 2j in its low and
-// 2j+1 in its high nibble. Every 16 consecutive K elements share one E4M3 scale; the whole matrix shares one
-// FP32 global scale. Value = e2m1(code) * e4m3(block_scale) * global_scale (multiplier form, as ModelOpt's
-// weight_scale_2; compressed-tensors stores the reciprocal). The product of the first two is exact in BF16.
-// Sources: OCP Microscaling formats (E2M1, E4M3); NVIDIA ModelOpt and vLLM compressed-tensors layouts.
+// A matrix [N, K] is stored as 4-bit codes (E2M1), two a byte: byte j of a row holds element 2j in its low
+// and 2j+1 in its high nibble. Every 16 consecutive K elements share one E4M3 scale; the whole matrix shares
+// one FP32 global scale. Value = e2m1(code) * e4m3(block_scale) * global_scale (multiplier form, as
+// ModelOpt's weight_scale_2; compressed-tensors stores the reciprocal). The product of the first two is exact
+// in BF16. Sources: OCP Microscaling formats (E2M1, E4M3); NVIDIA ModelOpt and vLLM compressed-tensors
+// layouts.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,9 @@ QUERN_HD inline float from_bits(uint32_t bits) {
 QUERN_HD inline float e2m1_to_float(uint8_t code) {
     const uint32_t magnitude = code & 7u;
     const uint32_t sign = static_cast<uint32_t>(code & 8u) << 28;
-    const uint32_t bits = magnitude == 0 ? 0u : magnitude == 1 ? 0x3f000000u : 0x3f000000u + (magnitude << 22);
+    const uint32_t bits = magnitude == 0   ? 0u
+                          : magnitude == 1 ? 0x3f000000u
+                                           : 0x3f000000u + (magnitude << 22);
     return from_bits(sign | bits);
 }
 
@@ -58,14 +61,22 @@ inline constexpr float kCodeValue[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f
 inline uint8_t float_to_e2m1(float x) {
     const float a = x < 0 ? -x : x;
     uint8_t code;
-    if (a <= 0.25f) code = 0;
-    else if (a < 0.75f) code = 1;
-    else if (a <= 1.25f) code = 2;
-    else if (a < 1.75f) code = 3;
-    else if (a <= 2.5f) code = 4;
-    else if (a < 3.5f) code = 5;
-    else if (a <= 5.0f) code = 6;
-    else code = 7;
+    if (a <= 0.25f)
+        code = 0;
+    else if (a < 0.75f)
+        code = 1;
+    else if (a <= 1.25f)
+        code = 2;
+    else if (a < 1.75f)
+        code = 3;
+    else if (a <= 2.5f)
+        code = 4;
+    else if (a < 3.5f)
+        code = 5;
+    else if (a <= 5.0f)
+        code = 6;
+    else
+        code = 7;
     return static_cast<uint8_t>(code | (x < 0 ? 8 : 0));
 }
 
@@ -77,7 +88,8 @@ inline uint8_t float_to_e4m3(float x) {
     const float a = x < 0 ? -x : x;
     if (a != a) return 0x7f;
     if (a >= 448.0f) return static_cast<uint8_t>(sign | 0x7e);
-    if (a < 0.015625f) {  // below 2^-6: subnormal, steps of 2^-9; adding 1.5 * 2^14 rounds to nearest even there
+    if (a <
+        0.015625f) {  // below 2^-6: subnormal, steps of 2^-9; adding 1.5 * 2^14 rounds to nearest even there
         const float shifted = a + 24576.0f;
         const int m = static_cast<int>((shifted - 24576.0f) * 512.0f);
         return static_cast<uint8_t>(sign | m);  // m = 8 is exactly the smallest normal

@@ -1,0 +1,53 @@
+// Backend: a device that holds memory and runs plans. Two exist: CPU here, CUDA beside it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "ggml-like/plan.h"
+#include "ggml-like/weight.h"
+
+namespace quern {
+
+struct MemoryInfo {
+    int64_t total_bytes = 0;
+    int64_t free_bytes = 0;
+};
+
+class Backend {
+  public:
+    virtual ~Backend() = default;
+
+    virtual std::string name() const = 0;         // "CPU"
+    virtual std::string description() const = 0;  // "2 threads, AVX-512"
+    virtual MemoryInfo memory_info() const = 0;
+    /// Type of activations between ops that this backend computes in.
+    virtual DType activation_dtype() const = 0;
+
+    /// Aligned to kPlanAlignment; contents undefined. Throws Error(memory) that says how much was asked for.
+    virtual void* alloc(int64_t bytes, const char* what) = 0;
+    virtual void free(void* memory) = 0;
+    virtual void zero(void* memory, int64_t bytes) = 0;
+    virtual void upload(void* to, const void* from_host, int64_t bytes) = 0;
+    virtual void download(void* to_host, const void* from, int64_t bytes) = 0;
+    virtual void copy(void* to, const void* from, int64_t bytes) = 0;
+
+    /// Makes a weight usable by this backend's ops: the CPU returns it as it is (the mapped file), a GPU
+    /// uploads and repacks it into memory it owns.
+    virtual Weight place_weight(const Weight& host) = 0;
+
+    /// Called once by Plan when all memory is known.
+    virtual void prepare(Plan& plan) = 0;
+    virtual void run(Plan& plan) = 0;
+    virtual void synchronize() = 0;
+
+    /// Called after each node of an eager run with its wall time; for the bench and for tests. Null: off.
+    std::function<void(const Node&, double seconds)> after_node;
+};
+
+/// threads: 0 = as many as this process may use.
+std::unique_ptr<Backend> make_cpu_backend(int threads);
+
+}  // namespace quern

@@ -1,0 +1,32 @@
+// Batch: how the rows of a step belong to sequences. Shared by every op that looks beyond its own row.
+//
+// A step runs T rows (tokens) of S sequences. Rows of one sequence are neighbours, in order; sequence s owns
+// rows start[s] .. start[s+1]-1 (none if equal). Rows at and after start[S] are padding: computed or not,
+// never read. A sequence whose first row has position 0 begins from zero state, whatever its slot held
+// before.
+//
+// Speculation: a slot's recurrent state is the state after its last committed token. With journal[s] = 1 a
+// step leaves that state alone and writes one journal entry a row instead; the next step first applies the
+// first committed[s] of those entries (the accepted tokens), then runs its rows. Without speculation both are
+// 0.
+#pragma once
+
+#include "ggml-like/graph.h"
+
+namespace quern {
+
+inline constexpr int kPageTokens = 64;  // tokens in one page of the KV cache
+
+struct Batch {
+    Tensor* token_ids = nullptr;     // I32 [T]
+    Tensor* positions = nullptr;     // I32 [T] position of each row in its sequence
+    Tensor* row_sequence = nullptr;  // I32 [T] sequence of each row; -1: padding
+    Tensor* start = nullptr;         // I32 [S+1]
+    Tensor* slots = nullptr;         // I32 [S] state slot of each sequence
+    Tensor* pages = nullptr;         // I32 [S, P] page p holds positions 64p .. 64p+63
+    Tensor* committed = nullptr;     // I32 [S] journal entries to apply first
+    Tensor* journal = nullptr;       // I32 [S] 1: journal this step instead of updating the state
+    Tensor* logit_rows = nullptr;    // I32 [R] rows whose logits are wanted
+};
+
+}  // namespace quern
