@@ -19,4 +19,11 @@ extern const Op kLinear;
 
 Tensor* linear(Graph& g, std::string_view name, Tensor* x, const Weight& w, DType dtype);
 
+namespace cpu {
+struct Context;
+/// The same product into plain floats, y[t * ldy + n], for ops that need it inside: unrounded, same bits as
+/// `linear`. Uses context buffers 0 and 1.
+void linear_rows(const Tensor& x, const Weight& w, float* y, int64_t ldy, Context& context);
+}  // namespace cpu
+
 }  // namespace quern

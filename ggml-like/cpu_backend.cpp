@@ -1,0 +1,71 @@
+#include <sys/sysinfo.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+
+#include "ggml-like/backend.h"
+#include "ggml-like/check.h"
+#include "ggml-like/cpu/context.h"
+
+namespace quern {
+namespace {
+
+class CpuBackend final : public Backend {
+  public:
+    explicit CpuBackend(int threads) : pool_(threads), context_{pool_, cpu::dot_kernels(), {}} {}
+
+    std::string name() const override { return "CPU"; }
+    std::string description() const override {
+        return fmt::format("{} thread{}, {}", pool_.size(), pool_.size() == 1 ? "" : "s", context_.dot.name);
+    }
+    MemoryInfo memory_info() const override {
+        struct sysinfo info {};
+        if (sysinfo(&info) != 0) return {};
+        const auto unit = static_cast<int64_t>(info.mem_unit);
+        return {static_cast<int64_t>(info.totalram) * unit,
+                static_cast<int64_t>(info.freeram + info.bufferram) * unit};
+    }
+    DType activation_dtype() const override { return DType::F32; }
+
+    void* alloc(int64_t bytes, const char* what) override {
+        const auto size = static_cast<size_t>((std::max<int64_t>(bytes, 1) + kPlanAlignment - 1) /
+                                              kPlanAlignment * kPlanAlignment);
+        void* memory = std::aligned_alloc(kPlanAlignment, size);
+        if (memory == nullptr) FAIL(memory, "not enough memory: {} bytes for {}", bytes, what);
+        return memory;
+    }
+    void free(void* memory) override { std::free(memory); }
+    void zero(void* memory, int64_t bytes) override { std::memset(memory, 0, static_cast<size_t>(bytes)); }
+    void upload(void* to, const void* from, int64_t bytes) override { copy(to, from, bytes); }
+    void download(void* to, const void* from, int64_t bytes) override { copy(to, from, bytes); }
+    void copy(void* to, const void* from, int64_t bytes) override {
+        if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
+    }
+
+    Weight place_weight(const Weight& host) override { return host; }
+    void prepare(Plan&) override {}
+    void synchronize() override {}
+
+    void run(Plan& plan) override {
+        for (const Node& node : plan.graph().nodes()) {
+            if (!after_node) {
+                node.op->run_cpu(node, context_);
+                continue;
+            }
+            const auto begin = std::chrono::steady_clock::now();
+            node.op->run_cpu(node, context_);
+            after_node(node, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+        }
+    }
+
+  private:
+    cpu::ThreadPool pool_;
+    cpu::Context context_;
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cpu_backend(int threads) { return std::make_unique<CpuBackend>(threads); }
+
+}  // namespace quern

@@ -1,0 +1,108 @@
+#include "ggml-like/planner.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "ggml-like/check.h"
+
+namespace quern {
+namespace {
+
+int64_t align(int64_t bytes) { return (bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment; }
+
+struct Lifetime {
+    int first = -1;  // node that writes it
+    int last = -1;   // last node that touches it
+};
+
+class Lifetimes {
+  public:
+    explicit Lifetimes(const Graph& graph) : graph_(graph), lifetimes_(graph.tensors().size()) {
+        int32_t index = 0;  // views stand for their base
+        for (const Tensor& t : graph.tensors()) {
+            index_of_[&t] = t.base >= 0 ? t.base : index;
+            ++index;
+        }
+        const int end = static_cast<int>(graph.nodes().size());
+        for (int n = 0; n < end; ++n) visit(n, end);
+        for (const Tensor* t : graph.outputs()) lifetimes_[index_of_.at(t)].last = end;
+    }
+
+    const std::vector<Lifetime>& all() const { return lifetimes_; }
+
+  private:
+    void visit(int n, int end) {
+        const Node& node = graph_.nodes()[static_cast<size_t>(n)];
+        for (const Tensor* t : node.inputs) touch(node, t, n, end, false);
+        for (const Tensor* t : node.outputs) touch(node, t, n, end, true);
+    }
+
+    void touch(const Node& node, const Tensor* t, int n, int end, bool write) {
+        const int32_t index = index_of_.at(t);
+        const Tensor& owner = graph_.tensors()[static_cast<size_t>(index)];
+        if (owner.place != Place::scratch && owner.place != Place::output) return;
+        Lifetime& life = lifetimes_[static_cast<size_t>(index)];
+        if (write && life.first < 0) life.first = n;
+        CHECK(life.first >= 0, "[planner] {} reads {} before any node writes it", node.name, describe(*t));
+        life.last = std::max(life.last, node.stream == Stream::side ? end : n);
+    }
+
+    const Graph& graph_;
+    std::vector<Lifetime> lifetimes_;
+    std::unordered_map<const Tensor*, int32_t> index_of_;
+};
+
+struct Placed {
+    int64_t begin, end;
+    Lifetime life;
+};
+
+/// First fit among tensors whose lifetimes overlap; biggest tensors first wastes least.
+int64_t place(std::vector<Placed>& placed, int64_t bytes, Lifetime life) {
+    std::vector<Placed> conflicts;
+    for (const Placed& p : placed)
+        if (p.life.first <= life.last && life.first <= p.life.last) conflicts.push_back(p);
+    std::sort(conflicts.begin(), conflicts.end(),
+              [](const Placed& a, const Placed& b) { return a.begin < b.begin; });
+    int64_t offset = 0;
+    for (const Placed& p : conflicts) {
+        if (offset + bytes <= p.begin) break;
+        offset = std::max(offset, p.end);
+    }
+    placed.push_back({offset, offset + bytes, life});
+    return offset;
+}
+
+}  // namespace
+
+MemoryPlan plan_memory(const Graph& graph) {
+    const auto& tensors = graph.tensors();
+    MemoryPlan plan;
+    plan.offset.assign(tensors.size(), -1);
+    plan.input_offset.assign(tensors.size(), -1);
+
+    const Lifetimes lifetimes(graph);
+    std::vector<size_t> order;
+    for (size_t i = 0; i < tensors.size(); ++i) {
+        const Tensor& t = tensors[i];
+        if (t.base >= 0) continue;
+        if (t.place == Place::input) {
+            plan.input_offset[i] = plan.input_bytes;
+            plan.input_bytes += align(t.bytes());
+        } else if (lifetimes.all()[i].first >= 0) {
+            order.push_back(i);
+        }
+    }
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return tensors[a].bytes() > tensors[b].bytes(); });
+
+    std::vector<Placed> placed;
+    for (size_t i : order) {
+        const int64_t bytes = align(tensors[i].bytes());
+        plan.offset[i] = place(placed, bytes, lifetimes.all()[i]);
+        plan.arena_bytes = std::max(plan.arena_bytes, plan.offset[i] + bytes);
+    }
+    return plan;
+}
+
+}  // namespace quern
