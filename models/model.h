@@ -1,0 +1,118 @@
+// Model: what an engine needs of any checkpoint: a summary, its text side, state sizes, and build().
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ggml-like/backend.h"
+#include "ggml-like/graph.h"
+#include "ggml-like/ops/batch.h"
+
+namespace quern {
+
+class Tokenizer;
+struct Audit;
+
+/// Sizes of one step. A plan is built once for each.
+struct BatchShape {
+    int64_t tokens = 0;
+    int64_t sequences = 0;
+    int64_t logit_rows = 0;
+    int64_t pages = 0;  // columns of the page table: the most pages a sequence may have
+    auto operator<=>(const BatchShape&) const = default;
+};
+
+enum class StateRole : uint8_t { key, value, conv, delta, journal_k, journal_u, journal_g };
+
+/// One state tensor of one layer, for one slot (a sequence) or one page (64 tokens of KV).
+struct StateSpec {
+    int layer;
+    StateRole role;
+    DType dtype;
+    bool paged;                  // outer dimension: pages, else slots
+    std::vector<int64_t> shape;  // without the outer dimension
+
+    int64_t bytes() const;
+};
+
+struct StateOptions {
+    DType kv = DType::BF16;
+    DType conv =
+        DType::BF16;  // what the convolution's inputs are stored in; the recurrent state is always F32
+    int journal = 0;  // entries a slot, for speculation
+};
+
+/// Where each layer's state lives; the engine's StatePool fills it.
+class StateViews {
+  public:
+    virtual ~StateViews() = default;
+    /// Tensor of Place::state with the outer dimension in front; throws if the pool has none.
+    virtual Tensor find(int layer, StateRole role) const = 0;
+    virtual bool has(int layer, StateRole role) const = 0;
+};
+
+struct BuiltGraph {
+    Graph graph;
+    Batch batch;               // inputs to fill
+    Tensor* logits = nullptr;  // F32 [logit_rows, vocab rows]
+};
+
+struct ModelInfo {
+    std::string name;          // directory or repo name
+    std::string architecture;  // "qwen3_5_moe"
+    std::string formats;       // "NVFP4 + BF16"
+    int64_t layers = 0;
+    int64_t attention_layers = 0;
+    int64_t width = 0;
+    int64_t experts = 0;
+    int64_t experts_used = 0;
+    int64_t vocab_rows = 0;  // rows of the head
+    int64_t vocab = 0;       // ids that may be sampled: the tokenizer's, else vocab_rows
+    int64_t context = 0;     // positions the model was made for
+    int64_t parameters = 0;
+    int64_t weight_bytes = 0;  // text model, as stored
+    int64_t token_bytes = 0;   // weights read for one decoded token
+};
+
+/// From generation_config.json; what a field's absence leaves at its neutral value is not `given`.
+struct GenerationDefaults {
+    std::optional<float> temperature, top_p, min_p, repetition_penalty;
+    std::optional<int> top_k;
+    bool greedy = false;  // do_sample: false
+    std::vector<int32_t> eos_ids;
+    std::string origin;  // "generation_config.json" or "built in (no generation_config.json)"
+};
+
+struct LoadProgress {
+    int64_t bytes_done = 0;
+    int64_t bytes_total = 0;
+};
+
+struct LoadOptions {
+    bool tokenizer = true;  // false: token ids only
+    std::function<void(const LoadProgress&)> progress;
+};
+
+class Model {
+  public:
+    virtual ~Model() = default;
+    virtual const ModelInfo& info() const = 0;
+    virtual const GenerationDefaults& generation() const = 0;
+    /// Null if loaded without one.
+    virtual const Tokenizer* tokenizer() const = 0;
+    virtual const Audit& audit() const = 0;
+    /// One-line remarks for the user: an unknown chat template, unused vision tensors ...
+    virtual const std::vector<std::string>& notes() const = 0;
+    virtual std::vector<StateSpec> state_specs(const StateOptions& options) const = 0;
+    virtual BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const = 0;
+};
+
+/// `path`: a directory, a file in it, or a repo id in the local Hugging Face cache. Places the weights on
+/// `backend`. Throws Error(model) unless every tensor and byte of the checkpoint is accounted for.
+std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, const LoadOptions& options);
+
+}  // namespace quern

@@ -1,0 +1,57 @@
+// Request and Result: what goes into the engine and comes out. Text and numbers only; no tensors.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace quern {
+
+/// How the next token is chosen. Neutral values: the parameter does nothing.
+struct Sampling {
+    float temperature = 1.0f;         // 0: greedy
+    int top_k = 0;                    // 0: off
+    float top_p = 1.0f;               // 1: off
+    float min_p = 0.0f;               // 0: off
+    float repetition_penalty = 1.0f;  // divides positive, multiplies negative logits of tokens seen
+    float presence_penalty = 0.0f;    // subtracted once from tokens seen
+    float frequency_penalty = 0.0f;   // subtracted once for each time seen
+    int penalty_window = -1;          // last n tokens of prompt and answer that count as seen; -1: all
+    std::vector<std::pair<int32_t, float>> logit_bias;
+    uint64_t seed = 0;  // the same seed, prompt and settings give the same answer
+};
+
+enum class FinishReason { none, stop, length, cancelled, error };
+const char* finish_reason_name(FinishReason reason);
+
+struct Request {
+    std::vector<int32_t> prompt;  // at least one token
+    Sampling sampling;
+    int64_t max_tokens = std::numeric_limits<int64_t>::max();  // also bounded by the context
+    std::vector<int32_t> stop_ids;                             // end the answer; not part of it
+    /// Called from Engine::step for every token of the answer, stop ids excluded. Return false to stop here.
+    std::function<bool(int32_t)> on_token;
+    /// If set: called for every prompt position in order with its FP32 logits [vocab].
+    std::function<void(int64_t position, const float* logits)> on_prompt_logits;
+    /// Called after each prefill chunk with prompt tokens done so far.
+    std::function<void(int64_t done)> on_prefill;
+};
+
+struct Timing {
+    double queue_seconds = 0;
+    double prefill_seconds = 0;  // from the first prompt row run to the first token
+    double decode_seconds = 0;   // from the first token to the last
+};
+
+struct Result {
+    FinishReason reason = FinishReason::none;
+    std::string error;  // reason == error
+    std::vector<int32_t> tokens;
+    int64_t prompt_tokens = 0;
+    Timing timing;
+};
+
+}  // namespace quern

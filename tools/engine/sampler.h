@@ -1,0 +1,35 @@
+// Sampler: the next token from a row of logits. A pure function of (logits, settings, history, position).
+//
+// Order: logit bias, penalties, then greedy; or temperature, top-k, top-p, min-p, and a draw. All arithmetic
+// in FP64 on the kept candidates, ties to the lower id. Sources: the parameters' definitions in Hugging Face
+// transformers and the OpenAI API (presence, frequency).
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tools/engine/request.h"
+
+namespace quern {
+
+/// Rejects what makes no sense: NaN, infinities, negative temperature, top_p outside (0, 1], ids out of range
+/// ... Throws Error(usage) naming the field, what it may be and what it was.
+void check_sampling(const Sampling& s, int64_t vocab);
+
+/// `logits` [rows of the head]; only ids below `vocab` may be sampled: rows beyond are padding.
+/// `history`: prompt and answer so far. The draw depends on seed and position only, never on what ran before.
+/// Throws Error(runtime) if a logit is NaN or +infinity, or none is finite.
+int32_t sample(std::span<const float> logits, int64_t vocab, const Sampling& s,
+               std::span<const int32_t> history, int64_t position);
+
+struct Candidate {
+    int32_t id;
+    double probability;
+};
+/// What `sample` draws from, most likely first; one candidate if greedy.
+std::vector<Candidate> candidates(std::span<const float> logits, int64_t vocab, const Sampling& s,
+                                  std::span<const int32_t> history);
+
+}  // namespace quern
