@@ -1,0 +1,87 @@
+// Qwen3.6-MoE (model type qwen3_5_moe): configuration, weights with their shapes, and the model class.
+//
+// Letters: D model width, L layers, H heads, G kv heads, d head size, nk/nv key and value heads of the delta
+// rule, dk/dv their sizes, W convolution taps, E experts, K used experts, F expert width, Fs shared width, V
+// vocab rows. Source: Hugging Face transformers, models/qwen3_5_moe.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ggml-like/backend.h"
+#include "models/model.h"
+
+namespace quern {
+
+struct Qwen36MoeConfig {
+    int64_t width = 0;   // D
+    int64_t layers = 0;  // L
+    int64_t vocab_rows = 0;
+    std::vector<bool> full_attention;  // [L]
+    int64_t heads = 0, kv_heads = 0, head_dim = 0;
+    int rotary_dims = 0;
+    float rope_theta = 0;
+    int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
+    int64_t conv_taps = 0;
+    int64_t experts = 0, experts_used = 0, expert_width = 0, shared_width = 0;
+    float eps = 1e-6f;
+    int64_t context = 0;  // max_position_embeddings
+    bool tied_head = false;
+    std::vector<int32_t> eos_ids;  // of config.json; generation_config.json wins
+
+    int64_t qkv_columns() const {
+        return 2 * key_heads * int64_t{key_dim} + value_heads * int64_t{value_dim};
+    }
+    int64_t value_columns() const { return value_heads * int64_t{value_dim}; }
+};
+
+/// Reads config.json (text_config inside or the fields at the root). Throws Error(model) naming key,
+/// expected, found.
+Qwen36MoeConfig parse_qwen3_6_moe_config(std::string_view json, const std::string& what);
+
+struct AttentionWeights {
+    Weight in_proj;         // [H*2d + G*d + G*d, D]: per head {query d, gate d}; keys; values
+    Tensor q_norm, k_norm;  // F32 [d], 1 added
+    Weight out_proj;        // [D, H*d]
+};
+
+struct DeltaWeights {
+    Weight in_proj;              // [2*nk*dk + nv*dv | nv*dv | nv | nv, D]: qkv, z, a, b
+    Tensor conv;                 // F32 [2*nk*dk + nv*dv, W]
+    Tensor decay_rate, dt_bias;  // F32 [nv]; decay_rate = -exp(A_log)
+    Tensor norm;                 // F32 [dv], as stored
+    Weight out_proj;             // [D, nv*dv]
+};
+
+struct MoeWeights {
+    Weight router;          // [E + 1, D]: gate, shared_expert_gate
+    ExpertWeights gate_up;  // E x [2F, D]: gate, up
+    ExpertWeights down;     // E x [D, F]
+    Weight shared_gate_up;  // [2Fs, D]
+    Weight shared_down;     // [D, Fs]
+};
+
+struct LayerWeights {
+    Tensor input_norm, post_norm;  // F32 [D], 1 added
+    AttentionWeights attention;    // one of these two is filled
+    DeltaWeights delta;
+    MoeWeights moe;
+};
+
+struct Qwen36MoeWeights {
+    Weight embedding;  // [V, D]
+    std::vector<LayerWeights> layers;
+    Tensor final_norm;  // F32 [D], 1 added
+    Weight head;        // [V, D]
+};
+
+/// The forward pass as a graph: qwen3_6_moe_graph.cpp.
+BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeWeights& weights,
+                             const BatchShape& shape, const StateViews& state, DType activations);
+
+std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& config, const StateOptions& options);
+
+}  // namespace quern

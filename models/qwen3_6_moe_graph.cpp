@@ -1,0 +1,181 @@
+// The forward pass of Qwen3.6-MoE: embed; per layer norm, mixer, residual, norm, MoE, residual; norm; head.
+#include <tuple>
+
+#include "ggml-like/check.h"
+#include "ggml-like/ops/add_rms_norm.h"
+#include "ggml-like/ops/attention.h"
+#include "ggml-like/ops/conv_silu.h"
+#include "ggml-like/ops/embed.h"
+#include "ggml-like/ops/gated_delta_net.h"
+#include "ggml-like/ops/gated_rms_norm.h"
+#include "ggml-like/ops/gather_rows.h"
+#include "ggml-like/ops/kv_write.h"
+#include "ggml-like/ops/linear.h"
+#include "ggml-like/ops/moe_down.h"
+#include "ggml-like/ops/moe_gate_up.h"
+#include "ggml-like/ops/moe_route.h"
+#include "ggml-like/ops/qk_norm_rope.h"
+#include "ggml-like/ops/rms_norm.h"
+#include "models/qwen3_6_moe.h"
+
+namespace quern {
+namespace {
+
+class Builder {
+  public:
+    Builder(const Qwen36MoeConfig& config, const Qwen36MoeWeights& weights, const BatchShape& shape,
+            const StateViews& state, DType activations)
+        : c_(config), w_(weights), shape_(shape), state_(state), act_(activations) {}
+
+    BuiltGraph build() {
+        declare_batch();
+        Tensor* x = embed(g_, "embed", w_.embedding, batch_.token_ids, act_);
+        Tensor* h = nullptr;
+        for (layer_ = 0; layer_ < static_cast<int>(c_.layers); ++layer_) {
+            g_.set_layer(layer_);
+            const LayerWeights& w = w_.layers[static_cast<size_t>(layer_)];
+            if (layer_ == 0) h = rms_norm(g_, name("input_norm"), x, g_.external(w.input_norm), c_.eps);
+            Tensor* mixed = c_.full_attention[static_cast<size_t>(layer_)] ? attention_block(w.attention, h)
+                                                                           : delta_block(w.delta, h);
+            std::tie(x, h) = add_norm(name("post_norm"), x, mixed, w.post_norm);
+            Tensor* expert = moe_block(w.moe, h);
+            std::tie(x, h) = add_norm(next_norm_name(), x, expert, next_norm());
+        }
+        g_.set_layer(-1);
+        Tensor* rows = gather_rows(g_, "logit_rows", h, batch_.logit_rows);
+        Tensor* logits = linear(g_, "logits", rows, w_.head, DType::F32);
+        g_.output(logits);
+        return {std::move(g_), batch_, logits};
+    }
+
+  private:
+    void declare_batch() {
+        const int64_t tokens = shape_.tokens, sequences = shape_.sequences;
+        batch_.token_ids = g_.input("token_ids", DType::I32, {tokens});
+        batch_.positions = g_.input("positions", DType::I32, {tokens});
+        batch_.row_sequence = g_.input("row_sequence", DType::I32, {tokens});
+        batch_.start = g_.input("start", DType::I32, {sequences + 1});
+        batch_.slots = g_.input("slots", DType::I32, {sequences});
+        batch_.pages = g_.input("pages", DType::I32, {sequences, shape_.pages});
+        batch_.committed = g_.input("committed", DType::I32, {sequences});
+        batch_.journal = g_.input("journal", DType::I32, {sequences});
+        batch_.logit_rows = g_.input("logit_rows", DType::I32, {shape_.logit_rows});
+    }
+
+    /// Gated attention: q, gate, k, v from one product; q and k normalised and rotated; the gate closes the
+    /// output.
+    Tensor* attention_block(const AttentionWeights& w, Tensor* h) {
+        const int64_t tokens = shape_.tokens, d = c_.head_dim, q_columns = 2 * c_.heads * d,
+                      kv = c_.kv_heads * d;
+        Tensor* p = linear(g_, name("attn.in_proj"), h, w.in_proj, act_);
+        const int64_t width = p->shape[1];
+        Tensor* q_in = g_.view(name("attn.q_in"), p, 0, {tokens, c_.heads, d}, {width, 2 * d, 1});
+        Tensor* gate = g_.view(name("attn.gate"), p, d, {tokens, c_.heads, d}, {width, 2 * d, 1});
+        Tensor* k_in = g_.view(name("attn.k_in"), p, q_columns, {tokens, c_.kv_heads, d}, {width, d, 1});
+        Tensor* v = g_.view(name("attn.v"), p, q_columns + kv, {tokens, c_.kv_heads, d}, {width, d, 1});
+        const auto [q, k] =
+            qk_norm_rope(g_, name("attn.rope"), q_in, k_in, g_.external(w.q_norm), g_.external(w.k_norm),
+                         batch_, {.eps = c_.eps, .theta = c_.rope_theta, .rotary_dims = c_.rotary_dims});
+        Tensor* k_cache = state(StateRole::key);
+        Tensor* v_cache = state(StateRole::value);
+        kv_write(g_, name("attn.kv_write"), k, v, k_cache, v_cache, batch_);
+        Tensor* y = attention(g_, name("attn"), q, gate, k_cache, v_cache, batch_);
+        return linear(g_, name("attn.out_proj"), y, w.out_proj, act_);
+    }
+
+    /// Gated DeltaNet: qkv through the convolution, the delta rule over its state, a norm gated by z.
+    Tensor* delta_block(const DeltaWeights& w, Tensor* h) {
+        const int64_t tokens = shape_.tokens, nv = c_.value_heads, dv = c_.value_dim,
+                      qkv_columns = c_.qkv_columns();
+        Tensor* p = linear(g_, name("gdn.in_proj"), h, w.in_proj, act_);
+        const int64_t width = p->shape[1], z_begin = qkv_columns, a_begin = z_begin + nv * dv;
+        Tensor* u = g_.columns(name("gdn.u"), p, 0, qkv_columns);
+        Tensor* z = g_.view(name("gdn.z"), p, z_begin, {tokens, nv, dv}, {width, dv, 1});
+        Tensor* a = g_.columns(name("gdn.a"), p, a_begin, nv);
+        Tensor* b = g_.columns(name("gdn.b"), p, a_begin + nv, nv);
+        Tensor* qkv = conv_silu(g_, name("gdn.conv"), u, g_.external(w.conv), state(StateRole::conv), batch_);
+        DeltaState s{.state = state(StateRole::delta)};
+        if (state_.has(layer_, StateRole::journal_k)) {
+            s.journal_k = state(StateRole::journal_k);
+            s.journal_u = state(StateRole::journal_u);
+            s.journal_g = state(StateRole::journal_g);
+        }
+        Tensor* o = gated_delta_net(g_, name("gdn"), qkv, a, b, g_.external(w.decay_rate),
+                                    g_.external(w.dt_bias), s, batch_,
+                                    {.key_heads = c_.key_heads,
+                                     .value_heads = c_.value_heads,
+                                     .key_dim = c_.key_dim,
+                                     .value_dim = c_.value_dim});
+        Tensor* y = gated_rms_norm(g_, name("gdn.norm"), o, z, g_.external(w.norm), c_.eps);
+        return linear(g_, name("gdn.out_proj"), y, w.out_proj, act_);
+    }
+
+    /// Mixture of experts: the K best of E, and one shared expert behind its own gate.
+    Tensor* moe_block(const MoeWeights& w, Tensor* h) {
+        const auto route = moe_route(g_, name("moe.route"), h, w.router, static_cast<int>(c_.experts_used));
+        const auto act = moe_gate_up(g_, name("moe.gate_up"), h, route.ids, w.gate_up, w.shared_gate_up);
+        return moe_down(g_, name("moe.down"),
+                        {.routed = act.routed,
+                         .shared = act.shared,
+                         .ids = route.ids,
+                         .weights = route.weights,
+                         .shared_gate = route.shared},
+                        w.down, w.shared_down);
+    }
+
+    std::pair<Tensor*, Tensor*> add_norm(const std::string& node, Tensor* x, Tensor* delta, const Tensor& w) {
+        const auto [sum, y] = add_rms_norm(g_, node, x, delta, g_.external(w), c_.eps);
+        return {sum, y};
+    }
+
+    bool last_layer() const { return layer_ + 1 == static_cast<int>(c_.layers); }
+    const Tensor& next_norm() const {
+        return last_layer() ? w_.final_norm : w_.layers[static_cast<size_t>(layer_) + 1].input_norm;
+    }
+    std::string next_norm_name() const {
+        return last_layer() ? std::string("final_norm") : fmt::format("L{}.input_norm", layer_ + 1);
+    }
+    std::string name(const char* part) const { return fmt::format("L{}.{}", layer_, part); }
+    Tensor* state(StateRole role) { return g_.external(state_.find(layer_, role)); }
+
+    const Qwen36MoeConfig& c_;
+    const Qwen36MoeWeights& w_;
+    const BatchShape shape_;
+    const StateViews& state_;
+    const DType act_;
+    Graph g_;
+    Batch batch_;
+    int layer_ = 0;
+};
+
+}  // namespace
+
+BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeWeights& weights,
+                             const BatchShape& shape, const StateViews& state, DType activations) {
+    return Builder(config, weights, shape, state, activations).build();
+}
+
+std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& c, const StateOptions& options) {
+    std::vector<StateSpec> specs;
+    for (int layer = 0; layer < static_cast<int>(c.layers); ++layer) {
+        const auto add = [&](StateRole role, DType dtype, bool paged, std::vector<int64_t> shape) {
+            specs.push_back({layer, role, dtype, paged, std::move(shape)});
+        };
+        if (c.full_attention[static_cast<size_t>(layer)]) {
+            add(StateRole::key, options.kv, true, {c.kv_heads, kPageTokens, c.head_dim});
+            add(StateRole::value, options.kv, true, {c.kv_heads, kPageTokens, c.head_dim});
+            continue;
+        }
+        const int64_t journal = options.journal;
+        add(StateRole::conv, options.conv, false, {c.conv_taps - 1 + journal, c.qkv_columns()});
+        add(StateRole::delta, DType::F32, false, {c.value_heads, c.value_dim, c.key_dim});
+        if (journal > 0) {
+            add(StateRole::journal_k, DType::F32, false, {journal, c.key_heads, c.key_dim});
+            add(StateRole::journal_u, DType::F32, false, {journal, c.value_heads, c.value_dim});
+            add(StateRole::journal_g, DType::F32, false, {journal, c.value_heads, 1});
+        }
+    }
+    return specs;
+}
+
+}  // namespace quern

@@ -1,0 +1,288 @@
+#include "tools/engine/engine.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <optional>
+
+#include "ggml-like/backend.h"
+#include "ggml-like/check.h"
+#include "tools/engine/plan_cache.h"
+#include "tools/engine/sampler.h"
+#include "tools/engine/scheduler.h"
+#include "tools/engine/sequence.h"
+#include "tools/engine/state_pool.h"
+
+namespace quern {
+namespace {
+
+constexpr size_t kPlans = 8;
+
+double seconds(Sequence::Clock::time_point from, Sequence::Clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+}
+
+DType kv_dtype(const std::string& name, const Backend& backend) {
+    if (name == "auto") return backend.activation_dtype();
+    if (name == "f32") return DType::F32;
+    if (name == "bf16") return DType::BF16;
+    if (name == "f16") return DType::F16;
+    FAIL(usage, "KV cache type '{}' is not supported; choose auto, f32, bf16 or f16", name);
+}
+
+int64_t pages_for(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+
+/// The context asked for, or the largest whose KV takes at most half of the free memory.
+int64_t choose_context(const EngineOptions& options, const Model& model, const Backend& backend,
+                       const std::vector<StateSpec>& specs) {
+    const int64_t longest = model.info().context;
+    if (options.context < 0) FAIL(usage, "the context is {} tokens; it must be positive", options.context);
+    if (options.context > longest)
+        FAIL(usage, "a context of {} tokens was asked for, but this model was made for {}", options.context,
+             longest);
+    if (options.context > 0) return options.context;
+    const int64_t page = page_bytes(specs) * options.sequences;
+    if (page == 0) return longest;
+    const int64_t fits = backend.memory_info().free_bytes / 2 / page * kPageTokens;
+    return std::clamp<int64_t>(fits, std::min<int64_t>(kPageTokens, longest), longest);
+}
+
+}  // namespace
+
+struct Engine::State {
+    State(Model& m, Backend& b, const EngineOptions& o)
+        : model(m),
+          backend(b),
+          options(o),
+          specs(m.state_specs({.kv = kv_dtype(o.kv_type, b), .conv = b.activation_dtype(), .journal = 0})),
+          context(choose_context(o, m, b, specs)),
+          pool(b, specs, o.sequences, o.sequences * pages_for(context)),
+          plans(m, b, pool, kPlans) {}
+
+    void admit();
+    void run(const std::vector<Slice>& slices);
+    void fill(StepPlan& step, const std::vector<Slice>& slices);
+    void read(const StepPlan& step, const std::vector<Slice>& slices, const std::vector<float>& logits);
+    void prompt_logits(const Slice& slice, const float* logits, int64_t width) const;
+    void advance(Sequence& s, std::span<const float> logits);
+    void finish(Sequence& s, FinishReason reason, std::string error = {});
+
+    Model& model;
+    Backend& backend;
+    EngineOptions options;
+    std::vector<StateSpec> specs;
+    int64_t context;
+    StatePool pool;
+    PlanCache plans;
+    RequestId next_id = 1;
+    std::map<RequestId, std::unique_ptr<Sequence>> sequences;
+    std::deque<Sequence*> queue;
+    std::vector<Sequence*> running;  // in order of arrival
+};
+
+Engine::Engine(Model& model, Backend& backend, const EngineOptions& options) {
+    if (options.sequences < 1 || options.sequences > 1024)
+        FAIL(usage, "{} sequences at the same time; choose 1 to 1024", options.sequences);
+    if (options.step_tokens < 1 || options.step_tokens > 1 << 16)
+        FAIL(usage, "{} tokens in a step; choose 1 to 65536", options.step_tokens);
+    state_ = std::make_unique<State>(model, backend, options);
+}
+
+Engine::~Engine() = default;
+
+RequestId Engine::submit(Request request) {
+    State& e = *state_;
+    const auto prompt = static_cast<int64_t>(request.prompt.size());
+    if (prompt == 0) FAIL(usage, "the prompt is empty: at least one token is needed");
+    if (prompt >= e.context && request.max_tokens > 0)
+        FAIL(too_long,
+             "the prompt has {} tokens and leaves no room for an answer: the maximum context length is {} "
+             "tokens",
+             prompt, e.context);
+    if (prompt > e.context)
+        FAIL(too_long, "the prompt has {} tokens; the maximum context length is {} tokens", prompt,
+             e.context);
+    for (int32_t id : request.prompt)
+        if (id < 0 || id >= e.model.info().vocab_rows)
+            FAIL(usage, "token id {} in the prompt is outside the vocabulary of {}", id,
+                 e.model.info().vocab_rows);
+    check_sampling(request.sampling, e.model.info().vocab_rows);
+
+    auto s = std::make_unique<Sequence>();
+    s->id = e.next_id++;
+    s->tokens = request.prompt;
+    s->result.prompt_tokens = prompt;
+    s->request = std::move(request);
+    e.queue.push_back(s.get());
+    const RequestId id = s->id;
+    e.sequences[id] = std::move(s);
+    return id;
+}
+
+void Engine::cancel(RequestId id) {
+    const auto it = state_->sequences.find(id);
+    if (it != state_->sequences.end()) it->second->cancelled = true;
+}
+
+bool Engine::finished(RequestId id) const {
+    const auto it = state_->sequences.find(id);
+    return it != state_->sequences.end() && it->second->done();
+}
+
+Result Engine::take(RequestId id) {
+    const auto it = state_->sequences.find(id);
+    CHECK(it != state_->sequences.end() && it->second->done(), "[engine] request {} has no result to take",
+          id);
+    Result result = std::move(it->second->result);
+    state_->sequences.erase(it);
+    return result;
+}
+
+Result Engine::run(Request request) {
+    const RequestId id = submit(std::move(request));
+    while (!finished(id)) step();
+    return take(id);
+}
+
+int64_t Engine::context() const { return state_->context; }
+int64_t Engine::sequences() const { return state_->options.sequences; }
+const Model& Engine::model() const { return state_->model; }
+Backend& Engine::backend() { return state_->backend; }
+int64_t Engine::memory_bytes() const { return state_->pool.bytes() + state_->plans.bytes(); }
+
+bool Engine::step() {
+    State& e = *state_;
+    e.admit();
+    std::erase_if(e.running, [](const Sequence* s) { return s->done(); });
+    if (e.running.empty()) return !e.queue.empty();
+    const std::vector<Slice> slices = next_batch(e.running, e.options.step_tokens);
+    try {
+        e.run(slices);
+    } catch (const std::exception& error) {
+        // The step is lost for everyone in it: their states are half written.
+        for (const Slice& slice : slices) e.finish(*slice.sequence, FinishReason::error, error.what());
+    }
+    std::erase_if(e.running, [](const Sequence* s) { return s->done(); });
+    return !e.running.empty() || !e.queue.empty();
+}
+
+/// Ends what was cancelled and starts what was queued while slots are free.
+void Engine::State::admit() {
+    for (Sequence* s : running)
+        if (s->cancelled) finish(*s, FinishReason::cancelled);
+    for (Sequence* s : queue)
+        if (s->cancelled) finish(*s, FinishReason::cancelled);
+    std::erase_if(queue, [](const Sequence* s) { return s->done(); });
+    while (!queue.empty() && pool.free_slots() > 0) {
+        Sequence* s = queue.front();
+        queue.pop_front();
+        s->state = pool.acquire();
+        s->started = Sequence::Clock::now();
+        s->result.timing.queue_seconds = seconds(s->submitted, s->started);
+        running.push_back(s);
+    }
+}
+
+void Engine::State::run(const std::vector<Slice>& slices) {
+    BatchShape shape{.sequences = static_cast<int64_t>(slices.size()), .pages = pages_for(context)};
+    for (const Slice& slice : slices) {
+        shape.tokens += slice.count;
+        shape.logit_rows +=
+            slice.sequence->request.on_prompt_logits && slice.sequence->in_prompt() ? slice.count : 1;
+        pool.grow(slice.sequence->state, slice.begin + slice.count);
+    }
+    StepPlan& step = plans.get(shape);
+    fill(step, slices);
+    step.plan->run();
+    std::vector<float> logits(static_cast<size_t>(step.logits->elements()));
+    backend.download(logits.data(), step.logits->data, step.logits->bytes());
+    backend.synchronize();
+    read(step, slices, logits);
+}
+
+void Engine::State::fill(StepPlan& step, const std::vector<Slice>& slices) {
+    Plan& plan = *step.plan;
+    auto* token_ids = plan.input<int32_t>(step.batch.token_ids);
+    auto* positions = plan.input<int32_t>(step.batch.positions);
+    auto* row_sequence = plan.input<int32_t>(step.batch.row_sequence);
+    auto* start = plan.input<int32_t>(step.batch.start);
+    auto* slots = plan.input<int32_t>(step.batch.slots);
+    auto* pages = plan.input<int32_t>(step.batch.pages);
+    auto* logit_rows = plan.input<int32_t>(step.batch.logit_rows);
+    std::fill_n(plan.input<int32_t>(step.batch.committed), slices.size(), 0);
+    std::fill_n(plan.input<int32_t>(step.batch.journal), slices.size(), 0);
+
+    int32_t row = 0;
+    for (size_t i = 0; i < slices.size(); ++i) {
+        const Slice& slice = slices[i];
+        const Sequence& s = *slice.sequence;
+        const bool all = s.request.on_prompt_logits && s.in_prompt();
+        start[i] = row;
+        slots[i] = s.state.slot;
+        std::copy(s.state.pages.begin(), s.state.pages.end(),
+                  pages + static_cast<int64_t>(i) * step.shape.pages);
+        for (int64_t t = slice.begin; t < slice.begin + slice.count; ++t, ++row) {
+            token_ids[row] = s.tokens[static_cast<size_t>(t)];
+            positions[row] = static_cast<int32_t>(t);
+            row_sequence[row] = static_cast<int32_t>(i);
+            if (all || t + 1 == slice.begin + slice.count) *logit_rows++ = row;
+        }
+    }
+    start[slices.size()] = row;
+}
+
+void Engine::State::read(const StepPlan& step, const std::vector<Slice>& slices,
+                         const std::vector<float>& logits) {
+    const int64_t width = step.logits->shape[1];
+    const float* row = logits.data();
+    for (const Slice& slice : slices) {
+        Sequence& s = *slice.sequence;
+        const bool in_prompt = s.in_prompt(), all = s.request.on_prompt_logits && in_prompt;
+        if (all) prompt_logits(slice, row, width);
+        row += (all ? slice.count : 1) * width;
+        s.state.length += slice.count;
+        if (in_prompt && s.request.on_prefill)
+            s.request.on_prefill(std::min(s.state.length, s.prompt_tokens()));
+        if (slice.last) advance(s, {row - width, static_cast<size_t>(width)});
+    }
+}
+
+void Engine::State::prompt_logits(const Slice& slice, const float* logits, int64_t width) const {
+    for (int64_t t = 0; t < slice.count; ++t)
+        slice.sequence->request.on_prompt_logits(slice.begin + t, logits + t * width);
+}
+
+/// Chooses the next token of a sequence and ends it if it should end.
+void Engine::State::advance(Sequence& s, std::span<const float> logits) {
+    const auto answered = static_cast<int64_t>(s.result.tokens.size());
+    if (answered == 0) {
+        s.first_token = Sequence::Clock::now();
+        s.result.timing.prefill_seconds = seconds(s.started, s.first_token);
+    } else {
+        s.result.timing.decode_seconds = seconds(s.first_token, Sequence::Clock::now());
+    }
+    if (s.request.max_tokens <= answered) return finish(s, FinishReason::length);
+    int32_t id;
+    try {
+        id = sample(logits, model.info().vocab, s.request.sampling, s.tokens,
+                    static_cast<int64_t>(s.tokens.size()));
+    } catch (const Error& error) {
+        return finish(s, FinishReason::error, error.what());
+    }
+    const auto& stops = s.request.stop_ids;
+    if (std::find(stops.begin(), stops.end(), id) != stops.end()) return finish(s, FinishReason::stop);
+    s.tokens.push_back(id);
+    s.result.tokens.push_back(id);
+    if (s.request.on_token && !s.request.on_token(id)) return finish(s, FinishReason::cancelled);
+    if (answered + 1 >= s.request.max_tokens || static_cast<int64_t>(s.tokens.size()) >= context)
+        finish(s, FinishReason::length);
+}
+
+void Engine::State::finish(Sequence& s, FinishReason reason, std::string error) {
+    if (s.done()) return;
+    s.result.reason = reason;
+    s.result.error = std::move(error);
+    pool.release(s.state);
+}
+
+}  // namespace quern

@@ -1,0 +1,164 @@
+#include "tools/engine/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <unordered_map>
+
+#include "ggml-like/check.h"
+
+namespace quern {
+namespace {
+
+/// Philox 4x32-10 (Salmon, Moraes, Dror, Shaw 2011): 53 random bits for a (seed, position) pair, no state to
+/// keep.
+double uniform(uint64_t seed, uint64_t position) {
+    uint32_t c[4] = {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0};
+    uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+    for (int round = 0; round < 10; ++round) {
+        const uint64_t a = uint64_t{0xD2511F53u} * c[0], b = uint64_t{0xCD9E8D57u} * c[2];
+        const uint32_t next[4] = {static_cast<uint32_t>(b >> 32) ^ c[1] ^ k0, static_cast<uint32_t>(b),
+                                  static_cast<uint32_t>(a >> 32) ^ c[3] ^ k1, static_cast<uint32_t>(a)};
+        std::copy_n(next, 4, c);
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    const uint64_t bits = (uint64_t{c[0]} << 32 | c[1]) >> 11;
+    return static_cast<double>(bits) * 0x1p-53;
+}
+
+void penalize(std::vector<float>& logits, const Sampling& s, std::span<const int32_t> history) {
+    if (s.repetition_penalty == 1.0f && s.presence_penalty == 0.0f && s.frequency_penalty == 0.0f) return;
+    if (s.penalty_window >= 0 && history.size() > static_cast<size_t>(s.penalty_window))
+        history = history.last(static_cast<size_t>(s.penalty_window));
+    std::unordered_map<int32_t, int> seen;
+    for (int32_t id : history) ++seen[id];
+    for (const auto& [id, count] : seen) {
+        if (id < 0 || static_cast<size_t>(id) >= logits.size()) continue;
+        float& x = logits[static_cast<size_t>(id)];
+        x = x > 0 ? x / s.repetition_penalty : x * s.repetition_penalty;
+        x -= s.presence_penalty + s.frequency_penalty * static_cast<float>(count);
+    }
+}
+
+/// Logits of the ids that may be sampled, with bias and penalties.
+std::vector<float> adjusted(std::span<const float> logits, int64_t vocab, const Sampling& s,
+                            std::span<const int32_t> history) {
+    const auto rows = std::min<size_t>(static_cast<size_t>(vocab), logits.size());
+    std::vector<float> x(logits.begin(), logits.begin() + static_cast<ptrdiff_t>(rows));
+    bool any_finite = false;
+    for (size_t id = 0; id < rows; ++id) {
+        if (std::isnan(x[id]) || x[id] == INFINITY)
+            FAIL(runtime,
+                 "the model produced {} as the logit of token {}: the answer stops here. The checkpoint may "
+                 "be "
+                 "damaged (try `quern quantize-inspect`), or this is a bug in quern",
+                 std::isnan(x[id]) ? "NaN" : "infinity", id);
+        any_finite |= std::isfinite(x[id]);
+    }
+    CHECK(any_finite, "the model produced no finite logit among {}", rows);
+    for (const auto& [id, bias] : s.logit_bias)
+        if (id >= 0 && static_cast<size_t>(id) < rows) x[static_cast<size_t>(id)] += bias;
+    penalize(x, s, history);
+    return x;
+}
+
+bool likelier(const Candidate& a, const Candidate& b) {
+    return a.probability != b.probability ? a.probability > b.probability : a.id < b.id;
+}
+
+void normalize(std::vector<Candidate>& list) {
+    double sum = 0;
+    for (const Candidate& c : list) sum += c.probability;
+    for (Candidate& c : list) c.probability /= sum;
+}
+
+std::vector<Candidate> softmax(const std::vector<float>& x, float temperature) {
+    const double highest = *std::max_element(x.begin(), x.end());
+    std::vector<Candidate> list;
+    list.reserve(x.size());
+    for (size_t id = 0; id < x.size(); ++id) {
+        const double p = std::exp((x[id] - highest) / temperature);
+        if (p > 0) list.push_back({static_cast<int32_t>(id), p});
+    }
+    return list;
+}
+
+void keep_top_k(std::vector<Candidate>& list, int k) {
+    if (k <= 0 || static_cast<size_t>(k) >= list.size()) return;
+    std::nth_element(list.begin(), list.begin() + (k - 1), list.end(), likelier);
+    list.resize(static_cast<size_t>(k));
+}
+
+/// The smallest set of likeliest candidates that holds `p` of the probability.
+void keep_top_p(std::vector<Candidate>& list, double p) {
+    if (p < 1.0) {
+        // All candidates below (1-p)/n together hold less than 1-p: the set never needs them, so do not sort
+        // them.
+        const double floor = (1.0 - p) / static_cast<double>(list.size());
+        std::erase_if(list, [&](const Candidate& c) { return c.probability < floor; });
+    }
+    std::sort(list.begin(), list.end(), likelier);
+    double sum = 0;
+    for (size_t i = 0; i < list.size(); ++i) {
+        sum += list[i].probability;
+        if (sum >= p) return list.resize(i + 1);
+    }
+}
+
+void check_range(const char* field, double value, double low, double high, const char* meaning) {
+    if (!(value >= low && value <= high))
+        FAIL(usage, "{} is {}, but must be from {} to {} ({})", field, value, low, high, meaning);
+}
+
+}  // namespace
+
+const char* finish_reason_name(FinishReason reason) {
+    constexpr const char* kNames[] = {"none", "stop", "length", "cancelled", "error"};
+    return kNames[static_cast<size_t>(reason)];
+}
+
+void check_sampling(const Sampling& s, int64_t vocab) {
+    check_range("temperature", s.temperature, 0, 100, "0 is greedy");
+    check_range("top_k", s.top_k, 0, 1e9, "0 is off");
+    check_range("top_p", s.top_p, 1e-6, 1, "1 is off");
+    check_range("min_p", s.min_p, 0, 1, "0 is off");
+    check_range("repetition_penalty", s.repetition_penalty, 1e-3, 100, "1 is off");
+    check_range("presence_penalty", s.presence_penalty, -100, 100, "0 is off");
+    check_range("frequency_penalty", s.frequency_penalty, -100, 100, "0 is off");
+    check_range("penalty_window", s.penalty_window, -1, 1e9, "-1 is all");
+    for (const auto& [id, bias] : s.logit_bias) {
+        if (id < 0 || id >= vocab)
+            FAIL(usage, "logit_bias names token {}, but the vocabulary is 0 to {}", id, vocab - 1);
+        check_range("logit_bias", bias, -1e4, 1e4, "added to the logit");
+    }
+}
+
+std::vector<Candidate> candidates(std::span<const float> logits, int64_t vocab, const Sampling& s,
+                                  std::span<const int32_t> history) {
+    const std::vector<float> x = adjusted(logits, vocab, s, history);
+    if (s.temperature == 0.0f || s.top_k == 1)
+        return {{static_cast<int32_t>(std::max_element(x.begin(), x.end()) - x.begin()), 1.0}};
+    std::vector<Candidate> list = softmax(x, s.temperature);
+    keep_top_k(list, s.top_k);
+    normalize(list);
+    keep_top_p(list, s.top_p);
+    if (s.min_p > 0) {
+        const double floor = s.min_p * list.front().probability;
+        std::erase_if(list, [&](const Candidate& c) { return c.probability < floor; });
+    }
+    normalize(list);
+    return list;
+}
+
+int32_t sample(std::span<const float> logits, int64_t vocab, const Sampling& s,
+               std::span<const int32_t> history, int64_t position) {
+    const std::vector<Candidate> list = candidates(logits, vocab, s, history);
+    double left = uniform(s.seed, static_cast<uint64_t>(position));
+    for (const Candidate& c : list) {
+        left -= c.probability;
+        if (left < 0) return c.id;
+    }
+    return list.back().id;
+}
+
+}  // namespace quern

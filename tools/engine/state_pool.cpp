@@ -1,0 +1,186 @@
+#include "tools/engine/state_pool.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "ggml-like/check.h"
+#include "ggml-like/ops/batch.h"
+
+namespace quern {
+namespace {
+
+const char* role_name(StateRole role) {
+    constexpr const char* kNames[] = {"key", "value", "conv", "delta", "journal_k", "journal_u", "journal_g"};
+    return kNames[static_cast<size_t>(role)];
+}
+
+Tensor state_tensor(const StateSpec& spec, int64_t outer) {
+    Tensor t;
+    const std::string name = fmt::format("L{}.{}", spec.layer, role_name(spec.role));
+    std::copy_n(name.data(), std::min(name.size(), sizeof t.name - 1), t.name);
+    t.dtype = spec.dtype;
+    t.place = Place::state;
+    t.rank = static_cast<int>(spec.shape.size()) + 1;
+    t.shape[0] = outer;
+    std::copy(spec.shape.begin(), spec.shape.end(), t.shape + 1);
+    int64_t stride = 1;
+    for (int i = t.rank; i-- > 0; stride *= t.shape[i]) t.stride[i] = stride;
+    return t;
+}
+
+int64_t sum_bytes(const std::vector<StateSpec>& specs, bool paged) {
+    int64_t total = 0;
+    for (const StateSpec& s : specs)
+        if (s.paged == paged) total += s.bytes();
+    return total;
+}
+
+std::vector<int32_t> all_free(int64_t n) {
+    std::vector<int32_t> list(static_cast<size_t>(n));
+    std::iota(list.rbegin(), list.rend(), 0);  // lowest is taken first
+    return list;
+}
+
+}  // namespace
+
+int64_t page_bytes(const std::vector<StateSpec>& specs) { return sum_bytes(specs, true); }
+int64_t slot_bytes(const std::vector<StateSpec>& specs) { return sum_bytes(specs, false); }
+
+StatePool::StatePool(Backend& backend, const std::vector<StateSpec>& specs, int64_t slots, int64_t pages)
+    : backend_(backend),
+      free_slots_(all_free(slots)),
+      free_pages_(all_free(pages)),
+      page_users_(static_cast<size_t>(pages), 0) {
+    blocks_.reserve(specs.size());
+    for (const StateSpec& spec : specs) {
+        const int64_t outer = spec.paged ? pages : slots, total = outer * spec.bytes();
+        Tensor t = state_tensor(spec, outer);
+        t.data = backend_.alloc(total, t.name);
+        index_[{spec.layer, spec.role}] = blocks_.size();
+        blocks_.push_back({spec, t, spec.bytes()});
+        bytes_ += total;
+        if (!spec.paged) recurrent_bytes_ += spec.bytes();
+    }
+}
+
+StatePool::~StatePool() {
+    for (Block& b : blocks_) backend_.free(b.tensor.data);
+}
+
+bool StatePool::has(int layer, StateRole role) const { return index_.contains({layer, role}); }
+
+Tensor StatePool::find(int layer, StateRole role) const {
+    const auto it = index_.find({layer, role});
+    CHECK(it != index_.end(), "[state] layer {} has no {} state", layer, role_name(role));
+    return blocks_[it->second].tensor;
+}
+
+std::byte* StatePool::item(const Block& block, int64_t index) const {
+    return static_cast<std::byte*>(block.tensor.data) + index * block.item_bytes;
+}
+
+SequenceState StatePool::acquire() {
+    if (free_slots_.empty()) FAIL(memory, "no free sequence slot: all {} are in use", free_slots_.capacity());
+    SequenceState s;
+    s.slot = free_slots_.back();
+    free_slots_.pop_back();
+    // Whoever had the slot before must not shine through, even if a kernel forgot that position 0 means
+    // fresh.
+    for (const Block& b : blocks_)
+        if (!b.spec.paged) backend_.zero(item(b, s.slot), b.item_bytes);
+    return s;
+}
+
+int32_t StatePool::take_page() {
+    if (free_pages_.empty())
+        FAIL(memory, "the KV cache is full: all {} pages of {} tokens are in use", page_users_.size(),
+             kPageTokens);
+    const int32_t page = free_pages_.back();
+    free_pages_.pop_back();
+    page_users_[static_cast<size_t>(page)] = 1;
+    return page;
+}
+
+void StatePool::grow(SequenceState& s, int64_t tokens) {
+    while (static_cast<int64_t>(s.pages.size()) * kPageTokens < tokens) s.pages.push_back(take_page());
+}
+
+std::vector<int32_t> StatePool::share_pages(const std::vector<int32_t>& from, int64_t length) {
+    std::vector<int32_t> pages;
+    const int64_t full = length / kPageTokens;
+    if (length % kPageTokens != 0) {  // first, since it may throw
+        const int32_t copy = take_page();
+        for (const Block& b : blocks_)
+            if (b.spec.paged)
+                backend_.copy(item(b, copy), item(b, from[static_cast<size_t>(full)]), b.item_bytes);
+        pages.push_back(copy);
+    }
+    pages.insert(pages.begin(), from.begin(), from.begin() + full);
+    for (int64_t i = 0; i < full; ++i) ++page_users_[static_cast<size_t>(pages[static_cast<size_t>(i)])];
+    return pages;
+}
+
+SequenceState StatePool::fork(const SequenceState& s) {
+    SequenceState copy = acquire();
+    try {
+        copy.pages = share_pages(s.pages, s.length);
+    } catch (...) {
+        release(copy);
+        throw;
+    }
+    copy.length = s.length;
+    for (const Block& b : blocks_)
+        if (!b.spec.paged) backend_.copy(item(b, copy.slot), item(b, s.slot), b.item_bytes);
+    return copy;
+}
+
+Snapshot StatePool::snapshot(const SequenceState& s) {
+    Snapshot snapshot;
+    snapshot.length = s.length;
+    snapshot.recurrent.resize(static_cast<size_t>(recurrent_bytes_));
+    snapshot.pages = share_pages(s.pages, s.length);
+    std::byte* to = snapshot.recurrent.data();
+    for (const Block& b : blocks_) {
+        if (b.spec.paged) continue;
+        backend_.download(to, item(b, s.slot), b.item_bytes);
+        to += b.item_bytes;
+    }
+    return snapshot;
+}
+
+SequenceState StatePool::restore(const Snapshot& snapshot) {
+    SequenceState s = acquire();
+    try {
+        s.pages = share_pages(snapshot.pages, snapshot.length);
+    } catch (...) {
+        release(s);
+        throw;
+    }
+    s.length = snapshot.length;
+    const std::byte* from = snapshot.recurrent.data();
+    for (const Block& b : blocks_) {
+        if (b.spec.paged) continue;
+        backend_.upload(item(b, s.slot), from, b.item_bytes);
+        from += b.item_bytes;
+    }
+    return s;
+}
+
+void StatePool::drop_pages(std::vector<int32_t>& pages) {
+    for (int32_t page : pages)
+        if (--page_users_[static_cast<size_t>(page)] == 0) free_pages_.push_back(page);
+    pages.clear();
+}
+
+void StatePool::release(SequenceState& s) {
+    drop_pages(s.pages);
+    if (s.slot >= 0) free_slots_.push_back(s.slot);
+    s = {};
+}
+
+void StatePool::release(Snapshot& snapshot) {
+    drop_pages(snapshot.pages);
+    snapshot = {};
+}
+
+}  // namespace quern

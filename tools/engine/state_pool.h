@@ -1,0 +1,80 @@
+// StatePool: memory that sequences keep between steps. KV pages are shared and counted; recurrent state has
+// slots.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "ggml-like/backend.h"
+#include "models/model.h"
+
+namespace quern {
+
+/// What one sequence holds. Move it about, give it back with StatePool::release.
+struct SequenceState {
+    int32_t slot = -1;
+    std::vector<int32_t> pages;
+    int64_t length = 0;  // tokens whose state is complete
+};
+
+/// A sequence's state at one length: the recurrent part copied bit for bit, the KV pages shared.
+struct Snapshot {
+    int64_t length = 0;
+    std::vector<int32_t> pages;
+    std::vector<std::byte> recurrent;  // host memory
+};
+
+class StatePool final : public StateViews {
+  public:
+    StatePool(Backend& backend, const std::vector<StateSpec>& specs, int64_t slots, int64_t pages);
+    ~StatePool() override;
+    StatePool(const StatePool&) = delete;
+    StatePool& operator=(const StatePool&) = delete;
+
+    Tensor find(int layer, StateRole role) const override;
+    bool has(int layer, StateRole role) const override;
+
+    int64_t free_slots() const { return static_cast<int64_t>(free_slots_.size()); }
+    int64_t free_pages() const { return static_cast<int64_t>(free_pages_.size()); }
+    int64_t bytes() const { return bytes_; }
+
+    /// A fresh sequence of length 0. Throws Error(memory) if no slot is free.
+    SequenceState acquire();
+    /// Makes room for `tokens` tokens in all. Throws Error(memory) if pages run out; what it has stays valid.
+    void grow(SequenceState& s, int64_t tokens);
+    /// A second sequence in the same state; full pages are shared, the last partial one is copied.
+    SequenceState fork(const SequenceState& s);
+    Snapshot snapshot(const SequenceState& s);
+    /// A sequence that continues from a snapshot; the snapshot stays usable.
+    SequenceState restore(const Snapshot& snapshot);
+    void release(SequenceState& s);
+    void release(Snapshot& snapshot);
+
+  private:
+    struct Block {
+        StateSpec spec;
+        Tensor tensor;
+        int64_t item_bytes;  // of one slot or page
+    };
+
+    int32_t take_page();
+    void drop_pages(std::vector<int32_t>& pages);
+    /// Shares the full pages of `from` and copies the partial one; `length` tokens.
+    std::vector<int32_t> share_pages(const std::vector<int32_t>& from, int64_t length);
+    std::byte* item(const Block& block, int64_t index) const;
+
+    Backend& backend_;
+    std::vector<Block> blocks_;
+    std::map<std::pair<int, StateRole>, size_t> index_;
+    std::vector<int32_t> free_slots_, free_pages_;
+    std::vector<int32_t> page_users_;
+    int64_t bytes_ = 0, recurrent_bytes_ = 0;
+};
+
+/// Bytes of one page over all layers (64 tokens of KV), and of one slot.
+int64_t page_bytes(const std::vector<StateSpec>& specs);
+int64_t slot_bytes(const std::vector<StateSpec>& specs);
+
+}  // namespace quern
