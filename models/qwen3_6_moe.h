@@ -7,14 +7,17 @@
 
 #include <deque>
 #include <memory>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "ggml-like/backend.h"
 #include "models/model.h"
 
 namespace quern {
+
+class Checkpoint;
+class TensorUse;
 
 struct Qwen36MoeConfig {
     int64_t width = 0;   // D
@@ -40,7 +43,8 @@ struct Qwen36MoeConfig {
 
 /// Reads config.json (text_config inside or the fields at the root). Throws Error(model) naming key,
 /// expected, found.
-Qwen36MoeConfig parse_qwen3_6_moe_config(std::string_view json, const std::string& what);
+/// `config`: the parsed file, `file`: its name for messages.
+Qwen36MoeConfig parse_qwen3_6_moe_config(const nlohmann::json& config, const std::string& file);
 
 struct AttentionWeights {
     Weight in_proj;         // [H*2d + G*d + G*d, D]: per head {query d, gate d}; keys; values
@@ -77,6 +81,11 @@ struct Qwen36MoeWeights {
     Tensor final_norm;  // F32 [D], 1 added
     Weight head;        // [V, D]
 };
+
+/// Reads and checks every tensor of the text model; the account of the rest is in `use`. Data stays in the
+/// mapping, small vectors and FP8 scales in memory of `use`. Throws Error(model).
+Qwen36MoeWeights read_qwen3_6_moe_weights(const Checkpoint& checkpoint, const Qwen36MoeConfig& config,
+                                          TensorUse& use);
 
 /// The forward pass as a graph: qwen3_6_moe_graph.cpp.
 BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeWeights& weights,

@@ -1,0 +1,184 @@
+// config.json of Qwen3.6-MoE: which keys are read, their defaults (those of the reference class) and their
+// limits.
+#include <cmath>
+#include <initializer_list>
+#include <nlohmann/json.hpp>
+
+#include "ggml-like/check.h"
+#include "models/qwen3_6_moe.h"
+
+namespace quern {
+namespace {
+
+using Json = nlohmann::json;
+
+/// Checked access to the text part of a config; remembers the file for messages.
+class Fields {
+  public:
+    Fields(const Json& object, const std::string& file) : object_(object), file_(file) {}
+
+    const Json* find(const char* key) const {
+        const auto it = object_.find(key);
+        return it == object_.end() || it->is_null() ? nullptr : &*it;
+    }
+
+    int64_t integer(const char* key, int64_t fallback, int64_t low, int64_t high) const {
+        const Json* v = find(key);
+        if (v == nullptr) return fallback;
+        if (!v->is_number_integer()) fail(key, fmt::format("an integer from {} to {}", low, high), *v);
+        const bool too_big = v->is_number_unsigned() && v->get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
+        if (too_big || v->get<int64_t>() < low || v->get<int64_t>() > high)
+            fail(key, fmt::format("an integer from {} to {}", low, high), *v);
+        return v->get<int64_t>();
+    }
+
+    double number(const char* key, double fallback, double low, double high) const {
+        const Json* v = find(key);
+        if (v == nullptr) return fallback;
+        if (!v->is_number() || !(v->get<double>() >= low && v->get<double>() <= high))
+            fail(key, fmt::format("a number from {} to {}", low, high), *v);
+        return v->get<double>();
+    }
+
+    /// A switch that quern implements in one position only.
+    void must_be(const char* key, const Json& expected, const char* meaning) const {
+        const Json* v = find(key);
+        if (v != nullptr && *v != expected) fail(key, fmt::format("{} ({})", expected.dump(), meaning), *v);
+    }
+
+    [[noreturn]] void fail(const char* key, const std::string& expected, const Json& found) const {
+        std::string text = found.dump(-1, ' ', true, Json::error_handler_t::replace);
+        if (text.size() > 80) text = text.substr(0, 77) + "...";
+        FAIL(model, "{}: '{}' should be {}, but is {}", file_, key, expected, text);
+    }
+
+    const std::string& file() const { return file_; }
+
+  private:
+    const Json& object_;
+    const std::string& file_;
+};
+
+void check_architecture(const Json& root, const std::string& file) {
+    const auto type = root.find("model_type");
+    const std::string found = type != root.end() && type->is_string() ? type->get<std::string>() : "";
+    if (found == "qwen3_5_moe" || found == "qwen3_5_moe_text") return;
+    if (found == "qwen3_5" || found == "qwen3_5_text")
+        FAIL(
+            model,
+            "{}: model_type '{}' is the dense Qwen3.6 family (27B); quern runs the MoE family, 'qwen3_5_moe'",
+            file, found);
+    FAIL(model, "{}: model_type should be 'qwen3_5_moe' (Qwen3.6-35B-A3B and its fine-tunes), but is {}",
+         file, found.empty() ? "missing" : "'" + found + "'");
+}
+
+std::vector<bool> layer_kinds(const Fields& f, int64_t layers) {
+    std::vector<bool> full(static_cast<size_t>(layers));
+    const Json* types = f.find("layer_types");
+    if (types == nullptr) {
+        const int64_t interval = f.integer("full_attention_interval", 4, 1, 1 << 20);
+        for (int64_t i = 0; i < layers; ++i) full[static_cast<size_t>(i)] = (i + 1) % interval == 0;
+        return full;
+    }
+    if (!types->is_array() || static_cast<int64_t>(types->size()) != layers)
+        FAIL(model, "{}: 'layer_types' should list {} layers (num_hidden_layers), but {}", f.file(), layers,
+             types->is_array() ? fmt::format("lists {}", types->size()) : "is not a list");
+    for (size_t i = 0; i < full.size(); ++i) {
+        const Json& kind = (*types)[i];
+        if (kind != "full_attention" && kind != "linear_attention")
+            f.fail("layer_types", "'linear_attention' or 'full_attention' for each layer", kind);
+        full[i] = kind == "full_attention";
+    }
+    return full;
+}
+
+void read_rope(const Fields& f, Qwen36MoeConfig& c) {
+    const Json* rope = f.find("rope_parameters");
+    if (rope == nullptr) rope = f.find("rope_scaling");
+    const Json empty = Json::object();
+    if (rope != nullptr && !rope->is_object()) f.fail("rope_parameters", "an object", *rope);
+    const Fields inner(rope == nullptr ? empty : *rope, f.file());
+    const Json* type = inner.find("rope_type");
+    if (type == nullptr) type = inner.find("type");
+    if (type != nullptr && *type != "default")
+        inner.fail("rope_type", "\"default\" (long-context variants such as yarn are not supported)", *type);
+    const double theta = inner.number("rope_theta", f.number("rope_theta", 1e7, 1, 1e12), 1, 1e12);
+    const double partial =
+        inner.number("partial_rotary_factor", f.number("partial_rotary_factor", 0.25, 0, 1), 0, 1);
+    c.rope_theta = static_cast<float>(theta);
+    c.rotary_dims = static_cast<int>(std::floor(static_cast<double>(c.head_dim) * partial));
+    if (c.rotary_dims % 2 != 0)
+        FAIL(model,
+             "{}: head_dim {} times partial_rotary_factor {} gives {} rotary dimensions; it must be even",
+             f.file(), c.head_dim, partial, c.rotary_dims);
+}
+
+void must_divide(const Fields& f, const char* big, int64_t whole, const char* small, int64_t part) {
+    if (whole % part != 0)
+        FAIL(model, "{}: '{}' ({}) should be a multiple of '{}' ({})", f.file(), big, whole, small, part);
+}
+
+std::vector<int32_t> read_eos(const Fields& f) {
+    std::vector<int32_t> ids;
+    const Json* eos = f.find("eos_token_id");
+    if (eos == nullptr) return ids;
+    const Json list = eos->is_array() ? *eos : Json::array({*eos});
+    for (const Json& id : list) {
+        if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX)
+            f.fail("eos_token_id", "a token id or a list of them", *eos);
+        ids.push_back(id.get<int32_t>());
+    }
+    return ids;
+}
+
+}  // namespace
+
+Qwen36MoeConfig parse_qwen3_6_moe_config(const Json& root, const std::string& file) {
+    if (!root.is_object()) FAIL(model, "{}: should be a JSON object", file);
+    check_architecture(root, file);
+    const auto text = root.find("text_config");
+    if (text != root.end() && !text->is_object()) FAIL(model, "{}: 'text_config' should be an object", file);
+    const Fields f(text == root.end() ? root : *text, file);
+
+    f.must_be("hidden_act", "silu", "the only activation of this family");
+    f.must_be("attention_bias", false, "projections have no bias");
+    f.must_be("attn_output_gate", true, "attention outputs are gated");
+    f.must_be("norm_topk_prob", true, "expert weights are renormalised");
+    f.must_be("mlp_only_layers", Json::array(), "every layer has experts");
+    f.must_be("decoder_sparse_step", 1, "every layer has experts");
+
+    Qwen36MoeConfig c;
+    constexpr int64_t kWide = 1 << 20;
+    c.vocab_rows = f.integer("vocab_size", 248320, 1, 1 << 24);
+    c.width = f.integer("hidden_size", 2048, 1, kWide);
+    c.layers = f.integer("num_hidden_layers", 40, 1, 4096);
+    c.heads = f.integer("num_attention_heads", 16, 1, 4096);
+    c.kv_heads = f.integer("num_key_value_heads", 2, 1, 4096);
+    c.head_dim = f.integer("head_dim", 256, 1, 4096);
+    c.key_heads = static_cast<int>(f.integer("linear_num_key_heads", 16, 1, 4096));
+    c.value_heads = static_cast<int>(f.integer("linear_num_value_heads", 32, 1, 4096));
+    c.key_dim = static_cast<int>(f.integer("linear_key_head_dim", 128, 1, 4096));
+    c.value_dim = static_cast<int>(f.integer("linear_value_head_dim", 128, 1, 4096));
+    c.conv_taps = f.integer("linear_conv_kernel_dim", 4, 2, 64);
+    c.experts = f.integer("num_experts", 256, 1, 1 << 16);
+    c.experts_used = f.integer("num_experts_per_tok", 8, 1, c.experts);
+    c.expert_width = f.integer("moe_intermediate_size", 512, 1, kWide);
+    c.shared_width = f.integer("shared_expert_intermediate_size", 512, 1, kWide);
+    c.eps = static_cast<float>(f.number("rms_norm_eps", 1e-6, 0, 1));
+    c.context = f.integer("max_position_embeddings", 32768, 1, 1 << 28);
+    must_divide(f, "num_attention_heads", c.heads, "num_key_value_heads", c.kv_heads);
+    must_divide(f, "linear_num_value_heads", c.value_heads, "linear_num_key_heads", c.key_heads);
+    c.full_attention = layer_kinds(f, c.layers);
+    read_rope(f, c);
+
+    const auto tied = [](const Json& level) {
+        const auto it = level.find("tie_word_embeddings");
+        return it != level.end() && it->is_boolean() && it->get<bool>();
+    };
+    // The outermost level decides, as in the reference; older exports wrote it inside only.
+    c.tied_head = root.contains("tie_word_embeddings") ? tied(root) : text != root.end() && tied(*text);
+    c.eos_ids = read_eos(f);
+    return c;
+}
+
+}  // namespace quern

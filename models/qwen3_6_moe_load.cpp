@@ -1,0 +1,180 @@
+// From checkpoint names to weight fields. Every shape is checked once, here.
+#include <cmath>
+
+#include "ggml-like/check.h"
+#include "models/qwen3_6_moe.h"
+#include "models/weight_format.h"
+
+namespace quern {
+namespace {
+
+class Reader {
+  public:
+    Reader(const Checkpoint& checkpoint, const Qwen36MoeConfig& config, TensorUse& use)
+        : checkpoint_(checkpoint), c_(config), use_(use) {}
+
+    Qwen36MoeWeights read() {
+        Qwen36MoeWeights w;
+        w.embedding = Weight("embedding", {matrix(kText + "embed_tokens", c_.vocab_rows, c_.width)});
+        w.layers.resize(static_cast<size_t>(c_.layers));
+        for (int64_t i = 0; i < c_.layers; ++i) w.layers[static_cast<size_t>(i)] = read_layer(i);
+        w.final_norm = shifted_norm(kText + "norm.weight", c_.width);
+        w.head = read_head(w.embedding);
+        return w;
+    }
+
+  private:
+    inline static const std::string kText = "model.language_model.";
+
+    WeightSegment matrix(const std::string& module, int64_t rows, int64_t cols) {
+        return read_linear(checkpoint_, module, rows, cols, use_);
+    }
+
+    Weight stacked(const std::string& name, std::vector<std::pair<std::string, int64_t>> parts,
+                   int64_t cols) {
+        std::vector<WeightSegment> segments;
+        for (const auto& [module, rows] : parts) segments.push_back(matrix(module, rows, cols));
+        return Weight(name, std::move(segments));
+    }
+
+    /// Norms stored as w - 1, except the one inside the DeltaNet.
+    Tensor shifted_norm(const std::string& name, int64_t width) {
+        return transformed(name, {width}, [](float w) { return 1.0f + w; });
+    }
+
+    template <typename F>
+    Tensor transformed(const std::string& name, std::initializer_list<int64_t> shape, F&& f) {
+        const Tensor t = read_floats(checkpoint_, name, shape, use_);
+        if (t.data != nullptr)
+            for (int64_t i = 0; i < t.elements(); ++i) t.as<float>()[i] = f(t.as<float>()[i]);
+        return t;
+    }
+
+    Tensor vector(const std::string& name, int64_t width) {
+        return read_floats(checkpoint_, name, {width}, use_);
+    }
+
+    LayerWeights read_layer(int64_t i) {
+        const std::string prefix = fmt::format("{}layers.{}.", kText, i), name = fmt::format("L{}.", i);
+        LayerWeights w;
+        w.input_norm = shifted_norm(prefix + "input_layernorm.weight", c_.width);
+        w.post_norm = shifted_norm(prefix + "post_attention_layernorm.weight", c_.width);
+        if (c_.full_attention[static_cast<size_t>(i)])
+            w.attention = read_attention(prefix + "self_attn.", name + "attn.");
+        else
+            w.delta = read_delta(prefix + "linear_attn.", name + "gdn.");
+        w.moe = read_moe(prefix + "mlp.", name + "moe.");
+        return w;
+    }
+
+    AttentionWeights read_attention(const std::string& prefix, const std::string& name) {
+        const int64_t d = c_.head_dim;
+        AttentionWeights w;
+        w.in_proj = stacked(name + "in_proj",
+                            {{prefix + "q_proj", 2 * c_.heads * d},
+                             {prefix + "k_proj", c_.kv_heads * d},
+                             {prefix + "v_proj", c_.kv_heads * d}},
+                            c_.width);
+        w.q_norm = shifted_norm(prefix + "q_norm.weight", d);
+        w.k_norm = shifted_norm(prefix + "k_norm.weight", d);
+        w.out_proj = stacked(name + "out_proj", {{prefix + "o_proj", c_.width}}, c_.heads * d);
+        return w;
+    }
+
+    DeltaWeights read_delta(const std::string& prefix, const std::string& name) {
+        const int64_t nv = c_.value_heads;
+        DeltaWeights w;
+        w.in_proj = stacked(name + "in_proj",
+                            {{prefix + "in_proj_qkv", c_.qkv_columns()},
+                             {prefix + "in_proj_z", c_.value_columns()},
+                             {prefix + "in_proj_a", nv},
+                             {prefix + "in_proj_b", nv}},
+                            c_.width);
+        w.conv =
+            read_floats(checkpoint_, prefix + "conv1d.weight", {c_.qkv_columns(), 1, c_.conv_taps}, use_);
+        w.conv.rank = 2;  // the middle 1 goes
+        w.conv.shape[1] = c_.conv_taps;
+        w.conv.stride[1] = 1;
+        w.conv.shape[2] = 1;
+        w.decay_rate = transformed(prefix + "A_log", {nv}, [](float a) { return -std::exp(a); });
+        w.dt_bias = vector(prefix + "dt_bias", nv);
+        w.norm = vector(prefix + "norm.weight", c_.value_dim);
+        w.out_proj = stacked(name + "out_proj", {{prefix + "out_proj", c_.width}}, c_.value_columns());
+        return w;
+    }
+
+    MoeWeights read_moe(const std::string& prefix, const std::string& name) {
+        const std::string shared = prefix + "shared_expert.";
+        MoeWeights w;
+        w.router = stacked(name + "router",
+                           {{prefix + "gate", c_.experts}, {prefix + "shared_expert_gate", 1}}, c_.width);
+        read_experts(prefix + "experts.", name, w);
+        w.shared_gate_up = stacked(
+            name + "shared_gate_up",
+            {{shared + "gate_proj", c_.shared_width}, {shared + "up_proj", c_.shared_width}}, c_.width);
+        w.shared_down = stacked(name + "shared_down", {{shared + "down_proj", c_.width}}, c_.shared_width);
+        return w;
+    }
+
+    /// Experts come as one matrix each, or all in one stacked tensor.
+    void read_experts(const std::string& prefix, const std::string& name, MoeWeights& w) {
+        const int64_t f = c_.expert_width;
+        w.gate_up = {.name = name + "gate_up", .rows = 2 * f, .cols = c_.width, .expert = {}};
+        w.down = {.name = name + "down", .rows = c_.width, .cols = f, .expert = {}};
+        const bool fused = checkpoint_.find(prefix + "gate_up_proj") != Checkpoint::kNone;
+        std::vector<WeightSegment> gate_up, down;
+        if (fused) {
+            gate_up = read_stacked(checkpoint_, prefix + "gate_up_proj", c_.experts, 2 * f, c_.width, use_);
+            down = read_stacked(checkpoint_, prefix + "down_proj", c_.experts, c_.width, f, use_);
+        }
+        for (int64_t e = 0; e < c_.experts; ++e) {
+            const std::string module = fmt::format("{}{}.", prefix, e),
+                              label = fmt::format("{}[{}]", name, e);
+            if (fused) {
+                const WeightSegment& both = gate_up[static_cast<size_t>(e)];
+                w.gate_up.expert.emplace_back(label, std::vector{slice_rows(both, 0, f, both.name + ".gate"),
+                                                                 slice_rows(both, f, f, both.name + ".up")});
+                w.down.expert.emplace_back(label, std::vector{down[static_cast<size_t>(e)]});
+            } else {
+                w.gate_up.expert.push_back(
+                    stacked(label, {{module + "gate_proj", f}, {module + "up_proj", f}}, c_.width));
+                w.down.expert.push_back(stacked(label, {{module + "down_proj", c_.width}}, f));
+            }
+        }
+    }
+
+    Weight read_head(const Weight& embedding) {
+        const bool present = has_linear(checkpoint_, "lm_head");
+        if (present && c_.tied_head)
+            FAIL(model,
+                 "{}: tie_word_embeddings is true, but the checkpoint has its own lm_head. One of them is "
+                 "wrong: set "
+                 "tie_word_embeddings to false if lm_head differs from embed_tokens",
+                 checkpoint_.files().config);
+        if (!present && !c_.tied_head)
+            FAIL(model,
+                 "{}: the checkpoint has no lm_head.weight, and tie_word_embeddings is not true. A shard may "
+                 "be "
+                 "missing",
+                 checkpoint_.files().directory);
+        if (c_.tied_head) {
+            Weight head = embedding;
+            head.name = "head";
+            return head;
+        }
+        return Weight("head", {matrix("lm_head", c_.vocab_rows, c_.width)});
+    }
+
+    const Checkpoint& checkpoint_;
+    const Qwen36MoeConfig& c_;
+    TensorUse& use_;
+};
+
+}  // namespace
+
+Qwen36MoeWeights read_qwen3_6_moe_weights(const Checkpoint& checkpoint, const Qwen36MoeConfig& config,
+                                          TensorUse& use) {
+    return Reader(checkpoint, config, use).read();
+}
+
+}  // namespace quern

@@ -1,0 +1,238 @@
+// The Model of a Qwen3.6-MoE checkpoint: open, read, check, place, remember.
+#include <algorithm>
+#include <set>
+#include <thread>
+
+#include "ggml-like/check.h"
+#include "models/chat_format.h"
+#include "models/qwen3_6_moe.h"
+#include "models/tokenizer.h"
+#include "models/weight_format.h"
+
+namespace quern {
+namespace {
+
+template <typename F>
+void for_each_dense(LayerWeights& w, F&& f) {
+    for (Weight* dense : {&w.attention.in_proj, &w.attention.out_proj, &w.delta.in_proj, &w.delta.out_proj,
+                          &w.moe.router, &w.moe.shared_gate_up, &w.moe.shared_down})
+        if (*dense) f(*dense);
+}
+
+template <typename F>
+void for_each_expert(LayerWeights& w, F&& f) {
+    for (Weight& expert : w.moe.gate_up.expert) f(expert);
+    for (Weight& expert : w.moe.down.expert) f(expert);
+}
+
+template <typename F>
+void for_each_vector(Qwen36MoeWeights& w, F&& f) {
+    for (LayerWeights& l : w.layers)
+        for (Tensor* t : {&l.input_norm, &l.post_norm, &l.attention.q_norm, &l.attention.k_norm,
+                          &l.delta.conv, &l.delta.decay_rate, &l.delta.dt_bias, &l.delta.norm})
+            if (t->data != nullptr) f(*t);
+    f(w.final_norm);
+}
+
+class Qwen36Moe final : public Model {
+  public:
+    Qwen36Moe(const std::string& path, Backend& backend, const LoadOptions& options)
+        : checkpoint_(Checkpoint::open(path)),
+          backend_(backend),
+          config_(parse_qwen3_6_moe_config(checkpoint_.config(), checkpoint_.files().config)) {
+        TensorUse use(checkpoint_);
+        weights_ = read_qwen3_6_moe_weights(checkpoint_, config_, use);
+        audit_ = use.audit();
+        audit_.require_ok();
+        floats_ = use.take_floats();
+        if (options.tokenizer) load_text_side();
+        check_and_place(options);
+        read_generation_defaults();
+        summarize();
+        notes_.insert(notes_.end(), checkpoint_.notes().begin(), checkpoint_.notes().end());
+        notes_.insert(notes_.end(), audit_.notes.begin(), audit_.notes.end());
+    }
+
+    ~Qwen36Moe() override {
+        for (void* memory : placed_) backend_.free(memory);
+    }
+
+    const ModelInfo& info() const override { return info_; }
+    const GenerationDefaults& generation() const override { return generation_; }
+    const Tokenizer* tokenizer() const override { return tokenizer_ ? &*tokenizer_ : nullptr; }
+    const Audit& audit() const override { return audit_; }
+    const std::vector<std::string>& notes() const override { return notes_; }
+    std::vector<StateSpec> state_specs(const StateOptions& options) const override {
+        return qwen3_6_moe_state(config_, options);
+    }
+    BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const override {
+        return build_qwen3_6_moe(config_, weights_, shape, state, activations);
+    }
+
+  private:
+    void load_text_side() {
+        tokenizer_.emplace(Tokenizer::load(checkpoint_.files().directory, config_.vocab_rows));
+        if (std::string note = known_template_note(checkpoint_.files().directory); !note.empty())
+            notes_.push_back(std::move(note));
+    }
+
+    /// Reads every scale once and hands the weights to the backend, layer by layer so that progress can be
+    /// told.
+    void check_and_place(const LoadOptions& options) {
+        LoadProgress progress;
+        std::vector<std::vector<Weight*>> groups;
+        for (LayerWeights& layer : weights_.layers) {
+            const auto add = [&group = groups.emplace_back()](Weight& w) { group.push_back(&w); };
+            for_each_dense(layer, add);
+            for_each_expert(layer, add);
+        }
+        groups.push_back({&weights_.embedding});
+        if (!config_.tied_head) groups.push_back({&weights_.head});
+        for (const auto& group : groups)
+            for (const Weight* w : group) progress.bytes_total += w->bytes();
+        const int threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
+        for (const auto& group : groups) {
+            check(group, threads);
+            for (Weight* w : group) {
+                *w = backend_.place_weight(*w);
+                progress.bytes_done += w->bytes();
+            }
+            if (options.progress) options.progress(progress);
+        }
+        if (config_.tied_head) {
+            weights_.head = weights_.embedding;
+            weights_.head.name = "head";
+        }
+        for_each_vector(weights_, [&](Tensor& t) {
+            void* memory = backend_.alloc(t.bytes(), t.name);
+            placed_.push_back(memory);
+            backend_.upload(memory, t.data, t.bytes());
+            t.data = memory;
+        });
+    }
+
+    void check(const std::vector<Weight*>& group, int threads) {
+        std::vector<const WeightSegment*> segments;
+        for (const Weight* w : group)
+            for (const WeightSegment& s : w->segments) segments.push_back(&s);
+        const ScaleCheck result = check_scales(checkpoint_, segments, threads);
+        if (result.problems.empty()) return;
+        std::string text = result.problems[0];
+        if (result.problems.size() > 1)
+            text += fmt::format(" (and {} more like it)", result.problems.size() - 1);
+        FAIL(model, "{}", text);
+    }
+
+    void read_generation_defaults() {
+        GenerationDefaults& d = generation_;
+        d.eos_ids = config_.eos_ids;
+        const nlohmann::json& g = checkpoint_.generation_config();
+        if (!g.is_object()) {
+            d.origin = "built in: the checkpoint has no generation_config.json";
+            add_chat_end();
+            return;
+        }
+        d.origin = "generation_config.json";
+        const auto number = [&](const char* key) -> std::optional<float> {
+            const auto it = g.find(key);
+            if (it == g.end() || it->is_null()) return {};
+            if (!it->is_number() || !std::isfinite(it->get<float>()))
+                FAIL(model, "{}: '{}' should be a number, but is {}", checkpoint_.files().generation_config,
+                     key, it->dump());
+            return it->get<float>();
+        };
+        d.temperature = number("temperature");
+        d.top_p = number("top_p");
+        d.min_p = number("min_p");
+        d.repetition_penalty = number("repetition_penalty");
+        if (const auto k = number("top_k")) d.top_k = static_cast<int>(std::clamp(*k, 0.0f, 1e9f));
+        const auto do_sample = g.find("do_sample");
+        d.greedy = do_sample != g.end() && do_sample->is_boolean() && !do_sample->get<bool>();
+        read_eos(g);
+    }
+
+    void read_eos(const nlohmann::json& g) {
+        const auto eos = g.find("eos_token_id");
+        if (eos == g.end() || eos->is_null()) return add_chat_end();
+        generation_.eos_ids.clear();
+        for (const nlohmann::json& id : eos->is_array() ? *eos : nlohmann::json::array({*eos})) {
+            if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= config_.vocab_rows)
+                FAIL(model, "{}: 'eos_token_id' should be token ids below {}, but has {}",
+                     checkpoint_.files().generation_config, config_.vocab_rows, id.dump());
+            generation_.eos_ids.push_back(id.get<int32_t>());
+        }
+    }
+
+    /// config.json alone names the document end, not the end of a chat turn.
+    void add_chat_end() {
+        if (!tokenizer_) return;
+        for (const char* marker : {"<|im_end|>", "<|endoftext|>"})
+            if (const auto id = tokenizer_->find_added(marker)) generation_.eos_ids.push_back(*id);
+    }
+
+    void summarize() {
+        ModelInfo& i = info_;
+        std::string directory = checkpoint_.files().directory;
+        while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
+        i.name = directory.substr(directory.find_last_of('/') + 1);
+        i.architecture = "qwen3_5_moe";
+        i.layers = config_.layers;
+        i.attention_layers = std::count(config_.full_attention.begin(), config_.full_attention.end(), true);
+        i.width = config_.width;
+        i.experts = config_.experts;
+        i.experts_used = config_.experts_used;
+        i.vocab_rows = config_.vocab_rows;
+        i.vocab = tokenizer_ ? std::min(tokenizer_->size(), config_.vocab_rows) : config_.vocab_rows;
+        i.context = config_.context;
+        count_weights();
+    }
+
+    void count_weights() {
+        std::set<std::string> formats;
+        double token_bytes = 0;
+        const auto count = [&](const Weight& w, double share) {
+            info_.parameters += w.rows * w.cols;
+            info_.weight_bytes += w.bytes();
+            token_bytes += share * static_cast<double>(w.bytes());
+            for (const WeightSegment& s : w.segments) formats.insert(dtype_name(s.dtype));
+        };
+        const double expert_share =
+            static_cast<double>(config_.experts_used) / static_cast<double>(config_.experts);
+        for (LayerWeights& layer : weights_.layers) {
+            for_each_dense(layer, [&](const Weight& w) { count(w, 1.0); });
+            for_each_expert(layer, [&](const Weight& w) { count(w, expert_share); });
+        }
+        count(weights_.embedding, 1.0 / static_cast<double>(config_.vocab_rows));
+        if (config_.tied_head)
+            token_bytes += static_cast<double>(weights_.head.bytes());
+        else
+            count(weights_.head, 1.0);
+        for_each_vector(weights_, [&](const Tensor& t) {
+            info_.parameters += t.elements();
+            info_.weight_bytes += t.bytes();
+            token_bytes += static_cast<double>(t.bytes());
+        });
+        info_.token_bytes = static_cast<int64_t>(token_bytes);
+        for (const std::string& f : formats) info_.formats += (info_.formats.empty() ? "" : " + ") + f;
+    }
+
+    Checkpoint checkpoint_;  // keeps the mapping that the weights point into
+    Backend& backend_;
+    Qwen36MoeConfig config_;
+    Qwen36MoeWeights weights_;
+    std::vector<std::unique_ptr<float[]>> floats_;
+    std::vector<void*> placed_;
+    Audit audit_;
+    std::optional<Tokenizer> tokenizer_;
+    GenerationDefaults generation_;
+    ModelInfo info_;
+    std::vector<std::string> notes_;
+};
+
+}  // namespace
+
+std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, const LoadOptions& options) {
+    return std::make_unique<Qwen36Moe>(path, backend, options);
+}
+
+}  // namespace quern
