@@ -15,8 +15,8 @@ struct RowBlock {
     const void* data = nullptr;
     int64_t row_bytes = 0;
     int64_t rows = 0;
-    const void* scale = nullptr;    // kernels with block scales only
-    int64_t scale_row_bytes = 0;    // 0: all rows use the same scales
+    const void* scale = nullptr;  // kernels with block scales only
+    int64_t scale_row_bytes = 0;  // 0: all rows use the same scales
 };
 
 /// x[t]: k floats of token t, any alignment. y[t][0 .. w.rows) is written. Any k >= 0 unless said otherwise.

@@ -3,9 +3,10 @@
 // Everything is in an unnamed namespace on purpose: each of those files is compiled for other instructions,
 // and a shared inline function could reach a CPU that lacks them. For the same reason: no std headers.
 //
-// An instruction set `S` gives a vector type V of kLanes floats, and zero, set1, load, load_first (the first n,
-// others 0), store, fma, sum, and kMaxTokens/kMaxRows for the tile sizes that its registers can hold. A format
-// `F` gives kBytes per value, load, load_first, and `poisoned` for rows that can only give NaN.
+// An instruction set `S` gives a vector type V of kLanes floats, and zero, set1, load, load_first (the first
+// n, others 0), store, store_first, add, fma, sum, and the size of the tile of accumulators that its
+// registers can hold: kRows x kMaxTokens. A format `F` gives kBytes per value, load, load_first, the factor
+// kFactor that its loads leave out, and `poisoned` for rows that can only give NaN.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +19,18 @@ namespace {
 constexpr int64_t kScaleColumns = 128;  // of block-scaled FP8
 constexpr uint32_t kNanBits = 0x7fc00000u;
 
-/// NVFP4 and FP8 share this: the first E4M3 NaN makes the whole sum NaN, so kernels need not carry it.
-inline bool has_e4m3_nan_scalar(const uint8_t* p, int64_t n) {
-    bool found = false;
-    for (int64_t i = 0; i < n; ++i) found |= (p[i] & 0x7f) == 0x7f;
-    return found;
+/// An E4M3 NaN among values or block scales makes the whole sum NaN, so kernels need not carry it.
+inline bool has_e4m3_nan(const uint8_t* p, int64_t n) {
+    uint8_t found = 0;
+    for (int64_t i = 0; i < n; ++i) found |= static_cast<uint8_t>((p[i] & 0x7f) + 1);
+    return (found & 0x80) != 0;
 }
+
+/// A format without such rows.
+struct NeverPoisoned {
+    static constexpr float kFactor = 1.0f;
+    static bool poisoned(const uint8_t*, int64_t) { return false; }
+};
 
 inline float nan_value() {
     float f;
@@ -63,6 +70,8 @@ inline void plain_tile(const RowBlock& w, int64_t row, int64_t k, const float* c
 
 template <typename S, typename F>
 struct PlainTile {
+    static constexpr int kRows = S::kRows;
+
     template <int R, int T>
     static void tile(const RowBlock& w, int64_t row, int64_t k, const float* const* x, float* const* y) {
         plain_tile<S, F, R, T>(w, row, k, x, y);
@@ -75,6 +84,7 @@ struct PlainTile {
 /// As plain_tile, with a partial sum and a scale for every kScaleColumns.
 template <typename S, typename F>
 struct BlockScaledTile {
+    static constexpr int kRows = S::kRows;
     using V = typename S::V;
 
     template <int R, int T>
@@ -123,7 +133,7 @@ struct BlockScaledTile {
 
 template <typename S, typename K, int T>
 inline void all_rows(const RowBlock& w, int64_t k, const float* const* x, float* const* y) {
-    constexpr int kRows = T == S::kMaxTokens ? S::kRowsOfWideTile : S::kRowsOfNarrowTile;
+    constexpr int kRows = K::kRows;
     int64_t row = 0;
     for (; row + kRows <= w.rows; row += kRows) K::template tile<kRows, T>(w, row, k, x, y);
     for (; row < w.rows; ++row) K::template tile<1, T>(w, row, k, x, y);

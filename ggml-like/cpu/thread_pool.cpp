@@ -62,8 +62,8 @@ int affinity_threads() {
     for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
         if (!CPU_ISSET(cpu, &set)) continue;
         ++logical;
-        const std::string siblings =
-            first_line("/sys/devices/system/cpu/cpu" + std::to_string(cpu) + "/topology/thread_siblings_list");
+        const std::string siblings = first_line("/sys/devices/system/cpu/cpu" + std::to_string(cpu) +
+                                                "/topology/thread_siblings_list");
         cores.insert(siblings.empty() ? "cpu" + std::to_string(cpu) : siblings);
     }
     return logical == 0 ? online : static_cast<int>(cores.size());

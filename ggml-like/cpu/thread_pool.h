@@ -67,7 +67,7 @@ class ThreadPool {
 
     // Separate cache lines: the counter is written at every piece, the others once a loop.
     alignas(64) std::atomic<int64_t> next_{0};
-    alignas(64) std::atomic<uint32_t> gate_;     // kClosed | workers inside the current loop
+    alignas(64) std::atomic<uint32_t> gate_;      // kClosed | workers inside the current loop
     alignas(64) std::atomic<uint32_t> epoch_{0};  // changes when there is something to do
     alignas(64) Loop loop_;
     std::atomic<bool> stop_{false};
