@@ -15,7 +15,7 @@ TEST_SUITE("cpu") {
     TEST_CASE("thread pool: every element once, with any number of threads and any grain") {
         for (const int threads : {1, 2, 3, 7}) {
             ThreadPool pool(threads);
-            CHECK(pool.threads() == threads);
+            CHECK(pool.size() == threads);
             for (const int64_t n : {0, 1, 2, 5, 64, 1000}) {
                 for (const int64_t grain : {-1, 0, 1, 3, 64, 5000}) {
                     CAPTURE(threads);

@@ -25,10 +25,10 @@ class ThreadPool {
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
-    int threads() const { return static_cast<int>(workers_.size()) + 1; }
+    int size() const { return static_cast<int>(workers_.size()) + 1; }
 
     /// Calls f(begin, end, worker) for disjoint pieces that cover [0, n); a piece has at most max(grain, 1)
-    /// elements unless everything runs inline. `worker` is in [0, threads()), never used twice at a time.
+    /// elements unless everything runs inline. `worker` is in [0, size()), never used twice at a time.
     /// Returns when all pieces are done. The first exception of any piece is rethrown here; pieces not yet
     /// begun are then dropped. Called from inside a loop of the same pool it runs inline, as one piece, with
     /// the caller's worker number. Calls from different threads wait for each other.
