@@ -15,7 +15,8 @@ struct Context {
     const DotKernels& dot;
     std::array<std::vector<float>, 4> buffers;
 
-    /// Scratch for one op call, contents undefined; `which` 0..3 are separate buffers. Not for use inside workers.
+    /// Scratch for one op call, contents undefined; `which` 0..3 are separate buffers. Not for use inside
+    /// workers.
     float* buffer(int which, int64_t floats) {
         auto& b = buffers[static_cast<size_t>(which)];
         if (static_cast<int64_t>(b.size()) < floats) b.resize(static_cast<size_t>(floats));
