@@ -1,0 +1,42 @@
+// Rows of a Weight against activation rows: what `linear` and the two MoE ops share.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "ggml-like/cpu/context.h"
+#include "ggml-like/tensor.h"
+#include "ggml-like/weight.h"
+
+namespace quern::cpu {
+
+/// Float rows of some activations; `packed` (empty unless asked for) in the order of the NVFP4 kernel.
+struct ActivationRows {
+    std::vector<const float*> natural;
+    std::vector<const float*> packed;
+
+    /// The rows of a choice, in its order.
+    ActivationRows choose(const std::vector<int64_t>& rows) const;
+    int64_t count() const { return static_cast<int64_t>(natural.size()); }
+};
+
+/// `count` rows of `width` elements that begin `stride` elements apart in x. F32 rows stay where they are;
+/// others go to context buffer `first_buffer`, packed rows to the buffer after it.
+ActivationRows activation_rows(const Tensor& x, int64_t count, int64_t width, int64_t stride, bool pack,
+                               Context& context, int first_buffer);
+
+bool has_nvfp4(const Weight& w);
+
+/// y[t][row - begin] for rows [begin, end) of the stacked matrix, all scales applied, FP32.
+void weight_rows(const DotKernels& dot, const Weight& w, int64_t begin, int64_t end, const ActivationRows& x,
+                 float* const* y);
+
+/// Rows a piece of work should have so that `rows` keep all threads busy, each piece is worth handing out,
+/// and its weights stay in a core's cache while it walks over the tokens.
+int64_t rows_per_piece(int64_t rows, int64_t bytes_per_row, int64_t products_per_row, int threads);
+
+/// Throws unless the CPU kernels know every segment's format: dtype and scale kind fit, NVFP4 columns are a
+/// multiple of 16.
+void check_weight(const char* op, std::string_view name, const Weight& w);
+
+}  // namespace quern::cpu

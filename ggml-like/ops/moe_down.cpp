@@ -1,0 +1,163 @@
+#include "ggml-like/ops/moe_down.h"
+
+#include "ggml-like/check.h"
+#include "ggml-like/cpu/context.h"
+#include "ggml-like/cpu/weight_rows.h"
+#include "ggml-like/ops/row_math.h"
+
+namespace quern {
+namespace {
+
+/// One expert with the rows of `routed` that are its own.
+struct Group {
+    const Weight* weight = nullptr;
+    cpu::ActivationRows x;
+    std::vector<int64_t> place;  // token * used + j of each row
+};
+
+struct Work {
+    std::vector<Group> groups;
+    cpu::ActivationRows shared;
+    const Tensor *weights = nullptr, *shared_gate = nullptr, *y = nullptr;
+    const Weight* shared_weight = nullptr;
+    int64_t tokens = 0, used = 0;
+};
+
+/// Columns [begin, end) of y: all products of these rows first, then each token's sum in its own order.
+void run_columns(const Work& work, int64_t begin, int64_t end, const cpu::DotKernels& dot) {
+    const int64_t width = end - begin, terms = work.used + 1;
+    std::vector<float> products(static_cast<size_t>(work.tokens * terms * width));
+    std::vector<float*> to;
+    for (const Group& group : work.groups) {
+        to.clear();
+        for (const int64_t place : group.place)
+            to.push_back(products.data() + (place / work.used * terms + place % work.used) * width);
+        cpu::weight_rows(dot, *group.weight, begin, end, group.x, to.data());
+    }
+    to.clear();
+    for (int64_t t = 0; t < work.tokens; ++t) to.push_back(products.data() + (t * terms + work.used) * width);
+    cpu::weight_rows(dot, *work.shared_weight, begin, end, work.shared, to.data());
+
+    std::vector<float> sum(static_cast<size_t>(width));
+    for (int64_t t = 0; t < work.tokens; ++t) {
+        std::fill(sum.begin(), sum.end(), 0.0f);
+        for (int64_t j = 0; j < terms; ++j) {
+            const float weight = j < work.used ? work.weights->as<float>()[t * work.used + j]
+                                               : work.shared_gate->as<float>()[t];
+            const float* product = products.data() + (t * terms + j) * width;
+            for (int64_t i = 0; i < width; ++i) sum[static_cast<size_t>(i)] += weight * product[i];
+        }
+        store_floats(*work.y, t * work.y->stride[0] + begin, width, sum.data());
+    }
+}
+
+/// The experts that some token chose, in rising order.
+std::vector<Group> make_groups(const Node& node, const cpu::ActivationRows& routed) {
+    const auto& experts = *node.params<MoeDownParams>().experts;
+    const Tensor& ids = *node.inputs[2];
+    std::vector<std::vector<int64_t>> places(static_cast<size_t>(experts.count()));
+    for (int64_t i = 0; i < routed.count(); ++i) {
+        const int32_t id = ids.as<int32_t>()[i];
+        CHECK(id >= 0 && id < experts.count(), "[moe_down] {}: expert id {}, expected 0 to {}", node.name, id,
+              experts.count() - 1);
+        places[static_cast<size_t>(id)].push_back(i);
+    }
+    std::vector<Group> groups;
+    for (size_t e = 0; e < places.size(); ++e) {
+        if (places[e].empty()) continue;
+        groups.push_back({&experts.expert[e], routed.choose(places[e]), std::move(places[e])});
+    }
+    return groups;
+}
+
+void run(const Node& node, cpu::Context& context) {
+    const Tensor &routed = *node.inputs[0], &shared = *node.inputs[1], &y = *node.outputs[0];
+    const auto& p = node.params<MoeDownParams>();
+    const int64_t tokens = routed.shape[0], used = routed.shape[1], width = routed.shape[2];
+    if (tokens == 0) return;
+    bool pack = false;
+    for (const Weight& w : p.experts->expert) pack = pack || cpu::has_nvfp4(w);
+    const cpu::ActivationRows rows =
+        cpu::activation_rows(routed, tokens * used, width, width, pack, context, 0);
+    const Work work{
+        .groups = make_groups(node, rows),
+        .shared = cpu::activation_rows(shared, tokens, shared.shape[1], shared.stride[0],
+                                       cpu::has_nvfp4(*p.shared), context, 2),
+        .weights = node.inputs[3],
+        .shared_gate = node.inputs[4],
+        .y = &y,
+        .shared_weight = p.shared,
+        .tokens = tokens,
+        .used = used,
+    };
+    const int64_t row_bytes = p.experts->expert[0].bytes() / std::max<int64_t>(p.experts->rows, 1);
+    const int64_t experts_read = static_cast<int64_t>(work.groups.size()) + 1;
+    const int64_t step = std::min<int64_t>(
+        128, cpu::rows_per_piece(y.shape[1], row_bytes * experts_read,
+                                 tokens * (used * width + shared.shape[1]), context.pool.size()));
+    context.pool.parallel_for(y.shape[1], step, [&](int64_t begin, int64_t end, int) {
+        run_columns(work, begin, end, context.dot);
+    });
+}
+
+/// Experts counted as if tokens chose different ones as long as there are any.
+Cost cost(const Node& node) {
+    const Tensor &routed = *node.inputs[0], &shared = *node.inputs[1];
+    const auto& p = node.params<MoeDownParams>();
+    const int64_t pairs = routed.shape[0] * routed.shape[1];
+    const double read = static_cast<double>(std::min(pairs, p.experts->count()));
+    const double each = static_cast<double>(p.experts->bytes()) / static_cast<double>(p.experts->count());
+    return {.weight_bytes = read * each + static_cast<double>(p.shared->bytes()),
+            .activation_bytes =
+                cpu::dense_bytes(routed) + cpu::dense_bytes(shared) + cpu::dense_bytes(*node.outputs[0]),
+            .flops = 2.0 * static_cast<double>(p.experts->rows) *
+                     static_cast<double>(pairs * routed.shape[2] + routed.shape[0] * shared.shape[1])};
+}
+
+void check(std::string_view name, const MoeDownInputs& in, const ExpertWeights& experts,
+           const Weight& shared) {
+    const Tensor &routed = *in.routed, &ids = *in.ids, &weights = *in.weights;
+    CHECK(routed.rank == 3 && routed.contiguous() && routed.shape[2] == experts.cols,
+          "[moe_down] {}: experts [{}, {}] do not fit routed {}", name, experts.rows, experts.cols,
+          describe(routed));
+    CHECK(in.shared->rank == 2 && in.shared->stride[1] == 1 && in.shared->shape[0] == routed.shape[0] &&
+              in.shared->shape[1] == shared.cols && shared.rows == experts.rows,
+          "[moe_down] {}: shared expert [{}, {}] does not fit shared {} and {} rows of the experts", name,
+          shared.rows, shared.cols, describe(*in.shared), experts.rows);
+    for (const Tensor* t : {&ids, &weights}) {
+        CHECK(t->rank == 2 && t->contiguous() && t->shape[0] == routed.shape[0] &&
+                  t->shape[1] == routed.shape[1],
+              "[moe_down] {}: {} does not fit routed {}", name, describe(*t), describe(routed));
+    }
+    CHECK(ids.dtype == DType::I32 && weights.dtype == DType::F32 && in.shared_gate->dtype == DType::F32,
+          "[moe_down] {}: expected I32 ids, F32 weights and gate; found {}, {}, {}", name, describe(ids),
+          describe(weights), describe(*in.shared_gate));
+    CHECK(in.shared_gate->elements() == routed.shape[0] && in.shared_gate->contiguous(),
+          "[moe_down] {}: gate {} does not fit routed {}", name, describe(*in.shared_gate), describe(routed));
+    CHECK(experts.count() > 0, "[moe_down] {}: no experts", name);
+    for (const Weight& w : experts.expert) {
+        CHECK(w.rows == experts.rows && w.cols == experts.cols,
+              "[moe_down] {}: expert {} is [{}, {}], expected [{}, {}]", name, w.name, w.rows, w.cols,
+              experts.rows, experts.cols);
+        cpu::check_weight("moe_down", name, w);
+    }
+    cpu::check_weight("moe_down", name, shared);
+}
+
+}  // namespace
+
+const Op kMoeDown{"moe_down", run, cost};
+
+Tensor* moe_down(Graph& g, std::string_view name, const MoeDownInputs& in, const ExpertWeights& experts,
+                 const Weight& shared) {
+    check(name, in, experts, shared);
+    Tensor* y = g.scratch(name, in.routed->dtype, {in.routed->shape[0], experts.rows});
+    g.add({.op = &kMoeDown,
+           .name = std::string(name),
+           .inputs = {in.routed, in.shared, in.ids, in.weights, in.shared_gate},
+           .outputs = {y},
+           .parameters = MoeDownParams{&experts, &shared}});
+    return y;
+}
+
+}  // namespace quern

@@ -1,0 +1,148 @@
+#include "ggml-like/ops/moe_gate_up.h"
+
+#include "ggml-like/check.h"
+#include "ggml-like/cpu/context.h"
+#include "ggml-like/cpu/weight_rows.h"
+#include "ggml-like/ops/row_math.h"
+
+namespace quern {
+namespace {
+
+/// One expert with the tokens that chose it: row i of x goes to elements [to[i], to[i] + width) of `out`.
+struct Group {
+    const Weight* weight = nullptr;
+    int64_t width = 0;  // F of this expert
+    cpu::ActivationRows x;
+    const Tensor* out = nullptr;
+    std::vector<int64_t> to;
+};
+
+/// Columns [begin, end) of a group's result.
+struct Piece {
+    const Group* group = nullptr;
+    int64_t begin = 0, end = 0;
+};
+
+void run_piece(const Piece& piece, const cpu::DotKernels& dot) {
+    const Group& group = *piece.group;
+    const int64_t width = piece.end - piece.begin, tokens = group.x.count();
+    std::vector<float> products(static_cast<size_t>(2 * width * tokens));
+    std::vector<float*> gate, up;
+    for (int64_t i = 0; i < tokens; ++i) {
+        gate.push_back(products.data() + 2 * i * width);
+        up.push_back(gate.back() + width);
+    }
+    cpu::weight_rows(dot, *group.weight, piece.begin, piece.end, group.x, gate.data());
+    cpu::weight_rows(dot, *group.weight, group.width + piece.begin, group.width + piece.end, group.x,
+                     up.data());
+    for (int64_t i = 0; i < tokens; ++i) {
+        float* g = gate[static_cast<size_t>(i)];
+        for (int64_t f = 0; f < width; ++f) g[f] = cpu::silu(g[f]) * up[static_cast<size_t>(i)][f];
+        store_floats(*group.out, group.to[static_cast<size_t>(i)] + piece.begin, width, g);
+    }
+}
+
+bool any_nvfp4(const MoeGateUpParams& p) {
+    for (const Weight& w : p.experts->expert)
+        if (cpu::has_nvfp4(w)) return true;
+    return cpu::has_nvfp4(*p.shared);
+}
+
+/// The experts in rising order, each with its (token, place) pairs in token order; the shared one last.
+std::vector<Group> make_groups(const Node& node, const cpu::ActivationRows& x) {
+    const Tensor &ids = *node.inputs[1], &routed = *node.outputs[0], &shared = *node.outputs[1];
+    const auto& p = node.params<MoeGateUpParams>();
+    const int64_t used = ids.shape[1], width = routed.shape[2];
+    std::vector<std::vector<int64_t>> places(static_cast<size_t>(p.experts->count()));
+    for (int64_t i = 0; i < x.count() * used; ++i) {
+        const int32_t id = ids.as<int32_t>()[i];
+        CHECK(id >= 0 && id < p.experts->count(), "[moe_gate_up] {}: expert id {}, expected 0 to {}",
+              node.name, id, p.experts->count() - 1);
+        places[static_cast<size_t>(id)].push_back(i);
+    }
+    std::vector<Group> groups;
+    const auto add = [&](const Weight& w, int64_t f, const Tensor& out, const std::vector<int64_t>& where,
+                         int64_t per_token) {
+        Group group{&w, f, {}, &out, {}};
+        std::vector<int64_t> tokens;
+        for (const int64_t place : where) {
+            tokens.push_back(place / per_token);
+            group.to.push_back(place * f);
+        }
+        group.x = x.choose(tokens);
+        groups.push_back(std::move(group));
+    };
+    for (size_t e = 0; e < places.size(); ++e)
+        if (!places[e].empty()) add(p.experts->expert[e], width, routed, places[e], used);
+    std::vector<int64_t> all(static_cast<size_t>(x.count()));
+    for (size_t t = 0; t < all.size(); ++t) all[t] = static_cast<int64_t>(t);
+    if (!all.empty()) add(*p.shared, shared.shape[1], shared, all, 1);
+    return groups;
+}
+
+void run(const Node& node, cpu::Context& context) {
+    const Tensor& x = *node.inputs[0];
+    const auto& p = node.params<MoeGateUpParams>();
+    const cpu::ActivationRows rows =
+        cpu::activation_rows(x, x.shape[0], x.shape[1], x.stride[0], any_nvfp4(p), context, 0);
+    const std::vector<Group> groups = make_groups(node, rows);
+    std::vector<Piece> pieces;
+    for (const Group& group : groups) {
+        const Weight& w = *group.weight;
+        const int64_t step = cpu::rows_per_piece(group.width, 2 * w.bytes() / std::max<int64_t>(w.rows, 1),
+                                                 2 * w.cols * group.x.count(), context.pool.size());
+        for (int64_t f = 0; f < group.width; f += step)
+            pieces.push_back({&group, f, std::min(f + step, group.width)});
+    }
+    context.pool.parallel_for(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i) run_piece(pieces[static_cast<size_t>(i)], context.dot);
+    });
+}
+
+/// Experts counted as if tokens chose different ones as long as there are any.
+Cost cost(const Node& node) {
+    const Tensor &x = *node.inputs[0], &ids = *node.inputs[1];
+    const auto& p = node.params<MoeGateUpParams>();
+    const int64_t pairs = ids.shape[0] * ids.shape[1];
+    const double read = static_cast<double>(std::min(pairs, p.experts->count()));
+    const double each = static_cast<double>(p.experts->bytes()) / static_cast<double>(p.experts->count());
+    return {.weight_bytes = read * each + static_cast<double>(p.shared->bytes()),
+            .activation_bytes = cpu::dense_bytes(x) + cpu::dense_bytes(ids) +
+                                cpu::dense_bytes(*node.outputs[0]) + cpu::dense_bytes(*node.outputs[1]),
+            .flops = 2.0 * static_cast<double>(x.shape[1]) *
+                     static_cast<double>(pairs * p.experts->rows + x.shape[0] * p.shared->rows)};
+}
+
+}  // namespace
+
+const Op kMoeGateUp{"moe_gate_up", run, cost};
+
+MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, Tensor* x, Tensor* ids,
+                            const ExpertWeights& experts, const Weight& shared) {
+    CHECK(x->rank == 2 && x->stride[1] == 1 && x->shape[1] == experts.cols && x->shape[1] == shared.cols,
+          "[moe_gate_up] {}: experts [{}, {}] and shared expert [{}, {}] do not fit x {}", name, experts.rows,
+          experts.cols, shared.rows, shared.cols, describe(*x));
+    CHECK(ids->rank == 2 && ids->dtype == DType::I32 && ids->contiguous() && ids->shape[0] == x->shape[0],
+          "[moe_gate_up] {}: ids {} do not fit x {}", name, describe(*ids), describe(*x));
+    CHECK(experts.count() > 0 && experts.rows % 2 == 0 && shared.rows % 2 == 0,
+          "[moe_gate_up] {}: {} experts of {} rows, shared {} rows; expected gate and up of the same height",
+          name, experts.count(), experts.rows, shared.rows);
+    for (const Weight& w : experts.expert) {
+        CHECK(w.rows == experts.rows && w.cols == experts.cols,
+              "[moe_gate_up] {}: expert {} is [{}, {}], expected [{}, {}]", name, w.name, w.rows, w.cols,
+              experts.rows, experts.cols);
+        cpu::check_weight("moe_gate_up", name, w);
+    }
+    cpu::check_weight("moe_gate_up", name, shared);
+    Tensor* routed =
+        g.scratch(fmt::format("{}.routed", name), x->dtype, {x->shape[0], ids->shape[1], experts.rows / 2});
+    Tensor* out = g.scratch(fmt::format("{}.shared", name), x->dtype, {x->shape[0], shared.rows / 2});
+    g.add({.op = &kMoeGateUp,
+           .name = std::string(name),
+           .inputs = {x, ids},
+           .outputs = {routed, out},
+           .parameters = MoeGateUpParams{&experts, &shared}});
+    return {routed, out};
+}
+
+}  // namespace quern
