@@ -1,0 +1,295 @@
+// The header of a safetensors file: bytes to checked tensor descriptions. Touches no file.
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <limits>
+
+#include "ggml-like/check.h"
+#include "ggml-like/json_pull.h"
+#include "ggml-like/safetensors.h"
+
+namespace quern {
+namespace {
+
+constexpr size_t kMaxMetadata = 65536;
+
+struct DTypeInfo {
+    const char* name;
+    int size;
+};
+constexpr std::array<DTypeInfo, 15> kDTypes = {{{"BOOL", 1},
+                                                {"U8", 1},
+                                                {"I8", 1},
+                                                {"F8_E4M3", 1},
+                                                {"F8_E5M2", 1},
+                                                {"I16", 2},
+                                                {"U16", 2},
+                                                {"F16", 2},
+                                                {"BF16", 2},
+                                                {"I32", 4},
+                                                {"U32", 4},
+                                                {"F32", 4},
+                                                {"F64", 8},
+                                                {"I64", 8},
+                                                {"U64", 8}}};
+
+bool multiply(uint64_t a, uint64_t b, uint64_t& out) { return !__builtin_mul_overflow(a, b, &out); }
+
+class HeaderReader {
+  public:
+    HeaderReader(std::string_view json, const std::string& what, SafetensorsHeader& out)
+        : json_(json, what), what_(what), out_(out) {}
+
+    void read() {
+        json_.expect('{', "at the start of the header");
+        if (!json_.accept('}')) {
+            do read_entry();
+            while (json_.accept(','));
+            json_.expect('}', "at the end of the header, or ','");
+        }
+        json_.end();
+    }
+
+  private:
+    void read_entry() {
+        const std::string_view name = json_.string(scratch_, "as a tensor name");
+        if (name == "__metadata__") {
+            if (std::exchange(have_metadata_, true)) json_.fail("`__metadata__` appears twice");
+            json_.expect(':', "after `__metadata__`");
+            read_metadata();
+            return;
+        }
+        if (name.empty()) json_.fail("a tensor has an empty name");
+        if (name.find('\0') != std::string_view::npos) json_.fail("a tensor name holds a NUL character");
+        SafeTensor t;
+        t.name = name;
+        if (name.data() == scratch_.data()) t.name = out_.unescaped.emplace_back(name);
+        json_.expect(':', "after a tensor name");
+        read_tensor(t);
+        out_.tensors.push_back(t);
+    }
+
+    void read_metadata() {
+        json_.expect('{', "as the value of `__metadata__`");
+        if (json_.accept('}')) return;
+        do {
+            std::string key(json_.string(scratch_, "as a key of `__metadata__`"));
+            json_.expect(':', "after a key of `__metadata__`");
+            std::string value(json_.string(scratch_, "as a value of `__metadata__` (strings only)"));
+            if (out_.metadata.size() == kMaxMetadata) json_.fail("too many entries in `__metadata__`");
+            out_.metadata.emplace_back(std::move(key), std::move(value));
+        } while (json_.accept(','));
+        json_.expect('}', "at the end of `__metadata__`, or ','");
+        std::vector<std::string_view> keys;
+        for (const auto& entry : out_.metadata) keys.push_back(entry.first);
+        std::sort(keys.begin(), keys.end());
+        const auto twice = std::adjacent_find(keys.begin(), keys.end());
+        if (twice != keys.end()) json_.fail("`__metadata__` has '" + printable(*twice) + "' twice");
+    }
+
+    void read_tensor(SafeTensor& t) {
+        enum : unsigned { kDType = 1, kShape = 2, kOffsets = 4 };
+        unsigned seen = 0;
+        json_.expect('{', "as a tensor's description");
+        do {
+            const std::string_view key = json_.string(scratch_, "as a key of a tensor's description");
+            const unsigned field = key == "dtype"          ? kDType
+                                   : key == "shape"        ? kShape
+                                   : key == "data_offsets" ? kOffsets
+                                                           : 0u;
+            if (field == 0) fail(t, fmt::format("unknown key '{}'", printable(key)));
+            if (seen & field) fail(t, fmt::format("key '{}' appears twice", key));
+            seen |= field;
+            json_.expect(':', "after a key of a tensor's description");
+            if (field == kDType)
+                read_dtype(t);
+            else if (field == kShape)
+                read_shape(t);
+            else
+                read_offsets(t);
+        } while (json_.accept(','));
+        json_.expect('}', "at the end of a tensor's description, or ','");
+        if (seen != (kDType | kShape | kOffsets))
+            fail(t, "expected dtype, shape and data_offsets, found less");
+        check_size(t);
+    }
+
+    void read_dtype(SafeTensor& t) {
+        const std::string_view name = json_.string(scratch_, "as a dtype");
+        for (size_t i = 0; i < kDTypes.size(); ++i) {
+            if (name != kDTypes[i].name) continue;
+            t.dtype = static_cast<SafeDType>(i);
+            return;
+        }
+        const bool mx = name.starts_with("F4") || name.starts_with("F6") || name == "F8_E8M0";
+        fail(t, fmt::format("unknown dtype '{}'{}", printable(name),
+                            mx ? "; an MX format? quern reads NVFP4, whose codes are stored as U8" : ""));
+    }
+
+    void read_shape(SafeTensor& t) {
+        json_.expect('[', "as a shape");
+        if (json_.accept(']')) return;
+        do {
+            if (t.rank == kSafeMaxRank) fail(t, fmt::format("more than {} dimensions", kSafeMaxRank));
+            constexpr auto kLimit = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+            t.shape[t.rank++] = static_cast<int64_t>(json_.integer(kLimit, "in a shape"));
+        } while (json_.accept(','));
+        json_.expect(']', "at the end of a shape, or ','");
+    }
+
+    void read_offsets(SafeTensor& t) {
+        constexpr uint64_t kLimit = std::numeric_limits<uint64_t>::max();
+        json_.expect('[', "as data_offsets");
+        t.begin = json_.integer(kLimit, "as the start of data_offsets");
+        json_.expect(',', "between the two data_offsets");
+        t.end = json_.integer(kLimit, "as the end of data_offsets");
+        json_.expect(']', "after two data_offsets");
+    }
+
+    void check_size(const SafeTensor& t) {
+        uint64_t bytes = static_cast<uint64_t>(safe_dtype_size(t.dtype));
+        for (const int64_t d : t.dims()) {
+            if (!multiply(bytes, static_cast<uint64_t>(d), bytes)) {
+                fail(t, fmt::format("shape {} needs more than 2^64 bytes", shape_text(t.dims())));
+            }
+        }
+        if (t.begin > t.end) fail(t, fmt::format("data_offsets [{}, {}] run backwards", t.begin, t.end));
+        if (t.end - t.begin != bytes) {
+            fail(t, fmt::format("{} needs {} bytes, but data_offsets [{}, {}] hold {}", describe(t), bytes,
+                                t.begin, t.end, t.end - t.begin));
+        }
+    }
+
+    [[noreturn]] void fail(const SafeTensor& t, const std::string& message) {
+        FAIL(model, "{}: tensor '{}': {}", what_, printable(t.name), message);
+    }
+
+    JsonPull json_;
+    const std::string& what_;
+    SafetensorsHeader& out_;
+    std::string scratch_;
+    bool have_metadata_ = false;
+};
+
+void check_names(const SafetensorsHeader& h, const std::string& what) {
+    NameMap seen;
+    seen.reserve(h.tensors.size());
+    for (const SafeTensor& t : h.tensors) {
+        if (!seen.emplace(t.name, 0).second)
+            FAIL(model, "{}: tensor '{}' appears twice", what, printable(t.name));
+    }
+}
+
+/// Data ranges in order, each starting where the last one ended, the last one ending with the file.
+void check_ranges(const SafetensorsHeader& h, uint64_t data_size, const std::string& what) {
+    uint64_t at = 0;
+    for (const SafeTensor& t : h.tensors) {
+        if (t.begin != at) {
+            FAIL(model,
+                 "{}: tensor '{}': expected its data at offset {}, found {}: {}; the file is damaged or was "
+                 "made to mislead",
+                 what, printable(t.name), at, t.begin,
+                 t.begin < at ? "it overlaps another tensor" : "there is a gap before it");
+        }
+        at = t.end;
+    }
+    if (at > data_size) {
+        FAIL(model,
+             "{}: the file is cut off: {} bytes are missing of {} (last tensor '{}'); download it again",
+             what, at - data_size, h.data_begin + at, printable(h.tensors.back().name));
+    }
+    if (at < data_size) {
+        FAIL(model,
+             "{}: {} bytes after the last tensor belong to nothing; expected a file of {} bytes, found {}",
+             what, data_size - at, h.data_begin + at, h.data_begin + data_size);
+    }
+}
+
+std::string_view text_of(std::span<const std::byte> bytes) {
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+}
+
+}  // namespace
+
+const char* safe_dtype_name(SafeDType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
+int safe_dtype_size(SafeDType dtype) { return kDTypes[static_cast<size_t>(dtype)].size; }
+
+int64_t SafeTensor::elements() const {
+    return static_cast<int64_t>(bytes() / static_cast<uint64_t>(safe_dtype_size(dtype)));
+}
+
+bool SafeTensor::has_shape(std::initializer_list<int64_t> expected) const {
+    const auto d = dims();
+    return std::equal(d.begin(), d.end(), expected.begin(), expected.end());
+}
+
+std::string shape_text(std::span<const int64_t> shape) {
+    std::string out = "[";
+    for (const int64_t d : shape) out += (out.size() > 1 ? ", " : "") + std::to_string(d);
+    return out + "]";
+}
+
+std::string describe(const SafeTensor& t) { return shape_text(t.dims()) + " " + safe_dtype_name(t.dtype); }
+
+std::string guess_file_kind(std::string_view s) {
+    const std::string_view body = s.substr(std::min(s.find_first_not_of(" \t\r\n"), s.size()));
+    std::string lower(body.substr(0, 16));
+    std::transform(lower.begin(), lower.end(), lower.begin(),
+                   [](unsigned char c) { return std::tolower(c); });
+    if (s.starts_with("version https://git-lfs")) {
+        return "a git-lfs pointer, not the weights: run `git lfs pull` in the checkpoint's directory";
+    }
+    if (lower.starts_with("<!doctype") || lower.starts_with("<html") || lower.starts_with("<?xml")) {
+        return "a web page: the download got an error or login page; download it again";
+    }
+    if (s.starts_with("GGUF")) return "a GGUF file: quern reads safetensors checkpoints only";
+    if (s.starts_with("PK\x03\x04"))
+        return "a zip archive, perhaps a PyTorch .bin: convert it to safetensors";
+    if (body.starts_with("{")) return "bare JSON, perhaps the index or config instead of the weights";
+    if (!s.empty() && s.find_first_not_of('\0') == std::string_view::npos) {
+        return "only zeros so far: a reserved file whose download did not finish";
+    }
+    return "";
+}
+
+SafetensorsHeader parse_safetensors_header(std::span<const std::byte> start, uint64_t file_size,
+                                           const std::string& what) {
+    const std::string_view text = text_of(start);
+    std::string kind = guess_file_kind(text.substr(0, 512));
+    if (!kind.empty()) kind = "; it looks like " + kind;
+    if (file_size == 0) FAIL(model, "{}: the file is empty; download it again", what);
+    if (file_size < 8 || start.size() < 8) {
+        FAIL(model, "{}: expected at least 8 bytes, found {}; download it again{}", what, file_size, kind);
+    }
+    uint64_t length = 0;
+    for (size_t i = 0; i < 8; ++i) length |= static_cast<uint64_t>(start[i]) << (8 * i);
+    if (length > kSafeMaxHeader) {
+        FAIL(model, "{}: not a safetensors file: header length {} is above {}{}", what, length,
+             kSafeMaxHeader, kind);
+    }
+    if (length > file_size - 8) {
+        FAIL(
+            model,
+            "{}: the file is cut off or no safetensors file: its header should take {} bytes, {} are there{}",
+            what, length, file_size - 8, kind);
+    }
+    if (length > start.size() - 8)
+        FAIL(model, "{}: header of {} bytes, {} given", what, length, start.size() - 8);
+    const std::string_view json = text.substr(8, static_cast<size_t>(length));
+    if (!json.starts_with('{')) {
+        FAIL(model, "{}: not a safetensors file: the header starts with '{}', expected '{{'{}", what,
+             printable(json.substr(0, 16)), kind);
+    }
+    SafetensorsHeader header;
+    header.data_begin = 8 + length;
+    const uint64_t data_size = file_size - header.data_begin;
+    HeaderReader(json, what, header).read();
+    check_names(header, what);
+    std::sort(header.tensors.begin(), header.tensors.end(), [](const SafeTensor& a, const SafeTensor& b) {
+        return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+    });
+    check_ranges(header, data_size, what);
+    return header;
+}
+
+}  // namespace quern

@@ -1,0 +1,44 @@
+// The rules for scales, one function each, and the explanations of what is wrong with a tensor. Messages are
+// without the file and tensor name; an empty string means that all is well. Used by weight_format.cpp only.
+#pragma once
+
+#include <span>
+#include <string>
+
+#include "ggml-like/safetensors.h"
+#include "ggml-like/weight.h"
+
+namespace quern {
+
+/// How a checkpoint stores the global scale of an NVFP4 matrix.
+enum class GlobalForm : uint8_t {
+    divisor,     // compressed-tensors: 2688 / amax
+    multiplier,  // ModelOpt: amax / 2688
+};
+
+/// BF16, F16, F32; false for every other dtype.
+bool plain_dtype(SafeDType from, DType& to);
+/// Converts all elements of a BF16, F16 or F32 tensor; the source may be unaligned.
+void to_floats(const SafeTensor& t, float* out);
+
+/// What is wrong with the codes of an NVFP4 matrix [rows, cols].
+std::string explain_codes(const SafeTensor& t, int64_t rows, int64_t cols);
+/// What is wrong with its block scales.
+std::string explain_block_scale(const SafeTensor& t, int64_t rows, int64_t cols);
+/// What is wrong with the shape of the scales of an FP8 matrix.
+std::string explain_fp8_scale(const SafeTensor& t, int64_t rows, int64_t cols);
+/// Expected and found shape, and whether it looks transposed, stacked or padded.
+std::string explain_shape(const SafeTensor& t, std::span<const int64_t> expected);
+
+/// Reads one F32 and turns it into multiplier form. Positive, normal, and implying a largest weight in
+/// (1e-3, 1e3); exactly 1 is also legal when all codes are zero (an expert that calibration never reached).
+std::string read_global_scale(const SafeTensor& global, const SafeTensor& codes, GlobalForm form,
+                              float& scale);
+/// FP8 scales: positive and normal, zero only above values that are all zero; the largest in range as above.
+/// `segment` has data, size and scale_kind set.
+std::string check_fp8_scales(const WeightSegment& segment, std::span<const float> scales);
+
+/// True when all `bytes` NVFP4 codes are +0 or -0.
+bool codes_are_zero(const std::byte* codes, uint64_t bytes);
+
+}  // namespace quern

@@ -1,0 +1,67 @@
+#include "models/tensor_names.h"
+
+namespace quern {
+namespace {
+
+constexpr std::string_view kText = "model.language_model.";
+
+bool strip(std::string_view& s, std::string_view prefix) {
+    if (!s.starts_with(prefix)) return false;
+    s.remove_prefix(prefix.size());
+    return true;
+}
+
+std::string join(std::string_view prefix, std::string_view rest) {
+    std::string out(prefix);
+    return out += rest;
+}
+
+}  // namespace
+
+std::string canonical_name(std::string_view name) {
+    std::string_view rest = name;
+    while (strip(rest, "model.") || strip(rest, "language_model.")) {
+    }
+    if (strip(rest, "visual.") || strip(rest, "vision_tower.")) return join("model.visual.", rest);
+    for (const std::string_view start : {"layers.", "embed_tokens.", "norm."}) {
+        if (rest.starts_with(start)) return join(kText, rest);
+    }
+    for (const std::string_view start : {"mtp.", "lm_head."}) {
+        if (rest.starts_with(start)) return std::string(rest);
+    }
+    return std::string(name);
+}
+
+const char* unused_reason_text(UnusedReason reason) {
+    switch (reason) {
+        case UnusedReason::vision:
+            return "vision tower: text only for now";
+        case UnusedReason::mtp:
+            return "MTP block: speculation is off";
+        case UnusedReason::activation_scale:
+            return "activation scales: activations are not quantized";
+        case UnusedReason::kv_scale:
+            return "KV cache scales: the cache is not quantized by them";
+        case UnusedReason::rotary:
+            return "rotary frequencies: computed from the config";
+    }
+    return "";
+}
+
+bool known_unused(std::string_view canonical, UnusedReason& reason) {
+    const auto found = [&](UnusedReason r) {
+        reason = r;
+        return true;
+    };
+    if (canonical.starts_with("model.visual.")) return found(UnusedReason::vision);
+    if (canonical.starts_with("mtp.")) return found(UnusedReason::mtp);
+    if (canonical.ends_with(".input_global_scale") || canonical.ends_with(".input_scale")) {
+        return found(UnusedReason::activation_scale);
+    }
+    if (canonical.ends_with(".k_scale") || canonical.ends_with(".v_scale"))
+        return found(UnusedReason::kv_scale);
+    if (canonical.ends_with("rotary_emb.inv_freq")) return found(UnusedReason::rotary);
+    return false;
+}
+
+}  // namespace quern

@@ -1,0 +1,32 @@
+// One name for a tensor, whatever prefix the checkpoint's writer gave it.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace quern {
+
+/// The official name of a Qwen3.5/3.6 tensor: "model.language_model.layers.3.mlp.gate.weight",
+/// "lm_head.weight", "model.visual...", "mtp...". Leading "model." and "language_model." in any number and
+/// order are read as one prefix, so text-only exports (model.layers), older nesting
+/// (language_model.model.layers), doubled prefixes and vision below language_model all end in the same name.
+/// Names outside these families are returned unchanged.
+std::string canonical_name(std::string_view name);
+
+/// What a tensor that the text model does not read is for.
+enum class UnusedReason : unsigned char {
+    vision,            // image and video tower; text only for now
+    mtp,               // multi-token-prediction block; speculation off
+    activation_scale,  // input scales of W4A4 and W8A8; activations are not quantized
+    kv_scale,          // scales of a quantized KV cache
+    rotary,            // rotary inv_freq buffers; computed from the config
+};
+inline constexpr int kUnusedReasons = 5;
+
+/// "vision tower: text only for now"
+const char* unused_reason_text(UnusedReason reason);
+
+/// Finds the reason for which a tensor of this canonical name may stay unread; false when there is none.
+bool known_unused(std::string_view canonical, UnusedReason& reason);
+
+}  // namespace quern

@@ -1,0 +1,295 @@
+#include "models/weight_format.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "ggml-like/check.h"
+#include "ggml-like/json_pull.h"
+#include "ggml-like/nvfp4.h"
+#include "models/scale_rules.h"
+
+namespace quern {
+namespace {
+
+constexpr uint32_t kNone = Checkpoint::kNone;
+constexpr int64_t kFp8Block = 128;
+constexpr int64_t kMaxDim = int64_t{1} << 30;  // products of two cannot overflow
+
+int64_t blocks_of(int64_t n) { return (n + kFp8Block - 1) / kFp8Block; }
+
+/// One linear module while it is read.
+class LinearReader {
+  public:
+    LinearReader(const Checkpoint& checkpoint, const std::string& module, int64_t rows, int64_t cols,
+                 TensorUse& use)
+        : checkpoint_(checkpoint), module_(module), use_(use) {
+        CHECK(rows > 0 && cols > 0 && rows <= kMaxDim && cols <= kMaxDim,
+              "[read_linear] {}: bad size [{}, {}]", module, rows, cols);
+        out_.name = module;
+        out_.rows = rows;
+        out_.cols = cols;
+        weight_ = find(".weight");
+        packed_ = find(".weight_packed");
+        scale_ = find(".weight_scale");
+        scale_inv_ = find(".weight_scale_inv");
+        scale_2_ = find(".weight_scale_2");
+        global_ = find(".weight_global_scale");
+    }
+
+    WeightSegment read() {
+        if (weight_ != kNone && packed_ != kNone) {
+            fail(packed_,
+                 "expected one of weight and weight_packed, found both; was a quantized model saved over the "
+                 "original one?");
+        }
+        if (packed_ != kNone) {
+            read_nvfp4(packed_, global_, ".weight_global_scale", scale_2_, GlobalForm::divisor);
+        } else if (weight_ == kNone) {
+            fail_missing();
+        } else if (at(weight_).dtype == SafeDType::U8 || at(weight_).dtype == SafeDType::I8) {
+            read_nvfp4(weight_, scale_2_, ".weight_scale_2", global_, GlobalForm::multiplier);
+        } else if (at(weight_).dtype == SafeDType::F8_E4M3) {
+            read_fp8();
+        } else {
+            read_plain();
+        }
+        return std::move(out_);
+    }
+
+  private:
+    uint32_t find(const char* suffix) const { return checkpoint_.find(module_ + suffix); }
+    const SafeTensor& at(uint32_t i) const { return *checkpoint_.tensors()[i].tensor; }
+    bool values() const { return use_.mode() == ReadMode::values; }
+
+    [[noreturn]] void fail(uint32_t tensor, const std::string& message) const {
+        FAIL(model, "{}: {}", checkpoint_.where(tensor), message);
+    }
+
+    [[noreturn]] void fail_missing() const {
+        const char* cause = "is the download complete, and is it this architecture?";
+        if (find(".qweight") != kNone)
+            cause = "there is a 'qweight': GPTQ and AWQ checkpoints are not read";
+        else if (find(".scales") != kNone)
+            cause = "there are 'scales': MLX and AWQ checkpoints are not read";
+        else if (scale_ != kNone)
+            cause = "its weight_scale is there: was the file edited?";
+        FAIL(model,
+             "{}: tensor '{}.weight' or '{}.weight_packed': expected a matrix [{}, {}], found none; {}",
+             checkpoint_.files().directory, module_, module_, out_.rows, out_.cols, cause);
+    }
+
+    void expect_absent(uint32_t tensor, const char* beside) const {
+        if (tensor == kNone) return;
+        fail(tensor, fmt::format("expected no such scale beside {}, found {}; were two exports mixed?",
+                                 beside, describe(at(tensor))));
+    }
+
+    uint32_t expect_there(uint32_t tensor, const char* suffix, const char* beside) const {
+        if (tensor != kNone) return tensor;
+        FAIL(model,
+             "{}: tensor '{}{}': expected beside {}, found none; is the download complete, or was the export "
+             "interrupted?",
+             checkpoint_.files().directory, module_, suffix, beside);
+    }
+
+    void read_nvfp4(uint32_t codes, uint32_t global, const char* global_suffix, uint32_t other_global,
+                    GlobalForm form) {
+        const char* beside =
+            form == GlobalForm::divisor ? "weight_packed (compressed-tensors)" : "a U8 weight (ModelOpt)";
+        const int64_t rows = out_.rows, cols = out_.cols;
+        if (at(codes).dtype != SafeDType::U8 || !at(codes).has_shape({rows, cols / 2}) ||
+            cols % nvfp4::kBlock != 0) {
+            fail(codes, explain_codes(at(codes), rows, cols));
+        }
+        expect_absent(other_global, beside);
+        expect_absent(scale_inv_, beside);
+        expect_there(scale_, ".weight_scale", beside);
+        expect_there(global, global_suffix, beside);
+        const SafeTensor& scale = at(scale_);
+        if (scale.dtype != SafeDType::F8_E4M3 || !scale.has_shape({rows, cols / nvfp4::kBlock})) {
+            fail(scale_, explain_block_scale(scale, rows, cols));
+        }
+        const SafeTensor& g = at(global);
+        if (g.dtype != SafeDType::F32 || g.elements() != 1 || g.rank > 1) {
+            fail(global,
+                 fmt::format("expected one F32 value, found {}; were the scales of fused modules merged?",
+                             describe(g)));
+        }
+        out_.dtype = DType::NVFP4;
+        out_.scale_kind = ScaleKind::nvfp4;
+        out_.data = at(codes).data;
+        out_.scale = scale.data;
+        if (values()) {
+            const std::string problem = read_global_scale(g, at(codes), form, out_.global_scale);
+            if (!problem.empty()) fail(global, problem);
+        }
+        use_.use(codes, "codes");
+        use_.use(scale_, "block scales");
+        use_.use(global, "global scale");
+    }
+
+    void read_fp8() {
+        const SafeTensor& w = at(weight_);
+        if (!w.has_shape({out_.rows, out_.cols})) fail(weight_, explain_shape(w, std::array{out_.rows, out_.cols}));
+        expect_absent(scale_2_, "an F8_E4M3 weight");
+        expect_absent(global_, "an F8_E4M3 weight");
+        if (scale_ != kNone && scale_inv_ != kNone) expect_absent(scale_inv_, "weight_scale");
+        const uint32_t scale_index =
+            expect_there(scale_ != kNone ? scale_ : scale_inv_, ".weight_scale", "an F8_E4M3 weight");
+        const SafeTensor& scale = at(scale_index);
+        if (scale.dtype != SafeDType::F32 && scale.dtype != SafeDType::BF16) {
+            fail(scale_index,
+                 fmt::format("expected F32 or BF16 scales of an FP8 weight, found {}", describe(scale)));
+        }
+        if (scale.elements() == 1 && scale.rank <= 2)
+            out_.scale_kind = ScaleKind::per_tensor;
+        else if (scale.has_shape({out_.rows}) || scale.has_shape({out_.rows, 1}))
+            out_.scale_kind = ScaleKind::per_row;
+        else if (scale.has_shape({blocks_of(out_.rows), blocks_of(out_.cols)}))
+            out_.scale_kind = ScaleKind::block128;
+        else
+            fail(scale_index, explain_fp8_scale(scale, out_.rows, out_.cols));
+        out_.dtype = DType::F8_E4M3;
+        out_.data = w.data;
+        if (values()) {
+            float* floats = use_.new_floats(static_cast<size_t>(scale.elements()));
+            to_floats(scale, floats);
+            const std::string problem =
+                check_fp8_scales(out_, {floats, static_cast<size_t>(scale.elements())});
+            if (!problem.empty()) fail(scale_index, problem);
+            if (out_.scale_kind == ScaleKind::per_tensor)
+                out_.global_scale = floats[0];
+            else
+                out_.scale = floats;
+        }
+        use_.use(weight_, "values");
+        use_.use(scale_index, "scales");
+    }
+
+    void read_plain() {
+        const SafeTensor& w = at(weight_);
+        if (!plain_dtype(w.dtype, out_.dtype)) {
+            fail(weight_,
+                 fmt::format("expected BF16, F16, F32, F8_E4M3 or U8 (NVFP4), found {}{}", describe(w),
+                             w.dtype == SafeDType::F8_E5M2 ? "; E5M2 is no weight format" : ""));
+        }
+        if (!w.has_shape({out_.rows, out_.cols})) fail(weight_, explain_shape(w, std::array{out_.rows, out_.cols}));
+        for (const uint32_t leftover : {scale_, scale_inv_, scale_2_, global_}) {
+            if (leftover == kNone) continue;
+            fail(leftover,
+                 fmt::format("a scale beside a {} weight, which needs none; was the weight dequantized "
+                             "without removing its scales, or cast by accident?",
+                             safe_dtype_name(w.dtype)));
+        }
+        out_.scale_kind = ScaleKind::none;
+        out_.data = w.data;
+        use_.use(weight_, "values");
+    }
+
+    const Checkpoint& checkpoint_;
+    const std::string& module_;
+    TensorUse& use_;
+    WeightSegment out_;
+    uint32_t weight_, packed_, scale_, scale_inv_, scale_2_, global_;
+};
+
+uint32_t require_tensor(const Checkpoint& checkpoint, const std::string& name,
+                        std::span<const int64_t> shape) {
+    const uint32_t i = checkpoint.find(name);
+    if (i != kNone) return i;
+    FAIL(model,
+         "{}: tensor '{}': expected {}, found none; is the download complete, and is it this architecture?",
+         checkpoint.files().directory, name, shape_text(shape));
+}
+
+const SafeTensor& require_plain(const Checkpoint& checkpoint, uint32_t i, std::span<const int64_t> shape,
+                                DType& dtype) {
+    const SafeTensor& t = *checkpoint.tensors()[i].tensor;
+    if (!plain_dtype(t.dtype, dtype)) {
+        FAIL(model, "{}: expected BF16, F16 or F32, found {}", checkpoint.where(i), describe(t));
+    }
+    if (!std::equal(t.dims().begin(), t.dims().end(), shape.begin(), shape.end())) {
+        FAIL(model, "{}: {}", checkpoint.where(i), explain_shape(t, shape));
+    }
+    return t;
+}
+
+}  // namespace
+
+bool has_linear(const Checkpoint& checkpoint, const std::string& module) {
+    return checkpoint.find(module + ".weight") != kNone ||
+           checkpoint.find(module + ".weight_packed") != kNone;
+}
+
+WeightSegment read_linear(const Checkpoint& checkpoint, const std::string& module, int64_t rows, int64_t cols,
+                          TensorUse& use) {
+    return LinearReader(checkpoint, module, rows, cols, use).read();
+}
+
+std::vector<WeightSegment> read_stacked(const Checkpoint& checkpoint, const std::string& name, int64_t count,
+                                        int64_t rows, int64_t cols, TensorUse& use) {
+    CHECK(count > 0 && rows > 0 && cols > 0, "[read_stacked] {}: bad size [{}, {}, {}]", name, count, rows,
+          cols);
+    const int64_t shape[] = {count, rows, cols};
+    const uint32_t index = require_tensor(checkpoint, name, shape);
+    DType dtype = DType::BF16;
+    const SafeTensor& t = require_plain(checkpoint, index, shape, dtype);
+    use.use(index, "values");
+    std::vector<WeightSegment> out(static_cast<size_t>(count));
+    const uint64_t step = t.bytes() / static_cast<uint64_t>(count);
+    for (size_t i = 0; i < out.size(); ++i) {
+        out[i].name = fmt::format("{}[{}]", name, i);
+        out[i].dtype = dtype;
+        out[i].rows = rows;
+        out[i].cols = cols;
+        out[i].data = t.data + i * step;
+    }
+    return out;
+}
+
+WeightSegment slice_rows(const WeightSegment& s, int64_t begin, int64_t rows, const std::string& name) {
+    CHECK(begin >= 0 && rows > 0 && begin + rows <= s.rows, "[slice_rows] {}: rows {} + {} of {}", s.name,
+          begin, rows, s.rows);
+    CHECK(s.scale_kind != ScaleKind::block128 || begin % kFp8Block == 0,
+          "[slice_rows] {}: row {} inside a block", s.name, begin);
+    WeightSegment out = s;
+    out.name = name;
+    out.rows = rows;
+    const auto* data = static_cast<const std::byte*>(s.data);
+    if (data != nullptr) out.data = data + dtype_bytes(s.dtype, begin * s.cols);
+    if (s.scale == nullptr) return out;
+    const auto* floats = static_cast<const float*>(s.scale);
+    if (s.scale_kind == ScaleKind::per_row) out.scale = floats + begin;
+    if (s.scale_kind == ScaleKind::block128) out.scale = floats + begin / kFp8Block * blocks_of(s.cols);
+    if (s.scale_kind == ScaleKind::nvfp4) {
+        out.scale = static_cast<const std::byte*>(s.scale) + begin * (s.cols / nvfp4::kBlock);
+    }
+    return out;
+}
+
+Tensor read_floats(const Checkpoint& checkpoint, const std::string& name,
+                   std::initializer_list<int64_t> shape, TensorUse& use) {
+    const std::span<const int64_t> dims(shape.begin(), shape.size());
+    const uint32_t index = require_tensor(checkpoint, name, dims);
+    DType dtype = DType::F32;
+    const SafeTensor& t = require_plain(checkpoint, index, dims, dtype);
+    use.use(index, "values");
+    Tensor out = make_tensor(
+        name.size() < sizeof(Tensor::name) ? name : name.substr(name.size() - sizeof(Tensor::name) + 1),
+        DType::F32, Place::weight, shape);
+    if (use.mode() == ReadMode::headers) return out;
+    float* floats = use.new_floats(static_cast<size_t>(t.elements()));
+    to_floats(t, floats);
+    for (int64_t i = 0; i < t.elements(); ++i) {
+        if (!std::isfinite(floats[i])) {
+            FAIL(model, "{}: element {} of {} is {}; the file is damaged", checkpoint.where(index), i,
+                 describe(t), floats[i]);
+        }
+    }
+    out.data = floats;
+    return out;
+}
+
+}  // namespace quern

@@ -1,0 +1,56 @@
+// From checkpoint tensors to weights: the format of every matrix is decided from the tensors that are there.
+//
+//   P.weight_packed U8 + weight_scale E4M3 + weight_global_scale        NVFP4, compressed-tensors (a divisor)
+//   P.weight U8 + weight_scale E4M3 + weight_scale_2                    NVFP4, ModelOpt (a multiplier)
+//   P.weight F8_E4M3 + weight_scale | weight_scale_inv (BF16, F32)      FP8 per tensor, per row, per 128x128
+//   block P.weight BF16 | F16 | F32                                           plain
+// Anything else is an Error(model) that names file, tensor, expected, found and the likely cause. Module and
+// tensor names are official names (models/tensor_names.h), without ".weight" for modules.
+#pragma once
+
+#include <initializer_list>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ggml-like/tensor.h"
+#include "ggml-like/weight.h"
+#include "models/checkpoint.h"
+#include "models/tensor_use.h"
+
+namespace quern {
+
+/// Whether the checkpoint has a matrix of that module name, in any format.
+bool has_linear(const Checkpoint& checkpoint, const std::string& module);
+
+/// The matrix [rows, cols] of a linear module (also embed_tokens and lm_head). Codes and block scales stay in
+/// the mapping; FP8 row and block scales become float arrays owned by `use`. With ReadMode::values the scales
+/// that are floats are checked: finite, positive, and such that the largest weight lies in (1e-3, 1e3), which
+/// an inverted global scale cannot satisfy. A global scale of exactly 1 is legal when all codes are zero.
+WeightSegment read_linear(const Checkpoint& checkpoint, const std::string& module, int64_t rows, int64_t cols,
+                          TensorUse& use);
+
+/// A stacked tensor [count, rows, cols] in BF16, F16 or F32 (fused experts) as `count` segments "name[i]".
+std::vector<WeightSegment> read_stacked(const Checkpoint& checkpoint, const std::string& name, int64_t count,
+                                        int64_t rows, int64_t cols, TensorUse& use);
+
+/// Rows `begin` .. `begin + rows` of a segment, as a segment of its own: gate and up of a fused gate_up_proj.
+/// `begin` must be a multiple of 128 when the scales are per block.
+WeightSegment slice_rows(const WeightSegment& segment, int64_t begin, int64_t rows, const std::string& name);
+
+/// A small tensor (norm, A_log, conv1d) of exactly this shape, converted to F32 in memory owned by `use`; all
+/// values must be finite. BF16, F16 and F32 are read. With ReadMode::headers data is null.
+Tensor read_floats(const Checkpoint& checkpoint, const std::string& name,
+                   std::initializer_list<int64_t> shape, TensorUse& use);
+
+struct ScaleCheck {
+    std::vector<std::string> problems;  // at most one line a segment
+    int64_t zero_blocks = 0;            // block scales that are zero, all weights in them read as zero
+};
+
+/// Reads all block scales (and FP8 values) of the segments: NaN, negative, or all zero over non-zero codes
+/// are problems. Touches a ninth of an NVFP4 checkpoint's bytes, so it runs on `threads` threads.
+ScaleCheck check_scales(const Checkpoint& checkpoint, std::span<const WeightSegment* const> segments,
+                        int threads);
+
+}  // namespace quern
