@@ -1,0 +1,30 @@
+// JSON from files and requests: everything quern parses comes through here, because all of it may be hostile.
+//
+// One pass over the text builds the document and at the same time bounds nesting and finds duplicate keys.
+// The parser below is nlohmann::json (iterative, RFC 8259: no comments, no NaN, no trailing text); a UTF-8
+// byte order mark at the very start is accepted.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+
+#include "ggml-like/check.h"
+
+namespace quern {
+
+struct JsonOptions {
+    /// Containers inside each other; a document of exactly this depth is accepted.
+    int max_depth = 64;
+    /// RFC 8259 leaves duplicates open; two readers may then see two documents, so the default refuses them.
+    bool reject_duplicate_keys = true;
+    /// What a bad document means for the caller: `model` for checkpoint files, `usage` for requests.
+    ErrorKind kind = ErrorKind::model;
+};
+
+/// Parses `text`; `what` names it in messages (a path, "request body"). Throws Error(options.kind) on a
+/// syntax error, invalid UTF-8 in a string, a number outside double, nesting beyond max_depth or a duplicate
+/// key; the message has line and column, is short and is plain ASCII apart from `what`.
+nlohmann::json parse_json(std::string_view text, const std::string& what, const JsonOptions& options = {});
+
+}  // namespace quern
