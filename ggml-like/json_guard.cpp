@@ -1,5 +1,7 @@
 #include "ggml-like/json_guard.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <utility>

@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "ggml-like/check.h"
+#include "ggml-like/error.h"
 
 namespace quern {
 

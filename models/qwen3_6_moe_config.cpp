@@ -69,7 +69,7 @@ void check_architecture(const Json& root, const std::string& file) {
             "{}: model_type '{}' is the dense Qwen3.6 family (27B); quern runs the MoE family, 'qwen3_5_moe'",
             file, found);
     FAIL(model, "{}: model_type should be 'qwen3_5_moe' (Qwen3.6-35B-A3B and its fine-tunes), but is {}",
-         file, found.empty() ? "missing" : "'" + found + "'");
+         file, found.empty() ? "missing" : fmt::format("'{}'", found));
 }
 
 std::vector<bool> layer_kinds(const Fields& f, int64_t layers) {

@@ -13,7 +13,9 @@
 #include <string_view>
 #include <vector>
 
-#include "ggml-like/check.h"
+#include <fmt/format.h>
+
+#include "ggml-like/error.h"
 
 namespace quern::test {
 
@@ -22,7 +24,7 @@ class TempDir {
   public:
     TempDir() {
         std::string pattern = (std::filesystem::temp_directory_path() / "quern-test-XXXXXX").string();
-        CHECK(mkdtemp(pattern.data()) != nullptr, "cannot make a temporary directory {}", pattern);
+        if (mkdtemp(pattern.data()) == nullptr) throw std::runtime_error("cannot make " + pattern);
         path_ = pattern;
     }
     ~TempDir() {
@@ -133,7 +135,7 @@ class SafetensorsWriter {
         for (Entry& e : entries) {
             if (e.name == name) return e;
         }
-        FAIL(runtime, "no tensor {} to change", name);
+        throw std::runtime_error("no tensor " + name + " to change");
     }
 
     std::vector<Entry> entries;

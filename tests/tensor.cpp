@@ -1,9 +1,7 @@
 // Tensor: shapes, names, and the conversions of 16-bit floats against arithmetic in double.
 #include "ggml-like/tensor.h"
 
-#include "ggml-like/check.h"
-#undef CHECK  // doctest has macros of the same names
-#undef FAIL
+#include "ggml-like/error.h"
 #include <doctest/doctest.h>
 
 #include <cmath>

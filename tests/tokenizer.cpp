@@ -2,7 +2,7 @@
 // itself.
 #include "models/tokenizer.h"
 
-#include "ggml-like/check.h"
+#include "ggml-like/error.h"
 #include "models/nfc.h"
 #include "models/utf8.h"
 

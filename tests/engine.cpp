@@ -1,0 +1,253 @@
+// Whole = parts: a sequence's tokens do not depend on chunking, on its neighbours, or on where its state has
+// been.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <random>
+
+#include "ggml-like/error.h"
+#include "models/model.h"
+#include "tools/engine/engine.h"
+#include "tools/engine/plan_cache.h"
+#include "tools/engine/scheduler.h"
+#include "tools/engine/state_pool.h"
+
+namespace quern {
+namespace {
+
+const std::string kVectors = std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/";
+
+struct Loaded {
+    explicit Loaded(const std::string& checkpoint, int threads = 2)
+        : backend(make_cpu_backend(threads)),
+          model(load_model(kVectors + checkpoint, *backend, {.tokenizer = false, .progress = {}})) {}
+    std::unique_ptr<Backend> backend;
+    std::unique_ptr<Model> model;
+};
+
+std::vector<int32_t> random_prompt(const Model& model, size_t length, unsigned seed) {
+    std::mt19937 random(seed);
+    std::vector<int32_t> ids(length);
+    for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<unsigned>(model.info().vocab));
+    return ids;
+}
+
+Request greedy(std::vector<int32_t> prompt, int64_t tokens) {
+    Request r;
+    r.prompt = std::move(prompt);
+    r.sampling.temperature = 0;
+    r.max_tokens = tokens;
+    return r;
+}
+
+struct Trace {
+    std::vector<int32_t> tokens;
+    std::vector<float> logits;  // of all prompt positions
+};
+
+Trace trace(Loaded& l, const std::vector<int32_t>& prompt, int64_t step_tokens, int64_t tokens = 20) {
+    Trace t;
+    Engine engine(*l.model, *l.backend, {.step_tokens = step_tokens});
+    Request r = greedy(prompt, tokens);
+    const int64_t vocab = l.model->info().vocab_rows;
+    r.on_prompt_logits = [&](int64_t, const float* x) { t.logits.insert(t.logits.end(), x, x + vocab); };
+    t.tokens = engine.run(std::move(r)).tokens;
+    return t;
+}
+
+/// Compares bits, so that NaN and -0 count.
+bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+    return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+TEST_SUITE("cpu") {
+    TEST_CASE("prefill in chunks of 1, 7, 64 and at once gives the same bits") {
+        for (const char* checkpoint : {"base/ct", "real_heads/modelopt", "deep/bf16"}) {
+            CAPTURE(checkpoint);
+            Loaded l(checkpoint);
+            const auto prompt = random_prompt(*l.model, 150, 7);
+            const Trace whole = trace(l, prompt, 512);
+            CHECK(whole.tokens.size() == 20);
+            for (int64_t chunk : {1, 7, 64}) {
+                CAPTURE(chunk);
+                const Trace parts = trace(l, prompt, chunk);
+                CHECK(parts.tokens == whole.tokens);
+                CHECK(same_bits(parts.logits, whole.logits));
+            }
+        }
+    }
+
+    TEST_CASE("the number of threads does not change a bit") {
+        Loaded one("mixed/ct", 1), three("mixed/ct", 3);
+        const auto prompt = random_prompt(*one.model, 70, 3);
+        CHECK(same_bits(trace(one, prompt, 32).logits, trace(three, prompt, 32).logits));
+    }
+
+    TEST_CASE("a sequence among others gives what it gives alone") {
+        Loaded l("base/ct");
+        std::vector<std::vector<int32_t>> prompts;
+        std::vector<std::vector<int32_t>> alone;
+        for (unsigned i = 0; i < 8; ++i) {
+            prompts.push_back(random_prompt(*l.model, 3 + 29 * i, 100 + i));
+            Engine engine(*l.model, *l.backend, {});
+            alone.push_back(engine.run(greedy(prompts.back(), 24)).tokens);
+        }
+        // Fewer places than requests, small steps, and requests that arrive while others are answering.
+        Engine engine(*l.model, *l.backend, {.sequences = 3, .step_tokens = 40});
+        std::vector<RequestId> ids;
+        for (size_t i = 0; i < 4; ++i) ids.push_back(engine.submit(greedy(prompts[i], 24)));
+        for (int i = 0; i < 9; ++i) engine.step();
+        for (size_t i = 4; i < 8; ++i) ids.push_back(engine.submit(greedy(prompts[i], 24)));
+        while (engine.step()) {
+        }
+        for (size_t i = 0; i < 8; ++i) {
+            CAPTURE(i);
+            REQUIRE(engine.finished(ids[i]));
+            CHECK(engine.take(ids[i]).tokens == alone[i]);
+        }
+    }
+
+    TEST_CASE("cancel, stop ids and limits") {
+        Loaded l("base/ct");
+        const auto prompt = random_prompt(*l.model, 40, 1);
+        Engine engine(*l.model, *l.backend, {.context = 64, .sequences = 2});
+        const std::vector<int32_t> full = engine.run(greedy(prompt, 1000)).tokens;
+        CHECK(full.size() == 24);  // up to the context
+
+        Request stop = greedy(prompt, 1000);
+        stop.stop_ids = {full[5]};
+        const Result stopped = engine.run(std::move(stop));
+        CHECK(stopped.reason == FinishReason::stop);
+        CHECK(stopped.tokens.size() <= 5);
+        CHECK(std::equal(stopped.tokens.begin(), stopped.tokens.end(), full.begin()));
+
+        const RequestId id = engine.submit(greedy(prompt, 1000));
+        engine.step();
+        engine.cancel(id);
+        while (engine.step()) {
+        }
+        CHECK(engine.take(id).reason == FinishReason::cancelled);
+
+        CHECK(engine.run(greedy(prompt, 0)).tokens.empty());
+        CHECK_THROWS_AS(engine.submit(greedy(random_prompt(*l.model, 64, 1), 5)), Error);
+        CHECK_THROWS_AS(engine.submit(greedy({}, 5)), Error);
+        CHECK_THROWS_AS(engine.submit(greedy({static_cast<int32_t>(l.model->info().vocab_rows)}, 5)), Error);
+        CHECK(engine.run(greedy(prompt, 1000)).tokens == full);  // nothing leaked from one to the next
+    }
+
+    TEST_CASE("one sequence's broken sampling ends that sequence only") {
+        Loaded l("base/ct");
+        const auto prompt = random_prompt(*l.model, 20, 4);
+        Engine engine(*l.model, *l.backend, {.sequences = 2});
+        const std::vector<int32_t> expected = engine.run(greedy(prompt, 8)).tokens;
+        Request broken = greedy(prompt, 8);
+        for (int32_t id = 0; id < l.model->info().vocab; ++id)
+            broken.sampling.logit_bias.emplace_back(id, 1e9f);
+        CHECK_THROWS_AS(engine.submit(broken), Error);
+        CHECK(engine.run(greedy(prompt, 8)).tokens == expected);
+    }
+
+    TEST_CASE("scheduler: answers first, prompts share the rest in order") {
+        Sequence answering, first, second;
+        answering.request.prompt = {1, 2};
+        answering.tokens = {1, 2, 3};
+        answering.state.length = 2;
+        first.request.prompt = first.tokens = std::vector<int32_t>(10, 1);
+        second.request.prompt = second.tokens = std::vector<int32_t>(10, 1);
+        std::vector<Sequence*> running = {&first, &second, &answering};
+        const auto slices = next_batch(running, 14);
+        REQUIRE(slices.size() == 3);
+        CHECK(slices[0].sequence == &answering);
+        CHECK((slices[0].count == 1 && slices[0].last && slices[0].begin == 2));
+        CHECK((slices[1].sequence == &first && slices[1].count == 10 && slices[1].last));
+        CHECK((slices[2].sequence == &second && slices[2].count == 3 && !slices[2].last));
+        CHECK(next_batch(running, 0).size() == 1);  // progress whatever the budget
+    }
+}
+
+/// Steps a single sequence by hand, so that its state can be taken away and brought back.
+class Stepper {
+  public:
+    explicit Stepper(Loaded& l, int64_t slots = 3)
+        : l_(l),
+          pool(*l.backend, l.model->state_specs({.kv = DType::F32, .conv = DType::F32}), slots, 12),
+          plans_(*l.model, *l.backend, pool, 4) {}
+
+    std::vector<float> run(SequenceState& s, const std::vector<int32_t>& tokens) {
+        const auto count = static_cast<int64_t>(tokens.size());
+        pool.grow(s, s.length + count);
+        StepPlan& step = plans_.get({.tokens = count, .sequences = 1, .logit_rows = 1, .pages = 4});
+        Plan& p = *step.plan;
+        for (int64_t i = 0; i < count; ++i) {
+            p.input<int32_t>(step.batch.token_ids)[i] = tokens[static_cast<size_t>(i)];
+            p.input<int32_t>(step.batch.positions)[i] = static_cast<int32_t>(s.length + i);
+            p.input<int32_t>(step.batch.row_sequence)[i] = 0;
+        }
+        p.input<int32_t>(step.batch.start)[0] = 0;
+        p.input<int32_t>(step.batch.start)[1] = static_cast<int32_t>(count);
+        p.input<int32_t>(step.batch.slots)[0] = s.slot;
+        std::copy(s.pages.begin(), s.pages.end(), p.input<int32_t>(step.batch.pages));
+        p.input<int32_t>(step.batch.committed)[0] = 0;
+        p.input<int32_t>(step.batch.journal)[0] = 0;
+        p.input<int32_t>(step.batch.logit_rows)[0] = static_cast<int32_t>(count - 1);
+        p.run();
+        s.length += count;
+        std::vector<float> logits(static_cast<size_t>(step.logits->elements()));
+        l_.backend->download(logits.data(), step.logits->data, step.logits->bytes());
+        return logits;
+    }
+
+  private:
+    Loaded& l_;
+
+  public:
+    StatePool pool;
+
+  private:
+    PlanCache plans_;
+};
+
+TEST_SUITE("cpu") {
+    TEST_CASE("fork, snapshot and restore continue with the same bits") {
+        Loaded l("base/ct");
+        const auto head = random_prompt(*l.model, 70, 21), tail = random_prompt(*l.model, 30, 22),
+                   other = random_prompt(*l.model, 30, 23);
+        std::vector<int32_t> all = head;
+        all.insert(all.end(), tail.begin(), tail.end());
+        Stepper reference(l);
+        SequenceState whole = reference.pool.acquire();
+        const std::vector<float> expected = reference.run(whole, all);
+
+        Stepper stepper(l);
+        SequenceState s = stepper.pool.acquire();
+        stepper.run(s, head);
+        Snapshot snapshot = stepper.pool.snapshot(s);
+        SequenceState fork = stepper.pool.fork(s);
+        CHECK(!same_bits(stepper.run(s, other), expected));  // goes its own way, over the shared pages
+        CHECK(same_bits(stepper.run(fork, tail), expected));
+        stepper.pool.release(s);
+        stepper.pool.release(fork);
+        SequenceState restored = stepper.pool.restore(snapshot);
+        CHECK(same_bits(stepper.run(restored, tail), expected));
+        stepper.pool.release(restored);
+        stepper.pool.release(snapshot);
+        CHECK(stepper.pool.free_slots() == 3);
+        CHECK(stepper.pool.free_pages() == 12);
+    }
+
+    TEST_CASE("state pool: runs out with a message, and gives everything back") {
+        Loaded l("base/ct");
+        Stepper stepper(l, 1);
+        SequenceState s = stepper.pool.acquire();
+        CHECK_THROWS_AS(stepper.pool.acquire(), Error);
+        CHECK_THROWS_AS(stepper.pool.grow(s, 13 * 64), Error);
+        CHECK_THROWS_AS(stepper.pool.fork(s), Error);
+        stepper.pool.release(s);
+        CHECK(stepper.pool.free_slots() == 1);
+        CHECK(stepper.pool.free_pages() == 12);
+    }
+}
+
+}  // namespace
+}  // namespace quern
