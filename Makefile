@@ -1,0 +1,68 @@
+# Everything a person types. `make help` lists it.
+BUILD ?= build
+JOBS ?= $(shell nproc)
+TYPE ?= Release
+CUDA ?= AUTO
+DEMO_PROMPT ?= What is 17 * 23?
+
+.DEFAULT_GOAL := build
+.PHONY: help deps configure build demo chat test test-asan fuzz bench check-layers format format-check install clean
+
+help:            ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+deps:            ## install missing distribution packages (says which; sudo only when not root)
+	@scripts/install-deps.sh
+
+configure: deps
+	@cmake -S . -B $(BUILD) -DCMAKE_BUILD_TYPE=$(TYPE) -DQUERN_CUDA=$(CUDA) $(CMAKE_FLAGS) >$(BUILD).log 2>&1 \
+	  || { cat $(BUILD).log; rm -f $(BUILD).log; exit 1; }
+	@grep -E '^-- quern:' $(BUILD).log || true
+	@mv $(BUILD).log $(BUILD)/configure.log
+
+build: configure ## build/quern
+	@cmake --build $(BUILD) --target quern -j $(JOBS)
+
+demo: build      ## the demo checkpoint answers a real prompt
+	@echo
+	@echo '$$ $(BUILD)/quern run -p "$(DEMO_PROMPT)"'
+	@$(BUILD)/quern run -p "$(DEMO_PROMPT)" --show-thinking always
+	@echo
+	@echo 'Chat with it:  $(BUILD)/quern run'
+
+chat: build      ## interactive chat with the demo checkpoint
+	@$(BUILD)/quern run
+
+test: configure  ## build and run every test that needs no GPU
+	@cmake --build $(BUILD) -j $(JOBS)
+	@scripts/check_layers.sh
+	@$(BUILD)/quern_tests --test-suite-exclude=perf
+
+test-asan: deps  ## the fast tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@cmake -S . -B build-asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DQUERN_CUDA=OFF \
+	  -DQUERN_SANITIZE=address,undefined >/dev/null
+	@cmake --build build-asan -j $(JOBS)
+	@UBSAN_OPTIONS=print_stacktrace=1 build-asan/quern_tests --test-suite-exclude=perf
+
+FUZZ_SECONDS ?= 60
+fuzz: deps       ## libFuzzer targets, FUZZ_SECONDS each (needs clang)
+	@scripts/fuzz.sh $(FUZZ_SECONDS)
+
+bench: build     ## speed of the demo checkpoint on this machine
+	@$(BUILD)/quern bench
+
+check-layers:    ## includes follow the layering
+	@scripts/check_layers.sh
+
+format:          ## clang-format on every source file
+	@git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
+
+format-check:    ## fails if `make format` would change something
+	@git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs clang-format --dry-run -Werror
+
+PREFIX ?= /usr/local
+install: build   ## quern and the demo checkpoint under PREFIX (/usr/local)
+	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+clean:           ## remove what was built
+	rm -rf $(BUILD) build-asan build-fuzz
