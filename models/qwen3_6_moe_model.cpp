@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "ggml-like/check.h"
+#include "models/chat_format.h"
 #include "models/qwen3_6_moe.h"
 #include "models/tokenizer.h"
 #include "models/weight_format.h"
@@ -71,6 +72,8 @@ class Qwen36Moe final : public Model {
   private:
     void load_text_side() {
         tokenizer_.emplace(Tokenizer::load(checkpoint_.files().directory, config_.vocab_rows));
+        if (std::string note = known_template_note(checkpoint_.files().directory); !note.empty())
+            notes_.push_back(std::move(note));
     }
 
     /// Reads every scale once and hands the weights to the backend, layer by layer so that progress can be
