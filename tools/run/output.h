@@ -1,0 +1,35 @@
+// Output: text to a file descriptor, unbuffered, with the errors that matter told apart.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace quern {
+
+class Output {
+  public:
+    explicit Output(int fd) : fd_(fd) {}
+
+    /// Writes everything, waiting if the descriptor is non-blocking. False once the reader has gone away
+    /// (EPIPE): nothing more can be written. Throws Error(runtime) for other failures, such as a full disk.
+    bool write(std::string_view text);
+    bool closed() const { return closed_; }
+    bool is_terminal() const;
+    /// The last byte written; '\n' before the first.
+    char last() const { return last_; }
+
+  private:
+    int fd_;
+    bool closed_ = false;
+    char last_ = '\n';
+};
+
+/// Formatted text for stderr: a note of the program itself. Failures are ignored: there is nowhere to report
+/// them to.
+void note(std::string_view text);
+
+/// Makes sure descriptors 0 to 2 are open, so that no file opened later takes their place. A closed stdout
+/// becomes one that cannot be written, which the first write reports.
+void open_standard_descriptors();
+
+}  // namespace quern
