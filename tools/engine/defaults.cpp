@@ -1,0 +1,35 @@
+#include "tools/engine/defaults.h"
+
+#include <algorithm>
+#include <random>
+
+#include "models/model.h"
+#include "models/tokenizer.h"
+
+namespace quern {
+
+Sampling default_sampling(const Model& model) {
+    const GenerationDefaults& given = model.generation();
+    Sampling out;
+    out.temperature = given.greedy ? 0.0f : given.temperature.value_or(out.temperature);
+    out.top_k = given.top_k.value_or(out.top_k);
+    out.top_p = given.top_p.value_or(out.top_p);
+    out.min_p = given.min_p.value_or(out.min_p);
+    out.repetition_penalty = given.repetition_penalty.value_or(out.repetition_penalty);
+    return out;
+}
+
+std::vector<int32_t> default_stop_ids(const Model& model) {
+    std::vector<int32_t> out = model.generation().eos_ids;
+    if (model.tokenizer() != nullptr) {
+        for (const char* text : {"<|im_end|>", "<|endoftext|>"}) {
+            const auto id = model.tokenizer()->find_added(text);
+            if (id && std::find(out.begin(), out.end(), *id) == out.end()) out.push_back(*id);
+        }
+    }
+    return out;
+}
+
+uint64_t random_seed() { return std::random_device{}() & 0x7FFFFFFFu; }
+
+}  // namespace quern

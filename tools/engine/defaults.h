@@ -1,0 +1,23 @@
+// What a request gets when nobody said otherwise: the checkpoint's sampling values and stop tokens.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tools/engine/request.h"
+
+namespace quern {
+
+class Model;
+
+/// Values of generation_config.json; what it leaves out stays neutral, and do_sample: false is greedy. The
+/// presets that model cards give for answers without thinking are in no file and are not applied.
+Sampling default_sampling(const Model& model);
+
+/// Ids that end an answer: those of generation_config.json, and the tokenizer's end of turn and end of text.
+std::vector<int32_t> default_stop_ids(const Model& model);
+
+/// From the system's entropy; fits a signed 32-bit number so that it can be typed again anywhere.
+uint64_t random_seed();
+
+}  // namespace quern

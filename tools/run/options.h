@@ -1,0 +1,49 @@
+// Options of `quern run`, as the command line gives them.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/loading.h"
+
+namespace quern {
+
+enum class When { automatic, always, never };
+
+struct RunOptions {
+    std::string model;  // empty: the demo checkpoint
+    GpuWish gpu = GpuWish::automatic;
+    int threads = 0;
+    int64_t context = 0;
+    int64_t step_tokens = 512;
+    std::string kv_type = "auto";
+
+    std::optional<std::string> prompt;  // "-": standard input
+    std::string prompt_file;
+    std::string system, system_file, tools_file;
+    bool raw = false;          // plain completion, no chat format
+    bool chat = false;         // -cnv: go on interactively after the prompt
+    bool single_turn = false;  // leave after the first answer
+    bool preserve_thinking = false;
+    bool ignore_eos = false;
+    /// Settings by name in the order given: applied over the checkpoint's values once it is loaded.
+    std::vector<std::pair<std::string, std::string>> settings;
+
+    std::string ids_file, logits_file;
+    bool json = false;
+    bool verbose = false;
+    bool history = true;
+    bool fail_on_truncation = false;
+    double timeout = 0;         // seconds; 0: none
+    std::optional<bool> stats;  // absent: when stderr is a terminal
+    When color = When::automatic;
+    When show_thinking = When::automatic;
+};
+
+/// False: --help or --version was printed. Throws Error(usage).
+bool parse_run_options(int argc, char** argv, RunOptions& options);
+
+}  // namespace quern

@@ -1,0 +1,40 @@
+// Settings: what may be changed between two answers, by a flag at the start or by /set at the prompt.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "tools/engine/request.h"
+
+namespace quern {
+
+class Model;
+
+struct Settings {
+    Sampling sampling;
+    int64_t max_tokens = std::numeric_limits<int64_t>::max();
+    int64_t reasoning_budget = -1;
+    bool thinking = true;
+    bool random_seed = true;                    // a new one for every answer
+    std::map<std::string, std::string> origin;  // name -> who set it; absent: the neutral value
+};
+
+/// The checkpoint's values, each with its origin.
+Settings default_settings(const Model& model);
+
+/// Sets one value by name: temp, top_k, top_p, min_p, repeat_penalty, repeat_last_n, presence_penalty,
+/// frequency_penalty, logit_bias, seed, n, reasoning_budget, think. Dashes and underscores are the same, and
+/// the longer names of other programs are understood. `shown` names it in messages, `origin` in /show.
+/// Throws Error(usage) for unknown names (with the nearest) and values.
+void set_value(Settings& settings, std::string_view name, std::string_view value, const std::string& shown,
+               const std::string& origin);
+
+/// Lines "name  value  (origin)", for /show params and --verbose.
+std::string describe(const Settings& settings);
+
+}  // namespace quern
