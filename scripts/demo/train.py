@@ -51,9 +51,9 @@ def batches(rows: list, tokens: int, seed: int):
             ids = torch.full((len(group), width), pad)
             labels = torch.full((len(group), width), IGNORE)
             for r, i in enumerate(group):
-                row, targets = rows[i]
-                ids[r, : len(row)] = torch.from_numpy(row.astype(np.int64))
-                labels[r, : len(row)] = torch.from_numpy(np.where(targets, row, IGNORE).astype(np.int64))
+                row, targets = rows[i][0].astype(np.int64), rows[i][1]
+                ids[r, : len(row)] = torch.from_numpy(row)
+                labels[r, : len(row)] = torch.from_numpy(np.where(targets, row, IGNORE))
             yield ids, labels
 
 

@@ -38,7 +38,7 @@ std::string checked(std::string text, const std::string& what) {
 
 }  // namespace
 
-std::string read_text_file(const std::string& path, int64_t limit) {
+std::string read_input_file(const std::string& path, int64_t limit) {
     const std::string what = "'" + printable(path, 300) + "'";
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) FAIL(usage, "cannot open {}: {}", what, std::strerror(errno));

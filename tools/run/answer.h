@@ -1,0 +1,53 @@
+// One answer of `quern run`: asked, printed as it comes, summed up in a line of numbers.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "tools/engine/chat_session.h"
+#include "tools/run/options.h"
+#include "tools/run/printer.h"
+#include "tools/run/settings.h"
+#include "tools/run/signals.h"
+
+namespace quern {
+
+/// What every way of running shares.
+struct RunContext {
+    const RunOptions& options;
+    Engine& engine;
+    Signals& signals;
+    Settings settings;
+    nlohmann::ordered_json tools;
+};
+
+/// Seconds since the process loaded its code; for --timeout.
+class Deadline {
+  public:
+    explicit Deadline(double seconds);  // 0: never
+    bool passed() const;
+
+  private:
+    double end_;
+};
+
+/// The engine's settings for the next answer; draws a new seed if none was fixed.
+ChatSettings chat_settings(RunContext& context);
+
+/// "18 prompt tokens in 0.03 s (600/s), 42 tokens at 300.1/s, stop, context 60 of 2048, seed 7"
+std::string stats_line(const ChatAnswer& answer, const RunContext& context);
+
+/// The object that --format json prints.
+nlohmann::ordered_json answer_json(const ChatAnswer& answer, const RunContext& context);
+
+/// Exit code of a single answer: 0, 1 (error), 8 (cut off, if asked for), 130, 141, 143.
+int exit_code(const ChatAnswer& answer, const RunContext& context, const Printer& printer);
+
+/// -p, -f or a pipe: answers once.
+int run_one_shot(RunContext& context);
+/// --ids: token ids in and out.
+int run_ids(RunContext& context);
+/// A chat on a terminal.
+int run_repl(RunContext& context);
+
+}  // namespace quern

@@ -1,0 +1,144 @@
+// -p, -f, a pipe, or token ids: one prompt, one answer, exit.
+#include <unistd.h>
+
+#include <charconv>
+#include <cstdio>
+
+#include "ggml-like/check.h"
+#include "models/model.h"
+#include "models/tokenizer.h"
+#include "tools/cli_values.h"
+#include "tools/run/answer.h"
+#include "tools/run/input.h"
+#include "tools/run/npy_file.h"
+
+namespace quern {
+namespace {
+
+/// The prompt of flags and standard input together.
+std::string gather_prompt(const RunOptions& o) {
+    std::string prompt = o.prompt_file.empty() ? o.prompt.value_or("") : read_input_file(o.prompt_file);
+    if (o.prompt == "-") return read_standard_input();
+    const bool piped = isatty(STDIN_FILENO) == 0;
+    return piped ? join_prompt(prompt, read_standard_input()) : prompt;
+}
+
+std::vector<int32_t> parse_ids(const std::string& text, const std::string& file) {
+    std::vector<int32_t> ids;
+    for (size_t at = 0; (at = text.find_first_not_of(" \t\r\n,[]", at)) != std::string::npos;) {
+        const size_t end = std::min(text.find_first_of(" \t\r\n,[]", at), text.size());
+        ids.push_back(static_cast<int32_t>(parse_integer(text.substr(at, end - at), "token id in " + file, 0,
+                                                         std::numeric_limits<int32_t>::max())));
+        at = end;
+    }
+    return ids;
+}
+
+/// Lets a request write its logits; nothing happens without --dump-logits.
+class LogitDump {
+  public:
+    LogitDump(const RunOptions& o, int64_t tokens, int64_t vocab) {
+        if (!o.logits_file.empty()) file_.emplace(o.logits_file, tokens, vocab);
+    }
+    void attach(Request& request) {
+        if (file_) request.on_prompt_logits = [this](int64_t, const float* row) { file_->add_row(row); };
+    }
+    void finish() {
+        if (file_) file_->commit();
+    }
+
+  private:
+    std::optional<NpyFile> file_;
+};
+
+/// Logits of a text prompt: a run of its own, before the answer.
+void dump_prompt_logits(RunContext& c, std::vector<int32_t> prompt) {
+    LogitDump dump(c.options, static_cast<int64_t>(prompt.size()), c.engine.model().info().vocab_rows);
+    Request request;
+    request.prompt = std::move(prompt);
+    request.max_tokens = 0;
+    dump.attach(request);
+    const Result result = c.engine.run(std::move(request));
+    if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
+    dump.finish();
+}
+
+std::vector<int32_t> prompt_ids(RunContext& c, const std::vector<Message>& messages, const std::string& raw) {
+    const Tokenizer& tokenizer = *c.engine.model().tokenizer();
+    if (c.options.raw) return tokenizer.encode(raw, Tokenizer::Markers::control);
+    return encode_prompt(render_chat(messages, c.tools, {.thinking = c.settings.thinking}), tokenizer);
+}
+
+}  // namespace
+
+int run_one_shot(RunContext& c) {
+    const RunOptions& o = c.options;
+    const std::string prompt = gather_prompt(o);
+    if (prompt.empty()) FAIL(usage, "the prompt is empty: give one with -p, -f or through a pipe");
+    std::vector<Message> messages;
+    if (!o.system.empty()) messages.push_back({.role = "system", .content = o.system});
+    messages.push_back({.role = "user", .content = prompt});
+    if (!o.logits_file.empty()) dump_prompt_logits(c, prompt_ids(c, messages, prompt));
+
+    Printer printer(o.show_thinking, o.color);
+    const Deadline deadline(o.timeout);
+    c.signals.polite(true);
+    ChatCallbacks callbacks;
+    if (!o.json) {
+        callbacks.reasoning = [&](const std::string& t) { printer.reasoning(t); };
+        callbacks.content = [&](const std::string& t) { printer.content(t); };
+        callbacks.tool_call = [&](const ToolCall& t) { printer.tool_call(t); };
+    }
+    callbacks.keep_going = [&] {
+        return !printer.closed() && !c.signals.interrupted() && c.signals.terminated() == 0 &&
+               !deadline.passed();
+    };
+    ChatSession session(c.engine);
+    const ChatSettings settings = chat_settings(c);
+    const ChatAnswer answer = o.raw ? session.complete(prompt, settings, callbacks)
+                                    : session.respond(messages, settings, callbacks);
+    if (o.json)
+        printer.content(
+            answer_json(answer, c).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+    printer.finish();
+    if (!answer.error.empty()) printer.remark("quern: error: " + answer.error);
+    if (o.stats.value_or(isatty(STDERR_FILENO) == 1)) printer.remark(stats_line(answer, c));
+    if (deadline.passed() && answer.reason == FinishReason::cancelled) return kExitTimeout;
+    return exit_code(answer, c, printer);
+}
+
+int run_ids(RunContext& c) {
+    const RunOptions& o = c.options;
+    const bool piped = o.ids_file == "-";
+    Request request;
+    request.prompt = parse_ids(piped ? read_standard_input() : read_input_file(o.ids_file),
+                               piped ? "standard input" : o.ids_file);
+    const ChatSettings settings = chat_settings(c);
+    request.sampling = settings.sampling;
+    request.max_tokens = settings.max_tokens;
+    if (!settings.ignore_eos) request.stop_ids = c.engine.model().generation().eos_ids;
+    const Deadline deadline(o.timeout);
+    c.signals.polite(true);
+    request.on_token = [&](int32_t) {
+        return !c.signals.interrupted() && c.signals.terminated() == 0 && !deadline.passed();
+    };
+    LogitDump dump(o, static_cast<int64_t>(request.prompt.size()), c.engine.model().info().vocab_rows);
+    dump.attach(request);
+    const Result result = c.engine.run(std::move(request));
+    if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
+    dump.finish();
+    std::string line;
+    for (int32_t id : result.tokens) line += fmt::format("{}{}", line.empty() ? "" : " ", id);
+    Printer printer(o.show_thinking, o.color);
+    printer.content(line);
+    printer.finish();
+    const ChatAnswer summary{.reason = result.reason,
+                             .prompt_tokens = result.prompt_tokens,
+                             .answer_tokens = static_cast<int64_t>(result.tokens.size()),
+                             .timing = result.timing};
+    if (o.stats.value_or(isatty(STDERR_FILENO) == 1)) printer.remark(stats_line(summary, c));
+    if (deadline.passed()) return kExitTimeout;
+    return exit_code(summary, c, printer);
+}
+
+}  // namespace quern

@@ -1,0 +1,322 @@
+// The chat on a terminal: lines in, answers out, and commands that begin with a slash.
+#include <unistd.h>
+
+#include <filesystem>
+#include <functional>
+
+#include "ggml-like/check.h"
+#include "models/model.h"
+#include "tools/cli_values.h"
+#include "tools/run/answer.h"
+#include "tools/run/input.h"
+#include "tools/run/line_editor.h"
+#include "tools/run/transcript.h"
+
+namespace quern {
+namespace {
+
+class Repl {
+  public:
+    explicit Repl(RunContext& context)
+        : c_(context),
+          session_(context.engine),
+          stats_(context.options.stats.value_or(true)),
+          editor_(context.signals, history_file(context.options)) {
+        if (!c_.options.system.empty()) system_ = c_.options.system;
+    }
+
+    int run() {
+        banner();
+        if (c_.options.prompt) ask(*c_.options.prompt);
+        std::string line;
+        for (bool interrupted = false; !leaving_;) {
+            if (c_.options.single_turn && answered_) break;
+            const auto end = read_message(line);
+            if (end == LineEditor::End::eof) break;
+            if (end == LineEditor::End::terminated) return c_.signals.terminated();
+            if (end == LineEditor::End::interrupt) {  // the first clears the line, the second leaves
+                if (interrupted) return kExitInterrupted;
+                interrupted = true;
+                remark("Ctrl-C again or Ctrl-D leaves.");
+                continue;
+            }
+            interrupted = false;
+            if (python_strip(line).empty()) continue;
+            editor_.remember(line);
+            handle(line);
+            if (c_.signals.terminated() != 0) return c_.signals.terminated();
+        }
+        return 0;
+    }
+
+  private:
+    struct Command {
+        std::vector<const char*> names;
+        const char* arguments;
+        const char* help;
+        std::function<void(Repl&, const std::string&)> run;
+    };
+    static const std::vector<Command>& commands();
+
+    static std::string history_file(const RunOptions& o) {
+        const std::string state = o.history ? state_directory() : "";
+        return state.empty() ? "" : state + "/history";
+    }
+
+    void remark(const std::string& text) const { Printer(When::never, c_.options.color).remark(text); }
+
+    void banner() const {
+        const ModelInfo& i = c_.engine.model().info();
+        remark(
+            fmt::format("{}: {:.1f} M parameters, {}, context {}. /help lists the commands, Ctrl-D leaves.",
+                        i.name, static_cast<double>(i.parameters) / 1e6, i.formats, c_.engine.context()));
+    }
+
+    /// One message: a line, lines joined by a trailing backslash, or a block between """ and """.
+    LineEditor::End read_message(std::string& message) {
+        message.clear();
+        std::string line;
+        auto end = editor_.read("> ", line);
+        if (end != LineEditor::End::line) return end;
+        const std::string_view bare = python_strip(line);
+        if (bare.starts_with("\"\"\"")) {
+            message = std::string(bare.substr(3));
+            while (!message.ends_with("\"\"\"")) {
+                if ((end = editor_.read("... ", line)) != LineEditor::End::line) return end;
+                message += (message.empty() ? "" : "\n") + line;
+            }
+            message.resize(message.size() - 3);
+            return end;
+        }
+        while (line.ends_with('\\')) {
+            message += line.substr(0, line.size() - 1) + "\n";
+            if ((end = editor_.read("... ", line)) != LineEditor::End::line) return end;
+        }
+        message += line;
+        return end;
+    }
+
+    void handle(const std::string& line) {
+        if (!line.starts_with('/')) return ask(line);
+        if (line.starts_with("//")) return ask(line.substr(1));
+        const size_t space = line.find_first_of(" \n");
+        const std::string name = line.substr(1, space == std::string::npos ? space : space - 1);
+        const std::string argument =
+            space == std::string::npos ? "" : std::string(python_strip(std::string_view(line).substr(space)));
+        try {
+            for (const Command& command : commands())
+                for (const char* own : command.names)
+                    if (name == own) return command.run(*this, argument);
+            std::vector<std::string> known;
+            for (const Command& command : commands())
+                known.insert(known.end(), command.names.begin(), command.names.end());
+            FAIL(usage,
+                 "there is no command /{}{} (/help lists them; // sends a message that begins with a slash)",
+                 printable(name), did_you_mean(name, known));
+        } catch (const Error& error) {
+            remark(printable(error.what(), 2000));
+        }
+    }
+
+    std::vector<Message> conversation() const {
+        std::vector<Message> all;
+        if (!system_.empty()) all.push_back({.role = "system", .content = system_});
+        all.insert(all.end(), messages_.begin(), messages_.end());
+        return all;
+    }
+
+    void ask(const std::string& text) {
+        std::string content = attached_.empty() ? text : join_prompt(text, attached_);
+        attached_.clear();
+        messages_.push_back({.role = "user", .content = std::move(content)});
+        answer();
+    }
+
+    void answer() {
+        Printer printer(c_.options.show_thinking, c_.options.color);
+        const ChatCallbacks callbacks{.reasoning = [&](const std::string& t) { printer.reasoning(t); },
+                                      .content = [&](const std::string& t) { printer.content(t); },
+                                      .tool_call = [&](const ToolCall& t) { printer.tool_call(t); },
+                                      .keep_going =
+                                          [&] {
+                                              return !printer.closed() && !c_.signals.interrupted() &&
+                                                     c_.signals.terminated() == 0;
+                                          }};
+        c_.signals.polite(true);
+        try {
+            last_ = session_.respond(conversation(), chat_settings(c_), callbacks);
+        } catch (const Error& error) {
+            printer.finish();
+            messages_.pop_back();
+            return remark(printable(error.what(), 2000));
+        }
+        printer.finish();
+        c_.signals.take_interrupt();
+        answered_ = true;
+        if (printer.closed()) leaving_ = true;
+        if (!last_.error.empty()) remark("error: " + last_.error);
+        if (last_.reason == FinishReason::cancelled) remark("(stopped)");
+        if (last_.reason == FinishReason::length)
+            remark("(cut off: the limit of the answer or the context is reached)");
+        messages_.push_back(last_.message);
+        if (stats_) remark(stats_line(last_, c_));
+    }
+
+    /// Takes messages back to before the last question; its text, or nothing.
+    std::optional<std::string> drop_last_question() {
+        while (!messages_.empty()) {
+            const Message m = messages_.back();
+            messages_.pop_back();
+            if (m.role == "user") return m.content;
+        }
+        return {};
+    }
+
+    void regenerate() {
+        const auto question = drop_last_question();
+        if (!question) return remark("there is no answer to make again");
+        messages_.push_back({.role = "user", .content = *question});
+        answer();
+    }
+
+    void undo() {
+        remark(drop_last_question() ? "the last question and its answer are forgotten" : "nothing to undo");
+    }
+
+    void clear() {
+        messages_.clear();
+        attached_.clear();
+        remark("a new conversation");
+    }
+
+    void set_system(const std::string& text) {
+        system_ = text;
+        remark(text.empty() ? "no system prompt" : "system prompt set; it holds from the next answer on");
+    }
+
+    void set_thinking(bool on, const std::string& budget) {
+        set_value(c_.settings, "think", on ? "on" : "off", "/think", on ? "/think" : "/nothink");
+        if (!budget.empty()) set_value(c_.settings, "reasoning_budget", budget, "/think", "/think");
+        remark(on ? "thinking before answering" : "answering without thinking");
+    }
+
+    void set_setting(std::string text) {
+        if (text.starts_with("parameter ")) text.erase(0, 10);
+        const size_t space = text.find_first_of(" =");
+        if (space == std::string::npos) FAIL(usage, "/set NAME VALUE, for example /set temp 0.7");
+        const std::string name = text.substr(0, space);
+        set_value(c_.settings, name, python_strip(std::string_view(text).substr(space + 1)), name, "/set");
+        remark(fmt::format("{} is set", name));
+    }
+
+    void show(const std::string& what) const {
+        if (what.empty() || what == "params") note(describe(c_.settings));
+        if (what.empty() || what == "system")
+            remark(system_.empty() ? "no system prompt" : "system: " + printable(system_, 2000));
+        if (what.empty() || what == "model" || what == "mem") show_model();
+    }
+
+    void show_model() const {
+        const ModelInfo& i = c_.engine.model().info();
+        remark(fmt::format(
+            "{} ({}): {} layers, {} of attention, width {}, {} experts ({} used), {}\n"
+            "weights {:.1f} MB, {:.2f} MB read a token; state and plans {:.1f} MB; {}",
+            i.name, i.architecture, i.layers, i.attention_layers, i.width, i.experts, i.experts_used,
+            i.formats, static_cast<double>(i.weight_bytes) / 1e6, static_cast<double>(i.token_bytes) / 1e6,
+            static_cast<double>(c_.engine.memory_bytes()) / 1e6, c_.engine.backend().description()));
+        for (const std::string& text : c_.engine.model().notes()) remark(text);
+    }
+
+    void read_file(const std::string& path) {
+        if (path.empty()) FAIL(usage, "/read FILE attaches a text to the next message");
+        attached_ += (attached_.empty() ? "" : "\n\n") + read_input_file(path);
+        remark(fmt::format("{} bytes go with the next message", attached_.size()));
+    }
+
+    void save(const std::string& name) const {
+        const std::string path = transcript_path(name.empty() ? "last" : name);
+        save_transcript(path, conversation());
+        remark("saved to " + path);
+    }
+
+    void load(const std::string& name) {
+        std::vector<Message> messages = load_transcript(transcript_path(name.empty() ? "last" : name));
+        system_.clear();
+        if (!messages.empty() && messages[0].role == "system") {
+            system_ = messages[0].content;
+            messages.erase(messages.begin());
+        }
+        messages_ = std::move(messages);
+        remark(fmt::format("{} messages", messages_.size()));
+    }
+
+    void list() const {
+        const auto names = list_transcripts();
+        if (names.empty()) return remark("no saved chats");
+        for (const std::string& name : names) remark("  " + printable(name));
+    }
+
+    void set_stats(const std::string& text) {
+        if (!text.empty()) stats_ = parse_switch(text, "/stats");
+        remark(answered_ ? stats_line(last_, c_) : std::string("no answer yet"));
+    }
+
+    void context() const {
+        remark(
+            fmt::format("{} of {} tokens", last_.prompt_tokens + last_.answer_tokens, c_.engine.context()));
+    }
+
+    void help() const {
+        std::string text;
+        for (const Command& command : commands()) {
+            std::string names;
+            for (const char* name : command.names)
+                names += fmt::format("{}/{}", names.empty() ? "" : " ", name);
+            text += fmt::format("  {:28} {}\n", names + " " + command.arguments, command.help);
+        }
+        note(text +
+             "  \"\"\" ... \"\"\"                  a message of several lines; a trailing \\ works too\n"
+             "  Ctrl-C                       stops an answer and keeps what is there\n");
+    }
+
+    RunContext& c_;
+    ChatSession session_;
+    std::vector<Message> messages_;
+    std::string system_, attached_;
+    bool stats_, leaving_ = false, answered_ = false;
+    ChatAnswer last_;
+    LineEditor editor_;
+};
+
+const std::vector<Repl::Command>& Repl::commands() {
+    using R = Repl&;
+    using S = const std::string&;
+    static const std::vector<Command> list = {
+        {{"help", "?"}, "", "this list", [](R r, S) { r.help(); }},
+        {{"exit", "quit", "bye"}, "", "leave", [](R r, S) { r.leaving_ = true; }},
+        {{"clear", "new"}, "", "a new conversation", [](R r, S) { r.clear(); }},
+        {{"regen"}, "", "answer the last question again", [](R r, S) { r.regenerate(); }},
+        {{"undo"}, "", "forget the last question and its answer", [](R r, S) { r.undo(); }},
+        {{"system"}, "TEXT", "set the system prompt; without TEXT: none", [](R r, S a) { r.set_system(a); }},
+        {{"think"}, "[BUDGET]", "think before answering", [](R r, S a) { r.set_thinking(true, a); }},
+        {{"nothink"}, "", "answer at once", [](R r, S a) { r.set_thinking(false, a); }},
+        {{"set"},
+         "NAME VALUE",
+         "change a setting: temp, top_k, top_p, seed, n ...",
+         [](R r, S a) { r.set_setting(a); }},
+        {{"show"}, "[WHAT]", "settings and their origin; params, system, model", [](R r, S a) { r.show(a); }},
+        {{"stats"}, "[on|off]", "numbers of the last answer", [](R r, S a) { r.set_stats(a); }},
+        {{"ctx"}, "", "how much of the context is used", [](R r, S) { r.context(); }},
+        {{"read"}, "FILE", "attach a text file to the next message", [](R r, S a) { r.read_file(a); }},
+        {{"save"}, "[NAME]", "keep this conversation", [](R r, S a) { r.save(a); }},
+        {{"load"}, "[NAME]", "go on with a kept one", [](R r, S a) { r.load(a); }},
+        {{"list"}, "", "kept conversations", [](R r, S) { r.list(); }},
+    };
+    return list;
+}
+
+}  // namespace
+
+int run_repl(RunContext& context) { return Repl(context).run(); }
+
+}  // namespace quern
