@@ -56,7 +56,7 @@ bool valid_utf8(std::string_view s) {
     return true;
 }
 
-std::string printable(std::string_view s, size_t limit) {
+std::string escaped(std::string_view s, size_t limit) {
     std::string out;
     for (const char c : s.substr(0, limit)) {
         if (c >= 0x20 && c < 0x7f)
@@ -71,7 +71,7 @@ std::string printable(std::string_view s, size_t limit) {
 void JsonPull::fail(const std::string& message) const {
     const std::string_view rest = at_ < text_.size() ? text_.substr(at_, 24) : std::string_view();
     FAIL(model, "{}: JSON error at byte {}: {}; found {}", what_, at_, message,
-         rest.empty() ? "the end" : "'" + printable(rest) + "'");
+         rest.empty() ? "the end" : "'" + escaped(rest) + "'");
 }
 
 void JsonPull::skip_space() {

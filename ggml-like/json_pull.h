@@ -50,6 +50,6 @@ class JsonPull {
 bool valid_utf8(std::string_view s);
 
 /// `s` for an error message: anything but printable ASCII as \xNN, cut after `limit` bytes.
-std::string printable(std::string_view s, size_t limit = 120);
+std::string escaped(std::string_view s, size_t limit = 120);
 
 }  // namespace quern

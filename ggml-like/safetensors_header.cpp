@@ -84,7 +84,7 @@ class HeaderReader {
         for (const auto& entry : out_.metadata) keys.push_back(entry.first);
         std::sort(keys.begin(), keys.end());
         const auto twice = std::adjacent_find(keys.begin(), keys.end());
-        if (twice != keys.end()) json_.fail("`__metadata__` has '" + printable(*twice) + "' twice");
+        if (twice != keys.end()) json_.fail("`__metadata__` has '" + escaped(*twice) + "' twice");
     }
 
     void read_tensor(SafeTensor& t) {
@@ -97,7 +97,7 @@ class HeaderReader {
                                    : key == "shape"        ? kShape
                                    : key == "data_offsets" ? kOffsets
                                                            : 0u;
-            if (field == 0) fail(t, fmt::format("unknown key '{}'", printable(key)));
+            if (field == 0) fail(t, fmt::format("unknown key '{}'", escaped(key)));
             if (seen & field) fail(t, fmt::format("key '{}' appears twice", key));
             seen |= field;
             json_.expect(':', "after a key of a tensor's description");
@@ -122,7 +122,7 @@ class HeaderReader {
             return;
         }
         const bool mx = name.starts_with("F4") || name.starts_with("F6") || name == "F8_E8M0";
-        fail(t, fmt::format("unknown dtype '{}'{}", printable(name),
+        fail(t, fmt::format("unknown dtype '{}'{}", escaped(name),
                             mx ? "; an MX format? quern reads NVFP4, whose codes are stored as U8" : ""));
     }
 
@@ -161,7 +161,7 @@ class HeaderReader {
     }
 
     [[noreturn]] void fail(const SafeTensor& t, const std::string& message) {
-        FAIL(model, "{}: tensor '{}': {}", what_, printable(t.name), message);
+        FAIL(model, "{}: tensor '{}': {}", what_, escaped(t.name), message);
     }
 
     JsonPull json_;
@@ -176,7 +176,7 @@ void check_names(const SafetensorsHeader& h, const std::string& what) {
     seen.reserve(h.tensors.size());
     for (const SafeTensor& t : h.tensors) {
         if (!seen.emplace(t.name, 0).second)
-            FAIL(model, "{}: tensor '{}' appears twice", what, printable(t.name));
+            FAIL(model, "{}: tensor '{}' appears twice", what, escaped(t.name));
     }
 }
 
@@ -188,7 +188,7 @@ void check_ranges(const SafetensorsHeader& h, uint64_t data_size, const std::str
             FAIL(model,
                  "{}: tensor '{}': expected its data at offset {}, found {}: {}; the file is damaged or was "
                  "made to mislead",
-                 what, printable(t.name), at, t.begin,
+                 what, escaped(t.name), at, t.begin,
                  t.begin < at ? "it overlaps another tensor" : "there is a gap before it");
         }
         at = t.end;
@@ -196,7 +196,7 @@ void check_ranges(const SafetensorsHeader& h, uint64_t data_size, const std::str
     if (at > data_size) {
         FAIL(model,
              "{}: the file is cut off: {} bytes are missing of {} (last tensor '{}'); download it again",
-             what, at - data_size, h.data_begin + at, printable(h.tensors.back().name));
+             what, at - data_size, h.data_begin + at, escaped(h.tensors.back().name));
     }
     if (at < data_size) {
         FAIL(model,
@@ -278,7 +278,7 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> start, uin
     const std::string_view json = text.substr(8, static_cast<size_t>(length));
     if (!json.starts_with('{')) {
         FAIL(model, "{}: not a safetensors file: the header starts with '{}', expected '{{'{}", what,
-             printable(json.substr(0, 16)), kind);
+             escaped(json.substr(0, 16)), kind);
     }
     SafetensorsHeader header;
     header.data_begin = 8 + length;

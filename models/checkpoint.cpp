@@ -26,7 +26,7 @@ struct Index {
 void check_shard_name(JsonPull& json, std::string_view name) {
     if (name.find('/') != std::string_view::npos || name.find('\\') != std::string_view::npos ||
         name == ".." || name.find('\0') != std::string_view::npos || !name.ends_with(".safetensors")) {
-        json.fail("'" + printable(name) + "' is not the plain name of a .safetensors file beside the index");
+        json.fail("'" + escaped(name) + "' is not the plain name of a .safetensors file beside the index");
     }
 }
 
@@ -49,7 +49,7 @@ void read_weight_map(JsonPull& json, Index& index) {
             index.shards.emplace_back(file);
         }
         if (!index.shard_of.emplace(tensor, it->second).second) {
-            json.fail("tensor '" + printable(tensor) + "' appears twice in weight_map");
+            json.fail("tensor '" + escaped(tensor) + "' appears twice in weight_map");
         }
     } while (json.accept(','));
     json.expect('}', "at the end of weight_map, or ','");
@@ -100,7 +100,7 @@ Index read_index(std::string_view text, const std::string& what) {
 
 std::string some_of(const std::vector<std::string>& names) {
     std::string out;
-    for (size_t i = 0; i < names.size() && i < 5; ++i) out += (i ? ", " : "") + printable(names[i]);
+    for (size_t i = 0; i < names.size() && i < 5; ++i) out += (i ? ", " : "") + escaped(names[i]);
     if (names.size() > 5) out += fmt::format(" and {} more", names.size() - 5);
     return out;
 }
@@ -137,12 +137,12 @@ void check_index(const Index& index, const std::vector<SafetensorsFile>& shards,
             if (it == index.shard_of.end()) {
                 if (!listed) continue;
                 FAIL(model, "{}: tensor '{}': expected in the index, found nothing there; {}", names[i],
-                     printable(t.name), kCause);
+                     escaped(t.name), kCause);
             }
             const std::string& expected = index.shards[it->second];
             if (expected != names[i]) {
                 FAIL(model, "{}: tensor '{}': the index expects it in {}, found here; {}", names[i],
-                     printable(t.name), expected, kCause);
+                     escaped(t.name), expected, kCause);
             }
             ++matched;
             bytes += t.bytes();
@@ -156,7 +156,7 @@ void check_index(const Index& index, const std::vector<SafetensorsFile>& shards,
         }
         FAIL(model,
              "{}: {} tensors of the index are not where it says, the first is '{}', expected in {}: {}; {}",
-             path, index.shard_of.size() - matched, printable(first), index.shards[index.shard_of.at(first)],
+             path, index.shard_of.size() - matched, escaped(first), index.shards[index.shard_of.at(first)],
              really_in(first, shards, names), kCause);
     }
     if (index.total_size != 0 && index.total_size != bytes) {
@@ -247,7 +247,7 @@ void Checkpoint::collect_tensors() {
                  "{} and {} are the same tensor '{}'; are two copies of the model in one directory, or was "
                  "the "
                  "model saved with two prefixes?",
-                 where(it->second), where(index), printable(name));
+                 where(it->second), where(index), escaped(name));
         }
     }
 }
@@ -259,7 +259,7 @@ uint32_t Checkpoint::find(std::string_view official_name) const {
 
 std::string Checkpoint::where(uint32_t index) const {
     const CheckpointTensor& t = tensors_[index];
-    return fmt::format("{}: tensor '{}'", shard_names_[t.shard], printable(t.tensor->name));
+    return fmt::format("{}: tensor '{}'", shard_names_[t.shard], escaped(t.tensor->name));
 }
 
 uint64_t Checkpoint::total_bytes() const {

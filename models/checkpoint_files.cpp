@@ -101,7 +101,7 @@ std::string read_ref(const fs::path& path) {
     std::string text = read_text_file(path.string(), 256);
     while (!text.empty() && std::isspace(static_cast<unsigned char>(text.back()))) text.pop_back();
     if (!plain_component(text))
-        FAIL(model, "{}: expected a revision hash, found '{}'", path.string(), printable(text));
+        FAIL(model, "{}: expected a revision hash, found '{}'", path.string(), escaped(text));
     return text;
 }
 
@@ -147,7 +147,7 @@ fs::path find_in_cache(const std::string& typed) {
     }
     std::string message =
         fmt::format("no checkpoint found for '{}'. Tried:\n  {} (not there, or not readable)",
-                    printable(typed, 500), printable(typed, 500));
+                    escaped(typed, 500), escaped(typed, 500));
     for (const std::string& t : tried) message += "\n  " + t;
     if (id) {
         message += fmt::format("\nDownload it first, for example: hf download {}/{}", id->user, id->name);

@@ -17,7 +17,7 @@ const json& member(const json& object, const char* key) {
 
 std::string text_member(const json& object, const char* key) {
     const json& value = member(object, key);
-    return value.is_string() ? printable(value.get_ref<const std::string&>()) : std::string();
+    return value.is_string() ? escaped(value.get_ref<const std::string&>()) : std::string();
 }
 
 /// Whether an optional section says anything: null, {} and [] do not.
