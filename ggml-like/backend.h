@@ -22,6 +22,8 @@ class Backend {
 
     virtual std::string name() const = 0;         // "CPU"
     virtual std::string description() const = 0;  // "2 threads, AVX-512"
+    /// Host threads that ops use.
+    virtual int threads() const = 0;
     virtual MemoryInfo memory_info() const = 0;
     /// Type of activations between ops that this backend computes in.
     virtual DType activation_dtype() const = 0;

@@ -19,6 +19,7 @@ class CpuBackend final : public Backend {
     std::string description() const override {
         return fmt::format("{} thread{}, {}", pool_.size(), pool_.size() == 1 ? "" : "s", context_.dot.name);
     }
+    int threads() const override { return pool_.size(); }
     MemoryInfo memory_info() const override {
         struct sysinfo info {};
         if (sysinfo(&info) != 0) return {};

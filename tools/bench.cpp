@@ -1,2 +1,233 @@
+// quern bench: llama-bench's tests and tables for a checkpoint on this machine.
+#include <cmath>
+#include <nlohmann/json.hpp>
+
+#include "ggml-like/check.h"
+#include "models/model.h"
+#include "tools/bench/measure.h"
+#include "tools/cli_args.h"
+#include "tools/cli_values.h"
 #include "tools/commands.h"
-namespace quern { int cmd_bench(int, char**) { return 2; } }
+#include "tools/loading.h"
+#include "tools/run/output.h"
+
+namespace quern {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Options {
+    std::string model, format = "md", kv_type = "auto";
+    GpuWish gpu = GpuWish::automatic;
+    std::vector<int64_t> prompts, answers, depths;
+    std::vector<std::pair<int64_t, int64_t>> both;
+    bool tests_given = false, linear = false;
+    int repetitions = 5, threads = 0;
+    int64_t step_tokens = 512;
+};
+
+struct Row {
+    BenchTest test;
+    Samples samples;
+};
+
+/// "512,1024" and ranges "128-1024+128" or "128-4096*2".
+std::vector<int64_t> parse_list(const std::string& text, const std::string& flag) {
+    std::vector<int64_t> list;
+    for (size_t at = 0; at <= text.size();) {
+        const size_t comma = std::min(text.find(',', at), text.size());
+        const std::string part = text.substr(at, comma - at);
+        at = comma + 1;
+        const size_t dash = part.find('-', 1), step = part.find_first_of("+*", 1);
+        const int64_t first = parse_integer(part.substr(0, std::min(dash, part.size())), flag, 0, 1 << 24);
+        if (dash == std::string::npos) {
+            list.push_back(first);
+            continue;
+        }
+        const int64_t last = parse_integer(
+            part.substr(dash + 1, step == std::string::npos ? step : step - dash - 1), flag, first, 1 << 24);
+        const int64_t by =
+            step == std::string::npos ? 1 : parse_integer(part.substr(step + 1), flag, 1, 1 << 24);
+        const bool times = step != std::string::npos && part[step] == '*';
+        if (times && (by < 2 || first < 1)) FAIL(usage, "{}: '{}' never ends", flag, printable(part));
+        for (int64_t v = first; v <= last && list.size() < 1000; v = times ? v * by : v + by)
+            list.push_back(v);
+    }
+    return list;
+}
+
+bool parse(int argc, char** argv, Options& o) {
+    ArgParser p("bench", "measure prompt and answer speed", "[MODEL] [FLAGS]");
+    const auto number = [](const std::string& v, const char* flag, int64_t low, int64_t high) {
+        return parse_integer(v, flag, low, high);
+    };
+    p.section("Flags (as llama-bench's)");
+    p.positional("MODEL", "checkpoint; left out: the demo checkpoint",
+                 [&](const std::string& v) { o.model = v; });
+    p.value("-m,--model", "PATH", "as MODEL", [&](const std::string& v) { o.model = v; });
+    p.value("-p,--n-prompt", "N", "prompt tokens; lists 512,1024 and ranges 128-1024*2 (default 512)",
+            [&](const std::string& v) {
+                o.prompts = parse_list(v, "-p");
+                o.tests_given = true;
+            });
+    p.value("-n,--n-gen", "N", "answer tokens (default 128)", [&](const std::string& v) {
+        o.answers = parse_list(v, "-n");
+        o.tests_given = true;
+    });
+    p.values("-pg", "PP,TG", "prompt and answer together", [&](const std::string& v) {
+        const auto pair = parse_list(v, "-pg");
+        if (pair.size() != 2) FAIL(usage, "-pg: expected PP,TG, found '{}'", printable(v));
+        o.both.emplace_back(pair[0], pair[1]);
+        o.tests_given = true;
+    });
+    p.value("-d,--n-depth", "N", "tokens in the context before the test (default 0)",
+            [&](const std::string& v) { o.depths = parse_list(v, "-d"); });
+    p.value("-r,--repetitions", "N", "runs of each test (default 5)",
+            [&](const std::string& v) { o.repetitions = static_cast<int>(number(v, "-r", 1, 10000)); });
+    p.value("-t,--threads", "N", "threads",
+            [&](const std::string& v) { o.threads = static_cast<int>(number(v, "-t", 1, 1024)); });
+    p.value("-ub,--ubatch-size", "N", "prompt tokens run at a time (default 512)",
+            [&](const std::string& v) { o.step_tokens = number(v, "-ub", 1, 65536); });
+    p.value("-b,--batch-size", "N", "accepted, see -ub", [](const std::string&) {});
+    p.value("-ngl,--gpu-layers", "N", "0, auto or all",
+            [&](const std::string& v) { o.gpu = parse_gpu_layers(v); });
+    p.value("-ctk,--cache-type-k", "TYPE", "auto, f32, bf16, f16",
+            [&](const std::string& v) { o.kv_type = v; });
+    p.value("-o,--output", "FORMAT", "md, csv, json, jsonl", [&](const std::string& v) {
+        if (v != "md" && v != "csv" && v != "json" && v != "jsonl")
+            FAIL(usage, "-o: expected md, csv, json or jsonl, found '{}'", printable(v));
+        o.format = v;
+    });
+    p.toggle("--linear",
+             "instead: matrix products on matrices beyond the caches, against this machine's memory",
+             [&](bool v) { o.linear = v; });
+    p.footer("Rates include greedy sampling and exclude tokenization.\n");
+    return p.parse(argc, argv);
+}
+
+std::vector<BenchTest> tests_of(const Options& o) {
+    std::vector<BenchTest> tests;
+    const std::vector<int64_t> prompts = o.tests_given ? o.prompts : std::vector<int64_t>{512};
+    const std::vector<int64_t> answers = o.tests_given ? o.answers : std::vector<int64_t>{128};
+    for (int64_t depth : o.depths.empty() ? std::vector<int64_t>{0} : o.depths) {
+        for (int64_t p : prompts)
+            if (p > 0) tests.push_back({p, 0, depth});
+        for (int64_t n : answers)
+            if (n > 0) tests.push_back({0, n, depth});
+        for (const auto& [p, n] : o.both) tests.push_back({p, n, depth});
+    }
+    return tests;
+}
+
+std::string md_header() {
+    return "| model | size | params | backend | threads | test | t/s | median |\n"
+           "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |\n";
+}
+
+std::string md_row(const Row& r, const Engine& engine, const Backend& backend, int threads) {
+    const ModelInfo& i = engine.model().info();
+    return fmt::format("| {} {} | {:.2f} MiB | {:.2f} M | {} | {} | {} | {:.2f} ± {:.2f} | {:.2f} |\n",
+                       i.architecture, i.formats, static_cast<double>(i.weight_bytes) / 1048576.0,
+                       static_cast<double>(i.parameters) / 1e6, backend.name(), threads, r.test.name(),
+                       r.samples.mean_rate(), r.samples.stddev_rate(), r.samples.median_rate());
+}
+
+Json json_row(const Row& r, const Engine& engine, const Backend& backend, const Options& o) {
+    const ModelInfo& i = engine.model().info();
+    std::vector<int64_t> ns;
+    std::vector<double> rates;
+    double total = 0, deviation = 0;
+    for (double s : r.samples.seconds) {
+        ns.push_back(static_cast<int64_t>(s * 1e9));
+        rates.push_back(static_cast<double>(r.samples.tokens) / s);
+        total += s * 1e9;
+    }
+    const double average = total / static_cast<double>(ns.size());
+    for (int64_t v : ns) deviation += (static_cast<double>(v) - average) * (static_cast<double>(v) - average);
+    return {
+        {"build_commit", QUERN_VERSION},
+        {"cpu_info", backend.description()},
+        {"backends", backend.name()},
+        {"model_filename", i.name},
+        {"model_type", i.architecture + " " + i.formats},
+        {"model_size", i.weight_bytes},
+        {"model_n_params", i.parameters},
+        {"n_ubatch", o.step_tokens},
+        {"type_k", o.kv_type},
+        {"type_v", o.kv_type},
+        {"n_prompt", r.test.prompt},
+        {"n_gen", r.test.answer},
+        {"n_depth", r.test.depth},
+        {"avg_ns", static_cast<int64_t>(average)},
+        {"stddev_ns",
+         ns.size() > 1 ? static_cast<int64_t>(std::sqrt(deviation / static_cast<double>(ns.size() - 1))) : 0},
+        {"avg_ts", r.samples.mean_rate()},
+        {"stddev_ts", r.samples.stddev_rate()},
+        {"samples_ns", ns},
+        {"samples_ts", rates},
+        {"median_ts", r.samples.median_rate()},
+        {"output_hash", r.samples.output_hash}};
+}
+
+std::string csv_line(const Json& row, bool header) {
+    std::string line;
+    for (const auto& [key, value] : row.items()) {
+        if (value.is_array()) continue;
+        line += fmt::format("{}{}", line.empty() ? "" : ",", header ? key : value.dump());
+    }
+    return line + "\n";
+}
+
+int bench_linear(const Options& o, Backend& backend) {
+    const double limit = read_bandwidth(o.threads);
+    std::string text = fmt::format(
+        "{}: memory read {:.2f} GB/s\n\n| linear, one row | matrix | ms | GB/s | of memory |\n"
+        "| --- | ---: | ---: | ---: | ---: |\n",
+        backend.description(), limit / 1e9);
+    for (const LinearRow& r : measure_linear(backend))
+        text += fmt::format("| {} | {}x{} | {:.2f} | {:.2f} | {:.0f} % |\n", r.format, r.rows, r.columns,
+                            r.seconds * 1e3, r.bytes / r.seconds / 1e9, 100 * r.bytes / r.seconds / limit);
+    Output(1).write(text);
+    return 0;
+}
+
+}  // namespace
+
+int cmd_bench(int argc, char** argv) {
+    open_standard_descriptors();
+    Options o;
+    if (!parse(argc, argv, o)) return 0;
+    const auto backend = make_backend(o.gpu, o.threads);
+    if (o.linear) return bench_linear(o, *backend);
+
+    std::unique_ptr<Model> model;
+    {
+        ProgressBar bar;
+        model = load_model(model_or_demo(o.model), *backend,
+                           {.tokenizer = false, .progress = [&](const LoadProgress& p) { bar.update(p); }});
+    }
+    const std::vector<BenchTest> tests = tests_of(o);
+    int64_t context = 0;
+    for (const BenchTest& t : tests) context = std::max(context, t.prompt + t.answer + t.depth + 2);
+    if (context > model->info().context)
+        FAIL(usage, "these tests need {} tokens of context; this model has {}", context,
+             model->info().context);
+    Engine engine(*model, *backend,
+                  {.context = context, .sequences = 1, .step_tokens = o.step_tokens, .kv_type = o.kv_type});
+
+    Output out(1);
+    Json all = Json::array();
+    if (o.format == "md") out.write(md_header());
+    for (const BenchTest& test : tests) {
+        const Row row{test, run_test(engine, test, o.repetitions)};
+        const Json json = json_row(row, engine, *backend, o);
+        if (o.format == "md") out.write(md_row(row, engine, *backend, backend->threads()));
+        if (o.format == "csv") out.write((all.empty() ? csv_line(json, true) : "") + csv_line(json, false));
+        if (o.format == "jsonl") out.write(json.dump() + "\n");
+        all.push_back(json);
+    }
+    if (o.format == "json") out.write(all.dump(2) + "\n");
+    return 0;
+}
+
+}  // namespace quern

@@ -1,0 +1,159 @@
+#include "tools/bench/measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <random>
+
+#include "ggml-like/backend.h"
+#include "ggml-like/check.h"
+#include "ggml-like/cpu/thread_pool.h"
+#include "ggml-like/ops/linear.h"
+#include "models/model.h"
+
+namespace quern {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+double median(std::vector<double> v) {
+    std::sort(v.begin(), v.end());
+    return v.empty() ? 0 : (v[(v.size() - 1) / 2] + v[v.size() / 2]) / 2;
+}
+
+std::vector<int32_t> random_tokens(const Model& model, int64_t count, uint32_t seed) {
+    std::mt19937 random(seed);
+    std::vector<int32_t> ids(static_cast<size_t>(count));
+    for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<uint32_t>(model.info().vocab));
+    return ids;
+}
+
+std::string fnv1a(const std::vector<int32_t>& ids) {
+    uint64_t h = 0xcbf29ce484222325u;
+    for (int32_t id : ids) h = (h ^ static_cast<uint32_t>(id)) * 0x100000001b3u;
+    return fmt::format("{:016x}", h);
+}
+
+}  // namespace
+
+std::string BenchTest::name() const {
+    std::string text;
+    if (prompt > 0) text += fmt::format("pp{}", prompt);
+    if (answer > 0) text += fmt::format("{}tg{}", text.empty() ? "" : "+", answer);
+    return depth > 0 ? fmt::format("{} @ d{}", text, depth) : text;
+}
+
+double Samples::mean_rate() const {
+    double sum = 0;
+    for (double s : seconds) sum += static_cast<double>(tokens) / s;
+    return sum / static_cast<double>(seconds.size());
+}
+
+double Samples::stddev_rate() const {
+    if (seconds.size() < 2) return 0;
+    const double mean = mean_rate();
+    double sum = 0;
+    for (double s : seconds) sum += std::pow(static_cast<double>(tokens) / s - mean, 2);
+    return std::sqrt(sum / static_cast<double>(seconds.size() - 1));
+}
+
+double Samples::median_rate() const {
+    std::vector<double> rates;
+    for (double s : seconds) rates.push_back(static_cast<double>(tokens) / s);
+    return median(rates);
+}
+
+Samples run_test(Engine& engine, const BenchTest& test, int repetitions) {
+    Samples samples;
+    samples.tokens = test.prompt + test.answer;
+    for (int i = -1; i < repetitions; ++i) {
+        // The prompt that counts follows the depth; without one, decoding needs a token to begin with.
+        const int64_t before = test.depth, prompt = std::max<int64_t>(before + test.prompt, 1);
+        Request request;
+        request.prompt = random_tokens(engine.model(), prompt, 1234);
+        request.sampling.temperature = 0;
+        request.max_tokens = test.answer + (test.prompt > 0 ? 0 : 1);
+        Clock::time_point begin = Clock::now();
+        double prompt_seconds = 0;
+        Clock::time_point depth_done = begin;
+        request.on_prefill = [&](int64_t done) {
+            if (done <= before) depth_done = Clock::now();
+            if (done == prompt)
+                prompt_seconds = std::chrono::duration<double>(Clock::now() - depth_done).count();
+        };
+        const Result result = engine.run(std::move(request));
+        if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
+        if (i < 0) continue;
+        const double decode = test.answer > 0 ? result.timing.decode_seconds : 0;
+        samples.seconds.push_back((test.prompt > 0 ? prompt_seconds : 0) + decode);
+        if (test.answer > 0) samples.output_hash = fnv1a(result.tokens);
+    }
+    return samples;
+}
+
+double read_bandwidth(int threads) {
+    constexpr int64_t kBytes = 1 << 30;
+    std::vector<uint64_t> block(kBytes / 8, 1);
+    cpu::ThreadPool pool(threads);
+    std::vector<double> seconds;
+    std::vector<uint64_t> sums(static_cast<size_t>(pool.size()) * 8);
+    for (int pass = 0; pass < 9; ++pass) {
+        const auto begin = Clock::now();
+        pool.parallel_for(kBytes / 8, 1 << 17, [&](int64_t from, int64_t to, int worker) {
+            uint64_t a = 0, b = 0, c = 0, d = 0;
+            for (int64_t i = from; i + 3 < to; i += 4) {
+                a += block[static_cast<size_t>(i)];
+                b ^= block[static_cast<size_t>(i) + 1];
+                c += block[static_cast<size_t>(i) + 2];
+                d ^= block[static_cast<size_t>(i) + 3];
+            }
+            sums[static_cast<size_t>(worker) * 8] += a + b + c + d;
+        });
+        seconds.push_back(since(begin));
+    }
+    return static_cast<double>(kBytes) / median(seconds);
+}
+
+std::vector<LinearRow> measure_linear(Backend& backend) {
+    struct Case {
+        const char* format;
+        DType dtype;
+        ScaleKind scale;
+        int64_t rows, columns;
+    };
+    std::vector<LinearRow> table;
+    std::mt19937_64 random(7);
+    for (const Case& c : {Case{"BF16", DType::BF16, ScaleKind::none, 65536, 4096},
+                          Case{"NVFP4", DType::NVFP4, ScaleKind::nvfp4, 196608, 4096}}) {
+        std::vector<uint64_t> data(static_cast<size_t>(dtype_bytes(c.dtype, c.rows * c.columns)) / 8);
+        for (uint64_t& v : data) v = random() & 0xbfffbfffbfffbfffu;  // no huge exponents in BF16
+        std::vector<uint8_t> scales(static_cast<size_t>(c.rows * c.columns / 16));
+        for (uint8_t& v : scales) v = static_cast<uint8_t>(0x30 + random() % 16);
+        Weight weight("bench", {{.name = "bench",
+                                 .dtype = c.dtype,
+                                 .rows = c.rows,
+                                 .cols = c.columns,
+                                 .data = data.data(),
+                                 .scale_kind = c.scale,
+                                 .scale = scales.data()}});
+        Graph g;
+        Tensor* x = g.input("x", DType::F32, {1, c.columns});
+        g.output(linear(g, "y", x, weight, DType::F32));
+        Plan plan(std::move(g), backend);
+        auto* in = plan.input<float>(plan.graph().inputs()[0]);
+        for (int64_t i = 0; i < c.columns; ++i) in[i] = static_cast<float>(i % 7) - 3.0f;
+        std::vector<double> seconds;
+        for (int pass = 0; pass < 8; ++pass) {
+            const auto begin = Clock::now();
+            plan.run();
+            backend.synchronize();
+            if (pass > 0) seconds.push_back(since(begin));
+        }
+        table.push_back({c.format, c.rows, c.columns, median(seconds), static_cast<double>(weight.bytes())});
+    }
+    return table;
+}
+
+}  // namespace quern

@@ -1,0 +1,42 @@
+// Measurements of `quern bench`: repeated runs of one test, and what the machine's memory can do.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/engine/engine.h"
+
+namespace quern {
+
+/// One row: a prompt of `prompt` tokens, an answer of `answer` tokens, or both, at a depth.
+struct BenchTest {
+    int64_t prompt = 0, answer = 0, depth = 0;
+    std::string name() const;  // "pp512", "tg128", "pp512+tg128 @ d4096"
+};
+
+struct Samples {
+    std::vector<double> seconds;
+    int64_t tokens = 0;       // counted in each run
+    std::string output_hash;  // of the greedy answer; empty without one
+
+    double mean_rate() const, stddev_rate() const, median_rate() const;
+};
+
+/// Runs a test `repetitions` times after one warm-up. Includes greedy sampling, no tokenization.
+Samples run_test(Engine& engine, const BenchTest& test, int repetitions);
+
+struct LinearRow {
+    std::string format;
+    int64_t rows, columns;
+    double seconds;  // median of a product with one row of activations
+    double bytes;    // of the matrix
+};
+
+/// Bytes a second that all threads together read from memory: median of several passes over a block beyond
+/// the caches.
+double read_bandwidth(int threads);
+/// `linear` on matrices larger than the caches.
+std::vector<LinearRow> measure_linear(Backend& backend);
+
+}  // namespace quern
