@@ -2,10 +2,8 @@
 #include "tools/cli_args.h"
 #include "tools/cli_values.h"
 
-#include "ggml-like/check.h"
-#undef CHECK  // doctest has macros of the same names
-#undef FAIL
 #include <doctest/doctest.h>
+#include "ggml-like/error.h"
 
 #include <string>
 #include <vector>

@@ -1,8 +1,8 @@
 // Tensor: shapes, names, and the conversions of 16-bit floats against arithmetic in double.
 #include "ggml-like/tensor.h"
 
-#include "ggml-like/error.h"
 #include <doctest/doctest.h>
+#include "ggml-like/error.h"
 
 #include <cmath>
 #include <cstring>
