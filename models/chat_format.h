@@ -16,6 +16,8 @@
 #include <string_view>
 #include <vector>
 
+#include "models/python_text.h"
+
 namespace quern {
 
 class Tokenizer;
@@ -71,7 +73,7 @@ struct RenderedPrompt {
 /// Normalisation, where the template would raise:
 /// - developer is system. All system messages become one at the start: contents stripped, empty ones left
 ///   out, joined by an empty line.
-/// - no user query: all assistant turns count as after the last query and keep their thinking.
+/// - no user query: no assistant turn counts as after the last query.
 /// Invalid UTF-8 passes through; the tokenizer replaces it.
 RenderedPrompt render_chat(std::span<const Message> messages, const nlohmann::ordered_json& tools,
                            const ChatOptions& options);
@@ -82,11 +84,9 @@ RenderedPrompt render_chat(std::span<const Message> messages, const nlohmann::or
 std::vector<int32_t> encode_prompt(const RenderedPrompt& prompt, const Tokenizer& tokenizer,
                                    std::vector<size_t>* boundaries = nullptr);
 
-/// A piece of a call. Calls are reported when complete, in one piece: id and name are never empty then.
 struct ToolCallDelta {
     int index = 0;  // from 0, in the order of the text
-    std::string id, name;
-    std::string arguments;  // JSON text
+    ToolCall call;  // complete: calls are reported in one piece, with id, name and all arguments
 };
 
 /// What one more piece of generated text adds. Every field may be empty.
@@ -103,7 +103,7 @@ struct ChatDelta {
 ///
 /// Thinking ends at </think>; when there are tools also at a well-formed call, because the model sometimes
 /// forgets the tag (a </think> directly after the call is then dropped). Space around the thinking, after it
-/// and before a call is dropped.
+/// before a call and at the end is dropped.
 ///
 /// Calls are looked for only when there are tools; else their text is content. Grammar, with white space
 /// anywhere between the tags:
@@ -127,11 +127,12 @@ class ChatParser {
     /// Invalid UTF-8 is replaced by U+FFFD, so that deltas can always go into JSON.
     ChatDelta push(std::string_view text);
     /// The rest, once, at the end of generation. `truncated`: a limit ended it, not the model; a call that is
-    /// not closed is then not to be trusted and becomes text. Otherwise missing end tags are forgiven.
+    /// not closed is then not to be trusted and becomes text. Otherwise missing end tags are forgiven,
+    /// but not that of a value.
     ChatDelta finish(bool truncated = false);
 
     /// All so far, without what is still held back. Role assistant; reasoning is set if the prompt opened it.
-    Message message() const;
+    const Message& message() const;
     bool in_reasoning() const;
 
   private:

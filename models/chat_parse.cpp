@@ -361,8 +361,7 @@ class ChatParser::Impl {
 
     void call_done() {
         ToolCall call{new_id(), std::exchange(name_, {}), arguments_.json()};
-        delta_.tool_calls.push_back(
-            {static_cast<int>(message_.tool_calls.size()), call.id, call.name, call.arguments});
+        delta_.tool_calls.push_back({static_cast<int>(message_.tool_calls.size()), call});
         message_.tool_calls.push_back(std::move(call));
         arguments_ = {};
         raw_.clear();
@@ -399,24 +398,20 @@ class ChatParser::Impl {
         else
             end_call();
         if (state_ == State::think_call || state_ == State::content_call) release_held();
-        // Space at the end of content is what the model wrote; after thinking or a call it means nothing.
-        if (state_ == State::content && !after_call_) delta_.content += space_;
         space_.clear();
     }
 
     bool in_call() const { return state_ >= State::name && state_ <= State::inner_key; }
 
-    /// Forgives end tags that are missing at the end of the text.
+    /// Forgives end tags that are missing at the end of the text, but not in the middle of a value.
     void end_call() {
         switch (state_) {
             case State::name:
             case State::key:
+            case State::inner_key:
+            case State::value:
                 broken();
                 return;
-            case State::inner_key:
-                back_to_value();
-                [[fallthrough]];
-            case State::value:
             case State::after_parameter:
             case State::after_function:
             case State::after_block:
@@ -468,7 +463,7 @@ ChatParser& ChatParser::operator=(ChatParser&&) noexcept = default;
 
 ChatDelta ChatParser::push(std::string_view text) { return impl_->push(text); }
 ChatDelta ChatParser::finish(bool truncated) { return impl_->finish(truncated); }
-Message ChatParser::message() const { return impl_->message(); }
+const Message& ChatParser::message() const { return impl_->message(); }
 bool ChatParser::in_reasoning() const { return impl_->in_reasoning(); }
 
 }  // namespace quern

@@ -105,6 +105,7 @@ class Renderer {
         : tools_(tools), options_(options) {
         if (messages.empty()) FAIL(usage, "the conversation has no messages; send at least one");
         for (const Message& message : messages) sort_in(message);
+        if (!has_query_) after_query_ = turns_.size();
     }
 
     RenderedPrompt render() {
@@ -131,7 +132,9 @@ class Renderer {
             FAIL(usage, "message role '{}' is not known; use system, developer, user, assistant or tool",
                  message.role.substr(0, 40));
         turns_.push_back(&message);
-        if (is_query(message)) after_query_ = turns_.size();
+        if (!is_query(message)) return;
+        has_query_ = true;
+        after_query_ = turns_.size();
     }
 
     void system_block() {
@@ -226,7 +229,7 @@ class Renderer {
     const ChatOptions& options_;
     std::vector<const Message*> turns_;  // all but system messages
     std::string system_;
-    bool has_system_ = false;
+    bool has_system_ = false, has_query_ = false;
     size_t after_query_ = 0;  // turns from here on come after the last query
     SegmentWriter out_;
     RenderedPrompt prompt_;

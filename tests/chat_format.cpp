@@ -174,7 +174,7 @@ TEST_SUITE("cpu") {
         CHECK(render_text({says("system", "only")}) == "<|im_start|>system\nonly<|im_end|>\n" + end);
         Message thought = says("assistant", "a");
         thought.reasoning = "t";
-        CHECK(render_text({thought}) == "<|im_start|>assistant\n<think>\nt\n</think>\n\na<|im_end|>\n" + end);
+        CHECK(render_text({thought}) == "<|im_start|>assistant\na<|im_end|>\n" + end);
         for (const std::vector<Message>& bad :
              {std::vector<Message>{}, {says("robot", "x")}, {says("", "x")}}) {
             try {
