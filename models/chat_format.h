@@ -1,13 +1,14 @@
-// Chat format of Qwen3.6: a conversation rendered to a prompt, and generated text parsed back to a message.
+// The conversation format of Qwen3.6: messages to a prompt, and the generated text back to a message.
 //
-// Rendering and parsing are native: the rules are those of the model's published template, but no template is
-// run and no conversation can make rendering fail half way. Differences from the template, all on purpose:
-//   - system and developer messages anywhere are merged into the one system block, joined by an empty line;
-//   - a conversation without a user question is rendered, not refused;
-//   - text of messages never becomes a control token, whatever it says.
+// Rendering is native, without a template engine: wherever the checkpoint's Jinja template (Qwen3.6, and
+// Qwen3.5 with two differences) renders a conversation, the text here is the same byte for byte; where the
+// template raises an error, the conversation is put in order instead (normalisation rules at render_chat).
+// Text that people and tools wrote can never become a control token: see PromptSegment.
+// Source: the chat templates that Qwen publishes with its checkpoints; json.dumps and str.strip of CPython.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
@@ -15,110 +16,133 @@
 #include <string_view>
 #include <vector>
 
+#include "models/python_text.h"
+
 namespace quern {
 
 class Tokenizer;
 
 struct ToolCall {
-    std::string id;
-    std::string name;
-    std::string arguments;  // a JSON object as text, in the order of its keys
+    std::string id, name;
+    /// Text of a JSON object, keys in order. Rendering takes anything: empty or null means no arguments, and
+    /// what is no object is shown to the model as one parameter named "arguments".
+    std::string arguments;
 };
 
 struct Message {
-    std::string role;  // system, developer, user, assistant, tool
-    std::string content;
-    std::optional<std::string> reasoning;  // assistant: its thinking, without tags
-    std::vector<ToolCall> tool_calls;      // assistant
-    std::string tool_call_id;              // tool: which call it answers; not rendered
+    std::string role;     // system, developer, user, assistant, tool
+    std::string content;  // parts of a list content are joined without anything between them
+    /// assistant: what it thought. Absent (not just empty): a <think> block inside `content` is taken for it.
+    std::optional<std::string> reasoning;
+    std::vector<ToolCall> tool_calls;  // assistant
+    std::string tool_call_id;          // tool; the format does not show it to the model
 };
 
 struct ChatOptions {
     bool thinking = true;
-    bool preserve_thinking = false;  // keep the thinking of earlier turns
+    /// Keep the thinking of all assistant turns, not only of those after the last user query. The rendered
+    /// prefix of a growing conversation then stays the same.
+    bool preserve_thinking = false;
     bool add_generation_prompt = true;
 };
 
-/// Part of a prompt: exactly one marker that the format itself wrote, or a stretch of text with none.
+/// A stretch of the rendered prompt. With `control`, `text` is exactly one marker that the format itself
+/// wrote (<|im_start|>, <|im_end|>, <think>, </think>, <tool_call>, </tool_call>, <tool_response>,
+/// </tool_response>) and becomes its token. All else, the format's words as well as people's, is plain and is
+/// encoded as text even where it looks like a marker. Plain stretches are maximal, never empty and never
+/// adjacent, so that words are cut across the border of format and content as the reference cuts them.
 struct PromptSegment {
     std::string text;
-    bool control;
+    bool control = false;
 };
 
 struct RenderedPrompt {
     std::vector<PromptSegment> segments;
-    bool thinking_open = false;  // the answer begins inside the thinking
-    /// Numbers of leading segments after which a turn (or system + tools) is complete: where a state is worth
-    /// keeping.
+    /// Generation starts inside <think>: what ChatParser needs to know.
+    bool thinking_open = false;
+    /// Where conversations branch, as a number of segments: after the system and tools block, and after each
+    /// turn. Each lies directly after the line feed behind an <|im_end|>. The generation prompt has none.
     std::vector<size_t> boundaries;
 
     std::string text() const;
 };
 
-/// Throws Error(usage) for an empty conversation or an unknown role. `tools`: an array as in the OpenAI API,
-/// or null.
+/// `tools`: an array of tool objects, dumped as they are; null, empty or no array means none.
+///
+/// Never throws for a conversation, but for Error(usage): no messages, a role that does not exist.
+/// Normalisation, where the template would raise:
+/// - developer is system. All system messages become one at the start: contents stripped, empty ones left
+///   out, joined by an empty line.
+/// - no user query: no assistant turn counts as after the last query.
+/// Invalid UTF-8 passes through; the tokenizer replaces it.
 RenderedPrompt render_chat(std::span<const Message> messages, const nlohmann::ordered_json& tools,
                            const ChatOptions& options);
 
-/// Token ids of a prompt: the format's markers become control tokens, everything else stays text.
-std::vector<int32_t> encode_prompt(const RenderedPrompt& prompt, const Tokenizer& tokenizer);
-
-/// JSON as Python's json.dumps(ensure_ascii=False) writes it: ", " and ": ", shortest round-trip numbers.
-/// Integers beyond 64 bits were already rounded to doubles when they were parsed.
-std::string python_json(const nlohmann::ordered_json& value);
-/// Without leading and trailing characters that Python's str.strip() removes.
-std::string_view python_strip(std::string_view text);
+/// The prompt as token ids: for conversations without markers in people's text, the same ids as the
+/// reference, which encodes the rendered text as a whole. A marker that this tokenizer does not have stays
+/// text. `boundaries`, if given, receives prompt.boundaries counted in ids.
+std::vector<int32_t> encode_prompt(const RenderedPrompt& prompt, const Tokenizer& tokenizer,
+                                   std::vector<size_t>* boundaries = nullptr);
 
 struct ToolCallDelta {
-    int index;
-    ToolCall call;  // complete: a call is reported once it is understood
+    int index = 0;  // from 0, in the order of the text
+    ToolCall call;  // complete: calls are reported in one piece, with id, name and all arguments
 };
 
-/// What a piece of generated text added.
+/// What one more piece of generated text adds. Every field may be empty.
 struct ChatDelta {
-    std::string reasoning;
-    std::string content;
+    std::string reasoning, content;
     std::vector<ToolCallDelta> tool_calls;
+
+    bool empty() const { return reasoning.empty() && content.empty() && tool_calls.empty(); }
 };
 
-/// Splits generated text into thinking, answer and tool calls while it arrives. How it is cut into pushes
-/// makes no difference. Never fails: a call that cannot be understood is content. Whitespace around thinking,
-/// and at the end of the content, is dropped. Linear in the length of the text.
+/// Takes generated text apart while it arrives: thinking, content, tool calls. However the text is cut, even
+/// inside a character, the deltas add up to the same result. Never throws on any text and loses none: a call
+/// that is not well-formed is text like what is around it. Linear time; memory a small multiple of the text.
+///
+/// Thinking ends at </think>; when there are tools also at a well-formed call, because the model sometimes
+/// forgets the tag (a </think> directly after the call is then dropped). Space around the thinking, after it
+/// before a call and at the end is dropped.
+///
+/// Calls are looked for only when there are tools; else their text is content. Grammar, with white space
+/// anywhere between the tags:
+///   <tool_call> ( <function=NAME> ( <parameter=KEY> VALUE </parameter> )* </function> )+ </tool_call>
+/// NAME and KEY are not empty and have no line feed. Of VALUE one leading and one trailing line feed are
+/// dropped. Values may be code that speaks of these tags, so a tag in one counts only in its place:
+/// </parameter> before another tag of the grammar or the end; </function> before </tool_call> or the end;
+/// </tool_call> before <tool_call> or the end; <parameter=KEY> at the start of a line if the tool has another
+/// parameter KEY. Missing end tags are made up for by the same rules.
+///
+/// Values become JSON by the schema of the tool's parameter (ToolSchemas); without one they are strings.
 class ChatParser {
   public:
-    /// `tools`: types for the arguments; without a schema every argument is a string.
-    ChatParser(bool thinking_open, nlohmann::ordered_json tools);
+    /// `thinking_open`: RenderedPrompt::thinking_open of the prompt, never the request's wish. `tools`: as
+    /// for render_chat; not used after the constructor. `id_seed` != 0 makes the ids of calls repeatable.
+    ChatParser(bool thinking_open, const nlohmann::ordered_json& tools, uint64_t id_seed = 0);
+    ~ChatParser();
+    ChatParser(ChatParser&&) noexcept;
+    ChatParser& operator=(ChatParser&&) noexcept;
 
+    /// Invalid UTF-8 is replaced by U+FFFD, so that deltas can always go into JSON.
     ChatDelta push(std::string_view text);
-    /// The text is over: what was held back is decided.
-    ChatDelta finish();
-    bool in_reasoning() const { return state_ == State::reasoning; }
-    /// The whole message so far.
-    const Message& message() const { return message_; }
+    /// The rest, once, at the end of generation. `truncated`: a limit ended it, not the model; a call that is
+    /// not closed is then not to be trusted and becomes text. Otherwise missing end tags are forgiven,
+    /// but not that of a value.
+    ChatDelta finish(bool truncated = false);
+
+    /// All so far, without what is still held back. Role assistant; reasoning is set if the prompt opened it.
+    const Message& message() const;
+    bool in_reasoning() const;
 
   private:
-    enum class State { reasoning, content, call, after_call };
-    enum class Next { more, wait };
-
-    Next step(bool last, ChatDelta& delta);
-    Next step_text(bool last, ChatDelta& delta);
-    Next step_call(bool last, ChatDelta& delta);
-    Next step_after_call(bool last);
-    void emit(std::string_view text, ChatDelta& delta);
-    bool emit_call(std::string_view function, ChatDelta& delta);
-    void enter_content();
-
-    nlohmann::ordered_json tools_;
-    State state_;
-    std::string buffer_;  // not yet decided
-    size_t at_ = 0;       // consumed part of buffer_
-    size_t scan_ = 0;     // in a call: where the search for its end goes on
-    std::string space_;   // whitespace that belongs to the text only if more text follows
-    bool trim_start_ = false;
-    Message message_;
+    class Impl;
+    std::unique_ptr<Impl> impl_;
 };
 
-/// One line for the user if the checkpoint's chat template is not one whose rules these are; else empty.
+/// Compares the checkpoint's own template (chat_template.jinja, else chat_template in tokenizer_config.json)
+/// with what is built in here. Empty if it is one this format renders like (Qwen3.6, Qwen3.5, quern's demo)
+/// or there is none; else one line for the user that says what is different. Never throws.
 std::string known_template_note(const std::string& directory);
 
 }  // namespace quern

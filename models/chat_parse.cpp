@@ -1,217 +1,469 @@
-#include <algorithm>
+// The state machine of ChatParser. It works on units (one tag or one character), never looks back and moves
+// each unit at most from one buffer to the next, so any cut of the stream gives the same result in linear
+// time. A decision that needs what follows is a state of its own, with the undecided text in `held_`.
 #include <random>
+#include <utility>
 
 #include "models/chat_format.h"
-#include "models/tool_arguments.h"
+#include "models/chat_lexer.h"
+#include "models/python_text.h"
+#include "models/tool_schema.h"
 
 namespace quern {
 namespace {
 
-constexpr std::string_view kThinkOpen = "<think>", kThinkClose = "</think>", kCall = "<tool_call>",
-                           kCallEnd = "</tool_call>", kFunction = "<function=", kFunctionEnd = "</function>";
-constexpr size_t kMaxGap = 64;  // whitespace between tags that belong together
+enum class State {
+    think_start,      // nothing yet but white space; one <think> is skipped
+    thinking,         // reasoning
+    think_call,       // reasoning, then <tool_call> and white space: is it a call?
+    content_start,    // after </think>: white space is dropped
+    content,          // content
+    content_call,     // content, then <tool_call> and white space: is it a call?
+    name,             // in <function=
+    body,             // between the tags of a function
+    key,              // in <parameter=
+    value,            // in a value
+    after_parameter,  // value, </parameter>, white space: did the value end?
+    after_function,   // value, </function>, white space: did the value end?
+    after_block,      // value, </tool_call>, white space: did the value end?
+    inner_key,        // value, <parameter= at the start of a line: is it a tag?
+    between,          // after </function>, still in the block
+};
 
-bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
-
-enum class Match { no, yes, perhaps };
-
-/// Whether `text` begins with `tag`, or may once more of it is there.
-Match begins(std::string_view text, std::string_view tag) {
-    if (text.size() >= tag.size()) return text.starts_with(tag) ? Match::yes : Match::no;
-    return tag.starts_with(text) ? Match::perhaps : Match::no;
+/// One leading and one trailing line feed belong to the format.
+std::string_view without_line_feeds(std::string_view value) {
+    if (value.starts_with('\n')) value.remove_prefix(1);
+    if (value.ends_with('\n')) value.remove_suffix(1);
+    return value;
 }
 
-/// The same after optional whitespace; `skipped` is how much there was.
-Match begins_after_space(std::string_view text, std::string_view tag, size_t& skipped) {
-    skipped = 0;
-    while (skipped < text.size() && is_space(text[skipped])) ++skipped;
-    if (skipped > kMaxGap) return Match::no;
-    return begins(text.substr(skipped), tag);
+uint64_t random_seed() {
+    std::random_device device;
+    return uint64_t{device()} << 32 | device();
 }
 
-std::string new_call_id() {
-    static thread_local std::mt19937_64 random{std::random_device{}()};
-    constexpr char kDigits[] = "0123456789abcdefghijklmnopqrstuvwxyz";
-    std::string id = "call_";
-    for (int i = 0; i < 24; ++i) id += kDigits[random() % 36];
-    return id;
-}
+/// The arguments of a call as they come in: of two values for a key the last counts, at the first's place.
+class ArgumentList {
+  public:
+    void set(const std::string& key, std::string json) {
+        const auto [it, fresh] = places_.try_emplace(key, items_.size());
+        if (fresh)
+            items_.emplace_back(key, std::move(json));
+        else
+            items_[it->second].second = std::move(json);
+    }
+
+    std::string json() const {
+        std::string out = "{";
+        for (const auto& [key, value] : items_) {
+            if (out.size() > 1) out += ", ";
+            append_python_json_string(out, key);
+            out += ": ";
+            out += value;
+        }
+        return out + "}";
+    }
+
+  private:
+    std::unordered_map<std::string, size_t> places_;
+    std::vector<std::pair<std::string, std::string>> items_;
+};
 
 }  // namespace
 
-ChatParser::ChatParser(bool thinking_open, nlohmann::ordered_json tools)
-    : tools_(std::move(tools)),
-      state_(thinking_open ? State::reasoning : State::content),
-      trim_start_(thinking_open) {
-    message_.role = "assistant";
-}
-
-ChatDelta ChatParser::push(std::string_view text) {
-    ChatDelta delta;
-    buffer_ += text;
-    while (step(false, delta) == Next::more) {
+class ChatParser::Impl {
+  public:
+    Impl(bool thinking_open, const nlohmann::ordered_json& tools, uint64_t id_seed)
+        : schemas_(tools), random_(id_seed ? id_seed : random_seed()) {
+        state_ = thinking_open ? State::think_start : State::content;
+        message_.role = "assistant";
+        if (thinking_open) message_.reasoning = "";
     }
-    buffer_.erase(0, at_);
-    scan_ -= std::min(scan_, at_);
-    at_ = 0;
-    return delta;
-}
 
-ChatDelta ChatParser::finish() {
-    ChatDelta delta;
-    while (step(true, delta) == Next::more) {
+    ChatDelta push(std::string_view text) {
+        lexer_.push(text, [this](const ChatUnit& unit) { accept(unit); });
+        return take_delta();
     }
-    buffer_.clear();
-    at_ = scan_ = 0;
-    space_.clear();
-    return delta;
-}
 
-ChatParser::Next ChatParser::step(bool last, ChatDelta& delta) {
-    if (at_ == buffer_.size()) return Next::wait;
-    if (state_ == State::call) return step_call(last, delta);
-    if (state_ == State::after_call) return step_after_call(last);
-    return step_text(last, delta);
-}
+    ChatDelta finish(bool truncated) {
+        lexer_.finish([this](const ChatUnit& unit) { accept(unit); });
+        end(truncated);
+        return take_delta();
+    }
 
-void ChatParser::enter_content() {
-    state_ = State::content;
-    trim_start_ = true;
-    space_.clear();
-}
+    const Message& message() const { return message_; }
 
-/// Thinking or content: up to the next '<', and what that turns out to be.
-ChatParser::Next ChatParser::step_text(bool last, ChatDelta& delta) {
-    const std::string_view rest = std::string_view(buffer_).substr(at_);
-    const size_t open = std::min(rest.find('<'), rest.size());
-    if (open > 0) {
-        emit(rest.substr(0, open), delta);
-        at_ += open;
-        return Next::more;
+    bool in_reasoning() const {
+        return state_ == State::think_start || state_ == State::thinking || state_ == State::think_call;
     }
-    const bool reasoning = state_ == State::reasoning;
-    const Match close = reasoning ? begins(rest, kThinkClose) : Match::no;
-    if (close == Match::yes) {
-        at_ += kThinkClose.size();
-        enter_content();
-        return Next::more;
+
+  private:
+    // Each handler takes the unit and returns true, or moves to another state that must take it instead and
+    // returns false. No two states hand a unit back and forth.
+    void accept(const ChatUnit& unit) {
+        // The model only thought about a call, and then ended its thinking.
+        if (unit.tag == ChatTag::think_end && in_thinking_ && in_call()) broken();
+        while (!step(unit)) {
+        }
     }
-    // One opening tag is allowed at the start: some prompts leave it to the model.
-    const bool at_start = reasoning && trim_start_ && !message_.reasoning;
-    const Match again = at_start ? begins(rest, kThinkOpen) : Match::no;
-    if (again == Match::yes) {
-        at_ += kThinkOpen.size();
-        message_.reasoning.emplace();
-        return Next::more;
+
+    bool step(const ChatUnit& unit) {
+        switch (state_) {
+            case State::think_start:
+                return on_think_start(unit);
+            case State::thinking:
+                return on_thinking(unit);
+            case State::think_call:
+            case State::content_call:
+                return on_call(unit);
+            case State::content_start:
+                return unit.space || go_on(State::content);
+            case State::content:
+                return on_content(unit);
+            case State::name:
+                return on_name(unit);
+            case State::body:
+                return on_body(unit);
+            case State::key:
+                return on_key(unit);
+            case State::value:
+                return on_value(unit);
+            case State::after_parameter:
+                return on_after_parameter(unit);
+            case State::after_function:
+                return on_after_tag(unit, ChatTag::tool_call_end);
+            case State::after_block:
+                return on_after_tag(unit, ChatTag::tool_call);
+            case State::inner_key:
+                return on_inner_key(unit);
+            case State::between:
+                return on_between(unit);
+        }
+        return true;
     }
-    size_t gap = 0;
-    Match call = begins(rest, kCall);
-    if (call == Match::yes) call = begins_after_space(rest.substr(kCall.size()), kFunction, gap);
-    if (call == Match::yes) {  // also ends thinking that was not closed
-        scan_ = at_ + kCall.size() + gap + kFunction.size();
-        state_ = State::call;
+
+    bool go(State state) { return state_ = state, true; }
+    bool go_on(State state) { return state_ = state, false; }
+
+    // --- thinking and content
+
+    bool on_think_start(const ChatUnit& unit) {
+        if (unit.space) return true;
+        if (unit.tag == ChatTag::think && !think_skipped_) return think_skipped_ = true;
+        return go_on(State::thinking);
+    }
+
+    bool on_thinking(const ChatUnit& unit) {
+        if (unit.space) return space_ += unit.text, true;
+        if (unit.tag == ChatTag::think_end) return space_.clear(), go(State::content_start);
+        if (unit.tag == ChatTag::tool_call && schemas_.any()) return hold(unit, State::think_call);
+        emit(delta_.reasoning, unit.text);
+        return true;
+    }
+
+    bool on_content(const ChatUnit& unit) {
+        if (unit.space) return space_ += unit.text, true;
+        if (unit.tag == ChatTag::tool_call && schemas_.any()) return hold(unit, State::content_call);
+        // The tag that was missing before a call may come after it.
+        if (unit.tag == ChatTag::think_end && late_think_end_) {
+            late_think_end_ = false;
+            space_.clear();
+            return true;
+        }
+        emit_content(unit.text);
+        return true;
+    }
+
+    void emit_content(std::string_view text) {
+        // Space between a call and text after it is worth something only as a separator.
+        if (after_call_ && message_.content.empty() && delta_.content.empty()) space_.clear();
+        after_call_ = late_think_end_ = false;
+        emit(delta_.content, text);
+    }
+
+    bool hold(const ChatUnit& unit, State state) {
+        held_ = unit.text;
+        held_space_.clear();
+        return go(state);
+    }
+
+    /// <tool_call> has been seen, in thinking or in content.
+    bool on_call(const ChatUnit& unit) {
+        if (unit.space) return held_space_ += unit.text, true;
+        if (unit.tag == ChatTag::function) {
+            in_thinking_ = state_ == State::think_call;
+            space_before_call_ = std::exchange(space_, {});
+            raw_ = std::exchange(held_, {}) + std::exchange(held_space_, {});
+            return start_function(unit);
+        }
+        release_held();
+        return false;
+    }
+
+    /// The <tool_call> that was held opens no call: it is text.
+    void release_held() {
+        const std::string tag = std::exchange(held_, {});
+        if (state_ == State::think_call)
+            emit(delta_.reasoning, tag);
+        else
+            emit_content(tag);
+        space_ = std::exchange(held_space_, {});
+        state_ = state_ == State::think_call ? State::thinking : State::content;
+    }
+
+    /// Appends text that does not end in space, after the space that was held back for it.
+    void emit(std::string& out, std::string_view text) {
+        out += space_;
+        out += text;
         space_.clear();
-        return Next::more;
     }
-    const bool undecided = close == Match::perhaps || again == Match::perhaps || call == Match::perhaps;
-    if (undecided && !last) return Next::wait;
-    emit(rest.substr(0, 1), delta);
-    ++at_;
-    return Next::more;
-}
 
-/// A call runs to a </function> that is followed by </tool_call>, by another function, or by nothing.
-ChatParser::Next ChatParser::step_call(bool last, ChatDelta& delta) {
-    const std::string_view all = buffer_;
-    size_t gap = 0;
-    begins_after_space(all.substr(at_).starts_with(kCall) ? all.substr(at_ + kCall.size()) : all.substr(at_),
-                       kFunction, gap);
-    const size_t tag = all.substr(at_).starts_with(kCall) ? at_ + kCall.size() + gap : at_ + gap;
-    const size_t body = tag + kFunction.size();
-    for (size_t end = all.find(kFunctionEnd, scan_); end != std::string_view::npos;
-         end = all.find(kFunctionEnd, scan_)) {
-        const std::string_view after = all.substr(end + kFunctionEnd.size());
-        size_t skipped = 0;
-        const Match close = begins_after_space(after, kCallEnd, skipped);
-        const Match more = begins_after_space(after, kFunction, skipped);
-        const bool over = last && skipped == after.size();
-        if (close == Match::yes || more == Match::yes || over) {
-            if (!emit_call(all.substr(body, end - body), delta))
-                emit(all.substr(at_, end + kFunctionEnd.size() - at_), delta);
-            at_ = end + kFunctionEnd.size();
-            state_ = State::after_call;
-            return Next::more;
+    // --- a call. raw_ is all of its text so far, for the case that it turns out not to be one.
+
+    bool start_function(const ChatUnit& unit) {
+        raw_ += unit.text;
+        name_.clear();
+        arguments_ = {};
+        return go(State::name);
+    }
+
+    /// Not a call after all: its text goes where it came from; the unit is not part of it.
+    bool broken() {
+        space_ = std::exchange(space_before_call_, {});
+        const std::string raw = std::exchange(raw_, {});
+        const std::string_view text = python_rstrip(raw);
+        if (in_thinking_)
+            emit(delta_.reasoning, text);
+        else
+            emit_content(text);
+        space_ = raw.substr(text.size());
+        return go_on(in_thinking_ ? State::thinking : State::content);
+    }
+
+    bool on_name(const ChatUnit& unit) {
+        if (unit.text == ">" && !python_strip(name_).empty()) {
+            name_ = std::string(python_strip(name_));
+            raw_ += unit.text;
+            return go(State::body);
         }
-        if (!last && (close == Match::perhaps || more == Match::perhaps)) {
-            scan_ = end;
-            return Next::wait;
+        return collect(name_, unit) || broken();
+    }
+
+    bool on_key(const ChatUnit& unit) {
+        if (unit.text == ">" && !python_strip(key_).empty()) {
+            key_ = std::string(python_strip(key_));
+            raw_ += unit.text;
+            value_.clear();
+            return go(State::value);
         }
-        scan_ = end + kFunctionEnd.size();
+        return collect(key_, unit) || broken();
     }
-    if (!last) {
-        scan_ = std::max(scan_, all.size() - std::min(all.size(), kFunctionEnd.size() - 1));
-        return Next::wait;
-    }
-    // The text ended inside the call. It counts only if its last parameter was closed.
-    std::string_view rest = all.substr(body);
-    while (!rest.empty() && is_space(rest.back())) rest.remove_suffix(1);
-    if (!rest.ends_with("</parameter>") || !emit_call(rest, delta)) {
-        enter_content();
-        trim_start_ = false;
-        emit(all.substr(at_), delta);
-    }
-    at_ = all.size();
-    return Next::more;
-}
 
-ChatParser::Next ChatParser::step_after_call(bool last) {
-    const std::string_view rest = std::string_view(buffer_).substr(at_);
-    size_t gap = 0;
-    const Match more = begins_after_space(rest, kFunction, gap),
-                close = begins_after_space(rest, kCallEnd, gap);
-    if (more == Match::yes) {
-        scan_ = at_ + gap + kFunction.size();
-        state_ = State::call;
-        return Next::more;
+    /// One more character of a name or key, unless none can have it.
+    bool collect(std::string& word, const ChatUnit& unit) {
+        if (unit.tag != ChatTag::none || unit.text == "\n" || unit.text == ">") return false;
+        word += unit.text;
+        raw_ += unit.text;
+        return true;
     }
-    if (!last && close != Match::yes && (more == Match::perhaps || close == Match::perhaps))
-        return Next::wait;
-    if (close == Match::yes) at_ += gap + kCallEnd.size();
-    enter_content();
-    return Next::more;
-}
 
-/// Text of the current kind. Whitespace waits until something else follows it.
-void ChatParser::emit(std::string_view text, ChatDelta& delta) {
-    if (trim_start_) {
-        while (!text.empty() && is_space(text.front())) text.remove_prefix(1);
-        if (text.empty()) return;
-        trim_start_ = false;
+    bool on_body(const ChatUnit& unit) {
+        if (unit.space) return raw_ += unit.text, true;
+        switch (unit.tag) {
+            case ChatTag::parameter:
+                return start_key(unit);
+            case ChatTag::function_end:
+                return call_done(), go(State::between);
+            case ChatTag::tool_call_end:
+                return call_done(), block_done();
+            default:
+                return broken();
+        }
     }
-    size_t end = text.size();
-    while (end > 0 && is_space(text[end - 1])) --end;
-    if (end > 0) {
-        const std::string now = space_ + std::string(text.substr(0, end));
+
+    bool start_key(const ChatUnit& unit) {
+        raw_ += unit.text;
+        key_.clear();
+        return go(State::key);
+    }
+
+    bool on_value(const ChatUnit& unit) {
+        raw_ += unit.text;
+        switch (unit.tag) {
+            case ChatTag::parameter_end:
+                return hold(unit, State::after_parameter);
+            case ChatTag::function_end:
+                return hold(unit, State::after_function);
+            case ChatTag::tool_call_end:
+                return hold(unit, State::after_block);
+            case ChatTag::parameter:
+                if (!value_.empty() && value_.back() != '\n') break;
+                inner_key_.clear();
+                return hold(unit, State::inner_key);
+            default:
+                break;
+        }
+        value_ += unit.text;
+        return true;
+    }
+
+    bool on_after_parameter(const ChatUnit& unit) {
+        if (unit.space) return hold_space(unit);
+        if (unit.tag != ChatTag::parameter && unit.tag != ChatTag::function_end &&
+            unit.tag != ChatTag::tool_call_end)
+            return back_to_value();
+        value_done();
+        return go_on(State::body);
+    }
+
+    /// After an end tag other than the parameter's own: it counts if `follower` comes next.
+    bool on_after_tag(const ChatUnit& unit, ChatTag follower) {
+        if (unit.space) return hold_space(unit);
+        if (unit.tag != follower) return back_to_value();
+        value_done();
+        call_done();
+        block_done();
+        return follower == ChatTag::tool_call_end || go_on(State::content);
+    }
+
+    bool on_inner_key(const ChatUnit& unit) {
+        if (unit.text == ">") {
+            std::string next(python_strip(inner_key_));
+            if (next.empty() || next == key_ || !schemas_.may_have(name_, next)) return back_to_value();
+            value_done();
+            key_ = std::move(next);
+            raw_ += unit.text;
+            return go(State::value);
+        }
+        return collect(inner_key_, unit) || back_to_value();
+    }
+
+    bool hold_space(const ChatUnit& unit) {
+        held_space_ += unit.text;
+        raw_ += unit.text;
+        return true;
+    }
+
+    bool back_to_value() {
+        value_ += std::exchange(held_, {});
+        value_ += std::exchange(held_space_, {});
+        value_ += std::exchange(inner_key_, {});
+        return go_on(State::value);
+    }
+
+    void value_done() {
+        held_.clear();
+        held_space_.clear();
+        inner_key_.clear();
+        const std::string value = std::exchange(value_, {});
+        arguments_.set(key_, coerce_parameter(without_line_feeds(value), schemas_.type(name_, key_)));
+    }
+
+    void call_done() {
+        ToolCall call{new_id(), std::exchange(name_, {}), arguments_.json()};
+        delta_.tool_calls.push_back({static_cast<int>(message_.tool_calls.size()), call});
+        message_.tool_calls.push_back(std::move(call));
+        arguments_ = {};
+        raw_.clear();
+        space_before_call_.clear();
+        late_think_end_ = late_think_end_ || in_thinking_;
+        in_thinking_ = false;
+    }
+
+    bool block_done() {
+        after_call_ = true;
+        return go(State::content);
+    }
+
+    bool on_between(const ChatUnit& unit) {
+        if (unit.space) return space_ += unit.text, true;
+        if (unit.tag == ChatTag::function) return space_.clear(), start_function(unit);
+        block_done();
+        return unit.tag == ChatTag::tool_call_end ? (space_.clear(), true) : false;
+    }
+
+    std::string new_id() {
+        static constexpr std::string_view kLetters =
+            "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
+        std::string id = "call_";
+        for (int i = 0; i < 24; ++i) id += kLetters[random_() % kLetters.size()];
+        return id;
+    }
+
+    // --- the end
+
+    void end(bool truncated) {
+        if (truncated && in_call())
+            broken();
+        else
+            end_call();
+        if (state_ == State::think_call || state_ == State::content_call) release_held();
         space_.clear();
-        if (state_ == State::reasoning) {
-            delta.reasoning += now;
-            if (!message_.reasoning) message_.reasoning.emplace();
-            *message_.reasoning += now;
-        } else {
-            delta.content += now;
-            message_.content += now;
+    }
+
+    bool in_call() const { return state_ >= State::name && state_ <= State::inner_key; }
+
+    /// Forgives end tags that are missing at the end of the text, but not in the middle of a value.
+    void end_call() {
+        switch (state_) {
+            case State::name:
+            case State::key:
+            case State::inner_key:
+            case State::value:
+                broken();
+                return;
+            case State::after_parameter:
+            case State::after_function:
+            case State::after_block:
+                value_done();
+                [[fallthrough]];
+            case State::body:
+                call_done();
+                block_done();
+                return;
+            case State::between:
+                block_done();
+                return;
+            default:
+                return;
         }
     }
-    space_ += text.substr(end);
-}
 
-bool ChatParser::emit_call(std::string_view function, ChatDelta& delta) {
-    std::optional<ToolCall> call = parse_function(function, tools_);
-    if (!call) return false;
-    call->id = new_call_id();
-    delta.tool_calls.push_back({static_cast<int>(message_.tool_calls.size()), *call});
-    message_.tool_calls.push_back(std::move(*call));
-    return true;
-}
+    ChatDelta take_delta() {
+        if (message_.reasoning) *message_.reasoning += delta_.reasoning;
+        message_.content += delta_.content;
+        return std::exchange(delta_, {});
+    }
+
+    const ToolSchemas schemas_;
+    std::mt19937_64 random_;
+    ChatLexer lexer_;
+    State state_;
+    ChatDelta delta_;
+    Message message_;
+
+    std::string space_;       // white space that text may still follow
+    std::string held_;        // a tag whose meaning the next unit decides
+    std::string held_space_;  // white space after it
+    bool think_skipped_ = false;
+    bool in_thinking_ = false;     // the call that is being read was written while thinking
+    bool late_think_end_ = false;  // a call ended the thinking: </think> may follow
+    bool after_call_ = false;      // nothing but white space since a call
+
+    std::string raw_, space_before_call_;
+    std::string name_, key_, inner_key_, value_;
+    ArgumentList arguments_;
+};
+
+ChatParser::ChatParser(bool thinking_open, const nlohmann::ordered_json& tools, uint64_t id_seed)
+    : impl_(std::make_unique<Impl>(thinking_open, tools, id_seed)) {}
+ChatParser::~ChatParser() = default;
+ChatParser::ChatParser(ChatParser&&) noexcept = default;
+ChatParser& ChatParser::operator=(ChatParser&&) noexcept = default;
+
+ChatDelta ChatParser::push(std::string_view text) { return impl_->push(text); }
+ChatDelta ChatParser::finish(bool truncated) { return impl_->finish(truncated); }
+const Message& ChatParser::message() const { return impl_->message(); }
+bool ChatParser::in_reasoning() const { return impl_->in_reasoning(); }
 
 }  // namespace quern

@@ -1,0 +1,187 @@
+#include "models/tool_schema.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <system_error>
+#include <utility>
+
+#include "models/python_text.h"
+
+namespace quern {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// Member of an object, or null.
+const ordered_json* member(const ordered_json& value, const char* key) {
+    if (!value.is_object()) return nullptr;
+    const auto it = value.find(key);
+    return it == value.end() ? nullptr : &*it;
+}
+
+const std::string* text_of(const ordered_json* value) {
+    return value && value->is_string() ? value->get_ptr<const std::string*>() : nullptr;
+}
+
+ParameterType named_type(std::string_view name) {
+    static constexpr std::pair<std::string_view, ParameterType> kNames[] = {
+        {"integer", ParameterType::integer}, {"int", ParameterType::integer},
+        {"number", ParameterType::number},   {"float", ParameterType::number},
+        {"double", ParameterType::number},   {"boolean", ParameterType::boolean},
+        {"bool", ParameterType::boolean},    {"object", ParameterType::container},
+        {"dict", ParameterType::container},  {"array", ParameterType::container},
+        {"list", ParameterType::container},  {"null", ParameterType::null}};
+    for (const auto& [known, type] : kNames)
+        if (name == known) return type;
+    return ParameterType::string;
+}
+
+/// Reads the parameter schemas of one tool.
+class SchemaReader {
+  public:
+    explicit SchemaReader(const ordered_json& parameters) {
+        for (const char* place : {"$defs", "definitions"}) {
+            const ordered_json* definitions = member(parameters, place);
+            if (!definitions || !definitions->is_object()) continue;
+            for (const auto& [name, schema] : definitions->items())
+                definitions_.try_emplace("#/" + std::string(place) + "/" + name, &schema);
+        }
+    }
+
+    ParameterType type(const ordered_json& schema, int depth = 0) const {
+        if (depth > kMaxDepth) return ParameterType::string;
+        if (const std::string* ref = text_of(member(schema, "$ref"))) {
+            const auto it = definitions_.find(*ref);
+            return it == definitions_.end() ? ParameterType::string : type(*it->second, depth + 1);
+        }
+        if (const ordered_json* names = member(schema, "type")) return listed_type(*names);
+        for (const char* choice : {"anyOf", "oneOf", "allOf"})
+            if (const ordered_json* choices = member(schema, choice); choices && choices->is_array())
+                return chosen_type(*choices, depth);
+        const bool container = member(schema, "properties") || member(schema, "items");
+        return container ? ParameterType::container : ParameterType::string;
+    }
+
+  private:
+    static constexpr int kMaxDepth = 8;  // definitions may refer to themselves
+
+    static ParameterType listed_type(const ordered_json& names) {
+        if (names.is_string()) return named_type(names.get_ref<const std::string&>());
+        if (!names.is_array()) return ParameterType::string;
+        ParameterType found = ParameterType::string;
+        for (const ordered_json& name : names) {
+            if (!name.is_string()) continue;
+            found = named_type(name.get_ref<const std::string&>());
+            if (found != ParameterType::null) break;
+        }
+        return found;
+    }
+
+    /// The first choice that is not null. Only the first few are looked at: choices that refer to lists of
+    /// choices would else multiply.
+    ParameterType chosen_type(const ordered_json& choices, int depth) const {
+        ParameterType found = ParameterType::string;
+        for (size_t i = 0; i < std::min<size_t>(choices.size(), 2); ++i) {
+            found = type(choices[i], depth + 1);
+            if (found != ParameterType::null) break;
+        }
+        return found;
+    }
+
+    std::unordered_map<std::string, const ordered_json*> definitions_;
+};
+
+bool equals_ignoring_case(std::string_view text, std::string_view lower) {
+    return std::equal(text.begin(), text.end(), lower.begin(), lower.end(),
+                      [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a - 'A' + 'a' : a) == b; });
+}
+
+bool all_digits(std::string_view text) {
+    return !text.empty() && text.find_first_not_of("0123456789") == text.npos;
+}
+
+/// Digits without leading zeros, and never "-0".
+std::string integer_text(bool negative, std::string_view digits) {
+    const size_t first = digits.find_first_not_of('0');
+    if (first == digits.npos) return "0";
+    return (negative ? "-" : "") + std::string(digits.substr(first));
+}
+
+/// Empty if the text is no number that JSON can express.
+std::string number_text(std::string_view text) {
+    const bool negative = text.starts_with('-');
+    if (negative || text.starts_with('+')) text.remove_prefix(1);
+    if (all_digits(text)) return integer_text(negative, text);
+    if (text.empty() || text.find_first_not_of("0123456789.eE+-") != text.npos || text[0] == '-') return {};
+    double value = 0;
+    const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (result.ec != std::errc() || result.ptr != text.data() + text.size()) return {};
+    if (negative) value = -value;
+    constexpr double kExact = 9007199254740992.0;  // 2^53: integers of doubles are exact up to here
+    if (std::abs(value) <= kExact && value == std::floor(value))
+        return std::to_string(static_cast<int64_t>(value));
+    return python_float(value);
+}
+
+std::string quoted(std::string_view text) {
+    std::string out;
+    append_python_json_string(out, text);
+    return out;
+}
+
+}  // namespace
+
+ToolSchemas::ToolSchemas(const ordered_json& tools) {
+    if (!tools.is_array()) return;
+    any_ = !tools.empty();
+    for (const ordered_json& tool : tools) {
+        const ordered_json* inner = member(tool, "function");
+        const ordered_json& function = inner ? *inner : tool;
+        const std::string* name = text_of(member(function, "name"));
+        if (!name) continue;
+        const auto [it, fresh] = tools_.try_emplace(*name);
+        const ordered_json* parameters = member(function, "parameters");
+        const ordered_json* properties = parameters ? member(*parameters, "properties") : nullptr;
+        if (!fresh || !properties || !properties->is_object()) continue;
+        const SchemaReader reader(*parameters);
+        for (const auto& [key, schema] : properties->items())
+            it->second.try_emplace(key, reader.type(schema));
+    }
+}
+
+bool ToolSchemas::may_have(const std::string& tool, const std::string& parameter) const {
+    const auto of_tool = tools_.find(tool);
+    return of_tool == tools_.end() || of_tool->second.empty() || of_tool->second.count(parameter) > 0;
+}
+
+ParameterType ToolSchemas::type(const std::string& tool, const std::string& parameter) const {
+    const auto of_tool = tools_.find(tool);
+    if (of_tool == tools_.end()) return ParameterType::string;
+    const auto it = of_tool->second.find(parameter);
+    return it == of_tool->second.end() ? ParameterType::string : it->second;
+}
+
+std::string coerce_parameter(std::string_view text, ParameterType type) {
+    if (type == ParameterType::string) return quoted(text);
+    const std::string_view bare = python_strip(text);
+    if (equals_ignoring_case(bare, "null") || equals_ignoring_case(bare, "none")) return "null";
+    switch (type) {
+        case ParameterType::integer:
+        case ParameterType::number:
+            if (std::string number = number_text(bare); !number.empty()) return number;
+            break;
+        case ParameterType::boolean:
+            return equals_ignoring_case(bare, "true") ? "true" : "false";
+        case ParameterType::container:
+            if (const auto json = parse_ordered_json(bare)) return python_json(*json);
+            if (const auto literal = parse_python_literal(bare)) return python_json(*literal);
+            break;
+        default:
+            break;
+    }
+    return quoted(text);
+}
+
+}  // namespace quern

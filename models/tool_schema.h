@@ -1,0 +1,43 @@
+// What type a tool's parameter has, and its value as JSON from the text that the model wrote.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+namespace quern {
+
+enum class ParameterType { string, integer, number, boolean, container, null };
+
+/// The parameter types of a request's tools. Copies what it needs; linear in the size of the tools.
+class ToolSchemas {
+  public:
+    /// An array of {"type": "function", "function": {"name", "parameters"}} or of {"name", "parameters"};
+    /// anything else in it, or in a schema, is ignored. Of tools with one name the first counts.
+    explicit ToolSchemas(const nlohmann::ordered_json& tools);
+
+    /// Whether there is any tool, understood or not.
+    bool any() const { return any_; }
+    /// False only if the tool names its parameters and this is none of them.
+    bool may_have(const std::string& tool, const std::string& parameter) const;
+    /// `type` of the parameter's schema; of a list of types, anyOf, oneOf and allOf the first that is not
+    /// null; (among the first two); a local $ref is followed; a schema that has properties or items only is a
+    /// container. string if the tool, the parameter or the type is not known.
+    ParameterType type(const std::string& tool, const std::string& parameter) const;
+
+  private:
+    std::unordered_map<std::string, std::unordered_map<std::string, ParameterType>> tools_;
+    bool any_ = false;
+};
+
+/// The JSON text for a value of this type:
+/// - string: the text as it is.
+/// - any other type: "null" and "none" in any case are null.
+/// - integer, number: the number, with 2.0 as 2; exact whatever its size. Text that is no number: a string.
+/// - boolean: true for "true" in any case, else false.
+/// - container (object, array): the JSON, else the Python literal, that the text is; else a string.
+/// Space around all but strings is ignored.
+std::string coerce_parameter(std::string_view text, ParameterType type);
+
+}  // namespace quern
