@@ -222,6 +222,43 @@ std::vector<AddedToken> read_all_added(const json& root, const json& config) {
     return out;
 }
 
+/// Texts to ids by binary search: no hash that a crafted file could aim at. The first eight bytes of each
+/// text lie apart as numbers, so a search rarely leaves that array (a real vocabulary is searched 750,000
+/// times).
+class Names {
+  public:
+    void reserve(size_t count) {
+        keys_.reserve(count);
+        names_.reserve(count);
+    }
+    /// In ascending order of text.
+    void append(std::string_view text, int32_t id) {
+        keys_.push_back(key(text));
+        names_.emplace_back(text, id);
+    }
+    std::optional<int32_t> find(std::string_view text) const {
+        const auto [low, high] = std::equal_range(keys_.begin(), keys_.end(), key(text));
+        const auto end = names_.begin() + (high - keys_.begin());
+        const auto found =
+            std::lower_bound(names_.begin() + (low - keys_.begin()), end, text,
+                             [](const auto& name, std::string_view t) { return name.first < t; });
+        return found != end && found->first == text ? std::optional(found->second) : std::nullopt;
+    }
+    const std::vector<std::pair<std::string_view, int32_t>>& all() const { return names_; }
+
+  private:
+    /// Orders as the texts do, as far as it reaches.
+    static uint64_t key(std::string_view text) {
+        uint64_t out = 0;
+        for (size_t i = 0; i < 8; ++i)
+            out = out << 8 | (i < text.size() ? static_cast<unsigned char>(text[i]) : 0u);
+        return out;
+    }
+
+    std::vector<uint64_t> keys_;
+    std::vector<std::pair<std::string_view, int32_t>> names_;
+};
+
 // ---- vocabulary and merges ----
 
 class Builder {
@@ -231,7 +268,7 @@ class Builder {
         file_.added = std::move(added);
         place_tokens();
         for (int byte = 0; byte < 256; ++byte) {
-            const auto id = find(alphabet_.letter(byte));
+            const auto id = names_.find(alphabet_.letter(byte));
             if (!id) {
                 FAIL(model,
                      "{}: the vocabulary has no token for the byte 0x{:02x}, so some text could not be "
@@ -256,62 +293,50 @@ class Builder {
 
     /// Puts every token at its id: in range, no id twice, no gap.
     void place_tokens() {
-        size_t total = vocab_.size();
-        for (const AddedToken& token : file_.added) {
-            if (!find(token.text)) ++total;
-        }
-        file_.pieces.resize(total);
-        is_added_.resize(total);
         names_.reserve(vocab_.size());
-        std::vector<const std::string*> owner(total, nullptr);
         for (const auto& [text, value] : vocab_) {
             const int32_t id = id_from(value);
             if (id < 0) {
                 FAIL(model, "{}: the id of \"{}\" in \"model.vocab\" is {}", kMain, show(text),
                      show_json(value));
             }
-            place(owner, id, text);
-            names_.emplace_back(text, id);
+            names_.append(text, id);
         }
+        const auto is_new = [&](const AddedToken& token) { return !names_.find(token.text); };
+        const size_t total = vocab_.size() + std::count_if(file_.added.begin(), file_.added.end(), is_new);
+        file_.pieces.resize(total);
+        is_added_.resize(total);
+        std::vector<bool> taken(total);
+        for (const auto& [text, id] : names_.all()) place(taken, id, text);
         for (const AddedToken& token : file_.added) {
-            const auto known = find(token.text);
+            const auto known = names_.find(token.text);
             if (known && *known != token.id) {
                 FAIL(model, "the added token \"{}\" has the id {}, but the id {} in \"model.vocab\"",
                      show(token.text), token.id, *known);
             }
-            if (!known) place(owner, token.id, token.text);
+            if (!known) place(taken, token.id, token.text);
             is_added_[token.id] = true;
         }
         // As many tokens as slots, each in a slot of its own: there is no gap left.
     }
 
-    void place(std::vector<const std::string*>& owner, int32_t id, const std::string& text) {
+    void place(std::vector<bool>& taken, int32_t id, std::string_view text) {
         if (vocab_rows_ > 0 && id >= vocab_rows_) {
             FAIL(model, "token \"{}\" has the id {}, but the embedding of the model has only {} rows",
                  show(text), id, vocab_rows_);
         }
-        if (static_cast<size_t>(id) >= owner.size()) {
+        if (static_cast<size_t>(id) >= taken.size()) {
             FAIL(model,
                  "token \"{}\" has the id {}, but there are only {} tokens: ids have gaps. Is {} missing or "
-                 "older?",
-                 show(text), id, owner.size(), kConfig);
+                 "of "
+                 "another model?",
+                 show(text), id, taken.size(), kConfig);
         }
-        if (owner[id])
-            FAIL(model, "tokens \"{}\" and \"{}\" have the same id {}", show(*owner[id]), show(text), id);
-        owner[id] = &text;
+        if (taken[id]) FAIL(model, "\"{}\" and another token have the same id {}", show(text), id);
+        taken[id] = true;
         // What is not written in the byte alphabet stands for itself when decoding, as in the reference.
-        file_.pieces[id] = alphabet_.bytes(text).value_or(text);
-    }
-
-    std::optional<int32_t> find(std::string_view text) const {
-        if (names_.empty()) {
-            const auto found = vocab_.find(std::string(text));
-            return found != vocab_.end() ? std::optional(id_from(found->second)) : std::nullopt;
-        }
-        const auto found =
-            std::lower_bound(names_.begin(), names_.end(), text,
-                             [](const auto& name, std::string_view t) { return name.first < t; });
-        return found != names_.end() && found->first == text ? std::optional(found->second) : std::nullopt;
+        auto bytes = alphabet_.bytes(text);
+        file_.pieces[id] = bytes ? std::move(*bytes) : std::string(text);
     }
 
     /// Otherwise plain text could turn into a control token, which Markers::literal promises it never does.
@@ -348,7 +373,7 @@ class Builder {
     }
 
     int32_t part(std::string_view text, size_t index) const {
-        const auto id = find(text);
+        const auto id = names_.find(text);
         if (!id)
             FAIL(model, "{}: merge {} uses \"{}\", which is not in \"model.vocab\"", kMain, index,
                  show(text));
@@ -356,7 +381,7 @@ class Builder {
     }
 
     void list_words() {
-        for (const auto& [text, id] : names_) {
+        for (const auto& [text, id] : names_.all()) {
             if (!is_added_[id] && alphabet_.bytes(text)) file_.words.push_back(id);
         }
     }
@@ -365,7 +390,7 @@ class Builder {
     int64_t vocab_rows_;
     ByteAlphabet alphabet_;
     TokenizerFile file_;
-    std::vector<std::pair<std::string_view, int32_t>> names_;  // vocabulary sorted by text
+    Names names_;
     std::vector<bool> is_added_;
 };
 
