@@ -27,4 +27,9 @@ struct JsonOptions {
 /// key; the message has line and column, is short and is plain ASCII apart from `what`.
 nlohmann::json parse_json(std::string_view text, const std::string& what, const JsonOptions& options = {});
 
+/// The same, but objects keep the order of the text and are lists inside: made in linear time, searched in
+/// linear time. For documents with one huge object (a vocabulary), which a tree is slow to build.
+nlohmann::ordered_json parse_json_ordered(std::string_view text, const std::string& what,
+                                          const JsonOptions& options = {});
+
 }  // namespace quern

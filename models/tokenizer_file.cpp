@@ -9,12 +9,14 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/json_guard.h"
+#include "ggml-like/text_prefix.h"
 #include "models/utf8.h"
 
 namespace quern {
 namespace {
 
-using nlohmann::json;
+// Ordered, because a tree of 250,000 vocabulary entries is slow to build; all other objects are small.
+using json = nlohmann::ordered_json;
 
 constexpr std::string_view kMain = "tokenizer.json";
 constexpr std::string_view kConfig = "tokenizer_config.json";
@@ -227,36 +229,41 @@ std::vector<AddedToken> read_all_added(const json& root, const json& config) {
 /// times).
 class Names {
   public:
-    void reserve(size_t count) {
-        keys_.reserve(count);
-        names_.reserve(count);
-    }
-    /// In ascending order of text.
-    void append(std::string_view text, int32_t id) {
-        keys_.push_back(key(text));
-        names_.emplace_back(text, id);
+    struct Name {
+        std::string_view text;
+        int32_t id;
+    };
+    Names() = default;
+    explicit Names(const std::vector<Name>& names) {
+        std::vector<std::pair<uint64_t, const Name*>> order;
+        order.reserve(names.size());
+        for (const Name& name : names) order.emplace_back(text_prefix(name.text), &name);
+        std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
+            return a.first != b.first ? a.first < b.first : a.second->text < b.second->text;
+        });
+        for (const auto& [prefix, name] : order) {
+            prefixes_.push_back(prefix);
+            names_.push_back(*name);
+        }
     }
     std::optional<int32_t> find(std::string_view text) const {
-        const auto [low, high] = std::equal_range(keys_.begin(), keys_.end(), key(text));
-        const auto end = names_.begin() + (high - keys_.begin());
+        const uint64_t prefix = text_prefix(text);
+        auto low = std::lower_bound(prefixes_.begin(), prefixes_.end(), prefix);
+        if (low == prefixes_.end()) return std::nullopt;
+        auto high = low + 1;  // mostly alone
+        if (high != prefixes_.end() && *high == prefix)
+            high = std::upper_bound(high, prefixes_.end(), prefix);
+        const auto end = names_.begin() + (high - prefixes_.begin());
         const auto found =
-            std::lower_bound(names_.begin() + (low - keys_.begin()), end, text,
-                             [](const auto& name, std::string_view t) { return name.first < t; });
-        return found != end && found->first == text ? std::optional(found->second) : std::nullopt;
+            std::lower_bound(names_.begin() + (low - prefixes_.begin()), end, text,
+                             [](const Name& name, std::string_view t) { return name.text < t; });
+        return found != end && found->text == text ? std::optional(found->id) : std::nullopt;
     }
-    const std::vector<std::pair<std::string_view, int32_t>>& all() const { return names_; }
+    const std::vector<Name>& all() const { return names_; }
 
   private:
-    /// Orders as the texts do, as far as it reaches.
-    static uint64_t key(std::string_view text) {
-        uint64_t out = 0;
-        for (size_t i = 0; i < 8; ++i)
-            out = out << 8 | (i < text.size() ? static_cast<unsigned char>(text[i]) : 0u);
-        return out;
-    }
-
-    std::vector<uint64_t> keys_;
-    std::vector<std::pair<std::string_view, int32_t>> names_;
+    std::vector<uint64_t> prefixes_;
+    std::vector<Name> names_;  // sorted by text
 };
 
 // ---- vocabulary and merges ----
@@ -293,21 +300,27 @@ class Builder {
 
     /// Puts every token at its id: in range, no id twice, no gap.
     void place_tokens() {
-        names_.reserve(vocab_.size());
+        std::vector<Names::Name> names;
+        names.reserve(vocab_.size());
         for (const auto& [text, value] : vocab_) {
             const int32_t id = id_from(value);
             if (id < 0) {
                 FAIL(model, "{}: the id of \"{}\" in \"model.vocab\" is {}", kMain, show(text),
                      show_json(value));
             }
-            names_.append(text, id);
+            names.push_back({text, id});
         }
+        names_ = Names(names);
         const auto is_new = [&](const AddedToken& token) { return !names_.find(token.text); };
         const size_t total = vocab_.size() + std::count_if(file_.added.begin(), file_.added.end(), is_new);
         file_.pieces.resize(total);
         is_added_.resize(total);
         std::vector<bool> taken(total);
-        for (const auto& [text, id] : names_.all()) place(taken, id, text);
+        texts_.resize(total);
+        for (const auto& [text, id] : names_.all()) {
+            place(taken, id, text);
+            texts_[id] = text;
+        }
         for (const AddedToken& token : file_.added) {
             const auto known = names_.find(token.text);
             if (known && *known != token.id) {
@@ -352,7 +365,10 @@ class Builder {
             const auto [left, right] = merge_parts(merges[i], i);
             if (right.data() == nullptr) continue;
             joined.assign(left).append(right);
-            const MergeRule rule{part(left, i), part(right, i), part(joined, i)};
+            // Trainers number the products in the order of the merges, so the next id is mostly the one.
+            const int32_t guess = file_.merges.empty() ? 256 : file_.merges.back().result + 1;
+            const bool guessed = static_cast<size_t>(guess) < texts_.size() && texts_[guess] == joined;
+            const MergeRule rule{part(left, i), part(right, i), guessed ? guess : part(joined, i)};
             refuse_added(rule.result, "the result of a merge");
             file_.merges.push_back(rule);
         }
@@ -392,17 +408,18 @@ class Builder {
     TokenizerFile file_;
     Names names_;
     std::vector<bool> is_added_;
+    std::vector<std::string_view> texts_;  // of the vocabulary, by id
 };
 
 }  // namespace
 
 TokenizerFile read_tokenizer_file(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
                                   int64_t vocab_rows) {
-    const json root = parse_json(tokenizer_json, std::string(kMain));
+    const json root = parse_json_ordered(tokenizer_json, std::string(kMain));
     if (!root.is_object()) FAIL(model, "{}: expected an object, found {}", kMain, show_json(root));
     json config;
     if (!tokenizer_config_json.empty()) {
-        config = parse_json(tokenizer_config_json, std::string(kConfig));
+        config = parse_json_ordered(tokenizer_config_json, std::string(kConfig));
         if (!config.is_object()) FAIL(model, "{}: expected an object, found {}", kConfig, show_json(config));
     }
     std::string regex = read_pipeline(root);

@@ -8,6 +8,7 @@ using quern::Error;
 using quern::ErrorKind;
 using quern::JsonOptions;
 using quern::parse_json;
+using quern::parse_json_ordered;
 
 namespace {
 
@@ -44,6 +45,7 @@ TEST_SUITE("cpu") {
              }) {
             CAPTURE(text);
             CHECK(parse_json(text, "x.json") == nlohmann::json::parse(text));
+            CHECK(parse_json_ordered(text, "x.json") == nlohmann::ordered_json::parse(text));
         }
     }
 
@@ -62,6 +64,9 @@ TEST_SUITE("cpu") {
         CHECK(contains(error_of(R"({"a":1,"b":{"a":2},"a":3})"), "duplicate key \"a\""));
         CHECK(contains(error_of(R"({"b":1,"a":1,"b":3})"), "duplicate key \"b\""));
         CHECK(error_of(R"([{"a":1},{"a":1}])") == "");
+        CHECK_THROWS_AS(parse_json_ordered(R"([{"b":1,"a":{},"b":3}])", "x"), Error);
+        CHECK(parse_json_ordered(R"({"b":{"x":1},"a":{"x":[2]}})", "x").dump() ==
+              R"({"b":{"x":1},"a":{"x":[2]}})");
         const JsonOptions lenient{.reject_duplicate_keys = false};
         CHECK(parse_json(R"({"a":{"x":1},"a":[2]})", "x", lenient) == nlohmann::json::parse(R"({"a":[2]})"));
     }
