@@ -46,7 +46,7 @@ ChatAnswer ChatSession::respond(std::span<const Message> messages, const ChatSet
         generate(turn, settings, callbacks);
     }
     deliver(turn, turn.parser.push(turn.decoder.flush()), callbacks);
-    deliver(turn, turn.parser.finish(), callbacks);
+    deliver(turn, turn.parser.finish(turn.answer.reason != FinishReason::stop), callbacks);
     turn.answer.message = turn.parser.message();
     return std::move(turn.answer);
 }
@@ -60,7 +60,7 @@ ChatAnswer ChatSession::complete(const std::string& text, const ChatSettings& se
     ChatCallbacks raw = callbacks;
     generate(turn, settings, raw);
     deliver(turn, turn.parser.push(turn.decoder.flush()), callbacks);
-    deliver(turn, turn.parser.finish(), callbacks);
+    deliver(turn, turn.parser.finish(turn.answer.reason != FinishReason::stop), callbacks);
     turn.answer.message = turn.parser.message();
     return std::move(turn.answer);
 }
