@@ -8,7 +8,7 @@ Needs torch, transformers (made with 5.17.0), safetensors, numpy. Seeds are fixe
 that passes the checks below and prints it for parity_models.py.
 
 <model>/<format>/                    the checkpoint as a user would have it (config, weights; no tokenizer)
-<model>/<format>.golden.safetensors  prompt_ids I32 [200]; greedy_ids I32 [32] that follow the prompt; positions I32 [P];
+<model>/<format>.golden.safetensors  prompt_ids I32 [200]; greedy_ids I32 [32] that follow it; positions I32 [P];
                                      logits F32 [P, V] of these prompt positions; greedy_margin F32 [32], the gap
                                      between the best and second logit of each step
 manifest.json                        what each model is for, and the measured margins
@@ -41,7 +41,7 @@ def relative(a, b):
 
 
 def router_gaps(model, ids, top_k):
-    """Smallest distance between the last chosen and the first rejected expert's router logit, over layers and tokens."""
+    """Smallest distance between the last chosen and the first rejected expert's logit, over layers and tokens."""
     gaps, hooks = [float("inf")], []
 
     def hook(_module, _inputs, output):

@@ -1,8 +1,8 @@
 """Writes one tiny model in one checkpoint format: tensors, shards and index, config.json with its quantisation part.
 
-Recipes follow released checkpoints: `ct` the AEON / RedHat compressed-tensors NVFP4 (attention, experts, shared expert),
-`ct_mixed` per-channel FP8 beside NVFP4 experts, `ct_fp8_head` NVFP4 plus a [128,128]-block FP8 lm_head, `modelopt`
-the same modules as `ct` in ModelOpt's spelling, `modelopt_xs` with the linear attention projections too,
+Recipes follow released checkpoints: `ct` the AEON / RedHat compressed-tensors NVFP4 (attention, experts, shared
+expert), `ct_mixed` per-channel FP8 beside NVFP4 experts, `ct_fp8_head` NVFP4 plus a [128,128]-block FP8 lm_head,
+`modelopt` the same modules as `ct` in ModelOpt's spelling, `modelopt_xs` with the linear attention projections too,
 `modelopt_mixed` NVIDIA's per-tensor FP8 attention with NVFP4 experts and head, `fp8_block` Qwen's own FP8.
 """
 

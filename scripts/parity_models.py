@@ -45,7 +45,7 @@ class Spec:
     input_scales: bool = True      # False: weight-only NVFP4, no activation scales in the file
     misnested_vision: bool = False
     shards: int = 1
-    mtp: str = ""                  # "" | inside (mtp.* among the weights) | beside (model_mtp.safetensors, not in the index)
+    mtp: str = ""                  # "" | inside (mtp.* among the weights) | beside (a file the index does not name)
     f32_gates: bool = False        # A_log, dt_bias and norms stored as F32
     dead_expert: bool = False      # one expert's down_proj is zero: never calibrated, G = 1
     all_positions: bool = False

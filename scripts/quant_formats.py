@@ -7,7 +7,7 @@ does not cancel out there. Every function takes float32 [N, K] and returns the t
   nvfp4_mo      weight U8 [N, K/2], weight_scale E4M3 [N, K/16], weight_scale_2 F32 []                w = code * s * s2
   fp8_tensor    weight E4M3 [N, K], weight_scale F32 []
   fp8_channel   weight E4M3 [N, K], weight_scale BF16 [N, 1]
-  fp8_block     weight E4M3 [N, K], weight_scale BF16 [ceil(N/128), ceil(K/128)]; fp8_block_inv names it weight_scale_inv
+  fp8_block     weight E4M3 [N, K], weight_scale BF16 [ceil(N/128), ceil(K/128)] (fp8_block_inv: weight_scale_inv)
 
 Sources of the layouts: compressed-tensors, NVIDIA ModelOpt, the Qwen FP8 releases, OCP Microscaling (E2M1, E4M3).
 """
