@@ -3,7 +3,7 @@ BUILD ?= build
 JOBS ?= $(shell nproc)
 TYPE ?= Release
 CUDA ?= AUTO
-DEMO_PROMPT ?= What is the capital of Norway, and what is 48 + 37?
+DEMO_PROMPT ?= What is 48 + 37?
 
 .DEFAULT_GOAL := build
 .PHONY: help deps configure build demo chat test test-asan fuzz bench check-layers format format-check install clean

@@ -102,7 +102,7 @@ void read_rope(const Fields& f, Qwen36MoeConfig& c) {
     if (type == nullptr) type = inner.find("type");
     if (type != nullptr && *type != "default")
         inner.fail("rope_type", "\"default\" (long-context variants such as yarn are not supported)", *type);
-    const double theta = inner.number("rope_theta", f.number("rope_theta", 1e7, 1, 1e12), 1, 1e12);
+    const double theta = inner.number("rope_theta", f.number("rope_theta", 1e4, 1, 1e12), 1, 1e12);
     const double partial =
         inner.number("partial_rotary_factor", f.number("partial_rotary_factor", 0.25, 0, 1), 0, 1);
     c.rope_theta = static_cast<float>(theta);

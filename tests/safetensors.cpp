@@ -142,7 +142,7 @@ TEST_SUITE("cpu") {
         CHECK(contains(header_error("{\"\":{}}"), "empty name"));
         for (const size_t depth : {size_t{10}, size_t{100'000}}) {
             CHECK(contains(header_error("{\"a\":" + std::string(depth, '[')), "JSON error"));
-            CHECK(contains(header_error(one(R"("shape":)" + std::string(depth, '['))), "shape"));
+            CHECK(contains(one(R"("shape":)" + std::string(depth, '[')), "JSON error"));
             CHECK(contains(header_error(std::string(depth, '{')), "JSON error"));
         }
     }
