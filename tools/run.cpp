@@ -3,7 +3,6 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/json_guard.h"
-#include "models/json_depth.h"
 #include "models/model.h"
 #include "tools/commands.h"
 #include "tools/loading.h"
