@@ -23,7 +23,7 @@ struct Avx512 {
     static constexpr int kLanes = 16;
     static constexpr int kMaxTokens = 4;
     static constexpr int kRows = 4;
-    static constexpr int kPrefetch = 4096;
+    static constexpr int kPrefetch = 8192;
 
     static V once(V a) {
         asm("" : "+v"(a));
