@@ -34,8 +34,12 @@ double median(std::vector<double> values) {
 
 /// Large enough that no cache holds it; the bytes are ordinary values in every format.
 struct Memory {
-    uint8_t* data = static_cast<uint8_t*>(std::aligned_alloc(4096, kBytes));
-    Memory() { std::memset(data, 0x3c, kBytes); }
+    uint8_t* data = nullptr;
+    explicit Memory(int64_t bytes) {
+        data = static_cast<uint8_t*>(std::aligned_alloc(4096, static_cast<size_t>(bytes)));
+        REQUIRE(data != nullptr);
+        std::memset(data, 0x3c, static_cast<size_t>(bytes));
+    }
     ~Memory() { std::free(data); }
 };
 
@@ -48,8 +52,10 @@ double read_speed(ThreadPool& pool, const uint8_t* data) {
         pool.parallel_for(kBytes, 1 << 20, [&](int64_t begin, int64_t end, int worker) {
             uint64_t sum[8] = {};
             const auto* p = reinterpret_cast<const uint64_t*>(data + begin);
-            for (int64_t i = 0; i < (end - begin) / 64; ++i)
+            for (int64_t i = 0; i < (end - begin) / 64; ++i) {
+                __builtin_prefetch(p + 8 * i + 512);  // as the kernels do
                 for (int j = 0; j < 8; ++j) sum[j] += p[8 * i + j];
+            }
             for (const uint64_t s : sum) sums[static_cast<size_t>(worker) * 8] += s;
         });
     });
@@ -87,13 +93,16 @@ double multiply(ThreadPool& pool, const Shape& s, const uint8_t* data, const std
 
 TEST_SUITE("perf" * doctest::skip()) {
     TEST_CASE("dot: speed of every kernel set, by memory and by arithmetic") {
-        const Memory memory;
+        const Memory memory(kBytes);
         ThreadPool pool(2);
-        std::vector<float> x(64 * 8192), packed(64 * 8192), y(64 * 8192);
-        for (size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 17) - 8.0f;
-        const auto rows_of = [](std::vector<float>& v, int64_t tokens) {
+        constexpr size_t kFloats = 64 * 8192;
+        const Memory activations(3 * kFloats * sizeof(float));  // x, packed x, y: aligned as those of a plan
+        float* x = reinterpret_cast<float*>(activations.data);
+        float *packed = x + kFloats, *y = packed + kFloats;
+        for (size_t i = 0; i < kFloats; ++i) x[i] = static_cast<float>(i % 17) - 8.0f;
+        const auto rows_of = [](float* v, int64_t tokens) {
             std::vector<float*> rows;
-            for (int64_t t = 0; t < tokens; ++t) rows.push_back(v.data() + t * 8192);
+            for (int64_t t = 0; t < tokens; ++t) rows.push_back(v + t * 8192);
             return rows;
         };
         for (const DotKernels* set : available_dot_kernels()) {
@@ -105,8 +114,7 @@ TEST_SUITE("perf" * doctest::skip()) {
                 {"f16   8192 x 4096", 8192, 4096, 8192, 0, set->f16, false},
             };
             for (const Shape& s : shapes) {
-                for (int64_t t = 0; t < 64; ++t)
-                    set->pack_nvfp4(x.data() + t * 8192, s.cols, packed.data() + t * 8192);
+                for (int64_t t = 0; t < 64; ++t) set->pack_nvfp4(x + t * 8192, s.cols, packed + t * 8192);
                 const auto from = rows_of(s.packed ? packed : x, 64);
                 const std::vector<const float*> all(from.begin(), from.end());
                 const auto to = rows_of(y, 64);

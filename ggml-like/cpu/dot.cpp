@@ -18,9 +18,10 @@ struct Scalar {
     static constexpr int kLanes = 8;
     static constexpr int kMaxTokens = 4;
     static constexpr int kRows = 1;
-    static constexpr int kPrefetch = 1024;
+    static constexpr int kPrefetch = 4096;
 
     static V set1(float a) { return {{a, a, a, a, a, a, a, a}}; }
+    static V once(V a) { return a; }
     static V zero() { return set1(0.0f); }
     static V load(const float* p) {
         V a;

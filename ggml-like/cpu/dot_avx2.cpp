@@ -25,8 +25,12 @@ struct Avx2 {
     static constexpr int kLanes = 8;
     static constexpr int kMaxTokens = 4;
     static constexpr int kRows = 2;
-    static constexpr int kPrefetch = 1024;
+    static constexpr int kPrefetch = 4096;
 
+    static V once(V a) {
+        asm("" : "+x"(a));
+        return a;
+    }
     static V zero() { return _mm256_setzero_ps(); }
     static V set1(float a) { return _mm256_set1_ps(a); }
     static V load(const float* p) { return _mm256_loadu_ps(p); }

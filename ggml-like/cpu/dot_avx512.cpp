@@ -23,8 +23,12 @@ struct Avx512 {
     static constexpr int kLanes = 16;
     static constexpr int kMaxTokens = 4;
     static constexpr int kRows = 4;
-    static constexpr int kPrefetch = 1024;
+    static constexpr int kPrefetch = 8192;
 
+    static V once(V a) {
+        asm("" : "+v"(a));
+        return a;
+    }
     static V zero() { return _mm512_setzero_ps(); }
     static V set1(float a) { return _mm512_set1_ps(a); }
     static V load(const float* p) { return _mm512_loadu_ps(p); }
@@ -106,8 +110,8 @@ struct Nvfp4Tile {
         for (int i = 0; i < 8; ++i) {
             __m512 xv[T];
             for (int t = 0; t < T; ++t)
-                xv[t] =
-                    kWhole ? _mm512_loadu_ps(x[t] + i * 16) : _mm512_maskz_loadu_ps(used, x[t] + i * lanes);
+                xv[t] = Avx512::once(kWhole ? _mm512_loadu_ps(x[t] + i * 16)
+                                            : _mm512_maskz_loadu_ps(used, x[t] + i * lanes));
             for (int r = 0; r < R; ++r) {
                 const __m512 wv = _mm512_permutexvar_ps(codes[r], table);
                 codes[r] = _mm512_srli_epi32(codes[r], 4);
@@ -119,10 +123,30 @@ struct Nvfp4Tile {
             for (int t = 0; t < T; ++t) acc[r][t] = _mm512_fmadd_ps(part[r][t], scale[r], acc[r][t]);
     }
 
-    /// Scales of lanes 0..15 of span `which` (0 or 1) of a pair: each block is two lanes.
-    static __m512 spread(__m512 scales, int which) {
-        const __m512i two_each = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
-        return _mm512_permutexvar_ps(_mm512_add_epi32(two_each, _mm512_set1_epi32(8 * which)), scales);
+    /// Scales of lanes 0..15 of the first or the second span of a pair: each block is two lanes.
+    template <int kHalf>
+    static __m512 spread(__m512 scales) {
+        const __m512i lanes =
+            kHalf == 0 ? _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7)
+                       : _mm512_setr_epi32(8, 8, 9, 9, 10, 10, 11, 11, 12, 12, 13, 13, 14, 14, 15, 15);
+        return _mm512_permutexvar_ps(lanes, scales);
+    }
+
+    /// One whole span, the first or second half of a pair whose scales are in `all`.
+    template <int R, int T, int kHalf>
+    static void add_span(const uint8_t* codes, const RowBlock& w, int64_t at, const __m512 (&all)[R],
+                         const float* const* x, __m512 (&acc)[R][T]) {
+        __m512i c[R];
+        __m512 s[R];
+        for (int r = 0; r < R; ++r) {
+            const uint8_t* from = codes + r * w.row_bytes + at / 2;
+            if (T == 1) __builtin_prefetch(from + Avx512::kPrefetch);
+            c[r] = _mm512_loadu_si512(from);
+            s[r] = spread<kHalf>(all[r]);
+        }
+        const float* xs[T];
+        for (int t = 0; t < T; ++t) xs[t] = x[t] + at;
+        span<R, T, true>(c, s, xs, 16, acc);
     }
 
     template <int R, int T>
@@ -139,20 +163,8 @@ struct Nvfp4Tile {
                 const uint8_t* from = scales + r * w.scale_row_bytes + i / 16;
                 all[r] = widen_e4m3(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
             }
-            for (int half = 0; half < 2; ++half) {
-                const int64_t at = i + half * kSpan;
-                __m512i c[R];
-                __m512 s[R];
-                for (int r = 0; r < R; ++r) {
-                    const uint8_t* from = codes + r * w.row_bytes + at / 2;
-                    if (T == 1) __builtin_prefetch(from + Avx512::kPrefetch);
-                    c[r] = _mm512_loadu_si512(from);
-                    s[r] = spread(all[r], half);
-                }
-                const float* xs[T];
-                for (int t = 0; t < T; ++t) xs[t] = x[t] + at;
-                span<R, T, true>(c, s, xs, 16, acc);
-            }
+            add_span<R, T, 0>(codes, w, i, all, x, acc);
+            add_span<R, T, 1>(codes, w, i + kSpan, all, x, acc);
         }
         if (whole < k) rest<R, T>(codes, scales, w, whole, k - whole, x, acc);
         for (int r = 0; r < R; ++r)
@@ -173,7 +185,7 @@ struct Nvfp4Tile {
                 c[r] = _mm512_maskz_loadu_epi32(first(lanes), codes + r * w.row_bytes + at / 2);
                 const __m128i v =
                     _mm_maskz_loadu_epi8(first(lanes / 2), scales + r * w.scale_row_bytes + at / 16);
-                s[r] = spread(widen_e4m3(v), 0);
+                s[r] = spread<0>(widen_e4m3(v));
             }
             const float* xs[T];
             for (int t = 0; t < T; ++t) xs[t] = x[t] + at;
@@ -187,11 +199,14 @@ struct Nvfp4Tile {
 };
 
 void pack(const float* x, int64_t k, float* packed) {
+    const __m512i lane = _mm512_setr_epi32(0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112, 120);
     for (int64_t begin = 0; begin < k; begin += kSpan) {
-        const int64_t lanes = (k - begin < kSpan ? k - begin : kSpan) / 8;
-        for (int64_t i = 0; i < 8; ++i)
-            for (int64_t lane = 0; lane < lanes; ++lane)
-                packed[begin + i * lanes + lane] = x[begin + 8 * lane + i];
+        const int lanes = static_cast<int>((k - begin < kSpan ? k - begin : kSpan) / 8);
+        const __mmask16 used = first(lanes);
+        for (int i = 0; i < 8; ++i) {
+            const __m512 v = _mm512_mask_i32gather_ps(_mm512_setzero_ps(), used, lane, x + begin + i, 4);
+            _mm512_mask_storeu_ps(packed + begin + i * lanes, used, v);
+        }
     }
 }
 

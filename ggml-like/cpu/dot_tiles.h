@@ -3,10 +3,12 @@
 // Everything is in an unnamed namespace on purpose: each of those files is compiled for other instructions,
 // and a shared inline function could reach a CPU that lacks them. For the same reason: no std headers.
 //
-// An instruction set `S` gives a vector type V of kLanes floats, and zero, set1, load, load_first (the first
-// n, others 0), store, store_first, add, fma, sum, and the size of the tile of accumulators that its
-// registers can hold: kRows x kMaxTokens. A format `F` gives kBytes per value, load, load_first, the factor
-// kFactor that its loads leave out, and `poisoned` for rows that can only give NaN.
+// An instruction set `S` gives a vector type V of kLanes floats; once (keeps a value that several
+// FMAs use in a register: compilers would load it again for each), kPrefetch (bytes ahead in a row), and
+// zero, set1, load, load_first (the first n, others 0), store, store_first, add, fma, sum, and the size of
+// the tile of accumulators that its registers can hold: kRows x kMaxTokens. A format `F` gives kBytes per
+// value, load, load_first, the factor kFactor that its loads leave out, and `poisoned` for rows that can only
+// give NaN.
 #pragma once
 
 #include <cstdint>
@@ -49,7 +51,7 @@ inline void plain_tile(const RowBlock& w, int64_t row, int64_t k, const float* c
     const int64_t whole = k - k % S::kLanes;
     for (int64_t i = 0; i < whole; i += S::kLanes) {
         V xv[T];
-        for (int t = 0; t < T; ++t) xv[t] = S::load(x[t] + i);
+        for (int t = 0; t < T; ++t) xv[t] = S::once(S::load(x[t] + i));
         for (int r = 0; r < R; ++r) {
             const uint8_t* from = p + r * w.row_bytes + i * F::kBytes;
             if (T == 1) __builtin_prefetch(from + S::kPrefetch);

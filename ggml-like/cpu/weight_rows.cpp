@@ -77,6 +77,13 @@ void segment_rows(const DotKernels& dot, const WeightSegment& s, int64_t begin, 
     }
 }
 
+/// To a cache line: vector loads that straddle two lines cost double.
+float* aligned_buffer(Context& context, int which, int64_t floats) {
+    constexpr uintptr_t kLine = 64;
+    const auto address = reinterpret_cast<uintptr_t>(context.buffer(which, floats + 16));
+    return reinterpret_cast<float*>((address + kLine - 1) / kLine * kLine);
+}
+
 bool fits(DType dtype, ScaleKind kind) {
     switch (dtype) {
         case DType::F32:
@@ -106,8 +113,8 @@ ActivationRows ActivationRows::choose(const std::vector<int64_t>& rows) const {
 ActivationRows activation_rows(const Tensor& x, int64_t count, int64_t width, int64_t stride, bool pack,
                                Context& context, int first_buffer) {
     const bool convert = x.dtype != DType::F32;
-    float* converted = convert ? context.buffer(first_buffer, count * width) : nullptr;
-    float* arranged = pack ? context.buffer(first_buffer + 1, count * width) : nullptr;
+    float* converted = convert ? aligned_buffer(context, first_buffer, count * width) : nullptr;
+    float* arranged = pack ? aligned_buffer(context, first_buffer + 1, count * width) : nullptr;
     ActivationRows rows;
     for (int64_t t = 0; t < count; ++t) {
         rows.natural.push_back(convert ? converted + t * width : x.as<float>() + t * stride);
