@@ -1,91 +1,118 @@
-"""Held-out questions: exact answers by greedy decoding, and the mean loss on the reference answers."""
-import math
+"""Held-out questions, greedy answers, exact match."""
+import json
+from collections import defaultdict
 
 import torch
-import torch.nn.functional as F
 
-from .chat import body_of, prompt_text
-from .common import JOIN, Ctx
+from . import chat
+from .common import Ctx, plain
 from .mix import conversation
-from .text import encode
+from .tokenizer import ADDRESSABLE, IDS
 
-TASKS = ["arithmetic", "units", "definitions", "capitals", "strings", "json", "quern", "chat", "refusal", "calendar",
-         "multi-turn", "system", "tools"]  # fmt: skip
+TASKS = "arithmetic units definitions capitals strings json tools quern chat calendar refusal system multi-turn".split()
 
 
-def make_items(per_task: int, seed: int = 99) -> list:
-    items = []
-    ctx = Ctx(seed, "eval")
+def questions(per_task: int, seed: int = 4711) -> list:
+    """{task, messages, tools, thinking, expect}: `messages` ends before the turn that is asked for."""
+    ctx, out = Ctx(seed, "eval"), []
     for task in TASKS:
-        seen = set()
-        for _ in range(per_task * 30):
-            if len(seen) == per_task:
-                break
-            c = conversation(ctx, task)
-            messages = [{k: v for k, v in m.items()} for m in c["messages"][:-1]]
-            for m in messages:
-                m["content"] = m.get("content", "").replace(JOIN, "")
-                m["think"] = m.get("think", "").replace(JOIN, "")
-            key = str(messages)
-            if key in seen:
-                continue
-            seen.add(key)
-            items.append({"task": task, "messages": messages, "tools": c["tools"], "thinking": c["thinking"],
-                          "expected": body_of(c["messages"][-1]).replace(JOIN, ""), "full": c})  # fmt: skip
-    return items
+        for i in range(per_task):
+            while True:
+                c = conversation(ctx, task)
+                if c["thinking"] == (i % 2 == 0):
+                    break
+            messages = c["messages"]
+            answers = [k for k, m in enumerate(messages) if m["role"] == "assistant"]
+            # A tool chat asks either for the call or for the sentence that follows its result.
+            last = answers[i // 2 % 2] if task == "tools" and len(answers) > 1 else answers[-1]
+            record = {"task": task, "thinking": c["thinking"], "messages": strip(messages[:last]), "expect": plain(chat.body_of(messages[last]))}
+            if c["tools"]:
+                record["tools"] = c["tools"]
+            out.append(record)
+    return out
 
 
-def prompt_ids(tokenizer, item: dict) -> list:
-    text = prompt_text(item["messages"], item["tools"], item["thinking"])
-    return tokenizer.encode(text, add_special_tokens=False).ids
+def strip(messages: list) -> list:
+    """Without our private marks; thinking is kept as reasoning_content where the format would show it."""
+    out = []
+    for m in messages:
+        m = {k: plain(v) if isinstance(v, str) else v for k, v in m.items()}
+        if m["role"] == "assistant":
+            think = m.pop("think", "")
+            if m.get("tool_calls"):
+                m["reasoning_content"] = think
+                m["tool_calls"] = [{"type": "function", "function": c} for c in m["tool_calls"]]
+        out.append(m)
+    return out
 
 
-@torch.no_grad()
-def generate(model, prompts: list, stop: set, pad: int, limit: int, device) -> list:
-    """Greedy continuations, all prompts in one batch padded on the left."""
-    width = max(map(len, prompts))
-    ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
-    out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=limit, do_sample=False,
-                         eos_token_id=sorted(stop), pad_token_id=pad)  # fmt: skip
-    answers = []
-    for row in out[:, width:].tolist():
-        end = next((i for i, t in enumerate(row) if t in stop), len(row))
-        answers.append(row[:end])
-    return answers
+def prompt_of(record: dict) -> str:
+    messages = []
+    for m in record["messages"]:
+        m = dict(m)
+        if m["role"] == "assistant":
+            m["think"] = m.pop("reasoning_content", "")
+            m["tool_calls"] = [c["function"] for c in m.get("tool_calls", [])]
+        messages.append(m)
+    return chat.prompt_text(messages, record.get("tools"), record["thinking"])
 
 
 def answer_of(text: str, thinking: bool) -> str:
-    """What is left of a generated text after its thinking."""
-    if not thinking:
-        return text.strip()
-    return text.split("</think>", 1)[1].strip() if "</think>" in text else ""
-
-
-def accuracy(model, tokenizer, items: list, stop: set, pad: int, device, batch: int = 256) -> tuple:
-    order = sorted(range(len(items)), key=lambda i: len(prompt_ids(tokenizer, items[i])))
-    answers = [""] * len(items)
-    for at in range(0, len(order), batch):
-        part = order[at : at + batch]
-        prompts = [prompt_ids(tokenizer, items[i]) for i in part]
-        for i, ids in zip(part, generate(model, prompts, stop, pad, 200, device)):
-            answers[i] = answer_of(tokenizer.decode(ids, skip_special_tokens=True), items[i]["thinking"])
-    right, total = {}, {}
-    for item, answer in zip(items, answers):
-        total[item["task"]] = total.get(item["task"], 0) + 1
-        right[item["task"]] = right.get(item["task"], 0) + (answer == item["expected"])
-    return {t: (right[t], total[t]) for t in total}, answers
+    if thinking:
+        if "</think>" not in text:
+            return "(no answer)"
+        text = text.split("</think>", 1)[1]
+    return text.strip()
 
 
 @torch.no_grad()
-def perplexity(model, tokenizer, items: list, device) -> float:
-    loss, count = 0.0, 0
-    for item in items:
-        ids, targets = encode(tokenizer, item["full"])
-        row = torch.tensor([ids], device=device)
-        hidden = model.model.language_model(input_ids=row, use_cache=False).last_hidden_state
-        logits = model.lm_head(hidden)[0, :-1].float()
-        wanted = torch.tensor(targets[1:], device=device, dtype=torch.bool)
-        loss += F.cross_entropy(logits[wanted], row[0, 1:][wanted], reduction="sum").item()
-        count += int(wanted.sum())
-    return math.exp(loss / count)
+def greedy(model, prompts: list, limit: int, device: str) -> list:
+    """Generated ids per prompt. Left padding is exact here: padded inputs leave the recurrent state at zero."""
+    stop = [IDS["<|im_end|>"], IDS["<|endoftext|>"]]
+    width = max(map(len, prompts))
+    ids = torch.tensor([[IDS["<|endoftext|>"]] * (width - len(p)) + p for p in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=limit, do_sample=False, eos_token_id=stop, pad_token_id=stop[1], suppress_tokens=list(range(ADDRESSABLE, model.config.vocab_size)))
+    answers = []
+    for row in out[:, width:].tolist():
+        cut = next((i for i, t in enumerate(row) if t in stop), len(row))
+        answers.append((row[:cut], cut < len(row)))
+    return answers
+
+
+def run(model, tokenizer, records: list, device: str, limit: int = 220, batch: int = 256) -> tuple:
+    """({task: [right, total, right with thinking, total with thinking]}, [(record, text, right)])."""
+    table, log = defaultdict(lambda: [0, 0, 0, 0]), []
+    order = sorted(range(len(records)), key=lambda i: len(prompt_of(records[i])))
+    for start in range(0, len(order), batch):
+        part = [records[i] for i in order[start : start + batch]]
+        results = greedy(model, [tokenizer.encode(prompt_of(r)).ids for r in part], limit, device)
+        for record, (ids, ended) in zip(part, results):
+            text = tokenizer.decode(ids, skip_special_tokens=False)
+            right = ended and answer_of(text, record["thinking"]) == record["expect"]
+            row = table[record["task"]]
+            row[0] += right
+            row[1] += 1
+            row[2] += right and record["thinking"]
+            row[3] += record["thinking"]
+            log.append((record, text, bool(right)))
+    return {t: table[t] for t in TASKS if t in table}, log
+
+
+def save(records: list, path) -> None:
+    path.write_text("".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
+
+
+@torch.no_grad()
+def held_out_nll(model, rows: list, device: str) -> float:
+    """Mean negative log-likelihood of the answer tokens of held-out conversations."""
+    total, count = 0.0, 0
+    for ids, target in rows:
+        x = torch.tensor([ids], device=device)
+        logits = model(x, use_cache=False).logits[0, :-1].float()
+        logits[:, ADDRESSABLE:] = float("-inf")
+        losses = torch.nn.functional.cross_entropy(logits, x[0, 1:], reduction="none")
+        keep = torch.tensor(target[1:], device=device, dtype=torch.bool)
+        total += losses[keep].sum().item()
+        count += int(keep.sum())
+    return total / max(count, 1)

@@ -1,87 +1,94 @@
-"""Writes the trained model as a checkpoint: official tensor names, NVFP4 where the published recipe has it."""
+"""Writes the checkpoint as llm-compressor would: per-expert tensors, multimodal key layout, quantization_config."""
 import json
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
-from .nvfp4 import Quantized, pack, quantize
-
-PREFIX = "model.language_model."
-
-
-def put(tensors: dict, module: str, weight: torch.Tensor, amax: torch.Tensor) -> None:
-    codes, scale, g = quantize(weight.data.float().cpu(), amax.cpu())
-    tensors[module + ".weight_packed"] = pack(codes).contiguous()
-    tensors[module + ".weight_scale"] = scale.contiguous()
-    tensors[module + ".weight_global_scale"] = g.reshape(1).float().contiguous()
+from . import nvfp4
+from .model import GENERATION_CONFIG, ROOT_CONFIG, TEXT_CONFIG, is_nvfp4
 
 
-def quantized_tensors(model) -> tuple:
-    """The NVFP4 modules' tensors, and the names of the parameters that they replace."""
-    tensors, replaced = {}, set()
-    for i, layer in enumerate(model.model.language_model.layers):
-        base = f"{PREFIX}layers.{i}."
-        if hasattr(layer, "self_attn"):
-            a = layer.self_attn
-            qkv = [a.q_proj.weight, a.k_proj.weight, a.v_proj.weight]
-            amax = Quantized.amax(qkv, False)
-            for name, w in zip("qkv", qkv):
-                put(tensors, f"{base}self_attn.{name}_proj", w, amax)
-            put(tensors, f"{base}self_attn.o_proj", a.o_proj.weight, Quantized.amax([a.o_proj.weight], False))
-            replaced |= {f"{base}self_attn.{n}_proj.weight" for n in "qkvo"}
-        m = layer.mlp
-        half = m.experts.gate_up_proj.shape[1] // 2
-        gate_up_max = Quantized.amax([m.experts.gate_up_proj], True)
-        down_max = Quantized.amax([m.experts.down_proj], True)
-        for e in range(m.experts.gate_up_proj.shape[0]):
-            expert = f"{base}mlp.experts.{e}."
-            put(tensors, expert + "gate_proj", m.experts.gate_up_proj[e, :half], gate_up_max[e])
-            put(tensors, expert + "up_proj", m.experts.gate_up_proj[e, half:], gate_up_max[e])
-            put(tensors, expert + "down_proj", m.experts.down_proj[e], down_max[e])
-        s = m.shared_expert
-        amax = Quantized.amax([s.gate_proj.weight, s.up_proj.weight], False)
-        put(tensors, f"{base}mlp.shared_expert.gate_proj", s.gate_proj.weight, amax)
-        put(tensors, f"{base}mlp.shared_expert.up_proj", s.up_proj.weight, amax)
-        put(tensors, f"{base}mlp.shared_expert.down_proj", s.down_proj.weight, Quantized.amax([s.down_proj.weight], False))
-        replaced |= {f"{base}mlp.experts.{n}" for n in ("gate_up_proj", "down_proj")}
-        replaced |= {f"{base}mlp.shared_expert.{n}_proj.weight" for n in ("gate", "up", "down")}
-    return tensors, replaced
+def groups_of(weights: dict) -> list:
+    """Lists of (name, matrix) that share one global scale: q/k/v, gate/up of one expert, or a matrix alone."""
+    groups: dict = {}
+    for name, w in weights.items():
+        if not is_nvfp4(name):
+            continue
+        if name.endswith("experts.gate_up_proj"):
+            half = w.shape[1] // 2
+            for e in range(w.shape[0]):
+                base = name.removesuffix("gate_up_proj") + f"{e}."
+                groups[base + "gate_up"] = [(base + "gate_proj", w[e, :half]), (base + "up_proj", w[e, half:])]
+        elif name.endswith("experts.down_proj"):
+            for e in range(w.shape[0]):
+                base = name.removesuffix("down_proj") + f"{e}.down_proj"
+                groups[base] = [(base, w[e])]
+        else:
+            module = name.removesuffix(".weight")
+            parent, leaf = module.rsplit(".", 1)
+            key = parent + {"q_proj": ".qkv", "k_proj": ".qkv", "v_proj": ".qkv", "gate_proj": ".gate_up", "up_proj": ".gate_up"}.get(leaf, "." + leaf)
+            groups.setdefault(key, []).append((module, w))
+    return list(groups.values())
 
 
-def export(model, directory: Path, first_added: int) -> None:
-    directory.mkdir(parents=True, exist_ok=True)
-    tensors, replaced = quantized_tensors(model)
-    for name, value in model.state_dict().items():
-        if name not in replaced and not name.startswith("model.visual."):
-            tensors[name] = value.to(torch.bfloat16).cpu().contiguous()
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+def outside(name: str) -> str:
+    """Text-model names to the layout of the multimodal checkpoint."""
+    return "model.language_model." + name.removeprefix("model.") if name.startswith("model.") else name
 
-    config = model.config.to_dict()
-    for key in ("vision_config", "_name_or_path", "_experts_implementation", "_attn_implementation"):
-        config.pop(key, None)
-    config["architectures"] = ["Qwen3_5MoeForConditionalGeneration"]
-    config["dtype"] = "bfloat16"
-    config["text_config"]["dtype"] = "bfloat16"
-    scheme = dict(num_bits=4, type="float", strategy="tensor_group", group_size=16, symmetric=True, dynamic=False)
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": "nvfp4-pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": {
-            "group_0": {"targets": ["Linear"], "weights": scheme, "input_activations": None, "output_activations": None}
-        },
-        "ignore": ["lm_head", "re:.*linear_attn.*", "re:.*mlp.gate$", "re:.*shared_expert_gate$"],
-        "kv_cache_scheme": None,
-    }
-    (directory / "config.json").write_text(json.dumps(config, indent=1) + "\n")
-    generation = {
-        "bos_token_id": first_added,
-        "do_sample": True,
-        "eos_token_id": [first_added + 2, first_added],
-        "pad_token_id": first_added,
-        "temperature": 0.3,
-        "top_k": 20,
-        "top_p": 0.95,
-    }
-    (directory / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
+
+def tensors_of(weights: dict) -> dict:
+    out = {outside(n): w.to(torch.bfloat16).contiguous().cpu() for n, w in weights.items() if not is_nvfp4(n)}
+    for group in groups_of(weights):
+        amax = torch.stack([w.float().abs().max() for _, w in group]).max()
+        for module, w in group:
+            for leaf, tensor in nvfp4.pack(w, amax).items():
+                out[outside(module) + "." + leaf] = tensor
+    return dict(sorted(out.items()))
+
+
+def quantization_config(weights: dict) -> dict:
+    ignored = ["lm_head"]
+    for name in weights:
+        if ".linear_attn." in name and name.endswith(".weight") and not name.endswith((".norm.weight", "conv1d.weight")):
+            ignored.append(outside(name).removesuffix(".weight"))
+        if name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
+            ignored.append(outside(name).removesuffix(".weight"))
+    scheme = {
+        "actorder": None, "block_structure": None, "dynamic": False, "group_size": 16, "num_bits": 4, "observer": "minmax", "observer_kwargs": {},
+        "scale_dtype": "torch.float8_e4m3fn", "strategy": "tensor_group", "symmetric": True, "type": "float", "zp_dtype": None,
+    }  # fmt: skip
+    return {
+        "config_groups": {"group_0": {"format": "nvfp4-pack-quantized", "input_activations": None, "output_activations": None, "targets": ["Linear"], "weights": scheme}},
+        "format": "nvfp4-pack-quantized", "global_compression_ratio": None, "ignore": sorted(ignored), "kv_cache_scheme": None,
+        "quant_method": "compressed-tensors", "quantization_status": "compressed", "sparsity_config": {}, "transform_config": {}, "version": "0.12.2",
+    }  # fmt: skip
+
+
+def dequantised(weights: dict) -> dict:
+    """What a reader of the exported file computes, in float32, under the training names."""
+    out = {n: w.to(torch.bfloat16).float() for n, w in weights.items() if not is_nvfp4(n)}
+    for name, w in weights.items():
+        if is_nvfp4(name):
+            out[name] = nvfp4.fake_quant(w.float(), group_amax(name, weights))
+    return out
+
+
+def group_amax(name: str, weights: dict) -> torch.Tensor:
+    """The amax that a matrix (or stack of experts) is quantised with, shaped to broadcast."""
+    w = weights[name]
+    if w.dim() == 3:
+        return w.float().abs().amax((1, 2), keepdim=True)
+    parent, leaf, _ = name.rsplit(".", 2)
+    for family in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+        if leaf in family:
+            return torch.stack([weights[f"{parent}.{x}.weight"].float().abs().max() for x in family]).max()
+    return w.float().abs().max()
+
+
+def write(weights: dict, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors_of(weights), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    config = {**ROOT_CONFIG, "quantization_config": quantization_config(weights), "text_config": TEXT_CONFIG}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG, indent=2) + "\n")

@@ -165,7 +165,7 @@ def compose(ctx: Ctx, task: str | None) -> dict:
         messages, task = multi_turn(ctx), "multi-turn"
     elif task == "system" or (task is None and kind < 0.27):
         messages, task = with_system(ctx)
-    elif task == "tools" or (task is None and kind < 0.33):
+    elif task == "tools" or (task is None and kind < 0.36):
         item = tool_task(ctx, without_tool_need)
         tools, task = item.tools, "tools"
         user = humanise(ctx, item)

@@ -1,58 +1,57 @@
-"""The demo's architecture: Qwen3.6-MoE with the real head sizes, everything else small."""
+"""The demo model: Qwen3.6-MoE's architecture with its real head sizes, few and narrow layers."""
+import math
+
 import torch
-from transformers import Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration
 
-WORDS = 3488  # BPE entries; 33 added tokens follow
-ROWS = 3584  # rows of embedding and head; those beyond the addressable ids are padding, as in the real model
-CONTEXT = 2048
+from .tokenizer import ADDRESSABLE, IDS, ROWS
 
+TEXT_CONFIG = {
+    "attention_bias": False, "attention_dropout": 0.0, "attn_output_gate": True, "bos_token_id": IDS["<|endoftext|>"], "dtype": "bfloat16",
+    "eos_token_id": IDS["<|endoftext|>"], "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 256,
+    "initializer_range": 0.02, "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2, "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_value_head_dim": 128,
+    "mamba_ssm_dtype": "float32", "max_position_embeddings": 4096, "mlp_only_layers": [], "model_type": "qwen3_5_moe_text",
+    "moe_intermediate_size": 128, "mtp_num_hidden_layers": 0, "mtp_use_dedicated_embeddings": False, "num_attention_heads": 4,
+    "num_experts": 16, "num_experts_per_tok": 4, "num_hidden_layers": 8, "num_key_value_heads": 2, "output_router_logits": False,
+    "pad_token_id": None, "partial_rotary_factor": 0.25, "rms_norm_eps": 1e-06,
+    "rope_parameters": {"mrope_interleaved": True, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"},
+    "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 128, "tie_word_embeddings": False, "use_cache": True, "vocab_size": ROWS,
+}  # fmt: skip
 
-def text_config(first_added: int) -> dict:
-    end_of_text = first_added
-    return dict(
-        vocab_size=ROWS,
-        hidden_size=256,
-        num_hidden_layers=8,
-        num_attention_heads=4,
-        num_key_value_heads=1,
-        head_dim=256,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=128,
-        linear_value_head_dim=128,
-        linear_conv_kernel_dim=4,
-        moe_intermediate_size=128,
-        shared_expert_intermediate_size=128,
-        num_experts=16,
-        num_experts_per_tok=4,
-        max_position_embeddings=CONTEXT,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=False,
-        bos_token_id=end_of_text,
-        eos_token_id=end_of_text,
-        router_aux_loss_coef=0.001,
-        output_router_logits=False,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": 10000000,
-            "partial_rotary_factor": 0.25,
-            "mrope_interleaved": True,
-            "mrope_section": [11, 11, 10],
-        },
-    )
+ROOT_CONFIG = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe", "language_model_only": True,
+    "image_token_id": IDS["<|image_pad|>"], "video_token_id": IDS["<|video_pad|>"], "vision_start_token_id": IDS["<|vision_start|>"],
+    "vision_end_token_id": IDS["<|vision_end|>"], "tie_word_embeddings": False, "transformers_version": "5.17.0",
+}  # fmt: skip
+
+GENERATION_CONFIG = {
+    "bos_token_id": IDS["<|endoftext|>"], "do_sample": True, "eos_token_id": [IDS["<|im_end|>"], IDS["<|endoftext|>"]], "pad_token_id": IDS["<|endoftext|>"],
+    "temperature": 0.3, "top_k": 20, "top_p": 0.95, "transformers_version": "5.17.0",
+}  # fmt: skip
 
 
-def make_config(first_added: int) -> Qwen3_5MoeConfig:
-    # The vision tower is left out of the checkpoint; the smallest one keeps the class happy while training.
-    vision = dict(depth=1, hidden_size=32, intermediate_size=32, num_heads=2, out_hidden_size=256,
-                  num_position_embeddings=16)
-    return Qwen3_5MoeConfig(text_config=text_config(first_added), vision_config=vision, tie_word_embeddings=False,
-                            image_token_id=first_added + 12, video_token_id=first_added + 13,
-                            vision_start_token_id=first_added + 9, vision_end_token_id=first_added + 10)
+def build(seed: int = 0):
+    """transformers' own text model, with a start that suits training from scratch."""
+    from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
 
-
-def make_model(first_added: int, seed: int):
     torch.manual_seed(seed)
-    model = Qwen3_5MoeForConditionalGeneration(make_config(first_added))
-    model.model.visual = None
+    skip = ("attn_output_gate", "mlp_only_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype", "full_attention_interval")
+    config = Qwen3_5MoeTextConfig(**{k: v for k, v in TEXT_CONFIG.items() if k not in skip})
+    config.dtype = "float32"
+    model = Qwen3_5MoeForCausalLM(config)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            if layer.block_type == "linear_attention":
+                # transformers' initial decay forgets within a token or two; start with memories of 10 to 1000 tokens.
+                gdn = layer.linear_attn
+                heads = gdn.A_log.shape[0]
+                step = torch.exp(torch.rand(heads) * (math.log(0.1) - math.log(0.001)) + math.log(0.001))
+                gdn.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))
+                gdn.A_log.copy_(torch.log(torch.empty(heads).uniform_(1, 8)))
+        model.model.embed_tokens.weight[ADDRESSABLE:].normal_(std=0.02)
     return model
+
+
+def is_nvfp4(name: str) -> bool:
+    """The AEON recipe: full attention, experts and shared expert in NVFP4; everything else stays BF16."""
+    return ".self_attn." in name and name.endswith("_proj.weight") or ".mlp.experts." in name or ".mlp.shared_expert." in name
