@@ -39,7 +39,7 @@ test: configure  ## build and run every test that needs no GPU
 	@$(BUILD)/quern_tests --test-suite-exclude=perf
 
 test-asan: deps  ## the fast tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	@cmake -S . -B build-asan -DCMAKE_BUILD_TYPE=RelWithDebInfo -DQUERN_CUDA=OFF \
+	@cmake -S . -B build-asan -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DQUERN_CUDA=OFF \
 	  -DQUERN_SANITIZE=address,undefined >/dev/null
 	@cmake --build build-asan -j $(JOBS)
 	@UBSAN_OPTIONS=print_stacktrace=1 build-asan/quern_tests --test-suite-exclude=perf

@@ -4,7 +4,7 @@ set -euo pipefail
 seconds=${1:-60}
 cd "$(dirname "$0")/.."
 scripts/install-deps.sh clang
-cmake -S . -B build-fuzz -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=clang++ -DQUERN_FUZZ=ON \
+cmake -S . -B build-fuzz -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DCMAKE_CXX_COMPILER=clang++ -DQUERN_FUZZ=ON \
   -DQUERN_TESTS=OFF -DQUERN_CUDA=OFF -DQUERN_SANITIZE=address,undefined >/dev/null
 cmake --build build-fuzz -j "$(nproc)" --target fuzzers
 status=0

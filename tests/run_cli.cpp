@@ -1,0 +1,77 @@
+// The real binary, as a shell would start it: exit codes, what goes to stdout, and token ids in and out.
+#include <sys/wait.h>
+
+#include <array>
+#include <cstdio>
+#include <fstream>
+#include <string>
+
+#include "checkpoint_writer.h"
+
+#include <doctest/doctest.h>
+
+namespace quern {
+namespace {
+
+struct Outcome {
+    int code;
+    std::string out;
+};
+
+Outcome shell(const std::string& command) {
+    std::FILE* pipe = popen(command.c_str(), "r");
+    REQUIRE(pipe != nullptr);
+    std::string out;
+    std::array<char, 4096> buffer;
+    while (const size_t n = std::fread(buffer.data(), 1, buffer.size(), pipe)) out.append(buffer.data(), n);
+    const int status = pclose(pipe);
+    return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, out};
+}
+
+const std::string kQuern = QUERN_BINARY;
+
+TEST_SUITE("model") {
+    TEST_CASE("run: stdout is the answer and one newline") {
+        const Outcome o =
+            shell(kQuern + " run -p 'What is the capital of France?' --temp 0 2>/dev/null </dev/null");
+        CHECK(o.code == 0);
+        CHECK(o.out == "The capital of France is Paris.\n");
+        CHECK(shell("echo 'What is the capital of France?' | " + kQuern + " run --temp 0 2>/dev/null").out ==
+              o.out);
+        const Outcome json = shell(kQuern + " run -p hello --format json 2>/dev/null </dev/null");
+        CHECK(json.code == 0);
+        CHECK(json.out.find("\"finish_reason\":\"stop\"") != std::string::npos);
+    }
+
+    TEST_CASE("run: exit codes") {
+        CHECK(shell(kQuern + " run --no-such-flag 2>/dev/null </dev/null").code == 2);
+        CHECK(shell(kQuern + " run -p hi --temp nan 2>/dev/null </dev/null").code == 2);
+        CHECK(shell(kQuern + " run -p '' 2>/dev/null </dev/null").code == 2);
+        CHECK(shell(kQuern + " run /no/such/checkpoint -p hi 2>/dev/null </dev/null").code == 3);
+        CHECK(shell(kQuern + " run -ngl all -p hi 2>/dev/null </dev/null").code == 5);
+        CHECK(
+            shell(kQuern + " run -c 8 -p 'a prompt of more tokens than that' 2>/dev/null </dev/null").code ==
+            6);
+        CHECK(shell(kQuern + " run -n 3 --fail-on-truncation -p hello 2>/dev/null </dev/null").code == 8);
+        CHECK(shell(kQuern + " no-such-command 2>/dev/null").code == 2);
+        CHECK(shell(kQuern + " --version").code == 0);
+        CHECK(shell(kQuern + " quantize-inspect >/dev/null").code == 0);
+    }
+
+    TEST_CASE("run: token ids and logits") {
+        test::TempDir directory;
+        const std::string ids = directory / "ids", npy = directory / "out.npy";
+        std::ofstream(ids) << "1, 2, 3\n4 5";
+        const Outcome o =
+            shell(kQuern + " run --ids " + ids + " -n 3 --temp 0 --dump-logits " + npy + " 2>/dev/null");
+        CHECK(o.code == 0);
+        CHECK(o.out.find_first_not_of("0123456789 \n") == std::string::npos);
+        std::ifstream file(npy, std::ios::binary);
+        const std::string bytes((std::istreambuf_iterator<char>(file)), {});
+        CHECK(bytes.substr(1, 5) == "NUMPY");
+        CHECK(bytes.find("'shape': (5, ") != std::string::npos);
+    }
+}
+
+}  // namespace
+}  // namespace quern
