@@ -1,8 +1,7 @@
-#include <sys/sysinfo.h>
-
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
@@ -20,12 +19,16 @@ class CpuBackend final : public Backend {
         return fmt::format("{} thread{}, {}", pool_.size(), pool_.size() == 1 ? "" : "s", context_.dot.name);
     }
     int threads() const override { return pool_.size(); }
+    /// What could be had without swapping: free memory and the page cache that can be dropped.
     MemoryInfo memory_info() const override {
-        struct sysinfo info {};
-        if (sysinfo(&info) != 0) return {};
-        const auto unit = static_cast<int64_t>(info.mem_unit);
-        return {static_cast<int64_t>(info.totalram) * unit,
-                static_cast<int64_t>(info.freeram + info.bufferram) * unit};
+        MemoryInfo info;
+        std::ifstream file("/proc/meminfo");
+        std::string key, unit;
+        for (int64_t kilobytes = 0; file >> key >> kilobytes; std::getline(file, unit)) {
+            if (key == "MemTotal:") info.total_bytes = kilobytes * 1024;
+            if (key == "MemAvailable:") info.free_bytes = kilobytes * 1024;
+        }
+        return info;
     }
     DType activation_dtype() const override { return DType::F32; }
 
