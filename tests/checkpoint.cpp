@@ -409,7 +409,7 @@ TEST_SUITE("cpu") {
         TempDir dir;
         dir.write("config.json", "{}");
         SafetensorsWriter w;
-        for (int i = 0; i < 500; ++i) w.bf16("x" + std::to_string(i), {1});
+        for (int i = 0; i < 500; ++i) w.bf16(fmt::format("x{}", i), {1});
         dir.write("model.safetensors", w.bytes());
         const Checkpoint c = Checkpoint::open(dir.str());
         TensorUse use(c);
