@@ -89,18 +89,13 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
              strerror(errno));
     }
     f.map_ = static_cast<const std::byte*>(map);
-    f.by_name_.reserve(f.parsed_.tensors.size());
-    for (size_t i = 0; i < f.parsed_.tensors.size(); ++i) {
-        SafeTensor& t = f.parsed_.tensors[i];
-        t.data = f.map_ + f.parsed_.data_begin + t.begin;
-        f.by_name_.emplace(t.name, static_cast<uint32_t>(i));
-    }
+    for (SafeTensor& t : f.parsed_.tensors) t.data = f.map_ + f.parsed_.data_begin + t.begin;
     return f;
 }
 
 const SafeTensor* SafetensorsFile::find(std::string_view name) const {
-    const auto it = by_name_.find(name);
-    return it == by_name_.end() ? nullptr : &parsed_.tensors[it->second];
+    const auto it = parsed_.by_name.find(name);
+    return it == parsed_.by_name.end() ? nullptr : &parsed_.tensors[it->second];
 }
 
 void SafetensorsFile::check_unchanged() const {
@@ -132,7 +127,6 @@ SafetensorsFile& SafetensorsFile::operator=(SafetensorsFile&& other) noexcept {
     mtime_ns_ = other.mtime_ns_;
     header_ = std::move(other.header_);
     parsed_ = std::move(other.parsed_);
-    by_name_ = std::move(other.by_name_);
     map_ = std::exchange(other.map_, nullptr);
     return *this;
 }

@@ -72,6 +72,7 @@ std::string shape_text(std::span<const int64_t> shape);
 struct SafetensorsHeader {
     std::vector<SafeTensor> tensors;                            // in the order of their data; data is null
     std::vector<std::pair<std::string, std::string>> metadata;  // `__metadata__`, in file order
+    NameMap by_name;                                            // name -> index in `tensors`
     uint64_t data_begin = 0;                                    // offset of the data section in the file
     std::deque<std::string> unescaped;                          // names that were written with JSON escapes
 };
@@ -119,7 +120,6 @@ class SafetensorsFile {
     int64_t mtime_ns_ = 0;
     std::unique_ptr<std::byte[]> header_;
     SafetensorsHeader parsed_;
-    NameMap by_name_;
     const std::byte* map_ = nullptr;
 };
 

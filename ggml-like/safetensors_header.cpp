@@ -171,12 +171,12 @@ class HeaderReader {
     bool have_metadata_ = false;
 };
 
-void check_names(const SafetensorsHeader& h, const std::string& what) {
-    NameMap seen;
-    seen.reserve(h.tensors.size());
-    for (const SafeTensor& t : h.tensors) {
-        if (!seen.emplace(t.name, 0).second)
-            FAIL(model, "{}: tensor '{}' appears twice", what, escaped(t.name));
+void index_names(SafetensorsHeader& h, const std::string& what) {
+    h.by_name.reserve(h.tensors.size());
+    for (size_t i = 0; i < h.tensors.size(); ++i) {
+        const std::string_view name = h.tensors[i].name;
+        if (h.by_name.emplace(name, static_cast<uint32_t>(i)).second) continue;
+        FAIL(model, "{}: tensor '{}' appears twice", what, escaped(name));
     }
 }
 
@@ -284,10 +284,10 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> start, uin
     header.data_begin = 8 + length;
     const uint64_t data_size = file_size - header.data_begin;
     HeaderReader(json, what, header).read();
-    check_names(header, what);
     std::sort(header.tensors.begin(), header.tensors.end(), [](const SafeTensor& a, const SafeTensor& b) {
         return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
     });
+    index_names(header, what);
     check_ranges(header, data_size, what);
     return header;
 }

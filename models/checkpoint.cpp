@@ -26,7 +26,8 @@ struct Index {
 void check_shard_name(JsonPull& json, std::string_view name) {
     if (name.find('/') != std::string_view::npos || name.find('\\') != std::string_view::npos ||
         name == ".." || name.find('\0') != std::string_view::npos || !name.ends_with(".safetensors")) {
-        json.fail("'" + escaped(name) + "' is not the plain name of a .safetensors file beside the index");
+        json.fail(
+            fmt::format("'{}' is not the plain name of a .safetensors file beside the index", escaped(name)));
     }
 }
 
@@ -100,7 +101,7 @@ Index read_index(std::string_view text, const std::string& what) {
 
 std::string some_of(const std::vector<std::string>& names) {
     std::string out;
-    for (size_t i = 0; i < names.size() && i < 5; ++i) out += (i ? ", " : "") + escaped(names[i]);
+    for (size_t i = 0; i < names.size() && i < 5; ++i) out.append(i ? ", " : "").append(escaped(names[i]));
     if (names.size() > 5) out += fmt::format(" and {} more", names.size() - 5);
     return out;
 }

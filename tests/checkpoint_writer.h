@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <initializer_list>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -112,11 +113,10 @@ class SafetensorsWriter {
         uint64_t at = 0;
         for (const Entry& e : entries) {
             std::string shape;
-            for (const int64_t d : e.shape) shape += (shape.empty() ? "" : ",") + std::to_string(d);
-            out += (out.size() > 1 ? "," : "") + fmt::format(
-                                                     "\"{}\":{{\"dtype\":\"{}\",\"shape\":[{}],"
-                                                     "\"data_offsets\":[{},{}]}}",
-                                                     e.name, e.dtype, shape, at, at + e.data.size());
+            for (const int64_t d : e.shape) shape.append(shape.empty() ? "" : ",").append(std::to_string(d));
+            if (out.size() > 1) out += ',';
+            out += fmt::format(R"("{}":{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", e.name,
+                               e.dtype, shape, at, at + e.data.size());
             at += e.data.size();
         }
         return out + "}";

@@ -2,14 +2,14 @@
 #include "ggml-like/safetensors.h"
 
 #include <doctest/doctest.h>
+
 #include <sys/stat.h>
 
 #include <cstring>
-#include <fstream>
-#include <thread>
+
+#include "ggml-like/json_pull.h"
 
 #include "checkpoint_writer.h"
-#include "ggml-like/json_pull.h"
 
 using namespace quern;
 using namespace quern::test;
