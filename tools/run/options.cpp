@@ -220,7 +220,8 @@ void Builder::accepted() {
 
 bool parse_run_options(int argc, char** argv, RunOptions& options) {
     ArgParser parser("run", "chat with a checkpoint, or answer one prompt", "[MODEL] [FLAGS]");
-    Builder(parser, options).add_all();
+    Builder builder(parser, options);  // outlives the parse: the flags write through it
+    builder.add_all();
     if (!parser.parse(argc, argv)) return false;
     if (!options.ids_file.empty() && (options.prompt || !options.prompt_file.empty()))
         FAIL(usage, "--ids is the prompt already; it does not go with -p or -f");
