@@ -16,6 +16,12 @@ struct MemoryInfo {
     int64_t free_bytes = 0;
 };
 
+/// How an op reads the rows of a weight, for backends that repack.
+enum class RowOrder {
+    stacked,  // segment after segment
+    paired,   // two segments {gate, up} of the same height, read side by side
+};
+
 class Backend {
   public:
     virtual ~Backend() = default;
@@ -36,9 +42,10 @@ class Backend {
     virtual void download(void* to_host, const void* from, int64_t bytes) = 0;
     virtual void copy(void* to, const void* from, int64_t bytes) = 0;
 
-    /// Makes a weight usable by this backend's ops: the CPU returns it as it is (the mapped file), a GPU
-    /// uploads and repacks it into memory it owns.
-    virtual Weight place_weight(const Weight& host) = 0;
+    /// Makes a weight usable by this backend's ops, in place: the CPU leaves it as it is (the mapped file), a GPU
+    /// uploads and repacks it into memory that the backend owns until it ends.
+    virtual void place_weight(Weight& weight, RowOrder order) = 0;
+    virtual void place_experts(ExpertWeights& experts, RowOrder order) = 0;
 
     /// Called once by Plan when all memory is known.
     virtual void prepare(Plan& plan) = 0;

@@ -47,7 +47,8 @@ class CpuBackend final : public Backend {
         if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
     }
 
-    Weight place_weight(const Weight& host) override { return host; }
+    void place_weight(Weight&, RowOrder) override {}
+    void place_experts(ExpertWeights&, RowOrder) override {}
     void prepare(Plan&) override {}
     void synchronize() override {}
 

@@ -42,6 +42,7 @@ struct Weight {
     int64_t rows = 0;  // sum over the segments
     int64_t cols = 0;
     std::vector<WeightSegment> segments;
+    const void* placed = nullptr;  // a backend's own form of it (Backend::place_weight); null: use the segments
 
     Weight() = default;
     Weight(std::string weight_name, std::vector<WeightSegment> parts);
@@ -55,6 +56,7 @@ struct ExpertWeights {
     int64_t rows = 0;
     int64_t cols = 0;
     std::vector<Weight> expert;
+    const void* placed = nullptr;  // as in Weight, for all experts together
 
     int64_t count() const { return static_cast<int64_t>(expert.size()); }
     int64_t bytes() const;

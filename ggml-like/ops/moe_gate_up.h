@@ -1,8 +1,8 @@
-// moe_gate_up: silu(gate x) * (up x) of every chosen expert, and of the shared expert
+// moe_gate_up: silu(gate h) * (up h) of every chosen expert, and of the shared expert
 //
-// x [T, D], ids I32 [T, K], experts: E weights [2F, D] of segments {gate [F, D], up [F, D]}, shared: one such
-// weight with its own width Fs -> routed [T, K, F], shared [T, Fs] in x's dtype. Both products are FP32 sums
-// as in `linear`; silu and the product in FP32; one rounding.
+// h [T, D], ids I32 [T, K], groups (moe_route.h), experts: E weights [2F, D] of segments {gate [F, D], up [F, D]},
+// shared: one such weight with its own width Fs -> routed [T, K, F], shared [T, Fs] in h's dtype. Both products are
+// FP32 sums as in linear_add; silu and the product in FP32; one rounding.
 #pragma once
 
 #include "ggml-like/graph.h"
@@ -20,9 +20,10 @@ struct MoeGateUpResult {
     Tensor* shared;
 };
 
+/// inputs {h, ids, groups}; outputs {routed, shared}.
 extern const Op kMoeGateUp;
 
-MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, Tensor* x, Tensor* ids,
+MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, Tensor* h, Tensor* ids, Tensor* groups,
                             const ExpertWeights& experts, const Weight& shared);
 
 }  // namespace quern

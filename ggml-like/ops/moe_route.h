@@ -1,10 +1,14 @@
-// moe_route: chooses K experts a row, and the shared expert's gate
+// moe_route: norm, then K experts a row and the shared expert's gate
 //
-// x [T, D], router [E + 1, D]: segments {gate [E, D], shared_expert_gate [1, D]} ->
+// x F32 [T, D], norm F32 [D], router [E + 1, D]: segments {gate [E, D], shared_expert_gate [1, D]} ->
+//   h [T, D] in `activation` = x / sqrt(mean(x^2) + eps) * norm, FP32, one rounding
 //   ids I32 [T, K] in falling order of probability, ties to the lower id
 //   weights F32 [T, K] = softmax over all E logits, the chosen ones renormalised to sum 1
-//   shared F32 [T] = sigmoid(shared_expert_gate . x)
-// Logits and softmax in FP32. A NaN logit never wins; if fewer than K are finite the op throws.
+//   shared F32 [T] = sigmoid(shared_expert_gate . h)
+//   groups I32 [E + 1 + T*K]: E + 1 offsets, then the pairs (t*K + j) of each expert, rising: expert e owns
+//     pairs[offset[e]] .. pairs[offset[e+1] - 1]
+// Logits (of the rounded h) and softmax in FP32. A NaN logit never wins; if fewer than K are finite the CPU throws, the
+// GPU takes the lowest ids that are left with weight NaN.
 #pragma once
 
 #include "ggml-like/graph.h"
@@ -15,16 +19,21 @@ namespace quern {
 struct MoeRouteParams {
     const Weight* router;
     int used;  // K
+    float eps;
 };
 
 struct MoeRouteResult {
+    Tensor* h;
     Tensor* ids;
     Tensor* weights;
     Tensor* shared;
+    Tensor* groups;
 };
 
+/// inputs {x, norm}; outputs {h, ids, weights, shared, groups, logits}: logits F32 [T, E + 1] is work space.
 extern const Op kMoeRoute;
 
-MoeRouteResult moe_route(Graph& g, std::string_view name, Tensor* x, const Weight& router, int used);
+MoeRouteResult moe_route(Graph& g, std::string_view name, Tensor* x, Tensor* norm, const Weight& router, int used,
+                         float eps, DType activation);
 
 }  // namespace quern

@@ -1,0 +1,46 @@
+// Packed codes to BF16 registers of the A operand (packed.h has the layout). No table, no conversion instruction: the
+// code's bits are moved to where BF16 keeps its low exponent and high mantissa bits; subnormals come out right.
+#pragma once
+
+#include "ggml-like/cuda/packed.h"
+#include "ggml-like/cuda/ptx.cuh"
+
+namespace quern::cuda {
+
+/// Activations that meet fp8 or nvfp4 codes in few-row kernels are multiplied by 2^60 first, so that products stay far
+/// from FP32's subnormals: sums are then too small by 2^60 (fp8) and 2^66 (nvfp4).
+template <Kind K>
+constexpr float kActivationLift = K == Kind::bf16 ? 1.0f : 0x1p60f;
+template <Kind K>
+constexpr float kSumLift = K == Kind::bf16 ? 1.0f : K == Kind::fp8 ? 0x1p60f : 0x1p66f;
+
+/// One word of nvfp4 codes: a[0..3], values * 2^-126.
+__device__ __forceinline__ void decode_nvfp4(uint32_t word, uint32_t (&a)[4]) {
+#pragma unroll
+    for (int p = 0; p < 4; ++p) {
+        const uint32_t w = word << (4 * p);
+        a[p] = (w & 0x80008000u) | ((w >> 6) & 0x01c001c0u);
+    }
+}
+
+/// Two words of fp8 codes: a[0..3], values * 2^-120.
+__device__ __forceinline__ void decode_fp8(uint32_t w0, uint32_t w1, uint32_t (&a)[4]) {
+    const uint32_t w[2] = {w0, w1};
+#pragma unroll
+    for (int p = 0; p < 2; ++p) {
+        const uint32_t low = w[p] << 8;
+        a[p] = (low & 0x80008000u) | ((low >> 4) & 0x07f007f0u);
+        a[p + 2] = (w[p] & 0x80008000u) | ((w[p] >> 4) & 0x07f007f0u);
+    }
+}
+
+/// Four E4M3 bytes to floats, exact. NaN is not a legal scale (checked at load).
+__device__ __forceinline__ void decode_scales(uint32_t bytes, float (&s)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t v = (bytes >> (8 * i)) & 0xffu;
+        s[i] = __uint_as_float((v & 0x7fu) << 20) * 0x1p120f;
+    }
+}
+
+}  // namespace quern::cuda

@@ -1,0 +1,35 @@
+// Launching kernels, with programmatic dependent launch where the card has it (sm_90 on).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ggml-like/cuda/context.h"
+
+namespace quern::cuda {
+
+/// Throws quern::Error(device) naming `what` unless code is cudaSuccess. Defined in cuda_backend.cpp.
+void check_launch(cudaError_t code, const char* what);
+
+/// Launches on context.stream. The kernel may start before its predecessor ends: it calls wait_for_predecessor()
+/// (ptx.cuh) before it touches anything but weights and state of earlier steps, and every kernel calls it.
+template <typename... P, typename... A>
+void launch(Context& context, const char* what, void (*kernel)(P...), dim3 grid, dim3 block, int shared_bytes,
+            A... arguments) {
+    if (shared_bytes > 48 * 1024)
+        check_launch(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                          cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
+                     what);
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = context.stream;
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.attrs = &attribute;
+    config.numAttrs = context.capability >= 90 ? 1 : 0;
+    check_launch(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...), what);
+}
+
+}  // namespace quern::cuda

@@ -1,0 +1,21 @@
+// The kernels' host side, one function an op: reads shapes from the node, picks a variant, launches. Defined in
+// ops/<op>.cu.
+#pragma once
+
+#include "ggml-like/cuda/context.h"
+#include "ggml-like/op.h"
+
+namespace quern::cuda {
+
+void embed(const Node& node, Context& context);
+void norm_linear(const Node& node, Context& context);
+void linear_add(const Node& node, Context& context);
+void gated_norm_linear_add(const Node& node, Context& context);
+void conv_gated_delta_net(const Node& node, Context& context);
+void gated_attention(const Node& node, Context& context);
+void moe_route(const Node& node, Context& context);
+void moe_gate_up(const Node& node, Context& context);
+void moe_down(const Node& node, Context& context);
+void gather_rows(const Node& node, Context& context);
+
+}  // namespace quern::cuda

@@ -1,0 +1,63 @@
+// Packed weights: how matrices lie in device memory, for host code that packs and kernels that read.
+//
+// A matrix [rows, cols] is cut into tiles of 16 rows and chunks of 64 columns, both padded with zeros. Chunks of one
+// tile follow each other; tiles follow each other. A chunk holds four k16 blocks in the register order of the A operand
+// of mma.m16n8k16: lane l = 4g + t of a warp owns a0 = (row g, k 2t..2t+1), a1 = (row g+8, same k), a2 = (row g,
+// k 2t+8..2t+9), a3 = (row g+8, same).
+//   bf16   2048 B: block kk at 512 kk, lane l its 16 bytes a0 a1 a2 a3 at 16 l.
+//   fp8    1040 B: half h (blocks 2h, 2h+1) at 512 h, lane l at 16 l: for each block 8 bytes; word w of a block holds
+//          the codes of a pair of registers as bytes {lo(a_w), lo(a_w+2), hi(a_w), hi(a_w+2)}, w = 0, 1. Then at 1024 an
+//          F32 scale of the whole chunk, and 12 bytes of padding.
+//   nvfp4   576 B: lane l at 16 l, word kk for block kk: nibble 4i..4i+3 holds lo of register 3-i for i = 0..3, nibble
+//          16+4i.. hi of register 3-i; so (word << 4p) has register p's codes at bits 12..15 and 28..31. Then at 512,
+//          E4M3 block scales: 8 bytes at 8 g, row g blocks 0..3, row g+8 blocks 0..3.
+// paired order (gate and up): a tile holds 8 rows of gate (rows 0..7) and the same 8 rows of up (rows 8..15).
+//
+// Value of an element: code value * chunk or block scale * factor[tile * 16 + row]. Factors are F32, one a padded row.
+// Kernels decode codes by bits into BF16 that are too small by 2^126 (nvfp4) or 2^120 (fp8); see decode.cuh.
+#pragma once
+
+#include <cstdint>
+
+namespace quern::cuda {
+
+enum class Kind : int { bf16, fp8, nvfp4 };
+
+inline constexpr int kTileRows = 16;
+inline constexpr int kChunkCols = 64;
+
+constexpr int chunk_bytes(Kind kind) { return kind == Kind::bf16 ? 2048 : kind == Kind::fp8 ? 1040 : 576; }
+
+/// Rows of one format; a stacked weight has one part for each run of segments with the same kind.
+struct Part {
+    const uint8_t* data;   // tiles * chunks * chunk_bytes
+    const float* factor;   // [tiles * 16]
+    Kind kind;
+    int rows;              // without padding; in paired order: of gate and up together
+    int row_begin;         // first row of the part in y
+    int tiles;
+};
+
+inline constexpr int kMaxParts = 4;
+
+struct Packed {
+    Part part[kMaxParts];
+    int parts;
+    int rows;
+    int cols;
+    int chunks;  // ceil(cols / 64)
+};
+
+struct PackedExperts {
+    const uint8_t* data;  // expert e at e * expert_bytes
+    const float* factor;  // expert e at e * tiles * 16
+    int64_t expert_bytes;
+    Kind kind;
+    int count;
+    int rows;   // of one expert; in paired order 2F
+    int cols;
+    int tiles;  // of one expert
+    int chunks;
+};
+
+}  // namespace quern::cuda

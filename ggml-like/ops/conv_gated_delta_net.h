@@ -1,0 +1,61 @@
+// conv_gated_delta_net: causal convolution with SiLU, then the gated delta rule over each sequence
+//
+// u [T, C] (columns view is fine), C = 2*nk*dk + nv*dv: q heads, k heads, v heads; a, b [T, nv] (column views are fine);
+// conv F32 [C, W]; decay_rate F32 [nv] = -exp(A_log), dt_bias F32 [nv] -> o [T, nv, dv] in u's dtype.
+//   x[t] = silu( sum_j conv[:, j] * u[t - (W-1) + j] ),  j = W-1 is the row itself; FP32, rounded once to u's dtype
+// then per row and value head j (key head j / (nv/nk)), all in FP32, S = state[slot][j] read as S[v][k]:
+//   q = x_q / sqrt(sum x_q^2 + 1e-6) / sqrt(dk);   k = x_k / sqrt(sum x_k^2 + 1e-6)
+//   g = decay_rate * softplus(a + dt_bias);        beta = sigmoid(b)
+//   S = exp(g) S;   u = beta (v - S k);   S = S + u k^T;   o = S q
+// A kernel for many rows may work in chunks of 64 with BF16 products (relative error of o below 1e-2, of S below 5e-3).
+//
+// State (batch.h says when a sequence starts from zero):
+//   conv_state [slots, W-1 + J, C]: its first W-1 rows are the last committed inputs u, oldest first. Afterwards
+//     (journal = 0) they are the last W-1 inputs seen. With journal = 1 they stay, and the step's inputs go to rows
+//     W-1 .. ; a later step with committed = n first moves the window by n rows.
+//   delta F32 [slots, nv, dv, dk].
+//   Journal of J entries a slot: journal_k F32 [slots, J, nk, dk] (normalised k), journal_u F32 [slots, J, nv, dv],
+//     journal_g F32 [slots, J, nv]. The step first does S = exp(g) S + u k^T for committed[s] entries. J = 0: null.
+// Source: Yang et al. 2024 (Gated DeltaNet); HF transformers Qwen3_5Moe.
+#pragma once
+
+#include "ggml-like/ops/batch.h"
+
+namespace quern {
+
+struct ConvGatedDeltaNetParams {
+    int key_heads;    // nk
+    int value_heads;  // nv, a multiple of nk
+    int key_dim;      // dk
+    int value_dim;    // dv
+};
+
+struct DeltaInputs {
+    Tensor* u;
+    Tensor* a;
+    Tensor* b;
+    Tensor* conv;
+    Tensor* decay_rate;
+    Tensor* dt_bias;
+};
+
+struct DeltaState {
+    Tensor* conv = nullptr;
+    Tensor* delta = nullptr;
+    Tensor* journal_k = nullptr;
+    Tensor* journal_u = nullptr;
+    Tensor* journal_g = nullptr;
+};
+
+/// inputs {u, a, b, conv, decay_rate, dt_bias, positions, start, slots, committed, journal}; outputs {o, x, work}:
+/// x [T, C] in u's dtype and work U8 [delta_work_bytes] are work space. state {conv, delta} or, with a journal,
+/// {conv, delta, journal_k, journal_u, journal_g}.
+extern const Op kConvGatedDeltaNet;
+
+/// Work space of the chunked kernel: 0 for steps it is not used for.
+int64_t delta_work_bytes(int64_t tokens, int64_t sequences, const ConvGatedDeltaNetParams& params);
+
+Tensor* conv_gated_delta_net(Graph& g, std::string_view name, const DeltaInputs& in, const DeltaState& state,
+                             const Batch& batch, const ConvGatedDeltaNetParams& params);
+
+}  // namespace quern
