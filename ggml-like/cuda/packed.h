@@ -6,8 +6,8 @@
 // k 2t+8..2t+9), a3 = (row g+8, same).
 //   bf16   2048 B: block kk at 512 kk, lane l its 16 bytes a0 a1 a2 a3 at 16 l.
 //   fp8    1040 B: half h (blocks 2h, 2h+1) at 512 h, lane l at 16 l: for each block 8 bytes; word w of a block holds
-//          the codes of a pair of registers as bytes {lo(a_w), lo(a_w+2), hi(a_w), hi(a_w+2)}, w = 0, 1. Then at 1024 an
-//          F32 scale of the whole chunk, and 12 bytes of padding.
+//          the codes of a pair of registers as bytes {lo(a_w), lo(a_w+2), hi(a_w), hi(a_w+2)}, w = 0, 1. Then at 1024
+//          two F32 scales, of rows 0..7 and of rows 8..15 of the chunk, and 8 bytes of padding.
 //   nvfp4   576 B: lane l at 16 l, word kk for block kk: nibble 4i..4i+3 holds lo of register 3-i for i = 0..3, nibble
 //          16+4i.. hi of register 3-i; so (word << 4p) has register p's codes at bits 12..15 and 28..31. Then at 512,
 //          E4M3 block scales: 8 bytes at 8 g, row g blocks 0..3, row g+8 blocks 0..3.
@@ -19,6 +19,12 @@
 
 #include <cstdint>
 
+#if defined(__CUDACC__)
+#define QUERN_BOTH __host__ __device__
+#else
+#define QUERN_BOTH
+#endif
+
 namespace quern::cuda {
 
 enum class Kind : int { bf16, fp8, nvfp4 };
@@ -26,7 +32,7 @@ enum class Kind : int { bf16, fp8, nvfp4 };
 inline constexpr int kTileRows = 16;
 inline constexpr int kChunkCols = 64;
 
-constexpr int chunk_bytes(Kind kind) { return kind == Kind::bf16 ? 2048 : kind == Kind::fp8 ? 1040 : 576; }
+QUERN_BOTH constexpr int chunk_bytes(Kind kind) { return kind == Kind::bf16 ? 2048 : kind == Kind::fp8 ? 1040 : 576; }
 
 /// Rows of one format; a stacked weight has one part for each run of segments with the same kind.
 struct Part {

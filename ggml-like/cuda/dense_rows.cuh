@@ -1,0 +1,102 @@
+// y = h W^T for few rows, W one part of a packed weight: the main loop that norm_linear, linear_add and
+// gated_norm_linear_add share. They differ in how h comes into shared memory and in what happens to a sum.
+//
+//   block b owns tile groups b, b + grid, ...; a group is 16 / S tiles, S warps a tile (few_rows.cuh)
+#pragma once
+
+#include "ggml-like/cuda/few_rows.cuh"
+
+namespace quern::cuda {
+
+/// The chunks of one warp, tile group after tile group.
+struct DenseSource {
+    const uint8_t* data;
+    int tiles, chunks, bytes;
+    int split, part, steps;  // warps a tile, this warp's place among them, steps a tile
+    int tile, stride, step = 0;
+
+    __device__ DenseSource(const Part& p, int chunk_count, int warp)
+        : data(p.data), tiles(p.tiles), chunks(chunk_count), bytes(chunk_bytes(p.kind)) {
+        split = warps_per_tile(chunks);
+        part = warp & (split - 1);
+        steps = (chunks + split - 1) / split;
+        const int group = kWarps / split;
+        tile = blockIdx.x * group + warp / split;
+        stride = gridDim.x * group;
+    }
+    __device__ __forceinline__ const uint8_t* next() {
+        const int chunk = part + step * split;
+        const uint8_t* from = tile < tiles && chunk < chunks
+                                  ? data + (static_cast<int64_t>(tile) * chunks + chunk) * bytes
+                                  : nullptr;
+        if (++step == steps) {
+            step = 0;
+            tile += stride;
+        }
+        return from;
+    }
+};
+
+/// Tile groups of a weight, for sizing the grid.
+__host__ __device__ constexpr int tile_groups(int tiles, int chunks) {
+    const int group = kWarps / warps_per_tile(chunks);
+    return (tiles + group - 1) / group;
+}
+
+template <Kind K, int NT>
+int dense_shared_bytes(int rows, int chunks) {
+    return ring_bytes<K>() + rows * activation_stride(chunks) * 2 + sums_bytes<NT>();
+}
+
+/// Everything from the first weight to the last sum. prologue.early() may read weights, prologue(h, stride) writes
+/// `rows` rows of activations after the wait for the predecessor, both by all threads; finish(row of the part, column n, sum) gets each sum once, scaled.
+template <Kind K, int NT, typename Prologue, typename Finish>
+__device__ __forceinline__ void dense_rows(const Part& part, int chunks, int rows, Prologue&& prologue,
+                                           Finish&& finish) {
+    extern __shared__ __align__(16) uint8_t shared[];
+    bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K>());
+    float* sums = reinterpret_cast<float*>(shared + ring_bytes<K>() + rows * activation_stride(chunks) * 2);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int stride = activation_stride(chunks);
+
+    allow_successor();
+    DenseSource source(part, chunks, warp);
+    const int split = source.split, mine = source.part, steps = source.steps, group = kWarps / split;
+    Ring<K> ring(shared, warp);
+    ring.fill(source, lane);
+    prologue.early();
+    wait_for_predecessor();
+    prologue(h, stride);
+    __syncthreads();
+
+    const bf16* x[NT];
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) x[nt] = h + min(8 * nt + (lane >> 2), rows - 1) * stride;
+    const int groups = tile_groups(part.tiles, chunks);
+    int turn = 0;
+    for (int at = blockIdx.x; at < groups; at += gridDim.x, ++turn) {
+        float sum[NT][4] = {};
+        for (int i = 0; i < steps; ++i) {
+            const uint8_t* chunk = ring.wait();
+            const int c = mine + i * split;
+            if (c < chunks) multiply_chunk<K, NT>(chunk, x, c * kChunkCols, lane, sum);
+            ring.release(source, lane);
+        }
+        float* now = sums + (turn & 1) * kWarps * 128 * NT;
+        store_sums<NT>(now + warp * 128 * NT, sum, lane);
+        __syncthreads();
+        // another warp finishes each turn, so that none falls behind
+        const int thread = (threadIdx.x - 32 * turn) & (kThreads - 1);
+        for (int i = thread; i < group * 16 * rows; i += kThreads) {
+            const int tile = at * group + i / (16 * rows), row = i % 16, n = i / 16 % rows;
+            if (tile >= part.tiles) break;
+            const float* from = now + i / (16 * rows) * split * 128 * NT + n * 16 + row;
+            float total = 0;
+            for (int p = 0; p < split; ++p) total += from[p * 128 * NT];
+            const int r = tile * kTileRows + row;
+            if (r < part.rows) finish(r, n, total * part.factor[r]);
+        }
+    }
+}
+
+}  // namespace quern::cuda

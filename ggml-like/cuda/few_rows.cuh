@@ -1,0 +1,176 @@
+// Products of packed weights with few rows of activations (1 to 16): a memory-bound stream of weights through tensor
+// cores.
+//
+//   block = 16 warps; S of them share one tile of 16 weight rows, warp `part` of S takes chunks part, part + S, ...
+//   weights: cp.async into a ring of chunks of each warp's own; activations: BF16 in shared memory, read as B operands
+//   (N = 8 columns are up to 8 rows of x); the S partial sums meet in shared memory and are added in order.
+//
+// Traffic: every weight byte once. Limits: bytes in flight (ring 48 to 96 KB an SM); for nvfp4 also about 3 instructions
+// a weight. The order of a sum depends on K only, so a row's bits do not depend on its neighbours.
+#pragma once
+
+#include "ggml-like/cuda/decode.cuh"
+
+namespace quern::cuda {
+
+inline constexpr int kFewRows = 16;
+inline constexpr int kWarps = 16;
+inline constexpr int kThreads = kWarps * 32;
+
+template <Kind K>
+constexpr int kRingDepth = K == Kind::bf16 ? 3 : K == Kind::fp8 ? 4 : 6;
+
+/// Warps that share a tile: a power of two, at most 16 and at most `chunks` rounded up.
+__host__ __device__ constexpr int warps_per_tile(int chunks) {
+    int s = 1;
+    while (s < kWarps && s < chunks) s *= 2;
+    return s;
+}
+
+/// Activations in shared memory: row n at n * stride; 16 columns lie as 4 x {2t, 2t+1, 2t+8, 2t+9}, the order in which
+/// a lane reads its B registers with one 8-byte load. The pad keeps rows of a quarter warp in different banks.
+__host__ __device__ constexpr int activation_stride(int chunks) { return chunks * kChunkCols + 16; }
+
+/// Position of column k inside a row.
+__device__ __forceinline__ int activation_place(int k) {
+    const int j = k & 15;
+    return (k & ~15) + ((j & 6) << 1) + ((j & 8) >> 2) + (j & 1);
+}
+
+/// Bytes of dynamic shared memory that the parts take, in this order: ring, activations, sums.
+template <Kind K>
+__host__ __device__ constexpr int ring_bytes() {
+    return kRingDepth<K> * chunk_bytes(K) * kWarps;
+}
+template <int NT>
+__host__ __device__ constexpr int sums_bytes() {
+    return 2 * kWarps * 16 * 8 * NT * static_cast<int>(sizeof(float));
+}
+
+/// One chunk from global to shared memory by one warp.
+template <Kind K>
+__device__ __forceinline__ void copy_chunk(uint8_t* to, const uint8_t* from, int lane) {
+    constexpr int kWide = K == Kind::bf16 ? 4 : K == Kind::fp8 ? 2 : 1;
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) copy_async16(to + 512 * i + 16 * lane, from + 512 * i + 16 * lane);
+    if constexpr (K == Kind::nvfp4)
+        if (lane < 4) copy_async16(to + 512 + 16 * lane, from + 512 + 16 * lane);
+    if constexpr (K == Kind::fp8)
+        if (lane == 0) copy_async16(to + 1024, from + 1024);
+}
+
+__device__ __forceinline__ uint4 load16(const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); }
+
+/// sum[nt] += (chunk, 16 x 64) times the 64 activations at x[nt]: the lane's row (column of B) at its 8 bytes.
+template <Kind K, int NT>
+__device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16* const (&x)[NT], int column, int lane,
+                                               float (&sum)[NT][4]) {
+    const auto b = [&](int nt, int kk) {
+        return *reinterpret_cast<const uint2*>(x[nt] + column + 16 * kk + 4 * (lane & 3));
+    };
+    if constexpr (K == Kind::bf16) {
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) {
+            const uint4 w = load16(chunk + 512 * kk + 16 * lane);
+            const uint32_t a[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+            for (int nt = 0; nt < NT; ++nt) {
+                const uint2 v = b(nt, kk);
+                mma(sum[nt], a, v.x, v.y);
+            }
+        }
+    } else if constexpr (K == Kind::fp8) {
+        float partial[NT][4] = {};
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const uint4 w = load16(chunk + 512 * h + 16 * lane);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                uint32_t a[4];
+                decode_fp8(i ? w.z : w.x, i ? w.w : w.y, a);
+#pragma unroll
+                for (int nt = 0; nt < NT; ++nt) {
+                    const uint2 v = b(nt, 2 * h + i);
+                    mma(partial[nt], a, v.x, v.y);
+                }
+            }
+        }
+        const float2 scale = *reinterpret_cast<const float2*>(chunk + 1024);
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sum[nt][i] += (i < 2 ? scale.x : scale.y) * partial[nt][i];
+    } else {
+        const uint4 w = load16(chunk + 16 * lane);
+        const uint2 bytes = *reinterpret_cast<const uint2*>(chunk + 512 + 8 * (lane >> 2));
+        float low[4], high[4];  // scales of rows g and g + 8
+        decode_scales(bytes.x, low);
+        decode_scales(bytes.y, high);
+        const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) {
+            uint32_t a[4];
+            decode_nvfp4(words[kk], a);
+#pragma unroll
+            for (int nt = 0; nt < NT; ++nt) {
+                const uint2 v = b(nt, kk);
+                float d[4] = {};
+                mma(d, a, v.x, v.y);
+                sum[nt][0] += low[kk] * d[0];
+                sum[nt][1] += low[kk] * d[1];
+                sum[nt][2] += high[kk] * d[2];
+                sum[nt][3] += high[kk] * d[3];
+            }
+        }
+    }
+}
+
+/// A lane's sums into [8 * NT columns][16 rows].
+template <int NT>
+__device__ __forceinline__ void store_sums(float* to, const float (&sum)[NT][4], int lane) {
+    const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[(8 * nt + 2 * t + (i & 1)) * 16 + g + (i >> 1) * 8] = sum[nt][i];
+}
+
+/// The ring of one warp: `depth` chunks on their way. Source: void next(const uint8_t*& from) gives the chunks in order,
+/// null for a step without one.
+template <Kind K>
+struct Ring {
+    uint8_t* base;  // of this warp
+    int stage = 0;
+
+    __device__ explicit Ring(uint8_t* ring, int warp) : base(ring + warp * kRingDepth<K> * chunk_bytes(K)) {}
+
+    /// Copies under way for the first depth steps.
+    template <typename Source>
+    __device__ __forceinline__ void fill(Source& source, int lane) {
+#pragma unroll
+        for (int i = 0; i < kRingDepth<K>; ++i) request(source, i, lane);
+    }
+    /// Waits for the current step's chunk.
+    __device__ __forceinline__ const uint8_t* wait() {
+        wait_copies<kRingDepth<K> - 1>();
+        if constexpr (K != Kind::bf16) __syncwarp();  // scales were copied by other lanes
+        return base + stage * chunk_bytes(K);
+    }
+    /// Gives the chunk's place to the next copy.
+    template <typename Source>
+    __device__ __forceinline__ void release(Source& source, int lane) {
+        if constexpr (K != Kind::bf16) __syncwarp();
+        request(source, stage, lane);
+        stage = stage + 1 == kRingDepth<K> ? 0 : stage + 1;
+    }
+
+  private:
+    template <typename Source>
+    __device__ __forceinline__ void request(Source& source, int at, int lane) {
+        const uint8_t* from = source.next();
+        if (from != nullptr) copy_chunk<K>(base + at * chunk_bytes(K), from, lane);
+        commit_copies();
+    }
+};
+
+}  // namespace quern::cuda

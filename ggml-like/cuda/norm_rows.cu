@@ -1,0 +1,78 @@
+// Norms of many rows: a block a row (norm_rows), a warp a head (gated_norm_rows). Traffic: input once (a second read of
+// it hits L1 or L2), output once.
+#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/norm_rows.h"
+#include "ggml-like/cuda/ptx.cuh"
+
+namespace quern::cuda {
+namespace {
+
+constexpr int kNormThreads = 256;
+
+__global__ void __launch_bounds__(kNormThreads)
+    norm_kernel(const float* x, const float* norm, int columns, float eps, bf16* h) {
+    __shared__ float partial[kNormThreads / 32];
+    allow_successor();
+    wait_for_predecessor();
+    x += static_cast<int64_t>(blockIdx.x) * columns;
+    h += static_cast<int64_t>(blockIdx.x) * columns;
+    float sum = 0;
+    for (int k = threadIdx.x * 4; k < columns; k += kNormThreads * 4) {
+        const float4 v = __ldcg(reinterpret_cast<const float4*>(x + k));
+        sum += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+    __syncthreads();
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < kNormThreads / 32; ++w) total += partial[w];
+    const float r = rsqrtf(total / static_cast<float>(columns) + eps);
+    for (int k = threadIdx.x * 4; k < columns; k += kNormThreads * 4) {
+        const float4 v = __ldcg(reinterpret_cast<const float4*>(x + k));
+        const float4 w = *reinterpret_cast<const float4*>(norm + k);
+        *reinterpret_cast<uint2*>(h + k) =
+            make_uint2(pack_bf16(v.x * r * w.x, v.y * r * w.y), pack_bf16(v.z * r * w.z, v.w * r * w.w));
+    }
+}
+
+__device__ __forceinline__ float2 load2(const bf16* p) {
+    const uint32_t v = __ldcg(reinterpret_cast<const uint32_t*>(p));
+    return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v));
+}
+
+__global__ void __launch_bounds__(kNormThreads) gated_kernel(GatedNormRows a) {
+    allow_successor();
+    wait_for_predecessor();
+    const int lane = threadIdx.x % 32;
+    const int64_t i = static_cast<int64_t>(blockIdx.x) * (kNormThreads / 32) + threadIdx.x / 32;
+    if (i >= static_cast<int64_t>(a.rows) * a.heads) return;
+    const int64_t row = i / a.heads, head = i % a.heads;
+    const bf16* o = static_cast<const bf16*>(a.o) + i * a.dim;
+    const bf16* z = static_cast<const bf16*>(a.z) + row * a.z_ld + head * a.dim;
+    bf16* h = static_cast<bf16*>(a.h) + i * a.dim;
+    float sum = 0;
+    for (int k = 2 * lane; k < a.dim; k += 64) {
+        const float2 v = load2(o + k);
+        sum += v.x * v.x + v.y * v.y;
+    }
+    const float r = rsqrtf(warp_sum(sum) / static_cast<float>(a.dim) + a.eps);
+    for (int k = 2 * lane; k < a.dim; k += 64) {
+        const float2 v = load2(o + k), s = load2(z + k);
+        *reinterpret_cast<uint32_t*>(h + k) = pack_bf16(v.x * r * a.norm[k] * (s.x / (1.0f + __expf(-s.x))),
+                                                        v.y * r * a.norm[k + 1] * (s.y / (1.0f + __expf(-s.y))));
+    }
+}
+
+}  // namespace
+
+void norm_rows(Context& c, const float* x, const float* norm, int rows, int columns, float eps, void* h) {
+    launch(c, "norm_rows", norm_kernel, rows, kNormThreads, 0, x, norm, columns, eps, static_cast<bf16*>(h));
+}
+
+void gated_norm_rows(Context& c, const GatedNormRows& a) {
+    const int64_t heads = static_cast<int64_t>(a.rows) * a.heads;
+    launch(c, "gated_norm_rows", gated_kernel, static_cast<unsigned>((heads + 7) / 8), kNormThreads, 0, a);
+}
+
+}  // namespace quern::cuda

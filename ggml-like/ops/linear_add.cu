@@ -1,0 +1,52 @@
+// linear_add on the GPU: few rows stream the weight (cuda/dense_rows.cuh), many rows use the tiled product of
+// cuda/gemm.h; both add the residual at the store.
+#include "ggml-like/ops/linear_add.h"
+
+#include "ggml-like/cuda/dense_rows.cuh"
+#include "ggml-like/cuda/gemm.h"
+#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/ops.h"
+#include "ggml-like/cuda/prologues.cuh"
+
+namespace quern::cuda {
+namespace {
+
+template <Kind K, int NT>
+__global__ void __launch_bounds__(kThreads, 3 - NT)
+    linear_add_few(Part part, int chunks, PlainRows<K> prologue, const float* residual, float* y, int64_t ld) {
+    dense_rows<K, NT>(part, chunks, prologue.rows, prologue, [&](int row, int n, float sum) {
+        const int64_t at = n * ld + part.row_begin + row;
+        y[at] = __ldcg(residual + at) + sum;
+    });
+}
+
+template <Kind K>
+void few(Context& c, const Packed& w, const Part& part, const Tensor& x, const Tensor& residual, Tensor& y) {
+    const int rows = static_cast<int>(x.shape[0]);
+    const PlainRows<K> prologue{x.as<bf16>(), x.stride[0], w.cols, rows};
+    const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
+    const auto kernel = rows <= 8 ? linear_add_few<K, 1> : linear_add_few<K, 2>;
+    const int bytes = rows <= 8 ? dense_shared_bytes<K, 1>(rows, w.chunks) : dense_shared_bytes<K, 2>(rows, w.chunks);
+    launch(c, "linear_add", kernel, grid, kThreads, bytes, part, w.chunks, prologue, residual.as<float>(),
+           y.as<float>(), y.stride[0]);
+}
+
+}  // namespace
+
+void linear_add(const Node& node, Context& c) {
+    const Tensor &x = *node.inputs[0], &residual = *node.inputs[1];
+    Tensor& y = *node.outputs[0];
+    const Packed& w = *static_cast<const Packed*>(node.params<LinearAddParams>().weight->placed);
+    const int rows = static_cast<int>(x.shape[0]);
+    if (rows > kFewRows)
+        return gemm(c, w, x.data, x.stride[0], rows,
+                    {y.data, y.stride[0], true, residual.as<float>(), residual.stride[0]});
+    for (int i = 0; i < w.parts; ++i) {
+        const Part& part = w.part[i];
+        if (part.kind == Kind::bf16) few<Kind::bf16>(c, w, part, x, residual, y);
+        if (part.kind == Kind::fp8) few<Kind::fp8>(c, w, part, x, residual, y);
+        if (part.kind == Kind::nvfp4) few<Kind::nvfp4>(c, w, part, x, residual, y);
+    }
+}
+
+}  // namespace quern::cuda

@@ -1,0 +1,64 @@
+// norm_linear on the GPU.
+//   few rows (<= 16): every block normalises x for itself and streams its tiles of W (cuda/dense_rows.cuh)
+//   many rows: one kernel writes h, then the tiled product of cuda/gemm.h
+#include "ggml-like/ops/norm_linear.h"
+
+#include "ggml-like/cuda/dense_rows.cuh"
+#include "ggml-like/cuda/gemm.h"
+#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/norm_rows.h"
+#include "ggml-like/cuda/ops.h"
+#include "ggml-like/cuda/prologues.cuh"
+
+namespace quern::cuda {
+namespace {
+
+template <Kind K, int NT, typename Y>
+__global__ void __launch_bounds__(kThreads, 3 - NT)
+    norm_linear_few(Part part, int chunks, NormRows<K> prologue, Y* y, int64_t ld) {
+    dense_rows<K, NT>(part, chunks, prologue.rows, prologue, [&](int row, int n, float sum) {
+        y[n * ld + part.row_begin + row] = static_cast<Y>(sum);
+    });
+}
+
+template <Kind K, typename Y>
+void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows, float eps,
+         Tensor& y) {
+    const NormRows<K> prologue{x, norm, w.cols, rows, eps, {}};
+    const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
+    if (rows <= 8)
+        launch(c, "norm_linear", norm_linear_few<K, 1, Y>, grid, kThreads, dense_shared_bytes<K, 1>(rows, w.chunks),
+               part, w.chunks, prologue, y.as<Y>(), y.stride[0]);
+    else
+        launch(c, "norm_linear", norm_linear_few<K, 2, Y>, grid, kThreads, dense_shared_bytes<K, 2>(rows, w.chunks),
+               part, w.chunks, prologue, y.as<Y>(), y.stride[0]);
+}
+
+template <typename Y>
+void few_of_kind(Context& c, const Packed& w, const float* x, const float* norm, int rows, float eps, Tensor& y) {
+    for (int i = 0; i < w.parts; ++i) {
+        const Part& part = w.part[i];
+        if (part.kind == Kind::bf16) few<Kind::bf16, Y>(c, w, part, x, norm, rows, eps, y);
+        if (part.kind == Kind::fp8) few<Kind::fp8, Y>(c, w, part, x, norm, rows, eps, y);
+        if (part.kind == Kind::nvfp4) few<Kind::nvfp4, Y>(c, w, part, x, norm, rows, eps, y);
+    }
+}
+
+}  // namespace
+
+void norm_linear(const Node& node, Context& c) {
+    const Tensor &x = *node.inputs[0], &norm = *node.inputs[1];
+    Tensor &y = *node.outputs[0], &h = *node.outputs[1];
+    const auto& p = node.params<NormLinearParams>();
+    const Packed& w = *static_cast<const Packed*>(p.weight->placed);
+    const int rows = static_cast<int>(x.shape[0]);
+    const bool f32 = y.dtype == DType::F32;
+    if (rows <= kFewRows) {
+        const auto run = f32 ? few_of_kind<float> : few_of_kind<bf16>;
+        return run(c, w, x.as<float>(), norm.as<float>(), rows, p.eps, y);
+    }
+    norm_rows(c, x.as<float>(), norm.as<float>(), rows, w.cols, p.eps, h.data);
+    gemm(c, w, h.data, h.stride[0], rows, {y.data, y.stride[0], f32, nullptr, 0});
+}
+
+}  // namespace quern::cuda
