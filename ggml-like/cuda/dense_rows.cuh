@@ -37,12 +37,6 @@ struct DenseSource {
     }
 };
 
-/// Tile groups of a weight, for sizing the grid.
-__host__ __device__ constexpr int tile_groups(int tiles, int chunks) {
-    const int group = kWarps / warps_per_tile(chunks);
-    return (tiles + group - 1) / group;
-}
-
 template <Kind K, int NT>
 int dense_shared_bytes(int rows, int chunks) {
     return ring_bytes<K>() + rows * activation_stride(chunks) * 2 + sums_bytes<NT>();

@@ -27,6 +27,12 @@ __host__ __device__ constexpr int warps_per_tile(int chunks) {
     return s;
 }
 
+/// Tile groups of a weight, for sizing the grid.
+__host__ __device__ constexpr int tile_groups(int tiles, int chunks) {
+    const int group = kWarps / warps_per_tile(chunks);
+    return (tiles + group - 1) / group;
+}
+
 /// Activations in shared memory: row n at n * stride; 16 columns lie as 4 x {2t, 2t+1, 2t+8, 2t+9}, the order in which
 /// a lane reads its B registers with one 8-byte load. The pad keeps rows of a quarter warp in different banks.
 __host__ __device__ constexpr int activation_stride(int chunks) { return chunks * kChunkCols + 16; }

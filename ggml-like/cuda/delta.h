@@ -1,0 +1,30 @@
+// The kernels behind conv_gated_delta_net. Shapes and formulas: ops/conv_gated_delta_net.h.
+#pragma once
+
+#include "ggml-like/cuda/context.h"
+
+namespace quern::cuda {
+
+struct DeltaStep {
+    const void* u;  // BF16 [T, C], rows u_ld apart
+    int64_t u_ld;
+    const void *a, *b;  // BF16 [T, nv], rows ab_ld apart
+    int64_t ab_ld;
+    const float *conv, *decay_rate, *dt_bias;
+    const int *positions, *start, *slots;
+    void* conv_state;  // BF16 [slots, ring, C]
+    float* delta;      // [slots, nv, dv, dk]
+    void* o;           // BF16 [T, nv, dv]
+    void* x;           // BF16 [T, C], work space
+    void* work;
+    int tokens, sequences, key_heads, value_heads, key_dim, value_dim, taps, ring;
+};
+
+/// At most one row a sequence, heads of 128 x 128, 4 taps.
+void delta_decode(Context& context, const DeltaStep& step);
+/// Any rows, heads of 128 x 128, 4 taps: chunks of 64 rows on tensor cores.
+void delta_prefill(Context& context, const DeltaStep& step);
+/// Any rows, any shape, row by row: for small models.
+void delta_generic(Context& context, const DeltaStep& step);
+
+}  // namespace quern::cuda
