@@ -46,6 +46,8 @@ class Backend {
     /// uploads and repacks it into memory that the backend owns until it ends.
     virtual void place_weight(Weight& weight, RowOrder order) = 0;
     virtual void place_experts(ExpertWeights& experts, RowOrder order) = 0;
+    /// After the last placed weight: waits for uploads and gives their buffers back.
+    virtual void weights_complete() = 0;
 
     /// Called once by Plan when all memory is known.
     virtual void prepare(Plan& plan) = 0;

@@ -49,6 +49,7 @@ class CpuBackend final : public Backend {
 
     void place_weight(Weight&, RowOrder) override {}
     void place_experts(ExpertWeights&, RowOrder) override {}
+    void weights_complete() override {}
     void prepare(Plan&) override {}
     void synchronize() override {}
 

@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kBlock) pack_kernel(RawRows raw, uint8_t* data
     factor[to.tile * kTileRows + to.row] = f * lift;
 }
 
-__device__ __forceinline__ uint32_t mix(uint64_t x) {
+__host__ __device__ __forceinline__ uint32_t mix(uint64_t x) {
     x ^= x >> 33, x *= 0xff51afd7ed558ccdull, x ^= x >> 33, x *= 0xc4ceb9fe1a85ec53ull, x ^= x >> 33;
     return static_cast<uint32_t>(x);
 }
