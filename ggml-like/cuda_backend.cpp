@@ -19,6 +19,7 @@
 #include "ggml-like/ops/gated_norm_linear_add.h"
 #include "ggml-like/ops/gather_rows.h"
 #include "ggml-like/ops/linear_add.h"
+#include "ggml-like/ops/logits_top.h"
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
 #include "ggml-like/ops/moe_route.h"
@@ -61,6 +62,7 @@ Launch launch_of(const Op* op) {
         {&kMoeGateUp, cuda::moe_gate_up},
         {&kMoeDown, cuda::moe_down},
         {&kGatherRows, cuda::gather_rows},
+        {&kLogitsTop, cuda::logits_top},
     };
     const auto it = kTable.find(op);
     if (it == kTable.end()) FAIL(device, "[{}] has no GPU kernel", op->name);

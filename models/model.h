@@ -23,6 +23,7 @@ struct BatchShape {
     int64_t sequences = 0;
     int64_t logit_rows = 0;
     int64_t pages = 0;  // columns of the page table: the most pages a sequence may have
+    int64_t vocab = 0;  // ids that may be sampled
     auto operator<=>(const BatchShape&) const = default;
 };
 
@@ -59,6 +60,7 @@ struct BuiltGraph {
     Graph graph;
     Batch batch;               // inputs to fill
     Tensor* logits = nullptr;  // F32 [logit_rows, vocab rows]
+    Tensor* top = nullptr;     // I32 [logit_rows, kTopWords]: ops/logits_top.h
 };
 
 struct ModelInfo {

@@ -1,21 +1,18 @@
 // The forward pass of Qwen3.6-MoE: embed; per layer norm, mixer, residual, norm, MoE, residual; norm; head.
-#include <tuple>
+#include <algorithm>
 
 #include "ggml-like/check.h"
-#include "ggml-like/ops/add_rms_norm.h"
-#include "ggml-like/ops/attention.h"
-#include "ggml-like/ops/conv_silu.h"
+#include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ggml-like/ops/embed.h"
-#include "ggml-like/ops/gated_delta_net.h"
-#include "ggml-like/ops/gated_rms_norm.h"
+#include "ggml-like/ops/gated_attention.h"
+#include "ggml-like/ops/gated_norm_linear_add.h"
 #include "ggml-like/ops/gather_rows.h"
-#include "ggml-like/ops/kv_write.h"
-#include "ggml-like/ops/linear.h"
+#include "ggml-like/ops/linear_add.h"
+#include "ggml-like/ops/logits_top.h"
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
 #include "ggml-like/ops/moe_route.h"
-#include "ggml-like/ops/qk_norm_rope.h"
-#include "ggml-like/ops/rms_norm.h"
+#include "ggml-like/ops/norm_linear.h"
 #include "models/qwen3_6_moe.h"
 
 namespace quern {
@@ -29,23 +26,21 @@ class Builder {
 
     BuiltGraph build() {
         declare_batch();
-        Tensor* x = embed(g_, "embed", w_.embedding, batch_.token_ids, act_);
-        Tensor* h = nullptr;
+        Tensor* x = embed(g_, "embed", w_.embedding, batch_.token_ids, DType::F32);
         for (layer_ = 0; layer_ < static_cast<int>(c_.layers); ++layer_) {
             g_.set_layer(layer_);
             const LayerWeights& w = w_.layers[static_cast<size_t>(layer_)];
-            if (layer_ == 0) h = rms_norm(g_, name("input_norm"), x, g_.external(w.input_norm), c_.eps);
-            Tensor* mixed = c_.full_attention[static_cast<size_t>(layer_)] ? attention_block(w.attention, h)
-                                                                           : delta_block(w.delta, h);
-            std::tie(x, h) = add_norm(name("post_norm"), x, mixed, w.post_norm);
-            Tensor* expert = moe_block(w.moe, h);
-            std::tie(x, h) = add_norm(next_norm_name(), x, expert, next_norm());
+            x = c_.full_attention[static_cast<size_t>(layer_)] ? attention_block(w, x) : delta_block(w, x);
+            x = moe_block(w, x);
         }
         g_.set_layer(-1);
-        Tensor* rows = gather_rows(g_, "logit_rows", h, batch_.logit_rows);
-        Tensor* logits = linear(g_, "logits", rows, w_.head, DType::F32);
+        Tensor* rows = gather_rows(g_, "logit_rows", x, batch_.logit_rows);
+        Tensor* logits =
+            norm_linear(g_, "logits", rows, g_.external(w_.final_norm), w_.head, c_.eps, act_, DType::F32);
+        Tensor* top = logits_top(g_, "logits_top", logits, batch_.temperature, shape_.vocab);
         g_.output(logits);
-        return {std::move(g_), batch_, logits};
+        g_.output(top);
+        return {std::move(g_), batch_, logits, top};
     }
 
   private:
@@ -60,81 +55,72 @@ class Builder {
         batch_.committed = g_.input("committed", DType::I32, {sequences});
         batch_.journal = g_.input("journal", DType::I32, {sequences});
         batch_.logit_rows = g_.input("logit_rows", DType::I32, {shape_.logit_rows});
+        batch_.temperature = g_.input("temperature", DType::F32, {shape_.logit_rows});
     }
 
-    /// Gated attention: q, gate, k, v from one product; q and k normalised and rotated; the gate closes the
-    /// output.
-    Tensor* attention_block(const AttentionWeights& w, Tensor* h) {
-        const int64_t tokens = shape_.tokens, d = c_.head_dim, q_columns = 2 * c_.heads * d,
-                      kv = c_.kv_heads * d;
-        Tensor* p = linear(g_, name("attn.in_proj"), h, w.in_proj, act_);
+    /// x + gated attention: q, gate, k, v from one product; the gate closes the output.
+    Tensor* attention_block(const LayerWeights& layer, Tensor* x) {
+        const AttentionWeights& w = layer.attention;
+        const int64_t tokens = shape_.tokens, d = c_.head_dim, q_columns = 2 * c_.heads * d, kv = c_.kv_heads * d;
+        Tensor* p = norm_linear(g_, name("attn.in_proj"), x, g_.external(layer.input_norm), w.in_proj, c_.eps, act_, act_);
         const int64_t width = p->shape[1];
-        Tensor* q_in = g_.view(name("attn.q_in"), p, 0, {tokens, c_.heads, d}, {width, 2 * d, 1});
-        Tensor* gate = g_.view(name("attn.gate"), p, d, {tokens, c_.heads, d}, {width, 2 * d, 1});
-        Tensor* k_in = g_.view(name("attn.k_in"), p, q_columns, {tokens, c_.kv_heads, d}, {width, d, 1});
-        Tensor* v = g_.view(name("attn.v"), p, q_columns + kv, {tokens, c_.kv_heads, d}, {width, d, 1});
-        const auto [q, k] =
-            qk_norm_rope(g_, name("attn.rope"), q_in, k_in, g_.external(w.q_norm), g_.external(w.k_norm),
-                         batch_, {.eps = c_.eps, .theta = c_.rope_theta, .rotary_dims = c_.rotary_dims});
-        Tensor* k_cache = state(StateRole::key);
-        Tensor* v_cache = state(StateRole::value);
-        kv_write(g_, name("attn.kv_write"), k, v, k_cache, v_cache, batch_);
-        Tensor* y = attention(g_, name("attn"), q, gate, k_cache, v_cache, batch_);
-        return linear(g_, name("attn.out_proj"), y, w.out_proj, act_);
+        const AttentionInputs in{
+            .q = g_.view(name("attn.q"), p, 0, {tokens, c_.heads, d}, {width, 2 * d, 1}),
+            .gate = g_.view(name("attn.gate"), p, d, {tokens, c_.heads, d}, {width, 2 * d, 1}),
+            .k = g_.view(name("attn.k"), p, q_columns, {tokens, c_.kv_heads, d}, {width, d, 1}),
+            .v = g_.view(name("attn.v"), p, q_columns + kv, {tokens, c_.kv_heads, d}, {width, d, 1}),
+            .q_norm = g_.external(w.q_norm),
+            .k_norm = g_.external(w.k_norm)};
+        Tensor* y = gated_attention(g_, name("attn"), in, state(StateRole::key), state(StateRole::value), batch_,
+                                    {.eps = c_.eps, .theta = c_.rope_theta, .rotary_dims = c_.rotary_dims});
+        return linear_add(g_, name("attn.out_proj"), y, w.out_proj, x);
     }
 
-    /// Gated DeltaNet: qkv through the convolution, the delta rule over its state, a norm gated by z.
-    Tensor* delta_block(const DeltaWeights& w, Tensor* h) {
-        const int64_t tokens = shape_.tokens, nv = c_.value_heads, dv = c_.value_dim,
-                      qkv_columns = c_.qkv_columns();
-        Tensor* p = linear(g_, name("gdn.in_proj"), h, w.in_proj, act_);
+    /// x + gated DeltaNet: qkv through the convolution, the delta rule over its state, a norm gated by z.
+    Tensor* delta_block(const LayerWeights& layer, Tensor* x) {
+        const DeltaWeights& w = layer.delta;
+        const int64_t tokens = shape_.tokens, nv = c_.value_heads, dv = c_.value_dim, qkv_columns = c_.qkv_columns();
+        Tensor* p = norm_linear(g_, name("gdn.in_proj"), x, g_.external(layer.input_norm), w.in_proj, c_.eps, act_, act_);
         const int64_t width = p->shape[1], z_begin = qkv_columns, a_begin = z_begin + nv * dv;
-        Tensor* u = g_.columns(name("gdn.u"), p, 0, qkv_columns);
+        const DeltaInputs in{.u = g_.columns(name("gdn.u"), p, 0, qkv_columns),
+                             .a = g_.columns(name("gdn.a"), p, a_begin, nv),
+                             .b = g_.columns(name("gdn.b"), p, a_begin + nv, nv),
+                             .conv = g_.external(w.conv),
+                             .decay_rate = g_.external(w.decay_rate),
+                             .dt_bias = g_.external(w.dt_bias)};
         Tensor* z = g_.view(name("gdn.z"), p, z_begin, {tokens, nv, dv}, {width, dv, 1});
-        Tensor* a = g_.columns(name("gdn.a"), p, a_begin, nv);
-        Tensor* b = g_.columns(name("gdn.b"), p, a_begin + nv, nv);
-        Tensor* qkv = conv_silu(g_, name("gdn.conv"), u, g_.external(w.conv), state(StateRole::conv), batch_);
-        DeltaState s{.state = state(StateRole::delta)};
+        DeltaState s{.conv = state(StateRole::conv), .delta = state(StateRole::delta)};
         if (state_.has(layer_, StateRole::journal_k)) {
             s.journal_k = state(StateRole::journal_k);
             s.journal_u = state(StateRole::journal_u);
             s.journal_g = state(StateRole::journal_g);
         }
-        Tensor* o = gated_delta_net(g_, name("gdn"), qkv, a, b, g_.external(w.decay_rate),
-                                    g_.external(w.dt_bias), s, batch_,
-                                    {.key_heads = c_.key_heads,
-                                     .value_heads = c_.value_heads,
-                                     .key_dim = c_.key_dim,
-                                     .value_dim = c_.value_dim});
-        Tensor* y = gated_rms_norm(g_, name("gdn.norm"), o, z, g_.external(w.norm), c_.eps);
-        return linear(g_, name("gdn.out_proj"), y, w.out_proj, act_);
+        Tensor* o = conv_gated_delta_net(g_, name("gdn"), in, s, batch_,
+                                         {.key_heads = c_.key_heads,
+                                          .value_heads = c_.value_heads,
+                                          .key_dim = c_.key_dim,
+                                          .value_dim = c_.value_dim});
+        return gated_norm_linear_add(g_, name("gdn.out_proj"), o, z, g_.external(w.norm), c_.eps, w.out_proj, x);
     }
 
-    /// Mixture of experts: the K best of E, and one shared expert behind its own gate.
-    Tensor* moe_block(const MoeWeights& w, Tensor* h) {
-        const auto route = moe_route(g_, name("moe.route"), h, w.router, static_cast<int>(c_.experts_used));
-        const auto act = moe_gate_up(g_, name("moe.gate_up"), h, route.ids, w.gate_up, w.shared_gate_up);
+    /// x + mixture of experts: the K best of E, and one shared expert behind its own gate.
+    Tensor* moe_block(const LayerWeights& layer, Tensor* x) {
+        const MoeWeights& w = layer.moe;
+        const auto route = moe_route(g_, name("moe.route"), x, g_.external(layer.post_norm), w.router,
+                                     static_cast<int>(c_.experts_used), c_.eps, act_);
+        const auto act =
+            moe_gate_up(g_, name("moe.gate_up"), route.h, route.ids, route.groups, w.gate_up, w.shared_gate_up);
         return moe_down(g_, name("moe.down"),
                         {.routed = act.routed,
                          .shared = act.shared,
                          .ids = route.ids,
                          .weights = route.weights,
-                         .shared_gate = route.shared},
+                         .shared_gate = route.shared,
+                         .groups = route.groups,
+                         .residual = x},
                         w.down, w.shared_down);
     }
 
-    std::pair<Tensor*, Tensor*> add_norm(const std::string& node, Tensor* x, Tensor* delta, const Tensor& w) {
-        const auto [sum, y] = add_rms_norm(g_, node, x, delta, g_.external(w), c_.eps);
-        return {sum, y};
-    }
-
-    bool last_layer() const { return layer_ + 1 == static_cast<int>(c_.layers); }
-    const Tensor& next_norm() const {
-        return last_layer() ? w_.final_norm : w_.layers[static_cast<size_t>(layer_) + 1].input_norm;
-    }
-    std::string next_norm_name() const {
-        return last_layer() ? std::string("final_norm") : fmt::format("L{}.input_norm", layer_ + 1);
-    }
     std::string name(const char* part) const { return fmt::format("L{}.{}", layer_, part); }
     Tensor* state(StateRole role) { return g_.external(state_.find(layer_, role)); }
 
@@ -167,7 +153,8 @@ std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& c, const StateOp
             continue;
         }
         const int64_t journal = options.journal;
-        add(StateRole::conv, options.conv, false, {c.conv_taps - 1 + journal, c.qkv_columns()});
+        add(StateRole::conv, options.conv, false,
+            {c.conv_taps - 1 + std::max<int64_t>(1, journal), c.qkv_columns()});
         add(StateRole::delta, DType::F32, false, {c.value_heads, c.value_dim, c.key_dim});
         if (journal > 0) {
             add(StateRole::journal_k, DType::F32, false, {journal, c.key_heads, c.key_dim});

@@ -19,6 +19,15 @@ void for_each_dense(LayerWeights& w, F&& f) {
         if (*dense) f(*dense);
 }
 
+/// Hands a layer's weights to the backend in the row order that their ops read.
+void place_layer(LayerWeights& w, Backend& backend) {
+    for_each_dense(w, [&](Weight& dense) {
+        backend.place_weight(dense, &dense == &w.moe.shared_gate_up ? RowOrder::paired : RowOrder::stacked);
+    });
+    backend.place_experts(w.moe.gate_up, RowOrder::paired);
+    backend.place_experts(w.moe.down, RowOrder::stacked);
+}
+
 template <typename F>
 void for_each_expert(LayerWeights& w, F&& f) {
     for (Weight& expert : w.moe.gate_up.expert) f(expert);
@@ -76,39 +85,46 @@ class Qwen36Moe final : public Model {
             notes_.push_back(std::move(note));
     }
 
-    /// Reads every scale once and hands the weights to the backend, layer by layer so that progress can be
-    /// told.
+    /// Reads every scale once and hands the weights to the backend, layer by layer so that progress can be told.
     void check_and_place(const LoadOptions& options) {
         LoadProgress progress;
+        std::vector<Weight*> ends = {&weights_.embedding};
+        if (!config_.tied_head) ends.push_back(&weights_.head);
         std::vector<std::vector<Weight*>> groups;
         for (LayerWeights& layer : weights_.layers) {
             const auto add = [&group = groups.emplace_back()](Weight& w) { group.push_back(&w); };
             for_each_dense(layer, add);
             for_each_expert(layer, add);
         }
-        groups.push_back({&weights_.embedding});
-        if (!config_.tied_head) groups.push_back({&weights_.head});
+        groups.push_back(ends);
         for (const auto& group : groups)
             for (const Weight* w : group) progress.bytes_total += w->bytes();
         const int threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
-        for (const auto& group : groups) {
-            check(group, threads);
-            for (Weight* w : group) {
-                *w = backend_.place_weight(*w);
-                progress.bytes_done += w->bytes();
-            }
+        for (size_t i = 0; i < groups.size(); ++i) {
+            check(groups[i], threads);
+            if (i < weights_.layers.size())
+                place_layer(weights_.layers[i], backend_);
+            else
+                for (Weight* w : ends) backend_.place_weight(*w, RowOrder::stacked);
+            for (const Weight* w : groups[i]) progress.bytes_done += w->bytes();
             if (options.progress) options.progress(progress);
         }
+        backend_.weights_complete();
         if (config_.tied_head) {
             weights_.head = weights_.embedding;
             weights_.head.name = "head";
         }
+        place_vectors();
+    }
+
+    void place_vectors() {
         for_each_vector(weights_, [&](Tensor& t) {
             void* memory = backend_.alloc(t.bytes(), t.name);
             placed_.push_back(memory);
             backend_.upload(memory, t.data, t.bytes());
             t.data = memory;
         });
+        backend_.synchronize();
     }
 
     void check(const std::vector<Weight*>& group, int threads) {

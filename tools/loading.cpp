@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "ggml-like/check.h"
+#include "ggml-like/cuda_backend.h"
 #include "tools/cli_values.h"
 
 namespace quern {
@@ -52,11 +53,12 @@ GpuWish parse_gpu_layers(const std::string& value) {
          printable(value));
 }
 
-std::unique_ptr<Backend> make_backend(GpuWish wish, int threads) {
+std::unique_ptr<Backend> make_backend(GpuWish wish, int threads, int device) {
+    if (wish == GpuWish::none) return make_cpu_backend(threads);
+    const std::string reason = cuda_unavailable();
+    if (reason.empty()) return make_cuda_backend(device);
     if (wish == GpuWish::all)
-        FAIL(device,
-             "a GPU was asked for (-ngl), but this build of quern has no GPU backend; "
-             "use -ngl 0 or -ngl auto to run on the CPU");
+        FAIL(device, "a GPU was asked for (-ngl), but {}; use -ngl 0 or -ngl auto to run on the CPU", reason);
     return make_cpu_backend(threads);
 }
 

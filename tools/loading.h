@@ -19,7 +19,7 @@ GpuWish parse_gpu_layers(const std::string& value);
 
 /// The backend for the wish. Throws Error(device) if a GPU is demanded and this build or machine has none.
 /// `threads`: 0 = as many as this process may use.
-std::unique_ptr<Backend> make_backend(GpuWish wish, int threads);
+std::unique_ptr<Backend> make_backend(GpuWish wish, int threads, int device = 0);
 
 /// Progress of a load on stderr: nothing in the first second, then a bar with bytes, rate and time left on a
 /// terminal, else a line every few seconds.

@@ -17,5 +17,6 @@ void moe_route(const Node& node, Context& context);
 void moe_gate_up(const Node& node, Context& context);
 void moe_down(const Node& node, Context& context);
 void gather_rows(const Node& node, Context& context);
+void logits_top(const Node& node, Context& context);
 
 }  // namespace quern::cuda

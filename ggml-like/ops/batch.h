@@ -27,6 +27,7 @@ struct Batch {
     Tensor* committed = nullptr;     // I32 [S] journal entries to apply first
     Tensor* journal = nullptr;       // I32 [S] 1: journal this step instead of updating the state
     Tensor* logit_rows = nullptr;    // I32 [R] rows whose logits are wanted
+    Tensor* temperature = nullptr;   // F32 [R] for the sums of logits_top
 };
 
 }  // namespace quern

@@ -10,9 +10,9 @@
 // A kernel for many rows may work in chunks of 64 with BF16 products (relative error of o below 1e-2, of S below 5e-3).
 //
 // State (batch.h says when a sequence starts from zero):
-//   conv_state [slots, W-1 + J, C]: its first W-1 rows are the last committed inputs u, oldest first. Afterwards
-//     (journal = 0) they are the last W-1 inputs seen. With journal = 1 they stay, and the step's inputs go to rows
-//     W-1 .. ; a later step with committed = n first moves the window by n rows.
+//   conv_state [slots, R, C], R >= W - 1 + max(1, J): row p % R holds the input u of position p. A step of up to R - W + 1
+//     rows never overwrites what it reads, and one that starts after fewer committed tokens than were written finds its
+//     window still there.
 //   delta F32 [slots, nv, dv, dk].
 //   Journal of J entries a slot: journal_k F32 [slots, J, nk, dk] (normalised k), journal_u F32 [slots, J, nv, dv],
 //     journal_g F32 [slots, J, nv]. The step first does S = exp(g) S + u k^T for committed[s] entries. J = 0: null.

@@ -18,7 +18,7 @@ struct Group {
 struct Work {
     std::vector<Group> groups;
     cpu::ActivationRows shared;
-    const Tensor *weights = nullptr, *shared_gate = nullptr, *y = nullptr;
+    const Tensor *weights = nullptr, *shared_gate = nullptr, *residual = nullptr, *y = nullptr;
     const Weight* shared_weight = nullptr;
     int64_t tokens = 0, used = 0;
 };
@@ -47,6 +47,8 @@ void run_columns(const Work& work, int64_t begin, int64_t end, const cpu::DotKer
             const float* product = products.data() + (t * terms + j) * width;
             for (int64_t i = 0; i < width; ++i) sum[static_cast<size_t>(i)] += weight * product[i];
         }
+        const float* residual = work.residual->row<float>(t) + begin;
+        for (int64_t i = 0; i < width; ++i) sum[static_cast<size_t>(i)] = residual[i] + sum[static_cast<size_t>(i)];
         store_floats(*work.y, t * work.y->stride[0] + begin, width, sum.data());
     }
 }
@@ -54,18 +56,12 @@ void run_columns(const Work& work, int64_t begin, int64_t end, const cpu::DotKer
 /// The experts that some token chose, in rising order.
 std::vector<Group> make_groups(const Node& node, const cpu::ActivationRows& routed) {
     const auto& experts = *node.params<MoeDownParams>().experts;
-    const Tensor& ids = *node.inputs[2];
-    std::vector<std::vector<int64_t>> places(static_cast<size_t>(experts.count()));
-    for (int64_t i = 0; i < routed.count(); ++i) {
-        const int32_t id = ids.as<int32_t>()[i];
-        CHECK(id >= 0 && id < experts.count(), "[moe_down] {}: expert id {}, expected 0 to {}", node.name, id,
-              experts.count() - 1);
-        places[static_cast<size_t>(id)].push_back(i);
-    }
+    const int32_t *offsets = node.inputs[5]->as<int32_t>(), *pairs = offsets + experts.count() + 1;
     std::vector<Group> groups;
-    for (size_t e = 0; e < places.size(); ++e) {
-        if (places[e].empty()) continue;
-        groups.push_back({&experts.expert[e], routed.choose(places[e]), std::move(places[e])});
+    for (int64_t e = 0; e < experts.count(); ++e) {
+        if (offsets[e] == offsets[e + 1]) continue;
+        std::vector<int64_t> places(pairs + offsets[e], pairs + offsets[e + 1]);
+        groups.push_back({&experts.expert[static_cast<size_t>(e)], routed.choose(places), std::move(places)});
     }
     return groups;
 }
@@ -85,6 +81,7 @@ void run(const Node& node, cpu::Context& context) {
                                        cpu::has_nvfp4(*p.shared), context, 2),
         .weights = node.inputs[3],
         .shared_gate = node.inputs[4],
+        .residual = node.inputs[6],
         .y = &y,
         .shared_weight = p.shared,
         .tokens = tokens,
@@ -134,6 +131,14 @@ void check(std::string_view name, const MoeDownInputs& in, const ExpertWeights& 
           describe(weights), describe(*in.shared_gate));
     CHECK(in.shared_gate->elements() == routed.shape[0] && in.shared_gate->contiguous(),
           "[moe_down] {}: gate {} does not fit routed {}", name, describe(*in.shared_gate), describe(routed));
+    CHECK(in.groups->rank == 1 && in.groups->dtype == DType::I32 &&
+              in.groups->shape[0] == experts.count() + 1 + ids.elements(),
+          "[moe_down] {}: groups {} do not fit {} experts and ids {}", name, describe(*in.groups), experts.count(),
+          describe(ids));
+    CHECK(in.residual->rank == 2 && in.residual->dtype == DType::F32 && in.residual->contiguous() &&
+              in.residual->shape[0] == routed.shape[0] && in.residual->shape[1] == experts.rows,
+          "[moe_down] {}: residual {} should be F32 [{}, {}]", name, describe(*in.residual), routed.shape[0],
+          experts.rows);
     CHECK(experts.count() > 0, "[moe_down] {}: no experts", name);
     for (const Weight& w : experts.expert) {
         CHECK(w.rows == experts.rows && w.cols == experts.cols,
@@ -151,11 +156,14 @@ const Op kMoeDown{"moe_down", run, cost};
 Tensor* moe_down(Graph& g, std::string_view name, const MoeDownInputs& in, const ExpertWeights& experts,
                  const Weight& shared) {
     check(name, in, experts, shared);
-    Tensor* y = g.scratch(name, in.routed->dtype, {in.routed->shape[0], experts.rows});
+    const int64_t tokens = in.routed->shape[0], used = in.routed->shape[1];
+    Tensor* y = g.scratch(name, DType::F32, {tokens, experts.rows});
+    Tensor* terms = g.scratch(fmt::format("{}.terms", name), in.routed->dtype,
+                              {tokens <= 16 ? 1 : tokens * (used + 1), experts.rows});
     g.add({.op = &kMoeDown,
            .name = std::string(name),
-           .inputs = {in.routed, in.shared, in.ids, in.weights, in.shared_gate},
-           .outputs = {y},
+           .inputs = {in.routed, in.shared, in.ids, in.weights, in.shared_gate, in.groups, in.residual},
+           .outputs = {y, terms},
            .parameters = MoeDownParams{&experts, &shared}});
     return y;
 }

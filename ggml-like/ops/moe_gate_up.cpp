@@ -52,14 +52,8 @@ bool any_nvfp4(const MoeGateUpParams& p) {
 std::vector<Group> make_groups(const Node& node, const cpu::ActivationRows& x) {
     const Tensor &ids = *node.inputs[1], &routed = *node.outputs[0], &shared = *node.outputs[1];
     const auto& p = node.params<MoeGateUpParams>();
-    const int64_t used = ids.shape[1], width = routed.shape[2];
-    std::vector<std::vector<int64_t>> places(static_cast<size_t>(p.experts->count()));
-    for (int64_t i = 0; i < x.count() * used; ++i) {
-        const int32_t id = ids.as<int32_t>()[i];
-        CHECK(id >= 0 && id < p.experts->count(), "[moe_gate_up] {}: expert id {}, expected 0 to {}",
-              node.name, id, p.experts->count() - 1);
-        places[static_cast<size_t>(id)].push_back(i);
-    }
+    const int64_t used = ids.shape[1], width = routed.shape[2], experts = p.experts->count();
+    const int32_t *offsets = node.inputs[2]->as<int32_t>(), *pairs = offsets + experts + 1;
     std::vector<Group> groups;
     const auto add = [&](const Weight& w, int64_t f, const Tensor& out, const std::vector<int64_t>& where,
                          int64_t per_token) {
@@ -72,8 +66,10 @@ std::vector<Group> make_groups(const Node& node, const cpu::ActivationRows& x) {
         group.x = x.choose(tokens);
         groups.push_back(std::move(group));
     };
-    for (size_t e = 0; e < places.size(); ++e)
-        if (!places[e].empty()) add(p.experts->expert[e], width, routed, places[e], used);
+    for (int64_t e = 0; e < experts; ++e)
+        if (offsets[e] < offsets[e + 1])
+            add(p.experts->expert[static_cast<size_t>(e)], width, routed,
+                std::vector<int64_t>(pairs + offsets[e], pairs + offsets[e + 1]), used);
     std::vector<int64_t> all(static_cast<size_t>(x.count()));
     for (size_t t = 0; t < all.size(); ++t) all[t] = static_cast<int64_t>(t);
     if (!all.empty()) add(*p.shared, shared.shape[1], shared, all, 1);
@@ -117,8 +113,11 @@ Cost cost(const Node& node) {
 
 const Op kMoeGateUp{"moe_gate_up", run, cost};
 
-MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, Tensor* x, Tensor* ids,
+MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, Tensor* x, Tensor* ids, Tensor* groups,
                             const ExpertWeights& experts, const Weight& shared) {
+    CHECK(groups->rank == 1 && groups->dtype == DType::I32 && groups->shape[0] == experts.count() + 1 + ids->elements(),
+          "[moe_gate_up] {}: groups {} do not fit {} experts and ids {}", name, describe(*groups), experts.count(),
+          describe(*ids));
     CHECK(x->rank == 2 && x->stride[1] == 1 && x->shape[1] == experts.cols && x->shape[1] == shared.cols,
           "[moe_gate_up] {}: experts [{}, {}] and shared expert [{}, {}] do not fit x {}", name, experts.rows,
           experts.cols, shared.rows, shared.cols, describe(*x));
@@ -139,7 +138,7 @@ MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, Tensor* x, Tensor* 
     Tensor* out = g.scratch(fmt::format("{}.shared", name), x->dtype, {x->shape[0], shared.rows / 2});
     g.add({.op = &kMoeGateUp,
            .name = std::string(name),
-           .inputs = {x, ids},
+           .inputs = {x, ids, groups},
            .outputs = {routed, out},
            .parameters = MoeGateUpParams{&experts, &shared}});
     return {routed, out};

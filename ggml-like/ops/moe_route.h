@@ -30,7 +30,7 @@ struct MoeRouteResult {
     Tensor* groups;
 };
 
-/// inputs {x, norm}; outputs {h, ids, weights, shared, groups, logits}: logits F32 [T, E + 1] is work space.
+/// inputs {x, norm}; outputs {h, ids, weights, shared, groups, logits}: logits F32 [T, E + 1 rounded up to 8] is work space.
 extern const Op kMoeRoute;
 
 MoeRouteResult moe_route(Graph& g, std::string_view name, Tensor* x, Tensor* norm, const Weight& router, int used,

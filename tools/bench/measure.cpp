@@ -8,7 +8,7 @@
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/thread_pool.h"
-#include "ggml-like/ops/linear.h"
+#include "ggml-like/ops/linear_add.h"
 #include "models/model.h"
 
 namespace quern {
@@ -140,7 +140,7 @@ std::vector<LinearRow> measure_linear(Backend& backend) {
                                  .scale = scales.data()}});
         Graph g;
         Tensor* x = g.input("x", DType::F32, {1, c.columns});
-        g.output(linear(g, "y", x, weight, DType::F32));
+        g.output(linear_add(g, "y", x, weight, g.input("residual", DType::F32, {1, c.rows})));
         Plan plan(std::move(g), backend);
         auto* in = plan.input<float>(plan.graph().inputs()[0]);
         for (int64_t i = 0; i < c.columns; ++i) in[i] = static_cast<float>(i % 7) - 3.0f;

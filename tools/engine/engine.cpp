@@ -1,12 +1,14 @@
 #include "tools/engine/engine.h"
 
 #include <algorithm>
+#include <cstring>
 #include <deque>
 #include <map>
 #include <optional>
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
+#include "ggml-like/ops/logits_top.h"
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/sampler.h"
 #include "tools/engine/scheduler.h"
@@ -62,9 +64,10 @@ struct Engine::State {
     void admit();
     void run(const std::vector<Slice>& slices);
     void fill(StepPlan& step, const std::vector<Slice>& slices);
-    void read(const StepPlan& step, const std::vector<Slice>& slices, const std::vector<float>& logits);
-    void prompt_logits(const Slice& slice, const float* logits, int64_t width) const;
-    void advance(Sequence& s, std::span<const float> logits);
+    void read(const StepPlan& step, const std::vector<Slice>& slices);
+    int32_t choose(const Sequence& s, const StepPlan& step, const int32_t* top, int64_t row) const;
+    std::vector<float> row_logits(const StepPlan& step, int64_t row, int64_t count) const;
+    void advance(Sequence& s, const StepPlan& step, const int32_t* top, int64_t row);
     void finish(Sequence& s, FinishReason reason, std::string error = {});
 
     Model& model;
@@ -184,7 +187,7 @@ void Engine::State::admit() {
 }
 
 void Engine::State::run(const std::vector<Slice>& slices) {
-    BatchShape shape{.sequences = static_cast<int64_t>(slices.size()), .pages = pages_for(context)};
+    BatchShape shape{.sequences = static_cast<int64_t>(slices.size()), .pages = pages_for(context), .vocab = model.info().vocab};
     for (const Slice& slice : slices) {
         shape.tokens += slice.count;
         shape.logit_rows +=
@@ -194,10 +197,7 @@ void Engine::State::run(const std::vector<Slice>& slices) {
     StepPlan& step = plans.get(shape);
     fill(step, slices);
     step.plan->run();
-    std::vector<float> logits(static_cast<size_t>(step.logits->elements()));
-    backend.download(logits.data(), step.logits->data, step.logits->bytes());
-    backend.synchronize();
-    read(step, slices, logits);
+    read(step, slices);
 }
 
 void Engine::State::fill(StepPlan& step, const std::vector<Slice>& slices) {
@@ -209,6 +209,7 @@ void Engine::State::fill(StepPlan& step, const std::vector<Slice>& slices) {
     auto* slots = plan.input<int32_t>(step.batch.slots);
     auto* pages = plan.input<int32_t>(step.batch.pages);
     auto* logit_rows = plan.input<int32_t>(step.batch.logit_rows);
+    auto* temperature = plan.input<float>(step.batch.temperature);
     std::fill_n(plan.input<int32_t>(step.batch.committed), slices.size(), 0);
     std::fill_n(plan.input<int32_t>(step.batch.journal), slices.size(), 0);
 
@@ -225,35 +226,57 @@ void Engine::State::fill(StepPlan& step, const std::vector<Slice>& slices) {
             token_ids[row] = s.tokens[static_cast<size_t>(t)];
             positions[row] = static_cast<int32_t>(t);
             row_sequence[row] = static_cast<int32_t>(i);
-            if (all || t + 1 == slice.begin + slice.count) *logit_rows++ = row;
+            if (!all && t + 1 < slice.begin + slice.count) continue;
+            *logit_rows++ = row;
+            *temperature++ = s.request.sampling.temperature;
         }
     }
     start[slices.size()] = row;
 }
 
-void Engine::State::read(const StepPlan& step, const std::vector<Slice>& slices,
-                         const std::vector<float>& logits) {
-    const int64_t width = step.logits->shape[1];
-    const float* row = logits.data();
+void Engine::State::read(const StepPlan& step, const std::vector<Slice>& slices) {
+    std::vector<int32_t> top(static_cast<size_t>(step.top->elements()));
+    backend.download(top.data(), step.top->data, step.top->bytes());
+    backend.synchronize();
+    int64_t row = 0;
     for (const Slice& slice : slices) {
         Sequence& s = *slice.sequence;
         const bool in_prompt = s.in_prompt(), all = s.request.on_prompt_logits && in_prompt;
-        if (all) prompt_logits(slice, row, width);
-        row += (all ? slice.count : 1) * width;
+        if (all) {
+            const std::vector<float> logits = row_logits(step, row, slice.count);
+            for (int64_t t = 0; t < slice.count; ++t)
+                s.request.on_prompt_logits(slice.begin + t, logits.data() + t * step.logits->shape[1]);
+        }
+        row += all ? slice.count : 1;
         s.state.length += slice.count;
         if (in_prompt && s.request.on_prefill)
             s.request.on_prefill(std::min(s.state.length, s.prompt_tokens()));
-        if (slice.last) advance(s, {row - width, static_cast<size_t>(width)});
+        if (slice.last) advance(s, step, top.data() + (row - 1) * kTopWords, row - 1);
     }
 }
 
-void Engine::State::prompt_logits(const Slice& slice, const float* logits, int64_t width) const {
-    for (int64_t t = 0; t < slice.count; ++t)
-        slice.sequence->request.on_prompt_logits(slice.begin + t, logits + t * width);
+std::vector<float> Engine::State::row_logits(const StepPlan& step, int64_t row, int64_t count) const {
+    std::vector<float> logits(static_cast<size_t>(count * step.logits->shape[1]));
+    backend.download(logits.data(), step.logits->row<float>(row), static_cast<int64_t>(logits.size() * sizeof(float)));
+    backend.synchronize();
+    return logits;
+}
+
+/// From the highest logits of the row if they are enough, else from all of them.
+int32_t Engine::State::choose(const Sequence& s, const StepPlan& step, const int32_t* top, int64_t row) const {
+    const auto position = static_cast<int64_t>(s.tokens.size());
+    if (top[kTopWords - 1] != 0) {
+        const auto count = static_cast<size_t>(std::find(top, top + kTopLogits, -1) - top);
+        float values[kTopLogits + 1];
+        std::memcpy(values, top + kTopLogits, sizeof values);
+        const TopLogits highest{{top, count}, {values, count}, values[kTopLogits]};
+        if (const auto id = sample_top(highest, model.info().vocab, s.request.sampling, position)) return *id;
+    }
+    return sample(row_logits(step, row, 1), model.info().vocab, s.request.sampling, s.tokens, position);
 }
 
 /// Chooses the next token of a sequence and ends it if it should end.
-void Engine::State::advance(Sequence& s, std::span<const float> logits) {
+void Engine::State::advance(Sequence& s, const StepPlan& step, const int32_t* top, int64_t row) {
     const auto answered = static_cast<int64_t>(s.result.tokens.size());
     if (answered == 0) {
         s.first_token = Sequence::Clock::now();
@@ -264,8 +287,7 @@ void Engine::State::advance(Sequence& s, std::span<const float> logits) {
     if (s.request.max_tokens <= answered) return finish(s, FinishReason::length);
     int32_t id;
     try {
-        id = sample(logits, model.info().vocab, s.request.sampling, s.tokens,
-                    static_cast<int64_t>(s.tokens.size()));
+        id = choose(s, step, top, row);
     } catch (const Error& error) {
         return finish(s, FinishReason::error, error.what());
     }

@@ -14,7 +14,7 @@ StepPlan& PlanCache::get(const BatchShape& shape) {
     while (plans_.size() >= capacity_) plans_.pop_back();
     BuiltGraph built = model_.build(shape, state_, backend_.activation_dtype());
     plans_.push_front(
-        {shape, built.batch, built.logits, std::make_unique<Plan>(std::move(built.graph), backend_)});
+        {shape, built.batch, built.logits, built.top, std::make_unique<Plan>(std::move(built.graph), backend_)});
     return plans_.front();
 }
 

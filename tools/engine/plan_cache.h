@@ -15,6 +15,7 @@ struct StepPlan {
     BatchShape shape;
     Batch batch;
     Tensor* logits;
+    Tensor* top;
     std::unique_ptr<Plan> plan;
 };
 

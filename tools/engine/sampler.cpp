@@ -26,8 +26,12 @@ double uniform(uint64_t seed, uint64_t position) {
     return static_cast<double>(bits) * 0x1p-53;
 }
 
+bool penalizes(const Sampling& s) {
+    return s.repetition_penalty != 1.0f || s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
+}
+
 void penalize(std::vector<float>& logits, const Sampling& s, std::span<const int32_t> history) {
-    if (s.repetition_penalty == 1.0f && s.presence_penalty == 0.0f && s.frequency_penalty == 0.0f) return;
+    if (!penalizes(s)) return;
     if (s.penalty_window >= 0 && history.size() > static_cast<size_t>(s.penalty_window))
         history = history.last(static_cast<size_t>(s.penalty_window));
     std::unordered_map<int32_t, int> seen;
@@ -105,6 +109,21 @@ void keep_top_p(std::vector<Candidate>& list, double p) {
     }
 }
 
+int32_t draw(const std::vector<Candidate>& list, uint64_t seed, int64_t position) {
+    double left = uniform(seed, static_cast<uint64_t>(position));
+    for (const Candidate& c : list) {
+        left -= c.probability;
+        if (left < 0) return c.id;
+    }
+    return list.back().id;
+}
+
+void keep_min_p(std::vector<Candidate>& list, float min_p) {
+    if (min_p <= 0) return;
+    const double floor = min_p * list.front().probability;
+    std::erase_if(list, [&](const Candidate& c) { return c.probability < floor; });
+}
+
 void check_range(const char* field, double value, double low, double high, const char* meaning) {
     if (!(value >= low && value <= high))
         FAIL(usage, "{} is {}, but must be from {} to {} ({})", field, value, low, high, meaning);
@@ -142,23 +161,38 @@ std::vector<Candidate> candidates(std::span<const float> logits, int64_t vocab, 
     keep_top_k(list, s.top_k);
     normalize(list);
     keep_top_p(list, s.top_p);
-    if (s.min_p > 0) {
-        const double floor = s.min_p * list.front().probability;
-        std::erase_if(list, [&](const Candidate& c) { return c.probability < floor; });
-    }
+    keep_min_p(list, s.min_p);
     normalize(list);
     return list;
 }
 
 int32_t sample(std::span<const float> logits, int64_t vocab, const Sampling& s,
                std::span<const int32_t> history, int64_t position) {
-    const std::vector<Candidate> list = candidates(logits, vocab, s, history);
-    double left = uniform(s.seed, static_cast<uint64_t>(position));
-    for (const Candidate& c : list) {
-        left -= c.probability;
-        if (left < 0) return c.id;
+    return draw(candidates(logits, vocab, s, history), s.seed, position);
+}
+
+std::optional<int32_t> sample_top(const TopLogits& top, int64_t vocab, const Sampling& s, int64_t position) {
+    if (penalizes(s) || !s.logit_bias.empty() || top.ids.empty()) return {};
+    if (s.temperature == 0.0f || s.top_k == 1) return top.ids[0];
+    const bool all = static_cast<int64_t>(top.ids.size()) >= vocab;
+    const bool by_count = s.top_k > 0 && static_cast<size_t>(s.top_k) <= top.ids.size();
+    const size_t count = by_count ? static_cast<size_t>(s.top_k) : top.ids.size();
+    std::vector<Candidate> list;
+    double kept = 0;
+    for (size_t i = 0; i < count; ++i) {
+        const double p = std::exp((static_cast<double>(top.logits[i]) - top.logits[0]) / s.temperature);
+        if (p > 0) list.push_back({top.ids[i], p});
+        kept += p;
     }
-    return list.back().id;
+    const double total = by_count || all ? kept : top.sum;
+    for (Candidate& c : list) c.probability /= total;
+    const double lowest = list.back().probability;
+    const bool min_p_inside = s.min_p > 0 && lowest < s.min_p * list.front().probability;
+    if (!by_count && !all && kept / total < s.top_p && !(s.top_p == 1.0f && min_p_inside)) return {};
+    keep_top_p(list, s.top_p);
+    keep_min_p(list, s.min_p);
+    normalize(list);
+    return draw(list, s.seed, position);
 }
 
 }  // namespace quern

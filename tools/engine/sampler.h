@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,6 +24,16 @@ void check_sampling(const Sampling& s, int64_t vocab);
 /// Throws Error(runtime) if a logit is NaN or +infinity, or none is finite.
 int32_t sample(std::span<const float> logits, int64_t vocab, const Sampling& s,
                std::span<const int32_t> history, int64_t position);
+
+/// The highest logits of a row, falling, and the sum of exp((logit - highest) / temperature) over all ids.
+struct TopLogits {
+    std::span<const int32_t> ids;
+    std::span<const float> logits;
+    double sum;
+};
+/// The same token as `sample` from the whole row, if the highest logits are enough to know it: no bias or penalty, and
+/// the set to draw from lies among them.
+std::optional<int32_t> sample_top(const TopLogits& top, int64_t vocab, const Sampling& s, int64_t position);
 
 struct Candidate {
     int32_t id;

@@ -1,0 +1,201 @@
+// logits_top on the GPU, two kernels.
+//   bound: a warp a group of ids: its maximum; the block that ends last takes the 64th largest maximum of the row as a
+//     bound that at least 64 logits reach
+//   collect: every logit at or above the bound is a candidate (hardly more than 64); sums of exponentials; the block
+//     that ends last ranks the candidates
+// Traffic: the logits twice, from L2. Limit: latency.
+#include "ggml-like/ops/logits_top.h"
+
+#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/ops.h"
+#include "ggml-like/cuda/route.cuh"
+
+namespace quern::cuda {
+namespace {
+
+constexpr int kBlock = 512, kBlocks = 128, kGroups = kBlocks * kBlock / 32, kMost = 4096;
+
+/// Work space of a row.
+struct Work {
+    uint32_t maxima[kGroups];
+    uint32_t bound;
+    float highest;
+    unsigned count;
+    unsigned insane;
+    float sums[kBlocks];
+    float value[kMost];
+    int id[kMost];
+};
+static_assert(sizeof(Work) <= 64 << 10);
+
+struct Top {
+    const float *logits, *temperature;
+    int64_t ld;
+    int vocab;
+    int* top;
+    uint8_t* work;
+    unsigned* counters;  // two a row
+
+    __device__ Work& of(int row) const { return *reinterpret_cast<Work*>(work + static_cast<int64_t>(row) * (64 << 10)); }
+};
+
+/// True in all threads of the block that comes last to this counter, which is then zero again.
+__device__ __forceinline__ bool last_block(unsigned* counter, unsigned blocks) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        last = atomicAdd(counter, 1) == blocks - 1;
+        if (last) *counter = 0;
+        __threadfence();
+    }
+    __syncthreads();
+    return last;
+}
+
+/// The n-th largest of kGroups keys: four rounds of 8 bits.
+__device__ uint32_t nth_largest(const uint32_t* keys, int n) {
+    __shared__ int histogram[256];
+    __shared__ uint32_t prefix;
+    __shared__ int left;
+    if (threadIdx.x == 0) prefix = 0, left = n;
+    for (int shift = 24; shift >= 0; shift -= 8) {
+        if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
+        __syncthreads();
+        const uint32_t mask = shift == 24 ? 0u : ~0u << (shift + 8);
+        for (int i = threadIdx.x; i < kGroups; i += kBlock) {
+            const uint32_t key = __ldcg(keys + i);
+            if ((key & mask) == prefix) atomicAdd(&histogram[key >> shift & 255], 1);
+        }
+        __syncthreads();
+        if (threadIdx.x < 32) {
+            // lane l looks at bins 255 - 8l .. 248 - 8l, from the top
+            int own = 0;
+            for (int j = 0; j < 8; ++j) own += histogram[255 - 8 * threadIdx.x - j];
+            int above = own;
+            for (int d = 1; d < 32; d *= 2) {
+                const int v = __shfl_up_sync(0xffffffffu, above, d);
+                if (threadIdx.x >= d) above += v;
+            }
+            above -= own;
+            const int want = left;
+            __syncwarp();
+            if (above < want && above + own >= want) {
+                for (int j = 0; j < 8; ++j) {
+                    const int bin = 255 - 8 * threadIdx.x - j, here = histogram[bin];
+                    if (above + here >= want) {
+                        prefix |= static_cast<uint32_t>(bin) << shift;
+                        left = want - above;
+                        break;
+                    }
+                    above += here;
+                }
+            }
+        }
+        __syncthreads();
+    }
+    return prefix;
+}
+
+__global__ void __launch_bounds__(kBlock) bound_kernel(Top t) {
+    allow_successor();
+    wait_for_predecessor();
+    const int row = blockIdx.y, warp = (blockIdx.x * kBlock + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    const float* logits = t.logits + row * t.ld;
+    Work& work = t.of(row);
+    float highest = -INFINITY;
+    bool insane = false;
+    for (int i = warp * 32 + lane; i < t.vocab; i += kGroups * 32) {
+        const float x = __ldcg(logits + i);
+        insane |= !(x < INFINITY);
+        highest = fmaxf(highest, x);
+    }
+    highest = warp_max(highest);
+    insane = __any_sync(0xffffffffu, insane);
+    if (lane == 0) work.maxima[warp] = insane ? 0xffffffffu : ordered_bits(highest);
+    if (!last_block(t.counters + 2 * row, gridDim.x)) return;
+    const uint32_t bound = nth_largest(work.maxima, kTopLogits);
+    const uint32_t top = nth_largest(work.maxima, 1);
+    if (threadIdx.x == 0) {
+        work.bound = bound;
+        work.count = 0;
+        work.insane = top == 0xffffffffu;
+        work.highest = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
+    }
+}
+
+/// Ranks candidates; ids beyond them are -1.
+__device__ void write_top(const Top& t, int row, Work& work, int count) {
+    int* ids = t.top + row * kTopWords;
+    float* values = reinterpret_cast<float*>(ids + kTopLogits);
+    for (int i = threadIdx.x; i < kTopLogits; i += kBlock)
+        if (i >= count) ids[i] = -1, values[i] = -INFINITY;
+    for (int i = threadIdx.x; i < count; i += kBlock) {
+        const float value = __ldcg(work.value + i);
+        const int id = __ldcg(work.id + i);
+        int rank = 0;
+        for (int j = 0; j < count; ++j) {
+            const float other = __ldcg(work.value + j);
+            rank += other > value || (other == value && __ldcg(work.id + j) < id);
+        }
+        if (rank < kTopLogits) ids[rank] = id, values[rank] = value;
+    }
+}
+
+__global__ void __launch_bounds__(kBlock) collect_kernel(Top t) {
+    __shared__ float partial[kBlock / 32];
+    allow_successor();
+    wait_for_predecessor();
+    const int row = blockIdx.y, lane = threadIdx.x % 32;
+    const float* logits = t.logits + row * t.ld;
+    Work& work = t.of(row);
+    const uint32_t bound = __ldcg(&work.bound);
+    const float highest = __ldcg(&work.highest), temperature = __ldcg(t.temperature + row);
+    const float scale = temperature > 0 ? 1.0f / temperature : 1.0f;
+    const bool insane = __ldcg(&work.insane) != 0;
+    float sum = 0;
+    for (int i = blockIdx.x * kBlock + threadIdx.x; i < t.vocab && !insane; i += kBlocks * kBlock) {
+        const float x = __ldcg(logits + i);
+        sum += __expf((x - highest) * scale);
+        if (ordered_bits(x) < bound || x == -INFINITY) continue;
+        const unsigned at = atomicAdd(&work.count, 1);
+        if (at < kMost) work.value[at] = x, work.id[at] = i;
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) partial[threadIdx.x / 32] = sum;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        float total = 0;
+        for (int w = 0; w < kBlock / 32; ++w) total += partial[w];
+        work.sums[blockIdx.x] = total;
+    }
+    if (!last_block(t.counters + 2 * row + 1, gridDim.x)) return;
+    const unsigned count = __ldcg(&work.count);
+    write_top(t, row, work, min(count, static_cast<unsigned>(kMost)));
+    if (threadIdx.x == 0) {
+        float total = 0;
+        for (int b = 0; b < kBlocks; ++b) total += __ldcg(work.sums + b);
+        int* end = t.top + row * kTopWords + 2 * kTopLogits;
+        end[0] = __float_as_int(total);
+        end[1] = !insane && count > 0 && count <= kMost;
+    }
+}
+
+}  // namespace
+
+void logits_top(const Node& node, Context& c) {
+    const Tensor& logits = *node.inputs[0];
+    const int rows = static_cast<int>(logits.shape[0]);
+    if (2 * rows > kCounters) unsupported("logits_top", "so many rows");
+    const Top t{logits.as<float>(),
+                node.inputs[1]->as<float>(),
+                logits.stride[0],
+                static_cast<int>(node.params<LogitsTopParams>().vocab),
+                node.outputs[0]->as<int>(),
+                node.outputs[1]->as<uint8_t>(),
+                c.counters};
+    launch(c, "logits_top", bound_kernel, dim3(kBlocks, rows), kBlock, 0, t);
+    launch(c, "logits_top", collect_kernel, dim3(kBlocks, rows), kBlock, 0, t);
+}
+
+}  // namespace quern::cuda
