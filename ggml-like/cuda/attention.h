@@ -1,0 +1,50 @@
+// Attention as the kernels see it: plain pointers and strides (in elements). ops/gated_attention.cu fills it from a
+// node.
+#pragma once
+
+#include "ggml-like/cuda/attention_split.h"
+#include "ggml-like/cuda/context.h"
+#include "ggml-like/cuda/ptx.cuh"
+
+namespace quern::cuda {
+
+inline constexpr int kMaxHeadDim = 256;
+inline constexpr int kKeysPerPage = 64;
+
+/// Heads of rows: element (t, h, 0) is at data + t * row + h * head.
+struct HeadRows {
+    const bf16* data;
+    int64_t row, head;
+
+    __device__ const bf16* at(int t, int h) const { return data + t * row + h * head; }
+};
+
+struct AttentionCall {
+    HeadRows q, gate, k, v;
+    const float *q_norm, *k_norm;                           // [d]
+    const int *positions, *row_sequence, *start, *pages;    // ops/batch.h
+    int64_t page_row;                                       // entries between two sequences' page tables
+    bf16 *k_cache, *v_cache;                                // [pages, G, 64, d]
+    bf16 *y, *rotated;                                      // [T, H, d]
+    float4* work;                                           // [T, H, slots, d/2]: two elements, maximum, sum
+    unsigned* counters;
+    int slots;  // attention_slots(tokens)
+    int tokens, sequences, heads, kv_heads, head_dim, rotary_dims;
+    float eps;
+    uint64_t turns[kMaxHeadDim / 2];  // [R/2] angle of position 1 in turns * 2^64: any position keeps its phase
+};
+
+/// Fills call.turns: theta^(-2i/R) / 2 pi.
+void set_turns(AttentionCall& call, double theta);
+
+/// Picks the kernels and launches them.
+void attention(const AttentionCall& call, Context& context);
+
+// The parts, for attention() and tests.
+bool has_fast_shape(const AttentionCall& call);
+void attention_prepare(const AttentionCall& call, Context& context);  // rotated, and k', v to the cache
+void attention_decode(const AttentionCall& call, Context& context);   // does without attention_prepare
+void attention_prefill(const AttentionCall& call, Context& context);
+void attention_generic(const AttentionCall& call, Context& context);
+
+}  // namespace quern::cuda
