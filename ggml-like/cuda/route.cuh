@@ -44,7 +44,8 @@ __device__ __forceinline__ void choose_experts(const float* logits, int experts,
     }
     mine = min(mine, experts - 1);
     const float logit = lane < used ? __ldcg(logits + mine) : 0.0f;
-    const float e = lane < used ? __expf(logit - __shfl_sync(0xffffffffu, logit, 0)) : 0.0f;
+    const float highest = __shfl_sync(0xffffffffu, logit, 0);
+    const float e = lane < used ? __expf(logit - highest) : 0.0f;
     const float sum = warp_sum(e);
     if (lane < used) {
         ids[lane] = mine;
