@@ -43,7 +43,8 @@ class Backend {
     virtual void copy(void* to, const void* from, int64_t bytes) = 0;
 
     /// Makes a weight usable by this backend's ops, in place: the CPU leaves it as it is (the mapped file), a GPU
-    /// uploads and repacks it into memory that the backend owns until it ends.
+    /// uploads and repacks it into memory that the backend owns until it ends. Segments without data are filled with
+    /// random values of sensible size, the same ones for the same name.
     virtual void place_weight(Weight& weight, RowOrder order) = 0;
     virtual void place_experts(ExpertWeights& experts, RowOrder order) = 0;
     /// After the last placed weight: waits for uploads and gives their buffers back.

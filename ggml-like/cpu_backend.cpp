@@ -1,7 +1,10 @@
 #include <chrono>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <fstream>
+#include <random>
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
@@ -47,8 +50,13 @@ class CpuBackend final : public Backend {
         if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
     }
 
-    void place_weight(Weight&, RowOrder) override {}
-    void place_experts(ExpertWeights&, RowOrder) override {}
+    void place_weight(Weight& weight, RowOrder) override {
+        for (WeightSegment& s : weight.segments)
+            if (s.data == nullptr) fill_random(s);
+    }
+    void place_experts(ExpertWeights& experts, RowOrder order) override {
+        for (Weight& w : experts.expert) place_weight(w, order);
+    }
     void weights_complete() override {}
     void prepare(Plan&) override {}
     void synchronize() override {}
@@ -66,8 +74,45 @@ class CpuBackend final : public Backend {
     }
 
   private:
+    /// Memory of a synthetic weight: 64-bit words of one generator a piece, so that threads do not matter.
+    void fill_words(std::vector<uint64_t>& words, uint64_t seed, uint64_t keep, uint64_t set) {
+        constexpr int64_t kPiece = 1 << 16;
+        const auto count = static_cast<int64_t>(words.size());
+        pool_.parallel_for((count + kPiece - 1) / kPiece, 1, [&](int64_t begin, int64_t end, int) {
+            for (int64_t piece = begin; piece < end; ++piece) {
+                std::mt19937_64 random(seed + static_cast<uint64_t>(piece));
+                for (int64_t i = piece * kPiece; i < std::min(count, (piece + 1) * kPiece); ++i)
+                    words[static_cast<size_t>(i)] = (random() & keep) | set;
+            }
+        });
+    }
+    void fill_random(WeightSegment& s) {
+        const uint64_t seed = std::hash<std::string>{}(s.name);
+        const auto words = [&](int64_t bytes) -> std::vector<uint64_t>& {
+            return synthetic_.emplace_back(static_cast<size_t>((bytes + 7) / 8));
+        };
+        // BF16: magnitudes from 2^-9 to 2^-2; E4M3 without NaN; NVFP4: any code, scales around 1
+        auto& values = words(dtype_bytes(s.dtype, s.rows * s.cols));
+        if (s.dtype == DType::BF16) fill_words(values, seed, 0x83ff83ff83ff83ffu, 0x3c003c003c003c00u);
+        if (s.dtype == DType::F8_E4M3) fill_words(values, seed, 0xefefefefefefefefu, 0);
+        if (s.dtype == DType::NVFP4) fill_words(values, seed, ~uint64_t{0}, 0);
+        s.data = values.data();
+        if (s.scale_kind == ScaleKind::nvfp4) {
+            auto& scales = words(s.rows * s.cols / 16);
+            fill_words(scales, seed + 1, 0x0f0f0f0f0f0f0f0fu, 0x3030303030303030u);
+            s.scale = scales.data();
+            s.global_scale = 0.4f / std::sqrt(static_cast<float>(s.cols));
+        } else if (s.scale_kind == ScaleKind::block128) {
+            const int64_t blocks = (s.rows + 127) / 128 * ((s.cols + 127) / 128);
+            auto& scales = words(blocks * 4);
+            std::fill_n(reinterpret_cast<float*>(scales.data()), blocks, 0.01f / std::sqrt(static_cast<float>(s.cols)));
+            s.scale = scales.data();
+        }
+    }
+
     cpu::ThreadPool pool_;
     cpu::Context context_;
+    std::deque<std::vector<uint64_t>> synthetic_;
 };
 
 }  // namespace

@@ -117,4 +117,8 @@ class Model {
 /// `backend`. Throws Error(model) unless every tensor and byte of the checkpoint is accounted for.
 std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, const LoadOptions& options);
 
+/// Random weights in the shapes and formats of a real checkpoint, made where they will be used (models/synthetic.h).
+std::unique_ptr<Model> load_synthetic(const std::string& name, const std::string& mix, Backend& backend,
+                                      const LoadOptions& options);
+
 }  // namespace quern

@@ -6,6 +6,7 @@
 #include "ggml-like/check.h"
 #include "models/chat_format.h"
 #include "models/qwen3_6_moe.h"
+#include "models/synthetic.h"
 #include "models/tokenizer.h"
 #include "models/weight_format.h"
 
@@ -48,18 +49,29 @@ class Qwen36Moe final : public Model {
     Qwen36Moe(const std::string& path, Backend& backend, const LoadOptions& options)
         : checkpoint_(Checkpoint::open(path)),
           backend_(backend),
-          config_(parse_qwen3_6_moe_config(checkpoint_.config(), checkpoint_.files().config)) {
-        TensorUse use(checkpoint_);
-        weights_ = read_qwen3_6_moe_weights(checkpoint_, config_, use);
+          config_(parse_qwen3_6_moe_config(checkpoint_->config(), checkpoint_->files().config)) {
+        TensorUse use(*checkpoint_);
+        weights_ = read_qwen3_6_moe_weights(*checkpoint_, config_, use);
         audit_ = use.audit();
         audit_.require_ok();
         floats_ = use.take_floats();
         if (options.tokenizer) load_text_side();
         check_and_place(options);
         read_generation_defaults();
-        summarize();
-        notes_.insert(notes_.end(), checkpoint_.notes().begin(), checkpoint_.notes().end());
+        std::string directory = checkpoint_->files().directory;
+        while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
+        summarize(directory.substr(directory.find_last_of('/') + 1));
+        notes_.insert(notes_.end(), checkpoint_->notes().begin(), checkpoint_->notes().end());
         notes_.insert(notes_.end(), audit_.notes.begin(), audit_.notes.end());
+    }
+
+    /// Random weights: no checkpoint, no text side.
+    Qwen36Moe(const std::string& name, const std::string& mix, Backend& backend, const LoadOptions& options)
+        : backend_(backend), config_(synthetic_config(name)) {
+        weights_ = synthetic_weights(config_, mix, floats_);
+        check_and_place(options);
+        generation_.origin = "built in: synthetic weights";
+        summarize(fmt::format("synthetic {} ({})", name, mix));
     }
 
     ~Qwen36Moe() override {
@@ -80,8 +92,8 @@ class Qwen36Moe final : public Model {
 
   private:
     void load_text_side() {
-        tokenizer_.emplace(Tokenizer::load(checkpoint_.files().directory, config_.vocab_rows));
-        if (std::string note = known_template_note(checkpoint_.files().directory); !note.empty())
+        tokenizer_.emplace(Tokenizer::load(checkpoint_->files().directory, config_.vocab_rows));
+        if (std::string note = known_template_note(checkpoint_->files().directory); !note.empty())
             notes_.push_back(std::move(note));
     }
 
@@ -131,7 +143,8 @@ class Qwen36Moe final : public Model {
         std::vector<const WeightSegment*> segments;
         for (const Weight* w : group)
             for (const WeightSegment& s : w->segments) segments.push_back(&s);
-        const ScaleCheck result = check_scales(checkpoint_, segments, threads);
+        if (!checkpoint_) return;
+        const ScaleCheck result = check_scales(*checkpoint_, segments, threads);
         if (result.problems.empty()) return;
         std::string text = result.problems[0];
         if (result.problems.size() > 1)
@@ -142,7 +155,7 @@ class Qwen36Moe final : public Model {
     void read_generation_defaults() {
         GenerationDefaults& d = generation_;
         d.eos_ids = config_.eos_ids;
-        const nlohmann::json& g = checkpoint_.generation_config();
+        const nlohmann::json& g = checkpoint_->generation_config();
         if (!g.is_object()) {
             d.origin = "built in: the checkpoint has no generation_config.json";
             add_chat_end();
@@ -153,7 +166,7 @@ class Qwen36Moe final : public Model {
             const auto it = g.find(key);
             if (it == g.end() || it->is_null()) return {};
             if (!it->is_number() || !std::isfinite(it->get<float>()))
-                FAIL(model, "{}: '{}' should be a number, but is {}", checkpoint_.files().generation_config,
+                FAIL(model, "{}: '{}' should be a number, but is {}", checkpoint_->files().generation_config,
                      key, it->dump());
             return it->get<float>();
         };
@@ -174,7 +187,7 @@ class Qwen36Moe final : public Model {
         for (const nlohmann::json& id : eos->is_array() ? *eos : nlohmann::json::array({*eos})) {
             if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= config_.vocab_rows)
                 FAIL(model, "{}: 'eos_token_id' should be token ids below {}, but has {}",
-                     checkpoint_.files().generation_config, config_.vocab_rows, id.dump());
+                     checkpoint_->files().generation_config, config_.vocab_rows, id.dump());
             generation_.eos_ids.push_back(id.get<int32_t>());
         }
     }
@@ -186,11 +199,9 @@ class Qwen36Moe final : public Model {
             if (const auto id = tokenizer_->find_added(marker)) generation_.eos_ids.push_back(*id);
     }
 
-    void summarize() {
+    void summarize(const std::string& name) {
         ModelInfo& i = info_;
-        std::string directory = checkpoint_.files().directory;
-        while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
-        i.name = directory.substr(directory.find_last_of('/') + 1);
+        i.name = name;
         i.architecture = "qwen3_5_moe";
         i.layers = config_.layers;
         i.attention_layers = std::count(config_.full_attention.begin(), config_.full_attention.end(), true);
@@ -232,7 +243,7 @@ class Qwen36Moe final : public Model {
         for (const std::string& f : formats) info_.formats += (info_.formats.empty() ? "" : " + ") + f;
     }
 
-    Checkpoint checkpoint_;  // keeps the mapping that the weights point into
+    std::optional<Checkpoint> checkpoint_;  // keeps the mapping that the weights point into; none: synthetic
     Backend& backend_;
     Qwen36MoeConfig config_;
     Qwen36MoeWeights weights_;
@@ -249,6 +260,11 @@ class Qwen36Moe final : public Model {
 
 std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, const LoadOptions& options) {
     return std::make_unique<Qwen36Moe>(path, backend, options);
+}
+
+std::unique_ptr<Model> load_synthetic(const std::string& name, const std::string& mix, Backend& backend,
+                                      const LoadOptions& options) {
+    return std::make_unique<Qwen36Moe>(name, mix, backend, options);
 }
 
 }  // namespace quern

@@ -17,13 +17,15 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 struct Options {
-    std::string model, format = "md", kv_type = "auto";
+    std::string model, format = "md", kv_type = "auto", synthetic, mix = "aeon";
     GpuWish gpu = GpuWish::automatic;
     std::vector<int64_t> prompts, answers, depths;
     std::vector<std::pair<int64_t, int64_t>> both;
-    bool tests_given = false, linear = false;
+    std::vector<int64_t> parallel = {1};
+    bool tests_given = false, linear = false, ops = false;
     int repetitions = 5, threads = 0;
-    int64_t step_tokens = 512;
+    int64_t step_tokens = 0;  // 0: what suits the backend
+    int device = 0;
 };
 
 struct Row {
@@ -84,13 +86,22 @@ bool parse(int argc, char** argv, Options& o) {
             [&](const std::string& v) { o.depths = parse_list(v, "-d"); });
     p.value("-r,--repetitions", "N", "runs of each test (default 5)",
             [&](const std::string& v) { o.repetitions = static_cast<int>(number(v, "-r", 1, 10000)); });
+    p.value("-np,--n-parallel", "N", "sequences that answer at the same time; lists and ranges (default 1)",
+            [&](const std::string& v) { o.parallel = parse_list(v, "-np"); });
     p.value("-t,--threads", "N", "threads",
             [&](const std::string& v) { o.threads = static_cast<int>(number(v, "-t", 1, 1024)); });
-    p.value("-ub,--ubatch-size", "N", "prompt tokens run at a time (default 512)",
+    p.value("-ub,--ubatch-size", "N", "prompt tokens run at a time (default 512, on a GPU 2048)",
             [&](const std::string& v) { o.step_tokens = number(v, "-ub", 1, 65536); });
     p.value("-b,--batch-size", "N", "accepted, see -ub", [](const std::string&) {});
     p.value("-ngl,--gpu-layers", "N", "0, auto or all",
             [&](const std::string& v) { o.gpu = parse_gpu_layers(v); });
+    p.value("--device", "N", "the GPU to use, from 0",
+            [&](const std::string& v) { o.device = static_cast<int>(number(v, "--device", 0, 1023)); });
+    p.value("--synthetic", "NAME", "random weights instead of a checkpoint: qwen3.6-35b-a3b",
+            [&](const std::string& v) { o.synthetic = v; });
+    p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs",
+            [&](const std::string& v) { o.mix = v; });
+    p.toggle("--ops", "also a table of the time that each kind of node takes", [&](bool v) { o.ops = v; });
     p.value("-ctk,--cache-type-k", "TYPE", "auto, f32, bf16, f16",
             [&](const std::string& v) { o.kv_type = v; });
     p.value("-o,--output", "FORMAT", "md, csv, json, jsonl", [&](const std::string& v) {
@@ -111,10 +122,11 @@ std::vector<BenchTest> tests_of(const Options& o) {
     const std::vector<int64_t> answers = o.tests_given ? o.answers : std::vector<int64_t>{128};
     for (int64_t depth : o.depths.empty() ? std::vector<int64_t>{0} : o.depths) {
         for (int64_t p : prompts)
-            if (p > 0) tests.push_back({p, 0, depth});
-        for (int64_t n : answers)
-            if (n > 0) tests.push_back({0, n, depth});
-        for (const auto& [p, n] : o.both) tests.push_back({p, n, depth});
+            if (p > 0) tests.push_back({p, 0, depth, 1});
+        for (int64_t np : o.parallel)
+            for (int64_t n : answers)
+                if (n > 0) tests.push_back({0, n, depth, np});
+        for (const auto& [p, n] : o.both) tests.push_back({p, n, depth, 1});
     }
     return tests;
 }
@@ -158,6 +170,7 @@ Json json_row(const Row& r, const Engine& engine, const Backend& backend, const 
         {"n_prompt", r.test.prompt},
         {"n_gen", r.test.answer},
         {"n_depth", r.test.depth},
+        {"n_parallel", r.test.parallel},
         {"avg_ns", static_cast<int64_t>(average)},
         {"stddev_ns",
          ns.size() > 1 ? static_cast<int64_t>(std::sqrt(deviation / static_cast<double>(ns.size() - 1))) : 0},
@@ -197,29 +210,36 @@ int cmd_bench(int argc, char** argv) {
     open_standard_descriptors();
     Options o;
     if (!parse(argc, argv, o)) return 0;
-    const auto backend = make_backend(o.gpu, o.threads);
+    const auto backend = make_backend(o.gpu, o.threads, o.device);
+    if (o.step_tokens == 0) o.step_tokens = backend->name() == "CPU" ? 512 : 2048;
     if (o.linear) return bench_linear(o, *backend);
 
     std::unique_ptr<Model> model;
     {
         ProgressBar bar;
-        model = load_model(model_or_demo(o.model), *backend,
-                           {.tokenizer = false, .progress = [&](const LoadProgress& p) { bar.update(p); }});
+        const LoadOptions load{.tokenizer = false, .progress = [&](const LoadProgress& p) { bar.update(p); }};
+        model = o.synthetic.empty() ? load_model(model_or_demo(o.model), *backend, load)
+                                    : load_synthetic(o.synthetic, o.mix, *backend, load);
     }
     const std::vector<BenchTest> tests = tests_of(o);
-    int64_t context = 0;
-    for (const BenchTest& t : tests) context = std::max(context, t.prompt + t.answer + t.depth + 2);
+    int64_t context = 0, sequences = 1;
+    for (const BenchTest& t : tests) {
+        context = std::max(context, t.prompt + t.answer + t.depth + 2);
+        sequences = std::max(sequences, t.parallel);
+    }
     if (context > model->info().context)
         FAIL(usage, "these tests need {} tokens of context; this model has {}", context,
              model->info().context);
     Engine engine(*model, *backend,
-                  {.context = context, .sequences = 1, .step_tokens = o.step_tokens, .kv_type = o.kv_type});
+                  {.context = context, .sequences = sequences, .step_tokens = o.step_tokens, .kv_type = o.kv_type});
 
     Output out(1);
     Json all = Json::array();
+    std::string ops_text;
     if (o.format == "md") out.write(md_header());
     for (const BenchTest& test : tests) {
         const Row row{test, run_test(engine, test, o.repetitions)};
+        if (o.ops) ops_text += op_table(engine, test);
         const Json json = json_row(row, engine, *backend, o);
         if (o.format == "md") out.write(md_row(row, engine, *backend, backend->threads()));
         if (o.format == "csv") out.write((all.empty() ? csv_line(json, true) : "") + csv_line(json, false));
@@ -227,6 +247,7 @@ int cmd_bench(int argc, char** argv) {
         all.push_back(json);
     }
     if (o.format == "json") out.write(all.dump(2) + "\n");
+    if (o.ops) out.write(ops_text);
     return 0;
 }
 

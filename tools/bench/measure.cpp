@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
 #include <random>
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/thread_pool.h"
+#include "ggml-like/op.h"
 #include "ggml-like/ops/linear_add.h"
 #include "models/model.h"
 
@@ -42,6 +44,7 @@ std::string BenchTest::name() const {
     std::string text;
     if (prompt > 0) text += fmt::format("pp{}", prompt);
     if (answer > 0) text += fmt::format("{}tg{}", text.empty() ? "" : "+", answer);
+    if (parallel > 1) text += fmt::format(" x{}", parallel);
     return depth > 0 ? fmt::format("{} @ d{}", text, depth) : text;
 }
 
@@ -65,32 +68,105 @@ double Samples::median_rate() const {
     return median(rates);
 }
 
+namespace {
+
+/// One run of a single sequence; seconds that count.
+double run_one(Engine& engine, const BenchTest& test, std::string& hash) {
+    // The prompt that counts follows the depth; without one, decoding needs a token to begin with.
+    const int64_t before = test.depth, prompt = std::max<int64_t>(before + test.prompt, 1);
+    Request request;
+    request.prompt = random_tokens(engine.model(), prompt, 1234);
+    request.sampling.temperature = 0;
+    request.max_tokens = test.answer + (test.prompt > 0 ? 0 : 1);
+    const Clock::time_point begin = Clock::now();
+    double prompt_seconds = 0;
+    Clock::time_point depth_done = begin;
+    request.on_prefill = [&](int64_t done) {
+        if (done <= before) depth_done = Clock::now();
+        if (done == prompt) prompt_seconds = since(depth_done);
+    };
+    const Result result = engine.run(std::move(request));
+    if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
+    if (test.answer > 0) hash = fnv1a(result.tokens);
+    return (test.prompt > 0 ? prompt_seconds : 0) + (test.answer > 0 ? result.timing.decode_seconds : 0);
+}
+
+/// Decoding of many sequences: from the step after which all of them answer to the last token.
+double run_parallel(Engine& engine, const BenchTest& test, std::string& hash) {
+    std::vector<RequestId> ids;
+    int64_t tokens = 0;
+    for (int64_t i = 0; i < test.parallel; ++i) {
+        Request request;
+        request.prompt = random_tokens(engine.model(), std::max<int64_t>(test.depth, 1), static_cast<uint32_t>(1234 + i));
+        request.sampling.temperature = 0;
+        request.max_tokens = test.answer + 1;
+        request.on_token = [&](int32_t) { return ++tokens > 0; };
+        ids.push_back(engine.submit(std::move(request)));
+    }
+    // Sequences of one step finish their prompts together or in order; those that are early only answer sooner.
+    while (tokens < test.parallel) engine.step();
+    const int64_t early = tokens;
+    const Clock::time_point begin = Clock::now();
+    while (engine.step()) {
+    }
+    const double seconds = since(begin);
+    std::vector<int32_t> all;
+    for (RequestId id : ids) {
+        const Result result = engine.take(id);
+        if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
+        all.insert(all.end(), result.tokens.begin(), result.tokens.end());
+    }
+    hash = fnv1a(all);
+    const double counted = static_cast<double>(test.parallel * (test.answer + 1) - early);
+    return seconds * static_cast<double>(test.parallel * test.answer) / std::max(counted, 1.0);
+}
+
+struct OpTime {
+    int calls = 0;
+    double seconds = 0, bytes = 0, flops = 0;
+};
+
+}  // namespace
+
 Samples run_test(Engine& engine, const BenchTest& test, int repetitions) {
     Samples samples;
-    samples.tokens = test.prompt + test.answer;
+    samples.tokens = test.prompt + test.answer * test.parallel;
     for (int i = -1; i < repetitions; ++i) {
-        // The prompt that counts follows the depth; without one, decoding needs a token to begin with.
-        const int64_t before = test.depth, prompt = std::max<int64_t>(before + test.prompt, 1);
-        Request request;
-        request.prompt = random_tokens(engine.model(), prompt, 1234);
-        request.sampling.temperature = 0;
-        request.max_tokens = test.answer + (test.prompt > 0 ? 0 : 1);
-        Clock::time_point begin = Clock::now();
-        double prompt_seconds = 0;
-        Clock::time_point depth_done = begin;
-        request.on_prefill = [&](int64_t done) {
-            if (done <= before) depth_done = Clock::now();
-            if (done == prompt)
-                prompt_seconds = std::chrono::duration<double>(Clock::now() - depth_done).count();
-        };
-        const Result result = engine.run(std::move(request));
-        if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
-        if (i < 0) continue;
-        const double decode = test.answer > 0 ? result.timing.decode_seconds : 0;
-        samples.seconds.push_back((test.prompt > 0 ? prompt_seconds : 0) + decode);
-        if (test.answer > 0) samples.output_hash = fnv1a(result.tokens);
+        const double seconds = test.parallel > 1 ? run_parallel(engine, test, samples.output_hash)
+                                                 : run_one(engine, test, samples.output_hash);
+        if (i >= 0) samples.seconds.push_back(seconds);
     }
     return samples;
+}
+
+std::string op_table(Engine& engine, const BenchTest& test) {
+    std::map<std::string, OpTime> table;
+    int steps = 0;
+    engine.backend().after_node = [&](const Node& node, double seconds) {
+        if (node.layer < 0 && node.op->name == std::string_view("embed")) ++steps;
+        const Cost cost = node.op->cost(node);
+        const std::string part = node.name.substr(node.name.find('.') == std::string::npos ? 0 : node.name.find('.') + 1);
+        OpTime& t = table[fmt::format("{} ({})", node.op->name, part)];
+        ++t.calls;
+        t.seconds += seconds;
+        t.bytes += cost.weight_bytes + cost.state_bytes + cost.activation_bytes;
+        t.flops += cost.flops;
+    };
+    BenchTest once = test;
+    if (once.prompt == 0) once.answer = std::min<int64_t>(once.answer, 8);
+    std::string hash;
+    once.parallel > 1 ? run_parallel(engine, once, hash) : run_one(engine, once, hash);
+    engine.backend().after_node = nullptr;
+    std::string text = fmt::format("\n{}: node by node, {} steps (times include launch gaps)\n\n"
+                                   "| op | calls | us a call | GB/s | TFLOP/s | share |\n| --- | ---: | ---: | ---: | ---: | ---: |\n",
+                                   test.name(), steps);
+    double total = 0;
+    for (const auto& [name, t] : table) total += t.seconds;
+    for (const auto& [name, t] : table)
+        text += fmt::format("| {} | {} | {:.1f} | {:.0f} | {:.1f} | {:.1f} % |\n", name, t.calls,
+                            t.seconds / t.calls * 1e6, t.bytes / t.seconds / 1e9, t.flops / t.seconds / 1e12,
+                            100 * t.seconds / total);
+    return text + fmt::format("| all, a step | | {:.0f} | | | |\n", total / std::max(steps, 1) * 1e6);
 }
 
 double read_bandwidth(int threads) {

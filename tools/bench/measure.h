@@ -12,7 +12,8 @@ namespace quern {
 /// One row: a prompt of `prompt` tokens, an answer of `answer` tokens, or both, at a depth.
 struct BenchTest {
     int64_t prompt = 0, answer = 0, depth = 0;
-    std::string name() const;  // "pp512", "tg128", "pp512+tg128 @ d4096"
+    int64_t parallel = 1;      // sequences that answer at the same time
+    std::string name() const;  // "pp512", "tg128", "tg128 x8", "pp512+tg128 @ d4096"
 };
 
 struct Samples {
@@ -25,6 +26,9 @@ struct Samples {
 
 /// Runs a test `repetitions` times after one warm-up. Includes greedy sampling, no tokenization.
 Samples run_test(Engine& engine, const BenchTest& test, int repetitions);
+
+/// One step of the test's kind run node by node: time, bytes and calls of each op, as a markdown table.
+std::string op_table(Engine& engine, const BenchTest& test);
 
 struct LinearRow {
     std::string format;

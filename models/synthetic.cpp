@@ -1,0 +1,164 @@
+#include "models/synthetic.h"
+
+#include <cmath>
+#include <random>
+
+#include "ggml-like/check.h"
+
+namespace quern {
+namespace {
+
+struct Format {
+    DType dtype;
+    ScaleKind scale;
+};
+constexpr Format kBf16{DType::BF16, ScaleKind::none}, kNvfp4{DType::NVFP4, ScaleKind::nvfp4},
+    kFp8{DType::F8_E4M3, ScaleKind::block128};
+
+struct Mix {
+    const char* name;
+    Format delta, head;
+};
+constexpr Mix kMixes[] = {{"aeon", kBf16, kBf16}, {"fp8-head", kBf16, kFp8}, {"xs", kNvfp4, kBf16}};
+
+const Mix& find_mix(const std::string& name) {
+    for (const Mix& mix : kMixes)
+        if (name == mix.name) return mix;
+    FAIL(usage, "--mix {}: expected aeon, fp8-head or xs", name);
+}
+
+class Generator {
+  public:
+    Generator(const Qwen36MoeConfig& config, const Mix& mix, std::vector<std::unique_ptr<float[]>>& floats)
+        : c_(config), mix_(mix), floats_(floats) {}
+
+    Qwen36MoeWeights make() {
+        Qwen36MoeWeights w;
+        w.embedding = matrix("embedding", {c_.vocab_rows}, c_.width, kBf16);
+        for (int64_t i = 0; i < c_.layers; ++i) w.layers.push_back(layer(i));
+        w.final_norm = vector("final_norm", c_.width, 1.0f, 0.1f);
+        w.head = matrix("head", {c_.vocab_rows}, c_.width, mix_.head);
+        return w;
+    }
+
+  private:
+    static Weight matrix(const std::string& name, const std::vector<int64_t>& rows, int64_t cols, Format format) {
+        std::vector<WeightSegment> segments;
+        for (int64_t r : rows) {
+            WeightSegment s;
+            s.name = fmt::format("{}.{}", name, segments.size());
+            s.dtype = format.dtype;
+            s.rows = r;
+            s.cols = cols;
+            s.scale_kind = format.scale;
+            segments.push_back(std::move(s));
+        }
+        return Weight(name, std::move(segments));
+    }
+
+    static ExpertWeights experts(const std::string& name, int64_t count, const std::vector<int64_t>& rows, int64_t cols) {
+        ExpertWeights e{.name = name, .rows = 0, .cols = cols, .expert = {}};
+        for (int64_t i = 0; i < count; ++i) e.expert.push_back(matrix(fmt::format("{}[{}]", name, i), rows, cols, kNvfp4));
+        e.rows = e.expert[0].rows;
+        return e;
+    }
+
+    Tensor vector(const std::string& name, int64_t size, float mean, float deviation) {
+        Tensor t = make_tensor(name, DType::F32, Place::weight, {size});
+        floats_.push_back(std::make_unique<float[]>(static_cast<size_t>(size)));
+        t.data = floats_.back().get();
+        std::normal_distribution<float> normal(mean, deviation);
+        for (int64_t i = 0; i < size; ++i) t.as<float>()[i] = normal(random_);
+        return t;
+    }
+
+    LayerWeights layer(int64_t i) {
+        const std::string name = fmt::format("L{}.", i);
+        LayerWeights w;
+        w.input_norm = vector(name + "input_norm", c_.width, 1.0f, 0.1f);
+        w.post_norm = vector(name + "post_norm", c_.width, 1.0f, 0.1f);
+        if (c_.full_attention[static_cast<size_t>(i)])
+            w.attention = attention(name + "attn.");
+        else
+            w.delta = delta(name + "gdn.");
+        w.moe = moe(name + "moe.");
+        return w;
+    }
+
+    AttentionWeights attention(const std::string& name) {
+        const int64_t d = c_.head_dim;
+        return {.in_proj = matrix(name + "in_proj", {2 * c_.heads * d, c_.kv_heads * d, c_.kv_heads * d}, c_.width, kNvfp4),
+                .q_norm = vector(name + "q_norm", d, 1.0f, 0.1f),
+                .k_norm = vector(name + "k_norm", d, 1.0f, 0.1f),
+                .out_proj = matrix(name + "out_proj", {c_.width}, c_.heads * d, kNvfp4)};
+    }
+
+    DeltaWeights delta(const std::string& name) {
+        const int64_t nv = c_.value_heads;
+        DeltaWeights w;
+        w.in_proj = matrix(name + "in_proj", {c_.qkv_columns(), c_.value_columns(), nv, nv}, c_.width, mix_.delta);
+        w.conv = vector(name + "conv", c_.qkv_columns() * c_.conv_taps, 0.0f, 0.5f);
+        w.conv.rank = 2;
+        w.conv.shape[0] = c_.qkv_columns();
+        w.conv.shape[1] = c_.conv_taps;
+        w.conv.stride[0] = c_.conv_taps;
+        w.conv.stride[1] = 1;
+        w.decay_rate = vector(name + "decay_rate", nv, -4.0f, 1.0f);
+        w.dt_bias = vector(name + "dt_bias", nv, -4.0f, 1.0f);
+        w.norm = vector(name + "norm", c_.value_dim, 1.0f, 0.1f);
+        w.out_proj = matrix(name + "out_proj", {c_.width}, c_.value_columns(), mix_.delta);
+        for (int64_t i = 0; i < nv; ++i) {
+            float& rate = w.decay_rate.as<float>()[i];
+            rate = -std::fabs(rate) - 0.01f;
+        }
+        return w;
+    }
+
+    MoeWeights moe(const std::string& name) {
+        const int64_t f = c_.expert_width, fs = c_.shared_width;
+        MoeWeights w;
+        w.router = matrix(name + "router", {c_.experts, 1}, c_.width, kBf16);
+        w.gate_up = experts(name + "gate_up", c_.experts, {f, f}, c_.width);
+        w.down = experts(name + "down", c_.experts, {c_.width}, f);
+        w.shared_gate_up = matrix(name + "shared_gate_up", {fs, fs}, c_.width, kNvfp4);
+        w.shared_down = matrix(name + "shared_down", {c_.width}, fs, kNvfp4);
+        return w;
+    }
+
+    const Qwen36MoeConfig& c_;
+    const Mix& mix_;
+    std::vector<std::unique_ptr<float[]>>& floats_;
+    std::mt19937 random_{20260901};
+};
+
+}  // namespace
+
+Qwen36MoeConfig synthetic_config(const std::string& name) {
+    if (name != "qwen3.6-35b-a3b") FAIL(usage, "--synthetic {}: expected qwen3.6-35b-a3b", name);
+    Qwen36MoeConfig c;
+    c.width = 2048;
+    c.layers = 40;
+    c.vocab_rows = 248320;
+    for (int i = 0; i < 40; ++i) c.full_attention.push_back(i % 4 == 3);
+    c.heads = 16;
+    c.kv_heads = 2;
+    c.head_dim = 256;
+    c.rotary_dims = 64;
+    c.rope_theta = 1e7f;
+    c.key_heads = 16;
+    c.value_heads = 32;
+    c.key_dim = c.value_dim = 128;
+    c.conv_taps = 4;
+    c.experts = 256;
+    c.experts_used = 8;
+    c.expert_width = c.shared_width = 512;
+    c.context = 262144;
+    return c;
+}
+
+Qwen36MoeWeights synthetic_weights(const Qwen36MoeConfig& config, const std::string& mix,
+                                   std::vector<std::unique_ptr<float[]>>& floats) {
+    return Generator(config, find_mix(mix), floats).make();
+}
+
+}  // namespace quern
