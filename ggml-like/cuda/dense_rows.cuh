@@ -39,24 +39,25 @@ struct DenseSource {
 
 template <Kind K, int NT>
 int dense_shared_bytes(int rows, int chunks) {
-    return ring_bytes<K>() + rows * activation_stride(chunks) * 2 + sums_bytes<NT>();
+    return ring_bytes<K, NT>() + rows * activation_stride(chunks) * 2 + sums_bytes<NT>();
 }
 
 /// Everything from the first weight to the last sum. prologue.early() may read weights, prologue(h, stride) writes
-/// `rows` rows of activations after the wait for the predecessor, both by all threads; finish(row of the part, column n, sum) gets each sum once, scaled.
+/// `rows` rows of activations after the wait for the predecessor, both by all threads. finish.load(row of the part,
+/// column n) comes before the sums are made, finish.store(row, n, loaded value, sum) after; each once for each sum.
 template <Kind K, int NT, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int rows, Prologue&& prologue,
-                                           Finish&& finish) {
+                                           const Finish& finish) {
     extern __shared__ __align__(16) uint8_t shared[];
-    bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K>());
-    float* sums = reinterpret_cast<float*>(shared + ring_bytes<K>() + rows * activation_stride(chunks) * 2);
+    bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, NT>());
+    float* sums = reinterpret_cast<float*>(shared + ring_bytes<K, NT>() + rows * activation_stride(chunks) * 2);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int stride = activation_stride(chunks);
 
     allow_successor();
     DenseSource source(part, chunks, warp);
     const int split = source.split, mine = source.part, steps = source.steps, group = kWarps / split;
-    Ring<K> ring(shared, warp);
+    Ring<K, NT> ring(shared, warp);
     ring.fill(source, lane);
     prologue.early();
     wait_for_predecessor();
@@ -69,6 +70,15 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int row
     const int groups = tile_groups(part.tiles, chunks);
     int turn = 0;
     for (int at = blockIdx.x; at < groups; at += gridDim.x, ++turn) {
+        // Another warp finishes each turn, so that none falls behind. What it needs from memory is asked for now.
+        const int thread = (threadIdx.x - 32 * turn) & (kThreads - 1);
+        const auto row_of = [&](int i) { return (at * group + i / (16 * rows)) * kTileRows + i % 16; };
+        const auto valid = [&](int i) { return i < group * 16 * rows && row_of(i) < part.rows; };
+        float factor = 1, loaded = 0;
+        if (valid(thread)) {
+            if constexpr (K != Kind::bf16) factor = part.factor[row_of(thread)];
+            loaded = finish.load(row_of(thread), thread / 16 % rows);
+        }
         float sum[NT][4] = {};
         for (int i = 0; i < steps; ++i) {
             const uint8_t* chunk = ring.wait();
@@ -79,18 +89,26 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int row
         float* now = sums + (turn & 1) * kWarps * 128 * NT;
         store_sums<NT>(now + warp * 128 * NT, sum, lane);
         __syncthreads();
-        // another warp finishes each turn, so that none falls behind
-        const int thread = (threadIdx.x - 32 * turn) & (kThreads - 1);
-        for (int i = thread; i < group * 16 * rows; i += kThreads) {
-            const int tile = at * group + i / (16 * rows), row = i % 16, n = i / 16 % rows;
-            if (tile >= part.tiles) break;
-            const float* from = now + i / (16 * rows) * split * 128 * NT + n * 16 + row;
-            float total = 0;
-            for (int p = 0; p < split; ++p) total += from[p * 128 * NT];
-            const int r = tile * kTileRows + row;
-            if (r < part.rows) finish(r, n, total * part.factor[r]);
+        for (int i = thread; valid(i); i += kThreads) {
+            const int row = row_of(i), n = i / 16 % rows;
+            if (i != thread) {
+                if constexpr (K != Kind::bf16) factor = part.factor[row];
+                loaded = finish.load(row, n);
+            }
+            const float* from = now + i / (16 * rows) * split * 128 * NT + n * 16 + i % 16;
+            finish.store(row, n, loaded, add_parts(split, [&](int p) { return from[p * 128 * NT]; }) * factor);
         }
     }
 }
+
+/// y[n][row] = residual[n][row] + sum, F32.
+struct AddResidual {
+    const float* residual;
+    float* y;
+    int64_t ld;
+
+    __device__ __forceinline__ float load(int row, int n) const { return __ldcg(residual + n * ld + row); }
+    __device__ __forceinline__ void store(int row, int n, float before, float sum) const { y[n * ld + row] = before + sum; }
+};
 
 }  // namespace quern::cuda

@@ -12,41 +12,37 @@ struct ExpertList {
     int first[kMostPairs + 1];  // in `pair`; expert i has pairs first[i] .. first[i + 1]
     int pair[kMostPairs];       // t * used + j
     int count;
-    unsigned ballots[kMostPairs / 32];
+    int ballots[kThreads / 32];
 };
 
-/// All threads of the block; a barrier at the end. groups as in ops/moe_route.h.
-__device__ __forceinline__ void list_experts(ExpertList& list, const int* ids, const int* groups, int experts,
-                                             int pairs) {
-    const int i = threadIdx.x, warp = i / 32;
-    int id = -1, pair = 0;
-    bool first = false;
-    if (i < pairs) {
-        pair = __ldcg(groups + experts + 1 + i);
-        id = __ldcg(ids + pair);
-        first = i == 0 || id != __ldcg(ids + __ldcg(groups + experts + i));
+/// All threads of the block, at most 512; a barrier at the end. groups as in ops/moe_route.h: all its loads are under
+/// way together.
+__device__ __forceinline__ void list_experts(ExpertList& list, const int* groups, int experts, int pairs) {
+    const int tid = threadIdx.x, threads = blockDim.x;
+    if (tid < pairs) list.pair[tid] = __ldcg(groups + experts + 1 + tid);
+    if (tid == 0) list.count = 0;
+    int found = 0;
+    for (int base = 0; base < experts; base += threads) {
+        const int e = base + tid;
+        const int begin = e < experts ? __ldcg(groups + e) : 0, end = e < experts ? __ldcg(groups + e + 1) : 0;
+        const bool active = end > begin;
+        const unsigned ballot = __ballot_sync(0xffffffffu, active);
+        __syncthreads();  // ballots of the round before have been read
+        if (tid % 32 == 0) list.ballots[tid / 32] = __popc(ballot);
+        __syncthreads();
+        int place = found + __popc(ballot & ((1u << (tid % 32)) - 1));
+        for (int w = 0; w < threads / 32; ++w) {
+            if (w < tid / 32) place += list.ballots[w];
+            found += list.ballots[w];
+        }
+        if (active) {
+            list.expert[place] = e;
+            list.first[place] = begin;
+        }
     }
-    if (warp < kMostPairs / 32) {
-        const unsigned ballot = __ballot_sync(0xffffffffu, first);
-        if (i % 32 == 0) list.ballots[warp] = ballot;
-    }
-    __syncthreads();
-    if (i < kMostPairs) {
-        int before = __popc(list.ballots[warp] & ((1u << (i % 32)) - 1));
-        int total = 0;
-        for (int w = 0; w < kMostPairs / 32; ++w) {
-            if (w < warp) before += __popc(list.ballots[w]);
-            total += __popc(list.ballots[w]);
-        }
-        if (i < pairs) list.pair[i] = pair;
-        if (first) {
-            list.expert[before] = id;
-            list.first[before] = i;
-        }
-        if (i == 0) {
-            list.count = total;
-            list.first[total] = pairs;
-        }
+    if (tid == 0) {
+        list.count = found;
+        list.first[found] = pairs;
     }
     __syncthreads();
 }

@@ -17,8 +17,9 @@ inline constexpr int kFewRows = 16;
 inline constexpr int kWarps = 16;
 inline constexpr int kThreads = kWarps * 32;
 
-template <Kind K>
-constexpr int kRingDepth = K == Kind::bf16 ? 3 : K == Kind::fp8 ? 4 : 6;
+/// Chunks of a warp on their way. With 16 rows of 4096 activations only two BF16 chunks fit beside them.
+template <Kind K, int NT>
+constexpr int kRingDepth = K == Kind::bf16 ? (NT == 1 ? 3 : 2) : K == Kind::fp8 ? 4 : 6;
 
 /// Warps that share a tile: a power of two, at most 16 and at most `chunks` rounded up.
 __host__ __device__ constexpr int warps_per_tile(int chunks) {
@@ -44,9 +45,9 @@ __device__ __forceinline__ int activation_place(int k) {
 }
 
 /// Bytes of dynamic shared memory that the parts take, in this order: ring, activations, sums.
-template <Kind K>
+template <Kind K, int NT>
 __host__ __device__ constexpr int ring_bytes() {
-    return kRingDepth<K> * chunk_bytes(K) * kWarps;
+    return kRingDepth<K, NT> * chunk_bytes(K) * kWarps;
 }
 template <int NT>
 __host__ __device__ constexpr int sums_bytes() {
@@ -55,14 +56,14 @@ __host__ __device__ constexpr int sums_bytes() {
 
 /// One chunk from global to shared memory by one warp.
 template <Kind K>
-__device__ __forceinline__ void copy_chunk(uint8_t* to, const uint8_t* from, int lane) {
+__device__ __forceinline__ void copy_chunk(uint8_t* to, const uint8_t* from, int lane, uint64_t policy) {
     constexpr int kWide = K == Kind::bf16 ? 4 : K == Kind::fp8 ? 2 : 1;
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) copy_async16(to + 512 * i + 16 * lane, from + 512 * i + 16 * lane);
+    for (int i = 0; i < kWide; ++i) copy_async16_once(to + 512 * i + 16 * lane, from + 512 * i + 16 * lane, policy);
     if constexpr (K == Kind::nvfp4)
-        if (lane < 4) copy_async16(to + 512 + 16 * lane, from + 512 + 16 * lane);
+        if (lane < 4) copy_async16_once(to + 512 + 16 * lane, from + 512 + 16 * lane, policy);
     if constexpr (K == Kind::fp8)
-        if (lane == 0) copy_async16(to + 1024, from + 1024);
+        if (lane == 0) copy_async16_once(to + 1024, from + 1024, policy);
 }
 
 __device__ __forceinline__ uint4 load16(const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); }
@@ -131,6 +132,20 @@ __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16*
     }
 }
 
+/// Partial sums of a tile are added four by four, then the fours: the order, whoever adds.
+template <typename Value>
+__device__ __forceinline__ float add_parts(int parts, Value&& value) {
+    float total = 0;
+    for (int q = 0; q < parts; q += 4) {
+        float four = 0;
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if (q + j < parts) four += value(q + j);
+        total += four;
+    }
+    return total;
+}
+
 /// A lane's sums into [8 * NT columns][16 rows].
 template <int NT>
 __device__ __forceinline__ void store_sums(float* to, const float (&sum)[NT][4], int lane) {
@@ -143,22 +158,23 @@ __device__ __forceinline__ void store_sums(float* to, const float (&sum)[NT][4],
 
 /// The ring of one warp: `depth` chunks on their way. Source: void next(const uint8_t*& from) gives the chunks in order,
 /// null for a step without one.
-template <Kind K>
+template <Kind K, int NT>
 struct Ring {
     uint8_t* base;  // of this warp
     int stage = 0;
+    uint64_t policy = read_once_policy();
 
-    __device__ explicit Ring(uint8_t* ring, int warp) : base(ring + warp * kRingDepth<K> * chunk_bytes(K)) {}
+    __device__ explicit Ring(uint8_t* ring, int warp) : base(ring + warp * kRingDepth<K, NT> * chunk_bytes(K)) {}
 
     /// Copies under way for the first depth steps.
     template <typename Source>
     __device__ __forceinline__ void fill(Source& source, int lane) {
 #pragma unroll
-        for (int i = 0; i < kRingDepth<K>; ++i) request(source, i, lane);
+        for (int i = 0; i < kRingDepth<K, NT>; ++i) request(source, i, lane);
     }
     /// Waits for the current step's chunk.
     __device__ __forceinline__ const uint8_t* wait() {
-        wait_copies<kRingDepth<K> - 1>();
+        wait_copies<kRingDepth<K, NT> - 1>();
         if constexpr (K != Kind::bf16) __syncwarp();  // scales were copied by other lanes
         return base + stage * chunk_bytes(K);
     }
@@ -167,14 +183,14 @@ struct Ring {
     __device__ __forceinline__ void release(Source& source, int lane) {
         if constexpr (K != Kind::bf16) __syncwarp();
         request(source, stage, lane);
-        stage = stage + 1 == kRingDepth<K> ? 0 : stage + 1;
+        stage = stage + 1 == kRingDepth<K, NT> ? 0 : stage + 1;
     }
 
   private:
     template <typename Source>
     __device__ __forceinline__ void request(Source& source, int at, int lane) {
         const uint8_t* from = source.next();
-        if (from != nullptr) copy_chunk<K>(base + at * chunk_bytes(K), from, lane);
+        if (from != nullptr) copy_chunk<K>(base + at * chunk_bytes(K), from, lane, policy);
         commit_copies();
     }
 };

@@ -124,26 +124,62 @@ struct GatedRows {
 
     __device__ __forceinline__ void early() const {}
     __device__ __forceinline__ void operator()(bf16* h, int stride) const {
-        const int lane = threadIdx.x % 32;
-        for (int i = threadIdx.x / 32; i < rows * heads; i += kWarps) {
-            const int n = i / heads, head = i % heads;
-            const bf16* from = o + (static_cast<int64_t>(n) * heads + head) * dim;
-            const bf16* gate = z + n * z_ld + head * dim;
-            float sum = 0;
-            for (int k = 2 * lane; k < dim; k += 64) {
-                const float2 v = load2(from + k);
-                sum += v.x * v.x + v.y * v.y;
-            }
-            const float r = rsqrtf(warp_sum(sum) / static_cast<float>(dim) + eps);
-            for (int k = 2 * lane; k < dim; k += 64) {
-                const float2 v = load2(from + k), s = load2(gate + k);
-                const float a = v.x * r * norm[k] * (s.x / (1.0f + __expf(-s.x)));
-                const float b = v.y * r * norm[k + 1] * (s.y / (1.0f + __expf(-s.y)));
-                *reinterpret_cast<uint32_t*>(h + n * stride + activation_place(head * dim + k)) =
-                    pack_bf16(a * kActivationLift<K>, b * kActivationLift<K>);
-            }
-        }
+        const int units = rows * heads;
+        if (dim == 128)
+            for (int i = threadIdx.x / 32; i < units; i += kTogether * kWarps) wide(h, stride, i, units);
+        else
+            for (int i = threadIdx.x / 32; i < units; i += kWarps) any(h, stride, i / heads, i % heads);
         zero_padding(h, stride, rows, heads * dim);
+    }
+
+  private:
+    static constexpr int kTogether = 4;  // heads of a warp whose loads are under way at the same time
+
+    /// Heads of 128, four columns a lane.
+    __device__ __forceinline__ void wide(bf16* h, int stride, int first, int units) const {
+        const int k = threadIdx.x % 32 * 4;
+        const float4 w = *reinterpret_cast<const float4*>(norm + k);
+        uint2 value[kTogether], gate[kTogether];
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+            const int i = min(first + j * kWarps, units - 1), n = i / heads, head = i % heads;
+            value[j] = __ldcg(reinterpret_cast<const uint2*>(o + static_cast<int64_t>(i) * 128 + k));
+            gate[j] = __ldcg(reinterpret_cast<const uint2*>(z + n * z_ld + head * 128 + k));
+        }
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+            const int i = first + j * kWarps;
+            if (i >= units) break;
+            const float2 a = pair(value[j].x), b = pair(value[j].y), p = pair(gate[j].x), q = pair(gate[j].y);
+            const float r = rsqrtf(warp_sum(a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y) / 128.0f + eps);
+            bf16* row = h + i / heads * stride;
+            const int column = i % heads * 128 + k;
+            put(row, column, a.x * r * w.x * silu(p.x), a.y * r * w.y * silu(p.y));
+            put(row, column + 2, b.x * r * w.z * silu(q.x), b.y * r * w.w * silu(q.y));
+        }
+    }
+    __device__ __forceinline__ void any(bf16* h, int stride, int n, int head) const {
+        const int lane = threadIdx.x % 32;
+        const bf16* from = o + (static_cast<int64_t>(n) * heads + head) * dim;
+        const bf16* gate = z + n * z_ld + head * dim;
+        float sum = 0;
+        for (int k = 2 * lane; k < dim; k += 64) {
+            const float2 v = load2(from + k);
+            sum += v.x * v.x + v.y * v.y;
+        }
+        const float r = rsqrtf(warp_sum(sum) / static_cast<float>(dim) + eps);
+        for (int k = 2 * lane; k < dim; k += 64) {
+            const float2 v = load2(from + k), s = load2(gate + k);
+            put(h + n * stride, head * dim + k, v.x * r * norm[k] * silu(s.x), v.y * r * norm[k + 1] * silu(s.y));
+        }
+    }
+    __device__ static __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+    __device__ static __forceinline__ float2 pair(uint32_t v) {
+        return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v));
+    }
+    __device__ static __forceinline__ void put(bf16* row, int column, float a, float b) {
+        *reinterpret_cast<uint32_t*>(row + activation_place(column)) =
+            pack_bf16(a * kActivationLift<K>, b * kActivationLift<K>);
     }
     __device__ static __forceinline__ float2 load2(const bf16* p) {
         const uint32_t v = __ldcg(reinterpret_cast<const uint32_t*>(p));

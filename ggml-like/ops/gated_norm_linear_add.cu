@@ -16,10 +16,8 @@ template <Kind K, int NT>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     gated_norm_linear_add_few(Part part, int chunks, GatedRows<K> prologue, const float* residual, float* y,
                               int64_t ld) {
-    dense_rows<K, NT>(part, chunks, prologue.rows, prologue, [&](int row, int n, float sum) {
-        const int64_t at = n * ld + part.row_begin + row;
-        y[at] = __ldcg(residual + at) + sum;
-    });
+    dense_rows<K, NT>(part, chunks, prologue.rows, prologue,
+                      AddResidual{residual + part.row_begin, y + part.row_begin, ld});
 }
 
 struct Arguments {

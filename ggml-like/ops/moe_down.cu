@@ -23,17 +23,20 @@ struct Down {
     int shared_chunks;
     const bf16 *routed, *shared_in;
     int width, shared_width;  // F, Fs
-    const int *ids, *groups;
+    const int* groups;
     const float *weights, *shared_gate, *residual;
     int rows, used;
     float* y;
     int64_t ld;
 };
 
+static_assert(kDownThreads == 16 * kFewRows, "a thread an output");
+
 /// Row n's weight and pair for each listed expert.
 struct Uses {
     float weight[kMostPairs][kFewRows];
-    short pair[kMostPairs][kFewRows];  // -1: the row does not use it
+    float factor[kMostPairs][kTileRows];  // of the block's tile
+    short pair[kMostPairs][kFewRows];     // -1: the row does not use it
 };
 
 __device__ __forceinline__ const uint8_t* shared_chunk(const Down& a, int chunk, Kind kind) {
@@ -96,6 +99,8 @@ __device__ __forceinline__ void fill_uses(Uses& uses, const ExpertList& list, co
     for (int i = threadIdx.x; i < list.count * kFewRows; i += kDownThreads) {
         uses.weight[i / kFewRows][i % kFewRows] = 0;
         uses.pair[i / kFewRows][i % kFewRows] = -1;
+        const int64_t tile = static_cast<int64_t>(list.expert[i / kFewRows]) * a.experts.tiles + blockIdx.x;
+        uses.factor[i / kFewRows][i % kFewRows] = a.experts.factor[tile * kTileRows + i % kFewRows];
     }
     __syncthreads();
     for (int e = threadIdx.x; e < list.count; e += kDownThreads)
@@ -107,14 +112,14 @@ __device__ __forceinline__ void fill_uses(Uses& uses, const ExpertList& list, co
 }
 
 /// Ring, then the rows of routed, then those of shared, then Uses.
-template <Kind K, Kind S>
+template <Kind K, Kind S, int NT>
 __host__ __device__ constexpr int down_ring_bytes() {
-    const int a = kRingDepth<K> * chunk_bytes(K), b = kRingDepth<S> * chunk_bytes(S);
+    const int a = kRingDepth<K, NT> * chunk_bytes(K), b = kRingDepth<S, NT> * chunk_bytes(S);
     return (a > b ? a : b) * kDownWarps;
 }
 
 template <Kind S, int NT, typename Source>
-__device__ __forceinline__ void multiply_shared(Ring<S>& ring, Source& source, const Down& a, const bf16* const (&x)[NT],
+__device__ __forceinline__ void multiply_shared(Ring<S, NT>& ring, Source& source, const Down& a, const bf16* const (&x)[NT],
                                                 int warp, int lane, float (&term)[NT][4]) {
     for (int c = warp; c - warp < a.shared_chunks; c += kDownWarps) {
         const uint8_t* chunk = ring.wait();
@@ -128,21 +133,25 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     down_few(Down a, PlainRows<K> routed_rows, PlainRows<S> shared_rows) {
     extern __shared__ __align__(16) uint8_t shared[];
     __shared__ ExpertList list;
-    __shared__ float gates[kFewRows];
+    __shared__ float gates[kFewRows], shared_factor[kTileRows];
     const int stride = activation_stride(a.experts.chunks), shared_stride = activation_stride(a.shared_chunks);
-    bf16* routed = reinterpret_cast<bf16*>(shared + down_ring_bytes<K, S>());
+    bf16* routed = reinterpret_cast<bf16*>(shared + down_ring_bytes<K, S, NT>());
     bf16* shared_in = routed + a.rows * a.used * stride;
     Uses& uses = *reinterpret_cast<Uses*>(shared_in + a.rows * shared_stride);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane >> 2;
 
-    list_experts(list, a.ids, a.groups, a.experts.count, a.rows * a.used);
+    list_experts(list, a.groups, a.experts.count, a.rows * a.used);
     TileSource<K, S> source(a, list, warp);
-    Ring<K> ring(shared, warp);
+    Ring<K, NT> ring(shared, warp);
     ring.fill(source, lane);
     fill_uses(uses, list, a);
     if (threadIdx.x < kFewRows) gates[threadIdx.x] = threadIdx.x < a.rows ? __ldcg(a.shared_gate + threadIdx.x) : 0.0f;
+    if (threadIdx.x < kTileRows) shared_factor[threadIdx.x] = a.shared.factor[blockIdx.x * kTileRows + threadIdx.x];
     wait_for_predecessor();
     allow_successor();
+    const int out_row = blockIdx.x * kTileRows + threadIdx.x % 16, out_column = threadIdx.x / 16;
+    const bool writes = out_column < a.rows && out_row < a.experts.rows;
+    const float residual = writes ? __ldcg(a.residual + out_column * a.ld + out_row) : 0.0f;
     routed_rows(routed, stride);
     shared_rows(shared_in, shared_stride);
     __syncthreads();
@@ -152,15 +161,13 @@ __global__ void __launch_bounds__(kDownThreads, 2)
         const bf16* x[NT];
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt) x[nt] = routed + max(0, static_cast<int>(uses.pair[e][8 * nt + column])) * stride;
-        const float* factor =
-            a.experts.factor + (static_cast<int64_t>(list.expert[e]) * a.experts.tiles + blockIdx.x) * kTileRows;
         float term[NT][4] = {};
         for (int c = warp; c - warp < a.experts.chunks; c += kDownWarps) {
             const uint8_t* chunk = ring.wait();
             if (c < a.experts.chunks) multiply_chunk<K, NT>(chunk, x, c * kChunkCols, lane, term);
             ring.release(source, lane);
         }
-        add_weighted<NT>(sum, term, factor, uses.weight[e], lane);
+        add_weighted<NT>(sum, term, uses.factor[e], uses.weight[e], lane);
     }
     const bf16* x[NT];
 #pragma unroll
@@ -172,25 +179,19 @@ __global__ void __launch_bounds__(kDownThreads, 2)
         wait_copies<0>();
         __syncwarp();
         SharedSource<S> shared_source(a, warp);
-        Ring<S> shared_ring(shared + warp * (down_ring_bytes<K, S>() / kDownWarps), 0);
+        Ring<S, NT> shared_ring(shared + warp * (down_ring_bytes<K, S, NT>() / kDownWarps), 0);
         shared_ring.fill(shared_source, lane);
         multiply_shared<S, NT>(shared_ring, shared_source, a, x, warp, lane, term);
     }
-    add_weighted<NT>(sum, term, a.shared.factor + blockIdx.x * kTileRows, gates, lane);
+    add_weighted<NT>(sum, term, shared_factor, gates, lane);
 
     __syncthreads();  // activations are done with: their memory takes the sums
     float* sums = reinterpret_cast<float*>(routed);
     store_sums<NT>(sums + warp * 128 * NT, sum, lane);
     __syncthreads();
-    for (int i = threadIdx.x; i < 16 * a.rows; i += kDownThreads) {
-        const int row = i % 16, n = i / 16, r = blockIdx.x * kTileRows + row;
-        if (r >= a.experts.rows) continue;
-        float total = 0;
-#pragma unroll
-        for (int w = 0; w < kDownWarps; ++w) total += sums[w * 128 * NT + n * 16 + row];
-        const int64_t at = n * a.ld + r;
-        a.y[at] = __ldcg(a.residual + at) + total;
-    }
+    if (!writes) return;
+    const float* from = sums + out_column * 16 + threadIdx.x % 16;
+    a.y[out_column * a.ld + out_row] = residual + add_parts(kDownWarps, [&](int w) { return from[w * 128 * NT]; });
 }
 
 template <Kind K, Kind S>
@@ -200,7 +201,8 @@ void few(Context& c, const Down& a) {
     const int activations = a.rows * a.used * activation_stride(a.experts.chunks) * 2 +
                             a.rows * activation_stride(a.shared_chunks) * 2;
     const int sums = kDownWarps * 256 * static_cast<int>(sizeof(float));
-    const int bytes = down_ring_bytes<K, S>() + max(activations + static_cast<int>(sizeof(Uses)), sums);
+    const int ring = a.rows <= 8 ? down_ring_bytes<K, S, 1>() : down_ring_bytes<K, S, 2>();
+    const int bytes = ring + max(activations + static_cast<int>(sizeof(Uses)), sums);
     const auto kernel = a.rows <= 8 ? down_few<K, S, 1> : down_few<K, S, 2>;
     launch(c, "moe_down", kernel, a.experts.tiles, kDownThreads, bytes, a, routed, shared);
 }
@@ -257,7 +259,6 @@ void moe_down(const Node& node, Context& c) {
                  .shared_in = shared_in.as<bf16>(),
                  .width = static_cast<int>(routed.shape[2]),
                  .shared_width = static_cast<int>(shared_in.shape[1]),
-                 .ids = node.inputs[2]->as<int>(),
                  .groups = node.inputs[5]->as<int>(),
                  .weights = node.inputs[3]->as<float>(),
                  .shared_gate = node.inputs[4]->as<float>(),

@@ -1,6 +1,7 @@
 // moe_gate_up on the GPU.
 //   few rows: a tile of 16 packed rows holds 8 rows of gate and the same 8 of up; tiles of all needed experts and of the
-//     shared one form one list that the blocks walk (few_rows.cuh); SiLU and product at the end of a tile
+//     shared one form one list. One row of x: 16 warps share a tile and meet in shared memory. More rows, so more
+//     experts: a warp has a tile of its own and nobody waits. Both add partial sums in the same order.
 //   many rows: grouped tiled product (cuda/gemm.h)
 // Traffic of few rows: the weights of each needed expert once.
 #include "ggml-like/ops/moe_gate_up.h"
@@ -18,144 +19,228 @@ struct GateUp {
     PackedExperts experts;  // tiles = 0: none in this launch
     Part shared;            // tiles = 0: none in this launch
     int chunks;
-    const int *ids, *groups;
+    const int* groups;
     int rows, used, expert_count;
     bf16 *routed, *shared_out;  // [rows * used, F], [rows, Fs]
 };
 
-/// The chunks of one warp: items are the shared tiles, then the tiles of expert after expert.
+/// One tile of the list: the shared expert's come first. Moves on without divisions.
+struct Item {
+    int expert;  // in the list; -1: the shared expert
+    int tile;
+
+    __device__ __forceinline__ Item(const GateUp& a, int index) : expert(-1), tile(index) { settle(a); }
+    __device__ __forceinline__ void advance(const GateUp& a, int by) {
+        tile += by;
+        settle(a);
+    }
+    __device__ __forceinline__ bool valid(const ExpertList& list) const { return expert < list.count; }
+    __device__ __forceinline__ const uint8_t* data(const GateUp& a, const ExpertList& list, int chunk) const {
+        const uint8_t* base = expert < 0 ? a.shared.data : a.experts.data + list.expert[expert] * a.experts.expert_bytes;
+        return base + (tile * a.chunks + chunk) * chunk_bytes(a.experts.kind);
+    }
+    /// Of the tile's 16 rows.
+    __device__ __forceinline__ const float* factor(const GateUp& a, const ExpertList& list) const {
+        if (expert < 0) return a.shared.factor + tile * kTileRows;
+        return a.experts.factor + (list.expert[expert] * a.experts.tiles + tile) * kTileRows;
+    }
+    __device__ __forceinline__ int columns(const GateUp& a, const ExpertList& list) const {
+        return expert < 0 ? a.rows : list.first[expert + 1] - list.first[expert];
+    }
+    /// Row of h that column n is, and where its result goes.
+    __device__ __forceinline__ int row(const GateUp& a, const ExpertList& list, int n) const {
+        return expert < 0 ? n : list.pair[list.first[expert] + n] / a.used;
+    }
+    __device__ __forceinline__ bf16* out(const GateUp& a, const ExpertList& list, int n) const {
+        if (expert < 0) return a.shared_out + n * (a.shared.rows / 2) + tile * 8;
+        return a.routed + list.pair[list.first[expert] + n] * (a.experts.rows / 2) + tile * 8;
+    }
+    __device__ __forceinline__ int height(const GateUp& a) const {
+        return (expert < 0 ? a.shared.rows : a.experts.rows) / 2 - tile * 8;
+    }
+
+  private:
+    __device__ __forceinline__ void settle(const GateUp& a) {
+        if (expert < 0) {
+            if (tile < a.shared.tiles) return;
+            tile -= a.shared.tiles;
+            expert = 0;
+        }
+        while (a.experts.tiles > 0 && tile >= a.experts.tiles) tile -= a.experts.tiles, ++expert;
+        if (a.experts.tiles == 0) expert = 1 << 20;  // beyond any list
+    }
+};
+
+/// Chunks of one warp, item after item: of part 0 to parts - 1, each part p its chunks p, p + split, ...
 struct ItemSource {
     const GateUp& a;
     const ExpertList& list;
-    int split, part, steps, item, stride, items, step = 0;
+    Item item;
+    const uint8_t* base;  // of the item; null: no more
+    int stride, split, first_part, parts, steps, part = 0, step = 0;
 
-    __device__ ItemSource(const GateUp& arguments, const ExpertList& experts, int warp)
-        : a(arguments), list(experts) {
-        split = warps_per_tile(a.chunks);
-        part = warp & (split - 1);
-        steps = (a.chunks + split - 1) / split;
-        const int group = kWarps / split;
-        item = blockIdx.x * group + warp / split;
-        stride = gridDim.x * group;
-        items = a.shared.tiles + list.count * a.experts.tiles;
+    __device__ ItemSource(const GateUp& arguments, const ExpertList& experts, int index, int by, int s, int first, int n)
+        : a(arguments), list(experts), item(arguments, index), stride(by), split(s), first_part(first), parts(n),
+          steps((arguments.chunks + s - 1) / s) {
+        base = item.valid(list) ? item.data(a, list, 0) : nullptr;
     }
     __device__ __forceinline__ const uint8_t* next() {
-        const int chunk = part + step * split;
-        const uint8_t* from = nullptr;
-        if (item < items && chunk < a.chunks) {
-            if (item < a.shared.tiles) {
-                from = a.shared.data + (static_cast<int64_t>(item) * a.chunks + chunk) * chunk_bytes(a.shared.kind);
-            } else {
-                const int i = item - a.shared.tiles, expert = list.expert[i / a.experts.tiles];
-                from = a.experts.data + expert * a.experts.expert_bytes +
-                       (static_cast<int64_t>(i % a.experts.tiles) * a.chunks + chunk) * chunk_bytes(a.experts.kind);
-            }
-        }
+        const int chunk = first_part + part + step * split;
+        const uint8_t* from = base != nullptr && chunk < a.chunks ? base + chunk * chunk_bytes(a.experts.kind) : nullptr;
         if (++step == steps) {
             step = 0;
-            item += stride;
+            if (++part == parts) {
+                part = 0;
+                item.advance(a, stride);
+                base = item.valid(list) ? item.data(a, list, 0) : nullptr;
+            }
         }
         return from;
     }
 };
 
-/// Where an item's columns come from and its results go.
-struct Item {
-    const int* pair;  // null: the shared expert, column n is row n
-    int columns, tile;
-    const float* factor;  // of the tile's 16 rows
-    bf16* out;
-    int width;
+__device__ __forceinline__ bf16 gated(float gate, float up) {
+    return __float2bfloat16(gate / (1.0f + __expf(-gate)) * up);
+}
 
-    __device__ __forceinline__ Item(const GateUp& a, const ExpertList& list, int item) {
-        if (item < a.shared.tiles) {
-            pair = nullptr, columns = a.rows, tile = item;
-            factor = a.shared.factor + tile * kTileRows;
-            out = a.shared_out, width = a.shared.rows / 2;
-            return;
+template <Kind K, int NT>
+__device__ __forceinline__ void columns_of(const Item& item, const GateUp& a, const ExpertList& list, const bf16* h,
+                                           int stride, int lane, const bf16* (&x)[NT]) {
+    const int last = item.columns(a, list) - 1;
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt) x[nt] = h + item.row(a, list, min(8 * nt + (lane >> 2), last)) * stride;
+}
+
+/// One row: `split` warps a tile.
+template <Kind K>
+__global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K> prologue) {
+    extern __shared__ __align__(16) uint8_t shared[];
+    __shared__ ExpertList list;
+    const int stride = activation_stride(a.chunks), split = warps_per_tile(a.chunks), group = kWarps / split;
+    bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, 1>());
+    float* sums = reinterpret_cast<float*>(h + stride);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp & (split - 1);
+    wait_for_predecessor();
+    allow_successor();  // only now: the successor may then read what our predecessor wrote before its own wait
+    prologue(h, stride);
+    list_experts(list, a.groups, a.expert_count, a.experts.tiles > 0 ? a.used : 0);
+    ItemSource source(a, list, blockIdx.x * group + warp / split, gridDim.x * group, split, part, 1);
+    const int steps = source.steps;
+    Ring<K, 1> ring(shared, warp);
+    ring.fill(source, lane);
+
+    const bf16* x[1] = {h};
+    Item item(a, blockIdx.x * group + warp / split), finished(a, blockIdx.x * group);
+    for (int turn = 0; finished.valid(list); ++turn) {
+        const int thread = (threadIdx.x - 32 * turn) & (kThreads - 1);
+        Item mine = finished;
+        if (group > 1) mine.advance(a, thread / 8);
+        const int row = thread % 8;
+        const bool writes = thread < group * 8 && mine.valid(list) && row < mine.height(a);
+        float gate_factor = 0, up_factor = 0;
+        if (writes) {
+            const float* factor = mine.factor(a, list);
+            gate_factor = factor[row];
+            up_factor = factor[row + 8];
         }
-        const int i = item - a.shared.tiles, e = i / a.experts.tiles;
-        tile = i % a.experts.tiles;
-        pair = list.pair + list.first[e], columns = list.first[e + 1] - list.first[e];
-        factor = a.experts.factor + (static_cast<int64_t>(list.expert[e]) * a.experts.tiles + tile) * kTileRows;
-        out = a.routed, width = a.experts.rows / 2;
+        float sum[1][4] = {};
+        for (int i = 0; i < steps; ++i) {
+            const uint8_t* chunk = ring.wait();
+            const int c = part + i * split;
+            if (c < a.chunks && item.valid(list)) multiply_chunk<K, 1>(chunk, x, c * kChunkCols, lane, sum);
+            ring.release(source, lane);
+        }
+        float* now = sums + (turn & 1) * kWarps * 16;
+        if (lane % 4 == 0) {  // column 0 only
+            now[warp * 16 + lane / 4] = sum[0][0];
+            now[warp * 16 + lane / 4 + 8] = sum[0][2];
+        }
+        __syncthreads();
+        if (writes) {
+            const float* from = now + thread / 8 * split * 16 + row;
+            const float gate = add_parts(split, [&](int p) { return from[p * 16]; }) * gate_factor;
+            const float up = add_parts(split, [&](int p) { return from[p * 16 + 8]; }) * up_factor;
+            mine.out(a, list, 0)[row] = gated(gate, up);
+        }
+        item.advance(a, gridDim.x * group);
+        finished.advance(a, gridDim.x * group);
     }
-    __device__ __forceinline__ int row(int n, int used) const { return pair == nullptr ? n : pair[n] / used; }
-    __device__ __forceinline__ int place(int n) const { return pair == nullptr ? n : pair[n]; }
-};
+}
 
+/// 2 to 16 rows: a warp a tile.
 template <Kind K, int NT>
 __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainRows<K> prologue) {
     extern __shared__ __align__(16) uint8_t shared[];
     __shared__ ExpertList list;
-    const int stride = activation_stride(a.chunks);
-    bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K>());
-    float* sums = reinterpret_cast<float*>(shared + ring_bytes<K>() + a.rows * stride * 2);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int stride = activation_stride(a.chunks), split = warps_per_tile(a.chunks);
+    bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, NT>());
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
     wait_for_predecessor();
-    allow_successor();  // only now: the successor may then read what our predecessor wrote before its own wait
-    list_experts(list, a.ids, a.groups, a.expert_count, a.experts.tiles > 0 ? a.rows * a.used : 0);
-    ItemSource source(a, list, warp);
-    const int split = source.split, part = source.part, steps = source.steps, group = kWarps / split;
-    const int items = source.items;
-    Ring<K> ring(shared, warp);
-    ring.fill(source, lane);
+    allow_successor();
     prologue(h, stride);
-    __syncthreads();
-
-    int turn = 0;
-    for (int at = blockIdx.x; at * group < items; at += gridDim.x, ++turn) {
-        const int own = at * group + warp / split;
-        float sum[NT][4] = {};
-        if (own < items) {
-            const Item item(a, list, own);
-            const bf16* x[NT];
+    list_experts(list, a.groups, a.expert_count, a.experts.tiles > 0 ? a.rows * a.used : 0);
+    // neighbouring tiles go to different blocks: work is even when there is little
+    const int first = warp * gridDim.x + blockIdx.x, by = gridDim.x * kWarps;
+    ItemSource source(a, list, first, by, split, 0, split);
+    const int steps = source.steps;
+    Ring<K, NT> ring(shared, warp);
+    ring.fill(source, lane);
+    for (Item item(a, first); item.valid(list); item.advance(a, by)) {
+        const bf16* x[NT];
+        columns_of<K, NT>(item, a, list, h, stride, lane, x);
+        const float* factor = item.factor(a, list);
+        const float gate_factor = factor[g], up_factor = factor[g + 8];
+        float total[NT][4] = {};
+        for (int q = 0; q < split; q += 4) {
+            float four[NT][4] = {};
+            for (int p = q; p < min(q + 4, split); ++p) {
+                float sum[NT][4] = {};
+                for (int i = 0; i < steps; ++i) {
+                    const uint8_t* chunk = ring.wait();
+                    const int c = p + i * split;
+                    if (c < a.chunks) multiply_chunk<K, NT>(chunk, x, c * kChunkCols, lane, sum);
+                    ring.release(source, lane);
+                }
+#pragma unroll
+                for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) four[nt][i] += sum[nt][i];
+            }
 #pragma unroll
             for (int nt = 0; nt < NT; ++nt)
-                x[nt] = h + item.row(min(8 * nt + (lane >> 2), item.columns - 1), a.used) * stride;
-            for (int i = 0; i < steps; ++i) {
-                const uint8_t* chunk = ring.wait();
-                const int c = part + i * split;
-                if (c < a.chunks) multiply_chunk<K, NT>(chunk, x, c * kChunkCols, lane, sum);
-                ring.release(source, lane);
-            }
+#pragma unroll
+                for (int i = 0; i < 4; ++i) total[nt][i] += four[nt][i];
         }
-        float* now = sums + (turn & 1) * kWarps * 128 * NT;
-        store_sums<NT>(now + warp * 128 * NT, sum, lane);
-        __syncthreads();
-        const int thread = (threadIdx.x - 32 * turn) & (kThreads - 1);
-        for (int i = thread; i < group * 64 * NT; i += kThreads) {
-            const int sub = i / (64 * NT), row = i % 8, n = i / 8 % (8 * NT);
-            if (at * group + sub >= items) break;
-            const Item item(a, list, at * group + sub);
-            const int f = item.tile * 8 + row;
-            if (n >= item.columns || f >= item.width) continue;
-            const float* from = now + sub * split * 128 * NT + n * 16 + row;
-            float gate = 0, up = 0;
-            for (int p = 0; p < split; ++p) {
-                gate += from[p * 128 * NT];
-                up += from[p * 128 * NT + 8];
+        const int columns = item.columns(a, list);
+        if (g >= item.height(a)) continue;
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                const int n = 8 * nt + 2 * t + i;
+                if (n < columns)
+                    item.out(a, list, n)[g] = gated(total[nt][i] * gate_factor, total[nt][i + 2] * up_factor);
             }
-            gate *= item.factor[row];
-            up *= item.factor[row + 8];
-            item.out[static_cast<int64_t>(item.place(n)) * item.width + f] =
-                __float2bfloat16(gate / (1.0f + __expf(-gate)) * up);
-        }
     }
 }
 
 template <Kind K>
 void few(Context& c, const GateUp& a, const Tensor& h) {
     const PlainRows<K> prologue{h.as<bf16>(), h.stride[0], static_cast<int>(h.shape[1]), a.rows};
-    const bool one = a.rows <= 8;
-    const int bytes = ring_bytes<K>() + a.rows * activation_stride(a.chunks) * 2 +
-                      (one ? sums_bytes<1>() : sums_bytes<2>());
+    const int activations = a.rows * activation_stride(a.chunks) * 2;
     const int items = a.shared.tiles + min(a.rows * a.used, a.expert_count) * a.experts.tiles;
-    launch(c, "moe_gate_up", one ? gate_up_few<K, 1> : gate_up_few<K, 2>, min(c.sms, tile_groups(items, a.chunks)),
-           kThreads, bytes, a, prologue);
+    if (a.rows == 1) {
+        const int bytes = ring_bytes<K, 1>() + activations + 2 * kWarps * 16 * static_cast<int>(sizeof(float));
+        return launch(c, "moe_gate_up", gate_up_one<K>, min(c.sms, tile_groups(items, a.chunks)), kThreads, bytes, a,
+                      prologue);
+    }
+    const bool one = a.rows <= 8;
+    launch(c, "moe_gate_up", one ? gate_up_few<K, 1> : gate_up_few<K, 2>, min(c.sms, items), kThreads,
+           (one ? ring_bytes<K, 1>() : ring_bytes<K, 2>()) + activations, a, prologue);
 }
 
-void few_of_kind(Context& c, Kind kind, const GateUp& a, const Tensor& h) {
+void few_of_kind(Context& c, Kind kind, GateUp a, const Tensor& h) {
+    a.experts.kind = kind;
     if (kind == Kind::bf16) few<Kind::bf16>(c, a, h);
     if (kind == Kind::fp8) few<Kind::fp8>(c, a, h);
     if (kind == Kind::nvfp4) few<Kind::nvfp4>(c, a, h);
@@ -174,7 +259,7 @@ void moe_gate_up(const Node& node, Context& c) {
         gemm_gate_up(c, experts, h.data, groups.as<int>(), rows, used, routed.data);
         return gemm_paired(c, shared, h.data, h.stride[0], rows, shared_out.data, shared_out.stride[0]);
     }
-    GateUp a{experts, shared.part[0], experts.chunks, ids.as<int>(), groups.as<int>(), rows, used, experts.count,
+    GateUp a{experts, shared.part[0], experts.chunks, groups.as<int>(), rows, used, experts.count,
              routed.as<bf16>(), shared_out.as<bf16>()};
     if (experts.kind == a.shared.kind) return few_of_kind(c, experts.kind, a, h);
     GateUp only_shared = a;

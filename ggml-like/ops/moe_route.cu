@@ -24,22 +24,22 @@ struct Route {
     int* ids;
     float *weights, *shared;
     int* groups;
-    float* logits;  // [rows, experts + 1]
+    float* logits;  // [rows, experts + 1], rows logits_ld apart
+    int64_t logits_ld;
     unsigned* counter;
 };
 
-constexpr int kTogether = 4;
-
-/// Sums of kTogether values a thread over the block, the same order for every row.
-__device__ __forceinline__ void block_sums(float (&v)[kTogether], float (&partial)[kTogether][kWarps]) {
+/// Sums of N values a thread over the block, the same order for every row.
+template <int N>
+__device__ __forceinline__ void block_sums(float (&v)[N], float (&partial)[N][kWarps]) {
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < N; ++i) {
         v[i] = warp_sum(v[i]);
         if (threadIdx.x % 32 == 0) partial[i][threadIdx.x / 32] = v[i];
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < N; ++i) {
         v[i] = 0;
 #pragma unroll
         for (int w = 0; w < kWarps; ++w) v[i] += partial[i][w];
@@ -82,14 +82,15 @@ __device__ __forceinline__ float dot2(uint32_t a, uint32_t b) {
     return x.x * y.x + x.y * y.y;
 }
 
-/// Rows n0 .. n0 + 3: their norm, h, and two logits each.
+/// Rows n0 .. n0 + N - 1: their norm, h, and two logits each.
+template <int N>
 __device__ __forceinline__ void route_rows(const Route& r, const Unit& first, int tile, int g, int n0,
-                                           float (&partial)[3][kTogether][kWarps]) {
+                                           float (&sums)[N][kWarps], float (&dots)[2 * N][kWarps]) {
     const int units = r.chunks * 16;
-    float4 x[kTogether];
-    float sum[kTogether], low[kTogether] = {}, high[kTogether] = {};
+    float4 x[N];
+    float sum[N], dot[2 * N] = {};
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < N; ++i) {
         const float* row = r.x + static_cast<int64_t>(min(n0 + i, r.rows - 1)) * r.columns;
         x[i] = first.load(row);
         sum[i] = x[i].x * x[i].x + x[i].y * x[i].y + x[i].z * x[i].z + x[i].w * x[i].w;
@@ -99,16 +100,16 @@ __device__ __forceinline__ void route_rows(const Route& r, const Unit& first, in
             sum[i] += v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
         }
     }
-    block_sums(sum, partial[0]);
+    block_sums<N>(sum, sums);
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
+    for (int i = 0; i < N; ++i) {
         const int n = n0 + i;
         if (n >= r.rows) break;
         const float scale = rsqrtf(sum[i] / static_cast<float>(r.columns) + r.eps);
         const auto one = [&](const Unit& u, const float4& v) {
             const uint2 h = u.normalise(v, scale);
-            low[i] += dot2(h.x, u.weights.x) + dot2(h.y, u.weights.z);
-            high[i] += dot2(h.x, u.weights.y) + dot2(h.y, u.weights.w);
+            dot[i] += dot2(h.x, u.weights.x) + dot2(h.y, u.weights.z);
+            dot[N + i] += dot2(h.x, u.weights.y) + dot2(h.y, u.weights.w);
             if (u.valid && n % gridDim.x == blockIdx.x) {
                 bf16* to = r.h + static_cast<int64_t>(n) * r.columns + u.k;
                 *reinterpret_cast<uint32_t*>(to) = h.x;
@@ -122,18 +123,15 @@ __device__ __forceinline__ void route_rows(const Route& r, const Unit& first, in
             one(unit, unit.load(r.x + static_cast<int64_t>(n) * r.columns));
         }
     }
-    block_sums(low, partial[1]);
-    block_sums(high, partial[2]);
-    if (threadIdx.x < kTogether && n0 + threadIdx.x < r.rows) {
-        const int n = n0 + threadIdx.x, row = tile * kTileRows + g;
-        float a = low[0], b = high[0];
+    block_sums<2 * N>(dot, dots);
+    const int i = threadIdx.x % N, half = threadIdx.x / N, row = tile * kTileRows + g + 8 * half;
+    if (threadIdx.x < 2 * N && n0 + i < r.rows && row <= r.experts) {
+        float value = dot[0];
 #pragma unroll
-        for (int i = 1; i < kTogether; ++i)
-            if (threadIdx.x == i) a = low[i], b = high[i];
-        if (row <= r.experts) r.logits[n * (r.experts + 1) + row] = a;
-        if (row + 8 <= r.experts) r.logits[n * (r.experts + 1) + row + 8] = b;
+        for (int j = 1; j < 2 * N; ++j)
+            if (threadIdx.x == j) value = dot[j];
+        r.logits[(n0 + i) * r.logits_ld + row] = value;
     }
-    __syncthreads();
 }
 
 /// Groups of at most kFewRows * kMostUsed pairs: each place is a count of smaller ones.
@@ -151,15 +149,18 @@ __device__ __forceinline__ void group_few(const Route& r, const int* ids) {
     }
 }
 
+/// N: rows in flight.
+template <int N>
 __global__ void __launch_bounds__(kThreads, 2) route_few(Route r) {
-    __shared__ float partial[3][kTogether][kWarps];
+    __shared__ float sums[N][kWarps], dots[2 * N][kWarps];
     __shared__ int ids[kFewRows * kMostUsed];
     __shared__ bool last;
     allow_successor();
     const int tile = blockIdx.x / 8, g = blockIdx.x % 8;
     const Unit first(r, tile, g, threadIdx.x);
     wait_for_predecessor();
-    for (int n0 = 0; n0 < r.rows; n0 += kTogether) route_rows(r, first, tile, g, n0, partial);
+    for (int n0 = 0; n0 < r.rows; n0 += N) route_rows<N>(r, first, tile, g, n0, sums, dots);
+    __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
         last = atomicAdd(r.counter, 1) == gridDim.x - 1;
@@ -170,7 +171,7 @@ __global__ void __launch_bounds__(kThreads, 2) route_few(Route r) {
 
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int n = warp; n < r.rows; n += kWarps) {
-        const float* logits = r.logits + n * (r.experts + 1);
+        const float* logits = r.logits + n * r.logits_ld;
         int* mine = ids + n * r.used;
         float* weights = r.weights + n * r.used;
         if (r.experts <= 256)
@@ -194,7 +195,7 @@ __global__ void __launch_bounds__(kManyThreads) choose_many(Route r) {
     wait_for_predecessor();
     const int n = blockIdx.x * (kManyThreads / 32) + threadIdx.x / 32;
     if (n >= r.rows) return;
-    const float* logits = r.logits + static_cast<int64_t>(n) * (r.experts + 1);
+    const float* logits = r.logits + static_cast<int64_t>(n) * r.logits_ld;
     int* ids = r.ids + static_cast<int64_t>(n) * r.used;
     float* weights = r.weights + static_cast<int64_t>(n) * r.used;
     if (r.experts <= 256)
@@ -263,15 +264,16 @@ void moe_route(const Node& node, Context& c) {
                   .shared = node.outputs[3]->as<float>(),
                   .groups = node.outputs[4]->as<int>(),
                   .logits = node.outputs[5]->as<float>(),
+                  .logits_ld = node.outputs[5]->stride[0],
                   .counter = c.counters};
     if (r.experts > kMostExperts || r.used > kMostUsed) unsupported("moe_route", "so many experts");
     if (rows <= kFewRows && w.parts == 1 && w.part[0].kind == Kind::bf16) {
         const int last_rows = w.rows - (w.part[0].tiles - 1) * kTileRows;
         const int grid = (w.part[0].tiles - 1) * 8 + min(8, last_rows);
-        return launch(c, "moe_route", route_few, grid, kThreads, 0, r);
+        return launch(c, "moe_route", rows == 1 ? route_few<1> : route_few<4>, grid, kThreads, 0, r);
     }
     norm_rows(c, r.x, r.norm, rows, r.columns, r.eps, r.h);
-    gemm(c, w, r.h, r.columns, rows, {r.logits, r.experts + 1, true, nullptr, 0});
+    gemm(c, w, r.h, r.columns, rows, {r.logits, r.logits_ld, true, nullptr, 0});
     launch(c, "moe_route", choose_many, (rows + 7) / 8, kManyThreads, 0, r);
     launch(c, "moe_route", group_many, r.experts, kManyThreads, 0, r);
 }

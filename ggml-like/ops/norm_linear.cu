@@ -13,12 +13,19 @@
 namespace quern::cuda {
 namespace {
 
+template <typename Y>
+struct Store {
+    Y* y;
+    int64_t ld;
+
+    __device__ __forceinline__ float load(int, int) const { return 0; }
+    __device__ __forceinline__ void store(int row, int n, float, float sum) const { y[n * ld + row] = static_cast<Y>(sum); }
+};
+
 template <Kind K, int NT, typename Y>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     norm_linear_few(Part part, int chunks, NormRows<K> prologue, Y* y, int64_t ld) {
-    dense_rows<K, NT>(part, chunks, prologue.rows, prologue, [&](int row, int n, float sum) {
-        y[n * ld + part.row_begin + row] = static_cast<Y>(sum);
-    });
+    dense_rows<K, NT>(part, chunks, prologue.rows, prologue, Store<Y>{y + part.row_begin, ld});
 }
 
 template <Kind K, typename Y>

@@ -104,7 +104,8 @@ double run_parallel(Engine& engine, const BenchTest& test, std::string& hash) {
         ids.push_back(engine.submit(std::move(request)));
     }
     // Sequences of one step finish their prompts together or in order; those that are early only answer sooner.
-    while (tokens < test.parallel) engine.step();
+    while (tokens < test.parallel && engine.step()) {
+    }
     const int64_t early = tokens;
     const Clock::time_point begin = Clock::now();
     while (engine.step()) {
