@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads) attention_generic_kernel(const __gri
         for (int i = 0; i < 8; ++i) s = fmaf(q[i], k[i], s);
         for (int l = 1; l < lanes; l *= 2) s += __shfl_xor_sync(0xffffffffu, s, l);
         if (key > position) continue;
-        const float highest = fmaxf(maximum, s * scale), f = exp2f(maximum - highest), p = exp2f(s * scale - highest);
+        const float highest = fmaxf(maximum, s * scale), f = fast_exp2(maximum - highest), p = fast_exp2(s * scale - highest);
         maximum = highest;
         sum = fmaf(sum, f, p);
 #pragma unroll

@@ -19,14 +19,21 @@ __device__ __forceinline__ float2 unpack_bf16(uint32_t v) {
     return {__uint_as_float(v << 16), __uint_as_float(v & 0xffff0000u)};
 }
 
+/// 2^x in one instruction; 0 for -infinity and where the result would be subnormal.
+__device__ __forceinline__ float fast_exp2(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 /// Scores are kept times log2(e), so that exp is exp2.
 __device__ __forceinline__ float score_scale(int head_dim) {
     return 1.4426950408889634f * rsqrtf(static_cast<float>(head_dim));
 }
 
-/// exp2(maximum - highest); 0 for a part without keys.
+/// 2^(maximum - highest); 0 for a part without keys.
 __device__ __forceinline__ float part_weight(float maximum, float highest) {
-    return maximum == -INFINITY ? 0.0f : exp2f(maximum - highest);
+    return maximum == -INFINITY ? 0.0f : fast_exp2(maximum - highest);
 }
 
 /// A pair of output elements over some keys: unnormalized values, maximum of the scores, sum of the exponentials.

@@ -113,7 +113,7 @@ __device__ __forceinline__ void softmax(Scores& s, float scale, Softmax& state, 
     if (__any_sync(0xffffffffu, exceeded)) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float now = fmaxf(state.maximum[h], highest[h]), f = exp2f(state.maximum[h] - now);
+            const float now = fmaxf(state.maximum[h], highest[h]), f = fast_exp2(state.maximum[h] - now);
             state.maximum[h] = now;
             state.sum[h] *= f;
 #pragma unroll
@@ -124,7 +124,7 @@ __device__ __forceinline__ void softmax(Scores& s, float scale, Softmax& state, 
     for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            s[n][e] = exp2f(fmaf(s[n][e], scale, -state.maximum[e / 2]));
+            s[n][e] = fast_exp2(fmaf(s[n][e], scale, -state.maximum[e / 2]));
             state.sum[e / 2] += s[n][e];
         }
 }
@@ -153,16 +153,20 @@ __device__ __forceinline__ void mask(Scores& s, int key, int last0, int last1) {
             if (key + 8 * n + e % 2 > (e < 2 ? last0 : last1)) s[n][e] = -INFINITY;
 }
 
-/// One row of M: normalize, gate, round.
+/// One row of M: normalize, gate, round. The gates are all loaded first: y could overlap them as far as the compiler
+/// knows, and a load after every store would cost a trip to memory each.
 __device__ __forceinline__ void store_row(const bf16* gate, bf16* y, const Output& o, int half, float sum, int lane) {
     sum += __shfl_xor_sync(0xffffffffu, sum, 1);
     sum += __shfl_xor_sync(0xffffffffu, sum, 2);
     if (y == nullptr) return;
     const float r = 1.0f / sum;
     const int column = 2 * (lane % 4);
+    uint32_t gates[kDim / 8];
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) gates[n] = *reinterpret_cast<const uint32_t*>(gate + 8 * n + column);
 #pragma unroll
     for (int n = 0; n < kDim / 8; ++n) {
-        const float2 g = unpack_bf16(*reinterpret_cast<const uint32_t*>(gate + 8 * n + column));
+        const float2 g = unpack_bf16(gates[n]);
         *reinterpret_cast<uint32_t*>(y + 8 * n + column) =
             pack_bf16(o[n][2 * half] * r * sigmoid(g.x), o[n][2 * half + 1] * r * sigmoid(g.y));
     }
