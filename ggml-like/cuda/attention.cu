@@ -1,10 +1,11 @@
-// Attention's choice of kernels, the step before the kernels for many rows, and a plain kernel for unusual shapes.
+// Attention's choice of kernels, the step before the kernels for many rows, a plain kernel for unusual shapes.
 //
 //   prepare: warp = one head of one row: q -> rotated, k and v -> cache     reads and writes each once
-//   generic: block = one query head of one row; 4 warps x (32 / lanes) keys at a time, a key on d / 8 lanes
-//            (lanes rounded up to a power of two); every lane group has its own running softmax, merged at the end
+//   generic: block = one query head of one row; 4 warps x (32 / lanes) keys at a time, a key on d / 8 lanes,
+//            rounded up to a power of two; each lane group has its own running softmax, merged at the end
 //
-// Limits: head_dim a multiple of 8 up to 256, any number of heads. Generic reads K and V once a query head: slow.
+// Limits: head_dim a multiple of 8 up to 256, any number of heads. Generic is slow: it reads K and V once for
+// every query head.
 #include "ggml-like/cuda/attention.cuh"
 #include "ggml-like/cuda/launch.cuh"
 
@@ -14,11 +15,10 @@ namespace quern::cuda {
 namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
-constexpr int kFewRows = 64;
 
 /// Lane l of d / 8 holds elements 8l .. 8l+7; `shared` is the warp's, d floats.
-__device__ __forceinline__ void norm_rope(const AttentionCall& c, const bf16* from, const float* weight, int position,
-                                          int lane, float* shared, bf16* to) {
+__device__ __forceinline__ void norm_rope(const AttentionCall& c, const bf16* from, const float* weight,
+                                          int position, int lane, float* shared, bf16* to) {
     const bool active = lane * 8 < c.head_dim;
     float x[8] = {}, sum = 0;
     if (active) {
@@ -42,14 +42,16 @@ __device__ __forceinline__ void norm_rope(const AttentionCall& c, const bf16* fr
     for (int i = 0; i < 8; ++i) {
         const int e = lane * 8 + i;
         if (e >= 2 * half) break;
-        const float2 turn = rotation(c, position, e % half);
-        x[i] = e < half ? x[i] * turn.x - shared[e + half] * turn.y : x[i] * turn.x + shared[e - half] * turn.y;
+        const float2 turn = rotation(c.turns[e % half], position);
+        x[i] =
+            e < half ? x[i] * turn.x - shared[e + half] * turn.y : x[i] * turn.x + shared[e - half] * turn.y;
     }
-    *reinterpret_cast<uint4*>(to + lane * 8) = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]),
-                                                pack_bf16(x[6], x[7])};
+    *reinterpret_cast<uint4*>(to + lane * 8) = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
+                                                pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
 }
 
-__global__ void __launch_bounds__(kThreads) attention_prepare_kernel(const __grid_constant__ AttentionCall c) {
+__global__ void __launch_bounds__(kThreads)
+    attention_prepare_kernel(const __grid_constant__ AttentionCall c) {
     __shared__ float shared[kWarps][kMaxHeadDim];
     allow_successor();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -89,7 +91,8 @@ __device__ __forceinline__ int lanes_per_key(int head_dim) {
     return lanes;
 }
 
-__global__ void __launch_bounds__(kThreads) attention_generic_kernel(const __grid_constant__ AttentionCall c) {
+__global__ void __launch_bounds__(kThreads)
+    attention_generic_kernel(const __grid_constant__ AttentionCall c) {
     __shared__ float outputs[kThreads * 8];  // [lane group][lane][8]
     __shared__ float2 sums[kThreads];        // [lane group] maximum, sum
     allow_successor();
@@ -111,7 +114,8 @@ __global__ void __launch_bounds__(kThreads) attention_generic_kernel(const __gri
         float k[8] = {}, v[8] = {}, s = 0;
         if (use) {
             const int64_t page = pages[key / kKeysPerPage];
-            const int64_t place = ((page * c.kv_heads + kv_head) * kKeysPerPage + key % kKeysPerPage) * d + at;
+            const int64_t place =
+                ((page * c.kv_heads + kv_head) * kKeysPerPage + key % kKeysPerPage) * d + at;
             load8(c.k_cache + place, k);
             load8(c.v_cache + place, v);
         }
@@ -119,7 +123,8 @@ __global__ void __launch_bounds__(kThreads) attention_generic_kernel(const __gri
         for (int i = 0; i < 8; ++i) s = fmaf(q[i], k[i], s);
         for (int l = 1; l < lanes; l *= 2) s += __shfl_xor_sync(0xffffffffu, s, l);
         if (key > position) continue;
-        const float highest = fmaxf(maximum, s * scale), f = fast_exp2(maximum - highest), p = fast_exp2(s * scale - highest);
+        const float highest = fmaxf(maximum, s * scale), f = fast_exp2(maximum - highest),
+                    p = fast_exp2(s * scale - highest);
         maximum = highest;
         sum = fmaf(sum, f, p);
 #pragma unroll
@@ -138,13 +143,9 @@ __global__ void __launch_bounds__(kThreads) attention_generic_kernel(const __gri
             out = fmaf(outputs[g * lanes * 8 + e], f, out);
         }
         const float gate = __bfloat162float(c.gate.at(t, head)[e]);
-        c.y[(static_cast<int64_t>(t) * c.heads + head) * d + e] = __float2bfloat16(out / total * sigmoid(gate));
+        c.y[(static_cast<int64_t>(t) * c.heads + head) * d + e] =
+            __float2bfloat16(out / total * sigmoid(gate));
     }
-}
-
-bool takes_few_rows(const AttentionCall& c) {
-    return (c.tokens <= kFewRows || c.tokens <= 4 * c.sequences) &&
-           static_cast<int64_t>(c.tokens) * c.kv_heads * kSplitBlocks <= kCounters;
 }
 
 }  // namespace
@@ -152,9 +153,11 @@ bool takes_few_rows(const AttentionCall& c) {
 void set_turns(AttentionCall& call, double theta) {
     constexpr double kTwoPi = 6.283185307179586476925;
     for (int i = 0; i < call.rotary_dims / 2; ++i)
-        call.turns[i] = static_cast<uint64_t>(
-            std::ldexp(std::pow(theta, -2.0 * i / call.rotary_dims) / kTwoPi, 64));
+        call.turns[i] =
+            static_cast<uint64_t>(std::ldexp(std::pow(theta, -2.0 * i / call.rotary_dims) / kTwoPi, 64));
 }
+
+static_assert(kArrivals <= kCounters);
 
 bool has_fast_shape(const AttentionCall& c) {
     return c.head_dim == 256 && c.rotary_dims == 64 && c.heads / c.kv_heads <= 8;
@@ -166,11 +169,13 @@ void attention_prepare(const AttentionCall& c, Context& context) {
 }
 
 void attention_generic(const AttentionCall& c, Context& context) {
-    launch(context, "gated_attention generic", attention_generic_kernel, dim3(c.tokens, c.heads), dim3(kThreads), 0, c);
+    launch(context, "gated_attention generic", attention_generic_kernel, dim3(c.tokens, c.heads),
+           dim3(kThreads), 0, c);
 }
 
 void attention(const AttentionCall& c, Context& context) {
-    if (has_fast_shape(c) && takes_few_rows(c)) return attention_decode(c, context);
+    if (has_fast_shape(c) && has_few_rows(c.tokens, c.sequences, c.kv_heads))
+        return attention_decode(c, context);
     attention_prepare(c, context);
     if (has_fast_shape(c))
         attention_prefill(c, context);
