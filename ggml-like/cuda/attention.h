@@ -1,5 +1,5 @@
-// Attention as the kernels see it: plain pointers and strides (in elements). ops/gated_attention.cu fills it from a
-// node.
+// Attention as the kernels see it: plain pointers and strides (in elements). ops/gated_attention.cu fills it
+// from a node.
 #pragma once
 
 #include "ggml-like/cuda/attention_split.h"
@@ -21,17 +21,18 @@ struct HeadRows {
 
 struct AttentionCall {
     HeadRows q, gate, k, v;
-    const float *q_norm, *k_norm;                           // [d]
-    const int *positions, *row_sequence, *start, *pages;    // ops/batch.h
-    int64_t page_row;                                       // entries between two sequences' page tables
-    bf16 *k_cache, *v_cache;                                // [pages, G, 64, d]
-    bf16 *y, *rotated;                                      // [T, H, d]
-    float4* work;                                           // [T, H, slots, d/2]: two elements, maximum, sum
+    const float *q_norm, *k_norm;                         // [d]
+    const int *positions, *row_sequence, *start, *pages;  // ops/batch.h
+    int64_t page_row;                                     // entries between two sequences' page tables
+    bf16 *k_cache, *v_cache;                              // [pages, G, 64, d]
+    bf16 *y, *rotated;                                    // [T, H, d]
+    void* work;                                           // attention_work_bytes
     unsigned* counters;
-    int slots;  // attention_slots(tokens)
     int tokens, sequences, heads, kv_heads, head_dim, rotary_dims;
+    int most_chunks;  // of few rows; attention_decode sets it
     float eps;
-    uint64_t turns[kMaxHeadDim / 2];  // [R/2] angle of position 1 in turns * 2^64: any position keeps its phase
+    // [R/2] angle of position 1 in turns * 2^64: any position keeps its phase.
+    uint64_t turns[kMaxHeadDim / 2];
 };
 
 /// Fills call.turns: theta^(-2i/R) / 2 pi.

@@ -1,11 +1,11 @@
 // Causal attention of many rows, after attention_prepare.
 //
-//   block = 16 query rows x 8 heads of one KV head (128 rows of M), all keys up to the last row's, 32 keys a step
-//   warp  = 16 rows of M: q in registers (64), O[16, 256] in registers (128), S[16, 32]; softmax inside the warp
-//   keys    K, V [32, 256] of three steps in a ring of shared memory; step j + 2 is copied while j is computed
+//   block = 16 query rows x 8 heads of one KV head (128 rows of M), all keys they may see, 32 a step
+//   warp  = 16 rows of M: q (64 registers), O[16, 256] (128) and S[16, 32]; softmax inside the warp
+//   keys  = K, V [32, 256] of three steps in a ring; step j + 2 is copied while j is computed
 //
-// Memory: q, gate and y once; K and V once a block, from L2 mostly: 2 KB a key for 128 rows. Shared memory traffic
-// bounds the speed: each warp reads every K and V tile. Blocks with the most keys of a sequence start first.
+// Memory: q, gate and y once; K and V once a block, mostly from L2: 2 KB a key for 128 rows. Traffic of shared
+// memory bounds the speed: each warp reads every tile. Blocks with the most keys of a sequence start first.
 // Limits: head_dim 256, at most 8 query heads a KV head (fewer: more rows a block), 96 KB of shared memory.
 #include "ggml-like/cuda/attention.cuh"
 #include "ggml-like/cuda/launch.cuh"
@@ -18,6 +18,7 @@ constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = 16 * kWarps;
 constexpr int kKeys = 32, kStages = 3;
 constexpr int kTileBytes = kKeys * kDim * 2, kStageBytes = 2 * kTileBytes;
 constexpr int kSharedBytes = kStages * kStageBytes;
+static_assert(kWarps == 8 && kRows * kDim * 2 <= 2 * kStageBytes && kSharedBytes <= 99 * 1024);
 constexpr float kSlack = 8;  // a maximum may be exceeded by 2^8 before the sums are rescaled
 
 /// Rows of one sequence and the KV head that a block works on.
@@ -41,12 +42,14 @@ __device__ __forceinline__ bool find_tile(const AttentionCall& c, int index, int
 }
 
 /// Copies 32 keys and values; 16-byte piece p of row r lies at p ^ (r % 8). Keys from `keys` on become zeros.
-__device__ __forceinline__ void start_tile(const AttentionCall& c, const Tile& tile, int page, int step, int keys,
-                                           char* stage) {
+__device__ __forceinline__ void start_tile(const AttentionCall& c, const Tile& tile, int page, int step,
+                                           int keys, char* stage) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int key = step * kKeys + warp;
     const int64_t place =
-        ((static_cast<int64_t>(page) * c.kv_heads + tile.kv_head) * kKeysPerPage + key % kKeysPerPage) * kDim + lane * 8;
+        ((static_cast<int64_t>(page) * c.kv_heads + tile.kv_head) * kKeysPerPage + key % kKeysPerPage) *
+            kDim +
+        lane * 8;
     char* to = stage + warp * kDim * 2 + ((lane ^ warp) << 4);
 #pragma unroll
     for (int i = 0; i < kKeys / kWarps; ++i) {
@@ -56,23 +59,40 @@ __device__ __forceinline__ void start_tile(const AttentionCall& c, const Tile& t
     }
 }
 
-/// A operands of the warp's 16 rows: lane l has rows l / 4 and l / 4 + 8.
-__device__ __forceinline__ void load_queries(const bf16* row0, const bf16* row1, int lane, uint32_t (&q)[kSteps][4]) {
-    const int column = 2 * (lane % 4);
+/// The 16 rows of M of a warp: lane r % 16 knows row r.
+struct WarpRows {
+    int row, head;
+    bool own;  // false: padding up to 16, a copy of another row
+};
+
+__device__ __forceinline__ WarpRows warp_rows(const AttentionCall& c, const Tile& tile) {
+    const int group = c.heads / c.kv_heads, m = threadIdx.x / 32 * 16 + threadIdx.x % 16;
+    return {tile.first + min(m / group, tile.rows - 1), tile.kv_head * group + m % group,
+            m / group < tile.rows};
+}
+
+/// Starts copying the warp's rows of q or the gate, 512 bytes each.
+__device__ __forceinline__ void start_rows(const HeadRows& from, const WarpRows& rows, int lane, char* to) {
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s)
+    for (int r = 0; r < 16; ++r) {
+        const int row = __shfl_sync(0xffffffffu, rows.row, r), head = __shfl_sync(0xffffffffu, rows.head, r);
+        copy_async16(to + r * kDim * 2 + ((lane ^ (r & 7)) << 4), from.at(row, head) + lane * 8);
+    }
+}
+
+/// A operands of the warp's rows.
+__device__ __forceinline__ void load_queries(uint32_t rows, int lane, uint32_t (&q)[kSteps][4]) {
+    const uint32_t base = rows + lane % 16 * kDim * 2 + ((lane / 16 ^ (lane & 7)) << 4);
 #pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            q[s][2 * h] = *reinterpret_cast<const uint32_t*>(row0 + 16 * s + 8 * h + column);
-            q[s][2 * h + 1] = *reinterpret_cast<const uint32_t*>(row1 + 16 * s + 8 * h + column);
-        }
+    for (int s = 0; s < kSteps; ++s) load_matrices(q[s], (base ^ ((2 * s & 7) << 4)) + (s >> 2) * 128);
 }
 
 using Scores = float[kKeys / 8][4];
 using Output = float[kDim / 8][4];
 
 __device__ __forceinline__ void score(uint32_t k_tile, const uint32_t (&q)[kSteps][4], int lane, Scores& s) {
-    const uint32_t base = k_tile + (lane % 8 + lane / 16 * 8) * kDim * 2 + (((lane / 8 & 1) ^ (lane & 7)) << 4);
+    const uint32_t base =
+        k_tile + (lane % 8 + lane / 16 * 8) * kDim * 2 + (((lane / 8 & 1) ^ (lane & 7)) << 4);
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
@@ -113,7 +133,7 @@ __device__ __forceinline__ void softmax(Scores& s, float scale, Softmax& state, 
     if (__any_sync(0xffffffffu, exceeded)) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float now = fmaxf(state.maximum[h], highest[h]), f = exp2f(state.maximum[h] - now);
+            const float now = fmaxf(state.maximum[h], highest[h]), f = fast_exp2(state.maximum[h] - now);
             state.maximum[h] = now;
             state.sum[h] *= f;
 #pragma unroll
@@ -124,7 +144,7 @@ __device__ __forceinline__ void softmax(Scores& s, float scale, Softmax& state, 
     for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            s[n][e] = exp2f(fmaf(s[n][e], scale, -state.maximum[e / 2]));
+            s[n][e] = fast_exp2(fmaf(s[n][e], scale, -state.maximum[e / 2]));
             state.sum[e / 2] += s[n][e];
         }
 }
@@ -134,7 +154,8 @@ __device__ __forceinline__ void add_values(uint32_t v_tile, const Scores& p, int
 #pragma unroll
     for (int k = 0; k < kKeys / 16; ++k) {
         const uint32_t a[4] = {pack_bf16(p[2 * k][0], p[2 * k][1]), pack_bf16(p[2 * k][2], p[2 * k][3]),
-                               pack_bf16(p[2 * k + 1][0], p[2 * k + 1][1]), pack_bf16(p[2 * k + 1][2], p[2 * k + 1][3])};
+                               pack_bf16(p[2 * k + 1][0], p[2 * k + 1][1]),
+                               pack_bf16(p[2 * k + 1][2], p[2 * k + 1][3])};
 #pragma unroll
         for (int j = 0; j < kDim / 16; ++j) {
             uint32_t v[4];
@@ -153,53 +174,70 @@ __device__ __forceinline__ void mask(Scores& s, int key, int last0, int last1) {
             if (key + 8 * n + e % 2 > (e < 2 ? last0 : last1)) s[n][e] = -INFINITY;
 }
 
-/// One row of M: normalize, gate, round.
-__device__ __forceinline__ void store_row(const bf16* gate, bf16* y, const Output& o, int half, float sum, int lane) {
-    sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-    if (y == nullptr) return;
-    const float r = 1.0f / sum;
-    const int column = 2 * (lane % 4);
+/// Normalizes, gates and rounds the warp's rows over the gates in shared memory, then stores whole rows.
+__device__ __forceinline__ void store_rows(const AttentionCall& c, const WarpRows& rows, const Output& o,
+                                           Softmax& state, int lane, char* gates) {
 #pragma unroll
-    for (int n = 0; n < kDim / 8; ++n) {
-        const float2 g = unpack_bf16(*reinterpret_cast<const uint32_t*>(gate + 8 * n + column));
-        *reinterpret_cast<uint32_t*>(y + 8 * n + column) =
-            pack_bf16(o[n][2 * half] * r * sigmoid(g.x), o[n][2 * half + 1] * r * sigmoid(g.y));
+    for (int h = 0; h < 2; ++h) {
+        float sum = state.sum[h];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        const float r = 1.0f / sum;
+        char* row = gates + (lane / 4 + 8 * h) * kDim * 2 + lane % 4 * 4;
+#pragma unroll
+        for (int n = 0; n < kDim / 8; ++n) {
+            auto* at = reinterpret_cast<uint32_t*>(row + ((n ^ (lane / 4)) << 4));
+            const float2 g = unpack_bf16(*at);
+            *at = pack_bf16(o[n][2 * h] * r * sigmoid(g.x), o[n][2 * h + 1] * r * sigmoid(g.y));
+        }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int r = 0; r < 16; ++r) {
+        const int row = __shfl_sync(0xffffffffu, rows.row, r), head = __shfl_sync(0xffffffffu, rows.head, r);
+        const uint4 y = *reinterpret_cast<const uint4*>(gates + r * kDim * 2 + ((lane ^ (r & 7)) << 4));
+        if (__shfl_sync(0xffffffffu, rows.own, r))
+            *reinterpret_cast<uint4*>(c.y + (static_cast<int64_t>(row) * c.heads + head) * kDim + lane * 8) =
+                y;
     }
 }
 
-__global__ void __launch_bounds__(kThreads, 1) attention_prefill_kernel(const __grid_constant__ AttentionCall c) {
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_prefill_kernel(const __grid_constant__ AttentionCall c) {
     extern __shared__ __align__(1024) char shared[];
     allow_successor();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int group = c.heads / c.kv_heads, tile_rows = kRows / group;
+    const int tile_rows = kRows / (c.heads / c.kv_heads);
     Tile tile;
     tile.kv_head = static_cast<int>(blockIdx.x) % c.kv_heads;
     const bool found = find_tile(c, blockIdx.x / c.kv_heads, tile_rows, tile);
     wait_for_predecessor();
     if (!found) return;
 
-    int rows[2], heads[2], last[2];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const int m = warp * 16 + lane / 4 + 8 * h;
-        rows[h] = tile.first + min(m / group, tile.rows - 1);
-        heads[h] = tile.kv_head * group + m % group;
-        last[h] = c.positions[rows[h]];
-    }
+    // q takes stages 0 and 1 first, the first keys stage 2.
+    const WarpRows rows = warp_rows(c, tile);
+    char* own_rows = shared + warp * 16 * kDim * 2;
+    start_rows({c.rotated, static_cast<int64_t>(c.heads) * kDim, kDim}, rows, lane, own_rows);
+    commit_copies();
     const int first_position = c.positions[tile.first], keys = c.positions[tile.first + tile.rows - 1] + 1;
     const int steps = (keys + kKeys - 1) / kKeys;
     const int* pages = c.pages + tile.sequence * c.page_row;
     const auto page_of = [&](int step) { return pages[min(step, steps - 1) * kKeys / kKeysPerPage]; };
+    int page = page_of(0), stage = kStages - 1;
+    start_tile(c, tile, page, 0, keys, shared + stage * kStageBytes);
+    commit_copies();
+    page = page_of(1);
+    int last[2];
 #pragma unroll
-    for (int step = 0; step < kStages - 1; ++step) {
-        if (step < steps) start_tile(c, tile, page_of(step), step, keys, shared + step * kStageBytes);
-        commit_copies();
-    }
-    int page = page_of(kStages - 1);
+    for (int h = 0; h < 2; ++h) last[h] = c.positions[__shfl_sync(0xffffffffu, rows.row, lane / 4 + 8 * h)];
+    wait_copies<1>();
+    __syncwarp();
     uint32_t q[kSteps][4];
-    const int64_t width = static_cast<int64_t>(c.heads) * kDim;
-    load_queries(c.rotated + rows[0] * width + heads[0] * kDim, c.rotated + rows[1] * width + heads[1] * kDim, lane, q);
+    load_queries(shared_address(own_rows), lane, q);
+    __syncthreads();
+    if (steps > 1) start_tile(c, tile, page, 1, keys, shared);
+    commit_copies();
+    page = page_of(kStages - 1);
 
     Output o;
 #pragma unroll
@@ -208,7 +246,6 @@ __global__ void __launch_bounds__(kThreads, 1) attention_prefill_kernel(const __
         for (int e = 0; e < 4; ++e) o[n][e] = 0;
     Softmax state;
     const float scale = score_scale(kDim);
-    int stage = 0;
     for (int step = 0; step < steps; ++step) {
         wait_copies<kStages - 2>();
         __syncthreads();
@@ -225,21 +262,21 @@ __global__ void __launch_bounds__(kThreads, 1) attention_prefill_kernel(const __
         add_values(k_tile + kTileBytes, s, lane, o);
         stage = stage == kStages - 1 ? 0 : stage + 1;
     }
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const bool own = (warp * 16 + lane / 4 + 8 * h) / group < tile.rows;
-        store_row(c.gate.at(rows[h], heads[h]), own ? c.y + rows[h] * width + heads[h] * kDim : nullptr, o, h,
-                  state.sum[h], lane);
-    }
+    __syncthreads();  // the ring is free
+    start_rows(c.gate, rows, lane, own_rows);
+    commit_copies();
+    wait_copies<0>();
+    __syncwarp();
+    store_rows(c, rows, o, state, lane, own_rows);
 }
 
 }  // namespace
 
 void attention_prefill(const AttentionCall& call, Context& context) {
-    const int tile_rows = kRows / (call.heads / call.kv_heads);
-    const int tiles = call.tokens / tile_rows + call.sequences;
-    launch(context, "gated_attention prefill", attention_prefill_kernel, dim3(tiles * call.kv_heads), dim3(kThreads),
-           kSharedBytes, call);
+    const int tile_rows = kRows / (call.heads / call.kv_heads),
+              tiles = call.tokens / tile_rows + call.sequences;
+    launch(context, "gated_attention prefill", attention_prefill_kernel, dim3(tiles * call.kv_heads),
+           dim3(kThreads), kSharedBytes, call);
 }
 
 }  // namespace quern::cuda
