@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
+#include <random>
 
 #include "ggml-like/error.h"
 #include "tools/engine/sampler.h"
@@ -18,6 +20,74 @@ std::vector<int32_t> ids(const std::vector<Candidate>& list) {
     std::vector<int32_t> out;
     for (const Candidate& c : list) out.push_back(c.id);
     return out;
+}
+
+struct Row {
+    std::vector<float> logits;
+    int64_t vocab;
+};
+
+std::vector<float> normals(std::mt19937& random, size_t n, float scale) {
+    std::normal_distribution<float> normal(0, scale);
+    std::vector<float> v(n);
+    for (float& x : v) x = normal(random);
+    return v;
+}
+
+template <typename T>
+T pick(std::mt19937& random, std::initializer_list<T> of) {
+    return of.begin()[random() % of.size()];
+}
+
+/// Peaked or flat, with ties, masked ids and padding.
+Row random_row(std::mt19937& random) {
+    const size_t vocab = pick<size_t>(random, {3, 40, 64, 65, 100, 700, 3000}), padding = random() % 3;
+    Row row{normals(random, vocab + padding, pick(random, {0.01f, 1.0f, 3.0f, 6.0f, 20.0f})), static_cast<int64_t>(vocab)};
+    const float grid = pick(random, {0.0f, 0.0f, 0.5f, 8.0f});
+    const bool masked = random() % 4 == 0;
+    for (size_t i = 0; i < vocab; ++i) {
+        float& x = row.logits[i];
+        if (grid > 0) x = std::round(x * grid) / grid;
+        if (masked && random() % 2 == 0 && i != vocab / 2) x = -std::numeric_limits<float>::infinity();
+    }
+    std::fill(row.logits.begin() + static_cast<ptrdiff_t>(vocab), row.logits.end(), 1e6f);
+    return row;
+}
+
+Sampling random_settings(std::mt19937& random) {
+    Sampling s;
+    s.temperature = pick(random, {0.0f, 1e-6f, 1e-3f, 0.3f, 0.7f, 1.0f, 1.5f, 100.0f});
+    s.top_k = pick(random, {0, 0, 0, 1, 2, 20, 63, 64, 65, 1000});
+    s.top_p = pick(random, {1.0f, 1.0f, 0.99f, 0.95f, 0.9f, 0.5f, 0.1f, 1e-6f});
+    s.min_p = pick(random, {0.0f, 0.0f, 1e-3f, 0.05f, 0.3f, 1.0f});
+    s.seed = random();
+    return s;
+}
+
+struct Top {
+    std::vector<int32_t> ids;
+    std::vector<float> logits;
+    double sum = 0;
+};
+
+Top top_of(const Row& row, float temperature) {
+    Top top;
+    for (int32_t id = 0; id < row.vocab; ++id)
+        if (std::isfinite(row.logits[static_cast<size_t>(id)])) top.ids.push_back(id);
+    const auto logit = [&](int32_t id) { return row.logits[static_cast<size_t>(id)]; };
+    std::stable_sort(top.ids.begin(), top.ids.end(), [&](int32_t a, int32_t b) { return logit(a) > logit(b); });
+    for (const int32_t id : top.ids)
+        top.sum += std::exp((static_cast<double>(logit(id)) - logit(top.ids[0])) / (temperature > 0 ? temperature : 1.0f));
+    top.ids.resize(std::min<size_t>(top.ids.size(), 64));
+    for (const int32_t id : top.ids) top.logits.push_back(logit(id));
+    return top;
+}
+
+/// With a sum as good as a device's FP32 may be: off by up to 1e-5 of itself.
+std::optional<int32_t> from_top(const Row& row, const Sampling& s, int64_t position) {
+    Top top = top_of(row, s.temperature);
+    top.sum = static_cast<float>(std::max(1.0, top.sum * (1 + 1e-5 * static_cast<double>(position % 3 - 1))));
+    return sample_top({top.ids, top.logits, top.sum}, row.vocab, s, position);
 }
 
 TEST_SUITE("cpu") {
@@ -101,6 +171,74 @@ TEST_SUITE("cpu") {
         CHECK_NOTHROW(sample(padding, kVocab, {}, {}, 0));
         std::vector<float> masked = {-inf, 1.0f, -inf};
         CHECK(sample(masked, 3, {}, {}, 0) == 1);
+    }
+
+    TEST_CASE("the highest logits alone give the same token, or none") {
+        std::mt19937 random(5);
+        int answers = 0, total = 0;
+        for (int trial = 0; trial < 20000; ++trial) {
+            const Row row = random_row(random);
+            const Sampling s = random_settings(random);
+            const auto got = from_top(row, s, trial);
+            ++total;
+            if (!got) continue;
+            ++answers;
+            CAPTURE(trial);
+            CAPTURE(s.temperature);
+            CAPTURE(s.top_k);
+            CAPTURE(s.top_p);
+            CAPTURE(s.min_p);
+            CHECK(*got == sample(row.logits, row.vocab, s, {}, trial));
+        }
+        CHECK(answers > total / 3);
+    }
+
+    TEST_CASE("the highest logits: what they must answer, and what they cannot") {
+        std::mt19937 random(6);
+        Row row = random_row(random);
+        row.vocab = 5000;
+        row.logits = normals(random, 5000, 3.0f);
+        const auto answers = [&](auto change) {
+            Sampling s;
+            change(s);
+            return from_top(row, s, 1).has_value();
+        };
+        CHECK(answers([](Sampling& s) { s.temperature = 0; }));
+        CHECK(answers([](Sampling& s) { s.top_k = 1; }));
+        CHECK(answers([](Sampling& s) { s.top_k = 64; }));
+        CHECK(answers([](Sampling& s) { s.top_k = 20, s.top_p = 0.95f, s.temperature = 0.6f; }));
+        CHECK(answers([](Sampling& s) { s.min_p = 0.3f; }));
+        CHECK(answers([](Sampling& s) { s.top_p = 0.1f; }));
+        CHECK_FALSE(answers([](Sampling&) {}));
+        CHECK_FALSE(answers([](Sampling& s) { s.top_k = 65; }));
+        CHECK_FALSE(answers([](Sampling& s) { s.top_p = 0.999f; }));
+        for (const float temperature : {0.0f, 1.0f}) {
+            const auto adjusted = [&](auto change) {
+                return answers([&](Sampling& s) {
+                    s.temperature = temperature, s.top_k = 5;
+                    change(s);
+                });
+            };
+            CHECK(adjusted([](Sampling&) {}));
+            CHECK_FALSE(adjusted([](Sampling& s) { s.repetition_penalty = 1.1f; }));
+            CHECK_FALSE(adjusted([](Sampling& s) { s.presence_penalty = 0.5f; }));
+            CHECK_FALSE(adjusted([](Sampling& s) { s.frequency_penalty = -0.5f; }));
+            CHECK_FALSE(adjusted([](Sampling& s) { s.logit_bias = {{7, 0.0f}}; }));
+        }
+        // Many small ones make up the last of p, and more of the like are not among the 64.
+        std::fill(row.logits.begin(), row.logits.end(), std::log(0.095f / 4936.0f));
+        std::fill_n(row.logits.begin(), 64, std::log(0.0015f));
+        row.logits[0] = std::log(0.8105f);
+        Sampling s;
+        s.top_p = 0.9f;
+        for (int64_t position = 0; position < 200; ++position) {
+            const auto got = from_top(row, s, position);
+            if (got) CHECK(*got == sample(row.logits, row.vocab, s, {}, position));
+        }
+        // A broken sum is no sum.
+        Top top = top_of(row, 1.0f);
+        top.sum = std::nan("");
+        CHECK_FALSE(sample_top({top.ids, top.logits, top.sum}, row.vocab, s, 1).has_value());
     }
 
     TEST_CASE("settings that make no sense are refused by name") {

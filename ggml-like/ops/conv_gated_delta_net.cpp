@@ -78,21 +78,29 @@ class Head {
           k_(q_.size()),
           v_(static_cast<size_t>(p_.value_dim)) {}
 
+    /// All heads of a key head commit before one of them runs: they share its journal entries.
+    void commit() {
+        float* s = state();
+        if (i32(kPositions, begin_) == 0) std::fill(s, s + p_.value_dim * p_.key_dim, 0.0f);
+        for (int32_t entry = 0; entry < committed_; ++entry) replay(s, entry);
+    }
+
     void run() {
-        const Tensor& state = *node_.state[kState];
-        float* committed = state.as<float>() + slot_ * state.stride[0] + head_ * state.stride[1];
-        if (i32(kPositions, begin_) == 0) std::fill(committed, committed + p_.value_dim * p_.key_dim, 0.0f);
-        for (int32_t entry = 0; entry < committed_; ++entry) replay(committed, entry);
         std::vector<float> private_copy;  // journaling: the rows run on a copy, the committed state stays
-        float* s = committed;
+        float* s = state();
         if (journal_) {
-            private_copy.assign(committed, committed + p_.value_dim * p_.key_dim);
+            private_copy.assign(s, s + p_.value_dim * p_.key_dim);
             s = private_copy.data();
         }
         for (int32_t t = begin_; t < end_; ++t) step(s, t);
     }
 
   private:
+    float* state() const {
+        const Tensor& t = *node_.state[kState];
+        return t.as<float>() + slot_ * t.stride[0] + head_ * t.stride[1];
+    }
+
     int32_t i32(Input input, int64_t i) const { return node_.inputs[input]->as<int32_t>()[i]; }
 
     float* journal_at(State which, int64_t entry, int64_t head) const {
@@ -171,8 +179,9 @@ void run_heads(const Node& node, cpu::Context& context) {
             const int64_t s = unit / p.key_heads;
             const int32_t* start = node.inputs[kStart]->as<int32_t>() + s;
             if (start[0] == start[1]) continue;
-            for (int64_t i = 0; i < group; ++i)
-                Head(node, context.dot, s, unit % p.key_heads * group + i).run();
+            const auto head = [&](int64_t i) { return Head(node, context.dot, s, unit % p.key_heads * group + i); };
+            for (int64_t i = 0; i < group; ++i) head(i).commit();
+            for (int64_t i = 0; i < group; ++i) head(i).run();
         }
     });
 }
@@ -217,9 +226,11 @@ void check_inputs(std::string_view name, const DeltaInputs& in, const ConvGatedD
 void check_state(std::string_view name, const DeltaInputs& in, const DeltaState& state,
                  const ConvGatedDeltaNetParams& p) {
     const Tensor &ring = *state.conv, &s = *state.delta;
-    CHECK(ring.rank == 3 && ring.contiguous() && ring.shape[1] >= in.conv->shape[1] && ring.shape[2] == in.u->shape[1],
-          "[conv_gated_delta_net] {}: state {} does not fit u {} and {} taps", name, describe(ring), describe(*in.u),
-          in.conv->shape[1]);
+    const int64_t drafted = state.journal_k != nullptr ? std::max<int64_t>(1, state.journal_k->shape[1]) : 1;
+    CHECK(ring.rank == 3 && ring.contiguous() && ring.shape[1] >= in.conv->shape[1] - 1 + drafted &&
+              ring.shape[2] == in.u->shape[1],
+          "[conv_gated_delta_net] {}: state {} does not fit u {}, {} taps and a journal of {}", name, describe(ring),
+          describe(*in.u), in.conv->shape[1], drafted);
     CHECK(s.dtype == DType::F32 && s.rank == 4 && s.shape[1] == p.value_heads && s.shape[2] == p.value_dim &&
               s.shape[3] == p.key_dim && s.contiguous(),
           "[conv_gated_delta_net] {}: state {} should be F32 [slots, {}, {}, {}]", name, describe(s), p.value_heads,

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/context.h"
@@ -19,10 +18,12 @@ void top_of_row(const Node& node, int64_t row) {
     const float temperature = node.inputs[1]->as<float>()[row];
     int32_t* ids = node.outputs[0]->row<int32_t>(row);
     float values[kTopLogits];
-    const int64_t vocab = node.params<LogitsTopParams>().vocab, n = std::min<int64_t>(vocab, kTopLogits);
+    const int64_t vocab = node.params<LogitsTopParams>().vocab;
     const bool sane = std::all_of(logits, logits + vocab, [](float x) { return x < INFINITY; });
-    std::vector<int32_t> order(static_cast<size_t>(vocab));
-    std::iota(order.begin(), order.end(), 0);
+    std::vector<int32_t> order;
+    for (int32_t id = 0; id < vocab; ++id)
+        if (logits[id] > -INFINITY) order.push_back(id);
+    const int64_t n = std::min(static_cast<int64_t>(order.size()), int64_t{kTopLogits});
     const auto higher = [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
     if (sane) std::partial_sort(order.begin(), order.begin() + n, order.end(), higher);
     for (int64_t i = 0; i < kTopLogits; ++i) {
@@ -36,7 +37,7 @@ void top_of_row(const Node& node, int64_t row) {
     const float rounded = static_cast<float>(sum);
     std::memcpy(ids + kTopLogits, values, sizeof values);
     std::memcpy(ids + 2 * kTopLogits, &rounded, sizeof rounded);
-    ids[2 * kTopLogits + 1] = sane && std::isfinite(values[0]) ? 1 : 0;
+    ids[2 * kTopLogits + 1] = sane && n > 0 ? 1 : 0;
 }
 
 void run(const Node& node, cpu::Context& context) {

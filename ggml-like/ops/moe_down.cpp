@@ -57,6 +57,7 @@ void run_columns(const Work& work, int64_t begin, int64_t end, const cpu::DotKer
 std::vector<Group> make_groups(const Node& node, const cpu::ActivationRows& routed) {
     const auto& experts = *node.params<MoeDownParams>().experts;
     const int32_t *offsets = node.inputs[5]->as<int32_t>(), *pairs = offsets + experts.count() + 1;
+    cpu::check_groups("moe_down", node.name, *node.inputs[5], experts.count(), routed.count());
     std::vector<Group> groups;
     for (int64_t e = 0; e < experts.count(); ++e) {
         if (offsets[e] == offsets[e + 1]) continue;

@@ -54,6 +54,7 @@ std::vector<Group> make_groups(const Node& node, const cpu::ActivationRows& x) {
     const auto& p = node.params<MoeGateUpParams>();
     const int64_t used = ids.shape[1], width = routed.shape[2], experts = p.experts->count();
     const int32_t *offsets = node.inputs[2]->as<int32_t>(), *pairs = offsets + experts + 1;
+    cpu::check_groups("moe_gate_up", node.name, *node.inputs[2], experts, ids.elements());
     std::vector<Group> groups;
     const auto add = [&](const Weight& w, int64_t f, const Tensor& out, const std::vector<int64_t>& where,
                          int64_t per_token) {

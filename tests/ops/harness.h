@@ -1,48 +1,136 @@
-// A small bench for op tests: tensors with guards around them, poisoned outputs, one run through Graph and
-// Plan.
+// A small bench for op tests: devices, tensors with guards around them, poisoned outputs, one run through
+// Graph and Plan.
 #pragma once
 
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <cstring>
 #include <deque>
 #include <functional>
+#include <optional>
 #include <random>
 #include <vector>
 
 #include "ggml-like/backend.h"
 #include "ggml-like/ops/batch.h"
+#include "ops/second_backend.h"
 
 namespace quern::test {
 
-/// Memory of a weight or state tensor with a guard on either side, checked when the object goes.
+/// A backend and how exact it is.
+struct Device {
+    std::unique_ptr<Backend> backend;
+    DType activation = DType::F32;
+    double tolerance = 0;  // relative, in the L2 sense; 0: what FP32 sums give, the case's own bound
+
+    bool exact() const { return tolerance == 0; }
+    double bound(double of_exact) const { return exact() ? of_exact : tolerance; }
+    /// Whether a row of a batch of so many has the bits it has alone.
+    bool same_bits(int64_t tokens) const { return exact() || tokens <= 8; }
+    /// The values that an activation can hold.
+    std::vector<float> rounded(std::vector<float> v) const {
+        if (activation == DType::BF16)
+            for (float& x : v) x = bf16_to_float(float_to_bf16(x));
+        return v;
+    }
+};
+
+inline Device cpu_device(int threads = 2) { return {make_cpu_backend(threads)}; }
+
+/// The CPU, then the second backend if there is one.
+inline std::vector<Device> devices() {
+    std::vector<Device> all;
+    all.push_back(cpu_device());
+    if (auto cuda = make_test_cuda_backend())
+        all.push_back({.backend = std::move(cuda), .activation = DType::BF16, .tolerance = 1e-2});
+    return all;
+}
+
+using DeviceCase = void (*)(Device& device);
+
+inline void on_cpu(DeviceCase run) {
+    Device device = cpu_device();
+    run(device);
+}
+
+inline void on_cuda(DeviceCase run) {
+    std::vector<Device> all = devices();
+    if (all.size() < 2) {
+        MESSAGE("skipped: no CUDA device, or a build without CUDA");
+        return;
+    }
+    run(all[1]);
+}
+
+/// One test case in the suite of each backend. (doctest keeps only one of two with the same line and title.)
+#define DEVICE_TEST_CASE(title, run)                 \
+    TEST_SUITE("cpu") {                              \
+        TEST_CASE(title) { on_cpu(run); }            \
+    }                                                \
+    TEST_SUITE("cuda") {                             \
+        TEST_CASE(title " (CUDA)") { on_cuda(run); } \
+    }
+
+/// A weight as the backend's ops want it; the bytes of the segments stay where they are.
+inline Weight placed(const Device& device, Weight weight, RowOrder order = RowOrder::stacked) {
+    device.backend->place_weight(weight, order);
+    return weight;
+}
+inline ExpertWeights placed(const Device& device, ExpertWeights experts, RowOrder order = RowOrder::stacked) {
+    device.backend->place_experts(experts, order);
+    return experts;
+}
+
+/// Memory of a weight or state tensor on the backend, with a guard on either side, checked when the object
+/// goes.
 class Guarded {
   public:
-    Guarded(const char* name, DType dtype, Place place, std::initializer_list<int64_t> shape)
-        : tensor_(make_tensor(name, dtype, place, shape)),
-          memory_(static_cast<size_t>(tensor_.bytes()) + 2 * kGuard, std::byte{0xa5}) {
-        tensor_.data = memory_.data() + kGuard;
+    Guarded(const Device& device, const char* name, DType dtype, Place place,
+            std::initializer_list<int64_t> shape)
+        : backend_(*device.backend),
+          tensor_(make_tensor(name, dtype, place, shape)),
+          host_(static_cast<size_t>(tensor_.bytes()) + 2 * kGuard, std::byte{0xa5}),
+          memory_(backend_.alloc(size(), name)) {
+        tensor_.data = static_cast<std::byte*>(memory_) + kGuard;
+        backend_.upload(memory_, host_.data(), size());
     }
     ~Guarded() {
+        backend_.download(host_.data(), memory_, size());
         for (size_t i = 0; i < kGuard; ++i)
-            if (memory_[i] != std::byte{0xa5} || memory_[memory_.size() - 1 - i] != std::byte{0xa5})
+            if (host_[i] != std::byte{0xa5} || host_[host_.size() - 1 - i] != std::byte{0xa5})
                 FAIL_CHECK("wrote outside of " << tensor_.name);
+        backend_.free(memory_);
     }
     Guarded(const Guarded&) = delete;
 
     const Tensor& tensor() const { return tensor_; }
-    float* data() { return tensor_.as<float>(); }
-    std::vector<double> values() const {
+    void set(const std::vector<float>& values) {
+        REQUIRE(static_cast<int64_t>(values.size()) == tensor_.elements());
+        store_floats(host_tensor(), 0, tensor_.elements(), values.data());
+        backend_.upload(memory_, host_.data(), size());
+    }
+    void fill(float value) { set(std::vector<float>(static_cast<size_t>(tensor_.elements()), value)); }
+    std::vector<double> values() {
+        backend_.download(host_.data(), memory_, size());
         std::vector<float> f(static_cast<size_t>(tensor_.elements()));
-        load_floats(tensor_, 0, tensor_.elements(), f.data());
+        load_floats(host_tensor(), 0, tensor_.elements(), f.data());
         return {f.begin(), f.end()};
     }
 
   private:
-    static constexpr size_t kGuard = 64;
+    static constexpr size_t kGuard = kPlanAlignment;
+
+    int64_t size() const { return static_cast<int64_t>(host_.size()); }
+    Tensor host_tensor() {
+        Tensor t = tensor_;
+        t.data = host_.data() + kGuard;
+        return t;
+    }
+
+    Backend& backend_;
     Tensor tensor_;
-    std::vector<std::byte> memory_;
+    std::vector<std::byte> host_;
+    void* memory_;
 };
 
 /// Rows of a step: `rows[s]` rows of sequence s, which has `before[s]` tokens already, in slot `slots[s]`.
@@ -50,9 +138,10 @@ struct Layout {
     std::vector<int> rows, before, slots;
     std::vector<int> committed = std::vector<int>(4, 0), journal = std::vector<int>(4, 0);
     int64_t pages_each = 4;
+    int padding = 0;  // rows after the last sequence
 
     int64_t tokens() const {
-        int64_t n = 0;
+        int64_t n = padding;
         for (int r : rows) n += r;
         return n;
     }
@@ -92,32 +181,40 @@ inline void fill_batch(Plan& plan, const Batch& b, const Layout& l) {
         }
     }
     plan.input<int32_t>(b.start)[l.rows.size()] = row;
+    for (; row < l.tokens(); ++row) {
+        plan.input<int32_t>(b.positions)[row] = 0;
+        plan.input<int32_t>(b.row_sequence)[row] = -1;
+    }
 }
 
-/// Runs a graph; `fill` writes the inputs. Returns the outputs as doubles; memory they do not write shows as
-/// NaN.
-inline std::vector<std::vector<double>> run_graph(Graph graph, const std::function<void(Plan&)>& fill,
-                                                  int threads = 2) {
-    const auto backend = make_cpu_backend(threads);
+/// A tensor of the backend as doubles.
+inline std::vector<double> download(Backend& backend, const Tensor& t) {
+    std::vector<std::byte> bytes(static_cast<size_t>(t.bytes()));
+    backend.download(bytes.data(), t.data, t.bytes());
+    Tensor host = t;
+    host.data = bytes.data();
+    if (t.dtype == DType::I32) return {host.as<int32_t>(), host.as<int32_t>() + t.elements()};
+    std::vector<float> values(static_cast<size_t>(t.elements()));
+    load_floats(host, 0, t.elements(), values.data());
+    return {values.begin(), values.end()};
+}
+
+/// Runs a graph; `fill` writes the inputs. Returns the outputs; memory they do not write shows as NaN.
+inline std::vector<std::vector<double>> run_graph(const Device& device, Graph graph,
+                                                  const std::function<void(Plan&)>& fill) {
+    Backend& backend = *device.backend;
+    backend.weights_complete();
     const std::vector<Tensor*> outputs = graph.outputs();
-    Plan plan(std::move(graph), *backend);
+    Plan plan(std::move(graph), backend);
     fill(plan);
-    for (Tensor* t : outputs) std::memset(t->data, 0xff, static_cast<size_t>(t->bytes()));
-    plan.run();
-    std::vector<std::vector<double>> all;
     for (Tensor* t : outputs) {
-        std::vector<double> values;
-        for (int64_t i = 0; i < t->elements(); ++i) {
-            if (t->dtype == DType::I32) {
-                values.push_back(t->as<int32_t>()[i]);
-                continue;
-            }
-            float f;
-            load_floats(*t, i, 1, &f);
-            values.push_back(f);
-        }
-        all.push_back(std::move(values));
+        const std::vector<std::byte> poison(static_cast<size_t>(t->bytes()), std::byte{0xff});
+        backend.upload(t->data, poison.data(), t->bytes());
     }
+    plan.run();
+    backend.synchronize();
+    std::vector<std::vector<double>> all;
+    for (Tensor* t : outputs) all.push_back(download(backend, *t));
     return all;
 }
 
@@ -145,6 +242,40 @@ inline double relative_error(const std::vector<double>& got, const std::vector<d
         norm += expected[i] * expected[i];
     }
     return std::sqrt(difference / std::max(norm, 1e-300));
+}
+
+/// Expected values, each with how far FP32 may be from it.
+struct Expected {
+    std::vector<double> value, bound;
+    void add(double v, double b) {
+        value.push_back(v);
+        bound.push_back(b);
+    }
+};
+
+inline void check_close(const Device& device, const std::vector<double>& got, const Expected& expected) {
+    REQUIRE(got.size() == expected.value.size());
+    if (!device.exact()) {
+        CHECK(relative_error(got, expected.value) < device.tolerance);
+        return;
+    }
+    for (size_t i = 0; i < got.size(); ++i)
+        if (!(std::fabs(got[i] - expected.value[i]) <= expected.bound[i]))
+            FAIL_CHECK("element ", i, ": ", got[i], " != ", expected.value[i]);
+}
+
+/// Rows [begin, begin + count) of a matrix of this width.
+template <typename T>
+std::vector<T> rows_of(const std::vector<T>& v, int64_t width, int64_t begin, int64_t count) {
+    return {v.begin() + begin * width, v.begin() + (begin + count) * width};
+}
+
+/// Rows of a batch that are worth running alone too.
+inline std::vector<int64_t> some_rows(int64_t tokens) {
+    std::vector<int64_t> rows;
+    for (int64_t t : {int64_t{0}, int64_t{1}, tokens / 2, tokens - 1})
+        if (t < tokens && (rows.empty() || rows.back() < t)) rows.push_back(t);
+    return rows;
 }
 
 inline void set_input(Plan& plan, Tensor* t, const std::vector<float>& values) {

@@ -1,14 +1,11 @@
-// linear, against sums in double over weights decoded by the test.
-#include "ggml-like/ops/linear.h"
-
+// linear_add, norm_linear and gated_norm_linear_add, against sums in double over weights decoded by the test.
 #include <fmt/format.h>
 
-#include <memory>
-
-#include <doctest/doctest.h>
-#include "ggml-like/backend.h"
 #include "ggml-like/error.h"
-
+#include "ggml-like/ops/gated_norm_linear_add.h"
+#include "ggml-like/ops/linear_add.h"
+#include "ggml-like/ops/norm_linear.h"
+#include "ops/harness.h"
 #include "ops/weights.h"
 
 using namespace quern;
@@ -16,148 +13,309 @@ using namespace quern::test;
 
 namespace {
 
-struct Case {
+constexpr float kEps = 1e-6f;
+constexpr int64_t kTokens[] = {1, 2, 7, 8, 9, 33, 64, 130};
+
+struct Matrix {
+    Weight weight;
+    std::vector<double> values;
+
+    Sum product(int64_t row, const double* x) const {
+        Sum sum;
+        for (int64_t k = 0; k < weight.cols; ++k)
+            sum.add(values[static_cast<size_t>(row * weight.cols + k)], x[k]);
+        return sum;
+    }
+};
+
+Matrix random_matrix(WeightStore& store, const std::vector<Form>& forms, const std::vector<int64_t>& rows,
+                     int64_t cols) {
+    Matrix m;
+    std::vector<WeightSegment> segments;
+    for (size_t i = 0; i < rows.size(); ++i)
+        segments.push_back(store.segment(fmt::format("s{}", i), forms[i], rows[i], cols, m.values));
+    m.weight = Weight("w", segments);
+    return m;
+}
+
+/// residual + h W^T; the error of h relative to its own size adds to that of the sum.
+Expected expect_add(const Matrix& m, const std::vector<double>& h, const std::vector<float>& residual,
+                    double h_error) {
+    Expected e;
+    const int64_t tokens = static_cast<int64_t>(h.size()) / m.weight.cols;
+    for (int64_t t = 0; t < tokens; ++t)
+        for (int64_t r = 0; r < m.weight.rows; ++r) {
+            const Sum sum = m.product(r, h.data() + t * m.weight.cols);
+            const double add =
+                residual.empty() ? 0
+                                 : static_cast<double>(residual[static_cast<size_t>(t * m.weight.rows + r)]);
+            const double y = add + sum.value;
+            e.add(y, sum_bound(sum, m.weight.cols) + h_error * sum.magnitude + 1.2e-7 * std::fabs(y));
+        }
+    return e;
+}
+
+std::vector<double> doubles(const std::vector<float>& v) { return {v.begin(), v.end()}; }
+
+// ---- linear_add
+
+struct LinearCase {
     int64_t tokens, cols;
     std::vector<int64_t> rows;  // of the segments
     std::vector<Form> forms;
+    int64_t before = 0, after = 0;  // columns around x in its memory
 };
 
-/// y [tokens, rows] of one run with x as given.
-std::vector<float> run_linear(Backend& backend, const Weight& w, const std::vector<float>& x, int64_t tokens,
-                              DType x_type, DType y_type) {
+std::vector<double> run_linear_add(const Device& device, const Weight& w, const LinearCase& c,
+                                   const std::vector<float>& x, const std::vector<float>& residual) {
+    const int64_t tokens = static_cast<int64_t>(x.size()) / c.cols, stride = c.before + c.cols + c.after;
     Graph g;
-    Tensor* in = g.input("x", x_type, {tokens, w.cols});
-    Tensor* y = linear(g, "y", in, w, y_type);
-    g.output(y);
-    Plan plan(std::move(g), backend);
-    Tensor host = *in;
-    host.data = plan.input<void>(in);
-    store_floats(host, 0, tokens * w.cols, x.data());
-    plan.run();
-    backend.synchronize();
-    std::vector<float> out(static_cast<size_t>(tokens * w.rows));
-    load_floats(*y, 0, tokens * w.rows, out.data());
-    return out;
+    Tensor* wide = g.input("x", device.activation, {tokens, stride});
+    Tensor* add = g.input("residual", DType::F32, {tokens, w.rows});
+    g.output(linear_add(g, "y", g.columns("v", wide, c.before, c.cols), w, add));
+    return run_graph(device, std::move(g), [&](Plan& p) {
+        std::vector<float> padded(static_cast<size_t>(tokens * stride), 99.0f);
+        for (int64_t t = 0; t < tokens; ++t)
+            std::copy_n(x.data() + t * c.cols, c.cols, padded.data() + t * stride + c.before);
+        set_input(p, wide, padded);
+        set_input(p, add, residual);
+    })[0];
 }
 
-void check_case(Backend& backend, const Case& c, unsigned seed) {
+void check_linear_add(const Device& device, const LinearCase& c, unsigned seed) {
     CAPTURE(seed);
     CAPTURE(c.tokens);
     CAPTURE(c.cols);
     CAPTURE(std::string(form_name(c.forms[0])));
     WeightStore store(seed);
-    std::vector<double> values;
-    std::vector<WeightSegment> segments;
-    for (size_t i = 0; i < c.rows.size(); ++i)
-        segments.push_back(store.segment(fmt::format("s{}", i), c.forms[i], c.rows[i], c.cols, values));
-    const Weight w("w", segments);
-    std::vector<float> x(static_cast<size_t>(c.tokens * c.cols));
-    for (float& v : x) v = store.normal();
-    const std::vector<float> y = run_linear(backend, w, x, c.tokens, DType::F32, DType::F32);
-    for (int64_t t = 0; t < c.tokens; ++t) {
-        for (int64_t r = 0; r < w.rows; ++r) {
-            Sum sum;
-            for (int64_t k = 0; k < c.cols; ++k)
-                sum.add(values[static_cast<size_t>(r * c.cols + k)], x[static_cast<size_t>(t * c.cols + k)]);
-            const float found = y[static_cast<size_t>(t * w.rows + r)];
-            if (!(std::fabs(found - sum.value) <= sum_bound(sum, c.cols)))
-                FAIL_CHECK("token ", t, " row ", r, ": ", found, " != ", sum.value);
+    const Matrix m = random_matrix(store, c.forms, c.rows, c.cols);
+    const Weight w = placed(device, m.weight);
+    Random random(seed);
+    const auto x = device.rounded(random.normals(c.tokens * c.cols));
+    const auto residual = random.normals(c.tokens * w.rows);
+    const auto y = run_linear_add(device, w, c, x, residual);
+    check_close(device, y, expect_add(m, doubles(x), residual, 0));
+    if (!device.same_bits(c.tokens)) return;
+    for (const int64_t t : some_rows(c.tokens))
+        CHECK(run_linear_add(device, w, c, rows_of(x, c.cols, t, 1), rows_of(residual, w.rows, t, 1)) ==
+              rows_of(y, w.rows, t, 1));
+}
+
+void linear_add_forms(Device& device) {
+    unsigned seed = 100;
+    for (const Form form : kForms) {
+        for (const int64_t tokens : kTokens) check_linear_add(device, {tokens, 144, {37}, {form}}, ++seed);
+        check_linear_add(device, {2, 272, {300}, {form}}, ++seed);  // three row blocks of FP8
+        check_linear_add(device, {65, 32, {9}, {form}}, ++seed);
+        check_linear_add(device, {3, 32, {20}, {form}, 16, 32}, ++seed);  // a view of some columns
+    }
+}
+
+void linear_add_segments(Device& device) {
+    const Form nvfp4 = Form::nvfp4;
+    for (const int64_t tokens : {1, 4, 9, 70}) {
+        check_linear_add(device, {tokens, 160, {64, 33, 5}, {nvfp4, nvfp4, nvfp4}}, 1);
+        check_linear_add(device, {tokens, 160, {130, 16, 140}, {Form::bf16, nvfp4, Form::f8_block}}, 2);
+        check_linear_add(device, {tokens, 160, {32, 16, 7}, {Form::f8_tensor, Form::f8_row, Form::f16}}, 3);
+    }
+}
+
+// ---- norm_linear
+
+std::vector<double> run_norm_linear(const Device& device, const Weight& w, const Tensor& norm,
+                                    const std::vector<float>& x, DType activation, DType dtype) {
+    Graph g;
+    Tensor* in = g.input("x", DType::F32, {static_cast<int64_t>(x.size()) / w.cols, w.cols});
+    g.output(norm_linear(g, "y", in, g.external(norm), w, kEps, activation, dtype));
+    return run_graph(device, std::move(g), [&](Plan& p) { set_input(p, in, x); })[0];
+}
+
+/// o / rms(o) * norm, in double.
+std::vector<double> normed(const std::vector<float>& x, const std::vector<float>& norm) {
+    std::vector<double> h;
+    for (size_t begin = 0; begin < x.size(); begin += norm.size()) {
+        double sum = 0;
+        for (size_t i = 0; i < norm.size(); ++i) sum += static_cast<double>(x[begin + i]) * x[begin + i];
+        const double rms = std::sqrt(sum / static_cast<double>(norm.size()) + kEps);
+        for (size_t i = 0; i < norm.size(); ++i) h.push_back(x[begin + i] / rms * norm[i]);
+    }
+    return h;
+}
+
+/// How far a norm over n elements, summed one by one in FP32, may be off.
+double norm_error(int64_t n) { return std::ldexp(static_cast<double>(n) + 8, -24); }
+
+void check_norm_linear(const Device& device, int64_t tokens, int64_t cols, int64_t rows, Form form,
+                       unsigned seed) {
+    CAPTURE(seed);
+    CAPTURE(tokens);
+    CAPTURE(cols);
+    CAPTURE(std::string(form_name(form)));
+    WeightStore store(seed);
+    const Matrix m = random_matrix(store, {form}, {rows}, cols);
+    const Weight w = placed(device, m.weight);
+    Random random(seed);
+    auto x = random.normals(tokens * cols);
+    for (int64_t i = 0; i < cols; ++i) x[static_cast<size_t>(i)] *= 1e-3f;  // eps counts in the first row
+    const auto norm = random.normals(cols);
+    Guarded norm_memory(device, "norm", DType::F32, Place::weight, {cols});
+    norm_memory.set(norm);
+    const auto run = [&](const std::vector<float>& rows_in, DType dtype) {
+        return run_norm_linear(device, w, norm_memory.tensor(), rows_in, device.activation, dtype);
+    };
+    const Expected expected = expect_add(m, normed(x, norm), {}, norm_error(cols));
+    const auto y = run(x, DType::F32);
+    check_close(device, y, expected);
+    const auto rounded = run(x, DType::BF16);
+    CHECK(relative_error(rounded, expected.value) < 1e-2);
+    if (!device.same_bits(tokens)) return;
+    for (const int64_t t : some_rows(tokens)) {
+        const auto row = rows_of(x, cols, t, 1);
+        CHECK(run(row, DType::F32) == rows_of(y, rows, t, 1));
+        CHECK(run(row, DType::BF16) == rows_of(rounded, rows, t, 1));
+    }
+}
+
+void norm_linear_forms(Device& device) {
+    unsigned seed = 200;
+    for (const int64_t tokens : kTokens) {
+        check_norm_linear(device, tokens, 144, 37, Form::nvfp4, ++seed);
+        check_norm_linear(device, tokens, 256, 64, Form::bf16, ++seed);
+    }
+    for (const Form form : kForms) check_norm_linear(device, 3, 272, 150, form, ++seed);
+    check_norm_linear(device, 2, 2048, 80, Form::nvfp4, ++seed);
+}
+
+// ---- gated_norm_linear_add
+
+struct GatedCase {
+    int64_t tokens, heads, width, rows;
+    Form form;
+};
+
+void check_gated(const Device& device, const GatedCase& c, unsigned seed) {
+    CAPTURE(seed);
+    CAPTURE(c.tokens);
+    const int64_t cols = c.heads * c.width, stride = cols + 24;
+    WeightStore store(seed);
+    const Matrix m = random_matrix(store, {c.form}, {c.rows}, cols);
+    const Weight w = placed(device, m.weight);
+    Random random(seed);
+    const auto o = device.rounded(random.normals(c.tokens * cols)),
+               z = device.rounded(random.normals(c.tokens * stride));
+    const auto residual = random.normals(c.tokens * c.rows), norm = random.normals(c.width);
+    Guarded norm_memory(device, "norm", DType::F32, Place::weight, {c.width});
+    norm_memory.set(norm);
+    const auto run = [&](int64_t begin, int64_t count) {
+        Graph g;
+        Tensor* to = g.input("o", device.activation, {count, c.heads, c.width});
+        Tensor* wide = g.input("z", device.activation, {count, stride});
+        Tensor* tz = g.view("gate", wide, 16, {count, c.heads, c.width}, {stride, c.width, 1});
+        Tensor* add = g.input("residual", DType::F32, {count, c.rows});
+        g.output(gated_norm_linear_add(g, "y", to, tz, g.external(norm_memory.tensor()), kEps, w, add));
+        return run_graph(device, std::move(g), [&](Plan& p) {
+            set_input(p, to, rows_of(o, cols, begin, count));
+            set_input(p, wide, rows_of(z, stride, begin, count));
+            set_input(p, add, rows_of(residual, c.rows, begin, count));
+        })[0];
+    };
+    std::vector<double> h = normed(o, norm);
+    for (int64_t t = 0; t < c.tokens; ++t)
+        for (int64_t i = 0; i < cols; ++i) {
+            const double gate = z[static_cast<size_t>(t * stride + 16 + i)];
+            h[static_cast<size_t>(t * cols + i)] *= gate / (1 + std::exp(-gate));
         }
+    const auto y = run(0, c.tokens);
+    check_close(device, y, expect_add(m, h, residual, norm_error(c.width) + 1e-6));
+    if (!device.same_bits(c.tokens)) return;
+    for (const int64_t t : some_rows(c.tokens)) CHECK(run(t, 1) == rows_of(y, c.rows, t, 1));
+}
+
+void gated_norm_linear_add_cases(Device& device) {
+    unsigned seed = 300;
+    for (const int64_t tokens : kTokens) {
+        check_gated(device, {tokens, 3, 16, 37, Form::nvfp4}, ++seed);
+        check_gated(device, {tokens, 4, 128, 72, Form::bf16}, ++seed);
     }
-    // each token alone: the same bits
-    for (int64_t t = 0; t < c.tokens; ++t) {
-        const std::vector<float> row(x.begin() + t * c.cols, x.begin() + (t + 1) * c.cols);
-        const auto alone = run_linear(backend, w, row, 1, DType::F32, DType::F32);
-        CHECK(std::memcmp(alone.data(), y.data() + t * w.rows, alone.size() * sizeof(float)) == 0);
-    }
+    for (const Form form : kForms) check_gated(device, {3, 2, 32, 40, form}, ++seed);
 }
 
 }  // namespace
 
+DEVICE_TEST_CASE("linear_add in every form, alone and in a batch", linear_add_forms)
+DEVICE_TEST_CASE("linear_add: stacked segments keep their own formats and scales", linear_add_segments)
+DEVICE_TEST_CASE("norm_linear: norm, product, one rounding", norm_linear_forms)
+DEVICE_TEST_CASE("gated_norm_linear_add over a strided gate", gated_norm_linear_add_cases)
+
 TEST_SUITE("cpu") {
-    TEST_CASE("linear: every form of weight, odd shapes, alone and in a batch") {
-        const auto backend = make_cpu_backend(2);
-        unsigned seed = 100;
+    TEST_CASE("linear_add: odd shapes, and segments of any mix of formats") {
+        const Device device = cpu_device();
+        unsigned seed = 400;
         for (const Form form : kForms) {
-            for (const int64_t tokens : {1, 2, 7, 33})
-                check_case(*backend, {tokens, 144, {37}, {form}}, ++seed);
-            check_case(*backend, {3, 16, {1}, {form}}, ++seed);
-            check_case(*backend, {2, 272, {300}, {form}}, ++seed);  // three row blocks of FP8
-            check_case(*backend, {65, 32, {9}, {form}}, ++seed);
-            if (form != Form::nvfp4) check_case(*backend, {5, 131, {130}, {form}}, ++seed);
+            check_linear_add(device, {3, 16, {1}, {form}}, ++seed);
+            check_linear_add(device, {3, 32, {9}, {form}, 17, 31}, ++seed);
+            if (form != Form::nvfp4) check_linear_add(device, {5, 131, {130}, {form}}, ++seed);
         }
+        check_linear_add(device,
+                         {4, 160, {130, 3, 140, 1}, {Form::bf16, Form::nvfp4, Form::f8_block, Form::f8_row}},
+                         ++seed);
+        check_linear_add(device, {1, 160, {1, 1, 1}, {Form::f16, Form::f32, Form::f8_tensor}}, ++seed);
     }
 
-    TEST_CASE("linear: stacked segments keep their own formats and scales") {
-        const auto backend = make_cpu_backend(2);
-        check_case(*backend, {4, 160, {64, 33, 5}, {Form::nvfp4, Form::nvfp4, Form::nvfp4}}, 1);
-        check_case(*backend,
-                   {4, 160, {130, 3, 140, 1}, {Form::bf16, Form::nvfp4, Form::f8_block, Form::f8_row}}, 2);
-        check_case(*backend, {1, 160, {1, 1, 1}, {Form::f16, Form::f32, Form::f8_tensor}}, 3);
-    }
-
-    TEST_CASE("linear: one rounding to the output's type, inputs of 16 bits") {
-        const auto backend = make_cpu_backend(2);
+    TEST_CASE("norm_linear: h rounded to `activation`, y to its own type") {
+        const Device device = cpu_device();
         WeightStore store(9);
-        std::vector<double> values;
-        const Weight w("w", {store.segment("s", Form::nvfp4, 21, 48, values)});
-        std::vector<float> x(5 * 48);
-        for (float& v : x) v = bf16_to_float(float_to_bf16(store.normal()));
-        const auto exact = run_linear(*backend, w, x, 5, DType::F32, DType::F32);
-        const auto from16 = run_linear(*backend, w, x, 5, DType::BF16, DType::F32);
-        const auto to_bf16 = run_linear(*backend, w, x, 5, DType::BF16, DType::BF16);
-        const auto to_f16 = run_linear(*backend, w, x, 5, DType::F32, DType::F16);
+        const Matrix m = random_matrix(store, {Form::nvfp4}, {21}, 48);
+        Guarded norm(device, "norm", DType::F32, Place::weight, {48});
+        norm.fill(1.5f);
+        const auto x = Random(9).normals(5 * 48);
+        const auto run = [&](DType activation, DType dtype) {
+            return run_norm_linear(device, m.weight, norm.tensor(), x, activation, dtype);
+        };
+        const auto exact = run(DType::F32, DType::F32), to_bf16 = run(DType::F32, DType::BF16),
+                   to_f16 = run(DType::F32, DType::F16), from_bf16 = run(DType::BF16, DType::F32);
         for (size_t i = 0; i < exact.size(); ++i) {
-            CHECK(from16[i] == exact[i]);
-            CHECK(to_bf16[i] == bf16_to_float(float_to_bf16(exact[i])));
-            CHECK(to_f16[i] == f16_to_float(float_to_f16(exact[i])));
+            const auto y = static_cast<float>(exact[i]);
+            CHECK(to_bf16[i] == bf16_to_float(float_to_bf16(y)));
+            CHECK(to_f16[i] == f16_to_float(float_to_f16(y)));
         }
+        const double error = relative_error(from_bf16, exact);
+        CHECK(error > 1e-5);
+        CHECK(error < 4e-3);
     }
 
-    TEST_CASE("linear: the number of threads does not change a bit") {
+    TEST_CASE("linear_add: the number of threads does not change a bit") {
         WeightStore store(11);
-        std::vector<double> values;
-        const Weight w("w", {store.segment("a", Form::nvfp4, 500, 512, values),
-                             store.segment("b", Form::bf16, 77, 512, values)});
-        std::vector<float> x(3 * 512);
-        for (float& v : x) v = store.normal();
-        const auto one = run_linear(*make_cpu_backend(1), w, x, 3, DType::F32, DType::F32);
+        const Matrix m = random_matrix(store, {Form::nvfp4, Form::bf16}, {500, 77}, 512);
+        const LinearCase c{3, 512, {500, 77}, {Form::nvfp4, Form::bf16}};
+        Random random(11);
+        const auto x = random.normals(3 * 512), residual = random.normals(3 * 577);
+        const auto one = run_linear_add(cpu_device(1), m.weight, c, x, residual);
         for (const int threads : {2, 5})
-            CHECK(run_linear(*make_cpu_backend(threads), w, x, 3, DType::F32, DType::F32) == one);
+            CHECK(run_linear_add(cpu_device(threads), m.weight, c, x, residual) == one);
     }
 
-    TEST_CASE("linear: a view of some columns as input") {
-        const auto backend = make_cpu_backend(2);
-        WeightStore store(12);
-        std::vector<double> values;
-        const Weight w("w", {store.segment("a", Form::nvfp4, 9, 32, values)});
-        Graph g;
-        Tensor* wide = g.input("x", DType::F32, {3, 80});
-        Tensor* y = linear(g, "y", g.columns("v", wide, 17, 32), w, DType::F32);
-        g.output(y);
-        Plan plan(std::move(g), *backend);
-        float* x = plan.input<float>(wide);
-        for (int i = 0; i < 240; ++i) x[i] = store.normal();
-        std::vector<float> dense;
-        for (int t = 0; t < 3; ++t) dense.insert(dense.end(), x + t * 80 + 17, x + t * 80 + 49);
-        plan.run();
-        const auto expected = run_linear(*backend, w, dense, 3, DType::F32, DType::F32);
-        for (size_t i = 0; i < expected.size(); ++i) CHECK(y->as<float>()[i] == expected[i]);
-    }
-
-    TEST_CASE("linear: shapes and formats that do not fit are errors") {
+    TEST_CASE("linear_add, norm_linear: shapes and formats that do not fit are errors") {
+        const Device device = cpu_device();
         WeightStore store(13);
         std::vector<double> values;
         const Weight w("w", {store.segment("a", Form::bf16, 4, 32, values)});
+        Guarded norm(device, "norm", DType::F32, Place::weight, {32});
         Graph g;
-        CHECK_THROWS_AS(linear(g, "y", g.input("x", DType::F32, {2, 31}), w, DType::F32), Error);
+        Tensor *x = g.input("x", DType::F32, {2, 32}), *narrow = g.input("x", DType::F32, {2, 31}),
+               *residual = g.input("r", DType::F32, {2, 4}), *half = g.input("h", DType::BF16, {2, 32});
+        CHECK_THROWS_AS(linear_add(g, "y", narrow, w, residual), Error);
+        CHECK_THROWS_AS(linear_add(g, "y", x, w, x), Error);
+        CHECK_THROWS_AS(linear_add(g, "y", x, w, g.input("r", DType::BF16, {2, 4})), Error);
+        Tensor* n = g.external(norm.tensor());
+        CHECK_THROWS_AS(norm_linear(g, "y", half, n, w, kEps, DType::F32, DType::F32), Error);
+        CHECK_THROWS_AS(norm_linear(g, "y", narrow, n, w, kEps, DType::F32, DType::F32), Error);
         WeightSegment odd = store.segment("a", Form::nvfp4, 4, 32, values);
         odd.cols = 24;
-        CHECK_THROWS_AS(linear(g, "y", g.input("x", DType::F32, {2, 24}), Weight("w", {odd}), DType::F32),
+        CHECK_THROWS_AS(linear_add(g, "y", g.input("x", DType::F32, {2, 24}), Weight("w", {odd}), residual),
                         Error);
         WeightSegment no_scale = store.segment("a", Form::nvfp4, 4, 32, values);
         no_scale.scale_kind = ScaleKind::none;
-        CHECK_THROWS_AS(
-            linear(g, "y", g.input("x", DType::F32, {2, 32}), Weight("w", {no_scale}), DType::F32), Error);
+        CHECK_THROWS_AS(linear_add(g, "y", x, Weight("w", {no_scale}), residual), Error);
     }
 }

@@ -1,15 +1,12 @@
 // moe_gate_up and moe_down, against sums in double over weights decoded by the test.
 #include <fmt/format.h>
 
-#include <memory>
 #include <set>
 
-#include <doctest/doctest.h>
-#include "ggml-like/backend.h"
 #include "ggml-like/error.h"
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
-
+#include "ops/harness.h"
 #include "ops/weights.h"
 
 using namespace quern;
@@ -54,182 +51,235 @@ struct Layer {
     }
 };
 
-struct Inputs {
-    std::vector<float> x, weights, gate;
-    std::vector<int32_t> ids;
+/// The same weights on a device.
+struct PlacedLayer {
+    ExpertWeights gate_up, down;
+    Weight shared_gate_up, shared_down;
+
+    PlacedLayer(const Device& device, const Layer& layer)
+        : gate_up(placed(device, layer.gate_up, RowOrder::paired)),
+          down(placed(device, layer.down)),
+          shared_gate_up(placed(device, layer.shared_gate_up, RowOrder::paired)),
+          shared_down(placed(device, layer.shared_down)) {}
 };
 
-Inputs make_inputs(Layer& layer) {
+struct Inputs {
+    std::vector<float> h, residual, weights, gate;
+    std::vector<int32_t> ids;
+
+    Inputs row(const Case& c, int64_t t) const {
+        return {rows_of(h, c.model, t, 1), rows_of(residual, c.model, t, 1), rows_of(weights, c.used, t, 1),
+                rows_of(gate, 1, t, 1), rows_of(ids, c.used, t, 1)};
+    }
+};
+
+Inputs make_inputs(const Device& device, Layer& layer) {
     const Case& c = layer.c;
     Inputs in;
-    for (int64_t i = 0; i < c.tokens * c.model; ++i) in.x.push_back(layer.store.normal());
+    Random random(layer.store.below(1000));
+    in.h = device.rounded(random.normals(c.tokens * c.model));
+    in.residual = random.normals(c.tokens * c.model);
+    in.weights = random.normals(c.tokens * c.used);
     for (int64_t t = 0; t < c.tokens; ++t) {
-        in.gate.push_back(0.1f + std::fabs(layer.store.normal()));
+        in.gate.push_back(0.1f + std::fabs(random.normal()));
         std::set<int32_t> chosen;  // different experts, never the last one: it gets no tokens
         while (static_cast<int64_t>(chosen.size()) < c.used) {
             const auto id = static_cast<int32_t>(
                 layer.store.below(static_cast<uint32_t>(std::max<int64_t>(c.experts - 1, 1))));
             if (chosen.insert(id).second) in.ids.push_back(id);
         }
-        for (int64_t j = 0; j < c.used; ++j) in.weights.push_back(layer.store.normal());
     }
     return in;
 }
 
+std::vector<int32_t> group(const std::vector<int32_t>& ids, int64_t experts) {
+    std::vector<int32_t> groups = {0}, pairs;
+    for (int32_t e = 0; e < experts; ++e) {
+        for (size_t i = 0; i < ids.size(); ++i)
+            if (ids[i] == e) pairs.push_back(static_cast<int32_t>(i));
+        groups.push_back(static_cast<int32_t>(pairs.size()));
+    }
+    groups.insert(groups.end(), pairs.begin(), pairs.end());
+    return groups;
+}
+
 struct Outputs {
-    std::vector<float> routed, shared, y;
+    std::vector<double> routed, shared, y;
+    bool operator==(const Outputs&) const = default;
 };
 
-/// gate_up on x, then down on what came out of it.
-Outputs run_moe(Backend& backend, const Layer& layer, const Inputs& in, int64_t tokens, int64_t first = 0) {
-    const Case& c = layer.c;
+/// gate_up on h, then down on what came out of it. `groups`: those of the ids unless given.
+Outputs run_moe(const Device& device, const Case& c, const PlacedLayer& w, const Inputs& in,
+                std::vector<int32_t> groups = {}) {
+    if (groups.empty()) groups = group(in.ids, c.experts);
+    const int64_t tokens = static_cast<int64_t>(in.gate.size());
     Graph g;
-    Tensor* x = g.input("x", DType::F32, {tokens, c.model});
+    Tensor* h = g.input("h", device.activation, {tokens, c.model});
+    Tensor* residual = g.input("residual", DType::F32, {tokens, c.model});
     Tensor* ids = g.input("ids", DType::I32, {tokens, c.used});
     Tensor* weights = g.input("weights", DType::F32, {tokens, c.used});
     Tensor* gate = g.input("gate", DType::F32, {tokens});
-    const auto up = moe_gate_up(g, "up", x, ids, layer.gate_up, layer.shared_gate_up);
-    Tensor* y = moe_down(g, "y", {up.routed, up.shared, ids, weights, gate}, layer.down, layer.shared_down);
+    Tensor* grouped = g.input("groups", DType::I32, {c.experts + 1 + tokens * c.used});
+    const auto up = moe_gate_up(g, "up", h, ids, grouped, w.gate_up, w.shared_gate_up);
+    Tensor* y = moe_down(g, "y", {up.routed, up.shared, ids, weights, gate, grouped, residual}, w.down,
+                         w.shared_down);
     for (Tensor* t : {up.routed, up.shared, y}) g.output(t);
-    Plan plan(std::move(g), backend);
-    std::copy_n(in.x.begin() + first * c.model, tokens * c.model, plan.input<float>(x));
-    std::copy_n(in.ids.begin() + first * c.used, tokens * c.used, plan.input<int32_t>(ids));
-    std::copy_n(in.weights.begin() + first * c.used, tokens * c.used, plan.input<float>(weights));
-    std::copy_n(in.gate.begin() + first, tokens, plan.input<float>(gate));
-    plan.run();
-    backend.synchronize();
-    const auto copy = [](const Tensor& t) {
-        return std::vector<float>(t.as<float>(), t.as<float>() + t.elements());
-    };
-    return {copy(*up.routed), copy(*up.shared), copy(*y)};
+    auto out = run_graph(device, std::move(g), [&](Plan& p) {
+        set_input(p, h, in.h);
+        set_input(p, residual, in.residual);
+        set_input(p, weights, in.weights);
+        set_input(p, gate, in.gate);
+        std::copy(in.ids.begin(), in.ids.end(), p.input<int32_t>(ids));
+        std::copy(groups.begin(), groups.end(), p.input<int32_t>(grouped));
+    });
+    return {out[0], out[1], out[2]};
 }
 
-Sum row_product(const std::vector<double>& w, int64_t row, int64_t cols, const float* x) {
+template <typename T>
+Sum row_product(const std::vector<double>& w, int64_t row, int64_t cols, const T* x) {
     Sum sum;
     for (int64_t k = 0; k < cols; ++k) sum.add(w[static_cast<size_t>(row * cols + k)], x[k]);
     return sum;
 }
 
-void check_gate_up(const Case& c, const std::vector<double>& w, int64_t width, const float* x,
-                   const float* out) {
+void expect_gate_up(const Case& c, const std::vector<double>& w, int64_t width, const float* h, Expected& e) {
     for (int64_t f = 0; f < width; ++f) {
-        const Sum gate = row_product(w, f, c.model, x), up = row_product(w, width + f, c.model, x);
+        const Sum gate = row_product(w, f, c.model, h), up = row_product(w, width + f, c.model, h);
         const double silu = gate.value / (1 + std::exp(-gate.value));
         // |silu'| <= 1.1, and exp is good to a few units in the last place
-        const double bound = 1.1 * sum_bound(gate, c.model) * std::fabs(up.value) +
-                             (std::fabs(silu) + 1e-6) * sum_bound(up, c.model) +
-                             1e-6 * (1 + std::fabs(gate.value)) * std::fabs(up.value);
-        if (!(std::fabs(out[f] - silu * up.value) <= bound))
-            FAIL_CHECK("column ", f, ": ", out[f], " != ", silu * up.value);
+        e.add(silu * up.value, 1.1 * sum_bound(gate, c.model) * std::fabs(up.value) +
+                                   (std::fabs(silu) + 1e-6) * sum_bound(up, c.model) +
+                                   1e-6 * (1 + std::fabs(gate.value)) * std::fabs(up.value));
     }
 }
 
-void check_down(const Layer& layer, const Inputs& in, const Outputs& out, int64_t t) {
+/// Row t of y, given what gate_up made.
+void expect_down(const Layer& layer, const Inputs& in, const Outputs& out, int64_t t, Expected& e) {
     const Case& c = layer.c;
     for (int64_t d = 0; d < c.model; ++d) {
-        double value = 0, bound = 1e-30;
+        double value = in.residual[static_cast<size_t>(t * c.model + d)], bound = 1e-7 * std::fabs(value);
         for (int64_t j = 0; j <= c.used; ++j) {
             const bool shared = j == c.used;
             const int64_t place = t * c.used + j, width = shared ? c.shared_width : c.width;
             const int64_t expert = shared ? c.experts : in.ids[static_cast<size_t>(place)];
-            const float* h = shared ? out.shared.data() + t * width : out.routed.data() + place * width;
+            const double* act = shared ? out.shared.data() + t * width : out.routed.data() + place * width;
             const double weight =
                 shared ? in.gate[static_cast<size_t>(t)] : in.weights[static_cast<size_t>(place)];
-            const Sum sum = row_product(layer.down_values[static_cast<size_t>(expert)], d, width, h);
+            const Sum sum = row_product(layer.down_values[static_cast<size_t>(expert)], d, width, act);
             value += weight * sum.value;
             bound += std::fabs(weight) * (sum_bound(sum, width) + 1e-6 * sum.magnitude);
         }
-        const float found = out.y[static_cast<size_t>(t * c.model + d)];
-        if (!(std::fabs(found - value) <= bound))
-            FAIL_CHECK("token ", t, " d ", d, ": ", found, " != ", value);
+        e.add(value, bound);
     }
 }
 
-void check_case(Backend& backend, const Case& c, unsigned seed) {
+void check_case(const Device& device, const Case& c, unsigned seed) {
     CAPTURE(seed);
     CAPTURE(c.tokens);
     CAPTURE(std::string(form_name(c.form)));
     Layer layer(c, seed);
-    const Inputs in = make_inputs(layer);
-    const Outputs out = run_moe(backend, layer, in, c.tokens);
+    const PlacedLayer w(device, layer);
+    const Inputs in = make_inputs(device, layer);
+    const Outputs out = run_moe(device, c, w, in);
+    Expected routed, shared, y;
     for (int64_t t = 0; t < c.tokens; ++t) {
-        const float* x = in.x.data() + t * c.model;
+        const float* h = in.h.data() + t * c.model;
         for (int64_t j = 0; j < c.used; ++j) {
-            const int64_t place = t * c.used + j;
-            check_gate_up(c, layer.gate_up_values[static_cast<size_t>(in.ids[static_cast<size_t>(place)])],
-                          c.width, x, out.routed.data() + place * c.width);
+            const auto expert = static_cast<size_t>(in.ids[static_cast<size_t>(t * c.used + j)]);
+            expect_gate_up(c, layer.gate_up_values[expert], c.width, h, routed);
         }
-        check_gate_up(c, layer.gate_up_values.back(), c.shared_width, x,
-                      out.shared.data() + t * c.shared_width);
-        check_down(layer, in, out, t);
-        const Outputs alone = run_moe(backend, layer, in, 1, t);  // the same bits without the others
-        const auto same = [&](const std::vector<float>& a, const std::vector<float>& all) {
-            return std::memcmp(a.data(), all.data() + static_cast<size_t>(t) * a.size(), 4 * a.size()) == 0;
-        };
-        CHECK(same(alone.routed, out.routed));
-        CHECK(same(alone.shared, out.shared));
-        CHECK(same(alone.y, out.y));
+        expect_gate_up(c, layer.gate_up_values.back(), c.shared_width, h, shared);
+        expect_down(layer, in, out, t, y);
     }
+    check_close(device, out.routed, routed);
+    check_close(device, out.shared, shared);
+    check_close(device, out.y, y);
+    if (!device.same_bits(c.tokens)) return;
+    for (const int64_t t : some_rows(c.tokens)) {  // the same bits without the others
+        const Outputs alone = run_moe(device, c, w, in.row(c, t));
+        CHECK(alone.routed == rows_of(out.routed, c.used * c.width, t, 1));
+        CHECK(alone.shared == rows_of(out.shared, c.shared_width, t, 1));
+        CHECK(alone.y == rows_of(out.y, c.model, t, 1));
+    }
+}
+
+void moe_forms(Device& device) {
+    unsigned seed = 40;
+    for (const Form form : kForms) {
+        check_case(device, {1, 64, 48, 32, 5, 2, form, form}, ++seed);
+        check_case(device, {7, 48, 16, 80, 9, 3, form, Form::bf16}, ++seed);
+        check_case(device, {33, 64, 48, 32, 6, 2, form, form}, ++seed);
+    }
+    for (const int64_t tokens : {1, 2, 7, 8, 9, 33, 64, 130})
+        check_case(device, {tokens, 144, 48, 80, 7, 3, Form::nvfp4, Form::nvfp4}, ++seed);
+    check_case(device, {33, 32, 32, 16, 4, 3, Form::nvfp4, Form::nvfp4}, ++seed);
+    check_case(device, {3, 256, 144, 272, 20, 8, Form::nvfp4, Form::bf16}, ++seed);
+    check_case(device, {130, 256, 144, 272, 20, 8, Form::nvfp4, Form::bf16}, ++seed);
 }
 
 }  // namespace
 
+DEVICE_TEST_CASE("moe: gate_up and down in every form, alone and in a batch", moe_forms)
+
 TEST_SUITE("cpu") {
-    TEST_CASE("moe: gate_up and down in every form, alone and in a batch") {
-        const auto backend = make_cpu_backend(2);
-        unsigned seed = 40;
-        for (const Form form : kForms) {
-            check_case(*backend, {1, 64, 48, 32, 5, 2, form, form}, ++seed);
-            check_case(*backend, {7, 48, 16, 80, 9, 3, form, Form::bf16}, ++seed);
-        }
-        check_case(*backend, {33, 32, 32, 16, 4, 3, Form::nvfp4, Form::nvfp4}, ++seed);
-        check_case(*backend, {2, 48, 17, 5, 3, 1, Form::bf16, Form::f8_row}, ++seed);
-        check_case(*backend, {3, 256, 144, 272, 20, 8, Form::nvfp4, Form::bf16}, ++seed);
+    TEST_CASE("moe: odd widths") {
+        check_case(cpu_device(), {2, 48, 17, 5, 3, 1, Form::bf16, Form::f8_row}, 90);
     }
 
     TEST_CASE("moe: one thread and many give the same bits") {
-        Layer layer({5, 144, 96, 64, 6, 3, Form::nvfp4, Form::bf16}, 77);
-        const Inputs in = make_inputs(layer);
-        const Outputs one = run_moe(*make_cpu_backend(1), layer, in, 5);
-        for (const int threads : {2, 4}) {
-            const Outputs many = run_moe(*make_cpu_backend(threads), layer, in, 5);
-            CHECK(many.routed == one.routed);
-            CHECK(many.shared == one.shared);
-            CHECK(many.y == one.y);
-        }
+        const Case c{5, 144, 96, 64, 6, 3, Form::nvfp4, Form::bf16};
+        Layer layer(c, 77);
+        const Device first = cpu_device(1);
+        const PlacedLayer w(first, layer);
+        const Inputs in = make_inputs(first, layer);
+        const Outputs one = run_moe(first, c, w, in);
+        for (const int threads : {2, 4}) CHECK((run_moe(cpu_device(threads), c, w, in) == one));
     }
 
-    TEST_CASE("moe: an expert id out of range is an error, not a crash") {
-        const auto backend = make_cpu_backend(2);
-        for (const int32_t bad : {-1, 4, 2000000000}) {
-            Layer layer({2, 32, 16, 16, 4, 2, Form::bf16, Form::bf16}, 5);
-            Inputs in = make_inputs(layer);
-            in.ids[3] = bad;
-            CHECK_THROWS_AS(run_moe(*backend, layer, in, 2), Error);
+    TEST_CASE("moe: groups that are none are errors, not crashes") {
+        const Device device = cpu_device();
+        const Case c{2, 32, 16, 16, 4, 2, Form::bf16, Form::bf16};
+        Layer layer(c, 5);
+        const PlacedLayer w(device, layer);
+        const Inputs in = make_inputs(device, layer);
+        const std::vector<int32_t> good = group(in.ids, c.experts);
+        CHECK_NOTHROW(run_moe(device, c, w, in, good));
+        for (size_t at = 0; at < good.size(); ++at) {
+            for (const int32_t bad : {-1, 5, 2000000000}) {
+                CAPTURE(at);
+                std::vector<int32_t> groups = good;
+                groups[at] = bad;
+                CHECK_THROWS_AS(run_moe(device, c, w, in, groups), Error);
+            }
         }
     }
 
     TEST_CASE("moe: weights that do not fit are errors") {
         Layer layer({2, 32, 16, 16, 4, 2, Form::bf16, Form::bf16}, 6);
         Graph g;
-        Tensor* x = g.input("x", DType::F32, {2, 31});
-        Tensor* fits = g.input("x", DType::F32, {2, 32});
+        Tensor* narrow = g.input("h", DType::F32, {2, 31});
+        Tensor* h = g.input("h", DType::F32, {2, 32});
         Tensor* ids = g.input("ids", DType::I32, {2, 2});
-        CHECK_THROWS_AS(moe_gate_up(g, "a", x, ids, layer.gate_up, layer.shared_gate_up), Error);
-        CHECK_THROWS_AS(moe_gate_up(g, "b", fits, ids, layer.down, layer.shared_gate_up), Error);
-        CHECK_THROWS_AS(moe_gate_up(g, "c", fits, fits, layer.gate_up, layer.shared_gate_up), Error);
-        const auto up = moe_gate_up(g, "d", fits, ids, layer.gate_up, layer.shared_gate_up);
+        Tensor* groups = g.input("groups", DType::I32, {4 + 1 + 4});
+        const auto up_of = [&](Tensor* in, Tensor* chosen, Tensor* grouped, const ExpertWeights& w) {
+            return moe_gate_up(g, "up", in, chosen, grouped, w, layer.shared_gate_up);
+        };
+        CHECK_THROWS_AS(up_of(narrow, ids, groups, layer.gate_up), Error);
+        CHECK_THROWS_AS(up_of(h, ids, groups, layer.down), Error);
+        CHECK_THROWS_AS(up_of(h, h, groups, layer.gate_up), Error);
+        CHECK_THROWS_AS(up_of(h, ids, ids, layer.gate_up), Error);
+        const auto up = up_of(h, ids, groups, layer.gate_up);
         Tensor* weights = g.input("weights", DType::F32, {2, 2});
         Tensor* gate = g.input("gate", DType::F32, {2});
-        CHECK_THROWS_AS(
-            moe_down(g, "e", {up.routed, up.shared, ids, weights, weights}, layer.down, layer.shared_down),
-            Error);
-        CHECK_THROWS_AS(
-            moe_down(g, "f", {up.routed, up.shared, ids, weights, gate}, layer.gate_up, layer.shared_down),
-            Error);
+        const auto down = [&](Tensor* shared_gate, Tensor* residual, const ExpertWeights& w) {
+            return moe_down(g, "y", {up.routed, up.shared, ids, weights, shared_gate, groups, residual}, w,
+                            layer.shared_down);
+        };
+        CHECK_NOTHROW(down(gate, h, layer.down));
+        CHECK_THROWS_AS(down(weights, h, layer.down), Error);
+        CHECK_THROWS_AS(down(gate, narrow, layer.down), Error);
+        CHECK_THROWS_AS(down(gate, h, layer.gate_up), Error);
         layer.down.expert[2].rows = 31;
-        CHECK_THROWS_AS(
-            moe_down(g, "g", {up.routed, up.shared, ids, weights, gate}, layer.down, layer.shared_down),
-            Error);
+        CHECK_THROWS_AS(down(gate, h, layer.down), Error);
     }
 }

@@ -171,10 +171,25 @@ int32_t sample(std::span<const float> logits, int64_t vocab, const Sampling& s,
     return draw(candidates(logits, vocab, s, history), s.seed, position);
 }
 
+/// A device's sum in FP32 may be off by this much of itself.
+constexpr double kSumError = 2e-5;
+
+/// keep_top_p for the head of a longer list. False if what is missing, or the error of the sum, could change the set;
+/// a list that ends below min_p has all that matters.
+bool keep_top_p_of_head(std::vector<Candidate>& head, double p, float min_p) {
+    double sum = 0;
+    for (size_t i = 0; i < head.size(); ++i) {
+        sum += head[i].probability;
+        if (p < 1 && std::abs(sum - p) <= kSumError) return false;
+        if (p < 1 && sum > p) return head.resize(i + 1), true;
+    }
+    return head.back().probability < min_p * head.front().probability;
+}
+
 std::optional<int32_t> sample_top(const TopLogits& top, int64_t vocab, const Sampling& s, int64_t position) {
     if (penalizes(s) || !s.logit_bias.empty() || top.ids.empty()) return {};
     if (s.temperature == 0.0f || s.top_k == 1) return top.ids[0];
-    const bool all = static_cast<int64_t>(top.ids.size()) >= vocab;
+    if (!(top.sum >= 1)) return {};  // the highest alone is 1
     const bool by_count = s.top_k > 0 && static_cast<size_t>(s.top_k) <= top.ids.size();
     const size_t count = by_count ? static_cast<size_t>(s.top_k) : top.ids.size();
     std::vector<Candidate> list;
@@ -184,12 +199,13 @@ std::optional<int32_t> sample_top(const TopLogits& top, int64_t vocab, const Sam
         if (p > 0) list.push_back({top.ids[i], p});
         kept += p;
     }
-    const double total = by_count || all ? kept : top.sum;
-    for (Candidate& c : list) c.probability /= total;
-    const double lowest = list.back().probability;
-    const bool min_p_inside = s.min_p > 0 && lowest < s.min_p * list.front().probability;
-    if (!by_count && !all && kept / total < s.top_p && !(s.top_p == 1.0f && min_p_inside)) return {};
-    keep_top_p(list, s.top_p);
+    // Nothing is missing if there are no others, or if not even all of these count.
+    const bool whole = by_count || static_cast<int64_t>(count) >= vocab || list.size() < count;
+    for (Candidate& c : list) c.probability /= whole ? kept : top.sum;
+    if (whole)
+        keep_top_p(list, s.top_p);
+    else if (s.top_k > 0 || !keep_top_p_of_head(list, s.top_p, s.min_p))
+        return {};
     keep_min_p(list, s.min_p);
     normalize(list);
     return draw(list, s.seed, position);

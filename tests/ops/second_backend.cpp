@@ -1,0 +1,11 @@
+#include "ops/second_backend.h"
+
+#include "ggml-like/cuda_backend.h"
+
+namespace quern::test {
+
+std::unique_ptr<Backend> make_test_cuda_backend() {
+    return cuda_unavailable().empty() ? make_cuda_backend(0) : nullptr;
+}
+
+}  // namespace quern::test
