@@ -177,7 +177,8 @@ class Stepper {
     std::vector<float> run(SequenceState& s, const std::vector<int32_t>& tokens) {
         const auto count = static_cast<int64_t>(tokens.size());
         pool.grow(s, s.length + count);
-        StepPlan& step = plans_.get({.tokens = count, .sequences = 1, .logit_rows = 1, .pages = 4});
+        StepPlan& step = plans_.get(
+            {.tokens = count, .sequences = 1, .logit_rows = 1, .pages = 4, .vocab = l_.model->info().vocab});
         Plan& p = *step.plan;
         for (int64_t i = 0; i < count; ++i) {
             p.input<int32_t>(step.batch.token_ids)[i] = tokens[static_cast<size_t>(i)];
@@ -191,6 +192,7 @@ class Stepper {
         p.input<int32_t>(step.batch.committed)[0] = 0;
         p.input<int32_t>(step.batch.journal)[0] = 0;
         p.input<int32_t>(step.batch.logit_rows)[0] = static_cast<int32_t>(count - 1);
+        p.input<float>(step.batch.temperature)[0] = 1;
         p.run();
         s.length += count;
         std::vector<float> logits(static_cast<size_t>(step.logits->elements()));

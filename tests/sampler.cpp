@@ -42,7 +42,8 @@ T pick(std::mt19937& random, std::initializer_list<T> of) {
 /// Peaked or flat, with ties, masked ids and padding.
 Row random_row(std::mt19937& random) {
     const size_t vocab = pick<size_t>(random, {3, 40, 64, 65, 100, 700, 3000}), padding = random() % 3;
-    Row row{normals(random, vocab + padding, pick(random, {0.01f, 1.0f, 3.0f, 6.0f, 20.0f})), static_cast<int64_t>(vocab)};
+    Row row{normals(random, vocab + padding, pick(random, {0.01f, 1.0f, 3.0f, 6.0f, 20.0f})),
+            static_cast<int64_t>(vocab)};
     const float grid = pick(random, {0.0f, 0.0f, 0.5f, 8.0f});
     const bool masked = random() % 4 == 0;
     for (size_t i = 0; i < vocab; ++i) {
@@ -75,9 +76,11 @@ Top top_of(const Row& row, float temperature) {
     for (int32_t id = 0; id < row.vocab; ++id)
         if (std::isfinite(row.logits[static_cast<size_t>(id)])) top.ids.push_back(id);
     const auto logit = [&](int32_t id) { return row.logits[static_cast<size_t>(id)]; };
-    std::stable_sort(top.ids.begin(), top.ids.end(), [&](int32_t a, int32_t b) { return logit(a) > logit(b); });
+    std::stable_sort(top.ids.begin(), top.ids.end(),
+                     [&](int32_t a, int32_t b) { return logit(a) > logit(b); });
     for (const int32_t id : top.ids)
-        top.sum += std::exp((static_cast<double>(logit(id)) - logit(top.ids[0])) / (temperature > 0 ? temperature : 1.0f));
+        top.sum += std::exp((static_cast<double>(logit(id)) - logit(top.ids[0])) /
+                            (temperature > 0 ? temperature : 1.0f));
     top.ids.resize(std::min<size_t>(top.ids.size(), 64));
     for (const int32_t id : top.ids) top.logits.push_back(logit(id));
     return top;

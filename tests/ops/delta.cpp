@@ -256,7 +256,8 @@ void delta_steps(Device& device) {
 
 /// Heads of any size up to 256.
 void delta_shapes(Device& device) {
-    for (const Shape& s : {kSmall, Shape{1, 4, 32, 16}, Shape{2, 2, 5, 7}, Shape{1, 2, 64, 128}, Shape{1, 1, 256, 200}}) {
+    for (const Shape& s :
+         {kSmall, Shape{1, 4, 32, 16}, Shape{2, 2, 5, 7}, Shape{1, 2, 64, 128}, Shape{1, 1, 256, 200}}) {
         check_steps(device, s, {1, 1, 2, 7, 22});
         check_steps(device, s, {5, 1, 1, 1, 9}, 5);
         check_together(device, s, {{8, 0, 25}, {1, 70, 2}});
@@ -271,7 +272,8 @@ void delta_together(Device& device) {
 /// One row of each; the GPU takes another kernel where a sequence has several.
 void delta_alone(Device& device) { check_alone(device, kReal, {{1, 1, 1}, {1, 0, 1}, {1, 1, 1}, {0, 1, 1}}); }
 
-/// Drafts: a step journals m rows, of which the next commits n; that one journals as well, and a last one does not.
+/// Drafts: a step journals m rows, of which the next commits n; that one journals as well, and a last one
+/// does not.
 void check_journal(const Device& device, int m, int n, int64_t spare) {
     CAPTURE(m);
     CAPTURE(n);
@@ -289,7 +291,11 @@ void check_journal(const Device& device, int m, int n, int64_t spare) {
         CAPTURE(position);
         auto rows = rows_of(p, s.columns(), position, good);
         rows.insert(rows.end(), wrong.begin(), wrong.begin() + bad * s.columns());
-        const Layout l{.rows = {good + bad}, .before = {position}, .slots = {1}, .committed = {committed}, .journal = {journal}};
+        const Layout l{.rows = {good + bad},
+                       .before = {position},
+                       .slots = {1},
+                       .committed = {committed},
+                       .journal = {journal}};
         auto y = run_step(device, l, rows, memory);
         y.resize(static_cast<size_t>(good * s.out()));
         if (good > 0) CHECK(relative_error(y, rows_of(r.out, s.out(), position, good)) < 4e-6);

@@ -27,7 +27,8 @@ std::vector<Top> run_top(const Device& device, const std::vector<float>& logits,
                          const std::vector<float>& temperature) {
     const auto rows = static_cast<int64_t>(temperature.size());
     Graph g;
-    Tensor *in = g.input("logits", DType::F32, {rows, width}), *t = g.input("temperature", DType::F32, {rows});
+    Tensor *in = g.input("logits", DType::F32, {rows, width}),
+           *t = g.input("temperature", DType::F32, {rows});
     g.output(logits_top(g, "top", in, t, vocab));
     const auto words = run_graph(device, std::move(g), [&](Plan& p) {
         set_input(p, in, logits);
@@ -105,7 +106,8 @@ void top_sizes(Device& device) {
 
 void top_ties(Device& device) {
     for (const Size& size : kSizes) {
-        auto coarse = random_logits(size, 4, 2.0f);  // few different values, but not too many ids at the border
+        auto coarse =
+            random_logits(size, 4, 2.0f);  // few different values, but not too many ids at the border
         for (float& x : coarse) x = std::round(x * 64) / 64;
         check_rows(device, size, coarse);
         auto equal = std::vector<float>(kTemperatures.size() * static_cast<size_t>(size.width), -3.5f);

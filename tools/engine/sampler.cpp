@@ -174,8 +174,8 @@ int32_t sample(std::span<const float> logits, int64_t vocab, const Sampling& s,
 /// A device's sum in FP32 may be off by this much of itself.
 constexpr double kSumError = 2e-5;
 
-/// keep_top_p for the head of a longer list. False if what is missing, or the error of the sum, could change the set;
-/// a list that ends below min_p has all that matters.
+/// keep_top_p for the head of a longer list. False if what is missing, or the error of the sum, could change
+/// the set; a list that ends below min_p has all that matters.
 bool keep_top_p_of_head(std::vector<Candidate>& head, double p, float min_p) {
     double sum = 0;
     for (size_t i = 0; i < head.size(); ++i) {
