@@ -15,8 +15,8 @@
 //
 // Traffic a row and layer (nk 16, nv 32): u 16 KB and x 16 KB, records 5.6 KB written and read, o 8 KB; scan reads x
 // through L2, q and k once for each of 8 blocks. Limits: heads of 128, 4 taps; 98 KB of shared memory.
-#include "ggml-like/cuda/delta_prefill.h"
-
+#include "ggml-like/cuda/delta.h"
+#include "ggml-like/cuda/delta_chunks.h"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ptx.cuh"
 
@@ -24,7 +24,7 @@ namespace quern::cuda {
 namespace {
 
 constexpr int kDim = 128;
-constexpr int kChunk = 64;
+constexpr int kChunk = kDeltaChunk;
 constexpr int kWindow = 3;     // rows before a sequence's first that its convolution sees
 constexpr int kTriangle = 10;  // 16x16 blocks on and below the diagonal of 64x64; block (i, j) is i (i + 1) / 2 + j
 constexpr int kTileBytes = kChunk * kDim * 2;
@@ -33,11 +33,6 @@ constexpr int kPrepareThreads = 128;
 constexpr int kThreads = 128;
 constexpr int kSlice = 32;  // v columns of a scan block
 constexpr float kEps = 1e-6f;
-#ifdef DELTA_SPLIT_STATE
-constexpr bool kSplit = true;
-#else
-constexpr bool kSplit = false;
-#endif
 
 /// What prepare leaves for scan, one for each chunk and value head. A block of A or P is stored as the right
 /// operand of mma wants it: lane l's four registers are element l.
@@ -125,26 +120,34 @@ __device__ __forceinline__ void load_row(uint32_t (&to)[4], const bf16* from) {
 }
 
 /// Column of head `head` of a block: 0 is q, 1 is k, then the value heads.
-__device__ __forceinline__ int head_column(const DeltaPrefill& p, int key_head, int head) {
+__device__ __forceinline__ int head_column(const DeltaStep& p, int key_head, int head) {
     if (head < 2) return (head * p.key_heads + key_head) * kDim;
     return (2 * p.key_heads + key_head * (p.value_heads / p.key_heads) + head - 2) * kDim;
 }
 
-/// The last three inputs of the sequence become its window. Only this thread reads or writes these 8 channels of
-/// it, so the old rows in `window` cannot have changed.
-__device__ void save_window(bf16* state, int channels, const bf16* inputs, int64_t ld, int length,
-                            const uint32_t (&window)[11][4]) {
+/// Row of the ring that holds the input of a position.
+__device__ __forceinline__ bf16* ring_row(const DeltaStep& p, bf16* ring, int position, int channels) {
+    return ring + static_cast<int64_t>(position % p.ring) * channels;
+}
+
+/// The inputs of up to three positions before `position`; zeros before the sequence's start.
+__device__ __forceinline__ void load_window(const DeltaStep& p, bf16* ring, int position, int channels,
+                                            uint32_t (&window)[11][4]) {
 #pragma unroll
     for (int i = 0; i < kWindow; ++i) {
-        const int from = length - kWindow + i;
+        const int at = position - kWindow + i;
+        if (at >= 0) load_row(window[i], ring_row(p, ring, at, channels));
+    }
+}
+
+/// The step's last inputs go to the ring. Only this thread reads or writes these 8 channels of it.
+__device__ __forceinline__ void save_window(const DeltaStep& p, bf16* ring, int position, int channels,
+                                            const bf16* inputs, int length) {
+    for (int from = max(0, length - p.ring); from < length; ++from) {
         uint32_t row[4];
-        if (from >= 0) {
-            load_row(row, inputs + from * ld);
-        } else {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) row[e] = from == -1 ? window[2][e] : window[1][e];
-        }
-        *reinterpret_cast<uint4*>(state + int64_t{i} * channels) = make_uint4(row[0], row[1], row[2], row[3]);
+        load_row(row, inputs + from * p.u_ld);
+        *reinterpret_cast<uint4*>(ring_row(p, ring, position + from, channels)) =
+            make_uint4(row[0], row[1], row[2], row[3]);
     }
 }
 
@@ -168,7 +171,7 @@ __device__ __forceinline__ void convolve_rows(uint32_t (&rows)[11][4], const flo
 }
 
 /// Two heads of the block: lane = 8 channels, warp = 16 rows. `tiles`: where to keep the outputs too, or null.
-__device__ void convolve(const DeltaPrefill& p, const Chunk& chunk, int key_head, int first_head, int warp, int lane,
+__device__ void convolve(const DeltaStep& p, const Chunk& chunk, int key_head, int first_head, int warp, int lane,
                          unsigned char* tiles) {
     const int head = first_head + lane / 16;
     if (head >= 2 + p.value_heads / p.key_heads) return;
@@ -182,12 +185,10 @@ __device__ void convolve(const DeltaPrefill& p, const Chunk& chunk, int key_head
 #pragma unroll
         for (int i = 0; i < kWindow; ++i) load_row(rows[i], u + (first - kWindow + i) * p.u_ld);
     } else if (first == 0) {
-        bf16* state = static_cast<bf16*>(p.conv_state) + p.slots[chunk.sequence] * p.conv_slot_stride + column;
-        if (p.positions[chunk.begin] != 0) {
-#pragma unroll
-            for (int i = 0; i < kWindow; ++i) load_row(rows[i], state + int64_t{i} * channels);
-        }
-        save_window(state, channels, u, p.u_ld, chunk.length, rows);
+        bf16* ring = static_cast<bf16*>(p.conv_state) +
+                     static_cast<int64_t>(p.slots[chunk.sequence]) * p.ring * channels + column;
+        load_window(p, ring, p.positions[chunk.begin], channels, rows);
+        save_window(p, ring, p.positions[chunk.begin], channels, u, chunk.length);
     }
     const float4* taps = reinterpret_cast<const float4*>(p.conv) + column;
     bf16* x = static_cast<bf16*>(p.x) + int64_t{chunk.row} * channels + column;
@@ -245,7 +246,7 @@ __device__ float row_norm(const unsigned char* tile, int row) {
 __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(__expf(x)); }
 
 /// One warp: G and beta of a value head, two rows a lane; rows past the end have g = 0 and beta = 0.
-__device__ void find_gates(const DeltaPrefill& p, const Chunk& chunk, int head, int lane, float* gates, float* beta) {
+__device__ void find_gates(const DeltaStep& p, const Chunk& chunk, int head, int lane, float* gates, float* beta) {
     float g[2], s[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -430,7 +431,7 @@ __device__ __forceinline__ void write_factors(const PrepareShared& shared, int h
     record.read[row] = __expf(gate) * shared.norm_q[row];
 }
 
-__global__ __launch_bounds__(kPrepareThreads, 4) void prepare(DeltaPrefill p) {
+__global__ __launch_bounds__(kPrepareThreads, 4) void prepare(DeltaStep p) {
     __shared__ __align__(16) PrepareShared shared;
     allow_successor();
     wait_for_predecessor();
@@ -597,13 +598,12 @@ __device__ __forceinline__ void advance_state(float (&s)[16][4], uint4 (&solve)[
     float sum[8][4] = {};
 #pragma unroll
     for (int d = 0; d < kDim / 16; ++d) {
-        uint32_t left[4], low[4];
+        uint32_t left[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            split(s[2 * d + i / 2][2 * (i % 2)], s[2 * d + i / 2][2 * (i % 2) + 1], left[i], low[i]);
+            left[i] = pack_bf16(s[2 * d + i / 2][2 * (i % 2)], s[2 * d + i / 2][2 * (i % 2) + 1]);
         passed.state[d][lane] = make_uint4(left[0], left[1], left[2], left[3]);
         multiply_tile(sum, left, k, d, lane);
-        if constexpr (kSplit) multiply_tile(sum, low, k, d, lane);
     }
     uint32_t left[4][4];
     find_errors(left, sum, stage, half, lane);
@@ -682,7 +682,7 @@ __device__ __forceinline__ void find_output(uint4 (&scores)[kTriangle], const St
 }
 
 template <int kStages>
-__global__ __launch_bounds__(kThreads) void scan(DeltaPrefill p) {
+__global__ __launch_bounds__(kThreads) void scan(DeltaStep p) {
     extern __shared__ __align__(128) unsigned char raw[];
     auto& shared = *reinterpret_cast<ScanShared<kStages>*>(raw);
     allow_successor();
@@ -755,11 +755,11 @@ __global__ __launch_bounds__(kThreads) void scan(DeltaPrefill p) {
 }
 
 template <int kStages>
-void launch_scan(Context& context, const DeltaPrefill& p, dim3 grid) {
+void launch_scan(Context& context, const DeltaStep& p, dim3 grid) {
     launch(context, "delta_prefill: scan", scan<kStages>, grid, dim3(kThreads), sizeof(ScanShared<kStages>), p);
 }
 
-void launch_best_scan(Context& context, const DeltaPrefill& p) {
+void launch_best_scan(Context& context, const DeltaStep& p) {
     const dim3 grid(static_cast<unsigned>(p.value_heads * (kDim / kSlice)), static_cast<unsigned>(p.sequences));
     // Deeper prefetch where blocks do not compete for an SM's shared memory.
     const bool alone = static_cast<int>(grid.x * grid.y) <= context.sms;
@@ -770,17 +770,13 @@ void launch_best_scan(Context& context, const DeltaPrefill& p) {
     }
 }
 
-int64_t most_chunks(int64_t tokens, int64_t sequences) { return tokens / kChunk + sequences; }
-
 }  // namespace
 
-int64_t delta_prefill_work_bytes(int64_t tokens, int64_t sequences, int /*key_heads*/, int value_heads) {
-    return most_chunks(tokens, sequences) * value_heads * static_cast<int64_t>(sizeof(Record));
-}
+static_assert(sizeof(Record) == kDeltaRecordBytes);
 
-void delta_prefill(Context& context, const DeltaPrefill& p) {
+void delta_prefill(Context& context, const DeltaStep& p) {
     if (p.tokens <= 0 || p.sequences <= 0) return;
-    const auto chunks = static_cast<unsigned>(most_chunks(p.tokens, p.sequences));
+    const auto chunks = static_cast<unsigned>(delta_chunks(p.tokens, p.sequences));
     launch(context, "delta_prefill: prepare", prepare, dim3(static_cast<unsigned>(p.key_heads), chunks),
            dim3(kPrepareThreads), 0, p);
     launch_best_scan(context, p);
