@@ -24,7 +24,7 @@ using namespace quern::test;
 
 namespace {
 
-constexpr double kPatience = 60;  // seconds until a wait fails; under sanitizers an answer takes a while
+constexpr double kPatience = 30;  // seconds until a wait fails; under sanitizers an answer takes a while
 constexpr const char* kCtrlC = "\x03";
 constexpr const char* kCtrlD = "\x04";
 constexpr const char* kUp = "\033[A";
