@@ -4,6 +4,7 @@
 #include <histedit.h>
 #include <poll.h>
 #include <sys/stat.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -12,8 +13,7 @@
 #include <cstring>
 #include <cwchar>
 #include <deque>
-
-#include "tools/run/output.h"
+#include <utility>
 
 namespace quern {
 namespace {
@@ -40,16 +40,48 @@ struct LineEditor::State {
     Signals& signals;
     EditLine* edit = nullptr;
     History* history = nullptr;
+    std::FILE* screen = stdout;  // where the line is drawn
     HistEvent event{};
     std::string history_file, prompt;
     std::deque<wchar_t> ready;  // characters read but not yet given to the editor
     End end = End::line;
+    bool listening = false;  // this line's reading has begun
+    std::string cleared;     // what the line held when Ctrl-C came
 
+    void draw(const char* text) const;
+    void listen() const;
+    void stop();
     bool read_byte(char& byte);
     bool read_paste();
     int next(wchar_t* out);
     bool decode(char first);
 };
+
+void LineEditor::State::draw(const char* text) const {
+    std::fputs(text, screen);
+    std::fflush(screen);
+}
+
+/// The terminal is in the editor's mode by now. That mode swaps CR and LF; a paste with CR LF then has two
+/// line breaks for one, so it stops swapping here.
+void LineEditor::State::listen() const {
+    termios mode{};
+    if (::tcgetattr(STDIN_FILENO, &mode) == 0) {
+        mode.c_iflag &= ~static_cast<tcflag_t>(INLCR | ICRNL);
+        ::tcsetattr(STDIN_FILENO, TCSANOW, &mode);
+    }
+    draw(kPasteOn);
+}
+
+/// Ctrl-Z: the shell gets the terminal as it was.
+void LineEditor::State::stop() {
+    draw(kPasteOff);
+    el_set(edit, EL_PREP_TERM, 0);
+    signals.stop_self();
+    el_set(edit, EL_PREP_TERM, 1);
+    listen();
+    el_set(edit, EL_REFRESH);
+}
 
 /// Waits for a byte or a signal.
 bool LineEditor::State::read_byte(char& byte) {
@@ -60,14 +92,11 @@ bool LineEditor::State::read_byte(char& byte) {
         }
         if (signals.take_interrupt()) {
             end = End::interrupt;
+            const LineInfo* typed = el_line(edit);
+            cleared.assign(typed->buffer, typed->lastchar);
             return false;
         }
-        if (signals.take_stop()) {
-            note(kPasteOff);
-            signals.stop_self();
-            note(kPasteOn);
-            el_set(edit, EL_REFRESH);
-        }
+        if (signals.take_stop()) stop();
         if (signals.take_resize()) el_resize(edit);
         pollfd waiting[2] = {{STDIN_FILENO, POLLIN, 0}, {signals.wake_fd(), POLLIN, 0}};
         if (::poll(waiting, 2, -1) < 0 && errno != EINTR) break;
@@ -93,8 +122,10 @@ bool LineEditor::State::read_paste() {
         head += byte;
     }
     if (head != kPasteBegin) {
-        for (char c : head) ready.push_back(static_cast<unsigned char>(c));
-        return true;
+        const char last = head.back();
+        head.pop_back();
+        for (char c : head) ready.push_back(c);
+        return decode(last);  // Alt and a letter may be of several bytes
     }
     std::string text;
     while (!text.ends_with(kPasteEnd)) {
@@ -116,7 +147,8 @@ bool LineEditor::State::read_paste() {
         at += n;
         if (wide == L'\n' || wide == L'\r') wide = kPastedBreak;
         if (wide == L'\t') wide = L' ';
-        if (wide >= 32) ready.push_back(wide);
+        const bool control = wide < 32 || (wide >= 127 && wide < 160);
+        if (!control) ready.push_back(wide);
     }
     return true;
 }
@@ -135,6 +167,7 @@ bool LineEditor::State::decode(char first) {
 }
 
 int LineEditor::State::next(wchar_t* out) {
+    if (!std::exchange(listening, true)) listen();
     while (ready.empty()) {
         char byte;
         if (!read_byte(byte)) return -1;
@@ -148,7 +181,11 @@ int LineEditor::State::next(wchar_t* out) {
 LineEditor::LineEditor(Signals& signals, const std::string& history_file) : state_(new State(signals)) {
     if (std::setlocale(LC_CTYPE, "") == nullptr || MB_CUR_MAX == 1) std::setlocale(LC_CTYPE, "C.UTF-8");
     State& s = *state_;
-    s.edit = el_init("quern", stdin, stdout, stderr);
+    if (::isatty(STDOUT_FILENO) == 0) {  // stdout is for answers only
+        std::FILE* terminal = std::fopen("/dev/tty", "we");
+        s.screen = terminal != nullptr ? terminal : stderr;
+    }
+    s.edit = el_init("quern", stdin, s.screen, stderr);
     s.history = history_init();
     s.history_file = history_file;
     history(s.history, &s.event, H_SETSIZE, kHistoryLines);
@@ -176,6 +213,7 @@ LineEditor::LineEditor(Signals& signals, const std::string& history_file) : stat
 LineEditor::~LineEditor() {
     history_end(state_->history);
     el_end(state_->edit);
+    if (state_->screen != stdout && state_->screen != stderr) std::fclose(state_->screen);
     delete state_;
 }
 
@@ -185,19 +223,20 @@ LineEditor::End LineEditor::read(const std::string& prompt, std::string& line) {
     s.end = End::line;
     s.signals.polite(true);
     s.signals.catch_stop(true);
-    note(kPasteOn);
+    s.listening = false;
+    s.cleared.clear();
     int count = 0;
     const char* text = el_gets(s.edit, &count);
-    note(kPasteOff);
+    s.draw(kPasteOff);
     s.signals.catch_stop(false);
     if (text == nullptr || count <= 0) {
         const End end = s.end == End::line ? End::eof : s.end;
         if (end == End::interrupt) {
             s.ready.clear();
             el_reset(s.edit);
+            line = s.cleared;
         }
-        std::fputs("\n", stdout);
-        std::fflush(stdout);
+        s.draw("\n");
         return end;
     }
     line.assign(text, static_cast<size_t>(count));

@@ -17,7 +17,8 @@ class LineEditor {
     LineEditor(const LineEditor&) = delete;
     LineEditor& operator=(const LineEditor&) = delete;
 
-    /// Line breaks of a pasted text stay in `line`; a typed one ends it.
+    /// Line breaks of a pasted text stay in `line`; a typed one ends it. After Ctrl-C, `line` is what was
+    /// typed.
     End read(const std::string& prompt, std::string& line);
     void remember(const std::string& line);
 

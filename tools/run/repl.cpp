@@ -34,10 +34,10 @@ class Repl {
             const auto end = read_message(line);
             if (end == LineEditor::End::eof) break;
             if (end == LineEditor::End::terminated) return c_.signals.terminated();
-            if (end == LineEditor::End::interrupt) {  // the first clears the line, the second leaves
-                if (interrupted) return kExitInterrupted;
-                interrupted = true;
-                remark("Ctrl-C again or Ctrl-D leaves.");
+            if (end == LineEditor::End::interrupt) {  // clears the line; twice at an empty one leaves
+                if (interrupted && line.empty()) return kExitInterrupted;
+                interrupted = line.empty();
+                if (interrupted) remark("Ctrl-C again or Ctrl-D leaves.");
                 continue;
             }
             interrupted = false;
@@ -72,11 +72,12 @@ class Repl {
                         i.name, static_cast<double>(i.parameters) / 1e6, i.formats, c_.engine.context()));
     }
 
-    /// One message: a line, lines joined by a trailing backslash, or a block between """ and """.
+    /// One message: a line, lines joined by a trailing backslash, or a block between """ and """. After
+    /// Ctrl-C, what there was of it.
     LineEditor::End read_message(std::string& message) {
-        message.clear();
         std::string line;
         auto end = editor_.read("> ", line);
+        message = end == LineEditor::End::interrupt ? line : "";
         if (end != LineEditor::End::line) return end;
         const std::string_view bare = python_strip(line);
         if (bare.starts_with("\"\"\"")) {

@@ -39,8 +39,9 @@ void restore_terminal() {
 
 [[noreturn]] void leave_now(int code) {
     static constexpr char kPasteOff[] = "\033[?2004l";
-    if (g_terminal_fd >= 0 && ::isatty(STDERR_FILENO) != 0) {
-        [[maybe_unused]] const ssize_t n = ::write(STDERR_FILENO, kPasteOff, sizeof kPasteOff - 1);
+    if (g_terminal_fd >= 0) {
+        const int fd = ::isatty(STDERR_FILENO) != 0 ? STDERR_FILENO : g_terminal_fd;
+        [[maybe_unused]] const ssize_t n = ::write(fd, kPasteOff, sizeof kPasteOff - 1);
     }
     restore_terminal();
     ::_exit(code);
