@@ -20,9 +20,9 @@ struct DeltaStep {
     int tokens, sequences, key_heads, value_heads, key_dim, value_dim, taps, ring;
 };
 
-/// At most one row a sequence, heads of 128 x 128, 4 taps.
+/// The sequences with one row, heads of 128 x 128, 4 taps.
 void delta_decode(Context& context, const DeltaStep& step);
-/// Any rows, heads of 128 x 128, 4 taps: chunks of 64 rows on tensor cores.
+/// The sequences with more rows, heads of 128 x 128, 4 taps, u_ld a multiple of 8: chunks of 64 rows on tensor cores.
 void delta_prefill(Context& context, const DeltaStep& step);
 /// Any rows, any shape, row by row: for small models.
 void delta_generic(Context& context, const DeltaStep& step);

@@ -1,4 +1,4 @@
-// One row a sequence: convolution, gates and the delta rule in one kernel, the state in registers.
+// Sequences with one row: convolution, gates and the delta rule in one kernel, the state in registers.
 //
 //   block = (sequence, value head, 32 of its 128 value rows); 4 warps, a half warp a row of S, 8 floats of it a lane
 //   the 256 q and k channels are convolved by every block of a key head (L2 hits); v channels once
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kBlock) decode_kernel(DeltaStep d) {
     allow_successor();
 
     const int row = d.start[sequence];
-    const bool active = d.start[sequence + 1] > row;
+    const bool active = d.start[sequence + 1] == row + 1;
     const int position = active ? d.positions[row] : 0;
     const int64_t slot = d.slots[sequence];
     const int q_channel = key_head * kDim + tid, k_channel = q_channel + d.key_heads * kDim;

@@ -54,8 +54,10 @@ struct Chunk {
     int length;  // of the sequence
 };
 
+/// None for a sequence of one row: delta_decode has it.
 __device__ __forceinline__ int chunks_of(const int* start, int sequence) {
-    return (start[sequence + 1] - start[sequence] + kChunk - 1) / kChunk;
+    const int rows = start[sequence + 1] - start[sequence];
+    return rows > 1 ? (rows + kChunk - 1) / kChunk : 0;
 }
 
 /// Which chunk of which sequence is number `wanted` of the batch; each warp finds out for itself.
@@ -693,7 +695,7 @@ __global__ __launch_bounds__(kThreads) void scan(DeltaStep p) {
     const int begin = p.start[sequence];
     ScanBlock b;
     b.length = p.start[sequence + 1] - begin;
-    if (b.length <= 0) return;
+    if (b.length <= 1) return;
     b.chunks = (b.length + kChunk - 1) / kChunk;
     b.value_heads = p.value_heads;
     b.channels = (2 * p.key_heads + p.value_heads) * kDim;

@@ -56,14 +56,14 @@ __host__ __device__ constexpr int sums_bytes() {
 
 /// One chunk from global to shared memory by one warp.
 template <Kind K>
-__device__ __forceinline__ void copy_chunk(uint8_t* to, const uint8_t* from, int lane, uint64_t policy) {
+__device__ __forceinline__ void copy_chunk(uint8_t* to, const uint8_t* from, int lane) {
     constexpr int kWide = K == Kind::bf16 ? 4 : K == Kind::fp8 ? 2 : 1;
 #pragma unroll
-    for (int i = 0; i < kWide; ++i) copy_async16_once(to + 512 * i + 16 * lane, from + 512 * i + 16 * lane, policy);
+    for (int i = 0; i < kWide; ++i) copy_async16(to + 512 * i + 16 * lane, from + 512 * i + 16 * lane);
     if constexpr (K == Kind::nvfp4)
-        if (lane < 4) copy_async16_once(to + 512 + 16 * lane, from + 512 + 16 * lane, policy);
+        if (lane < 4) copy_async16(to + 512 + 16 * lane, from + 512 + 16 * lane);
     if constexpr (K == Kind::fp8)
-        if (lane == 0) copy_async16_once(to + 1024, from + 1024, policy);
+        if (lane == 0) copy_async16(to + 1024, from + 1024);
 }
 
 __device__ __forceinline__ uint4 load16(const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); }
@@ -162,7 +162,6 @@ template <Kind K, int NT>
 struct Ring {
     uint8_t* base;  // of this warp
     int stage = 0;
-    uint64_t policy = read_once_policy();
 
     __device__ explicit Ring(uint8_t* ring, int warp) : base(ring + warp * kRingDepth<K, NT> * chunk_bytes(K)) {}
 
@@ -190,7 +189,7 @@ struct Ring {
     template <typename Source>
     __device__ __forceinline__ void request(Source& source, int at, int lane) {
         const uint8_t* from = source.next();
-        if (from != nullptr) copy_chunk<K>(base + at * chunk_bytes(K), from, lane, policy);
+        if (from != nullptr) copy_chunk<K>(base + at * chunk_bytes(K), from, lane);
         commit_copies();
     }
 };

@@ -31,16 +31,6 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
 __device__ __forceinline__ void copy_async16(void* to_shared, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to_shared)), "l"(from));
 }
-/// As above for data that is read once: L2 gives its place away first, so that activations and code stay.
-__device__ __forceinline__ void copy_async16_once(void* to_shared, const void* from, uint64_t policy) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" ::"r"(shared_address(to_shared)), "l"(from),
-                 "l"(policy));
-}
-__device__ __forceinline__ uint64_t read_once_policy() {
-    uint64_t policy;
-    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
-}
 /// As copy_async16; `valid` false: writes zeros and reads nothing.
 __device__ __forceinline__ void copy_async16(void* to_shared, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to_shared)), "l"(from),

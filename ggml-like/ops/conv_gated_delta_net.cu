@@ -36,10 +36,10 @@ void conv_gated_delta_net(const Node& node, Context& c) {
                          .value_dim = p.value_dim,
                          .taps = static_cast<int>(node.inputs[3]->shape[1]),
                          .ring = static_cast<int>(conv_state.shape[1])};
-    const bool real = p.key_dim == 128 && p.value_dim == 128 && step.taps == 4;
+    const bool real = p.key_dim == 128 && p.value_dim == 128 && step.taps == 4 && step.u_ld % 8 == 0;
     if (!real) return delta_generic(c, step);
-    if (step.tokens == step.sequences) return delta_decode(c, step);
-    delta_prefill(c, step);
+    if (step.tokens == 1 || step.sequences > 1) delta_decode(c, step);
+    if (step.tokens > step.sequences) delta_prefill(c, step);
 }
 
 }  // namespace quern::cuda
