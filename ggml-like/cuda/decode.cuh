@@ -14,13 +14,13 @@ constexpr float kActivationLift = K == Kind::bf16 ? 1.0f : 0x1p60f;
 template <Kind K>
 constexpr float kSumLift = K == Kind::bf16 ? 1.0f : K == Kind::fp8 ? 0x1p60f : 0x1p66f;
 
-/// One word of nvfp4 codes: a[0..3], values * 2^-126.
-__device__ __forceinline__ void decode_nvfp4(uint32_t word, uint32_t (&a)[4]) {
-#pragma unroll
-    for (int p = 0; p < 4; ++p) {
-        const uint32_t w = word << (4 * p);
-        a[p] = (w & 0x80008000u) | ((w >> 6) & 0x01c001c0u);
-    }
+/// Words of rows g and g + 8 for a pair of nvfp4 blocks: a[0..3] of its even (0) or odd (1) block, values * 2^-126.
+__device__ __forceinline__ void decode_nvfp4(uint32_t low, uint32_t high, int odd, uint32_t (&a)[4]) {
+    const auto place = [](uint32_t w) { return (w & 0x80008000u) | ((w >> 6) & 0x01c001c0u); };
+    a[0] = place(low << (odd ? 8 : 12));
+    a[1] = place(high << (odd ? 8 : 12));
+    a[2] = place(low << (odd ? 0 : 4));
+    a[3] = place(high << (odd ? 0 : 4));
 }
 
 /// Two words of fp8 codes: a[0..3], values * 2^-120.

@@ -117,7 +117,7 @@ __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16*
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) {
             uint32_t a[4];
-            decode_nvfp4(words[kk], a);
+            decode_nvfp4(words[kk / 2 * 2], words[kk / 2 * 2 + 1], kk % 2, a);
 #pragma unroll
             for (int nt = 0; nt < NT; ++nt) {
                 const uint2 v = b(nt, kk);

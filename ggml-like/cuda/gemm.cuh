@@ -134,8 +134,7 @@ struct WeightChunk<Kind::nvfp4> {
     }
     /// Weight * scale * 2^-8: 2 x 4 significant bits, exact.
     __device__ __forceinline__ void fragment(int kk, uint32_t (&a)[4]) const {
-        const uint32_t word = kk == 0 ? codes.x : kk == 1 ? codes.y : kk == 2 ? codes.z : codes.w;
-        decode_nvfp4(word, a);
+        decode_nvfp4(kk < 2 ? codes.x : codes.z, kk < 2 ? codes.y : codes.w, kk & 1, a);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const uint32_t s = scale[i & 1][kk & 1];

@@ -62,7 +62,6 @@ __device__ void pack_fp8(const RawRows& raw, int64_t r, int64_t column, uint8_t*
     if (row % 8 == 0 || raw.row0 + r == 0) reinterpret_cast<float*>(chunk + 1024)[upper] = scale;
 }
 
-/// Rows g and g + 8 share words, so bits are joined with an atomic or.
 __device__ void pack_nvfp4(const RawRows& raw, int64_t r, int64_t column, uint8_t* chunk, int row) {
     const int g = row & 7, upper = row >> 3;
     const uint8_t* from = static_cast<const uint8_t*>(raw.values) + r * (raw.columns / 2);
@@ -70,15 +69,14 @@ __device__ void pack_nvfp4(const RawRows& raw, int64_t r, int64_t column, uint8_
         if (c >= raw.columns) return 0;
         return (from[c / 2] >> (4 * (c & 1))) & 15u;
     };
-    for (int kk = 0; kk < 4; ++kk)
+    for (int j = 0; j < 2; ++j)
         for (int t = 0; t < 4; ++t) {
             uint32_t word = 0;
-            for (int p = 0; p < 2; ++p) {
-                const int shift = 4 * (3 - (2 * p + upper));
-                const int64_t c = column + 16 * kk + 2 * t + 8 * p;
-                word |= code(c) << shift | code(c + 1) << (16 + shift);
+            for (int i = 0; i < 4; ++i) {
+                const int64_t c = column + 32 * j + 2 * t + i / 2 + i % 2 * 8;
+                word |= (code(c) | code(c + 16) << 4) << (8 * i);
             }
-            atomicOr(reinterpret_cast<uint32_t*>(chunk + 16 * (4 * g + t)) + kk, word);
+            reinterpret_cast<uint32_t*>(chunk + 16 * (4 * g + t))[2 * j + upper] = word;
         }
     for (int kk = 0; kk < 4; ++kk) {
         const int64_t c = column + 16 * kk;

@@ -8,9 +8,10 @@
 //   fp8    1040 B: half h (blocks 2h, 2h+1) at 512 h, lane l at 16 l: for each block 8 bytes; word w of a block holds
 //          the codes of a pair of registers as bytes {lo(a_w), lo(a_w+2), hi(a_w), hi(a_w+2)}, w = 0, 1. Then at 1024
 //          two F32 scales, of rows 0..7 and of rows 8..15 of the chunk, and 8 bytes of padding.
-//   nvfp4   576 B: lane l at 16 l, word kk for block kk: nibble 4i..4i+3 holds lo of register 3-i for i = 0..3, nibble
-//          16+4i.. hi of register 3-i; so (word << 4p) has register p's codes at bits 12..15 and 28..31. Then at 512,
-//          E4M3 block scales: 8 bytes at 8 g, row g blocks 0..3, row g+8 blocks 0..3.
+//   nvfp4   576 B: lane l at 16 l; word 2j + r has row g + 8r of blocks 2j (low nibbles) and 2j+1 (high nibbles): bytes
+//          are columns 2t, 2t+8, 2t+1, 2t+9. So one shift brings a register's two codes to bits 12..15 and 28..31 for
+//          BF16, and four codes are one shift from four E4M3 bytes. Then at 512, E4M3 block scales: 8 bytes at 8 g, row g
+//          blocks 0..3, row g+8 blocks 0..3.
 // paired order (gate and up): a tile holds 8 rows of gate (rows 0..7) and the same 8 rows of up (rows 8..15).
 //
 // Value of an element: code value * chunk or block scale * factor[tile * 16 + row]. Factors are F32, one a padded row.

@@ -9,6 +9,7 @@
 #include "ggml-like/cuda/expert_rows.cuh"
 #include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/moe.h"
 #include "ggml-like/cuda/ops.h"
 #include "ggml-like/cuda/prologues.cuh"
 
@@ -16,19 +17,6 @@ namespace quern::cuda {
 namespace {
 
 constexpr int kDownWarps = 8, kDownThreads = kDownWarps * 32;
-
-struct Down {
-    PackedExperts experts;
-    Part shared;
-    int shared_chunks;
-    const bf16 *routed, *shared_in;
-    int width, shared_width;  // F, Fs
-    const int* groups;
-    const float *weights, *shared_gate, *residual;
-    int rows, used;
-    float* y;
-    int64_t ld;
-};
 
 static_assert(kDownThreads == 16 * kFewRows, "a thread an output");
 
@@ -259,6 +247,7 @@ void moe_down(const Node& node, Context& c) {
                  .shared_in = shared_in.as<bf16>(),
                  .width = static_cast<int>(routed.shape[2]),
                  .shared_width = static_cast<int>(shared_in.shape[1]),
+                 .ids = node.inputs[2]->as<int>(),
                  .groups = node.inputs[5]->as<int>(),
                  .weights = node.inputs[3]->as<float>(),
                  .shared_gate = node.inputs[4]->as<float>(),
@@ -268,6 +257,7 @@ void moe_down(const Node& node, Context& c) {
                  .y = y.as<float>(),
                  .ld = y.stride[0]};
     if (a.rows > kFewRows || a.rows * a.used > kMostPairs) return many(c, a, shared, node.outputs[1]->data);
+    if (experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 && down_fp4(c, a)) return;
     if (experts.kind == Kind::bf16) few_of_shared<Kind::bf16>(c, a);
     if (experts.kind == Kind::fp8) few_of_shared<Kind::fp8>(c, a);
     if (experts.kind == Kind::nvfp4) few_of_shared<Kind::nvfp4>(c, a);

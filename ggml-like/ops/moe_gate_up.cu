@@ -9,20 +9,12 @@
 #include "ggml-like/cuda/expert_rows.cuh"
 #include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/moe.h"
 #include "ggml-like/cuda/ops.h"
 #include "ggml-like/cuda/prologues.cuh"
 
 namespace quern::cuda {
 namespace {
-
-struct GateUp {
-    PackedExperts experts;  // tiles = 0: none in this launch
-    Part shared;            // tiles = 0: none in this launch
-    int chunks;
-    const int* groups;
-    int rows, used, expert_count;
-    bf16 *routed, *shared_out;  // [rows * used, F], [rows, Fs]
-};
 
 /// One tile of the list: the shared expert's come first. Moves on without divisions.
 struct Item {
@@ -243,7 +235,7 @@ void few_of_kind(Context& c, Kind kind, GateUp a, const Tensor& h) {
     a.experts.kind = kind;
     if (kind == Kind::bf16) few<Kind::bf16>(c, a, h);
     if (kind == Kind::fp8) few<Kind::fp8>(c, a, h);
-    if (kind == Kind::nvfp4) few<Kind::nvfp4>(c, a, h);
+    if (kind == Kind::nvfp4 && !gate_up_fp4(c, a)) few<Kind::nvfp4>(c, a, h);
 }
 
 }  // namespace
@@ -259,8 +251,18 @@ void moe_gate_up(const Node& node, Context& c) {
         gemm_gate_up(c, experts, h.data, groups.as<int>(), rows, used, routed.data);
         return gemm_paired(c, shared, h.data, h.stride[0], rows, shared_out.data, shared_out.stride[0]);
     }
-    GateUp a{experts, shared.part[0], experts.chunks, groups.as<int>(), rows, used, experts.count,
-             routed.as<bf16>(), shared_out.as<bf16>()};
+    GateUp a{.experts = experts,
+             .shared = shared.part[0],
+             .chunks = experts.chunks,
+             .h = h.as<bf16>(),
+             .columns = static_cast<int>(h.shape[1]),
+             .ids = ids.as<int>(),
+             .groups = groups.as<int>(),
+             .rows = rows,
+             .used = used,
+             .expert_count = experts.count,
+             .routed = routed.as<bf16>(),
+             .shared_out = shared_out.as<bf16>()};
     if (experts.kind == a.shared.kind) return few_of_kind(c, experts.kind, a, h);
     GateUp only_shared = a;
     only_shared.experts.tiles = 0;

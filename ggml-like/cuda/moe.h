@@ -1,0 +1,38 @@
+// What the kernels of moe_gate_up and moe_down for few rows get to work with. Shapes: ops/moe_gate_up.h, ops/moe_down.h.
+#pragma once
+
+#include "ggml-like/cuda/context.h"
+#include "ggml-like/cuda/packed.h"
+#include "ggml-like/cuda/ptx.cuh"
+
+namespace quern::cuda {
+
+struct GateUp {
+    PackedExperts experts;  // tiles = 0: none in this launch
+    Part shared;            // tiles = 0: none in this launch
+    int chunks;
+    const bf16* h;  // [rows, columns]
+    int columns;
+    const int *ids, *groups;
+    int rows, used, expert_count;
+    bf16 *routed, *shared_out;  // [rows * used, F], [rows, Fs]
+};
+
+struct Down {
+    PackedExperts experts;
+    Part shared;
+    int shared_chunks;
+    const bf16 *routed, *shared_in;
+    int width, shared_width;  // F, Fs
+    const int *ids, *groups;
+    const float *weights, *shared_gate, *residual;
+    int rows, used;
+    float* y;
+    int64_t ld;
+};
+
+/// Weights all nvfp4. False: the rows do not fit into shared memory and nothing was done.
+bool gate_up_fp4(Context& context, const GateUp& a);
+bool down_fp4(Context& context, const Down& a);
+
+}  // namespace quern::cuda
