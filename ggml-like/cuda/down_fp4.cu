@@ -1,9 +1,9 @@
 // moe_down with NVFP4 weights and few rows. Block = one tile of 16 output rows, all terms of it.
 //   one row: 16 warps share the parts of all terms; the block's weights are all under way before it waits for gate and
 //     up, because ids and weights were complete when the predecessor started its work (gate_up_fp4.cu)
-//   more rows: a warp takes a group of up to 4 rows of an expert at a time
+//   more rows: a warp takes a group of up to 8 rows of an expert at a time
 // A term's bits depend on its row only, and a row's terms are added in the order of its choices. No atomics.
-// Traffic: the weights of each needed expert once; every block converts all rows of routed for itself.
+// Traffic: the weights of each needed expert once; every block reads all rows of routed.
 #include "ggml-like/cuda/expert_groups.cuh"
 #include "ggml-like/cuda/few_rows.cuh"
 #include "ggml-like/cuda/launch.cuh"
@@ -19,21 +19,44 @@ struct Shape {
     int piece_parts;  // parts a piece
     int piece_bytes;
     int depth;
-
-    __device__ __forceinline__ const ChunkParts& parts(bool of_shared) const { return of_shared ? shared : routed; }
 };
 
-/// The block's tile of an expert (-1: the shared one).
-__device__ __forceinline__ const uint8_t* tile_data(const Down& a, int expert) {
-    if (expert < 0) return a.shared.data + static_cast<int64_t>(blockIdx.x) * a.shared_chunks * kFp4Chunk;
-    return a.experts.data + expert * a.experts.expert_bytes + static_cast<int64_t>(blockIdx.x) * a.experts.chunks * kFp4Chunk;
-}
-__device__ __forceinline__ const float* tile_factor(const Down& a, int expert) {
-    return expert < 0 ? a.shared.factor + blockIdx.x * kTileRows
-                      : a.experts.factor + (static_cast<int64_t>(expert) * a.experts.tiles + blockIdx.x) * kTileRows;
+/// The block's tile of an expert, -1: the shared one.
+struct Tile {
+    const uint8_t* data;
+    const float* factor;
+
+    __device__ __forceinline__ Tile(const Down& a, int expert) {
+        const int tile = blockIdx.x;
+        data = expert < 0 ? a.shared.data + static_cast<int64_t>(tile) * a.shared_chunks * kFp4Chunk
+                          : a.experts.data + expert * a.experts.expert_bytes +
+                                static_cast<int64_t>(tile) * a.experts.chunks * kFp4Chunk;
+        factor = expert < 0 ? a.shared.factor + tile * kTileRows
+                            : a.experts.factor + (static_cast<int64_t>(expert) * a.experts.tiles + tile) * kTileRows;
+    }
+};
+
+/// Rows of routed and of shared into shared memory, all threads of the block.
+__device__ __forceinline__ void load_rows(const Down& a, uint8_t* routed, int routed_bytes, uint8_t* shared,
+                                          int shared_bytes) {
+    const int blocks = a.experts.chunks * 4, routed_blocks = a.rows * a.used * blocks;
+    const int shared_blocks = a.shared_chunks * 4, all = routed_blocks + a.rows * shared_blocks;
+#pragma unroll 2
+    for (int b = threadIdx.x; b < all; b += kThreads) {
+        const bool is_shared = b >= routed_blocks;
+        const int at = is_shared ? b - routed_blocks : b, each = is_shared ? shared_blocks : blocks;
+        const int n = at / each, k = at - n * each, width = is_shared ? a.shared_width : a.width;
+        Fp4Block block;
+        if (k * 16 < width) block.load((is_shared ? a.shared_in : a.routed) + static_cast<int64_t>(n) * width + k * 16);
+        block.store((is_shared ? shared + n * shared_bytes : routed + n * routed_bytes), k);
+    }
 }
 
-/// y of the block's rows for row n of the step, from its terms [used + 1][16].
+__device__ __forceinline__ float load_residual(const Down& a, int n, int r) {
+    const int row = blockIdx.x * kTileRows + r;
+    return row < a.experts.rows ? __ldcg(a.residual + n * a.ld + row) : 0.0f;
+}
+/// y of row r of the tile for row n of the step, from its terms [used + 1][16].
 __device__ __forceinline__ void add_terms(const Down& a, const float* terms, int n, int r, float residual) {
     const int row = blockIdx.x * kTileRows + r;
     if (row >= a.experts.rows) return;
@@ -41,98 +64,59 @@ __device__ __forceinline__ void add_terms(const Down& a, const float* terms, int
     for (int j = 0; j <= a.used; ++j) sum += terms[j * kTileRows + r];
     a.y[n * a.ld + row] = sum;
 }
-__device__ __forceinline__ float load_residual(const Down& a, int n, int r) {
-    const int row = blockIdx.x * kTileRows + r;
-    return row < a.experts.rows ? __ldcg(a.residual + n * a.ld + row) : 0.0f;
-}
 
 // ---- one row ----
-
-/// Unit u: part `part` of term `term`; the shared expert's is the last term.
-struct Unit {
-    int term, part;
-
-    __device__ __forceinline__ Unit(const Down& a, const Shape& s, int u) {
-        term = min(u / s.routed.count, a.used);
-        part = u - term * s.routed.count;
-    }
-};
 
 __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMostPieces];
-    __shared__ float scales[kMostTerms], terms[kMostTerms * kTileRows];
+    __shared__ float terms[kMostTerms * kTileRows];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int routed_bytes = fp4_row_bytes(a.experts.chunks);
+    const int row_bytes = fp4_row_bytes(a.experts.chunks);
     uint8_t* rows = shared + kWarps * s.depth * s.piece_bytes;
-    float* sums = reinterpret_cast<float*>(rows + a.used * routed_bytes + fp4_row_bytes(a.shared_chunks));  // [unit][16][4]
+    float* sums = reinterpret_cast<float*>(rows + a.used * row_bytes + fp4_row_bytes(a.shared_chunks));  // [unit][16]
     PieceRing ring(shared + warp * s.depth * s.piece_bytes, barriers[warp], s.piece_bytes, s.depth, lane);
-    const int units = a.used * s.routed.count + s.shared.count;
-    const int id = lane < a.used ? __ldcg(a.ids + lane) : -1;  // of choice `lane`
-    int ahead = warp;
-    const auto request = [&] {
-        if (ahead >= units) return;
-        const Unit u(a, s, ahead);
-        const ChunkParts& parts = s.parts(u.term == a.used);
-        ring.request(tile_data(a, __shfl_sync(0xffffffffu, id, u.term)) + parts.begin(u.part) * kFp4Chunk,
-                     (parts.end(u.part) - parts.begin(u.part)) * kFp4Chunk);
-        ahead += kWarps;
-    };
-    for (int i = 0; i < s.depth; ++i) request();
-    // A warp a term in the end: lane 4r + i has number i of rows r and r + 8.
-    float low_factor = 0, high_factor = 0, weight = 0;
-    if (warp <= a.used) {
-        const float* factor = tile_factor(a, __shfl_sync(0xffffffffu, id, warp));
-        low_factor = factor[lane >> 2], high_factor = factor[(lane >> 2) + 8];
-        weight = __ldcg(warp < a.used ? a.weights + warp : a.shared_gate);
-    }
-    const float residual = threadIdx.x < kTileRows ? load_residual(a, 0, threadIdx.x) : 0.0f;
+    // Unit = part `part` of term `term`, the shared expert's last; lane i has the warp's unit i.
+    const int units = a.used * s.routed.count + s.shared.count, own = warp + lane * kWarps;
+    const int term = min(own / s.routed.count, a.used), part = own - term * s.routed.count;
+    const int id = term < a.used ? __ldcg(a.ids + term) : -1;
+    const int begin = term < a.used ? s.routed.begin(part) : s.shared.begin(part);
+    const int chunks = (term < a.used ? s.routed.end(part) : s.shared.end(part)) - begin;
+    const Tile mine(a, id);
+    ring.request_first(own < units ? mine.data + begin * kFp4Chunk : nullptr, chunks * kFp4Chunk);
+    // The end: thread = row r of term `last`.
+    const int last = threadIdx.x / kTileRows, r = threadIdx.x % kTileRows;
+    float factor = 0;
+    if (last <= a.used)
+        factor = Tile(a, last < a.used ? __ldcg(a.ids + last) : -1).factor[r] *
+                 __ldcg(last < a.used ? a.weights + last : a.shared_gate);
+    const float residual = last == 0 ? load_residual(a, 0, r) : 0.0f;
     wait_for_predecessor();
     allow_successor();
-    for (int term = warp; term <= a.used; term += kWarps) {
-        const bool is_shared = term == a.used;
-        const float scale = load_fp4_row(rows + term * routed_bytes, is_shared ? a.shared_in : a.routed + term * a.width,
-                                         is_shared ? a.shared_width : a.width,
-                                         is_shared ? a.shared_chunks : a.experts.chunks, lane);
-        if (lane == 0) scales[term] = scale;
-    }
+    load_rows(a, rows, row_bytes, rows + a.used * row_bytes, 0);
     __syncthreads();
-    for (int u = warp; u < units; u += kWarps) {
-        const Unit unit(a, s, u);
-        const ChunkParts& parts = s.parts(unit.term == a.used);
-        const Fp4Columns x(lane, [&](int) { return rows + unit.term * routed_bytes; });
+    const int count = __popc(__ballot_sync(0xffffffffu, own < units));
+    for (int i = 0; i < count; ++i) {
+        const int n = __shfl_sync(0xffffffffu, chunks, i);
+        const uint8_t* x = rows + __shfl_sync(0xffffffffu, term * row_bytes + begin * 128, i) + 16 * (lane & 3);
         const uint8_t* chunk = ring.wait();
-        float acc[2][4] = {};
-        for (int c = parts.begin(unit.part); c < parts.end(unit.part); ++c, chunk += kFp4Chunk)
-            multiply_fp4<false>(chunk, x, c, lane, acc);
+        float acc[4] = {};
+        for (int c = 0; c < n; ++c) multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
         ring.release();
-        request();
-        if ((lane & 3) < 2) {
-            const Fp4Raw raw(acc, lane);
-            float2* to = reinterpret_cast<float2*>(sums + u * 64 + (lane >> 2) * 4) + (lane & 1);
-            to[0] = raw.low;
-            to[16] = raw.high;
-        }
-    }
-    __syncthreads();
-    for (int term = warp; term <= a.used; term += kWarps) {
-        if (term != warp) {
-            const float* factor = tile_factor(a, __shfl_sync(0xffffffffu, id, term));
-            low_factor = factor[lane >> 2], high_factor = factor[(lane >> 2) + 8];
-            weight = __ldcg(term < a.used ? a.weights + term : a.shared_gate);
-        }
-        const float* from = sums + term * s.routed.count * 64 + lane;
-        const int parts = s.parts(term == a.used).count;
-        const float by = kFp4Lift * scales[term];
-        const float low = join_fp4(add_parts(parts, [&](int p) { return from[p * 64]; }), lane);
-        const float high = join_fp4(add_parts(parts, [&](int p) { return from[p * 64 + 32]; }), lane);
         if ((lane & 3) == 0) {
-            terms[term * kTileRows + (lane >> 2)] = weight * (low * (low_factor * by));
-            terms[term * kTileRows + (lane >> 2) + 8] = weight * (high * (high_factor * by));
+            float* to = sums + (warp + i * kWarps) * kTileRows + (lane >> 2);
+            to[0] = acc[0];
+            to[8] = acc[2];
         }
     }
     __syncthreads();
-    if (threadIdx.x < kTileRows) add_terms(a, terms, 0, threadIdx.x, residual);
+    if (last <= a.used) {
+        const float* from = sums + last * s.routed.count * kTileRows + r;
+        terms[threadIdx.x] = factor * add_in_order(last < a.used ? s.routed.count : s.shared.count,
+                                                   [&](int p) { return from[p * kTileRows]; });
+    }
+    __syncthreads();
+    if (last == 0) add_terms(a, terms, 0, r, residual);
 }
 
 // ---- more rows ----
@@ -141,7 +125,6 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMostPieces];
     __shared__ ExpertGroups list;
-    __shared__ float scales[kGroupPairs + kFewRows];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2;
     const int routed_bytes = fp4_row_bytes(a.experts.chunks), shared_bytes = fp4_row_bytes(a.shared_chunks);
     const int pairs = a.rows * a.used;
@@ -156,28 +139,22 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     const auto request = [&] {
         if (ahead >= list.count) return;
         const int expert = list.group[ahead].expert;
-        if (part == 0) from = tile_data(a, expert);
-        const ChunkParts& parts = s.parts(expert < 0);
-        const int end = min(part + s.piece_parts, parts.count);
-        const int bytes = (parts.end(end - 1) - parts.begin(part)) * kFp4Chunk;
+        if (part == 0) from = Tile(a, expert).data;
+        const int count = expert < 0 ? s.shared.count : s.routed.count, each = expert < 0 ? s.shared.each : s.routed.each;
+        const int all = expert < 0 ? s.shared.chunks : s.routed.chunks;
+        const int bytes = (min((part + s.piece_parts) * each, all) - part * each) * kFp4Chunk;
         ring.request(from, bytes);
         from += bytes;
-        part = end;
-        if (part == parts.count) part = 0, ahead += kWarps;
+        part += s.piece_parts;
+        if (part >= count) part = 0, ahead += kWarps;
     };
+#pragma unroll 1
     for (int i = 0; i < s.depth; ++i) request();
     const int r = threadIdx.x % kTileRows, n = threadIdx.x / kTileRows;  // of the output
     const float residual = n < a.rows ? load_residual(a, n, r) : 0.0f;
     wait_for_predecessor();
     allow_successor();
-    for (int i = warp; i < pairs + a.rows; i += kWarps) {
-        const float scale = i < pairs ? load_fp4_row(rows + i * routed_bytes, a.routed + static_cast<int64_t>(i) * a.width,
-                                                     a.width, a.experts.chunks, lane)
-                                      : load_fp4_row(shared_rows + (i - pairs) * shared_bytes,
-                                                     a.shared_in + static_cast<int64_t>(i - pairs) * a.shared_width,
-                                                     a.shared_width, a.shared_chunks, lane);
-        if (lane == 0) scales[i] = scale;
-    }
+    load_rows(a, rows, routed_bytes, shared_rows, shared_bytes);
     __syncthreads();
     for (int index = warp; index < list.count; index += kWarps) {
         const ExpertGroup group = list.group[index];
@@ -187,27 +164,25 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
             const int at = group.first + min(i, group.count - 1);
             return is_shared ? at : static_cast<int>(list.pair[at]);
         };
-        const float* factor = tile_factor(a, group.expert);
-        const float low_factor = factor[g] * kFp4Lift, high_factor = factor[g + 8] * kFp4Lift;
-        const Fp4Columns x(lane, [&](int i) {
-            return is_shared ? shared_rows + pair_of(i) * shared_bytes : rows + pair_of(i) * routed_bytes;
-        });
-        float acc[2][4] = {};
-        if (group.count > 2)
-            sum_tile<true>(ring, s.parts(is_shared), s.piece_parts, x, lane, request, acc);
+        const Tile tile(a, group.expert);
+        const float low_factor = tile.factor[g], high_factor = tile.factor[g + 8];
+        const uint8_t* x = (is_shared ? shared_rows + pair_of(g) * shared_bytes : rows + pair_of(g) * routed_bytes) + 16 * (lane & 3);
+        ChunkParts parts = s.routed;
+        if (is_shared) parts = s.shared;
+        float acc[4];
+        if (group.count == 1)
+            sum_tile<true>(ring, parts, s.piece_parts, x, lane, request, acc);
         else
-            sum_tile<false>(ring, s.parts(is_shared), s.piece_parts, x, lane, request, acc);
-        const Fp4Sums sum(acc);
+            sum_tile<false>(ring, parts, s.piece_parts, x, lane, request, acc);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int at = Fp4Sums::row(lane, i);
+            const int at = 2 * (lane & 3) + i;
             if (at >= group.count) continue;
             const int pair = pair_of(at);
             const float weight = __ldcg(is_shared ? a.shared_gate + pair : a.weights + pair);
-            const float scale = scales[is_shared ? pairs + pair : pair];
             float* to = terms + (is_shared ? pair * (a.used + 1) + a.used : pair + pair / a.used) * kTileRows + g;
-            to[0] = weight * (sum.low[i] * (low_factor * scale));
-            to[8] = weight * (sum.high[i] * (high_factor * scale));
+            to[0] = low_factor * weight * acc[i];
+            to[8] = high_factor * weight * acc[2 + i];
         }
     }
     __syncthreads();
@@ -215,6 +190,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
 }
 
 static_assert(kThreads >= kTileRows * kFewRows, "a thread an output of down_few");
+static_assert(kThreads >= kTileRows * 32, "a thread a row of a term of down_one");
 
 }  // namespace
 
@@ -223,25 +199,26 @@ bool down_fp4(Context& c, const Down& a) {
     const int routed_bytes = fp4_row_bytes(a.experts.chunks), shared_bytes = fp4_row_bytes(a.shared_chunks);
     const int each = max(s.routed.each, s.shared.each), limit = c.shared_bytes - 8 * 1024;  // static shared memory
     const int rows_bytes = a.rows * (a.used * routed_bytes + shared_bytes);
-    const auto bytes = [&](int rest) { return kWarps * s.depth * s.piece_bytes + rest; };
     if (a.used >= kMostTerms - 1) return false;
     if (a.rows == 1) {
         const int units = a.used * s.routed.count + s.shared.count;
-        const int rest = rows_bytes + units * 64 * static_cast<int>(sizeof(float));
         s.piece_bytes = each * kFp4Chunk;
-        for (s.depth = min((units + kWarps - 1) / kWarps, kMostPieces); s.depth > 1 && bytes(rest) > limit; --s.depth) {}
-        if (bytes(rest) > limit) return false;
-        launch(c, "moe_down", down_one, a.experts.tiles, kThreads, bytes(rest), a, s);
-        return true;
+        s.depth = (units + kWarps - 1) / kWarps;
+        const int bytes = kWarps * s.depth * s.piece_bytes + rows_bytes + units * kTileRows * 4;
+        if (bytes <= limit && s.depth <= kMostPieces && a.used < 32) {
+            launch(c, "moe_down", down_one, a.experts.tiles, kThreads, bytes, a, s);
+            return true;
+        }
     }
-    const int rest = rows_bytes + a.rows * (a.used + 1) * kTileRows * static_cast<int>(sizeof(float));
+    const int rest = rows_bytes + a.rows * (a.used + 1) * kTileRows * 4;
+    const auto bytes = [&] { return kWarps * s.depth * s.piece_bytes + rest; };
     s.depth = 2;
     for (s.piece_parts = 4;; s.piece_parts /= 2) {
         s.piece_bytes = s.piece_parts * each * kFp4Chunk;
-        if (bytes(rest) <= limit) break;
+        if (bytes() <= limit) break;
         if (s.piece_parts == 1) return false;
     }
-    launch(c, "moe_down", down_few, a.experts.tiles, kThreads, bytes(rest), a, s);
+    launch(c, "moe_down", down_few, a.experts.tiles, kThreads, bytes(), a, s);
     return true;
 }
 

@@ -31,6 +31,7 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
     int before = (shared_rows + kPassRows - 1) / kPassRows;
     if (tid < before)
         list.group[tid] = {-1, static_cast<short>(min(kPassRows, shared_rows - tid * kPassRows)), tid * kPassRows};
+#pragma unroll 1
     for (int base = 0; base < experts && pairs > 0; base += kGroupThreads) {
         const int e = base + tid;
         const int begin = e < experts ? __ldcg(groups + e) : 0, end = e < experts ? __ldcg(groups + e + 1) : 0;
@@ -43,12 +44,12 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
         }
         if (lane == 31) list.sums[warp] = sum;
         __syncthreads();
-        int place = before + sum - own;
-#pragma unroll
-        for (int w = 0; w < kGroupThreads / 32; ++w) {
-            if (w < warp) place += list.sums[w];
-            before += list.sums[w];
-        }
+        int warps_before = lane < warp ? list.sums[lane] : 0;
+        const int all = lane < kGroupThreads / 32 ? list.sums[lane] : 0;
+        warps_before = static_cast<int>(__reduce_add_sync(0xffffffffu, warps_before));
+        const int place = before + warps_before + sum - own;
+        before += static_cast<int>(__reduce_add_sync(0xffffffffu, all));
+#pragma unroll 1
         for (int i = 0; i < own; ++i)
             list.group[place + i] = {static_cast<short>(e), static_cast<short>(min(kPassRows, end - begin - i * kPassRows)),
                                      begin + i * kPassRows};
@@ -58,29 +59,23 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
     __syncthreads();
 }
 
-/// Sums over a tile whose pieces come through a ring: parts in their order, `piece_parts` of them a piece.
-template <bool kWide, typename Request>
-__device__ __forceinline__ void sum_tile(PieceRing& ring, const ChunkParts& parts, int piece_parts, const Fp4Columns& x,
-                                         int lane, Request&& request, float (&total)[2][4]) {
-    float four[2][4] = {};
-    const uint8_t* chunk = nullptr;
-    for (int p = 0, left = 0; p < parts.count; ++p) {
-        if (left == 0) chunk = ring.wait(), left = piece_parts;
-        float sum[2][4] = {};
-        for (int c = parts.begin(p); c < parts.end(p); ++c, chunk += kFp4Chunk) multiply_fp4<kWide>(chunk, x, c, lane, sum);
-        if (--left == 0 || p + 1 == parts.count) {
-            left = 0;
-            ring.release();
-            request();
+/// Sums over a tile whose pieces come through a ring: `piece_parts` parts a piece. `request` asks for the next piece.
+template <bool kOne, typename Request>
+__device__ __forceinline__ void sum_tile(PieceRing& ring, const ChunkParts& parts, int piece_parts, const uint8_t* x,
+                                         int lane, Request&& request, float (&total)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) total[i] = 0;
+    for (int p = 0; p < parts.count; p += piece_parts) {
+        const uint8_t* chunk = ring.wait();
+        for (int q = p; q < min(p + piece_parts, parts.count); ++q) {
+            float sum[4] = {};
+            for (int c = parts.begin(q); c < parts.end(q); ++c, chunk += kFp4Chunk, x += 128)
+                multiply_fp4<kOne>(chunk, x, lane, sum);
+#pragma unroll
+            for (int i = 0; i < 4; i += kOne ? 2 : 1) total[i] += sum[i];
         }
-        const bool end = p % 4 == 3 || p + 1 == parts.count;
-#pragma unroll
-        for (int n = 0; n < (kWide ? 2 : 1); ++n)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                four[n][i] += sum[n][i];
-                if (end) total[n][i] += four[n][i], four[n][i] = 0;
-            }
+        ring.release();
+        request();
     }
 }
 

@@ -24,17 +24,22 @@ __device__ __forceinline__ void publish_barriers() {
 #endif
 }
 
-/// Whole warp: `bytes`, a multiple of 16, to shared memory; the barrier's phase ends when they are there.
+#if __CUDA_ARCH__ >= 900
+/// One thread: `bytes`, a multiple of 16, to shared memory; the barrier's phase ends when they are there.
+__device__ __forceinline__ void copy_bulk(uint8_t* to, const uint8_t* from, int bytes, uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     shared_address(to)),
+                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
+                 : "memory");
+}
+#endif
+
+/// Whole warp: the same.
 __device__ __forceinline__ void copy_piece(uint8_t* to, const uint8_t* from, int bytes, uint64_t* barrier, int lane) {
 #if __CUDA_ARCH__ >= 900
-    if (lane == 0) {
-        asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
-                     : "memory");
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                         shared_address(to)),
-                     "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                     : "memory");
-    }
+    if (lane == 0) copy_bulk(to, from, bytes, barrier);
 #else
     for (int i = 16 * lane; i < bytes; i += 512) copy_async16(to + i, from + i);
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -74,6 +79,19 @@ class PieceRing {
     __device__ __forceinline__ void request(const uint8_t* from, int bytes) {
         copy_piece(data_ + to_ * piece_, from, bytes, barriers_ + to_, lane_);
         to_ = to_ + 1 == depth_ ? 0 : to_ + 1;
+    }
+    /// The first requests all at once, at most `depth`: request i is (from, bytes) of lane i, until a lane has null.
+    __device__ __forceinline__ void request_first(const uint8_t* from, int bytes) {
+        const int count = __popc(__ballot_sync(0xffffffffu, from != nullptr));
+#if __CUDA_ARCH__ >= 900
+        if (lane_ < count) copy_bulk(data_ + lane_ * piece_, from, bytes, barriers_ + lane_);
+#else
+        for (int i = 0; i < count; ++i)
+            copy_piece(data_ + i * piece_,
+                       reinterpret_cast<const uint8_t*>(__shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(from), i)),
+                       __shfl_sync(0xffffffffu, bytes, i), barriers_ + i, lane_);
+#endif
+        to_ = count == depth_ ? 0 : count;
     }
     __device__ __forceinline__ const uint8_t* wait() {
         wait_barrier(barriers_ + at_, parity_);
