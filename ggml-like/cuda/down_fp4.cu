@@ -41,7 +41,7 @@ __device__ __forceinline__ void load_rows(const Down& a, uint8_t* routed, int ro
                                           int shared_bytes) {
     const int blocks = a.experts.chunks * 4, routed_blocks = a.rows * a.used * blocks;
     const int shared_blocks = a.shared_chunks * 4, all = routed_blocks + a.rows * shared_blocks;
-#pragma unroll 2
+#pragma unroll 4
     for (int b = threadIdx.x; b < all; b += kThreads) {
         const bool is_shared = b >= routed_blocks;
         const int at = is_shared ? b - routed_blocks : b, each = is_shared ? shared_blocks : blocks;

@@ -50,17 +50,17 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     uint8_t* row = shared + kWarps * s.depth * s.piece_bytes;
     float* sums = reinterpret_cast<float*>(row + fp4_row_bytes(a.chunks));  // [turn][part][16]
     PieceRing ring(shared + warp * s.depth * s.piece_bytes, barriers[warp], s.piece_bytes, s.depth, lane);
-    // Item index = tile of choice index / tiles; the last choice is the shared expert.
+    // Items: the tiles of the shared expert (choice -1), of choice 0 ...
     const int items = (a.used + 1) * s.tiles;
     const int begin = s.parts.begin(warp), bytes = (s.parts.end(warp) - begin) * kFp4Chunk;
-    const int own = blockIdx.x + lane * gridDim.x, choice = own / s.tiles;  // of turn `lane`
+    const int own = blockIdx.x + lane * gridDim.x, choice = own / s.tiles - 1;  // of turn `lane`
     const bool works = warp < s.parts.count && own < items;
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own wait
-    const int id = choice < a.used ? __ldcg(a.ids + choice) : -1;
+    const int id = choice >= 0 && choice < a.used ? __ldcg(a.ids + choice) : -1;
     Fp4Block block;
     if (threadIdx.x * 16 < static_cast<unsigned>(a.columns)) block.load(a.h + threadIdx.x * 16);
-    const Tile mine(a, id, own - choice * s.tiles);
+    const Tile mine(a, id, own - (choice + 1) * s.tiles);
     // A ring has a place for every turn: nothing is asked for later.
     const bool there = works && mine.height > 0;
     ring.request_first(works ? (there ? mine.data : a.shared.data) + begin * kFp4Chunk : nullptr, bytes);
@@ -78,6 +78,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     for (int turn = 0; turn < turns; ++turn) {
         const uint8_t* chunk = ring.wait();
         float acc[4] = {};
+#pragma unroll 2
         for (int c = 0; c < s.parts.end(warp) - begin; ++c) multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
         ring.release();
         if ((lane & 3) == 0) {
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     // A warp a turn; lanes r and r + 8 add the parts of gate and of up.
     for (int turn = warp; turn < s.turns; turn += kWarps) {
         const int at = __shfl_sync(0xffffffffu, choice, turn), expert = __shfl_sync(0xffffffffu, id, turn);
-        const int index = __shfl_sync(0xffffffffu, own, turn), tile_index = index - at * s.tiles;
+        const int index = __shfl_sync(0xffffffffu, own, turn), tile_index = index - (at + 1) * s.tiles;
         const Tile tile(a, expert, tile_index);
         if (index >= items) break;
         const float* from = sums + turn * kMostParts * kTileRows + lane % 16;
@@ -133,7 +134,27 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Shape s) {
     Item item{first / s.tiles, first % s.tiles};
     wait_for_predecessor();
     allow_successor();
+    // Asked for before the weights, which would be in the way.
+    const auto load_block = [&](Fp4Block& block, int b) {
+        const int n = b / blocks, k = b - n * blocks;
+        if (n < a.rows && k * 16 < a.columns) block.load(a.h + static_cast<int64_t>(n) * a.columns + k * 16);
+    };
+    const auto store_block = [&](const Fp4Block& block, int b) {
+        const int n = b / blocks;
+        if (n < a.rows) block.store(rows + n * row_bytes, b - n * blocks);
+    };
+    Fp4Block early[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) load_block(early[i], threadIdx.x + i * kThreads);
     list_groups(list, a.groups, a.expert_count, a.experts.tiles > 0 ? a.rows * a.used : 0, a.shared.tiles > 0 ? a.rows : 0);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) store_block(early[i], threadIdx.x + i * kThreads);
+#pragma unroll 2
+    for (int b = threadIdx.x + 2 * kThreads; b < a.rows * blocks; b += kThreads) {
+        Fp4Block block;
+        load_block(block, b);
+        store_block(block, b);
+    }
 
     Item ahead = item;
     int part = 0;
@@ -154,13 +175,6 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Shape s) {
     };
 #pragma unroll 1
     for (int i = 0; i < s.depth; ++i) request();
-#pragma unroll 2
-    for (int b = threadIdx.x; b < a.rows * blocks; b += kThreads) {
-        const int n = b / blocks, k = b - n * blocks;
-        Fp4Block block;
-        if (k * 16 < a.columns) block.load(a.h + static_cast<int64_t>(n) * a.columns + k * 16);
-        block.store(rows + n * row_bytes, k);
-    }
     __syncthreads();
 
     for (; item.settle(a, s, list); item.advance(s)) {
