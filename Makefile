@@ -6,6 +6,7 @@ CUDA ?= AUTO
 DEMO_PROMPT ?= What is 48 + 37?
 
 .DEFAULT_GOAL := build
+MAKEFLAGS += --no-print-directory
 .PHONY: help deps configure build demo chat test test-asan fuzz bench check-layers format format-check install clean
 
 help:            ## this list
