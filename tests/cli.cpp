@@ -130,7 +130,7 @@ TEST_SUITE("cpu") {
         const std::string help = make_parser(seen).help();
         CHECK(has(help, "-ngl, --gpu-layers N"));
         CHECK(has(help, "--stats, --no-stats"));
-        ArgParser wordy("wordy", "a test", "");
+        ArgParser wordy("wordy", "a test", "[FLAGS]");
         std::string words;
         for (int i = 0; i < 100; ++i) words += "word ";
         wordy.ignored("--words", words + "end", {});

@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -12,6 +13,7 @@
 #include "models/model.h"
 #include "models/tensor_use.h"
 #include "models/tokenizer.h"
+#include "tools/engine/engine.h"
 
 using namespace quern;
 using namespace quern::test;
@@ -73,15 +75,33 @@ TEST_SUITE("cpu") {
         }
     }
 
-    TEST_CASE("model: fused projections keep a scale each") {
-        // What tests/parity.cpp computes with them: these would be wrong under one shared scale.
+    TEST_CASE("model: projections that run as one product keep a scale each") {
         Copy copy("base/ct");
-        const std::string attention = "model.language_model.layers.3.self_attn.";
-        const auto scale = [&](const char* name) {
-            return copy.weights.at(attention + name + "_proj.weight_global_scale").data;
+        const auto logits = [&] {
+            const auto model = copy.load();
+            std::vector<float> out;
+            Request request;
+            request.prompt = {5, 17, 80, 3, 41};
+            request.max_tokens = 1;
+            request.on_prompt_logits = [&](int64_t, const float* row) {
+                out.insert(out.end(), row, row + model->info().vocab_rows);
+            };
+            Engine(*model, *copy.backend, {}).run(std::move(request));
+            return out;
         };
-        CHECK(scale("q") != scale("k"));
-        CHECK(scale("k") != scale("v"));
+        const std::vector<float> before = logits();
+        // The same key weights, written with half the divisor and half of each block scale.
+        const std::string keys = "model.language_model.layers.3.self_attn.k_proj.";
+        float divisor;
+        std::string& global = copy.weights.at(keys + "weight_global_scale").data;
+        std::memcpy(&divisor, global.data(), sizeof divisor);
+        global = f32_bytes(divisor / 2);
+        for (char& scale : copy.weights.at(keys + "weight_scale").data) {
+            REQUIRE(scale >= 0x10);  // stays a normal number
+            scale = static_cast<char>(scale - 8);
+        }
+        CHECK(before.size() == 5 * 96);
+        CHECK(logits() == before);
     }
 
     TEST_CASE("model faults: one tensor missing of many") {
@@ -111,7 +131,7 @@ TEST_SUITE("cpu") {
             std::copy_if(c.weights.entries.begin(), c.weights.entries.end(), std::back_inserter(more),
                          starts_with_expert(7));
             for (SafetensorsWriter::Entry& e : more) {
-                e.name.replace(kExperts.size(), 1, "8");
+                e.name[kExperts.size()] = '8';
                 c.weights.entries.push_back(e);
             }
         });
