@@ -56,8 +56,8 @@ class Qwen36Moe final : public Model {
         audit_.require_ok();
         floats_ = use.take_floats();
         if (options.tokenizer) load_text_side();
-        check_and_place(options);
         read_generation_defaults();
+        check_and_place(options);
         std::string directory = checkpoint_->files().directory;
         while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
         summarize(directory.substr(directory.find_last_of('/') + 1));
@@ -72,10 +72,6 @@ class Qwen36Moe final : public Model {
         check_and_place(options);
         generation_.origin = "built in: synthetic weights";
         summarize(fmt::format("synthetic {} ({})", name, mix));
-    }
-
-    ~Qwen36Moe() override {
-        for (void* memory : placed_) backend_.free(memory);
     }
 
     const ModelInfo& info() const override { return info_; }
@@ -133,7 +129,7 @@ class Qwen36Moe final : public Model {
     void place_vectors() {
         for_each_vector(weights_, [&](Tensor& t) {
             void* memory = backend_.alloc(t.bytes(), t.name);
-            placed_.push_back(memory);
+            placed_.memory.push_back(memory);
             backend_.upload(memory, t.data, t.bytes());
             t.data = memory;
         });
@@ -253,7 +249,14 @@ class Qwen36Moe final : public Model {
     Qwen36MoeConfig config_;
     Qwen36MoeWeights weights_;
     std::vector<std::unique_ptr<float[]>> floats_;
-    std::vector<void*> placed_;
+    /// Device copies of small vectors; freed also when a constructor fails half way.
+    struct Placed {
+        Backend& backend;
+        std::vector<void*> memory;
+        ~Placed() {
+            for (void* m : memory) backend.free(m);
+        }
+    } placed_{backend_, {}};
     Audit audit_;
     std::optional<Tokenizer> tokenizer_;
     GenerationDefaults generation_;
