@@ -6,6 +6,7 @@ CUDA ?= AUTO
 DEMO_PROMPT ?= What is 48 + 37?
 
 .DEFAULT_GOAL := build
+MAKEFLAGS += --no-print-directory
 .PHONY: help deps configure build demo chat test test-asan fuzz bench check-layers format format-check install clean
 
 help:            ## this list
@@ -36,13 +37,13 @@ chat: build      ## interactive chat with the demo checkpoint
 test: configure  ## build and run every test that needs no GPU
 	@cmake --build $(BUILD) -j $(JOBS)
 	@scripts/check_layers.sh
-	@$(BUILD)/quern_tests --test-suite-exclude=perf
+	@$(BUILD)/quern_tests --test-suite-exclude=perf,cuda
 
 test-asan: deps  ## the fast tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@cmake -S . -B build-asan -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DQUERN_CUDA=OFF \
 	  -DQUERN_SANITIZE=address,undefined >/dev/null
 	@cmake --build build-asan -j $(JOBS)
-	@UBSAN_OPTIONS=print_stacktrace=1 build-asan/quern_tests --test-suite-exclude=perf
+	@UBSAN_OPTIONS=print_stacktrace=1 build-asan/quern_tests --test-suite-exclude=perf,cuda
 
 FUZZ_SECONDS ?= 60
 fuzz: deps       ## libFuzzer targets, FUZZ_SECONDS each (needs clang)

@@ -56,8 +56,8 @@ class Qwen36Moe final : public Model {
         audit_.require_ok();
         floats_ = use.take_floats();
         if (options.tokenizer) load_text_side();
-        check_and_place(options);
         read_generation_defaults();
+        check_and_place(options);
         std::string directory = checkpoint_->files().directory;
         while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
         summarize(directory.substr(directory.find_last_of('/') + 1));
@@ -72,10 +72,6 @@ class Qwen36Moe final : public Model {
         check_and_place(options);
         generation_.origin = "built in: synthetic weights";
         summarize(fmt::format("synthetic {} ({})", name, mix));
-    }
-
-    ~Qwen36Moe() override {
-        for (void* memory : placed_) backend_.free(memory);
     }
 
     const ModelInfo& info() const override { return info_; }
@@ -97,7 +93,8 @@ class Qwen36Moe final : public Model {
             notes_.push_back(std::move(note));
     }
 
-    /// Reads every scale once and hands the weights to the backend, layer by layer so that progress can be told.
+    /// Reads every scale once and hands the weights to the backend, layer by layer so that progress can be
+    /// told.
     void check_and_place(const LoadOptions& options) {
         LoadProgress progress;
         std::vector<Weight*> ends = {&weights_.embedding};
@@ -132,7 +129,7 @@ class Qwen36Moe final : public Model {
     void place_vectors() {
         for_each_vector(weights_, [&](Tensor& t) {
             void* memory = backend_.alloc(t.bytes(), t.name);
-            placed_.push_back(memory);
+            placed_.memory.push_back(memory);
             backend_.upload(memory, t.data, t.bytes());
             t.data = memory;
         });
@@ -158,8 +155,7 @@ class Qwen36Moe final : public Model {
         const nlohmann::json& g = checkpoint_->generation_config();
         if (!g.is_object()) {
             d.origin = "built in: the checkpoint has no generation_config.json";
-            add_chat_end();
-            return;
+            return add_chat_end();
         }
         d.origin = "generation_config.json";
         const auto number = [&](const char* key) -> std::optional<float> {
@@ -178,11 +174,12 @@ class Qwen36Moe final : public Model {
         const auto do_sample = g.find("do_sample");
         d.greedy = do_sample != g.end() && do_sample->is_boolean() && !do_sample->get<bool>();
         read_eos(g);
+        add_chat_end();
     }
 
     void read_eos(const nlohmann::json& g) {
         const auto eos = g.find("eos_token_id");
-        if (eos == g.end() || eos->is_null()) return add_chat_end();
+        if (eos == g.end() || eos->is_null()) return;
         generation_.eos_ids.clear();
         for (const nlohmann::json& id : eos->is_array() ? *eos : nlohmann::json::array({*eos})) {
             if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= config_.vocab_rows)
@@ -192,11 +189,15 @@ class Qwen36Moe final : public Model {
         }
     }
 
-    /// config.json alone names the document end, not the end of a chat turn.
+    /// A chat turn ends with these, whatever the configurations name: config.json alone names the document's
+    /// end.
     void add_chat_end() {
         if (!tokenizer_) return;
-        for (const char* marker : {"<|im_end|>", "<|endoftext|>"})
-            if (const auto id = tokenizer_->find_added(marker)) generation_.eos_ids.push_back(*id);
+        std::vector<int32_t>& ids = generation_.eos_ids;
+        for (const char* marker : {"<|im_end|>", "<|endoftext|>"}) {
+            const auto id = tokenizer_->find_added(marker);
+            if (id && std::find(ids.begin(), ids.end(), *id) == ids.end()) ids.push_back(*id);
+        }
     }
 
     void summarize(const std::string& name) {
@@ -248,7 +249,14 @@ class Qwen36Moe final : public Model {
     Qwen36MoeConfig config_;
     Qwen36MoeWeights weights_;
     std::vector<std::unique_ptr<float[]>> floats_;
-    std::vector<void*> placed_;
+    /// Device copies of small vectors; freed also when a constructor fails half way.
+    struct Placed {
+        Backend& backend;
+        std::vector<void*> memory;
+        ~Placed() {
+            for (void* m : memory) backend.free(m);
+        }
+    } placed_{backend_, {}};
     Audit audit_;
     std::optional<Tokenizer> tokenizer_;
     GenerationDefaults generation_;

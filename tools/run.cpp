@@ -38,7 +38,7 @@ int cmd_run(int argc, char** argv) {
     if (!options.system_file.empty()) options.system = read_input_file(options.system_file);
     const auto tools = read_tools(options.tools_file);
 
-    const auto backend = make_backend(options.gpu, options.threads);
+    const auto backend = make_backend(options.gpu, options.threads, options.device);
     std::unique_ptr<Model> model;
     {
         ProgressBar bar;

@@ -123,6 +123,9 @@ void Builder::model() {
     parser_.value("-ngl,--gpu-layers,--n-gpu-layers", "all|auto|0",
                   "run on the GPU; default auto: if there is one",
                   [this](const std::string& v) { o_.gpu = parse_gpu_layers(v); });
+    parser_.value("--device", "N", "the GPU to use, from 0", [this](const std::string& v) {
+        o_.device = static_cast<int>(parse_integer(v, "--device", 0, 1023));
+    });
     parser_.value(
         "-t,--threads", "N", "CPU threads; default: as many as this process may use",
         [this](const std::string& v) { o_.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
@@ -213,7 +216,7 @@ void Builder::accepted() {
                   [](const std::string& v) { parse_integer(v, "-np", 1); });
     parser_.ignored("-fa,--flash-attn", "on, off or auto", {"on", "off", "auto"});
     parser_.ignored("--jinja,--no-jinja", "the chat format is built in");
-    parser_.ignored("--warmup,--no-warmup", "");
+    parser_.ignored("--warmup,--no-warmup", "there is nothing to warm up");
 }
 
 }  // namespace

@@ -16,6 +16,7 @@ enum class When { automatic, always, never };
 struct RunOptions {
     std::string model;  // empty: the demo checkpoint
     GpuWish gpu = GpuWish::automatic;
+    int device = 0;  // number of the GPU
     int threads = 0;
     int64_t context = 0;
     int64_t step_tokens = 512;
