@@ -88,6 +88,7 @@ def measure(spec, folder):
         "first_token": relative(reference_model.logits(model, changed)[-1], full[-1]),
         "layer": layer_influence(model, prompt, full),
         "noise": relative(rows, again[len(prompt) - 1:-1]),
+        "bf16": relative(reference_model.logits(reference_model.load(folder, dtype=torch.bfloat16), prompt), full),
     }
     if again[len(prompt) - 1:-1].argmax(-1).tolist() != tokens or max(tokens) >= spec.special:
         stats["distinct"] = 0
