@@ -27,6 +27,7 @@ DEMO = pathlib.Path(__file__).resolve().parent.parent / "models" / "demo"
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 WEIGHT = 0.02                  # standard deviation of the weights
 ROUTER = 0.06                  # clearer choices than weights of 0.02 give, as trained routers make them
+EMBEDDING = 2.0                # a residual stream that no single layer swamps; BF16 noise stays near a trained model's
 CODES_PER_DEVIATION = 6 / 2.2  # the largest of 16 normal values is near 2.2 deviations; code 7 stands for 6
 SCALES = (0x68, 0x78)          # E4M3 block scales from 64 to 240
 CHUNK = 1 << 20                # random numbers drawn at a time
@@ -180,8 +181,8 @@ def model_parts(c, mix):
     """The tensors in groups that are filled, and put into shards, as a whole."""
     vocab, width = c["vocab_size"], c["hidden_size"]
     head = (fp8_block if mix == "fp8-head" else bf16)("lm_head", vocab, width)
-    return [head, bf16("model.language_model.embed_tokens", vocab, width), vector("model.language_model.norm.weight", width),
-            *(layer(i, c, mix) for i in range(c["num_hidden_layers"]))]
+    embedding = bf16("model.language_model.embed_tokens", vocab, width, EMBEDDING)
+    return [head, embedding, vector("model.language_model.norm.weight", width), *(layer(i, c, mix) for i in range(c["num_hidden_layers"]))]
 
 
 # ---- config.json
