@@ -85,8 +85,9 @@ Difference compare(const fs::path& path, std::unique_ptr<Backend> backend, int64
 /// What rounding activations to BF16 costs transformers itself on each checkpoint, by "model/format".
 std::map<std::string, double> bf16_errors() {
     const std::string path = test::source_dir() + "/tests/vectors/parity/manifest.json";
+    const nlohmann::json manifest = parse_json(read_text_file(path, 1 << 20), path);
     std::map<std::string, double> errors;
-    for (const auto& model : parse_json(read_text_file(path, 1 << 20), path).at("models"))
+    for (const auto& model : manifest.at("models"))
         for (const auto& [format, measured] : model.at("formats").items())
             errors[model.at("model").get<std::string>() + "/" + format] = measured.at("bf16");
     return errors;
