@@ -134,7 +134,7 @@ struct Walk {
 
 /// The state after `tokens`, run `rows` at a time.
 Walk walk(Loaded& l, std::span<const int32_t> tokens, size_t rows) {
-    test::Stepper stepper(l, 1, static_cast<int64_t>(tokens.size()) / kPageTokens + 1);
+    test::Stepper stepper(l, 1, static_cast<int64_t>(tokens.size()) / kPageTokens + 2);  // one for the snapshot
     SequenceState s = stepper.pool.acquire();
     Walk w;
     for (size_t at = 0; at < tokens.size(); at += rows)
