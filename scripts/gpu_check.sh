@@ -37,7 +37,7 @@ export QUERN_SOURCE_DIR=$root PYTHONUNBUFFERED=1
 logs=$(mktemp -d)
 trap 'rm -rf "$logs" "$scratch/quern-synthetic"' EXIT
 
-tests() { "$bin/quern_tests" --no-colors "$@"; }
+tests() { timeout -k 5 120 "$bin/quern_tests" --no-colors "$@"; }
 
 # As many layers of the full width as fit the card in float32, transformers' side: 3.4 GB each, and 10 GB.
 layers_that_fit() {
@@ -49,19 +49,19 @@ layers_that_fit() {
 logits() {
   local python=${PYTHON:-python3}
   "$python" "$root/scripts/make_synthetic_checkpoint.py" "$scratch/quern-synthetic" --layers "$(layers_that_fit)" &&
-    "$python" "$root/scripts/compare_bf16.py" "$scratch/quern-synthetic" --quern "$bin/quern" --extra -ngl all
+    timeout -k 5 240 "$python" "$root/scripts/compare_bf16.py" "$scratch/quern-synthetic" --quern "$bin/quern" --extra -ngl all
 }
 
 speed() {
-  local bench="$bin/quern bench --synthetic qwen3.6-35b-a3b -ngl all"
-  $bench -p 2048,8192,32768 -n 64 -np 1,8,32,64 -r 3 &&
-    $bench -p 0 -n 64 -d 32768 -r 2 &&
-    $bench --mix xs -p 0 -n 64 -r 3
+  local bench=(timeout -k 5 120 "$bin/quern" bench --synthetic qwen3.6-35b-a3b -ngl all)
+  "${bench[@]}" -p 2048,8192,32768 -n 64 -np 1,8,32,64 -r 3 &&
+    "${bench[@]}" -p 0 -n 64 -d 32768 -r 2 &&
+    "${bench[@]}" --mix xs -p 0 -n 64 -r 3
 }
 
 run() {
   case $1 in
-    ops) timeout 120 "$bin/quern_tests" --no-colors -ts=cuda -tce="gpu model*" ;;
+    ops) tests -ts=cuda -tce="gpu model*" ;;
     parity) tests -tc="gpu model: parity*" ;;
     demo) tests -tc="gpu model: greedy*" ;;
     alone) tests -tc="gpu model: a sequence alone*" ;;
@@ -105,7 +105,7 @@ for check in "${checks[@]}"; do
   if run "$check" >"$logs/$check" 2>&1; then verdict=ok; else verdict=FAIL failed=$((failed + 1)); fi
   grep -q 'skipped: no CUDA device' "$logs/$check" && { verdict=FAIL; failed=$((failed + 1)); }
   line=$(headline "$check" <"$logs/$check")
-  [ -n "$line" ] || line=$(grep -v '^ *$' "$logs/$check" | tail -1)
+  [ -n "$line" ] || line=$({ grep -E 'ERROR|error' "$logs/$check" || grep -v '^ *$' "$logs/$check"; } | tail -1)
   printf '%-4s %-7s %3d s  %s\n' "$verdict" "$check" $((SECONDS - at)) "$line" | tee -a "$out"
 done
 summary="$((${#checks[@]} - failed)) of ${#checks[@]} checks passed in $((SECONDS - begun)) s"

@@ -46,16 +46,17 @@ std::vector<Tokens> demo_prompts(const Model& model, size_t count) {
     return prompts;
 }
 
-/// Greedy answers, `sequences` at the same time.
+/// Greedy answers with the token that ends them, `sequences` at the same time.
 std::vector<Tokens> answers(Loaded& l, const std::vector<Tokens>& prompts, int64_t sequences) {
     Engine engine(*l.model, *l.backend, {.context = 1024, .sequences = sequences});
+    const Tokens& ends = l.model->generation().eos_ids;
     std::vector<RequestId> ids;
     for (const Tokens& prompt : prompts) {
         Request r;
         r.prompt = prompt;
         r.sampling.temperature = 0;
         r.max_tokens = 64;
-        r.stop_ids = l.model->generation().eos_ids;
+        r.on_token = [&](int32_t id) { return std::find(ends.begin(), ends.end(), id) == ends.end(); };
         ids.push_back(engine.submit(std::move(r)));
     }
     while (engine.step()) {
@@ -91,7 +92,7 @@ struct Parting {
 Parting parting(Loaded& judge, Tokens prompt, const Tokens& a, const Tokens& b) {
     size_t at = 0;
     while (at < a.size() && at < b.size() && a[at] == b[at]) ++at;
-    if (at == a.size() || at == b.size()) return {at, HUGE_VAL};  // one is the beginning of the other: no tie
+    if (at == a.size() || at == b.size()) return {at, HUGE_VAL};  // went on after the end, or stopped without one
     prompt.insert(prompt.end(), a.begin(), a.begin() + static_cast<std::ptrdiff_t>(at));
     const std::vector<float> logits = next_logits(judge, prompt);
     float largest = 0;
