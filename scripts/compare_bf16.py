@@ -12,6 +12,7 @@ the only limit. Needs torch, transformers and safetensors.
 """
 
 import argparse
+import gc
 import json
 import pathlib
 import sys
@@ -48,6 +49,7 @@ def reference_logits(folder, ids, device, dtype):
     logits = reference_model.logits(model, ids).numpy().astype(np.float64)
     print(f"  transformers {dtype}: load {loaded - begin:.1f} s, run {time.monotonic() - loaded:.1f} s", flush=True)
     del model
+    gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
     return logits

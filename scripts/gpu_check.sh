@@ -41,9 +41,12 @@ tests() { timeout -k 5 120 "$bin/quern_tests" --no-colors "$@"; }
 
 # As many layers of the full width as fit the card in float32, transformers' side: 3.4 GB each, and 10 GB.
 layers_that_fit() {
-  local mib
+  local mib layers
   mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits -i 0)
-  awk -v mib="$mib" 'BEGIN { n = int((mib * 1.048576e-3 - 10) / 3.4); print n > 40 ? 40 : n < 1 ? 1 : n }'
+  layers=$(((mib * 1048576 / 100000000 - 100) / 34))
+  [ "$layers" -gt 40 ] && layers=40
+  [ "$layers" -lt 1 ] && layers=1
+  echo "$layers"
 }
 
 logits() {
@@ -77,7 +80,7 @@ headline() {
   case $1 in
     ops|parity) grep -E '^\[doctest\] (test cases|assertions)' ;;
     demo|alone) grep -oE '[0-9]+ of [0-9]+ answers equal.*' ;;
-    drift) grep -oE 'state error [^,]*, error of the last logits.*' ;;
+    drift) grep -oE 'after 10000 tokens: .*' ;;
     logits) grep -E '^limits' ;;
     speed) grep -cE '^\|.*±' | sed 's/$/ rows/' ;;
   esac | sed 's/^\[doctest\] //' | tr -s ' ' | paste -sd';'
@@ -85,7 +88,7 @@ headline() {
 
 details() {
   case $1 in
-    logits) grep -E '^(transformers|quern|one chunk|  |limits|/)' ;;
+    logits) grep -vE '^\[|Warning' ;;
     speed) grep -E '^\|' ;;
     ops|parity) grep -E '^TEST CASE|ERROR|THREW|values:|logged|error <' | tail -60 ;;
     *) grep -oE '(MESSAGE|ERROR): .*' | tail -60 ;;
