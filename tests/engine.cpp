@@ -6,8 +6,8 @@
 #include <cstring>
 #include <random>
 
-#include "ggml-like/error.h"
 #include "engine_harness.h"
+#include "ggml-like/error.h"
 #include "tools/engine/scheduler.h"
 
 namespace quern {
@@ -17,7 +17,8 @@ using test::Stepper;
 
 struct Loaded : test::Loaded {
     explicit Loaded(const std::string& checkpoint, int threads = 2)
-        : test::Loaded(test::source_dir() + "/tests/vectors/parity/" + checkpoint, make_cpu_backend(threads)) {}
+        : test::Loaded(test::source_dir() + "/tests/vectors/parity/" + checkpoint,
+                       make_cpu_backend(threads)) {}
 };
 
 std::vector<int32_t> random_prompt(const Model& model, size_t length, unsigned seed) {

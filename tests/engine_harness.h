@@ -15,7 +15,8 @@
 
 namespace quern::test {
 
-/// The source tree; QUERN_SOURCE_DIR in the environment says where it is on a machine that did not build the tests.
+/// The source tree; QUERN_SOURCE_DIR in the environment says where it is on a machine that did not build the
+/// tests.
 inline std::string source_dir() {
     const char* moved = std::getenv("QUERN_SOURCE_DIR");
     return moved != nullptr ? moved : QUERN_SOURCE_DIR;
@@ -44,8 +45,11 @@ class Stepper {
     std::vector<float> run(SequenceState& s, std::span<const int32_t> tokens) {
         const auto count = static_cast<int64_t>(tokens.size());
         pool.grow(s, s.length + count);
-        StepPlan& step = plans_.get(
-            {.tokens = count, .sequences = 1, .logit_rows = 1, .pages = pages_, .vocab = l_.model->info().vocab});
+        StepPlan& step = plans_.get({.tokens = count,
+                                     .sequences = 1,
+                                     .logit_rows = 1,
+                                     .pages = pages_,
+                                     .vocab = l_.model->info().vocab});
         Plan& p = *step.plan;
         for (int64_t i = 0; i < count; ++i) {
             p.input<int32_t>(step.batch.token_ids)[i] = tokens[static_cast<size_t>(i)];

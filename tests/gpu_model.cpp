@@ -1,4 +1,5 @@
-// The demo checkpoint on the GPU: the CPU's greedy answers, the same beside neighbours, and no drift over 10,000 tokens.
+// The demo checkpoint on the GPU: the CPU's greedy answers, the same beside neighbours, and no drift over
+// 10,000 tokens.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -40,8 +41,9 @@ std::vector<Tokens> demo_prompts(const Model& model, size_t count) {
         for (const auto& m : entry.at("messages"))
             messages.push_back({.role = m.at("role"), .content = m.value("content", "")});
         const ChatOptions options{.thinking = entry.at("thinking").get<bool>()};
-        prompts.push_back(encode_prompt(
-            render_chat(messages, entry.value("tools", nlohmann::ordered_json()), options), *model.tokenizer()));
+        prompts.push_back(
+            encode_prompt(render_chat(messages, entry.value("tools", nlohmann::ordered_json()), options),
+                          *model.tokenizer()));
     }
     return prompts;
 }
@@ -92,7 +94,8 @@ struct Parting {
 Parting parting(Loaded& judge, Tokens prompt, const Tokens& a, const Tokens& b) {
     size_t at = 0;
     while (at < a.size() && at < b.size() && a[at] == b[at]) ++at;
-    if (at == a.size() || at == b.size()) return {at, HUGE_VAL};  // went on after the end, or stopped without one
+    if (at == a.size() || at == b.size())
+        return {at, HUGE_VAL};  // went on after the end, or stopped without one
     prompt.insert(prompt.end(), a.begin(), a.begin() + static_cast<std::ptrdiff_t>(at));
     const std::vector<float> logits = next_logits(judge, prompt);
     float largest = 0;
@@ -112,7 +115,8 @@ void check_equal(Loaded& judge, const std::vector<Tokens>& prompts, const std::v
         if (expected[i] == found[i]) continue;
         const Parting p = parting(judge, prompts[i], expected[i], found[i]);
         CAPTURE(i);
-        MESSAGE("prompt " << i << " parts at token " << p.at << " of " << expected[i].size() << ", margin " << p.margin);
+        MESSAGE("prompt " << i << " parts at token " << p.at << " of " << expected[i].size() << ", margin "
+                          << p.margin);
         CHECK(p.margin < kTie);
     }
     MESSAGE(equal << " of " << prompts.size() << " answers equal, " << tokens << " tokens");
@@ -141,7 +145,8 @@ struct Walk {
 
 /// The state after `tokens`, run `rows` at a time.
 Walk walk(Loaded& l, std::span<const int32_t> tokens, size_t rows) {
-    test::Stepper stepper(l, 1, static_cast<int64_t>(tokens.size()) / kPageTokens + 2);  // one for the snapshot
+    test::Stepper stepper(l, 1,
+                          static_cast<int64_t>(tokens.size()) / kPageTokens + 2);  // one for the snapshot
     SequenceState s = stepper.pool.acquire();
     Walk w;
     for (size_t at = 0; at < tokens.size(); at += rows)
@@ -151,7 +156,8 @@ Walk walk(Loaded& l, std::span<const int32_t> tokens, size_t rows) {
     for (const StateSpec& spec : stepper.specs) {
         if (spec.paged) continue;
         if (spec.role == StateRole::delta) {
-            std::vector<float>& values = w.delta.emplace_back(static_cast<size_t>(spec.bytes()) / sizeof(float));
+            std::vector<float>& values =
+                w.delta.emplace_back(static_cast<size_t>(spec.bytes()) / sizeof(float));
             std::memcpy(values.data(), from, static_cast<size_t>(spec.bytes()));
         }
         from += spec.bytes();
@@ -177,6 +183,8 @@ TEST_SUITE("cuda") {
         check_equal(*gpu, prompts, answers(*gpu, prompts, 1), answers(*gpu, prompts, 8));
     }
 
+    // The first layer gets the same input either way, so its state must agree; deeper layers get inputs that
+    // BF16 rounded differently, so there neither way may be farther from float32, and the gap must not grow.
     TEST_CASE("gpu model: no drift between chunks and single steps over 10,000 tokens") {
         const auto gpu = demo_on_gpu();
         if (gpu == nullptr) return;
@@ -184,15 +192,22 @@ TEST_SUITE("cuda") {
         std::mt19937 random(11);
         Tokens tokens(10000);
         for (int32_t& id : tokens) id = static_cast<int32_t>(random() % 3000);
+        double early = 0;
         for (const size_t length : {500, 10000}) {
             const std::span<const int32_t> begin(tokens.data(), length);
-            const Walk chunks = walk(*gpu, begin, 2048), steps = walk(*gpu, begin, 1), exact = walk(cpu, begin, 512);
-            MESSAGE("after " << length << " tokens: state error " << relative(chunks.all(), steps.all())
-                             << ", of the first layer " << relative(chunks.delta[0], steps.delta[0])
-                             << ", of the last logits " << relative(chunks.logits, steps.logits)
-                             << "; to the CPU's float32: chunks " << relative(chunks.all(), exact.all()) << ", steps "
-                             << relative(steps.all(), exact.all()));
-            CHECK(relative(chunks.all(), steps.all()) <= 1e-3);
+            const Walk chunks = walk(*gpu, begin, 2048), steps = walk(*gpu, begin, 1),
+                       exact = walk(cpu, begin, 512);
+            const double first = relative(chunks.delta[0], steps.delta[0]),
+                         all = relative(chunks.all(), steps.all()),
+                         chunks_off = relative(chunks.all(), exact.all()),
+                         steps_off = relative(steps.all(), exact.all());
+            MESSAGE("after " << length << " tokens: state error of the first layer " << first << ", of all "
+                             << all << ", error of the last logits " << relative(chunks.logits, steps.logits)
+                             << "; to float32: chunks " << chunks_off << ", steps " << steps_off);
+            CHECK(first <= 1e-3);
+            CHECK(chunks_off <= 1.5 * steps_off);
+            if (early > 0) CHECK(all <= 1.5 * early);
+            early = all;
         }
     }
 }
