@@ -21,7 +21,8 @@ while [ $# -gt 0 ]; do
     --bin) bin=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
     --scratch) scratch=$2; shift 2 ;;
-    -*) sed -n '2,17p' "$0"; exit 2 ;;
+    -h|--help) sed -n '2,15p' "$0"; exit 0 ;;
+    -*) echo "gpu-check: unknown flag $1 (--help lists them)"; exit 2 ;;
     *) checks+=("$1"); shift ;;
   esac
 done
@@ -31,11 +32,11 @@ out=${out:-$bin/gpu-check.txt}
 for program in quern quern_tests; do
   [ -x "$bin/$program" ] || { echo "gpu-check: no $bin/$program; build it first, or name its directory with --bin"; exit 2; }
 done
-card=$(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader -i 0) ||
+card=$(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader -i 0 2>/dev/null) ||
   { echo "gpu-check: nvidia-smi finds no GPU; run this on a GPU machine"; exit 5; }
 export QUERN_SOURCE_DIR=$root PYTHONUNBUFFERED=1
-logs=$(mktemp -d)
-trap 'rm -rf "$logs" "$scratch/quern-synthetic"' EXIT
+logs=$(mktemp -d) checkpoint=
+trap 'rm -rf "$logs" "$checkpoint"' EXIT
 
 tests() { timeout -k 5 120 "$bin/quern_tests" --no-colors "$@"; }
 
@@ -50,9 +51,13 @@ layers_that_fit() {
 }
 
 logits() {
-  local python=${PYTHON:-python3}
-  "$python" "$root/scripts/make_synthetic_checkpoint.py" "$scratch/quern-synthetic" --layers "$(layers_that_fit)" &&
-    timeout -k 5 240 "$python" "$root/scripts/compare_bf16.py" "$scratch/quern-synthetic" --quern "$bin/quern" --extra -ngl all
+  local python=${PYTHON:-python3} verdict=0
+  checkpoint=$(mktemp -d "$scratch/quern-XXXXXX") || return 1
+  "$python" "$root/scripts/make_synthetic_checkpoint.py" "$checkpoint" --layers "$(layers_that_fit)" &&
+    timeout -k 5 240 "$python" "$root/scripts/compare_bf16.py" "$checkpoint" --quern "$bin/quern" --extra -ngl all ||
+    verdict=1
+  rm -rf "$checkpoint"
+  return "$verdict"
 }
 
 speed() {
