@@ -3,12 +3,12 @@
 
     compare_bf16.py MODEL --quern build/quern [--device cuda] [--extra -ngl all]
 
-Runs a random prompt three ways: quern in one chunk, quern token by token (the decode kernels), transformers in BF16; and,
-if the device's memory holds the model, in float32 as the judge: rounding activations to BF16 moves any implementation
-away from it, transformers too. Errors are |a - b| / |b| over all positions, and over the last --last, where history counts
-most. Passes if quern's error against the judge is at most --tolerance and at most --ratio times that of transformers' own
-BF16 run, both ways, over all and over the last positions. Without float32 the BF16 run is the judge, and --tolerance
-the only limit. Needs torch, transformers and safetensors.
+Runs a random prompt three ways: quern in one chunk, quern token by token (the decode kernels), transformers in BF16;
+and, if the device's memory holds the model, in float32 as the judge: rounding activations to BF16 moves any
+implementation away from it, transformers too. Errors are |a - b| / |b| over all positions, and over the last --last,
+where history counts most. Passes if quern's error against the judge is at most --tolerance and at most --ratio times
+that of transformers' own BF16 run, both ways, over all and over the last positions. Without float32 the BF16 run is
+the judge, and --tolerance the only limit. Needs torch, transformers and safetensors.
 """
 
 import argparse

@@ -30,7 +30,8 @@ done
 bin=$(cd "$bin" && pwd) || exit 2
 out=${out:-$bin/gpu-check.txt}
 for program in quern quern_tests; do
-  [ -x "$bin/$program" ] || { echo "gpu-check: no $bin/$program; build it first, or name its directory with --bin"; exit 2; }
+  [ -x "$bin/$program" ] ||
+    { echo "gpu-check: no $bin/$program; build it first, or name its directory with --bin"; exit 2; }
 done
 card=$(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader -i 0 2>/dev/null) ||
   { echo "gpu-check: nvidia-smi finds no GPU; run this on a GPU machine"; exit 5; }

@@ -4,11 +4,11 @@
     make_synthetic_checkpoint.py DIR                               22 GB, seconds on many cores and a RAM disk
     make_synthetic_checkpoint.py DIR --layers 4 --experts 16       a small one of the same shapes
 
-For tests of loading and of the whole model without a download. Mixes: aeon (NVFP4 attention, experts and shared expert,
-the rest BF16), fp8-head (and lm_head FP8 in [128,128] blocks), xs (and NVFP4 linear attention). The values are sane: weights near
-N(0, 0.02), norms near 1, legal scales that differ from projection to projection, logits of order 1. The same seed
-gives the same bytes on any number of cores. The tokenizer is copied from models/demo, so text stays within its
-vocabulary. Needs numpy.
+For tests of loading and of the whole model without a download. Mixes: aeon (NVFP4 attention, experts and shared
+expert, the rest BF16), fp8-head (and lm_head FP8 in [128,128] blocks), xs (and NVFP4 linear attention). The values are
+sane: weights near N(0, 0.02), norms near 1, legal scales that differ from projection to projection, logits of order 1.
+The same seed gives the same bytes on any number of cores. The tokenizer is copied from models/demo, so text stays
+within its vocabulary. No vision tower, no MTP block. Needs numpy.
 """
 
 import argparse
@@ -27,7 +27,7 @@ DEMO = pathlib.Path(__file__).resolve().parent.parent / "models" / "demo"
 TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
 WEIGHT = 0.02                  # standard deviation of the weights
 ROUTER = 0.06                  # clearer choices than weights of 0.02 give, as trained routers make them
-EMBEDDING = 6.0                # a residual stream that no single layer swamps, so that BF16 noise grows slowly with depth
+EMBEDDING = 6.0                # no single layer swamps the residual stream, so BF16 noise grows slowly with depth
 CODES_PER_DEVIATION = 6 / 2.2  # the largest of 16 normal values is near 2.2 deviations; code 7 stands for 6
 SCALES = (0x68, 0x78)          # E4M3 block scales from 64 to 240
 CHUNK = 1 << 20                # random numbers drawn at a time
@@ -160,7 +160,8 @@ def delta(p, c, linear):
 
 
 def feed_forward(p, width, inner):
-    return nvfp4(p + "gate_proj", inner, width) + nvfp4(p + "up_proj", inner, width) + nvfp4(p + "down_proj", width, inner)
+    return [*nvfp4(p + "gate_proj", inner, width), *nvfp4(p + "up_proj", inner, width),
+            *nvfp4(p + "down_proj", width, inner)]
 
 
 def layer(i, c, mix):
@@ -182,7 +183,8 @@ def model_parts(c, mix):
     vocab, width = c["vocab_size"], c["hidden_size"]
     head = (fp8_block if mix == "fp8-head" else bf16)("lm_head", vocab, width)
     embedding = bf16("model.language_model.embed_tokens", vocab, width, EMBEDDING)
-    return [head, embedding, vector("model.language_model.norm.weight", width), *(layer(i, c, mix) for i in range(c["num_hidden_layers"]))]
+    layers = [layer(i, c, mix) for i in range(c["num_hidden_layers"])]
+    return [head, embedding, vector("model.language_model.norm.weight", width), *layers]
 
 
 # ---- config.json
@@ -258,8 +260,9 @@ def start_shard(path, parts):
     for part in parts:
         places.append(at)
         for tensor in part:
-            entries[tensor[0]] = {"dtype": tensor[1], "shape": tensor[2], "data_offsets": [at, at + tensor_bytes(tensor)]}
-            at += tensor_bytes(tensor)
+            name, dtype, shape, _ = tensor
+            begin, at = at, at + tensor_bytes(tensor)
+            entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, at]}
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
     with open(path, "wb") as f:
