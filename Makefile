@@ -7,7 +7,7 @@ DEMO_PROMPT ?= What is 48 + 37?
 
 .DEFAULT_GOAL := build
 MAKEFLAGS += --no-print-directory
-.PHONY: help deps configure build demo chat test test-asan fuzz bench check-layers format format-check install clean
+.PHONY: help deps configure build demo chat test test-asan fuzz bench gpu-check cuda-all check-layers format format-check install clean
 
 help:            ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,6 +51,15 @@ fuzz: deps       ## libFuzzer targets, FUZZ_SECONDS each (needs clang)
 
 bench: build     ## speed of the demo checkpoint on this machine
 	@$(BUILD)/quern bench
+
+gpu-check:       ## on a GPU machine, with the binaries in build/: all that needs a GPU, under 8 minutes
+	@scripts/gpu_check.sh --bin $(BUILD)
+
+CUDA_ALL ?= 80;86;89;90a;100a;120f
+cuda-all: deps   ## build/cuda-all/quern with kernels for every supported GPU (needs nvcc, no GPU)
+	@cmake -S . -B $(BUILD)/cuda-all -DCMAKE_BUILD_TYPE=$(TYPE) -DQUERN_CUDA=ON -DQUERN_TESTS=OFF \
+	  -DQUERN_CUDA_ARCHITECTURES="$(CUDA_ALL)" >/dev/null
+	@cmake --build $(BUILD)/cuda-all --target quern -j $(JOBS)
 
 check-layers:    ## includes follow the layering
 	@scripts/check_layers.sh

@@ -6,24 +6,19 @@
 #include <cstring>
 #include <random>
 
+#include "engine_harness.h"
 #include "ggml-like/error.h"
-#include "models/model.h"
-#include "tools/engine/engine.h"
-#include "tools/engine/plan_cache.h"
 #include "tools/engine/scheduler.h"
-#include "tools/engine/state_pool.h"
 
 namespace quern {
 namespace {
 
-const std::string kVectors = std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/";
+using test::Stepper;
 
-struct Loaded {
+struct Loaded : test::Loaded {
     explicit Loaded(const std::string& checkpoint, int threads = 2)
-        : backend(make_cpu_backend(threads)),
-          model(load_model(kVectors + checkpoint, *backend, {.tokenizer = false, .progress = {}})) {}
-    std::unique_ptr<Backend> backend;
-    std::unique_ptr<Model> model;
+        : test::Loaded(test::source_dir() + "/tests/vectors/parity/" + checkpoint,
+                       make_cpu_backend(threads)) {}
 };
 
 std::vector<int32_t> random_prompt(const Model& model, size_t length, unsigned seed) {
@@ -165,50 +160,6 @@ TEST_SUITE("cpu") {
         CHECK(next_batch(running, 0).size() == 1);  // progress whatever the budget
     }
 }
-
-/// Steps a single sequence by hand, so that its state can be taken away and brought back.
-class Stepper {
-  public:
-    explicit Stepper(Loaded& l, int64_t slots = 3)
-        : l_(l),
-          pool(*l.backend, l.model->state_specs({.kv = DType::F32, .conv = DType::F32}), slots, 12),
-          plans_(*l.model, *l.backend, pool, 4) {}
-
-    std::vector<float> run(SequenceState& s, const std::vector<int32_t>& tokens) {
-        const auto count = static_cast<int64_t>(tokens.size());
-        pool.grow(s, s.length + count);
-        StepPlan& step = plans_.get(
-            {.tokens = count, .sequences = 1, .logit_rows = 1, .pages = 4, .vocab = l_.model->info().vocab});
-        Plan& p = *step.plan;
-        for (int64_t i = 0; i < count; ++i) {
-            p.input<int32_t>(step.batch.token_ids)[i] = tokens[static_cast<size_t>(i)];
-            p.input<int32_t>(step.batch.positions)[i] = static_cast<int32_t>(s.length + i);
-            p.input<int32_t>(step.batch.row_sequence)[i] = 0;
-        }
-        p.input<int32_t>(step.batch.start)[0] = 0;
-        p.input<int32_t>(step.batch.start)[1] = static_cast<int32_t>(count);
-        p.input<int32_t>(step.batch.slots)[0] = s.slot;
-        std::copy(s.pages.begin(), s.pages.end(), p.input<int32_t>(step.batch.pages));
-        p.input<int32_t>(step.batch.committed)[0] = 0;
-        p.input<int32_t>(step.batch.journal)[0] = 0;
-        p.input<int32_t>(step.batch.logit_rows)[0] = static_cast<int32_t>(count - 1);
-        p.input<float>(step.batch.temperature)[0] = 1;
-        p.run();
-        s.length += count;
-        std::vector<float> logits(static_cast<size_t>(step.logits->elements()));
-        l_.backend->download(logits.data(), step.logits->data, step.logits->bytes());
-        return logits;
-    }
-
-  private:
-    Loaded& l_;
-
-  public:
-    StatePool pool;
-
-  private:
-    PlanCache plans_;
-};
 
 TEST_SUITE("cpu") {
     TEST_CASE("fork, snapshot and restore continue with the same bits") {
