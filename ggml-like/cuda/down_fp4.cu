@@ -67,7 +67,7 @@ __device__ __forceinline__ void add_terms(const Down& a, const float* terms, int
 
 // ---- one row ----
 
-__global__ void __launch_bounds__(kThreads, 2) down_one(Down a, Shape s) {
+__global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMostPieces];
     __shared__ float terms[kMostTerms * kTileRows];

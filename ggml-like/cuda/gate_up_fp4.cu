@@ -43,7 +43,7 @@ struct Tile {
 
 // ---- one row ----
 
-__global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, Shape s) {
+__global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMostPieces];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
