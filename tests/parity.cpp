@@ -68,7 +68,7 @@ void compare(const fs::path& path) {
             norm += std::pow(static_cast<double>(expected[v]), 2);
         }
     };
-    Engine engine(*model, *backend, {.step_tokens = 64});
+    Engine engine(*model, *backend, {.step_tokens = 64, .prompt_logits = 64});
     const Result result = engine.run(std::move(request));
     CHECK(result.error == "");
     CHECK(next == golden.positions.size());

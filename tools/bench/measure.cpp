@@ -171,12 +171,12 @@ std::string op_table(Engine& engine, const BenchTest& test) {
 }
 
 double read_bandwidth(int threads) {
-    constexpr int64_t kBytes = 1 << 30;
+    constexpr int64_t kBytes = 1 << 29;
     std::vector<uint64_t> block(kBytes / 8, 1);
     cpu::ThreadPool pool(threads);
     std::vector<double> seconds;
     std::vector<uint64_t> sums(static_cast<size_t>(pool.size()) * 8);
-    for (int pass = 0; pass < 9; ++pass) {
+    for (int pass = 0; pass < 5; ++pass) {
         const auto begin = Clock::now();
         pool.parallel_for(kBytes / 8, 1 << 17, [&](int64_t from, int64_t to, int worker) {
             uint64_t a = 0, b = 0, c = 0, d = 0;
