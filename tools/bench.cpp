@@ -212,13 +212,13 @@ Json json_row(const Row& r, const Engine& engine, const Backend& backend, const 
     for (const auto& [name, value] : r.bytes) parts[name] = std::llround(value);
     std::vector<int64_t> ns;
     std::vector<double> rates;
-    double total = 0, deviation = 0;
+    double all = 0, deviation = 0;
     for (double s : r.samples.seconds) {
         ns.push_back(static_cast<int64_t>(s * 1e9));
         rates.push_back(static_cast<double>(r.samples.tokens) / s);
-        total += s * 1e9;
+        all += s * 1e9;
     }
-    const double average = total / static_cast<double>(ns.size());
+    const double average = all / static_cast<double>(ns.size());
     for (int64_t v : ns) deviation += (static_cast<double>(v) - average) * (static_cast<double>(v) - average);
     return {
         {"build_commit", QUERN_VERSION},

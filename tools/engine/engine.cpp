@@ -58,12 +58,12 @@ struct Engine::State {
         : model(m),
           backend(b),
           options(o),
-          plan(fitting_plan(m, b, o)),
-          context(plan.context),
+          memory(fitting_plan(m, b, o)),
+          context(memory.context),
           gauge(b),
-          pool(b, plan.specs, o.sequences, o.sequences * plan.pages()),
+          pool(b, memory.specs, o.sequences, o.sequences * memory.pages()),
           pool_bytes(gauge.taken()),
-          workspace(b, plan.arena, plan.inputs),
+          workspace(b, memory.arena, memory.inputs),
           workspace_bytes(gauge.taken()),
           host_top(host_memory(b, top_rows() * kTopWords * int64_t{sizeof(int32_t)}, "the highest logits of a step")),
           host_logits(host_memory(b, m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
@@ -73,12 +73,12 @@ struct Engine::State {
         measured = {.state = pool_bytes, .scratch = workspace_bytes, .other = gauge.taken()};
     }
 
-    int64_t top_rows() const { return std::max(plan.prompt_logits + plan.sequences, decode_bucket(plan.sequences)); }
+    int64_t top_rows() const { return std::max(memory.prompt_logits + memory.sequences, decode_bucket(memory.sequences)); }
     StepPlan& decode_plan(int64_t bucket) {
-        return plans.get(decode_shape(bucket, plan.pages(), model.info().vocab), PlanUse::repeatedly);
+        return plans.get(decode_shape(bucket, memory.pages(), model.info().vocab), PlanUse::repeatedly);
     }
     StepPlan& plan_for(const std::vector<Slice>& slices);
-    void fill_padding(StepPlan& step, size_t sequences);
+    void fill_padding(StepPlan& step, size_t filled);
 
     void admit();
     void run(const std::vector<Slice>& slices);
@@ -92,7 +92,7 @@ struct Engine::State {
     Model& model;
     Backend& backend;
     EngineOptions options;
-    MemoryPlan plan;
+    MemoryPlan memory;
     int64_t context;
     Gauge gauge;
     StatePool pool;
@@ -172,7 +172,7 @@ int64_t Engine::context() const { return state_->context; }
 int64_t Engine::sequences() const { return state_->options.sequences; }
 const Model& Engine::model() const { return state_->model; }
 Backend& Engine::backend() { return state_->backend; }
-const MemoryPlan& Engine::memory_plan() const { return state_->plan; }
+const MemoryPlan& Engine::memory_plan() const { return state_->memory; }
 const MemoryMeasured& Engine::memory_measured() const { return state_->measured; }
 int64_t Engine::kernels(int64_t sequences) const {
     if (!state_->backend.captures() || sequences > kMostPadded) return 0;
@@ -184,7 +184,7 @@ bool Engine::step() {
     e.admit();
     std::erase_if(e.running, [](const Sequence* s) { return s->done(); });
     if (e.running.empty()) return !e.queue.empty();
-    const std::vector<Slice> slices = next_batch(e.running, e.plan.step_tokens, e.plan.prompt_logits);
+    const std::vector<Slice> slices = next_batch(e.running, e.memory.step_tokens, e.memory.prompt_logits);
     try {
         e.run(slices);
     } catch (const std::exception& error) {
@@ -222,10 +222,10 @@ void Engine::State::run(const std::vector<Slice>& slices) {
 
 /// Steps of one row a sequence run again and again: where plans are captured they are padded to few shapes.
 StepPlan& Engine::State::plan_for(const std::vector<Slice>& slices) {
-    const auto sequences = static_cast<int64_t>(slices.size());
+    const auto count = static_cast<int64_t>(slices.size());
     const bool decode = std::all_of(slices.begin(), slices.end(), [](const Slice& s) { return s.count == 1; });
-    if (decode && backend.captures() && sequences <= kMostPadded) return decode_plan(decode_bucket(sequences));
-    BatchShape shape{.sequences = sequences, .pages = plan.pages(), .vocab = model.info().vocab};
+    if (decode && backend.captures() && count <= kMostPadded) return decode_plan(decode_bucket(count));
+    BatchShape shape{.sequences = count, .pages = memory.pages(), .vocab = model.info().vocab};
     for (const Slice& slice : slices) {
         shape.tokens += slice.count;
         shape.logit_rows += slice.sequence->wants_prompt_logits() ? slice.count : 1;
@@ -271,7 +271,7 @@ void Engine::State::fill(StepPlan& step, const std::vector<Slice>& slices) {
 
 /// Rows and sequences behind the real ones, if the step was padded: empty sequences, rows of nobody that are copies of
 /// the first row as far as they are computed.
-void Engine::State::fill_padding(StepPlan& step, size_t sequences) {
+void Engine::State::fill_padding(StepPlan& step, size_t filled) {
     Plan& p = *step.plan;
     const auto pad = [](const Tensor* t, auto* values, size_t from, auto value) {
         std::fill(values + from, values + t->shape[0], value);
@@ -279,15 +279,15 @@ void Engine::State::fill_padding(StepPlan& step, size_t sequences) {
     const Batch& b = step.batch;
     auto *start = p.input<int32_t>(b.start), *slots = p.input<int32_t>(b.slots), *ids = p.input<int32_t>(b.token_ids);
     auto* temperature = p.input<float>(b.temperature);
-    const auto rows = static_cast<size_t>(start[sequences]);
-    pad(b.start, start, sequences + 1, start[sequences]);
-    pad(b.slots, slots, sequences, slots[0]);
+    const auto rows = static_cast<size_t>(start[filled]);
+    pad(b.start, start, filled + 1, start[filled]);
+    pad(b.slots, slots, filled, slots[0]);
     pad(b.token_ids, ids, rows, ids[0]);
     pad(b.positions, p.input<int32_t>(b.positions), rows, 0);
     pad(b.row_sequence, p.input<int32_t>(b.row_sequence), rows, -1);
-    if (step.shape.sequences == static_cast<int64_t>(sequences)) return;
-    pad(b.logit_rows, p.input<int32_t>(b.logit_rows), sequences, 0);
-    pad(b.temperature, temperature, sequences, temperature[0]);
+    if (step.shape.sequences == static_cast<int64_t>(filled)) return;
+    pad(b.logit_rows, p.input<int32_t>(b.logit_rows), filled, 0);
+    pad(b.temperature, temperature, filled, temperature[0]);
 }
 
 void Engine::State::read(const StepPlan& step, const std::vector<Slice>& slices) {
