@@ -11,7 +11,8 @@ Workspace::Workspace(Backend& backend, int64_t arena_bytes, int64_t input_bytes)
     : backend_(backend),
       arena_bytes_((arena_bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment),
       input_bytes_(input_bytes) {
-    device_ = static_cast<std::byte*>(backend_.alloc(arena_bytes_ + input_bytes_, "scratch and inputs of a step"));
+    device_ =
+        static_cast<std::byte*>(backend_.alloc(arena_bytes_ + input_bytes_, "scratch and inputs of a step"));
     try {
         host_ = static_cast<std::byte*>(backend_.alloc_host(input_bytes_, "inputs of a step"));
     } catch (...) {
@@ -36,8 +37,9 @@ Plan::Plan(Graph graph, Backend& backend, Workspace* workspace, PlanUse use)
       backend_(backend),
       use_(use),
       memory_(plan_memory(graph_)),
-      own_(workspace != nullptr ? nullptr
-                                : std::make_unique<Workspace>(backend, memory_.arena_bytes, memory_.input_bytes)),
+      own_(workspace != nullptr
+               ? nullptr
+               : std::make_unique<Workspace>(backend, memory_.arena_bytes, memory_.input_bytes)),
       workspace_(workspace != nullptr ? *workspace : *own_) {
     if (memory_.arena_bytes > workspace_.arena_bytes() || memory_.input_bytes > workspace_.input_bytes())
         FAIL(memory, "[plan] a step needs {} bytes of scratch and {} of inputs; {} and {} were set aside",
@@ -48,7 +50,8 @@ Plan::Plan(Graph graph, Backend& backend, Workspace* workspace, PlanUse use)
         if (memory_.input_offset[i] >= 0) tensors[i].data = workspace_.inputs() + memory_.input_offset[i];
     }
     for (Tensor& t : tensors)
-        if (t.base >= 0) t.data = static_cast<std::byte*>(tensors[static_cast<size_t>(t.base)].data) + t.base_offset;
+        if (t.base >= 0)
+            t.data = static_cast<std::byte*>(tensors[static_cast<size_t>(t.base)].data) + t.base_offset;
     backend_.prepare(*this);
 }
 

@@ -10,11 +10,12 @@ namespace quern {
 
 class Backend;
 
-/// Memory that plans share because they run one at a time: all of it is taken once. What a plan leaves in it is there
-/// until another plan's inputs are filled.
+/// Memory that plans share because they run one at a time: all of it is taken once. What a plan leaves in it
+/// is there until another plan's inputs are filled.
 class Workspace {
   public:
-    /// `arena_bytes`: the most scratch and outputs of a plan; `input_bytes`: the most inputs. Throws Error(memory).
+    /// `arena_bytes`: the most scratch and outputs of a plan; `input_bytes`: the most inputs. Throws
+    /// Error(memory).
     Workspace(Backend& backend, int64_t arena_bytes, int64_t input_bytes);
     ~Workspace();
     Workspace(const Workspace&) = delete;
@@ -38,8 +39,8 @@ enum class PlanUse { sometimes, repeatedly };
 
 class Plan {
   public:
-    /// Plans the memory inside `workspace`, which outlives the plan, and lets the backend prepare (capture) the graph.
-    /// Throws Error if the workspace is too small.
+    /// Plans the memory inside `workspace`, which outlives the plan, and lets the backend prepare (capture)
+    /// the graph. Throws Error if the workspace is too small.
     Plan(Graph graph, Backend& backend, Workspace& workspace, PlanUse use);
     /// With a workspace of its own.
     Plan(Graph graph, Backend& backend);

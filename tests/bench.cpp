@@ -34,8 +34,8 @@ TEST_SUITE("cpu") {
 
     TEST_CASE("bytes of a token: every weight once a step, experts as far as they are chosen") {
         const auto cpu = make_cpu_backend(2);
-        const auto model =
-            load_model(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/ct", *cpu, {.tokenizer = false});
+        const auto model = load_model(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/ct", *cpu,
+                                      {.tokenizer = false});
         Engine engine(*model, *cpu, {.context = 64});
         const MemoryPlan& plan = engine.memory_plan();
         const TokenBytes one = token_bytes(engine, 1, 10), four = token_bytes(engine, 4, 10);

@@ -1,4 +1,5 @@
-// The CPU backend behind a device's face: memory of its own that is counted and may run out, and plans worth padding.
+// The CPU backend behind a device's face: memory of its own that is counted and may run out, and plans worth
+// padding.
 #pragma once
 
 #include <map>

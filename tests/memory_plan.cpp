@@ -20,12 +20,14 @@ struct Planned {
     MemoryPlan plan;
 };
 
-Planned load(test::CountedBackend& backend, const EngineOptions& options, const std::string& checkpoint = "base/ct") {
+Planned load(test::CountedBackend& backend, const EngineOptions& options,
+             const std::string& checkpoint = "base/ct") {
     Planned p;
-    p.model = load_model(kVectors + checkpoint, backend, {.tokenizer = false, .before_weights = [&](const Model& model) {
-                                                              p.plan = make_memory_plan(model, backend, options, false);
-                                                              require_fit(p.plan);
-                                                          }});
+    p.model = load_model(kVectors + checkpoint, backend,
+                         {.tokenizer = false, .before_weights = [&](const Model& model) {
+                              p.plan = make_memory_plan(model, backend, options, false);
+                              require_fit(p.plan);
+                          }});
     return p;
 }
 
@@ -97,7 +99,8 @@ TEST_SUITE("cpu") {
 
     TEST_CASE("memory plan: a model that will not fit is refused before its weights are read") {
         CHECK(has(refusal(1 << 16, {.context = 64}), "the weights alone"));
-        const std::string context = refusal(230ll << 20, {.context = 256, .sequences = 512, .step_tokens = 64});
+        const std::string context =
+            refusal(230ll << 20, {.context = 256, .sequences = 512, .step_tokens = 64});
         CHECK(has(context, "lower -c (now 256"));
         CHECK(has(context, "-np (now 512"));
         CHECK(refusal(1ll << 32, {.context = 256}).empty());
@@ -150,7 +153,8 @@ TEST_SUITE("cpu") {
                                            .vocab = model->info().vocab};
                     CAPTURE(tokens);
                     CAPTURE(s);
-                    const ArenaPlan arena = plan_memory(model->build(shape, pool, cpu->activation_dtype()).graph);
+                    const ArenaPlan arena =
+                        plan_memory(model->build(shape, pool, cpu->activation_dtype()).graph);
                     CHECK(arena.arena_bytes <= plan.arena);
                     CHECK(arena.input_bytes <= plan.inputs);
                 }
@@ -172,7 +176,8 @@ TEST_SUITE("cpu") {
                 Engine padded(*model, padding, {.context = 128, .sequences = sequences});
                 Engine plain(*model, *cpu, {.context = 128});
                 std::vector<RequestId> ids;
-                for (unsigned i = 0; i < sequences; ++i) ids.push_back(padded.submit(greedy(*model, 5 + 9 * i, 20 + i, i)));
+                for (unsigned i = 0; i < sequences; ++i)
+                    ids.push_back(padded.submit(greedy(*model, 5 + 9 * i, 20 + i, i)));
                 while (padded.step()) {
                 }
                 for (unsigned i = 0; i < sequences; ++i) {
@@ -190,17 +195,21 @@ TEST_SUITE("cpu") {
             return (tiles * chunks * chunk + 255) / 256 * 256 + factors;
         };
         CHECK(packed_bytes(matrix({{DType::BF16, 33}}, 130), RowOrder::stacked) == part(3, 3, 2048));
-        CHECK(packed_bytes(matrix({{DType::NVFP4, 16}, {DType::NVFP4, 17}}, 64), RowOrder::stacked) == part(3, 1, 576));
+        CHECK(packed_bytes(matrix({{DType::NVFP4, 16}, {DType::NVFP4, 17}}, 64), RowOrder::stacked) ==
+              part(3, 1, 576));
         CHECK(packed_bytes(matrix({{DType::NVFP4, 16}, {DType::BF16, 1}}, 64), RowOrder::stacked) ==
               part(1, 1, 576) + part(1, 1, 2048));
         CHECK(packed_bytes(matrix({{DType::F8_E4M3, 12}, {DType::F8_E4M3, 4}}, 128), RowOrder::stacked) ==
               2 * part(1, 2, 1040));
-        CHECK(packed_bytes(matrix({{DType::NVFP4, 9}, {DType::NVFP4, 9}}, 64), RowOrder::paired) == part(2, 1, 576));
+        CHECK(packed_bytes(matrix({{DType::NVFP4, 9}, {DType::NVFP4, 9}}, 64), RowOrder::paired) ==
+              part(2, 1, 576));
         ExpertWeights experts{.name = "e", .rows = 40, .cols = 64, .expert = {}};
-        for (int i = 0; i < 5; ++i) experts.expert.push_back(matrix({{DType::NVFP4, 20}, {DType::NVFP4, 20}}, 64));
+        for (int i = 0; i < 5; ++i)
+            experts.expert.push_back(matrix({{DType::NVFP4, 20}, {DType::NVFP4, 20}}, 64));
         CHECK(packed_bytes(experts, RowOrder::paired) == part(15, 1, 576));
         CHECK(packed_bytes(experts, RowOrder::stacked) == part(15, 1, 576));
-        CHECK_THROWS_AS(packed_bytes(matrix({{DType::NVFP4, 8}, {DType::BF16, 8}}, 64), RowOrder::paired), Error);
+        CHECK_THROWS_AS(packed_bytes(matrix({{DType::NVFP4, 8}, {DType::BF16, 8}}, 64), RowOrder::paired),
+                        Error);
         CHECK_THROWS_AS(packed_bytes(matrix({{DType::U8, 8}}, 64), RowOrder::stacked), Error);
     }
 }

@@ -36,8 +36,8 @@ struct Options {
 struct Row {
     BenchTest test;
     Samples samples;
-    TokenBytes bytes;    // of tests that only decode
-    double limit = 0;    // part of the ceiling that was reached; 0: no single ceiling
+    TokenBytes bytes;     // of tests that only decode
+    double limit = 0;     // part of the ceiling that was reached; 0: no single ceiling
     int64_t kernels = 0;  // a decoded token of each sequence; 0: not known
     std::string taint;
 };
@@ -47,7 +47,8 @@ Row make_row(const BenchTest& test, const Samples& samples, const Engine& engine
     Row row{.test = test, .samples = samples, .bytes = {}};
     const double rate = samples.median_rate();
     if (test.prompt == 0) {
-        const double depth = static_cast<double>(std::max<int64_t>(test.depth, 1)) + static_cast<double>(test.answer) / 2;
+        const double depth =
+            static_cast<double>(std::max<int64_t>(test.depth, 1)) + static_cast<double>(test.answer) / 2;
         row.bytes = token_bytes(engine, test.parallel, depth);
         row.limit = rate * total(row.bytes) / ceilings.bytes_per_second;
         row.kernels = engine.kernels(test.parallel);
@@ -126,14 +127,14 @@ bool parse(int argc, char** argv, Options& o) {
     p.value("-ub,--ubatch-size", "N", "prompt tokens run at a time (default 512, on a GPU 2048)",
             [&](const std::string& v) { o.step_tokens = number(v, "-ub", 1, 65536); });
     p.value("-b,--batch-size", "N", "accepted, see -ub", [](const std::string&) {});
-    p.toggle("-v,--verbose", "the memory plan, before the load and measured after it", [&](bool v) { o.verbose = v; });
+    p.toggle("-v,--verbose", "the memory plan, before the load and measured after it",
+             [&](bool v) { o.verbose = v; });
     p.value("-ngl,--gpu-layers,--n-gpu-layers", "N", "0, auto, all, or as many as the model has layers",
             [&](const std::string& v) { o.gpu = parse_gpu_layers(v); });
-    p.value("--device", "N", "the GPU to use, from 0",
-            [&](const std::string& v) {
-                o.device = static_cast<int>(number(v, "--device", 0, 1023));
-                o.device_given = true;
-            });
+    p.value("--device", "N", "the GPU to use, from 0", [&](const std::string& v) {
+        o.device = static_cast<int>(number(v, "--device", 0, 1023));
+        o.device_given = true;
+    });
     p.value("--synthetic", "NAME", "random weights instead of a checkpoint: qwen3.6-35b-a3b",
             [&](const std::string& v) { o.synthetic = v; });
     p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs",
@@ -171,13 +172,15 @@ std::vector<BenchTest> tests_of(const Options& o) {
 }
 
 std::string md_header() {
-    return "| model | size | params | backend | threads | test | t/s | median | of limit | kernels | output |\n"
+    return "| model | size | params | backend | threads | test | t/s | median | of limit | kernels | output "
+           "|\n"
            "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n";
 }
 
 std::string md_footer(const std::vector<Row>& rows, const Ceilings& c) {
     std::string text = fmt::format(
-        "\nLimits, measured here: memory {:.1f} GB/s (decoding); BF16 product by the same kernels {:.1f} TFLOP/s, a lower "
+        "\nLimits, measured here: memory {:.1f} GB/s (decoding); BF16 product by the same kernels {:.1f} "
+        "TFLOP/s, a lower "
         "bound (prompts).\n",
         c.bytes_per_second / 1e9, c.flops / 1e12);
     std::string header, line, body;
@@ -197,12 +200,15 @@ std::string md_row(const Row& r, const Engine& engine, const Backend& backend, i
     const ModelInfo& i = engine.model().info();
     const std::string limit = r.limit > 0 ? fmt::format("{:.1f} %", 100 * r.limit) : "";
     const std::string kernels = r.kernels > 0 ? std::to_string(r.kernels) : "";
-    const std::string taint = r.taint.empty() ? "" : r.taint == "unknown" ? " (clocks unknown)" : " (tainted: " + r.taint + ")";
-    return fmt::format("| {} {} | {:.2f} MiB | {:.2f} M | {} | {} | {}{} | {:.2f} ± {:.2f} | {:.2f} | {} | {} | {} |\n",
-                       i.architecture, i.formats, static_cast<double>(i.weight_bytes) / 1048576.0,
-                       static_cast<double>(i.parameters) / 1e6, backend.name(), threads, r.test.name(), taint,
-                       r.samples.mean_rate(), r.samples.stddev_rate(), r.samples.median_rate(), limit, kernels,
-                       r.samples.output_hash);
+    const std::string taint = r.taint.empty()        ? ""
+                              : r.taint == "unknown" ? " (clocks unknown)"
+                                                     : " (tainted: " + r.taint + ")";
+    return fmt::format(
+        "| {} {} | {:.2f} MiB | {:.2f} M | {} | {} | {}{} | {:.2f} ± {:.2f} | {:.2f} | {} | {} | {} |\n",
+        i.architecture, i.formats, static_cast<double>(i.weight_bytes) / 1048576.0,
+        static_cast<double>(i.parameters) / 1e6, backend.name(), threads, r.test.name(), taint,
+        r.samples.mean_rate(), r.samples.stddev_rate(), r.samples.median_rate(), limit, kernels,
+        r.samples.output_hash);
 }
 
 Json json_row(const Row& r, const Engine& engine, const Backend& backend, const Options& o,
@@ -307,7 +313,8 @@ int cmd_bench(int argc, char** argv) {
     std::string ops_text;
     if (o.format == "md") out.write(md_header());
     for (const BenchTest& test : tests) {
-        const Row& row = rows.emplace_back(make_row(test, run_test(engine, test, o.repetitions), engine, ceilings));
+        const Row& row =
+            rows.emplace_back(make_row(test, run_test(engine, test, o.repetitions), engine, ceilings));
         rows.back().taint = watch(engine, test);
         if (o.ops) ops_text += op_table(engine, test);
         const Json json = json_row(row, engine, backend, o, ceilings);

@@ -48,14 +48,17 @@ GpuWish parse_gpu_layers(const std::string& value) {
     if (value == "auto") return GpuWish::automatic;
     if (value == "all") return GpuWish::all;
     const bool numeric = !value.empty() && value.find_first_not_of("0123456789") == std::string::npos;
-    if (!numeric) FAIL(usage, "-ngl: expected 0, auto, all or a number of layers, found '{}'", printable(value));
+    if (!numeric)
+        FAIL(usage, "-ngl: expected 0, auto, all or a number of layers, found '{}'", printable(value));
     const int64_t layers = parse_integer(value, "-ngl", 0, INT32_MAX);
     return layers == 0 ? GpuWish::none : GpuWish{GpuWish::Kind::all, layers};
 }
 
 void check_layers(const GpuWish& wish, int64_t layers) {
     if (wish.layers > 0 && wish.layers < layers)
-        FAIL(usage, "-ngl {}: this model has {} layers and runs as a whole on the GPU or on the CPU; use all, auto or 0",
+        FAIL(usage,
+             "-ngl {}: this model has {} layers and runs as a whole on the GPU or on the CPU; use all, auto "
+             "or 0",
              wish.layers, layers);
 }
 
@@ -64,7 +67,9 @@ std::unique_ptr<Backend> make_backend(const GpuWish& wish, int threads, int devi
     const std::string reason = cuda_unavailable(device);
     if (reason.empty()) return make_cuda_backend(device);
     if (wish.kind == GpuWish::Kind::all)
-        FAIL(device, "a GPU was asked for (-ngl, --device), but {}; use -ngl 0 or -ngl auto to run on the CPU", reason);
+        FAIL(device,
+             "a GPU was asked for (-ngl, --device), but {}; use -ngl 0 or -ngl auto to run on the CPU",
+             reason);
     if (cuda_built()) std::fprintf(stderr, "quern: running on the CPU: %s\n", reason.c_str());
     return make_cpu_backend(threads);
 }
@@ -80,18 +85,23 @@ LoadedModel load_and_start(const LoadWish& wish) {
         ProgressBar bar;
         const LoadOptions load{.tokenizer = wish.tokenizer,
                                .progress = [&](const LoadProgress& p) { bar.update(p); },
-                               .before_weights = [&](const Model& model) {
-                                   check_layers(wish.gpu, model.info().layers);
-                                   plan = make_memory_plan(model, backend, options, false);
-                                   if (wish.verbose) std::fputs(describe(plan).c_str(), stderr);
-                                   require_fit(plan);
-                               }};
+                               .before_weights =
+                                   [&](const Model& model) {
+                                       check_layers(wish.gpu, model.info().layers);
+                                       plan = make_memory_plan(model, backend, options, false);
+                                       if (wish.verbose) std::fputs(describe(plan).c_str(), stderr);
+                                       require_fit(plan);
+                                   }};
         loaded.model = wish.synthetic.empty() ? load_model(model_or_demo(wish.model), backend, load)
                                               : load_synthetic(wish.synthetic, wish.mix, backend, load);
         summary = bar.summary();
     }
     const int64_t weights = plan.device.free_bytes - backend.memory_info().free_bytes;
     options.context = plan.context;
+    if (plan.context_chosen && plan.context < plan.model_context && !wish.verbose)
+        std::fprintf(stderr,
+                     "quern: context %lld tokens, the largest that fits; the model was made for %lld\n",
+                     static_cast<long long>(plan.context), static_cast<long long>(plan.model_context));
     loaded.engine = std::make_unique<Engine>(*loaded.model, backend, options);
     if (!wish.verbose) return loaded;
     std::fprintf(stderr, "loaded    %s\n", summary.c_str());

@@ -18,8 +18,8 @@ bool joins(const WeightSegment& next, Kind kind, int64_t rows_so_far) {
 }
 
 PartLayout paired_layout(const Weight& w) {
-    CHECK(w.segments.size() == 2 && w.segments[0].rows == w.segments[1].rows, "[place] {}: gate and up differ in height",
-          w.name);
+    CHECK(w.segments.size() == 2 && w.segments[0].rows == w.segments[1].rows,
+          "[place] {}: gate and up differ in height", w.name);
     const Kind kind = kind_of(w.segments[0]);
     if (kind_of(w.segments[1]) != kind)
         FAIL(model, "{}: gate is {} and up is {}; the GPU kernels need them stored alike", w.name,
@@ -31,12 +31,16 @@ PartLayout paired_layout(const Weight& w) {
 
 Kind kind_of(const WeightSegment& s) {
     switch (s.dtype) {
-        case DType::F8_E4M3: return Kind::fp8;
-        case DType::NVFP4: return Kind::nvfp4;
+        case DType::F8_E4M3:
+            return Kind::fp8;
+        case DType::NVFP4:
+            return Kind::nvfp4;
         case DType::F32:
         case DType::F16:
-        case DType::BF16: return Kind::bf16;
-        default: FAIL(model, "{}: {} weights have no GPU kernels", s.name, dtype_name(s.dtype));
+        case DType::BF16:
+            return Kind::bf16;
+        default:
+            FAIL(model, "{}: {} weights have no GPU kernels", s.name, dtype_name(s.dtype));
     }
 }
 
@@ -57,7 +61,8 @@ std::vector<PartLayout> part_layouts(const Weight& w, RowOrder order) {
 }
 
 int64_t expert_tiles(const ExpertWeights& experts, RowOrder order) {
-    return order == RowOrder::paired ? ceil_div(experts.rows / 2, kTileRows / 2) : ceil_div(experts.rows, kTileRows);
+    return order == RowOrder::paired ? ceil_div(experts.rows / 2, kTileRows / 2)
+                                     : ceil_div(experts.rows, kTileRows);
 }
 
 int chunks_for(int64_t columns) { return static_cast<int>(ceil_div(columns, kChunkCols)); }
@@ -66,7 +71,8 @@ int64_t factor_bytes(int64_t tiles) { return tiles * kTileRows * int64_t{sizeof(
 
 int64_t packed_bytes(const Weight& weight, RowOrder order) {
     int64_t bytes = 0;
-    for (const PartLayout& part : part_layouts(weight, order)) bytes += part_bytes(part.tiles, weight.cols, part.kind);
+    for (const PartLayout& part : part_layouts(weight, order))
+        bytes += part_bytes(part.tiles, weight.cols, part.kind);
     return bytes;
 }
 

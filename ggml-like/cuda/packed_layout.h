@@ -1,5 +1,5 @@
-// How much device memory packed weights take (packed.h). Plain C++: memory is planned where no CUDA is, and what places
-// the weights cuts them by the same rules.
+// How much device memory packed weights take (packed.h). Plain C++: memory is planned where no CUDA is, and
+// what places the weights cuts them by the same rules.
 #pragma once
 
 #include <vector>
@@ -23,8 +23,8 @@ struct PartLayout {
     int64_t tiles;  // of 16 rows; in paired order of 8 rows of gate and 8 of up
 };
 
-/// In paired order one part of two segments. Throws Error(model) if these differ in format or height, or if a stacked
-/// weight changes format more often than Packed has parts.
+/// In paired order one part of two segments. Throws Error(model) if these differ in format or height, or if a
+/// stacked weight changes format more often than Packed has parts.
 std::vector<PartLayout> part_layouts(const Weight& weight, RowOrder order);
 /// Tiles of one expert.
 int64_t expert_tiles(const ExpertWeights& experts, RowOrder order);

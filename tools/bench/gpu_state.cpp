@@ -56,10 +56,12 @@ std::string taint_of(const std::string& reasons, const std::string& processes) {
 }
 
 std::string gpu_taint(const std::string& bus_id) {
-    const bool plain = std::all_of(bus_id.begin(), bus_id.end(), [](char c) { return std::isxdigit(c) || c == ':' || c == '.'; });
+    const bool plain = std::all_of(bus_id.begin(), bus_id.end(),
+                                   [](char c) { return std::isxdigit(c) || c == ':' || c == '.'; });
     if (bus_id.empty() || !plain) return "unknown";
     std::string reasons = query(bus_id, "--query-gpu=clocks_event_reasons.active");
-    if (reasons.empty()) reasons = query(bus_id, "--query-gpu=clocks_throttle_reasons.active");  // drivers before 535
+    if (reasons.empty())
+        reasons = query(bus_id, "--query-gpu=clocks_throttle_reasons.active");  // drivers before 535
     return taint_of(reasons, query(bus_id, "--query-compute-apps=pid"));
 }
 

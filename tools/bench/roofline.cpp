@@ -58,7 +58,8 @@ double product_flops(Backend& backend, int64_t rows, int64_t size) {
 }  // namespace
 
 Ceilings measure_ceilings(Backend& backend) {
-    if (!backend.memory_info().exact) return {read_bandwidth(backend.threads()), product_flops(backend, 256, 2048)};
+    if (!backend.memory_info().exact)
+        return {read_bandwidth(backend.threads()), product_flops(backend, 256, 2048)};
     return {copy_bandwidth(backend), product_flops(backend, 4096, 4096)};
 }
 
@@ -73,7 +74,8 @@ TokenBytes token_bytes(const Engine& engine, int64_t sequences, double depth) {
             part->second += value;
     };
     for (const WeightUse& use : engine.model().weight_uses())
-        add(use.group, use.share(sequences) * static_cast<double>(use.bytes()) / static_cast<double>(sequences));
+        add(use.group,
+            use.share(sequences) * static_cast<double>(use.bytes()) / static_cast<double>(sequences));
     const MemoryPlan& plan = engine.memory_plan();
     add("KV cache", depth * static_cast<double>(plan.token_bytes));
     add("recurrent state", 2.0 * static_cast<double>(plan.slot_bytes));

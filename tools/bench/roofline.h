@@ -10,13 +10,15 @@
 namespace quern {
 
 struct Ceilings {
-    double bytes_per_second = 0;  // a GPU: reading and writing of a large copy; a CPU: reading with all threads
-    double flops = 0;             // of a square BF16 product by our own kernel: a lower bound of what the card can do
+    double bytes_per_second =
+        0;             // a GPU: reading and writing of a large copy; a CPU: reading with all threads
+    double flops = 0;  // of a square BF16 product by our own kernel: a lower bound of what the card can do
 };
 /// Less than a second on a GPU. Takes memory for the time of the measurement (a matrix of 34 MB stays).
 Ceilings measure_ceilings(Backend& backend);
 
-/// Bytes that one decoded token reads and writes, by component: each matrix once a step, each sequence's KV and state.
+/// Bytes that one decoded token reads and writes, by component: each matrix once a step, each sequence's KV
+/// and state.
 using TokenBytes = std::vector<std::pair<std::string, double>>;
 /// In a step of `sequences`, each with `depth` tokens before it; experts as if chosen at random.
 TokenBytes token_bytes(const Engine& engine, int64_t sequences, double depth);

@@ -65,15 +65,19 @@ struct Engine::State {
           pool_bytes(gauge.taken()),
           workspace(b, memory.arena, memory.inputs),
           workspace_bytes(gauge.taken()),
-          host_top(host_memory(b, top_rows() * kTopWords * int64_t{sizeof(int32_t)}, "the highest logits of a step")),
+          host_top(host_memory(b, top_rows() * kTopWords * int64_t{sizeof(int32_t)},
+                               "the highest logits of a step")),
           host_logits(host_memory(b, m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
           plans(m, b, pool, workspace, kPlans) {
         if (b.captures())
-            for (int64_t n = 1; n <= std::min(decode_bucket(o.sequences), kMostPadded); n *= 2) decode_plan(n);
+            for (int64_t n = 1; n <= std::min(decode_bucket(o.sequences), kMostPadded); n *= 2)
+                decode_plan(n);
         measured = {.state = pool_bytes, .scratch = workspace_bytes, .other = gauge.taken()};
     }
 
-    int64_t top_rows() const { return std::max(memory.prompt_logits + memory.sequences, decode_bucket(memory.sequences)); }
+    int64_t top_rows() const {
+        return std::max(memory.prompt_logits + memory.sequences, decode_bucket(memory.sequences));
+    }
     StepPlan& decode_plan(int64_t bucket) {
         return plans.get(decode_shape(bucket, memory.pages(), model.info().vocab), PlanUse::repeatedly);
     }
@@ -223,7 +227,8 @@ void Engine::State::run(const std::vector<Slice>& slices) {
 /// Steps of one row a sequence run again and again: where plans are captured they are padded to few shapes.
 StepPlan& Engine::State::plan_for(const std::vector<Slice>& slices) {
     const auto count = static_cast<int64_t>(slices.size());
-    const bool decode = std::all_of(slices.begin(), slices.end(), [](const Slice& s) { return s.count == 1; });
+    const bool decode =
+        std::all_of(slices.begin(), slices.end(), [](const Slice& s) { return s.count == 1; });
     if (decode && backend.captures() && count <= kMostPadded) return decode_plan(decode_bucket(count));
     BatchShape shape{.sequences = count, .pages = memory.pages(), .vocab = model.info().vocab};
     for (const Slice& slice : slices) {
@@ -269,15 +274,16 @@ void Engine::State::fill(StepPlan& step, const std::vector<Slice>& slices) {
     fill_padding(step, slices.size());
 }
 
-/// Rows and sequences behind the real ones, if the step was padded: empty sequences, rows of nobody that are copies of
-/// the first row as far as they are computed.
+/// Rows and sequences behind the real ones, if the step was padded: empty sequences, rows of nobody that are
+/// copies of the first row as far as they are computed.
 void Engine::State::fill_padding(StepPlan& step, size_t filled) {
     Plan& p = *step.plan;
     const auto pad = [](const Tensor* t, auto* values, size_t from, auto value) {
         std::fill(values + from, values + t->shape[0], value);
     };
     const Batch& b = step.batch;
-    auto *start = p.input<int32_t>(b.start), *slots = p.input<int32_t>(b.slots), *ids = p.input<int32_t>(b.token_ids);
+    auto *start = p.input<int32_t>(b.start), *slots = p.input<int32_t>(b.slots),
+         *ids = p.input<int32_t>(b.token_ids);
     auto* temperature = p.input<float>(b.temperature);
     const auto rows = static_cast<size_t>(start[filled]);
     pad(b.start, start, filled + 1, start[filled]);
@@ -312,11 +318,13 @@ void Engine::State::read(const StepPlan& step, const std::vector<Slice>& slices)
 }
 
 void Engine::State::download_logits(const StepPlan& step, int64_t row, int64_t count, float* to) const {
-    backend.download(to, step.logits->row<float>(row), count * step.logits->shape[1] * int64_t{sizeof(float)});
+    backend.download(to, step.logits->row<float>(row),
+                     count * step.logits->shape[1] * int64_t{sizeof(float)});
 }
 
 /// From the highest logits of the row if they are enough, else from all of them.
-int32_t Engine::State::choose(const Sequence& s, const StepPlan& step, const int32_t* top, int64_t row) const {
+int32_t Engine::State::choose(const Sequence& s, const StepPlan& step, const int32_t* top,
+                              int64_t row) const {
     const auto position = static_cast<int64_t>(s.tokens.size());
     if (top[kTopWords - 1] != 0) {
         const auto count = static_cast<size_t>(std::find(top, top + kTopLogits, -1) - top);
@@ -327,7 +335,8 @@ int32_t Engine::State::choose(const Sequence& s, const StepPlan& step, const int
     }
     auto* logits = static_cast<float*>(host_logits.get());
     download_logits(step, row, 1, logits);
-    return sample({logits, static_cast<size_t>(step.logits->shape[1])}, model.info().vocab, s.request.sampling, s.tokens, position);
+    return sample({logits, static_cast<size_t>(step.logits->shape[1])}, model.info().vocab,
+                  s.request.sampling, s.tokens, position);
 }
 
 /// Chooses the next token of a sequence and ends it if it should end.

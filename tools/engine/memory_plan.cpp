@@ -11,7 +11,8 @@
 namespace quern {
 namespace {
 
-constexpr int64_t kReserve = 192ll << 20;  // 2 x 64 MiB of upload buffers while loading; afterwards captured graphs
+constexpr int64_t kCaptureReserve = 64ll << 20;  // captured steps, and what a driver takes now and then
+constexpr int64_t kUploadReserve = 128ll << 20;  // buffers of the load
 constexpr int64_t kCpuStep = 512, kGpuStep = 2048;
 
 /// State tensors with shapes but no memory of their own, to build graphs that are only measured.
@@ -48,7 +49,8 @@ void check_options(const EngineOptions& o, int64_t longest) {
     if (o.prompt_logits < 1) FAIL(usage, "{} rows of logits in a step; choose at least 1", o.prompt_logits);
     if (o.context < 0) FAIL(usage, "the context is {} tokens; it must be positive", o.context);
     if (o.context > longest)
-        FAIL(usage, "a context of {} tokens was asked for, but this model was made for {}", o.context, longest);
+        FAIL(usage, "a context of {} tokens was asked for, but this model was made for {}", o.context,
+             longest);
 }
 
 int64_t aligned(int64_t bytes) { return (bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment; }
@@ -67,8 +69,8 @@ void count_weights(MemoryPlan& plan, const Model& model, const Backend& backend)
     }
 }
 
-/// Steps whose memory bounds that of all others: prompts of every power of two and the longest, alone and with as many
-/// sequences as may run.
+/// Steps whose memory bounds that of all others: prompts of every power of two and the longest, alone and
+/// with as many sequences as may run.
 std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, int64_t vocab) {
     std::vector<int64_t> lengths = {plan.step_tokens};
     for (int64_t t = 1; t < plan.step_tokens; t *= 2) lengths.push_back(t);
@@ -102,14 +104,15 @@ void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend)
     }
 }
 
-/// The longest context that fits beside everything else. Without a device of its own a process takes half of what is
-/// free: other programs want memory too.
+/// The longest context that fits beside everything else. Without a device of its own a process takes half of
+/// what is free: other programs want memory too.
 int64_t largest_context(const MemoryPlan& plan) {
     const int64_t page = page_bytes(plan.specs) * plan.sequences;
     if (page == 0) return plan.model_context;
     const int64_t left = plan.device.exact ? plan.device.free_bytes - (plan.needed() - plan.kv)
                                            : plan.device.free_bytes / 2 - (plan.needed() - plan.kv);
-    return std::clamp(left / page * kPageTokens, std::min<int64_t>(kPageTokens, plan.model_context), plan.model_context);
+    return std::clamp(left / page * kPageTokens, std::min<int64_t>(kPageTokens, plan.model_context),
+                      plan.model_context);
 }
 
 double giga(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
@@ -133,11 +136,12 @@ std::vector<Line> lines_of(const MemoryPlan& p, const MemoryMeasured* m) {
     std::vector<Line> lines;
     for (const MemoryPlan::Group& g : p.weights)
         if (g.bytes > 0) lines.push_back({"  " + g.name, g.bytes, -1, ""});
-    lines.push_back({"weights", p.weight_bytes(), m ? m->weights : -1,
-                     p.mapped > 0 ? fmt::format("and {} read where the files are mapped", size(p.mapped)) : ""});
+    lines.push_back(
+        {"weights", p.weight_bytes(), m ? m->weights : -1,
+         p.mapped > 0 ? fmt::format("and {} read where the files are mapped", size(p.mapped)) : ""});
     lines.push_back({"  KV cache", p.kv, -1,
-                     fmt::format("{} a token x {} tokens x {} sequence{}", size(p.token_bytes), p.context, p.sequences,
-                                 p.sequences == 1 ? "" : "s")});
+                     fmt::format("{} a token x {} tokens x {} sequence{}", size(p.token_bytes), p.context,
+                                 p.sequences, p.sequences == 1 ? "" : "s")});
     lines.push_back({"  recurrent", p.recurrent, -1, fmt::format("{} a sequence", size(p.slot_bytes))});
     lines.push_back({"state", p.state_bytes(), m ? m->state : -1, ""});
     lines.push_back({"scratch", p.scratch_bytes(), m ? m->scratch : -1,
@@ -151,14 +155,19 @@ std::string table(const MemoryPlan& p, const MemoryMeasured* m) {
     std::string text = fmt::format("memory    {}: {:.2f} GB, {:.2f} GB free before\n", p.device_name,
                                    giga(p.device.total_bytes), giga(p.device.free_bytes));
     text += fmt::format("  {:<18}{:>12}{}\n", "", "planned", m ? "    measured" : "");
-    const auto cell = [](int64_t bytes) { return bytes < 0 ? std::string() : fmt::format("{:.1f} MB", giga(bytes) * 1e3); };
+    const auto cell = [](int64_t bytes) {
+        return bytes < 0 ? std::string() : fmt::format("{:.1f} MB", giga(bytes) * 1e3);
+    };
     for (const Line& l : lines_of(p, m)) {
-        std::string line = fmt::format("  {:<18}{:>12}{:>12}  {}", l.name, cell(l.planned), cell(l.measured), l.note);
+        std::string line =
+            fmt::format("  {:<18}{:>12}{:>12}  {}", l.name, cell(l.planned), cell(l.measured), l.note);
         text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
     }
     const int64_t all = m ? m->weights + m->state + m->scratch + m->other : -1;
-    text += fmt::format("  {:<18}{:>12}{}\n", "together", cell(p.needed()), m ? fmt::format("{:>12}", cell(all)) : "");
-    const char* why = p.context < p.model_context ? ", the largest that fits" : ", all the model was made for";
+    text += fmt::format("  {:<18}{:>12}{}\n", "together", cell(p.needed()),
+                        m ? fmt::format("{:>12}", cell(all)) : "");
+    const char* why =
+        p.context < p.model_context ? ", the largest that fits" : ", all the model was made for";
     return text + fmt::format("  context {} tokens{}\n", p.context, p.context_chosen ? why : "");
 }
 
@@ -185,13 +194,15 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     plan.context_chosen = options.context == 0;
     plan.context = plan.context_chosen ? info.context : options.context;
     plan.sequences = options.sequences;
-    plan.step_tokens = options.step_tokens > 0 ? options.step_tokens : backend.captures() ? kGpuStep : kCpuStep;
+    plan.step_tokens = options.step_tokens > 0 ? options.step_tokens
+                       : backend.captures()    ? kGpuStep
+                                               : kCpuStep;
     plan.prompt_logits = std::min(options.prompt_logits, plan.step_tokens);
     if (!weights_placed) count_weights(plan, model, backend);
     plan.token_bytes = page_bytes(plan.specs) / kPageTokens;
     plan.slot_bytes = slot_bytes(plan.specs);
     plan.recurrent = slots_bytes(plan.specs, plan.sequences);
-    plan.reserve = plan.device.exact && !weights_placed ? kReserve : 0;
+    if (plan.device.exact) plan.reserve = kCaptureReserve + (weights_placed ? 0 : kUploadReserve);
     count_scratch(plan, model, backend);
     if (plan.context_chosen) plan.context = largest_context(plan);
     plan.kv = pages_bytes(plan.specs, plan.sequences * plan.pages());
@@ -201,20 +212,24 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
 void require_fit(const MemoryPlan& p) {
     const int64_t have = p.device.free_bytes;
     if (p.needed() <= have) return;
-    const std::string where = fmt::format("{:.2f} of {:.2f} GB are free on {}", giga(have), giga(p.device.total_bytes),
-                                          p.device_name);
+    const std::string where = fmt::format("{:.2f} of {:.2f} GB are free on {}", giga(have),
+                                          giga(p.device.total_bytes), p.device_name);
     if (p.weight_bytes() + p.reserve > have)
-        FAIL(memory, "not enough memory: the weights alone take {:.2f} GB, and {}; close what uses the memory or choose a "
-                     "smaller checkpoint{}",
+        FAIL(memory,
+             "not enough memory: the weights alone take {:.2f} GB, and {}; close what uses the memory or "
+             "choose a "
+             "smaller checkpoint{}",
              giga(p.weight_bytes() + p.reserve), where,
              p.device.exact ? ", or run on the CPU with -ngl 0" : "");
     std::string advice = fmt::format("lower -c (now {}; {} for each 1000 tokens)", p.context,
                                      size(1000 * p.token_bytes * p.sequences));
     if (p.sequences > 1)
-        advice += fmt::format(" or -np (now {}; {} each)", p.sequences, size(p.kv / p.sequences + p.slot_bytes));
+        advice +=
+            fmt::format(" or -np (now {}; {} each)", p.sequences, size(p.kv / p.sequences + p.slot_bytes));
     if (p.scratch_bytes() > have / 8) advice += fmt::format(" or -ub (now {})", p.step_tokens);
-    FAIL(memory, "not enough memory: {:.2f} GB are needed (weights {:.2f}, KV cache {:.2f}, recurrent state {:.2f}, "
-                 "scratch {:.2f}, reserve {:.2f}), and {}; {}",
+    FAIL(memory,
+         "not enough memory: {:.2f} GB are needed (weights {:.2f}, KV cache {:.2f}, recurrent state {:.2f}, "
+         "scratch {:.2f}, reserve {:.2f}), and {}; {}",
          giga(p.needed()), giga(p.weight_bytes()), giga(p.kv), giga(p.recurrent), giga(p.scratch_bytes()),
          giga(p.reserve), where, advice);
 }
@@ -224,13 +239,15 @@ std::string describe(const MemoryPlan& plan) { return table(plan, nullptr); }
 std::string describe(const MemoryPlan& plan, const MemoryMeasured& measured) {
     const int64_t planned = plan.needed() - plan.reserve;
     const int64_t found = measured.weights + measured.state + measured.scratch;
-    const double off = 100 * static_cast<double>(found - planned) / static_cast<double>(std::max<int64_t>(planned, 1));
+    const double off =
+        100 * static_cast<double>(found - planned) / static_cast<double>(std::max<int64_t>(planned, 1));
     std::string text = table(plan, &measured);
     if (std::abs(off) > 1)
-        text += fmt::format("  warning: measured {:+.1f} % beside the plan; another program may use this device\n", off);
+        text += fmt::format(
+            "  warning: measured {:+.1f} % beside the plan; another program may use this device\n", off);
     if (measured.other > plan.reserve)
-        text += fmt::format("  warning: {} beyond weights, state and scratch; {} were reserved\n", size(measured.other),
-                            size(plan.reserve));
+        text += fmt::format("  warning: {} beyond weights, state and scratch; {} were reserved\n",
+                            size(measured.other), size(plan.reserve));
     return text;
 }
 

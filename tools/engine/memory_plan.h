@@ -26,7 +26,7 @@ struct MemoryPlan {
     int64_t token_bytes = 0, kv = 0;        // of one token; of all sequences
     int64_t slot_bytes = 0, recurrent = 0;  // of one sequence; of all
     int64_t arena = 0, inputs = 0;          // shared by all steps: scratch and outputs; inputs
-    int64_t reserve = 0;                    // captured graphs, upload buffers, what a driver takes now and then
+    int64_t reserve = 0;  // captured graphs, upload buffers, what a driver takes now and then
     std::string device_name;
     MemoryInfo device;  // when this was planned
 
@@ -42,8 +42,8 @@ struct MemoryMeasured {
     int64_t weights = 0, state = 0, scratch = 0, other = 0;
 };
 
-/// `weights_placed`: the model is loaded, and its weights are part of what is not free. Throws Error(usage) for options
-/// out of range.
+/// `weights_placed`: the model is loaded, and its weights are part of what is not free. Throws Error(usage)
+/// for options out of range.
 MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const EngineOptions& options,
                             bool weights_placed);
 /// Throws Error(memory), naming what to lower, if it does not fit into what is free.

@@ -1,5 +1,5 @@
-// PlanCache: one plan a batch shape. Plans of decode steps are kept; of the others the least recently used goes when
-// there are too many.
+// PlanCache: one plan a batch shape. Plans of decode steps are kept; of the others the least recently used
+// goes when there are too many.
 #pragma once
 
 #include <list>
@@ -10,7 +10,8 @@
 
 namespace quern {
 
-/// Steps of one token for each of up to so many sequences are padded to few sizes, so that each has a captured plan.
+/// Steps of one token for each of up to so many sequences are padded to few sizes, so that each has a
+/// captured plan.
 inline constexpr int64_t kMostPadded = 64;
 
 /// The size that such a step is padded to: the next power of two; beyond kMostPadded itself.
@@ -29,7 +30,8 @@ struct StepPlan {
 
 class PlanCache {
   public:
-    PlanCache(const Model& model, Backend& backend, const StateViews& state, Workspace& workspace, size_t capacity)
+    PlanCache(const Model& model, Backend& backend, const StateViews& state, Workspace& workspace,
+              size_t capacity)
         : model_(model), backend_(backend), state_(state), workspace_(workspace), capacity_(capacity) {}
 
     /// `use` repeatedly: kept for good.
