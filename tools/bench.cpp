@@ -179,9 +179,8 @@ std::string md_header() {
 
 std::string md_footer(const std::vector<Row>& rows, const Ceilings& c) {
     std::string text = fmt::format(
-        "\nLimits, measured here: memory {:.1f} GB/s (decoding); BF16 product by the same kernels {:.1f} "
-        "TFLOP/s, a lower "
-        "bound (prompts).\n",
+        "\nLimits, measured here: memory {:.1f} GB/s (decoding); BF16 product by the same kernels "
+        "{:.3g} TFLOP/s, a lower bound (prompts).\n",
         c.bytes_per_second / 1e9, c.flops / 1e12);
     std::string header, line, body;
     for (const Row& r : rows) {

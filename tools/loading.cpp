@@ -114,7 +114,6 @@ LoadedModel load_and_start(const LoadWish& wish) {
 
 void ProgressBar::update(const LoadProgress& progress) {
     const Clock::time_point now = Clock::now();
-    last_ = now;
     bytes_ = progress.bytes_done;
     const double elapsed = std::chrono::duration<double>(now - start_).count();
     const double since = std::chrono::duration<double>(now - shown_).count();
@@ -139,7 +138,7 @@ void ProgressBar::update(const LoadProgress& progress) {
 }
 
 std::string ProgressBar::summary() const {
-    const double seconds = std::chrono::duration<double>(last_ - start_).count();
+    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
     const double giga = static_cast<double>(bytes_) / kGiga;
     return fmt::format("{:.2f} GB in {:.1f} s, {:.2f} GB/s", giga, seconds, seconds > 0 ? giga / seconds : 0);
 }

@@ -40,7 +40,7 @@ std::unique_ptr<Backend> make_backend(const GpuWish& wish, int threads, int devi
 class ProgressBar {
   public:
     void update(const LoadProgress& progress);
-    /// "22.31 GB in 3.2 s, 6.97 GB/s", up to the last update.
+    /// "22.31 GB in 3.2 s, 6.97 GB/s", up to now.
     std::string summary() const;
     /// Removes the bar.
     ~ProgressBar();
@@ -48,7 +48,7 @@ class ProgressBar {
   private:
     using Clock = std::chrono::steady_clock;
     Clock::time_point start_ = Clock::now();
-    Clock::time_point shown_ = start_, last_ = start_;
+    Clock::time_point shown_ = start_;
     int64_t bytes_ = 0;
     bool visible_ = false;
 };

@@ -77,7 +77,7 @@ double run_one(Engine& engine, const BenchTest& test, std::string& hash) {
     Request request;
     request.prompt = random_tokens(engine.model(), prompt, 1234);
     request.sampling.temperature = 0;
-    request.max_tokens = test.answer + (test.prompt > 0 ? 0 : 1);
+    request.max_tokens = std::max<int64_t>(test.answer + (test.prompt > 0 ? 0 : 1), 1);
     const Clock::time_point begin = Clock::now();
     double prompt_seconds = 0;
     Clock::time_point depth_done = begin;
@@ -87,7 +87,7 @@ double run_one(Engine& engine, const BenchTest& test, std::string& hash) {
     };
     const Result result = engine.run(std::move(request));
     if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
-    if (test.answer > 0) hash = fnv1a(result.tokens);
+    hash = fnv1a(result.tokens);
     return (test.prompt > 0 ? prompt_seconds : 0) + (test.answer > 0 ? result.timing.decode_seconds : 0);
 }
 
