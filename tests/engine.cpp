@@ -43,7 +43,7 @@ struct Trace {
 
 Trace trace(Loaded& l, const std::vector<int32_t>& prompt, int64_t step_tokens, int64_t tokens = 20) {
     Trace t;
-    Engine engine(*l.model, *l.backend, {.step_tokens = step_tokens});
+    Engine engine(*l.model, *l.backend, {.step_tokens = step_tokens, .prompt_logits = step_tokens});
     Request r = greedy(prompt, tokens);
     const int64_t vocab = l.model->info().vocab_rows;
     r.on_prompt_logits = [&](int64_t, const float* x) { t.logits.insert(t.logits.end(), x, x + vocab); };
@@ -151,13 +151,13 @@ TEST_SUITE("cpu") {
         first.request.prompt = first.tokens = std::vector<int32_t>(10, 1);
         second.request.prompt = second.tokens = std::vector<int32_t>(10, 1);
         std::vector<Sequence*> running = {&first, &second, &answering};
-        const auto slices = next_batch(running, 14);
+        const auto slices = next_batch(running, 14, 64);
         REQUIRE(slices.size() == 3);
         CHECK(slices[0].sequence == &answering);
         CHECK((slices[0].count == 1 && slices[0].last && slices[0].begin == 2));
         CHECK((slices[1].sequence == &first && slices[1].count == 10 && slices[1].last));
         CHECK((slices[2].sequence == &second && slices[2].count == 3 && !slices[2].last));
-        CHECK(next_batch(running, 0).size() == 1);  // progress whatever the budget
+        CHECK(next_batch(running, 0, 64).size() == 1);  // progress whatever the budget
     }
 }
 

@@ -39,7 +39,8 @@ class Stepper {
           specs(l.model->state_specs(
               {.kv = l.backend->activation_dtype(), .conv = l.backend->activation_dtype()})),
           pool(*l.backend, specs, slots, pages),
-          plans_(*l.model, *l.backend, pool, 4) {}
+          workspace_(*l.backend, 64 << 20, 1 << 20),
+          plans_(*l.model, *l.backend, pool, workspace_, 4) {}
 
     /// Logits of the last token.
     std::vector<float> run(SequenceState& s, std::span<const int32_t> tokens) {
@@ -49,7 +50,8 @@ class Stepper {
                                      .sequences = 1,
                                      .logit_rows = 1,
                                      .pages = pages_,
-                                     .vocab = l_.model->info().vocab});
+                                     .vocab = l_.model->info().vocab},
+                                    PlanUse::sometimes);
         Plan& p = *step.plan;
         for (int64_t i = 0; i < count; ++i) {
             p.input<int32_t>(step.batch.token_ids)[i] = tokens[static_cast<size_t>(i)];
@@ -80,6 +82,7 @@ class Stepper {
     StatePool pool;
 
   private:
+    Workspace workspace_;
     PlanCache plans_;
 };
 

@@ -75,7 +75,7 @@ Difference compare(const fs::path& path, std::unique_ptr<Backend> backend, int64
             norm += std::pow(static_cast<double>(expected[v]), 2);
         }
     };
-    Engine engine(*l.model, *l.backend, {.step_tokens = step_tokens});
+    Engine engine(*l.model, *l.backend, {.step_tokens = step_tokens, .prompt_logits = step_tokens});
     const Result result = engine.run(std::move(request));
     CHECK(result.error == "");
     CHECK(next == golden.positions.size());

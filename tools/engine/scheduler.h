@@ -18,7 +18,8 @@ struct Slice {
 };
 
 /// Every sequence that is answering gets its one row first, so that prompts never hold answers up; prompts
-/// share what is left of `step_tokens` in the order of arrival. At least one row runs if anything is pending.
-std::vector<Slice> next_batch(std::span<Sequence* const> running, int64_t step_tokens);
+/// share what is left of `step_tokens` in the order of arrival. Prompts that want all their logits share
+/// `prompt_logits` rows. At least one row runs if anything is pending.
+std::vector<Slice> next_batch(std::span<Sequence* const> running, int64_t step_tokens, int64_t prompt_logits);
 
 }  // namespace quern

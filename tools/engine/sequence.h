@@ -23,6 +23,7 @@ struct Sequence {
     int64_t prompt_tokens() const { return static_cast<int64_t>(request.prompt.size()); }
     int64_t pending() const { return static_cast<int64_t>(tokens.size()) - state.length; }
     bool in_prompt() const { return state.length < prompt_tokens(); }
+    bool wants_prompt_logits() const { return request.on_prompt_logits && in_prompt(); }
     bool done() const { return result.reason != FinishReason::none; }
 };
 

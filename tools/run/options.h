@@ -16,10 +16,10 @@ enum class When { automatic, always, never };
 struct RunOptions {
     std::string model;  // empty: the demo checkpoint
     GpuWish gpu = GpuWish::automatic;
-    int device = 0;  // number of the GPU
+    int device = 0;
     int threads = 0;
     int64_t context = 0;
-    int64_t step_tokens = 512;
+    int64_t step_tokens = 0;  // 0: what suits the backend
     std::string kv_type = "auto";
 
     std::optional<std::string> prompt;  // "-": standard input
