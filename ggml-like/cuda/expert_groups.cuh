@@ -59,48 +59,24 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
     __syncthreads();
 }
 
-/// One part of a tile: kEach chunks, or as many as there are if that is 0.
-template <bool kOne, int kEach>
-__device__ __forceinline__ void sum_part(const uint8_t*& chunk, const uint8_t*& x, int chunks, int lane, float (&sum)[4]) {
-    if constexpr (kEach > 0) {
-#pragma unroll
-        for (int c = 0; c < kEach; ++c) multiply_fp4<kOne>(chunk + c * kFp4Chunk, x + c * 128, lane, sum);
-        chunk += kEach * kFp4Chunk, x += kEach * 128;
-    } else {
-        for (int c = 0; c < chunks; ++c, chunk += kFp4Chunk, x += 128) multiply_fp4<kOne>(chunk, x, lane, sum);
-    }
-}
-
-template <bool kOne, int kEach, typename Request>
-__device__ __forceinline__ void sum_pieces(PieceRing& ring, const ChunkParts& parts, int piece_parts, const uint8_t* x,
-                                           int lane, Request&& request, float (&total)[4]) {
+/// Sums over a tile whose pieces come through a ring: `piece_parts` parts a piece. `request` asks for the next piece.
+template <bool kOne, typename Request>
+__device__ __forceinline__ void sum_tile(PieceRing& ring, const ChunkParts& parts, int piece_parts, const uint8_t* x,
+                                         int lane, Request&& request, float (&total)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) total[i] = 0;
     for (int p = 0; p < parts.count; p += piece_parts) {
         const uint8_t* chunk = ring.wait();
-        const int end = min(p + piece_parts, parts.count);
-#pragma unroll 2
-        for (int q = p; q < end; ++q) {
+        for (int q = p; q < min(p + piece_parts, parts.count); ++q) {
             float sum[4] = {};
-            sum_part<kOne, kEach>(chunk, x, parts.end(q) - parts.begin(q), lane, sum);
+            for (int c = parts.begin(q); c < parts.end(q); ++c, chunk += kFp4Chunk, x += 128)
+                multiply_fp4<kOne>(chunk, x, lane, sum);
 #pragma unroll
             for (int i = 0; i < 4; i += kOne ? 2 : 1) total[i] += sum[i];
         }
         ring.release();
         request();
     }
-}
-
-/// Sums over a tile whose pieces come through a ring: `piece_parts` parts a piece. `request` asks for the next piece.
-template <bool kOne, typename Request>
-__device__ __forceinline__ void sum_tile(PieceRing& ring, const ChunkParts& parts, int piece_parts, const uint8_t* x,
-                                         int lane, Request&& request, float (&total)[4]) {
-    if (parts.chunks == parts.count)
-        sum_pieces<kOne, 1>(ring, parts, piece_parts, x, lane, request, total);
-    else if (parts.chunks == 2 * parts.count)
-        sum_pieces<kOne, 2>(ring, parts, piece_parts, x, lane, request, total);
-    else
-        sum_pieces<kOne, 0>(ring, parts, piece_parts, x, lane, request, total);
 }
 
 }  // namespace quern::cuda

@@ -13,7 +13,7 @@
 namespace quern::cuda {
 namespace {
 
-constexpr int kBlock = 512, kBlocks = 128, kGroups = kBlocks * kBlock / 32, kMost = 2048;
+constexpr int kBlock = 512, kBlocks = 128, kGroups = kBlocks * kBlock / 32, kMost = 4096;
 
 /// Work space of a row.
 struct Work {
