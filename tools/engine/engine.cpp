@@ -70,7 +70,8 @@ struct Engine::State {
           host_logits(host_memory(b, m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
           plans(m, b, pool, workspace, kPlans) {
         if (b.captures())
-            for (int64_t n = 1; n <= std::min(decode_bucket(o.sequences), kMostPadded); n *= 2)
+            for (int64_t n = 1; n <= std::min(decode_bucket(o.sequences), kMostPadded);
+                 n = next_bucket(n))
                 decode_plan(n);
         measured = {.state = pool_bytes, .scratch = workspace_bytes, .other = gauge.taken()};
     }

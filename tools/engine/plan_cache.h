@@ -13,9 +13,13 @@ namespace quern {
 /// Steps of one token for each of up to so many sequences are padded to few sizes, so that each has a
 /// captured plan.
 inline constexpr int64_t kMostPadded = 64;
+/// Few sequences are not padded: a padding row costs up to 10 % of such a step.
+inline constexpr int64_t kMostExact = 8;
 
-/// The size that such a step is padded to: the next power of two; beyond kMostPadded itself.
+/// The size that such a step is padded to: itself, the next power of two, beyond kMostPadded itself.
 int64_t decode_bucket(int64_t sequences);
+/// The size after `bucket`.
+constexpr int64_t next_bucket(int64_t bucket) { return bucket < kMostExact ? bucket + 1 : 2 * bucket; }
 /// The shape of a padded step of `bucket` sequences.
 BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab);
 
