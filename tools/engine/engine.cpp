@@ -1,6 +1,7 @@
 #include "tools/engine/engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -10,6 +11,7 @@
 #include "ggml-like/check.h"
 #include "ggml-like/ops/logits_top.h"
 #include "tools/engine/plan_cache.h"
+#include "tools/engine/prefix_cache.h"
 #include "tools/engine/sampler.h"
 #include "tools/engine/scheduler.h"
 #include "tools/engine/sequence.h"
@@ -19,6 +21,7 @@ namespace quern {
 namespace {
 
 constexpr size_t kPlans = 8;
+constexpr int64_t kSecondDraw = int64_t{1} << 40;  // beyond every position
 
 double seconds(Sequence::Clock::time_point from, Sequence::Clock::time_point to) {
     return std::chrono::duration<double>(to - from).count();
@@ -59,14 +62,20 @@ struct Engine::State {
           specs(m.state_specs({.kv = kv_dtype(o.kv_type, b), .conv = b.activation_dtype(), .journal = 0})),
           context(choose_context(o, m, b, specs)),
           pool(b, specs, o.sequences, o.sequences * pages_for(context)),
+          cache(pool, o.cache_bytes, page_bytes(specs), slot_bytes(specs)),
           plans(m, b, pool, kPlans) {}
 
     void admit();
+    void start(Sequence& s);
+    void plan_snapshots(Sequence& s) const;
+    void keep_state(Sequence& s, bool wanted);
+    void make_room(int64_t pages);
     void run(const std::vector<Slice>& slices);
     void fill(StepPlan& step, const std::vector<Slice>& slices);
     void read(const StepPlan& step, const std::vector<Slice>& slices);
     int32_t choose(const Sequence& s, const StepPlan& step, const int32_t* top, int64_t row) const;
     std::vector<float> row_logits(const StepPlan& step, int64_t row, int64_t count) const;
+    bool append(Sequence& s, int32_t id);
     void advance(Sequence& s, const StepPlan& step, const int32_t* top, int64_t row);
     void finish(Sequence& s, FinishReason reason, std::string error = {});
 
@@ -76,6 +85,7 @@ struct Engine::State {
     std::vector<StateSpec> specs;
     int64_t context;
     StatePool pool;
+    PrefixCache cache;
     PlanCache plans;
     RequestId next_id = 1;
     std::map<RequestId, std::unique_ptr<Sequence>> sequences;
@@ -110,6 +120,8 @@ RequestId Engine::submit(Request request) {
             FAIL(usage, "token id {} in the prompt is outside the vocabulary of {}", id,
                  e.model.info().vocab_rows);
     check_sampling(request.sampling, e.model.info().vocab_rows);
+    if (!std::is_sorted(request.boundaries.begin(), request.boundaries.end()))
+        FAIL(usage, "the boundaries of a prompt must rise");
 
     auto s = std::make_unique<Sequence>();
     s->id = e.next_id++;
@@ -151,6 +163,7 @@ int64_t Engine::context() const { return state_->context; }
 int64_t Engine::sequences() const { return state_->options.sequences; }
 const Model& Engine::model() const { return state_->model; }
 Backend& Engine::backend() { return state_->backend; }
+PrefixCacheStats Engine::cache_stats() const { return state_->cache.stats(); }
 int64_t Engine::memory_bytes() const { return state_->pool.bytes() + state_->plans.bytes(); }
 
 bool Engine::step() {
@@ -179,10 +192,51 @@ void Engine::State::admit() {
     while (!queue.empty() && pool.free_slots() > 0) {
         Sequence* s = queue.front();
         queue.pop_front();
-        s->state = pool.acquire();
         s->started = Sequence::Clock::now();
         s->result.timing.queue_seconds = seconds(s->submitted, s->started);
+        start(*s);
         running.push_back(s);
+    }
+}
+
+/// From the longest kept state that begins the prompt, else from nothing.
+void Engine::State::start(Sequence& s) {
+    if (options.cache_bytes > 0 && !s.request.on_prompt_logits) {
+        make_room(1);  // before the search: it may evict
+        const PrefixCache::Match match = cache.find(s.request.prompt);
+        s.result.diverged_at = match.common;
+        if (match.snapshot != nullptr) s.state = pool.restore(*match.snapshot);
+        s.result.cached_tokens = s.state.length;
+        plan_snapshots(s);
+    }
+    if (s.state.slot < 0) s.state = pool.acquire();
+}
+
+/// The first boundary (system and tools), the last one and the end of the prompt are where the next request most
+/// likely branches off; those between only where much lies between them.
+void Engine::State::plan_snapshots(Sequence& s) const {
+    constexpr int64_t kFarApart = 2048;
+    const auto& at = s.request.boundaries;
+    int64_t kept = s.state.length;
+    for (size_t i = 0; i < at.size(); ++i) {
+        const bool edge = i == 0 || i + 1 == at.size();
+        if (at[i] <= kept || at[i] >= s.prompt_tokens() || (!edge && at[i] - kept < kFarApart)) continue;
+        s.snapshots.push_back(kept = at[i]);
+    }
+    s.snapshots.push_back(s.prompt_tokens());
+}
+
+void Engine::State::keep_state(Sequence& s, bool wanted) {
+    while (!s.snapshots.empty() && s.snapshots.front() <= s.state.length) s.snapshots.pop_front();
+    const std::span<const int32_t> tokens(s.tokens.data(), static_cast<size_t>(s.state.length));
+    if (!wanted || !cache.wants(tokens)) return;
+    make_room(1);
+    cache.store(tokens, s.state);
+}
+
+/// Kept states give way to those who run.
+void Engine::State::make_room(int64_t pages) {
+    while (pool.free_pages() < pages && cache.evict()) {
     }
 }
 
@@ -192,7 +246,9 @@ void Engine::State::run(const std::vector<Slice>& slices) {
         shape.tokens += slice.count;
         shape.logit_rows +=
             slice.sequence->request.on_prompt_logits && slice.sequence->in_prompt() ? slice.count : 1;
-        pool.grow(slice.sequence->state, slice.begin + slice.count);
+        SequenceState& state = slice.sequence->state;
+        make_room(pages_for(slice.begin + slice.count) - static_cast<int64_t>(state.pages.size()));
+        pool.grow(state, slice.begin + slice.count);
     }
     StepPlan& step = plans.get(shape);
     fill(step, slices);
@@ -251,6 +307,7 @@ void Engine::State::read(const StepPlan& step, const std::vector<Slice>& slices)
         s.state.length += slice.count;
         if (in_prompt && s.request.on_prefill)
             s.request.on_prefill(std::min(s.state.length, s.prompt_tokens()));
+        if (!s.snapshots.empty() && s.snapshots.front() == s.state.length) keep_state(s, true);
         if (slice.last) advance(s, step, top.data() + (row - 1) * kTopWords, row - 1);
     }
 }
@@ -265,14 +322,38 @@ std::vector<float> Engine::State::row_logits(const StepPlan& step, int64_t row, 
 /// From the highest logits of the row if they are enough, else from all of them.
 int32_t Engine::State::choose(const Sequence& s, const StepPlan& step, const int32_t* top, int64_t row) const {
     const auto position = static_cast<int64_t>(s.tokens.size());
-    if (top[kTopWords - 1] != 0) {
+    if (top[kTopWords - 1] != 0 && !s.request.on_logits) {
         const auto count = static_cast<size_t>(std::find(top, top + kTopLogits, -1) - top);
         float values[kTopLogits + 1];
         std::memcpy(values, top + kTopLogits, sizeof values);
         const TopLogits highest{{top, count}, {values, count}, values[kTopLogits]};
-        if (const auto id = sample_top(highest, model.info().vocab, s.request.sampling, position)) return *id;
+        const auto id = sample_top(highest, model.info().vocab, s.request.sampling, position);
+        if (id && (!s.request.allow || s.request.allow(*id))) return *id;
     }
-    return sample(row_logits(step, row, 1), model.info().vocab, s.request.sampling, s.tokens, position);
+    std::vector<float> logits = row_logits(step, row, 1);
+    const int64_t vocab = model.info().vocab;
+    int32_t id = sample(logits, vocab, s.request.sampling, s.tokens, position);
+    if (s.request.allow && !s.request.allow(id)) {
+        // Drawing again among the allowed ones, independently, gives each of them its share of the whole.
+        std::vector<float> allowed = logits;
+        for (int32_t other = 0; other < vocab; ++other)
+            if (!s.request.allow(other)) allowed[static_cast<size_t>(other)] = -INFINITY;
+        id = sample(allowed, vocab, s.request.sampling, s.tokens, position + kSecondDraw);
+    }
+    if (s.request.on_logits) s.request.on_logits(id, logits);
+    return id;
+}
+
+/// Adds a token to the answer. False if that ended it.
+bool Engine::State::append(Sequence& s, int32_t id) {
+    s.tokens.push_back(id);
+    s.result.tokens.push_back(id);
+    const auto answered = static_cast<int64_t>(s.result.tokens.size());
+    if (s.request.on_token && !s.request.on_token(id))
+        finish(s, FinishReason::cancelled);
+    else if (answered >= s.request.max_tokens || static_cast<int64_t>(s.tokens.size()) >= context)
+        finish(s, FinishReason::length);
+    return !s.done();
 }
 
 /// Chooses the next token of a sequence and ends it if it should end.
@@ -293,17 +374,17 @@ void Engine::State::advance(Sequence& s, const StepPlan& step, const int32_t* to
     }
     const auto& stops = s.request.stop_ids;
     if (std::find(stops.begin(), stops.end(), id) != stops.end()) return finish(s, FinishReason::stop);
-    s.tokens.push_back(id);
-    s.result.tokens.push_back(id);
-    if (s.request.on_token && !s.request.on_token(id)) return finish(s, FinishReason::cancelled);
-    if (answered + 1 >= s.request.max_tokens || static_cast<int64_t>(s.tokens.size()) >= context)
-        finish(s, FinishReason::length);
+    if (!append(s, id) || !s.request.force) return;
+    for (const int32_t forced : s.request.force())
+        if (!append(s, forced)) return;
 }
 
 void Engine::State::finish(Sequence& s, FinishReason reason, std::string error) {
     if (s.done()) return;
     s.result.reason = reason;
     s.result.error = std::move(error);
+    const bool whole = reason != FinishReason::error && s.state.length > s.prompt_tokens();
+    if (whole && options.cache_bytes > 0) keep_state(s, !s.request.keep_answer || s.request.keep_answer());
     pool.release(s.state);
 }
 

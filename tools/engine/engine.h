@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include "tools/engine/prefix_cache_stats.h"
 #include "tools/engine/request.h"
 
 namespace quern {
@@ -22,6 +23,7 @@ struct EngineOptions {
     int64_t sequences = 1;      // that run at the same time
     int64_t step_tokens = 512;  // rows in one step at most
     std::string kv_type = "auto";  // auto, f32, bf16, f16; auto: what the backend computes in
+    int64_t cache_bytes = 0;       // for states of earlier requests (PrefixCache); 0: none are kept
 };
 
 using RequestId = int64_t;
@@ -48,6 +50,8 @@ class Engine {
     int64_t sequences() const;
     const Model& model() const;
     Backend& backend();
+    /// What the prefix cache did so far.
+    PrefixCacheStats cache_stats() const;
     /// Bytes that the engine holds beside the weights: KV pages, recurrent state, plans.
     int64_t memory_bytes() const;
 
