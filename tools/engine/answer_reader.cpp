@@ -101,8 +101,10 @@ ChatDelta AnswerReader::parse(std::string_view text) {
 
 bool AnswerReader::push(int32_t id, const std::function<bool(const AnswerDelta&)>& deliver) {
     ++tokens_;
-    if (parser_.in_reasoning()) {
-        ++reasoning_tokens_;
+    const bool reasoning = parser_.in_reasoning();
+    if (reasoning) {
+        // What closes the thinking in the model's place is no thinking.
+        if (rules_.thinking_budget < 0 || reasoning_tokens_ < rules_.thinking_budget) ++reasoning_tokens_;
         logprobs_.clear();  // reports are about the content
     } else if (name_) {
         *name_ += tokenizer_.piece(id);
@@ -113,9 +115,8 @@ bool AnswerReader::push(int32_t id, const std::function<bool(const AnswerDelta&)
         matcher_.push(tokenizer_.piece(id));
     }
     const AnswerDelta delta = read(parse(decoder_.push(id)));
-    if (rules_.schema && !matching_ && content_.empty() && calls_ == 0 && !parser_.in_reasoning() &&
-        call_id_ != id)
-        matching_ = tokens_ == reasoning_tokens_;  // this token closed the thinking
+    just_closed_ = reasoning && !parser_.in_reasoning();
+    if (just_closed_ && rules_.schema && calls_ == 0) matching_ = true;
     if (matching_ && matcher_.finished()) ended_ = true;
     const bool go_on = delta.empty() || deliver(delta);
     return go_on && !ended_;
@@ -161,7 +162,7 @@ std::vector<int32_t> AnswerReader::forced() {
         text = kCloseThinking;
     } else if (!demanded) {
         return {};
-    } else if (tokens_ == reasoning_tokens_) {
+    } else if (just_closed_) {
         text = kAfterThinking;
     }
     if (demanded) text += call_prefix();

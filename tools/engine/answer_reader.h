@@ -109,6 +109,7 @@ class AnswerReader {
     std::vector<std::string> names_;
     size_t calls_ = 0;
     bool call_begun_ = false, ended_ = false, reasoned_ = false;
+    bool just_closed_ = false;  // the last token ended the thinking
     bool matching_ = false;  // the content has begun and the schema rules it
     int64_t tokens_ = 0, reasoning_tokens_ = 0;
 };

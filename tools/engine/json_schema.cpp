@@ -199,6 +199,8 @@ class JsonSchema::Compiler {
     std::map<std::string, const Node*> references_;
 };
 
+JsonSchema::~JsonSchema() = default;
+
 JsonSchema::JsonSchema(const ordered_json& schema) {
     root_ = Compiler(*this, schema).compile(schema, "$", 0);
     std::map<const Node*, size_t> known;

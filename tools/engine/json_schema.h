@@ -21,6 +21,7 @@ class JsonSchema {
   public:
     /// Throws Error(usage) naming the keyword and where it stands: "$.properties.age: 'minimum' is not supported".
     explicit JsonSchema(const nlohmann::ordered_json& schema);
+    ~JsonSchema();
 
     struct Node;
     const Node& root() const { return *root_; }
