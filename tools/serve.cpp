@@ -26,7 +26,7 @@ sigset_t ending_signals() {
 /// Waits for signals: the first drains, the second ends the process. All other threads have them blocked.
 class SignalThread {
   public:
-    SignalThread(Api& api, EngineLoop& loop, double drain_seconds) : thread_([=, &api, &loop] {
+    SignalThread(Api& api, EngineLoop& loop, double drain_seconds) : thread_([this, &api, &loop, drain_seconds] {
         const sigset_t set = ending_signals();
         int signal = 0;
         sigwait(&set, &signal);
@@ -54,6 +54,12 @@ class SignalThread {
     std::atomic<bool> done_ = false, serving_ = false;
     std::thread thread_;
 };
+
+/// Running answers wait while a chunk of somebody's prompt is computed, so it is short where that is slow.
+int64_t step_tokens(const ServeOptions& o, const Backend& backend) {
+    if (o.step_tokens > 0) return o.step_tokens;
+    return backend.name() == "CPU" ? 128 : 512;
+}
 
 void announce(const ServeOptions& o, const Engine& engine, const Backend& backend, int port) {
     const bool ipv6 = o.host.find(':') != std::string::npos;
@@ -87,7 +93,7 @@ int cmd_serve(int argc, char** argv) {
     Engine engine(*model, *backend,
                   {.context = options.context,
                    .sequences = options.sequences,
-                   .step_tokens = options.step_tokens,
+                   .step_tokens = step_tokens(options, *backend),
                    .kv_type = options.kv_type,
                    .cache_bytes = options.cache_bytes});
     api.set_ready(engine);

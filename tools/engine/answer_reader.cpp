@@ -106,6 +106,8 @@ bool AnswerReader::push(int32_t id, const std::function<bool(const AnswerDelta&)
         // What closes the thinking in the model's place is no thinking.
         if (rules_.thinking_budget < 0 || reasoning_tokens_ < rules_.thinking_budget) ++reasoning_tokens_;
         logprobs_.clear();  // reports are about the content
+    } else if (forced_left_ > 0) {
+        // Our own words, which are as they should be.
     } else if (name_) {
         *name_ += tokenizer_.piece(id);
         if (name_->find('>') != std::string::npos) name_.reset();
@@ -115,6 +117,7 @@ bool AnswerReader::push(int32_t id, const std::function<bool(const AnswerDelta&)
         matcher_.push(tokenizer_.piece(id));
     }
     const AnswerDelta delta = read(parse(decoder_.push(id)));
+    forced_left_ -= forced_left_ > 0;
     just_closed_ = reasoning && !parser_.in_reasoning();
     if (just_closed_ && rules_.schema && calls_ == 0) matching_ = true;
     if (matching_ && matcher_.finished()) ended_ = true;
@@ -166,7 +169,9 @@ std::vector<int32_t> AnswerReader::forced() {
         text = kAfterThinking;
     }
     if (demanded) text += call_prefix();
-    return tokenizer_.encode(text, Tokenizer::Markers::control);
+    auto ids = tokenizer_.encode(text, Tokenizer::Markers::control);
+    forced_left_ = ids.size();
+    return ids;
 }
 
 bool AnswerReader::allows_name(std::string_view piece) const {

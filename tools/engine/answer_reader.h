@@ -108,6 +108,7 @@ class AnswerReader {
     std::optional<std::string> name_;  // while the name of a demanded call is written: what there is of it
     std::vector<std::string> names_;
     size_t calls_ = 0;
+    size_t forced_left_ = 0;  // tokens still to come that were not the model's choice
     bool call_begun_ = false, ended_ = false, reasoned_ = false;
     bool just_closed_ = false;  // the last token ended the thinking
     bool matching_ = false;  // the content has begun and the schema rules it

@@ -82,7 +82,7 @@ void add_model(ArgParser& p, ServeOptions& o) {
             [&o](const std::string& v) { o.gpu = parse_gpu_layers(v); });
     p.value("-t,--threads", "N", "CPU threads; default: as many as this process may use",
             [&o](const std::string& v) { o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
-    p.value("-ub,--ubatch-size", "N", "rows in one step; default 512",
+    p.value("-ub,--ubatch-size", "N", "rows in one step; default 512, on the CPU 128: others wait that long",
             [&o](const std::string& v) { o.step_tokens = parse_integer(v, "-ub", 1, 65536); });
     for (const char* names : {"-ctk,--cache-type-k", "-ctv,--cache-type-v"})
         p.value(names, "TYPE", "KV cache: auto, bf16, f16, f32; K and V have the same type",

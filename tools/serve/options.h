@@ -17,7 +17,7 @@ struct ServeOptions {
     int threads = 0;
     int64_t context = 0;
     int64_t sequences = 4;
-    int64_t step_tokens = 512;
+    int64_t step_tokens = 0;  // 0: by device
     std::string kv_type = "auto";
     int64_t cache_bytes = int64_t{8192} << 20;
 
