@@ -7,6 +7,7 @@
 #include "models/tokenizer.h"
 #include "tools/engine/defaults.h"
 #include "tools/serve/api_error.h"
+#include "tools/serve/other_formats.h"
 
 namespace quern {
 
@@ -28,6 +29,10 @@ Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
         {"/apply-template", {.method = "POST", .handler = &Api::apply_template}},
         {"/v1/chat/completions", {.method = "POST", .handler = &Api::chat}},
         {"/chat/completions", {.method = "POST", .handler = &Api::chat}},
+        {"/v1/responses", {.method = "POST", .handler = &Api::responses}},
+        {"/responses", {.method = "POST", .handler = &Api::responses}},
+        {"/v1/messages", {.method = "POST", .handler = &Api::messages, .anthropic = true}},
+        {"/v1/messages/count_tokens", {.method = "POST", .handler = &Api::count_tokens, .anthropic = true}},
         {"/v1/completions", {.method = "POST", .handler = &Api::completions}},
         {"/completions", {.method = "POST", .handler = &Api::completions}},
     };
@@ -94,7 +99,14 @@ std::optional<HttpReply> Api::gate(const HttpRequest& r) {
     return {};
 }
 
-HttpReply Api::error_reply(const ApiError& error, const Route*) const { return error.reply(); }
+HttpReply Api::error_reply(const ApiError& error, const Route* route) const {
+    HttpReply reply = error.reply();
+    if (route != nullptr && route->anthropic) {
+        reply.body = dump(anthropic_error(error));
+        if (error.status == 429) reply.status = 529;
+    }
+    return reply;
+}
 
 HttpReply Api::handle(const HttpRequest& r) {
     const Route* route = find(r);
@@ -246,6 +258,25 @@ HttpReply Api::chat(const HttpRequest& r) {
     GenerationRequest request = reader_->chat(parse(r), &ignored);
     auto format = openai_format(true, request, *engine_->model().tokenizer());
     return generate(r, std::move(request), std::move(format), std::move(ignored));
+}
+
+HttpReply Api::responses(const HttpRequest& r) {
+    std::vector<std::string> ignored;
+    GenerationRequest request = reader_->chat(chat_from_responses(parse(r)), &ignored);
+    auto format = responses_format(request);
+    return generate(r, std::move(request), std::move(format), std::move(ignored));
+}
+
+HttpReply Api::messages(const HttpRequest& r) {
+    std::vector<std::string> ignored;
+    GenerationRequest request = reader_->chat(chat_from_messages(parse(r)), &ignored);
+    auto format = messages_format(request);
+    return generate(r, std::move(request), std::move(format), std::move(ignored));
+}
+
+HttpReply Api::count_tokens(const HttpRequest& r) {
+    const GenerationRequest request = reader_->chat(chat_from_messages(parse(r)), nullptr);
+    return {.body = dump({{"input_tokens", request.prompt.size()}})};
 }
 
 HttpReply Api::completions(const HttpRequest& r) {

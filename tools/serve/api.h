@@ -64,6 +64,9 @@ class Api {
     HttpReply detokenize(const HttpRequest& r);
     HttpReply apply_template(const HttpRequest& r);
     HttpReply chat(const HttpRequest& r);
+    HttpReply responses(const HttpRequest& r);
+    HttpReply messages(const HttpRequest& r);
+    HttpReply count_tokens(const HttpRequest& r);
     HttpReply completions(const HttpRequest& r);
 
     HttpReply generate(const HttpRequest& r, GenerationRequest request, std::unique_ptr<AnswerFormat> format,
