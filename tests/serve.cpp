@@ -95,13 +95,14 @@ TEST_SUITE("model") {
     TEST_CASE("serve: answers, streams, counts and reuses prefixes") {
         const ServerProcess server({"--alias", "fast:temp=0:think=off,deep"});
         json body = question("What is the capital of France?");
+        body["model"] = "deep";
         const Reply whole = chat(server, body);
         REQUIRE(whole.status == 200);
         const json& choice = whole.body["choices"][0];
         CHECK(choice["message"]["content"] == "The capital of France is Paris.");
         CHECK(choice["message"]["reasoning"] == choice["message"]["reasoning_content"]);
         CHECK(choice["finish_reason"] == "stop");
-        CHECK(whole.body["model"] == "fast");
+        CHECK(whole.body["model"] == "deep");
 
         body["stream_options"] = {{"include_usage", true}};
         const auto events = stream(server, body);
@@ -308,7 +309,7 @@ TEST_SUITE("model") {
         auto c = server.client();
         CHECK(c.Get("/health")->status == 200);
         for (const char* path : {"/v1/models", "/metrics", "/props", "/slots"}) CHECK(c.Get(path)->status == 401);
-        for (const char* key : {"Bearer secre", "Bearer secrets", "secret", "Bearer ", "Basic secret"})
+        for (const char* key : {"Bearer secre", "Bearer secrets", "secret", "Bearer", "Basic secret"})
             CHECK(c.Get("/v1/models", {{"Authorization", key}})->status == 401);
         CHECK(c.Get("/v1/models", {{"Authorization", "Bearer secret"}})->status == 200);
         CHECK(c.Get("/v1/models", {{"x-api-key", "other"}})->status == 200);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fcntl.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -30,7 +31,9 @@ class ServerProcess {
         argv.push_back(nullptr);
         pid_ = fork();
         if (pid_ == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that crashes leaves nothing behind
             dup2(fds[1], STDERR_FILENO);
+            dup2(open("/dev/null", O_RDWR), STDOUT_FILENO);
             execv(argv[0], argv.data());
             _exit(127);
         }
