@@ -27,18 +27,21 @@ bool whole(const std::shared_ptr<const JsonSchema>& schema, std::string_view doc
 
 TEST_SUITE("cpu") {
     TEST_CASE("json schema: documents that fit and documents that do not") {
-        const auto person = compile(R"({"type":"object","properties":{"name":{"type":"string","minLength":1,"maxLength":5},
+        const auto person =
+            compile(R"({"type":"object","properties":{"name":{"type":"string","minLength":1,"maxLength":5},
             "age":{"type":"integer"},"tags":{"type":"array","items":{"enum":["a","ab"]},"maxItems":2}},
             "required":["name"]})");
-        for (const char* good : {R"({"name":"x"})", R"({"age":-3,"name":"xyzuv"})", R"({ "name" : "\u00e9\n" , "tags":[]})",
-                                 R"({"tags":["ab","a"],"name":"ñandú"})"}) {
+        for (const char* good :
+             {R"({"name":"x"})", R"({"age":-3,"name":"xyzuv"})", R"({ "name" : "\u00e9\n" , "tags":[]})",
+              R"({"tags":["ab","a"],"name":"ñandú"})"}) {
             CAPTURE(good);
             CHECK(whole(person, good));
         }
-        for (const char* bad : {"{}", R"({"name":""})", R"({"name":"toolong"})", R"({"name":"x","age":1.5})",
-                                R"({"name":"x","name":"y"})", R"({"name":"x","other":1})", R"({"name":"x",})",
-                                R"({"name":"x","tags":["a","a","a"]})", R"({"name":"x","tags":["abc"]})", "[]",
-                                R"({"name":"x"}})", R"({"name":"x"} y)", "{\"name\":\"\x01\"}", "{\"name\":\"\xC3\"}"}) {
+        for (const char* bad :
+             {"{}", R"({"name":""})", R"({"name":"toolong"})", R"({"name":"x","age":1.5})",
+              R"({"name":"x","name":"y"})", R"({"name":"x","other":1})", R"({"name":"x",})",
+              R"({"name":"x","tags":["a","a","a"]})", R"({"name":"x","tags":["abc"]})", "[]",
+              R"({"name":"x"}})", R"({"name":"x"} y)", "{\"name\":\"\x01\"}", "{\"name\":\"\xC3\"}"}) {
             CAPTURE(bad);
             CHECK_FALSE(whole(person, bad));
         }
@@ -48,7 +51,8 @@ TEST_SUITE("cpu") {
         const auto number = compile(R"({"type":"number"})");
         for (const char* good : {"0", "-1", "10.5", "1e9", "-0.1E-3"}) CHECK(whole(number, good));
         for (const char* bad : {"01", "-", "1.", ".5", "1e", "+1", "true"}) CHECK_FALSE(whole(number, bad));
-        const auto either = compile(R"({"anyOf":[{"type":"null"},{"const":"yes"},{"type":["boolean","array"]}]})");
+        const auto either =
+            compile(R"({"anyOf":[{"type":"null"},{"const":"yes"},{"type":["boolean","array"]}]})");
         for (const char* good : {"null", "\"yes\"", "true", "[1,{\"a\":[]}]"}) CHECK(whole(either, good));
         for (const char* bad : {"\"no\"", "1", "nul", "{}"}) CHECK_FALSE(whole(either, bad));
         const auto tree = compile(R"({"$ref":"#/$defs/node","$defs":{"node":{"type":"object","properties":
@@ -72,7 +76,8 @@ TEST_SUITE("cpu") {
               "$.properties.a: 'pattern' is not supported");
         CHECK(message(R"({"type":"integer","minimum":3})").find("'minimum'") != std::string::npos);
         CHECK(message(R"({"type":"text"})").find("\"text\"") != std::string::npos);
-        CHECK(message(R"({"anyOf":[{"$ref":"#"},{"type":"null"}]})").find("own alternatives") != std::string::npos);
+        CHECK(message(R"({"anyOf":[{"$ref":"#"},{"type":"null"}]})").find("own alternatives") !=
+              std::string::npos);
         CHECK(message(R"({"$ref":"http://example.org/x"})").find("not supported") != std::string::npos);
         CHECK(message(R"({"required":["a"],"properties":{}})").find("required") != std::string::npos);
         CHECK(message(R"({"title":"t","description":"d","format":"date","type":"string"})").empty());

@@ -1,4 +1,5 @@
-// Kept states: the same bits with and without a hit, at every length, and under a budget that does not suffice.
+// Kept states: the same bits with and without a hit, at every length, and under a budget that does not
+// suffice.
 #include <doctest/doctest.h>
 
 #include <random>
@@ -12,8 +13,8 @@ namespace {
 
 struct Loaded {
     std::unique_ptr<Backend> backend = make_cpu_backend(2);
-    std::unique_ptr<Model> model = load_model(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/ct", *backend,
-                                              {.tokenizer = false, .progress = {}});
+    std::unique_ptr<Model> model = load_model(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/ct",
+                                              *backend, {.tokenizer = false, .progress = {}});
 };
 
 std::vector<int32_t> random_ids(const Model& model, size_t count, unsigned seed) {
@@ -60,7 +61,8 @@ TEST_SUITE("cpu") {
             CHECK(third.tokens == cold.run(request(branch)).tokens);
 
             const Result again = warm.run(request(prompt));
-            CHECK(again.cached_tokens == 90);  // a whole prompt leaves nothing to compute: the longest before it
+            CHECK(again.cached_tokens ==
+                  90);  // a whole prompt leaves nothing to compute: the longest before it
             CHECK(again.tokens == first.tokens);
 
             auto other = prompt;
@@ -73,7 +75,8 @@ TEST_SUITE("cpu") {
 
     TEST_CASE("prefix cache: a small budget is kept to, and no page or slot is lost") {
         Loaded l;
-        const int64_t budget = 200 << 10;
+        const auto specs = l.model->state_specs({.kv = DType::F32, .conv = DType::F32});
+        const int64_t budget = 12 * slot_bytes(specs) + 30 * page_bytes(specs);
         Engine engine(*l.model, *l.backend, {.context = 256, .sequences = 2, .cache_bytes = budget});
         Engine cold(*l.model, *l.backend, {.context = 256});
         for (unsigned i = 0; i < 40; ++i) {

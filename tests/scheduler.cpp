@@ -29,7 +29,9 @@ TEST_SUITE("cpu") {
                 Simulated job;
                 const size_t prompt = random() % 10 == 0 ? 1500 : 1 + random() % 60;
                 job.s->request.prompt = job.s->tokens = std::vector<int32_t>(prompt, 1);
-                if (prompt > 10) job.s->snapshots = {static_cast<int64_t>(random() % prompt), static_cast<int64_t>(prompt)};
+                if (prompt > 10)
+                    job.s->snapshots = {static_cast<int64_t>(random() % prompt),
+                                        static_cast<int64_t>(prompt)};
                 std::sort(job.s->snapshots.begin(), job.s->snapshots.end());
                 job.answer = 1 + static_cast<int64_t>(random() % 30);
                 job.arrived = step;
@@ -58,10 +60,13 @@ TEST_SUITE("cpu") {
             CHECK((rows > 0 || running.empty()));
             for (const Sequence* s : list)  // who answers has a row in every step
                 if (!s->in_prompt())
-                    CHECK(std::any_of(slices.begin(), slices.end(), [&](const Slice& x) { return x.sequence == s; }));
-            const auto oldest = std::find_if(list.begin(), list.end(), [](const Sequence* s) { return s->in_prompt(); });
+                    CHECK(std::any_of(slices.begin(), slices.end(),
+                                      [&](const Slice& x) { return x.sequence == s; }));
+            const auto oldest =
+                std::find_if(list.begin(), list.end(), [](const Sequence* s) { return s->in_prompt(); });
             if (oldest != list.end()) {
-                const bool moved = std::any_of(slices.begin(), slices.end(), [&](const Slice& x) { return x.sequence == *oldest; });
+                const bool moved = std::any_of(slices.begin(), slices.end(),
+                                               [&](const Slice& x) { return x.sequence == *oldest; });
                 oldest_still = moved ? 0 : oldest_still + 1;
                 longest_wait = std::max(longest_wait, oldest_still);
             }

@@ -12,9 +12,11 @@ namespace {
 
 using json = nlohmann::ordered_json;
 
-const json kWeather = json::parse(R"({"type":"function","function":{"name":"get_weather","parameters":{"type":"object",
+const json kWeather =
+    json::parse(R"({"type":"function","function":{"name":"get_weather","parameters":{"type":"object",
     "properties":{"city":{"type":"string"},"days":{"type":"integer"}},"required":["city"]}}})");
-const json kTime = json::parse(R"({"type":"function","function":{"name":"get_time","parameters":{"type":"object",
+const json kTime =
+    json::parse(R"({"type":"function","function":{"name":"get_time","parameters":{"type":"object",
     "properties":{"zone":{"type":"string"}}}}})");
 
 json question(const std::string& text) {
@@ -33,10 +35,13 @@ Reply post(const ServerProcess& server, const std::string& path, const json& bod
     return {r->status, json::parse(r->body, nullptr, false)};
 }
 
-Reply chat(const ServerProcess& server, const json& body) { return post(server, "/v1/chat/completions", body); }
+Reply chat(const ServerProcess& server, const json& body) {
+    return post(server, "/v1/chat/completions", body);
+}
 
 /// The data of all events; checks the frames.
-std::vector<std::string> stream(const ServerProcess& server, json body, const std::string& path = "/v1/chat/completions") {
+std::vector<std::string> stream(const ServerProcess& server, json body,
+                                const std::string& path = "/v1/chat/completions") {
     body["stream"] = true;
     auto c = server.client();
     const auto r = c.Post(path, body.dump(), "application/json");
@@ -49,7 +54,8 @@ std::vector<std::string> stream(const ServerProcess& server, json body, const st
         const size_t end = r->body.find("\n\n", at);
         REQUIRE(end != std::string::npos);
         const std::string frame = r->body.substr(at, end - at);
-        if (const size_t data = frame.find("data: "); data != std::string::npos) events.push_back(frame.substr(data + 6));
+        if (const size_t data = frame.find("data: "); data != std::string::npos)
+            events.push_back(frame.substr(data + 6));
         at = end + 2;
     }
     return events;
@@ -87,7 +93,8 @@ class Raw {
 };
 
 std::string http(const std::string& path, const std::string& body, const std::string& headers = "") {
-    return "POST " + path + " HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: " +
+    return "POST " + path +
+           " HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: " +
            std::to_string(body.size()) + "\r\n" + headers + "\r\n" + body;
 }
 
@@ -154,7 +161,9 @@ TEST_SUITE("model") {
         json choice = r.body["choices"][0];
         CHECK(choice["finish_reason"] == "tool_calls");
         CHECK(choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather");
-        CHECK(json::parse(choice["message"]["tool_calls"][0]["function"]["arguments"].get<std::string>())["city"] == "Paris");
+        CHECK(json::parse(
+                  choice["message"]["tool_calls"][0]["function"]["arguments"].get<std::string>())["city"] ==
+              "Paris");
         std::string name, arguments;
         for (const std::string& e : stream(server, body)) {
             if (e == "[DONE]") continue;
@@ -184,13 +193,14 @@ TEST_SUITE("model") {
         CHECK_FALSE(chat(server, body).body["choices"][0]["message"].contains("tool_calls"));
 
         body = question("What is 48 + 37?");
-        body["response_format"] = {{"type", "json_schema"},
-                                   {"json_schema",
-                                    {{"name", "sum"},
-                                     {"schema",
-                                      {{"type", "object"},
-                                       {"properties", {{"sum", {{"type", "integer"}}}, {"ok", {{"type", "boolean"}}}}},
-                                       {"required", {"sum", "ok"}}}}}}};
+        body["response_format"] = {
+            {"type", "json_schema"},
+            {"json_schema",
+             {{"name", "sum"},
+              {"schema",
+               {{"type", "object"},
+                {"properties", {{"sum", {{"type", "integer"}}}, {"ok", {{"type", "boolean"}}}}},
+                {"required", {"sum", "ok"}}}}}}};
         for (const char* effort : {"none", "high"}) {
             body["reasoning_effort"] = effort;
             r = chat(server, body);
@@ -204,7 +214,8 @@ TEST_SUITE("model") {
         body["stop"] = {"37 ="};
         r = chat(server, body);  // its thinking says "37 =" too
         CHECK(r.body["choices"][0]["message"]["content"] == "48 + ");
-        CHECK(r.body["choices"][0]["message"]["reasoning"].get<std::string>().find("37 = 85") != std::string::npos);
+        CHECK(r.body["choices"][0]["message"]["reasoning"].get<std::string>().find("37 = 85") !=
+              std::string::npos);
         body["thinking_budget"] = 4;
         r = chat(server, body);
         CHECK(r.body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4);
@@ -222,13 +233,17 @@ TEST_SUITE("model") {
         body["max_tokens"] = 3;
         CHECK(chat(server, body).body["choices"][0]["finish_reason"] == "length");
 
-        const Reply plain = post(server, "/v1/completions",
-                                 {{"prompt", "The capital of France"}, {"max_tokens", 2}, {"temperature", 0}, {"echo", true}});
+        const Reply plain = post(
+            server, "/v1/completions",
+            {{"prompt", "The capital of France"}, {"max_tokens", 2}, {"temperature", 0}, {"echo", true}});
         CHECK(plain.body["choices"][0]["text"] == "The capital of France is Paris");
         const Reply ids = post(server, "/tokenize", {{"content", "<|im_end|> hello"}});
-        CHECK(post(server, "/detokenize", {{"tokens", ids.body["tokens"]}}).body["content"] == "<|im_end|> hello");
-        CHECK(post(server, "/apply-template", question("Hi")).body["prompt"].get<std::string>().find("user\nHi<|im_end|>") !=
-              std::string::npos);
+        CHECK(post(server, "/detokenize", {{"tokens", ids.body["tokens"]}}).body["content"] ==
+              "<|im_end|> hello");
+        CHECK(post(server, "/apply-template", question("Hi"))
+                  .body["prompt"]
+                  .get<std::string>()
+                  .find("user\nHi<|im_end|>") != std::string::npos);
     }
 
     TEST_CASE("serve: bad requests are told what is wrong and end nothing") {
@@ -262,9 +277,13 @@ TEST_SUITE("model") {
         refused({{"surprise", 1}}, "surprise", "unknown_parameter");
         std::string words;
         for (int i = 0; i < 400; ++i) words += "word ";
-        refused({{"messages", {{{"role", "user"}, {"content", words}}}}}, "messages", "context_length_exceeded");
-        CHECK(chat(server, {{"model", "other"}, {"messages", {{{"role", "user"}, {"content", "x"}}}}}).status == 404);
-        for (const std::string text : {"", "null", "[]", "{", "{\"a\":NaN}", "{\"messages\":[],\"messages\":[]}"}) {
+        refused({{"messages", {{{"role", "user"}, {"content", words}}}}}, "messages",
+                "context_length_exceeded");
+        CHECK(
+            chat(server, {{"model", "other"}, {"messages", {{{"role", "user"}, {"content", "x"}}}}}).status ==
+            404);
+        for (const std::string text :
+             {"", "null", "[]", "{", "{\"a\":NaN}", "{\"messages\":[],\"messages\":[]}"}) {
             CAPTURE(text);
             CHECK(chat(server, text).status == 400);
         }
@@ -284,7 +303,7 @@ TEST_SUITE("model") {
         CHECK(status(post + host + "Transfer-Encoding: chunked\r\n\r\n-2\r\nabc\r\n") == 411);
         CHECK(status(post + host + "\r\n{}") == 411);
         CHECK(status(post + host + "Content-Length: 99999999999\r\n\r\n") == 413);
-        CHECK(status(post + host + "Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}") == 411);
+        CHECK(status(post + host + "Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}") == 400);
         CHECK(status(post + host + "Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}") == 415);
         CHECK(status("GET /v1/models HTTP/1.1\r\n\r\n") == 400);
         CHECK(status("GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n") == 400);
@@ -308,14 +327,16 @@ TEST_SUITE("model") {
         const ServerProcess server({"--api-key", "secret,other"});
         auto c = server.client();
         CHECK(c.Get("/health")->status == 200);
-        for (const char* path : {"/v1/models", "/metrics", "/props", "/slots"}) CHECK(c.Get(path)->status == 401);
+        for (const char* path : {"/v1/models", "/metrics", "/props", "/slots"})
+            CHECK(c.Get(path)->status == 401);
         for (const char* key : {"Bearer secre", "Bearer secrets", "secret", "Bearer", "Basic secret"})
             CHECK(c.Get("/v1/models", {{"Authorization", key}})->status == 401);
         CHECK(c.Get("/v1/models", {{"Authorization", "Bearer secret"}})->status == 200);
         CHECK(c.Get("/v1/models", {{"x-api-key", "other"}})->status == 200);
         const std::string command = std::string(QUERN_BINARY) + " serve --host 0.0.0.0 --port 0 2>/dev/null";
         CHECK(WEXITSTATUS(std::system(command.c_str())) == 2);
-        const std::string taken = std::string(QUERN_BINARY) + " serve --port " + std::to_string(server.port()) + " 2>/dev/null";
+        const std::string taken =
+            std::string(QUERN_BINARY) + " serve --port " + std::to_string(server.port()) + " 2>/dev/null";
         CHECK(WEXITSTATUS(std::system(taken.c_str())) == 7);
     }
 

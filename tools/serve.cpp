@@ -26,22 +26,23 @@ sigset_t ending_signals() {
 /// Waits for signals: the first drains, the second ends the process. All other threads have them blocked.
 class SignalThread {
   public:
-    SignalThread(Api& api, EngineLoop& loop, double drain_seconds) : thread_([this, &api, &loop, drain_seconds] {
-        const sigset_t set = ending_signals();
-        int signal = 0;
-        sigwait(&set, &signal);
-        if (done_) return;
-        if (!serving_) ::_exit(128 + signal);
-        std::fputs("quern: draining; again to stop at once\n", stderr);
-        api.set_draining();
-        const auto end = Job::Clock::now() + std::chrono::duration<double>(drain_seconds);
-        while (!done_ && loop.busy() > 0 && Job::Clock::now() < end) {
-            const timespec moment{.tv_sec = 0, .tv_nsec = 50'000'000};
-            const int second = sigtimedwait(&set, nullptr, &moment);
-            if (second > 0 && !done_) ::_exit(128 + second);
-        }
-        loop.stop();
-    }) {}
+    SignalThread(Api& api, EngineLoop& loop, double drain_seconds)
+        : thread_([this, &api, &loop, drain_seconds] {
+              const sigset_t set = ending_signals();
+              int signal = 0;
+              sigwait(&set, &signal);
+              if (done_) return;
+              if (!serving_) ::_exit(128 + signal);
+              std::fputs("quern: draining; again to stop at once\n", stderr);
+              api.set_draining();
+              const auto end = Job::Clock::now() + std::chrono::duration<double>(drain_seconds);
+              while (!done_ && loop.busy() > 0 && Job::Clock::now() < end) {
+                  const timespec moment{.tv_sec = 0, .tv_nsec = 50'000'000};
+                  const int second = sigtimedwait(&set, nullptr, &moment);
+                  if (second > 0 && !done_) ::_exit(128 + second);
+              }
+              loop.stop();
+          }) {}
     ~SignalThread() {
         done_ = true;
         pthread_kill(thread_.native_handle(), SIGTERM);
@@ -87,7 +88,7 @@ int cmd_serve(int argc, char** argv) {
     server.start();
     std::fprintf(stderr, "quern: listening on %s port %d, loading the model\n", options.host.c_str(), port);
 
-    const auto backend = make_backend(options.gpu, options.threads);
+    const auto backend = make_backend(options.gpu, options.threads, options.device);
     const auto model = load_model(model_or_demo(options.model), *backend,
                                   {.progress = [&](const LoadProgress& p) { api.set_progress(p); }});
     Engine engine(*model, *backend,

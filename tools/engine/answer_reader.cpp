@@ -187,7 +187,8 @@ bool AnswerReader::allows(int32_t id) const {
     const bool stop = std::find(stop_ids_.begin(), stop_ids_.end(), id) != stop_ids_.end();
     if (rules_.calls == AnswerRules::Calls::none && !names_.empty() && call_id_ == id) return false;
     if (parser_.in_reasoning()) return !stop || rules_.calls != AnswerRules::Calls::required;
-    if (name_) return !tokenizer_.is_added(id) && !tokenizer_.piece(id).empty() && allows_name(tokenizer_.piece(id));
+    if (name_)
+        return !tokenizer_.is_added(id) && !tokenizer_.piece(id).empty() && allows_name(tokenizer_.piece(id));
     if (rules_.calls == AnswerRules::Calls::required && calls_ == 0) return !stop;
     if (!matching_) return true;
     if (stop) return matcher_.complete();

@@ -1,8 +1,8 @@
 // AnswerReader: from the tokens of an answer to thinking, content and tool calls, and what may come next.
 //
-// Joins decoder and parser, ends the answer where its rules say so, and steers generation through the hooks of
-// Request: closes thinking that used up its budget, begins a call that was demanded, refuses tokens that a schema
-// or a rule forbids. One reader an answer; used by the thread that owns the engine.
+// Joins decoder and parser, ends the answer where its rules say so, and steers generation through the hooks
+// of Request: closes thinking that used up its budget, begins a call that was demanded, refuses tokens that a
+// schema or a rule forbids. One reader an answer; used by the thread that owns the engine.
 #pragma once
 
 #include <functional>
@@ -22,17 +22,17 @@ namespace quern {
 struct AnswerRules {
     enum class Calls { free, none, required };
 
-    bool chat = true;                 // false: plain text goes on, without thinking and calls
-    bool thinking_open = false;       // RenderedPrompt::thinking_open
-    nlohmann::ordered_json tools;     // as for render_chat
-    Calls calls = Calls::free;        // without tools: as none
-    std::string call_name;            // required: this tool; empty: any
-    bool parallel_calls = true;       // false: the answer ends after one call
-    int64_t thinking_budget = -1;     // tokens; then the thinking is closed for the model. -1: none
-    bool preserve_thinking = false;   // later prompts show the thinking of this answer
-    std::vector<std::string> stops;   // end the content where one of them would begin; never inside thinking
+    bool chat = true;                // false: plain text goes on, without thinking and calls
+    bool thinking_open = false;      // RenderedPrompt::thinking_open
+    nlohmann::ordered_json tools;    // as for render_chat
+    Calls calls = Calls::free;       // without tools: as none
+    std::string call_name;           // required: this tool; empty: any
+    bool parallel_calls = true;      // false: the answer ends after one call
+    int64_t thinking_budget = -1;    // tokens; then the thinking is closed for the model. -1: none
+    bool preserve_thinking = false;  // later prompts show the thinking of this answer
+    std::vector<std::string> stops;  // end the content where one of them would begin; never inside thinking
     std::shared_ptr<const JsonSchema> schema;  // what the content must be
-    int top_logprobs = -1;            // alternatives to report beside each token of the content; -1: no report
+    int top_logprobs = -1;  // alternatives to report beside each token of the content; -1: no report
 };
 
 struct TokenLogprob {
@@ -69,8 +69,8 @@ class AnswerReader {
 
     /// Tokens that the answer begins with, to be added to the prompt. Call once, before attach.
     std::vector<int32_t> opening();
-    /// Sets the hooks of `request`. `deliver` gets what is new and says whether to go on. The reader must outlive
-    /// the request.
+    /// Sets the hooks of `request`. `deliver` gets what is new and says whether to go on. The reader must
+    /// outlive the request.
     void attach(Request& request, std::function<bool(const AnswerDelta&)> deliver);
     /// At the end of generation, once: what was held back.
     AnswerDelta finish(FinishReason reason);
@@ -111,7 +111,7 @@ class AnswerReader {
     size_t forced_left_ = 0;  // tokens still to come that were not the model's choice
     bool call_begun_ = false, ended_ = false, reasoned_ = false;
     bool just_closed_ = false;  // the last token ended the thinking
-    bool matching_ = false;  // the content has begun and the schema rules it
+    bool matching_ = false;     // the content has begun and the schema rules it
     int64_t tokens_ = 0, reasoning_tokens_ = 0;
 };
 

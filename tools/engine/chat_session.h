@@ -1,4 +1,5 @@
-// ChatSession: from a conversation to an answer, for one person at a time. Joins chat format, tokenizer and engine.
+// ChatSession: from a conversation to an answer, for one person at a time. Joins chat format, tokenizer and
+// engine.
 #pragma once
 
 #include <functional>

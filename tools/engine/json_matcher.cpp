@@ -16,8 +16,8 @@ constexpr size_t kMostDepth = 60;
 constexpr size_t kMostThreads = 256;
 constexpr int64_t kMostDigits = 40;
 
-// States of a string: 0 between characters, 1 after a backslash, 2..5 hex digits to come, 10 + n: n bytes of the
-// character to come.
+// States of a string: 0 between characters, 1 after a backslash, 2..5 hex digits to come, 10 + n: n bytes of
+// the character to come.
 constexpr uint8_t kEscape = 1, kHex = 2, kTail = 10;
 // States of a number.
 enum : uint8_t { kMinus = 1, kZero, kDigits, kPoint, kFraction, kExponent, kExponentSign, kExponentDigits };
@@ -77,9 +77,10 @@ bool JsonMatcher::finished() const {
 }
 
 void JsonMatcher::step(const Thread& thread, unsigned char byte, std::vector<Thread>& out) {
-    const bool inside = !thread.stack.empty() &&
-                        (thread.stack.back().kind == Kind::string || thread.stack.back().kind == Kind::literal ||
-                         (thread.stack.back().kind == Kind::object && thread.stack.back().state == kKey));
+    const bool inside =
+        !thread.stack.empty() &&
+        (thread.stack.back().kind == Kind::string || thread.stack.back().kind == Kind::literal ||
+         (thread.stack.back().kind == Kind::object && thread.stack.back().state == kKey));
     if (!inside && is_blank(byte)) {
         Thread t = thread;
         if (!t.stack.empty() && t.stack.back().kind == Kind::number) {
@@ -94,7 +95,8 @@ void JsonMatcher::step(const Thread& thread, unsigned char byte, std::vector<Thr
     t.blanks = 0;
     Frame& f = t.stack.back();
     switch (f.kind) {
-        case Kind::value: return begin_value(std::move(t), byte, out);
+        case Kind::value:
+            return begin_value(std::move(t), byte, out);
         case Kind::literal:
             if (static_cast<unsigned char>(f.text.front()) != byte) return;
             f.text.erase(0, 1);
@@ -118,8 +120,10 @@ void JsonMatcher::step(const Thread& thread, unsigned char byte, std::vector<Thr
             if (!t.stack.empty()) step(t, byte, out);
             return;
         }
-        case Kind::object: return step_object(std::move(t), byte, out);
-        case Kind::array: return step_array(std::move(t), byte, out);
+        case Kind::object:
+            return step_object(std::move(t), byte, out);
+        case Kind::array:
+            return step_array(std::move(t), byte, out);
     }
 }
 
@@ -190,7 +194,10 @@ bool JsonMatcher::step_string(Frame& f, unsigned char byte, bool* closed) {
     if (byte == '\\')
         f.state = kEscape;
     else if (byte >= 0x80) {
-        const int tail = byte >= 0xF0 && byte <= 0xF4 ? 3 : byte >= 0xE0 && byte < 0xF0 ? 2 : byte >= 0xC2 && byte < 0xE0 ? 1 : 0;
+        const int tail = byte >= 0xF0 && byte <= 0xF4  ? 3
+                         : byte >= 0xE0 && byte < 0xF0 ? 2
+                         : byte >= 0xC2 && byte < 0xE0 ? 1
+                                                       : 0;
         if (tail == 0) return false;
         f.state = static_cast<uint8_t>(kTail + tail);
     }
@@ -211,7 +218,8 @@ bool JsonMatcher::step_number(Frame& f, unsigned char byte) {
         case 0:
             if (byte == '-') return go(kMinus);
             [[fallthrough]];
-        case kMinus: return byte == '0' ? go(kZero) : is_digit(byte) && go(kDigits);
+        case kMinus:
+            return byte == '0' ? go(kZero) : is_digit(byte) && go(kDigits);
         case kDigits:
             if (is_digit(byte)) return go(kDigits);
             [[fallthrough]];
@@ -219,15 +227,18 @@ bool JsonMatcher::step_number(Frame& f, unsigned char byte) {
             if (whole_only) return false;
             if (byte == '.') return go(kPoint);
             return (byte == 'e' || byte == 'E') && go(kExponent);
-        case kPoint: return is_digit(byte) && go(kFraction);
+        case kPoint:
+            return is_digit(byte) && go(kFraction);
         case kFraction:
             if (is_digit(byte)) return go(kFraction);
             return (byte == 'e' || byte == 'E') && go(kExponent);
         case kExponent:
             if (byte == '+' || byte == '-') return go(kExponentSign);
             [[fallthrough]];
-        case kExponentSign: return is_digit(byte) && go(kExponentDigits);
-        default: return is_digit(byte) && go(kExponentDigits);
+        case kExponentSign:
+            return is_digit(byte) && go(kExponentDigits);
+        default:
+            return is_digit(byte) && go(kExponentDigits);
     }
 }
 
@@ -248,7 +259,8 @@ void JsonMatcher::step_object(Thread thread, unsigned char byte, std::vector<Thr
                 thread.stack.pop_back();
                 break;
             }
-            if (f.state == kAfterValue && byte == ',' && (f.node->additional != nullptr || unseen_with_prefix(""))) {
+            if (f.state == kAfterValue && byte == ',' &&
+                (f.node->additional != nullptr || unseen_with_prefix(""))) {
                 f.state = kComma;
                 break;
             }
@@ -281,7 +293,8 @@ void JsonMatcher::step_object(Thread thread, unsigned char byte, std::vector<Thr
             f.state = kBeforeValue;
             break;
         default: {
-            const Node* node = f.property >= 0 ? properties[static_cast<size_t>(f.property)].node : f.node->additional;
+            const Node* node =
+                f.property >= 0 ? properties[static_cast<size_t>(f.property)].node : f.node->additional;
             f.state = kAfterValue;
             begin_node(std::move(thread), *node, byte, out);
             return;

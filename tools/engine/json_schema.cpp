@@ -20,21 +20,22 @@ constexpr int kMostDepth = 64;
 
 const std::map<std::string, unsigned>& type_bits() {
     static const std::map<std::string, unsigned> bits = {
-        {"string", kString}, {"number", kNumber},   {"integer", kInteger}, {"boolean", kBoolean},
+        {"string", kString}, {"number", kNumber}, {"integer", kInteger}, {"boolean", kBoolean},
         {"null", kNull},     {"object", kObject}, {"array", kArray}};
     return bits;
 }
 
 bool is_annotation(const std::string& key) {
     constexpr std::array<const char*, 12> kAnnotations = {
-        "title", "description", "default",    "examples", "format",   "$schema",
+        "title", "description", "default",    "examples", "format",    "$schema",
         "$id",   "$comment",    "deprecated", "readOnly", "writeOnly", "strict"};
     return std::find(kAnnotations.begin(), kAnnotations.end(), key) != kAnnotations.end();
 }
 
 int64_t count_of(const ordered_json& value, const std::string& where, const std::string& key) {
     if (!value.is_number_integer() || value < 0 || value > std::numeric_limits<int32_t>::max())
-        FAIL(usage, "{}: '{}' must be a whole number from 0 to {}", where, key, std::numeric_limits<int32_t>::max());
+        FAIL(usage, "{}: '{}' must be a whole number from 0 to {}", where, key,
+             std::numeric_limits<int32_t>::max());
     return value.get<int64_t>();
 }
 
@@ -46,7 +47,8 @@ size_t alternatives(const Node& node, std::map<const Node*, size_t>& known) {
     if (!fresh) return at->second;
     size_t total = 1;
     for (const Node* other : node.any_of) total += alternatives(*other, known);
-    if (total > kMostAlternatives) FAIL(usage, "$: more than {} alternatives for one value", kMostAlternatives);
+    if (total > kMostAlternatives)
+        FAIL(usage, "$: more than {} alternatives for one value", kMostAlternatives);
     return known[&node] = total;
 }
 
@@ -95,7 +97,8 @@ class JsonSchema::Compiler {
             const auto found = root_[place].find(name.substr(prefix.size()));
             if (found != root_[place].end()) target = &*found;
         }
-        if (target == nullptr) FAIL(usage, "{}: '$ref' to '{}' is not supported or leads nowhere", where, name);
+        if (target == nullptr)
+            FAIL(usage, "{}: '$ref' to '{}' is not supported or leads nowhere", where, name);
         Node* node = add();  // known before it is filled: schemas may be recursive
         references_[name] = node;
         node->any_of = {compile(*target, name, depth + 1)};
@@ -115,7 +118,8 @@ class JsonSchema::Compiler {
             } else if (key == "anyOf" || key == "oneOf") {
                 if (!value.is_array() || value.empty()) FAIL(usage, "{}: '{}' must be a list", where, key);
                 for (size_t i = 0; i < value.size(); ++i)
-                    node.any_of.push_back(compile(value[i], fmt::format("{}.{}[{}]", where, key, i), depth + 1));
+                    node.any_of.push_back(
+                        compile(value[i], fmt::format("{}.{}[{}]", where, key, i), depth + 1));
             } else if (!shape(node, key, value, where, depth)) {
                 FAIL(usage, "{}: '{}' is not supported", where, key);
             } else {
@@ -133,7 +137,8 @@ class JsonSchema::Compiler {
         require(node, schema, where);
     }
 
-    bool shape(Node& node, const std::string& key, const ordered_json& value, const std::string& where, int depth) {
+    bool shape(Node& node, const std::string& key, const ordered_json& value, const std::string& where,
+               int depth) {
         if (key == "properties") {
             if (!value.is_object()) FAIL(usage, "{}: 'properties' must be an object", where);
             if (value.size() > kMostProperties)
@@ -141,7 +146,8 @@ class JsonSchema::Compiler {
             for (const auto& [name, property] : value.items()) {
                 const std::string quoted = ordered_json(name).dump();
                 node.properties.push_back({quoted.substr(1, quoted.size() - 2),
-                                           compile(property, where + ".properties." + name, depth + 1), false});
+                                           compile(property, where + ".properties." + name, depth + 1),
+                                           false});
             }
         } else if (key == "additionalProperties") {
             node.closed = value.is_boolean() && !value.get<bool>();
@@ -165,7 +171,8 @@ class JsonSchema::Compiler {
     static unsigned types(const ordered_json& value, const std::string& where) {
         unsigned bits = 0;
         for (const auto& name : value.is_array() ? value : ordered_json::array({value})) {
-            const auto found = name.is_string() ? type_bits().find(name.get<std::string>()) : type_bits().end();
+            const auto found =
+                name.is_string() ? type_bits().find(name.get<std::string>()) : type_bits().end();
             if (found == type_bits().end()) FAIL(usage, "{}: 'type' {} is not supported", where, name.dump());
             bits |= found->second;
         }
@@ -184,9 +191,8 @@ class JsonSchema::Compiler {
         if (!list->is_array()) FAIL(usage, "{}: 'required' must be a list", where);
         for (const auto& name : *list) {
             const std::string quoted = name.dump();
-            const auto found = std::find_if(node.properties.begin(), node.properties.end(), [&](const Property& p) {
-                return '"' + p.key + '"' == quoted;
-            });
+            const auto found = std::find_if(node.properties.begin(), node.properties.end(),
+                                            [&](const Property& p) { return '"' + p.key + '"' == quoted; });
             if (found == node.properties.end())
                 FAIL(usage, "{}: 'required' names {}, which is not among the properties", where, quoted);
             found->required = true;

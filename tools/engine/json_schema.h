@@ -1,10 +1,10 @@
 // JsonSchema: a documented subset of JSON Schema, and a matcher that says after every byte what may follow.
 //
 // Enforced: type (one or a list), properties, required, additionalProperties (false where left out beside
-// properties), items, minItems, maxItems, minLength, maxLength, enum, const, anyOf, oneOf (as anyOf), allOf of one
-// schema, $ref to "#", "#/$defs/..." and "#/definitions/...", true. Ignored, as annotations: title, description,
-// default, examples, format, $schema, $id, $comment, deprecated, readOnly, writeOnly. Anything else is an error that
-// names the keyword. Properties may come in any order.
+// properties), items, minItems, maxItems, minLength, maxLength, enum, const, anyOf, oneOf (as anyOf), allOf
+// of one schema, $ref to "#", "#/$defs/..." and "#/definitions/...", true. Ignored, as annotations: title,
+// description, default, examples, format, $schema, $id, $comment, deprecated, readOnly, writeOnly. Anything
+// else is an error that names the keyword. Properties may come in any order.
 #pragma once
 
 #include <bitset>
@@ -19,7 +19,8 @@ namespace quern {
 
 class JsonSchema {
   public:
-    /// Throws Error(usage) naming the keyword and where it stands: "$.properties.age: 'minimum' is not supported".
+    /// Throws Error(usage) naming the keyword and where it stands: "$.properties.age: 'minimum' is not
+    /// supported".
     explicit JsonSchema(const nlohmann::ordered_json& schema);
     ~JsonSchema();
 
@@ -32,8 +33,9 @@ class JsonSchema {
     const Node* root_ = nullptr;
 };
 
-/// Follows a document while it is written. All readings that the text allows are followed side by side. White space
-/// between tokens is bounded, and so are the digits of a number and the depth, so that a document always ends.
+/// Follows a document while it is written. All readings that the text allows are followed side by side. White
+/// space between tokens is bounded, and so are the digits of a number and the depth, so that a document
+/// always ends.
 class JsonMatcher {
   public:
     /// Null: nothing to match; then do not use the other functions.
@@ -54,10 +56,10 @@ class JsonMatcher {
         const JsonSchema::Node* node;
         Kind kind;
         uint8_t state = 0;
-        int64_t count = 0;            // characters, elements or bytes so far
-        std::string text;             // literal: what is left; object: the key so far
-        std::bitset<256> seen;        // object: properties that are there
-        int property = -1;            // object: whose value comes next; -1: an additional one
+        int64_t count = 0;      // characters, elements or bytes so far
+        std::string text;       // literal: what is left; object: the key so far
+        std::bitset<256> seen;  // object: properties that are there
+        int property = -1;      // object: whose value comes next; -1: an additional one
     };
     struct Thread {
         std::vector<Frame> stack;  // empty: the document is complete
@@ -66,7 +68,8 @@ class JsonMatcher {
 
     static void step(const Thread& thread, unsigned char byte, std::vector<Thread>& out);
     static void begin_value(Thread thread, unsigned char byte, std::vector<Thread>& out);
-    static void begin_node(Thread thread, const JsonSchema::Node& node, unsigned char byte, std::vector<Thread>& out);
+    static void begin_node(Thread thread, const JsonSchema::Node& node, unsigned char byte,
+                           std::vector<Thread>& out);
     static bool step_string(Frame& f, unsigned char byte, bool* closed);
     static bool step_number(Frame& f, unsigned char byte);
     static bool number_complete(const Frame& f);

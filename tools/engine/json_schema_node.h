@@ -31,8 +31,8 @@ struct JsonSchema::Node {
     std::vector<std::string> literals;  // if any: the value is one of these texts
     unsigned types = 0;
     std::vector<Property> properties;
-    bool closed = false;                // additionalProperties: false
-    const Node* additional = nullptr;   // null: no other properties
+    bool closed = false;               // additionalProperties: false
+    const Node* additional = nullptr;  // null: no other properties
     const Node* items = nullptr;
     int64_t min_items = 0, max_items = std::numeric_limits<int64_t>::max();
     int64_t min_length = 0, max_length = std::numeric_limits<int64_t>::max();  // in characters

@@ -73,8 +73,8 @@ void PrefixCache::count_pages(const Snapshot& snapshot, int sign) {
 }
 
 void PrefixCache::store(std::span<const int32_t> tokens, const SequenceState& s) {
-    CHECK(static_cast<int64_t>(tokens.size()) == s.length, "[cache] {} tokens for a state of {}", tokens.size(),
-          s.length);
+    CHECK(static_cast<int64_t>(tokens.size()) == s.length, "[cache] {} tokens for a state of {}",
+          tokens.size(), s.length);
     Entry entry{.tokens = {tokens.begin(), tokens.end()}, .snapshot = {}, .saved = 0, .worth = 0};
     entry.saved = s.length - covered(tokens);
     try {

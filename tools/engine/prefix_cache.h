@@ -4,9 +4,9 @@
 // off. Lookup compares token ids, all of them: no hash stands in for a prefix. One byte budget counts the
 // recurrent parts and the KV pages; pages shared by several snapshots count once.
 //
-// Eviction: GreedyDual-Size-Frequency (Cherkasova 1998) with the tokens that a hit saves as cost. A snapshot is
-// worth its tokens per byte, renewed by each hit, so that a short request never pushes out a long conversation,
-// and what is no longer asked for falls behind in the end.
+// Eviction: GreedyDual-Size-Frequency (Cherkasova 1998) with the tokens that a hit saves as cost. A snapshot
+// is worth its tokens per byte, renewed by each hit, so that a short request never pushes out a long
+// conversation, and what is no longer asked for falls behind in the end.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +34,8 @@ class PrefixCache {
     /// The longest state whose tokens begin `prompt` and leave at least one of them to compute.
     Match find(std::span<const int32_t> prompt);
 
-    /// Whether a state after these tokens is worth its bytes and is not there yet. Copying a MiB takes about as
-    /// long as computing a token, so a large state of a few new tokens is not kept.
+    /// Whether a state after these tokens is worth its bytes and is not there yet. Copying a MiB takes about
+    /// as long as computing a token, so a large state of a few new tokens is not kept.
     bool wants(std::span<const int32_t> tokens) const;
     /// Keeps the state of `s` after `tokens`; may evict others, and nothing is kept if there is no room.
     void store(std::span<const int32_t> tokens, const SequenceState& s);

@@ -14,7 +14,8 @@ std::string key_of(const HttpRequest& r) {
     constexpr std::string_view kBearer = "bearer ";
     if (authorization.size() > kBearer.size()) {
         std::string scheme = authorization.substr(0, kBearer.size());
-        std::transform(scheme.begin(), scheme.end(), scheme.begin(), [](unsigned char c) { return std::tolower(c); });
+        std::transform(scheme.begin(), scheme.end(), scheme.begin(),
+                       [](unsigned char c) { return std::tolower(c); });
         if (scheme == kBearer) return authorization.substr(kBearer.size());
     }
     return r.header("x-api-key");
@@ -34,7 +35,8 @@ bool contains(const std::vector<std::string>& list, const std::string& text) {
 /// A page of another site may make a browser send requests here; its Origin tells.
 bool is_own_origin(const HttpRequest& r, const AccessRules& rules) {
     const std::string origin = r.header("Origin");
-    if (origin.empty() || contains(rules.cors_origins, "*") || contains(rules.cors_origins, origin)) return true;
+    if (origin.empty() || contains(rules.cors_origins, "*") || contains(rules.cors_origins, origin))
+        return true;
     return origin == "http://" + r.header("Host") || origin == "https://" + r.header("Host");
 }
 
@@ -50,7 +52,8 @@ void check_body(const HttpRequest& r, const AccessRules& rules) {
         throw ApiError(415, "unsupported_encoding", "compressed bodies are not taken");
     const std::string type = r.header("Content-Type");
     if (!type.empty() && type.find("json") == std::string::npos)
-        throw ApiError(415, "unsupported_media_type", "send JSON with the header Content-Type: application/json");
+        throw ApiError(415, "unsupported_media_type",
+                       "send JSON with the header Content-Type: application/json");
 }
 
 }  // namespace
@@ -83,8 +86,9 @@ void check_access(const HttpRequest& r, const AccessRules& rules, bool open) {
     // A name that an attacker's DNS points at this machine must not reach a server that asks for no key.
     const std::string host = host_of(r.header("Host"));
     if (rules.keys.empty() && !is_address(host) && !contains(rules.hosts, host))
-        throw ApiError(403, "host_refused", "the Host header names neither an address nor localhost; allow the name "
-                                            "with --allowed-hosts");
+        throw ApiError(403, "host_refused",
+                       "the Host header names neither an address nor localhost; allow the name "
+                       "with --allowed-hosts");
     if (!is_own_origin(r, rules))
         throw ApiError(403, "origin_refused", "web pages of other origins need --cors-origins");
     if (!open && !rules.keys.empty() && !has_valid_key(r, rules.keys))
@@ -92,14 +96,16 @@ void check_access(const HttpRequest& r, const AccessRules& rules, bool open) {
     check_body(r, rules);
 }
 
-std::vector<std::pair<std::string, std::string>> cors_headers(const HttpRequest& r, const AccessRules& rules) {
+std::vector<std::pair<std::string, std::string>> cors_headers(const HttpRequest& r,
+                                                              const AccessRules& rules) {
     const std::string origin = r.header("Origin");
     const bool any = contains(rules.cors_origins, "*");
     if (origin.empty() || (!any && !contains(rules.cors_origins, origin))) return {};
     return {{"Access-Control-Allow-Origin", any ? "*" : origin},
             {"Vary", "Origin"},
             {"Access-Control-Allow-Methods", "GET, POST, OPTIONS"},
-            {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-Api-Key, X-Request-Id, Anthropic-Version"},
+            {"Access-Control-Allow-Headers",
+             "Authorization, Content-Type, X-Api-Key, X-Request-Id, Anthropic-Version"},
             {"Access-Control-Max-Age", "600"}};
 }
 

@@ -26,11 +26,12 @@ std::string host_of(std::string_view header);
 /// An IPv4 or IPv6 address, or localhost: what DNS cannot point elsewhere.
 bool is_address(const std::string& host);
 
-/// Throws ApiError for what must not go on: 400 no or several Host headers, 401 no valid key, 403 a foreign Host
-/// or Origin, 411 no length, 413 too long, 415 not JSON. `open`: needs no key.
+/// Throws ApiError for what must not go on: 400 no or several Host headers, 401 no valid key, 403 a foreign
+/// Host or Origin, 411 no length, 413 too long, 415 not JSON. `open`: needs no key.
 void check_access(const HttpRequest& request, const AccessRules& rules, bool open);
 
 /// Headers that let a page of the request's origin read the reply; none if it is not allowed.
-std::vector<std::pair<std::string, std::string>> cors_headers(const HttpRequest& request, const AccessRules& rules);
+std::vector<std::pair<std::string, std::string>> cors_headers(const HttpRequest& request,
+                                                              const AccessRules& rules);
 
 }  // namespace quern

@@ -39,7 +39,8 @@ class AnswerFormat {
 };
 
 /// The chat and the completions API of OpenAI.
-std::unique_ptr<AnswerFormat> openai_format(bool chat, const GenerationRequest& request, const Tokenizer& tokenizer);
+std::unique_ptr<AnswerFormat> openai_format(bool chat, const GenerationRequest& request,
+                                            const Tokenizer& tokenizer);
 
 nlohmann::ordered_json usage_json(const std::vector<Choice>& choices);
 /// A prefix and 24 random hex digits.

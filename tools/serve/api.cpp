@@ -8,6 +8,7 @@
 #include "tools/engine/defaults.h"
 #include "tools/serve/api_error.h"
 #include "tools/serve/other_formats.h"
+#include "tools/serve/page.h"
 
 namespace quern {
 
@@ -16,7 +17,9 @@ using nlohmann::ordered_json;
 Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
     : options_(options), loop_(loop), metrics_(metrics) {
     access_ = {options.keys, options.hosts, options.cors_origins, options.limits.body_bytes};
-    routes_ = {
+    if (options.web_page)
+        routes_["/"] = {.method = "GET", .handler = &Api::page, .open = true, .always = true};
+    routes_.insert({
         {"/health", {.method = "GET", .handler = &Api::health, .open = true, .always = true}},
         {"/v1/health", {.method = "GET", .handler = &Api::health, .open = true, .always = true}},
         {"/metrics", {.method = "GET", .handler = &Api::metrics, .always = true}},
@@ -35,7 +38,7 @@ Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
         {"/v1/messages/count_tokens", {.method = "POST", .handler = &Api::count_tokens, .anthropic = true}},
         {"/v1/completions", {.method = "POST", .handler = &Api::completions}},
         {"/completions", {.method = "POST", .handler = &Api::completions}},
-    };
+    });
 }
 
 HttpServer::Callbacks Api::callbacks() {
@@ -43,7 +46,8 @@ HttpServer::Callbacks Api::callbacks() {
             .handle = [this](const HttpRequest& r) { return handle(r); },
             .fail =
                 [](int status) {
-                    return ApiError(status, "bad_http", fmt::format("not a proper request (HTTP {})", status)).reply();
+                    return ApiError(status, "bad_http", fmt::format("not a proper request (HTTP {})", status))
+                        .reply();
                 }};
 }
 
@@ -54,12 +58,15 @@ void Api::set_progress(const LoadProgress& progress) {
 
 void Api::set_ready(const Engine& engine) {
     engine_ = &engine;
-    const auto aliases = options_.aliases.empty() ? decltype(options_.aliases){{engine.model().info().name, {}}}
-                                                  : options_.aliases;
+    const auto aliases = options_.aliases.empty()
+                             ? decltype(options_.aliases){{engine.model().info().name, {}}}
+                             : options_.aliases;
     for (const auto& [name, settings] : aliases) {
         Alias alias{name, default_settings(engine.model())};
-        for (const auto& [key, value] : options_.settings) set_value(alias.settings, key, value, "--" + key, "flag");
-        for (const auto& [key, value] : settings) set_value(alias.settings, key, value, "--alias " + name, "alias");
+        for (const auto& [key, value] : options_.settings)
+            set_value(alias.settings, key, value, "--" + key, "flag");
+        for (const auto& [key, value] : settings)
+            set_value(alias.settings, key, value, "--alias " + name, "alias");
         aliases_.push_back(std::move(alias));
     }
     reader_ = std::make_unique<RequestReader>(engine.model(), aliases_, options_.strict);
@@ -89,8 +96,10 @@ std::optional<HttpReply> Api::gate(const HttpRequest& r) {
         if (get ? route->method != std::string("GET") : r.method != route->method)
             throw ApiError(405, "method_not_allowed", r.path + " takes " + route->method);
         const State state = state_;
-        if (state == State::loading && !route->always) throw ApiError(503, "loading", "the model is being loaded");
-        if (state > State::ready && !route->always) throw ApiError(503, "draining", "the server is shutting down");
+        if (state == State::loading && !route->always)
+            throw ApiError(503, "loading", "the model is being loaded");
+        if (state > State::ready && !route->always)
+            throw ApiError(503, "draining", "the server is shutting down");
     } catch (const ApiError& error) {
         HttpReply reply = error_reply(error, route);
         if (error.status == 405) reply.headers.emplace_back("Allow", route->method);
@@ -117,7 +126,8 @@ HttpReply Api::handle(const HttpRequest& r) {
         reply = error_reply(error, route);
     } catch (const Error& error) {
         const bool theirs = error.kind() == ErrorKind::usage;
-        reply = error_reply({theirs ? 400 : 500, theirs ? "invalid_value" : "internal_error", error.what()}, route);
+        reply = error_reply({theirs ? 400 : 500, theirs ? "invalid_value" : "internal_error", error.what()},
+                            route);
     } catch (const std::exception& error) {
         reply = error_reply({500, "internal_error", error.what()}, route);
     }
@@ -136,9 +146,12 @@ Api::Body Api::parse(const HttpRequest& r) const {
 
 HttpReply Api::health(const HttpRequest&) {
     switch (state_) {
-        case State::ready: return {.body = R"({"status":"ok"})"};
-        case State::loading: break;
-        default: return ApiError(503, "draining", "the server is shutting down").reply();
+        case State::ready:
+            return {.body = R"({"status":"ok"})"};
+        case State::loading:
+            break;
+        default:
+            return ApiError(503, "draining", "the server is shutting down").reply();
     }
     ApiError error(503, "loading", "the model is being loaded");
     HttpReply reply = error.reply();
@@ -147,6 +160,23 @@ HttpReply Api::health(const HttpRequest&) {
     body["status"] = "loading";
     body["progress"] = total > 0 ? static_cast<double>(loaded_) / static_cast<double>(total) : 0.0;
     reply.body = dump(body);
+    return reply;
+}
+
+/// The page itself needs no key: it says nothing about the model or anybody, and asks for the key.
+HttpReply Api::page(const HttpRequest&) {
+    const std::string nonce = random_id("");
+    HttpReply reply{.body = std::string(kPage), .type = "text/html; charset=utf-8"};
+    constexpr std::string_view kPlace = "NONCE";
+    for (size_t at = 0; (at = reply.body.find(kPlace, at)) != std::string::npos; at += nonce.size())
+        reply.body.replace(at, kPlace.size(), nonce);
+    reply.headers = {
+        {"Content-Security-Policy",
+         fmt::format("default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; connect-src 'self'; "
+                     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+                     nonce)},
+        {"Referrer-Policy", "no-referrer"},
+        {"Cache-Control", "no-store"}};
     return reply;
 }
 
@@ -224,13 +254,15 @@ HttpReply Api::tokenize(const HttpRequest& r) {
     Fields f(body);
     const auto content = f.string("content"), prompt = f.string("prompt");
     if (!content && !prompt) throw bad_request("content", "content is missing");
-    const bool control = f.boolean("parse_special").value_or(false), pieces = f.boolean("with_pieces").value_or(false);
+    const bool control = f.boolean("parse_special").value_or(false),
+               pieces = f.boolean("with_pieces").value_or(false);
     const Tokenizer& tokenizer = *engine_->model().tokenizer();
     const auto ids = tokenizer.encode(content ? *content : *prompt,
                                       control ? Tokenizer::Markers::control : Tokenizer::Markers::literal);
     ordered_json tokens = ordered_json::array();
     for (const int32_t id : ids)
-        tokens.push_back(pieces ? ordered_json{{"id", id}, {"piece", tokenizer.piece(id)}} : ordered_json(id));
+        tokens.push_back(pieces ? ordered_json{{"id", id}, {"piece", tokenizer.piece(id)}}
+                                : ordered_json(id));
     return {.body = dump({{"tokens", tokens}, {"count", ids.size()}, {"max_model_len", engine_->context()}})};
 }
 

@@ -27,7 +27,8 @@ class Api {
 
     /// From any thread.
     void set_progress(const LoadProgress& progress);
-    /// The engine's model, and all that does not change, may be read from now on. Both must outlive the requests.
+    /// The engine's model, and all that does not change, may be read from now on. Both must outlive the
+    /// requests.
     void set_ready(const Engine& engine);
     /// New requests get 503.
     void set_draining();
@@ -41,8 +42,8 @@ class Api {
     struct Route {
         const char* method;
         Handler handler;
-        bool open = false;     // needs no key
-        bool always = false;   // answers while the model is loading
+        bool open = false;    // needs no key
+        bool always = false;  // answers while the model is loading
         bool anthropic = false;
     };
     /// What is known of a request while it is answered, for its log line.
@@ -54,6 +55,7 @@ class Api {
     HttpReply error_reply(const ApiError& error, const Route* route) const;
     Body parse(const HttpRequest& r) const;
 
+    HttpReply page(const HttpRequest& r);
     HttpReply health(const HttpRequest& r);
     HttpReply models(const HttpRequest& r);
     HttpReply model(const HttpRequest& r);

@@ -8,13 +8,20 @@ std::string dump(const nlohmann::ordered_json& json) {
 
 const char* ApiError::type() const {
     switch (status) {
-        case 401: return "authentication_error";
-        case 403: return "permission_error";
-        case 404: return "not_found_error";
-        case 429: return "rate_limit_error";
-        case 501: return "not_supported_error";
-        case 503: return "unavailable_error";
-        default: return status < 500 ? "invalid_request_error" : "server_error";
+        case 401:
+            return "authentication_error";
+        case 403:
+            return "permission_error";
+        case 404:
+            return "not_found_error";
+        case 429:
+            return "rate_limit_error";
+        case 501:
+            return "not_supported_error";
+        case 503:
+            return "unavailable_error";
+        default:
+            return status < 500 ? "invalid_request_error" : "server_error";
     }
 }
 
@@ -22,7 +29,8 @@ nlohmann::ordered_json ApiError::json() const {
     const auto or_null = [](const std::string& text) {
         return text.empty() ? nlohmann::ordered_json() : nlohmann::ordered_json(text);
     };
-    return {{"error", {{"message", what()}, {"type", type()}, {"param", or_null(param)}, {"code", or_null(code)}}}};
+    return {{"error",
+             {{"message", what()}, {"type", type()}, {"param", or_null(param)}, {"code", or_null(code)}}}};
 }
 
 HttpReply ApiError::reply() const {

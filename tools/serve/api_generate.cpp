@@ -34,22 +34,27 @@ namespace {
 
 std::string request_id(const HttpRequest& r) {
     const std::string given = r.header("X-Request-Id");
-    const bool good = !given.empty() && given.size() <= 128 &&
-                      given.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
-                          std::string::npos;
+    const bool good =
+        !given.empty() && given.size() <= 128 &&
+        given.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
+            std::string::npos;
     return good ? given : random_id("req-");
 }
 
 ApiError error_of(const Outcome& o) {
     switch (o.end) {
-        case Outcome::End::deadline: return {504, "timeout", "the request took longer than --timeout allows"};
-        case Outcome::End::cancelled: return {503, "draining", "the server is shutting down"};
-        default: return {o.error_status, o.error_code, o.error};
+        case Outcome::End::deadline:
+            return {504, "timeout", "the request took longer than --timeout allows"};
+        case Outcome::End::cancelled:
+            return {503, "draining", "the server is shutting down"};
+        default:
+            return {o.error_status, o.error_code, o.error};
     }
 }
 
 bool failed(const Outcome& o) {
-    return o.end == Outcome::End::error || o.end == Outcome::End::deadline || o.end == Outcome::End::cancelled;
+    return o.end == Outcome::End::error || o.end == Outcome::End::deadline ||
+           o.end == Outcome::End::cancelled;
 }
 
 }  // namespace
@@ -69,10 +74,11 @@ std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
     job->request.sampling.seed += static_cast<uint64_t>(choice);
     job->request.max_tokens = g.max_tokens;
     if (!g.ignore_eos) job->request.stop_ids = stop_ids_;
-    job->reader->attach(job->request, [mailbox = x.mailbox, choice, raw = job.get()](const AnswerDelta& delta) {
-        mailbox->push({choice, delta, std::nullopt});
-        return !raw->cancelled;
-    });
+    job->reader->attach(job->request,
+                        [mailbox = x.mailbox, choice, raw = job.get()](const AnswerDelta& delta) {
+                            mailbox->push({choice, delta, std::nullopt});
+                            return !raw->cancelled;
+                        });
     return job;
 }
 
@@ -88,10 +94,11 @@ HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::un
     x->ignored = std::move(ignored);
     x->deadline = x->begun + std::chrono::milliseconds(static_cast<int64_t>(options_.timeout * 1e3));
     if (static_cast<int64_t>(x->request.prompt.size()) >= engine_->context())
-        throw ApiError(400, "context_length_exceeded",
-                       fmt::format("the prompt has {} tokens, but this server's maximum context length is {} tokens",
-                                   x->request.prompt.size(), engine_->context()),
-                       "messages");
+        throw ApiError(
+            400, "context_length_exceeded",
+            fmt::format("the prompt has {} tokens, but this server's maximum context length is {} tokens",
+                        x->request.prompt.size(), engine_->context()),
+            "messages");
     const int n = x->request.choices;
     for (int i = 0; i < n; ++i) x->jobs.push_back(make_job(*x, i));
     x->choices.resize(static_cast<size_t>(n));
@@ -207,18 +214,26 @@ void Api::log(const Exchange& x, int status, const char* end) const {
     const bool missed = o.cached_tokens == 0 && o.prompt_tokens > 0 && options_.cache_bytes > 0;
     std::string line;
     if (options_.log_json) {
-        ordered_json j = {{"time", std::time(nullptr)}, {"id", x.id},          {"path", x.path},
-                          {"remote", x.remote},         {"model", x.request.model},    {"status", status},
-                          {"end", end},                 {"prompt_tokens", x.request.prompt.size()},
+        ordered_json j = {{"time", std::time(nullptr)},
+                          {"id", x.id},
+                          {"path", x.path},
+                          {"remote", x.remote},
+                          {"model", x.request.model},
+                          {"status", status},
+                          {"end", end},
+                          {"prompt_tokens", x.request.prompt.size()},
                           {"cached_tokens", o.cached_tokens},
-                          {"answer_tokens", answer},    {"first_ms", first * 1e3},     {"total_ms", total * 1e3}};
+                          {"answer_tokens", answer},
+                          {"first_ms", first * 1e3},
+                          {"total_ms", total * 1e3}};
         if (missed) j["diverged_at"] = o.diverged_at;
         if (!ignored.empty()) j["ignored"] = ignored;
         line = dump(j);
     } else {
-        line = fmt::format("{} {} {} {} {}: {} + {} tokens, {} cached, first after {:.0f} ms, {:.0f} ms in all", x.id,
-                           x.remote, x.path, status, end, x.request.prompt.size(), answer, o.cached_tokens, first * 1e3,
-                           total * 1e3);
+        line =
+            fmt::format("{} {} {} {} {}: {} + {} tokens, {} cached, first after {:.0f} ms, {:.0f} ms in all",
+                        x.id, x.remote, x.path, status, end, x.request.prompt.size(), answer, o.cached_tokens,
+                        first * 1e3, total * 1e3);
         if (missed) line += fmt::format(", prefix diverged at token {}", o.diverged_at);
         if (!ignored.empty()) line += ", ignored fields: " + ignored;
     }

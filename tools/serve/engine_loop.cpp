@@ -69,7 +69,8 @@ void EngineLoop::admit(Engine& engine, std::vector<Live>& live) {
             continue;
         } catch (const Error& error) {
             failed.outcome->error = error.what();
-            failed.outcome->error_status = error.kind() == ErrorKind::usage || error.kind() == ErrorKind::too_long ? 400 : 500;
+            failed.outcome->error_status =
+                error.kind() == ErrorKind::usage || error.kind() == ErrorKind::too_long ? 400 : 500;
             failed.outcome->error_code =
                 error.kind() == ErrorKind::too_long ? "context_length_exceeded" : "invalid_value";
         } catch (const std::exception& error) {
@@ -107,12 +108,19 @@ void EngineLoop::finish(Live& l, Result result) {
     o.stop_text = reader.stop_text();
     o.error = result.error;
     switch (result.reason) {
-        case FinishReason::stop: o.end = Outcome::End::stop; break;
-        case FinishReason::length: o.end = Outcome::End::length; break;
-        case FinishReason::cancelled:
-            o.end = reader.ended() ? Outcome::End::stop : l.late ? Outcome::End::deadline : Outcome::End::cancelled;
+        case FinishReason::stop:
+            o.end = Outcome::End::stop;
             break;
-        default: break;
+        case FinishReason::length:
+            o.end = Outcome::End::length;
+            break;
+        case FinishReason::cancelled:
+            o.end = reader.ended() ? Outcome::End::stop
+                    : l.late       ? Outcome::End::deadline
+                                   : Outcome::End::cancelled;
+            break;
+        default:
+            break;
     }
     if (reader.ended() && o.end == Outcome::End::length) o.end = Outcome::End::stop;
     if (o.end == Outcome::End::cancelled) {

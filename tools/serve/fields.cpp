@@ -12,10 +12,13 @@ using nlohmann::ordered_json;
 
 Fields::Fields(const ordered_json& object, std::string where) : object_(object), where_(std::move(where)) {
     if (!object_.is_object())
-        throw bad_request(where_, fmt::format("{} must be a JSON object", where_.empty() ? "the request body" : where_));
+        throw bad_request(
+            where_, fmt::format("{} must be a JSON object", where_.empty() ? "the request body" : where_));
 }
 
-std::string Fields::full(const std::string& name) const { return where_.empty() ? name : where_ + "." + name; }
+std::string Fields::full(const std::string& name) const {
+    return where_.empty() ? name : where_ + "." + name;
+}
 
 const ordered_json* Fields::value(const std::string& name) {
     asked_.insert(name);
@@ -49,7 +52,8 @@ std::optional<int64_t> Fields::integer(const std::string& name, int64_t min, int
     if (v->is_number_unsigned()) good = v->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
     const int64_t n = good ? v->get<int64_t>() : 0;
     if (!good || n < min || n > max)
-        throw bad_request(full(name), fmt::format("{} must be a whole number from {} to {}", full(name), min, max));
+        throw bad_request(full(name),
+                          fmt::format("{} must be a whole number from {} to {}", full(name), min, max));
     return n;
 }
 
@@ -76,7 +80,8 @@ void Fields::ignore(std::initializer_list<const char*> names) {
 void Fields::refuse(std::initializer_list<const char*> names) {
     for (const char* name : names)
         if (value(name) != nullptr)
-            throw bad_request(full(name), full(name) + " is not supported by this server", "unsupported_parameter");
+            throw bad_request(full(name), full(name) + " is not supported by this server",
+                              "unsupported_parameter");
 }
 
 std::vector<std::string> Fields::unknown() const {

@@ -1,4 +1,5 @@
-// Fields: checked reading of a request's JSON object. Remembers what was asked for, so that the rest is known.
+// Fields: checked reading of a request's JSON object. Remembers what was asked for, so that the rest is
+// known.
 #pragma once
 
 #include <cstdint>
@@ -12,10 +13,12 @@ namespace quern {
 
 class Fields {
   public:
-    /// `where`: the name of the object in messages; empty for the body. Throws ApiError(400) if it is no object.
+    /// `where`: the name of the object in messages; empty for the body. Throws ApiError(400) if it is no
+    /// object.
     explicit Fields(const nlohmann::ordered_json& object, std::string where = {});
 
-    /// All of these: absent and null are nothing; a wrong type or value is ApiError(400) with the field's name.
+    /// All of these: absent and null are nothing; a wrong type or value is ApiError(400) with the field's
+    /// name.
     std::optional<bool> boolean(const std::string& name);
     std::optional<int64_t> integer(const std::string& name, int64_t min, int64_t max);
     std::optional<double> number(const std::string& name, double min, double max);

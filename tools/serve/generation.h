@@ -30,8 +30,8 @@ struct GenerationRequest {
     int choices = 1;
     bool stream = false;
     bool include_usage = false;
-    bool echo = false;          // completions: the prompt comes first
-    std::string prompt_text;    // for echo
+    bool echo = false;        // completions: the prompt comes first
+    std::string prompt_text;  // for echo
 };
 
 /// Reads what the APIs have in common.

@@ -74,6 +74,67 @@ class Watchdog {
     std::thread thread_;
 };
 
+/// A thread for each connection, up to a number; what comes beyond is turned away at once. cpp-httplib's own
+/// pool may leave a connection waiting behind others although it could have a thread.
+class Workers final : public httplib::TaskQueue {
+  public:
+    explicit Workers(size_t most) : most_(most) {}
+    ~Workers() override { shutdown(); }
+
+    bool enqueue(std::function<void()> job) override {
+        const std::lock_guard lock(mutex_);
+        if (stopping_) return false;
+        if (jobs_.size() >= idle_) {
+            if (threads_.size() >= most_) return false;
+            threads_.emplace_back();
+            threads_.back() = std::thread([this, self = std::prev(threads_.end())] { run(self); });
+        }
+        jobs_.push_back(std::move(job));
+        work_.notify_one();
+        join_finished();
+        return true;
+    }
+
+    void shutdown() override {
+        std::unique_lock lock(mutex_);
+        stopping_ = true;
+        work_.notify_all();
+        finished_one_.wait(lock, [&] { return threads_.empty(); });
+        join_finished();
+    }
+
+  private:
+    void run(std::list<std::thread>::iterator self) {
+        std::unique_lock lock(mutex_);
+        while (true) {
+            ++idle_;
+            const bool any =
+                work_.wait_for(lock, std::chrono::seconds(5), [&] { return stopping_ || !jobs_.empty(); });
+            --idle_;
+            if (!any || jobs_.empty()) break;
+            const auto job = std::move(jobs_.front());
+            jobs_.pop_front();
+            lock.unlock();
+            job();
+            lock.lock();
+        }
+        finished_.splice(finished_.end(), threads_, self);
+        finished_one_.notify_all();
+    }
+    void join_finished() {  // they hold nothing any more but their last instructions
+        for (std::thread& t : finished_)
+            if (t.get_id() != std::this_thread::get_id()) t.join();
+        finished_.clear();
+    }
+
+    size_t most_, idle_ = 0;
+    bool stopping_ = false;
+    std::mutex mutex_;
+    std::condition_variable work_, finished_one_;
+    std::list<std::function<void()>> jobs_;
+    std::list<std::thread> threads_, finished_;
+};
+
 /// The connection that this thread serves.
 thread_local Connection* current = nullptr;
 
@@ -93,14 +154,15 @@ HttpRequest as_request(const httplib::Request& r) {
 class HttpServer::Impl : public httplib::Server {
   public:
     Impl(const HttpLimits& limits, Callbacks callbacks) : limits_(limits), callbacks_(std::move(callbacks)) {
-        new_task_queue = [this] { return new httplib::ThreadPool(8, limits_.connections, 64); };
+        new_task_queue = [this] { return new Workers(limits_.connections); };
         set_socket_options([](socket_t s) { httplib::set_socket_opt(s, SOL_SOCKET, SO_REUSEADDR, 1); });
         set_payload_max_length(static_cast<size_t>(limits_.body_bytes));
         set_read_timeout(limits_.head_seconds);
         set_write_timeout(20);
         set_keep_alive_timeout(limits_.idle_seconds);
         set_keep_alive_max_count(1000);
-        set_pre_routing_handler([this](const httplib::Request& r, httplib::Response& out) { return gate(r, out); });
+        set_pre_routing_handler(
+            [this](const httplib::Request& r, httplib::Response& out) { return gate(r, out); });
         set_expect_100_continue_handler([this](const httplib::Request& r, httplib::Response& out) {
             return gate(r, out) == HandlerResponse::Handled ? out.status : 100;
         });
@@ -134,7 +196,9 @@ class HttpServer::Impl : public httplib::Server {
     }
 
   private:
-    void next_request(Connection& c) { watchdog_.expect_within(c, limits_.idle_seconds + limits_.head_seconds); }
+    void next_request(Connection& c) {
+        watchdog_.expect_within(c, limits_.idle_seconds + limits_.head_seconds);
+    }
 
     HandlerResponse gate(const httplib::Request& r, httplib::Response& out) {
         const HttpRequest request = as_request(r);
@@ -162,7 +226,8 @@ class HttpServer::Impl : public httplib::Server {
         out.set_chunked_content_provider(
             reply.type,
             [stream = std::move(reply.stream)](size_t, httplib::DataSink& sink) {
-                if (!stream([&](std::string_view text) { return sink.write(text.data(), text.size()); })) return false;
+                if (!stream([&](std::string_view text) { return sink.write(text.data(), text.size()); }))
+                    return false;
                 sink.done();
                 return true;
             },
@@ -181,10 +246,11 @@ class HttpServer::Impl : public httplib::Server {
         current = &*connection;
         watchdog_.expect_within(*current, limits_.head_seconds);
         const bool good = httplib::detail::process_server_socket(
-            svr_sock_, socket, keep_alive_max_count_, keep_alive_timeout_sec_, read_timeout_sec_, read_timeout_usec_,
-            write_timeout_sec_, write_timeout_usec_,
+            svr_sock_, socket, keep_alive_max_count_, keep_alive_timeout_sec_, read_timeout_sec_,
+            read_timeout_usec_, write_timeout_sec_, write_timeout_usec_,
             [&](httplib::Stream& stream, bool close, bool& closed) {
-                return process_request(stream, remote, remote_port, local, local_port, close, closed, nullptr);
+                return process_request(stream, remote, remote_port, local, local_port, close, closed,
+                                       nullptr);
             });
         current = nullptr;
         watchdog_.remove(connection);
@@ -210,8 +276,8 @@ int HttpServer::bind(const std::string& host, int port) {
     } else if (impl_->bind_to_port(host, port)) {
         return port;
     }
-    FAIL(bind, "cannot listen on {} port {}: {}; choose another with --port, 0 for any that is free", host, port,
-         errno == EADDRINUSE ? "another program has that port" : std::strerror(errno));
+    FAIL(bind, "cannot listen on {} port {}: {}; choose another with --port, 0 for any that is free", host,
+         port, errno == EADDRINUSE ? "another program has that port" : std::strerror(errno));
 }
 
 void HttpServer::start() { impl_->serve(); }

@@ -1,8 +1,8 @@
 // HttpServer: cpp-httplib behind four types of our own, with the limits that a server for strangers needs.
 //
-// One thread a connection, a bounded number of them. Every phase of a connection has a deadline: waiting for a
-// request, its head, its body; so a client that sends a byte now and then holds nothing for long. Request bodies
-// need a Content-Length. Only http_server.cpp sees cpp-httplib.
+// One thread a connection, a bounded number of them. Every phase of a connection has a deadline: waiting for
+// a request, its head, its body; so a client that sends a byte now and then holds nothing for long. Request
+// bodies need a Content-Length. Only http_server.cpp sees cpp-httplib.
 #pragma once
 
 #include <cstddef>

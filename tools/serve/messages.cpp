@@ -28,7 +28,8 @@ ToolCall read_call(const ordered_json& call, const std::string& where) {
     ToolCall out;
     out.id = fields.string("id").value_or("");
     const ordered_json* function = fields.object("function");
-    if (function == nullptr) throw bad_request(fields.full("function"), fields.full("function") + " is missing");
+    if (function == nullptr)
+        throw bad_request(fields.full("function"), fields.full("function") + " is missing");
     Fields inner(*function, fields.full("function"));
     out.name = inner.string("name").value_or("");
     if (out.name.empty()) throw bad_request(inner.full("name"), inner.full("name") + " is missing");
@@ -56,7 +57,8 @@ std::string read_content(const ordered_json& content, const std::string& where) 
         else if (type == "refusal")
             text += part.string("refusal").value_or("");
         else
-            throw bad_request(at + ".type", fmt::format("{}: this server takes text only, not '{}'", at, type),
+            throw bad_request(at + ".type",
+                              fmt::format("{}: this server takes text only, not '{}'", at, type),
                               "unsupported_content");
     }
     return text;
@@ -81,7 +83,8 @@ std::vector<Message> read_messages(const ordered_json& list, const std::string& 
         if (m.role == "assistant") m.reasoning = reasoning;
         if (const ordered_json* calls = fields.list("tool_calls"); calls != nullptr && m.role == "assistant")
             for (size_t c = 0; c < calls->size(); ++c)
-                m.tool_calls.push_back(read_call((*calls)[c], fmt::format("{}[{}]", fields.full("tool_calls"), c)));
+                m.tool_calls.push_back(
+                    read_call((*calls)[c], fmt::format("{}[{}]", fields.full("tool_calls"), c)));
         m.tool_call_id = fields.string("tool_call_id").value_or("");
         out.push_back(std::move(m));
     }
@@ -96,13 +99,16 @@ ordered_json read_tools(const ordered_json& list) {
         if (tool.string("type").value_or("function") != "function")
             throw bad_request(tool.full("type"), tool.full("type") + " must be 'function'");
         const ordered_json* function = tool.object("function");
-        if (function == nullptr) throw bad_request(tool.full("function"), tool.full("function") + " is missing");
+        if (function == nullptr)
+            throw bad_request(tool.full("function"), tool.full("function") + " is missing");
         Fields inner(*function, tool.full("function"));
         const std::string name = inner.string("name").value_or("");
         if (!is_tool_name(name))
-            throw bad_request(inner.full("name"), inner.full("name") + " must be 1 to 256 letters, digits and _-.:/");
+            throw bad_request(inner.full("name"),
+                              inner.full("name") + " must be 1 to 256 letters, digits and _-.:/");
         if (!names.insert(name).second)
-            throw bad_request(inner.full("name"), fmt::format("{}: two tools are named '{}'", inner.full("name"), name));
+            throw bad_request(inner.full("name"),
+                              fmt::format("{}: two tools are named '{}'", inner.full("name"), name));
         inner.object("parameters");
     }
     return list;

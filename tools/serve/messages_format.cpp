@@ -9,7 +9,9 @@ using nlohmann::ordered_json;
 
 namespace {
 
-ordered_json text_message(const char* role, const std::string& text) { return {{"role", role}, {"content", text}}; }
+ordered_json text_message(const char* role, const std::string& text) {
+    return {{"role", role}, {"content", text}};
+}
 
 /// One message with typed blocks becomes one or several: results of tools are messages of their own.
 void add_message(const ordered_json& message, const std::string& where, ordered_json& out) {
@@ -68,7 +70,8 @@ ordered_json chat_tools(const ordered_json& tools) {
 ordered_json chat_tool_choice(Fields choice) {
     const std::string type = choice.string("type").value_or("auto");
     if (type == "any") return "required";
-    if (type == "tool") return {{"type", "function"}, {"function", {{"name", choice.string("name").value_or("")}}}};
+    if (type == "tool")
+        return {{"type", "function"}, {"function", {{"name", choice.string("name").value_or("")}}}};
     if (type == "auto" || type == "none") return type;
     throw bad_request("tool_choice.type", "tool_choice.type must be auto, any, tool or none");
 }
@@ -76,12 +79,15 @@ ordered_json chat_tool_choice(Fields choice) {
 class MessagesFormat final : public AnswerFormat {
   public:
     explicit MessagesFormat(const GenerationRequest& request)
-        : model_(request.model), id_(random_id("msg_")), prompt_tokens_(static_cast<int64_t>(request.prompt.size())) {}
+        : model_(request.model),
+          id_(random_id("msg_")),
+          prompt_tokens_(static_cast<int64_t>(request.prompt.size())) {}
 
     ordered_json whole(const std::vector<Choice>& choices) override {
         const Choice& c = choices.front();
         ordered_json content = ordered_json::array();
-        if (!c.reasoning.empty()) content.push_back({{"type", "thinking"}, {"thinking", c.reasoning}, {"signature", ""}});
+        if (!c.reasoning.empty())
+            content.push_back({{"type", "thinking"}, {"thinking", c.reasoning}, {"signature", ""}});
         if (!c.content.empty()) content.push_back({{"type", "text"}, {"text", c.content}});
         for (const ToolCall& call : c.calls) {
             ordered_json block = tool_use(call);
@@ -125,9 +131,10 @@ class MessagesFormat final : public AnswerFormat {
     }
 
     std::string end(int, const Choice& all) override {
-        return shut() + event({{"type", "message_delta"},
-                               {"delta", {{"stop_reason", stop_reason(all)}, {"stop_sequence", stop_sequence(all)}}},
-                               {"usage", usage(all.outcome)}});
+        return shut() +
+               event({{"type", "message_delta"},
+                      {"delta", {{"stop_reason", stop_reason(all)}, {"stop_sequence", stop_sequence(all)}}},
+                      {"usage", usage(all.outcome)}});
     }
     std::string close(const std::vector<Choice>&) override { return event({{"type", "message_stop"}}); }
     std::string ping() override { return event({{"type", "ping"}}); }
@@ -157,7 +164,8 @@ class MessagesFormat final : public AnswerFormat {
                 {"output_tokens", o.answer_tokens}};
     }
     ordered_json message(const ordered_json& content) const {
-        return {{"id", id_}, {"type", "message"}, {"role", "assistant"}, {"model", model_}, {"content", content}};
+        return {
+            {"id", id_}, {"type", "message"}, {"role", "assistant"}, {"model", model_}, {"content", content}};
     }
     std::string open(Block kind, const ordered_json& block) {
         if (open_ == kind) return {};
@@ -184,8 +192,8 @@ class MessagesFormat final : public AnswerFormat {
 
 ordered_json anthropic_error(const ApiError& error) {
     const char* type = error.status == 429 || error.status == 503 ? "overloaded_error"
-                       : error.status >= 500                       ? "api_error"
-                                                                   : error.type();
+                       : error.status >= 500                      ? "api_error"
+                                                                  : error.type();
     return {{"type", "error"}, {"error", {{"type", type}, {"message", error.what()}}}};
 }
 
@@ -196,16 +204,20 @@ ordered_json chat_from_messages(const ordered_json& body) {
         messages.push_back(text_message("system", read_content(*system, "system")));
     const ordered_json* list = f.list("messages");
     if (list == nullptr || list->empty()) throw bad_request("messages", "messages is missing");
-    for (size_t i = 0; i < list->size(); ++i) add_message((*list)[i], fmt::format("messages[{}]", i), messages);
+    for (size_t i = 0; i < list->size(); ++i)
+        add_message((*list)[i], fmt::format("messages[{}]", i), messages);
     out["messages"] = messages;
-    if (const ordered_json* tools = f.list("tools"); tools != nullptr && !tools->empty()) out["tools"] = chat_tools(*tools);
+    if (const ordered_json* tools = f.list("tools"); tools != nullptr && !tools->empty())
+        out["tools"] = chat_tools(*tools);
     if (const ordered_json* choice = f.object("tool_choice")) {
         Fields inner(*choice, "tool_choice");
         if (inner.boolean("disable_parallel_tool_use").value_or(false)) out["parallel_tool_calls"] = false;
         out["tool_choice"] = chat_tool_choice(std::move(inner));
     }
-    if (const ordered_json* stop = f.list("stop_sequences"); stop != nullptr && !stop->empty()) out["stop"] = *stop;
-    for (const char* same : {"model", "max_tokens", "temperature", "top_p", "top_k", "stream", "thinking", "metadata"})
+    if (const ordered_json* stop = f.list("stop_sequences"); stop != nullptr && !stop->empty())
+        out["stop"] = *stop;
+    for (const char* same :
+         {"model", "max_tokens", "temperature", "top_p", "top_k", "stream", "thinking", "metadata"})
         if (const ordered_json* value = f.value(same)) out[same] = *value;
     if (!out.contains("thinking")) out["enable_thinking"] = false;  // off unless asked for, as in that API
     for (const std::string& name : f.unknown()) out[name] = body[name];

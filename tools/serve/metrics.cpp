@@ -6,7 +6,8 @@ namespace quern {
 namespace {
 
 void add(std::string& out, const char* type, const std::string& name, const char* help, int64_t value) {
-    out += fmt::format("# HELP quern_{0} {1}\n# TYPE quern_{0} {2}\nquern_{0} {3}\n", name, help, type, value);
+    out +=
+        fmt::format("# HELP quern_{0} {1}\n# TYPE quern_{0} {2}\nquern_{0} {3}\n", name, help, type, value);
 }
 
 }  // namespace
@@ -51,8 +52,9 @@ std::string Metrics::text() const {
     add(out, "counter", "prompt_tokens_computed_total", "prompt tokens that were computed", computed_tokens);
     add(out, "counter", "prompt_tokens_cached_total", "prompt tokens whose state was kept", cached_tokens);
     add(out, "counter", "answer_tokens_total", "tokens generated", answer_tokens);
-    out += "# HELP quern_cancelled_total answers given up because the client had gone\n"
-           "# TYPE quern_cancelled_total counter\n";
+    out +=
+        "# HELP quern_cancelled_total answers given up because the client had gone\n"
+        "# TYPE quern_cancelled_total counter\n";
     for (size_t i = 0; i < cancelled.size(); ++i)
         out += fmt::format("quern_cancelled_total{{phase=\"{}\"}} {}\n",
                            std::array{"queued", "prefill", "decode"}[i], cancelled[i].load());

@@ -44,7 +44,8 @@ ordered_json usage_json(const std::vector<Choice>& choices) {
 namespace {
 
 ordered_json timings_json(const Outcome& o) {
-    const int64_t computed = o.prompt_tokens - o.cached_tokens, decoded = std::max<int64_t>(o.answer_tokens - 1, 0);
+    const int64_t computed = o.prompt_tokens - o.cached_tokens,
+                  decoded = std::max<int64_t>(o.answer_tokens - 1, 0);
     const auto rate = [](int64_t n, double s) { return s > 0 ? static_cast<double>(n) / s : 0.0; };
     return {{"cache_n", o.cached_tokens},
             {"prompt_n", computed},
@@ -106,7 +107,8 @@ class OpenAiFormat final : public AnswerFormat {
         std::string out;
         if (!chat_) return d.content.empty() ? out : chunk(i, d.content, logprobs(d.logprobs), nullptr);
         if (!d.reasoning.empty())
-            out += chunk(i, {{"reasoning_content", d.reasoning}, {"reasoning", d.reasoning}}, nullptr, nullptr);
+            out +=
+                chunk(i, {{"reasoning_content", d.reasoning}, {"reasoning", d.reasoning}}, nullptr, nullptr);
         if (!d.content.empty()) out += chunk(i, {{"content", d.content}}, logprobs(d.logprobs), nullptr);
         for (const ToolCallDelta& call : d.tool_calls) {
             const int index = calls_[static_cast<size_t>(i)]++;
@@ -198,7 +200,8 @@ class OpenAiFormat final : public AnswerFormat {
             offsets.push_back(offset);
             offset += tokenizer_.piece(r.id).size();
         }
-        return {{"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", tops}, {"text_offset", offsets}};
+        return {
+            {"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", tops}, {"text_offset", offsets}};
     }
 
     bool chat_, usage_;
@@ -212,7 +215,8 @@ class OpenAiFormat final : public AnswerFormat {
 
 }  // namespace
 
-std::unique_ptr<AnswerFormat> openai_format(bool chat, const GenerationRequest& request, const Tokenizer& tokenizer) {
+std::unique_ptr<AnswerFormat> openai_format(bool chat, const GenerationRequest& request,
+                                            const Tokenizer& tokenizer) {
     return std::make_unique<OpenAiFormat>(chat, request, tokenizer);
 }
 

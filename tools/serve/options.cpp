@@ -46,7 +46,8 @@ void add_alias(ServeOptions& o, const std::string& text) {
     for (size_t i = 1; i < parts.size(); ++i) {
         const size_t equals = parts[i].find('=');
         if (equals == std::string::npos)
-            FAIL(usage, "--alias {}: expected setting=value, found '{}'", printable(parts[0]), printable(parts[i]));
+            FAIL(usage, "--alias {}: expected setting=value, found '{}'", printable(parts[0]),
+                 printable(parts[i]));
         settings.emplace_back(parts[i].substr(0, equals), parts[i].substr(equals + 1));
         check_setting(settings.back().first, settings.back().second, "--alias " + parts[0]);
     }
@@ -66,11 +67,14 @@ void read_keys(ServeOptions& o, const std::string& path) {
 void add_model(ArgParser& p, ServeOptions& o) {
     p.positional("[MODEL]", "the same as -m", [&o](const std::string& v) { o.model = v; });
     p.section("Model");
-    p.value("-m,--model", "PATH", "checkpoint: a directory, a file in it, or a repo id in the local Hugging Face cache; "
-            "left out: the demo checkpoint", [&o](const std::string& v) { o.model = v; });
+    p.value("-m,--model", "PATH",
+            "checkpoint: a directory, a file in it, or a repo id in the local Hugging Face cache; "
+            "left out: the demo checkpoint",
+            [&o](const std::string& v) { o.model = v; });
     p.value("-hf,--hf-repo", "USER/REPO", "repo id in the local Hugging Face cache (nothing is downloaded)",
             [&o](const std::string& v) { o.model = v; });
-    p.values("-a,--alias", "NAMES", "names to serve under, each with settings: fast:temp=0,deep:temp=0.7:top_p=0.9",
+    p.values("-a,--alias", "NAMES",
+             "names to serve under, each with settings: fast:temp=0,deep:temp=0.7:top_p=0.9",
              [&o](const std::string& v) {
                  for (const std::string& one : split(v, ',')) add_alias(o, one);
              });
@@ -80,6 +84,9 @@ void add_model(ArgParser& p, ServeOptions& o) {
             [&o](const std::string& v) { o.sequences = parse_integer(v, "-np", 1, 1024); });
     p.value("-ngl,--gpu-layers,--n-gpu-layers", "all|auto|0", "run on the GPU; default auto: if there is one",
             [&o](const std::string& v) { o.gpu = parse_gpu_layers(v); });
+    p.value("--device", "N", "the GPU to use, from 0", [&o](const std::string& v) {
+        o.device = static_cast<int>(parse_integer(v, "--device", 0, 1023));
+    });
     p.value("-t,--threads", "N", "CPU threads; default: as many as this process may use",
             [&o](const std::string& v) { o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
     p.value("-ub,--ubatch-size", "N", "rows in one step; default 512, on the CPU 128: others wait that long",
@@ -87,7 +94,8 @@ void add_model(ArgParser& p, ServeOptions& o) {
     for (const char* names : {"-ctk,--cache-type-k", "-ctv,--cache-type-v"})
         p.value(names, "TYPE", "KV cache: auto, bf16, f16, f32; K and V have the same type",
                 [&o](const std::string& v) { o.kv_type = v; });
-    p.value("-cram,--cache-ram", "MiB", "memory for states of earlier prompts; default 8192, 0: none are kept",
+    p.value("-cram,--cache-ram", "MiB",
+            "memory for states of earlier prompts; default 8192, 0: none are kept",
             [&o](const std::string& v) { o.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
 }
 
@@ -100,10 +108,14 @@ void add_network(ArgParser& p, ServeOptions& o) {
     p.values("--api-key", "KEY[,KEY]", "keys of which a request must bring one", [&o](const std::string& v) {
         for (const std::string& key : split(v, ',')) o.keys.push_back(key);
     });
-    p.value("--api-key-file", "FILE", "the same, one a line", [&o](const std::string& v) { read_keys(o, v); });
-    p.toggle("--allow-anonymous", "no key, although others can reach the port", [&o](bool v) { o.allow_anonymous = v; });
-    p.values("--allowed-hosts", "NAMES", "names that requests without a key may use for this machine, beside "
-             "addresses and localhost", [&o](const std::string& v) {
+    p.value("--api-key-file", "FILE", "the same, one a line",
+            [&o](const std::string& v) { read_keys(o, v); });
+    p.toggle("--allow-anonymous", "no key, although others can reach the port",
+             [&o](bool v) { o.allow_anonymous = v; });
+    p.values("--allowed-hosts", "NAMES",
+             "names that requests without a key may use for this machine, beside "
+             "addresses and localhost",
+             [&o](const std::string& v) {
                  for (const std::string& host : split(v, ',')) o.hosts.push_back(host);
              });
     p.values("--cors-origins,--cors-origin,--allowed-origins", "ORIGINS",
@@ -124,12 +136,13 @@ void add_network(ArgParser& p, ServeOptions& o) {
             [&o](const std::string& v) { o.drain_seconds = parse_number(v, "--drain-timeout", 0, 1e6); });
     p.toggle("--webui,!--no-webui", "the page at /; default on", [&o](bool v) { o.web_page = v; });
     p.toggle("--strict-params", "unknown fields and model names are errors", [&o](bool v) { o.strict = v; });
-    p.value("--log-format", "text|json|none", "a line for each request on stderr", [&o](const std::string& v) {
-        if (v != "text" && v != "json" && v != "none")
-            FAIL(usage, "--log-format: expected text, json or none, found '{}'", printable(v));
-        o.log_json = v == "json";
-        o.log_requests = v != "none";
-    });
+    p.value("--log-format", "text|json|none", "a line for each request on stderr",
+            [&o](const std::string& v) {
+                if (v != "text" && v != "json" && v != "none")
+                    FAIL(usage, "--log-format: expected text, json or none, found '{}'", printable(v));
+                o.log_json = v == "json";
+                o.log_requests = v != "none";
+            });
 }
 
 void add_settings(ArgParser& p, ServeOptions& o) {
@@ -176,8 +189,11 @@ bool parse_serve_options(int argc, char** argv, ServeOptions& options) {
     parser.footer(kFooter);
     if (!parser.parse(argc, argv)) return false;
     if (!is_loopback(options.host) && options.keys.empty() && !options.allow_anonymous)
-        FAIL(usage, "--host {}: others can reach this address, and there is no key. Give one with --api-key-file, or "
-             "say --allow-anonymous if anybody may use this server", printable(options.host));
+        FAIL(
+            usage,
+            "--host {}: others can reach this address, and there is no key. Give one with --api-key-file, or "
+            "say --allow-anonymous if anybody may use this server",
+            printable(options.host));
     return true;
 }
 

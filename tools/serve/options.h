@@ -14,7 +14,7 @@ namespace quern {
 struct ServeOptions {
     std::string model;
     GpuWish gpu = GpuWish::automatic;
-    int threads = 0;
+    int threads = 0, device = 0;
     int64_t context = 0;
     int64_t sequences = 4;
     int64_t step_tokens = 0;  // 0: by device
@@ -33,9 +33,9 @@ struct ServeOptions {
     std::vector<std::pair<std::string, std::vector<std::pair<std::string, std::string>>>> aliases;
     std::vector<std::pair<std::string, std::string>> settings;
     int64_t queue = 128;
-    double timeout = 3600;       // seconds a request may take
-    double drain_seconds = 10;   // after SIGTERM
-    bool strict = false;         // unknown fields and models are errors
+    double timeout = 3600;      // seconds a request may take
+    double drain_seconds = 10;  // after SIGTERM
+    bool strict = false;        // unknown fields and models are errors
     bool web_page = true;
     bool log_json = false, log_requests = true;
 };

@@ -1,5 +1,5 @@
-// The Anthropic messages API and the OpenAI responses API: their requests are put into the chat API's form, their
-// answers come from formats of their own.
+// The Anthropic messages API and the OpenAI responses API: their requests are put into the chat API's form,
+// their answers come from formats of their own.
 #pragma once
 
 #include <memory>
