@@ -369,6 +369,7 @@ TEST_SUITE("model") {
             CHECK(server.reaches("quern_requests_running", 1));
         }
         CHECK(server.reaches("quern_requests_running", 0));
+        CHECK(server.metric("quern_cancelled_total{phase=\"decode\"}") == 2);
         CHECK(server.metric("quern_cancelled_total{phase=\"queued\"}") == 1);
         CHECK(chat(server, question("What is 2 + 2?")).status == 200);
     }

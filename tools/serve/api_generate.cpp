@@ -15,6 +15,14 @@ using namespace std::chrono_literals;
 struct Api::Exchange {
     using Clock = Job::Clock;
 
+    explicit Exchange(EngineLoop& l) : loop(l) {}
+    /// However it ended, and even if nobody ever wrote the reply: nothing goes on for it.
+    ~Exchange() {
+        for (auto& job : jobs) job->cancelled = true;
+        loop.give_back(places);
+    }
+
+    EngineLoop& loop;
     std::string id, path, remote;
     GenerationRequest request;
     std::unique_ptr<AnswerFormat> format;
@@ -23,8 +31,10 @@ struct Api::Exchange {
     std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
     std::vector<std::shared_ptr<Job>> jobs;
     std::vector<Choice> choices;
-    int submitted = 0, ended = 0;
-    Clock::time_point begun = Clock::now(), deadline{};
+    int places = 0;  // reserved and not used yet
+    int ended = 0;
+    void submit_next() { loop.submit(jobs[jobs.size() - static_cast<size_t>(places--)]); }
+    Clock::time_point begun = Clock::now(), looked = begun, deadline{};
     std::optional<Clock::time_point> first;
 
     double seconds(Clock::time_point to) const { return std::chrono::duration<double>(to - begun).count(); }
@@ -84,7 +94,7 @@ std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
 
 HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::unique_ptr<AnswerFormat> format,
                         std::vector<std::string> ignored) {
-    auto x = std::make_shared<Exchange>();
+    auto x = std::make_shared<Exchange>(loop_);
     x->id = request_id(r);
     x->path = r.path;
     x->remote = r.remote;
@@ -107,8 +117,8 @@ HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::un
         throw ApiError(429, "queue_full", "too many requests are waiting; try again in a moment");
     }
     ++metrics_.requests;
-    loop_.submit(x->jobs[0]);
-    x->submitted = 1;
+    x->places = n;
+    x->submit_next();
     HttpReply reply = x->request.stream ? HttpReply{} : answer_whole(r, x);
     if (x->request.stream) {
         reply.type = "text/event-stream";
@@ -122,11 +132,12 @@ HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::un
 /// Waits a while for the next event. False: give up, the client or the server has gone.
 bool Api::next(Exchange& x, std::optional<Event>& event) {
     event = x.mailbox->pop(100ms);
-    const bool gone = !event && x.closed();
+    bool gone = false;
+    if (const auto now = Exchange::Clock::now(); now - x.looked > 100ms) {
+        x.looked = now;
+        gone = x.closed();
+    }
     if (gone || state_ == State::stopping) {
-        for (auto& job : x.jobs) job->cancelled = true;
-        loop_.give_back(x.request.choices - x.submitted);
-        x.submitted = x.request.choices;
         if (gone) log(x, 499, "client gone");
         return false;
     }
@@ -135,7 +146,7 @@ bool Api::next(Exchange& x, std::optional<Event>& event) {
         x.first = Exchange::Clock::now();
         metrics_.first_token.add(x.seconds(*x.first));
         // The others begin with the state that the first one's prompt has left.
-        while (x.submitted < x.request.choices) loop_.submit(x.jobs[static_cast<size_t>(x.submitted++)]);
+        while (x.places > 0) x.submit_next();
     }
     Choice& choice = x.choices[static_cast<size_t>(event->choice)];
     choice.add(event->delta);
@@ -165,8 +176,6 @@ HttpReply Api::answer_whole(const HttpRequest&, std::shared_ptr<Exchange> x) {
 bool Api::answer_stream(Exchange& x, const HttpWriter& write) {
     const auto send = [&](const std::string& text) { return text.empty() || write(text); };
     const auto give_up = [&] {
-        for (auto& job : x.jobs) job->cancelled = true;
-        loop_.give_back(x.request.choices - x.submitted);
         log(x, 499, "client gone");
         return false;
     };
@@ -182,8 +191,6 @@ bool Api::answer_stream(Exchange& x, const HttpWriter& write) {
             const Choice& choice = x.choices[static_cast<size_t>(event->choice)];
             if (event->outcome && failed(choice.outcome)) {
                 const ApiError error = error_of(choice.outcome);
-                for (auto& job : x.jobs) job->cancelled = true;
-                loop_.give_back(x.request.choices - x.submitted);
                 log(x, error.status, error.code.c_str());
                 send(text + x.format->error(error));
                 return true;
@@ -210,7 +217,7 @@ void Api::log(const Exchange& x, int status, const char* end) const {
     const double total = x.seconds(Exchange::Clock::now()), first = x.first ? x.seconds(*x.first) : total;
     std::string ignored;
     for (size_t i = 0; i < std::min<size_t>(x.ignored.size(), 10); ++i)
-        ignored += (i > 0 ? "," : "") + printable(x.ignored[i], 40);
+        ignored.append(i > 0 ? "," : "").append(printable(x.ignored[i], 40));
     const bool missed = o.cached_tokens == 0 && o.prompt_tokens > 0 && options_.cache_bytes > 0;
     std::string line;
     if (options_.log_json) {
