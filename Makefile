@@ -7,7 +7,7 @@ DEMO_PROMPT ?= What is 48 + 37?
 
 .DEFAULT_GOAL := build
 MAKEFLAGS += --no-print-directory
-.PHONY: help deps configure build demo chat test test-asan fuzz bench gpu-check cuda-all check-layers format format-check install clean
+.PHONY: help deps configure build demo chat serve test test-api test-asan fuzz bench gpu-check cuda-all check-layers format format-check install clean
 
 help:            ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,10 +34,18 @@ demo: build      ## the demo checkpoint answers a real prompt
 chat: build      ## interactive chat with the demo checkpoint
 	@$(BUILD)/quern run
 
+serve: build     ## answer clients at http://127.0.0.1:8080 with the demo checkpoint
+	@$(BUILD)/quern serve
+
 test: configure  ## build and run every test that needs no GPU
 	@cmake --build $(BUILD) -j $(JOBS)
 	@scripts/check_layers.sh
 	@$(BUILD)/quern_tests --test-suite-exclude=perf,cuda
+
+test-api: build  ## the official openai and anthropic clients against the server (installs them into a Python environment)
+	@test -x build-venv/bin/python || python3 -m venv build-venv
+	@build-venv/bin/pip install -q openai anthropic
+	@build-venv/bin/python tests/api_clients.py $(BUILD)/quern
 
 test-asan: deps  ## the fast tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@cmake -S . -B build-asan -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DQUERN_CUDA=OFF \

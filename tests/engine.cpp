@@ -143,7 +143,7 @@ TEST_SUITE("cpu") {
         CHECK(engine.run(greedy(prompt, 8)).tokens == expected);
     }
 
-    TEST_CASE("scheduler: answers first, prompts share the rest in order") {
+    TEST_CASE("scheduler: answers first, the oldest prompt gets half of the rest") {
         Sequence answering, first, second;
         answering.request.prompt = {1, 2};
         answering.tokens = {1, 2, 3};
@@ -155,8 +155,8 @@ TEST_SUITE("cpu") {
         REQUIRE(slices.size() == 3);
         CHECK(slices[0].sequence == &answering);
         CHECK((slices[0].count == 1 && slices[0].last && slices[0].begin == 2));
-        CHECK((slices[1].sequence == &first && slices[1].count == 10 && slices[1].last));
-        CHECK((slices[2].sequence == &second && slices[2].count == 3 && !slices[2].last));
+        CHECK((slices[1].sequence == &first && slices[1].count == 7 && !slices[1].last));
+        CHECK((slices[2].sequence == &second && slices[2].count == 6 && !slices[2].last));
         CHECK(next_batch(running, 0, 64).size() == 1);  // progress whatever the budget
     }
 }

@@ -9,6 +9,7 @@
 #include "tools/bench/gpu_state.h"
 #include "tools/bench/measure.h"
 #include "tools/bench/roofline.h"
+#include "tools/bench/serve_load.h"
 #include "tools/cli_args.h"
 #include "tools/cli_values.h"
 #include "tools/commands.h"
@@ -31,6 +32,8 @@ struct Options {
     int repetitions = 5, threads = 0;
     int64_t step_tokens = 0;  // 0: what suits the backend
     int device = 0;
+    std::string serve_url, serve_key;
+    int64_t requests = 0;
 };
 
 struct Row {
@@ -147,6 +150,14 @@ bool parse(int argc, char** argv, Options& o) {
             FAIL(usage, "-o: expected md, csv, json or jsonl, found '{}'", printable(v));
         o.format = v;
     });
+    p.section("A running server");
+    p.value("--serve", "URL", "instead: load on the server at http://HOST:PORT, with -np people at once, -p words and -n "
+            "tokens of answer", [&](const std::string& v) { o.serve_url = v; });
+    p.value("--requests", "N", "for each -np; default: four each", [&](const std::string& v) {
+        o.requests = number(v, "--requests", 1, 1 << 24);
+    });
+    p.value("--api-key", "KEY", "of that server", [&](const std::string& v) { o.serve_key = v; });
+    p.section("Other");
     p.toggle("--linear",
              "instead: matrix products on matrices beyond the caches, against this machine's memory",
              [&](bool v) { o.linear = v; });
@@ -280,12 +291,25 @@ int bench_linear(const Options& o, Backend& backend) {
     return 0;
 }
 
+int bench_serve(const Options& o) {
+    ServeLoad load{.url = o.serve_url, .key = o.serve_key, .requests = o.requests};
+    if (o.parallel != std::vector<int64_t>{1}) load.concurrency = o.parallel;
+    if (!o.prompts.empty()) load.prompt_words = o.prompts.front();
+    if (!o.answers.empty()) load.answer_tokens = o.answers.front();
+    const Json rows = measure_server(load);
+    Output(1).write(o.format == "json" ? rows.dump(2) + "\n" : server_table(rows));
+    int64_t failed = 0;
+    for (const Json& row : rows) failed += row["failed"].get<int64_t>();
+    return failed > 0;
+}
+
 }  // namespace
 
 int cmd_bench(int argc, char** argv) {
     open_standard_descriptors();
     Options o;
     if (!parse(argc, argv, o)) return 0;
+    if (!o.serve_url.empty()) return bench_serve(o);
     if (o.linear) return bench_linear(o, *make_backend(o.gpu, o.threads, o.device));
     const std::vector<BenchTest> tests = tests_of(o);
     EngineOptions settings{.context = 1, .step_tokens = o.step_tokens, .kv_type = o.kv_type};

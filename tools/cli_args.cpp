@@ -22,7 +22,7 @@ const std::vector<std::string>& names_elsewhere() {
     static const std::vector<std::string> names = {
         "host",     "port",    "alias",   "api-key",     "api-key-file", "cors-origins",
         "timeout",  "metrics", "props",   "slots",       "cache-ram",    "parallel",
-        "ctx-size", "model",   "threads", "ubatch-size", "gpu-layers"};
+        "ctx-size", "model",   "threads", "ubatch-size", "gpu-layers", "queue", "drain-timeout", "allowed-hosts"};
     return names;
 }
 

@@ -18,6 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr double kGiga = 1e9;
 constexpr int kBarWidth = 30;
+constexpr int64_t kShortCpuStep = 128, kShortGpuStep = 1024;
 
 bool has_model(const fs::path& directory) {
     std::error_code ignored;
@@ -79,12 +80,18 @@ LoadedModel load_and_start(const LoadWish& wish) {
     loaded.backend = make_backend(wish.gpu, wish.threads, wish.device);
     Backend& backend = *loaded.backend;
     EngineOptions options = wish.engine;
+    if (wish.short_steps && options.step_tokens == 0)
+        options.step_tokens = backend.name() == "CPU" ? kShortCpuStep : kShortGpuStep;
     MemoryPlan plan;
     std::string summary;
     {
         ProgressBar bar;
         const LoadOptions load{.tokenizer = wish.tokenizer,
-                               .progress = [&](const LoadProgress& p) { bar.update(p); },
+                               .progress =
+                                   [&](const LoadProgress& p) {
+                                       bar.update(p);
+                                       if (wish.progress) wish.progress(p);
+                                   },
                                .before_weights =
                                    [&](const Model& model) {
                                        check_layers(wish.gpu, model.info().layers);

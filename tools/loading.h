@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -61,7 +62,9 @@ struct LoadWish {
     int device = 0, threads = 0;
     bool tokenizer = true;
     EngineOptions engine;
-    bool verbose = false;  // the memory plan and the time of the load on stderr
+    bool short_steps = false;  // prompts in shorter chunks by default: running answers wait for each
+    bool verbose = false;      // the memory plan and the time of the load on stderr
+    std::function<void(const LoadProgress&)> progress;  // beside the bar
 };
 
 struct LoadedModel {

@@ -1,6 +1,7 @@
 #include "tools/engine/engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -12,6 +13,7 @@
 #include "ggml-like/ops/logits_top.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/engine/plan_cache.h"
+#include "tools/engine/prefix_cache.h"
 #include "tools/engine/sampler.h"
 #include "tools/engine/scheduler.h"
 #include "tools/engine/sequence.h"
@@ -21,6 +23,7 @@ namespace quern {
 namespace {
 
 constexpr size_t kPlans = 8;
+constexpr int64_t kSecondDraw = int64_t{1} << 40;  // beyond every position
 
 double seconds(Sequence::Clock::time_point from, Sequence::Clock::time_point to) {
     return std::chrono::duration<double>(to - from).count();
@@ -63,6 +66,7 @@ struct Engine::State {
           gauge(b),
           pool(b, memory.specs, o.sequences, o.sequences * memory.pages()),
           pool_bytes(gauge.taken()),
+          cache(pool, o.cache_bytes, page_bytes(memory.specs), slot_bytes(memory.specs)),
           workspace(b, memory.arena, memory.inputs),
           workspace_bytes(gauge.taken()),
           host_top(host_memory(b, top_rows() * kTopWords * int64_t{sizeof(int32_t)},
@@ -86,11 +90,16 @@ struct Engine::State {
     void fill_padding(StepPlan& step, size_t filled);
 
     void admit();
+    void start(Sequence& s);
+    void plan_snapshots(Sequence& s) const;
+    void keep_state(Sequence& s, bool wanted);
+    void make_room(int64_t pages);
     void run(const std::vector<Slice>& slices);
     void fill(StepPlan& step, const std::vector<Slice>& slices);
     void read(const StepPlan& step, const std::vector<Slice>& slices);
     int32_t choose(const Sequence& s, const StepPlan& step, const int32_t* top, int64_t row) const;
     void download_logits(const StepPlan& step, int64_t row, int64_t count, float* to) const;
+    bool append(Sequence& s, int32_t id);
     void advance(Sequence& s, const StepPlan& step, const int32_t* top, int64_t row);
     void finish(Sequence& s, FinishReason reason, std::string error = {});
 
@@ -102,6 +111,7 @@ struct Engine::State {
     Gauge gauge;
     StatePool pool;
     int64_t pool_bytes;
+    PrefixCache cache;
     Workspace workspace;
     int64_t workspace_bytes;
     std::shared_ptr<void> host_top, host_logits;
@@ -136,6 +146,8 @@ RequestId Engine::submit(Request request) {
             FAIL(usage, "token id {} in the prompt is outside the vocabulary of {}", id,
                  e.model.info().vocab_rows);
     check_sampling(request.sampling, e.model.info().vocab_rows);
+    if (!std::is_sorted(request.boundaries.begin(), request.boundaries.end()))
+        FAIL(usage, "the boundaries of a prompt must rise");
 
     auto s = std::make_unique<Sequence>();
     s->id = e.next_id++;
@@ -183,6 +195,7 @@ int64_t Engine::kernels(int64_t sequences) const {
     if (!state_->backend.captures() || sequences > kMostPadded) return 0;
     return state_->decode_plan(decode_bucket(sequences)).plan->kernels;
 }
+PrefixCacheStats Engine::cache_stats() const { return state_->cache.stats(); }
 
 bool Engine::step() {
     State& e = *state_;
@@ -210,15 +223,61 @@ void Engine::State::admit() {
     while (!queue.empty() && pool.free_slots() > 0) {
         Sequence* s = queue.front();
         queue.pop_front();
-        s->state = pool.acquire();
         s->started = Sequence::Clock::now();
         s->result.timing.queue_seconds = seconds(s->submitted, s->started);
+        start(*s);
         running.push_back(s);
     }
 }
 
+/// From the longest kept state that begins the prompt, else from nothing.
+void Engine::State::start(Sequence& s) {
+    if (options.cache_bytes > 0 && !s.request.on_prompt_logits) {
+        make_room(1);  // before the search: it may evict
+        const PrefixCache::Match match = cache.find(s.request.prompt);
+        s.result.diverged_at = match.common;
+        if (match.snapshot != nullptr) s.state = pool.restore(*match.snapshot);
+        s.result.cached_tokens = s.state.length;
+        plan_snapshots(s);
+    }
+    if (s.state.slot < 0) s.state = pool.acquire();
+}
+
+/// The first boundary (system and tools), the last one and the end of the prompt are where the next request most
+/// likely branches off; those between only where much lies between them.
+void Engine::State::plan_snapshots(Sequence& s) const {
+    constexpr int64_t kFarApart = 2048;
+    const auto& at = s.request.boundaries;
+    int64_t kept = s.state.length;
+    for (size_t i = 0; i < at.size(); ++i) {
+        const bool edge = i == 0 || i + 1 == at.size();
+        if (at[i] <= kept || at[i] >= s.prompt_tokens() || (!edge && at[i] - kept < kFarApart)) continue;
+        s.snapshots.push_back(kept = at[i]);
+    }
+    s.snapshots.push_back(s.prompt_tokens());
+}
+
+void Engine::State::keep_state(Sequence& s, bool wanted) {
+    while (!s.snapshots.empty() && s.snapshots.front() <= s.state.length) s.snapshots.pop_front();
+    const std::span<const int32_t> tokens(s.tokens.data(), static_cast<size_t>(s.state.length));
+    if (!wanted || !cache.wants(tokens)) return;
+    make_room(1);
+    cache.store(tokens, s.state);
+}
+
+/// Kept states give way to those who run.
+void Engine::State::make_room(int64_t pages) {
+    while (pool.free_pages() < pages && cache.evict()) {
+    }
+}
+
 void Engine::State::run(const std::vector<Slice>& slices) {
-    for (const Slice& slice : slices) pool.grow(slice.sequence->state, slice.begin + slice.count);
+    for (const Slice& slice : slices) {
+        SequenceState& state = slice.sequence->state;
+        const int64_t rows = slice.begin + slice.count;
+        make_room((rows + kPageTokens - 1) / kPageTokens - static_cast<int64_t>(state.pages.size()));
+        pool.grow(state, rows);
+    }
     StepPlan& step = plan_for(slices);
     fill(step, slices);
     step.plan->run();
@@ -314,6 +373,7 @@ void Engine::State::read(const StepPlan& step, const std::vector<Slice>& slices)
         s.state.length += slice.count;
         if (in_prompt && s.request.on_prefill)
             s.request.on_prefill(std::min(s.state.length, s.prompt_tokens()));
+        if (!s.snapshots.empty() && s.snapshots.front() == s.state.length) keep_state(s, true);
         if (slice.last) advance(s, step, top + (row - 1) * kTopWords, row - 1);
     }
 }
@@ -327,17 +387,40 @@ void Engine::State::download_logits(const StepPlan& step, int64_t row, int64_t c
 int32_t Engine::State::choose(const Sequence& s, const StepPlan& step, const int32_t* top,
                               int64_t row) const {
     const auto position = static_cast<int64_t>(s.tokens.size());
-    if (top[kTopWords - 1] != 0) {
+    if (top[kTopWords - 1] != 0 && !s.request.on_logits) {
         const auto count = static_cast<size_t>(std::find(top, top + kTopLogits, -1) - top);
         float values[kTopLogits + 1];
         std::memcpy(values, top + kTopLogits, sizeof values);
         const TopLogits highest{{top, count}, {values, count}, values[kTopLogits]};
-        if (const auto id = sample_top(highest, model.info().vocab, s.request.sampling, position)) return *id;
+        const auto id = sample_top(highest, model.info().vocab, s.request.sampling, position);
+        if (id && (!s.request.allow || s.request.allow(*id))) return *id;
     }
-    auto* logits = static_cast<float*>(host_logits.get());
-    download_logits(step, row, 1, logits);
-    return sample({logits, static_cast<size_t>(step.logits->shape[1])}, model.info().vocab,
-                  s.request.sampling, s.tokens, position);
+    auto* own = static_cast<float*>(host_logits.get());
+    download_logits(step, row, 1, own);
+    const std::span<float> logits(own, static_cast<size_t>(step.logits->shape[1]));
+    const int64_t vocab = model.info().vocab;
+    int32_t id = sample(logits, vocab, s.request.sampling, s.tokens, position);
+    if (s.request.allow && !s.request.allow(id)) {
+        // Drawing again among the allowed ones, independently, gives each of them its share of the whole.
+        std::vector<float> allowed(logits.begin(), logits.end());
+        for (int32_t other = 0; other < vocab; ++other)
+            if (!s.request.allow(other)) allowed[static_cast<size_t>(other)] = -INFINITY;
+        id = sample(allowed, vocab, s.request.sampling, s.tokens, position + kSecondDraw);
+    }
+    if (s.request.on_logits) s.request.on_logits(id, logits);
+    return id;
+}
+
+/// Adds a token to the answer. False if that ended it.
+bool Engine::State::append(Sequence& s, int32_t id) {
+    s.tokens.push_back(id);
+    s.result.tokens.push_back(id);
+    const auto answered = static_cast<int64_t>(s.result.tokens.size());
+    if (s.request.on_token && !s.request.on_token(id))
+        finish(s, FinishReason::cancelled);
+    else if (answered >= s.request.max_tokens || static_cast<int64_t>(s.tokens.size()) >= context)
+        finish(s, FinishReason::length);
+    return !s.done();
 }
 
 /// Chooses the next token of a sequence and ends it if it should end.
@@ -358,17 +441,17 @@ void Engine::State::advance(Sequence& s, const StepPlan& step, const int32_t* to
     }
     const auto& stops = s.request.stop_ids;
     if (std::find(stops.begin(), stops.end(), id) != stops.end()) return finish(s, FinishReason::stop);
-    s.tokens.push_back(id);
-    s.result.tokens.push_back(id);
-    if (s.request.on_token && !s.request.on_token(id)) return finish(s, FinishReason::cancelled);
-    if (answered + 1 >= s.request.max_tokens || static_cast<int64_t>(s.tokens.size()) >= context)
-        finish(s, FinishReason::length);
+    if (!append(s, id) || !s.request.force) return;
+    for (const int32_t forced : s.request.force())
+        if (!append(s, forced)) return;
 }
 
 void Engine::State::finish(Sequence& s, FinishReason reason, std::string error) {
     if (s.done()) return;
     s.result.reason = reason;
     s.result.error = std::move(error);
+    const bool whole = reason != FinishReason::error && s.state.length > s.prompt_tokens();
+    if (whole && options.cache_bytes > 0) keep_state(s, !s.request.keep_answer || s.request.keep_answer());
     pool.release(s.state);
 }
 

@@ -10,6 +10,7 @@
 #include <span>
 #include <string>
 
+#include "tools/engine/prefix_cache_stats.h"
 #include "tools/engine/request.h"
 
 namespace quern {
@@ -25,6 +26,7 @@ struct EngineOptions {
     int64_t step_tokens = 0;    // rows in one step at most; 0: what suits the backend, 512 or 2048
     int64_t prompt_logits = 64;  // rows of prompts in one step at most for requests with on_prompt_logits
     std::string kv_type = "auto";  // auto, f32, bf16, f16; auto: what the backend computes in
+    int64_t cache_bytes = 0;       // for states of earlier requests (PrefixCache); 0: none are kept
 };
 
 using RequestId = int64_t;
@@ -58,6 +60,8 @@ class Engine {
     const MemoryMeasured& memory_measured() const;
     /// Kernels that a step of one token for each of `sequences` launches; 0: not known (no captured plan).
     int64_t kernels(int64_t sequences) const;
+    /// What the prefix cache did so far.
+    PrefixCacheStats cache_stats() const;
 
   private:
     struct State;
