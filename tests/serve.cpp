@@ -149,6 +149,11 @@ TEST_SUITE("model") {
         auto c = server.client();
         CHECK(json::parse(c.Get("/v1/models")->body)["data"][1]["id"] == "deep");
         CHECK(c.Get("/v1/models/fast")->status == 200);
+        const auto page = c.Get("/"), again = c.Get("/");
+        CHECK(page->get_header_value("Content-Type") == "text/html; charset=utf-8");
+        CHECK(page->get_header_value("Content-Security-Policy").find("default-src 'none'") == 0);
+        CHECK(page->body.find("NONCE") == std::string::npos);
+        CHECK(page->body != again->body);
         CHECK(c.Get("/v1/models/slow")->status == 404);
     }
 

@@ -50,7 +50,8 @@ int cmd_run(int argc, char** argv) {
                   {.context = options.context,
                    .sequences = 1,
                    .step_tokens = options.step_tokens,
-                   .kv_type = options.kv_type});
+                   .kv_type = options.kv_type,
+                   .cache_bytes = options.cache_bytes});
     RunContext context{options, engine, signals, default_settings(*model), tools};
     for (const auto& [name, value] : options.settings)
         set_value(context.settings, name, value, "--" + name, "flag");
