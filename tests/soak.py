@@ -114,4 +114,8 @@ class Soak:
 
 
 if __name__ == "__main__":
-    sys.exit(Soak(sys.argv[1], float(sys.argv[2])).run())
+    soak = Soak(sys.argv[1], float(sys.argv[2]))
+    try:
+        sys.exit(soak.run())
+    finally:
+        soak.server.kill()
