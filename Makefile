@@ -7,7 +7,7 @@ DEMO_PROMPT ?= What is 48 + 37?
 
 .DEFAULT_GOAL := build
 MAKEFLAGS += --no-print-directory
-.PHONY: help deps configure build demo chat serve test test-api test-asan fuzz bench gpu-check cuda-all check-layers format format-check install clean
+.PHONY: help deps configure build demo chat serve test test-api soak test-asan fuzz bench gpu-check cuda-all check-layers format format-check install clean
 
 help:            ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,10 @@ test-api: build  ## the official openai and anthropic clients against the server
 	@test -x build-venv/bin/python || python3 -m venv build-venv
 	@build-venv/bin/pip install -q openai anthropic
 	@build-venv/bin/python tests/api_clients.py $(BUILD)/quern
+
+SOAK_SECONDS ?= 600
+soak: build      ## clients that come and go at every moment, for SOAK_SECONDS
+	@python3 tests/soak.py $(BUILD)/quern $(SOAK_SECONDS)
 
 test-asan: deps  ## the fast tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@cmake -S . -B build-asan -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DQUERN_CUDA=OFF \

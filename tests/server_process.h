@@ -64,7 +64,7 @@ class ServerProcess {
 
     httplib::Client client() const {
         httplib::Client c("127.0.0.1", port_);
-        c.set_read_timeout(120);
+        c.set_read_timeout(600);
         return c;
     }
     int port() const { return port_; }
@@ -85,9 +85,9 @@ class ServerProcess {
         REQUIRE(at != std::string::npos);
         return std::atof(r->body.c_str() + at + name.size() + 2);
     }
-    /// Until the metric has that value, 20 seconds at most.
+    /// Until the metric has that value, a minute at most.
     bool reaches(const std::string& name, double value) const {
-        for (int i = 0; i < 200; ++i) {
+        for (int i = 0; i < 600; ++i) {
             if (metric(name) == value) return true;
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
         }

@@ -31,7 +31,11 @@ void say_what_was_loaded(const RunContext& c) {
 }
 
 EngineOptions engine_options(const RunOptions& o) {
-    EngineOptions e{.context = o.context, .sequences = 1, .step_tokens = o.step_tokens, .kv_type = o.kv_type};
+    EngineOptions e{.context = o.context,
+                    .sequences = 1,
+                    .step_tokens = o.step_tokens,
+                    .kv_type = o.kv_type,
+                    .cache_bytes = o.cache_bytes};
     // Logits of a prompt come from the same steps as an answer without them.
     if (!o.logits_file.empty()) e.prompt_logits = std::numeric_limits<int64_t>::max();
     return e;

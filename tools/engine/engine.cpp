@@ -225,8 +225,12 @@ void Engine::State::admit() {
         queue.pop_front();
         s->started = Sequence::Clock::now();
         s->result.timing.queue_seconds = seconds(s->submitted, s->started);
-        start(*s);
-        running.push_back(s);
+        try {
+            start(*s);
+            running.push_back(s);
+        } catch (const std::exception& error) {
+            finish(*s, FinishReason::error, error.what());
+        }
     }
 }
 

@@ -138,6 +138,10 @@ void Builder::model() {
         [this](const std::string& v) { o_.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
     parser_.value("-ub,--ubatch-size", "N", "tokens of the prompt in one step; default 512, on a GPU 2048",
                   [this](const std::string& v) { o_.step_tokens = parse_integer(v, "-ub", 1, 65536); });
+    parser_.value(
+        "-cram,--cache-ram", "MiB",
+        "memory for states of earlier turns, so that /regen and /undo are instant; default 1024, 0: none",
+        [this](const std::string& v) { o_.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
     parser_.value("-ctk,--cache-type-k", "TYPE", "KV cache: auto, bf16, f16, f32; K and V have the same type",
                   [this](const std::string& v) { o_.kv_type = parse_kv_type(v, "-ctk"); });
     parser_.value("-ctv,--cache-type-v", "TYPE", "the same as -ctk",
