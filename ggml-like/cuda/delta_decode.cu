@@ -63,9 +63,7 @@ __device__ __forceinline__ float4 update(const float4& s, float decay, const flo
     return {decay * s.x + u * k.x, decay * s.y + u * k.y, decay * s.z + u * k.z, decay * s.w + u * k.w};
 }
 
-/// kBlocksPerSm: few for latency, or as many as all states of a step need to be under way at the same time.
-template <int kBlocksPerSm>
-__global__ void __launch_bounds__(kBlock, kBlocksPerSm) decode_kernel(DeltaStep d) {
+__global__ void __launch_bounds__(kBlock) decode_kernel(DeltaStep d) {
     __shared__ __align__(16) float q[kDim], k[kDim];
     __shared__ float v[kRows], partial[3][4];
     constexpr int kSlices = kDim / kRows, kPasses = kRows / 8;
@@ -132,9 +130,7 @@ __global__ void __launch_bounds__(kBlock, kBlocksPerSm) decode_kernel(DeltaStep 
 }  // namespace
 
 void delta_decode(Context& c, const DeltaStep& d) {
-    const int blocks = d.value_heads * (kDim / kRows) * d.sequences;
-    launch(c, "conv_gated_delta_net", blocks <= 6 * c.sms ? decode_kernel<1> : decode_kernel<8>,
-           dim3(d.value_heads * (kDim / kRows), d.sequences), kBlock, 0, d);
+    launch(c, "conv_gated_delta_net", decode_kernel, dim3(d.value_heads * (kDim / kRows), d.sequences), kBlock, 0, d);
 }
 
 }  // namespace quern::cuda
