@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "server_process.h"
+#include "tools/bench/serve_load.h"
 
 namespace quern {
 namespace {
@@ -379,6 +380,26 @@ TEST_SUITE("model") {
               2);
         CHECK(server.metric("quern_cancelled_total{phase=\"queued\"}") == 1);
         CHECK(chat(server, question("What is 2 + 2?")).status == 200);
+    }
+
+    TEST_CASE("serve: random weights answer with text, and the bench can load them") {
+        const ServerProcess server({"--synthetic", "tiny", "--mix", "xs", "-np", "4", "-c", "1024"});
+        json ids = {{"prompt", {1, 2, 3}}, {"max_tokens", 5}, {"ignore_eos", true}};
+        const Reply completion = post(server, "/v1/completions", ids);
+        CHECK(completion.status == 200);
+        CHECK(completion.body["usage"]["completion_tokens"] == 5);
+
+        ServeLoad load{.url = "http://127.0.0.1:" + std::to_string(server.port())};
+        load.concurrency = {1, 6};
+        load.prompt_words = 20;
+        load.answer_tokens = 16;
+        const auto rows = measure_server(load);
+        REQUIRE(rows.size() == 2);
+        for (const json& row : rows) {
+            CHECK(row["failed"] == 0);
+            CHECK(row["total_output_tokens"] == 16 * row["completed"].get<int64_t>());
+            CHECK(row["median_ttft_ms"] > 0.0);
+        }
     }
 
     TEST_CASE("serve: SIGTERM lets answers end, a second one does not") {
