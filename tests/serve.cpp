@@ -3,8 +3,10 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint_writer.h"
 #include "server_process.h"
 #include "tools/bench/serve_load.h"
 
@@ -380,6 +382,44 @@ TEST_SUITE("model") {
               2);
         CHECK(server.metric("quern_cancelled_total{phase=\"queued\"}") == 1);
         CHECK(chat(server, question("What is 2 + 2?")).status == 200);
+    }
+
+    TEST_CASE("serve: states of the prefix cache survive a restart") {
+        test::TempDir directory;
+        const std::vector<std::string> flags = {"--cache-dir", directory.str() + "/states"};
+        json body = question("What is 12 + 7? " + std::string(400, 'x'));
+        body["max_tokens"] = 40;
+        const auto follow_up = [&](const ServerProcess& server) {
+            json longer = body;
+            longer["messages"].push_back({{"role", "assistant"}, {"content", "12 + 7 = 19."}});
+            longer["messages"].push_back({{"role", "user"}, {"content", "And 12 + 8?"}});
+            return chat(server, longer).body;
+        };
+        const auto cached = [](const json& answer) {
+            return answer["usage"]["prompt_tokens_details"]["cached_tokens"].get<int64_t>();
+        };
+        json cold;
+        {
+            ServerProcess server;
+            cold = follow_up(server);
+            CHECK(cached(cold) == 0);
+        }
+        {
+            ServerProcess server(flags);
+            CHECK(chat(server, body).status == 200);
+            server.signal(SIGTERM);
+            CHECK(server.wait() == 0);
+        }
+        {
+            ServerProcess server(flags);
+            const json warm = follow_up(server);
+            CHECK(cached(warm) > 100);
+            CHECK(warm["choices"] == cold["choices"]);
+        }
+        for (const auto& file : std::filesystem::directory_iterator(directory.str() + "/states"))
+            std::filesystem::resize_file(file, std::filesystem::file_size(file) / 2);
+        ServerProcess server(flags);
+        CHECK(follow_up(server)["choices"] == cold["choices"]);
     }
 
     TEST_CASE("serve: random weights answer with text, and the bench can load them") {
