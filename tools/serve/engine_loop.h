@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -71,9 +72,12 @@ class EngineLoop {
     /// Frees places that were not used.
     void give_back(int64_t count);
 
-    /// Runs jobs on `engine` until stop(); what then still runs is cancelled.
-    void run(Engine& engine);
+    /// Runs jobs on `engine` until stop(); what then still runs is cancelled. Throws Error(device) if the device
+    /// failed: `lost` is called, and then all jobs end with that error, as will those that still come.
+    void run(Engine& engine, const std::function<void()>& lost);
     void stop();
+    /// Before run: the engine has a directory for states. They are saved in idle moments and at the end.
+    void keep_states() { keep_states_ = true; }
     int64_t busy() const { return places_; }
 
   private:
@@ -83,7 +87,13 @@ class EngineLoop {
         bool late = false;
     };
 
+    void serve(Engine& engine, std::vector<Live>& live);
     void admit(Engine& engine, std::vector<Live>& live);
+    bool wait_for_work();
+    void save_states(Engine& engine, const std::function<bool()>& go_on);
+    void save_when_idle(Engine& engine);
+    void refuse_all(const std::string& error);
+    void refuse(Job& job, const std::string& error);
     void check(Engine& engine, std::vector<Live>& live);
     void finish(Live& l, Result result);
     void end(Job& job, Event event);
@@ -95,7 +105,11 @@ class EngineLoop {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::vector<std::shared_ptr<Job>> inbox_;
+    std::optional<std::string> lost_;  // the device's error
     std::atomic<bool> stopping_ = false;
+    bool keep_states_ = false;
+    int64_t saved_ = 0;  // states stored when they were saved last
+    Job::Clock::time_point next_save_{};
 };
 
 }  // namespace quern

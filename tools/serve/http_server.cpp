@@ -56,6 +56,16 @@ class Watchdog {
         const std::lock_guard lock(mutex_);
         for (const Connection& c : connections_) ::shutdown(c.socket, SHUT_RDWR);
     }
+    /// Those whose clients have to do something. True: there are no others.
+    bool shut_waiting() {
+        const std::lock_guard lock(mutex_);
+        bool all = true;
+        for (const Connection& c : connections_) {
+            if (c.deadline) ::shutdown(c.socket, SHUT_RDWR);
+            all = all && c.deadline;
+        }
+        return all;
+    }
 
   private:
     void run() {
@@ -182,15 +192,18 @@ class HttpServer::Impl : public httplib::Server {
         });
     }
 
-    ~Impl() override { stop_and_join(); }
+    ~Impl() override { stop_and_join(0); }
 
     void serve() {
         thread_ = std::thread([this] { listen_after_bind(); });
         wait_until_ready();
     }
 
-    void stop_and_join() {
+    void stop_and_join(double patience) {
         stop();
+        const auto end = Clock::now() + std::chrono::duration<double>(patience);
+        while (!watchdog_.shut_waiting() && Clock::now() < end)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
         watchdog_.shut_all();
         if (thread_.joinable()) thread_.join();
     }
@@ -281,6 +294,6 @@ int HttpServer::bind(const std::string& host, int port) {
 }
 
 void HttpServer::start() { impl_->serve(); }
-void HttpServer::stop() { impl_->stop_and_join(); }
+void HttpServer::stop(double patience) { impl_->stop_and_join(patience); }
 
 }  // namespace quern
