@@ -56,6 +56,18 @@ TEST_SUITE("model") {
         }
     }
 
+    TEST_CASE("serve: a reader that is far behind is given up") {
+        Mailbox mailbox;
+        int64_t sent = 1;
+        while (mailbox.push({}) && sent < 100000) ++sent;
+        CHECK(sent > 1000);  // a pause of a reader is nothing
+        CHECK(sent < 100000);
+        CHECK(mailbox.overflowed());
+        int64_t received = 0;
+        while (mailbox.pop(std::chrono::milliseconds(0))) ++received;
+        CHECK(received == sent);
+    }
+
     TEST_CASE("serve: a device that fails: answers end with its error, /health says so") {
         Failing f;
         const auto model = load_model(kDemo, f.backend, {});

@@ -12,16 +12,21 @@ namespace {
 
 using namespace std::chrono_literals;
 
+constexpr size_t kMostEvents = 4096;  // about as many tokens, beside what the socket's buffers hold
 constexpr auto kIdle = 5s, kBetweenSaves = 60s;
 
 }  // namespace
 
-void Mailbox::push(Event event) {
+bool Mailbox::push(Event event) {
+    bool room = true;
     {
         const std::lock_guard lock(mutex_);
         events_.push_back(std::move(event));
+        room = events_.size() < kMostEvents;
     }
+    if (!room) overflowed_ = true;
     filled_.notify_one();
+    return room;
 }
 
 std::optional<Event> Mailbox::pop(std::chrono::milliseconds patience) {
@@ -150,7 +155,13 @@ void EngineLoop::finish(Live& l, Result result) {
             break;
     }
     if (reader.ended() && o.end == Outcome::End::length) o.end = Outcome::End::stop;
-    if (o.end == Outcome::End::cancelled) {
+    if (o.end == Outcome::End::cancelled && l.job->mailbox->overflowed()) {
+        o.end = Outcome::End::error;
+        o.error = "the client does not read its answer";
+        o.error_status = 499;
+        o.error_code = "slow_client";
+        ++metrics_.slow;
+    } else if (o.end == Outcome::End::cancelled) {
         const bool started = result.timing.queue_seconds > 0 || o.answer_tokens > 0;
         const Phase phase = o.answer_tokens > 0 ? Phase::decode : started ? Phase::prefill : Phase::queued;
         ++metrics_.cancelled[static_cast<size_t>(phase)];

@@ -36,14 +36,20 @@ struct Event {
     std::optional<Outcome> outcome;  // the last event of a choice
 };
 
-/// Events of the choices of one request, from the engine's thread to the request's.
+/// Events of the choices of one request, from the engine's thread to the request's. Bounded: a client that does not
+/// read must not make the server hold its whole answer.
 class Mailbox {
   public:
-    void push(Event event);
+    /// False: the reader is far behind and this is the last that fits; the outcome always does.
+    bool push(Event event);
     std::optional<Event> pop(std::chrono::milliseconds patience);
+
+    /// Whether its reader was ever too far behind.
+    bool overflowed() const { return overflowed_; }
 
   private:
     std::mutex mutex_;
+    std::atomic<bool> overflowed_ = false;
     std::condition_variable filled_;
     std::deque<Event> events_;
 };

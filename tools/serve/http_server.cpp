@@ -16,6 +16,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr int kSendBuffer = 128 << 10;
+
 /// A connection and until when its client must have done its part.
 struct Connection {
     socket_t socket;
@@ -165,7 +167,11 @@ class HttpServer::Impl : public httplib::Server {
   public:
     Impl(const HttpLimits& limits, Callbacks callbacks) : limits_(limits), callbacks_(std::move(callbacks)) {
         new_task_queue = [this] { return new Workers(limits_.connections); };
-        set_socket_options([](socket_t s) { httplib::set_socket_opt(s, SOL_SOCKET, SO_REUSEADDR, 1); });
+        set_socket_options([](socket_t s) {
+            httplib::set_socket_opt(s, SOL_SOCKET, SO_REUSEADDR, 1);
+            // Of each connection: a client that does not read holds no more of the system's memory.
+            httplib::set_socket_opt(s, SOL_SOCKET, SO_SNDBUF, kSendBuffer);
+        });
         set_payload_max_length(static_cast<size_t>(limits_.body_bytes));
         set_read_timeout(limits_.head_seconds);
         set_write_timeout(20);
