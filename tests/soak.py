@@ -10,6 +10,7 @@ import json
 import os
 import random
 import re
+import resource
 import select
 import socket
 import subprocess
@@ -160,6 +161,8 @@ class Soak:
 
 
 if __name__ == "__main__":
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the server inherits it
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096 if most == resource.RLIM_INFINITY else min(4096, most), most))
     soak = Soak(sys.argv[1], float(sys.argv[2]))
     try:
         sys.exit(soak.run())
