@@ -1,5 +1,5 @@
-// ContentHash: 64 bits that tell contents apart, the same on every machine and in every process. Finds accidents, not
-// forgeries.
+// ContentHash: 64 bits that tell contents apart, the same on every machine and in every process. Finds
+// accidents, not forgeries.
 #pragma once
 
 #include <bit>
@@ -33,7 +33,9 @@ class ContentHash {
         std::memcpy(&word, p, bytes);
         return word;
     }
-    void mix(uint64_t word) { state_ = std::rotl(state_ ^ (word * 0x9e3779b97f4a7c15u), 29) * 0xbf58476d1ce4e5b9u; }
+    void mix(uint64_t word) {
+        state_ = std::rotl(state_ ^ (word * 0x9e3779b97f4a7c15u), 29) * 0xbf58476d1ce4e5b9u;
+    }
 
     uint64_t state_ = 0x2545f4914f6cdd1du;
 };

@@ -75,12 +75,13 @@ class Qwen36Moe final : public Model {
         notes_.insert(notes_.end(), audit_.notes.begin(), audit_.notes.end());
     }
 
-    /// Random weights: no checkpoint. Sampled as the real ones are (generation_config.json of Qwen3.6): drawing
-    /// from all ids would measure something else.
+    /// Random weights: no checkpoint. Sampled as the real ones are (generation_config.json of Qwen3.6):
+    /// drawing from all ids would measure something else.
     Qwen36Moe(const std::string& name, const std::string& mix, Backend& backend, const LoadOptions& options)
         : backend_(backend), config_(synthetic_config(name)) {
         weights_ = synthetic_weights(config_, mix, floats_);
-        generation_ = {.temperature = 1.0f, .top_p = 0.95f, .top_k = 20, .origin = "built in: synthetic weights"};
+        generation_ = {
+            .temperature = 1.0f, .top_p = 0.95f, .top_k = 20, .origin = "built in: synthetic weights"};
         if (options.tokenizer && !options.text_from.empty()) load_text_side(options.text_from);
         add_chat_end();
         summarize(fmt::format("synthetic {} ({})", name, mix));

@@ -135,7 +135,8 @@ class Generator {
 
 Qwen36MoeConfig synthetic_config(const std::string& name) {
     const bool tiny = name == "tiny";
-    if (!tiny && name != "qwen3.6-35b-a3b") FAIL(usage, "--synthetic {}: expected qwen3.6-35b-a3b or tiny", name);
+    if (!tiny && name != "qwen3.6-35b-a3b")
+        FAIL(usage, "--synthetic {}: expected qwen3.6-35b-a3b or tiny", name);
     Qwen36MoeConfig c;
     c.width = tiny ? 256 : 2048;
     c.layers = tiny ? 4 : 40;

@@ -110,7 +110,8 @@ TEST_SUITE("cpu") {
         };
         const EngineOptions options{.context = 1024, .cache_bytes = 64 << 20};
         const auto always = [] { return true; };
-        const std::vector<int32_t> expected = Engine(*l.model, *l.backend, options).run(request(branch(200))).tokens;
+        const std::vector<int32_t> expected =
+            Engine(*l.model, *l.backend, options).run(request(branch(200))).tokens;
         {
             Engine first(*l.model, *l.backend, options);
             CHECK(first.load_states(directory.str()).empty());

@@ -97,8 +97,10 @@ TEST_SUITE("model") {
         };
         std::string whole, streamed, queued;
         std::thread people[] = {std::thread([&] { whole = ask(false); }),
-                                std::thread([&] { streamed = ask(true); }), std::thread([&] { queued = ask(false); })};
-        while (metrics.running + metrics.queued < 3) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                                std::thread([&] { streamed = ask(true); }),
+                                std::thread([&] { queued = ask(false); })};
+        while (metrics.running + metrics.queued < 3)
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
         f.broken = true;
         running.join();
         CHECK(code == 5);

@@ -39,12 +39,16 @@ class SignalThread {
               std::fputs("quern: draining; again to stop at once\n", stderr);
               api.set_draining();
               const auto end = Job::Clock::now() + std::chrono::duration<double>(drain_seconds);
-              while (!done_ && loop.busy() > 0 && Job::Clock::now() < end) {
+              bool stopped = false;
+              while (!done_) {  // states are saved after the drain, which may take a while, too
+                  if (!stopped && (loop.busy() == 0 || Job::Clock::now() >= end)) {
+                      loop.stop();
+                      stopped = true;
+                  }
                   const timespec moment{.tv_sec = 0, .tv_nsec = 50'000'000};
                   const int second = sigtimedwait(&set, nullptr, &moment);
                   if (second > 0 && !done_) ::_exit(128 + second);
               }
-              loop.stop();
           }) {}
     ~SignalThread() {
         done_ = true;
@@ -71,8 +75,9 @@ void restore_states(const std::string& directory, Engine& engine, EngineLoop& lo
     const std::string remark = engine.load_states(directory);
     if (!remark.empty()) std::fprintf(stderr, "quern: %s\n", printable(remark, 500).c_str());
     const PrefixCacheStats stats = engine.cache_stats();
-    std::fprintf(stderr, "quern: %ld states of earlier prompts from %s, %ld MiB\n", static_cast<long>(stats.snapshots),
-                 printable(directory, 200).c_str(), static_cast<long>(stats.bytes >> 20));
+    std::fprintf(stderr, "quern: %ld states of earlier prompts from %s, %ld MiB\n",
+                 static_cast<long>(stats.snapshots), printable(directory, 200).c_str(),
+                 static_cast<long>(stats.bytes >> 20));
     loop.keep_states();
 }
 

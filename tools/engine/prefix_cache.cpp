@@ -100,7 +100,8 @@ void PrefixCache::insert(Entry entry) {
 std::vector<PrefixCache::Kept> PrefixCache::by_worth() const {
     std::vector<const Entry*> order;
     for (const Entry& e : entries_) order.push_back(&e);
-    std::stable_sort(order.begin(), order.end(), [](const Entry* a, const Entry* b) { return a->worth > b->worth; });
+    std::stable_sort(order.begin(), order.end(),
+                     [](const Entry* a, const Entry* b) { return a->worth > b->worth; });
     std::vector<Kept> out;
     for (const Entry* e : order) out.push_back({e->tokens, &e->snapshot, e->saved});
     return out;

@@ -26,8 +26,8 @@ struct Header {
 };
 constexpr char kMagic[8] = {'Q', 'U', 'E', 'R', 'N', 'P', 'F', '1'};
 
-/// Then tokens, page numbers in the file, the bytes of pages that no earlier record has, the recurrent state, and the
-/// hash of all that.
+/// Then tokens, page numbers in the file, the bytes of pages that no earlier record has, the recurrent state,
+/// and the hash of all that.
 struct RecordHeader {
     int64_t length, saved, pages, fresh_pages;
 };
@@ -58,7 +58,8 @@ class Reader {
         if (failed) left_ = 0;
     }
     bool read(void* to, size_t bytes) {
-        if (bytes > left_ || !file_.read(static_cast<char*>(to), static_cast<std::streamsize>(bytes))) return false;
+        if (bytes > left_ || !file_.read(static_cast<char*>(to), static_cast<std::streamsize>(bytes)))
+            return false;
         left_ -= bytes;
         hash_.add(to, bytes);
         return true;
@@ -96,7 +97,8 @@ Kind kind_of(const std::string& path) {
     return std::memcmp(magic, kMagic, sizeof magic) == 0 ? Kind::ours : Kind::foreign;
 }
 
-/// Temporary files NAME.PID.tmp of processes that are gone; our own number is that of an earlier process, too.
+/// Temporary files NAME.PID.tmp of processes that are gone; our own number is that of an earlier process,
+/// too.
 void remove_leftovers(const fs::path& directory, const std::string& name) {
     std::error_code failed;
     for (const auto& file : fs::directory_iterator(directory, failed)) {
@@ -105,7 +107,8 @@ void remove_leftovers(const fs::path& directory, const std::string& name) {
         pid_t pid = 0;
         const char* end = found.data() + found.size();
         const auto [rest, error] = std::from_chars(found.data() + name.size() + 1, end, pid);
-        if (error != std::errc{} || pid <= 0 || std::string_view(rest, static_cast<size_t>(end - rest)) != ".tmp")
+        if (error != std::errc{} || pid <= 0 ||
+            std::string_view(rest, static_cast<size_t>(end - rest)) != ".tmp")
             continue;
         const bool gone = pid == ::getpid() || (::kill(pid, 0) != 0 && errno == ESRCH);
         if (gone) fs::remove(file.path(), failed);
@@ -172,17 +175,21 @@ PrefixFile::PrefixFile(const std::string& directory, uint64_t binding) : binding
 std::string PrefixFile::load(PrefixCache& cache, StatePool& pool) const {
     const Kind kind = kind_of(path_);
     if (kind == Kind::none) return {};
-    if (kind == Kind::foreign) return path_ + " is no file of quern's: it is left alone, and no states are kept";
+    if (kind == Kind::foreign)
+        return path_ + " is no file of quern's: it is left alone, and no states are kept";
     Reader reader(path_);
     Header h{};
-    const bool known = reader.read(&h, sizeof h) && h.binding == binding_ && h.page_bytes == pool.page_bytes() &&
-                       h.recurrent_bytes == pool.recurrent_bytes() && reader.end_record();
+    const bool known = reader.read(&h, sizeof h) && h.binding == binding_ &&
+                       h.page_bytes == pool.page_bytes() && h.recurrent_bytes == pool.recurrent_bytes() &&
+                       reader.end_record();
     if (known && Loader(reader, cache, pool).run(h.records)) return {};
     ::unlink(path_.c_str());
-    return path_ + (known ? " is damaged" : " is of another model or version") + ": removed; what was good is used";
+    return path_ + (known ? " is damaged" : " is of another model or version") +
+           ": removed; what was good is used";
 }
 
-bool PrefixFile::save(const PrefixCache& cache, const StatePool& pool, const std::function<bool()>& go_on) const {
+bool PrefixFile::save(const PrefixCache& cache, const StatePool& pool,
+                      const std::function<bool()>& go_on) const {
     if (kind_of(path_) == Kind::foreign) FAIL(runtime, "{} is no file of quern's", path_);
     AtomicFile file(path_, 0600);
     Writer writer(file);

@@ -52,7 +52,8 @@ class StatePool final : public StateViews {
     SequenceState restore(const Snapshot& snapshot);
     /// The bytes of a page, `page_bytes()` of them.
     void read_page(int32_t page, std::byte* to) const;
-    /// A page of these bytes, the caller's until it is part of a snapshot that is released. Throws Error(memory).
+    /// A page of these bytes, the caller's until it is part of a snapshot that is released. Throws
+    /// Error(memory).
     int32_t load_page(const std::byte* from);
     /// One more holder of a page.
     int32_t share_page(int32_t page);

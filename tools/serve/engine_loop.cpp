@@ -233,7 +233,8 @@ void EngineLoop::save_when_idle(Engine& engine) {
         const std::lock_guard lock(mutex_);
         return !stopping_ && inbox_.empty();
     });
-    next_save_ = Job::Clock::now() + std::max<Job::Clock::duration>(kBetweenSaves, 50 * (Job::Clock::now() - begun));
+    next_save_ =
+        Job::Clock::now() + std::max<Job::Clock::duration>(kBetweenSaves, 50 * (Job::Clock::now() - begun));
 }
 
 /// A disk that is full is no reason to end.

@@ -36,8 +36,8 @@ struct Event {
     std::optional<Outcome> outcome;  // the last event of a choice
 };
 
-/// Events of the choices of one request, from the engine's thread to the request's. Bounded: a client that does not
-/// read must not make the server hold its whole answer.
+/// Events of the choices of one request, from the engine's thread to the request's. Bounded: a client that
+/// does not read must not make the server hold its whole answer.
 class Mailbox {
   public:
     /// False: the reader is far behind and this is the last that fits; the outcome always does.
@@ -78,8 +78,8 @@ class EngineLoop {
     /// Frees places that were not used.
     void give_back(int64_t count);
 
-    /// Runs jobs on `engine` until stop(); what then still runs is cancelled. Throws Error(device) if the device
-    /// failed: `lost` is called, and then all jobs end with that error, as will those that still come.
+    /// Runs jobs on `engine` until stop(); what then still runs is cancelled. Throws Error(device) if the
+    /// device failed: `lost` is called, and then all jobs end with that error, as will those that still come.
     void run(Engine& engine, const std::function<void()>& lost);
     void stop();
     /// Before run: the engine has a directory for states. They are saved in idle moments and at the end.

@@ -201,7 +201,8 @@ bool parse_serve_options(int argc, char** argv, ServeOptions& options) {
         FAIL(usage, "--synthetic {} and the checkpoint {}: name one of them", printable(options.synthetic),
              printable(options.model));
     if (!options.cache_dir.empty() && options.cache_bytes == 0)
-        FAIL(usage, "--cache-dir {}: -cram 0 keeps no states that could be saved", printable(options.cache_dir));
+        FAIL(usage, "--cache-dir {}: -cram 0 keeps no states that could be saved",
+             printable(options.cache_dir));
     if (!is_loopback(options.host) && options.keys.empty() && !options.allow_anonymous)
         FAIL(
             usage,
