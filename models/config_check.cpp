@@ -1,6 +1,7 @@
 #include "models/config_check.h"
 
 #include <algorithm>
+#include <cctype>
 #include <nlohmann/json.hpp>
 
 #include "ggml-like/check.h"
@@ -179,7 +180,9 @@ class Check {
 
     void activations() {
         const Fingerprint f = fingerprint(c_);
-        if (f.with_input_scale > 0 && f.with_input_scale < f.nvfp4_modules)
+        std::string format = c_.quant().format;  // "mixed-precision", "MIXED_PRECISION": each module its own scheme
+        std::transform(format.begin(), format.end(), format.begin(), [](unsigned char c) { return std::tolower(c); });
+        if (f.with_input_scale > 0 && f.with_input_scale < f.nvfp4_modules && !format.starts_with("mixed"))
             note("{} of {} NVFP4 matrices have an activation scale", f.with_input_scale, f.nvfp4_modules);
         const json& groups = member(quantization_, "config_groups");
         if (!groups.is_object() || f.nvfp4_modules == 0) return;

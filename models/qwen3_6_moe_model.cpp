@@ -73,7 +73,7 @@ class Qwen36Moe final : public Model {
         while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
         summarize(directory.substr(directory.find_last_of('/') + 1));
         if (options.before_weights) options.before_weights(*this);
-        check_and_place(options);
+        if (options.weights) check_and_place(options);
         notes_.insert(notes_.end(), checkpoint_->notes().begin(), checkpoint_->notes().end());
         notes_.insert(notes_.end(), audit_.notes.begin(), audit_.notes.end());
     }
@@ -85,7 +85,7 @@ class Qwen36Moe final : public Model {
         generation_.origin = "built in: synthetic weights";
         summarize(fmt::format("synthetic {} ({})", name, mix));
         if (options.before_weights) options.before_weights(*this);
-        check_and_place(options);
+        if (options.weights) check_and_place(options);
     }
 
     const ModelInfo& info() const override { return info_; }

@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <functional>
 
 #include "checkpoint_copy.h"
@@ -104,7 +105,7 @@ TEST_SUITE("cpu") {
         CHECK(contains(after([](CheckpointCopy& c) { c.weights.bf16(kExpert + "up_proj.weight", {16, 32}); }).problems,
                        "expected one of weight and weight_packed, found both"));
         CHECK(contains(after([](CheckpointCopy& c) { c.weights.bf16(kLayer + "mlp.extra.weight", {2, 2}); }).problems,
-                       "mlp.extra.weight' [2, 2] BF16 is not part of this model"));
+                       "mlp.extra.weight': [2, 2] BF16 is not part of this model"));
         CHECK(contains(after([](CheckpointCopy& c) {
                            for (auto& e : c.weights.entries)
                                if (e.name == kLayer + "mlp.gate.weight") e.name = "model.language_model.gate.weight";

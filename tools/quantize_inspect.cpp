@@ -1,7 +1,9 @@
 // quern quantize-inspect: what a checkpoint holds and whether it can be trusted.
 #include "ggml-like/error.h"
 #include "tools/cli_args.h"
+#include "tools/cli_values.h"
 #include "tools/commands.h"
+#include "tools/inspect/plan.h"
 #include "tools/inspect/report.h"
 #include "tools/loading.h"
 
@@ -10,8 +12,41 @@ namespace {
 
 struct Options {
     std::string model, tensors;
-    bool audit = false, json = false;
+    bool audit = false, plan = false, json = false;
+    PlanWish cost;
 };
+
+void add_plan_flags(ArgParser& p, Options& o) {
+    PlanWish& w = o.cost;
+    p.section("Flags of --plan");
+    p.value("-c,--ctx-size", "N", "context of one sequence; 0 (default): the largest that fits",
+            [&w](const std::string& v) { w.engine.context = parse_integer(v, "-c", 0, INT32_MAX); });
+    p.value("-np,--parallel", "N", "sequences at the same time; default 1",
+            [&w](const std::string& v) { w.engine.sequences = parse_integer(v, "-np", 1, 1024); });
+    p.value("-ctk,--cache-type-k", "TYPE", "KV cache: auto, bf16, f16, f32",
+            [&w](const std::string& v) { w.engine.kv_type = v; });
+    p.value("--bandwidth", "GB/s", "a card of this memory bandwidth beside those of the table",
+            [&w](const std::string& v) { w.bandwidth = parse_number(v, "--bandwidth", 0.001, 1e6); });
+    p.value("--synthetic", "NAME", "shapes of a model that is not here: qwen3.6-35b-a3b",
+            [&w](const std::string& v) { w.synthetic = v; });
+    p.value("--mix", "NAME", "formats of --synthetic: aeon (default), fp8-head, xs",
+            [&w](const std::string& v) { w.mix = v; });
+}
+
+/// JSON of untrusted names is printed whatever bytes they have.
+void print_json(const nlohmann::ordered_json& j, Output& out) {
+    out.write(j.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+}
+
+int print_plan(Options& o, Output& out) {
+    if (o.cost.synthetic.empty()) o.cost.model = model_or_demo(o.model);
+    const CostPlan plan = make_cost_plan(o.cost);
+    if (o.json)
+        print_json(to_json(plan), out);
+    else
+        out.write(describe(plan));
+    return 0;
+}
 
 }  // namespace
 
@@ -31,14 +66,18 @@ int cmd_quantize_inspect(int argc, char** argv) {
     parser.toggle("--audit",
                   "every tensor in one class, the configuration against the tensors, all scales that are floats",
                   [&](bool v) { o.audit = v; });
+    parser.toggle("--plan", "what it costs to run: bytes a token, memory, ceilings of the speed on known cards",
+                  [&](bool v) { o.plan = v; });
     parser.toggle("--json", "everything as one JSON object", [&](bool v) { o.json = v; });
+    add_plan_flags(parser, o);
     parser.footer("Reads headers only unless it is told more. Exit codes: 0 clean, 2 usage, 3 not clean.\n");
     if (!parser.parse(argc, argv)) return 0;
 
-    const Inspection in(model_or_demo(o.model), o.audit ? ReadMode::values : ReadMode::headers);
     Output out(1);
+    if (o.plan) return print_plan(o, out);
+    const Inspection in(model_or_demo(o.model), o.audit ? ReadMode::values : ReadMode::headers);
     if (o.json) {
-        out.write(inspection_json(in, o.tensors).dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+        print_json(inspection_json(in, o.tensors), out);
     } else {
         if (!o.tensors.empty()) print_tensors(in, o.tensors, out);
         if (o.audit)
