@@ -1,18 +1,25 @@
 // quern quantize-inspect: what a checkpoint holds and whether it can be trusted.
-#include "ggml-like/error.h"
+#include <algorithm>
+#include <thread>
+
+#include "ggml-like/check.h"
 #include "tools/cli_args.h"
 #include "tools/cli_values.h"
 #include "tools/commands.h"
+#include "tools/inspect/health.h"
 #include "tools/inspect/plan.h"
 #include "tools/inspect/report.h"
 #include "tools/loading.h"
+#include "tools/run/atomic_file.h"
 
 namespace quern {
 namespace {
 
 struct Options {
     std::string model, tensors;
-    bool audit = false, plan = false, json = false;
+    bool audit = false, plan = false, health = false, json = false;
+    std::string html;
+    int threads = 0;
     PlanWish cost;
 };
 
@@ -48,6 +55,21 @@ int print_plan(Options& o, Output& out) {
     return 0;
 }
 
+int print_health(const Inspection& in, const Options& o, Output& out) {
+    const int all = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    const HealthReport report = measure_health(in, o.threads > 0 ? o.threads : all);
+    if (!o.html.empty()) {
+        AtomicFile page(o.html, 0644);
+        page.write(to_html(report, in.checkpoint.files().directory));
+        page.commit();
+    }
+    if (o.json)
+        print_json(to_json(report), out);
+    else
+        out.write(describe(report));
+    return in.clean() && report.clean() ? 0 : static_cast<int>(ErrorKind::model);
+}
+
 }  // namespace
 
 int cmd_quantize_inspect(int argc, char** argv) {
@@ -68,14 +90,23 @@ int cmd_quantize_inspect(int argc, char** argv) {
                   [&](bool v) { o.audit = v; });
     parser.toggle("--plan", "what it costs to run: bytes a token, memory, ceilings of the speed on known cards",
                   [&](bool v) { o.plan = v; });
+    parser.toggle("--health", "reads all weights: what is wrong with their quantization, a grade for each layer",
+                  [&](bool v) { o.health = v; });
+    parser.value("--html", "FILE", "with --health: a page with heat maps, too",
+                 [&](const std::string& v) { o.html = v; });
+    parser.value("-t,--threads", "N", "of --health; default: all cores",
+                 [&](const std::string& v) { o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
     parser.toggle("--json", "everything as one JSON object", [&](bool v) { o.json = v; });
     add_plan_flags(parser, o);
     parser.footer("Reads headers only unless it is told more. Exit codes: 0 clean, 2 usage, 3 not clean.\n");
     if (!parser.parse(argc, argv)) return 0;
+    if (o.plan + o.health + o.audit > 1) FAIL(usage, "--audit, --health and --plan are one command each");
+    if (!o.html.empty() && !o.health) FAIL(usage, "--html FILE is a report of --health");
 
     Output out(1);
     if (o.plan) return print_plan(o, out);
     const Inspection in(model_or_demo(o.model), o.audit ? ReadMode::values : ReadMode::headers);
+    if (o.health && in.failure.empty()) return print_health(in, o, out);
     if (o.json) {
         print_json(inspection_json(in, o.tensors), out);
     } else {
