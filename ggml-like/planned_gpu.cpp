@@ -16,7 +16,9 @@ class PlannedGpu final : public Backend {
     int threads() const override { return 1; }
     MemoryInfo memory_info() const override { return memory_; }
     DType activation_dtype() const override { return DType::BF16; }
-    int64_t placed_bytes(const Weight& w, RowOrder order) const override { return cuda::packed_bytes(w, order); }
+    int64_t placed_bytes(const Weight& w, RowOrder order) const override {
+        return cuda::packed_bytes(w, order);
+    }
     int64_t placed_bytes(const ExpertWeights& e, RowOrder order) const override {
         return cuda::packed_bytes(e, order);
     }

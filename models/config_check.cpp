@@ -29,8 +29,9 @@ std::string text_of(const json& value) {
 
 const json& quantization_section(const Checkpoint& c) {
     const json& outer = member(c.config(), "quantization_config");
-    return outer.is_object() && !outer.empty() ? outer
-                                               : member(member(c.config(), "text_config"), "quantization_config");
+    return outer.is_object() && !outer.empty()
+               ? outer
+               : member(member(c.config(), "text_config"), "quantization_config");
 }
 
 enum class Stored : uint8_t { plain, nvfp4, fp8 };
@@ -107,11 +108,11 @@ class Check {
             const bool has_attention = c_.find(prefix + "self_attn.q_norm.weight") != Checkpoint::kNone;
             const bool has_delta = c_.find(prefix + "linear_attn.A_log") != Checkpoint::kNone;
             if (full ? has_attention || !has_delta : has_delta || !has_attention) continue;
-            audit_.problems.push_back(
-                fmt::format("{}: layer_types makes layer {} {}, expected tensors of {}, found those of {}; does "
-                            "config.json belong to these weights?",
-                            c_.files().config, i, full ? "full_attention" : "linear_attention",
-                            full ? "self_attn" : "linear_attn", full ? "linear_attn" : "self_attn"));
+            audit_.problems.push_back(fmt::format(
+                "{}: layer_types makes layer {} {}, expected tensors of {}, found those of {}; does "
+                "config.json belong to these weights?",
+                c_.files().config, i, full ? "full_attention" : "linear_attention",
+                full ? "self_attn" : "linear_attn", full ? "linear_attn" : "self_attn"));
         }
     }
 
@@ -128,8 +129,10 @@ class Check {
         if (!q.method.empty() && nvfp4 + fp8 == 0)
             note("quantization '{}' is declared, but no matrix of the text model is quantized", q.method);
         if (q.method.empty() && nvfp4 + fp8 > 0)
-            note("{} matrices are quantized, but no quantization is declared; other engines will not load this",
-                 nvfp4 + fp8);
+            note(
+                "{} matrices are quantized, but no quantization is declared; other engines will not load "
+                "this",
+                nvfp4 + fp8);
         if (q.format.find("NVFP4") != std::string::npos && nvfp4 == 0 && fp8 > 0)
             note("'{}' is declared, but only FP8 matrices are stored", q.format);
         const std::string algo = text_of(member(quantization_, "quant_algo")),
@@ -137,8 +140,9 @@ class Check {
         if (!algo.empty() && !hf.empty() && algo != hf)
             note("config.json says quant_algo '{}', hf_quant_config.json '{}'", algo, hf);
         if (!hf.empty() && q.method == "compressed-tensors")
-            note("hf_quant_config.json of ModelOpt lies beside a compressed-tensors config.json; were two "
-                 "exports mixed?");
+            note(
+                "hf_quant_config.json of ModelOpt lies beside a compressed-tensors config.json; were two "
+                "exports mixed?");
     }
 
     void ignore_lists(const std::vector<Module>& modules) {
@@ -153,14 +157,16 @@ class Check {
         if (static_cast<int64_t>(modules.size() * ignored.wildcards()) > kMaxMatches)
             return note("the ignore list has {} patterns, too many to be checked", ignored.wildcards());
         if (ignored.unread() > 0)
-            note("{} expressions of the ignore list are beyond wildcards and were not checked", ignored.unread());
+            note("{} expressions of the ignore list are beyond wildcards and were not checked",
+                 ignored.unread());
         Some quantized, plain;
         for (const Module& m : modules) {
             const bool listed = ignored.contains(m.official, m.in_file);
             if (listed && m.stored != Stored::plain) quantized.add(m.in_file);
             if (!listed && m.stored == Stored::plain) plain.add(m.in_file);
         }
-        if (quantized) note("the ignore list names {} that are stored quantized; the tensors decide", quantized.text());
+        if (quantized)
+            note("the ignore list names {} that are stored quantized; the tensors decide", quantized.text());
         if (plain && targets_all_linear(hf) && ignored.unread() == 0)
             note("{} neither quantized nor on the ignore list; the tensors decide", plain.text());
     }
@@ -180,8 +186,10 @@ class Check {
 
     void activations() {
         const Fingerprint f = fingerprint(c_);
-        std::string format = c_.quant().format;  // "mixed-precision", "MIXED_PRECISION": each module its own scheme
-        std::transform(format.begin(), format.end(), format.begin(), [](unsigned char c) { return std::tolower(c); });
+        std::string format =
+            c_.quant().format;  // "mixed-precision", "MIXED_PRECISION": each module its own scheme
+        std::transform(format.begin(), format.end(), format.begin(),
+                       [](unsigned char c) { return std::tolower(c); });
         if (f.with_input_scale > 0 && f.with_input_scale < f.nvfp4_modules && !format.starts_with("mixed"))
             note("{} of {} NVFP4 matrices have an activation scale", f.with_input_scale, f.nvfp4_modules);
         const json& groups = member(quantization_, "config_groups");
@@ -202,7 +210,8 @@ class Check {
                                 "vision_start_token_id", "vision_end_token_id"}) {
             for (const json* level : {&c_.config(), &text}) {
                 const json& id = member(*level, key);
-                if (id.is_number_integer() && (id.get<int64_t>() < 0 || id.get<int64_t>() >= config_.vocab_rows))
+                if (id.is_number_integer() &&
+                    (id.get<int64_t>() < 0 || id.get<int64_t>() >= config_.vocab_rows))
                     note("{} is {}, but the vocabulary has {} rows", key, id.dump(), config_.vocab_rows);
             }
         }
@@ -210,8 +219,10 @@ class Check {
         const json list = eos.is_array() ? eos : json::array({eos});
         for (const int32_t id : config_.eos_ids)
             if (!eos.is_null() && std::find(list.begin(), list.end(), id) == list.end())
-                note("eos_token_id {} of config.json is not among those of generation_config.json, which decide",
-                     id);
+                note(
+                    "eos_token_id {} of config.json is not among those of generation_config.json, which "
+                    "decide",
+                    id);
     }
 
     const Checkpoint& c_;
@@ -229,7 +240,9 @@ std::string producer_of(const Checkpoint& c, bool divisor, bool multiplier) {
     }
     if (q.method.starts_with("modelopt")) return "modelopt";
     if (q.method == "fp8") return "FP8 block export";
-    return divisor ? "llm-compressor, by its tensors" : multiplier ? "modelopt, by its tensors" : "not quantized";
+    return divisor      ? "llm-compressor, by its tensors"
+           : multiplier ? "modelopt, by its tensors"
+                        : "not quantized";
 }
 
 }  // namespace
@@ -263,15 +276,15 @@ Fingerprint fingerprint(const Checkpoint& checkpoint) {
         f.nvfp4_modules += by_divisor || by_multiplier;
         if (!by_divisor && !by_multiplier) continue;
         const std::string module(t.name.substr(0, t.name.rfind('.')));
-        f.with_input_scale +=
-            checkpoint.find(module + (by_divisor ? ".input_global_scale" : ".input_scale")) != Checkpoint::kNone;
+        f.with_input_scale += checkpoint.find(module + (by_divisor ? ".input_global_scale"
+                                                                   : ".input_scale")) != Checkpoint::kNone;
     }
     for (const CheckpointTensor& t : checkpoint.tensors())
         mtp_shares |= t.name.starts_with("mtp.") && has_text[t.shard];
     f.producer = producer_of(checkpoint, divisor, multiplier);
     f.mtp = mtp_shard == Checkpoint::kNone ? "absent"
             : mtp_shares                   ? "in the shards of the text model"
-                                           : "grafted: in " + checkpoint.shard_name(mtp_shard) + ", without text layers";
+                         : "grafted: in " + checkpoint.shard_name(mtp_shard) + ", without text layers";
     return f;
 }
 

@@ -13,7 +13,8 @@ std::optional<float> number(const Checkpoint& checkpoint, const char* key) {
     const auto it = g.find(key);
     if (it == g.end() || it->is_null()) return {};
     if (!it->is_number() || !std::isfinite(it->get<float>()))
-        FAIL(model, "{}: '{}' should be a number, but is {}", checkpoint.files().generation_config, key, it->dump());
+        FAIL(model, "{}: '{}' should be a number, but is {}", checkpoint.files().generation_config, key,
+             it->dump());
     return it->get<float>();
 }
 
@@ -32,8 +33,8 @@ void read_eos(const Checkpoint& checkpoint, int64_t vocab_rows, std::vector<int3
 
 }  // namespace
 
-GenerationDefaults read_generation_defaults(const Checkpoint& checkpoint, const std::vector<int32_t>& config_eos,
-                                            int64_t vocab_rows) {
+GenerationDefaults read_generation_defaults(const Checkpoint& checkpoint,
+                                            const std::vector<int32_t>& config_eos, int64_t vocab_rows) {
     GenerationDefaults d;
     d.eos_ids = config_eos;
     const nlohmann::json& g = checkpoint.generation_config();

@@ -8,7 +8,7 @@ namespace quern {
 
 /// `config_eos`: the ids of config.json, for checkpoints whose generation_config.json names none. Throws
 /// Error(model) for values that are no numbers and for ids outside of the vocabulary.
-GenerationDefaults read_generation_defaults(const Checkpoint& checkpoint, const std::vector<int32_t>& config_eos,
-                                            int64_t vocab_rows);
+GenerationDefaults read_generation_defaults(const Checkpoint& checkpoint,
+                                            const std::vector<int32_t>& config_eos, int64_t vocab_rows);
 
 }  // namespace quern

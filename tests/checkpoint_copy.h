@@ -17,7 +17,8 @@ inline nlohmann::json read_json(const std::string& path) {
 
 struct CheckpointCopy {
     /// `name`: below tests/vectors/parity, in one file.
-    explicit CheckpointCopy(const std::string& name) : source(QUERN_SOURCE_DIR "/tests/vectors/parity/" + name) {
+    explicit CheckpointCopy(const std::string& name)
+        : source(QUERN_SOURCE_DIR "/tests/vectors/parity/" + name) {
         config = read_json(source + "/config.json");
         generation = read_json(source + "/generation_config.json");
         if (std::filesystem::exists(source + "/hf_quant_config.json"))

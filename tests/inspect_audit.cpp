@@ -46,7 +46,8 @@ Findings after(const std::function<void(CheckpointCopy&)>& change, const std::st
 }
 
 int exit_code(const std::string& arguments) {
-    const int status = std::system((QUERN_BINARY " quantize-inspect " + arguments + " >/dev/null 2>&1").c_str());
+    const int status =
+        std::system((QUERN_BINARY " quantize-inspect " + arguments + " >/dev/null 2>&1").c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
@@ -54,9 +55,10 @@ int exit_code(const std::string& arguments) {
 
 TEST_SUITE("cpu") {
     TEST_CASE("audit: sound checkpoints are clean and their configurations contradict nothing") {
-        for (const char* name : {"base/ct", "base/modelopt", "base/bf16", "tied_text/ct", "mixed/ct_mixed",
-                                 "mixed/modelopt_mixed", "odd_pattern/modelopt_xs", "real_heads/ct_fp8_head",
-                                 "real_heads/fp8_block", "vision_mtp/ct", "deep/modelopt", "many_experts/ct"}) {
+        for (const char* name :
+             {"base/ct", "base/modelopt", "base/bf16", "tied_text/ct", "mixed/ct_mixed",
+              "mixed/modelopt_mixed", "odd_pattern/modelopt_xs", "real_heads/ct_fp8_head",
+              "real_heads/fp8_block", "vision_mtp/ct", "deep/modelopt", "many_experts/ct"}) {
             CAPTURE(name);
             const Findings f = audit(kVectors + name);
             CHECK(f.problems == "");
@@ -67,8 +69,11 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("audit: who made it, and for which activations") {
-        const auto print = [](const std::string& name) { return fingerprint(Checkpoint::open(kVectors + name)); };
-        const Fingerprint ct = print("base/ct"), modelopt = print("base/modelopt"), plain = print("base/bf16");
+        const auto print = [](const std::string& name) {
+            return fingerprint(Checkpoint::open(kVectors + name));
+        };
+        const Fingerprint ct = print("base/ct"), modelopt = print("base/modelopt"),
+                          plain = print("base/bf16");
         CHECK(ct.producer == "llm-compressor (compressed-tensors 0.13.0)");
         CHECK(modelopt.producer == "modelopt 0.43.0");
         CHECK(plain.scheme() == std::string("not NVFP4"));
@@ -84,7 +89,8 @@ TEST_SUITE("cpu") {
         CHECK(scheme() == "W4A4");
         copy.weights.remove(kExpert + "up_proj.input_global_scale");
         CHECK(scheme() == "W4A4 in part");
-        std::erase_if(copy.weights.entries, [](const auto& e) { return e.name.ends_with("input_global_scale"); });
+        std::erase_if(copy.weights.entries,
+                      [](const auto& e) { return e.name.ends_with("input_global_scale"); });
         CHECK(scheme() == "W4A16");
         CHECK(contains(audit(copy.dir.str()).notes, "W4A4 is declared"));
     }
@@ -100,15 +106,21 @@ TEST_SUITE("cpu") {
         });
         CHECK(!inverted.clean);
         CHECK(contains(inverted.problems, "it looks inverted"));
-        CHECK(contains(after([](CheckpointCopy& c) { c.weights.remove(kExpert + "up_proj.weight_scale"); }).problems,
-                       kExpert + "up_proj.weight_scale': expected beside weight_packed"));
-        CHECK(contains(after([](CheckpointCopy& c) { c.weights.bf16(kExpert + "up_proj.weight", {16, 32}); }).problems,
+        CHECK(contains(
+            after([](CheckpointCopy& c) { c.weights.remove(kExpert + "up_proj.weight_scale"); }).problems,
+            kExpert + "up_proj.weight_scale': expected beside weight_packed"));
+        CHECK(contains(after([](CheckpointCopy& c) {
+                           c.weights.bf16(kExpert + "up_proj.weight", {16, 32});
+                       }).problems,
                        "expected one of weight and weight_packed, found both"));
-        CHECK(contains(after([](CheckpointCopy& c) { c.weights.bf16(kLayer + "mlp.extra.weight", {2, 2}); }).problems,
+        CHECK(contains(after([](CheckpointCopy& c) {
+                           c.weights.bf16(kLayer + "mlp.extra.weight", {2, 2});
+                       }).problems,
                        "mlp.extra.weight': [2, 2] BF16 is not part of this model"));
         CHECK(contains(after([](CheckpointCopy& c) {
                            for (auto& e : c.weights.entries)
-                               if (e.name == kLayer + "mlp.gate.weight") e.name = "model.language_model.gate.weight";
+                               if (e.name == kLayer + "mlp.gate.weight")
+                                   e.name = "model.language_model.gate.weight";
                        }).problems,
                        "mlp.gate"));
     }
@@ -121,16 +133,18 @@ TEST_SUITE("cpu") {
         copy.dir.write("model.safetensors", whole.substr(0, whole.size() - 100));
         CHECK(contains(audit(copy.dir.str()).problems, "the file is cut off"));
         CHECK(exit_code("--audit " + copy.dir.str()) == 3);
-        copy.dir.write("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n");
+        copy.dir.write("model.safetensors",
+                       "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n");
         CHECK(contains(audit(copy.dir.str()).problems, "git-lfs"));
     }
 
     TEST_CASE("audit: faults of the configuration") {
         const Findings layers = after([](CheckpointCopy& c) {
-            c.config["text_config"]["layer_types"] = {"full_attention", "linear_attention", "linear_attention",
-                                                      "linear_attention"};
+            c.config["text_config"]["layer_types"] = {"full_attention", "linear_attention",
+                                                      "linear_attention", "linear_attention"};
         });
-        CHECK(contains(layers.problems, "layer_types makes layer 0 full_attention, expected tensors of self_attn"));
+        CHECK(contains(layers.problems,
+                       "layer_types makes layer 0 full_attention, expected tensors of self_attn"));
         CHECK(contains(layers.problems, "layer_types makes layer 3 linear_attention"));
         CHECK(contains(after([](CheckpointCopy& c) { c.config["tie_word_embeddings"] = true; }).problems,
                        "has its own lm_head"));
@@ -142,7 +156,8 @@ TEST_SUITE("cpu") {
         });
         CHECK(ids.clean);
         CHECK(contains(ids.notes, "image_token_id is 248056, but the vocabulary has 96 rows"));
-        CHECK(contains(ids.notes, "eos_token_id 88 of config.json is not among those of generation_config.json"));
+        CHECK(contains(ids.notes,
+                       "eos_token_id 88 of config.json is not among those of generation_config.json"));
     }
 
     TEST_CASE("audit: ignore lists and declared formats against the tensors") {
@@ -158,7 +173,9 @@ TEST_SUITE("cpu") {
         const auto modelopt = [](const std::function<void(CheckpointCopy&)>& change) {
             return after(change, "base/modelopt").notes;
         };
-        CHECK(contains(modelopt([](CheckpointCopy& c) { c.hf_quant["quantization"]["exclude_modules"] = {"*experts*"}; }),
+        CHECK(contains(modelopt([](CheckpointCopy& c) {
+                           c.hf_quant["quantization"]["exclude_modules"] = {"*experts*"};
+                       }),
                        "the ignore list names"));
     }
 

@@ -54,8 +54,8 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("plan: a checkpoint's files, and JSON") {
-        const CostPlan plan =
-            make_cost_plan({.model = QUERN_SOURCE_DIR "/tests/vectors/parity/base/ct", .engine = {.context = 64}});
+        const CostPlan plan = make_cost_plan(
+            {.model = QUERN_SOURCE_DIR "/tests/vectors/parity/base/ct", .engine = {.context = 64}});
         CHECK(plan.info.layers == 4);
         const auto j = to_json(plan);
         CHECK(j["components"].size() == plan.components.size());

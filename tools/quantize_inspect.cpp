@@ -85,17 +85,21 @@ int cmd_quantize_inspect(int argc, char** argv) {
     parser.value("-m,--model", "PATH", "as MODEL", [&](const std::string& v) { o.model = v; });
     parser.value("--tensors", "REGEX", "list the tensors whose name matches; . for all",
                  [&](const std::string& v) { o.tensors = v; });
-    parser.toggle("--audit",
-                  "every tensor in one class, the configuration against the tensors, all scales that are floats",
-                  [&](bool v) { o.audit = v; });
-    parser.toggle("--plan", "what it costs to run: bytes a token, memory, ceilings of the speed on known cards",
+    parser.toggle(
+        "--audit",
+        "every tensor in one class, the configuration against the tensors, all scales that are floats",
+        [&](bool v) { o.audit = v; });
+    parser.toggle("--plan",
+                  "what it costs to run: bytes a token, memory, ceilings of the speed on known cards",
                   [&](bool v) { o.plan = v; });
-    parser.toggle("--health", "reads all weights: what is wrong with their quantization, a grade for each layer",
+    parser.toggle("--health",
+                  "reads all weights: what is wrong with their quantization, a grade for each layer",
                   [&](bool v) { o.health = v; });
     parser.value("--html", "FILE", "with --health: a page with heat maps, too",
                  [&](const std::string& v) { o.html = v; });
-    parser.value("-t,--threads", "N", "of --health; default: all cores",
-                 [&](const std::string& v) { o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
+    parser.value("-t,--threads", "N", "of --health; default: all cores", [&](const std::string& v) {
+        o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096));
+    });
     parser.toggle("--json", "everything as one JSON object", [&](bool v) { o.json = v; });
     add_plan_flags(parser, o);
     parser.footer("Reads headers only unless it is told more. Exit codes: 0 clean, 2 usage, 3 not clean.\n");

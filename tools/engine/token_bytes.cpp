@@ -6,7 +6,8 @@ namespace quern {
 namespace {
 
 void add(TokenBytes& bytes, const char* name, double value) {
-    const auto part = std::find_if(bytes.begin(), bytes.end(), [&](const auto& p) { return p.first == name; });
+    const auto part =
+        std::find_if(bytes.begin(), bytes.end(), [&](const auto& p) { return p.first == name; });
     if (part == bytes.end())
         bytes.emplace_back(name, value);
     else

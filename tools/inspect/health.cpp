@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -19,7 +20,8 @@ namespace {
 
 // Shares above which something is worth a word.
 constexpr double kManySubnormal = 0.01, kManySaturated = 0.01, kManyOutliers = 0.001, kManyZero = 0.1;
-constexpr double kManyUnfilled = 0.01, kLopsided = 0.1, kOddUse = 0.25;
+// A sound quantizer leaves no block unfilled, and signs balance but for chance.
+constexpr double kManyUnfilled = 0.001, kLopsided = 0.05, kOddUse = 0.25;
 constexpr int64_t kEnoughValues = 4096;  // for a judgement on the use of codes
 constexpr float kUnusedRange = nvfp4::kMaxScale / 16;
 
@@ -91,36 +93,44 @@ void judge_blocks(MatrixHealth& m) {
     if (s.bad_scales > 0) say(Grade::f, fmt::format("{} block scales are NaN or negative", s.bad_scales));
     if (s.erased > 0)
         say(s.erased == s.blocks ? Grade::f : Grade::d,
-            fmt::format("{} of the blocks have a zero scale over codes that are not zero", percent(s.erased, s.blocks)));
+            fmt::format("{} of the blocks have a zero scale over codes that are not zero",
+                        percent(s.erased, s.blocks)));
     if (share(s.unfilled, s.blocks) > kManyUnfilled)
-        say(Grade::d, fmt::format("{} of the blocks do not use their range: codes shifted against their blocks, or "
-                                  "permuted?",
-                                  percent(s.unfilled, s.blocks)));
+        say(Grade::d,
+            fmt::format("{} of the blocks do not use their range: codes shifted against their blocks, or "
+                        "permuted?",
+                        percent(s.unfilled, s.blocks)));
     if (share(s.subnormal, s.blocks) > kManySubnormal)
-        say(Grade::c, fmt::format("{} of the block scales are subnormal: few bits left", percent(s.subnormal, s.blocks)));
+        say(Grade::c, fmt::format("{} of the block scales are subnormal: few bits left",
+                                  percent(s.subnormal, s.blocks)));
     if (share(s.saturated, s.blocks) > kManySaturated && s.blocks >= 1000)
         say(Grade::c, fmt::format("{} of the block scales are saturated at 448: clipped weights",
                                   percent(s.saturated, s.blocks)));
     if (share(s.outliers, s.blocks) > kManyOutliers)
-        say(Grade::b, fmt::format("{} of the blocks are more than 16 times the median", percent(s.outliers, s.blocks)));
+        say(Grade::b,
+            fmt::format("{} of the blocks are more than 16 times the median", percent(s.outliers, s.blocks)));
     if (share(s.zero_scales - s.erased, s.blocks) > kManyZero && !s.dead())
         say(Grade::b, fmt::format("{} of the blocks are zero", percent(s.zero_scales, s.blocks)));
     if (s.largest_scale < kUnusedRange && !s.dead())
-        say(Grade::c, fmt::format("the largest block scale is {:.3g} of 448: the range of the scales is not used",
-                                  s.largest_scale));
+        say(Grade::c,
+            fmt::format("the largest block scale is {:.3g} of 448: the range of the scales is not used",
+                        s.largest_scale));
 }
 
 void judge_codes(MatrixHealth& m) {
     const SegmentStats& s = m.stats;
     if (s.values < kEnoughValues || s.dead()) return;
-    if (s.sign_bias() > kLopsided)
-        m.findings.push_back({Grade::d, fmt::format("one sign outnumbers the other by {:.0f} % of the codes: permuted "
-                                                    "nibbles?",
-                                                    100 * s.sign_bias())});
+    const double chance = 5 / std::sqrt(static_cast<double>(s.values));
+    if (s.sign_bias() > std::max(kLopsided, chance))
+        m.findings.push_back(
+            {Grade::d, fmt::format("one sign outnumbers the other by {:.0f} % of the codes: permuted "
+                                   "nibbles?",
+                                   100 * s.sign_bias())});
     if (s.code_distance() > kOddUse)
-        m.findings.push_back({Grade::c, fmt::format("unusual use of the 16 codes (distance {:.2f} from that of normal "
-                                                    "values): permuted nibbles?",
-                                                    s.code_distance())});
+        m.findings.push_back(
+            {Grade::c, fmt::format("unusual use of the 16 codes (distance {:.2f} from that of normal "
+                                   "values): permuted nibbles?",
+                                   s.code_distance())});
 }
 
 void judge(const Checkpoint& c, MatrixHealth& m) {
@@ -132,7 +142,8 @@ void judge(const Checkpoint& c, MatrixHealth& m) {
     if (m.stats.bad_values > 0)
         m.findings.push_back({Grade::f, fmt::format("{} values are NaN or Inf", m.stats.bad_values)});
     if (m.stats.dead()) m.findings.push_back({Grade::c, "dead: all values are zero"});
-    if (m.role == Role::ends && m.segment->scale_kind == ScaleKind::nvfp4 && m.segment->name.ends_with("embed_tokens"))
+    if (m.role == Role::ends && m.segment->scale_kind == ScaleKind::nvfp4 &&
+        m.segment->name.ends_with("embed_tokens"))
         m.findings.push_back({Grade::c, "the embedding is quantized to 4 bits"});
 }
 
@@ -140,7 +151,8 @@ void judge(const Checkpoint& c, MatrixHealth& m) {
 void judge_siblings(std::vector<MatrixHealth>& all) {
     const auto fused = [](const std::string& name) {
         for (const char* end : {".gate_proj", ".up_proj", ".q_proj", ".k_proj", ".v_proj"})
-            if (name.ends_with(end)) return name.substr(0, name.rfind('.')) + (end[1] == 'g' || end[1] == 'u' ? "" : "q");
+            if (name.ends_with(end))
+                return name.substr(0, name.rfind('.')) + (end[1] == 'g' || end[1] == 'u' ? "" : "q");
         return std::string();
     };
     for (size_t i = 1; i < all.size(); ++i) {
@@ -148,9 +160,10 @@ void judge_siblings(std::vector<MatrixHealth>& all) {
         if (a.segment->scale_kind != ScaleKind::nvfp4 || b.segment->scale_kind != ScaleKind::nvfp4) continue;
         const std::string module = fused(a.segment->name);
         if (module.empty() || module != fused(b.segment->name) || a.global_scale == b.global_scale) continue;
-        b.findings.push_back({Grade::b, fmt::format("global scale {:.3g}, of {} {:.3g}: engines that fuse them take one",
-                                                    b.global_scale, a.segment->name.substr(a.segment->name.rfind('.') + 1),
-                                                    a.global_scale)});
+        b.findings.push_back(
+            {Grade::b,
+             fmt::format("global scale {:.3g}, of {} {:.3g}: engines that fuse them take one", b.global_scale,
+                         a.segment->name.substr(a.segment->name.rfind('.') + 1), a.global_scale)});
     }
 }
 
@@ -229,7 +242,8 @@ bool HealthReport::cell(int64_t layer, Role role, Grade& grade) const {
 }
 
 bool HealthReport::clean() const {
-    return std::none_of(matrices.begin(), matrices.end(), [](const auto& m) { return m.grade() == Grade::f; });
+    return std::none_of(matrices.begin(), matrices.end(),
+                        [](const auto& m) { return m.grade() == Grade::f; });
 }
 
 std::vector<size_t> HealthReport::worst(size_t count) const {

@@ -15,26 +15,24 @@ constexpr size_t kWorst = 10;
 constexpr Role kAllRoles[kRoles] = {Role::in,          Role::out,    Role::router, Role::expert_gate_up,
                                     Role::expert_down, Role::shared, Role::ends};
 
-std::string layer_name(int64_t layer) { return layer < 0 ? "ends" : fmt::format("{}", layer); }
-
 /// A character a cell: small enough for 64 layers in a terminal.
 std::string picture(const HealthReport& r) {
-    std::string text = "grades: layers across, parts down ('.': none)\n                  ";
+    std::string text = "grades: layers across, parts down ('.': none)\n                    ";
     for (int64_t l = 0; l < r.layers; ++l) text += l % 10 == 0 ? fmt::format("{:<10}", l) : "";
     text.resize(text.find_last_not_of(' ') + 1);
     text += "\n";
     for (const Role role : kAllRoles) {
         if (role == Role::ends) continue;
-        text += fmt::format("  {:16}", role_name(role));
+        text += fmt::format("  {:18}", role_name(role));
         for (int64_t l = 0; l < r.layers; ++l) {
             Grade grade;
             text += r.cell(l, role, grade) ? letter(grade) : '.';
         }
         text += "\n";
     }
-    text += fmt::format("  {:16}", "layer");
+    text += fmt::format("  {:18}", "layer");
     for (int64_t l = 0; l < r.layers; ++l) text += letter(r.grade(l));
-    return text + fmt::format("\n  {:16}{}\n", role_name(Role::ends), letter(r.grade(-1)));
+    return text + fmt::format("\n  {:18}{}\n", role_name(Role::ends), letter(r.grade(-1)));
 }
 
 struct Sum {
@@ -83,11 +81,12 @@ std::string nvfp4_totals(const HealthReport& r) {
     const Sum s = sum_of(r);
     if (s.blocks == 0) return "no matrix is NVFP4\n";
     const auto p = [&](int64_t part) { return percent(part, s.blocks); };
-    return fmt::format("{} blocks of NVFP4: {:.3f} % zero, {:.3f} % saturated, {:.3f} % subnormal, {:.3f} % outliers, "
-                       "{:.3f} % not filled\n"
-                       "largest weights of the matrices: {:.3g} to {:.3g}; {} dead and {} duplicate expert matrices\n{}",
-                       s.blocks, p(s.zero), p(s.saturated), p(s.subnormal), p(s.outliers), p(s.unfilled),
-                       s.smallest_amax, s.largest_amax, r.dead, r.duplicates, code_use(s));
+    return fmt::format(
+        "{} blocks of NVFP4: {:.3f} % zero, {:.3f} % saturated, {:.3f} % subnormal, {:.3f} % outliers, "
+        "{:.3f} % not filled\n"
+        "largest weights of the matrices: {:.3g} to {:.3g}; {} dead and {} duplicate expert matrices\n{}",
+        s.blocks, p(s.zero), p(s.saturated), p(s.subnormal), p(s.outliers), p(s.unfilled), s.smallest_amax,
+        s.largest_amax, r.dead, r.duplicates, code_use(s));
 }
 
 Json matrix_json(const MatrixHealth& m) {
@@ -114,7 +113,8 @@ Json matrix_json(const MatrixHealth& m) {
         j["codes"] = s.codes;
     }
     j["findings"] = Json::array();
-    for (const Finding& f : m.findings) j["findings"].push_back({{"grade", std::string(1, letter(f.grade))}, {"text", f.text}});
+    for (const Finding& f : m.findings)
+        j["findings"].push_back({{"grade", std::string(1, letter(f.grade))}, {"text", f.text}});
     return j;
 }
 
@@ -147,7 +147,8 @@ std::string heat_map(const HealthReport& r, const char* title, F&& cell) {
 std::string grade_cell(const HealthReport& r, int64_t layer, Role role) {
     Grade grade;
     if (!r.cell(layer, role, grade)) return "<td></td>";
-    return fmt::format("<td class={0} title=\"layer {1}, {2}: {0}\">{0}</td>", letter(grade), layer, role_name(role));
+    return fmt::format("<td class={0} title=\"layer {1}, {2}: {0}\">{0}</td>", letter(grade), layer,
+                       role_name(role));
 }
 
 /// Share of the blocks of a cell, `count` of a matrix; dark from `full` percent on.
@@ -161,8 +162,9 @@ std::string share_cell(const HealthReport& r, int64_t layer, Role role, double f
     }
     if (all == 0) return "<td></td>";
     const double p = percent(part, all);
-    return fmt::format("<td style=\"background:rgba(200,40,20,{:.3f})\" title=\"layer {}, {}: {:.4f} %\"></td>",
-                       std::min(1.0, 0.04 + p / full), layer, role_name(role), p);
+    return fmt::format(
+        "<td style=\"background:rgba(200,40,20,{:.3f})\" title=\"layer {}, {}: {:.4f} %\"></td>",
+        std::min(1.0, 0.04 + p / full), layer, role_name(role), p);
 }
 
 std::string findings_table(const HealthReport& r, size_t count) {
@@ -170,7 +172,8 @@ std::string findings_table(const HealthReport& r, size_t count) {
     for (const size_t i : r.worst(count))
         for (const Finding& f : r.matrices[i].findings)
             html += fmt::format("<tr><td class={0}>{0}</td><td>{1}</td><td>{2}</td></tr>\n", letter(f.grade),
-                                html_text(printable(r.matrices[i].segment->name, 200)), html_text(printable(f.text, 400)));
+                                html_text(printable(r.matrices[i].segment->name, 200)),
+                                html_text(printable(f.text, 400)));
     return html + "</table>\n";
 }
 
@@ -179,7 +182,8 @@ constexpr const char* kStyle =
     "table{border-collapse:collapse}td,th{padding:2px 6px;text-align:left;font-weight:normal}"
     ".map td{width:1.1em;height:1.1em;padding:1px;text-align:center;border:1px solid #eee}"
     ".map th{font-size:11px;padding:1px 4px}pre{background:#f6f6f6;padding:1em}"
-    ".A{background:#cdebc5}.B{background:#e9efb0}.C{background:#fbdf9d}.D{background:#f3a877}.F{background:#e0533d;color:#fff}";
+    ".A{background:#cdebc5}.B{background:#e9efb0}.C{background:#fbdf9d}.D{background:#f3a877}.F{background:#"
+    "e0533d;color:#fff}";
 
 }  // namespace
 
@@ -225,8 +229,8 @@ std::string describe(const HealthReport& r) {
 }
 
 Json to_json(const HealthReport& r) {
-    Json j{{"clean", r.clean()},       {"matrices", r.matrices.size()}, {"bytes", r.bytes},
-           {"seconds", r.seconds},     {"dead_experts", r.dead},        {"duplicate_experts", r.duplicates}};
+    Json j{{"clean", r.clean()},   {"matrices", r.matrices.size()}, {"bytes", r.bytes},
+           {"seconds", r.seconds}, {"dead_experts", r.dead},        {"duplicate_experts", r.duplicates}};
     j["layers"] = Json::array();
     for (int64_t l = 0; l < r.layers; ++l) j["layers"].push_back(std::string(1, letter(r.grade(l))));
     j["ends"] = std::string(1, letter(r.grade(-1)));
@@ -240,12 +244,15 @@ Json to_json(const HealthReport& r) {
 std::string to_html(const HealthReport& r, const std::string& title) {
     constexpr size_t kRows = 100;
     const std::string name = html_text(printable(title, 400));
-    std::string html = fmt::format("<!doctype html><html lang=en><meta charset=utf-8><title>{}: quantization</title>"
-                                   "<style>{}</style><h1>{}</h1>\n<pre>{}</pre>\n",
-                                   name, kStyle, name, html_text(nvfp4_totals(r)));
-    html += heat_map(r, "Grades: layers across", [&](int64_t l, Role role) { return grade_cell(r, l, role); });
+    std::string html = fmt::format(
+        "<!doctype html><html lang=en><meta charset=utf-8><title>{}: quantization</title>"
+        "<style>{}</style><h1>{}</h1>\n<pre>{}</pre>\n",
+        name, kStyle, name, html_text(nvfp4_totals(r)));
+    html +=
+        heat_map(r, "Grades: layers across", [&](int64_t l, Role role) { return grade_cell(r, l, role); });
     const auto map = [&](const char* heading, double full, auto&& count) {
-        html += heat_map(r, heading, [&](int64_t l, Role role) { return share_cell(r, l, role, full, count); });
+        html +=
+            heat_map(r, heading, [&](int64_t l, Role role) { return share_cell(r, l, role, full, count); });
     };
     map("Subnormal block scales, dark from 5 %", 5, [](const SegmentStats& s) { return s.subnormal; });
     map("Zero block scales, dark from 5 %", 5, [](const SegmentStats& s) { return s.zero_scales; });

@@ -32,7 +32,8 @@ Inspection::Inspection(const std::string& path, ReadMode mode)
         failure = error.what();
     }
     audit = use.audit();
-    if (!failure.empty()) audit.problems = {"reading stopped there; what was not reached is listed as UNKNOWN"};
+    if (!failure.empty())
+        audit.problems = {"reading stopped there; what was not reached is listed as UNKNOWN"};
     check_config(checkpoint, config, audit);
     try {
         read_generation_defaults(checkpoint, config.eos_ids, config.vocab_rows);

@@ -1,4 +1,5 @@
-// Inspection: a checkpoint read as `run` reads it, with everything that is wrong with it kept instead of thrown.
+// Inspection: a checkpoint read as `run` reads it, with everything that is wrong with it kept instead of
+// thrown.
 #pragma once
 
 #include <map>
@@ -22,8 +23,8 @@ class Inspection {
     };
     using Groups = std::map<std::pair<std::string, std::string>, Group>;  // (part, format)
 
-    /// ReadMode::headers touches no weights; values also reads and checks all scales that are floats, as a load
-    /// does. Throws Error(model) if the files cannot be read as a checkpoint at all.
+    /// ReadMode::headers touches no weights; values also reads and checks all scales that are floats, as a
+    /// load does. Throws Error(model) if the files cannot be read as a checkpoint at all.
     Inspection(const std::string& path, ReadMode mode);
     Inspection(const Inspection&) = delete;
     Inspection& operator=(const Inspection&) = delete;

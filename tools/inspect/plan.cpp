@@ -39,7 +39,8 @@ CostPlan::OnCard plan_card(const Model& model, const PlanWish& wish, const std::
     return card;
 }
 
-std::vector<CostPlan::Component> components_of(const Model& model, const MemoryPlan& memory, int64_t sequences) {
+std::vector<CostPlan::Component> components_of(const Model& model, const MemoryPlan& memory,
+                                               int64_t sequences) {
     const TokenBytes plain = unquantized_token_bytes(model, sequences);
     std::vector<CostPlan::Component> out;
     for (const auto& [name, bytes] : token_bytes(model, memory, sequences, CostPlan::kShortDepth)) {
@@ -71,8 +72,9 @@ std::string component_table(const CostPlan& plan) {
     text += fmt::format("  {:16}{:>12}\n", "together", bytes_text(plan.token_bytes()));
     for (const CostPlan::Component& c : plan.components)
         if (c.unquantized > kWorthNaming * plan.token_bytes())
-            text += fmt::format("  {} holds the speed back: {} of 16 bits; in FP8 the ceiling would be {:.2f}x\n",
-                                c.name, bytes_text(c.unquantized), gain(plan, c));
+            text +=
+                fmt::format("  {} holds the speed back: {} of 16 bits; in FP8 the ceiling would be {:.2f}x\n",
+                            c.name, bytes_text(c.unquantized), gain(plan, c));
     return text;
 }
 
@@ -83,8 +85,8 @@ std::string card_line(const CostPlan::OnCard& c) {
                                   bytes_text(static_cast<double>(c.memory.needed())),
                                   bytes_text(static_cast<double>(c.memory.device.free_bytes)));
     return head + fmt::format("{:>14}{:>11}{:>12.0f}{:>14.0f}\n",
-                              bytes_text(static_cast<double>(c.memory.needed())), c.memory.context, c.short_rate,
-                              c.full_rate);
+                              bytes_text(static_cast<double>(c.memory.needed())), c.memory.context,
+                              c.short_rate, c.full_rate);
 }
 
 }  // namespace
@@ -116,9 +118,10 @@ std::string describe(const CostPlan& plan) {
     const auto fitting = std::find_if(plan.cards.begin(), plan.cards.end(),
                                       [](const CostPlan::OnCard& c) { return c.known_memory && c.fits; });
     if (fitting != plan.cards.end()) text += "\n" + describe(fitting->memory);
-    text += fmt::format("\nceilings by memory bandwidth; what is reached is usually 60 to 90 % of them\n"
-                        "  {:16}{:>14}{:>14}{:>11}{:>12}{:>14}\n",
-                        "card", "bandwidth", "memory", "context", "tok/s, 1k", "tok/s, full");
+    text += fmt::format(
+        "\nceilings by memory bandwidth; what is reached is usually 60 to 90 % of them\n"
+        "  {:16}{:>14}{:>14}{:>11}{:>12}{:>14}\n",
+        "card", "bandwidth", "memory", "context", "tok/s, 1k", "tok/s, full");
     for (const CostPlan::OnCard& c : plan.cards) text += card_line(c);
     return text;
 }

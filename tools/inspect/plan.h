@@ -12,7 +12,7 @@
 namespace quern {
 
 struct PlanWish {
-    std::string model;           // as load_model takes it
+    std::string model;                    // as load_model takes it
     std::string synthetic, mix = "aeon";  // instead: shapes of this name
     EngineOptions engine;
     double bandwidth = 0;  // GB/s of a card that is not in the table; 0: none

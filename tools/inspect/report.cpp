@@ -24,7 +24,8 @@ std::string findings(const Inspection& in) {
     if (!in.failure.empty()) text += "problem: " + printable(in.failure, 4000) + "\n";
     for (const std::string& p : in.audit.problems) text += "problem: " + p + "\n";
     for (const std::string& n : in.audit.notes) text += "note: " + n + "\n";
-    return text + (in.clean() ? "\naudit: clean\n" : "\naudit: NOT CLEAN, quern will not run this checkpoint\n");
+    return text +
+           (in.clean() ? "\naudit: clean\n" : "\naudit: NOT CLEAN, quern will not run this checkpoint\n");
 }
 
 /// Tensors whose name matches; all if the pattern is empty.
@@ -108,8 +109,8 @@ void print_audit(const Inspection& in, Output& out) {
     };
     line("producer", f.producer);
     line("declared", q.method + (q.format.empty() ? "" : ", " + q.format));
-    line("scheme", fmt::format("{}: {} NVFP4 matrices, {} with an activation scale", f.scheme(), f.nvfp4_modules,
-                               f.with_input_scale));
+    line("scheme", fmt::format("{}: {} NVFP4 matrices, {} with an activation scale", f.scheme(),
+                               f.nvfp4_modules, f.with_input_scale));
     line("KV cache", q.kv_cache);
     line("MTP", f.mtp);
     line("vision", f.vision ? "present" : "absent");

@@ -14,8 +14,9 @@ constexpr uint64_t kOnes = 0x1111111111111111ull;
 constexpr uint64_t kMagnitudes = 0x7777777777777777ull;
 constexpr int kSubnormal = 8;  // E4M3 codes below are subnormal
 constexpr float kOutlier = 16;
-// Use of the magnitudes 0 .5 1 1.5 2 3 4 6 by normal values whose largest of 16 is scaled to 6.
-constexpr double kNormalUse[8] = {0.07, 0.14, 0.135, 0.13, 0.17, 0.16, 0.13, 0.065};
+// Use of the magnitudes 0 .5 1 1.5 2 3 4 6 by normal values whose largest of 16 is scaled to 6: of 400,000
+// random blocks.
+constexpr double kNormalUse[8] = {0.0684, 0.1331, 0.1271, 0.1168, 0.1518, 0.1527, 0.1388, 0.1112};
 
 uint64_t mix(uint64_t hash, uint64_t word) {
     hash = (hash ^ word) * 0x9e3779b97f4a7c15ull;
@@ -136,13 +137,16 @@ SegmentStats measure_segment(const WeightSegment& s) {
             read_fp8(s, out);
             break;
         case DType::BF16:
-            read_plain<uint16_t>(s, 0x7f80, [](uint16_t b) { return bf16_to_float(b); }, out);
+            read_plain<uint16_t>(
+                s, 0x7f80, [](uint16_t b) { return bf16_to_float(b); }, out);
             break;
         case DType::F16:
-            read_plain<uint16_t>(s, 0x7c00, [](uint16_t b) { return f16_to_float(b); }, out);
+            read_plain<uint16_t>(
+                s, 0x7c00, [](uint16_t b) { return f16_to_float(b); }, out);
             break;
         default:
-            read_plain<uint32_t>(s, 0x7f800000u, [](uint32_t b) { return nvfp4::from_bits(b); }, out);
+            read_plain<uint32_t>(
+                s, 0x7f800000u, [](uint32_t b) { return nvfp4::from_bits(b); }, out);
     }
     return out;
 }
