@@ -125,6 +125,15 @@ TEST_SUITE("cpu") {
                        "mlp.gate"));
     }
 
+    TEST_CASE("audit: an embedding that was quantized afterwards") {
+        const Findings f = after([](CheckpointCopy& c) {
+            c.weights.remove("model.language_model.embed_tokens.weight");
+            c.weights.nvfp4_ct("model.language_model.embed_tokens", 96, 32);
+        });
+        CHECK(f.clean);
+        CHECK(contains(f.notes, "embed_tokens is stored as NVFP4"));
+    }
+
     TEST_CASE("audit: a file cut off, a pointer to a file, exit code 3") {
         CheckpointCopy copy("base/ct");
         copy.write();

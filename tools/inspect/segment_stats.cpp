@@ -14,7 +14,7 @@ constexpr uint64_t kOnes = 0x1111111111111111ull;
 constexpr uint64_t kMagnitudes = 0x7777777777777777ull;
 constexpr int kSubnormal = 8;  // E4M3 codes below are subnormal
 constexpr float kOutlier = 16;
-// Use of the magnitudes 0 .5 1 1.5 2 3 4 6 by normal values whose largest of 16 is scaled to 6: of 400,000
+// Use of the magnitudes 0 .5 1 1.5 2 3 4 6 by normal values whose largest of 16 is scaled to 6: of 40,000
 // random blocks.
 constexpr double kNormalUse[8] = {0.0684, 0.1331, 0.1271, 0.1168, 0.1518, 0.1527, 0.1388, 0.1112};
 
