@@ -7,6 +7,7 @@
 #include "ggml-like/check.h"
 #include "ggml-like/json_pull.h"
 #include "models/module_list.h"
+#include "models/tokenizer.h"
 
 namespace quern {
 namespace {
@@ -290,6 +291,26 @@ Fingerprint fingerprint(const Checkpoint& checkpoint) {
 
 void check_config(const Checkpoint& checkpoint, const Qwen36MoeConfig& config, Audit& audit) {
     Check(checkpoint, config, audit).all();
+}
+
+void check_token_ids(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
+                     const std::vector<int32_t>& eos_ids, Audit& audit) {
+    static constexpr std::pair<const char*, const char*> kMarkers[] = {
+        {"image_token_id", "<|image_pad|>"},
+        {"video_token_id", "<|video_pad|>"},
+        {"vision_start_token_id", "<|vision_start|>"},
+        {"vision_end_token_id", "<|vision_end|>"}};
+    for (const auto& [key, marker] : kMarkers) {
+        const json& id = member(checkpoint.config(), key);
+        const auto real = tokenizer.find_added(marker);
+        if (id.is_number_integer() && real && id != *real)
+            audit.notes.push_back(fmt::format("config: {} is {}, but the tokenizer has {} at {}", key,
+                                              id.dump(), marker, *real));
+    }
+    const auto end = tokenizer.find_added("<|im_end|>");
+    if (end && std::find(eos_ids.begin(), eos_ids.end(), *end) == eos_ids.end())
+        audit.notes.push_back(fmt::format(
+            "config: no eos_token_id is <|im_end|> ({}), which ends a chat's turn; quern adds it", *end));
 }
 
 }  // namespace quern

@@ -10,6 +10,8 @@
 
 namespace quern {
 
+class Tokenizer;
+
 /// Who made the checkpoint, as far as its files tell.
 struct Fingerprint {
     std::string producer;       // "llm-compressor (compressed-tensors 0.13.0)", "modelopt 0.43.0", ...
@@ -27,5 +29,9 @@ Fingerprint fingerprint(const Checkpoint& checkpoint);
 /// tensors) and notes on all other contradictions: ignore lists, declared formats, token ids. The lists of
 /// ignored modules in real checkpoints are unreliable, so the tensors decide and the lists are only noted.
 void check_config(const Checkpoint& checkpoint, const Qwen36MoeConfig& config, Audit& audit);
+
+/// Notes on special token ids of the configurations that are not those of the tokenizer.
+void check_token_ids(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
+                     const std::vector<int32_t>& eos_ids, Audit& audit);
 
 }  // namespace quern

@@ -125,6 +125,21 @@ TEST_SUITE("cpu") {
                        "mlp.gate"));
     }
 
+    TEST_CASE("audit: special token ids against the tokenizer") {
+        TempDir dir;
+        for (const char* name : {"tokenizer.json", "tokenizer_config.json", "model.safetensors"})
+            std::filesystem::create_symlink(QUERN_SOURCE_DIR "/models/demo/" + std::string(name), dir / name);
+        json config = read_json(QUERN_SOURCE_DIR "/models/demo/config.json");
+        dir.write("config.json", config.dump());
+        dir.write("generation_config.json", R"({"eos_token_id": 3000})");
+        CHECK(contains(audit(dir.str()).notes, "no eos_token_id is <|im_end|>"));
+        config["image_token_id"] = 7;
+        dir.write("config.json", config.dump());
+        CHECK(
+            contains(audit(dir.str()).notes, "image_token_id is 7, but the tokenizer has <|image_pad|> at"));
+        CHECK(audit(QUERN_SOURCE_DIR "/models/demo").notes.empty());
+    }
+
     TEST_CASE("audit: an embedding that was quantized afterwards") {
         const Findings f = after([](CheckpointCopy& c) {
             c.weights.remove("model.language_model.embed_tokens.weight");

@@ -1,7 +1,10 @@
 #include "tools/inspect/inspection.h"
 
+#include <filesystem>
+
 #include "ggml-like/check.h"
 #include "models/generation_config.h"
+#include "models/tokenizer.h"
 
 namespace quern {
 
@@ -36,7 +39,12 @@ Inspection::Inspection(const std::string& path, ReadMode mode)
         audit.problems = {"reading stopped there; what was not reached is listed as UNKNOWN"};
     check_config(checkpoint, config, audit);
     try {
-        read_generation_defaults(checkpoint, config.eos_ids, config.vocab_rows);
+        const GenerationDefaults defaults =
+            read_generation_defaults(checkpoint, config.eos_ids, config.vocab_rows);
+        const std::string& directory = checkpoint.files().directory;
+        if (mode == ReadMode::values && std::filesystem::exists(directory + "/tokenizer.json"))
+            check_token_ids(checkpoint, Tokenizer::load(directory, config.vocab_rows), defaults.eos_ids,
+                            audit);
     } catch (const Error& error) {
         audit.problems.emplace_back(error.what());
     }
