@@ -193,7 +193,8 @@ Checkpoint Checkpoint::open(const std::string& typed) {
 void Checkpoint::read_configs() {
     config_ = read_json_file(files_.config, &config_text_);
     generation_config_ = read_json_file(files_.generation_config);
-    quant_ = read_quant_info(config_, read_json_file(files_.hf_quant_config), files_.directory);
+    hf_quant_config_ = read_json_file(files_.hf_quant_config);
+    quant_ = read_quant_info(config_, hf_quant_config_, files_.directory);
 }
 
 void Checkpoint::open_shards() {

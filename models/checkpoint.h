@@ -48,6 +48,8 @@ class Checkpoint {
     const std::string& config_text() const { return config_text_; }
     /// generation_config.json; null when the checkpoint has none.
     const nlohmann::json& generation_config() const { return generation_config_; }
+    /// hf_quant_config.json (ModelOpt); null when the checkpoint has none.
+    const nlohmann::json& hf_quant_config() const { return hf_quant_config_; }
     const QuantInfo& quant() const { return quant_; }
     const std::vector<SafetensorsFile>& shards() const { return shards_; }
     /// File name of a shard, without the directory.
@@ -72,7 +74,7 @@ class Checkpoint {
     void collect_tensors();
 
     CheckpointFiles files_;
-    nlohmann::json config_, generation_config_;
+    nlohmann::json config_, generation_config_, hf_quant_config_;
     std::string config_text_;
     QuantInfo quant_;
     std::vector<SafetensorsFile> shards_;

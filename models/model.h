@@ -99,6 +99,7 @@ class Model;
 struct LoadOptions {
     bool tokenizer = true;  // false: token ids only
     std::string text_from;  // synthetic weights: the directory whose tokenizer they get; empty: none
+    bool weights = true;    // false: they are neither read nor placed; the model can be planned for, not run
     std::function<void(const LoadProgress&)> progress;
     /// Called when everything but the weights' data is known and checked: what throws here has read no weights.
     std::function<void(const Model&)> before_weights;

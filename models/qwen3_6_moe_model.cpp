@@ -6,6 +6,8 @@
 #include "ggml-like/check.h"
 #include "ggml-like/content_hash.h"
 #include "models/chat_format.h"
+#include "models/config_check.h"
+#include "models/generation_config.h"
 #include "models/qwen3_6_moe.h"
 #include "models/synthetic.h"
 #include "models/tokenizer.h"
@@ -62,15 +64,17 @@ class Qwen36Moe final : public Model {
         TensorUse use(*checkpoint_);
         weights_ = read_qwen3_6_moe_weights(*checkpoint_, config_, use);
         audit_ = use.audit();
+        check_config(*checkpoint_, config_, audit_);
         audit_.require_ok();
         floats_ = use.take_floats();
         if (options.tokenizer) load_text_side(checkpoint_->files().directory);
-        read_generation_defaults();
+        generation_ = read_generation_defaults(*checkpoint_, config_.eos_ids, config_.vocab_rows);
+        add_chat_end();
         std::string directory = checkpoint_->files().directory;
         while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
         summarize(directory.substr(directory.find_last_of('/') + 1));
         if (options.before_weights) options.before_weights(*this);
-        check_and_place(options);
+        if (options.weights) check_and_place(options);
         notes_.insert(notes_.end(), checkpoint_->notes().begin(), checkpoint_->notes().end());
         notes_.insert(notes_.end(), audit_.notes.begin(), audit_.notes.end());
     }
@@ -86,7 +90,7 @@ class Qwen36Moe final : public Model {
         add_chat_end();
         summarize(fmt::format("synthetic {} ({})", name, mix));
         if (options.before_weights) options.before_weights(*this);
-        check_and_place(options);
+        if (options.weights) check_and_place(options);
     }
 
     const ModelInfo& info() const override { return info_; }
@@ -207,46 +211,6 @@ class Qwen36Moe final : public Model {
         if (result.problems.size() > 1)
             text += fmt::format(" (and {} more like it)", result.problems.size() - 1);
         FAIL(model, "{}", text);
-    }
-
-    void read_generation_defaults() {
-        GenerationDefaults& d = generation_;
-        d.eos_ids = config_.eos_ids;
-        const nlohmann::json& g = checkpoint_->generation_config();
-        if (!g.is_object()) {
-            d.origin = "built in: the checkpoint has no generation_config.json";
-            return add_chat_end();
-        }
-        d.origin = "generation_config.json";
-        const auto number = [&](const char* key) -> std::optional<float> {
-            const auto it = g.find(key);
-            if (it == g.end() || it->is_null()) return {};
-            if (!it->is_number() || !std::isfinite(it->get<float>()))
-                FAIL(model, "{}: '{}' should be a number, but is {}", checkpoint_->files().generation_config,
-                     key, it->dump());
-            return it->get<float>();
-        };
-        d.temperature = number("temperature");
-        d.top_p = number("top_p");
-        d.min_p = number("min_p");
-        d.repetition_penalty = number("repetition_penalty");
-        if (const auto k = number("top_k")) d.top_k = static_cast<int>(std::clamp(*k, 0.0f, 1e9f));
-        const auto do_sample = g.find("do_sample");
-        d.greedy = do_sample != g.end() && do_sample->is_boolean() && !do_sample->get<bool>();
-        read_eos(g);
-        add_chat_end();
-    }
-
-    void read_eos(const nlohmann::json& g) {
-        const auto eos = g.find("eos_token_id");
-        if (eos == g.end() || eos->is_null()) return;
-        generation_.eos_ids.clear();
-        for (const nlohmann::json& id : eos->is_array() ? *eos : nlohmann::json::array({*eos})) {
-            if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= config_.vocab_rows)
-                FAIL(model, "{}: 'eos_token_id' should be token ids below {}, but has {}",
-                     checkpoint_->files().generation_config, config_.vocab_rows, id.dump());
-            generation_.eos_ids.push_back(id.get<int32_t>());
-        }
     }
 
     /// A chat turn ends with these, whatever the configurations name: config.json alone names the document's

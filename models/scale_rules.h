@@ -1,5 +1,5 @@
 // The rules for scales, one function each, and the explanations of what is wrong with a tensor. Messages are
-// without the file and tensor name; an empty string means that all is well. Used by weight_format.cpp only.
+// without the file and tensor name; an empty string means that all is well.
 #pragma once
 
 #include <span>

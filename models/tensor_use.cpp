@@ -106,7 +106,7 @@ Audit TensorUse::audit() {
     return audit;
 }
 
-std::string Audit::text() const {
+std::string Audit::totals() const {
     std::string out;
     const auto line = [&](const Count& c, const char* what) {
         if (c.tensors > 0) out += fmt::format("{:>8} tensors {:>15} bytes  {}\n", c.tensors, c.bytes, what);
@@ -117,8 +117,6 @@ std::string Audit::text() const {
     line(unknown, "UNKNOWN");
     out += fmt::format("{:>16} {:>15} bytes  file headers\n", "", header_bytes);
     out += fmt::format("{:>16} {:>15} bytes  in all\n", "", file_bytes);
-    for (const std::string& p : problems) out += "problem: " + p + "\n";
-    for (const std::string& n : notes) out += "note: " + n + "\n";
     return out;
 }
 

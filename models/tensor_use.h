@@ -28,8 +28,8 @@ struct Audit {
     std::vector<std::string> notes;     // harmless, but worth knowing
 
     bool ok() const { return problems.empty(); }
-    /// The classes with counts and bytes, then the problems and notes; one line each.
-    std::string text() const;
+    /// The classes with counts and bytes, a line each.
+    std::string totals() const;
     /// Error(model) with the problems unless ok().
     void require_ok() const;
 };

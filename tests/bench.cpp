@@ -38,7 +38,7 @@ TEST_SUITE("cpu") {
                                       {.tokenizer = false});
         Engine engine(*model, *cpu, {.context = 64});
         const MemoryPlan& plan = engine.memory_plan();
-        const TokenBytes one = token_bytes(engine, 1, 10), four = token_bytes(engine, 4, 10);
+        const TokenBytes one = token_bytes(*model, plan, 1, 10), four = token_bytes(*model, plan, 4, 10);
         CHECK(part(one, "KV cache") == 10.0 * static_cast<double>(plan.token_bytes));
         CHECK(part(one, "recurrent state") == 2.0 * static_cast<double>(plan.slot_bytes));
         CHECK(part(four, "head") == doctest::Approx(part(one, "head") / 4));

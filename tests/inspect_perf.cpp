@@ -1,5 +1,5 @@
 // quantize-inspect on a checkpoint with all 124,306 tensors of the 35B model: headers only, the data are
-// holes.
+// holes, but for the global scales that --audit reads.
 #include <doctest/doctest.h>
 #include <sys/resource.h>
 
@@ -35,6 +35,8 @@ class Headers {
     void nvfp4(const std::string& module, int64_t rows, int64_t cols) {
         add(module + ".weight_packed", "U8", {rows, cols / 2}, 1);
         add(module + ".weight_scale", "F8_E4M3", {rows, cols / 16}, 1);
+        Shard& shard = shards_[static_cast<size_t>(tensors_ % kShards)];
+        shard.divisors.push_back(shard.end);
         add(module + ".weight_global_scale", "F32", {1}, 4);
         add(module + ".input_global_scale", "F32", {1}, 4);
     }
@@ -44,6 +46,13 @@ class Headers {
             const std::string path = dir.write(file_name(i), with_length(shard.json + "}"));
             std::filesystem::resize_file(path,
                                          std::filesystem::file_size(path) + static_cast<uint64_t>(shard.end));
+            std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+            const std::string divisor = f32_bytes(2688);
+            const auto begin = static_cast<int64_t>(with_length(shard.json + "}").size());
+            for (const int64_t at : shard.divisors) {
+                file.seekp(begin + at);
+                file.write(divisor.data(), static_cast<std::streamsize>(divisor.size()));
+            }
         }
         dir.write("model.safetensors.index.json", index_json(index_));
     }
@@ -53,6 +62,7 @@ class Headers {
     struct Shard {
         std::string json;
         int64_t end = 0;
+        std::vector<int64_t> divisors;  // where they are: the only values that are not zero
     };
     static std::string file_name(int i) {
         return fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, kShards);
@@ -123,7 +133,7 @@ TEST_SUITE("perf") {
         headers.write(dir);
         dir.write("config.json",
                   R"({"model_type":"qwen3_5_moe","text_config":{}})");  // the defaults are the 35B's
-        for (const char* flags : {"", " --tensors .", " --json"}) {
+        for (const char* flags : {"", " --tensors .", " --json", " --audit"}) {
             double best_time = 1e9, best_cpu = 1e9;
             for (int i = 0; i < 4; ++i) {
                 const auto start = std::chrono::steady_clock::now();

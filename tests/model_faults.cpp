@@ -7,8 +7,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "checkpoint_writer.h"
-#include "ggml-like/safetensors.h"
+#include "checkpoint_copy.h"
 #include "models/checkpoint.h"
 #include "models/model.h"
 #include "models/tensor_use.h"
@@ -24,37 +23,17 @@ namespace {
 const std::string kVectors = QUERN_SOURCE_DIR "/tests/vectors/";
 const std::string kExperts = "model.language_model.layers.0.mlp.experts.";
 
-json read_json(const std::string& path) {
-    std::ifstream stream(path, std::ios::binary);
-    REQUIRE(stream);
-    return json::parse(stream);
-}
-
-/// A parity checkpoint in memory, to be changed, written and loaded.
-struct Copy {
-    explicit Copy(const std::string& name) : source(kVectors + "parity/" + name) {
-        config = read_json(source + "/config.json");
-        generation = read_json(source + "/generation_config.json");
-        const SafetensorsFile file = SafetensorsFile::open(source + "/model.safetensors");
-        for (const SafeTensor& t : file.tensors())
-            weights.add(std::string(t.name), safe_dtype_name(t.dtype), {t.dims().begin(), t.dims().end()},
-                        {reinterpret_cast<const char*>(t.data), t.bytes()});
-    }
+struct Copy : CheckpointCopy {
+    using CheckpointCopy::CheckpointCopy;
 
     std::unique_ptr<Model> load(bool tokenizer = false) const {
-        dir.write("config.json", config.dump());
-        dir.write("generation_config.json", generation.dump());
-        dir.write("model.safetensors", weights.bytes());
+        write();
         return load_model(dir.str(), *backend, {.tokenizer = tokenizer, .progress = {}});
     }
     std::string error(bool tokenizer = false) const {
         return model_error([&] { load(tokenizer); });
     }
 
-    std::string source;
-    TempDir dir;
-    json config, generation;
-    SafetensorsWriter weights;
     std::unique_ptr<Backend> backend = make_cpu_backend(1);
 };
 

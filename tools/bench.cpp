@@ -52,7 +52,7 @@ Row make_row(const BenchTest& test, const Samples& samples, const Engine& engine
     if (test.prompt == 0) {
         const double depth =
             static_cast<double>(std::max<int64_t>(test.depth, 1)) + static_cast<double>(test.answer) / 2;
-        row.bytes = token_bytes(engine, test.parallel, depth);
+        row.bytes = token_bytes(engine.model(), engine.memory_plan(), test.parallel, depth);
         row.limit = rate * total(row.bytes) / ceilings.bytes_per_second;
         row.kernels = engine.kernels(test.parallel);
     } else if (test.answer == 0) {

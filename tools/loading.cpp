@@ -136,12 +136,12 @@ void ProgressBar::update(const LoadProgress& progress) {
         "{:.1f} of {:.1f} GB, {:.2f} GB/s, {:.0f} s left", static_cast<double>(progress.bytes_done) / kGiga,
         static_cast<double>(progress.bytes_total) / kGiga, rate / kGiga, left);
     if (!terminal) {
-        std::fprintf(stderr, "quern: loading: %s\n", numbers.c_str());
+        std::fprintf(stderr, "quern: %s: %s\n", activity_, numbers.c_str());
         return;
     }
     const auto filled = static_cast<size_t>(part * kBarWidth + 0.5);
     const std::string bar = std::string(std::min<size_t>(filled, kBarWidth), '#');
-    std::fprintf(stderr, "\rloading [%-*s] %s ", kBarWidth, bar.c_str(), numbers.c_str());
+    std::fprintf(stderr, "\r%s [%-*s] %s ", activity_, kBarWidth, bar.c_str(), numbers.c_str());
     std::fflush(stderr);
     visible_ = true;
 }

@@ -40,6 +40,8 @@ std::unique_ptr<Backend> make_backend(const GpuWish& wish, int threads, int devi
 /// terminal, else a line every few seconds.
 class ProgressBar {
   public:
+    /// `activity`: what the bar says is going on; must outlive it.
+    explicit ProgressBar(const char* activity = "loading") : activity_(activity) {}
     void update(const LoadProgress& progress);
     /// "22.31 GB in 3.2 s, 6.97 GB/s", up to now.
     std::string summary() const;
@@ -48,6 +50,7 @@ class ProgressBar {
 
   private:
     using Clock = std::chrono::steady_clock;
+    const char* activity_;
     Clock::time_point start_ = Clock::now();
     Clock::time_point shown_ = start_;
     int64_t bytes_ = 0;

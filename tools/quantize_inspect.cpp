@@ -1,203 +1,73 @@
-// quern quantize-inspect: what a checkpoint holds, read from its headers only.
+// quern quantize-inspect: what a checkpoint holds and whether it can be trusted.
 #include <algorithm>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <regex>
+#include <thread>
 
 #include "ggml-like/check.h"
-#include "models/checkpoint.h"
-#include "models/qwen3_6_moe.h"
-#include "models/tensor_use.h"
 #include "tools/cli_args.h"
 #include "tools/cli_values.h"
 #include "tools/commands.h"
+#include "tools/inspect/health.h"
+#include "tools/inspect/plan.h"
+#include "tools/inspect/report.h"
 #include "tools/loading.h"
-#include "tools/run/output.h"
+#include "tools/engine/atomic_file.h"
 
 namespace quern {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
 struct Options {
     std::string model, tensors;
-    bool json = false;
+    bool audit = false, plan = false, health = false, json = false;
+    std::string html;
+    int threads = 0;
+    PlanWish cost;
 };
 
-/// One line of the group table.
-struct Group {
-    int64_t matrices = 0;
-    int64_t bytes = 0;
-    double token_bytes = 0;  // read for one decoded token
-};
-using Groups = std::map<std::pair<std::string, std::string>, Group>;  // (what, format)
-
-struct Inspection {
-    Checkpoint checkpoint;
-    Qwen36MoeConfig config;
-    TensorUse use;
-    Audit audit;
-    Groups groups;
-    std::string failure;  // why the text model could not be read; empty if it was
-
-    explicit Inspection(const std::string& path)
-        : checkpoint(Checkpoint::open(path)),
-          config(parse_qwen3_6_moe_config(checkpoint.config(), checkpoint.files().config)),
-          use(checkpoint, ReadMode::headers) {
-        try {
-            group(read_qwen3_6_moe_weights(checkpoint, config, use));
-        } catch (const Error& error) {
-            failure = error.what();
-        }
-        audit = use.audit();
-    }
-
-    bool clean() const { return failure.empty() && audit.ok(); }
-
-  private:
-    static const char* format_name(const WeightSegment& s) {
-        switch (s.scale_kind) {
-            case ScaleKind::nvfp4:
-                return "NVFP4";
-            case ScaleKind::per_tensor:
-                return "FP8 per tensor";
-            case ScaleKind::per_row:
-                return "FP8 per channel";
-            case ScaleKind::block128:
-                return "FP8 block 128";
-            case ScaleKind::none:
-                break;
-        }
-        return dtype_name(s.dtype);
-    }
-
-    void count(const char* what, const Weight& w, double share) {
-        for (const WeightSegment& s : w.segments) {
-            Group& g = groups[{what, format_name(s)}];
-            ++g.matrices;
-            g.bytes += s.bytes();
-            g.token_bytes += share * static_cast<double>(s.bytes());
-        }
-    }
-
-    void group(const Qwen36MoeWeights& w) {
-        const double used = static_cast<double>(config.experts_used) / static_cast<double>(config.experts);
-        count("embedding", w.embedding, 1.0 / static_cast<double>(config.vocab_rows));
-        if (config.tied_head)
-            groups[{"embedding", format_name(w.head.segments[0])}].token_bytes +=
-                static_cast<double>(w.head.bytes());
-        else
-            count("lm_head", w.head, 1);
-        for (const LayerWeights& l : w.layers) {
-            if (l.attention.in_proj) {
-                count("attention: q, gate, k, v", l.attention.in_proj, 1);
-                count("attention: output", l.attention.out_proj, 1);
-            } else {
-                count("DeltaNet: qkv, z, a, b", l.delta.in_proj, 1);
-                count("DeltaNet: output", l.delta.out_proj, 1);
-            }
-            count("router and shared gate", l.moe.router, 1);
-            for (const Weight& e : l.moe.gate_up.expert) count("experts: gate, up", e, used);
-            for (const Weight& e : l.moe.down.expert) count("experts: down", e, used);
-            count("shared expert", l.moe.shared_gate_up, 1);
-            count("shared expert", l.moe.shared_down, 1);
-        }
-    }
-};
-
-std::string role_of(const TensorUse::Entry& e) {
-    if (e.state == TensorUse::State::used) return e.role;
-    if (e.state == TensorUse::State::unused) return std::string("unused: ") + unused_reason_text(e.reason);
-    return "UNKNOWN";
+void add_plan_flags(ArgParser& p, Options& o) {
+    PlanWish& w = o.cost;
+    p.section("Flags of --plan");
+    p.value("-c,--ctx-size", "N", "context of one sequence; 0 (default): the largest that fits",
+            [&w](const std::string& v) { w.engine.context = parse_integer(v, "-c", 0, INT32_MAX); });
+    p.value("-np,--parallel", "N", "sequences at the same time; default 1",
+            [&w](const std::string& v) { w.engine.sequences = parse_integer(v, "-np", 1, 1024); });
+    p.value("-ctk,--cache-type-k", "TYPE", "KV cache: auto, bf16, f16, f32",
+            [&w](const std::string& v) { w.engine.kv_type = v; });
+    p.value("--bandwidth", "GB/s", "a card of this memory bandwidth beside those of the table",
+            [&w](const std::string& v) { w.bandwidth = parse_number(v, "--bandwidth", 0.001, 1e6); });
+    p.value("--synthetic", "NAME", "shapes of a model that is not here: qwen3.6-35b-a3b",
+            [&w](const std::string& v) { w.synthetic = v; });
+    p.value("--mix", "NAME", "formats of --synthetic: aeon (default), fp8-head, xs",
+            [&w](const std::string& v) { w.mix = v; });
 }
 
-/// Tensors whose name matches; all if the pattern is empty.
-template <typename F>
-void for_each_tensor(const Inspection& in, const std::string& pattern, F&& f) {
-    std::regex expression;
-    try {
-        expression.assign(pattern.empty() ? "." : pattern);
-    } catch (const std::regex_error& error) {
-        FAIL(usage, "--tensors '{}' is no regular expression: {}", printable(pattern), error.what());
-    }
-    for (uint32_t i = 0; i < in.checkpoint.tensors().size(); ++i) {
-        const CheckpointTensor& t = in.checkpoint.tensors()[i];
-        if (pattern.empty() || std::regex_search(t.tensor->name.begin(), t.tensor->name.end(), expression))
-            f(t, in.use.entry(i));
-    }
+/// JSON of untrusted names is printed whatever bytes they have.
+void print_json(const nlohmann::ordered_json& j, Output& out) {
+    out.write(j.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
-void print_tensors(const Inspection& in, const std::string& pattern, Output& out) {
-    std::string text;
-    for_each_tensor(in, pattern, [&](const CheckpointTensor& t, const TensorUse::Entry& e) {
-        text += fmt::format("{:72} {:8} {:18} {:>12}  {:24} {}\n", printable(t.tensor->name, 200),
-                            safe_dtype_name(t.tensor->dtype), shape_text(t.tensor->dims()),
-                            t.tensor->end - t.tensor->begin, role_of(e), in.checkpoint.shard_name(t.shard));
-        if (text.size() > 1 << 16) {
-            out.write(text);
-            text.clear();
-        }
-    });
-    out.write(text);
+int print_plan(Options& o, Output& out) {
+    if (o.cost.synthetic.empty()) o.cost.model = model_or_demo(o.model);
+    const CostPlan plan = make_cost_plan(o.cost);
+    if (o.json)
+        print_json(to_json(plan), out);
+    else
+        out.write(describe(plan));
+    return 0;
 }
 
-void print_summary(const Inspection& in, Output& out) {
-    const Qwen36MoeConfig& c = in.config;
-    const QuantInfo& q = in.checkpoint.quant();
-    std::string text = fmt::format(
-        "{}\n  qwen3_5_moe: {} layers ({} attention, {} DeltaNet), width {}, {} experts ({} used), "
-        "vocabulary {}\n"
-        "  quantization: {}{}{}\n\n",
-        in.checkpoint.files().directory, c.layers,
-        std::count(c.full_attention.begin(), c.full_attention.end(), true),
-        std::count(c.full_attention.begin(), c.full_attention.end(), false), c.width, c.experts,
-        c.experts_used, c.vocab_rows, q.method.empty() ? "none declared" : printable(q.method),
-        q.format.empty() ? "" : ", " + printable(q.format),
-        q.producer.empty() ? "" : ", " + printable(q.producer));
-    text += fmt::format("  {:26} {:16} {:>9} {:>12} {:>16}\n", "part", "format", "matrices", "bytes",
-                        "read per token");
-    double token_bytes = 0;
-    int64_t bytes = 0;
-    for (const auto& [key, g] : in.groups) {
-        text += fmt::format("  {:26} {:16} {:>9} {:>12} {:>16.0f}\n", key.first, key.second, g.matrices,
-                            g.bytes, g.token_bytes);
-        token_bytes += g.token_bytes;
-        bytes += g.bytes;
+int print_health(const Inspection& in, const Options& o, Output& out) {
+    const int all = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+    const HealthReport report = measure_health(in, o.threads > 0 ? o.threads : all);
+    if (!o.html.empty()) {
+        AtomicFile page(o.html, 0644);
+        page.write(to_html(report, in.checkpoint.files().directory));
+        page.commit();
     }
-    text += fmt::format("  {:26} {:16} {:>9} {:>12} {:>16.0f}\n\n", "sum of matrices", "", "", bytes,
-                        token_bytes);
-    out.write(text + in.audit.text() + (in.failure.empty() ? "" : "\n" + printable(in.failure, 4000)) + "\n" +
-              (in.clean() ? "audit: clean\n" : "audit: NOT CLEAN, quern will not run this checkpoint\n"));
-}
-
-Json to_json(const Inspection& in, const std::string& pattern) {
-    Json j;
-    j["directory"] = in.checkpoint.files().directory;
-    j["clean"] = in.clean();
-    j["problems"] = in.audit.problems;
-    if (!in.failure.empty()) j["problems"].push_back(in.failure);
-    j["notes"] = in.audit.notes;
-    j["file_bytes"] = in.audit.file_bytes;
-    j["used"] = {{"tensors", in.audit.used.tensors}, {"bytes", in.audit.used.bytes}};
-    j["unknown"] = {{"tensors", in.audit.unknown.tensors}, {"bytes", in.audit.unknown.bytes}};
-    j["groups"] = Json::array();
-    for (const auto& [key, g] : in.groups)
-        j["groups"].push_back({{"part", key.first},
-                               {"format", key.second},
-                               {"matrices", g.matrices},
-                               {"bytes", g.bytes},
-                               {"token_bytes", g.token_bytes}});
-    j["tensors"] = Json::array();
-    for_each_tensor(in, pattern, [&](const CheckpointTensor& t, const TensorUse::Entry& e) {
-        j["tensors"].push_back(
-            {{"name", t.tensor->name},
-             {"dtype", safe_dtype_name(t.tensor->dtype)},
-             {"shape", std::vector<int64_t>(t.tensor->dims().begin(), t.tensor->dims().end())},
-             {"bytes", t.tensor->end - t.tensor->begin},
-             {"role", role_of(e)},
-             {"shard", in.checkpoint.shard_name(t.shard)}});
-    });
-    return j;
+    if (o.json)
+        print_json(to_json(report), out);
+    else
+        out.write(describe(report));
+    return in.clean() && report.clean() ? 0 : static_cast<int>(ErrorKind::model);
 }
 
 }  // namespace
@@ -215,18 +85,39 @@ int cmd_quantize_inspect(int argc, char** argv) {
     parser.value("-m,--model", "PATH", "as MODEL", [&](const std::string& v) { o.model = v; });
     parser.value("--tensors", "REGEX", "list the tensors whose name matches; . for all",
                  [&](const std::string& v) { o.tensors = v; });
+    parser.toggle(
+        "--audit",
+        "every tensor in one class, the configuration against the tensors, all scales that are floats",
+        [&](bool v) { o.audit = v; });
+    parser.toggle("--plan",
+                  "what it costs to run: bytes a token, memory, ceilings of the speed on known cards",
+                  [&](bool v) { o.plan = v; });
+    parser.toggle("--health",
+                  "reads all weights: what is wrong with their quantization, a grade for each layer",
+                  [&](bool v) { o.health = v; });
+    parser.value("--html", "FILE", "with --health: a page with heat maps, too",
+                 [&](const std::string& v) { o.html = v; });
+    parser.value("-t,--threads", "N", "of --health; default: all cores", [&](const std::string& v) {
+        o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096));
+    });
     parser.toggle("--json", "everything as one JSON object", [&](bool v) { o.json = v; });
-    parser.footer("Reads headers only, never weights. Exit codes: 0 clean, 2 usage, 3 not clean.\n");
+    add_plan_flags(parser, o);
+    parser.footer("Reads headers only unless it is told more. Exit codes: 0 clean, 2 usage, 3 not clean.\n");
     if (!parser.parse(argc, argv)) return 0;
+    if (o.plan + o.health + o.audit > 1) FAIL(usage, "--audit, --health and --plan are one command each");
+    if (!o.html.empty() && !o.health) FAIL(usage, "--html FILE is a report of --health");
 
-    const Inspection in(model_or_demo(o.model));
     Output out(1);
+    if (o.plan) return print_plan(o, out);
+    const Inspection in(model_or_demo(o.model), o.audit ? ReadMode::values : ReadMode::headers);
+    if (o.health && in.failure.empty()) return print_health(in, o, out);
     if (o.json) {
-        out.write(to_json(in, o.tensors).dump(1, ' ', false, Json::error_handler_t::replace) + "\n");
+        print_json(inspection_json(in, o.tensors), out);
     } else {
-        if (!o.tensors.empty())
-            print_tensors(in, o.tensors, out);
-        else
+        if (!o.tensors.empty()) print_tensors(in, o.tensors, out);
+        if (o.audit)
+            print_audit(in, out);
+        else if (o.tensors.empty())
             print_summary(in, out);
     }
     return in.clean() ? 0 : static_cast<int>(ErrorKind::model);

@@ -8,7 +8,6 @@
 #include "ggml-like/ops/linear_add.h"
 #include "models/model.h"
 #include "tools/bench/measure.h"
-#include "tools/engine/memory_plan.h"
 
 namespace quern {
 namespace {
@@ -61,31 +60,6 @@ Ceilings measure_ceilings(Backend& backend) {
     if (!backend.memory_info().exact)
         return {read_bandwidth(backend.threads()), product_flops(backend, 256, 2048)};
     return {copy_bandwidth(backend), product_flops(backend, 4096, 4096)};
-}
-
-TokenBytes token_bytes(const Engine& engine, int64_t sequences, double depth) {
-    TokenBytes bytes;
-    const auto add = [&](const char* name, double value) {
-        const auto same = [&](const auto& part) { return part.first == name; };
-        const auto part = std::find_if(bytes.begin(), bytes.end(), same);
-        if (part == bytes.end())
-            bytes.emplace_back(name, value);
-        else
-            part->second += value;
-    };
-    for (const WeightUse& use : engine.model().weight_uses())
-        add(use.group,
-            use.share(sequences) * static_cast<double>(use.bytes()) / static_cast<double>(sequences));
-    const MemoryPlan& plan = engine.memory_plan();
-    add("KV cache", depth * static_cast<double>(plan.token_bytes));
-    add("recurrent state", 2.0 * static_cast<double>(plan.slot_bytes));
-    return bytes;
-}
-
-double total(const TokenBytes& bytes) {
-    double sum = 0;
-    for (const auto& [name, value] : bytes) sum += value;
-    return sum;
 }
 
 double token_flops(const Model& model) {

@@ -1,0 +1,16 @@
+// A GPU that is not there: to plan for a card before anyone has it.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "ggml-like/backend.h"
+
+namespace quern {
+
+/// Says what a CUDA device with `free_bytes` of free memory would say of sizes, types and steps; whatever
+/// needs the device itself throws Error(device).
+std::unique_ptr<Backend> make_planned_gpu(const std::string& description, int64_t total_bytes,
+                                          int64_t free_bytes);
+
+}  // namespace quern

@@ -1,0 +1,45 @@
+// A parity checkpoint in memory, to be changed and written with one fault.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "checkpoint_writer.h"
+#include "ggml-like/safetensors.h"
+
+namespace quern::test {
+
+inline nlohmann::json read_json(const std::string& path) {
+    std::ifstream stream(path, std::ios::binary);
+    if (!stream) throw std::runtime_error("cannot read " + path);
+    return nlohmann::json::parse(stream);
+}
+
+struct CheckpointCopy {
+    /// `name`: below tests/vectors/parity, in one file.
+    explicit CheckpointCopy(const std::string& name)
+        : source(QUERN_SOURCE_DIR "/tests/vectors/parity/" + name) {
+        config = read_json(source + "/config.json");
+        generation = read_json(source + "/generation_config.json");
+        if (std::filesystem::exists(source + "/hf_quant_config.json"))
+            hf_quant = read_json(source + "/hf_quant_config.json");
+        const SafetensorsFile file = SafetensorsFile::open(source + "/model.safetensors");
+        for (const SafeTensor& t : file.tensors())
+            weights.add(std::string(t.name), safe_dtype_name(t.dtype), {t.dims().begin(), t.dims().end()},
+                        {reinterpret_cast<const char*>(t.data), t.bytes()});
+    }
+
+    void write() const {
+        dir.write("config.json", config.dump());
+        dir.write("generation_config.json", generation.dump());
+        if (!hf_quant.is_null()) dir.write("hf_quant_config.json", hf_quant.dump());
+        dir.write("model.safetensors", weights.bytes());
+    }
+
+    std::string source;
+    TempDir dir;
+    nlohmann::json config, generation, hf_quant;
+    SafetensorsWriter weights;
+};
+
+}  // namespace quern::test

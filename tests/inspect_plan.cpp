@@ -1,0 +1,66 @@
+// quantize-inspect --plan: bytes of a token, memory and ceilings, without a GPU and without weights.
+#include <doctest/doctest.h>
+
+#include "ggml-like/error.h"
+#include "tools/inspect/plan.h"
+
+namespace quern {
+namespace {
+
+const CostPlan::Component& component(const CostPlan& plan, const std::string& name) {
+    for (const CostPlan::Component& c : plan.components)
+        if (c.name == name) return c;
+    throw std::runtime_error("no component " + name);
+}
+
+CostPlan of_35b(const EngineOptions& engine, const std::string& mix = "aeon", double bandwidth = 0) {
+    return make_cost_plan(
+        {.model = {}, .synthetic = "qwen3.6-35b-a3b", .mix = mix, .engine = engine, .bandwidth = bandwidth});
+}
+
+}  // namespace
+
+TEST_SUITE("cpu") {
+    TEST_CASE("plan: the 35B model, 4.0 GB a token of which three quarters are DeltaNet and head in BF16") {
+        const CostPlan plan = of_35b({.context = 2048});
+        CHECK(component(plan, "DeltaNet").bytes == doctest::Approx(2.023e9).epsilon(0.005));
+        CHECK(component(plan, "head").bytes == doctest::Approx(1.017e9).epsilon(0.005));
+        CHECK(component(plan, "routed experts").bytes == doctest::Approx(0.566e9).epsilon(0.005));
+        CHECK(component(plan, "DeltaNet").unquantized == component(plan, "DeltaNet").bytes);
+        CHECK(component(plan, "routed experts").unquantized == 0);
+        CHECK(plan.token_bytes() == doctest::Approx(4.02e9).epsilon(0.01));
+        CHECK(plan.components.front().name == "DeltaNet");
+        CHECK(component(of_35b({.context = 2048}, "fp8-head"), "head").unquantized == 0);
+    }
+
+    TEST_CASE("plan: cards by memory and bandwidth") {
+        const CostPlan plan = of_35b({.context = 2048}, "aeon", 1000);
+        REQUIRE(plan.cards.size() == 5);
+        for (const CostPlan::OnCard& c : plan.cards) {
+            CAPTURE(c.name);
+            CHECK(c.fits);
+            CHECK(c.short_rate == doctest::Approx(c.bandwidth / plan.token_bytes()).epsilon(1e-6));
+            CHECK(c.full_rate < c.short_rate);
+        }
+        CHECK(plan.cards[4].bandwidth == 1e12);
+        CHECK(plan.cards[3].name == "H200");
+        const CostPlan wide = of_35b({.context = 262144, .sequences = 4});
+        CHECK(!wide.cards[0].fits);  // RTX 5090
+        CHECK(wide.cards[3].fits);
+        CHECK(describe(wide).find("does not fit: needs") != std::string::npos);
+        const CostPlan f32 = of_35b({.context = 2048, .kv_type = "f32"});
+        CHECK(f32.cards[0].memory.kv == 2 * plan.cards[0].memory.kv);
+        CHECK_THROWS_AS(of_35b({.kv_type = "q8_0"}), Error);
+    }
+
+    TEST_CASE("plan: a checkpoint's files, and JSON") {
+        const CostPlan plan = make_cost_plan(
+            {.model = QUERN_SOURCE_DIR "/tests/vectors/parity/base/ct", .engine = {.context = 64}});
+        CHECK(plan.info.layers == 4);
+        const auto j = to_json(plan);
+        CHECK(j["components"].size() == plan.components.size());
+        CHECK(j["cards"][0]["fits"] == true);
+    }
+}
+
+}  // namespace quern

@@ -1,0 +1,158 @@
+#include "tools/inspect/plan.h"
+
+#include <algorithm>
+
+#include "ggml-like/check.h"
+#include "ggml-like/planned_gpu.h"
+
+namespace quern {
+namespace {
+
+constexpr double kGiga = 1e9;
+constexpr int64_t kDriver = 600ll << 20;  // what a driver and a context take of a card before anyone asks
+// Memory as nvidia-smi shows it; bandwidth of the data sheet, which no program reaches: expect 85 to 93 %.
+constexpr Card kCards[] = {{"RTX 5090", 32607, 1792},
+                           {"RTX PRO 6000", 97887, 1792},
+                           {"H100 SXM", 81559, 3350},
+                           {"H200", 143771, 4800}};
+constexpr double kWorthNaming = 0.05;  // of a token's bytes
+
+std::unique_ptr<Model> open_for_planning(const PlanWish& wish, Backend& backend) {
+    const LoadOptions options{.tokenizer = false, .weights = false, .progress = {}, .before_weights = {}};
+    return wish.synthetic.empty() ? load_model(wish.model, backend, options)
+                                  : load_synthetic(wish.synthetic, wish.mix, backend, options);
+}
+
+CostPlan::OnCard plan_card(const Model& model, const PlanWish& wish, const std::string& name, int64_t bytes,
+                           double bandwidth) {
+    const bool known = bytes > 0;
+    const int64_t total = known ? bytes : int64_t{1} << 50;
+    const auto gpu = make_planned_gpu(name, total, total - kDriver);
+    CostPlan::OnCard card{.name = name, .bandwidth = bandwidth, .memory = {}, .known_memory = known};
+    card.memory = make_memory_plan(model, *gpu, wish.engine, false);
+    card.fits = card.memory.needed() <= card.memory.device.free_bytes;
+    const auto rate = [&](double depth) {
+        return bandwidth / quern::total(token_bytes(model, card.memory, wish.engine.sequences, depth));
+    };
+    card.short_rate = rate(std::min(CostPlan::kShortDepth, static_cast<double>(card.memory.context)));
+    card.full_rate = rate(static_cast<double>(card.memory.context));
+    return card;
+}
+
+std::vector<CostPlan::Component> components_of(const Model& model, const MemoryPlan& memory,
+                                               int64_t sequences) {
+    const TokenBytes plain = unquantized_token_bytes(model, sequences);
+    std::vector<CostPlan::Component> out;
+    for (const auto& [name, bytes] : token_bytes(model, memory, sequences, CostPlan::kShortDepth)) {
+        const auto same = [&](const auto& part) { return part.first == name; };
+        const auto part = std::find_if(plain.begin(), plain.end(), same);
+        out.push_back({name, bytes, part == plain.end() ? 0 : part->second});
+    }
+    std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+    return out;
+}
+
+std::string bytes_text(double bytes) {
+    if (bytes >= kGiga) return fmt::format("{:.3f} GB", bytes / kGiga);
+    return bytes >= 1e6 ? fmt::format("{:.1f} MB", bytes / 1e6) : fmt::format("{:.1f} kB", bytes / 1e3);
+}
+
+/// What the whole would gain if this component's unquantized matrices were FP8, half of 16 bits.
+double gain(const CostPlan& plan, const CostPlan::Component& c) {
+    return plan.token_bytes() / (plan.token_bytes() - c.unquantized / 2);
+}
+
+std::string component_table(const CostPlan& plan) {
+    std::string text = fmt::format("bytes of a decoded token, {} sequence{}, {:.0f} tokens before it\n",
+                                   plan.sequences, plan.sequences == 1 ? "" : "s", CostPlan::kShortDepth);
+    for (const CostPlan::Component& c : plan.components)
+        text += fmt::format("  {:16}{:>12}{:>7.1f} %{}\n", c.name, bytes_text(c.bytes),
+                            100 * c.bytes / plan.token_bytes(),
+                            c.unquantized > c.bytes / 2 ? "  not quantized" : "");
+    text += fmt::format("  {:16}{:>12}\n", "together", bytes_text(plan.token_bytes()));
+    for (const CostPlan::Component& c : plan.components)
+        if (c.unquantized > kWorthNaming * plan.token_bytes())
+            text +=
+                fmt::format("  {} holds the speed back: {} of 16 bits; in FP8 the ceiling would be {:.2f}x\n",
+                            c.name, bytes_text(c.unquantized), gain(plan, c));
+    return text;
+}
+
+std::string card_line(const CostPlan::OnCard& c) {
+    const std::string head = fmt::format("  {:16}{:>9.0f} GB/s", c.name, c.bandwidth / kGiga);
+    if (!c.fits)
+        return head + fmt::format("  does not fit: needs {}, free {}\n",
+                                  bytes_text(static_cast<double>(c.memory.needed())),
+                                  bytes_text(static_cast<double>(c.memory.device.free_bytes)));
+    return head + fmt::format("{:>14}{:>11}{:>12.0f}{:>14.0f}\n",
+                              bytes_text(static_cast<double>(c.memory.needed())), c.memory.context,
+                              c.short_rate, c.full_rate);
+}
+
+}  // namespace
+
+double CostPlan::token_bytes() const {
+    double sum = 0;
+    for (const Component& c : components) sum += c.bytes;
+    return sum;
+}
+
+CostPlan make_cost_plan(const PlanWish& wish) {
+    const auto reader = make_planned_gpu("a card", int64_t{1} << 50, int64_t{1} << 50);
+    const auto model = open_for_planning(wish, *reader);
+    CostPlan plan{.info = model->info(), .sequences = wish.engine.sequences, .components = {}, .cards = {}};
+    for (const Card& c : kCards)
+        plan.cards.push_back(
+            plan_card(*model, wish, c.name, c.mebibytes << 20, c.gigabytes_per_second * kGiga));
+    if (wish.bandwidth > 0)
+        plan.cards.push_back(plan_card(*model, wish, "--bandwidth", 0, wish.bandwidth * kGiga));
+    plan.components = components_of(*model, plan.cards.front().memory, plan.sequences);
+    return plan;
+}
+
+std::string describe(const CostPlan& plan) {
+    std::string text = fmt::format("{}: {:.2f} B parameters, {}, {} of weights\n\n", plan.info.name,
+                                   static_cast<double>(plan.info.parameters) / kGiga, plan.info.formats,
+                                   bytes_text(static_cast<double>(plan.info.weight_bytes)));
+    text += component_table(plan);
+    const auto fitting = std::find_if(plan.cards.begin(), plan.cards.end(),
+                                      [](const CostPlan::OnCard& c) { return c.known_memory && c.fits; });
+    if (fitting != plan.cards.end()) text += "\n" + describe(fitting->memory);
+    text += fmt::format(
+        "\nceilings by memory bandwidth; what is reached is usually 60 to 90 % of them\n"
+        "  {:16}{:>14}{:>14}{:>11}{:>12}{:>14}\n",
+        "card", "bandwidth", "memory", "context", "tok/s, 1k", "tok/s, full");
+    for (const CostPlan::OnCard& c : plan.cards) text += card_line(c);
+    return text;
+}
+
+nlohmann::ordered_json to_json(const CostPlan& plan) {
+    nlohmann::ordered_json j{{"model", plan.info.name},
+                             {"parameters", plan.info.parameters},
+                             {"weight_bytes", plan.info.weight_bytes},
+                             {"sequences", plan.sequences},
+                             {"depth", CostPlan::kShortDepth},
+                             {"token_bytes", plan.token_bytes()}};
+    j["components"] = nlohmann::ordered_json::array();
+    for (const CostPlan::Component& c : plan.components)
+        j["components"].push_back({{"name", c.name},
+                                   {"token_bytes", c.bytes},
+                                   {"unquantized", c.unquantized},
+                                   {"gain_in_fp8", gain(plan, c)}});
+    j["cards"] = nlohmann::ordered_json::array();
+    for (const CostPlan::OnCard& c : plan.cards)
+        j["cards"].push_back({{"name", c.name},
+                              {"bandwidth", c.bandwidth},
+                              {"fits", c.fits},
+                              {"needed_bytes", c.memory.needed()},
+                              {"weight_bytes", c.memory.weight_bytes()},
+                              {"kv_bytes", c.memory.kv},
+                              {"recurrent_bytes", c.memory.recurrent},
+                              {"scratch_bytes", c.memory.scratch_bytes()},
+                              {"context", c.memory.context},
+                              {"tokens_per_second", c.short_rate},
+                              {"tokens_per_second_full_context", c.full_rate}});
+    return j;
+}
+
+}  // namespace quern

@@ -1,0 +1,56 @@
+// What a checkpoint costs to run: bytes a token, memory, and the speeds that memory bandwidth allows.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/engine/memory_plan.h"
+#include "tools/engine/token_bytes.h"
+
+namespace quern {
+
+struct PlanWish {
+    std::string model;                    // as load_model takes it
+    std::string synthetic, mix = "aeon";  // instead: shapes of this name
+    EngineOptions engine;
+    double bandwidth = 0;  // GB/s of a card that is not in the table; 0: none
+};
+
+/// A graphics card by its data sheet.
+struct Card {
+    const char* name;
+    int64_t mebibytes;
+    double gigabytes_per_second;
+};
+
+struct CostPlan {
+    struct OnCard {
+        std::string name;
+        double bandwidth = 0;  // bytes a second
+        MemoryPlan memory;     // of a card without memory in the table: as if all fits
+        bool known_memory = false, fits = true;
+        double short_rate = 0, full_rate = 0;  // tokens a second at most, all sequences together
+    };
+    struct Component {
+        std::string name;
+        double bytes = 0;        // of one token at kShortDepth
+        double unquantized = 0;  // of these: matrices in 16 or 32 bits
+    };
+    static constexpr double kShortDepth = 1024;  // tokens before the one that is counted
+
+    ModelInfo info;
+    int64_t sequences = 1;
+    std::vector<Component> components;  // largest first
+    std::vector<OnCard> cards;
+
+    double token_bytes() const;
+};
+
+/// Reads headers and the scales that are floats. Throws Error(model), Error(usage).
+CostPlan make_cost_plan(const PlanWish& wish);
+std::string describe(const CostPlan& plan);
+nlohmann::ordered_json to_json(const CostPlan& plan);
+
+}  // namespace quern
