@@ -19,10 +19,10 @@ using Many = GemmShape<16, 128, 2, 1, 1, false>;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-using Wide = WarpgroupShape<256, 1, 1, 4, 1>;
-using Tall = WarpgroupShape<96, 1, 2, 1, 1>;
+using Wide = WarpgroupShape<256, 1, 1, 1, false>;
+using Tall = WarpgroupShape<96, 1, 2, 1, false>;
 template <Kind K, int kSplit>
-using Split = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, 1, kSplit>;
+using Split = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kSplit, false>;
 
 template <class S>
 int64_t blocks(const GemmTask& task) {

@@ -13,8 +13,9 @@ using Many = GemmShape<8, 128, 2, 1, 2, true>;
 
 /// On sm_90a: 128 rows, as many blocks an SM as hide each other's first copies.
 template <Kind K>
-using Handful = WarpgroupShape<16, K == Kind::nvfp4 ? 2 : 1, 3, 1, 1>;
-using Tall = WarpgroupShape<96, 1, 2, 1, 1>;
+using Handful = WarpgroupShape<16, K == Kind::nvfp4 ? 4 : 1, 3, 1, true>;
+template <Kind K>
+using Tall = WarpgroupShape<96, K == Kind::nvfp4 ? 2 : 1, 2, 1, true>;
 
 /// sum of ceil(n_e / size) can be no more than this.
 int64_t most_tiles(int64_t pairs, int experts, int size) {
@@ -27,7 +28,7 @@ bool run_warpgroups(Context& context, const char* what, const GemmTask& task) {
     const int64_t pairs = static_cast<int64_t>(task.tokens) * task.used;
     if (pairs <= 8 * static_cast<int64_t>(task.experts))
         return launch_warpgroups<K, Handful<K>>(context, what, task, most_tiles(pairs, task.experts, 16));
-    return launch_warpgroups<K, Tall>(context, what, task, most_tiles(pairs, task.experts, Tall::kTokens));
+    return launch_warpgroups<K, Tall<K>>(context, what, task, most_tiles(pairs, task.experts, 96));
 }
 
 void run_experts(Context& context, const char* what, const PackedExperts& w, GemmTask task) {

@@ -1,13 +1,17 @@
 // The products of gemm.cuh on sm_90a: warpgroup products, and warps of their own that copy.
 //
 //               tokens: kTokens per block       A block owns 128 weight rows of one part or one expert and a tile of
-//   128 rows  w0..w3 | acc: 16 rows x all       tokens. Eight warps multiply, 16 rows each; the copying warps keep a ring
-//             w4..w7 | tokens, per warp         of kStages x kChunks chunks of 64 columns full. With kSplit > 1 the blocks
+//   128 rows  w0..w3 | acc: 16 rows x all       tokens. Eight warps multiply, 16 rows each; a ninth keeps a ring of
+//             w4..w7 | tokens, per warp         kStages x kChunks chunks of 64 columns full. With kSplit > 1 the blocks
 //                                               of a cluster share the columns; sums meet in the order of the ranks.
 //
-// Traffic as in gemm.cuh. A from registers (packed weights are in its order, codes are decoded there while the products
-// of the chunk before run), B from shared memory. Sums go through shared memory to 32-byte stores.
+// Traffic as in gemm.cuh, weights by the copy engine (a tile's chunks of a stage are one piece), tokens as well if they
+// are neighbours; chosen tokens by cp.async, and a tenth warp hands them over to the products. A comes from registers
+// (packed weights are in its order, codes are decoded there while the products of the chunk before run), B from shared
+// memory. Sums go through shared memory to 32-byte stores.
 #pragma once
+
+#include <cudaTypedefs.h>
 
 #include "ggml-like/cuda/gemm.cuh"
 #include "ggml-like/cuda/wgmma.cuh"
@@ -20,22 +24,20 @@
 
 namespace quern::cuda {
 
-template <int Tokens, int Chunks, int BlocksPerSm, int CopyWarps, int Split>
+template <int Tokens, int Chunks, int BlocksPerSm, int Split, bool Gather>
 struct WarpgroupShape {
     static constexpr int kTokens = Tokens;
     static constexpr int kChunks = Chunks;  // of a stage
     static constexpr int kBlocksPerSm = BlocksPerSm;
-    static constexpr int kCopyThreads = 32 * CopyWarps;
     static constexpr int kSplit = Split;
+    static constexpr bool kGather = Gather;  // grouped: any rows of x
     static constexpr int kTiles = 8;
     static constexpr int kSumThreads = 256;
-    static constexpr int kThreads = kSumThreads + kCopyThreads;
+    // A block that has its multiprocessor for itself moves registers from the copying warps, a whole group, to the others.
+    static constexpr bool kMoveRegisters = BlocksPerSm == 1;
+    static constexpr int kThreads = kSumThreads + (kMoveRegisters ? 128 : Gather ? 64 : 32);
     static constexpr int kPitch = kTiles * 16 + 4;  // of sums, in floats
     static constexpr int kSumBytes = Tokens * kPitch * 4;
-    // A block that has its multiprocessor for itself moves registers from the copying warps to the others.
-    static constexpr bool kMoveRegisters = BlocksPerSm == 1 && CopyWarps == 4;
-    // Where registers allow it, a warp decodes a chunk while its products of the chunk before run.
-    static constexpr bool kAhead = BlocksPerSm == 1 || Tokens <= 96;
 };
 
 template <Kind K, class S>
@@ -43,13 +45,12 @@ struct Ring {
     static constexpr int kTileBytes = S::kChunks * chunk_bytes(K);
     static constexpr int kWeights = S::kTiles * kTileBytes;
     static constexpr int kTokens = S::kChunks * S::kTokens * 128;
-    static constexpr int kLists = S::kTokens * 8;
-    static constexpr int kRoom = 227 * 1024 / S::kBlocksPerSm - 2048 - kLists;
+    static constexpr int kRoom = 227 * 1024 / S::kBlocksPerSm - 2048 - S::kTokens * 4;
     static constexpr int kMost = kRoom / (kWeights + kTokens);
     static constexpr int kStages = kMost < 8 ? kMost : 8;
-    static constexpr int kBytes = kStages * (kWeights + kTokens) > S::kSumBytes ? kStages * (kWeights + kTokens) : S::kSumBytes;
-    static constexpr int kShared = kBytes + kLists + 1024;  // and what aligns it
-    static constexpr bool kBulk = kTileBytes >= 2048;       // smaller ones are faster by cp.async
+    static constexpr int kAll = kStages * (kWeights + kTokens);
+    static constexpr int kBytes = kAll > S::kSumBytes ? kAll : S::kSumBytes;
+    static constexpr int kShared = kBytes + S::kTokens * 4 + 1024;  // with the list of rows, and what aligns it
     static_assert(kStages >= 2 && kBytes <= kRoom);
 };
 
@@ -59,21 +60,31 @@ template <Kind K, class S>
 struct WarpgroupBlock {
     using R = Ring<K, S>;
     const GemmTask& task;
+    const CUtensorMap& x;  // unless S::kGather
     uint8_t* shared;
     uint64_t* full;
+    uint64_t* landed;  // chosen tokens are there, but not yet for products
     uint64_t* empty;
     GemmPlace place;
-    const uint8_t* weights;   // of the block's first tile
-    int tiles;                // of the block that exist
+    const uint8_t* weights;  // of the block's first tile
+    int tiles;               // of the block that exist
     int chunk_begin, chunk_end;
 
     __device__ __forceinline__ uint8_t* tokens_of(int stage) const { return shared + stage * R::kTokens; }
     __device__ __forceinline__ uint8_t* weights_of(int stage) const {
         return shared + R::kStages * R::kTokens + stage * R::kWeights;
     }
-    __device__ __forceinline__ uint32_t* x_rows() const { return reinterpret_cast<uint32_t*>(shared + R::kBytes); }
-    __device__ __forceinline__ int* y_rows() const { return reinterpret_cast<int*>(shared + R::kBytes) + S::kTokens; }
+    __device__ __forceinline__ int* y_rows() const { return reinterpret_cast<int*>(shared + R::kBytes); }
     __device__ __forceinline__ int steps() const { return (chunk_end - chunk_begin + S::kChunks - 1) / S::kChunks; }
+
+    __device__ __forceinline__ void init_barriers() const {
+        if (threadIdx.x < R::kStages) {
+            init_phases(full + threadIdx.x, S::kGather ? 2 : 1);
+            init_phases(landed + threadIdx.x, 32);
+            init_phases(empty + threadIdx.x, S::kSumThreads / 32);
+        }
+        publish_phases();
+    }
 
     __device__ __forceinline__ void find_weights() {
         const int tile = place.row_block * S::kTiles;
@@ -84,73 +95,90 @@ struct WarpgroupBlock {
         chunk_end = (rank + 1) * task.chunks / S::kSplit;
     }
 
-    /// Where the tile's rows of x (in 16 bytes) and y are.
-    __device__ __forceinline__ void find_rows() const {
-        for (int n = threadIdx.x; n < place.count; n += S::kThreads) {
-            const GemmRows rows = rows_of(task, place.first + n);
-            x_rows()[n] = static_cast<uint32_t>(rows.x) * static_cast<uint32_t>(task.ldx8);
-            y_rows()[n] = rows.y;
-        }
+    __device__ __forceinline__ void wait_empty(int step) const {
+        if (step >= R::kStages) wait_phase(empty + step % R::kStages, (step / R::kStages - 1) & 1);
     }
 
-    __device__ __forceinline__ void copy_weights(int step, int thread) const {
+    /// One warp. Announces the stage's bytes, those of tokens that the copy engine brings included.
+    __device__ __forceinline__ void copy_weights(int step, int lane) const {
         const int stage = step % R::kStages;
         const int chunk = chunk_begin + step * S::kChunks;
         const int bytes = min(S::kChunks, chunk_end - chunk) * chunk_bytes(K);  // of each tile
-        uint8_t* to = weights_of(stage);
-        const uint8_t* from = weights + static_cast<int64_t>(chunk) * chunk_bytes(K);
-        const int64_t tile_bytes = static_cast<int64_t>(task.chunks) * chunk_bytes(K);
-        if constexpr (R::kBulk) {
-            if (thread == 0) {
-                arrive_and_expect(full + stage, static_cast<uint32_t>(tiles * bytes));
-                for (int i = 0; i < tiles; ++i)
-                    copy_bulk(to + i * R::kTileBytes, from + i * tile_bytes, static_cast<uint32_t>(bytes), full + stage);
-            }
-        } else {
-            constexpr int kPieces = R::kTileBytes / 16;
-#pragma unroll 4
-            for (int piece = thread; piece < tiles * kPieces; piece += S::kCopyThreads) {
-                const int tile = piece / kPieces;
-                const int within = (piece - tile * kPieces) * 16;
-                if (within < bytes) copy_async16(to + piece * 16, from + tile * tile_bytes + within);
-            }
-        }
+        if (lane == 0) arrive_and_expect(full + stage, static_cast<uint32_t>(tiles * bytes + (S::kGather ? 0 : R::kTokens)));
+        __syncwarp();
+        if (lane < tiles)
+            copy_bulk(weights_of(stage) + lane * R::kTileBytes,
+                      weights + (static_cast<int64_t>(lane) * task.chunks + chunk) * chunk_bytes(K),
+                      static_cast<uint32_t>(bytes), full + stage);
     }
 
-    __device__ __forceinline__ void copy_tokens(int step, int thread) const {
-        constexpr int kRows = S::kCopyThreads / 8;
-        const int stage = step % R::kStages;
-        const int column = thread % 8;
-#pragma unroll
-        for (int c = 0; c < S::kChunks; ++c) {
-            const int k = (chunk_begin + step * S::kChunks + c) * kChunkCols + column * 8;
-            const int bytes = max(0, min(16, (task.cols - k) * 2));
-            const bf16* from = task.x + (bytes > 0 ? k : 0);
-            uint8_t* to = tokens_of(stage) + c * (S::kTokens * 128);
-#pragma unroll 8
-            for (int n = thread / 8; n < place.count; n += kRows)
-                copy_async_part(to + n * 128 + ((column ^ (n & 7)) << 4), from + static_cast<uint64_t>(x_rows()[n]) * 8, bytes);
-        }
-        arrive_after_copies(full + stage);
-    }
-
-    /// The copying warps. The weights of the first `primed` steps are under way.
-    __device__ __forceinline__ void keep_full(int primed, int thread) const {
+    /// The copying warp. The weights of the first `primed` steps are under way.
+    __device__ __forceinline__ void keep_full(int primed, int lane) const {
         const int all = steps();
+#pragma unroll 1
         for (int step = 0; step < all; ++step) {
-            if (step >= R::kStages) wait_phase(empty + step % R::kStages, (step / R::kStages - 1) & 1);
-            if (step >= primed) copy_weights(step, thread);
-            copy_tokens(step, thread);
+            const int stage = step % R::kStages;
+            wait_empty(step);
+            if (step >= primed) copy_weights(step, lane);
+            if (lane < S::kChunks)
+                copy_box(tokens_of(stage) + lane * (S::kTokens * 128), x,
+                         (chunk_begin + step * S::kChunks + lane) * kChunkCols, place.first, full + stage);
         }
+    }
+
+    /// As keep_full for chosen tokens.
+    __device__ __forceinline__ void gather_full(int primed, int lane) const {
+        uint32_t row[S::kTokens / 4];  // of x, in 16 bytes; absent ones repeat the last
+#pragma unroll
+        for (int i = 0; i < S::kTokens / 4; ++i) {
+            if (i * 4 >= place.count) break;
+            const int n = place.first + min(i * 4 + lane / 8, place.count - 1);
+            row[i] = static_cast<uint32_t>(rows_of(task, n).x) * static_cast<uint32_t>(task.ldx8);
+        }
+        const int column = lane % 8;
+        const int place_of[2] = {lane / 8 * 128 + ((column ^ (lane / 8)) << 4),
+                                 512 + lane / 8 * 128 + ((column ^ (lane / 8 + 4)) << 4)};  // of 8 rows: the halves
+        const int all = steps();
+#pragma unroll 1
+        for (int step = 0; step < all; ++step) {
+            const int stage = step % R::kStages;
+            wait_empty(step);
+            if (step >= primed) copy_weights(step, lane);
+#pragma unroll
+            for (int c = 0; c < S::kChunks; ++c) {
+                const int k = (chunk_begin + step * S::kChunks + c) * kChunkCols + column * 8;
+                const int bytes = max(0, min(16, (task.cols - k) * 2));
+                const uint8_t* from = reinterpret_cast<const uint8_t*>(task.x + (bytes > 0 ? k : 0));
+                uint8_t* to = tokens_of(stage) + c * (S::kTokens * 128);
+#pragma unroll
+                for (int i = 0; i < S::kTokens / 4; ++i) {
+                    if (i * 4 >= place.count) break;
+                    copy_async_part(to + i / 2 * 1024 + place_of[i % 2], from + uint64_t{row[i]} * 16, bytes);
+                }
+            }
+            arrive_after_copies(landed + stage);
+        }
+    }
+
+    /// One warp: the fence between cp.async and products, where no other copies or products have to wait for it.
+    __device__ __forceinline__ void hand_over(int lane) const {
+        const int all = steps();
+#pragma unroll 1
+        for (int step = 0; step < all; ++step) {
+            wait_phase(landed + step % R::kStages, (step / R::kStages) & 1);
+            fence_shared_for_wgmma();
+            if (lane == 0) arrive(full + step % R::kStages);
+        }
+    }
+
+    __device__ __forceinline__ void find_y_rows() const {
+        for (int n = threadIdx.x; n < place.count; n += S::kSumThreads) y_rows()[n] = rows_of(task, place.first + n).y;
     }
 
     /// The A registers of chunk c (of this block), when it is there.
     __device__ __forceinline__ void load(int c, uint32_t (&a)[4][4]) const {
         const int step = c / S::kChunks, stage = step % R::kStages;
-        if (c % S::kChunks == 0) {
-            wait_phase(full + stage, (step / R::kStages) & 1);
-            fence_shared_for_wgmma();
-        }
+        if (c % S::kChunks == 0) wait_phase(full + stage, (step / R::kStages) & 1);
         WeightChunk<K> chunk;
         chunk.load(weights_of(stage) + static_cast<int>(threadIdx.x) / 32 * R::kTileBytes + c % S::kChunks * chunk_bytes(K),
                    threadIdx.x % 32);
@@ -167,21 +195,21 @@ struct WarpgroupBlock {
             for (int r = 0; r < 4; ++r) acc[i][r] = 0;
         const int chunks = chunk_end - chunk_begin;
         uint32_t next[4][4];
-        if constexpr (S::kAhead) load(0, next);
+        load(0, next);
 #pragma unroll 1
         for (int c = 0; c < chunks; ++c) {
             const int stage = c / S::kChunks % R::kStages;
             const uint64_t rows = wgmma_rows(shared_address(tokens_of(stage)) + c % S::kChunks * (S::kTokens * 128));
             uint32_t a[4][4];
-            if constexpr (!S::kAhead) load(c, next);
 #pragma unroll
             for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = next[i / 4][i % 4];
             wgmma_fence();
 #pragma unroll
             for (int kk = 0; kk < 4; ++kk) wgmma<kN>(acc, a[kk], rows + kk * 2);
             wgmma_commit();
-            if (S::kAhead && c + 1 < chunks) load(c + 1, next);
+            if (c + 1 < chunks) load(c + 1, next);
             wgmma_wait<0>();
+            hold(a);
             if ((c + 1) % S::kChunks == 0 && threadIdx.x % 32 == 0) arrive(empty + stage);
         }
         hold(acc);
@@ -255,7 +283,9 @@ struct WarpgroupBlock {
 
     /// Products of absent tokens cost as much as others: as few as there are, in steps of 16.
     __device__ __forceinline__ void multiply_present() const {
-        if constexpr (S::kTokens == 256) return multiply<256>();
+        if constexpr (S::kTokens == 256) {
+            if (place.count > 96) return multiply<256>();
+        }
         if constexpr (S::kTokens >= 96) {
             if (place.count > 80) return multiply<96>();
             if (place.count > 64) return multiply<80>();
@@ -276,61 +306,54 @@ struct WarpgroupBlock {
 /// Barriers are static shared memory: a kernel that has none was not compiled for sm_90a.
 template <Kind K, class S>
 __global__ void QUERN_CLUSTER(S::kSplit) __launch_bounds__(S::kThreads, S::kBlocksPerSm)
-    warpgroup_kernel(const __grid_constant__ GemmTask task) {
+    warpgroup_kernel(const __grid_constant__ GemmTask task, const __grid_constant__ CUtensorMap x) {
 #if QUERN_WGMMA
     using R = Ring<K, S>;
     extern __shared__ __align__(1024) uint8_t unaligned[];
-    __shared__ uint64_t barriers[2 * R::kStages];
+    __shared__ uint64_t barriers[3 * R::kStages];
     allow_successor();
     uint8_t* shared = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-    WarpgroupBlock<K, S> block{task, shared, barriers, barriers + R::kStages};
-    const int thread = threadIdx.x;
-    if (thread < R::kStages) {
-        init_phases(block.full + thread, S::kCopyThreads + (R::kBulk ? 1 : 0));
-        init_phases(block.empty + thread, S::kSumThreads / 32);
-    }
-    publish_phases();
+    WarpgroupBlock<K, S> block{task, x, shared, barriers, barriers + R::kStages, barriers + 2 * R::kStages};
+    block.init_barriers();
     const int id = static_cast<int>(blockIdx.x) / S::kSplit;
-    if (task.groups == nullptr) {
-        block.place = dense_place<S>(task, id);
-    } else {
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if constexpr (S::kGather) {
         wait_for_predecessor();
         block.place = grouped_place<S>(task, id);
         if (block.place.count == 0) return;
+    } else {
+        block.place = dense_place<S>(task, id);
     }
     block.find_weights();
     __syncthreads();
-    const int copy_thread = thread - S::kSumThreads;
     const int primed = min(R::kStages, block.steps());
-    if (copy_thread >= 0)
-        for (int i = 0; i < primed; ++i) block.copy_weights(i, copy_thread);
-    if (task.groups == nullptr) wait_for_predecessor();
-    block.find_rows();
-    __syncthreads();
-    if (copy_thread >= 0) {
+    if (warp == 8)
+        for (int i = 0; i < primed; ++i) block.copy_weights(i, lane);
+    if constexpr (!S::kGather) wait_for_predecessor();
+    if (warp >= 8) {
         if constexpr (S::kMoveRegisters) shrink_registers<40>();
-        block.keep_full(primed, copy_thread);
+        if (warp == 8) {
+            if constexpr (S::kGather)
+                block.gather_full(primed, lane);
+            else
+                block.keep_full(primed, lane);
+        } else if (S::kGather && warp == 9) {
+            block.hand_over(lane);
+        }
     } else {
         if constexpr (S::kMoveRegisters) grow_registers<232>();
+        block.find_y_rows();
         block.multiply_present();
-        if constexpr (S::kSplit == 1) {
-            block.sum_barrier();
-            if (task.paired)
-                block.template store_sums<true>();
-            else
-                block.template store_sums<false>();
-        }
     }
-    if constexpr (S::kSplit > 1) {
-        cluster_barrier();
-        if (copy_thread < 0) {
-            if (task.paired)
-                block.template store_sums<true>();
-            else
-                block.template store_sums<false>();
-        }
-        cluster_barrier();
+    if constexpr (S::kSplit > 1) cluster_barrier();
+    if (warp < 8) {
+        if constexpr (S::kSplit == 1) block.sum_barrier();
+        if (task.paired)
+            block.template store_sums<true>();
+        else
+            block.template store_sums<false>();
     }
+    if constexpr (S::kSplit > 1) cluster_barrier();
 #endif
 }
 
@@ -345,13 +368,36 @@ bool has_warpgroups() {
     return has;
 }
 
+/// The dense x as boxes of S::kTokens rows and 64 columns, which the copy engine writes in the order of products.
+template <class S>
+CUtensorMap token_map(const GemmTask& task) {
+    static const auto encode = [] {
+        void* f = nullptr;
+        cudaDriverEntryPointQueryResult found{};
+        check_launch(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found), "gemm");
+        return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
+    }();
+    CUtensorMap map{};
+    const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(task.cols), static_cast<cuuint64_t>(task.tokens)};
+    const cuuint64_t stride[1] = {static_cast<cuuint64_t>(task.ldx8) * 16};
+    const cuuint32_t box[2] = {kChunkCols, S::kTokens};
+    const cuuint32_t each[2] = {1, 1};
+    const CUresult made = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<bf16*>(task.x), sizes, stride, box, each,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    check_launch(made == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "gemm: the map of its rows");
+    return map;
+}
+
 /// False, and nothing done: no such code, or another GPU. `token_tiles` of S::kTokens.
 template <Kind K, class S>
 bool launch_warpgroups(Context& context, const char* what, GemmTask task, int64_t token_tiles) {
     if (context.capability != 90 || !has_warpgroups<K, S>()) return false;
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
     const dim3 grid(static_cast<unsigned>(task.row_blocks * token_tiles * S::kSplit));
-    launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), Ring<K, S>::kShared, task);
+    CUtensorMap x{};
+    if constexpr (!S::kGather) x = token_map<S>(task);
+    launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), Ring<K, S>::kShared, task, x);
     return true;
 }
 

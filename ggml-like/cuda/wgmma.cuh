@@ -4,6 +4,8 @@
 // Only code for sm_90a may call what is here.
 #pragma once
 
+#include <cuda.h>
+
 #include "ggml-like/cuda/ptx.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -28,6 +30,11 @@ template <int kN>
 __device__ __forceinline__ void hold(float (&d)[kN][4]) {
 #pragma unroll
     for (int j = 0; j < kN; ++j) asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
+}
+/// Registers of A stay as they are until here, after the wait.
+__device__ __forceinline__ void hold(uint32_t (&a)[4][4]) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3])::"memory");
 }
 /// Makes cp.async and ordinary writes to shared memory, seen by this thread, visible to its products.
 __device__ __forceinline__ void fence_shared_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -201,6 +208,15 @@ __device__ __forceinline__ void copy_bulk(void* to_shared, const void* from, uin
                      shared_address(to_shared)),
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
+}
+
+/// A box of a tensor, from (column, row) on, to shared memory by the copy engine; zeros beyond the tensor's edges.
+__device__ __forceinline__ void copy_box(void* to_shared, const CUtensorMap& map, int column, int row, uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
+            shared_address(to_shared)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
+        : "memory");
 }
 
 /// Whole warpgroups: fewer or more registers a thread from here on.
