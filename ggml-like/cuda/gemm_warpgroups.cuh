@@ -126,8 +126,8 @@ struct WarpgroupBlock {
         }
     }
 
-    /// As keep_full for chosen tokens.
-    __device__ __forceinline__ void gather_full(int primed, int lane) const {
+    /// As keep_full for chosen tokens, without weights. Few instructions: this warp's pace is the block's.
+    __device__ __forceinline__ void gather_full(int lane) const {
         uint32_t row[S::kTokens / 4];  // of x, in 16 bytes; absent ones repeat the last
 #pragma unroll
         for (int i = 0; i < S::kTokens / 4; ++i) {
@@ -136,38 +136,50 @@ struct WarpgroupBlock {
             row[i] = static_cast<uint32_t>(rows_of(task, n).x) * static_cast<uint32_t>(task.ldx8);
         }
         const int column = lane % 8;
-        const int place_of[2] = {lane / 8 * 128 + ((column ^ (lane / 8)) << 4),
-                                 512 + lane / 8 * 128 + ((column ^ (lane / 8 + 4)) << 4)};  // of 8 rows: the halves
+        const uint32_t place_of[2] = {static_cast<uint32_t>(lane / 8 * 128 + ((column ^ (lane / 8)) << 4)),
+                                      static_cast<uint32_t>(512 + lane / 8 * 128 + ((column ^ (lane / 8 + 4)) << 4))};
         const int all = steps();
+        int stage = 0;
+        uint32_t phase = 1;
 #pragma unroll 1
         for (int step = 0; step < all; ++step) {
-            const int stage = step % R::kStages;
-            wait_empty(step);
-            if (step >= primed) copy_weights(step, lane);
+            wait_phase(empty + stage, phase);  // a new barrier's phase before its first has ended
+            const uint8_t* to = tokens_of(stage);
+            const int k = (chunk_begin + step * S::kChunks) * kChunkCols + column * 8;
+            const uint8_t* from[S::kChunks];
 #pragma unroll
             for (int c = 0; c < S::kChunks; ++c) {
-                const int k = (chunk_begin + step * S::kChunks + c) * kChunkCols + column * 8;
-                const int bytes = max(0, min(16, (task.cols - k) * 2));
-                const uint8_t* from = reinterpret_cast<const uint8_t*>(task.x + (bytes > 0 ? k : 0));
-                uint8_t* to = tokens_of(stage) + c * (S::kTokens * 128);
+                // Weights of columns that are absent are zeros: any that are there will do.
+                const int there = k + c * kChunkCols < task.cols ? k + c * kChunkCols : column * 8 < task.cols ? column * 8 : 0;
+                from[c] = reinterpret_cast<const uint8_t*>(task.x + there);
+            }
 #pragma unroll
-                for (int i = 0; i < S::kTokens / 4; ++i) {
-                    if (i * 4 >= place.count) break;
-                    copy_async_part(to + i / 2 * 1024 + place_of[i % 2], from + uint64_t{row[i]} * 16, bytes);
-                }
+            for (int i = 0; i < S::kTokens / 4; ++i) {
+                if (i * 4 >= place.count) break;
+#pragma unroll
+                for (int c = 0; c < S::kChunks; ++c)
+                    copy_async_at(shared_address(to) + place_of[i % 2] + i / 2 * 1024 + c * (S::kTokens * 128),
+                                  from[c] + uint64_t{row[i]} * 16);
             }
             arrive_after_copies(landed + stage);
+            if (++stage == R::kStages) stage = 0, phase ^= 1;
         }
     }
 
-    /// One warp: the fence between cp.async and products, where no other copies or products have to wait for it.
-    __device__ __forceinline__ void hand_over(int lane) const {
+    /// One warp, beside gather_full: the fence between cp.async and products, where no other copies or products have to
+    /// wait for it; and the weights.
+    __device__ __forceinline__ void hand_over(int primed, int lane) const {
         const int all = steps();
 #pragma unroll 1
         for (int step = 0; step < all; ++step) {
             wait_phase(landed + step % R::kStages, (step / R::kStages) & 1);
             fence_shared_for_wgmma();
             if (lane == 0) arrive(full + step % R::kStages);
+            const int next = step + R::kStages - 1;
+            if (next >= primed && next < all) {
+                wait_empty(next);
+                copy_weights(next, lane);
+            }
         }
     }
 
@@ -175,31 +187,31 @@ struct WarpgroupBlock {
         for (int n = threadIdx.x; n < place.count; n += S::kSumThreads) y_rows()[n] = rows_of(task, place.first + n).y;
     }
 
-    /// The A registers of chunk c (of this block), when it is there.
-    __device__ __forceinline__ void load(int c, uint32_t (&a)[4][4]) const {
-        const int step = c / S::kChunks, stage = step % R::kStages;
-        if (c % S::kChunks == 0) wait_phase(full + stage, (step / R::kStages) & 1);
+    /// The A registers of chunk c of a stage.
+    __device__ __forceinline__ void load(int stage, int c, uint32_t (&a)[4][4]) const {
         WeightChunk<K> chunk;
-        chunk.load(weights_of(stage) + static_cast<int>(threadIdx.x) / 32 * R::kTileBytes + c % S::kChunks * chunk_bytes(K),
+        chunk.load(weights_of(stage) + static_cast<int>(threadIdx.x) / 32 * R::kTileBytes + c * chunk_bytes(K),
                    threadIdx.x % 32);
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
     }
 
-    /// The multiplying warps: acc = their 16 rows x the first kN tokens.
+    /// The multiplying warps: acc = their 16 rows x the first kN tokens. While the products of a chunk run, its
+    /// successor's A registers are made.
     template <int kN>
     __device__ __forceinline__ void march(float (&acc)[kN / 8][4]) const {
 #pragma unroll
         for (int i = 0; i < kN / 8; ++i)
 #pragma unroll
             for (int r = 0; r < 4; ++r) acc[i][r] = 0;
-        const int chunks = chunk_end - chunk_begin;
+        int stage = 0, chunk = 0;  // of the stage
+        uint32_t phase = 0;
         uint32_t next[4][4];
-        load(0, next);
+        wait_phase(full, 0);
+        load(0, 0, next);
 #pragma unroll 1
-        for (int c = 0; c < chunks; ++c) {
-            const int stage = c / S::kChunks % R::kStages;
-            const uint64_t rows = wgmma_rows(shared_address(tokens_of(stage)) + c % S::kChunks * (S::kTokens * 128));
+        for (int left = chunk_end - chunk_begin; left > 0; --left) {
+            const uint64_t rows = wgmma_rows(shared_address(tokens_of(stage)) + chunk * (S::kTokens * 128));
             uint32_t a[4][4];
 #pragma unroll
             for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = next[i / 4][i % 4];
@@ -207,10 +219,18 @@ struct WarpgroupBlock {
 #pragma unroll
             for (int kk = 0; kk < 4; ++kk) wgmma<kN>(acc, a[kk], rows + kk * 2);
             wgmma_commit();
-            if (c + 1 < chunks) load(c + 1, next);
+            const int done = stage;
+            if (++chunk == S::kChunks) {
+                chunk = 0;
+                if (++stage == R::kStages) stage = 0, phase ^= 1;
+            }
+            if (left > 1) {
+                if (chunk == 0) wait_phase(full + stage, phase);
+                load(stage, chunk, next);
+            }
             wgmma_wait<0>();
             hold(a);
-            if ((c + 1) % S::kChunks == 0 && threadIdx.x % 32 == 0) arrive(empty + stage);
+            if (chunk == 0 && threadIdx.x % 32 == 0) arrive(empty + done);
         }
         hold(acc);
     }
@@ -327,18 +347,18 @@ __global__ void QUERN_CLUSTER(S::kSplit) __launch_bounds__(S::kThreads, S::kBloc
     block.find_weights();
     __syncthreads();
     const int primed = min(R::kStages, block.steps());
-    if (warp == 8)
+    if (warp == (S::kGather ? 9 : 8))
         for (int i = 0; i < primed; ++i) block.copy_weights(i, lane);
     if constexpr (!S::kGather) wait_for_predecessor();
     if (warp >= 8) {
         if constexpr (S::kMoveRegisters) shrink_registers<40>();
         if (warp == 8) {
             if constexpr (S::kGather)
-                block.gather_full(primed, lane);
+                block.gather_full(lane);
             else
                 block.keep_full(primed, lane);
         } else if (S::kGather && warp == 9) {
-            block.hand_over(lane);
+            block.hand_over(primed, lane);
         }
     } else {
         if constexpr (S::kMoveRegisters) grow_registers<232>();

@@ -210,6 +210,10 @@ __device__ __forceinline__ void copy_bulk(void* to_shared, const void* from, uin
                  : "memory");
 }
 
+/// 16 bytes by cp.async, to a shared address.
+__device__ __forceinline__ void copy_async_at(uint32_t to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
 /// A box of a tensor, from (column, row) on, to shared memory by the copy engine; zeros beyond the tensor's edges.
 __device__ __forceinline__ void copy_box(void* to_shared, const CUtensorMap& map, int column, int row, uint64_t* barrier) {
     asm volatile(
