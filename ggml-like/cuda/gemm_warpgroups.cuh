@@ -1,14 +1,18 @@
 // The products of gemm.cuh on sm_90a: warpgroup products, and warps of their own that copy.
 //
-//               tokens: kTokens per block       A block owns 128 weight rows of one part or one expert and a tile of
-//   128 rows  w0..w3 | acc: 16 rows x all       tokens. Eight warps multiply, 16 rows each; a ninth keeps a ring of
-//             w4..w7 | tokens, per warp         kStages x kChunks chunks of 64 columns full. With kSplit > 1 the blocks
-//                                               of a cluster share the columns; sums meet in the order of the ranks.
+//               tokens: kTokens per block       A block owns 128 weight rows of one part or one expert and a
+//               tile of
+//   128 rows  w0..w3 | acc: 16 rows x all       tokens. Eight warps multiply, 16 rows each; a ninth keeps a
+//   ring of
+//             w4..w7 | tokens, per warp         kStages x kChunks chunks of 64 columns full. With kSplit > 1
+//             the blocks
+//                                               of a cluster share the columns; sums meet in the order of the
+//                                               ranks.
 //
-// Traffic as in gemm.cuh, weights by the copy engine (a tile's chunks of a stage are one piece), tokens as well if they
-// are neighbours; chosen tokens by cp.async, and a tenth warp hands them over to the products. A comes from registers
-// (packed weights are in its order, codes are decoded there while the products of the chunk before run), B from shared
-// memory. Sums go through shared memory to 32-byte stores.
+// Traffic as in gemm.cuh, weights by the copy engine (a tile's chunks of a stage are one piece), tokens as
+// well if they are neighbours; chosen tokens by cp.async, and a tenth warp hands them over to the products. A
+// comes from registers (packed weights are in its order, codes are decoded there while the products of the
+// chunk before run), B from shared memory. Sums go through shared memory to 32-byte stores.
 #pragma once
 
 #include <cudaTypedefs.h>
@@ -33,7 +37,8 @@ struct WarpgroupShape {
     static constexpr bool kGather = Gather;  // grouped: any rows of x
     static constexpr int kTiles = 8;
     static constexpr int kSumThreads = 256;
-    // A block that has its multiprocessor for itself moves registers from the copying warps, a whole group, to the others.
+    // A block that has its multiprocessor for itself moves registers from the copying warps, a whole group,
+    // to the others.
     static constexpr bool kMoveRegisters = BlocksPerSm == 1;
     static constexpr int kThreads = kSumThreads + (kMoveRegisters ? 128 : Gather ? 64 : 32);
     static constexpr int kPitch = kTiles * 16 + 4;  // of sums, in floats
@@ -50,7 +55,8 @@ struct Ring {
     static constexpr int kStages = kMost < 8 ? kMost : 8;
     static constexpr int kAll = kStages * (kWeights + kTokens);
     static constexpr int kBytes = kAll > S::kSumBytes ? kAll : S::kSumBytes;
-    static constexpr int kShared = kBytes + S::kTokens * 4 + 1024;  // with the list of rows, and what aligns it
+    static constexpr int kShared =
+        kBytes + S::kTokens * 4 + 1024;  // with the list of rows, and what aligns it
     static_assert(kStages >= 2 && kBytes <= kRoom);
 };
 
@@ -75,7 +81,9 @@ struct WarpgroupBlock {
         return shared + R::kStages * R::kTokens + stage * R::kWeights;
     }
     __device__ __forceinline__ int* y_rows() const { return reinterpret_cast<int*>(shared + R::kBytes); }
-    __device__ __forceinline__ int steps() const { return (chunk_end - chunk_begin + S::kChunks - 1) / S::kChunks; }
+    __device__ __forceinline__ int steps() const {
+        return (chunk_end - chunk_begin + S::kChunks - 1) / S::kChunks;
+    }
 
     __device__ __forceinline__ void init_barriers() const {
         if (threadIdx.x < R::kStages) {
@@ -88,7 +96,8 @@ struct WarpgroupBlock {
 
     __device__ __forceinline__ void find_weights() {
         const int tile = place.row_block * S::kTiles;
-        weights = task.data + place.expert * task.expert_bytes + static_cast<int64_t>(tile) * task.chunks * chunk_bytes(K);
+        weights = task.data + place.expert * task.expert_bytes +
+                  static_cast<int64_t>(tile) * task.chunks * chunk_bytes(K);
         tiles = min(S::kTiles, task.tiles - tile);
         const int rank = S::kSplit == 1 ? 0 : cluster_rank();
         chunk_begin = rank * task.chunks / S::kSplit;
@@ -104,7 +113,9 @@ struct WarpgroupBlock {
         const int stage = step % R::kStages;
         const int chunk = chunk_begin + step * S::kChunks;
         const int bytes = min(S::kChunks, chunk_end - chunk) * chunk_bytes(K);  // of each tile
-        if (lane == 0) arrive_and_expect(full + stage, static_cast<uint32_t>(tiles * bytes + (S::kGather ? 0 : R::kTokens)));
+        if (lane == 0)
+            arrive_and_expect(full + stage,
+                              static_cast<uint32_t>(tiles * bytes + (S::kGather ? 0 : R::kTokens)));
         __syncwarp();
         if (lane < tiles)
             copy_bulk(weights_of(stage) + lane * R::kTileBytes,
@@ -136,8 +147,9 @@ struct WarpgroupBlock {
             row[i] = static_cast<uint32_t>(rows_of(task, n).x) * static_cast<uint32_t>(task.ldx8);
         }
         const int column = lane % 8;
-        const uint32_t place_of[2] = {static_cast<uint32_t>(lane / 8 * 128 + ((column ^ (lane / 8)) << 4)),
-                                      static_cast<uint32_t>(512 + lane / 8 * 128 + ((column ^ (lane / 8 + 4)) << 4))};
+        const uint32_t place_of[2] = {
+            static_cast<uint32_t>(lane / 8 * 128 + ((column ^ (lane / 8)) << 4)),
+            static_cast<uint32_t>(512 + lane / 8 * 128 + ((column ^ (lane / 8 + 4)) << 4))};
         const int all = steps();
         int stage = 0;
         uint32_t phase = 1;
@@ -150,7 +162,9 @@ struct WarpgroupBlock {
 #pragma unroll
             for (int c = 0; c < S::kChunks; ++c) {
                 // Weights of columns that are absent are zeros: any that are there will do.
-                const int there = k + c * kChunkCols < task.cols ? k + c * kChunkCols : column * 8 < task.cols ? column * 8 : 0;
+                const int there = k + c * kChunkCols < task.cols ? k + c * kChunkCols
+                                  : column * 8 < task.cols       ? column * 8
+                                                                 : 0;
                 from[c] = reinterpret_cast<const uint8_t*>(task.x + there);
             }
 #pragma unroll
@@ -158,16 +172,17 @@ struct WarpgroupBlock {
                 if (i * 4 >= place.count) break;
 #pragma unroll
                 for (int c = 0; c < S::kChunks; ++c)
-                    copy_async_at(shared_address(to) + place_of[i % 2] + i / 2 * 1024 + c * (S::kTokens * 128),
-                                  from[c] + uint64_t{row[i]} * 16);
+                    copy_async_at(
+                        shared_address(to) + place_of[i % 2] + i / 2 * 1024 + c * (S::kTokens * 128),
+                        from[c] + uint64_t{row[i]} * 16);
             }
             arrive_after_copies(landed + stage);
             if (++stage == R::kStages) stage = 0, phase ^= 1;
         }
     }
 
-    /// One warp, beside gather_full: the fence between cp.async and products, where no other copies or products have to
-    /// wait for it; and the weights.
+    /// One warp, beside gather_full: the fence between cp.async and products, where no other copies or
+    /// products have to wait for it; and the weights.
     __device__ __forceinline__ void hand_over(int primed, int lane) const {
         const int all = steps();
 #pragma unroll 1
@@ -184,20 +199,22 @@ struct WarpgroupBlock {
     }
 
     __device__ __forceinline__ void find_y_rows() const {
-        for (int n = threadIdx.x; n < place.count; n += S::kSumThreads) y_rows()[n] = rows_of(task, place.first + n).y;
+        for (int n = threadIdx.x; n < place.count; n += S::kSumThreads)
+            y_rows()[n] = rows_of(task, place.first + n).y;
     }
 
     /// The A registers of chunk c of a stage.
     __device__ __forceinline__ void load(int stage, int c, uint32_t (&a)[4][4]) const {
         WeightChunk<K> chunk;
-        chunk.load(weights_of(stage) + static_cast<int>(threadIdx.x) / 32 * R::kTileBytes + c * chunk_bytes(K),
-                   threadIdx.x % 32);
+        chunk.load(
+            weights_of(stage) + static_cast<int>(threadIdx.x) / 32 * R::kTileBytes + c * chunk_bytes(K),
+            threadIdx.x % 32);
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
     }
 
-    /// The multiplying warps: acc = their 16 rows x the first kN tokens. While the products of a chunk run, its
-    /// successor's A registers are made.
+    /// The multiplying warps: acc = their 16 rows x the first kN tokens. While the products of a chunk run,
+    /// its successor's A registers are made.
     template <int kN>
     __device__ __forceinline__ void march(float (&acc)[kN / 8][4]) const {
 #pragma unroll
@@ -274,11 +291,14 @@ struct WarpgroupBlock {
         const int row = place.row_block * (S::kTiles * 16 / (kRaw / 8)) + raw / (kRaw / 8);
         const int there = task.rows - row;
         float factor[kRaw];
-        const float* f = task.factor + (static_cast<int64_t>(place.expert) * task.tiles + place.row_block * S::kTiles) * 16 + raw;
+        const float* f =
+            task.factor +
+            (static_cast<int64_t>(place.expert) * task.tiles + place.row_block * S::kTiles) * 16 + raw;
 #pragma unroll
         for (int i = 0; i < kRaw; ++i) factor[i] = f[i] * kRowLift<K>;
         const int rank = S::kSplit == 1 ? 0 : cluster_rank();
-        for (int n = static_cast<int>(threadIdx.x) / kLanes * S::kSplit + rank; n < place.count; n += kEach * S::kSplit) {
+        for (int n = static_cast<int>(threadIdx.x) / kLanes * S::kSplit + rank; n < place.count;
+             n += kEach * S::kSplit) {
             float v[kRaw];
 #pragma unroll
             for (int i = 0; i < kRaw; i += 4) {
@@ -377,7 +397,8 @@ __global__ void QUERN_CLUSTER(S::kSplit) __launch_bounds__(S::kThreads, S::kBloc
 #endif
 }
 
-/// Whether this binary has code for sm_90a, which takes everything but fp8 (its scales meet the sums of a chunk).
+/// Whether this binary has code for sm_90a, which takes everything but fp8 (its scales meet the sums of a
+/// chunk).
 template <Kind K, class S>
 bool has_warpgroups() {
     static const bool has = [] {
@@ -388,13 +409,16 @@ bool has_warpgroups() {
     return has;
 }
 
-/// The dense x as boxes of S::kTokens rows and 64 columns, which the copy engine writes in the order of products.
+/// The dense x as boxes of S::kTokens rows and 64 columns, which the copy engine writes in the order of
+/// products.
 template <class S>
 CUtensorMap token_map(const GemmTask& task) {
     static const auto encode = [] {
         void* f = nullptr;
         cudaDriverEntryPointQueryResult found{};
-        check_launch(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found), "gemm");
+        check_launch(
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found),
+            "gemm");
         return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
     }();
     CUtensorMap map{};
@@ -402,8 +426,8 @@ CUtensorMap token_map(const GemmTask& task) {
     const cuuint64_t stride[1] = {static_cast<cuuint64_t>(task.ldx8) * 16};
     const cuuint32_t box[2] = {kChunkCols, S::kTokens};
     const cuuint32_t each[2] = {1, 1};
-    const CUresult made = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<bf16*>(task.x), sizes, stride, box, each,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+    const CUresult made = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<bf16*>(task.x), sizes,
+                                 stride, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     check_launch(made == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "gemm: the map of its rows");
     return map;

@@ -1,7 +1,7 @@
-// Warpgroup products of sm_90a: A from registers in the fragment order of mma.m16n8k16 (warp w of the group owns rows
-// 16w..16w+15), B from shared memory, rows of 128 bytes whose 16-byte columns are XORed with the row (128-byte swizzle,
-// base aligned to 1024). D lies as in mma.m16n8k16. Also the barriers between the warps that copy and those that multiply.
-// Only code for sm_90a may call what is here.
+// Warpgroup products of sm_90a: A from registers in the fragment order of mma.m16n8k16 (warp w of the group
+// owns rows 16w..16w+15), B from shared memory, rows of 128 bytes whose 16-byte columns are XORed with the
+// row (128-byte swizzle, base aligned to 1024). D lies as in mma.m16n8k16. Also the barriers between the
+// warps that copy and those that multiply. Only code for sm_90a may call what is here.
 #pragma once
 
 #include <cuda.h>
@@ -20,7 +20,9 @@ namespace quern::cuda {
 
 /// Orders register writes before the products that follow.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
 template <int N>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
@@ -29,15 +31,19 @@ __device__ __forceinline__ void wgmma_wait() {
 template <int kN>
 __device__ __forceinline__ void hold(float (&d)[kN][4]) {
 #pragma unroll
-    for (int j = 0; j < kN; ++j) asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
+    for (int j = 0; j < kN; ++j)
+        asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
 }
 /// Registers of A stay as they are until here, after the wait.
 __device__ __forceinline__ void hold(uint32_t (&a)[4][4]) {
 #pragma unroll
-    for (int k = 0; k < 4; ++k) asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3])::"memory");
+    for (int k = 0; k < 4; ++k)
+        asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3])::"memory");
 }
 /// Makes cp.async and ordinary writes to shared memory, seen by this thread, visible to its products.
-__device__ __forceinline__ void fence_shared_for_wgmma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ __forceinline__ void fence_shared_for_wgmma() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 /// B at shared address `at`; + 2 for each 16 columns.
 __device__ __forceinline__ uint64_t wgmma_rows(uint32_t at) {
@@ -184,12 +190,16 @@ __device__ __forceinline__ void wgmma<256>(float (&d)[32][4], const uint32_t (&a
 __device__ __forceinline__ void init_phases(uint64_t* barrier, int count) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
-__device__ __forceinline__ void publish_phases() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void publish_phases() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 __device__ __forceinline__ void arrive(uint64_t* barrier) {
     asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
 }
 /// Arrives when all cp.async of this thread so far have ended.
 __device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
@@ -197,28 +207,32 @@ __device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
 }
 __device__ __forceinline__ void wait_phase(uint64_t* barrier, uint32_t parity) {
     asm volatile(
-        "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again;\n}\n" ::"r"(
-            shared_address(barrier)),
+        "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again;\n}\n" ::
+            "r"(shared_address(barrier)),
         "r"(parity)
         : "memory");
 }
 /// `bytes` (a multiple of 16) from global to shared memory by the copy engine.
-__device__ __forceinline__ void copy_bulk(void* to_shared, const void* from, uint32_t bytes, uint64_t* barrier) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to_shared)),
-                 "l"(from), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
+__device__ __forceinline__ void copy_bulk(void* to_shared, const void* from, uint32_t bytes,
+                                          uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(to_shared)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
 }
 
 /// 16 bytes by cp.async, to a shared address.
 __device__ __forceinline__ void copy_async_at(uint32_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
 }
-/// A box of a tensor, from (column, row) on, to shared memory by the copy engine; zeros beyond the tensor's edges.
-__device__ __forceinline__ void copy_box(void* to_shared, const CUtensorMap& map, int column, int row, uint64_t* barrier) {
+/// A box of a tensor, from (column, row) on, to shared memory by the copy engine; zeros beyond the tensor's
+/// edges.
+__device__ __forceinline__ void copy_box(void* to_shared, const CUtensorMap& map, int column, int row,
+                                         uint64_t* barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(
-            shared_address(to_shared)),
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+        "%3}], [%4];" ::"r"(shared_address(to_shared)),
         "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
         : "memory");
 }
@@ -239,7 +253,8 @@ __device__ __forceinline__ int cluster_rank() {
     return static_cast<int>(rank);
 }
 __device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
 }
 /// 16 bytes at this shared address of the cluster's block `rank`.
 __device__ __forceinline__ float4 load_of_block(uint32_t at, int rank) {
