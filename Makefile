@@ -6,7 +6,8 @@ CUDA ?= AUTO
 DEMO_PROMPT ?= What is 48 + 37?
 
 .DEFAULT_GOAL := build
-.PHONY: help deps configure build demo chat test test-asan fuzz bench check-layers format format-check install clean
+MAKEFLAGS += --no-print-directory
+.PHONY: help deps configure build demo chat serve test test-api soak test-asan fuzz bench gpu-check cuda-all check-layers format format-check install clean
 
 help:            ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,16 +34,28 @@ demo: build      ## the demo checkpoint answers a real prompt
 chat: build      ## interactive chat with the demo checkpoint
 	@$(BUILD)/quern run
 
+serve: build     ## answer clients at http://127.0.0.1:8080 with the demo checkpoint
+	@$(BUILD)/quern serve
+
 test: configure  ## build and run every test that needs no GPU
 	@cmake --build $(BUILD) -j $(JOBS)
 	@scripts/check_layers.sh
-	@$(BUILD)/quern_tests --test-suite-exclude=perf
+	@$(BUILD)/quern_tests --test-suite-exclude=perf,cuda
+
+test-api: build  ## the official openai and anthropic clients against the server (installs them into a Python environment)
+	@test -x build-venv/bin/python || python3 -m venv build-venv
+	@build-venv/bin/pip install -q openai anthropic
+	@build-venv/bin/python tests/api_clients.py $(BUILD)/quern
+
+SOAK_SECONDS ?= 600
+soak: build      ## clients that come and go at every moment, for SOAK_SECONDS
+	@python3 tests/soak.py $(BUILD)/quern $(SOAK_SECONDS)
 
 test-asan: deps  ## the fast tests under AddressSanitizer and UndefinedBehaviorSanitizer
 	@cmake -S . -B build-asan -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DQUERN_CUDA=OFF \
 	  -DQUERN_SANITIZE=address,undefined >/dev/null
 	@cmake --build build-asan -j $(JOBS)
-	@UBSAN_OPTIONS=print_stacktrace=1 build-asan/quern_tests --test-suite-exclude=perf
+	@UBSAN_OPTIONS=print_stacktrace=1 build-asan/quern_tests --test-suite-exclude=perf,cuda
 
 FUZZ_SECONDS ?= 60
 fuzz: deps       ## libFuzzer targets, FUZZ_SECONDS each (needs clang)
@@ -50,6 +63,15 @@ fuzz: deps       ## libFuzzer targets, FUZZ_SECONDS each (needs clang)
 
 bench: build     ## speed of the demo checkpoint on this machine
 	@$(BUILD)/quern bench
+
+gpu-check:       ## on a GPU machine, with the binaries in build/: all that needs a GPU, under 8 minutes
+	@scripts/gpu_check.sh --bin $(BUILD)
+
+CUDA_ALL ?= 80;86;89;90a;100a;120f
+cuda-all: deps   ## build/cuda-all/quern with kernels for every supported GPU (needs nvcc, no GPU)
+	@cmake -S . -B $(BUILD)/cuda-all -DCMAKE_BUILD_TYPE=$(TYPE) -DQUERN_CUDA=ON -DQUERN_TESTS=OFF \
+	  -DQUERN_CUDA_ARCHITECTURES="$(CUDA_ALL)" >/dev/null
+	@cmake --build $(BUILD)/cuda-all --target quern -j $(JOBS)
 
 check-layers:    ## includes follow the layering
 	@scripts/check_layers.sh

@@ -22,6 +22,7 @@ struct Command {
 
 constexpr Command kCommands[] = {
     {"run", "chat with a checkpoint, or answer one prompt", cmd_run},
+    {"serve", "answer many clients through the OpenAI and Anthropic APIs", cmd_serve},
     {"bench", "measure prompt and answer speed", cmd_bench},
     {"quantize-inspect", "list a checkpoint's tensors and check that every byte is accounted for",
      cmd_quantize_inspect},

@@ -14,6 +14,7 @@ namespace quern {
 struct MemoryInfo {
     int64_t total_bytes = 0;
     int64_t free_bytes = 0;
+    bool exact = false;  // free_bytes falls by what alloc takes, at once: a device's own memory
 };
 
 /// How an op reads the rows of a weight, for backends that repack.
@@ -28,6 +29,8 @@ class Backend {
 
     virtual std::string name() const = 0;         // "CPU"
     virtual std::string description() const = 0;  // "2 threads, AVX-512"
+    /// PCI address of the device, for tools that watch it; empty: the host itself.
+    virtual std::string bus_id() const { return {}; }
     /// Host threads that ops use.
     virtual int threads() const = 0;
     virtual MemoryInfo memory_info() const = 0;
@@ -42,6 +45,15 @@ class Backend {
     virtual void download(void* to_host, const void* from, int64_t bytes) = 0;
     virtual void copy(void* to, const void* from, int64_t bytes) = 0;
 
+    /// Host memory that uploads and downloads are fastest from and to. Throws Error(memory).
+    virtual void* alloc_host(int64_t bytes, const char* what) = 0;
+    virtual void free_host(void* memory) = 0;
+
+    /// Bytes of this backend's memory that placing takes: none for what the CPU reads where the file is mapped.
+    virtual int64_t placed_bytes(const Weight& weight, RowOrder order) const = 0;
+    virtual int64_t placed_bytes(const ExpertWeights& experts, RowOrder order) const = 0;
+    /// Takes memory for weights of `bytes` together (placed_bytes), before any of them is read. Throws Error(memory).
+    virtual void reserve_weights(int64_t bytes) = 0;
     /// Makes a weight usable by this backend's ops, in place: the CPU leaves it as it is (the mapped file), a GPU
     /// uploads and repacks it into memory that the backend owns until it ends. Segments without data are filled with
     /// random values of sensible size, the same ones for the same name.
@@ -50,6 +62,8 @@ class Backend {
     /// After the last placed weight: waits for uploads and gives their buffers back.
     virtual void weights_complete() = 0;
 
+    /// Whether it captures plans that run again and again: then few shapes, with padding, beat many.
+    virtual bool captures() const = 0;
     /// Called once by Plan when all memory is known.
     virtual void prepare(Plan& plan) = 0;
     virtual void run(Plan& plan) = 0;

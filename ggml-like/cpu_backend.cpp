@@ -50,6 +50,22 @@ class CpuBackend final : public Backend {
         if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
     }
 
+    void* alloc_host(int64_t bytes, const char* what) override { return alloc(bytes, what); }
+    void free_host(void* memory) override { this->free(memory); }
+
+    /// Mapped files stay where they are; only what is filled at random takes memory.
+    int64_t placed_bytes(const Weight& weight, RowOrder) const override {
+        int64_t bytes = 0;
+        for (const WeightSegment& s : weight.segments)
+            if (s.data == nullptr) bytes += s.bytes();
+        return bytes;
+    }
+    int64_t placed_bytes(const ExpertWeights& experts, RowOrder order) const override {
+        int64_t bytes = 0;
+        for (const Weight& w : experts.expert) bytes += placed_bytes(w, order);
+        return bytes;
+    }
+    void reserve_weights(int64_t) override {}
     void place_weight(Weight& weight, RowOrder) override {
         for (WeightSegment& s : weight.segments)
             if (s.data == nullptr) fill_random(s);
@@ -58,6 +74,7 @@ class CpuBackend final : public Backend {
         for (Weight& w : experts.expert) place_weight(w, order);
     }
     void weights_complete() override {}
+    bool captures() const override { return false; }
     void prepare(Plan&) override {}
     void synchronize() override {}
 

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <map>
 #include <thread>
@@ -11,7 +12,9 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/cuda/check_cuda.h"
+#include "ggml-like/cuda/host_memory.h"
 #include "ggml-like/cuda/ops.h"
+#include "ggml-like/cuda/packed_layout.h"
 #include "ggml-like/cuda/place.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ggml-like/ops/embed.h"
@@ -45,8 +48,8 @@ namespace {
 
 using cuda::Context;
 
-constexpr int kOldest = 80;          // compute capability
-constexpr int64_t kCaptureTokens = 64;  // plans of up to so many rows are captured
+constexpr int kOldest = 80;                    // compute capability
+constexpr int64_t kSpareBlock = 32ll << 20;  // for weights that nobody reserved memory for
 
 using Launch = void (*)(const Node&, Context&);
 
@@ -69,11 +72,19 @@ Launch launch_of(const Op* op) {
     return it->second;
 }
 
-int64_t rows_of(const Plan& plan) {
-    int64_t rows = 0;
-    for (const Tensor* t : plan.graph().inputs()) rows = std::max(rows, t->rank == 1 ? t->shape[0] : 0);
-    return rows;
+/// Makes the device's context, which fails on devices in exclusive use.
+cudaError_t open_device(int device) {
+    cudaError_t code = cudaSetDevice(device);
+    if (code == cudaSuccess) code = cudaFree(nullptr);
+    cudaGetLastError();
+    return code;
 }
+
+/// A piece of device memory that weights are taken from, from front to back.
+struct Block {
+    std::byte* memory;
+    int64_t bytes, used = 0;
+};
 
 class CudaBackend final : public Backend {
   public:
@@ -91,7 +102,7 @@ class CudaBackend final : public Backend {
     ~CudaBackend() override {
         cudaStreamSynchronize(context_.stream);
         uploader_.reset();
-        for (void* memory : weights_) cudaFree(memory);
+        for (const Block& block : weights_) cudaFree(block.memory);
         cudaFree(context_.counters);
         cudaStreamDestroy(context_.stream);
     }
@@ -101,11 +112,15 @@ class CudaBackend final : public Backend {
         return fmt::format("{}, {:.0f} GB, sm_{}", properties_.name, static_cast<double>(properties_.totalGlobalMem) / 1e9,
                            context_.capability);
     }
+    std::string bus_id() const override {
+        return fmt::format("{:08X}:{:02X}:{:02X}.0", properties_.pciDomainID, properties_.pciBusID,
+                           properties_.pciDeviceID);
+    }
     int threads() const override { return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u)); }
     MemoryInfo memory_info() const override {
         size_t available = 0, total = 0;
         CUDA_CHECK(cudaMemGetInfo(&available, &total));
-        return {static_cast<int64_t>(total), static_cast<int64_t>(available)};
+        return {static_cast<int64_t>(total), static_cast<int64_t>(available), true};
     }
     DType activation_dtype() const override { return DType::BF16; }
 
@@ -135,18 +150,29 @@ class CudaBackend final : public Backend {
         CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, context_.stream));
     }
 
+    void* alloc_host(int64_t bytes, const char* what) override { return cuda::alloc_host(bytes, what); }
+    void free_host(void* memory) override { cuda::free_host(memory); }
+
+    int64_t placed_bytes(const Weight& weight, RowOrder order) const override { return cuda::packed_bytes(weight, order); }
+    int64_t placed_bytes(const ExpertWeights& experts, RowOrder order) const override {
+        return cuda::packed_bytes(experts, order);
+    }
+    void reserve_weights(int64_t bytes) override { add_block(bytes, "weights"); }
     void place_weight(Weight& weight, RowOrder order) override {
         weight.placed = &packed_.emplace_back(cuda::place_weight(weight, order, *uploader_, allocator()));
     }
     void place_experts(ExpertWeights& experts, RowOrder order) override {
         experts.placed = &experts_.emplace_back(cuda::place_experts(experts, order, *uploader_, allocator()));
     }
-    void weights_complete() override { uploader_->finish(); }
+    void weights_complete() override {
+        uploader_->finish();
+        CUDA_CHECK(cudaDeviceSynchronize());  // random weights are filled on the default stream
+    }
 
-    /// Captures plans of few rows; the first run of a kernel loads it, so that happens here as well.
+    bool captures() const override { return true; }
     void prepare(Plan& plan) override {
         for (const Node& node : plan.graph().nodes()) launch_of(node.op);
-        if (rows_of(plan) > kCaptureTokens) return;
+        if (plan.use() == PlanUse::sometimes) return;
         cudaGraph_t graph = nullptr;
         CUDA_CHECK(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal));
         try {
@@ -157,6 +183,9 @@ class CudaBackend final : public Backend {
             throw;
         }
         CUDA_CHECK(cudaStreamEndCapture(context_.stream, &graph));
+        size_t kernels = 0;
+        CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &kernels));
+        plan.kernels = static_cast<int64_t>(kernels);
         cudaGraphExec_t exec = nullptr;
         const cudaError_t code = cudaGraphInstantiate(&exec, graph, 0);
         cudaGraphDestroy(graph);
@@ -194,8 +223,23 @@ class CudaBackend final : public Backend {
         for (cudaEvent_t e : events) cudaEventDestroy(e);
     }
 
+    Block& add_block(int64_t bytes, const char* what) {
+        auto* memory = static_cast<std::byte*>(alloc(bytes, what));
+        weights_.push_back({memory, bytes});
+        CUDA_CHECK(cudaMemset(memory, 0, static_cast<size_t>(bytes)));  // padding of packed weights
+        CUDA_CHECK(cudaDeviceSynchronize());
+        return weights_.back();
+    }
+    void* take(int64_t bytes, const char* what) {
+        const int64_t size = (bytes + cuda::kWeightAlignment - 1) / cuda::kWeightAlignment * cuda::kWeightAlignment;
+        const bool room = !weights_.empty() && weights_.back().used + size <= weights_.back().bytes;
+        Block& block = room ? weights_.back() : add_block(std::max(size, kSpareBlock), what);
+        void* memory = block.memory + block.used;
+        block.used += size;
+        return memory;
+    }
     cuda::Allocate allocator() {
-        return [this](int64_t bytes, const char* what) { return weights_.emplace_back(alloc(bytes, what)); };
+        return [this](int64_t bytes, const char* what) { return take(bytes, what); };
     }
 
     cudaDeviceProp properties_{};
@@ -203,33 +247,46 @@ class CudaBackend final : public Backend {
     std::unique_ptr<cuda::Uploader> uploader_;
     std::deque<cuda::Packed> packed_;
     std::deque<cuda::PackedExperts> experts_;
-    std::vector<void*> weights_;
+    std::vector<Block> weights_;
 };
 
 }  // namespace
 
-std::string cuda_unavailable() {
-    int count = 0;
+bool cuda_built() { return true; }
+
+std::string cuda_unavailable(int device) {
+    // Kernels are loaded when the device is opened: their memory is taken before anybody counts what is free.
+    ::setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    int driver = 0, count = 0;
+    if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) return "no NVIDIA driver is installed";
     const cudaError_t code = cudaGetDeviceCount(&count);
-    if (code == cudaErrorInsufficientDriver) return "the NVIDIA driver is too old for CUDA 13; update it to 580 or newer";
+    cudaGetLastError();
+    if (code == cudaErrorInsufficientDriver)
+        return fmt::format("the NVIDIA driver is too old: it supports CUDA {}.{}, and this build needs CUDA {}.{}; update "
+                           "the driver",
+                           driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     if (code != cudaSuccess || count == 0) {
-        cudaGetLastError();
-        return fmt::format("no NVIDIA GPU can be used ({})", code == cudaSuccess ? "none found" : cudaGetErrorString(code));
+        const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+        return fmt::format("no NVIDIA GPU can be used ({}{})", code == cudaSuccess ? "none found" : cudaGetErrorString(code),
+                           visible == nullptr ? "" : fmt::format("; CUDA_VISIBLE_DEVICES is '{}'", visible));
     }
+    if (device < 0 || device >= count)
+        return fmt::format("there is no GPU {}: this machine has {} (0 to {})", device, count, count - 1);
+    cudaDeviceProp properties{};
+    if (const cudaError_t failed = cudaGetDeviceProperties(&properties, device); failed != cudaSuccess)
+        return fmt::format("GPU {} does not answer: {}", device, cudaGetErrorString(failed));
+    if (properties.major * 10 + properties.minor < kOldest)
+        return fmt::format("GPU {} is an {} (sm_{}{}), and quern needs sm_80 (Ampere) or newer", device, properties.name,
+                           properties.major, properties.minor);
+    if (const cudaError_t failed = open_device(device); failed != cudaSuccess)
+        return fmt::format("GPU {} ({}) cannot be opened: {}; another process may hold it alone or fill its memory, or "
+                           "this build has no code for sm_{}{}",
+                           device, properties.name, cudaGetErrorString(failed), properties.major, properties.minor);
     return {};
 }
 
 std::unique_ptr<Backend> make_cuda_backend(int device) {
-    if (const std::string reason = cuda_unavailable(); !reason.empty()) FAIL(device, "{}", reason);
-    int count = 0;
-    CUDA_CHECK(cudaGetDeviceCount(&count));
-    if (device < 0 || device >= count)
-        FAIL(device, "GPU {} was asked for, but this machine has {} (0 to {})", device, count, count - 1);
-    cudaDeviceProp properties{};
-    CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
-    if (properties.major * 10 + properties.minor < kOldest)
-        FAIL(device, "GPU {} is an {} (sm_{}{}); quern needs sm_80 (Ampere) or newer", device, properties.name,
-             properties.major, properties.minor);
+    if (const std::string reason = cuda_unavailable(device); !reason.empty()) FAIL(device, "{}", reason);
     return std::make_unique<CudaBackend>(device);
 }
 

@@ -8,8 +8,11 @@
 
 namespace quern {
 
-/// Why no GPU can be used: no driver, no device, a card older than sm_80, a build without CUDA. Empty: one can.
-std::string cuda_unavailable();
+/// Whether this build can use a GPU at all.
+bool cuda_built();
+/// Why GPU `device` cannot be used: a build without CUDA, no driver or an old one, no such device, a card older than
+/// sm_80 or one that is taken. Empty: it can.
+std::string cuda_unavailable(int device);
 /// Throws Error(device) that says why it cannot be had.
 std::unique_ptr<Backend> make_cuda_backend(int device);
 

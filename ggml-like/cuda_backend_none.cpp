@@ -3,8 +3,10 @@
 
 namespace quern {
 
-std::string cuda_unavailable() { return "this build of quern has no GPU backend (built without a CUDA toolkit)"; }
+bool cuda_built() { return false; }
 
-std::unique_ptr<Backend> make_cuda_backend(int) { FAIL(device, "{}", cuda_unavailable()); }
+std::string cuda_unavailable(int) { return "this build of quern has no GPU backend (built without a CUDA toolkit)"; }
+
+std::unique_ptr<Backend> make_cuda_backend(int device) { FAIL(device, "{}", cuda_unavailable(device)); }
 
 }  // namespace quern

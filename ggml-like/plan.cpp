@@ -7,34 +7,55 @@
 
 namespace quern {
 
-Plan::Plan(Graph graph, Backend& backend)
-    : graph_(std::move(graph)), backend_(backend), memory_(plan_memory(graph_)) {
-    input_host_.assign(static_cast<size_t>(memory_.input_bytes), std::byte{0});
-    arena_ = backend_.alloc(memory_.arena_bytes, "scratch of a plan");
+Workspace::Workspace(Backend& backend, int64_t arena_bytes, int64_t input_bytes)
+    : backend_(backend),
+      arena_bytes_((arena_bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment),
+      input_bytes_(input_bytes) {
+    device_ =
+        static_cast<std::byte*>(backend_.alloc(arena_bytes_ + input_bytes_, "scratch and inputs of a step"));
     try {
-        input_device_ = backend_.alloc(memory_.input_bytes, "inputs of a plan");
-        auto& tensors = graph_.tensors();
-        for (size_t i = 0; i < tensors.size(); ++i) {
-            if (memory_.offset[i] >= 0) tensors[i].data = static_cast<std::byte*>(arena_) + memory_.offset[i];
-            if (memory_.input_offset[i] >= 0)
-                tensors[i].data = static_cast<std::byte*>(input_device_) + memory_.input_offset[i];
-        }
-        for (Tensor& t : tensors)
-            if (t.base >= 0)
-                t.data = static_cast<std::byte*>(tensors[static_cast<size_t>(t.base)].data) + t.base_offset;
-        backend_.prepare(*this);
+        host_ = static_cast<std::byte*>(backend_.alloc_host(input_bytes_, "inputs of a step"));
     } catch (...) {
-        backend_.free(input_device_);
-        backend_.free(arena_);
+        backend_.free(device_);
         throw;
     }
+    std::memset(host_, 0, static_cast<size_t>(input_bytes_));
 }
 
-Plan::~Plan() {
-    captured.reset();
-    backend_.free(input_device_);
-    backend_.free(arena_);
+Workspace::~Workspace() {
+    backend_.free_host(host_);
+    backend_.free(device_);
 }
+
+Plan::Plan(Graph graph, Backend& backend, Workspace& workspace, PlanUse use)
+    : Plan(std::move(graph), backend, &workspace, use) {}
+
+Plan::Plan(Graph graph, Backend& backend) : Plan(std::move(graph), backend, nullptr, PlanUse::repeatedly) {}
+
+Plan::Plan(Graph graph, Backend& backend, Workspace* workspace, PlanUse use)
+    : graph_(std::move(graph)),
+      backend_(backend),
+      use_(use),
+      memory_(plan_memory(graph_)),
+      own_(workspace != nullptr
+               ? nullptr
+               : std::make_unique<Workspace>(backend, memory_.arena_bytes, memory_.input_bytes)),
+      workspace_(workspace != nullptr ? *workspace : *own_) {
+    if (memory_.arena_bytes > workspace_.arena_bytes() || memory_.input_bytes > workspace_.input_bytes())
+        FAIL(memory, "[plan] a step needs {} bytes of scratch and {} of inputs; {} and {} were set aside",
+             memory_.arena_bytes, memory_.input_bytes, workspace_.arena_bytes(), workspace_.input_bytes());
+    auto& tensors = graph_.tensors();
+    for (size_t i = 0; i < tensors.size(); ++i) {
+        if (memory_.offset[i] >= 0) tensors[i].data = workspace_.arena() + memory_.offset[i];
+        if (memory_.input_offset[i] >= 0) tensors[i].data = workspace_.inputs() + memory_.input_offset[i];
+    }
+    for (Tensor& t : tensors)
+        if (t.base >= 0)
+            t.data = static_cast<std::byte*>(tensors[static_cast<size_t>(t.base)].data) + t.base_offset;
+    backend_.prepare(*this);
+}
+
+Plan::~Plan() { captured.reset(); }
 
 std::byte* Plan::host_input(const Tensor* t) {
     size_t index = 0;
@@ -44,11 +65,11 @@ std::byte* Plan::host_input(const Tensor* t) {
     }
     CHECK(index < memory_.input_offset.size() && memory_.input_offset[index] >= 0,
           "[plan] {} is not an input", describe(*t));
-    return input_host_.data() + memory_.input_offset[index];
+    return workspace_.host_inputs() + memory_.input_offset[index];
 }
 
 void Plan::run() {
-    backend_.upload(input_device_, input_host_.data(), memory_.input_bytes);
+    backend_.upload(workspace_.inputs(), workspace_.host_inputs(), memory_.input_bytes);
     backend_.run(*this);
 }
 

@@ -10,15 +10,45 @@ namespace quern {
 
 class Backend;
 
+/// Memory that plans share because they run one at a time: all of it is taken once. What a plan leaves in it
+/// is there until another plan's inputs are filled.
+class Workspace {
+  public:
+    /// `arena_bytes`: the most scratch and outputs of a plan; `input_bytes`: the most inputs. Throws
+    /// Error(memory).
+    Workspace(Backend& backend, int64_t arena_bytes, int64_t input_bytes);
+    ~Workspace();
+    Workspace(const Workspace&) = delete;
+    Workspace& operator=(const Workspace&) = delete;
+
+    int64_t arena_bytes() const { return arena_bytes_; }
+    int64_t input_bytes() const { return input_bytes_; }
+    std::byte* arena() const { return device_; }
+    std::byte* inputs() const { return device_ + arena_bytes_; }
+    std::byte* host_inputs() const { return host_; }
+
+  private:
+    Backend& backend_;
+    int64_t arena_bytes_, input_bytes_;
+    std::byte* device_ = nullptr;
+    std::byte* host_ = nullptr;
+};
+
+/// How often a plan runs: a backend may capture what is run again and again.
+enum class PlanUse { sometimes, repeatedly };
+
 class Plan {
   public:
-    /// Plans the memory, allocates it from the backend and lets the backend prepare (capture) the graph.
+    /// Plans the memory inside `workspace`, which outlives the plan, and lets the backend prepare (capture)
+    /// the graph. Throws Error if the workspace is too small.
+    Plan(Graph graph, Backend& backend, Workspace& workspace, PlanUse use);
+    /// With a workspace of its own.
     Plan(Graph graph, Backend& backend);
     ~Plan();
     Plan(const Plan&) = delete;
     Plan& operator=(const Plan&) = delete;
 
-    /// Host side of an input tensor; uploaded as one block by run().
+    /// Host side of an input tensor, undefined until filled; uploaded as one block by run().
     template <typename T>
     T* input(const Tensor* t) {
         return reinterpret_cast<T*>(host_input(t));
@@ -27,21 +57,25 @@ class Plan {
     void run();
 
     const Graph& graph() const { return graph_; }
+    PlanUse use() const { return use_; }
     int64_t arena_bytes() const { return memory_.arena_bytes; }
     int64_t input_bytes() const { return memory_.input_bytes; }
 
     /// The backend's own handle for this plan (a captured CUDA graph); null on the CPU.
     std::shared_ptr<void> captured;
+    /// Kernels that one run launches, if the backend captured it; else 0.
+    int64_t kernels = 0;
 
   private:
+    Plan(Graph graph, Backend& backend, Workspace* workspace, PlanUse use);
     std::byte* host_input(const Tensor* t);
 
     Graph graph_;
     Backend& backend_;
-    MemoryPlan memory_;
-    std::vector<std::byte> input_host_;
-    void* arena_ = nullptr;
-    void* input_device_ = nullptr;
+    PlanUse use_;
+    ArenaPlan memory_;
+    std::unique_ptr<Workspace> own_;
+    Workspace& workspace_;
 };
 
 }  // namespace quern

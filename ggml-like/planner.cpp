@@ -75,9 +75,9 @@ int64_t place(std::vector<Placed>& placed, int64_t bytes, Lifetime life) {
 
 }  // namespace
 
-MemoryPlan plan_memory(const Graph& graph) {
+ArenaPlan plan_memory(const Graph& graph) {
     const auto& tensors = graph.tensors();
-    MemoryPlan plan;
+    ArenaPlan plan;
     plan.offset.assign(tensors.size(), -1);
     plan.input_offset.assign(tensors.size(), -1);
 

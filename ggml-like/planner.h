@@ -11,7 +11,7 @@ namespace quern {
 
 inline constexpr int64_t kPlanAlignment = 256;  // bytes
 
-struct MemoryPlan {
+struct ArenaPlan {
     std::vector<int64_t> offset;        // by tensor index; -1: not in the arena
     int64_t arena_bytes = 0;            // scratch and outputs
     std::vector<int64_t> input_offset;  // by tensor index; -1: not an input
@@ -21,6 +21,6 @@ struct MemoryPlan {
 /// A scratch tensor lives from the node that writes it first to the last node that reads it; an output to the
 /// end. Nodes on the side stream may overlap main-stream nodes: what they touch is kept to the end of the
 /// graph. Throws Error if a scratch tensor is read before it is written.
-MemoryPlan plan_memory(const Graph& graph);
+ArenaPlan plan_memory(const Graph& graph);
 
 }  // namespace quern

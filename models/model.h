@@ -94,9 +94,30 @@ struct LoadProgress {
     int64_t bytes_total = 0;
 };
 
+class Model;
+
 struct LoadOptions {
     bool tokenizer = true;  // false: token ids only
     std::function<void(const LoadProgress&)> progress;
+    /// Called when everything but the weights' data is known and checked: what throws here has read no weights.
+    std::function<void(const Model&)> before_weights;
+};
+
+/// What a part of the model's weights is for, and how much of it one decoded token reads. One of the pointers is set.
+struct WeightUse {
+    const char* group;  // "attention", "DeltaNet", "routed experts", "shared experts", "router", "embedding", ...
+    const Weight* matrix = nullptr;
+    const ExpertWeights* experts = nullptr;
+    const Tensor* vector = nullptr;
+    RowOrder order = RowOrder::stacked;
+    int64_t picked = 0;  // experts, or rows of the embedding, that each token picks; 0: it reads all
+    bool again = false;  // memory that another use has counted: a head tied to the embedding
+
+    /// As stored in the checkpoint.
+    int64_t bytes() const;
+    int64_t parameters() const;
+    /// Part of it that a step of `tokens` independent tokens reads, 0 to 1; expected, if they pick at random.
+    double share(int64_t tokens) const;
 };
 
 class Model {
@@ -109,6 +130,8 @@ class Model {
     virtual const Audit& audit() const = 0;
     /// One-line remarks for the user: an unknown chat template, unused vision tensors ...
     virtual const std::vector<std::string>& notes() const = 0;
+    /// Every weight, in the order of placing within each layer.
+    virtual std::vector<WeightUse> weight_uses() const = 0;
     virtual std::vector<StateSpec> state_specs(const StateOptions& options) const = 0;
     virtual BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const = 0;
 };

@@ -92,16 +92,25 @@ std::vector<bool> layer_kinds(const Fields& f, int64_t layers) {
     return full;
 }
 
+/// The rope settings, under their new or their old key. Only plain rotation is implemented, whichever key
+/// asks for more.
+const Json& rope_settings(const Fields& f) {
+    static const Json kNone = Json::object();
+    const Json* found = nullptr;
+    for (const char* key : {"rope_parameters", "rope_scaling"}) {
+        const Json* rope = f.find(key);
+        if (rope == nullptr) continue;
+        if (!rope->is_object()) f.fail(key, "an object", *rope);
+        const Fields inner(*rope, f.file());
+        for (const char* name : {"rope_type", "type"})
+            inner.must_be(name, "default", "long-context variants such as yarn are not supported");
+        if (found == nullptr) found = rope;
+    }
+    return found == nullptr ? kNone : *found;
+}
+
 void read_rope(const Fields& f, Qwen36MoeConfig& c) {
-    const Json* rope = f.find("rope_parameters");
-    if (rope == nullptr) rope = f.find("rope_scaling");
-    const Json empty = Json::object();
-    if (rope != nullptr && !rope->is_object()) f.fail("rope_parameters", "an object", *rope);
-    const Fields inner(rope == nullptr ? empty : *rope, f.file());
-    const Json* type = inner.find("rope_type");
-    if (type == nullptr) type = inner.find("type");
-    if (type != nullptr && *type != "default")
-        inner.fail("rope_type", "\"default\" (long-context variants such as yarn are not supported)", *type);
+    const Fields inner(rope_settings(f), f.file());
     const double theta = inner.number("rope_theta", f.number("rope_theta", 1e4, 1, 1e12), 1, 1e12);
     const double partial =
         inner.number("partial_rotary_factor", f.number("partial_rotary_factor", 0.25, 0, 1), 0, 1);
@@ -118,14 +127,14 @@ void must_divide(const Fields& f, const char* big, int64_t whole, const char* sm
         FAIL(model, "{}: '{}' ({}) should be a multiple of '{}' ({})", f.file(), big, whole, small, part);
 }
 
-std::vector<int32_t> read_eos(const Fields& f) {
+std::vector<int32_t> read_eos(const Fields& f, int64_t vocab_rows) {
     std::vector<int32_t> ids;
     const Json* eos = f.find("eos_token_id");
     if (eos == nullptr) return ids;
     const Json list = eos->is_array() ? *eos : Json::array({*eos});
     for (const Json& id : list) {
-        if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() > INT32_MAX)
-            f.fail("eos_token_id", "a token id or a list of them", *eos);
+        if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= vocab_rows)
+            f.fail("eos_token_id", fmt::format("token ids below vocab_size ({})", vocab_rows), *eos);
         ids.push_back(id.get<int32_t>());
     }
     return ids;
@@ -177,7 +186,7 @@ Qwen36MoeConfig parse_qwen3_6_moe_config(const Json& root, const std::string& fi
     };
     // The outermost level decides, as in the reference; older exports wrote it inside only.
     c.tied_head = root.contains("tie_word_embeddings") ? tied(root) : text != root.end() && tied(*text);
-    c.eos_ids = read_eos(f);
+    c.eos_ids = read_eos(f, c.vocab_rows);
     return c;
 }
 

@@ -13,18 +13,24 @@
 namespace quern {
 namespace {
 
-template <typename F>
-void for_each_dense(LayerWeights& w, F&& f) {
-    for (Weight* dense : {&w.attention.in_proj, &w.attention.out_proj, &w.delta.in_proj, &w.delta.out_proj,
-                          &w.moe.router, &w.moe.shared_gate_up, &w.moe.shared_down})
-        if (*dense) f(*dense);
+/// f(group, weight, row order) for the matrices of a layer that every token reads.
+template <typename Layer, typename F>
+void for_each_dense(Layer& w, F&& f) {
+    const auto each = [&](const char* group, auto& weight, RowOrder order) {
+        if (weight) f(group, weight, order);
+    };
+    each("attention", w.attention.in_proj, RowOrder::stacked);
+    each("attention", w.attention.out_proj, RowOrder::stacked);
+    each("DeltaNet", w.delta.in_proj, RowOrder::stacked);
+    each("DeltaNet", w.delta.out_proj, RowOrder::stacked);
+    each("router", w.moe.router, RowOrder::stacked);
+    each("shared experts", w.moe.shared_gate_up, RowOrder::paired);
+    each("shared experts", w.moe.shared_down, RowOrder::stacked);
 }
 
 /// Hands a layer's weights to the backend in the row order that their ops read.
 void place_layer(LayerWeights& w, Backend& backend) {
-    for_each_dense(w, [&](Weight& dense) {
-        backend.place_weight(dense, &dense == &w.moe.shared_gate_up ? RowOrder::paired : RowOrder::stacked);
-    });
+    for_each_dense(w, [&](const char*, Weight& dense, RowOrder order) { backend.place_weight(dense, order); });
     backend.place_experts(w.moe.gate_up, RowOrder::paired);
     backend.place_experts(w.moe.down, RowOrder::stacked);
 }
@@ -35,14 +41,16 @@ void for_each_expert(LayerWeights& w, F&& f) {
     for (Weight& expert : w.moe.down.expert) f(expert);
 }
 
-template <typename F>
-void for_each_vector(Qwen36MoeWeights& w, F&& f) {
-    for (LayerWeights& l : w.layers)
-        for (Tensor* t : {&l.input_norm, &l.post_norm, &l.attention.q_norm, &l.attention.k_norm,
+template <typename Weights, typename F>
+void for_each_vector(Weights& w, F&& f) {
+    for (auto& l : w.layers)
+        for (auto* t : {&l.input_norm, &l.post_norm, &l.attention.q_norm, &l.attention.k_norm,
                           &l.delta.conv, &l.delta.decay_rate, &l.delta.dt_bias, &l.delta.norm})
             if (t->data != nullptr) f(*t);
     f(w.final_norm);
 }
+
+int64_t aligned(int64_t bytes) { return (bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment; }
 
 class Qwen36Moe final : public Model {
   public:
@@ -56,11 +64,12 @@ class Qwen36Moe final : public Model {
         audit_.require_ok();
         floats_ = use.take_floats();
         if (options.tokenizer) load_text_side();
-        check_and_place(options);
         read_generation_defaults();
         std::string directory = checkpoint_->files().directory;
         while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
         summarize(directory.substr(directory.find_last_of('/') + 1));
+        if (options.before_weights) options.before_weights(*this);
+        check_and_place(options);
         notes_.insert(notes_.end(), checkpoint_->notes().begin(), checkpoint_->notes().end());
         notes_.insert(notes_.end(), audit_.notes.begin(), audit_.notes.end());
     }
@@ -69,13 +78,10 @@ class Qwen36Moe final : public Model {
     Qwen36Moe(const std::string& name, const std::string& mix, Backend& backend, const LoadOptions& options)
         : backend_(backend), config_(synthetic_config(name)) {
         weights_ = synthetic_weights(config_, mix, floats_);
-        check_and_place(options);
         generation_.origin = "built in: synthetic weights";
         summarize(fmt::format("synthetic {} ({})", name, mix));
-    }
-
-    ~Qwen36Moe() override {
-        for (void* memory : placed_) backend_.free(memory);
+        if (options.before_weights) options.before_weights(*this);
+        check_and_place(options);
     }
 
     const ModelInfo& info() const override { return info_; }
@@ -83,6 +89,22 @@ class Qwen36Moe final : public Model {
     const Tokenizer* tokenizer() const override { return tokenizer_ ? &*tokenizer_ : nullptr; }
     const Audit& audit() const override { return audit_; }
     const std::vector<std::string>& notes() const override { return notes_; }
+    std::vector<WeightUse> weight_uses() const override {
+        std::vector<WeightUse> uses;
+        const int64_t used = config_.experts_used;
+        for (const LayerWeights& layer : weights_.layers) {
+            for_each_dense(layer, [&](const char* group, const Weight& w, RowOrder order) {
+                uses.push_back({.group = group, .matrix = &w, .order = order});
+            });
+            uses.push_back(
+                {.group = "routed experts", .experts = &layer.moe.gate_up, .order = RowOrder::paired, .picked = used});
+            uses.push_back({.group = "routed experts", .experts = &layer.moe.down, .picked = used});
+        }
+        uses.push_back({.group = "embedding", .matrix = &weights_.embedding, .picked = 1});
+        uses.push_back({.group = "head", .matrix = &weights_.head, .again = config_.tied_head});
+        for_each_vector(weights_, [&](const Tensor& t) { uses.push_back({.group = "norms", .vector = &t}); });
+        return uses;
+    }
     std::vector<StateSpec> state_specs(const StateOptions& options) const override {
         return qwen3_6_moe_state(config_, options);
     }
@@ -97,16 +119,18 @@ class Qwen36Moe final : public Model {
             notes_.push_back(std::move(note));
     }
 
-    /// Reads every scale once and hands the weights to the backend, layer by layer so that progress can be told.
+    /// Reads every scale once and hands the weights to the backend, layer by layer so that progress can be
+    /// told.
     void check_and_place(const LoadOptions& options) {
+        reserve_memory();
         LoadProgress progress;
         std::vector<Weight*> ends = {&weights_.embedding};
         if (!config_.tied_head) ends.push_back(&weights_.head);
         std::vector<std::vector<Weight*>> groups;
         for (LayerWeights& layer : weights_.layers) {
-            const auto add = [&group = groups.emplace_back()](Weight& w) { group.push_back(&w); };
-            for_each_dense(layer, add);
-            for_each_expert(layer, add);
+            auto& group = groups.emplace_back();
+            for_each_dense(layer, [&](const char*, Weight& w, RowOrder) { group.push_back(&w); });
+            for_each_expert(layer, [&](Weight& w) { group.push_back(&w); });
         }
         groups.push_back(ends);
         for (const auto& group : groups)
@@ -129,12 +153,25 @@ class Qwen36Moe final : public Model {
         place_vectors();
     }
 
+    void reserve_memory() {
+        int64_t bytes = 0;
+        for (const WeightUse& use : weight_uses()) {
+            if (use.again || use.vector != nullptr) continue;
+            bytes += use.matrix != nullptr ? backend_.placed_bytes(*use.matrix, use.order)
+                                           : backend_.placed_bytes(*use.experts, use.order);
+        }
+        if (bytes > 0) backend_.reserve_weights(bytes);
+        int64_t vectors = 0;
+        for_each_vector(weights_, [&](const Tensor& t) { vectors += aligned(t.bytes()); });
+        vectors_.reset(backend_.alloc(vectors, "norms"), [this](void* memory) { backend_.free(memory); });
+    }
+
     void place_vectors() {
+        auto* memory = static_cast<std::byte*>(vectors_.get());
         for_each_vector(weights_, [&](Tensor& t) {
-            void* memory = backend_.alloc(t.bytes(), t.name);
-            placed_.push_back(memory);
             backend_.upload(memory, t.data, t.bytes());
             t.data = memory;
+            memory += aligned(t.bytes());
         });
         backend_.synchronize();
     }
@@ -158,8 +195,7 @@ class Qwen36Moe final : public Model {
         const nlohmann::json& g = checkpoint_->generation_config();
         if (!g.is_object()) {
             d.origin = "built in: the checkpoint has no generation_config.json";
-            add_chat_end();
-            return;
+            return add_chat_end();
         }
         d.origin = "generation_config.json";
         const auto number = [&](const char* key) -> std::optional<float> {
@@ -178,11 +214,12 @@ class Qwen36Moe final : public Model {
         const auto do_sample = g.find("do_sample");
         d.greedy = do_sample != g.end() && do_sample->is_boolean() && !do_sample->get<bool>();
         read_eos(g);
+        add_chat_end();
     }
 
     void read_eos(const nlohmann::json& g) {
         const auto eos = g.find("eos_token_id");
-        if (eos == g.end() || eos->is_null()) return add_chat_end();
+        if (eos == g.end() || eos->is_null()) return;
         generation_.eos_ids.clear();
         for (const nlohmann::json& id : eos->is_array() ? *eos : nlohmann::json::array({*eos})) {
             if (!id.is_number_integer() || id.get<int64_t>() < 0 || id.get<int64_t>() >= config_.vocab_rows)
@@ -192,11 +229,15 @@ class Qwen36Moe final : public Model {
         }
     }
 
-    /// config.json alone names the document end, not the end of a chat turn.
+    /// A chat turn ends with these, whatever the configurations name: config.json alone names the document's
+    /// end.
     void add_chat_end() {
         if (!tokenizer_) return;
-        for (const char* marker : {"<|im_end|>", "<|endoftext|>"})
-            if (const auto id = tokenizer_->find_added(marker)) generation_.eos_ids.push_back(*id);
+        std::vector<int32_t>& ids = generation_.eos_ids;
+        for (const char* marker : {"<|im_end|>", "<|endoftext|>"}) {
+            const auto id = tokenizer_->find_added(marker);
+            if (id && std::find(ids.begin(), ids.end(), *id) == ids.end()) ids.push_back(*id);
+        }
     }
 
     void summarize(const std::string& name) {
@@ -216,29 +257,19 @@ class Qwen36Moe final : public Model {
 
     void count_weights() {
         std::set<std::string> formats;
-        double token_bytes = 0;
-        const auto count = [&](const Weight& w, double share) {
-            info_.parameters += w.rows * w.cols;
-            info_.weight_bytes += w.bytes();
-            token_bytes += share * static_cast<double>(w.bytes());
+        const auto count_formats = [&](const Weight& w) {
             for (const WeightSegment& s : w.segments) formats.insert(dtype_name(s.dtype));
         };
-        const double expert_share =
-            static_cast<double>(config_.experts_used) / static_cast<double>(config_.experts);
-        for (LayerWeights& layer : weights_.layers) {
-            for_each_dense(layer, [&](const Weight& w) { count(w, 1.0); });
-            for_each_expert(layer, [&](const Weight& w) { count(w, expert_share); });
+        double token_bytes = 0;
+        for (const WeightUse& use : weight_uses()) {
+            token_bytes += use.share(1) * static_cast<double>(use.bytes());
+            if (use.again) continue;
+            info_.parameters += use.parameters();
+            info_.weight_bytes += use.bytes();
+            if (use.matrix != nullptr) count_formats(*use.matrix);
+            if (use.experts != nullptr)
+                for (const Weight& w : use.experts->expert) count_formats(w);
         }
-        count(weights_.embedding, 1.0 / static_cast<double>(config_.vocab_rows));
-        if (config_.tied_head)
-            token_bytes += static_cast<double>(weights_.head.bytes());
-        else
-            count(weights_.head, 1.0);
-        for_each_vector(weights_, [&](const Tensor& t) {
-            info_.parameters += t.elements();
-            info_.weight_bytes += t.bytes();
-            token_bytes += static_cast<double>(t.bytes());
-        });
         info_.token_bytes = static_cast<int64_t>(token_bytes);
         for (const std::string& f : formats) info_.formats += (info_.formats.empty() ? "" : " + ") + f;
     }
@@ -248,7 +279,7 @@ class Qwen36Moe final : public Model {
     Qwen36MoeConfig config_;
     Qwen36MoeWeights weights_;
     std::vector<std::unique_ptr<float[]>> floats_;
-    std::vector<void*> placed_;
+    std::shared_ptr<void> vectors_;  // all norms and other small vectors, on the backend
     Audit audit_;
     std::optional<Tokenizer> tokenizer_;
     GenerationDefaults generation_;

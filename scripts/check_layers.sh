@@ -14,7 +14,7 @@ forbid 'ggml-like/*' 'models/|tools/' 'the graph library knows no model and no t
 forbid 'models/*' 'tools/|ggml-like/cpu/|ggml-like/cuda/' 'models know no tool, no CPU or CUDA internals'
 forbid 'tools/engine/*' 'tools/[a-z_]*\.h|tools/run/|ggml-like/cpu/|ggml-like/cuda/' \
   'the engine knows no subcommand and no device internals'
-forbid 'tools/[a-z_]*.cpp tools/run/*' 'ggml-like/ops/|ggml-like/cuda/' 'tools never see ops or CUDA; the bench may' '^tools/(engine|bench)/'
+forbid 'tools/[a-z_]*.cpp tools/run/* tools/serve/*' 'ggml-like/ops/|ggml-like/cuda/' 'tools never see ops or CUDA; the bench may' '^tools/(engine|bench)/'
 forbid 'main.cpp' 'ggml-like/ops/|models/' 'main knows the subcommands only'
 # A kernel file includes its op's contract and the kernel headers, nothing heavy.
 forbid '*.cu' 'vector|string|map|fmt/|nlohmann/|cub/|cooperative_groups' 'no heavy headers in .cu files'

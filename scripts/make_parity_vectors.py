@@ -70,6 +70,20 @@ def layer_influence(model, ids, full):
     return least
 
 
+@torch.no_grad()
+def bf16_error(folder, prompt, full, draws=8):
+    """How far rounding to BF16 moves the logits: the worst of some runs that differ by a last bit of the embedding. A
+    routing choice that flips moves a tiny model a lot, so one run says little."""
+    model = reference_model.load(folder, dtype=torch.bfloat16)
+    weight = model.model.embed_tokens.weight
+    exact, noise, worst = weight.float(), torch.Generator().manual_seed(1), 0.0
+    for draw in range(draws):
+        shift = (torch.rand(exact.shape, generator=noise) - 0.5) * (0 if draw == 0 else 2**-7)
+        weight.copy_(exact * (1 + shift))
+        worst = max(worst, relative(reference_model.logits(model, prompt), full))
+    return worst
+
+
 def measure(spec, folder):
     """The golden tensors of a checkpoint, and how robust they are."""
     model = reference_model.load(folder)
@@ -88,6 +102,7 @@ def measure(spec, folder):
         "first_token": relative(reference_model.logits(model, changed)[-1], full[-1]),
         "layer": layer_influence(model, prompt, full),
         "noise": relative(rows, again[len(prompt) - 1:-1]),
+        "bf16": bf16_error(folder, prompt, full),
     }
     if again[len(prompt) - 1:-1].argmax(-1).tolist() != tokens or max(tokens) >= spec.special:
         stats["distinct"] = 0

@@ -1,9 +1,10 @@
-"""A Qwen3.5/3.6-MoE checkpoint directory as a float32 transformers model: the reference quern is compared with.
+"""A Qwen3.5/3.6-MoE checkpoint directory as a transformers model: the reference quern is compared with.
 
-Every quantised weight is dequantised in float32 (code * block scale / global scale), every activation is float32,
-attention is transformers' eager code, the delta rule its torch code. Formats are told apart by the tensors present:
-BF16/F16/F32, compressed-tensors and ModelOpt NVFP4, FP8 per tensor / per channel / per [128,128] block; experts fused
-or one by one. Vision and MTP tensors are not used.
+Every quantised weight is dequantised in float32 (code * block scale / global scale) and rounded to the type that is
+asked for, float32 unless said; activations have that type. Attention is transformers' eager code, the delta rule its
+torch code. Formats are told apart by the tensors present: BF16/F16/F32, compressed-tensors and ModelOpt NVFP4, FP8 per
+tensor / per channel / per [128,128] block; experts fused or one by one. Vision and MTP tensors are not used. Weights
+are read one module at a time, on the device: the 35B model fits a card that holds it once.
 """
 
 import json
@@ -16,7 +17,6 @@ from safetensors import safe_open
 E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float32)
 PREFIXES = ("model.language_model.language_model.", "model.language_model.", "language_model.model.", "model.")
 UNUSED = re.compile(r"(^|\.)(visual|vision_tower|mtp)\.|\.(input_scale|input_global_scale|k_scale|v_scale)$")
-EXPERT = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj$")
 
 
 def checkpoint_files(folder):
@@ -28,19 +28,10 @@ def checkpoint_files(folder):
     return [folder / "model.safetensors"]
 
 
-def read_tensors(folder):
-    tensors = {}
-    for path in checkpoint_files(folder):
-        with safe_open(str(path), "pt") as f:
-            for name in f.keys():
-                tensors[name] = f.get_tensor(name)
-    return tensors
-
-
 def unpack_fp4(packed):
     """U8 [N, K/2] -> float32 [N, K], low nibble first."""
     codes = torch.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(1)
-    return E2M1[codes.long()]
+    return E2M1.to(packed.device)[codes.long()]
 
 
 def dequantise(part, where):
@@ -77,35 +68,59 @@ def canonical(name):
     return name
 
 
-def text_state(tensors):
-    """Checkpoint tensors -> float32 state dict of Qwen3_5MoeForCausalLM (experts fused)."""
-    parts = {}
-    for name, value in tensors.items():
-        name = canonical(name)
-        if name is None:
-            continue
-        module, _, suffix = name.rpartition(".")
-        if suffix not in ("weight", "weight_packed", "weight_scale", "weight_scale_2", "weight_scale_inv",
-                          "weight_global_scale"):
-            module, suffix = name, ""  # a parameter without ".weight": A_log, dt_bias, fused experts
-        parts.setdefault(module, {})[suffix] = value
-    state, experts = {}, {}
-    for module, part in parts.items():
-        if "" in part:
-            state[module] = part[""].float()
-            continue
-        w = dequantise(part, module)
-        match = EXPERT.match(module)
-        if match:
-            experts.setdefault(match[1], {})[int(match[2]), match[3]] = w
-        else:
-            state[module + ".weight"] = w
-    for base, found in experts.items():
-        count = max(e for e, _ in found) + 1
-        state[base + ".gate_up_proj"] = torch.stack(
-            [torch.cat((found[e, "gate"], found[e, "up"])) for e in range(count)])
-        state[base + ".down_proj"] = torch.stack([found[e, "down"] for e in range(count)])
-    return state
+class Source:
+    """The linear modules and parameters of the text model in a checkpoint's files, dequantised when asked for."""
+
+    SUFFIXES = ("weight", "weight_packed", "weight_scale", "weight_scale_2", "weight_scale_inv", "weight_global_scale")
+
+    def __init__(self, folder, device):
+        self.parts, self.taken = {}, set()  # module -> suffix -> (file, name in it); "" for a bare parameter
+        for path in checkpoint_files(folder):
+            file = safe_open(str(path), "pt", device=str(device))
+            for name in file.keys():
+                official = canonical(name)
+                if official is None:
+                    continue
+                module, _, suffix = official.rpartition(".")
+                if suffix not in self.SUFFIXES:
+                    module, suffix = official, ""  # A_log, dt_bias, fused experts
+                self.parts.setdefault(module, {})[suffix] = (file, name)
+
+    def weight(self, module):
+        """Float32; a parameter without ".weight" by its own name."""
+        self.taken.add(module)
+        part = {suffix: file.get_tensor(name) for suffix, (file, name) in self.parts[module].items()}
+        return part[""].float() if "" in part else dequantise(part, module)
+
+    def experts(self, name, out):
+        """Fills a fused [E, ...] parameter from matrices one by one; gate above up."""
+        base, _, kind = name.rpartition(".")
+        for e in range(len(out)):
+            if kind == "down_proj":
+                out[e].copy_(self.weight(f"{base}.{e}.down_proj"))
+            else:
+                for half, which in zip(out[e].chunk(2), ("gate_proj", "up_proj")):
+                    half.copy_(self.weight(f"{base}.{e}.{which}"))
+
+    @torch.no_grad()
+    def fill(self, model):
+        """Every parameter from the files, and nothing of the files left over."""
+        for name, parameter in model.named_parameters():
+            module = name.removesuffix(".weight")
+            if module in self.parts:
+                w = self.weight(module)
+                if w.shape != parameter.shape:
+                    raise ValueError(f"{name}: the file has {tuple(w.shape)}, the model {tuple(parameter.shape)}")
+                parameter.copy_(w)
+            elif name == "lm_head.weight" and model.config.tie_word_embeddings:
+                parameter.copy_(self.weight("model.embed_tokens"))
+            elif re.search(r"\.mlp\.experts\.(gate_up|down)_proj$", name):
+                self.experts(name, parameter)
+            else:
+                raise KeyError(f"{name}: not in the checkpoint")
+        left = sorted(set(self.parts) - self.taken)
+        if left:
+            raise ValueError(f"{len(left)} modules of the checkpoint are not in the model, first {left[0]}")
 
 
 def text_config(folder):
@@ -122,21 +137,22 @@ def text_config(folder):
     return config
 
 
-def load(folder, device="cpu"):
-    """The checkpoint as Qwen3_5MoeForCausalLM in float32 on `device`, every parameter filled from the files."""
+def load(folder, device="cpu", dtype=torch.float32):
+    """The checkpoint as Qwen3_5MoeForCausalLM on `device`, every parameter of `dtype` and filled from the files."""
     from transformers import Qwen3_5MoeForCausalLM
 
     torch.set_float32_matmul_precision("highest")
-    config = text_config(folder)
-    state = text_state(read_tensors(folder))
-    if config.tie_word_embeddings:
-        state.setdefault("lm_head.weight", state["model.embed_tokens.weight"])
-    model = Qwen3_5MoeForCausalLM(config).float().eval()
-    model.load_state_dict(state, strict=True)
-    model.to(device)
-    wrong = [n for n, p in model.named_parameters() if p.dtype != torch.float32]
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = Qwen3_5MoeForCausalLM(text_config(folder)).eval()
+    finally:
+        torch.set_default_dtype(before)
+    Source(folder, device).fill(model)
+    wrong = [n for n, p in model.named_parameters() if p.dtype != dtype]
     if wrong:
-        raise TypeError(f"not float32: {wrong}")
+        raise TypeError(f"not {dtype}: {wrong}")
     return model
 
 

@@ -271,6 +271,15 @@ TEST_SUITE("cpu") {
         std::filesystem::create_directory(dir / kShard2);
         CHECK(contains(open_error(dir.str()), "found a directory"));
         std::filesystem::remove(dir / kShard2);
+        REQUIRE(mkfifo((dir / kShard2).c_str(), 0600) == 0);
+        CHECK(contains(open_error(dir.str()), "FIFO"));
+        std::filesystem::remove(dir / kShard2);
+        std::filesystem::create_symlink("/dev/zero", dir / kShard2);
+        CHECK(contains(open_error(dir.str()), "device"));
+        std::filesystem::remove(dir / kShard2);
+        dir.write(kShard2, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
+        CHECK(contains(open_error(dir.str()), "git lfs pull"));
+        std::filesystem::remove(dir / kShard2);
         std::filesystem::create_symlink(kShard2, dir / kShard2);
         CHECK(contains(open_error(dir.str()), "leads back to itself"));
         std::filesystem::remove(dir / kShard2);

@@ -130,6 +130,15 @@ TEST_SUITE("cpu") {
         const std::string help = make_parser(seen).help();
         CHECK(has(help, "-ngl, --gpu-layers N"));
         CHECK(has(help, "--stats, --no-stats"));
+        ArgParser wordy("wordy", "a test", "[FLAGS]");
+        std::string words;
+        for (int i = 0; i < 100; ++i) words += "word ";
+        wordy.ignored("--words", words + "end", {});
+        wordy.footer("The last line.\n");
+        const std::string wrapped = wordy.help();
+        CHECK_FALSE(has(wrapped, " \n"));
+        CHECK(has(wrapped, "end\n\n  -h, --help "));  // not part of the last section
+        CHECK(wrapped.ends_with("\n\nThe last line.\n"));
         CHECK_EQ(make_parser(seen).normalise({"-p", "x", "-h"}), Strings{"--help"});
         CHECK_EQ(make_parser(seen).normalise({"-p", "-h"}).back(), "-h");
     }

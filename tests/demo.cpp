@@ -3,17 +3,16 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "models/model.h"
+#include "engine_harness.h"
 #include "models/tokenizer.h"
 #include "tools/engine/chat_session.h"
-#include "tools/engine/engine.h"
 
 #include <doctest/doctest.h>
 
 namespace quern {
 namespace {
 
-const std::string kRoot = QUERN_SOURCE_DIR;
+const std::string kRoot = test::source_dir();
 
 TEST_SUITE("model") {
     TEST_CASE("demo: greedy tokens of transformers") {

@@ -6,24 +6,19 @@
 #include <cstring>
 #include <random>
 
+#include "engine_harness.h"
 #include "ggml-like/error.h"
-#include "models/model.h"
-#include "tools/engine/engine.h"
-#include "tools/engine/plan_cache.h"
 #include "tools/engine/scheduler.h"
-#include "tools/engine/state_pool.h"
 
 namespace quern {
 namespace {
 
-const std::string kVectors = std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/";
+using test::Stepper;
 
-struct Loaded {
+struct Loaded : test::Loaded {
     explicit Loaded(const std::string& checkpoint, int threads = 2)
-        : backend(make_cpu_backend(threads)),
-          model(load_model(kVectors + checkpoint, *backend, {.tokenizer = false, .progress = {}})) {}
-    std::unique_ptr<Backend> backend;
-    std::unique_ptr<Model> model;
+        : test::Loaded(test::source_dir() + "/tests/vectors/parity/" + checkpoint,
+                       make_cpu_backend(threads)) {}
 };
 
 std::vector<int32_t> random_prompt(const Model& model, size_t length, unsigned seed) {
@@ -48,7 +43,7 @@ struct Trace {
 
 Trace trace(Loaded& l, const std::vector<int32_t>& prompt, int64_t step_tokens, int64_t tokens = 20) {
     Trace t;
-    Engine engine(*l.model, *l.backend, {.step_tokens = step_tokens});
+    Engine engine(*l.model, *l.backend, {.step_tokens = step_tokens, .prompt_logits = step_tokens});
     Request r = greedy(prompt, tokens);
     const int64_t vocab = l.model->info().vocab_rows;
     r.on_prompt_logits = [&](int64_t, const float* x) { t.logits.insert(t.logits.end(), x, x + vocab); };
@@ -148,7 +143,7 @@ TEST_SUITE("cpu") {
         CHECK(engine.run(greedy(prompt, 8)).tokens == expected);
     }
 
-    TEST_CASE("scheduler: answers first, prompts share the rest in order") {
+    TEST_CASE("scheduler: answers first, the oldest prompt gets half of the rest") {
         Sequence answering, first, second;
         answering.request.prompt = {1, 2};
         answering.tokens = {1, 2, 3};
@@ -156,59 +151,15 @@ TEST_SUITE("cpu") {
         first.request.prompt = first.tokens = std::vector<int32_t>(10, 1);
         second.request.prompt = second.tokens = std::vector<int32_t>(10, 1);
         std::vector<Sequence*> running = {&first, &second, &answering};
-        const auto slices = next_batch(running, 14);
+        const auto slices = next_batch(running, 14, 64);
         REQUIRE(slices.size() == 3);
         CHECK(slices[0].sequence == &answering);
         CHECK((slices[0].count == 1 && slices[0].last && slices[0].begin == 2));
-        CHECK((slices[1].sequence == &first && slices[1].count == 10 && slices[1].last));
-        CHECK((slices[2].sequence == &second && slices[2].count == 3 && !slices[2].last));
-        CHECK(next_batch(running, 0).size() == 1);  // progress whatever the budget
+        CHECK((slices[1].sequence == &first && slices[1].count == 7 && !slices[1].last));
+        CHECK((slices[2].sequence == &second && slices[2].count == 6 && !slices[2].last));
+        CHECK(next_batch(running, 0, 64).size() == 1);  // progress whatever the budget
     }
 }
-
-/// Steps a single sequence by hand, so that its state can be taken away and brought back.
-class Stepper {
-  public:
-    explicit Stepper(Loaded& l, int64_t slots = 3)
-        : l_(l),
-          pool(*l.backend, l.model->state_specs({.kv = DType::F32, .conv = DType::F32}), slots, 12),
-          plans_(*l.model, *l.backend, pool, 4) {}
-
-    std::vector<float> run(SequenceState& s, const std::vector<int32_t>& tokens) {
-        const auto count = static_cast<int64_t>(tokens.size());
-        pool.grow(s, s.length + count);
-        StepPlan& step = plans_.get(
-            {.tokens = count, .sequences = 1, .logit_rows = 1, .pages = 4, .vocab = l_.model->info().vocab});
-        Plan& p = *step.plan;
-        for (int64_t i = 0; i < count; ++i) {
-            p.input<int32_t>(step.batch.token_ids)[i] = tokens[static_cast<size_t>(i)];
-            p.input<int32_t>(step.batch.positions)[i] = static_cast<int32_t>(s.length + i);
-            p.input<int32_t>(step.batch.row_sequence)[i] = 0;
-        }
-        p.input<int32_t>(step.batch.start)[0] = 0;
-        p.input<int32_t>(step.batch.start)[1] = static_cast<int32_t>(count);
-        p.input<int32_t>(step.batch.slots)[0] = s.slot;
-        std::copy(s.pages.begin(), s.pages.end(), p.input<int32_t>(step.batch.pages));
-        p.input<int32_t>(step.batch.committed)[0] = 0;
-        p.input<int32_t>(step.batch.journal)[0] = 0;
-        p.input<int32_t>(step.batch.logit_rows)[0] = static_cast<int32_t>(count - 1);
-        p.input<float>(step.batch.temperature)[0] = 1;
-        p.run();
-        s.length += count;
-        std::vector<float> logits(static_cast<size_t>(step.logits->elements()));
-        l_.backend->download(logits.data(), step.logits->data, step.logits->bytes());
-        return logits;
-    }
-
-  private:
-    Loaded& l_;
-
-  public:
-    StatePool pool;
-
-  private:
-    PlanCache plans_;
-};
 
 TEST_SUITE("cpu") {
     TEST_CASE("fork, snapshot and restore continue with the same bits") {

@@ -5,12 +5,15 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <string>
 #include <vector>
 
+#include "engine_harness.h"
+#include "ggml-like/json_guard.h"
 #include "ggml-like/safetensors.h"
-#include "models/model.h"
-#include "tools/engine/engine.h"
+#include "models/checkpoint_files.h"
+#include "ops/second_backend.h"
 
 namespace quern {
 namespace {
@@ -40,19 +43,23 @@ Golden read_golden(const fs::path& path) {
 std::vector<fs::path> goldens() {
     std::vector<fs::path> list;
     for (const auto& entry :
-         fs::recursive_directory_iterator(fs::path(QUERN_SOURCE_DIR) / "tests/vectors/parity"))
+         fs::recursive_directory_iterator(fs::path(test::source_dir()) / "tests/vectors/parity"))
         if (entry.path().string().ends_with(".golden.safetensors")) list.push_back(entry.path());
     std::sort(list.begin(), list.end());
     return list;
 }
 
-void compare(const fs::path& path) {
+struct Difference {
+    double error = 0;  // |ours - theirs| / |theirs| over all compared positions
+    bool same_tokens = false;
+};
+
+Difference compare(const fs::path& path, std::unique_ptr<Backend> backend, int64_t step_tokens) {
     const Golden golden = read_golden(path);
     std::string checkpoint = path.string();
     checkpoint.resize(checkpoint.size() - std::strlen(".golden.safetensors"));
-    const auto backend = make_cpu_backend(2);
-    const auto model = load_model(checkpoint, *backend, {.tokenizer = false, .progress = {}});
-    const int64_t vocab = model->info().vocab_rows;
+    const test::Loaded l(checkpoint, std::move(backend));
+    const int64_t vocab = l.model->info().vocab_rows;
 
     double difference = 0, norm = 0;
     size_t next = 0;
@@ -68,12 +75,22 @@ void compare(const fs::path& path) {
             norm += std::pow(static_cast<double>(expected[v]), 2);
         }
     };
-    Engine engine(*model, *backend, {.step_tokens = 64});
+    Engine engine(*l.model, *l.backend, {.step_tokens = step_tokens, .prompt_logits = step_tokens});
     const Result result = engine.run(std::move(request));
     CHECK(result.error == "");
     CHECK(next == golden.positions.size());
-    CHECK(std::sqrt(difference / norm) < 1e-4);
-    CHECK(result.tokens == golden.greedy);
+    return {std::sqrt(difference / norm), result.tokens == golden.greedy};
+}
+
+/// What rounding activations to BF16 costs transformers itself on each checkpoint, by "model/format".
+std::map<std::string, double> bf16_errors() {
+    const std::string path = test::source_dir() + "/tests/vectors/parity/manifest.json";
+    const nlohmann::json manifest = parse_json(read_text_file(path, 1 << 20), path);
+    std::map<std::string, double> errors;
+    for (const auto& model : manifest.at("models"))
+        for (const auto& [format, measured] : model.at("formats").items())
+            errors[model.at("model").get<std::string>() + "/" + format] = measured.at("bf16");
+    return errors;
 }
 
 TEST_SUITE("cpu") {
@@ -82,8 +99,32 @@ TEST_SUITE("cpu") {
         CHECK(list.size() >= 24);  // 8 models, 3 formats each, at least
         for (const fs::path& path : list) {
             CAPTURE(path.string());
-            compare(path);
+            const Difference found = compare(path, make_cpu_backend(2), 64);
+            CHECK(found.error < 1e-4);
+            CHECK(found.same_tokens);
         }
+    }
+}
+
+TEST_SUITE("cuda") {
+    TEST_CASE("gpu model: parity with transformers, as near as its own BF16") {
+        if (test::make_test_cuda_backend() == nullptr) {
+            MESSAGE("skipped: no CUDA device, or a build without CUDA");
+            return;
+        }
+        const auto bf16 = bf16_errors();
+        int compared = 0;
+        for (const fs::path& path : goldens()) {
+            std::string name = path.parent_path().filename() / path.filename();
+            name.resize(name.size() - std::strlen(".golden.safetensors"));
+            for (const int64_t step_tokens : {512, 1}) {
+                CAPTURE(name);
+                CAPTURE(step_tokens);
+                CHECK(compare(path, test::make_test_cuda_backend(), step_tokens).error < 1.5 * bf16.at(name));
+                ++compared;
+            }
+        }
+        MESSAGE(compared << " comparisons");
     }
 }
 

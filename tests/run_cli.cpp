@@ -48,7 +48,12 @@ TEST_SUITE("model") {
         CHECK(shell(kQuern + " run -p hi --temp nan 2>/dev/null </dev/null").code == 2);
         CHECK(shell(kQuern + " run -p '' 2>/dev/null </dev/null").code == 2);
         CHECK(shell(kQuern + " run /no/such/checkpoint -p hi 2>/dev/null </dev/null").code == 3);
-        CHECK(shell(kQuern + " run -ngl all -p hi 2>/dev/null </dev/null").code == 5);
+        CHECK(shell("CUDA_VISIBLE_DEVICES= " + kQuern + " run -ngl all -p hi 2>/dev/null </dev/null").code == 5);
+        CHECK(shell(kQuern + " run --device -1 -p hi 2>/dev/null </dev/null").code == 2);
+        CHECK(shell(kQuern + " run --device 900 -p hi 2>/dev/null </dev/null").code == 5);
+        CHECK(shell(kQuern + " bench --device 900 2>/dev/null </dev/null").code == 5);
+        CHECK(shell(kQuern + " bench --synthetic qwen3.6-35b-a3b -ngl 0 -d 200000 -np 900 2>/dev/null </dev/null").code ==
+              4);
         CHECK(
             shell(kQuern + " run -c 8 -p 'a prompt of more tokens than that' 2>/dev/null </dev/null").code ==
             6);
@@ -56,6 +61,21 @@ TEST_SUITE("model") {
         CHECK(shell(kQuern + " no-such-command 2>/dev/null").code == 2);
         CHECK(shell(kQuern + " --version").code == 0);
         CHECK(shell(kQuern + " quantize-inspect >/dev/null").code == 0);
+    }
+
+    TEST_CASE("run: a damaged checkpoint is one line on stderr and exit code 3") {
+        test::TempDir directory;
+        directory.write("config.json", R"({"model_type":"qwen3_5_moe"})");
+        const std::string whole = test::SafetensorsWriter().bf16("lm_head.weight", {2, 4}).bytes();
+        directory.write("model.safetensors", whole.substr(0, whole.size() - 1));
+        for (const char* command : {" run -ngl 0 -p hi -m ", " bench -ngl 0 -m ", " quantize-inspect "}) {
+            CAPTURE(command);
+            const Outcome o = shell(kQuern + command + directory.str() + " 2>&1 >/dev/null </dev/null");
+            CHECK(o.code == 3);
+            CHECK(o.out.starts_with("quern: error: "));
+            CHECK(o.out.find("model.safetensors: the file is cut off") != std::string::npos);
+            CHECK(o.out.find('\n') == o.out.size() - 1);
+        }
     }
 
     TEST_CASE("run: token ids and logits") {

@@ -1,13 +1,19 @@
 // quern bench: llama-bench's tests and tables for a checkpoint on this machine.
+#include <chrono>
 #include <cmath>
+#include <future>
 #include <nlohmann/json.hpp>
 
 #include "ggml-like/check.h"
 #include "models/model.h"
+#include "tools/bench/gpu_state.h"
 #include "tools/bench/measure.h"
+#include "tools/bench/roofline.h"
+#include "tools/bench/serve_load.h"
 #include "tools/cli_args.h"
 #include "tools/cli_values.h"
 #include "tools/commands.h"
+#include "tools/engine/memory_plan.h"
 #include "tools/loading.h"
 #include "tools/run/output.h"
 
@@ -22,16 +28,47 @@ struct Options {
     std::vector<int64_t> prompts, answers, depths;
     std::vector<std::pair<int64_t, int64_t>> both;
     std::vector<int64_t> parallel = {1};
-    bool tests_given = false, linear = false, ops = false;
+    bool tests_given = false, linear = false, ops = false, verbose = false, device_given = false;
     int repetitions = 5, threads = 0;
     int64_t step_tokens = 0;  // 0: what suits the backend
     int device = 0;
+    std::string serve_url, serve_key;
+    int64_t requests = 0;
 };
 
 struct Row {
     BenchTest test;
     Samples samples;
+    TokenBytes bytes;     // of tests that only decode
+    double limit = 0;     // part of the ceiling that was reached; 0: no single ceiling
+    int64_t kernels = 0;  // a decoded token of each sequence; 0: not known
+    std::string taint;
 };
+
+/// How close a test came to what bounds it: memory while decoding, products while reading a prompt.
+Row make_row(const BenchTest& test, const Samples& samples, const Engine& engine, const Ceilings& ceilings) {
+    Row row{.test = test, .samples = samples, .bytes = {}};
+    const double rate = samples.median_rate();
+    if (test.prompt == 0) {
+        const double depth =
+            static_cast<double>(std::max<int64_t>(test.depth, 1)) + static_cast<double>(test.answer) / 2;
+        row.bytes = token_bytes(engine, test.parallel, depth);
+        row.limit = rate * total(row.bytes) / ceilings.bytes_per_second;
+        row.kernels = engine.kernels(test.parallel);
+    } else if (test.answer == 0) {
+        row.limit = rate * token_flops(engine.model()) / ceilings.flops;
+    }
+    return row;
+}
+
+/// The device while the test runs once more: idle clocks say nothing.
+std::string watch(Engine& engine, const BenchTest& test) {
+    const std::string bus_id = engine.backend().bus_id();
+    if (bus_id.empty()) return {};
+    auto taint = std::async(std::launch::async, [&] { return gpu_taint(bus_id); });
+    while (taint.wait_for(std::chrono::seconds(0)) != std::future_status::ready) run_test(engine, test, 0);
+    return taint.get();
+}
 
 /// "512,1024" and ranges "128-1024+128" or "128-4096*2".
 std::vector<int64_t> parse_list(const std::string& text, const std::string& flag) {
@@ -93,10 +130,14 @@ bool parse(int argc, char** argv, Options& o) {
     p.value("-ub,--ubatch-size", "N", "prompt tokens run at a time (default 512, on a GPU 2048)",
             [&](const std::string& v) { o.step_tokens = number(v, "-ub", 1, 65536); });
     p.value("-b,--batch-size", "N", "accepted, see -ub", [](const std::string&) {});
-    p.value("-ngl,--gpu-layers", "N", "0, auto or all",
+    p.toggle("-v,--verbose", "the memory plan, before the load and measured after it",
+             [&](bool v) { o.verbose = v; });
+    p.value("-ngl,--gpu-layers,--n-gpu-layers", "N", "0, auto, all, or as many as the model has layers",
             [&](const std::string& v) { o.gpu = parse_gpu_layers(v); });
-    p.value("--device", "N", "the GPU to use, from 0",
-            [&](const std::string& v) { o.device = static_cast<int>(number(v, "--device", 0, 1023)); });
+    p.value("--device", "N", "the GPU to use, from 0", [&](const std::string& v) {
+        o.device = static_cast<int>(number(v, "--device", 0, 1023));
+        o.device_given = true;
+    });
     p.value("--synthetic", "NAME", "random weights instead of a checkpoint: qwen3.6-35b-a3b",
             [&](const std::string& v) { o.synthetic = v; });
     p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs",
@@ -109,11 +150,21 @@ bool parse(int argc, char** argv, Options& o) {
             FAIL(usage, "-o: expected md, csv, json or jsonl, found '{}'", printable(v));
         o.format = v;
     });
+    p.section("A running server");
+    p.value("--serve", "URL", "instead: load on the server at http://HOST:PORT, with -np people at once, -p words and -n "
+            "tokens of answer", [&](const std::string& v) { o.serve_url = v; });
+    p.value("--requests", "N", "for each -np; default: four each", [&](const std::string& v) {
+        o.requests = number(v, "--requests", 1, 1 << 24);
+    });
+    p.value("--api-key", "KEY", "of that server", [&](const std::string& v) { o.serve_key = v; });
+    p.section("Other");
     p.toggle("--linear",
              "instead: matrix products on matrices beyond the caches, against this machine's memory",
              [&](bool v) { o.linear = v; });
     p.footer("Rates include greedy sampling and exclude tokenization.\n");
-    return p.parse(argc, argv);
+    if (!p.parse(argc, argv)) return false;
+    if (o.device_given && o.gpu == GpuWish::automatic) o.gpu = GpuWish::all;
+    return true;
 }
 
 std::vector<BenchTest> tests_of(const Options& o) {
@@ -132,29 +183,58 @@ std::vector<BenchTest> tests_of(const Options& o) {
 }
 
 std::string md_header() {
-    return "| model | size | params | backend | threads | test | t/s | median |\n"
-           "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: |\n";
+    return "| model | size | params | backend | threads | test | t/s | median | of limit | kernels | output "
+           "|\n"
+           "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n";
+}
+
+std::string md_footer(const std::vector<Row>& rows, const Ceilings& c) {
+    std::string text = fmt::format(
+        "\nLimits, measured here: memory {:.1f} GB/s (decoding); BF16 product by the same kernels "
+        "{:.3g} TFLOP/s, a lower bound (prompts).\n",
+        c.bytes_per_second / 1e9, c.flops / 1e12);
+    std::string header, line, body;
+    for (const Row& r : rows) {
+        if (r.bytes.empty()) continue;
+        header = "| MB a token", line = "| ---", body += "| " + r.test.name();
+        for (const auto& [name, value] : r.bytes) {
+            header += " | " + name, line += " | ---:";
+            body += fmt::format(" | {:.2f}", value / 1e6);
+        }
+        body += fmt::format(" | {:.2f} |\n", total(r.bytes) / 1e6);
+    }
+    return body.empty() ? text : text + "\n" + header + " | all |\n" + line + " | ---: |\n" + body;
 }
 
 std::string md_row(const Row& r, const Engine& engine, const Backend& backend, int threads) {
     const ModelInfo& i = engine.model().info();
-    return fmt::format("| {} {} | {:.2f} MiB | {:.2f} M | {} | {} | {} | {:.2f} ± {:.2f} | {:.2f} |\n",
-                       i.architecture, i.formats, static_cast<double>(i.weight_bytes) / 1048576.0,
-                       static_cast<double>(i.parameters) / 1e6, backend.name(), threads, r.test.name(),
-                       r.samples.mean_rate(), r.samples.stddev_rate(), r.samples.median_rate());
+    const std::string limit = r.limit > 0 ? fmt::format("{:.1f} %", 100 * r.limit) : "";
+    const std::string kernels = r.kernels > 0 ? std::to_string(r.kernels) : "";
+    const std::string taint = r.taint.empty()        ? ""
+                              : r.taint == "unknown" ? " (clocks unknown)"
+                                                     : " (tainted: " + r.taint + ")";
+    return fmt::format(
+        "| {} {} | {:.2f} MiB | {:.2f} M | {} | {} | {}{} | {:.2f} ± {:.2f} | {:.2f} | {} | {} | {} |\n",
+        i.architecture, i.formats, static_cast<double>(i.weight_bytes) / 1048576.0,
+        static_cast<double>(i.parameters) / 1e6, backend.name(), threads, r.test.name(), taint,
+        r.samples.mean_rate(), r.samples.stddev_rate(), r.samples.median_rate(), limit, kernels,
+        r.samples.output_hash);
 }
 
-Json json_row(const Row& r, const Engine& engine, const Backend& backend, const Options& o) {
+Json json_row(const Row& r, const Engine& engine, const Backend& backend, const Options& o,
+              const Ceilings& ceilings) {
     const ModelInfo& i = engine.model().info();
+    Json parts = Json::object();
+    for (const auto& [name, value] : r.bytes) parts[name] = std::llround(value);
     std::vector<int64_t> ns;
     std::vector<double> rates;
-    double total = 0, deviation = 0;
+    double all = 0, deviation = 0;
     for (double s : r.samples.seconds) {
         ns.push_back(static_cast<int64_t>(s * 1e9));
         rates.push_back(static_cast<double>(r.samples.tokens) / s);
-        total += s * 1e9;
+        all += s * 1e9;
     }
-    const double average = total / static_cast<double>(ns.size());
+    const double average = all / static_cast<double>(ns.size());
     for (int64_t v : ns) deviation += (static_cast<double>(v) - average) * (static_cast<double>(v) - average);
     return {
         {"build_commit", QUERN_VERSION},
@@ -164,7 +244,7 @@ Json json_row(const Row& r, const Engine& engine, const Backend& backend, const 
         {"model_type", i.architecture + " " + i.formats},
         {"model_size", i.weight_bytes},
         {"model_n_params", i.parameters},
-        {"n_ubatch", o.step_tokens},
+        {"n_ubatch", engine.memory_plan().step_tokens},
         {"type_k", o.kv_type},
         {"type_v", o.kv_type},
         {"n_prompt", r.test.prompt},
@@ -179,13 +259,20 @@ Json json_row(const Row& r, const Engine& engine, const Backend& backend, const 
         {"samples_ns", ns},
         {"samples_ts", rates},
         {"median_ts", r.samples.median_rate()},
-        {"output_hash", r.samples.output_hash}};
+        {"output_hash", r.samples.output_hash},
+        {"bytes_per_token", std::llround(total(r.bytes))},
+        {"bytes_by_component", parts},
+        {"limit_percent", 100 * r.limit},
+        {"memory_bytes_per_second", ceilings.bytes_per_second},
+        {"bf16_product_flops", ceilings.flops},
+        {"kernels_per_token", r.kernels},
+        {"tainted", r.taint}};
 }
 
 std::string csv_line(const Json& row, bool header) {
     std::string line;
     for (const auto& [key, value] : row.items()) {
-        if (value.is_array()) continue;
+        if (value.is_structured()) continue;
         line += fmt::format("{}{}", line.empty() ? "" : ",", header ? key : value.dump());
     }
     return line + "\n";
@@ -204,49 +291,63 @@ int bench_linear(const Options& o, Backend& backend) {
     return 0;
 }
 
+int bench_serve(const Options& o) {
+    ServeLoad load{.url = o.serve_url, .key = o.serve_key, .requests = o.requests};
+    if (o.parallel != std::vector<int64_t>{1}) load.concurrency = o.parallel;
+    if (!o.prompts.empty()) load.prompt_words = o.prompts.front();
+    if (!o.answers.empty()) load.answer_tokens = o.answers.front();
+    const Json rows = measure_server(load);
+    Output(1).write(o.format == "json" ? rows.dump(2) + "\n" : server_table(rows));
+    int64_t failed = 0;
+    for (const Json& row : rows) failed += row["failed"].get<int64_t>();
+    return failed > 0;
+}
+
 }  // namespace
 
 int cmd_bench(int argc, char** argv) {
     open_standard_descriptors();
     Options o;
     if (!parse(argc, argv, o)) return 0;
-    const auto backend = make_backend(o.gpu, o.threads, o.device);
-    if (o.step_tokens == 0) o.step_tokens = backend->name() == "CPU" ? 512 : 2048;
-    if (o.linear) return bench_linear(o, *backend);
-
-    std::unique_ptr<Model> model;
-    {
-        ProgressBar bar;
-        const LoadOptions load{.tokenizer = false, .progress = [&](const LoadProgress& p) { bar.update(p); }};
-        model = o.synthetic.empty() ? load_model(model_or_demo(o.model), *backend, load)
-                                    : load_synthetic(o.synthetic, o.mix, *backend, load);
-    }
+    if (!o.serve_url.empty()) return bench_serve(o);
+    if (o.linear) return bench_linear(o, *make_backend(o.gpu, o.threads, o.device));
     const std::vector<BenchTest> tests = tests_of(o);
-    int64_t context = 0, sequences = 1;
+    EngineOptions settings{.context = 1, .step_tokens = o.step_tokens, .kv_type = o.kv_type};
     for (const BenchTest& t : tests) {
-        context = std::max(context, t.prompt + t.answer + t.depth + 2);
-        sequences = std::max(sequences, t.parallel);
+        settings.context = std::max(settings.context, t.prompt + t.answer + t.depth + 2);
+        settings.sequences = std::max(settings.sequences, t.parallel);
     }
-    if (context > model->info().context)
-        FAIL(usage, "these tests need {} tokens of context; this model has {}", context,
-             model->info().context);
-    Engine engine(*model, *backend,
-                  {.context = context, .sequences = sequences, .step_tokens = o.step_tokens, .kv_type = o.kv_type});
+    const LoadedModel loaded = load_and_start({.model = o.model,
+                                               .synthetic = o.synthetic,
+                                               .mix = o.mix,
+                                               .gpu = o.gpu,
+                                               .device = o.device,
+                                               .threads = o.threads,
+                                               .tokenizer = false,
+                                               .engine = settings,
+                                               .verbose = o.verbose});
+    Engine& engine = *loaded.engine;
+    Backend& backend = *loaded.backend;
 
+    const Ceilings ceilings = measure_ceilings(backend);
     Output out(1);
+    std::vector<Row> rows;
     Json all = Json::array();
     std::string ops_text;
     if (o.format == "md") out.write(md_header());
     for (const BenchTest& test : tests) {
-        const Row row{test, run_test(engine, test, o.repetitions)};
+        const Row& row =
+            rows.emplace_back(make_row(test, run_test(engine, test, o.repetitions), engine, ceilings));
+        rows.back().taint = watch(engine, test);
         if (o.ops) ops_text += op_table(engine, test);
-        const Json json = json_row(row, engine, *backend, o);
-        if (o.format == "md") out.write(md_row(row, engine, *backend, backend->threads()));
+        const Json json = json_row(row, engine, backend, o, ceilings);
+        if (o.format == "md") out.write(md_row(row, engine, backend, backend.threads()));
         if (o.format == "csv") out.write((all.empty() ? csv_line(json, true) : "") + csv_line(json, false));
         if (o.format == "jsonl") out.write(json.dump() + "\n");
         all.push_back(json);
     }
     if (o.format == "json") out.write(all.dump(2) + "\n");
+    if (o.format == "md") out.write(md_footer(rows, ceilings));
     if (o.ops) out.write(ops_text);
     return 0;
 }

@@ -22,7 +22,7 @@ const std::vector<std::string>& names_elsewhere() {
     static const std::vector<std::string> names = {
         "host",     "port",    "alias",   "api-key",     "api-key-file", "cors-origins",
         "timeout",  "metrics", "props",   "slots",       "cache-ram",    "parallel",
-        "ctx-size", "model",   "threads", "ubatch-size", "gpu-layers"};
+        "ctx-size", "model",   "threads", "ubatch-size", "gpu-layers", "queue", "drain-timeout", "allowed-hosts"};
     return names;
 }
 
@@ -56,6 +56,7 @@ void append_wrapped(const std::string& text, std::string& out) {
     while (start < text.size()) {
         const size_t end = std::min(text.find_first_of(" \n", start), text.size());
         if (column + (end - start) > kHelpWidth && column > kHelpColumn) {
+            if (out.back() == ' ') out.pop_back();
             out += "\n" + std::string(kHelpColumn, ' ');
             column = kHelpColumn;
         }
@@ -341,9 +342,9 @@ std::string ArgParser::help() const {
             if (flag.section == s) append_help(flag, out);
         }
     }
-    out += "  -h, --help" + std::string(kHelpColumn - 12, ' ') + "print this\n";
+    out += "\n  -h, --help" + std::string(kHelpColumn - 12, ' ') + "print this\n";
     out += "  --version" + std::string(kHelpColumn - 11, ' ') + "print the version\n";
-    if (!footer_.empty()) out += "\n" + footer_ + "\n";
+    if (!footer_.empty()) out += "\n" + footer_ + (footer_.ends_with('\n') ? "" : "\n");
     return out;
 }
 

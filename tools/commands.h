@@ -4,6 +4,7 @@
 namespace quern {
 
 int cmd_run(int argc, char** argv);
+int cmd_serve(int argc, char** argv);
 int cmd_bench(int argc, char** argv);
 int cmd_quantize_inspect(int argc, char** argv);
 

@@ -9,6 +9,7 @@
 #include "ggml-like/check.h"
 #include "ggml-like/cuda_backend.h"
 #include "tools/cli_values.h"
+#include "tools/engine/memory_plan.h"
 
 namespace quern {
 namespace {
@@ -17,6 +18,7 @@ namespace fs = std::filesystem;
 
 constexpr double kGiga = 1e9;
 constexpr int kBarWidth = 30;
+constexpr int64_t kShortCpuStep = 128, kShortGpuStep = 1024;
 
 bool has_model(const fs::path& directory) {
     std::error_code ignored;
@@ -47,23 +49,79 @@ GpuWish parse_gpu_layers(const std::string& value) {
     if (value == "auto") return GpuWish::automatic;
     if (value == "all") return GpuWish::all;
     const bool numeric = !value.empty() && value.find_first_not_of("0123456789") == std::string::npos;
-    if (numeric && value.find_first_not_of('0') == std::string::npos) return GpuWish::none;
-    if (numeric && (value.size() > 2 || value == "99")) return GpuWish::all;
-    FAIL(usage, "-ngl {}: a model runs as a whole on the GPU or on the CPU; use 0, auto or all",
-         printable(value));
+    if (!numeric)
+        FAIL(usage, "-ngl: expected 0, auto, all or a number of layers, found '{}'", printable(value));
+    const int64_t layers = parse_integer(value, "-ngl", 0, INT32_MAX);
+    return layers == 0 ? GpuWish::none : GpuWish{GpuWish::Kind::all, layers};
 }
 
-std::unique_ptr<Backend> make_backend(GpuWish wish, int threads, int device) {
-    if (wish == GpuWish::none) return make_cpu_backend(threads);
-    const std::string reason = cuda_unavailable();
+void check_layers(const GpuWish& wish, int64_t layers) {
+    if (wish.layers > 0 && wish.layers < layers)
+        FAIL(usage,
+             "-ngl {}: this model has {} layers and runs as a whole on the GPU or on the CPU; use all, auto "
+             "or 0",
+             wish.layers, layers);
+}
+
+std::unique_ptr<Backend> make_backend(const GpuWish& wish, int threads, int device) {
+    if (wish.kind == GpuWish::Kind::none) return make_cpu_backend(threads);
+    const std::string reason = cuda_unavailable(device);
     if (reason.empty()) return make_cuda_backend(device);
-    if (wish == GpuWish::all)
-        FAIL(device, "a GPU was asked for (-ngl), but {}; use -ngl 0 or -ngl auto to run on the CPU", reason);
+    if (wish.kind == GpuWish::Kind::all)
+        FAIL(device,
+             "a GPU was asked for (-ngl, --device), but {}; use -ngl 0 or -ngl auto to run on the CPU",
+             reason);
+    if (cuda_built()) std::fprintf(stderr, "quern: running on the CPU: %s\n", reason.c_str());
     return make_cpu_backend(threads);
+}
+
+LoadedModel load_and_start(const LoadWish& wish) {
+    LoadedModel loaded;
+    loaded.backend = make_backend(wish.gpu, wish.threads, wish.device);
+    Backend& backend = *loaded.backend;
+    EngineOptions options = wish.engine;
+    if (wish.short_steps && options.step_tokens == 0)
+        options.step_tokens = backend.name() == "CPU" ? kShortCpuStep : kShortGpuStep;
+    MemoryPlan plan;
+    std::string summary;
+    {
+        ProgressBar bar;
+        const LoadOptions load{.tokenizer = wish.tokenizer,
+                               .progress =
+                                   [&](const LoadProgress& p) {
+                                       bar.update(p);
+                                       if (wish.progress) wish.progress(p);
+                                   },
+                               .before_weights =
+                                   [&](const Model& model) {
+                                       check_layers(wish.gpu, model.info().layers);
+                                       plan = make_memory_plan(model, backend, options, false);
+                                       if (wish.verbose) std::fputs(describe(plan).c_str(), stderr);
+                                       require_fit(plan);
+                                   }};
+        loaded.model = wish.synthetic.empty() ? load_model(model_or_demo(wish.model), backend, load)
+                                              : load_synthetic(wish.synthetic, wish.mix, backend, load);
+        summary = bar.summary();
+    }
+    const int64_t weights = plan.device.free_bytes - backend.memory_info().free_bytes;
+    options.context = plan.context;
+    if (plan.context_chosen && plan.context < plan.model_context && !wish.verbose)
+        std::fprintf(stderr,
+                     "quern: context %lld tokens, the largest that fits; the model was made for %lld\n",
+                     static_cast<long long>(plan.context), static_cast<long long>(plan.model_context));
+    loaded.engine = std::make_unique<Engine>(*loaded.model, backend, options);
+    if (!wish.verbose) return loaded;
+    std::fprintf(stderr, "loaded    %s\n", summary.c_str());
+    if (!plan.device.exact) return loaded;
+    MemoryMeasured measured = loaded.engine->memory_measured();
+    measured.weights = weights;
+    std::fputs(describe(plan, measured).c_str(), stderr);
+    return loaded;
 }
 
 void ProgressBar::update(const LoadProgress& progress) {
     const Clock::time_point now = Clock::now();
+    bytes_ = progress.bytes_done;
     const double elapsed = std::chrono::duration<double>(now - start_).count();
     const double since = std::chrono::duration<double>(now - shown_).count();
     const bool terminal = ::isatty(STDERR_FILENO) != 0;
@@ -84,6 +142,12 @@ void ProgressBar::update(const LoadProgress& progress) {
     std::fprintf(stderr, "\rloading [%-*s] %s ", kBarWidth, bar.c_str(), numbers.c_str());
     std::fflush(stderr);
     visible_ = true;
+}
+
+std::string ProgressBar::summary() const {
+    const double seconds = std::chrono::duration<double>(Clock::now() - start_).count();
+    const double giga = static_cast<double>(bytes_) / kGiga;
+    return fmt::format("{:.2f} GB in {:.1f} s, {:.2f} GB/s", giga, seconds, seconds > 0 ? giga / seconds : 0);
 }
 
 ProgressBar::~ProgressBar() {

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
 #include "models/model.h"
+#include "tools/engine/engine.h"
 
 namespace quern {
 
@@ -13,19 +15,34 @@ namespace quern {
 /// else where it was built. Throws Error(model) that says how to name one if there is none.
 std::string model_or_demo(const std::string& given);
 
-/// What -ngl accepts: 0, auto, all, or a number of 99 and more (all). Throws Error(usage) for other values.
-enum class GpuWish { none, automatic, all };
-GpuWish parse_gpu_layers(const std::string& value);
+/// What -ngl asks for: the CPU, a GPU if one can be used, a GPU, or a GPU for so many layers, which must be
+/// all.
+struct GpuWish {
+    enum class Kind { none, automatic, all } kind;
+    int64_t layers = 0;  // all: 0, or what the command line said; check_layers knows the model
+    static const GpuWish none, automatic, all;
+    friend bool operator==(const GpuWish&, const GpuWish&) = default;
+};
+inline constexpr GpuWish GpuWish::none{Kind::none}, GpuWish::automatic{Kind::automatic},
+    GpuWish::all{Kind::all};
 
-/// The backend for the wish. Throws Error(device) if a GPU is demanded and this build or machine has none.
-/// `threads`: 0 = as many as this process may use.
-std::unique_ptr<Backend> make_backend(GpuWish wish, int threads, int device = 0);
+/// 0, auto, all or a number of layers. Throws Error(usage) for other values.
+GpuWish parse_gpu_layers(const std::string& value);
+/// Throws Error(usage) if the wish names fewer layers than the model has: it runs as a whole on one device.
+void check_layers(const GpuWish& wish, int64_t layers);
+
+/// The backend for the wish. Throws Error(device) if a GPU is demanded and cannot be had; if one was merely
+/// welcome and this build could use it, says on stderr why there is none. `threads`: 0 = as many as this
+/// process may use.
+std::unique_ptr<Backend> make_backend(const GpuWish& wish, int threads, int device = 0);
 
 /// Progress of a load on stderr: nothing in the first second, then a bar with bytes, rate and time left on a
 /// terminal, else a line every few seconds.
 class ProgressBar {
   public:
     void update(const LoadProgress& progress);
+    /// "22.31 GB in 3.2 s, 6.97 GB/s", up to now.
+    std::string summary() const;
     /// Removes the bar.
     ~ProgressBar();
 
@@ -33,7 +50,31 @@ class ProgressBar {
     using Clock = std::chrono::steady_clock;
     Clock::time_point start_ = Clock::now();
     Clock::time_point shown_ = start_;
+    int64_t bytes_ = 0;
     bool visible_ = false;
 };
+
+/// What a subcommand loads, and how it will run it.
+struct LoadWish {
+    std::string model;           // empty: the demo checkpoint
+    std::string synthetic, mix;  // instead: random weights of this name
+    GpuWish gpu = GpuWish::automatic;
+    int device = 0, threads = 0;
+    bool tokenizer = true;
+    EngineOptions engine;
+    bool short_steps = false;  // prompts in shorter chunks by default: running answers wait for each
+    bool verbose = false;      // the memory plan and the time of the load on stderr
+    std::function<void(const LoadProgress&)> progress;  // beside the bar
+};
+
+struct LoadedModel {
+    std::unique_ptr<Backend> backend;
+    std::unique_ptr<Model> model;
+    std::unique_ptr<Engine> engine;
+};
+
+/// Backend, weights, engine. What cannot work fails before weights are read: Error(device) without a usable
+/// GPU, Error(memory) if they will not fit, Error(usage), Error(model).
+LoadedModel load_and_start(const LoadWish& wish);
 
 }  // namespace quern

@@ -1,6 +1,8 @@
 // quern run: load a checkpoint, then chat, answer once, or run token ids.
 #include <unistd.h>
 
+#include <limits>
+
 #include "ggml-like/check.h"
 #include "ggml-like/json_guard.h"
 #include "models/model.h"
@@ -28,6 +30,17 @@ void say_what_was_loaded(const RunContext& c) {
                      c.engine.context(), describe(c.settings)));
 }
 
+EngineOptions engine_options(const RunOptions& o) {
+    EngineOptions e{.context = o.context,
+                    .sequences = 1,
+                    .step_tokens = o.step_tokens,
+                    .kv_type = o.kv_type,
+                    .cache_bytes = o.cache_bytes};
+    // Logits of a prompt come from the same steps as an answer without them.
+    if (!o.logits_file.empty()) e.prompt_logits = std::numeric_limits<int64_t>::max();
+    return e;
+}
+
 }  // namespace
 
 int cmd_run(int argc, char** argv) {
@@ -38,24 +51,18 @@ int cmd_run(int argc, char** argv) {
     if (!options.system_file.empty()) options.system = read_input_file(options.system_file);
     const auto tools = read_tools(options.tools_file);
 
-    const auto backend = make_backend(options.gpu, options.threads);
-    std::unique_ptr<Model> model;
-    {
-        ProgressBar bar;
-        model = load_model(model_or_demo(options.model), *backend,
-                           {.tokenizer = options.ids_file.empty(),
-                            .progress = [&](const LoadProgress& p) { bar.update(p); }});
-    }
-    Engine engine(*model, *backend,
-                  {.context = options.context,
-                   .sequences = 1,
-                   .step_tokens = options.step_tokens,
-                   .kv_type = options.kv_type});
-    RunContext context{options, engine, signals, default_settings(*model), tools};
+    LoadedModel loaded = load_and_start({.model = options.model,
+                                         .gpu = options.gpu,
+                                         .device = options.device,
+                                         .threads = options.threads,
+                                         .tokenizer = options.ids_file.empty(),
+                                         .engine = engine_options(options),
+                                         .verbose = options.verbose});
+    RunContext context{options, *loaded.engine, signals, default_settings(*loaded.model), tools};
     for (const auto& [name, value] : options.settings)
         set_value(context.settings, name, value, "--" + name, "flag");
     if (options.verbose) say_what_was_loaded(context);
-    for (const std::string& text : model->notes())
+    for (const std::string& text : loaded.model->notes())
         if (options.verbose || text.find("template") != std::string::npos) note("note: " + text + "\n");
 
     if (!options.ids_file.empty()) return run_ids(context);

@@ -15,12 +15,16 @@ template <Kind K>
 constexpr float kSumLift = K == Kind::bf16 ? 1.0f : K == Kind::fp8 ? 0x1p60f : 0x1p66f;
 
 /// Words of rows g and g + 8 for a pair of nvfp4 blocks: a[0..3] of its even (0) or odd (1) block, values * 2^-126.
+/// 11 instructions a word: three of its four code places are one shift from where BF16 wants them.
 __device__ __forceinline__ void decode_nvfp4(uint32_t low, uint32_t high, int odd, uint32_t (&a)[4]) {
-    const auto place = [](uint32_t w) { return (w & 0x80008000u) | ((w >> 6) & 0x01c001c0u); };
-    a[0] = place(low << (odd ? 8 : 12));
-    a[1] = place(high << (odd ? 8 : 12));
-    a[2] = place(low << (odd ? 0 : 4));
-    a[3] = place(high << (odd ? 0 : 4));
+    const auto field = [](uint32_t w) { return w & 0x81c081c0u; };
+    const auto split_field = [](uint32_t w) {
+        return ((w << 1) & 0x80008000u) | ((w >> 5) & 0x01000100u) | ((w >> 4) & 0x00c000c0u);
+    };
+    a[0] = odd ? field(low << 3) : field(low);
+    a[1] = odd ? field(high << 3) : field(high);
+    a[2] = odd ? field(low << 6) : split_field(low);
+    a[3] = odd ? field(high << 6) : split_field(high);
 }
 
 /// Two words of fp8 codes: a[0..3], values * 2^-120.

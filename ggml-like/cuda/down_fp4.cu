@@ -125,6 +125,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMostPieces];
     __shared__ ExpertGroups list;
+    __shared__ float weights[kGroupPairs + kFewRows];  // of pairs, then of the shared expert
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2;
     const int routed_bytes = fp4_row_bytes(a.experts.chunks), shared_bytes = fp4_row_bytes(a.shared_chunks);
     const int pairs = a.rows * a.used;
@@ -133,6 +134,10 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     float* terms = reinterpret_cast<float*>(shared_rows + a.rows * shared_bytes);  // [rows][used + 1][16]
     PieceRing ring(shared + warp * s.depth * s.piece_bytes, barriers[warp], s.piece_bytes, s.depth, lane);
     list_groups(list, a.groups, a.experts.count, pairs, a.rows);
+
+    static_assert(kThreads >= kGroupPairs + kFewRows);
+    if (threadIdx.x < pairs + a.rows)
+        weights[threadIdx.x] = __ldcg(threadIdx.x < pairs ? a.weights + threadIdx.x : a.shared_gate + threadIdx.x - pairs);
 
     int ahead = warp, part = 0;
     const uint8_t* from = nullptr;
@@ -179,7 +184,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
             const int at = 2 * (lane & 3) + i;
             if (at >= group.count) continue;
             const int pair = pair_of(at);
-            const float weight = __ldcg(is_shared ? a.shared_gate + pair : a.weights + pair);
+            const float weight = weights[is_shared ? pairs + pair : pair];
             float* to = terms + (is_shared ? pair * (a.used + 1) + a.used : pair + pair / a.used) * kTileRows + g;
             to[0] = low_factor * weight * acc[i];
             to[8] = high_factor * weight * acc[2 + i];

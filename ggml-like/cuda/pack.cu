@@ -72,10 +72,10 @@ __device__ void pack_nvfp4(const RawRows& raw, int64_t r, int64_t column, uint8_
     for (int j = 0; j < 2; ++j)
         for (int t = 0; t < 4; ++t) {
             uint32_t word = 0;
-            for (int i = 0; i < 4; ++i) {
-                const int64_t c = column + 32 * j + 2 * t + i / 2 + i % 2 * 8;
-                word |= (code(c) | code(c + 16) << 4) << (8 * i);
-            }
+            for (int odd = 0; odd < 2; ++odd)
+                for (int p = 0; p < 2; ++p)
+                    for (int i = 0; i < 2; ++i)
+                        word |= nvfp4_place(code(column + 32 * j + 16 * odd + 2 * t + 8 * p + i), odd, p) << (16 * i);
             reinterpret_cast<uint32_t*>(chunk + 16 * (4 * g + t))[2 * j + upper] = word;
         }
     for (int kk = 0; kk < 4; ++kk) {

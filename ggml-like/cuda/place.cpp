@@ -3,21 +3,10 @@
 #include <algorithm>
 
 #include "ggml-like/check.h"
-#include "ggml-like/cuda/check_cuda.h"
+#include "ggml-like/cuda/packed_layout.h"
 
 namespace quern::cuda {
 namespace {
-
-Kind kind_of(const WeightSegment& s) {
-    switch (s.dtype) {
-        case DType::F8_E4M3: return Kind::fp8;
-        case DType::NVFP4: return Kind::nvfp4;
-        case DType::F32:
-        case DType::F16:
-        case DType::BF16: return Kind::bf16;
-        default: FAIL(model, "{}: {} weights have no GPU kernels", s.name, dtype_name(s.dtype));
-    }
-}
 
 RawType raw_type(DType dtype) {
     switch (dtype) {
@@ -28,9 +17,6 @@ RawType raw_type(DType dtype) {
         default: return RawType::bf16;
     }
 }
-
-int64_t tiles_for(int64_t rows) { return (rows + kTileRows - 1) / kTileRows; }
-int chunks_for(int64_t columns) { return static_cast<int>((columns + kChunkCols - 1) / kChunkCols); }
 
 struct Destination {
     uint8_t* data;
@@ -73,13 +59,9 @@ struct Memory {
     float* factor;
 };
 
-Memory zeroed(const Allocate& allocate, int64_t tiles, int chunks, Kind kind, const std::string& name) {
-    const int64_t bytes = tiles * chunks * chunk_bytes(kind), factors = tiles * kTileRows * int64_t{sizeof(float)};
-    Memory m{static_cast<uint8_t*>(allocate(bytes, name.c_str())), static_cast<float*>(allocate(factors, name.c_str()))};
-    CUDA_CHECK(cudaMemsetAsync(m.data, 0, static_cast<size_t>(bytes)));
-    CUDA_CHECK(cudaMemsetAsync(m.factor, 0, static_cast<size_t>(factors)));
-    CUDA_CHECK(cudaStreamSynchronize(nullptr));
-    return m;
+Memory take(const Allocate& allocate, int64_t tiles, int chunks, Kind kind, const std::string& name) {
+    return {static_cast<uint8_t*>(allocate(data_bytes(tiles, chunks, kind), name.c_str())),
+            static_cast<float*>(allocate(factor_bytes(tiles), name.c_str()))};
 }
 
 bool synthetic(const Weight& w) { return w.segments[0].data == nullptr; }
@@ -89,25 +71,15 @@ void fill(const std::string& name, int64_t columns, Kind kind, const Memory& m, 
     fill_random(nullptr, kind, m.data, m.factor, tiles, chunks, deviation, std::hash<std::string>{}(name));
 }
 
-/// Segments of one kind that follow each other share a part, if their tiles may meet.
-bool joins(const WeightSegment& next, Kind kind, int64_t rows_so_far) {
-    return kind_of(next) == kind && (kind != Kind::fp8 || rows_so_far % 8 == 0);
-}
-
-void place_paired(const Weight& w, Packed& packed, Uploader& uploader, const Allocate& allocate) {
-    CHECK(w.segments.size() == 2 && w.segments[0].rows == w.segments[1].rows, "[place] {}: gate and up differ in height",
-          w.name);
-    const Kind kind = kind_of(w.segments[0]);
-    if (kind_of(w.segments[1]) != kind)
-        FAIL(model, "{}: gate is {} and up is {}; the GPU kernels need them stored alike", w.name,
-             dtype_name(w.segments[0].dtype), dtype_name(w.segments[1].dtype));
-    const int64_t tiles = (w.segments[0].rows + 7) / 8;
-    const Memory m = zeroed(allocate, tiles, packed.chunks, kind, w.name);
-    packed.parts = 1;
-    packed.part[0] = {m.data, m.factor, kind, packed.rows, 0, static_cast<int>(tiles)};
-    if (synthetic(w)) return fill(w.name, w.cols, kind, m, tiles, packed.chunks);
-    for (int half = 0; half < 2; ++half)
-        upload_segment(w.segments[static_cast<size_t>(half)], {m.data, m.factor, packed.chunks, true, half}, uploader);
+/// Segments of one part: each half of a pair, or one below the other.
+void upload_part(const Weight& w, const PartLayout& part, RowOrder order, const Memory& m, int chunks, Uploader& uploader) {
+    const bool paired = order == RowOrder::paired;
+    int64_t place = 0;
+    for (size_t i = part.first; i < part.end; ++i) {
+        upload_segment(w.segments[i], {m.data, m.factor, chunks, paired, paired ? static_cast<int>(i) : 0, paired ? 0 : place},
+                       uploader);
+        place += w.segments[i].rows;
+    }
 }
 
 }  // namespace
@@ -117,30 +89,20 @@ Packed place_weight(const Weight& w, RowOrder order, Uploader& uploader, const A
     packed.rows = static_cast<int>(w.rows);
     packed.cols = static_cast<int>(w.cols);
     packed.chunks = chunks_for(w.cols);
-    if (order == RowOrder::paired) {
-        place_paired(w, packed, uploader, allocate);
-        return packed;
-    }
     int64_t row = 0;
-    for (size_t i = 0; i < w.segments.size();) {
-        const Kind kind = kind_of(w.segments[i]);
-        int64_t rows = 0;
-        size_t end = i;
-        while (end < w.segments.size() && joins(w.segments[end], kind, rows)) rows += w.segments[end++].rows;
-        const int64_t tiles = tiles_for(rows);
-        const Memory m = zeroed(allocate, tiles, packed.chunks, kind, w.name);
-        CHECK(packed.parts < kMaxParts, "[place] {}: more than {} runs of formats", w.name, kMaxParts);
-        packed.part[packed.parts++] = {m.data,           m.factor,
-                                       kind,             static_cast<int>(rows),
-                                       static_cast<int>(row), static_cast<int>(tiles)};
-        row += rows;
-        if (synthetic(w)) {
-            fill(w.name + std::to_string(i), w.cols, kind, m, tiles, packed.chunks);
-            i = end;
-            continue;
-        }
-        for (int64_t place = 0; i < end; place += w.segments[i++].rows)
-            upload_segment(w.segments[i], {m.data, m.factor, packed.chunks, false, 0, place}, uploader);
+    for (const PartLayout& part : part_layouts(w, order)) {
+        const Memory m = take(allocate, part.tiles, packed.chunks, part.kind, w.name);
+        packed.part[packed.parts++] = {m.data,
+                                       m.factor,
+                                       part.kind,
+                                       static_cast<int>(part.rows),
+                                       static_cast<int>(row),
+                                       static_cast<int>(part.tiles)};
+        row += part.rows;
+        if (synthetic(w))
+            fill(w.name + std::to_string(part.first), w.cols, part.kind, m, part.tiles, packed.chunks);
+        else
+            upload_part(w, part, order, m, packed.chunks, uploader);
     }
     return packed;
 }
@@ -149,7 +111,7 @@ PackedExperts place_experts(const ExpertWeights& experts, RowOrder order, Upload
     const Weight& first = experts.expert.at(0);
     const Kind kind = kind_of(first.segments[0]);
     const bool paired = order == RowOrder::paired;
-    const int64_t tiles = paired ? (experts.rows / 2 + 7) / 8 : tiles_for(experts.rows);
+    const int64_t tiles = expert_tiles(experts, order);
     PackedExperts packed{};
     packed.kind = kind;
     packed.count = static_cast<int>(experts.count());
@@ -157,8 +119,8 @@ PackedExperts place_experts(const ExpertWeights& experts, RowOrder order, Upload
     packed.cols = static_cast<int>(experts.cols);
     packed.tiles = static_cast<int>(tiles);
     packed.chunks = chunks_for(experts.cols);
-    packed.expert_bytes = tiles * packed.chunks * chunk_bytes(kind);
-    const Memory m = zeroed(allocate, tiles * experts.count(), packed.chunks, kind, experts.name);
+    packed.expert_bytes = data_bytes(tiles, packed.chunks, kind);
+    const Memory m = take(allocate, tiles * experts.count(), packed.chunks, kind, experts.name);
     packed.data = m.data;
     packed.factor = m.factor;
     if (synthetic(first)) {

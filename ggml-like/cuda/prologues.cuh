@@ -149,9 +149,9 @@ struct GatedRows {
 #pragma unroll
         for (int j = 0; j < kTogether; ++j) {
             const int i = first + j * kWarps;
-            if (i >= units) break;
             const float2 a = pair(value[j].x), b = pair(value[j].y), p = pair(gate[j].x), q = pair(gate[j].y);
             const float r = rsqrtf(warp_sum(a.x * a.x + a.y * a.y + b.x * b.x + b.y * b.y) / 128.0f + eps);
+            if (i >= units) continue;
             bf16* row = h + i / heads * stride;
             const int column = i % heads * 128 + k;
             put(row, column, a.x * r * w.x * silu(p.x), a.y * r * w.y * silu(p.y));
@@ -173,7 +173,7 @@ struct GatedRows {
             put(h + n * stride, head * dim + k, v.x * r * norm[k] * silu(s.x), v.y * r * norm[k + 1] * silu(s.y));
         }
     }
-    __device__ static __forceinline__ float silu(float x) { return x / (1.0f + __expf(-x)); }
+    __device__ static __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
     __device__ static __forceinline__ float2 pair(uint32_t v) {
         return __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v));
     }

@@ -16,9 +16,15 @@ __device__ __forceinline__ uint32_t ordered_bits(float x) {
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/// One warp: the `used` best of `experts` logits of a row, falling, and their weights, renormalised.
+__device__ __forceinline__ float from_ordered_bits(uint32_t key) {
+    return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
+/// One warp: the `used` best of `experts` logits of a row, falling, and their weights, renormalised; and the sigmoid of
+/// the logit after the last expert's.
 template <int kEach>
-__device__ __forceinline__ void choose_experts(const float* logits, int experts, int used, int* ids, float* weights) {
+__device__ __forceinline__ void choose_experts(const float* logits, int experts, int used, int* ids, float* weights,
+                                               float* shared) {
     const int lane = threadIdx.x % 32;
     uint32_t key[kEach];
 #pragma unroll
@@ -26,31 +32,39 @@ __device__ __forceinline__ void choose_experts(const float* logits, int experts,
         const int e = lane + 32 * i;
         key[i] = e < experts ? ordered_bits(__ldcg(logits + e)) : 0;
     }
+    const float gate = __ldcg(logits + experts);
+    uint32_t own = 0;  // the lane's best, and where
+    int at = 0;
+    const auto find_own = [&] {
+        own = key[0], at = 0;
+#pragma unroll
+        for (int i = 1; i < kEach; ++i)
+            if (key[i] > own) own = key[i], at = i;
+    };
+    find_own();
     int mine = 0;
+    uint32_t mine_key = 0;
+#pragma unroll 1
     for (int j = 0; j < used; ++j) {
-        uint32_t best = 0;
+        const uint32_t best = __reduce_max_sync(0xffffffffu, own);
+        const unsigned id = __reduce_min_sync(0xffffffffu, own == best ? lane + 32 * at : 0xffffu);
+        if (j == lane) mine = static_cast<int>(id), mine_key = best;
+        if (id % 32 == lane) {
 #pragma unroll
-        for (int i = 0; i < kEach; ++i) best = max(best, key[i]);
-        best = __reduce_max_sync(0xffffffffu, best);
-        int id = experts;
-#pragma unroll
-        for (int i = kEach - 1; i >= 0; --i)
-            if (key[i] == best) id = lane + 32 * i;
-        id = __reduce_min_sync(0xffffffffu, static_cast<unsigned>(id));
-        if (j == lane) mine = id;
-#pragma unroll
-        for (int i = 0; i < kEach; ++i)
-            if (id == lane + 32 * i) key[i] = 0;
+            for (int i = 0; i < kEach; ++i)
+                if (i == at) key[i] = 0;
+            find_own();
+        }
     }
-    mine = min(mine, experts - 1);
-    const float logit = lane < used ? __ldcg(logits + mine) : 0.0f;
+    const float logit = from_ordered_bits(mine_key);
     const float highest = __shfl_sync(0xffffffffu, logit, 0);
     const float e = lane < used ? __expf(logit - highest) : 0.0f;
     const float sum = warp_sum(e);
     if (lane < used) {
-        ids[lane] = mine;
+        ids[lane] = min(mine, experts - 1);
         weights[lane] = e / sum;
     }
+    if (lane == 0) *shared = 1.0f / (1.0f + __expf(-gate));
 }
 
 }  // namespace quern::cuda

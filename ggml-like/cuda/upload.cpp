@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "ggml-like/cuda/check_cuda.h"
+#include "ggml-like/cuda/host_memory.h"
 
 namespace quern::cuda {
 namespace {
@@ -18,7 +19,7 @@ Uploader::Uploader(cudaStream_t stream, int threads) : stream_(stream), pool_(th
 Uploader::~Uploader() {
     for (Buffer& b : buffers_) {
         if (b.done != nullptr) cudaEventDestroy(b.done);
-        cudaFreeHost(b.host);
+        free_host(b.host);
         cudaFree(b.device);
     }
 }
@@ -26,7 +27,7 @@ Uploader::~Uploader() {
 void Uploader::open() {
     const auto size = static_cast<size_t>(kCapacity + 4 * kAlignment);
     for (Buffer& b : buffers_) {
-        CUDA_CHECK(cudaMallocHost(reinterpret_cast<void**>(&b.host), size));
+        b.host = static_cast<std::byte*>(alloc_host(static_cast<int64_t>(size), "upload buffers"));
         CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&b.device), size));
         CUDA_CHECK(cudaEventCreateWithFlags(&b.done, cudaEventDisableTiming));
         CUDA_CHECK(cudaEventRecord(b.done, stream_));
@@ -79,7 +80,7 @@ void Uploader::finish() {
     CUDA_CHECK(cudaStreamSynchronize(stream_));
     for (Buffer& b : buffers_) {
         if (b.done != nullptr) cudaEventDestroy(b.done);
-        cudaFreeHost(b.host);
+        free_host(b.host);
         cudaFree(b.device);
         b = {};
     }

@@ -1,6 +1,7 @@
 #include "ggml-like/ops/conv_gated_delta_net.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/context.h"
@@ -189,6 +190,10 @@ void run_heads(const Node& node, cpu::Context& context) {
 void run(const Node& node, cpu::Context& context) {
     run_convolution(node, context);
     run_heads(node, context);
+    const Tensor &starts = *node.inputs[kStart], &o = *node.outputs[0];
+    const int64_t rows = starts.as<int32_t>()[starts.shape[0] - 1];
+    std::memset(o.as<std::byte>() + dtype_bytes(o.dtype, rows * o.stride[0]), 0,
+                static_cast<size_t>(dtype_bytes(o.dtype, (o.shape[0] - rows) * o.stride[0])));
 }
 
 Cost cost(const Node& node) {

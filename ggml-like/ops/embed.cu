@@ -21,7 +21,8 @@ __device__ __forceinline__ float element(Kind kind, const uint8_t* chunk, int ro
         const float scale = reinterpret_cast<const float*>(chunk + 1024)[upper];
         return __uint_as_float((code & 0x80u) << 24 | (code & 0x7fu) << 20) * scale;
     }
-    const uint32_t two = chunk[16 * lane + 4 * (kk / 2 * 2 + upper) + 2 * i + p], code = two >> (kk % 2 * 4) & 15u;
+    const uint32_t half = reinterpret_cast<const uint16_t*>(chunk + 16 * lane + 4 * (kk / 2 * 2 + upper))[i];
+    const uint32_t code = nvfp4_code(half, kk % 2, p);
     float scale[4];
     decode_scales(*reinterpret_cast<const uint32_t*>(chunk + 512 + 8 * g + 4 * upper), scale);
     return __uint_as_float((code & 8u) << 28 | (code & 7u) << 22) * 0x1p60f * scale[kk];

@@ -1,6 +1,7 @@
 #include "ggml-like/ops/gated_attention.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/context.h"
@@ -145,6 +146,9 @@ void run(const Node& node, cpu::Context& context) {
         for (int64_t i = begin; i < end; ++i)
             if (sequence[i / kv_heads] >= 0) attend(in, context.dot, i / kv_heads, i % kv_heads);
     });
+    const int64_t row_bytes = dtype_bytes(in.y.dtype, in.y.shape[1]);
+    for (int64_t t = 0; t < tokens; ++t)
+        if (sequence[t] < 0) std::memset(in.y.as<std::byte>() + t * row_bytes, 0, static_cast<size_t>(row_bytes));
 }
 
 Cost cost(const Node& node) {

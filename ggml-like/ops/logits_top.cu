@@ -59,14 +59,16 @@ __device__ uint32_t nth_largest(const uint32_t* keys, int n) {
     __shared__ uint32_t prefix;
     __shared__ int left;
     if (threadIdx.x == 0) prefix = 0, left = n;
+    uint32_t own_keys[kGroups / kBlock];
+#pragma unroll
+    for (int i = 0; i < kGroups / kBlock; ++i) own_keys[i] = __ldcg(keys + i * kBlock + threadIdx.x);
     for (int shift = 24; shift >= 0; shift -= 8) {
         if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
         __syncthreads();
         const uint32_t mask = shift == 24 ? 0u : ~0u << (shift + 8);
-        for (int i = threadIdx.x; i < kGroups; i += kBlock) {
-            const uint32_t key = __ldcg(keys + i);
+#pragma unroll
+        for (const uint32_t key : own_keys)
             if ((key & mask) == prefix) atomicAdd(&histogram[key >> shift & 255], 1);
-        }
         __syncthreads();
         if (threadIdx.x < 32) {
             // lane l looks at bins 255 - 8l .. 248 - 8l, from the top
@@ -106,7 +108,7 @@ __global__ void __launch_bounds__(kBlock) bound_kernel(Top t) {
     float highest = -INFINITY;
     bool insane = false;
     for (int i = warp * 32 + lane; i < t.vocab; i += kGroups * 32) {
-        const float x = __ldcg(logits + i);
+        const float x = __ldcg(logits + i) + 0.0f;  // -0 is 0
         insane |= !(x < INFINITY);
         highest = fmaxf(highest, x);
     }
@@ -130,15 +132,15 @@ __device__ void write_top(const Top& t, int row, Work& work, int count) {
     float* values = reinterpret_cast<float*>(ids + kTopLogits);
     for (int i = threadIdx.x; i < kTopLogits; i += kBlock)
         if (i >= count) ids[i] = -1, values[i] = -INFINITY;
+    __shared__ float value[kMost];
+    __shared__ int id[kMost];
+    for (int i = threadIdx.x; i < count; i += kBlock) value[i] = __ldcg(work.value + i), id[i] = __ldcg(work.id + i);
+    __syncthreads();
     for (int i = threadIdx.x; i < count; i += kBlock) {
-        const float value = __ldcg(work.value + i);
-        const int id = __ldcg(work.id + i);
         int rank = 0;
-        for (int j = 0; j < count; ++j) {
-            const float other = __ldcg(work.value + j);
-            rank += other > value || (other == value && __ldcg(work.id + j) < id);
-        }
-        if (rank < kTopLogits) ids[rank] = id, values[rank] = value;
+#pragma unroll 4
+        for (int j = 0; j < count; ++j) rank += value[j] > value[i] || (value[j] == value[i] && id[j] < id[i]);
+        if (rank < kTopLogits) ids[rank] = id[i], values[rank] = value[i];
     }
 }
 
@@ -155,7 +157,7 @@ __global__ void __launch_bounds__(kBlock) collect_kernel(Top t) {
     const bool insane = __ldcg(&work.insane) != 0;
     float sum = 0;
     for (int i = blockIdx.x * kBlock + threadIdx.x; i < t.vocab && !insane; i += kBlocks * kBlock) {
-        const float x = __ldcg(logits + i);
+        const float x = __ldcg(logits + i) + 0.0f;
         sum += __expf((x - highest) * scale);
         if (ordered_bits(x) < bound || x == -INFINITY) continue;
         const unsigned at = atomicAdd(&work.count, 1);
@@ -172,9 +174,12 @@ __global__ void __launch_bounds__(kBlock) collect_kernel(Top t) {
     if (!last_block(t.counters + 2 * row + 1, gridDim.x)) return;
     const unsigned count = __ldcg(&work.count);
     write_top(t, row, work, min(count, static_cast<unsigned>(kMost)));
-    if (threadIdx.x == 0) {
-        float total = 0;
-        for (int b = 0; b < kBlocks; ++b) total += __ldcg(work.sums + b);
+    if (threadIdx.x >= 32) return;
+    float total = 0;
+#pragma unroll
+    for (int b = 0; b < kBlocks / 32; ++b) total += __ldcg(work.sums + lane + 32 * b);
+    total = warp_sum(total);
+    if (lane == 0) {
         int* end = t.top + row * kTopWords + 2 * kTopLogits;
         end[0] = __float_as_int(total);
         end[1] = !insane && count > 0 && count <= kMost;

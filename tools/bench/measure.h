@@ -19,7 +19,7 @@ struct BenchTest {
 struct Samples {
     std::vector<double> seconds;
     int64_t tokens = 0;       // counted in each run
-    std::string output_hash;  // of the greedy answer; empty without one
+    std::string output_hash;  // of the greedy answer; of its first token if only a prompt is run
 
     double mean_rate() const, stddev_rate() const, median_rate() const;
 };

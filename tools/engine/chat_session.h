@@ -1,4 +1,5 @@
-// ChatSession: from a conversation to an answer. Joins chat format, tokenizer and engine.
+// ChatSession: from a conversation to an answer, for one person at a time. Joins chat format, tokenizer and
+// engine.
 #pragma once
 
 #include <functional>
@@ -33,6 +34,7 @@ struct ChatAnswer {
     FinishReason reason = FinishReason::none;
     std::string error;
     int64_t prompt_tokens = 0;
+    int64_t cached_tokens = 0;  // of the prompt
     int64_t answer_tokens = 0;
     int64_t reasoning_tokens = 0;
     Timing timing;
@@ -51,9 +53,8 @@ class ChatSession {
                         const ChatCallbacks& callbacks);
 
   private:
-    struct Turn;
-    void generate(Turn& turn, const ChatSettings& settings, const ChatCallbacks& callbacks);
-    void deliver(Turn& turn, const ChatDelta& delta, const ChatCallbacks& callbacks);
+    ChatAnswer generate(Request request, class AnswerReader& reader, const ChatSettings& settings,
+                        const ChatCallbacks& callbacks);
 
     Engine& engine_;
     const Tokenizer& tokenizer_;

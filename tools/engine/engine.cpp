@@ -1,15 +1,19 @@
 #include "tools/engine/engine.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <deque>
 #include <map>
 #include <optional>
+#include <utility>
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
 #include "ggml-like/ops/logits_top.h"
+#include "tools/engine/memory_plan.h"
 #include "tools/engine/plan_cache.h"
+#include "tools/engine/prefix_cache.h"
 #include "tools/engine/sampler.h"
 #include "tools/engine/scheduler.h"
 #include "tools/engine/sequence.h"
@@ -19,34 +23,35 @@ namespace quern {
 namespace {
 
 constexpr size_t kPlans = 8;
+constexpr int64_t kSecondDraw = int64_t{1} << 40;  // beyond every position
 
 double seconds(Sequence::Clock::time_point from, Sequence::Clock::time_point to) {
     return std::chrono::duration<double>(to - from).count();
 }
 
-DType kv_dtype(const std::string& name, const Backend& backend) {
-    if (name == "auto") return backend.activation_dtype();
-    if (name == "f32") return DType::F32;
-    if (name == "bf16") return DType::BF16;
-    if (name == "f16") return DType::F16;
-    FAIL(usage, "KV cache type '{}' is not supported; choose auto, f32, bf16 or f16", name);
+/// What the device has less since the last look; 0 where free memory says nothing.
+class Gauge {
+  public:
+    explicit Gauge(const Backend& backend) : backend_(backend), free_(backend.memory_info().free_bytes) {}
+    int64_t taken() {
+        const MemoryInfo now = backend_.memory_info();
+        return now.exact ? std::exchange(free_, now.free_bytes) - now.free_bytes : 0;
+    }
+
+  private:
+    const Backend& backend_;
+    int64_t free_;
+};
+
+MemoryPlan fitting_plan(const Model& model, const Backend& backend, const EngineOptions& options) {
+    MemoryPlan plan = make_memory_plan(model, backend, options, true);
+    require_fit(plan);
+    return plan;
 }
 
-int64_t pages_for(int64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
-
-/// The context asked for, or the largest whose KV takes at most half of the free memory.
-int64_t choose_context(const EngineOptions& options, const Model& model, const Backend& backend,
-                       const std::vector<StateSpec>& specs) {
-    const int64_t longest = model.info().context;
-    if (options.context < 0) FAIL(usage, "the context is {} tokens; it must be positive", options.context);
-    if (options.context > longest)
-        FAIL(usage, "a context of {} tokens was asked for, but this model was made for {}", options.context,
-             longest);
-    if (options.context > 0) return options.context;
-    const int64_t page = page_bytes(specs) * options.sequences;
-    if (page == 0) return longest;
-    const int64_t fits = backend.memory_info().free_bytes / 2 / page * kPageTokens;
-    return std::clamp<int64_t>(fits, std::min<int64_t>(kPageTokens, longest), longest);
+/// Host memory that lives as long as the backend's transfers need it.
+std::shared_ptr<void> host_memory(Backend& backend, int64_t bytes, const char* what) {
+    return {backend.alloc_host(bytes, what), [&backend](void* memory) { backend.free_host(memory); }};
 }
 
 }  // namespace
@@ -56,27 +61,62 @@ struct Engine::State {
         : model(m),
           backend(b),
           options(o),
-          specs(m.state_specs({.kv = kv_dtype(o.kv_type, b), .conv = b.activation_dtype(), .journal = 0})),
-          context(choose_context(o, m, b, specs)),
-          pool(b, specs, o.sequences, o.sequences * pages_for(context)),
-          plans(m, b, pool, kPlans) {}
+          memory(fitting_plan(m, b, o)),
+          context(memory.context),
+          gauge(b),
+          pool(b, memory.specs, o.sequences, o.sequences * memory.pages()),
+          pool_bytes(gauge.taken()),
+          cache(pool, o.cache_bytes, page_bytes(memory.specs), slot_bytes(memory.specs)),
+          workspace(b, memory.arena, memory.inputs),
+          workspace_bytes(gauge.taken()),
+          host_top(host_memory(b, top_rows() * kTopWords * int64_t{sizeof(int32_t)},
+                               "the highest logits of a step")),
+          host_logits(host_memory(b, m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
+          plans(m, b, pool, workspace, kPlans) {
+        if (b.captures())
+            for (int64_t n = 1; n <= std::min(decode_bucket(o.sequences), kMostPadded);
+                 n = next_bucket(n))
+                decode_plan(n);
+        measured = {.state = pool_bytes, .scratch = workspace_bytes, .other = gauge.taken()};
+    }
+
+    int64_t top_rows() const {
+        return std::max(memory.prompt_logits + memory.sequences, decode_bucket(memory.sequences));
+    }
+    StepPlan& decode_plan(int64_t bucket) {
+        return plans.get(decode_shape(bucket, memory.pages(), model.info().vocab), PlanUse::repeatedly);
+    }
+    StepPlan& plan_for(const std::vector<Slice>& slices);
+    void fill_padding(StepPlan& step, size_t filled);
 
     void admit();
+    void start(Sequence& s);
+    void plan_snapshots(Sequence& s) const;
+    void keep_state(Sequence& s, bool wanted);
+    void make_room(int64_t pages);
     void run(const std::vector<Slice>& slices);
     void fill(StepPlan& step, const std::vector<Slice>& slices);
     void read(const StepPlan& step, const std::vector<Slice>& slices);
     int32_t choose(const Sequence& s, const StepPlan& step, const int32_t* top, int64_t row) const;
-    std::vector<float> row_logits(const StepPlan& step, int64_t row, int64_t count) const;
+    void download_logits(const StepPlan& step, int64_t row, int64_t count, float* to) const;
+    bool append(Sequence& s, int32_t id);
     void advance(Sequence& s, const StepPlan& step, const int32_t* top, int64_t row);
     void finish(Sequence& s, FinishReason reason, std::string error = {});
 
     Model& model;
     Backend& backend;
     EngineOptions options;
-    std::vector<StateSpec> specs;
+    MemoryPlan memory;
     int64_t context;
+    Gauge gauge;
     StatePool pool;
+    int64_t pool_bytes;
+    PrefixCache cache;
+    Workspace workspace;
+    int64_t workspace_bytes;
+    std::shared_ptr<void> host_top, host_logits;
     PlanCache plans;
+    MemoryMeasured measured;
     RequestId next_id = 1;
     std::map<RequestId, std::unique_ptr<Sequence>> sequences;
     std::deque<Sequence*> queue;
@@ -84,10 +124,6 @@ struct Engine::State {
 };
 
 Engine::Engine(Model& model, Backend& backend, const EngineOptions& options) {
-    if (options.sequences < 1 || options.sequences > 1024)
-        FAIL(usage, "{} sequences at the same time; choose 1 to 1024", options.sequences);
-    if (options.step_tokens < 1 || options.step_tokens > 1 << 16)
-        FAIL(usage, "{} tokens in a step; choose 1 to 65536", options.step_tokens);
     state_ = std::make_unique<State>(model, backend, options);
 }
 
@@ -110,6 +146,8 @@ RequestId Engine::submit(Request request) {
             FAIL(usage, "token id {} in the prompt is outside the vocabulary of {}", id,
                  e.model.info().vocab_rows);
     check_sampling(request.sampling, e.model.info().vocab_rows);
+    if (!std::is_sorted(request.boundaries.begin(), request.boundaries.end()))
+        FAIL(usage, "the boundaries of a prompt must rise");
 
     auto s = std::make_unique<Sequence>();
     s->id = e.next_id++;
@@ -151,14 +189,20 @@ int64_t Engine::context() const { return state_->context; }
 int64_t Engine::sequences() const { return state_->options.sequences; }
 const Model& Engine::model() const { return state_->model; }
 Backend& Engine::backend() { return state_->backend; }
-int64_t Engine::memory_bytes() const { return state_->pool.bytes() + state_->plans.bytes(); }
+const MemoryPlan& Engine::memory_plan() const { return state_->memory; }
+const MemoryMeasured& Engine::memory_measured() const { return state_->measured; }
+int64_t Engine::kernels(int64_t sequences) const {
+    if (!state_->backend.captures() || sequences > kMostPadded) return 0;
+    return state_->decode_plan(decode_bucket(sequences)).plan->kernels;
+}
+PrefixCacheStats Engine::cache_stats() const { return state_->cache.stats(); }
 
 bool Engine::step() {
     State& e = *state_;
     e.admit();
     std::erase_if(e.running, [](const Sequence* s) { return s->done(); });
     if (e.running.empty()) return !e.queue.empty();
-    const std::vector<Slice> slices = next_batch(e.running, e.options.step_tokens);
+    const std::vector<Slice> slices = next_batch(e.running, e.memory.step_tokens, e.memory.prompt_logits);
     try {
         e.run(slices);
     } catch (const std::exception& error) {
@@ -179,25 +223,83 @@ void Engine::State::admit() {
     while (!queue.empty() && pool.free_slots() > 0) {
         Sequence* s = queue.front();
         queue.pop_front();
-        s->state = pool.acquire();
         s->started = Sequence::Clock::now();
         s->result.timing.queue_seconds = seconds(s->submitted, s->started);
-        running.push_back(s);
+        try {
+            start(*s);
+            running.push_back(s);
+        } catch (const std::exception& error) {
+            finish(*s, FinishReason::error, error.what());
+        }
+    }
+}
+
+/// From the longest kept state that begins the prompt, else from nothing.
+void Engine::State::start(Sequence& s) {
+    if (options.cache_bytes > 0 && !s.request.on_prompt_logits) {
+        make_room(1);  // before the search: it may evict
+        const PrefixCache::Match match = cache.find(s.request.prompt);
+        s.result.diverged_at = match.common;
+        if (match.snapshot != nullptr) s.state = pool.restore(*match.snapshot);
+        s.result.cached_tokens = s.state.length;
+        plan_snapshots(s);
+    }
+    if (s.state.slot < 0) s.state = pool.acquire();
+}
+
+/// The first boundary (system and tools), the last one and the end of the prompt are where the next request most
+/// likely branches off; those between only where much lies between them.
+void Engine::State::plan_snapshots(Sequence& s) const {
+    constexpr int64_t kFarApart = 2048;
+    const auto& at = s.request.boundaries;
+    int64_t kept = s.state.length;
+    for (size_t i = 0; i < at.size(); ++i) {
+        const bool edge = i == 0 || i + 1 == at.size();
+        if (at[i] <= kept || at[i] >= s.prompt_tokens() || (!edge && at[i] - kept < kFarApart)) continue;
+        s.snapshots.push_back(kept = at[i]);
+    }
+    s.snapshots.push_back(s.prompt_tokens());
+}
+
+void Engine::State::keep_state(Sequence& s, bool wanted) {
+    while (!s.snapshots.empty() && s.snapshots.front() <= s.state.length) s.snapshots.pop_front();
+    const std::span<const int32_t> tokens(s.tokens.data(), static_cast<size_t>(s.state.length));
+    if (!wanted || !cache.wants(tokens)) return;
+    make_room(1);
+    cache.store(tokens, s.state);
+}
+
+/// Kept states give way to those who run.
+void Engine::State::make_room(int64_t pages) {
+    while (pool.free_pages() < pages && cache.evict()) {
     }
 }
 
 void Engine::State::run(const std::vector<Slice>& slices) {
-    BatchShape shape{.sequences = static_cast<int64_t>(slices.size()), .pages = pages_for(context), .vocab = model.info().vocab};
     for (const Slice& slice : slices) {
-        shape.tokens += slice.count;
-        shape.logit_rows +=
-            slice.sequence->request.on_prompt_logits && slice.sequence->in_prompt() ? slice.count : 1;
-        pool.grow(slice.sequence->state, slice.begin + slice.count);
+        SequenceState& state = slice.sequence->state;
+        const int64_t rows = slice.begin + slice.count;
+        make_room((rows + kPageTokens - 1) / kPageTokens - static_cast<int64_t>(state.pages.size()));
+        pool.grow(state, rows);
     }
-    StepPlan& step = plans.get(shape);
+    StepPlan& step = plan_for(slices);
     fill(step, slices);
     step.plan->run();
     read(step, slices);
+}
+
+/// Steps of one row a sequence run again and again: where plans are captured they are padded to few shapes.
+StepPlan& Engine::State::plan_for(const std::vector<Slice>& slices) {
+    const auto count = static_cast<int64_t>(slices.size());
+    const bool decode =
+        std::all_of(slices.begin(), slices.end(), [](const Slice& s) { return s.count == 1; });
+    if (decode && backend.captures() && count <= kMostPadded) return decode_plan(decode_bucket(count));
+    BatchShape shape{.sequences = count, .pages = memory.pages(), .vocab = model.info().vocab};
+    for (const Slice& slice : slices) {
+        shape.tokens += slice.count;
+        shape.logit_rows += slice.sequence->wants_prompt_logits() ? slice.count : 1;
+    }
+    return plans.get(shape, PlanUse::sometimes);
 }
 
 void Engine::State::fill(StepPlan& step, const std::vector<Slice>& slices) {
@@ -210,14 +312,15 @@ void Engine::State::fill(StepPlan& step, const std::vector<Slice>& slices) {
     auto* pages = plan.input<int32_t>(step.batch.pages);
     auto* logit_rows = plan.input<int32_t>(step.batch.logit_rows);
     auto* temperature = plan.input<float>(step.batch.temperature);
-    std::fill_n(plan.input<int32_t>(step.batch.committed), slices.size(), 0);
-    std::fill_n(plan.input<int32_t>(step.batch.journal), slices.size(), 0);
+    std::fill_n(plan.input<int32_t>(step.batch.committed), step.shape.sequences, 0);
+    std::fill_n(plan.input<int32_t>(step.batch.journal), step.shape.sequences, 0);
+    std::fill_n(pages, step.shape.sequences * step.shape.pages, 0);
 
     int32_t row = 0;
     for (size_t i = 0; i < slices.size(); ++i) {
         const Slice& slice = slices[i];
         const Sequence& s = *slice.sequence;
-        const bool all = s.request.on_prompt_logits && s.in_prompt();
+        const bool all = s.wants_prompt_logits();
         start[i] = row;
         slots[i] = s.state.slot;
         std::copy(s.state.pages.begin(), s.state.pages.end(),
@@ -232,18 +335,41 @@ void Engine::State::fill(StepPlan& step, const std::vector<Slice>& slices) {
         }
     }
     start[slices.size()] = row;
+    fill_padding(step, slices.size());
+}
+
+/// Rows and sequences behind the real ones, if the step was padded: empty sequences, rows of nobody that are
+/// copies of the first row as far as they are computed.
+void Engine::State::fill_padding(StepPlan& step, size_t filled) {
+    Plan& p = *step.plan;
+    const auto pad = [](const Tensor* t, auto* values, size_t from, auto value) {
+        std::fill(values + from, values + t->shape[0], value);
+    };
+    const Batch& b = step.batch;
+    auto *start = p.input<int32_t>(b.start), *slots = p.input<int32_t>(b.slots),
+         *ids = p.input<int32_t>(b.token_ids);
+    auto* temperature = p.input<float>(b.temperature);
+    const auto rows = static_cast<size_t>(start[filled]);
+    pad(b.start, start, filled + 1, start[filled]);
+    pad(b.slots, slots, filled, slots[0]);
+    pad(b.token_ids, ids, rows, ids[0]);
+    pad(b.positions, p.input<int32_t>(b.positions), rows, 0);
+    pad(b.row_sequence, p.input<int32_t>(b.row_sequence), rows, -1);
+    if (step.shape.sequences == static_cast<int64_t>(filled)) return;
+    pad(b.logit_rows, p.input<int32_t>(b.logit_rows), filled, 0);
+    pad(b.temperature, temperature, filled, temperature[0]);
 }
 
 void Engine::State::read(const StepPlan& step, const std::vector<Slice>& slices) {
-    std::vector<int32_t> top(static_cast<size_t>(step.top->elements()));
-    backend.download(top.data(), step.top->data, step.top->bytes());
-    backend.synchronize();
+    auto* top = static_cast<int32_t*>(host_top.get());
+    backend.download(top, step.top->data, step.top->bytes());
     int64_t row = 0;
     for (const Slice& slice : slices) {
         Sequence& s = *slice.sequence;
-        const bool in_prompt = s.in_prompt(), all = s.request.on_prompt_logits && in_prompt;
+        const bool in_prompt = s.in_prompt(), all = s.wants_prompt_logits();
         if (all) {
-            const std::vector<float> logits = row_logits(step, row, slice.count);
+            std::vector<float> logits(static_cast<size_t>(slice.count * step.logits->shape[1]));
+            download_logits(step, row, slice.count, logits.data());
             for (int64_t t = 0; t < slice.count; ++t)
                 s.request.on_prompt_logits(slice.begin + t, logits.data() + t * step.logits->shape[1]);
         }
@@ -251,28 +377,54 @@ void Engine::State::read(const StepPlan& step, const std::vector<Slice>& slices)
         s.state.length += slice.count;
         if (in_prompt && s.request.on_prefill)
             s.request.on_prefill(std::min(s.state.length, s.prompt_tokens()));
-        if (slice.last) advance(s, step, top.data() + (row - 1) * kTopWords, row - 1);
+        if (!s.snapshots.empty() && s.snapshots.front() == s.state.length) keep_state(s, true);
+        if (slice.last) advance(s, step, top + (row - 1) * kTopWords, row - 1);
     }
 }
 
-std::vector<float> Engine::State::row_logits(const StepPlan& step, int64_t row, int64_t count) const {
-    std::vector<float> logits(static_cast<size_t>(count * step.logits->shape[1]));
-    backend.download(logits.data(), step.logits->row<float>(row), static_cast<int64_t>(logits.size() * sizeof(float)));
-    backend.synchronize();
-    return logits;
+void Engine::State::download_logits(const StepPlan& step, int64_t row, int64_t count, float* to) const {
+    backend.download(to, step.logits->row<float>(row),
+                     count * step.logits->shape[1] * int64_t{sizeof(float)});
 }
 
 /// From the highest logits of the row if they are enough, else from all of them.
-int32_t Engine::State::choose(const Sequence& s, const StepPlan& step, const int32_t* top, int64_t row) const {
+int32_t Engine::State::choose(const Sequence& s, const StepPlan& step, const int32_t* top,
+                              int64_t row) const {
     const auto position = static_cast<int64_t>(s.tokens.size());
-    if (top[kTopWords - 1] != 0) {
+    if (top[kTopWords - 1] != 0 && !s.request.on_logits) {
         const auto count = static_cast<size_t>(std::find(top, top + kTopLogits, -1) - top);
         float values[kTopLogits + 1];
         std::memcpy(values, top + kTopLogits, sizeof values);
         const TopLogits highest{{top, count}, {values, count}, values[kTopLogits]};
-        if (const auto id = sample_top(highest, model.info().vocab, s.request.sampling, position)) return *id;
+        const auto id = sample_top(highest, model.info().vocab, s.request.sampling, position);
+        if (id && (!s.request.allow || s.request.allow(*id))) return *id;
     }
-    return sample(row_logits(step, row, 1), model.info().vocab, s.request.sampling, s.tokens, position);
+    auto* own = static_cast<float*>(host_logits.get());
+    download_logits(step, row, 1, own);
+    const std::span<float> logits(own, static_cast<size_t>(step.logits->shape[1]));
+    const int64_t vocab = model.info().vocab;
+    int32_t id = sample(logits, vocab, s.request.sampling, s.tokens, position);
+    if (s.request.allow && !s.request.allow(id)) {
+        // Drawing again among the allowed ones, independently, gives each of them its share of the whole.
+        std::vector<float> allowed(logits.begin(), logits.end());
+        for (int32_t other = 0; other < vocab; ++other)
+            if (!s.request.allow(other)) allowed[static_cast<size_t>(other)] = -INFINITY;
+        id = sample(allowed, vocab, s.request.sampling, s.tokens, position + kSecondDraw);
+    }
+    if (s.request.on_logits) s.request.on_logits(id, logits);
+    return id;
+}
+
+/// Adds a token to the answer. False if that ended it.
+bool Engine::State::append(Sequence& s, int32_t id) {
+    s.tokens.push_back(id);
+    s.result.tokens.push_back(id);
+    const auto answered = static_cast<int64_t>(s.result.tokens.size());
+    if (s.request.on_token && !s.request.on_token(id))
+        finish(s, FinishReason::cancelled);
+    else if (answered >= s.request.max_tokens || static_cast<int64_t>(s.tokens.size()) >= context)
+        finish(s, FinishReason::length);
+    return !s.done();
 }
 
 /// Chooses the next token of a sequence and ends it if it should end.
@@ -293,17 +445,17 @@ void Engine::State::advance(Sequence& s, const StepPlan& step, const int32_t* to
     }
     const auto& stops = s.request.stop_ids;
     if (std::find(stops.begin(), stops.end(), id) != stops.end()) return finish(s, FinishReason::stop);
-    s.tokens.push_back(id);
-    s.result.tokens.push_back(id);
-    if (s.request.on_token && !s.request.on_token(id)) return finish(s, FinishReason::cancelled);
-    if (answered + 1 >= s.request.max_tokens || static_cast<int64_t>(s.tokens.size()) >= context)
-        finish(s, FinishReason::length);
+    if (!append(s, id) || !s.request.force) return;
+    for (const int32_t forced : s.request.force())
+        if (!append(s, forced)) return;
 }
 
 void Engine::State::finish(Sequence& s, FinishReason reason, std::string error) {
     if (s.done()) return;
     s.result.reason = reason;
     s.result.error = std::move(error);
+    const bool whole = reason != FinishReason::error && s.state.length > s.prompt_tokens();
+    if (whole && options.cache_bytes > 0) keep_state(s, !s.request.keep_answer || s.request.keep_answer());
     pool.release(s.state);
 }
 

@@ -10,24 +10,30 @@
 #include <span>
 #include <string>
 
+#include "tools/engine/prefix_cache_stats.h"
 #include "tools/engine/request.h"
 
 namespace quern {
 
 class Backend;
 class Model;
+struct MemoryPlan;
+struct MemoryMeasured;
 
 struct EngineOptions {
     int64_t context = 0;        // tokens a sequence may hold; 0: the largest that fits, at most the model's
     int64_t sequences = 1;      // that run at the same time
-    int64_t step_tokens = 512;  // rows in one step at most
+    int64_t step_tokens = 0;    // rows in one step at most; 0: what suits the backend, 512 or 2048
+    int64_t prompt_logits = 64;  // rows of prompts in one step at most for requests with on_prompt_logits
     std::string kv_type = "auto";  // auto, f32, bf16, f16; auto: what the backend computes in
+    int64_t cache_bytes = 0;       // for states of earlier requests (PrefixCache); 0: none are kept
 };
 
 using RequestId = int64_t;
 
 class Engine {
   public:
+    /// Takes all memory that it will ever need. Throws Error(memory) that says what to lower.
     Engine(Model& model, Backend& backend, const EngineOptions& options);
     ~Engine();
 
@@ -48,8 +54,14 @@ class Engine {
     int64_t sequences() const;
     const Model& model() const;
     Backend& backend();
-    /// Bytes that the engine holds beside the weights: KV pages, recurrent state, plans.
-    int64_t memory_bytes() const;
+    /// Bytes that the engine holds beside the weights, by plan: KV pages, recurrent state, scratch (memory_plan.h).
+    const MemoryPlan& memory_plan() const;
+    /// The same by the device's own count; weights left at 0.
+    const MemoryMeasured& memory_measured() const;
+    /// Kernels that a step of one token for each of `sequences` launches; 0: not known (no captured plan).
+    int64_t kernels(int64_t sequences) const;
+    /// What the prefix cache did so far.
+    PrefixCacheStats cache_stats() const;
 
   private:
     struct State;

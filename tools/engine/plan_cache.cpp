@@ -1,27 +1,41 @@
 #include "tools/engine/plan_cache.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace quern {
+namespace {
 
-StepPlan& PlanCache::get(const BatchShape& shape) {
-    const auto hit =
-        std::find_if(plans_.begin(), plans_.end(), [&](const StepPlan& p) { return p.shape == shape; });
-    if (hit != plans_.end()) {
+std::list<StepPlan>::iterator find(std::list<StepPlan>& plans, const BatchShape& shape) {
+    return std::find_if(plans.begin(), plans.end(), [&](const StepPlan& p) { return p.shape == shape; });
+}
+
+}  // namespace
+
+int64_t decode_bucket(int64_t sequences) {
+    if (sequences <= kMostExact || sequences > kMostPadded) return sequences;
+    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(sequences)));
+}
+
+BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab) {
+    return {.tokens = bucket, .sequences = bucket, .logit_rows = bucket, .pages = pages, .vocab = vocab};
+}
+
+StepPlan PlanCache::make(const BatchShape& shape, PlanUse use) const {
+    BuiltGraph built = model_.build(shape, state_, backend_.activation_dtype());
+    return {shape, built.batch, built.logits, built.top,
+            std::make_unique<Plan>(std::move(built.graph), backend_, workspace_, use)};
+}
+
+StepPlan& PlanCache::get(const BatchShape& shape, PlanUse use) {
+    if (const auto hit = find(kept_, shape); hit != kept_.end()) return *hit;
+    if (use == PlanUse::repeatedly) return kept_.emplace_back(make(shape, use));
+    if (const auto hit = find(plans_, shape); hit != plans_.end()) {
         plans_.splice(plans_.begin(), plans_, hit);
         return plans_.front();
     }
     while (plans_.size() >= capacity_) plans_.pop_back();
-    BuiltGraph built = model_.build(shape, state_, backend_.activation_dtype());
-    plans_.push_front(
-        {shape, built.batch, built.logits, built.top, std::make_unique<Plan>(std::move(built.graph), backend_)});
-    return plans_.front();
-}
-
-int64_t PlanCache::bytes() const {
-    int64_t total = 0;
-    for (const StepPlan& p : plans_) total += p.plan->arena_bytes() + p.plan->input_bytes();
-    return total;
+    return plans_.emplace_front(make(shape, use));
 }
 
 }  // namespace quern

@@ -1,5 +1,5 @@
-// PlanCache: one plan a batch shape, built on first use; the least recently used goes when there are too
-// many.
+// PlanCache: one plan a batch shape. Plans of decode steps are kept; of the others the least recently used
+// goes when there are too many.
 #pragma once
 
 #include <list>
@@ -9,6 +9,19 @@
 #include "models/model.h"
 
 namespace quern {
+
+/// Steps of one token for each of up to so many sequences are padded to few sizes, so that each has a
+/// captured plan.
+inline constexpr int64_t kMostPadded = 64;
+/// Few sequences are not padded: a padding row costs up to 10 % of such a step.
+inline constexpr int64_t kMostExact = 8;
+
+/// The size that such a step is padded to: itself, the next power of two, beyond kMostPadded itself.
+int64_t decode_bucket(int64_t sequences);
+/// The size after `bucket`.
+constexpr int64_t next_bucket(int64_t bucket) { return bucket < kMostExact ? bucket + 1 : 2 * bucket; }
+/// The shape of a padded step of `bucket` sequences.
+BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab);
 
 /// A plan with the tensors that the engine fills and reads.
 struct StepPlan {
@@ -21,17 +34,22 @@ struct StepPlan {
 
 class PlanCache {
   public:
-    PlanCache(const Model& model, Backend& backend, const StateViews& state, size_t capacity)
-        : model_(model), backend_(backend), state_(state), capacity_(capacity) {}
+    PlanCache(const Model& model, Backend& backend, const StateViews& state, Workspace& workspace,
+              size_t capacity)
+        : model_(model), backend_(backend), state_(state), workspace_(workspace), capacity_(capacity) {}
 
-    StepPlan& get(const BatchShape& shape);
-    int64_t bytes() const;
+    /// `use` repeatedly: kept for good.
+    StepPlan& get(const BatchShape& shape, PlanUse use);
 
   private:
+    StepPlan make(const BatchShape& shape, PlanUse use) const;
+
     const Model& model_;
     Backend& backend_;
     const StateViews& state_;
+    Workspace& workspace_;
     size_t capacity_;
+    std::list<StepPlan> kept_;
     std::list<StepPlan> plans_;  // newest first
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -38,6 +39,17 @@ struct Request {
     std::function<void(int64_t position, const float* logits)> on_prompt_logits;
     /// Called after each prefill chunk with prompt tokens done so far.
     std::function<void(int64_t done)> on_prefill;
+    /// If set: called before on_token with the row of logits that the token was chosen from.
+    std::function<void(int32_t id, std::span<const float> logits)> on_logits;
+    /// If set: whether a token may come next. What it refuses is never chosen; the others keep their proportions.
+    std::function<bool(int32_t id)> allow;
+    /// If set: asked after every token of the answer; what it returns follows, whatever the model says. Each of
+    /// these tokens goes to on_token.
+    std::function<std::vector<int32_t>()> force;
+    /// Prompt lengths, rising, at which conversations branch: the states there are kept for later requests.
+    std::vector<int64_t> boundaries;
+    /// Asked at the end, if set: whether a later prompt may go on from this answer.
+    std::function<bool()> keep_answer;
 };
 
 struct Timing {
@@ -51,6 +63,8 @@ struct Result {
     std::string error;  // reason == error
     std::vector<int32_t> tokens;
     int64_t prompt_tokens = 0;
+    int64_t cached_tokens = 0;    // of the prompt: their state was kept from an earlier request
+    int64_t diverged_at = 0;      // tokens that the prompt shares with the most similar kept state
     Timing timing;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <deque>
 
 #include "tools/engine/engine.h"
 #include "tools/engine/request.h"
@@ -17,12 +18,14 @@ struct Sequence {
     Result result;
     SequenceState state;
     std::vector<int32_t> tokens;  // prompt and answer; state.length of them are in the state
+    std::deque<int64_t> snapshots;  // lengths, rising, at which the state is kept
     bool cancelled = false;
     Clock::time_point submitted = Clock::now(), started{}, first_token{};
 
     int64_t prompt_tokens() const { return static_cast<int64_t>(request.prompt.size()); }
     int64_t pending() const { return static_cast<int64_t>(tokens.size()) - state.length; }
     bool in_prompt() const { return state.length < prompt_tokens(); }
+    bool wants_prompt_logits() const { return request.on_prompt_logits && in_prompt(); }
     bool done() const { return result.reason != FinishReason::none; }
 };
 

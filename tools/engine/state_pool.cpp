@@ -14,6 +14,30 @@ const char* role_name(StateRole role) {
     return kNames[static_cast<size_t>(role)];
 }
 
+int64_t sum_bytes(const std::vector<StateSpec>& specs, bool paged) {
+    int64_t total = 0;
+    for (const StateSpec& s : specs)
+        if (s.paged == paged) total += s.bytes();
+    return total;
+}
+
+int64_t aligned(int64_t bytes) { return (bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment; }
+
+int64_t aligned_sum(const std::vector<StateSpec>& specs, bool paged, int64_t outer) {
+    int64_t total = 0;
+    for (const StateSpec& s : specs)
+        if (s.paged == paged) total += aligned(outer * s.bytes());
+    return total;
+}
+
+std::vector<int32_t> all_free(int64_t n) {
+    std::vector<int32_t> list(static_cast<size_t>(n));
+    std::iota(list.rbegin(), list.rend(), 0);  // lowest is taken first
+    return list;
+}
+
+}  // namespace
+
 Tensor state_tensor(const StateSpec& spec, int64_t outer) {
     Tensor t;
     const std::string name = fmt::format("L{}.{}", spec.layer, role_name(spec.role));
@@ -28,43 +52,38 @@ Tensor state_tensor(const StateSpec& spec, int64_t outer) {
     return t;
 }
 
-int64_t sum_bytes(const std::vector<StateSpec>& specs, bool paged) {
-    int64_t total = 0;
-    for (const StateSpec& s : specs)
-        if (s.paged == paged) total += s.bytes();
-    return total;
-}
-
-std::vector<int32_t> all_free(int64_t n) {
-    std::vector<int32_t> list(static_cast<size_t>(n));
-    std::iota(list.rbegin(), list.rend(), 0);  // lowest is taken first
-    return list;
-}
-
-}  // namespace
-
 int64_t page_bytes(const std::vector<StateSpec>& specs) { return sum_bytes(specs, true); }
 int64_t slot_bytes(const std::vector<StateSpec>& specs) { return sum_bytes(specs, false); }
+int64_t pages_bytes(const std::vector<StateSpec>& specs, int64_t pages) { return aligned_sum(specs, true, pages); }
+int64_t slots_bytes(const std::vector<StateSpec>& specs, int64_t slots) { return aligned_sum(specs, false, slots); }
 
 StatePool::StatePool(Backend& backend, const std::vector<StateSpec>& specs, int64_t slots, int64_t pages)
     : backend_(backend),
       free_slots_(all_free(slots)),
       free_pages_(all_free(pages)),
       page_users_(static_cast<size_t>(pages), 0) {
-    blocks_.reserve(specs.size());
     for (const StateSpec& spec : specs) {
-        const int64_t outer = spec.paged ? pages : slots, total = outer * spec.bytes();
-        Tensor t = state_tensor(spec, outer);
-        t.data = backend_.alloc(total, t.name);
         index_[{spec.layer, spec.role}] = blocks_.size();
-        blocks_.push_back({spec, t, spec.bytes()});
-        bytes_ += total;
+        blocks_.push_back({spec, state_tensor(spec, spec.paged ? pages : slots), spec.bytes()});
         if (!spec.paged) recurrent_bytes_ += spec.bytes();
     }
+    place(true, pages, "the KV cache");
+    place(false, slots, "recurrent state");
 }
 
-StatePool::~StatePool() {
-    for (Block& b : blocks_) backend_.free(b.tensor.data);
+void StatePool::place(bool paged, int64_t outer, const char* what) {
+    int64_t total = 0;
+    for (const Block& b : blocks_)
+        if (b.spec.paged == paged) total += aligned(outer * b.item_bytes);
+    void* memory = backend_.alloc(total, what);
+    memory_.emplace_back(memory, [this](void* m) { backend_.free(m); });
+    int64_t offset = 0;
+    for (Block& b : blocks_) {
+        if (b.spec.paged != paged) continue;
+        b.tensor.data = static_cast<std::byte*>(memory) + offset;
+        offset += aligned(outer * b.item_bytes);
+    }
+    bytes_ += total;
 }
 
 bool StatePool::has(int layer, StateRole role) const { return index_.contains({layer, role}); }

@@ -29,7 +29,6 @@ struct Snapshot {
 class StatePool final : public StateViews {
   public:
     StatePool(Backend& backend, const std::vector<StateSpec>& specs, int64_t slots, int64_t pages);
-    ~StatePool() override;
     StatePool(const StatePool&) = delete;
     StatePool& operator=(const StatePool&) = delete;
 
@@ -65,7 +64,11 @@ class StatePool final : public StateViews {
     std::vector<int32_t> share_pages(const std::vector<int32_t>& from, int64_t length);
     std::byte* item(const Block& block, int64_t index) const;
 
+    /// One allocation for all state of a kind: pages or slots.
+    void place(bool paged, int64_t outer, const char* what);
+
     Backend& backend_;
+    std::vector<std::shared_ptr<void>> memory_;
     std::vector<Block> blocks_;
     std::map<std::pair<int, StateRole>, size_t> index_;
     std::vector<int32_t> free_slots_, free_pages_;
@@ -76,5 +79,10 @@ class StatePool final : public StateViews {
 /// Bytes of one page over all layers (64 tokens of KV), and of one slot.
 int64_t page_bytes(const std::vector<StateSpec>& specs);
 int64_t slot_bytes(const std::vector<StateSpec>& specs);
+/// What StatePool allocates for so many.
+int64_t pages_bytes(const std::vector<StateSpec>& specs, int64_t pages);
+int64_t slots_bytes(const std::vector<StateSpec>& specs, int64_t slots);
+/// The tensor of a spec with `outer` pages or slots in front; no data yet.
+Tensor state_tensor(const StateSpec& spec, int64_t outer);
 
 }  // namespace quern

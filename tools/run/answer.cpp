@@ -37,10 +37,11 @@ ChatSettings chat_settings(RunContext& context) {
 std::string stats_line(const ChatAnswer& a, const RunContext& context) {
     // The first token comes with the prompt; the rate counts those after it.
     const int64_t decoded = std::max<int64_t>(a.answer_tokens - 1, 0);
-    std::string text =
-        fmt::format("{} prompt tokens in {:.2f} s ({:.0f}/s), {} tokens at {:.1f}/s", a.prompt_tokens,
-                    a.timing.prefill_seconds, rate(a.prompt_tokens, a.timing.prefill_seconds),
-                    a.answer_tokens, rate(decoded, a.timing.decode_seconds));
+    std::string text = fmt::format("{} prompt tokens in {:.2f} s ({:.0f}/s), {} tokens at {:.1f}/s",
+                                   a.prompt_tokens, a.timing.prefill_seconds,
+                                   rate(a.prompt_tokens - a.cached_tokens, a.timing.prefill_seconds),
+                                   a.answer_tokens, rate(decoded, a.timing.decode_seconds));
+    if (a.cached_tokens > 0) text += fmt::format(" ({} of the prompt kept from before)", a.cached_tokens);
     if (a.reasoning_tokens > 0) text += fmt::format(" ({} of thinking)", a.reasoning_tokens);
     text += fmt::format(", {}, context {} of {}", finish_reason_name(a.reason),
                         a.prompt_tokens + a.answer_tokens, context.engine.context());
@@ -64,6 +65,7 @@ nlohmann::ordered_json answer_json(const ChatAnswer& a, const RunContext& contex
     j["usage"] = {{"prompt_tokens", a.prompt_tokens},
                   {"completion_tokens", a.answer_tokens},
                   {"total_tokens", a.prompt_tokens + a.answer_tokens},
+                  {"prompt_tokens_details", {{"cached_tokens", a.cached_tokens}}},
                   {"completion_tokens_details", {{"reasoning_tokens", a.reasoning_tokens}}}};
     j["timings"] = {{"prompt_ms", a.timing.prefill_seconds * 1e3},
                     {"predicted_ms", a.timing.decode_seconds * 1e3}};

@@ -75,6 +75,11 @@ class Builder {
         parser_.footer(kFooter);
     }
 
+    /// After the parse: flags that change each other.
+    void finish() {
+        if (device_given_ && o_.gpu == GpuWish::automatic) o_.gpu = GpuWish::all;
+    }
+
   private:
     void text(const std::string& names, const std::string& value, const std::string& help, std::string& out) {
         parser_.value(names, value, help, [&out](const std::string& v) { out = v; });
@@ -106,6 +111,7 @@ class Builder {
 
     ArgParser& parser_;
     RunOptions& o_;
+    bool device_given_ = false;
 };
 
 void Builder::model() {
@@ -121,13 +127,21 @@ void Builder::model() {
     parser_.value("-c,--ctx-size", "N", "context in tokens; 0 (default): the largest that fits",
                   [this](const std::string& v) { o_.context = parse_integer(v, "-c", 0, INT32_MAX); });
     parser_.value("-ngl,--gpu-layers,--n-gpu-layers", "all|auto|0",
-                  "run on the GPU; default auto: if there is one",
+                  "run on the GPU; default auto: if there is one; as many as the model has layers: all",
                   [this](const std::string& v) { o_.gpu = parse_gpu_layers(v); });
+    parser_.value("--device", "N", "the GPU to use, from 0; with -ngl auto this asks for it", [this](const std::string& v) {
+        o_.device = static_cast<int>(parse_integer(v, "--device", 0, 1023));
+        device_given_ = true;
+    });
     parser_.value(
         "-t,--threads", "N", "CPU threads; default: as many as this process may use",
         [this](const std::string& v) { o_.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
-    parser_.value("-ub,--ubatch-size", "N", "tokens of the prompt in one step; default 512",
+    parser_.value("-ub,--ubatch-size", "N", "tokens of the prompt in one step; default 512, on a GPU 2048",
                   [this](const std::string& v) { o_.step_tokens = parse_integer(v, "-ub", 1, 65536); });
+    parser_.value(
+        "-cram,--cache-ram", "MiB",
+        "memory for states of earlier turns, so that /regen and /undo are instant; default 1024, 0: none",
+        [this](const std::string& v) { o_.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
     parser_.value("-ctk,--cache-type-k", "TYPE", "KV cache: auto, bf16, f16, f32; K and V have the same type",
                   [this](const std::string& v) { o_.kv_type = parse_kv_type(v, "-ctk"); });
     parser_.value("-ctv,--cache-type-v", "TYPE", "the same as -ctk",
@@ -213,7 +227,7 @@ void Builder::accepted() {
                   [](const std::string& v) { parse_integer(v, "-np", 1); });
     parser_.ignored("-fa,--flash-attn", "on, off or auto", {"on", "off", "auto"});
     parser_.ignored("--jinja,--no-jinja", "the chat format is built in");
-    parser_.ignored("--warmup,--no-warmup", "");
+    parser_.ignored("--warmup,--no-warmup", "there is nothing to warm up");
 }
 
 }  // namespace
@@ -223,6 +237,7 @@ bool parse_run_options(int argc, char** argv, RunOptions& options) {
     Builder builder(parser, options);  // outlives the parse: the flags write through it
     builder.add_all();
     if (!parser.parse(argc, argv)) return false;
+    builder.finish();
     if (!options.ids_file.empty() && (options.prompt || !options.prompt_file.empty()))
         FAIL(usage, "--ids is the prompt already; it does not go with -p or -f");
     if (!options.system.empty() && !options.system_file.empty())

@@ -16,10 +16,12 @@ enum class When { automatic, always, never };
 struct RunOptions {
     std::string model;  // empty: the demo checkpoint
     GpuWish gpu = GpuWish::automatic;
+    int device = 0;
     int threads = 0;
     int64_t context = 0;
-    int64_t step_tokens = 512;
+    int64_t step_tokens = 0;  // 0: what suits the backend
     std::string kv_type = "auto";
+    int64_t cache_bytes = int64_t{1024} << 20;
 
     std::optional<std::string> prompt;  // "-": standard input
     std::string prompt_file;

@@ -7,6 +7,7 @@
 #include "ggml-like/check.h"
 #include "models/model.h"
 #include "tools/cli_values.h"
+#include "tools/engine/memory_plan.h"
 #include "tools/run/answer.h"
 #include "tools/run/input.h"
 #include "tools/run/line_editor.h"
@@ -219,12 +220,13 @@ class Repl {
 
     void show_model() const {
         const ModelInfo& i = c_.engine.model().info();
+        const MemoryPlan& plan = c_.engine.memory_plan();
         remark(fmt::format(
             "{} ({}): {} layers, {} of attention, width {}, {} experts ({} used), {}\n"
-            "weights {:.1f} MB, {:.2f} MB read a token; state and plans {:.1f} MB; {}",
+            "weights {:.1f} MB, {:.2f} MB read a token; state and scratch {:.1f} MB; {}",
             i.name, i.architecture, i.layers, i.attention_layers, i.width, i.experts, i.experts_used,
             i.formats, static_cast<double>(i.weight_bytes) / 1e6, static_cast<double>(i.token_bytes) / 1e6,
-            static_cast<double>(c_.engine.memory_bytes()) / 1e6, c_.engine.backend().description()));
+            static_cast<double>(plan.state_bytes() + plan.scratch_bytes()) / 1e6, c_.engine.backend().description()));
         for (const std::string& text : c_.engine.model().notes()) remark(text);
     }
 

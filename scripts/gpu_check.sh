@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, from prebuilt binaries, in under 8 minutes: one line a check, exit 1 if one failed.
+#
+#   scripts/gpu_check.sh [--bin DIR] [--out FILE] [--scratch DIR] [CHECK...]
+#
+#   ops      every op against the CPU's, same cases            quern_tests
+#   parity   tiny checkpoints against transformers' vectors    quern_tests
+#   demo     greedy answers to 200 prompts: the CPU's          quern_tests
+#   alone    a sequence alone and beside 7 others              quern_tests
+#   drift    10,000 tokens in chunks and one by one            quern_tests
+#   logits   35B-shaped random weights against transformers    quern, python3 with torch and transformers
+#   speed    the table of 35B-shaped random weights            quern
+#
+# --bin: where quern and quern_tests are (build). --out: the report (gpu-check.txt beside them). --scratch: room for a
+# checkpoint of 22 GB while `logits` runs (/dev/shm). PYTHON: the interpreter.
+set -u
+root=$(cd "$(dirname "$0")/.." && pwd)
+bin=$root/build out='' scratch=/dev/shm checks=()
+while [ $# -gt 0 ]; do
+  case $1 in
+    --bin) bin=$2; shift 2 ;;
+    --out) out=$2; shift 2 ;;
+    --scratch) scratch=$2; shift 2 ;;
+    -h|--help) sed -n '2,15p' "$0"; exit 0 ;;
+    -*) echo "gpu-check: unknown flag $1 (--help lists them)"; exit 2 ;;
+    *) checks+=("$1"); shift ;;
+  esac
+done
+[ ${#checks[@]} -gt 0 ] || checks=(ops parity demo alone drift logits speed)
+bin=$(cd "$bin" && pwd) || exit 2
+out=${out:-$bin/gpu-check.txt}
+for program in quern quern_tests; do
+  [ -x "$bin/$program" ] ||
+    { echo "gpu-check: no $bin/$program; build it first, or name its directory with --bin"; exit 2; }
+done
+card=$(nvidia-smi --query-gpu=name,memory.total,driver_version --format=csv,noheader -i 0 2>/dev/null) ||
+  { echo "gpu-check: nvidia-smi finds no GPU; run this on a GPU machine"; exit 5; }
+export QUERN_SOURCE_DIR=$root PYTHONUNBUFFERED=1
+logs=$(mktemp -d) checkpoint=
+trap 'rm -rf "$logs" "$checkpoint"' EXIT
+
+tests() { timeout -k 5 120 "$bin/quern_tests" --no-colors "$@"; }
+
+# As many layers of the full width as fit the card in float32, transformers' side: 3.4 GB each, and 10 GB.
+layers_that_fit() {
+  local mib layers
+  mib=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits -i 0)
+  layers=$(((mib * 1048576 / 100000000 - 100) / 34))
+  [ "$layers" -gt 40 ] && layers=40
+  [ "$layers" -lt 1 ] && layers=1
+  echo "$layers"
+}
+
+logits() {
+  local python=${PYTHON:-python3} verdict=0
+  checkpoint=$(mktemp -d "$scratch/quern-XXXXXX") || return 1
+  "$python" "$root/scripts/make_synthetic_checkpoint.py" "$checkpoint" --layers "$(layers_that_fit)" &&
+    timeout -k 5 240 "$python" "$root/scripts/compare_bf16.py" "$checkpoint" --quern "$bin/quern" --extra -ngl all ||
+    verdict=1
+  rm -rf "$checkpoint"
+  return "$verdict"
+}
+
+speed() {
+  local bench=(timeout -k 5 120 "$bin/quern" bench --synthetic qwen3.6-35b-a3b -ngl all)
+  "${bench[@]}" -p 2048,8192,32768 -n 64 -np 1,8,32,64 -r 3 &&
+    "${bench[@]}" -p 0 -n 64 -d 32768 -r 2 &&
+    "${bench[@]}" --mix xs -p 0 -n 64 -r 3
+}
+
+run() {
+  case $1 in
+    ops) tests -ts=cuda -tce="gpu model*" ;;
+    parity) tests -tc="gpu model: parity*" ;;
+    demo) tests -tc="gpu model: greedy*" ;;
+    alone) tests -tc="gpu model: a sequence alone*" ;;
+    drift) tests -tc="gpu model: no drift*" ;;
+    logits) logits ;;
+    speed) speed ;;
+    *) echo "gpu-check: unknown check '$1'"; return 2 ;;
+  esac
+}
+
+# What of a check's output belongs into its line; its details go into the report.
+headline() {
+  case $1 in
+    ops|parity) grep -E '^\[doctest\] (test cases|assertions)' ;;
+    demo|alone) grep -oE '[0-9]+ of [0-9]+ answers equal.*' ;;
+    drift) grep -oE 'after 10000 tokens: .*' ;;
+    logits) grep -E '^limits' ;;
+    speed) grep -cE '^\|.*±' | sed 's/$/ rows/' ;;
+  esac | sed 's/^\[doctest\] //' | tr -s ' ' | paste -sd';'
+}
+
+details() {
+  case $1 in
+    logits) grep -vE '^\[|Warning' ;;
+    speed) grep -E '^\|' ;;
+    ops|parity) grep -E '^TEST CASE|ERROR|THREW|values:|logged|error <' | tail -60 ;;
+    *) grep -oE '(MESSAGE|ERROR): .*' | tail -60 ;;
+  esac
+}
+
+{
+  echo "quern gpu-check, $(date -u +%F\ %H:%M) UTC"
+  echo "card, memory, driver: $card"
+  echo "$("$bin/quern" --version 2>/dev/null | head -1), $(git -C "$root" rev-parse --short HEAD 2>/dev/null)"
+  nvidia-smi --query-gpu=temperature.gpu,clocks.sm,clocks_event_reasons.active,memory.used --format=csv,noheader -i 0 |
+    sed 's/^/before: temperature, SM clock, throttle reasons, memory used: /'
+} | tee "$out"
+failed=0 begun=$SECONDS
+for check in "${checks[@]}"; do
+  at=$SECONDS
+  if run "$check" >"$logs/$check" 2>&1; then verdict=ok; else verdict=FAIL failed=$((failed + 1)); fi
+  grep -q 'skipped: no CUDA device' "$logs/$check" && { verdict=FAIL; failed=$((failed + 1)); }
+  line=$(headline "$check" <"$logs/$check")
+  [ -n "$line" ] || line=$({ grep -E 'ERROR|error' "$logs/$check" || grep -v '^ *$' "$logs/$check"; } | tail -1)
+  printf '%-4s %-7s %3d s  %s\n' "$verdict" "$check" $((SECONDS - at)) "$line" | tee -a "$out"
+done
+summary="$((${#checks[@]} - failed)) of ${#checks[@]} checks passed in $((SECONDS - begun)) s"
+echo "$summary" | tee -a "$out"
+for check in "${checks[@]}"; do
+  printf '\n-- %s\n' "$check"
+  details "$check" <"$logs/$check"
+done >>"$out"
+echo "report: $out"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""The official openai and anthropic clients against the real server with the demo checkpoint: `make test-api`.
+
+Usage: api_clients.py QUERN_BINARY. Prints one line a check; exit code 1 if one failed.
+"""
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import traceback
+
+import anthropic
+import openai
+
+WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {
+    "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
+FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
+PARIS = "The capital of France is Paris."
+
+
+class Server:
+    def __init__(self, binary):
+        self.process = subprocess.Popen([binary, "serve", "--port", "0", "--api-key", "secret", "--log-format", "none"],
+                                        stderr=subprocess.PIPE, text=True)
+        for line in self.process.stderr:
+            if found := re.search(r"at (http://\S+)", line):
+                self.url = found[1]
+                return
+        raise SystemExit("the server did not start")
+
+    def stop(self):
+        self.process.terminate()
+        assert self.process.wait(20) == 0
+
+
+def chat(client):
+    r = client.chat.completions.create(model="demo", messages=FRANCE, temperature=0)
+    assert r.choices[0].message.content == PARIS, r
+    assert r.choices[0].finish_reason == "stop"
+    assert r.usage.total_tokens == r.usage.prompt_tokens + r.usage.completion_tokens
+
+
+def stream(client):
+    parts = list(client.chat.completions.create(model="demo", messages=FRANCE, temperature=0, stream=True,
+                                                stream_options={"include_usage": True}))
+    text = "".join(p.choices[0].delta.content or "" for p in parts if p.choices)
+    assert text == PARIS, text
+    assert parts[-1].usage.completion_tokens > 0
+    assert parts[-2].choices[0].finish_reason == "stop"
+
+
+def tools(client):
+    messages = [{"role": "user", "content": "What is the weather in Paris?"}]
+    for streaming in (False, True):
+        if streaming:
+            with client.chat.completions.stream(model="demo", messages=messages, tools=[WEATHER], temperature=0) as s:
+                for _ in s:
+                    pass
+                message = s.get_final_completion().choices[0].message
+        else:
+            message = client.chat.completions.create(model="demo", messages=messages, tools=[WEATHER],
+                                                     temperature=0).choices[0].message
+        call = message.tool_calls[0]
+        assert call.function.name == "get_weather" and json.loads(call.function.arguments) == {"city": "Paris"}, call
+    messages += [message.model_dump(exclude_none=True, include={"role", "content", "tool_calls"}),
+                 {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'}]
+    r = client.chat.completions.create(model="demo", messages=messages, tools=[WEATHER], temperature=0, max_tokens=200)
+    assert r.usage.prompt_tokens_details.cached_tokens > 0
+    forced = client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": "Hello"}], tools=[WEATHER], temperature=0,
+        tool_choice={"type": "function", "function": {"name": "get_weather"}})
+    assert forced.choices[0].message.tool_calls[0].function.name == "get_weather"
+
+
+def schema(client):
+    r = client.chat.completions.create(
+        model="demo", messages=[{"role": "user", "content": "What is 48 + 37?"}], temperature=0,
+        response_format={"type": "json_schema", "json_schema": {"name": "sum", "strict": True, "schema": {
+            "type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
+            "additionalProperties": False}}})
+    assert isinstance(json.loads(r.choices[0].message.content)["sum"], int)
+
+
+def logprobs(client):
+    r = client.chat.completions.create(model="demo", messages=FRANCE, temperature=0, logprobs=True, top_logprobs=3)
+    assert all(len(t.top_logprobs) == 3 and t.logprob <= 0 for t in r.choices[0].logprobs.content)
+
+
+def errors(client):
+    for call, kind in ((lambda: client.chat.completions.create(model="demo", messages=[]), openai.BadRequestError),
+                       (lambda: client.chat.completions.create(model="demo", messages=FRANCE, temperature=-1),
+                        openai.BadRequestError),
+                       (lambda: client.with_options(api_key="wrong").models.list(), openai.AuthenticationError),
+                       (lambda: client.models.retrieve("nothing"), openai.NotFoundError)):
+        try:
+            call()
+        except kind as error:
+            assert error.body["message"]
+        else:
+            raise AssertionError(kind)
+
+
+def responses(client):
+    r = client.responses.create(model="demo", input="What is the capital of France?", temperature=0)
+    assert r.output_text == PARIS, r
+    kinds = []
+    with client.responses.stream(model="demo", input="What is the capital of France?", temperature=0) as s:
+        for event in s:
+            kinds.append(event.type)
+        assert s.get_final_response().output_text == PARIS
+    assert kinds[0] == "response.created" and kinds[-1] == "response.completed", kinds
+    r = client.responses.create(model="demo", input="What is the weather in Paris?", temperature=0,
+                                tools=[{"type": "function", **WEATHER["function"]}])
+    assert [o.name for o in r.output if o.type == "function_call"] == ["get_weather"]
+
+
+def completions(client):
+    r = client.completions.create(model="demo", prompt="The capital of France", max_tokens=2, temperature=0)
+    assert r.choices[0].text == " is Paris"
+    assert [m.id for m in client.models.list()] == ["demo"]
+
+
+def asynchronous(url):
+    async def ask():
+        async with openai.AsyncOpenAI(base_url=url + "/v1", api_key="secret") as client:
+            one = client.chat.completions.create
+            answers = await asyncio.gather(*(one(model="demo", messages=FRANCE, temperature=0) for _ in range(12)))
+            assert all(a.choices[0].message.content == PARIS for a in answers)
+            async with await one(model="demo", messages=FRANCE, temperature=0, stream=True) as parts:
+                async for part in parts:
+                    assert part.choices[0].delta.role == "assistant"
+                    break  # and the connection is closed
+    asyncio.run(ask())
+
+
+def messages(client):
+    r = client.messages.create(model="demo", max_tokens=200, extra_body={"temperature": 0}, messages=FRANCE,
+                               thinking={"type": "enabled", "budget_tokens": 1024})
+    assert [b.type for b in r.content] == ["thinking", "text"] and r.content[1].text == PARIS, r
+    assert r.stop_reason == "end_turn"
+    with client.messages.stream(model="demo", max_tokens=200, extra_body={"temperature": 0}, messages=FRANCE,
+                                thinking={"type": "enabled", "budget_tokens": 1024}) as s:
+        assert "".join(s.text_stream) == PARIS
+    tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+    r = client.messages.create(model="demo", max_tokens=200, extra_body={"temperature": 0}, tools=[tool],
+                               tool_choice={"type": "any"}, messages=[{"role": "user", "content": "Weather in Paris?"}])
+    use = next(b for b in r.content if b.type == "tool_use")
+    assert use.name == "get_weather" and r.stop_reason == "tool_use" and "city" in use.input
+    assert client.messages.count_tokens(model="demo", messages=FRANCE).input_tokens > 5
+    try:
+        client.messages.create(model="demo", max_tokens=5, messages=[])
+    except anthropic.BadRequestError as error:
+        assert error.body["type"] == "error"
+    else:
+        raise AssertionError("no error")
+
+
+def main():
+    server = Server(sys.argv[1])
+    client = openai.OpenAI(base_url=server.url + "/v1", api_key="secret", max_retries=0)
+    claude = anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0)
+    checks = [(f, client) for f in (chat, stream, tools, schema, logprobs, errors, responses, completions)]
+    checks += [(asynchronous, server.url), (messages, claude)]
+    failed = 0
+    for check, argument in checks:
+        try:
+            check(argument)
+            print("ok     ", check.__name__)
+        except Exception:
+            failed += 1
+            print("FAILED ", check.__name__)
+            traceback.print_exc()
+    server.stop()
+    print(f"{len(checks) - failed} passed, {failed} failed")
+    return failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+// What bench says beside the speed: bytes of a token, and whether the GPU was fit for measurements.
+#include <doctest/doctest.h>
+
+#include "ggml-like/error.h"
+#include "models/model.h"
+#include "tools/bench/gpu_state.h"
+#include "tools/bench/roofline.h"
+#include "tools/engine/memory_plan.h"
+#include "tools/loading.h"
+
+namespace quern {
+namespace {
+
+double part(const TokenBytes& bytes, const std::string& name) {
+    for (const auto& [part_name, value] : bytes)
+        if (part_name == name) return value;
+    return -1;
+}
+
+}  // namespace
+
+TEST_SUITE("cpu") {
+    TEST_CASE("what nvidia-smi says of a GPU") {
+        CHECK(taint_of("0x0000000000000000\n", "4711\n").empty());
+        CHECK(taint_of("0x0000000000000001\n", "").empty());  // idle
+        CHECK(taint_of("0x0000000000000004\n", "") == "power cap");
+        CHECK(taint_of("0x0000000000000068\n", "1\n2\n3\n") ==
+              "hardware slowdown, thermal slowdown, hardware thermal slowdown, 3 processes");
+        CHECK(taint_of("[N/A]\n", "") == "unknown");
+        CHECK(taint_of("", "") == "unknown");
+        CHECK(gpu_taint("") == "unknown");
+        CHECK(gpu_taint("$(reboot)") == "unknown");
+    }
+
+    TEST_CASE("bytes of a token: every weight once a step, experts as far as they are chosen") {
+        const auto cpu = make_cpu_backend(2);
+        const auto model = load_model(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/ct", *cpu,
+                                      {.tokenizer = false});
+        Engine engine(*model, *cpu, {.context = 64});
+        const MemoryPlan& plan = engine.memory_plan();
+        const TokenBytes one = token_bytes(engine, 1, 10), four = token_bytes(engine, 4, 10);
+        CHECK(part(one, "KV cache") == 10.0 * static_cast<double>(plan.token_bytes));
+        CHECK(part(one, "recurrent state") == 2.0 * static_cast<double>(plan.slot_bytes));
+        CHECK(part(four, "head") == doctest::Approx(part(one, "head") / 4));
+        CHECK(part(four, "routed experts") < part(one, "routed experts"));
+        CHECK(part(four, "routed experts") > part(one, "routed experts") / 4);
+        const double weights = total(one) - part(one, "KV cache") - part(one, "recurrent state");
+        CHECK(weights == doctest::Approx(static_cast<double>(model->info().token_bytes)).epsilon(1e-6));
+        CHECK(token_flops(*model) > 0);
+        CHECK(token_flops(*model) < 2.0 * static_cast<double>(model->info().parameters));
+    }
+
+    TEST_CASE("-ngl: 0, auto, all, and as many layers as the model has") {
+        CHECK(parse_gpu_layers("0") == GpuWish::none);
+        CHECK(parse_gpu_layers("auto") == GpuWish::automatic);
+        CHECK(parse_gpu_layers("all") == GpuWish::all);
+        CHECK_NOTHROW(check_layers(parse_gpu_layers("99"), 40));
+        CHECK_NOTHROW(check_layers(parse_gpu_layers("40"), 40));
+        CHECK_NOTHROW(check_layers(GpuWish::all, 40));
+        CHECK_THROWS_AS(check_layers(parse_gpu_layers("39"), 40), Error);
+        CHECK_THROWS_AS(parse_gpu_layers("-1"), Error);
+        CHECK_THROWS_AS(parse_gpu_layers("most"), Error);
+        CHECK(make_backend(GpuWish::none, 1)->name() == "CPU");
+    }
+}
+
+}  // namespace quern

@@ -1,0 +1,75 @@
+// The CPU backend behind a device's face: memory of its own that is counted and may run out, and plans worth
+// padding.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "ggml-like/backend.h"
+#include "ggml-like/error.h"
+
+namespace quern::test {
+
+class CountedBackend final : public Backend {
+  public:
+    explicit CountedBackend(int64_t total) : total_(total), cpu_(make_cpu_backend(2)) {}
+
+    std::string name() const override { return "counted"; }
+    std::string description() const override { return "for tests"; }
+    int threads() const override { return cpu_->threads(); }
+    MemoryInfo memory_info() const override { return {total_, total_ - used, true}; }
+    DType activation_dtype() const override { return cpu_->activation_dtype(); }
+
+    void* alloc(int64_t bytes, const char* what) override {
+        take(bytes, what);
+        void* memory = cpu_->alloc(bytes, what);
+        sizes_[memory] = bytes;
+        return memory;
+    }
+    void free(void* memory) override {
+        used -= sizes_[memory];
+        cpu_->free(memory);
+    }
+    void zero(void* memory, int64_t bytes) override { cpu_->zero(memory, bytes); }
+    void upload(void* to, const void* from, int64_t bytes) override { cpu_->upload(to, from, bytes); }
+    void download(void* to, const void* from, int64_t bytes) override { cpu_->download(to, from, bytes); }
+    void copy(void* to, const void* from, int64_t bytes) override { cpu_->copy(to, from, bytes); }
+    void* alloc_host(int64_t bytes, const char* what) override { return cpu_->alloc_host(bytes, what); }
+    void free_host(void* memory) override { cpu_->free_host(memory); }
+
+    int64_t placed_bytes(const Weight& w, RowOrder) const override { return w.bytes(); }
+    int64_t placed_bytes(const ExpertWeights& e, RowOrder) const override { return e.bytes(); }
+    void reserve_weights(int64_t bytes) override { take(bytes, "weights"); }
+    void place_weight(Weight& w, RowOrder order) override {
+        ++placed;
+        cpu_->place_weight(w, order);
+    }
+    void place_experts(ExpertWeights& e, RowOrder order) override {
+        ++placed;
+        cpu_->place_experts(e, order);
+    }
+    void weights_complete() override { cpu_->weights_complete(); }
+
+    bool captures() const override { return true; }
+    void prepare(Plan& plan) override { prepared += plan.use() == PlanUse::repeatedly; }
+    void run(Plan& plan) override { cpu_->run(plan); }
+    void synchronize() override { cpu_->synchronize(); }
+
+    int64_t used = 0;
+    int placed = 0, allocations = 0, prepared = 0;  // weights; calls that took memory; plans for repeated use
+
+  private:
+    void take(int64_t bytes, const char* what) {
+        if (used + bytes > total_) throw Error(ErrorKind::memory, std::string("no memory for ") + what);
+        used += bytes;
+        ++allocations;
+    }
+
+    int64_t total_;
+    std::unique_ptr<Backend> cpu_;
+    std::map<void*, int64_t> sizes_;
+};
+
+}  // namespace quern::test

@@ -1,0 +1,216 @@
+// The demo checkpoint on the GPU: the CPU's greedy answers, the same beside neighbours, and no drift over
+// 10,000 tokens.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "engine_harness.h"
+#include "models/chat_format.h"
+#include "models/tokenizer.h"
+#include "ops/second_backend.h"
+
+namespace quern {
+namespace {
+
+using test::Loaded;
+using Tokens = std::vector<int32_t>;
+
+std::string demo() { return test::source_dir() + "/models/demo"; }
+
+/// Null, and a message, where there is no GPU.
+std::unique_ptr<Loaded> demo_on_gpu() {
+    auto backend = test::make_test_cuda_backend();
+    if (backend == nullptr) MESSAGE("skipped: no CUDA device, or a build without CUDA");
+    return backend == nullptr ? nullptr : std::make_unique<Loaded>(demo(), std::move(backend), true);
+}
+
+/// Conversations of models/demo/eval.jsonl, spread over its tasks, as the chat format puts them.
+std::vector<Tokens> demo_prompts(const Model& model, size_t count) {
+    std::ifstream file(demo() + "/eval.jsonl");
+    std::vector<std::string> lines;
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    REQUIRE(lines.size() >= count);
+    std::vector<Tokens> prompts;
+    for (size_t i = 0; i < count; ++i) {
+        const auto entry = nlohmann::ordered_json::parse(lines[i * lines.size() / count]);
+        std::vector<Message> messages;
+        for (const auto& m : entry.at("messages"))
+            messages.push_back({.role = m.at("role"), .content = m.value("content", "")});
+        const ChatOptions options{.thinking = entry.at("thinking").get<bool>()};
+        prompts.push_back(
+            encode_prompt(render_chat(messages, entry.value("tools", nlohmann::ordered_json()), options),
+                          *model.tokenizer()));
+    }
+    return prompts;
+}
+
+/// Greedy answers with the token that ends them, `sequences` at the same time.
+std::vector<Tokens> answers(Loaded& l, const std::vector<Tokens>& prompts, int64_t sequences) {
+    Engine engine(*l.model, *l.backend, {.context = 1024, .sequences = sequences});
+    const Tokens& ends = l.model->generation().eos_ids;
+    std::vector<RequestId> ids;
+    for (const Tokens& prompt : prompts) {
+        Request r;
+        r.prompt = prompt;
+        r.sampling.temperature = 0;
+        r.max_tokens = 64;
+        r.on_token = [&](int32_t id) { return std::find(ends.begin(), ends.end(), id) == ends.end(); };
+        ids.push_back(engine.submit(std::move(r)));
+    }
+    while (engine.step()) {
+    }
+    std::vector<Tokens> list;
+    for (const RequestId id : ids) {
+        const Result result = engine.take(id);
+        CHECK(result.error == "");
+        list.push_back(result.tokens);
+    }
+    return list;
+}
+
+/// FP32 logits that follow `tokens`.
+std::vector<float> next_logits(Loaded& l, const Tokens& tokens) {
+    Engine engine(*l.model, *l.backend, {.context = 1024});
+    std::vector<float> row;
+    Request r;
+    r.prompt = tokens;
+    r.max_tokens = 0;
+    const int64_t vocab = l.model->info().vocab;
+    r.on_prompt_logits = [&](int64_t, const float* x) { row.assign(x, x + vocab); };
+    engine.run(std::move(r));
+    return row;
+}
+
+/// Where two answers part, how far apart the judge finds their tokens, relative to its largest logit.
+struct Parting {
+    size_t at;
+    double margin;
+};
+
+Parting parting(Loaded& judge, Tokens prompt, const Tokens& a, const Tokens& b) {
+    size_t at = 0;
+    while (at < a.size() && at < b.size() && a[at] == b[at]) ++at;
+    if (at == a.size() || at == b.size())
+        return {at, HUGE_VAL};  // went on after the end, or stopped without one
+    prompt.insert(prompt.end(), a.begin(), a.begin() + static_cast<std::ptrdiff_t>(at));
+    const std::vector<float> logits = next_logits(judge, prompt);
+    float largest = 0;
+    for (const float x : logits) largest = std::max(largest, std::fabs(x));
+    const double gap = std::fabs(logits[static_cast<size_t>(a[at])] - logits[static_cast<size_t>(b[at])]);
+    return {at, gap / static_cast<double>(largest)};
+}
+
+/// All answers are equal, or part at a token where the judge's logits are a tie as far as BF16 can tell.
+void check_equal(Loaded& judge, const std::vector<Tokens>& prompts, const std::vector<Tokens>& expected,
+                 const std::vector<Tokens>& found) {
+    constexpr double kTie = 1e-2;
+    size_t equal = 0, tokens = 0;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+        tokens += expected[i].size();
+        equal += expected[i] == found[i];
+        if (expected[i] == found[i]) continue;
+        const Parting p = parting(judge, prompts[i], expected[i], found[i]);
+        CAPTURE(i);
+        MESSAGE("prompt " << i << " parts at token " << p.at << " of " << expected[i].size() << ", margin "
+                          << p.margin);
+        CHECK(p.margin < kTie);
+    }
+    MESSAGE(equal << " of " << prompts.size() << " answers equal, " << tokens << " tokens");
+}
+
+/// |a - b| / |b|
+double relative(std::span<const float> a, std::span<const float> b) {
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+        difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+        norm += std::pow(static_cast<double>(b[i]), 2);
+    }
+    return std::sqrt(difference / norm);
+}
+
+struct Walk {
+    std::vector<std::vector<float>> delta;  // the recurrent state of each linear layer
+    std::vector<float> logits;
+
+    std::vector<float> all() const {
+        std::vector<float> values;
+        for (const auto& layer : delta) values.insert(values.end(), layer.begin(), layer.end());
+        return values;
+    }
+};
+
+/// The state after `tokens`, run `rows` at a time.
+Walk walk(Loaded& l, std::span<const int32_t> tokens, size_t rows) {
+    test::Stepper stepper(l, 1,
+                          static_cast<int64_t>(tokens.size()) / kPageTokens + 2);  // one for the snapshot
+    SequenceState s = stepper.pool.acquire();
+    Walk w;
+    for (size_t at = 0; at < tokens.size(); at += rows)
+        w.logits = stepper.run(s, tokens.subspan(at, std::min(rows, tokens.size() - at)));
+    Snapshot snapshot = stepper.pool.snapshot(s);
+    const std::byte* from = snapshot.recurrent.data();
+    for (const StateSpec& spec : stepper.specs) {
+        if (spec.paged) continue;
+        if (spec.role == StateRole::delta) {
+            std::vector<float>& values =
+                w.delta.emplace_back(static_cast<size_t>(spec.bytes()) / sizeof(float));
+            std::memcpy(values.data(), from, static_cast<size_t>(spec.bytes()));
+        }
+        from += spec.bytes();
+    }
+    stepper.pool.release(snapshot);
+    stepper.pool.release(s);
+    return w;
+}
+
+TEST_SUITE("cuda") {
+    TEST_CASE("gpu model: greedy answers are the CPU's") {
+        const auto gpu = demo_on_gpu();
+        if (gpu == nullptr) return;
+        Loaded cpu(demo(), make_cpu_backend(0), true);
+        const auto prompts = demo_prompts(*cpu.model, 200);
+        check_equal(cpu, prompts, answers(cpu, prompts, 8), answers(*gpu, prompts, 8));
+    }
+
+    TEST_CASE("gpu model: a sequence alone gives what it gives beside 7 others") {
+        const auto gpu = demo_on_gpu();
+        if (gpu == nullptr) return;
+        const auto prompts = demo_prompts(*gpu->model, 64);
+        check_equal(*gpu, prompts, answers(*gpu, prompts, 1), answers(*gpu, prompts, 8));
+    }
+
+    // The first layer gets the same input either way, so its state must agree; deeper layers get inputs that
+    // BF16 rounded differently, so there neither way may be farther from float32, and the gap must not grow.
+    TEST_CASE("gpu model: no drift between chunks and single steps over 10,000 tokens") {
+        const auto gpu = demo_on_gpu();
+        if (gpu == nullptr) return;
+        Loaded cpu(demo(), make_cpu_backend(0));
+        std::mt19937 random(11);
+        Tokens tokens(10000);
+        for (int32_t& id : tokens) id = static_cast<int32_t>(random() % 3000);
+        double early = 0;
+        for (const size_t length : {500, 10000}) {
+            const std::span<const int32_t> begin(tokens.data(), length);
+            const Walk chunks = walk(*gpu, begin, 2048), steps = walk(*gpu, begin, 1),
+                       exact = walk(cpu, begin, 512);
+            const double first = relative(chunks.delta[0], steps.delta[0]),
+                         all = relative(chunks.all(), steps.all()),
+                         chunks_off = relative(chunks.all(), exact.all()),
+                         steps_off = relative(steps.all(), exact.all());
+            MESSAGE("after " << length << " tokens: state error of the first layer " << first << ", of all "
+                             << all << ", error of the last logits " << relative(chunks.logits, steps.logits)
+                             << "; to float32: chunks " << chunks_off << ", steps " << steps_off);
+            CHECK(first <= 1e-3);
+            CHECK(chunks_off <= 1.5 * steps_off);
+            if (early > 0) CHECK(all <= 1.5 * early);
+            early = all;
+        }
+    }
+}
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,218 @@
+// Memory is planned before the load, taken once, and what was planned is what is taken.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <random>
+
+#include "counted_backend.h"
+#include "ggml-like/cuda/packed_layout.h"
+#include "tools/engine/memory_plan.h"
+#include "tools/engine/plan_cache.h"
+#include "tools/engine/state_pool.h"
+
+namespace quern {
+namespace {
+
+const std::string kVectors = std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/";
+
+struct Planned {
+    std::unique_ptr<Model> model;
+    MemoryPlan plan;
+};
+
+Planned load(test::CountedBackend& backend, const EngineOptions& options,
+             const std::string& checkpoint = "base/ct") {
+    Planned p;
+    p.model = load_model(kVectors + checkpoint, backend,
+                         {.tokenizer = false, .before_weights = [&](const Model& model) {
+                              p.plan = make_memory_plan(model, backend, options, false);
+                              require_fit(p.plan);
+                          }});
+    return p;
+}
+
+std::string refusal(int64_t total, const EngineOptions& options) {
+    test::CountedBackend backend(total);
+    try {
+        const Planned p = load(backend, options);
+    } catch (const Error& error) {
+        CHECK(error.kind() == ErrorKind::memory);
+        CHECK(backend.placed == 0);  // before any weight was read
+        return error.what();
+    }
+    return {};
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+Request greedy(const Model& model, size_t length, int64_t tokens, unsigned seed) {
+    std::mt19937 random(seed);
+    Request r;
+    for (size_t i = 0; i < length; ++i)
+        r.prompt.push_back(static_cast<int32_t>(random() % static_cast<unsigned>(model.info().vocab)));
+    r.sampling.temperature = 0;
+    r.max_tokens = tokens;
+    return r;
+}
+
+Weight matrix(std::initializer_list<std::pair<DType, int64_t>> segments, int64_t cols) {
+    std::vector<WeightSegment> all;
+    for (const auto& [dtype, rows] : segments) {
+        WeightSegment s;
+        s.dtype = dtype;
+        s.rows = rows;
+        s.cols = cols;
+        s.scale_kind = dtype == DType::NVFP4 ? ScaleKind::nvfp4 : ScaleKind::none;
+        all.push_back(s);
+    }
+    return Weight("test", std::move(all));
+}
+
+}  // namespace
+
+TEST_SUITE("cpu") {
+    TEST_CASE("memory plan: what was planned is what is taken, and nothing more later") {
+        for (const char* checkpoint : {"base/ct", "real_heads/ct_fp8_head", "tied_text/ct"}) {
+            CAPTURE(checkpoint);
+            test::CountedBackend backend(1ll << 32);
+            const EngineOptions options{.context = 256, .sequences = 5, .step_tokens = 96};
+            const Planned p = load(backend, options, checkpoint);
+            const int64_t weights = backend.used;
+            CHECK(weights == p.plan.weight_bytes());
+            Engine engine(*p.model, backend, options);
+            CHECK(backend.used - weights == p.plan.state_bytes() + p.plan.scratch_bytes());
+            CHECK(engine.memory_measured().state == p.plan.state_bytes());
+            CHECK(engine.memory_measured().scratch == p.plan.scratch_bytes());
+            CHECK(backend.prepared == 5);  // steps of 1 to 5 sequences
+            const int allocations = backend.allocations;
+            std::vector<RequestId> ids;
+            for (unsigned i = 0; i < 12; ++i)
+                ids.push_back(engine.submit(greedy(*p.model, 1 + 17 * i, 3 + i, i)));
+            while (engine.step()) {
+            }
+            for (const RequestId id : ids) CHECK(engine.take(id).reason == FinishReason::length);
+            CHECK(backend.allocations == allocations);
+            CHECK(backend.prepared == 5);
+            CHECK(!has(describe(p.plan, engine.memory_measured()), "beyond"));
+        }
+    }
+
+    TEST_CASE("memory plan: a model that will not fit is refused before its weights are read") {
+        CHECK(has(refusal(1 << 16, {.context = 64}), "the weights alone"));
+        const std::string context =
+            refusal(230ll << 20, {.context = 256, .sequences = 512, .step_tokens = 64});
+        CHECK(has(context, "lower -c (now 256"));
+        CHECK(has(context, "-np (now 512"));
+        CHECK(refusal(1ll << 32, {.context = 256}).empty());
+    }
+
+    TEST_CASE("memory plan: -c 0 takes the largest context that fits, and says which") {
+        test::CountedBackend large(1ll << 33);
+        const Planned all = load(large, {});
+        CHECK(all.plan.context == all.model->info().context);
+        CHECK(has(describe(all.plan), "all the model was made for"));
+
+        const int64_t page = page_bytes(all.plan.specs);
+        test::CountedBackend small(all.plan.needed() - all.plan.kv + 3 * page + page / 2);
+        const Planned some = load(small, {});
+        CHECK(some.plan.context == 3 * kPageTokens);
+        CHECK(has(describe(some.plan), "context 192 tokens, the largest that fits"));
+        Engine engine(*some.model, small, {.context = some.plan.context});
+        CHECK(engine.context() == 192);
+    }
+
+    TEST_CASE("memory plan: a difference of more than 1 % is a warning") {
+        test::CountedBackend backend(1ll << 32);
+        const Planned p = load(backend, {.context = 256});
+        const MemoryPlan& plan = p.plan;
+        const MemoryMeasured same{plan.weight_bytes(), plan.state_bytes(), plan.scratch_bytes(), 0};
+        CHECK(!has(describe(plan, same), "warning"));
+        MemoryMeasured off = same;
+        off.weights += plan.needed() / 50;
+        CHECK(has(describe(plan, off), "warning: measured +"));
+        MemoryMeasured more = same;
+        more.other = plan.reserve + 1000;
+        CHECK(has(describe(plan, more), "beyond weights"));
+    }
+
+    TEST_CASE("no step needs more scratch than was planned for the widest") {
+        const auto cpu = make_cpu_backend(1);
+        for (const EngineOptions& o : {EngineOptions{.context = 128, .sequences = 9, .step_tokens = 300},
+                                       EngineOptions{.context = 128, .sequences = 70, .step_tokens = 80},
+                                       EngineOptions{.context = 128, .sequences = 3, .step_tokens = 7}}) {
+            const auto model = load_model(kVectors + "real_heads/ct", *cpu, {.tokenizer = false});
+            const MemoryPlan plan = make_memory_plan(*model, *cpu, o, true);
+            const StatePool pool(*cpu, plan.specs, 1, 1);
+            for (int64_t tokens = 1; tokens <= plan.step_tokens; tokens += 1 + tokens / 16)
+                for (const int64_t sequences : {int64_t{1}, plan.sequences / 2, plan.sequences}) {
+                    const int64_t s = std::clamp<int64_t>(sequences, 1, tokens);
+                    const BatchShape shape{.tokens = tokens,
+                                           .sequences = s,
+                                           .logit_rows = std::min(tokens, plan.prompt_logits + s),
+                                           .pages = plan.pages(),
+                                           .vocab = model->info().vocab};
+                    CAPTURE(tokens);
+                    CAPTURE(s);
+                    const ArenaPlan arena =
+                        plan_memory(model->build(shape, pool, cpu->activation_dtype()).graph);
+                    CHECK(arena.arena_bytes <= plan.arena);
+                    CHECK(arena.input_bytes <= plan.inputs);
+                }
+        }
+    }
+
+    TEST_CASE("padding a decode step changes nothing: tokens and logits of sequences alone") {
+        CHECK(decode_bucket(1) == 1);
+        CHECK(decode_bucket(7) == 7);
+        CHECK(decode_bucket(9) == 16);
+        CHECK(decode_bucket(33) == 64);
+        CHECK(decode_bucket(65) == 65);
+        for (const char* checkpoint : {"base/ct", "real_heads/modelopt", "odd_pattern/ct"}) {
+            const auto cpu = make_cpu_backend(2);
+            const auto model = load_model(kVectors + checkpoint, *cpu, {.tokenizer = false});
+            test::CountedBackend padding(1ll << 32);
+            for (const unsigned sequences : {3u, 9u, 13u}) {
+                CAPTURE(checkpoint);
+                CAPTURE(sequences);
+                Engine padded(*model, padding, {.context = 128, .sequences = sequences});
+                Engine plain(*model, *cpu, {.context = 128});
+                std::vector<RequestId> ids;
+                for (unsigned i = 0; i < sequences; ++i)
+                    ids.push_back(padded.submit(greedy(*model, 5 + 9 * i, 20 + i, i)));
+                while (padded.step()) {
+                }
+                for (unsigned i = 0; i < sequences; ++i) {
+                    const std::vector<int32_t> alone = plain.run(greedy(*model, 5 + 9 * i, 20 + i, i)).tokens;
+                    CHECK(padded.take(ids[i]).tokens == alone);
+                }
+            }
+        }
+    }
+
+    TEST_CASE("packed weights: sizes by tiles of 16 rows and chunks of 64 columns, parts by format") {
+        using namespace cuda;
+        const auto part = [](int64_t tiles, int64_t chunks, int64_t chunk) {
+            const int64_t factors = (tiles * 64 + 255) / 256 * 256;
+            return (tiles * chunks * chunk + 255) / 256 * 256 + factors;
+        };
+        CHECK(packed_bytes(matrix({{DType::BF16, 33}}, 130), RowOrder::stacked) == part(3, 3, 2048));
+        CHECK(packed_bytes(matrix({{DType::NVFP4, 16}, {DType::NVFP4, 17}}, 64), RowOrder::stacked) ==
+              part(3, 1, 576));
+        CHECK(packed_bytes(matrix({{DType::NVFP4, 16}, {DType::BF16, 1}}, 64), RowOrder::stacked) ==
+              part(1, 1, 576) + part(1, 1, 2048));
+        CHECK(packed_bytes(matrix({{DType::F8_E4M3, 12}, {DType::F8_E4M3, 4}}, 128), RowOrder::stacked) ==
+              2 * part(1, 2, 1040));
+        CHECK(packed_bytes(matrix({{DType::NVFP4, 9}, {DType::NVFP4, 9}}, 64), RowOrder::paired) ==
+              part(2, 1, 576));
+        ExpertWeights experts{.name = "e", .rows = 40, .cols = 64, .expert = {}};
+        for (int i = 0; i < 5; ++i)
+            experts.expert.push_back(matrix({{DType::NVFP4, 20}, {DType::NVFP4, 20}}, 64));
+        CHECK(packed_bytes(experts, RowOrder::paired) == part(15, 1, 576));
+        CHECK(packed_bytes(experts, RowOrder::stacked) == part(15, 1, 576));
+        CHECK_THROWS_AS(packed_bytes(matrix({{DType::NVFP4, 8}, {DType::BF16, 8}}, 64), RowOrder::paired),
+                        Error);
+        CHECK_THROWS_AS(packed_bytes(matrix({{DType::U8, 8}}, 64), RowOrder::stacked), Error);
+    }
+}
+
+}  // namespace quern

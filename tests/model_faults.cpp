@@ -1,0 +1,233 @@
+// Whole checkpoints with one fault each: load_model refuses them with one clear Error(model). The sound ones
+// are those of tests/parity.cpp.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint_writer.h"
+#include "ggml-like/safetensors.h"
+#include "models/checkpoint.h"
+#include "models/model.h"
+#include "models/tensor_use.h"
+#include "models/tokenizer.h"
+#include "tools/engine/engine.h"
+
+using namespace quern;
+using namespace quern::test;
+using nlohmann::json;
+
+namespace {
+
+const std::string kVectors = QUERN_SOURCE_DIR "/tests/vectors/";
+const std::string kExperts = "model.language_model.layers.0.mlp.experts.";
+
+json read_json(const std::string& path) {
+    std::ifstream stream(path, std::ios::binary);
+    REQUIRE(stream);
+    return json::parse(stream);
+}
+
+/// A parity checkpoint in memory, to be changed, written and loaded.
+struct Copy {
+    explicit Copy(const std::string& name) : source(kVectors + "parity/" + name) {
+        config = read_json(source + "/config.json");
+        generation = read_json(source + "/generation_config.json");
+        const SafetensorsFile file = SafetensorsFile::open(source + "/model.safetensors");
+        for (const SafeTensor& t : file.tensors())
+            weights.add(std::string(t.name), safe_dtype_name(t.dtype), {t.dims().begin(), t.dims().end()},
+                        {reinterpret_cast<const char*>(t.data), t.bytes()});
+    }
+
+    std::unique_ptr<Model> load(bool tokenizer = false) const {
+        dir.write("config.json", config.dump());
+        dir.write("generation_config.json", generation.dump());
+        dir.write("model.safetensors", weights.bytes());
+        return load_model(dir.str(), *backend, {.tokenizer = tokenizer, .progress = {}});
+    }
+    std::string error(bool tokenizer = false) const {
+        return model_error([&] { load(tokenizer); });
+    }
+
+    std::string source;
+    TempDir dir;
+    json config, generation;
+    SafetensorsWriter weights;
+    std::unique_ptr<Backend> backend = make_cpu_backend(1);
+};
+
+/// The error of base/ct after `change`.
+std::string after(const std::function<void(Copy&)>& change) {
+    Copy copy("base/ct");
+    change(copy);
+    return copy.error();
+}
+
+}  // namespace
+
+TEST_SUITE("cpu") {
+    TEST_CASE("model faults: the sound checkpoints load") {
+        for (const char* name : {"base/ct", "base/modelopt", "base/bf16", "tied_text/ct"}) {
+            CAPTURE(name);
+            CHECK(Copy(name).error() == "<no error>");
+        }
+    }
+
+    TEST_CASE("model: projections that run as one product keep a scale each") {
+        Copy copy("base/ct");
+        const auto logits = [&] {
+            const auto model = copy.load();
+            std::vector<float> out;
+            Request request;
+            request.prompt = {5, 17, 80, 3, 41};
+            request.max_tokens = 1;
+            request.on_prompt_logits = [&](int64_t, const float* row) {
+                out.insert(out.end(), row, row + model->info().vocab_rows);
+            };
+            Engine(*model, *copy.backend, {}).run(std::move(request));
+            return out;
+        };
+        const std::vector<float> before = logits();
+        // The same key weights, written with half the divisor and half of each block scale.
+        const std::string keys = "model.language_model.layers.3.self_attn.k_proj.";
+        float divisor;
+        std::string& global = copy.weights.at(keys + "weight_global_scale").data;
+        std::memcpy(&divisor, global.data(), sizeof divisor);
+        global = f32_bytes(divisor / 2);
+        for (char& scale : copy.weights.at(keys + "weight_scale").data) {
+            REQUIRE(scale >= 0x10);  // stays a normal number
+            scale = static_cast<char>(scale - 8);
+        }
+        CHECK(before.size() == 5 * 96);
+        CHECK(logits() == before);
+    }
+
+    TEST_CASE("model faults: one tensor missing of many") {
+        const std::string module = kExperts + "5.up_proj";
+        const auto without = [&](const std::string& suffix) {
+            return after([&](Copy& c) { c.weights.remove(module + suffix); });
+        };
+        CHECK(contains(without(".weight_scale"),
+                       "tensor '" + module + ".weight_scale': expected beside weight_packed"));
+        CHECK(contains(without(".weight_global_scale"), module + ".weight_global_scale': expected"));
+        CHECK(contains(without(".weight_packed"), "its weight_scale is there"));
+        CHECK(contains(after([](Copy& c) { c.weights.remove("model.language_model.norm.weight"); }),
+                       "'model.language_model.norm.weight': expected [32], found none"));
+        CHECK(contains(after([](Copy& c) { c.weights.remove("lm_head.weight"); }), "no lm_head.weight"));
+    }
+
+    TEST_CASE("model faults: an expert missing, an expert too many, another number of experts") {
+        const auto starts_with_expert = [](int e) {
+            return [prefix = kExperts + std::to_string(e) + "."](const SafetensorsWriter::Entry& entry) {
+                return entry.name.starts_with(prefix);
+            };
+        };
+        CHECK(contains(after([&](Copy& c) { std::erase_if(c.weights.entries, starts_with_expert(7)); }),
+                       kExperts + "7.gate_proj"));
+        const std::string extra = after([&](Copy& c) {
+            std::vector<SafetensorsWriter::Entry> more;
+            std::copy_if(c.weights.entries.begin(), c.weights.entries.end(), std::back_inserter(more),
+                         starts_with_expert(7));
+            for (SafetensorsWriter::Entry& e : more) {
+                e.name[kExperts.size()] = '8';
+                c.weights.entries.push_back(e);
+            }
+        });
+        CHECK(contains(extra, "is not part of this model"));
+        CHECK(contains(extra, kExperts + "8."));
+        CHECK(contains(after([](Copy& c) { c.config["text_config"]["num_experts"] = 7; }), "mlp.gate"));
+        CHECK(contains(after([](Copy& c) { c.config["text_config"]["num_experts"] = 9; }), "mlp.gate"));
+    }
+
+    TEST_CASE("model faults: matrices exchanged") {
+        // gate and up have one shape: exchanging those two cannot be seen in any file.
+        const std::string message = after([](Copy& c) {
+            for (const char* suffix : {".weight_packed", ".weight_scale", ".weight_global_scale"}) {
+                std::swap(c.weights.at(kExperts + "2.gate_proj" + suffix).name,
+                          c.weights.at(kExperts + "2.down_proj" + suffix).name);
+            }
+        });
+        CHECK(contains(message, kExperts + "2.gate_proj.weight_packed"));
+        CHECK(contains(message, "[32, 8] U8"));
+    }
+
+    TEST_CASE("model faults: layer kinds of the configuration against those of the file") {
+        const std::string message = after([](Copy& c) {
+            c.config["text_config"]["layer_types"] = {"full_attention", "linear_attention",
+                                                      "linear_attention", "linear_attention"};
+        });
+        CHECK(contains(message, "layers.0.self_attn.q_proj"));
+        CHECK(contains(after([](Copy& c) {
+                           c.config["text_config"]["num_hidden_layers"] = 3;
+                           c.config["text_config"]["layer_types"].erase(3);
+                       }),
+                       "is not part of this model"));
+    }
+
+    TEST_CASE("model faults: tie_word_embeddings against lm_head") {
+        CHECK(
+            contains(after([](Copy& c) { c.config["tie_word_embeddings"] = true; }), "has its own lm_head"));
+        Copy tied("tied_text/ct");
+        tied.config["tie_word_embeddings"] = false;
+        CHECK(contains(tied.error(), "no lm_head.weight"));
+    }
+
+    TEST_CASE("model faults: vocabulary of configuration, embedding and tokenizer") {
+        CHECK(contains(after([](Copy& c) { c.config["text_config"]["vocab_size"] = 104; }),
+                       "expected [104, 32], found [96, 32]"));
+        Copy big("base/ct");  // a tokenizer of 3033 tokens with an embedding of 96 rows
+        for (const char* name : {"tokenizer.json", "tokenizer_config.json"}) {
+            std::filesystem::copy_file(kVectors + "tokenizer/" + name, big.dir / name);
+        }
+        CHECK(contains(big.error(true), "the embedding of the model has only 96 rows"));
+        Copy none("base/ct");
+        CHECK(contains(none.error(true), "tokenizer.json"));
+    }
+
+    TEST_CASE("model faults: small tensors that are not numbers") {
+        CHECK(contains(after([](Copy& c) {
+                           c.weights.at("model.language_model.norm.weight").data.replace(2, 2, "\xc0\x7f");
+                       }),
+                       "'model.language_model.norm.weight': element 1 of [32] BF16 is nan"));
+        CHECK(contains(
+            after([](Copy& c) { c.weights.at(kExperts + "1.up_proj.weight_scale").data[3] = '\x7f'; }),
+            kExperts + "1.up_proj.weight_scale': the scale of row"));
+    }
+
+    TEST_CASE("model faults: a quantization list that would ruin a regex engine is never run") {
+        CHECK(after([](Copy& c) {
+                  json& ignore = c.config["quantization_config"]["ignore"];
+                  ignore = {"re:(a+)+$", "re:((.*)*)*x", "re:(", std::string(10'000, '(')};
+              }) == "<no error>");
+    }
+
+    TEST_CASE("model faults: generation_config.json") {
+        const auto with = [](const char* key, const json& value) {
+            return after([&](Copy& c) { c.generation[key] = value; });
+        };
+        for (const json& bad : std::initializer_list<json>{96, -1, "89", {89, 96}, 18446744073709551615u})
+            CHECK(contains(with("eos_token_id", bad), "'eos_token_id' should be token ids below 96"));
+        CHECK(contains(with("temperature", "hot"), "'temperature' should be a number, but is \"hot\""));
+        CHECK(contains(with("top_p", json::array()), "'top_p' should be a number"));
+        CHECK(with("temperature", nullptr) == "<no error>");
+    }
+
+    TEST_CASE("model: an answer ends with the chat's own marker, whatever the configurations name") {
+        const auto backend = make_cpu_backend(1);
+        TempDir dir;
+        for (const char* name :
+             {"tokenizer.json", "tokenizer_config.json", "config.json", "model.safetensors"})
+            std::filesystem::create_symlink(QUERN_SOURCE_DIR "/models/demo/" + std::string(name), dir / name);
+        for (const char* generation : {"{}", R"({"eos_token_id": 5})", R"({"eos_token_id": [5, 3001]})"}) {
+            dir.write("generation_config.json", generation);
+            const auto model = load_model(dir.str(), *backend, {});
+            const auto& ids = model->generation().eos_ids;
+            const auto end = model->tokenizer()->find_added("<|im_end|>");
+            REQUIRE(end);
+            CHECK(std::count(ids.begin(), ids.end(), *end) == 1);
+            CHECK(std::count(ids.begin(), ids.end(), 5) == (std::string(generation) == "{}" ? 0 : 1));
+        }
+    }
+}

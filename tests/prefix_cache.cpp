@@ -1,0 +1,126 @@
+// Kept states: the same bits with and without a hit, at every length, and under a budget that does not
+// suffice.
+#include <doctest/doctest.h>
+
+#include <random>
+
+#include "models/model.h"
+#include "tools/engine/engine.h"
+#include "tools/engine/prefix_cache.h"
+
+namespace quern {
+namespace {
+
+struct Loaded {
+    std::unique_ptr<Backend> backend = make_cpu_backend(2);
+    std::unique_ptr<Model> model = load_model(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/ct",
+                                              *backend, {.tokenizer = false, .progress = {}});
+};
+
+std::vector<int32_t> random_ids(const Model& model, size_t count, unsigned seed) {
+    std::mt19937 random(seed);
+    std::vector<int32_t> ids(count);
+    for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<unsigned>(model.info().vocab));
+    return ids;
+}
+
+Request request(std::vector<int32_t> prompt, std::vector<int64_t> boundaries = {}) {
+    Request r;
+    r.prompt = std::move(prompt);
+    r.sampling.temperature = 0.8f;
+    r.sampling.seed = 5;
+    r.max_tokens = 12;
+    r.boundaries = std::move(boundaries);
+    return r;
+}
+
+TEST_SUITE("cpu") {
+    TEST_CASE("prefix cache: a follow-up computes only what is new, with the same tokens") {
+        Loaded l;
+        Engine cold(*l.model, *l.backend, {.context = 512});
+        for (const size_t tail : {1, 2, 63, 64, 65}) {
+            CAPTURE(tail);
+            Engine warm(*l.model, *l.backend, {.context = 512, .cache_bytes = 64 << 20});
+            const auto prompt = random_ids(*l.model, 100, 3);
+            const Result first = warm.run(request(prompt, {40, 90}));
+            CHECK(first.cached_tokens == 0);
+            CHECK(first.tokens == cold.run(request(prompt)).tokens);
+
+            auto next = prompt;  // goes on from the answer
+            next.insert(next.end(), first.tokens.begin(), first.tokens.end());
+            const auto more = random_ids(*l.model, tail, 9);
+            next.insert(next.end(), more.begin(), more.end());
+            const Result second = warm.run(request(next));
+            CHECK(second.cached_tokens == 111);  // all but the last token of the answer, which was never run
+            CHECK(second.tokens == cold.run(request(next)).tokens);
+
+            auto branch = std::vector<int32_t>(prompt.begin(), prompt.begin() + 90);  // another last turn
+            branch.insert(branch.end(), more.begin(), more.end());
+            const Result third = warm.run(request(branch));
+            CHECK(third.cached_tokens == 90);
+            CHECK(third.tokens == cold.run(request(branch)).tokens);
+
+            const Result again = warm.run(request(prompt));
+            CHECK(again.cached_tokens ==
+                  90);  // a whole prompt leaves nothing to compute: the longest before it
+            CHECK(again.tokens == first.tokens);
+
+            auto other = prompt;
+            other[20] ^= 1;
+            const Result miss = warm.run(request(other));
+            CHECK(miss.cached_tokens == 0);
+            CHECK(miss.diverged_at == 20);
+        }
+    }
+
+    TEST_CASE("prefix cache: a small budget is kept to, and no page or slot is lost") {
+        Loaded l;
+        const auto specs = l.model->state_specs({.kv = DType::F32, .conv = DType::F32});
+        const int64_t budget = 12 * slot_bytes(specs) + 30 * page_bytes(specs);
+        Engine engine(*l.model, *l.backend, {.context = 256, .sequences = 2, .cache_bytes = budget});
+        Engine cold(*l.model, *l.backend, {.context = 256});
+        for (unsigned i = 0; i < 40; ++i) {
+            const auto prompt = random_ids(*l.model, 20 + i * 5 % 180, i % 2);
+            const auto half = static_cast<int64_t>(prompt.size() / 2);
+            const RequestId a = engine.submit(request(prompt, {half}));
+            const RequestId b = engine.submit(request(random_ids(*l.model, 50, 100 + i)));
+            if (i % 3 == 0) engine.cancel(b);
+            while (engine.step()) {
+            }
+            CHECK(engine.take(a).tokens == cold.run(request(prompt)).tokens);
+            engine.take(b);
+            CHECK(engine.cache_stats().bytes <= budget);
+        }
+        CHECK(engine.cache_stats().hits > 0);
+        CHECK(engine.cache_stats().evicted > 0);
+    }
+
+    TEST_CASE("prefix cache: short requests do not push out a long conversation") {
+        Loaded l;
+        const auto specs = l.model->state_specs({.kv = DType::F32, .conv = DType::F32});
+        StatePool pool(*l.backend, specs, 1, 64);
+        const int64_t pages = page_bytes(specs), recurrent = slot_bytes(specs);
+        PrefixCache cache(pool, 3 * recurrent + 40 * pages, pages, recurrent);
+        const auto keep = [&](const std::vector<int32_t>& tokens) {
+            SequenceState s = pool.acquire();
+            pool.grow(s, static_cast<int64_t>(tokens.size()));
+            s.length = static_cast<int64_t>(tokens.size());
+            cache.store(tokens, s);
+            pool.release(s);
+        };
+        const auto conversation = random_ids(*l.model, 1500, 1);
+        keep(conversation);
+        for (unsigned i = 0; i < 20; ++i) keep(random_ids(*l.model, 30, 2 + i));
+        auto next = conversation;
+        next.push_back(1);
+        CHECK(cache.find(next).snapshot != nullptr);
+        CHECK(cache.stats().evicted > 0);
+        while (cache.evict()) {
+        }
+        CHECK(pool.free_pages() == 64);
+        CHECK(cache.stats().bytes == 0);
+    }
+}
+
+}  // namespace
+}  // namespace quern

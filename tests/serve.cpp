@@ -1,0 +1,411 @@
+// The real server with the demo checkpoint, through an HTTP client and through bare sockets.
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <nlohmann/json.hpp>
+
+#include "server_process.h"
+
+namespace quern {
+namespace {
+
+using json = nlohmann::ordered_json;
+
+const json kWeather =
+    json::parse(R"({"type":"function","function":{"name":"get_weather","parameters":{"type":"object",
+    "properties":{"city":{"type":"string"},"days":{"type":"integer"}},"required":["city"]}}})");
+const json kTime =
+    json::parse(R"({"type":"function","function":{"name":"get_time","parameters":{"type":"object",
+    "properties":{"zone":{"type":"string"}}}}})");
+
+json question(const std::string& text) {
+    return {{"messages", {{{"role", "user"}, {"content", text}}}}, {"temperature", 0}};
+}
+
+struct Reply {
+    int status;
+    json body;
+};
+
+Reply post(const ServerProcess& server, const std::string& path, const json& body) {
+    auto c = server.client();
+    const auto r = c.Post(path, body.is_string() ? body.get<std::string>() : body.dump(), "application/json");
+    REQUIRE(r);
+    return {r->status, json::parse(r->body, nullptr, false)};
+}
+
+Reply chat(const ServerProcess& server, const json& body) {
+    return post(server, "/v1/chat/completions", body);
+}
+
+/// The data of all events; checks the frames.
+std::vector<std::string> stream(const ServerProcess& server, json body,
+                                const std::string& path = "/v1/chat/completions") {
+    body["stream"] = true;
+    auto c = server.client();
+    const auto r = c.Post(path, body.dump(), "application/json");
+    REQUIRE(r);
+    CHECK(r->status == 200);
+    CHECK(r->get_header_value("Content-Type") == "text/event-stream");
+    CHECK(r->get_header_value("Cache-Control") == "no-cache");
+    std::vector<std::string> events;
+    for (size_t at = 0; at < r->body.size();) {
+        const size_t end = r->body.find("\n\n", at);
+        REQUIRE(end != std::string::npos);
+        const std::string frame = r->body.substr(at, end - at);
+        if (const size_t data = frame.find("data: "); data != std::string::npos)
+            events.push_back(frame.substr(data + 6));
+        at = end + 2;
+    }
+    return events;
+}
+
+/// A connection that can be left at any time.
+class Raw {
+  public:
+    explicit Raw(int port) : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
+        sockaddr_in address{};
+        address.sin_family = AF_INET;
+        address.sin_port = htons(static_cast<uint16_t>(port));
+        inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
+        REQUIRE(::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
+        const timeval patience{.tv_sec = 20, .tv_usec = 0};
+        setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
+    }
+    ~Raw() { ::close(fd_); }
+    void send(const std::string& text) {
+        for (size_t at = 0; at < text.size();) {
+            const ssize_t n = ::send(fd_, text.data() + at, text.size() - at, MSG_NOSIGNAL);
+            if (n <= 0) return;  // refused before all was read
+            at += static_cast<size_t>(n);
+        }
+    }
+    std::string receive(size_t at_most = 4096) {
+        std::string out(at_most, '\0');
+        const ssize_t n = ::recv(fd_, out.data(), out.size(), 0);
+        out.resize(n > 0 ? static_cast<size_t>(n) : 0);
+        return out;
+    }
+
+  private:
+    int fd_;
+};
+
+std::string http(const std::string& path, const std::string& body, const std::string& headers = "") {
+    return "POST " + path +
+           " HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: " +
+           std::to_string(body.size()) + "\r\n" + headers + "\r\n" + body;
+}
+
+TEST_SUITE("model") {
+    TEST_CASE("serve: answers, streams, counts and reuses prefixes") {
+        const ServerProcess server({"--alias", "fast:temp=0:think=off,deep"});
+        json body = question("What is the capital of France?");
+        body["model"] = "deep";
+        const Reply whole = chat(server, body);
+        REQUIRE(whole.status == 200);
+        const json& choice = whole.body["choices"][0];
+        CHECK(choice["message"]["content"] == "The capital of France is Paris.");
+        CHECK(choice["message"]["reasoning"] == choice["message"]["reasoning_content"]);
+        CHECK(choice["finish_reason"] == "stop");
+        CHECK(whole.body["model"] == "deep");
+
+        body["stream_options"] = {{"include_usage", true}};
+        const auto events = stream(server, body);
+        REQUIRE(events.size() > 4);
+        CHECK(events.back() == "[DONE]");
+        std::string content, reasoning, finish;
+        for (size_t i = 0; i + 2 < events.size(); ++i) {
+            const json e = json::parse(events[i]);
+            CHECK(e["usage"].is_null());
+            const json& c = e["choices"][0];
+            if (i == 0) CHECK(c["delta"] == json{{"role", "assistant"}, {"content", ""}});
+            content += c["delta"].value("content", "");
+            reasoning += c["delta"].value("reasoning_content", "");
+            if (c["finish_reason"].is_string()) finish = c["finish_reason"];
+        }
+        CHECK(content == choice["message"]["content"]);
+        CHECK(reasoning == choice["message"]["reasoning"]);
+        CHECK(finish == "stop");
+        const json usage = json::parse(events[events.size() - 2])["usage"];
+        CHECK(usage["completion_tokens"] == whole.body["usage"]["completion_tokens"]);
+        CHECK(usage["prompt_tokens_details"]["cached_tokens"] > 0);
+
+        body["messages"].push_back({{"role", "assistant"}, {"content", content}});
+        body["messages"].push_back({{"role", "user"}, {"content", "And of Italy?"}});
+        const Reply next = chat(server, body);
+        CHECK(next.body["choices"][0]["message"]["content"] == "The capital of Italy is Rome.");
+        CHECK(next.body["usage"]["prompt_tokens_details"]["cached_tokens"] >= 12);
+
+        body["model"] = "fast";
+        body["n"] = 3;
+        const Reply three = chat(server, body);
+        REQUIRE(three.body["choices"].size() == 3);
+        for (const json& c : three.body["choices"]) {
+            CHECK(c["message"]["content"] == three.body["choices"][0]["message"]["content"]);
+            CHECK_FALSE(c["message"].contains("reasoning"));
+        }
+        auto c = server.client();
+        CHECK(json::parse(c.Get("/v1/models")->body)["data"][1]["id"] == "deep");
+        CHECK(c.Get("/v1/models/fast")->status == 200);
+        const auto page = c.Get("/"), again = c.Get("/");
+        CHECK(page->get_header_value("Content-Type") == "text/html; charset=utf-8");
+        CHECK(page->get_header_value("Content-Security-Policy").find("default-src 'none'") == 0);
+        CHECK(page->body.find("NONCE") == std::string::npos);
+        CHECK(page->body != again->body);
+        CHECK(c.Get("/v1/models/slow")->status == 404);
+    }
+
+    TEST_CASE("serve: tools, schemas, stops, budgets, logprobs") {
+        const ServerProcess server;
+        json body = question("What is the weather in Paris?");
+        body["tools"] = {kWeather};
+        Reply r = chat(server, body);
+        REQUIRE(r.status == 200);
+        json choice = r.body["choices"][0];
+        CHECK(choice["finish_reason"] == "tool_calls");
+        CHECK(choice["message"]["tool_calls"][0]["function"]["name"] == "get_weather");
+        CHECK(json::parse(
+                  choice["message"]["tool_calls"][0]["function"]["arguments"].get<std::string>())["city"] ==
+              "Paris");
+        std::string name, arguments;
+        for (const std::string& e : stream(server, body)) {
+            if (e == "[DONE]") continue;
+            const json delta = json::parse(e)["choices"][0]["delta"];
+            if (!delta.contains("tool_calls")) continue;
+            const json& f = delta["tool_calls"][0]["function"];
+            name += f.value("name", "");
+            arguments += f["arguments"].get<std::string>();
+        }
+        CHECK(name == "get_weather");
+        CHECK(json::parse(arguments) == json{{"city", "Paris"}});
+
+        body = question("Hello");
+        body["tools"] = {kWeather, kTime};
+        for (const char* effort : {"none", "high"}) {
+            body["reasoning_effort"] = effort;
+            body["tool_choice"] = "required";
+            r = chat(server, body);
+            REQUIRE(r.status == 200);
+            const std::string called = r.body["choices"][0]["message"]["tool_calls"][0]["function"]["name"];
+            CHECK((called == "get_weather" || called == "get_time"));
+            body["tool_choice"] = {{"type", "function"}, {"function", {{"name", "get_time"}}}};
+            r = chat(server, body);
+            CHECK(r.body["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "get_time");
+        }
+        body["tool_choice"] = "none";
+        CHECK_FALSE(chat(server, body).body["choices"][0]["message"].contains("tool_calls"));
+
+        body = question("What is 48 + 37?");
+        body["response_format"] = {
+            {"type", "json_schema"},
+            {"json_schema",
+             {{"name", "sum"},
+              {"schema",
+               {{"type", "object"},
+                {"properties", {{"sum", {{"type", "integer"}}}, {"ok", {{"type", "boolean"}}}}},
+                {"required", {"sum", "ok"}}}}}}};
+        for (const char* effort : {"none", "high"}) {
+            body["reasoning_effort"] = effort;
+            r = chat(server, body);
+            REQUIRE(r.status == 200);
+            const json document = json::parse(r.body["choices"][0]["message"]["content"].get<std::string>());
+            CHECK(document["sum"].is_number_integer());
+            CHECK(document["ok"].is_boolean());
+            CHECK(r.body["choices"][0]["finish_reason"] == "stop");
+        }
+        body = question("What is 48 + 37?");
+        body["stop"] = {"37 ="};
+        r = chat(server, body);  // its thinking says "37 =" too
+        CHECK(r.body["choices"][0]["message"]["content"] == "48 + ");
+        CHECK(r.body["choices"][0]["message"]["reasoning"].get<std::string>().find("37 = 85") !=
+              std::string::npos);
+        body["thinking_budget"] = 4;
+        r = chat(server, body);
+        CHECK(r.body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 4);
+        body = question("What is 48 + 37?");
+        body["logprobs"] = true;
+        body["top_logprobs"] = 2;
+        r = chat(server, body);
+        std::string text;
+        for (const json& t : r.body["choices"][0]["logprobs"]["content"]) {
+            text += t["token"];
+            CHECK(t["top_logprobs"][0]["token"] == t["token"]);  // greedy
+            CHECK(t["logprob"] <= 0);
+        }
+        CHECK(text.find(r.body["choices"][0]["message"]["content"].get<std::string>()) != std::string::npos);
+        body["max_tokens"] = 3;
+        CHECK(chat(server, body).body["choices"][0]["finish_reason"] == "length");
+
+        const Reply plain = post(
+            server, "/v1/completions",
+            {{"prompt", "The capital of France"}, {"max_tokens", 2}, {"temperature", 0}, {"echo", true}});
+        CHECK(plain.body["choices"][0]["text"] == "The capital of France is Paris");
+        const Reply ids = post(server, "/tokenize", {{"content", "<|im_end|> hello"}});
+        CHECK(post(server, "/detokenize", {{"tokens", ids.body["tokens"]}}).body["content"] ==
+              "<|im_end|> hello");
+        CHECK(post(server, "/apply-template", question("Hi"))
+                  .body["prompt"]
+                  .get<std::string>()
+                  .find("user\nHi<|im_end|>") != std::string::npos);
+    }
+
+    TEST_CASE("serve: bad requests are told what is wrong and end nothing") {
+        const ServerProcess server({"--strict-params", "-c", "256"});
+        const auto refused = [&](json change, const char* param, const char* code = "invalid_value") {
+            json body = question("Hi");
+            body.update(change);
+            const Reply r = chat(server, body);
+            CAPTURE(body.dump());
+            CHECK(r.status == 400);
+            CHECK(r.body["error"]["type"] == "invalid_request_error");
+            CHECK(r.body["error"]["param"] == param);
+            CHECK(r.body["error"]["code"] == code);
+        };
+        refused({{"messages", json::array()}}, "messages");
+        refused({{"messages", {{{"role", "robot"}, {"content", "x"}}}}}, "messages[0].role");
+        refused({{"temperature", "0.7"}}, "temperature");
+        refused({{"temperature", -1}}, "temperature");
+        refused({{"top_p", 1.1}}, "top_p");
+        refused({{"max_tokens", 0}}, "max_tokens");
+        refused({{"max_tokens", 1.5}}, "max_tokens");
+        refused({{"n", 9}}, "n");
+        refused({{"stop", {""}}}, "stop");
+        refused({{"logit_bias", {{"-1", 1}}}}, "logit_bias");
+        refused({{"top_logprobs", 2}}, "top_logprobs");
+        refused({{"tool_choice", "required"}}, "tool_choice");
+        refused({{"tools", {kTime, kTime}}}, "tools[1].function.name");
+        refused({{"chat_template_kwargs", {{"chat_template", "x"}}}}, "chat_template_kwargs.chat_template");
+        refused({{"response_format", {{"type", "xml"}}}}, "response_format.type");
+        refused({{"grammar", "root ::= x"}}, "grammar", "unsupported_parameter");
+        refused({{"surprise", 1}}, "surprise", "unknown_parameter");
+        std::string words;
+        for (int i = 0; i < 400; ++i) words += "word ";
+        refused({{"messages", {{{"role", "user"}, {"content", words}}}}}, "messages",
+                "context_length_exceeded");
+        CHECK(
+            chat(server, {{"model", "other"}, {"messages", {{{"role", "user"}, {"content", "x"}}}}}).status ==
+            404);
+        for (const std::string text :
+             {"", "null", "[]", "{", "{\"a\":NaN}", "{\"messages\":[],\"messages\":[]}"}) {
+            CAPTURE(text);
+            CHECK(chat(server, text).status == 400);
+        }
+        CHECK(chat(server, std::string(1000000, '[')).status == 400);
+        CHECK(chat(server, question("still there?")).status == 200);
+    }
+
+    TEST_CASE("serve: the protocol's odd corners get a proper answer") {
+        const ServerProcess server;
+        const std::string post = "POST /v1/chat/completions HTTP/1.1\r\n", host = "Host: localhost\r\n";
+        const auto status = [&](const std::string& request) {
+            Raw raw(server.port());
+            raw.send(request);
+            const std::string reply = raw.receive();
+            return reply.size() > 12 ? std::atoi(reply.c_str() + 9) : 0;
+        };
+        CHECK(status(post + host + "Transfer-Encoding: chunked\r\n\r\n-2\r\nabc\r\n") == 411);
+        CHECK(status(post + host + "\r\n{}") == 411);
+        CHECK(status(post + host + "Content-Length: 99999999999\r\n\r\n") == 413);
+        CHECK(status(post + host + "Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}") == 400);
+        CHECK(status(post + host + "Content-Type: text/plain\r\nContent-Length: 2\r\n\r\n{}") == 415);
+        CHECK(status("GET /v1/models HTTP/1.1\r\n\r\n") == 400);
+        CHECK(status("GET /v1/models HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n") == 400);
+        CHECK(status("GET /v1/models HTTP/1.1\r\nHost: evil.example\r\n\r\n") == 403);
+        CHECK(status("GET /v1/models HTTP/1.1\r\n" + host + "Origin: http://evil.example\r\n\r\n") == 403);
+        CHECK(status("GET /nowhere HTTP/1.1\r\n" + host + "\r\n") == 404);
+        CHECK(status("DELETE /v1/models HTTP/1.1\r\n" + host + "\r\n") == 405);
+        CHECK(status("GET /" + std::string(20000, 'a') + " HTTP/1.1\r\n" + host + "\r\n") == 414);
+        CHECK(status(std::string("\x16\x03\x01\x02\x00\x01", 6) + "\r\n\r\n") == 400);
+        std::string flood;
+        for (int i = 0; i < 5000; ++i) flood += "X-" + std::to_string(i) + ": y\r\n";
+        CHECK(status("GET /health HTTP/1.1\r\n" + host + flood + "\r\n") == 400);
+
+        std::vector<std::unique_ptr<Raw>> idle;
+        for (int i = 0; i < 300; ++i) idle.push_back(std::make_unique<Raw>(server.port()));
+        for (auto& raw : idle) raw->send("GET /heal");
+        CHECK(status("GET /health HTTP/1.1\r\n" + host + "\r\n") == 200);
+    }
+
+    TEST_CASE("serve: keys, and who may be reached without one") {
+        const ServerProcess server({"--api-key", "secret,other"});
+        auto c = server.client();
+        CHECK(c.Get("/health")->status == 200);
+        for (const char* path : {"/v1/models", "/metrics", "/props", "/slots"})
+            CHECK(c.Get(path)->status == 401);
+        for (const char* key : {"Bearer secre", "Bearer secrets", "secret", "Bearer", "Basic secret"})
+            CHECK(c.Get("/v1/models", {{"Authorization", key}})->status == 401);
+        CHECK(c.Get("/v1/models", {{"Authorization", "Bearer secret"}})->status == 200);
+        CHECK(c.Get("/v1/models", {{"x-api-key", "other"}})->status == 200);
+        const std::string command = std::string(QUERN_BINARY) + " serve --host 0.0.0.0 --port 0 2>/dev/null";
+        CHECK(WEXITSTATUS(std::system(command.c_str())) == 2);
+        const std::string taken =
+            std::string(QUERN_BINARY) + " serve --port " + std::to_string(server.port()) + " 2>/dev/null";
+        CHECK(WEXITSTATUS(std::system(taken.c_str())) == 7);
+    }
+
+    TEST_CASE("serve: a client that leaves frees its place in every phase; a full queue says so") {
+        const ServerProcess server({"-np", "1", "--queue", "1"});
+        json endless = question("Tell me a story.");
+        endless["ignore_eos"] = true;
+        endless["stream"] = true;
+        {
+            Raw decoding(server.port());
+            decoding.send(http("/v1/chat/completions", endless.dump()));
+            CHECK(decoding.receive().find("200 OK") != std::string::npos);
+            CHECK(server.reaches("quern_requests_running", 1));
+            {
+                Raw waiting(server.port());
+                waiting.send(http("/v1/chat/completions", endless.dump()));
+                CHECK(server.reaches("quern_requests_queued", 1));
+                auto c = server.client();
+                const auto full = c.Post("/v1/chat/completions", endless.dump(), "application/json");
+                CHECK(full->status == 429);
+                CHECK(full->has_header("Retry-After"));
+            }
+            CHECK(server.reaches("quern_requests_queued", 0));
+        }
+        CHECK(server.reaches("quern_requests_running", 0));
+        endless["stream"] = false;
+        {
+            Raw silent(server.port());
+            silent.send(http("/v1/chat/completions", endless.dump()));
+            CHECK(server.reaches("quern_requests_running", 1));
+        }
+        CHECK(server.reaches("quern_requests_running", 0));
+        CHECK(server.metric("quern_cancelled_total{phase=\"decode\"}") +
+                  server.metric("quern_cancelled_total{phase=\"prefill\"}") ==
+              2);
+        CHECK(server.metric("quern_cancelled_total{phase=\"queued\"}") == 1);
+        CHECK(chat(server, question("What is 2 + 2?")).status == 200);
+    }
+
+    TEST_CASE("serve: SIGTERM lets answers end, a second one does not") {
+        json longer = question("Tell me a story.");
+        longer["ignore_eos"] = true;
+        longer["max_tokens"] = 300;
+        {
+            ServerProcess server({"--drain-timeout", "600"});  // sanitizers are slow
+            int status = 0;
+            std::thread asking([&] { status = chat(server, longer).status; });
+            CHECK(server.reaches("quern_requests_running", 1));
+            server.signal(SIGTERM);
+            CHECK(server.wait() == 0);
+            asking.join();
+            CHECK(status == 200);
+        }
+        longer["max_tokens"] = 100000;
+        ServerProcess server({"--drain-timeout", "1000"});
+        Raw raw(server.port());
+        raw.send(http("/v1/chat/completions", longer.dump()));
+        CHECK(server.reaches("quern_requests_running", 1));
+        server.signal(SIGTERM);
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        server.signal(SIGTERM);
+        CHECK(server.wait() == 143);
+    }
+}
+
+}  // namespace
+}  // namespace quern

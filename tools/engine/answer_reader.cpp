@@ -1,0 +1,223 @@
+#include "tools/engine/answer_reader.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+namespace quern {
+namespace {
+
+constexpr const char* kCloseThinking = "\n</think>\n\n";
+constexpr const char* kAfterThinking = "\n\n";
+
+std::vector<std::string> tool_names(const nlohmann::ordered_json& tools) {
+    std::vector<std::string> names;
+    if (!tools.is_array()) return names;
+    for (const auto& tool : tools) {
+        const auto& f = tool.contains("function") ? tool["function"] : tool;
+        if (f.contains("name") && f["name"].is_string()) names.push_back(f["name"].get<std::string>());
+    }
+    return names;
+}
+
+/// How much of the end of `text` may be the beginning of `stop`.
+size_t overlap(std::string_view text, std::string_view stop) {
+    for (size_t n = std::min(text.size(), stop.size()); n > 0; --n)
+        if (text.substr(text.size() - n) == stop.substr(0, n)) return n;
+    return 0;
+}
+
+}  // namespace
+
+std::string StopFinder::push(std::string_view text) {
+    if (found_) return {};
+    held_ += text;
+    size_t first = std::string::npos, held = 0;
+    for (const std::string& stop : stops_) {
+        const size_t at = held_.find(stop);
+        if (at < first) {
+            first = at;
+            found_ = stop;
+        }
+        held = std::max(held, overlap(held_, stop));
+    }
+    const size_t sure = found_ ? first : held_.size() - held;
+    std::string out = held_.substr(0, sure);
+    held_.erase(0, sure);
+    return out;
+}
+
+std::string StopFinder::flush() { return found_ ? std::string() : std::move(held_); }
+
+AnswerReader::AnswerReader(const Tokenizer& tokenizer, AnswerRules rules, std::vector<int32_t> stop_ids)
+    : tokenizer_(tokenizer),
+      rules_(std::move(rules)),
+      stop_ids_(std::move(stop_ids)),
+      call_id_(tokenizer.find_added("<tool_call>")),
+      parser_(rules_.chat && rules_.thinking_open,
+              rules_.calls == AnswerRules::Calls::none ? nlohmann::ordered_json() : rules_.tools),
+      decoder_(tokenizer, true),
+      stop_(rules_.stops),
+      matcher_(rules_.schema),
+      names_(tool_names(rules_.tools)) {
+    if (names_.empty()) rules_.calls = AnswerRules::Calls::none;
+    matching_ = rules_.schema != nullptr && !parser_.in_reasoning();
+}
+
+/// How a demanded call begins; the name is left to the model where there is a choice.
+std::string AnswerReader::call_prefix() {
+    call_begun_ = true;
+    const std::string begin = "<tool_call>\n<function=";
+    if (!rules_.call_name.empty()) return begin + rules_.call_name + ">\n";
+    if (names_.size() == 1) return begin + names_.front() + ">\n";
+    name_ = "";
+    return begin;
+}
+
+std::vector<int32_t> AnswerReader::opening() {
+    if (rules_.calls != AnswerRules::Calls::required || parser_.in_reasoning()) return {};
+    const std::string text = call_prefix();
+    parse(text);  // no call is complete yet: nothing to deliver
+    return tokenizer_.encode(text, Tokenizer::Markers::control);
+}
+
+void AnswerReader::attach(Request& request, std::function<bool(const AnswerDelta&)> deliver) {
+    request.on_token = [this, deliver = std::move(deliver)](int32_t id) { return push(id, deliver); };
+    request.keep_answer = [this] { return keep(); };
+    const bool required = rules_.calls == AnswerRules::Calls::required;
+    if (required || rules_.thinking_budget >= 0) request.force = [this] { return forced(); };
+    const bool no_calls = rules_.calls == AnswerRules::Calls::none && !names_.empty();
+    if (required || no_calls || rules_.schema) request.allow = [this](int32_t id) { return allows(id); };
+    if (rules_.top_logprobs >= 0)
+        request.on_logits = [this](int32_t id, std::span<const float> row) { note_logits(id, row); };
+}
+
+ChatDelta AnswerReader::parse(std::string_view text) {
+    if (rules_.chat) return parser_.push(text);
+    ChatDelta plain;
+    plain.content = text;
+    return plain;
+}
+
+bool AnswerReader::push(int32_t id, const std::function<bool(const AnswerDelta&)>& deliver) {
+    ++tokens_;
+    const bool reasoning = parser_.in_reasoning();
+    if (reasoning) {
+        // What closes the thinking in the model's place is no thinking.
+        if (rules_.thinking_budget < 0 || reasoning_tokens_ < rules_.thinking_budget) ++reasoning_tokens_;
+        logprobs_.clear();  // reports are about the content
+    } else if (forced_left_ > 0) {
+        // Our own words, which are as they should be.
+    } else if (name_) {
+        *name_ += tokenizer_.piece(id);
+        if (name_->find('>') != std::string::npos) name_.reset();
+    } else if (rules_.schema && call_id_ == id) {
+        matching_ = false;  // a call in place of the document
+    } else if (matching_) {
+        matcher_.push(tokenizer_.piece(id));
+    }
+    const AnswerDelta delta = read(parse(decoder_.push(id)));
+    forced_left_ -= forced_left_ > 0;
+    just_closed_ = reasoning && !parser_.in_reasoning();
+    if (just_closed_ && rules_.schema && calls_ == 0) matching_ = true;
+    if (matching_ && matcher_.finished()) ended_ = true;
+    const bool go_on = delta.empty() || deliver(delta);
+    return go_on && !ended_;
+}
+
+AnswerDelta AnswerReader::read(const ChatDelta& parsed) {
+    AnswerDelta out;
+    out.reasoning = parsed.reasoning;
+    out.content = stop_.push(parsed.content);
+    reasoned_ = reasoned_ || !parsed.reasoning.empty();
+    for (const ToolCallDelta& call : parsed.tool_calls) {
+        if (!rules_.parallel_calls && calls_ > 0) break;
+        out.tool_calls.push_back(call);
+        ++calls_;
+    }
+    if (stop_.found() || (!rules_.parallel_calls && calls_ > 0)) ended_ = true;
+    content_ += out.content;
+    if (!out.ChatDelta::empty()) out.logprobs = std::move(logprobs_), logprobs_.clear();
+    return out;
+}
+
+AnswerDelta AnswerReader::finish(FinishReason reason) {
+    ChatDelta rest = parse(decoder_.flush());
+    if (rules_.chat) {
+        const ChatDelta last = parser_.finish(reason != FinishReason::stop && !ended_);
+        rest.reasoning += last.reasoning;
+        rest.content += last.content;
+        rest.tool_calls.insert(rest.tool_calls.end(), last.tool_calls.begin(), last.tool_calls.end());
+    }
+    AnswerDelta out = read(rest);
+    const std::string held = stop_.flush();
+    out.content += held;
+    content_ += held;
+    out.logprobs.insert(out.logprobs.end(), logprobs_.begin(), logprobs_.end());
+    return out;
+}
+
+std::vector<int32_t> AnswerReader::forced() {
+    const bool demanded = rules_.calls == AnswerRules::Calls::required && !call_begun_ && calls_ == 0;
+    std::string text;
+    if (parser_.in_reasoning()) {
+        if (rules_.thinking_budget < 0 || reasoning_tokens_ < rules_.thinking_budget) return {};
+        text = kCloseThinking;
+    } else if (!demanded) {
+        return {};
+    } else if (just_closed_) {
+        text = kAfterThinking;
+    }
+    if (demanded) text += call_prefix();
+    auto ids = tokenizer_.encode(text, Tokenizer::Markers::control);
+    forced_left_ = ids.size();
+    return ids;
+}
+
+bool AnswerReader::allows_name(std::string_view piece) const {
+    const std::string text = *name_ + std::string(piece);
+    return std::any_of(names_.begin(), names_.end(), [&](const std::string& name) {
+        const std::string whole = name + ">";
+        return text.size() <= whole.size() ? whole.compare(0, text.size(), text) == 0
+                                           : text.compare(0, whole.size(), whole) == 0;
+    });
+}
+
+bool AnswerReader::allows(int32_t id) const {
+    const bool stop = std::find(stop_ids_.begin(), stop_ids_.end(), id) != stop_ids_.end();
+    if (rules_.calls == AnswerRules::Calls::none && !names_.empty() && call_id_ == id) return false;
+    if (parser_.in_reasoning()) return !stop || rules_.calls != AnswerRules::Calls::required;
+    if (name_)
+        return !tokenizer_.is_added(id) && !tokenizer_.piece(id).empty() && allows_name(tokenizer_.piece(id));
+    if (rules_.calls == AnswerRules::Calls::required && calls_ == 0) return !stop;
+    if (!matching_) return true;
+    if (stop) return matcher_.complete();
+    if (call_id_ == id) return rules_.calls == AnswerRules::Calls::free && content_.empty();
+    return !tokenizer_.is_added(id) && matcher_.accepts(tokenizer_.piece(id));
+}
+
+void AnswerReader::note_logits(int32_t id, std::span<const float> logits) {
+    const size_t vocab = std::min(logits.size(), static_cast<size_t>(tokenizer_.size()));
+    const auto row = logits.first(vocab);
+    const double highest = *std::max_element(row.begin(), row.end());
+    double sum = 0;
+    for (const float x : row) sum += std::exp(x - highest);
+    const double norm = highest + std::log(sum);
+    TokenLogprob report{id, row[static_cast<size_t>(id)] - norm, {}};
+    std::vector<int32_t> order(vocab);
+    std::iota(order.begin(), order.end(), 0);
+    const size_t wanted = std::min<size_t>(static_cast<size_t>(rules_.top_logprobs), vocab);
+    std::partial_sort(order.begin(), order.begin() + static_cast<ptrdiff_t>(wanted), order.end(),
+                      [&](int32_t a, int32_t b) {
+                          const float x = row[static_cast<size_t>(a)], y = row[static_cast<size_t>(b)];
+                          return x != y ? x > y : a < b;
+                      });
+    for (size_t i = 0; i < wanted; ++i)
+        report.top.emplace_back(order[i], row[static_cast<size_t>(order[i])] - norm);
+    logprobs_.push_back(std::move(report));
+}
+
+/// Whether the next turn's prompt will show this answer as it was generated.
+bool AnswerReader::keep() const { return !reasoned_ || calls_ > 0 || rules_.preserve_thinking; }
+
+}  // namespace quern

@@ -1,0 +1,118 @@
+// AnswerReader: from the tokens of an answer to thinking, content and tool calls, and what may come next.
+//
+// Joins decoder and parser, ends the answer where its rules say so, and steers generation through the hooks
+// of Request: closes thinking that used up its budget, begins a call that was demanded, refuses tokens that a
+// schema or a rule forbids. One reader an answer; used by the thread that owns the engine.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "models/chat_format.h"
+#include "models/tokenizer.h"
+#include "tools/engine/json_schema.h"
+#include "tools/engine/request.h"
+
+namespace quern {
+
+struct AnswerRules {
+    enum class Calls { free, none, required };
+
+    bool chat = true;                // false: plain text goes on, without thinking and calls
+    bool thinking_open = false;      // RenderedPrompt::thinking_open
+    nlohmann::ordered_json tools;    // as for render_chat
+    Calls calls = Calls::free;       // without tools: as none
+    std::string call_name;           // required: this tool; empty: any
+    bool parallel_calls = true;      // false: the answer ends after one call
+    int64_t thinking_budget = -1;    // tokens; then the thinking is closed for the model. -1: none
+    bool preserve_thinking = false;  // later prompts show the thinking of this answer
+    std::vector<std::string> stops;  // end the content where one of them would begin; never inside thinking
+    std::shared_ptr<const JsonSchema> schema;  // what the content must be
+    int top_logprobs = -1;  // alternatives to report beside each token of the content; -1: no report
+};
+
+struct TokenLogprob {
+    int32_t id;
+    double logprob;
+    std::vector<std::pair<int32_t, double>> top;  // likeliest first
+};
+
+struct AnswerDelta : ChatDelta {
+    std::vector<TokenLogprob> logprobs;
+
+    bool empty() const { return ChatDelta::empty() && logprobs.empty(); }
+};
+
+/// Looks for stop texts in a stream: holds back what may become one.
+class StopFinder {
+  public:
+    explicit StopFinder(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+    /// What of the text so far is certainly before any stop.
+    std::string push(std::string_view text);
+    std::string flush();
+    const std::optional<std::string>& found() const { return found_; }
+
+  private:
+    std::vector<std::string> stops_;
+    std::string held_;
+    std::optional<std::string> found_;
+};
+
+class AnswerReader {
+  public:
+    /// `tokenizer` must outlive the reader.
+    AnswerReader(const Tokenizer& tokenizer, AnswerRules rules, std::vector<int32_t> stop_ids);
+
+    /// Tokens that the answer begins with, to be added to the prompt. Call once, before attach.
+    std::vector<int32_t> opening();
+    /// Sets the hooks of `request`. `deliver` gets what is new and says whether to go on. The reader must
+    /// outlive the request.
+    void attach(Request& request, std::function<bool(const AnswerDelta&)> deliver);
+    /// At the end of generation, once: what was held back.
+    AnswerDelta finish(FinishReason reason);
+
+    const Message& message() const { return parser_.message(); }
+    /// The content as delivered: ends before the stop text.
+    const std::string& content() const { return content_; }
+    /// It ended by a rule: a stop text, the one call that was allowed, a complete document.
+    bool ended() const { return ended_; }
+    const std::optional<std::string>& stop_text() const { return stop_.found(); }
+    int64_t tokens() const { return tokens_; }
+    int64_t reasoning_tokens() const { return reasoning_tokens_; }
+
+  private:
+    bool push(int32_t id, const std::function<bool(const AnswerDelta&)>& deliver);
+    AnswerDelta read(const ChatDelta& parsed);
+    ChatDelta parse(std::string_view text);
+    std::string call_prefix();
+    std::vector<int32_t> forced();
+    bool allows(int32_t id) const;
+    bool allows_name(std::string_view piece) const;
+    void note_logits(int32_t id, std::span<const float> logits);
+    bool keep() const;
+
+    const Tokenizer& tokenizer_;
+    AnswerRules rules_;
+    std::vector<int32_t> stop_ids_;
+    std::optional<int32_t> call_id_;  // of <tool_call>
+    ChatParser parser_;
+    StreamDecoder decoder_;
+    StopFinder stop_;
+    JsonMatcher matcher_;
+    std::string content_;
+    std::vector<TokenLogprob> logprobs_;
+    std::optional<std::string> name_;  // while the name of a demanded call is written: what there is of it
+    std::vector<std::string> names_;
+    size_t calls_ = 0;
+    size_t forced_left_ = 0;  // tokens still to come that were not the model's choice
+    bool call_begun_ = false, ended_ = false, reasoned_ = false;
+    bool just_closed_ = false;  // the last token ended the thinking
+    bool matching_ = false;     // the content has begun and the schema rules it
+    int64_t tokens_ = 0, reasoning_tokens_ = 0;
+};
+
+}  // namespace quern

@@ -1,0 +1,254 @@
+#include "tools/engine/memory_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+#include "ggml-like/check.h"
+#include "tools/engine/plan_cache.h"
+#include "tools/engine/state_pool.h"
+
+namespace quern {
+namespace {
+
+constexpr int64_t kCaptureReserve = 64ll << 20;  // captured steps, and what a driver takes now and then
+constexpr int64_t kUploadReserve = 128ll << 20;  // buffers of the load
+constexpr int64_t kCpuStep = 512, kGpuStep = 2048;
+
+/// State tensors with shapes but no memory of their own, to build graphs that are only measured.
+class PlannedState final : public StateViews {
+  public:
+    PlannedState(const std::vector<StateSpec>& specs, int64_t slots, int64_t pages) {
+        for (const StateSpec& spec : specs) {
+            Tensor t = state_tensor(spec, spec.paged ? pages : slots);
+            t.data = &nowhere_;
+            tensors_[{spec.layer, spec.role}] = t;
+        }
+    }
+    Tensor find(int layer, StateRole role) const override { return tensors_.at({layer, role}); }
+    bool has(int layer, StateRole role) const override { return tensors_.contains({layer, role}); }
+
+  private:
+    std::map<std::pair<int, StateRole>, Tensor> tensors_;
+    mutable char nowhere_ = 0;
+};
+
+DType kv_dtype(const std::string& name, const Backend& backend) {
+    if (name == "auto") return backend.activation_dtype();
+    if (name == "f32") return DType::F32;
+    if (name == "bf16") return DType::BF16;
+    if (name == "f16") return DType::F16;
+    FAIL(usage, "KV cache type '{}' is not supported; choose auto, f32, bf16 or f16", name);
+}
+
+void check_options(const EngineOptions& o, int64_t longest) {
+    if (o.sequences < 1 || o.sequences > 1024)
+        FAIL(usage, "{} sequences at the same time; choose 1 to 1024", o.sequences);
+    if (o.step_tokens < 0 || o.step_tokens > 1 << 16)
+        FAIL(usage, "{} tokens in a step; choose 1 to 65536, or 0 for what suits the backend", o.step_tokens);
+    if (o.prompt_logits < 1) FAIL(usage, "{} rows of logits in a step; choose at least 1", o.prompt_logits);
+    if (o.context < 0) FAIL(usage, "the context is {} tokens; it must be positive", o.context);
+    if (o.context > longest)
+        FAIL(usage, "a context of {} tokens was asked for, but this model was made for {}", o.context,
+             longest);
+}
+
+int64_t aligned(int64_t bytes) { return (bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment; }
+
+void count_weights(MemoryPlan& plan, const Model& model, const Backend& backend) {
+    for (const WeightUse& use : model.weight_uses()) {
+        if (use.again) continue;
+        int64_t bytes = use.vector != nullptr ? aligned(use.vector->bytes()) : 0;
+        if (use.matrix != nullptr) bytes = backend.placed_bytes(*use.matrix, use.order);
+        if (use.experts != nullptr) bytes = backend.placed_bytes(*use.experts, use.order);
+        if (bytes == 0) plan.mapped += use.bytes();
+        const auto same = [&](const MemoryPlan::Group& g) { return g.name == use.group; };
+        auto group = std::find_if(plan.weights.begin(), plan.weights.end(), same);
+        if (group == plan.weights.end()) group = plan.weights.insert(group, {use.group, 0});
+        group->bytes += bytes;
+    }
+}
+
+/// Steps whose memory bounds that of all others: prompts of every power of two and the longest, alone and
+/// with as many sequences as may run.
+std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, int64_t vocab) {
+    std::vector<int64_t> lengths = {plan.step_tokens};
+    for (int64_t t = 1; t < plan.step_tokens; t *= 2) lengths.push_back(t);
+    std::vector<BatchShape> shapes;
+    const auto add = [&](int64_t tokens, int64_t sequences) {
+        shapes.push_back({.tokens = tokens,
+                          .sequences = sequences,
+                          .logit_rows = std::min(tokens, plan.prompt_logits + sequences),
+                          .pages = plan.pages(),
+                          .vocab = vocab});
+    };
+    for (int64_t tokens : lengths) {
+        const int64_t most = std::min(plan.sequences, tokens);
+        add(tokens, 1);
+        if (most > 1) add(tokens, most);
+    }
+    const int64_t bucket = decode_bucket(std::min(plan.sequences, plan.step_tokens));
+    add(bucket, bucket);
+    return shapes;
+}
+
+/// First fit is not monotonic in the sizes it is given: a smaller step may need a little more.
+int64_t with_slack(int64_t bytes) { return bytes + bytes / 32; }
+
+void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend) {
+    const PlannedState state(plan.specs, plan.sequences, plan.sequences * plan.pages());
+    for (const BatchShape& shape : widest_shapes(plan, model.info().vocab)) {
+        const ArenaPlan arena = plan_memory(model.build(shape, state, backend.activation_dtype()).graph);
+        plan.arena = std::max(plan.arena, with_slack(arena.arena_bytes));
+        plan.inputs = std::max(plan.inputs, arena.input_bytes);
+    }
+}
+
+/// The longest context that fits beside everything else. Without a device of its own a process takes half of
+/// what is free: other programs want memory too.
+int64_t largest_context(const MemoryPlan& plan) {
+    const int64_t page = page_bytes(plan.specs) * plan.sequences;
+    if (page == 0) return plan.model_context;
+    const int64_t left = plan.device.exact ? plan.device.free_bytes - (plan.needed() - plan.kv)
+                                           : plan.device.free_bytes / 2 - (plan.needed() - plan.kv);
+    return std::clamp(left / page * kPageTokens, std::min<int64_t>(kPageTokens, plan.model_context),
+                      plan.model_context);
+}
+
+double giga(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
+
+/// "1.23 GB", "20.5 kB"
+std::string size(int64_t bytes) {
+    const auto b = static_cast<double>(bytes);
+    if (b >= 1e9) return fmt::format("{:.2f} GB", b / 1e9);
+    if (b >= 1e6) return fmt::format("{:.1f} MB", b / 1e6);
+    return fmt::format("{:.1f} kB", b / 1e3);
+}
+
+struct Line {
+    std::string name;
+    int64_t planned;
+    int64_t measured;  // -1: not on its own
+    std::string note;
+};
+
+std::vector<Line> lines_of(const MemoryPlan& p, const MemoryMeasured* m) {
+    std::vector<Line> lines;
+    for (const MemoryPlan::Group& g : p.weights)
+        if (g.bytes > 0) lines.push_back({"  " + g.name, g.bytes, -1, ""});
+    lines.push_back(
+        {"weights", p.weight_bytes(), m ? m->weights : -1,
+         p.mapped > 0 ? fmt::format("and {} read where the files are mapped", size(p.mapped)) : ""});
+    lines.push_back({"  KV cache", p.kv, -1,
+                     fmt::format("{} a token x {} tokens x {} sequence{}", size(p.token_bytes), p.context,
+                                 p.sequences, p.sequences == 1 ? "" : "s")});
+    lines.push_back({"  recurrent", p.recurrent, -1, fmt::format("{} a sequence", size(p.slot_bytes))});
+    lines.push_back({"state", p.state_bytes(), m ? m->state : -1, ""});
+    lines.push_back({"scratch", p.scratch_bytes(), m ? m->scratch : -1,
+                     fmt::format("steps of up to {} tokens", p.step_tokens)});
+    if (p.reserve > 0)
+        lines.push_back({"reserve", p.reserve, m ? m->other : -1, "upload buffers, captured steps"});
+    return lines;
+}
+
+std::string table(const MemoryPlan& p, const MemoryMeasured* m) {
+    std::string text = fmt::format("memory    {}: {:.2f} GB, {:.2f} GB free before\n", p.device_name,
+                                   giga(p.device.total_bytes), giga(p.device.free_bytes));
+    text += fmt::format("  {:<18}{:>12}{}\n", "", "planned", m ? "    measured" : "");
+    const auto cell = [](int64_t bytes) {
+        return bytes < 0 ? std::string() : fmt::format("{:.1f} MB", giga(bytes) * 1e3);
+    };
+    for (const Line& l : lines_of(p, m)) {
+        std::string line =
+            fmt::format("  {:<18}{:>12}{:>12}  {}", l.name, cell(l.planned), cell(l.measured), l.note);
+        text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+    }
+    const int64_t all = m ? m->weights + m->state + m->scratch + m->other : -1;
+    text += fmt::format("  {:<18}{:>12}{}\n", "together", cell(p.needed()),
+                        m ? fmt::format("{:>12}", cell(all)) : "");
+    const char* why =
+        p.context < p.model_context ? ", the largest that fits" : ", all the model was made for";
+    return text + fmt::format("  context {} tokens{}\n", p.context, p.context_chosen ? why : "");
+}
+
+}  // namespace
+
+int64_t MemoryPlan::pages() const { return (context + kPageTokens - 1) / kPageTokens; }
+
+int64_t MemoryPlan::weight_bytes() const {
+    int64_t bytes = 0;
+    for (const Group& g : weights) bytes += g.bytes;
+    return bytes;
+}
+
+MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const EngineOptions& options,
+                            bool weights_placed) {
+    const ModelInfo& info = model.info();
+    check_options(options, info.context);
+    MemoryPlan plan;
+    plan.device_name = backend.name() + ", " + backend.description();
+    plan.device = backend.memory_info();
+    plan.specs = model.state_specs(
+        {.kv = kv_dtype(options.kv_type, backend), .conv = backend.activation_dtype(), .journal = 0});
+    plan.model_context = info.context;
+    plan.context_chosen = options.context == 0;
+    plan.context = plan.context_chosen ? info.context : options.context;
+    plan.sequences = options.sequences;
+    plan.step_tokens = options.step_tokens > 0 ? options.step_tokens
+                       : backend.captures()    ? kGpuStep
+                                               : kCpuStep;
+    plan.prompt_logits = std::min(options.prompt_logits, plan.step_tokens);
+    if (!weights_placed) count_weights(plan, model, backend);
+    plan.token_bytes = page_bytes(plan.specs) / kPageTokens;
+    plan.slot_bytes = slot_bytes(plan.specs);
+    plan.recurrent = slots_bytes(plan.specs, plan.sequences);
+    if (plan.device.exact) plan.reserve = kCaptureReserve + (weights_placed ? 0 : kUploadReserve);
+    count_scratch(plan, model, backend);
+    if (plan.context_chosen) plan.context = largest_context(plan);
+    plan.kv = pages_bytes(plan.specs, plan.sequences * plan.pages());
+    return plan;
+}
+
+void require_fit(const MemoryPlan& p) {
+    const int64_t have = p.device.free_bytes;
+    if (p.needed() <= have) return;
+    const std::string where = fmt::format("{:.2f} of {:.2f} GB are free on {}", giga(have),
+                                          giga(p.device.total_bytes), p.device_name);
+    if (p.weight_bytes() + p.reserve > have)
+        FAIL(memory,
+             "not enough memory: the weights alone take {:.2f} GB, and {}; close what uses the memory or "
+             "choose a "
+             "smaller checkpoint{}",
+             giga(p.weight_bytes() + p.reserve), where,
+             p.device.exact ? ", or run on the CPU with -ngl 0" : "");
+    std::string advice = fmt::format("lower -c (now {}; {} for each 1000 tokens)", p.context,
+                                     size(1000 * p.token_bytes * p.sequences));
+    if (p.sequences > 1)
+        advice +=
+            fmt::format(" or -np (now {}; {} each)", p.sequences, size(p.kv / p.sequences + p.slot_bytes));
+    if (p.scratch_bytes() > have / 8) advice += fmt::format(" or -ub (now {})", p.step_tokens);
+    FAIL(memory,
+         "not enough memory: {:.2f} GB are needed (weights {:.2f}, KV cache {:.2f}, recurrent state {:.2f}, "
+         "scratch {:.2f}, reserve {:.2f}), and {}; {}",
+         giga(p.needed()), giga(p.weight_bytes()), giga(p.kv), giga(p.recurrent), giga(p.scratch_bytes()),
+         giga(p.reserve), where, advice);
+}
+
+std::string describe(const MemoryPlan& plan) { return table(plan, nullptr); }
+
+std::string describe(const MemoryPlan& plan, const MemoryMeasured& measured) {
+    const int64_t planned = plan.needed() - plan.reserve;
+    const int64_t found = measured.weights + measured.state + measured.scratch;
+    const double off =
+        100 * static_cast<double>(found - planned) / static_cast<double>(std::max<int64_t>(planned, 1));
+    std::string text = table(plan, &measured);
+    if (std::abs(off) > 1)
+        text += fmt::format(
+            "  warning: measured {:+.1f} % beside the plan; another program may use this device\n", off);
+    if (measured.other > plan.reserve)
+        text += fmt::format("  warning: {} beyond weights, state and scratch; {} were reserved\n",
+                            size(measured.other), size(plan.reserve));
+    return text;
+}
+
+}  // namespace quern

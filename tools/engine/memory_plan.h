@@ -1,0 +1,57 @@
+// MemoryPlan: what running a model takes of a device's memory, known before its weights are read.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/model.h"
+#include "tools/engine/engine.h"
+
+namespace quern {
+
+/// All sizes in bytes, as the backend stores things.
+struct MemoryPlan {
+    struct Group {
+        std::string name;
+        int64_t bytes;
+    };
+    std::vector<Group> weights;  // not yet placed; none of what the CPU reads where the files are mapped
+    int64_t mapped = 0;          // of the files, read in place
+
+    std::vector<StateSpec> specs;
+    int64_t context = 0, model_context = 0;  // tokens a sequence may hold; the most the model was made for
+    bool context_chosen = false;             // by what fits, not by the caller
+    int64_t sequences = 0, step_tokens = 0, prompt_logits = 0;
+    int64_t token_bytes = 0, kv = 0;        // of one token; of all sequences
+    int64_t slot_bytes = 0, recurrent = 0;  // of one sequence; of all
+    int64_t arena = 0, inputs = 0;          // shared by all steps: scratch and outputs; inputs
+    int64_t reserve = 0;  // captured graphs, upload buffers, what a driver takes now and then
+    std::string device_name;
+    MemoryInfo device;  // when this was planned
+
+    int64_t pages() const;  // of one sequence
+    int64_t weight_bytes() const;
+    int64_t state_bytes() const { return kv + recurrent; }
+    int64_t scratch_bytes() const { return arena + inputs; }
+    int64_t needed() const { return weight_bytes() + state_bytes() + scratch_bytes() + reserve; }
+};
+
+/// What was really taken, by the device's own count of free memory; only where that is exact.
+struct MemoryMeasured {
+    int64_t weights = 0, state = 0, scratch = 0, other = 0;
+};
+
+/// `weights_placed`: the model is loaded, and its weights are part of what is not free. Throws Error(usage)
+/// for options out of range.
+MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const EngineOptions& options,
+                            bool weights_placed);
+/// Throws Error(memory), naming what to lower, if it does not fit into what is free.
+void require_fit(const MemoryPlan& plan);
+
+/// A table, a line a part.
+std::string describe(const MemoryPlan& plan);
+/// The table with what was measured beside it, and a line of warning if they differ by more than 1 %.
+std::string describe(const MemoryPlan& plan, const MemoryMeasured& measured);
+
+}  // namespace quern

@@ -1,0 +1,109 @@
+#include "tools/engine/prefix_cache.h"
+
+#include <algorithm>
+
+#include "ggml-like/check.h"
+
+namespace quern {
+namespace {
+
+constexpr int64_t kBytesWorthOneToken = 1 << 20;
+
+int64_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
+    const auto end = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+    return end.first - a.begin();
+}
+
+}  // namespace
+
+PrefixCache::PrefixCache(StatePool& pool, int64_t budget, int64_t page_bytes, int64_t recurrent_bytes)
+    : pool_(pool), page_bytes_(page_bytes), recurrent_bytes_(recurrent_bytes) {
+    stats_.budget = budget;
+}
+
+PrefixCache::~PrefixCache() {
+    while (evict()) {
+    }
+}
+
+PrefixCache::Match PrefixCache::find(std::span<const int32_t> prompt) {
+    Match match;
+    Entry* best = nullptr;
+    for (Entry& e : entries_) {
+        const int64_t common = common_prefix(prompt, e.tokens);
+        match.common = std::max(match.common, common);
+        const auto length = static_cast<int64_t>(e.tokens.size());
+        const bool usable = common == length && length < static_cast<int64_t>(prompt.size());
+        if (usable && (best == nullptr || e.tokens.size() > best->tokens.size())) best = &e;
+    }
+    ++(best != nullptr ? stats_.hits : stats_.misses);
+    if (best == nullptr) return match;
+    best->worth = worth(*best);
+    match.snapshot = &best->snapshot;
+    return match;
+}
+
+int64_t PrefixCache::covered(std::span<const int32_t> tokens) const {
+    int64_t longest = 0;
+    for (const Entry& e : entries_)
+        if (common_prefix(tokens, e.tokens) == static_cast<int64_t>(e.tokens.size()))
+            longest = std::max(longest, static_cast<int64_t>(e.tokens.size()));
+    return longest;
+}
+
+bool PrefixCache::wants(std::span<const int32_t> tokens) const {
+    const int64_t fresh = static_cast<int64_t>(tokens.size()) - covered(tokens);
+    return fresh > 0 && recurrent_bytes_ <= fresh * kBytesWorthOneToken && recurrent_bytes_ <= stats_.budget;
+}
+
+double PrefixCache::worth(const Entry& e) const {
+    const double bytes = static_cast<double>(recurrent_bytes_ + page_bytes_);
+    return clock_ + static_cast<double>(e.saved) / bytes;
+}
+
+void PrefixCache::count_pages(const Snapshot& snapshot, int sign) {
+    for (const int32_t page : snapshot.pages) {
+        int& users = pages_[page];
+        if (users == 0) stats_.bytes += page_bytes_;
+        users += sign;
+        if (users > 0) continue;
+        stats_.bytes -= page_bytes_;
+        pages_.erase(page);
+    }
+}
+
+void PrefixCache::store(std::span<const int32_t> tokens, const SequenceState& s) {
+    CHECK(static_cast<int64_t>(tokens.size()) == s.length, "[cache] {} tokens for a state of {}",
+          tokens.size(), s.length);
+    Entry entry{.tokens = {tokens.begin(), tokens.end()}, .snapshot = {}, .saved = 0, .worth = 0};
+    entry.saved = s.length - covered(tokens);
+    try {
+        entry.snapshot = pool_.snapshot(s);
+    } catch (const Error&) {  // no page is free for the copy of the last one: those who run need it more
+        return;
+    }
+    entry.worth = worth(entry);
+    stats_.bytes += recurrent_bytes_;
+    count_pages(entry.snapshot, 1);
+    entries_.push_back(std::move(entry));
+    ++stats_.stored;
+    stats_.snapshots = static_cast<int64_t>(entries_.size());
+    while (stats_.bytes > stats_.budget && evict()) {
+    }
+}
+
+bool PrefixCache::evict() {
+    if (entries_.empty()) return false;
+    const auto least = std::min_element(entries_.begin(), entries_.end(),
+                                        [](const Entry& a, const Entry& b) { return a.worth < b.worth; });
+    clock_ = least->worth;
+    stats_.bytes -= recurrent_bytes_;
+    count_pages(least->snapshot, -1);
+    pool_.release(least->snapshot);
+    entries_.erase(least);
+    ++stats_.evicted;
+    stats_.snapshots = static_cast<int64_t>(entries_.size());
+    return true;
+}
+
+}  // namespace quern

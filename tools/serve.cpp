@@ -1,0 +1,106 @@
+// quern serve: listens at once, loads the checkpoint, answers until a signal comes.
+#include <pthread.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <thread>
+
+#include "ggml-like/check.h"
+#include "models/model.h"
+#include "tools/commands.h"
+#include "tools/loading.h"
+#include "tools/serve/api.h"
+#include "tools/serve/options.h"
+
+namespace quern {
+namespace {
+
+sigset_t ending_signals() {
+    sigset_t set;
+    sigemptyset(&set);
+    for (const int s : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, s);
+    return set;
+}
+
+/// Waits for signals: the first drains, the second ends the process. All other threads have them blocked.
+class SignalThread {
+  public:
+    SignalThread(Api& api, EngineLoop& loop, double drain_seconds)
+        : thread_([this, &api, &loop, drain_seconds] {
+              const sigset_t set = ending_signals();
+              int signal = 0;
+              sigwait(&set, &signal);
+              if (done_) return;
+              if (!serving_) ::_exit(128 + signal);
+              std::fputs("quern: draining; again to stop at once\n", stderr);
+              api.set_draining();
+              const auto end = Job::Clock::now() + std::chrono::duration<double>(drain_seconds);
+              while (!done_ && loop.busy() > 0 && Job::Clock::now() < end) {
+                  const timespec moment{.tv_sec = 0, .tv_nsec = 50'000'000};
+                  const int second = sigtimedwait(&set, nullptr, &moment);
+                  if (second > 0 && !done_) ::_exit(128 + second);
+              }
+              loop.stop();
+          }) {}
+    ~SignalThread() {
+        done_ = true;
+        pthread_kill(thread_.native_handle(), SIGTERM);
+        thread_.join();
+    }
+    /// There is something to drain from now on.
+    void serving() { serving_ = true; }
+
+  private:
+    std::atomic<bool> done_ = false, serving_ = false;
+    std::thread thread_;
+};
+
+void announce(const ServeOptions& o, const Engine& engine, const Backend& backend, int port) {
+    const bool ipv6 = o.host.find(':') != std::string::npos;
+    std::fprintf(stderr, "quern: %s on %s, %ld answers at a time, context %ld, at http://%s%s%s:%d\n",
+                 engine.model().info().name.c_str(), backend.name().c_str(),
+                 static_cast<long>(engine.sequences()), static_cast<long>(engine.context()), ipv6 ? "[" : "",
+                 o.host.c_str(), ipv6 ? "]" : "", port);
+}
+
+}  // namespace
+
+int cmd_serve(int argc, char** argv) {
+    ServeOptions options;
+    if (!parse_serve_options(argc, argv, options)) return 0;
+    const sigset_t set = ending_signals();
+    pthread_sigmask(SIG_BLOCK, &set, nullptr);  // inherited by all threads made from here on
+    std::signal(SIGPIPE, SIG_IGN);
+
+    Metrics metrics;
+    EngineLoop loop(metrics, options.queue);
+    Api api(options, loop, metrics);
+    HttpServer server(options.limits, api.callbacks());
+    const int port = server.bind(options.host, options.port);
+    SignalThread signals(api, loop, options.drain_seconds);
+    server.start();
+    std::fprintf(stderr, "quern: listening on %s port %d, loading the model\n", options.host.c_str(), port);
+
+    LoadedModel loaded = load_and_start({.model = options.model,
+                                         .gpu = options.gpu,
+                                         .device = options.device,
+                                         .threads = options.threads,
+                                         .engine = {.context = options.context,
+                                                    .sequences = options.sequences,
+                                                    .step_tokens = options.step_tokens,
+                                                    .kv_type = options.kv_type,
+                                                    .cache_bytes = options.cache_bytes},
+                                         .short_steps = true,
+                                         .progress = [&](const LoadProgress& p) { api.set_progress(p); }});
+    Engine& engine = *loaded.engine;
+    api.set_ready(engine);
+    signals.serving();
+    announce(options, engine, *loaded.backend, port);
+    loop.run(engine);
+    api.set_stopping();
+    server.stop();
+    return 0;
+}
+
+}  // namespace quern

@@ -1,0 +1,49 @@
+// AnswerFormat: how an API writes an answer, whole and as a stream. One object a request.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "models/tokenizer.h"
+#include "tools/serve/api_error.h"
+#include "tools/serve/engine_loop.h"
+#include "tools/serve/generation.h"
+
+namespace quern {
+
+/// One choice as far as it has come.
+struct Choice {
+    std::string reasoning, content;
+    std::vector<ToolCall> calls;
+    std::vector<TokenLogprob> logprobs;
+    Outcome outcome;
+
+    void add(const AnswerDelta& delta);
+    /// stop, length or tool_calls.
+    const char* finish_reason() const;
+};
+
+class AnswerFormat {
+  public:
+    virtual ~AnswerFormat() = default;
+    virtual nlohmann::ordered_json whole(const std::vector<Choice>& choices) = 0;
+
+    /// Parts of the stream, as they are sent.
+    virtual std::string begin() = 0;
+    virtual std::string delta(int choice, const AnswerDelta& delta) = 0;
+    virtual std::string end(int choice, const Choice& all) = 0;
+    virtual std::string close(const std::vector<Choice>& choices) = 0;
+    virtual std::string ping() { return ": ping\n\n"; }
+    virtual std::string error(const ApiError& error) { return "data: " + dump(error.json()) + "\n\n"; }
+};
+
+/// The chat and the completions API of OpenAI.
+std::unique_ptr<AnswerFormat> openai_format(bool chat, const GenerationRequest& request,
+                                            const Tokenizer& tokenizer);
+
+nlohmann::ordered_json usage_json(const std::vector<Choice>& choices);
+/// A prefix and 24 random hex digits.
+std::string random_id(const std::string& prefix);
+
+}  // namespace quern

@@ -1,0 +1,96 @@
+// Api: the routes of the server. Made before the model is loaded; until then all but /health answer 503.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tools/engine/engine.h"
+#include "tools/serve/access.h"
+#include "tools/serve/answer_format.h"
+#include "tools/serve/engine_loop.h"
+#include "tools/serve/generation.h"
+#include "tools/serve/http_server.h"
+#include "tools/serve/metrics.h"
+#include "tools/serve/options.h"
+
+namespace quern {
+
+class Api {
+  public:
+    Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics);
+
+    HttpServer::Callbacks callbacks();
+
+    /// From any thread.
+    void set_progress(const LoadProgress& progress);
+    /// The engine's model, and all that does not change, may be read from now on. Both must outlive the
+    /// requests.
+    void set_ready(const Engine& engine);
+    /// New requests get 503.
+    void set_draining();
+    /// Running requests end without waiting for anything.
+    void set_stopping();
+
+  private:
+    enum class State { loading, ready, draining, stopping };
+    using Body = nlohmann::ordered_json;
+    using Handler = HttpReply (Api::*)(const HttpRequest&);
+    struct Route {
+        const char* method;
+        Handler handler;
+        bool open = false;    // needs no key
+        bool always = false;  // answers while the model is loading
+        bool anthropic = false;
+    };
+    /// What is known of a request while it is answered, for its log line.
+    struct Exchange;
+
+    const Route* find(const HttpRequest& r) const;
+    std::optional<HttpReply> gate(const HttpRequest& r);
+    HttpReply handle(const HttpRequest& r);
+    HttpReply error_reply(const ApiError& error, const Route* route) const;
+    Body parse(const HttpRequest& r) const;
+
+    HttpReply page(const HttpRequest& r);
+    HttpReply health(const HttpRequest& r);
+    HttpReply models(const HttpRequest& r);
+    HttpReply model(const HttpRequest& r);
+    HttpReply metrics(const HttpRequest& r);
+    HttpReply props(const HttpRequest& r);
+    HttpReply slots(const HttpRequest& r);
+    HttpReply tokenize(const HttpRequest& r);
+    HttpReply detokenize(const HttpRequest& r);
+    HttpReply apply_template(const HttpRequest& r);
+    HttpReply chat(const HttpRequest& r);
+    HttpReply responses(const HttpRequest& r);
+    HttpReply messages(const HttpRequest& r);
+    HttpReply count_tokens(const HttpRequest& r);
+    HttpReply completions(const HttpRequest& r);
+
+    HttpReply generate(const HttpRequest& r, GenerationRequest request, std::unique_ptr<AnswerFormat> format,
+                       std::vector<std::string> ignored);
+    HttpReply answer_whole(const HttpRequest& r, std::shared_ptr<Exchange> exchange);
+    bool answer_stream(Exchange& exchange, const HttpWriter& write);
+    bool next(Exchange& exchange, std::optional<Event>& event);
+    std::shared_ptr<Job> make_job(Exchange& exchange, int choice) const;
+    void log(const Exchange& exchange, int status, const char* end) const;
+    Body model_json(const Alias& alias) const;
+
+    const ServeOptions& options_;
+    EngineLoop& loop_;
+    Metrics& metrics_;
+    AccessRules access_;
+    std::map<std::string, Route> routes_;
+    std::atomic<State> state_ = State::loading;
+    std::atomic<int64_t> loaded_ = 0, to_load_ = 0;
+    const Engine* engine_ = nullptr;  // set once, before state_ is ready
+    std::vector<Alias> aliases_;
+    std::unique_ptr<RequestReader> reader_;
+    std::vector<int32_t> stop_ids_;
+};
+
+}  // namespace quern

@@ -1,0 +1,36 @@
+// ApiError: an answer that is an error, in the form of the OpenAI API.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <string>
+
+#include "tools/serve/http_server.h"
+
+namespace quern {
+
+struct ApiError : std::runtime_error {
+    ApiError(int status_, std::string code_, const std::string& message, std::string param_ = {})
+        : std::runtime_error(message), status(status_), code(std::move(code_)), param(std::move(param_)) {}
+
+    int status;
+    std::string code;   // stable; for programs
+    std::string param;  // the field at fault, if one is
+
+    /// OpenAI's name for the status: invalid_request_error, authentication_error, ...
+    const char* type() const;
+    /// {"error": {message, type, param, code}}
+    nlohmann::ordered_json json() const;
+    HttpReply reply() const;
+};
+
+/// A request at fault.
+inline ApiError bad_request(const std::string& param, const std::string& message,
+                            std::string code = "invalid_value") {
+    return {400, std::move(code), message, param};
+}
+
+/// What is sent: invalid UTF-8 replaced, on one line.
+std::string dump(const nlohmann::ordered_json& json);
+
+}  // namespace quern

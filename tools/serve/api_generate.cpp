@@ -1,0 +1,250 @@
+// Api: answers. A request's thread waits for what the engine's thread produces and writes it down.
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "models/tokenizer.h"
+#include "tools/cli_values.h"
+#include "tools/serve/api.h"
+
+namespace quern {
+
+using nlohmann::ordered_json;
+using namespace std::chrono_literals;
+
+struct Api::Exchange {
+    using Clock = Job::Clock;
+
+    explicit Exchange(EngineLoop& l) : loop(l) {}
+    /// However it ended, and even if nobody ever wrote the reply: nothing goes on for it.
+    ~Exchange() {
+        for (auto& job : jobs) job->cancelled = true;
+        loop.give_back(places);
+    }
+
+    EngineLoop& loop;
+    std::string id, path, remote;
+    GenerationRequest request;
+    std::unique_ptr<AnswerFormat> format;
+    std::vector<std::string> ignored;
+    std::function<bool()> closed;
+    std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
+    std::vector<std::shared_ptr<Job>> jobs;
+    std::vector<Choice> choices;
+    int places = 0;  // reserved and not used yet
+    int ended = 0;
+    void submit_next() { loop.submit(jobs[jobs.size() - static_cast<size_t>(places--)]); }
+    Clock::time_point begun = Clock::now(), looked = begun, deadline{};
+    std::optional<Clock::time_point> first;
+
+    double seconds(Clock::time_point to) const { return std::chrono::duration<double>(to - begun).count(); }
+};
+
+namespace {
+
+std::string request_id(const HttpRequest& r) {
+    const std::string given = r.header("X-Request-Id");
+    const bool good =
+        !given.empty() && given.size() <= 128 &&
+        given.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
+            std::string::npos;
+    return good ? given : random_id("req-");
+}
+
+ApiError error_of(const Outcome& o) {
+    switch (o.end) {
+        case Outcome::End::deadline:
+            return {504, "timeout", "the request took longer than --timeout allows"};
+        case Outcome::End::cancelled:
+            return {503, "draining", "the server is shutting down"};
+        default:
+            return {o.error_status, o.error_code, o.error};
+    }
+}
+
+bool failed(const Outcome& o) {
+    return o.end == Outcome::End::error || o.end == Outcome::End::deadline ||
+           o.end == Outcome::End::cancelled;
+}
+
+}  // namespace
+
+std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
+    const GenerationRequest& g = x.request;
+    auto job = std::make_shared<Job>();
+    job->mailbox = x.mailbox;
+    job->choice = choice;
+    job->deadline = x.deadline;
+    job->reader = std::make_unique<AnswerReader>(*engine_->model().tokenizer(), g.rules, stop_ids_);
+    job->request.prompt = g.prompt;
+    const std::vector<int32_t> opening = job->reader->opening();
+    job->request.prompt.insert(job->request.prompt.end(), opening.begin(), opening.end());
+    job->request.boundaries = g.boundaries;
+    job->request.sampling = g.sampling;
+    job->request.sampling.seed += static_cast<uint64_t>(choice);
+    job->request.max_tokens = g.max_tokens;
+    if (!g.ignore_eos) job->request.stop_ids = stop_ids_;
+    job->reader->attach(job->request,
+                        [mailbox = x.mailbox, choice, raw = job.get()](const AnswerDelta& delta) {
+                            mailbox->push({choice, delta, std::nullopt});
+                            return !raw->cancelled;
+                        });
+    return job;
+}
+
+HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::unique_ptr<AnswerFormat> format,
+                        std::vector<std::string> ignored) {
+    auto x = std::make_shared<Exchange>(loop_);
+    x->id = request_id(r);
+    x->path = r.path;
+    x->remote = r.remote;
+    x->closed = r.closed;
+    x->request = std::move(request);
+    x->format = std::move(format);
+    x->ignored = std::move(ignored);
+    x->deadline = x->begun + std::chrono::milliseconds(static_cast<int64_t>(options_.timeout * 1e3));
+    if (static_cast<int64_t>(x->request.prompt.size()) >= engine_->context())
+        throw ApiError(
+            400, "context_length_exceeded",
+            fmt::format("the prompt has {} tokens, but this server's maximum context length is {} tokens",
+                        x->request.prompt.size(), engine_->context()),
+            "messages");
+    const int n = x->request.choices;
+    for (int i = 0; i < n; ++i) x->jobs.push_back(make_job(*x, i));
+    x->choices.resize(static_cast<size_t>(n));
+    if (!loop_.reserve(n)) {
+        ++metrics_.refused;
+        throw ApiError(429, "queue_full", "too many requests are waiting; try again in a moment");
+    }
+    ++metrics_.requests;
+    x->places = n;
+    x->submit_next();
+    HttpReply reply = x->request.stream ? HttpReply{} : answer_whole(r, x);
+    if (x->request.stream) {
+        reply.type = "text/event-stream";
+        reply.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
+        reply.stream = [this, x](const HttpWriter& write) { return answer_stream(*x, write); };
+    }
+    reply.headers.emplace_back("X-Request-Id", x->id);
+    return reply;
+}
+
+/// Waits a while for the next event. False: give up, the client or the server has gone.
+bool Api::next(Exchange& x, std::optional<Event>& event) {
+    event = x.mailbox->pop(100ms);
+    bool gone = false;
+    if (const auto now = Exchange::Clock::now(); now - x.looked > 100ms) {
+        x.looked = now;
+        gone = x.closed();
+    }
+    if (gone || state_ == State::stopping) {
+        if (gone) log(x, 499, "client gone");
+        return false;
+    }
+    if (!event) return true;
+    if (!x.first) {
+        x.first = Exchange::Clock::now();
+        metrics_.first_token.add(x.seconds(*x.first));
+        // The others begin with the state that the first one's prompt has left.
+        while (x.places > 0) x.submit_next();
+    }
+    Choice& choice = x.choices[static_cast<size_t>(event->choice)];
+    choice.add(event->delta);
+    if (event->outcome) {
+        choice.outcome = *event->outcome;
+        ++x.ended;
+        if (failed(choice.outcome)) ++metrics_.failed;
+    }
+    return true;
+}
+
+HttpReply Api::answer_whole(const HttpRequest&, std::shared_ptr<Exchange> x) {
+    std::optional<Event> event;
+    while (x->ended < x->request.choices)
+        if (!next(*x, event)) throw ApiError(503, "draining", "the server is shutting down");
+    for (const Choice& choice : x->choices)
+        if (failed(choice.outcome)) {
+            const ApiError error = error_of(choice.outcome);
+            log(*x, error.status, error.code.c_str());
+            throw error;
+        }
+    metrics_.whole.add(x->seconds(Exchange::Clock::now()));
+    log(*x, 200, x->choices[0].finish_reason());
+    return {.body = dump(x->format->whole(x->choices))};
+}
+
+bool Api::answer_stream(Exchange& x, const HttpWriter& write) {
+    const auto send = [&](const std::string& text) { return text.empty() || write(text); };
+    const auto give_up = [&] {
+        log(x, 499, "client gone");
+        return false;
+    };
+    if (!send(x.format->begin())) return give_up();
+    auto spoken = Exchange::Clock::now();
+    auto patience = 1s;
+    while (x.ended < x.request.choices) {
+        std::optional<Event> event;
+        if (!next(x, event)) return false;
+        std::string text;
+        if (event) {
+            text = x.format->delta(event->choice, event->delta);
+            const Choice& choice = x.choices[static_cast<size_t>(event->choice)];
+            if (event->outcome && failed(choice.outcome)) {
+                const ApiError error = error_of(choice.outcome);
+                log(x, error.status, error.code.c_str());
+                send(text + x.format->error(error));
+                return true;
+            }
+            if (event->outcome) text += x.format->end(event->choice, choice);
+        } else if (Exchange::Clock::now() - spoken > patience) {
+            text = x.format->ping();
+            patience = 10s;
+        }
+        if (text.empty()) continue;
+        if (!send(text)) return give_up();
+        spoken = Exchange::Clock::now();
+    }
+    metrics_.whole.add(x.seconds(Exchange::Clock::now()));
+    log(x, 200, x.choices[0].finish_reason());
+    return send(x.format->close(x.choices));
+}
+
+void Api::log(const Exchange& x, int status, const char* end) const {
+    if (!options_.log_requests) return;
+    const Outcome& o = x.choices[0].outcome;
+    int64_t answer = 0;
+    for (const Choice& c : x.choices) answer += c.outcome.answer_tokens;
+    const double total = x.seconds(Exchange::Clock::now()), first = x.first ? x.seconds(*x.first) : total;
+    std::string ignored;
+    for (size_t i = 0; i < std::min<size_t>(x.ignored.size(), 10); ++i)
+        ignored.append(i > 0 ? "," : "").append(printable(x.ignored[i], 40));
+    const bool missed = o.cached_tokens == 0 && o.prompt_tokens > 0 && options_.cache_bytes > 0;
+    std::string line;
+    if (options_.log_json) {
+        ordered_json j = {{"time", std::time(nullptr)},
+                          {"id", x.id},
+                          {"path", x.path},
+                          {"remote", x.remote},
+                          {"model", x.request.model},
+                          {"status", status},
+                          {"end", end},
+                          {"prompt_tokens", x.request.prompt.size()},
+                          {"cached_tokens", o.cached_tokens},
+                          {"answer_tokens", answer},
+                          {"first_ms", first * 1e3},
+                          {"total_ms", total * 1e3}};
+        if (missed) j["diverged_at"] = o.diverged_at;
+        if (!ignored.empty()) j["ignored"] = ignored;
+        line = dump(j);
+    } else {
+        line =
+            fmt::format("{} {} {} {} {}: {} + {} tokens, {} cached, first after {:.0f} ms, {:.0f} ms in all",
+                        x.id, x.remote, x.path, status, end, x.request.prompt.size(), answer, o.cached_tokens,
+                        first * 1e3, total * 1e3);
+        if (missed) line += fmt::format(", prefix diverged at token {}", o.diverged_at);
+        if (!ignored.empty()) line += ", ignored fields: " + ignored;
+    }
+    std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+}  // namespace quern

@@ -1,0 +1,169 @@
+#include "tools/serve/engine_loop.h"
+
+#include <algorithm>
+
+#include "ggml-like/check.h"
+
+namespace quern {
+
+void Mailbox::push(Event event) {
+    {
+        const std::lock_guard lock(mutex_);
+        events_.push_back(std::move(event));
+    }
+    filled_.notify_one();
+}
+
+std::optional<Event> Mailbox::pop(std::chrono::milliseconds patience) {
+    std::unique_lock lock(mutex_);
+    if (!filled_.wait_for(lock, patience, [&] { return !events_.empty(); })) return {};
+    Event event = std::move(events_.front());
+    events_.pop_front();
+    return event;
+}
+
+bool EngineLoop::reserve(int64_t count) {
+    int64_t places = places_;
+    do {
+        if (places + count > slots_ + queue_) return false;
+    } while (!places_.compare_exchange_weak(places, places + count));
+    return true;
+}
+
+void EngineLoop::give_back(int64_t count) { places_ -= count; }
+
+void EngineLoop::submit(std::shared_ptr<Job> job) {
+    {
+        const std::lock_guard lock(mutex_);
+        inbox_.push_back(std::move(job));
+    }
+    changed_.notify_one();
+}
+
+void EngineLoop::stop() {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    changed_.notify_one();
+}
+
+void EngineLoop::end(Job& job, Event event) {
+    event.choice = job.choice;
+    --places_;  // before the event: who reads it may ask again at once
+    job.mailbox->push(std::move(event));
+}
+
+/// Jobs from the inbox to the engine.
+void EngineLoop::admit(Engine& engine, std::vector<Live>& live) {
+    std::vector<std::shared_ptr<Job>> fresh;
+    {
+        const std::lock_guard lock(mutex_);
+        fresh.swap(inbox_);
+    }
+    for (auto& job : fresh) {
+        Event failed;
+        failed.outcome.emplace();
+        try {
+            live.push_back({engine.submit(std::move(job->request)), job});
+            continue;
+        } catch (const Error& error) {
+            failed.outcome->error = error.what();
+            failed.outcome->error_status =
+                error.kind() == ErrorKind::usage || error.kind() == ErrorKind::too_long ? 400 : 500;
+            failed.outcome->error_code =
+                error.kind() == ErrorKind::too_long ? "context_length_exceeded" : "invalid_value";
+        } catch (const std::exception& error) {
+            failed.outcome->error = error.what();
+        }
+        end(*job, std::move(failed));
+    }
+}
+
+/// Cancels what nobody waits for any more and hands out what is finished.
+void EngineLoop::check(Engine& engine, std::vector<Live>& live) {
+    const auto now = Job::Clock::now();
+    for (Live& l : live) {
+        if (now > l.job->deadline) l.late = true;
+        if (l.job->cancelled || l.late || stopping_) engine.cancel(l.id);
+    }
+    std::erase_if(live, [&](Live& l) {
+        if (!engine.finished(l.id)) return false;
+        finish(l, engine.take(l.id));
+        return true;
+    });
+}
+
+void EngineLoop::finish(Live& l, Result result) {
+    Event event;
+    AnswerReader& reader = *l.job->reader;
+    event.delta = reader.finish(result.reason);
+    Outcome& o = event.outcome.emplace();
+    o.prompt_tokens = result.prompt_tokens;
+    o.cached_tokens = result.cached_tokens;
+    o.diverged_at = result.diverged_at;
+    o.answer_tokens = reader.tokens();
+    o.reasoning_tokens = reader.reasoning_tokens();
+    o.timing = result.timing;
+    o.stop_text = reader.stop_text();
+    o.error = result.error;
+    switch (result.reason) {
+        case FinishReason::stop:
+            o.end = Outcome::End::stop;
+            break;
+        case FinishReason::length:
+            o.end = Outcome::End::length;
+            break;
+        case FinishReason::cancelled:
+            o.end = reader.ended() ? Outcome::End::stop
+                    : l.late       ? Outcome::End::deadline
+                                   : Outcome::End::cancelled;
+            break;
+        default:
+            break;
+    }
+    if (reader.ended() && o.end == Outcome::End::length) o.end = Outcome::End::stop;
+    if (o.end == Outcome::End::cancelled) {
+        const bool started = result.timing.queue_seconds > 0 || o.answer_tokens > 0;
+        const Phase phase = o.answer_tokens > 0 ? Phase::decode : started ? Phase::prefill : Phase::queued;
+        ++metrics_.cancelled[static_cast<size_t>(phase)];
+    }
+    metrics_.cached_tokens += o.cached_tokens;
+    metrics_.computed_tokens += o.prompt_tokens - o.cached_tokens;
+    metrics_.answer_tokens += o.answer_tokens;
+    end(*l.job, std::move(event));
+}
+
+void EngineLoop::publish(const Engine& engine, const std::vector<Live>& live) {
+    const auto count = static_cast<int64_t>(live.size());
+    metrics_.running = std::min(count, engine.sequences());
+    metrics_.queued = std::max<int64_t>(0, count - engine.sequences());
+    metrics_.set_cache(engine.cache_stats());
+}
+
+void EngineLoop::run(Engine& engine) {
+    slots_ = engine.sequences();
+    std::vector<Live> live;
+    while (true) {
+        admit(engine, live);
+        check(engine, live);
+        publish(engine, live);
+        if (stopping_ && live.empty()) break;
+        if (live.empty()) {
+            std::unique_lock lock(mutex_);
+            changed_.wait(lock, [&] { return stopping_ || !inbox_.empty(); });
+            continue;
+        }
+        const auto start = Job::Clock::now();
+        engine.step();
+        metrics_.step.add(std::chrono::duration<double>(Job::Clock::now() - start).count());
+        check(engine, live);
+    }
+    slots_ = -queue_;  // nothing is accepted any more
+    admit(engine, live);
+    for (Live& l : live) engine.cancel(l.id);
+    engine.step();
+    check(engine, live);
+}
+
+}  // namespace quern

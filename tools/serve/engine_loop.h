@@ -1,0 +1,101 @@
+// EngineLoop: one thread owns the engine; others hand it jobs and read what comes out.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tools/engine/answer_reader.h"
+#include "tools/engine/engine.h"
+#include "tools/serve/metrics.h"
+
+namespace quern {
+
+/// How a job ended.
+struct Outcome {
+    enum class End { stop, length, cancelled, deadline, error };
+    End end = End::error;
+    std::string error;  // end == error
+    int error_status = 500;
+    std::string error_code = "internal_error";
+    std::optional<std::string> stop_text;
+    int64_t prompt_tokens = 0, cached_tokens = 0, diverged_at = 0, answer_tokens = 0, reasoning_tokens = 0;
+    Timing timing;
+};
+
+struct Event {
+    int choice = 0;
+    AnswerDelta delta;
+    std::optional<Outcome> outcome;  // the last event of a choice
+};
+
+/// Events of the choices of one request, from the engine's thread to the request's.
+class Mailbox {
+  public:
+    void push(Event event);
+    std::optional<Event> pop(std::chrono::milliseconds patience);
+
+  private:
+    std::mutex mutex_;
+    std::condition_variable filled_;
+    std::deque<Event> events_;
+};
+
+/// One answer to compute.
+struct Job {
+    using Clock = std::chrono::steady_clock;
+
+    Request request;
+    std::unique_ptr<AnswerReader> reader;
+    std::shared_ptr<Mailbox> mailbox;
+    int choice = 0;
+    Clock::time_point deadline = Clock::time_point::max();
+    std::atomic<bool> cancelled = false;
+};
+
+class EngineLoop {
+  public:
+    /// `queue`: answers that may wait beside those that run.
+    EngineLoop(Metrics& metrics, int64_t queue) : metrics_(metrics), queue_(queue) {}
+
+    /// Takes places for `count` answers; false if there are not that many.
+    bool reserve(int64_t count);
+    /// Hands over an answer that has a place, which is free again when the answer has ended.
+    void submit(std::shared_ptr<Job> job);
+    /// Frees places that were not used.
+    void give_back(int64_t count);
+
+    /// Runs jobs on `engine` until stop(); what then still runs is cancelled.
+    void run(Engine& engine);
+    void stop();
+    int64_t busy() const { return places_; }
+
+  private:
+    struct Live {
+        RequestId id;
+        std::shared_ptr<Job> job;
+        bool late = false;
+    };
+
+    void admit(Engine& engine, std::vector<Live>& live);
+    void check(Engine& engine, std::vector<Live>& live);
+    void finish(Live& l, Result result);
+    void end(Job& job, Event event);
+    void publish(const Engine& engine, const std::vector<Live>& live);
+
+    Metrics& metrics_;
+    int64_t queue_;
+    std::atomic<int64_t> places_ = 0, slots_ = 0;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    std::vector<std::shared_ptr<Job>> inbox_;
+    std::atomic<bool> stopping_ = false;
+};
+
+}  // namespace quern

@@ -1,0 +1,94 @@
+#include "tools/serve/fields.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+#include "tools/serve/api_error.h"
+
+namespace quern {
+
+using nlohmann::ordered_json;
+
+Fields::Fields(const ordered_json& object, std::string where) : object_(object), where_(std::move(where)) {
+    if (!object_.is_object())
+        throw bad_request(
+            where_, fmt::format("{} must be a JSON object", where_.empty() ? "the request body" : where_));
+}
+
+std::string Fields::full(const std::string& name) const {
+    return where_.empty() ? name : where_ + "." + name;
+}
+
+const ordered_json* Fields::value(const std::string& name) {
+    asked_.insert(name);
+    const auto found = object_.find(name);
+    return found == object_.end() || found->is_null() ? nullptr : &*found;
+}
+
+const ordered_json* Fields::list(const std::string& name) {
+    const ordered_json* v = value(name);
+    if (v != nullptr && !v->is_array()) throw bad_request(full(name), full(name) + " must be a list");
+    return v;
+}
+
+const ordered_json* Fields::object(const std::string& name) {
+    const ordered_json* v = value(name);
+    if (v != nullptr && !v->is_object()) throw bad_request(full(name), full(name) + " must be an object");
+    return v;
+}
+
+std::optional<bool> Fields::boolean(const std::string& name) {
+    const ordered_json* v = value(name);
+    if (v == nullptr) return {};
+    if (!v->is_boolean()) throw bad_request(full(name), full(name) + " must be true or false");
+    return v->get<bool>();
+}
+
+std::optional<int64_t> Fields::integer(const std::string& name, int64_t min, int64_t max) {
+    const ordered_json* v = value(name);
+    if (v == nullptr) return {};
+    bool good = v->is_number_integer();
+    if (v->is_number_unsigned()) good = v->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
+    const int64_t n = good ? v->get<int64_t>() : 0;
+    if (!good || n < min || n > max)
+        throw bad_request(full(name),
+                          fmt::format("{} must be a whole number from {} to {}", full(name), min, max));
+    return n;
+}
+
+std::optional<double> Fields::number(const std::string& name, double min, double max) {
+    const ordered_json* v = value(name);
+    if (v == nullptr) return {};
+    const double x = v->is_number() ? v->get<double>() : NAN;
+    if (!(x >= min && x <= max))
+        throw bad_request(full(name), fmt::format("{} must be a number from {} to {}", full(name), min, max));
+    return x;
+}
+
+std::optional<std::string> Fields::string(const std::string& name) {
+    const ordered_json* v = value(name);
+    if (v == nullptr) return {};
+    if (!v->is_string()) throw bad_request(full(name), full(name) + " must be a string");
+    return v->get<std::string>();
+}
+
+void Fields::ignore(std::initializer_list<const char*> names) {
+    for (const char* name : names) asked_.insert(name);
+}
+
+void Fields::refuse(std::initializer_list<const char*> names) {
+    for (const char* name : names)
+        if (value(name) != nullptr)
+            throw bad_request(full(name), full(name) + " is not supported by this server",
+                              "unsupported_parameter");
+}
+
+std::vector<std::string> Fields::unknown() const {
+    std::vector<std::string> names;
+    for (const auto& [name, ignored] : object_.items())
+        if (!asked_.contains(name)) names.push_back(name);
+    return names;
+}
+
+}  // namespace quern

@@ -1,0 +1,278 @@
+#include "tools/serve/generation.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "ggml-like/error.h"
+#include "models/tokenizer.h"
+#include "tools/engine/defaults.h"
+#include "tools/serve/api_error.h"
+
+namespace quern {
+
+using nlohmann::ordered_json;
+
+namespace {
+
+constexpr int kMostChoices = 8, kMostLogprobs = 20;
+constexpr size_t kMostStops = 64, kLongestStop = 4096;
+
+void read_sampling(Fields& f, Sampling& s, bool fixed_seed, int64_t vocab) {
+    const auto set = [&](const char* name, double min, double max, float& out) {
+        if (const auto x = f.number(name, min, max)) out = static_cast<float>(*x);
+    };
+    set("temperature", 0, 100, s.temperature);
+    set("top_p", 0, 1, s.top_p);
+    s.top_p = std::max(s.top_p, 1e-6f);
+    set("min_p", 0, 1, s.min_p);
+    set("presence_penalty", -100, 100, s.presence_penalty);
+    set("frequency_penalty", -100, 100, s.frequency_penalty);
+    set("repeat_penalty", 0.01, 100, s.repetition_penalty);
+    set("repetition_penalty", 0.01, 100, s.repetition_penalty);
+    if (const auto k = f.integer("top_k", -1, INT32_MAX))
+        s.top_k = static_cast<int>(std::max<int64_t>(0, *k));
+    if (const auto n = f.integer("repeat_last_n", -1, INT32_MAX)) s.penalty_window = static_cast<int>(*n);
+    const ordered_json* seed = f.value("seed");
+    if (seed != nullptr && !seed->is_number_integer())
+        throw bad_request("seed", "seed must be a whole number");
+    if (seed != nullptr && *seed != -1)
+        s.seed =
+            seed->is_number_unsigned() ? seed->get<uint64_t>() : static_cast<uint64_t>(seed->get<int64_t>());
+    else if (!fixed_seed)
+        s.seed = random_seed();
+    const ordered_json* bias = f.object("logit_bias");
+    if (bias == nullptr) return;
+    for (const auto& [key, value] : bias->items()) {
+        int32_t id = -1;
+        const auto [end, failed] = std::from_chars(key.data(), key.data() + key.size(), id);
+        if (failed != std::errc{} || end != key.data() + key.size() || id < 0 || id >= vocab)
+            throw bad_request("logit_bias",
+                              fmt::format("logit_bias: '{}' is no token id from 0 to {}", key, vocab - 1));
+        if (!value.is_number() || std::abs(value.get<double>()) > 100)
+            throw bad_request("logit_bias",
+                              fmt::format("logit_bias of {} must be a number from -100 to 100", key));
+        s.logit_bias.emplace_back(id, value.get<float>());
+    }
+}
+
+std::vector<std::string> read_stops(Fields& f) {
+    const ordered_json* stop = f.value("stop");
+    if (stop == nullptr) return {};
+    const ordered_json list = stop->is_array() ? *stop : ordered_json::array({*stop});
+    if (list.size() > kMostStops)
+        throw bad_request("stop", fmt::format("stop: at most {} texts", kMostStops));
+    std::vector<std::string> out;
+    for (const ordered_json& text : list) {
+        if (!text.is_string() || text.get_ref<const std::string&>().empty() ||
+            text.get_ref<const std::string&>().size() > kLongestStop)
+            throw bad_request("stop", fmt::format("stop must be texts of 1 to {} bytes", kLongestStop));
+        out.push_back(text.get<std::string>());
+    }
+    return out;
+}
+
+std::shared_ptr<const JsonSchema> read_format(Fields& f) {
+    const ordered_json* format = f.object("response_format");
+    if (format == nullptr) return nullptr;
+    Fields inner(*format, "response_format");
+    const std::string type = inner.string("type").value_or("text");
+    if (type == "text") return nullptr;
+    if (type == "json_object") return std::make_shared<JsonSchema>(ordered_json{{"type", "object"}});
+    if (type != "json_schema")
+        throw bad_request("response_format.type",
+                          "response_format.type must be text, json_object or json_schema");
+    const ordered_json* named = inner.object("json_schema");
+    const ordered_json* schema = inner.object("schema");
+    if (named != nullptr) schema = Fields(*named, "response_format.json_schema").object("schema");
+    if (schema == nullptr)
+        throw bad_request("response_format.json_schema.schema",
+                          "response_format.json_schema.schema is missing");
+    try {
+        return std::make_shared<JsonSchema>(*schema);
+    } catch (const Error& error) {
+        throw bad_request("response_format.json_schema.schema", error.what(), "unsupported_schema");
+    }
+}
+
+void read_tool_choice(Fields& f, AnswerRules& rules) {
+    if (const auto parallel = f.boolean("parallel_tool_calls")) rules.parallel_calls = *parallel;
+    const ordered_json* choice = f.value("tool_choice");
+    if (choice == nullptr) return;
+    std::string name;
+    if (choice->is_object()) {
+        Fields inner(*choice, "tool_choice");
+        const ordered_json* function = inner.object("function");
+        name = function != nullptr ? Fields(*function, "tool_choice.function").string("name").value_or("")
+                                   : inner.string("name").value_or("");
+        bool known = false;
+        for (const ordered_json& tool : rules.tools) known = known || tool["function"]["name"] == name;
+        if (!known)
+            throw bad_request("tool_choice",
+                              fmt::format("tool_choice names '{}', which is not in tools", name));
+    }
+    if (*choice == "none")
+        rules.calls = AnswerRules::Calls::none;
+    else if (*choice == "required" || !name.empty())
+        rules.calls = AnswerRules::Calls::required;
+    else if (*choice != "auto")
+        throw bad_request("tool_choice", "tool_choice must be auto, none, required or a function of tools");
+    if (rules.calls == AnswerRules::Calls::required && rules.tools.empty())
+        throw bad_request("tool_choice", "tool_choice demands a call, but there are no tools");
+    rules.call_name = name;
+}
+
+int64_t budget_of_effort(const std::string& effort) {
+    if (effort == "none") return 0;
+    if (effort == "minimal") return 512;
+    if (effort == "low") return 2048;
+    if (effort == "medium") return 8192;
+    if (effort == "high" || effort == "xhigh") return -1;
+    throw bad_request("reasoning_effort",
+                      "reasoning_effort must be none, minimal, low, medium, high or xhigh");
+}
+
+}  // namespace
+
+const Alias& RequestReader::alias(const std::string& name) const {
+    for (const Alias& a : aliases_)
+        if (a.name == name) return a;
+    if (strict_ && !name.empty())
+        throw ApiError(404, "model_not_found",
+                       fmt::format("there is no model '{}'; /v1/models lists them", name), "model");
+    return aliases_.front();
+}
+
+RequestReader::Thinking RequestReader::thinking(Fields& f, const Settings& defaults) const {
+    Thinking t{.on = defaults.thinking, .budget = defaults.reasoning_budget};
+    if (const auto effort = f.string("reasoning_effort")) t.budget = budget_of_effort(*effort);
+    for (const char* name :
+         {"thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget"})
+        if (const auto budget = f.integer(name, -1, INT64_MAX)) t.budget = *budget;
+    if (const auto on = f.boolean("enable_thinking")) t.on = *on;
+    if (const ordered_json* thinking = f.object("thinking")) {
+        Fields inner(*thinking, "thinking");
+        t.on = inner.string("type").value_or("enabled") != "disabled";
+        if (const auto budget = inner.integer("budget_tokens", 0, INT64_MAX)) t.budget = *budget;
+    }
+    if (const ordered_json* kwargs = f.object("chat_template_kwargs")) {
+        Fields inner(*kwargs, "chat_template_kwargs");
+        t.on = inner.boolean("enable_thinking").value_or(t.on);
+        t.preserve = inner.boolean("preserve_thinking").value_or(false);
+        if (const auto names = inner.unknown(); !names.empty())
+            throw bad_request(inner.full(names[0]), inner.full(names[0]) +
+                                                        " is not supported; there are enable_thinking and "
+                                                        "preserve_thinking");
+    }
+    if (t.budget == 0) t.on = false;
+    return t;
+}
+
+GenerationRequest RequestReader::common(Fields& f) const {
+    GenerationRequest out;
+    const Alias& a = alias(f.string("model").value_or(""));
+    out.model = a.name;
+    out.sampling = a.settings.sampling;
+    out.max_tokens = a.settings.max_tokens;
+    read_sampling(f, out.sampling, !a.settings.random_seed, model_.info().vocab);
+    for (const char* name : {"max_tokens", "max_completion_tokens", "n_predict"}) {
+        const auto n = f.integer(name, -1, INT64_MAX);
+        if (n && *n == 0)
+            throw bad_request(name, fmt::format("{} must be at least 1, or -1 for no limit", name));
+        if (n) out.max_tokens = *n < 0 ? std::numeric_limits<int64_t>::max() : *n;
+    }
+    out.rules.stops = read_stops(f);
+    out.choices = static_cast<int>(f.integer("n", 1, kMostChoices).value_or(1));
+    out.stream = f.boolean("stream").value_or(false);
+    if (const ordered_json* options = f.object("stream_options"))
+        out.include_usage = Fields(*options, "stream_options").boolean("include_usage").value_or(false);
+    out.ignore_eos = f.boolean("ignore_eos").value_or(false);
+    f.ignore({"user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
+              "safety_identifier", "cache_prompt", "id_slot", "verbosity", "cache_salt", "priority"});
+    f.refuse({"grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+              "structured_outputs", "functions", "function_call", "audio", "web_search_options",
+              "prediction"});
+    return out;
+}
+
+void RequestReader::settle(Fields& f, std::vector<std::string>* ignored) const {
+    const auto names = f.unknown();
+    if (strict_ && !names.empty())
+        throw bad_request(names[0], fmt::format("'{}' is no field that this server knows", names[0]),
+                          "unknown_parameter");
+    if (ignored != nullptr) *ignored = names;
+}
+
+GenerationRequest RequestReader::chat(const ordered_json& body, std::vector<std::string>* ignored) const {
+    Fields f(body);
+    GenerationRequest out = common(f);
+    if (const ordered_json* tools = f.list("tools")) out.rules.tools = read_tools(*tools);
+    read_tool_choice(f, out.rules);
+    out.rules.schema = read_format(f);
+    if (f.boolean("logprobs").value_or(false))
+        out.rules.top_logprobs = static_cast<int>(f.integer("top_logprobs", 0, kMostLogprobs).value_or(0));
+    else if (f.integer("top_logprobs", 0, kMostLogprobs).value_or(0) > 0)
+        throw bad_request("top_logprobs", "top_logprobs needs logprobs: true");
+    if (const ordered_json* modalities = f.list("modalities");
+        modalities != nullptr && *modalities != ordered_json{"text"})
+        throw bad_request("modalities", "modalities: only [\"text\"] is supported");
+    const ordered_json* messages = f.list("messages");
+    if (messages == nullptr) throw bad_request("messages", "messages is missing");
+    const Thinking think = thinking(f, alias(out.model).settings);
+    const RenderedPrompt prompt = render_chat(read_messages(*messages), out.rules.tools,
+                                              {.thinking = think.on, .preserve_thinking = think.preserve});
+    std::vector<size_t> boundaries;
+    out.prompt = encode_prompt(prompt, *model_.tokenizer(), &boundaries);
+    out.boundaries.assign(boundaries.begin(), boundaries.end());
+    out.rules.thinking_open = prompt.thinking_open;
+    out.rules.thinking_budget = think.budget;
+    out.rules.preserve_thinking = think.preserve;
+    settle(f, ignored);
+    return out;
+}
+
+RenderedPrompt RequestReader::render(const ordered_json& body) const {
+    Fields f(body);
+    const ordered_json* messages = f.list("messages");
+    if (messages == nullptr) throw bad_request("messages", "messages is missing");
+    const ordered_json* tools = f.list("tools");
+    const Thinking think = thinking(f, aliases_.front().settings);
+    return render_chat(read_messages(*messages), tools != nullptr ? read_tools(*tools) : ordered_json(),
+                       {.thinking = think.on,
+                        .preserve_thinking = think.preserve,
+                        .add_generation_prompt = f.boolean("add_generation_prompt").value_or(true)});
+}
+
+GenerationRequest RequestReader::completion(const ordered_json& body,
+                                            std::vector<std::string>* ignored) const {
+    Fields f(body);
+    GenerationRequest out = common(f);
+    out.rules.chat = false;
+    out.rules.schema = read_format(f);
+    if (const auto n = f.integer("logprobs", 0, kMostLogprobs)) out.rules.top_logprobs = static_cast<int>(*n);
+    out.echo = f.boolean("echo").value_or(false);
+    f.ignore({"best_of"});
+    f.refuse({"suffix"});
+    const ordered_json* prompt = f.value("prompt");
+    if (prompt == nullptr) throw bad_request("prompt", "prompt is missing");
+    const ordered_json* one =
+        prompt->is_array() && prompt->size() == 1 && !(*prompt)[0].is_number() ? &(*prompt)[0] : prompt;
+    if (one->is_string()) {
+        out.prompt = model_.tokenizer()->encode(one->get<std::string>(), Tokenizer::Markers::control);
+    } else if (one->is_array() && !one->empty() && (*one)[0].is_number()) {
+        for (const ordered_json& id : *one) {
+            if (!id.is_number_integer() || id < 0 || id >= model_.info().vocab)
+                throw bad_request(
+                    "prompt", fmt::format("prompt: token ids must be from 0 to {}", model_.info().vocab - 1));
+            out.prompt.push_back(id.get<int32_t>());
+        }
+    } else {
+        throw bad_request("prompt", "prompt must be one text or one list of token ids");
+    }
+    if (out.prompt.empty()) throw bad_request("prompt", "prompt is empty");
+    if (out.echo) out.prompt_text = model_.tokenizer()->decode(out.prompt, false);
+    settle(f, ignored);
+    return out;
+}
+
+}  // namespace quern

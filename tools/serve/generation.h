@@ -1,0 +1,72 @@
+// GenerationRequest: what a request of any API asks for, checked and as token ids.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "models/chat_format.h"
+#include "models/model.h"
+#include "tools/engine/answer_reader.h"
+#include "tools/engine/request.h"
+#include "tools/run/settings.h"
+#include "tools/serve/fields.h"
+
+namespace quern {
+
+/// A name under which the model is served, and what a request gets that says nothing else.
+struct Alias {
+    std::string name;
+    Settings settings;
+};
+
+struct GenerationRequest {
+    std::string model;  // the name to answer with
+    std::vector<int32_t> prompt;
+    std::vector<int64_t> boundaries;
+    Sampling sampling;
+    int64_t max_tokens = std::numeric_limits<int64_t>::max();
+    bool ignore_eos = false;
+    AnswerRules rules;
+    int choices = 1;
+    bool stream = false;
+    bool include_usage = false;
+    bool echo = false;        // completions: the prompt comes first
+    std::string prompt_text;  // for echo
+};
+
+/// Reads what the APIs have in common.
+class RequestReader {
+  public:
+    RequestReader(const Model& model, const std::vector<Alias>& aliases, bool strict)
+        : model_(model), aliases_(aliases), strict_(strict) {}
+
+    GenerationRequest chat(const nlohmann::ordered_json& body, std::vector<std::string>* ignored) const;
+    GenerationRequest completion(const nlohmann::ordered_json& body, std::vector<std::string>* ignored) const;
+
+    /// The alias asked for; an unknown name means the first one, or ApiError(404) when strict.
+    const Alias& alias(const std::string& name) const;
+    /// The conversation as a prompt, for the chat fields of `body`: also of /apply-template.
+    RenderedPrompt render(const nlohmann::ordered_json& body) const;
+
+  private:
+    struct Thinking {
+        bool on = true, preserve = false;
+        int64_t budget = -1;
+    };
+    GenerationRequest common(Fields& fields) const;
+    Thinking thinking(Fields& fields, const Settings& defaults) const;
+    void settle(Fields& fields, std::vector<std::string>* ignored) const;
+
+    const Model& model_;
+    const std::vector<Alias>& aliases_;
+    bool strict_;
+};
+
+/// "messages" of the chat API. Throws ApiError(400) naming the element at fault.
+std::vector<Message> read_messages(const nlohmann::ordered_json& list, const std::string& where = "messages");
+/// Text of a content field: a string, null, or a list of text parts.
+std::string read_content(const nlohmann::ordered_json& content, const std::string& where);
+/// "tools" of the chat API, checked.
+nlohmann::ordered_json read_tools(const nlohmann::ordered_json& list);
+
+}  // namespace quern

@@ -1,0 +1,74 @@
+// HttpServer: cpp-httplib behind four types of our own, with the limits that a server for strangers needs.
+//
+// One thread a connection, a bounded number of them. Every phase of a connection has a deadline: waiting for
+// a request, its head, its body; so a client that sends a byte now and then holds nothing for long. Request
+// bodies need a Content-Length. Only http_server.cpp sees cpp-httplib.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace quern {
+
+struct HttpRequest {
+    std::string method, path, body, remote;
+    int64_t content_length = 0;
+    std::function<std::string(const char* name)> header;  // its value; empty if absent
+    std::function<size_t(const char* name)> header_count;
+    std::function<bool()> closed;  // the client has gone
+};
+
+/// Writes to a streamed body. False: the client has gone.
+using HttpWriter = std::function<bool(std::string_view)>;
+
+struct HttpReply {
+    int status = 200;
+    std::string body;
+    std::string type = "application/json";
+    std::vector<std::pair<std::string, std::string>> headers;
+    /// If set, the body is what this writes. False ends the connection without a proper end of the body.
+    std::function<bool(const HttpWriter&)> stream;
+};
+
+struct HttpLimits {
+    int64_t body_bytes = 32 << 20;
+    size_t connections = 1200;
+    int idle_seconds = 30;  // between two requests of a connection
+    int head_seconds = 10;  // for request line and headers
+    int body_seconds = 30;  // and one more for each KiB of the body
+};
+
+class HttpServer {
+  public:
+    /// `gate` sees a request before its body is read and may answer it at once; `handle` answers the others.
+    /// `fail` makes the reply to what is no proper HTTP request. All are called on many threads.
+    struct Callbacks {
+        std::function<std::optional<HttpReply>(const HttpRequest&)> gate;
+        std::function<HttpReply(const HttpRequest&)> handle;
+        std::function<HttpReply(int status)> fail;
+    };
+    HttpServer(const HttpLimits& limits, Callbacks callbacks);
+    /// Stops.
+    ~HttpServer();
+    HttpServer(const HttpServer&) = delete;
+    HttpServer& operator=(const HttpServer&) = delete;
+
+    /// Returns the port. `port` 0: one that is free. Throws Error(bind).
+    int bind(const std::string& host, int port);
+    /// Serves on threads of its own.
+    void start();
+    /// Ends all connections and waits for their threads; handlers that stream must return soon.
+    void stop();
+
+  private:
+    class Impl;
+    std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace quern

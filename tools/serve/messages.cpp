@@ -1,0 +1,117 @@
+// Messages and tools of the chat API.
+#include <fmt/format.h>
+
+#include <set>
+
+#include "tools/serve/api_error.h"
+#include "tools/serve/generation.h"
+
+namespace quern {
+
+using nlohmann::ordered_json;
+
+namespace {
+
+bool is_tool_name(const std::string& name) {
+    return !name.empty() && name.size() <= 256 &&
+           name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:/") ==
+               std::string::npos;
+}
+
+std::string as_text(const ordered_json* value) {
+    if (value == nullptr) return "";
+    return value->is_string() ? value->get<std::string>() : dump(*value);
+}
+
+ToolCall read_call(const ordered_json& call, const std::string& where) {
+    Fields fields(call, where);
+    ToolCall out;
+    out.id = fields.string("id").value_or("");
+    const ordered_json* function = fields.object("function");
+    if (function == nullptr)
+        throw bad_request(fields.full("function"), fields.full("function") + " is missing");
+    Fields inner(*function, fields.full("function"));
+    out.name = inner.string("name").value_or("");
+    if (out.name.empty()) throw bad_request(inner.full("name"), inner.full("name") + " is missing");
+    out.arguments = as_text(inner.value("arguments"));
+    return out;
+}
+
+}  // namespace
+
+std::string read_content(const ordered_json& content, const std::string& where) {
+    if (content.is_null()) return "";
+    if (content.is_string()) return content.get<std::string>();
+    if (!content.is_array()) throw bad_request(where, where + " must be a string or a list of parts");
+    std::string text;
+    for (size_t i = 0; i < content.size(); ++i) {
+        const std::string at = fmt::format("{}[{}]", where, i);
+        if (content[i].is_string()) {
+            text += content[i].get<std::string>();
+            continue;
+        }
+        Fields part(content[i], at);
+        const std::string type = part.string("type").value_or("text");
+        if (type == "text" || type == "input_text" || type == "output_text")
+            text += part.string("text").value_or("");
+        else if (type == "refusal")
+            text += part.string("refusal").value_or("");
+        else
+            throw bad_request(at + ".type",
+                              fmt::format("{}: this server takes text only, not '{}'", at, type),
+                              "unsupported_content");
+    }
+    return text;
+}
+
+std::vector<Message> read_messages(const ordered_json& list, const std::string& where) {
+    if (list.empty()) throw bad_request(where, where + " is empty");
+    std::vector<Message> out;
+    out.reserve(list.size());
+    for (size_t i = 0; i < list.size(); ++i) {
+        Fields fields(list[i], fmt::format("{}[{}]", where, i));
+        Message m;
+        m.role = fields.string("role").value_or("");
+        constexpr const char* kRoles[] = {"system", "developer", "user", "assistant", "tool"};
+        if (std::find(std::begin(kRoles), std::end(kRoles), m.role) == std::end(kRoles))
+            throw bad_request(fields.full("role"),
+                              fields.full("role") + " must be system, developer, user, assistant or tool");
+        if (const ordered_json* content = fields.value("content"))
+            m.content = read_content(*content, fields.full("content"));
+        auto reasoning = fields.string("reasoning_content");
+        if (!reasoning) reasoning = fields.string("reasoning");
+        if (m.role == "assistant") m.reasoning = reasoning;
+        if (const ordered_json* calls = fields.list("tool_calls"); calls != nullptr && m.role == "assistant")
+            for (size_t c = 0; c < calls->size(); ++c)
+                m.tool_calls.push_back(
+                    read_call((*calls)[c], fmt::format("{}[{}]", fields.full("tool_calls"), c)));
+        m.tool_call_id = fields.string("tool_call_id").value_or("");
+        out.push_back(std::move(m));
+    }
+    return out;
+}
+
+ordered_json read_tools(const ordered_json& list) {
+    std::set<std::string> names;
+    if (list.size() > 4096) throw bad_request("tools", "tools: at most 4096 are supported");
+    for (size_t i = 0; i < list.size(); ++i) {
+        Fields tool(list[i], fmt::format("tools[{}]", i));
+        if (tool.string("type").value_or("function") != "function")
+            throw bad_request(tool.full("type"), tool.full("type") + " must be 'function'");
+        const ordered_json* function = tool.object("function");
+        if (function == nullptr)
+            throw bad_request(tool.full("function"), tool.full("function") + " is missing");
+        Fields inner(*function, tool.full("function"));
+        const std::string name = inner.string("name").value_or("");
+        if (!is_tool_name(name))
+            throw bad_request(inner.full("name"),
+                              inner.full("name") + " must be 1 to 256 letters, digits and _-.:/");
+        if (!names.insert(name).second)
+            throw bad_request(inner.full("name"),
+                              fmt::format("{}: two tools are named '{}'", inner.full("name"), name));
+        inner.object("parameters");
+    }
+    return list;
+}
+
+}  // namespace quern

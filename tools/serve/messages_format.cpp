@@ -1,0 +1,231 @@
+// /v1/messages of the Anthropic API: its requests as chat requests, and answers in its form.
+#include <fmt/format.h>
+
+#include "tools/serve/other_formats.h"
+
+namespace quern {
+
+using nlohmann::ordered_json;
+
+namespace {
+
+ordered_json text_message(const char* role, const std::string& text) {
+    return {{"role", role}, {"content", text}};
+}
+
+/// One message with typed blocks becomes one or several: results of tools are messages of their own.
+void add_message(const ordered_json& message, const std::string& where, ordered_json& out) {
+    Fields f(message, where);
+    const std::string role = f.string("role").value_or("");
+    const ordered_json* content = f.value("content");
+    if (content == nullptr || !content->is_array()) {
+        out.push_back(message);
+        return;
+    }
+    ordered_json parts = ordered_json::array(), calls = parts;
+    std::string thinking;
+    for (size_t i = 0; i < content->size(); ++i) {
+        const std::string at = fmt::format("{}.content[{}]", where, i);
+        Fields block((*content)[i], at);
+        const std::string type = block.string("type").value_or("text");
+        if (type == "tool_result") {
+            const ordered_json* result = block.value("content");
+            out.push_back({{"role", "tool"},
+                           {"tool_call_id", block.string("tool_use_id").value_or("")},
+                           {"content", result != nullptr ? read_content(*result, at + ".content") : ""}});
+        } else if (type == "tool_use") {
+            const ordered_json* input = block.object("input");
+            calls.push_back({{"id", block.string("id").value_or("")},
+                             {"type", "function"},
+                             {"function",
+                              {{"name", block.string("name").value_or("")},
+                               {"arguments", input != nullptr ? dump(*input) : "{}"}}}});
+        } else if (type == "thinking") {
+            thinking += block.string("thinking").value_or("");
+        } else if (type != "redacted_thinking") {
+            parts.push_back((*content)[i]);
+        }
+    }
+    if (parts.empty() && calls.empty() && thinking.empty()) return;
+    ordered_json one = {{"role", role}, {"content", parts}};
+    if (!calls.empty()) one["tool_calls"] = calls;
+    if (!thinking.empty()) one["reasoning_content"] = thinking;
+    out.push_back(std::move(one));
+}
+
+ordered_json chat_tools(const ordered_json& tools) {
+    ordered_json out = ordered_json::array();
+    for (size_t i = 0; i < tools.size(); ++i) {
+        Fields tool(tools[i], fmt::format("tools[{}]", i));
+        if (tool.string("type").value_or("custom") != "custom") continue;  // run by the API's own servers
+        ordered_json function = {{"name", tool.string("name").value_or("")}};
+        if (const auto text = tool.string("description")) function["description"] = *text;
+        const ordered_json* schema = tool.object("input_schema");
+        function["parameters"] = schema != nullptr ? *schema : ordered_json{{"type", "object"}};
+        out.push_back({{"type", "function"}, {"function", function}});
+    }
+    return out;
+}
+
+ordered_json chat_tool_choice(Fields choice) {
+    const std::string type = choice.string("type").value_or("auto");
+    if (type == "any") return "required";
+    if (type == "tool")
+        return {{"type", "function"}, {"function", {{"name", choice.string("name").value_or("")}}}};
+    if (type == "auto" || type == "none") return type;
+    throw bad_request("tool_choice.type", "tool_choice.type must be auto, any, tool or none");
+}
+
+class MessagesFormat final : public AnswerFormat {
+  public:
+    explicit MessagesFormat(const GenerationRequest& request)
+        : model_(request.model),
+          id_(random_id("msg_")),
+          prompt_tokens_(static_cast<int64_t>(request.prompt.size())) {}
+
+    ordered_json whole(const std::vector<Choice>& choices) override {
+        const Choice& c = choices.front();
+        ordered_json content = ordered_json::array();
+        if (!c.reasoning.empty())
+            content.push_back({{"type", "thinking"}, {"thinking", c.reasoning}, {"signature", ""}});
+        if (!c.content.empty()) content.push_back({{"type", "text"}, {"text", c.content}});
+        for (const ToolCall& call : c.calls) {
+            ordered_json block = tool_use(call);
+            block["input"] = ordered_json::parse(call.arguments, nullptr, false);
+            if (block["input"].is_discarded()) block["input"] = ordered_json::object();
+            content.push_back(std::move(block));
+        }
+        ordered_json out = message(content);
+        out["stop_reason"] = stop_reason(c);
+        out["stop_sequence"] = stop_sequence(c);
+        out["usage"] = usage(c.outcome);
+        return out;
+    }
+
+    std::string begin() override {
+        ordered_json m = message(ordered_json::array());
+        m["stop_reason"] = m["stop_sequence"] = nullptr;
+        m["usage"] = {{"input_tokens", prompt_tokens_}, {"output_tokens", 0}};
+        return event({{"type", "message_start"}, {"message", m}});
+    }
+
+    std::string delta(int, const AnswerDelta& d) override {
+        std::string out;
+        if (!d.reasoning.empty()) {
+            out += open(Block::thinking, {{"type", "thinking"}, {"thinking", ""}, {"signature", ""}});
+            out += block_delta({{"type", "thinking_delta"}, {"thinking", d.reasoning}});
+        }
+        if (!d.content.empty()) {
+            out += open(Block::text, {{"type", "text"}, {"text", ""}});
+            out += block_delta({{"type", "text_delta"}, {"text", d.content}});
+        }
+        for (const ToolCallDelta& call : d.tool_calls) {
+            out += shut();
+            ordered_json block = tool_use(call.call);
+            block["input"] = ordered_json::object();
+            out += open(Block::tool, block);
+            out += block_delta({{"type", "input_json_delta"}, {"partial_json", call.call.arguments}});
+            out += shut();
+        }
+        return out;
+    }
+
+    std::string end(int, const Choice& all) override {
+        return shut() +
+               event({{"type", "message_delta"},
+                      {"delta", {{"stop_reason", stop_reason(all)}, {"stop_sequence", stop_sequence(all)}}},
+                      {"usage", usage(all.outcome)}});
+    }
+    std::string close(const std::vector<Choice>&) override { return event({{"type", "message_stop"}}); }
+    std::string ping() override { return event({{"type", "ping"}}); }
+    std::string error(const ApiError& error) override { return event(anthropic_error(error)); }
+
+  private:
+    enum class Block { none, thinking, text, tool };
+
+    static std::string event(const ordered_json& data) {
+        return "event: " + data["type"].get<std::string>() + "\ndata: " + dump(data) + "\n\n";
+    }
+    static ordered_json tool_use(const ToolCall& call) {
+        return {{"type", "tool_use"}, {"id", call.id}, {"name", call.name}};
+    }
+    static const char* stop_reason(const Choice& c) {
+        if (c.outcome.stop_text) return "stop_sequence";
+        if (c.outcome.end == Outcome::End::length) return "max_tokens";
+        return c.calls.empty() ? "end_turn" : "tool_use";
+    }
+    static ordered_json stop_sequence(const Choice& c) {
+        return c.outcome.stop_text ? ordered_json(*c.outcome.stop_text) : ordered_json();
+    }
+    static ordered_json usage(const Outcome& o) {
+        return {{"input_tokens", o.prompt_tokens - o.cached_tokens},
+                {"cache_read_input_tokens", o.cached_tokens},
+                {"cache_creation_input_tokens", 0},
+                {"output_tokens", o.answer_tokens}};
+    }
+    ordered_json message(const ordered_json& content) const {
+        return {
+            {"id", id_}, {"type", "message"}, {"role", "assistant"}, {"model", model_}, {"content", content}};
+    }
+    std::string open(Block kind, const ordered_json& block) {
+        if (open_ == kind) return {};
+        std::string out = shut();
+        open_ = kind;
+        return out + event({{"type", "content_block_start"}, {"index", index_}, {"content_block", block}});
+    }
+    std::string block_delta(const ordered_json& delta) const {
+        return event({{"type", "content_block_delta"}, {"index", index_}, {"delta", delta}});
+    }
+    std::string shut() {
+        if (open_ == Block::none) return {};
+        open_ = Block::none;
+        return event({{"type", "content_block_stop"}, {"index", index_++}});
+    }
+
+    std::string model_, id_;
+    int64_t prompt_tokens_;
+    Block open_ = Block::none;
+    int index_ = 0;
+};
+
+}  // namespace
+
+ordered_json anthropic_error(const ApiError& error) {
+    const char* type = error.status == 429 || error.status == 503 ? "overloaded_error"
+                       : error.status >= 500                      ? "api_error"
+                                                                  : error.type();
+    return {{"type", "error"}, {"error", {{"type", type}, {"message", error.what()}}}};
+}
+
+ordered_json chat_from_messages(const ordered_json& body) {
+    Fields f(body);
+    ordered_json out = ordered_json::object(), messages = ordered_json::array();
+    if (const ordered_json* system = f.value("system"))
+        messages.push_back(text_message("system", read_content(*system, "system")));
+    const ordered_json* list = f.list("messages");
+    if (list == nullptr || list->empty()) throw bad_request("messages", "messages is missing");
+    for (size_t i = 0; i < list->size(); ++i)
+        add_message((*list)[i], fmt::format("messages[{}]", i), messages);
+    out["messages"] = messages;
+    if (const ordered_json* tools = f.list("tools"); tools != nullptr && !tools->empty())
+        out["tools"] = chat_tools(*tools);
+    if (const ordered_json* choice = f.object("tool_choice")) {
+        Fields inner(*choice, "tool_choice");
+        if (inner.boolean("disable_parallel_tool_use").value_or(false)) out["parallel_tool_calls"] = false;
+        out["tool_choice"] = chat_tool_choice(std::move(inner));
+    }
+    if (const ordered_json* stop = f.list("stop_sequences"); stop != nullptr && !stop->empty())
+        out["stop"] = *stop;
+    for (const char* same :
+         {"model", "max_tokens", "temperature", "top_p", "top_k", "stream", "thinking", "metadata"})
+        if (const ordered_json* value = f.value(same)) out[same] = *value;
+    if (!out.contains("thinking")) out["enable_thinking"] = false;  // off unless asked for, as in that API
+    for (const std::string& name : f.unknown()) out[name] = body[name];
+    return out;
+}
+
+std::unique_ptr<AnswerFormat> messages_format(const GenerationRequest& request) {
+    return std::make_unique<MessagesFormat>(request);
+}
+
+}  // namespace quern

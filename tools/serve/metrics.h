@@ -1,0 +1,46 @@
+// Metrics: counters and histograms of the server in Prometheus' text format. Thread-safe.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+
+#include "tools/engine/prefix_cache_stats.h"
+
+namespace quern {
+
+/// Counts of seconds up to a bound.
+class Histogram {
+  public:
+    void add(double seconds);
+    /// Lines of the metric `name`.
+    std::string text(const std::string& name, const std::string& help) const;
+
+  private:
+    static constexpr std::array<double, 12> kBounds = {0.002, 0.005, 0.01, 0.02, 0.05, 0.1,
+                                                       0.2,   0.5,   1,    2,    5,    10};
+    std::array<std::atomic<int64_t>, kBounds.size() + 1> counts_{};
+    std::atomic<int64_t> microseconds_ = 0;
+};
+
+enum class Phase { queued, prefill, decode };
+
+struct Metrics {
+    std::atomic<int64_t> requests = 0, failed = 0, refused = 0;
+    std::atomic<int64_t> queued = 0, running = 0;
+    std::atomic<int64_t> computed_tokens = 0, cached_tokens = 0, answer_tokens = 0;
+    std::array<std::atomic<int64_t>, 3> cancelled{};  // by Phase
+    Histogram step, first_token, whole;
+
+    void set_cache(const PrefixCacheStats& stats);
+    PrefixCacheStats cache() const;
+    std::string text() const;
+
+  private:
+    mutable std::mutex mutex_;
+    PrefixCacheStats cache_;
+};
+
+}  // namespace quern

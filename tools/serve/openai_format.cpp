@@ -1,0 +1,223 @@
+// Answers in the form of /v1/chat/completions and /v1/completions.
+#include <fmt/format.h>
+
+#include <ctime>
+#include <random>
+
+#include "tools/serve/answer_format.h"
+
+namespace quern {
+
+using nlohmann::ordered_json;
+
+void Choice::add(const AnswerDelta& delta) {
+    reasoning += delta.reasoning;
+    content += delta.content;
+    for (const ToolCallDelta& call : delta.tool_calls) calls.push_back(call.call);
+    logprobs.insert(logprobs.end(), delta.logprobs.begin(), delta.logprobs.end());
+}
+
+const char* Choice::finish_reason() const {
+    if (outcome.end == Outcome::End::length) return "length";
+    return calls.empty() ? "stop" : "tool_calls";
+}
+
+std::string random_id(const std::string& prefix) {
+    thread_local std::mt19937_64 random(std::random_device{}());
+    return fmt::format("{}{:016x}{:08x}", prefix, random(), static_cast<uint32_t>(random()));
+}
+
+ordered_json usage_json(const std::vector<Choice>& choices) {
+    int64_t answer = 0, reasoning = 0;
+    for (const Choice& c : choices) {
+        answer += c.outcome.answer_tokens;
+        reasoning += c.outcome.reasoning_tokens;
+    }
+    const Outcome& first = choices.front().outcome;
+    return {{"prompt_tokens", first.prompt_tokens},
+            {"completion_tokens", answer},
+            {"total_tokens", first.prompt_tokens + answer},
+            {"prompt_tokens_details", {{"cached_tokens", first.cached_tokens}}},
+            {"completion_tokens_details", {{"reasoning_tokens", reasoning}}}};
+}
+
+namespace {
+
+ordered_json timings_json(const Outcome& o) {
+    const int64_t computed = o.prompt_tokens - o.cached_tokens,
+                  decoded = std::max<int64_t>(o.answer_tokens - 1, 0);
+    const auto rate = [](int64_t n, double s) { return s > 0 ? static_cast<double>(n) / s : 0.0; };
+    return {{"cache_n", o.cached_tokens},
+            {"prompt_n", computed},
+            {"prompt_ms", o.timing.prefill_seconds * 1e3},
+            {"prompt_per_second", rate(computed, o.timing.prefill_seconds)},
+            {"predicted_n", o.answer_tokens},
+            {"predicted_ms", o.timing.decode_seconds * 1e3},
+            {"predicted_per_second", rate(decoded, o.timing.decode_seconds)}};
+}
+
+ordered_json call_json(const ToolCall& call) {
+    return {{"id", call.id},
+            {"type", "function"},
+            {"function", {{"name", call.name}, {"arguments", call.arguments}}}};
+}
+
+class OpenAiFormat final : public AnswerFormat {
+  public:
+    OpenAiFormat(bool chat, const GenerationRequest& request, const Tokenizer& tokenizer)
+        : chat_(chat),
+          usage_(request.include_usage),
+          echo_(request.echo ? request.prompt_text : ""),
+          model_(request.model),
+          tokenizer_(tokenizer),
+          id_(random_id(chat ? "chatcmpl-" : "cmpl-")),
+          created_(std::time(nullptr)),
+          choices_(request.choices),
+          calls_(static_cast<size_t>(request.choices), 0) {}
+
+    ordered_json whole(const std::vector<Choice>& choices) override {
+        ordered_json out = frame(chat_ ? "chat.completion" : "text_completion");
+        out["choices"] = ordered_json::array();
+        for (size_t i = 0; i < choices.size(); ++i) {
+            const Choice& c = choices[i];
+            ordered_json one = {{"index", i}};
+            if (chat_)
+                one["message"] = message(c);
+            else
+                one["text"] = echo_ + c.content;
+            one["logprobs"] = logprobs(c.logprobs);
+            one["finish_reason"] = c.finish_reason();
+            out["choices"].push_back(std::move(one));
+        }
+        out["usage"] = usage_json(choices);
+        out["timings"] = timings_json(choices.front().outcome);
+        return out;
+    }
+
+    std::string begin() override {
+        std::string out;
+        for (int i = 0; i < choices_; ++i) {
+            if (chat_) out += chunk(i, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr);
+            if (!echo_.empty()) out += chunk(i, echo_, nullptr, nullptr);
+        }
+        return out;
+    }
+
+    std::string delta(int i, const AnswerDelta& d) override {
+        std::string out;
+        if (!chat_) return d.content.empty() ? out : chunk(i, d.content, logprobs(d.logprobs), nullptr);
+        if (!d.reasoning.empty())
+            out +=
+                chunk(i, {{"reasoning_content", d.reasoning}, {"reasoning", d.reasoning}}, nullptr, nullptr);
+        if (!d.content.empty()) out += chunk(i, {{"content", d.content}}, logprobs(d.logprobs), nullptr);
+        for (const ToolCallDelta& call : d.tool_calls) {
+            const int index = calls_[static_cast<size_t>(i)]++;
+            ordered_json head = call_json(call.call);
+            head["function"]["arguments"] = "";
+            ordered_json first = {{"index", index}};
+            first.update(head);
+            out += chunk(i, {{"tool_calls", ordered_json::array({first})}}, nullptr, nullptr);
+            const ordered_json rest = {{"index", index}, {"function", {{"arguments", call.call.arguments}}}};
+            out += chunk(i, {{"tool_calls", ordered_json::array({rest})}}, nullptr, nullptr);
+        }
+        return out;
+    }
+
+    std::string end(int i, const Choice& all) override {
+        return chunk(i, chat_ ? ordered_json::object() : ordered_json(""), nullptr, all.finish_reason(),
+                     &all.outcome);
+    }
+
+    std::string close(const std::vector<Choice>& choices) override {
+        std::string out;
+        if (usage_) {
+            ordered_json last = frame(chunk_name());
+            last["choices"] = ordered_json::array();
+            last["usage"] = usage_json(choices);
+            out += "data: " + dump(last) + "\n\n";
+        }
+        return out + "data: [DONE]\n\n";
+    }
+
+  private:
+    const char* chunk_name() const { return chat_ ? "chat.completion.chunk" : "text_completion"; }
+
+    ordered_json frame(const char* object) const {
+        return {{"id", id_},
+                {"object", object},
+                {"created", created_},
+                {"model", model_},
+                {"system_fingerprint", "quern-" QUERN_VERSION}};
+    }
+
+    std::string chunk(int i, const ordered_json& delta, const ordered_json& logprobs, const char* finish,
+                      const Outcome* outcome = nullptr) const {
+        ordered_json out = frame(chunk_name());
+        ordered_json choice = {{"index", i}, {chat_ ? "delta" : "text", delta}, {"logprobs", logprobs}};
+        choice["finish_reason"] = finish != nullptr ? ordered_json(finish) : nullptr;
+        out["choices"] = ordered_json::array({choice});
+        if (usage_) out["usage"] = nullptr;
+        if (outcome != nullptr) out["timings"] = timings_json(*outcome);
+        return "data: " + dump(out) + "\n\n";
+    }
+
+    ordered_json message(const Choice& c) const {
+        ordered_json m = {{"role", "assistant"}, {"content", c.content}};
+        if (!c.reasoning.empty()) m["reasoning_content"] = m["reasoning"] = c.reasoning;
+        for (const ToolCall& call : c.calls) m["tool_calls"].push_back(call_json(call));
+        return m;
+    }
+
+    ordered_json token_json(int32_t id, double logprob) const {
+        const std::string_view piece = tokenizer_.piece(id);
+        ordered_json bytes = ordered_json::array();
+        for (const char b : piece) bytes.push_back(static_cast<unsigned char>(b));
+        return {{"token", piece}, {"logprob", logprob}, {"bytes", bytes}};
+    }
+
+    ordered_json logprobs(const std::vector<TokenLogprob>& reports) const {
+        if (reports.empty()) return nullptr;
+        if (!chat_) return old_logprobs(reports);
+        ordered_json content = ordered_json::array();
+        for (const TokenLogprob& r : reports) {
+            ordered_json one = token_json(r.id, r.logprob);
+            one["top_logprobs"] = ordered_json::array();
+            for (const auto& [id, logprob] : r.top) one["top_logprobs"].push_back(token_json(id, logprob));
+            content.push_back(std::move(one));
+        }
+        return {{"content", content}, {"refusal", nullptr}};
+    }
+
+    ordered_json old_logprobs(const std::vector<TokenLogprob>& reports) const {
+        ordered_json tokens = ordered_json::array(), values = tokens, tops = tokens, offsets = tokens;
+        size_t offset = 0;
+        for (const TokenLogprob& r : reports) {
+            tokens.push_back(tokenizer_.piece(r.id));
+            values.push_back(r.logprob);
+            ordered_json top = ordered_json::object();
+            for (const auto& [id, logprob] : r.top) top[std::string(tokenizer_.piece(id))] = logprob;
+            tops.push_back(std::move(top));
+            offsets.push_back(offset);
+            offset += tokenizer_.piece(r.id).size();
+        }
+        return {
+            {"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", tops}, {"text_offset", offsets}};
+    }
+
+    bool chat_, usage_;
+    std::string echo_, model_;
+    const Tokenizer& tokenizer_;
+    std::string id_;
+    std::time_t created_;
+    int choices_;
+    std::vector<int> calls_;  // reported so far, by choice
+};
+
+}  // namespace
+
+std::unique_ptr<AnswerFormat> openai_format(bool chat, const GenerationRequest& request,
+                                            const Tokenizer& tokenizer) {
+    return std::make_unique<OpenAiFormat>(chat, request, tokenizer);
+}
+
+}  // namespace quern

@@ -1,0 +1,46 @@
+// Options of `quern serve`, as the command line gives them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tools/loading.h"
+#include "tools/serve/http_server.h"
+
+namespace quern {
+
+struct ServeOptions {
+    std::string model;
+    GpuWish gpu = GpuWish::automatic;
+    int threads = 0, device = 0;
+    int64_t context = 0;
+    int64_t sequences = 4;
+    int64_t step_tokens = 0;  // 0: by device
+    std::string kv_type = "auto";
+    int64_t cache_bytes = int64_t{8192} << 20;
+
+    std::string host = "127.0.0.1";
+    int port = 8080;
+    std::vector<std::string> keys;
+    std::vector<std::string> hosts;         // Host names to accept beside addresses and localhost
+    std::vector<std::string> cors_origins;  // "*": any
+    bool allow_anonymous = false;
+    HttpLimits limits;
+
+    /// Aliases as given: name and settings; settings of --temp and its like come first.
+    std::vector<std::pair<std::string, std::vector<std::pair<std::string, std::string>>>> aliases;
+    std::vector<std::pair<std::string, std::string>> settings;
+    int64_t queue = 128;
+    double timeout = 3600;      // seconds a request may take
+    double drain_seconds = 10;  // after SIGTERM
+    bool strict = false;        // unknown fields and models are errors
+    bool web_page = true;
+    bool log_json = false, log_requests = true;
+};
+
+/// False: --help or --version was printed. Throws Error(usage).
+bool parse_serve_options(int argc, char** argv, ServeOptions& options);
+
+}  // namespace quern

@@ -1,0 +1,22 @@
+// The Anthropic messages API and the OpenAI responses API: their requests are put into the chat API's form,
+// their answers come from formats of their own.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "tools/serve/answer_format.h"
+
+namespace quern {
+
+/// Throws ApiError(400).
+nlohmann::ordered_json chat_from_messages(const nlohmann::ordered_json& body);
+std::unique_ptr<AnswerFormat> messages_format(const GenerationRequest& request);
+nlohmann::ordered_json anthropic_error(const ApiError& error);
+
+/// Stateless: previous_response_id and background are refused, store has no effect. Tools of other types than
+/// function are left out.
+nlohmann::ordered_json chat_from_responses(const nlohmann::ordered_json& body);
+std::unique_ptr<AnswerFormat> responses_format(const GenerationRequest& request);
+
+}  // namespace quern
