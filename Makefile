@@ -7,7 +7,7 @@ DEMO_PROMPT ?= What is 48 + 37?
 
 .DEFAULT_GOAL := build
 MAKEFLAGS += --no-print-directory
-.PHONY: help deps configure build demo chat serve test test-api soak test-asan fuzz bench gpu-check cuda-all check-layers format format-check install clean
+.PHONY: help deps configure build demo chat serve test test-api soak test-asan fuzz bench gpu-check cuda-all check-layers check-manifest format format-check install clean
 
 help:            ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ cuda-all: deps   ## build/cuda-all/quern with kernels for every supported GPU (n
 
 check-layers:    ## includes follow the layering
 	@scripts/check_layers.sh
+
+check-manifest:  ## scripts/kubernetes.yaml is proper YAML and its flags exist (needs python3-yaml)
+	@python3 tests/manifest.py scripts/kubernetes.yaml $(BUILD)/quern
 
 format:          ## clang-format on every source file
 	@git ls-files '*.cpp' '*.h' '*.cu' '*.cuh' | xargs clang-format -i

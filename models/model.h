@@ -98,6 +98,7 @@ class Model;
 
 struct LoadOptions {
     bool tokenizer = true;  // false: token ids only
+    std::string text_from;  // synthetic weights: the directory whose tokenizer they get; empty: none
     std::function<void(const LoadProgress&)> progress;
     /// Called when everything but the weights' data is known and checked: what throws here has read no weights.
     std::function<void(const Model&)> before_weights;
@@ -130,6 +131,8 @@ class Model {
     virtual const Audit& audit() const = 0;
     /// One-line remarks for the user: an unknown chat template, unused vision tensors ...
     virtual const std::vector<std::string>& notes() const = 0;
+    /// Of the configuration and of the beginning of every tensor: other weights have another digest.
+    virtual uint64_t digest() const = 0;
     /// Every weight, in the order of placing within each layer.
     virtual std::vector<WeightUse> weight_uses() const = 0;
     virtual std::vector<StateSpec> state_specs(const StateOptions& options) const = 0;

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "ggml-like/check.h"
+#include "ggml-like/content_hash.h"
 #include "models/chat_format.h"
 #include "models/qwen3_6_moe.h"
 #include "models/synthetic.h"
@@ -63,7 +64,7 @@ class Qwen36Moe final : public Model {
         audit_ = use.audit();
         audit_.require_ok();
         floats_ = use.take_floats();
-        if (options.tokenizer) load_text_side();
+        if (options.tokenizer) load_text_side(checkpoint_->files().directory);
         read_generation_defaults();
         std::string directory = checkpoint_->files().directory;
         while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
@@ -74,11 +75,15 @@ class Qwen36Moe final : public Model {
         notes_.insert(notes_.end(), audit_.notes.begin(), audit_.notes.end());
     }
 
-    /// Random weights: no checkpoint, no text side.
+    /// Random weights: no checkpoint. Sampled as the real ones are (generation_config.json of Qwen3.6):
+    /// drawing from all ids would measure something else.
     Qwen36Moe(const std::string& name, const std::string& mix, Backend& backend, const LoadOptions& options)
         : backend_(backend), config_(synthetic_config(name)) {
         weights_ = synthetic_weights(config_, mix, floats_);
-        generation_.origin = "built in: synthetic weights";
+        generation_ = {
+            .temperature = 1.0f, .top_p = 0.95f, .top_k = 20, .origin = "built in: synthetic weights"};
+        if (options.tokenizer && !options.text_from.empty()) load_text_side(options.text_from);
+        add_chat_end();
         summarize(fmt::format("synthetic {} ({})", name, mix));
         if (options.before_weights) options.before_weights(*this);
         check_and_place(options);
@@ -89,6 +94,21 @@ class Qwen36Moe final : public Model {
     const Tokenizer* tokenizer() const override { return tokenizer_ ? &*tokenizer_ : nullptr; }
     const Audit& audit() const override { return audit_; }
     const std::vector<std::string>& notes() const override { return notes_; }
+    uint64_t digest() const override {
+        constexpr uint64_t kBeginning = 4096;  // a page of the mapping
+        ContentHash hash;
+        if (!checkpoint_) {  // the name says all of it
+            hash.add(info_.name);
+            return hash.value();
+        }
+        hash.add(checkpoint_->config_text());
+        for (const CheckpointTensor& t : checkpoint_->tensors()) {
+            hash.add(t.name);
+            hash.add(describe(*t.tensor));
+            hash.add(t.tensor->data, std::min(t.tensor->bytes(), kBeginning));
+        }
+        return hash.value();
+    }
     std::vector<WeightUse> weight_uses() const override {
         std::vector<WeightUse> uses;
         const int64_t used = config_.experts_used;
@@ -113,9 +133,9 @@ class Qwen36Moe final : public Model {
     }
 
   private:
-    void load_text_side() {
-        tokenizer_.emplace(Tokenizer::load(checkpoint_->files().directory, config_.vocab_rows));
-        if (std::string note = known_template_note(checkpoint_->files().directory); !note.empty())
+    void load_text_side(const std::string& directory) {
+        tokenizer_.emplace(Tokenizer::load(directory, config_.vocab_rows));
+        if (std::string note = known_template_note(directory); !note.empty())
             notes_.push_back(std::move(note));
     }
 

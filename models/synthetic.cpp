@@ -134,24 +134,26 @@ class Generator {
 }  // namespace
 
 Qwen36MoeConfig synthetic_config(const std::string& name) {
-    if (name != "qwen3.6-35b-a3b") FAIL(usage, "--synthetic {}: expected qwen3.6-35b-a3b", name);
+    const bool tiny = name == "tiny";
+    if (!tiny && name != "qwen3.6-35b-a3b")
+        FAIL(usage, "--synthetic {}: expected qwen3.6-35b-a3b or tiny", name);
     Qwen36MoeConfig c;
-    c.width = 2048;
-    c.layers = 40;
-    c.vocab_rows = 248320;
-    for (int i = 0; i < 40; ++i) c.full_attention.push_back(i % 4 == 3);
-    c.heads = 16;
+    c.width = tiny ? 256 : 2048;
+    c.layers = tiny ? 4 : 40;
+    c.vocab_rows = tiny ? 4096 : 248320;
+    for (int i = 0; i < c.layers; ++i) c.full_attention.push_back(i % 4 == 3);
+    c.heads = tiny ? 4 : 16;
     c.kv_heads = 2;
     c.head_dim = 256;
     c.rotary_dims = 64;
     c.rope_theta = 1e7f;
-    c.key_heads = 16;
-    c.value_heads = 32;
+    c.key_heads = tiny ? 2 : 16;
+    c.value_heads = tiny ? 4 : 32;
     c.key_dim = c.value_dim = 128;
     c.conv_taps = 4;
-    c.experts = 256;
-    c.experts_used = 8;
-    c.expert_width = c.shared_width = 512;
+    c.experts = tiny ? 16 : 256;
+    c.experts_used = tiny ? 4 : 8;
+    c.expert_width = c.shared_width = tiny ? 128 : 512;
     c.context = 262144;
     return c;
 }

@@ -10,7 +10,8 @@
 
 namespace quern {
 
-/// "qwen3.6-35b-a3b". Throws Error(usage) that lists the known names.
+/// "qwen3.6-35b-a3b"; "tiny": the same in miniature, for tests. Throws Error(usage) that lists the known
+/// names.
 Qwen36MoeConfig synthetic_config(const std::string& name);
 
 /// Weights without data (a backend fills them when it places them) and small vectors with sensible values in `floats`.

@@ -54,9 +54,13 @@ class CountedBackend final : public Backend {
 
     bool captures() const override { return true; }
     void prepare(Plan& plan) override { prepared += plan.use() == PlanUse::repeatedly; }
-    void run(Plan& plan) override { cpu_->run(plan); }
+    void run(Plan& plan) override {
+        if (before_run) before_run();
+        cpu_->run(plan);
+    }
     void synchronize() override { cpu_->synchronize(); }
 
+    std::function<void()> before_run;
     int64_t used = 0;
     int placed = 0, allocations = 0, prepared = 0;  // weights; calls that took memory; plans for repeated use
 

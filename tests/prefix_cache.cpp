@@ -2,8 +2,12 @@
 // suffice.
 #include <doctest/doctest.h>
 
+#include <filesystem>
+#include <fstream>
 #include <random>
+#include <sstream>
 
+#include "checkpoint_writer.h"
 #include "models/model.h"
 #include "tools/engine/engine.h"
 #include "tools/engine/prefix_cache.h"
@@ -93,6 +97,88 @@ TEST_SUITE("cpu") {
         }
         CHECK(engine.cache_stats().hits > 0);
         CHECK(engine.cache_stats().evicted > 0);
+    }
+
+    TEST_CASE("prefix file: states survive the process; what is damaged, foreign or too much is not used") {
+        Loaded l;
+        test::TempDir directory;
+        const auto prompt = random_ids(*l.model, 300, 3);
+        const auto branch = [&](size_t length) {
+            auto ids = std::vector<int32_t>(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(length));
+            ids.push_back(7);
+            return ids;
+        };
+        const EngineOptions options{.context = 1024, .cache_bytes = 64 << 20};
+        const auto always = [] { return true; };
+        const std::vector<int32_t> expected =
+            Engine(*l.model, *l.backend, options).run(request(branch(200))).tokens;
+        {
+            Engine first(*l.model, *l.backend, options);
+            CHECK(first.load_states(directory.str()).empty());
+            first.run(request(prompt, {100, 200}));
+            CHECK(!first.save_states([] { return false; }));
+            CHECK(std::filesystem::is_empty(directory.str()));
+            CHECK(first.save_states(always));
+        }
+        const std::string file = std::filesystem::directory_iterator(directory.str())->path().string();
+        const auto restart = [&](const EngineOptions& with, std::string& remark) {
+            Engine next(*l.model, *l.backend, with);
+            remark = next.load_states(directory.str());
+            CHECK(next.cache_stats().bytes <= with.cache_bytes);
+            const Result result = next.run(request(branch(200)));
+            CHECK(result.tokens == expected);
+            return result.cached_tokens;
+        };
+        std::string remark;
+        CHECK(restart(options, remark) == 200);
+        CHECK(remark.empty());
+
+        const auto specs = l.model->state_specs({.kv = DType::F32, .conv = DType::F32});
+        EngineOptions small = options;
+        small.cache_bytes = slot_bytes(specs) + 6 * page_bytes(specs);  // room for one state
+        restart(small, remark);
+        CHECK(remark.empty());
+        EngineOptions other = options;
+        other.kv_type = "bf16";  // another layout has a file of its own
+        CHECK(Engine(*l.model, *l.backend, other).load_states(directory.str()).empty());
+        CHECK(std::filesystem::exists(file));
+
+        std::stringstream whole;
+        whole << std::ifstream(file, std::ios::binary).rdbuf();
+        const std::string good = whole.str();
+        const auto write = [&](const std::string& bytes) { std::ofstream(file, std::ios::binary) << bytes; };
+        std::mt19937 random(1);
+        for (int i = 0; i < 60; ++i) {
+            std::string bad = good;
+            const size_t at = i < 30 ? 8 + static_cast<size_t>(i) * 8 : random() % (good.size() - 8) + 8;
+            if (i % 3 == 0)
+                bad.resize(at);
+            else
+                bad[at] = static_cast<char>(bad[at] ^ (1 << i % 8));
+            write(bad);
+            restart(options, remark);
+            CHECK(!remark.empty());
+            CHECK(!std::filesystem::exists(file));
+        }
+        write("somebody's notes");
+        CHECK(restart(options, remark) == 0);
+        CHECK(!remark.empty());
+        CHECK(std::filesystem::exists(file));
+        Engine last(*l.model, *l.backend, options);
+        last.load_states(directory.str());
+        CHECK_THROWS_AS(last.save_states(always), Error);
+
+        write(good);
+        std::ofstream(file + ".999999999.tmp") << "half";  // of a process that died
+        std::ofstream(file + ".mine") << "kept";
+        restart(options, remark);
+        CHECK(!std::filesystem::exists(file + ".999999999.tmp"));
+        CHECK(std::filesystem::exists(file + ".mine"));
+        std::filesystem::remove(file);
+        last.run(request(prompt));
+        CHECK(last.save_states(always));
+        CHECK(std::filesystem::status(file).permissions() ==
+              (std::filesystem::perms::owner_read | std::filesystem::perms::owner_write));
     }
 
     TEST_CASE("prefix cache: short requests do not push out a long conversation") {

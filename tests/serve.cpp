@@ -3,9 +3,12 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "checkpoint_writer.h"
 #include "server_process.h"
+#include "tools/bench/serve_load.h"
 
 namespace quern {
 namespace {
@@ -379,6 +382,64 @@ TEST_SUITE("model") {
               2);
         CHECK(server.metric("quern_cancelled_total{phase=\"queued\"}") == 1);
         CHECK(chat(server, question("What is 2 + 2?")).status == 200);
+    }
+
+    TEST_CASE("serve: states of the prefix cache survive a restart") {
+        test::TempDir directory;
+        const std::vector<std::string> flags = {"--cache-dir", directory.str() + "/states"};
+        json body = question("What is 12 + 7? " + std::string(400, 'x'));
+        body["max_tokens"] = 40;
+        const auto follow_up = [&](const ServerProcess& server) {
+            json longer = body;
+            longer["messages"].push_back({{"role", "assistant"}, {"content", "12 + 7 = 19."}});
+            longer["messages"].push_back({{"role", "user"}, {"content", "And 12 + 8?"}});
+            return chat(server, longer).body;
+        };
+        const auto cached = [](const json& answer) {
+            return answer["usage"]["prompt_tokens_details"]["cached_tokens"].get<int64_t>();
+        };
+        json cold;
+        {
+            ServerProcess server;
+            cold = follow_up(server);
+            CHECK(cached(cold) == 0);
+        }
+        {
+            ServerProcess server(flags);
+            CHECK(chat(server, body).status == 200);
+            server.signal(SIGTERM);
+            CHECK(server.wait() == 0);
+        }
+        {
+            ServerProcess server(flags);
+            const json warm = follow_up(server);
+            CHECK(cached(warm) > 100);
+            CHECK(warm["choices"] == cold["choices"]);
+        }
+        for (const auto& file : std::filesystem::directory_iterator(directory.str() + "/states"))
+            std::filesystem::resize_file(file, std::filesystem::file_size(file) / 2);
+        ServerProcess server(flags);
+        CHECK(follow_up(server)["choices"] == cold["choices"]);
+    }
+
+    TEST_CASE("serve: random weights answer with text, and the bench can load them") {
+        const ServerProcess server({"--synthetic", "tiny", "--mix", "xs", "-np", "4", "-c", "1024"});
+        json ids = {{"prompt", {1, 2, 3}}, {"max_tokens", 5}, {"ignore_eos", true}};
+        const Reply completion = post(server, "/v1/completions", ids);
+        CHECK(completion.status == 200);
+        CHECK(completion.body["usage"]["completion_tokens"] == 5);
+
+        ServeLoad load{.url = "http://127.0.0.1:" + std::to_string(server.port())};
+        load.concurrency = {1, 6};
+        load.prompt_words = 20;
+        load.answer_tokens = 16;
+        const auto rows = measure_server(load);
+        REQUIRE(rows.size() == 2);
+        for (const json& row : rows) {
+            CHECK(row["failed"] == 0);
+            CHECK(row["total_output_tokens"] == 16 * row["completed"].get<int64_t>());
+            CHECK(row["median_ttft_ms"] > 0.0);
+        }
     }
 
     TEST_CASE("serve: SIGTERM lets answers end, a second one does not") {

@@ -2,13 +2,16 @@
 """Clients that come and go at every moment, against the real server with the demo checkpoint: `make soak`.
 
 Usage: soak.py QUERN_BINARY SECONDS. Needs no packages. Checks that /health answers within a second throughout, that
-every request which was sent whole and waited for gets a proper answer, and that afterwards nothing runs, no descriptor
-is open and memory is no more than after the first part.
+every request which was sent whole and waited for gets a proper answer, that clients which do not read their answers
+lose them, and that afterwards nothing runs, no descriptor is open and memory is no more than after the first part. A
+thousand connections are idle all the time.
 """
 import json
 import os
 import random
 import re
+import resource
+import select
 import socket
 import subprocess
 import sys
@@ -26,7 +29,8 @@ class Soak:
                 self.url, self.port = found[1], int(found[2])
                 break
         self.end = time.time() + seconds
-        self.counts = {"answered": 0, "refused": 0, "left": 0}
+        self.counts = {"answered": 0, "refused": 0, "left": 0, "silent": 0, "idle ended": 0}
+        self.idle = 0
         self.faults = []
         self.lock = threading.Lock()
 
@@ -81,8 +85,49 @@ class Soak:
                     with self.lock:
                         self.faults.append(text[:300])
 
+    def silent(self):
+        """Asks for long answers and does not read them: the server gives up, and its place is free."""
+        body = json.dumps({"messages": [{"role": "user", "content": "Tell me a story."}], "max_tokens": 100000,
+                           "ignore_eos": True, "stream": True, "logprobs": True, "top_logprobs": 20,
+                           "chat_template_kwargs": {"enable_thinking": False}}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+        while time.time() < self.end:
+            with socket.socket() as s:
+                s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                s.settimeout(60)
+                s.connect(("127.0.0.1", self.port))
+                s.sendall(head.encode() + body)
+                time.sleep(45)  # the server's patience and more
+                text, limit = b"", time.time() + 20
+                while time.time() < limit and (piece := s.recv(65536)):
+                    text += piece
+                if time.time() < limit and b"[DONE]" not in text:
+                    self.count("silent")
+                else:
+                    with self.lock:
+                        self.faults.append(f"a client that did not read for 45 s went on: {len(text)} bytes")
+
+    def crowd(self, size=1000):
+        """Connections that do nothing: half of them from the start, half after a first request."""
+        watch, open_ones = select.poll(), {}
+        while time.time() < self.end:
+            for _ in range(min(50, size - len(open_ones))):
+                s = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+                if len(open_ones) % 2:
+                    s.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                open_ones[s.fileno()] = s
+                watch.register(s, select.POLLRDHUP)
+            for fd, _ in watch.poll(100):
+                watch.unregister(fd)
+                open_ones.pop(fd).close()
+                self.count("idle ended")
+            self.idle = max(self.idle, len(open_ones))
+        for s in open_ones.values():
+            s.close()
+
     def run(self):
         people = [threading.Thread(target=self.person, args=(seed,), daemon=True) for seed in range(12)]
+        people += [threading.Thread(target=self.silent, daemon=True), threading.Thread(target=self.crowd, daemon=True)]
         for p in people:
             p.start()
         slowest, middle, half = 0.0, None, time.time() + (self.end - time.time()) / 2
@@ -94,11 +139,13 @@ class Soak:
                 middle = self.state()
             time.sleep(0.2)
         for p in people:
-            p.join(150)
+            p.join(200)
         time.sleep(6)  # threads and connections that are idle end
         descriptors, mib = self.state()
         checks = {
             f"answers {self.counts}": not self.faults and self.counts["answered"] > 0,
+            f"{self.idle} idle connections at once": self.idle == 1000,
+            "clients that do not read lose their answers": self.counts["silent"] > 0,
             f"slowest /health {slowest:.3f} s": slowest < 1,
             "nothing runs": self.metric("quern_requests_running") == 0 and self.metric("quern_requests_queued") == 0,
             f"{descriptors} descriptors": descriptors < 20,
@@ -114,6 +161,8 @@ class Soak:
 
 
 if __name__ == "__main__":
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the server inherits it
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096 if most == resource.RLIM_INFINITY else min(4096, most), most))
     soak = Soak(sys.argv[1], float(sys.argv[2]))
     try:
         sys.exit(soak.run())

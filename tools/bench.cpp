@@ -138,7 +138,7 @@ bool parse(int argc, char** argv, Options& o) {
         o.device = static_cast<int>(number(v, "--device", 0, 1023));
         o.device_given = true;
     });
-    p.value("--synthetic", "NAME", "random weights instead of a checkpoint: qwen3.6-35b-a3b",
+    p.value("--synthetic", "NAME", "random weights instead of a checkpoint: qwen3.6-35b-a3b, tiny",
             [&](const std::string& v) { o.synthetic = v; });
     p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs",
             [&](const std::string& v) { o.mix = v; });

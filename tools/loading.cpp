@@ -86,7 +86,9 @@ LoadedModel load_and_start(const LoadWish& wish) {
     std::string summary;
     {
         ProgressBar bar;
+        const bool text = wish.tokenizer && !wish.synthetic.empty();
         const LoadOptions load{.tokenizer = wish.tokenizer,
+                               .text_from = text ? model_or_demo({}) : std::string(),
                                .progress =
                                    [&](const LoadProgress& p) {
                                        bar.update(p);

@@ -57,7 +57,7 @@ class ProgressBar {
 /// What a subcommand loads, and how it will run it.
 struct LoadWish {
     std::string model;           // empty: the demo checkpoint
-    std::string synthetic, mix;  // instead: random weights of this name
+    std::string synthetic, mix;  // instead: random weights of this name, with the demo checkpoint's tokenizer
     GpuWish gpu = GpuWish::automatic;
     int device = 0, threads = 0;
     bool tokenizer = true;

@@ -8,6 +8,7 @@
 
 #include "ggml-like/check.h"
 #include "models/model.h"
+#include "tools/cli_values.h"
 #include "tools/commands.h"
 #include "tools/loading.h"
 #include "tools/serve/api.h"
@@ -15,6 +16,8 @@
 
 namespace quern {
 namespace {
+
+constexpr double kLastWords = 1;  // seconds, for replies that are being written
 
 sigset_t ending_signals() {
     sigset_t set;
@@ -36,12 +39,16 @@ class SignalThread {
               std::fputs("quern: draining; again to stop at once\n", stderr);
               api.set_draining();
               const auto end = Job::Clock::now() + std::chrono::duration<double>(drain_seconds);
-              while (!done_ && loop.busy() > 0 && Job::Clock::now() < end) {
+              bool stopped = false;
+              while (!done_) {  // states are saved after the drain, which may take a while, too
+                  if (!stopped && (loop.busy() == 0 || Job::Clock::now() >= end)) {
+                      loop.stop();
+                      stopped = true;
+                  }
                   const timespec moment{.tv_sec = 0, .tv_nsec = 50'000'000};
                   const int second = sigtimedwait(&set, nullptr, &moment);
                   if (second > 0 && !done_) ::_exit(128 + second);
               }
-              loop.stop();
           }) {}
     ~SignalThread() {
         done_ = true;
@@ -64,6 +71,16 @@ void announce(const ServeOptions& o, const Engine& engine, const Backend& backen
                  o.host.c_str(), ipv6 ? "]" : "", port);
 }
 
+void restore_states(const std::string& directory, Engine& engine, EngineLoop& loop) {
+    const std::string remark = engine.load_states(directory);
+    if (!remark.empty()) std::fprintf(stderr, "quern: %s\n", printable(remark, 500).c_str());
+    const PrefixCacheStats stats = engine.cache_stats();
+    std::fprintf(stderr, "quern: %ld states of earlier prompts from %s, %ld MiB\n",
+                 static_cast<long>(stats.snapshots), printable(directory, 200).c_str(),
+                 static_cast<long>(stats.bytes >> 20));
+    loop.keep_states();
+}
+
 }  // namespace
 
 int cmd_serve(int argc, char** argv) {
@@ -83,6 +100,8 @@ int cmd_serve(int argc, char** argv) {
     std::fprintf(stderr, "quern: listening on %s port %d, loading the model\n", options.host.c_str(), port);
 
     LoadedModel loaded = load_and_start({.model = options.model,
+                                         .synthetic = options.synthetic,
+                                         .mix = options.mix,
                                          .gpu = options.gpu,
                                          .device = options.device,
                                          .threads = options.threads,
@@ -94,12 +113,18 @@ int cmd_serve(int argc, char** argv) {
                                          .short_steps = true,
                                          .progress = [&](const LoadProgress& p) { api.set_progress(p); }});
     Engine& engine = *loaded.engine;
+    if (!options.cache_dir.empty()) restore_states(options.cache_dir, engine, loop);
     api.set_ready(engine);
     signals.serving();
     announce(options, engine, *loaded.backend, port);
-    loop.run(engine);
+    try {
+        loop.run(engine, [&] { api.set_lost(); });
+    } catch (const Error&) {
+        server.stop(options.drain_seconds);  // everyone was told; the exit code says the rest
+        throw;
+    }
     api.set_stopping();
-    server.stop();
+    server.stop(kLastWords);
     return 0;
 }
 

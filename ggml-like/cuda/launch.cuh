@@ -9,9 +9,6 @@ namespace quern::cuda {
 
 /// Throws quern::Error(device) naming `what` unless code is cudaSuccess. Defined in cuda_backend.cpp.
 void check_launch(cudaError_t code, const char* what);
-/// Throws quern::Error(device): `op` has no kernel for `what`. Defined in cuda_backend.cpp.
-[[noreturn]] void unsupported(const char* op, const char* what);
-
 /// Throws: a kernel of `op` does not take `what` ("F16 caches"). Defined in cuda_backend.cpp.
 [[noreturn]] void unsupported(const char* op, const char* what);
 

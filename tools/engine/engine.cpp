@@ -10,10 +10,12 @@
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
+#include "ggml-like/content_hash.h"
 #include "ggml-like/ops/logits_top.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/prefix_cache.h"
+#include "tools/engine/prefix_file.h"
 #include "tools/engine/sampler.h"
 #include "tools/engine/scheduler.h"
 #include "tools/engine/sequence.h"
@@ -47,6 +49,12 @@ MemoryPlan fitting_plan(const Model& model, const Backend& backend, const Engine
     MemoryPlan plan = make_memory_plan(model, backend, options, true);
     require_fit(plan);
     return plan;
+}
+
+/// In a handler: an error of the device is not a request's.
+void rethrow_if_device(const std::exception& error) {
+    const auto* known = dynamic_cast<const Error*>(&error);
+    if (known != nullptr && known->kind() == ErrorKind::device) throw;
 }
 
 /// Host memory that lives as long as the backend's transfers need it.
@@ -89,6 +97,9 @@ struct Engine::State {
     StepPlan& plan_for(const std::vector<Slice>& slices);
     void fill_padding(StepPlan& step, size_t filled);
 
+    uint64_t binding() const;
+    bool step();
+    void lose(const std::string& error);
     void admit();
     void start(Sequence& s);
     void plan_snapshots(Sequence& s) const;
@@ -112,6 +123,7 @@ struct Engine::State {
     StatePool pool;
     int64_t pool_bytes;
     PrefixCache cache;
+    std::optional<PrefixFile> file;
     Workspace workspace;
     int64_t workspace_bytes;
     std::shared_ptr<void> host_top, host_logits;
@@ -195,22 +207,65 @@ int64_t Engine::kernels(int64_t sequences) const {
     if (!state_->backend.captures() || sequences > kMostPadded) return 0;
     return state_->decode_plan(decode_bucket(sequences)).plan->kernels;
 }
+std::string Engine::load_states(const std::string& directory) {
+    State& e = *state_;
+    e.file.emplace(directory, e.binding());
+    return e.file->load(e.cache, e.pool);
+}
+
+bool Engine::save_states(const std::function<bool()>& go_on) {
+    CHECK(state_->file.has_value(), "[engine] there is no directory for states yet");
+    return state_->file->save(state_->cache, state_->pool, go_on);
+}
+
+/// A hash of all that the bytes of a state and their meaning depend on.
+uint64_t Engine::State::binding() const {
+    ContentHash hash;
+    hash.add(QUERN_VERSION);
+    hash.add(backend.name());
+    hash.add(static_cast<int64_t>(model.digest()));
+    hash.add(kPageTokens);
+    for (const StateSpec& spec : memory.specs) {
+        for (const int64_t number : {int64_t{spec.layer}, static_cast<int64_t>(spec.role),
+                                     static_cast<int64_t>(spec.dtype), int64_t{spec.paged}})
+            hash.add(number);
+        hash.add(spec.shape.data(), spec.shape.size() * sizeof(int64_t));
+    }
+    return hash.value();
+}
+
 PrefixCacheStats Engine::cache_stats() const { return state_->cache.stats(); }
 
 bool Engine::step() {
-    State& e = *state_;
-    e.admit();
-    std::erase_if(e.running, [](const Sequence* s) { return s->done(); });
-    if (e.running.empty()) return !e.queue.empty();
-    const std::vector<Slice> slices = next_batch(e.running, e.memory.step_tokens, e.memory.prompt_logits);
     try {
-        e.run(slices);
-    } catch (const std::exception& error) {
-        // The step is lost for everyone in it: their states are half written.
-        for (const Slice& slice : slices) e.finish(*slice.sequence, FinishReason::error, error.what());
+        return state_->step();
+    } catch (const Error& error) {
+        if (error.kind() == ErrorKind::device) state_->lose(error.what());
+        throw;
     }
-    std::erase_if(e.running, [](const Sequence* s) { return s->done(); });
-    return !e.running.empty() || !e.queue.empty();
+}
+
+bool Engine::State::step() {
+    admit();
+    std::erase_if(running, [](const Sequence* s) { return s->done(); });
+    if (running.empty()) return !queue.empty();
+    const std::vector<Slice> slices = next_batch(running, memory.step_tokens, memory.prompt_logits);
+    try {
+        run(slices);
+    } catch (const std::exception& error) {
+        rethrow_if_device(error);
+        // The step is lost for everyone in it: their states are half written.
+        for (const Slice& slice : slices) finish(*slice.sequence, FinishReason::error, error.what());
+    }
+    std::erase_if(running, [](const Sequence* s) { return s->done(); });
+    return !running.empty() || !queue.empty();
+}
+
+/// Ends everything: the device computes no more.
+void Engine::State::lose(const std::string& error) {
+    for (auto& [id, s] : sequences) finish(*s, FinishReason::error, error);
+    running.clear();
+    queue.clear();
 }
 
 /// Ends what was cancelled and starts what was queued while slots are free.
@@ -229,6 +284,7 @@ void Engine::State::admit() {
             start(*s);
             running.push_back(s);
         } catch (const std::exception& error) {
+            rethrow_if_device(error);
             finish(*s, FinishReason::error, error.what());
         }
     }
@@ -441,6 +497,7 @@ void Engine::State::advance(Sequence& s, const StepPlan& step, const int32_t* to
     try {
         id = choose(s, step, top, row);
     } catch (const Error& error) {
+        rethrow_if_device(error);
         return finish(s, FinishReason::error, error.what());
     }
     const auto& stops = s.request.stop_ids;

@@ -42,7 +42,9 @@ class Engine {
     RequestId submit(Request request);
     /// Ends a request at the next step with FinishReason::cancelled; unknown or finished ids are ignored.
     void cancel(RequestId id);
-    /// Runs one batch. False: nothing was left to do. Errors of one request end that request only.
+    /// Runs one batch. False: nothing was left to do. Errors of one request end that request only. Throws
+    /// Error(device) if the device failed, which does not go away: all requests have then ended with that
+    /// error, and so would all later ones.
     bool step();
     /// Whether the request has finished; its Result stays until taken.
     bool finished(RequestId id) const;
@@ -60,6 +62,12 @@ class Engine {
     const MemoryMeasured& memory_measured() const;
     /// Kernels that a step of one token for each of `sequences` launches; 0: not known (no captured plan).
     int64_t kernels(int64_t sequences) const;
+    /// From now on states of the prefix cache may be kept in `directory` (prefix_file.h): takes those that an
+    /// earlier process with the same model and layout has saved there. Returns a remark if its file was no
+    /// good. Throws Error(runtime).
+    std::string load_states(const std::string& directory);
+    /// Saves them. False: `go_on`, asked again and again, said no. Throws Error(runtime).
+    bool save_states(const std::function<bool()>& go_on);
     /// What the prefix cache did so far.
     PrefixCacheStats cache_stats() const;
 

@@ -79,17 +79,43 @@ void PrefixCache::store(std::span<const int32_t> tokens, const SequenceState& s)
     entry.saved = s.length - covered(tokens);
     try {
         entry.snapshot = pool_.snapshot(s);
-    } catch (const Error&) {  // no page is free for the copy of the last one: those who run need it more
-        return;
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::memory) throw;
+        return;  // no page is free for the copy of the last one: those who run need it more
     }
+    insert(std::move(entry));
+    ++stats_.stored;
+    while (stats_.bytes > stats_.budget && evict()) {
+    }
+}
+
+void PrefixCache::insert(Entry entry) {
     entry.worth = worth(entry);
     stats_.bytes += recurrent_bytes_;
     count_pages(entry.snapshot, 1);
     entries_.push_back(std::move(entry));
-    ++stats_.stored;
     stats_.snapshots = static_cast<int64_t>(entries_.size());
-    while (stats_.bytes > stats_.budget && evict()) {
+}
+
+std::vector<PrefixCache::Kept> PrefixCache::by_worth() const {
+    std::vector<const Entry*> order;
+    for (const Entry& e : entries_) order.push_back(&e);
+    std::stable_sort(order.begin(), order.end(),
+                     [](const Entry* a, const Entry* b) { return a->worth > b->worth; });
+    std::vector<Kept> out;
+    for (const Entry* e : order) out.push_back({e->tokens, &e->snapshot, e->saved});
+    return out;
+}
+
+bool PrefixCache::adopt(std::vector<int32_t> tokens, Snapshot snapshot, int64_t saved) {
+    const auto fresh = std::count_if(snapshot.pages.begin(), snapshot.pages.end(),
+                                     [&](int32_t page) { return !pages_.contains(page); });
+    if (stats_.bytes + recurrent_bytes_ + fresh * page_bytes_ > stats_.budget) {
+        pool_.release(snapshot);
+        return false;
     }
+    insert({.tokens = std::move(tokens), .snapshot = std::move(snapshot), .saved = saved, .worth = 0});
+    return true;
 }
 
 bool PrefixCache::evict() {

@@ -40,6 +40,17 @@ class PrefixCache {
     /// Keeps the state of `s` after `tokens`; may evict others, and nothing is kept if there is no room.
     void store(std::span<const int32_t> tokens, const SequenceState& s);
 
+    /// A state as it is kept; valid until the next call of another function.
+    struct Kept {
+        std::span<const int32_t> tokens;
+        const Snapshot* snapshot;
+        int64_t saved;  // tokens that a hit saves beyond the next shorter state
+    };
+    /// All of them, the most valuable first.
+    std::vector<Kept> by_worth() const;
+    /// Keeps a state of an earlier process. False: it does not fit the budget, and is given back.
+    bool adopt(std::vector<int32_t> tokens, Snapshot snapshot, int64_t saved);
+
     /// Gives back what is worth least. False if nothing is left.
     bool evict();
     PrefixCacheStats stats() const { return stats_; }
@@ -55,6 +66,7 @@ class PrefixCache {
     /// Length of the longest entry that is a prefix of `tokens`, itself included.
     int64_t covered(std::span<const int32_t> tokens) const;
     double worth(const Entry& e) const;
+    void insert(Entry entry);
     void count_pages(const Snapshot& snapshot, int sign);
 
     StatePool& pool_;

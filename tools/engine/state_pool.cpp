@@ -65,7 +65,7 @@ StatePool::StatePool(Backend& backend, const std::vector<StateSpec>& specs, int6
     for (const StateSpec& spec : specs) {
         index_[{spec.layer, spec.role}] = blocks_.size();
         blocks_.push_back({spec, state_tensor(spec, spec.paged ? pages : slots), spec.bytes()});
-        if (!spec.paged) recurrent_bytes_ += spec.bytes();
+        (spec.paged ? page_bytes_ : recurrent_bytes_) += spec.bytes();
     }
     place(true, pages, "the KV cache");
     place(false, slots, "recurrent state");
@@ -183,6 +183,29 @@ SequenceState StatePool::restore(const Snapshot& snapshot) {
         from += b.item_bytes;
     }
     return s;
+}
+
+void StatePool::read_page(int32_t page, std::byte* to) const {
+    for (const Block& b : blocks_) {
+        if (!b.spec.paged) continue;
+        backend_.download(to, item(b, page), b.item_bytes);
+        to += b.item_bytes;
+    }
+}
+
+int32_t StatePool::load_page(const std::byte* from) {
+    const int32_t page = take_page();
+    for (const Block& b : blocks_) {
+        if (!b.spec.paged) continue;
+        backend_.upload(item(b, page), from, b.item_bytes);
+        from += b.item_bytes;
+    }
+    return page;
+}
+
+int32_t StatePool::share_page(int32_t page) {
+    ++page_users_[static_cast<size_t>(page)];
+    return page;
 }
 
 void StatePool::drop_pages(std::vector<int32_t>& pages) {

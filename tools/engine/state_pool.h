@@ -38,6 +38,8 @@ class StatePool final : public StateViews {
     int64_t free_slots() const { return static_cast<int64_t>(free_slots_.size()); }
     int64_t free_pages() const { return static_cast<int64_t>(free_pages_.size()); }
     int64_t bytes() const { return bytes_; }
+    int64_t page_bytes() const { return page_bytes_; }            // of one page, all layers
+    int64_t recurrent_bytes() const { return recurrent_bytes_; }  // of a snapshot's recurrent part
 
     /// A fresh sequence of length 0. Throws Error(memory) if no slot is free.
     SequenceState acquire();
@@ -48,6 +50,13 @@ class StatePool final : public StateViews {
     Snapshot snapshot(const SequenceState& s);
     /// A sequence that continues from a snapshot; the snapshot stays usable.
     SequenceState restore(const Snapshot& snapshot);
+    /// The bytes of a page, `page_bytes()` of them.
+    void read_page(int32_t page, std::byte* to) const;
+    /// A page of these bytes, the caller's until it is part of a snapshot that is released. Throws
+    /// Error(memory).
+    int32_t load_page(const std::byte* from);
+    /// One more holder of a page.
+    int32_t share_page(int32_t page);
     void release(SequenceState& s);
     void release(Snapshot& snapshot);
 
@@ -73,7 +82,7 @@ class StatePool final : public StateViews {
     std::map<std::pair<int, StateRole>, size_t> index_;
     std::vector<int32_t> free_slots_, free_pages_;
     std::vector<int32_t> page_users_;
-    int64_t bytes_ = 0, recurrent_bytes_ = 0;
+    int64_t bytes_ = 0, page_bytes_ = 0, recurrent_bytes_ = 0;
 };
 
 /// Bytes of one page over all layers (64 tokens of KV), and of one slot.

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "tools/run/atomic_file.h"
+#include "tools/engine/atomic_file.h"
 
 namespace quern {
 

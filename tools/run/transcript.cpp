@@ -8,7 +8,7 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/json_guard.h"
-#include "tools/run/atomic_file.h"
+#include "tools/engine/atomic_file.h"
 #include "tools/run/input.h"
 
 namespace quern {

@@ -76,6 +76,7 @@ void Api::set_ready(const Engine& engine) {
 }
 
 void Api::set_draining() { state_ = State::draining; }
+void Api::set_lost() { state_ = State::lost; }
 void Api::set_stopping() { state_ = State::stopping; }
 
 const Api::Route* Api::find(const HttpRequest& r) const {
@@ -83,6 +84,18 @@ const Api::Route* Api::find(const HttpRequest& r) const {
     const auto found = routes_.find(r.path);
     if (found != routes_.end()) return &found->second;
     return r.path.compare(0, 11, "/v1/models/") == 0 ? &kModel : nullptr;
+}
+
+/// Why nothing is answered now.
+ApiError Api::unavailable() const {
+    switch (state_) {
+        case State::loading:
+            return {503, "loading", "the model is being loaded"};
+        case State::lost:
+            return {503, "device_error", "the GPU has failed and this server ends; see its log"};
+        default:
+            return {503, "draining", "the server is shutting down"};
+    }
 }
 
 std::optional<HttpReply> Api::gate(const HttpRequest& r) {
@@ -95,11 +108,7 @@ std::optional<HttpReply> Api::gate(const HttpRequest& r) {
         const bool get = r.method == "GET" || r.method == "HEAD";
         if (get ? route->method != std::string("GET") : r.method != route->method)
             throw ApiError(405, "method_not_allowed", r.path + " takes " + route->method);
-        const State state = state_;
-        if (state == State::loading && !route->always)
-            throw ApiError(503, "loading", "the model is being loaded");
-        if (state > State::ready && !route->always)
-            throw ApiError(503, "draining", "the server is shutting down");
+        if (state_ != State::ready && !route->always) throw unavailable();
     } catch (const ApiError& error) {
         HttpReply reply = error_reply(error, route);
         if (error.status == 405) reply.headers.emplace_back("Allow", route->method);
@@ -145,16 +154,11 @@ Api::Body Api::parse(const HttpRequest& r) const {
 }
 
 HttpReply Api::health(const HttpRequest&) {
-    switch (state_) {
-        case State::ready:
-            return {.body = R"({"status":"ok"})"};
-        case State::loading:
-            break;
-        default:
-            return ApiError(503, "draining", "the server is shutting down").reply();
-    }
-    ApiError error(503, "loading", "the model is being loaded");
+    const State state = state_;
+    if (state == State::ready) return {.body = R"({"status":"ok"})"};
+    const ApiError error = unavailable();
     HttpReply reply = error.reply();
+    if (state != State::loading) return reply;
     const int64_t total = to_load_;
     ordered_json body = error.json();
     body["status"] = "loading";

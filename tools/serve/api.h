@@ -32,11 +32,13 @@ class Api {
     void set_ready(const Engine& engine);
     /// New requests get 503.
     void set_draining();
+    /// The device failed: new requests and /health get 503 and are told so.
+    void set_lost();
     /// Running requests end without waiting for anything.
     void set_stopping();
 
   private:
-    enum class State { loading, ready, draining, stopping };
+    enum class State { loading, ready, draining, lost, stopping };
     using Body = nlohmann::ordered_json;
     using Handler = HttpReply (Api::*)(const HttpRequest&);
     struct Route {
@@ -50,6 +52,7 @@ class Api {
     struct Exchange;
 
     const Route* find(const HttpRequest& r) const;
+    ApiError unavailable() const;
     std::optional<HttpReply> gate(const HttpRequest& r);
     HttpReply handle(const HttpRequest& r);
     HttpReply error_reply(const ApiError& error, const Route* route) const;

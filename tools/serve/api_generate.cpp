@@ -86,8 +86,7 @@ std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
     if (!g.ignore_eos) job->request.stop_ids = stop_ids_;
     job->reader->attach(job->request,
                         [mailbox = x.mailbox, choice, raw = job.get()](const AnswerDelta& delta) {
-                            mailbox->push({choice, delta, std::nullopt});
-                            return !raw->cancelled;
+                            return mailbox->push({choice, delta, std::nullopt}) && !raw->cancelled;
                         });
     return job;
 }

@@ -2,16 +2,31 @@
 
 #include <algorithm>
 
+#include <cstdio>
+
 #include "ggml-like/check.h"
+#include "tools/cli_values.h"
 
 namespace quern {
+namespace {
 
-void Mailbox::push(Event event) {
+using namespace std::chrono_literals;
+
+constexpr size_t kMostEvents = 4096;  // about as many tokens, beside what the socket's buffers hold
+constexpr auto kIdle = 5s, kBetweenSaves = 60s;
+
+}  // namespace
+
+bool Mailbox::push(Event event) {
+    bool room = true;
     {
         const std::lock_guard lock(mutex_);
         events_.push_back(std::move(event));
+        room = events_.size() < kMostEvents;
     }
+    if (!room) overflowed_ = true;
     filled_.notify_one();
+    return room;
 }
 
 std::optional<Event> Mailbox::pop(std::chrono::milliseconds patience) {
@@ -35,9 +50,26 @@ void EngineLoop::give_back(int64_t count) { places_ -= count; }
 void EngineLoop::submit(std::shared_ptr<Job> job) {
     {
         const std::lock_guard lock(mutex_);
+        if (lost_) return refuse(*job, *lost_);
         inbox_.push_back(std::move(job));
     }
     changed_.notify_one();
+}
+
+void EngineLoop::refuse(Job& job, const std::string& error) {
+    Event event;
+    Outcome& o = event.outcome.emplace();
+    o.error = error;
+    o.error_status = 503;
+    o.error_code = "device_error";
+    end(job, std::move(event));
+}
+
+void EngineLoop::refuse_all(const std::string& error) {
+    const std::lock_guard lock(mutex_);
+    lost_ = error;
+    for (const auto& job : inbox_) refuse(*job, error);
+    inbox_.clear();
 }
 
 void EngineLoop::stop() {
@@ -123,7 +155,13 @@ void EngineLoop::finish(Live& l, Result result) {
             break;
     }
     if (reader.ended() && o.end == Outcome::End::length) o.end = Outcome::End::stop;
-    if (o.end == Outcome::End::cancelled) {
+    if (o.end == Outcome::End::cancelled && l.job->mailbox->overflowed()) {
+        o.end = Outcome::End::error;
+        o.error = "the client does not read its answer";
+        o.error_status = 499;
+        o.error_code = "slow_client";
+        ++metrics_.slow;
+    } else if (o.end == Outcome::End::cancelled) {
         const bool started = result.timing.queue_seconds > 0 || o.answer_tokens > 0;
         const Phase phase = o.answer_tokens > 0 ? Phase::decode : started ? Phase::prefill : Phase::queued;
         ++metrics_.cancelled[static_cast<size_t>(phase)];
@@ -141,17 +179,29 @@ void EngineLoop::publish(const Engine& engine, const std::vector<Live>& live) {
     metrics_.set_cache(engine.cache_stats());
 }
 
-void EngineLoop::run(Engine& engine) {
+void EngineLoop::run(Engine& engine, const std::function<void()>& lost) {
     slots_ = engine.sequences();
     std::vector<Live> live;
+    try {
+        serve(engine, live);
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::device) throw;
+        lost();
+        for (Live& l : live) refuse(*l.job, error.what());
+        refuse_all(error.what());
+        publish(engine, {});
+        throw;
+    }
+}
+
+void EngineLoop::serve(Engine& engine, std::vector<Live>& live) {
     while (true) {
         admit(engine, live);
         check(engine, live);
         publish(engine, live);
         if (stopping_ && live.empty()) break;
         if (live.empty()) {
-            std::unique_lock lock(mutex_);
-            changed_.wait(lock, [&] { return stopping_ || !inbox_.empty(); });
+            if (!wait_for_work()) save_when_idle(engine);
             continue;
         }
         const auto start = Job::Clock::now();
@@ -164,6 +214,39 @@ void EngineLoop::run(Engine& engine) {
     for (Live& l : live) engine.cancel(l.id);
     engine.step();
     check(engine, live);
+    save_states(engine, [] { return true; });
+}
+
+/// False: nobody came for a while.
+bool EngineLoop::wait_for_work() {
+    std::unique_lock lock(mutex_);
+    const auto some = [&] { return stopping_ || !inbox_.empty(); };
+    if (keep_states_) return changed_.wait_for(lock, kIdle, some);
+    changed_.wait(lock, some);
+    return true;
+}
+
+void EngineLoop::save_when_idle(Engine& engine) {
+    const auto begun = Job::Clock::now();
+    if (begun < next_save_) return;
+    save_states(engine, [&] {
+        const std::lock_guard lock(mutex_);
+        return !stopping_ && inbox_.empty();
+    });
+    next_save_ =
+        Job::Clock::now() + std::max<Job::Clock::duration>(kBetweenSaves, 50 * (Job::Clock::now() - begun));
+}
+
+/// A disk that is full is no reason to end.
+void EngineLoop::save_states(Engine& engine, const std::function<bool()>& go_on) {
+    const int64_t stored = engine.cache_stats().stored;
+    if (!keep_states_ || stored == saved_) return;
+    try {
+        if (engine.save_states(go_on)) saved_ = stored;
+    } catch (const Error& error) {
+        if (error.kind() == ErrorKind::device) throw;
+        std::fprintf(stderr, "quern: the states are not saved: %s\n", printable(error.what(), 500).c_str());
+    }
 }
 
 }  // namespace quern

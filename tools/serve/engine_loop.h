@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -35,14 +36,20 @@ struct Event {
     std::optional<Outcome> outcome;  // the last event of a choice
 };
 
-/// Events of the choices of one request, from the engine's thread to the request's.
+/// Events of the choices of one request, from the engine's thread to the request's. Bounded: a client that
+/// does not read must not make the server hold its whole answer.
 class Mailbox {
   public:
-    void push(Event event);
+    /// False: the reader is far behind and this is the last that fits; the outcome always does.
+    bool push(Event event);
     std::optional<Event> pop(std::chrono::milliseconds patience);
+
+    /// Whether its reader was ever too far behind.
+    bool overflowed() const { return overflowed_; }
 
   private:
     std::mutex mutex_;
+    std::atomic<bool> overflowed_ = false;
     std::condition_variable filled_;
     std::deque<Event> events_;
 };
@@ -71,9 +78,12 @@ class EngineLoop {
     /// Frees places that were not used.
     void give_back(int64_t count);
 
-    /// Runs jobs on `engine` until stop(); what then still runs is cancelled.
-    void run(Engine& engine);
+    /// Runs jobs on `engine` until stop(); what then still runs is cancelled. Throws Error(device) if the
+    /// device failed: `lost` is called, and then all jobs end with that error, as will those that still come.
+    void run(Engine& engine, const std::function<void()>& lost);
     void stop();
+    /// Before run: the engine has a directory for states. They are saved in idle moments and at the end.
+    void keep_states() { keep_states_ = true; }
     int64_t busy() const { return places_; }
 
   private:
@@ -83,7 +93,13 @@ class EngineLoop {
         bool late = false;
     };
 
+    void serve(Engine& engine, std::vector<Live>& live);
     void admit(Engine& engine, std::vector<Live>& live);
+    bool wait_for_work();
+    void save_states(Engine& engine, const std::function<bool()>& go_on);
+    void save_when_idle(Engine& engine);
+    void refuse_all(const std::string& error);
+    void refuse(Job& job, const std::string& error);
     void check(Engine& engine, std::vector<Live>& live);
     void finish(Live& l, Result result);
     void end(Job& job, Event event);
@@ -95,7 +111,11 @@ class EngineLoop {
     std::mutex mutex_;
     std::condition_variable changed_;
     std::vector<std::shared_ptr<Job>> inbox_;
+    std::optional<std::string> lost_;  // the device's error
     std::atomic<bool> stopping_ = false;
+    bool keep_states_ = false;
+    int64_t saved_ = 0;  // states stored when they were saved last
+    Job::Clock::time_point next_save_{};
 };
 
 }  // namespace quern

@@ -16,6 +16,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr int kSendBuffer = 128 << 10;
+
 /// A connection and until when its client must have done its part.
 struct Connection {
     socket_t socket;
@@ -55,6 +57,16 @@ class Watchdog {
     void shut_all() {
         const std::lock_guard lock(mutex_);
         for (const Connection& c : connections_) ::shutdown(c.socket, SHUT_RDWR);
+    }
+    /// Those whose clients have to do something. True: there are no others.
+    bool shut_waiting() {
+        const std::lock_guard lock(mutex_);
+        bool all = true;
+        for (const Connection& c : connections_) {
+            if (c.deadline) ::shutdown(c.socket, SHUT_RDWR);
+            all = all && c.deadline;
+        }
+        return all;
     }
 
   private:
@@ -155,7 +167,11 @@ class HttpServer::Impl : public httplib::Server {
   public:
     Impl(const HttpLimits& limits, Callbacks callbacks) : limits_(limits), callbacks_(std::move(callbacks)) {
         new_task_queue = [this] { return new Workers(limits_.connections); };
-        set_socket_options([](socket_t s) { httplib::set_socket_opt(s, SOL_SOCKET, SO_REUSEADDR, 1); });
+        set_socket_options([](socket_t s) {
+            httplib::set_socket_opt(s, SOL_SOCKET, SO_REUSEADDR, 1);
+            // Of each connection: a client that does not read holds no more of the system's memory.
+            httplib::set_socket_opt(s, SOL_SOCKET, SO_SNDBUF, kSendBuffer);
+        });
         set_payload_max_length(static_cast<size_t>(limits_.body_bytes));
         set_read_timeout(limits_.head_seconds);
         set_write_timeout(20);
@@ -182,15 +198,18 @@ class HttpServer::Impl : public httplib::Server {
         });
     }
 
-    ~Impl() override { stop_and_join(); }
+    ~Impl() override { stop_and_join(0); }
 
     void serve() {
         thread_ = std::thread([this] { listen_after_bind(); });
         wait_until_ready();
     }
 
-    void stop_and_join() {
+    void stop_and_join(double patience) {
         stop();
+        const auto end = Clock::now() + std::chrono::duration<double>(patience);
+        while (!watchdog_.shut_waiting() && Clock::now() < end)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
         watchdog_.shut_all();
         if (thread_.joinable()) thread_.join();
     }
@@ -281,6 +300,6 @@ int HttpServer::bind(const std::string& host, int port) {
 }
 
 void HttpServer::start() { impl_->serve(); }
-void HttpServer::stop() { impl_->stop_and_join(); }
+void HttpServer::stop(double patience) { impl_->stop_and_join(patience); }
 
 }  // namespace quern

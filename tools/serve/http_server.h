@@ -63,8 +63,9 @@ class HttpServer {
     int bind(const std::string& host, int port);
     /// Serves on threads of its own.
     void start();
-    /// Ends all connections and waits for their threads; handlers that stream must return soon.
-    void stop();
+    /// Accepts nothing more, lets replies that are being written end within `patience` seconds, ends all
+    /// connections and waits for their threads; handlers that stream must return soon.
+    void stop(double patience);
 
   private:
     class Impl;

@@ -47,6 +47,7 @@ std::string Metrics::text() const {
     add(out, "counter", "requests_total", "requests that were accepted", requests);
     add(out, "counter", "requests_failed_total", "requests that ended with an error", failed);
     add(out, "counter", "requests_refused_total", "requests refused because the queue was full", refused);
+    add(out, "counter", "requests_slow_total", "answers ended because their client did not read", slow);
     add(out, "gauge", "requests_queued", "answers waiting for a slot", queued);
     add(out, "gauge", "requests_running", "answers being computed", running);
     add(out, "counter", "prompt_tokens_computed_total", "prompt tokens that were computed", computed_tokens);

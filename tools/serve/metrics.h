@@ -28,7 +28,7 @@ class Histogram {
 enum class Phase { queued, prefill, decode };
 
 struct Metrics {
-    std::atomic<int64_t> requests = 0, failed = 0, refused = 0;
+    std::atomic<int64_t> requests = 0, failed = 0, refused = 0, slow = 0;
     std::atomic<int64_t> queued = 0, running = 0;
     std::atomic<int64_t> computed_tokens = 0, cached_tokens = 0, answer_tokens = 0;
     std::array<std::atomic<int64_t>, 3> cancelled{};  // by Phase

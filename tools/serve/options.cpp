@@ -73,6 +73,12 @@ void add_model(ArgParser& p, ServeOptions& o) {
             [&o](const std::string& v) { o.model = v; });
     p.value("-hf,--hf-repo", "USER/REPO", "repo id in the local Hugging Face cache (nothing is downloaded)",
             [&o](const std::string& v) { o.model = v; });
+    p.value("--synthetic", "NAME",
+            "random weights in place of a checkpoint, to measure load: qwen3.6-35b-a3b, tiny; with the demo "
+            "checkpoint's tokenizer",
+            [&o](const std::string& v) { o.synthetic = v; });
+    p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs",
+            [&o](const std::string& v) { o.mix = v; });
     p.values("-a,--alias", "NAMES",
              "names to serve under, each with settings: fast:temp=0,deep:temp=0.7:top_p=0.9",
              [&o](const std::string& v) {
@@ -97,6 +103,9 @@ void add_model(ArgParser& p, ServeOptions& o) {
     p.value("-cram,--cache-ram", "MiB",
             "memory for states of earlier prompts; default 8192, 0: none are kept",
             [&o](const std::string& v) { o.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
+    p.value("--cache-dir", "DIR",
+            "keep these states in this directory over a restart; holds the tokens of conversations",
+            [&o](const std::string& v) { o.cache_dir = v; });
 }
 
 void add_network(ArgParser& p, ServeOptions& o) {
@@ -188,6 +197,12 @@ bool parse_serve_options(int argc, char** argv, ServeOptions& options) {
     add_settings(parser, options);
     parser.footer(kFooter);
     if (!parser.parse(argc, argv)) return false;
+    if (!options.synthetic.empty() && !options.model.empty())
+        FAIL(usage, "--synthetic {} and the checkpoint {}: name one of them", printable(options.synthetic),
+             printable(options.model));
+    if (!options.cache_dir.empty() && options.cache_bytes == 0)
+        FAIL(usage, "--cache-dir {}: -cram 0 keeps no states that could be saved",
+             printable(options.cache_dir));
     if (!is_loopback(options.host) && options.keys.empty() && !options.allow_anonymous)
         FAIL(
             usage,

@@ -13,6 +13,7 @@ namespace quern {
 
 struct ServeOptions {
     std::string model;
+    std::string synthetic, mix = "aeon";  // random weights in place of a checkpoint
     GpuWish gpu = GpuWish::automatic;
     int threads = 0, device = 0;
     int64_t context = 0;
@@ -20,6 +21,7 @@ struct ServeOptions {
     int64_t step_tokens = 0;  // 0: by device
     std::string kv_type = "auto";
     int64_t cache_bytes = int64_t{8192} << 20;
+    std::string cache_dir;  // states survive a restart there; empty: they do not
 
     std::string host = "127.0.0.1";
     int port = 8080;

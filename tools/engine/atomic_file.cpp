@@ -1,4 +1,4 @@
-#include "tools/run/atomic_file.h"
+#include "tools/engine/atomic_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -80,6 +80,13 @@ void AtomicFile::commit() {
     if (closed != 0) fail("cannot write");
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail("cannot replace");
     temporary_.clear();
+    // The name is durable when its directory is. File systems that cannot do this need it not.
+    const size_t slash = path_.find_last_of('/');
+    const std::string directory = slash == std::string::npos ? "." : path_.substr(0, slash + 1);
+    const int fd = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return;
+    ::fsync(fd);
+    ::close(fd);
 }
 
 }  // namespace quern

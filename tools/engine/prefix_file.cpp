@@ -1,0 +1,235 @@
+#include "tools/engine/prefix_file.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <charconv>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <unordered_map>
+
+#include "ggml-like/check.h"
+#include "ggml-like/content_hash.h"
+#include "tools/engine/atomic_file.h"
+
+namespace quern {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Header {
+    char magic[8];
+    uint64_t binding;
+    int64_t page_bytes, recurrent_bytes, records;
+};
+constexpr char kMagic[8] = {'Q', 'U', 'E', 'R', 'N', 'P', 'F', '1'};
+
+/// Then tokens, page numbers in the file, the bytes of pages that no earlier record has, the recurrent state,
+/// and the hash of all that.
+struct RecordHeader {
+    int64_t length, saved, pages, fresh_pages;
+};
+
+class Writer {
+  public:
+    explicit Writer(AtomicFile& file) : file_(file) {}
+    void write(const void* data, size_t bytes) {
+        file_.write(data, bytes);
+        hash_.add(data, bytes);
+    }
+    void end_record() {
+        const uint64_t value = hash_.value();
+        file_.write(&value, sizeof value);
+        hash_ = {};
+    }
+
+  private:
+    AtomicFile& file_;
+    ContentHash hash_;
+};
+
+class Reader {
+  public:
+    explicit Reader(const std::string& path) : file_(path, std::ios::binary) {
+        std::error_code failed;
+        left_ = fs::file_size(path, failed);
+        if (failed) left_ = 0;
+    }
+    bool read(void* to, size_t bytes) {
+        if (bytes > left_ || !file_.read(static_cast<char*>(to), static_cast<std::streamsize>(bytes)))
+            return false;
+        left_ -= bytes;
+        hash_.add(to, bytes);
+        return true;
+    }
+    /// A list whose length the file says: no more than the file has is asked for.
+    template <typename T>
+    bool read(std::vector<T>& to, int64_t count) {
+        if (count < 0 || static_cast<uint64_t>(count) > left_ / sizeof(T)) return false;
+        to.resize(static_cast<size_t>(count));
+        return read(to.data(), to.size() * sizeof(T));
+    }
+    bool end_record() {
+        const uint64_t expected = hash_.value();
+        uint64_t found = 0;
+        const bool good = read(&found, sizeof found) && found == expected;
+        hash_ = {};
+        return good;
+    }
+    bool at_end() const { return left_ == 0; }
+
+  private:
+    std::ifstream file_;
+    uint64_t left_ = 0;
+    ContentHash hash_;
+};
+
+enum class Kind { none, ours, foreign };
+
+Kind kind_of(const std::string& path) {
+    std::error_code failed;
+    if (!fs::exists(fs::symlink_status(path, failed))) return Kind::none;
+    if (!fs::is_regular_file(path, failed)) return Kind::foreign;
+    char magic[sizeof kMagic] = {};
+    std::ifstream(path, std::ios::binary).read(magic, sizeof magic);
+    return std::memcmp(magic, kMagic, sizeof magic) == 0 ? Kind::ours : Kind::foreign;
+}
+
+/// Temporary files NAME.PID.tmp of processes that are gone; our own number is that of an earlier process,
+/// too.
+void remove_leftovers(const fs::path& directory, const std::string& name) {
+    std::error_code failed;
+    for (const auto& file : fs::directory_iterator(directory, failed)) {
+        const std::string found = file.path().filename().string();
+        if (found.compare(0, name.size() + 1, name + ".") != 0) continue;
+        pid_t pid = 0;
+        const char* end = found.data() + found.size();
+        const auto [rest, error] = std::from_chars(found.data() + name.size() + 1, end, pid);
+        if (error != std::errc{} || pid <= 0 ||
+            std::string_view(rest, static_cast<size_t>(end - rest)) != ".tmp")
+            continue;
+        const bool gone = pid == ::getpid() || (::kill(pid, 0) != 0 && errno == ESRCH);
+        if (gone) fs::remove(file.path(), failed);
+    }
+}
+
+/// Reads records into the cache. False: the file is damaged; what came before is in the cache.
+class Loader {
+  public:
+    Loader(Reader& reader, PrefixCache& cache, StatePool& pool)
+        : reader_(reader), cache_(cache), pool_(pool), page_(static_cast<size_t>(pool.page_bytes())) {}
+    ~Loader() { pool_.release(held_); }
+
+    bool run(int64_t records) {
+        for (int64_t i = 0; i < records && !full_; ++i)
+            if (!record()) return false;
+        return full_ || reader_.at_end();
+    }
+
+  private:
+    bool record() {
+        RecordHeader h{};
+        if (!reader_.read(&h, sizeof h) || h.length <= 0) return false;
+        std::vector<int32_t> tokens, numbers;
+        if (!reader_.read(tokens, h.length) || !reader_.read(numbers, h.pages)) return false;
+        if (h.pages != (h.length + kPageTokens - 1) / kPageTokens) return false;
+        if (h.fresh_pages < 0 || h.fresh_pages > h.pages) return false;
+        for (int64_t i = 0; i < h.fresh_pages; ++i) {
+            if (!reader_.read(page_.data(), page_.size())) return false;
+            if (pool_.free_pages() == 0) return full_ = true;
+            held_.pages.push_back(pool_.load_page(page_.data()));
+        }
+        Snapshot snapshot{.length = h.length, .pages = {}, .recurrent = {}};
+        if (!reader_.read(snapshot.recurrent, pool_.recurrent_bytes()) || !reader_.end_record()) return false;
+        for (const int32_t number : numbers)
+            if (number < 0 || static_cast<size_t>(number) >= held_.pages.size()) return false;
+        for (const int32_t number : numbers)
+            snapshot.pages.push_back(pool_.share_page(held_.pages[static_cast<size_t>(number)]));
+        full_ = !cache_.adopt(std::move(tokens), std::move(snapshot), h.saved);
+        return true;
+    }
+
+    Reader& reader_;
+    PrefixCache& cache_;
+    StatePool& pool_;
+    std::vector<std::byte> page_;
+    Snapshot held_;  // every page of the file so far
+    bool full_ = false;
+};
+
+}  // namespace
+
+PrefixFile::PrefixFile(const std::string& directory, uint64_t binding) : binding_(binding) {
+    std::error_code failed;
+    if (fs::create_directories(directory, failed)) fs::permissions(directory, fs::perms::owner_all, failed);
+    if (!fs::is_directory(directory))
+        FAIL(runtime, "--cache-dir {}: there is no such directory, and it cannot be made: {}", directory,
+             failed.message());
+    const std::string name = fmt::format("quern-states-{:016x}", binding);
+    path_ = (fs::path(directory) / name).string();
+    remove_leftovers(directory, name);
+}
+
+std::string PrefixFile::load(PrefixCache& cache, StatePool& pool) const {
+    const Kind kind = kind_of(path_);
+    if (kind == Kind::none) return {};
+    if (kind == Kind::foreign)
+        return path_ + " is no file of quern's: it is left alone, and no states are kept";
+    Reader reader(path_);
+    Header h{};
+    const bool known = reader.read(&h, sizeof h) && h.binding == binding_ &&
+                       h.page_bytes == pool.page_bytes() && h.recurrent_bytes == pool.recurrent_bytes() &&
+                       reader.end_record();
+    if (known && Loader(reader, cache, pool).run(h.records)) return {};
+    ::unlink(path_.c_str());
+    return path_ + (known ? " is damaged" : " is of another model or version") +
+           ": removed; what was good is used";
+}
+
+bool PrefixFile::save(const PrefixCache& cache, const StatePool& pool,
+                      const std::function<bool()>& go_on) const {
+    if (kind_of(path_) == Kind::foreign) FAIL(runtime, "{} is no file of quern's", path_);
+    AtomicFile file(path_, 0600);
+    Writer writer(file);
+    const std::vector<PrefixCache::Kept> states = cache.by_worth();
+    Header header{.magic = {},
+                  .binding = binding_,
+                  .page_bytes = pool.page_bytes(),
+                  .recurrent_bytes = pool.recurrent_bytes(),
+                  .records = static_cast<int64_t>(states.size())};
+    std::memcpy(header.magic, kMagic, sizeof kMagic);
+    writer.write(&header, sizeof header);
+    writer.end_record();
+
+    std::unordered_map<int32_t, int32_t> number_of;  // page in the pool -> in the file
+    std::vector<std::byte> bytes(static_cast<size_t>(pool.page_bytes()));
+    for (const PrefixCache::Kept& state : states) {
+        std::vector<int32_t> numbers, fresh;
+        for (const int32_t page : state.snapshot->pages) {
+            const auto [at, is_new] = number_of.emplace(page, static_cast<int32_t>(number_of.size()));
+            numbers.push_back(at->second);
+            if (is_new) fresh.push_back(page);
+        }
+        const RecordHeader record{.length = state.snapshot->length,
+                                  .saved = state.saved,
+                                  .pages = static_cast<int64_t>(numbers.size()),
+                                  .fresh_pages = static_cast<int64_t>(fresh.size())};
+        writer.write(&record, sizeof record);
+        writer.write(state.tokens.data(), state.tokens.size_bytes());
+        writer.write(numbers.data(), numbers.size() * sizeof(int32_t));
+        for (const int32_t page : fresh) {
+            if (!go_on()) return false;
+            pool.read_page(page, bytes.data());
+            writer.write(bytes.data(), bytes.size());
+        }
+        writer.write(state.snapshot->recurrent.data(), state.snapshot->recurrent.size());
+        writer.end_record();
+    }
+    if (!go_on()) return false;
+    file.commit();
+    return true;
+}
+
+}  // namespace quern
