@@ -19,7 +19,6 @@
 #include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ggml-like/ops/embed.h"
 #include "ggml-like/ops/gated_attention.h"
-#include "ggml-like/ops/gated_norm_linear_add.h"
 #include "ggml-like/ops/gather_rows.h"
 #include "ggml-like/ops/linear_add.h"
 #include "ggml-like/ops/logits_top.h"
@@ -58,7 +57,6 @@ Launch launch_of(const Op* op) {
         {&kEmbed, cuda::embed},
         {&kNormLinear, cuda::norm_linear},
         {&kLinearAdd, cuda::linear_add},
-        {&kGatedNormLinearAdd, cuda::gated_norm_linear_add},
         {&kConvGatedDeltaNet, cuda::conv_gated_delta_net},
         {&kGatedAttention, cuda::gated_attention},
         {&kMoeRoute, cuda::moe_route},

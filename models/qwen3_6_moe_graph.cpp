@@ -5,7 +5,6 @@
 #include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ggml-like/ops/embed.h"
 #include "ggml-like/ops/gated_attention.h"
-#include "ggml-like/ops/gated_norm_linear_add.h"
 #include "ggml-like/ops/gather_rows.h"
 #include "ggml-like/ops/linear_add.h"
 #include "ggml-like/ops/logits_top.h"
@@ -87,20 +86,22 @@ class Builder {
                              .b = g_.columns(name("gdn.b"), p, a_begin + nv, nv),
                              .conv = g_.external(w.conv),
                              .decay_rate = g_.external(w.decay_rate),
-                             .dt_bias = g_.external(w.dt_bias)};
-        Tensor* z = g_.view(name("gdn.z"), p, z_begin, {tokens, nv, dv}, {width, dv, 1});
+                             .dt_bias = g_.external(w.dt_bias),
+                             .z = g_.view(name("gdn.z"), p, z_begin, {tokens, nv, dv}, {width, dv, 1}),
+                             .norm = g_.external(w.norm)};
         DeltaState s{.conv = state(StateRole::conv), .delta = state(StateRole::delta)};
         if (state_.has(layer_, StateRole::journal_k)) {
             s.journal_k = state(StateRole::journal_k);
             s.journal_u = state(StateRole::journal_u);
             s.journal_g = state(StateRole::journal_g);
         }
-        Tensor* o = conv_gated_delta_net(g_, name("gdn"), in, s, batch_,
+        Tensor* y = conv_gated_delta_net(g_, name("gdn"), in, s, batch_,
                                          {.key_heads = c_.key_heads,
                                           .value_heads = c_.value_heads,
                                           .key_dim = c_.key_dim,
-                                          .value_dim = c_.value_dim});
-        return gated_norm_linear_add(g_, name("gdn.out_proj"), o, z, g_.external(w.norm), c_.eps, w.out_proj, x);
+                                          .value_dim = c_.value_dim,
+                                          .eps = c_.eps});
+        return linear_add(g_, name("gdn.out_proj"), y, w.out_proj, x);
     }
 
     /// x + mixture of experts: the K best of E, and one shared expert behind its own gate.

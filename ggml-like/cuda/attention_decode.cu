@@ -211,7 +211,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int first_chunk = blockIdx.x / kSplitBlocks;
     const int chunks = min(position / kChunkKeys + 1, c.most_chunks);
     if (sequence < 0 || first_chunk >= chunks) {
-        wait_for_predecessor();
+        // Some block of the grid has to wait; the others make room for the successor at once.
+        if (first_chunk == 0) wait_for_predecessor();
         return;
     }
     const int fresh_row = c.start[sequence];

@@ -1,10 +1,11 @@
-// Sequences with one row: convolution, gates and the delta rule in one kernel, the state in registers.
+// Sequences with one row: convolution, gates, the delta rule, norm and gate in one kernel, the state in registers.
 //
-//   block = (sequence, value head, 32 of its 128 value rows); 4 warps, a half warp a row of S, 8 floats of it a lane
-//   the 256 q and k channels are convolved by every block of a key head (L2 hits); v channels once
+//   block = (sequence, value head); 8 warps, a half warp a row of S, 8 floats of it a lane, 8 rows
+//   the 256 q and k channels are convolved by every value head of a key head (L2 hits); v channels once
 //
 // Traffic: S read and written once (4.2 MB a sequence of the 35B's layer). Limit: latency; S and the convolution's window
-// are loaded before the wait for the predecessor, because only the previous step wrote them.
+// are loaded before the wait for the predecessor, because only the previous step wrote them. Two blocks a multiprocessor:
+// 8 sequences are under way at once.
 #include "ggml-like/cuda/delta.h"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ptx.cuh"
@@ -12,7 +13,8 @@
 namespace quern::cuda {
 namespace {
 
-constexpr int kDim = 128, kTaps = 4, kRows = 32, kBlock = 128;
+constexpr int kDim = 128, kTaps = 4, kBlock = 256, kWarps = kBlock / 32, kRows = kDim / kWarps, kPasses = kRows / 2;
+static_assert(kBlock == 2 * kDim, "a thread a channel of q and k");
 
 /// The convolution of one channel: its window and taps before the wait, its input after.
 struct Channel {
@@ -40,16 +42,6 @@ __device__ __forceinline__ bf16 load_row(const bf16* p) {
     return *reinterpret_cast<const bf16*>(&v);
 }
 
-/// Sums of three values over the block.
-__device__ __forceinline__ float3 block_sum(float a, float b, float c, float (&partial)[3][4]) {
-    a = warp_sum(a), b = warp_sum(b), c = warp_sum(c);
-    const int warp = threadIdx.x / 32;
-    if (threadIdx.x % 32 == 0) partial[0][warp] = a, partial[1][warp] = b, partial[2][warp] = c;
-    __syncthreads();
-    const auto all = [&](int i) { return partial[i][0] + partial[i][1] + partial[i][2] + partial[i][3]; };
-    return {all(0), all(1), all(2)};
-}
-
 __device__ __forceinline__ float half_warp_sum(float x) {
 #pragma unroll
     for (int d = 8; d > 0; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
@@ -63,26 +55,23 @@ __device__ __forceinline__ float4 update(const float4& s, float decay, const flo
     return {decay * s.x + u * k.x, decay * s.y + u * k.y, decay * s.z + u * k.z, decay * s.w + u * k.w};
 }
 
-__global__ void __launch_bounds__(kBlock) decode_kernel(DeltaStep d) {
-    __shared__ __align__(16) float q[kDim], k[kDim];
-    __shared__ float v[kRows], partial[3][4];
-    constexpr int kSlices = kDim / kRows, kPasses = kRows / 8;
-    const int sequence = blockIdx.y, head = blockIdx.x / kSlices, slice = blockIdx.x % kSlices;
+__device__ __forceinline__ float4 load4(const float* shared, int at) {
+    return *reinterpret_cast<const float4*>(shared + at);
+}
+
+__global__ void __launch_bounds__(kBlock, 2) decode_kernel(DeltaStep d) {
+    __shared__ __align__(16) float qk[2 * kDim], v[kDim], o[kDim];
+    __shared__ float squares[kWarps];
+    const int sequence = blockIdx.y, head = blockIdx.x, tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     const int group = d.value_heads / d.key_heads, key_head = head / group;
-    const int channels = 2 * d.key_heads * kDim + d.value_heads * kDim, tid = threadIdx.x;
+    const int keys = d.key_heads * kDim, channels = 2 * keys + d.value_heads * kDim;
     allow_successor();
 
     const int row = d.start[sequence];
     const bool active = d.start[sequence + 1] == row + 1;
     const int position = active ? d.positions[row] : 0;
     const int64_t slot = d.slots[sequence];
-    const int q_channel = key_head * kDim + tid, k_channel = q_channel + d.key_heads * kDim;
-    const int v_channel = 2 * d.key_heads * kDim + head * kDim + slice * kRows + (tid & (kRows - 1));
-    Channel cq, ck, cv;
-    cq.early(d, q_channel, slot, position, channels);
-    ck.early(d, k_channel, slot, position, channels);
-    cv.early(d, v_channel, slot, position, channels);
-    const int half = tid % 32 / 16, l = tid % 16, first = slice * kRows + tid / 32 * 8 + half;
+    const int half = lane / 16, l = lane % 16, first = warp * kRows + half;
     float* state = d.delta + ((slot * d.value_heads + head) * kDim + first) * kDim + 4 * l;
     float4 s[kPasses][2];
 #pragma unroll
@@ -90,47 +79,65 @@ __global__ void __launch_bounds__(kBlock) decode_kernel(DeltaStep d) {
 #pragma unroll
         for (int h = 0; h < 2; ++h)
             s[i][h] = position > 0 ? *reinterpret_cast<const float4*>(state + 2 * i * kDim + 64 * h) : float4{};
-    const float rate = d.decay_rate[head], bias = d.dt_bias[head];
+    // Threads 0..127: a channel of q and one of v; the others: a channel of k.
+    const bool is_q = tid < kDim;
+    const int element = tid % kDim, qk_channel = key_head * kDim + (is_q ? 0 : keys) + element;
+    const int v_channel = 2 * keys + head * kDim + element;
+    Channel of_qk, of_v;
+    of_qk.early(d, qk_channel, slot, position, channels);
+    if (is_q) of_v.early(d, v_channel, slot, position, channels);
+    const float rate = d.decay_rate[head], bias = d.dt_bias[head], norm = d.norm[element];
     wait_for_predecessor();
     if (!active) return;
 
     const bf16* u = static_cast<const bf16*>(d.u) + row * d.u_ld;
-    const bf16 uq = load_row(u + q_channel), uk = load_row(u + k_channel), uv = load_row(u + v_channel);
+    const bf16 u_qk = load_row(u + qk_channel), u_v = is_q ? load_row(u + v_channel) : bf16{};
     const float a = __bfloat162float(load_row(static_cast<const bf16*>(d.a) + row * d.ab_ld + head)) + bias;
     const float b = __bfloat162float(load_row(static_cast<const bf16*>(d.b) + row * d.ab_ld + head));
-    const float xq = cq.value(__bfloat162float(uq)), xk = ck.value(__bfloat162float(uk));
-    const float3 sums = block_sum(xq * xq, xk * xk, xq * xk, partial);
-    const float rq = rsqrtf(sums.x + 1e-6f) * rsqrtf(static_cast<float>(kDim)), rk = rsqrtf(sums.y + 1e-6f);
-    q[tid] = xq * rq;
-    k[tid] = xk * rk;
-    if (tid < kRows) v[tid] = cv.value(__bfloat162float(uv));
-    const float qk = sums.z * rq * rk;
+    const float z = is_q ? __bfloat162float(load_row(static_cast<const bf16*>(d.z) + row * d.z_ld + head * kDim + element))
+                         : 0.0f;
+    const float x = of_qk.value(__bfloat162float(u_qk));
+    qk[tid] = x;
+    if (is_q) v[element] = of_v.value(__bfloat162float(u_v));
+    const float square = warp_sum(x * x);
+    if (lane == 0) squares[warp] = square;
+    __syncthreads();
+    const auto four = [](const float* p) { return (p[0] + p[1]) + (p[2] + p[3]); };
+    const float rq = rsqrtf(four(squares) + 1e-6f) * rsqrtf(static_cast<float>(kDim));
+    const float rk = rsqrtf(four(squares + 4) + 1e-6f);
     const float softplus = a > 20.0f ? a : log1pf(__expf(a));
     const float decay = __expf(rate * softplus), beta = 1.0f / (1.0f + __expf(-b));
-    __syncthreads();
+    const float4 q0 = load4(qk, 4 * l), q1 = load4(qk, 64 + 4 * l);
+    const float4 k0 = load4(qk, kDim + 4 * l), k1 = load4(qk, kDim + 64 + 4 * l);
+    const float product = half_warp_sum(dot(q0, k0) + dot(q1, k1)) * rq * rk;
 
-    const float4 k0 = *reinterpret_cast<const float4*>(k + 4 * l), k1 = *reinterpret_cast<const float4*>(k + 64 + 4 * l);
-    const float4 q0 = *reinterpret_cast<const float4*>(q + 4 * l), q1 = *reinterpret_cast<const float4*>(q + 64 + 4 * l);
-    bf16* o = static_cast<bf16*>(d.o) + (static_cast<int64_t>(row) * d.value_heads + head) * kDim + first;
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-        const float sk = half_warp_sum(dot(s[i][0], k0) + dot(s[i][1], k1));
-        const float sq = half_warp_sum(dot(s[i][0], q0) + dot(s[i][1], q1));
-        const float delta = beta * (v[first - slice * kRows + 2 * i] - decay * sk);
-        *reinterpret_cast<float4*>(state + 2 * i * kDim) = update(s[i][0], decay, k0, delta);
-        *reinterpret_cast<float4*>(state + 2 * i * kDim + 64) = update(s[i][1], decay, k1, delta);
-        if (l == 0) o[2 * i] = __float2bfloat16(decay * sq + qk * delta);
+        const float sk = half_warp_sum(dot(s[i][0], k0) + dot(s[i][1], k1)) * rk;
+        const float sq = half_warp_sum(dot(s[i][0], q0) + dot(s[i][1], q1)) * rq;
+        const float delta = beta * (v[first + 2 * i] - decay * sk);
+        *reinterpret_cast<float4*>(state + 2 * i * kDim) = update(s[i][0], decay, k0, delta * rk);
+        *reinterpret_cast<float4*>(state + 2 * i * kDim + 64) = update(s[i][1], decay, k1, delta * rk);
+        if (l == 0) o[first + 2 * i] = __bfloat162float(__float2bfloat16(decay * sq + product * delta));
     }
     // The ring's row of this position: nobody reads it in this step.
     bf16* ring = static_cast<bf16*>(d.conv_state) + (slot * d.ring + position % d.ring) * channels;
-    if (head % group == 0 && slice == 0) ring[q_channel] = uq, ring[k_channel] = uk;
-    if (tid < kRows) ring[v_channel] = uv;
+    if (head % group == 0) ring[qk_channel] = u_qk;
+    if (is_q) ring[v_channel] = u_v;
+    __syncthreads();
+    if (!is_q) return;
+
+    const float4 mine = load4(o, 4 * lane);
+    const float r = rsqrtf(warp_sum(dot(mine, mine)) / static_cast<float>(kDim) + d.eps);
+    const int64_t at = (static_cast<int64_t>(row) * d.value_heads + head) * kDim + element;
+    static_cast<bf16*>(d.y)[at] = __float2bfloat16(o[element] * r * norm * (z / (1.0f + __expf(-z))));
+    if (d.o != nullptr) static_cast<bf16*>(d.o)[at] = __float2bfloat16(o[element]);
 }
 
 }  // namespace
 
 void delta_decode(Context& c, const DeltaStep& d) {
-    launch(c, "conv_gated_delta_net", decode_kernel, dim3(d.value_heads * (kDim / kRows), d.sequences), kBlock, 0, d);
+    launch(c, "conv_gated_delta_net", decode_kernel, dim3(d.value_heads, d.sequences), kBlock, 0, d);
 }
 
 }  // namespace quern::cuda

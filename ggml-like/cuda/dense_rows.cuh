@@ -1,5 +1,5 @@
-// y = h W^T for few rows, W one part of a packed weight: the main loop that norm_linear, linear_add and
-// gated_norm_linear_add share. They differ in how h comes into shared memory and in what happens to a sum.
+// y = h W^T for few rows, W one part of a packed weight: the main loop that norm_linear, linear_add and moe_route
+// share. They differ in how h comes into shared memory and in what happens to a sum.
 //
 //   block b owns tile groups b, b + grid, ...; a group is 16 / S tiles, S warps a tile (few_rows.cuh)
 #pragma once

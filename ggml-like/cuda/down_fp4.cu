@@ -79,17 +79,16 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     // Unit = part `part` of term `term`, the shared expert's last; lane i has the warp's unit i.
     const int units = a.used * s.routed.count + s.shared.count, own = warp + lane * kWarps;
     const int term = min(own / s.routed.count, a.used), part = own - term * s.routed.count;
-    const int id = term < a.used ? __ldcg(a.ids + term) : -1;
+    // The end: thread = row r of term `last`.
+    const int last = threadIdx.x / kTileRows, r = threadIdx.x % kTileRows;
+    const int id = term < a.used ? __ldcg(a.ids + term) : -1, last_id = last < a.used ? __ldcg(a.ids + last) : -1;
     const int begin = term < a.used ? s.routed.begin(part) : s.shared.begin(part);
     const int chunks = (term < a.used ? s.routed.end(part) : s.shared.end(part)) - begin;
     const Tile mine(a, id);
     ring.request_first(own < units ? mine.data + begin * kFp4Chunk : nullptr, chunks * kFp4Chunk);
-    // The end: thread = row r of term `last`.
-    const int last = threadIdx.x / kTileRows, r = threadIdx.x % kTileRows;
     float factor = 0;
     if (last <= a.used)
-        factor = Tile(a, last < a.used ? __ldcg(a.ids + last) : -1).factor[r] *
-                 __ldcg(last < a.used ? a.weights + last : a.shared_gate);
+        factor = Tile(a, last_id).factor[r] * __ldcg(last < a.used ? a.weights + last : a.shared_gate);
     const float residual = last == 0 ? load_residual(a, 0, r) : 0.0f;
     wait_for_predecessor();
     allow_successor();

@@ -10,7 +10,6 @@ namespace quern::cuda {
 void embed(const Node& node, Context& context);
 void norm_linear(const Node& node, Context& context);
 void linear_add(const Node& node, Context& context);
-void gated_norm_linear_add(const Node& node, Context& context);
 void conv_gated_delta_net(const Node& node, Context& context);
 void gated_attention(const Node& node, Context& context);
 void moe_route(const Node& node, Context& context);

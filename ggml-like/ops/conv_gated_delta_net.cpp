@@ -5,6 +5,7 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/context.h"
+#include "ggml-like/cpu/norms.h"
 #include "ggml-like/ops/row_math.h"
 
 namespace quern {
@@ -12,13 +13,14 @@ namespace {
 
 constexpr float kL2Eps = 1e-6f;
 
-enum Input { kU, kA, kB, kConv, kDecayRate, kDtBias, kPositions, kStart, kSlots, kCommitted, kJournal };
+enum Input { kU, kA, kB, kConv, kDecayRate, kDtBias, kPositions, kStart, kSlots, kCommitted, kJournal, kZ, kNorm };
+enum Output { kY, kO, kX, kWork };
 enum State { kConvState, kState, kJournalK, kJournalU, kJournalG };
 
 /// Runs one sequence over channels [begin, end). The window holds the last W-1 inputs, then the step's own.
 void convolve(const Node& node, int64_t s, int64_t begin, int64_t end) {
     const Tensor &u = *node.inputs[kU], &w = *node.inputs[kConv], &ring = *node.state[kConvState],
-                 &x = *node.outputs[1];
+                 &x = *node.outputs[kX];
     const int32_t* start = node.inputs[kStart]->as<int32_t>();
     const int64_t taps = w.shape[1], kept = taps - 1, rows = start[s + 1] - start[s], channels = end - begin;
     const int64_t slot = node.inputs[kSlots]->as<int32_t>()[s], position = node.inputs[kPositions]->as<int32_t>()[start[s]];
@@ -121,7 +123,7 @@ class Head {
     }
 
     void step(float* s, int32_t t) {
-        const Tensor &qkv = *node_.outputs[1], &a = *node_.inputs[kA], &b = *node_.inputs[kB];
+        const Tensor &qkv = *node_.outputs[kX], &a = *node_.inputs[kA], &b = *node_.inputs[kB];
         const int64_t row = t * qkv.stride[0], keys = static_cast<int64_t>(p_.key_heads) * p_.key_dim;
         load_floats(qkv, row + key_head_ * p_.key_dim, p_.key_dim, q_.data());
         load_floats(qkv, row + keys + key_head_ * p_.key_dim, p_.key_dim, k_.data());
@@ -148,7 +150,7 @@ class Head {
             if (journal_) journal_at(kJournalU, t - begin_, head_)[v] = u;
             v_[static_cast<size_t>(v)] = dot_.dot_f32(r, q_.data(), p_.key_dim);  // v is spent: it becomes o
         }
-        const Tensor& o = *node_.outputs[0];
+        const Tensor& o = *node_.outputs[kO];
         store_floats(o, t * o.stride[0] + head_ * o.stride[1], p_.value_dim, v_.data());
     }
 
@@ -190,10 +192,12 @@ void run_heads(const Node& node, cpu::Context& context) {
 void run(const Node& node, cpu::Context& context) {
     run_convolution(node, context);
     run_heads(node, context);
-    const Tensor &starts = *node.inputs[kStart], &o = *node.outputs[0];
+    const Tensor &starts = *node.inputs[kStart], &o = *node.outputs[kO];
     const int64_t rows = starts.as<int32_t>()[starts.shape[0] - 1];
     std::memset(o.as<std::byte>() + dtype_bytes(o.dtype, rows * o.stride[0]), 0,
                 static_cast<size_t>(dtype_bytes(o.dtype, (o.shape[0] - rows) * o.stride[0])));
+    cpu::gated_rms_norm(o, *node.inputs[kZ], *node.inputs[kNorm], node.params<ConvGatedDeltaNetParams>().eps,
+                        *node.outputs[kY], context);
 }
 
 Cost cost(const Node& node) {
@@ -204,7 +208,7 @@ Cost cost(const Node& node) {
     const double window = static_cast<double>(dtype_bytes(ring.dtype, node.inputs[kConv]->shape[1] * ring.shape[2]));
     return {.weight_bytes = cpu::dense_bytes(*node.inputs[kConv]),
             .state_bytes = sequences * (2 * 4 * state + window),
-            .activation_bytes = cpu::dense_bytes(u) + cpu::dense_bytes(*node.outputs[0]),
+            .activation_bytes = cpu::dense_bytes(u) + 2 * cpu::dense_bytes(*node.outputs[kY]),
             .flops = (7 * state + 2.0 * static_cast<double>(node.inputs[kConv]->elements())) *
                      static_cast<double>(u.shape[0])};
 }
@@ -226,6 +230,12 @@ void check_inputs(std::string_view name, const DeltaInputs& in, const ConvGatedD
     for (const Tensor* t : {in.decay_rate, in.dt_bias})
         CHECK(t->rank == 1 && t->dtype == DType::F32 && t->shape[0] == nv,
               "[conv_gated_delta_net] {}: {} should be F32 [{}]", name, describe(*t), nv);
+    const Tensor &z = *in.z, &norm = *in.norm;
+    CHECK(z.rank == 3 && z.dtype == u.dtype && z.shape[0] == u.shape[0] && z.shape[1] == nv && z.shape[2] == p.value_dim &&
+              z.stride[2] == 1 && z.stride[1] == p.value_dim,
+          "[conv_gated_delta_net] {}: gate {} should be [{}, {}, {}]", name, describe(z), u.shape[0], nv, p.value_dim);
+    CHECK(norm.rank == 1 && norm.dtype == DType::F32 && norm.shape[0] == p.value_dim,
+          "[conv_gated_delta_net] {}: norm {} should be F32 [{}]", name, describe(norm), p.value_dim);
 }
 
 void check_state(std::string_view name, const DeltaInputs& in, const DeltaState& state,
@@ -251,7 +261,8 @@ Tensor* conv_gated_delta_net(Graph& g, std::string_view name, const DeltaInputs&
     check_inputs(name, in, params);
     check_state(name, in, state, params);
     const int64_t tokens = in.u->shape[0], nv = params.value_heads;
-    Tensor* o = g.scratch(name, in.u->dtype, {tokens, nv, params.value_dim});
+    Tensor* y = g.scratch(name, in.u->dtype, {tokens, nv * params.value_dim});
+    Tensor* o = g.scratch(fmt::format("{}.o", name), in.u->dtype, {tokens, nv, params.value_dim});
     Tensor* x = g.scratch(fmt::format("{}.x", name), in.u->dtype, {tokens, in.u->shape[1]});
     Tensor* work = g.scratch(fmt::format("{}.work", name), DType::U8,
                              {std::max<int64_t>(1, delta_work_bytes(tokens, batch.slots->shape[0], params))});
@@ -261,11 +272,11 @@ Tensor* conv_gated_delta_net(Graph& g, std::string_view name, const DeltaInputs&
     g.add({.op = &kConvGatedDeltaNet,
            .name = std::string(name),
            .inputs = {in.u, in.a, in.b, in.conv, in.decay_rate, in.dt_bias, batch.positions, batch.start, batch.slots,
-                      batch.committed, batch.journal},
-           .outputs = {o, x, work},
+                      batch.committed, batch.journal, in.z, in.norm},
+           .outputs = {y, o, x, work},
            .state = std::move(states),
            .parameters = params});
-    return o;
+    return y;
 }
 
 }  // namespace quern

@@ -1,12 +1,14 @@
-// conv_gated_delta_net: causal convolution with SiLU, then the gated delta rule over each sequence
+// conv_gated_delta_net: causal convolution with SiLU, the gated delta rule over each sequence, a norm gated by z
 //
 // u [T, C] (columns view is fine), C = 2*nk*dk + nv*dv: q heads, k heads, v heads; a, b [T, nv] (column views are fine);
-// conv F32 [C, W]; decay_rate F32 [nv] = -exp(A_log), dt_bias F32 [nv] -> o [T, nv, dv] in u's dtype.
+// z [T, nv, dv] (view); conv F32 [C, W]; decay_rate F32 [nv] = -exp(A_log), dt_bias F32 [nv]; norm F32 [dv] (plain form)
+// -> y [T, nv*dv] in u's dtype.
 //   x[t] = silu( sum_j conv[:, j] * u[t - (W-1) + j] ),  j = W-1 is the row itself; FP32, rounded once to u's dtype
 // then per row and value head j (key head j / (nv/nk)), all in FP32, S = state[slot][j] read as S[v][k]:
 //   q = x_q / sqrt(sum x_q^2 + 1e-6) / sqrt(dk);   k = x_k / sqrt(sum x_k^2 + 1e-6)
 //   g = decay_rate * softplus(a + dt_bias);        beta = sigmoid(b)
-//   S = exp(g) S;   u = beta (v - S k);   S = S + u k^T;   o = S q
+//   S = exp(g) S;   u = beta (v - S k);   S = S + u k^T;   o = S q, rounded to u's dtype
+//   y = (o / sqrt(mean(o^2) + eps) * norm) * silu(z), FP32, rounded once
 // A kernel for many rows may work in chunks of 64 with BF16 products (relative error of o below 1e-2, of S below 5e-3).
 //
 // State (batch.h says when a sequence starts from zero):
@@ -28,6 +30,7 @@ struct ConvGatedDeltaNetParams {
     int value_heads;  // nv, a multiple of nk
     int key_dim;      // dk
     int value_dim;    // dv
+    float eps;        // of the norm
 };
 
 struct DeltaInputs {
@@ -37,6 +40,8 @@ struct DeltaInputs {
     Tensor* conv;
     Tensor* decay_rate;
     Tensor* dt_bias;
+    Tensor* z;
+    Tensor* norm;
 };
 
 struct DeltaState {
@@ -47,8 +52,8 @@ struct DeltaState {
     Tensor* journal_g = nullptr;
 };
 
-/// inputs {u, a, b, conv, decay_rate, dt_bias, positions, start, slots, committed, journal}; outputs {o, x, work}:
-/// x [T, C] in u's dtype and work U8 [delta_work_bytes] are work space. state {conv, delta} or, with a journal,
+/// inputs {u, a, b, conv, decay_rate, dt_bias, positions, start, slots, committed, journal, z, norm}; outputs {y, o, x,
+/// work}: o [T, nv, dv] and x [T, C] in u's dtype and work U8 [delta_work_bytes] are work space. state {conv, delta} or, with a journal,
 /// {conv, delta, journal_k, journal_u, journal_g}.
 extern const Op kConvGatedDeltaNet;
 

@@ -5,6 +5,8 @@
 // Limit of the few-row kernel: latency (norm, sums, one ticket, top-k).
 #include "ggml-like/ops/moe_route.h"
 
+#include <climits>
+
 #include "ggml-like/cuda/dense_rows.cuh"
 #include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
@@ -30,8 +32,9 @@ struct Route {
 };
 
 /// The norm's rows; block b also writes h of rows b, b + grid, ...
+template <int kTogether>
 struct RouteRows {
-    NormRows<Kind::bf16> norm;
+    NormRows<Kind::bf16, kTogether> norm;
     bf16* h;
 
     __device__ __forceinline__ void early() { norm.early(); }
@@ -53,40 +56,28 @@ struct StoreLogits {
     __device__ __forceinline__ void store(int row, int n, float, float sum) const { logits[n * ld + row] = sum; }
 };
 
-struct Grouping {
-    int ids[kFewRows * kMostUsed];
-    int count[kMostExperts];
-    int offset[kMostExperts];
-    int sums[kWarps];
-};
-static_assert(kMostExperts <= kThreads && kFewRows * kMostUsed <= kThreads, "a thread an expert, a thread a pair");
+constexpr int kNoExpert = INT_MAX;
 
-/// Groups from ids, by all threads of one block.
-__device__ __forceinline__ void group_few(const Route& r, Grouping& g) {
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, pairs = r.rows * r.used;
-    g.count[tid] = 0;
-    __syncthreads();
-    if (tid < pairs) atomicAdd(&g.count[g.ids[tid]], 1);
-    __syncthreads();
-    const int own = g.count[tid];
-    int sum = own;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-        const int other = __shfl_up_sync(0xffffffffu, sum, d);
-        if (lane >= d) sum += other;
+/// Groups from ids, by all threads of one block: counting beats sorting where pairs are few. Behind the ids comes
+/// kNoExpert, up to a multiple of four.
+__device__ __forceinline__ void group_few(const Route& r, const int* ids) {
+    const int tid = threadIdx.x, pairs = r.rows * r.used;
+    const int own = tid < pairs ? ids[tid] : -1;
+    int before = 0, place = 0;
+    const auto count = [&](int id, int j) {
+        before += id < tid;
+        place += id < own + (j < tid);
+    };
+#pragma unroll 2
+    for (int j = 0; j < pairs; j += 4) {
+        const int4 four = *reinterpret_cast<const int4*>(ids + j);
+        count(four.x, j), count(four.y, j + 1), count(four.z, j + 2), count(four.w, j + 3);
     }
-    if (lane == 31) g.sums[warp] = sum;
-    __syncthreads();
-    const int before = static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? g.sums[lane] : 0)) + sum - own;
-    g.offset[tid] = before;
-    if (tid < r.experts) r.groups[tid] = before;
+    if (tid <= r.experts) r.groups[tid] = before;
     if (tid == 0) r.groups[r.experts] = pairs;
-    __syncthreads();
-    if (tid >= pairs) return;
-    int place = g.offset[g.ids[tid]];
-    for (int j = 0; j < tid; ++j) place += g.ids[j] == g.ids[tid];
-    r.groups[r.experts + 1 + place] = tid;
+    if (tid < pairs) r.groups[r.experts + 1 + place] = tid;
 }
+static_assert(kMostExperts <= kThreads && kFewRows * kMostUsed <= kThreads, "a thread an expert, a thread a pair");
 
 /// One warp, row n: its experts, also into `ids`.
 __device__ __forceinline__ void choose_row(const Route& r, int n, int* ids) {
@@ -98,9 +89,9 @@ __device__ __forceinline__ void choose_row(const Route& r, int n, int* ids) {
         choose_experts<kMostExperts / 32>(logits, r.experts, r.used, ids, weights, r.shared + n);
 }
 
-template <int NT>
-__global__ void __launch_bounds__(kThreads, 3 - NT) route_few(Route r, Part part, RouteRows prologue) {
-    __shared__ Grouping grouping;
+template <int NT, int kTogether>
+__global__ void __launch_bounds__(kThreads, 3 - NT) route_few(Route r, Part part, RouteRows<kTogether> prologue) {
+    __shared__ __align__(16) int ids[kFewRows * kMostUsed + 4];
     __shared__ bool last;
     dense_rows<Kind::bf16, NT>(part, r.chunks, r.rows, prologue, StoreLogits{r.logits, r.logits_ld});
     __syncthreads();
@@ -114,14 +105,22 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) route_few(Route r, Part part
 
     const int lane = threadIdx.x % 32;
     for (int n = threadIdx.x / 32; n < r.rows; n += kWarps) {
-        int* mine = grouping.ids + n * r.used;
+        int* mine = ids + n * r.used;
         choose_row(r, n, mine);
         __syncwarp();
         if (lane < r.used) r.ids[n * r.used + lane] = mine[lane];
     }
     if (threadIdx.x == 0) *r.counter = 0;
+    if (threadIdx.x < 4) ids[r.rows * r.used + threadIdx.x] = kNoExpert;
     __syncthreads();
-    group_few(r, grouping);
+    group_few(r, ids);
+}
+
+template <int NT, int kTogether>
+void few(Context& c, const Route& r, const Packed& w) {
+    const RouteRows<kTogether> prologue{{r.x, r.norm, r.columns, r.rows, r.eps, {}}, r.h};
+    launch(c, "moe_route", route_few<NT, kTogether>, tile_groups(w.part[0].tiles, w.chunks), kThreads,
+           dense_shared_bytes<Kind::bf16, NT>(r.rows, w.chunks), r, w.part[0], prologue);
 }
 
 constexpr int kManyThreads = 256;
@@ -197,14 +196,8 @@ void moe_route(const Node& node, Context& c) {
                   .counter = c.counters};
     if (r.experts > kMostExperts || r.used > kMostUsed) unsupported("moe_route", "so many experts");
     if (rows <= kFewRows && w.parts == 1 && w.part[0].kind == Kind::bf16) {
-        const RouteRows prologue{{r.x, r.norm, r.columns, rows, r.eps, {}}, r.h};
-        const int grid = tile_groups(w.part[0].tiles, w.chunks);
-        if (rows <= 8)
-            launch(c, "moe_route", route_few<1>, grid, kThreads, dense_shared_bytes<Kind::bf16, 1>(rows, w.chunks), r,
-                   w.part[0], prologue);
-        else
-            launch(c, "moe_route", route_few<2>, grid, kThreads, dense_shared_bytes<Kind::bf16, 2>(rows, w.chunks), r,
-                   w.part[0], prologue);
+        const auto run = rows == 1 ? few<1, 1> : rows <= 8 ? few<1, 4> : few<2, 4>;
+        run(c, r, w);
         return;
     }
     norm_rows(c, r.x, r.norm, rows, r.columns, r.eps, r.h);

@@ -22,23 +22,26 @@ struct Store {
     __device__ __forceinline__ void store(int row, int n, float, float sum) const { y[n * ld + row] = static_cast<Y>(sum); }
 };
 
-template <Kind K, int NT, typename Y>
+template <Kind K, int NT, int kTogether, typename Y>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
-    norm_linear_few(Part part, int chunks, NormRows<K> prologue, Y* y, int64_t ld) {
+    norm_linear_few(Part part, int chunks, NormRows<K, kTogether> prologue, Y* y, int64_t ld) {
     dense_rows<K, NT>(part, chunks, prologue.rows, prologue, Store<Y>{y + part.row_begin, ld});
+}
+
+template <Kind K, int NT, int kTogether, typename Y>
+void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows, float eps,
+         Tensor& y) {
+    const NormRows<K, kTogether> prologue{x, norm, w.cols, rows, eps, {}};
+    launch(c, "norm_linear", norm_linear_few<K, NT, kTogether, Y>, min(c.sms, tile_groups(part.tiles, w.chunks)), kThreads,
+           dense_shared_bytes<K, NT>(rows, w.chunks), part, w.chunks, prologue, y.as<Y>(), y.stride[0]);
 }
 
 template <Kind K, typename Y>
 void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows, float eps,
          Tensor& y) {
-    const NormRows<K> prologue{x, norm, w.cols, rows, eps, {}};
-    const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
-    if (rows <= 8)
-        launch(c, "norm_linear", norm_linear_few<K, 1, Y>, grid, kThreads, dense_shared_bytes<K, 1>(rows, w.chunks),
-               part, w.chunks, prologue, y.as<Y>(), y.stride[0]);
-    else
-        launch(c, "norm_linear", norm_linear_few<K, 2, Y>, grid, kThreads, dense_shared_bytes<K, 2>(rows, w.chunks),
-               part, w.chunks, prologue, y.as<Y>(), y.stride[0]);
+    if (rows == 1) return few<K, 1, 1, Y>(c, w, part, x, norm, rows, eps, y);
+    if (rows <= 8) return few<K, 1, 4, Y>(c, w, part, x, norm, rows, eps, y);
+    few<K, 2, 4, Y>(c, w, part, x, norm, rows, eps, y);
 }
 
 template <typename Y>

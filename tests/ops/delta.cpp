@@ -8,15 +8,16 @@ using namespace quern::test;
 
 namespace {
 
+constexpr float kEps = 1e-6f;
 constexpr int64_t kTaps = 4, kSlots = 4, kJournal = 5;
 
 struct Shape {
     int nk, nv, dk, dv;
 
     int64_t channels() const { return 2 * nk * int64_t{dk} + nv * int64_t{dv}; }
-    int64_t columns() const { return channels() + 2 * nv; }  // u, a, b
+    int64_t columns() const { return channels() + 2 * nv + out(); }  // u, a, b, z
     int64_t out() const { return nv * int64_t{dv}; }
-    ConvGatedDeltaNetParams params() const { return {nk, nv, dk, dv}; }
+    ConvGatedDeltaNetParams params() const { return {nk, nv, dk, dv, kEps}; }
 };
 
 constexpr Shape kSmall{2, 4, 8, 6};
@@ -30,7 +31,7 @@ struct Memory {
     Shape shape;
     bool journal;
     int64_t ring;
-    Guarded conv, rate, bias, inputs, delta, jk, ju, jg;
+    Guarded conv, rate, bias, norm, inputs, delta, jk, ju, jg;
 
     Memory(const Device& d, const Shape& s, bool with_journal = false, int64_t spare = 0)
         : shape(s),
@@ -39,6 +40,7 @@ struct Memory {
           conv(d, "conv", DType::F32, Place::weight, {s.channels(), kTaps}),
           rate(d, "rate", DType::F32, Place::weight, {s.nv}),
           bias(d, "bias", DType::F32, Place::weight, {s.nv}),
+          norm(d, "norm", DType::F32, Place::weight, {s.dv}),
           inputs(d, "ring", d.activation, Place::state, {kSlots, ring, s.channels()}),
           delta(d, "S", DType::F32, Place::state, {kSlots, s.nv, s.dv, s.dk}),
           jk(d, "jk", DType::F32, Place::state, {kSlots, kJournal, s.nk, s.dk}),
@@ -53,6 +55,7 @@ struct Memory {
         for (int i = 0; i < s.nv; ++i) rates.push_back(-0.2f * static_cast<float>(i + 1));
         rate.set(rates);
         bias.fill(0.3f);
+        norm.set(Random(76).normals(s.dv));
     }
 };
 
@@ -74,7 +77,10 @@ std::vector<double> run_step(const Device& device, const Layout& l, const std::v
                                    .b = g.columns("b", in, s.channels() + s.nv, s.nv),
                                    .conv = g.external(m.conv.tensor()),
                                    .decay_rate = g.external(m.rate.tensor()),
-                                   .dt_bias = g.external(m.bias.tensor())},
+                                   .dt_bias = g.external(m.bias.tensor()),
+                                   .z = g.view("z", in, s.channels() + 2 * s.nv, {l.tokens(), s.nv, s.dv},
+                                               {s.columns(), s.dv, 1}),
+                                   .norm = g.external(m.norm.tensor())},
                                   state, batch, s.params()));
     return run_graph(device, std::move(g), [&](Plan& plan) {
         fill_batch(plan, batch, l);
@@ -83,7 +89,7 @@ std::vector<double> run_step(const Device& device, const Layout& l, const std::v
 }
 
 struct Reference {
-    std::vector<double> out, state;  // o of every row; S[v][k] of every head after the last
+    std::vector<double> out, state;  // y of every row; S[v][k] of every head after the last
 };
 
 /// silu of the convolution, in double.
@@ -109,6 +115,18 @@ std::vector<double> normalized(const double* x, int64_t n) {
     std::vector<double> y;
     for (int64_t i = 0; i < n; ++i) y.push_back(x[i] / std::sqrt(sum));
     return y;
+}
+
+/// o of one head becomes y.
+void norm_and_gate(double* o, const float* z, Memory& m) {
+    const auto norm = m.norm.values();
+    double sum = 0;
+    for (size_t v = 0; v < norm.size(); ++v) sum += o[v] * o[v];
+    const double r = 1 / std::sqrt(sum / static_cast<double>(norm.size()) + double{kEps});
+    for (size_t v = 0; v < norm.size(); ++v) {
+        const double gate = z[v];
+        o[v] *= r * norm[v] * gate / (1 + std::exp(-gate));
+    }
 }
 
 /// One value head of a sequence: the recurrence as the paper has it.
@@ -138,6 +156,7 @@ void reference_head(const std::vector<float>& p, const std::vector<double>& x, M
             r.out[static_cast<size_t>(t * s.out() + head * s.dv + v)] =
                 o / std::sqrt(static_cast<double>(s.dk));
         }
+        norm_and_gate(r.out.data() + t * s.out() + head * s.dv, gates + 2 * s.nv + head * s.dv, m);
     }
 }
 

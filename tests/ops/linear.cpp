@@ -1,8 +1,7 @@
-// linear_add, norm_linear and gated_norm_linear_add, against sums in double over weights decoded by the test.
+// linear_add and norm_linear, against sums in double over weights decoded by the test.
 #include <fmt/format.h>
 
 #include "ggml-like/error.h"
-#include "ggml-like/ops/gated_norm_linear_add.h"
 #include "ggml-like/ops/linear_add.h"
 #include "ggml-like/ops/norm_linear.h"
 #include "ops/harness.h"
@@ -197,67 +196,12 @@ void norm_linear_forms(Device& device) {
     check_norm_linear(device, 2, 2048, 80, Form::nvfp4, ++seed);
 }
 
-// ---- gated_norm_linear_add
-
-struct GatedCase {
-    int64_t tokens, heads, width, rows;
-    Form form;
-};
-
-void check_gated(const Device& device, const GatedCase& c, unsigned seed) {
-    CAPTURE(seed);
-    CAPTURE(c.tokens);
-    const int64_t cols = c.heads * c.width, stride = cols + 24;
-    WeightStore store(seed);
-    const Matrix m = random_matrix(store, {c.form}, {c.rows}, cols);
-    const Weight w = placed(device, m.weight);
-    Random random(seed);
-    const auto o = device.rounded(random.normals(c.tokens * cols)),
-               z = device.rounded(random.normals(c.tokens * stride));
-    const auto residual = random.normals(c.tokens * c.rows), norm = random.normals(c.width);
-    Guarded norm_memory(device, "norm", DType::F32, Place::weight, {c.width});
-    norm_memory.set(norm);
-    const auto run = [&](int64_t begin, int64_t count) {
-        Graph g;
-        Tensor* to = g.input("o", device.activation, {count, c.heads, c.width});
-        Tensor* wide = g.input("z", device.activation, {count, stride});
-        Tensor* tz = g.view("gate", wide, 16, {count, c.heads, c.width}, {stride, c.width, 1});
-        Tensor* add = g.input("residual", DType::F32, {count, c.rows});
-        g.output(gated_norm_linear_add(g, "y", to, tz, g.external(norm_memory.tensor()), kEps, w, add));
-        return run_graph(device, std::move(g), [&](Plan& p) {
-            set_input(p, to, rows_of(o, cols, begin, count));
-            set_input(p, wide, rows_of(z, stride, begin, count));
-            set_input(p, add, rows_of(residual, c.rows, begin, count));
-        })[0];
-    };
-    std::vector<double> h = normed(o, norm);
-    for (int64_t t = 0; t < c.tokens; ++t)
-        for (int64_t i = 0; i < cols; ++i) {
-            const double gate = z[static_cast<size_t>(t * stride + 16 + i)];
-            h[static_cast<size_t>(t * cols + i)] *= gate / (1 + std::exp(-gate));
-        }
-    const auto y = run(0, c.tokens);
-    check_close(device, y, expect_add(m, h, residual, norm_error(c.width) + 1e-6));
-    if (!device.same_bits(c.tokens)) return;
-    for (const int64_t t : some_rows(c.tokens)) CHECK(run(t, 1) == rows_of(y, c.rows, t, 1));
-}
-
-void gated_norm_linear_add_cases(Device& device) {
-    unsigned seed = 300;
-    for (const int64_t tokens : kTokens) {
-        check_gated(device, {tokens, 3, 16, 37, Form::nvfp4}, ++seed);
-        check_gated(device, {tokens, 4, 128, 72, Form::bf16}, ++seed);
-    }
-    for (const Form form : kForms) check_gated(device, {3, 2, 32, 40, form}, ++seed);
-}
-
 }  // namespace
 
 DEVICE_TEST_CASE("linear_add in every form, alone and in a batch", linear_add_forms)
 DEVICE_TEST_CASE("linear_add: many rows and many columns", linear_add_large)
 DEVICE_TEST_CASE("linear_add: stacked segments keep their own formats and scales", linear_add_segments)
 DEVICE_TEST_CASE("norm_linear: norm, product, one rounding", norm_linear_forms)
-DEVICE_TEST_CASE("gated_norm_linear_add over a strided gate", gated_norm_linear_add_cases)
 
 TEST_SUITE("cpu") {
     TEST_CASE("linear_add: odd shapes, and segments of any mix of formats") {
