@@ -20,58 +20,41 @@ __device__ __forceinline__ float from_ordered_bits(uint32_t key) {
     return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
-/// A logit and its place i in the lane: expert lane + 32 i.
-struct Ranked {
-    uint32_t key;
-    int place;
-};
-
-/// A lane's logits, best first; of equal ones the lower place (Batcher's odd-even merge sort: P, K are its steps).
-template <int P = 1, int K = P, int N>
-__device__ __forceinline__ void sort_falling(Ranked (&list)[N]) {
-#pragma unroll
-    for (int a = K % P; a < N - K; ++a) {
-        if ((a - K % P) / K % 2 != 0 || a / (2 * P) != (a + K) / (2 * P)) continue;
-        const Ranked x = list[a], y = list[a + K];
-        const bool swap = y.key > x.key || (y.key == x.key && y.place < x.place);
-        list[a] = swap ? y : x;
-        list[a + K] = swap ? x : y;
-    }
-    if constexpr (K > 1)
-        sort_falling<P, K / 2>(list);
-    else if constexpr (2 * P < N)
-        sort_falling<2 * P, 2 * P>(list);
-}
-
 /// One warp: the `used` best of `experts` logits of a row, falling, and their weights, renormalised; and the sigmoid of
 /// the logit after the last expert's.
 template <int kEach>
 __device__ __forceinline__ void choose_experts(const float* logits, int experts, int used, int* ids, float* weights,
                                                float* shared) {
     const int lane = threadIdx.x % 32;
-    Ranked list[kEach];
+    uint32_t key[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
         const int e = lane + 32 * i;
-        list[i] = {e < experts ? ordered_bits(__ldcg(logits + e)) : 0, i};
+        key[i] = e < experts ? ordered_bits(__ldcg(logits + e)) : 0;
     }
     const float gate = __ldcg(logits + experts);
-    sort_falling(list);
+    uint32_t own = 0;  // the lane's best, and where
+    int at = 0;
+    const auto find_own = [&] {
+        own = key[0], at = 0;
+#pragma unroll
+        for (int i = 1; i < kEach; ++i)
+            if (key[i] > own) own = key[i], at = i;
+    };
+    find_own();
     int mine = 0;
     uint32_t mine_key = 0;
 #pragma unroll 1
     for (int j = 0; j < used; ++j) {
-        const uint32_t best = __reduce_max_sync(0xffffffffu, list[0].key);
-        const unsigned who = __ballot_sync(0xffffffffu, list[0].key == best);
-        const unsigned own = lane + 32 * list[0].place;
-        const unsigned id = who & (who - 1) ? __reduce_min_sync(0xffffffffu, list[0].key == best ? own : 0xffffu)
-                                            : __shfl_sync(0xffffffffu, own, __ffs(who) - 1);
+        const uint32_t best = __reduce_max_sync(0xffffffffu, own);
+        const unsigned id = __reduce_min_sync(0xffffffffu, own == best ? lane + 32 * at : 0xffffu);
         if (j == lane) mine = static_cast<int>(id), mine_key = best;
-        const bool taken = own == id;
+        if (id % 32 == lane) {
 #pragma unroll
-        for (int i = 0; i + 1 < kEach; ++i)
-            if (taken) list[i] = list[i + 1];
-        if (taken) list[kEach - 1].key = 0;
+            for (int i = 0; i < kEach; ++i)
+                if (i == at) key[i] = 0;
+            find_own();
+        }
     }
     const float logit = from_ordered_bits(mine_key);
     const float highest = __shfl_sync(0xffffffffu, logit, 0);

@@ -68,7 +68,7 @@ __device__ __forceinline__ void group_few(const Route& r, const int* ids) {
         before += id < tid;
         place += id < own + (j < tid);
     };
-#pragma unroll 2
+#pragma unroll 1
     for (int j = 0; j < pairs; j += 4) {
         const int4 four = *reinterpret_cast<const int4*>(ids + j);
         count(four.x, j), count(four.y, j + 1), count(four.z, j + 2), count(four.w, j + 3);
