@@ -26,6 +26,7 @@
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
 #include "ggml-like/ops/moe_route.h"
+#include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
 
 namespace quern {
@@ -57,6 +58,7 @@ Launch launch_of(const Op* op) {
     static const std::map<const Op*, Launch> kTable{
         {&kEmbed, cuda::embed},
         {&kNormLinear, cuda::norm_linear},
+        {&kNormGateUp, cuda::norm_gate_up},
         {&kLinearAdd, cuda::linear_add},
         {&kGatedNormLinearAdd, cuda::gated_norm_linear_add},
         {&kConvGatedDeltaNet, cuda::conv_gated_delta_net},

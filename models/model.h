@@ -65,12 +65,12 @@ struct BuiltGraph {
 
 struct ModelInfo {
     std::string name;          // directory or repo name
-    std::string architecture;  // "qwen3_5_moe"
+    std::string architecture;  // model_type: "qwen3_5_moe", or "qwen3_5", which is dense
     std::string formats;       // "NVFP4 + BF16"
     int64_t layers = 0;
     int64_t attention_layers = 0;
     int64_t width = 0;
-    int64_t experts = 0;
+    int64_t experts = 0;  // 0: dense
     int64_t experts_used = 0;
     int64_t vocab_rows = 0;  // rows of the head
     int64_t vocab = 0;       // ids that may be sampled: the tokenizer's, else vocab_rows
@@ -107,7 +107,7 @@ struct LoadOptions {
 
 /// What a part of the model's weights is for, and how much of it one decoded token reads. One of the pointers is set.
 struct WeightUse {
-    const char* group;  // "attention", "DeltaNet", "routed experts", "shared experts", "router", "embedding", ...
+    const char* group;  // "attention", "DeltaNet", "routed experts", "shared experts", "router", "MLP", "embedding", ...
     const Weight* matrix = nullptr;
     const ExpertWeights* experts = nullptr;
     const Tensor* vector = nullptr;

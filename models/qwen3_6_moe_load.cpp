@@ -63,7 +63,10 @@ class Reader {
             w.attention = read_attention(prefix + "self_attn.", name + "attn.");
         else
             w.delta = read_delta(prefix + "linear_attn.", name + "gdn.");
-        w.moe = read_moe(prefix + "mlp.", name + "moe.");
+        if (c_.dense())
+            w.mlp = read_mlp(prefix + "mlp.", name + "mlp.");
+        else
+            w.moe = read_moe(prefix + "mlp.", name + "moe.");
         return w;
     }
 
@@ -113,6 +116,14 @@ class Reader {
             name + "shared_gate_up",
             {{shared + "gate_proj", c_.shared_width}, {shared + "up_proj", c_.shared_width}}, c_.width);
         w.shared_down = stacked(name + "shared_down", {{shared + "down_proj", c_.width}}, c_.shared_width);
+        return w;
+    }
+
+    MlpWeights read_mlp(const std::string& prefix, const std::string& name) {
+        const int64_t m = c_.dense_width;
+        MlpWeights w;
+        w.gate_up = stacked(name + "gate_up", {{prefix + "gate_proj", m}, {prefix + "up_proj", m}}, c_.width);
+        w.down = stacked(name + "down", {{prefix + "down_proj", c_.width}}, m);
         return w;
     }
 

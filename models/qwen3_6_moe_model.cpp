@@ -1,4 +1,4 @@
-// The Model of a Qwen3.6-MoE checkpoint: open, read, check, place, remember.
+// The Model of a Qwen3.6 checkpoint: open, read, check, place, remember.
 #include <algorithm>
 #include <set>
 #include <thread>
@@ -29,11 +29,14 @@ void for_each_dense(Layer& w, F&& f) {
     each("router", w.moe.router, RowOrder::stacked);
     each("shared experts", w.moe.shared_gate_up, RowOrder::paired);
     each("shared experts", w.moe.shared_down, RowOrder::stacked);
+    each("MLP", w.mlp.gate_up, RowOrder::paired);
+    each("MLP", w.mlp.down, RowOrder::stacked);
 }
 
 /// Hands a layer's weights to the backend in the row order that their ops read.
 void place_layer(LayerWeights& w, Backend& backend) {
     for_each_dense(w, [&](const char*, Weight& dense, RowOrder order) { backend.place_weight(dense, order); });
+    if (w.moe.gate_up.expert.empty()) return;
     backend.place_experts(w.moe.gate_up, RowOrder::paired);
     backend.place_experts(w.moe.down, RowOrder::stacked);
 }
@@ -120,6 +123,7 @@ class Qwen36Moe final : public Model {
             for_each_dense(layer, [&](const char* group, const Weight& w, RowOrder order) {
                 uses.push_back({.group = group, .matrix = &w, .order = order});
             });
+            if (config_.dense()) continue;
             uses.push_back(
                 {.group = "routed experts", .experts = &layer.moe.gate_up, .order = RowOrder::paired, .picked = used});
             uses.push_back({.group = "routed experts", .experts = &layer.moe.down, .picked = used});
@@ -227,7 +231,7 @@ class Qwen36Moe final : public Model {
     void summarize(const std::string& name) {
         ModelInfo& i = info_;
         i.name = name;
-        i.architecture = "qwen3_5_moe";
+        i.architecture = config_.architecture();
         i.layers = config_.layers;
         i.attention_layers = std::count(config_.full_attention.begin(), config_.full_attention.end(), true);
         i.width = config_.width;

@@ -48,7 +48,7 @@ std::string after(const std::function<void(Copy&)>& change) {
 
 TEST_SUITE("cpu") {
     TEST_CASE("model faults: the sound checkpoints load") {
-        for (const char* name : {"base/ct", "base/modelopt", "base/bf16", "tied_text/ct"}) {
+        for (const char* name : {"base/ct", "base/modelopt", "base/bf16", "tied_text/ct", "dense/ct"}) {
             CAPTURE(name);
             CHECK(Copy(name).error() == "<no error>");
         }

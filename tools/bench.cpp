@@ -138,7 +138,8 @@ bool parse(int argc, char** argv, Options& o) {
         o.device = static_cast<int>(number(v, "--device", 0, 1023));
         o.device_given = true;
     });
-    p.value("--synthetic", "NAME", "random weights instead of a checkpoint: qwen3.6-35b-a3b, tiny",
+    p.value("--synthetic", "NAME",
+            "random weights instead of a checkpoint: qwen3.6-35b-a3b, qwen3.6-27b-shape, tiny, tiny-dense",
             [&](const std::string& v) { o.synthetic = v; });
     p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs",
             [&](const std::string& v) { o.mix = v; });

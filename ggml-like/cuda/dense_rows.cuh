@@ -1,9 +1,11 @@
-// y = h W^T for few rows, W one part of a packed weight: the main loop that norm_linear, linear_add and
-// gated_norm_linear_add share. They differ in how h comes into shared memory and in what happens to a sum.
+// y = h W^T for few rows, W one part of a packed weight: the main loop that norm_linear, norm_gate_up, linear_add and
+// gated_norm_linear_add share. They differ in how h comes into shared memory and in what happens to a sum, or in paired
+// order to the sums of gate and up.
 //
 //   block b owns tile groups b, b + grid, ...; a group is 16 / S tiles, S warps a tile (few_rows.cuh)
 #pragma once
 
+#include "ggml-like/cuda/context.h"
 #include "ggml-like/cuda/few_rows.cuh"
 
 namespace quern::cuda {
@@ -42,9 +44,38 @@ int dense_shared_bytes(int rows, int chunks) {
     return ring_bytes<K, NT>() + rows * activation_stride(chunks) * 2 + sums_bytes<NT>();
 }
 
+inline constexpr int kDenseStatic = 1024;  // shared memory of prologues
+
+template <Kind K, int NT>
+bool dense_fits(const Context& c, int rows, int chunks) {
+    return dense_shared_bytes<K, NT>(rows, chunks) + kDenseStatic <= c.shared_bytes;
+}
+
+/// Rows of one launch: all, or of a wide matrix as many as fit. Each launch then reads the weights again.
+template <Kind K>
+int dense_rows_at_once(const Context& c, int rows, int chunks) {
+    while (rows > 1 && !(rows <= 8 ? dense_fits<K, 1>(c, rows, chunks) : dense_fits<K, 2>(c, rows, chunks))) --rows;
+    return rows;
+}
+
+/// Whether a step of `rows` goes through dense_rows. 1 to 8 rows always do, so that a row's bits do not depend on the
+/// others; more only if one launch does it, otherwise tiles (gemm.h) read less.
+inline bool dense_takes(const Context& c, const Packed& w, int rows) {
+    const auto fits = [&](Kind kind) {
+        return kind == Kind::bf16  ? dense_fits<Kind::bf16, 2>(c, rows, w.chunks)
+               : kind == Kind::fp8 ? dense_fits<Kind::fp8, 2>(c, rows, w.chunks)
+                                   : dense_fits<Kind::nvfp4, 2>(c, rows, w.chunks);
+    };
+    if (rows <= 8) return true;
+    for (int i = 0; i < w.parts; ++i)
+        if (rows > kFewRows || !fits(w.part[i].kind)) return false;
+    return true;
+}
+
 /// Everything from the first weight to the last sum. prologue.early() may read weights, prologue(h, stride) writes
 /// `rows` rows of activations after the wait for the predecessor, both by all threads. finish.load(row of the part,
-/// column n) comes before the sums are made, finish.store(row, n, loaded value, sum) after; each once for each sum.
+/// column n) comes before the sums are made, finish.store(row, n, loaded value, sum) after; each once for each sum. With
+/// Finish::kPaired the part is in paired order, a row one of gate and up, and finish.store(row, n, gate sum, up sum).
 template <Kind K, int NT, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int rows, Prologue&& prologue,
                                            const Finish& finish) {
@@ -67,18 +98,27 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int row
     const bf16* x[NT];
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt) x[nt] = h + min(8 * nt + (lane >> 2), rows - 1) * stride;
+    constexpr int kOut = Finish::kPaired ? 8 : 16;  // rows of y that a tile has
+    const int height = Finish::kPaired ? part.rows / 2 : part.rows;
     const int groups = tile_groups(part.tiles, chunks);
     int turn = 0;
     for (int at = blockIdx.x; at < groups; at += gridDim.x, ++turn) {
         // Another warp finishes each turn, so that none falls behind. What it needs from memory is asked for now.
         const int thread = (threadIdx.x - 32 * turn) & (kThreads - 1);
-        const auto row_of = [&](int i) { return (at * group + i / (16 * rows)) * kTileRows + i % 16; };
-        const auto valid = [&](int i) { return i < group * 16 * rows && row_of(i) < part.rows; };
-        float factor = 1, loaded = 0;
-        if (valid(thread)) {
-            if constexpr (K != Kind::bf16) factor = part.factor[row_of(thread)];
-            loaded = finish.load(row_of(thread), thread / 16 % rows);
-        }
+        const auto row_of = [&](int i) { return (at * group + i / (kOut * rows)) * kOut + i % kOut; };
+        const auto valid = [&](int i) { return i < group * kOut * rows && row_of(i) < height; };
+        float factor = 1, loaded = 0;  // paired: of gate and of up
+        const auto load = [&](int i) {
+            const int row = row_of(i);
+            if constexpr (Finish::kPaired) {
+                factor = part.factor[row / 8 * kTileRows + row % 8];
+                loaded = part.factor[row / 8 * kTileRows + row % 8 + 8];
+            } else {
+                if constexpr (K != Kind::bf16) factor = part.factor[row];
+                loaded = finish.load(row, i / kOut % rows);
+            }
+        };
+        if (valid(thread)) load(thread);
         float sum[NT][4] = {};
         for (int i = 0; i < steps; ++i) {
             const uint8_t* chunk = ring.wait();
@@ -90,19 +130,21 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int row
         store_sums<NT>(now + warp * 128 * NT, sum, lane);
         __syncthreads();
         for (int i = thread; valid(i); i += kThreads) {
-            const int row = row_of(i), n = i / 16 % rows;
-            if (i != thread) {
-                if constexpr (K != Kind::bf16) factor = part.factor[row];
-                loaded = finish.load(row, n);
-            }
-            const float* from = now + i / (16 * rows) * split * 128 * NT + n * 16 + i % 16;
-            finish.store(row, n, loaded, add_parts(split, [&](int p) { return from[p * 128 * NT]; }) * factor);
+            const int row = row_of(i), n = i / kOut % rows;
+            if (i != thread) load(i);
+            const float* from = now + i / (kOut * rows) * split * 128 * NT + n * 16 + i % kOut;
+            const float total = add_parts(split, [&](int p) { return from[p * 128 * NT]; });
+            if constexpr (Finish::kPaired)
+                finish.store(row, n, total * factor, add_parts(split, [&](int p) { return from[p * 128 * NT + 8]; }) * loaded);
+            else
+                finish.store(row, n, loaded, total * factor);
         }
     }
 }
 
 /// y[n][row] = residual[n][row] + sum, F32.
 struct AddResidual {
+    static constexpr bool kPaired = false;
     const float* residual;
     float* y;
     int64_t ld;

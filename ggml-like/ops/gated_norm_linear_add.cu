@@ -29,19 +29,23 @@ struct Arguments {
 template <Kind K>
 void few(Context& c, const Packed& w, const Part& part, const Arguments& a) {
     const int rows = static_cast<int>(a.o.shape[0]);
-    const GatedRows<K> prologue{a.o.as<bf16>(),
-                                a.z.as<bf16>(),
-                                a.z.stride[0],
-                                a.norm.as<float>(),
-                                static_cast<int>(a.o.shape[1]),
-                                static_cast<int>(a.o.shape[2]),
-                                rows,
-                                a.eps};
     const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
-    const auto kernel = rows <= 8 ? gated_norm_linear_add_few<K, 1> : gated_norm_linear_add_few<K, 2>;
-    const int bytes = rows <= 8 ? dense_shared_bytes<K, 1>(rows, w.chunks) : dense_shared_bytes<K, 2>(rows, w.chunks);
-    launch(c, "gated_norm_linear_add", kernel, grid, kThreads, bytes, part, w.chunks, prologue,
-           a.residual.as<float>(), a.y.as<float>(), a.y.stride[0]);
+    for (int first = 0, n = 0; first < rows; first += n) {
+        n = dense_rows_at_once<K>(c, rows - first, w.chunks);
+        const GatedRows<K> prologue{a.o.as<bf16>() + first * a.o.stride[0],
+                                    a.z.as<bf16>() + first * a.z.stride[0],
+                                    a.z.stride[0],
+                                    a.norm.as<float>(),
+                                    static_cast<int>(a.o.shape[1]),
+                                    static_cast<int>(a.o.shape[2]),
+                                    n,
+                                    a.eps};
+        const auto kernel = n <= 8 ? gated_norm_linear_add_few<K, 1> : gated_norm_linear_add_few<K, 2>;
+        const int bytes = n <= 8 ? dense_shared_bytes<K, 1>(n, w.chunks) : dense_shared_bytes<K, 2>(n, w.chunks);
+        const int64_t at = first * a.y.stride[0];
+        launch(c, "gated_norm_linear_add", kernel, grid, kThreads, bytes, part, w.chunks, prologue,
+               a.residual.as<float>() + at, a.y.as<float>() + at, a.y.stride[0]);
+    }
 }
 
 }  // namespace
@@ -52,7 +56,7 @@ void gated_norm_linear_add(const Node& node, Context& c) {
     Tensor& h = *node.outputs[1];
     const Packed& w = *static_cast<const Packed*>(p.weight->placed);
     const int rows = static_cast<int>(a.o.shape[0]);
-    if (rows > kFewRows) {
+    if (!dense_takes(c, w, rows)) {
         gated_norm_rows(c, {a.o.data, a.z.data, a.z.stride[0], a.norm.as<float>(), rows,
                             static_cast<int>(a.o.shape[1]), static_cast<int>(a.o.shape[2]), a.eps, h.data});
         return gemm(c, w, h.data, h.stride[0], rows,

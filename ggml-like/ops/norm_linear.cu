@@ -15,6 +15,7 @@ namespace {
 
 template <typename Y>
 struct Store {
+    static constexpr bool kPaired = false;
     Y* y;
     int64_t ld;
 
@@ -31,14 +32,15 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
 template <Kind K, typename Y>
 void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows, float eps,
          Tensor& y) {
-    const NormRows<K> prologue{x, norm, w.cols, rows, eps, {}};
     const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
-    if (rows <= 8)
-        launch(c, "norm_linear", norm_linear_few<K, 1, Y>, grid, kThreads, dense_shared_bytes<K, 1>(rows, w.chunks),
-               part, w.chunks, prologue, y.as<Y>(), y.stride[0]);
-    else
-        launch(c, "norm_linear", norm_linear_few<K, 2, Y>, grid, kThreads, dense_shared_bytes<K, 2>(rows, w.chunks),
-               part, w.chunks, prologue, y.as<Y>(), y.stride[0]);
+    for (int first = 0, n = 0; first < rows; first += n) {
+        n = dense_rows_at_once<K>(c, rows - first, w.chunks);
+        const NormRows<K> prologue{x + static_cast<int64_t>(first) * w.cols, norm, w.cols, n, eps, {}};
+        const auto kernel = n <= 8 ? norm_linear_few<K, 1, Y> : norm_linear_few<K, 2, Y>;
+        const int bytes = n <= 8 ? dense_shared_bytes<K, 1>(n, w.chunks) : dense_shared_bytes<K, 2>(n, w.chunks);
+        launch(c, "norm_linear", kernel, grid, kThreads, bytes, part, w.chunks, prologue,
+               y.as<Y>() + first * y.stride[0], y.stride[0]);
+    }
 }
 
 template <typename Y>
@@ -60,7 +62,7 @@ void norm_linear(const Node& node, Context& c) {
     const Packed& w = *static_cast<const Packed*>(p.weight->placed);
     const int rows = static_cast<int>(x.shape[0]);
     const bool f32 = y.dtype == DType::F32;
-    if (rows <= kFewRows) {
+    if (dense_takes(c, w, rows)) {
         const auto run = f32 ? few_of_kind<float> : few_of_kind<bf16>;
         return run(c, w, x.as<float>(), norm.as<float>(), rows, p.eps, y);
     }
