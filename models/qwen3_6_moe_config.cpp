@@ -61,13 +61,18 @@ class Fields {
 
 enum class Family : uint8_t { moe, dense };
 
+std::string model_type(const Json& level) {
+    const auto type = level.find("model_type");
+    return type != level.end() && type->is_string() ? type->get<std::string>() : "";
+}
+
 Family family_of(const Json& root, const std::string& file) {
-    const auto type = root.find("model_type");
-    const std::string found = type != root.end() && type->is_string() ? type->get<std::string>() : "";
+    const std::string found = model_type(root);
     if (found == "qwen3_5_moe" || found == "qwen3_5_moe_text") return Family::moe;
     if (found == "qwen3_5" || found == "qwen3_5_text") return Family::dense;
     FAIL(model,
-         "{}: model_type should be 'qwen3_5_moe' (Qwen3.6-35B-A3B and its fine-tunes) or 'qwen3_5' (Qwen3.6-27B, "
+         "{}: model_type should be 'qwen3_5_moe' (Qwen3.6-35B-A3B and its fine-tunes) or 'qwen3_5' "
+         "(Qwen3.6-27B, "
          "dense), but is {}",
          file, found.empty() ? "missing" : fmt::format("'{}'", found));
 }
@@ -187,6 +192,10 @@ Qwen36MoeConfig parse_qwen3_6_moe_config(const Json& root, const std::string& fi
     const auto text = root.find("text_config");
     if (text != root.end() && !text->is_object()) FAIL(model, "{}: 'text_config' should be an object", file);
     const Fields f(text == root.end() ? root : *text, file);
+    if (text != root.end() && !model_type(*text).empty() &&
+        (family_of(*text, file) == Family::dense) != dense)
+        FAIL(model, "{}: model_type is '{}', but that of text_config is '{}'; were two configurations mixed?",
+             file, model_type(root), model_type(*text));
 
     f.must_be("hidden_act", "silu", "the only activation of this family");
     f.must_be("attention_bias", false, "projections have no bias");

@@ -133,6 +133,12 @@ class Reader {
         w.gate_up = {.name = name + "gate_up", .rows = 2 * f, .cols = c_.width, .expert = {}};
         w.down = {.name = name + "down", .rows = c_.width, .cols = f, .expert = {}};
         const bool fused = checkpoint_.find(prefix + "gate_up_proj") != Checkpoint::kNone;
+        for (const char* suffix : {"_packed", "_blocks", ".weight", ".weight_packed"})
+            if (const uint32_t i = checkpoint_.find(prefix + "gate_up_proj" + suffix); i != Checkpoint::kNone)
+                FAIL(model,
+                     "{}: quantized experts stacked in one tensor are not read; expected {}0.gate_proj and so on, as "
+                     "compressed-tensors, ModelOpt and Qwen's FP8 releases have them",
+                     checkpoint_.where(i), prefix);
         std::vector<WeightSegment> gate_up, down;
         if (fused) {
             gate_up = read_stacked(checkpoint_, prefix + "gate_up_proj", c_.experts, 2 * f, c_.width, use_);

@@ -137,18 +137,22 @@ def text_config(folder):
     return config
 
 
+def model_class(config):
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
+
+    return Qwen3_5MoeForCausalLM if config.model_type.startswith("qwen3_5_moe") else Qwen3_5ForCausalLM
+
+
 def load(folder, device="cpu", dtype=torch.float32):
     """The checkpoint as the causal language model of its family on `device`, every parameter of `dtype` and filled from
     the files."""
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
-
     torch.set_float32_matmul_precision("highest")
     config = text_config(folder)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            model = (Qwen3_5MoeForCausalLM if "moe" in config.model_type else Qwen3_5ForCausalLM)(config).eval()
+            model = model_class(config)(config).eval()
     finally:
         torch.set_default_dtype(before)
     Source(folder, device).fill(model)

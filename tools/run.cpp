@@ -52,6 +52,8 @@ int cmd_run(int argc, char** argv) {
     const auto tools = read_tools(options.tools_file);
 
     LoadedModel loaded = load_and_start({.model = options.model,
+                                         .synthetic = options.synthetic,
+                                         .mix = options.mix,
                                          .gpu = options.gpu,
                                          .device = options.device,
                                          .threads = options.threads,

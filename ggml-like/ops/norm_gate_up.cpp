@@ -14,7 +14,8 @@ void run(const Node& node, cpu::Context& context) {
     if (y.shape[0] == 0) return;
     cpu::rms_norm(*node.inputs[0], *node.inputs[1], p.eps, h, context);
     cpu::GateUp pair{p.weight, {}, &y, {}};
-    pair.x = cpu::activation_rows(h, h.shape[0], h.shape[1], h.stride[0], cpu::has_nvfp4(*p.weight), context, 0);
+    pair.x =
+        cpu::activation_rows(h, h.shape[0], h.shape[1], h.stride[0], cpu::has_nvfp4(*p.weight), context, 0);
     for (int64_t t = 0; t < y.shape[0]; ++t) pair.to.push_back(t * y.stride[0]);
     cpu::gate_up({pair}, context);
 }
@@ -34,7 +35,8 @@ const Op kNormGateUp{"norm_gate_up", run, cost};
 Tensor* norm_gate_up(Graph& g, std::string_view name, Tensor* x, Tensor* norm, const Weight& w, float eps,
                      DType activation) {
     CHECK(x->rank == 2 && x->dtype == DType::F32 && x->contiguous() && x->shape[1] == w.cols,
-          "[norm_gate_up] {}: weight {} [{}, {}] does not fit x {}", name, w.name, w.rows, w.cols, describe(*x));
+          "[norm_gate_up] {}: weight {} [{}, {}] does not fit x {}", name, w.name, w.rows, w.cols,
+          describe(*x));
     CHECK(norm->rank == 1 && norm->dtype == DType::F32 && norm->shape[0] == w.cols,
           "[norm_gate_up] {}: norm {} does not fit x {}", name, describe(*norm), describe(*x));
     CHECK(w.segments.size() == 2 && w.segments[0].rows == w.segments[1].rows,

@@ -36,9 +36,11 @@ void few(Context& c, const Packed& w, const Tensor& x, const float* norm, float 
     const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
     for (int first = 0, n = 0; first < rows; first += n) {
         n = dense_rows_at_once<K>(c, rows - first, w.chunks);
-        const NormRows<K> prologue{x.as<float>() + static_cast<int64_t>(first) * w.cols, norm, w.cols, n, eps, {}};
+        const NormRows<K> prologue{
+            x.as<float>() + static_cast<int64_t>(first) * w.cols, norm, w.cols, n, eps, {}};
         const auto kernel = n <= 8 ? norm_gate_up_few<K, 1> : norm_gate_up_few<K, 2>;
-        const int bytes = n <= 8 ? dense_shared_bytes<K, 1>(n, w.chunks) : dense_shared_bytes<K, 2>(n, w.chunks);
+        const int bytes =
+            n <= 8 ? dense_shared_bytes<K, 1>(n, w.chunks) : dense_shared_bytes<K, 2>(n, w.chunks);
         launch(c, "norm_gate_up", kernel, grid, kThreads, bytes, part, w.chunks, prologue,
                y.as<bf16>() + first * y.stride[0], y.stride[0]);
     }
@@ -54,7 +56,9 @@ void norm_gate_up(const Node& node, Context& c) {
     const int rows = static_cast<int>(x.shape[0]);
     if (dense_takes(c, w, rows)) {
         const Kind kind = w.part[0].kind;
-        const auto run = kind == Kind::bf16 ? few<Kind::bf16> : kind == Kind::fp8 ? few<Kind::fp8> : few<Kind::nvfp4>;
+        const auto run = kind == Kind::bf16  ? few<Kind::bf16>
+                         : kind == Kind::fp8 ? few<Kind::fp8>
+                                             : few<Kind::nvfp4>;
         return run(c, w, x, norm.as<float>(), p.eps, y);
     }
     norm_rows(c, x.as<float>(), norm.as<float>(), rows, w.cols, p.eps, h.data);

@@ -1,4 +1,5 @@
-// linear_add, norm_linear, norm_gate_up and gated_norm_linear_add, against sums in double over weights decoded by the test.
+// linear_add, norm_linear, norm_gate_up and gated_norm_linear_add, against sums in double over weights
+// decoded by the test.
 #include <fmt/format.h>
 
 #include "ggml-like/error.h"
@@ -193,7 +194,8 @@ void norm_linear_forms(Device& device) {
     for (const Form form : kForms) check_norm_linear(device, 3, 272, 150, form, ++seed);
     check_norm_linear(device, 2, 2048, 80, Form::nvfp4, ++seed);
     for (const Form form : {Form::bf16, Form::f8_tensor, Form::nvfp4})  // the width of the 27B
-        for (const int64_t tokens : {1, 8, 10, 16, 20}) check_norm_linear(device, tokens, 5120, 40, form, ++seed);
+        for (const int64_t tokens : {1, 8, 10, 16, 20})
+            check_norm_linear(device, tokens, 5120, 40, form, ++seed);
 }
 
 // ---- norm_gate_up
@@ -213,7 +215,8 @@ Expected expect_gate_up(const Matrix& m, const std::vector<double>& h, double h_
             const size_t j = i + static_cast<size_t>(width);
             const double gate = both.value[i], up = both.value[j], silu = gate / (1 + std::exp(-gate));
             // exp is good to a few units in the last place
-            e.add(silu * up, 1.1 * both.bound[i] * (std::fabs(up) + both.bound[j]) + std::fabs(silu) * both.bound[j] +
+            e.add(silu * up, 1.1 * both.bound[i] * (std::fabs(up) + both.bound[j]) +
+                                 std::fabs(silu) * both.bound[j] +
                                  1e-6 * (1 + std::fabs(gate)) * std::fabs(up));
         }
     return e;
@@ -229,7 +232,8 @@ void check_gate_up(const Device& device, const GateUpCase& c, unsigned seed) {
     const Weight w = placed(device, m.weight, RowOrder::paired);
     Random random(seed);
     auto x = random.normals(c.tokens * c.cols), norm = random.normals(c.cols);
-    for (float& v : norm) v /= std::sqrt(static_cast<float>(c.cols));  // gates of about 1, where silu is no line
+    for (float& v : norm)
+        v /= std::sqrt(static_cast<float>(c.cols));  // gates of about 1, where silu is no line
     Guarded norm_memory(device, "norm", DType::F32, Place::weight, {c.cols});
     norm_memory.set(norm);
     const auto run = [&](int64_t begin, int64_t count) {
@@ -253,7 +257,8 @@ void norm_gate_up_cases(Device& device) {
     }
     for (const Form form : kForms) check_gate_up(device, {3, 272, 150, form}, ++seed);
     for (const Form form : {Form::bf16, Form::f8_row, Form::nvfp4})
-        for (const int64_t tokens : {1, 8, 10, 16, 20}) check_gate_up(device, {tokens, 5120, 24, form}, ++seed);
+        for (const int64_t tokens : {1, 8, 10, 16, 20})
+            check_gate_up(device, {tokens, 5120, 24, form}, ++seed);
 }
 
 // ---- gated_norm_linear_add

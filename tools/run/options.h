@@ -14,7 +14,8 @@ namespace quern {
 enum class When { automatic, always, never };
 
 struct RunOptions {
-    std::string model;  // empty: the demo checkpoint
+    std::string model;                    // empty: the demo checkpoint
+    std::string synthetic, mix = "aeon";  // random weights in place of a checkpoint
     GpuWish gpu = GpuWish::automatic;
     int device = 0;
     int threads = 0;
