@@ -153,10 +153,9 @@ struct GemmPlace {
 
 /// Blocks that run at the same time share weights (up to 16 token tiles) and activations.
 template <class S>
-__device__ __forceinline__ GemmPlace dense_place(const GemmTask& task) {
+__device__ __forceinline__ GemmPlace dense_place(const GemmTask& task, int id) {
     constexpr int kGroup = 16;
     const int token_tiles = (task.tokens + S::kTokens - 1) / S::kTokens;
-    const int id = static_cast<int>(blockIdx.x);
     const int group = id / (kGroup * task.row_blocks);
     const int within = id - group * kGroup * task.row_blocks;
     const int width = min(kGroup, token_tiles - group * kGroup);
@@ -169,11 +168,11 @@ __device__ __forceinline__ GemmPlace dense_place(const GemmTask& task) {
 
 /// The expert that owns tile `wanted` of the list of all experts' token tiles; whole warps only, same answer in each.
 template <class S>
-__device__ __forceinline__ GemmPlace grouped_place(const GemmTask& task) {
-    const int wanted = static_cast<int>(blockIdx.x) / task.row_blocks;
+__device__ __forceinline__ GemmPlace grouped_place(const GemmTask& task, int id) {
+    const int wanted = id / task.row_blocks;
     const int lane = threadIdx.x % 32;
     GemmPlace place{};
-    place.row_block = static_cast<int>(blockIdx.x) % task.row_blocks;
+    place.row_block = id % task.row_blocks;
     int before = 0;
     for (int e0 = 0; e0 < task.experts; e0 += 256) {
         // A lane takes 8 neighbours.
@@ -218,6 +217,17 @@ __device__ __forceinline__ GemmPlace grouped_place(const GemmTask& task) {
     return place;
 }
 
+/// Rows of x and y of token `n`, or of entry `n` of the experts' pairs.
+struct GemmRows {
+    int x, y;
+};
+__device__ __forceinline__ GemmRows rows_of(const GemmTask& task, int n) {
+    if (task.groups == nullptr) return {n, n};
+    const int pair = task.groups[task.experts + 1 + n];
+    const int token = pair / task.used;
+    return task.down ? GemmRows{pair, pair + token} : GemmRows{token, pair};
+}
+
 template <Kind K, class S>
 struct GemmBlock {
     const GemmTask& task;
@@ -245,7 +255,6 @@ struct GemmBlock {
 
     /// Which rows of x this thread copies, and where the tile's rows of y go.
     __device__ __forceinline__ void find_rows() {
-        const int* pairs = task.groups == nullptr ? nullptr : task.groups + task.experts + 1;
         const int row0 = static_cast<int>(threadIdx.x) / 8;
         wanted_loads = 0;
 #pragma unroll
@@ -253,21 +262,9 @@ struct GemmBlock {
             const int n = row0 + i * S::kLoadRows;
             if (n >= place.count) break;
             ++wanted_loads;
-            int row = place.first + n;
-            if (pairs != nullptr) {
-                row = pairs[row];
-                if (!task.down) row /= task.used;
-            }
-            x_row[i] = static_cast<uint32_t>(row) * static_cast<uint32_t>(task.ldx8);
+            x_row[i] = static_cast<uint32_t>(rows_of(task, place.first + n).x) * static_cast<uint32_t>(task.ldx8);
         }
-        for (int n = threadIdx.x; n < place.count; n += S::kThreads) {
-            int row = place.first + n;
-            if (pairs != nullptr) {
-                row = pairs[row];
-                if (task.down) row += row / task.used;
-            }
-            y_rows()[n] = row;
-        }
+        for (int n = threadIdx.x; n < place.count; n += S::kThreads) y_rows()[n] = rows_of(task, place.first + n).y;
     }
 
     __device__ __forceinline__ void copy_weights(int stage, int step) const {
@@ -405,39 +402,40 @@ __device__ __forceinline__ void march(const GemmBlock<K, S>& block, float (&acc)
 
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-/// Stores 4 (F32) or 8 (BF16) neighbours of a row, by 16 bytes where the place allows it.
-__device__ __forceinline__ void store_row(const GemmTask& task, const float* v, int64_t at, int64_t residual_at,
+/// Adds the residual and stores 8 neighbours of a row, of which `there` exist; by 16 bytes where the place allows it.
+__device__ __forceinline__ void store_row(const GemmTask& task, float (&v)[8], int64_t at, int64_t residual_at,
                                           int there) {
-    const int n = task.f32 ? 4 : 8;
+    if (task.residual != nullptr) {
+        const float* residual = task.residual + residual_at;
+        if (there >= 8 && reinterpret_cast<uintptr_t>(residual) % 16 == 0) {
+            const float4 r[2] = {reinterpret_cast<const float4*>(residual)[0], reinterpret_cast<const float4*>(residual)[1]};
+            v[0] += r[0].x, v[1] += r[0].y, v[2] += r[0].z, v[3] += r[0].w;
+            v[4] += r[1].x, v[5] += r[1].y, v[6] += r[1].z, v[7] += r[1].w;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] += i < there ? residual[i] : 0.0f;
+        }
+    }
     if (task.f32) {
         float* y = static_cast<float*>(task.y) + at;
-        const float* residual = task.residual == nullptr ? nullptr : task.residual + residual_at;
-        const bool wide = there >= n && reinterpret_cast<uintptr_t>(y) % 16 == 0 &&
-                          reinterpret_cast<uintptr_t>(residual) % 16 == 0;
-        if (wide) {
-            float4 out = *reinterpret_cast<const float4*>(v);
-            if (residual != nullptr) {
-                const float4 r = *reinterpret_cast<const float4*>(residual);
-                out = make_float4(out.x + r.x, out.y + r.y, out.z + r.z, out.w + r.w);
-            }
-            *reinterpret_cast<float4*>(y) = out;
+        if (there >= 8 && reinterpret_cast<uintptr_t>(y) % 16 == 0) {
+            reinterpret_cast<float4*>(y)[0] = make_float4(v[0], v[1], v[2], v[3]);
+            reinterpret_cast<float4*>(y)[1] = make_float4(v[4], v[5], v[6], v[7]);
         } else {
-            for (int i = 0; i < min(n, there); ++i) y[i] = v[i] + (residual == nullptr ? 0.0f : residual[i]);
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                if (i < there) y[i] = v[i];
         }
         return;
     }
     bf16* y = static_cast<bf16*>(task.y) + at;
-    float sum[8];
-    const float* residual = task.residual == nullptr ? nullptr : task.residual + residual_at;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) sum[i] = v[i] + (residual != nullptr && i < there ? residual[i] : 0.0f);
-    if (there >= n && reinterpret_cast<uintptr_t>(y) % 16 == 0) {
-        *reinterpret_cast<uint4*>(y) = make_uint4(pack_bf16(sum[0], sum[1]), pack_bf16(sum[2], sum[3]),
-                                                  pack_bf16(sum[4], sum[5]), pack_bf16(sum[6], sum[7]));
+    if (there >= 8 && reinterpret_cast<uintptr_t>(y) % 16 == 0) {
+        *reinterpret_cast<uint4*>(y) =
+            make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
     } else {
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-            if (i < there) y[i] = __float2bfloat16_rn(sum[i]);
+            if (i < there) y[i] = __float2bfloat16_rn(v[i]);
     }
 }
 
@@ -464,8 +462,7 @@ __device__ __forceinline__ void store_tile(const GemmBlock<K, S>& block, float (
     const int tile_rows = task.paired ? 8 : 16;
     const int row0 = tile0 * tile_rows;
     const int warp_rows = S::kWarpTiles * tile_rows;
-    const int per_lane = task.f32 ? 4 : 8;
-    const int lanes = warp_rows / per_lane;  // of one token: a power of two
+    const int lanes = warp_rows / 8;  // of one token: a power of two
 #pragma unroll
     for (int j = 0; j < S::kTokens / 16; ++j) {
         if (j * 16 >= block.place.count) break;
@@ -488,13 +485,18 @@ __device__ __forceinline__ void store_tile(const GemmBlock<K, S>& block, float (
                 }
         __syncwarp();
         for (int at = lane; at < 16 * lanes; at += 32) {
-            const int n = at / lanes, row = at % lanes * per_lane;
+            const int n = at / lanes, row = at % lanes * 8;
             const int token = j * 16 + n;
             const int there = task.rows - row0 - row;
             if (token >= block.place.count || there <= 0) continue;
             const int64_t y_row = block.y_rows()[token];
-            store_row(task, turn + n * kPitch + row, y_row * task.ldy + row0 + row,
-                      y_row * task.residual_ld + row0 + row, there);
+            float v[8];
+#pragma unroll
+            for (int i = 0; i < 8; i += 4) {
+                const float4 s = *reinterpret_cast<const float4*>(turn + n * kPitch + row + i);
+                v[i] = s.x, v[i + 1] = s.y, v[i + 2] = s.z, v[i + 3] = s.w;
+            }
+            store_row(task, v, y_row * task.ldy + row0 + row, y_row * task.residual_ld + row0 + row, there);
         }
     }
 }
@@ -534,13 +536,13 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm) gemm_kernel(cons
     const int steps = (task.chunks + S::kWarpsK - 1) / S::kWarpsK;
     const int primed = min(task.stages - 1, steps);
     if (task.groups == nullptr) {
-        block.place = dense_place<S>(task);
+        block.place = dense_place<S>(task, static_cast<int>(blockIdx.x));
         block.find_weights();
         for (int i = 0; i < primed; ++i) block.copy_weights(i, i);
         wait_for_predecessor();
     } else {
         wait_for_predecessor();
-        block.place = grouped_place<S>(task);
+        block.place = grouped_place<S>(task, static_cast<int>(blockIdx.x));
         if (block.place.count == 0) return;
         block.find_weights();
         for (int i = 0; i < primed; ++i) block.copy_weights(i, i);

@@ -3,7 +3,7 @@
 //   grid: (expert, token tile) slow, row block of the expert fast, so that blocks side by side share activations; the
 //   block finds its expert from the offsets in device memory. The grid is sized for the worst spread of tokens: blocks
 //   beyond the last tile leave at once.
-#include "ggml-like/cuda/gemm.cuh"
+#include "ggml-like/cuda/gemm_warpgroups.cuh"
 
 namespace quern::cuda {
 namespace {
@@ -11,10 +11,24 @@ namespace {
 using Few = GemmShape<8, 32, 2, 1, 4, false>;
 using Many = GemmShape<8, 128, 2, 1, 2, true>;
 
+/// On sm_90a: 128 rows, as many blocks an SM as hide each other's first copies.
+template <Kind K>
+using Handful = WarpgroupShape<16, K == Kind::nvfp4 ? 4 : 1, 3, 1, true>;
+template <Kind K>
+using Tall = WarpgroupShape<96, K == Kind::nvfp4 ? 2 : 1, 2, 1, true>;
+
 /// sum of ceil(n_e / size) can be no more than this.
 int64_t most_tiles(int64_t pairs, int experts, int size) {
     const int64_t owners = pairs < experts ? pairs : experts;
     return (pairs + owners * (size - 1)) / size;
+}
+
+template <Kind K>
+bool run_warpgroups(Context& context, const char* what, const GemmTask& task) {
+    const int64_t pairs = static_cast<int64_t>(task.tokens) * task.used;
+    if (pairs <= 8 * static_cast<int64_t>(task.experts))
+        return launch_warpgroups<K, Handful<K>>(context, what, task, most_tiles(pairs, task.experts, 16));
+    return launch_warpgroups<K, Tall<K>>(context, what, task, most_tiles(pairs, task.experts, 96));
 }
 
 void run_experts(Context& context, const char* what, const PackedExperts& w, GemmTask task) {
@@ -26,6 +40,8 @@ void run_experts(Context& context, const char* what, const PackedExperts& w, Gem
     task.cols = w.cols;
     task.expert_bytes = w.expert_bytes;
     task.experts = w.count;
+    if (w.kind == Kind::bf16 && run_warpgroups<Kind::bf16>(context, what, task)) return;
+    if (w.kind == Kind::nvfp4 && run_warpgroups<Kind::nvfp4>(context, what, task)) return;
     if (pairs <= 20 * static_cast<int64_t>(w.count))
         launch_gemm<Few>(context, w.kind, what, task, most_tiles(pairs, w.count, Few::kTokens));
     else

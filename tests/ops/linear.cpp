@@ -129,6 +129,17 @@ void linear_add_wide(Device& device) {
             check_linear_add(device, {tokens, 17408, {24}, {form}}, 500 + static_cast<unsigned>(tokens));
 }
 
+/// Shapes that GPU kernels cut into large tiles, or share among blocks along the columns.
+void linear_add_large(Device& device) {
+    unsigned seed = 300;
+    for (const Form form : {Form::bf16, Form::nvfp4}) {
+        check_linear_add(device, {260, 336, {7700}, {form}}, ++seed);
+        check_linear_add(device, {100, 336, {7700}, {form}}, ++seed);
+        check_linear_add(device, {40, 1040, {70}, {form}}, ++seed);
+        check_linear_add(device, {40, 272, {70}, {form}}, ++seed);
+    }
+}
+
 // ---- norm_linear
 
 std::vector<double> run_norm_linear(const Device& device, const Weight& w, const Tensor& norm,
@@ -320,6 +331,7 @@ void gated_norm_linear_add_cases(Device& device) {
 }  // namespace
 
 DEVICE_TEST_CASE("linear_add in every form, alone and in a batch", linear_add_forms)
+DEVICE_TEST_CASE("linear_add: many rows and many columns", linear_add_large)
 DEVICE_TEST_CASE("linear_add: stacked segments keep their own formats and scales", linear_add_segments)
 DEVICE_TEST_CASE("linear_add: rows wider than shared memory", linear_add_wide)
 DEVICE_TEST_CASE("norm_linear: norm, product, one rounding", norm_linear_forms)

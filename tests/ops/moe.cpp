@@ -215,6 +215,8 @@ void moe_forms(Device& device) {
     check_case(device, {33, 32, 32, 16, 4, 3, Form::nvfp4, Form::nvfp4}, ++seed);
     check_case(device, {3, 256, 144, 272, 20, 8, Form::nvfp4, Form::bf16}, ++seed);
     check_case(device, {130, 256, 144, 272, 20, 8, Form::nvfp4, Form::bf16}, ++seed);
+    for (const Form form : {Form::bf16, Form::nvfp4})  // few rows of each expert, more than a ring of columns
+        check_case(device, {40, 656, 208, 80, 24, 3, form, form}, ++seed);
 }
 
 }  // namespace
