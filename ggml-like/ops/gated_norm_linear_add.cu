@@ -37,7 +37,7 @@ void few(Context& c, const Packed& w, const Part& part, const Arguments& a) {
                                 static_cast<int>(a.o.shape[2]),
                                 rows,
                                 a.eps};
-    const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
+    const int grid = min(c.sms, dense_groups<K>(part.tiles, w.chunks));
     const auto kernel = rows <= 8 ? gated_norm_linear_add_few<K, 1> : gated_norm_linear_add_few<K, 2>;
     const int bytes = rows <= 8 ? dense_shared_bytes<K, 1>(rows, w.chunks) : dense_shared_bytes<K, 2>(rows, w.chunks);
     launch(c, "gated_norm_linear_add", kernel, grid, kThreads, bytes, part, w.chunks, prologue,

@@ -22,7 +22,7 @@ template <Kind K>
 void few(Context& c, const Packed& w, const Part& part, const Tensor& x, const Tensor& residual, Tensor& y) {
     const int rows = static_cast<int>(x.shape[0]);
     const PlainRows<K> prologue{x.as<bf16>(), x.stride[0], w.cols, rows};
-    const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
+    const int grid = min(c.sms, dense_groups<K>(part.tiles, w.chunks));
     const auto kernel = rows <= 8 ? linear_add_few<K, 1> : linear_add_few<K, 2>;
     const int bytes = rows <= 8 ? dense_shared_bytes<K, 1>(rows, w.chunks) : dense_shared_bytes<K, 2>(rows, w.chunks);
     launch(c, "linear_add", kernel, grid, kThreads, bytes, part, w.chunks, prologue, residual.as<float>(),

@@ -32,7 +32,7 @@ template <Kind K, typename Y>
 void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows, float eps,
          Tensor& y) {
     const NormRows<K> prologue{x, norm, w.cols, rows, eps, {}};
-    const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
+    const int grid = min(c.sms, dense_groups<K>(part.tiles, w.chunks));
     if (rows <= 8)
         launch(c, "norm_linear", norm_linear_few<K, 1, Y>, grid, kThreads, dense_shared_bytes<K, 1>(rows, w.chunks),
                part, w.chunks, prologue, y.as<Y>(), y.stride[0]);
