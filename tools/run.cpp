@@ -58,6 +58,7 @@ int cmd_run(int argc, char** argv) {
                                          .device = options.device,
                                          .threads = options.threads,
                                          .tokenizer = options.ids_file.empty(),
+                                         .dense = options.dense,
                                          .engine = engine_options(options),
                                          .verbose = options.verbose});
     RunContext context{options, *loaded.engine, signals, default_settings(*loaded.model), tools};

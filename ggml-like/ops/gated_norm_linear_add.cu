@@ -29,7 +29,7 @@ struct Arguments {
 template <Kind K>
 void few(Context& c, const Packed& w, const Part& part, const Arguments& a) {
     const int rows = static_cast<int>(a.o.shape[0]);
-    const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
+    const int grid = min(c.sms, dense_groups<K>(part.tiles, w.chunks));
     for (int first = 0, n = 0; first < rows; first += n) {
         n = dense_rows_at_once<K>(c, rows - first, w.chunks);
         const GatedRows<K> prologue{a.o.as<bf16>() + first * a.o.stride[0],

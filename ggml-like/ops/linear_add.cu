@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
 template <Kind K>
 void few(Context& c, const Packed& w, const Part& part, const Tensor& x, const Tensor& residual, Tensor& y) {
     const int rows = static_cast<int>(x.shape[0]);
-    const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
+    const int grid = min(c.sms, dense_groups<K>(part.tiles, w.chunks));
     for (int first = 0, n = 0; first < rows; first += n) {
         n = dense_rows_at_once<K>(c, rows - first, w.chunks);
         const PlainRows<K> prologue{x.as<bf16>() + first * x.stride[0], x.stride[0], w.cols, n};

@@ -33,7 +33,7 @@ template <Kind K>
 void few(Context& c, const Packed& w, const Tensor& x, const float* norm, float eps, Tensor& y) {
     const Part& part = w.part[0];  // paired order has one
     const int rows = static_cast<int>(x.shape[0]);
-    const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
+    const int grid = min(c.sms, dense_groups<K>(part.tiles, w.chunks));
     for (int first = 0, n = 0; first < rows; first += n) {
         n = dense_rows_at_once<K>(c, rows - first, w.chunks);
         const NormRows<K> prologue{

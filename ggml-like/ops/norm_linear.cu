@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
 template <Kind K, typename Y>
 void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows, float eps,
          Tensor& y) {
-    const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
+    const int grid = min(c.sms, dense_groups<K>(part.tiles, w.chunks));
     for (int first = 0, n = 0; first < rows; first += n) {
         n = dense_rows_at_once<K>(c, rows - first, w.chunks);
         const NormRows<K> prologue{x + static_cast<int64_t>(first) * w.cols, norm, w.cols, n, eps, {}};

@@ -149,6 +149,7 @@ void Builder::model() {
         [this](const std::string& v) { o_.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
     parser_.value("-ctk,--cache-type-k", "TYPE", "KV cache: auto, bf16, f16, f32; K and V have the same type",
                   [this](const std::string& v) { o_.kv_type = parse_kv_type(v, "-ctk"); });
+    parser_.value("--dense", "FORMAT", kDenseHelp, [this](const std::string& v) { o_.dense = parse_dense(v); });
     parser_.value("-ctv,--cache-type-v", "TYPE", "the same as -ctk",
                   [this](const std::string& v) { o_.kv_type = parse_kv_type(v, "-ctv"); });
 }

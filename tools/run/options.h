@@ -22,6 +22,7 @@ struct RunOptions {
     int64_t context = 0;
     int64_t step_tokens = 0;  // 0: what suits the backend
     std::string kv_type = "auto";
+    DenseFormat dense = DenseFormat::as_stored;
     int64_t cache_bytes = int64_t{1024} << 20;
 
     std::optional<std::string> prompt;  // "-": standard input

@@ -100,6 +100,7 @@ void add_model(ArgParser& p, ServeOptions& o) {
     for (const char* names : {"-ctk,--cache-type-k", "-ctv,--cache-type-v"})
         p.value(names, "TYPE", "KV cache: auto, bf16, f16, f32; K and V have the same type",
                 [&o](const std::string& v) { o.kv_type = v; });
+    p.value("--dense", "FORMAT", kDenseHelp, [&o](const std::string& v) { o.dense = parse_dense(v); });
     p.value("-cram,--cache-ram", "MiB",
             "memory for states of earlier prompts; default 8192, 0: none are kept",
             [&o](const std::string& v) { o.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
