@@ -222,15 +222,13 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("--dense: a checkpoint that is quantized already is told so") {
-        // all projections and the head in FP8
-        test::CountedBackend backend(1ll << 32);
-        const std::string text = message_of(
-            [&] {
-                load_model(kVectors + "real_heads/fp8_block", backend,
-                           {.tokenizer = false, .dense = DenseFormat::fp8});
-            },
-            ErrorKind::usage);
-        if (!text.empty()) CHECK(has(text, "quantized already"));
+        const auto load = [](const char* checkpoint) {
+            test::CountedBackend backend(1ll << 32);
+            load_model(kVectors + checkpoint, backend, {.tokenizer = false, .dense = DenseFormat::fp8});
+        };
+        // all in FP8 and NVFP4 but in_proj_a and in_proj_b; then with a head in BF16
+        CHECK(has(message_of([&] { load("mixed/modelopt_mixed"); }, ErrorKind::usage), "quantized already"));
+        CHECK_NOTHROW(load("odd_pattern/modelopt_xs"));
         CHECK(message_of([] { parse_dense("int8"); }, ErrorKind::usage) ==
               "--dense: expected fp8 or nvfp4, found 'int8'");
     }
