@@ -88,8 +88,10 @@ const char* dense_format_name(DenseFormat format) {
 }
 
 bool can_requantize(const Weight& w, DenseFormat format) {
-    return std::any_of(w.segments.begin(), w.segments.end(),
-                       [&](const WeightSegment& s) { return changes(s, format); });
+    int64_t bytes = 0;
+    for (const WeightSegment& s : w.segments)
+        if (changes(s, format)) bytes += s.bytes();
+    return 2 * bytes >= w.bytes() && bytes > 0;
 }
 
 Weight requantized_form(const Weight& w, DenseFormat format) {

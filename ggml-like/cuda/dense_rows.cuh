@@ -16,9 +16,10 @@ template <Kind K>
 constexpr int kPieceChunks = K == Kind::nvfp4 ? 2 : 1;
 template <Kind K>
 constexpr int kPieceBytes = kPieceChunks<K> * chunk_bytes(K);
-/// Pieces of a warp on their way. With 16 rows of 4096 activations only two of BF16 fit beside them.
+/// Pieces of a warp on their way: so many that a block takes more than half an SM's shared memory (two blocks of one
+/// kernel on one SM leave another SM idle). With 16 rows of 4096 activations fewer fit beside them.
 template <Kind K, int NT>
-constexpr int kPieces = K == Kind::bf16 ? (NT == 1 ? 3 : 2) : K == Kind::nvfp4 && NT == 2 ? 3 : 4;
+constexpr int kPieces = K == Kind::bf16 ? (NT == 1 ? 3 : 2) : K == Kind::fp8 ? (NT == 1 ? 6 : 4) : NT == 1 ? 6 : 3;
 
 template <Kind K>
 __host__ __device__ constexpr int pieces_for(int chunks) {
@@ -36,38 +37,43 @@ template <Kind K, int NT>
 __host__ __device__ constexpr int groups_together(int rows) {
     if (NT == 2) return 1;
     if (K == Kind::bf16) return rows <= 1 ? 8 : rows <= 2 ? 4 : 2;
-    return rows <= 4 ? 8 : 4;
+    return rows <= 4 ? 8 : 2;
 }
 
-/// The pieces of one warp, tile group after tile group.
+/// The pieces of one warp, tile group after tile group. Kept as running sums: a step is one chunk's worth of decoding, so
+/// that addresses made anew each time would show.
 template <Kind K>
 struct DenseSource {
-    const uint8_t* data;
-    int tiles, chunks;
     int split, part, steps;  // warps a tile, this warp's place among them, steps a tile
-    int tile, stride, step = 0;
+    const uint8_t* from;     // the next piece, at this lane's 16 bytes
+    int chunk, tile, chunks, tiles;
+    int first, end;          // chunks of the first step and after the last
+    int tile_step;
+    int64_t tile_jump;       // bytes from the end of a tile's steps to the next tile's first
 
-    __device__ DenseSource(const Part& p, int chunk_count, int warp) : data(p.data), tiles(p.tiles), chunks(chunk_count) {
+    __device__ DenseSource(const Part& p, int chunk_count, int warp, int lane) : chunks(chunk_count), tiles(p.tiles) {
         const int pieces = pieces_for<K>(chunks);
         split = warps_per_tile(pieces);
         part = warp & (split - 1);
         steps = (pieces + split - 1) / split;
         const int group = kWarps / split;
         tile = blockIdx.x * group + warp / split;
-        stride = gridDim.x * group;
+        tile_step = gridDim.x * group;
+        chunk = first = part * kPieceChunks<K>;
+        end = first + steps * split * kPieceChunks<K>;
+        from = p.data + (static_cast<int64_t>(tile) * chunks + chunk) * chunk_bytes(K) + 16 * lane;
+        tile_jump = (static_cast<int64_t>(tile_step) * chunks - (end - first)) * chunk_bytes(K);
     }
-    /// Null for a step without a piece. `whole` false: a piece of fewer chunks, at the end of a tile.
-    __device__ __forceinline__ const uint8_t* next(bool& whole) {
-        const int chunk = (part + step * split) * kPieceChunks<K>;
-        whole = chunk + kPieceChunks<K> <= chunks;
-        const uint8_t* from = tile < tiles && chunk < chunks
-                                  ? data + (static_cast<int64_t>(tile) * chunks + chunk) * chunk_bytes(K)
-                                  : nullptr;
-        if (++step == steps) {
-            step = 0;
-            tile += stride;
-        }
-        return from;
+    /// Some steps have no piece, and the last piece of a tile may be one chunk short.
+    __device__ __forceinline__ bool has_piece() const { return tile < tiles && chunk < chunks; }
+    __device__ __forceinline__ bool has_whole_piece() const { return chunk + kPieceChunks<K> <= chunks; }
+    __device__ __forceinline__ void advance() {
+        chunk += split * kPieceChunks<K>;
+        from += split * kPieceBytes<K>;
+        if (chunk != end) return;
+        chunk = first;
+        tile += tile_step;
+        from += tile_jump;
     }
 };
 
@@ -75,7 +81,7 @@ struct DenseSource {
 template <Kind K, int NT>
 struct DenseRing {
     uint8_t* base;  // of this warp
-    int stage = 0;
+    int at = 0;     // bytes: the current piece
 
     static constexpr int kBytes = kPieces<K, NT> * kPieceBytes<K>;
 
@@ -83,33 +89,32 @@ struct DenseRing {
 
     __device__ __forceinline__ void fill(DenseSource<K>& source, int lane) {
 #pragma unroll
-        for (int i = 0; i < kPieces<K, NT>; ++i) request(source, i, lane);
+        for (int i = 0; i < kPieces<K, NT>; ++i) request(source, i * kPieceBytes<K>, lane);
     }
     /// Waits for the current step's piece.
     __device__ __forceinline__ const uint8_t* wait() {
         wait_copies<kPieces<K, NT> - 1>();
         if constexpr (K != Kind::bf16) __syncwarp();  // parts were copied by other lanes
-        return base + stage * kPieceBytes<K>;
+        return base + at;
     }
     /// Gives the piece's place to the next copy.
     __device__ __forceinline__ void release(DenseSource<K>& source, int lane) {
         if constexpr (K != Kind::bf16) __syncwarp();
-        request(source, stage, lane);
-        stage = stage + 1 == kPieces<K, NT> ? 0 : stage + 1;
+        request(source, at, lane);
+        at = at + kPieceBytes<K> == kBytes ? 0 : at + kPieceBytes<K>;
     }
 
   private:
-    __device__ __forceinline__ void request(DenseSource<K>& source, int at, int lane) {
-        bool whole;
-        const uint8_t* from = source.next(whole);
-        if (from != nullptr) {
-            uint8_t* to = base + at * kPieceBytes<K>;
-            const int bytes = whole ? kPieceBytes<K> : chunk_bytes(K);
+    __device__ __forceinline__ void request(DenseSource<K>& source, int place, int lane) {
+        const bool any = source.has_piece(), whole = any && source.has_whole_piece();
+        uint8_t* to = base + place + 16 * lane;
 #pragma unroll
-            for (int offset = 0; offset < kPieceBytes<K>; offset += 512)
-                if ((offset + 512 <= chunk_bytes(K)) || offset + 16 * lane < bytes)
-                    copy_async16(to + offset + 16 * lane, from + offset + 16 * lane);
+        for (int offset = 0; offset < kPieceBytes<K>; offset += 512) {
+            const bool in_first = offset + 512 <= chunk_bytes(K) || offset + 16 * lane < chunk_bytes(K);
+            const bool in_piece = offset + 512 <= kPieceBytes<K> || offset + 16 * lane < kPieceBytes<K>;
+            if ((any && in_first) || (whole && in_piece)) copy_async16(to + offset, source.from + offset);
         }
+        source.advance();
         commit_copies();
     }
 };
@@ -181,7 +186,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int row
     float* sums = reinterpret_cast<float*>(h + rows * stride);
 
     allow_successor();
-    DenseSource<K> source(part, chunks, warp);
+    DenseSource<K> source(part, chunks, warp, lane);
     const int split = source.split, mine = source.part, steps = source.steps, group = kWarps / split;
     DenseRing<K, NT> ring(shared, warp);
     ring.fill(source, lane);

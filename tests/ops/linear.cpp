@@ -7,6 +7,7 @@
 #include "ggml-like/ops/linear_add.h"
 #include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
+#include "ggml-like/requantize.h"
 #include "ops/harness.h"
 #include "ops/weights.h"
 
@@ -137,6 +138,46 @@ void linear_add_large(Device& device) {
         check_linear_add(device, {100, 336, {7700}, {form}}, ++seed);
         check_linear_add(device, {40, 1040, {70}, {form}}, ++seed);
         check_linear_add(device, {40, 272, {70}, {form}}, ++seed);
+    }
+}
+
+/// So many rows that a block of a GPU kernel has many tile groups, some of them finished together.
+void linear_add_tall(Device& device) {
+    const int64_t rows = device.exact() ? 500 : 19237;
+    unsigned seed = 350;
+    for (const Form form : {Form::bf16, Form::f8_row, Form::nvfp4}) {
+        check_linear_add(device, {1, 1040, {rows}, {form}}, ++seed);
+        for (const int64_t tokens : {1, 2, 5, 8, 16}) check_linear_add(device, {tokens, 272, {rows / 3}, {form}}, ++seed);
+        check_linear_add(device, {8, 1040, {rows / 3}, {form}}, ++seed);
+        check_linear_add(device, {16, 2048, {rows / 9}, {form}}, ++seed);
+        check_linear_add(device, {3, 4096, {rows / 9}, {form}}, ++seed);
+    }
+}
+
+/// Requantized bytes take the place of what was there.
+void place_again(Device& device) {
+    WeightStore store(21);
+    Matrix m = random_matrix(store, {Form::bf16, Form::bf16}, {40, 8}, 144);
+    Weight stored = m.weight;
+    device.backend->place_apart(stored, RowOrder::stacked);
+    Random random(21);
+    const auto x = device.rounded(random.normals(3 * 144)), residual = random.normals(3 * 48);
+    const LinearCase c{3, 144, {40, 8}, {Form::bf16, Form::bf16}};
+    check_close(device, run_linear_add(device, stored, c, x, residual), expect_add(m, doubles(x), residual, 0));
+    for (const DenseFormat format : {DenseFormat::fp8, DenseFormat::nvfp4}) {
+        Weight changed = requantized_form(m.weight, format);
+        const auto memory = requantize(m.weight, changed, 2);
+        Matrix expected{changed, {}};
+        std::vector<float> row(144);
+        for (int64_t r = 0; r < 48; ++r) {
+            dequantize_row(changed, r, row.data());
+            expected.values.insert(expected.values.end(), row.begin(), row.end());
+        }
+        changed.placed = stored.placed;
+        device.backend->place_apart(changed, RowOrder::stacked);
+        stored = changed;
+        check_close(device, run_linear_add(device, stored, c, x, residual),
+                    expect_add(expected, doubles(x), residual, 0));
     }
 }
 
@@ -332,6 +373,8 @@ void gated_norm_linear_add_cases(Device& device) {
 
 DEVICE_TEST_CASE("linear_add in every form, alone and in a batch", linear_add_forms)
 DEVICE_TEST_CASE("linear_add: many rows and many columns", linear_add_large)
+DEVICE_TEST_CASE("linear_add: few activations, many tiles a block", linear_add_tall)
+DEVICE_TEST_CASE("linear_add: a weight placed again in FP8 and NVFP4", place_again)
 DEVICE_TEST_CASE("linear_add: stacked segments keep their own formats and scales", linear_add_segments)
 DEVICE_TEST_CASE("linear_add: rows wider than shared memory", linear_add_wide)
 DEVICE_TEST_CASE("norm_linear: norm, product, one rounding", norm_linear_forms)

@@ -26,10 +26,9 @@ LikelyTokens likely_tokens(std::span<const float> logits);
 double divergence(const LikelyTokens& p, std::span<const float> logits);
 
 struct DenseCost {
-    /// More than this, and the model that answers is another one: 0.05 nats are 5 % of perplexity, about what four
-    /// bits instead of eight cost a whole model, and one token in ten is what sampling at temperature 0 shows as
-    /// another text within a line.
-    static constexpr double kMostMeanKl = 0.05, kLeastAgreement = 0.9;
+    /// Beyond this it is another model that answers: 0.1 nats are about 10 % of perplexity, and at one token in seven
+    /// greedy answers part within a line.
+    static constexpr double kMostMeanKl = 0.1, kLeastAgreement = 0.85;
 
     int64_t tokens = 0;                         // compared
     double kl_mean = 0, kl_p99 = 0, kl_max = 0;  // nats a token
