@@ -1,4 +1,4 @@
-// quern: runs Qwen3.6-MoE NVFP4 checkpoints. This file is the table of subcommands and the last catch.
+// quern: runs Qwen3.6 NVFP4 checkpoints. This file is the table of subcommands and the last catch.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -30,7 +30,7 @@ constexpr Command kCommands[] = {
 
 std::string help() {
     std::string out =
-        "quern " QUERN_VERSION ": runs Qwen3.6-MoE NVFP4 checkpoints\n\nUsage: quern COMMAND [FLAGS]\n\n";
+        "quern " QUERN_VERSION ": runs Qwen3.6 NVFP4 checkpoints\n\nUsage: quern COMMAND [FLAGS]\n\n";
     for (const Command& command : kCommands) out += fmt::format("  {:18}{}\n", command.name, command.summary);
     return out + "\nquern COMMAND --help lists the flags. First try: quern run\n";
 }

@@ -59,6 +59,9 @@ class Backend {
     /// random values of sensible size, the same ones for the same name.
     virtual void place_weight(Weight& weight, RowOrder order) = 0;
     virtual void place_experts(ExpertWeights& experts, RowOrder order) = 0;
+    /// As place_weight, but in memory outside of what was reserved, which is given back when the weight is placed
+    /// apart again with other segments: no plan that read it may run after that. Reads the segments before it returns.
+    virtual void place_apart(Weight& weight, RowOrder order) = 0;
     /// After the last placed weight: waits for uploads and gives their buffers back.
     virtual void weights_complete() = 0;
 

@@ -73,6 +73,7 @@ class CpuBackend final : public Backend {
     void place_experts(ExpertWeights& experts, RowOrder order) override {
         for (Weight& w : experts.expert) place_weight(w, order);
     }
+    void place_apart(Weight& weight, RowOrder order) override { place_weight(weight, order); }
     void weights_complete() override {}
     bool captures() const override { return false; }
     void prepare(Plan&) override {}
@@ -123,6 +124,10 @@ class CpuBackend final : public Backend {
             const int64_t blocks = (s.rows + 127) / 128 * ((s.cols + 127) / 128);
             auto& scales = words(blocks * 4);
             std::fill_n(reinterpret_cast<float*>(scales.data()), blocks, 0.01f / std::sqrt(static_cast<float>(s.cols)));
+            s.scale = scales.data();
+        } else if (s.scale_kind == ScaleKind::per_row) {
+            auto& scales = words(s.rows * 4);
+            std::fill_n(reinterpret_cast<float*>(scales.data()), s.rows, 0.01f / std::sqrt(static_cast<float>(s.cols)));
             s.scale = scales.data();
         }
     }

@@ -25,6 +25,7 @@
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
 #include "ggml-like/ops/moe_route.h"
+#include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
 
 namespace quern {
@@ -56,6 +57,7 @@ Launch launch_of(const Op* op) {
     static const std::map<const Op*, Launch> kTable{
         {&kEmbed, cuda::embed},
         {&kNormLinear, cuda::norm_linear},
+        {&kNormGateUp, cuda::norm_gate_up},
         {&kLinearAdd, cuda::linear_add},
         {&kConvGatedDeltaNet, cuda::conv_gated_delta_net},
         {&kGatedAttention, cuda::gated_attention},
@@ -84,6 +86,12 @@ struct Block {
     int64_t bytes, used = 0;
 };
 
+/// A weight in memory of its own.
+struct Apart {
+    cuda::Packed packed;
+    std::vector<std::shared_ptr<void>> memory;
+};
+
 class CudaBackend final : public Backend {
   public:
     explicit CudaBackend(int device) {
@@ -100,6 +108,7 @@ class CudaBackend final : public Backend {
     ~CudaBackend() override {
         cudaStreamSynchronize(context_.stream);
         uploader_.reset();
+        apart_.clear();
         for (const Block& block : weights_) cudaFree(block.memory);
         cudaFree(context_.counters);
         cudaStreamDestroy(context_.stream);
@@ -161,6 +170,23 @@ class CudaBackend final : public Backend {
     }
     void place_experts(ExpertWeights& experts, RowOrder order) override {
         experts.placed = &experts_.emplace_back(cuda::place_experts(experts, order, *uploader_, allocator()));
+    }
+    void place_apart(Weight& weight, RowOrder order) override {
+        if (const auto old = apart_.find(weight.placed); old != apart_.end()) {
+            synchronize();
+            apart_.erase(old);
+        }
+        auto apart = std::make_unique<Apart>();
+        const auto allocate = [&](int64_t bytes, const char* what) {
+            void* memory = alloc(bytes, what);
+            apart->memory.emplace_back(memory, [](void* m) { cudaFree(m); });
+            zero_now(memory, bytes);
+            return memory;
+        };
+        apart->packed = cuda::place_weight(weight, order, *uploader_, allocate);
+        uploader_->flush();
+        weight.placed = &apart->packed;
+        apart_[weight.placed] = std::move(apart);
     }
     void weights_complete() override {
         uploader_->finish();
@@ -224,9 +250,13 @@ class CudaBackend final : public Backend {
     Block& add_block(int64_t bytes, const char* what) {
         auto* memory = static_cast<std::byte*>(alloc(bytes, what));
         weights_.push_back({memory, bytes});
-        CUDA_CHECK(cudaMemset(memory, 0, static_cast<size_t>(bytes)));  // padding of packed weights
-        CUDA_CHECK(cudaDeviceSynchronize());
+        zero_now(memory, bytes);
         return weights_.back();
+    }
+    /// For the padding of packed weights.
+    static void zero_now(void* memory, int64_t bytes) {
+        CUDA_CHECK(cudaMemset(memory, 0, static_cast<size_t>(bytes)));
+        CUDA_CHECK(cudaDeviceSynchronize());
     }
     void* take(int64_t bytes, const char* what) {
         const int64_t size = (bytes + cuda::kWeightAlignment - 1) / cuda::kWeightAlignment * cuda::kWeightAlignment;
@@ -246,6 +276,7 @@ class CudaBackend final : public Backend {
     std::deque<cuda::Packed> packed_;
     std::deque<cuda::PackedExperts> experts_;
     std::vector<Block> weights_;
+    std::map<const void*, std::unique_ptr<Apart>> apart_;  // by what Weight::placed points to
 };
 
 }  // namespace

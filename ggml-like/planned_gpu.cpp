@@ -35,6 +35,7 @@ class PlannedGpu final : public Backend {
     void reserve_weights(int64_t) override { refuse(); }
     void place_weight(Weight&, RowOrder) override { refuse(); }
     void place_experts(ExpertWeights&, RowOrder) override { refuse(); }
+    void place_apart(Weight&, RowOrder) override { refuse(); }
     void weights_complete() override { refuse(); }
     void prepare(Plan&) override { refuse(); }
     void run(Plan&) override { refuse(); }

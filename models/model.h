@@ -11,6 +11,7 @@
 #include "ggml-like/backend.h"
 #include "ggml-like/graph.h"
 #include "ggml-like/ops/batch.h"
+#include "ggml-like/requantize.h"
 
 namespace quern {
 
@@ -65,12 +66,12 @@ struct BuiltGraph {
 
 struct ModelInfo {
     std::string name;          // directory or repo name
-    std::string architecture;  // "qwen3_5_moe"
+    std::string architecture;  // model_type: "qwen3_5_moe", or "qwen3_5", which is dense
     std::string formats;       // "NVFP4 + BF16"
     int64_t layers = 0;
     int64_t attention_layers = 0;
     int64_t width = 0;
-    int64_t experts = 0;
+    int64_t experts = 0;  // 0: dense
     int64_t experts_used = 0;
     int64_t vocab_rows = 0;  // rows of the head
     int64_t vocab = 0;       // ids that may be sampled: the tokenizer's, else vocab_rows
@@ -78,6 +79,7 @@ struct ModelInfo {
     int64_t parameters = 0;
     int64_t weight_bytes = 0;  // text model, as stored
     int64_t token_bytes = 0;   // weights read for one decoded token
+    DenseFormat dense = DenseFormat::as_stored;  // what LoadOptions::dense asked for
 };
 
 /// From generation_config.json; what a field's absence leaves at its neutral value is not `given`.
@@ -100,6 +102,9 @@ struct LoadOptions {
     bool tokenizer = true;  // false: token ids only
     std::string text_from;  // synthetic weights: the directory whose tokenizer they get; empty: none
     bool weights = true;    // false: they are neither read nor placed; the model can be planned for, not run
+    /// Format for the attention and DeltaNet projections and the head where they are stored in 16 or 32 bits. Throws
+    /// Error(usage) if none of them is. Random weights are made in it.
+    DenseFormat dense = DenseFormat::as_stored;
     std::function<void(const LoadProgress&)> progress;
     /// Called when everything but the weights' data is known and checked: what throws here has read no weights.
     std::function<void(const Model&)> before_weights;
@@ -107,7 +112,7 @@ struct LoadOptions {
 
 /// What a part of the model's weights is for, and how much of it one decoded token reads. One of the pointers is set.
 struct WeightUse {
-    const char* group;  // "attention", "DeltaNet", "routed experts", "shared experts", "router", "embedding", ...
+    const char* group;  // "attention", "DeltaNet", "routed experts", "shared experts", "router", "MLP", "embedding", ...
     const Weight* matrix = nullptr;
     const ExpertWeights* experts = nullptr;
     const Tensor* vector = nullptr;
@@ -136,6 +141,12 @@ class Model {
     virtual uint64_t digest() const = 0;
     /// Every weight, in the order of placing within each layer.
     virtual std::vector<WeightUse> weight_uses() const = 0;
+    /// Bytes that the backend needs for the weights as stored beyond those for LoadOptions::dense.
+    virtual int64_t extra_bytes_as_stored() const = 0;
+    /// A checkpoint loaded with LoadOptions::dense first runs as it is stored, so that both can be compared (info()
+    /// tells of the other form from the beginning). Changes it, matrix by matrix; what was built before may not run
+    /// any more. Throws Error(model) if a weight is not finite.
+    virtual void requantize(const std::function<void(const LoadProgress&)>& progress) = 0;
     virtual std::vector<StateSpec> state_specs(const StateOptions& options) const = 0;
     virtual BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const = 0;
 };

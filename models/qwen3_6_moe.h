@@ -1,8 +1,9 @@
-// Qwen3.6-MoE (model type qwen3_5_moe): configuration, weights with their shapes, and the model class.
+// Qwen3.6: configuration, weights with their shapes, and the model class. Two families share all but the second half of
+// a layer: a mixture of experts (model type qwen3_5_moe) or one dense MLP (model type qwen3_5).
 //
 // Letters: D model width, L layers, H heads, G kv heads, d head size, nk/nv key and value heads of the delta
-// rule, dk/dv their sizes, W convolution taps, E experts, K used experts, F expert width, Fs shared width, V
-// vocab rows. Source: Hugging Face transformers, models/qwen3_5_moe.
+// rule, dk/dv their sizes, W convolution taps, E experts, K used experts, F expert width, Fs shared width, M width of
+// the dense MLP, V vocab rows. Source: Hugging Face transformers, models/qwen3_5_moe and models/qwen3_5.
 #pragma once
 
 #include <deque>
@@ -29,12 +30,16 @@ struct Qwen36MoeConfig {
     float rope_theta = 0;
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
     int64_t conv_taps = 0;
-    int64_t experts = 0, experts_used = 0, expert_width = 0, shared_width = 0;
+    int64_t experts = 0, experts_used = 0, expert_width = 0, shared_width = 0;  // all 0 in the dense family
+    int64_t dense_width = 0;                                                     // M; 0 in the MoE family
     float eps = 1e-6f;
     int64_t context = 0;  // max_position_embeddings
     bool tied_head = false;
     std::vector<int32_t> eos_ids;  // of config.json; generation_config.json wins
 
+    bool dense() const { return dense_width > 0; }
+    /// model_type of the family: "qwen3_5_moe" or "qwen3_5".
+    const char* architecture() const { return dense() ? "qwen3_5" : "qwen3_5_moe"; }
     int64_t qkv_columns() const {
         return 2 * key_heads * int64_t{key_dim} + value_heads * int64_t{value_dim};
     }
@@ -68,11 +73,17 @@ struct MoeWeights {
     Weight shared_down;     // [D, Fs]
 };
 
+struct MlpWeights {
+    Weight gate_up;  // [2M, D]
+    Weight down;     // [D, M]
+};
+
 struct LayerWeights {
     Tensor input_norm, post_norm;  // F32 [D], 1 added
     AttentionWeights attention;    // one of these two is filled
     DeltaWeights delta;
-    MoeWeights moe;
+    MoeWeights moe;  // one of these two is filled, the same in all layers
+    MlpWeights mlp;
 };
 
 struct Qwen36MoeWeights {

@@ -1,4 +1,4 @@
-// config.json of Qwen3.6-MoE: which keys are read, their defaults (those of the reference class) and their
+// config.json of Qwen3.6: which keys are read, their defaults (those of the reference class) and their
 // limits.
 #include <cmath>
 #include <initializer_list>
@@ -59,16 +59,21 @@ class Fields {
     const std::string& file_;
 };
 
-void check_architecture(const Json& root, const std::string& file) {
-    const auto type = root.find("model_type");
-    const std::string found = type != root.end() && type->is_string() ? type->get<std::string>() : "";
-    if (found == "qwen3_5_moe" || found == "qwen3_5_moe_text") return;
-    if (found == "qwen3_5" || found == "qwen3_5_text")
-        FAIL(
-            model,
-            "{}: model_type '{}' is the dense Qwen3.6 family (27B); quern runs the MoE family, 'qwen3_5_moe'",
-            file, found);
-    FAIL(model, "{}: model_type should be 'qwen3_5_moe' (Qwen3.6-35B-A3B and its fine-tunes), but is {}",
+enum class Family : uint8_t { moe, dense };
+
+std::string model_type(const Json& level) {
+    const auto type = level.find("model_type");
+    return type != level.end() && type->is_string() ? type->get<std::string>() : "";
+}
+
+Family family_of(const Json& root, const std::string& file) {
+    const std::string found = model_type(root);
+    if (found == "qwen3_5_moe" || found == "qwen3_5_moe_text") return Family::moe;
+    if (found == "qwen3_5" || found == "qwen3_5_text") return Family::dense;
+    FAIL(model,
+         "{}: model_type should be 'qwen3_5_moe' (Qwen3.6-35B-A3B and its fine-tunes) or 'qwen3_5' "
+         "(Qwen3.6-27B, "
+         "dense), but is {}",
          file, found.empty() ? "missing" : fmt::format("'{}'", found));
 }
 
@@ -140,45 +145,67 @@ std::vector<int32_t> read_eos(const Fields& f, int64_t vocab_rows) {
     return ids;
 }
 
-}  // namespace
-
-Qwen36MoeConfig parse_qwen3_6_moe_config(const Json& root, const std::string& file) {
-    if (!root.is_object()) FAIL(model, "{}: should be a JSON object", file);
-    check_architecture(root, file);
-    const auto text = root.find("text_config");
-    if (text != root.end() && !text->is_object()) FAIL(model, "{}: 'text_config' should be an object", file);
-    const Fields f(text == root.end() ? root : *text, file);
-
-    f.must_be("hidden_act", "silu", "the only activation of this family");
-    f.must_be("attention_bias", false, "projections have no bias");
-    f.must_be("attn_output_gate", true, "attention outputs are gated");
-    f.must_be("norm_topk_prob", true, "expert weights are renormalised");
-    f.must_be("mlp_only_layers", Json::array(), "every layer has experts");
-    f.must_be("decoder_sparse_step", 1, "every layer has experts");
-
-    Qwen36MoeConfig c;
+/// What both families have; defaults that differ are given.
+void read_mixers(const Fields& f, Qwen36MoeConfig& c, bool dense) {
     constexpr int64_t kWide = 1 << 20;
     c.vocab_rows = f.integer("vocab_size", 248320, 1, 1 << 24);
-    c.width = f.integer("hidden_size", 2048, 1, kWide);
-    c.layers = f.integer("num_hidden_layers", 40, 1, 4096);
+    c.width = f.integer("hidden_size", dense ? 4096 : 2048, 1, kWide);
+    c.layers = f.integer("num_hidden_layers", dense ? 32 : 40, 1, 4096);
     c.heads = f.integer("num_attention_heads", 16, 1, 4096);
-    c.kv_heads = f.integer("num_key_value_heads", 2, 1, 4096);
+    c.kv_heads = f.integer("num_key_value_heads", dense ? 4 : 2, 1, 4096);
     c.head_dim = f.integer("head_dim", 256, 1, 4096);
     c.key_heads = static_cast<int>(f.integer("linear_num_key_heads", 16, 1, 4096));
     c.value_heads = static_cast<int>(f.integer("linear_num_value_heads", 32, 1, 4096));
     c.key_dim = static_cast<int>(f.integer("linear_key_head_dim", 128, 1, 4096));
     c.value_dim = static_cast<int>(f.integer("linear_value_head_dim", 128, 1, 4096));
     c.conv_taps = f.integer("linear_conv_kernel_dim", 4, 2, 64);
-    c.experts = f.integer("num_experts", 256, 1, 1 << 16);
-    c.experts_used = f.integer("num_experts_per_tok", 8, 1, c.experts);
-    c.expert_width = f.integer("moe_intermediate_size", 512, 1, kWide);
-    c.shared_width = f.integer("shared_expert_intermediate_size", 512, 1, kWide);
     c.eps = static_cast<float>(f.number("rms_norm_eps", 1e-6, 0, 1));
     c.context = f.integer("max_position_embeddings", 32768, 1, 1 << 28);
     must_divide(f, "num_attention_heads", c.heads, "num_key_value_heads", c.kv_heads);
     must_divide(f, "linear_num_value_heads", c.value_heads, "linear_num_key_heads", c.key_heads);
     c.full_attention = layer_kinds(f, c.layers);
     read_rope(f, c);
+}
+
+void read_experts(const Fields& f, Qwen36MoeConfig& c) {
+    constexpr int64_t kWide = 1 << 20;
+    f.must_be("norm_topk_prob", true, "expert weights are renormalised");
+    f.must_be("mlp_only_layers", Json::array(), "every layer has experts");
+    f.must_be("decoder_sparse_step", 1, "every layer has experts");
+    c.experts = f.integer("num_experts", 256, 1, 1 << 16);
+    c.experts_used = f.integer("num_experts_per_tok", 8, 1, c.experts);
+    c.expert_width = f.integer("moe_intermediate_size", 512, 1, kWide);
+    c.shared_width = f.integer("shared_expert_intermediate_size", 512, 1, kWide);
+}
+
+void read_dense_mlp(const Fields& f, Qwen36MoeConfig& c) {
+    if (const Json* experts = f.find("num_experts"); experts != nullptr && *experts != 0)
+        f.fail("num_experts", "absent (model_type says that the model is dense)", *experts);
+    c.dense_width = f.integer("intermediate_size", 12288, 1, 1 << 20);
+}
+
+}  // namespace
+
+Qwen36MoeConfig parse_qwen3_6_moe_config(const Json& root, const std::string& file) {
+    if (!root.is_object()) FAIL(model, "{}: should be a JSON object", file);
+    const bool dense = family_of(root, file) == Family::dense;
+    const auto text = root.find("text_config");
+    if (text != root.end() && !text->is_object()) FAIL(model, "{}: 'text_config' should be an object", file);
+    const Fields f(text == root.end() ? root : *text, file);
+    if (text != root.end() && !model_type(*text).empty() &&
+        (family_of(*text, file) == Family::dense) != dense)
+        FAIL(model, "{}: model_type is '{}', but that of text_config is '{}'; were two configurations mixed?",
+             file, model_type(root), model_type(*text));
+
+    f.must_be("hidden_act", "silu", "the only activation of this family");
+    f.must_be("attention_bias", false, "projections have no bias");
+    f.must_be("attn_output_gate", true, "attention outputs are gated");
+    Qwen36MoeConfig c;
+    read_mixers(f, c, dense);
+    if (dense)
+        read_dense_mlp(f, c);
+    else
+        read_experts(f, c);
 
     const auto tied = [](const Json& level) {
         const auto it = level.find("tie_word_embeddings");

@@ -1,4 +1,4 @@
-// The forward pass of Qwen3.6-MoE: embed; per layer norm, mixer, residual, norm, MoE, residual; norm; head.
+// The forward pass of Qwen3.6: embed; per layer norm, mixer, residual, norm, MoE or MLP, residual; norm; head.
 #include <algorithm>
 
 #include "ggml-like/check.h"
@@ -11,6 +11,7 @@
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
 #include "ggml-like/ops/moe_route.h"
+#include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
 #include "models/qwen3_6_moe.h"
 
@@ -30,7 +31,7 @@ class Builder {
             g_.set_layer(layer_);
             const LayerWeights& w = w_.layers[static_cast<size_t>(layer_)];
             x = c_.full_attention[static_cast<size_t>(layer_)] ? attention_block(w, x) : delta_block(w, x);
-            x = moe_block(w, x);
+            x = c_.dense() ? mlp_block(w, x) : moe_block(w, x);
         }
         g_.set_layer(-1);
         Tensor* rows = gather_rows(g_, "logit_rows", x, batch_.logit_rows);
@@ -120,6 +121,13 @@ class Builder {
                          .groups = route.groups,
                          .residual = x},
                         w.down, w.shared_down);
+    }
+
+    /// x + one MLP that every token takes.
+    Tensor* mlp_block(const LayerWeights& layer, Tensor* x) {
+        const MlpWeights& w = layer.mlp;
+        Tensor* y = norm_gate_up(g_, name("mlp.gate_up"), x, g_.external(layer.post_norm), w.gate_up, c_.eps, act_);
+        return linear_add(g_, name("mlp.down"), y, w.down, x);
     }
 
     std::string name(const char* part) const { return fmt::format("L{}.{}", layer_, part); }

@@ -63,7 +63,10 @@ class Reader {
             w.attention = read_attention(prefix + "self_attn.", name + "attn.");
         else
             w.delta = read_delta(prefix + "linear_attn.", name + "gdn.");
-        w.moe = read_moe(prefix + "mlp.", name + "moe.");
+        if (c_.dense())
+            w.mlp = read_mlp(prefix + "mlp.", name + "mlp.");
+        else
+            w.moe = read_moe(prefix + "mlp.", name + "moe.");
         return w;
     }
 
@@ -116,12 +119,26 @@ class Reader {
         return w;
     }
 
+    MlpWeights read_mlp(const std::string& prefix, const std::string& name) {
+        const int64_t m = c_.dense_width;
+        MlpWeights w;
+        w.gate_up = stacked(name + "gate_up", {{prefix + "gate_proj", m}, {prefix + "up_proj", m}}, c_.width);
+        w.down = stacked(name + "down", {{prefix + "down_proj", c_.width}}, m);
+        return w;
+    }
+
     /// Experts come as one matrix each, or all in one stacked tensor.
     void read_experts(const std::string& prefix, const std::string& name, MoeWeights& w) {
         const int64_t f = c_.expert_width;
         w.gate_up = {.name = name + "gate_up", .rows = 2 * f, .cols = c_.width, .expert = {}};
         w.down = {.name = name + "down", .rows = c_.width, .cols = f, .expert = {}};
         const bool fused = checkpoint_.find(prefix + "gate_up_proj") != Checkpoint::kNone;
+        for (const char* suffix : {"_packed", "_blocks", ".weight", ".weight_packed"})
+            if (const uint32_t i = checkpoint_.find(prefix + "gate_up_proj" + suffix); i != Checkpoint::kNone)
+                FAIL(model,
+                     "{}: quantized experts stacked in one tensor are not read; expected {}0.gate_proj and so on, as "
+                     "compressed-tensors, ModelOpt and Qwen's FP8 releases have them",
+                     checkpoint_.where(i), prefix);
         std::vector<WeightSegment> gate_up, down;
         if (fused) {
             gate_up = read_stacked(checkpoint_, prefix + "gate_up_proj", c_.experts, 2 * f, c_.width, use_);

@@ -1,4 +1,4 @@
-// The Model of a Qwen3.6-MoE checkpoint: open, read, check, place, remember.
+// The Model of a Qwen3.6 checkpoint: open, read, check, place, remember.
 #include <algorithm>
 #include <set>
 #include <thread>
@@ -29,13 +29,17 @@ void for_each_dense(Layer& w, F&& f) {
     each("router", w.moe.router, RowOrder::stacked);
     each("shared experts", w.moe.shared_gate_up, RowOrder::paired);
     each("shared experts", w.moe.shared_down, RowOrder::stacked);
+    each("MLP", w.mlp.gate_up, RowOrder::paired);
+    each("MLP", w.mlp.down, RowOrder::stacked);
 }
 
-/// Hands a layer's weights to the backend in the row order that their ops read.
-void place_layer(LayerWeights& w, Backend& backend) {
-    for_each_dense(w, [&](const char*, Weight& dense, RowOrder order) { backend.place_weight(dense, order); });
-    backend.place_experts(w.moe.gate_up, RowOrder::paired);
-    backend.place_experts(w.moe.down, RowOrder::stacked);
+/// f(weight) for what LoadOptions::dense is about.
+template <typename F>
+void for_each_projection(Qwen36MoeWeights& weights, F&& f) {
+    for (LayerWeights& w : weights.layers)
+        for (Weight* p : {&w.attention.in_proj, &w.attention.out_proj, &w.delta.in_proj, &w.delta.out_proj})
+            if (*p) f(*p);
+    f(weights.head);
 }
 
 template <typename F>
@@ -72,9 +76,13 @@ class Qwen36Moe final : public Model {
         add_chat_end();
         std::string directory = checkpoint_->files().directory;
         while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
+        plan_requantizing(options.dense);
         summarize(directory.substr(directory.find_last_of('/') + 1));
         if (options.before_weights) options.before_weights(*this);
-        if (options.weights) check_and_place(options);
+        if (options.weights) {
+            for (Change& c : changes_) std::swap(*c.weight, c.other);
+            check_and_place(options);
+        }
         notes_.insert(notes_.end(), checkpoint_->notes().begin(), checkpoint_->notes().end());
         notes_.insert(notes_.end(), audit_.notes.begin(), audit_.notes.end());
     }
@@ -88,6 +96,8 @@ class Qwen36Moe final : public Model {
             .temperature = 1.0f, .top_p = 0.95f, .top_k = 20, .origin = "built in: synthetic weights"};
         if (options.tokenizer && !options.text_from.empty()) load_text_side(options.text_from);
         add_chat_end();
+        plan_requantizing(options.dense);
+        changes_.clear();  // nothing is stored: they are made in the new format
         summarize(fmt::format("synthetic {} ({})", name, mix));
         if (options.before_weights) options.before_weights(*this);
         if (options.weights) check_and_place(options);
@@ -103,8 +113,10 @@ class Qwen36Moe final : public Model {
         ContentHash hash;
         if (!checkpoint_) {  // the name says all of it
             hash.add(info_.name);
+            hash.add(static_cast<int64_t>(info_.dense));
             return hash.value();
         }
+        if (info_.dense != DenseFormat::as_stored) hash.add(static_cast<int64_t>(info_.dense));
         hash.add(checkpoint_->config_text());
         for (const CheckpointTensor& t : checkpoint_->tensors()) {
             hash.add(t.name);
@@ -120,14 +132,41 @@ class Qwen36Moe final : public Model {
             for_each_dense(layer, [&](const char* group, const Weight& w, RowOrder order) {
                 uses.push_back({.group = group, .matrix = &w, .order = order});
             });
+            if (config_.dense()) continue;
             uses.push_back(
                 {.group = "routed experts", .experts = &layer.moe.gate_up, .order = RowOrder::paired, .picked = used});
             uses.push_back({.group = "routed experts", .experts = &layer.moe.down, .picked = used});
         }
         uses.push_back({.group = "embedding", .matrix = &weights_.embedding, .picked = 1});
-        uses.push_back({.group = "head", .matrix = &weights_.head, .again = config_.tied_head});
+        uses.push_back({.group = "head", .matrix = &weights_.head, .again = head_is_embedding()});
         for_each_vector(weights_, [&](const Tensor& t) { uses.push_back({.group = "norms", .vector = &t}); });
         return uses;
+    }
+    int64_t extra_bytes_as_stored() const override {
+        int64_t extra = 0;
+        for (const Change& c : changes_) {
+            if (!c.shared) extra += backend_.placed_bytes(c.other, RowOrder::stacked);
+            extra -= backend_.placed_bytes(*c.weight, RowOrder::stacked);
+        }
+        return extra;
+    }
+    void requantize(const std::function<void(const LoadProgress&)>& progress) override {
+        LoadProgress done;
+        for (const Change& c : changes_) done.bytes_total += c.weight->bytes();
+        for (Change& c : changes_) {
+            auto memory = quern::requantize(*c.weight, c.other, check_threads());
+            if (!c.shared) c.other.placed = c.weight->placed;  // to be given back
+            done.bytes_done += c.weight->bytes();
+            *c.weight = std::move(c.other);
+            backend_.place_apart(*c.weight, RowOrder::stacked);
+            if (c.weight->placed == nullptr)
+                requantized_.push_back(std::move(memory));  // read where it is
+            else
+                for (WeightSegment& s : c.weight->segments) s.data = s.scale = nullptr;
+            if (progress) progress(done);
+        }
+        changes_.clear();
+        backend_.weights_complete();
     }
     std::vector<StateSpec> state_specs(const StateOptions& options) const override {
         return qwen3_6_moe_state(config_, options);
@@ -143,13 +182,57 @@ class Qwen36Moe final : public Model {
             notes_.push_back(std::move(note));
     }
 
+    /// A matrix of LoadOptions::dense: `other` is its new form, or after a swap what the checkpoint has.
+    struct Change {
+        Weight* weight;
+        Weight other;
+        bool shared;  // the head of a tied checkpoint: stored, it is the embedding's memory
+    };
+
+    /// From here to the load, weights have their new form, without data.
+    void plan_requantizing(DenseFormat format) {
+        info_.dense = format;
+        if (format == DenseFormat::as_stored) return;
+        for_each_projection(weights_, [&](Weight& w) {
+            if (!can_requantize(w, format)) return;
+            changes_.push_back({&w, requantized_form(w, format), &w == &weights_.head && config_.tied_head});
+            std::swap(w, changes_.back().other);
+        });
+        if (changes_.empty())
+            FAIL(usage,
+                 "--dense {}: the attention and DeltaNet projections and the head of this checkpoint are quantized "
+                 "already; leave it out",
+                 dense_format_name(format));
+    }
+    bool changed(const Weight& w) const {
+        return std::any_of(changes_.begin(), changes_.end(), [&](const Change& c) { return c.weight == &w; });
+    }
+    bool head_is_embedding() const {
+        return config_.tied_head && weights_.head.segments[0].dtype == weights_.embedding.segments[0].dtype;
+    }
+    static int check_threads() { return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u)); }
+
+    /// Hands a layer's weights to the backend in the row order that their ops read.
+    void place_layer(LayerWeights& w) {
+        for_each_dense(w, [&](const char*, Weight& dense, RowOrder order) { place(dense, order); });
+        if (w.moe.gate_up.expert.empty()) return;
+        backend_.place_experts(w.moe.gate_up, RowOrder::paired);
+        backend_.place_experts(w.moe.down, RowOrder::stacked);
+    }
+    void place(Weight& w, RowOrder order) {
+        if (changed(w))
+            backend_.place_apart(w, order);
+        else
+            backend_.place_weight(w, order);
+    }
+
     /// Reads every scale once and hands the weights to the backend, layer by layer so that progress can be
     /// told.
     void check_and_place(const LoadOptions& options) {
         reserve_memory();
         LoadProgress progress;
         std::vector<Weight*> ends = {&weights_.embedding};
-        if (!config_.tied_head) ends.push_back(&weights_.head);
+        if (!head_is_embedding()) ends.push_back(&weights_.head);
         std::vector<std::vector<Weight*>> groups;
         for (LayerWeights& layer : weights_.layers) {
             auto& group = groups.emplace_back();
@@ -159,18 +242,17 @@ class Qwen36Moe final : public Model {
         groups.push_back(ends);
         for (const auto& group : groups)
             for (const Weight* w : group) progress.bytes_total += w->bytes();
-        const int threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
         for (size_t i = 0; i < groups.size(); ++i) {
-            check(groups[i], threads);
+            check(groups[i], check_threads());
             if (i < weights_.layers.size())
-                place_layer(weights_.layers[i], backend_);
+                place_layer(weights_.layers[i]);
             else
-                for (Weight* w : ends) backend_.place_weight(*w, RowOrder::stacked);
+                for (Weight* w : ends) place(*w, RowOrder::stacked);
             for (const Weight* w : groups[i]) progress.bytes_done += w->bytes();
             if (options.progress) options.progress(progress);
         }
         backend_.weights_complete();
-        if (config_.tied_head) {
+        if (head_is_embedding()) {
             weights_.head = weights_.embedding;
             weights_.head.name = "head";
         }
@@ -180,7 +262,7 @@ class Qwen36Moe final : public Model {
     void reserve_memory() {
         int64_t bytes = 0;
         for (const WeightUse& use : weight_uses()) {
-            if (use.again || use.vector != nullptr) continue;
+            if (use.again || use.vector != nullptr || (use.matrix != nullptr && changed(*use.matrix))) continue;
             bytes += use.matrix != nullptr ? backend_.placed_bytes(*use.matrix, use.order)
                                            : backend_.placed_bytes(*use.experts, use.order);
         }
@@ -227,7 +309,7 @@ class Qwen36Moe final : public Model {
     void summarize(const std::string& name) {
         ModelInfo& i = info_;
         i.name = name;
-        i.architecture = "qwen3_5_moe";
+        i.architecture = config_.architecture();
         i.layers = config_.layers;
         i.attention_layers = std::count(config_.full_attention.begin(), config_.full_attention.end(), true);
         i.width = config_.width;
@@ -269,6 +351,8 @@ class Qwen36Moe final : public Model {
     GenerationDefaults generation_;
     ModelInfo info_;
     std::vector<std::string> notes_;
+    std::vector<Change> changes_;                            // still to be made
+    std::vector<std::unique_ptr<std::byte[]>> requantized_;  // that the backend reads in place
 };
 
 }  // namespace

@@ -81,7 +81,10 @@ class Generator {
             w.attention = attention(name + "attn.");
         else
             w.delta = delta(name + "gdn.");
-        w.moe = moe(name + "moe.");
+        if (c_.dense())
+            w.mlp = mlp(name + "mlp.");
+        else
+            w.moe = moe(name + "moe.");
         return w;
     }
 
@@ -125,37 +128,63 @@ class Generator {
         return w;
     }
 
+    MlpWeights mlp(const std::string& name) const {
+        return {.gate_up = matrix(name + "gate_up", {c_.dense_width, c_.dense_width}, c_.width, kNvfp4),
+                .down = matrix(name + "down", {c_.width}, c_.dense_width, kNvfp4)};
+    }
+
     const Qwen36MoeConfig& c_;
     const Mix& mix_;
     std::vector<std::unique_ptr<float[]>>& floats_;
     std::mt19937 random_{20260901};
 };
 
-}  // namespace
-
-Qwen36MoeConfig synthetic_config(const std::string& name) {
-    const bool tiny = name == "tiny";
-    if (!tiny && name != "qwen3.6-35b-a3b")
-        FAIL(usage, "--synthetic {}: expected qwen3.6-35b-a3b or tiny", name);
+/// What all shapes have in common.
+Qwen36MoeConfig base_config(int64_t layers) {
     Qwen36MoeConfig c;
-    c.width = tiny ? 256 : 2048;
-    c.layers = tiny ? 4 : 40;
-    c.vocab_rows = tiny ? 4096 : 248320;
+    c.layers = layers;
     for (int i = 0; i < c.layers; ++i) c.full_attention.push_back(i % 4 == 3);
-    c.heads = tiny ? 4 : 16;
-    c.kv_heads = 2;
     c.head_dim = 256;
     c.rotary_dims = 64;
     c.rope_theta = 1e7f;
-    c.key_heads = tiny ? 2 : 16;
-    c.value_heads = tiny ? 4 : 32;
     c.key_dim = c.value_dim = 128;
     c.conv_taps = 4;
+    c.context = 262144;
+    return c;
+}
+
+Qwen36MoeConfig moe_config(bool tiny) {
+    Qwen36MoeConfig c = base_config(tiny ? 4 : 40);
+    c.width = tiny ? 256 : 2048;
+    c.vocab_rows = tiny ? 4096 : 248320;
+    c.heads = tiny ? 4 : 16;
+    c.kv_heads = 2;
+    c.key_heads = tiny ? 2 : 16;
+    c.value_heads = tiny ? 4 : 32;
     c.experts = tiny ? 16 : 256;
     c.experts_used = tiny ? 4 : 8;
     c.expert_width = c.shared_width = tiny ? 128 : 512;
-    c.context = 262144;
     return c;
+}
+
+Qwen36MoeConfig dense_config(bool tiny) {
+    Qwen36MoeConfig c = base_config(tiny ? 4 : 64);
+    c.width = tiny ? 256 : 5120;
+    c.vocab_rows = tiny ? 4096 : 248320;
+    c.heads = tiny ? 6 : 24;
+    c.kv_heads = tiny ? 1 : 4;
+    c.key_heads = tiny ? 2 : 16;
+    c.value_heads = tiny ? 6 : 48;
+    c.dense_width = tiny ? 512 : 17408;
+    return c;
+}
+
+}  // namespace
+
+Qwen36MoeConfig synthetic_config(const std::string& name) {
+    if (name == "qwen3.6-35b-a3b" || name == "tiny") return moe_config(name == "tiny");
+    if (name == "qwen3.6-27b-shape" || name == "tiny-dense") return dense_config(name == "tiny-dense");
+    FAIL(usage, "--synthetic {}: expected qwen3.6-35b-a3b, qwen3.6-27b-shape, tiny or tiny-dense", name);
 }
 
 Qwen36MoeWeights synthetic_weights(const Qwen36MoeConfig& config, const std::string& mix,

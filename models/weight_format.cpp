@@ -208,7 +208,8 @@ const SafeTensor& require_plain(const Checkpoint& checkpoint, uint32_t i, std::s
                                 DType& dtype) {
     const SafeTensor& t = *checkpoint.tensors()[i].tensor;
     if (!plain_dtype(t.dtype, dtype)) {
-        FAIL(model, "{}: expected BF16, F16 or F32, found {}", checkpoint.where(i), describe(t));
+        FAIL(model, "{}: expected BF16, F16 or F32, found {}{}", checkpoint.where(i), describe(t),
+             t.rank == 3 ? "; matrices stacked in one tensor are read unquantized only" : "");
     }
     if (!std::equal(t.dims().begin(), t.dims().end(), shape.begin(), shape.end())) {
         FAIL(model, "{}: {}", checkpoint.where(i), explain_shape(t, shape));

@@ -37,8 +37,7 @@ def float32_fits(folder, device):
         return True
     config = reference_model.text_config(folder)
     with torch.device("meta"):
-        from transformers import Qwen3_5MoeForCausalLM
-        count = sum(p.numel() for p in Qwen3_5MoeForCausalLM(config).parameters())
+        count = sum(p.numel() for p in reference_model.model_class(config)(config).parameters())
     return 4 * count + 6e9 < torch.cuda.mem_get_info(device)[0]
 
 

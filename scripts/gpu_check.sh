@@ -9,7 +9,8 @@
 #   alone    a sequence alone and beside 7 others              quern_tests
 #   drift    10,000 tokens in chunks and one by one            quern_tests
 #   logits   35B-shaped random weights against transformers    quern, python3 with torch and transformers
-#   speed    the table of 35B-shaped random weights            quern
+#   dense    8 layers of the 27B's shape, the same             quern, python3 with torch and transformers
+#   speed    the table of 35B-shaped random weights, 27B too   quern
 #
 # --bin: where quern and quern_tests are (build). --out: the report (gpu-check.txt beside them). --scratch: room for a
 # checkpoint of 22 GB while `logits` runs (/dev/shm). PYTHON: the interpreter.
@@ -21,12 +22,12 @@ while [ $# -gt 0 ]; do
     --bin) bin=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
     --scratch) scratch=$2; shift 2 ;;
-    -h|--help) sed -n '2,15p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,16p' "$0"; exit 0 ;;
     -*) echo "gpu-check: unknown flag $1 (--help lists them)"; exit 2 ;;
     *) checks+=("$1"); shift ;;
   esac
 done
-[ ${#checks[@]} -gt 0 ] || checks=(ops parity demo alone drift logits speed)
+[ ${#checks[@]} -gt 0 ] || checks=(ops parity demo alone drift logits dense speed)
 bin=$(cd "$bin" && pwd) || exit 2
 out=${out:-$bin/gpu-check.txt}
 for program in quern quern_tests; do
@@ -51,10 +52,11 @@ layers_that_fit() {
   echo "$layers"
 }
 
-logits() {
+# compare_bf16 SHAPE...: flags of make_synthetic_checkpoint.py
+compare_bf16() {
   local python=${PYTHON:-python3} verdict=0
   checkpoint=$(mktemp -d "$scratch/quern-XXXXXX") || return 1
-  "$python" "$root/scripts/make_synthetic_checkpoint.py" "$checkpoint" --layers "$(layers_that_fit)" &&
+  "$python" "$root/scripts/make_synthetic_checkpoint.py" "$checkpoint" "$@" &&
     timeout -k 5 240 "$python" "$root/scripts/compare_bf16.py" "$checkpoint" --quern "$bin/quern" --extra -ngl all ||
     verdict=1
   rm -rf "$checkpoint"
@@ -65,7 +67,8 @@ speed() {
   local bench=(timeout -k 5 120 "$bin/quern" bench --synthetic qwen3.6-35b-a3b -ngl all)
   "${bench[@]}" -p 2048,8192,32768 -n 64 -np 1,8,32,64 -r 3 &&
     "${bench[@]}" -p 0 -n 64 -d 32768 -r 2 &&
-    "${bench[@]}" --mix xs -p 0 -n 64 -r 3
+    "${bench[@]}" --mix xs -p 0 -n 64 -r 3 &&
+    "${bench[@]/35b-a3b/27b-shape}" -p 2048 -n 64 -np 1,8 -r 3
 }
 
 run() {
@@ -75,7 +78,8 @@ run() {
     demo) tests -tc="gpu model: greedy*" ;;
     alone) tests -tc="gpu model: a sequence alone*" ;;
     drift) tests -tc="gpu model: no drift*" ;;
-    logits) logits ;;
+    logits) compare_bf16 --layers "$(layers_that_fit)" ;;
+    dense) compare_bf16 --dense --layers 8 ;;
     speed) speed ;;
     *) echo "gpu-check: unknown check '$1'"; return 2 ;;
   esac
@@ -87,14 +91,14 @@ headline() {
     ops|parity) grep -E '^\[doctest\] (test cases|assertions)' ;;
     demo|alone) grep -oE '[0-9]+ of [0-9]+ answers equal.*' ;;
     drift) grep -oE 'after 10000 tokens: .*' ;;
-    logits) grep -E '^limits' ;;
+    logits|dense) grep -E '^limits' ;;
     speed) grep -cE '^\|.*±' | sed 's/$/ rows/' ;;
   esac | sed 's/^\[doctest\] //' | tr -s ' ' | paste -sd';'
 }
 
 details() {
   case $1 in
-    logits) grep -vE '^\[|Warning' ;;
+    logits|dense) grep -vE '^\[|Warning' ;;
     speed) grep -E '^\|' ;;
     ops|parity) grep -E '^TEST CASE|ERROR|THREW|values:|logged|error <' | tail -60 ;;
     *) grep -oE '(MESSAGE|ERROR): .*' | tail -60 ;;

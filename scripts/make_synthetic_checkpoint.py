@@ -3,9 +3,10 @@
 
     make_synthetic_checkpoint.py DIR                               22 GB, seconds on many cores and a RAM disk
     make_synthetic_checkpoint.py DIR --layers 4 --experts 16       a small one of the same shapes
+    make_synthetic_checkpoint.py DIR --dense                       the dense Qwen3.6-27B instead, 27 GB
 
 For tests of loading and of the whole model without a download. Mixes: aeon (NVFP4 attention, experts and shared
-expert, the rest BF16), fp8-head (and lm_head FP8 in [128,128] blocks), xs (and NVFP4 linear attention). The values are
+expert or MLPs, the rest BF16), fp8-head (and lm_head FP8 in [128,128] blocks), xs (and NVFP4 linear attention). The values are
 sane: weights near N(0, 0.02), norms near 1, legal scales that differ from projection to projection, logits of order 1.
 The same seed gives the same bytes on any number of cores. The tokenizer is copied from models/demo, so text stays
 within its vocabulary. No vision tower, no MTP block. Needs numpy.
@@ -171,6 +172,8 @@ def layer(i, c, mix):
         out += attention(p + "self_attn.", c)
     else:
         out += delta(p + "linear_attn.", c, nvfp4 if mix == "xs" else bf16)
+    if "intermediate_size" in c:
+        return sorted(out + feed_forward(p + "mlp.", width, c["intermediate_size"]))
     out += bf16(p + "mlp.gate", c["num_experts"], width, ROUTER) + bf16(p + "mlp.shared_expert_gate", 1, width)
     out += feed_forward(p + "mlp.shared_expert.", width, c["shared_expert_intermediate_size"])
     for e in range(c["num_experts"]):
@@ -193,14 +196,18 @@ def text_config(a):
     types = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(a.layers)]
     rope = {"rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25, "mrope_interleaved": True,
             "mrope_section": [11, 11, 10]}
-    return {"model_type": "qwen3_5_moe_text", "dtype": "bfloat16", "vocab_size": a.vocab, "hidden_size": a.hidden,
+    heads, kv_heads, value_heads = (24, 4, 48) if a.dense else (16, 2, 32)
+    second_half = {"intermediate_size": a.mlp_width} if a.dense else {
+        "num_experts": a.experts, "num_experts_per_tok": min(8, a.experts), "moe_intermediate_size": a.expert_width,
+        "shared_expert_intermediate_size": a.expert_width, "mlp_only_layers": []}
+    return {"model_type": "qwen3_5_text" if a.dense else "qwen3_5_moe_text", "dtype": "bfloat16",
+            "vocab_size": a.vocab, "hidden_size": a.hidden,
             "num_hidden_layers": a.layers, "full_attention_interval": 4, "layer_types": types,
-            "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "attn_output_gate": True,
-            "attention_bias": False, "attention_dropout": 0.0, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+            "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": 256, "attn_output_gate": True,
+            "attention_bias": False, "attention_dropout": 0.0, "linear_num_key_heads": 16,
+            "linear_num_value_heads": value_heads,
             "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
-            "mamba_ssm_dtype": "float32", "hidden_act": "silu", "num_experts": a.experts,
-            "num_experts_per_tok": min(8, a.experts), "moe_intermediate_size": a.expert_width,
-            "shared_expert_intermediate_size": a.expert_width, "mlp_only_layers": [], "rms_norm_eps": 1e-6,
+            "mamba_ssm_dtype": "float32", "hidden_act": "silu", **second_half, "rms_norm_eps": 1e-6,
             "max_position_embeddings": 262144, "rope_parameters": rope, "partial_rotary_factor": 0.25,
             "mtp_num_hidden_layers": 0, "tie_word_embeddings": False, "use_cache": True}
 
@@ -230,7 +237,9 @@ def quantization_config(parts, mix):
 
 
 def config(text, parts, mix):
-    return {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+    dense = "intermediate_size" in text
+    return {"architectures": [f"Qwen3_5{'' if dense else 'Moe'}ForConditionalGeneration"],
+            "model_type": "qwen3_5" if dense else "qwen3_5_moe",
             "tie_word_embeddings": False, "text_config": text, "language_model_only": True,
             "quantization_config": quantization_config(parts, mix)}
 
@@ -311,8 +320,10 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory")
     parser.add_argument("--mix", choices=("aeon", "fp8-head", "xs"), default="aeon")
-    parser.add_argument("--layers", type=int, default=40)
-    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--dense", action="store_true", help="the family of the 27B: one MLP a layer, no experts")
+    parser.add_argument("--layers", type=int, help="40; dense: 64")
+    parser.add_argument("--hidden", type=int, help="2048; dense: 5120")
+    parser.add_argument("--mlp-width", type=int, default=17408, help="of a dense model's MLPs")
     parser.add_argument("--experts", type=int, default=256)
     parser.add_argument("--expert-width", type=int, default=512)
     parser.add_argument("--vocab", type=int, default=248320)
@@ -321,8 +332,10 @@ def main():
     parser.add_argument("--tokenizer", default=str(DEMO), help="directory of the tokenizer files (models/demo)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes (one a core)")
     a = parser.parse_args()
-    if a.hidden % 16 or a.expert_width % 16:
-        parser.error("--hidden and --expert-width must be multiples of 16, the block of NVFP4")
+    a.layers = a.layers or (64 if a.dense else 40)
+    a.hidden = a.hidden or (5120 if a.dense else 2048)
+    if a.hidden % 16 or a.expert_width % 16 or a.mlp_width % 16:
+        parser.error("--hidden, --expert-width and --mlp-width must be multiples of 16, the block of NVFP4")
     total, tensors, files = write_checkpoint(pathlib.Path(a.directory), text_config(a), a)
     print(f"{a.directory}: {total / 1e9:.2f} GB, {tensors} tensors in {files} files")
 

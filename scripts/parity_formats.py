@@ -3,7 +3,8 @@
 Recipes follow released checkpoints: `ct` the AEON / RedHat compressed-tensors NVFP4 (attention, experts, shared
 expert), `ct_mixed` per-channel FP8 beside NVFP4 experts, `ct_fp8_head` NVFP4 plus a [128,128]-block FP8 lm_head,
 `modelopt` the same modules as `ct` in ModelOpt's spelling, `modelopt_xs` with the linear attention projections too,
-`modelopt_mixed` NVIDIA's per-tensor FP8 attention with NVFP4 experts and head, `fp8_block` Qwen's own FP8.
+`modelopt_mixed` NVIDIA's per-tensor FP8 attention with NVFP4 experts and head, `fp8_block` Qwen's own FP8. A dense MLP
+takes the part of the experts; in `ct_mixed` the last layer's is FP8 per channel, as in unsloth's 27B.
 """
 
 import json
@@ -19,6 +20,8 @@ from quant_formats import QUANTISERS, scalar
 ATTENTION = r"self_attn\.[qkvo]_proj$"
 EXPERTS = r"mlp\.experts\.\d+\.(gate|up|down)_proj$"
 SHARED = r"mlp\.shared_expert\.(gate|up|down)_proj$"
+MLP = r"mlp\.(gate|up|down)_proj$"
+SECOND_HALF = f"{EXPERTS}|{SHARED}|{MLP}"
 DELTA = r"linear_attn\.(in_proj_qkv|in_proj_z|out_proj)$"
 DELTA_SMALL = r"linear_attn\.in_proj_[ab]$"
 HEAD = r"^lm_head$"
@@ -27,15 +30,21 @@ HEAD = r"^lm_head$"
 RECIPES = {
     "bf16": [],
     "f16": [],
-    "ct": [(f"{ATTENTION}|{EXPERTS}|{SHARED}", "nvfp4_ct")],
-    "ct_mixed": [(f"{EXPERTS}|{SHARED}", "nvfp4_ct"), (f"{ATTENTION}|{DELTA}|{HEAD}", "fp8_channel")],
-    "ct_fp8_head": [(f"{ATTENTION}|{EXPERTS}|{SHARED}", "nvfp4_ct"), (HEAD, "fp8_block")],
-    "modelopt": [(f"{ATTENTION}|{EXPERTS}|{SHARED}", "nvfp4_mo")],
-    "modelopt_xs": [(f"{ATTENTION}|{EXPERTS}|{SHARED}|{DELTA}|{DELTA_SMALL}", "nvfp4_mo")],
-    "modelopt_mixed": [(f"{EXPERTS}|{SHARED}|{HEAD}", "nvfp4_mo"), (f"{ATTENTION}|{DELTA}", "fp8_tensor")],
-    "fp8_block": [(f"{ATTENTION}|{EXPERTS}|{SHARED}|{DELTA}", "fp8_block_inv")],
+    "ct": [(f"{ATTENTION}|{SECOND_HALF}", "nvfp4_ct")],
+    "ct_mixed": [(f"{SECOND_HALF}", "nvfp4_ct"), (f"{ATTENTION}|{DELTA}|{HEAD}", "fp8_channel")],
+    "ct_fp8_head": [(f"{ATTENTION}|{SECOND_HALF}", "nvfp4_ct"), (HEAD, "fp8_block")],
+    "modelopt": [(f"{ATTENTION}|{SECOND_HALF}", "nvfp4_mo")],
+    "modelopt_xs": [(f"{ATTENTION}|{SECOND_HALF}|{DELTA}|{DELTA_SMALL}", "nvfp4_mo")],
+    "modelopt_mixed": [(f"{SECOND_HALF}|{HEAD}", "nvfp4_mo"), (f"{ATTENTION}|{DELTA}", "fp8_tensor")],
+    "fp8_block": [(f"{ATTENTION}|{SECOND_HALF}|{DELTA}", "fp8_block_inv")],
 }
 SHARED_SCALE = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def recipe(spec, fmt):
+    if spec.dense and fmt == "ct_mixed":
+        return [(rf"layers\.{spec.layers - 1}\.{MLP}", "fp8_channel"), *RECIPES[fmt]]
+    return RECIPES[fmt]
 
 
 def split_experts(weights):
@@ -98,7 +107,7 @@ def tensors_of(spec, fmt):
     for name, w in weights.items():
         module = name[:-len(".weight")] if name.endswith(".weight") else name
         full = name if name.startswith("lm_head") else prefix + name
-        kind = next((q for pattern, q in RECIPES[fmt] if re.search(pattern, module)), None)
+        kind = next((q for pattern, q in recipe(spec, fmt) if re.search(pattern, module)), None)
         if kind is None:
             main[full] = plain(spec, name, w, fmt)
             continue
@@ -166,7 +175,8 @@ def quantization_config(spec, fmt, main, taken):
     main_kind = RECIPES[fmt][0][1]
     groups = {}
     for k, (kind, modules) in enumerate(sorted(taken.items(), key=lambda item: item[0] != main_kind)):
-        targets = ["Linear"] if kind == main_kind else ["re:.*" + m.rsplit(".", 1)[-1] + "$" for m in modules]
+        others = modules if spec.dense else ["re:.*" + m.rsplit(".", 1)[-1] + "$" for m in modules]
+        targets = ["Linear"] if kind == main_kind else others
         groups[f"group_{k}"] = ct_group(spec, kind, sorted(set(targets)))
     scheme = {**FP8_ARGS, "strategy": "tensor", "block_structure": None} if fmt == "ct_mixed" else None
     return {"quant_method": "compressed-tensors", "version": "0.13.0", "quantization_status": "compressed",

@@ -1,4 +1,4 @@
-"""The tiny random Qwen3_5Moe models of tests/vectors/parity: their shapes, configs and BF16 weights.
+"""The tiny random Qwen3_5Moe and Qwen3_5 (dense) models of tests/vectors/parity: their shapes, configs and BF16 weights.
 
 Weights are drawn so that a mistake anywhere shows in the logits: layers of comparable gain, peaked attention, decays
 from a few to hundreds of tokens, norm weights off their neutral value. All values are BF16 numbers held in float32.
@@ -37,6 +37,7 @@ class Spec:
     top_k: int = 2
     expert_width: int = 16
     shared_width: int = 16
+    dense: int = 0                 # width of a dense MLP in place of the experts: Qwen3_5, the 27B's family
     tied: bool = False
     text_only: bool = False        # Qwen3_5MoeForCausalLM and model.layers.*, else the multimodal class and layout
     config_style: str = "release"  # release | transformers5 | old_rope
@@ -97,6 +98,14 @@ SPECS = [
     Spec("dead_expert", "text-only, an expert that calibration never saw (zero down_proj, global scale 1); 2 layers",
          seed=920, formats=("bf16", "ct", "f16"), layers=2, interval=2, heads=2, kv_heads=1, nk=1, nv=1, experts=4,
          top_k=2, dead_expert=True, text_only=True, share_scale=False),
+    Spec("dense", "the dense family: one MLP a layer, V:K 3, 6 query heads a KV head; MLPs of two formats in ct_mixed",
+         seed=1030, formats=("bf16", "ct", "modelopt", "modelopt_xs", "ct_fp8_head", "ct_mixed", "modelopt_mixed",
+                             "fp8_block"),
+         layers=2, interval=2, heads=6, kv_heads=1, nk=2, nv=6, dense=80),
+    Spec("dense_heads", "the dense family, text-only, with the head sizes of the 27B (attention 256, linear 128/128), "
+         "64 rotary dims, V:K 3, 6 query heads a KV head; an MLP wider than a block of 128", seed=1120,
+         formats=("modelopt_xs",), layers=2, interval=2, heads=6, kv_heads=1, head_dim=256, nk=1, nv=3, dk=128, dv=128,
+         dense=176, text_only=True, config_style="transformers5"),
 ]
 
 
@@ -123,7 +132,7 @@ def random_weights(spec):
             attention_weights(spec, out, p + "self_attn.", linear, norm)
         else:
             delta_weights(spec, out, p + "linear_attn.", linear, norm, normal, rng)
-        expert_weights(spec, out, p + "mlp.", linear, normal)
+        (mlp_weights if spec.dense else expert_weights)(spec, out, p + "mlp.", linear, normal)
     out["norm.weight"] = norm(h)
     if not spec.tied:
         out["lm_head.weight"] = linear(spec.vocab, h, 2.0)
@@ -131,7 +140,11 @@ def random_weights(spec):
     head[spec.special:] = to_bf16(head[spec.special:] * 0.25)  # so that end-of-text is not drawn within 32 tokens
     if spec.dead_expert:
         out["layers.1.mlp.experts.down_proj"][2] = 0
-    out["layers.0.mlp.experts.gate_up_proj"][1, 3, :16] = 0  # a block of zeros inside a live matrix
+    # a block of zeros inside a live matrix
+    if spec.dense:
+        out["layers.0.mlp.gate_proj.weight"][3, :16] = 0
+    else:
+        out["layers.0.mlp.experts.gate_up_proj"][1, 3, :16] = 0
     return out
 
 
@@ -171,6 +184,13 @@ def expert_weights(spec, out, p, linear, normal):
     out[p + "shared_expert_gate.weight"] = linear(1, h, 1.2)
 
 
+def mlp_weights(spec, out, p, linear, _normal):
+    h, m = spec.hidden, spec.dense
+    out[p + "gate_proj.weight"] = linear(m, h, 1.2)
+    out[p + "up_proj.weight"] = linear(m, h, 1.2)
+    out[p + "down_proj.weight"] = linear(h, m, 1.8)
+
+
 def mtp_weights(spec):
     """A complete draft block (names from `mtp.`), random: present in files, not used by the text model."""
     layer = copy.copy(spec)
@@ -187,8 +207,7 @@ def mtp_weights(spec):
 
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4,
           "temporal_patch_size": 2, "spatial_merge_size": 2, "in_channels": 3, "num_position_embeddings": 16,
-          "hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": [], "initializer_range": 0.02,
-          "model_type": "qwen3_5_moe"}
+          "hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": [], "initializer_range": 0.02}
 
 
 def vision_weights(spec):
@@ -212,15 +231,17 @@ def text_fields(spec):
     v, rotary = spec.vocab, int(spec.head_dim * spec.rotary)
     third = rotary // 2 // 3
     section = [rotary // 2 - 2 * third, third, third]
-    return {"model_type": "qwen3_5_moe_text", "dtype": "bfloat16", "vocab_size": v, "hidden_size": spec.hidden,
+    second_half = {"intermediate_size": spec.dense} if spec.dense else {
+        "num_experts": spec.experts, "num_experts_per_tok": spec.top_k, "moe_intermediate_size": spec.expert_width,
+        "shared_expert_intermediate_size": spec.shared_width, "output_router_logits": False,
+        "router_aux_loss_coef": 0.001}
+    return {"model_type": "qwen3_5_text" if spec.dense else "qwen3_5_moe_text", "dtype": "bfloat16", "vocab_size": v, "hidden_size": spec.hidden,
             "num_hidden_layers": spec.layers, "full_attention_interval": spec.interval, "layer_types": spec.types,
             "num_attention_heads": spec.heads, "num_key_value_heads": spec.kv_heads, "head_dim": spec.head_dim,
             "attn_output_gate": True, "attention_bias": False, "attention_dropout": 0.0,
             "linear_num_key_heads": spec.nk, "linear_num_value_heads": spec.nv, "linear_key_head_dim": spec.dk,
             "linear_value_head_dim": spec.dv, "linear_conv_kernel_dim": 4, "mamba_ssm_dtype": "float32",
-            "hidden_act": "silu", "num_experts": spec.experts, "num_experts_per_tok": spec.top_k,
-            "moe_intermediate_size": spec.expert_width, "shared_expert_intermediate_size": spec.shared_width,
-            "output_router_logits": False, "router_aux_loss_coef": 0.001, "rms_norm_eps": spec.eps,
+            "hidden_act": "silu", **second_half, "rms_norm_eps": spec.eps,
             "max_position_embeddings": 4096,
             "rope_parameters": {"rope_type": "default", "rope_theta": spec.theta,
                                 "partial_rotary_factor": spec.rotary, "mrope_interleaved": True,
@@ -245,14 +266,15 @@ def config(spec):
             text.pop(key)
         text["rope_parameters"] = {k: text["rope_parameters"][k]
                                    for k in ("partial_rotary_factor", "rope_theta", "rope_type")}
+    family, kind = ("Qwen3_5", "qwen3_5") if spec.dense else ("Qwen3_5Moe", "qwen3_5_moe")
     version = "5.17.0" if spec.config_style == "transformers5" else "4.57.1"
     if spec.text_only:
-        return {"architectures": ["Qwen3_5MoeForCausalLM"], **text, "transformers_version": version}
+        return {"architectures": [f"{family}ForCausalLM"], **text, "transformers_version": version}
     text["tie_word_embeddings"] = False
-    return {"architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+    return {"architectures": [f"{family}ForConditionalGeneration"], "model_type": kind,
             "image_token_id": v - 4, "video_token_id": v - 3, "vision_start_token_id": v - 6,
             "vision_end_token_id": v - 5, "tie_word_embeddings": spec.tied, "transformers_version": version,
-            "text_config": text, "vision_config": {**VISION, "out_hidden_size": spec.hidden}}
+            "text_config": text, "vision_config": {**VISION, "model_type": kind, "out_hidden_size": spec.hidden}}
 
 
 def generation_config(spec):

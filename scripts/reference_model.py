@@ -1,4 +1,4 @@
-"""A Qwen3.5/3.6-MoE checkpoint directory as a transformers model: the reference quern is compared with.
+"""A Qwen3.5/3.6 checkpoint directory, MoE or dense, as a transformers model: the reference quern is compared with.
 
 Every quantised weight is dequantised in float32 (code * block scale / global scale) and rounded to the type that is
 asked for, float32 unless said; activations have that type. Attention is transformers' eager code, the delta rule its
@@ -124,29 +124,35 @@ class Source:
 
 
 def text_config(folder):
-    from transformers import Qwen3_5MoeTextConfig
+    from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 
     root = json.loads((pathlib.Path(folder) / "config.json").read_text())
     fields = dict(root.get("text_config", root))
-    fields.pop("model_type", None)
+    kind = fields.pop("model_type", None) or root["model_type"]
     fields.pop("quantization_config", None)
-    config = Qwen3_5MoeTextConfig(**fields)
+    config = (Qwen3_5MoeTextConfig if kind.startswith("qwen3_5_moe") else Qwen3_5TextConfig)(**fields)
     config.tie_word_embeddings = bool(root.get("tie_word_embeddings", False))  # the root's flag is the one that counts
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
     return config
 
 
-def load(folder, device="cpu", dtype=torch.float32):
-    """The checkpoint as Qwen3_5MoeForCausalLM on `device`, every parameter of `dtype` and filled from the files."""
-    from transformers import Qwen3_5MoeForCausalLM
+def model_class(config):
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5MoeForCausalLM
 
+    return Qwen3_5MoeForCausalLM if config.model_type.startswith("qwen3_5_moe") else Qwen3_5ForCausalLM
+
+
+def load(folder, device="cpu", dtype=torch.float32):
+    """The checkpoint as the causal language model of its family on `device`, every parameter of `dtype` and filled from
+    the files."""
     torch.set_float32_matmul_precision("highest")
+    config = text_config(folder)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            model = Qwen3_5MoeForCausalLM(text_config(folder)).eval()
+            model = model_class(config)(config).eval()
     finally:
         torch.set_default_dtype(before)
     Source(folder, device).fill(model)

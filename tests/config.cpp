@@ -1,4 +1,4 @@
-// config.json of Qwen3.6-MoE: what is read, and one clear Error(model) for each fault that can be seen in it
+// config.json of Qwen3.6: what is read, and one clear Error(model) for each fault that can be seen in it
 // alone.
 #include <doctest/doctest.h>
 
@@ -69,9 +69,39 @@ TEST_SUITE("cpu") {
         };
         CHECK(contains(type("llama"), "should be 'qwen3_5_moe'"));
         CHECK(contains(type("llama"), "but is 'llama'"));
-        CHECK(contains(type("qwen3_5"), "dense Qwen3.6 family (27B)"));
+        CHECK(contains(type("llama"), "or 'qwen3_5' (Qwen3.6-27B, dense)"));
+        CHECK(contains(type("qwen3_5"),
+                       "model_type is 'qwen3_5', but that of text_config is 'qwen3_5_moe_text'"));
         CHECK(contains(type(nullptr), "but is missing"));
         CHECK(contains(type(5), "but is missing"));
+    }
+
+    TEST_CASE("config: the dense family, with its own defaults") {
+        json root = good();
+        root["model_type"] = "qwen3_5";
+        json& text = root["text_config"];
+        text["model_type"] = "qwen3_5_text";
+        CHECK(contains(model_error([&] { parse_qwen3_6_moe_config(root, "config.json"); }),
+                       "'num_experts' should be absent (model_type says that the model is dense), but is 8"));
+        text.erase("num_experts");
+        text.erase("num_experts_per_tok");
+        text["linear_num_value_heads"] = 6;
+        text["intermediate_size"] = 80;
+        const Qwen36MoeConfig c = parse_qwen3_6_moe_config(root, "config.json");
+        CHECK(c.dense());
+        CHECK(c.dense_width == 80);
+        CHECK(c.experts == 0);
+        CHECK(std::string(c.architecture()) == "qwen3_5");
+        CHECK_FALSE(parse([](json&) {}).dense());
+        const Qwen36MoeConfig bare =
+            parse_qwen3_6_moe_config({{"model_type", "qwen3_5_text"}}, "config.json");
+        CHECK(bare.width == 4096);
+        CHECK(bare.layers == 32);
+        CHECK(bare.kv_heads == 4);
+        CHECK(bare.dense_width == 12288);
+        text["intermediate_size"] = 0;
+        CHECK(contains(model_error([&] { parse_qwen3_6_moe_config(root, "config.json"); }),
+                       "'intermediate_size' should be an integer from 1"));
     }
 
     TEST_CASE("config: layer_types") {

@@ -2,6 +2,7 @@
 // padding.
 #pragma once
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <string>
@@ -50,6 +51,12 @@ class CountedBackend final : public Backend {
         ++placed;
         cpu_->place_experts(e, order);
     }
+    void place_apart(Weight& w, RowOrder order) override {
+        int64_t& size = apart_[&w];
+        used -= size;
+        take(size = w.bytes(), "a weight");
+        cpu_->place_apart(w, order);
+    }
     void weights_complete() override { cpu_->weights_complete(); }
 
     bool captures() const override { return true; }
@@ -61,19 +68,21 @@ class CountedBackend final : public Backend {
     void synchronize() override { cpu_->synchronize(); }
 
     std::function<void()> before_run;
-    int64_t used = 0;
+    int64_t used = 0, most = 0;  // bytes; the most at a time so far
     int placed = 0, allocations = 0, prepared = 0;  // weights; calls that took memory; plans for repeated use
 
   private:
     void take(int64_t bytes, const char* what) {
         if (used + bytes > total_) throw Error(ErrorKind::memory, std::string("no memory for ") + what);
         used += bytes;
+        most = std::max(most, used);
         ++allocations;
     }
 
     int64_t total_;
     std::unique_ptr<Backend> cpu_;
     std::map<void*, int64_t> sizes_;
+    std::map<const Weight*, int64_t> apart_;
 };
 
 }  // namespace quern::test

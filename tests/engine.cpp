@@ -58,7 +58,7 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 TEST_SUITE("cpu") {
     TEST_CASE("prefill in chunks of 1, 7, 64 and at once gives the same bits") {
-        for (const char* checkpoint : {"base/ct", "real_heads/modelopt", "deep/bf16"}) {
+        for (const char* checkpoint : {"base/ct", "real_heads/modelopt", "deep/bf16", "dense/modelopt"}) {
             CAPTURE(checkpoint);
             Loaded l(checkpoint);
             const auto prompt = random_prompt(*l.model, 150, 7);

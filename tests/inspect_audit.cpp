@@ -58,7 +58,8 @@ TEST_SUITE("cpu") {
         for (const char* name :
              {"base/ct", "base/modelopt", "base/bf16", "tied_text/ct", "mixed/ct_mixed",
               "mixed/modelopt_mixed", "odd_pattern/modelopt_xs", "real_heads/ct_fp8_head",
-              "real_heads/fp8_block", "vision_mtp/ct", "deep/modelopt", "many_experts/ct"}) {
+              "real_heads/fp8_block", "vision_mtp/ct", "deep/modelopt", "many_experts/ct", "dense/ct",
+              "dense/ct_mixed", "dense/modelopt_mixed", "dense/fp8_block", "dense_heads/modelopt_xs"}) {
             CAPTURE(name);
             const Findings f = audit(kVectors + name);
             CHECK(f.problems == "");

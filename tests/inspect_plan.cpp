@@ -18,6 +18,11 @@ CostPlan of_35b(const EngineOptions& engine, const std::string& mix = "aeon", do
         {.model = {}, .synthetic = "qwen3.6-35b-a3b", .mix = mix, .engine = engine, .bandwidth = bandwidth});
 }
 
+CostPlan of_27b(const std::string& mix) {
+    return make_cost_plan(
+        {.model = {}, .synthetic = "qwen3.6-27b-shape", .mix = mix, .engine = {.context = 2048}});
+}
+
 }  // namespace
 
 TEST_SUITE("cpu") {
@@ -31,6 +36,24 @@ TEST_SUITE("cpu") {
         CHECK(plan.token_bytes() == doctest::Approx(4.02e9).epsilon(0.01));
         CHECK(plan.components.front().name == "DeltaNet");
         CHECK(component(of_35b({.context = 2048}, "fp8-head"), "head").unquantized == 0);
+    }
+
+    TEST_CASE("plan: the dense 27B, 24.5 GB a token, 16.5 GB with its DeltaNet in NVFP4") {
+        const CostPlan plan = of_27b("aeon");
+        CHECK(component(plan, "DeltaNet").bytes == doctest::Approx(11.12e9).epsilon(0.005));
+        CHECK(component(plan, "head").bytes == doctest::Approx(2.54e9).epsilon(0.005));
+        CHECK(component(plan, "MLP").bytes ==
+              doctest::Approx(64 * 3 * 5120.0 * 17408 * 0.5625).epsilon(1e-6));
+        CHECK(component(plan, "recurrent state").bytes == doctest::Approx(0.302e9).epsilon(0.03));
+        CHECK(plan.token_bytes() == doctest::Approx(24.6e9).epsilon(0.005));
+        CHECK(plan.info.weight_bytes == doctest::Approx(26.78e9).epsilon(0.002));
+        CHECK(plan.info.experts == 0);
+        for (const CostPlan::Component& c : plan.components)
+            CHECK(c.name.find("expert") == std::string::npos);
+        CHECK(plan.cards[3].short_rate == doctest::Approx(4.8e12 / plan.token_bytes()));  // H200
+        const CostPlan xs = of_27b("xs");
+        CHECK(component(xs, "DeltaNet").bytes == doctest::Approx(3.13e9).epsilon(0.005));
+        CHECK(xs.info.weight_bytes == doctest::Approx(18.79e9).epsilon(0.002));
     }
 
     TEST_CASE("plan: cards by memory and bandwidth") {

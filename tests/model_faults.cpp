@@ -48,7 +48,7 @@ std::string after(const std::function<void(Copy&)>& change) {
 
 TEST_SUITE("cpu") {
     TEST_CASE("model faults: the sound checkpoints load") {
-        for (const char* name : {"base/ct", "base/modelopt", "base/bf16", "tied_text/ct"}) {
+        for (const char* name : {"base/ct", "base/modelopt", "base/bf16", "tied_text/ct", "dense/ct"}) {
             CAPTURE(name);
             CHECK(Copy(name).error() == "<no error>");
         }
@@ -81,6 +81,30 @@ TEST_SUITE("cpu") {
         }
         CHECK(before.size() == 5 * 96);
         CHECK(logits() == before);
+    }
+
+    TEST_CASE("model faults: a dense model with a matrix missing, of another width, or with experts") {
+        const std::string mlp = "model.language_model.layers.1.mlp.";
+        const auto dense = [](const std::function<void(Copy&)>& change) {
+            Copy copy("dense/ct");
+            change(copy);
+            return copy.error();
+        };
+        CHECK(contains(dense([&](Copy& c) { c.weights.remove(mlp + "up_proj.weight_scale"); }),
+                       "tensor '" + mlp + "up_proj.weight_scale': expected beside weight_packed"));
+        CHECK(contains(dense([](Copy& c) { c.config["text_config"]["intermediate_size"] = 96; }),
+                       "layers.0.mlp.gate_proj.weight_packed"));
+        CHECK(contains(dense([](Copy& c) {
+                           c.config["model_type"] = "qwen3_5_moe";
+                           c.config["text_config"]["model_type"] = "qwen3_5_moe_text";
+                       }),
+                       "layers.0.mlp.gate.weight"));
+        CHECK(contains(dense([&](Copy& c) {
+                           SafetensorsWriter::Entry router = c.weights.at("lm_head.weight");
+                           router.name = mlp + "gate.weight";
+                           c.weights.entries.push_back(router);
+                       }),
+                       "mlp.gate.weight': [96, 32] BF16 is not part of this model"));
     }
 
     TEST_CASE("model faults: one tensor missing of many") {
@@ -118,6 +142,13 @@ TEST_SUITE("cpu") {
         CHECK(contains(extra, kExperts + "8."));
         CHECK(contains(after([](Copy& c) { c.config["text_config"]["num_experts"] = 7; }), "mlp.gate"));
         CHECK(contains(after([](Copy& c) { c.config["text_config"]["num_experts"] = 9; }), "mlp.gate"));
+    }
+
+    TEST_CASE("model faults: quantized experts stacked in one tensor") {
+        const std::string message = after([](Copy& c) {
+            c.weights.at(kExperts + "0.gate_proj.weight_packed").name = kExperts + "gate_up_proj_packed";
+        });
+        CHECK(contains(message, "quantized experts stacked in one tensor are not read"));
     }
 
     TEST_CASE("model faults: matrices exchanged") {

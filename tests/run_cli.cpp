@@ -43,6 +43,20 @@ TEST_SUITE("model") {
         CHECK(json.out.find("\"finish_reason\":\"stop\"") != std::string::npos);
     }
 
+    TEST_CASE("run, bench: random weights of the dense family") {
+        for (const char* mix : {"aeon", "fp8-head", "xs"}) {
+            CAPTURE(mix);
+            const std::string wish = std::string(" --synthetic tiny-dense -ngl 0 --mix ") + mix;
+            CHECK(shell(kQuern + " run -p hello -n 4" + wish + " 2>/dev/null </dev/null").code == 0);
+            const Outcome bench = shell(kQuern + " bench -p 8 -n 4" + wish + " 2>/dev/null </dev/null");
+            CHECK(bench.code == 0);
+            CHECK(bench.out.find("| qwen3_5 ") != std::string::npos);
+            CHECK(bench.out.find("| MLP |") != std::string::npos);
+        }
+        CHECK(shell(kQuern + " run --synthetic tiny-dens -p hi 2>/dev/null </dev/null").code == 2);
+        CHECK(shell(kQuern + " run --synthetic tiny DIR -p hi 2>/dev/null </dev/null").code == 2);
+    }
+
     TEST_CASE("run: exit codes") {
         CHECK(shell(kQuern + " run --no-such-flag 2>/dev/null </dev/null").code == 2);
         CHECK(shell(kQuern + " run -p hi --temp nan 2>/dev/null </dev/null").code == 2);

@@ -383,6 +383,11 @@ TEST_SUITE("cpu") {
         CHECK(contains(model_error([&] { read_stacked(f.checkpoint, name, 4, 4, 2, f.use); }),
                        "expected [4, 4, 2]"));
         CHECK(contains(model_error([&] { read_stacked(f.checkpoint, "x", 4, 4, 2, f.use); }), "found none"));
+        SafetensorsWriter fp8;
+        fp8.add("model.layers.0.mlp.experts.gate_up_proj", "F8_E4M3", {3, 4, 2}, std::string(24, '8'));
+        Fixture quantized(fp8);
+        CHECK(contains(model_error([&] { read_stacked(quantized.checkpoint, name, 3, 4, 2, quantized.use); }),
+                       "found [3, 4, 2] F8_E4M3; matrices stacked in one tensor are read unquantized only"));
         const std::vector<WeightSegment> all = read_stacked(f.checkpoint, name, 3, 4, 2, f.use);
         REQUIRE(all.size() == 3);
         const auto first = [](const WeightSegment& s) {

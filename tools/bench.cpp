@@ -25,6 +25,7 @@ using Json = nlohmann::ordered_json;
 struct Options {
     std::string model, format = "md", kv_type = "auto", synthetic, mix = "aeon";
     GpuWish gpu = GpuWish::automatic;
+    DenseFormat dense = DenseFormat::as_stored;
     std::vector<int64_t> prompts, answers, depths;
     std::vector<std::pair<int64_t, int64_t>> both;
     std::vector<int64_t> parallel = {1};
@@ -138,10 +139,12 @@ bool parse(int argc, char** argv, Options& o) {
         o.device = static_cast<int>(number(v, "--device", 0, 1023));
         o.device_given = true;
     });
-    p.value("--synthetic", "NAME", "random weights instead of a checkpoint: qwen3.6-35b-a3b, tiny",
+    p.value("--synthetic", "NAME",
+            "random weights instead of a checkpoint: qwen3.6-35b-a3b, qwen3.6-27b-shape, tiny, tiny-dense",
             [&](const std::string& v) { o.synthetic = v; });
     p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs",
             [&](const std::string& v) { o.mix = v; });
+    p.value("--dense", "FORMAT", kDenseHelp, [&](const std::string& v) { o.dense = parse_dense(v); });
     p.toggle("--ops", "also a table of the time that each kind of node takes", [&](bool v) { o.ops = v; });
     p.value("-ctk,--cache-type-k", "TYPE", "auto, f32, bf16, f16",
             [&](const std::string& v) { o.kv_type = v; });
@@ -242,6 +245,7 @@ Json json_row(const Row& r, const Engine& engine, const Backend& backend, const 
         {"backends", backend.name()},
         {"model_filename", i.name},
         {"model_type", i.architecture + " " + i.formats},
+        {"dense", dense_format_name(i.dense)},
         {"model_size", i.weight_bytes},
         {"model_n_params", i.parameters},
         {"n_ubatch", engine.memory_plan().step_tokens},
@@ -324,6 +328,7 @@ int cmd_bench(int argc, char** argv) {
                                                .device = o.device,
                                                .threads = o.threads,
                                                .tokenizer = false,
+                                               .dense = o.dense,
                                                .engine = settings,
                                                .verbose = o.verbose});
     Engine& engine = *loaded.engine;

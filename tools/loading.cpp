@@ -75,6 +75,43 @@ std::unique_ptr<Backend> make_backend(const GpuWish& wish, int threads, int devi
     return make_cpu_backend(threads);
 }
 
+DenseFormat parse_dense(const std::string& value) {
+    if (value == "fp8") return DenseFormat::fp8;
+    if (value == "nvfp4") return DenseFormat::nvfp4;
+    FAIL(usage, "--dense: expected fp8 or nvfp4, found '{}'", printable(value));
+}
+
+namespace {
+
+/// The comparison runs with the weights as they are stored.
+void require_fit_as_stored(const Model& model, const Backend& backend) {
+    MemoryPlan plan = make_memory_plan(model, backend, dense_cost_options(model), false);
+    plan.weights.push_back({"as stored", model.extra_bytes_as_stored()});
+    if (plan.needed() > plan.device.free_bytes)
+        FAIL(memory,
+             "not enough memory for --dense: the model is first run as it is stored, which takes {:.2f} GB, and {:.2f} "
+             "GB are free on {}; leave it out, or make a checkpoint in that format once",
+             static_cast<double>(plan.needed()) / kGiga, static_cast<double>(plan.device.free_bytes) / kGiga,
+             plan.device_name);
+}
+
+/// Requantizes, says what it cost, and refuses what costs too much.
+DenseCost requantize_or_refuse(Model& model, Backend& backend) {
+    ProgressBar bar("requantizing");
+    const DenseCost cost =
+        requantize_measured(model, backend, [&](const LoadProgress& p) { bar.update(p); });
+    const char* format = dense_format_name(model.info().dense);
+    if (!cost.acceptable())
+        FAIL(model,
+             "--dense {} changes this model too much: {}; accepted are a mean KL of {} and {:.0f} %. Leave it out{}",
+             format, describe(cost), DenseCost::kMostMeanKl, 100 * DenseCost::kLeastAgreement,
+             model.info().dense == DenseFormat::nvfp4 ? " or try --dense fp8" : "");
+    std::fprintf(stderr, "quern: --dense %s: %s; %.1f s\n", format, describe(cost).c_str(), cost.seconds);
+    return cost;
+}
+
+}  // namespace
+
 LoadedModel load_and_start(const LoadWish& wish) {
     LoadedModel loaded;
     loaded.backend = make_backend(wish.gpu, wish.threads, wish.device);
@@ -84,11 +121,13 @@ LoadedModel load_and_start(const LoadWish& wish) {
         options.step_tokens = backend.name() == "CPU" ? kShortCpuStep : kShortGpuStep;
     MemoryPlan plan;
     std::string summary;
+    const bool compared = wish.dense != DenseFormat::as_stored && wish.synthetic.empty();
     {
         ProgressBar bar;
         const bool text = wish.tokenizer && !wish.synthetic.empty();
-        const LoadOptions load{.tokenizer = wish.tokenizer,
+        const LoadOptions load{.tokenizer = wish.tokenizer || compared,
                                .text_from = text ? model_or_demo({}) : std::string(),
+                               .dense = wish.dense,
                                .progress =
                                    [&](const LoadProgress& p) {
                                        bar.update(p);
@@ -100,11 +139,13 @@ LoadedModel load_and_start(const LoadWish& wish) {
                                        plan = make_memory_plan(model, backend, options, false);
                                        if (wish.verbose) std::fputs(describe(plan).c_str(), stderr);
                                        require_fit(plan);
+                                       if (compared) require_fit_as_stored(model, backend);
                                    }};
         loaded.model = wish.synthetic.empty() ? load_model(model_or_demo(wish.model), backend, load)
                                               : load_synthetic(wish.synthetic, wish.mix, backend, load);
         summary = bar.summary();
     }
+    if (compared) loaded.dense_cost = requantize_or_refuse(*loaded.model, backend);
     const int64_t weights = plan.device.free_bytes - backend.memory_info().free_bytes;
     options.context = plan.context;
     if (plan.context_chosen && plan.context < plan.model_context && !wish.verbose)

@@ -4,9 +4,11 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "models/model.h"
+#include "tools/engine/dense_cost.h"
 #include "tools/engine/engine.h"
 
 namespace quern {
@@ -36,6 +38,13 @@ void check_layers(const GpuWish& wish, int64_t layers);
 /// process may use.
 std::unique_ptr<Backend> make_backend(const GpuWish& wish, int threads, int device = 0);
 
+/// fp8 or nvfp4. Throws Error(usage) for other values.
+DenseFormat parse_dense(const std::string& value);
+/// Of --help.
+inline constexpr const char* kDenseHelp =
+    "hold attention and DeltaNet projections and the head in fp8 or nvfp4 where the checkpoint has them in 16 bits; "
+    "what that costs is measured and said, and too much is refused";
+
 /// Progress of a load on stderr: nothing in the first second, then a bar with bytes, rate and time left on a
 /// terminal, else a line every few seconds.
 class ProgressBar {
@@ -64,6 +73,7 @@ struct LoadWish {
     GpuWish gpu = GpuWish::automatic;
     int device = 0, threads = 0;
     bool tokenizer = true;
+    DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;
     bool short_steps = false;  // prompts in shorter chunks by default: running answers wait for each
     bool verbose = false;      // the memory plan and the time of the load on stderr
@@ -74,10 +84,12 @@ struct LoadedModel {
     std::unique_ptr<Backend> backend;
     std::unique_ptr<Model> model;
     std::unique_ptr<Engine> engine;
+    std::optional<DenseCost> dense_cost;  // of LoadWish::dense, but not of random weights
 };
 
 /// Backend, weights, engine. What cannot work fails before weights are read: Error(device) without a usable
-/// GPU, Error(memory) if they will not fit, Error(usage), Error(model).
+/// GPU, Error(memory) if they will not fit, Error(usage), Error(model). LoadWish::dense: measured, and said on stderr;
+/// Error(model) if it is not acceptable.
 LoadedModel load_and_start(const LoadWish& wish);
 
 }  // namespace quern

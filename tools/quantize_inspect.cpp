@@ -32,9 +32,11 @@ void add_plan_flags(ArgParser& p, Options& o) {
             [&w](const std::string& v) { w.engine.sequences = parse_integer(v, "-np", 1, 1024); });
     p.value("-ctk,--cache-type-k", "TYPE", "KV cache: auto, bf16, f16, f32",
             [&w](const std::string& v) { w.engine.kv_type = v; });
+    p.value("--dense", "FORMAT", "what changes under this flag of run and serve: fp8, nvfp4",
+            [&w](const std::string& v) { w.dense = parse_dense(v); });
     p.value("--bandwidth", "GB/s", "a card of this memory bandwidth beside those of the table",
             [&w](const std::string& v) { w.bandwidth = parse_number(v, "--bandwidth", 0.001, 1e6); });
-    p.value("--synthetic", "NAME", "shapes of a model that is not here: qwen3.6-35b-a3b",
+    p.value("--synthetic", "NAME", "shapes of a model that is not here: qwen3.6-35b-a3b, qwen3.6-27b-shape",
             [&w](const std::string& v) { w.synthetic = v; });
     p.value("--mix", "NAME", "formats of --synthetic: aeon (default), fp8-head, xs",
             [&w](const std::string& v) { w.mix = v; });

@@ -52,10 +52,13 @@ int cmd_run(int argc, char** argv) {
     const auto tools = read_tools(options.tools_file);
 
     LoadedModel loaded = load_and_start({.model = options.model,
+                                         .synthetic = options.synthetic,
+                                         .mix = options.mix,
                                          .gpu = options.gpu,
                                          .device = options.device,
                                          .threads = options.threads,
                                          .tokenizer = options.ids_file.empty(),
+                                         .dense = options.dense,
                                          .engine = engine_options(options),
                                          .verbose = options.verbose});
     RunContext context{options, *loaded.engine, signals, default_settings(*loaded.model), tools};

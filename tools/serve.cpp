@@ -105,6 +105,7 @@ int cmd_serve(int argc, char** argv) {
                                          .gpu = options.gpu,
                                          .device = options.device,
                                          .threads = options.threads,
+                                         .dense = options.dense,
                                          .engine = {.context = options.context,
                                                     .sequences = options.sequences,
                                                     .step_tokens = options.step_tokens,
@@ -114,7 +115,7 @@ int cmd_serve(int argc, char** argv) {
                                          .progress = [&](const LoadProgress& p) { api.set_progress(p); }});
     Engine& engine = *loaded.engine;
     if (!options.cache_dir.empty()) restore_states(options.cache_dir, engine, loop);
-    api.set_ready(engine);
+    api.set_ready(engine, loaded.dense_cost);
     signals.serving();
     announce(options, engine, *loaded.backend, port);
     try {

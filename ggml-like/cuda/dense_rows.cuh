@@ -1,63 +1,194 @@
-// y = h W^T for few rows, W one part of a packed weight: the main loop that norm_linear, linear_add and moe_route
-// share. They differ in how h comes into shared memory and in what happens to a sum.
+// y = h W^T for few rows, W one part of a packed weight: the main loop that norm_linear, norm_gate_up, linear_add and
+// moe_route share. They differ in how h comes into shared memory and in what happens to a sum, or in paired order to the
+// sums of gate and up.
 //
-//   block b owns tile groups b, b + grid, ...; a group is 16 / S tiles, S warps a tile (few_rows.cuh)
+//   block b owns tile groups b, b + grid, ...; a group is 16 / S tiles, S warps a tile (few_rows.cuh); warp `part` of S
+//   takes pieces part, part + S, ... of its tile, one or two chunks each
 #pragma once
 
+#include "ggml-like/cuda/context.h"
 #include "ggml-like/cuda/few_rows.cuh"
 
 namespace quern::cuda {
 
-/// The chunks of one warp, tile group after tile group.
-struct DenseSource {
-    const uint8_t* data;
-    int tiles, chunks, bytes;
-    int split, part, steps;  // warps a tile, this warp's place among them, steps a tile
-    int tile, stride, step = 0;
+/// Chunks that one warp copies and multiplies at a time: small ones in pairs.
+template <Kind K>
+constexpr int kPieceChunks = K == Kind::nvfp4 ? 2 : 1;
+template <Kind K>
+constexpr int kPieceBytes = kPieceChunks<K> * chunk_bytes(K);
+/// Pieces of a warp on their way: so many that a block takes more than half an SM's shared memory (two blocks of one
+/// kernel on one SM leave another SM idle). With 16 rows of 4096 activations fewer fit beside them.
+template <Kind K, int NT>
+constexpr int kPieces = K == Kind::bf16 ? (NT == 1 ? 3 : 2) : K == Kind::fp8 ? (NT == 1 ? 6 : 4) : NT == 1 ? 6 : 3;
 
-    __device__ DenseSource(const Part& p, int chunk_count, int warp)
-        : data(p.data), tiles(p.tiles), chunks(chunk_count), bytes(chunk_bytes(p.kind)) {
-        split = warps_per_tile(chunks);
+template <Kind K>
+__host__ __device__ constexpr int pieces_for(int chunks) {
+    return (chunks + kPieceChunks<K> - 1) / kPieceChunks<K>;
+}
+/// Tile groups of a part, for sizing the grid.
+template <Kind K>
+__host__ __device__ constexpr int dense_groups(int tiles, int chunks) {
+    return tile_groups(tiles, pieces_for<K>(chunks));
+}
+
+/// Tile groups whose sums a block finishes together: a barrier each time, so that warps do not wait for each other at
+/// every tile. Small weights need more of it; the sums of one group take `rows` KB.
+template <Kind K, int NT>
+__host__ __device__ constexpr int groups_together(int rows) {
+    if (NT == 2) return 1;
+    if (K == Kind::bf16) return rows <= 1 ? 8 : rows <= 2 ? 4 : 2;
+    return rows <= 4 ? 8 : 2;
+}
+
+/// The pieces of one warp, tile group after tile group. Kept as running sums: a step is one chunk's worth of decoding, so
+/// that addresses made anew each time would show.
+template <Kind K>
+struct DenseSource {
+    int split, part, steps;  // warps a tile, this warp's place among them, steps a tile
+    const uint8_t* from;     // the next piece, at this lane's 16 bytes
+    int chunk, tile, chunks, tiles;
+    int first, end;          // chunks of the first step and after the last
+    int tile_step;
+    int64_t tile_jump;       // bytes from the end of a tile's steps to the next tile's first
+
+    __device__ DenseSource(const Part& p, int chunk_count, int warp, int lane) : chunks(chunk_count), tiles(p.tiles) {
+        const int pieces = pieces_for<K>(chunks);
+        split = warps_per_tile(pieces);
         part = warp & (split - 1);
-        steps = (chunks + split - 1) / split;
+        steps = (pieces + split - 1) / split;
         const int group = kWarps / split;
         tile = blockIdx.x * group + warp / split;
-        stride = gridDim.x * group;
+        tile_step = gridDim.x * group;
+        chunk = first = part * kPieceChunks<K>;
+        end = first + steps * split * kPieceChunks<K>;
+        from = p.data + (static_cast<int64_t>(tile) * chunks + chunk) * chunk_bytes(K) + 16 * lane;
+        tile_jump = (static_cast<int64_t>(tile_step) * chunks - (end - first)) * chunk_bytes(K);
     }
-    __device__ __forceinline__ const uint8_t* next() {
-        const int chunk = part + step * split;
-        const uint8_t* from = tile < tiles && chunk < chunks
-                                  ? data + (static_cast<int64_t>(tile) * chunks + chunk) * bytes
-                                  : nullptr;
-        if (++step == steps) {
-            step = 0;
-            tile += stride;
-        }
-        return from;
+    /// Some steps have no piece, and the last piece of a tile may be one chunk short.
+    __device__ __forceinline__ bool has_piece() const { return tile < tiles && chunk < chunks; }
+    __device__ __forceinline__ bool has_whole_piece() const { return chunk + kPieceChunks<K> <= chunks; }
+    __device__ __forceinline__ void advance() {
+        chunk += split * kPieceChunks<K>;
+        from += split * kPieceBytes<K>;
+        if (chunk != end) return;
+        chunk = first;
+        tile += tile_step;
+        from += tile_jump;
     }
 };
 
+/// The pieces of one warp on their way.
+template <Kind K, int NT>
+struct DenseRing {
+    uint8_t* base;  // of this warp
+    int at = 0;     // bytes: the current piece
+
+    static constexpr int kBytes = kPieces<K, NT> * kPieceBytes<K>;
+
+    __device__ DenseRing(uint8_t* ring, int warp) : base(ring + warp * kBytes) {}
+
+    __device__ __forceinline__ void fill(DenseSource<K>& source, int lane) {
+#pragma unroll
+        for (int i = 0; i < kPieces<K, NT>; ++i) request(source, i * kPieceBytes<K>, lane);
+    }
+    /// Waits for the current step's piece.
+    __device__ __forceinline__ const uint8_t* wait() {
+        wait_copies<kPieces<K, NT> - 1>();
+        if constexpr (K != Kind::bf16) __syncwarp();  // parts were copied by other lanes
+        return base + at;
+    }
+    /// Gives the piece's place to the next copy.
+    __device__ __forceinline__ void release(DenseSource<K>& source, int lane) {
+        if constexpr (K != Kind::bf16) __syncwarp();
+        request(source, at, lane);
+        at = at + kPieceBytes<K> == kBytes ? 0 : at + kPieceBytes<K>;
+    }
+
+  private:
+    __device__ __forceinline__ void request(DenseSource<K>& source, int place, int lane) {
+        const bool any = source.has_piece(), whole = any && source.has_whole_piece();
+        uint8_t* to = base + place + 16 * lane;
+#pragma unroll
+        for (int offset = 0; offset < kPieceBytes<K>; offset += 512) {
+            const bool in_first = offset + 512 <= chunk_bytes(K) || offset + 16 * lane < chunk_bytes(K);
+            const bool in_piece = offset + 512 <= kPieceBytes<K> || offset + 16 * lane < kPieceBytes<K>;
+            if ((any && in_first) || (whole && in_piece)) copy_async16(to + offset, source.from + offset);
+        }
+        source.advance();
+        commit_copies();
+    }
+};
+
+/// Sums of tile groups that are finished together; two of these, used in turns.
+template <Kind K, int NT>
+__host__ __device__ constexpr int group_sums(int rows) {
+    return groups_together<K, NT>(rows) * kWarps * 16 * rows;
+}
+
 template <Kind K, int NT>
 int dense_shared_bytes(int rows, int chunks) {
-    return ring_bytes<K, NT>() + rows * activation_stride(chunks) * 2 + sums_bytes<NT>();
+    return kWarps * DenseRing<K, NT>::kBytes + rows * activation_stride(chunks) * 2 +
+           2 * group_sums<K, NT>(rows) * static_cast<int>(sizeof(float));
+}
+
+inline constexpr int kDenseStatic = 1024;  // shared memory of prologues
+
+template <Kind K, int NT>
+bool dense_fits(const Context& c, int rows, int chunks) {
+    return dense_shared_bytes<K, NT>(rows, chunks) + kDenseStatic <= c.shared_bytes;
+}
+
+/// Rows of one launch: all, or of a wide matrix as many as fit. Each launch then reads the weights again.
+template <Kind K>
+int dense_rows_at_once(const Context& c, int rows, int chunks) {
+    while (rows > 1 && !(rows <= 8 ? dense_fits<K, 1>(c, rows, chunks) : dense_fits<K, 2>(c, rows, chunks))) --rows;
+    return rows;
+}
+
+/// Whether a step of `rows` goes through dense_rows. 1 to 8 rows always do, so that a row's bits do not depend on the
+/// others; more only if one launch does it, otherwise tiles (gemm.h) read less.
+inline bool dense_takes(const Context& c, const Packed& w, int rows) {
+    const auto fits = [&](Kind kind) {
+        return kind == Kind::bf16  ? dense_fits<Kind::bf16, 2>(c, rows, w.chunks)
+               : kind == Kind::fp8 ? dense_fits<Kind::fp8, 2>(c, rows, w.chunks)
+                                   : dense_fits<Kind::nvfp4, 2>(c, rows, w.chunks);
+    };
+    if (rows <= 8) return true;
+    for (int i = 0; i < w.parts; ++i)
+        if (rows > kFewRows || !fits(w.part[i].kind)) return false;
+    return true;
+}
+
+/// A lane's sums of the first `rows` columns into [rows][16 weight rows].
+template <int NT>
+__device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[NT][4], int rows, int lane) {
+    const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int n = 8 * nt + 2 * t + (i & 1);
+            if (n < rows) to[n * 16 + g + (i >> 1) * 8] = sum[nt][i];
+        }
 }
 
 /// Everything from the first weight to the last sum. prologue.early() may read weights, prologue(h, stride) writes
 /// `rows` rows of activations after the wait for the predecessor, both by all threads. finish.load(row of the part,
-/// column n) comes before the sums are made, finish.store(row, n, loaded value, sum) after; each once for each sum.
+/// column n) comes before the sums are made, finish.store(row, n, loaded value, sum) after; each once for each sum. With
+/// Finish::kPaired the part is in paired order, a row one of gate and up, and finish.store(row, n, gate sum, up sum).
 template <Kind K, int NT, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int rows, Prologue&& prologue,
                                            const Finish& finish) {
     extern __shared__ __align__(16) uint8_t shared[];
-    bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, NT>());
-    float* sums = reinterpret_cast<float*>(shared + ring_bytes<K, NT>() + rows * activation_stride(chunks) * 2);
+    bf16* h = reinterpret_cast<bf16*>(shared + kWarps * DenseRing<K, NT>::kBytes);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int stride = activation_stride(chunks);
+    float* sums = reinterpret_cast<float*>(h + rows * stride);
 
     allow_successor();
-    DenseSource source(part, chunks, warp);
+    DenseSource<K> source(part, chunks, warp, lane);
     const int split = source.split, mine = source.part, steps = source.steps, group = kWarps / split;
-    Ring<K, NT> ring(shared, warp);
+    DenseRing<K, NT> ring(shared, warp);
     ring.fill(source, lane);
     prologue.early();
     wait_for_predecessor();
@@ -67,42 +198,66 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int row
     const bf16* x[NT];
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt) x[nt] = h + min(8 * nt + (lane >> 2), rows - 1) * stride;
-    const int groups = tile_groups(part.tiles, chunks);
+    const int groups = dense_groups<K>(part.tiles, chunks), most = groups_together<K, NT>(rows);
+    constexpr int kOut = Finish::kPaired ? 8 : 16;  // rows of y that a tile has
+    const int height = Finish::kPaired ? part.rows / 2 : part.rows;
+    const int each = group * kOut * rows;  // results of a tile group
     int turn = 0;
-    for (int at = blockIdx.x; at < groups; at += gridDim.x, ++turn) {
-        // Another warp finishes each turn, so that none falls behind. What it needs from memory is asked for now.
-        const int thread = (threadIdx.x - 32 * turn) & (kThreads - 1);
-        const auto row_of = [&](int i) { return (at * group + i / (16 * rows)) * kTileRows + i % 16; };
-        const auto valid = [&](int i) { return i < group * 16 * rows && row_of(i) < part.rows; };
-        float factor = 1, loaded = 0;
-        if (valid(thread)) {
-            if constexpr (K != Kind::bf16) factor = part.factor[row_of(thread)];
-            loaded = finish.load(row_of(thread), thread / 16 % rows);
-        }
-        float sum[NT][4] = {};
-        for (int i = 0; i < steps; ++i) {
-            const uint8_t* chunk = ring.wait();
-            const int c = mine + i * split;
-            if (c < chunks) multiply_chunk<K, NT>(chunk, x, c * kChunkCols, lane, sum);
-            ring.release(source, lane);
-        }
-        float* now = sums + (turn & 1) * kWarps * 128 * NT;
-        store_sums<NT>(now + warp * 128 * NT, sum, lane);
-        __syncthreads();
-        for (int i = thread; valid(i); i += kThreads) {
-            const int row = row_of(i), n = i / 16 % rows;
-            if (i != thread) {
+    for (int at = blockIdx.x; at < groups; at += most * gridDim.x, ++turn) {
+        const int together = min(most, (groups - at + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
+        // Other warps finish each turn, so that none falls behind. What they need from memory is asked for now.
+        const int thread = (threadIdx.x - 128 * turn) & (kThreads - 1);
+        const auto row_of = [&](int i) {
+            return ((at + i / each * static_cast<int>(gridDim.x)) * group + i % each / (kOut * rows)) * kOut + i % kOut;
+        };
+        const auto valid = [&](int i) { return i < together * each && row_of(i) < height; };
+        const bool first = valid(thread);
+        float factor = 1, loaded = 0;  // paired: of gate and of up
+        const auto load = [&](int i) {
+            const int row = row_of(i);
+            if constexpr (Finish::kPaired) {
+                factor = part.factor[row / 8 * kTileRows + row % 8];
+                loaded = part.factor[row / 8 * kTileRows + row % 8 + 8];
+            } else {
                 if constexpr (K != Kind::bf16) factor = part.factor[row];
-                loaded = finish.load(row, n);
+                loaded = finish.load(row, i / kOut % rows);
             }
-            const float* from = now + i / (16 * rows) * split * 128 * NT + n * 16 + i % 16;
-            finish.store(row, n, loaded, add_parts(split, [&](int p) { return from[p * 128 * NT]; }) * factor);
+        };
+        if (first) load(thread);
+        float* now = sums + (turn & 1) * group_sums<K, NT>(rows);
+        for (int j = 0; j < together; ++j) {
+            float sum[NT][4] = {};
+            for (int i = 0; i < steps; ++i) {
+                const uint8_t* piece = ring.wait();
+                const int c = (mine + i * split) * kPieceChunks<K>;
+#pragma unroll
+                for (int k = 0; k < kPieceChunks<K>; ++k)
+                    if (c + k < chunks)
+                        multiply_chunk<K, NT>(piece + k * chunk_bytes(K), x, (c + k) * kChunkCols, lane, sum);
+                ring.release(source, lane);
+            }
+            store_row_sums<NT>(now + (j * kWarps + warp) * 16 * rows, sum, rows, lane);
+        }
+        __syncthreads();
+        for (int i = thread; i < together * each; i += kThreads) {
+            if (i == thread ? !first : !valid(i)) continue;
+            const int row = row_of(i), n = i / kOut % rows;
+            if (i != thread) load(i);
+            // group i / each, tile i % each / (kOut rows) of it: its warps follow each other
+            const float* from =
+                now + (i / each * kWarps + i % each / (kOut * rows) * split) * 16 * rows + n * 16 + i % kOut;
+            const float total = add_parts(split, [&](int p) { return from[p * 16 * rows]; }) * factor;
+            if constexpr (Finish::kPaired)
+                finish.store(row, n, total, add_parts(split, [&](int p) { return from[p * 16 * rows + 8]; }) * loaded);
+            else
+                finish.store(row, n, loaded, total);
         }
     }
 }
 
 /// y[n][row] = residual[n][row] + sum, F32.
 struct AddResidual {
+    static constexpr bool kPaired = false;
     const float* residual;
     float* y;
     int64_t ld;

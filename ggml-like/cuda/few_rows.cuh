@@ -10,6 +10,7 @@
 #pragma once
 
 #include "ggml-like/cuda/decode.cuh"
+#include "ggml-like/cuda/fp4_rows.cuh"
 
 namespace quern::cuda {
 
@@ -111,8 +112,8 @@ __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16*
         const uint4 w = load16(chunk + 16 * lane);
         const uint2 bytes = *reinterpret_cast<const uint2*>(chunk + 512 + 8 * (lane >> 2));
         float low[4], high[4];  // scales of rows g and g + 8
-        decode_scales(bytes.x, low);
-        decode_scales(bytes.y, high);
+        scales_of(bytes.x, low);
+        scales_of(bytes.y, high);
         const uint32_t words[4] = {w.x, w.y, w.z, w.w};
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) {

@@ -9,6 +9,7 @@ namespace quern::cuda {
 
 void embed(const Node& node, Context& context);
 void norm_linear(const Node& node, Context& context);
+void norm_gate_up(const Node& node, Context& context);
 void linear_add(const Node& node, Context& context);
 void conv_gated_delta_net(const Node& node, Context& context);
 void gated_attention(const Node& node, Context& context);

@@ -21,12 +21,16 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
 template <Kind K>
 void few(Context& c, const Packed& w, const Part& part, const Tensor& x, const Tensor& residual, Tensor& y) {
     const int rows = static_cast<int>(x.shape[0]);
-    const PlainRows<K> prologue{x.as<bf16>(), x.stride[0], w.cols, rows};
-    const int grid = min(c.sms, tile_groups(part.tiles, w.chunks));
-    const auto kernel = rows <= 8 ? linear_add_few<K, 1> : linear_add_few<K, 2>;
-    const int bytes = rows <= 8 ? dense_shared_bytes<K, 1>(rows, w.chunks) : dense_shared_bytes<K, 2>(rows, w.chunks);
-    launch(c, "linear_add", kernel, grid, kThreads, bytes, part, w.chunks, prologue, residual.as<float>(),
-           y.as<float>(), y.stride[0]);
+    const int grid = min(c.sms, dense_groups<K>(part.tiles, w.chunks));
+    for (int first = 0, n = 0; first < rows; first += n) {
+        n = dense_rows_at_once<K>(c, rows - first, w.chunks);
+        const PlainRows<K> prologue{x.as<bf16>() + first * x.stride[0], x.stride[0], w.cols, n};
+        const auto kernel = n <= 8 ? linear_add_few<K, 1> : linear_add_few<K, 2>;
+        const int bytes = n <= 8 ? dense_shared_bytes<K, 1>(n, w.chunks) : dense_shared_bytes<K, 2>(n, w.chunks);
+        const int64_t at = first * y.stride[0];
+        launch(c, "linear_add", kernel, grid, kThreads, bytes, part, w.chunks, prologue, residual.as<float>() + at,
+               y.as<float>() + at, y.stride[0]);
+    }
 }
 
 }  // namespace
@@ -36,7 +40,7 @@ void linear_add(const Node& node, Context& c) {
     Tensor& y = *node.outputs[0];
     const Packed& w = *static_cast<const Packed*>(node.params<LinearAddParams>().weight->placed);
     const int rows = static_cast<int>(x.shape[0]);
-    if (rows > kFewRows)
+    if (!dense_takes(c, w, rows))
         return gemm(c, w, x.data, x.stride[0], rows,
                     {y.data, y.stride[0], true, residual.as<float>(), residual.stride[0]});
     for (int i = 0; i < w.parts; ++i) {

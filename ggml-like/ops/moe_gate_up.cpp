@@ -1,46 +1,11 @@
 #include "ggml-like/ops/moe_gate_up.h"
 
 #include "ggml-like/check.h"
-#include "ggml-like/cpu/context.h"
-#include "ggml-like/cpu/weight_rows.h"
+#include "ggml-like/cpu/gate_up.h"
 #include "ggml-like/ops/row_math.h"
 
 namespace quern {
 namespace {
-
-/// One expert with the tokens that chose it: row i of x goes to elements [to[i], to[i] + width) of `out`.
-struct Group {
-    const Weight* weight = nullptr;
-    int64_t width = 0;  // F of this expert
-    cpu::ActivationRows x;
-    const Tensor* out = nullptr;
-    std::vector<int64_t> to;
-};
-
-/// Columns [begin, end) of a group's result.
-struct Piece {
-    const Group* group = nullptr;
-    int64_t begin = 0, end = 0;
-};
-
-void run_piece(const Piece& piece, const cpu::DotKernels& dot) {
-    const Group& group = *piece.group;
-    const int64_t width = piece.end - piece.begin, tokens = group.x.count();
-    std::vector<float> products(static_cast<size_t>(2 * width * tokens));
-    std::vector<float*> gate, up;
-    for (int64_t i = 0; i < tokens; ++i) {
-        gate.push_back(products.data() + 2 * i * width);
-        up.push_back(gate.back() + width);
-    }
-    cpu::weight_rows(dot, *group.weight, piece.begin, piece.end, group.x, gate.data());
-    cpu::weight_rows(dot, *group.weight, group.width + piece.begin, group.width + piece.end, group.x,
-                     up.data());
-    for (int64_t i = 0; i < tokens; ++i) {
-        float* g = gate[static_cast<size_t>(i)];
-        for (int64_t f = 0; f < width; ++f) g[f] = cpu::silu(g[f]) * up[static_cast<size_t>(i)][f];
-        store_floats(*group.out, group.to[static_cast<size_t>(i)] + piece.begin, width, g);
-    }
-}
 
 bool any_nvfp4(const MoeGateUpParams& p) {
     for (const Weight& w : p.experts->expert)
@@ -49,31 +14,31 @@ bool any_nvfp4(const MoeGateUpParams& p) {
 }
 
 /// The experts in rising order, each with its (token, place) pairs in token order; the shared one last.
-std::vector<Group> make_groups(const Node& node, const cpu::ActivationRows& x) {
+std::vector<cpu::GateUp> make_groups(const Node& node, const cpu::ActivationRows& x) {
     const Tensor &ids = *node.inputs[1], &routed = *node.outputs[0], &shared = *node.outputs[1];
     const auto& p = node.params<MoeGateUpParams>();
-    const int64_t used = ids.shape[1], width = routed.shape[2], experts = p.experts->count();
+    const int64_t used = ids.shape[1], experts = p.experts->count();
     const int32_t *offsets = node.inputs[2]->as<int32_t>(), *pairs = offsets + experts + 1;
     cpu::check_groups("moe_gate_up", node.name, *node.inputs[2], experts, ids.elements());
-    std::vector<Group> groups;
-    const auto add = [&](const Weight& w, int64_t f, const Tensor& out, const std::vector<int64_t>& where,
+    std::vector<cpu::GateUp> groups;
+    const auto add = [&](const Weight& w, const Tensor& out, const std::vector<int64_t>& where,
                          int64_t per_token) {
-        Group group{&w, f, {}, &out, {}};
+        cpu::GateUp group{&w, {}, &out, {}};
         std::vector<int64_t> tokens;
         for (const int64_t place : where) {
             tokens.push_back(place / per_token);
-            group.to.push_back(place * f);
+            group.to.push_back(place * (w.rows / 2));
         }
         group.x = x.choose(tokens);
         groups.push_back(std::move(group));
     };
     for (int64_t e = 0; e < experts; ++e)
         if (offsets[e] < offsets[e + 1])
-            add(p.experts->expert[static_cast<size_t>(e)], width, routed,
+            add(p.experts->expert[static_cast<size_t>(e)], routed,
                 std::vector<int64_t>(pairs + offsets[e], pairs + offsets[e + 1]), used);
     std::vector<int64_t> all(static_cast<size_t>(x.count()));
     for (size_t t = 0; t < all.size(); ++t) all[t] = static_cast<int64_t>(t);
-    if (!all.empty()) add(*p.shared, shared.shape[1], shared, all, 1);
+    if (!all.empty()) add(*p.shared, shared, all, 1);
     return groups;
 }
 
@@ -82,18 +47,7 @@ void run(const Node& node, cpu::Context& context) {
     const auto& p = node.params<MoeGateUpParams>();
     const cpu::ActivationRows rows =
         cpu::activation_rows(x, x.shape[0], x.shape[1], x.stride[0], any_nvfp4(p), context, 0);
-    const std::vector<Group> groups = make_groups(node, rows);
-    std::vector<Piece> pieces;
-    for (const Group& group : groups) {
-        const Weight& w = *group.weight;
-        const int64_t step = cpu::rows_per_piece(group.width, 2 * w.bytes() / std::max<int64_t>(w.rows, 1),
-                                                 2 * w.cols * group.x.count(), context.pool.size());
-        for (int64_t f = 0; f < group.width; f += step)
-            pieces.push_back({&group, f, std::min(f + step, group.width)});
-    }
-    context.pool.parallel_for(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end, int) {
-        for (int64_t i = begin; i < end; ++i) run_piece(pieces[static_cast<size_t>(i)], context.dot);
-    });
+    cpu::gate_up(make_groups(node, rows), context);
 }
 
 /// Experts counted as if tokens chose different ones as long as there are any.

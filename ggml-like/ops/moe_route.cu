@@ -49,6 +49,7 @@ struct RouteRows {
 };
 
 struct StoreLogits {
+    static constexpr bool kPaired = false;
     float* logits;
     int64_t ld;
 

@@ -15,6 +15,7 @@ namespace {
 
 template <typename Y>
 struct Store {
+    static constexpr bool kPaired = false;
     Y* y;
     int64_t ld;
 
@@ -29,19 +30,22 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
 }
 
 template <Kind K, int NT, int kTogether, typename Y>
-void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows, float eps,
-         Tensor& y) {
+void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows, float eps, Y* y,
+         int64_t ld) {
     const NormRows<K, kTogether> prologue{x, norm, w.cols, rows, eps, {}};
-    launch(c, "norm_linear", norm_linear_few<K, NT, kTogether, Y>, min(c.sms, tile_groups(part.tiles, w.chunks)), kThreads,
-           dense_shared_bytes<K, NT>(rows, w.chunks), part, w.chunks, prologue, y.as<Y>(), y.stride[0]);
+    launch(c, "norm_linear", norm_linear_few<K, NT, kTogether, Y>, min(c.sms, dense_groups<K>(part.tiles, w.chunks)),
+           kThreads, dense_shared_bytes<K, NT>(rows, w.chunks), part, w.chunks, prologue, y, ld);
 }
 
 template <Kind K, typename Y>
 void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows, float eps,
          Tensor& y) {
-    if (rows == 1) return few<K, 1, 1, Y>(c, w, part, x, norm, rows, eps, y);
-    if (rows <= 8) return few<K, 1, 4, Y>(c, w, part, x, norm, rows, eps, y);
-    few<K, 2, 4, Y>(c, w, part, x, norm, rows, eps, y);
+    for (int first = 0, n = 0; first < rows; first += n) {
+        n = dense_rows_at_once<K>(c, rows - first, w.chunks);
+        const auto run = n == 1 ? few<K, 1, 1, Y> : n <= 8 ? few<K, 1, 4, Y> : few<K, 2, 4, Y>;
+        run(c, w, part, x + static_cast<int64_t>(first) * w.cols, norm, n, eps, y.as<Y>() + first * y.stride[0],
+            y.stride[0]);
+    }
 }
 
 template <typename Y>
@@ -63,7 +67,7 @@ void norm_linear(const Node& node, Context& c) {
     const Packed& w = *static_cast<const Packed*>(p.weight->placed);
     const int rows = static_cast<int>(x.shape[0]);
     const bool f32 = y.dtype == DType::F32;
-    if (rows <= kFewRows) {
+    if (dense_takes(c, w, rows)) {
         const auto run = f32 ? few_of_kind<float> : few_of_kind<bf16>;
         return run(c, w, x.as<float>(), norm.as<float>(), rows, p.eps, y);
     }

@@ -22,6 +22,7 @@ struct Shape {
 
 constexpr Shape kSmall{2, 4, 8, 6};
 constexpr Shape kReal{2, 4, 128, 128};
+constexpr Shape kThree{2, 6, 128, 128};  // the 27B's three value heads a key head
 
 /// Rows of the convolution's ring: the least that will do.
 constexpr int64_t ring_rows(bool journal) { return kTaps - 1 + (journal ? kJournal : 1); }
@@ -271,12 +272,13 @@ void delta_steps(Device& device) {
     check_steps(device, kReal, {2});  // shorter than the window
     check_steps(device, kReal, {1, 3, 70, 1, 1, 1, 1, 1, 1}, 3);
     check_steps(device, {1, 1, 128, 128}, {64, 17});
+    check_steps(device, kThree, {1, 3, 130, 1, 1}, 3);
 }
 
 /// Heads of any size up to 256.
 void delta_shapes(Device& device) {
     for (const Shape& s :
-         {kSmall, Shape{1, 4, 32, 16}, Shape{2, 2, 5, 7}, Shape{1, 2, 64, 128}, Shape{1, 1, 256, 200}}) {
+         {kSmall, Shape{1, 4, 32, 16}, Shape{2, 6, 16, 24}, Shape{2, 2, 5, 7}, Shape{1, 2, 64, 128}, Shape{1, 1, 256, 200}}) {
         check_steps(device, s, {1, 1, 2, 7, 22});
         check_steps(device, s, {5, 1, 1, 1, 9}, 5);
         check_together(device, s, {{8, 0, 25}, {1, 70, 2}});
@@ -285,11 +287,13 @@ void delta_shapes(Device& device) {
 }
 
 void delta_together(Device& device) {
-    check_together(device, kReal, {{8, 0, 25}, {1, 70, 2}, {1, 1, 1}, {0, 129, 64}});
+    for (const Shape& s : {kReal, kThree}) check_together(device, s, {{8, 0, 25}, {1, 70, 2}, {1, 1, 1}, {0, 129, 64}});
 }
 
 /// One row of each; the GPU takes another kernel where a sequence has several.
-void delta_alone(Device& device) { check_alone(device, kReal, {{1, 1, 1}, {1, 0, 1}, {1, 1, 1}, {0, 1, 1}}); }
+void delta_alone(Device& device) {
+    for (const Shape& s : {kReal, kThree}) check_alone(device, s, {{1, 1, 1}, {1, 0, 1}, {1, 1, 1}, {0, 1, 1}});
+}
 
 /// Drafts: a step journals m rows, of which the next commits n; that one journals as well, and a last one
 /// does not.

@@ -1,9 +1,11 @@
-// linear_add and norm_linear, against sums in double over weights decoded by the test.
+// linear_add, norm_linear and norm_gate_up, against sums in double over weights decoded by the test.
 #include <fmt/format.h>
 
 #include "ggml-like/error.h"
 #include "ggml-like/ops/linear_add.h"
+#include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
+#include "ggml-like/requantize.h"
 #include "ops/harness.h"
 #include "ops/weights.h"
 
@@ -119,6 +121,13 @@ void linear_add_segments(Device& device) {
     }
 }
 
+/// Widths of the 27B's projections: the GPU's shared memory does not hold 16 such rows, nor 8 of the widest.
+void linear_add_wide(Device& device) {
+    for (const Form form : {Form::bf16, Form::f8_block, Form::nvfp4})
+        for (const int64_t tokens : {1, 3, 5, 8, 12, 16, 20})
+            check_linear_add(device, {tokens, 17408, {24}, {form}}, 500 + static_cast<unsigned>(tokens));
+}
+
 /// Shapes that GPU kernels cut into large tiles, or share among blocks along the columns.
 void linear_add_large(Device& device) {
     unsigned seed = 300;
@@ -127,6 +136,46 @@ void linear_add_large(Device& device) {
         check_linear_add(device, {100, 336, {7700}, {form}}, ++seed);
         check_linear_add(device, {40, 1040, {70}, {form}}, ++seed);
         check_linear_add(device, {40, 272, {70}, {form}}, ++seed);
+    }
+}
+
+/// So many rows that a block of a GPU kernel has many tile groups, some of them finished together.
+void linear_add_tall(Device& device) {
+    const int64_t rows = device.exact() ? 500 : 19237;
+    unsigned seed = 350;
+    for (const Form form : {Form::bf16, Form::f8_row, Form::nvfp4}) {
+        check_linear_add(device, {1, 1040, {rows}, {form}}, ++seed);
+        for (const int64_t tokens : {1, 2, 5, 8, 16}) check_linear_add(device, {tokens, 272, {rows / 3}, {form}}, ++seed);
+        check_linear_add(device, {8, 1040, {rows / 3}, {form}}, ++seed);
+        check_linear_add(device, {16, 2048, {rows / 9}, {form}}, ++seed);
+        check_linear_add(device, {3, 4096, {rows / 9}, {form}}, ++seed);
+    }
+}
+
+/// Requantized bytes take the place of what was there.
+void place_again(Device& device) {
+    WeightStore store(21);
+    Matrix m = random_matrix(store, {Form::bf16, Form::bf16}, {40, 8}, 144);
+    Weight stored = m.weight;
+    device.backend->place_apart(stored, RowOrder::stacked);
+    Random random(21);
+    const auto x = device.rounded(random.normals(3 * 144)), residual = random.normals(3 * 48);
+    const LinearCase c{3, 144, {40, 8}, {Form::bf16, Form::bf16}};
+    check_close(device, run_linear_add(device, stored, c, x, residual), expect_add(m, doubles(x), residual, 0));
+    for (const DenseFormat format : {DenseFormat::fp8, DenseFormat::nvfp4}) {
+        Weight changed = requantized_form(m.weight, format);
+        const auto memory = requantize(m.weight, changed, 2);
+        Matrix expected{changed, {}};
+        std::vector<float> row(144);
+        for (int64_t r = 0; r < 48; ++r) {
+            dequantize_row(changed, r, row.data());
+            expected.values.insert(expected.values.end(), row.begin(), row.end());
+        }
+        changed.placed = stored.placed;
+        device.backend->place_apart(changed, RowOrder::stacked);
+        stored = changed;
+        check_close(device, run_linear_add(device, stored, c, x, residual),
+                    expect_add(expected, doubles(x), residual, 0));
     }
 }
 
@@ -194,14 +243,84 @@ void norm_linear_forms(Device& device) {
     }
     for (const Form form : kForms) check_norm_linear(device, 3, 272, 150, form, ++seed);
     check_norm_linear(device, 2, 2048, 80, Form::nvfp4, ++seed);
+    for (const Form form : {Form::bf16, Form::f8_tensor, Form::nvfp4})  // the width of the 27B
+        for (const int64_t tokens : {1, 8, 10, 16, 20})
+            check_norm_linear(device, tokens, 5120, 40, form, ++seed);
+}
+
+// ---- norm_gate_up
+
+struct GateUpCase {
+    int64_t tokens, cols, width;
+    Form form;
+};
+
+/// silu(gate h) * (up h); |silu'| < 1.1 carries the error of gate.
+Expected expect_gate_up(const Matrix& m, const std::vector<double>& h, double h_error) {
+    const int64_t width = m.weight.rows / 2;
+    const Expected both = expect_add(m, h, {}, h_error);
+    Expected e;
+    for (size_t t = 0; t < both.value.size(); t += static_cast<size_t>(2 * width))
+        for (size_t i = t; i < t + static_cast<size_t>(width); ++i) {
+            const size_t j = i + static_cast<size_t>(width);
+            const double gate = both.value[i], up = both.value[j], silu = gate / (1 + std::exp(-gate));
+            // exp is good to a few units in the last place
+            e.add(silu * up, 1.1 * both.bound[i] * (std::fabs(up) + both.bound[j]) +
+                                 std::fabs(silu) * both.bound[j] +
+                                 1e-6 * (1 + std::fabs(gate)) * std::fabs(up));
+        }
+    return e;
+}
+
+void check_gate_up(const Device& device, const GateUpCase& c, unsigned seed) {
+    CAPTURE(seed);
+    CAPTURE(c.tokens);
+    CAPTURE(c.cols);
+    CAPTURE(std::string(form_name(c.form)));
+    WeightStore store(seed);
+    const Matrix m = random_matrix(store, {c.form, c.form}, {c.width, c.width}, c.cols);
+    const Weight w = placed(device, m.weight, RowOrder::paired);
+    Random random(seed);
+    auto x = random.normals(c.tokens * c.cols), norm = random.normals(c.cols);
+    for (float& v : norm)
+        v /= std::sqrt(static_cast<float>(c.cols));  // gates of about 1, where silu is no line
+    Guarded norm_memory(device, "norm", DType::F32, Place::weight, {c.cols});
+    norm_memory.set(norm);
+    const auto run = [&](int64_t begin, int64_t count) {
+        Graph g;
+        Tensor* in = g.input("x", DType::F32, {count, c.cols});
+        g.output(norm_gate_up(g, "y", in, g.external(norm_memory.tensor()), w, kEps, device.activation));
+        return run_graph(device, std::move(g),
+                         [&](Plan& p) { set_input(p, in, rows_of(x, c.cols, begin, count)); })[0];
+    };
+    const auto y = run(0, c.tokens);
+    check_close(device, y, expect_gate_up(m, normed(x, norm), norm_error(c.cols)));
+    if (!device.same_bits(c.tokens)) return;
+    for (const int64_t t : some_rows(c.tokens)) CHECK(run(t, 1) == rows_of(y, c.width, t, 1));
+}
+
+void norm_gate_up_cases(Device& device) {
+    unsigned seed = 700;
+    for (const int64_t tokens : kTokens) {
+        check_gate_up(device, {tokens, 144, 37, Form::nvfp4}, ++seed);
+        check_gate_up(device, {tokens, 256, 64, Form::bf16}, ++seed);
+    }
+    for (const Form form : kForms) check_gate_up(device, {3, 272, 150, form}, ++seed);
+    for (const Form form : {Form::bf16, Form::f8_row, Form::nvfp4})
+        for (const int64_t tokens : {1, 8, 10, 16, 20})
+            check_gate_up(device, {tokens, 5120, 24, form}, ++seed);
 }
 
 }  // namespace
 
 DEVICE_TEST_CASE("linear_add in every form, alone and in a batch", linear_add_forms)
 DEVICE_TEST_CASE("linear_add: many rows and many columns", linear_add_large)
+DEVICE_TEST_CASE("linear_add: few activations, many tiles a block", linear_add_tall)
+DEVICE_TEST_CASE("linear_add: a weight placed again in FP8 and NVFP4", place_again)
 DEVICE_TEST_CASE("linear_add: stacked segments keep their own formats and scales", linear_add_segments)
+DEVICE_TEST_CASE("linear_add: rows wider than shared memory", linear_add_wide)
 DEVICE_TEST_CASE("norm_linear: norm, product, one rounding", norm_linear_forms)
+DEVICE_TEST_CASE("norm_gate_up: norm, both products, silu", norm_gate_up_cases)
 
 TEST_SUITE("cpu") {
     TEST_CASE("linear_add: odd shapes, and segments of any mix of formats") {
@@ -266,6 +385,7 @@ TEST_SUITE("cpu") {
         Tensor* n = g.external(norm.tensor());
         CHECK_THROWS_AS(norm_linear(g, "y", half, n, w, kEps, DType::F32, DType::F32), Error);
         CHECK_THROWS_AS(norm_linear(g, "y", narrow, n, w, kEps, DType::F32, DType::F32), Error);
+        CHECK_THROWS_AS(norm_gate_up(g, "y", x, n, w, kEps, DType::F32), Error);  // one segment
         WeightSegment odd = store.segment("a", Form::nvfp4, 4, 32, values);
         odd.cols = 24;
         CHECK_THROWS_AS(linear_add(g, "y", g.input("x", DType::F32, {2, 24}), Weight("w", {odd}), residual),

@@ -55,6 +55,8 @@ std::vector<MatrixHealth> list_matrices(const Qwen36MoeWeights& w) {
         for (const Weight& e : l.moe.down.expert) add(e, layer, Role::expert_down, true);
         add(l.moe.shared_gate_up, layer, Role::shared);
         add(l.moe.shared_down, layer, Role::shared);
+        add(l.mlp.gate_up, layer, Role::mlp);
+        add(l.mlp.down, layer, Role::mlp);
     }
     add(w.embedding, -1, Role::ends);
     if (w.head.segments[0].data != w.embedding.segments[0].data) add(w.head, -1, Role::ends);

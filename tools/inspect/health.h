@@ -24,8 +24,8 @@ struct Finding {
 };
 
 /// Columns of the heat map.
-enum class Role : uint8_t { in, out, router, expert_gate_up, expert_down, shared, ends };
-inline constexpr int kRoles = 7;
+enum class Role : uint8_t { in, out, router, expert_gate_up, expert_down, shared, mlp, ends };
+inline constexpr int kRoles = 8;
 const char* role_name(Role role);
 
 struct MatrixHealth {

@@ -13,7 +13,17 @@ using Json = nlohmann::ordered_json;
 
 constexpr size_t kWorst = 10;
 constexpr Role kAllRoles[kRoles] = {Role::in,          Role::out,    Role::router, Role::expert_gate_up,
-                                    Role::expert_down, Role::shared, Role::ends};
+                                    Role::expert_down, Role::shared, Role::mlp,    Role::ends};
+
+/// Roles that are a row of a picture: the layers' that this model has.
+std::vector<Role> layer_roles(const HealthReport& r) {
+    std::vector<Role> roles;
+    for (const Role role : kAllRoles)
+        if (role != Role::ends && std::any_of(r.matrices.begin(), r.matrices.end(),
+                                              [&](const MatrixHealth& m) { return m.role == role; }))
+            roles.push_back(role);
+    return roles;
+}
 
 /// A character a cell: small enough for 64 layers in a terminal.
 std::string picture(const HealthReport& r) {
@@ -21,8 +31,7 @@ std::string picture(const HealthReport& r) {
     for (int64_t l = 0; l < r.layers; ++l) text += l % 10 == 0 ? fmt::format("{:<10}", l) : "";
     text.resize(text.find_last_not_of(' ') + 1);
     text += "\n";
-    for (const Role role : kAllRoles) {
-        if (role == Role::ends) continue;
+    for (const Role role : layer_roles(r)) {
         text += fmt::format("  {:18}", role_name(role));
         for (int64_t l = 0; l < r.layers; ++l) {
             Grade grade;
@@ -135,8 +144,7 @@ std::string heat_map(const HealthReport& r, const char* title, F&& cell) {
     std::string html = fmt::format("<h2>{}</h2><table class=map><tr><th></th>", title);
     for (int64_t l = 0; l < r.layers; ++l) html += fmt::format("<th>{}</th>", l);
     html += "</tr>\n";
-    for (const Role role : kAllRoles) {
-        if (role == Role::ends) continue;
+    for (const Role role : layer_roles(r)) {
         html += fmt::format("<tr><th>{}</th>", role_name(role));
         for (int64_t l = 0; l < r.layers; ++l) html += cell(l, role);
         html += "</tr>\n";
@@ -203,6 +211,8 @@ const char* role_name(Role role) {
             return "experts down";
         case Role::shared:
             return "shared expert";
+        case Role::mlp:
+            return "MLP";
         case Role::ends:
             return "embedding, head";
     }

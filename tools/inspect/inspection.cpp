@@ -1,5 +1,6 @@
 #include "tools/inspect/inspection.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "ggml-like/check.h"
@@ -60,7 +61,8 @@ void Inspection::count(const char* what, const Weight& w, double share) {
 }
 
 void Inspection::group(const Qwen36MoeWeights& w) {
-    const double used = static_cast<double>(config.experts_used) / static_cast<double>(config.experts);
+    const double used =
+        static_cast<double>(config.experts_used) / static_cast<double>(std::max<int64_t>(config.experts, 1));
     count("embedding", w.embedding, 1.0 / static_cast<double>(config.vocab_rows));
     if (config.tied_head)
         groups[{"embedding", format_name(w.head.segments[0])}].token_bytes +=
@@ -74,6 +76,11 @@ void Inspection::group(const Qwen36MoeWeights& w) {
         } else {
             count("DeltaNet: qkv, z, a, b", l.delta.in_proj, 1);
             count("DeltaNet: output", l.delta.out_proj, 1);
+        }
+        if (config.dense()) {
+            count("MLP: gate, up", l.mlp.gate_up, 1);
+            count("MLP: down", l.mlp.down, 1);
+            continue;
         }
         count("router and shared gate", l.moe.router, 1);
         for (const Weight& e : l.moe.gate_up.expert) count("experts: gate, up", e, used);

@@ -17,8 +17,9 @@ constexpr Card kCards[] = {{"RTX 5090", 32607, 1792},
                            {"H200", 143771, 4800}};
 constexpr double kWorthNaming = 0.05;  // of a token's bytes
 
-std::unique_ptr<Model> open_for_planning(const PlanWish& wish, Backend& backend) {
-    const LoadOptions options{.tokenizer = false, .weights = false, .progress = {}, .before_weights = {}};
+std::unique_ptr<Model> open_for_planning(const PlanWish& wish, DenseFormat dense, Backend& backend) {
+    const LoadOptions options{
+        .tokenizer = false, .weights = false, .dense = dense, .progress = {}, .before_weights = {}};
     return wish.synthetic.empty() ? load_model(wish.model, backend, options)
                                   : load_synthetic(wish.synthetic, wish.mix, backend, options);
 }
@@ -78,6 +79,16 @@ std::string component_table(const CostPlan& plan) {
     return text;
 }
 
+/// What PlanWish::dense changes.
+std::string dense_lines(const CostPlan& plan) {
+    if (plan.info.dense == DenseFormat::as_stored) return {};
+    const double before = plan.as_stored_token_bytes, after = plan.token_bytes();
+    return fmt::format("  --dense {}: {} of weights instead of {}, {} a token instead of {}, ceilings {:.2f}x\n",
+                       dense_format_name(plan.info.dense), bytes_text(static_cast<double>(plan.info.weight_bytes)),
+                       bytes_text(static_cast<double>(plan.as_stored_weight_bytes)), bytes_text(after),
+                       bytes_text(before), before / after);
+}
+
 std::string card_line(const CostPlan::OnCard& c) {
     const std::string head = fmt::format("  {:16}{:>9.0f} GB/s", c.name, c.bandwidth / kGiga);
     if (!c.fits)
@@ -99,7 +110,7 @@ double CostPlan::token_bytes() const {
 
 CostPlan make_cost_plan(const PlanWish& wish) {
     const auto reader = make_planned_gpu("a card", int64_t{1} << 50, int64_t{1} << 50);
-    const auto model = open_for_planning(wish, *reader);
+    const auto model = open_for_planning(wish, wish.dense, *reader);
     CostPlan plan{.info = model->info(), .sequences = wish.engine.sequences, .components = {}, .cards = {}};
     for (const Card& c : kCards)
         plan.cards.push_back(
@@ -107,6 +118,11 @@ CostPlan make_cost_plan(const PlanWish& wish) {
     if (wish.bandwidth > 0)
         plan.cards.push_back(plan_card(*model, wish, "--bandwidth", 0, wish.bandwidth * kGiga));
     plan.components = components_of(*model, plan.cards.front().memory, plan.sequences);
+    if (wish.dense == DenseFormat::as_stored) return plan;
+    const auto stored = open_for_planning(wish, DenseFormat::as_stored, *reader);
+    plan.as_stored_weight_bytes = stored->info().weight_bytes;
+    plan.as_stored_token_bytes = quern::total(
+        token_bytes(*stored, plan.cards.front().memory, plan.sequences, CostPlan::kShortDepth));
     return plan;
 }
 
@@ -114,7 +130,7 @@ std::string describe(const CostPlan& plan) {
     std::string text = fmt::format("{}: {:.2f} B parameters, {}, {} of weights\n\n", plan.info.name,
                                    static_cast<double>(plan.info.parameters) / kGiga, plan.info.formats,
                                    bytes_text(static_cast<double>(plan.info.weight_bytes)));
-    text += component_table(plan);
+    text += component_table(plan) + dense_lines(plan);
     const auto fitting = std::find_if(plan.cards.begin(), plan.cards.end(),
                                       [](const CostPlan::OnCard& c) { return c.known_memory && c.fits; });
     if (fitting != plan.cards.end()) text += "\n" + describe(fitting->memory);
@@ -132,7 +148,10 @@ nlohmann::ordered_json to_json(const CostPlan& plan) {
                              {"weight_bytes", plan.info.weight_bytes},
                              {"sequences", plan.sequences},
                              {"depth", CostPlan::kShortDepth},
-                             {"token_bytes", plan.token_bytes()}};
+                             {"token_bytes", plan.token_bytes()},
+                             {"dense", dense_format_name(plan.info.dense)}};
+    if (plan.info.dense != DenseFormat::as_stored)
+        j["as_stored"] = {{"weight_bytes", plan.as_stored_weight_bytes}, {"token_bytes", plan.as_stored_token_bytes}};
     j["components"] = nlohmann::ordered_json::array();
     for (const CostPlan::Component& c : plan.components)
         j["components"].push_back({{"name", c.name},

@@ -14,6 +14,7 @@ namespace quern {
 struct PlanWish {
     std::string model;                    // as load_model takes it
     std::string synthetic, mix = "aeon";  // instead: shapes of this name
+    DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;
     double bandwidth = 0;  // GB/s of a card that is not in the table; 0: none
 };
@@ -42,6 +43,8 @@ struct CostPlan {
 
     ModelInfo info;
     int64_t sequences = 1;
+    double as_stored_token_bytes = 0;   // with PlanWish::dense: without it
+    int64_t as_stored_weight_bytes = 0;
     std::vector<Component> components;  // largest first
     std::vector<OnCard> cards;
 

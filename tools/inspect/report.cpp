@@ -75,14 +75,16 @@ void print_tensors(const Inspection& in, const std::string& pattern, Output& out
 void print_summary(const Inspection& in, Output& out) {
     const Qwen36MoeConfig& c = in.config;
     const QuantInfo& q = in.checkpoint.quant();
+    const std::string second_half = c.dense()
+                                        ? fmt::format("MLP of {}", c.dense_width)
+                                        : fmt::format("{} experts ({} used)", c.experts, c.experts_used);
     std::string text = fmt::format(
-        "{}\n  qwen3_5_moe: {} layers ({} attention, {} DeltaNet), width {}, {} experts ({} used), "
-        "vocabulary {}\n"
+        "{}\n  {}: {} layers ({} attention, {} DeltaNet), width {}, {}, vocabulary {}\n"
         "  quantization: {}{}{}\n\n",
-        in.checkpoint.files().directory, c.layers,
+        in.checkpoint.files().directory, c.architecture(), c.layers,
         std::count(c.full_attention.begin(), c.full_attention.end(), true),
-        std::count(c.full_attention.begin(), c.full_attention.end(), false), c.width, c.experts,
-        c.experts_used, c.vocab_rows, q.method.empty() ? "none declared" : printable(q.method),
+        std::count(c.full_attention.begin(), c.full_attention.end(), false), c.width, second_half,
+        c.vocab_rows, q.method.empty() ? "none declared" : printable(q.method),
         q.format.empty() ? "" : ", " + printable(q.format),
         q.producer.empty() ? "" : ", " + printable(q.producer));
     text += fmt::format("  {:26} {:16} {:>9} {:>12} {:>16}\n", "part", "format", "matrices", "bytes",

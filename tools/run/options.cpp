@@ -124,6 +124,11 @@ void Builder::model() {
          o_.model);
     text("-hf,--hf-repo", "USER/REPO", "repo id in the local Hugging Face cache (nothing is downloaded)",
          o_.model);
+    text("--synthetic", "NAME",
+         "random weights in place of a checkpoint, to try a machine: qwen3.6-35b-a3b, qwen3.6-27b-shape, tiny, "
+         "tiny-dense; with the demo checkpoint's tokenizer",
+         o_.synthetic);
+    text("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs", o_.mix);
     parser_.value("-c,--ctx-size", "N", "context in tokens; 0 (default): the largest that fits",
                   [this](const std::string& v) { o_.context = parse_integer(v, "-c", 0, INT32_MAX); });
     parser_.value("-ngl,--gpu-layers,--n-gpu-layers", "all|auto|0",
@@ -144,6 +149,7 @@ void Builder::model() {
         [this](const std::string& v) { o_.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
     parser_.value("-ctk,--cache-type-k", "TYPE", "KV cache: auto, bf16, f16, f32; K and V have the same type",
                   [this](const std::string& v) { o_.kv_type = parse_kv_type(v, "-ctk"); });
+    parser_.value("--dense", "FORMAT", kDenseHelp, [this](const std::string& v) { o_.dense = parse_dense(v); });
     parser_.value("-ctv,--cache-type-v", "TYPE", "the same as -ctk",
                   [this](const std::string& v) { o_.kv_type = parse_kv_type(v, "-ctv"); });
 }
@@ -238,6 +244,9 @@ bool parse_run_options(int argc, char** argv, RunOptions& options) {
     builder.add_all();
     if (!parser.parse(argc, argv)) return false;
     builder.finish();
+    if (!options.synthetic.empty() && !options.model.empty())
+        FAIL(usage, "--synthetic {} and the checkpoint {}: name one of them", printable(options.synthetic),
+             printable(options.model));
     if (!options.ids_file.empty() && (options.prompt || !options.prompt_file.empty()))
         FAIL(usage, "--ids is the prompt already; it does not go with -p or -f");
     if (!options.system.empty() && !options.system_file.empty())

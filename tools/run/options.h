@@ -14,13 +14,15 @@ namespace quern {
 enum class When { automatic, always, never };
 
 struct RunOptions {
-    std::string model;  // empty: the demo checkpoint
+    std::string model;                    // empty: the demo checkpoint
+    std::string synthetic, mix = "aeon";  // random weights in place of a checkpoint
     GpuWish gpu = GpuWish::automatic;
     int device = 0;
     int threads = 0;
     int64_t context = 0;
     int64_t step_tokens = 0;  // 0: what suits the backend
     std::string kv_type = "auto";
+    DenseFormat dense = DenseFormat::as_stored;
     int64_t cache_bytes = int64_t{1024} << 20;
 
     std::optional<std::string> prompt;  // "-": standard input

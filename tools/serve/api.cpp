@@ -56,8 +56,9 @@ void Api::set_progress(const LoadProgress& progress) {
     to_load_ = progress.bytes_total;
 }
 
-void Api::set_ready(const Engine& engine) {
+void Api::set_ready(const Engine& engine, const std::optional<DenseCost>& dense) {
     engine_ = &engine;
+    dense_ = dense;
     const auto aliases = options_.aliases.empty()
                              ? decltype(options_.aliases){{engine.model().info().name, {}}}
                              : options_.aliases;
@@ -217,6 +218,20 @@ HttpReply Api::model(const HttpRequest& r) {
     throw ApiError(404, "model_not_found", "there is no model of that name; /v1/models lists them", "model");
 }
 
+/// null: weights are as stored. Random weights have no cost.
+ordered_json dense_json(DenseFormat format, const std::optional<DenseCost>& cost) {
+    if (format == DenseFormat::as_stored) return nullptr;
+    ordered_json j{{"format", dense_format_name(format)}};
+    if (cost)
+        j.update({{"kl_mean", cost->kl_mean},
+                  {"kl_p99", cost->kl_p99},
+                  {"kl_max", cost->kl_max},
+                  {"top1_agreement", cost->agreement},
+                  {"tokens", cost->tokens},
+                  {"seconds", cost->seconds}});
+    return j;
+}
+
 HttpReply Api::props(const HttpRequest&) {
     ordered_json aliases = ordered_json::array();
     for (const Alias& a : aliases_) {
@@ -237,6 +252,7 @@ HttpReply Api::props(const HttpRequest&) {
                           {"model", info.name},
                           {"architecture", info.architecture},
                           {"formats", info.formats},
+                          {"dense", dense_json(info.dense, dense_)},
                           {"n_ctx", engine_->context()},
                           {"total_slots", engine_->sequences()},
                           {"queue", options_.queue},

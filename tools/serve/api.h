@@ -5,9 +5,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "tools/engine/dense_cost.h"
 #include "tools/engine/engine.h"
 #include "tools/serve/access.h"
 #include "tools/serve/answer_format.h"
@@ -28,8 +30,8 @@ class Api {
     /// From any thread.
     void set_progress(const LoadProgress& progress);
     /// The engine's model, and all that does not change, may be read from now on. Both must outlive the
-    /// requests.
-    void set_ready(const Engine& engine);
+    /// requests. `dense`: what LoadWish::dense cost.
+    void set_ready(const Engine& engine, const std::optional<DenseCost>& dense = {});
     /// New requests get 503.
     void set_draining();
     /// The device failed: new requests and /health get 503 and are told so.
@@ -91,6 +93,7 @@ class Api {
     std::atomic<State> state_ = State::loading;
     std::atomic<int64_t> loaded_ = 0, to_load_ = 0;
     const Engine* engine_ = nullptr;  // set once, before state_ is ready
+    std::optional<DenseCost> dense_;
     std::vector<Alias> aliases_;
     std::unique_ptr<RequestReader> reader_;
     std::vector<int32_t> stop_ids_;

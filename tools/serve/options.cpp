@@ -74,8 +74,8 @@ void add_model(ArgParser& p, ServeOptions& o) {
     p.value("-hf,--hf-repo", "USER/REPO", "repo id in the local Hugging Face cache (nothing is downloaded)",
             [&o](const std::string& v) { o.model = v; });
     p.value("--synthetic", "NAME",
-            "random weights in place of a checkpoint, to measure load: qwen3.6-35b-a3b, tiny; with the demo "
-            "checkpoint's tokenizer",
+            "random weights in place of a checkpoint, to measure load: qwen3.6-35b-a3b, qwen3.6-27b-shape, "
+            "tiny, tiny-dense; with the demo checkpoint's tokenizer",
             [&o](const std::string& v) { o.synthetic = v; });
     p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs",
             [&o](const std::string& v) { o.mix = v; });
@@ -100,6 +100,7 @@ void add_model(ArgParser& p, ServeOptions& o) {
     for (const char* names : {"-ctk,--cache-type-k", "-ctv,--cache-type-v"})
         p.value(names, "TYPE", "KV cache: auto, bf16, f16, f32; K and V have the same type",
                 [&o](const std::string& v) { o.kv_type = v; });
+    p.value("--dense", "FORMAT", kDenseHelp, [&o](const std::string& v) { o.dense = parse_dense(v); });
     p.value("-cram,--cache-ram", "MiB",
             "memory for states of earlier prompts; default 8192, 0: none are kept",
             [&o](const std::string& v) { o.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });

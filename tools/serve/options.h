@@ -20,6 +20,7 @@ struct ServeOptions {
     int64_t sequences = 4;
     int64_t step_tokens = 0;  // 0: by device
     std::string kv_type = "auto";
+    DenseFormat dense = DenseFormat::as_stored;
     int64_t cache_bytes = int64_t{8192} << 20;
     std::string cache_dir;  // states survive a restart there; empty: they do not
 

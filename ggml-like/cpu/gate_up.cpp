@@ -1,0 +1,50 @@
+#include "ggml-like/cpu/gate_up.h"
+
+#include <algorithm>
+
+#include "ggml-like/ops/row_math.h"
+
+namespace quern::cpu {
+namespace {
+
+/// Columns [begin, end) of a pair's result.
+struct Piece {
+    const GateUp* pair = nullptr;
+    int64_t begin = 0, end = 0;
+};
+
+void run_piece(const Piece& piece, const DotKernels& dot) {
+    const GateUp& pair = *piece.pair;
+    const int64_t width = piece.end - piece.begin, tokens = pair.x.count(), up_rows = pair.weight->rows / 2;
+    std::vector<float> products(static_cast<size_t>(2 * width * tokens));
+    std::vector<float*> gate, up;
+    for (int64_t i = 0; i < tokens; ++i) {
+        gate.push_back(products.data() + 2 * i * width);
+        up.push_back(gate.back() + width);
+    }
+    weight_rows(dot, *pair.weight, piece.begin, piece.end, pair.x, gate.data());
+    weight_rows(dot, *pair.weight, up_rows + piece.begin, up_rows + piece.end, pair.x, up.data());
+    for (int64_t i = 0; i < tokens; ++i) {
+        float* g = gate[static_cast<size_t>(i)];
+        for (int64_t f = 0; f < width; ++f) g[f] = silu(g[f]) * up[static_cast<size_t>(i)][f];
+        store_floats(*pair.out, pair.to[static_cast<size_t>(i)] + piece.begin, width, g);
+    }
+}
+
+}  // namespace
+
+void gate_up(const std::vector<GateUp>& pairs, Context& context) {
+    std::vector<Piece> pieces;
+    for (const GateUp& pair : pairs) {
+        const Weight& w = *pair.weight;
+        const int64_t width = w.rows / 2;
+        const int64_t step = rows_per_piece(width, 2 * w.bytes() / std::max<int64_t>(w.rows, 1),
+                                            2 * w.cols * pair.x.count(), context.pool.size());
+        for (int64_t f = 0; f < width; f += step) pieces.push_back({&pair, f, std::min(f + step, width)});
+    }
+    context.pool.parallel_for(static_cast<int64_t>(pieces.size()), 1, [&](int64_t begin, int64_t end, int) {
+        for (int64_t i = begin; i < end; ++i) run_piece(pieces[static_cast<size_t>(i)], context.dot);
+    });
+}
+
+}  // namespace quern::cpu

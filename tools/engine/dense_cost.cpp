@@ -1,0 +1,147 @@
+#include "tools/engine/dense_cost.h"
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cmath>
+#include <thread>
+
+#include "ggml-like/check.h"
+#include "models/tokenizer.h"
+#include "tools/engine/sample_text.h"
+
+namespace quern {
+namespace {
+
+constexpr int64_t kTextTokens = 2000;
+constexpr int64_t kRows = 64;  // of logits in a step, and examined together
+constexpr float kLeastLikely = -9.704061f;  // log 2^-14
+
+struct Normalizer {
+    float highest;
+    double log_sum;  // of exp(logit)
+};
+Normalizer normalizer(std::span<const float> logits) {
+    const float highest = *std::max_element(logits.begin(), logits.end());
+    double sum = 0;
+    for (const float x : logits) sum += std::exp(x - highest);
+    return {highest, highest + std::log(sum)};
+}
+
+/// f(i) for i below `count` on all cores.
+template <typename F>
+void for_each_row(int64_t count, const F& f) {
+    std::atomic<int64_t> next = 0;
+    const auto work = [&] {
+        for (int64_t i = next++; i < count; i = next++) f(i);
+    };
+    const auto most = static_cast<int64_t>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
+    std::vector<std::jthread> threads;
+    for (int64_t i = 1; i < std::min(most, count); ++i) threads.emplace_back(work);
+    work();
+}
+
+/// Runs the model over `tokens`; examine(position, row of logits), from several threads.
+template <typename F>
+void run_text(Model& model, Backend& backend, const std::vector<int32_t>& tokens, const F& examine) {
+    Engine engine(model, backend, dense_cost_options(model));
+    const auto vocab = static_cast<size_t>(model.info().vocab);
+    const auto last = static_cast<int64_t>(tokens.size()) - 1;
+    std::vector<float> rows(static_cast<size_t>(kRows) * vocab);
+    Request request;
+    request.prompt = tokens;
+    request.max_tokens = 0;
+    request.on_prompt_logits = [&](int64_t position, const float* logits) {
+        const int64_t row = position % kRows;
+        std::copy_n(logits, vocab, rows.begin() + row * static_cast<int64_t>(vocab));
+        if (row + 1 < kRows && position < last) return;
+        for_each_row(row + 1, [&](int64_t i) {
+            examine(static_cast<size_t>(position - row + i),
+                    std::span<const float>(rows).subspan(static_cast<size_t>(i) * vocab, vocab));
+        });
+    };
+    const Result result = engine.run(std::move(request));
+    if (result.reason == FinishReason::error) FAIL(runtime, "--dense: the comparison failed: {}", result.error);
+}
+
+std::vector<int32_t> sample_tokens(const Model& model) {
+    CHECK(model.tokenizer() != nullptr, "[requantize_measured] {} has no tokenizer", model.info().name);
+    std::vector<int32_t> tokens = model.tokenizer()->encode(kSampleText, Tokenizer::Markers::control);
+    const int64_t most = std::min(kTextTokens, model.info().context - 1);
+    if (static_cast<int64_t>(tokens.size()) > most) tokens.resize(static_cast<size_t>(most));
+    return tokens;
+}
+
+DenseCost summary(std::vector<double> kl, int64_t same) {
+    const auto count = static_cast<double>(kl.size());
+    DenseCost cost{.tokens = static_cast<int64_t>(kl.size()), .agreement = static_cast<double>(same) / count};
+    for (const double d : kl) cost.kl_mean += d / count;
+    std::sort(kl.begin(), kl.end());
+    cost.kl_p99 = kl[kl.size() * 99 / 100];
+    cost.kl_max = kl.back();
+    return cost;
+}
+
+}  // namespace
+
+LikelyTokens likely_tokens(std::span<const float> logits) {
+    const Normalizer n = normalizer(logits);
+    LikelyTokens p{.rest = 1};
+    for (size_t i = 0; i < logits.size(); ++i) {
+        const double log_probability = logits[i] - n.log_sum;
+        if (!(log_probability >= kLeastLikely)) continue;
+        if (p.ids.empty() || logits[i] > logits[static_cast<size_t>(p.best)]) p.best = static_cast<int32_t>(i);
+        p.ids.push_back(static_cast<int32_t>(i));
+        p.log_probability.push_back(static_cast<float>(log_probability));
+        p.rest -= std::exp(log_probability);
+    }
+    p.rest = std::max(p.rest, 0.0);
+    return p;
+}
+
+double divergence(const LikelyTokens& p, std::span<const float> logits) {
+    const Normalizer n = normalizer(logits);
+    double kl = 0, rest = 1;
+    for (size_t i = 0; i < p.ids.size(); ++i) {
+        const double log_p = p.log_probability[i], log_q = logits[static_cast<size_t>(p.ids[i])] - n.log_sum;
+        kl += std::exp(log_p) * (log_p - log_q);
+        rest -= std::exp(log_q);
+    }
+    // Below this the remainders are rounding, not probability.
+    constexpr double kRounding = 1e-6;
+    if (p.rest > kRounding) kl += p.rest * std::log(p.rest / std::max(rest, kRounding));
+    return std::isnan(kl) ? INFINITY : std::max(kl, 0.0);
+}
+
+std::string describe(const DenseCost& c) {
+    return fmt::format("mean KL {:.4f}, p99 {:.4f}, most {:.4f} nats; same likeliest token {:.1f} % of {}", c.kl_mean,
+                       c.kl_p99, c.kl_max, 100 * c.agreement, c.tokens);
+}
+
+EngineOptions dense_cost_options(const Model& model) {
+    return {.context = std::min<int64_t>(kTextTokens + 1, model.info().context),
+            .sequences = 1,
+            .step_tokens = kRows,
+            .prompt_logits = kRows};
+}
+
+DenseCost requantize_measured(Model& model, Backend& backend,
+                              const std::function<void(const LoadProgress&)>& progress) {
+    const auto begin = std::chrono::steady_clock::now();
+    const std::vector<int32_t> tokens = sample_tokens(model);
+    std::vector<LikelyTokens> before(tokens.size());
+    run_text(model, backend, tokens,
+             [&](size_t position, std::span<const float> row) { before[position] = likely_tokens(row); });
+    model.requantize(progress);
+    std::vector<double> kl(tokens.size());
+    std::atomic<int64_t> same = 0;
+    run_text(model, backend, tokens, [&](size_t position, std::span<const float> row) {
+        kl[position] = divergence(before[position], row);
+        same += std::max_element(row.begin(), row.end()) - row.begin() == before[position].best;
+    });
+    DenseCost cost = summary(std::move(kl), same);
+    cost.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return cost;
+}
+
+}  // namespace quern
