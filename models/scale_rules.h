@@ -5,16 +5,11 @@
 #include <span>
 #include <string>
 
+#include "ggml-like/quantize.h"
 #include "ggml-like/safetensors.h"
 #include "ggml-like/weight.h"
 
 namespace quern {
-
-/// How a checkpoint stores the global scale of an NVFP4 matrix.
-enum class GlobalForm : uint8_t {
-    divisor,     // compressed-tensors: 2688 / amax
-    multiplier,  // ModelOpt: amax / 2688
-};
 
 /// BF16, F16, F32; false for every other dtype.
 bool plain_dtype(SafeDType from, DType& to);
