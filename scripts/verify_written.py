@@ -149,13 +149,14 @@ def compare_bytes(folder, original, module, scheme, totals):
     """Codes and scales of compressed-tensors' own quantizer, with the amax that q/k/v or gate/up share."""
     w = original_of(original, module)
     amax = group_amax(original, module, w)
-    g = generate_gparam(-amax, amax)
+    # torch divides a number by a tensor as number * (1 / tensor): the last bit may differ.
+    g = folder.get(f"{module}.weight_global_scale")
+    check(abs(float(g / generate_gparam(-amax, amax)) - 1) <= 2.0**-23, f"{module}: another global scale")
     blocks = w.unflatten(1, (-1, 16))
     scale, _ = calculate_qparams(blocks.amin(-1), blocks.amax(-1), scheme.weights, global_scale=g)
     codes = quantize_and_pack_fp4(w, scale, global_scale=g, group_size=16)
     got = {p: folder.get(f"{module}.{p}") for p in ("weight_packed", "weight_scale", "weight_global_scale")}
     totals["modules"] += 1
-    totals["global"] += int(torch.equal(got["weight_global_scale"], g))
     same = got["weight_scale"].view(torch.uint8) == scale.to(torch.float8_e4m3fn).view(torch.uint8)
     totals["scales"] += same.numel()
     totals["same scales"] += int(same.sum())
@@ -200,14 +201,13 @@ def main():
           f"{sum(m['different'] == 0 for m in report['matrices'])} of {len(modules)} read to the bit, worst relative error {worst:.3g}")
     if args.original:
         original = Folder(args.original)
-        totals = dict.fromkeys(("modules", "global", "scales", "same scales", "code bytes", "same code bytes", "error",
+        totals = dict.fromkeys(("modules", "scales", "same scales", "code bytes", "same code bytes", "error",
                                 "their error"), 0)
         for module, parts in quantized.items():
             if "weight_packed" in parts:
                 compare_bytes(folder, original, module, resolved[module], totals)
         print("against the quantizer of compressed-tensors:", json.dumps(totals))
         check(totals["error"] <= 1.0001 * totals["their error"], "compressed-tensors quantizes better")
-        check(totals["global"] == totals["modules"], "other global scales")
     for failure in failures[:20]:
         print("FAILED:", failure)
     return 1 if failures else 0
