@@ -16,6 +16,7 @@
 
 #include "checkpoint_copy.h"
 #include "engine_harness.h"
+#include "models/tokenizer.h"
 #include "tools/inspect/inspection.h"
 #include "tools/quantize/compare.h"
 #include "tools/quantize/write_checkpoint.h"
@@ -114,8 +115,8 @@ std::vector<float> logits(const std::string& checkpoint) {
     const test::Loaded l(checkpoint, make_cpu_backend(2), true);
     std::vector<float> out;
     Request request;
-    request.prompt =
-        l.model->tokenizer()->encode("What is the capital of France? Paris is the capital of France.");
+    request.prompt = l.model->tokenizer()->encode(
+        "What is the capital of France? Paris is the capital of France.", Tokenizer::Markers::literal);
     request.sampling.temperature = 0;
     request.max_tokens = 1;
     request.on_prompt_logits = [&](int64_t, const float* row) {
@@ -162,21 +163,20 @@ int shell(const std::string& arguments, std::string* text = nullptr) {
 TEST_SUITE("cpu") {
     TEST_CASE(
         "write: every recipe and format from fused and single experts reads as the model it was made of") {
-        for (const char* name : {"base/bf16", "mixed/bf16", "real_heads/bf16", "vision_mtp/bf16",
-                                 "tied_text/bf16", "dead_expert/f16", "odd_pattern/bf16"}) {
-            for (const char* recipe : {"aeon", "xs", "fp8-head"}) {
+        for (const std::string name : {"base/bf16", "mixed/bf16", "real_heads/bf16", "vision_mtp/bf16",
+                                       "tied_text/bf16", "dead_expert/f16", "odd_pattern/bf16"}) {
+            for (const std::string recipe : {"aeon", "xs", "fp8-head"}) {
                 for (const CheckpointFormat format :
                      {CheckpointFormat::compressed_tensors, CheckpointFormat::modelopt}) {
                     CAPTURE(name);
                     CAPTURE(recipe);
-                    CAPTURE(format_name(format));
+                    CAPTURE(std::string(format_name(format)));
                     const TempDir dir;
                     const std::string out = dir / "out";
                     const WriteReport report = write(
                         parity(name), {.directory = out, .recipe = recipe, .format = format, .threads = 2});
                     CHECK(report.quantized > 10);
                     CHECK(!fs::exists(out + ".partial"));
-                    CHECK(!fs::exists(out + "/.quern-write"));
                     const Inspection in(out, ReadMode::values);
                     CHECK(in.failure == "");
                     CHECK(in.audit.problems == std::vector<std::string>());
@@ -186,20 +186,18 @@ TEST_SUITE("cpu") {
                     CHECK_MESSAGE(c.clean(), describe(c, 3));
                     bool fp8 = false;
                     for (const ModuleComparison& m : c.modules) {
-                        const bool nvfp4 =
-                            m.role == ModuleRole::attention || m.role == ModuleRole::experts ||
-                            m.role == ModuleRole::shared_expert ||
-                            (std::string(recipe) == "xs" &&
-                             (m.role == ModuleRole::delta || m.role == ModuleRole::delta_gates));
+                        const bool nvfp4 = m.role == ModuleRole::attention || m.role == ModuleRole::experts ||
+                                           m.role == ModuleRole::shared_expert ||
+                                           (recipe == "xs" && (m.role == ModuleRole::delta ||
+                                                               m.role == ModuleRole::delta_gates));
                         CAPTURE(m.name);
-                        fp8 |= m.format == "FP8 block 128" && m.role == ModuleRole::head;
+                        fp8 |= m.format.starts_with("FP8") && m.role == ModuleRole::head;
                         if (nvfp4)
                             CHECK(m.format == "NVFP4");
-                        else if (m.format != "FP8 block 128")
+                        else if (!m.format.starts_with("FP8"))
                             CHECK(m.error.different == 0);
                     }
-                    CHECK(fp8 ==
-                          (std::string(recipe) == "fp8-head" && std::string(name) != "tied_text/bf16"));
+                    CHECK(fp8 == (recipe == "fp8-head" && !in.config.tied_head));
                 }
             }
         }
@@ -324,13 +322,10 @@ TEST_SUITE("cpu") {
             for (int waited = 0; waited < delay && waitpid(pid, &status, WNOHANG) == 0; ++waited)
                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
             if (kill(pid, SIGKILL) == 0 && waitpid(pid, &status, 0) == pid && WIFSIGNALED(status)) ++kills;
-            if (fs::exists(out)) {
-                CHECK(Inspection(out, ReadMode::values).clean());
-                CHECK(!fs::exists(out + ".partial"));
-            }
+            if (fs::exists(out)) CHECK(Inspection(out, ReadMode::values).clean());
             if (WIFEXITED(status)) break;
             if (kills == 6) {  // a finished file is damaged meanwhile
-                for (const auto& entry : fs::directory_iterator(out + ".partial"))
+                for (const auto& entry : fs::directory_iterator(out + ".partial/files"))
                     if (entry.path().extension() == ".safetensors") {
                         std::fstream file(entry.path(), std::ios::in | std::ios::out | std::ios::binary);
                         file.seekp(-7, std::ios::end);
@@ -343,6 +338,22 @@ TEST_SUITE("cpu") {
         CHECK(kills >= 5);
         CHECK(WEXITSTATUS(status) == 0);
         CHECK(contents(out) == contents(expected));
+        CHECK(!fs::exists(out + ".partial"));
+    }
+
+    TEST_CASE("write: an end that was interrupted is ended, by the same command only") {
+        const TempDir dir;
+        const std::string source = parity("base/bf16"), out = dir / "out", partial = out + ".partial";
+        const auto again = [&](const std::string& recipe) {
+            return usage_error([&] { write(source, {.directory = out, .recipe = recipe}); });
+        };
+        write(source, {.directory = out, .recipe = "aeon"});
+        fs::create_directory(partial);
+        CHECK(again("aeon") == "<no error>");
+        CHECK(!fs::exists(partial));
+        dir.write("out.partial/job", "another\n");
+        CHECK(contains(again("aeon"), "it exists already"));
+        CHECK(Inspection(out, ReadMode::values).clean());
     }
 
     TEST_CASE("write: what is there already, what is the source, and what was begun otherwise are refused") {
@@ -361,7 +372,8 @@ TEST_SUITE("cpu") {
             contains(error({.directory = out, .recipe = "aeon"}), "was not left by an interrupted --write"));
         CHECK(fs::exists(out + ".partial/precious.txt"));
         fs::remove_all(out + ".partial");
-        dir.write("out.partial/.quern-write/job", "another job\n");
+        dir.write("out.partial/job", "another job\n");
+        dir.write("out.partial/lock", "");
         CHECK(contains(error({.directory = out, .recipe = "aeon"}),
                        "another source, recipe, format or version"));
         fs::remove_all(out + ".partial");
@@ -555,13 +567,14 @@ TEST_SUITE("model") {
     TEST_CASE("write: the written demo answers like its source") {
         const TempDir dir;
         const std::vector<float> source = logits(demo_bf16());
-        for (const char* recipe : {"aeon", "xs", "fp8-head"}) {
+        for (const std::string recipe : {"aeon", "xs", "fp8-head"}) {
             for (const CheckpointFormat format :
                  {CheckpointFormat::compressed_tensors, CheckpointFormat::modelopt}) {
                 const std::string out = dir / fmt::format("{}-{}", recipe, format_name(format));
                 write(demo_bf16(), {.directory = out, .recipe = recipe, .format = format, .threads = 2});
                 const double difference = relative_difference(logits(out), source);
-                MESSAGE(recipe << " " << format_name(format) << ": logits differ by " << difference);
+                MESSAGE(recipe << " " << std::string(format_name(format)) << ": logits differ by "
+                               << difference);
                 CHECK(difference < 0.15);
             }
         }

@@ -21,7 +21,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kState = ".quern-write";
 constexpr uint64_t kChecksumPiece = 16 << 20;
 constexpr uint64_t kLargestNote = 4096;
 
@@ -65,43 +64,52 @@ std::string checksum_text(uint64_t bytes, uint64_t checksum) {
 PartialDirectory::PartialDirectory(const std::string& directory, const std::string& job)
     : directory_(directory) {
     while (directory_.size() > 1 && directory_.ends_with('/')) directory_.pop_back();
-    path_ = directory_ + ".partial/";
-    state_ = path_ + kState + "/";
+    state_ = directory_ + ".partial/";
+    path_ = state_ + "files/";
     if (exists(directory_)) {
-        const std::string left = directory_ + "/" + kState;
-        if (read_note(left + "/job") != job)
+        // An end that was interrupted after the last step that matters.
+        complete_ =
+            exists(state_) && !exists(path_) && (fs::is_empty(state_) || read_note(state_ + "job") == job);
+        if (!complete_)
             FAIL(usage, "--write {}: it exists already; remove it or name another directory", directory_);
-        fs::remove_all(left);
-        complete_ = true;
+        remove_state();
         return;
     }
-    const bool ours = !exists(path_) || fs::is_empty(path_) || exists(state_);
-    if (!ours)
+    if (exists(state_) && !fs::is_empty(state_) && !exists(state_ + "lock"))
         FAIL(usage, "--write {}: {} exists and was not left by an interrupted --write; remove it", directory_,
-             path_);
-    make_directory(path_);
+             state_);
     make_directory(state_);
-    lock_ = ::open((state_ + "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (lock_ < 0) fail_at("write", state_ + "lock");
-    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-        ::close(lock_);
-        FAIL(usage, "--write {}: another process is writing it", directory_);
-    }
+    take_lock();
     const std::string before = read_note(state_ + "job");
     if (before.empty()) {
         write_note(state_ + "job", job);
     } else if (before != job) {
-        ::close(lock_);
         FAIL(usage,
              "--write {}: {} holds the unfinished result of another source, recipe, format or version of "
-             "quern; remove "
-             "it, or repeat that command",
-             directory_, path_);
+             "quern; "
+             "remove it, or repeat that command",
+             directory_, state_);
     }
+    make_directory(path_);
 }
 
-PartialDirectory::~PartialDirectory() {
-    if (lock_ >= 0) ::close(lock_);
+void PartialDirectory::take_lock() {
+    lock_.fd = ::open((state_ + "lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    if (lock_.fd < 0) fail_at("write", state_ + "lock");
+    if (::flock(lock_.fd, LOCK_EX | LOCK_NB) != 0)
+        FAIL(usage, "--write {}: another process is writing it", directory_);
+}
+
+/// What says that it is ours goes last.
+void PartialDirectory::remove_state() const {
+    for (const fs::directory_entry& entry : fs::directory_iterator(state_))
+        if (entry.path().filename() != "job") fs::remove_all(entry.path());
+    fs::remove(state_ + "job");
+    fs::remove(directory_ + ".partial");
+}
+
+PartialDirectory::Lock::~Lock() {
+    if (fd >= 0) ::close(fd);
 }
 
 bool PartialDirectory::has(const std::string& name, uint64_t bytes, int threads) const {
@@ -114,8 +122,7 @@ bool PartialDirectory::has(const std::string& name, uint64_t bytes, int threads)
 void PartialDirectory::keep_only(const std::vector<std::string>& names) const {
     for (const fs::directory_entry& entry : fs::directory_iterator(path_)) {
         const std::string name = entry.path().filename().string();
-        if (name != kState && std::find(names.begin(), names.end(), name) == names.end())
-            fs::remove_all(entry.path());
+        if (std::find(names.begin(), names.end(), name) == names.end()) fs::remove_all(entry.path());
     }
 }
 
@@ -129,12 +136,10 @@ void PartialDirectory::commit() {
     if (exists(directory_))
         FAIL(usage, "--write {}: it appeared while it was being written; the result is in {}", directory_,
              path_);
-    if (::rename((directory_ + ".partial").c_str(), directory_.c_str()) != 0)
-        fail_at("rename to", directory_);
+    if (::rename((state_ + "files").c_str(), directory_.c_str()) != 0) fail_at("rename to", directory_);
     const fs::path parent = fs::path(directory_).parent_path();
     sync_directory(parent.empty() ? "." : parent.string());
-    fs::remove_all(directory_ + "/" + kState);
-    sync_directory(directory_);
+    remove_state();
 }
 
 RandomAccessFile::RandomAccessFile(const std::string& path, uint64_t bytes)

@@ -1,4 +1,5 @@
-// PartialDirectory: DIR.partial, its state, and its files.
+// PartialDirectory: DIR.partial with the state of a write (job, lock, checksums) and, in files/, what becomes
+// DIR.
 #pragma once
 
 #include <cstdint>
@@ -14,26 +15,32 @@ class PartialDirectory {
     /// have the same. Throws Error(usage) if DIR is there, if DIR.partial is something else, or if another
     /// process writes it.
     PartialDirectory(const std::string& directory, const std::string& job);
-    ~PartialDirectory();
     PartialDirectory(const PartialDirectory&) = delete;
     PartialDirectory& operator=(const PartialDirectory&) = delete;
 
-    /// Where files are made: "DIR.partial/".
+    /// Where files are made: "DIR.partial/files/".
     const std::string& path() const { return path_; }
-    /// DIR was complete, but for the state that is removed now: nothing is left to do.
+    /// DIR was complete, only DIR.partial was not removed yet: nothing is left to do.
     bool complete() const { return complete_; }
     /// Whether the file is there with the size and the checksum that were noted.
     bool has(const std::string& name, uint64_t bytes, int threads) const;
-    /// Removes everything but the state and these files: what an interrupted run left.
+    /// Removes all files but these: what an interrupted run left.
     void keep_only(const std::vector<std::string>& names) const;
     /// Notes the checksum of a file that is durable.
     void finished(const std::string& name, int threads) const;
-    /// DIR.partial becomes DIR.
+    /// DIR.partial/files becomes DIR, and DIR.partial goes.
     void commit();
 
   private:
-    std::string directory_, path_, state_;
-    int lock_ = -1;
+    struct Lock {
+        ~Lock();
+        int fd = -1;
+    };
+    void take_lock();
+    void remove_state() const;
+
+    std::string directory_, state_, path_;
+    Lock lock_;
     bool complete_ = false;
 };
 
