@@ -222,6 +222,27 @@ TEST_SUITE("cpu") {
         CHECK(scale("0.mlp.shared_expert.gate_proj") == scale("0.mlp.shared_expert.up_proj"));
     }
 
+    TEST_CASE("write: amax gives what the reference quantizers wrote of the same weights") {
+        // scripts/quant_formats.py, in numpy. Where it multiplies by G and divides by the block scale,
+        // compressed-tensors divides by their quotient, as we do: BF16 weights lie on ties of the codes, and
+        // some fall to the other side.
+        const TempDir dir;
+        const std::string recipe =
+            dir.write("amax.json", R"({"scales": "amax", "roles": {"attention": "nvfp4",
+            "experts": "nvfp4", "shared_expert": "nvfp4"}})");
+        write(
+            parity("base/bf16"),
+            {.directory = dir / "mo", .recipe = recipe, .format = CheckpointFormat::modelopt, .threads = 2});
+        for (const ModuleComparison& m : against(dir / "mo", parity("base/modelopt")).modules)
+            CHECK_MESSAGE(m.error.different == 0, m.name);
+        write(parity("base/bf16"), {.directory = dir / "ct", .recipe = recipe, .threads = 2});
+        for (const ModuleComparison& m : against(dir / "ct", parity("base/ct")).modules)
+            CHECK_MESSAGE(static_cast<double>(m.error.different) < 0.01 * static_cast<double>(m.error.values),
+                          m.name);
+        write(parity("real_heads/bf16"), {.directory = dir / "head", .recipe = "fp8-head", .threads = 2});
+        CHECK(of(against(dir / "head", parity("real_heads/ct_fp8_head")), "lm_head").error.different == 0);
+    }
+
     TEST_CASE("write: a recipe file decides by role, then by expression") {
         const TempDir dir;
         const std::string recipe = dir.write("recipe.json", R"({
