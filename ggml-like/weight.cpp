@@ -42,10 +42,12 @@ void load_values(const WeightSegment& s, int64_t row, float* out) {
             for (int64_t i = 0; i < s.cols; ++i) out[i] = load_unaligned<float>(s.data, at + i);
             return;
         case DType::BF16:
-            for (int64_t i = 0; i < s.cols; ++i) out[i] = bf16_to_float(load_unaligned<uint16_t>(s.data, at + i));
+            for (int64_t i = 0; i < s.cols; ++i)
+                out[i] = bf16_to_float(load_unaligned<uint16_t>(s.data, at + i));
             return;
         case DType::F16:
-            for (int64_t i = 0; i < s.cols; ++i) out[i] = f16_to_float(load_unaligned<uint16_t>(s.data, at + i));
+            for (int64_t i = 0; i < s.cols; ++i)
+                out[i] = f16_to_float(load_unaligned<uint16_t>(s.data, at + i));
             return;
         case DType::F8_E4M3:
             for (int64_t i = 0; i < s.cols; ++i)
@@ -108,7 +110,8 @@ void dequantize_row(const WeightSegment& s, int64_t row, float* out) {
         case ScaleKind::per_tensor:
             return scale_runs(out, s.cols, s.cols, [&](int64_t) { return s.global_scale; });
         case ScaleKind::per_row:
-            return scale_runs(out, s.cols, s.cols, [&](int64_t) { return load_unaligned<float>(s.scale, row); });
+            return scale_runs(out, s.cols, s.cols,
+                              [&](int64_t) { return load_unaligned<float>(s.scale, row); });
         case ScaleKind::block128:
             return scale_runs(out, s.cols, 128, [&](int64_t block) {
                 return load_unaligned<float>(s.scale, row / 128 * ceil_div(s.cols, 128) + block);

@@ -153,8 +153,8 @@ bool parse(int argc, char** argv, Options& o) {
     });
     p.section("Quality");
     p.value("--perplexity", "FILE",
-            "instead: questions of a JSONL file (models/demo/eval.jsonl); how many of the greedy answers, of at most -n "
-            "tokens (512), are the expected ones, and nats per token of those",
+            "instead: questions of a JSONL file (models/demo/eval.jsonl); how many of the greedy answers, of at "
+            "most -n tokens (512), are the expected ones, and nats per token of those",
             [&](const std::string& v) { o.questions = v; });
     p.section("A running server");
     p.value("--serve", "URL", "instead: load on the server at http://HOST:PORT, with -np people at once, -p words and -n "

@@ -1,9 +1,9 @@
 // Writing a checkpoint so that a kill at any moment leaves the directory absent, continuable or complete.
 //
-// Files are made in DIR.partial/files, one after another; each is written under a temporary name, made durable
-// and renamed, and its checksum noted in DIR.partial. When all are there, DIR.partial/files becomes DIR in one
-// step. The same command continues: it keeps the files whose checksums agree. Bytes depend on the source,
-// the recipe and the version of quern alone, not on threads, time or interruptions.
+// Files are made in DIR.partial/files, one after another; each is written under a temporary name, made
+// durable, renamed, and its checksum noted in DIR.partial. When all are there, DIR.partial/files becomes DIR
+// in one step. The same command continues: it keeps the files whose checksums agree. Bytes depend on the
+// source, the recipe and the version of quern alone, not on threads, time or interruptions.
 #pragma once
 
 #include <cstdint>
