@@ -35,42 +35,43 @@ T load_unaligned(const void* data, int64_t index) {
     return value;
 }
 
-float stored_value(const WeightSegment& s, int64_t row, int64_t col) {
-    const int64_t i = row * s.cols + col;
+void load_values(const WeightSegment& s, int64_t row, float* out) {
+    const int64_t at = row * s.cols;
     switch (s.dtype) {
         case DType::F32:
-            return load_unaligned<float>(s.data, i);
+            for (int64_t i = 0; i < s.cols; ++i) out[i] = load_unaligned<float>(s.data, at + i);
+            return;
         case DType::BF16:
-            return bf16_to_float(load_unaligned<uint16_t>(s.data, i));
+            for (int64_t i = 0; i < s.cols; ++i)
+                out[i] = bf16_to_float(load_unaligned<uint16_t>(s.data, at + i));
+            return;
         case DType::F16:
-            return f16_to_float(load_unaligned<uint16_t>(s.data, i));
+            for (int64_t i = 0; i < s.cols; ++i)
+                out[i] = f16_to_float(load_unaligned<uint16_t>(s.data, at + i));
+            return;
         case DType::F8_E4M3:
-            return nvfp4::e4m3_to_float(load_unaligned<uint8_t>(s.data, i));
-        case DType::NVFP4: {
-            const uint8_t pair = load_unaligned<uint8_t>(s.data, row * (s.cols / 2) + col / 2);
-            return nvfp4::kCodeValue[col % 2 == 0 ? pair & 15 : pair >> 4];
-        }
+            for (int64_t i = 0; i < s.cols; ++i)
+                out[i] = nvfp4::e4m3_to_float(load_unaligned<uint8_t>(s.data, at + i));
+            return;
+        case DType::NVFP4:
+            for (int64_t i = 0; i < s.cols; i += 2) {
+                const auto pair = load_unaligned<uint8_t>(s.data, (at + i) / 2);
+                out[i] = nvfp4::kCodeValue[pair & 15];
+                out[i + 1] = nvfp4::kCodeValue[pair >> 4];
+            }
+            return;
         default:
             FAIL(runtime, "[weight] {}: {} is not a weight type", s.name, dtype_name(s.dtype));
     }
 }
 
-float scale_of(const WeightSegment& s, int64_t row, int64_t col) {
-    switch (s.scale_kind) {
-        case ScaleKind::none:
-            return 1.0f;
-        case ScaleKind::per_tensor:
-            return s.global_scale;
-        case ScaleKind::per_row:
-            return load_unaligned<float>(s.scale, row);
-        case ScaleKind::block128:
-            return load_unaligned<float>(s.scale, row / 128 * ceil_div(s.cols, 128) + col / 128);
-        case ScaleKind::nvfp4: {
-            const int64_t i = row * (s.cols / nvfp4::kBlock) + col / nvfp4::kBlock;
-            return nvfp4::e4m3_to_float(load_unaligned<uint8_t>(s.scale, i)) * s.global_scale;
-        }
+/// Multiplies runs of `run` columns by scale(index of the run).
+template <typename F>
+void scale_runs(float* values, int64_t cols, int64_t run, F&& scale) {
+    for (int64_t begin = 0; begin < cols; begin += run) {
+        const float factor = scale(begin / run);
+        for (int64_t i = begin; i < std::min(begin + run, cols); ++i) values[i] *= factor;
     }
-    return 1.0f;
 }
 
 }  // namespace
@@ -100,12 +101,34 @@ int64_t ExpertWeights::bytes() const {
     return total;
 }
 
+void dequantize_row(const WeightSegment& s, int64_t row, float* out) {
+    CHECK(row >= 0 && row < s.rows, "[weight] {} has {} rows, not row {}", s.name, s.rows, row);
+    load_values(s, row, out);
+    switch (s.scale_kind) {
+        case ScaleKind::none:
+            return;
+        case ScaleKind::per_tensor:
+            return scale_runs(out, s.cols, s.cols, [&](int64_t) { return s.global_scale; });
+        case ScaleKind::per_row:
+            return scale_runs(out, s.cols, s.cols,
+                              [&](int64_t) { return load_unaligned<float>(s.scale, row); });
+        case ScaleKind::block128:
+            return scale_runs(out, s.cols, 128, [&](int64_t block) {
+                return load_unaligned<float>(s.scale, row / 128 * ceil_div(s.cols, 128) + block);
+            });
+        case ScaleKind::nvfp4:
+            return scale_runs(out, s.cols, nvfp4::kBlock, [&](int64_t block) {
+                const int64_t i = row * (s.cols / nvfp4::kBlock) + block;
+                return nvfp4::e4m3_to_float(load_unaligned<uint8_t>(s.scale, i)) * s.global_scale;
+            });
+    }
+}
+
 void dequantize_row(const Weight& w, int64_t row, float* out) {
     CHECK(row >= 0 && row < w.rows, "[weight] {} has {} rows, not row {}", w.name, w.rows, row);
     const WeightSegment* s = w.segments.data();
     while (row >= s->rows) row -= (s++)->rows;
-    for (int64_t col = 0; col < s->cols; ++col)
-        out[col] = stored_value(*s, row, col) * scale_of(*s, row, col);
+    dequantize_row(*s, row, out);
 }
 
 }  // namespace quern

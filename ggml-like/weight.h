@@ -62,8 +62,9 @@ struct ExpertWeights {
     int64_t bytes() const;
 };
 
-/// Row `row` of the stacked matrix as floats, all scales applied in FP32: out[cols]. The slow, plain
-/// definition.
+/// Row `row` as floats, all scales applied in FP32: out[cols]. The plain definition of every format.
+void dequantize_row(const WeightSegment& s, int64_t row, float* out);
+/// The same of a stacked matrix.
 void dequantize_row(const Weight& w, int64_t row, float* out);
 
 }  // namespace quern

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Trains the demo checkpoint from scratch and writes it, quantised to NVFP4, with its measured quality.
 
-    python3 scripts/train_demo.py --out models/demo            # about 10 minutes on one H100-class GPU
+    python3 scripts/train_demo.py --out models/demo --bf16 DIR # about 10 minutes on one H100-class GPU
 
 Needs torch, transformers 5.17, tokenizers, safetensors; a GPU is wanted.
 All text comes from scripts/demo/; seeds are fixed. --minutes stops the training cleanly at that time.
@@ -252,7 +252,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
     parser.add_argument("--per-task", type=int, default=24)
     parser.add_argument("--eval-rows", type=int, default=200)
-    parser.add_argument("--save-masters", type=Path, help="also keep the float weights, for later study")
+    parser.add_argument("--bf16", type=Path, help="also write the weights before quantization, as a BF16 checkpoint")
     args = parser.parse_args()
 
     began = time.time()
@@ -265,8 +265,8 @@ def main() -> None:
     print(f"tokenizer after {time.time() - began:.0f} s", flush=True)
     trainer = train(args, str(args.out / "tokenizer.json"), device)
     export.write(trainer.weights(), args.out)
-    if args.save_masters:
-        torch.save({n: w.to(torch.bfloat16).cpu() for n, w in trainer.weights().items()}, args.save_masters)
+    if args.bf16:
+        export.write_bf16(trainer.weights(), args.bf16, args.out)
     records = evaluate.questions(args.per_task)
     evaluate.save(records, args.out / "eval.jsonl")
     report = measure(args, trainer, tokenizer, records, device)

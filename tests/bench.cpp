@@ -1,9 +1,14 @@
 // What bench says beside the speed: bytes of a token, and whether the GPU was fit for measurements.
 #include <doctest/doctest.h>
 
+#include <cmath>
+
+#include "checkpoint_writer.h"
 #include "ggml-like/error.h"
 #include "models/model.h"
+#include "models/tokenizer.h"
 #include "tools/bench/gpu_state.h"
+#include "tools/bench/quality.h"
 #include "tools/bench/roofline.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/loading.h"
@@ -61,6 +66,68 @@ TEST_SUITE("cpu") {
         CHECK_THROWS_AS(parse_gpu_layers("-1"), Error);
         CHECK_THROWS_AS(parse_gpu_layers("most"), Error);
         CHECK(make_backend(GpuWish::none, 1)->name() == "CPU");
+    }
+}
+
+TEST_SUITE("model") {
+    TEST_CASE("quality: right answers are counted, and a wrong one costs more nats than the right one") {
+        const test::TempDir dir;
+        const auto question = [](const std::string& expect) {
+            return R"({"task": "t", "messages": [{"role": "user", "content": "What is the capital of France?"}], "expect": ")" +
+                   expect + "\"}\n";
+        };
+        const std::string right = "The capital of France is Paris.", wrong = "The capital of France is Berlin.";
+        const auto backend = make_cpu_backend(2);
+        const auto model = load_model(std::string(QUERN_SOURCE_DIR) + "/models/demo", *backend, {});
+        Engine engine(*model, *backend, {.context = 512, .sequences = 2});
+        const auto measure = [&](const std::string& lines) {
+            return measure_quality(engine, read_questions(dir.write("q.jsonl", lines)), 64);
+        };
+        const QualityReport good = measure(question(right)), bad = measure(question(wrong)),
+                            both = measure(question(right) + "\n" + question(wrong));
+        CHECK(good.all().right == 1);
+        CHECK(good.nats_per_token() > 0);
+        CHECK(good.nats_per_token() < 0.05);  // it is what the model says itself
+        CHECK(bad.all().right == 0);
+        CHECK(bad.nats_per_token() > 0.3);
+        CHECK(both.tasks.at("t").questions == 2);
+        CHECK(both.tasks.at("t").right == 1);
+        CHECK(both.nats == doctest::Approx(good.nats + bad.nats).epsilon(1e-9));
+        CHECK(both.tokens == good.tokens + bad.tokens);
+
+        // The expected tokens are the greedy ones, so their logits say how sure the model was of each.
+        double nats = 0;
+        Request request;
+        request.prompt = encode_prompt(
+            render_chat(std::vector<Message>{{.role = "user", .content = "What is the capital of France?"}}, {},
+                        {.thinking = false}),
+            *model->tokenizer());
+        request.sampling.temperature = 0;
+        request.max_tokens = good.tokens;
+        request.on_logits = [&](int32_t id, std::span<const float> logits) {
+            double sum = 0;
+            for (const float l : logits)
+                sum += std::exp(static_cast<double>(l) - static_cast<double>(logits[static_cast<size_t>(id)]));
+            nats += std::log(sum);
+        };
+        engine.run(std::move(request));
+        CHECK(good.nats == doctest::Approx(nats).epsilon(1e-3));
+    }
+
+    TEST_CASE("quality: a wrong file is named with its line") {
+        const test::TempDir dir;
+        const auto error = [&](const std::string& text) {
+            try {
+                read_questions(dir.write("q.jsonl", text));
+            } catch (const Error& e) {
+                return std::string(e.kind() == ErrorKind::usage ? e.what() : "wrong kind");
+            }
+            return std::string("no error");
+        };
+        CHECK(test::contains(error(""), "no questions"));
+        CHECK(test::contains(error("\n{\"messages\": []"), "line 2"));
+        CHECK(test::contains(error("{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}"), "expect"));
+        CHECK_THROWS_AS(read_questions(dir / "none.jsonl"), Error);
     }
 }
 

@@ -8,6 +8,7 @@
 #include "models/model.h"
 #include "tools/bench/gpu_state.h"
 #include "tools/bench/measure.h"
+#include "tools/bench/quality.h"
 #include "tools/bench/roofline.h"
 #include "tools/bench/serve_load.h"
 #include "tools/cli_args.h"
@@ -33,7 +34,7 @@ struct Options {
     int repetitions = 5, threads = 0;
     int64_t step_tokens = 0;  // 0: what suits the backend
     int device = 0;
-    std::string serve_url, serve_key;
+    std::string serve_url, serve_key, questions;
     int64_t requests = 0;
 };
 
@@ -153,6 +154,11 @@ bool parse(int argc, char** argv, Options& o) {
             FAIL(usage, "-o: expected md, csv, json or jsonl, found '{}'", printable(v));
         o.format = v;
     });
+    p.section("Quality");
+    p.value("--perplexity", "FILE",
+            "instead: questions of a JSONL file (models/demo/eval.jsonl); how many of the greedy answers, of at "
+            "most -n tokens (512), are the expected ones, and nats per token of those",
+            [&](const std::string& v) { o.questions = v; });
     p.section("A running server");
     p.value("--serve", "URL", "instead: load on the server at http://HOST:PORT, with -np people at once, -p words and -n "
             "tokens of answer", [&](const std::string& v) { o.serve_url = v; });
@@ -295,6 +301,32 @@ int bench_linear(const Options& o, Backend& backend) {
     return 0;
 }
 
+/// Shared by a measurement of speed and one of quality.
+LoadWish load_wish(const Options& o, const EngineOptions& engine, bool tokenizer) {
+    return {.model = o.model,
+            .synthetic = o.synthetic,
+            .mix = o.mix,
+            .gpu = o.gpu,
+            .device = o.device,
+            .threads = o.threads,
+            .tokenizer = tokenizer,
+            .dense = o.dense,
+            .engine = engine,
+            .verbose = o.verbose};
+}
+
+int bench_quality(const Options& o) {
+    constexpr int64_t kParallel = 8, kAnswer = 512;
+    const std::vector<Question> questions = read_questions(o.questions);
+    const int64_t limit = o.answers.empty() ? kAnswer : o.answers.front();
+    EngineOptions settings{.step_tokens = o.step_tokens, .kv_type = o.kv_type};
+    settings.sequences = o.parallel == std::vector<int64_t>{1} ? kParallel : o.parallel.front();
+    const LoadedModel loaded = load_and_start(load_wish(o, settings, true));
+    const QualityReport report = measure_quality(*loaded.engine, questions, limit);
+    Output(1).write(o.format == "json" ? to_json(report).dump(2) + "\n" : describe(report));
+    return 0;
+}
+
 int bench_serve(const Options& o) {
     ServeLoad load{.url = o.serve_url, .key = o.serve_key, .requests = o.requests};
     if (o.parallel != std::vector<int64_t>{1}) load.concurrency = o.parallel;
@@ -314,6 +346,7 @@ int cmd_bench(int argc, char** argv) {
     Options o;
     if (!parse(argc, argv, o)) return 0;
     if (!o.serve_url.empty()) return bench_serve(o);
+    if (!o.questions.empty()) return bench_quality(o);
     if (o.linear) return bench_linear(o, *make_backend(o.gpu, o.threads, o.device));
     const std::vector<BenchTest> tests = tests_of(o);
     EngineOptions settings{.context = 1, .step_tokens = o.step_tokens, .kv_type = o.kv_type};
@@ -321,16 +354,7 @@ int cmd_bench(int argc, char** argv) {
         settings.context = std::max(settings.context, t.prompt + t.answer + t.depth + 2);
         settings.sequences = std::max(settings.sequences, t.parallel);
     }
-    const LoadedModel loaded = load_and_start({.model = o.model,
-                                               .synthetic = o.synthetic,
-                                               .mix = o.mix,
-                                               .gpu = o.gpu,
-                                               .device = o.device,
-                                               .threads = o.threads,
-                                               .tokenizer = false,
-                                               .dense = o.dense,
-                                               .engine = settings,
-                                               .verbose = o.verbose});
+    const LoadedModel loaded = load_and_start(load_wish(o, settings, false));
     Engine& engine = *loaded.engine;
     Backend& backend = *loaded.backend;
 

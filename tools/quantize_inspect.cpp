@@ -6,22 +6,31 @@
 #include "tools/cli_args.h"
 #include "tools/cli_values.h"
 #include "tools/commands.h"
+#include "tools/engine/atomic_file.h"
 #include "tools/inspect/health.h"
 #include "tools/inspect/plan.h"
 #include "tools/inspect/report.h"
 #include "tools/loading.h"
-#include "tools/engine/atomic_file.h"
+#include "tools/quantize/compare.h"
+#include "tools/quantize/write_checkpoint.h"
 
 namespace quern {
 namespace {
 
 struct Options {
-    std::string model, tensors;
+    std::string model, tensors, against;
     bool audit = false, plan = false, health = false, json = false;
     std::string html;
     int threads = 0;
     PlanWish cost;
+    WriteWish write;
 };
+
+CheckpointFormat parse_format(const std::string& name) {
+    for (const CheckpointFormat f : {CheckpointFormat::compressed_tensors, CheckpointFormat::modelopt})
+        if (name == format_name(f)) return f;
+    FAIL(usage, "--format '{}': expected compressed-tensors or modelopt", printable(name));
+}
 
 void add_plan_flags(ArgParser& p, Options& o) {
     PlanWish& w = o.cost;
@@ -42,6 +51,19 @@ void add_plan_flags(ArgParser& p, Options& o) {
             [&w](const std::string& v) { w.mix = v; });
 }
 
+void add_write_flags(ArgParser& p, Options& o) {
+    WriteWish& w = o.write;
+    p.section("Flags of --write");
+    p.value("--recipe", "NAME",
+            "aeon (default), xs, fp8-head, or a recipe file; a source in NVFP4 needs none",
+            [&w](const std::string& v) { w.recipe = v; });
+    p.value("--format", "NAME", "compressed-tensors (default) or modelopt",
+            [&w](const std::string& v) { w.format = parse_format(v); });
+    p.value("--shard-size", "GB", "largest weight file; default 5", [&w](const std::string& v) {
+        w.shard_bytes = static_cast<uint64_t>(1e9 * parse_number(v, "--shard-size", 1e-6, 1e6));
+    });
+}
+
 /// JSON of untrusted names is printed whatever bytes they have.
 void print_json(const nlohmann::ordered_json& j, Output& out) {
     out.write(j.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
@@ -57,9 +79,12 @@ int print_plan(Options& o, Output& out) {
     return 0;
 }
 
+int thread_count(const Options& o) {
+    return o.threads > 0 ? o.threads : static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
 int print_health(const Inspection& in, const Options& o, Output& out) {
-    const int all = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-    const HealthReport report = measure_health(in, o.threads > 0 ? o.threads : all);
+    const HealthReport report = measure_health(in, thread_count(o));
     if (!o.html.empty()) {
         AtomicFile page(o.html, 0644);
         page.write(to_html(report, in.checkpoint.files().directory));
@@ -70,6 +95,30 @@ int print_health(const Inspection& in, const Options& o, Output& out) {
     else
         out.write(describe(report));
     return in.clean() && report.clean() ? 0 : static_cast<int>(ErrorKind::model);
+}
+
+int print_comparison(const Options& o, Output& out) {
+    constexpr size_t kListed = 10;
+    const Checkpoint checkpoint = Checkpoint::open(model_or_demo(o.model)),
+                     original = Checkpoint::open(o.against);
+    const Comparison c = compare_checkpoints(checkpoint, original, thread_count(o));
+    if (o.json)
+        print_json(to_json(c), out);
+    else
+        out.write(describe(c, kListed));
+    return c.clean() ? 0 : static_cast<int>(ErrorKind::model);
+}
+
+int write_and_report(Options& o, Output& out) {
+    const Checkpoint source = Checkpoint::open(model_or_demo(o.model));
+    if (o.write.recipe.empty() && source.quant().method.empty()) o.write.recipe = "aeon";
+    o.write.threads = thread_count(o);
+    const WriteReport report = write_checkpoint(source, o.write);
+    if (o.json)
+        print_json(to_json(report), out);
+    else
+        out.write(describe(report));
+    return 0;
 }
 
 }  // namespace
@@ -99,18 +148,30 @@ int cmd_quantize_inspect(int argc, char** argv) {
                   [&](bool v) { o.health = v; });
     parser.value("--html", "FILE", "with --health: a page with heat maps, too",
                  [&](const std::string& v) { o.html = v; });
-    parser.value("-t,--threads", "N", "of --health; default: all cores", [&](const std::string& v) {
-        o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096));
-    });
+    parser.value(
+        "-t,--threads", "N", "of --health, --against and --write; default: all cores",
+        [&](const std::string& v) { o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
     parser.toggle("--json", "everything as one JSON object", [&](bool v) { o.json = v; });
+    parser.value("--against", "DIR",
+                 "the error of every matrix against its BF16 original, or another checkpoint",
+                 [&](const std::string& v) { o.against = v; });
+    parser.value("--write", "DIR",
+                 "quantizes a BF16 checkpoint, or converts a quantized one, into a new directory",
+                 [&](const std::string& v) { o.write.directory = v; });
     add_plan_flags(parser, o);
+    add_write_flags(parser, o);
     parser.footer("Reads headers only unless it is told more. Exit codes: 0 clean, 2 usage, 3 not clean.\n");
     if (!parser.parse(argc, argv)) return 0;
-    if (o.plan + o.health + o.audit > 1) FAIL(usage, "--audit, --health and --plan are one command each");
+    const bool write = !o.write.directory.empty();
+    const bool against = !o.against.empty();
+    if (o.plan + o.health + o.audit + against + write > 1)
+        FAIL(usage, "--audit, --health, --plan, --against and --write are one command each");
     if (!o.html.empty() && !o.health) FAIL(usage, "--html FILE is a report of --health");
 
     Output out(1);
     if (o.plan) return print_plan(o, out);
+    if (against) return print_comparison(o, out);
+    if (write) return write_and_report(o, out);
     const Inspection in(model_or_demo(o.model), o.audit ? ReadMode::values : ReadMode::headers);
     if (o.health && in.failure.empty()) return print_health(in, o, out);
     if (o.json) {

@@ -1,5 +1,6 @@
 """Writes the checkpoint as llm-compressor would: per-expert tensors, multimodal key layout, quantization_config."""
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -86,9 +87,24 @@ def group_amax(name: str, weights: dict) -> torch.Tensor:
     return w.float().abs().max()
 
 
+def write_configs(folder: Path, **extra) -> None:
+    config = {**ROOT_CONFIG, **extra, "text_config": TEXT_CONFIG}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG, indent=2) + "\n")
+
+
 def write(weights: dict, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors_of(weights), str(folder / "model.safetensors"), metadata={"format": "pt"})
-    config = {**ROOT_CONFIG, "quantization_config": quantization_config(weights), "text_config": TEXT_CONFIG}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    (folder / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG, indent=2) + "\n")
+    write_configs(folder, quantization_config=quantization_config(weights))
+
+
+def write_bf16(weights: dict, folder: Path, beside: Path) -> None:
+    """The same weights before quantization, experts stacked as the official BF16 releases have them: what
+    `quern quantize-inspect --write` starts from. Tokenizer and template are copied from `beside`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {outside(n): w.to(torch.bfloat16).contiguous().cpu() for n, w in weights.items()}
+    save_file(dict(sorted(tensors.items())), str(folder / "model.safetensors"), metadata={"format": "pt"})
+    write_configs(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copyfile(beside / name, folder / name)

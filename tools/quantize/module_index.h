@@ -1,0 +1,73 @@
+// ModuleIndex: the matrices of a checkpoint, whatever model it is of and in whatever format they are, for
+// tools that compare and write checkpoints.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "ggml-like/weight.h"
+#include "models/checkpoint.h"
+#include "models/tensor_use.h"
+
+namespace quern {
+
+/// What a matrix is for, by its name. The order is that of reports.
+enum class ModuleRole : uint8_t {
+    attention,      // q, k, v, o
+    delta,          // DeltaNet: in_proj_qkv, in_proj_z, out_proj
+    delta_gates,    // DeltaNet: in_proj_a, in_proj_b
+    experts,        // the routed ones
+    shared_expert,  //
+    mlp,            // of dense models
+    router,         // the choice of experts and the gate of the shared one
+    head,
+    embedding,
+    mtp,
+    vision,
+    other,
+};
+inline constexpr int kModuleRoles = 12;
+/// "attention", "delta", ...
+const char* role_name(ModuleRole role);
+/// Of an official module name (models/tensor_names.h, without ".weight").
+ModuleRole role_of(std::string_view module);
+
+struct Module {
+    std::string name;     // official: "model.language_model.layers.0.mlp.experts.3.gate_proj"
+    std::string in_file;  // as the checkpoint spells it, one name for each matrix of a fused tensor
+    ModuleRole role = ModuleRole::other;
+    /// Matrices that other engines fuse, so that they share a global scale: q/k/v and gate/up; one name for
+    /// each such set, the module's own if it is alone.
+    std::string group;
+    WeightSegment segment;  // data in the mapping
+    std::vector<uint32_t>
+        tensors;         // of the checkpoint: values, scales, activation scale; a fused one only its own
+    bool fused = false;  // one of several matrices in its tensor
+};
+
+class ModuleIndex {
+  public:
+    /// Reads headers, and all scales that are floats. Throws Error(model) as models/weight_format.h says.
+    explicit ModuleIndex(const Checkpoint& checkpoint);
+
+    const std::vector<Module>& modules() const { return modules_; }
+    /// Modules of a tensor; empty for norms and other small tensors.
+    const std::vector<uint32_t>& of_tensor(uint32_t tensor) const { return of_tensor_[tensor]; }
+    /// Index of an official name, or -1.
+    int64_t find(const std::string& name) const;
+
+  private:
+    void add_linear(const Checkpoint& checkpoint, std::string_view official, std::string_view in_file);
+    void add_fused(const Checkpoint& checkpoint, uint32_t tensor);
+    void add(Module module);
+
+    TensorUse use_;  // owns decoded scales
+    std::vector<Module> modules_;
+    std::vector<std::vector<uint32_t>> of_tensor_;
+    std::unordered_map<std::string, uint32_t> by_name_;
+};
+
+}  // namespace quern

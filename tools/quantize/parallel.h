@@ -1,0 +1,39 @@
+// Work on many threads whose first error comes back to the caller.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <exception>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace quern {
+
+/// f(i) for all i below count, in no particular order; after an error no new ones are begun.
+template <typename F>
+void for_each_parallel(int threads, size_t count, F&& f) {
+    std::atomic<size_t> next{0};
+    std::exception_ptr error;
+    std::mutex mutex;
+    const auto work = [&] {
+        try {
+            for (size_t i = next++; i < count; i = next++) f(i);
+        } catch (...) {
+            const std::lock_guard lock(mutex);
+            if (!error) error = std::current_exception();
+            next = count;
+        }
+    };
+    std::vector<std::thread> helpers;
+    try {
+        for (int t = 1; t < threads && static_cast<size_t>(t) < count; ++t) helpers.emplace_back(work);
+    } catch (const std::system_error&) {  // no more threads to be had: those that run do all the work
+    }
+    work();
+    for (std::thread& t : helpers) t.join();
+    if (error) std::rethrow_exception(error);
+}
+
+}  // namespace quern

@@ -1,0 +1,358 @@
+#include "tools/quantize/write_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
+
+#include "ggml-like/check.h"
+#include "ggml-like/nvfp4.h"
+
+namespace quern {
+namespace {
+
+constexpr const char* kMetadataPrefix = "quern:";
+
+bool ends(std::string_view text, std::string_view end) { return text.ends_with(end); }
+
+WeightStorage storage_of(const WeightSegment& s) {
+    switch (s.scale_kind) {
+        case ScaleKind::nvfp4:
+            return WeightStorage::nvfp4;
+        case ScaleKind::per_tensor:
+            return WeightStorage::fp8_tensor;
+        case ScaleKind::per_row:
+            return WeightStorage::fp8;
+        case ScaleKind::block128:
+            return WeightStorage::fp8_block;
+        case ScaleKind::none:
+            break;
+    }
+    return WeightStorage::keep;
+}
+
+/// The divisor whose reciprocal in FP32, which is what readers multiply with, is `multiplier`; without one,
+/// the nearest.
+float divisor_of(float multiplier) {
+    const float nearest = 1.0f / multiplier;
+    for (const float candidate : {nearest, std::nextafter(nearest, 0.0f), std::nextafter(nearest, INFINITY)})
+        if (1.0f / candidate == multiplier) return candidate;
+    return nearest;
+}
+
+float inverse_of(float stored, GlobalForm to) {
+    return to == GlobalForm::divisor ? divisor_of(stored) : 1.0f / stored;
+}
+
+/// A tensor that is a global scale of NVFP4, and its name in the other format.
+struct ScalarName {
+    std::string_view divisor, multiplier;
+};
+constexpr ScalarName kScalars[] = {{".weight_global_scale", ".weight_scale_2"},
+                                   {".input_global_scale", ".input_scale"}};
+
+class Planner {
+  public:
+    Planner(const Checkpoint& checkpoint, const ModuleIndex& index, const Recipe* recipe,
+            CheckpointFormat format)
+        : c_(checkpoint), index_(index), recipe_(recipe) {
+        plan_.format = format;
+        plan_.scales = recipe == nullptr ? ScaleChoice::mse : recipe->scales;
+        for (const SafetensorsFile& f : c_.shards())
+            for (const auto& [key, value] : f.metadata()) kept_.emplace(key, value);
+    }
+
+    WritePlan plan(uint64_t shard_bytes) {
+        choose();
+        check_fused();
+        for (uint32_t t = 0; t < c_.tensors().size(); ++t) add_tensor(t);
+        if (plan_.quantized == 0 && renamed_ == 0)
+            FAIL(usage, "{}: nothing to write: {}", c_.files().directory,
+                 recipe_ == nullptr
+                     ? fmt::format("no matrix of it is in another format than {}", format_name(plan_.format))
+                     : fmt::format("no matrix changes by recipe {}", recipe_->name));
+        make_shards(shard_bytes);
+        return std::move(plan_);
+    }
+
+  private:
+    const SafeTensor& tensor(uint32_t t) const { return *c_.tensors()[t].tensor; }
+
+    /// What becomes of every module.
+    void choose() {
+        for (const Module& m : index_.modules()) {
+            const WeightStorage now = storage_of(m.segment);
+            WeightStorage wish = recipe_ == nullptr ? WeightStorage::keep : recipe_->storage_of(m);
+            if (wish == WeightStorage::nvfp4 && now == WeightStorage::keep &&
+                m.segment.cols % nvfp4::kBlock != 0) {
+                plan_.notes.push_back(
+                    fmt::format("{}: {} columns are no multiple of 16: kept", m.name, m.segment.cols));
+                wish = WeightStorage::keep;
+            }
+            if (wish != WeightStorage::keep && now != WeightStorage::keep && wish != now)
+                FAIL(usage, "{}: it is {} already, and the recipe asks for {}: start from the BF16 original",
+                     m.name, storage_name(now), storage_name(wish));
+            const bool change = wish != now && wish != WeightStorage::keep;
+            plan_.stored.push_back(change ? wish : now);
+            change_.push_back(change);
+            plan_.quantized += change;
+            if (change) changed_[m.group].push_back(static_cast<uint32_t>(plan_.stored.size() - 1));
+        }
+    }
+
+    /// Engines that fuse matrices, or the experts of a layer, read one format for all of them.
+    void check_fused() const {
+        std::map<std::string, uint32_t> first;
+        for (uint32_t i = 0; i < index_.modules().size(); ++i) {
+            const Module& m = index_.modules()[i];
+            std::string set = m.group;
+            if (m.role == ModuleRole::experts) set = m.name.substr(0, m.name.rfind(".experts."));
+            for (const char* part : {"in_proj_qkv", "in_proj_z"})
+                if (ends(m.name, part)) set = m.name.substr(0, m.name.rfind('.')) + ".qkvz";
+            for (const char* part : {"in_proj_a", "in_proj_b"})
+                if (ends(m.name, part)) set = m.name.substr(0, m.name.rfind('.')) + ".ba";
+            const uint32_t other = first.emplace(set, i).first->second;
+            if (plan_.stored[other] != plan_.stored[i] && recipe_ != nullptr)
+                FAIL(usage,
+                     "{} would be {}, {} would be {}: other engines fuse them, so they need one format",
+                     index_.modules()[other].name, storage_name(plan_.stored[other]), m.name,
+                     storage_name(plan_.stored[i]));
+        }
+    }
+
+    void add_tensor(uint32_t t) {
+        if (done_.contains(t)) return;
+        const std::vector<uint32_t>& modules = index_.of_tensor(t);
+        if (modules.empty() || !change_[modules[0]]) {
+            plan_kept(t);
+            return;
+        }
+        for (const uint32_t m : modules) {
+            if (planned_.contains(m)) continue;
+            const std::vector<uint32_t> alone = {m};
+            const bool shared = plan_.stored[m] == WeightStorage::nvfp4;
+            plan_quantized(shared ? changed_[index_.modules()[m].group] : alone);
+        }
+    }
+
+    void plan_quantized(const std::vector<uint32_t>& modules) {
+        WriteUnit unit;
+        unit.kind = WriteUnit::Kind::quantize;
+        unit.storage = plan_.stored[modules[0]];
+        for (const uint32_t i : modules) {
+            const Module& m = index_.modules()[i];
+            planned_.insert(i);
+            done_.insert(m.tensors.begin(), m.tensors.end());
+            unit.modules.push_back(i);
+            add_outputs(m, unit);
+        }
+        units_.push_back(std::move(unit));
+    }
+
+    void add_outputs(const Module& m, WriteUnit& unit) const {
+        const int64_t n = m.segment.rows, k = m.segment.cols;
+        const auto add = [&](const char* suffix, SafeDType dtype, std::vector<int64_t> shape) {
+            unit.out.push_back({m.in_file + suffix, dtype, std::move(shape)});
+        };
+        const bool ct = plan_.format == CheckpointFormat::compressed_tensors;
+        switch (unit.storage) {
+            case WeightStorage::nvfp4:
+                add(ct ? ".weight_packed" : ".weight", SafeDType::U8, {n, k / 2});
+                add(".weight_scale", SafeDType::F8_E4M3, {n, k / nvfp4::kBlock});
+                add(ct ? ".weight_global_scale" : ".weight_scale_2", SafeDType::F32,
+                    ct ? std::vector<int64_t>{1} : std::vector<int64_t>{});
+                return;
+            case WeightStorage::fp8:
+                add(".weight", SafeDType::F8_E4M3, {n, k});
+                add(".weight_scale", SafeDType::BF16, {n, 1});
+                return;
+            case WeightStorage::fp8_block:
+                add(".weight", SafeDType::F8_E4M3, {n, k});
+                add(".weight_scale", SafeDType::BF16, {(n + 127) / 128, (k + 127) / 128});
+                return;
+            case WeightStorage::fp8_tensor:
+                add(".weight", SafeDType::F8_E4M3, {n, k});
+                add(".weight_scale", SafeDType::F32, ct ? std::vector<int64_t>{1} : std::vector<int64_t>{});
+                return;
+            case WeightStorage::keep:
+                break;
+        }
+        FAIL(runtime, "[write_plan] {} is not quantized", m.name);
+    }
+
+    /// A tensor whose values stay: copied, or renamed and inverted by the format of NVFP4.
+    void plan_kept(uint32_t t) {
+        const std::vector<uint32_t>& modules = index_.of_tensor(t);
+        std::string name(tensor(t).name);
+        WriteUnit unit;
+        unit.source = t;
+        if (!modules.empty() && index_.modules()[modules[0]].segment.scale_kind == ScaleKind::nvfp4) {
+            if (plan_scalar(t)) return;
+            name = other_name(name);
+        } else if (ends(name, ".weight_scale_inv") && plan_.format == CheckpointFormat::compressed_tensors) {
+            name.resize(name.size() - 4);
+        }
+        renamed_ += name != tensor(t).name;
+        unit.out.push_back(
+            {std::move(name), tensor(t).dtype, {tensor(t).dims().begin(), tensor(t).dims().end()}});
+        units_.push_back(std::move(unit));
+    }
+
+    std::string other_name(std::string name) const {
+        const bool ct = plan_.format == CheckpointFormat::compressed_tensors;
+        const std::string_view from = ct ? ".weight" : ".weight_packed",
+                               to = ct ? ".weight_packed" : ".weight";
+        if (!ends(name, from)) return name;
+        name.resize(name.size() - from.size());
+        return name.append(to);
+    }
+
+    /// False if it is no scale in the form of the other format.
+    bool plan_scalar(uint32_t t) {
+        const bool ct = plan_.format == CheckpointFormat::compressed_tensors;
+        const std::string name(tensor(t).name);
+        for (const ScalarName& s : kScalars) {
+            const std::string_view from = ct ? s.multiplier : s.divisor, to = ct ? s.divisor : s.multiplier;
+            if (!ends(name, from)) continue;
+            if (tensor(t).dtype != SafeDType::F32 || tensor(t).elements() != 1)
+                FAIL(model, "{}: expected one F32 value, found {}", c_.where(t), describe(tensor(t)));
+            const std::string renamed = name.substr(0, name.size() - from.size()).append(to);
+            WriteUnit unit;
+            unit.kind = WriteUnit::Kind::scalar;
+            unit.value = converted(t, name, renamed);
+            unit.out.push_back(
+                {renamed, SafeDType::F32, ct ? std::vector<int64_t>{1} : std::vector<int64_t>{}});
+            units_.push_back(std::move(unit));
+            ++plan_.converted;
+            ++renamed_;
+            return true;
+        }
+        return false;
+    }
+
+    float converted(uint32_t t, const std::string& name, const std::string& renamed) {
+        float stored;
+        std::memcpy(&stored, tensor(t).data, sizeof stored);
+        if (!std::isnormal(stored) || stored < 0)
+            FAIL(model, "{}: expected a positive number, found {}", c_.where(t), stored);
+        const bool ct = plan_.format == CheckpointFormat::compressed_tensors;
+        const GlobalForm to = ct ? GlobalForm::divisor : GlobalForm::multiplier;
+        const GlobalForm back = ct ? GlobalForm::multiplier : GlobalForm::divisor;
+        if (const std::optional<float> kept = kept_original(renamed);
+            kept && inverse_of(*kept, back) == stored)
+            return *kept;
+        const float value = inverse_of(stored, to);
+        plan_.inexact += ct && 1.0f / value != stored;
+        if (inverse_of(value, back) != stored) originals_[renamed] = {name, fmt::format("{:a}", stored)};
+        return value;
+    }
+
+    std::optional<float> kept_original(const std::string& name) const {
+        const auto at = kept_.find(kMetadataPrefix + name);
+        if (at == kept_.end()) return std::nullopt;
+        char* end = nullptr;
+        const float value = std::strtof(at->second.c_str(), &end);
+        if (*end != '\0' || !std::isnormal(value) || value < 0) return std::nullopt;
+        return value;
+    }
+
+    void make_shards(uint64_t shard_bytes) {
+        uint64_t filled = 0;
+        for (WriteUnit& unit : units_) {
+            if (plan_.shards.empty() || (filled > 0 && filled + unit.bytes() > shard_bytes)) {
+                plan_.shards.emplace_back();
+                filled = 0;
+            }
+            filled += unit.bytes();
+            plan_.shards.back().units.push_back(std::move(unit));
+        }
+        const size_t count = plan_.shards.size();
+        for (size_t i = 0; i < count; ++i) {
+            plan_.shards[i].name = count == 1 ? "model.safetensors"
+                                              : fmt::format("model-{:05}-of-{:05}.safetensors", i + 1, count);
+            lay_out(plan_.shards[i]);
+        }
+    }
+
+    /// Larger elements first, as PyTorch needs them: every tensor starts at a multiple of its element size.
+    void lay_out(ShardPlan& shard) const {
+        std::vector<OutTensor*> order;
+        for (WriteUnit& unit : shard.units)
+            for (OutTensor& out : unit.out) order.push_back(&out);
+        std::stable_sort(order.begin(), order.end(), [](const OutTensor* a, const OutTensor* b) {
+            return safe_dtype_size(a->dtype) > safe_dtype_size(b->dtype);
+        });
+        const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(); };
+        std::string json = R"({"__metadata__":{"format":"pt")";
+        for (const OutTensor* out : order)
+            if (const auto at = originals_.find(out->name); at != originals_.end())
+                json += fmt::format(",{}:{}", quoted(kMetadataPrefix + at->second.name),
+                                    quoted(at->second.value));
+        json += '}';
+        uint64_t at = 0;
+        for (OutTensor* out : order) {
+            json +=
+                fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", quoted(out->name),
+                            safe_dtype_name(out->dtype), fmt::join(out->shape, ","), at, at + out->bytes());
+            out->begin = at;
+            at += out->bytes();
+        }
+        json += '}';
+        json.resize((json.size() + 7) / 8 * 8, ' ');
+        for (int i = 0; i < 8; ++i)
+            shard.header += static_cast<char>(uint64_t{json.size()} >> (8 * i) & 0xff);
+        shard.header += json;
+        for (OutTensor* out : order) out->begin += shard.header.size();
+        shard.bytes = shard.header.size() + at;
+    }
+
+    struct Original {
+        std::string name, value;
+    };
+
+    const Checkpoint& c_;
+    const ModuleIndex& index_;
+    const Recipe* recipe_;
+    WritePlan plan_;
+    std::vector<bool> change_;                              // by module
+    std::map<std::string, std::vector<uint32_t>> changed_;  // by group
+    std::set<uint32_t> done_, planned_;                     // tensors, modules
+    std::vector<WriteUnit> units_;
+    std::map<std::string, std::string> kept_;    // metadata of the source
+    std::map<std::string, Original> originals_;  // by the name of the scale that replaces it
+    int64_t renamed_ = 0;
+};
+
+}  // namespace
+
+const char* format_name(CheckpointFormat format) {
+    return format == CheckpointFormat::modelopt ? "modelopt" : "compressed-tensors";
+}
+
+uint64_t OutTensor::bytes() const {
+    uint64_t n = static_cast<uint64_t>(safe_dtype_size(dtype));
+    for (const int64_t d : shape) n *= static_cast<uint64_t>(d);
+    return n;
+}
+
+uint64_t WriteUnit::bytes() const {
+    uint64_t sum = 0;
+    for (const OutTensor& t : out) sum += t.bytes();
+    return sum;
+}
+
+uint64_t WritePlan::bytes() const {
+    uint64_t sum = 0;
+    for (const ShardPlan& s : shards) sum += s.bytes;
+    return sum;
+}
+
+WritePlan plan_write(const Checkpoint& checkpoint, const ModuleIndex& index, const Recipe* recipe,
+                     CheckpointFormat format, uint64_t shard_bytes) {
+    return Planner(checkpoint, index, recipe, format).plan(shard_bytes);
+}
+
+}  // namespace quern

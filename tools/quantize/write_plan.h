@@ -1,0 +1,76 @@
+// WritePlan: every byte range of the checkpoint that will be written, before any is. Sizes follow from the
+// source's headers and the recipe alone, so that units can be computed in any order by any number of threads.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "models/checkpoint.h"
+#include "tools/quantize/module_index.h"
+#include "tools/quantize/recipe.h"
+
+namespace quern {
+
+enum class CheckpointFormat : uint8_t { compressed_tensors, modelopt };
+/// "compressed-tensors", "modelopt".
+const char* format_name(CheckpointFormat format);
+
+struct OutTensor {
+    std::string name;
+    SafeDType dtype;
+    std::vector<int64_t> shape;
+    uint64_t begin = 0;  // offset in the file
+
+    uint64_t bytes() const;
+};
+
+/// What is computed in one piece.
+struct WriteUnit {
+    enum class Kind : uint8_t {
+        copy,      // tensor `source` as it is, perhaps under another name
+        quantize,  // `modules`, which share a global scale if they are NVFP4; out: values, scales, global of
+                   // each
+        scalar,    // a global scale in its other form: `value`
+    };
+    Kind kind = Kind::copy;
+    WeightStorage storage = WeightStorage::keep;
+    uint32_t source = Checkpoint::kNone;
+    std::vector<uint32_t> modules;
+    float value = 0;
+    std::vector<OutTensor> out;
+
+    uint64_t bytes() const;
+};
+
+struct ShardPlan {
+    std::string name;
+    std::vector<WriteUnit> units;
+    std::string header;  // length and JSON: what the file begins with
+    uint64_t bytes = 0;  // of the file
+};
+
+struct WritePlan {
+    CheckpointFormat format;
+    ScaleChoice scales;
+    std::vector<ShardPlan> shards;
+    std::vector<WeightStorage> stored;  // by module, in the result; `keep`: not quantized
+    int64_t quantized = 0;              // modules that the recipe changes
+    int64_t converted = 0;              // global scales turned into their other form
+    int64_t inexact = 0;                // of these: divisors whose reciprocal is not the multiplier
+    std::vector<std::string> notes;
+
+    uint64_t bytes() const;
+};
+
+/// `recipe`: null to change nothing but the format. Throws Error(usage) if nothing would change, if a matrix
+/// is quantized otherwise already, or if matrices that other engines fuse would differ; Error(model).
+///
+/// Readers of a divisor G multiply by 1 / G in FP32: that is the multiplier that is written. For a multiplier
+/// s the divisor is written whose reciprocal is s; where FP32 has none, the nearest, and what is read differs
+/// by 2^-24 (`inexact`). Originals that the opposite conversion would not find again are kept in the header
+/// (`__metadata__`, "quern:" and the tensor's name), so that converting back gives the same bytes.
+WritePlan plan_write(const Checkpoint& checkpoint, const ModuleIndex& index, const Recipe* recipe,
+                     CheckpointFormat format, uint64_t shard_bytes);
+
+}  // namespace quern
