@@ -13,13 +13,13 @@ namespace quern::cuda {
 
 /// Chunks that one warp copies and multiplies at a time: small ones in pairs.
 template <Kind K>
-constexpr int kPieceChunks = K == Kind::nvfp4 ? 2 : 1;
+constexpr int kPieceChunks = K == Kind::bf16 ? 1 : 2;
 template <Kind K>
 constexpr int kPieceBytes = kPieceChunks<K> * chunk_bytes(K);
 /// Pieces of a warp on their way: so many that a block takes more than half an SM's shared memory (two blocks of one
 /// kernel on one SM leave another SM idle). With 16 rows of 4096 activations fewer fit beside them.
 template <Kind K, int NT>
-constexpr int kPieces = K == Kind::bf16 ? (NT == 1 ? 3 : 2) : K == Kind::fp8 ? (NT == 1 ? 6 : 4) : NT == 1 ? 6 : 3;
+constexpr int kPieces = K == Kind::nvfp4 ? (NT == 1 ? 6 : 3) : NT == 1 ? 3 : 2;
 
 template <Kind K>
 __host__ __device__ constexpr int pieces_for(int chunks) {
@@ -32,12 +32,13 @@ __host__ __device__ constexpr int dense_groups(int tiles, int chunks) {
 }
 
 /// Tile groups whose sums a block finishes together: a barrier each time, so that warps do not wait for each other at
-/// every tile. Small weights need more of it; the sums of one group take `rows` KB.
+/// every tile. The sums of one group take 2 KB a row of x. For one row a block stays below 132 KB in all, one
+/// of the sizes in which an SM's memory is split, as its neighbours do.
 template <Kind K, int NT>
 __host__ __device__ constexpr int groups_together(int rows) {
     if (NT == 2) return 1;
     if (K == Kind::bf16) return rows <= 1 ? 8 : rows <= 2 ? 4 : 2;
-    return rows <= 4 ? 8 : 2;
+    return rows > 4 ? 2 : K == Kind::fp8 ? 8 : 4;
 }
 
 /// The pieces of one warp, tile group after tile group. Kept as running sums: a step is one chunk's worth of decoding, so
