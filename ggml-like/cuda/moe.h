@@ -29,9 +29,13 @@ struct Down {
     int rows, used;
     float* y;
     int64_t ld;
+    float* terms;  // [rows * (used + 1), D]; 17 rows and more
 };
 
-/// Weights all nvfp4. False: the rows do not fit into shared memory and nothing was done.
+/// Rows of a step for which the kernels below are made.
+inline constexpr int kMostFp4Rows = 64;
+
+/// Weights all nvfp4. False: too many rows, or they do not fit into shared memory; nothing was done.
 bool gate_up_fp4(Context& context, const GateUp& a);
 bool down_fp4(Context& context, const Down& a);
 
