@@ -175,11 +175,11 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
         const uint8_t* x = (is_shared ? shared_rows + pair_of(g) * shared_bytes : rows + pair_of(g) * routed_bytes) + 16 * (lane & 3);
         ChunkParts parts = s.routed;
         if (is_shared) parts = s.shared;
-        float acc[4] = {};
+        float acc[4];
         if (group.count == 1)
-            sum_parts<true>(ring, parts, 0, parts.count, s.piece_parts, x, lane, request, acc);
+            sum_tile<true>(ring, parts, s.piece_parts, x, lane, request, acc);
         else
-            sum_parts<false>(ring, parts, 0, parts.count, s.piece_parts, x, lane, request, acc);
+            sum_tile<false>(ring, parts, s.piece_parts, x, lane, request, acc);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int at = 2 * (lane & 3) + i;
@@ -221,11 +221,12 @@ struct DownWork {
     }
 };
 
+template <int kEach>
 __global__ void __launch_bounds__(kThreads, 1) down_terms(Down a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
     list_groups(k.list, a.groups, a.experts.count, a.rows * a.used, a.rows);
-    stream_groups(DownWork{a}, s, k, shared);
+    stream_groups<kEach>(DownWork{a}, s, k, shared);
 }
 
 constexpr int kSumThreads = 256;
@@ -254,7 +255,8 @@ bool down_many(Context& c, const Down& a, int limit) {
     Stream s{{a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.experts.chunks},
              {a.shared.data, a.shared.factor, 0, a.experts.tiles, a.shared_chunks}};
     if (!fit_stream(s, limit)) return false;
-    launch(c, "moe_down", down_terms, min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, s.bytes(), a, s);
+    const auto kernel = s.each == 1 ? down_terms<1> : s.each == 2 ? down_terms<2> : down_terms<0>;
+    launch(c, "moe_down", kernel, min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, s.bytes(), a, s);
     const dim3 grid(a.rows, (a.experts.rows + 4 * kSumThreads - 1) / (4 * kSumThreads));
     launch(c, "moe_down", sum_terms, grid, kSumThreads, 0, a);
     return true;

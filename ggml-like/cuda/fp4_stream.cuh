@@ -27,8 +27,47 @@ struct StreamWeights {
         : data(d), factor(f), expert_bytes(bytes), tiles(t), parts(chunks), tile_bytes(chunks * kFp4Chunk) {}
 };
 
+inline constexpr int kPieceChunks = 4;
+inline constexpr int kPieceDepth = 3;
+
+/// A warp's ring of kPieceDepth pieces of kPieceChunks chunks. Its waits count groups of copies: fewer instructions than
+/// PieceRing's barriers, but as many requests as releases.
+class WholePieceRing {
+  public:
+    static constexpr int kBytes = kPieceChunks * kFp4Chunk;
+
+    __device__ __forceinline__ WholePieceRing(uint8_t* data, int lane) : data_(data), lane_(lane) {}
+    /// null: nothing, in its turn.
+    __device__ __forceinline__ void request(const uint8_t* from) {
+        if (from != nullptr) {
+            uint8_t* to = data_ + to_ + 16 * lane_;
+            from += 16 * lane_;
+#pragma unroll
+            for (int i = 0; i < kBytes; i += 512)
+                if (i + 512 <= kBytes || 16 * lane_ < kBytes - i) copy_async16(to + i, from + i);
+        }
+        commit_copies();
+        to_ = to_ + kBytes == kPieceDepth * kBytes ? 0 : to_ + kBytes;
+    }
+    __device__ __forceinline__ const uint8_t* wait() {
+        wait_copies<kPieceDepth - 1>();
+        __syncwarp();
+        return data_ + at_;
+    }
+    __device__ __forceinline__ void release() {
+        __syncwarp();
+        at_ = at_ + kBytes == kPieceDepth * kBytes ? 0 : at_ + kBytes;
+    }
+
+  private:
+    uint8_t* data_;
+    int lane_;
+    int at_ = 0, to_ = 0;
+};
+
 struct Stream {
     StreamWeights routed, shared;
+    int each = 0;         // chunks a part if pieces are WholePieceRing's, else 0
     int piece_parts = 0;  // parts a piece
     int piece_bytes = 0;
     int depth = 0;      // pieces of a warp's ring
@@ -48,22 +87,27 @@ struct Stream {
 /// Chooses pieces and slots for `limit` bytes of dynamic shared memory; false: there is not enough.
 inline bool fit_stream(Stream& s, int limit) {
     const int each = max(s.routed.parts.each, s.shared.parts.each);
+    const auto fits = [&](int piece_chunks, int depth) {
+        s.depth = depth;
+        s.piece_parts = max(1, piece_chunks / each);
+        s.piece_bytes = s.piece_parts * each * kFp4Chunk;
+        for (StreamWeights* w : {&s.routed, &s.shared}) w->pieces = (w->parts.count + s.piece_parts - 1) / s.piece_parts;
+        for (s.slots = kMostSlots; s.slots >= kPassRows; s.slots -= kPassRows)
+            if (s.bytes() <= limit) return true;
+        return false;
+    };
     s.row_bytes = max(fp4_row_bytes(s.routed.parts.chunks), fp4_row_bytes(s.shared.parts.chunks));
-    for (s.slots = kMostSlots; s.slots >= kPassRows; s.slots -= kPassRows)
-        for (s.piece_parts = 4; s.piece_parts > 0; s.piece_parts /= 2) {
-            s.piece_bytes = s.piece_parts * each * kFp4Chunk;
-            s.depth = 0;
-            s.depth = min(kMostPieces, (limit - s.bytes()) / (kWarps * s.piece_bytes));
-            for (StreamWeights* w : {&s.routed, &s.shared})
-                w->pieces = (w->parts.count + s.piece_parts - 1) / s.piece_parts;
-            if (s.depth >= 3) return true;
-        }
-    return false;
+    const auto whole = [&](const ChunkParts& p) { return p.each == each && p.chunks % kPieceChunks == 0; };
+    if (kPieceChunks % each == 0 && whole(s.routed.parts) && whole(s.shared.parts) && fits(kPieceChunks, kPieceDepth)) {
+        s.each = each;
+        return true;
+    }
+    return fits(4, 3) || fits(2, 2) || fits(1, 2);
 }
 
-/// Pieces [begin, end) of one tile.
-struct TileRun {
-    int group, tile, begin, end;
+/// Tiles [tile, tile_end) of a group; of each, pieces [begin, end).
+struct Stretch {
+    int group, tile, tile_end, begin, end;
 };
 
 /// The tiles of all groups in a row, those of the shared expert's groups first.
@@ -79,12 +123,12 @@ struct TileLine {
     __device__ __forceinline__ int first_tile(int group) const {
         return is_shared(group) ? group * s.shared.tiles : shared_tiles + (group - shared_groups) * s.routed.tiles;
     }
-    __device__ __forceinline__ void locate(int at, TileRun& run) const {
+    /// Whole tiles of one group from `at` on, at most `most`.
+    __device__ __forceinline__ Stretch stretch(int at, int most) const {
         const bool of_shared = at < shared_tiles;
-        const int rest = of_shared ? at : at - shared_tiles, each = s.of(of_shared).tiles;
-        run.group = rest / each;
-        run.tile = rest - run.group * each;
-        if (!of_shared) run.group += shared_groups;
+        const StreamWeights w = s.of(of_shared);
+        const int rest = of_shared ? at : at - shared_tiles, group = rest / w.tiles, tile = rest - group * w.tiles;
+        return {of_shared ? group : shared_groups + group, tile, min(w.tiles, tile + most), 0, w.pieces};
     }
     /// Pieces before a tile.
     __device__ __forceinline__ int pieces_before(int at) const {
@@ -98,21 +142,22 @@ struct TileLine {
         piece = rest - tile * each;
         return in_shared ? tile : shared_tiles + tile;
     }
-    /// Where block `block` of `blocks` begins.
+    /// The tile with which block `block` of `blocks` begins. Groups of the shared expert are full: 8 rows to load and to
+    /// multiply make them a quarter slower than the others.
     __device__ __forceinline__ int begin_of(int block, int blocks) const {
         if (block == blocks) return tiles;
-        int piece = static_cast<int>(static_cast<int64_t>(pieces_before(tiles)) * block / blocks);
+        const int of_shared = shared_tiles * s.shared.pieces, all = 4 * pieces_before(tiles) + of_shared;
+        const int at = static_cast<int>(static_cast<unsigned>(all) * static_cast<unsigned>(block) / blocks);
+        int piece = at < 5 * of_shared ? at / 5 : (at - of_shared) / 4;
         return tile_of(piece);
     }
 };
 
-/// A warp's runs of tiles [from, to) that its block has: the begin of a tile that the next warp ends, whole tiles, the end
-/// of a tile that the warp before began.
-class WarpRuns {
+/// A warp's part of the tiles [from, to) that its block has: first the begin of a tile that the next warp ends, then whole
+/// tiles, last the end of a tile that the warp before began.
+class WarpShare {
   public:
-    TileRun run;
-
-    __device__ __forceinline__ WarpRuns(const TileLine& line, int from, int to, int warp) : line_(line) {
+    __device__ __forceinline__ WarpShare(const TileLine& line, int from, int to, int warp) {
         const int before = line.pieces_before(from), pieces = line.pieces_before(to) - before;
         // a tile belongs to two warps at most
         const bool split = pieces >= kWarps * max(line.s.routed.pieces, line.s.shared.pieces);
@@ -122,34 +167,30 @@ class WarpRuns {
         end_ = warp + 1 == kWarps ? to : line.tile_of(end_piece_);
         if (!split) begin_piece_ = 0;
         if (!split || warp + 1 == kWarps) end_piece_ = 0;
-        whole_ = end_ - begin_ - (begin_piece_ > 0);
-        settle();
+        at_ = begin_ + (begin_piece_ > 0);
     }
-    __device__ __forceinline__ bool any() const { return index_ < (end_piece_ > 0) + whole_ + (begin_piece_ > 0); }
-    __device__ __forceinline__ void advance() {
-        ++index_;
-        settle();
+    /// False: there is no more.
+    __device__ __forceinline__ bool next(const TileLine& line, Stretch& stretch) {
+        if (end_piece_ > 0) {
+            stretch = line.stretch(end_, 1);
+            stretch.end = end_piece_;
+            end_piece_ = 0;
+        } else if (at_ < end_) {
+            stretch = line.stretch(at_, end_ - at_);
+            at_ += stretch.tile_end - stretch.tile;
+        } else if (begin_piece_ > 0) {
+            stretch = line.stretch(begin_, 1);
+            stretch.begin = begin_piece_;
+            begin_piece_ = 0;
+        } else {
+            return false;
+        }
+        return true;
     }
 
   private:
-    __device__ __forceinline__ void settle() {
-        const int first_whole = end_piece_ > 0;
-        const auto pieces = [&] { return line_.s.of(line_.is_shared(run.group)).pieces; };
-        if (!any()) return;
-        if (index_ > first_whole && index_ < first_whole + whole_) {
-            if (++run.tile == line_.s.of(line_.is_shared(run.group)).tiles) run.tile = 0, ++run.group;
-        } else {
-            const bool is_last = index_ == first_whole + whole_;
-            line_.locate(index_ < first_whole ? end_ : begin_ + (!is_last && begin_piece_ > 0), run);
-        }
-        run.begin = index_ == first_whole + whole_ ? begin_piece_ : 0;
-        run.end = index_ < first_whole ? end_piece_ : pieces();
-    }
-
-    const TileLine& line_;
     int begin_, end_, begin_piece_, end_piece_;  // tiles, and pieces in them
-    int whole_;
-    int index_ = 0;
+    int at_;                                     // the next whole tile
 };
 
 /// What the streams of one kernel keep in static shared memory.
@@ -165,19 +206,45 @@ __device__ __forceinline__ void arrive(uint64_t* barrier) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(barrier)) : "memory");
 }
 
-/// Whole block; k.list is complete. Work:
+/// total += piece `piece` of a tile.
+template <int kEach, bool kOne>
+__device__ __forceinline__ void add_piece(const Stream& s, const ChunkParts& parts, int piece, const uint8_t* chunk,
+                                          const uint8_t* x, int lane, float (&total)[4]) {
+    if constexpr (kEach == 0) {
+        const int first = piece * s.piece_parts;
+        add_parts_of<kOne>(parts, first, min(first + s.piece_parts, parts.count), chunk, x, lane, total);
+    } else {
+        x += piece * kPieceChunks * 128;
+#pragma unroll(kEach == 1 ? 2 : 1)
+        for (int part = 0; part < kPieceChunks / kEach; ++part, chunk += kEach * kFp4Chunk, x += kEach * 128) {
+            float sum[4] = {};
+#pragma unroll
+            for (int c = 0; c < kEach; ++c) multiply_fp4<kOne>(chunk + c * kFp4Chunk, x + c * 128, lane, sum);
+#pragma unroll
+            for (int i = 0; i < 4; i += kOne ? 2 : 1) total[i] += sum[i];
+        }
+    }
+}
+
+/// Whole block; k.list is complete. kEach: s.each. Work:
 ///   kRowsFirst              rows are asked for before weights; else weights, before_rows(), rows
 ///   row(is_shared, index), width(is_shared)   of x
 ///   weight(is_shared, index)                  a number of its own that a row's results need
 ///   store(is_shared, index, weight, tile, r, low, high, low_factor, high_factor)
 ///                           sums of rows r and r + 8 of a tile, and their factors
-template <class Work>
+template <int kEach, class Work>
 __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s, StreamShared& k, uint8_t* memory) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2;
     float4* totals = reinterpret_cast<float4*>(memory);  // [warp][lane]
     uint8_t* ring_data = memory + kWarps * 32 * sizeof(float4);
     uint8_t* rows = ring_data + kWarps * s.depth * s.piece_bytes;
-    PieceRing ring(ring_data + warp * s.depth * s.piece_bytes, k.barriers[warp], s.piece_bytes, s.depth, lane);
+    uint8_t* own_ring = ring_data + warp * s.depth * s.piece_bytes;
+    auto ring = [&] {
+        if constexpr (kEach > 0)
+            return WholePieceRing(own_ring, lane);
+        else
+            return PieceRing(own_ring, k.barriers[warp], s.piece_bytes, s.depth, lane);
+    }();
     if (lane == 0) init_barrier(&k.handed[warp]);
     uint32_t handed_parity = 0;
     const TileLine line(s, k.list);
@@ -185,9 +252,7 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
     int to;
     for (int from = line.begin_of(blockIdx.x, gridDim.x); from < end; from = to) {
         // Groups whose rows fit; first_row, first_pair: of the shared and of the routed ones.
-        TileRun place;
-        line.locate(from, place);
-        int next = place.group, shared_rows = 0, slots = 0, first_row = 0, first_pair = 0;
+        int next = line.stretch(from, 1).group, shared_rows = 0, slots = 0, first_row = 0, first_pair = 0;
         for (; next < k.list.count && line.first_tile(next) < end && slots + k.list.group[next].count <= s.slots; ++next) {
             const ExpertGroup group = k.list.group[next];
             if (slots == 0) first_row = group.first;
@@ -225,33 +290,47 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
             k.weight[slot] = work.weight(is_shared, index);
         }
 
-        WarpRuns ahead(line, from, to, warp), now = ahead;
+        WarpShare ahead(line, from, to, warp), now = ahead;
         const uint8_t* source = nullptr;
-        int left = 0;  // bytes of the run
-        const auto find_source = [&] {
-            if (!ahead.any()) return;
-            const TileRun& run = ahead.run;
-            const StreamWeights w = s.of(line.is_shared(run.group));
-            const int expert = max(0, static_cast<int>(k.list.group[run.group].expert));
-            source = w.data + expert * w.expert_bytes + static_cast<int64_t>(run.tile) * w.tile_bytes;
-            const int piece = s.piece_parts * w.parts.each * kFp4Chunk;
-            source += run.begin * piece;
-            left = min(run.end * piece, w.tile_bytes) - run.begin * piece;
+        int tiles = 0, pieces = 0;  // left of the stretch, and of its tile
+        int each_bytes = s.piece_bytes, last_bytes = s.piece_bytes, each_pieces = 0;
+        const auto next_source = [&] {
+            Stretch stretch;
+            if (!ahead.next(line, stretch)) return;
+            const int expert = k.list.group[stretch.group].expert;
+            const StreamWeights w = s.of(expert < 0);
+            if (kEach == 0) {
+                each_bytes = s.piece_parts * w.parts.each * kFp4Chunk;
+                last_bytes = w.tile_bytes - (w.pieces - 1) * each_bytes;
+            }
+            each_pieces = w.pieces;
+            tiles = stretch.tile_end - stretch.tile;
+            pieces = stretch.end - stretch.begin;
+            if (stretch.end < w.pieces) last_bytes = each_bytes;
+            source = w.data + max(0, expert) * w.expert_bytes + static_cast<int64_t>(stretch.tile) * w.tile_bytes +
+                     stretch.begin * each_bytes;
         };
-        find_source();
+        next_source();
         const auto request = [&] {
-            if (left == 0) return;
-            const int bytes = min(left, s.piece_parts * s.of(line.is_shared(ahead.run.group)).parts.each * kFp4Chunk);
-            ring.request(source, bytes);
-            source += bytes;
-            left -= bytes;
-            if (left > 0) return;
-            ahead.advance();
-            find_source();
+            if constexpr (kEach > 0) {
+                ring.request(tiles > 0 ? source : nullptr);
+                if (tiles == 0) return;
+                source += WholePieceRing::kBytes;
+            } else {
+                if (tiles == 0) return;
+                const int bytes = pieces > 1 ? each_bytes : last_bytes;
+                ring.request(source, bytes);
+                source += bytes;
+            }
+            if (--pieces > 0) return;
+            pieces = each_pieces;
+            if (--tiles == 0) next_source();
         };
-#pragma unroll 1
-        for (int i = 0; i < s.depth; ++i) request();
+        // The first pieces of all warps before the second of any: all begin early.
+        request();
         if constexpr (!Work::kRowsFirst) {
+#pragma unroll 1
+            for (int i = 1; i < s.depth; ++i) request();
             work.before_rows();
             load_early();
         }
@@ -264,42 +343,53 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
             store_block(block, b);
         }
         __syncthreads();
+        if constexpr (Work::kRowsFirst) {
+#pragma unroll 1
+            for (int i = 1; i < s.depth; ++i) request();
+        }
 
-        for (; now.any(); now.advance()) {
-            const TileRun& run = now.run;
-            const ExpertGroup group = k.list.group[run.group];
+        Stretch stretch;
+        while (now.next(line, stretch)) {
+            const ExpertGroup group = k.list.group[stretch.group];
             const bool is_shared = group.expert < 0;
             const StreamWeights w = s.of(is_shared);
-            const float* factor = w.factor + (max(0, static_cast<int>(group.expert)) * w.tiles + run.tile) * kTileRows + g;
-            const float low_factor = factor[0], high_factor = factor[8];
+            const float* factor =
+                w.factor + (max(0, static_cast<int>(group.expert)) * w.tiles + stretch.tile) * kTileRows + g;
             const int slot = is_shared ? group.first - first_row : shared_rows + group.first - first_pair;
             const uint8_t* x = rows + (slot + min(g, group.count - 1)) * s.row_bytes + 16 * (lane & 3);
-            float total[4] = {};
-            if (run.begin > 0) {
-                wait_barrier(&k.handed[warp - 1], handed_parity);
-                handed_parity ^= 1;
-                const float4 v = totals[(warp - 1) * 32 + lane];
-                total[0] = v.x, total[1] = v.y, total[2] = v.z, total[3] = v.w;
-            }
-            const int first = run.begin * s.piece_parts, last = min(run.end * s.piece_parts, w.parts.count);
-            if (group.count == 1)
-                sum_parts<true>(ring, w.parts, first, last, s.piece_parts, x, lane, request, total);
-            else
-                sum_parts<false>(ring, w.parts, first, last, s.piece_parts, x, lane, request, total);
-            if (run.end < w.pieces) {
-                totals[warp * 32 + lane] = make_float4(total[0], total[1], total[2], total[3]);
-                arrive(&k.handed[warp]);
-                continue;
-            }
+            for (int tile = stretch.tile; tile < stretch.tile_end; ++tile, factor += kTileRows) {
+                const float low_factor = factor[0], high_factor = factor[8];
+                float total[4] = {};
+                if (stretch.begin > 0) {
+                    wait_barrier(&k.handed[warp - 1], handed_parity);
+                    handed_parity ^= 1;
+                    const float4 v = totals[(warp - 1) * 32 + lane];
+                    total[0] = v.x, total[1] = v.y, total[2] = v.z, total[3] = v.w;
+                }
+                for (int piece = stretch.begin; piece < stretch.end; ++piece) {
+                    const uint8_t* chunk = ring.wait();
+                    if (group.count == 1)
+                        add_piece<kEach, true>(s, w.parts, piece, chunk, x, lane, total);
+                    else
+                        add_piece<kEach, false>(s, w.parts, piece, chunk, x, lane, total);
+                    ring.release();
+                    request();
+                }
+                if (stretch.end < w.pieces) {
+                    totals[warp * 32 + lane] = make_float4(total[0], total[1], total[2], total[3]);
+                    arrive(&k.handed[warp]);
+                    continue;
+                }
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int n = 2 * (lane & 3) + i;
-                if (n < group.count)
-                    work.store(is_shared, k.index[slot + n], k.weight[slot + n], run.tile, g, total[i], total[2 + i],
-                               low_factor, high_factor);
+                for (int i = 0; i < 2; ++i) {
+                    const int n = 2 * (lane & 3) + i;
+                    if (n < group.count)
+                        work.store(is_shared, k.index[slot + n], k.weight[slot + n], tile, g, total[i], total[2 + i],
+                                   low_factor, high_factor);
+                }
             }
         }
-        __syncthreads();  // rows and totals are done with
+        if (to < end) __syncthreads();  // rows and totals are done with
     }
 }
 

@@ -119,13 +119,14 @@ struct GateUpWork {
     }
 };
 
+template <int kEach>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own wait
     list_groups(k.list, a.groups, a.expert_count, a.experts.tiles > 0 ? a.rows * a.used : 0, a.shared.tiles > 0 ? a.rows : 0);
-    stream_groups(GateUpWork{a}, s, k, shared);
+    stream_groups<kEach>(GateUpWork{a}, s, k, shared);
 }
 
 }  // namespace
@@ -149,7 +150,8 @@ bool gate_up_fp4(Context& c, const GateUp& a) {
                   {a.shared.data, a.shared.factor, 0, a.shared.tiles, a.chunks}};
     if (!fit_stream(stream, limit)) return false;
     const int tiles = a.rows * a.shared.tiles + a.rows * a.used * a.experts.tiles;
-    launch(c, "moe_gate_up", gate_up_few, min(c.sms, tiles), kThreads, stream.bytes(), a, stream);
+    const auto kernel = stream.each == 1 ? gate_up_few<1> : stream.each == 2 ? gate_up_few<2> : gate_up_few<0>;
+    launch(c, "moe_gate_up", kernel, min(c.sms, tiles), kThreads, stream.bytes(), a, stream);
     return true;
 }
 
