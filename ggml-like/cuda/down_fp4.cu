@@ -172,18 +172,21 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
         };
         const Tile tile(a, group.expert);
         const float low_factor = tile.factor[g], high_factor = tile.factor[g + 8];
-        const uint8_t* x = (is_shared ? shared_rows + pair_of(g) * shared_bytes : rows + pair_of(g) * routed_bytes) + 16 * (lane & 3);
+        // Of up to four rows, row i is columns 2i and 2i + 1 of the products, and the second is not summed.
+        const bool half = group.count <= kPassRows / 2;
+        const int own = pair_of(half ? g / 2 : g);
+        const uint8_t* x = (is_shared ? shared_rows + own * shared_bytes : rows + own * routed_bytes) + 16 * (lane & 3);
         ChunkParts parts = s.routed;
         if (is_shared) parts = s.shared;
         float acc[4];
-        if (group.count == 1)
+        if (half)
             sum_tile<true>(ring, parts, s.piece_parts, x, lane, request, acc);
         else
             sum_tile<false>(ring, parts, s.piece_parts, x, lane, request, acc);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int at = 2 * (lane & 3) + i;
-            if (at >= group.count) continue;
+            const int at = half ? lane & 3 : 2 * (lane & 3) + i;
+            if (at >= group.count || (half && i > 0)) continue;
             const int pair = pair_of(at);
             const float weight = weights[is_shared ? pairs + pair : pair];
             float* to = terms + (is_shared ? pair * (a.used + 1) + a.used : pair + pair / a.used) * kTileRows + g;
@@ -212,12 +215,19 @@ struct DownWork {
     __device__ __forceinline__ float weight(bool is_shared, int index) const {
         return __ldcg((is_shared ? a.shared_gate : a.weights) + index);
     }
-    __device__ __forceinline__ void store(bool is_shared, int index, float weight, int tile, int r, float low, float high,
-                                          float low_factor, float high_factor) const {
-        const int term = is_shared ? index * (a.used + 1) + a.used : index + index / a.used, at = tile * kTileRows + r;
-        float* to = a.terms + static_cast<int64_t>(term) * a.experts.rows + at;
-        if (at < a.experts.rows) to[0] = low_factor * weight * low;
-        if (at + 8 < a.experts.rows) to[8] = high_factor * weight * high;
+    struct Target {
+        float* to;
+        float weight;
+    };
+    __device__ __forceinline__ Target target(bool is_shared, int index, float weight) const {
+        const int term = is_shared ? index * (a.used + 1) + a.used : index + index / a.used;
+        return {a.terms + static_cast<int64_t>(term) * a.experts.rows, weight};
+    }
+    __device__ __forceinline__ void store(const Target& target, int tile, int r, float low, float high, float low_factor,
+                                          float high_factor) const {
+        const int at = tile * kTileRows + r;
+        if (at < a.experts.rows) target.to[at] = low_factor * target.weight * low;
+        if (at + 8 < a.experts.rows) target.to[at + 8] = high_factor * target.weight * high;
     }
 };
 

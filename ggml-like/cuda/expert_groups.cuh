@@ -63,27 +63,27 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
 }
 
 /// total += parts [first, last) of a tile, whose chunks lie at `chunk`. x: the lane's row, plus 16 t.
-template <bool kOne>
+template <bool kHalf>
 __device__ __forceinline__ void add_parts_of(const ChunkParts& parts, int first, int last, const uint8_t* chunk,
                                              const uint8_t* x, int lane, float (&total)[4]) {
     x += parts.begin(first) * 128;
     for (int q = first; q < last; ++q) {
         float sum[4] = {};
         for (int c = parts.begin(q); c < parts.end(q); ++c, chunk += kFp4Chunk, x += 128)
-            multiply_fp4<kOne>(chunk, x, lane, sum);
+            multiply_fp4<kHalf>(chunk, x, lane, sum);
 #pragma unroll
-        for (int i = 0; i < 4; i += kOne ? 2 : 1) total[i] += sum[i];
+        for (int i = 0; i < 4; i += kHalf ? 2 : 1) total[i] += sum[i];
     }
 }
 
 /// Sums over a tile whose pieces come through a ring: `piece_parts` parts a piece. `request` asks for the next piece.
-template <bool kOne, typename Request>
+template <bool kHalf, typename Request>
 __device__ __forceinline__ void sum_tile(PieceRing& ring, const ChunkParts& parts, int piece_parts, const uint8_t* x,
                                          int lane, Request&& request, float (&total)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) total[i] = 0;
     for (int p = 0; p < parts.count; p += piece_parts) {
-        add_parts_of<kOne>(parts, p, min(p + piece_parts, parts.count), ring.wait(), x, lane, total);
+        add_parts_of<kHalf>(parts, p, min(p + piece_parts, parts.count), ring.wait(), x, lane, total);
         ring.release();
         request();
     }

@@ -30,39 +30,38 @@ struct StreamWeights {
 inline constexpr int kPieceChunks = 4;
 inline constexpr int kPieceDepth = 3;
 
-/// A warp's ring of kPieceDepth pieces of kPieceChunks chunks. Its waits count groups of copies: fewer instructions than
-/// PieceRing's barriers, but as many requests as releases.
+/// A warp's ring of kPieceDepth pieces of kPieceChunks chunks. Its waits count groups of copies, which takes fewer
+/// instructions than PieceRing's barriers: every piece that is read makes room for one request, of nothing at the end.
 class WholePieceRing {
   public:
     static constexpr int kBytes = kPieceChunks * kFp4Chunk;
 
     __device__ __forceinline__ WholePieceRing(uint8_t* data, int lane) : data_(data), lane_(lane) {}
-    /// null: nothing, in its turn.
+    /// The next request, kPieceDepth of them before the first read; null: nothing, in its turn.
     __device__ __forceinline__ void request(const uint8_t* from) {
         if (from != nullptr) {
-            uint8_t* to = data_ + to_ + 16 * lane_;
-            from += 16 * lane_;
+            uint8_t* to = data_ + at_ + 16 * lane_;
+            static_assert(kBytes == 4 * 512 + 256);
 #pragma unroll
-            for (int i = 0; i < kBytes; i += 512)
-                if (i + 512 <= kBytes || 16 * lane_ < kBytes - i) copy_async16(to + i, from + i);
+            for (int i = 0; i < 4; ++i) copy_async16(to + 512 * i, from + 16 * lane_ + 512 * i);
+            asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to + 2048 - 8 * lane_)),
+                         "l"(from + 2048 + 8 * lane_));
         }
         commit_copies();
-        to_ = to_ + kBytes == kPieceDepth * kBytes ? 0 : to_ + kBytes;
+        at_ = at_ + kBytes == kPieceDepth * kBytes ? 0 : at_ + kBytes;
     }
+    /// The oldest requested piece; its place is the next request's.
     __device__ __forceinline__ const uint8_t* wait() {
         wait_copies<kPieceDepth - 1>();
         __syncwarp();
         return data_ + at_;
     }
-    __device__ __forceinline__ void release() {
-        __syncwarp();
-        at_ = at_ + kBytes == kPieceDepth * kBytes ? 0 : at_ + kBytes;
-    }
+    __device__ __forceinline__ void release() { __syncwarp(); }
 
   private:
     uint8_t* data_;
     int lane_;
-    int at_ = 0, to_ = 0;
+    int at_ = 0;
 };
 
 struct Stream {
@@ -207,21 +206,21 @@ __device__ __forceinline__ void arrive(uint64_t* barrier) {
 }
 
 /// total += piece `piece` of a tile.
-template <int kEach, bool kOne>
+template <int kEach, bool kHalf>
 __device__ __forceinline__ void add_piece(const Stream& s, const ChunkParts& parts, int piece, const uint8_t* chunk,
                                           const uint8_t* x, int lane, float (&total)[4]) {
     if constexpr (kEach == 0) {
         const int first = piece * s.piece_parts;
-        add_parts_of<kOne>(parts, first, min(first + s.piece_parts, parts.count), chunk, x, lane, total);
+        add_parts_of<kHalf>(parts, first, min(first + s.piece_parts, parts.count), chunk, x, lane, total);
     } else {
         x += piece * kPieceChunks * 128;
 #pragma unroll(kEach == 1 ? 2 : 1)
         for (int part = 0; part < kPieceChunks / kEach; ++part, chunk += kEach * kFp4Chunk, x += kEach * 128) {
             float sum[4] = {};
 #pragma unroll
-            for (int c = 0; c < kEach; ++c) multiply_fp4<kOne>(chunk + c * kFp4Chunk, x + c * 128, lane, sum);
+            for (int c = 0; c < kEach; ++c) multiply_fp4<kHalf>(chunk + c * kFp4Chunk, x + c * 128, lane, sum);
 #pragma unroll
-            for (int i = 0; i < 4; i += kOne ? 2 : 1) total[i] += sum[i];
+            for (int i = 0; i < 4; i += kHalf ? 2 : 1) total[i] += sum[i];
         }
     }
 }
@@ -230,11 +229,11 @@ __device__ __forceinline__ void add_piece(const Stream& s, const ChunkParts& par
 ///   kRowsFirst              rows are asked for before weights; else weights, before_rows(), rows
 ///   row(is_shared, index), width(is_shared)   of x
 ///   weight(is_shared, index)                  a number of its own that a row's results need
-///   store(is_shared, index, weight, tile, r, low, high, low_factor, high_factor)
-///                           sums of rows r and r + 8 of a tile, and their factors
+///   target(is_shared, index, weight)          where results of a row go
+///   store(target, tile, r, low, high, low_factor, high_factor)   sums of rows r and r + 8 of a tile, and their factors
 template <int kEach, class Work>
 __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s, StreamShared& k, uint8_t* memory) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
     float4* totals = reinterpret_cast<float4*>(memory);  // [warp][lane]
     uint8_t* ring_data = memory + kWarps * 32 * sizeof(float4);
     uint8_t* rows = ring_data + kWarps * s.depth * s.piece_bytes;
@@ -292,39 +291,38 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
 
         WarpShare ahead(line, from, to, warp), now = ahead;
         const uint8_t* source = nullptr;
-        int tiles = 0, pieces = 0;  // left of the stretch, and of its tile
+        int left = 0, tile_left = 0;  // pieces of the stretch, and of its tile
         int each_bytes = s.piece_bytes, last_bytes = s.piece_bytes, each_pieces = 0;
         const auto next_source = [&] {
             Stretch stretch;
+            source = nullptr;
             if (!ahead.next(line, stretch)) return;
             const int expert = k.list.group[stretch.group].expert;
             const StreamWeights w = s.of(expert < 0);
-            if (kEach == 0) {
+            tile_left = stretch.end - stretch.begin;
+            left = (stretch.tile_end - stretch.tile) * tile_left;
+            if constexpr (kEach == 0) {
+                each_pieces = w.pieces;
                 each_bytes = s.piece_parts * w.parts.each * kFp4Chunk;
-                last_bytes = w.tile_bytes - (w.pieces - 1) * each_bytes;
+                last_bytes = stretch.end < w.pieces ? each_bytes : w.tile_bytes - (w.pieces - 1) * each_bytes;
             }
-            each_pieces = w.pieces;
-            tiles = stretch.tile_end - stretch.tile;
-            pieces = stretch.end - stretch.begin;
-            if (stretch.end < w.pieces) last_bytes = each_bytes;
             source = w.data + max(0, expert) * w.expert_bytes + static_cast<int64_t>(stretch.tile) * w.tile_bytes +
                      stretch.begin * each_bytes;
         };
         next_source();
         const auto request = [&] {
             if constexpr (kEach > 0) {
-                ring.request(tiles > 0 ? source : nullptr);
-                if (tiles == 0) return;
+                ring.request(source);
+                if (source == nullptr) return;
                 source += WholePieceRing::kBytes;
             } else {
-                if (tiles == 0) return;
-                const int bytes = pieces > 1 ? each_bytes : last_bytes;
+                if (source == nullptr) return;
+                const int bytes = tile_left > 1 ? each_bytes : last_bytes;
                 ring.request(source, bytes);
                 source += bytes;
+                if (--tile_left == 0) tile_left = each_pieces;
             }
-            if (--pieces > 0) return;
-            pieces = each_pieces;
-            if (--tiles == 0) next_source();
+            if (--left == 0) next_source();
         };
         // The first pieces of all warps before the second of any: all begin early.
         request();
@@ -356,7 +354,15 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
             const float* factor =
                 w.factor + (max(0, static_cast<int>(group.expert)) * w.tiles + stretch.tile) * kTileRows + g;
             const int slot = is_shared ? group.first - first_row : shared_rows + group.first - first_pair;
-            const uint8_t* x = rows + (slot + min(g, group.count - 1)) * s.row_bytes + 16 * (lane & 3);
+            // Of up to four rows, row i is columns 2i and 2i + 1 of the products, and the second is not summed.
+            const bool half = group.count <= kPassRows / 2;
+            const uint8_t* x = rows + (slot + min(half ? g / 2 : g, group.count - 1)) * s.row_bytes + 16 * t;
+            const int n = half ? t : 2 * t;  // the row whose sums the lane has; without `half` the next one too
+            const bool has[2] = {n < group.count, !half && n + 1 < group.count};
+            typename Work::Target target[2];
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (has[i]) target[i] = work.target(is_shared, k.index[slot + n + i], k.weight[slot + n + i]);
             for (int tile = stretch.tile; tile < stretch.tile_end; ++tile, factor += kTileRows) {
                 const float low_factor = factor[0], high_factor = factor[8];
                 float total[4] = {};
@@ -368,7 +374,7 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
                 }
                 for (int piece = stretch.begin; piece < stretch.end; ++piece) {
                     const uint8_t* chunk = ring.wait();
-                    if (group.count == 1)
+                    if (half)
                         add_piece<kEach, true>(s, w.parts, piece, chunk, x, lane, total);
                     else
                         add_piece<kEach, false>(s, w.parts, piece, chunk, x, lane, total);
@@ -381,12 +387,8 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
                     continue;
                 }
 #pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    const int n = 2 * (lane & 3) + i;
-                    if (n < group.count)
-                        work.store(is_shared, k.index[slot + n], k.weight[slot + n], tile, g, total[i], total[2 + i],
-                                   low_factor, high_factor);
-                }
+                for (int i = 0; i < 2; ++i)
+                    if (has[i]) work.store(target[i], tile, g, total[i], total[2 + i], low_factor, high_factor);
             }
         }
         if (to < end) __syncthreads();  // rows and totals are done with

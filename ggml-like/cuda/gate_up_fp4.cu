@@ -111,11 +111,18 @@ struct GateUpWork {
     }
     __device__ __forceinline__ int width(bool) const { return a.columns; }
     __device__ __forceinline__ float weight(bool, int) const { return 0; }
-    __device__ __forceinline__ void store(bool is_shared, int index, float, int tile, int r, float low, float high,
-                                          float low_factor, float high_factor) const {
-        const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2, at = tile * 8 + r;
-        bf16* to = is_shared ? a.shared_out : a.routed;
-        if (at < width) to[static_cast<int64_t>(index) * width + at] = gated(low * low_factor, high * high_factor);
+    struct Target {
+        bf16* to;
+        int width;
+    };
+    __device__ __forceinline__ Target target(bool is_shared, int index, float) const {
+        const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2;
+        return {(is_shared ? a.shared_out : a.routed) + static_cast<int64_t>(index) * width, width};
+    }
+    __device__ __forceinline__ void store(const Target& target, int tile, int r, float low, float high, float low_factor,
+                                          float high_factor) const {
+        const int at = tile * 8 + r;
+        if (at < target.width) target.to[at] = gated(low * low_factor, high * high_factor);
     }
 };
 
