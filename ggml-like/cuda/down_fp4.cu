@@ -1,11 +1,10 @@
-// moe_down with NVFP4 weights and few rows. Up to 16 rows: block = one tile of 16 output rows, all terms of it.
+// moe_down with NVFP4 weights and few rows. Up to 7 rows: block = one tile of 16 output rows, all terms of it.
 //   one row: 16 warps share the parts of all terms; the block's weights are all under way before it waits for gate and
 //     up, because ids and weights were complete when the predecessor started its work (gate_up_fp4.cu)
-//   2 to 16 rows: a warp takes a group of up to 8 rows of an expert at a time
-//   17 to 64: tiles of all groups shared out evenly (fp4_stream.cuh); terms meet in a kernel of their own
+//   2 to 7 rows: a warp takes a group of up to 8 rows of an expert at a time
+//   8 to 64: tiles of all groups shared out evenly (fp4_stream.cuh); terms meet in a kernel of their own
 // A term's bits depend on its row only, and a row's terms are added in the order of its choices. No atomics.
-// Traffic: the weights of each needed expert once; up to 16 rows every block reads all rows of routed.
-#include "ggml-like/cuda/expert_rows.cuh"
+// Traffic: the weights of each needed expert once; up to 7 rows every block reads all rows of routed.
 #include "ggml-like/cuda/fp4_stream.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/moe.h"
@@ -126,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMostPieces];
     __shared__ ExpertGroups list;
-    __shared__ float weights[kMostPairs + kFewRows];  // of pairs, then of the shared expert
+    __shared__ float weights[kDownFewRows * kMostTerms];  // of pairs, then of the shared expert
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2;
     const int routed_bytes = fp4_row_bytes(a.experts.chunks), shared_bytes = fp4_row_bytes(a.shared_chunks);
     const int pairs = a.rows * a.used;
@@ -136,7 +135,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     PieceRing ring(shared + warp * s.depth * s.piece_bytes, barriers[warp], s.piece_bytes, s.depth, lane);
     list_groups(list, a.groups, a.experts.count, pairs, a.rows);
 
-    static_assert(kThreads >= kMostPairs + kFewRows);
+    static_assert(kThreads >= kDownFewRows * kMostTerms);
     if (threadIdx.x < pairs + a.rows)
         weights[threadIdx.x] = __ldcg(threadIdx.x < pairs ? a.weights + threadIdx.x : a.shared_gate + threadIdx.x - pairs);
 
@@ -198,7 +197,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     if (n < a.rows) add_terms(a, terms + n * (a.used + 1) * kTileRows, n, r, residual);
 }
 
-// ---- 17 to 64 rows ----
+// ---- 8 to 64 rows ----
 
 struct DownWork {
     const Down& a;
@@ -257,7 +256,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_terms(Down a) {
     *reinterpret_cast<float4*>(a.y + n * a.ld + column) = sum;
 }
 
-static_assert(kThreads >= kTileRows * kFewRows, "a thread an output of down_few");
+static_assert(kThreads >= kTileRows * kDownFewRows, "a thread an output of down_few");
 static_assert(kThreads >= kTileRows * 32, "a thread a row of a term of down_one");
 
 bool down_many(Context& c, const Down& a, int limit) {
@@ -279,7 +278,7 @@ bool down_fp4(Context& c, const Down& a) {
     const int routed_bytes = fp4_row_bytes(a.experts.chunks), shared_bytes = fp4_row_bytes(a.shared_chunks);
     const int each = max(s.routed.each, s.shared.each), limit = c.shared_bytes - 8 * 1024;  // static shared memory
     const int rows_bytes = a.rows * (a.used * routed_bytes + shared_bytes);
-    if (a.rows > kFewRows || a.rows * a.used > kMostPairs) return down_many(c, a, limit);
+    if (a.rows > kDownFewRows) return down_many(c, a, limit);
     if (a.used >= kMostTerms - 1) return false;
     if (a.rows == 1) {
         const int units = a.used * s.routed.count + s.shared.count;

@@ -1,7 +1,7 @@
-// All groups of a step (expert_groups.cuh) times their NVFP4 tiles, shared out evenly: blocks take runs of tiles of
-// neighbouring groups and hold those groups' rows in shared memory, warps take equal runs of a block's pieces. A tile that
-// two warps share is begun by the first, as its first work, and ended by the second, as its last: parts meet in order and
-// nobody waits. A row's bits depend on the row only.
+// All groups of a step (expert_groups.cuh) times their NVFP4 tiles, shared out evenly: blocks take runs of
+// tiles of neighbouring groups and hold those groups' rows in shared memory, warps take equal runs of a
+// block's pieces. A tile that two warps share is begun by the first, as its first work, and ended by the
+// second, as its last: parts meet in order and nobody waits. A row's bits depend on the row only.
 //
 // Traffic: weights once a group; rows once for each block that has tiles of their group.
 #pragma once
@@ -18,7 +18,7 @@ struct StreamWeights {
     const uint8_t* data;
     const float* factor;
     int64_t expert_bytes;
-    int tiles;       // of an expert
+    int tiles;  // of an expert
     ChunkParts parts;
     int tile_bytes;
     int pieces = 0;  // of a tile
@@ -30,8 +30,9 @@ struct StreamWeights {
 inline constexpr int kPieceChunks = 4;
 inline constexpr int kPieceDepth = 3;
 
-/// A warp's ring of kPieceDepth pieces of kPieceChunks chunks. Its waits count groups of copies, which takes fewer
-/// instructions than PieceRing's barriers: every piece that is read makes room for one request, of nothing at the end.
+/// A warp's ring of kPieceDepth pieces of kPieceChunks chunks. Its waits count groups of copies, which takes
+/// fewer instructions than PieceRing's barriers: every piece that is read makes room for one request, of
+/// nothing at the end.
 class WholePieceRing {
   public:
     static constexpr int kBytes = kPieceChunks * kFp4Chunk;
@@ -44,8 +45,9 @@ class WholePieceRing {
             static_assert(kBytes == 4 * 512 + 256);
 #pragma unroll
             for (int i = 0; i < 4; ++i) copy_async16(to + 512 * i, from + 16 * lane_ + 512 * i);
-            asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to + 2048 - 8 * lane_)),
-                         "l"(from + 2048 + 8 * lane_));
+            asm volatile(
+                "cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to + 2048 - 8 * lane_)),
+                "l"(from + 2048 + 8 * lane_));
         }
         commit_copies();
         at_ = at_ + kBytes == kPieceDepth * kBytes ? 0 : at_ + kBytes;
@@ -77,7 +79,8 @@ struct Stream {
         return kWarps * (depth * piece_bytes + 32 * static_cast<int>(sizeof(float4))) + slots * row_bytes;
     }
     __device__ __forceinline__ StreamWeights of(bool is_shared) const {
-        StreamWeights w = routed;  // fields that are used become selects; a reference would put both into local memory
+        StreamWeights w =
+            routed;  // fields that are used become selects; a reference would put both into local memory
         if (is_shared) w = shared;
         return w;
     }
@@ -90,14 +93,16 @@ inline bool fit_stream(Stream& s, int limit) {
         s.depth = depth;
         s.piece_parts = max(1, piece_chunks / each);
         s.piece_bytes = s.piece_parts * each * kFp4Chunk;
-        for (StreamWeights* w : {&s.routed, &s.shared}) w->pieces = (w->parts.count + s.piece_parts - 1) / s.piece_parts;
+        for (StreamWeights* w : {&s.routed, &s.shared})
+            w->pieces = (w->parts.count + s.piece_parts - 1) / s.piece_parts;
         for (s.slots = kMostSlots; s.slots >= kPassRows; s.slots -= kPassRows)
             if (s.bytes() <= limit) return true;
         return false;
     };
     s.row_bytes = max(fp4_row_bytes(s.routed.parts.chunks), fp4_row_bytes(s.shared.parts.chunks));
     const auto whole = [&](const ChunkParts& p) { return p.each == each && p.chunks % kPieceChunks == 0; };
-    if (kPieceChunks % each == 0 && whole(s.routed.parts) && whole(s.shared.parts) && fits(kPieceChunks, kPieceDepth)) {
+    if (kPieceChunks % each == 0 && whole(s.routed.parts) && whole(s.shared.parts) &&
+        fits(kPieceChunks, kPieceDepth)) {
         s.each = each;
         return true;
     }
@@ -115,18 +120,22 @@ struct TileLine {
     int shared_groups, shared_tiles, tiles;
 
     __device__ __forceinline__ TileLine(const Stream& stream, const ExpertGroups& list)
-        : s(stream), shared_groups(list.shared), shared_tiles(shared_groups * stream.shared.tiles),
+        : s(stream),
+          shared_groups(list.shared),
+          shared_tiles(shared_groups * stream.shared.tiles),
           tiles(shared_tiles + (list.count - shared_groups) * stream.routed.tiles) {}
 
     __device__ __forceinline__ bool is_shared(int group) const { return group < shared_groups; }
     __device__ __forceinline__ int first_tile(int group) const {
-        return is_shared(group) ? group * s.shared.tiles : shared_tiles + (group - shared_groups) * s.routed.tiles;
+        return is_shared(group) ? group * s.shared.tiles
+                                : shared_tiles + (group - shared_groups) * s.routed.tiles;
     }
     /// Whole tiles of one group from `at` on, at most `most`.
     __device__ __forceinline__ Stretch stretch(int at, int most) const {
         const bool of_shared = at < shared_tiles;
         const StreamWeights w = s.of(of_shared);
-        const int rest = of_shared ? at : at - shared_tiles, group = rest / w.tiles, tile = rest - group * w.tiles;
+        const int rest = of_shared ? at : at - shared_tiles, group = rest / w.tiles,
+                  tile = rest - group * w.tiles;
         return {of_shared ? group : shared_groups + group, tile, min(w.tiles, tile + most), 0, w.pieces};
     }
     /// Pieces before a tile.
@@ -137,12 +146,13 @@ struct TileLine {
     __device__ __forceinline__ int tile_of(int& piece) const {
         const int of_shared = shared_tiles * s.shared.pieces;
         const bool in_shared = piece < of_shared;
-        const int rest = in_shared ? piece : piece - of_shared, each = s.of(in_shared).pieces, tile = rest / each;
+        const int rest = in_shared ? piece : piece - of_shared, each = s.of(in_shared).pieces,
+                  tile = rest / each;
         piece = rest - tile * each;
         return in_shared ? tile : shared_tiles + tile;
     }
-    /// The tile with which block `block` of `blocks` begins. Groups of the shared expert are full: 8 rows to load and to
-    /// multiply make them a quarter slower than the others.
+    /// The tile with which block `block` of `blocks` begins. Groups of the shared expert are full: 8 rows to
+    /// load and to multiply make them a quarter slower than the others.
     __device__ __forceinline__ int begin_of(int block, int blocks) const {
         if (block == blocks) return tiles;
         const int of_shared = shared_tiles * s.shared.pieces, all = 4 * pieces_before(tiles) + of_shared;
@@ -152,8 +162,8 @@ struct TileLine {
     }
 };
 
-/// A warp's part of the tiles [from, to) that its block has: first the begin of a tile that the next warp ends, then whole
-/// tiles, last the end of a tile that the warp before began.
+/// A warp's part of the tiles [from, to) that its block has: first the begin of a tile that the next warp
+/// ends, then whole tiles, last the end of a tile that the warp before began.
 class WarpShare {
   public:
     __device__ __forceinline__ WarpShare(const TileLine& line, int from, int to, int warp) {
@@ -202,23 +212,27 @@ struct StreamShared {
 };
 
 __device__ __forceinline__ void arrive(uint64_t* barrier) {
-    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(barrier)) : "memory");
+    asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(barrier))
+                 : "memory");
 }
 
 /// total += piece `piece` of a tile.
 template <int kEach, bool kHalf>
-__device__ __forceinline__ void add_piece(const Stream& s, const ChunkParts& parts, int piece, const uint8_t* chunk,
-                                          const uint8_t* x, int lane, float (&total)[4]) {
+__device__ __forceinline__ void add_piece(const Stream& s, const ChunkParts& parts, int piece,
+                                          const uint8_t* chunk, const uint8_t* x, int lane,
+                                          float (&total)[4]) {
     if constexpr (kEach == 0) {
         const int first = piece * s.piece_parts;
         add_parts_of<kHalf>(parts, first, min(first + s.piece_parts, parts.count), chunk, x, lane, total);
     } else {
         x += piece * kPieceChunks * 128;
 #pragma unroll(kEach == 1 ? 2 : 1)
-        for (int part = 0; part < kPieceChunks / kEach; ++part, chunk += kEach * kFp4Chunk, x += kEach * 128) {
+        for (int part = 0; part < kPieceChunks / kEach;
+             ++part, chunk += kEach * kFp4Chunk, x += kEach * 128) {
             float sum[4] = {};
 #pragma unroll
-            for (int c = 0; c < kEach; ++c) multiply_fp4<kHalf>(chunk + c * kFp4Chunk, x + c * 128, lane, sum);
+            for (int c = 0; c < kEach; ++c)
+                multiply_fp4<kHalf>(chunk + c * kFp4Chunk, x + c * 128, lane, sum);
 #pragma unroll
             for (int i = 0; i < 4; i += kHalf ? 2 : 1) total[i] += sum[i];
         }
@@ -230,9 +244,11 @@ __device__ __forceinline__ void add_piece(const Stream& s, const ChunkParts& par
 ///   row(is_shared, index), width(is_shared)   of x
 ///   weight(is_shared, index)                  a number of its own that a row's results need
 ///   target(is_shared, index, weight)          where results of a row go
-///   store(target, tile, r, low, high, low_factor, high_factor)   sums of rows r and r + 8 of a tile, and their factors
+///   store(target, tile, r, low, high, low_factor, high_factor)   sums of rows r and r + 8 of a tile, and
+///   their factors
 template <int kEach, class Work>
-__device__ __forceinline__ void stream_groups(const Work& work, const Stream& s, StreamShared& k, uint8_t* memory) {
+__device__ __forceinline__ void stream_groups(const Work& work, const Stream& s, StreamShared& k,
+                                              uint8_t* memory) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
     float4* totals = reinterpret_cast<float4*>(memory);  // [warp][lane]
     uint8_t* ring_data = memory + kWarps * 32 * sizeof(float4);
@@ -252,7 +268,9 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
     for (int from = line.begin_of(blockIdx.x, gridDim.x); from < end; from = to) {
         // Groups whose rows fit; first_row, first_pair: of the shared and of the routed ones.
         int next = line.stretch(from, 1).group, shared_rows = 0, slots = 0, first_row = 0, first_pair = 0;
-        for (; next < k.list.count && line.first_tile(next) < end && slots + k.list.group[next].count <= s.slots; ++next) {
+        for (; next < k.list.count && line.first_tile(next) < end &&
+               slots + k.list.group[next].count <= s.slots;
+             ++next) {
             const ExpertGroup group = k.list.group[next];
             if (slots == 0) first_row = group.first;
             if (slots == shared_rows) first_pair = group.first;
@@ -306,8 +324,8 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
                 each_bytes = s.piece_parts * w.parts.each * kFp4Chunk;
                 last_bytes = stretch.end < w.pieces ? each_bytes : w.tile_bytes - (w.pieces - 1) * each_bytes;
             }
-            source = w.data + max(0, expert) * w.expert_bytes + static_cast<int64_t>(stretch.tile) * w.tile_bytes +
-                     stretch.begin * each_bytes;
+            source = w.data + max(0, expert) * w.expert_bytes +
+                     static_cast<int64_t>(stretch.tile) * w.tile_bytes + stretch.begin * each_bytes;
         };
         next_source();
         const auto request = [&] {
@@ -354,10 +372,12 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
             const float* factor =
                 w.factor + (max(0, static_cast<int>(group.expert)) * w.tiles + stretch.tile) * kTileRows + g;
             const int slot = is_shared ? group.first - first_row : shared_rows + group.first - first_pair;
-            // Of up to four rows, row i is columns 2i and 2i + 1 of the products, and the second is not summed.
+            // Of up to four rows, row i is columns 2i and 2i + 1 of the products, and the second is not
+            // summed.
             const bool half = group.count <= kPassRows / 2;
             const uint8_t* x = rows + (slot + min(half ? g / 2 : g, group.count - 1)) * s.row_bytes + 16 * t;
-            const int n = half ? t : 2 * t;  // the row whose sums the lane has; without `half` the next one too
+            const int n =
+                half ? t : 2 * t;  // the row whose sums the lane has; without `half` the next one too
             const bool has[2] = {n < group.count, !half && n + 1 < group.count};
             typename Work::Target target[2];
 #pragma unroll
@@ -388,7 +408,8 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
                 }
 #pragma unroll
                 for (int i = 0; i < 2; ++i)
-                    if (has[i]) work.store(target[i], tile, g, total[i], total[2 + i], low_factor, high_factor);
+                    if (has[i])
+                        work.store(target[i], tile, g, total[i], total[2 + i], low_factor, high_factor);
             }
         }
         if (to < end) __syncthreads();  // rows and totals are done with

@@ -1,6 +1,7 @@
 // moe_down on the GPU.
 //   few rows: block = one tile of 16 output rows, all terms of it; 8 warps split the columns of every expert in turn.
 //     Experts come in rising order of id, so a row's sum does not depend on its neighbours. No atomics, no second kernel.
+//   NVFP4 up to 64 rows: cuda/down_fp4.cu
 //   many rows: grouped tiled product writes the terms in BF16, then one kernel weighs and adds them.
 // Traffic of few rows: the weights of each needed expert once; all of a block's loads are under way before it waits for
 // gate and up, because ids and weights were complete when the predecessor started its work (moe_gate_up.cu).
@@ -19,6 +20,7 @@ namespace {
 constexpr int kDownWarps = 8, kDownThreads = kDownWarps * 32;
 
 static_assert(kDownThreads == 16 * kFewRows, "a thread an output");
+static_assert(kMoeTermRows <= kDownFewRows + 1, "terms have memory where they are written");
 
 /// Row n's weight and pair for each listed expert.
 struct Uses {

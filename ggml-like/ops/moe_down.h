@@ -27,8 +27,11 @@ struct MoeDownInputs {
     Tensor* residual;
 };
 
+/// Rows from which on a kernel may write terms before it adds them.
+inline constexpr int kMoeTermRows = 8;
+
 /// inputs in the order of MoeDownInputs; outputs {y, terms}: terms [T * (K + 1), D] is work space, F32 if T <= 64, else
-/// in routed's dtype (one row if T <= 16, which the kernels for few rows do not need).
+/// in routed's dtype (one row below kMoeTermRows).
 extern const Op kMoeDown;
 
 Tensor* moe_down(Graph& g, std::string_view name, const MoeDownInputs& in, const ExpertWeights& experts,

@@ -2,6 +2,7 @@
 //   few rows: a tile of 16 packed rows holds 8 rows of gate and the same 8 of up; tiles of all needed experts and of the
 //     shared one form one list. One row of x: 16 warps share a tile and meet in shared memory. More rows, so more
 //     experts: a warp has a tile of its own and nobody waits. Both add partial sums in the same order.
+//   NVFP4 up to 64 rows: cuda/gate_up_fp4.cu
 //   many rows: grouped tiled product (cuda/gemm.h)
 // Traffic of few rows: the weights of each needed expert once.
 #include "ggml-like/ops/moe_gate_up.h"
