@@ -234,6 +234,7 @@ template <int kEach>
 __global__ void __launch_bounds__(kThreads, 1) down_terms(Down a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
+    if (!a.settled) wait_for_predecessor();
     list_groups(k.list, a.groups, a.experts.count, a.rows * a.used, a.rows);
     stream_groups<kEach>(DownWork{a}, s, k, shared);
 }

@@ -1,34 +1,14 @@
-// All groups of a step (expert_groups.cuh) times their NVFP4 tiles, shared out evenly: blocks take runs of
-// tiles of neighbouring groups and hold those groups' rows in shared memory, warps take equal runs of a
-// block's pieces. A tile that two warps share is begun by the first, as its first work, and ended by the
-// second, as its last: parts meet in order and nobody waits. A row's bits depend on the row only.
+// All groups of a step times their NVFP4 tiles, in the shares of tile_share.cuh. A block holds the rows of
+// its groups in shared memory; weights come through a ring of each warp's own. A row's bits depend on the row
+// only.
 //
-// Traffic: weights once a group; rows once for each block that has tiles of their group.
+// Traffic: weights once a group; rows once for each block that has tiles of their group. Limit: instructions
+// of the ALU (70 % of its peak at 64 rows) as much as bytes (80 %).
 #pragma once
 
-#include "ggml-like/cuda/expert_groups.cuh"
-#include "ggml-like/cuda/few_rows.cuh"
+#include "ggml-like/cuda/tile_share.cuh"
 
 namespace quern::cuda {
-
-inline constexpr int kMostSlots = 24;
-
-/// Weights of one width: of the routed experts, or of the shared one.
-struct StreamWeights {
-    const uint8_t* data;
-    const float* factor;
-    int64_t expert_bytes;
-    int tiles;  // of an expert
-    ChunkParts parts;
-    int tile_bytes;
-    int pieces = 0;  // of a tile
-
-    StreamWeights(const uint8_t* d, const float* f, int64_t bytes, int t, int chunks)
-        : data(d), factor(f), expert_bytes(bytes), tiles(t), parts(chunks), tile_bytes(chunks * kFp4Chunk) {}
-};
-
-inline constexpr int kPieceChunks = 4;
-inline constexpr int kPieceDepth = 3;
 
 /// A warp's ring of kPieceDepth pieces of kPieceChunks chunks. Its waits count groups of copies, which takes
 /// fewer instructions than PieceRing's barriers: every piece that is read makes room for one request, of
@@ -64,142 +44,6 @@ class WholePieceRing {
     uint8_t* data_;
     int lane_;
     int at_ = 0;
-};
-
-struct Stream {
-    StreamWeights routed, shared;
-    int each = 0;         // chunks a part if pieces are WholePieceRing's, else 0
-    int piece_parts = 0;  // parts a piece
-    int piece_bytes = 0;
-    int depth = 0;      // pieces of a warp's ring
-    int row_bytes = 0;  // of a slot
-    int slots = 0;      // rows that a block holds; a group's fit
-
-    __host__ __device__ int bytes() const {
-        return kWarps * (depth * piece_bytes + 32 * static_cast<int>(sizeof(float4))) + slots * row_bytes;
-    }
-    __device__ __forceinline__ StreamWeights of(bool is_shared) const {
-        StreamWeights w =
-            routed;  // fields that are used become selects; a reference would put both into local memory
-        if (is_shared) w = shared;
-        return w;
-    }
-};
-
-/// Chooses pieces and slots for `limit` bytes of dynamic shared memory; false: there is not enough.
-inline bool fit_stream(Stream& s, int limit) {
-    const int each = max(s.routed.parts.each, s.shared.parts.each);
-    const auto fits = [&](int piece_chunks, int depth) {
-        s.depth = depth;
-        s.piece_parts = max(1, piece_chunks / each);
-        s.piece_bytes = s.piece_parts * each * kFp4Chunk;
-        for (StreamWeights* w : {&s.routed, &s.shared})
-            w->pieces = (w->parts.count + s.piece_parts - 1) / s.piece_parts;
-        for (s.slots = kMostSlots; s.slots >= kPassRows; s.slots -= kPassRows)
-            if (s.bytes() <= limit) return true;
-        return false;
-    };
-    s.row_bytes = max(fp4_row_bytes(s.routed.parts.chunks), fp4_row_bytes(s.shared.parts.chunks));
-    const auto whole = [&](const ChunkParts& p) { return p.each == each && p.chunks % kPieceChunks == 0; };
-    if (kPieceChunks % each == 0 && whole(s.routed.parts) && whole(s.shared.parts) &&
-        fits(kPieceChunks, kPieceDepth)) {
-        s.each = each;
-        return true;
-    }
-    return fits(4, 3) || fits(2, 2) || fits(1, 2);
-}
-
-/// Tiles [tile, tile_end) of a group; of each, pieces [begin, end).
-struct Stretch {
-    int group, tile, tile_end, begin, end;
-};
-
-/// The tiles of all groups in a row, those of the shared expert's groups first.
-struct TileLine {
-    const Stream& s;
-    int shared_groups, shared_tiles, tiles;
-
-    __device__ __forceinline__ TileLine(const Stream& stream, const ExpertGroups& list)
-        : s(stream),
-          shared_groups(list.shared),
-          shared_tiles(shared_groups * stream.shared.tiles),
-          tiles(shared_tiles + (list.count - shared_groups) * stream.routed.tiles) {}
-
-    __device__ __forceinline__ bool is_shared(int group) const { return group < shared_groups; }
-    __device__ __forceinline__ int first_tile(int group) const {
-        return is_shared(group) ? group * s.shared.tiles
-                                : shared_tiles + (group - shared_groups) * s.routed.tiles;
-    }
-    /// Whole tiles of one group from `at` on, at most `most`.
-    __device__ __forceinline__ Stretch stretch(int at, int most) const {
-        const bool of_shared = at < shared_tiles;
-        const StreamWeights w = s.of(of_shared);
-        const int rest = of_shared ? at : at - shared_tiles, group = rest / w.tiles,
-                  tile = rest - group * w.tiles;
-        return {of_shared ? group : shared_groups + group, tile, min(w.tiles, tile + most), 0, w.pieces};
-    }
-    /// Pieces before a tile.
-    __device__ __forceinline__ int pieces_before(int at) const {
-        return min(at, shared_tiles) * s.shared.pieces + max(0, at - shared_tiles) * s.routed.pieces;
-    }
-    /// The tile of a piece; `piece` becomes its place in the tile.
-    __device__ __forceinline__ int tile_of(int& piece) const {
-        const int of_shared = shared_tiles * s.shared.pieces;
-        const bool in_shared = piece < of_shared;
-        const int rest = in_shared ? piece : piece - of_shared, each = s.of(in_shared).pieces,
-                  tile = rest / each;
-        piece = rest - tile * each;
-        return in_shared ? tile : shared_tiles + tile;
-    }
-    /// The tile with which block `block` of `blocks` begins. Groups of the shared expert are full: 8 rows to
-    /// load and to multiply make them a quarter slower than the others.
-    __device__ __forceinline__ int begin_of(int block, int blocks) const {
-        if (block == blocks) return tiles;
-        const int of_shared = shared_tiles * s.shared.pieces, all = 4 * pieces_before(tiles) + of_shared;
-        const int at = static_cast<int>(static_cast<unsigned>(all) * static_cast<unsigned>(block) / blocks);
-        int piece = at < 5 * of_shared ? at / 5 : (at - of_shared) / 4;
-        return tile_of(piece);
-    }
-};
-
-/// A warp's part of the tiles [from, to) that its block has: first the begin of a tile that the next warp
-/// ends, then whole tiles, last the end of a tile that the warp before began.
-class WarpShare {
-  public:
-    __device__ __forceinline__ WarpShare(const TileLine& line, int from, int to, int warp) {
-        const int before = line.pieces_before(from), pieces = line.pieces_before(to) - before;
-        // a tile belongs to two warps at most
-        const bool split = pieces >= kWarps * max(line.s.routed.pieces, line.s.shared.pieces);
-        begin_piece_ = before + warp * pieces / kWarps;
-        end_piece_ = before + (warp + 1) * pieces / kWarps;
-        begin_ = line.tile_of(begin_piece_);
-        end_ = warp + 1 == kWarps ? to : line.tile_of(end_piece_);
-        if (!split) begin_piece_ = 0;
-        if (!split || warp + 1 == kWarps) end_piece_ = 0;
-        at_ = begin_ + (begin_piece_ > 0);
-    }
-    /// False: there is no more.
-    __device__ __forceinline__ bool next(const TileLine& line, Stretch& stretch) {
-        if (end_piece_ > 0) {
-            stretch = line.stretch(end_, 1);
-            stretch.end = end_piece_;
-            end_piece_ = 0;
-        } else if (at_ < end_) {
-            stretch = line.stretch(at_, end_ - at_);
-            at_ += stretch.tile_end - stretch.tile;
-        } else if (begin_piece_ > 0) {
-            stretch = line.stretch(begin_, 1);
-            stretch.begin = begin_piece_;
-            begin_piece_ = 0;
-        } else {
-            return false;
-        }
-        return true;
-    }
-
-  private:
-    int begin_, end_, begin_piece_, end_piece_;  // tiles, and pieces in them
-    int at_;                                     // the next whole tile
 };
 
 /// What the streams of one kernel keep in static shared memory.
@@ -239,17 +83,193 @@ __device__ __forceinline__ void add_piece(const Stream& s, const ChunkParts& par
     }
 }
 
+/// The rows of x that a block holds at a time: of the shared expert's groups, then of routed ones.
+struct HeldRows {
+    int shared_rows = 0, slots = 0;
+    int first_row = 0, first_pair = 0;  // the first of each
+    int next_group;                     // whose rows do not fit or are not needed
+
+    __device__ __forceinline__ HeldRows(const ExpertGroups& list, const TileLine& line, int from, int end)
+        : next_group(line.stretch(from, 1).group) {
+        for (; next_group < list.count && line.first_tile(next_group) < end; ++next_group) {
+            const ExpertGroup group = list.group[next_group];
+            if (slots + group.count > line.s.slots) break;
+            if (slots == 0) first_row = group.first;
+            if (slots == shared_rows) first_pair = group.first;
+            slots += group.count;
+            if (group.expert < 0) shared_rows = slots;
+        }
+    }
+    __device__ __forceinline__ bool is_shared(int slot) const { return slot < shared_rows; }
+    /// A slot's pair, or row of the shared expert.
+    __device__ __forceinline__ int index(const ExpertGroups& list, int slot) const {
+        return is_shared(slot) ? first_row + slot : list.pair[first_pair + slot - shared_rows];
+    }
+    __device__ __forceinline__ int slot_of(const ExpertGroup& group) const {
+        return group.expert < 0 ? group.first - first_row : shared_rows + group.first - first_pair;
+    }
+};
+
+/// Brings held rows into shared memory, 16 numbers a thread at a time; the first of them while something else
+/// goes on.
+template <class Work>
+struct RowLoads {
+    static constexpr int kEarly = 2;
+    const Work& work;
+    const HeldRows& held;
+    const ExpertGroups& list;
+    uint8_t* rows;
+    int row_bytes, blocks;  // 16 numbers are a block; of a row
+    Fp4Block early[kEarly];
+
+    __device__ __forceinline__ RowLoads(const Work& w, const HeldRows& h, const ExpertGroups& l, uint8_t* r,
+                                        int bytes)
+        : work(w), held(h), list(l), rows(r), row_bytes(bytes), blocks(bytes / 32) {}
+    __device__ __forceinline__ void begin() {
+#pragma unroll
+        for (int i = 0; i < kEarly; ++i) load(early[i], threadIdx.x + i * kThreads);
+    }
+    __device__ __forceinline__ void end() const {
+#pragma unroll
+        for (int i = 0; i < kEarly; ++i) store(early[i], threadIdx.x + i * kThreads);
+#pragma unroll 2
+        for (int b = threadIdx.x + kEarly * kThreads; b < held.slots * blocks; b += kThreads) {
+            Fp4Block block;
+            load(block, b);
+            store(block, b);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ void load(Fp4Block& block, int b) const {
+        const int slot = b / blocks, column = (b - slot * blocks) * 16;
+        if (slot >= held.slots) return;
+        const bool shared = held.is_shared(slot);
+        if (column < work.width(shared)) block.load(work.row(shared, held.index(list, slot)) + column);
+    }
+    __device__ __forceinline__ void store(const Fp4Block& block, int b) const {
+        const int slot = b / blocks;
+        if (slot < held.slots) block.store(rows + slot * row_bytes, b - slot * blocks);
+    }
+};
+
+/// Asks for a warp's pieces one after the other.
+template <int kEach>
+struct PieceRequests {
+    const Stream& s;
+    const TileLine& line;
+    const ExpertGroups& list;
+    WarpShare share;
+    const uint8_t* source = nullptr;  // null: all have been asked for
+    int left = 0, tile_left = 0;      // pieces of the stretch, and of its tile
+    int each_bytes, last_bytes, each_pieces;
+
+    __device__ __forceinline__ PieceRequests(const TileLine& tiles, const ExpertGroups& groups,
+                                             const WarpShare& own)
+        : s(tiles.s), line(tiles), list(groups), share(own), each_bytes(s.piece_bytes) {
+        find_source();
+    }
+    template <class Ring>
+    __device__ __forceinline__ void next(Ring& ring) {
+        if constexpr (kEach > 0) {
+            ring.request(source);
+            if (source == nullptr) return;
+            source += WholePieceRing::kBytes;
+        } else {
+            if (source == nullptr) return;
+            const int bytes = tile_left > 1 ? each_bytes : last_bytes;
+            ring.request(source, bytes);
+            source += bytes;
+            if (--tile_left == 0) tile_left = each_pieces;
+        }
+        if (--left == 0) find_source();
+    }
+
+  private:
+    __device__ __forceinline__ void find_source() {
+        Stretch stretch;
+        source = nullptr;
+        if (!share.next(line, stretch)) return;
+        const int expert = list.group[stretch.group].expert;
+        const StreamWeights w = s.of(expert < 0);
+        tile_left = stretch.end - stretch.begin;
+        left = (stretch.tile_end - stretch.tile) * tile_left;
+        if constexpr (kEach == 0) {
+            each_pieces = w.pieces;
+            each_bytes = s.piece_parts * w.parts.each * kFp4Chunk;
+            last_bytes = stretch.end < w.pieces ? each_bytes : w.tile_bytes - (w.pieces - 1) * each_bytes;
+        }
+        source = w.data + max(0, expert) * w.expert_bytes +
+                 static_cast<int64_t>(stretch.tile) * w.tile_bytes + stretch.begin * each_bytes;
+    }
+};
+
+/// One warp's share of its block's tiles times the held rows. totals [warp][lane]: for the next warp.
+template <int kEach, class Work, class Ring>
+__device__ __forceinline__ void multiply_share(const Work& work, const TileLine& line, StreamShared& k,
+                                               const HeldRows& held, const uint8_t* rows, float4* totals,
+                                               WarpShare share, PieceRequests<kEach>& requests, Ring& ring,
+                                               uint32_t& handed_parity) {
+    const Stream& s = line.s;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
+    Stretch stretch;
+    while (share.next(line, stretch)) {
+        const ExpertGroup group = k.list.group[stretch.group];
+        const bool is_shared = group.expert < 0;
+        const StreamWeights w = s.of(is_shared);
+        const float* factor =
+            w.factor + (max(0, static_cast<int>(group.expert)) * w.tiles + stretch.tile) * kTileRows + g;
+        const int slot = held.slot_of(group);
+        // Of up to four rows, row i is columns 2i and 2i + 1 of the products, and the second is not summed.
+        const bool half = group.count <= kPassRows / 2;
+        const uint8_t* x = rows + (slot + min(half ? g / 2 : g, group.count - 1)) * s.row_bytes + 16 * t;
+        const int n = half ? t : 2 * t;  // the row whose sums the lane has; without `half` the next one too
+        const bool has[2] = {n < group.count, !half && n + 1 < group.count};
+        typename Work::Target target[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            if (has[i]) target[i] = work.target(is_shared, k.index[slot + n + i], k.weight[slot + n + i]);
+        for (int tile = stretch.tile; tile < stretch.tile_end; ++tile, factor += kTileRows) {
+            const float low_factor = factor[0], high_factor = factor[8];
+            float total[4] = {};
+            if (stretch.begin > 0) {
+                wait_barrier(&k.handed[warp - 1], handed_parity);
+                handed_parity ^= 1;
+                const float4 v = totals[(warp - 1) * 32 + lane];
+                total[0] = v.x, total[1] = v.y, total[2] = v.z, total[3] = v.w;
+            }
+            for (int piece = stretch.begin; piece < stretch.end; ++piece) {
+                const uint8_t* chunk = ring.wait();
+                if (half)
+                    add_piece<kEach, true>(s, w.parts, piece, chunk, x, lane, total);
+                else
+                    add_piece<kEach, false>(s, w.parts, piece, chunk, x, lane, total);
+                ring.release();
+                requests.next(ring);
+            }
+            if (stretch.end < w.pieces) {
+                totals[warp * 32 + lane] = make_float4(total[0], total[1], total[2], total[3]);
+                arrive(&k.handed[warp]);
+                continue;
+            }
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                if (has[i]) work.store(target[i], tile, g, total[i], total[2 + i], low_factor, high_factor);
+        }
+    }
+}
+
 /// Whole block; k.list is complete. kEach: s.each. Work:
 ///   kRowsFirst              rows are asked for before weights; else weights, before_rows(), rows
 ///   row(is_shared, index), width(is_shared)   of x
 ///   weight(is_shared, index)                  a number of its own that a row's results need
 ///   target(is_shared, index, weight)          where results of a row go
-///   store(target, tile, r, low, high, low_factor, high_factor)   sums of rows r and r + 8 of a tile, and
-///   their factors
+///   store(target, tile, r, low, high, low_factor, high_factor)
+///                           sums of rows r and r + 8 of a tile, and their factors
 template <int kEach, class Work>
 __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s, StreamShared& k,
                                               uint8_t* memory) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     float4* totals = reinterpret_cast<float4*>(memory);  // [warp][lane]
     uint8_t* ring_data = memory + kWarps * 32 * sizeof(float4);
     uint8_t* rows = ring_data + kWarps * s.depth * s.piece_bytes;
@@ -266,152 +286,32 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
     const int end = line.begin_of(blockIdx.x + 1, gridDim.x);
     int to;
     for (int from = line.begin_of(blockIdx.x, gridDim.x); from < end; from = to) {
-        // Groups whose rows fit; first_row, first_pair: of the shared and of the routed ones.
-        int next = line.stretch(from, 1).group, shared_rows = 0, slots = 0, first_row = 0, first_pair = 0;
-        for (; next < k.list.count && line.first_tile(next) < end &&
-               slots + k.list.group[next].count <= s.slots;
-             ++next) {
-            const ExpertGroup group = k.list.group[next];
-            if (slots == 0) first_row = group.first;
-            if (slots == shared_rows) first_pair = group.first;
-            slots += group.count;
-            if (group.expert < 0) shared_rows = slots;
+        const HeldRows held(k.list, line, from, end);
+        to = min(end, line.first_tile(held.next_group));
+        RowLoads<Work> loads(work, held, k.list, rows, s.row_bytes);
+        if constexpr (Work::kRowsFirst) loads.begin();
+        const int slot = threadIdx.x;
+        if (slot < held.slots) {
+            k.index[slot] = held.index(k.list, slot);
+            k.weight[slot] = work.weight(held.is_shared(slot), k.index[slot]);
         }
-        to = min(end, line.first_tile(next));
-
-        // Rows of x, 16 numbers a thread at a time.
-        const int blocks = s.row_bytes / 32;
-        const auto load_block = [&](Fp4Block& block, int b) {
-            const int slot = b / blocks, column = (b - slot * blocks) * 16;
-            if (slot >= slots) return;
-            const bool is_shared = slot < shared_rows;
-            const int index = is_shared ? first_row + slot : k.list.pair[first_pair + slot - shared_rows];
-            if (column < work.width(is_shared)) block.load(work.row(is_shared, index) + column);
-        };
-        const auto store_block = [&](const Fp4Block& block, int b) {
-            const int slot = b / blocks;
-            if (slot < slots) block.store(rows + slot * s.row_bytes, b - slot * blocks);
-        };
-        constexpr int kEarly = 2;
-        Fp4Block early[kEarly];
-        const auto load_early = [&] {
-#pragma unroll
-            for (int i = 0; i < kEarly; ++i) load_block(early[i], threadIdx.x + i * kThreads);
-        };
-        if constexpr (Work::kRowsFirst) load_early();
-        if (static_cast<int>(threadIdx.x) < slots) {
-            const int slot = threadIdx.x;
-            const bool is_shared = slot < shared_rows;
-            const int index = is_shared ? first_row + slot : k.list.pair[first_pair + slot - shared_rows];
-            k.index[slot] = index;
-            k.weight[slot] = work.weight(is_shared, index);
-        }
-
-        WarpShare ahead(line, from, to, warp), now = ahead;
-        const uint8_t* source = nullptr;
-        int left = 0, tile_left = 0;  // pieces of the stretch, and of its tile
-        int each_bytes = s.piece_bytes, last_bytes = s.piece_bytes, each_pieces = 0;
-        const auto next_source = [&] {
-            Stretch stretch;
-            source = nullptr;
-            if (!ahead.next(line, stretch)) return;
-            const int expert = k.list.group[stretch.group].expert;
-            const StreamWeights w = s.of(expert < 0);
-            tile_left = stretch.end - stretch.begin;
-            left = (stretch.tile_end - stretch.tile) * tile_left;
-            if constexpr (kEach == 0) {
-                each_pieces = w.pieces;
-                each_bytes = s.piece_parts * w.parts.each * kFp4Chunk;
-                last_bytes = stretch.end < w.pieces ? each_bytes : w.tile_bytes - (w.pieces - 1) * each_bytes;
-            }
-            source = w.data + max(0, expert) * w.expert_bytes +
-                     static_cast<int64_t>(stretch.tile) * w.tile_bytes + stretch.begin * each_bytes;
-        };
-        next_source();
-        const auto request = [&] {
-            if constexpr (kEach > 0) {
-                ring.request(source);
-                if (source == nullptr) return;
-                source += WholePieceRing::kBytes;
-            } else {
-                if (source == nullptr) return;
-                const int bytes = tile_left > 1 ? each_bytes : last_bytes;
-                ring.request(source, bytes);
-                source += bytes;
-                if (--tile_left == 0) tile_left = each_pieces;
-            }
-            if (--left == 0) next_source();
-        };
+        const WarpShare share(line, from, to, warp);
+        PieceRequests<kEach> requests(line, k.list, share);
         // The first pieces of all warps before the second of any: all begin early.
-        request();
+        requests.next(ring);
+        const auto ask_for_rest = [&] {
+#pragma unroll 1
+            for (int i = 1; i < s.depth; ++i) requests.next(ring);
+        };
         if constexpr (!Work::kRowsFirst) {
-#pragma unroll 1
-            for (int i = 1; i < s.depth; ++i) request();
+            ask_for_rest();
             work.before_rows();
-            load_early();
+            loads.begin();
         }
-#pragma unroll
-        for (int i = 0; i < kEarly; ++i) store_block(early[i], threadIdx.x + i * kThreads);
-#pragma unroll 2
-        for (int b = threadIdx.x + kEarly * kThreads; b < slots * blocks; b += kThreads) {
-            Fp4Block block;
-            load_block(block, b);
-            store_block(block, b);
-        }
+        loads.end();
         __syncthreads();
-        if constexpr (Work::kRowsFirst) {
-#pragma unroll 1
-            for (int i = 1; i < s.depth; ++i) request();
-        }
-
-        Stretch stretch;
-        while (now.next(line, stretch)) {
-            const ExpertGroup group = k.list.group[stretch.group];
-            const bool is_shared = group.expert < 0;
-            const StreamWeights w = s.of(is_shared);
-            const float* factor =
-                w.factor + (max(0, static_cast<int>(group.expert)) * w.tiles + stretch.tile) * kTileRows + g;
-            const int slot = is_shared ? group.first - first_row : shared_rows + group.first - first_pair;
-            // Of up to four rows, row i is columns 2i and 2i + 1 of the products, and the second is not
-            // summed.
-            const bool half = group.count <= kPassRows / 2;
-            const uint8_t* x = rows + (slot + min(half ? g / 2 : g, group.count - 1)) * s.row_bytes + 16 * t;
-            const int n =
-                half ? t : 2 * t;  // the row whose sums the lane has; without `half` the next one too
-            const bool has[2] = {n < group.count, !half && n + 1 < group.count};
-            typename Work::Target target[2];
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                if (has[i]) target[i] = work.target(is_shared, k.index[slot + n + i], k.weight[slot + n + i]);
-            for (int tile = stretch.tile; tile < stretch.tile_end; ++tile, factor += kTileRows) {
-                const float low_factor = factor[0], high_factor = factor[8];
-                float total[4] = {};
-                if (stretch.begin > 0) {
-                    wait_barrier(&k.handed[warp - 1], handed_parity);
-                    handed_parity ^= 1;
-                    const float4 v = totals[(warp - 1) * 32 + lane];
-                    total[0] = v.x, total[1] = v.y, total[2] = v.z, total[3] = v.w;
-                }
-                for (int piece = stretch.begin; piece < stretch.end; ++piece) {
-                    const uint8_t* chunk = ring.wait();
-                    if (half)
-                        add_piece<kEach, true>(s, w.parts, piece, chunk, x, lane, total);
-                    else
-                        add_piece<kEach, false>(s, w.parts, piece, chunk, x, lane, total);
-                    ring.release();
-                    request();
-                }
-                if (stretch.end < w.pieces) {
-                    totals[warp * 32 + lane] = make_float4(total[0], total[1], total[2], total[3]);
-                    arrive(&k.handed[warp]);
-                    continue;
-                }
-#pragma unroll
-                for (int i = 0; i < 2; ++i)
-                    if (has[i])
-                        work.store(target[i], tile, g, total[i], total[2 + i], low_factor, high_factor);
-            }
-        }
+        if constexpr (Work::kRowsFirst) ask_for_rest();
+        multiply_share<kEach>(work, line, k, held, rows, totals, share, requests, ring, handed_parity);
         if (to < end) __syncthreads();  // rows and totals are done with
     }
 }

@@ -30,6 +30,7 @@ struct Down {
     float* y;
     int64_t ld;
     float* terms;  // [rows * (used + 1), D] if rows > kDownFewRows
+    bool settled;  // groups, ids and weights are complete before gate and up end (Context::settled_groups)
 };
 
 /// Rows of a step for which the kernels below are made.

@@ -258,7 +258,8 @@ void moe_down(const Node& node, Context& c) {
                  .used = static_cast<int>(routed.shape[1]),
                  .y = y.as<float>(),
                  .ld = y.stride[0],
-                 .terms = static_cast<float*>(node.outputs[1]->data)};
+                 .terms = static_cast<float*>(node.outputs[1]->data),
+                 .settled = c.settled_groups == node.inputs[5]->as<int>()};
     if (experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 && down_fp4(c, a)) return;
     if (a.rows > kFewRows || a.rows * a.used > kMostPairs) return many(c, a, shared, node.outputs[1]->data);
     if (experts.kind == Kind::bf16) few_of_shared<Kind::bf16>(c, a);

@@ -260,10 +260,12 @@ void moe_gate_up(const Node& node, Context& c) {
              .expert_count = experts.count,
              .routed = routed.as<bf16>(),
              .shared_out = shared_out.as<bf16>()};
+    c.settled_groups = a.groups;
     if (rows > kFewRows || rows * used > kMostPairs) {
         const bool fp4 = experts.kind == Kind::nvfp4, shared_too = fp4 && a.shared.kind == Kind::nvfp4;
         if (!shared_too) a.shared.tiles = 0;
         const bool done = fp4 && gate_up_fp4(c, a);
+        if (!done) c.settled_groups = nullptr;  // tiled products let their successor start before they wait
         if (!done) gemm_gate_up(c, experts, h.data, groups.as<int>(), rows, used, routed.data);
         if (!done || !shared_too)
             gemm_paired(c, shared, h.data, h.stride[0], rows, shared_out.data, shared_out.stride[0]);
