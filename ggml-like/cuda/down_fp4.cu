@@ -1,11 +1,11 @@
-// moe_down with NVFP4 weights and few rows. Block = one tile of 16 output rows, all terms of it.
+// moe_down with NVFP4 weights and few rows. Up to 7 rows: block = one tile of 16 output rows, all terms of it.
 //   one row: 16 warps share the parts of all terms; the block's weights are all under way before it waits for gate and
 //     up, because ids and weights were complete when the predecessor started its work (gate_up_fp4.cu)
-//   more rows: a warp takes a group of up to 8 rows of an expert at a time
+//   2 to 7 rows: a warp takes a group of up to 8 rows of an expert at a time
+//   8 to 64: tiles of all groups shared out evenly (fp4_stream.cuh); terms meet in a kernel of their own
 // A term's bits depend on its row only, and a row's terms are added in the order of its choices. No atomics.
-// Traffic: the weights of each needed expert once; every block reads all rows of routed.
-#include "ggml-like/cuda/expert_groups.cuh"
-#include "ggml-like/cuda/few_rows.cuh"
+// Traffic: the weights of each needed expert once; up to 7 rows every block reads all rows of routed.
+#include "ggml-like/cuda/fp4_stream.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/moe.h"
 
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMostPieces];
     __shared__ ExpertGroups list;
-    __shared__ float weights[kGroupPairs + kFewRows];  // of pairs, then of the shared expert
+    __shared__ float weights[kDownFewRows * kMostTerms];  // of pairs, then of the shared expert
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2;
     const int routed_bytes = fp4_row_bytes(a.experts.chunks), shared_bytes = fp4_row_bytes(a.shared_chunks);
     const int pairs = a.rows * a.used;
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     PieceRing ring(shared + warp * s.depth * s.piece_bytes, barriers[warp], s.piece_bytes, s.depth, lane);
     list_groups(list, a.groups, a.experts.count, pairs, a.rows);
 
-    static_assert(kThreads >= kGroupPairs + kFewRows);
+    static_assert(kThreads >= kDownFewRows * kMostTerms);
     if (threadIdx.x < pairs + a.rows)
         weights[threadIdx.x] = __ldcg(threadIdx.x < pairs ? a.weights + threadIdx.x : a.shared_gate + threadIdx.x - pairs);
 
@@ -170,18 +170,21 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
         };
         const Tile tile(a, group.expert);
         const float low_factor = tile.factor[g], high_factor = tile.factor[g + 8];
-        const uint8_t* x = (is_shared ? shared_rows + pair_of(g) * shared_bytes : rows + pair_of(g) * routed_bytes) + 16 * (lane & 3);
+        // Of up to four rows, row i is columns 2i and 2i + 1 of the products, and the second is not summed.
+        const bool half = group.count <= kPassRows / 2;
+        const int own = pair_of(half ? g / 2 : g);
+        const uint8_t* x = (is_shared ? shared_rows + own * shared_bytes : rows + own * routed_bytes) + 16 * (lane & 3);
         ChunkParts parts = s.routed;
         if (is_shared) parts = s.shared;
         float acc[4];
-        if (group.count == 1)
+        if (half)
             sum_tile<true>(ring, parts, s.piece_parts, x, lane, request, acc);
         else
             sum_tile<false>(ring, parts, s.piece_parts, x, lane, request, acc);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            const int at = 2 * (lane & 3) + i;
-            if (at >= group.count) continue;
+            const int at = half ? lane & 3 : 2 * (lane & 3) + i;
+            if (at >= group.count || (half && i > 0)) continue;
             const int pair = pair_of(at);
             const float weight = weights[is_shared ? pairs + pair : pair];
             float* to = terms + (is_shared ? pair * (a.used + 1) + a.used : pair + pair / a.used) * kTileRows + g;
@@ -193,8 +196,80 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     if (n < a.rows) add_terms(a, terms + n * (a.used + 1) * kTileRows, n, r, residual);
 }
 
-static_assert(kThreads >= kTileRows * kFewRows, "a thread an output of down_few");
+// ---- 8 to 64 rows ----
+
+struct DownWork {
+    const Down& a;
+    static constexpr bool kRowsFirst = false;
+
+    __device__ __forceinline__ void before_rows() const {
+        wait_for_predecessor();
+        allow_successor();
+    }
+    __device__ __forceinline__ const bf16* row(bool is_shared, int index) const {
+        return (is_shared ? a.shared_in : a.routed) + static_cast<int64_t>(index) * width(is_shared);
+    }
+    __device__ __forceinline__ int width(bool is_shared) const { return is_shared ? a.shared_width : a.width; }
+    __device__ __forceinline__ float weight(bool is_shared, int index) const {
+        return __ldcg((is_shared ? a.shared_gate : a.weights) + index);
+    }
+    struct Target {
+        float* to;
+        float weight;
+    };
+    __device__ __forceinline__ Target target(bool is_shared, int index, float weight) const {
+        const int term = is_shared ? index * (a.used + 1) + a.used : index + index / a.used;
+        return {a.terms + static_cast<int64_t>(term) * a.experts.rows, weight};
+    }
+    __device__ __forceinline__ void store(const Target& target, int tile, int r, float low, float high, float low_factor,
+                                          float high_factor) const {
+        const int at = tile * kTileRows + r;
+        if (at < a.experts.rows) target.to[at] = low_factor * target.weight * low;
+        if (at + 8 < a.experts.rows) target.to[at + 8] = high_factor * target.weight * high;
+    }
+};
+
+template <int kEach>
+__global__ void __launch_bounds__(kThreads, 1) down_terms(Down a, Stream s) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ StreamShared k;
+    if (!a.settled) wait_for_predecessor();
+    list_groups(k.list, a.groups, a.experts.count, a.rows * a.used, a.rows);
+    stream_groups<kEach>(DownWork{a}, s, k, shared);
+}
+
+constexpr int kSumThreads = 256;
+
+/// A thread 4 columns of a row of y.
+__global__ void __launch_bounds__(kSumThreads) sum_terms(Down a) {
+    const int n = blockIdx.x, columns = a.experts.rows, column = (blockIdx.y * kSumThreads + threadIdx.x) * 4;
+    wait_for_predecessor();
+    allow_successor();
+    if (column >= columns) return;
+    const float* terms = a.terms + static_cast<int64_t>(n) * (a.used + 1) * columns + column;
+    float4 sum = __ldcg(reinterpret_cast<const float4*>(a.residual + n * a.ld + column));
+#pragma unroll 9
+    for (int j = 0; j <= a.used; ++j) {
+        const float4 v = __ldcg(reinterpret_cast<const float4*>(terms + static_cast<int64_t>(j) * columns));
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+    *reinterpret_cast<float4*>(a.y + n * a.ld + column) = sum;
+}
+
+static_assert(kThreads >= kTileRows * kDownFewRows, "a thread an output of down_few");
 static_assert(kThreads >= kTileRows * 32, "a thread a row of a term of down_one");
+
+bool down_many(Context& c, const Down& a, int limit) {
+    if (a.rows > kGroupRows || a.rows * a.used > kGroupPairs || a.experts.rows % 4 != 0) return false;
+    Stream s{{a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.experts.chunks},
+             {a.shared.data, a.shared.factor, 0, a.experts.tiles, a.shared_chunks}};
+    if (!fit_stream(s, limit)) return false;
+    const auto kernel = s.each == 1 ? down_terms<1> : s.each == 2 ? down_terms<2> : down_terms<0>;
+    launch(c, "moe_down", kernel, min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, s.bytes(), a, s);
+    const dim3 grid(a.rows, (a.experts.rows + 4 * kSumThreads - 1) / (4 * kSumThreads));
+    launch(c, "moe_down", sum_terms, grid, kSumThreads, 0, a);
+    return true;
+}
 
 }  // namespace
 
@@ -203,6 +278,7 @@ bool down_fp4(Context& c, const Down& a) {
     const int routed_bytes = fp4_row_bytes(a.experts.chunks), shared_bytes = fp4_row_bytes(a.shared_chunks);
     const int each = max(s.routed.each, s.shared.each), limit = c.shared_bytes - 8 * 1024;  // static shared memory
     const int rows_bytes = a.rows * (a.used * routed_bytes + shared_bytes);
+    if (a.rows > kDownFewRows) return down_many(c, a, limit);
     if (a.used >= kMostTerms - 1) return false;
     if (a.rows == 1) {
         const int units = a.used * s.routed.count + s.shared.count;

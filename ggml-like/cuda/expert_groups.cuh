@@ -3,11 +3,13 @@
 #pragma once
 
 #include "ggml-like/cuda/fp4_rows.cuh"
+#include "ggml-like/cuda/moe.h"
 #include "ggml-like/cuda/piece_ring.cuh"
 
 namespace quern::cuda {
 
-inline constexpr int kGroupPairs = 256;  // of a step
+inline constexpr int kGroupPairs = 512;  // of a step
+inline constexpr int kGroupRows = kMostFp4Rows;
 inline constexpr int kGroupThreads = 512;
 
 struct ExpertGroup {
@@ -17,9 +19,9 @@ struct ExpertGroup {
 };
 
 struct ExpertGroups {
-    ExpertGroup group[kGroupPairs + kGroupPairs / kPassRows];
+    ExpertGroup group[kGroupPairs + kGroupRows / kPassRows];
     short pair[kGroupPairs];  // t * used + j
-    int count;
+    int count, shared;        // groups; of the shared expert
     int sums[kGroupThreads / 32];
 };
 
@@ -28,7 +30,8 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
                                             int shared_rows) {
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     if (tid < pairs) list.pair[tid] = static_cast<short>(__ldcg(groups + experts + 1 + tid));
-    int before = (shared_rows + kPassRows - 1) / kPassRows;
+    const int shared_groups = (shared_rows + kPassRows - 1) / kPassRows;
+    int before = shared_groups;
     if (tid < before)
         list.group[tid] = {-1, static_cast<short>(min(kPassRows, shared_rows - tid * kPassRows)), tid * kPassRows};
 #pragma unroll 1
@@ -55,25 +58,32 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
                                      begin + i * kPassRows};
         __syncthreads();
     }
-    if (tid == 0) list.count = before;
+    if (tid == 0) list.count = before, list.shared = shared_groups;
     __syncthreads();
 }
 
+/// total += parts [first, last) of a tile, whose chunks lie at `chunk`. x: the lane's row, plus 16 t.
+template <bool kHalf>
+__device__ __forceinline__ void add_parts_of(const ChunkParts& parts, int first, int last, const uint8_t* chunk,
+                                             const uint8_t* x, int lane, float (&total)[4]) {
+    x += parts.begin(first) * 128;
+    for (int q = first; q < last; ++q) {
+        float sum[4] = {};
+        for (int c = parts.begin(q); c < parts.end(q); ++c, chunk += kFp4Chunk, x += 128)
+            multiply_fp4<kHalf>(chunk, x, lane, sum);
+#pragma unroll
+        for (int i = 0; i < 4; i += kHalf ? 2 : 1) total[i] += sum[i];
+    }
+}
+
 /// Sums over a tile whose pieces come through a ring: `piece_parts` parts a piece. `request` asks for the next piece.
-template <bool kOne, typename Request>
+template <bool kHalf, typename Request>
 __device__ __forceinline__ void sum_tile(PieceRing& ring, const ChunkParts& parts, int piece_parts, const uint8_t* x,
                                          int lane, Request&& request, float (&total)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) total[i] = 0;
     for (int p = 0; p < parts.count; p += piece_parts) {
-        const uint8_t* chunk = ring.wait();
-        for (int q = p; q < min(p + piece_parts, parts.count); ++q) {
-            float sum[4] = {};
-            for (int c = parts.begin(q); c < parts.end(q); ++c, chunk += kFp4Chunk, x += 128)
-                multiply_fp4<kOne>(chunk, x, lane, sum);
-#pragma unroll
-            for (int i = 0; i < 4; i += kOne ? 2 : 1) total[i] += sum[i];
-        }
+        add_parts_of<kHalf>(parts, p, min(p + piece_parts, parts.count), ring.wait(), x, lane, total);
         ring.release();
         request();
     }

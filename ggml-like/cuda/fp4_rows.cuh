@@ -71,9 +71,9 @@ __device__ __forceinline__ void scales_of(uint32_t bytes, float (&s)[4]) {
 #endif
 }
 
-/// acc += chunk times rows; `x`: the lane's row (column g of B) at this chunk, plus 16 t. kOne: only column 0 is wanted,
-/// sums of which are acc[0] and acc[2] of lanes 4g.
-template <bool kOne>
+/// acc += chunk times rows; `x`: the lane's row (column g of B) at this chunk, plus 16 t. kHalf: only even columns are
+/// wanted, sums of which are acc[0] and acc[2].
+template <bool kHalf>
 __device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t* x, int lane, float (&acc)[4]) {
     const uint4 w = *reinterpret_cast<const uint4*>(chunk + 16 * lane);
     const uint2 bytes = *reinterpret_cast<const uint2*>(chunk + 512 + 8 * (lane >> 2));
@@ -93,7 +93,7 @@ __device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t
             mma(d, a, i ? v.z : v.x, i ? v.w : v.y);
             acc[0] += low[kk] * d[0];
             acc[2] += high[kk] * d[2];
-            if constexpr (!kOne) {
+            if constexpr (!kHalf) {
                 acc[1] += low[kk] * d[1];
                 acc[3] += high[kk] * d[3];
             }

@@ -1,11 +1,10 @@
 // moe_gate_up with NVFP4 weights and few rows. A tile of 16 packed rows holds 8 rows of gate and the same 8 of up.
 //   one row: 16 warps share a tile, a part of its columns each, and meet once at the end; a block's weights are all under
 //     way at the same time
-//   more rows: a warp has a tile of its own for a group of up to 8 rows of an expert, and nobody waits
+//   2 to 64 rows: tiles of all groups of up to 8 rows of an expert, shared out evenly (fp4_stream.cuh)
 // Both add the same parts in the same order. Traffic: the weights of each needed expert once (again from L2 for an
 // expert's groups after its first).
-#include "ggml-like/cuda/expert_groups.cuh"
-#include "ggml-like/cuda/few_rows.cuh"
+#include "ggml-like/cuda/fp4_stream.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/moe.h"
 
@@ -14,12 +13,10 @@ namespace {
 
 struct Shape {
     ChunkParts parts;
-    int tiles;        // of an expert in the list: the larger of routed and shared
-    int piece_parts;  // parts a piece
+    int tiles;  // of an expert in the list: the larger of routed and shared
     int piece_bytes;
     int depth;
-    int turns;        // tiles of a block; one row only
-    int step_groups, step_tiles;  // from an item of a warp to its next; more rows only
+    int turns;  // tiles of a block
 };
 
 __device__ __forceinline__ bf16 gated(float gate, float up) {
@@ -105,108 +102,44 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
 
 // ---- more rows ----
 
-/// A warp's place in the list of items: tiles of the first group, then of the second ...
-struct Item {
-    int group, tile;
+struct GateUpWork {
+    const GateUp& a;
+    static constexpr bool kRowsFirst = true;  // both come late: the rows, which are fewer, before the weights
 
-    __device__ __forceinline__ void advance(const Shape& s) {
-        group += s.step_groups;
-        tile += s.step_tiles;
-        if (tile >= s.tiles) tile -= s.tiles, ++group;
+    __device__ __forceinline__ const bf16* row(bool is_shared, int index) const {
+        return a.h + static_cast<int64_t>(is_shared ? index : index / a.used) * a.columns;
     }
-    /// To the next one that exists, from here on.
-    __device__ __forceinline__ bool settle(const GateUp& a, const Shape& s, const ExpertGroups& list) {
-        while (group < list.count && tile >= (list.group[group].expert < 0 ? a.shared.tiles : a.experts.tiles)) advance(s);
-        return group < list.count;
+    __device__ __forceinline__ int width(bool) const { return a.columns; }
+    __device__ __forceinline__ float weight(bool, int) const { return 0; }
+    struct Target {
+        bf16* to;
+        int width;
+    };
+    __device__ __forceinline__ Target target(bool is_shared, int index, float) const {
+        const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2;
+        return {(is_shared ? a.shared_out : a.routed) + static_cast<int64_t>(index) * width, width};
+    }
+    __device__ __forceinline__ void store(const Target& target, int tile, int r, float low, float high, float low_factor,
+                                          float high_factor) const {
+        const int at = tile * 8 + r;
+        if (at < target.width) target.to[at] = gated(low * low_factor, high * high_factor);
     }
 };
 
-__global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Shape s) {
+template <int kEach>
+__global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ uint64_t barriers[kWarps][kMostPieces];
-    __shared__ ExpertGroups list;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2;
-    const int row_bytes = fp4_row_bytes(a.chunks), blocks = a.chunks * 4;
-    uint8_t* rows = shared + kWarps * s.depth * s.piece_bytes;
-    PieceRing ring(shared + warp * s.depth * s.piece_bytes, barriers[warp], s.piece_bytes, s.depth, lane);
-    // neighbouring tiles go to different blocks: work is even when there is little
-    const int first = warp * gridDim.x + blockIdx.x;
-    Item item{first / s.tiles, first % s.tiles};
+    __shared__ StreamShared k;
     wait_for_predecessor();
-    allow_successor();
-    // Asked for before the weights, which would be in the way.
-    const auto load_block = [&](Fp4Block& block, int b) {
-        const int n = b / blocks, k = b - n * blocks;
-        if (n < a.rows && k * 16 < a.columns) block.load(a.h + static_cast<int64_t>(n) * a.columns + k * 16);
-    };
-    const auto store_block = [&](const Fp4Block& block, int b) {
-        const int n = b / blocks;
-        if (n < a.rows) block.store(rows + n * row_bytes, b - n * blocks);
-    };
-    Fp4Block early[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) load_block(early[i], threadIdx.x + i * kThreads);
-    list_groups(list, a.groups, a.expert_count, a.experts.tiles > 0 ? a.rows * a.used : 0, a.shared.tiles > 0 ? a.rows : 0);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) store_block(early[i], threadIdx.x + i * kThreads);
-#pragma unroll 2
-    for (int b = threadIdx.x + 2 * kThreads; b < a.rows * blocks; b += kThreads) {
-        Fp4Block block;
-        load_block(block, b);
-        store_block(block, b);
-    }
-
-    Item ahead = item;
-    int part = 0;
-    bool more = ahead.settle(a, s, list);
-    const uint8_t* from = more ? Tile(a, list.group[ahead.group].expert, ahead.tile).data : nullptr;
-    const auto request = [&] {
-        if (!more) return;
-        const int end = min(part + s.piece_parts, s.parts.count);
-        const int bytes = (s.parts.end(end - 1) - s.parts.begin(part)) * kFp4Chunk;
-        ring.request(from, bytes);
-        from += bytes;
-        part = end;
-        if (part < s.parts.count) return;
-        part = 0;
-        ahead.advance(s);
-        more = ahead.settle(a, s, list);
-        if (more) from = Tile(a, list.group[ahead.group].expert, ahead.tile).data;
-    };
-#pragma unroll 1
-    for (int i = 0; i < s.depth; ++i) request();
-    __syncthreads();
-
-    for (; item.settle(a, s, list); item.advance(s)) {
-        const ExpertGroup group = list.group[item.group];
-        const bool is_shared = group.expert < 0;
-        const auto pair_of = [&](int i) {
-            const int at = group.first + min(i, group.count - 1);
-            return is_shared ? at : static_cast<int>(list.pair[at]);
-        };
-        const Tile tile(a, group.expert, item.tile);
-        const float gate_factor = tile.factor[g], up_factor = tile.factor[g + 8];
-        const uint8_t* x = rows + (is_shared ? pair_of(g) : pair_of(g) / a.used) * row_bytes + 16 * (lane & 3);
-        float acc[4];
-        if (group.count == 1)
-            sum_tile<true>(ring, s.parts, s.piece_parts, x, lane, request, acc);
-        else
-            sum_tile<false>(ring, s.parts, s.piece_parts, x, lane, request, acc);
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int n = 2 * (lane & 3) + i;
-            if (n >= group.count || g >= tile.height) continue;
-            bf16* to = is_shared ? a.shared_out + pair_of(n) * (a.shared.rows / 2)
-                                 : a.routed + pair_of(n) * (a.experts.rows / 2);
-            to[item.tile * 8 + g] = gated(acc[i] * gate_factor, acc[2 + i] * up_factor);
-        }
-    }
+    allow_successor();  // only now: the successor may then read what our predecessor wrote before its own wait
+    list_groups(k.list, a.groups, a.expert_count, a.experts.tiles > 0 ? a.rows * a.used : 0, a.shared.tiles > 0 ? a.rows : 0);
+    stream_groups<kEach>(GateUpWork{a}, s, k, shared);
 }
 
 }  // namespace
 
 bool gate_up_fp4(Context& c, const GateUp& a) {
-    Shape s{.parts = ChunkParts(a.chunks), .tiles = max(a.shared.tiles, a.experts.tiles), .piece_parts = 1};
+    Shape s{.parts = ChunkParts(a.chunks), .tiles = max(a.shared.tiles, a.experts.tiles)};
     const int row_bytes = fp4_row_bytes(a.chunks), part_bytes = s.parts.each * kFp4Chunk;
     const int limit = c.shared_bytes - 8 * 1024;  // static shared memory
     if (a.rows == 1) {
@@ -219,18 +152,13 @@ bool gate_up_fp4(Context& c, const GateUp& a) {
             return true;
         }
     }
-    const int rest = a.rows * row_bytes;
-    const auto bytes = [&] { return kWarps * s.depth * s.piece_bytes + rest; };
-    s.depth = 2;
-    for (s.piece_parts = 4;; s.piece_parts /= 2) {
-        s.piece_bytes = s.piece_parts * part_bytes;
-        if (bytes() <= limit) break;
-        if (s.piece_parts == 1) return false;
-    }
-    const int items = (1 + min(a.rows * a.used, a.expert_count)) * s.tiles, grid = min(c.sms, items);
-    s.step_groups = grid * kWarps / s.tiles;
-    s.step_tiles = grid * kWarps % s.tiles;
-    launch(c, "moe_gate_up", gate_up_few, grid, kThreads, bytes(), a, s);
+    if (a.rows > kGroupRows || a.rows * a.used > kGroupPairs) return false;
+    Stream stream{{a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.chunks},
+                  {a.shared.data, a.shared.factor, 0, a.shared.tiles, a.chunks}};
+    if (!fit_stream(stream, limit)) return false;
+    const int tiles = a.rows * a.shared.tiles + a.rows * a.used * a.experts.tiles;
+    const auto kernel = stream.each == 1 ? gate_up_few<1> : stream.each == 2 ? gate_up_few<2> : gate_up_few<0>;
+    launch(c, "moe_gate_up", kernel, min(c.sms, tiles), kThreads, stream.bytes(), a, stream);
     return true;
 }
 

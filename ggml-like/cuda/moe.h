@@ -29,9 +29,16 @@ struct Down {
     int rows, used;
     float* y;
     int64_t ld;
+    float* terms;  // [rows * (used + 1), D] if rows > kDownFewRows
+    bool settled;  // groups, ids and weights are complete before gate and up end (Context::settled_groups)
 };
 
-/// Weights all nvfp4. False: the rows do not fit into shared memory and nothing was done.
+/// Rows of a step for which the kernels below are made.
+inline constexpr int kMostFp4Rows = 64;
+/// Up to so many, moe_down adds terms without writing them to memory: one kernel less, but every block reads all rows.
+inline constexpr int kDownFewRows = 7;
+
+/// Weights all nvfp4. False: too many rows, or they do not fit into shared memory; nothing was done.
 bool gate_up_fp4(Context& context, const GateUp& a);
 bool down_fp4(Context& context, const Down& a);
 

@@ -1,6 +1,7 @@
 // moe_down on the GPU.
 //   few rows: block = one tile of 16 output rows, all terms of it; 8 warps split the columns of every expert in turn.
 //     Experts come in rising order of id, so a row's sum does not depend on its neighbours. No atomics, no second kernel.
+//   NVFP4 up to 64 rows: cuda/down_fp4.cu
 //   many rows: grouped tiled product writes the terms in BF16, then one kernel weighs and adds them.
 // Traffic of few rows: the weights of each needed expert once; all of a block's loads are under way before it waits for
 // gate and up, because ids and weights were complete when the predecessor started its work (moe_gate_up.cu).
@@ -19,6 +20,7 @@ namespace {
 constexpr int kDownWarps = 8, kDownThreads = kDownWarps * 32;
 
 static_assert(kDownThreads == 16 * kFewRows, "a thread an output");
+static_assert(kMoeTermRows <= kDownFewRows + 1, "terms have memory where they are written");
 
 /// Row n's weight and pair for each listed expert.
 struct Uses {
@@ -255,9 +257,11 @@ void moe_down(const Node& node, Context& c) {
                  .rows = static_cast<int>(routed.shape[0]),
                  .used = static_cast<int>(routed.shape[1]),
                  .y = y.as<float>(),
-                 .ld = y.stride[0]};
-    if (a.rows > kFewRows || a.rows * a.used > kMostPairs) return many(c, a, shared, node.outputs[1]->data);
+                 .ld = y.stride[0],
+                 .terms = static_cast<float*>(node.outputs[1]->data),
+                 .settled = c.settled_groups == node.inputs[5]->as<int>()};
     if (experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 && down_fp4(c, a)) return;
+    if (a.rows > kFewRows || a.rows * a.used > kMostPairs) return many(c, a, shared, node.outputs[1]->data);
     if (experts.kind == Kind::bf16) few_of_shared<Kind::bf16>(c, a);
     if (experts.kind == Kind::fp8) few_of_shared<Kind::fp8>(c, a);
     if (experts.kind == Kind::nvfp4) few_of_shared<Kind::nvfp4>(c, a);

@@ -2,6 +2,7 @@
 //   few rows: a tile of 16 packed rows holds 8 rows of gate and the same 8 of up; tiles of all needed experts and of the
 //     shared one form one list. One row of x: 16 warps share a tile and meet in shared memory. More rows, so more
 //     experts: a warp has a tile of its own and nobody waits. Both add partial sums in the same order.
+//   NVFP4 up to 64 rows: cuda/gate_up_fp4.cu
 //   many rows: grouped tiled product (cuda/gemm.h)
 // Traffic of few rows: the weights of each needed expert once.
 #include "ggml-like/ops/moe_gate_up.h"
@@ -247,10 +248,6 @@ void moe_gate_up(const Node& node, Context& c) {
     const auto& experts = *static_cast<const PackedExperts*>(p.experts->placed);
     const auto& shared = *static_cast<const Packed*>(p.shared->placed);
     const int rows = static_cast<int>(h.shape[0]), used = static_cast<int>(ids.shape[1]);
-    if (rows > kFewRows || rows * used > kMostPairs) {
-        gemm_gate_up(c, experts, h.data, groups.as<int>(), rows, used, routed.data);
-        return gemm_paired(c, shared, h.data, h.stride[0], rows, shared_out.data, shared_out.stride[0]);
-    }
     GateUp a{.experts = experts,
              .shared = shared.part[0],
              .chunks = experts.chunks,
@@ -263,6 +260,17 @@ void moe_gate_up(const Node& node, Context& c) {
              .expert_count = experts.count,
              .routed = routed.as<bf16>(),
              .shared_out = shared_out.as<bf16>()};
+    c.settled_groups = a.groups;
+    if (rows > kFewRows || rows * used > kMostPairs) {
+        const bool fp4 = experts.kind == Kind::nvfp4, shared_too = fp4 && a.shared.kind == Kind::nvfp4;
+        if (!shared_too) a.shared.tiles = 0;
+        const bool done = fp4 && gate_up_fp4(c, a);
+        if (!done) c.settled_groups = nullptr;  // tiled products let their successor start before they wait
+        if (!done) gemm_gate_up(c, experts, h.data, groups.as<int>(), rows, used, routed.data);
+        if (!done || !shared_too)
+            gemm_paired(c, shared, h.data, h.stride[0], rows, shared_out.data, shared_out.stride[0]);
+        return;
+    }
     if (experts.kind == a.shared.kind) return few_of_kind(c, experts.kind, a, h);
     GateUp only_shared = a;
     only_shared.experts.tiles = 0;

@@ -1,6 +1,7 @@
 // moe_route on the GPU.
 //   few rows: every block normalises x for itself and makes the logits of its tiles (cuda/dense_rows.cuh); the block that
 //     ends last chooses experts, a warp a row, and groups the pairs
+//   17 to 64 rows: norm, tiled product, one kernel that chooses and groups
 //   many rows: norm, tiled product, a warp a row, a block an expert
 // Limit of the few-row kernel: latency (norm, sums, one ticket, top-k).
 #include "ggml-like/ops/moe_route.h"
@@ -124,6 +125,55 @@ void few(Context& c, const Route& r, const Packed& w) {
            dense_shared_bytes<Kind::bf16, NT>(r.rows, w.chunks), r, w.part[0], prologue);
 }
 
+constexpr int kStepThreads = 512, kStepBlocks = 16, kStepPairs = 512;  // of a decoding step
+
+/// A warp a row; then the block that ends last makes groups: a bit a pair that chose an expert, so a pair's place is a count
+/// of bits.
+__global__ void __launch_bounds__(kStepThreads) choose_and_group(Route r) {
+    __shared__ unsigned chose[kStepPairs / 32][kMostExperts];
+    __shared__ int offset[kMostExperts], sums[kStepThreads / 32];
+    __shared__ bool last;
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, pairs = r.rows * r.used;
+    allow_successor();
+    for (int i = tid; i < kStepPairs / 32 * kMostExperts; i += kStepThreads) (&chose[0][0])[i] = 0;
+    wait_for_predecessor();
+    for (int n = blockIdx.x + warp * gridDim.x; n < r.rows; n += gridDim.x * (kStepThreads / 32))
+        choose_row(r, n, r.ids + n * r.used);
+    __syncthreads();
+    if (tid == 0) {
+        __threadfence();
+        last = atomicAdd(r.counter, 1) == gridDim.x - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!last) return;
+
+    if (tid == 0) *r.counter = 0;
+    const int id = tid < pairs ? __ldcg(r.ids + tid) : 0;
+    if (tid < pairs) atomicOr(&chose[tid / 32][id], 1u << tid % 32);
+    __syncthreads();
+    int own = 0;
+    if (tid < r.experts)
+        for (const auto& word : chose) own += __popc(word[tid]);
+    int sum = own;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, sum, d);
+        if (lane >= d) sum += other;
+    }
+    if (lane == 31) sums[warp] = sum;
+    __syncthreads();
+    const int before = static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? sums[lane] : 0)) + sum - own;
+    if (tid < r.experts) r.groups[tid] = offset[tid] = before;
+    if (tid == 0) r.groups[r.experts] = pairs;
+    __syncthreads();
+    if (tid >= pairs) return;
+    int place = offset[id] + __popc(chose[tid / 32][id] & ((1u << tid % 32) - 1));
+    for (int word = 0; word < tid / 32; ++word) place += __popc(chose[word][id]);
+    r.groups[r.experts + 1 + place] = tid;
+}
+static_assert(kMostExperts <= kStepThreads && kStepPairs <= kStepThreads, "a thread an expert, a thread a pair");
+
 constexpr int kManyThreads = 256;
 
 /// A warp a row.
@@ -203,6 +253,7 @@ void moe_route(const Node& node, Context& c) {
     }
     norm_rows(c, r.x, r.norm, rows, r.columns, r.eps, r.h);
     gemm(c, w, r.h, r.columns, rows, {r.logits, r.logits_ld, true, nullptr, 0});
+    if (rows * r.used <= kStepPairs) return launch(c, "moe_route", choose_and_group, min(kStepBlocks, rows), kStepThreads, 0, r);
     launch(c, "moe_route", choose_many, (rows + 7) / 8, kManyThreads, 0, r);
     launch(c, "moe_route", group_many, r.experts, kManyThreads, 0, r);
 }

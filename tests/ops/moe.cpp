@@ -17,6 +17,13 @@ namespace {
 struct Case {
     int64_t tokens, model, width, shared_width, experts, used;
     Form form, shared_form;
+    bool crowded = false;  // all tokens choose expert 0
+
+    /// Whether a token's bits on `device` do not depend on the others.
+    bool same_bits(const Device& device) const {
+        const bool nvfp4 = form == Form::nvfp4 && shared_form == Form::nvfp4;
+        return device.same_bits(nvfp4 && tokens <= 64 ? 1 : tokens);
+    }
 };
 
 /// Weights of one MoE layer in random form, and their values.
@@ -83,6 +90,7 @@ Inputs make_inputs(const Device& device, Layer& layer) {
     for (int64_t t = 0; t < c.tokens; ++t) {
         in.gate.push_back(0.1f + std::fabs(random.normal()));
         std::set<int32_t> chosen;  // different experts, never the last one: it gets no tokens
+        if (c.crowded) in.ids.push_back(*chosen.insert(0).first);
         while (static_cast<int64_t>(chosen.size()) < c.used) {
             const auto id = static_cast<int32_t>(
                 layer.store.below(static_cast<uint32_t>(std::max<int64_t>(c.experts - 1, 1))));
@@ -194,7 +202,7 @@ void check_case(const Device& device, const Case& c, unsigned seed) {
     check_close(device, out.routed, routed);
     check_close(device, out.shared, shared);
     check_close(device, out.y, y);
-    if (!device.same_bits(c.tokens)) return;
+    if (!c.same_bits(device)) return;
     for (const int64_t t : some_rows(c.tokens)) {  // the same bits without the others
         const Outputs alone = run_moe(device, c, w, in.row(c, t));
         CHECK(alone.routed == rows_of(out.routed, c.used * c.width, t, 1));
@@ -217,11 +225,26 @@ void moe_forms(Device& device) {
     check_case(device, {130, 256, 144, 272, 20, 8, Form::nvfp4, Form::bf16}, ++seed);
     for (const Form form : {Form::bf16, Form::nvfp4})  // few rows of each expert, more than a ring of columns
         check_case(device, {40, 656, 208, 80, 24, 3, form, form}, ++seed);
+    for (const int64_t tokens : {16, 17, 32, 64})
+        check_case(device, {tokens, 208, 80, 336, 9, 4, Form::nvfp4, Form::nvfp4, true}, ++seed);
+    // more experts than a block of a GPU has rows of
+    check_case(device, {64, 64, 16, 16, 500, 8, Form::nvfp4, Form::nvfp4}, ++seed);
 }
 
 }  // namespace
 
 DEVICE_TEST_CASE("moe: gate_up and down in every form, alone and in a batch", moe_forms)
+
+TEST_SUITE("cuda") {
+    TEST_CASE("moe: so many tiles that warps share them (CUDA)") {
+        on_cuda([](Device& device) {
+            // 10 columns of chunks, 8, and 32
+            check_case(device, {64, 640, 336, 400, 20, 8, Form::nvfp4, Form::nvfp4}, 70);
+            check_case(device, {64, 512, 512, 512, 20, 8, Form::nvfp4, Form::nvfp4}, 71);
+            check_case(device, {40, 2048, 512, 512, 8, 6, Form::nvfp4, Form::nvfp4}, 72);
+        });
+    }
+}
 
 TEST_SUITE("cpu") {
     TEST_CASE("moe: odd widths") {

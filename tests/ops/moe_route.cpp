@@ -139,7 +139,8 @@ void route_shapes(Device& device) {
         check_route(device, Router(16, 144, 1), tokens, 4, 5);
         check_route(device, Router(5, 48, 2), tokens, 2, 6);
     }
-    check_route(device, Router(256, 256, 3), 9, 8, 7);
+    for (const int64_t tokens : {9, 64, 65}) check_route(device, Router(256, 256, 3), tokens, 8, 7);
+    check_route(device, Router(512, 64, 3), 40, 12, 7);
     check_route(device, Router(3, 32, 4), 3, 1, 8);
 }
 
