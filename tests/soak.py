@@ -22,7 +22,7 @@ import urllib.request
 
 class Soak:
     def __init__(self, binary, seconds):
-        self.server = subprocess.Popen([binary, "serve", "--port", "0", "--cache-ram", "64", "--log-format", "none"],
+        self.server = subprocess.Popen([binary, "serve", "--port", "0", "--cache-ram", "64", "--peer-connections", "0", "--log-format", "none"],
                                        stderr=subprocess.PIPE, text=True)
         for line in self.server.stderr:
             if found := re.search(r"at (http://\S+:(\d+))", line):

@@ -39,6 +39,11 @@ Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
         {"/v1/completions", {.method = "POST", .handler = &Api::completions}},
         {"/completions", {.method = "POST", .handler = &Api::completions}},
     });
+    for (const char* path : {"/v1/embeddings", "/embeddings", "/embedding", "/v1/rerank", "/rerank", "/reranking", "/infill",
+                             "/lora-adapters", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/images/generations"})
+        routes_[path] = {.method = nullptr, .missing = "this server generates text, and does nothing else"};
+    for (const char* path : {"/api/chat", "/api/generate", "/api/tags"})
+        routes_[path] = {.method = nullptr, .missing = "this is no Ollama server; use the OpenAI API at /v1"};
 }
 
 HttpServer::Callbacks Api::callbacks() {
@@ -46,6 +51,10 @@ HttpServer::Callbacks Api::callbacks() {
             .handle = [this](const HttpRequest& r) { return handle(r); },
             .fail =
                 [](int status) {
+                    if (status == 429)
+                        return ApiError(429, "too_many_connections",
+                                        "this address has too many connections open (--peer-connections)")
+                            .reply();
                     return ApiError(status, "bad_http", fmt::format("not a proper request (HTTP {})", status))
                         .reply();
                 }};
@@ -81,8 +90,11 @@ void Api::set_stopping() { state_ = State::stopping; }
 
 const Api::Route* Api::find(const HttpRequest& r) const {
     static const Route kModel = {.method = "GET", .handler = &Api::model};
+    static const Route kSlot = {.method = nullptr,
+                                .missing = "states of prompts are saved and found by themselves (--cache-dir), not by slot"};
     const auto found = routes_.find(r.path);
     if (found != routes_.end()) return &found->second;
+    if (r.path.compare(0, 7, "/slots/") == 0) return &kSlot;
     return r.path.compare(0, 11, "/v1/models/") == 0 ? &kModel : nullptr;
 }
 
@@ -105,6 +117,8 @@ std::optional<HttpReply> Api::gate(const HttpRequest& r) {
             return HttpReply{.status = 204, .headers = cors_headers(r, access_)};
         check_access(r, access_, route != nullptr && route->open);
         if (route == nullptr) throw ApiError(404, "not_found", "there is nothing at " + r.path);
+        if (route->missing != nullptr)
+            throw ApiError(501, "not_supported", r.path + " is not supported: " + route->missing);
         const bool get = r.method == "GET" || r.method == "HEAD";
         if (get ? route->method != std::string("GET") : r.method != route->method)
             throw ApiError(405, "method_not_allowed", r.path + " takes " + route->method);

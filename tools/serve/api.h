@@ -43,10 +43,11 @@ class Api {
     using Handler = HttpReply (Api::*)(const HttpRequest&);
     struct Route {
         const char* method;
-        Handler handler;
+        Handler handler = nullptr;
         bool open = false;    // needs no key
         bool always = false;  // answers while the model is loading
         bool anthropic = false;
+        const char* missing = nullptr;  // a route of others that is not offered here, and why
     };
     /// What is known of a request while it is answered, for its log line.
     struct Exchange;

@@ -67,6 +67,37 @@ bool failed(const Outcome& o) {
            o.end == Outcome::End::cancelled;
 }
 
+/// Follows one answer on the engine's thread, for requests that want to know how it goes.
+class Pace {
+  public:
+    explicit Pace(int64_t prompt_tokens) { now_.prompt_tokens = prompt_tokens; }
+
+    /// First with what was kept of the prompt.
+    const Progress& prefill(int64_t done) {
+        if (!begun_) {
+            begun_ = Job::Clock::now();
+            now_.cached_tokens = done;
+        }
+        now_.prompt_done = done;
+        now_.timing.prefill_seconds = since(*begun_);
+        return now_;
+    }
+    const Progress& answer(int64_t tokens) {
+        if (!first_) first_ = Job::Clock::now();
+        now_.answer_tokens = tokens;
+        now_.timing.decode_seconds = since(*first_);
+        return now_;
+    }
+
+  private:
+    static double since(Job::Clock::time_point from) {
+        return std::chrono::duration<double>(Job::Clock::now() - from).count();
+    }
+
+    Progress now_;
+    std::optional<Job::Clock::time_point> begun_, first_;
+};
+
 }  // namespace
 
 std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
@@ -84,10 +115,19 @@ std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
     job->request.sampling.seed += static_cast<uint64_t>(choice);
     job->request.max_tokens = g.max_tokens;
     if (!g.ignore_eos) job->request.stop_ids = stop_ids_;
-    job->reader->attach(job->request,
-                        [mailbox = x.mailbox, choice, raw = job.get()](const AnswerDelta& delta) {
-                            return mailbox->push({choice, delta, std::nullopt}) && !raw->cancelled;
-                        });
+    job->request.use_cache = g.use_cache;
+    const auto pace = g.return_progress || g.timings_per_token
+                          ? std::make_shared<Pace>(static_cast<int64_t>(job->request.prompt.size()))
+                          : nullptr;
+    if (pace != nullptr)
+        job->request.on_prefill = [mailbox = x.mailbox, choice, pace](int64_t done) {
+            mailbox->push({.choice = choice, .progress = pace->prefill(done)});
+        };
+    job->reader->attach(job->request, [mailbox = x.mailbox, choice, raw = job.get(), pace](const AnswerDelta& delta) {
+        Event event{.choice = choice, .delta = delta};
+        if (pace != nullptr) event.progress = pace->answer(raw->reader->tokens());
+        return mailbox->push(std::move(event)) && !raw->cancelled;
+    });
     return job;
 }
 
@@ -141,7 +181,8 @@ bool Api::next(Exchange& x, std::optional<Event>& event) {
         return false;
     }
     if (!event) return true;
-    if (!x.first) {
+    const bool reading = event->progress && event->progress->answer_tokens == 0;
+    if (!x.first && !reading) {
         x.first = Exchange::Clock::now();
         metrics_.first_token.add(x.seconds(*x.first));
         // The others begin with the state that the first one's prompt has left.
@@ -186,7 +227,8 @@ bool Api::answer_stream(Exchange& x, const HttpWriter& write) {
         if (!next(x, event)) return false;
         std::string text;
         if (event) {
-            text = x.format->delta(event->choice, event->delta);
+            if (event->progress) text = x.format->progress(event->choice, *event->progress);
+            text += x.format->delta(event->choice, event->delta);
             const Choice& choice = x.choices[static_cast<size_t>(event->choice)];
             if (event->outcome && failed(choice.outcome)) {
                 const ApiError error = error_of(choice.outcome);

@@ -186,9 +186,13 @@ GenerationRequest RequestReader::common(Fields& f) const {
     out.stream = f.boolean("stream").value_or(false);
     if (const ordered_json* options = f.object("stream_options"))
         out.include_usage = Fields(*options, "stream_options").boolean("include_usage").value_or(false);
+    out.use_cache = f.boolean("cache_prompt").value_or(true);
+    out.return_progress = f.boolean("return_progress").value_or(false) && out.stream;
+    out.timings_per_token = f.boolean("timings_per_token").value_or(false) && out.stream;
+    f.integer("id_slot", -1, INT32_MAX);  // any slot finds any kept state
     out.ignore_eos = f.boolean("ignore_eos").value_or(false);
     f.ignore({"user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
-              "safety_identifier", "cache_prompt", "id_slot", "verbosity", "cache_salt", "priority"});
+              "safety_identifier", "verbosity", "cache_salt", "priority"});
     f.refuse({"grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
               "structured_outputs", "functions", "function_call", "audio", "web_search_options",
               "prediction"});

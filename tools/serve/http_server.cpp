@@ -5,6 +5,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <list>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -86,6 +87,31 @@ class Watchdog {
     std::thread thread_;
 };
 
+/// Connections of each address.
+class Peers {
+  public:
+    explicit Peers(size_t most) : most_(most) {}
+
+    /// False: it has all that it may have.
+    bool enter(const std::string& peer) {
+        const std::lock_guard lock(mutex_);
+        size_t& count = counts_[peer];
+        if (most_ > 0 && count >= most_) return false;
+        ++count;
+        return true;
+    }
+    void leave(const std::string& peer) {
+        const std::lock_guard lock(mutex_);
+        const auto at = counts_.find(peer);
+        if (--at->second == 0) counts_.erase(at);
+    }
+
+  private:
+    size_t most_;
+    std::mutex mutex_;
+    std::map<std::string, size_t> counts_;
+};
+
 /// A thread for each connection, up to a number; what comes beyond is turned away at once. cpp-httplib's own
 /// pool may leave a connection waiting behind others although it could have a thread.
 class Workers final : public httplib::TaskQueue {
@@ -165,7 +191,8 @@ HttpRequest as_request(const httplib::Request& r) {
 
 class HttpServer::Impl : public httplib::Server {
   public:
-    Impl(const HttpLimits& limits, Callbacks callbacks) : limits_(limits), callbacks_(std::move(callbacks)) {
+    Impl(const HttpLimits& limits, Callbacks callbacks)
+        : limits_(limits), callbacks_(std::move(callbacks)), peers_(limits.peer_connections) {
         new_task_queue = [this] { return new Workers(limits_.connections); };
         set_socket_options([](socket_t s) {
             httplib::set_socket_opt(s, SOL_SOCKET, SO_REUSEADDR, 1);
@@ -261,6 +288,16 @@ class HttpServer::Impl : public httplib::Server {
         int remote_port = 0, local_port = 0;
         httplib::detail::get_remote_ip_and_port(socket, remote, remote_port);
         httplib::detail::get_local_ip_and_port(socket, local, local_port);
+        const bool admitted = peers_.enter(remote);
+        const bool good = admitted ? serve_socket(socket, remote, remote_port, local, local_port) : turn_away(socket);
+        if (admitted) peers_.leave(remote);
+        httplib::detail::shutdown_socket(socket);
+        httplib::detail::close_socket(socket);
+        return good;
+    }
+
+    bool serve_socket(socket_t socket, const std::string& remote, int remote_port, const std::string& local,
+                      int local_port) {
         const auto connection = watchdog_.add(socket);
         current = &*connection;
         watchdog_.expect_within(*current, limits_.head_seconds);
@@ -273,13 +310,23 @@ class HttpServer::Impl : public httplib::Server {
             });
         current = nullptr;
         watchdog_.remove(connection);
-        httplib::detail::shutdown_socket(socket);
-        httplib::detail::close_socket(socket);
         return good;
+    }
+
+    /// Without reading anything.
+    bool turn_away(socket_t socket) {
+        const HttpReply reply = callbacks_.fail(429);
+        std::string text = fmt::format("HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: {}\r\n"
+                                       "Content-Length: {}\r\n", reply.type, reply.body.size());
+        for (const auto& [name, value] : reply.headers) text += name + ": " + value + "\r\n";
+        text += "\r\n" + reply.body;
+        ::send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+        return false;
     }
 
     HttpLimits limits_;
     Callbacks callbacks_;
+    Peers peers_;
     Watchdog watchdog_;
     std::thread thread_;
 };

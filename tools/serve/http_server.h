@@ -39,6 +39,7 @@ struct HttpReply {
 struct HttpLimits {
     int64_t body_bytes = 32 << 20;
     size_t connections = 1200;
+    size_t peer_connections = 400;  // of one address; 0: no limit
     int idle_seconds = 30;  // between two requests of a connection
     int head_seconds = 10;  // for request line and headers
     int body_seconds = 30;  // and one more for each KiB of the body
@@ -47,7 +48,8 @@ struct HttpLimits {
 class HttpServer {
   public:
     /// `gate` sees a request before its body is read and may answer it at once; `handle` answers the others.
-    /// `fail` makes the reply to what is no proper HTTP request. All are called on many threads.
+    /// `fail` makes the reply to what is no proper HTTP request, with 429 to one connection too many of an address.
+    /// All are called on many threads.
     struct Callbacks {
         std::function<std::optional<HttpReply>(const HttpRequest&)> gate;
         std::function<HttpReply(const HttpRequest&)> handle;

@@ -137,6 +137,10 @@ void add_network(ArgParser& p, ServeOptions& o) {
     p.value("--max-connections", "N", "default 1200", [&o](const std::string& v) {
         o.limits.connections = static_cast<size_t>(parse_integer(v, "--max-connections", 16, 100000));
     });
+    p.value("--peer-connections", "N", "of one address; default 400, 0: no limit (behind a proxy)",
+            [&o](const std::string& v) {
+                o.limits.peer_connections = static_cast<size_t>(parse_integer(v, "--peer-connections", 0, 100000));
+            });
     p.value("--queue", "N", "answers that may wait beside those computed; then 429. Default 128",
             [&o](const std::string& v) { o.queue = parse_integer(v, "--queue", 0, 100000); });
     p.value("-to,--timeout", "SECONDS", "for one request, default 3600",
