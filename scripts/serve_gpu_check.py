@@ -70,12 +70,11 @@ def ask(server, messages, answer_tokens, **fields):
 
 def words(server, tokens):
     """A text of about so many tokens that does not repeat itself."""
-    text, number = "", 0
-    with server.call("/tokenize", {"content": " ".join(f"grain {i} of {i * i}" for i in range(1000))}) as reply:
-        each = json.load(reply)["count"] / 1000
-    while number < tokens / each:
-        text += f" grain {number} of {number * number}"
-        number += 1
+    number = tokens // 8
+    for _ in range(3):
+        text = " ".join(f"grain {i} of {i * i}" for i in range(number))
+        with server.call("/tokenize", {"content": text}) as reply:
+            number = number * tokens // json.load(reply)["count"]
     return text
 
 

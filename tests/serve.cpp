@@ -24,6 +24,9 @@ TEST_SUITE("model") {
         body["model"] = "deep";
         const Reply whole = chat(server, body);
         REQUIRE(whole.status == 200);
+        const auto refused = server.client().Post("/v1/chat/completions", {{"X-Request-Id", "mine-7"}}, "{}", "application/json");
+        CHECK(refused->status == 400);
+        CHECK(refused->get_header_value("X-Request-Id") == "mine-7");
         const json& choice = whole.body["choices"][0];
         CHECK(choice["message"]["content"] == "The capital of France is Paris.");
         CHECK(choice["message"]["reasoning"] == choice["message"]["reasoning_content"]);
@@ -237,6 +240,18 @@ TEST_SUITE("model") {
         CHECK(status("DELETE /v1/models HTTP/1.1\r\n" + host + "\r\n") == 405);
         CHECK(status("GET /" + std::string(20000, 'a') + " HTTP/1.1\r\n" + host + "\r\n") == 414);
         CHECK(status(std::string("\x16\x03\x01\x02\x00\x01", 6) + "\r\n\r\n") == 400);
+        {
+            Raw old(server.port());  // told that the connection ends, and it does
+            old.send("GET /health\r\n");
+            const auto begun = std::chrono::steady_clock::now();
+            while (!old.receive().empty()) {
+            }
+            CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(5));
+        }
+        CHECK(status(post + host + "Content-Length: 99999999999999999999999\r\n\r\n") == 400);
+        std::string wide = "GET /health HTTP/1.1\r\n" + host;
+        for (int i = 0; i < 40; ++i) wide += "X-" + std::to_string(i) + ": " + std::string(1000, 'y') + "\r\n";
+        CHECK(status(wide + "\r\n") == 431);
         std::string flood;
         for (int i = 0; i < 5000; ++i) flood += "X-" + std::to_string(i) + ": y\r\n";
         CHECK(status("GET /health HTTP/1.1\r\n" + host + flood + "\r\n") == 400);

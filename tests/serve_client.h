@@ -75,6 +75,7 @@ class Raw {
             at += static_cast<size_t>(n);
         }
     }
+    void end_sending() { ::shutdown(fd_, SHUT_WR); }
     std::string receive(size_t at_most = 4096) {
         std::string out(at_most, '\0');
         const ssize_t n = ::recv(fd_, out.data(), out.size(), 0);

@@ -72,6 +72,21 @@ TEST_SUITE("model") {
         CHECK(chat(server, body).status == 400);
     }
 
+    TEST_CASE("serve: a client that only closed its own side of the connection still gets its stream") {
+        const ServerProcess server;
+        json body = question("What is 3 + 4?");
+        body["stream"] = true;
+        body["max_tokens"] = 200;
+        body["ignore_eos"] = true;
+        Raw raw(server.port());
+        raw.send(http("/v1/chat/completions", body.dump(), "Connection: close\r\n"));
+        raw.end_sending();
+        std::string all, piece;
+        while (!(piece = raw.receive()).empty()) all += piece;
+        CHECK(all.find("data: [DONE]") != std::string::npos);
+        CHECK(server.metric("quern_cancelled_total{phase=\"decode\"}") == 0);
+    }
+
     TEST_CASE("serve: one address has only so many connections") {
         const ServerProcess server({"--peer-connections", "4"});
         const std::string health = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";

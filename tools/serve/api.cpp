@@ -14,6 +14,20 @@ namespace quern {
 
 using nlohmann::ordered_json;
 
+namespace {
+
+/// The client's own, if it is fit to be sent back and logged.
+std::string request_id(const HttpRequest& r) {
+    const std::string given = r.header("X-Request-Id");
+    const bool good =
+        !given.empty() && given.size() <= 128 &&
+        given.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
+            std::string::npos;
+    return good ? given : random_id("req-");
+}
+
+}  // namespace
+
 Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
     : options_(options), loop_(loop), metrics_(metrics) {
     access_ = {options.keys, options.hosts, options.cors_origins, options.limits.body_bytes};
@@ -22,6 +36,8 @@ Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
     routes_.insert({
         {"/health", {.method = "GET", .handler = &Api::health, .open = true, .always = true}},
         {"/v1/health", {.method = "GET", .handler = &Api::health, .open = true, .always = true}},
+        {"/readyz", {.method = "GET", .handler = &Api::health, .open = true, .always = true}},
+        {"/livez", {.method = "GET", .handler = &Api::live, .open = true, .always = true}},
         {"/metrics", {.method = "GET", .handler = &Api::metrics, .always = true}},
         {"/v1/models", {.method = "GET", .handler = &Api::models}},
         {"/models", {.method = "GET", .handler = &Api::models}},
@@ -48,7 +64,7 @@ Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
 
 HttpServer::Callbacks Api::callbacks() {
     return {.gate = [this](const HttpRequest& r) { return gate(r); },
-            .handle = [this](const HttpRequest& r) { return handle(r); },
+            .handle = [this](HttpRequest r) { return handle(std::move(r)); },
             .fail =
                 [](int status) {
                     if (status == 429)
@@ -140,8 +156,9 @@ HttpReply Api::error_reply(const ApiError& error, const Route* route) const {
     return reply;
 }
 
-HttpReply Api::handle(const HttpRequest& r) {
+HttpReply Api::handle(HttpRequest r) {
     const Route* route = find(r);
+    r.id = request_id(r);
     HttpReply reply;
     try {
         reply = (this->*route->handler)(r);
@@ -156,6 +173,7 @@ HttpReply Api::handle(const HttpRequest& r) {
     }
     for (auto& header : cors_headers(r, access_)) reply.headers.push_back(std::move(header));
     reply.headers.emplace_back("X-Content-Type-Options", "nosniff");
+    reply.headers.emplace_back("X-Request-Id", r.id);
     return reply;
 }
 
@@ -180,6 +198,8 @@ HttpReply Api::health(const HttpRequest&) {
     reply.body = dump(body);
     return reply;
 }
+
+HttpReply Api::live(const HttpRequest&) { return {.body = R"({"status":"alive"})"}; }
 
 /// The page itself needs no key: it says nothing about the model or anybody, and asks for the key.
 HttpReply Api::page(const HttpRequest&) {

@@ -55,12 +55,13 @@ class Api {
     const Route* find(const HttpRequest& r) const;
     ApiError unavailable() const;
     std::optional<HttpReply> gate(const HttpRequest& r);
-    HttpReply handle(const HttpRequest& r);
+    HttpReply handle(HttpRequest r);
     HttpReply error_reply(const ApiError& error, const Route* route) const;
     Body parse(const HttpRequest& r) const;
 
     HttpReply page(const HttpRequest& r);
     HttpReply health(const HttpRequest& r);
+    HttpReply live(const HttpRequest& r);
     HttpReply models(const HttpRequest& r);
     HttpReply model(const HttpRequest& r);
     HttpReply metrics(const HttpRequest& r);

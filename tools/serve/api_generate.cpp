@@ -27,7 +27,8 @@ struct Api::Exchange {
     GenerationRequest request;
     std::unique_ptr<AnswerFormat> format;
     std::vector<std::string> ignored;
-    std::function<bool()> closed;
+    std::function<bool()> closed, reset;
+    bool half_closed = false;  // of a stream: writing shows whether its client has gone
     std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
     std::vector<std::shared_ptr<Job>> jobs;
     std::vector<Choice> choices;
@@ -41,15 +42,6 @@ struct Api::Exchange {
 };
 
 namespace {
-
-std::string request_id(const HttpRequest& r) {
-    const std::string given = r.header("X-Request-Id");
-    const bool good =
-        !given.empty() && given.size() <= 128 &&
-        given.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
-            std::string::npos;
-    return good ? given : random_id("req-");
-}
 
 ApiError error_of(const Outcome& o) {
     switch (o.end) {
@@ -134,10 +126,11 @@ std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
 HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::unique_ptr<AnswerFormat> format,
                         std::vector<std::string> ignored) {
     auto x = std::make_shared<Exchange>(loop_);
-    x->id = request_id(r);
+    x->id = r.id;
     x->path = r.path;
     x->remote = r.remote;
     x->closed = r.closed;
+    x->reset = r.reset;
     x->request = std::move(request);
     x->format = std::move(format);
     x->ignored = std::move(ignored);
@@ -164,7 +157,6 @@ HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::un
         reply.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
         reply.stream = [this, x](const HttpWriter& write) { return answer_stream(*x, write); };
     }
-    reply.headers.emplace_back("X-Request-Id", x->id);
     return reply;
 }
 
@@ -174,7 +166,9 @@ bool Api::next(Exchange& x, std::optional<Event>& event) {
     bool gone = false;
     if (const auto now = Exchange::Clock::now(); now - x.looked > 100ms) {
         x.looked = now;
-        gone = x.closed();
+        const bool closed = x.closed();
+        gone = x.request.stream ? x.reset() : closed;
+        x.half_closed = closed;
     }
     if (gone || state_ == State::stopping) {
         if (gone) log(x, 499, "client gone");
@@ -237,9 +231,9 @@ bool Api::answer_stream(Exchange& x, const HttpWriter& write) {
                 return true;
             }
             if (event->outcome) text += x.format->end(event->choice, choice);
-        } else if (Exchange::Clock::now() - spoken > patience) {
+        } else if (x.half_closed || Exchange::Clock::now() - spoken > patience) {
             text = x.format->ping();
-            patience = 10s;
+            if (!x.half_closed) patience = 10s;
         }
         if (text.empty()) continue;
         if (!send(text)) return give_up();

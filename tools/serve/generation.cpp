@@ -24,7 +24,7 @@ void read_sampling(Fields& f, Sampling& s, bool fixed_seed, int64_t vocab) {
     };
     set("temperature", 0, 100, s.temperature);
     set("top_p", 0, 1, s.top_p);
-    s.top_p = std::max(s.top_p, 1e-6f);
+    s.top_p = std::max(s.top_p, 2e-6f);  // 0 means the likeliest token
     set("min_p", 0, 1, s.min_p);
     set("presence_penalty", -100, 100, s.presence_penalty);
     set("frequency_penalty", -100, 100, s.frequency_penalty);

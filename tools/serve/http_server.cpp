@@ -1,5 +1,6 @@
 #include "tools/serve/http_server.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <chrono>
@@ -18,11 +19,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kSendBuffer = 128 << 10;
+constexpr size_t kMostHeaderBytes = 32 << 10;
 
 /// A connection and until when its client must have done its part.
 struct Connection {
     socket_t socket;
     std::optional<Clock::time_point> deadline;  // none: it is our turn
+    bool last = false;                          // the client was told that this was the last reply
 };
 
 /// Shuts connections down whose deadline passed.
@@ -40,7 +43,7 @@ class Watchdog {
 
     std::list<Connection>::iterator add(socket_t socket) {
         const std::lock_guard lock(mutex_);
-        return connections_.insert(connections_.end(), {socket, std::nullopt});
+        return connections_.insert(connections_.end(), {.socket = socket, .deadline = {}});
     }
     /// Before the socket is closed: its number may be another connection's afterwards.
     void remove(std::list<Connection>::iterator connection) {
@@ -176,15 +179,28 @@ class Workers final : public httplib::TaskQueue {
 /// The connection that this thread serves.
 thread_local Connection* current = nullptr;
 
+bool is_reset(socket_t socket) {
+    pollfd state{.fd = socket, .events = 0, .revents = 0};
+    return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0;
+}
+
+size_t header_bytes(const httplib::Request& r) {
+    size_t sum = 0;
+    for (const auto& [name, value] : r.headers) sum += name.size() + value.size() + 4;
+    return sum;
+}
+
 HttpRequest as_request(const httplib::Request& r) {
     return {.method = r.method,
             .path = r.path,
             .body = r.body,
             .remote = r.remote_addr,
+            .id = {},
             .content_length = static_cast<int64_t>(r.get_header_value_u64("Content-Length")),
             .header = [&r](const char* name) { return r.get_header_value(name); },
             .header_count = [&r](const char* name) { return r.get_header_value_count(name); },
-            .closed = [&r] { return r.is_connection_closed(); }};
+            .closed = [&r] { return r.is_connection_closed(); },
+            .reset = [socket = current != nullptr ? current->socket : INVALID_SOCKET] { return is_reset(socket); }};
 }
 
 }  // namespace
@@ -221,7 +237,9 @@ class HttpServer::Impl : public httplib::Server {
             put(callbacks_.fail(500), out);
         });
         set_logger([this](const httplib::Request&, const httplib::Response& out) {
-            if (current != nullptr && !out.content_provider_) next_request(*current);
+            if (current == nullptr) return;
+            current->last = out.get_header_value("Connection") == "close";
+            if (!out.content_provider_) next_request(*current);
         });
     }
 
@@ -247,6 +265,10 @@ class HttpServer::Impl : public httplib::Server {
     }
 
     HandlerResponse gate(const httplib::Request& r, httplib::Response& out) {
+        if (header_bytes(r) > kMostHeaderBytes) {
+            put(callbacks_.fail(431), out);
+            return HandlerResponse::Handled;
+        }
         const HttpRequest request = as_request(r);
         if (auto reply = callbacks_.gate(request)) {
             put(std::move(*reply), out);
@@ -305,12 +327,29 @@ class HttpServer::Impl : public httplib::Server {
             svr_sock_, socket, keep_alive_max_count_, keep_alive_timeout_sec_, read_timeout_sec_,
             read_timeout_usec_, write_timeout_sec_, write_timeout_usec_,
             [&](httplib::Stream& stream, bool close, bool& closed) {
-                return process_request(stream, remote, remote_port, local, local_port, close, closed,
-                                       nullptr);
+                const bool went = process_request(stream, remote, remote_port, local, local_port, close, closed,
+                                                  nullptr);
+                // cpp-httplib would go on after what is no proper request, and lose requests sent in advance.
+                current->last = current->last || stream.is_readable();
+                closed = closed || current->last;
+                return went;
             });
+        const bool told = current->last;
         current = nullptr;
         watchdog_.remove(connection);
+        if (told) let_read(socket);
         return good;
+    }
+
+    /// Closing while the client still sends would take the reply from it: for a moment, what comes is thrown away.
+    static void let_read(socket_t socket) {
+        ::shutdown(socket, SHUT_WR);
+        const timeval moment{.tv_sec = 0, .tv_usec = 200'000};
+        ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &moment, sizeof moment);
+        const auto end = Clock::now() + std::chrono::seconds(1);
+        char ignored[16384];
+        while (Clock::now() < end && ::recv(socket, ignored, sizeof ignored, 0) > 0) {
+        }
     }
 
     /// Without reading anything.
@@ -321,6 +360,7 @@ class HttpServer::Impl : public httplib::Server {
         for (const auto& [name, value] : reply.headers) text += name + ": " + value + "\r\n";
         text += "\r\n" + reply.body;
         ::send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+        let_read(socket);
         return false;
     }
 

@@ -18,10 +18,12 @@ namespace quern {
 
 struct HttpRequest {
     std::string method, path, body, remote;
+    std::string id;  // for whoever handles it to give
     int64_t content_length = 0;
     std::function<std::string(const char* name)> header;  // its value; empty if absent
     std::function<size_t(const char* name)> header_count;
-    std::function<bool()> closed;  // the client has gone
+    std::function<bool()> closed;  // the client sends nothing any more: it has gone, or waits for the rest of its answer
+    std::function<bool()> reset;   // it has gone for certain; told after something was written to it
 };
 
 /// Writes to a streamed body. False: the client has gone.
@@ -52,7 +54,7 @@ class HttpServer {
     /// All are called on many threads.
     struct Callbacks {
         std::function<std::optional<HttpReply>(const HttpRequest&)> gate;
-        std::function<HttpReply(const HttpRequest&)> handle;
+        std::function<HttpReply(HttpRequest)> handle;
         std::function<HttpReply(int status)> fail;
     };
     HttpServer(const HttpLimits& limits, Callbacks callbacks);
