@@ -1,4 +1,6 @@
 // The real server with the demo checkpoint, through an HTTP client and through bare sockets.
+#include <fmt/format.h>
+
 #include <filesystem>
 
 #include "checkpoint_writer.h"
@@ -374,6 +376,16 @@ TEST_SUITE("model") {
             CHECK(row["total_output_tokens"] == 16 * row["completed"].get<int64_t>());
             CHECK(row["median_ttft_ms"] > 0.0);
         }
+        const std::string command = fmt::format("{} bench --serve {} -np 1 -p 2 -n 3 --requests 2 -o json", QUERN_BINARY,
+                                                load.url);
+        std::FILE* pipe = popen(command.c_str(), "r");
+        REQUIRE(pipe != nullptr);
+        std::string text;
+        for (char piece[4096]; std::fgets(piece, sizeof piece, pipe) != nullptr;) text += piece;
+        CHECK(pclose(pipe) == 0);
+        const json one = json::parse(text);
+        REQUIRE(one.size() == 1);
+        CHECK(one[0]["completed"] == 2);
     }
 
     TEST_CASE("serve: SIGTERM lets answers end, a second one does not") {

@@ -16,6 +16,7 @@ TEST_SUITE("model") {
         json body = question(
             "What is the capital of France? Think of the rivers and of the hills before you answer.");
         body["max_tokens"] = 12;
+        body["ignore_eos"] = true;
         body["return_progress"] = body["timings_per_token"] = true;
         for (const char* path : {"/v1/chat/completions", "/v1/completions"}) {
             CAPTURE(path);
