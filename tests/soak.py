@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Clients that come and go at every moment, against the real server with the demo checkpoint: `make soak`.
 
-Usage: soak.py QUERN_BINARY SECONDS. Needs no packages. Checks that /health answers within a second throughout, that
+Usage: soak.py QUERN_BINARY SECONDS [FLAGS OF QUERN SERVE...]. Needs no packages. Checks that /health answers within a second throughout, that
 every request which was sent whole and waited for gets a proper answer, that clients which do not read their answers
 lose them, and that afterwards nothing runs, no descriptor is open and memory is no more than after the first part. A
 thousand connections are idle all the time.
@@ -21,8 +21,8 @@ import urllib.request
 
 
 class Soak:
-    def __init__(self, binary, seconds):
-        self.server = subprocess.Popen([binary, "serve", "--port", "0", "--cache-ram", "64", "--peer-connections", "0", "--log-format", "none"],
+    def __init__(self, binary, seconds, flags):
+        self.server = subprocess.Popen([binary, "serve", "--port", "0", "--cache-ram", "64", "--peer-connections", "0", "--log-format", "none", *flags],
                                        stderr=subprocess.PIPE, text=True)
         for line in self.server.stderr:
             if found := re.search(r"at (http://\S+:(\d+))", line):
@@ -163,7 +163,7 @@ class Soak:
 if __name__ == "__main__":
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # the server inherits it
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096 if most == resource.RLIM_INFINITY else min(4096, most), most))
-    soak = Soak(sys.argv[1], float(sys.argv[2]))
+    soak = Soak(sys.argv[1], float(sys.argv[2]), sys.argv[3:])
     try:
         sys.exit(soak.run())
     finally:
