@@ -106,7 +106,8 @@ TEST_SUITE("cpu") {
         constexpr int64_t kPlenty = int64_t{1} << 34;
         const EngineOptions options{.context = 256, .sequences = 2, .cache_bytes = kPlenty};
         const auto load = [&](Backend& on) {
-            return load_model(std::string(QUERN_SOURCE_DIR) + kCheckpoint, on, {.tokenizer = false, .progress = {}});
+            return load_model(std::string(QUERN_SOURCE_DIR) + kCheckpoint, on,
+                              {.tokenizer = false, .progress = {}});
         };
         test::CountedBackend large(kPlenty);
         const auto planned = load(large);

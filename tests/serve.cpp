@@ -26,7 +26,8 @@ TEST_SUITE("model") {
         body["model"] = "deep";
         const Reply whole = chat(server, body);
         REQUIRE(whole.status == 200);
-        const auto refused = server.client().Post("/v1/chat/completions", {{"X-Request-Id", "mine-7"}}, "{}", "application/json");
+        const auto refused = server.client().Post("/v1/chat/completions", {{"X-Request-Id", "mine-7"}}, "{}",
+                                                  "application/json");
         CHECK(refused->status == 400);
         CHECK(refused->get_header_value("X-Request-Id") == "mine-7");
         const json& choice = whole.body["choices"][0];
@@ -252,7 +253,8 @@ TEST_SUITE("model") {
         }
         CHECK(status(post + host + "Content-Length: 99999999999999999999999\r\n\r\n") == 400);
         std::string wide = "GET /health HTTP/1.1\r\n" + host;
-        for (int i = 0; i < 40; ++i) wide += "X-" + std::to_string(i) + ": " + std::string(1000, 'y') + "\r\n";
+        for (int i = 0; i < 40; ++i)
+            wide += "X-" + std::to_string(i) + ": " + std::string(1000, 'y') + "\r\n";
         CHECK(status(wide + "\r\n") == 431);
         std::string flood;
         for (int i = 0; i < 5000; ++i) flood += "X-" + std::to_string(i) + ": y\r\n";
@@ -376,8 +378,8 @@ TEST_SUITE("model") {
             CHECK(row["total_output_tokens"] == 16 * row["completed"].get<int64_t>());
             CHECK(row["median_ttft_ms"] > 0.0);
         }
-        const std::string command = fmt::format("{} bench --serve {} -np 1 -p 2 -n 3 --requests 2 -o json", QUERN_BINARY,
-                                                load.url);
+        const std::string command =
+            fmt::format("{} bench --serve {} -np 1 -p 2 -n 3 --requests 2 -o json", QUERN_BINARY, load.url);
         std::FILE* pipe = popen(command.c_str(), "r");
         REQUIRE(pipe != nullptr);
         std::string text;

@@ -115,8 +115,8 @@ int64_t largest_context(const MemoryPlan& plan) {
                       plan.model_context);
 }
 
-/// What is left on a device, within the cache's budget. Some of it stays free for other programs, and most of it for
-/// the context if that is to be as large as fits.
+/// What is left on a device, within the cache's budget. Some of it stays free for other programs, and most of
+/// it for the context if that is to be as large as fits.
 void count_kept(MemoryPlan& plan, int64_t budget) {
     if (!plan.device.exact) return;
     const int64_t left = std::max<int64_t>(0, plan.device.free_bytes - plan.needed());

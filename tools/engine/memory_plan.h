@@ -25,8 +25,8 @@ struct MemoryPlan {
     int64_t sequences = 0, step_tokens = 0, prompt_logits = 0;
     int64_t token_bytes = 0, kv = 0;        // of one token; of all sequences
     int64_t slot_bytes = 0, recurrent = 0;  // of one sequence; of all
-    /// Recurrent states of earlier prompts (PrefixCache): how many a device has room for, and their bytes. On the
-    /// host, -1: each takes memory when it is kept.
+    /// Recurrent states of earlier prompts (PrefixCache): how many a device has room for, and their bytes. On
+    /// the host, -1: each takes memory when it is kept.
     int64_t kept_states = -1, kept = 0;
     int64_t arena = 0, inputs = 0;          // shared by all steps: scratch and outputs; inputs
     int64_t reserve = 0;  // captured graphs, upload buffers, what a driver takes now and then

@@ -37,8 +37,8 @@ struct Request {
     std::function<bool(int32_t)> on_token;
     /// If set: called for every prompt position in order with its FP32 logits [vocab].
     std::function<void(int64_t position, const float* logits)> on_prompt_logits;
-    /// Called with prompt tokens done so far: when the prompt's turn comes (those whose state was kept), and after
-    /// each chunk.
+    /// Called with prompt tokens done so far: when the prompt's turn comes (those whose state was kept), and
+    /// after each chunk.
     std::function<void(int64_t done)> on_prefill;
     /// If set: called before on_token with the row of logits that the token was chosen from.
     std::function<void(int32_t id, std::span<const float> logits)> on_logits;

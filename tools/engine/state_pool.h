@@ -1,5 +1,6 @@
 // StatePool: memory that sequences keep between steps. KV pages are shared and counted; recurrent state has
-// slots. Snapshots stay in the same memory: on a device they are copies in stream order, which nobody waits for.
+// slots. Snapshots stay in the same memory: on a device they are copies in stream order, which nobody waits
+// for.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,7 @@ class StatePool final : public StateViews {
     int64_t free_slots() const { return static_cast<int64_t>(free_slots_.size()); }
     int64_t free_pages() const { return static_cast<int64_t>(free_pages_.size()); }
     int64_t free_snapshots() const { return kept_.left(); }
-    int64_t bytes() const { return bytes_; }  // without snapshots
+    int64_t bytes() const { return bytes_; }                      // without snapshots
     int64_t page_bytes() const { return page_bytes_; }            // of one page, all layers
     int64_t recurrent_bytes() const { return recurrent_bytes_; }  // of a snapshot's recurrent part
 

@@ -55,8 +55,9 @@ Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
         {"/v1/completions", {.method = "POST", .handler = &Api::completions}},
         {"/completions", {.method = "POST", .handler = &Api::completions}},
     });
-    for (const char* path : {"/v1/embeddings", "/embeddings", "/embedding", "/v1/rerank", "/rerank", "/reranking", "/infill",
-                             "/lora-adapters", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/images/generations"})
+    for (const char* path :
+         {"/v1/embeddings", "/embeddings", "/embedding", "/v1/rerank", "/rerank", "/reranking", "/infill",
+          "/lora-adapters", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/images/generations"})
         routes_[path] = {.method = nullptr, .missing = "this server generates text, and does nothing else"};
     for (const char* path : {"/api/chat", "/api/generate", "/api/tags"})
         routes_[path] = {.method = nullptr, .missing = "this is no Ollama server; use the OpenAI API at /v1"};
@@ -106,8 +107,9 @@ void Api::set_stopping() { state_ = State::stopping; }
 
 const Api::Route* Api::find(const HttpRequest& r) const {
     static const Route kModel = {.method = "GET", .handler = &Api::model};
-    static const Route kSlot = {.method = nullptr,
-                                .missing = "states of prompts are saved and found by themselves (--cache-dir), not by slot"};
+    static const Route kSlot = {
+        .method = nullptr,
+        .missing = "states of prompts are saved and found by themselves (--cache-dir), not by slot"};
     const auto found = routes_.find(r.path);
     if (found != routes_.end()) return &found->second;
     if (r.path.compare(0, 7, "/slots/") == 0) return &kSlot;

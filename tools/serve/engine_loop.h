@@ -39,8 +39,9 @@ struct Outcome : Progress {
 struct Event {
     int choice = 0;
     AnswerDelta delta;
-    std::optional<Outcome> outcome = {};    // the last event of a choice
-    std::optional<Progress> progress = {};  // where the request asked for it; without a delta while the prompt is read
+    std::optional<Outcome> outcome = {};  // the last event of a choice
+    std::optional<Progress> progress =
+        {};  // where the request asked for it; without a delta while the prompt is read
 };
 
 /// Events of the choices of one request, from the engine's thread to the request's. Bounded: a client that

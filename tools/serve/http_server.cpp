@@ -200,7 +200,8 @@ HttpRequest as_request(const httplib::Request& r) {
             .header = [&r](const char* name) { return r.get_header_value(name); },
             .header_count = [&r](const char* name) { return r.get_header_value_count(name); },
             .closed = [&r] { return r.is_connection_closed(); },
-            .reset = [socket = current != nullptr ? current->socket : INVALID_SOCKET] { return is_reset(socket); }};
+            .reset = [socket = current != nullptr ? current->socket
+                                                  : INVALID_SOCKET] { return is_reset(socket); }};
 }
 
 }  // namespace
@@ -311,7 +312,8 @@ class HttpServer::Impl : public httplib::Server {
         httplib::detail::get_remote_ip_and_port(socket, remote, remote_port);
         httplib::detail::get_local_ip_and_port(socket, local, local_port);
         const bool admitted = peers_.enter(remote);
-        const bool good = admitted ? serve_socket(socket, remote, remote_port, local, local_port) : turn_away(socket);
+        const bool good =
+            admitted ? serve_socket(socket, remote, remote_port, local, local_port) : turn_away(socket);
         if (admitted) peers_.leave(remote);
         httplib::detail::shutdown_socket(socket);
         httplib::detail::close_socket(socket);
@@ -327,8 +329,8 @@ class HttpServer::Impl : public httplib::Server {
             svr_sock_, socket, keep_alive_max_count_, keep_alive_timeout_sec_, read_timeout_sec_,
             read_timeout_usec_, write_timeout_sec_, write_timeout_usec_,
             [&](httplib::Stream& stream, bool close, bool& closed) {
-                const bool went = process_request(stream, remote, remote_port, local, local_port, close, closed,
-                                                  nullptr);
+                const bool went =
+                    process_request(stream, remote, remote_port, local, local_port, close, closed, nullptr);
                 // cpp-httplib would go on after what is no proper request, and lose requests sent in advance.
                 current->last = current->last || stream.is_readable();
                 closed = closed || current->last;
@@ -341,7 +343,8 @@ class HttpServer::Impl : public httplib::Server {
         return good;
     }
 
-    /// Closing while the client still sends would take the reply from it: for a moment, what comes is thrown away.
+    /// Closing while the client still sends would take the reply from it: for a moment, what comes is thrown
+    /// away.
     static void let_read(socket_t socket) {
         ::shutdown(socket, SHUT_WR);
         const timeval moment{.tv_sec = 0, .tv_usec = 200'000};
@@ -355,8 +358,10 @@ class HttpServer::Impl : public httplib::Server {
     /// Without reading anything.
     bool turn_away(socket_t socket) {
         const HttpReply reply = callbacks_.fail(429);
-        std::string text = fmt::format("HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: {}\r\n"
-                                       "Content-Length: {}\r\n", reply.type, reply.body.size());
+        std::string text = fmt::format(
+            "HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: {}\r\n"
+            "Content-Length: {}\r\n",
+            reply.type, reply.body.size());
         for (const auto& [name, value] : reply.headers) text += name + ": " + value + "\r\n";
         text += "\r\n" + reply.body;
         ::send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);

@@ -22,8 +22,9 @@ struct HttpRequest {
     int64_t content_length = 0;
     std::function<std::string(const char* name)> header;  // its value; empty if absent
     std::function<size_t(const char* name)> header_count;
-    std::function<bool()> closed;  // the client sends nothing any more: it has gone, or waits for the rest of its answer
-    std::function<bool()> reset;   // it has gone for certain; told after something was written to it
+    std::function<bool()>
+        closed;  // the client sends nothing any more: it has gone, or waits for the rest of its answer
+    std::function<bool()> reset;  // it has gone for certain; told after something was written to it
 };
 
 /// Writes to a streamed body. False: the client has gone.
@@ -50,8 +51,8 @@ struct HttpLimits {
 class HttpServer {
   public:
     /// `gate` sees a request before its body is read and may answer it at once; `handle` answers the others.
-    /// `fail` makes the reply to what is no proper HTTP request, with 429 to one connection too many of an address.
-    /// All are called on many threads.
+    /// `fail` makes the reply to what is no proper HTTP request, with 429 to one connection too many of an
+    /// address. All are called on many threads.
     struct Callbacks {
         std::function<std::optional<HttpReply>(const HttpRequest&)> gate;
         std::function<HttpReply(HttpRequest)> handle;

@@ -84,7 +84,8 @@ void add_model(ArgParser& p, ServeOptions& o) {
              [&o](const std::string& v) {
                  for (const std::string& one : split(v, ',')) add_alias(o, one);
              });
-    p.value("-c,--ctx-size,--max-model-len", "N", "context of one answer in tokens; 0 (default): the largest that fits",
+    p.value("-c,--ctx-size,--max-model-len", "N",
+            "context of one answer in tokens; 0 (default): the largest that fits",
             [&o](const std::string& v) { o.context = parse_integer(v, "-c", 0, INT32_MAX); });
     p.value("-np,--parallel,--max-num-seqs", "N", "answers computed at the same time; default 4",
             [&o](const std::string& v) { o.sequences = parse_integer(v, "-np", 1, 1024); });
@@ -95,13 +96,15 @@ void add_model(ArgParser& p, ServeOptions& o) {
     });
     p.value("-t,--threads", "N", "CPU threads; default: as many as this process may use",
             [&o](const std::string& v) { o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
-    p.value("-ub,--ubatch-size,--max-num-batched-tokens", "N", "rows in one step; default 512, on the CPU 128: others wait that long",
+    p.value("-ub,--ubatch-size,--max-num-batched-tokens", "N",
+            "rows in one step; default 512, on the CPU 128: others wait that long",
             [&o](const std::string& v) { o.step_tokens = parse_integer(v, "-ub", 1, 65536); });
     for (const char* names : {"-ctk,--cache-type-k,--kv-cache-dtype", "-ctv,--cache-type-v"})
         p.value(names, "TYPE", "KV cache: auto, bf16, f16, f32; K and V have the same type",
                 [&o](const std::string& v) { o.kv_type = v; });
     p.value("-cram,--cache-ram", "MiB",
-            "memory for states of earlier prompts, on a GPU its own as far as it goes; default 8192, 0: none are kept",
+            "memory for states of earlier prompts, on a GPU its own as far as it goes; default 8192, 0: none "
+            "are kept",
             [&o](const std::string& v) { o.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
     p.value("--cache-dir", "DIR",
             "keep these states in this directory over a restart; holds the tokens of conversations",
@@ -139,7 +142,8 @@ void add_network(ArgParser& p, ServeOptions& o) {
     });
     p.value("--peer-connections", "N", "of one address; default 400, 0: no limit (behind a proxy)",
             [&o](const std::string& v) {
-                o.limits.peer_connections = static_cast<size_t>(parse_integer(v, "--peer-connections", 0, 100000));
+                o.limits.peer_connections =
+                    static_cast<size_t>(parse_integer(v, "--peer-connections", 0, 100000));
             });
     p.value("--queue", "N", "answers that may wait beside those computed; then 429. Default 128",
             [&o](const std::string& v) { o.queue = parse_integer(v, "--queue", 0, 100000); });
