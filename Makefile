@@ -71,7 +71,7 @@ test-tsan: deps  ## what runs on several threads under ThreadSanitizer: engine, 
 	  -DQUERN_SANITIZE=thread -DQUERN_TEST_FILES="$(THREADED_TESTS)" >/dev/null
 	@cmake --build build-tsan -j $(JOBS)
 	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) build-tsan/quern_tests --test-suite-exclude=perf,cuda
-	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) python3 tests/soak.py build-tsan/quern $(TSAN_SOAK_SECONDS) \
+	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) python3 tests/soak.py --slow build-tsan/quern $(TSAN_SOAK_SECONDS) \
 	  --synthetic tiny --mix xs -c 4096
 
 FUZZ_SECONDS ?= 60
