@@ -7,7 +7,7 @@ DEMO_PROMPT ?= What is 48 + 37?
 
 .DEFAULT_GOAL := build
 MAKEFLAGS += --no-print-directory
-.PHONY: help deps configure build demo chat serve test test-api soak test-asan fuzz bench gpu-check cuda-all check-layers check-manifest format format-check install clean
+.PHONY: help deps configure build demo chat serve test test-api test-page soak test-asan test-tsan fuzz bench gpu-check cuda-all check-layers check-manifest format format-check install clean
 
 help:            ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,11 @@ test-api: build  ## the official openai and anthropic clients against the server
 	@build-venv/bin/pip install -q openai anthropic
 	@build-venv/bin/python tests/api_clients.py $(BUILD)/quern
 
+test-page: build ## the web page in a headless Chromium (installs it; SKIPPED where it cannot)
+	@if QUERN_NO_INSTALL=$(QUERN_NO_INSTALL) scripts/install-deps.sh chromium chromium-driver python3; then \
+	  python3 tests/page.py $(BUILD)/quern; \
+	else echo "SKIPPED: Chromium cannot be installed here; the web page was not tested"; fi
+
 SOAK_SECONDS ?= 600
 soak: build      ## clients that come and go at every moment, for SOAK_SECONDS
 	@python3 tests/soak.py $(BUILD)/quern $(SOAK_SECONDS)
@@ -56,6 +61,18 @@ test-asan: deps  ## the fast tests under AddressSanitizer and UndefinedBehaviorS
 	  -DQUERN_SANITIZE=address,undefined >/dev/null
 	@cmake --build build-asan -j $(JOBS)
 	@UBSAN_OPTIONS=print_stacktrace=1 build-asan/quern_tests --test-suite-exclude=perf,cuda
+
+# Without random addresses, where the kernel allows that: GCC's ThreadSanitizer cannot place itself otherwise.
+FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+TSAN_SOAK_SECONDS ?= 20
+THREADED_TESTS = main.cpp;serve*.cpp;engine.cpp;scheduler.cpp;prefix_cache.cpp;thread_pool.cpp
+test-tsan: deps  ## what runs on several threads under ThreadSanitizer: engine, server, a short soak
+	@cmake -S . -B build-tsan -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DQUERN_CUDA=OFF \
+	  -DQUERN_SANITIZE=thread -DQUERN_TEST_FILES="$(THREADED_TESTS)" >/dev/null
+	@cmake --build build-tsan -j $(JOBS)
+	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) build-tsan/quern_tests --test-suite-exclude=perf,cuda
+	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) python3 tests/soak.py --slow build-tsan/quern $(TSAN_SOAK_SECONDS) \
+	  --synthetic tiny --mix xs -c 4096
 
 FUZZ_SECONDS ?= 60
 fuzz: deps       ## libFuzzer targets, FUZZ_SECONDS each (needs clang)
@@ -76,7 +93,8 @@ cuda-all: deps   ## build/cuda-all/quern with kernels for every supported GPU (n
 check-layers:    ## includes follow the layering
 	@scripts/check_layers.sh
 
-check-manifest:  ## scripts/kubernetes.yaml is proper YAML and its flags exist (needs python3-yaml)
+check-manifest: build  ## scripts/kubernetes.yaml is proper YAML and its flags exist
+	@scripts/install-deps.sh python3-yaml
 	@python3 tests/manifest.py scripts/kubernetes.yaml $(BUILD)/quern
 
 format:          ## clang-format on every source file
@@ -90,4 +108,4 @@ install: build   ## quern and the demo checkpoint under PREFIX (/usr/local)
 	@cmake --install $(BUILD) --prefix $(PREFIX)
 
 clean:           ## remove what was built
-	rm -rf $(BUILD) build-asan build-fuzz
+	rm -rf $(BUILD) build-asan build-tsan build-fuzz

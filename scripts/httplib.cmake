@@ -5,6 +5,7 @@
 set(HTTPLIB_VERSION 0.41.0)
 set(HTTPLIB_SHA256 e9112546cbae828180f72c2ae6da4bfd8d15ae38138bd99b898e5e30128acc28)
 set(HTTPLIB_ARCHIVE cpp-httplib_${HTTPLIB_VERSION}+ds.orig.tar.xz)  # the distributions' source package
+set(HTTPLIB_URL https://raw.githubusercontent.com/yhirose/cpp-httplib/v${HTTPLIB_VERSION}/httplib.h)
 set(HTTPLIB_DIR ${PROJECT_SOURCE_DIR}/.cache/httplib-${HTTPLIB_VERSION})
 set(QUERN_HTTPLIB "" CACHE FILEPATH "httplib.h ${HTTPLIB_VERSION}; empty: found or downloaded")
 
@@ -39,7 +40,7 @@ function(httplib_download result)
   set(work ${CMAKE_BINARY_DIR}/httplib)
   httplib_mirrors(mirrors)
   set(good FALSE)
-  foreach(url ${mirrors} https://raw.githubusercontent.com/yhirose/cpp-httplib/v${HTTPLIB_VERSION}/httplib.h)
+  foreach(url ${mirrors} ${HTTPLIB_URL})
     file(REMOVE_RECURSE ${work})
     file(MAKE_DIRECTORY ${work})
     get_filename_component(name ${url} NAME)
@@ -74,8 +75,9 @@ if(NOT httplib_FOUND)
     endif()
   endif()
   if(NOT HTTPLIB_READY)
-    message(FATAL_ERROR "quern: cpp-httplib ${HTTPLIB_VERSION} is neither installed nor could it be downloaded. Give its "
-      "single header with -DQUERN_HTTPLIB=/path/to/httplib.h (SHA-256 ${HTTPLIB_SHA256})")
+    message(FATAL_ERROR "quern: cpp-httplib ${HTTPLIB_VERSION} is neither installed nor could it be downloaded, from this "
+      "machine's package mirrors or from GitHub. Is there a network? Else fetch ${HTTPLIB_URL} elsewhere and name the file: "
+      "-DQUERN_HTTPLIB=/path/to/httplib.h, or make CMAKE_FLAGS=-DQUERN_HTTPLIB=... (SHA-256 ${HTTPLIB_SHA256})")
   endif()
   add_library(httplib_header INTERFACE)
   target_include_directories(httplib_header SYSTEM INTERFACE ${HTTPLIB_DIR})

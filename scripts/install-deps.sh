@@ -21,7 +21,7 @@ done
 wanted=()
 for package in "${missing[@]:+${missing[@]}}"; do
   case $package in
-    g++ | cmake | make | pkg-config | clang) command -v "$package" >/dev/null || wanted+=("$package") ;;
+    g++ | cmake | make | pkg-config | clang | python3) command -v "$package" >/dev/null || wanted+=("$package") ;;
     *) wanted+=("$package") ;;
   esac
 done

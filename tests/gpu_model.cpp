@@ -152,7 +152,9 @@ Walk walk(Loaded& l, std::span<const int32_t> tokens, size_t rows) {
     for (size_t at = 0; at < tokens.size(); at += rows)
         w.logits = stepper.run(s, tokens.subspan(at, std::min(rows, tokens.size() - at)));
     Snapshot snapshot = stepper.pool.snapshot(s);
-    const std::byte* from = snapshot.recurrent.data();
+    std::vector<std::byte> recurrent(static_cast<size_t>(stepper.pool.recurrent_bytes()));
+    stepper.pool.read_recurrent(snapshot, recurrent.data());
+    const std::byte* from = recurrent.data();
     for (const StateSpec& spec : stepper.specs) {
         if (spec.paged) continue;
         if (spec.role == StateRole::delta) {

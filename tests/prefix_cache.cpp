@@ -8,8 +8,10 @@
 #include <sstream>
 
 #include "checkpoint_writer.h"
+#include "counted_backend.h"
 #include "models/model.h"
 #include "tools/engine/engine.h"
+#include "tools/engine/memory_plan.h"
 #include "tools/engine/prefix_cache.h"
 
 namespace quern {
@@ -97,6 +99,36 @@ TEST_SUITE("cpu") {
         }
         CHECK(engine.cache_stats().hits > 0);
         CHECK(engine.cache_stats().evicted > 0);
+    }
+
+    TEST_CASE("prefix cache: a device keeps states in its own memory, taken at the start, as many as fit") {
+        constexpr const char* kCheckpoint = "/tests/vectors/parity/base/ct";
+        constexpr int64_t kPlenty = int64_t{1} << 34;
+        const EngineOptions options{.context = 256, .sequences = 2, .cache_bytes = kPlenty};
+        const auto load = [&](Backend& on) {
+            return load_model(std::string(QUERN_SOURCE_DIR) + kCheckpoint, on,
+                              {.tokenizer = false, .progress = {}});
+        };
+        test::CountedBackend large(kPlenty);
+        const auto planned = load(large);
+        MemoryPlan plan = make_memory_plan(*planned, large, options, true);
+        const int64_t each = snapshots_bytes(plan.specs, 1);
+        const int64_t others = plan.needed() - plan.kept;
+
+        test::CountedBackend device(large.used + others + 8 * each);
+        const auto model = load(device);
+        Engine warm(*model, device, options), cold(*planned, large, {.context = 256, .sequences = 2});
+        CHECK(warm.memory_plan().kept_states == 7);  // an eighth of what is left is for others
+        const int taken = device.allocations;
+        for (unsigned i = 0; i < 40; ++i) {
+            const auto prompt = random_ids(*model, 20 + i * 5 % 180, i % 2);
+            const auto half = static_cast<int64_t>(prompt.size() / 2);
+            CHECK(warm.run(request(prompt, {half})).tokens == cold.run(request(prompt)).tokens);
+            CHECK(warm.cache_stats().snapshots <= 7);
+        }
+        CHECK(warm.cache_stats().hits > 0);
+        CHECK(warm.cache_stats().evicted > 0);
+        CHECK(device.allocations == taken);
     }
 
     TEST_CASE("prefix file: states survive the process; what is damaged, foreign or too much is not used") {

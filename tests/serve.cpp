@@ -1,19 +1,16 @@
 // The real server with the demo checkpoint, through an HTTP client and through bare sockets.
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
+#include <fmt/format.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint_writer.h"
-#include "server_process.h"
+#include "serve_client.h"
 #include "tools/bench/serve_load.h"
 
 namespace quern {
 namespace {
 
-using json = nlohmann::ordered_json;
+using namespace test;
 
 const json kWeather =
     json::parse(R"({"type":"function","function":{"name":"get_weather","parameters":{"type":"object",
@@ -22,85 +19,6 @@ const json kTime =
     json::parse(R"({"type":"function","function":{"name":"get_time","parameters":{"type":"object",
     "properties":{"zone":{"type":"string"}}}}})");
 
-json question(const std::string& text) {
-    return {{"messages", {{{"role", "user"}, {"content", text}}}}, {"temperature", 0}};
-}
-
-struct Reply {
-    int status;
-    json body;
-};
-
-Reply post(const ServerProcess& server, const std::string& path, const json& body) {
-    auto c = server.client();
-    const auto r = c.Post(path, body.is_string() ? body.get<std::string>() : body.dump(), "application/json");
-    REQUIRE(r);
-    return {r->status, json::parse(r->body, nullptr, false)};
-}
-
-Reply chat(const ServerProcess& server, const json& body) {
-    return post(server, "/v1/chat/completions", body);
-}
-
-/// The data of all events; checks the frames.
-std::vector<std::string> stream(const ServerProcess& server, json body,
-                                const std::string& path = "/v1/chat/completions") {
-    body["stream"] = true;
-    auto c = server.client();
-    const auto r = c.Post(path, body.dump(), "application/json");
-    REQUIRE(r);
-    CHECK(r->status == 200);
-    CHECK(r->get_header_value("Content-Type") == "text/event-stream");
-    CHECK(r->get_header_value("Cache-Control") == "no-cache");
-    std::vector<std::string> events;
-    for (size_t at = 0; at < r->body.size();) {
-        const size_t end = r->body.find("\n\n", at);
-        REQUIRE(end != std::string::npos);
-        const std::string frame = r->body.substr(at, end - at);
-        if (const size_t data = frame.find("data: "); data != std::string::npos)
-            events.push_back(frame.substr(data + 6));
-        at = end + 2;
-    }
-    return events;
-}
-
-/// A connection that can be left at any time.
-class Raw {
-  public:
-    explicit Raw(int port) : fd_(::socket(AF_INET, SOCK_STREAM, 0)) {
-        sockaddr_in address{};
-        address.sin_family = AF_INET;
-        address.sin_port = htons(static_cast<uint16_t>(port));
-        inet_pton(AF_INET, "127.0.0.1", &address.sin_addr);
-        REQUIRE(::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
-        const timeval patience{.tv_sec = 20, .tv_usec = 0};
-        setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
-    }
-    ~Raw() { ::close(fd_); }
-    void send(const std::string& text) {
-        for (size_t at = 0; at < text.size();) {
-            const ssize_t n = ::send(fd_, text.data() + at, text.size() - at, MSG_NOSIGNAL);
-            if (n <= 0) return;  // refused before all was read
-            at += static_cast<size_t>(n);
-        }
-    }
-    std::string receive(size_t at_most = 4096) {
-        std::string out(at_most, '\0');
-        const ssize_t n = ::recv(fd_, out.data(), out.size(), 0);
-        out.resize(n > 0 ? static_cast<size_t>(n) : 0);
-        return out;
-    }
-
-  private:
-    int fd_;
-};
-
-std::string http(const std::string& path, const std::string& body, const std::string& headers = "") {
-    return "POST " + path +
-           " HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: " +
-           std::to_string(body.size()) + "\r\n" + headers + "\r\n" + body;
-}
-
 TEST_SUITE("model") {
     TEST_CASE("serve: answers, streams, counts and reuses prefixes") {
         const ServerProcess server({"--alias", "fast:temp=0:think=off,deep"});
@@ -108,6 +26,10 @@ TEST_SUITE("model") {
         body["model"] = "deep";
         const Reply whole = chat(server, body);
         REQUIRE(whole.status == 200);
+        const auto refused = server.client().Post("/v1/chat/completions", {{"X-Request-Id", "mine-7"}}, "{}",
+                                                  "application/json");
+        CHECK(refused->status == 400);
+        CHECK(refused->get_header_value("X-Request-Id") == "mine-7");
         const json& choice = whole.body["choices"][0];
         CHECK(choice["message"]["content"] == "The capital of France is Paris.");
         CHECK(choice["message"]["reasoning"] == choice["message"]["reasoning_content"]);
@@ -321,9 +243,25 @@ TEST_SUITE("model") {
         CHECK(status("DELETE /v1/models HTTP/1.1\r\n" + host + "\r\n") == 405);
         CHECK(status("GET /" + std::string(20000, 'a') + " HTTP/1.1\r\n" + host + "\r\n") == 414);
         CHECK(status(std::string("\x16\x03\x01\x02\x00\x01", 6) + "\r\n\r\n") == 400);
+        {
+            Raw old(server.port());  // told that the connection ends, and it does
+            old.send("GET /health\r\n");
+            const auto begun = std::chrono::steady_clock::now();
+            while (!old.receive().empty()) {
+            }
+            CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(5));
+        }
+        CHECK(status(post + host + "Content-Length: 99999999999999999999999\r\n\r\n") == 400);
+        std::string wide = "GET /health HTTP/1.1\r\n" + host;
+        for (int i = 0; i < 40; ++i)
+            wide += "X-" + std::to_string(i) + ": " + std::string(1000, 'y') + "\r\n";
+        CHECK(status(wide + "\r\n") == 431);
         std::string flood;
         for (int i = 0; i < 5000; ++i) flood += "X-" + std::to_string(i) + ": y\r\n";
         CHECK(status("GET /health HTTP/1.1\r\n" + host + flood + "\r\n") == 400);
+
+        for (const char* path : {"/v1/embeddings", "/infill", "/slots/0?action=save", "/api/chat"})
+            CHECK(status(http(path, "{}")) == 501);
 
         std::vector<std::unique_ptr<Raw>> idle;
         for (int i = 0; i < 300; ++i) idle.push_back(std::make_unique<Raw>(server.port()));
@@ -440,6 +378,16 @@ TEST_SUITE("model") {
             CHECK(row["total_output_tokens"] == 16 * row["completed"].get<int64_t>());
             CHECK(row["median_ttft_ms"] > 0.0);
         }
+        const std::string command =
+            fmt::format("{} bench --serve {} -np 1 -p 2 -n 3 --requests 2 -o json", QUERN_BINARY, load.url);
+        std::FILE* pipe = popen(command.c_str(), "r");
+        REQUIRE(pipe != nullptr);
+        std::string text;
+        for (char piece[4096]; std::fgets(piece, sizeof piece, pipe) != nullptr;) text += piece;
+        CHECK(pclose(pipe) == 0);
+        const json one = json::parse(text);
+        REQUIRE(one.size() == 1);
+        CHECK(one[0]["completed"] == 2);
     }
 
     TEST_CASE("serve: SIGTERM lets answers end, a second one does not") {

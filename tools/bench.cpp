@@ -30,6 +30,7 @@ struct Options {
     std::vector<int64_t> prompts, answers, depths;
     std::vector<std::pair<int64_t, int64_t>> both;
     std::vector<int64_t> parallel = {1};
+    bool parallel_given = false;
     bool tests_given = false, linear = false, ops = false, verbose = false, device_given = false;
     int repetitions = 5, threads = 0;
     int64_t step_tokens = 0;  // 0: what suits the backend
@@ -126,7 +127,10 @@ bool parse(int argc, char** argv, Options& o) {
     p.value("-r,--repetitions", "N", "runs of each test (default 5)",
             [&](const std::string& v) { o.repetitions = static_cast<int>(number(v, "-r", 1, 10000)); });
     p.value("-np,--n-parallel", "N", "sequences that answer at the same time; lists and ranges (default 1)",
-            [&](const std::string& v) { o.parallel = parse_list(v, "-np"); });
+            [&](const std::string& v) {
+                o.parallel = parse_list(v, "-np");
+                o.parallel_given = true;
+            });
     p.value("-t,--threads", "N", "threads",
             [&](const std::string& v) { o.threads = static_cast<int>(number(v, "-t", 1, 1024)); });
     p.value("-ub,--ubatch-size", "N", "prompt tokens run at a time (default 512, on a GPU 2048)",
@@ -329,7 +333,7 @@ int bench_quality(const Options& o) {
 
 int bench_serve(const Options& o) {
     ServeLoad load{.url = o.serve_url, .key = o.serve_key, .requests = o.requests};
-    if (o.parallel != std::vector<int64_t>{1}) load.concurrency = o.parallel;
+    if (o.parallel_given) load.concurrency = o.parallel;
     if (!o.prompts.empty()) load.prompt_words = o.prompts.front();
     if (!o.answers.empty()) load.answer_tokens = o.answers.front();
     const Json rows = measure_server(load);

@@ -119,6 +119,7 @@ void add_times(Json& row, const std::string& name, const std::vector<double>& va
     row["mean_" + name + "_ms"] = values.empty() ? 0 : sum / static_cast<double>(values.size());
     row["median_" + name + "_ms"] = percentile(values, 0.5);
     row["p90_" + name + "_ms"] = percentile(values, 0.9);
+    row["p95_" + name + "_ms"] = percentile(values, 0.95);
     row["p99_" + name + "_ms"] = percentile(values, 0.99);
 }
 

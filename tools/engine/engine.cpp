@@ -72,7 +72,7 @@ struct Engine::State {
           memory(fitting_plan(m, b, o)),
           context(memory.context),
           gauge(b),
-          pool(b, memory.specs, o.sequences, o.sequences * memory.pages()),
+          pool(b, memory.specs, o.sequences, o.sequences * memory.pages(), memory.kept_states),
           pool_bytes(gauge.taken()),
           cache(pool, o.cache_bytes, page_bytes(memory.specs), slot_bytes(memory.specs)),
           workspace(b, memory.arena, memory.inputs),
@@ -292,7 +292,7 @@ void Engine::State::admit() {
 
 /// From the longest kept state that begins the prompt, else from nothing.
 void Engine::State::start(Sequence& s) {
-    if (options.cache_bytes > 0 && !s.request.on_prompt_logits) {
+    if (options.cache_bytes > 0 && s.request.use_cache && !s.request.on_prompt_logits) {
         make_room(1);  // before the search: it may evict
         const PrefixCache::Match match = cache.find(s.request.prompt);
         s.result.diverged_at = match.common;
@@ -301,6 +301,7 @@ void Engine::State::start(Sequence& s) {
         plan_snapshots(s);
     }
     if (s.state.slot < 0) s.state = pool.acquire();
+    if (s.request.on_prefill) s.request.on_prefill(s.state.length);
 }
 
 /// The first boundary (system and tools), the last one and the end of the prompt are where the next request most
@@ -512,7 +513,8 @@ void Engine::State::finish(Sequence& s, FinishReason reason, std::string error) 
     s.result.reason = reason;
     s.result.error = std::move(error);
     const bool whole = reason != FinishReason::error && s.state.length > s.prompt_tokens();
-    if (whole && options.cache_bytes > 0) keep_state(s, !s.request.keep_answer || s.request.keep_answer());
+    if (whole && options.cache_bytes > 0 && s.request.use_cache)
+        keep_state(s, !s.request.keep_answer || s.request.keep_answer());
     pool.release(s.state);
 }
 

@@ -26,7 +26,9 @@ struct EngineOptions {
     int64_t step_tokens = 0;    // rows in one step at most; 0: what suits the backend, 512 or 2048
     int64_t prompt_logits = 64;  // rows of prompts in one step at most for requests with on_prompt_logits
     std::string kv_type = "auto";  // auto, f32, bf16, f16; auto: what the backend computes in
-    int64_t cache_bytes = 0;       // for states of earlier requests (PrefixCache); 0: none are kept
+    /// For states of earlier requests (PrefixCache), in the memory that sequences' states are in; 0: none are
+    /// kept.
+    int64_t cache_bytes = 0;
 };
 
 using RequestId = int64_t;

@@ -115,6 +115,17 @@ int64_t largest_context(const MemoryPlan& plan) {
                       plan.model_context);
 }
 
+/// What is left on a device, within the cache's budget. Some of it stays free for other programs, and most of
+/// it for the context if that is to be as large as fits.
+void count_kept(MemoryPlan& plan, int64_t budget) {
+    if (!plan.device.exact) return;
+    const int64_t left = std::max<int64_t>(0, plan.device.free_bytes - plan.needed());
+    const int64_t room = std::min(budget, plan.context_chosen ? left / 4 : left - left / 8);
+    const int64_t each = snapshots_bytes(plan.specs, 1);
+    plan.kept_states = each > 0 ? room / each : 0;
+    plan.kept = plan.kept_states * each;
+}
+
 double giga(int64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
 /// "1.23 GB", "20.5 kB"
@@ -143,6 +154,8 @@ std::vector<Line> lines_of(const MemoryPlan& p, const MemoryMeasured* m) {
                      fmt::format("{} a token x {} tokens x {} sequence{}", size(p.token_bytes), p.context,
                                  p.sequences, p.sequences == 1 ? "" : "s")});
     lines.push_back({"  recurrent", p.recurrent, -1, fmt::format("{} a sequence", size(p.slot_bytes))});
+    if (p.kept > 0)
+        lines.push_back({"  kept states", p.kept, -1, fmt::format("{} of earlier prompts", p.kept_states)});
     lines.push_back({"state", p.state_bytes(), m ? m->state : -1, ""});
     lines.push_back({"scratch", p.scratch_bytes(), m ? m->scratch : -1,
                      fmt::format("steps of up to {} tokens", p.step_tokens)});
@@ -204,8 +217,13 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     plan.recurrent = slots_bytes(plan.specs, plan.sequences);
     if (plan.device.exact) plan.reserve = kCaptureReserve + (weights_placed ? 0 : kUploadReserve);
     count_scratch(plan, model, backend);
-    if (plan.context_chosen) plan.context = largest_context(plan);
-    plan.kv = pages_bytes(plan.specs, plan.sequences * plan.pages());
+    const auto kv_bytes = [&] { return pages_bytes(plan.specs, plan.sequences * plan.pages()); };
+    if (!plan.context_chosen) plan.kv = kv_bytes();
+    count_kept(plan, options.cache_bytes);
+    if (plan.context_chosen) {
+        plan.context = largest_context(plan);
+        plan.kv = kv_bytes();
+    }
     return plan;
 }
 

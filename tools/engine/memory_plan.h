@@ -25,6 +25,9 @@ struct MemoryPlan {
     int64_t sequences = 0, step_tokens = 0, prompt_logits = 0;
     int64_t token_bytes = 0, kv = 0;        // of one token; of all sequences
     int64_t slot_bytes = 0, recurrent = 0;  // of one sequence; of all
+    /// Recurrent states of earlier prompts (PrefixCache): how many a device has room for, and their bytes. On
+    /// the host, -1: each takes memory when it is kept.
+    int64_t kept_states = -1, kept = 0;
     int64_t arena = 0, inputs = 0;          // shared by all steps: scratch and outputs; inputs
     int64_t reserve = 0;  // captured graphs, upload buffers, what a driver takes now and then
     std::string device_name;
@@ -32,7 +35,7 @@ struct MemoryPlan {
 
     int64_t pages() const;  // of one sequence
     int64_t weight_bytes() const;
-    int64_t state_bytes() const { return kv + recurrent; }
+    int64_t state_bytes() const { return kv + recurrent + kept; }
     int64_t scratch_bytes() const { return arena + inputs; }
     int64_t needed() const { return weight_bytes() + state_bytes() + scratch_bytes() + reserve; }
 };

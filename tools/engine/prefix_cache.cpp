@@ -77,11 +77,13 @@ void PrefixCache::store(std::span<const int32_t> tokens, const SequenceState& s)
           tokens.size(), s.length);
     Entry entry{.tokens = {tokens.begin(), tokens.end()}, .snapshot = {}, .saved = 0, .worth = 0};
     entry.saved = s.length - covered(tokens);
+    entry.worth = worth(entry);
+    if (!make_room(entry.worth)) return;
     try {
         entry.snapshot = pool_.snapshot(s);
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::memory) throw;
-        return;  // no page is free for the copy of the last one: those who run need it more
+        return;  // no memory, or no page for the copy of the last one: those who run need it more
     }
     insert(std::move(entry));
     ++stats_.stored;
@@ -89,8 +91,20 @@ void PrefixCache::store(std::span<const int32_t> tokens, const SequenceState& s)
     }
 }
 
+/// For one more snapshot of that worth, where their number is limited. False: all the others are worth more.
+bool PrefixCache::make_room(double worth) {
+    while (pool_.free_snapshots() == 0) {
+        const auto least = least_worth();
+        if (least == entries_.end() || least->worth > worth) {
+            clock_ = std::max(clock_, worth);  // as if it had been kept and evicted at once
+            return false;
+        }
+        evict();
+    }
+    return true;
+}
+
 void PrefixCache::insert(Entry entry) {
-    entry.worth = worth(entry);
     stats_.bytes += recurrent_bytes_;
     count_pages(entry.snapshot, 1);
     entries_.push_back(std::move(entry));
@@ -114,14 +128,20 @@ bool PrefixCache::adopt(std::vector<int32_t> tokens, Snapshot snapshot, int64_t 
         pool_.release(snapshot);
         return false;
     }
-    insert({.tokens = std::move(tokens), .snapshot = std::move(snapshot), .saved = saved, .worth = 0});
+    Entry entry{.tokens = std::move(tokens), .snapshot = std::move(snapshot), .saved = saved, .worth = 0};
+    entry.worth = worth(entry);
+    insert(std::move(entry));
     return true;
+}
+
+std::vector<PrefixCache::Entry>::iterator PrefixCache::least_worth() {
+    return std::min_element(entries_.begin(), entries_.end(),
+                            [](const Entry& a, const Entry& b) { return a.worth < b.worth; });
 }
 
 bool PrefixCache::evict() {
     if (entries_.empty()) return false;
-    const auto least = std::min_element(entries_.begin(), entries_.end(),
-                                        [](const Entry& a, const Entry& b) { return a.worth < b.worth; });
+    const auto least = least_worth();
     clock_ = least->worth;
     stats_.bytes -= recurrent_bytes_;
     count_pages(least->snapshot, -1);

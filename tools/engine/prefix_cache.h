@@ -66,6 +66,8 @@ class PrefixCache {
     /// Length of the longest entry that is a prefix of `tokens`, itself included.
     int64_t covered(std::span<const int32_t> tokens) const;
     double worth(const Entry& e) const;
+    bool make_room(double worth);
+    std::vector<Entry>::iterator least_worth();
     void insert(Entry entry);
     void count_pages(const Snapshot& snapshot, int sign);
 

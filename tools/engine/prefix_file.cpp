@@ -119,7 +119,11 @@ void remove_leftovers(const fs::path& directory, const std::string& name) {
 class Loader {
   public:
     Loader(Reader& reader, PrefixCache& cache, StatePool& pool)
-        : reader_(reader), cache_(cache), pool_(pool), page_(static_cast<size_t>(pool.page_bytes())) {}
+        : reader_(reader),
+          cache_(cache),
+          pool_(pool),
+          page_(static_cast<size_t>(pool.page_bytes())),
+          recurrent_(static_cast<size_t>(pool.recurrent_bytes())) {}
     ~Loader() { pool_.release(held_); }
 
     bool run(int64_t records) {
@@ -141,10 +145,13 @@ class Loader {
             if (pool_.free_pages() == 0) return full_ = true;
             held_.pages.push_back(pool_.load_page(page_.data()));
         }
-        Snapshot snapshot{.length = h.length, .pages = {}, .recurrent = {}};
-        if (!reader_.read(snapshot.recurrent, pool_.recurrent_bytes()) || !reader_.end_record()) return false;
+        if (!reader_.read(recurrent_.data(), recurrent_.size()) || !reader_.end_record()) return false;
         for (const int32_t number : numbers)
             if (number < 0 || static_cast<size_t>(number) >= held_.pages.size()) return false;
+        if (pool_.free_snapshots() == 0) return full_ = true;
+        Snapshot snapshot;
+        snapshot.length = h.length;
+        pool_.load_recurrent(snapshot, recurrent_.data());
         for (const int32_t number : numbers)
             snapshot.pages.push_back(pool_.share_page(held_.pages[static_cast<size_t>(number)]));
         full_ = !cache_.adopt(std::move(tokens), std::move(snapshot), h.saved);
@@ -154,7 +161,7 @@ class Loader {
     Reader& reader_;
     PrefixCache& cache_;
     StatePool& pool_;
-    std::vector<std::byte> page_;
+    std::vector<std::byte> page_, recurrent_;
     Snapshot held_;  // every page of the file so far
     bool full_ = false;
 };
@@ -204,7 +211,8 @@ bool PrefixFile::save(const PrefixCache& cache, const StatePool& pool,
     writer.end_record();
 
     std::unordered_map<int32_t, int32_t> number_of;  // page in the pool -> in the file
-    std::vector<std::byte> bytes(static_cast<size_t>(pool.page_bytes()));
+    std::vector<std::byte> bytes(static_cast<size_t>(pool.page_bytes())),
+        recurrent(static_cast<size_t>(pool.recurrent_bytes()));
     for (const PrefixCache::Kept& state : states) {
         std::vector<int32_t> numbers, fresh;
         for (const int32_t page : state.snapshot->pages) {
@@ -224,7 +232,9 @@ bool PrefixFile::save(const PrefixCache& cache, const StatePool& pool,
             pool.read_page(page, bytes.data());
             writer.write(bytes.data(), bytes.size());
         }
-        writer.write(state.snapshot->recurrent.data(), state.snapshot->recurrent.size());
+        if (!go_on()) return false;
+        pool.read_recurrent(*state.snapshot, recurrent.data());
+        writer.write(recurrent.data(), recurrent.size());
         writer.end_record();
     }
     if (!go_on()) return false;

@@ -37,7 +37,8 @@ struct Request {
     std::function<bool(int32_t)> on_token;
     /// If set: called for every prompt position in order with its FP32 logits [vocab].
     std::function<void(int64_t position, const float* logits)> on_prompt_logits;
-    /// Called after each prefill chunk with prompt tokens done so far.
+    /// Called with prompt tokens done so far: when the prompt's turn comes (those whose state was kept), and
+    /// after each chunk.
     std::function<void(int64_t done)> on_prefill;
     /// If set: called before on_token with the row of logits that the token was chosen from.
     std::function<void(int32_t id, std::span<const float> logits)> on_logits;
@@ -46,6 +47,8 @@ struct Request {
     /// If set: asked after every token of the answer; what it returns follows, whatever the model says. Each of
     /// these tokens goes to on_token.
     std::function<std::vector<int32_t>()> force;
+    /// Whether kept states are used and left for others.
+    bool use_cache = true;
     /// Prompt lengths, rising, at which conversations branch: the states there are kept for later requests.
     std::vector<int64_t> boundaries;
     /// Asked at the end, if set: whether a later prompt may go on from this answer.

@@ -57,11 +57,17 @@ int64_t slot_bytes(const std::vector<StateSpec>& specs) { return sum_bytes(specs
 int64_t pages_bytes(const std::vector<StateSpec>& specs, int64_t pages) { return aligned_sum(specs, true, pages); }
 int64_t slots_bytes(const std::vector<StateSpec>& specs, int64_t slots) { return aligned_sum(specs, false, slots); }
 
-StatePool::StatePool(Backend& backend, const std::vector<StateSpec>& specs, int64_t slots, int64_t pages)
+int64_t snapshots_bytes(const std::vector<StateSpec>& specs, int64_t snapshots) {
+    return snapshots * aligned(slot_bytes(specs));
+}
+
+StatePool::StatePool(Backend& backend, const std::vector<StateSpec>& specs, int64_t slots, int64_t pages,
+                     int64_t snapshots)
     : backend_(backend),
       free_slots_(all_free(slots)),
       free_pages_(all_free(pages)),
-      page_users_(static_cast<size_t>(pages), 0) {
+      page_users_(static_cast<size_t>(pages), 0),
+      kept_(backend, snapshots_bytes(specs, 1), snapshots, "the states of earlier prompts") {
     for (const StateSpec& spec : specs) {
         index_[{spec.layer, spec.role}] = blocks_.size();
         blocks_.push_back({spec, state_tensor(spec, spec.paged ? pages : slots), spec.bytes()});
@@ -98,11 +104,16 @@ std::byte* StatePool::item(const Block& block, int64_t index) const {
     return static_cast<std::byte*>(block.tensor.data) + index * block.item_bytes;
 }
 
-SequenceState StatePool::acquire() {
+int32_t StatePool::take_slot() {
     if (free_slots_.empty()) FAIL(memory, "no free sequence slot: all {} are in use", free_slots_.capacity());
-    SequenceState s;
-    s.slot = free_slots_.back();
+    const int32_t slot = free_slots_.back();
     free_slots_.pop_back();
+    return slot;
+}
+
+SequenceState StatePool::acquire() {
+    SequenceState s;
+    s.slot = take_slot();
     // Whoever had the slot before must not shine through, even if a kernel forgot that position 0 means
     // fresh.
     for (const Block& b : blocks_)
@@ -140,7 +151,8 @@ std::vector<int32_t> StatePool::share_pages(const std::vector<int32_t>& from, in
 }
 
 SequenceState StatePool::fork(const SequenceState& s) {
-    SequenceState copy = acquire();
+    SequenceState copy;
+    copy.slot = take_slot();
     try {
         copy.pages = share_pages(s.pages, s.length);
     } catch (...) {
@@ -156,19 +168,25 @@ SequenceState StatePool::fork(const SequenceState& s) {
 Snapshot StatePool::snapshot(const SequenceState& s) {
     Snapshot snapshot;
     snapshot.length = s.length;
-    snapshot.recurrent.resize(static_cast<size_t>(recurrent_bytes_));
-    snapshot.pages = share_pages(s.pages, s.length);
-    std::byte* to = snapshot.recurrent.data();
+    snapshot.recurrent = kept_.take();
+    try {
+        snapshot.pages = share_pages(s.pages, s.length);
+    } catch (...) {
+        release(snapshot);
+        throw;
+    }
+    std::byte* to = snapshot.recurrent;
     for (const Block& b : blocks_) {
         if (b.spec.paged) continue;
-        backend_.download(to, item(b, s.slot), b.item_bytes);
+        backend_.copy(to, item(b, s.slot), b.item_bytes);
         to += b.item_bytes;
     }
     return snapshot;
 }
 
 SequenceState StatePool::restore(const Snapshot& snapshot) {
-    SequenceState s = acquire();
+    SequenceState s;
+    s.slot = take_slot();
     try {
         s.pages = share_pages(snapshot.pages, snapshot.length);
     } catch (...) {
@@ -176,10 +194,10 @@ SequenceState StatePool::restore(const Snapshot& snapshot) {
         throw;
     }
     s.length = snapshot.length;
-    const std::byte* from = snapshot.recurrent.data();
+    const std::byte* from = snapshot.recurrent;
     for (const Block& b : blocks_) {
         if (b.spec.paged) continue;
-        backend_.upload(item(b, s.slot), from, b.item_bytes);
+        backend_.copy(item(b, s.slot), from, b.item_bytes);
         from += b.item_bytes;
     }
     return s;
@@ -203,6 +221,15 @@ int32_t StatePool::load_page(const std::byte* from) {
     return page;
 }
 
+void StatePool::read_recurrent(const Snapshot& snapshot, std::byte* to) const {
+    backend_.download(to, snapshot.recurrent, recurrent_bytes_);
+}
+
+void StatePool::load_recurrent(Snapshot& snapshot, const std::byte* from) {
+    snapshot.recurrent = kept_.take();
+    backend_.upload(snapshot.recurrent, from, recurrent_bytes_);
+}
+
 int32_t StatePool::share_page(int32_t page) {
     ++page_users_[static_cast<size_t>(page)];
     return page;
@@ -222,6 +249,7 @@ void StatePool::release(SequenceState& s) {
 
 void StatePool::release(Snapshot& snapshot) {
     drop_pages(snapshot.pages);
+    if (snapshot.recurrent != nullptr) kept_.give_back(snapshot.recurrent);
     snapshot = {};
 }
 

@@ -1,5 +1,6 @@
 // StatePool: memory that sequences keep between steps. KV pages are shared and counted; recurrent state has
-// slots.
+// slots. Snapshots stay in the same memory: on a device they are copies in stream order, which nobody waits
+// for.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 
 #include "ggml-like/backend.h"
 #include "models/model.h"
+#include "tools/engine/block_pool.h"
 
 namespace quern {
 
@@ -23,12 +25,14 @@ struct SequenceState {
 struct Snapshot {
     int64_t length = 0;
     std::vector<int32_t> pages;
-    std::vector<std::byte> recurrent;  // host memory
+    std::byte* recurrent = nullptr;  // in the backend's memory, layer after layer
 };
 
 class StatePool final : public StateViews {
   public:
-    StatePool(Backend& backend, const std::vector<StateSpec>& specs, int64_t slots, int64_t pages);
+    /// `snapshots`: that may exist at the same time, beside what pages allow.
+    StatePool(Backend& backend, const std::vector<StateSpec>& specs, int64_t slots, int64_t pages,
+              int64_t snapshots = BlockPool::kAsNeeded);
     StatePool(const StatePool&) = delete;
     StatePool& operator=(const StatePool&) = delete;
 
@@ -37,7 +41,8 @@ class StatePool final : public StateViews {
 
     int64_t free_slots() const { return static_cast<int64_t>(free_slots_.size()); }
     int64_t free_pages() const { return static_cast<int64_t>(free_pages_.size()); }
-    int64_t bytes() const { return bytes_; }
+    int64_t free_snapshots() const { return kept_.left(); }
+    int64_t bytes() const { return bytes_; }                      // without snapshots
     int64_t page_bytes() const { return page_bytes_; }            // of one page, all layers
     int64_t recurrent_bytes() const { return recurrent_bytes_; }  // of a snapshot's recurrent part
 
@@ -47,6 +52,7 @@ class StatePool final : public StateViews {
     void grow(SequenceState& s, int64_t tokens);
     /// A second sequence in the same state; full pages are shared, the last partial one is copied.
     SequenceState fork(const SequenceState& s);
+    /// Throws Error(memory) if no room for a snapshot or no page for the copy of the last one is left.
     Snapshot snapshot(const SequenceState& s);
     /// A sequence that continues from a snapshot; the snapshot stays usable.
     SequenceState restore(const Snapshot& snapshot);
@@ -55,6 +61,10 @@ class StatePool final : public StateViews {
     /// A page of these bytes, the caller's until it is part of a snapshot that is released. Throws
     /// Error(memory).
     int32_t load_page(const std::byte* from);
+    /// The recurrent part of a snapshot, `recurrent_bytes()` of it.
+    void read_recurrent(const Snapshot& snapshot, std::byte* to) const;
+    /// Gives a snapshot its recurrent part. Throws Error(memory).
+    void load_recurrent(Snapshot& snapshot, const std::byte* from);
     /// One more holder of a page.
     int32_t share_page(int32_t page);
     void release(SequenceState& s);
@@ -67,6 +77,7 @@ class StatePool final : public StateViews {
         int64_t item_bytes;  // of one slot or page
     };
 
+    int32_t take_slot();
     int32_t take_page();
     void drop_pages(std::vector<int32_t>& pages);
     /// Shares the full pages of `from` and copies the partial one; `length` tokens.
@@ -83,6 +94,7 @@ class StatePool final : public StateViews {
     std::vector<int32_t> free_slots_, free_pages_;
     std::vector<int32_t> page_users_;
     int64_t bytes_ = 0, page_bytes_ = 0, recurrent_bytes_ = 0;
+    BlockPool kept_;
 };
 
 /// Bytes of one page over all layers (64 tokens of KV), and of one slot.
@@ -91,6 +103,7 @@ int64_t slot_bytes(const std::vector<StateSpec>& specs);
 /// What StatePool allocates for so many.
 int64_t pages_bytes(const std::vector<StateSpec>& specs, int64_t pages);
 int64_t slots_bytes(const std::vector<StateSpec>& specs, int64_t slots);
+int64_t snapshots_bytes(const std::vector<StateSpec>& specs, int64_t snapshots);
 /// The tensor of a spec with `outer` pages or slots in front; no data yet.
 Tensor state_tensor(const StateSpec& spec, int64_t outer);
 

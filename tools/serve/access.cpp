@@ -44,6 +44,9 @@ void check_body(const HttpRequest& r, const AccessRules& rules) {
     if (r.method != "POST") return;
     if (!r.header("Transfer-Encoding").empty() || r.header_count("Content-Length") != 1)
         throw ApiError(411, "length_required", "send the body with one Content-Length header, not in chunks");
+    const std::string length = r.header("Content-Length");
+    if (length.empty() || length.size() > 18 || length.find_first_not_of("0123456789") != std::string::npos)
+        throw ApiError(400, "bad_length", "Content-Length must be a number of bytes");
     if (r.content_length > rules.body_bytes)
         throw ApiError(413, "body_too_long",
                        "the body has " + std::to_string(r.content_length) + " bytes; at most " +

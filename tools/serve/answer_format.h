@@ -32,6 +32,8 @@ class AnswerFormat {
     /// Parts of the stream, as they are sent.
     virtual std::string begin() = 0;
     virtual std::string delta(int choice, const AnswerDelta& delta) = 0;
+    /// Before the delta, if there is one, that came at that moment.
+    virtual std::string progress(int /*choice*/, const Progress& /*progress*/) { return {}; }
     virtual std::string end(int choice, const Choice& all) = 0;
     virtual std::string close(const std::vector<Choice>& choices) = 0;
     virtual std::string ping() { return ": ping\n\n"; }

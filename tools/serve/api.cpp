@@ -14,6 +14,20 @@ namespace quern {
 
 using nlohmann::ordered_json;
 
+namespace {
+
+/// The client's own, if it is fit to be sent back and logged.
+std::string request_id(const HttpRequest& r) {
+    const std::string given = r.header("X-Request-Id");
+    const bool good =
+        !given.empty() && given.size() <= 128 &&
+        given.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
+            std::string::npos;
+    return good ? given : random_id("req-");
+}
+
+}  // namespace
+
 Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
     : options_(options), loop_(loop), metrics_(metrics) {
     access_ = {options.keys, options.hosts, options.cors_origins, options.limits.body_bytes};
@@ -22,6 +36,8 @@ Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
     routes_.insert({
         {"/health", {.method = "GET", .handler = &Api::health, .open = true, .always = true}},
         {"/v1/health", {.method = "GET", .handler = &Api::health, .open = true, .always = true}},
+        {"/readyz", {.method = "GET", .handler = &Api::health, .open = true, .always = true}},
+        {"/livez", {.method = "GET", .handler = &Api::live, .open = true, .always = true}},
         {"/metrics", {.method = "GET", .handler = &Api::metrics, .always = true}},
         {"/v1/models", {.method = "GET", .handler = &Api::models}},
         {"/models", {.method = "GET", .handler = &Api::models}},
@@ -39,13 +55,23 @@ Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
         {"/v1/completions", {.method = "POST", .handler = &Api::completions}},
         {"/completions", {.method = "POST", .handler = &Api::completions}},
     });
+    for (const char* path :
+         {"/v1/embeddings", "/embeddings", "/embedding", "/v1/rerank", "/rerank", "/reranking", "/infill",
+          "/lora-adapters", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/images/generations"})
+        routes_[path] = {.method = nullptr, .missing = "this server generates text, and does nothing else"};
+    for (const char* path : {"/api/chat", "/api/generate", "/api/tags"})
+        routes_[path] = {.method = nullptr, .missing = "this is no Ollama server; use the OpenAI API at /v1"};
 }
 
 HttpServer::Callbacks Api::callbacks() {
     return {.gate = [this](const HttpRequest& r) { return gate(r); },
-            .handle = [this](const HttpRequest& r) { return handle(r); },
+            .handle = [this](HttpRequest r) { return handle(std::move(r)); },
             .fail =
                 [](int status) {
+                    if (status == 429)
+                        return ApiError(429, "too_many_connections",
+                                        "this address has too many connections open (--peer-connections)")
+                            .reply();
                     return ApiError(status, "bad_http", fmt::format("not a proper request (HTTP {})", status))
                         .reply();
                 }};
@@ -82,8 +108,12 @@ void Api::set_stopping() { state_ = State::stopping; }
 
 const Api::Route* Api::find(const HttpRequest& r) const {
     static const Route kModel = {.method = "GET", .handler = &Api::model};
+    static const Route kSlot = {
+        .method = nullptr,
+        .missing = "states of prompts are saved and found by themselves (--cache-dir), not by slot"};
     const auto found = routes_.find(r.path);
     if (found != routes_.end()) return &found->second;
+    if (r.path.compare(0, 7, "/slots/") == 0) return &kSlot;
     return r.path.compare(0, 11, "/v1/models/") == 0 ? &kModel : nullptr;
 }
 
@@ -106,6 +136,8 @@ std::optional<HttpReply> Api::gate(const HttpRequest& r) {
             return HttpReply{.status = 204, .headers = cors_headers(r, access_)};
         check_access(r, access_, route != nullptr && route->open);
         if (route == nullptr) throw ApiError(404, "not_found", "there is nothing at " + r.path);
+        if (route->missing != nullptr)
+            throw ApiError(501, "not_supported", r.path + " is not supported: " + route->missing);
         const bool get = r.method == "GET" || r.method == "HEAD";
         if (get ? route->method != std::string("GET") : r.method != route->method)
             throw ApiError(405, "method_not_allowed", r.path + " takes " + route->method);
@@ -127,8 +159,9 @@ HttpReply Api::error_reply(const ApiError& error, const Route* route) const {
     return reply;
 }
 
-HttpReply Api::handle(const HttpRequest& r) {
+HttpReply Api::handle(HttpRequest r) {
     const Route* route = find(r);
+    r.id = request_id(r);
     HttpReply reply;
     try {
         reply = (this->*route->handler)(r);
@@ -143,6 +176,7 @@ HttpReply Api::handle(const HttpRequest& r) {
     }
     for (auto& header : cors_headers(r, access_)) reply.headers.push_back(std::move(header));
     reply.headers.emplace_back("X-Content-Type-Options", "nosniff");
+    reply.headers.emplace_back("X-Request-Id", r.id);
     return reply;
 }
 
@@ -167,6 +201,8 @@ HttpReply Api::health(const HttpRequest&) {
     reply.body = dump(body);
     return reply;
 }
+
+HttpReply Api::live(const HttpRequest&) { return {.body = R"({"status":"alive"})"}; }
 
 /// The page itself needs no key: it says nothing about the model or anybody, and asks for the key.
 HttpReply Api::page(const HttpRequest&) {

@@ -45,10 +45,11 @@ class Api {
     using Handler = HttpReply (Api::*)(const HttpRequest&);
     struct Route {
         const char* method;
-        Handler handler;
+        Handler handler = nullptr;
         bool open = false;    // needs no key
         bool always = false;  // answers while the model is loading
         bool anthropic = false;
+        const char* missing = nullptr;  // a route of others that is not offered here, and why
     };
     /// What is known of a request while it is answered, for its log line.
     struct Exchange;
@@ -56,12 +57,13 @@ class Api {
     const Route* find(const HttpRequest& r) const;
     ApiError unavailable() const;
     std::optional<HttpReply> gate(const HttpRequest& r);
-    HttpReply handle(const HttpRequest& r);
+    HttpReply handle(HttpRequest r);
     HttpReply error_reply(const ApiError& error, const Route* route) const;
     Body parse(const HttpRequest& r) const;
 
     HttpReply page(const HttpRequest& r);
     HttpReply health(const HttpRequest& r);
+    HttpReply live(const HttpRequest& r);
     HttpReply models(const HttpRequest& r);
     HttpReply model(const HttpRequest& r);
     HttpReply metrics(const HttpRequest& r);

@@ -27,7 +27,8 @@ struct Api::Exchange {
     GenerationRequest request;
     std::unique_ptr<AnswerFormat> format;
     std::vector<std::string> ignored;
-    std::function<bool()> closed;
+    std::function<bool()> closed, reset;
+    bool half_closed = false;  // of a stream: writing shows whether its client has gone
     std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
     std::vector<std::shared_ptr<Job>> jobs;
     std::vector<Choice> choices;
@@ -41,15 +42,6 @@ struct Api::Exchange {
 };
 
 namespace {
-
-std::string request_id(const HttpRequest& r) {
-    const std::string given = r.header("X-Request-Id");
-    const bool good =
-        !given.empty() && given.size() <= 128 &&
-        given.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") ==
-            std::string::npos;
-    return good ? given : random_id("req-");
-}
 
 ApiError error_of(const Outcome& o) {
     switch (o.end) {
@@ -66,6 +58,37 @@ bool failed(const Outcome& o) {
     return o.end == Outcome::End::error || o.end == Outcome::End::deadline ||
            o.end == Outcome::End::cancelled;
 }
+
+/// Follows one answer on the engine's thread, for requests that want to know how it goes.
+class Pace {
+  public:
+    explicit Pace(int64_t prompt_tokens) { now_.prompt_tokens = prompt_tokens; }
+
+    /// First with what was kept of the prompt.
+    const Progress& prefill(int64_t done) {
+        if (!begun_) {
+            begun_ = Job::Clock::now();
+            now_.cached_tokens = done;
+        }
+        now_.prompt_done = done;
+        now_.timing.prefill_seconds = since(*begun_);
+        return now_;
+    }
+    const Progress& answer(int64_t tokens) {
+        if (!first_) first_ = Job::Clock::now();
+        now_.answer_tokens = tokens;
+        now_.timing.decode_seconds = since(*first_);
+        return now_;
+    }
+
+  private:
+    static double since(Job::Clock::time_point from) {
+        return std::chrono::duration<double>(Job::Clock::now() - from).count();
+    }
+
+    Progress now_;
+    std::optional<Job::Clock::time_point> begun_, first_;
+};
 
 }  // namespace
 
@@ -84,9 +107,19 @@ std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
     job->request.sampling.seed += static_cast<uint64_t>(choice);
     job->request.max_tokens = g.max_tokens;
     if (!g.ignore_eos) job->request.stop_ids = stop_ids_;
+    job->request.use_cache = g.use_cache;
+    const auto pace = g.return_progress || g.timings_per_token
+                          ? std::make_shared<Pace>(static_cast<int64_t>(job->request.prompt.size()))
+                          : nullptr;
+    if (pace != nullptr)
+        job->request.on_prefill = [mailbox = x.mailbox, choice, pace](int64_t done) {
+            mailbox->push({.choice = choice, .progress = pace->prefill(done)});
+        };
     job->reader->attach(job->request,
-                        [mailbox = x.mailbox, choice, raw = job.get()](const AnswerDelta& delta) {
-                            return mailbox->push({choice, delta, std::nullopt}) && !raw->cancelled;
+                        [mailbox = x.mailbox, choice, raw = job.get(), pace](const AnswerDelta& delta) {
+                            Event event{.choice = choice, .delta = delta};
+                            if (pace != nullptr) event.progress = pace->answer(raw->reader->tokens());
+                            return mailbox->push(std::move(event)) && !raw->cancelled;
                         });
     return job;
 }
@@ -94,10 +127,11 @@ std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
 HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::unique_ptr<AnswerFormat> format,
                         std::vector<std::string> ignored) {
     auto x = std::make_shared<Exchange>(loop_);
-    x->id = request_id(r);
+    x->id = r.id;
     x->path = r.path;
     x->remote = r.remote;
     x->closed = r.closed;
+    x->reset = r.reset;
     x->request = std::move(request);
     x->format = std::move(format);
     x->ignored = std::move(ignored);
@@ -124,7 +158,6 @@ HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::un
         reply.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
         reply.stream = [this, x](const HttpWriter& write) { return answer_stream(*x, write); };
     }
-    reply.headers.emplace_back("X-Request-Id", x->id);
     return reply;
 }
 
@@ -134,14 +167,17 @@ bool Api::next(Exchange& x, std::optional<Event>& event) {
     bool gone = false;
     if (const auto now = Exchange::Clock::now(); now - x.looked > 100ms) {
         x.looked = now;
-        gone = x.closed();
+        const bool closed = x.closed();
+        gone = x.request.stream ? x.reset() : closed;
+        x.half_closed = closed;
     }
     if (gone || state_ == State::stopping) {
         if (gone) log(x, 499, "client gone");
         return false;
     }
     if (!event) return true;
-    if (!x.first) {
+    const bool reading = event->progress && event->progress->answer_tokens == 0;
+    if (!x.first && !reading) {
         x.first = Exchange::Clock::now();
         metrics_.first_token.add(x.seconds(*x.first));
         // The others begin with the state that the first one's prompt has left.
@@ -186,7 +222,8 @@ bool Api::answer_stream(Exchange& x, const HttpWriter& write) {
         if (!next(x, event)) return false;
         std::string text;
         if (event) {
-            text = x.format->delta(event->choice, event->delta);
+            if (event->progress) text = x.format->progress(event->choice, *event->progress);
+            text += x.format->delta(event->choice, event->delta);
             const Choice& choice = x.choices[static_cast<size_t>(event->choice)];
             if (event->outcome && failed(choice.outcome)) {
                 const ApiError error = error_of(choice.outcome);
@@ -195,9 +232,9 @@ bool Api::answer_stream(Exchange& x, const HttpWriter& write) {
                 return true;
             }
             if (event->outcome) text += x.format->end(event->choice, choice);
-        } else if (Exchange::Clock::now() - spoken > patience) {
+        } else if (x.half_closed || Exchange::Clock::now() - spoken > patience) {
             text = x.format->ping();
-            patience = 10s;
+            if (!x.half_closed) patience = 10s;
         }
         if (text.empty()) continue;
         if (!send(text)) return give_up();

@@ -131,7 +131,7 @@ void EngineLoop::finish(Live& l, Result result) {
     AnswerReader& reader = *l.job->reader;
     event.delta = reader.finish(result.reason);
     Outcome& o = event.outcome.emplace();
-    o.prompt_tokens = result.prompt_tokens;
+    o.prompt_tokens = o.prompt_done = result.prompt_tokens;
     o.cached_tokens = result.cached_tokens;
     o.diverged_at = result.diverged_at;
     o.answer_tokens = reader.tokens();

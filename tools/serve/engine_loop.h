@@ -18,22 +18,30 @@
 
 namespace quern {
 
+/// How far an answer has come.
+struct Progress {
+    int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
+    int64_t prompt_done = 0;  // of prompt_tokens
+    Timing timing;
+};
+
 /// How a job ended.
-struct Outcome {
+struct Outcome : Progress {
     enum class End { stop, length, cancelled, deadline, error };
     End end = End::error;
     std::string error;  // end == error
     int error_status = 500;
     std::string error_code = "internal_error";
     std::optional<std::string> stop_text;
-    int64_t prompt_tokens = 0, cached_tokens = 0, diverged_at = 0, answer_tokens = 0, reasoning_tokens = 0;
-    Timing timing;
+    int64_t diverged_at = 0, reasoning_tokens = 0;
 };
 
 struct Event {
     int choice = 0;
     AnswerDelta delta;
-    std::optional<Outcome> outcome;  // the last event of a choice
+    std::optional<Outcome> outcome = {};  // the last event of a choice
+    std::optional<Progress> progress =
+        {};  // where the request asked for it; without a delta while the prompt is read
 };
 
 /// Events of the choices of one request, from the engine's thread to the request's. Bounded: a client that

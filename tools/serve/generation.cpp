@@ -24,7 +24,7 @@ void read_sampling(Fields& f, Sampling& s, bool fixed_seed, int64_t vocab) {
     };
     set("temperature", 0, 100, s.temperature);
     set("top_p", 0, 1, s.top_p);
-    s.top_p = std::max(s.top_p, 1e-6f);
+    s.top_p = std::max(s.top_p, 2e-6f);  // 0 means the likeliest token
     set("min_p", 0, 1, s.min_p);
     set("presence_penalty", -100, 100, s.presence_penalty);
     set("frequency_penalty", -100, 100, s.frequency_penalty);
@@ -186,9 +186,13 @@ GenerationRequest RequestReader::common(Fields& f) const {
     out.stream = f.boolean("stream").value_or(false);
     if (const ordered_json* options = f.object("stream_options"))
         out.include_usage = Fields(*options, "stream_options").boolean("include_usage").value_or(false);
+    out.use_cache = f.boolean("cache_prompt").value_or(true);
+    out.return_progress = f.boolean("return_progress").value_or(false) && out.stream;
+    out.timings_per_token = f.boolean("timings_per_token").value_or(false) && out.stream;
+    f.integer("id_slot", -1, INT32_MAX);  // any slot finds any kept state
     out.ignore_eos = f.boolean("ignore_eos").value_or(false);
     f.ignore({"user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
-              "safety_identifier", "cache_prompt", "id_slot", "verbosity", "cache_salt", "priority"});
+              "safety_identifier", "verbosity", "cache_salt", "priority"});
     f.refuse({"grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
               "structured_outputs", "functions", "function_call", "audio", "web_search_options",
               "prediction"});

@@ -30,6 +30,8 @@ struct GenerationRequest {
     int choices = 1;
     bool stream = false;
     bool include_usage = false;
+    bool use_cache = true;
+    bool return_progress = false, timings_per_token = false;  // of a stream
     bool echo = false;        // completions: the prompt comes first
     std::string prompt_text;  // for echo
 };

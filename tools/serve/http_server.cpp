@@ -1,10 +1,12 @@
 #include "tools/serve/http_server.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <chrono>
 #include <condition_variable>
 #include <list>
+#include <map>
 #include <mutex>
 #include <thread>
 
@@ -17,11 +19,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kSendBuffer = 128 << 10;
+constexpr size_t kMostHeaderBytes = 32 << 10;
 
 /// A connection and until when its client must have done its part.
 struct Connection {
     socket_t socket;
     std::optional<Clock::time_point> deadline;  // none: it is our turn
+    bool last = false;                          // the client was told that this was the last reply
 };
 
 /// Shuts connections down whose deadline passed.
@@ -39,7 +43,7 @@ class Watchdog {
 
     std::list<Connection>::iterator add(socket_t socket) {
         const std::lock_guard lock(mutex_);
-        return connections_.insert(connections_.end(), {socket, std::nullopt});
+        return connections_.insert(connections_.end(), {.socket = socket, .deadline = {}});
     }
     /// Before the socket is closed: its number may be another connection's afterwards.
     void remove(std::list<Connection>::iterator connection) {
@@ -84,6 +88,31 @@ class Watchdog {
     bool stopping_ = false;
     std::list<Connection> connections_;
     std::thread thread_;
+};
+
+/// Connections of each address.
+class Peers {
+  public:
+    explicit Peers(size_t most) : most_(most) {}
+
+    /// False: it has all that it may have.
+    bool enter(const std::string& peer) {
+        const std::lock_guard lock(mutex_);
+        size_t& count = counts_[peer];
+        if (most_ > 0 && count >= most_) return false;
+        ++count;
+        return true;
+    }
+    void leave(const std::string& peer) {
+        const std::lock_guard lock(mutex_);
+        const auto at = counts_.find(peer);
+        if (--at->second == 0) counts_.erase(at);
+    }
+
+  private:
+    size_t most_;
+    std::mutex mutex_;
+    std::map<std::string, size_t> counts_;
 };
 
 /// A thread for each connection, up to a number; what comes beyond is turned away at once. cpp-httplib's own
@@ -150,22 +179,37 @@ class Workers final : public httplib::TaskQueue {
 /// The connection that this thread serves.
 thread_local Connection* current = nullptr;
 
+bool is_reset(socket_t socket) {
+    pollfd state{.fd = socket, .events = 0, .revents = 0};
+    return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0;
+}
+
+size_t header_bytes(const httplib::Request& r) {
+    size_t sum = 0;
+    for (const auto& [name, value] : r.headers) sum += name.size() + value.size() + 4;
+    return sum;
+}
+
 HttpRequest as_request(const httplib::Request& r) {
     return {.method = r.method,
             .path = r.path,
             .body = r.body,
             .remote = r.remote_addr,
+            .id = {},
             .content_length = static_cast<int64_t>(r.get_header_value_u64("Content-Length")),
             .header = [&r](const char* name) { return r.get_header_value(name); },
             .header_count = [&r](const char* name) { return r.get_header_value_count(name); },
-            .closed = [&r] { return r.is_connection_closed(); }};
+            .closed = [&r] { return r.is_connection_closed(); },
+            .reset = [socket = current != nullptr ? current->socket
+                                                  : INVALID_SOCKET] { return is_reset(socket); }};
 }
 
 }  // namespace
 
 class HttpServer::Impl : public httplib::Server {
   public:
-    Impl(const HttpLimits& limits, Callbacks callbacks) : limits_(limits), callbacks_(std::move(callbacks)) {
+    Impl(const HttpLimits& limits, Callbacks callbacks)
+        : limits_(limits), callbacks_(std::move(callbacks)), peers_(limits.peer_connections) {
         new_task_queue = [this] { return new Workers(limits_.connections); };
         set_socket_options([](socket_t s) {
             httplib::set_socket_opt(s, SOL_SOCKET, SO_REUSEADDR, 1);
@@ -194,7 +238,9 @@ class HttpServer::Impl : public httplib::Server {
             put(callbacks_.fail(500), out);
         });
         set_logger([this](const httplib::Request&, const httplib::Response& out) {
-            if (current != nullptr && !out.content_provider_) next_request(*current);
+            if (current == nullptr) return;
+            current->last = out.get_header_value("Connection") == "close";
+            if (!out.content_provider_) next_request(*current);
         });
     }
 
@@ -220,6 +266,10 @@ class HttpServer::Impl : public httplib::Server {
     }
 
     HandlerResponse gate(const httplib::Request& r, httplib::Response& out) {
+        if (header_bytes(r) > kMostHeaderBytes) {
+            put(callbacks_.fail(431), out);
+            return HandlerResponse::Handled;
+        }
         const HttpRequest request = as_request(r);
         if (auto reply = callbacks_.gate(request)) {
             put(std::move(*reply), out);
@@ -261,6 +311,17 @@ class HttpServer::Impl : public httplib::Server {
         int remote_port = 0, local_port = 0;
         httplib::detail::get_remote_ip_and_port(socket, remote, remote_port);
         httplib::detail::get_local_ip_and_port(socket, local, local_port);
+        const bool admitted = peers_.enter(remote);
+        const bool good =
+            admitted ? serve_socket(socket, remote, remote_port, local, local_port) : turn_away(socket);
+        if (admitted) peers_.leave(remote);
+        httplib::detail::shutdown_socket(socket);
+        httplib::detail::close_socket(socket);
+        return good;
+    }
+
+    bool serve_socket(socket_t socket, const std::string& remote, int remote_port, const std::string& local,
+                      int local_port) {
         const auto connection = watchdog_.add(socket);
         current = &*connection;
         watchdog_.expect_within(*current, limits_.head_seconds);
@@ -268,18 +329,49 @@ class HttpServer::Impl : public httplib::Server {
             svr_sock_, socket, keep_alive_max_count_, keep_alive_timeout_sec_, read_timeout_sec_,
             read_timeout_usec_, write_timeout_sec_, write_timeout_usec_,
             [&](httplib::Stream& stream, bool close, bool& closed) {
-                return process_request(stream, remote, remote_port, local, local_port, close, closed,
-                                       nullptr);
+                const bool went =
+                    process_request(stream, remote, remote_port, local, local_port, close, closed, nullptr);
+                // cpp-httplib would go on after what is no proper request, and lose requests sent in advance.
+                current->last = current->last || stream.is_readable();
+                closed = closed || current->last;
+                return went;
             });
+        const bool told = current->last;
         current = nullptr;
         watchdog_.remove(connection);
-        httplib::detail::shutdown_socket(socket);
-        httplib::detail::close_socket(socket);
+        if (told) let_read(socket);
         return good;
+    }
+
+    /// Closing while the client still sends would take the reply from it: for a moment, what comes is thrown
+    /// away.
+    static void let_read(socket_t socket) {
+        ::shutdown(socket, SHUT_WR);
+        const timeval moment{.tv_sec = 0, .tv_usec = 200'000};
+        ::setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &moment, sizeof moment);
+        const auto end = Clock::now() + std::chrono::seconds(1);
+        char ignored[16384];
+        while (Clock::now() < end && ::recv(socket, ignored, sizeof ignored, 0) > 0) {
+        }
+    }
+
+    /// Without reading anything.
+    bool turn_away(socket_t socket) {
+        const HttpReply reply = callbacks_.fail(429);
+        std::string text = fmt::format(
+            "HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: {}\r\n"
+            "Content-Length: {}\r\n",
+            reply.type, reply.body.size());
+        for (const auto& [name, value] : reply.headers) text += name + ": " + value + "\r\n";
+        text += "\r\n" + reply.body;
+        ::send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+        let_read(socket);
+        return false;
     }
 
     HttpLimits limits_;
     Callbacks callbacks_;
+    Peers peers_;
     Watchdog watchdog_;
     std::thread thread_;
 };

@@ -18,10 +18,13 @@ namespace quern {
 
 struct HttpRequest {
     std::string method, path, body, remote;
+    std::string id;  // for whoever handles it to give
     int64_t content_length = 0;
     std::function<std::string(const char* name)> header;  // its value; empty if absent
     std::function<size_t(const char* name)> header_count;
-    std::function<bool()> closed;  // the client has gone
+    std::function<bool()>
+        closed;  // the client sends nothing any more: it has gone, or waits for the rest of its answer
+    std::function<bool()> reset;  // it has gone for certain; told after something was written to it
 };
 
 /// Writes to a streamed body. False: the client has gone.
@@ -39,6 +42,7 @@ struct HttpReply {
 struct HttpLimits {
     int64_t body_bytes = 32 << 20;
     size_t connections = 1200;
+    size_t peer_connections = 400;  // of one address; 0: no limit
     int idle_seconds = 30;  // between two requests of a connection
     int head_seconds = 10;  // for request line and headers
     int body_seconds = 30;  // and one more for each KiB of the body
@@ -47,10 +51,11 @@ struct HttpLimits {
 class HttpServer {
   public:
     /// `gate` sees a request before its body is read and may answer it at once; `handle` answers the others.
-    /// `fail` makes the reply to what is no proper HTTP request. All are called on many threads.
+    /// `fail` makes the reply to what is no proper HTTP request, with 429 to one connection too many of an
+    /// address. All are called on many threads.
     struct Callbacks {
         std::function<std::optional<HttpReply>(const HttpRequest&)> gate;
-        std::function<HttpReply(const HttpRequest&)> handle;
+        std::function<HttpReply(HttpRequest)> handle;
         std::function<HttpReply(int status)> fail;
     };
     HttpServer(const HttpLimits& limits, Callbacks callbacks);

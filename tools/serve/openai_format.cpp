@@ -3,6 +3,7 @@
 
 #include <ctime>
 #include <random>
+#include <utility>
 
 #include "tools/serve/answer_format.h"
 
@@ -43,7 +44,7 @@ ordered_json usage_json(const std::vector<Choice>& choices) {
 
 namespace {
 
-ordered_json timings_json(const Outcome& o) {
+ordered_json timings_json(const Progress& o) {
     const int64_t computed = o.prompt_tokens - o.cached_tokens,
                   decoded = std::max<int64_t>(o.answer_tokens - 1, 0);
     const auto rate = [](int64_t n, double s) { return s > 0 ? static_cast<double>(n) / s : 0.0; };
@@ -67,6 +68,8 @@ class OpenAiFormat final : public AnswerFormat {
     OpenAiFormat(bool chat, const GenerationRequest& request, const Tokenizer& tokenizer)
         : chat_(chat),
           usage_(request.include_usage),
+          return_progress_(request.return_progress),
+          timings_per_token_(request.timings_per_token),
           echo_(request.echo ? request.prompt_text : ""),
           model_(request.model),
           tokenizer_(tokenizer),
@@ -123,9 +126,20 @@ class OpenAiFormat final : public AnswerFormat {
         return out;
     }
 
+    std::string progress(int i, const Progress& p) override {
+        if (timings_per_token_ && p.answer_tokens > 0) timings_ = timings_json(p);
+        if (!return_progress_ || p.answer_tokens > 0) return {};
+        ordered_json out = open_chunk(i, chat_ ? ordered_json::object() : ordered_json(""));
+        out["prompt_progress"] = {{"total", p.prompt_tokens},
+                                  {"cache", p.cached_tokens},
+                                  {"processed", p.prompt_done},
+                                  {"time_ms", p.timing.prefill_seconds * 1e3}};
+        return "data: " + dump(out) + "\n\n";
+    }
+
     std::string end(int i, const Choice& all) override {
-        return chunk(i, chat_ ? ordered_json::object() : ordered_json(""), nullptr, all.finish_reason(),
-                     &all.outcome);
+        timings_ = timings_json(all.outcome);
+        return chunk(i, chat_ ? ordered_json::object() : ordered_json(""), nullptr, all.finish_reason());
     }
 
     std::string close(const std::vector<Choice>& choices) override {
@@ -150,14 +164,23 @@ class OpenAiFormat final : public AnswerFormat {
                 {"system_fingerprint", "quern-" QUERN_VERSION}};
     }
 
-    std::string chunk(int i, const ordered_json& delta, const ordered_json& logprobs, const char* finish,
-                      const Outcome* outcome = nullptr) const {
+    /// A chunk of one choice, with nothing of its end yet.
+    ordered_json open_chunk(int i, const ordered_json& delta) const {
         ordered_json out = frame(chunk_name());
-        ordered_json choice = {{"index", i}, {chat_ ? "delta" : "text", delta}, {"logprobs", logprobs}};
-        choice["finish_reason"] = finish != nullptr ? ordered_json(finish) : nullptr;
-        out["choices"] = ordered_json::array({choice});
+        out["choices"] = ordered_json::array({{{"index", i},
+                                               {chat_ ? "delta" : "text", delta},
+                                               {"logprobs", nullptr},
+                                               {"finish_reason", nullptr}}});
         if (usage_) out["usage"] = nullptr;
-        if (outcome != nullptr) out["timings"] = timings_json(*outcome);
+        return out;
+    }
+
+    /// Takes the timings that were noted with it.
+    std::string chunk(int i, const ordered_json& delta, const ordered_json& logprobs, const char* finish) {
+        ordered_json out = open_chunk(i, delta);
+        out["choices"][0]["logprobs"] = logprobs;
+        if (finish != nullptr) out["choices"][0]["finish_reason"] = finish;
+        if (!timings_.is_null()) out["timings"] = std::exchange(timings_, nullptr);
         return "data: " + dump(out) + "\n\n";
     }
 
@@ -204,7 +227,8 @@ class OpenAiFormat final : public AnswerFormat {
             {"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", tops}, {"text_offset", offsets}};
     }
 
-    bool chat_, usage_;
+    bool chat_, usage_, return_progress_, timings_per_token_;
+    ordered_json timings_;  // for the next chunk
     std::string echo_, model_;
     const Tokenizer& tokenizer_;
     std::string id_;

@@ -79,14 +79,15 @@ void add_model(ArgParser& p, ServeOptions& o) {
             [&o](const std::string& v) { o.synthetic = v; });
     p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs",
             [&o](const std::string& v) { o.mix = v; });
-    p.values("-a,--alias", "NAMES",
+    p.values("-a,--alias,--served-model-name", "NAMES",
              "names to serve under, each with settings: fast:temp=0,deep:temp=0.7:top_p=0.9",
              [&o](const std::string& v) {
                  for (const std::string& one : split(v, ',')) add_alias(o, one);
              });
-    p.value("-c,--ctx-size", "N", "context of one answer in tokens; 0 (default): the largest that fits",
+    p.value("-c,--ctx-size,--max-model-len", "N",
+            "context of one answer in tokens; 0 (default): the largest that fits",
             [&o](const std::string& v) { o.context = parse_integer(v, "-c", 0, INT32_MAX); });
-    p.value("-np,--parallel", "N", "answers computed at the same time; default 4",
+    p.value("-np,--parallel,--max-num-seqs", "N", "answers computed at the same time; default 4",
             [&o](const std::string& v) { o.sequences = parse_integer(v, "-np", 1, 1024); });
     p.value("-ngl,--gpu-layers,--n-gpu-layers", "all|auto|0", "run on the GPU; default auto: if there is one",
             [&o](const std::string& v) { o.gpu = parse_gpu_layers(v); });
@@ -95,14 +96,16 @@ void add_model(ArgParser& p, ServeOptions& o) {
     });
     p.value("-t,--threads", "N", "CPU threads; default: as many as this process may use",
             [&o](const std::string& v) { o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
-    p.value("-ub,--ubatch-size", "N", "rows in one step; default 512, on the CPU 128: others wait that long",
+    p.value("-ub,--ubatch-size,--max-num-batched-tokens", "N",
+            "rows in one step; default 512, on the CPU 128: others wait that long",
             [&o](const std::string& v) { o.step_tokens = parse_integer(v, "-ub", 1, 65536); });
-    for (const char* names : {"-ctk,--cache-type-k", "-ctv,--cache-type-v"})
+    for (const char* names : {"-ctk,--cache-type-k,--kv-cache-dtype", "-ctv,--cache-type-v"})
         p.value(names, "TYPE", "KV cache: auto, bf16, f16, f32; K and V have the same type",
                 [&o](const std::string& v) { o.kv_type = v; });
     p.value("--dense", "FORMAT", kDenseHelp, [&o](const std::string& v) { o.dense = parse_dense(v); });
     p.value("-cram,--cache-ram", "MiB",
-            "memory for states of earlier prompts; default 8192, 0: none are kept",
+            "memory for states of earlier prompts, on a GPU its own as far as it goes; default 8192, 0: none "
+            "are kept",
             [&o](const std::string& v) { o.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
     p.value("--cache-dir", "DIR",
             "keep these states in this directory over a restart; holds the tokens of conversations",
@@ -138,6 +141,11 @@ void add_network(ArgParser& p, ServeOptions& o) {
     p.value("--max-connections", "N", "default 1200", [&o](const std::string& v) {
         o.limits.connections = static_cast<size_t>(parse_integer(v, "--max-connections", 16, 100000));
     });
+    p.value("--peer-connections", "N", "of one address; default 400, 0: no limit (behind a proxy)",
+            [&o](const std::string& v) {
+                o.limits.peer_connections =
+                    static_cast<size_t>(parse_integer(v, "--peer-connections", 0, 100000));
+            });
     p.value("--queue", "N", "answers that may wait beside those computed; then 429. Default 128",
             [&o](const std::string& v) { o.queue = parse_integer(v, "--queue", 0, 100000); });
     p.value("-to,--timeout", "SECONDS", "for one request, default 3600",
@@ -174,12 +182,15 @@ void add_settings(ArgParser& p, ServeOptions& o) {
     add("--frequency-penalty", "frequency_penalty", "0: off");
     add("--reasoning", "think", "on, off or auto");
     add("--reasoning-budget", "reasoning_budget", "tokens of thinking at most; -1: no limit");
-    p.section("Accepted for llama.cpp's sake, without effect here");
+    p.section("Accepted for llama.cpp's and vLLM's sake, without effect here");
     p.value("-b,--batch-size", "N", "see -ub", [](const std::string& v) { parse_integer(v, "-b", 1); });
     p.ignored("-fa,--flash-attn", "on, off or auto", {"on", "off", "auto"});
     p.ignored("--jinja,--no-jinja", "the chat format is built in");
     p.ignored("--warmup,--no-warmup", "");
     p.ignored("--metrics", "always on");
+    p.ignored("--cache-prompt,--enable-prefix-caching", "always on; -cram 0: off");
+    p.ignored("--reasoning-format", "thinking always comes apart", {"auto", "deepseek"});
+    p.ignored("--offline", "no network is used but the port");
     p.ignored("--props", "always on");
     p.ignored("--slots,--no-slots", "always on");
     p.ignored("-cb,--cont-batching", "always on");

@@ -1,0 +1,228 @@
+"""What scripts/serve_gpu_check.sh runs; it says what is measured. Usage: serve_gpu_check.py QUERN_BINARY JSON_FILE"""
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+
+SERVER = os.environ.get("SERVER", "--synthetic qwen3.6-35b-a3b --mix aeon -ngl all -np 64 -c 40960 --cache-ram 16384")
+CONTEXT_TOKENS = int(os.environ.get("CONTEXT_TOKENS", 30000))
+LONG_TOKENS = int(os.environ.get("LONG_TOKENS", 32768))
+PEOPLE = [int(n) for n in os.environ.get("PEOPLE", "1,4,16,64").split(",")]
+ANSWER_TOKENS = int(os.environ.get("ANSWER_TOKENS", 200))
+REQUESTS = int(os.environ.get("REQUESTS", 2000))
+# As in Qwen's generation_config.json; random weights come without one.
+SAMPLING = ["--temp", "0.6", "--top-k", "20", "--top-p", "0.95"]
+
+
+class Server:
+    def __init__(self, binary, *flags):
+        begun = time.time()
+        self.process = subprocess.Popen([binary, "serve", "--port", "0", "--log-format", "none", "--queue", "256",
+                                         *SERVER.split(), *SAMPLING, *flags], stderr=subprocess.PIPE, text=True)
+        self.url, self.said = None, []
+        for line in self.process.stderr:
+            self.said.append(line.rstrip())
+            if found := re.search(r"at (http://\S+)", line):
+                self.url = found[1]
+                break
+        if self.url is None:
+            sys.exit("serve-gpu-check: the server did not start:\n" + "\n".join(self.said))
+        self.start_seconds = time.time() - begun
+        threading.Thread(target=lambda: self.said.extend(self.process.stderr), daemon=True).start()
+
+    def call(self, path, body=None, seconds=60):
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        return urllib.request.urlopen(request, timeout=seconds)
+
+    def stop(self):
+        begun = time.time()
+        self.process.terminate()
+        code = self.process.wait(60)
+        return code, time.time() - begun
+
+
+def ask(server, messages, answer_tokens, **fields):
+    """Text of the answer, milliseconds to its first piece, usage."""
+    body = {"messages": messages, "max_tokens": answer_tokens, "ignore_eos": True, "temperature": 0, "stream": True,
+            "stream_options": {"include_usage": True}, **fields}
+    begun, first, text, usage = time.time(), None, "", None
+    with server.call("/v1/chat/completions", body) as reply:
+        for line in reply:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise RuntimeError(event["error"]["message"])
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                piece = (choice["delta"].get("reasoning") or "") + (choice["delta"].get("content") or "")
+                if piece and first is None:
+                    first = (time.time() - begun) * 1e3
+                text += piece
+    return text, first, usage
+
+
+def words(server, tokens):
+    """A text of about so many tokens that does not repeat itself."""
+    number = tokens // 8
+    for _ in range(3):
+        text = " ".join(f"grain {i} of {i * i}" for i in range(number))
+        with server.call("/tokenize", {"content": text}) as reply:
+            number = number * tokens // json.load(reply)["count"]
+    return text
+
+
+class Check:
+    def __init__(self, binary):
+        self.binary = binary
+        self.rows, self.failed, self.asked = [], 0, 0
+        self.data = {"server": SERVER}
+
+    def row(self, what, measured, wanted, good):
+        self.rows.append((what, measured, wanted, "ok" if good else "FAIL"))
+        self.failed += not good
+        print(f"  {'ok  ' if good else 'FAIL'} {what}: {measured} (wanted: {wanted})", flush=True)
+
+    def follow_up(self, server, name, cold):
+        """Three different turns after the same conversation. The cold answers, if there are none yet, come after."""
+        answers, times, cached, prompt = [], [], [], 0
+        for question in range(3):
+            text, first, usage = ask(server, self.turns + [{"role": "user", "content": f"Grain {question}?"}], 32)
+            answers.append(text)
+            times.append(first)
+            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+            prompt = usage["prompt_tokens"]
+        self.asked += 3
+        if cold is None:
+            cold, cold_times = [], []
+            for question in range(3):
+                text, first, _ = ask(server, self.turns + [{"role": "user", "content": f"Grain {question}?"}], 32,
+                                     cache_prompt=False)
+                cold.append(text)
+                cold_times.append(first)
+            self.asked += 3
+            self.data["cold_ttft_ms"] = cold_times
+        same = sum(a == b for a, b in zip(answers, cold))
+        self.data[name] = {"ttft_ms": times, "cached": cached, "prompt": prompt, "same": same}
+        self.row(f"{name}, {prompt} tokens, {min(cached)} kept: first token",
+                 " ".join(f"{t:.0f}" for t in times) + " ms", "<= 100 ms each", max(times) <= 100)
+        self.row(f"{name}: answers of a cold run", f"{same} of 3", "3 of 3", same == 3)
+        return cold
+
+    def conversation(self, directory):
+        server = Server(self.binary, "--cache-dir", directory)
+        self.data["start_seconds"] = server.start_seconds
+        opening = [{"role": "user", "content": words(server, CONTEXT_TOKENS)}]
+        answer, _, _ = ask(server, opening, 32)
+        self.asked += 1
+        self.turns = opening + [{"role": "assistant", "content": answer}]
+        cold = self.follow_up(server, "follow-up", None)
+        code, seconds = server.stop()
+        self.row("ends when told, states saved", f"exit {code}, {seconds:.1f} s", "exit 0", code == 0)
+        server = Server(self.binary, "--cache-dir", directory)
+        self.data["restart"] = server.said
+        self.follow_up(server, "follow-up after a restart", cold)
+        return server
+
+    def bench(self, server, people, requests, answer):
+        out = subprocess.run([self.binary, "bench", "--serve", server.url, "-np", people, "-p", "100", "-n", str(answer),
+                              "-o", "json", "--requests", str(requests)], capture_output=True, text=True, timeout=120)
+        if out.returncode != 0:
+            raise RuntimeError(out.stderr)
+        rows = json.loads(out.stdout)
+        for r in rows:
+            self.asked += r["completed"] + r["failed"]
+            self.failures += r["failed"]
+        return rows
+
+    def load(self, server):
+        self.failures = 0
+        rows = [r for n in PEOPLE for r in self.bench(server, str(n), 4 * n, ANSWER_TOKENS)]
+        self.data["load"] = rows
+        most = rows[-1]
+        self.row(f"{most['max_concurrency']} at once, {ANSWER_TOKENS}-token answers: tokens a second",
+                 f"{most['output_throughput']:.0f}", "80 % of bench -np 64", True)
+        self.row(f"{most['max_concurrency']} at once: first token p95", f"{most['p95_ttft_ms']:.0f} ms", "<= 1000 ms",
+                 most["p95_ttft_ms"] <= 1000)
+
+    def long_prompt(self, server):
+        people, result = max(1, PEOPLE[-1] - 1), {}
+
+        def intrude():
+            time.sleep(2)
+            text = words(server, LONG_TOKENS - 200)
+            result["begun"] = time.time()
+            _, result["first"], result["usage"] = ask(server, [{"role": "user", "content": text}], 8)
+
+        health = {"slowest": 0.0, "on": True}
+
+        def watch():
+            while health["on"]:
+                begun = time.time()
+                server.call("/health", seconds=10).read()
+                health["slowest"] = max(health["slowest"], time.time() - begun)
+                time.sleep(0.1)
+
+        threads = [threading.Thread(target=intrude), threading.Thread(target=watch)]
+        for t in threads:
+            t.start()
+        row = self.bench(server, str(people), 4 * people, ANSWER_TOKENS)[0]
+        threads[0].join()
+        health["on"] = False
+        threads[1].join()
+        self.asked += 1
+        self.data["long"] = {"others": row, "usage": result["usage"], "ttft_ms": result["first"],
+                             "slowest_health_s": health["slowest"]}
+        self.row(f"a prompt of {result['usage']['prompt_tokens']} tokens (first token {result['first']:.0f} ms) beside "
+                 f"{people} others: their ITL p99", f"{row['p99_itl_ms']:.1f} ms", "<= 100 ms", row["p99_itl_ms"] <= 100)
+        self.row("slowest /health under that load", f"{health['slowest'] * 1e3:.0f} ms", "<= 1000 ms",
+                 health["slowest"] <= 1)
+
+    def rest(self, server):
+        left = REQUESTS - self.asked
+        if left > 0:
+            self.data["rest"] = self.bench(server, str(PEOPLE[-1]), left, max(8, ANSWER_TOKENS // 4))
+        self.row("requests in all, failed", f"{self.asked}, {self.failures}", f"{REQUESTS}, 0",
+                 self.failures == 0 and self.asked >= REQUESTS)
+
+    def table(self):
+        print("| people | requests/s | tokens/s | TTFT p50 / p95 ms | TPOT p50 ms | ITL p50 / p99 ms | failed |\n"
+              "| ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+        for r in self.data.get("load", []) + self.data.get("rest", []):
+            print(f"| {r['max_concurrency']} | {r['request_throughput']:.2f} | {r['output_throughput']:.0f} | "
+                  f"{r['median_ttft_ms']:.0f} / {r['p95_ttft_ms']:.0f} | {r['median_tpot_ms']:.2f} | "
+                  f"{r['median_itl_ms']:.2f} / {r['p99_itl_ms']:.2f} | {r['failed']} |")
+
+
+def main():
+    begun = time.time()
+    check = Check(sys.argv[1])
+    server = None
+    with tempfile.TemporaryDirectory() as directory:
+        try:
+            server = check.conversation(directory)
+            check.load(server)
+            check.long_prompt(server)
+            check.rest(server)
+        except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+            check.row("the check itself", str(error)[:300], "no error", False)
+        finally:
+            if server is not None:
+                check.data["metrics"] = server.call("/metrics").read().decode() if server.process.poll() is None else ""
+                server.process.kill()
+                server.process.wait()
+    check.table()
+    with open(sys.argv[2], "w") as file:
+        json.dump(check.data, file, indent=1)
+    print(f"{len(check.rows) - check.failed} of {len(check.rows)} in {time.time() - begun:.0f} s")
+    return check.failed > 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# The server's promises on a GPU, from a prebuilt binary, in under 4 minutes: one short table, exit 1 if one is broken.
+#
+#   scripts/serve_gpu_check.sh [--bin DIR] [--json FILE]
+#
+#   follow-up   a turn after a long conversation: time to its first token, and the tokens of a cold run; the same after a
+#               restart with --cache-dir
+#   load        people at once from 1 to 64 with short prompts: tokens a second, times to the first and between tokens
+#   long        a long prompt that comes while 63 others are answered: the times between their tokens
+#   requests    how many there were in all; none may fail
+#
+# --bin: where quern is (build). --json: also write what was measured there. Sizes can be set in the environment, for a
+# smaller machine: SERVER (flags of quern serve), CONTEXT_TOKENS, LONG_TOKENS, PEOPLE, ANSWER_TOKENS, REQUESTS. On a CPU:
+#
+#   SERVER="-np 4" CONTEXT_TOKENS=900 LONG_TOKENS=900 PEOPLE=1,4 ANSWER_TOKENS=20 REQUESTS=60 scripts/serve_gpu_check.sh
+set -u
+root=$(cd "$(dirname "$0")/.." && pwd)
+bin=$root/build json=/dev/null
+while [ $# -gt 0 ]; do
+  case $1 in
+    --bin) bin=$2; shift 2 ;;
+    --json) json=$2; shift 2 ;;
+    *) sed -n '2,18p' "$0"; exit 2 ;;
+  esac
+done
+[ -x "$bin/quern" ] || { echo "serve-gpu-check: no $bin/quern; build it first, or name its directory with --bin"; exit 2; }
+exec timeout -k 5 235 python3 "$root/scripts/serve_gpu_check.py" "$bin/quern" "$json"

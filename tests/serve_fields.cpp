@@ -1,0 +1,121 @@
+// Fields of llama.cpp's API and limits of one client, on the real server with the demo checkpoint.
+#include <memory>
+
+#include "serve_client.h"
+
+namespace quern {
+namespace {
+
+using namespace test;
+
+json parsed(const std::string& event) { return json::parse(event, nullptr, false); }
+
+TEST_SUITE("model") {
+    TEST_CASE("serve: progress of the prompt and timings with every chunk, where asked for") {
+        const ServerProcess server({"-ub", "16"});
+        json body = question(
+            "What is the capital of France? Think of the rivers and of the hills before you answer.");
+        body["max_tokens"] = 12;
+        body["ignore_eos"] = true;
+        body["return_progress"] = body["timings_per_token"] = true;
+        for (const char* path : {"/v1/chat/completions", "/v1/completions"}) {
+            CAPTURE(path);
+            body["prompt"] = "What is the capital of France? Think of the rivers and of the hills first.";
+            int64_t done = -1, total = 0, tokens = 0;
+            int steps = 0;
+            for (const std::string& event : stream(server, body, path)) {
+                const json j = parsed(event);
+                if (!j.is_object()) continue;
+                if (j.contains("prompt_progress")) {
+                    const json& p = j["prompt_progress"];
+                    CHECK(tokens == 0);
+                    CHECK(p["processed"].get<int64_t>() > done);
+                    CHECK(p["cache"] == 0);
+                    CHECK(p["time_ms"] >= 0);
+                    done = p["processed"];
+                    total = p["total"];
+                    ++steps;
+                } else if (j.contains("timings")) {
+                    const json& t = j["timings"];
+                    CHECK(t["prompt_n"] == total);
+                    CHECK(t["predicted_n"].get<int64_t>() >= tokens);
+                    tokens = t["predicted_n"];
+                } else {
+                    CHECK(tokens == 0);  // the role
+                }
+            }
+            CHECK(steps > 2);
+            CHECK(done == total);
+            CHECK(tokens == 12);
+        }
+    }
+
+    TEST_CASE("serve: cache_prompt false neither uses kept states nor leaves any") {
+        const ServerProcess server;
+        json body =
+            question("What is the capital of France? It is on the Seine, and it has a tower of iron.");
+        body["max_tokens"] = 4;
+        body["cache_prompt"] = false;
+        body["id_slot"] = 1;
+        const auto cached = [&](const json& request) {
+            const Reply r = chat(server, request);
+            REQUIRE(r.status == 200);
+            return r.body["usage"]["prompt_tokens_details"]["cached_tokens"].get<int64_t>();
+        };
+        CHECK(cached(body) == 0);
+        CHECK(server.metric("quern_cache_snapshots") == 0);
+        json with = body;
+        with["cache_prompt"] = true;
+        CHECK(cached(with) == 0);
+        CHECK(cached(with) > 0);
+        CHECK(cached(body) == 0);
+        body["id_slot"] = "1";
+        CHECK(chat(server, body).status == 400);
+    }
+
+    TEST_CASE("serve: a client that only closed its own side of the connection still gets its stream") {
+        const ServerProcess server;
+        json body = question("What is 3 + 4?");
+        body["stream"] = true;
+        body["max_tokens"] = 200;
+        body["ignore_eos"] = true;
+        Raw raw(server.port());
+        raw.send(http("/v1/chat/completions", body.dump(), "Connection: close\r\n"));
+        std::string all = raw.receive(), piece;  // before that, cpp-httplib takes it for gone
+        raw.end_sending();
+        while (!(piece = raw.receive()).empty()) all += piece;
+        CHECK(all.find("data: [DONE]") != std::string::npos);
+        CHECK(server.metric("quern_cancelled_total{phase=\"decode\"}") == 0);
+    }
+
+    TEST_CASE("serve: one address has only so many connections") {
+        const ServerProcess server({"--peer-connections", "4"});
+        const std::string health = "GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        std::vector<std::unique_ptr<Raw>> connections;
+        const auto status = [&](Raw& raw) {
+            raw.send(health);
+            const std::string reply = raw.receive();
+            return reply.size() > 12 ? std::atoi(reply.c_str() + 9) : 0;
+        };
+        std::this_thread::sleep_for(
+            std::chrono::seconds(1));  // those that asked whether it is ready have ended
+        for (int i = 0; i < 4; ++i) {
+            connections.push_back(std::make_unique<Raw>(server.port()));
+            CHECK(status(*connections.back()) == 200);
+        }
+        {
+            Raw more(server.port());
+            const std::string reply = more.receive();
+            CHECK(reply.find(" 429 ") != std::string::npos);
+            CHECK(reply.find("too_many_connections") != std::string::npos);
+        }
+        CHECK(status(*connections[0]) == 200);
+        connections.pop_back();
+        std::this_thread::sleep_for(std::chrono::seconds(1));
+        Raw again(server.port());
+        CHECK(status(again) == 200);
+    }
+}
+
+}  // namespace
+}  // namespace quern
