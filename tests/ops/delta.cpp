@@ -295,6 +295,25 @@ void delta_alone(Device& device) {
     for (const Shape& s : {kReal, kThree}) check_alone(device, s, {{1, 1, 1}, {1, 0, 1}, {1, 1, 1}, {0, 1, 1}});
 }
 
+/// Many rows at once leave the state that they leave one by one, also where it hardly decays. Both round x alike, so
+/// this sees what the bound to the reference, as wide as that rounding, hides.
+void delta_state(Device& device) {
+    constexpr int kRows = 400;
+    for (const float rate : {-0.2f, -0.001f}) {
+        CAPTURE(rate);
+        Memory chunks(device, kReal), steps(device, kReal);
+        const auto p = device.rounded(Random(77).normals(kRows * kReal.columns()));
+        for (Memory* m : {&chunks, &steps})
+            m->rate.set(std::vector<float>(static_cast<size_t>(kReal.nv), rate));
+        run_step(device, {.rows = {kRows}, .before = {0}, .slots = {0}}, p, chunks);
+        for (int t = 0; t < kRows; ++t)
+            run_step(device, {.rows = {1}, .before = {t}, .slots = {0}}, rows_of(p, kReal.columns(), t, 1), steps);
+        const int64_t elements = kReal.nv * int64_t{kReal.dv} * kReal.dk;
+        CHECK(relative_error(rows_of(chunks.delta.values(), elements, 0, 1),
+                             rows_of(steps.delta.values(), elements, 0, 1)) < 1e-4);
+    }
+}
+
 /// Drafts: a step journals m rows, of which the next commits n; that one journals as well, and a last one
 /// does not.
 void check_journal(const Device& device, int m, int n, int64_t spare) {
@@ -335,6 +354,7 @@ void check_journal(const Device& device, int m, int n, int64_t spare) {
 }  // namespace
 
 DEVICE_TEST_CASE("conv_gated_delta_net: one sequence in steps", delta_steps)
+DEVICE_TEST_CASE("conv_gated_delta_net: rows at once or one by one, the same state", delta_state)
 DEVICE_TEST_CASE("conv_gated_delta_net: several sequences and padding", delta_together)
 DEVICE_TEST_CASE("conv_gated_delta_net: beside others or alone, the same bits", delta_alone)
 DEVICE_TEST_CASE("conv_gated_delta_net: heads of other sizes", delta_shapes)
