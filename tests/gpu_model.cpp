@@ -206,6 +206,10 @@ TEST_SUITE("cuda") {
             MESSAGE("after " << length << " tokens: state error of the first layer " << first << ", of all "
                              << all << ", error of the last logits " << relative(chunks.logits, steps.logits)
                              << "; to float32: chunks " << chunks_off << ", steps " << steps_off);
+            for (size_t layer = 0; layer < exact.delta.size(); ++layer)
+                MESSAGE("DeltaNet layer " << layer << " to float32: chunks "
+                                          << relative(chunks.delta[layer], exact.delta[layer]) << ", steps "
+                                          << relative(steps.delta[layer], exact.delta[layer]));
             CHECK(first <= 1e-3);
             CHECK(chunks_off <= 1.5 * steps_off);
             if (early > 0) CHECK(all <= 1.5 * early);
