@@ -2,6 +2,7 @@
 // 10,000 tokens.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -143,30 +144,44 @@ struct Walk {
     }
 };
 
-/// The state after `tokens`, run `rows` at a time.
-Walk walk(Loaded& l, std::span<const int32_t> tokens, size_t rows) {
-    test::Stepper stepper(l, 1,
-                          static_cast<int64_t>(tokens.size()) / kPageTokens + 2);  // one for the snapshot
-    SequenceState s = stepper.pool.acquire();
-    Walk w;
-    for (size_t at = 0; at < tokens.size(); at += rows)
-        w.logits = stepper.run(s, tokens.subspan(at, std::min(rows, tokens.size() - at)));
+/// The recurrent state of each linear layer.
+std::vector<std::vector<float>> read_state(test::Stepper& stepper, SequenceState& s) {
     Snapshot snapshot = stepper.pool.snapshot(s);
     std::vector<std::byte> recurrent(static_cast<size_t>(stepper.pool.recurrent_bytes()));
     stepper.pool.read_recurrent(snapshot, recurrent.data());
+    stepper.pool.release(snapshot);
+    std::vector<std::vector<float>> layers;
     const std::byte* from = recurrent.data();
     for (const StateSpec& spec : stepper.specs) {
         if (spec.paged) continue;
         if (spec.role == StateRole::delta) {
-            std::vector<float>& values =
-                w.delta.emplace_back(static_cast<size_t>(spec.bytes()) / sizeof(float));
+            auto& values = layers.emplace_back(static_cast<size_t>(spec.bytes()) / sizeof(float));
             std::memcpy(values.data(), from, static_cast<size_t>(spec.bytes()));
         }
         from += spec.bytes();
     }
-    stepper.pool.release(snapshot);
+    return layers;
+}
+
+/// The state after every `stride` of the tokens, run `rows` at a time.
+std::vector<Walk> walk(Loaded& l, std::span<const int32_t> tokens, size_t stride, size_t rows) {
+    const auto pages = static_cast<int64_t>(tokens.size()) / kPageTokens + 2;  // one for the snapshot
+    test::Stepper stepper(l, 1, pages);
+    SequenceState s = stepper.pool.acquire();
+    std::vector<Walk> stops;
+    for (size_t at = 0; at < tokens.size(); at += rows) {
+        auto logits = stepper.run(s, tokens.subspan(at, rows));
+        if ((at + rows) % stride == 0)
+            stops.push_back({.delta = read_state(stepper, s), .logits = std::move(logits)});
+    }
     stepper.pool.release(s);
-    return w;
+    return stops;
+}
+
+double median(std::vector<double> values) {
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
 }
 
 TEST_SUITE("cuda") {
@@ -185,8 +200,10 @@ TEST_SUITE("cuda") {
         check_equal(*gpu, prompts, answers(*gpu, prompts, 1), answers(*gpu, prompts, 8));
     }
 
-    // The first layer gets the same input either way, so its state must agree; deeper layers get inputs that
-    // BF16 rounded differently, so there neither way may be farther from float32, and the gap must not grow.
+    // The first layer gets the same input either way, so its state must agree. Deeper layers get inputs that
+    // BF16 rounded differently; where two experts are as good as tied, that chooses another one, and the
+    // states differ by up to 10 % for some tokens, in either way and in float32 too. So there medians are
+    // judged: neither way may be farther from float32, and the gap must not grow.
     TEST_CASE("gpu model: no drift between chunks and single steps over 10,000 tokens") {
         const auto gpu = demo_on_gpu();
         if (gpu == nullptr) return;
@@ -194,27 +211,28 @@ TEST_SUITE("cuda") {
         std::mt19937 random(11);
         Tokens tokens(10000);
         for (int32_t& id : tokens) id = static_cast<int32_t>(random() % 3000);
-        double early = 0;
-        for (const size_t length : {500, 10000}) {
-            const std::span<const int32_t> begin(tokens.data(), length);
-            const Walk chunks = walk(*gpu, begin, 2048), steps = walk(*gpu, begin, 1),
-                       exact = walk(cpu, begin, 512);
-            const double first = relative(chunks.delta[0], steps.delta[0]),
-                         all = relative(chunks.all(), steps.all()),
-                         chunks_off = relative(chunks.all(), exact.all()),
-                         steps_off = relative(steps.all(), exact.all());
-            MESSAGE("after " << length << " tokens: state error of the first layer " << first << ", of all "
-                             << all << ", error of the last logits " << relative(chunks.logits, steps.logits)
-                             << "; to float32: chunks " << chunks_off << ", steps " << steps_off);
-            for (size_t layer = 0; layer < exact.delta.size(); ++layer)
-                MESSAGE("DeltaNet layer " << layer << " to float32: chunks "
-                                          << relative(chunks.delta[layer], exact.delta[layer]) << ", steps "
-                                          << relative(steps.delta[layer], exact.delta[layer]));
-            CHECK(first <= 1e-3);
-            CHECK(chunks_off <= 1.5 * steps_off);
-            if (early > 0) CHECK(all <= 1.5 * early);
-            early = all;
+        constexpr size_t kStride = 250;
+        const auto chunks = walk(*gpu, tokens, kStride, kStride), steps = walk(*gpu, tokens, kStride, 1),
+                   exact = walk(cpu, tokens, kStride, kStride);
+        REQUIRE(chunks.size() == tokens.size() / kStride);
+        double first = 0;
+        std::vector<double> gap, logits, chunks_off, steps_off;
+        for (size_t i = 0; i < chunks.size(); ++i) {
+            first = std::max(first, relative(chunks[i].delta[0], steps[i].delta[0]));
+            gap.push_back(relative(chunks[i].all(), steps[i].all()));
+            logits.push_back(relative(chunks[i].logits, steps[i].logits));
+            chunks_off.push_back(relative(chunks[i].all(), exact[i].all()));
+            steps_off.push_back(relative(steps[i].all(), exact[i].all()));
         }
+        const auto half = gap.begin() + static_cast<std::ptrdiff_t>(gap.size() / 2);
+        const double early = median({gap.begin(), half}), late = median({half, gap.end()});
+        MESSAGE("state error of the first layer at most "
+                << first << "; median of all " << early << " in the first half, " << late
+                << " in the second, of the logits " << median(logits) << "; to float32: chunks "
+                << median(chunks_off) << ", steps " << median(steps_off));
+        CHECK(first <= 1e-3);
+        CHECK(median(chunks_off) <= 1.5 * median(steps_off));
+        CHECK(late <= 1.5 * early);
     }
 }
 
