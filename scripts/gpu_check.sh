@@ -90,7 +90,7 @@ headline() {
   case $1 in
     ops|parity) grep -E '^\[doctest\] (test cases|assertions)' ;;
     demo|alone) grep -oE '[0-9]+ of [0-9]+ answers equal.*' ;;
-    drift) grep -oE 'after 10000 tokens: .*' ;;
+    drift) grep -oE 'state error of the first layer at most .*' ;;
     logits|dense) grep -E '^limits' ;;
     speed) grep -cE '^\|.*±' | sed 's/$/ rows/' ;;
   esac | sed 's/^\[doctest\] //' | tr -s ' ' | paste -sd';'
