@@ -1,6 +1,9 @@
 // A parity checkpoint in memory, to be changed and written with one fault.
 #pragma once
 
+#include <sys/wait.h>
+
+#include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -13,6 +16,13 @@ inline nlohmann::json read_json(const std::string& path) {
     std::ifstream stream(path, std::ios::binary);
     if (!stream) throw std::runtime_error("cannot read " + path);
     return nlohmann::json::parse(stream);
+}
+
+/// Of the binary's `quantize-inspect` with these arguments; -1 if it did not end by itself.
+inline int inspect_exit_code(const std::string& arguments) {
+    const int status =
+        std::system((QUERN_BINARY " quantize-inspect " + arguments + " >/dev/null 2>&1").c_str());
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
 struct CheckpointCopy {

@@ -45,12 +45,6 @@ Findings after(const std::function<void(CheckpointCopy&)>& change, const std::st
     return audit(copy.dir.str());
 }
 
-int exit_code(const std::string& arguments) {
-    const int status =
-        std::system((QUERN_BINARY " quantize-inspect " + arguments + " >/dev/null 2>&1").c_str());
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 }  // namespace
 
 TEST_SUITE("cpu") {
@@ -65,8 +59,8 @@ TEST_SUITE("cpu") {
             CHECK(f.problems == "");
             CHECK_MESSAGE(f.notes.find("config:") == std::string::npos, f.notes);
         }
-        CHECK(exit_code("--audit") == 0);
-        CHECK(exit_code("--audit --json " + kVectors + "base/ct") == 0);
+        CHECK(inspect_exit_code("--audit") == 0);
+        CHECK(inspect_exit_code("--audit --json " + kVectors + "base/ct") == 0);
     }
 
     TEST_CASE("audit: who made it, and for which activations") {
@@ -153,11 +147,11 @@ TEST_SUITE("cpu") {
     TEST_CASE("audit: a file cut off, a pointer to a file, exit code 3") {
         CheckpointCopy copy("base/ct");
         copy.write();
-        CHECK(exit_code("--audit " + copy.dir.str()) == 0);
+        CHECK(inspect_exit_code("--audit " + copy.dir.str()) == 0);
         const std::string whole = copy.weights.bytes();
         copy.dir.write("model.safetensors", whole.substr(0, whole.size() - 100));
         CHECK(contains(audit(copy.dir.str()).problems, "the file is cut off"));
-        CHECK(exit_code("--audit " + copy.dir.str()) == 3);
+        CHECK(inspect_exit_code("--audit " + copy.dir.str()) == 3);
         copy.dir.write("model.safetensors",
                        "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n");
         CHECK(contains(audit(copy.dir.str()).problems, "git-lfs"));

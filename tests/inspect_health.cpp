@@ -78,12 +78,6 @@ struct Matrix {
     std::vector<uint8_t> codes, scales;
 };
 
-int exit_code(const std::string& arguments) {
-    const int status =
-        std::system((QUERN_BINARY " quantize-inspect " + arguments + " >/dev/null 2>&1").c_str());
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 }  // namespace
 
 TEST_SUITE("cpu") {
@@ -199,12 +193,12 @@ TEST_SUITE("cpu") {
         CHECK(contains(page, "a&#60;b"));
         CHECK(!contains(page, "http"));  // needs nothing else
         TempDir dir;
-        CHECK(exit_code("--health --html " + (dir / "page.html")) == 0);
+        CHECK(inspect_exit_code("--health --html " + (dir / "page.html")) == 0);
         CHECK(std::filesystem::file_size(dir / "page.html") > 1000);
-        CHECK(exit_code("--health --plan") == 2);
+        CHECK(inspect_exit_code("--health --plan") == 2);
         CheckpointCopy copy("base/ct");
         copy.weights.at(kExpert + "up_proj.weight_scale").data[0] = '\x7f';
         copy.write();
-        CHECK(exit_code("--health " + copy.dir.str()) == 3);
+        CHECK(inspect_exit_code("--health " + copy.dir.str()) == 3);
     }
 }

@@ -45,14 +45,10 @@ __device__ __forceinline__ int activation_place(int k) {
     return (k & ~15) + ((j & 6) << 1) + ((j & 8) >> 2) + (j & 1);
 }
 
-/// Bytes of dynamic shared memory that the parts take, in this order: ring, activations, sums.
+/// Bytes of dynamic shared memory that the ring takes.
 template <Kind K, int NT>
 __host__ __device__ constexpr int ring_bytes() {
     return kRingDepth<K, NT> * chunk_bytes(K) * kWarps;
-}
-template <int NT>
-__host__ __device__ constexpr int sums_bytes() {
-    return 2 * kWarps * 16 * 8 * NT * static_cast<int>(sizeof(float));
 }
 
 /// One chunk from global to shared memory by one warp.
