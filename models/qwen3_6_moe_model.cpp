@@ -1,7 +1,6 @@
 // The Model of a Qwen3.6 checkpoint: open, read, check, place, remember.
 #include <algorithm>
 #include <set>
-#include <thread>
 
 #include "ggml-like/check.h"
 #include "ggml-like/content_hash.h"
@@ -51,8 +50,8 @@ void for_each_expert(LayerWeights& w, F&& f) {
 template <typename Weights, typename F>
 void for_each_vector(Weights& w, F&& f) {
     for (auto& l : w.layers)
-        for (auto* t : {&l.input_norm, &l.post_norm, &l.attention.q_norm, &l.attention.k_norm,
-                          &l.delta.conv, &l.delta.decay_rate, &l.delta.dt_bias, &l.delta.norm})
+        for (auto* t : {&l.input_norm, &l.post_norm, &l.attention.q_norm, &l.attention.k_norm, &l.delta.conv,
+                        &l.delta.decay_rate, &l.delta.dt_bias, &l.delta.norm})
             if (t->data != nullptr) f(*t);
     f(w.final_norm);
 }
@@ -133,8 +132,10 @@ class Qwen36Moe final : public Model {
                 uses.push_back({.group = group, .matrix = &w, .order = order});
             });
             if (config_.dense()) continue;
-            uses.push_back(
-                {.group = "routed experts", .experts = &layer.moe.gate_up, .order = RowOrder::paired, .picked = used});
+            uses.push_back({.group = "routed experts",
+                            .experts = &layer.moe.gate_up,
+                            .order = RowOrder::paired,
+                            .picked = used});
             uses.push_back({.group = "routed experts", .experts = &layer.moe.down, .picked = used});
         }
         uses.push_back({.group = "embedding", .matrix = &weights_.embedding, .picked = 1});
@@ -154,7 +155,7 @@ class Qwen36Moe final : public Model {
         LoadProgress done;
         for (const Change& c : changes_) done.bytes_total += c.weight->bytes();
         for (Change& c : changes_) {
-            auto memory = quern::requantize(*c.weight, c.other, check_threads());
+            auto memory = quern::requantize(*c.weight, c.other, backend_.threads());
             if (!c.shared) c.other.placed = c.weight->placed;  // to be given back
             done.bytes_done += c.weight->bytes();
             *c.weight = std::move(c.other);
@@ -200,7 +201,8 @@ class Qwen36Moe final : public Model {
         });
         if (changes_.empty())
             FAIL(usage,
-                 "--dense {}: the attention and DeltaNet projections and the head of this checkpoint are quantized "
+                 "--dense {}: the attention and DeltaNet projections and the head of this checkpoint are "
+                 "quantized "
                  "already; leave it out",
                  dense_format_name(format));
     }
@@ -210,7 +212,6 @@ class Qwen36Moe final : public Model {
     bool head_is_embedding() const {
         return config_.tied_head && weights_.head.segments[0].dtype == weights_.embedding.segments[0].dtype;
     }
-    static int check_threads() { return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u)); }
 
     /// Hands a layer's weights to the backend in the row order that their ops read.
     void place_layer(LayerWeights& w) {
@@ -243,7 +244,7 @@ class Qwen36Moe final : public Model {
         for (const auto& group : groups)
             for (const Weight* w : group) progress.bytes_total += w->bytes();
         for (size_t i = 0; i < groups.size(); ++i) {
-            check(groups[i], check_threads());
+            check(groups[i], backend_.threads());
             if (i < weights_.layers.size())
                 place_layer(weights_.layers[i]);
             else
@@ -262,7 +263,8 @@ class Qwen36Moe final : public Model {
     void reserve_memory() {
         int64_t bytes = 0;
         for (const WeightUse& use : weight_uses()) {
-            if (use.again || use.vector != nullptr || (use.matrix != nullptr && changed(*use.matrix))) continue;
+            if (use.again || use.vector != nullptr || (use.matrix != nullptr && changed(*use.matrix)))
+                continue;
             bytes += use.matrix != nullptr ? backend_.placed_bytes(*use.matrix, use.order)
                                            : backend_.placed_bytes(*use.experts, use.order);
         }

@@ -1,10 +1,7 @@
 // check_scales: the pass over all block scales of a load, spread over threads.
-#include <atomic>
-#include <system_error>
-#include <thread>
-
 #include "ggml-like/check.h"
 #include "ggml-like/nvfp4.h"
+#include "ggml-like/parallel.h"
 #include "models/scale_rules.h"
 #include "models/weight_format.h"
 
@@ -68,23 +65,13 @@ SegmentResult check_fp8(const Checkpoint& checkpoint, const WeightSegment& s) {
 ScaleCheck check_scales(const Checkpoint& checkpoint, std::span<const WeightSegment* const> segments,
                         int threads) {
     std::vector<SegmentResult> results(segments.size());
-    std::atomic<size_t> next{0};
-    const auto work = [&] {
-        for (size_t i = next++; i < segments.size(); i = next++) {
-            const WeightSegment& s = *segments[i];
-            if (s.scale_kind == ScaleKind::nvfp4)
-                results[i] = check_nvfp4(checkpoint, s);
-            else if (s.dtype == DType::F8_E4M3)
-                results[i] = check_fp8(checkpoint, s);
-        }
-    };
-    std::vector<std::thread> helpers;
-    try {
-        for (int t = 1; t < threads; ++t) helpers.emplace_back(work);
-    } catch (const std::system_error&) {  // no more threads to be had: those that run do all the work
-    }
-    work();
-    for (std::thread& t : helpers) t.join();
+    for_each_parallel(threads, segments.size(), [&](size_t i) {
+        const WeightSegment& s = *segments[i];
+        if (s.scale_kind == ScaleKind::nvfp4)
+            results[i] = check_nvfp4(checkpoint, s);
+        else if (s.dtype == DType::F8_E4M3)
+            results[i] = check_fp8(checkpoint, s);
+    });
     ScaleCheck out;
     for (SegmentResult& r : results) {
         out.zero_blocks += r.zero_blocks;

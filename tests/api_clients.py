@@ -118,6 +118,12 @@ def responses(client):
 def completions(client):
     r = client.completions.create(model="demo", prompt="The capital of France", max_tokens=2, temperature=0)
     assert r.choices[0].text == " is Paris"
+    r = client.completions.create(model="demo", prompt=["The capital of France", "The capital of Italy"], max_tokens=2,
+                                  temperature=0, echo=True, logprobs=1)
+    assert [c.text for c in r.choices] == ["The capital of France is Paris", "The capital of Italy is Rome"], r.choices
+    for c in r.choices:
+        assert "".join(c.logprobs.tokens) == c.text and len(c.logprobs.token_logprobs) == 6, c.logprobs
+        assert all(p < 0 for p in c.logprobs.token_logprobs[1:]), c.logprobs
     assert [m.id for m in client.models.list()] == ["demo"]
 
 

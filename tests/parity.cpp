@@ -67,7 +67,7 @@ Difference compare(const fs::path& path, std::unique_ptr<Backend> backend, int64
     request.prompt = golden.prompt;
     request.sampling.temperature = 0;
     request.max_tokens = static_cast<int64_t>(golden.greedy.size());
-    request.on_prompt_logits = [&](int64_t position, const float* logits) {
+    request.on_prompt_logits = [&](int64_t position, std::span<const float> logits) {
         if (next == golden.positions.size() || golden.positions[next] != position) return;
         const float* expected = golden.logits.data() + static_cast<int64_t>(next++) * vocab;
         for (int64_t v = 0; v < vocab; ++v) {

@@ -67,7 +67,7 @@ class QualityRun {
         report_.tokens += static_cast<int64_t>(answer.size());
         request.max_tokens = 1;
         request.sampling.temperature = 0;
-        request.on_prompt_logits = [this, begin, answer](int64_t position, const float* logits) {
+        request.on_prompt_logits = [this, begin, answer](int64_t position, std::span<const float> logits) {
             const int64_t next = position + 1 - begin;
             if (next >= 0 && next < static_cast<int64_t>(answer.size()))
                 report_.nats += surprise(logits, answer[static_cast<size_t>(next)]);
@@ -76,8 +76,9 @@ class QualityRun {
     }
 
     /// -log of the probability of a token.
-    double surprise(const float* logits, int32_t token) const {
-        const double largest = static_cast<double>(*std::max_element(logits, logits + vocab_));
+    double surprise(std::span<const float> logits, int32_t token) const {
+        const double largest =
+            static_cast<double>(*std::max_element(logits.begin(), logits.begin() + vocab_));
         double sum = 0;
         for (int64_t v = 0; v < vocab_; ++v) sum += std::exp(static_cast<double>(logits[v]) - largest);
         return largest + std::log(sum) - static_cast<double>(logits[token]);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 
 namespace quern {
 namespace {
@@ -25,6 +24,20 @@ size_t overlap(std::string_view text, std::string_view stop) {
     for (size_t n = std::min(text.size(), stop.size()); n > 0; --n)
         if (text.substr(text.size() - n) == stop.substr(0, n)) return n;
     return 0;
+}
+
+/// Ids of the `count` highest values, the highest first; of equal ones the lower id first.
+std::vector<int32_t> highest_ids(std::span<const float> row, size_t count) {
+    std::vector<int32_t> ids;
+    const auto before = [&](float value, int32_t id) { return value > row[static_cast<size_t>(id)]; };
+    for (size_t i = 0; i < row.size() && count > 0; ++i) {
+        if (ids.size() == count) {
+            if (!before(row[i], ids.back())) continue;
+            ids.pop_back();
+        }
+        ids.insert(std::upper_bound(ids.begin(), ids.end(), row[i], before), static_cast<int32_t>(i));
+    }
+    return ids;
 }
 
 }  // namespace
@@ -90,6 +103,15 @@ void AnswerReader::attach(Request& request, std::function<bool(const AnswerDelta
     if (required || no_calls || rules_.schema) request.allow = [this](int32_t id) { return allows(id); };
     if (rules_.top_logprobs >= 0)
         request.on_logits = [this](int32_t id, std::span<const float> row) { note_logits(id, row); };
+    if (rules_.prompt_logprobs) note_prompt(request);
+}
+
+void AnswerReader::note_prompt(Request& request) {
+    logprobs_.push_back({request.prompt.front(), {}, {}});
+    request.on_prompt_logits = [this, prompt = request.prompt](int64_t position, std::span<const float> row) {
+        const auto next = static_cast<size_t>(position) + 1;
+        if (next < prompt.size()) note_logits(prompt[next], row);
+    };
 }
 
 ChatDelta AnswerReader::parse(std::string_view text) {
@@ -204,16 +226,8 @@ void AnswerReader::note_logits(int32_t id, std::span<const float> logits) {
     for (const float x : row) sum += std::exp(x - highest);
     const double norm = highest + std::log(sum);
     TokenLogprob report{id, row[static_cast<size_t>(id)] - norm, {}};
-    std::vector<int32_t> order(vocab);
-    std::iota(order.begin(), order.end(), 0);
-    const size_t wanted = std::min<size_t>(static_cast<size_t>(rules_.top_logprobs), vocab);
-    std::partial_sort(order.begin(), order.begin() + static_cast<ptrdiff_t>(wanted), order.end(),
-                      [&](int32_t a, int32_t b) {
-                          const float x = row[static_cast<size_t>(a)], y = row[static_cast<size_t>(b)];
-                          return x != y ? x > y : a < b;
-                      });
-    for (size_t i = 0; i < wanted; ++i)
-        report.top.emplace_back(order[i], row[static_cast<size_t>(order[i])] - norm);
+    for (const int32_t other : highest_ids(row, static_cast<size_t>(rules_.top_logprobs)))
+        report.top.emplace_back(other, row[static_cast<size_t>(other)] - norm);
     logprobs_.push_back(std::move(report));
 }
 

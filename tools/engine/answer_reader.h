@@ -32,12 +32,13 @@ struct AnswerRules {
     bool preserve_thinking = false;  // later prompts show the thinking of this answer
     std::vector<std::string> stops;  // end the content where one of them would begin; never inside thinking
     std::shared_ptr<const JsonSchema> schema;  // what the content must be
-    int top_logprobs = -1;  // alternatives to report beside each token of the content; -1: no report
+    int top_logprobs = -1;         // alternatives to report beside each token of the content; -1: no report
+    bool prompt_logprobs = false;  // plain text: the report begins with the prompt
 };
 
 struct TokenLogprob {
     int32_t id;
-    double logprob;
+    std::optional<double> logprob;  // none: the first token of a prompt, which nothing foretells
     std::vector<std::pair<int32_t, double>> top;  // likeliest first
 };
 
@@ -93,6 +94,7 @@ class AnswerReader {
     bool allows(int32_t id) const;
     bool allows_name(std::string_view piece) const;
     void note_logits(int32_t id, std::span<const float> logits);
+    void note_prompt(Request& request);
     bool keep() const;
 
     const Tokenizer& tokenizer_;

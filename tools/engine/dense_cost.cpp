@@ -4,9 +4,9 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <thread>
 
 #include "ggml-like/check.h"
+#include "ggml-like/parallel.h"
 #include "models/tokenizer.h"
 #include "tools/engine/sample_text.h"
 
@@ -14,7 +14,7 @@ namespace quern {
 namespace {
 
 constexpr int64_t kTextTokens = 2000;
-constexpr int64_t kRows = 64;  // of logits in a step, and examined together
+constexpr int64_t kRows = 64;               // of logits in a step, and examined together
 constexpr float kLeastLikely = -9.704061f;  // log 2^-14
 
 struct Normalizer {
@@ -28,19 +28,6 @@ Normalizer normalizer(std::span<const float> logits) {
     return {highest, highest + std::log(sum)};
 }
 
-/// f(i) for i below `count` on all cores.
-template <typename F>
-void for_each_row(int64_t count, const F& f) {
-    std::atomic<int64_t> next = 0;
-    const auto work = [&] {
-        for (int64_t i = next++; i < count; i = next++) f(i);
-    };
-    const auto most = static_cast<int64_t>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
-    std::vector<std::jthread> threads;
-    for (int64_t i = 1; i < std::min(most, count); ++i) threads.emplace_back(work);
-    work();
-}
-
 /// Runs the model over `tokens`; examine(position, row of logits), from several threads.
 template <typename F>
 void run_text(Model& model, Backend& backend, const std::vector<int32_t>& tokens, const F& examine) {
@@ -51,17 +38,18 @@ void run_text(Model& model, Backend& backend, const std::vector<int32_t>& tokens
     Request request;
     request.prompt = tokens;
     request.max_tokens = 0;
-    request.on_prompt_logits = [&](int64_t position, const float* logits) {
+    request.on_prompt_logits = [&](int64_t position, std::span<const float> logits) {
         const int64_t row = position % kRows;
-        std::copy_n(logits, vocab, rows.begin() + row * static_cast<int64_t>(vocab));
+        std::copy_n(logits.begin(), vocab, rows.begin() + row * static_cast<int64_t>(vocab));
         if (row + 1 < kRows && position < last) return;
-        for_each_row(row + 1, [&](int64_t i) {
-            examine(static_cast<size_t>(position - row + i),
-                    std::span<const float>(rows).subspan(static_cast<size_t>(i) * vocab, vocab));
+        for_each_parallel(backend.threads(), static_cast<size_t>(row + 1), [&](size_t i) {
+            examine(static_cast<size_t>(position - row) + i,
+                    std::span<const float>(rows).subspan(i * vocab, vocab));
         });
     };
     const Result result = engine.run(std::move(request));
-    if (result.reason == FinishReason::error) FAIL(runtime, "--dense: the comparison failed: {}", result.error);
+    if (result.reason == FinishReason::error)
+        FAIL(runtime, "--dense: the comparison failed: {}", result.error);
 }
 
 std::vector<int32_t> sample_tokens(const Model& model) {
@@ -90,7 +78,8 @@ LikelyTokens likely_tokens(std::span<const float> logits) {
     for (size_t i = 0; i < logits.size(); ++i) {
         const double log_probability = logits[i] - n.log_sum;
         if (!(log_probability >= kLeastLikely)) continue;
-        if (p.ids.empty() || logits[i] > logits[static_cast<size_t>(p.best)]) p.best = static_cast<int32_t>(i);
+        if (p.ids.empty() || logits[i] > logits[static_cast<size_t>(p.best)])
+            p.best = static_cast<int32_t>(i);
         p.ids.push_back(static_cast<int32_t>(i));
         p.log_probability.push_back(static_cast<float>(log_probability));
         p.rest -= std::exp(log_probability);
@@ -114,8 +103,8 @@ double divergence(const LikelyTokens& p, std::span<const float> logits) {
 }
 
 std::string describe(const DenseCost& c) {
-    return fmt::format("mean KL {:.4f}, p99 {:.4f}, most {:.4f} nats; same likeliest token {:.1f} % of {}", c.kl_mean,
-                       c.kl_p99, c.kl_max, 100 * c.agreement, c.tokens);
+    return fmt::format("mean KL {:.4f}, p99 {:.4f}, most {:.4f} nats; same likeliest token {:.1f} % of {}",
+                       c.kl_mean, c.kl_p99, c.kl_max, 100 * c.agreement, c.tokens);
 }
 
 EngineOptions dense_cost_options(const Model& model) {

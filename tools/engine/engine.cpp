@@ -20,6 +20,7 @@
 #include "tools/engine/scheduler.h"
 #include "tools/engine/sequence.h"
 #include "tools/engine/state_pool.h"
+#include "tools/engine/step_inputs.h"
 
 namespace quern {
 namespace {
@@ -82,8 +83,7 @@ struct Engine::State {
           host_logits(host_memory(b, m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
           plans(m, b, pool, workspace, kPlans) {
         if (b.captures())
-            for (int64_t n = 1; n <= std::min(decode_bucket(o.sequences), kMostPadded);
-                 n = next_bucket(n))
+            for (int64_t n = 1; n <= std::min(decode_bucket(o.sequences), kMostPadded); n = next_bucket(n))
                 decode_plan(n);
         measured = {.state = pool_bytes, .scratch = workspace_bytes, .other = gauge.taken()};
     }
@@ -95,7 +95,6 @@ struct Engine::State {
         return plans.get(decode_shape(bucket, memory.pages(), model.info().vocab), PlanUse::repeatedly);
     }
     StepPlan& plan_for(const std::vector<Slice>& slices);
-    void fill_padding(StepPlan& step, size_t filled);
 
     uint64_t binding() const;
     bool step();
@@ -106,7 +105,6 @@ struct Engine::State {
     void keep_state(Sequence& s, bool wanted);
     void make_room(int64_t pages);
     void run(const std::vector<Slice>& slices);
-    void fill(StepPlan& step, const std::vector<Slice>& slices);
     void read(const StepPlan& step, const std::vector<Slice>& slices);
     int32_t choose(const Sequence& s, const StepPlan& step, const int32_t* top, int64_t row) const;
     void download_logits(const StepPlan& step, int64_t row, int64_t count, float* to) const;
@@ -304,8 +302,8 @@ void Engine::State::start(Sequence& s) {
     if (s.request.on_prefill) s.request.on_prefill(s.state.length);
 }
 
-/// The first boundary (system and tools), the last one and the end of the prompt are where the next request most
-/// likely branches off; those between only where much lies between them.
+/// The first boundary (system and tools), the last one and the end of the prompt are where the next request
+/// most likely branches off; those between only where much lies between them.
 void Engine::State::plan_snapshots(Sequence& s) const {
     constexpr int64_t kFarApart = 2048;
     const auto& at = s.request.boundaries;
@@ -340,7 +338,7 @@ void Engine::State::run(const std::vector<Slice>& slices) {
         pool.grow(state, rows);
     }
     StepPlan& step = plan_for(slices);
-    fill(step, slices);
+    fill_inputs(step, slices);
     step.plan->run();
     read(step, slices);
 }
@@ -359,64 +357,6 @@ StepPlan& Engine::State::plan_for(const std::vector<Slice>& slices) {
     return plans.get(shape, PlanUse::sometimes);
 }
 
-void Engine::State::fill(StepPlan& step, const std::vector<Slice>& slices) {
-    Plan& plan = *step.plan;
-    auto* token_ids = plan.input<int32_t>(step.batch.token_ids);
-    auto* positions = plan.input<int32_t>(step.batch.positions);
-    auto* row_sequence = plan.input<int32_t>(step.batch.row_sequence);
-    auto* start = plan.input<int32_t>(step.batch.start);
-    auto* slots = plan.input<int32_t>(step.batch.slots);
-    auto* pages = plan.input<int32_t>(step.batch.pages);
-    auto* logit_rows = plan.input<int32_t>(step.batch.logit_rows);
-    auto* temperature = plan.input<float>(step.batch.temperature);
-    std::fill_n(plan.input<int32_t>(step.batch.committed), step.shape.sequences, 0);
-    std::fill_n(plan.input<int32_t>(step.batch.journal), step.shape.sequences, 0);
-    std::fill_n(pages, step.shape.sequences * step.shape.pages, 0);
-
-    int32_t row = 0;
-    for (size_t i = 0; i < slices.size(); ++i) {
-        const Slice& slice = slices[i];
-        const Sequence& s = *slice.sequence;
-        const bool all = s.wants_prompt_logits();
-        start[i] = row;
-        slots[i] = s.state.slot;
-        std::copy(s.state.pages.begin(), s.state.pages.end(),
-                  pages + static_cast<int64_t>(i) * step.shape.pages);
-        for (int64_t t = slice.begin; t < slice.begin + slice.count; ++t, ++row) {
-            token_ids[row] = s.tokens[static_cast<size_t>(t)];
-            positions[row] = static_cast<int32_t>(t);
-            row_sequence[row] = static_cast<int32_t>(i);
-            if (!all && t + 1 < slice.begin + slice.count) continue;
-            *logit_rows++ = row;
-            *temperature++ = s.request.sampling.temperature;
-        }
-    }
-    start[slices.size()] = row;
-    fill_padding(step, slices.size());
-}
-
-/// Rows and sequences behind the real ones, if the step was padded: empty sequences, rows of nobody that are
-/// copies of the first row as far as they are computed.
-void Engine::State::fill_padding(StepPlan& step, size_t filled) {
-    Plan& p = *step.plan;
-    const auto pad = [](const Tensor* t, auto* values, size_t from, auto value) {
-        std::fill(values + from, values + t->shape[0], value);
-    };
-    const Batch& b = step.batch;
-    auto *start = p.input<int32_t>(b.start), *slots = p.input<int32_t>(b.slots),
-         *ids = p.input<int32_t>(b.token_ids);
-    auto* temperature = p.input<float>(b.temperature);
-    const auto rows = static_cast<size_t>(start[filled]);
-    pad(b.start, start, filled + 1, start[filled]);
-    pad(b.slots, slots, filled, slots[0]);
-    pad(b.token_ids, ids, rows, ids[0]);
-    pad(b.positions, p.input<int32_t>(b.positions), rows, 0);
-    pad(b.row_sequence, p.input<int32_t>(b.row_sequence), rows, -1);
-    if (step.shape.sequences == static_cast<int64_t>(filled)) return;
-    pad(b.logit_rows, p.input<int32_t>(b.logit_rows), filled, 0);
-    pad(b.temperature, temperature, filled, temperature[0]);
-}
-
 void Engine::State::read(const StepPlan& step, const std::vector<Slice>& slices) {
     auto* top = static_cast<int32_t*>(host_top.get());
     backend.download(top, step.top->data, step.top->bytes());
@@ -425,10 +365,12 @@ void Engine::State::read(const StepPlan& step, const std::vector<Slice>& slices)
         Sequence& s = *slice.sequence;
         const bool in_prompt = s.in_prompt(), all = s.wants_prompt_logits();
         if (all) {
-            std::vector<float> logits(static_cast<size_t>(slice.count * step.logits->shape[1]));
+            const auto width = static_cast<size_t>(step.logits->shape[1]);
+            std::vector<float> logits(static_cast<size_t>(slice.count) * width);
             download_logits(step, row, slice.count, logits.data());
             for (int64_t t = 0; t < slice.count; ++t)
-                s.request.on_prompt_logits(slice.begin + t, logits.data() + t * step.logits->shape[1]);
+                s.request.on_prompt_logits(slice.begin + t,
+                                           {logits.data() + static_cast<size_t>(t) * width, width});
         }
         row += all ? slice.count : 1;
         s.state.length += slice.count;

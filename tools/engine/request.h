@@ -35,17 +35,18 @@ struct Request {
     std::vector<int32_t> stop_ids;                             // end the answer; not part of it
     /// Called from Engine::step for every token of the answer, stop ids excluded. Return false to stop here.
     std::function<bool(int32_t)> on_token;
-    /// If set: called for every prompt position in order with its FP32 logits [vocab].
-    std::function<void(int64_t position, const float* logits)> on_prompt_logits;
+    /// If set: called for every prompt position in order with its FP32 logits, one a row of the vocabulary.
+    std::function<void(int64_t position, std::span<const float> logits)> on_prompt_logits;
     /// Called with prompt tokens done so far: when the prompt's turn comes (those whose state was kept), and
     /// after each chunk.
     std::function<void(int64_t done)> on_prefill;
     /// If set: called before on_token with the row of logits that the token was chosen from.
     std::function<void(int32_t id, std::span<const float> logits)> on_logits;
-    /// If set: whether a token may come next. What it refuses is never chosen; the others keep their proportions.
+    /// If set: whether a token may come next. What it refuses is never chosen; the others keep their
+    /// proportions.
     std::function<bool(int32_t id)> allow;
-    /// If set: asked after every token of the answer; what it returns follows, whatever the model says. Each of
-    /// these tokens goes to on_token.
+    /// If set: asked after every token of the answer; what it returns follows, whatever the model says. Each
+    /// of these tokens goes to on_token.
     std::function<std::vector<int32_t>()> force;
     /// Whether kept states are used and left for others.
     bool use_cache = true;
@@ -66,8 +67,8 @@ struct Result {
     std::string error;  // reason == error
     std::vector<int32_t> tokens;
     int64_t prompt_tokens = 0;
-    int64_t cached_tokens = 0;    // of the prompt: their state was kept from an earlier request
-    int64_t diverged_at = 0;      // tokens that the prompt shares with the most similar kept state
+    int64_t cached_tokens = 0;  // of the prompt: their state was kept from an earlier request
+    int64_t diverged_at = 0;    // tokens that the prompt shares with the most similar kept state
     Timing timing;
 };
 

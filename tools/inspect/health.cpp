@@ -1,17 +1,15 @@
 #include "tools/inspect/health.h"
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <map>
 #include <mutex>
 #include <numeric>
-#include <system_error>
-#include <thread>
 
 #include "ggml-like/check.h"
 #include "ggml-like/nvfp4.h"
+#include "ggml-like/parallel.h"
 #include "models/scale_rules.h"
 #include "tools/loading.h"
 
@@ -192,24 +190,14 @@ void measure_all(const Checkpoint& checkpoint, HealthReport& report, int threads
     ProgressBar bar("reading");
     std::mutex mutex;
     LoadProgress progress{.bytes_done = 0, .bytes_total = report.bytes};
-    std::atomic<size_t> next{0};
-    const auto work = [&] {
-        for (size_t i = next++; i < order.size(); i = next++) {
-            MatrixHealth& m = report.matrices[order[i]];
-            m.stats = measure_segment(*m.segment);
-            judge(checkpoint, m);
-            const std::lock_guard lock(mutex);
-            progress.bytes_done += bytes(order[i]);
-            bar.update(progress);
-        }
-    };
-    std::vector<std::thread> helpers;
-    try {
-        for (int t = 1; t < threads; ++t) helpers.emplace_back(work);
-    } catch (const std::system_error&) {  // no more threads to be had: those that run do all the work
-    }
-    work();
-    for (std::thread& t : helpers) t.join();
+    for_each_parallel(threads, order.size(), [&](size_t i) {
+        MatrixHealth& m = report.matrices[order[i]];
+        m.stats = measure_segment(*m.segment);
+        judge(checkpoint, m);
+        const std::lock_guard lock(mutex);
+        progress.bytes_done += bytes(order[i]);
+        bar.update(progress);
+    });
 }
 
 }  // namespace

@@ -7,11 +7,11 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/nvfp4.h"
+#include "ggml-like/parallel.h"
 #include "models/scale_rules.h"
 #include "models/tensor_names.h"
 #include "tools/inspect/inspection.h"
 #include "tools/loading.h"
-#include "tools/quantize/parallel.h"
 
 namespace quern {
 namespace {

@@ -12,9 +12,9 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/content_hash.h"
+#include "ggml-like/parallel.h"
 #include "models/checkpoint_files.h"
 #include "tools/engine/atomic_file.h"
-#include "tools/quantize/parallel.h"
 
 namespace quern {
 namespace {

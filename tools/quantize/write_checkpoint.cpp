@@ -11,9 +11,9 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/content_hash.h"
+#include "ggml-like/parallel.h"
 #include "tools/engine/atomic_file.h"
 #include "tools/loading.h"
-#include "tools/quantize/parallel.h"
 #include "tools/quantize/partial_directory.h"
 #include "tools/quantize/quant_config.h"
 #include "tools/quantize/unit_encoder.h"

@@ -41,7 +41,10 @@ class LogitDump {
         if (!o.logits_file.empty()) file_.emplace(o.logits_file, tokens, vocab);
     }
     void attach(Request& request) {
-        if (file_) request.on_prompt_logits = [this](int64_t, const float* row) { file_->add_row(row); };
+        if (file_)
+            request.on_prompt_logits = [this](int64_t, std::span<const float> row) {
+                file_->add_row(row.data());
+            };
     }
     void finish() {
         if (file_) file_->commit();

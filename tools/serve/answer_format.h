@@ -44,7 +44,8 @@ class AnswerFormat {
 std::unique_ptr<AnswerFormat> openai_format(bool chat, const GenerationRequest& request,
                                             const Tokenizer& tokenizer);
 
-nlohmann::ordered_json usage_json(const std::vector<Choice>& choices);
+/// `each`: choices of one prompt, which counts once.
+nlohmann::ordered_json usage_json(const std::vector<Choice>& choices, size_t each);
 /// A prefix and 24 random hex digits.
 std::string random_id(const std::string& prefix);
 

@@ -364,7 +364,7 @@ HttpReply Api::messages(const HttpRequest& r) {
 
 HttpReply Api::count_tokens(const HttpRequest& r) {
     const GenerationRequest request = reader_->chat(chat_from_messages(parse(r)), nullptr);
-    return {.body = dump({{"input_tokens", request.prompt.size()}})};
+    return {.body = dump({{"input_tokens", request.prompt_tokens()}})};
 }
 
 HttpReply Api::completions(const HttpRequest& r) {

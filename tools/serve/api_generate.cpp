@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <cstdio>
+#include <utility>
 
 #include "models/tokenizer.h"
 #include "tools/cli_values.h"
@@ -32,9 +33,19 @@ struct Api::Exchange {
     std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
     std::vector<std::shared_ptr<Job>> jobs;
     std::vector<Choice> choices;
-    int places = 0;  // reserved and not used yet
+    int places = 0;            // reserved and not used yet
+    std::vector<int> waiting;  // answers not submitted yet, by prompt
     int ended = 0;
-    void submit_next() { loop.submit(jobs[jobs.size() - static_cast<size_t>(places--)]); }
+    void submit(size_t job) {
+        --places;
+        loop.submit(jobs[job]);
+    }
+    /// The other answers to a prompt begin with the state that the first one has left.
+    void submit_others(int answer) {
+        const auto each = static_cast<size_t>(request.choices), prompt = static_cast<size_t>(answer) / each;
+        const int count = std::exchange(waiting[prompt], 0);
+        for (int i = 1; i <= count; ++i) submit(prompt * each + static_cast<size_t>(i));
+    }
     Clock::time_point begun = Clock::now(), looked = begun, deadline{};
     std::optional<Clock::time_point> first;
 
@@ -99,12 +110,12 @@ std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
     job->choice = choice;
     job->deadline = x.deadline;
     job->reader = std::make_unique<AnswerReader>(*engine_->model().tokenizer(), g.rules, stop_ids_);
-    job->request.prompt = g.prompt;
+    job->request.prompt = g.prompt_of(choice);
     const std::vector<int32_t> opening = job->reader->opening();
     job->request.prompt.insert(job->request.prompt.end(), opening.begin(), opening.end());
     job->request.boundaries = g.boundaries;
     job->request.sampling = g.sampling;
-    job->request.sampling.seed += static_cast<uint64_t>(choice);
+    job->request.sampling.seed += static_cast<uint64_t>(choice % g.choices);
     job->request.max_tokens = g.max_tokens;
     if (!g.ignore_eos) job->request.stop_ids = stop_ids_;
     job->request.use_cache = g.use_cache;
@@ -136,22 +147,27 @@ HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::un
     x->format = std::move(format);
     x->ignored = std::move(ignored);
     x->deadline = x->begun + std::chrono::milliseconds(static_cast<int64_t>(options_.timeout * 1e3));
-    if (static_cast<int64_t>(x->request.prompt.size()) >= engine_->context())
-        throw ApiError(
-            400, "context_length_exceeded",
-            fmt::format("the prompt has {} tokens, but this server's maximum context length is {} tokens",
-                        x->request.prompt.size(), engine_->context()),
-            "messages");
-    const int n = x->request.choices;
+    for (const auto& prompt : x->request.prompts)
+        if (static_cast<int64_t>(prompt.size()) >= engine_->context())
+            throw ApiError(
+                400, "context_length_exceeded",
+                fmt::format("the prompt has {} tokens, but this server's maximum context length is {} tokens",
+                            prompt.size(), engine_->context()),
+                x->request.rules.chat ? "messages" : "prompt");
+    const int n = x->request.answers();
+    if (const int64_t most = engine_->sequences() + options_.queue; n > most)
+        throw bad_request(x->request.rules.chat ? "n" : "prompt",
+                          fmt::format("{} answers in one request; this server takes {} at once", n, most));
     for (int i = 0; i < n; ++i) x->jobs.push_back(make_job(*x, i));
     x->choices.resize(static_cast<size_t>(n));
+    x->waiting.assign(x->request.prompts.size(), x->request.choices - 1);
     if (!loop_.reserve(n)) {
         ++metrics_.refused;
         throw ApiError(429, "queue_full", "too many requests are waiting; try again in a moment");
     }
     ++metrics_.requests;
     x->places = n;
-    x->submit_next();
+    for (int i = 0; i < n; i += x->request.choices) x->submit(static_cast<size_t>(i));
     HttpReply reply = x->request.stream ? HttpReply{} : answer_whole(r, x);
     if (x->request.stream) {
         reply.type = "text/event-stream";
@@ -180,9 +196,8 @@ bool Api::next(Exchange& x, std::optional<Event>& event) {
     if (!x.first && !reading) {
         x.first = Exchange::Clock::now();
         metrics_.first_token.add(x.seconds(*x.first));
-        // The others begin with the state that the first one's prompt has left.
-        while (x.places > 0) x.submit_next();
     }
+    if (!reading) x.submit_others(event->choice);
     Choice& choice = x.choices[static_cast<size_t>(event->choice)];
     choice.add(event->delta);
     if (event->outcome) {
@@ -195,7 +210,7 @@ bool Api::next(Exchange& x, std::optional<Event>& event) {
 
 HttpReply Api::answer_whole(const HttpRequest&, std::shared_ptr<Exchange> x) {
     std::optional<Event> event;
-    while (x->ended < x->request.choices)
+    while (x->ended < x->request.answers())
         if (!next(*x, event)) throw ApiError(503, "draining", "the server is shutting down");
     for (const Choice& choice : x->choices)
         if (failed(choice.outcome)) {
@@ -217,7 +232,7 @@ bool Api::answer_stream(Exchange& x, const HttpWriter& write) {
     if (!send(x.format->begin())) return give_up();
     auto spoken = Exchange::Clock::now();
     auto patience = 1s;
-    while (x.ended < x.request.choices) {
+    while (x.ended < x.request.answers()) {
         std::optional<Event> event;
         if (!next(x, event)) return false;
         std::string text;
@@ -264,7 +279,7 @@ void Api::log(const Exchange& x, int status, const char* end) const {
                           {"model", x.request.model},
                           {"status", status},
                           {"end", end},
-                          {"prompt_tokens", x.request.prompt.size()},
+                          {"prompt_tokens", x.request.prompt_tokens()},
                           {"cached_tokens", o.cached_tokens},
                           {"answer_tokens", answer},
                           {"first_ms", first * 1e3},
@@ -275,8 +290,8 @@ void Api::log(const Exchange& x, int status, const char* end) const {
     } else {
         line =
             fmt::format("{} {} {} {} {}: {} + {} tokens, {} cached, first after {:.0f} ms, {:.0f} ms in all",
-                        x.id, x.remote, x.path, status, end, x.request.prompt.size(), answer, o.cached_tokens,
-                        first * 1e3, total * 1e3);
+                        x.id, x.remote, x.path, status, end, x.request.prompt_tokens(), answer,
+                        o.cached_tokens, first * 1e3, total * 1e3);
         if (missed) line += fmt::format(", prefix diverged at token {}", o.diverged_at);
         if (!ignored.empty()) line += ", ignored fields: " + ignored;
     }

@@ -16,6 +16,7 @@ using nlohmann::ordered_json;
 namespace {
 
 constexpr int kMostChoices = 8, kMostLogprobs = 20;
+constexpr size_t kMostPrompts = 128;
 constexpr size_t kMostStops = 64, kLongestStop = 4096;
 
 void read_sampling(Fields& f, Sampling& s, bool fixed_seed, int64_t vocab) {
@@ -168,7 +169,7 @@ RequestReader::Thinking RequestReader::thinking(Fields& f, const Settings& defau
     return t;
 }
 
-GenerationRequest RequestReader::common(Fields& f) const {
+GenerationRequest RequestReader::common(Fields& f, int64_t fewest_tokens) const {
     GenerationRequest out;
     const Alias& a = alias(f.string("model").value_or(""));
     out.model = a.name;
@@ -177,7 +178,7 @@ GenerationRequest RequestReader::common(Fields& f) const {
     read_sampling(f, out.sampling, !a.settings.random_seed, model_.info().vocab);
     for (const char* name : {"max_tokens", "max_completion_tokens", "n_predict"}) {
         const auto n = f.integer(name, -1, INT64_MAX);
-        if (n && *n == 0)
+        if (n && *n == 0 && fewest_tokens > 0)
             throw bad_request(name, fmt::format("{} must be at least 1, or -1 for no limit", name));
         if (n) out.max_tokens = *n < 0 ? std::numeric_limits<int64_t>::max() : *n;
     }
@@ -199,6 +200,12 @@ GenerationRequest RequestReader::common(Fields& f) const {
     return out;
 }
 
+int64_t GenerationRequest::prompt_tokens() const {
+    int64_t sum = 0;
+    for (const auto& prompt : prompts) sum += static_cast<int64_t>(prompt.size());
+    return sum;
+}
+
 void RequestReader::settle(Fields& f, std::vector<std::string>* ignored) const {
     const auto names = f.unknown();
     if (strict_ && !names.empty())
@@ -209,7 +216,7 @@ void RequestReader::settle(Fields& f, std::vector<std::string>* ignored) const {
 
 GenerationRequest RequestReader::chat(const ordered_json& body, std::vector<std::string>* ignored) const {
     Fields f(body);
-    GenerationRequest out = common(f);
+    GenerationRequest out = common(f, 1);
     if (const ordered_json* tools = f.list("tools")) out.rules.tools = read_tools(*tools);
     read_tool_choice(f, out.rules);
     out.rules.schema = read_format(f);
@@ -226,7 +233,7 @@ GenerationRequest RequestReader::chat(const ordered_json& body, std::vector<std:
     const RenderedPrompt prompt = render_chat(read_messages(*messages), out.rules.tools,
                                               {.thinking = think.on, .preserve_thinking = think.preserve});
     std::vector<size_t> boundaries;
-    out.prompt = encode_prompt(prompt, *model_.tokenizer(), &boundaries);
+    out.prompts = {encode_prompt(prompt, *model_.tokenizer(), &boundaries)};
     out.boundaries.assign(boundaries.begin(), boundaries.end());
     out.rules.thinking_open = prompt.thinking_open;
     out.rules.thinking_budget = think.budget;
@@ -247,34 +254,52 @@ RenderedPrompt RequestReader::render(const ordered_json& body) const {
                         .add_generation_prompt = f.boolean("add_generation_prompt").value_or(true)});
 }
 
+/// One text, one list of token ids, or a list of such.
+std::vector<std::vector<int32_t>> RequestReader::prompts(const ordered_json& value) const {
+    const auto one = [&](const ordered_json& prompt) {
+        if (prompt.is_string())
+            return model_.tokenizer()->encode(prompt.get<std::string>(), Tokenizer::Markers::control);
+        std::vector<int32_t> ids;
+        if (!prompt.is_array() || (!prompt.empty() && !prompt[0].is_number()))
+            throw bad_request("prompt", "prompt must be a text, a list of token ids, or a list of such");
+        for (const ordered_json& id : prompt) {
+            if (!id.is_number_integer() || id < 0 || id >= model_.info().vocab)
+                throw bad_request(
+                    "prompt", fmt::format("prompt: token ids must be from 0 to {}", model_.info().vocab - 1));
+            ids.push_back(id.get<int32_t>());
+        }
+        return ids;
+    };
+    std::vector<std::vector<int32_t>> out;
+    if (value.is_array() && !value.empty() && !value[0].is_number()) {
+        if (value.size() > kMostPrompts)
+            throw bad_request("prompt", fmt::format("prompt: {} at once at most, there are {}", kMostPrompts,
+                                                    value.size()));
+        for (const ordered_json& prompt : value) out.push_back(one(prompt));
+    } else {
+        out.push_back(one(value));
+    }
+    for (const auto& ids : out)
+        if (ids.empty()) throw bad_request("prompt", "prompt is empty");
+    return out;
+}
+
 GenerationRequest RequestReader::completion(const ordered_json& body,
                                             std::vector<std::string>* ignored) const {
     Fields f(body);
-    GenerationRequest out = common(f);
+    GenerationRequest out = common(f, 0);
     out.rules.chat = false;
     out.rules.schema = read_format(f);
     if (const auto n = f.integer("logprobs", 0, kMostLogprobs)) out.rules.top_logprobs = static_cast<int>(*n);
-    out.echo = f.boolean("echo").value_or(false);
     f.ignore({"best_of"});
     f.refuse({"suffix"});
     const ordered_json* prompt = f.value("prompt");
     if (prompt == nullptr) throw bad_request("prompt", "prompt is missing");
-    const ordered_json* one =
-        prompt->is_array() && prompt->size() == 1 && !(*prompt)[0].is_number() ? &(*prompt)[0] : prompt;
-    if (one->is_string()) {
-        out.prompt = model_.tokenizer()->encode(one->get<std::string>(), Tokenizer::Markers::control);
-    } else if (one->is_array() && !one->empty() && (*one)[0].is_number()) {
-        for (const ordered_json& id : *one) {
-            if (!id.is_number_integer() || id < 0 || id >= model_.info().vocab)
-                throw bad_request(
-                    "prompt", fmt::format("prompt: token ids must be from 0 to {}", model_.info().vocab - 1));
-            out.prompt.push_back(id.get<int32_t>());
-        }
-    } else {
-        throw bad_request("prompt", "prompt must be one text or one list of token ids");
+    out.prompts = prompts(*prompt);
+    if (f.boolean("echo").value_or(false)) {
+        for (const auto& ids : out.prompts) out.echo.push_back(model_.tokenizer()->decode(ids, false));
+        out.rules.prompt_logprobs = out.rules.top_logprobs >= 0;
     }
-    if (out.prompt.empty()) throw bad_request("prompt", "prompt is empty");
-    if (out.echo) out.prompt_text = model_.tokenizer()->decode(out.prompt, false);
     settle(f, ignored);
     return out;
 }

@@ -20,20 +20,25 @@ struct Alias {
 };
 
 struct GenerationRequest {
-    std::string model;  // the name to answer with
-    std::vector<int32_t> prompt;
+    std::string model;                          // the name to answer with
+    std::vector<std::vector<int32_t>> prompts;  // completions: one or more
     std::vector<int64_t> boundaries;
     Sampling sampling;
     int64_t max_tokens = std::numeric_limits<int64_t>::max();
     bool ignore_eos = false;
     AnswerRules rules;
-    int choices = 1;
+    int choices = 1;  // of each prompt
     bool stream = false;
     bool include_usage = false;
     bool use_cache = true;
     bool return_progress = false, timings_per_token = false;  // of a stream
-    bool echo = false;        // completions: the prompt comes first
-    std::string prompt_text;  // for echo
+    std::vector<std::string> echo;  // completions: texts of the prompts if they are to come first
+
+    int answers() const { return choices * static_cast<int>(prompts.size()); }
+    const std::vector<int32_t>& prompt_of(int answer) const {
+        return prompts[static_cast<size_t>(answer / choices)];
+    }
+    int64_t prompt_tokens() const;
 };
 
 /// Reads what the APIs have in common.
@@ -55,7 +60,8 @@ class RequestReader {
         bool on = true, preserve = false;
         int64_t budget = -1;
     };
-    GenerationRequest common(Fields& fields) const;
+    GenerationRequest common(Fields& fields, int64_t fewest_tokens) const;
+    std::vector<std::vector<int32_t>> prompts(const nlohmann::ordered_json& value) const;
     Thinking thinking(Fields& fields, const Settings& defaults) const;
     void settle(Fields& fields, std::vector<std::string>* ignored) const;
 

@@ -79,9 +79,7 @@ ordered_json chat_tool_choice(Fields choice) {
 class MessagesFormat final : public AnswerFormat {
   public:
     explicit MessagesFormat(const GenerationRequest& request)
-        : model_(request.model),
-          id_(random_id("msg_")),
-          prompt_tokens_(static_cast<int64_t>(request.prompt.size())) {}
+        : model_(request.model), id_(random_id("msg_")), prompt_tokens_(request.prompt_tokens()) {}
 
     ordered_json whole(const std::vector<Choice>& choices) override {
         const Choice& c = choices.front();

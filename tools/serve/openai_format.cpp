@@ -1,6 +1,7 @@
 // Answers in the form of /v1/chat/completions and /v1/completions.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <ctime>
 #include <random>
 #include <utility>
@@ -28,17 +29,20 @@ std::string random_id(const std::string& prefix) {
     return fmt::format("{}{:016x}{:08x}", prefix, random(), static_cast<uint32_t>(random()));
 }
 
-ordered_json usage_json(const std::vector<Choice>& choices) {
-    int64_t answer = 0, reasoning = 0;
-    for (const Choice& c : choices) {
-        answer += c.outcome.answer_tokens;
-        reasoning += c.outcome.reasoning_tokens;
+ordered_json usage_json(const std::vector<Choice>& choices, size_t each) {
+    int64_t prompt = 0, cached = 0, answer = 0, reasoning = 0;
+    for (size_t i = 0; i < choices.size(); ++i) {
+        const Outcome& o = choices[i].outcome;
+        answer += o.answer_tokens;
+        reasoning += o.reasoning_tokens;
+        if (i % each != 0) continue;
+        prompt += o.prompt_tokens;
+        cached += o.cached_tokens;
     }
-    const Outcome& first = choices.front().outcome;
-    return {{"prompt_tokens", first.prompt_tokens},
+    return {{"prompt_tokens", prompt},
             {"completion_tokens", answer},
-            {"total_tokens", first.prompt_tokens + answer},
-            {"prompt_tokens_details", {{"cached_tokens", first.cached_tokens}}},
+            {"total_tokens", prompt + answer},
+            {"prompt_tokens_details", {{"cached_tokens", cached}}},
             {"completion_tokens_details", {{"reasoning_tokens", reasoning}}}};
 }
 
@@ -70,13 +74,13 @@ class OpenAiFormat final : public AnswerFormat {
           usage_(request.include_usage),
           return_progress_(request.return_progress),
           timings_per_token_(request.timings_per_token),
-          echo_(request.echo ? request.prompt_text : ""),
+          echo_(request.echo),
           model_(request.model),
           tokenizer_(tokenizer),
           id_(random_id(chat ? "chatcmpl-" : "cmpl-")),
           created_(std::time(nullptr)),
-          choices_(request.choices),
-          calls_(static_cast<size_t>(request.choices), 0) {}
+          each_(static_cast<size_t>(request.choices)),
+          states_(static_cast<size_t>(request.answers())) {}
 
     ordered_json whole(const std::vector<Choice>& choices) override {
         ordered_json out = frame(chat_ ? "chat.completion" : "text_completion");
@@ -87,34 +91,35 @@ class OpenAiFormat final : public AnswerFormat {
             if (chat_)
                 one["message"] = message(c);
             else
-                one["text"] = echo_ + c.content;
-            one["logprobs"] = logprobs(c.logprobs);
+                one["text"] = echo(i) + c.content;
+            one["logprobs"] = logprobs(i, c.logprobs);
             one["finish_reason"] = c.finish_reason();
             out["choices"].push_back(std::move(one));
         }
-        out["usage"] = usage_json(choices);
+        out["usage"] = usage_json(choices, each_);
         out["timings"] = timings_json(choices.front().outcome);
         return out;
     }
 
     std::string begin() override {
         std::string out;
-        for (int i = 0; i < choices_; ++i) {
+        for (size_t i = 0; i < states_.size(); ++i) {
             if (chat_) out += chunk(i, {{"role", "assistant"}, {"content", ""}}, nullptr, nullptr);
-            if (!echo_.empty()) out += chunk(i, echo_, nullptr, nullptr);
+            if (!echo_.empty()) out += chunk(i, echo(i), nullptr, nullptr);
         }
         return out;
     }
 
-    std::string delta(int i, const AnswerDelta& d) override {
+    std::string delta(int choice, const AnswerDelta& d) override {
+        const auto i = static_cast<size_t>(choice);
         std::string out;
-        if (!chat_) return d.content.empty() ? out : chunk(i, d.content, logprobs(d.logprobs), nullptr);
+        if (!chat_) return d.empty() ? out : chunk(i, d.content, logprobs(i, d.logprobs), nullptr);
         if (!d.reasoning.empty())
             out +=
                 chunk(i, {{"reasoning_content", d.reasoning}, {"reasoning", d.reasoning}}, nullptr, nullptr);
-        if (!d.content.empty()) out += chunk(i, {{"content", d.content}}, logprobs(d.logprobs), nullptr);
+        if (!d.content.empty()) out += chunk(i, {{"content", d.content}}, logprobs(i, d.logprobs), nullptr);
         for (const ToolCallDelta& call : d.tool_calls) {
-            const int index = calls_[static_cast<size_t>(i)]++;
+            const int index = states_[i].calls++;
             ordered_json head = call_json(call.call);
             head["function"]["arguments"] = "";
             ordered_json first = {{"index", index}};
@@ -129,7 +134,8 @@ class OpenAiFormat final : public AnswerFormat {
     std::string progress(int i, const Progress& p) override {
         if (timings_per_token_ && p.answer_tokens > 0) timings_ = timings_json(p);
         if (!return_progress_ || p.answer_tokens > 0) return {};
-        ordered_json out = open_chunk(i, chat_ ? ordered_json::object() : ordered_json(""));
+        ordered_json out =
+            open_chunk(static_cast<size_t>(i), chat_ ? ordered_json::object() : ordered_json(""));
         out["prompt_progress"] = {{"total", p.prompt_tokens},
                                   {"cache", p.cached_tokens},
                                   {"processed", p.prompt_done},
@@ -139,7 +145,8 @@ class OpenAiFormat final : public AnswerFormat {
 
     std::string end(int i, const Choice& all) override {
         timings_ = timings_json(all.outcome);
-        return chunk(i, chat_ ? ordered_json::object() : ordered_json(""), nullptr, all.finish_reason());
+        return chunk(static_cast<size_t>(i), chat_ ? ordered_json::object() : ordered_json(""), nullptr,
+                     all.finish_reason());
     }
 
     std::string close(const std::vector<Choice>& choices) override {
@@ -147,7 +154,7 @@ class OpenAiFormat final : public AnswerFormat {
         if (usage_) {
             ordered_json last = frame(chunk_name());
             last["choices"] = ordered_json::array();
-            last["usage"] = usage_json(choices);
+            last["usage"] = usage_json(choices, each_);
             out += "data: " + dump(last) + "\n\n";
         }
         return out + "data: [DONE]\n\n";
@@ -165,7 +172,7 @@ class OpenAiFormat final : public AnswerFormat {
     }
 
     /// A chunk of one choice, with nothing of its end yet.
-    ordered_json open_chunk(int i, const ordered_json& delta) const {
+    ordered_json open_chunk(size_t i, const ordered_json& delta) const {
         ordered_json out = frame(chunk_name());
         out["choices"] = ordered_json::array({{{"index", i},
                                                {chat_ ? "delta" : "text", delta},
@@ -176,7 +183,7 @@ class OpenAiFormat final : public AnswerFormat {
     }
 
     /// Takes the timings that were noted with it.
-    std::string chunk(int i, const ordered_json& delta, const ordered_json& logprobs, const char* finish) {
+    std::string chunk(size_t i, const ordered_json& delta, const ordered_json& logprobs, const char* finish) {
         ordered_json out = open_chunk(i, delta);
         out["choices"][0]["logprobs"] = logprobs;
         if (finish != nullptr) out["choices"][0]["finish_reason"] = finish;
@@ -191,6 +198,8 @@ class OpenAiFormat final : public AnswerFormat {
         return m;
     }
 
+    std::string echo(size_t choice) const { return echo_.empty() ? std::string() : echo_[choice / each_]; }
+
     ordered_json token_json(int32_t id, double logprob) const {
         const std::string_view piece = tokenizer_.piece(id);
         ordered_json bytes = ordered_json::array();
@@ -198,12 +207,12 @@ class OpenAiFormat final : public AnswerFormat {
         return {{"token", piece}, {"logprob", logprob}, {"bytes", bytes}};
     }
 
-    ordered_json logprobs(const std::vector<TokenLogprob>& reports) const {
+    ordered_json logprobs(size_t choice, const std::vector<TokenLogprob>& reports) {
         if (reports.empty()) return nullptr;
-        if (!chat_) return old_logprobs(reports);
+        if (!chat_) return old_logprobs(states_[choice].offset, reports);
         ordered_json content = ordered_json::array();
         for (const TokenLogprob& r : reports) {
-            ordered_json one = token_json(r.id, r.logprob);
+            ordered_json one = token_json(r.id, *r.logprob);
             one["top_logprobs"] = ordered_json::array();
             for (const auto& [id, logprob] : r.top) one["top_logprobs"].push_back(token_json(id, logprob));
             content.push_back(std::move(one));
@@ -211,30 +220,36 @@ class OpenAiFormat final : public AnswerFormat {
         return {{"content", content}, {"refusal", nullptr}};
     }
 
-    ordered_json old_logprobs(const std::vector<TokenLogprob>& reports) const {
+    /// `offset`: characters of the text up to here.
+    ordered_json old_logprobs(int64_t& offset, const std::vector<TokenLogprob>& reports) const {
         ordered_json tokens = ordered_json::array(), values = tokens, tops = tokens, offsets = tokens;
-        size_t offset = 0;
         for (const TokenLogprob& r : reports) {
-            tokens.push_back(tokenizer_.piece(r.id));
-            values.push_back(r.logprob);
-            ordered_json top = ordered_json::object();
+            const std::string_view piece = tokenizer_.piece(r.id);
+            tokens.push_back(piece);
+            values.push_back(r.logprob ? ordered_json(*r.logprob) : ordered_json());
+            ordered_json top = r.logprob ? ordered_json::object() : ordered_json();
             for (const auto& [id, logprob] : r.top) top[std::string(tokenizer_.piece(id))] = logprob;
             tops.push_back(std::move(top));
             offsets.push_back(offset);
-            offset += tokenizer_.piece(r.id).size();
+            offset += std::count_if(piece.begin(), piece.end(), [](char c) { return (c & 0xc0) != 0x80; });
         }
         return {
             {"tokens", tokens}, {"token_logprobs", values}, {"top_logprobs", tops}, {"text_offset", offsets}};
     }
 
     bool chat_, usage_, return_progress_, timings_per_token_;
-    ordered_json timings_;  // for the next chunk
-    std::string echo_, model_;
+    ordered_json timings_;           // for the next chunk
+    std::vector<std::string> echo_;  // by prompt; or empty
+    std::string model_;
     const Tokenizer& tokenizer_;
     std::string id_;
     std::time_t created_;
-    int choices_;
-    std::vector<int> calls_;  // reported so far, by choice
+    size_t each_;  // choices of one prompt
+    struct State {
+        int calls = 0;       // reported so far
+        int64_t offset = 0;  // of the next token that is reported, in characters
+    };
+    std::vector<State> states_;  // by choice
 };
 
 }  // namespace
