@@ -94,13 +94,14 @@ struct Apart {
 
 class CudaBackend final : public Backend {
   public:
-    explicit CudaBackend(int device) {
+    CudaBackend(int device, int most_shared) {
         CUDA_CHECK(cudaSetDevice(device));
         CUDA_CHECK(cudaGetDeviceProperties(&properties_, device));
         CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
         context_.sms = properties_.multiProcessorCount;
         context_.capability = properties_.major * 10 + properties_.minor;
         context_.shared_bytes = static_cast<int>(properties_.sharedMemPerBlockOptin);
+        if (most_shared > 0) context_.shared_bytes = std::min(context_.shared_bytes, most_shared);
         CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&context_.counters), cuda::kCounters * sizeof(unsigned)));
         CUDA_CHECK(cudaMemset(context_.counters, 0, cuda::kCounters * sizeof(unsigned)));
         uploader_ = std::make_unique<cuda::Uploader>(context_.stream, threads());
@@ -314,9 +315,9 @@ std::string cuda_unavailable(int device) {
     return {};
 }
 
-std::unique_ptr<Backend> make_cuda_backend(int device) {
+std::unique_ptr<Backend> make_cuda_backend(int device, int most_shared) {
     if (const std::string reason = cuda_unavailable(device); !reason.empty()) FAIL(device, "{}", reason);
-    return std::make_unique<CudaBackend>(device);
+    return std::make_unique<CudaBackend>(device, most_shared);
 }
 
 }  // namespace quern

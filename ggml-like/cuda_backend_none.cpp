@@ -7,6 +7,6 @@ bool cuda_built() { return false; }
 
 std::string cuda_unavailable(int) { return "this build of quern has no GPU backend (built without a CUDA toolkit)"; }
 
-std::unique_ptr<Backend> make_cuda_backend(int device) { FAIL(device, "{}", cuda_unavailable(device)); }
+std::unique_ptr<Backend> make_cuda_backend(int device, int) { FAIL(device, "{}", cuda_unavailable(device)); }
 
 }  // namespace quern

@@ -4,6 +4,7 @@
 #   scripts/gpu_check.sh [--bin DIR] [--out FILE] [--scratch DIR] [CHECK...]
 #
 #   ops      every op against the CPU's, same cases            quern_tests
+#   small    the same with the shared memory of a card of sm_86, 89 or 120
 #   parity   tiny checkpoints against transformers' vectors    quern_tests
 #   demo     greedy answers to 200 prompts: the CPU's          quern_tests
 #   alone    a sequence alone and beside 7 others              quern_tests
@@ -27,7 +28,7 @@ while [ $# -gt 0 ]; do
     *) checks+=("$1"); shift ;;
   esac
 done
-[ ${#checks[@]} -gt 0 ] || checks=(ops parity demo alone drift logits dense speed)
+[ ${#checks[@]} -gt 0 ] || checks=(ops small parity demo alone drift logits dense speed)
 bin=$(cd "$bin" && pwd) || exit 2
 out=${out:-$bin/gpu-check.txt}
 for program in quern quern_tests; do
@@ -74,6 +75,7 @@ speed() {
 run() {
   case $1 in
     ops) tests -ts=cuda -tce="gpu model*" ;;
+    small) QUERN_TEST_SHARED_BYTES=101376 tests -ts=cuda -tce="gpu model*" ;;
     parity) tests -tc="gpu model: parity*" ;;
     demo) tests -tc="gpu model: greedy*" ;;
     alone) tests -tc="gpu model: a sequence alone*" ;;
@@ -88,7 +90,7 @@ run() {
 # What of a check's output belongs into its line; its details go into the report.
 headline() {
   case $1 in
-    ops|parity) grep -E '^\[doctest\] (test cases|assertions)' ;;
+    ops|small|parity) grep -E '^\[doctest\] (test cases|assertions)' ;;
     demo|alone) grep -oE '[0-9]+ of [0-9]+ answers equal.*' ;;
     drift) grep -oE 'state error of the first layer at most .*' ;;
     logits|dense) grep -E '^limits' ;;
@@ -100,7 +102,7 @@ details() {
   case $1 in
     logits|dense) grep -vE '^\[|Warning' ;;
     speed) grep -E '^\|' ;;
-    ops|parity) grep -E '^TEST CASE|ERROR|THREW|values:|logged|error <' | tail -60 ;;
+    ops|small|parity) grep -E '^TEST CASE|ERROR|THREW|values:|logged|error <' | tail -60 ;;
     *) grep -oE '(MESSAGE|ERROR): .*' | tail -60 ;;
   esac
 }

@@ -16,10 +16,11 @@ template <Kind K>
 constexpr int kPieceChunks = K == Kind::bf16 ? 1 : 2;
 template <Kind K>
 constexpr int kPieceBytes = kPieceChunks<K> * chunk_bytes(K);
-/// Pieces of a warp on their way: so many that a block takes more than half an SM's shared memory (two blocks of one
-/// kernel on one SM leave another SM idle). With 16 rows of 4096 activations fewer fit beside them.
-template <Kind K, int NT>
-constexpr int kPieces = K == Kind::nvfp4 ? (NT == 1 ? 6 : 3) : NT == 1 ? 3 : 2;
+/// Pieces of a warp on their way. Deep rings: so many that a block takes more than half the 227 KB of an SM (two blocks of
+/// one kernel on one SM leave another SM idle). Fewer fit beside 16 rows of 4096 activations; and beside 8 rows into the 99 KB
+/// that a block has on sm_86, 89 and 120, where memory is slower too.
+template <Kind K, int NT, bool kDeep>
+constexpr int kPieces = kDeep ? (K == Kind::nvfp4 ? 6 : 3) : (K == Kind::nvfp4 ? 2 : 1) + (NT == 2 ? 1 : 0);
 
 template <Kind K>
 __host__ __device__ constexpr int pieces_for(int chunks) {
@@ -34,9 +35,10 @@ __host__ __device__ constexpr int dense_groups(int tiles, int chunks) {
 /// Tile groups whose sums a block finishes together: a barrier each time, so that warps do not wait for each other at
 /// every tile. The sums of one group take 2 KB a row of x. For one row a block stays below 132 KB in all, one
 /// of the sizes in which an SM's memory is split, as its neighbours do.
-template <Kind K, int NT>
+template <Kind K, int NT, bool kDeep>
 __host__ __device__ constexpr int groups_together(int rows) {
     if (NT == 2) return 1;
+    if (!kDeep) return rows <= 1 ? 4 : 1;
     if (K == Kind::bf16) return rows <= 1 ? 8 : rows <= 2 ? 4 : 2;
     return rows > 4 ? 2 : K == Kind::fp8 ? 8 : 4;
 }
@@ -79,22 +81,22 @@ struct DenseSource {
 };
 
 /// The pieces of one warp on their way.
-template <Kind K, int NT>
+template <Kind K, int NT, bool kDeep>
 struct DenseRing {
     uint8_t* base;  // of this warp
     int at = 0;     // bytes: the current piece
 
-    static constexpr int kBytes = kPieces<K, NT> * kPieceBytes<K>;
+    static constexpr int kBytes = kPieces<K, NT, kDeep> * kPieceBytes<K>;
 
     __device__ DenseRing(uint8_t* ring, int warp) : base(ring + warp * kBytes) {}
 
     __device__ __forceinline__ void fill(DenseSource<K>& source, int lane) {
 #pragma unroll
-        for (int i = 0; i < kPieces<K, NT>; ++i) request(source, i * kPieceBytes<K>, lane);
+        for (int i = 0; i < kPieces<K, NT, kDeep>; ++i) request(source, i * kPieceBytes<K>, lane);
     }
     /// Waits for the current step's piece.
     __device__ __forceinline__ const uint8_t* wait() {
-        wait_copies<kPieces<K, NT> - 1>();
+        wait_copies<kPieces<K, NT, kDeep> - 1>();
         if constexpr (K != Kind::bf16) __syncwarp();  // parts were copied by other lanes
         return base + at;
     }
@@ -121,40 +123,53 @@ struct DenseRing {
 };
 
 /// Sums of tile groups that are finished together; two of these, used in turns.
-template <Kind K, int NT>
+template <Kind K, int NT, bool kDeep>
 __host__ __device__ constexpr int group_sums(int rows) {
-    return groups_together<K, NT>(rows) * kWarps * 16 * rows;
+    return groups_together<K, NT, kDeep>(rows) * kWarps * 16 * rows;
 }
 
-template <Kind K, int NT>
+template <Kind K, int NT, bool kDeep>
 int dense_shared_bytes(int rows, int chunks) {
-    return kWarps * DenseRing<K, NT>::kBytes + rows * activation_stride(chunks) * 2 +
-           2 * group_sums<K, NT>(rows) * static_cast<int>(sizeof(float));
+    return kWarps * DenseRing<K, NT, kDeep>::kBytes + rows * activation_stride(chunks) * 2 +
+           2 * group_sums<K, NT, kDeep>(rows) * static_cast<int>(sizeof(float));
 }
 
 inline constexpr int kDenseStatic = 1024;  // shared memory of prologues
 
-template <Kind K, int NT>
+template <Kind K, int NT, bool kDeep>
 bool dense_fits(const Context& c, int rows, int chunks) {
-    return dense_shared_bytes<K, NT>(rows, chunks) + kDenseStatic <= c.shared_bytes;
+    return dense_shared_bytes<K, NT, kDeep>(rows, chunks) + kDenseStatic <= c.shared_bytes;
+}
+
+/// Calls f.operator()<NT, kDeep>() with what a launch of `rows` rows takes.
+template <Kind K, typename F>
+auto dense_shape(const Context& c, int rows, int chunks, F&& f) {
+    if (rows > 8) return f.template operator()<2, false>();
+    if (dense_fits<K, 1, true>(c, 1, chunks)) return f.template operator()<1, true>();
+    return f.template operator()<1, false>();
+}
+template <Kind K>
+bool dense_fits(const Context& c, int rows, int chunks) {
+    return dense_shape<K>(c, rows, chunks,
+                          [&]<int NT, bool kDeep>() { return dense_fits<K, NT, kDeep>(c, rows, chunks); });
 }
 
 /// Rows of one launch: all, or of a wide matrix as many as fit. Each launch then reads the weights again.
 template <Kind K>
 int dense_rows_at_once(const Context& c, int rows, int chunks) {
-    while (rows > 1 && !(rows <= 8 ? dense_fits<K, 1>(c, rows, chunks) : dense_fits<K, 2>(c, rows, chunks))) --rows;
+    while (rows > 1 && !dense_fits<K>(c, rows, chunks)) --rows;
     return rows;
 }
 
-/// Whether a step of `rows` goes through dense_rows. 1 to 8 rows always do, so that a row's bits do not depend on the
-/// others; more only if one launch does it, otherwise tiles (gemm.h) read less.
+/// Whether a step of `rows` goes through dense_rows. 1 to 8 rows always do if one row fits, so that a row's bits do not
+/// depend on the others; more only if one launch does it, otherwise tiles (gemm.h) read less.
 inline bool dense_takes(const Context& c, const Packed& w, int rows) {
+    const int least = rows <= 8 ? 1 : rows;
     const auto fits = [&](Kind kind) {
-        return kind == Kind::bf16  ? dense_fits<Kind::bf16, 2>(c, rows, w.chunks)
-               : kind == Kind::fp8 ? dense_fits<Kind::fp8, 2>(c, rows, w.chunks)
-                                   : dense_fits<Kind::nvfp4, 2>(c, rows, w.chunks);
+        return kind == Kind::bf16  ? dense_fits<Kind::bf16>(c, least, w.chunks)
+               : kind == Kind::fp8 ? dense_fits<Kind::fp8>(c, least, w.chunks)
+                                   : dense_fits<Kind::nvfp4>(c, least, w.chunks);
     };
-    if (rows <= 8) return true;
     for (int i = 0; i < w.parts; ++i)
         if (rows > kFewRows || !fits(w.part[i].kind)) return false;
     return true;
@@ -177,11 +192,11 @@ __device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[NT]
 /// `rows` rows of activations after the wait for the predecessor, both by all threads. finish.load(row of the part,
 /// column n) comes before the sums are made, finish.store(row, n, loaded value, sum) after; each once for each sum. With
 /// Finish::kPaired the part is in paired order, a row one of gate and up, and finish.store(row, n, gate sum, up sum).
-template <Kind K, int NT, typename Prologue, typename Finish>
+template <Kind K, int NT, bool kDeep, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int rows, Prologue&& prologue,
                                            const Finish& finish) {
     extern __shared__ __align__(16) uint8_t shared[];
-    bf16* h = reinterpret_cast<bf16*>(shared + kWarps * DenseRing<K, NT>::kBytes);
+    bf16* h = reinterpret_cast<bf16*>(shared + kWarps * DenseRing<K, NT, kDeep>::kBytes);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int stride = activation_stride(chunks);
     float* sums = reinterpret_cast<float*>(h + rows * stride);
@@ -189,7 +204,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int row
     allow_successor();
     DenseSource<K> source(part, chunks, warp, lane);
     const int split = source.split, mine = source.part, steps = source.steps, group = kWarps / split;
-    DenseRing<K, NT> ring(shared, warp);
+    DenseRing<K, NT, kDeep> ring(shared, warp);
     ring.fill(source, lane);
     prologue.early();
     wait_for_predecessor();
@@ -199,7 +214,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int row
     const bf16* x[NT];
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt) x[nt] = h + min(8 * nt + (lane >> 2), rows - 1) * stride;
-    const int groups = dense_groups<K>(part.tiles, chunks), most = groups_together<K, NT>(rows);
+    const int groups = dense_groups<K>(part.tiles, chunks), most = groups_together<K, NT, kDeep>(rows);
     constexpr int kOut = Finish::kPaired ? 8 : 16;  // rows of y that a tile has
     const int height = Finish::kPaired ? part.rows / 2 : part.rows;
     const int each = group * kOut * rows;  // results of a tile group
@@ -225,7 +240,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int row
             }
         };
         if (first) load(thread);
-        float* now = sums + (turn & 1) * group_sums<K, NT>(rows);
+        float* now = sums + (turn & 1) * group_sums<K, NT, kDeep>(rows);
         for (int j = 0; j < together; ++j) {
             float sum[NT][4] = {};
             for (int i = 0; i < steps; ++i) {

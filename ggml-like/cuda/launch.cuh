@@ -17,6 +17,7 @@ void check_launch(cudaError_t code, const char* what);
 template <typename... P, typename... A>
 void launch(Context& context, const char* what, void (*kernel)(P...), dim3 grid, dim3 block, int shared_bytes,
             A... arguments) {
+    if (shared_bytes > context.shared_bytes) unsupported(what, "a card with so little shared memory");
     if (shared_bytes > 24 * 1024)  // past 48 KB with the kernel's static memory
         check_launch(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                           cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),

@@ -11,10 +11,10 @@
 namespace quern::cuda {
 namespace {
 
-template <Kind K, int NT>
+template <Kind K, int NT, bool kDeep>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     linear_add_few(Part part, int chunks, PlainRows<K> prologue, const float* residual, float* y, int64_t ld) {
-    dense_rows<K, NT>(part, chunks, prologue.rows, prologue,
+    dense_rows<K, NT, kDeep>(part, chunks, prologue.rows, prologue,
                       AddResidual{residual + part.row_begin, y + part.row_begin, ld});
 }
 
@@ -25,11 +25,12 @@ void few(Context& c, const Packed& w, const Part& part, const Tensor& x, const T
     for (int first = 0, n = 0; first < rows; first += n) {
         n = dense_rows_at_once<K>(c, rows - first, w.chunks);
         const PlainRows<K> prologue{x.as<bf16>() + first * x.stride[0], x.stride[0], w.cols, n};
-        const auto kernel = n <= 8 ? linear_add_few<K, 1> : linear_add_few<K, 2>;
-        const int bytes = n <= 8 ? dense_shared_bytes<K, 1>(n, w.chunks) : dense_shared_bytes<K, 2>(n, w.chunks);
         const int64_t at = first * y.stride[0];
-        launch(c, "linear_add", kernel, grid, kThreads, bytes, part, w.chunks, prologue, residual.as<float>() + at,
-               y.as<float>() + at, y.stride[0]);
+        dense_shape<K>(c, n, w.chunks, [&]<int NT, bool kDeep>() {
+            launch(c, "linear_add", linear_add_few<K, NT, kDeep>, grid, kThreads,
+                   dense_shared_bytes<K, NT, kDeep>(n, w.chunks), part, w.chunks, prologue, residual.as<float>() + at,
+                   y.as<float>() + at, y.stride[0]);
+        });
     }
 }
 

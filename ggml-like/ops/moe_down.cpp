@@ -160,7 +160,7 @@ Tensor* moe_down(Graph& g, std::string_view name, const MoeDownInputs& in, const
     const int64_t tokens = in.routed->shape[0], used = in.routed->shape[1];
     Tensor* y = g.scratch(name, DType::F32, {tokens, experts.rows});
     Tensor* terms = g.scratch(fmt::format("{}.terms", name), tokens <= 64 ? DType::F32 : in.routed->dtype,
-                              {tokens < kMoeTermRows ? 1 : tokens * (used + 1), experts.rows});
+                              {tokens * (used + 1), experts.rows});
     g.add({.op = &kMoeDown,
            .name = std::string(name),
            .inputs = {in.routed, in.shared, in.ids, in.weights, in.shared_gate, in.groups, in.residual},

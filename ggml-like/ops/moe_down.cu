@@ -20,7 +20,6 @@ namespace {
 constexpr int kDownWarps = 8, kDownThreads = kDownWarps * 32;
 
 static_assert(kDownThreads == 16 * kFewRows, "a thread an output");
-static_assert(kMoeTermRows <= kDownFewRows + 1, "terms have memory where they are written");
 
 /// Row n's weight and pair for each listed expert.
 struct Uses {
@@ -184,24 +183,35 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     a.y[out_column * a.ld + out_row] = residual + add_parts(kDownWarps, [&](int w) { return from[w * 128 * NT]; });
 }
 
+/// False: the card has too little shared memory, for 1 to 8 rows or for more.
 template <Kind K, Kind S>
-void few(Context& c, const Down& a) {
+bool few(Context& c, const Down& a) {
     const PlainRows<K> routed{a.routed, a.width, a.width, a.rows * a.used};
     const PlainRows<S> shared{a.shared_in, a.shared_width, a.shared_width, a.rows};
-    const int activations = a.rows * a.used * activation_stride(a.experts.chunks) * 2 +
-                            a.rows * activation_stride(a.shared_chunks) * 2;
     const int sums = kDownWarps * 256 * static_cast<int>(sizeof(float));
     const int ring = a.rows <= 8 ? down_ring_bytes<K, S, 1>() : down_ring_bytes<K, S, 2>();
-    const int bytes = ring + max(activations + static_cast<int>(sizeof(Uses)), sums);
+    const auto bytes = [&](int rows) {
+        const int activations =
+            rows * (a.used * activation_stride(a.experts.chunks) + activation_stride(a.shared_chunks)) * 2;
+        return ring + max(activations + static_cast<int>(sizeof(Uses)), sums);
+    };
+    if (bytes(max(a.rows, 8)) + static_cast<int>(sizeof(ExpertList)) + 256 > c.shared_bytes) return false;
     const auto kernel = a.rows <= 8 ? down_few<K, S, 1> : down_few<K, S, 2>;
-    launch(c, "moe_down", kernel, a.experts.tiles, kDownThreads, bytes, a, routed, shared);
+    launch(c, "moe_down", kernel, a.experts.tiles, kDownThreads, bytes(a.rows), a, routed, shared);
+    return true;
 }
 
 template <Kind K>
-void few_of_shared(Context& c, const Down& a) {
-    if (a.shared.kind == Kind::bf16) few<K, Kind::bf16>(c, a);
-    if (a.shared.kind == Kind::fp8) few<K, Kind::fp8>(c, a);
-    if (a.shared.kind == Kind::nvfp4) few<K, Kind::nvfp4>(c, a);
+bool few_of_shared(Context& c, const Down& a) {
+    if (a.shared.kind == Kind::bf16) return few<K, Kind::bf16>(c, a);
+    if (a.shared.kind == Kind::fp8) return few<K, Kind::fp8>(c, a);
+    return few<K, Kind::nvfp4>(c, a);
+}
+
+bool few_of_kind(Context& c, const Down& a) {
+    if (a.experts.kind == Kind::bf16) return few_of_shared<Kind::bf16>(c, a);
+    if (a.experts.kind == Kind::fp8) return few_of_shared<Kind::fp8>(c, a);
+    return few_of_shared<Kind::nvfp4>(c, a);
 }
 
 constexpr int kAddThreads = 256;
@@ -261,10 +271,8 @@ void moe_down(const Node& node, Context& c) {
                  .terms = static_cast<float*>(node.outputs[1]->data),
                  .settled = c.settled_groups == node.inputs[5]->as<int>()};
     if (experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 && down_fp4(c, a)) return;
-    if (a.rows > kFewRows || a.rows * a.used > kMostPairs) return many(c, a, shared, node.outputs[1]->data);
-    if (experts.kind == Kind::bf16) few_of_shared<Kind::bf16>(c, a);
-    if (experts.kind == Kind::fp8) few_of_shared<Kind::fp8>(c, a);
-    if (experts.kind == Kind::nvfp4) few_of_shared<Kind::nvfp4>(c, a);
+    if (a.rows <= kFewRows && a.rows * a.used <= kMostPairs && few_of_kind(c, a)) return;
+    many(c, a, shared, node.outputs[1]->data);
 }
 
 }  // namespace quern::cuda

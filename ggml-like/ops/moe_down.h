@@ -27,11 +27,8 @@ struct MoeDownInputs {
     Tensor* residual;
 };
 
-/// Rows from which on a kernel may write terms before it adds them.
-inline constexpr int kMoeTermRows = 8;
-
 /// inputs in the order of MoeDownInputs; outputs {y, terms}: terms [T * (K + 1), D] is work space, F32 if T <= 64, else
-/// in routed's dtype (one row below kMoeTermRows).
+/// in routed's dtype.
 extern const Op kMoeDown;
 
 Tensor* moe_down(Graph& g, std::string_view name, const MoeDownInputs& in, const ExpertWeights& experts,

@@ -217,26 +217,30 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainR
     }
 }
 
+/// False: the card has too little shared memory, for 1 to 8 rows or for more.
 template <Kind K>
-void few(Context& c, const GateUp& a, const Tensor& h) {
+bool few(Context& c, const GateUp& a, const Tensor& h) {
     const PlainRows<K> prologue{h.as<bf16>(), h.stride[0], static_cast<int>(h.shape[1]), a.rows};
     const int activations = a.rows * activation_stride(a.chunks) * 2;
+    const int most = a.rows <= 8 ? ring_bytes<K, 1>() + 8 * activation_stride(a.chunks) * 2 : ring_bytes<K, 2>() + activations;
+    if (most + static_cast<int>(sizeof(ExpertList)) > c.shared_bytes) return false;
     const int items = a.shared.tiles + min(a.rows * a.used, a.expert_count) * a.experts.tiles;
     if (a.rows == 1) {
         const int bytes = ring_bytes<K, 1>() + activations + 2 * kWarps * 16 * static_cast<int>(sizeof(float));
-        return launch(c, "moe_gate_up", gate_up_one<K>, min(c.sms, tile_groups(items, a.chunks)), kThreads, bytes, a,
-                      prologue);
+        launch(c, "moe_gate_up", gate_up_one<K>, min(c.sms, tile_groups(items, a.chunks)), kThreads, bytes, a, prologue);
+        return true;
     }
     const bool one = a.rows <= 8;
     launch(c, "moe_gate_up", one ? gate_up_few<K, 1> : gate_up_few<K, 2>, min(c.sms, items), kThreads,
            (one ? ring_bytes<K, 1>() : ring_bytes<K, 2>()) + activations, a, prologue);
+    return true;
 }
 
-void few_of_kind(Context& c, Kind kind, GateUp a, const Tensor& h) {
+bool few_of_kind(Context& c, Kind kind, GateUp a, const Tensor& h) {
     a.experts.kind = kind;
-    if (kind == Kind::bf16) few<Kind::bf16>(c, a, h);
-    if (kind == Kind::fp8) few<Kind::fp8>(c, a, h);
-    if (kind == Kind::nvfp4 && !gate_up_fp4(c, a)) few<Kind::nvfp4>(c, a, h);
+    if (kind == Kind::bf16) return few<Kind::bf16>(c, a, h);
+    if (kind == Kind::fp8) return few<Kind::fp8>(c, a, h);
+    return gate_up_fp4(c, a) || few<Kind::nvfp4>(c, a, h);
 }
 
 }  // namespace
@@ -261,22 +265,19 @@ void moe_gate_up(const Node& node, Context& c) {
              .routed = routed.as<bf16>(),
              .shared_out = shared_out.as<bf16>()};
     c.settled_groups = a.groups;
-    if (rows > kFewRows || rows * used > kMostPairs) {
-        const bool fp4 = experts.kind == Kind::nvfp4, shared_too = fp4 && a.shared.kind == Kind::nvfp4;
-        if (!shared_too) a.shared.tiles = 0;
-        const bool done = fp4 && gate_up_fp4(c, a);
-        if (!done) c.settled_groups = nullptr;  // tiled products let their successor start before they wait
-        if (!done) gemm_gate_up(c, experts, h.data, groups.as<int>(), rows, used, routed.data);
-        if (!done || !shared_too)
-            gemm_paired(c, shared, h.data, h.stride[0], rows, shared_out.data, shared_out.stride[0]);
-        return;
+    const bool few_rows = rows <= kFewRows && rows * used <= kMostPairs;
+    const auto run = [&](Kind kind, const GateUp& part) {
+        return few_rows ? few_of_kind(c, kind, part, h) : kind == Kind::nvfp4 && gate_up_fp4(c, part);
+    };
+    if (experts.kind == a.shared.kind && run(experts.kind, a)) return;
+    GateUp only_experts = a, only_shared = a;
+    only_experts.shared.tiles = only_shared.experts.tiles = 0;
+    if (!run(experts.kind, only_experts)) {
+        c.settled_groups = nullptr;  // tiled products let their successor start before they wait
+        gemm_gate_up(c, experts, h.data, groups.as<int>(), rows, used, routed.data);
     }
-    if (experts.kind == a.shared.kind) return few_of_kind(c, experts.kind, a, h);
-    GateUp only_shared = a;
-    only_shared.experts.tiles = 0;
-    few_of_kind(c, a.shared.kind, only_shared, h);
-    a.shared.tiles = 0;
-    few_of_kind(c, experts.kind, a, h);
+    if (!few_rows || !run(a.shared.kind, only_shared))
+        gemm_paired(c, shared, h.data, h.stride[0], rows, shared_out.data, shared_out.stride[0]);
 }
 
 }  // namespace quern::cuda

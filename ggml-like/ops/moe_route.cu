@@ -91,11 +91,11 @@ __device__ __forceinline__ void choose_row(const Route& r, int n, int* ids) {
         choose_experts<kMostExperts / 32>(logits, r.experts, r.used, ids, weights, r.shared + n);
 }
 
-template <int NT, int kTogether>
+template <int NT, bool kDeep, int kTogether>
 __global__ void __launch_bounds__(kThreads, 3 - NT) route_few(Route r, Part part, RouteRows<kTogether> prologue) {
     __shared__ __align__(16) int ids[kFewRows * kMostUsed + 4];
     __shared__ bool last;
-    dense_rows<Kind::bf16, NT>(part, r.chunks, r.rows, prologue, StoreLogits{r.logits, r.logits_ld});
+    dense_rows<Kind::bf16, NT, kDeep>(part, r.chunks, r.rows, prologue, StoreLogits{r.logits, r.logits_ld});
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();
@@ -118,11 +118,11 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) route_few(Route r, Part part
     group_few(r, ids);
 }
 
-template <int NT, int kTogether>
+template <int NT, bool kDeep, int kTogether>
 void few(Context& c, const Route& r, const Packed& w) {
     const RouteRows<kTogether> prologue{{r.x, r.norm, r.columns, r.rows, r.eps, {}}, r.h};
-    launch(c, "moe_route", route_few<NT, kTogether>, tile_groups(w.part[0].tiles, w.chunks), kThreads,
-           dense_shared_bytes<Kind::bf16, NT>(r.rows, w.chunks), r, w.part[0], prologue);
+    launch(c, "moe_route", route_few<NT, kDeep, kTogether>, tile_groups(w.part[0].tiles, w.chunks), kThreads,
+           dense_shared_bytes<Kind::bf16, NT, kDeep>(r.rows, w.chunks), r, w.part[0], prologue);
 }
 
 constexpr int kStepThreads = 512, kStepBlocks = 16, kStepPairs = 512;  // of a decoding step
@@ -246,8 +246,14 @@ void moe_route(const Node& node, Context& c) {
                   .logits_ld = node.outputs[5]->stride[0],
                   .counter = c.counters};
     if (r.experts > kMostExperts || r.used > kMostUsed) unsupported("moe_route", "so many experts");
-    if (rows <= kFewRows && w.parts == 1 && w.part[0].kind == Kind::bf16) {
-        const auto run = rows == 1 ? few<1, 1> : rows <= 8 ? few<1, 4> : few<2, 4>;
+    const bool one_kernel = rows <= kFewRows && w.parts == 1 && w.part[0].kind == Kind::bf16;
+    if (one_kernel && dense_fits<Kind::bf16>(c, max(rows, 8), w.chunks)) {  // 1 to 8 rows the same way: the same bits
+        const auto run = dense_shape<Kind::bf16>(c, rows, w.chunks, [&]<int NT, bool kDeep>() {
+            if constexpr (NT == 1)
+                return rows == 1 ? few<NT, kDeep, 1> : few<NT, kDeep, 4>;
+            else
+                return few<NT, kDeep, 4>;
+        });
         run(c, r, w);
         return;
     }

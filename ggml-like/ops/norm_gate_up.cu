@@ -23,18 +23,18 @@ struct StoreGated {
     }
 };
 
-template <Kind K, int NT, int kTogether>
+template <Kind K, int NT, bool kDeep, int kTogether>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     norm_gate_up_few(Part part, int chunks, NormRows<K, kTogether> prologue, bf16* y, int64_t ld) {
-    dense_rows<K, NT>(part, chunks, prologue.rows, prologue, StoreGated{y, ld});
+    dense_rows<K, NT, kDeep>(part, chunks, prologue.rows, prologue, StoreGated{y, ld});
 }
 
-template <Kind K, int NT, int kTogether>
+template <Kind K, int NT, bool kDeep, int kTogether>
 void few(Context& c, const Packed& w, const float* x, const float* norm, int rows, float eps, bf16* y, int64_t ld) {
     const Part& part = w.part[0];  // paired order has one
     const NormRows<K, kTogether> prologue{x, norm, w.cols, rows, eps, {}};
-    launch(c, "norm_gate_up", norm_gate_up_few<K, NT, kTogether>, min(c.sms, dense_groups<K>(part.tiles, w.chunks)),
-           kThreads, dense_shared_bytes<K, NT>(rows, w.chunks), part, w.chunks, prologue, y, ld);
+    launch(c, "norm_gate_up", norm_gate_up_few<K, NT, kDeep, kTogether>, min(c.sms, dense_groups<K>(part.tiles, w.chunks)),
+           kThreads, dense_shared_bytes<K, NT, kDeep>(rows, w.chunks), part, w.chunks, prologue, y, ld);
 }
 
 template <Kind K>
@@ -42,7 +42,12 @@ void few(Context& c, const Packed& w, const Tensor& x, const float* norm, float 
     const int rows = static_cast<int>(x.shape[0]);
     for (int first = 0, n = 0; first < rows; first += n) {
         n = dense_rows_at_once<K>(c, rows - first, w.chunks);
-        const auto run = n == 1 ? few<K, 1, 1> : n <= 8 ? few<K, 1, 4> : few<K, 2, 4>;
+        const auto run = dense_shape<K>(c, n, w.chunks, [&]<int NT, bool kDeep>() {
+            if constexpr (NT == 1)
+                return n == 1 ? few<K, NT, kDeep, 1> : few<K, NT, kDeep, 4>;
+            else
+                return few<K, NT, kDeep, 4>;
+        });
         run(c, w, x.as<float>() + static_cast<int64_t>(first) * w.cols, norm, n, eps,
             y.as<bf16>() + first * y.stride[0], y.stride[0]);
     }

@@ -23,18 +23,18 @@ struct Store {
     __device__ __forceinline__ void store(int row, int n, float, float sum) const { y[n * ld + row] = static_cast<Y>(sum); }
 };
 
-template <Kind K, int NT, int kTogether, typename Y>
+template <Kind K, int NT, bool kDeep, int kTogether, typename Y>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     norm_linear_few(Part part, int chunks, NormRows<K, kTogether> prologue, Y* y, int64_t ld) {
-    dense_rows<K, NT>(part, chunks, prologue.rows, prologue, Store<Y>{y + part.row_begin, ld});
+    dense_rows<K, NT, kDeep>(part, chunks, prologue.rows, prologue, Store<Y>{y + part.row_begin, ld});
 }
 
-template <Kind K, int NT, int kTogether, typename Y>
+template <Kind K, int NT, bool kDeep, int kTogether, typename Y>
 void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows, float eps, Y* y,
          int64_t ld) {
     const NormRows<K, kTogether> prologue{x, norm, w.cols, rows, eps, {}};
-    launch(c, "norm_linear", norm_linear_few<K, NT, kTogether, Y>, min(c.sms, dense_groups<K>(part.tiles, w.chunks)),
-           kThreads, dense_shared_bytes<K, NT>(rows, w.chunks), part, w.chunks, prologue, y, ld);
+    launch(c, "norm_linear", norm_linear_few<K, NT, kDeep, kTogether, Y>, min(c.sms, dense_groups<K>(part.tiles, w.chunks)),
+           kThreads, dense_shared_bytes<K, NT, kDeep>(rows, w.chunks), part, w.chunks, prologue, y, ld);
 }
 
 template <Kind K, typename Y>
@@ -42,7 +42,12 @@ void few(Context& c, const Packed& w, const Part& part, const float* x, const fl
          Tensor& y) {
     for (int first = 0, n = 0; first < rows; first += n) {
         n = dense_rows_at_once<K>(c, rows - first, w.chunks);
-        const auto run = n == 1 ? few<K, 1, 1, Y> : n <= 8 ? few<K, 1, 4, Y> : few<K, 2, 4, Y>;
+        const auto run = dense_shape<K>(c, n, w.chunks, [&]<int NT, bool kDeep>() {
+            if constexpr (NT == 1)
+                return n == 1 ? few<K, NT, kDeep, 1, Y> : few<K, NT, kDeep, 4, Y>;
+            else
+                return few<K, NT, kDeep, 4, Y>;
+        });
         run(c, w, part, x + static_cast<int64_t>(first) * w.cols, norm, n, eps, y.as<Y>() + first * y.stride[0],
             y.stride[0]);
     }

@@ -1,11 +1,14 @@
 #include "ops/second_backend.h"
 
+#include <cstdlib>
+
 #include "ggml-like/cuda_backend.h"
 
 namespace quern::test {
 
 std::unique_ptr<Backend> make_test_cuda_backend() {
-    return cuda_unavailable(0).empty() ? make_cuda_backend(0) : nullptr;
+    const char* most = std::getenv("QUERN_TEST_SHARED_BYTES");
+    return cuda_unavailable(0).empty() ? make_cuda_backend(0, most != nullptr ? std::atoi(most) : 0) : nullptr;
 }
 
 }  // namespace quern::test
