@@ -49,18 +49,21 @@ class Backend {
     virtual void* alloc_host(int64_t bytes, const char* what) = 0;
     virtual void free_host(void* memory) = 0;
 
-    /// Bytes of this backend's memory that placing takes: none for what the CPU reads where the file is mapped.
+    /// Bytes of this backend's memory that placing takes: none for what the CPU reads where the file is
+    /// mapped.
     virtual int64_t placed_bytes(const Weight& weight, RowOrder order) const = 0;
     virtual int64_t placed_bytes(const ExpertWeights& experts, RowOrder order) const = 0;
-    /// Takes memory for weights of `bytes` together (placed_bytes), before any of them is read. Throws Error(memory).
+    /// Takes memory for weights of `bytes` together (placed_bytes), before any of them is read. Throws
+    /// Error(memory).
     virtual void reserve_weights(int64_t bytes) = 0;
-    /// Makes a weight usable by this backend's ops, in place: the CPU leaves it as it is (the mapped file), a GPU
-    /// uploads and repacks it into memory that the backend owns until it ends. Segments without data are filled with
-    /// random values of sensible size, the same ones for the same name.
+    /// Makes a weight usable by this backend's ops, in place: the CPU leaves it as it is (the mapped file), a
+    /// GPU uploads and repacks it into memory that the backend owns until it ends. Segments without data are
+    /// filled with random values of sensible size, the same ones for the same name.
     virtual void place_weight(Weight& weight, RowOrder order) = 0;
     virtual void place_experts(ExpertWeights& experts, RowOrder order) = 0;
-    /// As place_weight, but in memory outside of what was reserved, which is given back when the weight is placed
-    /// apart again with other segments: no plan that read it may run after that. Reads the segments before it returns.
+    /// As place_weight, but in memory outside of what was reserved, which is given back when the weight is
+    /// placed apart again with other segments: no plan that read it may run after that. Reads the segments
+    /// before it returns.
     virtual void place_apart(Weight& weight, RowOrder order) = 0;
     /// After the last placed weight: waits for uploads and gives their buffers back.
     virtual void weights_complete() = 0;

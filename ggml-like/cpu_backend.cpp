@@ -123,11 +123,13 @@ class CpuBackend final : public Backend {
         } else if (s.scale_kind == ScaleKind::block128) {
             const int64_t blocks = (s.rows + 127) / 128 * ((s.cols + 127) / 128);
             auto& scales = words(blocks * 4);
-            std::fill_n(reinterpret_cast<float*>(scales.data()), blocks, 0.01f / std::sqrt(static_cast<float>(s.cols)));
+            std::fill_n(reinterpret_cast<float*>(scales.data()), blocks,
+                        0.01f / std::sqrt(static_cast<float>(s.cols)));
             s.scale = scales.data();
         } else if (s.scale_kind == ScaleKind::per_row) {
             auto& scales = words(s.rows * 4);
-            std::fill_n(reinterpret_cast<float*>(scales.data()), s.rows, 0.01f / std::sqrt(static_cast<float>(s.cols)));
+            std::fill_n(reinterpret_cast<float*>(scales.data()), s.rows,
+                        0.01f / std::sqrt(static_cast<float>(s.cols)));
             s.scale = scales.data();
         }
     }

@@ -48,7 +48,7 @@ namespace {
 
 using cuda::Context;
 
-constexpr int kOldest = 80;                    // compute capability
+constexpr int kOldest = 80;                  // compute capability
 constexpr int64_t kSpareBlock = 32ll << 20;  // for weights that nobody reserved memory for
 
 using Launch = void (*)(const Node&, Context&);
@@ -102,7 +102,8 @@ class CudaBackend final : public Backend {
         context_.capability = properties_.major * 10 + properties_.minor;
         context_.shared_bytes = static_cast<int>(properties_.sharedMemPerBlockOptin);
         if (most_shared > 0) context_.shared_bytes = std::min(context_.shared_bytes, most_shared);
-        CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&context_.counters), cuda::kCounters * sizeof(unsigned)));
+        CUDA_CHECK(
+            cudaMalloc(reinterpret_cast<void**>(&context_.counters), cuda::kCounters * sizeof(unsigned)));
         CUDA_CHECK(cudaMemset(context_.counters, 0, cuda::kCounters * sizeof(unsigned)));
         uploader_ = std::make_unique<cuda::Uploader>(context_.stream, threads());
     }
@@ -117,14 +118,16 @@ class CudaBackend final : public Backend {
 
     std::string name() const override { return "CUDA"; }
     std::string description() const override {
-        return fmt::format("{}, {:.0f} GB, sm_{}", properties_.name, static_cast<double>(properties_.totalGlobalMem) / 1e9,
-                           context_.capability);
+        return fmt::format("{}, {:.0f} GB, sm_{}", properties_.name,
+                           static_cast<double>(properties_.totalGlobalMem) / 1e9, context_.capability);
     }
     std::string bus_id() const override {
         return fmt::format("{:08X}:{:02X}:{:02X}.0", properties_.pciDomainID, properties_.pciBusID,
                            properties_.pciDeviceID);
     }
-    int threads() const override { return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u)); }
+    int threads() const override {
+        return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
+    }
     MemoryInfo memory_info() const override {
         size_t available = 0, total = 0;
         CUDA_CHECK(cudaMemGetInfo(&available, &total));
@@ -137,8 +140,8 @@ class CudaBackend final : public Backend {
         const cudaError_t code = cudaMalloc(&memory, static_cast<size_t>(std::max<int64_t>(bytes, 1)));
         if (code == cudaErrorMemoryAllocation) {
             cudaGetLastError();
-            FAIL(memory, "not enough GPU memory: {:.2f} GB for {}, {:.2f} GB are free", static_cast<double>(bytes) / 1e9,
-                 what, static_cast<double>(memory_info().free_bytes) / 1e9);
+            FAIL(memory, "not enough GPU memory: {:.2f} GB for {}, {:.2f} GB are free",
+                 static_cast<double>(bytes) / 1e9, what, static_cast<double>(memory_info().free_bytes) / 1e9);
         }
         CUDA_CHECK(code);
         return memory;
@@ -148,20 +151,25 @@ class CudaBackend final : public Backend {
         CUDA_CHECK(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), context_.stream));
     }
     void upload(void* to, const void* from, int64_t bytes) override {
-        CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, context_.stream));
+        CUDA_CHECK(
+            cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, context_.stream));
     }
     void download(void* to, const void* from, int64_t bytes) override {
-        CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, context_.stream));
+        CUDA_CHECK(
+            cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, context_.stream));
         synchronize();
     }
     void copy(void* to, const void* from, int64_t bytes) override {
-        CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, context_.stream));
+        CUDA_CHECK(
+            cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, context_.stream));
     }
 
     void* alloc_host(int64_t bytes, const char* what) override { return cuda::alloc_host(bytes, what); }
     void free_host(void* memory) override { cuda::free_host(memory); }
 
-    int64_t placed_bytes(const Weight& weight, RowOrder order) const override { return cuda::packed_bytes(weight, order); }
+    int64_t placed_bytes(const Weight& weight, RowOrder order) const override {
+        return cuda::packed_bytes(weight, order);
+    }
     int64_t placed_bytes(const ExpertWeights& experts, RowOrder order) const override {
         return cuda::packed_bytes(experts, order);
     }
@@ -215,7 +223,8 @@ class CudaBackend final : public Backend {
         const cudaError_t code = cudaGraphInstantiate(&exec, graph, 0);
         cudaGraphDestroy(graph);
         CUDA_CHECK(code);
-        plan.captured = std::shared_ptr<void>(exec, [](void* e) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(e)); });
+        plan.captured = std::shared_ptr<void>(
+            exec, [](void* e) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(e)); });
     }
 
     void run(Plan& plan) override {
@@ -260,7 +269,8 @@ class CudaBackend final : public Backend {
         CUDA_CHECK(cudaDeviceSynchronize());
     }
     void* take(int64_t bytes, const char* what) {
-        const int64_t size = (bytes + cuda::kWeightAlignment - 1) / cuda::kWeightAlignment * cuda::kWeightAlignment;
+        const int64_t size =
+            (bytes + cuda::kWeightAlignment - 1) / cuda::kWeightAlignment * cuda::kWeightAlignment;
         const bool room = !weights_.empty() && weights_.back().used + size <= weights_.back().bytes;
         Block& block = room ? weights_.back() : add_block(std::max(size, kSpareBlock), what);
         void* memory = block.memory + block.used;
@@ -292,12 +302,14 @@ std::string cuda_unavailable(int device) {
     const cudaError_t code = cudaGetDeviceCount(&count);
     cudaGetLastError();
     if (code == cudaErrorInsufficientDriver)
-        return fmt::format("the NVIDIA driver is too old: it supports CUDA {}.{}, and this build needs CUDA {}.{}; update "
-                           "the driver",
-                           driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+        return fmt::format(
+            "the NVIDIA driver is too old: it supports CUDA {}.{}, and this build needs CUDA {}.{}; update "
+            "the driver",
+            driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     if (code != cudaSuccess || count == 0) {
         const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-        return fmt::format("no NVIDIA GPU can be used ({}{})", code == cudaSuccess ? "none found" : cudaGetErrorString(code),
+        return fmt::format("no NVIDIA GPU can be used ({}{})",
+                           code == cudaSuccess ? "none found" : cudaGetErrorString(code),
                            visible == nullptr ? "" : fmt::format("; CUDA_VISIBLE_DEVICES is '{}'", visible));
     }
     if (device < 0 || device >= count)
@@ -306,12 +318,13 @@ std::string cuda_unavailable(int device) {
     if (const cudaError_t failed = cudaGetDeviceProperties(&properties, device); failed != cudaSuccess)
         return fmt::format("GPU {} does not answer: {}", device, cudaGetErrorString(failed));
     if (properties.major * 10 + properties.minor < kOldest)
-        return fmt::format("GPU {} is an {} (sm_{}{}), and quern needs sm_80 (Ampere) or newer", device, properties.name,
-                           properties.major, properties.minor);
+        return fmt::format("GPU {} is an {} (sm_{}{}), and quern needs sm_80 (Ampere) or newer", device,
+                           properties.name, properties.major, properties.minor);
     if (const cudaError_t failed = open_device(device); failed != cudaSuccess)
-        return fmt::format("GPU {} ({}) cannot be opened: {}; another process may hold it alone or fill its memory, or "
-                           "this build has no code for sm_{}{}",
-                           device, properties.name, cudaGetErrorString(failed), properties.major, properties.minor);
+        return fmt::format(
+            "GPU {} ({}) cannot be opened: {}; another process may hold it alone or fill its memory, or "
+            "this build has no code for sm_{}{}",
+            device, properties.name, cudaGetErrorString(failed), properties.major, properties.minor);
     return {};
 }
 

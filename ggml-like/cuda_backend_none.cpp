@@ -5,7 +5,9 @@ namespace quern {
 
 bool cuda_built() { return false; }
 
-std::string cuda_unavailable(int) { return "this build of quern has no GPU backend (built without a CUDA toolkit)"; }
+std::string cuda_unavailable(int) {
+    return "this build of quern has no GPU backend (built without a CUDA toolkit)";
+}
 
 std::unique_ptr<Backend> make_cuda_backend(int device, int) { FAIL(device, "{}", cuda_unavailable(device)); }
 

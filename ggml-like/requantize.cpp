@@ -22,7 +22,8 @@ bool changes(const WeightSegment& s, DenseFormat format) {
 }
 
 int64_t scale_bytes(const WeightSegment& s) {
-    return s.scale_kind == ScaleKind::per_row ? s.rows * int64_t{sizeof(float)} : s.rows * (s.cols / nvfp4::kBlock);
+    return s.scale_kind == ScaleKind::per_row ? s.rows * int64_t{sizeof(float)}
+                                              : s.rows * (s.cols / nvfp4::kBlock);
 }
 
 /// One segment's rows, a piece of them a call.
@@ -40,7 +41,8 @@ class Requantizer {
             for_rows(pool, [&](int64_t row, std::span<const float> w) {
                 largest[static_cast<size_t>(row)] = checked_magnitude(w);
             });
-            global_ = Nvfp4Global::of(*std::max_element(largest.begin(), largest.end()), GlobalForm::multiplier);
+            global_ =
+                Nvfp4Global::of(*std::max_element(largest.begin(), largest.end()), GlobalForm::multiplier);
             to_.global_scale = global_.stored;
         }
         for_rows(pool, [&](int64_t row, std::span<const float> w) { encode(row, w); });
@@ -60,7 +62,8 @@ class Requantizer {
     float checked_magnitude(std::span<const float> w) const {
         const float largest = largest_magnitude(w);
         if (!std::isfinite(largest))
-            FAIL(model, "{}: a weight is NaN or infinite, so it cannot be requantized; leave --dense out", to_.name);
+            FAIL(model, "{}: a weight is NaN or infinite, so it cannot be requantized; leave --dense out",
+                 to_.name);
         return largest;
     }
     void encode(int64_t row, std::span<const float> w) const {
@@ -108,7 +111,8 @@ Weight requantized_form(const Weight& w, DenseFormat format) {
 }
 
 std::unique_ptr<std::byte[]> requantize(const Weight& from, Weight& to, int threads) {
-    CHECK(from.segments.size() == to.segments.size(), "[requantize] {} is not the form of {}", to.name, from.name);
+    CHECK(from.segments.size() == to.segments.size(), "[requantize] {} is not the form of {}", to.name,
+          from.name);
     const auto same = [&](size_t i) { return from.segments[i].dtype == to.segments[i].dtype; };
     int64_t bytes = 0;
     for (size_t i = 0; i < to.segments.size(); ++i) {

@@ -19,8 +19,8 @@ const char* dense_format_name(DenseFormat format);
 /// What `w` becomes, without data: segments of 16 or 32 bits in `format`, all others as they are. Those whose
 /// columns are no multiple of 16 cannot be NVFP4 and stay.
 Weight requantized_form(const Weight& w, DenseFormat format);
-/// Whether requantized_form changes at least half of its bytes: what little is left in 16 bits beside quantized
-/// matrices was left so on purpose.
+/// Whether requantized_form changes at least half of its bytes: what little is left in 16 bits beside
+/// quantized matrices was left so on purpose.
 bool can_requantize(const Weight& w, DenseFormat format);
 
 /// Fills the data of `to`, made by requantized_form(from), and returns the memory that it points into. Throws

@@ -42,7 +42,8 @@ struct Weight {
     int64_t rows = 0;  // sum over the segments
     int64_t cols = 0;
     std::vector<WeightSegment> segments;
-    const void* placed = nullptr;  // a backend's own form of it (Backend::place_weight); null: use the segments
+    const void* placed =
+        nullptr;  // a backend's own form of it (Backend::place_weight); null: use the segments
 
     Weight() = default;
     Weight(std::string weight_name, std::vector<WeightSegment> parts);

@@ -77,8 +77,8 @@ struct ModelInfo {
     int64_t vocab = 0;       // ids that may be sampled: the tokenizer's, else vocab_rows
     int64_t context = 0;     // positions the model was made for
     int64_t parameters = 0;
-    int64_t weight_bytes = 0;  // text model, as stored
-    int64_t token_bytes = 0;   // weights read for one decoded token
+    int64_t weight_bytes = 0;                    // text model, as stored
+    int64_t token_bytes = 0;                     // weights read for one decoded token
     DenseFormat dense = DenseFormat::as_stored;  // what LoadOptions::dense asked for
 };
 
@@ -102,17 +102,20 @@ struct LoadOptions {
     bool tokenizer = true;  // false: token ids only
     std::string text_from;  // synthetic weights: the directory whose tokenizer they get; empty: none
     bool weights = true;    // false: they are neither read nor placed; the model can be planned for, not run
-    /// Format for the attention and DeltaNet projections and the head where they are stored in 16 or 32 bits. Throws
-    /// Error(usage) if none of them is. Random weights are made in it.
+    /// Format for the attention and DeltaNet projections and the head where they are stored in 16 or 32 bits.
+    /// Throws Error(usage) if none of them is. Random weights are made in it.
     DenseFormat dense = DenseFormat::as_stored;
     std::function<void(const LoadProgress&)> progress;
-    /// Called when everything but the weights' data is known and checked: what throws here has read no weights.
+    /// Called when everything but the weights' data is known and checked: what throws here has read no
+    /// weights.
     std::function<void(const Model&)> before_weights;
 };
 
-/// What a part of the model's weights is for, and how much of it one decoded token reads. One of the pointers is set.
+/// What a part of the model's weights is for, and how much of it one decoded token reads. One of the pointers
+/// is set.
 struct WeightUse {
-    const char* group;  // "attention", "DeltaNet", "routed experts", "shared experts", "router", "MLP", "embedding", ...
+    const char* group;  // "attention", "DeltaNet", "routed experts", "shared experts", "router", "MLP",
+                        // "embedding", ...
     const Weight* matrix = nullptr;
     const ExpertWeights* experts = nullptr;
     const Tensor* vector = nullptr;
@@ -143,9 +146,9 @@ class Model {
     virtual std::vector<WeightUse> weight_uses() const = 0;
     /// Bytes that the backend needs for the weights as stored beyond those for LoadOptions::dense.
     virtual int64_t extra_bytes_as_stored() const = 0;
-    /// A checkpoint loaded with LoadOptions::dense first runs as it is stored, so that both can be compared (info()
-    /// tells of the other form from the beginning). Changes it, matrix by matrix; what was built before may not run
-    /// any more. Throws Error(model) if a weight is not finite.
+    /// A checkpoint loaded with LoadOptions::dense first runs as it is stored, so that both can be compared
+    /// (info() tells of the other form from the beginning). Changes it, matrix by matrix; what was built
+    /// before may not run any more. Throws Error(model) if a weight is not finite.
     virtual void requantize(const std::function<void(const LoadProgress&)>& progress) = 0;
     virtual std::vector<StateSpec> state_specs(const StateOptions& options) const = 0;
     virtual BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const = 0;
@@ -155,7 +158,8 @@ class Model {
 /// `backend`. Throws Error(model) unless every tensor and byte of the checkpoint is accounted for.
 std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, const LoadOptions& options);
 
-/// Random weights in the shapes and formats of a real checkpoint, made where they will be used (models/synthetic.h).
+/// Random weights in the shapes and formats of a real checkpoint, made where they will be used
+/// (models/synthetic.h).
 std::unique_ptr<Model> load_synthetic(const std::string& name, const std::string& mix, Backend& backend,
                                       const LoadOptions& options);
 

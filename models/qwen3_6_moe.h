@@ -1,9 +1,11 @@
-// Qwen3.6: configuration, weights with their shapes, and the model class. Two families share all but the second half of
-// a layer: a mixture of experts (model type qwen3_5_moe) or one dense MLP (model type qwen3_5).
+// Qwen3.6: configuration, weights with their shapes, and the model class. Two families share all but the
+// second half of a layer: a mixture of experts (model type qwen3_5_moe) or one dense MLP (model type
+// qwen3_5).
 //
 // Letters: D model width, L layers, H heads, G kv heads, d head size, nk/nv key and value heads of the delta
-// rule, dk/dv their sizes, W convolution taps, E experts, K used experts, F expert width, Fs shared width, M width of
-// the dense MLP, V vocab rows. Source: Hugging Face transformers, models/qwen3_5_moe and models/qwen3_5.
+// rule, dk/dv their sizes, W convolution taps, E experts, K used experts, F expert width, Fs shared width, M
+// width of the dense MLP, V vocab rows. Source: Hugging Face transformers, models/qwen3_5_moe and
+// models/qwen3_5.
 #pragma once
 
 #include <deque>
@@ -31,7 +33,7 @@ struct Qwen36MoeConfig {
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
     int64_t conv_taps = 0;
     int64_t experts = 0, experts_used = 0, expert_width = 0, shared_width = 0;  // all 0 in the dense family
-    int64_t dense_width = 0;                                                     // M; 0 in the MoE family
+    int64_t dense_width = 0;                                                    // M; 0 in the MoE family
     float eps = 1e-6f;
     int64_t context = 0;  // max_position_embeddings
     bool tied_head = false;

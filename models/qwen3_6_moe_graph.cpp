@@ -1,4 +1,5 @@
-// The forward pass of Qwen3.6: embed; per layer norm, mixer, residual, norm, MoE or MLP, residual; norm; head.
+// The forward pass of Qwen3.6: embed; per layer norm, mixer, residual, norm, MoE or MLP, residual; norm;
+// head.
 #include <algorithm>
 
 #include "ggml-like/check.h"
@@ -61,8 +62,10 @@ class Builder {
     /// x + gated attention: q, gate, k, v from one product; the gate closes the output.
     Tensor* attention_block(const LayerWeights& layer, Tensor* x) {
         const AttentionWeights& w = layer.attention;
-        const int64_t tokens = shape_.tokens, d = c_.head_dim, q_columns = 2 * c_.heads * d, kv = c_.kv_heads * d;
-        Tensor* p = norm_linear(g_, name("attn.in_proj"), x, g_.external(layer.input_norm), w.in_proj, c_.eps, act_, act_);
+        const int64_t tokens = shape_.tokens, d = c_.head_dim, q_columns = 2 * c_.heads * d,
+                      kv = c_.kv_heads * d;
+        Tensor* p = norm_linear(g_, name("attn.in_proj"), x, g_.external(layer.input_norm), w.in_proj, c_.eps,
+                                act_, act_);
         const int64_t width = p->shape[1];
         const AttentionInputs in{
             .q = g_.view(name("attn.q"), p, 0, {tokens, c_.heads, d}, {width, 2 * d, 1}),
@@ -71,16 +74,19 @@ class Builder {
             .v = g_.view(name("attn.v"), p, q_columns + kv, {tokens, c_.kv_heads, d}, {width, d, 1}),
             .q_norm = g_.external(w.q_norm),
             .k_norm = g_.external(w.k_norm)};
-        Tensor* y = gated_attention(g_, name("attn"), in, state(StateRole::key), state(StateRole::value), batch_,
-                                    {.eps = c_.eps, .theta = c_.rope_theta, .rotary_dims = c_.rotary_dims});
+        Tensor* y =
+            gated_attention(g_, name("attn"), in, state(StateRole::key), state(StateRole::value), batch_,
+                            {.eps = c_.eps, .theta = c_.rope_theta, .rotary_dims = c_.rotary_dims});
         return linear_add(g_, name("attn.out_proj"), y, w.out_proj, x);
     }
 
     /// x + gated DeltaNet: qkv through the convolution, the delta rule over its state, a norm gated by z.
     Tensor* delta_block(const LayerWeights& layer, Tensor* x) {
         const DeltaWeights& w = layer.delta;
-        const int64_t tokens = shape_.tokens, nv = c_.value_heads, dv = c_.value_dim, qkv_columns = c_.qkv_columns();
-        Tensor* p = norm_linear(g_, name("gdn.in_proj"), x, g_.external(layer.input_norm), w.in_proj, c_.eps, act_, act_);
+        const int64_t tokens = shape_.tokens, nv = c_.value_heads, dv = c_.value_dim,
+                      qkv_columns = c_.qkv_columns();
+        Tensor* p = norm_linear(g_, name("gdn.in_proj"), x, g_.external(layer.input_norm), w.in_proj, c_.eps,
+                                act_, act_);
         const int64_t width = p->shape[1], z_begin = qkv_columns, a_begin = z_begin + nv * dv;
         const DeltaInputs in{.u = g_.columns(name("gdn.u"), p, 0, qkv_columns),
                              .a = g_.columns(name("gdn.a"), p, a_begin, nv),
@@ -110,8 +116,8 @@ class Builder {
         const MoeWeights& w = layer.moe;
         const auto route = moe_route(g_, name("moe.route"), x, g_.external(layer.post_norm), w.router,
                                      static_cast<int>(c_.experts_used), c_.eps, act_);
-        const auto act =
-            moe_gate_up(g_, name("moe.gate_up"), route.h, route.ids, route.groups, w.gate_up, w.shared_gate_up);
+        const auto act = moe_gate_up(g_, name("moe.gate_up"), route.h, route.ids, route.groups, w.gate_up,
+                                     w.shared_gate_up);
         return moe_down(g_, name("moe.down"),
                         {.routed = act.routed,
                          .shared = act.shared,
@@ -126,7 +132,8 @@ class Builder {
     /// x + one MLP that every token takes.
     Tensor* mlp_block(const LayerWeights& layer, Tensor* x) {
         const MlpWeights& w = layer.mlp;
-        Tensor* y = norm_gate_up(g_, name("mlp.gate_up"), x, g_.external(layer.post_norm), w.gate_up, c_.eps, act_);
+        Tensor* y =
+            norm_gate_up(g_, name("mlp.gate_up"), x, g_.external(layer.post_norm), w.gate_up, c_.eps, act_);
         return linear_add(g_, name("mlp.down"), y, w.down, x);
     }
 

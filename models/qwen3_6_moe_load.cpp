@@ -136,7 +136,8 @@ class Reader {
         for (const char* suffix : {"_packed", "_blocks", ".weight", ".weight_packed"})
             if (const uint32_t i = checkpoint_.find(prefix + "gate_up_proj" + suffix); i != Checkpoint::kNone)
                 FAIL(model,
-                     "{}: quantized experts stacked in one tensor are not read; expected {}0.gate_proj and so on, as "
+                     "{}: quantized experts stacked in one tensor are not read; expected {}0.gate_proj and "
+                     "so on, as "
                      "compressed-tensors, ModelOpt and Qwen's FP8 releases have them",
                      checkpoint_.where(i), prefix);
         std::vector<WeightSegment> gate_up, down;

@@ -42,7 +42,8 @@ class Generator {
     }
 
   private:
-    static Weight matrix(const std::string& name, const std::vector<int64_t>& rows, int64_t cols, Format format) {
+    static Weight matrix(const std::string& name, const std::vector<int64_t>& rows, int64_t cols,
+                         Format format) {
         std::vector<WeightSegment> segments;
         for (int64_t r : rows) {
             WeightSegment s;
@@ -56,9 +57,11 @@ class Generator {
         return Weight(name, std::move(segments));
     }
 
-    static ExpertWeights experts(const std::string& name, int64_t count, const std::vector<int64_t>& rows, int64_t cols) {
+    static ExpertWeights experts(const std::string& name, int64_t count, const std::vector<int64_t>& rows,
+                                 int64_t cols) {
         ExpertWeights e{.name = name, .rows = 0, .cols = cols, .expert = {}};
-        for (int64_t i = 0; i < count; ++i) e.expert.push_back(matrix(fmt::format("{}[{}]", name, i), rows, cols, kNvfp4));
+        for (int64_t i = 0; i < count; ++i)
+            e.expert.push_back(matrix(fmt::format("{}[{}]", name, i), rows, cols, kNvfp4));
         e.rows = e.expert[0].rows;
         return e;
     }
@@ -90,7 +93,8 @@ class Generator {
 
     AttentionWeights attention(const std::string& name) {
         const int64_t d = c_.head_dim;
-        return {.in_proj = matrix(name + "in_proj", {2 * c_.heads * d, c_.kv_heads * d, c_.kv_heads * d}, c_.width, kNvfp4),
+        return {.in_proj = matrix(name + "in_proj", {2 * c_.heads * d, c_.kv_heads * d, c_.kv_heads * d},
+                                  c_.width, kNvfp4),
                 .q_norm = vector(name + "q_norm", d, 1.0f, 0.1f),
                 .k_norm = vector(name + "k_norm", d, 1.0f, 0.1f),
                 .out_proj = matrix(name + "out_proj", {c_.width}, c_.heads * d, kNvfp4)};
@@ -99,7 +103,8 @@ class Generator {
     DeltaWeights delta(const std::string& name) {
         const int64_t nv = c_.value_heads;
         DeltaWeights w;
-        w.in_proj = matrix(name + "in_proj", {c_.qkv_columns(), c_.value_columns(), nv, nv}, c_.width, mix_.delta);
+        w.in_proj =
+            matrix(name + "in_proj", {c_.qkv_columns(), c_.value_columns(), nv, nv}, c_.width, mix_.delta);
         w.conv = vector(name + "conv", c_.qkv_columns() * c_.conv_taps, 0.0f, 0.5f);
         w.conv.rank = 2;
         w.conv.shape[0] = c_.qkv_columns();

@@ -132,7 +132,8 @@ class LinearReader {
 
     void read_fp8() {
         const SafeTensor& w = at(weight_);
-        if (!w.has_shape({out_.rows, out_.cols})) fail(weight_, explain_shape(w, std::array{out_.rows, out_.cols}));
+        if (!w.has_shape({out_.rows, out_.cols}))
+            fail(weight_, explain_shape(w, std::array{out_.rows, out_.cols}));
         expect_absent(scale_2_, "an F8_E4M3 weight");
         expect_absent(global_, "an F8_E4M3 weight");
         if (scale_ != kNone && scale_inv_ != kNone) expect_absent(scale_inv_, "weight_scale");
@@ -175,7 +176,8 @@ class LinearReader {
                  fmt::format("expected BF16, F16, F32, F8_E4M3 or U8 (NVFP4), found {}{}", describe(w),
                              w.dtype == SafeDType::F8_E5M2 ? "; E5M2 is no weight format" : ""));
         }
-        if (!w.has_shape({out_.rows, out_.cols})) fail(weight_, explain_shape(w, std::array{out_.rows, out_.cols}));
+        if (!w.has_shape({out_.rows, out_.cols}))
+            fail(weight_, explain_shape(w, std::array{out_.rows, out_.cols}));
         for (const uint32_t leftover : {scale_, scale_inv_, scale_2_, global_}) {
             if (leftover == kNone) continue;
             fail(leftover,

@@ -76,7 +76,8 @@ TEST_SUITE("model") {
             return R"({"task": "t", "messages": [{"role": "user", "content": "What is the capital of France?"}], "expect": ")" +
                    expect + "\"}\n";
         };
-        const std::string right = "The capital of France is Paris.", wrong = "The capital of France is Berlin.";
+        const std::string right = "The capital of France is Paris.",
+                          wrong = "The capital of France is Berlin.";
         const auto backend = make_cpu_backend(2);
         const auto model = load_model(std::string(QUERN_SOURCE_DIR) + "/models/demo", *backend, {});
         Engine engine(*model, *backend, {.context = 512, .sequences = 2});
@@ -99,15 +100,16 @@ TEST_SUITE("model") {
         double nats = 0;
         Request request;
         request.prompt = encode_prompt(
-            render_chat(std::vector<Message>{{.role = "user", .content = "What is the capital of France?"}}, {},
-                        {.thinking = false}),
+            render_chat(std::vector<Message>{{.role = "user", .content = "What is the capital of France?"}},
+                        {}, {.thinking = false}),
             *model->tokenizer());
         request.sampling.temperature = 0;
         request.max_tokens = good.tokens;
         request.on_logits = [&](int32_t id, std::span<const float> logits) {
             double sum = 0;
             for (const float l : logits)
-                sum += std::exp(static_cast<double>(l) - static_cast<double>(logits[static_cast<size_t>(id)]));
+                sum +=
+                    std::exp(static_cast<double>(l) - static_cast<double>(logits[static_cast<size_t>(id)]));
             nats += std::log(sum);
         };
         engine.run(std::move(request));

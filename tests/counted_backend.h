@@ -68,7 +68,7 @@ class CountedBackend final : public Backend {
     void synchronize() override { cpu_->synchronize(); }
 
     std::function<void()> before_run;
-    int64_t used = 0, most = 0;  // bytes; the most at a time so far
+    int64_t used = 0, most = 0;                     // bytes; the most at a time so far
     int placed = 0, allocations = 0, prepared = 0;  // weights; calls that took memory; plans for repeated use
 
   private:

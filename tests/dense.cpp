@@ -93,7 +93,8 @@ std::string message_of(const std::function<void()>& f, ErrorKind kind) {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// The demo checkpoint with a head that many times larger: it is sure of everything, and any rounding turns it over.
+/// The demo checkpoint with a head that many times larger: it is sure of everything, and any rounding turns
+/// it over.
 void write_sure_demo(const test::TempDir& dir, int doublings) {
     for (const auto& entry : std::filesystem::directory_iterator(kDemo))
         std::filesystem::copy(entry.path(), dir.str() + "/" + entry.path().filename().string());
@@ -106,9 +107,10 @@ void write_sure_demo(const test::TempDir& dir, int doublings) {
             if (t.name != "lm_head.weight") continue;
             bytes = static_cast<int64_t>(t.bytes());
             std::string whole(static_cast<size_t>(size_of.tellg()), '\0');
-            std::ifstream(path, std::ios::binary).read(whole.data(), static_cast<std::streamsize>(whole.size()));
-            begin = static_cast<int64_t>(
-                whole.find(std::string_view(reinterpret_cast<const char*>(t.data), static_cast<size_t>(bytes))));
+            std::ifstream(path, std::ios::binary)
+                .read(whole.data(), static_cast<std::streamsize>(whole.size()));
+            begin = static_cast<int64_t>(whole.find(
+                std::string_view(reinterpret_cast<const char*>(t.data), static_cast<size_t>(bytes))));
         }
     }
     REQUIRE(bytes > 0);
@@ -160,7 +162,8 @@ TEST_SUITE("cpu") {
             dequantize_row(m.weight, row, before.data());
             dequantize_row(fp8, row, after.data());
             for (size_t i = 0; i < 32; ++i)
-                CHECK(std::fabs(after[i] - before[i]) <= std::fabs(before[i]) / 16 + 1e-30 + (row == 0 ? 1e-1 : 1e-5));
+                CHECK(std::fabs(after[i] - before[i]) <=
+                      std::fabs(before[i]) / 16 + 1e-30 + (row == 0 ? 1e-1 : 1e-5));
         }
         m.bits[40] = 0x7f80;  // infinity
         Weight again = requantized_form(m.weight, DenseFormat::nvfp4);
@@ -235,7 +238,8 @@ TEST_SUITE("cpu") {
 
     TEST_CASE("--dense: the plan counts requantized bytes") {
         const auto plan = [](DenseFormat dense) {
-            return make_cost_plan({.synthetic = "qwen3.6-35b-a3b", .dense = dense, .engine = {.context = 2048}});
+            return make_cost_plan(
+                {.synthetic = "qwen3.6-35b-a3b", .dense = dense, .engine = {.context = 2048}});
         };
         const CostPlan stored = plan(DenseFormat::as_stored), fp8 = plan(DenseFormat::fp8),
                        nvfp4 = plan(DenseFormat::nvfp4);
@@ -270,9 +274,7 @@ TEST_SUITE("model") {
         test::TempDir dir;
         write_sure_demo(dir, 6);
         const std::string text = message_of(
-            [&] {
-                load_and_start({.model = dir.str(), .gpu = GpuWish::none, .dense = DenseFormat::nvfp4});
-            },
+            [&] { load_and_start({.model = dir.str(), .gpu = GpuWish::none, .dense = DenseFormat::nvfp4}); },
             ErrorKind::model);
         CHECK(has(text, "--dense nvfp4 changes this model too much: mean KL "));
         CHECK(has(text, "or try --dense fp8"));

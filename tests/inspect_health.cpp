@@ -87,8 +87,9 @@ TEST_SUITE("cpu") {
         CHECK(demo.report.worst(10).empty());
         CHECK(demo.report.dead + demo.report.duplicates == 0);
         for (int64_t l = -1; l < demo.report.layers; ++l) CHECK(letter(demo.report.grade(l)) == 'A');
-        for (const char* name : {"base/ct", "base/modelopt", "base/bf16", "mixed/modelopt_mixed",
-                                 "real_heads/fp8_block", "odd_pattern/modelopt_xs", "tied_text/ct", "dense/ct_mixed"}) {
+        for (const char* name :
+             {"base/ct", "base/modelopt", "base/bf16", "mixed/modelopt_mixed", "real_heads/fp8_block",
+              "odd_pattern/modelopt_xs", "tied_text/ct", "dense/ct_mixed"}) {
             CAPTURE(name);
             const Health health(QUERN_SOURCE_DIR "/tests/vectors/parity/" + std::string(name));
             CHECK(health.report.clean());

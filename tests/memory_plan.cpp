@@ -72,7 +72,8 @@ Weight matrix(std::initializer_list<std::pair<DType, int64_t>> segments, int64_t
 
 TEST_SUITE("cpu") {
     TEST_CASE("memory plan: what was planned is what is taken, and nothing more later") {
-        for (const char* checkpoint : {"base/ct", "real_heads/ct_fp8_head", "tied_text/ct", "dense/ct_mixed"}) {
+        for (const char* checkpoint :
+             {"base/ct", "real_heads/ct_fp8_head", "tied_text/ct", "dense/ct_mixed"}) {
             CAPTURE(checkpoint);
             test::CountedBackend backend(1ll << 32);
             const EngineOptions options{.context = 256, .sequences = 5, .step_tokens = 96};
@@ -167,7 +168,8 @@ TEST_SUITE("cpu") {
         CHECK(decode_bucket(9) == 16);
         CHECK(decode_bucket(33) == 64);
         CHECK(decode_bucket(65) == 65);
-        for (const char* checkpoint : {"base/ct", "real_heads/modelopt", "odd_pattern/ct", "dense/fp8_block"}) {
+        for (const char* checkpoint :
+             {"base/ct", "real_heads/modelopt", "odd_pattern/ct", "dense/fp8_block"}) {
             const auto cpu = make_cpu_backend(2);
             const auto model = load_model(kVectors + checkpoint, *cpu, {.tokenizer = false});
             test::CountedBackend padding(1ll << 32);

@@ -62,12 +62,14 @@ TEST_SUITE("model") {
         CHECK(shell(kQuern + " run -p hi --temp nan 2>/dev/null </dev/null").code == 2);
         CHECK(shell(kQuern + " run -p '' 2>/dev/null </dev/null").code == 2);
         CHECK(shell(kQuern + " run /no/such/checkpoint -p hi 2>/dev/null </dev/null").code == 3);
-        CHECK(shell("CUDA_VISIBLE_DEVICES= " + kQuern + " run -ngl all -p hi 2>/dev/null </dev/null").code == 5);
+        CHECK(shell("CUDA_VISIBLE_DEVICES= " + kQuern + " run -ngl all -p hi 2>/dev/null </dev/null").code ==
+              5);
         CHECK(shell(kQuern + " run --device -1 -p hi 2>/dev/null </dev/null").code == 2);
         CHECK(shell(kQuern + " run --device 900 -p hi 2>/dev/null </dev/null").code == 5);
         CHECK(shell(kQuern + " bench --device 900 2>/dev/null </dev/null").code == 5);
-        CHECK(shell(kQuern + " bench --synthetic qwen3.6-35b-a3b -ngl 0 -d 200000 -np 900 2>/dev/null </dev/null").code ==
-              4);
+        CHECK(shell(kQuern +
+                    " bench --synthetic qwen3.6-35b-a3b -ngl 0 -d 200000 -np 900 2>/dev/null </dev/null")
+                  .code == 4);
         CHECK(
             shell(kQuern + " run -c 8 -p 'a prompt of more tokens than that' 2>/dev/null </dev/null").code ==
             6);

@@ -82,7 +82,8 @@ TEST_SUITE("model") {
         Raw raw(server.port());
         raw.send(http("/v1/chat/completions", body.dump(), "Connection: close\r\n"));
         std::string all, piece;
-        do {  // headers may come alone, and until the first event cpp-httplib takes a half-closed client for gone
+        do {  // headers may come alone, and until the first event cpp-httplib takes a half-closed client for
+              // gone
             piece = raw.receive();
             all += piece;
         } while (!piece.empty() && all.find("data: ") == std::string::npos);

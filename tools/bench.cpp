@@ -159,16 +159,18 @@ bool parse(int argc, char** argv, Options& o) {
         o.format = v;
     });
     p.section("Quality");
-    p.value("--perplexity", "FILE",
-            "instead: questions of a JSONL file (models/demo/eval.jsonl); how many of the greedy answers, of at "
-            "most -n tokens (512), are the expected ones, and nats per token of those",
-            [&](const std::string& v) { o.questions = v; });
+    p.value(
+        "--perplexity", "FILE",
+        "instead: questions of a JSONL file (models/demo/eval.jsonl); how many of the greedy answers, of at "
+        "most -n tokens (512), are the expected ones, and nats per token of those",
+        [&](const std::string& v) { o.questions = v; });
     p.section("A running server");
-    p.value("--serve", "URL", "instead: load on the server at http://HOST:PORT, with -np people at once, -p words and -n "
-            "tokens of answer", [&](const std::string& v) { o.serve_url = v; });
-    p.value("--requests", "N", "for each -np; default: four each", [&](const std::string& v) {
-        o.requests = number(v, "--requests", 1, 1 << 24);
-    });
+    p.value("--serve", "URL",
+            "instead: load on the server at http://HOST:PORT, with -np people at once, -p words and -n "
+            "tokens of answer",
+            [&](const std::string& v) { o.serve_url = v; });
+    p.value("--requests", "N", "for each -np; default: four each",
+            [&](const std::string& v) { o.requests = number(v, "--requests", 1, 1 << 24); });
     p.value("--api-key", "KEY", "of that server", [&](const std::string& v) { o.serve_key = v; });
     p.section("Other");
     p.toggle("--linear",

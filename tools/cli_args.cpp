@@ -20,9 +20,9 @@ constexpr size_t kHelpWidth = 100;
 // Flags of other subcommands: setting them in the environment is no mistake.
 const std::vector<std::string>& names_elsewhere() {
     static const std::vector<std::string> names = {
-        "host",     "port",    "alias",   "api-key",     "api-key-file", "cors-origins",
-        "timeout",  "metrics", "props",   "slots",       "cache-ram",    "parallel",
-        "ctx-size", "model",   "threads", "ubatch-size", "gpu-layers", "queue", "drain-timeout", "allowed-hosts"};
+        "host",    "port",        "alias",      "api-key",   "api-key-file",  "cors-origins", "timeout",
+        "metrics", "props",       "slots",      "cache-ram", "parallel",      "ctx-size",     "model",
+        "threads", "ubatch-size", "gpu-layers", "queue",     "drain-timeout", "allowed-hosts"};
     return names;
 }
 

@@ -89,7 +89,8 @@ void require_fit_as_stored(const Model& model, const Backend& backend) {
     plan.weights.push_back({"as stored", model.extra_bytes_as_stored()});
     if (plan.needed() > plan.device.free_bytes)
         FAIL(memory,
-             "not enough memory for --dense: the model is first run as it is stored, which takes {:.2f} GB, and {:.2f} "
+             "not enough memory for --dense: the model is first run as it is stored, which takes {:.2f} GB, "
+             "and {:.2f} "
              "GB are free on {}; leave it out, or make a checkpoint in that format once",
              static_cast<double>(plan.needed()) / kGiga, static_cast<double>(plan.device.free_bytes) / kGiga,
              plan.device_name);
@@ -98,12 +99,12 @@ void require_fit_as_stored(const Model& model, const Backend& backend) {
 /// Requantizes, says what it cost, and refuses what costs too much.
 DenseCost requantize_or_refuse(Model& model, Backend& backend) {
     ProgressBar bar("requantizing");
-    const DenseCost cost =
-        requantize_measured(model, backend, [&](const LoadProgress& p) { bar.update(p); });
+    const DenseCost cost = requantize_measured(model, backend, [&](const LoadProgress& p) { bar.update(p); });
     const char* format = dense_format_name(model.info().dense);
     if (!cost.acceptable())
         FAIL(model,
-             "--dense {} changes this model too much: {}; accepted are a mean KL of {} and {:.0f} %. Leave it out{}",
+             "--dense {} changes this model too much: {}; accepted are a mean KL of {} and {:.0f} %. Leave "
+             "it out{}",
              format, describe(cost), DenseCost::kMostMeanKl, 100 * DenseCost::kLeastAgreement,
              model.info().dense == DenseFormat::nvfp4 ? " or try --dense fp8" : "");
     std::fprintf(stderr, "quern: --dense %s: %s; %.1f s\n", format, describe(cost).c_str(), cost.seconds);

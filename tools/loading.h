@@ -42,7 +42,8 @@ std::unique_ptr<Backend> make_backend(const GpuWish& wish, int threads, int devi
 DenseFormat parse_dense(const std::string& value);
 /// Of --help.
 inline constexpr const char* kDenseHelp =
-    "hold attention and DeltaNet projections and the head in fp8 or nvfp4 where the checkpoint has them in 16 bits; "
+    "hold attention and DeltaNet projections and the head in fp8 or nvfp4 where the checkpoint has them in "
+    "16 bits; "
     "what that costs is measured and said, and too much is refused";
 
 /// Progress of a load on stderr: nothing in the first second, then a bar with bytes, rate and time left on a
@@ -88,8 +89,8 @@ struct LoadedModel {
 };
 
 /// Backend, weights, engine. What cannot work fails before weights are read: Error(device) without a usable
-/// GPU, Error(memory) if they will not fit, Error(usage), Error(model). LoadWish::dense: measured, and said on stderr;
-/// Error(model) if it is not acceptable.
+/// GPU, Error(memory) if they will not fit, Error(usage), Error(model). LoadWish::dense: measured, and said
+/// on stderr; Error(model) if it is not acceptable.
 LoadedModel load_and_start(const LoadWish& wish);
 
 }  // namespace quern

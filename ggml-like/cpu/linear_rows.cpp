@@ -18,7 +18,8 @@ void linear_rows(const Tensor& x, const Weight& w, float* y, int64_t ldy, Contex
 }
 
 void linear(const Tensor& x, const Weight& w, const Tensor* residual, const Tensor& y, Context& context) {
-    if (y.dtype == DType::F32 && residual == nullptr) return linear_rows(x, w, y.as<float>(), y.stride[0], context);
+    if (y.dtype == DType::F32 && residual == nullptr)
+        return linear_rows(x, w, y.as<float>(), y.stride[0], context);
     float* sums = context.buffer(2, x.shape[0] * w.rows);
     linear_rows(x, w, sums, w.rows, context);
     context.pool.parallel_for(x.shape[0], 8, [&](int64_t begin, int64_t end, int) {

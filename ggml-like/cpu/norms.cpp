@@ -17,7 +17,8 @@ void rms_norm(const Tensor& x, const Tensor& w, float eps, const Tensor& y, Cont
     });
 }
 
-void gated_rms_norm(const Tensor& x, const Tensor& z, const Tensor& w, float eps, const Tensor& y, Context& context) {
+void gated_rms_norm(const Tensor& x, const Tensor& z, const Tensor& w, float eps, const Tensor& y,
+                    Context& context) {
     const int64_t heads = x.shape[1], width = x.shape[2];
     context.pool.parallel_for(x.shape[0], 4, [&](int64_t begin, int64_t end, int) {
         std::vector<float> row(static_cast<size_t>(width)), gate(row.size());
@@ -26,7 +27,8 @@ void gated_rms_norm(const Tensor& x, const Tensor& z, const Tensor& w, float eps
                 load_floats(x, t * x.stride[0] + h * x.stride[1], width, row.data());
                 load_floats(z, t * z.stride[0] + h * z.stride[1], width, gate.data());
                 const float r = inverse_rms(row.data(), width, eps);
-                for (size_t i = 0; i < row.size(); ++i) row[i] = row[i] * r * w.as<float>()[i] * silu(gate[i]);
+                for (size_t i = 0; i < row.size(); ++i)
+                    row[i] = row[i] * r * w.as<float>()[i] * silu(gate[i]);
                 store_floats(y, t * y.stride[0] + h * width, width, row.data());
             }
         }

@@ -4,9 +4,10 @@
 //   warp  = 16 rows of M: q (64 registers), O[16, 256] (128) and S[16, 32]; softmax inside the warp
 //   keys  = K, V [32, 256] of three steps in a ring; step j + 2 is copied while j is computed
 //
-// Memory: q, gate and y once; K and V once a block, mostly from L2: 2 KB a key for 128 rows. Traffic of shared
-// memory bounds the speed: each warp reads every tile. Blocks with the most keys of a sequence start first.
-// Limits: head_dim 256, at most 8 query heads a KV head (fewer: more rows a block), 96 KB of shared memory.
+// Memory: q, gate and y once; K and V once a block, mostly from L2: 2 KB a key for 128 rows. Traffic of
+// shared memory bounds the speed: each warp reads every tile. Blocks with the most keys of a sequence start
+// first. Limits: head_dim 256, at most 8 query heads a KV head (fewer: more rows a block), 96 KB of shared
+// memory.
 #include "ggml-like/cuda/attention.cuh"
 #include "ggml-like/cuda/launch.cuh"
 

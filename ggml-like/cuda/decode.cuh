@@ -1,5 +1,6 @@
-// Packed codes to BF16 registers of the A operand (packed.h has the layout). No table, no conversion instruction: the
-// code's bits are moved to where BF16 keeps its low exponent and high mantissa bits; subnormals come out right.
+// Packed codes to BF16 registers of the A operand (packed.h has the layout). No table, no conversion
+// instruction: the code's bits are moved to where BF16 keeps its low exponent and high mantissa bits;
+// subnormals come out right.
 #pragma once
 
 #include "ggml-like/cuda/packed.h"
@@ -7,15 +8,17 @@
 
 namespace quern::cuda {
 
-/// Activations that meet fp8 or nvfp4 codes in few-row kernels are multiplied by 2^60 first, so that products stay far
-/// from FP32's subnormals: sums are then too small by 2^60 (fp8) and 2^66 (nvfp4).
+/// Activations that meet fp8 or nvfp4 codes in few-row kernels are multiplied by 2^60 first, so that products
+/// stay far from FP32's subnormals: sums are then too small by 2^60 (fp8) and 2^66 (nvfp4).
 template <Kind K>
 constexpr float kActivationLift = K == Kind::bf16 ? 1.0f : 0x1p60f;
 template <Kind K>
-constexpr float kSumLift = K == Kind::bf16 ? 1.0f : K == Kind::fp8 ? 0x1p60f : 0x1p66f;
+constexpr float kSumLift = K == Kind::bf16  ? 1.0f
+                           : K == Kind::fp8 ? 0x1p60f
+                                            : 0x1p66f;
 
-/// Words of rows g and g + 8 for a pair of nvfp4 blocks: a[0..3] of its even (0) or odd (1) block, values * 2^-126.
-/// 11 instructions a word: three of its four code places are one shift from where BF16 wants them.
+/// Words of rows g and g + 8 for a pair of nvfp4 blocks: a[0..3] of its even (0) or odd (1) block, values *
+/// 2^-126. 11 instructions a word: three of its four code places are one shift from where BF16 wants them.
 __device__ __forceinline__ void decode_nvfp4(uint32_t low, uint32_t high, int odd, uint32_t (&a)[4]) {
     const auto field = [](uint32_t w) { return w & 0x81c081c0u; };
     const auto split_field = [](uint32_t w) {

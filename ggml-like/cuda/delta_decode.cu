@@ -1,11 +1,12 @@
-// Sequences with one row: convolution, gates, the delta rule, norm and gate in one kernel, the state in registers.
+// Sequences with one row: convolution, gates, the delta rule, norm and gate in one kernel, the state in
+// registers.
 //
 //   block = (sequence, value head); 8 warps, a half warp a row of S, 8 floats of it a lane, 8 rows
 //   the 256 q and k channels are convolved by every value head of a key head (L2 hits); v channels once
 //
-// Traffic: S read and written once (4.2 MB a sequence of the 35B's layer). Limit: latency; S and the convolution's window
-// are loaded before the wait for the predecessor, because only the previous step wrote them. Two blocks a multiprocessor:
-// 8 sequences are under way at once.
+// Traffic: S read and written once (4.2 MB a sequence of the 35B's layer). Limit: latency; S and the
+// convolution's window are loaded before the wait for the predecessor, because only the previous step wrote
+// them. Two blocks a multiprocessor: 8 sequences are under way at once.
 #include "ggml-like/cuda/delta.h"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ptx.cuh"
@@ -13,7 +14,8 @@
 namespace quern::cuda {
 namespace {
 
-constexpr int kDim = 128, kTaps = 4, kBlock = 256, kWarps = kBlock / 32, kRows = kDim / kWarps, kPasses = kRows / 2;
+constexpr int kDim = 128, kTaps = 4, kBlock = 256, kWarps = kBlock / 32, kRows = kDim / kWarps,
+              kPasses = kRows / 2;
 static_assert(kBlock == 2 * kDim, "a thread a channel of q and k");
 
 /// The convolution of one channel: its window and taps before the wait, its input after.
@@ -21,7 +23,8 @@ struct Channel {
     float past[kTaps - 1];
     float4 taps;
 
-    __device__ __forceinline__ void early(const DeltaStep& d, int channel, int64_t slot, int position, int channels) {
+    __device__ __forceinline__ void early(const DeltaStep& d, int channel, int64_t slot, int position,
+                                          int channels) {
         const bf16* ring = static_cast<const bf16*>(d.conv_state) + slot * d.ring * channels + channel;
         taps = *reinterpret_cast<const float4*>(d.conv + channel * kTaps);
 #pragma unroll
@@ -78,7 +81,8 @@ __global__ void __launch_bounds__(kBlock, 2) decode_kernel(DeltaStep d) {
     for (int i = 0; i < kPasses; ++i)
 #pragma unroll
         for (int h = 0; h < 2; ++h)
-            s[i][h] = position > 0 ? *reinterpret_cast<const float4*>(state + 2 * i * kDim + 64 * h) : float4{};
+            s[i][h] =
+                position > 0 ? *reinterpret_cast<const float4*>(state + 2 * i * kDim + 64 * h) : float4{};
     // Threads 0..127: a channel of q and one of v; the others: a channel of k.
     const bool is_q = tid < kDim;
     const int element = tid % kDim, qk_channel = key_head * kDim + (is_q ? 0 : keys) + element;
@@ -94,8 +98,10 @@ __global__ void __launch_bounds__(kBlock, 2) decode_kernel(DeltaStep d) {
     const bf16 u_qk = load_row(u + qk_channel), u_v = is_q ? load_row(u + v_channel) : bf16{};
     const float a = __bfloat162float(load_row(static_cast<const bf16*>(d.a) + row * d.ab_ld + head)) + bias;
     const float b = __bfloat162float(load_row(static_cast<const bf16*>(d.b) + row * d.ab_ld + head));
-    const float z = is_q ? __bfloat162float(load_row(static_cast<const bf16*>(d.z) + row * d.z_ld + head * kDim + element))
-                         : 0.0f;
+    const float z =
+        is_q
+            ? __bfloat162float(load_row(static_cast<const bf16*>(d.z) + row * d.z_ld + head * kDim + element))
+            : 0.0f;
     const float x = of_qk.value(__bfloat162float(u_qk));
     qk[tid] = x;
     if (is_q) v[element] = of_v.value(__bfloat162float(u_v));

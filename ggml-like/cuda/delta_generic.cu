@@ -22,7 +22,8 @@ __global__ void __launch_bounds__(kBlock) convolve(DeltaStep d, int channels) {
     const int begin = d.start[sequence], end = d.start[sequence + 1];
     if (channel >= channels || begin == end) return;
     const int position = d.positions[begin];
-    bf16* ring = static_cast<bf16*>(d.conv_state) + static_cast<int64_t>(d.slots[sequence]) * d.ring * channels + channel;
+    bf16* ring = static_cast<bf16*>(d.conv_state) +
+                 static_cast<int64_t>(d.slots[sequence]) * d.ring * channels + channel;
     float window[kMostTaps] = {};
     for (int j = 0; j + 1 < d.taps; ++j) {
         const int p = position - (d.taps - 1) + j;
@@ -41,7 +42,8 @@ __global__ void __launch_bounds__(kBlock) convolve(DeltaStep d, int channels) {
 }
 
 /// x / sqrt(sum x^2 + 1e-6) * scale into shared memory.
-__device__ void unit(const void* x, int64_t at, int dim, float scale, float* to, float (&partial)[kBlock / 32]) {
+__device__ void unit(const void* x, int64_t at, int dim, float scale, float* to,
+                     float (&partial)[kBlock / 32]) {
     float mine = 0;
     for (int i = threadIdx.x; i < dim; i += kBlock) {
         to[i] = load(x, at + i);
@@ -84,7 +86,8 @@ __global__ void __launch_bounds__(kBlock) recur(DeltaStep d, int channels) {
                 row[i] = s;
                 o += s * q[i];
             }
-            static_cast<bf16*>(d.o)[(static_cast<int64_t>(r) * d.value_heads + head) * dv + v] = __float2bfloat16(o);
+            static_cast<bf16*>(d.o)[(static_cast<int64_t>(r) * d.value_heads + head) * dv + v] =
+                __float2bfloat16(o);
         }
         __syncthreads();
     }
@@ -94,7 +97,8 @@ __global__ void __launch_bounds__(kBlock) recur(DeltaStep d, int channels) {
 
 void delta_generic(Context& c, const DeltaStep& d) {
     const int channels = 2 * d.key_heads * d.key_dim + d.value_heads * d.value_dim;
-    launch(c, "conv_gated_delta_net", convolve, dim3((channels + kBlock - 1) / kBlock, d.sequences), kBlock, 0, d, channels);
+    launch(c, "conv_gated_delta_net", convolve, dim3((channels + kBlock - 1) / kBlock, d.sequences), kBlock,
+           0, d, channels);
     launch(c, "conv_gated_delta_net", recur, dim3(d.value_heads, d.sequences), kBlock, 0, d, channels);
 }
 

@@ -1,9 +1,9 @@
-// y = h W^T for few rows, W one part of a packed weight: the main loop that norm_linear, norm_gate_up, linear_add and
-// moe_route share. They differ in how h comes into shared memory and in what happens to a sum, or in paired order to the
-// sums of gate and up.
+// y = h W^T for few rows, W one part of a packed weight: the main loop that norm_linear, norm_gate_up,
+// linear_add and moe_route share. They differ in how h comes into shared memory and in what happens to a sum,
+// or in paired order to the sums of gate and up.
 //
-//   block b owns tile groups b, b + grid, ...; a group is 16 / S tiles, S warps a tile (few_rows.cuh); warp `part` of S
-//   takes pieces part, part + S, ... of its tile, one or two chunks each
+//   block b owns tile groups b, b + grid, ...; a group is 16 / S tiles, S warps a tile (few_rows.cuh); warp
+//   `part` of S takes pieces part, part + S, ... of its tile, one or two chunks each
 #pragma once
 
 #include "ggml-like/cuda/context.h"
@@ -15,10 +15,10 @@ namespace quern::cuda {
 template <Kind K>
 constexpr int kPieceChunks = K == Kind::bf16 ? 1 : 2;
 template <Kind K>
-constexpr int kPieceBytes = kPieceChunks<K> * chunk_bytes(K);
-/// Pieces of a warp on their way. Deep rings: so many that a block takes more than half the 227 KB of an SM (two blocks of
-/// one kernel on one SM leave another SM idle). Fewer fit beside 16 rows of 4096 activations; and beside 8 rows into the 99 KB
-/// that a block has on sm_86, 89 and 120, where memory is slower too.
+constexpr int kPieceBytes = kPieceChunks<K>* chunk_bytes(K);
+/// Pieces of a warp on their way. Deep rings: so many that a block takes more than half the 227 KB of an SM
+/// (two blocks of one kernel on one SM leave another SM idle). Fewer fit beside 16 rows of 4096 activations;
+/// and beside 8 rows into the 99 KB that a block has on sm_86, 89 and 120, where memory is slower too.
 template <Kind K, int NT, bool kDeep>
 constexpr int kPieces = kDeep ? (K == Kind::nvfp4 ? 6 : 3) : (K == Kind::nvfp4 ? 2 : 1) + (NT == 2 ? 1 : 0);
 
@@ -32,9 +32,9 @@ __host__ __device__ constexpr int dense_groups(int tiles, int chunks) {
     return tile_groups(tiles, pieces_for<K>(chunks));
 }
 
-/// Tile groups whose sums a block finishes together: a barrier each time, so that warps do not wait for each other at
-/// every tile. The sums of one group take 2 KB a row of x. For one row a block stays below 132 KB in all, one
-/// of the sizes in which an SM's memory is split, as its neighbours do.
+/// Tile groups whose sums a block finishes together: a barrier each time, so that warps do not wait for each
+/// other at every tile. The sums of one group take 2 KB a row of x. For one row a block stays below 132 KB in
+/// all, one of the sizes in which an SM's memory is split, as its neighbours do.
 template <Kind K, int NT, bool kDeep>
 __host__ __device__ constexpr int groups_together(int rows) {
     if (NT == 2) return 1;
@@ -43,18 +43,19 @@ __host__ __device__ constexpr int groups_together(int rows) {
     return rows > 4 ? 2 : K == Kind::fp8 ? 8 : 4;
 }
 
-/// The pieces of one warp, tile group after tile group. Kept as running sums: a step is one chunk's worth of decoding, so
-/// that addresses made anew each time would show.
+/// The pieces of one warp, tile group after tile group. Kept as running sums: a step is one chunk's worth of
+/// decoding, so that addresses made anew each time would show.
 template <Kind K>
 struct DenseSource {
     int split, part, steps;  // warps a tile, this warp's place among them, steps a tile
     const uint8_t* from;     // the next piece, at this lane's 16 bytes
     int chunk, tile, chunks, tiles;
-    int first, end;          // chunks of the first step and after the last
+    int first, end;  // chunks of the first step and after the last
     int tile_step;
-    int64_t tile_jump;       // bytes from the end of a tile's steps to the next tile's first
+    int64_t tile_jump;  // bytes from the end of a tile's steps to the next tile's first
 
-    __device__ DenseSource(const Part& p, int chunk_count, int warp, int lane) : chunks(chunk_count), tiles(p.tiles) {
+    __device__ DenseSource(const Part& p, int chunk_count, int warp, int lane)
+        : chunks(chunk_count), tiles(p.tiles) {
         const int pieces = pieces_for<K>(chunks);
         split = warps_per_tile(pieces);
         part = warp & (split - 1);
@@ -161,8 +162,8 @@ int dense_rows_at_once(const Context& c, int rows, int chunks) {
     return rows;
 }
 
-/// Whether a step of `rows` goes through dense_rows. 1 to 8 rows always do if one row fits, so that a row's bits do not
-/// depend on the others; more only if one launch does it, otherwise tiles (gemm.h) read less.
+/// Whether a step of `rows` goes through dense_rows. 1 to 8 rows always do if one row fits, so that a row's
+/// bits do not depend on the others; more only if one launch does it, otherwise tiles (gemm.h) read less.
 inline bool dense_takes(const Context& c, const Packed& w, int rows) {
     const int least = rows <= 8 ? 1 : rows;
     const auto fits = [&](Kind kind) {
@@ -188,10 +189,11 @@ __device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[NT]
         }
 }
 
-/// Everything from the first weight to the last sum. prologue.early() may read weights, prologue(h, stride) writes
-/// `rows` rows of activations after the wait for the predecessor, both by all threads. finish.load(row of the part,
-/// column n) comes before the sums are made, finish.store(row, n, loaded value, sum) after; each once for each sum. With
-/// Finish::kPaired the part is in paired order, a row one of gate and up, and finish.store(row, n, gate sum, up sum).
+/// Everything from the first weight to the last sum. prologue.early() may read weights, prologue(h, stride)
+/// writes `rows` rows of activations after the wait for the predecessor, both by all threads. finish.load(row
+/// of the part, column n) comes before the sums are made, finish.store(row, n, loaded value, sum) after; each
+/// once for each sum. With Finish::kPaired the part is in paired order, a row one of gate and up, and
+/// finish.store(row, n, gate sum, up sum).
 template <Kind K, int NT, bool kDeep, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int rows, Prologue&& prologue,
                                            const Finish& finish) {
@@ -220,11 +222,14 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int row
     const int each = group * kOut * rows;  // results of a tile group
     int turn = 0;
     for (int at = blockIdx.x; at < groups; at += most * gridDim.x, ++turn) {
-        const int together = min(most, (groups - at + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
-        // Other warps finish each turn, so that none falls behind. What they need from memory is asked for now.
+        const int together =
+            min(most, (groups - at + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
+        // Other warps finish each turn, so that none falls behind. What they need from memory is asked for
+        // now.
         const int thread = (threadIdx.x - 128 * turn) & (kThreads - 1);
         const auto row_of = [&](int i) {
-            return ((at + i / each * static_cast<int>(gridDim.x)) * group + i % each / (kOut * rows)) * kOut + i % kOut;
+            return ((at + i / each * static_cast<int>(gridDim.x)) * group + i % each / (kOut * rows)) * kOut +
+                   i % kOut;
         };
         const auto valid = [&](int i) { return i < together * each && row_of(i) < height; };
         const bool first = valid(thread);
@@ -264,7 +269,8 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int row
                 now + (i / each * kWarps + i % each / (kOut * rows) * split) * 16 * rows + n * 16 + i % kOut;
             const float total = add_parts(split, [&](int p) { return from[p * 16 * rows]; }) * factor;
             if constexpr (Finish::kPaired)
-                finish.store(row, n, total, add_parts(split, [&](int p) { return from[p * 16 * rows + 8]; }) * loaded);
+                finish.store(row, n, total,
+                             add_parts(split, [&](int p) { return from[p * 16 * rows + 8]; }) * loaded);
             else
                 finish.store(row, n, loaded, total);
         }
@@ -279,7 +285,9 @@ struct AddResidual {
     int64_t ld;
 
     __device__ __forceinline__ float load(int row, int n) const { return __ldcg(residual + n * ld + row); }
-    __device__ __forceinline__ void store(int row, int n, float before, float sum) const { y[n * ld + row] = before + sum; }
+    __device__ __forceinline__ void store(int row, int n, float before, float sum) const {
+        y[n * ld + row] = before + sum;
+    }
 };
 
 }  // namespace quern::cuda

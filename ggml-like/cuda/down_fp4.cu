@@ -1,5 +1,7 @@
-// moe_down with NVFP4 weights and few rows. Up to 7 rows: block = one tile of 16 output rows, all terms of it.
-//   one row: 16 warps share the parts of all terms; the block's weights are all under way before it waits for gate and
+// moe_down with NVFP4 weights and few rows. Up to 7 rows: block = one tile of 16 output rows, all terms of
+// it.
+//   one row: 16 warps share the parts of all terms; the block's weights are all under way before it waits for
+//   gate and
 //     up, because ids and weights were complete when the predecessor started its work (gate_up_fp4.cu)
 //   2 to 7 rows: a warp takes a group of up to 8 rows of an expert at a time
 //   8 to 64: tiles of all groups shared out evenly (fp4_stream.cuh); terms meet in a kernel of their own
@@ -31,8 +33,9 @@ struct Tile {
         data = expert < 0 ? a.shared.data + static_cast<int64_t>(tile) * a.shared_chunks * kFp4Chunk
                           : a.experts.data + expert * a.experts.expert_bytes +
                                 static_cast<int64_t>(tile) * a.experts.chunks * kFp4Chunk;
-        factor = expert < 0 ? a.shared.factor + tile * kTileRows
-                            : a.experts.factor + (static_cast<int64_t>(expert) * a.experts.tiles + tile) * kTileRows;
+        factor = expert < 0
+                     ? a.shared.factor + tile * kTileRows
+                     : a.experts.factor + (static_cast<int64_t>(expert) * a.experts.tiles + tile) * kTileRows;
     }
 };
 
@@ -47,7 +50,8 @@ __device__ __forceinline__ void load_rows(const Down& a, uint8_t* routed, int ro
         const int at = is_shared ? b - routed_blocks : b, each = is_shared ? shared_blocks : blocks;
         const int n = at / each, k = at - n * each, width = is_shared ? a.shared_width : a.width;
         Fp4Block block;
-        if (k * 16 < width) block.load((is_shared ? a.shared_in : a.routed) + static_cast<int64_t>(n) * width + k * 16);
+        if (k * 16 < width)
+            block.load((is_shared ? a.shared_in : a.routed) + static_cast<int64_t>(n) * width + k * 16);
         block.store((is_shared ? shared + n * shared_bytes : routed + n * routed_bytes), k);
     }
 }
@@ -74,14 +78,16 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row_bytes = fp4_row_bytes(a.experts.chunks);
     uint8_t* rows = shared + kWarps * s.depth * s.piece_bytes;
-    float* sums = reinterpret_cast<float*>(rows + a.used * row_bytes + fp4_row_bytes(a.shared_chunks));  // [unit][16]
+    float* sums =
+        reinterpret_cast<float*>(rows + a.used * row_bytes + fp4_row_bytes(a.shared_chunks));  // [unit][16]
     PieceRing ring(shared + warp * s.depth * s.piece_bytes, barriers[warp], s.piece_bytes, s.depth, lane);
     // Unit = part `part` of term `term`, the shared expert's last; lane i has the warp's unit i.
     const int units = a.used * s.routed.count + s.shared.count, own = warp + lane * kWarps;
     const int term = min(own / s.routed.count, a.used), part = own - term * s.routed.count;
     // The end: thread = row r of term `last`.
     const int last = threadIdx.x / kTileRows, r = threadIdx.x % kTileRows;
-    const int id = term < a.used ? __ldcg(a.ids + term) : -1, last_id = last < a.used ? __ldcg(a.ids + last) : -1;
+    const int id = term < a.used ? __ldcg(a.ids + term) : -1,
+              last_id = last < a.used ? __ldcg(a.ids + last) : -1;
     const int begin = term < a.used ? s.routed.begin(part) : s.shared.begin(part);
     const int chunks = (term < a.used ? s.routed.end(part) : s.shared.end(part)) - begin;
     const Tile mine(a, id);
@@ -97,7 +103,8 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     const int count = __popc(__ballot_sync(0xffffffffu, own < units));
     for (int i = 0; i < count; ++i) {
         const int n = __shfl_sync(0xffffffffu, chunks, i);
-        const uint8_t* x = rows + __shfl_sync(0xffffffffu, term * row_bytes + begin * 128, i) + 16 * (lane & 3);
+        const uint8_t* x =
+            rows + __shfl_sync(0xffffffffu, term * row_bytes + begin * 128, i) + 16 * (lane & 3);
         const uint8_t* chunk = ring.wait();
         float acc[4] = {};
         for (int c = 0; c < n; ++c) multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
@@ -136,7 +143,8 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
 
     static_assert(kThreads >= kDownFewRows * kMostTerms);
     if (threadIdx.x < pairs + a.rows)
-        weights[threadIdx.x] = __ldcg(threadIdx.x < pairs ? a.weights + threadIdx.x : a.shared_gate + threadIdx.x - pairs);
+        weights[threadIdx.x] =
+            __ldcg(threadIdx.x < pairs ? a.weights + threadIdx.x : a.shared_gate + threadIdx.x - pairs);
 
     int ahead = warp, part = 0;
     const uint8_t* from = nullptr;
@@ -144,7 +152,8 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
         if (ahead >= list.count) return;
         const int expert = list.group[ahead].expert;
         if (part == 0) from = Tile(a, expert).data;
-        const int count = expert < 0 ? s.shared.count : s.routed.count, each = expert < 0 ? s.shared.each : s.routed.each;
+        const int count = expert < 0 ? s.shared.count : s.routed.count,
+                  each = expert < 0 ? s.shared.each : s.routed.each;
         const int all = expert < 0 ? s.shared.chunks : s.routed.chunks;
         const int bytes = (min((part + s.piece_parts) * each, all) - part * each) * kFp4Chunk;
         ring.request(from, bytes);
@@ -173,7 +182,8 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
         // Of up to four rows, row i is columns 2i and 2i + 1 of the products, and the second is not summed.
         const bool half = group.count <= kPassRows / 2;
         const int own = pair_of(half ? g / 2 : g);
-        const uint8_t* x = (is_shared ? shared_rows + own * shared_bytes : rows + own * routed_bytes) + 16 * (lane & 3);
+        const uint8_t* x =
+            (is_shared ? shared_rows + own * shared_bytes : rows + own * routed_bytes) + 16 * (lane & 3);
         ChunkParts parts = s.routed;
         if (is_shared) parts = s.shared;
         float acc[4];
@@ -187,7 +197,8 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
             if (at >= group.count || (half && i > 0)) continue;
             const int pair = pair_of(at);
             const float weight = weights[is_shared ? pairs + pair : pair];
-            float* to = terms + (is_shared ? pair * (a.used + 1) + a.used : pair + pair / a.used) * kTileRows + g;
+            float* to =
+                terms + (is_shared ? pair * (a.used + 1) + a.used : pair + pair / a.used) * kTileRows + g;
             to[0] = low_factor * weight * acc[i];
             to[8] = high_factor * weight * acc[2 + i];
         }
@@ -209,7 +220,9 @@ struct DownWork {
     __device__ __forceinline__ const bf16* row(bool is_shared, int index) const {
         return (is_shared ? a.shared_in : a.routed) + static_cast<int64_t>(index) * width(is_shared);
     }
-    __device__ __forceinline__ int width(bool is_shared) const { return is_shared ? a.shared_width : a.width; }
+    __device__ __forceinline__ int width(bool is_shared) const {
+        return is_shared ? a.shared_width : a.width;
+    }
     __device__ __forceinline__ float weight(bool is_shared, int index) const {
         return __ldcg((is_shared ? a.shared_gate : a.weights) + index);
     }
@@ -221,8 +234,8 @@ struct DownWork {
         const int term = is_shared ? index * (a.used + 1) + a.used : index + index / a.used;
         return {a.terms + static_cast<int64_t>(term) * a.experts.rows, weight};
     }
-    __device__ __forceinline__ void store(const Target& target, int tile, int r, float low, float high, float low_factor,
-                                          float high_factor) const {
+    __device__ __forceinline__ void store(const Target& target, int tile, int r, float low, float high,
+                                          float low_factor, float high_factor) const {
         const int at = tile * kTileRows + r;
         if (at < a.experts.rows) target.to[at] = low_factor * target.weight * low;
         if (at + 8 < a.experts.rows) target.to[at + 8] = high_factor * target.weight * high;
@@ -265,7 +278,8 @@ bool down_many(Context& c, const Down& a, int limit) {
              {a.shared.data, a.shared.factor, 0, a.experts.tiles, a.shared_chunks}};
     if (!fit_stream(s, limit)) return false;
     const auto kernel = s.each == 1 ? down_terms<1> : s.each == 2 ? down_terms<2> : down_terms<0>;
-    launch(c, "moe_down", kernel, min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, s.bytes(), a, s);
+    launch(c, "moe_down", kernel, min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, s.bytes(), a,
+           s);
     const dim3 grid(a.rows, (a.experts.rows + 4 * kSumThreads - 1) / (4 * kSumThreads));
     launch(c, "moe_down", sum_terms, grid, kSumThreads, 0, a);
     return true;
@@ -276,7 +290,8 @@ bool down_many(Context& c, const Down& a, int limit) {
 bool down_fp4(Context& c, const Down& a) {
     Shape s{.routed = ChunkParts(a.experts.chunks), .shared = ChunkParts(a.shared_chunks), .piece_parts = 1};
     const int routed_bytes = fp4_row_bytes(a.experts.chunks), shared_bytes = fp4_row_bytes(a.shared_chunks);
-    const int each = max(s.routed.each, s.shared.each), limit = c.shared_bytes - 8 * 1024;  // static shared memory
+    const int each = max(s.routed.each, s.shared.each),
+              limit = c.shared_bytes - 8 * 1024;  // static shared memory
     const int rows_bytes = a.rows * (a.used * routed_bytes + shared_bytes);
     if (a.rows > kDownFewRows) return down_many(c, a, limit);
     if (a.used >= kMostTerms - 1) return false;

@@ -1,5 +1,5 @@
-// The work of a few-row step as groups: up to kPassRows rows of one expert. Read from ids and groups by every block for
-// itself; the shared expert's groups come first.
+// The work of a few-row step as groups: up to kPassRows rows of one expert. Read from ids and groups by every
+// block for itself; the shared expert's groups come first.
 #pragma once
 
 #include "ggml-like/cuda/fp4_rows.cuh"
@@ -25,7 +25,8 @@ struct ExpertGroups {
     int sums[kGroupThreads / 32];
 };
 
-/// All kGroupThreads threads; a barrier at the end. groups: ops/moe_route.h; `shared_rows`: rows of the shared expert.
+/// All kGroupThreads threads; a barrier at the end. groups: ops/moe_route.h; `shared_rows`: rows of the
+/// shared expert.
 __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* groups, int experts, int pairs,
                                             int shared_rows) {
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
@@ -33,11 +34,13 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
     const int shared_groups = (shared_rows + kPassRows - 1) / kPassRows;
     int before = shared_groups;
     if (tid < before)
-        list.group[tid] = {-1, static_cast<short>(min(kPassRows, shared_rows - tid * kPassRows)), tid * kPassRows};
+        list.group[tid] = {-1, static_cast<short>(min(kPassRows, shared_rows - tid * kPassRows)),
+                           tid * kPassRows};
 #pragma unroll 1
     for (int base = 0; base < experts && pairs > 0; base += kGroupThreads) {
         const int e = base + tid;
-        const int begin = e < experts ? __ldcg(groups + e) : 0, end = e < experts ? __ldcg(groups + e + 1) : 0;
+        const int begin = e < experts ? __ldcg(groups + e) : 0,
+                  end = e < experts ? __ldcg(groups + e + 1) : 0;
         const int own = (end - begin + kPassRows - 1) / kPassRows;
         int sum = own;
 #pragma unroll
@@ -54,7 +57,8 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
         before += static_cast<int>(__reduce_add_sync(0xffffffffu, all));
 #pragma unroll 1
         for (int i = 0; i < own; ++i)
-            list.group[place + i] = {static_cast<short>(e), static_cast<short>(min(kPassRows, end - begin - i * kPassRows)),
+            list.group[place + i] = {static_cast<short>(e),
+                                     static_cast<short>(min(kPassRows, end - begin - i * kPassRows)),
                                      begin + i * kPassRows};
         __syncthreads();
     }
@@ -64,8 +68,9 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
 
 /// total += parts [first, last) of a tile, whose chunks lie at `chunk`. x: the lane's row, plus 16 t.
 template <bool kHalf>
-__device__ __forceinline__ void add_parts_of(const ChunkParts& parts, int first, int last, const uint8_t* chunk,
-                                             const uint8_t* x, int lane, float (&total)[4]) {
+__device__ __forceinline__ void add_parts_of(const ChunkParts& parts, int first, int last,
+                                             const uint8_t* chunk, const uint8_t* x, int lane,
+                                             float (&total)[4]) {
     x += parts.begin(first) * 128;
     for (int q = first; q < last; ++q) {
         float sum[4] = {};
@@ -76,10 +81,11 @@ __device__ __forceinline__ void add_parts_of(const ChunkParts& parts, int first,
     }
 }
 
-/// Sums over a tile whose pieces come through a ring: `piece_parts` parts a piece. `request` asks for the next piece.
+/// Sums over a tile whose pieces come through a ring: `piece_parts` parts a piece. `request` asks for the
+/// next piece.
 template <bool kHalf, typename Request>
-__device__ __forceinline__ void sum_tile(PieceRing& ring, const ChunkParts& parts, int piece_parts, const uint8_t* x,
-                                         int lane, Request&& request, float (&total)[4]) {
+__device__ __forceinline__ void sum_tile(PieceRing& ring, const ChunkParts& parts, int piece_parts,
+                                         const uint8_t* x, int lane, Request&& request, float (&total)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) total[i] = 0;
     for (int p = 0; p < parts.count; p += piece_parts) {

@@ -1,4 +1,5 @@
-// Which experts a step of few rows needs, and who needs them: read from ids and groups by every block for itself.
+// Which experts a step of few rows needs, and who needs them: read from ids and groups by every block for
+// itself.
 #pragma once
 
 #include "ggml-like/cuda/few_rows.cuh"
@@ -15,8 +16,8 @@ struct ExpertList {
     int ballots[kThreads / 32];
 };
 
-/// All threads of the block, at most 512; a barrier at the end. groups as in ops/moe_route.h: all its loads are under
-/// way together.
+/// All threads of the block, at most 512; a barrier at the end. groups as in ops/moe_route.h: all its loads
+/// are under way together.
 __device__ __forceinline__ void list_experts(ExpertList& list, const int* groups, int experts, int pairs) {
     const int tid = threadIdx.x, threads = blockDim.x;
     if (tid < pairs) list.pair[tid] = __ldcg(groups + experts + 1 + tid);
@@ -24,7 +25,8 @@ __device__ __forceinline__ void list_experts(ExpertList& list, const int* groups
     int found = 0;
     for (int base = 0; base < experts; base += threads) {
         const int e = base + tid;
-        const int begin = e < experts ? __ldcg(groups + e) : 0, end = e < experts ? __ldcg(groups + e + 1) : 0;
+        const int begin = e < experts ? __ldcg(groups + e) : 0,
+                  end = e < experts ? __ldcg(groups + e + 1) : 0;
         const bool active = end > begin;
         const unsigned ballot = __ballot_sync(0xffffffffu, active);
         __syncthreads();  // ballots of the round before have been read

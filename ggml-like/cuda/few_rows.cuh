@@ -1,12 +1,14 @@
-// Products of packed weights with few rows of activations (1 to 16): a memory-bound stream of weights through tensor
-// cores.
+// Products of packed weights with few rows of activations (1 to 16): a memory-bound stream of weights through
+// tensor cores.
 //
-//   block = 16 warps; S of them share one tile of 16 weight rows, warp `part` of S takes chunks part, part + S, ...
-//   weights: cp.async into a ring of chunks of each warp's own; activations: BF16 in shared memory, read as B operands
-//   (N = 8 columns are up to 8 rows of x); the S partial sums meet in shared memory and are added in order.
+//   block = 16 warps; S of them share one tile of 16 weight rows, warp `part` of S takes chunks part, part +
+//   S, ... weights: cp.async into a ring of chunks of each warp's own; activations: BF16 in shared memory,
+//   read as B operands (N = 8 columns are up to 8 rows of x); the S partial sums meet in shared memory and
+//   are added in order.
 //
-// Traffic: every weight byte once. Limits: bytes in flight (ring 48 to 96 KB an SM); for nvfp4 also about 3 instructions
-// a weight. The order of a sum depends on K only, so a row's bits do not depend on its neighbours.
+// Traffic: every weight byte once. Limits: bytes in flight (ring 48 to 96 KB an SM); for nvfp4 also about 3
+// instructions a weight. The order of a sum depends on K only, so a row's bits do not depend on its
+// neighbours.
 #pragma once
 
 #include "ggml-like/cuda/decode.cuh"
@@ -20,7 +22,9 @@ inline constexpr int kThreads = kWarps * 32;
 
 /// Chunks of a warp on their way. With 16 rows of 4096 activations only two BF16 chunks fit beside them.
 template <Kind K, int NT>
-constexpr int kRingDepth = K == Kind::bf16 ? (NT == 1 ? 3 : 2) : K == Kind::fp8 ? 4 : 6;
+constexpr int kRingDepth = K == Kind::bf16  ? (NT == 1 ? 3 : 2)
+                           : K == Kind::fp8 ? 4
+                                            : 6;
 
 /// Warps that share a tile: a power of two, at most 16 and at most `chunks` rounded up.
 __host__ __device__ constexpr int warps_per_tile(int chunks) {
@@ -35,8 +39,9 @@ __host__ __device__ constexpr int tile_groups(int tiles, int chunks) {
     return (tiles + group - 1) / group;
 }
 
-/// Activations in shared memory: row n at n * stride; 16 columns lie as 4 x {2t, 2t+1, 2t+8, 2t+9}, the order in which
-/// a lane reads its B registers with one 8-byte load. The pad keeps rows of a quarter warp in different banks.
+/// Activations in shared memory: row n at n * stride; 16 columns lie as 4 x {2t, 2t+1, 2t+8, 2t+9}, the order
+/// in which a lane reads its B registers with one 8-byte load. The pad keeps rows of a quarter warp in
+/// different banks.
 __host__ __device__ constexpr int activation_stride(int chunks) { return chunks * kChunkCols + 16; }
 
 /// Position of column k inside a row.
@@ -65,10 +70,11 @@ __device__ __forceinline__ void copy_chunk(uint8_t* to, const uint8_t* from, int
 
 __device__ __forceinline__ uint4 load16(const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); }
 
-/// sum[nt] += (chunk, 16 x 64) times the 64 activations at x[nt]: the lane's row (column of B) at its 8 bytes.
+/// sum[nt] += (chunk, 16 x 64) times the 64 activations at x[nt]: the lane's row (column of B) at its 8
+/// bytes.
 template <Kind K, int NT>
-__device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16* const (&x)[NT], int column, int lane,
-                                               float (&sum)[NT][4]) {
+__device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16* const (&x)[NT], int column,
+                                               int lane, float (&sum)[NT][4]) {
     const auto b = [&](int nt, int kk) {
         return *reinterpret_cast<const uint2*>(x[nt] + column + 16 * kk + 4 * (lane & 3));
     };
@@ -153,14 +159,15 @@ __device__ __forceinline__ void store_sums(float* to, const float (&sum)[NT][4],
         for (int i = 0; i < 4; ++i) to[(8 * nt + 2 * t + (i & 1)) * 16 + g + (i >> 1) * 8] = sum[nt][i];
 }
 
-/// The ring of one warp: `depth` chunks on their way. Source: void next(const uint8_t*& from) gives the chunks in order,
-/// null for a step without one.
+/// The ring of one warp: `depth` chunks on their way. Source: void next(const uint8_t*& from) gives the
+/// chunks in order, null for a step without one.
 template <Kind K, int NT>
 struct Ring {
     uint8_t* base;  // of this warp
     int stage = 0;
 
-    __device__ explicit Ring(uint8_t* ring, int warp) : base(ring + warp * kRingDepth<K, NT> * chunk_bytes(K)) {}
+    __device__ explicit Ring(uint8_t* ring, int warp)
+        : base(ring + warp * kRingDepth<K, NT> * chunk_bytes(K)) {}
 
     /// Copies under way for the first depth steps.
     template <typename Source>

@@ -1,8 +1,9 @@
-// NVFP4 weights times few rows of BF16 on tensor cores: exact products, the block's scale meets the FP32 sum of its 16.
-// A tile's chunks are 16 x 64 weights (packed.h); the 8 columns of an mma are up to kPassRows rows of x.
+// NVFP4 weights times few rows of BF16 on tensor cores: exact products, the block's scale meets the FP32 sum
+// of its 16. A tile's chunks are 16 x 64 weights (packed.h); the 8 columns of an mma are up to kPassRows rows
+// of x.
 //
-// Limit: about 80 instructions a warp for 16 x 64 weights, 44 of them to decode codes. (FP8 products would need half of
-// them, but mma.sync with FP8 operands is made of conversions and FP16 products on sm_90.)
+// Limit: about 80 instructions a warp for 16 x 64 weights, 44 of them to decode codes. (FP8 products would
+// need half of them, but mma.sync with FP8 operands is made of conversions and FP16 products on sm_90.)
 #pragma once
 
 #include "ggml-like/cuda/decode.cuh"
@@ -14,21 +15,23 @@ inline constexpr int kPassRows = 8;
 inline constexpr int kMostParts = 16;
 inline constexpr int kFp4Chunk = chunk_bytes(Kind::nvfp4);
 
-/// The sum over a tile's chunks is made of parts, each a run of chunks summed in order; then parts are added in order. So
-/// its bits do not depend on who adds.
+/// The sum over a tile's chunks is made of parts, each a run of chunks summed in order; then parts are added
+/// in order. So its bits do not depend on who adds.
 struct ChunkParts {
     int chunks;
     int each;   // chunks a part; the last may have fewer
     int count;  // parts
 
-    explicit ChunkParts(int n) : chunks(n), each((n + kMostParts - 1) / kMostParts), count((n + each - 1) / each) {}
+    explicit ChunkParts(int n)
+        : chunks(n), each((n + kMostParts - 1) / kMostParts), count((n + each - 1) / each) {}
     __host__ __device__ int begin(int part) const { return part * each; }
     __host__ __device__ int end(int part) const { return part + 1 == count ? chunks : (part + 1) * each; }
 };
 
 // ---- activations ----
 
-/// A row of x in shared memory: 128 bytes a chunk, then a pad that keeps rows of a quarter warp in different banks.
+/// A row of x in shared memory: 128 bytes a chunk, then a pad that keeps rows of a quarter warp in different
+/// banks.
 __host__ __device__ constexpr int fp4_row_bytes(int chunks) { return chunks * 128 + 64; }
 
 /// 16 neighbouring numbers of a row of x.
@@ -41,10 +44,12 @@ struct Fp4Block {
     }
     /// Block `block` of a row. A lane's operands of blocks 2j and 2j + 1 become 16 neighbouring bytes.
     __device__ __forceinline__ void store(uint8_t* row, int block) const {
-        const uint32_t a[4] = {first.x, first.y, first.z, first.w}, b[4] = {second.x, second.y, second.z, second.w};
+        const uint32_t a[4] = {first.x, first.y, first.z, first.w},
+                       b[4] = {second.x, second.y, second.z, second.w};
         uint8_t* to = row + block / 2 * 64 + block % 2 * 8;
 #pragma unroll
-        for (int t = 0; t < 4; ++t) *reinterpret_cast<uint2*>(to + 16 * t) = make_uint2(lifted(a[t]), lifted(b[t]));
+        for (int t = 0; t < 4; ++t)
+            *reinterpret_cast<uint2*>(to + 16 * t) = make_uint2(lifted(a[t]), lifted(b[t]));
     }
 
   private:
@@ -62,7 +67,8 @@ __device__ __forceinline__ void scales_of(uint32_t bytes, float (&s)[4]) {
 #if __CUDA_ARCH__ >= 890
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-        asm("{ .reg .b16 v, l, h; .reg .b32 w; cvt.u16.u32 v, %2; cvt.rn.f16x2.e4m3x2 w, v; mov.b32 {l, h}, w; "
+        asm("{ .reg .b16 v, l, h; .reg .b32 w; cvt.u16.u32 v, %2; cvt.rn.f16x2.e4m3x2 w, v; mov.b32 {l, h}, "
+            "w; "
             "cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
             : "=f"(s[2 * i]), "=f"(s[2 * i + 1])
             : "r"(bytes >> (16 * i)));
@@ -71,10 +77,11 @@ __device__ __forceinline__ void scales_of(uint32_t bytes, float (&s)[4]) {
 #endif
 }
 
-/// acc += chunk times rows; `x`: the lane's row (column g of B) at this chunk, plus 16 t. kHalf: only even columns are
-/// wanted, sums of which are acc[0] and acc[2].
+/// acc += chunk times rows; `x`: the lane's row (column g of B) at this chunk, plus 16 t. kHalf: only even
+/// columns are wanted, sums of which are acc[0] and acc[2].
 template <bool kHalf>
-__device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t* x, int lane, float (&acc)[4]) {
+__device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t* x, int lane,
+                                             float (&acc)[4]) {
     const uint4 w = *reinterpret_cast<const uint4*>(chunk + 16 * lane);
     const uint2 bytes = *reinterpret_cast<const uint2*>(chunk + 512 + 8 * (lane >> 2));
     const uint32_t words[4] = {w.x, w.y, w.z, w.w};

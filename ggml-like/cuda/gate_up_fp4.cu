@@ -1,9 +1,11 @@
-// moe_gate_up with NVFP4 weights and few rows. A tile of 16 packed rows holds 8 rows of gate and the same 8 of up.
-//   one row: 16 warps share a tile, a part of its columns each, and meet once at the end; a block's weights are all under
+// moe_gate_up with NVFP4 weights and few rows. A tile of 16 packed rows holds 8 rows of gate and the same 8
+// of up.
+//   one row: 16 warps share a tile, a part of its columns each, and meet once at the end; a block's weights
+//   are all under
 //     way at the same time
 //   2 to 64 rows: tiles of all groups of up to 8 rows of an expert, shared out evenly (fp4_stream.cuh)
-// Both add the same parts in the same order. Traffic: the weights of each needed expert once (again from L2 for an
-// expert's groups after its first).
+// Both add the same parts in the same order. Traffic: the weights of each needed expert once (again from L2
+// for an expert's groups after its first).
 #include "ggml-like/cuda/fp4_stream.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/moe.h"
@@ -33,7 +35,8 @@ struct Tile {
         const bool shared = expert < 0;
         const int64_t bytes = static_cast<int64_t>(tile) * a.chunks * kFp4Chunk;
         data = shared ? a.shared.data + bytes : a.experts.data + expert * a.experts.expert_bytes + bytes;
-        factor = shared ? a.shared.factor + tile * kTileRows : a.experts.factor + (expert * a.experts.tiles + tile) * kTileRows;
+        factor = shared ? a.shared.factor + tile * kTileRows
+                        : a.experts.factor + (expert * a.experts.tiles + tile) * kTileRows;
         height = (shared ? a.shared.rows : a.experts.rows) / 2 - tile * 8;
     }
 };
@@ -53,7 +56,8 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     const int own = blockIdx.x + lane * gridDim.x, choice = own / s.tiles - 1;  // of turn `lane`
     const bool works = warp < s.parts.count && own < items;
     wait_for_predecessor();
-    allow_successor();  // only now: the successor may then read what our predecessor wrote before its own wait
+    allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
+                        // wait
     const int id = choice >= 0 && choice < a.used ? __ldcg(a.ids + choice) : -1;
     Fp4Block block;
     if (threadIdx.x * 16 < static_cast<unsigned>(a.columns)) block.load(a.h + threadIdx.x * 16);
@@ -76,7 +80,8 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
         const uint8_t* chunk = ring.wait();
         float acc[4] = {};
 #pragma unroll 2
-        for (int c = 0; c < s.parts.end(warp) - begin; ++c) multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
+        for (int c = 0; c < s.parts.end(warp) - begin; ++c)
+            multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
         ring.release();
         if ((lane & 3) == 0) {
             float* to = sums + (turn * kMostParts + warp) * kTileRows + (lane >> 2);
@@ -119,8 +124,8 @@ struct GateUpWork {
         const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2;
         return {(is_shared ? a.shared_out : a.routed) + static_cast<int64_t>(index) * width, width};
     }
-    __device__ __forceinline__ void store(const Target& target, int tile, int r, float low, float high, float low_factor,
-                                          float high_factor) const {
+    __device__ __forceinline__ void store(const Target& target, int tile, int r, float low, float high,
+                                          float low_factor, float high_factor) const {
         const int at = tile * 8 + r;
         if (at < target.width) target.to[at] = gated(low * low_factor, high * high_factor);
     }
@@ -131,8 +136,10 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
     wait_for_predecessor();
-    allow_successor();  // only now: the successor may then read what our predecessor wrote before its own wait
-    list_groups(k.list, a.groups, a.expert_count, a.experts.tiles > 0 ? a.rows * a.used : 0, a.shared.tiles > 0 ? a.rows : 0);
+    allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
+                        // wait
+    list_groups(k.list, a.groups, a.expert_count, a.experts.tiles > 0 ? a.rows * a.used : 0,
+                a.shared.tiles > 0 ? a.rows : 0);
     stream_groups<kEach>(GateUpWork{a}, s, k, shared);
 }
 
@@ -157,7 +164,9 @@ bool gate_up_fp4(Context& c, const GateUp& a) {
                   {a.shared.data, a.shared.factor, 0, a.shared.tiles, a.chunks}};
     if (!fit_stream(stream, limit)) return false;
     const int tiles = a.rows * a.shared.tiles + a.rows * a.used * a.experts.tiles;
-    const auto kernel = stream.each == 1 ? gate_up_few<1> : stream.each == 2 ? gate_up_few<2> : gate_up_few<0>;
+    const auto kernel = stream.each == 1   ? gate_up_few<1>
+                        : stream.each == 2 ? gate_up_few<2>
+                                           : gate_up_few<0>;
     launch(c, "moe_gate_up", kernel, min(c.sms, tiles), kThreads, stream.bytes(), a, stream);
     return true;
 }

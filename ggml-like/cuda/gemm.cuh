@@ -1,14 +1,20 @@
-// Products of packed weights with many rows of activations; one kernel template for dense, paired and grouped work.
+// Products of packed weights with many rows of activations; one kernel template for dense, paired and grouped
+// work.
 //
-//              tokens: kTokens per block           A block owns kTiles x 16 weight rows of one part or one expert and
-//   rows  w0 | acc: kWarpTiles x 16 rows, all  |   a tile of tokens, over all columns. A warp owns kWarpTiles tiles x
-//         w1 | tokens of the block, per warp   |   all tokens (no code is decoded twice); in the shape for few tokens
-//         .. | chunks of 64 columns march on   |   kWarpsK warps take the chunks of a stage in turn and add up after.
+//              tokens: kTokens per block           A block owns kTiles x 16 weight rows of one part or one
+//              expert and
+//   rows  w0 | acc: kWarpTiles x 16 rows, all  |   a tile of tokens, over all columns. A warp owns kWarpTiles
+//   tiles x
+//         w1 | tokens of the block, per warp   |   all tokens (no code is decoded twice); in the shape for
+//         few tokens
+//         .. | chunks of 64 columns march on   |   kWarpsK warps take the chunks of a stage in turn and add
+//         up after.
 //
-// Traffic: packed weights once per token tile and activations once per row block, both by 16-byte cp.async through a
-// ring of stages in shared memory; weights in fragment order (no ldmatrix), activations as rows of 128 bytes whose
-// 16-byte columns are XORed with the row. Outputs leave through shared memory as 16-byte stores.
-// Limits: ld and rows of x in multiples of 16 bytes, tokens * ldx < 2^34, at most 8192 tiles of tokens times rows / 32.
+// Traffic: packed weights once per token tile and activations once per row block, both by 16-byte cp.async
+// through a ring of stages in shared memory; weights in fragment order (no ldmatrix), activations as rows of
+// 128 bytes whose 16-byte columns are XORed with the row. Outputs leave through shared memory as 16-byte
+// stores. Limits: ld and rows of x in multiples of 16 bytes, tokens * ldx < 2^34, at most 8192 tiles of
+// tokens times rows / 32.
 #pragma once
 
 #include "ggml-like/cuda/gemm_store.cuh"
@@ -19,7 +25,8 @@ namespace quern::cuda {
 
 /// Copies the first `bytes` of 16 and writes zeros for the rest.
 __device__ __forceinline__ void copy_async_part(void* to_shared, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to_shared)), "l"(from), "r"(bytes));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to_shared)), "l"(from),
+                 "r"(bytes));
 }
 
 template <Kind K, class S>
@@ -27,12 +34,14 @@ struct GemmBlock {
     const GemmTask& task;
     uint8_t* shared;
     GemmPlace place;
-    const uint8_t* weights;  // of the block's first tile
-    int tiles;               // of the block that exist
+    const uint8_t* weights;     // of the block's first tile
+    int tiles;                  // of the block that exist
     uint32_t x_row[S::kLoads];  // in 16 bytes; of the rows of x that this thread copies
     int wanted_loads;           // of them that exist
 
-    __device__ __forceinline__ uint8_t* token_stage(int stage) const { return shared + stage * kTokenStage<S>; }
+    __device__ __forceinline__ uint8_t* token_stage(int stage) const {
+        return shared + stage * kTokenStage<S>;
+    }
     __device__ __forceinline__ uint8_t* weight_stage(int stage) const {
         return shared + task.stages * kTokenStage<S> + stage * kWeightStage<K, S>;
     }
@@ -56,9 +65,11 @@ struct GemmBlock {
             const int n = row0 + i * S::kLoadRows;
             if (n >= place.count) break;
             ++wanted_loads;
-            x_row[i] = static_cast<uint32_t>(rows_of(task, place.first + n).x) * static_cast<uint32_t>(task.ldx8);
+            x_row[i] =
+                static_cast<uint32_t>(rows_of(task, place.first + n).x) * static_cast<uint32_t>(task.ldx8);
         }
-        for (int n = threadIdx.x; n < place.count; n += S::kThreads) y_rows()[n] = rows_of(task, place.first + n).y;
+        for (int n = threadIdx.x; n < place.count; n += S::kThreads)
+            y_rows()[n] = rows_of(task, place.first + n).y;
     }
 
     __device__ __forceinline__ void copy_weights(int stage, int step) const {
@@ -74,7 +85,8 @@ struct GemmBlock {
             const int within = piece - tile * (S::kWarpsK * kPieces);
             if (tile < tiles && within < there)
                 copy_async16(to + piece * 16,
-                             weights + (static_cast<int64_t>(tile) * task.chunks + chunk) * chunk_bytes(K) + within * 16);
+                             weights + (static_cast<int64_t>(tile) * task.chunks + chunk) * chunk_bytes(K) +
+                                 within * 16);
         }
     }
 
@@ -96,7 +108,8 @@ struct GemmBlock {
     }
 };
 
-/// acc += the warp's tiles x the first kN16 * 16 tokens, over one chunk. A stage holds kTileChunks chunks of each tile.
+/// acc += the warp's tiles x the first kN16 * 16 tokens, over one chunk. A stage holds kTileChunks chunks of
+/// each tile.
 template <Kind K, int kWarpTiles, int kN16, int kTileChunks, int kAccN>
 __device__ __forceinline__ void multiply_chunk(float (&acc)[kWarpTiles][kAccN][4], const uint8_t* weights,
                                                uint32_t tokens) {
@@ -151,7 +164,8 @@ __device__ __forceinline__ void multiply_chunk(float (&acc)[kWarpTiles][kAccN][4
                 for (int n = 0; n < 2; ++n)
 #pragma unroll
                     for (int r = 0; r < 4; ++r)
-                        acc[i][2 * j + n][r] = fmaf(chunk[i].scale[r / 2], sum[i][n][r], acc[i][2 * j + n][r]);
+                        acc[i][2 * j + n][r] =
+                            fmaf(chunk[i].scale[r / 2], sum[i][n][r], acc[i][2 * j + n][r]);
         }
     }
 }
@@ -167,7 +181,8 @@ __device__ __forceinline__ void wait_stage(int stages) {
 
 /// The march over the columns. Weights of the first stages are already under way, uncommitted.
 template <Kind K, class S, int kN16>
-__device__ __forceinline__ void march(const GemmBlock<K, S>& block, float (&acc)[S::kWarpTiles][S::kTokens / 8][4]) {
+__device__ __forceinline__ void march(const GemmBlock<K, S>& block,
+                                      float (&acc)[S::kWarpTiles][S::kTokens / 8][4]) {
     const int stages = block.task.stages;
     const int steps = (block.task.chunks + S::kWarpsK - 1) / S::kWarpsK;
     const int warp = threadIdx.x / 32;
@@ -194,11 +209,11 @@ __device__ __forceinline__ void march(const GemmBlock<K, S>& block, float (&acc)
     __syncthreads();
 }
 
-/// Factors, silu and stores. The warp turns 16 tokens at a time through its own piece of shared memory: a lane holds
-/// neighbouring tokens, memory wants neighbouring rows.
+/// Factors, silu and stores. The warp turns 16 tokens at a time through its own piece of shared memory: a
+/// lane holds neighbouring tokens, memory wants neighbouring rows.
 template <Kind K, class S>
-__device__ __forceinline__ void store_tile(const GemmBlock<K, S>& block, float (&acc)[S::kWarpTiles][S::kTokens / 8][4],
-                                           int warp_m) {
+__device__ __forceinline__ void store_tile(const GemmBlock<K, S>& block,
+                                           float (&acc)[S::kWarpTiles][S::kTokens / 8][4], int warp_m) {
     const GemmTask& task = block.task;
     const int lane = threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4;
@@ -210,7 +225,8 @@ __device__ __forceinline__ void store_tile(const GemmBlock<K, S>& block, float (
 #pragma unroll
     for (int i = 0; i < S::kWarpTiles; ++i) {
         const int tile = min(tile0 + i, task.tiles - 1);
-        const float* f = task.factor + (static_cast<int64_t>(block.place.expert) * task.tiles + tile) * 16 + g;
+        const float* f =
+            task.factor + (static_cast<int64_t>(block.place.expert) * task.tiles + tile) * 16 + g;
         factor[i][0] = f[0] * kRowLift<K>;
         factor[i][1] = f[8] * kRowLift<K>;
     }
@@ -258,8 +274,8 @@ __device__ __forceinline__ void store_tile(const GemmBlock<K, S>& block, float (
 
 /// Sums of the warps along K, in their order, into the first.
 template <class S>
-__device__ __forceinline__ void add_up(uint8_t* shared, float (&acc)[S::kWarpTiles][S::kTokens / 8][4], int warp_m,
-                                       int warp_k) {
+__device__ __forceinline__ void add_up(uint8_t* shared, float (&acc)[S::kWarpTiles][S::kTokens / 8][4],
+                                       int warp_m, int warp_k) {
     constexpr int kEach = S::kWarpTiles * S::kTokens / 8;
     float4* sums = reinterpret_cast<float4*>(shared);
     const int lane = threadIdx.x % 32;
@@ -267,7 +283,8 @@ __device__ __forceinline__ void add_up(uint8_t* shared, float (&acc)[S::kWarpTil
     for (int i = 0; i < kEach; ++i) {
         const float(&v)[4] = acc[i / (S::kTokens / 8)][i % (S::kTokens / 8)];
         if (warp_k > 0)
-            sums[(((warp_k - 1) * S::kWarpsM + warp_m) * kEach + i) * 32 + lane] = make_float4(v[0], v[1], v[2], v[3]);
+            sums[(((warp_k - 1) * S::kWarpsM + warp_m) * kEach + i) * 32 + lane] =
+                make_float4(v[0], v[1], v[2], v[3]);
     }
     __syncthreads();
     if (warp_k == 0) {
@@ -284,7 +301,8 @@ __device__ __forceinline__ void add_up(uint8_t* shared, float (&acc)[S::kWarpTil
 }
 
 template <Kind K, class S>
-__global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm) gemm_kernel(const __grid_constant__ GemmTask task) {
+__global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
+    gemm_kernel(const __grid_constant__ GemmTask task) {
     extern __shared__ __align__(1024) uint8_t shared[];
     allow_successor();
     GemmBlock<K, S> block{task, shared};

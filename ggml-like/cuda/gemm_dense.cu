@@ -84,7 +84,8 @@ void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tok
     }
 }
 
-void gemm_paired(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens, void* y, int64_t ldy) {
+void gemm_paired(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens, void* y,
+                 int64_t ldy) {
     for (int i = 0; i < w.parts; ++i) {
         GemmTask task = part_task(w, w.part[i], x, ldx, tokens);
         task.paired = true;

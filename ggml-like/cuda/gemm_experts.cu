@@ -1,8 +1,9 @@
-// Grouped products of the chosen experts (gemm.h). gemm.cuh has the kernel: who owns which tile, traffic, limits.
+// Grouped products of the chosen experts (gemm.h). gemm.cuh has the kernel: who owns which tile, traffic,
+// limits.
 //
-//   grid: (expert, token tile) slow, row block of the expert fast, so that blocks side by side share activations; the
-//   block finds its expert from the offsets in device memory. The grid is sized for the worst spread of tokens: blocks
-//   beyond the last tile leave at once.
+//   grid: (expert, token tile) slow, row block of the expert fast, so that blocks side by side share
+//   activations; the block finds its expert from the offsets in device memory. The grid is sized for the
+//   worst spread of tokens: blocks beyond the last tile leave at once.
 #include "ggml-like/cuda/gemm_warpgroups.cuh"
 
 namespace quern::cuda {
@@ -50,8 +51,8 @@ void run_experts(Context& context, const char* what, const PackedExperts& w, Gem
 
 }  // namespace
 
-void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const int* groups, int tokens, int used,
-                  void* routed) {
+void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const int* groups, int tokens,
+                  int used, void* routed) {
     GemmTask task{};
     task.rows = w.rows / 2;
     task.paired = true;
@@ -65,8 +66,8 @@ void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const
     run_experts(context, "gemm_gate_up", w, task);
 }
 
-void gemm_down(Context& context, const PackedExperts& w, const void* routed, const int* groups, int tokens, int used,
-               void* terms) {
+void gemm_down(Context& context, const PackedExperts& w, const void* routed, const int* groups, int tokens,
+               int used, void* terms) {
     GemmTask task{};
     task.rows = w.rows;
     task.x = static_cast<const bf16*>(routed);

@@ -13,7 +13,7 @@ struct GemmTask {
     int tiles;
     int chunks;
     int cols;
-    int rows;        // of y that are stored: a paired part's are half of its own
+    int rows;  // of y that are stored: a paired part's are half of its own
     int row_blocks;
     bool paired;
     bool f32;
@@ -29,7 +29,8 @@ struct GemmTask {
     int64_t expert_bytes;
     int experts;
     int used;
-    bool down;  // x rows and y rows by pair (y with a free row after each token's), else x by token and y by pair
+    bool down;  // x rows and y rows by pair (y with a free row after each token's), else x by token and y by
+                // pair
     int stages;
 };
 
@@ -51,7 +52,7 @@ struct GemmShape {
 template <class S>
 constexpr int kTokenStage = S::kTokens * 128 * S::kWarpsK;
 template <Kind K, class S>
-constexpr int kWeightStage = S::kTiles * chunk_bytes(K) * S::kWarpsK;
+constexpr int kWeightStage = S::kTiles* chunk_bytes(K) * S::kWarpsK;
 template <Kind K, class S>
 constexpr int kStage = kTokenStage<S> + kWeightStage<K, S>;
 /// Besides the stages: the rows of y of the block's tokens.
@@ -85,7 +86,8 @@ __device__ __forceinline__ GemmPlace dense_place(const GemmTask& task, int id) {
     return place;
 }
 
-/// The expert that owns tile `wanted` of the list of all experts' token tiles; whole warps only, same answer in each.
+/// The expert that owns tile `wanted` of the list of all experts' token tiles; whole warps only, same answer
+/// in each.
 template <class S>
 __device__ __forceinline__ GemmPlace grouped_place(const GemmTask& task, int id) {
     const int wanted = id / task.row_blocks;

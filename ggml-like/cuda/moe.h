@@ -1,4 +1,5 @@
-// What the kernels of moe_gate_up and moe_down for few rows get to work with. Shapes: ops/moe_gate_up.h, ops/moe_down.h.
+// What the kernels of moe_gate_up and moe_down for few rows get to work with. Shapes: ops/moe_gate_up.h,
+// ops/moe_down.h.
 #pragma once
 
 #include "ggml-like/cuda/context.h"
@@ -35,7 +36,8 @@ struct Down {
 
 /// Rows of a step for which the kernels below are made.
 inline constexpr int kMostFp4Rows = 64;
-/// Up to so many, moe_down adds terms without writing them to memory: one kernel less, but every block reads all rows.
+/// Up to so many, moe_down adds terms without writing them to memory: one kernel less, but every block reads
+/// all rows.
 inline constexpr int kDownFewRows = 7;
 
 /// Weights all nvfp4. False: too many rows, or they do not fit into shared memory; nothing was done.

@@ -1,5 +1,5 @@
-// Norms of many rows: a block a row (norm_rows), a warp a head (gated_norm_rows). Traffic: input once (a second read of
-// it hits L1 or L2), output once.
+// Norms of many rows: a block a row (norm_rows), a warp a head (gated_norm_rows). Traffic: input once (a
+// second read of it hits L1 or L2), output once.
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/norm_rows.h"
 #include "ggml-like/cuda/ptx.cuh"
@@ -78,7 +78,8 @@ void norm_rows(Context& c, const float* x, const float* norm, int rows, int colu
 void gated_norm_rows(Context& c, const GatedNormRows& a) {
     const int64_t heads = static_cast<int64_t>(a.rows) * a.heads;
     if (a.dim > 256) unsupported("conv_gated_delta_net", "heads of more than 256");
-    launch(c, "gated_norm_rows", a.dim <= 128 ? gated_kernel<4> : gated_kernel<8>, static_cast<unsigned>((heads + 7) / 8), kNormThreads, 0, a);
+    launch(c, "gated_norm_rows", a.dim <= 128 ? gated_kernel<4> : gated_kernel<8>,
+           static_cast<unsigned>((heads + 7) / 8), kNormThreads, 0, a);
 }
 
 }  // namespace quern::cuda

@@ -6,7 +6,8 @@
 namespace quern::cuda {
 
 /// h BF16 [rows, columns] = rms_norm(x F32 [rows, columns], norm).
-void norm_rows(Context& context, const float* x, const float* norm, int rows, int columns, float eps, void* h);
+void norm_rows(Context& context, const float* x, const float* norm, int rows, int columns, float eps,
+               void* h);
 
 struct GatedNormRows {
     const void* o;  // BF16 [rows, heads, dim]

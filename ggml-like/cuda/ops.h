@@ -1,5 +1,5 @@
-// The kernels' host side, one function an op: reads shapes from the node, picks a variant, launches. Defined in
-// ops/<op>.cu.
+// The kernels' host side, one function an op: reads shapes from the node, picks a variant, launches. Defined
+// in ops/<op>.cu.
 #pragma once
 
 #include "ggml-like/cuda/context.h"

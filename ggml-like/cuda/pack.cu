@@ -38,7 +38,8 @@ __device__ void pack_dense(const RawRows& raw, int64_t r, int64_t column, uint8_
                 for (int i = 0; i < 2; ++i) {
                     const int64_t c = column + 16 * kk + 2 * t + 8 * p + i;
                     if (c >= raw.columns) continue;
-                    bf16* to = reinterpret_cast<bf16*>(chunk + 512 * kk + 16 * (4 * g + t) + 4 * (2 * p + upper));
+                    bf16* to =
+                        reinterpret_cast<bf16*>(chunk + 512 * kk + 16 * (4 * g + t) + 4 * (2 * p + upper));
                     to[i] = dense_value(raw, r * raw.columns + c);
                 }
 }
@@ -75,12 +76,14 @@ __device__ void pack_nvfp4(const RawRows& raw, int64_t r, int64_t column, uint8_
             for (int odd = 0; odd < 2; ++odd)
                 for (int p = 0; p < 2; ++p)
                     for (int i = 0; i < 2; ++i)
-                        word |= nvfp4_place(code(column + 32 * j + 16 * odd + 2 * t + 8 * p + i), odd, p) << (16 * i);
+                        word |= nvfp4_place(code(column + 32 * j + 16 * odd + 2 * t + 8 * p + i), odd, p)
+                                << (16 * i);
             reinterpret_cast<uint32_t*>(chunk + 16 * (4 * g + t))[2 * j + upper] = word;
         }
     for (int kk = 0; kk < 4; ++kk) {
         const int64_t c = column + 16 * kk;
-        if (c < raw.columns) chunk[512 + 8 * g + 4 * upper + kk] = raw.nvfp4_scale[r * (raw.columns / 16) + c / 16];
+        if (c < raw.columns)
+            chunk[512 + 8 * g + 4 * upper + kk] = raw.nvfp4_scale[r * (raw.columns / 16) + c / 16];
     }
 }
 
@@ -90,7 +93,9 @@ __global__ void __launch_bounds__(kBlock) pack_kernel(RawRows raw, uint8_t* data
     const int c = static_cast<int>(i % chunks);
     if (r >= raw.rows) return;
     const Target to = target(raw, r);
-    const Kind kind = raw.type == RawType::fp8 ? Kind::fp8 : raw.type == RawType::nvfp4 ? Kind::nvfp4 : Kind::bf16;
+    const Kind kind = raw.type == RawType::fp8     ? Kind::fp8
+                      : raw.type == RawType::nvfp4 ? Kind::nvfp4
+                                                   : Kind::bf16;
     uint8_t* chunk = data + (to.tile * chunks + c) * chunk_bytes(kind);
     const int64_t column = static_cast<int64_t>(c) * kChunkCols;
     if (kind == Kind::bf16) pack_dense(raw, r, column, chunk, to.row);
@@ -99,7 +104,7 @@ __global__ void __launch_bounds__(kBlock) pack_kernel(RawRows raw, uint8_t* data
     if (c != 0) return;
     float f = raw.global_scale;
     if (raw.type == RawType::fp8 && raw.scale != nullptr && !raw.scale_blocks) f *= raw.scale[r];
-    const float lift = kind == Kind::bf16    ? kSumLift<Kind::bf16>
+    const float lift = kind == Kind::bf16  ? kSumLift<Kind::bf16>
                        : kind == Kind::fp8 ? kSumLift<Kind::fp8>
                                            : kSumLift<Kind::nvfp4>;
     factor[to.tile * kTileRows + to.row] = f * lift;
@@ -113,7 +118,8 @@ __host__ __device__ __forceinline__ uint32_t mix(uint64_t x) {
 /// Two values of about N(0, deviation): sums of four uniform bytes.
 __device__ __forceinline__ uint32_t random_pair(uint32_t a, uint32_t b, float deviation) {
     const auto value = [&](uint32_t v) {
-        const float sum = static_cast<float>((v & 255) + (v >> 8 & 255) + (v >> 16 & 255) + (v >> 24)) - 510.0f;
+        const float sum =
+            static_cast<float>((v & 255) + (v >> 8 & 255) + (v >> 16 & 255) + (v >> 24)) - 510.0f;
         return sum * (deviation / 147.8f);
     };
     return pack_bf16(value(a), value(b));
@@ -121,17 +127,19 @@ __device__ __forceinline__ uint32_t random_pair(uint32_t a, uint32_t b, float de
 
 /// A thread a 4-byte word of the packed form.
 __global__ void __launch_bounds__(kBlock)
-    random_kernel(Kind kind, uint32_t* data, float* factor, int64_t words, int64_t rows, float deviation, uint64_t seed) {
+    random_kernel(Kind kind, uint32_t* data, float* factor, int64_t words, int64_t rows, float deviation,
+                  uint64_t seed) {
     const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x;
     const int per_chunk = chunk_bytes(kind) / 4;
     if (i < rows) {
-        const float code = kind == Kind::bf16    ? 1.0f
+        const float code = kind == Kind::bf16  ? 1.0f
                            : kind == Kind::fp8 ? deviation / 100.0f * kSumLift<Kind::fp8>
                                                : deviation / 2.5f * kSumLift<Kind::nvfp4>;
         factor[i] = code;
     }
     if (i >= words) return;
-    const uint32_t a = mix(seed + 2 * static_cast<uint64_t>(i)), b = mix(seed + 2 * static_cast<uint64_t>(i) + 1);
+    const uint32_t a = mix(seed + 2 * static_cast<uint64_t>(i)),
+                   b = mix(seed + 2 * static_cast<uint64_t>(i) + 1);
     const int place = static_cast<int>(i % per_chunk);
     if (kind == Kind::bf16) {
         data[i] = random_pair(a, b, deviation);
@@ -153,8 +161,8 @@ void pack_rows(cudaStream_t stream, const RawRows& raw, uint8_t* data, float* fa
     check_launch(cudaGetLastError(), "pack");
 }
 
-void fill_random(cudaStream_t stream, Kind kind, uint8_t* data, float* factor, int64_t tiles, int chunks, float deviation,
-                 uint64_t seed) {
+void fill_random(cudaStream_t stream, Kind kind, uint8_t* data, float* factor, int64_t tiles, int chunks,
+                 float deviation, uint64_t seed) {
     const int64_t words = tiles * chunks * chunk_bytes(kind) / 4, rows = tiles * kTileRows;
     random_kernel<<<blocks(words > rows ? words : rows), kBlock, 0, stream>>>(
         kind, reinterpret_cast<uint32_t*>(data), factor, words, rows, deviation, mix(seed) * 0x100000000ull);

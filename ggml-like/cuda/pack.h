@@ -8,13 +8,13 @@ namespace quern::cuda {
 
 enum class RawType : int { f32, f16, bf16, fp8, nvfp4 };
 
-/// Rows [row0, row0 + rows) of one segment. Row r of them goes to packed row: stacked: place + row0 + r; paired: tile
-/// (row0 + r) / 8, row (row0 + r) % 8 + 8 * half.
+/// Rows [row0, row0 + rows) of one segment. Row r of them goes to packed row: stacked: place + row0 + r;
+/// paired: tile (row0 + r) / 8, row (row0 + r) % 8 + 8 * half.
 struct RawRows {
     RawType type;
-    const void* values;         // of row0 on, row-major [rows, columns]; nvfp4 [rows, columns / 2]
-    const uint8_t* nvfp4_scale; // of row0 on, [rows, columns / 16]
-    const float* scale;         // fp8: null, or per row (of row0 on), or blocks of 128 x 128 of the whole segment
+    const void* values;          // of row0 on, row-major [rows, columns]; nvfp4 [rows, columns / 2]
+    const uint8_t* nvfp4_scale;  // of row0 on, [rows, columns / 16]
+    const float* scale;  // fp8: null, or per row (of row0 on), or blocks of 128 x 128 of the whole segment
     bool scale_blocks;
     float global_scale;
     int64_t rows, columns, row0;
@@ -23,12 +23,12 @@ struct RawRows {
     int64_t place;
 };
 
-/// `data` and `factor` must be zero before the first rows of a matrix come. nvfp4 and bf16 take rows at any place; fp8
-/// segments begin at a multiple of 8.
+/// `data` and `factor` must be zero before the first rows of a matrix come. nvfp4 and bf16 take rows at any
+/// place; fp8 segments begin at a multiple of 8.
 void pack_rows(cudaStream_t stream, const RawRows& raw, uint8_t* data, float* factor, int chunks);
 
 /// Synthetic weights for measurements: random codes and scales of sensible size. `seed` picks the stream.
-void fill_random(cudaStream_t stream, Kind kind, uint8_t* data, float* factor, int64_t tiles, int chunks, float deviation,
-                 uint64_t seed);
+void fill_random(cudaStream_t stream, Kind kind, uint8_t* data, float* factor, int64_t tiles, int chunks,
+                 float deviation, uint64_t seed);
 
 }  // namespace quern::cuda

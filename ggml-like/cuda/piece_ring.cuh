@@ -1,5 +1,6 @@
-// Pieces of packed weights on their way into shared memory, a ring a warp, each piece with a barrier of its own. (Bulk
-// copies were measured here as well: 2 % faster for pieces of 2 KB and more, up to 60 % slower for many smaller ones.)
+// Pieces of packed weights on their way into shared memory, a ring a warp, each piece with a barrier of its
+// own. (Bulk copies were measured here as well: 2 % faster for pieces of 2 KB and more, up to 60 % slower for
+// many smaller ones.)
 #pragma once
 
 #include "ggml-like/cuda/ptx.cuh"
@@ -14,7 +15,8 @@ __device__ __forceinline__ void init_barrier(uint64_t* barrier) {
 }
 
 /// Whole warp: `bytes`, a multiple of 16, to shared memory; the barrier's phase ends when they are there.
-__device__ __forceinline__ void copy_piece(uint8_t* to, const uint8_t* from, int bytes, uint64_t* barrier, int lane) {
+__device__ __forceinline__ void copy_piece(uint8_t* to, const uint8_t* from, int bytes, uint64_t* barrier,
+                                           int lane) {
     for (int i = 16 * lane; i < bytes; i += 512) copy_async16(to + i, from + i);
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -49,7 +51,8 @@ class PieceRing {
         const int count = __popc(__ballot_sync(0xffffffffu, from != nullptr));
 #pragma unroll 1
         for (int i = 0; i < count; ++i)
-            request(reinterpret_cast<const uint8_t*>(__shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(from), i)),
+            request(reinterpret_cast<const uint8_t*>(
+                        __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(from), i)),
                     __shfl_sync(0xffffffffu, bytes, i));
     }
     __device__ __forceinline__ const uint8_t* wait() {

@@ -10,11 +10,16 @@ namespace {
 
 RawType raw_type(DType dtype) {
     switch (dtype) {
-        case DType::F32: return RawType::f32;
-        case DType::F16: return RawType::f16;
-        case DType::F8_E4M3: return RawType::fp8;
-        case DType::NVFP4: return RawType::nvfp4;
-        default: return RawType::bf16;
+        case DType::F32:
+            return RawType::f32;
+        case DType::F16:
+            return RawType::f16;
+        case DType::F8_E4M3:
+            return RawType::fp8;
+        case DType::NVFP4:
+            return RawType::nvfp4;
+        default:
+            return RawType::bf16;
     }
 }
 
@@ -31,26 +36,31 @@ struct Destination {
 void upload_segment(const WeightSegment& s, const Destination& to, Uploader& uploader) {
     const int64_t row_bytes = dtype_bytes(s.dtype, s.cols);
     const int64_t scale_row = s.scale_kind == ScaleKind::nvfp4 ? s.cols / 16 : 0;
-    const int64_t blocks = s.scale_kind == ScaleKind::block128 ? (s.rows + 127) / 128 * ((s.cols + 127) / 128) * 4 : 0;
+    const int64_t blocks =
+        s.scale_kind == ScaleKind::block128 ? (s.rows + 127) / 128 * ((s.cols + 127) / 128) * 4 : 0;
     const int64_t most = (Uploader::kCapacity - blocks) / (row_bytes + scale_row + 4) / 128 * 128;
     CHECK(most > 0, "[upload] {}: a row of {} bytes is too long", s.name, row_bytes);
     for (int64_t row = 0; row < s.rows; row += most) {
         const int64_t rows = std::min(most, s.rows - row);
         const bool per_row = s.scale_kind == ScaleKind::per_row;
         const auto* scale = static_cast<const float*>(s.scale);
-        RawRows raw{.type = raw_type(s.dtype),
-                    .values = static_cast<const std::byte*>(s.data) + row * row_bytes,
-                    .nvfp4_scale = scale_row > 0 ? static_cast<const uint8_t*>(s.scale) + row * scale_row : nullptr,
-                    .scale = per_row ? scale + row : blocks > 0 ? scale : nullptr,
-                    .scale_blocks = blocks > 0,
-                    .global_scale = s.global_scale,
-                    .rows = rows,
-                    .columns = s.cols,
-                    .row0 = row,
-                    .paired = to.paired,
-                    .half = to.half,
-                    .place = to.place};
-        uploader.rows(raw, rows * row_bytes, rows * scale_row, per_row ? rows * 4 : blocks, to.data, to.factor, to.chunks);
+        RawRows raw{
+            .type = raw_type(s.dtype),
+            .values = static_cast<const std::byte*>(s.data) + row * row_bytes,
+            .nvfp4_scale = scale_row > 0 ? static_cast<const uint8_t*>(s.scale) + row * scale_row : nullptr,
+            .scale = per_row      ? scale + row
+                     : blocks > 0 ? scale
+                                  : nullptr,
+            .scale_blocks = blocks > 0,
+            .global_scale = s.global_scale,
+            .rows = rows,
+            .columns = s.cols,
+            .row0 = row,
+            .paired = to.paired,
+            .half = to.half,
+            .place = to.place};
+        uploader.rows(raw, rows * row_bytes, rows * scale_row, per_row ? rows * 4 : blocks, to.data,
+                      to.factor, to.chunks);
     }
 }
 
@@ -72,12 +82,15 @@ void fill(const std::string& name, int64_t columns, Kind kind, const Memory& m, 
 }
 
 /// Segments of one part: each half of a pair, or one below the other.
-void upload_part(const Weight& w, const PartLayout& part, RowOrder order, const Memory& m, int chunks, Uploader& uploader) {
+void upload_part(const Weight& w, const PartLayout& part, RowOrder order, const Memory& m, int chunks,
+                 Uploader& uploader) {
     const bool paired = order == RowOrder::paired;
     int64_t place = 0;
     for (size_t i = part.first; i < part.end; ++i) {
-        upload_segment(w.segments[i], {m.data, m.factor, chunks, paired, paired ? static_cast<int>(i) : 0, paired ? 0 : place},
-                       uploader);
+        upload_segment(
+            w.segments[i],
+            {m.data, m.factor, chunks, paired, paired ? static_cast<int>(i) : 0, paired ? 0 : place},
+            uploader);
         place += w.segments[i].rows;
     }
 }
@@ -107,7 +120,8 @@ Packed place_weight(const Weight& w, RowOrder order, Uploader& uploader, const A
     return packed;
 }
 
-PackedExperts place_experts(const ExpertWeights& experts, RowOrder order, Uploader& uploader, const Allocate& allocate) {
+PackedExperts place_experts(const ExpertWeights& experts, RowOrder order, Uploader& uploader,
+                            const Allocate& allocate) {
     const Weight& first = experts.expert.at(0);
     const Kind kind = kind_of(first.segments[0]);
     const bool paired = order == RowOrder::paired;
@@ -135,7 +149,9 @@ PackedExperts place_experts(const ExpertWeights& experts, RowOrder order, Upload
         for (size_t i = 0; i < w.segments.size(); ++i) {
             const WeightSegment& s = w.segments[i];
             if (kind_of(s) != kind)
-                FAIL(model, "{}: {} is stored as {}, the first expert as {}; the GPU kernels need experts stored alike",
+                FAIL(model,
+                     "{}: {} is stored as {}, the first expert as {}; the GPU kernels need experts stored "
+                     "alike",
                      experts.name, s.name, dtype_name(s.dtype), dtype_name(first.segments[0].dtype));
             upload_segment(s, {data, factor, packed.chunks, paired, static_cast<int>(i), place}, uploader);
             place += s.rows;

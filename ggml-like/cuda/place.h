@@ -14,6 +14,7 @@ using Allocate = std::function<void*(int64_t, const char*)>;
 
 /// Null data in every segment: a synthetic weight, filled at random on the device.
 Packed place_weight(const Weight& weight, RowOrder order, Uploader& uploader, const Allocate& allocate);
-PackedExperts place_experts(const ExpertWeights& experts, RowOrder order, Uploader& uploader, const Allocate& allocate);
+PackedExperts place_experts(const ExpertWeights& experts, RowOrder order, Uploader& uploader,
+                            const Allocate& allocate);
 
 }  // namespace quern::cuda

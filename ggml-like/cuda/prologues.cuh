@@ -43,8 +43,8 @@ struct PlainRows {
             if (i < all) v[j] = __ldcg(reinterpret_cast<const uint4*>(x + n * ld + (i - n * pieces) * 8));
         }
     }
-    __device__ __forceinline__ void store(const uint4 (&v)[kTogether], int first, int pieces, int all, bf16* h,
-                                          int stride) const {
+    __device__ __forceinline__ void store(const uint4 (&v)[kTogether], int first, int pieces, int all,
+                                          bf16* h, int stride) const {
 #pragma unroll
         for (int j = 0; j < kTogether; ++j) {
             const int i = first + j * static_cast<int>(blockDim.x), n = i / pieces;
@@ -63,8 +63,8 @@ struct PlainRows {
     }
 };
 
-/// h = rms_norm(x, norm), x F32. The order of the sum of squares depends on the width only. kTogether, 1 or 4: rows whose
-/// loads are under way at the same time.
+/// h = rms_norm(x, norm), x F32. The order of the sum of squares depends on the width only. kTogether, 1 or
+/// 4: rows whose loads are under way at the same time.
 template <Kind K, int kTogether>
 struct NormRows {
     const float* x;
@@ -96,7 +96,8 @@ struct NormRows {
         float4 kept[kTogether];
         float sum[kTogether];
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) kept[i] = n0 + i < rows && first < columns ? at(n0 + i, first) : float4{};
+        for (int i = 0; i < kTogether; ++i)
+            kept[i] = n0 + i < rows && first < columns ? at(n0 + i, first) : float4{};
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
             sum[i] = square(kept[i]);
@@ -123,9 +124,11 @@ struct NormRows {
                 store4(row, k, at(n0 + i, k), *reinterpret_cast<const float4*>(norm + k), r);
         }
     }
-    /// The warp's sums of each row to partial[row][warp]. With four rows, half of the lanes give two rows away and take
-    /// the other two, then the same with one: the pairs of lanes that are added are those of warp_sum.
-    __device__ static __forceinline__ void share_sums(const float (&sum)[kTogether], float (*partial)[kWarps]) {
+    /// The warp's sums of each row to partial[row][warp]. With four rows, half of the lanes give two rows
+    /// away and take the other two, then the same with one: the pairs of lanes that are added are those of
+    /// warp_sum.
+    __device__ static __forceinline__ void share_sums(const float (&sum)[kTogether],
+                                                      float (*partial)[kWarps]) {
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
         float own;
         int row = 0;
@@ -134,8 +137,10 @@ struct NormRows {
             own += __shfl_xor_sync(0xffffffffu, own, 8);
         } else {
             const bool upper = lane & 16, odd = lane & 8;
-            const float a = (upper ? sum[2] : sum[0]) + __shfl_xor_sync(0xffffffffu, upper ? sum[0] : sum[2], 16);
-            const float b = (upper ? sum[3] : sum[1]) + __shfl_xor_sync(0xffffffffu, upper ? sum[1] : sum[3], 16);
+            const float a =
+                (upper ? sum[2] : sum[0]) + __shfl_xor_sync(0xffffffffu, upper ? sum[0] : sum[2], 16);
+            const float b =
+                (upper ? sum[3] : sum[1]) + __shfl_xor_sync(0xffffffffu, upper ? sum[1] : sum[3], 16);
             own = (odd ? b : a) + __shfl_xor_sync(0xffffffffu, odd ? a : b, 8);
             row = (upper ? 2 : 0) + (odd ? 1 : 0);
         }
@@ -146,7 +151,8 @@ struct NormRows {
     __device__ static __forceinline__ float square(const float4& v) {
         return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
     }
-    __device__ static __forceinline__ void store4(bf16* row, int k, const float4& v, const float4& w, float r) {
+    __device__ static __forceinline__ void store4(bf16* row, int k, const float4& v, const float4& w,
+                                                  float r) {
         // lifting by a power of two before or after the rounding gives the same bits
         constexpr float kLift = kActivationLift<K>;
         *reinterpret_cast<uint32_t*>(row + activation_place(k)) =

@@ -1,5 +1,5 @@
-// The choice of experts from logits, and the grouping of pairs by expert. Used by one block at the end of the few-row
-// router and by kernels of their own for many rows.
+// The choice of experts from logits, and the grouping of pairs by expert. Used by one block at the end of the
+// few-row router and by kernels of their own for many rows.
 #pragma once
 
 #include "ggml-like/cuda/ptx.cuh"
@@ -20,11 +20,11 @@ __device__ __forceinline__ float from_ordered_bits(uint32_t key) {
     return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
-/// One warp: the `used` best of `experts` logits of a row, falling, and their weights, renormalised; and the sigmoid of
-/// the logit after the last expert's.
+/// One warp: the `used` best of `experts` logits of a row, falling, and their weights, renormalised; and the
+/// sigmoid of the logit after the last expert's.
 template <int kEach>
-__device__ __forceinline__ void choose_experts(const float* logits, int experts, int used, int* ids, float* weights,
-                                               float* shared) {
+__device__ __forceinline__ void choose_experts(const float* logits, int experts, int used, int* ids,
+                                               float* weights, float* shared) {
     const int lane = threadIdx.x % 32;
     uint32_t key[kEach];
 #pragma unroll

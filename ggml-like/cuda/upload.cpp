@@ -45,8 +45,8 @@ const void* Uploader::queue(const void* from, int64_t bytes) {
     return device;
 }
 
-void Uploader::rows(RawRows raw, int64_t value_bytes, int64_t nvfp4_scale_bytes, int64_t scale_bytes, uint8_t* data,
-                    float* factor, int chunks) {
+void Uploader::rows(RawRows raw, int64_t value_bytes, int64_t nvfp4_scale_bytes, int64_t scale_bytes,
+                    uint8_t* data, float* factor, int chunks) {
     if (buffers_[0].host == nullptr) open();
     const int64_t need = aligned(value_bytes) + aligned(nvfp4_scale_bytes) + aligned(scale_bytes);
     if (buffers_[now_].used + need > kCapacity + 4 * kAlignment) flush();
@@ -65,7 +65,8 @@ void Uploader::flush() {
             std::memcpy(p.to, p.from, static_cast<size_t>(p.bytes));
         }
     });
-    CUDA_CHECK(cudaMemcpyAsync(b.device, b.host, static_cast<size_t>(b.used), cudaMemcpyHostToDevice, stream_));
+    CUDA_CHECK(
+        cudaMemcpyAsync(b.device, b.host, static_cast<size_t>(b.used), cudaMemcpyHostToDevice, stream_));
     for (const auto& pack : packs_) pack();
     CUDA_CHECK(cudaEventRecord(b.done, stream_));
     b.used = 0;

@@ -1,5 +1,5 @@
-// Uploader: raw weights from host memory (a mapped file) through two pinned buffers to the packing kernels. While one
-// buffer is on its way to the device and is packed there, threads fill the other.
+// Uploader: raw weights from host memory (a mapped file) through two pinned buffers to the packing kernels.
+// While one buffer is on its way to the device and is packed there, threads fill the other.
 #pragma once
 
 #include <functional>

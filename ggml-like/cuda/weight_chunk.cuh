@@ -10,7 +10,8 @@ template <Kind K>
 constexpr float kRowLift = K == Kind::nvfp4 ? 0x1p8f / kSumLift<K> : 1.0f / kSumLift<K>;
 
 __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
-    const __nv_bfloat162 v = __hmul2(reinterpret_cast<const __nv_bfloat162&>(a), reinterpret_cast<const __nv_bfloat162&>(b));
+    const __nv_bfloat162 v =
+        __hmul2(reinterpret_cast<const __nv_bfloat162&>(a), reinterpret_cast<const __nv_bfloat162&>(b));
     return reinterpret_cast<const uint32_t&>(v);
 }
 
@@ -55,7 +56,8 @@ struct WeightChunk<Kind::nvfp4> {
         const uint32_t bytes[2] = {s.x, s.y};
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            // E4M3's bits, moved to BF16's place, are too small by 2^120; twice 2^119 lift them, subnormals too.
+            // E4M3's bits, moved to BF16's place, are too small by 2^120; twice 2^119 lift them, subnormals
+            // too.
             scale[r][0] = times(times((bytes[r] << 4) & 0x07f007f0u, 0x7b007b00u), 0x7b007b00u);
             scale[r][1] = times(times((bytes[r] >> 4) & 0x07f007f0u, 0x7b007b00u), 0x7b007b00u);
         }

@@ -1,9 +1,9 @@
 // Batch: how the rows of a step belong to sequences. Shared by every op that looks beyond its own row.
 //
 // A step runs T rows (tokens) of S sequences. Rows of one sequence are neighbours, in order; sequence s owns
-// rows start[s] .. start[s+1]-1 (none if equal). Rows at and after start[S] are padding: computed or not, never read
-// (the CPU has zeros where the ops that look at sequences would write: a router must not meet NaN). A sequence whose first row has position 0 begins from zero state, whatever its slot held
-// before.
+// rows start[s] .. start[s+1]-1 (none if equal). Rows at and after start[S] are padding: computed or not,
+// never read (the CPU has zeros where the ops that look at sequences would write: a router must not meet
+// NaN). A sequence whose first row has position 0 begins from zero state, whatever its slot held before.
 //
 // Speculation: a slot's recurrent state is the state after its last committed token. With journal[s] = 1 a
 // step leaves that state alone and writes one journal entry a row instead; the next step first applies the

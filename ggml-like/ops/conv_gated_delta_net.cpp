@@ -13,7 +13,21 @@ namespace {
 
 constexpr float kL2Eps = 1e-6f;
 
-enum Input { kU, kA, kB, kConv, kDecayRate, kDtBias, kPositions, kStart, kSlots, kCommitted, kJournal, kZ, kNorm };
+enum Input {
+    kU,
+    kA,
+    kB,
+    kConv,
+    kDecayRate,
+    kDtBias,
+    kPositions,
+    kStart,
+    kSlots,
+    kCommitted,
+    kJournal,
+    kZ,
+    kNorm
+};
 enum Output { kY, kO, kX, kWork };
 enum State { kConvState, kState, kJournalK, kJournalU, kJournalG };
 
@@ -23,7 +37,8 @@ void convolve(const Node& node, int64_t s, int64_t begin, int64_t end) {
                  &x = *node.outputs[kX];
     const int32_t* start = node.inputs[kStart]->as<int32_t>();
     const int64_t taps = w.shape[1], kept = taps - 1, rows = start[s + 1] - start[s], channels = end - begin;
-    const int64_t slot = node.inputs[kSlots]->as<int32_t>()[s], position = node.inputs[kPositions]->as<int32_t>()[start[s]];
+    const int64_t slot = node.inputs[kSlots]->as<int32_t>()[s],
+                  position = node.inputs[kPositions]->as<int32_t>()[start[s]];
     const auto ring_at = [&](int64_t p) {
         return slot * ring.stride[0] + p % ring.shape[1] * ring.stride[1] + begin;
     };
@@ -182,7 +197,9 @@ void run_heads(const Node& node, cpu::Context& context) {
             const int64_t s = unit / p.key_heads;
             const int32_t* start = node.inputs[kStart]->as<int32_t>() + s;
             if (start[0] == start[1]) continue;
-            const auto head = [&](int64_t i) { return Head(node, context.dot, s, unit % p.key_heads * group + i); };
+            const auto head = [&](int64_t i) {
+                return Head(node, context.dot, s, unit % p.key_heads * group + i);
+            };
             for (int64_t i = 0; i < group; ++i) head(i).commit();
             for (int64_t i = 0; i < group; ++i) head(i).run();
         }
@@ -205,7 +222,8 @@ Cost cost(const Node& node) {
     const Tensor &u = *node.inputs[kU], &ring = *node.state[kConvState];
     const double state = static_cast<double>(p.value_heads) * p.value_dim * p.key_dim;
     const double sequences = static_cast<double>(node.inputs[kSlots]->shape[0]);
-    const double window = static_cast<double>(dtype_bytes(ring.dtype, node.inputs[kConv]->shape[1] * ring.shape[2]));
+    const double window =
+        static_cast<double>(dtype_bytes(ring.dtype, node.inputs[kConv]->shape[1] * ring.shape[2]));
     return {.weight_bytes = cpu::dense_bytes(*node.inputs[kConv]),
             .state_bytes = sequences * (2 * 4 * state + window),
             .activation_bytes = cpu::dense_bytes(u) + 2 * cpu::dense_bytes(*node.outputs[kY]),
@@ -215,8 +233,8 @@ Cost cost(const Node& node) {
 
 void check_inputs(std::string_view name, const DeltaInputs& in, const ConvGatedDeltaNetParams& p) {
     const int64_t nv = p.value_heads;
-    CHECK(p.key_heads > 0 && nv % p.key_heads == 0, "[conv_gated_delta_net] {}: {} value heads over {} key heads", name,
-          nv, p.key_heads);
+    CHECK(p.key_heads > 0 && nv % p.key_heads == 0,
+          "[conv_gated_delta_net] {}: {} value heads over {} key heads", name, nv, p.key_heads);
     const Tensor &u = *in.u, &conv = *in.conv;
     const int64_t width = 2 * p.key_heads * p.key_dim + nv * p.value_dim;
     CHECK(u.rank == 2 && u.stride[1] == 1 && u.shape[1] == width,
@@ -231,9 +249,10 @@ void check_inputs(std::string_view name, const DeltaInputs& in, const ConvGatedD
         CHECK(t->rank == 1 && t->dtype == DType::F32 && t->shape[0] == nv,
               "[conv_gated_delta_net] {}: {} should be F32 [{}]", name, describe(*t), nv);
     const Tensor &z = *in.z, &norm = *in.norm;
-    CHECK(z.rank == 3 && z.dtype == u.dtype && z.shape[0] == u.shape[0] && z.shape[1] == nv && z.shape[2] == p.value_dim &&
-              z.stride[2] == 1 && z.stride[1] == p.value_dim,
-          "[conv_gated_delta_net] {}: gate {} should be [{}, {}, {}]", name, describe(z), u.shape[0], nv, p.value_dim);
+    CHECK(z.rank == 3 && z.dtype == u.dtype && z.shape[0] == u.shape[0] && z.shape[1] == nv &&
+              z.shape[2] == p.value_dim && z.stride[2] == 1 && z.stride[1] == p.value_dim,
+          "[conv_gated_delta_net] {}: gate {} should be [{}, {}, {}]", name, describe(z), u.shape[0], nv,
+          p.value_dim);
     CHECK(norm.rank == 1 && norm.dtype == DType::F32 && norm.shape[0] == p.value_dim,
           "[conv_gated_delta_net] {}: norm {} should be F32 [{}]", name, describe(norm), p.value_dim);
 }
@@ -244,12 +263,12 @@ void check_state(std::string_view name, const DeltaInputs& in, const DeltaState&
     const int64_t drafted = state.journal_k != nullptr ? std::max<int64_t>(1, state.journal_k->shape[1]) : 1;
     CHECK(ring.rank == 3 && ring.contiguous() && ring.shape[1] >= in.conv->shape[1] - 1 + drafted &&
               ring.shape[2] == in.u->shape[1],
-          "[conv_gated_delta_net] {}: state {} does not fit u {}, {} taps and a journal of {}", name, describe(ring),
-          describe(*in.u), in.conv->shape[1], drafted);
+          "[conv_gated_delta_net] {}: state {} does not fit u {}, {} taps and a journal of {}", name,
+          describe(ring), describe(*in.u), in.conv->shape[1], drafted);
     CHECK(s.dtype == DType::F32 && s.rank == 4 && s.shape[1] == p.value_heads && s.shape[2] == p.value_dim &&
               s.shape[3] == p.key_dim && s.contiguous(),
-          "[conv_gated_delta_net] {}: state {} should be F32 [slots, {}, {}, {}]", name, describe(s), p.value_heads,
-          p.value_dim, p.key_dim);
+          "[conv_gated_delta_net] {}: state {} should be F32 [slots, {}, {}, {}]", name, describe(s),
+          p.value_heads, p.value_dim, p.key_dim);
 }
 
 }  // namespace
@@ -271,8 +290,8 @@ Tensor* conv_gated_delta_net(Graph& g, std::string_view name, const DeltaInputs&
         states.insert(states.end(), {state.journal_k, state.journal_u, state.journal_g});
     g.add({.op = &kConvGatedDeltaNet,
            .name = std::string(name),
-           .inputs = {in.u, in.a, in.b, in.conv, in.decay_rate, in.dt_bias, batch.positions, batch.start, batch.slots,
-                      batch.committed, batch.journal, in.z, in.norm},
+           .inputs = {in.u, in.a, in.b, in.conv, in.decay_rate, in.dt_bias, batch.positions, batch.start,
+                      batch.slots, batch.committed, batch.journal, in.z, in.norm},
            .outputs = {y, o, x, work},
            .state = std::move(states),
            .parameters = params});

@@ -1,4 +1,5 @@
-// conv_gated_delta_net on the GPU: one row a sequence, chunks of rows, or row by row for shapes of small models.
+// conv_gated_delta_net on the GPU: one row a sequence, chunks of rows, or row by row for shapes of small
+// models.
 #include "ggml-like/ops/conv_gated_delta_net.h"
 
 #include "ggml-like/cuda/delta.h"
@@ -50,7 +51,8 @@ void conv_gated_delta_net(const Node& node, Context& c) {
     if (real && tokens > sequences) delta_prefill(c, step);
     if (!real) delta_generic(c, step);
     if (step.o != nullptr)
-        gated_norm_rows(c, {step.o, step.z, step.z_ld, step.norm, tokens, p.value_heads, p.value_dim, p.eps, step.y});
+        gated_norm_rows(
+            c, {step.o, step.z, step.z_ld, step.norm, tokens, p.value_heads, p.value_dim, p.eps, step.y});
 }
 
 }  // namespace quern::cuda

@@ -15,7 +15,8 @@ __device__ __forceinline__ float element(Kind kind, const uint8_t* chunk, int ro
     const int g = row & 7, upper = row >> 3, kk = column / 16, j = column % 16;
     const int t = j % 8 / 2, p = j / 8, i = j % 2, lane = 4 * g + t;
     if (kind == Kind::bf16)
-        return __bfloat162float(reinterpret_cast<const bf16*>(chunk + 512 * kk + 16 * lane + 4 * (2 * p + upper))[i]);
+        return __bfloat162float(
+            reinterpret_cast<const bf16*>(chunk + 512 * kk + 16 * lane + 4 * (2 * p + upper))[i]);
     if (kind == Kind::fp8) {
         const uint32_t code = chunk[512 * (kk / 2) + 16 * lane + 8 * (kk % 2) + 4 * upper + 2 * i + p];
         const float scale = reinterpret_cast<const float*>(chunk + 1024)[upper];
@@ -28,16 +29,19 @@ __device__ __forceinline__ float element(Kind kind, const uint8_t* chunk, int ro
     return __uint_as_float((code & 8u) << 28 | (code & 7u) << 22) * 0x1p60f * scale[kk];
 }
 
-__global__ void __launch_bounds__(kBlock) embed_kernel(Part table, int chunks, int columns, const int* ids, float* y) {
+__global__ void __launch_bounds__(kBlock)
+    embed_kernel(Part table, int chunks, int columns, const int* ids, float* y) {
     allow_successor();
     wait_for_predecessor();
     const int id = min(max(__ldcg(ids + blockIdx.x), 0), table.rows - 1), row = id % kTileRows;
-    const uint8_t* tile = table.data + static_cast<int64_t>(id / kTileRows) * chunks * chunk_bytes(table.kind);
+    const uint8_t* tile =
+        table.data + static_cast<int64_t>(id / kTileRows) * chunks * chunk_bytes(table.kind);
     // factors carry the lift of the few-row kernels: codes here are too small by it as well
     const float factor = table.factor[id] * (table.kind == Kind::fp8 ? 0x1p60f : 1.0f);
     for (int k = threadIdx.x; k < columns; k += kBlock)
         y[static_cast<int64_t>(blockIdx.x) * columns + k] =
-            element(table.kind, tile + k / kChunkCols * chunk_bytes(table.kind), row, k % kChunkCols) * factor;
+            element(table.kind, tile + k / kChunkCols * chunk_bytes(table.kind), row, k % kChunkCols) *
+            factor;
 }
 
 }  // namespace
@@ -45,8 +49,8 @@ __global__ void __launch_bounds__(kBlock) embed_kernel(Part table, int chunks, i
 void embed(const Node& node, Context& c) {
     const Packed& table = *static_cast<const Packed*>(node.params<EmbedParams>().table->placed);
     const Tensor& y = *node.outputs[0];
-    launch(c, "embed", embed_kernel, static_cast<unsigned>(y.shape[0]), kBlock, 0, table.part[0], table.chunks,
-           table.cols, node.inputs[0]->as<int>(), y.as<float>());
+    launch(c, "embed", embed_kernel, static_cast<unsigned>(y.shape[0]), kBlock, 0, table.part[0],
+           table.chunks, table.cols, node.inputs[0]->as<int>(), y.as<float>());
 }
 
 }  // namespace quern::cuda

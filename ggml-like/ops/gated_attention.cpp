@@ -13,7 +13,8 @@ namespace {
 enum Input { kQ, kGate, kK, kV, kQNorm, kKNorm, kPositions, kRowSequence, kStart, kPages };
 
 /// cos and sin of one position's angles, in FP64 so that large positions keep their phase.
-void fill_angles(int32_t position, const GatedAttentionParams& p, std::vector<float>& cosine, std::vector<float>& sine) {
+void fill_angles(int32_t position, const GatedAttentionParams& p, std::vector<float>& cosine,
+                 std::vector<float>& sine) {
     const int half = p.rotary_dims / 2;
     for (int i = 0; i < half; ++i) {
         const double angle = position * std::pow(static_cast<double>(p.theta), -2.0 * i / p.rotary_dims);
@@ -26,7 +27,10 @@ void fill_angles(int32_t position, const GatedAttentionParams& p, std::vector<fl
 class Rotation {
   public:
     Rotation(const Node& node, int32_t position)
-        : p_(node.params<GatedAttentionParams>()), half_(static_cast<size_t>(p_.rotary_dims / 2)), cosine_(half_), sine_(half_) {
+        : p_(node.params<GatedAttentionParams>()),
+          half_(static_cast<size_t>(p_.rotary_dims / 2)),
+          cosine_(half_),
+          sine_(half_) {
         fill_angles(position, p_, cosine_, sine_);
     }
     void apply(const Tensor& norm, std::vector<float>& row) const {
@@ -62,13 +66,15 @@ void rotate_and_store(const Node& node, int64_t t) {
     const int64_t page = pages.row<int32_t>(sequence)[position / kPageTokens];
     for (size_t part = 0; part < 2; ++part) {  // k, then v
         const Tensor &x = *node.inputs[kK + part], &cache = *node.state[part];
-        CHECK(page >= 0 && page < cache.shape[0], "[gated_attention] {}: page {} of {}", node.name, page, describe(cache));
+        CHECK(page >= 0 && page < cache.shape[0], "[gated_attention] {}: page {} of {}", node.name, page,
+              describe(cache));
         for (int64_t h = 0; h < x.shape[1]; ++h) {
             load_floats(x, t * x.stride[0] + h * x.stride[1], width, row.data());
             if (part == 0) rotation.apply(*node.inputs[kKNorm], row);
-            store_floats(cache,
-                         page * cache.stride[0] + h * cache.stride[1] + position % kPageTokens * cache.stride[2], width,
-                         row.data());
+            store_floats(
+                cache,
+                page * cache.stride[0] + h * cache.stride[1] + position % kPageTokens * cache.stride[2],
+                width, row.data());
         }
     }
 }
@@ -129,14 +135,16 @@ void attend(const Inputs& in, const cpu::DotKernels& dot, int64_t t, int64_t kv_
 }
 
 void run(const Node& node, cpu::Context& context) {
-    const Inputs in{*node.outputs[1],        *node.inputs[kGate], *node.inputs[kPositions], *node.inputs[kRowSequence],
-                    *node.inputs[kPages],    *node.state[0],      *node.state[1],           *node.outputs[0]};
+    const Inputs in{
+        *node.outputs[1],     *node.inputs[kGate], *node.inputs[kPositions], *node.inputs[kRowSequence],
+        *node.inputs[kPages], *node.state[0],      *node.state[1],           *node.outputs[0]};
     const int64_t kv_heads = in.k.shape[1], tokens = in.q.shape[0];
     const int32_t* sequence = in.row_sequence.as<int32_t>();
     for (int64_t t = 0; t < tokens; ++t) {
         const int32_t position = in.positions.as<int32_t>()[t];
         CHECK(sequence[t] < 0 || position / kPageTokens < in.pages.shape[1],
-              "[gated_attention] {}: position {} is beyond the page table of {}", node.name, position, in.pages.shape[1]);
+              "[gated_attention] {}: position {} is beyond the page table of {}", node.name, position,
+              in.pages.shape[1]);
     }
     context.pool.parallel_for(tokens, 2, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; ++t)
@@ -148,11 +156,13 @@ void run(const Node& node, cpu::Context& context) {
     });
     const int64_t row_bytes = dtype_bytes(in.y.dtype, in.y.shape[1]);
     for (int64_t t = 0; t < tokens; ++t)
-        if (sequence[t] < 0) std::memset(in.y.as<std::byte>() + t * row_bytes, 0, static_cast<size_t>(row_bytes));
+        if (sequence[t] < 0)
+            std::memset(in.y.as<std::byte>() + t * row_bytes, 0, static_cast<size_t>(row_bytes));
 }
 
 Cost cost(const Node& node) {
-    // Lengths are data; the bench adds the cache it knows to be read. Counted here: q, gate and y, and the rows' own k, v.
+    // Lengths are data; the bench adds the cache it knows to be read. Counted here: q, gate and y, and the
+    // rows' own k, v.
     const Tensor& k = *node.inputs[kK];
     return {.state_bytes = 2.0 * static_cast<double>(dtype_bytes(node.state[0]->dtype, k.elements())),
             .activation_bytes = 3 * cpu::dense_bytes(*node.outputs[0]) + 2 * cpu::dense_bytes(k)};
@@ -164,8 +174,8 @@ void check_inputs(std::string_view name, const AttentionInputs& in, const GatedA
         CHECK(t->rank == 3 && t->stride[2] == 1 && t->shape[0] == q.shape[0] && t->shape[2] == q.shape[2],
               "[gated_attention] {}: {} does not fit q {}", name, describe(*t), describe(q));
     CHECK(in.gate->shape[1] == q.shape[1] && in.v->shape[1] == k.shape[1] && q.shape[1] % k.shape[1] == 0,
-          "[gated_attention] {}: gate {}, k {} or v {} do not fit q {}", name, describe(*in.gate), describe(k),
-          describe(*in.v), describe(q));
+          "[gated_attention] {}: gate {}, k {} or v {} do not fit q {}", name, describe(*in.gate),
+          describe(k), describe(*in.v), describe(q));
     for (const Tensor* w : {in.q_norm, in.k_norm})
         CHECK(w->rank == 1 && w->dtype == DType::F32 && w->shape[0] == q.shape[2],
               "[gated_attention] {}: norm {} does not fit q {}", name, describe(*w), describe(q));
@@ -177,13 +187,14 @@ void check_inputs(std::string_view name, const AttentionInputs& in, const GatedA
 
 const Op kGatedAttention{"gated_attention", run, cost};
 
-Tensor* gated_attention(Graph& g, std::string_view name, const AttentionInputs& in, Tensor* k_cache, Tensor* v_cache,
-                        const Batch& batch, const GatedAttentionParams& params) {
+Tensor* gated_attention(Graph& g, std::string_view name, const AttentionInputs& in, Tensor* k_cache,
+                        Tensor* v_cache, const Batch& batch, const GatedAttentionParams& params) {
     check_inputs(name, in, params);
     const Tensor& q = *in.q;
     const int64_t tokens = q.shape[0], heads = q.shape[1], kv_heads = in.k->shape[1], d = q.shape[2];
     for (const Tensor* cache : {k_cache, v_cache})
-        CHECK(cache->rank == 4 && cache->shape[1] == kv_heads && cache->shape[2] == kPageTokens && cache->shape[3] == d,
+        CHECK(cache->rank == 4 && cache->shape[1] == kv_heads && cache->shape[2] == kPageTokens &&
+                  cache->shape[3] == d,
               "[gated_attention] {}: cache {} does not fit k {}", name, describe(*cache), describe(*in.k));
     Tensor* y = g.scratch(name, q.dtype, {tokens, heads * d});
     Tensor* rotated = g.scratch(fmt::format("{}.rotated", name), q.dtype, {tokens, heads, d});
@@ -191,8 +202,8 @@ Tensor* gated_attention(Graph& g, std::string_view name, const AttentionInputs& 
     Tensor* work = g.scratch(fmt::format("{}.work", name), DType::U8, {std::max<int64_t>(1, bytes)});
     g.add({.op = &kGatedAttention,
            .name = std::string(name),
-           .inputs = {in.q, in.gate, in.k, in.v, in.q_norm, in.k_norm, batch.positions, batch.row_sequence, batch.start,
-                      batch.pages},
+           .inputs = {in.q, in.gate, in.k, in.v, in.q_norm, in.k_norm, batch.positions, batch.row_sequence,
+                      batch.start, batch.pages},
            .outputs = {y, rotated, work},
            .state = {k_cache, v_cache},
            .parameters = params});

@@ -9,7 +9,8 @@ namespace quern {
 namespace {
 
 void run(const Node& node, cpu::Context& context) {
-    cpu::linear(*node.inputs[0], *node.params<LinearAddParams>().weight, node.inputs[1], *node.outputs[0], context);
+    cpu::linear(*node.inputs[0], *node.params<LinearAddParams>().weight, node.inputs[1], *node.outputs[0],
+                context);
 }
 
 Cost cost(const Node& node) {
@@ -26,10 +27,12 @@ const Op kLinearAdd{"linear_add", run, cost};
 
 Tensor* linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w, Tensor* residual) {
     CHECK(x->rank == 2 && x->shape[1] == w.cols && x->stride[1] == 1,
-          "[linear_add] {}: weight {} [{}, {}] does not fit x {}", name, w.name, w.rows, w.cols, describe(*x));
+          "[linear_add] {}: weight {} [{}, {}] does not fit x {}", name, w.name, w.rows, w.cols,
+          describe(*x));
     CHECK(residual->rank == 2 && residual->dtype == DType::F32 && residual->contiguous() &&
               residual->shape[0] == x->shape[0] && residual->shape[1] == w.rows,
-          "[linear_add] {}: residual {} should be F32 [{}, {}]", name, describe(*residual), x->shape[0], w.rows);
+          "[linear_add] {}: residual {} should be F32 [{}, {}]", name, describe(*residual), x->shape[0],
+          w.rows);
     cpu::check_weight("linear_add", name, w);
     Tensor* y = g.scratch(name, DType::F32, {x->shape[0], w.rows});
     g.add({.op = &kLinearAdd,

@@ -13,9 +13,10 @@ namespace {
 
 template <Kind K, int NT, bool kDeep>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
-    linear_add_few(Part part, int chunks, PlainRows<K> prologue, const float* residual, float* y, int64_t ld) {
+    linear_add_few(Part part, int chunks, PlainRows<K> prologue, const float* residual, float* y,
+                   int64_t ld) {
     dense_rows<K, NT, kDeep>(part, chunks, prologue.rows, prologue,
-                      AddResidual{residual + part.row_begin, y + part.row_begin, ld});
+                             AddResidual{residual + part.row_begin, y + part.row_begin, ld});
 }
 
 template <Kind K>
@@ -28,8 +29,8 @@ void few(Context& c, const Packed& w, const Part& part, const Tensor& x, const T
         const int64_t at = first * y.stride[0];
         dense_shape<K>(c, n, w.chunks, [&]<int NT, bool kDeep>() {
             launch(c, "linear_add", linear_add_few<K, NT, kDeep>, grid, kThreads,
-                   dense_shared_bytes<K, NT, kDeep>(n, w.chunks), part, w.chunks, prologue, residual.as<float>() + at,
-                   y.as<float>() + at, y.stride[0]);
+                   dense_shared_bytes<K, NT, kDeep>(n, w.chunks), part, w.chunks, prologue,
+                   residual.as<float>() + at, y.as<float>() + at, y.stride[0]);
         });
     }
 }

@@ -24,7 +24,9 @@ void top_of_row(const Node& node, int64_t row) {
     for (int32_t id = 0; id < vocab; ++id)
         if (logits[id] > -INFINITY) order.push_back(id);
     const int64_t n = std::min(static_cast<int64_t>(order.size()), int64_t{kTopLogits});
-    const auto higher = [&](int32_t a, int32_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; };
+    const auto higher = [&](int32_t a, int32_t b) {
+        return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+    };
     if (sane) std::partial_sort(order.begin(), order.begin() + n, order.end(), higher);
     for (int64_t i = 0; i < kTopLogits; ++i) {
         ids[i] = i < n ? order[static_cast<size_t>(i)] : -1;
@@ -56,7 +58,8 @@ Tensor* logits_top(Graph& g, std::string_view name, Tensor* logits, Tensor* temp
     CHECK(logits->rank == 2 && logits->dtype == DType::F32 && vocab > 0 && vocab <= logits->shape[1],
           "[logits_top] {}: vocabulary of {} does not fit logits {}", name, vocab, describe(*logits));
     CHECK(temperature->dtype == DType::F32 && temperature->elements() == logits->shape[0],
-          "[logits_top] {}: temperature {} does not fit logits {}", name, describe(*temperature), describe(*logits));
+          "[logits_top] {}: temperature {} does not fit logits {}", name, describe(*temperature),
+          describe(*logits));
     const int64_t rows = logits->shape[0];
     Tensor* top = g.scratch(name, DType::I32, {rows, kTopWords});
     Tensor* work = g.scratch(fmt::format("{}.work", name), DType::U8, {rows, kWorkBytes});

@@ -1,7 +1,9 @@
 // logits_top on the GPU, two kernels.
-//   bound: a warp a group of ids: its maximum; the block that ends last takes the 64th largest maximum of the row as a
+//   bound: a warp a group of ids: its maximum; the block that ends last takes the 64th largest maximum of the
+//   row as a
 //     bound that at least 64 logits reach
-//   collect: every logit at or above the bound is a candidate (hardly more than 64); sums of exponentials; the block
+//   collect: every logit at or above the bound is a candidate (hardly more than 64); sums of exponentials;
+//   the block
 //     that ends last ranks the candidates
 // Traffic: the logits twice, from L2. Limit: latency.
 #include "ggml-like/ops/logits_top.h"
@@ -36,7 +38,9 @@ struct Top {
     uint8_t* work;
     unsigned* counters;  // two a row
 
-    __device__ Work& of(int row) const { return *reinterpret_cast<Work*>(work + static_cast<int64_t>(row) * (64 << 10)); }
+    __device__ Work& of(int row) const {
+        return *reinterpret_cast<Work*>(work + static_cast<int64_t>(row) * (64 << 10));
+    }
 };
 
 /// True in all threads of the block that comes last to this counter, which is then zero again.
@@ -134,12 +138,14 @@ __device__ void write_top(const Top& t, int row, Work& work, int count) {
         if (i >= count) ids[i] = -1, values[i] = -INFINITY;
     __shared__ float value[kMost];
     __shared__ int id[kMost];
-    for (int i = threadIdx.x; i < count; i += kBlock) value[i] = __ldcg(work.value + i), id[i] = __ldcg(work.id + i);
+    for (int i = threadIdx.x; i < count; i += kBlock)
+        value[i] = __ldcg(work.value + i), id[i] = __ldcg(work.id + i);
     __syncthreads();
     for (int i = threadIdx.x; i < count; i += kBlock) {
         int rank = 0;
 #pragma unroll 4
-        for (int j = 0; j < count; ++j) rank += value[j] > value[i] || (value[j] == value[i] && id[j] < id[i]);
+        for (int j = 0; j < count; ++j)
+            rank += value[j] > value[i] || (value[j] == value[i] && id[j] < id[i]);
         if (rank < kTopLogits) ids[rank] = id[i], values[rank] = value[i];
     }
 }

@@ -4,9 +4,10 @@
 //   [0, 64) ids in falling order of logit, ties to the lower id; -1 where there are fewer valid ids
 //   [64, 128) the bits of their logits (F32)
 //   [128] bits of F32: sum over all valid ids of exp((logit - highest) / temperature)
-//   [129] 1 if no valid logit is NaN or +infinity and the 64 are exact, else 0: then look at the whole row, not at these
-// Valid ids are those of [0, vocab) whose logit is not -infinity: rows of the head beyond are padding. Enough for greedy and top-k up to 64, and for top-p and
-// min-p whenever the 64 hold the set.
+//   [129] 1 if no valid logit is NaN or +infinity and the 64 are exact, else 0: then look at the whole row,
+//   not at these
+// Valid ids are those of [0, vocab) whose logit is not -infinity: rows of the head beyond are padding. Enough
+// for greedy and top-k up to 64, and for top-p and min-p whenever the 64 hold the set.
 #pragma once
 
 #include "ggml-like/graph.h"

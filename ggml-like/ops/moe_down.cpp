@@ -48,7 +48,8 @@ void run_columns(const Work& work, int64_t begin, int64_t end, const cpu::DotKer
             for (int64_t i = 0; i < width; ++i) sum[static_cast<size_t>(i)] += weight * product[i];
         }
         const float* residual = work.residual->row<float>(t) + begin;
-        for (int64_t i = 0; i < width; ++i) sum[static_cast<size_t>(i)] = residual[i] + sum[static_cast<size_t>(i)];
+        for (int64_t i = 0; i < width; ++i)
+            sum[static_cast<size_t>(i)] = residual[i] + sum[static_cast<size_t>(i)];
         store_floats(*work.y, t * work.y->stride[0] + begin, width, sum.data());
     }
 }
@@ -134,8 +135,8 @@ void check(std::string_view name, const MoeDownInputs& in, const ExpertWeights& 
           "[moe_down] {}: gate {} does not fit routed {}", name, describe(*in.shared_gate), describe(routed));
     CHECK(in.groups->rank == 1 && in.groups->dtype == DType::I32 &&
               in.groups->shape[0] == experts.count() + 1 + ids.elements(),
-          "[moe_down] {}: groups {} do not fit {} experts and ids {}", name, describe(*in.groups), experts.count(),
-          describe(ids));
+          "[moe_down] {}: groups {} do not fit {} experts and ids {}", name, describe(*in.groups),
+          experts.count(), describe(ids));
     CHECK(in.residual->rank == 2 && in.residual->dtype == DType::F32 && in.residual->contiguous() &&
               in.residual->shape[0] == routed.shape[0] && in.residual->shape[1] == experts.rows,
           "[moe_down] {}: residual {} should be F32 [{}, {}]", name, describe(*in.residual), routed.shape[0],

@@ -1,10 +1,13 @@
 // moe_down on the GPU.
-//   few rows: block = one tile of 16 output rows, all terms of it; 8 warps split the columns of every expert in turn.
-//     Experts come in rising order of id, so a row's sum does not depend on its neighbours. No atomics, no second kernel.
+//   few rows: block = one tile of 16 output rows, all terms of it; 8 warps split the columns of every expert
+//   in turn.
+//     Experts come in rising order of id, so a row's sum does not depend on its neighbours. No atomics, no
+//     second kernel.
 //   NVFP4 up to 64 rows: cuda/down_fp4.cu
 //   many rows: grouped tiled product writes the terms in BF16, then one kernel weighs and adds them.
-// Traffic of few rows: the weights of each needed expert once; all of a block's loads are under way before it waits for
-// gate and up, because ids and weights were complete when the predecessor started its work (moe_gate_up.cu).
+// Traffic of few rows: the weights of each needed expert once; all of a block's loads are under way before it
+// waits for gate and up, because ids and weights were complete when the predecessor started its work
+// (moe_gate_up.cu).
 #include "ggml-like/ops/moe_down.h"
 
 #include "ggml-like/cuda/expert_rows.cuh"
@@ -71,8 +74,8 @@ struct SharedSource {
 };
 
 template <int NT>
-__device__ __forceinline__ void add_weighted(float (&sum)[NT][4], const float (&term)[NT][4], const float* factor,
-                                             const float* weight, int lane) {
+__device__ __forceinline__ void add_weighted(float (&sum)[NT][4], const float (&term)[NT][4],
+                                             const float* factor, const float* weight, int lane) {
     const int g = lane >> 2, t = lane & 3;
     const float low = factor[g], high = factor[g + 8];
 #pragma unroll
@@ -108,8 +111,9 @@ __host__ __device__ constexpr int down_ring_bytes() {
 }
 
 template <Kind S, int NT, typename Source>
-__device__ __forceinline__ void multiply_shared(Ring<S, NT>& ring, Source& source, const Down& a, const bf16* const (&x)[NT],
-                                                int warp, int lane, float (&term)[NT][4]) {
+__device__ __forceinline__ void multiply_shared(Ring<S, NT>& ring, Source& source, const Down& a,
+                                                const bf16* const (&x)[NT], int warp, int lane,
+                                                float (&term)[NT][4]) {
     for (int c = warp; c - warp < a.shared_chunks; c += kDownWarps) {
         const uint8_t* chunk = ring.wait();
         if (c < a.shared_chunks) multiply_chunk<S, NT>(chunk, x, c * kChunkCols, lane, term);
@@ -123,7 +127,8 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     extern __shared__ __align__(16) uint8_t shared[];
     __shared__ ExpertList list;
     __shared__ float gates[kFewRows], shared_factor[kTileRows];
-    const int stride = activation_stride(a.experts.chunks), shared_stride = activation_stride(a.shared_chunks);
+    const int stride = activation_stride(a.experts.chunks),
+              shared_stride = activation_stride(a.shared_chunks);
     bf16* routed = reinterpret_cast<bf16*>(shared + down_ring_bytes<K, S, NT>());
     bf16* shared_in = routed + a.rows * a.used * stride;
     Uses& uses = *reinterpret_cast<Uses*>(shared_in + a.rows * shared_stride);
@@ -134,8 +139,10 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     Ring<K, NT> ring(shared, warp);
     ring.fill(source, lane);
     fill_uses(uses, list, a);
-    if (threadIdx.x < kFewRows) gates[threadIdx.x] = threadIdx.x < a.rows ? __ldcg(a.shared_gate + threadIdx.x) : 0.0f;
-    if (threadIdx.x < kTileRows) shared_factor[threadIdx.x] = a.shared.factor[blockIdx.x * kTileRows + threadIdx.x];
+    if (threadIdx.x < kFewRows)
+        gates[threadIdx.x] = threadIdx.x < a.rows ? __ldcg(a.shared_gate + threadIdx.x) : 0.0f;
+    if (threadIdx.x < kTileRows)
+        shared_factor[threadIdx.x] = a.shared.factor[blockIdx.x * kTileRows + threadIdx.x];
     wait_for_predecessor();
     allow_successor();
     const int out_row = blockIdx.x * kTileRows + threadIdx.x % 16, out_column = threadIdx.x / 16;
@@ -149,7 +156,8 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     for (int e = 0; e < list.count; ++e) {
         const bf16* x[NT];
 #pragma unroll
-        for (int nt = 0; nt < NT; ++nt) x[nt] = routed + max(0, static_cast<int>(uses.pair[e][8 * nt + column])) * stride;
+        for (int nt = 0; nt < NT; ++nt)
+            x[nt] = routed + max(0, static_cast<int>(uses.pair[e][8 * nt + column])) * stride;
         float term[NT][4] = {};
         for (int c = warp; c - warp < a.experts.chunks; c += kDownWarps) {
             const uint8_t* chunk = ring.wait();
@@ -180,7 +188,8 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     __syncthreads();
     if (!writes) return;
     const float* from = sums + out_column * 16 + threadIdx.x % 16;
-    a.y[out_column * a.ld + out_row] = residual + add_parts(kDownWarps, [&](int w) { return from[w * 128 * NT]; });
+    a.y[out_column * a.ld + out_row] =
+        residual + add_parts(kDownWarps, [&](int w) { return from[w * 128 * NT]; });
 }
 
 /// False: the card has too little shared memory, for 1 to 8 rows or for more.
@@ -226,7 +235,8 @@ __global__ void __launch_bounds__(kAddThreads) add_terms(Down a, const bf16* ter
         float4 sum = __ldcg(reinterpret_cast<const float4*>(a.residual + n * a.ld + k));
         for (int j = 0; j <= a.used; ++j) {
             const float w = __ldcg(j < a.used ? a.weights + n * a.used + j : a.shared_gate + n);
-            const uint2 v = __ldcg(reinterpret_cast<const uint2*>(row + static_cast<int64_t>(j) * columns + k));
+            const uint2 v =
+                __ldcg(reinterpret_cast<const uint2*>(row + static_cast<int64_t>(j) * columns + k));
             const float2 p = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.x));
             const float2 q = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.y));
             sum.x += w * p.x, sum.y += w * p.y, sum.z += w * q.x, sum.w += w * q.y;
@@ -239,8 +249,8 @@ void many(Context& c, const Down& a, const Packed& shared, void* terms) {
     const int columns = a.experts.rows;
     gemm_down(c, a.experts, a.routed, a.groups, a.rows, a.used, terms);
     gemm(c, shared, a.shared_in, a.shared_width, a.rows,
-         {static_cast<bf16*>(terms) + static_cast<int64_t>(a.used) * columns, (a.used + 1) * int64_t{columns}, false,
-          nullptr, 0});
+         {static_cast<bf16*>(terms) + static_cast<int64_t>(a.used) * columns, (a.used + 1) * int64_t{columns},
+          false, nullptr, 0});
     launch(c, "moe_down", add_terms, a.rows, kAddThreads, 0, a, static_cast<const bf16*>(terms), columns);
 }
 

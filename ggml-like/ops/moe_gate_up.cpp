@@ -70,9 +70,10 @@ const Op kMoeGateUp{"moe_gate_up", run, cost};
 
 MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, Tensor* x, Tensor* ids, Tensor* groups,
                             const ExpertWeights& experts, const Weight& shared) {
-    CHECK(groups->rank == 1 && groups->dtype == DType::I32 && groups->shape[0] == experts.count() + 1 + ids->elements(),
-          "[moe_gate_up] {}: groups {} do not fit {} experts and ids {}", name, describe(*groups), experts.count(),
-          describe(*ids));
+    CHECK(groups->rank == 1 && groups->dtype == DType::I32 &&
+              groups->shape[0] == experts.count() + 1 + ids->elements(),
+          "[moe_gate_up] {}: groups {} do not fit {} experts and ids {}", name, describe(*groups),
+          experts.count(), describe(*ids));
     CHECK(x->rank == 2 && x->stride[1] == 1 && x->shape[1] == experts.cols && x->shape[1] == shared.cols,
           "[moe_gate_up] {}: experts [{}, {}] and shared expert [{}, {}] do not fit x {}", name, experts.rows,
           experts.cols, shared.rows, shared.cols, describe(*x));

@@ -1,7 +1,8 @@
 // moe_gate_up on the GPU.
-//   few rows: a tile of 16 packed rows holds 8 rows of gate and the same 8 of up; tiles of all needed experts and of the
-//     shared one form one list. One row of x: 16 warps share a tile and meet in shared memory. More rows, so more
-//     experts: a warp has a tile of its own and nobody waits. Both add partial sums in the same order.
+//   few rows: a tile of 16 packed rows holds 8 rows of gate and the same 8 of up; tiles of all needed experts
+//   and of the
+//     shared one form one list. One row of x: 16 warps share a tile and meet in shared memory. More rows, so
+//     more experts: a warp has a tile of its own and nobody waits. Both add partial sums in the same order.
 //   NVFP4 up to 64 rows: cuda/gate_up_fp4.cu
 //   many rows: grouped tiled product (cuda/gemm.h)
 // Traffic of few rows: the weights of each needed expert once.
@@ -29,7 +30,8 @@ struct Item {
     }
     __device__ __forceinline__ bool valid(const ExpertList& list) const { return expert < list.count; }
     __device__ __forceinline__ const uint8_t* data(const GateUp& a, const ExpertList& list, int chunk) const {
-        const uint8_t* base = expert < 0 ? a.shared.data : a.experts.data + list.expert[expert] * a.experts.expert_bytes;
+        const uint8_t* base =
+            expert < 0 ? a.shared.data : a.experts.data + list.expert[expert] * a.experts.expert_bytes;
         return base + (tile * a.chunks + chunk) * chunk_bytes(a.experts.kind);
     }
     /// Of the tile's 16 rows.
@@ -72,14 +74,22 @@ struct ItemSource {
     const uint8_t* base;  // of the item; null: no more
     int stride, split, first_part, parts, steps, part = 0, step = 0;
 
-    __device__ ItemSource(const GateUp& arguments, const ExpertList& experts, int index, int by, int s, int first, int n)
-        : a(arguments), list(experts), item(arguments, index), stride(by), split(s), first_part(first), parts(n),
+    __device__ ItemSource(const GateUp& arguments, const ExpertList& experts, int index, int by, int s,
+                          int first, int n)
+        : a(arguments),
+          list(experts),
+          item(arguments, index),
+          stride(by),
+          split(s),
+          first_part(first),
+          parts(n),
           steps((arguments.chunks + s - 1) / s) {
         base = item.valid(list) ? item.data(a, list, 0) : nullptr;
     }
     __device__ __forceinline__ const uint8_t* next() {
         const int chunk = first_part + part + step * split;
-        const uint8_t* from = base != nullptr && chunk < a.chunks ? base + chunk * chunk_bytes(a.experts.kind) : nullptr;
+        const uint8_t* from =
+            base != nullptr && chunk < a.chunks ? base + chunk * chunk_bytes(a.experts.kind) : nullptr;
         if (++step == steps) {
             step = 0;
             if (++part == parts) {
@@ -97,8 +107,8 @@ __device__ __forceinline__ bf16 gated(float gate, float up) {
 }
 
 template <Kind K, int NT>
-__device__ __forceinline__ void columns_of(const Item& item, const GateUp& a, const ExpertList& list, const bf16* h,
-                                           int stride, int lane, const bf16* (&x)[NT]) {
+__device__ __forceinline__ void columns_of(const Item& item, const GateUp& a, const ExpertList& list,
+                                           const bf16* h, int stride, int lane, const bf16* (&x)[NT]) {
     const int last = item.columns(a, list) - 1;
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt) x[nt] = h + item.row(a, list, min(8 * nt + (lane >> 2), last)) * stride;
@@ -114,7 +124,8 @@ __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K
     float* sums = reinterpret_cast<float*>(h + stride);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp & (split - 1);
     wait_for_predecessor();
-    allow_successor();  // only now: the successor may then read what our predecessor wrote before its own wait
+    allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
+                        // wait
     prologue(h, stride);
     list_experts(list, a.groups, a.expert_count, a.experts.tiles > 0 ? a.used : 0);
     ItemSource source(a, list, blockIdx.x * group + warp / split, gridDim.x * group, split, part, 1);
@@ -222,12 +233,15 @@ template <Kind K>
 bool few(Context& c, const GateUp& a, const Tensor& h) {
     const PlainRows<K> prologue{h.as<bf16>(), h.stride[0], static_cast<int>(h.shape[1]), a.rows};
     const int activations = a.rows * activation_stride(a.chunks) * 2;
-    const int most = a.rows <= 8 ? ring_bytes<K, 1>() + 8 * activation_stride(a.chunks) * 2 : ring_bytes<K, 2>() + activations;
+    const int most = a.rows <= 8 ? ring_bytes<K, 1>() + 8 * activation_stride(a.chunks) * 2
+                                 : ring_bytes<K, 2>() + activations;
     if (most + static_cast<int>(sizeof(ExpertList)) > c.shared_bytes) return false;
     const int items = a.shared.tiles + min(a.rows * a.used, a.expert_count) * a.experts.tiles;
     if (a.rows == 1) {
-        const int bytes = ring_bytes<K, 1>() + activations + 2 * kWarps * 16 * static_cast<int>(sizeof(float));
-        launch(c, "moe_gate_up", gate_up_one<K>, min(c.sms, tile_groups(items, a.chunks)), kThreads, bytes, a, prologue);
+        const int bytes =
+            ring_bytes<K, 1>() + activations + 2 * kWarps * 16 * static_cast<int>(sizeof(float));
+        launch(c, "moe_gate_up", gate_up_one<K>, min(c.sms, tile_groups(items, a.chunks)), kThreads, bytes, a,
+               prologue);
         return true;
     }
     const bool one = a.rows <= 8;

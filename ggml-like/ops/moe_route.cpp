@@ -70,13 +70,14 @@ Cost cost(const Node& node) {
 
 const Op kMoeRoute{"moe_route", run, cost};
 
-MoeRouteResult moe_route(Graph& g, std::string_view name, Tensor* x, Tensor* norm, const Weight& router, int used,
-                         float eps, DType activation) {
+MoeRouteResult moe_route(Graph& g, std::string_view name, Tensor* x, Tensor* norm, const Weight& router,
+                         int used, float eps, DType activation) {
     CHECK(x->rank == 2 && x->dtype == DType::F32 && x->contiguous() && x->shape[1] == router.cols,
           "[moe_route] {}: router [{}, {}] does not fit x {}", name, router.rows, router.cols, describe(*x));
     CHECK(norm->rank == 1 && norm->dtype == DType::F32 && norm->shape[0] == router.cols,
           "[moe_route] {}: norm {} does not fit x {}", name, describe(*norm), describe(*x));
-    CHECK(used > 0 && used < router.rows, "[moe_route] {}: {} experts used of {}", name, used, router.rows - 1);
+    CHECK(used > 0 && used < router.rows, "[moe_route] {}: {} experts used of {}", name, used,
+          router.rows - 1);
     cpu::check_weight("moe_route", name, router);
     const int64_t tokens = x->shape[0], experts = router.rows - 1;
     Tensor* h = g.scratch(fmt::format("{}.h", name), activation, {tokens, router.cols});

@@ -1,5 +1,6 @@
 // moe_route on the GPU.
-//   few rows: every block normalises x for itself and makes the logits of its tiles (cuda/dense_rows.cuh); the block that
+//   few rows: every block normalises x for itself and makes the logits of its tiles (cuda/dense_rows.cuh);
+//   the block that
 //     ends last chooses experts, a warp a row, and groups the pairs
 //   17 to 64 rows: norm, tiled product, one kernel that chooses and groups
 //   many rows: norm, tiled product, a warp a row, a block an expert
@@ -55,13 +56,15 @@ struct StoreLogits {
     int64_t ld;
 
     __device__ __forceinline__ float load(int, int) const { return 0; }
-    __device__ __forceinline__ void store(int row, int n, float, float sum) const { logits[n * ld + row] = sum; }
+    __device__ __forceinline__ void store(int row, int n, float, float sum) const {
+        logits[n * ld + row] = sum;
+    }
 };
 
 constexpr int kNoExpert = INT_MAX;
 
-/// Groups from ids, by all threads of one block: counting beats sorting where pairs are few. Behind the ids comes
-/// kNoExpert, up to a multiple of four.
+/// Groups from ids, by all threads of one block: counting beats sorting where pairs are few. Behind the ids
+/// comes kNoExpert, up to a multiple of four.
 __device__ __forceinline__ void group_few(const Route& r, const int* ids) {
     const int tid = threadIdx.x, pairs = r.rows * r.used;
     const int own = tid < pairs ? ids[tid] : -1;
@@ -79,7 +82,8 @@ __device__ __forceinline__ void group_few(const Route& r, const int* ids) {
     if (tid == 0) r.groups[r.experts] = pairs;
     if (tid < pairs) r.groups[r.experts + 1 + place] = tid;
 }
-static_assert(kMostExperts <= kThreads && kFewRows * kMostUsed <= kThreads, "a thread an expert, a thread a pair");
+static_assert(kMostExperts <= kThreads && kFewRows * kMostUsed <= kThreads,
+              "a thread an expert, a thread a pair");
 
 /// One warp, row n: its experts, also into `ids`.
 __device__ __forceinline__ void choose_row(const Route& r, int n, int* ids) {
@@ -92,7 +96,8 @@ __device__ __forceinline__ void choose_row(const Route& r, int n, int* ids) {
 }
 
 template <int NT, bool kDeep, int kTogether>
-__global__ void __launch_bounds__(kThreads, 3 - NT) route_few(Route r, Part part, RouteRows<kTogether> prologue) {
+__global__ void __launch_bounds__(kThreads, 3 - NT)
+    route_few(Route r, Part part, RouteRows<kTogether> prologue) {
     __shared__ __align__(16) int ids[kFewRows * kMostUsed + 4];
     __shared__ bool last;
     dense_rows<Kind::bf16, NT, kDeep>(part, r.chunks, r.rows, prologue, StoreLogits{r.logits, r.logits_ld});
@@ -127,8 +132,8 @@ void few(Context& c, const Route& r, const Packed& w) {
 
 constexpr int kStepThreads = 512, kStepBlocks = 16, kStepPairs = 512;  // of a decoding step
 
-/// A warp a row; then the block that ends last makes groups: a bit a pair that chose an expert, so a pair's place is a count
-/// of bits.
+/// A warp a row; then the block that ends last makes groups: a bit a pair that chose an expert, so a pair's
+/// place is a count of bits.
 __global__ void __launch_bounds__(kStepThreads) choose_and_group(Route r) {
     __shared__ unsigned chose[kStepPairs / 32][kMostExperts];
     __shared__ int offset[kMostExperts], sums[kStepThreads / 32];
@@ -163,7 +168,8 @@ __global__ void __launch_bounds__(kStepThreads) choose_and_group(Route r) {
     }
     if (lane == 31) sums[warp] = sum;
     __syncthreads();
-    const int before = static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? sums[lane] : 0)) + sum - own;
+    const int before =
+        static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? sums[lane] : 0)) + sum - own;
     if (tid < r.experts) r.groups[tid] = offset[tid] = before;
     if (tid == 0) r.groups[r.experts] = pairs;
     __syncthreads();
@@ -172,7 +178,8 @@ __global__ void __launch_bounds__(kStepThreads) choose_and_group(Route r) {
     for (int word = 0; word < tid / 32; ++word) place += __popc(chose[word][id]);
     r.groups[r.experts + 1 + place] = tid;
 }
-static_assert(kMostExperts <= kStepThreads && kStepPairs <= kStepThreads, "a thread an expert, a thread a pair");
+static_assert(kMostExperts <= kStepThreads && kStepPairs <= kStepThreads,
+              "a thread an expert, a thread a pair");
 
 constexpr int kManyThreads = 256;
 
@@ -247,7 +254,8 @@ void moe_route(const Node& node, Context& c) {
                   .counter = c.counters};
     if (r.experts > kMostExperts || r.used > kMostUsed) unsupported("moe_route", "so many experts");
     const bool one_kernel = rows <= kFewRows && w.parts == 1 && w.part[0].kind == Kind::bf16;
-    if (one_kernel && dense_fits<Kind::bf16>(c, max(rows, 8), w.chunks)) {  // 1 to 8 rows the same way: the same bits
+    if (one_kernel &&
+        dense_fits<Kind::bf16>(c, max(rows, 8), w.chunks)) {  // 1 to 8 rows the same way: the same bits
         const auto run = dense_shape<Kind::bf16>(c, rows, w.chunks, [&]<int NT, bool kDeep>() {
             if constexpr (NT == 1)
                 return rows == 1 ? few<NT, kDeep, 1> : few<NT, kDeep, 4>;
@@ -259,7 +267,8 @@ void moe_route(const Node& node, Context& c) {
     }
     norm_rows(c, r.x, r.norm, rows, r.columns, r.eps, r.h);
     gemm(c, w, r.h, r.columns, rows, {r.logits, r.logits_ld, true, nullptr, 0});
-    if (rows * r.used <= kStepPairs) return launch(c, "moe_route", choose_and_group, min(kStepBlocks, rows), kStepThreads, 0, r);
+    if (rows * r.used <= kStepPairs)
+        return launch(c, "moe_route", choose_and_group, min(kStepBlocks, rows), kStepThreads, 0, r);
     launch(c, "moe_route", choose_many, (rows + 7) / 8, kManyThreads, 0, r);
     launch(c, "moe_route", group_many, r.experts, kManyThreads, 0, r);
 }

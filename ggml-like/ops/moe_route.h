@@ -7,8 +7,8 @@
 //   shared F32 [T] = sigmoid(shared_expert_gate . h)
 //   groups I32 [E + 1 + T*K]: E + 1 offsets, then the pairs (t*K + j) of each expert, rising: expert e owns
 //     pairs[offset[e]] .. pairs[offset[e+1] - 1]
-// Logits (of the rounded h) and softmax in FP32. A NaN logit never wins; if fewer than K are finite the CPU throws, the
-// GPU takes the lowest ids that are left with weight NaN.
+// Logits (of the rounded h) and softmax in FP32. A NaN logit never wins; if fewer than K are finite the CPU
+// throws, the GPU takes the lowest ids that are left with weight NaN.
 #pragma once
 
 #include "ggml-like/graph.h"
@@ -30,10 +30,11 @@ struct MoeRouteResult {
     Tensor* groups;
 };
 
-/// inputs {x, norm}; outputs {h, ids, weights, shared, groups, logits}: logits F32 [T, E + 1 rounded up to 8] is work space.
+/// inputs {x, norm}; outputs {h, ids, weights, shared, groups, logits}: logits F32 [T, E + 1 rounded up to 8]
+/// is work space.
 extern const Op kMoeRoute;
 
-MoeRouteResult moe_route(Graph& g, std::string_view name, Tensor* x, Tensor* norm, const Weight& router, int used,
-                         float eps, DType activation);
+MoeRouteResult moe_route(Graph& g, std::string_view name, Tensor* x, Tensor* norm, const Weight& router,
+                         int used, float eps, DType activation);
 
 }  // namespace quern

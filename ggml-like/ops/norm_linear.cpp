@@ -31,7 +31,8 @@ const Op kNormLinear{"norm_linear", run, cost};
 Tensor* norm_linear(Graph& g, std::string_view name, Tensor* x, Tensor* norm, const Weight& w, float eps,
                     DType activation, DType dtype) {
     CHECK(x->rank == 2 && x->dtype == DType::F32 && x->contiguous() && x->shape[1] == w.cols,
-          "[norm_linear] {}: weight {} [{}, {}] does not fit x {}", name, w.name, w.rows, w.cols, describe(*x));
+          "[norm_linear] {}: weight {} [{}, {}] does not fit x {}", name, w.name, w.rows, w.cols,
+          describe(*x));
     CHECK(norm->rank == 1 && norm->dtype == DType::F32 && norm->shape[0] == w.cols,
           "[norm_linear] {}: norm {} does not fit x {}", name, describe(*norm), describe(*x));
     cpu::check_weight("norm_linear", name, w);

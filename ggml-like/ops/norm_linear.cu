@@ -20,7 +20,9 @@ struct Store {
     int64_t ld;
 
     __device__ __forceinline__ float load(int, int) const { return 0; }
-    __device__ __forceinline__ void store(int row, int n, float, float sum) const { y[n * ld + row] = static_cast<Y>(sum); }
+    __device__ __forceinline__ void store(int row, int n, float, float sum) const {
+        y[n * ld + row] = static_cast<Y>(sum);
+    }
 };
 
 template <Kind K, int NT, bool kDeep, int kTogether, typename Y>
@@ -30,16 +32,17 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
 }
 
 template <Kind K, int NT, bool kDeep, int kTogether, typename Y>
-void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows, float eps, Y* y,
-         int64_t ld) {
+void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows,
+         float eps, Y* y, int64_t ld) {
     const NormRows<K, kTogether> prologue{x, norm, w.cols, rows, eps, {}};
-    launch(c, "norm_linear", norm_linear_few<K, NT, kDeep, kTogether, Y>, min(c.sms, dense_groups<K>(part.tiles, w.chunks)),
-           kThreads, dense_shared_bytes<K, NT, kDeep>(rows, w.chunks), part, w.chunks, prologue, y, ld);
+    launch(c, "norm_linear", norm_linear_few<K, NT, kDeep, kTogether, Y>,
+           min(c.sms, dense_groups<K>(part.tiles, w.chunks)), kThreads,
+           dense_shared_bytes<K, NT, kDeep>(rows, w.chunks), part, w.chunks, prologue, y, ld);
 }
 
 template <Kind K, typename Y>
-void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows, float eps,
-         Tensor& y) {
+void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows,
+         float eps, Tensor& y) {
     for (int first = 0, n = 0; first < rows; first += n) {
         n = dense_rows_at_once<K>(c, rows - first, w.chunks);
         const auto run = dense_shape<K>(c, n, w.chunks, [&]<int NT, bool kDeep>() {
@@ -48,13 +51,14 @@ void few(Context& c, const Packed& w, const Part& part, const float* x, const fl
             else
                 return few<K, NT, kDeep, 4, Y>;
         });
-        run(c, w, part, x + static_cast<int64_t>(first) * w.cols, norm, n, eps, y.as<Y>() + first * y.stride[0],
-            y.stride[0]);
+        run(c, w, part, x + static_cast<int64_t>(first) * w.cols, norm, n, eps,
+            y.as<Y>() + first * y.stride[0], y.stride[0]);
     }
 }
 
 template <typename Y>
-void few_of_kind(Context& c, const Packed& w, const float* x, const float* norm, int rows, float eps, Tensor& y) {
+void few_of_kind(Context& c, const Packed& w, const float* x, const float* norm, int rows, float eps,
+                 Tensor& y) {
     for (int i = 0; i < w.parts; ++i) {
         const Part& part = w.part[i];
         if (part.kind == Kind::bf16) few<Kind::bf16, Y>(c, w, part, x, norm, rows, eps, y);

@@ -193,12 +193,8 @@ void check_alone(const Device& device, const Shape& s) {
 /// The models' head shapes, and some of the others that the GPU runs: any multiple of 8 up to 256.
 std::vector<Shape> device_shapes(const Device& device) {
     const DType cache = device.activation;
-    return {{16, 2, 256, 64, cache},
-            {12, 2, 256, 64, cache},  // six query heads a KV head, as the 27B
-            {4, 2, 64, 32, cache},
-            {3, 1, 16, 16, cache},
-            {2, 2, 24, 8, cache},
-            {4, 1, 72, 64, cache}};
+    return {{16, 2, 256, 64, cache}, {12, 2, 256, 64, cache},  // six query heads a KV head, as the 27B
+            {4, 2, 64, 32, cache},   {3, 1, 16, 16, cache},   {2, 2, 24, 8, cache}, {4, 1, 72, 64, cache}};
 }
 
 void attention_steps(Device& device) {

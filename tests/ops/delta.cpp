@@ -72,17 +72,17 @@ std::vector<double> run_step(const Device& device, const Layout& l, const std::v
         state.journal_u = g.external(m.ju.tensor());
         state.journal_g = g.external(m.jg.tensor());
     }
-    g.output(conv_gated_delta_net(g, "d",
-                                  {.u = g.columns("u", in, 0, s.channels()),
-                                   .a = g.columns("a", in, s.channels(), s.nv),
-                                   .b = g.columns("b", in, s.channels() + s.nv, s.nv),
-                                   .conv = g.external(m.conv.tensor()),
-                                   .decay_rate = g.external(m.rate.tensor()),
-                                   .dt_bias = g.external(m.bias.tensor()),
-                                   .z = g.view("z", in, s.channels() + 2 * s.nv, {l.tokens(), s.nv, s.dv},
-                                               {s.columns(), s.dv, 1}),
-                                   .norm = g.external(m.norm.tensor())},
-                                  state, batch, s.params()));
+    g.output(conv_gated_delta_net(
+        g, "d",
+        {.u = g.columns("u", in, 0, s.channels()),
+         .a = g.columns("a", in, s.channels(), s.nv),
+         .b = g.columns("b", in, s.channels() + s.nv, s.nv),
+         .conv = g.external(m.conv.tensor()),
+         .decay_rate = g.external(m.rate.tensor()),
+         .dt_bias = g.external(m.bias.tensor()),
+         .z = g.view("z", in, s.channels() + 2 * s.nv, {l.tokens(), s.nv, s.dv}, {s.columns(), s.dv, 1}),
+         .norm = g.external(m.norm.tensor())},
+        state, batch, s.params()));
     return run_graph(device, std::move(g), [&](Plan& plan) {
         fill_batch(plan, batch, l);
         set_input(plan, in, p);
@@ -277,8 +277,8 @@ void delta_steps(Device& device) {
 
 /// Heads of any size up to 256.
 void delta_shapes(Device& device) {
-    for (const Shape& s :
-         {kSmall, Shape{1, 4, 32, 16}, Shape{2, 6, 16, 24}, Shape{2, 2, 5, 7}, Shape{1, 2, 64, 128}, Shape{1, 1, 256, 200}}) {
+    for (const Shape& s : {kSmall, Shape{1, 4, 32, 16}, Shape{2, 6, 16, 24}, Shape{2, 2, 5, 7},
+                           Shape{1, 2, 64, 128}, Shape{1, 1, 256, 200}}) {
         check_steps(device, s, {1, 1, 2, 7, 22});
         check_steps(device, s, {5, 1, 1, 1, 9}, 5);
         check_together(device, s, {{8, 0, 25}, {1, 70, 2}});
@@ -287,16 +287,18 @@ void delta_shapes(Device& device) {
 }
 
 void delta_together(Device& device) {
-    for (const Shape& s : {kReal, kThree}) check_together(device, s, {{8, 0, 25}, {1, 70, 2}, {1, 1, 1}, {0, 129, 64}});
+    for (const Shape& s : {kReal, kThree})
+        check_together(device, s, {{8, 0, 25}, {1, 70, 2}, {1, 1, 1}, {0, 129, 64}});
 }
 
 /// One row of each; the GPU takes another kernel where a sequence has several.
 void delta_alone(Device& device) {
-    for (const Shape& s : {kReal, kThree}) check_alone(device, s, {{1, 1, 1}, {1, 0, 1}, {1, 1, 1}, {0, 1, 1}});
+    for (const Shape& s : {kReal, kThree})
+        check_alone(device, s, {{1, 1, 1}, {1, 0, 1}, {1, 1, 1}, {0, 1, 1}});
 }
 
-/// Many rows at once leave the state that they leave one by one, also where it hardly decays. Both round x alike, so
-/// this sees what the bound to the reference, as wide as that rounding, hides.
+/// Many rows at once leave the state that they leave one by one, also where it hardly decays. Both round x
+/// alike, so this sees what the bound to the reference, as wide as that rounding, hides.
 void delta_state(Device& device) {
     constexpr int kRows = 400;
     for (const float rate : {-0.2f, -0.001f}) {
@@ -307,7 +309,8 @@ void delta_state(Device& device) {
             m->rate.set(std::vector<float>(static_cast<size_t>(kReal.nv), rate));
         run_step(device, {.rows = {kRows}, .before = {0}, .slots = {0}}, p, chunks);
         for (int t = 0; t < kRows; ++t)
-            run_step(device, {.rows = {1}, .before = {t}, .slots = {0}}, rows_of(p, kReal.columns(), t, 1), steps);
+            run_step(device, {.rows = {1}, .before = {t}, .slots = {0}}, rows_of(p, kReal.columns(), t, 1),
+                     steps);
         const int64_t elements = kReal.nv * int64_t{kReal.dv} * kReal.dk;
         CHECK(relative_error(rows_of(chunks.delta.values(), elements, 0, 1),
                              rows_of(steps.delta.values(), elements, 0, 1)) < 1e-4);

@@ -145,7 +145,8 @@ void linear_add_tall(Device& device) {
     unsigned seed = 350;
     for (const Form form : {Form::bf16, Form::f8_row, Form::nvfp4}) {
         check_linear_add(device, {1, 1040, {rows}, {form}}, ++seed);
-        for (const int64_t tokens : {1, 2, 5, 8, 16}) check_linear_add(device, {tokens, 272, {rows / 3}, {form}}, ++seed);
+        for (const int64_t tokens : {1, 2, 5, 8, 16})
+            check_linear_add(device, {tokens, 272, {rows / 3}, {form}}, ++seed);
         check_linear_add(device, {8, 1040, {rows / 3}, {form}}, ++seed);
         check_linear_add(device, {16, 2048, {rows / 9}, {form}}, ++seed);
         check_linear_add(device, {3, 4096, {rows / 9}, {form}}, ++seed);
@@ -161,7 +162,8 @@ void place_again(Device& device) {
     Random random(21);
     const auto x = device.rounded(random.normals(3 * 144)), residual = random.normals(3 * 48);
     const LinearCase c{3, 144, {40, 8}, {Form::bf16, Form::bf16}};
-    check_close(device, run_linear_add(device, stored, c, x, residual), expect_add(m, doubles(x), residual, 0));
+    check_close(device, run_linear_add(device, stored, c, x, residual),
+                expect_add(m, doubles(x), residual, 0));
     for (const DenseFormat format : {DenseFormat::fp8, DenseFormat::nvfp4}) {
         Weight changed = requantized_form(m.weight, format);
         const auto memory = requantize(m.weight, changed, 2);

@@ -97,13 +97,15 @@ double run_parallel(Engine& engine, const BenchTest& test, std::string& hash) {
     int64_t tokens = 0;
     for (int64_t i = 0; i < test.parallel; ++i) {
         Request request;
-        request.prompt = random_tokens(engine.model(), std::max<int64_t>(test.depth, 1), static_cast<uint32_t>(1234 + i));
+        request.prompt =
+            random_tokens(engine.model(), std::max<int64_t>(test.depth, 1), static_cast<uint32_t>(1234 + i));
         request.sampling.temperature = 0;
         request.max_tokens = test.answer + 1;
         request.on_token = [&](int32_t) { return ++tokens > 0; };
         ids.push_back(engine.submit(std::move(request)));
     }
-    // Sequences of one step finish their prompts together or in order; those that are early only answer sooner.
+    // Sequences of one step finish their prompts together or in order; those that are early only answer
+    // sooner.
     while (tokens < test.parallel && engine.step()) {
     }
     const int64_t early = tokens;
@@ -146,7 +148,8 @@ std::string op_table(Engine& engine, const BenchTest& test) {
     engine.backend().after_node = [&](const Node& node, double seconds) {
         if (node.layer < 0 && node.op->name == std::string_view("embed")) ++steps;
         const Cost cost = node.op->cost(node);
-        const std::string part = node.name.substr(node.name.find('.') == std::string::npos ? 0 : node.name.find('.') + 1);
+        const std::string part =
+            node.name.substr(node.name.find('.') == std::string::npos ? 0 : node.name.find('.') + 1);
         OpTime& t = table[fmt::format("{} ({})", node.op->name, part)];
         ++t.calls;
         t.seconds += seconds;
@@ -158,9 +161,10 @@ std::string op_table(Engine& engine, const BenchTest& test) {
     std::string hash;
     once.parallel > 1 ? run_parallel(engine, once, hash) : run_one(engine, once, hash);
     engine.backend().after_node = nullptr;
-    std::string text = fmt::format("\n{}: node by node, {} steps (times include launch gaps)\n\n"
-                                   "| op | calls | us a call | GB/s | TFLOP/s | share |\n| --- | ---: | ---: | ---: | ---: | ---: |\n",
-                                   test.name(), steps);
+    std::string text = fmt::format(
+        "\n{}: node by node, {} steps (times include launch gaps)\n\n"
+        "| op | calls | us a call | GB/s | TFLOP/s | share |\n| --- | ---: | ---: | ---: | ---: | ---: |\n",
+        test.name(), steps);
     double total = 0;
     for (const auto& [name, t] : table) total += t.seconds;
     for (const auto& [name, t] : table)

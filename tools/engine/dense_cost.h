@@ -1,9 +1,9 @@
 // DenseCost: what requantizing a model at load does to its answers, measured on a built-in text.
 //
-// The two models are never in memory together. The first one runs over the text, and of each row of logits p the
-// tokens of probability 2^-14 and more are kept (at most 16,384 a row, usually some hundred), with what remains as
-// one more outcome; the second one's rows q are compared with that: KL(p || q) in nats, a lower bound that misses
-// only what happens inside the remainder.
+// The two models are never in memory together. The first one runs over the text, and of each row of logits p
+// the tokens of probability 2^-14 and more are kept (at most 16,384 a row, usually some hundred), with what
+// remains as one more outcome; the second one's rows q are compared with that: KL(p || q) in nats, a lower
+// bound that misses only what happens inside the remainder.
 #pragma once
 
 #include <string>
@@ -26,14 +26,14 @@ LikelyTokens likely_tokens(std::span<const float> logits);
 double divergence(const LikelyTokens& p, std::span<const float> logits);
 
 struct DenseCost {
-    /// Beyond this it is another model that answers: 0.1 nats are about 10 % of perplexity, and at one token in seven
-    /// greedy answers part within a line.
+    /// Beyond this it is another model that answers: 0.1 nats are about 10 % of perplexity, and at one token
+    /// in seven greedy answers part within a line.
     static constexpr double kMostMeanKl = 0.1, kLeastAgreement = 0.85;
 
-    int64_t tokens = 0;                         // compared
+    int64_t tokens = 0;                          // compared
     double kl_mean = 0, kl_p99 = 0, kl_max = 0;  // nats a token
-    double agreement = 0;                       // share of positions with the same likeliest token
-    double seconds = 0;                         // both runs and the requantizing
+    double agreement = 0;                        // share of positions with the same likeliest token
+    double seconds = 0;                          // both runs and the requantizing
 
     bool acceptable() const { return kl_mean <= kMostMeanKl && agreement >= kLeastAgreement; }
 };
@@ -43,8 +43,9 @@ std::string describe(const DenseCost& cost);
 /// Engine settings for the two runs: what they take is small.
 EngineOptions dense_cost_options(const Model& model);
 
-/// Runs `model` over the text, requantizes it, runs it again. `model` was loaded with LoadOptions::dense and a
-/// tokenizer. Afterwards it is the requantized one, whether that is acceptable or not. Throws Error(memory).
+/// Runs `model` over the text, requantizes it, runs it again. `model` was loaded with LoadOptions::dense and
+/// a tokenizer. Afterwards it is the requantized one, whether that is acceptable or not. Throws
+/// Error(memory).
 DenseCost requantize_measured(Model& model, Backend& backend,
                               const std::function<void(const LoadProgress&)>& progress);
 

@@ -21,9 +21,9 @@ struct MemoryPlan;
 struct MemoryMeasured;
 
 struct EngineOptions {
-    int64_t context = 0;        // tokens a sequence may hold; 0: the largest that fits, at most the model's
-    int64_t sequences = 1;      // that run at the same time
-    int64_t step_tokens = 0;    // rows in one step at most; 0: what suits the backend, 512 or 2048
+    int64_t context = 0;         // tokens a sequence may hold; 0: the largest that fits, at most the model's
+    int64_t sequences = 1;       // that run at the same time
+    int64_t step_tokens = 0;     // rows in one step at most; 0: what suits the backend, 512 or 2048
     int64_t prompt_logits = 64;  // rows of prompts in one step at most for requests with on_prompt_logits
     std::string kv_type = "auto";  // auto, f32, bf16, f16; auto: what the backend computes in
     /// For states of earlier requests (PrefixCache), in the memory that sequences' states are in; 0: none are
@@ -58,7 +58,8 @@ class Engine {
     int64_t sequences() const;
     const Model& model() const;
     Backend& backend();
-    /// Bytes that the engine holds beside the weights, by plan: KV pages, recurrent state, scratch (memory_plan.h).
+    /// Bytes that the engine holds beside the weights, by plan: KV pages, recurrent state, scratch
+    /// (memory_plan.h).
     const MemoryPlan& memory_plan() const;
     /// The same by the device's own count; weights left at 0.
     const MemoryMeasured& memory_measured() const;

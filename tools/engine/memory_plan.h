@@ -28,8 +28,8 @@ struct MemoryPlan {
     /// Recurrent states of earlier prompts (PrefixCache): how many a device has room for, and their bytes. On
     /// the host, -1: each takes memory when it is kept.
     int64_t kept_states = -1, kept = 0;
-    int64_t arena = 0, inputs = 0;          // shared by all steps: scratch and outputs; inputs
-    int64_t reserve = 0;  // captured graphs, upload buffers, what a driver takes now and then
+    int64_t arena = 0, inputs = 0;  // shared by all steps: scratch and outputs; inputs
+    int64_t reserve = 0;            // captured graphs, upload buffers, what a driver takes now and then
     std::string device_name;
     MemoryInfo device;  // when this was planned
 

@@ -1,4 +1,5 @@
-// A text to compare models on: prose, code, JSON, tables and a tool call in eleven languages, written for quern.
+// A text to compare models on: prose, code, JSON, tables and a tool call in eleven languages, written for
+// quern.
 #pragma once
 
 #include <string_view>

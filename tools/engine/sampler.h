@@ -31,8 +31,8 @@ struct TopLogits {
     std::span<const float> logits;
     double sum;
 };
-/// The same token as `sample` from the whole row, if the highest logits are enough to know it: no bias or penalty, and
-/// the set to draw from lies among them.
+/// The same token as `sample` from the whole row, if the highest logits are enough to know it: no bias or
+/// penalty, and the set to draw from lies among them.
 std::optional<int32_t> sample_top(const TopLogits& top, int64_t vocab, const Sampling& s, int64_t position);
 
 struct Candidate {

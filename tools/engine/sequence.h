@@ -17,7 +17,7 @@ struct Sequence {
     Request request;
     Result result;
     SequenceState state;
-    std::vector<int32_t> tokens;  // prompt and answer; state.length of them are in the state
+    std::vector<int32_t> tokens;    // prompt and answer; state.length of them are in the state
     std::deque<int64_t> snapshots;  // lengths, rising, at which the state is kept
     bool cancelled = false;
     Clock::time_point submitted = Clock::now(), started{}, first_token{};

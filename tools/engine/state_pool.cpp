@@ -54,8 +54,12 @@ Tensor state_tensor(const StateSpec& spec, int64_t outer) {
 
 int64_t page_bytes(const std::vector<StateSpec>& specs) { return sum_bytes(specs, true); }
 int64_t slot_bytes(const std::vector<StateSpec>& specs) { return sum_bytes(specs, false); }
-int64_t pages_bytes(const std::vector<StateSpec>& specs, int64_t pages) { return aligned_sum(specs, true, pages); }
-int64_t slots_bytes(const std::vector<StateSpec>& specs, int64_t slots) { return aligned_sum(specs, false, slots); }
+int64_t pages_bytes(const std::vector<StateSpec>& specs, int64_t pages) {
+    return aligned_sum(specs, true, pages);
+}
+int64_t slots_bytes(const std::vector<StateSpec>& specs, int64_t slots) {
+    return aligned_sum(specs, false, slots);
+}
 
 int64_t snapshots_bytes(const std::vector<StateSpec>& specs, int64_t snapshots) {
     return snapshots * aligned(slot_bytes(specs));

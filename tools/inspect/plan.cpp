@@ -83,10 +83,11 @@ std::string component_table(const CostPlan& plan) {
 std::string dense_lines(const CostPlan& plan) {
     if (plan.info.dense == DenseFormat::as_stored) return {};
     const double before = plan.as_stored_token_bytes, after = plan.token_bytes();
-    return fmt::format("  --dense {}: {} of weights instead of {}, {} a token instead of {}, ceilings {:.2f}x\n",
-                       dense_format_name(plan.info.dense), bytes_text(static_cast<double>(plan.info.weight_bytes)),
-                       bytes_text(static_cast<double>(plan.as_stored_weight_bytes)), bytes_text(after),
-                       bytes_text(before), before / after);
+    return fmt::format(
+        "  --dense {}: {} of weights instead of {}, {} a token instead of {}, ceilings {:.2f}x\n",
+        dense_format_name(plan.info.dense), bytes_text(static_cast<double>(plan.info.weight_bytes)),
+        bytes_text(static_cast<double>(plan.as_stored_weight_bytes)), bytes_text(after), bytes_text(before),
+        before / after);
 }
 
 std::string card_line(const CostPlan::OnCard& c) {
@@ -121,8 +122,8 @@ CostPlan make_cost_plan(const PlanWish& wish) {
     if (wish.dense == DenseFormat::as_stored) return plan;
     const auto stored = open_for_planning(wish, DenseFormat::as_stored, *reader);
     plan.as_stored_weight_bytes = stored->info().weight_bytes;
-    plan.as_stored_token_bytes = quern::total(
-        token_bytes(*stored, plan.cards.front().memory, plan.sequences, CostPlan::kShortDepth));
+    plan.as_stored_token_bytes =
+        quern::total(token_bytes(*stored, plan.cards.front().memory, plan.sequences, CostPlan::kShortDepth));
     return plan;
 }
 
@@ -151,7 +152,8 @@ nlohmann::ordered_json to_json(const CostPlan& plan) {
                              {"token_bytes", plan.token_bytes()},
                              {"dense", dense_format_name(plan.info.dense)}};
     if (plan.info.dense != DenseFormat::as_stored)
-        j["as_stored"] = {{"weight_bytes", plan.as_stored_weight_bytes}, {"token_bytes", plan.as_stored_token_bytes}};
+        j["as_stored"] = {{"weight_bytes", plan.as_stored_weight_bytes},
+                          {"token_bytes", plan.as_stored_token_bytes}};
     j["components"] = nlohmann::ordered_json::array();
     for (const CostPlan::Component& c : plan.components)
         j["components"].push_back({{"name", c.name},

@@ -43,7 +43,7 @@ struct CostPlan {
 
     ModelInfo info;
     int64_t sequences = 1;
-    double as_stored_token_bytes = 0;   // with PlanWish::dense: without it
+    double as_stored_token_bytes = 0;  // with PlanWish::dense: without it
     int64_t as_stored_weight_bytes = 0;
     std::vector<Component> components;  // largest first
     std::vector<OnCard> cards;

@@ -125,7 +125,8 @@ void Builder::model() {
     text("-hf,--hf-repo", "USER/REPO", "repo id in the local Hugging Face cache (nothing is downloaded)",
          o_.model);
     text("--synthetic", "NAME",
-         "random weights in place of a checkpoint, to try a machine: qwen3.6-35b-a3b, qwen3.6-27b-shape, tiny, "
+         "random weights in place of a checkpoint, to try a machine: qwen3.6-35b-a3b, qwen3.6-27b-shape, "
+         "tiny, "
          "tiny-dense; with the demo checkpoint's tokenizer",
          o_.synthetic);
     text("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs", o_.mix);
@@ -134,10 +135,11 @@ void Builder::model() {
     parser_.value("-ngl,--gpu-layers,--n-gpu-layers", "all|auto|0",
                   "run on the GPU; default auto: if there is one; as many as the model has layers: all",
                   [this](const std::string& v) { o_.gpu = parse_gpu_layers(v); });
-    parser_.value("--device", "N", "the GPU to use, from 0; with -ngl auto this asks for it", [this](const std::string& v) {
-        o_.device = static_cast<int>(parse_integer(v, "--device", 0, 1023));
-        device_given_ = true;
-    });
+    parser_.value("--device", "N", "the GPU to use, from 0; with -ngl auto this asks for it",
+                  [this](const std::string& v) {
+                      o_.device = static_cast<int>(parse_integer(v, "--device", 0, 1023));
+                      device_given_ = true;
+                  });
     parser_.value(
         "-t,--threads", "N", "CPU threads; default: as many as this process may use",
         [this](const std::string& v) { o_.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
@@ -149,7 +151,8 @@ void Builder::model() {
         [this](const std::string& v) { o_.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
     parser_.value("-ctk,--cache-type-k", "TYPE", "KV cache: auto, bf16, f16, f32; K and V have the same type",
                   [this](const std::string& v) { o_.kv_type = parse_kv_type(v, "-ctk"); });
-    parser_.value("--dense", "FORMAT", kDenseHelp, [this](const std::string& v) { o_.dense = parse_dense(v); });
+    parser_.value("--dense", "FORMAT", kDenseHelp,
+                  [this](const std::string& v) { o_.dense = parse_dense(v); });
     parser_.value("-ctv,--cache-type-v", "TYPE", "the same as -ctk",
                   [this](const std::string& v) { o_.kv_type = parse_kv_type(v, "-ctv"); });
 }

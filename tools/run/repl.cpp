@@ -223,12 +223,13 @@ class Repl {
         const MemoryPlan& plan = c_.engine.memory_plan();
         const std::string experts =
             i.experts > 0 ? fmt::format("{} experts ({} used)", i.experts, i.experts_used) : "dense";
-        remark(fmt::format(
-            "{} ({}): {} layers, {} of attention, width {}, {}, {}\n"
-            "weights {:.1f} MB, {:.2f} MB read a token; state and scratch {:.1f} MB; {}",
-            i.name, i.architecture, i.layers, i.attention_layers, i.width, experts, i.formats,
-            static_cast<double>(i.weight_bytes) / 1e6, static_cast<double>(i.token_bytes) / 1e6,
-            static_cast<double>(plan.state_bytes() + plan.scratch_bytes()) / 1e6, c_.engine.backend().description()));
+        remark(
+            fmt::format("{} ({}): {} layers, {} of attention, width {}, {}, {}\n"
+                        "weights {:.1f} MB, {:.2f} MB read a token; state and scratch {:.1f} MB; {}",
+                        i.name, i.architecture, i.layers, i.attention_layers, i.width, experts, i.formats,
+                        static_cast<double>(i.weight_bytes) / 1e6, static_cast<double>(i.token_bytes) / 1e6,
+                        static_cast<double>(plan.state_bytes() + plan.scratch_bytes()) / 1e6,
+                        c_.engine.backend().description()));
         for (const std::string& text : c_.engine.model().notes()) remark(text);
     }
 

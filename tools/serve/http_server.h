@@ -43,9 +43,9 @@ struct HttpLimits {
     int64_t body_bytes = 32 << 20;
     size_t connections = 1200;
     size_t peer_connections = 400;  // of one address; 0: no limit
-    int idle_seconds = 30;  // between two requests of a connection
-    int head_seconds = 10;  // for request line and headers
-    int body_seconds = 30;  // and one more for each KiB of the body
+    int idle_seconds = 30;          // between two requests of a connection
+    int head_seconds = 10;          // for request line and headers
+    int body_seconds = 30;          // and one more for each KiB of the body
 };
 
 class HttpServer {
