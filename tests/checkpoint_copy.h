@@ -3,7 +3,7 @@
 
 #include <sys/wait.h>
 
-#include <cstdlib>
+#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -18,10 +18,15 @@ inline nlohmann::json read_json(const std::string& path) {
     return nlohmann::json::parse(stream);
 }
 
-/// Of the binary's `quantize-inspect` with these arguments; -1 if it did not end by itself.
-inline int inspect_exit_code(const std::string& arguments) {
-    const int status =
-        std::system((QUERN_BINARY " quantize-inspect " + arguments + " >/dev/null 2>&1").c_str());
+/// Of the binary's `quantize-inspect` with these arguments; -1 if it did not end by itself. `text`: gets what
+/// it says.
+inline int inspect_exit_code(const std::string& arguments, std::string* text = nullptr) {
+    std::FILE* pipe = popen((QUERN_BINARY " quantize-inspect " + arguments + " 2>&1").c_str(), "r");
+    if (pipe == nullptr) return -1;
+    char buffer[4096];
+    while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe))
+        if (text != nullptr) text->append(buffer, n);
+    const int status = pclose(pipe);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 

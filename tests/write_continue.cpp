@@ -174,7 +174,7 @@ TEST_SUITE("cpu") {
         CHECK(WEXITSTATUS(status) == 1);
         CHECK_MESSAGE(contains(text, "cannot write"), text);
         CHECK(!fs::exists(big));
-        CHECK(shell(command) == 0);
+        CHECK(inspect_exit_code(command) == 0);
         CHECK(Inspection(big, ReadMode::values).clean());
     }
 
@@ -182,16 +182,16 @@ TEST_SUITE("cpu") {
         const TempDir dir;
         const std::string out = dir / "out";
         std::string text;
-        CHECK(shell("-m " + parity("base/bf16") + " --write " + out, &text) == 0);
+        CHECK(inspect_exit_code("-m " + parity("base/bf16") + " --write " + out, &text) == 0);
         CHECK(contains(text, "matrices quantized"));
-        CHECK(shell("-m " + out + " --audit") == 0);
-        CHECK(shell("-m " + out + " --against " + parity("base/bf16")) == 0);
-        CHECK(shell("-m " + out + " --against " + parity("deep/bf16")) == 3);
-        CHECK(shell("-m " + out + " --write " + out) == 2);
-        CHECK(shell("-m " + out + " --write " + dir.str() + "/x --format gguf") == 2);
-        CHECK(shell("-m " + dir.str() + "/nothing --write " + dir.str() + "/x") == 3);
+        CHECK(inspect_exit_code("-m " + out + " --audit") == 0);
+        CHECK(inspect_exit_code("-m " + out + " --against " + parity("base/bf16")) == 0);
+        CHECK(inspect_exit_code("-m " + out + " --against " + parity("deep/bf16")) == 3);
+        CHECK(inspect_exit_code("-m " + out + " --write " + out) == 2);
+        CHECK(inspect_exit_code("-m " + out + " --write " + dir.str() + "/x --format gguf") == 2);
+        CHECK(inspect_exit_code("-m " + dir.str() + "/nothing --write " + dir.str() + "/x") == 3);
         text.clear();
-        CHECK(shell("-m " + out + " --against " + parity("base/bf16") + " --json", &text) == 0);
+        CHECK(inspect_exit_code("-m " + out + " --against " + parity("base/bf16") + " --json", &text) == 0);
         const nlohmann::json j = nlohmann::json::parse(text);
         CHECK(j["clean"] == true);
         CHECK(j["roles"]["experts"]["snr_db"] > 18);

@@ -143,14 +143,4 @@ inline pid_t start(const std::vector<std::string>& arguments) {
     _exit(127);
 }
 
-inline int shell(const std::string& arguments, std::string* text = nullptr) {
-    std::FILE* pipe = popen((QUERN_BINARY " quantize-inspect " + arguments + " 2>&1").c_str(), "r");
-    REQUIRE(pipe != nullptr);
-    char buffer[4096];
-    while (const size_t n = std::fread(buffer, 1, sizeof buffer, pipe))
-        if (text != nullptr) text->append(buffer, n);
-    const int status = pclose(pipe);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
 }  // namespace quern::test

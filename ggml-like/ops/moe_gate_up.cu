@@ -286,11 +286,12 @@ void moe_gate_up(const Node& node, Context& c) {
     if (experts.kind == a.shared.kind && run(experts.kind, a)) return;
     GateUp only_experts = a, only_shared = a;
     only_experts.shared.tiles = only_shared.experts.tiles = 0;
+    const bool shared_done = few_rows && run(a.shared.kind, only_shared);
     if (!run(experts.kind, only_experts)) {
         c.settled_groups = nullptr;  // tiled products let their successor start before they wait
         gemm_gate_up(c, experts, h.data, groups.as<int>(), rows, used, routed.data);
     }
-    if (!few_rows || !run(a.shared.kind, only_shared))
+    if (!shared_done)
         gemm_paired(c, shared, h.data, h.stride[0], rows, shared_out.data, shared_out.stride[0]);
 }
 

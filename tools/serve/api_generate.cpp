@@ -263,13 +263,17 @@ bool Api::answer_stream(Exchange& x, const HttpWriter& write) {
 void Api::log(const Exchange& x, int status, const char* end) const {
     if (!options_.log_requests) return;
     const Outcome& o = x.choices[0].outcome;
-    int64_t answer = 0;
-    for (const Choice& c : x.choices) answer += c.outcome.answer_tokens;
+    int64_t answer = 0, cached = 0;
+    for (size_t i = 0; i < x.choices.size(); ++i) {
+        answer += x.choices[i].outcome.answer_tokens;
+        if (i % static_cast<size_t>(x.request.choices) == 0) cached += x.choices[i].outcome.cached_tokens;
+    }
     const double total = x.seconds(Exchange::Clock::now()), first = x.first ? x.seconds(*x.first) : total;
     std::string ignored;
     for (size_t i = 0; i < std::min<size_t>(x.ignored.size(), 10); ++i)
         ignored.append(i > 0 ? "," : "").append(printable(x.ignored[i], 40));
-    const bool missed = o.cached_tokens == 0 && o.prompt_tokens > 0 && options_.cache_bytes > 0;
+    const bool missed =
+        x.request.prompts.size() == 1 && cached == 0 && o.prompt_tokens > 0 && options_.cache_bytes > 0;
     std::string line;
     if (options_.log_json) {
         ordered_json j = {{"time", std::time(nullptr)},
@@ -280,7 +284,7 @@ void Api::log(const Exchange& x, int status, const char* end) const {
                           {"status", status},
                           {"end", end},
                           {"prompt_tokens", x.request.prompt_tokens()},
-                          {"cached_tokens", o.cached_tokens},
+                          {"cached_tokens", cached},
                           {"answer_tokens", answer},
                           {"first_ms", first * 1e3},
                           {"total_ms", total * 1e3}};
@@ -290,8 +294,8 @@ void Api::log(const Exchange& x, int status, const char* end) const {
     } else {
         line =
             fmt::format("{} {} {} {} {}: {} + {} tokens, {} cached, first after {:.0f} ms, {:.0f} ms in all",
-                        x.id, x.remote, x.path, status, end, x.request.prompt_tokens(), answer,
-                        o.cached_tokens, first * 1e3, total * 1e3);
+                        x.id, x.remote, x.path, status, end, x.request.prompt_tokens(), answer, cached,
+                        first * 1e3, total * 1e3);
         if (missed) line += fmt::format(", prefix diverged at token {}", o.diverged_at);
         if (!ignored.empty()) line += ", ignored fields: " + ignored;
     }
