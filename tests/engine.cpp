@@ -45,9 +45,8 @@ Trace trace(Loaded& l, const std::vector<int32_t>& prompt, int64_t step_tokens, 
     Trace t;
     Engine engine(*l.model, *l.backend, {.step_tokens = step_tokens, .prompt_logits = step_tokens});
     Request r = greedy(prompt, tokens);
-    const int64_t vocab = l.model->info().vocab_rows;
-    r.on_prompt_logits = [&](int64_t, std::span<const float> x) {
-        t.logits.insert(t.logits.end(), x.begin(), x.begin() + vocab);
+    r.on_prompt_logits = [&](const PromptLogits& logits) {
+        t.logits.insert(t.logits.end(), logits.values.begin(), logits.values.end());
     };
     t.tokens = engine.run(std::move(r)).tokens;
     return t;

@@ -81,7 +81,10 @@ std::vector<float> next_logits(Loaded& l, const Tokens& tokens) {
     r.prompt = tokens;
     r.max_tokens = 0;
     const int64_t vocab = l.model->info().vocab;
-    r.on_prompt_logits = [&](int64_t, std::span<const float> x) { row.assign(x.begin(), x.begin() + vocab); };
+    r.on_prompt_logits = [&](const PromptLogits& logits) {
+        const auto last = logits.row(logits.count() - 1);
+        row.assign(last.begin(), last.begin() + vocab);
+    };
     engine.run(std::move(r));
     return row;
 }

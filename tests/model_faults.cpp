@@ -62,8 +62,8 @@ TEST_SUITE("cpu") {
             Request request;
             request.prompt = {5, 17, 80, 3, 41};
             request.max_tokens = 1;
-            request.on_prompt_logits = [&](int64_t, std::span<const float> row) {
-                out.insert(out.end(), row.begin(), row.begin() + model->info().vocab_rows);
+            request.on_prompt_logits = [&](const PromptLogits& logits) {
+                out.insert(out.end(), logits.values.begin(), logits.values.end());
             };
             Engine(*model, *copy.backend, {}).run(std::move(request));
             return out;

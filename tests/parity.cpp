@@ -67,12 +67,15 @@ Difference compare(const fs::path& path, std::unique_ptr<Backend> backend, int64
     request.prompt = golden.prompt;
     request.sampling.temperature = 0;
     request.max_tokens = static_cast<int64_t>(golden.greedy.size());
-    request.on_prompt_logits = [&](int64_t position, std::span<const float> logits) {
-        if (next == golden.positions.size() || golden.positions[next] != position) return;
-        const float* expected = golden.logits.data() + static_cast<int64_t>(next++) * vocab;
-        for (int64_t v = 0; v < vocab; ++v) {
-            difference += std::pow(static_cast<double>(logits[v]) - expected[v], 2);
-            norm += std::pow(static_cast<double>(expected[v]), 2);
+    request.on_prompt_logits = [&](const PromptLogits& logits) {
+        for (size_t i = 0; i < logits.count(); ++i) {
+            const int64_t position = logits.first + static_cast<int64_t>(i);
+            if (next == golden.positions.size() || golden.positions[next] != position) continue;
+            const float* expected = golden.logits.data() + static_cast<int64_t>(next++) * vocab;
+            for (int64_t v = 0; v < vocab; ++v) {
+                difference += std::pow(static_cast<double>(logits.row(i)[v]) - expected[v], 2);
+                norm += std::pow(static_cast<double>(expected[v]), 2);
+            }
         }
     };
     Engine engine(*l.model, *l.backend, {.step_tokens = step_tokens, .prompt_logits = step_tokens});

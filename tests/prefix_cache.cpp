@@ -2,6 +2,7 @@
 // suffice.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <random>
@@ -13,6 +14,7 @@
 #include "tools/engine/engine.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/engine/prefix_cache.h"
+#include "tools/engine/prompt_cuts.h"
 
 namespace quern {
 namespace {
@@ -77,6 +79,74 @@ TEST_SUITE("cpu") {
             CHECK(miss.cached_tokens == 0);
             CHECK(miss.diverged_at == 20);
         }
+    }
+
+    TEST_CASE("prefix cache: without batch invariance a prompt is cut where its beginning alone would be") {
+        std::mt19937 random(4);
+        for (int i = 0; i < 2000; ++i) {
+            std::vector<int64_t> boundaries;
+            int64_t end = 0;
+            for (unsigned n = random() % 12; n > 0; --n) boundaries.push_back(end += 1 + random() % 3000);
+            const int64_t longer = end + 1 + random() % 5000, shorter = 1 + random() % longer;
+            const auto whole = fixed_cuts({boundaries, longer, 0, 2048});
+            int64_t last = 0;
+            for (const PromptCut& cut : whole) {
+                CHECK(cut.at - last >= kLeastCut);
+                CHECK(cut.at - last <= 2048);
+                last = cut.at;
+            }
+            CHECK(longer - last <= 2048);
+            const auto same = [](const PromptCut& a, const PromptCut& b) { return a.at == b.at; };
+            const auto part = fixed_cuts({boundaries, shorter, 0, 2048});
+            CHECK(std::mismatch(part.begin(), part.end(), whole.begin(), whole.end(), same).first ==
+                  part.end());
+            if (!part.empty()) CHECK(part.back().keep);
+            for (const PromptCut& kept : part) {
+                const auto rest = fixed_cuts({boundaries, longer, kept.at, 2048});
+                CHECK(rest.size() == static_cast<size_t>(std::count_if(
+                                         whole.begin(), whole.end(),
+                                         [&](const PromptCut& cut) { return cut.at > kept.at; })));
+                CHECK(std::equal(rest.rbegin(), rest.rend(), whole.rbegin(), same));
+            }
+        }
+    }
+
+    TEST_CASE("prefix cache: without batch invariance a hit runs the steps that a cold run ends with") {
+        test::CountedBackend device(int64_t{1} << 34);
+        device.invariant = false;
+        const auto model = load_model(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/ct", device,
+                                      {.tokenizer = false, .progress = {}});
+        const EngineOptions options{.context = 8192, .step_tokens = 1024, .cache_bytes = 64 << 20};
+        Engine warm(*model, device, options);
+        const auto run = [&](Engine& engine, const std::vector<int32_t>& prompt,
+                             const std::vector<int64_t>& boundaries, std::vector<int64_t>& ends) {
+            Request r = request(prompt, boundaries);
+            ends.clear();
+            r.on_prefill = [&](int64_t done) { ends.push_back(done); };
+            return engine.run(std::move(r));
+        };
+        std::vector<int32_t> prompt = random_ids(*model, 600, 1);
+        std::vector<int64_t> boundaries = {600}, steps, expected;
+        int64_t cached = 0;
+        for (unsigned turn = 0; turn < 6; ++turn) {
+            CAPTURE(turn);
+            const auto user = random_ids(*model, 40 + turn * 500 % 1700, 10 + turn);
+            prompt.insert(prompt.end(), user.begin(), user.end());
+            boundaries.push_back(static_cast<int64_t>(prompt.size()));
+            prompt.insert(prompt.end(), {1, 2, 3});  // the answer's header
+            const Result result = run(warm, prompt, boundaries, steps);
+            Engine cold(*model, device, options);
+            CHECK(run(cold, prompt, boundaries, expected).tokens == result.tokens);
+            REQUIRE(steps.size() <= expected.size());
+            CHECK(std::equal(steps.rbegin(), steps.rend(), expected.rbegin()));
+            CHECK(steps.front() == result.cached_tokens);
+            CHECK(result.cached_tokens >= cached);
+            if (turn > 0) CHECK(static_cast<int64_t>(prompt.size()) - result.cached_tokens < 3500);
+            cached = result.cached_tokens;
+            prompt.insert(prompt.end(), result.tokens.begin(), result.tokens.end());
+            boundaries.push_back(static_cast<int64_t>(prompt.size()));
+        }
+        CHECK(cached > 3000);
     }
 
     TEST_CASE("prefix cache: a small budget is kept to, and no page or slot is lost") {

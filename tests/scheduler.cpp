@@ -30,9 +30,8 @@ TEST_SUITE("cpu") {
                 const size_t prompt = random() % 10 == 0 ? 1500 : 1 + random() % 60;
                 job.s->request.prompt = job.s->tokens = std::vector<int32_t>(prompt, 1);
                 if (prompt > 10)
-                    job.s->snapshots = {static_cast<int64_t>(random() % prompt),
-                                        static_cast<int64_t>(prompt)};
-                std::sort(job.s->snapshots.begin(), job.s->snapshots.end());
+                    job.s->cuts = {{static_cast<int64_t>(random() % prompt), true},
+                                   {static_cast<int64_t>(prompt), true}};
                 job.answer = 1 + static_cast<int64_t>(random() % 30);
                 job.arrived = step;
                 waiting.push_back(std::move(job));
@@ -51,8 +50,8 @@ TEST_SUITE("cpu") {
                 CHECK(slice.begin == slice.sequence->state.length);
                 CHECK(slice.count > 0);
                 CHECK(slice.last == (slice.count == slice.sequence->pending()));
-                for (const int64_t at : slice.sequence->snapshots)  // never runs past a state to keep
-                    CHECK((at <= slice.begin || at >= slice.begin + slice.count));
+                for (const PromptCut& cut : slice.sequence->cuts)  // never runs past a cut
+                    CHECK((cut.at <= slice.begin || cut.at >= slice.begin + slice.count));
                 CHECK(std::count_if(slices.begin(), slices.end(),
                                     [&](const Slice& o) { return o.sequence == slice.sequence; }) == 1);
             }
@@ -73,7 +72,7 @@ TEST_SUITE("cpu") {
             for (const Slice& slice : slices) {
                 Sequence& s = *slice.sequence;
                 s.state.length += slice.count;
-                while (!s.snapshots.empty() && s.snapshots.front() <= s.state.length) s.snapshots.pop_front();
+                while (!s.cuts.empty() && s.cuts.front().at <= s.state.length) s.cuts.pop_front();
                 if (slice.last) s.tokens.push_back(1);
             }
             std::erase_if(running, [&](const Simulated& r) {

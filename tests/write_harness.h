@@ -112,8 +112,11 @@ inline std::vector<float> logits(const std::string& checkpoint) {
         "What is the capital of France? Paris is the capital of France.", Tokenizer::Markers::literal);
     request.sampling.temperature = 0;
     request.max_tokens = 1;
-    request.on_prompt_logits = [&](int64_t, std::span<const float> row) {
-        out.insert(out.end(), row.begin(), row.begin() + l.model->info().vocab);
+    request.on_prompt_logits = [&](const PromptLogits& logits) {
+        for (size_t i = 0; i < logits.count(); ++i) {
+            const auto row = logits.row(i);
+            out.insert(out.end(), row.begin(), row.begin() + l.model->info().vocab);
+        }
     };
     Engine engine(*l.model, *l.backend, {.context = 256, .step_tokens = 64, .prompt_logits = 64});
     CHECK(engine.run(std::move(request)).error == "");

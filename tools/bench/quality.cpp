@@ -67,10 +67,12 @@ class QualityRun {
         report_.tokens += static_cast<int64_t>(answer.size());
         request.max_tokens = 1;
         request.sampling.temperature = 0;
-        request.on_prompt_logits = [this, begin, answer](int64_t position, std::span<const float> logits) {
-            const int64_t next = position + 1 - begin;
-            if (next >= 0 && next < static_cast<int64_t>(answer.size()))
-                report_.nats += surprise(logits, answer[static_cast<size_t>(next)]);
+        request.on_prompt_logits = [this, begin, answer](const PromptLogits& logits) {
+            for (size_t i = 0; i < logits.count(); ++i) {
+                const int64_t next = logits.first + static_cast<int64_t>(i) + 1 - begin;
+                if (next >= 0 && next < static_cast<int64_t>(answer.size()))
+                    report_.nats += surprise(logits.row(i), answer[static_cast<size_t>(next)]);
+            }
         };
         expected_.push_back(engine_.submit(std::move(request)));
     }

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <thread>
+
+#include "ggml-like/parallel.h"
 
 namespace quern {
 namespace {
@@ -102,15 +106,19 @@ void AnswerReader::attach(Request& request, std::function<bool(const AnswerDelta
     const bool no_calls = rules_.calls == AnswerRules::Calls::none && !names_.empty();
     if (required || no_calls || rules_.schema) request.allow = [this](int32_t id) { return allows(id); };
     if (rules_.top_logprobs >= 0)
-        request.on_logits = [this](int32_t id, std::span<const float> row) { note_logits(id, row); };
+        request.on_logits = [this](int32_t id, std::span<const float> row) { logprobs_.push_back(report(id, row)); };
     if (rules_.prompt_logprobs) note_prompt(request);
 }
 
 void AnswerReader::note_prompt(Request& request) {
     logprobs_.push_back({request.prompt.front(), {}, {}});
-    request.on_prompt_logits = [this, prompt = request.prompt](int64_t position, std::span<const float> row) {
-        const auto next = static_cast<size_t>(position) + 1;
-        if (next < prompt.size()) note_logits(prompt[next], row);
+    request.on_prompt_logits = [this, prompt = request.prompt](const PromptLogits& logits) {
+        const auto next = static_cast<size_t>(logits.first) + 1;
+        std::vector<TokenLogprob> reports(std::min(logits.count(), prompt.size() - next));
+        const auto threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 16u));
+        for_each_parallel(threads, reports.size(),
+                          [&](size_t i) { reports[i] = report(prompt[next + i], logits.row(i)); });
+        std::move(reports.begin(), reports.end(), std::back_inserter(logprobs_));
     };
 }
 
@@ -218,17 +226,17 @@ bool AnswerReader::allows(int32_t id) const {
     return !tokenizer_.is_added(id) && matcher_.accepts(tokenizer_.piece(id));
 }
 
-void AnswerReader::note_logits(int32_t id, std::span<const float> logits) {
+TokenLogprob AnswerReader::report(int32_t id, std::span<const float> logits) const {
     const size_t vocab = std::min(logits.size(), static_cast<size_t>(tokenizer_.size()));
     const auto row = logits.first(vocab);
     const double highest = *std::max_element(row.begin(), row.end());
     double sum = 0;
     for (const float x : row) sum += std::exp(x - highest);
     const double norm = highest + std::log(sum);
-    TokenLogprob report{id, row[static_cast<size_t>(id)] - norm, {}};
+    TokenLogprob out{id, row[static_cast<size_t>(id)] - norm, {}};
     for (const int32_t other : highest_ids(row, static_cast<size_t>(rules_.top_logprobs)))
-        report.top.emplace_back(other, row[static_cast<size_t>(other)] - norm);
-    logprobs_.push_back(std::move(report));
+        out.top.emplace_back(other, row[static_cast<size_t>(other)] - norm);
+    return out;
 }
 
 /// Whether the next turn's prompt will show this answer as it was generated.

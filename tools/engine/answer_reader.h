@@ -93,7 +93,7 @@ class AnswerReader {
     std::vector<int32_t> forced();
     bool allows(int32_t id) const;
     bool allows_name(std::string_view piece) const;
-    void note_logits(int32_t id, std::span<const float> logits);
+    TokenLogprob report(int32_t id, std::span<const float> logits) const;
     void note_prompt(Request& request);
     bool keep() const;
 

@@ -33,18 +33,12 @@ template <typename F>
 void run_text(Model& model, Backend& backend, const std::vector<int32_t>& tokens, const F& examine) {
     Engine engine(model, backend, dense_cost_options(model));
     const auto vocab = static_cast<size_t>(model.info().vocab);
-    const auto last = static_cast<int64_t>(tokens.size()) - 1;
-    std::vector<float> rows(static_cast<size_t>(kRows) * vocab);
     Request request;
     request.prompt = tokens;
     request.max_tokens = 0;
-    request.on_prompt_logits = [&](int64_t position, std::span<const float> logits) {
-        const int64_t row = position % kRows;
-        std::copy_n(logits.begin(), vocab, rows.begin() + row * static_cast<int64_t>(vocab));
-        if (row + 1 < kRows && position < last) return;
-        for_each_parallel(backend.threads(), static_cast<size_t>(row + 1), [&](size_t i) {
-            examine(static_cast<size_t>(position - row) + i,
-                    std::span<const float>(rows).subspan(i * vocab, vocab));
+    request.on_prompt_logits = [&](const PromptLogits& logits) {
+        for_each_parallel(backend.threads(), logits.count(), [&](size_t i) {
+            examine(static_cast<size_t>(logits.first) + i, logits.row(i).first(vocab));
         });
     };
     const Result result = engine.run(std::move(request));

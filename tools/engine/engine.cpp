@@ -16,6 +16,7 @@
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/prefix_cache.h"
 #include "tools/engine/prefix_file.h"
+#include "tools/engine/prompt_cuts.h"
 #include "tools/engine/sampler.h"
 #include "tools/engine/scheduler.h"
 #include "tools/engine/sequence.h"
@@ -101,7 +102,7 @@ struct Engine::State {
     void lose(const std::string& error);
     void admit();
     void start(Sequence& s);
-    void plan_snapshots(Sequence& s) const;
+    bool caches(const Sequence& s) const { return options.cache_bytes > 0 && s.request.use_cache; }
     void keep_state(Sequence& s, bool wanted);
     void make_room(int64_t pages);
     void run(const std::vector<Slice>& slices);
@@ -223,6 +224,7 @@ uint64_t Engine::State::binding() const {
     hash.add(backend.name());
     hash.add(static_cast<int64_t>(model.digest()));
     hash.add(kPageTokens);
+    if (!backend.batch_invariant()) hash.add(memory.step_tokens);  // where prompts are cut
     for (const StateSpec& spec : memory.specs) {
         for (const int64_t number : {int64_t{spec.layer}, static_cast<int64_t>(spec.role),
                                      static_cast<int64_t>(spec.dtype), int64_t{spec.paged}})
@@ -290,34 +292,24 @@ void Engine::State::admit() {
 
 /// From the longest kept state that begins the prompt, else from nothing.
 void Engine::State::start(Sequence& s) {
-    if (options.cache_bytes > 0 && s.request.use_cache && !s.request.on_prompt_logits) {
+    if (caches(s) && !s.request.on_prompt_logits) {
         make_room(1);  // before the search: it may evict
         const PrefixCache::Match match = cache.find(s.request.prompt);
         s.result.diverged_at = match.common;
         if (match.snapshot != nullptr) s.state = pool.restore(*match.snapshot);
         s.result.cached_tokens = s.state.length;
-        plan_snapshots(s);
     }
+    const PromptShape prompt{s.request.boundaries, s.prompt_tokens(), s.state.length, memory.step_tokens};
+    if (!backend.batch_invariant())
+        s.cuts = fixed_cuts(prompt);
+    else if (caches(s))
+        s.cuts = cuts_to_keep(prompt);
     if (s.state.slot < 0) s.state = pool.acquire();
     if (s.request.on_prefill) s.request.on_prefill(s.state.length);
 }
 
-/// The first boundary (system and tools), the last one and the end of the prompt are where the next request
-/// most likely branches off; those between only where much lies between them.
-void Engine::State::plan_snapshots(Sequence& s) const {
-    constexpr int64_t kFarApart = 2048;
-    const auto& at = s.request.boundaries;
-    int64_t kept = s.state.length;
-    for (size_t i = 0; i < at.size(); ++i) {
-        const bool edge = i == 0 || i + 1 == at.size();
-        if (at[i] <= kept || at[i] >= s.prompt_tokens() || (!edge && at[i] - kept < kFarApart)) continue;
-        s.snapshots.push_back(kept = at[i]);
-    }
-    s.snapshots.push_back(s.prompt_tokens());
-}
-
 void Engine::State::keep_state(Sequence& s, bool wanted) {
-    while (!s.snapshots.empty() && s.snapshots.front() <= s.state.length) s.snapshots.pop_front();
+    if (!caches(s)) return;
     const std::span<const int32_t> tokens(s.tokens.data(), static_cast<size_t>(s.state.length));
     if (!wanted || !cache.wants(tokens)) return;
     make_room(1);
@@ -368,15 +360,14 @@ void Engine::State::read(const StepPlan& step, const std::vector<Slice>& slices)
             const auto width = static_cast<size_t>(step.logits->shape[1]);
             std::vector<float> logits(static_cast<size_t>(slice.count) * width);
             download_logits(step, row, slice.count, logits.data());
-            for (int64_t t = 0; t < slice.count; ++t)
-                s.request.on_prompt_logits(slice.begin + t,
-                                           {logits.data() + static_cast<size_t>(t) * width, width});
+            s.request.on_prompt_logits({slice.begin, logits, width});
         }
         row += all ? slice.count : 1;
         s.state.length += slice.count;
         if (in_prompt && s.request.on_prefill)
             s.request.on_prefill(std::min(s.state.length, s.prompt_tokens()));
-        if (!s.snapshots.empty() && s.snapshots.front() == s.state.length) keep_state(s, true);
+        for (; !s.cuts.empty() && s.cuts.front().at <= s.state.length; s.cuts.pop_front())
+            keep_state(s, s.cuts.front().keep);
         if (slice.last) advance(s, step, top + (row - 1) * kTopWords, row - 1);
     }
 }
@@ -454,8 +445,9 @@ void Engine::State::finish(Sequence& s, FinishReason reason, std::string error) 
     if (s.done()) return;
     s.result.reason = reason;
     s.result.error = std::move(error);
+    // Rows of an answer ran one by one: unless that makes no difference, a follow-up reads it as a prompt.
     const bool whole = reason != FinishReason::error && s.state.length > s.prompt_tokens();
-    if (whole && options.cache_bytes > 0 && s.request.use_cache)
+    if (whole && backend.batch_invariant())
         keep_state(s, !s.request.keep_answer || s.request.keep_answer());
     pool.release(s.state);
 }

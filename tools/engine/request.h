@@ -28,6 +28,16 @@ struct Sampling {
 enum class FinishReason { none, stop, length, cancelled, error };
 const char* finish_reason_name(FinishReason reason);
 
+/// FP32 logits of neighbouring positions, each a row with an entry for every row of the vocabulary.
+struct PromptLogits {
+    int64_t first;  // position
+    std::span<const float> values;
+    size_t width;
+
+    size_t count() const { return values.size() / width; }
+    std::span<const float> row(size_t i) const { return values.subspan(i * width, width); }
+};
+
 struct Request {
     std::vector<int32_t> prompt;  // at least one token
     Sampling sampling;
@@ -35,8 +45,8 @@ struct Request {
     std::vector<int32_t> stop_ids;                             // end the answer; not part of it
     /// Called from Engine::step for every token of the answer, stop ids excluded. Return false to stop here.
     std::function<bool(int32_t)> on_token;
-    /// If set: called for every prompt position in order with its FP32 logits, one a row of the vocabulary.
-    std::function<void(int64_t position, std::span<const float> logits)> on_prompt_logits;
+    /// If set: called for all positions of the prompt, some at a time, in order.
+    std::function<void(const PromptLogits&)> on_prompt_logits;
     /// Called with prompt tokens done so far: when the prompt's turn comes (those whose state was kept), and
     /// after each chunk.
     std::function<void(int64_t done)> on_prefill;

@@ -5,10 +5,10 @@
 namespace quern {
 namespace {
 
-/// Rows that may run in one go: up to the next state to keep.
+/// Rows that may run in one go: up to the next cut.
 int64_t ready_rows(const Sequence& s) {
-    for (const int64_t at : s.snapshots)
-        if (at > s.state.length) return std::min(s.pending(), at - s.state.length);
+    for (const PromptCut& cut : s.cuts)
+        if (cut.at > s.state.length) return std::min(s.pending(), cut.at - s.state.length);
     return s.pending();
 }
 

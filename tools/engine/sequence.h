@@ -5,6 +5,7 @@
 #include <deque>
 
 #include "tools/engine/engine.h"
+#include "tools/engine/prompt_cuts.h"
 #include "tools/engine/request.h"
 #include "tools/engine/state_pool.h"
 
@@ -17,8 +18,8 @@ struct Sequence {
     Request request;
     Result result;
     SequenceState state;
-    std::vector<int32_t> tokens;    // prompt and answer; state.length of them are in the state
-    std::deque<int64_t> snapshots;  // lengths, rising, at which the state is kept
+    std::vector<int32_t> tokens;  // prompt and answer; state.length of them are in the state
+    std::deque<PromptCut> cuts;   // those still to come
     bool cancelled = false;
     Clock::time_point submitted = Clock::now(), started{}, first_token{};
 

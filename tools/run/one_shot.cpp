@@ -42,8 +42,8 @@ class LogitDump {
     }
     void attach(Request& request) {
         if (file_)
-            request.on_prompt_logits = [this](int64_t, std::span<const float> row) {
-                file_->add_row(row.data());
+            request.on_prompt_logits = [this](const PromptLogits& logits) {
+                for (size_t i = 0; i < logits.count(); ++i) file_->add_row(logits.row(i).data());
             };
     }
     void finish() {

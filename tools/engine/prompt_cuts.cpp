@@ -1,0 +1,45 @@
+#include "tools/engine/prompt_cuts.h"
+
+namespace quern {
+namespace {
+
+constexpr int64_t kFarApart = 2048;  // states that are kept between the first and the last boundary
+
+}  // namespace
+
+std::deque<PromptCut> cuts_to_keep(const PromptShape& prompt) {
+    std::deque<PromptCut> cuts;
+    int64_t kept = prompt.done;
+    for (size_t i = 0; i < prompt.boundaries.size(); ++i) {
+        const int64_t at = prompt.boundaries[i];
+        const bool edge = i == 0 || i + 1 == prompt.boundaries.size();
+        if (at <= kept || at >= prompt.tokens || (!edge && at - kept < kFarApart)) continue;
+        cuts.push_back({kept = at, true});
+    }
+    cuts.push_back({prompt.tokens, true});
+    return cuts;
+}
+
+std::deque<PromptCut> fixed_cuts(const PromptShape& prompt) {
+    std::deque<PromptCut> cuts;
+    int64_t last = 0, kept = prompt.done;
+    const auto cut = [&](int64_t at, bool keep) {
+        last = at;
+        if (at <= prompt.done) return;
+        cuts.push_back({at, keep});
+        if (keep) kept = at;
+    };
+    const auto cut_steps = [&](int64_t end) {
+        while (end - last > prompt.step_tokens) cut(last + prompt.step_tokens, false);
+    };
+    for (const int64_t at : prompt.boundaries) {
+        if (at >= prompt.tokens) break;
+        cut_steps(at);
+        if (at - last >= kLeastCut) cut(at, last == 0 || at - kept >= kFarApart);
+    }
+    cut_steps(prompt.tokens);
+    if (!cuts.empty()) cuts.back().keep = true;
+    return cuts;
+}
+
+}  // namespace quern
