@@ -433,10 +433,11 @@ CUtensorMap token_map(const GemmTask& task) {
     return map;
 }
 
-/// False, and nothing done: no such code, or another GPU. `token_tiles` of S::kTokens.
+/// False, and nothing done: no such code, another GPU, or too little shared memory. `token_tiles` of S::kTokens.
 template <Kind K, class S>
 bool launch_warpgroups(Context& context, const char* what, GemmTask task, int64_t token_tiles) {
     if (context.capability != 90 || !has_warpgroups<K, S>()) return false;
+    if (Ring<K, S>::kShared > context.shared_bytes) return false;
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
     const dim3 grid(static_cast<unsigned>(task.row_blocks * token_tiles * S::kSplit));
     CUtensorMap x{};
