@@ -24,13 +24,14 @@ struct Channel {
     float4 taps;
 
     __device__ __forceinline__ void early(const DeltaStep& d, int channel, int64_t slot, int position,
-                                          int channels) {
+                                          int place, int channels) {
         const bf16* ring = static_cast<const bf16*>(d.conv_state) + slot * d.ring * channels + channel;
         taps = *reinterpret_cast<const float4*>(d.conv + channel * kTaps);
 #pragma unroll
         for (int j = 0; j < kTaps - 1; ++j) {
-            const int p = position - (kTaps - 1) + j;
-            past[j] = p >= 0 ? __bfloat162float(ring[static_cast<int64_t>(p % d.ring) * channels]) : 0.0f;
+            const int before = kTaps - 1 - j, p = place >= before ? place - before : place - before + d.ring;
+            past[j] =
+                position >= before ? __bfloat162float(ring[static_cast<int64_t>(p) * channels]) : 0.0f;
         }
     }
     /// SiLU of the sum, rounded as it would be in memory.
@@ -66,13 +67,14 @@ __global__ void __launch_bounds__(kBlock, 2) decode_kernel(DeltaStep d) {
     __shared__ __align__(16) float qk[2 * kDim], v[kDim], o[kDim];
     __shared__ float squares[kWarps];
     const int sequence = blockIdx.y, head = blockIdx.x, tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
-    const int group = d.value_heads / d.key_heads, key_head = head / group;
+    const int group = quotient(d.value_heads, d.key_heads), key_head = quotient(head, group);
     const int keys = d.key_heads * kDim, channels = 2 * keys + d.value_heads * kDim;
     allow_successor();
 
     const int row = d.start[sequence];
     const bool active = d.start[sequence + 1] == row + 1;
     const int position = active ? d.positions[row] : 0;
+    const int place = position - quotient(position, d.ring) * d.ring;  // of this row in the ring
     const int64_t slot = d.slots[sequence];
     const int half = lane / 16, l = lane % 16, first = warp * kRows + half;
     float* state = d.delta + ((slot * d.value_heads + head) * kDim + first) * kDim + 4 * l;
@@ -88,8 +90,8 @@ __global__ void __launch_bounds__(kBlock, 2) decode_kernel(DeltaStep d) {
     const int element = tid % kDim, qk_channel = key_head * kDim + (is_q ? 0 : keys) + element;
     const int v_channel = 2 * keys + head * kDim + element;
     Channel of_qk, of_v;
-    of_qk.early(d, qk_channel, slot, position, channels);
-    if (is_q) of_v.early(d, v_channel, slot, position, channels);
+    of_qk.early(d, qk_channel, slot, position, place, channels);
+    if (is_q) of_v.early(d, v_channel, slot, position, place, channels);
     const float rate = d.decay_rate[head], bias = d.dt_bias[head], norm = d.norm[element];
     wait_for_predecessor();
     if (!active) return;
@@ -127,8 +129,8 @@ __global__ void __launch_bounds__(kBlock, 2) decode_kernel(DeltaStep d) {
         if (l == 0) o[first + 2 * i] = __bfloat162float(__float2bfloat16(decay * sq + product * delta));
     }
     // The ring's row of this position: nobody reads it in this step.
-    bf16* ring = static_cast<bf16*>(d.conv_state) + (slot * d.ring + position % d.ring) * channels;
-    if (head % group == 0) ring[qk_channel] = u_qk;
+    bf16* ring = static_cast<bf16*>(d.conv_state) + (slot * d.ring + place) * channels;
+    if (key_head * group == head) ring[qk_channel] = u_qk;
     if (is_q) ring[v_channel] = u_v;
     __syncthreads();
     if (!is_q) return;

@@ -47,7 +47,7 @@ __host__ __device__ constexpr int groups_together(int rows) {
 /// decoding, so that addresses made anew each time would show.
 template <Kind K>
 struct DenseSource {
-    int split, part, steps;  // warps a tile, this warp's place among them, steps a tile
+    int log_split, split, part, steps;  // warps a tile, this warp's place among them, steps a tile
     const uint8_t* from;     // the next piece, at this lane's 16 bytes
     int chunk, tile, chunks, tiles;
     int first, end;  // chunks of the first step and after the last
@@ -57,11 +57,12 @@ struct DenseSource {
     __device__ DenseSource(const Part& p, int chunk_count, int warp, int lane)
         : chunks(chunk_count), tiles(p.tiles) {
         const int pieces = pieces_for<K>(chunks);
-        split = warps_per_tile(pieces);
+        log_split = log_warps_per_tile(pieces);
+        split = 1 << log_split;
         part = warp & (split - 1);
-        steps = (pieces + split - 1) / split;
-        const int group = kWarps / split;
-        tile = blockIdx.x * group + warp / split;
+        steps = (pieces + split - 1) >> log_split;
+        const int group = kWarps >> log_split;
+        tile = blockIdx.x * group + (warp >> log_split);
         tile_step = gridDim.x * group;
         chunk = first = part * kPieceChunks<K>;
         end = first + steps * split * kPieceChunks<K>;
@@ -194,18 +195,19 @@ __device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[NT]
 /// of the part, column n) comes before the sums are made, finish.store(row, n, loaded value, sum) after; each
 /// once for each sum. With Finish::kPaired the part is in paired order, a row one of gate and up, and
 /// finish.store(row, n, gate sum, up sum).
-template <Kind K, int NT, bool kDeep, typename Prologue, typename Finish>
-__device__ __forceinline__ void dense_rows(const Part& part, int chunks, int rows, Prologue&& prologue,
+template <Kind K, int NT, bool kDeep, bool kOne, typename Prologue, typename Finish>
+__device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all_rows, Prologue&& prologue,
                                            const Finish& finish) {
     extern __shared__ __align__(16) uint8_t shared[];
     bf16* h = reinterpret_cast<bf16*>(shared + kWarps * DenseRing<K, NT, kDeep>::kBytes);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int stride = activation_stride(chunks);
+    const int rows = kOne ? 1 : all_rows, stride = activation_stride(chunks), blocks = gridDim.x;
     float* sums = reinterpret_cast<float*>(h + rows * stride);
 
     allow_successor();
     DenseSource<K> source(part, chunks, warp, lane);
-    const int split = source.split, mine = source.part, steps = source.steps, group = kWarps / split;
+    const int split = source.split, mine = source.part, steps = source.steps,
+              log_group = 4 - source.log_split, group = 1 << log_group;
     DenseRing<K, NT, kDeep> ring(shared, warp);
     ring.fill(source, lane);
     prologue.early();
@@ -216,36 +218,41 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int row
     const bf16* x[NT];
 #pragma unroll
     for (int nt = 0; nt < NT; ++nt) x[nt] = h + min(8 * nt + (lane >> 2), rows - 1) * stride;
-    const int groups = dense_groups<K>(part.tiles, chunks), most = groups_together<K, NT, kDeep>(rows);
+    const int groups = (part.tiles + group - 1) >> log_group, most = groups_together<K, NT, kDeep>(rows);
     constexpr int kOut = Finish::kPaired ? 8 : 16;  // rows of y that a tile has
     const int height = Finish::kPaired ? part.rows / 2 : part.rows;
-    const int each = group * kOut * rows;  // results of a tile group
+    const Divisor by_rows(rows);
     int turn = 0;
-    for (int at = blockIdx.x; at < groups; at += most * gridDim.x, ++turn) {
-        const int together =
-            min(most, (groups - at + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
+#pragma unroll 1
+    for (int at = blockIdx.x; at < groups; at += most * blocks, ++turn) {
+        const int together = min(most, quotient(groups - at + blocks - 1, blocks));
+        // Result i of the turn: of tile `tile`, counted from the turn's first, row n of x, row r of the tile.
+        struct Result {
+            int tile, n, row;
+        };
+        const auto result = [&](int i) {
+            const int j = i / kOut, tile = kOne ? j : by_rows.quotient(j);
+            return Result{tile, kOne ? 0 : j - tile * rows,
+                          ((at + (tile >> log_group) * blocks) * group + (tile & (group - 1))) * kOut + i % kOut};
+        };
+        const int all = (together << log_group) * kOut * rows;
         // Other warps finish each turn, so that none falls behind. What they need from memory is asked for
         // now.
         const int thread = (threadIdx.x - 128 * turn) & (kThreads - 1);
-        const auto row_of = [&](int i) {
-            return ((at + i / each * static_cast<int>(gridDim.x)) * group + i % each / (kOut * rows)) * kOut +
-                   i % kOut;
-        };
-        const auto valid = [&](int i) { return i < together * each && row_of(i) < height; };
-        const bool first = valid(thread);
         float factor = 1, loaded = 0;  // paired: of gate and of up
-        const auto load = [&](int i) {
-            const int row = row_of(i);
+        const auto load = [&](const Result& o) {
             if constexpr (Finish::kPaired) {
-                factor = part.factor[row / 8 * kTileRows + row % 8];
-                loaded = part.factor[row / 8 * kTileRows + row % 8 + 8];
+                factor = part.factor[o.row / 8 * kTileRows + o.row % 8];
+                loaded = part.factor[o.row / 8 * kTileRows + o.row % 8 + 8];
             } else {
-                if constexpr (K != Kind::bf16) factor = part.factor[row];
-                loaded = finish.load(row, i / kOut % rows);
+                if constexpr (K != Kind::bf16) factor = part.factor[o.row];
+                loaded = finish.load(o.row, o.n);
             }
         };
-        if (first) load(thread);
+        const Result first = result(thread);
+        if (thread < all && first.row < height) load(first);
         float* now = sums + (turn & 1) * group_sums<K, NT, kDeep>(rows);
+#pragma unroll 1
         for (int j = 0; j < together; ++j) {
             float sum[NT][4] = {};
             for (int i = 0; i < steps; ++i) {
@@ -260,19 +267,18 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int row
             store_row_sums<NT>(now + (j * kWarps + warp) * 16 * rows, sum, rows, lane);
         }
         __syncthreads();
-        for (int i = thread; i < together * each; i += kThreads) {
-            if (i == thread ? !first : !valid(i)) continue;
-            const int row = row_of(i), n = i / kOut % rows;
-            if (i != thread) load(i);
-            // group i / each, tile i % each / (kOut rows) of it: its warps follow each other
-            const float* from =
-                now + (i / each * kWarps + i % each / (kOut * rows) * split) * 16 * rows + n * 16 + i % kOut;
+#pragma unroll 1
+        for (int i = thread; i < all; i += kThreads) {
+            const Result o = result(i);
+            if (o.row >= height) continue;
+            if (i != thread) load(o);
+            const float* from = now + (o.tile * split * rows + o.n) * 16 + i % kOut;  // of the tile's first warp
             const float total = add_parts(split, [&](int p) { return from[p * 16 * rows]; }) * factor;
             if constexpr (Finish::kPaired)
-                finish.store(row, n, total,
+                finish.store(o.row, o.n, total,
                              add_parts(split, [&](int p) { return from[p * 16 * rows + 8]; }) * loaded);
             else
-                finish.store(row, n, loaded, total);
+                finish.store(o.row, o.n, loaded, total);
         }
     }
 }

@@ -48,7 +48,7 @@ __device__ __forceinline__ void load_rows(const Down& a, uint8_t* routed, int ro
     for (int b = threadIdx.x; b < all; b += kThreads) {
         const bool is_shared = b >= routed_blocks;
         const int at = is_shared ? b - routed_blocks : b, each = is_shared ? shared_blocks : blocks;
-        const int n = at / each, k = at - n * each, width = is_shared ? a.shared_width : a.width;
+        const int n = quotient(at, each), k = at - n * each, width = is_shared ? a.shared_width : a.width;
         Fp4Block block;
         if (k * 16 < width)
             block.load((is_shared ? a.shared_in : a.routed) + static_cast<int64_t>(n) * width + k * 16);
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     PieceRing ring(shared + warp * s.depth * s.piece_bytes, barriers[warp], s.piece_bytes, s.depth, lane);
     // Unit = part `part` of term `term`, the shared expert's last; lane i has the warp's unit i.
     const int units = a.used * s.routed.count + s.shared.count, own = warp + lane * kWarps;
-    const int term = min(own / s.routed.count, a.used), part = own - term * s.routed.count;
+    const int term = min(quotient(own, s.routed.count), a.used), part = own - term * s.routed.count;
     // The end: thread = row r of term `last`.
     const int last = threadIdx.x / kTileRows, r = threadIdx.x % kTileRows;
     const int id = term < a.used ? __ldcg(a.ids + term) : -1,
@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
             const int pair = pair_of(at);
             const float weight = weights[is_shared ? pairs + pair : pair];
             float* to =
-                terms + (is_shared ? pair * (a.used + 1) + a.used : pair + pair / a.used) * kTileRows + g;
+                terms + (is_shared ? pair * (a.used + 1) + a.used : pair + quotient(pair, a.used)) * kTileRows + g;
             to[0] = low_factor * weight * acc[i];
             to[8] = high_factor * weight * acc[2 + i];
         }
@@ -231,7 +231,7 @@ struct DownWork {
         float weight;
     };
     __device__ __forceinline__ Target target(bool is_shared, int index, float weight) const {
-        const int term = is_shared ? index * (a.used + 1) + a.used : index + index / a.used;
+        const int term = is_shared ? index * (a.used + 1) + a.used : index + quotient(index, a.used);
         return {a.terms + static_cast<int64_t>(term) * a.experts.rows, weight};
     }
     __device__ __forceinline__ void store(const Target& target, int tile, int r, float low, float high,

@@ -33,6 +33,10 @@ __host__ __device__ constexpr int warps_per_tile(int chunks) {
     return s;
 }
 
+/// Its logarithm.
+__device__ __forceinline__ int log_warps_per_tile(int chunks) { return min(4, 32 - __clz(chunks - 1)); }
+static_assert(kWarps == 1 << 4);
+
 /// Tile groups of a weight, for sizing the grid.
 __host__ __device__ constexpr int tile_groups(int tiles, int chunks) {
     const int group = kWarps / warps_per_tile(chunks);

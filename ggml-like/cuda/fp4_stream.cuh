@@ -119,7 +119,8 @@ struct RowLoads {
     const HeldRows& held;
     const ExpertGroups& list;
     uint8_t* rows;
-    int row_bytes, blocks;  // 16 numbers are a block; of a row
+    int row_bytes;
+    Divisor blocks;  // 16 numbers are a block; of a row
     Fp4Block early[kEarly];
 
     __device__ __forceinline__ RowLoads(const Work& w, const HeldRows& h, const ExpertGroups& l, uint8_t* r,
@@ -133,7 +134,7 @@ struct RowLoads {
 #pragma unroll
         for (int i = 0; i < kEarly; ++i) store(early[i], threadIdx.x + i * kThreads);
 #pragma unroll 2
-        for (int b = threadIdx.x + kEarly * kThreads; b < held.slots * blocks; b += kThreads) {
+        for (int b = threadIdx.x + kEarly * kThreads; b < held.slots * blocks.by(); b += kThreads) {
             Fp4Block block;
             load(block, b);
             store(block, b);
@@ -142,14 +143,14 @@ struct RowLoads {
 
   private:
     __device__ __forceinline__ void load(Fp4Block& block, int b) const {
-        const int slot = b / blocks, column = (b - slot * blocks) * 16;
+        const int slot = blocks.quotient(b), column = (b - slot * blocks.by()) * 16;
         if (slot >= held.slots) return;
         const bool shared = held.is_shared(slot);
         if (column < work.width(shared)) block.load(work.row(shared, held.index(list, slot)) + column);
     }
     __device__ __forceinline__ void store(const Fp4Block& block, int b) const {
-        const int slot = b / blocks;
-        if (slot < held.slots) block.store(rows + slot * row_bytes, b - slot * blocks);
+        const int slot = blocks.quotient(b);
+        if (slot < held.slots) block.store(rows + slot * row_bytes, b - slot * blocks.by());
     }
 };
 

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     // Items: the tiles of the shared expert (choice -1), of choice 0 ...
     const int items = (a.used + 1) * s.tiles;
     const int begin = s.parts.begin(warp), bytes = (s.parts.end(warp) - begin) * kFp4Chunk;
-    const int own = blockIdx.x + lane * gridDim.x, choice = own / s.tiles - 1;  // of turn `lane`
+    const int own = blockIdx.x + lane * gridDim.x, choice = quotient(own, s.tiles) - 1;  // of turn `lane`
     const bool works = warp < s.parts.count && own < items;
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
@@ -112,7 +112,7 @@ struct GateUpWork {
     static constexpr bool kRowsFirst = true;  // both come late: the rows, which are fewer, before the weights
 
     __device__ __forceinline__ const bf16* row(bool is_shared, int index) const {
-        return a.h + static_cast<int64_t>(is_shared ? index : index / a.used) * a.columns;
+        return a.h + static_cast<int64_t>(is_shared ? index : quotient(index, a.used)) * a.columns;
     }
     __device__ __forceinline__ int width(bool) const { return a.columns; }
     __device__ __forceinline__ float weight(bool, int) const { return 0; }

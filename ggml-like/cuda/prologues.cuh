@@ -10,12 +10,14 @@ namespace quern::cuda {
 __device__ __forceinline__ void zero_padding(bf16* h, int stride, int rows, int columns) {
     const int padded = (columns + kChunkCols - 1) / kChunkCols * kChunkCols;
     const int pad = padded - columns;
-    for (int i = threadIdx.x; i < rows * pad; i += blockDim.x)
-        h[i / pad * stride + activation_place(columns + i % pad)] = __float2bfloat16(0.0f);
+#pragma unroll 1
+    for (int n = 0; n < rows && pad > 0; ++n)
+        for (int i = threadIdx.x; i < pad; i += blockDim.x)
+            h[n * stride + activation_place(columns + i)] = __float2bfloat16(0.0f);
 }
 
-/// h = x, BF16.
-template <Kind K>
+/// h = x, BF16. kTogether: loads of a thread that are under way at the same time.
+template <Kind K, int kTogether = 8>
 struct PlainRows {
     const bf16* x;
     int64_t ld;
@@ -23,7 +25,8 @@ struct PlainRows {
 
     __device__ __forceinline__ void early() const {}
     __device__ __forceinline__ void operator()(bf16* h, int stride) const {
-        const int pieces = columns / 8, all = rows * pieces;
+        const Divisor pieces(columns / 8);
+        const int all = rows * pieces.by();
 #pragma unroll 1
         for (int i = threadIdx.x; i < all; i += kTogether * blockDim.x) {
             uint4 v[kTogether];
@@ -34,21 +37,21 @@ struct PlainRows {
     }
 
   private:
-    static constexpr int kTogether = 8;  // loads of a thread that are under way at the same time
-
-    __device__ __forceinline__ void load(uint4 (&v)[kTogether], int first, int pieces, int all) const {
+    __device__ __forceinline__ void load(uint4 (&v)[kTogether], int first, const Divisor& pieces,
+                                         int all) const {
 #pragma unroll
         for (int j = 0; j < kTogether; ++j) {
-            const int i = first + j * static_cast<int>(blockDim.x), n = i / pieces;
-            if (i < all) v[j] = __ldcg(reinterpret_cast<const uint4*>(x + n * ld + (i - n * pieces) * 8));
+            const int i = first + j * static_cast<int>(blockDim.x), n = pieces.quotient(i);
+            if (i < all)
+                v[j] = __ldcg(reinterpret_cast<const uint4*>(x + n * ld + (i - n * pieces.by()) * 8));
         }
     }
-    __device__ __forceinline__ void store(const uint4 (&v)[kTogether], int first, int pieces, int all,
-                                          bf16* h, int stride) const {
+    __device__ __forceinline__ void store(const uint4 (&v)[kTogether], int first, const Divisor& pieces,
+                                          int all, bf16* h, int stride) const {
 #pragma unroll
         for (int j = 0; j < kTogether; ++j) {
-            const int i = first + j * static_cast<int>(blockDim.x), n = i / pieces;
-            if (i < all) store8(h + n * stride, (i - n * pieces) * 8, v[j]);
+            const int i = first + j * static_cast<int>(blockDim.x), n = pieces.quotient(i);
+            if (i < all) store8(h + n * stride, (i - n * pieces.by()) * 8, v[j]);
         }
     }
     /// Eight columns from k on, k a multiple of 8, to their places.

@@ -95,7 +95,7 @@ struct TileLine {
     __device__ __forceinline__ Stretch stretch(int at, int most) const {
         const bool of_shared = at < shared_tiles;
         const StreamWeights w = s.of(of_shared);
-        const int rest = of_shared ? at : at - shared_tiles, group = rest / w.tiles,
+        const int rest = of_shared ? at : at - shared_tiles, group = quotient(rest, w.tiles),
                   tile = rest - group * w.tiles;
         return {of_shared ? group : shared_groups + group, tile, min(w.tiles, tile + most), 0, w.pieces};
     }
@@ -108,7 +108,7 @@ struct TileLine {
         const int of_shared = shared_tiles * s.shared.pieces;
         const bool in_shared = piece < of_shared;
         const int rest = in_shared ? piece : piece - of_shared, each = s.of(in_shared).pieces,
-                  tile = rest / each;
+                  tile = quotient(rest, each);
         piece = rest - tile * each;
         return in_shared ? tile : shared_tiles + tile;
     }

@@ -11,12 +11,12 @@
 namespace quern::cuda {
 namespace {
 
-template <Kind K, int NT, bool kDeep>
+template <Kind K, int NT, bool kDeep, bool kOne>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
-    linear_add_few(Part part, int chunks, PlainRows<K> prologue, const float* residual, float* y,
+    linear_add_few(Part part, int chunks, PlainRows<K, kOne ? 1 : 8> prologue, const float* residual, float* y,
                    int64_t ld) {
-    dense_rows<K, NT, kDeep>(part, chunks, prologue.rows, prologue,
-                             AddResidual{residual + part.row_begin, y + part.row_begin, ld});
+    dense_rows<K, NT, kDeep, kOne>(part, chunks, prologue.rows, prologue,
+                                   AddResidual{residual + part.row_begin, y + part.row_begin, ld});
 }
 
 template <Kind K>
@@ -25,12 +25,19 @@ void few(Context& c, const Packed& w, const Part& part, const Tensor& x, const T
     const int grid = min(c.sms, dense_groups<K>(part.tiles, w.chunks));
     for (int first = 0, n = 0; first < rows; first += n) {
         n = dense_rows_at_once<K>(c, rows - first, w.chunks);
-        const PlainRows<K> prologue{x.as<bf16>() + first * x.stride[0], x.stride[0], w.cols, n};
         const int64_t at = first * y.stride[0];
         dense_shape<K>(c, n, w.chunks, [&]<int NT, bool kDeep>() {
-            launch(c, "linear_add", linear_add_few<K, NT, kDeep>, grid, kThreads,
-                   dense_shared_bytes<K, NT, kDeep>(n, w.chunks), part, w.chunks, prologue,
-                   residual.as<float>() + at, y.as<float>() + at, y.stride[0]);
+            const auto run = [&]<bool kOne>() {
+                const PlainRows<K, kOne ? 1 : 8> prologue{x.as<bf16>() + first * x.stride[0], x.stride[0],
+                                                          w.cols, n};
+                launch(c, "linear_add", linear_add_few<K, NT, kDeep, kOne>, grid, kThreads,
+                       dense_shared_bytes<K, NT, kDeep>(n, w.chunks), part, w.chunks, prologue,
+                       residual.as<float>() + at, y.as<float>() + at, y.stride[0]);
+            };
+            if (NT == 1 && n == 1)
+                run.template operator()<NT == 1>();
+            else
+                run.template operator()<false>();
         });
     }
 }

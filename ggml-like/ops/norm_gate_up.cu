@@ -26,7 +26,7 @@ struct StoreGated {
 template <Kind K, int NT, bool kDeep, int kTogether>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     norm_gate_up_few(Part part, int chunks, NormRows<K, kTogether> prologue, bf16* y, int64_t ld) {
-    dense_rows<K, NT, kDeep>(part, chunks, prologue.rows, prologue, StoreGated{y, ld});
+    dense_rows<K, NT, kDeep, kTogether == 1>(part, chunks, prologue.rows, prologue, StoreGated{y, ld});
 }
 
 template <Kind K, int NT, bool kDeep, int kTogether>
