@@ -79,12 +79,17 @@ struct Stretch {
 struct TileLine {
     const Stream& s;
     int shared_groups, shared_tiles, tiles;
+    Divisor routed_each, shared_each, routed_pieces, shared_pieces;  // tiles of a group, pieces of a tile
 
     __device__ __forceinline__ TileLine(const Stream& stream, const ExpertGroups& list)
         : s(stream),
           shared_groups(list.shared),
           shared_tiles(shared_groups * stream.shared.tiles),
-          tiles(shared_tiles + (list.count - shared_groups) * stream.routed.tiles) {}
+          tiles(shared_tiles + (list.count - shared_groups) * stream.routed.tiles),
+          routed_each(stream.routed.tiles),
+          shared_each(stream.shared.tiles),
+          routed_pieces(stream.routed.pieces),
+          shared_pieces(stream.shared.pieces) {}
 
     __device__ __forceinline__ bool is_shared(int group) const { return group < shared_groups; }
     __device__ __forceinline__ int first_tile(int group) const {
@@ -94,10 +99,11 @@ struct TileLine {
     /// Whole tiles of one group from `at` on, at most `most`.
     __device__ __forceinline__ Stretch stretch(int at, int most) const {
         const bool of_shared = at < shared_tiles;
-        const StreamWeights w = s.of(of_shared);
-        const int rest = of_shared ? at : at - shared_tiles, group = quotient(rest, w.tiles),
-                  tile = rest - group * w.tiles;
-        return {of_shared ? group : shared_groups + group, tile, min(w.tiles, tile + most), 0, w.pieces};
+        const Divisor each = of_shared ? shared_each : routed_each;
+        const int rest = of_shared ? at : at - shared_tiles, group = each.quotient(rest),
+                  tile = rest - group * each.by();
+        return {of_shared ? group : shared_groups + group, tile, min(each.by(), tile + most), 0,
+                of_shared ? shared_pieces.by() : routed_pieces.by()};
     }
     /// Pieces before a tile.
     __device__ __forceinline__ int pieces_before(int at) const {
@@ -107,9 +113,9 @@ struct TileLine {
     __device__ __forceinline__ int tile_of(int& piece) const {
         const int of_shared = shared_tiles * s.shared.pieces;
         const bool in_shared = piece < of_shared;
-        const int rest = in_shared ? piece : piece - of_shared, each = s.of(in_shared).pieces,
-                  tile = quotient(rest, each);
-        piece = rest - tile * each;
+        const Divisor each = in_shared ? shared_pieces : routed_pieces;
+        const int rest = in_shared ? piece : piece - of_shared, tile = each.quotient(rest);
+        piece = rest - tile * each.by();
         return in_shared ? tile : shared_tiles + tile;
     }
     /// The tile with which block `block` of `blocks` begins. Groups of the shared expert are full: 8 rows to

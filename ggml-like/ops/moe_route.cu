@@ -95,7 +95,8 @@ __device__ __forceinline__ void choose_row(const Route& r, int n, int* ids) {
         choose_experts<kMostExperts / 32>(logits, r.experts, r.used, ids, weights, r.shared + n);
 }
 
-template <int NT, bool kDeep, int kTogether>
+/// kEach: experts of a lane in the choice.
+template <int NT, bool kDeep, int kTogether, int kEach>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     route_few(Route r, Part part, RouteRows<kTogether> prologue) {
     __shared__ __align__(16) int ids[kFewRows * kMostUsed + 4];
@@ -113,7 +114,8 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
     const int lane = threadIdx.x % 32;
     for (int n = threadIdx.x / 32; n < r.rows; n += kWarps) {
         int* mine = ids + n * r.used;
-        choose_row(r, n, mine);
+        choose_experts<kEach>(r.logits + n * r.logits_ld, r.experts, r.used, mine, r.weights + n * r.used,
+                              r.shared + n);
         __syncwarp();
         if (lane < r.used) r.ids[n * r.used + lane] = mine[lane];
     }
@@ -126,7 +128,9 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
 template <int NT, bool kDeep, int kTogether>
 void few(Context& c, const Route& r, const Packed& w) {
     const RouteRows<kTogether> prologue{{r.x, r.norm, r.columns, r.rows, r.eps, {}}, r.h};
-    launch(c, "moe_route", route_few<NT, kDeep, kTogether>, tile_groups(w.part[0].tiles, w.chunks), kThreads,
+    const auto kernel = r.experts <= 256 ? route_few<NT, kDeep, kTogether, 8>
+                                         : route_few<NT, kDeep, kTogether, kMostExperts / 32>;
+    launch(c, "moe_route", kernel, tile_groups(w.part[0].tiles, w.chunks), kThreads,
            dense_shared_bytes<Kind::bf16, NT, kDeep>(r.rows, w.chunks), r, w.part[0], prologue);
 }
 
