@@ -255,6 +255,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
 #pragma unroll 1
         for (int j = 0; j < together; ++j) {
             float sum[NT][4] = {};
+#pragma unroll 1
             for (int i = 0; i < steps; ++i) {
                 const uint8_t* piece = ring.wait();
                 const int c = (mine + i * split) * kPieceChunks<K>;
