@@ -30,8 +30,7 @@ struct Channel {
 #pragma unroll
         for (int j = 0; j < kTaps - 1; ++j) {
             const int before = kTaps - 1 - j, p = place >= before ? place - before : place - before + d.ring;
-            past[j] =
-                position >= before ? __bfloat162float(ring[static_cast<int64_t>(p) * channels]) : 0.0f;
+            past[j] = position >= before ? __bfloat162float(ring[static_cast<int64_t>(p) * channels]) : 0.0f;
         }
     }
     /// SiLU of the sum, rounded as it would be in memory.

@@ -48,7 +48,7 @@ __host__ __device__ constexpr int groups_together(int rows) {
 template <Kind K>
 struct DenseSource {
     int log_split, split, part, steps;  // warps a tile, this warp's place among them, steps a tile
-    const uint8_t* from;     // the next piece, at this lane's 16 bytes
+    const uint8_t* from;                // the next piece, at this lane's 16 bytes
     int chunk, tile, chunks, tiles;
     int first, end;  // chunks of the first step and after the last
     int tile_step;
@@ -232,8 +232,9 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
         };
         const auto result = [&](int i) {
             const int j = i / kOut, tile = kOne ? j : by_rows.quotient(j);
-            return Result{tile, kOne ? 0 : j - tile * rows,
-                          ((at + (tile >> log_group) * blocks) * group + (tile & (group - 1))) * kOut + i % kOut};
+            return Result{
+                tile, kOne ? 0 : j - tile * rows,
+                ((at + (tile >> log_group) * blocks) * group + (tile & (group - 1))) * kOut + i % kOut};
         };
         const int all = (together << log_group) * kOut * rows;
         // Other warps finish each turn, so that none falls behind. What they need from memory is asked for
@@ -273,7 +274,8 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
             const Result o = result(i);
             if (o.row >= height) continue;
             if (i != thread) load(o);
-            const float* from = now + (o.tile * split * rows + o.n) * 16 + i % kOut;  // of the tile's first warp
+            const float* from =
+                now + (o.tile * split * rows + o.n) * 16 + i % kOut;  // of the tile's first warp
             const float total = add_parts(split, [&](int p) { return from[p * 16 * rows]; }) * factor;
             if constexpr (Finish::kPaired)
                 finish.store(o.row, o.n, total,

@@ -198,7 +198,8 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
             const int pair = pair_of(at);
             const float weight = weights[is_shared ? pairs + pair : pair];
             float* to =
-                terms + (is_shared ? pair * (a.used + 1) + a.used : pair + quotient(pair, a.used)) * kTileRows + g;
+                terms +
+                (is_shared ? pair * (a.used + 1) + a.used : pair + quotient(pair, a.used)) * kTileRows + g;
             to[0] = low_factor * weight * acc[i];
             to[8] = high_factor * weight * acc[2 + i];
         }

@@ -433,7 +433,8 @@ CUtensorMap token_map(const GemmTask& task) {
     return map;
 }
 
-/// False, and nothing done: no such code, another GPU, or too little shared memory. `token_tiles` of S::kTokens.
+/// False, and nothing done: no such code, another GPU, or too little shared memory. `token_tiles` of
+/// S::kTokens.
 template <Kind K, class S>
 bool launch_warpgroups(Context& context, const char* what, GemmTask task, int64_t token_tiles) {
     if (context.capability != 90 || !has_warpgroups<K, S>()) return false;

@@ -101,7 +101,8 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
     route_few(Route r, Part part, RouteRows<kTogether> prologue) {
     __shared__ __align__(16) int ids[kFewRows * kMostUsed + 4];
     __shared__ bool last;
-    dense_rows<Kind::bf16, NT, kDeep, kTogether == 1>(part, r.chunks, r.rows, prologue, StoreLogits{r.logits, r.logits_ld});
+    dense_rows<Kind::bf16, NT, kDeep, kTogether == 1>(part, r.chunks, r.rows, prologue,
+                                                      StoreLogits{r.logits, r.logits_ld});
     __syncthreads();
     if (threadIdx.x == 0) {
         __threadfence();

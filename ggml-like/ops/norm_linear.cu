@@ -28,7 +28,8 @@ struct Store {
 template <Kind K, int NT, bool kDeep, int kTogether, typename Y>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     norm_linear_few(Part part, int chunks, NormRows<K, kTogether> prologue, Y* y, int64_t ld) {
-    dense_rows<K, NT, kDeep, kTogether == 1>(part, chunks, prologue.rows, prologue, Store<Y>{y + part.row_begin, ld});
+    dense_rows<K, NT, kDeep, kTogether == 1>(part, chunks, prologue.rows, prologue,
+                                             Store<Y>{y + part.row_begin, ld});
 }
 
 template <Kind K, int NT, bool kDeep, int kTogether, typename Y>

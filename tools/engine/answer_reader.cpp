@@ -106,7 +106,9 @@ void AnswerReader::attach(Request& request, std::function<bool(const AnswerDelta
     const bool no_calls = rules_.calls == AnswerRules::Calls::none && !names_.empty();
     if (required || no_calls || rules_.schema) request.allow = [this](int32_t id) { return allows(id); };
     if (rules_.top_logprobs >= 0)
-        request.on_logits = [this](int32_t id, std::span<const float> row) { logprobs_.push_back(report(id, row)); };
+        request.on_logits = [this](int32_t id, std::span<const float> row) {
+            logprobs_.push_back(report(id, row));
+        };
     if (rules_.prompt_logprobs) note_prompt(request);
 }
 

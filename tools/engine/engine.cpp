@@ -447,8 +447,7 @@ void Engine::State::finish(Sequence& s, FinishReason reason, std::string error) 
     s.result.error = std::move(error);
     // Rows of an answer ran one by one: unless that makes no difference, a follow-up reads it as a prompt.
     const bool whole = reason != FinishReason::error && s.state.length > s.prompt_tokens();
-    if (whole && backend.batch_invariant())
-        keep_state(s, !s.request.keep_answer || s.request.keep_answer());
+    if (whole && backend.batch_invariant()) keep_state(s, !s.request.keep_answer || s.request.keep_answer());
     pool.release(s.state);
 }
 
