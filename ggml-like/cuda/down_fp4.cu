@@ -39,12 +39,14 @@ struct Tile {
     }
 };
 
-/// Rows of routed and of shared into shared memory, all threads of the block.
+/// Rows of routed and of shared into shared memory, all threads of the block. kTogether: loads of a thread that
+/// are under way at the same time.
+template <int kTogether>
 __device__ __forceinline__ void load_rows(const Down& a, uint8_t* routed, int routed_bytes, uint8_t* shared,
                                           int shared_bytes) {
     const int blocks = a.experts.chunks * 4, routed_blocks = a.rows * a.used * blocks;
     const int shared_blocks = a.shared_chunks * 4, all = routed_blocks + a.rows * shared_blocks;
-#pragma unroll 4
+#pragma unroll(kTogether)
     for (int b = threadIdx.x; b < all; b += kThreads) {
         const bool is_shared = b >= routed_blocks;
         const int at = is_shared ? b - routed_blocks : b, each = is_shared ? shared_blocks : blocks;
@@ -71,6 +73,8 @@ __device__ __forceinline__ void add_terms(const Down& a, const float* terms, int
 
 // ---- one row ----
 
+/// kEach: chunks of every part; 0: of most.
+template <int kEach>
 __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMostPieces];
@@ -91,22 +95,27 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     const int begin = term < a.used ? s.routed.begin(part) : s.shared.begin(part);
     const int chunks = (term < a.used ? s.routed.end(part) : s.shared.end(part)) - begin;
     const Tile mine(a, id);
-    ring.request_first(own < units ? mine.data + begin * kFp4Chunk : nullptr, chunks * kFp4Chunk);
+    const uint8_t* first = own < units ? mine.data + begin * kFp4Chunk : nullptr;
+    if constexpr (kEach > 0)
+        ring.request_first<kEach * kFp4Chunk>(first);
+    else
+        ring.request_first(first, chunks * kFp4Chunk);
     float factor = 0;
     if (last <= a.used)
         factor = Tile(a, last_id).factor[r] * __ldcg(last < a.used ? a.weights + last : a.shared_gate);
     const float residual = last == 0 ? load_residual(a, 0, r) : 0.0f;
     wait_for_predecessor();
     allow_successor();
-    load_rows(a, rows, row_bytes, rows + a.used * row_bytes, 0);
+    load_rows<1>(a, rows, row_bytes, rows + a.used * row_bytes, 0);
     __syncthreads();
     const int count = __popc(__ballot_sync(0xffffffffu, own < units));
     for (int i = 0; i < count; ++i) {
-        const int n = __shfl_sync(0xffffffffu, chunks, i);
+        const int n = kEach > 0 ? kEach : __shfl_sync(0xffffffffu, chunks, i);
         const uint8_t* x =
             rows + __shfl_sync(0xffffffffu, term * row_bytes + begin * 128, i) + 16 * (lane & 3);
         const uint8_t* chunk = ring.wait();
         float acc[4] = {};
+#pragma unroll(kEach > 0 ? kEach : 1)
         for (int c = 0; c < n; ++c) multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
         ring.release();
         if ((lane & 3) == 0) {
@@ -167,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     const float residual = n < a.rows ? load_residual(a, n, r) : 0.0f;
     wait_for_predecessor();
     allow_successor();
-    load_rows(a, rows, routed_bytes, shared_rows, shared_bytes);
+    load_rows<4>(a, rows, routed_bytes, shared_rows, shared_bytes);
     __syncthreads();
     for (int index = warp; index < list.count; index += kWarps) {
         const ExpertGroup group = list.group[index];
@@ -302,7 +311,11 @@ bool down_fp4(Context& c, const Down& a) {
         s.depth = (units + kWarps - 1) / kWarps;
         const int bytes = kWarps * s.depth * s.piece_bytes + rows_bytes + units * kTileRows * 4;
         if (bytes <= limit && s.depth <= kMostPieces && a.used < 32) {
-            launch(c, "moe_down", down_one, a.experts.tiles, kThreads, bytes, a, s);
+            const bool whole = s.routed.each == s.shared.each && s.routed.chunks % s.routed.each == 0 &&
+                               s.shared.chunks % s.routed.each == 0;
+            const int each_part = whole ? s.routed.each : 0;
+            const auto kernel = each_part == 1 ? down_one<1> : each_part == 2 ? down_one<2> : down_one<0>;
+            launch(c, "moe_down", kernel, a.experts.tiles, kThreads, bytes, a, s);
             return true;
         }
     }

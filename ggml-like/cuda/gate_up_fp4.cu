@@ -43,6 +43,8 @@ struct Tile {
 
 // ---- one row ----
 
+/// kEach: chunks of every part; 0: of most.
+template <int kEach>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMostPieces];
@@ -64,7 +66,11 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     const Tile mine(a, id, own - (choice + 1) * s.tiles);
     // A ring has a place for every turn: nothing is asked for later.
     const bool there = works && mine.height > 0;
-    ring.request_first(works ? (there ? mine.data : a.shared.data) + begin * kFp4Chunk : nullptr, bytes);
+    const uint8_t* first = works ? (there ? mine.data : a.shared.data) + begin * kFp4Chunk : nullptr;
+    if constexpr (kEach > 0)
+        ring.request_first<kEach * kFp4Chunk>(first);
+    else
+        ring.request_first(first, bytes);
     for (int b = threadIdx.x; b < a.chunks * 4; b += kThreads) {
         if (b != static_cast<int>(threadIdx.x)) {
             block = {};
@@ -79,9 +85,9 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     for (int turn = 0; turn < turns; ++turn) {
         const uint8_t* chunk = ring.wait();
         float acc[4] = {};
-#pragma unroll 2
-        for (int c = 0; c < s.parts.end(warp) - begin; ++c)
-            multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
+        const int chunks = kEach > 0 ? kEach : s.parts.end(warp) - begin;
+#pragma unroll(kEach > 0 ? kEach : 1)
+        for (int c = 0; c < chunks; ++c) multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
         ring.release();
         if ((lane & 3) == 0) {
             float* to = sums + (turn * kMostParts + warp) * kTileRows + (lane >> 2);
@@ -155,7 +161,9 @@ bool gate_up_fp4(Context& c, const GateUp& a) {
         s.piece_bytes = part_bytes;
         const int bytes = kWarps * s.depth * part_bytes + row_bytes + s.turns * kMostParts * kTileRows * 4;
         if (bytes <= limit && s.depth <= kMostPieces && a.experts.tiles > 0 && a.shared.tiles > 0) {
-            launch(c, "moe_gate_up", gate_up_one, grid, kThreads, bytes, a, s);
+            const int each = a.chunks % s.parts.each == 0 ? s.parts.each : 0;
+            const auto kernel = each == 1 ? gate_up_one<1> : each == 2 ? gate_up_one<2> : gate_up_one<0>;
+            launch(c, "moe_gate_up", kernel, grid, kThreads, bytes, a, s);
             return true;
         }
     }

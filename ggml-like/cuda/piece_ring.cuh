@@ -14,11 +14,15 @@ __device__ __forceinline__ void init_barrier(uint64_t* barrier) {
     asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(shared_address(barrier)) : "memory");
 }
 
+/// Whole warp: the barrier's phase ends when all copies are there that its lanes asked for so far.
+__device__ __forceinline__ void arrive_with_copies(uint64_t* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
 /// Whole warp: `bytes`, a multiple of 16, to shared memory; the barrier's phase ends when they are there.
 __device__ __forceinline__ void copy_piece(uint8_t* to, const uint8_t* from, int bytes, uint64_t* barrier,
                                            int lane) {
     for (int i = 16 * lane; i < bytes; i += 512) copy_async16(to + i, from + i);
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+    arrive_with_copies(barrier);
 }
 
 __device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t parity) {
@@ -45,6 +49,24 @@ class PieceRing {
     __device__ __forceinline__ void request(const uint8_t* from, int bytes) {
         copy_piece(data_ + to_ * piece_, from, bytes, barriers_ + to_, lane_);
         to_ = to_ + 1 == depth_ ? 0 : to_ + 1;
+    }
+    /// As request, of a size known beforehand, in fewer instructions.
+    template <int kBytes>
+    __device__ __forceinline__ void request(const uint8_t* from) {
+        uint8_t* to = data_ + to_ * piece_ + 16 * lane_;
+#pragma unroll
+        for (int i = 0; i < kBytes; i += 512)
+            if (i + 512 <= kBytes || i + 16 * lane_ < kBytes) copy_async16(to + i, from + 16 * lane_ + i);
+        arrive_with_copies(barriers_ + to_);
+        to_ = to_ + 1 == depth_ ? 0 : to_ + 1;
+    }
+    template <int kBytes>
+    __device__ __forceinline__ void request_first(const uint8_t* from) {
+        const int count = __popc(__ballot_sync(0xffffffffu, from != nullptr));
+#pragma unroll 1
+        for (int i = 0; i < count; ++i)
+            request<kBytes>(reinterpret_cast<const uint8_t*>(
+                __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(from), i)));
     }
     /// The first requests, at most `depth`: request i is (from, bytes) of lane i, until a lane has null.
     __device__ __forceinline__ void request_first(const uint8_t* from, int bytes) {
