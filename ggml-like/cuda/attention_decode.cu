@@ -94,19 +94,6 @@ __device__ __forceinline__ float* part_at(const AttentionCall& c, const Row& row
     return static_cast<float*>(c.work) + ((unit * c.most_chunks + chunk) * kSplitBlocks + rank) * kPartFloats;
 }
 
-/// True in every thread of the block that comes last of `expected`; leaves the counter at zero.
-__device__ __forceinline__ bool last_to_arrive(unsigned* counter, unsigned expected, unsigned* answer) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        unsigned before;
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-        *answer = before + 1 == expected;
-        if (before + 1 == expected) *counter = 0;
-    }
-    __syncthreads();
-    return *answer;
-}
-
 /// A chunk's result of one pair of elements from its blocks' values, and maxima and sums.
 __device__ __forceinline__ float4 merge_blocks(const float2 (&values)[kSplitBlocks],
                                                const float2 (&totals)[kSplitBlocks]) {
@@ -297,15 +284,14 @@ __global__ void __launch_bounds__(kThreads, 2)
     cluster_arrive();
     bool last = true;
     if (counted > 1) {
-        last = last_to_arrive(c.counters + (t * c.kv_heads + row.kv_head) * kSplitBlocks + rank, counted,
-                              &shared.answer);
+        last = last_block(c.counters + (t * c.kv_heads + row.kv_head) * kSplitBlocks + rank, counted);
         if (last) all = merge_chunks(c, row, pair, chunks);
     }
     if (last && has_pair) store_pair(c, row, pair, all, gate);
     cluster_wait();  // peers may still read this block's shared memory
 #else
     unsigned* counter = c.counters + (t * c.kv_heads + row.kv_head) * kSplitBlocks;
-    if (last_to_arrive(counter, min(clusters, chunks) * kSplitBlocks, &shared.answer))
+    if (last_block(counter, min(clusters, chunks) * kSplitBlocks))
         for (int p = threadIdx.x; p < row.group * kDim / 2; p += kThreads) {
             float4 all{0, 0, -INFINITY, 0};
             for (chunk = 0; chunk < chunks; ++chunk) all = merge(all, merge_parts(c, row, chunk, p));

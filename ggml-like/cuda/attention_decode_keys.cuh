@@ -18,7 +18,6 @@ struct Shared {
     float2 highest[kWarps][kHeads / 2];  // of each warp's scores, two heads
     float2 sums[kWarps][kHeads / 2];
     float2 totals[kHeads];  // the block's maximum and sum
-    unsigned answer;
 };
 constexpr int kSpare = 2, kOutRow = kDim + 4;  // the pad spreads heads over the banks
 constexpr int kQueryRows = 8;                  // rows of slot 2 that q takes

@@ -46,6 +46,21 @@ class Divisor {
 };
 __device__ __forceinline__ int quotient(int x, int by) { return Divisor(by).quotient(x); }
 
+/// True in every thread of the block that comes last of `blocks` to this counter, which is then zero again. What
+/// the others wrote before is seen by it.
+__device__ __forceinline__ bool last_block(unsigned* counter, unsigned blocks) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned before;
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+        last = before + 1 == blocks;
+        if (last) *counter = 0;
+    }
+    __syncthreads();
+    return last;
+}
+
 /// 16 bytes from global to shared memory, past L1.
 __device__ __forceinline__ void copy_async16(void* to_shared, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to_shared)), "l"(from));

@@ -43,20 +43,6 @@ struct Top {
     }
 };
 
-/// True in all threads of the block that comes last to this counter, which is then zero again.
-__device__ __forceinline__ bool last_block(unsigned* counter, unsigned blocks) {
-    __shared__ bool last;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicAdd(counter, 1) == blocks - 1;
-        if (last) *counter = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    return last;
-}
-
 /// The n-th largest of kGroups keys: four rounds of 8 bits.
 __device__ uint32_t nth_largest(const uint32_t* keys, int n) {
     __shared__ int histogram[256];

@@ -100,17 +100,9 @@ template <int NT, bool kDeep, int kTogether, int kEach>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     route_few(Route r, Part part, RouteRows<kTogether> prologue) {
     __shared__ __align__(16) int ids[kFewRows * kMostUsed + 4];
-    __shared__ bool last;
     dense_rows<Kind::bf16, NT, kDeep, kTogether == 1>(part, r.chunks, r.rows, prologue,
                                                       StoreLogits{r.logits, r.logits_ld});
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();
-        last = atomicAdd(r.counter, 1) == gridDim.x - 1;
-        __threadfence();
-    }
-    __syncthreads();
-    if (!last) return;
+    if (!last_block(r.counter, gridDim.x)) return;
 
     const int lane = threadIdx.x % 32;
     for (int n = threadIdx.x / 32; n < r.rows; n += kWarps) {
@@ -120,7 +112,6 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
         __syncwarp();
         if (lane < r.used) r.ids[n * r.used + lane] = mine[lane];
     }
-    if (threadIdx.x == 0) *r.counter = 0;
     if (threadIdx.x < 4) ids[r.rows * r.used + threadIdx.x] = kNoExpert;
     __syncthreads();
     group_few(r, ids);
@@ -142,23 +133,14 @@ constexpr int kStepThreads = 512, kStepBlocks = 16, kStepPairs = 512;  // of a d
 __global__ void __launch_bounds__(kStepThreads) choose_and_group(Route r) {
     __shared__ unsigned chose[kStepPairs / 32][kMostExperts];
     __shared__ int offset[kMostExperts], sums[kStepThreads / 32];
-    __shared__ bool last;
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, pairs = r.rows * r.used;
     allow_successor();
     for (int i = tid; i < kStepPairs / 32 * kMostExperts; i += kStepThreads) (&chose[0][0])[i] = 0;
     wait_for_predecessor();
     for (int n = blockIdx.x + warp * gridDim.x; n < r.rows; n += gridDim.x * (kStepThreads / 32))
         choose_row(r, n, r.ids + n * r.used);
-    __syncthreads();
-    if (tid == 0) {
-        __threadfence();
-        last = atomicAdd(r.counter, 1) == gridDim.x - 1;
-        __threadfence();
-    }
-    __syncthreads();
-    if (!last) return;
+    if (!last_block(r.counter, gridDim.x)) return;
 
-    if (tid == 0) *r.counter = 0;
     const int id = tid < pairs ? __ldcg(r.ids + tid) : 0;
     if (tid < pairs) atomicOr(&chose[tid / 32][id], 1u << tid % 32);
     __syncthreads();
