@@ -18,12 +18,12 @@ template <Kind K>
 constexpr int kPieceBytes = kPieceChunks<K>* chunk_bytes(K);
 /// Pieces of a warp on their way. Deep rings: so many that a block takes more than half the 227 KB of an SM
 /// (two blocks of one kernel on one SM leave another SM idle). Fewer fit beside 16 rows of 4096 activations;
-/// and beside 8 rows into the 99 KB that a block has on sm_86, 89 and 120, where memory is slower too. kOne: one row; of 4096
-/// BF16 columns all is under way before the wait.
-template <Kind K, int NT, bool kDeep, bool kOne>
-constexpr int kPieces = kDeep ? (K == Kind::nvfp4              ? 6
-                                 : K == Kind::bf16 && kOne ? 4
-                                                           : 3)
+/// and beside 8 rows into the 99 KB that a block has on sm_86, 89 and 120, where memory is slower too.
+/// kAhead: one row that is normed, whose block beside that of moe_down still fits.
+template <Kind K, int NT, bool kDeep, bool kAhead>
+constexpr int kPieces = kDeep ? (K == Kind::nvfp4            ? 6
+                                 : K == Kind::bf16 && kAhead ? 4
+                                                             : 3)
                               : (K == Kind::nvfp4 ? 2 : 1) + (NT == 2 ? 1 : 0);
 
 template <Kind K>
@@ -87,22 +87,22 @@ struct DenseSource {
 };
 
 /// The pieces of one warp on their way.
-template <Kind K, int NT, bool kDeep, bool kOne>
+template <Kind K, int NT, bool kDeep, bool kAhead>
 struct DenseRing {
     uint8_t* base;  // of this warp
     int at = 0;     // bytes: the current piece
 
-    static constexpr int kBytes = kPieces<K, NT, kDeep, kOne> * kPieceBytes<K>;
+    static constexpr int kBytes = kPieces<K, NT, kDeep, kAhead> * kPieceBytes<K>;
 
     __device__ DenseRing(uint8_t* ring, int warp) : base(ring + warp * kBytes) {}
 
     __device__ __forceinline__ void fill(DenseSource<K>& source, int lane) {
 #pragma unroll
-        for (int i = 0; i < kPieces<K, NT, kDeep, kOne>; ++i) request(source, i * kPieceBytes<K>, lane);
+        for (int i = 0; i < kPieces<K, NT, kDeep, kAhead>; ++i) request(source, i * kPieceBytes<K>, lane);
     }
     /// Waits for the current step's piece.
     __device__ __forceinline__ const uint8_t* wait() {
-        wait_copies<kPieces<K, NT, kDeep, kOne> - 1>();
+        wait_copies<kPieces<K, NT, kDeep, kAhead> - 1>();
         if constexpr (K != Kind::bf16) __syncwarp();  // parts were copied by other lanes
         return base + at;
     }
@@ -134,11 +134,9 @@ __host__ __device__ constexpr int group_sums(int rows) {
     return groups_together<K, NT, kDeep>(rows) * kWarps * 16 * rows;
 }
 
-template <Kind K, int NT, bool kDeep>
+template <Kind K, int NT, bool kDeep, bool kAhead = false>
 int dense_shared_bytes(int rows, int chunks) {
-    const int ring = NT == 1 && rows == 1 ? DenseRing<K, NT, kDeep, true>::kBytes
-                                          : DenseRing<K, NT, kDeep, false>::kBytes;
-    return kWarps * ring + rows * activation_stride(chunks) * 2 +
+    return kWarps * DenseRing<K, NT, kDeep, kAhead>::kBytes + rows * activation_stride(chunks) * 2 +
            2 * group_sums<K, NT, kDeep>(rows) * static_cast<int>(sizeof(float));
 }
 
@@ -153,7 +151,8 @@ bool dense_fits(const Context& c, int rows, int chunks) {
 template <Kind K, typename F>
 auto dense_shape(const Context& c, int rows, int chunks, F&& f) {
     if (rows > 8) return f.template operator()<2, false>();
-    if (dense_fits<K, 1, true>(c, 1, chunks)) return f.template operator()<1, true>();
+    if (dense_shared_bytes<K, 1, true, true>(1, chunks) + kDenseStatic <= c.shared_bytes)
+        return f.template operator()<1, true>();
     return f.template operator()<1, false>();
 }
 template <Kind K>
@@ -201,11 +200,11 @@ __device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[NT]
 /// of the part, column n) comes before the sums are made, finish.store(row, n, loaded value, sum) after; each
 /// once for each sum. With Finish::kPaired the part is in paired order, a row one of gate and up, and
 /// finish.store(row, n, gate sum, up sum).
-template <Kind K, int NT, bool kDeep, bool kOne, typename Prologue, typename Finish>
+template <Kind K, int NT, bool kDeep, bool kOne, bool kAhead, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all_rows, Prologue&& prologue,
                                            const Finish& finish) {
     extern __shared__ __align__(16) uint8_t shared[];
-    bf16* h = reinterpret_cast<bf16*>(shared + kWarps * DenseRing<K, NT, kDeep, kOne>::kBytes);
+    bf16* h = reinterpret_cast<bf16*>(shared + kWarps * DenseRing<K, NT, kDeep, kAhead>::kBytes);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int rows = kOne ? 1 : all_rows, stride = activation_stride(chunks), blocks = gridDim.x;
     float* sums = reinterpret_cast<float*>(h + rows * stride);
@@ -214,7 +213,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
     DenseSource<K> source(part, chunks, warp, lane);
     const int split = source.split, mine = source.part, steps = source.steps,
               log_group = 4 - source.log_split, group = 1 << log_group;
-    DenseRing<K, NT, kDeep, kOne> ring(shared, warp);
+    DenseRing<K, NT, kDeep, kAhead> ring(shared, warp);
     ring.fill(source, lane);
     prologue.early();
     wait_for_predecessor();

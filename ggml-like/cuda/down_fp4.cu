@@ -39,8 +39,8 @@ struct Tile {
     }
 };
 
-/// Rows of routed and of shared into shared memory, all threads of the block. kTogether: loads of a thread that
-/// are under way at the same time.
+/// Rows of routed and of shared into shared memory, all threads of the block. kTogether: loads of a thread
+/// that are under way at the same time.
 template <int kTogether>
 __device__ __forceinline__ void load_rows(const Down& a, uint8_t* routed, int routed_bytes, uint8_t* shared,
                                           int shared_bytes) {

@@ -46,8 +46,8 @@ class Divisor {
 };
 __device__ __forceinline__ int quotient(int x, int by) { return Divisor(by).quotient(x); }
 
-/// True in every thread of the block that comes last of `blocks` to this counter, which is then zero again. What
-/// the others wrote before is seen by it.
+/// True in every thread of the block that comes last of `blocks` to this counter, which is then zero again.
+/// What the others wrote before is seen by it.
 __device__ __forceinline__ bool last_block(unsigned* counter, unsigned blocks) {
     __shared__ bool last;
     __syncthreads();

@@ -15,8 +15,8 @@ template <Kind K, int NT, bool kDeep, bool kOne>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     linear_add_few(Part part, int chunks, PlainRows<K, kOne ? 1 : 8> prologue, const float* residual,
                    float* y, int64_t ld) {
-    dense_rows<K, NT, kDeep, kOne>(part, chunks, prologue.rows, prologue,
-                                   AddResidual{residual + part.row_begin, y + part.row_begin, ld});
+    dense_rows<K, NT, kDeep, kOne, false>(part, chunks, prologue.rows, prologue,
+                                          AddResidual{residual + part.row_begin, y + part.row_begin, ld});
 }
 
 template <Kind K>

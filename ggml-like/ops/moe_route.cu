@@ -100,8 +100,8 @@ template <int NT, bool kDeep, int kTogether, int kEach>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     route_few(Route r, Part part, RouteRows<kTogether> prologue) {
     __shared__ __align__(16) int ids[kFewRows * kMostUsed + 4];
-    dense_rows<Kind::bf16, NT, kDeep, kTogether == 1>(part, r.chunks, r.rows, prologue,
-                                                      StoreLogits{r.logits, r.logits_ld});
+    dense_rows<Kind::bf16, NT, kDeep, kTogether == 1, false>(part, r.chunks, r.rows, prologue,
+                                                             StoreLogits{r.logits, r.logits_ld});
     if (!last_block(r.counter, gridDim.x)) return;
 
     const int lane = threadIdx.x % 32;

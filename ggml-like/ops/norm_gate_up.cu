@@ -26,7 +26,8 @@ struct StoreGated {
 template <Kind K, int NT, bool kDeep, int kTogether>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     norm_gate_up_few(Part part, int chunks, NormRows<K, kTogether> prologue, bf16* y, int64_t ld) {
-    dense_rows<K, NT, kDeep, kTogether == 1>(part, chunks, prologue.rows, prologue, StoreGated{y, ld});
+    dense_rows<K, NT, kDeep, kTogether == 1, kTogether == 1>(part, chunks, prologue.rows, prologue,
+                                                             StoreGated{y, ld});
 }
 
 template <Kind K, int NT, bool kDeep, int kTogether>
@@ -36,7 +37,7 @@ void few(Context& c, const Packed& w, const float* x, const float* norm, int row
     const NormRows<K, kTogether> prologue{x, norm, w.cols, rows, eps, {}};
     launch(c, "norm_gate_up", norm_gate_up_few<K, NT, kDeep, kTogether>,
            min(c.sms, dense_groups<K>(part.tiles, w.chunks)), kThreads,
-           dense_shared_bytes<K, NT, kDeep>(rows, w.chunks), part, w.chunks, prologue, y, ld);
+           dense_shared_bytes<K, NT, kDeep, kTogether == 1>(rows, w.chunks), part, w.chunks, prologue, y, ld);
 }
 
 template <Kind K>

@@ -28,8 +28,8 @@ struct Store {
 template <Kind K, int NT, bool kDeep, int kTogether, typename Y>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     norm_linear_few(Part part, int chunks, NormRows<K, kTogether> prologue, Y* y, int64_t ld) {
-    dense_rows<K, NT, kDeep, kTogether == 1>(part, chunks, prologue.rows, prologue,
-                                             Store<Y>{y + part.row_begin, ld});
+    dense_rows<K, NT, kDeep, kTogether == 1, kTogether == 1>(part, chunks, prologue.rows, prologue,
+                                                             Store<Y>{y + part.row_begin, ld});
 }
 
 template <Kind K, int NT, bool kDeep, int kTogether, typename Y>
@@ -38,7 +38,7 @@ void few(Context& c, const Packed& w, const Part& part, const float* x, const fl
     const NormRows<K, kTogether> prologue{x, norm, w.cols, rows, eps, {}};
     launch(c, "norm_linear", norm_linear_few<K, NT, kDeep, kTogether, Y>,
            min(c.sms, dense_groups<K>(part.tiles, w.chunks)), kThreads,
-           dense_shared_bytes<K, NT, kDeep>(rows, w.chunks), part, w.chunks, prologue, y, ld);
+           dense_shared_bytes<K, NT, kDeep, kTogether == 1>(rows, w.chunks), part, w.chunks, prologue, y, ld);
 }
 
 template <Kind K, typename Y>
