@@ -199,7 +199,7 @@ __device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[NT]
 /// writes `rows` rows of activations after the wait for the predecessor, both by all threads. finish.load(row
 /// of the part, column n) comes before the sums are made, finish.store(row, n, loaded value, sum) after; each
 /// once for each sum. With Finish::kPaired the part is in paired order, a row one of gate and up, and
-/// finish.store(row, n, gate sum, up sum).
+/// finish.store(row, n, gate sum, up sum). kOne: all_rows is 1; the rest as in kPieces.
 template <Kind K, int NT, bool kDeep, bool kOne, bool kAhead, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all_rows, Prologue&& prologue,
                                            const Finish& finish) {
