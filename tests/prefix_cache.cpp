@@ -149,6 +149,34 @@ TEST_SUITE("cpu") {
         CHECK(cached > 1500);
     }
 
+    TEST_CASE("prefix cache: without batch invariance a system prompt of any length serves other questions") {
+        test::CountedBackend device(int64_t{1} << 34);
+        device.invariant = false;
+        const auto model = load_model(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/ct", device,
+                                      {.tokenizer = false, .progress = {}});
+        for (const int64_t step : {256, 1024})
+            for (const int64_t system : {600, 1100, 1500, 1540, 2100}) {
+                CAPTURE(step);
+                CAPTURE(system);
+                Engine engine(*model, device,
+                              {.context = 4096, .step_tokens = step, .cache_bytes = 64 << 20});
+                const auto ask = [&](unsigned seed, bool all_logits) {
+                    auto prompt = random_ids(*model, static_cast<size_t>(system), 1);
+                    const auto question = random_ids(*model, 700, seed);
+                    prompt.insert(prompt.end(), question.begin(), question.end());
+                    Request r = request(prompt, {system, system + 690});
+                    if (all_logits) r.on_prompt_logits = [](const PromptLogits&) {};
+                    return engine.run(std::move(r)).cached_tokens;
+                };
+                CHECK(ask(2, true) == 0);
+                CHECK(engine.cache_stats().snapshots == 0);  // of steps that nobody else runs
+                CHECK(ask(3, false) == 0);
+                const int64_t kept = ask(4, false);
+                CHECK(kept <= system);
+                CHECK(system - kept < kLeastCut);
+            }
+    }
+
     TEST_CASE("prefix cache: a small budget is kept to, and no page or slot is lost") {
         Loaded l;
         const auto specs = l.model->state_specs({.kv = DType::F32, .conv = DType::F32});

@@ -102,7 +102,10 @@ struct Engine::State {
     void lose(const std::string& error);
     void admit();
     void start(Sequence& s);
-    bool caches(const Sequence& s) const { return options.cache_bytes > 0 && s.request.use_cache; }
+    /// Requests for all logits run in steps of their own size: their states are not those of others.
+    bool caches(const Sequence& s) const {
+        return options.cache_bytes > 0 && s.request.use_cache && !s.request.on_prompt_logits;
+    }
     void keep_state(Sequence& s, bool wanted);
     void make_room(int64_t pages);
     void run(const std::vector<Slice>& slices);
@@ -292,7 +295,7 @@ void Engine::State::admit() {
 
 /// From the longest kept state that begins the prompt, else from nothing.
 void Engine::State::start(Sequence& s) {
-    if (caches(s) && !s.request.on_prompt_logits) {
+    if (caches(s)) {
         make_room(1);  // before the search: it may evict
         const PrefixCache::Match match = cache.find(s.request.prompt);
         s.result.diverged_at = match.common;

@@ -1,8 +1,8 @@
 // Engine: runs requests on a model. submit, then step until it has nothing to do.
 //
 // Many sequences share each step: rows of prompts (in chunks) and one row of every sequence that is
-// answering. Tokens of a sequence do not depend on what runs beside it. Not thread-safe: one thread owns the
-// engine.
+// answering. Where the backend is batch-invariant, tokens of a sequence do not depend on what runs beside it;
+// elsewhere those of its prompt may round differently. Not thread-safe: one thread owns the engine.
 #pragma once
 
 #include <cstdint>

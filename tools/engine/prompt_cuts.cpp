@@ -23,19 +23,19 @@ std::deque<PromptCut> cuts_to_keep(const PromptShape& prompt) {
 std::deque<PromptCut> fixed_cuts(const PromptShape& prompt) {
     std::deque<PromptCut> cuts;
     int64_t last = 0, kept = prompt.done;
-    const auto cut = [&](int64_t at, bool keep) {
+    const auto cut = [&](int64_t at) {
         last = at;
-        if (at <= prompt.done) return;
-        cuts.push_back({at, keep});
-        if (keep) kept = at;
+        if (at > prompt.done) cuts.push_back({at, false});
     };
     const auto cut_steps = [&](int64_t end) {
-        while (end - last > prompt.step_tokens) cut(last + prompt.step_tokens, false);
+        while (end - last > prompt.step_tokens) cut(last + prompt.step_tokens);
     };
-    for (const int64_t at : prompt.boundaries) {
-        if (at >= prompt.tokens) break;
+    for (size_t i = 0; i < prompt.boundaries.size() && prompt.boundaries[i] < prompt.tokens; ++i) {
+        const int64_t at = prompt.boundaries[i];
         cut_steps(at);
-        if (at - last >= kLeastCut) cut(at, last == 0 || at - kept >= kFarApart);
+        if (at - last >= kLeastCut) cut(at);
+        const bool fresh = last > kept && !cuts.empty();
+        if (fresh && (i == 0 || last - kept >= kFarApart)) cuts.back().keep = true, kept = last;
     }
     cut_steps(prompt.tokens);
     if (!cuts.empty()) cuts.back().keep = true;

@@ -28,7 +28,8 @@ std::deque<PromptCut> cuts_to_keep(const PromptShape& prompt);
 /// For backends whose bits depend on the number of rows: each cut depends only on what comes before it, so a
 /// longer prompt with the same beginning is cut there too, and one that goes on from a kept state computes
 /// what it would have computed without. A boundary is a cut if kLeastCut tokens lie before it; so is every
-/// step_tokens. States are kept at boundaries as above, and at the last cut of all.
+/// step_tokens. States are kept at the last cut before the first boundary has passed, before others where
+/// much lies between, and at the last cut of all.
 std::deque<PromptCut> fixed_cuts(const PromptShape& prompt);
 
 /// Shorter steps would cost a cold run time: the weights are read in each.
