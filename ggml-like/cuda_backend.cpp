@@ -105,6 +105,8 @@ class CudaBackend final : public Backend {
         CUDA_CHECK(
             cudaMalloc(reinterpret_cast<void**>(&context_.counters), cuda::kCounters * sizeof(unsigned)));
         CUDA_CHECK(cudaMemset(context_.counters, 0, cuda::kCounters * sizeof(unsigned)));
+        CUDA_CHECK(
+            cudaMalloc(reinterpret_cast<void**>(&context_.chosen), (cuda::kMostUsed + 1) * sizeof(uint64_t)));
         uploader_ = std::make_unique<cuda::Uploader>(context_.stream, threads());
     }
     ~CudaBackend() override {
@@ -113,6 +115,7 @@ class CudaBackend final : public Backend {
         apart_.clear();
         for (const Block& block : weights_) cudaFree(block.memory);
         cudaFree(context_.counters);
+        cudaFree(context_.chosen);
         cudaStreamDestroy(context_.stream);
     }
 
@@ -210,7 +213,7 @@ class CudaBackend final : public Backend {
         cudaGraph_t graph = nullptr;
         CUDA_CHECK(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal));
         try {
-            for (const Node& node : plan.graph().nodes()) launch_of(node.op)(node, context_);
+            launch_all(plan);
         } catch (...) {
             cudaStreamEndCapture(context_.stream, &graph);
             if (graph != nullptr) cudaGraphDestroy(graph);
@@ -234,11 +237,18 @@ class CudaBackend final : public Backend {
             CUDA_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(plan.captured.get()), context_.stream));
             return;
         }
-        for (const Node& node : plan.graph().nodes()) launch_of(node.op)(node, context_);
+        launch_all(plan);
     }
     void synchronize() override { CUDA_CHECK(cudaStreamSynchronize(context_.stream)); }
 
   private:
+    void launch_node(const std::vector<Node>& nodes, size_t i) {
+        context_.next = i + 1 < nodes.size() ? &nodes[i + 1] : nullptr;
+        launch_of(nodes[i].op)(nodes[i], context_);
+    }
+    void launch_all(const Plan& plan) {
+        for (size_t i = 0; i < plan.graph().nodes().size(); ++i) launch_node(plan.graph().nodes(), i);
+    }
     /// Node by node between events; times include the launch gaps that a captured plan does not have.
     void run_timed(Plan& plan) {
         const auto& nodes = plan.graph().nodes();
@@ -246,7 +256,7 @@ class CudaBackend final : public Backend {
         for (cudaEvent_t& e : events) CUDA_CHECK(cudaEventCreate(&e));
         CUDA_CHECK(cudaEventRecord(events[0], context_.stream));
         for (size_t i = 0; i < nodes.size(); ++i) {
-            launch_of(nodes[i].op)(nodes[i], context_);
+            launch_node(nodes, i);
             CUDA_CHECK(cudaEventRecord(events[i + 1], context_.stream));
         }
         synchronize();

@@ -1,8 +1,8 @@
 // moe_down with NVFP4 weights and few rows. Up to 7 rows: block = one tile of 16 output rows, all terms of
 // it.
 //   one row: 16 warps share the parts of all terms; the block's weights are all under way before it waits for
-//   gate and
-//     up, because ids and weights were complete when the predecessor started its work (gate_up_fp4.cu)
+//     gate and up, because ids and weights were complete when the predecessor started its work, or come from
+//     it while it works (gate_up_fp4.cu)
 //   2 to 7 rows: a warp takes a group of up to 8 rows of an expert at a time
 //   8 to 64: tiles of all groups shared out evenly (fp4_stream.cuh); terms meet in a kernel of their own
 // A term's bits depend on its row only, and a row's terms are added in the order of its choices. No atomics.
@@ -10,6 +10,7 @@
 #include "ggml-like/cuda/fp4_stream.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/moe.h"
+#include "ggml-like/cuda/route.cuh"
 
 namespace quern::cuda {
 namespace {
@@ -90,8 +91,20 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     const int term = min(quotient(own, s.routed.count), a.used), part = own - term * s.routed.count;
     // The end: thread = row r of term `last`.
     const int last = threadIdx.x / kTileRows, r = threadIdx.x % kTileRows;
-    const int id = term < a.used ? __ldcg(a.ids + term) : -1,
-              last_id = last < a.used ? __ldcg(a.ids + last) : -1;
+    int id = -1, last_id = -1;
+    float weight = 0;
+    if (a.chosen != nullptr) {
+        if (term < a.used) id = published(a.chosen + term).id;
+        if (last <= a.used) {
+            const Chosen c = published(a.chosen + last);
+            last_id = last < a.used ? c.id : -1, weight = c.weight;
+        }
+    } else {
+        if (!a.settled) wait_for_predecessor();
+        if (term < a.used) id = __ldcg(a.ids + term);
+        if (last < a.used) last_id = __ldcg(a.ids + last);
+        if (last <= a.used) weight = __ldcg(last < a.used ? a.weights + last : a.shared_gate);
+    }
     const int begin = term < a.used ? s.routed.begin(part) : s.shared.begin(part);
     const int chunks = (term < a.used ? s.routed.end(part) : s.shared.end(part)) - begin;
     const Tile mine(a, id);
@@ -100,9 +113,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
         ring.request_first<kEach * kFp4Chunk>(first);
     else
         ring.request_first(first, chunks * kFp4Chunk);
-    float factor = 0;
-    if (last <= a.used)
-        factor = Tile(a, last_id).factor[r] * __ldcg(last < a.used ? a.weights + last : a.shared_gate);
+    const float factor = last <= a.used ? Tile(a, last_id).factor[r] * weight : 0.0f;
     const float residual = last == 0 ? load_residual(a, 0, r) : 0.0f;
     wait_for_predecessor();
     allow_successor();
@@ -148,6 +159,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     uint8_t* shared_rows = rows + pairs * routed_bytes;
     float* terms = reinterpret_cast<float*>(shared_rows + a.rows * shared_bytes);  // [rows][used + 1][16]
     PieceRing ring(shared + warp * s.depth * s.piece_bytes, barriers[warp], s.piece_bytes, s.depth, lane);
+    if (!a.settled) wait_for_predecessor();
     list_groups(list, a.groups, a.experts.count, pairs, a.rows);
 
     static_assert(kThreads >= kDownFewRows * kMostTerms);

@@ -1,14 +1,14 @@
 // moe_gate_up with NVFP4 weights and few rows. A tile of 16 packed rows holds 8 rows of gate and the same 8
 // of up.
 //   one row: 16 warps share a tile, a part of its columns each, and meet once at the end; a block's weights
-//   are all under
-//     way at the same time
+//     are all under way at the same time. Where moe_route left the choice of experts, every block chooses
 //   2 to 64 rows: tiles of all groups of up to 8 rows of an expert, shared out evenly (fp4_stream.cuh)
 // Both add the same parts in the same order. Traffic: the weights of each needed expert once (again from L2
 // for an expert's groups after its first).
 #include "ggml-like/cuda/fp4_stream.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/moe.h"
+#include "ggml-like/cuda/route.cuh"
 
 namespace quern::cuda {
 namespace {
@@ -43,11 +43,40 @@ struct Tile {
 
 // ---- one row ----
 
-/// kEach: chunks of every part; 0: of most.
-template <int kEach>
+constexpr int kLeftEach = kMostLeftExperts / 32;
+
+/// What every block knows of the choice; block 0 writes it to memory.
+struct Choice {
+    int ids[kMostUsed];
+    float weights[kMostUsed], shared;
+};
+
+/// Whole block: what moe_route left out, and what moe_down waits for.
+__device__ __forceinline__ void write_choice(const GateUp& a, Choice& choice) {
+    const LeftChoice& to = a.left;
+    const int i = threadIdx.x;
+    if (i <= a.used)
+        publish(to.chosen + i,
+                i < a.used ? Chosen{choice.ids[i], choice.weights[i]} : Chosen{0, choice.shared});
+    if (i < a.used) to.ids[i] = choice.ids[i], to.weights[i] = choice.weights[i];
+    if (i == 0) *to.shared = choice.shared;
+    int before = 0, place = 0;  // ids below expert i; of the row's choice i among the pairs by expert
+    for (int j = 0; j < a.used; ++j) {
+        before += choice.ids[j] < i;
+        if (i < a.used) place += choice.ids[j] < choice.ids[i];
+    }
+    static_assert(kMostLeftExperts <= kThreads);
+    if (i < to.experts) to.groups[i] = before;
+    if (i == 0) to.groups[to.experts] = a.used;
+    if (i < a.used) to.groups[to.experts + 1 + place] = i;
+}
+
+/// kEach: chunks of every part; 0: of most. kChooses: ids come from a.left.
+template <int kEach, bool kChooses>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMostPieces];
+    __shared__ Choice chosen;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t* row = shared + kWarps * s.depth * s.piece_bytes;
     float* sums = reinterpret_cast<float*>(row + fp4_row_bytes(a.chunks));  // [turn][part][16]
@@ -56,13 +85,20 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     const int items = (a.used + 1) * s.tiles;
     const int begin = s.parts.begin(warp), bytes = (s.parts.end(warp) - begin) * kFp4Chunk;
     const int own = blockIdx.x + lane * gridDim.x, choice = quotient(own, s.tiles) - 1;  // of turn `lane`
-    const bool works = warp < s.parts.count && own < items;
+    const bool works = warp < s.parts.count && own < items, routed = choice >= 0 && choice < a.used;
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
                         // wait
-    const int id = choice >= 0 && choice < a.used ? __ldcg(a.ids + choice) : -1;
+    int id = !kChooses && routed ? __ldcg(a.ids + choice) : -1;
     Fp4Block block;
     if (threadIdx.x * 16 < static_cast<unsigned>(a.columns)) block.load(a.h + threadIdx.x * 16);
+    if constexpr (kChooses) {
+        if (warp == kWarps - 1)
+            choose_experts<kLeftEach>(a.left.logits, a.left.experts, a.used, chosen.ids, chosen.weights,
+                                      &chosen.shared);
+        __syncthreads();
+        if (routed) id = chosen.ids[choice];
+    }
     const Tile mine(a, id, own - (choice + 1) * s.tiles);
     // A ring has a place for every turn: nothing is asked for later.
     const bool there = works && mine.height > 0;
@@ -78,6 +114,8 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
         }
         block.store(row, b);
     }
+    if constexpr (kChooses)
+        if (blockIdx.x == 0) write_choice(a, chosen);
     __syncthreads();
 
     const uint8_t* x = row + 16 * (lane & 3) + begin * 128;
@@ -149,28 +187,54 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Stream s) {
     stream_groups<kEach>(GateUpWork{a}, s, k, shared);
 }
 
+constexpr int kStatic = 8 * 1024;  // static shared memory at most
+
+/// A launch of gate_up_one.
+struct OneRow {
+    Shape shape;
+    int grid, bytes;
+
+    OneRow(const Context& c, const GateUp& a)
+        : shape{.parts = ChunkParts(a.chunks), .tiles = max(a.shared.tiles, a.experts.tiles)} {
+        const int items = (a.used + 1) * shape.tiles;
+        grid = min(c.sms, items);
+        shape.depth = shape.turns = (items + grid - 1) / grid;
+        shape.piece_bytes = shape.parts.each * kFp4Chunk;
+        bytes = kWarps * shape.depth * shape.piece_bytes + fp4_row_bytes(a.chunks) +
+                shape.turns * kMostParts * kTileRows * 4;
+    }
+};
+
+template <bool kChooses>
+void launch_one(Context& c, const GateUp& a, const OneRow& one) {
+    const int each = a.chunks % one.shape.parts.each == 0 ? one.shape.parts.each : 0;
+    const auto kernel = each == 1   ? gate_up_one<1, kChooses>
+                        : each == 2 ? gate_up_one<2, kChooses>
+                                    : gate_up_one<0, kChooses>;
+    launch(c, "moe_gate_up", kernel, one.grid, kThreads, one.bytes, a, one.shape);
+}
+
 }  // namespace
 
+bool gate_up_one_fits(const Context& c, const GateUp& a) {
+    if (a.rows != 1 || a.experts.tiles == 0 || a.shared.tiles == 0) return false;
+    const OneRow one(c, a);
+    return one.bytes <= c.shared_bytes - kStatic && one.shape.depth <= kMostPieces;
+}
+
 bool gate_up_fp4(Context& c, const GateUp& a) {
-    Shape s{.parts = ChunkParts(a.chunks), .tiles = max(a.shared.tiles, a.experts.tiles)};
-    const int row_bytes = fp4_row_bytes(a.chunks), part_bytes = s.parts.each * kFp4Chunk;
-    const int limit = c.shared_bytes - 8 * 1024;  // static shared memory
-    if (a.rows == 1) {
-        const int items = (a.used + 1) * s.tiles, grid = min(c.sms, items);
-        s.depth = s.turns = (items + grid - 1) / grid;
-        s.piece_bytes = part_bytes;
-        const int bytes = kWarps * s.depth * part_bytes + row_bytes + s.turns * kMostParts * kTileRows * 4;
-        if (bytes <= limit && s.depth <= kMostPieces && a.experts.tiles > 0 && a.shared.tiles > 0) {
-            const int each = a.chunks % s.parts.each == 0 ? s.parts.each : 0;
-            const auto kernel = each == 1 ? gate_up_one<1> : each == 2 ? gate_up_one<2> : gate_up_one<0>;
-            launch(c, "moe_gate_up", kernel, grid, kThreads, bytes, a, s);
-            return true;
-        }
+    if (gate_up_one_fits(c, a)) {
+        const OneRow one(c, a);
+        if (a.left.logits != nullptr)
+            launch_one<true>(c, a, one);
+        else
+            launch_one<false>(c, a, one);
+        return true;
     }
     if (a.rows > kGroupRows || a.rows * a.used > kGroupPairs) return false;
     Stream stream{{a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.chunks},
                   {a.shared.data, a.shared.factor, 0, a.shared.tiles, a.chunks}};
-    if (!fit_stream(stream, limit)) return false;
+    if (!fit_stream(stream, c.shared_bytes - kStatic)) return false;
     const int tiles = a.rows * a.shared.tiles + a.rows * a.used * a.experts.tiles;
     const auto kernel = stream.each == 1   ? gate_up_few<1>
                         : stream.each == 2 ? gate_up_few<2>

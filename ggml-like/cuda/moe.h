@@ -17,6 +17,7 @@ struct GateUp {
     const int *ids, *groups;
     int rows, used, expert_count;
     bf16 *routed, *shared_out;  // [rows * used, F], [rows, Fs]
+    LeftChoice left;            // one row: ids have to be chosen first
 };
 
 struct Down {
@@ -32,6 +33,7 @@ struct Down {
     int64_t ld;
     float* terms;  // [rows * (used + 1), D] if rows > kDownFewRows
     bool settled;  // groups, ids and weights are complete before gate and up end (Context::settled_groups)
+    const uint64_t* chosen;  // one row: ids and weights come here before gate and up end; null: settled
 };
 
 /// Rows of a step for which the kernels below are made.
@@ -39,6 +41,12 @@ inline constexpr int kMostFp4Rows = 64;
 /// Up to so many, moe_down adds terms without writing them to memory: one kernel less, but every block reads
 /// all rows.
 inline constexpr int kDownFewRows = 7;
+
+inline constexpr int kMostLeftExperts = 256;
+/// Whether the node's kernel chooses experts itself where moe_route leaves that to it: one row, all NVFP4.
+bool gate_up_chooses(const Context& context, const Node& gate_up);
+/// The same of one row of `a`.
+bool gate_up_one_fits(const Context& context, const GateUp& a);
 
 /// Weights all nvfp4. False: too many rows, or they do not fit into shared memory; nothing was done.
 bool gate_up_fp4(Context& context, const GateUp& a);

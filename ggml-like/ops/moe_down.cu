@@ -6,7 +6,7 @@
 //   NVFP4 up to 64 rows: cuda/down_fp4.cu
 //   many rows: grouped tiled product writes the terms in BF16, then one kernel weighs and adds them.
 // Traffic of few rows: the weights of each needed expert once; all of a block's loads are under way before it
-// waits for gate and up, because ids and weights were complete when the predecessor started its work
+// waits for gate and up, if ids and weights were complete when the predecessor started its work
 // (moe_gate_up.cu).
 #include "ggml-like/ops/moe_down.h"
 
@@ -134,6 +134,7 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     Uses& uses = *reinterpret_cast<Uses*>(shared_in + a.rows * shared_stride);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane >> 2;
 
+    if (!a.settled) wait_for_predecessor();
     list_experts(list, a.groups, a.experts.count, a.rows * a.used);
     TileSource<K, S> source(a, list, warp);
     Ring<K, NT> ring(shared, warp);
@@ -279,7 +280,8 @@ void moe_down(const Node& node, Context& c) {
                  .y = y.as<float>(),
                  .ld = y.stride[0],
                  .terms = static_cast<float*>(node.outputs[1]->data),
-                 .settled = c.settled_groups == node.inputs[5]->as<int>()};
+                 .settled = c.settled_groups == node.inputs[5]->as<int>(),
+                 .chosen = c.chosen_ids == node.inputs[2]->as<int>() ? c.chosen : nullptr};
     if (experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 && down_fp4(c, a)) return;
     if (a.rows <= kFewRows && a.rows * a.used <= kMostPairs && few_of_kind(c, a)) return;
     many(c, a, shared, node.outputs[1]->data);

@@ -257,28 +257,47 @@ bool few_of_kind(Context& c, Kind kind, GateUp a, const Tensor& h) {
     return gate_up_fp4(c, a) || few<Kind::nvfp4>(c, a, h);
 }
 
-}  // namespace
-
-void moe_gate_up(const Node& node, Context& c) {
+GateUp arguments_of(const Node& node) {
     const Tensor &h = *node.inputs[0], &ids = *node.inputs[1], &groups = *node.inputs[2];
     const Tensor &routed = *node.outputs[0], &shared_out = *node.outputs[1];
     const auto& p = node.params<MoeGateUpParams>();
     const auto& experts = *static_cast<const PackedExperts*>(p.experts->placed);
     const auto& shared = *static_cast<const Packed*>(p.shared->placed);
     const int rows = static_cast<int>(h.shape[0]), used = static_cast<int>(ids.shape[1]);
-    GateUp a{.experts = experts,
-             .shared = shared.part[0],
-             .chunks = experts.chunks,
-             .h = h.as<bf16>(),
-             .columns = static_cast<int>(h.shape[1]),
-             .ids = ids.as<int>(),
-             .groups = groups.as<int>(),
-             .rows = rows,
-             .used = used,
-             .expert_count = experts.count,
-             .routed = routed.as<bf16>(),
-             .shared_out = shared_out.as<bf16>()};
-    c.settled_groups = a.groups;
+    return {.experts = experts,
+            .shared = shared.part[0],
+            .chunks = experts.chunks,
+            .h = h.as<bf16>(),
+            .columns = static_cast<int>(h.shape[1]),
+            .ids = ids.as<int>(),
+            .groups = groups.as<int>(),
+            .rows = rows,
+            .used = used,
+            .expert_count = experts.count,
+            .routed = routed.as<bf16>(),
+            .shared_out = shared_out.as<bf16>(),
+            .left = {}};
+}
+
+}  // namespace
+
+bool gate_up_chooses(const Context& c, const Node& node) {
+    const GateUp a = arguments_of(node);
+    return a.rows == 1 && a.experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 &&
+           a.expert_count <= kMostLeftExperts && gate_up_one_fits(c, a);
+}
+
+void moe_gate_up(const Node& node, Context& c) {
+    GateUp a = arguments_of(node);
+    const Tensor &h = *node.inputs[0], &shared_out = *node.outputs[1];
+    const auto& p = node.params<MoeGateUpParams>();
+    const PackedExperts& experts = a.experts;
+    const auto& shared = *static_cast<const Packed*>(p.shared->placed);
+    const int rows = a.rows, used = a.used;
+    if (c.left.ids == a.ids) a.left = c.left;
+    c.left = {};
+    c.chosen_ids = a.left.logits != nullptr ? a.ids : nullptr;
+    c.settled_groups = c.chosen_ids != nullptr ? nullptr : a.groups;
     const bool few_rows = rows <= kFewRows && rows * used <= kMostPairs;
     const auto run = [&](Kind kind, const GateUp& part) {
         return few_rows ? few_of_kind(c, kind, part, h) : kind == Kind::nvfp4 && gate_up_fp4(c, part);
@@ -289,7 +308,7 @@ void moe_gate_up(const Node& node, Context& c) {
     const bool shared_done = few_rows && run(a.shared.kind, only_shared);
     if (!run(experts.kind, only_experts)) {
         c.settled_groups = nullptr;  // tiled products let their successor start before they wait
-        gemm_gate_up(c, experts, h.data, groups.as<int>(), rows, used, routed.data);
+        gemm_gate_up(c, experts, h.data, a.groups, rows, used, a.routed);
     }
     if (!shared_done)
         gemm_paired(c, shared, h.data, h.stride[0], rows, shared_out.data, shared_out.stride[0]);

@@ -1,21 +1,21 @@
 // moe_route on the GPU.
 //   few rows: every block normalises x for itself and makes the logits of its tiles (cuda/dense_rows.cuh);
-//   the block that
-//     ends last chooses experts, a warp a row, and groups the pairs
+//     the block that ends last chooses experts, a warp a row, and groups the pairs. One row before a
+//     moe_gate_up that can do it (gate_up_chooses): the choice is left to that kernel's blocks
 //   17 to 64 rows: norm, tiled product, one kernel that chooses and groups
 //   many rows: norm, tiled product, a warp a row, a block an expert
 // Limit of the few-row kernel: latency (norm, sums, one ticket, top-k).
 #include "ggml-like/ops/moe_route.h"
 
-#include <climits>
-
 #include "ggml-like/cuda/dense_rows.cuh"
 #include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/moe.h"
 #include "ggml-like/cuda/norm_rows.h"
 #include "ggml-like/cuda/ops.h"
 #include "ggml-like/cuda/prologues.cuh"
 #include "ggml-like/cuda/route.cuh"
+#include "ggml-like/ops/moe_gate_up.h"
 
 namespace quern::cuda {
 namespace {
@@ -31,6 +31,7 @@ struct Route {
     float* logits;  // [rows, experts + 1], rows logits_ld apart
     int64_t logits_ld;
     unsigned* counter;
+    uint64_t* chosen;  // null: this kernel chooses; else the next one does, and finds zeros here
 };
 
 /// The norm's rows; block b also writes h of rows b, b + grid, ...
@@ -61,27 +62,6 @@ struct StoreLogits {
     }
 };
 
-constexpr int kNoExpert = INT_MAX;
-
-/// Groups from ids, by all threads of one block: counting beats sorting where pairs are few. Behind the ids
-/// comes kNoExpert, up to a multiple of four.
-__device__ __forceinline__ void group_few(const Route& r, const int* ids) {
-    const int tid = threadIdx.x, pairs = r.rows * r.used;
-    const int own = tid < pairs ? ids[tid] : -1;
-    int before = 0, place = 0;
-    const auto count = [&](int id, int j) {
-        before += id < tid;
-        place += id < own + (j < tid);
-    };
-#pragma unroll 1
-    for (int j = 0; j < pairs; j += 4) {
-        const int4 four = *reinterpret_cast<const int4*>(ids + j);
-        count(four.x, j), count(four.y, j + 1), count(four.z, j + 2), count(four.w, j + 3);
-    }
-    if (tid <= r.experts) r.groups[tid] = before;
-    if (tid == 0) r.groups[r.experts] = pairs;
-    if (tid < pairs) r.groups[r.experts + 1 + place] = tid;
-}
 static_assert(kMostExperts <= kThreads && kFewRows * kMostUsed <= kThreads,
               "a thread an expert, a thread a pair");
 
@@ -95,33 +75,42 @@ __device__ __forceinline__ void choose_row(const Route& r, int n, int* ids) {
         choose_experts<kMostExperts / 32>(logits, r.experts, r.used, ids, weights, r.shared + n);
 }
 
-/// kEach: experts of a lane in the choice.
-template <int NT, bool kDeep, int kTogether, int kEach>
-__global__ void __launch_bounds__(kThreads, 3 - NT)
-    route_few(Route r, Part part, RouteRows<kTogether> prologue) {
+/// The block that ends last chooses for all rows. kEach: experts of a lane.
+template <int kEach>
+__device__ __forceinline__ void choose_last(const Route& r) {
     __shared__ __align__(16) int ids[kFewRows * kMostUsed + 4];
-    dense_rows<Kind::bf16, NT, kDeep, kTogether == 1, false>(part, r.chunks, r.rows, prologue,
-                                                             StoreLogits{r.logits, r.logits_ld});
     if (!last_block(r.counter, gridDim.x)) return;
-
     const int lane = threadIdx.x % 32;
     for (int n = threadIdx.x / 32; n < r.rows; n += kWarps) {
         int* mine = ids + n * r.used;
         choose_experts<kEach>(r.logits + n * r.logits_ld, r.experts, r.used, mine, r.weights + n * r.used,
                               r.shared + n);
-        __syncwarp();
         if (lane < r.used) r.ids[n * r.used + lane] = mine[lane];
     }
     if (threadIdx.x < 4) ids[r.rows * r.used + threadIdx.x] = kNoExpert;
     __syncthreads();
-    group_few(r, ids);
+    group_few(ids, r.rows * r.used, r.experts, r.groups);
+}
+
+/// kEach 0: the choice is left to the next kernel.
+template <int NT, bool kDeep, int kTogether, int kEach>
+__global__ void __launch_bounds__(kThreads, 3 - NT)
+    route_few(Route r, Part part, RouteRows<kTogether> prologue) {
+    dense_rows<Kind::bf16, NT, kDeep, kTogether == 1, false>(part, r.chunks, r.rows, prologue,
+                                                             StoreLogits{r.logits, r.logits_ld});
+    if constexpr (kEach > 0)
+        choose_last<kEach>(r);
+    else if (blockIdx.x == 0 && threadIdx.x <= r.used)
+        r.chosen[threadIdx.x] = 0;
 }
 
 template <int NT, bool kDeep, int kTogether>
 void few(Context& c, const Route& r, const Packed& w) {
     const RouteRows<kTogether> prologue{{r.x, r.norm, r.columns, r.rows, r.eps, {}}, r.h};
-    const auto kernel = r.experts <= 256 ? route_few<NT, kDeep, kTogether, 8>
-                                         : route_few<NT, kDeep, kTogether, kMostExperts / 32>;
+    auto kernel = r.experts <= 256 ? route_few<NT, kDeep, kTogether, 8>
+                                   : route_few<NT, kDeep, kTogether, kMostExperts / 32>;
+    if constexpr (kTogether == 1)
+        if (r.chosen != nullptr) kernel = route_few<NT, kDeep, kTogether, 0>;
     launch(c, "moe_route", kernel, tile_groups(w.part[0].tiles, w.chunks), kThreads,
            dense_shared_bytes<Kind::bf16, NT, kDeep>(r.rows, w.chunks), r, w.part[0], prologue);
 }
@@ -223,22 +212,23 @@ void moe_route(const Node& node, Context& c) {
     const auto& p = node.params<MoeRouteParams>();
     const Packed& w = *static_cast<const Packed*>(p.router->placed);
     const int rows = static_cast<int>(x.shape[0]);
-    const Route r{.x = x.as<float>(),
-                  .norm = norm.as<float>(),
-                  .rows = rows,
-                  .columns = w.cols,
-                  .chunks = w.chunks,
-                  .experts = w.rows - 1,
-                  .used = p.used,
-                  .eps = p.eps,
-                  .h = node.outputs[0]->as<bf16>(),
-                  .ids = node.outputs[1]->as<int>(),
-                  .weights = node.outputs[2]->as<float>(),
-                  .shared = node.outputs[3]->as<float>(),
-                  .groups = node.outputs[4]->as<int>(),
-                  .logits = node.outputs[5]->as<float>(),
-                  .logits_ld = node.outputs[5]->stride[0],
-                  .counter = c.counters};
+    Route r{.x = x.as<float>(),
+            .norm = norm.as<float>(),
+            .rows = rows,
+            .columns = w.cols,
+            .chunks = w.chunks,
+            .experts = w.rows - 1,
+            .used = p.used,
+            .eps = p.eps,
+            .h = node.outputs[0]->as<bf16>(),
+            .ids = node.outputs[1]->as<int>(),
+            .weights = node.outputs[2]->as<float>(),
+            .shared = node.outputs[3]->as<float>(),
+            .groups = node.outputs[4]->as<int>(),
+            .logits = node.outputs[5]->as<float>(),
+            .logits_ld = node.outputs[5]->stride[0],
+            .counter = c.counters,
+            .chosen = nullptr};
     if (r.experts > kMostExperts || r.used > kMostUsed) unsupported("moe_route", "so many experts");
     const bool one_kernel = rows <= kFewRows && w.parts == 1 && w.part[0].kind == Kind::bf16;
     if (one_kernel &&
@@ -249,6 +239,11 @@ void moe_route(const Node& node, Context& c) {
             else
                 return few<NT, kDeep, 4>;
         });
+        if (rows == 1 && c.next != nullptr && c.next->op == &kMoeGateUp &&
+            c.next->inputs[1] == node.outputs[1] && gate_up_chooses(c, *c.next)) {
+            r.chosen = c.chosen;
+            c.left = {r.logits, r.experts, r.ids, r.weights, r.shared, r.groups, r.chosen};
+        }
         run(c, r, w);
         return;
     }

@@ -6,6 +6,7 @@
 #include "ggml-like/error.h"
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
+#include "ggml-like/ops/moe_route.h"
 #include "ops/harness.h"
 #include "ops/weights.h"
 
@@ -231,8 +232,84 @@ void moe_forms(Device& device) {
     check_case(device, {64, 64, 16, 16, 500, 8, Form::nvfp4, Form::nvfp4}, ++seed);
 }
 
+/// moe_route's outputs for x; with `layer` also those of moe_gate_up and moe_down right after it.
+std::vector<std::vector<double>> run_layer(const Device& device, const Case& c, const Weight& router,
+                                           const std::vector<float>& x, const PlacedLayer* layer) {
+    Guarded norm(device, "norm", DType::F32, Place::weight, {c.model});
+    norm.fill(1);
+    Graph g;
+    Tensor* in = g.input("x", DType::F32, {c.tokens, c.model});
+    const auto r = moe_route(g, "route", in, g.external(norm.tensor()), router, static_cast<int>(c.used),
+                             1e-6f, device.activation);
+    std::vector<Tensor*> wanted = {r.ids, r.weights, r.shared, r.groups, r.h};
+    if (layer != nullptr) {
+        const auto up = moe_gate_up(g, "up", r.h, r.ids, r.groups, layer->gate_up, layer->shared_gate_up);
+        wanted.insert(wanted.end(), {up.routed, up.shared});
+        wanted.push_back(moe_down(g, "y", {up.routed, up.shared, r.ids, r.weights, r.shared, r.groups, in},
+                                  layer->down, layer->shared_down));
+    }
+    for (Tensor* t : wanted) g.output(t);
+    return run_graph(device, std::move(g), [&](Plan& p) { set_input(p, in, x); });
+}
+
+/// The three ops as a model has them, where moe_gate_up may choose experts itself, give the bits that they
+/// give one by one.
+void check_layer(const Device& device, const Case& c, bool ties, unsigned seed) {
+    CAPTURE(seed);
+    CAPTURE(c.tokens);
+    CAPTURE(c.experts);
+    Layer layer(c, seed);
+    const PlacedLayer w(device, layer);
+    std::vector<double> values;
+    auto& store = layer.store;
+    // With ties, experts are the same row again and again.
+    std::vector<WeightSegment> rows;
+    if (ties)
+        for (int64_t e = 0; e < c.experts; ++e) {
+            if (e < 2)
+                rows.push_back(store.segment("gate", Form::bf16, 1, c.model, values));
+            else
+                rows.push_back(rows[static_cast<size_t>(e % 2)]);
+        }
+    else
+        rows.push_back(store.segment("gate", Form::bf16, c.experts, c.model, values));
+    rows.push_back(store.segment("shared_gate", Form::bf16, 1, c.model, values));
+    const Weight router = placed(device, Weight("router", rows));
+    for (unsigned turn = 0; turn < 2; ++turn) {  // nothing is left of the step before
+        const auto x = Random(seed + turn).normals(c.tokens * c.model);
+        const auto route = run_layer(device, c, router, x, nullptr);
+        const auto all = run_layer(device, c, router, x, &w);
+        for (size_t i = 0; i < route.size(); ++i) {
+            CAPTURE(i);
+            CHECK(all[i] == route[i]);
+        }
+        const auto as_floats = [](const std::vector<double>& v) {
+            return std::vector<float>(v.begin(), v.end());
+        };
+        const Inputs in{as_floats(route[4]), x, as_floats(route[1]), as_floats(route[2]),
+                        std::vector<int32_t>(route[0].begin(), route[0].end())};
+        const Outputs parts = run_moe(device, c, w, in);
+        CHECK(all[5] == parts.routed);
+        CHECK(all[6] == parts.shared);
+        CHECK(all[7] == parts.y);
+    }
+}
+
+void moe_layers(Device& device) {
+    unsigned seed = 90;
+    for (const int64_t tokens : {1, 2, 8})
+        for (const int64_t experts : {5, 40, 256, 300}) {
+            check_layer(device, {tokens, 144, 48, 80, experts, 4, Form::nvfp4, Form::nvfp4}, false, ++seed);
+            check_layer(device, {tokens, 144, 48, 80, experts, 4, Form::nvfp4, Form::nvfp4}, true, ++seed);
+        }
+    check_layer(device, {1, 2048, 512, 512, 20, 8, Form::nvfp4, Form::nvfp4}, false, ++seed);
+    check_layer(device, {1, 144, 48, 80, 9, 3, Form::nvfp4, Form::bf16}, false, ++seed);
+    check_layer(device, {1, 144, 48, 80, 9, 3, Form::bf16, Form::bf16}, false, ++seed);
+}
+
 }  // namespace
 
+DEVICE_TEST_CASE("moe: route, gate_up and down as a model chains them", moe_layers)
 DEVICE_TEST_CASE("moe: gate_up and down in every form, alone and in a batch", moe_forms)
 
 TEST_SUITE("cuda") {
