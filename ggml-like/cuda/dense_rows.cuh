@@ -281,10 +281,9 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
             if (i != thread) load(o);
             const float* from =
                 now + (o.tile * split * rows + o.n) * 16 + i % kOut;  // of the tile's first warp
-            const float total = add_parts(split, [&](int p) { return from[p * 16 * rows]; }) * factor;
+            const float total = add_parts(split, from, 16 * rows) * factor;
             if constexpr (Finish::kPaired)
-                finish.store(o.row, o.n, total,
-                             add_parts(split, [&](int p) { return from[p * 16 * rows + 8]; }) * loaded);
+                finish.store(o.row, o.n, total, add_parts(split, from + 8, 16 * rows) * loaded);
             else
                 finish.store(o.row, o.n, loaded, total);
         }

@@ -68,6 +68,7 @@ __device__ __forceinline__ void add_terms(const Down& a, const float* terms, int
     const int row = blockIdx.x * kTileRows + r;
     if (row >= a.experts.rows) return;
     float sum = residual;
+#pragma unroll 9
     for (int j = 0; j <= a.used; ++j) sum += terms[j * kTileRows + r];
     a.y[n * a.ld + row] = sum;
 }
@@ -138,8 +139,8 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     __syncthreads();
     if (last <= a.used) {
         const float* from = sums + last * s.routed.count * kTileRows + r;
-        terms[threadIdx.x] = factor * add_in_order(last < a.used ? s.routed.count : s.shared.count,
-                                                   [&](int p) { return from[p * kTileRows]; });
+        terms[threadIdx.x] =
+            factor * add_in_order(last < a.used ? s.routed.count : s.shared.count, from, kTileRows);
     }
     __syncthreads();
     if (last == 0) add_terms(a, terms, 0, r, residual);

@@ -54,6 +54,10 @@ __device__ __forceinline__ int activation_place(int k) {
     return (k & ~15) + ((j & 6) << 1) + ((j & 8) >> 2) + (j & 1);
 }
 
+struct PlainOrder {
+    static __device__ __forceinline__ int place(int k) { return activation_place(k); }
+};
+
 /// Bytes of dynamic shared memory that the ring takes.
 template <Kind K, int NT>
 __host__ __device__ constexpr int ring_bytes() {
@@ -139,17 +143,14 @@ __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16*
     }
 }
 
-/// Partial sums of a tile are added four by four, then the fours: the order, whoever adds.
-template <typename Value>
-__device__ __forceinline__ float add_parts(int parts, Value&& value) {
-    float total = 0;
-    for (int q = 0; q < parts; q += 4) {
-        float four = 0;
+/// Up to 16 partial sums, `step` apart, are read at once and added four by four, then the fours: the order,
+/// whoever adds.
+__device__ __forceinline__ float add_parts(int parts, const float* from, int step) {
+    float value[kWarps], total = 0;
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-            if (q + j < parts) four += value(q + j);
-        total += four;
-    }
+    for (int i = 0; i < kWarps; ++i) value[i] = i < parts ? from[i * step] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kWarps; i += 4) total += ((value[i] + value[i + 1]) + value[i + 2]) + value[i + 3];
     return total;
 }
 

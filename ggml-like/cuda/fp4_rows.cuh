@@ -108,11 +108,15 @@ __device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t
     }
 }
 
-/// Sum of n values in order.
-template <typename Value>
-__device__ __forceinline__ float add_in_order(int n, Value&& value) {
-    float sum = value(0);
-    for (int i = 1; i < n; ++i) sum += value(i);
+/// Sum of n <= kMostParts values in order, `step` apart; all of them are read at once.
+__device__ __forceinline__ float add_in_order(int n, const float* from, int step) {
+    float value[kMostParts];
+#pragma unroll
+    for (int i = 0; i < kMostParts; ++i) value[i] = i < n ? from[i * step] : 0.0f;
+    float sum = value[0];
+#pragma unroll
+    for (int i = 1; i < kMostParts; ++i)
+        if (i < n) sum += value[i];
     return sum;
 }
 

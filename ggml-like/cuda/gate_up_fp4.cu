@@ -45,30 +45,35 @@ struct Tile {
 
 constexpr int kLeftEach = kMostLeftExperts / 32;
 
-/// What every block knows of the choice; block 0 writes it to memory.
-struct Choice {
-    int ids[kMostUsed];
-    float weights[kMostUsed], shared;
-};
+/// One warp: the row's ids, and of lane j the ordered bits of choice j.
+__device__ __forceinline__ uint32_t choose(const GateUp& a, int* ids) {
+    const LeftChoice& left = a.left;
+    uint32_t mine = 0;
+    if (!choose_sorted<kLeftEach>(left.logits, left.experts, a.used, ids, mine))
+        mine = choose_slowly<kLeftEach>(left.logits, left.experts, a.used, ids);
+    return mine;
+}
 
-/// Whole block: what moe_route left out, and what moe_down waits for.
-__device__ __forceinline__ void write_choice(const GateUp& a, Choice& choice) {
+/// The same warp of one block: what moe_route left out, and what moe_down waits for.
+__device__ __forceinline__ void write_choice(const GateUp& a, const int* ids, uint32_t mine) {
     const LeftChoice& to = a.left;
-    const int i = threadIdx.x;
-    if (i <= a.used)
-        publish(to.chosen + i,
-                i < a.used ? Chosen{choice.ids[i], choice.weights[i]} : Chosen{0, choice.shared});
-    if (i < a.used) to.ids[i] = choice.ids[i], to.weights[i] = choice.weights[i];
-    if (i == 0) *to.shared = choice.shared;
-    int before = 0, place = 0;  // ids below expert i; of the row's choice i among the pairs by expert
-    for (int j = 0; j < a.used; ++j) {
-        before += choice.ids[j] < i;
-        if (i < a.used) place += choice.ids[j] < choice.ids[i];
+    const int lane = threadIdx.x % 32, id = lane < a.used ? ids[lane] : 0;
+    const float weight = weight_of(mine, a.used);
+    const float gate = gate_of(__ldcg(to.logits + to.experts));
+    if (lane < a.used) publish(to.chosen + lane, {id, weight});
+    if (lane == 0) publish(to.chosen + a.used, {0, gate}), *to.shared = gate;
+    if (lane < a.used) to.ids[lane] = id, to.weights[lane] = weight;
+#pragma unroll 1
+    for (int e = lane; e <= to.experts; e += 32) {
+        int before = 0;
+#pragma unroll 1
+        for (int j = 0; j < a.used; ++j) before += ids[j] < e;
+        to.groups[e] = before;
     }
-    static_assert(kMostLeftExperts <= kThreads);
-    if (i < to.experts) to.groups[i] = before;
-    if (i == 0) to.groups[to.experts] = a.used;
-    if (i < a.used) to.groups[to.experts + 1 + place] = i;
+    int place = 0;
+#pragma unroll 1
+    for (int j = 0; j < a.used; ++j) place += ids[j] < id;
+    if (lane < a.used) to.groups[to.experts + 1 + place] = lane;
 }
 
 /// kEach: chunks of every part; 0: of most. kChooses: ids come from a.left.
@@ -76,7 +81,7 @@ template <int kEach, bool kChooses>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMostPieces];
-    __shared__ Choice chosen;
+    __shared__ int ids[kMostUsed];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t* row = shared + kWarps * s.depth * s.piece_bytes;
     float* sums = reinterpret_cast<float*>(row + fp4_row_bytes(a.chunks));  // [turn][part][16]
@@ -92,12 +97,11 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     int id = !kChooses && routed ? __ldcg(a.ids + choice) : -1;
     Fp4Block block;
     if (threadIdx.x * 16 < static_cast<unsigned>(a.columns)) block.load(a.h + threadIdx.x * 16);
+    uint32_t bits = 0;
     if constexpr (kChooses) {
-        if (warp == kWarps - 1)
-            choose_experts<kLeftEach>(a.left.logits, a.left.experts, a.used, chosen.ids, chosen.weights,
-                                      &chosen.shared);
+        if (warp == kWarps - 1) bits = choose(a, ids);
         __syncthreads();
-        if (routed) id = chosen.ids[choice];
+        if (routed) id = ids[choice];
     }
     const Tile mine(a, id, own - (choice + 1) * s.tiles);
     // A ring has a place for every turn: nothing is asked for later.
@@ -115,10 +119,16 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
         block.store(row, b);
     }
     if constexpr (kChooses)
-        if (blockIdx.x == 0) write_choice(a, chosen);
+        if (blockIdx.x == gridDim.x - 1 && warp == kWarps - 1) write_choice(a, ids, bits);
     __syncthreads();
 
     const uint8_t* x = row + 16 * (lane & 3) + begin * 128;
+    // The end: warp `warp` adds up the tile of that turn. Lanes r and r + 8 have rows of gate and of up.
+    const int end_at = __shfl_sync(0xffffffffu, choice, warp), end_id = __shfl_sync(0xffffffffu, id, warp),
+              end_item = __shfl_sync(0xffffffffu, own, warp);
+    const Tile last(a, end_id, end_item - (end_at + 1) * s.tiles);
+    const bool adds = warp < s.turns && end_item < items;
+    const float factor = adds && last.height > 0 ? last.factor[lane % 16] : 0.0f;
     const int turns = __popc(__ballot_sync(0xffffffffu, works));
     for (int turn = 0; turn < turns; ++turn) {
         const uint8_t* chunk = ring.wait();
@@ -134,19 +144,12 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
         }
     }
     __syncthreads();
-    // A warp a turn; lanes r and r + 8 add the parts of gate and of up.
-    for (int turn = warp; turn < s.turns; turn += kWarps) {
-        const int at = __shfl_sync(0xffffffffu, choice, turn), expert = __shfl_sync(0xffffffffu, id, turn);
-        const int index = __shfl_sync(0xffffffffu, own, turn), tile_index = index - (at + 1) * s.tiles;
-        const Tile tile(a, expert, tile_index);
-        if (index >= items) break;
-        const float* from = sums + turn * kMostParts * kTileRows + lane % 16;
-        const float sum = add_in_order(s.parts.count, [&](int p) { return from[p * kTileRows]; });
-        const float value = tile.height > 0 ? sum * tile.factor[lane % 16] : 0.0f;
-        const float up = __shfl_down_sync(0xffffffffu, value, 8);
-        bf16* to = expert < 0 ? a.shared_out : a.routed + at * (a.experts.rows / 2);
-        if (lane < min(8, tile.height)) to[tile_index * 8 + lane] = gated(value, up);
-    }
+    if (!adds) return;
+    const float* from = sums + warp * kMostParts * kTileRows + lane % 16;
+    const float value = last.height > 0 ? factor * add_in_order(s.parts.count, from, kTileRows) : 0.0f;
+    const float up = __shfl_down_sync(0xffffffffu, value, 8);
+    bf16* to = end_id < 0 ? a.shared_out : a.routed + end_at * (a.experts.rows / 2);
+    if (lane < min(8, last.height)) to[(end_item - (end_at + 1) * s.tiles) * 8 + lane] = gated(value, up);
 }
 
 // ---- more rows ----

@@ -81,48 +81,53 @@ __device__ __forceinline__ uint32_t choose_slowly(const float* logits, int exper
 template <int kEach>
 __device__ __forceinline__ bool choose_sorted(const float* logits, int experts, int used, int* ids,
                                               uint32_t& mine) {
+    static_assert(kEach == 8, "places of a lane are 4 bits of 32");
     const int lane = threadIdx.x % 32;
     uint32_t key[kEach];
-    int id[kEach];
+    int place[kEach];
     load_keys(key, logits, experts);
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) id[i] = lane + 32 * i;
-    sort_falling(key, id);
-    bool equal = false;
+    for (int i = 0; i < kEach; ++i) place[i] = i;
+    sort_falling(key, place);
+    uint32_t places = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) places |= place[i] << 4 * i;
+    unsigned equal = 0;
 #pragma unroll 1
     for (int j = 0; j < used; ++j) {
         const uint32_t best = __reduce_max_sync(0xffffffffu, key[0]);
         const bool wins = key[0] == best;
         const unsigned winners = __ballot_sync(0xffffffffu, wins);
+        equal |= (winners & (winners - 1)) | (wins && key[1] == best);
+        if (wins) ids[j] = lane + 32 * (places & 15);
         if (j == lane) mine = best;
-        equal |= (winners & (winners - 1)) != 0;
-        if (wins) {
-            equal |= key[1] == best;
-            ids[j] = id[0];
+        places = wins ? places >> 4 : places;
 #pragma unroll
-            for (int i = 0; i + 1 < kEach; ++i) key[i] = key[i + 1], id[i] = id[i + 1];
-            key[kEach - 1] = 0;
-        }
+        for (int i = 0; i + 1 < kEach; ++i) key[i] = wins ? key[i + 1] : key[i];
+        key[kEach - 1] = wins ? 0 : key[kEach - 1];
     }
-    return !__any_sync(0xffffffffu, equal);
+    return !__any_sync(0xffffffffu, equal != 0);
 }
 
+/// Lane j's weight, of its choice's ordered bits: softmax over the `used` chosen.
+__device__ __forceinline__ float weight_of(uint32_t mine, int used) {
+    const float logit = from_ordered_bits(mine);
+    const float highest = __shfl_sync(0xffffffffu, logit, 0);
+    const float e = static_cast<int>(threadIdx.x % 32) < used ? __expf(logit - highest) : 0.0f;
+    return e / warp_sum(e);
+}
+__device__ __forceinline__ float gate_of(float logit) { return 1.0f / (1.0f + __expf(-logit)); }
+
 /// One warp: the `used` best of `experts` logits of a row, falling, and their weights, renormalised; and the
-/// sigmoid of the logit after the last expert's. `ids` is seen by the whole warp.
+/// gate of the logit after the last expert's. `ids` is seen by the whole warp.
 template <int kEach>
 __device__ __forceinline__ void choose_experts(const float* logits, int experts, int used, int* ids,
                                                float* weights, float* shared) {
     const int lane = threadIdx.x % 32;
     const float gate = __ldcg(logits + experts);
-    uint32_t mine = 0;
-    if (!choose_sorted<kEach>(logits, experts, used, ids, mine))
-        mine = choose_slowly<kEach>(logits, experts, used, ids);
-    const float logit = from_ordered_bits(mine);
-    const float highest = __shfl_sync(0xffffffffu, logit, 0);
-    const float e = lane < used ? __expf(logit - highest) : 0.0f;
-    const float sum = warp_sum(e);
-    if (lane < used) weights[lane] = e / sum;
-    if (lane == 0) *shared = 1.0f / (1.0f + __expf(-gate));
+    const float weight = weight_of(choose_slowly<kEach>(logits, experts, used, ids), used);
+    if (lane < used) weights[lane] = weight;
+    if (lane == 0) *shared = gate_of(gate);
     __syncwarp();
 }
 

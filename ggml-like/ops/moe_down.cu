@@ -189,8 +189,7 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     __syncthreads();
     if (!writes) return;
     const float* from = sums + out_column * 16 + threadIdx.x % 16;
-    a.y[out_column * a.ld + out_row] =
-        residual + add_parts(kDownWarps, [&](int w) { return from[w * 128 * NT]; });
+    a.y[out_column * a.ld + out_row] = residual + add_parts(kDownWarps, from, 128 * NT);
 }
 
 /// False: the card has too little shared memory, for 1 to 8 rows or for more.

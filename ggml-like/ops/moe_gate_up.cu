@@ -162,8 +162,8 @@ __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K
         __syncthreads();
         if (writes) {
             const float* from = now + thread / 8 * split * 16 + row;
-            const float gate = add_parts(split, [&](int p) { return from[p * 16]; }) * gate_factor;
-            const float up = add_parts(split, [&](int p) { return from[p * 16 + 8]; }) * up_factor;
+            const float gate = add_parts(split, from, 16) * gate_factor;
+            const float up = add_parts(split, from + 8, 16) * up_factor;
             mine.out(a, list, 0)[row] = gated(gate, up);
         }
         item.advance(a, gridDim.x * group);

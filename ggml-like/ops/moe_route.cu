@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
 
 template <int NT, bool kDeep, int kTogether>
 void few(Context& c, const Route& r, const Packed& w) {
-    const RouteRows<kTogether> prologue{{r.x, r.norm, r.columns, r.rows, r.eps, {}}, r.h};
+    const RouteRows<kTogether> prologue{{r.x, r.norm, r.columns, r.rows, r.eps, 1.0f / r.columns, {}}, r.h};
     auto kernel = r.experts <= 256 ? route_few<NT, kDeep, kTogether, 8>
                                    : route_few<NT, kDeep, kTogether, kMostExperts / 32>;
     if constexpr (kTogether == 1)

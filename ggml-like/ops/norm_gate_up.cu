@@ -34,7 +34,7 @@ template <Kind K, int NT, bool kDeep, int kTogether>
 void few(Context& c, const Packed& w, const float* x, const float* norm, int rows, float eps, bf16* y,
          int64_t ld) {
     const Part& part = w.part[0];  // paired order has one
-    const NormRows<K, kTogether> prologue{x, norm, w.cols, rows, eps, {}};
+    const NormRows<K, kTogether> prologue{x, norm, w.cols, rows, eps, 1.0f / w.cols, {}};
     launch(c, "norm_gate_up", norm_gate_up_few<K, NT, kDeep, kTogether>,
            min(c.sms, dense_groups<K>(part.tiles, w.chunks)), kThreads,
            dense_shared_bytes<K, NT, kDeep, kTogether == 1>(rows, w.chunks), part, w.chunks, prologue, y, ld);

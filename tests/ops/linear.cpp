@@ -151,6 +151,7 @@ void linear_add_tall(Device& device) {
         check_linear_add(device, {16, 2048, {rows / 9}, {form}}, ++seed);
         check_linear_add(device, {3, 4096, {rows / 9}, {form}}, ++seed);
     }
+    check_linear_add(device, {2, 6144, {rows / 9}, {Form::nvfp4}}, ++seed);
 }
 
 /// Requantized bytes take the place of what was there.
@@ -244,7 +245,8 @@ void norm_linear_forms(Device& device) {
         check_norm_linear(device, tokens, 256, 64, Form::bf16, ++seed);
     }
     for (const Form form : kForms) check_norm_linear(device, 3, 272, 150, form, ++seed);
-    check_norm_linear(device, 2, 2048, 80, Form::nvfp4, ++seed);
+    for (const int64_t rows : {80, 2100, device.exact() ? 90 : 12350})
+        check_norm_linear(device, 2, 2048, rows, Form::nvfp4, ++seed);
     for (const Form form : {Form::bf16, Form::f8_tensor, Form::nvfp4})  // the width of the 27B
         for (const int64_t tokens : {1, 8, 10, 16, 20})
             check_norm_linear(device, tokens, 5120, 40, form, ++seed);
