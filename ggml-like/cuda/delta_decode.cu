@@ -51,6 +51,20 @@ __device__ __forceinline__ float half_warp_sum(float x) {
     return x;
 }
 
+/// Of each value the half warp's sum; lane l has that of value l. Pairs are added as half_warp_sum does.
+__device__ __forceinline__ float half_warp_sums(float (&value)[16]) {
+    const int l = threadIdx.x % 16;
+#pragma unroll
+    for (int d = 8; d > 0; d >>= 1)
+#pragma unroll
+        for (int i = 0; i < d; ++i) {
+            const bool upper = l & d;
+            const float given = upper ? value[i] : value[i + d];
+            value[i] = (upper ? value[i + d] : value[i]) + __shfl_xor_sync(0xffffffffu, given, d);
+        }
+    return value[0];
+}
+
 __device__ __forceinline__ float dot(const float4& a, const float4& b) {
     return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
 }
@@ -106,26 +120,37 @@ __global__ void __launch_bounds__(kBlock, 2) decode_kernel(DeltaStep d) {
     const float x = of_qk.value(__bfloat162float(u_qk));
     qk[tid] = x;
     if (is_q) v[element] = of_v.value(__bfloat162float(u_v));
+    const float softplus = a > 20.0f ? a : log1pf(__expf(a));
+    const float decay = __expf(rate * softplus), beta = 1.0f / (1.0f + __expf(-b));
     const float square = warp_sum(x * x);
     if (lane == 0) squares[warp] = square;
     __syncthreads();
     const auto four = [](const float* p) { return (p[0] + p[1]) + (p[2] + p[3]); };
     const float rq = rsqrtf(four(squares) + 1e-6f) * rsqrtf(static_cast<float>(kDim));
     const float rk = rsqrtf(four(squares + 4) + 1e-6f);
-    const float softplus = a > 20.0f ? a : log1pf(__expf(a));
-    const float decay = __expf(rate * softplus), beta = 1.0f / (1.0f + __expf(-b));
     const float4 q0 = load4(qk, 4 * l), q1 = load4(qk, 64 + 4 * l);
     const float4 k0 = load4(qk, kDim + 4 * l), k1 = load4(qk, kDim + 64 + 4 * l);
     const float product = half_warp_sum(dot(q0, k0) + dot(q1, k1)) * rq * rk;
 
+    static_assert(kPasses == 8, "a lane a sum");
+    float sums[2 * kPasses];
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-        const float sk = half_warp_sum(dot(s[i][0], k0) + dot(s[i][1], k1)) * rk;
-        const float sq = half_warp_sum(dot(s[i][0], q0) + dot(s[i][1], q1)) * rq;
-        const float delta = beta * (v[first + 2 * i] - decay * sk);
-        *reinterpret_cast<float4*>(state + 2 * i * kDim) = update(s[i][0], decay, k0, delta * rk);
-        *reinterpret_cast<float4*>(state + 2 * i * kDim + 64) = update(s[i][1], decay, k1, delta * rk);
-        if (l == 0) o[first + 2 * i] = __bfloat162float(__float2bfloat16(decay * sq + product * delta));
+        sums[i] = dot(s[i][0], k0) + dot(s[i][1], k1);
+        sums[kPasses + i] = dot(s[i][0], q0) + dot(s[i][1], q1);
+    }
+    // Lane i < 8 has s k of pass i and makes its delta, lane 8 + i has s q and makes its output.
+    const float sum = half_warp_sums(sums);
+    const int own = first + 2 * (l % kPasses);
+    const float delta_of_own = beta * (v[own] - decay * (sum * rk));
+    const float delta = __shfl_sync(0xffffffffu, delta_of_own, lane & ~kPasses);
+    if (l >= kPasses) o[own] = __bfloat162float(__float2bfloat16(decay * (sum * rq) + product * delta));
+    const float scaled = delta * rk;
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+        const float u = __shfl_sync(0xffffffffu, scaled, (lane & 16) + i);
+        *reinterpret_cast<float4*>(state + 2 * i * kDim) = update(s[i][0], decay, k0, u);
+        *reinterpret_cast<float4*>(state + 2 * i * kDim + 64) = update(s[i][1], decay, k1, u);
     }
     // The ring's row of this position: nobody reads it in this step.
     bf16* ring = static_cast<bf16*>(d.conv_state) + (slot * d.ring + place) * channels;

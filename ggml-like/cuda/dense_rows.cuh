@@ -195,6 +195,12 @@ __device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[NT]
         }
 }
 
+/// Where dense_rows has its activations.
+template <Kind K, int NT, bool kDeep, bool kAhead>
+__device__ __forceinline__ bf16* dense_activations(uint8_t* shared) {
+    return reinterpret_cast<bf16*>(shared + kWarps * DenseRing<K, NT, kDeep, kAhead>::kBytes);
+}
+
 /// Everything from the first weight to the last sum. prologue.early() may read weights, prologue(h, stride)
 /// writes `rows` rows of activations after the wait for the predecessor, both by all threads. finish.load(row
 /// of the part, column n) comes before the sums are made, finish.store(row, n, loaded value, sum) after; each
@@ -204,7 +210,7 @@ template <Kind K, int NT, bool kDeep, bool kOne, bool kAhead, typename Prologue,
 __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all_rows, Prologue&& prologue,
                                            const Finish& finish) {
     extern __shared__ __align__(16) uint8_t shared[];
-    bf16* h = reinterpret_cast<bf16*>(shared + kWarps * DenseRing<K, NT, kDeep, kAhead>::kBytes);
+    bf16* h = dense_activations<K, NT, kDeep, kAhead>(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int rows = kOne ? 1 : all_rows, stride = activation_stride(chunks), blocks = gridDim.x;
     float* sums = reinterpret_cast<float*>(h + rows * stride);

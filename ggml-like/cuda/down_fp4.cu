@@ -75,7 +75,7 @@ __device__ __forceinline__ void add_terms(const Down& a, const float* terms, int
 
 // ---- one row ----
 
-/// kEach: chunks of every part; 0: of most.
+/// kEach: chunks of every part, if a warp's units are the same part of every so many terms; else 0.
 template <int kEach>
 __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -121,10 +121,13 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     load_rows<1>(a, rows, row_bytes, rows + a.used * row_bytes, 0);
     __syncthreads();
     const int count = __popc(__ballot_sync(0xffffffffu, own < units));
-    for (int i = 0; i < count; ++i) {
+    const int x_at = term * row_bytes + begin * 128;
+    const uint8_t* x = rows + __shfl_sync(0xffffffffu, x_at, 0) + 16 * (lane & 3);
+    const int x_step = kWarps / s.routed.count * row_bytes;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, x += x_step) {
         const int n = kEach > 0 ? kEach : __shfl_sync(0xffffffffu, chunks, i);
-        const uint8_t* x =
-            rows + __shfl_sync(0xffffffffu, term * row_bytes + begin * 128, i) + 16 * (lane & 3);
+        if constexpr (kEach == 0) x = rows + __shfl_sync(0xffffffffu, x_at, i) + 16 * (lane & 3);
         const uint8_t* chunk = ring.wait();
         float acc[4] = {};
 #pragma unroll(kEach > 0 ? kEach : 1)
@@ -324,8 +327,8 @@ bool down_fp4(Context& c, const Down& a) {
         s.depth = (units + kWarps - 1) / kWarps;
         const int bytes = kWarps * s.depth * s.piece_bytes + rows_bytes + units * kTileRows * 4;
         if (bytes <= limit && s.depth <= kMostPieces && a.used < 32) {
-            const bool whole = s.routed.each == s.shared.each && s.routed.chunks % s.routed.each == 0 &&
-                               s.shared.chunks % s.routed.each == 0;
+            const bool whole = s.routed.chunks == s.shared.chunks && s.routed.chunks % s.routed.each == 0 &&
+                               kWarps % s.routed.count == 0;
             const int each_part = whole ? s.routed.each : 0;
             const auto kernel = each_part == 1 ? down_one<1> : each_part == 2 ? down_one<2> : down_one<0>;
             launch(c, "moe_down", kernel, a.experts.tiles, kThreads, bytes, a, s);

@@ -1,6 +1,6 @@
-// y = W h for one row of h and NVFP4 weights of which a block's tiles fit into shared memory together: all are
-// under way before the kernel waits, nothing is asked for later, and warps meet once. Wider matrices and more
-// rows: dense_rows.cuh, with the same bits.
+// y = W h for one row of h and NVFP4 weights of which a block's tiles fit into shared memory together: all
+// are under way before the kernel waits, nothing is asked for later, and warps meet once. Wider matrices and
+// more rows: dense_rows.cuh, with the same bits.
 //
 //   block b owns tiles b, b + grid, ...; of each, warp w takes chunk pairs w, w + 16, ...
 #pragma once
@@ -53,8 +53,8 @@ __device__ __forceinline__ void fp4_one(const Part& part, const OneShape& s, Pro
 
     allow_successor();
     constexpr int kStepBytes = kWarps * kOnePieceBytes;
-    const uint8_t* from =
-        part.data + static_cast<int64_t>(blockIdx.x) * s.chunks * kFp4Chunk + warp * kOnePieceBytes + 16 * lane;
+    const uint8_t* from = part.data + static_cast<int64_t>(blockIdx.x) * s.chunks * kFp4Chunk +
+                          warp * kOnePieceBytes + 16 * lane;
     const int64_t jump = (static_cast<int64_t>(gridDim.x) * s.chunks * kFp4Chunk) - (steps - 1) * kStepBytes;
     int tile = blockIdx.x;
 #pragma unroll

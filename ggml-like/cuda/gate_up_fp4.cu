@@ -15,31 +15,13 @@ namespace {
 
 struct Shape {
     ChunkParts parts;
-    int tiles;  // of an expert in the list: the larger of routed and shared
-    int piece_bytes;
-    int depth;
-    int turns;  // tiles of a block
+    int piece_bytes;  // a warp's part of a tile
+    int turns;        // tiles of a block at most
 };
 
 __device__ __forceinline__ bf16 gated(float gate, float up) {
     return __float2bfloat16(gate / (1.0f + __expf(-gate)) * up);
 }
-
-/// Tile `tile` of an expert, -1: the shared one.
-struct Tile {
-    const uint8_t* data;
-    const float* factor;
-    int height;  // rows of the output that it has; 0 and less: there is no such tile
-
-    __device__ __forceinline__ Tile(const GateUp& a, int expert, int tile) {
-        const bool shared = expert < 0;
-        const int64_t bytes = static_cast<int64_t>(tile) * a.chunks * kFp4Chunk;
-        data = shared ? a.shared.data + bytes : a.experts.data + expert * a.experts.expert_bytes + bytes;
-        factor = shared ? a.shared.factor + tile * kTileRows
-                        : a.experts.factor + (expert * a.experts.tiles + tile) * kTileRows;
-        height = (shared ? a.shared.rows : a.experts.rows) / 2 - tile * 8;
-    }
-};
 
 // ---- one row ----
 
@@ -76,80 +58,130 @@ __device__ __forceinline__ void write_choice(const GateUp& a, const int* ids, ui
     if (lane < a.used) to.groups[to.experts + 1 + place] = lane;
 }
 
+/// A block's tiles, turn after turn: of the shared expert, then of the choices. Blocks share both out from
+/// opposite ends.
+struct Turns {
+    const GateUp& a;
+    int first_shared, first_routed, by;
+    int shared, all;  // turns
+
+    __device__ __forceinline__ explicit Turns(const GateUp& arguments)
+        : a(arguments), first_shared(gridDim.x - 1 - blockIdx.x), first_routed(blockIdx.x), by(gridDim.x) {
+        const Divisor blocks(by);
+        shared = blocks.quotient(max(0, a.shared.tiles - first_shared + by - 1));
+        all = shared + blocks.quotient(max(0, a.used * a.experts.tiles - first_routed + by - 1));
+    }
+    struct Tile {
+        int choice;  // -1: of the shared expert
+        int index;
+    };
+    __device__ __forceinline__ Tile tile(int turn) const {
+        if (turn < shared) return {-1, first_shared + turn * by};
+        const int at = first_routed + (turn - shared) * by, choice = quotient(at, a.experts.tiles);
+        return {choice, at - choice * a.experts.tiles};
+    }
+};
+
+__device__ __forceinline__ const uint8_t* tile_data(const GateUp& a, const Turns::Tile& t, const int* ids) {
+    const int64_t at = static_cast<int64_t>(t.index) * a.chunks * kFp4Chunk;
+    return t.choice < 0 ? a.shared.data + at : a.experts.data + ids[t.choice] * a.experts.expert_bytes + at;
+}
+
+constexpr int kChooser = kWarps - 1;  // the warp that chooses
+
 /// kEach: chunks of every part; 0: of most. kChooses: ids come from a.left.
 template <int kEach, bool kChooses>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ uint64_t barriers[kWarps][kMostPieces];
     __shared__ int ids[kMostUsed];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint8_t* row = shared + kWarps * s.depth * s.piece_bytes;
+    uint8_t* ring = shared + warp * s.turns * s.piece_bytes;  // a place for every turn
+    uint8_t* row = shared + kWarps * s.turns * s.piece_bytes;
     float* sums = reinterpret_cast<float*>(row + fp4_row_bytes(a.chunks));  // [turn][part][16]
-    PieceRing ring(shared + warp * s.depth * s.piece_bytes, barriers[warp], s.piece_bytes, s.depth, lane);
-    // Items: the tiles of the shared expert (choice -1), of choice 0 ...
-    const int items = (a.used + 1) * s.tiles;
-    const int begin = s.parts.begin(warp), bytes = (s.parts.end(warp) - begin) * kFp4Chunk;
-    const int own = blockIdx.x + lane * gridDim.x, choice = quotient(own, s.tiles) - 1;  // of turn `lane`
-    const bool works = warp < s.parts.count && own < items, routed = choice >= 0 && choice < a.used;
+    const Turns turns(a);
+    const int begin = s.parts.begin(warp), chunks = kEach > 0 ? kEach : s.parts.end(warp) - begin;
+    const bool works = warp < s.parts.count;
+    const auto request = [&](int turn, const uint8_t* tile) {
+        uint8_t* to = ring + turn * s.piece_bytes + 16 * lane;
+        const uint8_t* from = tile + begin * kFp4Chunk + 16 * lane;
+#pragma unroll(kEach > 0 ? 4 : 1)
+        for (int i = 0; i < chunks * kFp4Chunk; i += 512)
+            if (i + 16 * lane < chunks * kFp4Chunk) copy_async16(to + i, from + i);
+    };
+    if (works)
+        for (int turn = 0; turn < turns.shared; ++turn) request(turn, tile_data(a, turns.tile(turn), ids));
+    commit_copies();
+    const Turns::Tile mine = turns.tile(turns.shared + lane);
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
                         // wait
-    int id = !kChooses && routed ? __ldcg(a.ids + choice) : -1;
-    Fp4Block block;
-    if (threadIdx.x * 16 < static_cast<unsigned>(a.columns)) block.load(a.h + threadIdx.x * 16);
     uint32_t bits = 0;
-    if constexpr (kChooses) {
-        if (warp == kWarps - 1) bits = choose(a, ids);
-        __syncthreads();
-        if (routed) id = ids[choice];
-    }
-    const Tile mine(a, id, own - (choice + 1) * s.tiles);
-    // A ring has a place for every turn: nothing is asked for later.
-    const bool there = works && mine.height > 0;
-    const uint8_t* first = works ? (there ? mine.data : a.shared.data) + begin * kFp4Chunk : nullptr;
-    if constexpr (kEach > 0)
-        ring.request_first<kEach * kFp4Chunk>(first);
-    else
-        ring.request_first(first, bytes);
-    for (int b = threadIdx.x; b < a.chunks * 4; b += kThreads) {
-        if (b != static_cast<int>(threadIdx.x)) {
-            block = {};
+    if (kChooses && warp == kChooser) {
+        bits = choose(a, ids);
+    } else {
+        for (int b = threadIdx.x; b < a.chunks * 4; b += kThreads - (kChooses ? 32 : 0)) {
+            Fp4Block block;
             if (b * 16 < a.columns) block.load(a.h + b * 16);
+            block.store(row, b);
         }
-        block.store(row, b);
+        if (kChooses)  // the tiles of the shared expert need not wait for the choice
+            asm volatile("bar.sync 1, %0;" ::"n"(kThreads - 32) : "memory");
+        else if (static_cast<int>(threadIdx.x) < a.used)
+            ids[threadIdx.x] = __ldcg(a.ids + threadIdx.x);
     }
-    if constexpr (kChooses)
-        if (blockIdx.x == gridDim.x - 1 && warp == kWarps - 1) write_choice(a, ids, bits);
-    __syncthreads();
 
+    // The end: a warp a turn; lanes r and r + 8 have rows of gate and of up.
+    const Turns::Tile end = turns.tile(warp);
+    const bool is_shared = end.choice < 0, adds = warp < turns.all;
+    float factor = 0;
     const uint8_t* x = row + 16 * (lane & 3) + begin * 128;
-    // The end: warp `warp` adds up the tile of that turn. Lanes r and r + 8 have rows of gate and of up.
-    const int end_at = __shfl_sync(0xffffffffu, choice, warp), end_id = __shfl_sync(0xffffffffu, id, warp),
-              end_item = __shfl_sync(0xffffffffu, own, warp);
-    const Tile last(a, end_id, end_item - (end_at + 1) * s.tiles);
-    const bool adds = warp < s.turns && end_item < items;
-    const float factor = adds && last.height > 0 ? last.factor[lane % 16] : 0.0f;
-    const int turns = __popc(__ballot_sync(0xffffffffu, works));
-    for (int turn = 0; turn < turns; ++turn) {
-        const uint8_t* chunk = ring.wait();
-        float acc[4] = {};
-        const int chunks = kEach > 0 ? kEach : s.parts.end(warp) - begin;
-#pragma unroll(kEach > 0 ? kEach : 1)
-        for (int c = 0; c < chunks; ++c) multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
-        ring.release();
-        if ((lane & 3) == 0) {
-            float* to = sums + (turn * kMostParts + warp) * kTileRows + (lane >> 2);
-            to[0] = acc[0];
-            to[8] = acc[2];
+    const int known = kChooses && warp != kChooser ? turns.shared : 0;  // the turn that needs the choice
+    for (int turn = 0;; ++turn) {
+        if (turn == known) {
+            __syncthreads();
+            const uint8_t* from = turns.shared + lane < turns.all ? tile_data(a, mine, ids) : nullptr;
+#pragma unroll 1
+            for (int i = 0; i < kMostPieces; ++i) {
+                const auto* tile = reinterpret_cast<const uint8_t*>(
+                    __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(from), i));
+                if (works && tile != nullptr) request(turns.shared + i, tile);
+                commit_copies();
+            }
+            if (adds)
+                factor = is_shared
+                             ? a.shared.factor[end.index * kTileRows + lane % 16]
+                             : a.experts.factor[(ids[end.choice] * a.experts.tiles + end.index) * kTileRows +
+                                                lane % 16];
+            if (kChooses && warp == kChooser && blockIdx.x == gridDim.x - 1) write_choice(a, ids, bits);
         }
+        if (turn == turns.all) break;
+        if (turn < known)
+            wait_copies<0>();
+        else
+            wait_copies<kMostPieces - 1>();
+        __syncwarp();
+        if (works) {
+            const uint8_t* chunk = ring + turn * s.piece_bytes;
+            float acc[4] = {};
+#pragma unroll(kEach > 0 ? kEach : 1)
+            for (int c = 0; c < chunks; ++c)
+                multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
+            if ((lane & 3) == 0) {
+                float* to = sums + (turn * kMostParts + warp) * kTileRows + (lane >> 2);
+                to[0] = acc[0];
+                to[8] = acc[2];
+            }
+        }
+        if (turn >= turns.shared) commit_copies();
     }
     __syncthreads();
     if (!adds) return;
     const float* from = sums + warp * kMostParts * kTileRows + lane % 16;
-    const float value = last.height > 0 ? factor * add_in_order(s.parts.count, from, kTileRows) : 0.0f;
+    const float value = factor * add_in_order(s.parts.count, from, kTileRows);
     const float up = __shfl_down_sync(0xffffffffu, value, 8);
-    bf16* to = end_id < 0 ? a.shared_out : a.routed + end_at * (a.experts.rows / 2);
-    if (lane < min(8, last.height)) to[(end_item - (end_at + 1) * s.tiles) * 8 + lane] = gated(value, up);
+    const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2, at = end.index * 8 + lane;
+    bf16* to = is_shared ? a.shared_out : a.routed + end.choice * width;
+    if (lane < 8 && at < width) to[at] = gated(value, up);
 }
 
 // ---- more rows ----
@@ -197,13 +229,12 @@ struct OneRow {
     Shape shape;
     int grid, bytes;
 
-    OneRow(const Context& c, const GateUp& a)
-        : shape{.parts = ChunkParts(a.chunks), .tiles = max(a.shared.tiles, a.experts.tiles)} {
-        const int items = (a.used + 1) * shape.tiles;
-        grid = min(c.sms, items);
-        shape.depth = shape.turns = (items + grid - 1) / grid;
+    OneRow(const Context& c, const GateUp& a) : shape{.parts = ChunkParts(a.chunks)} {
+        const int routed = a.used * a.experts.tiles;
+        grid = min(c.sms, max(routed, a.shared.tiles));
+        shape.turns = (routed + grid - 1) / grid + (a.shared.tiles + grid - 1) / grid;
         shape.piece_bytes = shape.parts.each * kFp4Chunk;
-        bytes = kWarps * shape.depth * shape.piece_bytes + fp4_row_bytes(a.chunks) +
+        bytes = kWarps * shape.turns * shape.piece_bytes + fp4_row_bytes(a.chunks) +
                 shape.turns * kMostParts * kTileRows * 4;
     }
 };
@@ -222,7 +253,7 @@ void launch_one(Context& c, const GateUp& a, const OneRow& one) {
 bool gate_up_one_fits(const Context& c, const GateUp& a) {
     if (a.rows != 1 || a.experts.tiles == 0 || a.shared.tiles == 0) return false;
     const OneRow one(c, a);
-    return one.bytes <= c.shared_bytes - kStatic && one.shape.depth <= kMostPieces;
+    return one.bytes <= c.shared_bytes - kStatic && one.shape.turns <= kMostPieces;
 }
 
 bool gate_up_fp4(Context& c, const GateUp& a) {

@@ -34,23 +34,6 @@ struct Route {
     uint64_t* chosen;  // null: this kernel chooses; else the next one does, and finds zeros here
 };
 
-/// The norm's rows; block b also writes h of rows b, b + grid, ...
-template <int kTogether>
-struct RouteRows {
-    NormRows<Kind::bf16, kTogether> norm;
-    bf16* h;
-
-    __device__ __forceinline__ void early() { norm.early(); }
-    __device__ __forceinline__ void operator()(bf16* rows, int stride) const {
-        norm(rows, stride);
-        __syncthreads();
-        for (int n = blockIdx.x; n < norm.rows; n += gridDim.x)
-            for (int k = 2 * threadIdx.x; k < norm.columns; k += 2 * kThreads)
-                *reinterpret_cast<uint32_t*>(h + static_cast<int64_t>(n) * norm.columns + k) =
-                    *reinterpret_cast<const uint32_t*>(rows + n * stride + activation_place(k));
-    }
-};
-
 struct StoreLogits {
     static constexpr bool kPaired = false;
     float* logits;
@@ -75,6 +58,14 @@ __device__ __forceinline__ void choose_row(const Route& r, int n, int* ids) {
         choose_experts<kMostExperts / 32>(logits, r.experts, r.used, ids, weights, r.shared + n);
 }
 
+/// Block b writes h of rows b, b + grid, ..., from where the product had them.
+__device__ __forceinline__ void write_rows(const Route& r, const bf16* rows, int stride) {
+    for (int n = blockIdx.x; n < r.rows; n += gridDim.x)
+        for (int k = 2 * threadIdx.x; k < r.columns; k += 2 * kThreads)
+            *reinterpret_cast<uint32_t*>(r.h + static_cast<int64_t>(n) * r.columns + k) =
+                *reinterpret_cast<const uint32_t*>(rows + n * stride + activation_place(k));
+}
+
 /// The block that ends last chooses for all rows. kEach: experts of a lane.
 template <int kEach>
 __device__ __forceinline__ void choose_last(const Route& r) {
@@ -95,9 +86,11 @@ __device__ __forceinline__ void choose_last(const Route& r) {
 /// kEach 0: the choice is left to the next kernel.
 template <int NT, bool kDeep, int kTogether, int kEach>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
-    route_few(Route r, Part part, RouteRows<kTogether> prologue) {
+    route_few(Route r, Part part, NormRows<Kind::bf16, kTogether> prologue) {
     dense_rows<Kind::bf16, NT, kDeep, kTogether == 1, false>(part, r.chunks, r.rows, prologue,
                                                              StoreLogits{r.logits, r.logits_ld});
+    extern __shared__ __align__(16) uint8_t shared[];
+    write_rows(r, dense_activations<Kind::bf16, NT, kDeep, false>(shared), activation_stride(r.chunks));
     if constexpr (kEach > 0)
         choose_last<kEach>(r);
     else if (blockIdx.x == 0 && threadIdx.x <= r.used)
@@ -106,7 +99,8 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
 
 template <int NT, bool kDeep, int kTogether>
 void few(Context& c, const Route& r, const Packed& w) {
-    const RouteRows<kTogether> prologue{{r.x, r.norm, r.columns, r.rows, r.eps, 1.0f / r.columns, {}}, r.h};
+    const NormRows<Kind::bf16, kTogether> prologue{r.x,   r.norm,           r.columns, r.rows,
+                                                   r.eps, 1.0f / r.columns, {}};
     auto kernel = r.experts <= 256 ? route_few<NT, kDeep, kTogether, 8>
                                    : route_few<NT, kDeep, kTogether, kMostExperts / 32>;
     if constexpr (kTogether == 1)
