@@ -36,37 +36,42 @@ __device__ __forceinline__ uint32_t choose(const GateUp& a, int* ids) {
     return mine;
 }
 
-/// The same warp of one block: what moe_route left out, and what moe_down waits for.
+/// The same warp of one block: what moe_down waits for, and the results of moe_route but groups.
 __device__ __forceinline__ void write_choice(const GateUp& a, const int* ids, uint32_t mine) {
     const LeftChoice& to = a.left;
     const int lane = threadIdx.x % 32, id = lane < a.used ? ids[lane] : 0;
     const float weight = weight_of(mine, a.used);
-    const float gate = gate_of(__ldcg(to.logits + to.experts));
     if (lane < a.used) publish(to.chosen + lane, {id, weight});
+    const float gate = gate_of(__ldcg(to.logits + to.experts));
     if (lane == 0) publish(to.chosen + a.used, {0, gate}), *to.shared = gate;
     if (lane < a.used) to.ids[lane] = id, to.weights[lane] = weight;
+}
+/// Groups, by all warps from `first` on of one block.
+__device__ __forceinline__ void write_groups(const GateUp& a, const int* ids, int first) {
+    const LeftChoice& to = a.left;
 #pragma unroll 1
-    for (int e = lane; e <= to.experts; e += 32) {
-        int before = 0;
-#pragma unroll 1
-        for (int j = 0; j < a.used; ++j) before += ids[j] < e;
+    for (int e = threadIdx.x - 32 * first; e <= to.experts && e >= 0; e += kThreads - 32 * first) {
+        int before = 0, place = 0;  // ids below e; of choice e among the pairs by expert
+        const int id = ids[min(e, a.used - 1)];
+#pragma unroll 8
+        for (int j = 0; j < a.used; ++j) before += ids[j] < e, place += ids[j] < id;
         to.groups[e] = before;
+        if (e < a.used) to.groups[to.experts + 1 + place] = e;
     }
-    int place = 0;
-#pragma unroll 1
-    for (int j = 0; j < a.used; ++j) place += ids[j] < id;
-    if (lane < a.used) to.groups[to.experts + 1 + place] = lane;
 }
 
-/// A block's tiles, turn after turn: of the shared expert, then of the choices. Blocks share both out from
-/// opposite ends.
+/// A block's tiles, turn after turn: of the shared expert, then of the choices. The first blocks have fewer
+/// of the choices and more of the shared expert, but the very first, which also tells others what was chosen.
 struct Turns {
     const GateUp& a;
     int first_shared, first_routed, by;
     int shared, all;  // turns
 
     __device__ __forceinline__ explicit Turns(const GateUp& arguments)
-        : a(arguments), first_shared(gridDim.x - 1 - blockIdx.x), first_routed(blockIdx.x), by(gridDim.x) {
+        : a(arguments),
+          first_shared((blockIdx.x == 0 ? gridDim.x : blockIdx.x) - 1),
+          first_routed(gridDim.x - 1 - blockIdx.x),
+          by(gridDim.x) {
         const Divisor blocks(by);
         shared = blocks.quotient(max(0, a.shared.tiles - first_shared + by - 1));
         all = shared + blocks.quotient(max(0, a.used * a.experts.tiles - first_routed + by - 1));
@@ -94,6 +99,7 @@ template <int kEach, bool kChooses>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ int ids[kMostUsed];
+    __shared__ const uint8_t* routed[kMostPieces];  // this block's tiles of the choices
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t* ring = shared + warp * s.turns * s.piece_bytes;  // a place for every turn
     uint8_t* row = shared + kWarps * s.turns * s.piece_bytes;
@@ -112,12 +118,18 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
         for (int turn = 0; turn < turns.shared; ++turn) request(turn, tile_data(a, turns.tile(turn), ids));
     commit_copies();
     const Turns::Tile mine = turns.tile(turns.shared + lane);
+    const int routed_turns = turns.all - turns.shared;
+    const auto find_routed = [&] {  // one warp, the one that has the ids
+        __syncwarp();
+        if (lane < routed_turns) routed[lane] = tile_data(a, mine, ids);
+    };
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
                         // wait
     uint32_t bits = 0;
     if (kChooses && warp == kChooser) {
         bits = choose(a, ids);
+        find_routed();
     } else {
         for (int b = threadIdx.x; b < a.chunks * 4; b += kThreads - (kChooses ? 32 : 0)) {
             Fp4Block block;
@@ -126,8 +138,10 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
         }
         if (kChooses)  // the tiles of the shared expert need not wait for the choice
             asm volatile("bar.sync 1, %0;" ::"n"(kThreads - 32) : "memory");
-        else if (static_cast<int>(threadIdx.x) < a.used)
-            ids[threadIdx.x] = __ldcg(a.ids + threadIdx.x);
+        else if (warp == 0) {
+            if (lane < a.used) ids[lane] = __ldcg(a.ids + lane);
+            find_routed();
+        }
     }
 
     // The end: a warp a turn; lanes r and r + 8 have rows of gate and of up.
@@ -139,12 +153,9 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     for (int turn = 0;; ++turn) {
         if (turn == known) {
             __syncthreads();
-            const uint8_t* from = turns.shared + lane < turns.all ? tile_data(a, mine, ids) : nullptr;
-#pragma unroll 1
+#pragma unroll 4
             for (int i = 0; i < kMostPieces; ++i) {
-                const auto* tile = reinterpret_cast<const uint8_t*>(
-                    __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(from), i));
-                if (works && tile != nullptr) request(turns.shared + i, tile);
+                if (works && i < routed_turns) request(turns.shared + i, routed[i]);
                 commit_copies();
             }
             if (adds)
@@ -152,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
                              ? a.shared.factor[end.index * kTileRows + lane % 16]
                              : a.experts.factor[(ids[end.choice] * a.experts.tiles + end.index) * kTileRows +
                                                 lane % 16];
-            if (kChooses && warp == kChooser && blockIdx.x == gridDim.x - 1) write_choice(a, ids, bits);
+            if (kChooses && warp == kChooser && blockIdx.x == 0) write_choice(a, ids, bits);
         }
         if (turn == turns.all) break;
         if (turn < known)
@@ -175,6 +186,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
         if (turn >= turns.shared) commit_copies();
     }
     __syncthreads();
+    if (kChooses && blockIdx.x == 0 && !adds) write_groups(a, ids, turns.all);
     if (!adds) return;
     const float* from = sums + warp * kMostParts * kTileRows + lane % 16;
     const float value = factor * add_in_order(s.parts.count, from, kTileRows);
@@ -234,8 +246,9 @@ struct OneRow {
         grid = min(c.sms, max(routed, a.shared.tiles));
         shape.turns = (routed + grid - 1) / grid + (a.shared.tiles + grid - 1) / grid;
         shape.piece_bytes = shape.parts.each * kFp4Chunk;
-        bytes = kWarps * shape.turns * shape.piece_bytes + fp4_row_bytes(a.chunks) +
-                shape.turns * kMostParts * kTileRows * 4;
+        bytes = max(kWarps * shape.turns * shape.piece_bytes + fp4_row_bytes(a.chunks) +
+                        shape.turns * kMostParts * kTileRows * 4,
+                    c.shared_bytes / 2 + 1024);  // two blocks on one SM would leave another idle
     }
 };
 

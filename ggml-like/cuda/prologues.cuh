@@ -25,36 +25,27 @@ struct PlainRows {
     int columns, rows;
 
     __device__ __forceinline__ void early() const {}
+    /// A row is loaded by 2^n threads: as many as it has eights of columns, if the block has them.
     __device__ __forceinline__ void operator()(bf16* h, int stride) const {
-        const Divisor pieces(columns / 8);
-        const int all = rows * pieces.by();
+        const int log_threads = min(31 - __clz(blockDim.x), 32 - __clz(columns / 8 - 1));
+        const int own = threadIdx.x >> log_threads, step = blockDim.x >> log_threads;
 #pragma unroll 1
-        for (int i = threadIdx.x; i < all; i += kTogether * blockDim.x) {
-            uint4 v[kTogether];
-            load(v, i, pieces, all);
-            store(v, i, pieces, all, h, stride);
-        }
+        for (int k = (threadIdx.x & ((1 << log_threads) - 1)) * 8; k < columns; k += 8 << log_threads)
+#pragma unroll 1
+            for (int n0 = own; n0 < rows; n0 += kTogether * step) {
+                uint4 v[kTogether];
+#pragma unroll
+                for (int j = 0; j < kTogether; ++j)
+                    if (n0 + j * step < rows)
+                        v[j] = __ldcg(reinterpret_cast<const uint4*>(x + (n0 + j * step) * ld + k));
+#pragma unroll
+                for (int j = 0; j < kTogether; ++j)
+                    if (n0 + j * step < rows) store8(h + (n0 + j * step) * stride, k, v[j]);
+            }
         zero_padding<Order>(h, stride, rows, columns);
     }
 
   private:
-    __device__ __forceinline__ void load(uint4 (&v)[kTogether], int first, const Divisor& pieces,
-                                         int all) const {
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-            const int i = first + j * static_cast<int>(blockDim.x), n = pieces.quotient(i);
-            if (i < all)
-                v[j] = __ldcg(reinterpret_cast<const uint4*>(x + n * ld + (i - n * pieces.by()) * 8));
-        }
-    }
-    __device__ __forceinline__ void store(const uint4 (&v)[kTogether], int first, const Divisor& pieces,
-                                          int all, bf16* h, int stride) const {
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-            const int i = first + j * static_cast<int>(blockDim.x), n = pieces.quotient(i);
-            if (i < all) store8(h + n * stride, (i - n * pieces.by()) * 8, v[j]);
-        }
-    }
     /// Eight columns from k on, k a multiple of 8, to their places.
     __device__ static __forceinline__ void store8(bf16* row, int k, const uint4& v) {
         const uint32_t words[4] = {v.x, v.y, v.z, v.w};

@@ -2,8 +2,8 @@
 // cuda/gemm.h; both add the residual at the store.
 #include "ggml-like/ops/linear_add.h"
 
+#include "ggml-like/cuda/dense_one.cuh"
 #include "ggml-like/cuda/dense_rows.cuh"
-#include "ggml-like/cuda/fp4_one.cuh"
 #include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ops.h"
@@ -20,24 +20,25 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
                                           AddResidual{residual + part.row_begin, y + part.row_begin, ld});
 }
 
-template <bool kOneStep>
-__global__ void __launch_bounds__(kThreads, 1)
-    linear_add_one(Part part, OneShape shape, PlainRows<Kind::nvfp4, 1, PairOrder> prologue,
+template <Kind K>
+__global__ void __launch_bounds__(kThreads, 2)
+    linear_add_one(Part part, OneShape<K, false> shape, PlainRows<K, 1, OneOrder<K>> prologue,
                    const float* residual, float* y) {
-    fp4_one<kOneStep>(part, shape, prologue, AddResidual{residual + part.row_begin, y + part.row_begin, 0});
+    dense_one<K, false>(part, shape, prologue, AddResidual{residual + part.row_begin, y + part.row_begin, 0});
 }
 
+template <Kind K>
 void one(Context& c, const Packed& w, const Part& part, const Tensor& x, const Tensor& residual, Tensor& y) {
-    const OneShape shape(c, part, w.chunks);
-    const PlainRows<Kind::nvfp4, 1, PairOrder> prologue{x.as<bf16>(), 0, w.cols, 1};
-    launch(c, "linear_add", shape.steps == 1 ? linear_add_one<true> : linear_add_one<false>, shape.grid,
-           kThreads, shape.bytes(), part, shape, prologue, residual.as<float>(), y.as<float>());
+    const OneShape<K, false> shape(c, part, w.chunks);
+    const PlainRows<K, 1, OneOrder<K>> prologue{x.as<bf16>(), 0, w.cols, 1};
+    launch(c, "linear_add", linear_add_one<K>, shape.grid, kThreads, shape.bytes(), part, shape, prologue,
+           residual.as<float>(), y.as<float>());
 }
 
 template <Kind K>
 void few(Context& c, const Packed& w, const Part& part, const Tensor& x, const Tensor& residual, Tensor& y) {
     const int rows = static_cast<int>(x.shape[0]);
-    if (rows == 1 && fp4_one_fits(c, part, w.chunks)) return one(c, w, part, x, residual, y);
+    if (rows == 1 && dense_one_fits<K, false>(c, part, w.chunks)) return one<K>(c, w, part, x, residual, y);
     const int grid = min(c.sms, dense_groups<K>(part.tiles, w.chunks));
     for (int first = 0, n = 0; first < rows; first += n) {
         n = dense_rows_at_once<K>(c, rows - first, w.chunks);

@@ -7,6 +7,7 @@
 // Limit of the few-row kernel: latency (norm, sums, one ticket, top-k).
 #include "ggml-like/ops/moe_route.h"
 
+#include "ggml-like/cuda/dense_one.cuh"
 #include "ggml-like/cuda/dense_rows.cuh"
 #include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
@@ -83,7 +84,6 @@ __device__ __forceinline__ void choose_last(const Route& r) {
     group_few(ids, r.rows * r.used, r.experts, r.groups);
 }
 
-/// kEach 0: the choice is left to the next kernel.
 template <int NT, bool kDeep, int kTogether, int kEach>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     route_few(Route r, Part part, NormRows<Kind::bf16, kTogether> prologue) {
@@ -91,22 +91,33 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
                                                              StoreLogits{r.logits, r.logits_ld});
     extern __shared__ __align__(16) uint8_t shared[];
     write_rows(r, dense_activations<Kind::bf16, NT, kDeep, false>(shared), activation_stride(r.chunks));
-    if constexpr (kEach > 0)
-        choose_last<kEach>(r);
-    else if (blockIdx.x == 0 && threadIdx.x <= r.used)
-        r.chosen[threadIdx.x] = 0;
+    choose_last<kEach>(r);
 }
 
 template <int NT, bool kDeep, int kTogether>
 void few(Context& c, const Route& r, const Packed& w) {
     const NormRows<Kind::bf16, kTogether> prologue{r.x,   r.norm,           r.columns, r.rows,
                                                    r.eps, 1.0f / r.columns, {}};
-    auto kernel = r.experts <= 256 ? route_few<NT, kDeep, kTogether, 8>
-                                   : route_few<NT, kDeep, kTogether, kMostExperts / 32>;
-    if constexpr (kTogether == 1)
-        if (r.chosen != nullptr) kernel = route_few<NT, kDeep, kTogether, 0>;
+    const auto kernel = r.experts <= 256 ? route_few<NT, kDeep, kTogether, 8>
+                                         : route_few<NT, kDeep, kTogether, kMostExperts / 32>;
     launch(c, "moe_route", kernel, tile_groups(w.part[0].tiles, w.chunks), kThreads,
            dense_shared_bytes<Kind::bf16, NT, kDeep>(r.rows, w.chunks), r, w.part[0], prologue);
+}
+
+using OneRouteShape = OneShape<Kind::bf16, false>;
+
+/// One row; the choice is left to the next kernel, which finds zeros in `chosen`.
+__global__ void __launch_bounds__(kThreads, 2)
+    route_one(Route r, Part part, OneRouteShape shape, NormRows<Kind::bf16, 1> prologue) {
+    const bf16* h = dense_one(part, shape, prologue, StoreLogits{r.logits, r.logits_ld});
+    write_rows(r, h, 0);
+    if (blockIdx.x == 0 && threadIdx.x <= r.used) r.chosen[threadIdx.x] = 0;
+}
+
+void one(Context& c, const Route& r, const Packed& w) {
+    const NormRows<Kind::bf16, 1> prologue{r.x, r.norm, r.columns, 1, r.eps, 1.0f / r.columns, {}};
+    const OneRouteShape shape(c, w.part[0], w.chunks);
+    launch(c, "moe_route", route_one, shape.grid, kThreads, shape.bytes(), r, w.part[0], shape, prologue);
 }
 
 constexpr int kStepThreads = 512, kStepBlocks = 16, kStepPairs = 512;  // of a decoding step
@@ -225,6 +236,13 @@ void moe_route(const Node& node, Context& c) {
             .chosen = nullptr};
     if (r.experts > kMostExperts || r.used > kMostUsed) unsupported("moe_route", "so many experts");
     const bool one_kernel = rows <= kFewRows && w.parts == 1 && w.part[0].kind == Kind::bf16;
+    if (one_kernel && rows == 1 && c.next != nullptr && c.next->op == &kMoeGateUp &&
+        c.next->inputs[1] == node.outputs[1] && gate_up_chooses(c, *c.next) &&
+        dense_one_fits<Kind::bf16, false>(c, w.part[0], w.chunks)) {
+        r.chosen = c.chosen;
+        c.left = {r.logits, r.experts, r.ids, r.weights, r.shared, r.groups, r.chosen};
+        return one(c, r, w);
+    }
     if (one_kernel &&
         dense_fits<Kind::bf16>(c, max(rows, 8), w.chunks)) {  // 1 to 8 rows the same way: the same bits
         const auto run = dense_shape<Kind::bf16>(c, rows, w.chunks, [&]<int NT, bool kDeep>() {
@@ -233,11 +251,6 @@ void moe_route(const Node& node, Context& c) {
             else
                 return few<NT, kDeep, 4>;
         });
-        if (rows == 1 && c.next != nullptr && c.next->op == &kMoeGateUp &&
-            c.next->inputs[1] == node.outputs[1] && gate_up_chooses(c, *c.next)) {
-            r.chosen = c.chosen;
-            c.left = {r.logits, r.experts, r.ids, r.weights, r.shared, r.groups, r.chosen};
-        }
         run(c, r, w);
         return;
     }

@@ -1,12 +1,12 @@
 // norm_linear on the GPU.
 //   few rows (<= 16): every block normalises x for itself and streams its tiles of W (cuda/dense_rows.cuh);
 //   one
-//     row and NVFP4: all of a block's tiles are under way at once (cuda/fp4_one.cuh)
+//     row and NVFP4: all of a block's tiles are under way at once (cuda/dense_one.cuh)
 //   many rows: one kernel writes h, then the tiled product of cuda/gemm.h
 #include "ggml-like/ops/norm_linear.h"
 
+#include "ggml-like/cuda/dense_one.cuh"
 #include "ggml-like/cuda/dense_rows.cuh"
-#include "ggml-like/cuda/fp4_one.cuh"
 #include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/norm_rows.h"
@@ -35,18 +35,18 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
                                                              Store<Y>{y + part.row_begin, ld});
 }
 
-template <bool kOneStep, typename Y>
-__global__ void __launch_bounds__(kThreads, 1)
-    norm_linear_one(Part part, OneShape shape, NormRows<Kind::nvfp4, 1, PairOrder> prologue, Y* y) {
-    fp4_one<kOneStep>(part, shape, prologue, Store<Y>{y + part.row_begin, 0});
+template <Kind K, typename Y>
+__global__ void __launch_bounds__(kThreads, 2)
+    norm_linear_one(Part part, OneShape<K, true> shape, NormRows<K, 1, OneOrder<K>> prologue, Y* y) {
+    dense_one<K, true>(part, shape, prologue, Store<Y>{y + part.row_begin, 0});
 }
 
-template <typename Y>
+template <Kind K, typename Y>
 void one(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, float eps, Y* y) {
-    const OneShape shape(c, part, w.chunks);
-    const NormRows<Kind::nvfp4, 1, PairOrder> prologue{x, norm, w.cols, 1, eps, 1.0f / w.cols, {}};
-    launch(c, "norm_linear", shape.steps == 1 ? norm_linear_one<true, Y> : norm_linear_one<false, Y>,
-           shape.grid, kThreads, shape.bytes(), part, shape, prologue, y);
+    const OneShape<K, true> shape(c, part, w.chunks);
+    const NormRows<K, 1, OneOrder<K>> prologue{x, norm, w.cols, 1, eps, 1.0f / w.cols, {}};
+    launch(c, "norm_linear", norm_linear_one<K, Y>, shape.grid, kThreads, shape.bytes(), part, shape,
+           prologue, y);
 }
 
 template <Kind K, int NT, bool kDeep, int kTogether, typename Y>
@@ -61,7 +61,8 @@ void few(Context& c, const Packed& w, const Part& part, const float* x, const fl
 template <Kind K, typename Y>
 void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows,
          float eps, Tensor& y) {
-    if (rows == 1 && fp4_one_fits(c, part, w.chunks)) return one(c, w, part, x, norm, eps, y.as<Y>());
+    if (rows == 1 && dense_one_fits<K, true>(c, part, w.chunks))
+        return one<K>(c, w, part, x, norm, eps, y.as<Y>());
     for (int first = 0, n = 0; first < rows; first += n) {
         n = dense_rows_at_once<K>(c, rows - first, w.chunks);
         const auto run = dense_shape<K>(c, n, w.chunks, [&]<int NT, bool kDeep>() {
