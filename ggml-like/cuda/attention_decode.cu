@@ -10,13 +10,8 @@
 // on its batch (steps of more than 8 rows are split less).
 // Limits: head_dim 256, 64 rotary dims, at most 8 query heads a KV head, 98 KB of shared memory.
 #include "ggml-like/cuda/attention_decode_math.cuh"
+#include "ggml-like/cuda/cluster.cuh"
 #include "ggml-like/cuda/launch.cuh"
-
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-#define CLUSTER_OF(n) __cluster_dims__(n, 1, 1)
-#else
-#define CLUSTER_OF(n)
-#endif
 
 namespace quern::cuda {
 namespace {
@@ -134,22 +129,6 @@ __device__ __forceinline__ void store_pair(const AttentionCall& c, const Row& ro
 }
 
 #if __CUDA_ARCH__ >= 900
-
-__device__ __forceinline__ void cluster_arrive() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-
-/// The float2 that block `rank` of the cluster has where this block has the address.
-__device__ __forceinline__ float2 peer_value(uint32_t address, int rank) {
-    uint32_t at;
-    float2 v;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(address), "r"(rank));
-    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
-    return v;
-}
 
 __device__ __forceinline__ float4* chunk_at(const AttentionCall& c, const Row& row, int chunk) {
     const int64_t units = static_cast<int64_t>(c.tokens) * c.kv_heads;

@@ -1,6 +1,6 @@
-// y = W h for one row of h and matrices of few tiles a block: dense_rows.cuh with less around it, and the same
-// bits. Sums of all tiles are kept, warps meet once, and what the end needs is loaded at the start. NVFP4: a
-// block's tiles are all under way before the kernel waits.
+// y = W h for one row of h and matrices of few tiles a block: dense_rows.cuh with less around it, and the
+// same bits. Sums of all tiles are kept, warps meet once, and what the end needs is loaded at the start.
+// NVFP4: a block's tiles are all under way before the kernel waits.
 //
 //   block b owns tiles b, b + grid, ...; of each, warp w takes pieces w, w + 16, ...
 #pragma once
@@ -48,12 +48,14 @@ using OneOrder = std::conditional_t<K == Kind::nvfp4, PairOrder, PlainOrder>;
 
 /// acc += piece times x; `x`: columns of the piece.
 template <Kind K>
-__device__ __forceinline__ void multiply_piece(const uint8_t* piece, const bf16* x, int lane, float (&acc)[4]) {
+__device__ __forceinline__ void multiply_piece(const uint8_t* piece, const bf16* x, int lane,
+                                               float (&acc)[4]) {
 #pragma unroll
     for (int k = 0; k < kPieceChunks<K>; ++k) {
         const uint8_t* chunk = piece + k * chunk_bytes(K);
         if constexpr (K == Kind::nvfp4) {
-            multiply_fp4<true>(chunk, reinterpret_cast<const uint8_t*>(x) + k * 128 + 16 * (lane & 3), lane, acc);
+            multiply_fp4<true>(chunk, reinterpret_cast<const uint8_t*>(x) + k * 128 + 16 * (lane & 3), lane,
+                               acc);
         } else {
             const bf16* const row[1] = {x};
             multiply_chunk<K, 1>(chunk, row, k * kChunkCols, lane, reinterpret_cast<float(&)[1][4]>(acc));

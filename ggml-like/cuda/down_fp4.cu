@@ -40,23 +40,41 @@ struct Tile {
     }
 };
 
-/// Rows of routed and of shared into shared memory, all threads of the block. kTogether: loads of a thread
-/// that are under way at the same time.
-template <int kTogether>
-__device__ __forceinline__ void load_rows(const Down& a, uint8_t* routed, int routed_bytes, uint8_t* shared,
-                                          int shared_bytes) {
-    const int blocks = a.experts.chunks * 4, routed_blocks = a.rows * a.used * blocks;
-    const int shared_blocks = a.shared_chunks * 4, all = routed_blocks + a.rows * shared_blocks;
-#pragma unroll(kTogether)
-    for (int b = threadIdx.x; b < all; b += kThreads) {
+/// Where 16 numbers of routed or of shared come from and go to: block b of the rows in shared memory.
+struct RowBlock {
+    const bf16* from = nullptr;  // null: zeros
+    uint8_t* row = nullptr;      // null: there is no such block
+    int block = 0;
+
+    __device__ __forceinline__ RowBlock(const Down& a, int b, uint8_t* routed, int routed_bytes,
+                                        uint8_t* shared, int shared_bytes) {
+        const int blocks = a.experts.chunks * 4, routed_blocks = a.rows * a.used * blocks;
+        const int shared_blocks = a.shared_chunks * 4;
+        if (b >= routed_blocks + a.rows * shared_blocks) return;
         const bool is_shared = b >= routed_blocks;
         const int at = is_shared ? b - routed_blocks : b, each = is_shared ? shared_blocks : blocks;
-        const int n = quotient(at, each), k = at - n * each, width = is_shared ? a.shared_width : a.width;
-        Fp4Block block;
-        if (k * 16 < width)
-            block.load((is_shared ? a.shared_in : a.routed) + static_cast<int64_t>(n) * width + k * 16);
-        block.store((is_shared ? shared + n * shared_bytes : routed + n * routed_bytes), k);
+        const int n = quotient(at, each), width = is_shared ? a.shared_width : a.width;
+        block = at - n * each;
+        row = is_shared ? shared + n * shared_bytes : routed + n * routed_bytes;
+        if (block * 16 < width)
+            from = (is_shared ? a.shared_in : a.routed) + static_cast<int64_t>(n) * width + block * 16;
     }
+    __device__ __forceinline__ void copy() const {
+        Fp4Block numbers;
+        if (from != nullptr) numbers.load(from);
+        if (row != nullptr) numbers.store(row, block);
+    }
+};
+
+/// Rows of routed and of shared into shared memory, all threads of the block, from block `first` on.
+/// kTogether: loads of a thread that are under way at the same time.
+template <int kTogether>
+__device__ __forceinline__ void load_rows(const Down& a, int first, uint8_t* routed, int routed_bytes,
+                                          uint8_t* shared, int shared_bytes) {
+    const int all = a.rows * 4 * (a.used * a.experts.chunks + a.shared_chunks);
+#pragma unroll(kTogether)
+    for (int b = first + threadIdx.x; b < all; b += kThreads)
+        RowBlock(a, b, routed, routed_bytes, shared, shared_bytes).copy();
 }
 
 __device__ __forceinline__ float load_residual(const Down& a, int n, int r) {
@@ -79,14 +97,13 @@ __device__ __forceinline__ void add_terms(const Down& a, const float* terms, int
 template <int kEach>
 __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ uint64_t barriers[kWarps][kMostPieces];
     __shared__ float terms[kMostTerms * kTileRows];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row_bytes = fp4_row_bytes(a.experts.chunks);
     uint8_t* rows = shared + kWarps * s.depth * s.piece_bytes;
     float* sums =
         reinterpret_cast<float*>(rows + a.used * row_bytes + fp4_row_bytes(a.shared_chunks));  // [unit][16]
-    PieceRing ring(shared + warp * s.depth * s.piece_bytes, barriers[warp], s.piece_bytes, s.depth, lane);
+    uint8_t* ring = shared + warp * s.depth * s.piece_bytes;  // a place for every unit
     // Unit = part `part` of term `term`, the shared expert's last; lane i has the warp's unit i.
     const int units = a.used * s.routed.count + s.shared.count, own = warp + lane * kWarps;
     const int term = min(quotient(own, s.routed.count), a.used), part = own - term * s.routed.count;
@@ -109,32 +126,39 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     const int begin = term < a.used ? s.routed.begin(part) : s.shared.begin(part);
     const int chunks = (term < a.used ? s.routed.end(part) : s.shared.end(part)) - begin;
     const Tile mine(a, id);
-    const uint8_t* first = own < units ? mine.data + begin * kFp4Chunk : nullptr;
-    if constexpr (kEach > 0)
-        ring.request_first<kEach * kFp4Chunk>(first);
-    else
-        ring.request_first(first, chunks * kFp4Chunk);
+    const uint8_t* first = mine.data + begin * kFp4Chunk;
+    const int count = __popc(__ballot_sync(0xffffffffu, own < units));
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+        const auto* from =
+            reinterpret_cast<const uint8_t*>(__shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(first), i));
+        const int n = (kEach > 0 ? kEach : __shfl_sync(0xffffffffu, chunks, i)) * kFp4Chunk;
+#pragma unroll(kEach > 0 ? 3 : 1)
+        for (int k = 16 * lane; k < n; k += 512) copy_async16(ring + i * s.piece_bytes + k, from + k);
+    }
+    commit_copies();
     const float factor = last <= a.used ? Tile(a, last_id).factor[r] * weight : 0.0f;
     const float residual = last == 0 ? load_residual(a, 0, r) : 0.0f;
-    wait_for_predecessor();
-    allow_successor();
-    load_rows<1>(a, rows, row_bytes, rows + a.used * row_bytes, 0);
-    __syncthreads();
-    const int count = __popc(__ballot_sync(0xffffffffu, own < units));
+    const RowBlock own_block(a, threadIdx.x, rows, row_bytes, rows + a.used * row_bytes, 0);
     const int x_at = term * row_bytes + begin * 128;
     const uint8_t* x = rows + __shfl_sync(0xffffffffu, x_at, 0) + 16 * (lane & 3);
-    const int x_step = kWarps / s.routed.count * row_bytes;
-#pragma unroll 1
-    for (int i = 0; i < count; ++i, x += x_step) {
+    const int x_step = quotient(kWarps, s.routed.count) * row_bytes;
+    wait_for_predecessor();
+    allow_successor();
+    own_block.copy();
+    load_rows<1>(a, kThreads, rows, row_bytes, rows + a.used * row_bytes, 0);
+    wait_copies<0>();
+    __syncthreads();
+    float* to = sums + warp * kTileRows + (lane >> 2);
+#pragma unroll(kEach == 1 ? 2 : 1)
+    for (int i = 0; i < count; ++i, x += x_step, to += kWarps * kTileRows) {
         const int n = kEach > 0 ? kEach : __shfl_sync(0xffffffffu, chunks, i);
         if constexpr (kEach == 0) x = rows + __shfl_sync(0xffffffffu, x_at, i) + 16 * (lane & 3);
-        const uint8_t* chunk = ring.wait();
         float acc[4] = {};
 #pragma unroll(kEach > 0 ? kEach : 1)
-        for (int c = 0; c < n; ++c) multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
-        ring.release();
+        for (int c = 0; c < n; ++c)
+            multiply_fp4<true>(ring + i * s.piece_bytes + c * kFp4Chunk, x + c * 128, lane, acc);
         if ((lane & 3) == 0) {
-            float* to = sums + (warp + i * kWarps) * kTileRows + (lane >> 2);
             to[0] = acc[0];
             to[8] = acc[2];
         }
@@ -192,7 +216,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     const float residual = n < a.rows ? load_residual(a, n, r) : 0.0f;
     wait_for_predecessor();
     allow_successor();
-    load_rows<4>(a, rows, routed_bytes, shared_rows, shared_bytes);
+    load_rows<4>(a, 0, rows, routed_bytes, shared_rows, shared_bytes);
     __syncthreads();
     for (int index = warp; index < list.count; index += kWarps) {
         const ExpertGroup group = list.group[index];
