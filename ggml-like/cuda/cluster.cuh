@@ -1,5 +1,5 @@
-// Blocks that run together and reach each other's shared memory. From sm_90 on; before, these do nothing and no
-// kernel calls them.
+// Blocks that run together and reach each other's shared memory. From sm_90 on; before, these do nothing and
+// no kernel calls them.
 #pragma once
 
 #include <cstdint>

@@ -130,8 +130,8 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     of_qk.early(d, qk_channel, slot, position, place, channels);
     if (has_output) of_v.early(d, v_channel, slot, position, place, channels);
     const float rate = d.decay_rate[head], bias = d.dt_bias[head], norm = d.norm[element];
-    wait_for_predecessor();
     if constexpr (kSplit > 1) cluster_wait();  // all of it have begun
+    wait_for_predecessor();
     if (!active) return;
 
     const bf16* u = static_cast<const bf16*>(d.u) + row * d.u_ld;
@@ -172,6 +172,7 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     if (l >= 8 && l % kLanes == 0)
         share_output<kSplit>(&o[own],
                              __bfloat162float(__float2bfloat16(decay * (sum * rq) + product * delta)));
+    if constexpr (kSplit > 1) cluster_arrive();  // before the stores that nobody of the cluster waits for
     const float scaled = delta * rk;
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
@@ -183,12 +184,10 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     bf16* ring = static_cast<bf16*>(d.conv_state) + (slot * d.ring + place) * channels;
     if (key_head * group == head && share == 0) ring[qk_channel] = u_qk;
     if (has_output) ring[v_channel] = u_v;
-    if constexpr (kSplit > 1) {
-        cluster_arrive();
+    if constexpr (kSplit > 1)
         cluster_wait();
-    } else {
+    else
         __syncthreads();
-    }
     if (!has_output) return;
 
     const float4 mine = load4(o, 4 * lane);

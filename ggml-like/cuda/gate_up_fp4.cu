@@ -25,22 +25,11 @@ __device__ __forceinline__ bf16 gated(float gate, float up) {
 
 // ---- one row ----
 
-constexpr int kLeftEach = kMostLeftExperts / 32;
-
-/// One warp: the row's ids, and of lane j the ordered bits of choice j.
-__device__ __forceinline__ uint32_t choose(const GateUp& a, int* ids) {
-    const LeftChoice& left = a.left;
-    uint32_t mine = 0;
-    if (!choose_sorted<kLeftEach>(left.logits, left.experts, a.used, ids, mine))
-        mine = choose_slowly<kLeftEach>(left.logits, left.experts, a.used, ids);
-    return mine;
-}
-
-/// The same warp of one block: what moe_down waits for, and the results of moe_route but groups.
-__device__ __forceinline__ void write_choice(const GateUp& a, const int* ids, uint32_t mine) {
+/// One warp of one block: what moe_down waits for, and the results of moe_route but groups.
+__device__ __forceinline__ void write_choice(const GateUp& a, const RankedChoice& choice) {
     const LeftChoice& to = a.left;
-    const int lane = threadIdx.x % 32, id = lane < a.used ? ids[lane] : 0;
-    const float weight = weight_of(mine, a.used);
+    const int lane = threadIdx.x % 32, id = lane < a.used ? choice.ids[lane] : 0;
+    const float weight = weight_of(lane < a.used ? choice.bits[lane] : 0, a.used);
     if (lane < a.used) publish(to.chosen + lane, {id, weight});
     const float gate = gate_of(__ldcg(to.logits + to.experts));
     if (lane == 0) publish(to.chosen + a.used, {0, gate}), *to.shared = gate;
@@ -92,14 +81,14 @@ __device__ __forceinline__ const uint8_t* tile_data(const GateUp& a, const Turns
     return t.choice < 0 ? a.shared.data + at : a.experts.data + ids[t.choice] * a.experts.expert_bytes + at;
 }
 
-constexpr int kChooser = kWarps - 1;  // the warp that chooses
+constexpr int kFirstRanker = kWarps - kRankers;  // the warps that choose
+static_assert(kMostLeftExperts == kRankers * 32);
 
 /// kEach: chunks of every part; 0: of most. kChooses: ids come from a.left.
 template <int kEach, bool kChooses>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ int ids[kMostUsed];
-    __shared__ const uint8_t* routed[kMostPieces];  // this block's tiles of the choices
+    __shared__ RankedChoice choice;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t* ring = shared + warp * s.turns * s.piece_bytes;  // a place for every turn
     uint8_t* row = shared + kWarps * s.turns * s.piece_bytes;
@@ -115,33 +104,25 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
             if (i + 16 * lane < chunks * kFp4Chunk) copy_async16(to + i, from + i);
     };
     if (works)
-        for (int turn = 0; turn < turns.shared; ++turn) request(turn, tile_data(a, turns.tile(turn), ids));
+        for (int turn = 0; turn < turns.shared; ++turn)
+            request(turn, tile_data(a, turns.tile(turn), choice.ids));
     commit_copies();
     const Turns::Tile mine = turns.tile(turns.shared + lane);
-    const int routed_turns = turns.all - turns.shared;
-    const auto find_routed = [&] {  // one warp, the one that has the ids
-        __syncwarp();
-        if (lane < routed_turns) routed[lane] = tile_data(a, mine, ids);
-    };
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
                         // wait
-    uint32_t bits = 0;
-    if (kChooses && warp == kChooser) {
-        bits = choose(a, ids);
-        find_routed();
+    if (kChooses && warp >= kFirstRanker) {
+        choose_by_rank(a.left.logits, a.left.experts, a.used, threadIdx.x - 32 * kFirstRanker, choice);
     } else {
-        for (int b = threadIdx.x; b < a.chunks * 4; b += kThreads - (kChooses ? 32 : 0)) {
+        for (int b = threadIdx.x; b < a.chunks * 4; b += 32 * (kChooses ? kFirstRanker : kWarps)) {
             Fp4Block block;
             if (b * 16 < a.columns) block.load(a.h + b * 16);
             block.store(row, b);
         }
         if (kChooses)  // the tiles of the shared expert need not wait for the choice
-            asm volatile("bar.sync 1, %0;" ::"n"(kThreads - 32) : "memory");
-        else if (warp == 0) {
-            if (lane < a.used) ids[lane] = __ldcg(a.ids + lane);
-            find_routed();
-        }
+            asm volatile("bar.sync 1, %0;" ::"n"(32 * kFirstRanker) : "memory");
+        else if (static_cast<int>(threadIdx.x) < a.used)
+            choice.ids[threadIdx.x] = __ldcg(a.ids + threadIdx.x);
     }
 
     // The end: a warp a turn; lanes r and r + 8 have rows of gate and of up.
@@ -149,21 +130,26 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     const bool is_shared = end.choice < 0, adds = warp < turns.all;
     float factor = 0;
     const uint8_t* x = row + 16 * (lane & 3) + begin * 128;
-    const int known = kChooses && warp != kChooser ? turns.shared : 0;  // the turn that needs the choice
+    const int known = kChooses && warp < kFirstRanker ? turns.shared : 0;  // the turn that needs the choice
     for (int turn = 0;; ++turn) {
         if (turn == known) {
             __syncthreads();
+            const auto from = reinterpret_cast<uint64_t>(
+                turns.shared + lane < turns.all ? tile_data(a, mine, choice.ids) : nullptr);
 #pragma unroll 4
             for (int i = 0; i < kMostPieces; ++i) {
-                if (works && i < routed_turns) request(turns.shared + i, routed[i]);
+                const uint64_t tile = __shfl_sync(0xffffffffu, from, i);
+                if (works && tile != 0) request(turns.shared + i, reinterpret_cast<const uint8_t*>(tile));
                 commit_copies();
             }
             if (adds)
-                factor = is_shared
-                             ? a.shared.factor[end.index * kTileRows + lane % 16]
-                             : a.experts.factor[(ids[end.choice] * a.experts.tiles + end.index) * kTileRows +
-                                                lane % 16];
-            if (kChooses && warp == kChooser && blockIdx.x == 0) write_choice(a, ids, bits);
+                factor =
+                    is_shared
+                        ? a.shared.factor[end.index * kTileRows + lane % 16]
+                        : a.experts
+                              .factor[(choice.ids[end.choice] * a.experts.tiles + end.index) * kTileRows +
+                                      lane % 16];
+            if (kChooses && warp == kFirstRanker && blockIdx.x == 0) write_choice(a, choice);
         }
         if (turn == turns.all) break;
         if (turn < known)
@@ -186,7 +172,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
         if (turn >= turns.shared) commit_copies();
     }
     __syncthreads();
-    if (kChooses && blockIdx.x == 0 && !adds) write_groups(a, ids, turns.all);
+    if (kChooses && blockIdx.x == 0 && !adds) write_groups(a, choice.ids, turns.all);
     if (!adds) return;
     const float* from = sums + warp * kMostParts * kTileRows + lane % 16;
     const float value = factor * add_in_order(s.parts.count, from, kTileRows);

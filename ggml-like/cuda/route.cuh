@@ -22,91 +22,40 @@ __device__ __forceinline__ float from_ordered_bits(uint32_t key) {
     return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
-/// A lane's keys: of experts lane, lane + 32, ...
-template <int kEach>
-__device__ __forceinline__ void load_keys(uint32_t (&key)[kEach], const float* logits, int experts) {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-        const int e = static_cast<int>(threadIdx.x % 32) + 32 * i;
-        key[i] = e < experts ? ordered_bits(__ldcg(logits + e)) : 0;
-    }
-}
-
-/// Pairs of Batcher's odd-even merge sort that are K apart, while runs of P are merged; then the rest of it.
-template <int kEach, int P = 1, int K = P>
-__device__ __forceinline__ void sort_falling(uint32_t (&key)[kEach], int (&id)[kEach]) {
-#pragma unroll
-    for (int i = 0; i + K < kEach; ++i)
-        if (i >= K % P && (i - K % P) % (2 * K) < K && i / (2 * P) == (i + K) / (2 * P)) {
-            const bool swap = key[i + K] > key[i];
-            const uint32_t low = min(key[i], key[i + K]);
-            const int other = swap ? id[i] : id[i + K];
-            key[i] = max(key[i], key[i + K]), key[i + K] = low;
-            id[i] = swap ? id[i + K] : id[i], id[i + K] = other;
-        }
-    if constexpr (K > 1)
-        sort_falling<kEach, P, K / 2>(key, id);
-    else if constexpr (2 * P < kEach)
-        sort_falling<kEach, 2 * P>(key, id);
-}
-
 /// One warp: the `used` best of a row's logits, falling, ties to the lower id, into ids; of lane j the
 /// ordered bits of number j.
 template <int kEach>
-__device__ __forceinline__ uint32_t choose_slowly(const float* logits, int experts, int used, int* ids) {
+__device__ __forceinline__ uint32_t choose_in_order(const float* logits, int experts, int used, int* ids) {
     const int lane = threadIdx.x % 32;
     uint32_t key[kEach], mine = 0;
-    load_keys(key, logits, experts);
-    __syncwarp();
-#pragma unroll 1
-    for (int j = 0; j < used; ++j) {
-        uint32_t own = key[0];
-        int at = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        const int e = lane + 32 * i;
+        key[i] = e < experts ? ordered_bits(__ldcg(logits + e)) : 0;
+    }
+    uint32_t own = 0;  // the lane's best, and where
+    int at = 0;
+    const auto find_own = [&] {
+        own = key[0], at = 0;
 #pragma unroll
         for (int i = 1; i < kEach; ++i)
             if (key[i] > own) own = key[i], at = i;
+    };
+    find_own();
+#pragma unroll 1
+    for (int j = 0; j < used; ++j) {
         const uint32_t best = __reduce_max_sync(0xffffffffu, own);
         const int id =
             static_cast<int>(__reduce_min_sync(0xffffffffu, own == best ? lane + 32 * at : 0xffffu));
         if (j == lane) mine = best, ids[j] = min(id, experts - 1);
+        if (id % 32 == lane) {
 #pragma unroll
-        for (int i = 0; i < kEach; ++i)
-            if (lane + 32 * i == id) key[i] = 0;
+            for (int i = 0; i < kEach; ++i)
+                if (i == at) key[i] = 0;
+            find_own();
+        }
     }
     return mine;
-}
-
-/// As choose_slowly, but false and no result if two of the best are equal: each lane sorts what it has, and a
-/// round is one maximum over the lanes' first.
-template <int kEach>
-__device__ __forceinline__ bool choose_sorted(const float* logits, int experts, int used, int* ids,
-                                              uint32_t& mine) {
-    static_assert(kEach == 8, "places of a lane are 4 bits of 32");
-    const int lane = threadIdx.x % 32;
-    uint32_t key[kEach];
-    int place[kEach];
-    load_keys(key, logits, experts);
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) place[i] = i;
-    sort_falling(key, place);
-    uint32_t places = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) places |= place[i] << 4 * i;
-    unsigned equal = 0;
-#pragma unroll 1
-    for (int j = 0; j < used; ++j) {
-        const uint32_t best = __reduce_max_sync(0xffffffffu, key[0]);
-        const bool wins = key[0] == best;
-        const unsigned winners = __ballot_sync(0xffffffffu, wins);
-        equal |= (winners & (winners - 1)) | (wins && key[1] == best);
-        if (wins) ids[j] = lane + 32 * (places & 15);
-        if (j == lane) mine = best;
-        places = wins ? places >> 4 : places;
-#pragma unroll
-        for (int i = 0; i + 1 < kEach; ++i) key[i] = wins ? key[i + 1] : key[i];
-        key[kEach - 1] = wins ? 0 : key[kEach - 1];
-    }
-    return !__any_sync(0xffffffffu, equal != 0);
 }
 
 /// Lane j's weight, of its choice's ordered bits: softmax over the `used` chosen.
@@ -125,7 +74,7 @@ __device__ __forceinline__ void choose_experts(const float* logits, int experts,
                                                float* weights, float* shared) {
     const int lane = threadIdx.x % 32;
     const float gate = __ldcg(logits + experts);
-    const float weight = weight_of(choose_slowly<kEach>(logits, experts, used, ids), used);
+    const float weight = weight_of(choose_in_order<kEach>(logits, experts, used, ids), used);
     if (lane < used) weights[lane] = weight;
     if (lane == 0) *shared = gate_of(gate);
     __syncwarp();
@@ -152,6 +101,48 @@ __device__ __forceinline__ void group_few(const int* ids, int pairs, int experts
     if (tid == 0) groups[experts] = pairs;
     if (tid < pairs) groups[experts + 1 + place] = tid;
 }
+
+// ---- one row, by several warps ----
+
+inline constexpr int kRankers = 8;  // warps, an expert a thread
+
+struct RankedChoice {
+    uint32_t best[kRankers];  // of each warp
+    int count;
+    uint2 candidate[kRankers * 32];  // ordered bits, expert
+    int ids[kMostUsed];
+    uint32_t bits[kMostUsed];
+};
+
+/// kRankers warps, thread `i` of them: as choose_in_order, into choice.ids and bits, without a barrier at the
+/// end. The best of a row are at least as good as each warp's best, so few candidates are left to be ranked.
+__device__ __forceinline__ void choose_by_rank(const float* logits, int experts, int used, int i,
+                                               RankedChoice& choice) {
+    const auto barrier = [] { asm volatile("bar.sync 2, %0;" ::"n"(kRankers * 32) : "memory"); };
+    const uint32_t key = i < experts ? ordered_bits(__ldcg(logits + i)) : 0;
+    const uint32_t best = __reduce_max_sync(0xffffffffu, key);
+    if (i % 32 == 0) choice.best[i / 32] = best;
+    if (i == 0) choice.count = 0;
+    barrier();
+    uint32_t least = choice.best[0];
+#pragma unroll
+    for (int w = 1; w < kRankers; ++w) least = min(least, choice.best[w]);
+    const bool wanted = i < experts && key >= least;
+    const unsigned all = __ballot_sync(0xffffffffu, wanted);
+    int place = 0;
+    if (i % 32 == 0) place = atomicAdd(&choice.count, __popc(all));
+    place = __shfl_sync(0xffffffffu, place, 0) + __popc(all & ((1u << i % 32) - 1));
+    if (wanted) choice.candidate[place] = make_uint2(key, i);
+    barrier();
+    int rank = 0;
+#pragma unroll 4
+    for (int j = 0; j < choice.count; ++j) {
+        const uint2 other = choice.candidate[j];
+        rank += other.x > key || (other.x == key && static_cast<int>(other.y) < i);
+    }
+    if (wanted && rank < used) choice.ids[rank] = i, choice.bits[rank] = key;
+}
+static_assert(kRankers <= 8, "read at once");
 
 // ---- what one row chose, for kernels that cannot wait for the end of the one that chooses ----
 
