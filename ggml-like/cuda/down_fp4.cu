@@ -98,6 +98,7 @@ template <int kEach>
 __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float terms[kMostTerms * kTileRows];
+    __shared__ Chosen chosen[kMostTerms];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row_bytes = fp4_row_bytes(a.experts.chunks);
     uint8_t* rows = shared + kWarps * s.depth * s.piece_bytes;
@@ -109,20 +110,18 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     const int term = min(quotient(own, s.routed.count), a.used), part = own - term * s.routed.count;
     // The end: thread = row r of term `last`.
     const int last = threadIdx.x / kTileRows, r = threadIdx.x % kTileRows;
-    int id = -1, last_id = -1;
-    float weight = 0;
-    if (a.chosen != nullptr) {
-        if (term < a.used) id = published(a.chosen + term).id;
-        if (last <= a.used) {
-            const Chosen c = published(a.chosen + last);
-            last_id = last < a.used ? c.id : -1, weight = c.weight;
-        }
-    } else {
-        if (!a.settled) wait_for_predecessor();
-        if (term < a.used) id = __ldcg(a.ids + term);
-        if (last < a.used) last_id = __ldcg(a.ids + last);
-        if (last <= a.used) weight = __ldcg(last < a.used ? a.weights + last : a.shared_gate);
+    // One warp asks: thousands of requests for one line of memory take their time.
+    if (a.chosen == nullptr && !a.settled) wait_for_predecessor();
+    if (warp == 0 && lane <= a.used) {
+        if (a.chosen != nullptr)
+            chosen[lane] = published(a.chosen + lane);
+        else
+            chosen[lane] = {lane < a.used ? __ldcg(a.ids + lane) : -1,
+                            __ldcg(lane < a.used ? a.weights + lane : a.shared_gate)};
     }
+    __syncthreads();
+    const int id = term < a.used ? chosen[term].id : -1, last_id = last < a.used ? chosen[last].id : -1;
+    const float weight = last <= a.used ? chosen[last].weight : 0.0f;
     const int begin = term < a.used ? s.routed.begin(part) : s.shared.begin(part);
     const int chunks = (term < a.used ? s.routed.end(part) : s.shared.end(part)) - begin;
     const Tile mine(a, id);

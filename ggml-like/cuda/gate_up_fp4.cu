@@ -90,28 +90,36 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ RankedChoice choice;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint8_t* ring = shared + warp * s.turns * s.piece_bytes;  // a place for every turn
     uint8_t* row = shared + kWarps * s.turns * s.piece_bytes;
     float* sums = reinterpret_cast<float*>(row + fp4_row_bytes(a.chunks));  // [turn][part][16]
     const Turns turns(a);
-    const int begin = s.parts.begin(warp), chunks = kEach > 0 ? kEach : s.parts.end(warp) - begin;
     const bool works = warp < s.parts.count;
-    const auto request = [&](int turn, const uint8_t* tile) {
-        uint8_t* to = ring + turn * s.piece_bytes + 16 * lane;
-        const uint8_t* from = tile + begin * kFp4Chunk + 16 * lane;
+    // Of warp w's part of a tile: its place in the ring, and its columns.
+    const auto place = [&](int w, int turn) { return shared + (w * s.turns + turn) * s.piece_bytes; };
+    const auto chunks_of = [&](int w) { return kEach > 0 ? kEach : s.parts.end(w) - s.parts.begin(w); };
+    const auto request = [&](int w, int turn, const uint8_t* tile) {
+        uint8_t* to = place(w, turn) + 16 * lane;
+        const uint8_t* from = tile + s.parts.begin(w) * kFp4Chunk + 16 * lane;
+        const int bytes = chunks_of(w) * kFp4Chunk;
 #pragma unroll(kEach > 0 ? 4 : 1)
-        for (int i = 0; i < chunks * kFp4Chunk; i += 512)
-            if (i + 16 * lane < chunks * kFp4Chunk) copy_async16(to + i, from + i);
+        for (int i = 0; i < bytes; i += 512)
+            if (i + 16 * lane < bytes) copy_async16(to + i, from + i);
     };
-    if (works)
-        for (int turn = 0; turn < turns.shared; ++turn)
-            request(turn, tile_data(a, turns.tile(turn), choice.ids));
+    // The tiles of the shared expert are those of the warps that do not choose: they have two parts each.
+    const bool chooses = kChooses && warp >= kFirstRanker;
+    constexpr int kShares = kChooses ? kWarps / kFirstRanker : 1;
+    if (!chooses)
+#pragma unroll 1
+        for (int i = 0; i < kShares * turns.shared; ++i) {
+            const int turn = i / kShares, w = warp + i % kShares * kFirstRanker;
+            if (w < s.parts.count) request(w, turn, tile_data(a, turns.tile(turn), choice.ids));
+        }
     commit_copies();
     const Turns::Tile mine = turns.tile(turns.shared + lane);
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
                         // wait
-    if (kChooses && warp >= kFirstRanker) {
+    if (chooses) {
         choose_by_rank(a.left.logits, a.left.experts, a.used, threadIdx.x - 32 * kFirstRanker, choice);
     } else {
         for (int b = threadIdx.x; b < a.chunks * 4; b += 32 * (kChooses ? kFirstRanker : kWarps)) {
@@ -129,47 +137,55 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     const Turns::Tile end = turns.tile(warp);
     const bool is_shared = end.choice < 0, adds = warp < turns.all;
     float factor = 0;
-    const uint8_t* x = row + 16 * (lane & 3) + begin * 128;
-    const int known = kChooses && warp < kFirstRanker ? turns.shared : 0;  // the turn that needs the choice
-    for (int turn = 0;; ++turn) {
-        if (turn == known) {
-            __syncthreads();
-            const auto from = reinterpret_cast<uint64_t>(
-                turns.shared + lane < turns.all ? tile_data(a, mine, choice.ids) : nullptr);
-#pragma unroll 4
-            for (int i = 0; i < kMostPieces; ++i) {
-                const uint64_t tile = __shfl_sync(0xffffffffu, from, i);
-                if (works && tile != 0) request(turns.shared + i, reinterpret_cast<const uint8_t*>(tile));
-                commit_copies();
-            }
-            if (adds)
-                factor =
-                    is_shared
-                        ? a.shared.factor[end.index * kTileRows + lane % 16]
-                        : a.experts
-                              .factor[(choice.ids[end.choice] * a.experts.tiles + end.index) * kTileRows +
-                                      lane % 16];
-            if (kChooses && warp == kFirstRanker && blockIdx.x == 0) write_choice(a, choice);
+    const auto multiply = [&](int w, int turn) {
+        const uint8_t* chunk = place(w, turn);
+        const uint8_t* x = row + 16 * (lane & 3) + s.parts.begin(w) * 128;
+        float acc[4] = {};
+#pragma unroll(kEach > 0 ? kEach : 1)
+        for (int c = 0; c < chunks_of(w); ++c)
+            multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
+        if ((lane & 3) == 0) {
+            float* to = sums + (turn * kMostParts + w) * kTileRows + (lane >> 2);
+            to[0] = acc[0];
+            to[8] = acc[2];
         }
-        if (turn == turns.all) break;
-        if (turn < known)
+    };
+    const auto ask_for_routed = [&] {
+        __syncthreads();
+        const auto from = reinterpret_cast<uint64_t>(
+            turns.shared + lane < turns.all ? tile_data(a, mine, choice.ids) : nullptr);
+#pragma unroll 4
+        for (int i = 0; i < kMostPieces; ++i) {
+            const uint64_t tile = __shfl_sync(0xffffffffu, from, i);
+            if (works && tile != 0) request(warp, turns.shared + i, reinterpret_cast<const uint8_t*>(tile));
+            commit_copies();
+        }
+        if (adds)
+            factor =
+                is_shared
+                    ? a.shared.factor[end.index * kTileRows + lane % 16]
+                    : a.experts.factor[(choice.ids[end.choice] * a.experts.tiles + end.index) * kTileRows +
+                                       lane % 16];
+        if (kChooses && warp == kFirstRanker && blockIdx.x == 0) write_choice(a, choice);
+    };
+    // Steps: the shares of the shared expert's tiles, then the choices' tiles. The first that needs the
+    // choice:
+    const int known = kChooses ? kShares * turns.shared : 0,
+              steps = kShares * turns.shared + turns.all - turns.shared;
+#pragma unroll 1
+    for (int step = chooses ? known : 0;; ++step) {
+        if (step == known) ask_for_routed();
+        if (step == steps) break;
+        const bool is_routed = step >= kShares * turns.shared;
+        const int turn = is_routed ? step - (kShares - 1) * turns.shared : step / kShares;
+        const int w = is_routed ? warp : warp + step % kShares * kFirstRanker;
+        if (step < known)
             wait_copies<0>();
         else
             wait_copies<kMostPieces - 1>();
         __syncwarp();
-        if (works) {
-            const uint8_t* chunk = ring + turn * s.piece_bytes;
-            float acc[4] = {};
-#pragma unroll(kEach > 0 ? kEach : 1)
-            for (int c = 0; c < chunks; ++c)
-                multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
-            if ((lane & 3) == 0) {
-                float* to = sums + (turn * kMostParts + warp) * kTileRows + (lane >> 2);
-                to[0] = acc[0];
-                to[8] = acc[2];
-            }
-        }
-        if (turn >= turns.shared) commit_copies();
+        if (w < s.parts.count) multiply(w, turn);
+        if (is_routed) commit_copies();
     }
     __syncthreads();
     if (kChooses && blockIdx.x == 0 && !adds) write_groups(a, choice.ids, turns.all);
