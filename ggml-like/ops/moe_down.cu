@@ -281,6 +281,7 @@ void moe_down(const Node& node, Context& c) {
                  .terms = static_cast<float*>(node.outputs[1]->data),
                  .settled = c.settled_groups == node.inputs[5]->as<int>(),
                  .chosen = c.chosen_ids == node.inputs[2]->as<int>() ? c.chosen : nullptr};
+    c.chosen_ids = nullptr;
     if (experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 && down_fp4(c, a)) return;
     if (a.rows <= kFewRows && a.rows * a.used <= kMostPairs && few_of_kind(c, a)) return;
     many(c, a, shared, node.outputs[1]->data);
