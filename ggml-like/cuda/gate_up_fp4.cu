@@ -82,7 +82,7 @@ __device__ __forceinline__ const uint8_t* tile_data(const GateUp& a, const Turns
 }
 
 constexpr int kFirstRanker = kWarps - kRankers;  // the warps that choose
-static_assert(kMostLeftExperts == kRankers * 32);
+static_assert(kMostLeftExperts == kRankers * 32 && kMostLeftUsed == kRankers);
 
 /// kEach: chunks of every part; 0: of most. kChooses: ids come from a.left.
 template <int kEach, bool kChooses>

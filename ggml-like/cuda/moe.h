@@ -42,7 +42,7 @@ inline constexpr int kMostFp4Rows = 64;
 /// all rows.
 inline constexpr int kDownFewRows = 7;
 
-inline constexpr int kMostLeftExperts = 256;
+inline constexpr int kMostLeftExperts = 256, kMostLeftUsed = 8;
 /// Whether the node's kernel chooses experts itself where moe_route leaves that to it: one row, all NVFP4.
 bool gate_up_chooses(const Context& context, const Node& gate_up);
 /// The same of one row of `a`.

@@ -115,7 +115,8 @@ struct RankedChoice {
 };
 
 /// kRankers warps, thread `i` of them: as choose_in_order, into choice.ids and bits, without a barrier at the
-/// end. The best of a row are at least as good as each warp's best, so few candidates are left to be ranked.
+/// end. used <= kRankers: as many experts are as good as the worst of the warps' best, so that only those
+/// which are have to be ranked.
 __device__ __forceinline__ void choose_by_rank(const float* logits, int experts, int used, int i,
                                                RankedChoice& choice) {
     const auto barrier = [] { asm volatile("bar.sync 2, %0;" ::"n"(kRankers * 32) : "memory"); };
