@@ -54,6 +54,7 @@ __device__ __forceinline__ int activation_place(int k) {
     return (k & ~15) + ((j & 6) << 1) + ((j & 8) >> 2) + (j & 1);
 }
 
+/// Where columns lie for multiply_chunk.
 struct PlainOrder {
     static __device__ __forceinline__ int place(int k) { return activation_place(k); }
 };

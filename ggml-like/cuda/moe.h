@@ -33,7 +33,8 @@ struct Down {
     int64_t ld;
     float* terms;  // [rows * (used + 1), D] if rows > kDownFewRows
     bool settled;  // groups, ids and weights are complete before gate and up end (Context::settled_groups)
-    const uint64_t* chosen;  // one row: ids and weights come here before gate and up end; null: settled
+    const uint64_t* chosen;  // one row: ids and weights come here while gate and up run; null: they
+                             // are in `ids` and `weights`, when `settled` says
 };
 
 /// Rows of a step for which the kernels below are made.

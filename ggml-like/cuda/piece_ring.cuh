@@ -50,33 +50,6 @@ class PieceRing {
         copy_piece(data_ + to_ * piece_, from, bytes, barriers_ + to_, lane_);
         to_ = to_ + 1 == depth_ ? 0 : to_ + 1;
     }
-    /// As request, of a size known beforehand, in fewer instructions.
-    template <int kBytes>
-    __device__ __forceinline__ void request(const uint8_t* from) {
-        uint8_t* to = data_ + to_ * piece_ + 16 * lane_;
-#pragma unroll
-        for (int i = 0; i < kBytes; i += 512)
-            if (i + 512 <= kBytes || i + 16 * lane_ < kBytes) copy_async16(to + i, from + 16 * lane_ + i);
-        arrive_with_copies(barriers_ + to_);
-        to_ = to_ + 1 == depth_ ? 0 : to_ + 1;
-    }
-    template <int kBytes>
-    __device__ __forceinline__ void request_first(const uint8_t* from) {
-        const int count = __popc(__ballot_sync(0xffffffffu, from != nullptr));
-#pragma unroll 1
-        for (int i = 0; i < count; ++i)
-            request<kBytes>(reinterpret_cast<const uint8_t*>(
-                __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(from), i)));
-    }
-    /// The first requests, at most `depth`: request i is (from, bytes) of lane i, until a lane has null.
-    __device__ __forceinline__ void request_first(const uint8_t* from, int bytes) {
-        const int count = __popc(__ballot_sync(0xffffffffu, from != nullptr));
-#pragma unroll 1
-        for (int i = 0; i < count; ++i)
-            request(reinterpret_cast<const uint8_t*>(
-                        __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(from), i)),
-                    __shfl_sync(0xffffffffu, bytes, i));
-    }
     __device__ __forceinline__ const uint8_t* wait() {
         wait_barrier(barriers_ + at_, parity_);
         return data_ + at_ * piece_;

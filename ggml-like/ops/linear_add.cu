@@ -1,5 +1,5 @@
-// linear_add on the GPU: few rows stream the weight (cuda/dense_rows.cuh), many rows use the tiled product of
-// cuda/gemm.h; both add the residual at the store.
+// linear_add on the GPU: one row and few rows stream the weight (cuda/dense_one.cuh, cuda/dense_rows.cuh),
+// many rows use the tiled product of cuda/gemm.h; all add the residual at the store.
 #include "ggml-like/ops/linear_add.h"
 
 #include "ggml-like/cuda/dense_one.cuh"

@@ -1,7 +1,7 @@
 // moe_route on the GPU.
 //   few rows: every block normalises x for itself and makes the logits of its tiles (cuda/dense_rows.cuh);
 //     the block that ends last chooses experts, a warp a row, and groups the pairs. One row before a
-//     moe_gate_up that can do it (gate_up_chooses): the choice is left to that kernel's blocks
+//     moe_gate_up that can do it (gate_up_chooses): cuda/dense_one.cuh, the choice is left to that kernel
 //   17 to 64 rows: norm, tiled product, one kernel that chooses and groups
 //   many rows: norm, tiled product, a warp a row, a block an expert
 // Limit of the few-row kernel: latency (norm, sums, one ticket, top-k).
@@ -32,7 +32,7 @@ struct Route {
     float* logits;  // [rows, experts + 1], rows logits_ld apart
     int64_t logits_ld;
     unsigned* counter;
-    uint64_t* chosen;  // null: this kernel chooses; else the next one does, and finds zeros here
+    uint64_t* chosen;  // route_one: the next kernel, which chooses, finds zeros here
 };
 
 struct StoreLogits {
@@ -45,9 +45,6 @@ struct StoreLogits {
         logits[n * ld + row] = sum;
     }
 };
-
-static_assert(kMostExperts <= kThreads && kFewRows * kMostUsed <= kThreads,
-              "a thread an expert, a thread a pair");
 
 /// One warp, row n: its experts, also into `ids`.
 __device__ __forceinline__ void choose_row(const Route& r, int n, int* ids) {
@@ -81,6 +78,7 @@ __device__ __forceinline__ void choose_last(const Route& r) {
     }
     if (threadIdx.x < 4) ids[r.rows * r.used + threadIdx.x] = kNoExpert;
     __syncthreads();
+    static_assert(kMostExperts <= kThreads && kFewRows * kMostUsed <= kThreads, "as group_few wants");
     group_few(ids, r.rows * r.used, r.experts, r.groups);
 }
 
@@ -217,29 +215,28 @@ void moe_route(const Node& node, Context& c) {
     const auto& p = node.params<MoeRouteParams>();
     const Packed& w = *static_cast<const Packed*>(p.router->placed);
     const int rows = static_cast<int>(x.shape[0]);
-    Route r{.x = x.as<float>(),
-            .norm = norm.as<float>(),
-            .rows = rows,
-            .columns = w.cols,
-            .chunks = w.chunks,
-            .experts = w.rows - 1,
-            .used = p.used,
-            .eps = p.eps,
-            .h = node.outputs[0]->as<bf16>(),
-            .ids = node.outputs[1]->as<int>(),
-            .weights = node.outputs[2]->as<float>(),
-            .shared = node.outputs[3]->as<float>(),
-            .groups = node.outputs[4]->as<int>(),
-            .logits = node.outputs[5]->as<float>(),
-            .logits_ld = node.outputs[5]->stride[0],
-            .counter = c.counters,
-            .chosen = nullptr};
+    const Route r{.x = x.as<float>(),
+                  .norm = norm.as<float>(),
+                  .rows = rows,
+                  .columns = w.cols,
+                  .chunks = w.chunks,
+                  .experts = w.rows - 1,
+                  .used = p.used,
+                  .eps = p.eps,
+                  .h = node.outputs[0]->as<bf16>(),
+                  .ids = node.outputs[1]->as<int>(),
+                  .weights = node.outputs[2]->as<float>(),
+                  .shared = node.outputs[3]->as<float>(),
+                  .groups = node.outputs[4]->as<int>(),
+                  .logits = node.outputs[5]->as<float>(),
+                  .logits_ld = node.outputs[5]->stride[0],
+                  .counter = c.counters,
+                  .chosen = c.chosen};
     if (r.experts > kMostExperts || r.used > kMostUsed) unsupported("moe_route", "so many experts");
     const bool one_kernel = rows <= kFewRows && w.parts == 1 && w.part[0].kind == Kind::bf16;
     if (one_kernel && rows == 1 && c.next != nullptr && c.next->op == &kMoeGateUp &&
         c.next->inputs[1] == node.outputs[1] && gate_up_chooses(c, *c.next) &&
         dense_one_fits<Kind::bf16, false>(c, w.part[0], w.chunks)) {
-        r.chosen = c.chosen;
         c.left = {r.logits, r.experts, r.ids, r.weights, r.shared, r.groups, r.chosen};
         return one(c, r, w);
     }

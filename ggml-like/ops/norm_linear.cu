@@ -1,7 +1,6 @@
 // norm_linear on the GPU.
 //   few rows (<= 16): every block normalises x for itself and streams its tiles of W (cuda/dense_rows.cuh);
-//   one
-//     row and NVFP4: all of a block's tiles are under way at once (cuda/dense_one.cuh)
+//     one row of a matrix with few tiles a block: cuda/dense_one.cuh
 //   many rows: one kernel writes h, then the tiled product of cuda/gemm.h
 #include "ggml-like/ops/norm_linear.h"
 

@@ -314,10 +314,11 @@ void moe_layers(Device& device) {
 
 }  // namespace
 
-DEVICE_TEST_CASE("moe: route, gate_up and down as a model chains them", moe_layers)
 DEVICE_TEST_CASE("moe: gate_up and down in every form, alone and in a batch", moe_forms)
 
-TEST_SUITE("cuda") {
+TEST_SUITE("cuda") {  // other kernels than for one op alone
+    TEST_CASE("moe: route, gate_up and down as a model chains them (CUDA)") { on_cuda(moe_layers); }
+
     TEST_CASE("moe: so many tiles that warps share them (CUDA)") {
         on_cuda([](Device& device) {
             // 10 columns of chunks, 8, and 32
