@@ -1,4 +1,5 @@
-// Packing at load: a thread per row and chunk of 64 columns. Traffic: raw bytes once, packed bytes once.
+// Packing at load: a thread per row and chunk of 64 columns; many matrices' rows in one launch. Traffic: raw
+// bytes once, packed bytes once.
 #include "ggml-like/cuda/decode.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/pack.h"
@@ -87,8 +88,13 @@ __device__ void pack_nvfp4(const RawRows& raw, int64_t r, int64_t column, uint8_
     }
 }
 
-__global__ void __launch_bounds__(kBlock) pack_kernel(RawRows raw, uint8_t* data, float* factor, int chunks) {
-    const int64_t i = static_cast<int64_t>(blockIdx.x) * kBlock + threadIdx.x;
+__global__ void __launch_bounds__(kBlock) pack_kernel(const PackTask* tasks, const int* task_of) {
+    const PackTask& task = tasks[task_of[blockIdx.x]];
+    const RawRows raw = task.raw;
+    uint8_t* data = task.data;
+    float* factor = task.factor;
+    const int chunks = task.chunks;
+    const int64_t i = static_cast<int64_t>(blockIdx.x - task.first_block) * kBlock + threadIdx.x;
     const int64_t r = i / chunks;
     const int c = static_cast<int>(i % chunks);
     if (r >= raw.rows) return;
@@ -156,8 +162,10 @@ unsigned blocks(int64_t threads) { return static_cast<unsigned>((threads + kBloc
 
 }  // namespace
 
-void pack_rows(cudaStream_t stream, const RawRows& raw, uint8_t* data, float* factor, int chunks) {
-    pack_kernel<<<blocks(raw.rows * chunks), kBlock, 0, stream>>>(raw, data, factor, chunks);
+int pack_blocks(const RawRows& raw, int chunks) { return static_cast<int>(blocks(raw.rows * chunks)); }
+
+void pack_rows(cudaStream_t stream, const PackTask* tasks, const int* task_of, int blocks) {
+    pack_kernel<<<blocks, kBlock, 0, stream>>>(tasks, task_of);
     check_launch(cudaGetLastError(), "pack");
 }
 

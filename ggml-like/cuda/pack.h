@@ -23,9 +23,21 @@ struct RawRows {
     int64_t place;
 };
 
-/// `data` and `factor` must be zero before the first rows of a matrix come. nvfp4 and bf16 take rows at any
-/// place; fp8 segments begin at a multiple of 8.
-void pack_rows(cudaStream_t stream, const RawRows& raw, uint8_t* data, float* factor, int chunks);
+/// Rows and where they go. `data` and `factor` must be zero before the first rows of a matrix come. nvfp4 and
+/// bf16 take rows at any place; fp8 segments begin at a multiple of 8.
+struct PackTask {
+    RawRows raw;
+    uint8_t* data;
+    float* factor;
+    int chunks;
+    int first_block;  // of the launch
+};
+
+/// Blocks of a launch that a task takes.
+int pack_blocks(const RawRows& raw, int chunks);
+
+/// All tasks in one launch of `blocks` blocks. task_of: of each block, in device memory as the tasks are.
+void pack_rows(cudaStream_t stream, const PackTask* tasks, const int* task_of, int blocks);
 
 /// Synthetic weights for measurements: random codes and scales of sensible size. `seed` picks the stream.
 void fill_random(cudaStream_t stream, Kind kind, uint8_t* data, float* factor, int64_t tiles, int chunks,

@@ -1,8 +1,8 @@
-// Uploader: raw weights from host memory (a mapped file) through two pinned buffers to the packing kernels.
-// While one buffer is on its way to the device and is packed there, threads fill the other.
+// Uploader: raw weights from host memory (a mapped file) through pinned buffers to the packing kernel. While
+// threads fill one buffer, those before it are on their way to the device or are packed there: a stream for
+// copies, a stream for kernels, and a buffer is filled again when it has been packed.
 #pragma once
 
-#include <functional>
 #include <vector>
 
 #include "ggml-like/cpu/thread_pool.h"
@@ -18,7 +18,7 @@ class Uploader {
     Uploader& operator=(const Uploader&) = delete;
 
     /// Most bytes of one rows() call.
-    static constexpr int64_t kCapacity = 64ll << 20;
+    static constexpr int64_t kCapacity = 32ll << 20;
 
     /// Queues rows whose `values` and scales are host addresses, of these sizes in bytes.
     void rows(RawRows raw, int64_t value_bytes, int64_t nvfp4_scale_bytes, int64_t scale_bytes, uint8_t* data,
@@ -36,19 +36,22 @@ class Uploader {
     };
     struct Buffer {
         std::byte *host = nullptr, *device = nullptr;
-        cudaEvent_t done = nullptr;
+        cudaEvent_t copied = nullptr, packed = nullptr;
         int64_t used = 0;
     };
+    static constexpr int kBuffers = 4;
 
     void open();
+    void close();
     const void* queue(const void* from, int64_t bytes);
 
-    cudaStream_t stream_;
+    cudaStream_t stream_, copies_ = nullptr;
     cpu::ThreadPool pool_;
-    Buffer buffers_[2];
+    Buffer buffers_[kBuffers];
     int now_ = 0;
     std::vector<Piece> pieces_;
-    std::vector<std::function<void()>> packs_;
+    std::vector<PackTask> tasks_;
+    std::vector<int> task_of_;  // of each block
 };
 
 }  // namespace quern::cuda
