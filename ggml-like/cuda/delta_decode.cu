@@ -52,26 +52,6 @@ __device__ __forceinline__ float half_warp_sum(float x) {
     return x;
 }
 
-/// Of each value the half warp's sum; lane l has that of value l / (16 / N). Pairs are added as half_warp_sum
-/// does.
-template <int N>
-__device__ __forceinline__ float half_warp_sums(float (&value)[N]) {
-    const int l = threadIdx.x % 16;
-    int d = 8;
-#pragma unroll
-    for (int n = N / 2; n > 0; n /= 2, d /= 2)
-#pragma unroll
-        for (int i = 0; i < n; ++i) {
-            const bool upper = l & d;
-            const float given = upper ? value[i] : value[i + n];
-            value[i] = (upper ? value[i + n] : value[i]) + __shfl_xor_sync(0xffffffffu, given, d);
-        }
-    float sum = value[0];
-#pragma unroll
-    for (; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-    return sum;
-}
-
 __device__ __forceinline__ float dot(const float4& a, const float4& b) {
     return a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
 }
@@ -165,7 +145,7 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     }
     // Of kLanes lanes each: those below 8 have s k of a pass and make its delta, the others s q and its
     // output.
-    const float sum = half_warp_sums(sums);
+    const float sum = lane_sums<16>(sums);
     const int own = first + 2 * (l / kLanes % kPasses);
     const float delta_of_own = beta * (v[own] - decay * (sum * rk));
     const float delta = __shfl_sync(0xffffffffu, delta_of_own, lane & ~8);

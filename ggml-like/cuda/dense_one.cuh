@@ -67,7 +67,7 @@ __device__ __forceinline__ void multiply_piece(const uint8_t* piece, const bf16*
 template <Kind K, bool kAhead, typename Prologue, typename Finish>
 __device__ __forceinline__ const bf16* dense_one(const Part& part, const OneShape<K, kAhead>& s,
                                                  Prologue&& prologue, const Finish& finish) {
-    extern __shared__ __align__(16) uint8_t shared[];
+    extern __shared__ __align__(128) uint8_t shared[];
     constexpr int kRing = OneShape<K, kAhead>::kRing, kBytes = kPieceBytes<K>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t* ring = shared + warp * kRing * kBytes;

@@ -209,7 +209,7 @@ __device__ __forceinline__ bf16* dense_activations(uint8_t* shared) {
 template <Kind K, int NT, bool kDeep, bool kOne, bool kAhead, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all_rows, Prologue&& prologue,
                                            const Finish& finish) {
-    extern __shared__ __align__(16) uint8_t shared[];
+    extern __shared__ __align__(128) uint8_t shared[];
     bf16* h = dense_activations<K, NT, kDeep, kAhead>(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int rows = kOne ? 1 : all_rows, stride = activation_stride(chunks), blocks = gridDim.x;

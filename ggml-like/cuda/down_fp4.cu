@@ -1,12 +1,12 @@
-// moe_down with NVFP4 weights and few rows. Up to 7 rows: block = one tile of 16 output rows, all terms of
+// moe_down with NVFP4 weights and few rows. Up to 8 rows: block = one tile of 16 output rows, all terms of
 // it.
 //   one row: 16 warps share the parts of all terms; the block's weights are all under way before it waits for
 //     gate and up, because ids and weights were complete when the predecessor started its work, or come from
 //     it while it works (gate_up_fp4.cu)
-//   2 to 7 rows: a warp takes a group of up to 8 rows of an expert at a time
-//   8 to 64: tiles of all groups shared out evenly (fp4_stream.cuh); terms meet in a kernel of their own
+//   2 to 8 rows: a warp takes a group of up to 8 rows of an expert at a time
+//   9 to 64: tiles of all groups shared out evenly (fp4_stream.cuh); terms meet in a kernel of their own
 // A term's bits depend on its row only, and a row's terms are added in the order of its choices. No atomics.
-// Traffic: the weights of each needed expert once; up to 7 rows every block reads all rows of routed.
+// Traffic: the weights of each needed expert once; up to 8 rows every block reads all rows of routed.
 #include "ggml-like/cuda/fp4_stream.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/moe.h"
@@ -174,6 +174,62 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
 
 // ---- more rows ----
 
+/// The pieces of one warp's groups: group after group, every kWarps-th.
+template <int kEach>
+struct GroupPieces {
+    const Down& a;
+    const Shape& s;
+    const ExpertGroups& list;
+    int ahead, part = 0;
+    const uint8_t* from = nullptr;
+
+    template <class Ring>
+    __device__ __forceinline__ void next(Ring& ring) {
+        if (ahead >= list.count) {
+            if constexpr (kEach > 0) ring.request(nullptr);
+            return;
+        }
+        const int expert = list.group[ahead].expert;
+        if (part == 0) from = Tile(a, expert).data;
+        const int all = expert < 0 ? s.shared.chunks : s.routed.chunks;
+        if constexpr (kEach > 0) {
+            ring.request(from);
+            from += WholePieceRing::kBytes;
+            part += kPieceChunks;
+            if (part >= all) part = 0, ahead += kWarps;
+        } else {
+            const int count = expert < 0 ? s.shared.count : s.routed.count,
+                      each = expert < 0 ? s.shared.each : s.routed.each;
+            const int bytes = (min((part + s.piece_parts) * each, all) - part * each) * kFp4Chunk;
+            ring.request(from, bytes);
+            from += bytes;
+            part += s.piece_parts;
+            if (part >= count) part = 0, ahead += kWarps;
+        }
+    }
+};
+
+/// Sums over a tile of `parts`.
+template <int kEach, bool kHalf, class Ring>
+__device__ __forceinline__ void sum_group(Ring& ring, const ChunkParts& parts, const Shape& s,
+                                          const uint8_t* x, int lane, GroupPieces<kEach>& pieces,
+                                          float (&total)[4]) {
+    if constexpr (kEach == 0) {
+        sum_tile<kHalf>(
+            ring, parts, s.piece_parts, x, lane, [&] { pieces.next(ring); }, total);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) total[i] = 0;
+        for (int c = 0; c < parts.chunks; c += kPieceChunks) {
+            add_whole_piece<kEach, kHalf>(ring.wait(), x + c * 128, lane, total);
+            ring.release();
+            pieces.next(ring);
+        }
+    }
+}
+
+/// kEach: chunks of every part if pieces are WholePieceRing's, else 0.
+template <int kEach>
 __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMostPieces];
@@ -185,37 +241,28 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     uint8_t* rows = shared + kWarps * s.depth * s.piece_bytes;
     uint8_t* shared_rows = rows + pairs * routed_bytes;
     float* terms = reinterpret_cast<float*>(shared_rows + a.rows * shared_bytes);  // [rows][used + 1][16]
-    PieceRing ring(shared + warp * s.depth * s.piece_bytes, barriers[warp], s.piece_bytes, s.depth, lane);
+    uint8_t* own_ring = shared + warp * s.depth * s.piece_bytes;
+    auto ring = [&] {
+        if constexpr (kEach > 0)
+            return WholePieceRing(own_ring, lane);
+        else
+            return PieceRing(own_ring, barriers[warp], s.piece_bytes, s.depth, lane);
+    }();
     if (!a.settled) wait_for_predecessor();
     list_groups(list, a.groups, a.experts.count, pairs, a.rows);
-
+    GroupPieces<kEach> pieces{a, s, list, warp};
+    pieces.next(ring);
     static_assert(kThreads >= kDownFewRows * kMostTerms);
     if (threadIdx.x < pairs + a.rows)
         weights[threadIdx.x] =
             __ldcg(threadIdx.x < pairs ? a.weights + threadIdx.x : a.shared_gate + threadIdx.x - pairs);
-
-    int ahead = warp, part = 0;
-    const uint8_t* from = nullptr;
-    const auto request = [&] {
-        if (ahead >= list.count) return;
-        const int expert = list.group[ahead].expert;
-        if (part == 0) from = Tile(a, expert).data;
-        const int count = expert < 0 ? s.shared.count : s.routed.count,
-                  each = expert < 0 ? s.shared.each : s.routed.each;
-        const int all = expert < 0 ? s.shared.chunks : s.routed.chunks;
-        const int bytes = (min((part + s.piece_parts) * each, all) - part * each) * kFp4Chunk;
-        ring.request(from, bytes);
-        from += bytes;
-        part += s.piece_parts;
-        if (part >= count) part = 0, ahead += kWarps;
-    };
-#pragma unroll 1
-    for (int i = 0; i < s.depth; ++i) request();
     const int r = threadIdx.x % kTileRows, n = threadIdx.x / kTileRows;  // of the output
     const float residual = n < a.rows ? load_residual(a, n, r) : 0.0f;
     wait_for_predecessor();
     allow_successor();
     load_rows<4>(a, 0, rows, routed_bytes, shared_rows, shared_bytes);
+#pragma unroll 1
+    for (int i = 1; i < s.depth; ++i) pieces.next(ring);
     __syncthreads();
     for (int index = warp; index < list.count; index += kWarps) {
         const ExpertGroup group = list.group[index];
@@ -236,9 +283,9 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
         if (is_shared) parts = s.shared;
         float acc[4];
         if (half)
-            sum_tile<true>(ring, parts, s.piece_parts, x, lane, request, acc);
+            sum_group<kEach, true>(ring, parts, s, x, lane, pieces, acc);
         else
-            sum_tile<false>(ring, parts, s.piece_parts, x, lane, request, acc);
+            sum_group<kEach, false>(ring, parts, s, x, lane, pieces, acc);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int at = half ? lane & 3 : 2 * (lane & 3) + i;
@@ -256,7 +303,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     if (n < a.rows) add_terms(a, terms + n * (a.used + 1) * kTileRows, n, r, residual);
 }
 
-// ---- 8 to 64 rows ----
+// ---- 9 to 64 rows ----
 
 struct DownWork {
     const Down& a;
@@ -334,16 +381,37 @@ bool down_many(Context& c, const Down& a, int limit) {
     return true;
 }
 
+/// 2 to kDownFewRows rows. False: too little shared memory. rows_bytes: of all rows of routed and shared.
+bool down_rows(Context& c, const Down& a, Shape s, int rows_bytes, int limit) {
+    const int rest = rows_bytes + a.rows * (a.used + 1) * kTileRows * 4;
+    const auto bytes = [&] { return kWarps * s.depth * s.piece_bytes + rest; };
+    const int whole = whole_each(s.routed, s.shared), each = max(s.routed.each, s.shared.each);
+    s.depth = kPieceDepth, s.piece_bytes = WholePieceRing::kBytes;
+    if ((whole == 1 || whole == 2) && bytes() <= limit) {
+        launch(c, "moe_down", whole == 1 ? down_few<1> : down_few<2>, a.experts.tiles, kThreads, bytes(), a,
+               s);
+        return true;
+    }
+    s.depth = 2;
+    for (s.piece_parts = 4;; s.piece_parts /= 2) {
+        s.piece_bytes = s.piece_parts * each * kFp4Chunk;
+        if (bytes() <= limit) break;
+        if (s.piece_parts == 1) return false;
+    }
+    launch(c, "moe_down", down_few<0>, a.experts.tiles, kThreads, bytes(), a, s);
+    return true;
+}
+
 }  // namespace
 
 bool down_fp4(Context& c, const Down& a) {
     Shape s{.routed = ChunkParts(a.experts.chunks), .shared = ChunkParts(a.shared_chunks), .piece_parts = 1};
     const int routed_bytes = fp4_row_bytes(a.experts.chunks), shared_bytes = fp4_row_bytes(a.shared_chunks);
-    const int each = max(s.routed.each, s.shared.each),
-              limit = c.shared_bytes - 8 * 1024;  // static shared memory
+    const int limit = c.shared_bytes - 8 * 1024;  // static shared memory
     const int rows_bytes = a.rows * (a.used * routed_bytes + shared_bytes);
     if (a.rows > kDownFewRows) return down_many(c, a, limit);
     if (a.used >= kMostTerms - 1) return false;
+    const int each = max(s.routed.each, s.shared.each);
     if (a.rows == 1) {
         const int units = a.used * s.routed.count + s.shared.count;
         s.piece_bytes = each * kFp4Chunk;
@@ -358,16 +426,7 @@ bool down_fp4(Context& c, const Down& a) {
             return true;
         }
     }
-    const int rest = rows_bytes + a.rows * (a.used + 1) * kTileRows * 4;
-    const auto bytes = [&] { return kWarps * s.depth * s.piece_bytes + rest; };
-    s.depth = 2;
-    for (s.piece_parts = 4;; s.piece_parts /= 2) {
-        s.piece_bytes = s.piece_parts * each * kFp4Chunk;
-        if (bytes() <= limit) break;
-        if (s.piece_parts == 1) return false;
-    }
-    launch(c, "moe_down", down_few, a.experts.tiles, kThreads, bytes(), a, s);
-    return true;
+    return down_rows(c, a, s, rows_bytes, limit) || down_many(c, a, limit);
 }
 
 }  // namespace quern::cuda

@@ -60,6 +60,21 @@ __device__ __forceinline__ void arrive(uint64_t* barrier) {
                  : "memory");
 }
 
+/// total += a whole piece of a tile, whose parts have kEach chunks each. x: the lane's row at the piece, plus
+/// 16 t.
+template <int kEach, bool kHalf>
+__device__ __forceinline__ void add_whole_piece(const uint8_t* chunk, const uint8_t* x, int lane,
+                                                float (&total)[4]) {
+#pragma unroll(kEach == 1 ? 2 : 1)
+    for (int part = 0; part < kPieceChunks / kEach; ++part, chunk += kEach * kFp4Chunk, x += kEach * 128) {
+        float sum[4] = {};
+#pragma unroll
+        for (int c = 0; c < kEach; ++c) multiply_fp4<kHalf>(chunk + c * kFp4Chunk, x + c * 128, lane, sum);
+#pragma unroll
+        for (int i = 0; i < 4; i += kHalf ? 2 : 1) total[i] += sum[i];
+    }
+}
+
 /// total += piece `piece` of a tile.
 template <int kEach, bool kHalf>
 __device__ __forceinline__ void add_piece(const Stream& s, const ChunkParts& parts, int piece,
@@ -69,17 +84,7 @@ __device__ __forceinline__ void add_piece(const Stream& s, const ChunkParts& par
         const int first = piece * s.piece_parts;
         add_parts_of<kHalf>(parts, first, min(first + s.piece_parts, parts.count), chunk, x, lane, total);
     } else {
-        x += piece * kPieceChunks * 128;
-#pragma unroll(kEach == 1 ? 2 : 1)
-        for (int part = 0; part < kPieceChunks / kEach;
-             ++part, chunk += kEach * kFp4Chunk, x += kEach * 128) {
-            float sum[4] = {};
-#pragma unroll
-            for (int c = 0; c < kEach; ++c)
-                multiply_fp4<kHalf>(chunk + c * kFp4Chunk, x + c * 128, lane, sum);
-#pragma unroll
-            for (int i = 0; i < 4; i += kHalf ? 2 : 1) total[i] += sum[i];
-        }
+        add_whole_piece<kEach, kHalf>(chunk, x + piece * kPieceChunks * 128, lane, total);
     }
 }
 

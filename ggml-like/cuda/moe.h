@@ -41,7 +41,7 @@ struct Down {
 inline constexpr int kMostFp4Rows = 64;
 /// Up to so many, moe_down adds terms without writing them to memory: one kernel less, but every block reads
 /// all rows.
-inline constexpr int kDownFewRows = 7;
+inline constexpr int kDownFewRows = 8;
 
 inline constexpr int kMostLeftExperts = 256, kMostLeftUsed = 8;
 /// Whether the node's kernel chooses experts itself where moe_route leaves that to it: one row, all NVFP4.

@@ -120,29 +120,12 @@ struct NormRows {
                 store4(row, k, at(n0 + i, k), *reinterpret_cast<const float4*>(norm + k), r);
         }
     }
-    /// The warp's sums of each row to partial[row][warp]. With four rows, half of the lanes give two rows
-    /// away and take the other two, then the same with one: the pairs of lanes that are added are those of
-    /// warp_sum.
-    __device__ static __forceinline__ void share_sums(const float (&sum)[kTogether],
-                                                      float (*partial)[kWarps]) {
+    /// The warp's sums of each row to partial[row][warp].
+    __device__ static __forceinline__ void share_sums(float (&sum)[kTogether], float (*partial)[kWarps]) {
+        constexpr int kLanes = 32 / kTogether;
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        float own;
-        int row = 0;
-        if constexpr (kTogether == 1) {
-            own = sum[0] + __shfl_xor_sync(0xffffffffu, sum[0], 16);
-            own += __shfl_xor_sync(0xffffffffu, own, 8);
-        } else {
-            const bool upper = lane & 16, odd = lane & 8;
-            const float a =
-                (upper ? sum[2] : sum[0]) + __shfl_xor_sync(0xffffffffu, upper ? sum[0] : sum[2], 16);
-            const float b =
-                (upper ? sum[3] : sum[1]) + __shfl_xor_sync(0xffffffffu, upper ? sum[1] : sum[3], 16);
-            own = (odd ? b : a) + __shfl_xor_sync(0xffffffffu, odd ? a : b, 8);
-            row = (upper ? 2 : 0) + (odd ? 1 : 0);
-        }
-#pragma unroll
-        for (int d = 4; d > 0; d /= 2) own += __shfl_xor_sync(0xffffffffu, own, d);
-        if (lane % 8 == 0 && (kTogether == 4 || lane == 0)) partial[row][warp] = own;
+        const float all = lane_sums<32>(sum);
+        if (lane % kLanes == 0) partial[lane / kLanes][warp] = all;
     }
     __device__ static __forceinline__ float square(const float4& v) {
         return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;

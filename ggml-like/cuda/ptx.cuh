@@ -108,6 +108,24 @@ __device__ __forceinline__ float warp_sum(float x) {
     for (int d = 16; d > 0; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
     return x;
 }
+/// Of each of N values the sum over kLanes neighbouring lanes, N - 1 + log2(kLanes / N) exchanges for all:
+/// lane l of them gets that of value l / (kLanes / N). Pairs of lanes are added as warp_sum does.
+template <int kLanes, int N>
+__device__ __forceinline__ float lane_sums(float (&value)[N]) {
+    int d = kLanes / 2;
+#pragma unroll
+    for (int n = N / 2; n > 0; n /= 2, d /= 2)
+#pragma unroll
+        for (int i = 0; i < n; ++i) {
+            const bool upper = threadIdx.x & d;
+            const float given = upper ? value[i] : value[i + n];
+            value[i] = (upper ? value[i + n] : value[i]) + __shfl_xor_sync(0xffffffffu, given, d);
+        }
+    float sum = value[0];
+#pragma unroll
+    for (; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    return sum;
+}
 __device__ __forceinline__ float warp_max(float x) {
 #pragma unroll
     for (int d = 16; d > 0; d >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, d));

@@ -47,6 +47,13 @@ struct Stream {
     }
 };
 
+/// Chunks a part of either matrix, if pieces can be WholePieceRing's; else 0.
+inline int whole_each(const ChunkParts& a, const ChunkParts& b) {
+    const bool whole = a.each == b.each && kPieceChunks % a.each == 0 && a.chunks % kPieceChunks == 0 &&
+                       b.chunks % kPieceChunks == 0;
+    return whole ? a.each : 0;
+}
+
 /// Chooses pieces and slots for `limit` bytes of dynamic shared memory; false: there is not enough.
 inline bool fit_stream(Stream& s, int limit) {
     const int each = max(s.routed.parts.each, s.shared.parts.each);
@@ -61,12 +68,9 @@ inline bool fit_stream(Stream& s, int limit) {
         return false;
     };
     s.row_bytes = max(fp4_row_bytes(s.routed.parts.chunks), fp4_row_bytes(s.shared.parts.chunks));
-    const auto whole = [&](const ChunkParts& p) { return p.each == each && p.chunks % kPieceChunks == 0; };
-    if (kPieceChunks % each == 0 && whole(s.routed.parts) && whole(s.shared.parts) &&
-        fits(kPieceChunks, kPieceDepth)) {
-        s.each = each;
-        return true;
-    }
+    s.each = whole_each(s.routed.parts, s.shared.parts);
+    if (s.each > 0 && fits(kPieceChunks, kPieceDepth)) return true;
+    s.each = 0;
     return fits(4, 3) || fits(2, 2) || fits(1, 2);
 }
 

@@ -1,7 +1,6 @@
 // logits_top on the GPU, two kernels.
 //   bound: a warp a group of ids: its maximum; the block that ends last takes the 64th largest maximum of the
-//   row as a
-//     bound that at least 64 logits reach
+//   row, less its last 8 bits, as a bound that at least 64 logits reach
 //   collect: every logit at or above the bound is a candidate (hardly more than 64); sums of exponentials;
 //   the block
 //     that ends last ranks the candidates
@@ -43,16 +42,25 @@ struct Top {
     }
 };
 
-/// The n-th largest of kGroups keys: four rounds of 8 bits.
-__device__ uint32_t nth_largest(const uint32_t* keys, int n) {
+struct Bound {
+    uint32_t bound, largest;
+};
+
+/// Of kGroups keys the largest, and a bound that n of them reach and hardly any other: the n-th largest but
+/// for its last 8 bits. Three rounds of 8 bits.
+__device__ Bound bound_of(const uint32_t* keys, int n) {
     __shared__ int histogram[256];
-    __shared__ uint32_t prefix;
+    __shared__ uint32_t prefix, largest;
     __shared__ int left;
-    if (threadIdx.x == 0) prefix = 0, left = n;
-    uint32_t own_keys[kGroups / kBlock];
+    if (threadIdx.x == 0) prefix = 0, largest = 0, left = n;
+    uint32_t own_keys[kGroups / kBlock], own_largest = 0;
 #pragma unroll
     for (int i = 0; i < kGroups / kBlock; ++i) own_keys[i] = __ldcg(keys + i * kBlock + threadIdx.x);
-    for (int shift = 24; shift >= 0; shift -= 8) {
+    for (const uint32_t key : own_keys) own_largest = max(own_largest, key);
+    own_largest = __reduce_max_sync(0xffffffffu, own_largest);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) atomicMax(&largest, own_largest);
+    for (int shift = 24; shift > 0; shift -= 8) {
         if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
         __syncthreads();
         const uint32_t mask = shift == 24 ? 0u : ~0u << (shift + 8);
@@ -86,7 +94,7 @@ __device__ uint32_t nth_largest(const uint32_t* keys, int n) {
         }
         __syncthreads();
     }
-    return prefix;
+    return {prefix, largest};
 }
 
 __global__ void __launch_bounds__(kBlock) bound_kernel(Top t) {
@@ -106,8 +114,7 @@ __global__ void __launch_bounds__(kBlock) bound_kernel(Top t) {
     insane = __any_sync(0xffffffffu, insane);
     if (lane == 0) work.maxima[warp] = insane ? 0xffffffffu : ordered_bits(highest);
     if (!last_block(t.counters + 2 * row, gridDim.x)) return;
-    const uint32_t bound = nth_largest(work.maxima, kTopLogits);
-    const uint32_t top = nth_largest(work.maxima, 1);
+    const auto [bound, top] = bound_of(work.maxima, kTopLogits);
     if (threadIdx.x == 0) {
         work.bound = bound;
         work.count = 0;

@@ -124,7 +124,7 @@ __device__ __forceinline__ void multiply_shared(Ring<S, NT>& ring, Source& sourc
 template <Kind K, Kind S, int NT>
 __global__ void __launch_bounds__(kDownThreads, 2)
     down_few(Down a, PlainRows<K> routed_rows, PlainRows<S> shared_rows) {
-    extern __shared__ __align__(16) uint8_t shared[];
+    extern __shared__ __align__(128) uint8_t shared[];
     __shared__ ExpertList list;
     __shared__ float gates[kFewRows], shared_factor[kTileRows];
     const int stride = activation_stride(a.experts.chunks),

@@ -117,7 +117,7 @@ __device__ __forceinline__ void columns_of(const Item& item, const GateUp& a, co
 /// One row: `split` warps a tile.
 template <Kind K>
 __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K> prologue) {
-    extern __shared__ __align__(16) uint8_t shared[];
+    extern __shared__ __align__(128) uint8_t shared[];
     __shared__ ExpertList list;
     const int stride = activation_stride(a.chunks), split = warps_per_tile(a.chunks), group = kWarps / split;
     bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, 1>());
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K
 /// 2 to 16 rows: a warp a tile.
 template <Kind K, int NT>
 __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainRows<K> prologue) {
-    extern __shared__ __align__(16) uint8_t shared[];
+    extern __shared__ __align__(128) uint8_t shared[];
     __shared__ ExpertList list;
     const int stride = activation_stride(a.chunks), split = warps_per_tile(a.chunks);
     bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, NT>());

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
     route_few(Route r, Part part, NormRows<Kind::bf16, kTogether> prologue) {
     dense_rows<Kind::bf16, NT, kDeep, kTogether == 1, false>(part, r.chunks, r.rows, prologue,
                                                              StoreLogits{r.logits, r.logits_ld});
-    extern __shared__ __align__(16) uint8_t shared[];
+    extern __shared__ __align__(128) uint8_t shared[];
     write_rows(r, dense_activations<Kind::bf16, NT, kDeep, false>(shared), activation_stride(r.chunks));
     choose_last<kEach>(r);
 }
