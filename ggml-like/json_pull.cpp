@@ -11,6 +11,21 @@ constexpr int kMaxDepth = 64;
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
+/// How many characters at the start of `text` are plain: ASCII, no quote, backslash or control character.
+/// Counted eight at a time, so up to seven more may follow.
+size_t plain_run(std::string_view text) {
+    constexpr uint64_t kOnes = 0x0101010101010101u, kHigh = 0x80 * kOnes;
+    const auto below = [](uint64_t w, uint64_t limit) { return (w - limit * kOnes) & ~w; };  // in kHigh
+    size_t n = 0;
+    for (; n + 8 <= text.size(); n += 8) {
+        uint64_t w;
+        memcpy(&w, text.data() + n, sizeof w);
+        const uint64_t quotes = below(w ^ ('"' * kOnes), 1), slashes = below(w ^ ('\\' * kOnes), 1);
+        if (((w | below(w, 0x20) | quotes | slashes) & kHigh) != 0) break;
+    }
+    return n;
+}
+
 void append_utf8(std::string& out, uint32_t c) {
     if (c < 0x80) {
         out += static_cast<char>(c);
@@ -154,6 +169,7 @@ void JsonPull::unescape(std::string& out) {  // at_ is behind the backslash
 std::string_view JsonPull::string(std::string& scratch, const char* where) {
     expect('"', where);
     const size_t start = at_;
+    at_ += plain_run(text_.substr(at_));
     bool ascii = true;
     while (at_ < text_.size() && text_[at_] != '"' && text_[at_] != '\\') {
         const auto c = static_cast<uint8_t>(text_[at_]);

@@ -1,17 +1,21 @@
 // A hash of names with a key that differs in every process, so that no file can be made whose names all
-// collide.
+// collide, and a table of names by it.
 #pragma once
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <cstring>
-#include <functional>
 #include <random>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace quern {
 
 struct NameHash {
+    using is_transparent = void;  // sets of strings can be asked for views
+
     size_t operator()(std::string_view s) const {
         static const uint64_t key = make_key();
         uint64_t h = key ^ s.size();
@@ -27,12 +31,9 @@ struct NameHash {
         return v;
     }
     static uint64_t mix(uint64_t a, uint64_t b) {  // the two halves of a 128-bit product, folded
-        const uint64_t x = a ^ 0x9e3779b97f4a7c15ull, y = b ^ 0xd6e8feb86659fd93ull;
-        const uint64_t xl = x & 0xffffffffu, xh = x >> 32, yl = y & 0xffffffffu, yh = y >> 32;
-        const uint64_t mid = xh * yl + ((xl * yl) >> 32);
-        const uint64_t mid2 = xl * yh + (mid & 0xffffffffu);
-        const uint64_t high = xh * yh + (mid >> 32) + (mid2 >> 32);
-        return (x * y) ^ high ^ a;
+        const auto product =
+            static_cast<unsigned __int128>(a ^ 0x9e3779b97f4a7c15ull) * (b ^ 0xd6e8feb86659fd93ull);
+        return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64) ^ a;
     }
     static uint64_t make_key() {
         std::random_device device;
@@ -40,7 +41,72 @@ struct NameHash {
     }
 };
 
-/// Views of names that live elsewhere to an index.
-using NameMap = std::unordered_map<std::string_view, uint32_t, NameHash>;
+/// Views of names that live elsewhere to an index. Flat: a checkpoint has 124,000 names, and nodes scattered
+/// over the memory would be most of the time of opening it.
+class NameMap {
+  public:
+    size_t size() const { return entries_.size(); }
+    /// Makes room for so many names.
+    void reserve(size_t names) {
+        entries_.reserve(names);
+        if (2 * names > slots_.size()) rehash(std::bit_ceil(std::max(2 * names, kFewest)));
+    }
+    /// The value of `name`, or null.
+    const uint32_t* find(std::string_view name) const {
+        if (entries_.empty()) return nullptr;
+        const Slot& slot = slots_[place(name, tag_of(name))];
+        return slot.tag == 0 ? nullptr : &entries_[slot.entry].value;
+    }
+    /// Adds `name` unless it is there: its value, and whether it was added.
+    std::pair<uint32_t, bool> emplace(std::string_view name, uint32_t value) {
+        if (2 * (size() + 1) > slots_.size()) rehash(std::max(2 * slots_.size(), kFewest));
+        const uint32_t tag = tag_of(name);
+        Slot& slot = slots_[place(name, tag)];
+        if (slot.tag != 0) return {entries_[slot.entry].value, false};
+        slot = {tag, static_cast<uint32_t>(size())};
+        entries_.push_back({name, value});
+        return {value, true};
+    }
+    /// f(name, value) for all, in the order in which they were added.
+    template <typename F>
+    void for_each(F&& f) const {
+        for (const Entry& e : entries_) f(e.name, e.value);
+    }
+
+  private:
+    static constexpr size_t kFewest = 16;
+    struct Entry {
+        std::string_view name;
+        uint32_t value;
+    };
+    struct Slot {
+        uint32_t tag = 0;  // of the name's hash; 0: free
+        uint32_t entry = 0;
+    };
+
+    static uint32_t tag_of(std::string_view name) {
+        return std::max(static_cast<uint32_t>(NameHash{}(name)), 1u);
+    }
+    /// The slot of `name`, or the free one where it would be: at least half of the slots are free.
+    size_t place(std::string_view name, uint32_t tag) const {
+        const size_t mask = slots_.size() - 1;
+        size_t i = tag & mask;
+        while (slots_[i].tag != 0 && (slots_[i].tag != tag || entries_[slots_[i].entry].name != name))
+            i = (i + 1) & mask;
+        return i;
+    }
+    void rehash(size_t count) {
+        std::vector<Slot> slots(count);
+        for (const Slot& slot : slots_) {
+            size_t i = slot.tag & (count - 1);
+            while (slots[i].tag != 0) i = (i + 1) & (count - 1);
+            if (slot.tag != 0) slots[i] = slot;
+        }
+        slots_ = std::move(slots);
+    }
+
+    std::vector<Entry> entries_;
+    std::vector<Slot> slots_;  // a power of two
+};
 
 }  // namespace quern

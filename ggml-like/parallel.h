@@ -11,18 +11,24 @@
 
 namespace quern {
 
-/// f(i) for all i below count, in no particular order; after an error no new ones are begun.
+/// f(i) for all i below count, in no particular order; after an error no new ones are begun. They are begun
+/// in order, so the error that comes back, that of the smallest i, is the one a plain loop would meet.
 template <typename F>
 void for_each_parallel(int threads, size_t count, F&& f) {
     std::atomic<size_t> next{0};
     std::exception_ptr error;
+    size_t error_at = count;
     std::mutex mutex;
     const auto work = [&] {
+        size_t i = 0;
         try {
-            for (size_t i = next++; i < count; i = next++) f(i);
+            for (i = next++; i < count; i = next++) f(i);
         } catch (...) {
             const std::lock_guard lock(mutex);
-            if (!error) error = std::current_exception();
+            if (i < error_at) {
+                error = std::current_exception();
+                error_at = i;
+            }
             next = count;
         }
     };

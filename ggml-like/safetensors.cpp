@@ -94,8 +94,8 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
 }
 
 const SafeTensor* SafetensorsFile::find(std::string_view name) const {
-    const auto it = parsed_.by_name.find(name);
-    return it == parsed_.by_name.end() ? nullptr : &parsed_.tensors[it->second];
+    const uint32_t* at = parsed_.by_name.find(name);
+    return at == nullptr ? nullptr : &parsed_.tensors[*at];
 }
 
 void SafetensorsFile::check_unchanged() const {

@@ -37,8 +37,9 @@ class Checkpoint {
   public:
     static constexpr uint32_t kNone = 0xffffffffu;
 
-    /// `typed`: whatever find_checkpoint accepts.
-    static Checkpoint open(const std::string& typed);
+    /// `typed`: whatever find_checkpoint accepts. The index and the headers are read on `threads` threads;
+    /// the error is the one that a single thread would meet first.
+    static Checkpoint open(const std::string& typed, int threads = 1);
     Checkpoint(Checkpoint&&) = default;
     Checkpoint& operator=(Checkpoint&&) = default;
 
@@ -70,7 +71,7 @@ class Checkpoint {
   private:
     Checkpoint() = default;
     void read_configs();
-    void open_shards();
+    void open_shards(int threads);
     void collect_tensors();
 
     CheckpointFiles files_;

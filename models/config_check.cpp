@@ -259,6 +259,7 @@ Fingerprint fingerprint(const Checkpoint& checkpoint) {
     bool divisor = false, multiplier = false, mtp_shares = false;
     std::vector<bool> has_text(checkpoint.shards().size());
     uint32_t mtp_shard = Checkpoint::kNone;
+    std::string input_scale;
     for (const CheckpointTensor& t : checkpoint.tensors()) {
         if (t.name.starts_with("mtp.")) {
             mtp_shard = t.shard;
@@ -276,9 +277,9 @@ Fingerprint fingerprint(const Checkpoint& checkpoint) {
         multiplier |= by_multiplier;
         f.nvfp4_modules += by_divisor || by_multiplier;
         if (!by_divisor && !by_multiplier) continue;
-        const std::string module(t.name.substr(0, t.name.rfind('.')));
-        f.with_input_scale += checkpoint.find(module + (by_divisor ? ".input_global_scale"
-                                                                   : ".input_scale")) != Checkpoint::kNone;
+        input_scale.assign(t.name, 0, t.name.rfind('.'));
+        input_scale += by_divisor ? ".input_global_scale" : ".input_scale";
+        f.with_input_scale += checkpoint.find(input_scale) != Checkpoint::kNone;
     }
     for (const CheckpointTensor& t : checkpoint.tensors())
         mtp_shares |= t.name.starts_with("mtp.") && has_text[t.shard];

@@ -92,10 +92,10 @@ void ModuleList::add(const nlohmann::json& list, Syntax syntax) {
 
 bool ModuleList::contains(std::string_view official, std::string_view in_file) const {
     for (std::string_view name : {official, in_file}) {
-        if (exact_.contains(std::string(name))) return true;
+        if (exact_.contains(name)) return true;
         for (size_t dot = name.rfind('.'); below_ && dot != std::string_view::npos; dot = name.rfind('.')) {
             name = name.substr(0, dot);
-            if (exact_.contains(std::string(name))) return true;
+            if (exact_.contains(name)) return true;
         }
     }
     for (const std::string& wildcard : wildcards_)

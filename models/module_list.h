@@ -2,11 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <unordered_set>
 #include <vector>
+
+#include "ggml-like/name_hash.h"
 
 namespace quern {
 
@@ -30,7 +33,7 @@ class ModuleList {
   private:
     void add_exact(const std::string& name);
 
-    std::unordered_set<std::string> exact_;  // as written, and official
+    std::unordered_set<std::string, NameHash, std::equal_to<>> exact_;  // as written, and official
     std::vector<std::string> wildcards_;
     bool below_ = false;  // a name covers the modules below it
     int64_t unread_ = 0;

@@ -95,10 +95,11 @@ struct Qwen36MoeWeights {
     Weight head;        // [V, D]
 };
 
-/// Reads and checks every tensor of the text model; the account of the rest is in `use`. Data stays in the
-/// mapping, small vectors and FP8 scales in memory of `use`. Throws Error(model).
+/// Reads and checks every tensor of the text model, its layers on `threads` threads; the account of the rest
+/// is in `use`. Data stays in the mapping, small vectors and FP8 scales in memory of `use`. Throws
+/// Error(model), of several errors the one that a single thread would meet first.
 Qwen36MoeWeights read_qwen3_6_moe_weights(const Checkpoint& checkpoint, const Qwen36MoeConfig& config,
-                                          TensorUse& use);
+                                          TensorUse& use, int threads = 1);
 
 /// The forward pass as a graph: qwen3_6_moe_graph.cpp.
 BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeWeights& weights,

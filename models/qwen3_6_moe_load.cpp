@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "ggml-like/check.h"
+#include "ggml-like/parallel.h"
 #include "models/qwen3_6_moe.h"
 #include "models/weight_format.h"
 
@@ -13,11 +14,12 @@ class Reader {
     Reader(const Checkpoint& checkpoint, const Qwen36MoeConfig& config, TensorUse& use)
         : checkpoint_(checkpoint), c_(config), use_(use) {}
 
-    Qwen36MoeWeights read() {
+    Qwen36MoeWeights read(int threads) {
         Qwen36MoeWeights w;
         w.embedding = Weight("embedding", {matrix(kText + "embed_tokens", c_.vocab_rows, c_.width)});
         w.layers.resize(static_cast<size_t>(c_.layers));
-        for (int64_t i = 0; i < c_.layers; ++i) w.layers[static_cast<size_t>(i)] = read_layer(i);
+        for_each_parallel(threads, w.layers.size(),
+                          [&](size_t i) { w.layers[i] = read_layer(static_cast<int64_t>(i)); });
         w.final_norm = shifted_norm(kText + "norm.weight", c_.width);
         w.head = read_head(w.embedding);
         return w;
@@ -191,8 +193,8 @@ class Reader {
 }  // namespace
 
 Qwen36MoeWeights read_qwen3_6_moe_weights(const Checkpoint& checkpoint, const Qwen36MoeConfig& config,
-                                          TensorUse& use) {
-    return Reader(checkpoint, config, use).read();
+                                          TensorUse& use, int threads) {
+    return Reader(checkpoint, config, use).read(threads);
 }
 
 }  // namespace quern

@@ -1,9 +1,11 @@
 // The Model of a Qwen3.6 checkpoint: open, read, check, place, remember.
 #include <algorithm>
+#include <future>
 #include <set>
 
 #include "ggml-like/check.h"
 #include "ggml-like/content_hash.h"
+#include "ggml-like/parallel.h"
 #include "models/chat_format.h"
 #include "models/config_check.h"
 #include "models/generation_config.h"
@@ -61,16 +63,14 @@ int64_t aligned(int64_t bytes) { return (bytes + kPlanAlignment - 1) / kPlanAlig
 class Qwen36Moe final : public Model {
   public:
     Qwen36Moe(const std::string& path, Backend& backend, const LoadOptions& options)
-        : checkpoint_(Checkpoint::open(path)),
+        : checkpoint_(Checkpoint::open(path, backend.threads())),
           backend_(backend),
           config_(parse_qwen3_6_moe_config(checkpoint_->config(), checkpoint_->files().config)) {
-        TensorUse use(*checkpoint_);
-        weights_ = read_qwen3_6_moe_weights(*checkpoint_, config_, use);
-        audit_ = use.audit();
-        check_config(*checkpoint_, config_, audit_);
-        audit_.require_ok();
-        floats_ = use.take_floats();
-        if (options.tokenizer) load_text_side(checkpoint_->files().directory);
+        std::future<void> text_side;  // takes longer than all the rest; its errors come last
+        if (options.tokenizer)
+            text_side = std::async([this] { load_text_side(checkpoint_->files().directory); });
+        bind_weights();
+        if (text_side.valid()) text_side.get();
         generation_ = read_generation_defaults(*checkpoint_, config_.eos_ids, config_.vocab_rows);
         add_chat_end();
         std::string directory = checkpoint_->files().directory;
@@ -177,6 +177,23 @@ class Qwen36Moe final : public Model {
     }
 
   private:
+    /// Finds every weight in the checkpoint and accounts for all of it.
+    void bind_weights() {
+        TensorUse use(*checkpoint_);
+        Audit claims;  // of the configuration
+        for_each_parallel(backend_.threads(), 2, [&](size_t i) {
+            if (i == 0)
+                weights_ = read_qwen3_6_moe_weights(*checkpoint_, config_, use, backend_.threads());
+            else
+                check_config(*checkpoint_, config_, claims);
+        });
+        audit_ = use.audit();
+        audit_.problems.insert(audit_.problems.end(), claims.problems.begin(), claims.problems.end());
+        audit_.notes.insert(audit_.notes.end(), claims.notes.begin(), claims.notes.end());
+        audit_.require_ok();
+        floats_ = use.take_floats();
+    }
+
     void load_text_side(const std::string& directory) {
         tokenizer_.emplace(Tokenizer::load(directory, config_.vocab_rows));
         if (std::string note = known_template_note(directory); !note.empty())

@@ -11,25 +11,35 @@ bool strip(std::string_view& s, std::string_view prefix) {
     return true;
 }
 
-std::string join(std::string_view prefix, std::string_view rest) {
-    std::string out(prefix);
-    return out += rest;
+/// An official name: `prefix`, then `rest`, which is the end of the name it was found in.
+struct Canonical {
+    std::string_view prefix, rest;
+};
+
+Canonical canonical_parts(std::string_view name) {
+    std::string_view rest = name;
+    while (strip(rest, "model.") || strip(rest, "language_model.")) {
+    }
+    if (strip(rest, "visual.") || strip(rest, "vision_tower.")) return {"model.visual.", rest};
+    for (const std::string_view start : {"layers.", "embed_tokens.", "norm."}) {
+        if (rest.starts_with(start)) return {kText, rest};
+    }
+    for (const std::string_view start : {"mtp.", "lm_head."}) {
+        if (rest.starts_with(start)) return {"", rest};
+    }
+    return {"", name};
 }
 
 }  // namespace
 
 std::string canonical_name(std::string_view name) {
-    std::string_view rest = name;
-    while (strip(rest, "model.") || strip(rest, "language_model.")) {
-    }
-    if (strip(rest, "visual.") || strip(rest, "vision_tower.")) return join("model.visual.", rest);
-    for (const std::string_view start : {"layers.", "embed_tokens.", "norm."}) {
-        if (rest.starts_with(start)) return join(kText, rest);
-    }
-    for (const std::string_view start : {"mtp.", "lm_head."}) {
-        if (rest.starts_with(start)) return std::string(rest);
-    }
-    return std::string(name);
+    const Canonical parts = canonical_parts(name);
+    return std::string(parts.prefix).append(parts.rest);
+}
+
+bool is_canonical(std::string_view name) {
+    const Canonical parts = canonical_parts(name);
+    return parts.prefix.size() + parts.rest.size() == name.size() && name.starts_with(parts.prefix);
 }
 
 const char* unused_reason_text(UnusedReason reason) {

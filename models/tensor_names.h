@@ -12,6 +12,8 @@ namespace quern {
 /// (language_model.model.layers), doubled prefixes and vision below language_model all end in the same name.
 /// Names outside these families are returned unchanged.
 std::string canonical_name(std::string_view name);
+/// Whether `name` is its own official name.
+bool is_canonical(std::string_view name);
 
 /// What a tensor that the text model does not read is for.
 enum class UnusedReason : unsigned char {

@@ -68,8 +68,8 @@ void TensorUse::leave(uint32_t tensor, UnusedReason reason) {
 }
 
 float* TensorUse::new_floats(size_t count) {
-    floats_.push_back(std::make_unique<float[]>(count));
-    return floats_.back().get();
+    const std::lock_guard lock(floats_mutex_);
+    return floats_.emplace_back(std::make_unique<float[]>(count)).get();
 }
 
 Audit TensorUse::audit() {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -40,7 +41,8 @@ enum class ReadMode : uint8_t {
 };
 
 /// What has been read from a checkpoint so far, and the memory of scales that had to be converted to float.
-/// Passed to every read_* function. Not safe to share between threads.
+/// Passed to every read_* function. Threads may share it while they read different tensors; the rest is for
+/// one thread.
 class TensorUse {
   public:
     enum class State : uint8_t { unknown, used, unused };
@@ -73,6 +75,7 @@ class TensorUse {
     ReadMode mode_;
     std::vector<Entry> entries_;
     std::vector<std::string> notes_;
+    std::mutex floats_mutex_;
     std::vector<std::unique_ptr<float[]>> floats_;
 };
 

@@ -24,7 +24,7 @@ class LinearReader {
   public:
     LinearReader(const Checkpoint& checkpoint, const std::string& module, int64_t rows, int64_t cols,
                  TensorUse& use)
-        : checkpoint_(checkpoint), module_(module), use_(use) {
+        : checkpoint_(checkpoint), module_(module), name_(module), use_(use) {
         CHECK(rows > 0 && cols > 0 && rows <= kMaxDim && cols <= kMaxDim,
               "[read_linear] {}: bad size [{}, {}]", module, rows, cols);
         out_.name = module;
@@ -59,7 +59,10 @@ class LinearReader {
     }
 
   private:
-    uint32_t find(const char* suffix) const { return checkpoint_.find(module_ + suffix); }
+    uint32_t find(std::string_view suffix) const {
+        name_.resize(module_.size());
+        return checkpoint_.find(name_.append(suffix));
+    }
     const SafeTensor& at(uint32_t i) const { return *checkpoint_.tensors()[i].tensor; }
     bool values() const { return use_.mode() == ReadMode::values; }
 
@@ -192,6 +195,7 @@ class LinearReader {
 
     const Checkpoint& checkpoint_;
     const std::string& module_;
+    mutable std::string name_;  // of the tensor that is looked for
     TensorUse& use_;
     WeightSegment out_;
     uint32_t weight_, packed_, scale_, scale_inv_, scale_2_, global_;

@@ -49,8 +49,11 @@ void write_sharded(const TempDir& dir, const std::string& below = "") {
     dir.write(below + kIndex, index_json({{"model.norm.weight", kShard1}, {"lm_head.weight", kShard2}}));
 }
 
+/// The same on one thread and on several.
 std::string open_error(const std::string& path) {
-    return model_error([&] { Checkpoint::open(path); });
+    const std::string error = model_error([&] { Checkpoint::open(path); });
+    CHECK(model_error([&] { Checkpoint::open(path, 4); }) == error);
+    return error;
 }
 
 /// The error of a sharded checkpoint with this index.
@@ -234,6 +237,42 @@ TEST_SUITE("cpu") {
         CHECK(contains(open_error(dir.str()), "tensor 'b.weight': the index expects it in model-00001"));
     }
 
+    TEST_CASE("checkpoint: of several faults the first is told, however many threads look") {
+        TempDir dir;
+        dir.write("config.json", "{}");
+        std::vector<std::pair<std::string, std::string>> map;
+        const auto shard = [](int i) { return fmt::format("model-{:05}-of-00009.safetensors", i); };
+        for (int i = 1; i <= 9; ++i) {
+            SafetensorsWriter w;
+            for (int k = 0; k < 200; ++k) w.bf16(fmt::format("model.layers.{}.x{}", i, k), {4});
+            for (const auto& entry : w.entries) map.emplace_back(entry.name, shard(i));
+            dir.write(shard(i), w.bytes());
+        }
+        dir.write(kIndex, index_json(map));
+        CHECK(open_error(dir.str()) == "<no error>");
+        const Checkpoint c = Checkpoint::open(dir.str(), 4);
+        REQUIRE(c.tensors().size() == map.size());
+        for (size_t i = 0; i < map.size(); ++i) {
+            CHECK(c.tensors()[i].tensor->name == map[i].first);
+            CHECK(c.find(c.tensors()[i].name) == i);
+        }
+
+        const auto told = [&](const std::string& part) {
+            for (int i = 0; i < 20; ++i)
+                if (!contains(model_error([&] { Checkpoint::open(dir.str(), 8); }), part)) return false;
+            return contains(open_error(dir.str()), part);
+        };
+        for (const int i : {8, 5, 3}) {  // the first fault of all that are there by then
+            dir.write(shard(i), with_length(fmt::format("{{\"t{}\":1}}", i)));
+            CHECK(told(shard(i) + ": JSON error at byte 6"));
+        }
+        std::filesystem::remove(dir / shard(6));
+        CHECK(told("1 of 9 shards named by the index are missing: " + shard(6)));
+        map.push_back(map.front());
+        dir.write(kIndex, index_json(map));
+        CHECK(told("'model.layers.1.x0' appears twice in weight_map"));
+    }
+
     TEST_CASE("checkpoint: sizes, stale and missing indexes, mixed splits") {
         TempDir dir;
         write_sharded(dir);
@@ -373,7 +412,11 @@ TEST_SUITE("cpu") {
             {"model.something.else", "model.something.else"},
             {"", ""},
         };
-        for (const auto& [name, official] : cases) CHECK(canonical_name(name) == official);
+        for (const auto& [name, official] : cases) {
+            CAPTURE(name);
+            CHECK(canonical_name(name) == official);
+            CHECK(is_canonical(name) == (std::string_view(name) == official));
+        }
         UnusedReason reason;
         CHECK(known_unused("mtp.layers.0.mlp.gate.weight", reason));
         CHECK(reason == UnusedReason::mtp);

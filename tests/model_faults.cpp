@@ -30,8 +30,14 @@ struct Copy : CheckpointCopy {
         write();
         return load_model(dir.str(), *backend, {.tokenizer = tokenizer, .progress = {}});
     }
+    /// The same on one thread and on several.
     std::string error(bool tokenizer = false) const {
-        return model_error([&] { load(tokenizer); });
+        const std::string found = model_error([&] { load(tokenizer); });
+        const auto threads = make_cpu_backend(4);
+        CHECK(model_error([&] {
+                  load_model(dir.str(), *threads, {.tokenizer = tokenizer, .progress = {}});
+              }) == found);
+        return found;
     }
 
     std::unique_ptr<Backend> backend = make_cpu_backend(1);
@@ -105,6 +111,21 @@ TEST_SUITE("cpu") {
                            c.weights.entries.push_back(router);
                        }),
                        "mlp.gate.weight': [96, 32] BF16 is not part of this model"));
+    }
+
+    TEST_CASE(
+        "model faults: of several the first is told: by layers, tensors before configurations and text") {
+        const auto lacking = [](const std::vector<int>& layers) {
+            Copy copy("base/ct");
+            for (const int layer : layers)
+                copy.weights.remove(
+                    fmt::format("model.language_model.layers.{}.post_attention_layernorm.weight", layer));
+            copy.generation["eos_token_id"] = 1 << 30;
+            copy.dir.write("tokenizer.json", "{");
+            return copy.error(true);
+        };
+        CHECK(contains(lacking({3, 2, 1}), "layers.1.post_attention_layernorm.weight"));
+        CHECK(contains(lacking({2, 3}), "layers.2.post_attention_layernorm.weight"));
     }
 
     TEST_CASE("model faults: one tensor missing of many") {

@@ -294,6 +294,29 @@ TEST_SUITE("cpu") {
         CHECK(file.find("a")->has_shape({4096}));  // descriptions do not live in the mapping
     }
 
+    TEST_CASE("json pull reader: a character that ends or spoils a string is seen wherever it stands") {
+        for (size_t at = 0; at < 24; ++at) {
+            CAPTURE(at);
+            const std::string before(at, 'a'), after(24 - at, '~');
+            const auto read = [&](const std::string& middle) {
+                const std::string text = '"' + before + middle + after + '"';
+                std::string found, scratch;
+                const std::string error =
+                    model_error([&] { found = JsonPull(text, "t").string(scratch, "here"); });
+                return error == "<no error>" ? found : error;
+            };
+            CHECK(read(" ") == before + ' ' + after);
+            CHECK(read("\x7f") == before + "\x7f" + after);
+            CHECK(read("\"") == before);
+            CHECK(read("\\n") == before + '\n' + after);
+            CHECK(read("\u00e9\u4e2d") == before + "\u00e9\u4e2d" + after);
+            CHECK(contains(read("\xff"), "not valid UTF-8"));
+            for (const char c : {'\0', '\1', '\n', '\x1f'})
+                CHECK(
+                    contains(read(std::string(1, c)), fmt::format("at byte {}: control character", at + 1)));
+        }
+    }
+
     TEST_CASE("json pull reader: skipped values are checked too") {
         const auto skip = [](const std::string& text) {
             return model_error([&] {
