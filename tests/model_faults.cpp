@@ -68,8 +68,8 @@ TEST_SUITE("cpu") {
             Request request;
             request.prompt = {5, 17, 80, 3, 41};
             request.max_tokens = 1;
-            request.on_prompt_logits = [&](const PromptLogits& logits) {
-                out.insert(out.end(), logits.values.begin(), logits.values.end());
+            request.on_prompt_logits = [&](const PromptLogits& prompt) {
+                out.insert(out.end(), prompt.values.begin(), prompt.values.end());
             };
             Engine(*model, *copy.backend, {}).run(std::move(request));
             return out;

@@ -14,15 +14,17 @@ namespace quern::cuda {
 inline constexpr int kCounters = 4096;
 inline constexpr int kMostUsed = 32;  // experts of a row
 
-/// The choice of experts that moe_route leaves to moe_gate_up: one row, and that op is next. Every block of
+/// The choice of experts that moe_route leaves to moe_gate_up: few rows, and that op is next. Every block of
 /// gate and up then chooses for itself, which is sooner than one block's choice that all others wait for.
 struct LeftChoice {
-    const float* logits = nullptr;  // null: nothing is left
+    const float* logits = nullptr;  // rows `ld` apart; null: nothing is left
+    int64_t ld = 0;
     int experts = 0;
     int* ids = nullptr;  // where results go, as ops/moe_route.h has them
     float *weights = nullptr, *shared = nullptr;
     int* groups = nullptr;
-    uint64_t* chosen = nullptr;  // [K + 1] route.cuh's Chosen, the shared expert's gate last; zeros before
+    uint64_t* chosen = nullptr;  // [K + 1] route.cuh's Chosen, the shared expert's gate last; zeros before.
+                                 // Of more rows than one the first says that results are complete
 };
 
 struct Context {

@@ -77,7 +77,8 @@ __device__ __forceinline__ void share_output(float* to, float value) {
 /// kSplit blocks, a cluster, share a head's rows of S.
 template <int kSplit>
 __device__ __forceinline__ void decode(const DeltaStep& d) {
-    constexpr int kOwn = kDim / kSplit, kRows = kOwn / kWarps, kPasses = kRows / 2, kLanes = 8 / kPasses;
+    constexpr int kOwn = kDim / kSplit, kRows = kOwn / kWarps, kPasses = kRows / 2;
+    constexpr int kTogether = 2, kLanes = 8 / kTogether;  // passes whose sums are made at once
     __shared__ __align__(16) float qk[2 * kDim], v[kDim], o[kDim];
     __shared__ float squares[kWarps];
     const int sequence = blockIdx.y, head = blockIdx.x / kSplit, share = blockIdx.x % kSplit,
@@ -137,28 +138,34 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     const float4 k0 = load4(qk, kDim + 4 * l), k1 = load4(qk, kDim + 64 + 4 * l);
     const float product = half_warp_sum(dot(q0, k0) + dot(q1, k1)) * rq * rk;
 
-    float sums[2 * kPasses];
 #pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-        sums[i] = dot(s[i][0], k0) + dot(s[i][1], k1);
-        sums[kPasses + i] = dot(s[i][0], q0) + dot(s[i][1], q1);
-    }
-    // Of kLanes lanes each: those below 8 have s k of a pass and make its delta, the others s q and its
-    // output.
-    const float sum = lane_sums<16>(sums);
-    const int own = first + 2 * (l / kLanes % kPasses);
-    const float delta_of_own = beta * (v[own] - decay * (sum * rk));
-    const float delta = __shfl_sync(0xffffffffu, delta_of_own, lane & ~8);
-    if (l >= 8 && l % kLanes == 0)
-        share_output<kSplit>(&o[own],
-                             __bfloat162float(__float2bfloat16(decay * (sum * rq) + product * delta)));
-    if constexpr (kSplit > 1) cluster_arrive();  // before the stores that nobody of the cluster waits for
-    const float scaled = delta * rk;
+    for (int begin = 0; begin < kPasses; begin += kTogether) {
+        float sums[2 * kTogether];
 #pragma unroll
-    for (int i = 0; i < kPasses; ++i) {
-        const float u = __shfl_sync(0xffffffffu, scaled, (lane & 16) + i * kLanes);
-        *reinterpret_cast<float4*>(state + 2 * i * kDim) = update(s[i][0], decay, k0, u);
-        *reinterpret_cast<float4*>(state + 2 * i * kDim + 64) = update(s[i][1], decay, k1, u);
+        for (int j = 0; j < kTogether; ++j) {
+            const float4(&rows)[2] = s[begin + j];
+            sums[j] = dot(rows[0], k0) + dot(rows[1], k1);
+            sums[kTogether + j] = dot(rows[0], q0) + dot(rows[1], q1);
+        }
+        // Of kLanes lanes each: those below 8 have s k of a pass and make its delta, the others s q and its
+        // output.
+        const float sum = lane_sums<16>(sums);
+        const int own = first + 2 * (begin + l / kLanes % kTogether);
+        const float delta_of_own = beta * (v[own] - decay * (sum * rk));
+        const float delta = __shfl_sync(0xffffffffu, delta_of_own, lane & ~8);
+        if (l >= 8 && l % kLanes == 0)
+            share_output<kSplit>(&o[own],
+                                 __bfloat162float(__float2bfloat16(decay * (sum * rq) + product * delta)));
+        // before the stores that nobody of the cluster waits for
+        if (kSplit > 1 && begin + kTogether == kPasses) cluster_arrive();
+        const float scaled = delta * rk;
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+            const int i = begin + j;
+            const float u = __shfl_sync(0xffffffffu, scaled, (lane & 16) + j * kLanes);
+            *reinterpret_cast<float4*>(state + 2 * i * kDim) = update(s[i][0], decay, k0, u);
+            *reinterpret_cast<float4*>(state + 2 * i * kDim + 64) = update(s[i][1], decay, k1, u);
+        }
     }
     // The ring's row of this position: nobody reads it in this step.
     bf16* ring = static_cast<bf16*>(d.conv_state) + (slot * d.ring + place) * channels;

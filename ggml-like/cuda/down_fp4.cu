@@ -248,7 +248,12 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
         else
             return PieceRing(own_ring, barriers[warp], s.piece_bytes, s.depth, lane);
     }();
-    if (!a.settled) wait_for_predecessor();
+    if (a.chosen != nullptr) {
+        if (threadIdx.x == 0) published(a.chosen), __threadfence();
+        __syncthreads();
+    } else if (!a.settled) {
+        wait_for_predecessor();
+    }
     list_groups(list, a.groups, a.experts.count, pairs, a.rows);
     GroupPieces<kEach> pieces{a, s, list, warp};
     pieces.next(ring);

@@ -25,12 +25,13 @@ struct ExpertGroups {
     int sums[kGroupThreads / 32];
 };
 
-/// All kGroupThreads threads; a barrier at the end. groups: ops/moe_route.h; `shared_rows`: rows of the
-/// shared expert.
-__device__ __forceinline__ void list_groups(ExpertGroups& list, const int* groups, int experts, int pairs,
-                                            int shared_rows) {
+/// All kGroupThreads threads; a barrier at the end. group_at(i): number i of groups (ops/moe_route.h);
+/// `shared_rows`: rows of the shared expert.
+template <typename GroupAt>
+__device__ __forceinline__ void list_groups(ExpertGroups& list, const GroupAt& group_at, int experts,
+                                            int pairs, int shared_rows) {
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
-    if (tid < pairs) list.pair[tid] = static_cast<short>(__ldcg(groups + experts + 1 + tid));
+    if (tid < pairs) list.pair[tid] = static_cast<short>(group_at(experts + 1 + tid));
     const int shared_groups = (shared_rows + kPassRows - 1) / kPassRows;
     int before = shared_groups;
     if (tid < before)
@@ -39,8 +40,7 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
 #pragma unroll 1
     for (int base = 0; base < experts && pairs > 0; base += kGroupThreads) {
         const int e = base + tid;
-        const int begin = e < experts ? __ldcg(groups + e) : 0,
-                  end = e < experts ? __ldcg(groups + e + 1) : 0;
+        const int begin = e < experts ? group_at(e) : 0, end = e < experts ? group_at(e + 1) : 0;
         const int own = (end - begin + kPassRows - 1) / kPassRows;
         int sum = own;
 #pragma unroll
@@ -64,6 +64,13 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
     }
     if (tid == 0) list.count = before, list.shared = shared_groups;
     __syncthreads();
+}
+
+/// The same of groups in memory.
+__device__ __forceinline__ void list_groups(ExpertGroups& list, const int* groups, int experts, int pairs,
+                                            int shared_rows) {
+    list_groups(
+        list, [&](int i) { return __ldcg(groups + i); }, experts, pairs, shared_rows);
 }
 
 /// total += parts [first, last) of a tile, whose chunks lie at `chunk`. x: the lane's row, plus 16 t.

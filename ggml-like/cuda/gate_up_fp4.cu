@@ -1,10 +1,10 @@
 // moe_gate_up with NVFP4 weights and few rows. A tile of 16 packed rows holds 8 rows of gate and the same 8
 // of up.
 //   one row: 16 warps share a tile, a part of its columns each, and meet once at the end; a block's weights
-//     are all under way at the same time. Where moe_route left the choice of experts, every block chooses
+//     are all under way at the same time
 //   2 to 64 rows: tiles of all groups of up to 8 rows of an expert, shared out evenly (fp4_stream.cuh)
-// Both add the same parts in the same order. Traffic: the weights of each needed expert once (again from L2
-// for an expert's groups after its first).
+// Where moe_route left the choice of experts, every block chooses. Both add the same parts in the same order.
+// Traffic: the weights of each needed expert once (again from L2 for an expert's groups after its first).
 #include "ggml-like/cuda/fp4_stream.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/moe.h"
@@ -224,15 +224,61 @@ struct GateUpWork {
     }
 };
 
-template <int kEach>
+constexpr int kMostLeftPairs = kDownFewRows * kMostLeftUsed;
+
+struct FewChoice {
+    __align__(16) int ids[kMostLeftPairs + 4];
+    int groups[kMostLeftExperts + 1 + kMostLeftPairs];
+};
+
+/// Whole block: ids and groups of all rows, a warp a row, without a barrier at the end. The first block also
+/// writes the results of moe_route.
+__device__ __forceinline__ void choose_few(const GateUp& a, FewChoice& choice) {
+    const LeftChoice& to = a.left;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pairs = a.rows * a.used;
+    const bool writes = blockIdx.x == 0;
+    if (warp < a.rows) {
+        const float* logits = to.logits + warp * to.ld;
+        int* ids = choice.ids + warp * a.used;
+        const uint32_t bits = choose_in_order<kMostLeftExperts / 32>(logits, to.experts, a.used, ids);
+        if (writes) {
+            const float weight = weight_of(bits, a.used), gate = gate_of(__ldcg(logits + to.experts));
+            if (lane < a.used)
+                to.ids[warp * a.used + lane] = ids[lane], to.weights[warp * a.used + lane] = weight;
+            if (lane == 0) to.shared[warp] = gate;
+        }
+    }
+    if (threadIdx.x < 4) choice.ids[pairs + threadIdx.x] = kNoExpert;
+    __syncthreads();
+    group_few(choice.ids, pairs, to.experts, choice.groups);
+    if (writes) group_few(choice.ids, pairs, to.experts, to.groups);
+}
+static_assert(kDownFewRows <= kWarps && kMostLeftExperts < kThreads && kMostLeftPairs <= kThreads,
+              "a warp a row, a thread an expert, a thread a pair");
+
+/// kChooses: ids come from a.left.
+template <int kEach, bool kChooses>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
                         // wait
-    list_groups(k.list, a.groups, a.expert_count, a.experts.tiles > 0 ? a.rows * a.used : 0,
-                a.shared.tiles > 0 ? a.rows : 0);
+    const int pairs = a.experts.tiles > 0 ? a.rows * a.used : 0,
+              shared_rows = a.shared.tiles > 0 ? a.rows : 0;
+    if constexpr (kChooses) {
+        FewChoice& choice = *reinterpret_cast<FewChoice*>(shared);  // before anything else is there
+        choose_few(a, choice);
+        __syncthreads();
+        list_groups(
+            k.list, [&](int i) { return choice.groups[i]; }, a.expert_count, pairs, shared_rows);
+        if (blockIdx.x == 0 && threadIdx.x == 0) {
+            __threadfence();  // what the whole block wrote, before the sign that it did
+            publish(a.left.chosen, {0, 0});
+        }
+    } else {
+        list_groups(k.list, a.groups, a.expert_count, pairs, shared_rows);
+    }
     stream_groups<kEach>(GateUpWork{a}, s, k, shared);
 }
 
@@ -263,32 +309,48 @@ void launch_one(Context& c, const GateUp& a, const OneRow& one) {
     launch(c, "moe_gate_up", kernel, one.grid, kThreads, one.bytes, a, one.shape);
 }
 
-}  // namespace
-
-bool gate_up_one_fits(const Context& c, const GateUp& a) {
+bool one_fits(const Context& c, const GateUp& a) {
     if (a.rows != 1 || a.experts.tiles == 0 || a.shared.tiles == 0) return false;
     const OneRow one(c, a);
     return one.bytes <= c.shared_bytes - kStatic && one.shape.turns <= kMostPieces;
 }
 
+/// False: too many rows, or too little shared memory.
+bool fit_stream(const Context& c, const GateUp& a, Stream& stream) {
+    return a.rows <= kGroupRows && a.rows * a.used <= kGroupPairs &&
+           fit_stream(stream, c.shared_bytes - kStatic);
+}
+Stream stream_of(const GateUp& a) {
+    return {{a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.chunks},
+            {a.shared.data, a.shared.factor, 0, a.shared.tiles, a.chunks}};
+}
+
+template <bool kChooses>
+void launch_few(Context& c, const GateUp& a, const Stream& stream) {
+    const int tiles = a.rows * a.shared.tiles + a.rows * a.used * a.experts.tiles;
+    const auto kernel = stream.each == 1   ? gate_up_few<1, kChooses>
+                        : stream.each == 2 ? gate_up_few<2, kChooses>
+                                           : gate_up_few<0, kChooses>;
+    launch(c, "moe_gate_up", kernel, min(c.sms, tiles), kThreads, stream.bytes(), a, stream);
+}
+
+}  // namespace
+
+bool gate_up_fp4_fits(const Context& c, const GateUp& a) {
+    Stream stream = stream_of(a);
+    return one_fits(c, a) || fit_stream(c, a, stream);
+}
+
 bool gate_up_fp4(Context& c, const GateUp& a) {
-    if (gate_up_one_fits(c, a)) {
+    const bool chooses = a.left.logits != nullptr;
+    if (one_fits(c, a)) {
         const OneRow one(c, a);
-        if (a.left.logits != nullptr)
-            launch_one<true>(c, a, one);
-        else
-            launch_one<false>(c, a, one);
+        chooses ? launch_one<true>(c, a, one) : launch_one<false>(c, a, one);
         return true;
     }
-    if (a.rows > kGroupRows || a.rows * a.used > kGroupPairs) return false;
-    Stream stream{{a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.chunks},
-                  {a.shared.data, a.shared.factor, 0, a.shared.tiles, a.chunks}};
-    if (!fit_stream(stream, c.shared_bytes - kStatic)) return false;
-    const int tiles = a.rows * a.shared.tiles + a.rows * a.used * a.experts.tiles;
-    const auto kernel = stream.each == 1   ? gate_up_few<1>
-                        : stream.each == 2 ? gate_up_few<2>
-                                           : gate_up_few<0>;
-    launch(c, "moe_gate_up", kernel, min(c.sms, tiles), kThreads, stream.bytes(), a, stream);
+    Stream stream = stream_of(a);
+    if (!fit_stream(c, a, stream)) return false;
+    chooses ? launch_few<true>(c, a, stream) : launch_few<false>(c, a, stream);
     return true;
 }
 

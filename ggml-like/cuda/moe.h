@@ -17,7 +17,7 @@ struct GateUp {
     const int *ids, *groups;
     int rows, used, expert_count;
     bf16 *routed, *shared_out;  // [rows * used, F], [rows, Fs]
-    LeftChoice left;            // one row: ids have to be chosen first
+    LeftChoice left;            // up to kDownFewRows rows: ids have to be chosen first
 };
 
 struct Down {
@@ -33,8 +33,9 @@ struct Down {
     int64_t ld;
     float* terms;  // [rows * (used + 1), D] if rows > kDownFewRows
     bool settled;  // groups, ids and weights are complete before gate and up end (Context::settled_groups)
-    const uint64_t* chosen;  // one row: ids and weights come here while gate and up run; null: they
-                             // are in `ids` and `weights`, when `settled` says
+    const uint64_t*
+        chosen;  // while gate and up run, ids and weights of one row come here; of more rows a sign that
+                 // they are in `ids` and `weights`, as groups are. Null: they are, when `settled` says
 };
 
 /// Rows of a step for which the kernels below are made.
@@ -44,10 +45,11 @@ inline constexpr int kMostFp4Rows = 64;
 inline constexpr int kDownFewRows = 8;
 
 inline constexpr int kMostLeftExperts = 256, kMostLeftUsed = 8;
-/// Whether the node's kernel chooses experts itself where moe_route leaves that to it: one row, all NVFP4.
+/// Whether the node's kernel chooses experts itself where moe_route leaves that to it: up to kDownFewRows
+/// rows, all NVFP4.
 bool gate_up_chooses(const Context& context, const Node& gate_up);
-/// The same of one row of `a`.
-bool gate_up_one_fits(const Context& context, const GateUp& a);
+/// Whether gate_up_fp4 has a kernel for the rows of `a`.
+bool gate_up_fp4_fits(const Context& context, const GateUp& a);
 
 /// Weights all nvfp4. False: too many rows, or they do not fit into shared memory; nothing was done.
 bool gate_up_fp4(Context& context, const GateUp& a);

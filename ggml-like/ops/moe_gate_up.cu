@@ -283,8 +283,8 @@ GateUp arguments_of(const Node& node) {
 
 bool gate_up_chooses(const Context& c, const Node& node) {
     const GateUp a = arguments_of(node);
-    return a.rows == 1 && a.experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 &&
-           a.expert_count <= kMostLeftExperts && a.used <= kMostLeftUsed && gate_up_one_fits(c, a);
+    return a.rows <= kDownFewRows && a.experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 &&
+           a.expert_count <= kMostLeftExperts && a.used <= kMostLeftUsed && gate_up_fp4_fits(c, a);
 }
 
 void moe_gate_up(const Node& node, Context& c) {

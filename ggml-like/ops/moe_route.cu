@@ -1,7 +1,7 @@
 // moe_route on the GPU.
 //   few rows: every block normalises x for itself and makes the logits of its tiles (cuda/dense_rows.cuh);
-//     the block that ends last chooses experts, a warp a row, and groups the pairs. One row before a
-//     moe_gate_up that can do it (gate_up_chooses): cuda/dense_one.cuh, the choice is left to that kernel
+//     the block that ends last chooses experts, a warp a row, and groups the pairs, or the choice is left to
+//     a moe_gate_up that can do it (gate_up_chooses). One row before such: cuda/dense_one.cuh
 //   17 to 64 rows: norm, tiled product, one kernel that chooses and groups
 //   many rows: norm, tiled product, a warp a row, a block an expert
 // Limit of the few-row kernel: latency (norm, sums, one ticket, top-k).
@@ -32,7 +32,7 @@ struct Route {
     float* logits;  // [rows, experts + 1], rows logits_ld apart
     int64_t logits_ld;
     unsigned* counter;
-    uint64_t* chosen;  // route_one: the next kernel, which chooses, finds zeros here
+    uint64_t* chosen;  // the next kernel, which chooses, finds zeros here
 };
 
 struct StoreLogits {
@@ -64,6 +64,11 @@ __device__ __forceinline__ void write_rows(const Route& r, const bf16* rows, int
                 *reinterpret_cast<const uint32_t*>(rows + n * stride + activation_place(k));
 }
 
+/// For a choice that is left to the next kernel.
+__device__ __forceinline__ void leave_choice(const Route& r) {
+    if (blockIdx.x == 0 && threadIdx.x <= r.used) r.chosen[threadIdx.x] = 0;
+}
+
 /// The block that ends last chooses for all rows. kEach: experts of a lane.
 template <int kEach>
 __device__ __forceinline__ void choose_last(const Route& r) {
@@ -82,6 +87,7 @@ __device__ __forceinline__ void choose_last(const Route& r) {
     group_few(ids, r.rows * r.used, r.experts, r.groups);
 }
 
+/// kEach: experts of a lane; 0: the choice is left to the next kernel.
 template <int NT, bool kDeep, int kTogether, int kEach>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     route_few(Route r, Part part, NormRows<Kind::bf16, kTogether> prologue) {
@@ -89,15 +95,19 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
                                                              StoreLogits{r.logits, r.logits_ld});
     extern __shared__ __align__(128) uint8_t shared[];
     write_rows(r, dense_activations<Kind::bf16, NT, kDeep, false>(shared), activation_stride(r.chunks));
-    choose_last<kEach>(r);
+    if constexpr (kEach == 0)
+        leave_choice(r);
+    else
+        choose_last<kEach>(r);
 }
 
 template <int NT, bool kDeep, int kTogether>
-void few(Context& c, const Route& r, const Packed& w) {
+void few(Context& c, const Route& r, const Packed& w, bool leaves) {
     const NormRows<Kind::bf16, kTogether> prologue{r.x,   r.norm,           r.columns, r.rows,
                                                    r.eps, 1.0f / r.columns, {}};
-    const auto kernel = r.experts <= 256 ? route_few<NT, kDeep, kTogether, 8>
-                                         : route_few<NT, kDeep, kTogether, kMostExperts / 32>;
+    const auto kernel = leaves             ? route_few<NT, kDeep, kTogether, 0>
+                        : r.experts <= 256 ? route_few<NT, kDeep, kTogether, 8>
+                                           : route_few<NT, kDeep, kTogether, kMostExperts / 32>;
     launch(c, "moe_route", kernel, tile_groups(w.part[0].tiles, w.chunks), kThreads,
            dense_shared_bytes<Kind::bf16, NT, kDeep>(r.rows, w.chunks), r, w.part[0], prologue);
 }
@@ -109,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     route_one(Route r, Part part, OneRouteShape shape, NormRows<Kind::bf16, 1> prologue) {
     const bf16* h = dense_one(part, shape, prologue, StoreLogits{r.logits, r.logits_ld});
     write_rows(r, h, 0);
-    if (blockIdx.x == 0 && threadIdx.x <= r.used) r.chosen[threadIdx.x] = 0;
+    leave_choice(r);
 }
 
 void one(Context& c, const Route& r, const Packed& w) {
@@ -208,6 +218,12 @@ __global__ void __launch_bounds__(kManyThreads) group_many(Route r) {
     }
 }
 
+/// Whether the next node is this one's moe_gate_up, which chooses experts itself.
+bool leaves_choice(const Node& node, const Context& c) {
+    return c.next != nullptr && c.next->op == &kMoeGateUp && c.next->inputs[1] == node.outputs[1] &&
+           gate_up_chooses(c, *c.next);
+}
+
 }  // namespace
 
 void moe_route(const Node& node, Context& c) {
@@ -234,22 +250,20 @@ void moe_route(const Node& node, Context& c) {
                   .chosen = c.chosen};
     if (r.experts > kMostExperts || r.used > kMostUsed) unsupported("moe_route", "so many experts");
     const bool one_kernel = rows <= kFewRows && w.parts == 1 && w.part[0].kind == Kind::bf16;
-    if (one_kernel && rows == 1 && c.next != nullptr && c.next->op == &kMoeGateUp &&
-        c.next->inputs[1] == node.outputs[1] && gate_up_chooses(c, *c.next) &&
-        dense_one_fits<Kind::bf16, false>(c, w.part[0], w.chunks)) {
-        c.left = {r.logits, r.experts, r.ids, r.weights, r.shared, r.groups, r.chosen};
-        return one(c, r, w);
-    }
     if (one_kernel &&
         dense_fits<Kind::bf16>(c, max(rows, 8), w.chunks)) {  // 1 to 8 rows the same way: the same bits
+        const bool leaves = leaves_choice(node, c);
+        if (leaves)
+            c.left = {r.logits, r.logits_ld, r.experts, r.ids, r.weights, r.shared, r.groups, r.chosen};
+        if (leaves && rows == 1 && dense_one_fits<Kind::bf16, false>(c, w.part[0], w.chunks))
+            return one(c, r, w);
         const auto run = dense_shape<Kind::bf16>(c, rows, w.chunks, [&]<int NT, bool kDeep>() {
             if constexpr (NT == 1)
                 return rows == 1 ? few<NT, kDeep, 1> : few<NT, kDeep, 4>;
             else
                 return few<NT, kDeep, 4>;
         });
-        run(c, r, w);
-        return;
+        return run(c, r, w, leaves);
     }
     norm_rows(c, r.x, r.norm, rows, r.columns, r.eps, r.h);
     gemm(c, w, r.h, r.columns, rows, {r.logits, r.logits_ld, true, nullptr, 0});
