@@ -386,8 +386,9 @@ bool down_many(Context& c, const Down& a, int limit) {
     return true;
 }
 
-/// 2 to kDownFewRows rows. False: too little shared memory. rows_bytes: of all rows of routed and shared.
-bool down_rows(Context& c, const Down& a, Shape s, int rows_bytes, int limit) {
+/// Up to kDownFewRows rows. False: too little shared memory. rows_bytes: of all rows of routed and shared.
+bool down_rows(Context& c, Down a, Shape s, int rows_bytes, int limit) {
+    if (a.rows == 1) a.chosen = nullptr;  // what comes there of one row says nothing of ids and groups
     const int rest = rows_bytes + a.rows * (a.used + 1) * kTileRows * 4;
     const auto bytes = [&] { return kWarps * s.depth * s.piece_bytes + rest; };
     const int whole = whole_each(s.routed, s.shared), each = max(s.routed.each, s.shared.each);

@@ -338,7 +338,7 @@ void launch_few(Context& c, const GateUp& a, const Stream& stream) {
 
 bool gate_up_fp4_fits(const Context& c, const GateUp& a) {
     Stream stream = stream_of(a);
-    return one_fits(c, a) || fit_stream(c, a, stream);
+    return a.rows == 1 ? one_fits(c, a) : fit_stream(c, a, stream);
 }
 
 bool gate_up_fp4(Context& c, const GateUp& a) {

@@ -48,7 +48,7 @@ inline constexpr int kMostLeftExperts = 256, kMostLeftUsed = 8;
 /// Whether the node's kernel chooses experts itself where moe_route leaves that to it: up to kDownFewRows
 /// rows, all NVFP4.
 bool gate_up_chooses(const Context& context, const Node& gate_up);
-/// Whether gate_up_fp4 has a kernel for the rows of `a`.
+/// Whether gate_up_fp4 has a kernel for the rows of `a` that could choose.
 bool gate_up_fp4_fits(const Context& context, const GateUp& a);
 
 /// Weights all nvfp4. False: too many rows, or they do not fit into shared memory; nothing was done.

@@ -308,6 +308,8 @@ void moe_layers(Device& device) {
             check_layer(device, {1, 1024, 16, 32, experts, 4, Form::nvfp4, Form::nvfp4}, ties, ++seed);
     check_layer(device, {1, 1024, 16, 32, 256, 10, Form::nvfp4, Form::nvfp4}, false, ++seed);
     check_layer(device, {1, 2048, 512, 512, 20, 8, Form::nvfp4, Form::nvfp4}, false, ++seed);
+    // one row with so many parts that down has the kernel of more rows
+    check_layer(device, {1, 1024, 912, 1024, 20, 8, Form::nvfp4, Form::nvfp4}, false, ++seed);
     check_layer(device, {1, 144, 48, 80, 9, 3, Form::nvfp4, Form::bf16}, false, ++seed);
     check_layer(device, {1, 144, 48, 80, 9, 3, Form::bf16, Form::bf16}, false, ++seed);
 }
