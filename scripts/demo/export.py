@@ -87,10 +87,14 @@ def group_amax(name: str, weights: dict) -> torch.Tensor:
     return w.float().abs().max()
 
 
+TEMPLATE = Path(__file__).resolve().parents[2] / "models/demo/chat_template.jinja"  # written by hand
+
+
 def write_configs(folder: Path, **extra) -> None:
     config = {**ROOT_CONFIG, **extra, "text_config": TEXT_CONFIG}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(GENERATION_CONFIG, indent=2) + "\n")
+    (folder / TEMPLATE.name).write_bytes(TEMPLATE.read_bytes())
 
 
 def write(weights: dict, folder: Path) -> None:
@@ -101,10 +105,10 @@ def write(weights: dict, folder: Path) -> None:
 
 def write_bf16(weights: dict, folder: Path, beside: Path) -> None:
     """The same weights before quantization, experts stacked as the official BF16 releases have them: what
-    `quern quantize-inspect --write` starts from. Tokenizer and template are copied from `beside`."""
+    `quern quantize-inspect --write` starts from. The tokenizer is copied from `beside`."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {outside(n): w.to(torch.bfloat16).contiguous().cpu() for n, w in weights.items()}
     save_file(dict(sorted(tensors.items())), str(folder / "model.safetensors"), metadata={"format": "pt"})
     write_configs(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(beside / name, folder / name)
