@@ -28,7 +28,7 @@ struct JsonOptions {
 nlohmann::json parse_json(std::string_view text, const std::string& what, const JsonOptions& options = {});
 
 /// The same, but objects keep the order of the text and are lists inside: made in linear time, searched in
-/// linear time. For documents with one huge object (a vocabulary), which a tree is slow to build.
+/// linear time. For documents with one huge object, which a tree is slow to build.
 nlohmann::ordered_json parse_json_ordered(std::string_view text, const std::string& what,
                                           const JsonOptions& options = {});
 

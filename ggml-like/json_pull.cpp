@@ -215,6 +215,23 @@ uint64_t JsonPull::integer(uint64_t limit, const char* where) {
     return v;
 }
 
+std::optional<uint64_t> JsonPull::accept_integer(uint64_t limit) {
+    if (!is_digit(peek())) return std::nullopt;
+    const size_t start = at_;
+    uint64_t v = 0;
+    bool fits = true;
+    for (; at_ < text_.size() && is_digit(text_[at_]); ++at_) {
+        const auto digit = static_cast<uint64_t>(text_[at_] - '0');
+        fits = fits && digit <= limit && v <= (limit - digit) / 10;
+        if (fits) v = v * 10 + digit;
+    }
+    const char next = at_ < text_.size() ? text_[at_] : '\0';
+    const bool plain = next != '.' && next != 'e' && next != 'E' && (text_[start] != '0' || at_ - start == 1);
+    if (fits && plain) return v;
+    at_ = start;
+    return std::nullopt;
+}
+
 void JsonPull::skip_scalar(const char* where) {
     const char c = peek();
     for (const std::string_view word : {"true", "false", "null"}) {

@@ -1,12 +1,13 @@
 // JsonPull: a strict JSON reader that is asked for one token at a time and builds nothing.
 //
-// For the two large files of a checkpoint (safetensors headers, index.json: over 100,000 entries) whose shape
-// is known in advance. Every other JSON file goes through a DOM. Rules of RFC 8259: no comments, no trailing
-// commas, no byte order mark, UTF-8 checked, lone surrogates refused. Never recurses. Errors: Error(model),
-// with `what` (the file) and the byte offset.
+// For the large files of a checkpoint (safetensors headers, index.json, tokenizer.json: over 100,000 entries)
+// whose shape is known in advance. Every other JSON file goes through a DOM. Rules of RFC 8259: no comments,
+// no trailing commas, no byte order mark, UTF-8 checked, lone surrogates refused. Never recurses. Errors:
+// Error(model), with `what` (the file) and the byte offset.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -27,12 +28,16 @@ class JsonPull {
     std::string_view string(std::string& scratch, const char* where);
     /// An integer 0 .. `limit` without sign, fraction, exponent or leading zeros.
     uint64_t integer(uint64_t limit, const char* where);
+    /// Takes an integer as above if one is next, else nothing.
+    std::optional<uint64_t> accept_integer(uint64_t limit);
     /// Skips one value of any kind, at most 64 levels deep.
     void skip_value(const char* where);
     /// Only white space may remain.
     void end();
 
     size_t offset() const { return at_; }
+    /// Goes on from there, an earlier offset() as a rule.
+    void rewind(size_t offset) { at_ = offset; }
     [[noreturn]] void fail(const std::string& message) const;
 
   private:

@@ -57,6 +57,29 @@ class NameMap {
         const Slot& slot = slots_[place(name, tag_of(name))];
         return slot.tag == 0 ? nullptr : &entries_[slot.entry].value;
     }
+    /// found(i, value or null) for name(i), i in [begin, end). A search of a large table waits for memory
+    /// three times: here many wait at once.
+    template <typename Name, typename Found>
+    void find_each(size_t begin, size_t end, Name&& name, Found&& found) const {
+        for (; begin < end && !entries_.empty(); begin += kTogether) {
+            const size_t count = std::min(end - begin, kTogether);
+            uint32_t tags[kTogether];
+            for (size_t i = 0; i < count; ++i) {
+                tags[i] = tag_of(name(begin + i));
+                __builtin_prefetch(&slots_[tags[i] & (slots_.size() - 1)]);
+            }
+            const auto likely = [&](size_t i) -> const Entry& {
+                return entries_[slots_[tags[i] & (slots_.size() - 1)].entry];
+            };
+            for (size_t i = 0; i < count; ++i) __builtin_prefetch(&likely(i));
+            for (size_t i = 0; i < count; ++i) __builtin_prefetch(likely(i).name.data());
+            for (size_t i = 0; i < count; ++i) {
+                const Slot& slot = slots_[place(name(begin + i), tags[i])];
+                found(begin + i, slot.tag == 0 ? nullptr : &entries_[slot.entry].value);
+            }
+        }
+        for (; begin < end; ++begin) found(begin, nullptr);
+    }
     /// Adds `name` unless it is there: its value, and whether it was added.
     std::pair<uint32_t, bool> emplace(std::string_view name, uint32_t value) {
         if (2 * (size() + 1) > slots_.size()) rehash(std::max(2 * slots_.size(), kFewest));
@@ -75,6 +98,7 @@ class NameMap {
 
   private:
     static constexpr size_t kFewest = 16;
+    static constexpr size_t kTogether = 32;  // searches of find_each
     struct Entry {
         std::string_view name;
         uint32_t value;

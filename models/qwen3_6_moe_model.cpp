@@ -195,7 +195,7 @@ class Qwen36Moe final : public Model {
     }
 
     void load_text_side(const std::string& directory) {
-        tokenizer_.emplace(Tokenizer::load(directory, config_.vocab_rows));
+        tokenizer_.emplace(Tokenizer::load(directory, config_.vocab_rows, backend_.threads()));
         if (std::string note = known_template_note(directory); !note.empty())
             notes_.push_back(std::move(note));
     }

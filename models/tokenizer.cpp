@@ -43,11 +43,11 @@ Tokenizer::Tokenizer(TokenizerFile&& file)
 }
 
 Tokenizer Tokenizer::from_json(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
-                               int64_t vocab_rows) {
-    return Tokenizer(read_tokenizer_file(tokenizer_json, tokenizer_config_json, vocab_rows));
+                               int64_t vocab_rows, int threads) {
+    return Tokenizer(read_tokenizer_file(tokenizer_json, tokenizer_config_json, vocab_rows, threads));
 }
 
-Tokenizer Tokenizer::load(const std::string& directory, int64_t vocab_rows) {
+Tokenizer Tokenizer::load(const std::string& directory, int64_t vocab_rows, int threads) {
     const fs::path folder(directory);
     const fs::path main_file = folder / "tokenizer.json";
     std::error_code error;
@@ -59,8 +59,8 @@ Tokenizer Tokenizer::load(const std::string& directory, int64_t vocab_rows) {
     const fs::path config_file = folder / "tokenizer_config.json";
     const bool has_config = fs::exists(config_file, error);
     try {
-        return from_json(read_text_file(main_file), has_config ? read_text_file(config_file) : "",
-                         vocab_rows);
+        return from_json(read_text_file(main_file), has_config ? read_text_file(config_file) : "", vocab_rows,
+                         threads);
     } catch (const Error& e) {
         const std::string_view message = e.what();
         if (message.find(directory) != std::string_view::npos) throw;
@@ -113,7 +113,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view utf8, Markers markers) c
 }
 
 std::string_view Tokenizer::piece(int32_t id) const {
-    return id >= 0 && id < size() ? std::string_view(pieces_[id]) : std::string_view();
+    return id >= 0 && id < size() ? pieces_[static_cast<size_t>(id)] : std::string_view();
 }
 
 std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {

@@ -17,6 +17,7 @@
 #include "models/added_tokens.h"
 #include "models/bpe.h"
 #include "models/pretokenizer.h"
+#include "models/token_pieces.h"
 
 namespace quern {
 
@@ -25,11 +26,11 @@ class Tokenizer {
     /// Reads tokenizer.json and, if there, tokenizer_config.json (added_tokens_decoder: the audio and TTS
     /// tokens of Qwen3.6 are only there) from a directory. `vocab_rows` = rows of the embedding (0 =
     /// unknown): ids at or beyond it are an error. Throws Error(model) for anything missing, contradictory or
-    /// not supported.
-    static Tokenizer load(const std::string& directory, int64_t vocab_rows);
+    /// not supported. Up to `threads` look up the merges.
+    static Tokenizer load(const std::string& directory, int64_t vocab_rows, int threads = 1);
     /// The same from the text of the files; an empty config means there is none.
     static Tokenizer from_json(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
-                               int64_t vocab_rows);
+                               int64_t vocab_rows, int threads = 1);
 
     enum class Markers {
         literal,  // text stays text: no added token ever comes out, whatever the text says
@@ -59,7 +60,7 @@ class Tokenizer {
     void encode_text(std::string_view text, Bpe::Scratch& scratch, std::vector<int32_t>& out) const;
     std::optional<int32_t> find_word(std::string_view bytes) const;
 
-    std::vector<std::string> pieces_;  // by id
+    TokenPieces pieces_;  // by id
     AddedTokens added_;
     PreTokenizer pretokenizer_;
     Bpe bpe_;

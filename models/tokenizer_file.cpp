@@ -2,23 +2,21 @@
 
 #include <algorithm>
 #include <charconv>
-#include <limits>
 #include <map>
-#include <optional>
 #include <utility>
 
 #include "ggml-like/check.h"
 #include "ggml-like/json_guard.h"
-#include "ggml-like/text_prefix.h"
-#include "models/utf8.h"
+#include "ggml-like/parallel.h"
+#include "models/byte_alphabet.h"
+#include "models/tokenizer_text.h"
 
 namespace quern {
 namespace {
 
-// Ordered, because a tree of 250,000 vocabulary entries is slow to build; all other objects are small.
 using json = nlohmann::ordered_json;
 
-constexpr std::string_view kMain = "tokenizer.json";
+constexpr std::string_view kMain = kTokenizerFile;
 constexpr std::string_view kConfig = "tokenizer_config.json";
 
 // ---- JSON values with messages ----
@@ -83,48 +81,6 @@ void expect_off(const json& object, const char* key, std::string_view where) {
              show_json(value));
 }
 
-/// A token id, or -1.
-int32_t id_from(const json& value) {
-    if (!value.is_number_integer()) return -1;
-    const auto id = value.get<int64_t>();
-    return id >= 0 && id < std::numeric_limits<int32_t>::max() ? static_cast<int32_t>(id) : -1;
-}
-
-// ---- the byte alphabet ----
-
-/// Byte-level BPE writes each byte as one printable character: printable Latin-1 as itself, the 68 others in
-/// order from U+0100 on (GPT-2).
-class ByteAlphabet {
-  public:
-    ByteAlphabet() {
-        bytes_.fill(-1);
-        uint32_t next = 0x100;
-        for (int byte = 0; byte < 256; ++byte) {
-            const bool printable = (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174;
-            const uint32_t code_point = printable ? static_cast<uint32_t>(byte) : next++;
-            bytes_[code_point] = static_cast<int16_t>(byte);
-            append_utf8(letters_[byte], code_point);
-        }
-    }
-    /// How the vocabulary writes this byte.
-    const std::string& letter(int byte) const { return letters_[byte]; }
-    /// The bytes meant, or nothing when some character is not of the alphabet. `text` is valid UTF-8.
-    std::optional<std::string> bytes(std::string_view text) const {
-        std::string out;
-        for (size_t at = 0; at < text.size();) {
-            const Utf8Unit unit = utf8_unit(text, at);
-            if (unit.code_point >= bytes_.size() || bytes_[unit.code_point] < 0) return std::nullopt;
-            out.push_back(static_cast<char>(bytes_[unit.code_point]));
-            at += unit.length;
-        }
-        return out;
-    }
-
-  private:
-    std::array<int16_t, 0x100 + 68> bytes_{};
-    std::array<std::string, 256> letters_{};
-};
-
 // ---- the parts of the file ----
 
 /// The declared steps around BPE are exactly those that encode() and decode() take. Returns the expression.
@@ -156,14 +112,13 @@ std::string read_pipeline(const json& root) {
                      "pre_tokenizer.pretokenizers[0].pattern");
 }
 
-const json& read_model_options(const json& root) {
+void check_model_options(const json& root) {
     const json& model = object_at(root, "model", "model");
     if (!member(model, "type").is_null()) expect_type(model, "BPE", "model");
     for (const char* key :
          {"dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"}) {
         expect_off(model, key, "model");
     }
-    return model;
 }
 
 AddedToken read_added(const json& value, const json& id, std::string_view file) {
@@ -173,7 +128,7 @@ AddedToken read_added(const json& value, const json& id, std::string_view file) 
     if (!content.is_string() || content.get_ref<const std::string&>().empty()) {
         FAIL(model, "{}: the added token {} has no text (\"content\")", file, show_json(value));
     }
-    AddedToken token{id_from(id), content.get<std::string>(), false};
+    AddedToken token{token_id_from(id), content.get<std::string>(), false};
     if (token.id < 0) FAIL(model, "{}: the added token {} has no valid id", file, show_json(value));
     const std::string where = fmt::format("added token \"{}\" in {}", show(token.text), file);
     token.special = flag_at(value, "special", where);
@@ -224,132 +179,88 @@ std::vector<AddedToken> read_all_added(const json& root, const json& config) {
     return out;
 }
 
-/// Texts to ids by binary search: no hash that a crafted file could aim at. The first eight bytes of each
-/// text lie apart as numbers, so a search rarely leaves that array (a real vocabulary is searched 750,000
-/// times).
-class Names {
-  public:
-    struct Name {
-        std::string_view text;
-        int32_t id;
-    };
-    Names() = default;
-    explicit Names(const std::vector<Name>& names) {
-        std::vector<std::pair<uint64_t, const Name*>> order;
-        order.reserve(names.size());
-        for (const Name& name : names) order.emplace_back(text_prefix(name.text), &name);
-        std::sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
-            return a.first != b.first ? a.first < b.first : a.second->text < b.second->text;
-        });
-        for (const auto& [prefix, name] : order) {
-            prefixes_.push_back(prefix);
-            names_.push_back(*name);
-        }
-    }
-    std::optional<int32_t> find(std::string_view text) const {
-        const uint64_t prefix = text_prefix(text);
-        auto low = std::lower_bound(prefixes_.begin(), prefixes_.end(), prefix);
-        if (low == prefixes_.end()) return std::nullopt;
-        auto high = low + 1;  // mostly alone
-        if (high != prefixes_.end() && *high == prefix)
-            high = std::upper_bound(high, prefixes_.end(), prefix);
-        const auto end = names_.begin() + (high - prefixes_.begin());
-        const auto found =
-            std::lower_bound(names_.begin() + (low - prefixes_.begin()), end, text,
-                             [](const Name& name, std::string_view t) { return name.text < t; });
-        return found != end && found->text == text ? std::optional(found->id) : std::nullopt;
-    }
-    const std::vector<Name>& all() const { return names_; }
-
-  private:
-    std::vector<uint64_t> prefixes_;
-    std::vector<Name> names_;  // sorted by text
-};
-
 // ---- vocabulary and merges ----
 
 class Builder {
   public:
-    Builder(const json& model, std::vector<AddedToken> added, int64_t vocab_rows)
-        : vocab_(vocab_of(model)), vocab_rows_(vocab_rows) {
+    Builder(const TokenizerText& text, std::vector<AddedToken> added, int64_t vocab_rows, int threads)
+        : text_(text), vocab_rows_(vocab_rows), threads_(threads) {
         file_.added = std::move(added);
+        check_vocab();
         place_tokens();
         for (int byte = 0; byte < 256; ++byte) {
-            const auto id = names_.find(alphabet_.letter(byte));
+            const uint32_t* id = text_.vocab.find(alphabet_.letter(byte));
             if (!id) {
                 FAIL(model,
                      "{}: the vocabulary has no token for the byte 0x{:02x}, so some text could not be "
                      "encoded",
                      kMain, byte);
             }
-            refuse_added(*id, "a single byte");
-            file_.byte_ids[byte] = *id;
+            file_.byte_ids[byte] = static_cast<int32_t>(*id);
+            refuse_added(file_.byte_ids[byte], "a single byte");
         }
+        const json& model = member(text_.rest, "model");
         read_merges(member(model, "merges"));
         if (flag_at(model, "ignore_merges", "model")) list_words();
     }
     TokenizerFile take() { return std::move(file_); }
 
   private:
-    static const json::object_t& vocab_of(const json& model) {
-        const json& vocab = object_at(model, "vocab", "model.vocab");
-        if (vocab.size() > 1u << 24)
-            FAIL(model, "{}: \"model.vocab\" has {} entries, too many", kMain, vocab.size());
-        return vocab.get_ref<const json::object_t&>();
+    void check_vocab() const {
+        object_at(member(text_.rest, "model"), "vocab", "model.vocab");
+        if (text_.vocab.size() > 1u << 24)
+            FAIL(model, "{}: \"model.vocab\" has {} entries, too many", kMain, text_.vocab.size());
+        if (text_.bad_id) {
+            FAIL(model, "{}: the id of \"{}\" in \"model.vocab\" is {}", kMain, show(text_.bad_id->text),
+                 show_json(text_.bad_id->value));
+        }
     }
 
     /// Puts every token at its id: in range, no id twice, no gap.
     void place_tokens() {
-        std::vector<Names::Name> names;
-        names.reserve(vocab_.size());
-        for (const auto& [text, value] : vocab_) {
-            const int32_t id = id_from(value);
-            if (id < 0) {
-                FAIL(model, "{}: the id of \"{}\" in \"model.vocab\" is {}", kMain, show(text),
-                     show_json(value));
-            }
-            names.push_back({text, id});
-        }
-        names_ = Names(names);
-        const auto is_new = [&](const AddedToken& token) { return !names_.find(token.text); };
-        const size_t total = vocab_.size() + std::count_if(file_.added.begin(), file_.added.end(), is_new);
-        file_.pieces.resize(total);
+        const NameMap& vocab = text_.vocab;
+        const auto is_new = [&](const AddedToken& token) { return !vocab.find(token.text); };
+        const size_t total = vocab.size() + std::count_if(file_.added.begin(), file_.added.end(), is_new);
         is_added_.resize(total);
-        std::vector<bool> taken(total);
         texts_.resize(total);
-        for (const auto& [text, id] : names_.all()) {
-            place(taken, id, text);
-            texts_[id] = text;
-        }
+        vocab.for_each([&](std::string_view text, uint32_t id) { place(static_cast<int32_t>(id), text); });
         for (const AddedToken& token : file_.added) {
-            const auto known = names_.find(token.text);
-            if (known && *known != token.id) {
+            const uint32_t* known = vocab.find(token.text);
+            if (known && static_cast<int32_t>(*known) != token.id) {
                 FAIL(model, "the added token \"{}\" has the id {}, but the id {} in \"model.vocab\"",
                      show(token.text), token.id, *known);
             }
-            if (!known) place(taken, token.id, token.text);
+            if (!known) place(token.id, token.text);
             is_added_[token.id] = true;
         }
         // As many tokens as slots, each in a slot of its own: there is no gap left.
+        write_pieces();
     }
 
-    void place(std::vector<bool>& taken, int32_t id, std::string_view text) {
+    void write_pieces() {
+        size_t letters = 0;
+        for (const std::string_view text : texts_) letters += text.size();
+        file_.pieces.reserve(texts_.size(), letters);
+        std::string bytes;
+        // What is not written in the byte alphabet stands for itself when decoding, as in the reference.
+        for (const std::string_view text : texts_)
+            file_.pieces.add(alphabet_.read(text, bytes) ? bytes : text);
+    }
+
+    void place(int32_t id, std::string_view text) {
         if (vocab_rows_ > 0 && id >= vocab_rows_) {
             FAIL(model, "token \"{}\" has the id {}, but the embedding of the model has only {} rows",
                  show(text), id, vocab_rows_);
         }
-        if (static_cast<size_t>(id) >= taken.size()) {
+        if (static_cast<size_t>(id) >= texts_.size()) {
             FAIL(model,
                  "token \"{}\" has the id {}, but there are only {} tokens: ids have gaps. Is {} missing or "
                  "of "
                  "another model?",
-                 show(text), id, taken.size(), kConfig);
+                 show(text), id, texts_.size(), kConfig);
         }
-        if (taken[id]) FAIL(model, "\"{}\" and another token have the same id {}", show(text), id);
-        taken[id] = true;
-        // What is not written in the byte alphabet stands for itself when decoding, as in the reference.
-        auto bytes = alphabet_.bytes(text);
-        file_.pieces[id] = bytes ? std::move(*bytes) : std::string(text);
+        if (texts_[id].data()) FAIL(model, "\"{}\" and another token have the same id {}", show(text), id);
+        texts_[id] = text;
     }
 
     /// Otherwise plain text could turn into a control token, which Markers::literal promises it never does.
@@ -357,65 +268,94 @@ class Builder {
         if (is_added_[id]) FAIL(model, "{}: token {} is both an added token and {}", kMain, id, what);
     }
 
-    void read_merges(const json& merges) {
-        if (!merges.is_array()) FAIL(model, "{}: \"model.merges\" is missing or not a list", kMain);
-        file_.merges.reserve(merges.size());
-        std::string joined;
-        for (size_t i = 0; i < merges.size(); ++i) {
-            const auto [left, right] = merge_parts(merges[i], i);
-            if (right.data() == nullptr) continue;
-            joined.assign(left).append(right);
-            // Trainers number the products in the order of the merges, so the next id is mostly the one.
-            const int32_t guess = file_.merges.empty() ? 256 : file_.merges.back().result + 1;
-            const bool guessed = static_cast<size_t>(guess) < texts_.size() && texts_[guess] == joined;
-            const MergeRule rule{part(left, i), part(right, i), guessed ? guess : part(joined, i)};
+    void read_merges(const json& list) {
+        if (!list.is_array()) FAIL(model, "{}: \"model.merges\" is missing or not a list", kMain);
+        std::vector<MergeRule> found = find_parts();
+        // Trainers number the products in the order of the merges, so the next id is mostly the one.
+        int32_t guess = 256;
+        size_t rules = 0;
+        for (size_t i = 0; i < found.size(); ++i) {
+            const auto& [left, right] = text_.merges[i];
+            if (!left.data()) {
+                refuse_bad(i);
+                continue;
+            }
+            MergeRule& rule = found[rules++] = found[i];
+            if (rule.left < 0) refuse_unknown(left, i);
+            if (rule.right < 0) refuse_unknown(right, i);
+            rule.result = product(left, right, guess, i);
             refuse_added(rule.result, "the result of a merge");
-            file_.merges.push_back(rule);
+            guess = rule.result + 1;
         }
+        found.resize(rules);
+        file_.merges = std::move(found);
     }
 
-    /// "a b" (older files) or ["a", "b"]. No right part: a header line, to be skipped.
-    std::pair<std::string_view, std::string_view> merge_parts(const json& merge, size_t index) const {
-        if (merge.is_string()) {
-            const std::string_view text = merge.get_ref<const std::string&>();
-            if (text.starts_with("#version")) return {};
-            const size_t space = text.find(' ');
-            if (space != text.npos && text.find(' ', space + 1) == text.npos)
-                return {text.substr(0, space), text.substr(space + 1)};
-        } else if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
-            return {merge[0].get_ref<const std::string&>(), merge[1].get_ref<const std::string&>()};
-        }
-        FAIL(model, "{}: merge {} is {}, expected \"a b\" or [\"a\", \"b\"]", kMain, index, show_json(merge));
+    /// The two parts of each merge of the file; -1 where the vocabulary does not have one.
+    std::vector<MergeRule> find_parts() const {
+        std::vector<MergeRule> found(text_.merges.size());
+        const auto name = [&](size_t i) {
+            const TokenizerText::Merge& merge = text_.merges[i / 2];
+            return i % 2 == 0 ? merge.left : merge.right;
+        };
+        for_each_parallel(threads_, (found.size() + kBlock - 1) / kBlock, [&](size_t block) {
+            const size_t end = std::min((block + 1) * kBlock, found.size());
+            text_.vocab.find_each(2 * block * kBlock, 2 * end, name, [&](size_t i, const uint32_t* id) {
+                MergeRule& rule = found[i / 2];
+                (i % 2 == 0 ? rule.left : rule.right) = id ? static_cast<int32_t>(*id) : -1;
+            });
+        });
+        return found;
     }
 
-    int32_t part(std::string_view text, size_t index) const {
-        const auto id = names_.find(text);
-        if (!id)
-            FAIL(model, "{}: merge {} uses \"{}\", which is not in \"model.vocab\"", kMain, index,
-                 show(text));
-        return *id;
+    void refuse_bad(size_t index) const {
+        if (!text_.bad_merge || text_.bad_merge->index != index) return;
+        FAIL(model, "{}: merge {} is {}, expected \"a b\" or [\"a\", \"b\"]", kMain, index,
+             show_json(text_.bad_merge->value));
+    }
+
+    [[noreturn]] void refuse_unknown(std::string_view text, size_t index) const {
+        FAIL(model, "{}: merge {} uses \"{}\", which is not in \"model.vocab\"", kMain, index, show(text));
+    }
+
+    int32_t product(std::string_view left, std::string_view right, int32_t guess, size_t index) const {
+        if (static_cast<size_t>(guess) < texts_.size() && !is_added_[guess]) {
+            const std::string_view text = texts_[guess];
+            if (text.size() == left.size() + right.size() && text.starts_with(left) && text.ends_with(right))
+                return guess;
+        }
+        const std::string text = std::string(left).append(right);
+        const uint32_t* id = text_.vocab.find(text);
+        if (!id) refuse_unknown(text, index);
+        return static_cast<int32_t>(*id);
     }
 
     void list_words() {
-        for (const auto& [text, id] : names_.all()) {
-            if (!is_added_[id] && alphabet_.bytes(text)) file_.words.push_back(id);
-        }
+        std::string bytes;
+        text_.vocab.for_each([&](std::string_view text, uint32_t id) {
+            if (!is_added_[id] && alphabet_.read(text, bytes))
+                file_.words.push_back(static_cast<int32_t>(id));
+        });
     }
 
-    const json::object_t& vocab_;
+    static constexpr size_t kBlock = 8192;  // merges that one thread searches at a time
+
+    const TokenizerText& text_;
     int64_t vocab_rows_;
+    int threads_;
     ByteAlphabet alphabet_;
     TokenizerFile file_;
-    Names names_;
     std::vector<bool> is_added_;
-    std::vector<std::string_view> texts_;  // of the vocabulary, by id
+    std::vector<std::string_view> texts_;  // by id
 };
 
 }  // namespace
 
 TokenizerFile read_tokenizer_file(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
-                                  int64_t vocab_rows) {
-    const json root = parse_json_ordered(tokenizer_json, std::string(kMain));
+                                  int64_t vocab_rows, int threads) {
+    const TokenizerText text =
+        read_tokenizer_text(tokenizer_json, static_cast<size_t>(std::max(vocab_rows, int64_t{0})));
+    const json& root = text.rest;
     if (!root.is_object()) FAIL(model, "{}: expected an object, found {}", kMain, show_json(root));
     json config;
     if (!tokenizer_config_json.empty()) {
@@ -423,7 +363,8 @@ TokenizerFile read_tokenizer_file(std::string_view tokenizer_json, std::string_v
         if (!config.is_object()) FAIL(model, "{}: expected an object, found {}", kConfig, show_json(config));
     }
     std::string regex = read_pipeline(root);
-    TokenizerFile file = Builder(read_model_options(root), read_all_added(root, config), vocab_rows).take();
+    check_model_options(root);
+    TokenizerFile file = Builder(text, read_all_added(root, config), vocab_rows, threads).take();
     file.pretokenizer_regex = std::move(regex);
     return file;
 }

@@ -10,11 +10,12 @@
 
 #include "models/added_tokens.h"
 #include "models/bpe.h"
+#include "models/token_pieces.h"
 
 namespace quern {
 
 struct TokenizerFile {
-    std::vector<std::string> pieces;      // bytes of each token, by id, added ones included; no gaps
+    TokenPieces pieces;                   // by id, added tokens included; no gaps
     std::array<int32_t, 256> byte_ids{};  // token of each single byte
     std::vector<MergeRule> merges;        // by rank
     std::vector<AddedToken> added;
@@ -24,6 +25,6 @@ struct TokenizerFile {
 
 /// Throws Error(model). `vocab_rows` 0 = unknown; an empty config text means there is no such file.
 TokenizerFile read_tokenizer_file(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
-                                  int64_t vocab_rows);
+                                  int64_t vocab_rows, int threads);
 
 }  // namespace quern

@@ -67,6 +67,19 @@ TEST_SUITE("cpu") {
             REQUIRE(found != nullptr);
             CHECK(*found == i);
         }
+        names.push_back("layers.5000.weight");  // not there
+        uint32_t asked = 3;
+        map.find_each(
+            3, names.size(), [&](size_t i) { return std::string_view(names[i]); },
+            [&](size_t i, const uint32_t* found) {
+                CHECK(i == asked++);
+                CHECK((found ? *found : ~0u) == (i == 5001 ? ~0u : i));
+            });
+        CHECK(asked == names.size());
+        NameMap().find_each(
+            0, 2, [](size_t) { return std::string_view("a"); },
+            [&](size_t, const uint32_t* found) { asked += found == nullptr; });
+        CHECK(asked == names.size() + 2);
         const NameMap moved = std::move(map);
         CHECK(*moved.find(names[42]) == 42);
     }
