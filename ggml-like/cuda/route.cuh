@@ -1,5 +1,5 @@
 // The choice of experts from logits, and the grouping of pairs by expert. Used by one block at the end of the
-// few-row router, by every block of gate and up for one row, and by kernels of their own for many rows.
+// few-row router, by every block of gate and up for up to 8 rows, and by kernels of their own for many rows.
 #pragma once
 
 #include <climits>
