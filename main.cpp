@@ -58,7 +58,7 @@ int dispatch(int argc, char** argv) {
 int main(int argc, char** argv) {
     // What the text of an error names may come from a hostile file: no control characters to the terminal.
     const auto report = [](const char* text) {
-        std::fprintf(stderr, "quern: error: %s\n", quern::printable(text, 4000).c_str());
+        std::fprintf(stderr, "quern: error: %s\n", quern::printable_lines(text, 4000).c_str());
     };
     try {
         return quern::dispatch(argc, argv);

@@ -192,5 +192,10 @@ TEST_SUITE("cpu") {
         }
         CHECK_EQ(printable("a\x1b[0m\xC2\x9B\xFF\n\xC3\xA4"), "a?[0m???\xC3\xA4");
         CHECK_EQ(printable(std::string(200, 'x'), 10), "xxxxxxxxxx...");
+        CHECK_EQ(printable_lines("", 100), "");
+        CHECK_EQ(printable_lines("one", 100), "one");
+        CHECK_EQ(printable_lines("a\x1b:\n  b\nc\n\nd", 100), "a?:\n  b\n  c\n  \n  d");
+        CHECK_EQ(printable_lines("12345\n67890\nx", 10), "12345\n  67...\n  ...");
+        CHECK_EQ(printable_lines("123456789\nx", 10), "123456789\n  ...");
     }
 }

@@ -57,6 +57,14 @@ TEST_SUITE("model") {
         CHECK(shell(kQuern + " run --synthetic tiny DIR -p hi 2>/dev/null </dev/null").code == 2);
     }
 
+    TEST_CASE("errors of several lines are printed as such") {
+        const Outcome o = shell(kQuern + " run -m /no/such -p hi -ngl 0 2>&1 </dev/null");
+        CHECK(o.code == 3);
+        CHECK(o.out.find("error: no checkpoint found for '/no/such'. Tried:\n  /no/such (not there") !=
+              std::string::npos);
+        CHECK(o.out.find("\n  Give a checkpoint directory") != std::string::npos);
+    }
+
     TEST_CASE("run: exit codes") {
         CHECK(shell(kQuern + " run --no-such-flag 2>/dev/null </dev/null").code == 2);
         CHECK(shell(kQuern + " run -p hi --temp nan 2>/dev/null </dev/null").code == 2);

@@ -156,6 +156,18 @@ std::string printable(std::string_view text, size_t max_bytes) {
     return out;
 }
 
+std::string printable_lines(std::string_view text, size_t max_bytes) {
+    std::string out;
+    for (bool first = true; first || !text.empty(); first = false) {
+        if (out.size() >= max_bytes) return out + "\n  ...";
+        const std::string_view line = text.substr(0, text.find('\n'));
+        if (!first) out += line.starts_with("  ") ? "\n" : "\n  ";
+        out += printable(line, max_bytes - std::min(max_bytes, out.size()));
+        text.remove_prefix(std::min(text.size(), line.size() + 1));
+    }
+    return out;
+}
+
 bool is_utf8(std::string_view text, size_t* bad_offset) {
     size_t offset = 0;
     while (offset < text.size()) {

@@ -30,6 +30,9 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string>& 
 
 /// Text of unknown origin made fit for a message: shortened, control characters and bad UTF-8 replaced.
 std::string printable(std::string_view text, size_t max_bytes = 80);
+/// The same of a message of several lines: those after the first are indented, so that no line that comes
+/// from a file looks like one of the program's.
+std::string printable_lines(std::string_view text, size_t max_bytes);
 
 /// Well-formed UTF-8 (RFC 3629). On failure `bad_offset` is where the first bad sequence begins.
 bool is_utf8(std::string_view text, size_t* bad_offset = nullptr);
