@@ -91,7 +91,7 @@ MoeRouteResult moe_route(Graph& g, std::string_view name, Tensor* x, Tensor* nor
            .inputs = {x, norm},
            .outputs = {h, ids, weights, shared, groups, logits},
            .parameters = MoeRouteParams{&router, used, eps}});
-    return {h, ids, weights, shared, groups};
+    return {h, ids, weights, shared, groups, logits};
 }
 
 }  // namespace quern

@@ -218,10 +218,10 @@ __global__ void __launch_bounds__(kManyThreads) group_many(Route r) {
     }
 }
 
-/// Whether the next node is this one's moe_gate_up, which chooses experts itself.
+/// Whether the next node is this one's moe_gate_up, gets the logits, and chooses experts itself.
 bool leaves_choice(const Node& node, const Context& c) {
-    return c.next != nullptr && c.next->op == &kMoeGateUp && c.next->inputs[1] == node.outputs[1] &&
-           gate_up_chooses(c, *c.next);
+    return c.next != nullptr && c.next->op == &kMoeGateUp && c.next->inputs.size() > 3 &&
+           c.next->inputs[3] == node.outputs[5] && gate_up_chooses(c, *c.next);
 }
 
 }  // namespace

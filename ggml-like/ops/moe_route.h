@@ -28,10 +28,11 @@ struct MoeRouteResult {
     Tensor* weights;
     Tensor* shared;
     Tensor* groups;
+    Tensor* logits;
 };
 
 /// inputs {x, norm}; outputs {h, ids, weights, shared, groups, logits}: logits F32 [T, E + 1 rounded up to 8]
-/// is work space.
+/// is work space, from which moe_gate_up may choose experts if it gets it.
 extern const Op kMoeRoute;
 
 MoeRouteResult moe_route(Graph& g, std::string_view name, Tensor* x, Tensor* norm, const Weight& router,

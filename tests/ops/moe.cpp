@@ -243,7 +243,8 @@ std::vector<std::vector<double>> run_layer(const Device& device, const Case& c, 
                              1e-6f, device.activation);
     std::vector<Tensor*> wanted = {r.ids, r.weights, r.shared, r.groups, r.h};
     if (layer != nullptr) {
-        const auto up = moe_gate_up(g, "up", r.h, r.ids, r.groups, layer->gate_up, layer->shared_gate_up);
+        const auto up =
+            moe_gate_up(g, "up", r.h, r.ids, r.groups, layer->gate_up, layer->shared_gate_up, r.logits);
         wanted.insert(wanted.end(), {up.routed, up.shared});
         wanted.push_back(moe_down(g, "y", {up.routed, up.shared, r.ids, r.weights, r.shared, r.groups, in},
                                   layer->down, layer->shared_down));
@@ -344,6 +345,29 @@ TEST_SUITE("cpu") {
         const Inputs in = make_inputs(first, layer);
         const Outputs one = run_moe(first, c, w, in);
         for (const int threads : {2, 4}) CHECK((run_moe(cpu_device(threads), c, w, in) == one));
+    }
+
+    TEST_CASE("moe: logits last as long as moe_gate_up, which may choose from them") {
+        // more logits than results: the planner would put these where logits were
+        Layer layer({8, 16, 64, 16, 256, 1, Form::bf16, Form::bf16}, 5);
+        std::vector<double> values;
+        const Weight router("router", {layer.store.segment("gate", Form::bf16, 257, 16, values)});
+        Graph g;
+        Tensor *x = g.input("x", DType::F32, {8, 16}), *norm = g.input("norm", DType::F32, {16});
+        const auto r = moe_route(g, "route", x, norm, router, 1, 1e-6f, DType::F32);
+        const auto up =
+            moe_gate_up(g, "up", r.h, r.ids, r.groups, layer.gate_up, layer.shared_gate_up, r.logits);
+        g.output(moe_down(g, "y", {up.routed, up.shared, r.ids, r.weights, r.shared, r.groups, x}, layer.down,
+                          layer.shared_down));
+        const ArenaPlan plan = plan_memory(g);
+        const auto begin = [&](const Tensor* t) {
+            size_t i = 0;
+            while (&g.tensors()[i] != t) ++i;
+            return plan.offset[i];
+        };
+        for (const Tensor* t : {up.routed, up.shared})
+            CHECK((begin(t) + t->bytes() <= begin(r.logits) ||
+                   begin(r.logits) + r.logits->bytes() <= begin(t)));
     }
 
     TEST_CASE("moe: groups that are none are errors, not crashes") {
