@@ -107,6 +107,8 @@ class CudaBackend final : public Backend {
         CUDA_CHECK(cudaMemset(context_.counters, 0, cuda::kCounters * sizeof(unsigned)));
         CUDA_CHECK(
             cudaMalloc(reinterpret_cast<void**>(&context_.chosen), (cuda::kMostUsed + 1) * sizeof(uint64_t)));
+        CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&context_.sums), sizeof(cuda::RowSums)));
+        CUDA_CHECK(cudaMemset(context_.sums, 0, sizeof(cuda::RowSums)));
         uploader_ = std::make_unique<cuda::Uploader>(context_.stream, threads());
     }
     ~CudaBackend() override {
@@ -116,6 +118,7 @@ class CudaBackend final : public Backend {
         for (const Block& block : weights_) cudaFree(block.memory);
         cudaFree(context_.counters);
         cudaFree(context_.chosen);
+        cudaFree(context_.sums);
         cudaStreamDestroy(context_.stream);
     }
 
@@ -242,17 +245,22 @@ class CudaBackend final : public Backend {
     void synchronize() override { CUDA_CHECK(cudaStreamSynchronize(context_.stream)); }
 
   private:
+    /// What a run that ended early left to nodes that may be gone.
+    void forget_left() { context_.left = {}, context_.left_norm = {}; }
     void launch_node(const std::vector<Node>& nodes, size_t i) {
-        context_.next = i + 1 < nodes.size() ? &nodes[i + 1] : nullptr;
+        context_.after = nodes.data() + i + 1;
+        context_.after_count = static_cast<int>(nodes.size() - i) - 1;
         launch_of(nodes[i].op)(nodes[i], context_);
     }
     void launch_all(const Plan& plan) {
+        forget_left();
         for (size_t i = 0; i < plan.graph().nodes().size(); ++i) launch_node(plan.graph().nodes(), i);
     }
     /// Node by node between events; times include the launch gaps that a captured plan does not have.
     void run_timed(Plan& plan) {
         const auto& nodes = plan.graph().nodes();
         std::vector<cudaEvent_t> events(nodes.size() + 1);
+        forget_left();
         for (cudaEvent_t& e : events) CUDA_CHECK(cudaEventCreate(&e));
         CUDA_CHECK(cudaEventRecord(events[0], context_.stream));
         for (size_t i = 0; i < nodes.size(); ++i) {

@@ -67,6 +67,14 @@ Node& Graph::add(Node node) {
     return nodes_.back();
 }
 
+void Graph::write_ahead(const Tensor* x, Tensor* t) {
+    if (x->shape[0] > kAheadRows) return;
+    const auto maker = std::find_if(nodes_.rbegin(), nodes_.rend(), [&](const Node& node) {
+        return std::find(node.outputs.begin(), node.outputs.end(), x) != node.outputs.end();
+    });
+    if (maker != nodes_.rend()) maker->ahead.push_back(t);
+}
+
 Tensor* Graph::root(Tensor* t) { return t->base < 0 ? t : &tensors_[static_cast<size_t>(t->base)]; }
 
 std::string Graph::print() const {

@@ -37,6 +37,9 @@ class Graph {
     void output(Tensor* t);
 
     Node& add(Node node);
+    /// The node that makes `x`, if there is one and x has few rows, may already write `t`, an output of the
+    /// node that is added next.
+    void write_ahead(const Tensor* x, Tensor* t);
     /// Nodes added from now on belong to this layer (-1: none); for names and the bench.
     void set_layer(int layer) { layer_ = layer; }
     int layer() const { return layer_; }

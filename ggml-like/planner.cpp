@@ -35,6 +35,7 @@ class Lifetimes {
         const Node& node = graph_.nodes()[static_cast<size_t>(n)];
         for (const Tensor* t : node.inputs) touch(node, t, n, end, false);
         for (const Tensor* t : node.outputs) touch(node, t, n, end, true);
+        for (const Tensor* t : node.ahead) touch(node, t, n, end, true);
     }
 
     void touch(const Node& node, const Tensor* t, int n, int end, bool write) {

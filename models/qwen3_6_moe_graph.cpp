@@ -117,7 +117,7 @@ class Builder {
         const auto route = moe_route(g_, name("moe.route"), x, g_.external(layer.post_norm), w.router,
                                      static_cast<int>(c_.experts_used), c_.eps, act_);
         const auto act = moe_gate_up(g_, name("moe.gate_up"), route.h, route.ids, route.groups, w.gate_up,
-                                     w.shared_gate_up, route.logits);
+                                     w.shared_gate_up);
         return moe_down(g_, name("moe.down"),
                         {.routed = act.routed,
                          .shared = act.shared,

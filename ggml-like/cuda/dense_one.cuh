@@ -11,10 +11,10 @@ namespace quern::cuda {
 
 inline constexpr int kOneTurns = 8;  // tiles of a block
 
-/// How a launch divides a part. K, kAhead: the ring of dense_rows.
+/// How a launch divides a part. kAhead: as in kPieces; others leave room for the next kernel's block.
 template <Kind K, bool kAhead>
 struct OneShape {
-    static constexpr int kRing = kPieces<K, 1, true, kAhead>;
+    static constexpr int kRing = kAhead ? kPieces<K, 1, true, true> : K == Kind::bf16 ? 2 : 3;
     static constexpr bool kRefill = K != Kind::nvfp4;
     int chunks, grid, turns, steps;  // tiles of a block, pieces of a warp and tile
 
@@ -63,10 +63,10 @@ __device__ __forceinline__ void multiply_piece(const uint8_t* piece, const bf16*
     }
 }
 
-/// prologue and finish as in dense_rows; the activations' place is returned.
+/// prologue and finish as in dense_rows.
 template <Kind K, bool kAhead, typename Prologue, typename Finish>
-__device__ __forceinline__ const bf16* dense_one(const Part& part, const OneShape<K, kAhead>& s,
-                                                 Prologue&& prologue, const Finish& finish) {
+__device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kAhead>& s, Prologue&& prologue,
+                                          const Finish& finish) {
     extern __shared__ __align__(128) uint8_t shared[];
     constexpr int kRing = OneShape<K, kAhead>::kRing, kBytes = kPieceBytes<K>;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -100,9 +100,11 @@ __device__ __forceinline__ const bf16* dense_one(const Part& part, const OneShap
     if constexpr (K != Kind::bf16)
         if (adds) factor = part.factor[row];
     wait_for_predecessor();
-    const float loaded = adds ? finish.load(row, 0) : 0.0f;
+    typename std::decay_t<Finish>::Loaded loaded{};
+    if (adds) loaded = finish.load(row, 0);
     prologue(h, 0);
     __syncthreads();
+    prologue.late();
 
     uint8_t* piece = ring;
     float* to = sums + warp * kTileRows + (lane >> 2);
@@ -133,7 +135,6 @@ __device__ __forceinline__ const bf16* dense_one(const Part& part, const OneShap
     if (adds)
         finish.store(row, 0, loaded,
                      add_parts(kWarps, sums + turn_of * kWarps * kTileRows + r, kTileRows) * factor);
-    return h;
 }
 
 }  // namespace quern::cuda

@@ -202,10 +202,11 @@ __device__ __forceinline__ bf16* dense_activations(uint8_t* shared) {
 }
 
 /// Everything from the first weight to the last sum. prologue.early() may read weights, prologue(h, stride)
-/// writes `rows` rows of activations after the wait for the predecessor, both by all threads. finish.load(row
-/// of the part, column n) comes before the sums are made, finish.store(row, n, loaded value, sum) after; each
-/// once for each sum. With Finish::kPaired the part is in paired order, a row one of gate and up, and
-/// finish.store(row, n, gate sum, up sum). kOne: all_rows is 1; the rest as in kPieces.
+/// writes `rows` rows of activations after the wait for the predecessor, prologue.late() comes before the
+/// products and is done before the first finish.store, all by all threads. finish.load(row of the part,
+/// column n), a Finish::Loaded, comes before the sums are made, finish.store(row, n, loaded value, sum)
+/// after; each once for each sum. With Finish::kPaired the part is in paired order, a row one of gate and up,
+/// and finish.store(row, n, gate sum, up sum). kOne: all_rows is 1; the rest as in kPieces.
 template <Kind K, int NT, bool kDeep, bool kOne, bool kAhead, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all_rows, Prologue&& prologue,
                                            const Finish& finish) {
@@ -225,6 +226,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
     wait_for_predecessor();
     prologue(h, stride);
     __syncthreads();
+    prologue.late();
 
     const bf16* x[NT];
 #pragma unroll
@@ -251,7 +253,8 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
         // Other warps finish each turn, so that none falls behind. What they need from memory is asked for
         // now.
         const int thread = (threadIdx.x - 128 * turn) & (kThreads - 1);
-        float factor = 1, loaded = 0;  // paired: of gate and of up
+        float factor = 1;
+        typename std::decay_t<Finish>::Loaded loaded{};  // paired: the factor of up
         const auto load = [&](const Result& o) {
             if constexpr (Finish::kPaired) {
                 factor = part.factor[o.row / 8 * kTileRows + o.row % 8];
@@ -299,6 +302,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
 /// y[n][row] = residual[n][row] + sum, F32.
 struct AddResidual {
     static constexpr bool kPaired = false;
+    using Loaded = float;
     const float* residual;
     float* y;
     int64_t ld;

@@ -9,6 +9,7 @@
 // Traffic: the weights of each needed expert once; up to 8 rows every block reads all rows of routed.
 #include "ggml-like/cuda/fp4_stream.cuh"
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/left_norm.cuh"
 #include "ggml-like/cuda/moe.h"
 #include "ggml-like/cuda/route.cuh"
 
@@ -77,18 +78,34 @@ __device__ __forceinline__ void load_rows(const Down& a, int first, uint8_t* rou
         RowBlock(a, b, routed, routed_bytes, shared, shared_bytes).copy();
 }
 
-__device__ __forceinline__ float load_residual(const Down& a, int n, int r) {
-    const int row = blockIdx.x * kTileRows + r;
-    return row < a.experts.rows ? __ldcg(a.residual + n * a.ld + row) : 0.0f;
-}
-/// y of row r of the tile for row n of the step, from its terms [used + 1][16].
-__device__ __forceinline__ void add_terms(const Down& a, const float* terms, int n, int r, float residual) {
+/// What the end needs of row n of the step and row r of the tile.
+struct Before {
+    float residual = 0, norm = 0;
+
+    __device__ __forceinline__ void load(const Down& a, int n, int r) {
+        const int row = blockIdx.x * kTileRows + r;
+        if (row >= a.experts.rows) return;
+        residual = __ldcg(a.residual + n * a.ld + row);
+        if (a.next.norm != nullptr) norm = a.next.norm[row];
+    }
+};
+/// y of row r of the tile for row n of the step, from its terms [used + 1][16]; 16 neighbouring lanes.
+__device__ __forceinline__ void add_terms(const Down& a, const float* terms, int n, int r,
+                                          const Before& before) {
     const int row = blockIdx.x * kTileRows + r;
     if (row >= a.experts.rows) return;
-    float sum = residual;
+    float sum = before.residual;
 #pragma unroll 9
     for (int j = 0; j <= a.used; ++j) sum += terms[j * kTileRows + r];
     a.y[n * a.ld + row] = sum;
+    if (a.next.norm != nullptr) leave_column(a.next, n, row, sum, before.norm);
+}
+
+/// For the next layer's linear_add (route_work.cuh); after the wait.
+__device__ __forceinline__ void clear_sums(const Down& a) {
+    if (a.read == nullptr) return;
+    for (int i = blockIdx.x * kThreads + threadIdx.x; i < a.rows * kLeftLogits; i += gridDim.x * kThreads)
+        a.read->logits[0][i] = 0;
 }
 
 // ---- one row ----
@@ -137,13 +154,15 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     }
     commit_copies();
     const float factor = last <= a.used ? Tile(a, last_id).factor[r] * weight : 0.0f;
-    const float residual = last == 0 ? load_residual(a, 0, r) : 0.0f;
+    Before before;
+    if (last == 0) before.load(a, 0, r);
     const RowBlock own_block(a, threadIdx.x, rows, row_bytes, rows + a.used * row_bytes, 0);
     const int x_at = term * row_bytes + begin * 128;
     const uint8_t* x = rows + __shfl_sync(0xffffffffu, x_at, 0) + 16 * (lane & 3);
     const int x_step = quotient(kWarps, s.routed.count) * row_bytes;
     wait_for_predecessor();
     allow_successor();
+    clear_sums(a);
     own_block.copy();
     load_rows<1>(a, kThreads, rows, row_bytes, rows + a.used * row_bytes, 0);
     wait_copies<0>();
@@ -169,7 +188,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
             factor * add_in_order(last < a.used ? s.routed.count : s.shared.count, from, kTileRows);
     }
     __syncthreads();
-    if (last == 0) add_terms(a, terms, 0, r, residual);
+    if (last == 0) add_terms(a, terms, 0, r, before);
 }
 
 // ---- more rows ----
@@ -262,9 +281,11 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
         weights[threadIdx.x] =
             __ldcg(threadIdx.x < pairs ? a.weights + threadIdx.x : a.shared_gate + threadIdx.x - pairs);
     const int r = threadIdx.x % kTileRows, n = threadIdx.x / kTileRows;  // of the output
-    const float residual = n < a.rows ? load_residual(a, n, r) : 0.0f;
+    Before before;
+    if (n < a.rows) before.load(a, n, r);
     wait_for_predecessor();
     allow_successor();
+    clear_sums(a);
     load_rows<4>(a, 0, rows, routed_bytes, shared_rows, shared_bytes);
 #pragma unroll 1
     for (int i = 1; i < s.depth; ++i) pieces.next(ring);
@@ -305,7 +326,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
         }
     }
     __syncthreads();
-    if (n < a.rows) add_terms(a, terms + n * (a.used + 1) * kTileRows, n, r, residual);
+    if (n < a.rows) add_terms(a, terms + n * (a.used + 1) * kTileRows, n, r, before);
 }
 
 // ---- 9 to 64 rows ----
@@ -378,6 +399,7 @@ bool down_many(Context& c, const Down& a, int limit) {
     Stream s{{a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.experts.chunks},
              {a.shared.data, a.shared.factor, 0, a.experts.tiles, a.shared_chunks}};
     if (!fit_stream(s, limit)) return false;
+    clear_sums(c, a);
     const auto kernel = s.each == 1 ? down_terms<1> : s.each == 2 ? down_terms<2> : down_terms<0>;
     launch(c, "moe_down", kernel, min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, s.bytes(), a,
            s);
@@ -386,53 +408,82 @@ bool down_many(Context& c, const Down& a, int limit) {
     return true;
 }
 
-/// Up to kDownFewRows rows. False: too little shared memory. rows_bytes: of all rows of routed and shared.
-bool down_rows(Context& c, Down a, Shape s, int rows_bytes, int limit) {
-    if (a.rows == 1) a.chosen = nullptr;  // what comes there of one row says nothing of ids and groups
-    const int rest = rows_bytes + a.rows * (a.used + 1) * kTileRows * 4;
+/// A launch of down_one or down_few.
+struct FewLaunch {
+    Shape shape;
+    void (*kernel)(Down, Shape) = nullptr;  // null: too little shared memory
+    int bytes = 0;
+};
+
+/// Bytes of all rows of routed and of shared.
+int rows_bytes(const Down& a) {
+    return a.rows * (a.used * fp4_row_bytes(a.experts.chunks) + fp4_row_bytes(a.shared_chunks));
+}
+
+FewLaunch one_launch(const Down& a, Shape s, int limit) {
+    const int units = a.used * s.routed.count + s.shared.count;
+    s.piece_bytes = max(s.routed.each, s.shared.each) * kFp4Chunk;
+    s.depth = (units + kWarps - 1) / kWarps;
+    const int bytes = kWarps * s.depth * s.piece_bytes + rows_bytes(a) + units * kTileRows * 4;
+    if (bytes > limit || s.depth > kMostPieces || a.used >= 32) return {s};
+    const bool whole = s.routed.chunks == s.shared.chunks && s.routed.chunks % s.routed.each == 0 &&
+                       kWarps % s.routed.count == 0;
+    const int each = whole ? s.routed.each : 0;
+    return {s, each == 1 ? down_one<1> : each == 2 ? down_one<2> : down_one<0>, bytes};
+}
+
+FewLaunch rows_launch(const Down& a, Shape s, int limit) {
+    const int rest = rows_bytes(a) + a.rows * (a.used + 1) * kTileRows * 4;
     const auto bytes = [&] { return kWarps * s.depth * s.piece_bytes + rest; };
     const int whole = whole_each(s.routed, s.shared), each = max(s.routed.each, s.shared.each);
     s.depth = kPieceDepth, s.piece_bytes = WholePieceRing::kBytes;
-    if ((whole == 1 || whole == 2) && bytes() <= limit) {
-        launch(c, "moe_down", whole == 1 ? down_few<1> : down_few<2>, a.experts.tiles, kThreads, bytes(), a,
-               s);
-        return true;
-    }
+    if ((whole == 1 || whole == 2) && bytes() <= limit)
+        return {s, whole == 1 ? down_few<1> : down_few<2>, bytes()};
     s.depth = 2;
-    for (s.piece_parts = 4;; s.piece_parts /= 2) {
+    for (s.piece_parts = 4; s.piece_parts > 0; s.piece_parts /= 2) {
         s.piece_bytes = s.piece_parts * each * kFp4Chunk;
-        if (bytes() <= limit) break;
-        if (s.piece_parts == 1) return false;
+        if (bytes() <= limit) return {s, down_few<0>, bytes()};
     }
-    launch(c, "moe_down", down_few<0>, a.experts.tiles, kThreads, bytes(), a, s);
-    return true;
+    return {s};
+}
+
+constexpr int kStatic = 8 * 1024;  // static shared memory at most
+
+/// Up to kDownFewRows rows.
+FewLaunch few_launch(const Context& c, const Down& a) {
+    const Shape s{
+        .routed = ChunkParts(a.experts.chunks), .shared = ChunkParts(a.shared_chunks), .piece_parts = 1};
+    if (a.rows > kDownFewRows || a.used >= kMostTerms - 1) return {s};
+    const int limit = c.shared_bytes - kStatic;
+    const FewLaunch one = a.rows == 1 ? one_launch(a, s, limit) : FewLaunch{s};
+    return one.kernel != nullptr ? one : rows_launch(a, s, limit);
 }
 
 }  // namespace
 
+void clear_sums(Context& c, const Down& a) {
+    if (a.read == nullptr) return;
+    check_launch(cudaMemsetAsync(a.read->logits, 0, a.rows * sizeof(a.read->logits[0]), c.stream),
+                 "moe_down");
+}
+
+bool down_fp4_fits(const Context& c, const Down& a) {
+    Down one = a, few = a;
+    one.rows = 1, few.rows = kDownFewRows;
+    return few_launch(c, one).kernel != nullptr && few_launch(c, few).kernel != nullptr;
+}
+
 bool down_fp4(Context& c, const Down& a) {
-    Shape s{.routed = ChunkParts(a.experts.chunks), .shared = ChunkParts(a.shared_chunks), .piece_parts = 1};
-    const int routed_bytes = fp4_row_bytes(a.experts.chunks), shared_bytes = fp4_row_bytes(a.shared_chunks);
-    const int limit = c.shared_bytes - 8 * 1024;  // static shared memory
-    const int rows_bytes = a.rows * (a.used * routed_bytes + shared_bytes);
-    if (a.rows > kDownFewRows) return down_many(c, a, limit);
-    if (a.used >= kMostTerms - 1) return false;
-    const int each = max(s.routed.each, s.shared.each);
-    if (a.rows == 1) {
-        const int units = a.used * s.routed.count + s.shared.count;
-        s.piece_bytes = each * kFp4Chunk;
-        s.depth = (units + kWarps - 1) / kWarps;
-        const int bytes = kWarps * s.depth * s.piece_bytes + rows_bytes + units * kTileRows * 4;
-        if (bytes <= limit && s.depth <= kMostPieces && a.used < 32) {
-            const bool whole = s.routed.chunks == s.shared.chunks && s.routed.chunks % s.routed.each == 0 &&
-                               kWarps % s.routed.count == 0;
-            const int each_part = whole ? s.routed.each : 0;
-            const auto kernel = each_part == 1 ? down_one<1> : each_part == 2 ? down_one<2> : down_one<0>;
-            launch(c, "moe_down", kernel, a.experts.tiles, kThreads, bytes, a, s);
-            return true;
-        }
-    }
-    return down_rows(c, a, s, rows_bytes, limit) || down_many(c, a, limit);
+    const FewLaunch few = few_launch(c, a);
+    if (few.kernel == nullptr)
+        return (a.rows > kDownFewRows || a.used < kMostTerms - 1) &&
+               down_many(c, a, c.shared_bytes - kStatic);
+    Down arguments = a;
+    const bool is_one = few.kernel == down_one<0> || few.kernel == down_one<1> || few.kernel == down_one<2>;
+    // What comes there of one row says nothing of ids and groups.
+    if (a.rows == 1 && !is_one) arguments.chosen = nullptr;
+    launch(c, "moe_down", few.kernel, a.experts.tiles, kThreads, few.bytes, arguments, few.shape);
+    return true;
 }
 
 }  // namespace quern::cuda

@@ -3,12 +3,15 @@
 //   one row: 16 warps share a tile, a part of its columns each, and meet once at the end; a block's weights
 //     are all under way at the same time
 //   2 to 64 rows: tiles of all groups of up to 8 rows of an expert, shared out evenly (fp4_stream.cuh)
-// Where moe_route left the choice of experts, every block chooses. Both add the same parts in the same order.
+// Where the choice of experts was left to it, every block chooses, and results get the factor of the norm
+// (left_norm.h). Both add the same parts in the same order.
 // Traffic: the weights of each needed expert once (again from L2 for an expert's groups after its first).
 #include "ggml-like/cuda/fp4_stream.cuh"
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/left_norm.cuh"
 #include "ggml-like/cuda/moe.h"
 #include "ggml-like/cuda/route.cuh"
+#include "ggml-like/cuda/route_sums.cuh"
 
 namespace quern::cuda {
 namespace {
@@ -26,12 +29,12 @@ __device__ __forceinline__ bf16 gated(float gate, float up) {
 // ---- one row ----
 
 /// One warp of one block: what moe_down waits for, and the results of moe_route but groups.
-__device__ __forceinline__ void write_choice(const GateUp& a, const RankedChoice& choice) {
+__device__ __forceinline__ void write_choice(const GateUp& a, const RankedChoice& choice, float factor) {
     const LeftChoice& to = a.left;
     const int lane = threadIdx.x % 32, id = lane < a.used ? choice.ids[lane] : 0;
-    const float weight = weight_of(lane < a.used ? choice.bits[lane] : 0, a.used);
+    const float weight = weight_of(lane < a.used ? choice.bits[lane] : 0, a.used, factor);
     if (lane < a.used) publish(to.chosen + lane, {id, weight});
-    const float gate = gate_of(__ldcg(to.logits + to.experts));
+    const float gate = gate_of(read_sum(&to.norm.sums->logits[0][to.experts]) * factor);
     if (lane == 0) publish(to.chosen + a.used, {0, gate}), *to.shared = gate;
     if (lane < a.used) to.ids[lane] = id, to.weights[lane] = weight;
 }
@@ -119,8 +122,15 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
                         // wait
+    // The end: a warp a turn; lanes r and r + 8 have rows of gate and of up.
+    const Turns::Tile end = turns.tile(warp);
+    const bool is_shared = end.choice < 0, adds = warp < turns.all;
+    const bool writes = kChooses && warp == kFirstRanker && blockIdx.x == 0;
+    const float squares = kChooses && (adds || writes) ? load_squares(a.left.norm, 0) : 0.0f;
     if (chooses) {
-        choose_by_rank(a.left.logits, a.left.experts, a.used, threadIdx.x - 32 * kFirstRanker, choice);
+        const int i = threadIdx.x - 32 * kFirstRanker;
+        const float logit = i < a.left.experts ? read_sum(&a.left.norm.sums->logits[0][i]) : 0.0f;
+        choose_by_rank(logit, a.left.experts, a.used, i, choice);
     } else {
         for (int b = threadIdx.x; b < a.chunks * 4; b += 32 * (kChooses ? kFirstRanker : kWarps)) {
             Fp4Block block;
@@ -133,9 +143,6 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
             choice.ids[threadIdx.x] = __ldcg(a.ids + threadIdx.x);
     }
 
-    // The end: a warp a turn; lanes r and r + 8 have rows of gate and of up.
-    const Turns::Tile end = turns.tile(warp);
-    const bool is_shared = end.choice < 0, adds = warp < turns.all;
     float factor = 0;
     const auto multiply = [&](int w, int turn) {
         const uint8_t* chunk = place(w, turn);
@@ -166,7 +173,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
                     ? a.shared.factor[end.index * kTileRows + lane % 16]
                     : a.experts.factor[(choice.ids[end.choice] * a.experts.tiles + end.index) * kTileRows +
                                        lane % 16];
-        if (kChooses && warp == kFirstRanker && blockIdx.x == 0) write_choice(a, choice);
+        if (writes) write_choice(a, choice, norm_factor(a.left.norm, squares));
     };
     // Steps: the shares of the shared expert's tiles, then the choices' tiles. The first that needs the
     // choice:
@@ -191,7 +198,8 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     if (kChooses && blockIdx.x == 0 && !adds) write_groups(a, choice.ids, turns.all);
     if (!adds) return;
     const float* from = sums + warp * kMostParts * kTileRows + lane % 16;
-    const float value = factor * add_in_order(s.parts.count, from, kTileRows);
+    float value = factor * add_in_order(s.parts.count, from, kTileRows);
+    if constexpr (kChooses) value *= norm_factor(a.left.norm, squares);
     const float up = __shfl_down_sync(0xffffffffu, value, 8);
     const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2, at = end.index * 8 + lane;
     bf16* to = is_shared ? a.shared_out : a.routed + end.choice * width;
@@ -200,27 +208,35 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
 
 // ---- more rows ----
 
+/// kScaled: of row n, sums still have to be multiplied with scale[n].
+template <bool kScaled>
 struct GateUpWork {
     const GateUp& a;
+    const float* scale;
     static constexpr bool kRowsFirst = true;  // both come late: the rows, which are fewer, before the weights
 
     __device__ __forceinline__ const bf16* row(bool is_shared, int index) const {
         return a.h + static_cast<int64_t>(is_shared ? index : quotient(index, a.used)) * a.columns;
     }
     __device__ __forceinline__ int width(bool) const { return a.columns; }
-    __device__ __forceinline__ float weight(bool, int) const { return 0; }
+    __device__ __forceinline__ float weight(bool is_shared, int index) const {
+        return kScaled ? scale[is_shared ? index : quotient(index, a.used)] : 1.0f;
+    }
     struct Target {
         bf16* to;
         int width;
+        float scale;
     };
-    __device__ __forceinline__ Target target(bool is_shared, int index, float) const {
+    __device__ __forceinline__ Target target(bool is_shared, int index, float weight) const {
         const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2;
-        return {(is_shared ? a.shared_out : a.routed) + static_cast<int64_t>(index) * width, width};
+        return {(is_shared ? a.shared_out : a.routed) + static_cast<int64_t>(index) * width, width, weight};
     }
     __device__ __forceinline__ void store(const Target& target, int tile, int r, float low, float high,
                                           float low_factor, float high_factor) const {
         const int at = tile * 8 + r;
-        if (at < target.width) target.to[at] = gated(low * low_factor, high * high_factor);
+        float gate = low * low_factor, up = high * high_factor;
+        if constexpr (kScaled) gate *= target.scale, up *= target.scale;
+        if (at < target.width) target.to[at] = gated(gate, up);
     }
 };
 
@@ -231,21 +247,29 @@ struct FewChoice {
     int groups[kMostLeftExperts + 1 + kMostLeftPairs];
 };
 
-/// Whole block: ids and groups of all rows, a warp a row, without a barrier at the end. The first block also
-/// writes the results of moe_route.
-__device__ __forceinline__ void choose_few(const GateUp& a, FewChoice& choice) {
+/// Whole block: ids and groups of all rows, a warp a row, without a barrier at the end, and what the norm
+/// leaves to be multiplied. The first block also writes the results of moe_route.
+__device__ __forceinline__ void choose_few(const GateUp& a, FewChoice& choice, float* scale) {
     const LeftChoice& to = a.left;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pairs = a.rows * a.used;
     const bool writes = blockIdx.x == 0;
     if (warp < a.rows) {
-        const float* logits = to.logits + warp * to.ld;
+        const int64_t* sums = to.norm.sums->logits[warp];
         int* ids = choice.ids + warp * a.used;
-        const uint32_t bits = choose_in_order<kMostLeftExperts / 32>(logits, to.experts, a.used, ids);
+        const float squares = load_squares(to.norm, warp);
+        const auto logit = [&](int e) { return read_sum(sums + e); };
+        const uint32_t bits = choose_in_order<kMostLeftExperts / 32>(logit, to.experts, a.used, ids);
+        const float factor = norm_factor(to.norm, squares);
+        if (lane == 0) scale[warp] = factor;
         if (writes) {
-            const float weight = weight_of(bits, a.used), gate = gate_of(__ldcg(logits + to.experts));
+            const float weight = weight_of(bits, a.used, factor), gate = gate_of(logit(to.experts) * factor);
             if (lane < a.used)
                 to.ids[warp * a.used + lane] = ids[lane], to.weights[warp * a.used + lane] = weight;
             if (lane == 0) to.shared[warp] = gate;
+            if (a.rows == 1) {  // what down_one waits for
+                if (lane < a.used) publish(to.chosen + lane, {ids[lane], weight});
+                if (lane == 0) publish(to.chosen + a.used, {0, gate});
+            }
         }
     }
     if (threadIdx.x < 4) choice.ids[pairs + threadIdx.x] = kNoExpert;
@@ -261,6 +285,7 @@ template <int kEach, bool kChooses>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
+    __shared__ float scale[kDownFewRows];
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
                         // wait
@@ -268,18 +293,18 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Stream s) {
               shared_rows = a.shared.tiles > 0 ? a.rows : 0;
     if constexpr (kChooses) {
         FewChoice& choice = *reinterpret_cast<FewChoice*>(shared);  // before anything else is there
-        choose_few(a, choice);
+        choose_few(a, choice, scale);
         __syncthreads();
         list_groups(
             k.list, [&](int i) { return choice.groups[i]; }, a.expert_count, pairs, shared_rows);
-        if (blockIdx.x == 0 && threadIdx.x == 0) {
+        if (blockIdx.x == 0 && threadIdx.x == 0 && a.rows > 1) {
             __threadfence();  // what the whole block wrote, before the sign that it did
             publish(a.left.chosen, {0, 0});
         }
     } else {
         list_groups(k.list, a.groups, a.expert_count, pairs, shared_rows);
     }
-    stream_groups<kEach>(GateUpWork{a}, s, k, shared);
+    stream_groups<kEach>(GateUpWork<kChooses>{a, scale}, s, k, shared);
 }
 
 constexpr int kStatic = 8 * 1024;  // static shared memory at most
@@ -336,20 +361,22 @@ void launch_few(Context& c, const GateUp& a, const Stream& stream) {
 
 }  // namespace
 
-bool gate_up_fp4_fits(const Context& c, const GateUp& a) {
+bool gate_up_fp4_fits(const Context& c, GateUp a) {
+    a.rows = max(a.rows, kDownFewRows);
     Stream stream = stream_of(a);
-    return a.rows == 1 ? one_fits(c, a) : fit_stream(c, a, stream);
+    return fit_stream(c, a, stream);
 }
 
 bool gate_up_fp4(Context& c, const GateUp& a) {
-    const bool chooses = a.left.logits != nullptr;
+    if (!gate_up_fp4_fits(c, a)) return false;
+    const bool chooses = a.left.norm.node != nullptr;
     if (one_fits(c, a)) {
         const OneRow one(c, a);
         chooses ? launch_one<true>(c, a, one) : launch_one<false>(c, a, one);
         return true;
     }
     Stream stream = stream_of(a);
-    if (!fit_stream(c, a, stream)) return false;
+    fit_stream(c, a, stream);
     chooses ? launch_few<true>(c, a, stream) : launch_few<false>(c, a, stream);
     return true;
 }

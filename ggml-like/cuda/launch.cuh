@@ -19,10 +19,13 @@ template <typename... P, typename... A>
 void launch(Context& context, const char* what, void (*kernel)(P...), dim3 grid, dim3 block, int shared_bytes,
             A... arguments) {
     if (shared_bytes > context.shared_bytes) unsupported(what, "a card with so little shared memory");
+    const auto set = [&](cudaFuncAttribute attribute, int value) {
+        check_launch(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value), what);
+    };
     if (shared_bytes > 24 * 1024)  // past 48 KB with the kernel's static memory
-        check_launch(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                          cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes),
-                     what);
+        set(cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    // An SM that leaves more to its L1 cache has no room for the next kernel beside this one.
+    set(cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = block;

@@ -2,7 +2,7 @@
 // ops/moe_down.h.
 #pragma once
 
-#include "ggml-like/cuda/context.h"
+#include "ggml-like/cuda/left_norm.h"
 #include "ggml-like/cuda/packed.h"
 #include "ggml-like/cuda/ptx.cuh"
 
@@ -20,6 +20,19 @@ struct GateUp {
     LeftChoice left;            // up to kDownFewRows rows: ids have to be chosen first
 };
 
+/// What linear_add does for the mixture after it (route_work.cuh).
+struct RouteWork {
+    Part router;
+    int chunks;  // of the router
+    int logits;  // E + 1
+    NormWork x;
+    uint64_t* chosen;  // [used + 1], to be zeroed
+    int used;
+};
+/// Whether the linear_add that makes `x` may do this for the nodes after it, which know from then on,
+/// whatever its rows up to kDownFewRows.
+bool leave_route(Context& context, const Tensor& x, RouteWork& work);
+
 struct Down {
     PackedExperts experts;
     Part shared;
@@ -34,8 +47,10 @@ struct Down {
     float* terms;  // [rows * (used + 1), D] if rows > kDownFewRows
     bool settled;  // groups, ids and weights are complete before gate and up end (Context::settled_groups)
     const uint64_t*
-        chosen;  // while gate and up run, ids and weights of one row come here; of more rows a sign that
-                 // they are in `ids` and `weights`, as groups are. Null: they are, when `settled` says
+        chosen;     // while gate and up run, ids and weights of one row come here; of more rows a sign that
+                    // they are in `ids` and `weights`, as groups are. Null: they are, when `settled` says
+    NormWork next;  // for the norm_linear after it, up to kDownFewRows rows
+    RowSums* read;  // sums that gate and up have read and that have to be zeros again; null: none
 };
 
 /// Rows of a step for which the kernels below are made.
@@ -45,14 +60,19 @@ inline constexpr int kMostFp4Rows = 64;
 inline constexpr int kDownFewRows = 8;
 
 inline constexpr int kMostLeftExperts = 256, kMostLeftUsed = 8;
-/// Whether the node's kernel chooses experts itself where moe_route leaves that to it: up to kDownFewRows
-/// rows, all NVFP4.
+static_assert(kDownFewRows == kLeftRows && kMostLeftExperts < kLeftLogits);
+/// Whether the node's kernels can choose experts themselves: all NVFP4, for any rows up to kDownFewRows.
 bool gate_up_chooses(const Context& context, const Node& gate_up);
-/// Whether gate_up_fp4 has a kernel for the rows of `a` that could choose.
-bool gate_up_fp4_fits(const Context& context, const GateUp& a);
+/// Whether gate_up_fp4 takes so many rows; of up to kDownFewRows all or none.
+bool gate_up_fp4_fits(const Context& context, GateUp a);
+
+/// Makes the sums that gate and up have read zeros again, where the kernels of moe_down do not.
+void clear_sums(Context& context, const Down& a);
 
 /// Weights all nvfp4. False: too many rows, or they do not fit into shared memory; nothing was done.
 bool gate_up_fp4(Context& context, const GateUp& a);
 bool down_fp4(Context& context, const Down& a);
+/// Whether down_fp4 takes up to kDownFewRows rows without terms in memory, and so can do what `next` says.
+bool down_fp4_fits(const Context& context, const Down& a);
 
 }  // namespace quern::cuda

@@ -25,6 +25,7 @@ struct PlainRows {
     int columns, rows;
 
     __device__ __forceinline__ void early() const {}
+    __device__ __forceinline__ void late() const {}
     /// A row is loaded by 2^n threads: as many as it has eights of columns, if the block has them.
     __device__ __forceinline__ void operator()(bf16* h, int stride) const {
         const int log_threads = min(31 - __clz(blockDim.x), 32 - __clz(columns / 8 - 1));
@@ -73,6 +74,7 @@ struct NormRows {
         const int k = threadIdx.x * 4;
         if (k < columns) weight = *reinterpret_cast<const float4*>(norm + k);
     }
+    __device__ __forceinline__ void late() const {}
     __device__ __forceinline__ void operator()(bf16* h, int stride) const {
         __shared__ __align__(16) float partial[kFewRows][kWarps];
 #pragma unroll 1

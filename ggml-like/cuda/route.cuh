@@ -23,15 +23,15 @@ __device__ __forceinline__ float from_ordered_bits(uint32_t key) {
 }
 
 /// One warp: the `used` best of a row's logits, falling, ties to the lower id, into ids; of lane j the
-/// ordered bits of number j.
-template <int kEach>
-__device__ __forceinline__ uint32_t choose_in_order(const float* logits, int experts, int used, int* ids) {
+/// ordered bits of number j. logit(e): of expert e.
+template <int kEach, typename Logit>
+__device__ __forceinline__ uint32_t choose_in_order(const Logit& logit, int experts, int used, int* ids) {
     const int lane = threadIdx.x % 32;
     uint32_t key[kEach], mine = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
         const int e = lane + 32 * i;
-        key[i] = e < experts ? ordered_bits(__ldcg(logits + e)) : 0;
+        key[i] = e < experts ? ordered_bits(logit(e)) : 0;
     }
     uint32_t own = 0;  // the lane's best, and where
     int at = 0;
@@ -58,9 +58,9 @@ __device__ __forceinline__ uint32_t choose_in_order(const float* logits, int exp
     return mine;
 }
 
-/// Lane j's weight, of its choice's ordered bits: softmax over the `used` chosen.
-__device__ __forceinline__ float weight_of(uint32_t mine, int used) {
-    const float logit = from_ordered_bits(mine);
+/// Lane j's weight, of its choice's ordered bits: softmax over the `used` chosen. factor: of all logits.
+__device__ __forceinline__ float weight_of(uint32_t mine, int used, float factor) {
+    const float logit = from_ordered_bits(mine) * factor;
     const float highest = __shfl_sync(0xffffffffu, logit, 0);
     const float e = static_cast<int>(threadIdx.x % 32) < used ? __expf(logit - highest) : 0.0f;
     return e / warp_sum(e);
@@ -74,7 +74,8 @@ __device__ __forceinline__ void choose_experts(const float* logits, int experts,
                                                float* weights, float* shared) {
     const int lane = threadIdx.x % 32;
     const float gate = __ldcg(logits + experts);
-    const float weight = weight_of(choose_in_order<kEach>(logits, experts, used, ids), used);
+    const auto logit = [&](int e) { return __ldcg(logits + e); };
+    const float weight = weight_of(choose_in_order<kEach>(logit, experts, used, ids), used, 1.0f);
     if (lane < used) weights[lane] = weight;
     if (lane == 0) *shared = gate_of(gate);
     __syncwarp();
@@ -114,13 +115,13 @@ struct RankedChoice {
     uint32_t bits[kMostUsed];
 };
 
-/// kRankers warps, thread `i` of them: as choose_in_order, into choice.ids and bits, without a barrier at the
-/// end. used <= kRankers: as many experts are as good as the worst of the warps' best, so that only those
-/// which are have to be ranked.
-__device__ __forceinline__ void choose_by_rank(const float* logits, int experts, int used, int i,
+/// kRankers warps, thread `i` of them, which has expert i's logit if there is one: as choose_in_order, into
+/// choice.ids and bits, without a barrier at the end. used <= kRankers: as many experts are as good as the
+/// worst of the warps' best, so that only those which are have to be ranked.
+__device__ __forceinline__ void choose_by_rank(float logit, int experts, int used, int i,
                                                RankedChoice& choice) {
     const auto barrier = [] { asm volatile("bar.sync 2, %0;" ::"n"(kRankers * 32) : "memory"); };
-    const uint32_t key = i < experts ? ordered_bits(__ldcg(logits + i)) : 0;
+    const uint32_t key = i < experts ? ordered_bits(logit) : 0;
     const uint32_t best = __reduce_max_sync(0xffffffffu, key);
     if (i % 32 == 0) choice.best[i / 32] = best;
     if (i == 0) choice.count = 0;

@@ -1,5 +1,6 @@
 // linear_add on the GPU: one row and few rows stream the weight (cuda/dense_one.cuh, cuda/dense_rows.cuh),
-// many rows use the tiled product of cuda/gemm.h; all add the residual at the store.
+// many rows use the tiled product of cuda/gemm.h; all add the residual at the store. Up to 8 rows before a
+// mixture of experts also do the work of its router (cuda/route_work.cuh).
 #include "ggml-like/ops/linear_add.h"
 
 #include "ggml-like/cuda/dense_one.cuh"
@@ -8,48 +9,103 @@
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ops.h"
 #include "ggml-like/cuda/prologues.cuh"
+#include "ggml-like/cuda/route_work.cuh"
 
 namespace quern::cuda {
 namespace {
 
-template <Kind K, int NT, bool kDeep, bool kOne>
+/// What comes after a sum: the residual; kRoutes: also the router that follows.
+template <bool kRoutes>
+struct After {
+    AddResidual add;
+    RouteWork work;
+    int shared_bytes = 0;  // of the product
+
+    /// Calls product(finish), all threads.
+    template <typename Product>
+    __device__ __forceinline__ void run(int rows, Product&& product) const {
+        if constexpr (kRoutes) {
+            extern __shared__ __align__(128) uint8_t shared[];
+            __shared__ OwnRows own;
+            const RouterTiles router(work, shared + shared_bytes);
+            product(AddForRoute{add, work, own});
+            __syncthreads();
+            router.add(own, rows);
+        } else {
+            product(add);
+        }
+    }
+};
+
+template <Kind K, int NT, bool kDeep, bool kOne, bool kRoutes>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
-    linear_add_few(Part part, int chunks, PlainRows<K, kOne ? 1 : 8> prologue, const float* residual,
-                   float* y, int64_t ld) {
-    dense_rows<K, NT, kDeep, kOne, false>(part, chunks, prologue.rows, prologue,
-                                          AddResidual{residual + part.row_begin, y + part.row_begin, ld});
+    linear_add_few(Part part, int chunks, PlainRows<K, kOne ? 1 : 8> prologue, After<kRoutes> after) {
+    after.run(prologue.rows, [&](const auto& finish) {
+        dense_rows<K, NT, kDeep, kOne, false>(part, chunks, prologue.rows, prologue, finish);
+    });
 }
 
-template <Kind K>
+template <Kind K, bool kRoutes>
 __global__ void __launch_bounds__(kThreads, 2)
     linear_add_one(Part part, OneShape<K, false> shape, PlainRows<K, 1, OneOrder<K>> prologue,
-                   const float* residual, float* y) {
-    dense_one<K, false>(part, shape, prologue, AddResidual{residual + part.row_begin, y + part.row_begin, 0});
+                   After<kRoutes> after) {
+    after.run(1, [&](const auto& finish) { dense_one<K, false>(part, shape, prologue, finish); });
 }
 
-template <Kind K>
-void one(Context& c, const Packed& w, const Part& part, const Tensor& x, const Tensor& residual, Tensor& y) {
-    const OneShape<K, false> shape(c, part, w.chunks);
-    const PlainRows<K, 1, OneOrder<K>> prologue{x.as<bf16>(), 0, w.cols, 1};
-    launch(c, "linear_add", linear_add_one<K>, shape.grid, kThreads, shape.bytes(), part, shape, prologue,
-           residual.as<float>(), y.as<float>());
+struct Arguments {
+    const Packed& w;
+    const Part& part;
+    const Tensor &x, &residual, &y;
+    const RouteWork* route;  // null: no router follows, or one that does its work itself
+
+    /// `c` with what its memory leaves to the product.
+    Context room(Context c) const {
+        if (route != nullptr) c.shared_bytes -= RouterTiles::bytes(*route);
+        return c;
+    }
+    /// From row `row` on. shared_bytes: of the product; becomes all.
+    template <bool kRoutes>
+    After<kRoutes> after(int row, int& shared_bytes) const {
+        After<kRoutes> after{{residual.as<float>() + row * residual.stride[0] + part.row_begin,
+                              y.as<float>() + row * y.stride[0] + part.row_begin, y.stride[0]},
+                             {}};
+        if (kRoutes) {
+            after.work = *route;
+            after.work.x = route->x.from_row(row);
+            after.shared_bytes = shared_bytes;
+            shared_bytes += RouterTiles::bytes(*route);
+        }
+        return after;
+    }
+};
+
+template <Kind K, bool kRoutes>
+void one(Context& c, const Arguments& a) {
+    const OneShape<K, false> shape(c, a.part, a.w.chunks);
+    const PlainRows<K, 1, OneOrder<K>> prologue{a.x.as<bf16>(), 0, a.w.cols, 1};
+    int bytes = shape.bytes();
+    const auto after = a.after<kRoutes>(0, bytes);
+    launch(c, "linear_add", linear_add_one<K, kRoutes>, shape.grid, kThreads, bytes, a.part, shape, prologue,
+           after);
 }
 
-template <Kind K>
-void few(Context& c, const Packed& w, const Part& part, const Tensor& x, const Tensor& residual, Tensor& y) {
-    const int rows = static_cast<int>(x.shape[0]);
-    if (rows == 1 && dense_one_fits<K, false>(c, part, w.chunks)) return one<K>(c, w, part, x, residual, y);
-    const int grid = min(c.sms, dense_groups<K>(part.tiles, w.chunks));
+template <Kind K, bool kRoutes>
+void few(Context& c, const Arguments& a) {
+    const int rows = static_cast<int>(a.x.shape[0]), chunks = a.w.chunks;
+    const Context room = a.room(c);
+    if (rows == 1 && dense_one_fits<K, false>(room, a.part, chunks)) return one<K, kRoutes>(c, a);
+    const int grid = min(c.sms, dense_groups<K>(a.part.tiles, chunks));
     for (int first = 0, n = 0; first < rows; first += n) {
-        n = dense_rows_at_once<K>(c, rows - first, w.chunks);
-        const int64_t at = first * y.stride[0];
-        dense_shape<K>(c, n, w.chunks, [&]<int NT, bool kDeep>() {
+        n = dense_rows_at_once<K>(room, rows - first, chunks);
+        dense_shape<K>(room, n, chunks, [&]<int NT, bool kDeep>() {
             const auto run = [&]<bool kOne>() {
-                const PlainRows<K, kOne ? 1 : 8> prologue{x.as<bf16>() + first * x.stride[0], x.stride[0],
-                                                          w.cols, n};
-                launch(c, "linear_add", linear_add_few<K, NT, kDeep, kOne>, grid, kThreads,
-                       dense_shared_bytes<K, NT, kDeep>(n, w.chunks), part, w.chunks, prologue,
-                       residual.as<float>() + at, y.as<float>() + at, y.stride[0]);
+                constexpr bool kRouted = kRoutes && NT == 1;
+                const PlainRows<K, kOne ? 1 : 8> prologue{a.x.as<bf16>() + first * a.x.stride[0],
+                                                          a.x.stride[0], a.w.cols, n};
+                int bytes = dense_shared_bytes<K, NT, kDeep>(n, chunks);
+                const auto after = a.after<kRouted>(first, bytes);
+                launch(c, "linear_add", linear_add_few<K, NT, kDeep, kOne, kRouted>, grid, kThreads, bytes,
+                       a.part, chunks, prologue, after);
             };
             if (NT == 1 && n == 1)
                 run.template operator()<NT == 1>();
@@ -57,6 +113,23 @@ void few(Context& c, const Packed& w, const Part& part, const Tensor& x, const T
                 run.template operator()<false>();
         });
     }
+}
+
+template <Kind K>
+void product(Context& c, const Arguments& a) {
+    a.route != nullptr ? few<K, true>(c, a) : few<K, false>(c, a);
+}
+
+/// Whether blocks have tiles as route_work.cuh wants them: alone, few, and with room beside them.
+bool has_route_tiles(Context c, const Packed& w) {
+    c.shared_bytes -= kOwnTiles * kWarps * 512;
+    if (!dense_takes(c, w, kDownFewRows)) return false;
+    if (w.parts != 1) return false;
+    const Kind kind = w.part[0].kind;
+    const int pieces = kind == Kind::bf16  ? pieces_for<Kind::bf16>(w.chunks)
+                       : kind == Kind::fp8 ? pieces_for<Kind::fp8>(w.chunks)
+                                           : pieces_for<Kind::nvfp4>(w.chunks);
+    return warps_per_tile(pieces) == kWarps && w.part[0].tiles <= kOwnTiles * c.sms;
 }
 
 }  // namespace
@@ -69,11 +142,14 @@ void linear_add(const Node& node, Context& c) {
     if (!dense_takes(c, w, rows))
         return gemm(c, w, x.data, x.stride[0], rows,
                     {y.data, y.stride[0], true, residual.as<float>(), residual.stride[0]});
+    RouteWork route;
+    const bool routes = has_route_tiles(c, w) && leave_route(c, y, route);
     for (int i = 0; i < w.parts; ++i) {
         const Part& part = w.part[i];
-        if (part.kind == Kind::bf16) few<Kind::bf16>(c, w, part, x, residual, y);
-        if (part.kind == Kind::fp8) few<Kind::fp8>(c, w, part, x, residual, y);
-        if (part.kind == Kind::nvfp4) few<Kind::nvfp4>(c, w, part, x, residual, y);
+        const Arguments a{w, part, x, residual, y, routes ? &route : nullptr};
+        if (part.kind == Kind::bf16) product<Kind::bf16>(c, a);
+        if (part.kind == Kind::fp8) product<Kind::fp8>(c, a);
+        if (part.kind == Kind::nvfp4) product<Kind::nvfp4>(c, a);
     }
 }
 

@@ -262,27 +262,32 @@ void moe_down(const Node& node, Context& c) {
     const auto& shared = *static_cast<const Packed*>(p.shared->placed);
     const Tensor &routed = *node.inputs[0], &shared_in = *node.inputs[1];
     const Tensor& y = *node.outputs[0];
-    const Down a{.experts = experts,
-                 .shared = shared.part[0],
-                 .shared_chunks = shared.chunks,
-                 .routed = routed.as<bf16>(),
-                 .shared_in = shared_in.as<bf16>(),
-                 .width = static_cast<int>(routed.shape[2]),
-                 .shared_width = static_cast<int>(shared_in.shape[1]),
-                 .ids = node.inputs[2]->as<int>(),
-                 .groups = node.inputs[5]->as<int>(),
-                 .weights = node.inputs[3]->as<float>(),
-                 .shared_gate = node.inputs[4]->as<float>(),
-                 .residual = node.inputs[6]->as<float>(),
-                 .rows = static_cast<int>(routed.shape[0]),
-                 .used = static_cast<int>(routed.shape[1]),
-                 .y = y.as<float>(),
-                 .ld = y.stride[0],
-                 .terms = static_cast<float*>(node.outputs[1]->data),
-                 .settled = c.settled_groups == node.inputs[5]->as<int>(),
-                 .chosen = c.chosen_ids == node.inputs[2]->as<int>() ? c.chosen : nullptr};
+    Down a{.experts = experts,
+           .shared = shared.part[0],
+           .shared_chunks = shared.chunks,
+           .routed = routed.as<bf16>(),
+           .shared_in = shared_in.as<bf16>(),
+           .width = static_cast<int>(routed.shape[2]),
+           .shared_width = static_cast<int>(shared_in.shape[1]),
+           .ids = node.inputs[2]->as<int>(),
+           .groups = node.inputs[5]->as<int>(),
+           .weights = node.inputs[3]->as<float>(),
+           .shared_gate = node.inputs[4]->as<float>(),
+           .residual = node.inputs[6]->as<float>(),
+           .rows = static_cast<int>(routed.shape[0]),
+           .used = static_cast<int>(routed.shape[1]),
+           .y = y.as<float>(),
+           .ld = y.stride[0],
+           .terms = static_cast<float*>(node.outputs[1]->data),
+           .settled = c.settled_groups == node.inputs[5]->as<int>(),
+           .chosen = c.chosen_ids == node.inputs[2]->as<int>() ? c.chosen : nullptr,
+           .next = {},
+           .read = c.chosen_ids != nullptr ? c.sums : nullptr};
     c.chosen_ids = nullptr;
-    if (experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 && down_fp4(c, a)) return;
+    const bool fp4 = experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4;
+    if (fp4 && a.rows <= kDownFewRows && down_fp4_fits(c, a)) leave_norm(c, y, a.next);
+    if (fp4 && down_fp4(c, a)) return;
+    clear_sums(c, a);
     if (a.rows <= kFewRows && a.rows * a.used <= kMostPairs && few_of_kind(c, a)) return;
     many(c, a, shared, node.outputs[1]->data);
 }

@@ -69,7 +69,7 @@ Cost cost(const Node& node) {
 const Op kMoeGateUp{"moe_gate_up", run, cost};
 
 MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, Tensor* x, Tensor* ids, Tensor* groups,
-                            const ExpertWeights& experts, const Weight& shared, Tensor* logits) {
+                            const ExpertWeights& experts, const Weight& shared) {
     CHECK(groups->rank == 1 && groups->dtype == DType::I32 &&
               groups->shape[0] == experts.count() + 1 + ids->elements(),
           "[moe_gate_up] {}: groups {} do not fit {} experts and ids {}", name, describe(*groups),
@@ -92,11 +92,9 @@ MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, Tensor* x, Tensor* 
     Tensor* routed =
         g.scratch(fmt::format("{}.routed", name), x->dtype, {x->shape[0], ids->shape[1], experts.rows / 2});
     Tensor* out = g.scratch(fmt::format("{}.shared", name), x->dtype, {x->shape[0], shared.rows / 2});
-    std::vector<Tensor*> inputs{x, ids, groups};
-    if (logits != nullptr) inputs.push_back(logits);
     g.add({.op = &kMoeGateUp,
            .name = std::string(name),
-           .inputs = std::move(inputs),
+           .inputs = {x, ids, groups},
            .outputs = {routed, out},
            .parameters = MoeGateUpParams{&experts, &shared}});
     return {routed, out};

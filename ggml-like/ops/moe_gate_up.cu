@@ -296,7 +296,7 @@ void moe_gate_up(const Node& node, Context& c) {
     const int rows = a.rows, used = a.used;
     if (c.left.ids == a.ids) a.left = c.left;
     c.left = {};
-    c.chosen_ids = a.left.logits != nullptr ? a.ids : nullptr;
+    c.chosen_ids = a.left.norm.node != nullptr ? a.ids : nullptr;
     c.settled_groups = c.chosen_ids != nullptr ? nullptr : a.groups;
     const bool few_rows = rows <= kFewRows && rows * used <= kMostPairs;
     const auto run = [&](Kind kind, const GateUp& part) {

@@ -20,12 +20,10 @@ struct MoeGateUpResult {
     Tensor* shared;
 };
 
-/// inputs {h, ids, groups}, and logits if given; outputs {routed, shared}.
+/// inputs {h, ids, groups}; outputs {routed, shared}.
 extern const Op kMoeGateUp;
 
-/// logits: of the moe_route right before, which may then leave the choice of experts to this op (on a GPU):
-/// ids, groups and the weights of the choice are complete when this op ends.
 MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, Tensor* h, Tensor* ids, Tensor* groups,
-                            const ExpertWeights& experts, const Weight& shared, Tensor* logits = nullptr);
+                            const ExpertWeights& experts, const Weight& shared);
 
 }  // namespace quern

@@ -86,12 +86,13 @@ MoeRouteResult moe_route(Graph& g, std::string_view name, Tensor* x, Tensor* nor
     Tensor* shared = g.scratch(fmt::format("{}.shared", name), DType::F32, {tokens});
     Tensor* groups = g.scratch(fmt::format("{}.groups", name), DType::I32, {experts + 1 + tokens * used});
     Tensor* logits = g.scratch(fmt::format("{}.logits", name), DType::F32, {tokens, (experts + 8) / 8 * 8});
+    g.write_ahead(x, h);
     g.add({.op = &kMoeRoute,
            .name = std::string(name),
            .inputs = {x, norm},
            .outputs = {h, ids, weights, shared, groups, logits},
            .parameters = MoeRouteParams{&router, used, eps}});
-    return {h, ids, weights, shared, groups, logits};
+    return {h, ids, weights, shared, groups};
 }
 
 }  // namespace quern

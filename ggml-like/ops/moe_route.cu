@@ -1,13 +1,12 @@
 // moe_route on the GPU.
-//   few rows: every block normalises x for itself and makes the logits of its tiles (cuda/dense_rows.cuh);
-//     the block that ends last chooses experts, a warp a row, and groups the pairs, or the choice is left to
-//     a moe_gate_up that can do it (gate_up_chooses). One row before such: cuda/dense_one.cuh
+//   up to 8 rows between a linear_add and a moe_gate_up that can do it: nothing (cuda/route_work.cuh)
+//   other few rows: every block normalises x for itself and makes the logits of its tiles
+//     (cuda/dense_rows.cuh); the block that ends last chooses experts, a warp a row, and groups the pairs
 //   17 to 64 rows: norm, tiled product, one kernel that chooses and groups
 //   many rows: norm, tiled product, a warp a row, a block an expert
 // Limit of the few-row kernel: latency (norm, sums, one ticket, top-k).
 #include "ggml-like/ops/moe_route.h"
 
-#include "ggml-like/cuda/dense_one.cuh"
 #include "ggml-like/cuda/dense_rows.cuh"
 #include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
@@ -16,6 +15,7 @@
 #include "ggml-like/cuda/ops.h"
 #include "ggml-like/cuda/prologues.cuh"
 #include "ggml-like/cuda/route.cuh"
+#include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
 
 namespace quern::cuda {
@@ -32,11 +32,11 @@ struct Route {
     float* logits;  // [rows, experts + 1], rows logits_ld apart
     int64_t logits_ld;
     unsigned* counter;
-    uint64_t* chosen;  // the next kernel, which chooses, finds zeros here
 };
 
 struct StoreLogits {
     static constexpr bool kPaired = false;
+    using Loaded = float;
     float* logits;
     int64_t ld;
 
@@ -64,11 +64,6 @@ __device__ __forceinline__ void write_rows(const Route& r, const bf16* rows, int
                 *reinterpret_cast<const uint32_t*>(rows + n * stride + activation_place(k));
 }
 
-/// For a choice that is left to the next kernel.
-__device__ __forceinline__ void leave_choice(const Route& r) {
-    if (blockIdx.x == 0 && threadIdx.x <= r.used) r.chosen[threadIdx.x] = 0;
-}
-
 /// The block that ends last chooses for all rows. kEach: experts of a lane.
 template <int kEach>
 __device__ __forceinline__ void choose_last(const Route& r) {
@@ -87,7 +82,7 @@ __device__ __forceinline__ void choose_last(const Route& r) {
     group_few(ids, r.rows * r.used, r.experts, r.groups);
 }
 
-/// kEach: experts of a lane; 0: the choice is left to the next kernel.
+/// kEach: experts of a lane.
 template <int NT, bool kDeep, int kTogether, int kEach>
 __global__ void __launch_bounds__(kThreads, 3 - NT)
     route_few(Route r, Part part, NormRows<Kind::bf16, kTogether> prologue) {
@@ -95,37 +90,17 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
                                                              StoreLogits{r.logits, r.logits_ld});
     extern __shared__ __align__(128) uint8_t shared[];
     write_rows(r, dense_activations<Kind::bf16, NT, kDeep, false>(shared), activation_stride(r.chunks));
-    if constexpr (kEach == 0)
-        leave_choice(r);
-    else
-        choose_last<kEach>(r);
+    choose_last<kEach>(r);
 }
 
 template <int NT, bool kDeep, int kTogether>
-void few(Context& c, const Route& r, const Packed& w, bool leaves) {
+void few(Context& c, const Route& r, const Packed& w) {
     const NormRows<Kind::bf16, kTogether> prologue{r.x,   r.norm,           r.columns, r.rows,
                                                    r.eps, 1.0f / r.columns, {}};
-    const auto kernel = leaves             ? route_few<NT, kDeep, kTogether, 0>
-                        : r.experts <= 256 ? route_few<NT, kDeep, kTogether, 8>
-                                           : route_few<NT, kDeep, kTogether, kMostExperts / 32>;
+    const auto kernel = r.experts <= 256 ? route_few<NT, kDeep, kTogether, 8>
+                                         : route_few<NT, kDeep, kTogether, kMostExperts / 32>;
     launch(c, "moe_route", kernel, tile_groups(w.part[0].tiles, w.chunks), kThreads,
            dense_shared_bytes<Kind::bf16, NT, kDeep>(r.rows, w.chunks), r, w.part[0], prologue);
-}
-
-using OneRouteShape = OneShape<Kind::bf16, false>;
-
-/// One row; the choice is left to the next kernel, which finds zeros in `chosen`.
-__global__ void __launch_bounds__(kThreads, 2)
-    route_one(Route r, Part part, OneRouteShape shape, NormRows<Kind::bf16, 1> prologue) {
-    const bf16* h = dense_one(part, shape, prologue, StoreLogits{r.logits, r.logits_ld});
-    write_rows(r, h, 0);
-    leave_choice(r);
-}
-
-void one(Context& c, const Route& r, const Packed& w) {
-    const NormRows<Kind::bf16, 1> prologue{r.x, r.norm, r.columns, 1, r.eps, 1.0f / r.columns, {}};
-    const OneRouteShape shape(c, w.part[0], w.chunks);
-    launch(c, "moe_route", route_one, shape.grid, kThreads, shape.bytes(), r, w.part[0], shape, prologue);
 }
 
 constexpr int kStepThreads = 512, kStepBlocks = 16, kStepPairs = 512;  // of a decoding step
@@ -218,15 +193,43 @@ __global__ void __launch_bounds__(kManyThreads) group_many(Route r) {
     }
 }
 
-/// Whether the next node is this one's moe_gate_up, gets the logits, and chooses experts itself.
-bool leaves_choice(const Node& node, const Context& c) {
-    return c.next != nullptr && c.next->op == &kMoeGateUp && c.next->inputs.size() > 3 &&
-           c.next->inputs[3] == node.outputs[5] && gate_up_chooses(c, *c.next);
-}
-
 }  // namespace
 
+static_assert(kLeftRows == kAheadRows);
+
+bool leave_route(Context& c, const Tensor& x, RouteWork& work) {
+    if (c.after_count < 3 || c.after[0].op != &kMoeRoute || c.after[1].op != &kMoeGateUp ||
+        c.after[2].op != &kMoeDown)
+        return false;
+    const Node &route = c.after[0], &gate_up = c.after[1], &down = c.after[2];
+    const Tensor &h = *route.outputs[0], &ids = *route.outputs[1];
+    const bool chained = route.inputs[0] == &x && gate_up.inputs[0] == &h && gate_up.inputs[1] == &ids &&
+                         gate_up.inputs[2] == route.outputs[4] && down.inputs[2] == &ids;
+    if (!chained || h.place != Place::scratch || x.shape[0] > kDownFewRows) return false;
+    const auto& p = route.params<MoeRouteParams>();
+    const Packed& w = *static_cast<const Packed*>(p.router->placed);
+    const int columns = static_cast<int>(x.shape[1]);
+    if (w.parts != 1 || w.part[0].kind != Kind::bf16 || w.rows > kLeftLogits || !leaves_tiles(columns) ||
+        !gate_up_chooses(c, gate_up))
+        return false;
+    work = {.router = w.part[0],
+            .chunks = w.chunks,
+            .logits = w.rows,
+            .x = {route.inputs[1]->as<float>(), h.as<bf16>(), columns, c.sums},
+            .chosen = c.chosen,
+            .used = p.used};
+    c.left = {.norm = {&route, c.sums, columns / kTileRows, 1.0f / static_cast<float>(columns), p.eps},
+              .experts = w.rows - 1,
+              .ids = ids.as<int>(),
+              .weights = route.outputs[2]->as<float>(),
+              .shared = route.outputs[3]->as<float>(),
+              .groups = route.outputs[4]->as<int>(),
+              .chosen = c.chosen};
+    return true;
+}
+
 void moe_route(const Node& node, Context& c) {
+    if (c.left.norm.node == &node) return;
     const Tensor &x = *node.inputs[0], &norm = *node.inputs[1];
     const auto& p = node.params<MoeRouteParams>();
     const Packed& w = *static_cast<const Packed*>(p.router->placed);
@@ -246,24 +249,18 @@ void moe_route(const Node& node, Context& c) {
                   .groups = node.outputs[4]->as<int>(),
                   .logits = node.outputs[5]->as<float>(),
                   .logits_ld = node.outputs[5]->stride[0],
-                  .counter = c.counters,
-                  .chosen = c.chosen};
+                  .counter = c.counters};
     if (r.experts > kMostExperts || r.used > kMostUsed) unsupported("moe_route", "so many experts");
     const bool one_kernel = rows <= kFewRows && w.parts == 1 && w.part[0].kind == Kind::bf16;
     if (one_kernel &&
         dense_fits<Kind::bf16>(c, max(rows, 8), w.chunks)) {  // 1 to 8 rows the same way: the same bits
-        const bool leaves = leaves_choice(node, c);
-        if (leaves)
-            c.left = {r.logits, r.logits_ld, r.experts, r.ids, r.weights, r.shared, r.groups, r.chosen};
-        if (leaves && rows == 1 && dense_one_fits<Kind::bf16, false>(c, w.part[0], w.chunks))
-            return one(c, r, w);
         const auto run = dense_shape<Kind::bf16>(c, rows, w.chunks, [&]<int NT, bool kDeep>() {
             if constexpr (NT == 1)
                 return rows == 1 ? few<NT, kDeep, 1> : few<NT, kDeep, 4>;
             else
                 return few<NT, kDeep, 4>;
         });
-        return run(c, r, w, leaves);
+        return run(c, r, w);
     }
     norm_rows(c, r.x, r.norm, rows, r.columns, r.eps, r.h);
     gemm(c, w, r.h, r.columns, rows, {r.logits, r.logits_ld, true, nullptr, 0});

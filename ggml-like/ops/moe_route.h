@@ -28,13 +28,16 @@ struct MoeRouteResult {
     Tensor* weights;
     Tensor* shared;
     Tensor* groups;
-    Tensor* logits;
 };
 
 /// inputs {x, norm}; outputs {h, ids, weights, shared, groups, logits}: logits F32 [T, E + 1 rounded up to 8]
-/// is work space, from which moe_gate_up may choose experts if it gets it.
+/// is work space.
 extern const Op kMoeRoute;
 
+/// Where a linear_add makes x and a moe_gate_up comes next, a GPU may let these two do all of it for few rows
+/// (cuda/route_work.cuh): the logits are then sums over norm * x, rounded, and divided by the root after;
+/// ids, weights, shared and groups are complete when moe_gate_up ends, and h is for it alone, unless the
+/// graph has h as an output.
 MoeRouteResult moe_route(Graph& g, std::string_view name, Tensor* x, Tensor* norm, const Weight& router,
                          int used, float eps, DType activation);
 

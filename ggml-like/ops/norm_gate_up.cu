@@ -15,6 +15,7 @@ namespace {
 
 struct StoreGated {
     static constexpr bool kPaired = true;
+    using Loaded = float;
     bf16* y;
     int64_t ld;
 

@@ -38,6 +38,7 @@ Tensor* norm_linear(Graph& g, std::string_view name, Tensor* x, Tensor* norm, co
     cpu::check_weight("norm_linear", name, w);
     Tensor* y = g.scratch(name, dtype, {x->shape[0], w.rows});
     Tensor* h = g.scratch(fmt::format("{}.h", name), activation, {x->shape[0], w.cols});
+    g.write_ahead(x, h);
     g.add({.op = &kNormLinear,
            .name = std::string(name),
            .inputs = {x, norm},

@@ -3,7 +3,8 @@
 // x F32 [T, K], norm F32 [K] (1 added at load where checkpoints store w - 1), W [N, K] in any format of
 // weight.h -> y [T, N] in `dtype`.
 //   h = x / sqrt(mean(x^2) + eps) * norm, FP32, rounded once to `activation` (F32 or BF16);  y = h W^T as in
-//   linear_add
+//   linear_add. On a GPU, up to 8 rows after a moe_down: h is rounded without the factor 1 / sqrt(...), which
+//   meets the sums instead (cuda/left_norm.h)
 // Source of the norm: Zhang & Sennrich 2019.
 #pragma once
 
