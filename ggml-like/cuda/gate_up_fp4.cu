@@ -275,10 +275,10 @@ __device__ __forceinline__ void choose_few(const GateUp& a, FewChoice& choice, f
     if (threadIdx.x < 4) choice.ids[pairs + threadIdx.x] = kNoExpert;
     __syncthreads();
     group_few(choice.ids, pairs, to.experts, choice.groups);
-    if (writes) group_few(choice.ids, pairs, to.experts, to.groups);
 }
 static_assert(kDownFewRows <= kWarps && kMostLeftExperts < kThreads && kMostLeftPairs <= kThreads,
               "a warp a row, a thread an expert, a thread a pair");
+static_assert(kMostLeftExperts + 1 + kMostLeftPairs <= kThreads, "a thread a number of groups");
 
 /// kChooses: ids come from a.left.
 template <int kEach, bool kChooses>
@@ -295,6 +295,9 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Stream s) {
         FewChoice& choice = *reinterpret_cast<FewChoice*>(shared);  // before anything else is there
         choose_few(a, choice, scale);
         __syncthreads();
+        const int numbers = a.left.experts + 1 + pairs;
+        if (blockIdx.x == 0 && static_cast<int>(threadIdx.x) < numbers)
+            a.left.groups[threadIdx.x] = choice.groups[threadIdx.x];
         list_groups(
             k.list, [&](int i) { return choice.groups[i]; }, a.expert_count, pairs, shared_rows);
         if (blockIdx.x == 0 && threadIdx.x == 0 && a.rows > 1) {
