@@ -40,7 +40,6 @@ struct LeftRows {
     LeftNorm left;
     int first;  // row of `left`
     float* factor;
-
     float squares;  // of row `warp`
 
     __device__ __forceinline__ void early() const {}
@@ -87,7 +86,8 @@ template <Kind K, bool kDeep, bool kOne>
 __global__ void __launch_bounds__(kThreads, 2)
     left_linear_few(Part part, int chunks, Left left, bf16* y, int64_t ld) {
     __shared__ float factor[kLeftRows];
-    dense_rows<K, 1, kDeep, kOne, kOne>(part, chunks, left.rows, left.prologue < K, kOne ? 1 : 8 > (factor),
+    constexpr int kTogether = kOne ? 1 : 8;
+    dense_rows<K, 1, kDeep, kOne, kOne>(part, chunks, left.rows, left.prologue<K, kTogether>(factor),
                                         StoreScaled{y + part.row_begin, ld, factor});
 }
 
