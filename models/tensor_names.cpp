@@ -42,6 +42,19 @@ bool is_canonical(std::string_view name) {
     return parts.prefix.size() + parts.rest.size() == name.size() && name.starts_with(parts.prefix);
 }
 
+std::string fused_name(std::string_view module) {
+    constexpr std::pair<std::string_view, std::string_view> kParts[] = {
+        {"q_proj", "qkv_proj"},        {"k_proj", "qkv_proj"},      {"v_proj", "qkv_proj"},
+        {"gate_proj", "gate_up_proj"}, {"up_proj", "gate_up_proj"}, {"in_proj_qkv", "in_proj_qkvz"},
+        {"in_proj_z", "in_proj_qkvz"}, {"in_proj_b", "in_proj_ba"}, {"in_proj_a", "in_proj_ba"},
+    };
+    const size_t leaf = module.rfind('.') + 1;
+    std::string out(module);
+    for (const auto& [part, whole] : kParts)
+        if (module.substr(leaf) == part) out.replace(leaf, part.size(), whole);
+    return out;
+}
+
 const char* unused_reason_text(UnusedReason reason) {
     switch (reason) {
         case UnusedReason::vision:

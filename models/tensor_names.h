@@ -15,6 +15,11 @@ std::string canonical_name(std::string_view name);
 /// Whether `name` is its own official name.
 bool is_canonical(std::string_view name);
 
+/// The module that vLLM and SGLang make of this one and its siblings, which then have one format and one
+/// global scale: qkv_proj, gate_up_proj, in_proj_qkvz or in_proj_ba in its place; `module` itself if they
+/// leave it alone.
+std::string fused_name(std::string_view module);
+
 /// What a tensor that the text model does not read is for.
 enum class UnusedReason : unsigned char {
     vision,            // image and video tower; text only for now

@@ -151,7 +151,8 @@ class LinearReader {
             out_.scale_kind = ScaleKind::per_tensor;
         else if (scale.has_shape({out_.rows}) || scale.has_shape({out_.rows, 1}))
             out_.scale_kind = ScaleKind::per_row;
-        else if (scale.has_shape({blocks_of(out_.rows), blocks_of(out_.cols)}))
+        else if (const int64_t down = blocks_of(out_.rows), across = blocks_of(out_.cols);
+                 scale.has_shape({down, across}) || scale.has_shape({down, 1, across, 1}))
             out_.scale_kind = ScaleKind::block128;
         else
             fail(scale_index, explain_fp8_scale(scale, out_.rows, out_.cols));

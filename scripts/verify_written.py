@@ -3,7 +3,7 @@
 
     scripts/verify_written.py DIR --quern build/quern [--original BF16DIR]
 
-Needs torch (CPU), safetensors and compressed-tensors (0.12 or newer). Checks that
+Needs torch (CPU), safetensors and compressed-tensors (0.17). Checks that
 
   - safetensors reads every tensor, and the index names each where it is;
   - compressed-tensors takes the quantization_config, and resolves every module to the format it is stored in;
@@ -23,9 +23,9 @@ import tempfile
 from pathlib import Path
 
 import torch
-from compressed_tensors.compressors.nvfp4.helpers import quantize_and_pack_fp4, unpack_fp4_from_uint8
+from compressed_tensors.compressors.nvfp4.helpers import pack_fp4_to_uint8, unpack_fp4_from_uint8
 from compressed_tensors.quantization import QuantizationConfig
-from compressed_tensors.quantization.lifecycle.forward import dequantize
+from compressed_tensors.quantization.lifecycle.forward import dequantize, quantize
 from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 from compressed_tensors.utils.match import is_match
 from safetensors import safe_open
@@ -119,6 +119,10 @@ def decompress(folder, module, parts, scheme):
     if scheme is not None and scheme.weights.strategy != "block":
         return dequantize(x_q=tensors["weight"].float(), scale=scale, args=scheme.weights, dtype=torch.float32)
     rows, cols = tensors["weight"].shape
+    if scale.dim() == 4:  # ModelOpt's [down, 1, across, 1]
+        scale = scale[:, 0, :, 0]
+    if scale.dim() == 1 and scale.numel() == rows:
+        scale = scale[:, None]
     if scale.numel() > 1 and scale.shape[0] != rows:
         scale = scale.repeat_interleave(128, 0)[:rows].repeat_interleave(128, 1)[:, :cols]
     return tensors["weight"].float() * scale
@@ -139,14 +143,15 @@ def original_of(original, module):
 
 def group_amax(original, module, weight):
     stem, _, part = module.rpartition(".")
-    for family in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
+    for family in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("in_proj_qkv", "in_proj_z"),
+                   ("in_proj_a", "in_proj_b")):
         if part in family:
             return max(original_of(original, f"{stem}.{p}").abs().max() for p in family)
     return weight.abs().max()
 
 
 def compare_bytes(folder, original, module, scheme, totals):
-    """Codes and scales of compressed-tensors' own quantizer, with the amax that q/k/v or gate/up share."""
+    """Codes and scales of compressed-tensors' own quantizer, with the amax that matrices share which engines fuse."""
     w = original_of(original, module)
     amax = group_amax(original, module, w)
     # torch divides a number by a tensor as number * (1 / tensor): the last bit may differ.
@@ -154,7 +159,7 @@ def compare_bytes(folder, original, module, scheme, totals):
     check(abs(float(g / generate_gparam(-amax, amax)) - 1) <= 2.0**-23, f"{module}: another global scale")
     blocks = w.unflatten(1, (-1, 16))
     scale, _ = calculate_qparams(blocks.amin(-1), blocks.amax(-1), scheme.weights, global_scale=g)
-    codes = quantize_and_pack_fp4(w, scale, global_scale=g, group_size=16)
+    codes = pack_fp4_to_uint8(quantize(x=w, scale=scale, zero_point=None, global_scale=g, args=scheme.weights))
     got = {p: folder.get(f"{module}.{p}") for p in ("weight_packed", "weight_scale", "weight_global_scale")}
     totals["modules"] += 1
     same = got["weight_scale"].view(torch.uint8) == scale.to(torch.float8_e4m3fn).view(torch.uint8)

@@ -47,9 +47,9 @@ TEST_SUITE("cpu") {
         }
     }
 
-    TEST_CASE("write: global scales are shared by q/k/v and by gate/up, and nothing else") {
+    TEST_CASE("write: global scales are shared by what other engines fuse, and nothing else") {
         const TempDir dir;
-        write(parity("base/bf16"), {.directory = dir / "out", .recipe = "aeon"});
+        write(parity("base/bf16"), {.directory = dir / "out", .recipe = "xs"});
         const Checkpoint c = Checkpoint::open(dir / "out");
         const auto scale = [&](const std::string& module) {
             const uint32_t at = c.find("model.language_model.layers." + module + ".weight_global_scale");
@@ -61,6 +61,10 @@ TEST_SUITE("cpu") {
         CHECK(scale("3.self_attn.q_proj") == scale("3.self_attn.k_proj"));
         CHECK(scale("3.self_attn.q_proj") == scale("3.self_attn.v_proj"));
         CHECK(scale("3.self_attn.q_proj") != scale("3.self_attn.o_proj"));
+        CHECK(scale("0.linear_attn.in_proj_qkv") == scale("0.linear_attn.in_proj_z"));
+        CHECK(scale("0.linear_attn.in_proj_qkv") != scale("0.linear_attn.out_proj"));
+        CHECK(scale("0.linear_attn.in_proj_qkv") != scale("0.linear_attn.in_proj_a"));
+        CHECK(scale("0.linear_attn.in_proj_a") == scale("0.linear_attn.in_proj_b"));
         CHECK(scale("0.mlp.experts.2.gate_proj") == scale("0.mlp.experts.2.up_proj"));
         CHECK(scale("0.mlp.experts.2.gate_proj") != scale("0.mlp.experts.3.gate_proj"));
         CHECK(scale("0.mlp.shared_expert.gate_proj") == scale("0.mlp.shared_expert.up_proj"));
@@ -83,7 +87,8 @@ TEST_SUITE("cpu") {
         for (const ModuleComparison& m : against(dir / "ct", parity("base/ct")).modules)
             CHECK_MESSAGE(static_cast<double>(m.error.different) < 0.01 * static_cast<double>(m.error.values),
                           m.name);
-        write(parity("real_heads/bf16"), {.directory = dir / "head", .recipe = "fp8-head", .threads = 2});
+        const std::string blocks = dir.write("blocks.json", R"({"roles": {"head": "fp8-block"}})");
+        write(parity("real_heads/bf16"), {.directory = dir / "head", .recipe = blocks, .threads = 2});
         CHECK(of(against(dir / "head", parity("real_heads/ct_fp8_head")), "lm_head").error.different == 0);
     }
 

@@ -11,6 +11,7 @@
 #include "ggml-like/nvfp4.h"
 #include "ggml-like/parallel.h"
 #include "models/scale_rules.h"
+#include "models/tensor_names.h"
 #include "tools/loading.h"
 
 namespace quern {
@@ -149,17 +150,11 @@ void judge(const Checkpoint& c, MatrixHealth& m) {
 
 /// Projections that other engines fuse should share a global scale: those take one for all.
 void judge_siblings(std::vector<MatrixHealth>& all) {
-    const auto fused = [](const std::string& name) {
-        for (const char* end : {".gate_proj", ".up_proj", ".q_proj", ".k_proj", ".v_proj"})
-            if (name.ends_with(end))
-                return name.substr(0, name.rfind('.')) + (end[1] == 'g' || end[1] == 'u' ? "" : "q");
-        return std::string();
-    };
     for (size_t i = 1; i < all.size(); ++i) {
         MatrixHealth &a = all[i - 1], &b = all[i];
         if (a.segment->scale_kind != ScaleKind::nvfp4 || b.segment->scale_kind != ScaleKind::nvfp4) continue;
-        const std::string module = fused(a.segment->name);
-        if (module.empty() || module != fused(b.segment->name) || a.global_scale == b.global_scale) continue;
+        const bool siblings = fused_name(a.segment->name) == fused_name(b.segment->name);
+        if (!siblings || a.global_scale == b.global_scale) continue;
         b.findings.push_back(
             {Grade::b,
              fmt::format("global scale {:.3g}, of {} {:.3g}: engines that fuse them take one", b.global_scale,

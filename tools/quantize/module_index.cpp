@@ -1,6 +1,7 @@
 #include "tools/quantize/module_index.h"
 
 #include "ggml-like/check.h"
+#include "models/tensor_names.h"
 #include "models/weight_format.h"
 
 namespace quern {
@@ -14,16 +15,6 @@ bool has(std::string_view text, std::string_view part) { return text.find(part) 
 
 /// What a matrix is called in its place: "q_proj".
 std::string_view leaf(std::string_view module) { return module.substr(module.rfind('.') + 1); }
-
-std::string group_of(const std::string& module) {
-    const std::string_view name = leaf(module);
-    const std::string parent = module.substr(0, module.size() - name.size());
-    for (const std::string_view part : {"q_proj", "k_proj", "v_proj"})
-        if (name == part) return parent + "qkv";
-    for (const std::string_view part : {"gate_proj", "up_proj"})
-        if (name == part) return parent + "gate_up";
-    return module;
-}
 
 bool is_fused_experts(const CheckpointTensor& t) {
     return t.tensor->rank == 3 &&
@@ -69,7 +60,7 @@ ModuleIndex::ModuleIndex(const Checkpoint& checkpoint)
 void ModuleIndex::add(Module module) {
     const auto index = static_cast<uint32_t>(modules_.size());
     module.role = role_of(module.name);
-    module.group = group_of(module.name);
+    module.group = fused_name(module.name);
     for (const uint32_t t : module.tensors) of_tensor_[t].push_back(index);
     by_name_.emplace(module.name, index);
     modules_.push_back(std::move(module));

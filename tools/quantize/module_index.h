@@ -39,9 +39,7 @@ struct Module {
     std::string name;     // official: "model.language_model.layers.0.mlp.experts.3.gate_proj"
     std::string in_file;  // as the checkpoint spells it, one name for each matrix of a fused tensor
     ModuleRole role = ModuleRole::other;
-    /// Matrices that other engines fuse, so that they share a global scale: q/k/v and gate/up; one name for
-    /// each such set, the module's own if it is alone.
-    std::string group;
+    std::string group;      // fused_name: matrices of one group share a global scale
     WeightSegment segment;  // data in the mapping
     std::vector<uint32_t>
         tensors;         // of the checkpoint: values, scales, activation scale; a fused one only its own

@@ -27,7 +27,7 @@ Recipe built_in(const std::string& name) {
     if (name == "xs")
         for (const ModuleRole role : {ModuleRole::delta, ModuleRole::delta_gates})
             set(role, WeightStorage::nvfp4);
-    if (name == "fp8-head") set(ModuleRole::head, WeightStorage::fp8_block);
+    if (name == "fp8-head") set(ModuleRole::head, WeightStorage::fp8);
     return r;
 }
 

@@ -2,7 +2,7 @@
 // regular expressions on official names for exceptions.
 //
 // A recipe file is JSON, every key optional:
-//   {"roles": {"experts": "nvfp4", "delta": "fp8", "head": "fp8-block"},   what is not named stays as it is
+//   {"roles": {"experts": "nvfp4", "delta": "fp8", "head": "fp8"},   what is not named stays as it is
 //    "overrides": [{"match": "layers\\.(0|39)\\.", "format": "keep"}],      the last that matches wins
 //    "scales": "mse"}                                                       or "amax"
 #pragma once
@@ -41,8 +41,8 @@ struct Recipe {
 };
 
 /// `aeon`: attention, experts, shared experts and dense MLPs in NVFP4; `xs`: DeltaNet projections, too;
-/// `fp8-head`: aeon with lm_head in FP8 blocks; or the path of a recipe file. Throws Error(usage) that says
-/// what is wrong.
+/// `fp8-head`: aeon with lm_head in FP8, a scale a row; or the path of a recipe file. Throws Error(usage)
+/// that says what is wrong.
 Recipe read_recipe(const std::string& name_or_file);
 
 }  // namespace quern

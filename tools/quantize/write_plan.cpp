@@ -47,6 +47,19 @@ float inverse_of(float stored, GlobalForm to) {
     return to == GlobalForm::divisor ? divisor_of(stored) : 1.0f / stored;
 }
 
+/// As the readers of each format expect the scales of an FP8 matrix [n, k]: ModelOpt writes a vector for
+/// rows, and four dimensions for blocks.
+std::vector<int64_t> fp8_scale_shape(WeightStorage storage, int64_t n, int64_t k, CheckpointFormat format) {
+    const bool ct = format == CheckpointFormat::compressed_tensors;
+    const int64_t down = (n + 127) / 128, across = (k + 127) / 128;
+    if (storage == WeightStorage::fp8) return ct ? std::vector{n, int64_t{1}} : std::vector{n};
+    if (storage == WeightStorage::fp8_block)
+        return ct ? std::vector{down, across} : std::vector{down, int64_t{1}, across, int64_t{1}};
+    return ct ? std::vector{int64_t{1}} : std::vector<int64_t>{};
+}
+
+bool is_fp8(ScaleKind kind) { return kind != ScaleKind::none && kind != ScaleKind::nvfp4; }
+
 /// A tensor that is a global scale of NVFP4, and its name in the other format.
 struct ScalarName {
     std::string_view divisor, multiplier;
@@ -68,6 +81,7 @@ class Planner {
     WritePlan plan(uint64_t shard_bytes) {
         choose();
         check_fused();
+        note_engines();
         for (uint32_t t = 0; t < c_.tensors().size(); ++t) add_tensor(t);
         if (plan_.quantized == 0 && renamed_ == 0)
             FAIL(usage, "{}: nothing to write: {}", c_.files().directory,
@@ -96,6 +110,7 @@ class Planner {
                 FAIL(usage, "{}: it is {} already, and the recipe asks for {}: start from the BF16 original",
                      m.name, storage_name(now), storage_name(wish));
             const bool change = wish != now && wish != WeightStorage::keep;
+            check_activations(m, change ? wish : now);
             plan_.stored.push_back(change ? wish : now);
             change_.push_back(change);
             plan_.quantized += change;
@@ -103,17 +118,26 @@ class Planner {
         }
     }
 
+    /// ModelOpt's FP8 quantizes activations by a scale from calibration; readers take anything for a missing
+    /// one.
+    void check_activations(const Module& m, WeightStorage storage) const {
+        if (storage != WeightStorage::fp8_tensor || plan_.format != CheckpointFormat::modelopt) return;
+        for (const uint32_t t : m.tensors)
+            if (ends(tensor(t).name, ".input_scale")) return;
+        FAIL(usage,
+             "{}: ModelOpt's format needs an input_scale beside an FP8 matrix with one scale, and there is "
+             "none; "
+             "take fp8 or fp8-block in the recipe, or --format compressed-tensors",
+             m.name);
+    }
+
     /// Engines that fuse matrices, or the experts of a layer, read one format for all of them.
     void check_fused() const {
         std::map<std::string, uint32_t> first;
         for (uint32_t i = 0; i < index_.modules().size(); ++i) {
             const Module& m = index_.modules()[i];
-            std::string set = m.group;
-            if (m.role == ModuleRole::experts) set = m.name.substr(0, m.name.rfind(".experts."));
-            for (const char* part : {"in_proj_qkv", "in_proj_z"})
-                if (ends(m.name, part)) set = m.name.substr(0, m.name.rfind('.')) + ".qkvz";
-            for (const char* part : {"in_proj_a", "in_proj_b"})
-                if (ends(m.name, part)) set = m.name.substr(0, m.name.rfind('.')) + ".ba";
+            const bool expert = m.role == ModuleRole::experts;
+            const std::string set = expert ? m.name.substr(0, m.name.rfind(".experts.")) : m.group;
             const uint32_t other = first.emplace(set, i).first->second;
             if (plan_.stored[other] != plan_.stored[i] && recipe_ != nullptr)
                 FAIL(usage,
@@ -121,6 +145,19 @@ class Planner {
                      index_.modules()[other].name, storage_name(plan_.stored[other]), m.name,
                      storage_name(plan_.stored[i]));
         }
+    }
+
+    /// What scripts/verify_engines.py found that they cannot read.
+    void note_engines() {
+        bool fp8 = false;
+        for (uint32_t i = 0; i < index_.modules().size(); ++i) {
+            const WeightStorage s = plan_.stored[i];
+            fp8 |= s == WeightStorage::fp8 || s == WeightStorage::fp8_block;
+            if (index_.modules()[i].role == ModuleRole::head && s == WeightStorage::fp8_block)
+                plan_.notes.push_back("lm_head in FP8 blocks: vLLM and SGLang do not read it; fp8 they do");
+        }
+        if (fp8 && plan_.format == CheckpointFormat::modelopt)
+            plan_.notes.push_back("SGLang reads FP8 in rows or blocks as compressed-tensors only");
     }
 
     void add_tensor(uint32_t t) {
@@ -158,47 +195,47 @@ class Planner {
             unit.out.push_back({m.in_file + suffix, dtype, std::move(shape)});
         };
         const bool ct = plan_.format == CheckpointFormat::compressed_tensors;
-        switch (unit.storage) {
-            case WeightStorage::nvfp4:
-                add(ct ? ".weight_packed" : ".weight", SafeDType::U8, {n, k / 2});
-                add(".weight_scale", SafeDType::F8_E4M3, {n, k / nvfp4::kBlock});
-                add(ct ? ".weight_global_scale" : ".weight_scale_2", SafeDType::F32,
-                    ct ? std::vector<int64_t>{1} : std::vector<int64_t>{});
-                return;
-            case WeightStorage::fp8:
-                add(".weight", SafeDType::F8_E4M3, {n, k});
-                add(".weight_scale", SafeDType::BF16, {n, 1});
-                return;
-            case WeightStorage::fp8_block:
-                add(".weight", SafeDType::F8_E4M3, {n, k});
-                add(".weight_scale", SafeDType::BF16, {(n + 127) / 128, (k + 127) / 128});
-                return;
-            case WeightStorage::fp8_tensor:
-                add(".weight", SafeDType::F8_E4M3, {n, k});
-                add(".weight_scale", SafeDType::F32, ct ? std::vector<int64_t>{1} : std::vector<int64_t>{});
-                return;
-            case WeightStorage::keep:
-                break;
+        if (unit.storage == WeightStorage::keep) FAIL(runtime, "[write_plan] {} is not quantized", m.name);
+        if (unit.storage == WeightStorage::nvfp4) {
+            add(ct ? ".weight_packed" : ".weight", SafeDType::U8, {n, k / 2});
+            add(".weight_scale", SafeDType::F8_E4M3, {n, k / nvfp4::kBlock});
+            add(ct ? ".weight_global_scale" : ".weight_scale_2", SafeDType::F32,
+                ct ? std::vector<int64_t>{1} : std::vector<int64_t>{});
+            return;
         }
-        FAIL(runtime, "[write_plan] {} is not quantized", m.name);
+        add(".weight", SafeDType::F8_E4M3, {n, k});
+        add(".weight_scale", unit.storage == WeightStorage::fp8_tensor ? SafeDType::F32 : SafeDType::BF16,
+            fp8_scale_shape(unit.storage, n, k, plan_.format));
     }
 
     /// A tensor whose values stay: copied, or renamed and inverted by the format of NVFP4.
     void plan_kept(uint32_t t) {
         const std::vector<uint32_t>& modules = index_.of_tensor(t);
-        std::string name(tensor(t).name);
+        OutTensor out{
+            std::string(tensor(t).name), tensor(t).dtype, {tensor(t).dims().begin(), tensor(t).dims().end()}};
+        const OutTensor before = out;
+        if (!modules.empty()) {
+            const WeightSegment& segment = index_.modules()[modules[0]].segment;
+            if (segment.scale_kind == ScaleKind::nvfp4) {
+                if (plan_scalar(t)) return;
+                out.name = other_name(out.name);
+            } else if (is_fp8(segment.scale_kind)) {
+                shape_fp8_scale(segment, out);
+            }
+        }
+        renamed_ += out.name != before.name || out.shape != before.shape;
         WriteUnit unit;
         unit.source = t;
-        if (!modules.empty() && index_.modules()[modules[0]].segment.scale_kind == ScaleKind::nvfp4) {
-            if (plan_scalar(t)) return;
-            name = other_name(name);
-        } else if (ends(name, ".weight_scale_inv") && plan_.format == CheckpointFormat::compressed_tensors) {
-            name.resize(name.size() - 4);
-        }
-        renamed_ += name != tensor(t).name;
-        unit.out.push_back(
-            {std::move(name), tensor(t).dtype, {tensor(t).dims().begin(), tensor(t).dims().end()}});
+        unit.out.push_back(std::move(out));
         units_.push_back(std::move(unit));
+    }
+
+    void shape_fp8_scale(const WeightSegment& segment, OutTensor& out) const {
+        if (ends(out.name, ".weight_scale_inv")) out.name.resize(out.name.size() - 4);
+        if (ends(out.name, ".weight_scale"))
+            out.shape = fp8_scale_shape(storage_of(segment), segment.rows, segment.cols, plan_.format);
+        else if (ends(out.name, ".input_scale"))
+            out.shape = fp8_scale_shape(WeightStorage::fp8_tensor, 1, 1, plan_.format);
     }
 
     std::string other_name(std::string name) const {
