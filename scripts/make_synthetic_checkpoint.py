@@ -4,10 +4,11 @@
     make_synthetic_checkpoint.py DIR                               22 GB, seconds on many cores and a RAM disk
     make_synthetic_checkpoint.py DIR --layers 4 --experts 16       a small one of the same shapes
     make_synthetic_checkpoint.py DIR --dense                       the dense Qwen3.6-27B instead, 27 GB
+    make_synthetic_checkpoint.py DIR --mix bf16                    70 GB, as it is before quantization
 
 For tests of loading and of the whole model without a download. Mixes: aeon (NVFP4 attention, experts and shared
-expert or MLPs, the rest BF16), fp8-head (and lm_head FP8 in [128,128] blocks), xs (and NVFP4 linear attention). The values are
-sane: weights near N(0, 0.02), norms near 1, legal scales that differ from projection to projection, logits of order 1.
+expert or MLPs, the rest BF16), fp8-head (and lm_head FP8 in [128,128] blocks), xs (and NVFP4 linear attention), bf16 (all
+BF16, experts stacked, as Qwen releases them). The values are sane: weights near N(0, 0.02), norms near 1, legal scales that differ from projection to projection, logits of order 1.
 The same seed gives the same bytes on any number of cores. The tokenizer is copied from models/demo, so text stays
 within its vocabulary. No vision tower, no MTP block. Needs numpy.
 """
@@ -139,12 +140,12 @@ def vector(name, size, mean=0.0, deviation=0.1):
     return [(name, "BF16", (size,), normal(mean, deviation))]
 
 
-def attention(p, c):
+def attention(p, c, linear):
     d, out = c["head_dim"], []
     for name, heads in (("q_proj", 2 * c["num_attention_heads"]), ("k_proj", c["num_key_value_heads"]),
                         ("v_proj", c["num_key_value_heads"])):
-        out += nvfp4(p + name, heads * d, c["hidden_size"])
-    out += nvfp4(p + "o_proj", c["hidden_size"], c["num_attention_heads"] * d)
+        out += linear(p + name, heads * d, c["hidden_size"])
+    out += linear(p + "o_proj", c["hidden_size"], c["num_attention_heads"] * d)
     return out + vector(p + "q_norm.weight", d) + vector(p + "k_norm.weight", d)
 
 
@@ -160,25 +161,32 @@ def delta(p, c, linear):
     return out + vector(p + "norm.weight", c["linear_value_head_dim"], 1)  # the only norm not stored as w - 1
 
 
-def feed_forward(p, width, inner):
-    return [*nvfp4(p + "gate_proj", inner, width), *nvfp4(p + "up_proj", inner, width),
-            *nvfp4(p + "down_proj", width, inner)]
+def feed_forward(p, width, inner, linear):
+    return [*linear(p + "gate_proj", inner, width), *linear(p + "up_proj", inner, width),
+            *linear(p + "down_proj", width, inner)]
+
+
+def experts(p, c, linear):
+    count, width, inner = c["num_experts"], c["hidden_size"], c["moe_intermediate_size"]
+    if linear is bf16:
+        return [(p + "gate_up_proj", "BF16", (count, 2 * inner, width), normal(0, WEIGHT)),
+                (p + "down_proj", "BF16", (count, width, inner), normal(0, WEIGHT))]
+    return [t for e in range(count) for t in feed_forward(f"{p}{e}.", width, inner, linear)]
 
 
 def layer(i, c, mix):
     p, width = f"model.language_model.layers.{i}.", c["hidden_size"]
+    linear = bf16 if mix == "bf16" else nvfp4
     out = vector(p + "input_layernorm.weight", width) + vector(p + "post_attention_layernorm.weight", width)
     if c["layer_types"][i] == "full_attention":
-        out += attention(p + "self_attn.", c)
+        out += attention(p + "self_attn.", c, linear)
     else:
         out += delta(p + "linear_attn.", c, nvfp4 if mix == "xs" else bf16)
     if "intermediate_size" in c:
-        return sorted(out + feed_forward(p + "mlp.", width, c["intermediate_size"]))
+        return sorted(out + feed_forward(p + "mlp.", width, c["intermediate_size"], linear))
     out += bf16(p + "mlp.gate", c["num_experts"], width, ROUTER) + bf16(p + "mlp.shared_expert_gate", 1, width)
-    out += feed_forward(p + "mlp.shared_expert.", width, c["shared_expert_intermediate_size"])
-    for e in range(c["num_experts"]):
-        out += feed_forward(f"{p}mlp.experts.{e}.", width, c["moe_intermediate_size"])
-    return sorted(out)
+    out += feed_forward(p + "mlp.shared_expert.", width, c["shared_expert_intermediate_size"], linear)
+    return sorted(out + experts(p + "mlp.experts.", c, linear))
 
 
 def model_parts(c, mix):
@@ -238,10 +246,10 @@ def quantization_config(parts, mix):
 
 def config(text, parts, mix):
     dense = "intermediate_size" in text
+    quantization = {} if mix == "bf16" else {"quantization_config": quantization_config(parts, mix)}
     return {"architectures": [f"Qwen3_5{'' if dense else 'Moe'}ForConditionalGeneration"],
             "model_type": "qwen3_5" if dense else "qwen3_5_moe",
-            "tie_word_embeddings": False, "text_config": text, "language_model_only": True,
-            "quantization_config": quantization_config(parts, mix)}
+            "tie_word_embeddings": False, "text_config": text, "language_model_only": True, **quantization}
 
 
 # ---- files
@@ -319,7 +327,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog=__doc__.split("\n", 1)[1],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory")
-    parser.add_argument("--mix", choices=("aeon", "fp8-head", "xs"), default="aeon")
+    parser.add_argument("--mix", choices=("aeon", "fp8-head", "xs", "bf16"), default="aeon")
     parser.add_argument("--dense", action="store_true", help="the family of the 27B: one MLP a layer, no experts")
     parser.add_argument("--layers", type=int, help="40; dense: 64")
     parser.add_argument("--hidden", type=int, help="2048; dense: 5120")
