@@ -153,8 +153,8 @@ void judge_siblings(std::vector<MatrixHealth>& all) {
     for (size_t i = 1; i < all.size(); ++i) {
         MatrixHealth &a = all[i - 1], &b = all[i];
         if (a.segment->scale_kind != ScaleKind::nvfp4 || b.segment->scale_kind != ScaleKind::nvfp4) continue;
-        const bool siblings = fused_name(a.segment->name) == fused_name(b.segment->name);
-        if (!siblings || a.global_scale == b.global_scale) continue;
+        if (a.global_scale == b.global_scale) continue;
+        if (fused_name(a.segment->name) != fused_name(b.segment->name)) continue;
         b.findings.push_back(
             {Grade::b,
              fmt::format("global scale {:.3g}, of {} {:.3g}: engines that fuse them take one", b.global_scale,

@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The releases whose readers these files were checked with.
+// The releases whose layout these files have.
 constexpr const char* kCompressedTensors = "0.12.2";
 constexpr const char* kModelOpt = "0.43.0";
 

@@ -125,8 +125,7 @@ class Planner {
         for (const uint32_t t : m.tensors)
             if (ends(tensor(t).name, ".input_scale")) return;
         FAIL(usage,
-             "{}: ModelOpt's format needs an input_scale beside an FP8 matrix with one scale, and there is "
-             "none; "
+             "{}: ModelOpt's format needs an input_scale beside an FP8 matrix with one scale, found none; "
              "take fp8 or fp8-block in the recipe, or --format compressed-tensors",
              m.name);
     }
@@ -157,7 +156,8 @@ class Planner {
                 plan_.notes.push_back("lm_head in FP8 blocks: vLLM and SGLang do not read it; fp8 they do");
         }
         if (fp8 && plan_.format == CheckpointFormat::modelopt)
-            plan_.notes.push_back("SGLang reads FP8 in rows or blocks as compressed-tensors only");
+            plan_.notes.push_back(
+                "FP8 in rows or blocks in ModelOpt's format: vLLM reads it, SGLang does not");
     }
 
     void add_tensor(uint32_t t) {
