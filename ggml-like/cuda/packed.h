@@ -12,7 +12,7 @@
 //   nvfp4   576 B: lane l at 16 l; word 2j + r has row g + 8r of blocks 2j and 2j + 1. Each half word holds
 //   four codes s e e
 //          m, the low one those of columns 2t and 2t+8, the high one of 2t+1 and 2t+9: block 2j, columns 2t:
-//          s at bit 15, e e m at 8..6, which is where BF16 has them; 2t+8: s at 14, e e m at 13, 11, 10;
+//          s at bit 15, e e m at 8..6, which is where BF16 has them; 2t+8: s at 11, e e m at 10, 14, 13;
 //          block 2j+1, columns 2t: s at 12, e e m at 5..3; 2t+8: s at 9, e e m at 2..0. Then at 512, E4M3
 //          block scales: 8 bytes at 8 g, row g blocks 0..3, row g+8 blocks 0..3.
 // paired order (gate and up): a tile holds 8 rows of gate (rows 0..7) and the same 8 rows of up (rows 8..15).
@@ -54,12 +54,12 @@ struct Part {
 /// An nvfp4 code at its place in a half word: of the even or odd block of a pair, columns 2t.. (0) or 2t+8..
 /// (1).
 QUERN_BOTH constexpr uint32_t nvfp4_place(uint32_t code, int odd, int upper_columns) {
-    if (odd == 0 && upper_columns == 1) return (code & 12) << 11 | (code & 3) << 10;
+    if (odd == 0 && upper_columns == 1) return (code & 12) << 8 | (code & 3) << 13;
     const int shift = odd == 0 ? 0 : upper_columns == 0 ? 3 : 6;
     return ((code & 8) << 12 | (code & 7) << 6) >> shift;
 }
 QUERN_BOTH constexpr uint32_t nvfp4_code(uint32_t half, int odd, int upper_columns) {
-    if (odd == 0 && upper_columns == 1) return (half >> 11 & 12) | (half >> 10 & 3);
+    if (odd == 0 && upper_columns == 1) return (half >> 8 & 12) | (half >> 13 & 3);
     half <<= odd == 0 ? 0 : upper_columns == 0 ? 3 : 6;
     return (half >> 12 & 8) | (half >> 6 & 7);
 }
