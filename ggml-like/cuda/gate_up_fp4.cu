@@ -258,11 +258,12 @@ __device__ __forceinline__ void choose_few(const GateUp& a, FewChoice& choice, f
         int* ids = choice.ids + warp * a.used;
         const float squares = load_squares(to.norm, warp);
         const auto logit = [&](int e) { return read_sum(sums + e); };
+        const float gate_logit = writes ? logit(to.experts) : 0.0f;  // now, since nobody waits for it yet
         const uint32_t bits = choose_in_order<kMostLeftExperts / 32>(logit, to.experts, a.used, ids);
         const float factor = norm_factor(to.norm, squares);
         if (lane == 0) scale[warp] = factor;
         if (writes) {
-            const float weight = weight_of(bits, a.used, factor), gate = gate_of(logit(to.experts) * factor);
+            const float weight = weight_of(bits, a.used, factor), gate = gate_of(gate_logit * factor);
             if (lane < a.used)
                 to.ids[warp * a.used + lane] = ids[lane], to.weights[warp * a.used + lane] = weight;
             if (lane == 0) to.shared[warp] = gate;
