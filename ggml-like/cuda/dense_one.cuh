@@ -1,6 +1,6 @@
-// y = W h for one row of h and matrices of few tiles a block: dense_rows.cuh with less around it, and the
-// same bits. Sums of all tiles are kept, warps meet once, and what the end needs is loaded at the start.
-// NVFP4: a block's tiles are all under way before the kernel waits.
+// y = W h for one row of h: dense_rows.cuh with less around it, and the same bits. Warps meet once in
+// kOneTurns tiles a block, and what the end needs is loaded before. NVFP4 of few tiles a block: all of them
+// are under way before the kernel waits.
 //
 //   block b owns tiles b, b + grid, ...; of each, warp w takes pieces w, w + 16, ...
 #pragma once
@@ -9,13 +9,17 @@
 
 namespace quern::cuda {
 
-inline constexpr int kOneTurns = 8;  // tiles of a block
+/// How many tiles a block has: those that it finishes together, or (a head) more.
+enum class Extent { few, many };
+/// Tiles of a block that are finished together.
+template <Extent E>
+constexpr int kOneTurns = E == Extent::few ? 8 : 16;
 
 /// How a launch divides a part. kAhead: as in kPieces; others leave room for the next kernel's block.
-template <Kind K, bool kAhead>
+template <Kind K, bool kAhead, Extent E = Extent::few>
 struct OneShape {
     static constexpr int kRing = kAhead ? kPieces<K, 1, true, true> : K == Kind::bf16 ? 2 : 3;
-    static constexpr bool kRefill = K != Kind::nvfp4;
+    static constexpr bool kRefill = E == Extent::many || K != Kind::nvfp4;
     int chunks, grid, turns, steps;  // tiles of a block, pieces of a warp and tile
 
     OneShape(const Context& c, const Part& part, int n)
@@ -24,55 +28,34 @@ struct OneShape {
           turns((part.tiles + grid - 1) / grid),
           steps(n / (kWarps * kPieceChunks<K>)) {}
     int bytes() const {
+        const int kept = E == Extent::many ? 2 * kOneTurns<E> : turns;
         return kWarps * kRing * kPieceBytes<K> + chunks * kChunkCols * 2 +
-               turns * kWarps * kTileRows * static_cast<int>(sizeof(float));
+               kept * kWarps * kTileRows * static_cast<int>(sizeof(float));
+    }
+    bool fits(const Context& c) const {
+        if (!kRefill && turns * steps > kRing) return false;
+        return (turns <= kOneTurns<E> || E == Extent::many) && bytes() + kDenseStatic <= c.shared_bytes;
     }
 };
 
-template <Kind K, bool kAhead>
+template <Kind K, bool kAhead, Extent E = Extent::few>
 bool dense_one_fits(const Context& c, const Part& part, int chunks) {
-    if (part.tiles == 0 || chunks % (kWarps * kPieceChunks<K>) != 0) return false;
-    const OneShape<K, kAhead> s(c, part, chunks);
-    if (!s.kRefill && s.turns * s.steps > s.kRing) return false;
-    return s.turns <= kOneTurns && s.bytes() + kDenseStatic <= c.shared_bytes;
-}
-
-/// Where columns lie for multiply_fp4.
-struct PairOrder {
-    static __device__ __forceinline__ int place(int k) {
-        return (k & ~31) + ((k & 16) >> 2) + ((k & 6) << 2) + ((k & 8) >> 2) + (k & 1);
-    }
-};
-template <Kind K>
-using OneOrder = std::conditional_t<K == Kind::nvfp4, PairOrder, PlainOrder>;
-
-/// acc += piece times x; `x`: columns of the piece.
-template <Kind K>
-__device__ __forceinline__ void multiply_piece(const uint8_t* piece, const bf16* x, int lane,
-                                               float (&acc)[4]) {
-#pragma unroll
-    for (int k = 0; k < kPieceChunks<K>; ++k) {
-        const uint8_t* chunk = piece + k * chunk_bytes(K);
-        if constexpr (K == Kind::nvfp4) {
-            multiply_fp4<true>(chunk, reinterpret_cast<const uint8_t*>(x) + k * 128 + 16 * (lane & 3), lane,
-                               acc);
-        } else {
-            const bf16* const row[1] = {x};
-            multiply_chunk<K, 1>(chunk, row, k * kChunkCols, lane, reinterpret_cast<float(&)[1][4]>(acc));
-        }
-    }
+    return part.tiles > 0 && chunks % (kWarps * kPieceChunks<K>) == 0 &&
+           OneShape<K, kAhead, E>(c, part, chunks).fits(c);
 }
 
 /// prologue and finish as in dense_rows.
-template <Kind K, bool kAhead, typename Prologue, typename Finish>
-__device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kAhead>& s, Prologue&& prologue,
-                                          const Finish& finish) {
+template <Kind K, bool kAhead, Extent E, typename Prologue, typename Finish>
+__device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kAhead, E>& s,
+                                          Prologue&& prologue, const Finish& finish) {
     extern __shared__ __align__(128) uint8_t shared[];
-    constexpr int kRing = OneShape<K, kAhead>::kRing, kBytes = kPieceBytes<K>;
+    using Shape = OneShape<K, kAhead, E>;
+    constexpr int kRing = Shape::kRing, kBytes = kPieceBytes<K>, kTurns = kOneTurns<E>;
+    constexpr int kSums = kTurns * kWarps * kTileRows;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t* ring = shared + warp * kRing * kBytes;
     bf16* h = reinterpret_cast<bf16*>(shared + kWarps * kRing * kBytes);
-    float* sums = reinterpret_cast<float*>(h + s.chunks * kChunkCols);  // [turn][warp][16]
+    float* sums = reinterpret_cast<float*>(h + s.chunks * kChunkCols);  // [turn][warp][16]; many: two of them
 
     allow_successor();
     const int64_t tile_bytes = static_cast<int64_t>(s.chunks) * chunk_bytes(K);
@@ -92,13 +75,21 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
 #pragma unroll
     for (int i = 0; i < kRing; ++i) request(ring + i * kBytes);
     prologue.early();
-    // The end: thread = row r of the tile of turn `turn_of`.
-    const int turn_of = threadIdx.x / kTileRows, r = threadIdx.x % kTileRows;
-    const int row = (blockIdx.x + turn_of * gridDim.x) * kTileRows + r;
-    const bool adds = turn_of < s.turns && row < part.rows;
+    // The end: thread = row r of a turn's tile; of every other batch of turns by the other half of the warps.
+    const int r = threadIdx.x % kTileRows;
+    int turn_of, row;
+    bool adds;
     float factor = 1;
-    if constexpr (K != Kind::bf16)
-        if (adds) factor = part.factor[row];
+    const auto prepare = [&](int batch) {
+        turn_of = threadIdx.x / kTileRows;
+        if (E == Extent::many) turn_of = (turn_of + batch * kTurns) % (2 * kTurns);
+        row = (blockIdx.x + (batch * kTurns + turn_of) * gridDim.x) * kTileRows + r;
+        adds = turn_of < (E == Extent::many ? kTurns : s.turns) && row < part.rows;
+        if constexpr (K != Kind::bf16)
+            if (adds) factor = part.factor[row];
+    };
+    static_assert(2 * kOneTurns<Extent::many> * kTileRows == kThreads);
+    prepare(0);
     wait_for_predecessor();
     typename std::decay_t<Finish>::Loaded loaded{};
     if (adds) loaded = finish.load(row, 0);
@@ -107,34 +98,45 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
     prologue.late();
 
     uint8_t* piece = ring;
-    float* to = sums + warp * kTileRows + (lane >> 2);
+    int at = blockIdx.x;
 #pragma unroll 1
-    for (int at = blockIdx.x; at < part.tiles; at += gridDim.x, to += kWarps * kTileRows) {
-        float acc[4] = {};
-        const bf16* x = h + warp * kPieceChunks<K> * kChunkCols;
+    for (int batch = 0;; ++batch) {
+        float* now = sums + (E == Extent::many ? batch % 2 * kSums : 0);
+        float* to = now + warp * kTileRows + (lane >> 2);
 #pragma unroll 1
-        for (int i = 0; i < s.steps; ++i, x += kWarps * kPieceChunks<K> * kChunkCols) {
-            wait_copies<kRing - 1>();
-            if constexpr (K != Kind::bf16) __syncwarp();  // parts were copied by other lanes
-            multiply_piece<K>(piece, x, lane, acc);
-            if constexpr (OneShape<K, kAhead>::kRefill) {
-                if constexpr (K != Kind::bf16) __syncwarp();
-                request(piece);
-                piece = piece == ring + (kRing - 1) * kBytes ? ring : piece + kBytes;
-            } else {
-                commit_copies();
-                piece += kBytes;
+        for (int i = 0; at < part.tiles && (E == Extent::few || i < kTurns);
+             ++i, at += gridDim.x, to += kWarps * kTileRows) {
+            float acc[1][4] = {};
+            const bf16* x[1] = {h + warp * kPieceChunks<K> * kChunkCols};
+#pragma unroll 1
+            for (int j = 0; j < s.steps; ++j, x[0] += kWarps * kPieceChunks<K> * kChunkCols) {
+                wait_copies<kRing - 1>();
+                if constexpr (K != Kind::bf16) __syncwarp();  // parts were copied by other lanes
+#pragma unroll
+                for (int k = 0; k < kPieceChunks<K>; ++k)
+                    multiply_chunk<K, true>(piece + k * chunk_bytes(K), x, k * kChunkCols, lane, acc);
+                if constexpr (Shape::kRefill) {
+                    if constexpr (K != Kind::bf16) __syncwarp();
+                    request(piece);
+                    piece = piece == ring + (kRing - 1) * kBytes ? ring : piece + kBytes;
+                } else {
+                    commit_copies();
+                    piece += kBytes;
+                }
+            }
+            if ((lane & 3) == 0) {
+                to[0] = acc[0][0];
+                to[8] = acc[0][2];
             }
         }
-        if ((lane & 3) == 0) {
-            to[0] = acc[0];
-            to[8] = acc[2];
-        }
+        __syncthreads();
+        if (adds)
+            finish.store(row, 0, loaded,
+                         add_parts(kWarps, now + turn_of * kWarps * kTileRows + r, kTileRows) * factor);
+        if (E == Extent::few || at >= part.tiles) break;
+        prepare(batch + 1);
+        if (adds) loaded = finish.load(row, 0);
     }
-    __syncthreads();
-    if (adds)
-        finish.store(row, 0, loaded,
-                     add_parts(kWarps, sums + turn_of * kWarps * kTileRows + r, kTileRows) * factor);
 }
 
 }  // namespace quern::cuda

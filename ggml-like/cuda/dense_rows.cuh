@@ -136,7 +136,7 @@ __host__ __device__ constexpr int group_sums(int rows) {
 
 template <Kind K, int NT, bool kDeep, bool kAhead = false>
 int dense_shared_bytes(int rows, int chunks) {
-    return kWarps * DenseRing<K, NT, kDeep, kAhead>::kBytes + rows * activation_stride(chunks) * 2 +
+    return kWarps * DenseRing<K, NT, kDeep, kAhead>::kBytes + rows * activation_stride<K>(chunks) * 2 +
            2 * group_sums<K, NT, kDeep>(rows) * static_cast<int>(sizeof(float));
 }
 
@@ -213,7 +213,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
     extern __shared__ __align__(128) uint8_t shared[];
     bf16* h = dense_activations<K, NT, kDeep, kAhead>(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int rows = kOne ? 1 : all_rows, stride = activation_stride(chunks), blocks = gridDim.x;
+    const int rows = kOne ? 1 : all_rows, stride = activation_stride<K>(chunks), blocks = gridDim.x;
     float* sums = reinterpret_cast<float*>(h + rows * stride);
 
     allow_successor();
@@ -277,7 +277,8 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
 #pragma unroll
                 for (int k = 0; k < kPieceChunks<K>; ++k)
                     if (c + k < chunks)
-                        multiply_chunk<K, NT>(piece + k * chunk_bytes(K), x, (c + k) * kChunkCols, lane, sum);
+                        multiply_chunk<K, kOne>(piece + k * chunk_bytes(K), x, (c + k) * kChunkCols, lane,
+                                                sum);
                 ring.release(source, lane);
             }
             store_row_sums<NT>(now + (j * kWarps + warp) * 16 * rows, sum, rows, lane);

@@ -43,21 +43,21 @@ __host__ __device__ constexpr int tile_groups(int tiles, int chunks) {
     return (tiles + group - 1) / group;
 }
 
-/// Activations in shared memory: row n at n * stride; 16 columns lie as 4 x {2t, 2t+1, 2t+8, 2t+9}, the order
-/// in which a lane reads its B registers with one 8-byte load. The pad keeps rows of a quarter warp in
-/// different banks.
-__host__ __device__ constexpr int activation_stride(int chunks) { return chunks * kChunkCols + 16; }
-
-/// Position of column k inside a row.
-__device__ __forceinline__ int activation_place(int k) {
-    const int j = k & 15;
-    return (k & ~15) + ((j & 6) << 1) + ((j & 8) >> 2) + (j & 1);
+/// Activations in shared memory: row n at n * stride, 16 columns of which lie as 4 x {2t, 2t+1, 2t+8, 2t+9},
+/// and with nvfp4 two such blocks side by side, so that a lane reads its B registers with one load of 8 or 16
+/// bytes. The pad keeps rows of a quarter warp in different banks.
+template <Kind K>
+__host__ __device__ constexpr int activation_stride(int chunks) {
+    return chunks * kChunkCols + (K == Kind::nvfp4 ? 32 : 16);
 }
 
-/// Where columns lie for multiply_chunk.
-struct PlainOrder {
-    static __device__ __forceinline__ int place(int k) { return activation_place(k); }
-};
+/// Position of column k inside a row.
+template <Kind K>
+__device__ __forceinline__ int activation_place(int k) {
+    if constexpr (K == Kind::nvfp4)
+        return (k & ~31) + ((k & 16) >> 2) + ((k & 6) << 2) + ((k & 8) >> 2) + (k & 1);
+    return (k & ~15) + ((k & 6) << 1) + ((k & 8) >> 2) + (k & 1);
+}
 
 /// Bytes of dynamic shared memory that the ring takes.
 template <Kind K, int NT>
@@ -79,9 +79,9 @@ __device__ __forceinline__ void copy_chunk(uint8_t* to, const uint8_t* from, int
 
 __device__ __forceinline__ uint4 load16(const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); }
 
-/// sum[nt] += (chunk, 16 x 64) times the 64 activations at x[nt]: the lane's row (column of B) at its 8
-/// bytes.
-template <Kind K, int NT>
+/// sum[nt] += (chunk, 16 x 64) times the 64 activations from `column` on of x[nt], the lane's row (column of
+/// B). kHalf: as in multiply_fp4.
+template <Kind K, bool kHalf, int NT>
 __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16* const (&x)[NT], int column,
                                                int lane, float (&sum)[NT][4]) {
     const auto b = [&](int nt, int kk) {
@@ -120,27 +120,11 @@ __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16*
 #pragma unroll
             for (int i = 0; i < 4; ++i) sum[nt][i] += (i < 2 ? scale.x : scale.y) * partial[nt][i];
     } else {
-        const uint4 w = load16(chunk + 16 * lane);
-        const uint2 bytes = *reinterpret_cast<const uint2*>(chunk + 512 + 8 * (lane >> 2));
-        float low[4], high[4];  // scales of rows g and g + 8
-        scales_of(bytes.x, low);
-        scales_of(bytes.y, high);
-        const uint32_t words[4] = {w.x, w.y, w.z, w.w};
+        const uint8_t* rows[NT];
 #pragma unroll
-        for (int kk = 0; kk < 4; ++kk) {
-            uint32_t a[4];
-            decode_nvfp4(words[kk / 2 * 2], words[kk / 2 * 2 + 1], kk % 2, a);
-#pragma unroll
-            for (int nt = 0; nt < NT; ++nt) {
-                const uint2 v = b(nt, kk);
-                float d[4] = {};
-                mma(d, a, v.x, v.y);
-                sum[nt][0] += low[kk] * d[0];
-                sum[nt][1] += low[kk] * d[1];
-                sum[nt][2] += high[kk] * d[2];
-                sum[nt][3] += high[kk] * d[3];
-            }
-        }
+        for (int nt = 0; nt < NT; ++nt)
+            rows[nt] = reinterpret_cast<const uint8_t*>(x[nt] + column) + 16 * (lane & 3);
+        multiply_fp4<kHalf, NT>(chunk, rows, lane, sum);
     }
 }
 

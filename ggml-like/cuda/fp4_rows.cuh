@@ -65,23 +65,21 @@ struct Fp4Block {
 /// Four E4M3 bytes to floats.
 __device__ __forceinline__ void scales_of(uint32_t bytes, float (&s)[4]) {
 #if __CUDA_ARCH__ >= 890
-#pragma unroll
-    for (int i = 0; i < 2; ++i)
-        asm("{ .reg .b16 v, l, h; .reg .b32 w; cvt.u16.u32 v, %2; cvt.rn.f16x2.e4m3x2 w, v; mov.b32 {l, h}, "
-            "w; "
-            "cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
-            : "=f"(s[2 * i]), "=f"(s[2 * i + 1])
-            : "r"(bytes >> (16 * i)));
+    asm("{ .reg .b16 p, q, a, b, c, d; .reg .b32 v, w; mov.b32 {p, q}, %4;"
+        "cvt.rn.f16x2.e4m3x2 v, p; cvt.rn.f16x2.e4m3x2 w, q; mov.b32 {a, b}, v; mov.b32 {c, d}, w;"
+        "cvt.f32.f16 %0, a; cvt.f32.f16 %1, b; cvt.f32.f16 %2, c; cvt.f32.f16 %3, d; }"
+        : "=f"(s[0]), "=f"(s[1]), "=f"(s[2]), "=f"(s[3])
+        : "r"(bytes));
 #else
     decode_scales(bytes, s);
 #endif
 }
 
-/// acc += chunk times rows; `x`: the lane's row (column g of B) at this chunk, plus 16 t. kHalf: only even
-/// columns are wanted, sums of which are acc[0] and acc[2].
-template <bool kHalf>
-__device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t* x, int lane,
-                                             float (&acc)[4]) {
+/// acc[nt] += chunk times rows 8 nt to 8 nt + 7; `x`: the lane's row of each eight (column g of B) at this
+/// chunk, plus 16 t. kHalf: only even columns are wanted, sums of which are acc[..][0] and acc[..][2].
+template <bool kHalf, int NT>
+__device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t* const (&x)[NT], int lane,
+                                             float (&acc)[NT][4]) {
     const uint4 w = *reinterpret_cast<const uint4*>(chunk + 16 * lane);
     const uint2 bytes = *reinterpret_cast<const uint2*>(chunk + 512 + 8 * (lane >> 2));
     const uint32_t words[4] = {w.x, w.y, w.z, w.w};
@@ -90,22 +88,35 @@ __device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t
     scales_of(bytes.y, high);
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-        const uint4 v = *reinterpret_cast<const uint4*>(x + 64 * j);
+        uint4 v[NT];
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt) v[nt] = *reinterpret_cast<const uint4*>(x[nt] + 64 * j);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int kk = 2 * j + i;
             uint32_t a[4];
             decode_nvfp4(words[2 * j], words[2 * j + 1], i, a);
-            float d[4] = {};
-            mma(d, a, i ? v.z : v.x, i ? v.w : v.y);
-            acc[0] += low[kk] * d[0];
-            acc[2] += high[kk] * d[2];
-            if constexpr (!kHalf) {
-                acc[1] += low[kk] * d[1];
-                acc[3] += high[kk] * d[3];
+#pragma unroll
+            for (int nt = 0; nt < NT; ++nt) {
+                float d[4] = {};
+                mma(d, a, i ? v[nt].z : v[nt].x, i ? v[nt].w : v[nt].y);
+                acc[nt][0] += low[kk] * d[0];
+                acc[nt][2] += high[kk] * d[2];
+                if constexpr (!kHalf) {
+                    acc[nt][1] += low[kk] * d[1];
+                    acc[nt][3] += high[kk] * d[3];
+                }
             }
         }
     }
+}
+
+/// The same for one eight of rows.
+template <bool kHalf>
+__device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t* x, int lane,
+                                             float (&acc)[4]) {
+    const uint8_t* const rows[1] = {x};
+    multiply_fp4<kHalf, 1>(chunk, rows, lane, reinterpret_cast<float(&)[1][4]>(acc));
 }
 
 /// Sum of n <= kMostParts values in order, `step` apart; all of them are read at once.

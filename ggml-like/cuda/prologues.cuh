@@ -7,18 +7,18 @@
 namespace quern::cuda {
 
 /// Columns that a chunk has beyond the matrix.
-template <typename Order>
+template <Kind K>
 __device__ __forceinline__ void zero_padding(bf16* h, int stride, int rows, int columns) {
     const int padded = (columns + kChunkCols - 1) / kChunkCols * kChunkCols;
     const int pad = padded - columns;
 #pragma unroll 1
     for (int n = 0; n < rows && pad > 0; ++n)
         for (int i = threadIdx.x; i < pad; i += blockDim.x)
-            h[n * stride + Order::place(columns + i)] = __float2bfloat16(0.0f);
+            h[n * stride + activation_place<K>(columns + i)] = __float2bfloat16(0.0f);
 }
 
 /// h = x, BF16. kTogether: loads of a thread that are under way at the same time.
-template <Kind K, int kTogether = 8, typename Order = PlainOrder>
+template <Kind K, int kTogether = 8>
 struct PlainRows {
     const bf16* x;
     int64_t ld;
@@ -43,7 +43,7 @@ struct PlainRows {
                 for (int j = 0; j < kTogether; ++j)
                     if (n0 + j * step < rows) store8(h + (n0 + j * step) * stride, k, v[j]);
             }
-        zero_padding<Order>(h, stride, rows, columns);
+        zero_padding<K>(h, stride, rows, columns);
     }
 
   private:
@@ -54,14 +54,14 @@ struct PlainRows {
         for (int t = 0; t < 4; ++t) {
             __nv_bfloat162 pair = *reinterpret_cast<const __nv_bfloat162*>(&words[t]);
             if constexpr (K != Kind::bf16) pair = __hmul2(pair, __float2bfloat162_rn(kActivationLift<K>));
-            *reinterpret_cast<__nv_bfloat162*>(row + Order::place(k + 2 * t)) = pair;
+            *reinterpret_cast<__nv_bfloat162*>(row + activation_place<K>(k + 2 * t)) = pair;
         }
     }
 };
 
 /// h = rms_norm(x, norm), x F32. The order of the sum of squares depends on the width only. kTogether, 1 or
 /// 4: rows whose loads are under way at the same time.
-template <Kind K, int kTogether, typename Order = PlainOrder>
+template <Kind K, int kTogether>
 struct NormRows {
     const float* x;
     const float* norm;
@@ -79,7 +79,7 @@ struct NormRows {
         __shared__ __align__(16) float partial[kFewRows][kWarps];
 #pragma unroll 1
         for (int n = 0; n < rows; n += kTogether) batch(h, stride, n, partial + n);
-        zero_padding<Order>(h, stride, rows, columns);
+        zero_padding<K>(h, stride, rows, columns);
     }
 
   private:
@@ -136,9 +136,9 @@ struct NormRows {
                                                   float r) {
         // lifting by a power of two before or after the rounding gives the same bits
         constexpr float kLift = kActivationLift<K>;
-        *reinterpret_cast<uint32_t*>(row + Order::place(k)) =
+        *reinterpret_cast<uint32_t*>(row + activation_place<K>(k)) =
             pack_bf16(v.x * r * w.x * kLift, v.y * r * w.y * kLift);
-        *reinterpret_cast<uint32_t*>(row + Order::place(k + 2)) =
+        *reinterpret_cast<uint32_t*>(row + activation_place<K>(k + 2)) =
             pack_bf16(v.z * r * w.z * kLift, v.w * r * w.w * kLift);
     }
 };

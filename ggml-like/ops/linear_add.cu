@@ -47,9 +47,8 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
 
 template <Kind K, bool kRoutes>
 __global__ void __launch_bounds__(kThreads, 2)
-    linear_add_one(Part part, OneShape<K, false> shape, PlainRows<K, 1, OneOrder<K>> prologue,
-                   After<kRoutes> after) {
-    after.run(1, [&](const auto& finish) { dense_one<K, false>(part, shape, prologue, finish); });
+    linear_add_one(Part part, OneShape<K, false> shape, PlainRows<K, 1> prologue, After<kRoutes> after) {
+    after.run(1, [&](const auto& finish) { dense_one(part, shape, prologue, finish); });
 }
 
 struct Arguments {
@@ -82,7 +81,7 @@ struct Arguments {
 template <Kind K, bool kRoutes>
 void one(Context& c, const Arguments& a) {
     const OneShape<K, false> shape(c, a.part, a.w.chunks);
-    const PlainRows<K, 1, OneOrder<K>> prologue{a.x.as<bf16>(), 0, a.w.cols, 1};
+    const PlainRows<K, 1> prologue{a.x.as<bf16>(), 0, a.w.cols, 1};
     int bytes = shape.bytes();
     const auto after = a.after<kRoutes>(0, bytes);
     launch(c, "linear_add", linear_add_one<K, kRoutes>, shape.grid, kThreads, bytes, a.part, shape, prologue,

@@ -116,7 +116,7 @@ __device__ __forceinline__ void multiply_shared(Ring<S, NT>& ring, Source& sourc
                                                 float (&term)[NT][4]) {
     for (int c = warp; c - warp < a.shared_chunks; c += kDownWarps) {
         const uint8_t* chunk = ring.wait();
-        if (c < a.shared_chunks) multiply_chunk<S, NT>(chunk, x, c * kChunkCols, lane, term);
+        if (c < a.shared_chunks) multiply_chunk<S, false>(chunk, x, c * kChunkCols, lane, term);
         ring.release(source, lane);
     }
 }
@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ ExpertList list;
     __shared__ float gates[kFewRows], shared_factor[kTileRows];
-    const int stride = activation_stride(a.experts.chunks),
-              shared_stride = activation_stride(a.shared_chunks);
+    const int stride = activation_stride<K>(a.experts.chunks),
+              shared_stride = activation_stride<S>(a.shared_chunks);
     bf16* routed = reinterpret_cast<bf16*>(shared + down_ring_bytes<K, S, NT>());
     bf16* shared_in = routed + a.rows * a.used * stride;
     Uses& uses = *reinterpret_cast<Uses*>(shared_in + a.rows * shared_stride);
@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(kDownThreads, 2)
         float term[NT][4] = {};
         for (int c = warp; c - warp < a.experts.chunks; c += kDownWarps) {
             const uint8_t* chunk = ring.wait();
-            if (c < a.experts.chunks) multiply_chunk<K, NT>(chunk, x, c * kChunkCols, lane, term);
+            if (c < a.experts.chunks) multiply_chunk<K, false>(chunk, x, c * kChunkCols, lane, term);
             ring.release(source, lane);
         }
         add_weighted<NT>(sum, term, uses.factor[e], uses.weight[e], lane);
@@ -201,7 +201,8 @@ bool few(Context& c, const Down& a) {
     const int ring = a.rows <= 8 ? down_ring_bytes<K, S, 1>() : down_ring_bytes<K, S, 2>();
     const auto bytes = [&](int rows) {
         const int activations =
-            rows * (a.used * activation_stride(a.experts.chunks) + activation_stride(a.shared_chunks)) * 2;
+            rows * (a.used * activation_stride<K>(a.experts.chunks) + activation_stride<S>(a.shared_chunks)) *
+            2;
         return ring + max(activations + static_cast<int>(sizeof(Uses)), sums);
     };
     if (bytes(max(a.rows, 8)) + static_cast<int>(sizeof(ExpertList)) + 256 > c.shared_bytes) return false;

@@ -119,7 +119,8 @@ template <Kind K>
 __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K> prologue) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ ExpertList list;
-    const int stride = activation_stride(a.chunks), split = warps_per_tile(a.chunks), group = kWarps / split;
+    const int stride = activation_stride<K>(a.chunks), split = warps_per_tile(a.chunks),
+              group = kWarps / split;
     bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, 1>());
     float* sums = reinterpret_cast<float*>(h + stride);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp & (split - 1);
@@ -151,7 +152,8 @@ __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K
         for (int i = 0; i < steps; ++i) {
             const uint8_t* chunk = ring.wait();
             const int c = part + i * split;
-            if (c < a.chunks && item.valid(list)) multiply_chunk<K, 1>(chunk, x, c * kChunkCols, lane, sum);
+            if (c < a.chunks && item.valid(list))
+                multiply_chunk<K, false>(chunk, x, c * kChunkCols, lane, sum);
             ring.release(source, lane);
         }
         float* now = sums + (turn & 1) * kWarps * 16;
@@ -176,7 +178,7 @@ template <Kind K, int NT>
 __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainRows<K> prologue) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ ExpertList list;
-    const int stride = activation_stride(a.chunks), split = warps_per_tile(a.chunks);
+    const int stride = activation_stride<K>(a.chunks), split = warps_per_tile(a.chunks);
     bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, NT>());
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
     wait_for_predecessor();
@@ -202,7 +204,7 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainR
                 for (int i = 0; i < steps; ++i) {
                     const uint8_t* chunk = ring.wait();
                     const int c = p + i * split;
-                    if (c < a.chunks) multiply_chunk<K, NT>(chunk, x, c * kChunkCols, lane, sum);
+                    if (c < a.chunks) multiply_chunk<K, false>(chunk, x, c * kChunkCols, lane, sum);
                     ring.release(source, lane);
                 }
 #pragma unroll
@@ -232,8 +234,8 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainR
 template <Kind K>
 bool few(Context& c, const GateUp& a, const Tensor& h) {
     const PlainRows<K> prologue{h.as<bf16>(), h.stride[0], static_cast<int>(h.shape[1]), a.rows};
-    const int activations = a.rows * activation_stride(a.chunks) * 2;
-    const int most = a.rows <= 8 ? ring_bytes<K, 1>() + 8 * activation_stride(a.chunks) * 2
+    const int activations = a.rows * activation_stride<K>(a.chunks) * 2;
+    const int most = a.rows <= 8 ? ring_bytes<K, 1>() + 8 * activation_stride<K>(a.chunks) * 2
                                  : ring_bytes<K, 2>() + activations;
     if (most + static_cast<int>(sizeof(ExpertList)) > c.shared_bytes) return false;
     const int items = a.shared.tiles + min(a.rows * a.used, a.expert_count) * a.experts.tiles;

@@ -61,7 +61,7 @@ __device__ __forceinline__ void write_rows(const Route& r, const bf16* rows, int
     for (int n = blockIdx.x; n < r.rows; n += gridDim.x)
         for (int k = 2 * threadIdx.x; k < r.columns; k += 2 * kThreads)
             *reinterpret_cast<uint32_t*>(r.h + static_cast<int64_t>(n) * r.columns + k) =
-                *reinterpret_cast<const uint32_t*>(rows + n * stride + activation_place(k));
+                *reinterpret_cast<const uint32_t*>(rows + n * stride + activation_place<Kind::bf16>(k));
 }
 
 /// The block that ends last chooses for all rows. kEach: experts of a lane.
@@ -89,7 +89,8 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
     dense_rows<Kind::bf16, NT, kDeep, kTogether == 1, false>(part, r.chunks, r.rows, prologue,
                                                              StoreLogits{r.logits, r.logits_ld});
     extern __shared__ __align__(128) uint8_t shared[];
-    write_rows(r, dense_activations<Kind::bf16, NT, kDeep, false>(shared), activation_stride(r.chunks));
+    write_rows(r, dense_activations<Kind::bf16, NT, kDeep, false>(shared),
+               activation_stride<Kind::bf16>(r.chunks));
     choose_last<kEach>(r);
 }
 

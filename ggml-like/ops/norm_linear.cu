@@ -34,9 +34,9 @@ struct Store {
 };
 
 /// h as its maker left it, and the factors of its rows.
-template <Kind K, int kTogether, typename Order = PlainOrder>
+template <Kind K, int kTogether>
 struct LeftRows {
-    PlainRows<K, kTogether, Order> rows;
+    PlainRows<K, kTogether> rows;
     LeftNorm left;
     int first;  // row of `left`
     float* factor;
@@ -76,8 +76,8 @@ struct Left {
     int columns, rows, first;
     LeftNorm norm;
 
-    template <Kind K, int kTogether, typename Order = PlainOrder>
-    __device__ __forceinline__ LeftRows<K, kTogether, Order> prologue(float* factor) const {
+    template <Kind K, int kTogether>
+    __device__ __forceinline__ LeftRows<K, kTogether> prologue(float* factor) const {
         return {{h, ld, columns, rows}, norm, first, factor, 0.0f};
     }
 };
@@ -95,8 +95,7 @@ template <Kind K>
 __global__ void __launch_bounds__(kThreads, 2)
     left_linear_one(Part part, OneShape<K, true> shape, Left left, bf16* y) {
     __shared__ float factor[kLeftRows];
-    dense_one<K, true>(part, shape, left.prologue<K, 1, OneOrder<K>>(factor),
-                       StoreScaled{y + part.row_begin, 0, factor});
+    dense_one(part, shape, left.prologue<K, 1>(factor), StoreScaled{y + part.row_begin, 0, factor});
 }
 
 template <Kind K>
@@ -140,18 +139,21 @@ __global__ void __launch_bounds__(kThreads, 3 - NT)
                                                              Store<Y>{y + part.row_begin, ld});
 }
 
-template <Kind K, typename Y>
+template <Kind K, Extent E, typename Y>
 __global__ void __launch_bounds__(kThreads, 2)
-    norm_linear_one(Part part, OneShape<K, true> shape, NormRows<K, 1, OneOrder<K>> prologue, Y* y) {
-    dense_one<K, true>(part, shape, prologue, Store<Y>{y + part.row_begin, 0});
+    norm_linear_one(Part part, OneShape<K, true, E> shape, NormRows<K, 1> prologue, Y* y) {
+    dense_one(part, shape, prologue, Store<Y>{y + part.row_begin, 0});
 }
 
-template <Kind K, typename Y>
-void one(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, float eps, Y* y) {
-    const OneShape<K, true> shape(c, part, w.chunks);
-    const NormRows<K, 1, OneOrder<K>> prologue{x, norm, w.cols, 1, eps, 1.0f / w.cols, {}};
-    launch(c, "norm_linear", norm_linear_one<K, Y>, shape.grid, kThreads, shape.bytes(), part, shape,
+/// False: it does not fit.
+template <Kind K, Extent E, typename Y>
+bool one(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, float eps, Y* y) {
+    if (!dense_one_fits<K, true, E>(c, part, w.chunks)) return false;
+    const OneShape<K, true, E> shape(c, part, w.chunks);
+    const NormRows<K, 1> prologue{x, norm, w.cols, 1, eps, 1.0f / w.cols, {}};
+    launch(c, "norm_linear", norm_linear_one<K, E, Y>, shape.grid, kThreads, shape.bytes(), part, shape,
            prologue, y);
+    return true;
 }
 
 template <Kind K, int NT, bool kDeep, int kTogether, typename Y>
@@ -166,8 +168,9 @@ void few(Context& c, const Packed& w, const Part& part, const float* x, const fl
 template <Kind K, typename Y>
 void few(Context& c, const Packed& w, const Part& part, const float* x, const float* norm, int rows,
          float eps, Tensor& y) {
-    if (rows == 1 && dense_one_fits<K, true>(c, part, w.chunks))
-        return one<K>(c, w, part, x, norm, eps, y.as<Y>());
+    if (rows == 1 && (one<K, Extent::few>(c, w, part, x, norm, eps, y.as<Y>()) ||
+                      one<K, Extent::many>(c, w, part, x, norm, eps, y.as<Y>())))
+        return;
     for (int first = 0, n = 0; first < rows; first += n) {
         n = dense_rows_at_once<K>(c, rows - first, w.chunks);
         const auto run = dense_shape<K>(c, n, w.chunks, [&]<int NT, bool kDeep>() {

@@ -1,5 +1,5 @@
-// Random layers of a mixture of experts and what their ops should make of them, in double over weights decoded
-// by the test.
+// Random layers of a mixture of experts and what their ops should make of them, in double over weights
+// decoded by the test.
 #pragma once
 
 #include <fmt/format.h>
@@ -122,7 +122,8 @@ Sum row_product(const std::vector<double>& w, int64_t row, int64_t cols, const T
     return sum;
 }
 
-inline void expect_gate_up(const Case& c, const std::vector<double>& w, int64_t width, const float* h, Expected& e) {
+inline void expect_gate_up(const Case& c, const std::vector<double>& w, int64_t width, const float* h,
+                           Expected& e) {
     for (int64_t f = 0; f < width; ++f) {
         const Sum gate = row_product(w, f, c.model, h), up = row_product(w, width + f, c.model, h);
         const double silu = gate.value / (1 + std::exp(-gate.value));
