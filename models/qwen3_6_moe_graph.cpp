@@ -35,9 +35,10 @@ class Builder {
             x = c_.dense() ? mlp_block(w, x) : moe_block(w, x);
         }
         g_.set_layer(-1);
-        Tensor* rows = gather_rows(g_, "logit_rows", x, batch_.logit_rows);
+        // As many as there are rows: all of them, in order.
+        if (shape_.logit_rows < shape_.tokens) x = gather_rows(g_, "logit_rows", x, batch_.logit_rows);
         Tensor* logits =
-            norm_linear(g_, "logits", rows, g_.external(w_.final_norm), w_.head, c_.eps, act_, DType::F32);
+            norm_linear(g_, "logits", x, g_.external(w_.final_norm), w_.head, c_.eps, act_, DType::F32);
         Tensor* top = logits_top(g_, "logits_top", logits, batch_.temperature, shape_.vocab);
         g_.output(logits);
         g_.output(top);
