@@ -10,9 +10,20 @@ struct Angles {
     uint64_t turns[8];
 };
 
+/// The rotations of the lane's elements at a position.
+struct Rotations {
+    float2 of[8];
+
+    __device__ __forceinline__ Rotations(const Angles& angles, int position, int lane) {
+        if (lane < 8)
+#pragma unroll
+            for (int i = 0; i < 8; ++i) of[i] = rotation(angles.turns[i], position);
+    }
+};
+
 /// Norm and rotary embedding of a head of which lane l holds elements 8l .. 8l+7.
 __device__ __forceinline__ uint4 norm_rope(const AttentionCall& c, uint4 raw, const float (&norm)[8],
-                                           const Angles& angles, int position, int lane) {
+                                           const Rotations& rotations, int lane) {
     const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
     float x[8], sum = 0;
 #pragma unroll
@@ -28,7 +39,7 @@ __device__ __forceinline__ uint4 norm_rope(const AttentionCall& c, uint4 raw, co
     for (int i = 0; i < 8; ++i) {  // elements 0 .. 31 are in lanes 0 .. 3, their partners in lanes 4 .. 7
         const float other = __shfl_xor_sync(0xffffffffu, x[i], 4);
         if (lane < 8) {
-            const float2 turn = rotation(angles.turns[i], position);
+            const float2 turn = rotations.of[i];
             x[i] = lane < 4 ? x[i] * turn.x - other * turn.y : x[i] * turn.x + other * turn.y;
         }
     }
@@ -44,7 +55,7 @@ __device__ __forceinline__ void finish_fresh(const AttentionCall& c, const Row& 
     for (int r = max(0, (values ? row.keys - 1 : row.fresh) - key); r < end; ++r) {
         uint4* at = reinterpret_cast<uint4*>(slot + piece_at(first + r, lane));
         uint4 x = *at;
-        if (!values) *at = x = norm_rope(c, x, k_norm, angles, key + r, lane);
+        if (!values) *at = x = norm_rope(c, x, k_norm, Rotations(angles, key + r, lane), lane);
         if (key + r == row.keys - 1)
             *reinterpret_cast<uint4*>((values ? c.v_cache : c.k_cache) + row.own_place + lane * 8) = x;
     }
@@ -66,10 +77,11 @@ __device__ __forceinline__ void load_query(const AttentionCall& c, const Row& ro
         const int head = row.kv_head * row.group + min(warp + i * kWarps, row.group - 1);
         raw[i] = *reinterpret_cast<const uint4*>(c.q.at(row.t, head) + lane * 8);
     }
+    const Rotations rotations(angles, row.keys - 1, lane);
 #pragma unroll
     for (int i = 0; i < kHeads / kWarps; ++i)
         *reinterpret_cast<uint4*>(shared.ring[kSpare] + piece_at(warp + i * kWarps, lane)) =
-            norm_rope(c, raw[i], q_norm, angles, row.keys - 1, lane);
+            norm_rope(c, raw[i], q_norm, rotations, lane);
     __syncthreads();
 #pragma unroll
     for (int s = 0; s < kDim / 16; s += 2) {
