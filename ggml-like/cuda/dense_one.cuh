@@ -18,6 +18,7 @@ constexpr int kOneTurns = E == Extent::few ? 8 : 16;
 /// How a launch divides a part. kAhead: as in kPieces; others leave room for the next kernel's block.
 template <Kind K, bool kAhead, Extent E = Extent::few>
 struct OneShape {
+    static constexpr bool kHeld = K == Kind::nvfp4 && kAhead;  // a warp has one piece of every tile
     static constexpr int kRing = kAhead ? kPieces<K, 1, true, true> : K == Kind::bf16 ? 2 : 3;
     static constexpr bool kRefill = E == Extent::many || K != Kind::nvfp4;
     int chunks, grid, turns, steps;  // tiles of a block, pieces of a warp and tile
@@ -33,7 +34,7 @@ struct OneShape {
                kept * kWarps * kTileRows * static_cast<int>(sizeof(float));
     }
     bool fits(const Context& c) const {
-        if (!kRefill && turns * steps > kRing) return false;
+        if ((!kRefill && turns * steps > kRing) || (kHeld && steps > 1)) return false;
         return (turns <= kOneTurns<E> || E == Extent::many) && bytes() + kDenseStatic <= c.shared_bytes;
     }
 };
@@ -43,6 +44,40 @@ bool dense_one_fits(const Context& c, const Part& part, int chunks) {
     return part.tiles > 0 && chunks % (kWarps * kPieceChunks<K>) == 0 &&
            OneShape<K, kAhead, E>(c, part, chunks).fits(c);
 }
+
+/// What one row brings to the pieces of a warp.
+template <Kind K, bool kHeld>
+struct OneRow {
+    const bf16* first;
+
+    __device__ __forceinline__ void multiply(const uint8_t* piece, int step, int lane,
+                                             float (&acc)[1][4]) const {
+        const bf16* const x[1] = {first + step * kWarps * kPieceChunks<K> * kChunkCols};
+#pragma unroll
+        for (int k = 0; k < kPieceChunks<K>; ++k)
+            multiply_chunk<K, true>(piece + k * chunk_bytes(K), x, k * kChunkCols, lane, acc);
+    }
+};
+/// NVFP4, one piece of every tile: always the same columns.
+template <>
+struct OneRow<Kind::nvfp4, true> {
+    uint4 x[kPieceChunks<Kind::nvfp4>][2];
+
+    __device__ __forceinline__ explicit OneRow(const bf16* first) {
+#pragma unroll
+        for (int k = 0; k < kPieceChunks<Kind::nvfp4>; ++k)
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+                x[k][j] = load16(reinterpret_cast<const uint8_t*>(first + k * kChunkCols + 32 * j +
+                                                                  8 * (threadIdx.x & 3)));
+    }
+    __device__ __forceinline__ void multiply(const uint8_t* piece, int, int lane, float (&acc)[1][4]) const {
+#pragma unroll
+        for (int k = 0; k < kPieceChunks<Kind::nvfp4>; ++k)
+            multiply_fp4<true, 1>(
+                piece + k * kFp4Chunk, [&](int, int j) { return x[k][j]; }, lane, acc);
+    }
+};
 
 /// prologue and finish as in dense_rows.
 template <Kind K, bool kAhead, Extent E, typename Prologue, typename Finish>
@@ -70,7 +105,7 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
         }
         commit_copies();
         from += kWarps * kBytes;
-        if (++step == s.steps) step = 0, tile += gridDim.x, from += jump - kWarps * kBytes;
+        if (Shape::kHeld || ++step == s.steps) step = 0, tile += gridDim.x, from += jump - kWarps * kBytes;
     };
 #pragma unroll
     for (int i = 0; i < kRing; ++i) request(ring + i * kBytes);
@@ -98,6 +133,8 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
     prologue.late();
 
     uint8_t* piece = ring;
+    const OneRow<K, Shape::kHeld> x{h + warp * kPieceChunks<K> * kChunkCols};
+    const int steps = Shape::kHeld ? 1 : s.steps;
     int at = blockIdx.x;
 #pragma unroll 1
     for (int batch = 0;; ++batch) {
@@ -107,14 +144,11 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
         for (int i = 0; at < part.tiles && (E == Extent::few || i < kTurns);
              ++i, at += gridDim.x, to += kWarps * kTileRows) {
             float acc[1][4] = {};
-            const bf16* x[1] = {h + warp * kPieceChunks<K> * kChunkCols};
 #pragma unroll 1
-            for (int j = 0; j < s.steps; ++j, x[0] += kWarps * kPieceChunks<K> * kChunkCols) {
+            for (int j = 0; j < steps; ++j) {
                 wait_copies<kRing - 1>();
                 if constexpr (K != Kind::bf16) __syncwarp();  // parts were copied by other lanes
-#pragma unroll
-                for (int k = 0; k < kPieceChunks<K>; ++k)
-                    multiply_chunk<K, true>(piece + k * chunk_bytes(K), x, k * kChunkCols, lane, acc);
+                x.multiply(piece, j, lane, acc);
                 if constexpr (Shape::kRefill) {
                     if constexpr (K != Kind::bf16) __syncwarp();
                     request(piece);

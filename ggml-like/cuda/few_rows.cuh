@@ -120,11 +120,10 @@ __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16*
 #pragma unroll
             for (int i = 0; i < 4; ++i) sum[nt][i] += (i < 2 ? scale.x : scale.y) * partial[nt][i];
     } else {
-        const uint8_t* rows[NT];
-#pragma unroll
-        for (int nt = 0; nt < NT; ++nt)
-            rows[nt] = reinterpret_cast<const uint8_t*>(x[nt] + column) + 16 * (lane & 3);
-        multiply_fp4<kHalf, NT>(chunk, rows, lane, sum);
+        const auto operands = [&](int nt, int j) {
+            return load16(reinterpret_cast<const uint8_t*>(x[nt] + column + 32 * j + 8 * (lane & 3)));
+        };
+        multiply_fp4<kHalf, NT>(chunk, operands, lane, sum);
     }
 }
 

@@ -75,11 +75,11 @@ __device__ __forceinline__ void scales_of(uint32_t bytes, float (&s)[4]) {
 #endif
 }
 
-/// acc[nt] += chunk times rows 8 nt to 8 nt + 7; `x`: the lane's row of each eight (column g of B) at this
-/// chunk, plus 16 t. kHalf: only even columns are wanted, sums of which are acc[..][0] and acc[..][2].
-template <bool kHalf, int NT>
-__device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t* const (&x)[NT], int lane,
-                                             float (&acc)[NT][4]) {
+/// acc[nt] += chunk times rows 8 nt to 8 nt + 7; x(nt, j): operands of the lane's row of each eight (column g
+/// of B) for blocks 2j and 2j + 1. kHalf: only even columns are wanted, sums of which are acc[..][0] and
+/// acc[..][2].
+template <bool kHalf, int NT, typename X>
+__device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, X&& x, int lane, float (&acc)[NT][4]) {
     const uint4 w = *reinterpret_cast<const uint4*>(chunk + 16 * lane);
     const uint2 bytes = *reinterpret_cast<const uint2*>(chunk + 512 + 8 * (lane >> 2));
     const uint32_t words[4] = {w.x, w.y, w.z, w.w};
@@ -90,7 +90,7 @@ __device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t
     for (int j = 0; j < 2; ++j) {
         uint4 v[NT];
 #pragma unroll
-        for (int nt = 0; nt < NT; ++nt) v[nt] = *reinterpret_cast<const uint4*>(x[nt] + 64 * j);
+        for (int nt = 0; nt < NT; ++nt) v[nt] = x(nt, j);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int kk = 2 * j + i;
@@ -111,12 +111,12 @@ __device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t
     }
 }
 
-/// The same for one eight of rows.
+/// The same for one eight of rows; `x`: the lane's row at this chunk, plus 16 t.
 template <bool kHalf>
 __device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t* x, int lane,
                                              float (&acc)[4]) {
-    const uint8_t* const rows[1] = {x};
-    multiply_fp4<kHalf, 1>(chunk, rows, lane, reinterpret_cast<float(&)[1][4]>(acc));
+    const auto operands = [&](int, int j) { return *reinterpret_cast<const uint4*>(x + 64 * j); };
+    multiply_fp4<kHalf, 1>(chunk, operands, lane, reinterpret_cast<float(&)[1][4]>(acc));
 }
 
 /// Sum of n <= kMostParts values in order, `step` apart; all of them are read at once.
