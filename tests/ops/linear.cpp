@@ -252,6 +252,39 @@ void norm_linear_forms(Device& device) {
             check_norm_linear(device, tokens, 5120, 40, form, ++seed);
 }
 
+/// As tall as a head, so that a block has many tiles: a row has the bits alone that it has beside others,
+/// which go through another kernel. Weights are the backend's own random ones.
+void norm_linear_tall(Device& device) {
+    struct {
+        DType dtype;
+        ScaleKind scale;
+        int64_t cols;
+    } constexpr kKinds[] = {{DType::BF16, ScaleKind::none, 1024},
+                            {DType::F8_E4M3, ScaleKind::per_row, 2048},
+                            {DType::NVFP4, ScaleKind::nvfp4, 2048}};
+    constexpr int64_t tokens = 3, rows = 40005;
+    for (const auto& kind : kKinds) {
+        CAPTURE(static_cast<int>(kind.dtype));
+        WeightSegment segment;
+        segment.dtype = kind.dtype, segment.scale_kind = kind.scale;
+        segment.rows = rows, segment.cols = kind.cols;
+        const Weight w = placed(device, Weight("head", {segment}));
+        device.backend->weights_complete();
+        Random random(23);
+        const auto x = random.normals(tokens * kind.cols), norm = random.normals(kind.cols);
+        Guarded norm_memory(device, "norm", DType::F32, Place::weight, {kind.cols});
+        norm_memory.set(norm);
+        const auto y = run_norm_linear(device, w, norm_memory.tensor(), x, device.activation, DType::F32);
+        for (int64_t t = 0; t < tokens; ++t) {
+            const auto row = rows_of(y, rows, t, 1);
+            CHECK(run_norm_linear(device, w, norm_memory.tensor(), rows_of(x, kind.cols, t, 1),
+                                  device.activation, DType::F32) == row);
+            CHECK(std::count_if(row.begin(), row.end(), [](double v) { return std::abs(v) > 1e-6; }) >
+                  rows * 99 / 100);
+        }
+    }
+}
+
 // ---- norm_gate_up
 
 struct GateUpCase {
@@ -325,6 +358,10 @@ DEVICE_TEST_CASE("linear_add: stacked segments keep their own formats and scales
 DEVICE_TEST_CASE("linear_add: rows wider than shared memory", linear_add_wide)
 DEVICE_TEST_CASE("norm_linear: norm, product, one rounding", norm_linear_forms)
 DEVICE_TEST_CASE("norm_gate_up: norm, both products, silu", norm_gate_up_cases)
+
+TEST_SUITE("cuda") {
+    TEST_CASE("norm_linear: as tall as a head, alone and beside others (CUDA)") { on_cuda(norm_linear_tall); }
+}
 
 TEST_SUITE("cpu") {
     TEST_CASE("linear_add: odd shapes, and segments of any mix of formats") {
