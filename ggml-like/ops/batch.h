@@ -26,7 +26,7 @@ struct Batch {
     Tensor* pages = nullptr;         // I32 [S, P] page p holds positions 64p .. 64p+63
     Tensor* committed = nullptr;     // I32 [S] journal entries to apply first
     Tensor* journal = nullptr;       // I32 [S] 1: journal this step instead of updating the state
-    Tensor* logit_rows = nullptr;    // I32 [R] rows whose logits are wanted
+    Tensor* logit_rows = nullptr;    // I32 [R] rows whose logits are wanted; with R rows in all: 0..R-1
     Tensor* temperature = nullptr;   // F32 [R] for the sums of logits_top
 };
 
