@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 /// Registers of a kernel of one row: one of NVFP4 with more is 2 % of a step slower (63 instead of 56), as
 /// fewer blocks of its neighbours fit beside it.
 template <Kind K, Extent E>
-constexpr int kOneRegisters = K == Kind::nvfp4&& E == Extent::few ? 56 : 64;
+constexpr int kOneRegisters = (K == Kind::nvfp4 && E == Extent::few) ? 56 : 64;
 
 template <Kind K>
 __global__ void __maxnreg__((kOneRegisters<K, Extent::few>))
