@@ -35,9 +35,10 @@ struct Health {
     }
 };
 
-/// A fault in base/ct.
-std::unique_ptr<Health> after(const std::function<void(SafetensorsWriter&)>& change) {
-    CheckpointCopy copy("base/ct");
+/// A fault in a parity checkpoint.
+std::unique_ptr<Health> after(const std::function<void(SafetensorsWriter&)>& change,
+                              const std::string& name = "base/ct") {
+    CheckpointCopy copy(name);
     change(copy.weights);
     copy.write();
     return std::make_unique<Health>(copy.dir.str());
@@ -184,6 +185,19 @@ TEST_SUITE("cpu") {
             w.at(kExpert + "up_proj.weight_global_scale").data = f32_bytes(4321);
         });
         CHECK(contains(apart->of(kExpert + "up_proj"), "engines that fuse them take one"));
+
+        const std::string delta = "model.language_model.layers.0.linear_attn.in_proj_";
+        const auto of_z = [&](float scale) {
+            const auto health = after(
+                [&](SafetensorsWriter& w) {
+                    w.at(delta + "qkv.weight_scale_2").data = f32_bytes(0.25f);
+                    w.at(delta + "z.weight_scale_2").data = f32_bytes(scale);
+                },
+                "dense/modelopt_xs");
+            return health->of(delta + "z");
+        };
+        CHECK(contains(of_z(0.5f), "of in_proj_qkv 0.25: engines that fuse them take one"));
+        CHECK(!contains(of_z(0.25f), "engines that fuse them"));
     }
 
     TEST_CASE("health: reports and exit codes") {
