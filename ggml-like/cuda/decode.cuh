@@ -19,7 +19,7 @@ constexpr float kSumLift = K == Kind::bf16  ? 1.0f
 
 /// Words of rows g and g + 8 for a pair of nvfp4 blocks: a[0..3] of its even (0) or odd (1) block, values *
 /// 2^-126. 9 instructions a word: three of its four code places are one shift from where BF16 wants them, the
-/// fourth one product with 2^11 + 2^5 + 1, which moves s, e and the rest without carries.
+/// fourth one product with 2^11 + 2^5 + 1: s, one e, and e m arrive there, and no carry reaches them.
 __device__ __forceinline__ void decode_nvfp4(uint32_t low, uint32_t high, int odd, uint32_t (&a)[4]) {
     const auto field = [](uint32_t w) { return w & 0x81c081c0u; };
     const auto split_field = [&](uint32_t w) { return field(((w >> 7) & 0x00d800d8u) * 0x821u); };

@@ -2,7 +2,7 @@
 // of its 16. A tile's chunks are 16 x 64 weights (packed.h); the 8 columns of an mma are up to kPassRows rows
 // of x.
 //
-// Limit: about 80 instructions a warp for 16 x 64 weights, 44 of them to decode codes. (FP8 products would
+// Limit: about 70 instructions a warp for 16 x 64 weights, 36 of them to decode codes. (FP8 products would
 // need half of them, but mma.sync with FP8 operands is made of conversions and FP16 products on sm_90.)
 #pragma once
 

@@ -258,7 +258,7 @@ __device__ __forceinline__ void choose_few(const GateUp& a, FewChoice& choice, f
         int* ids = choice.ids + warp * a.used;
         const float squares = load_squares(to.norm, warp);
         const auto logit = [&](int e) { return read_sum(sums + e); };
-        const float gate_logit = writes ? logit(to.experts) : 0.0f;  // now, since nobody waits for it yet
+        const float gate_logit = writes ? logit(to.experts) : 0.0f;  // on its way while choosing
         const uint32_t bits = choose_in_order<kMostLeftExperts / 32>(logit, to.experts, a.used, ids);
         const float factor = norm_factor(to.norm, squares);
         if (lane == 0) scale[warp] = factor;
