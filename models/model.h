@@ -20,6 +20,7 @@ struct Audit;
 
 /// Sizes of one step. A plan is built once for each.
 struct BatchShape {
+    StepKind kind = StepKind::prompt;
     int64_t tokens = 0;
     int64_t sequences = 0;
     int64_t logit_rows = 0;

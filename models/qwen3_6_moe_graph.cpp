@@ -48,6 +48,7 @@ class Builder {
   private:
     void declare_batch() {
         const int64_t tokens = shape_.tokens, sequences = shape_.sequences;
+        batch_.kind = shape_.kind;
         batch_.token_ids = g_.input("token_ids", DType::I32, {tokens});
         batch_.positions = g_.input("positions", DType::I32, {tokens});
         batch_.row_sequence = g_.input("row_sequence", DType::I32, {tokens});

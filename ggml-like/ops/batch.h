@@ -5,6 +5,12 @@
 // never read (the CPU has zeros where the ops that look at sequences would write: a router must not meet
 // NaN). A sequence whose first row has position 0 begins from zero state, whatever its slot held before.
 //
+// A step has one kind. Prompt rows and answer rows are computed along two numeric paths, each of which gives a row
+// the same bits whatever else runs in its step:
+//   prompt   a row's bits depend on the tokens before it only, if every slice of its sequence but the last began and
+//            ended at a multiple of 64 tokens; they are the same for any number of rows and neighbours
+//   answer   one or several consecutive rows a sequence; a row's bits are those that it has alone, one row a step
+//
 // Speculation: a slot's recurrent state is the state after its last committed token. With journal[s] = 1 a
 // step leaves that state alone and writes one journal entry a row instead; the next step first applies the
 // first committed[s] of those entries (the accepted tokens), then runs its rows. Without speculation both are
@@ -17,7 +23,11 @@ namespace quern {
 
 inline constexpr int kPageTokens = 64;  // tokens in one page of the KV cache
 
+/// Rows of prompts, or rows of answers; a step never has both.
+enum class StepKind : uint8_t { prompt, answer };
+
 struct Batch {
+    StepKind kind = StepKind::prompt;
     Tensor* token_ids = nullptr;     // I32 [T]
     Tensor* positions = nullptr;     // I32 [T] position of each row in its sequence
     Tensor* row_sequence = nullptr;  // I32 [T] sequence of each row; -1: padding
