@@ -81,6 +81,7 @@ class CpuBackend final : public Backend {
     void synchronize() override {}
 
     void run(Plan& plan) override {
+        zero(plan.zeros(), plan.zero_bytes());
         for (const Node& node : plan.graph().nodes()) {
             if (!after_node) {
                 node.op->run_cpu(node, context_);
