@@ -124,7 +124,7 @@ void check(std::string_view name, const MoeGateUpResult& in, const Tensor& resid
               in.shared->shape[1] == shared.cols && shared.rows == experts.rows,
           "[moe_down] {}: shared expert [{}, {}] does not fit shared {} and {} rows of the experts", name,
           shared.rows, shared.cols, describe(*in.shared), experts.rows);
-    CHECK(in.groups->shape[0] >= experts.count() + 1 + in.ids->elements(),
+    CHECK(in.groups->shape[0] == experts.count() + 1 + in.ids->elements(),
           "[moe_down] {}: groups {} do not fit {} experts and ids {}", name, describe(*in.groups),
           experts.count(), describe(*in.ids));
     CHECK(residual.rank == 2 && residual.dtype == DType::F32 && residual.contiguous() &&

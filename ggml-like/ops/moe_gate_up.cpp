@@ -149,7 +149,7 @@ const Op kMoeGateUp{"moe_gate_up", run, cost};
 MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in, const ExpertWeights& experts,
                             const Weight& shared, int used, float eps, StepKind kind) {
     check(name, in, experts, shared, used);
-    const int64_t tokens = in.h->shape[0], slices = std::max<int64_t>(1, (tokens + kGroupSliceRows - 1) / kGroupSliceRows);
+    const int64_t tokens = in.h->shape[0];
     const auto part = [&](const char* what) { return fmt::format("{}.{}", name, what); };
     const MoeGateUpResult out{
         .routed = g.scratch(part("routed"), in.h->dtype, {tokens, used, experts.rows / 2}),
@@ -157,7 +157,7 @@ MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in,
         .ids = g.scratch(part("ids"), DType::I32, {tokens, used}),
         .weights = g.scratch(part("weights"), DType::F32, {tokens, used}),
         .shared_gate = g.scratch(part("shared_gate"), DType::F32, {tokens}),
-        .groups = g.scratch(part("groups"), DType::I32, {slices * (experts.count() + 1) + tokens * used}),
+        .groups = g.scratch(part("groups"), DType::I32, {experts.count() + 1 + tokens * used}),
         .ready = g.zeros(part("ready"), DType::I64, {used + 1}),
     };
     g.add({.op = &kMoeGateUp,

@@ -5,8 +5,8 @@
 //   ids I32 [T, K] in falling order of logit, ties to the lower id
 //   weights F32 [T, K]: softmax of r * logits over all E, the chosen ones renormalised to sum 1
 //   shared_gate F32 [T] = sigmoid(r * logit E)
-//   groups: from its beginning I32 [E + 1 + T*K]: E + 1 offsets, then the pairs (t*K + j) of each expert, rising:
-//     expert e owns pairs[offset[e]] .. pairs[offset[e+1] - 1]. (A GPU may group slices of rows apart instead.)
+//   groups I32 [E + 1 + T*K]: E + 1 offsets, then the pairs (t*K + j) of each expert, rising: expert e owns
+//     pairs[offset[e]] .. pairs[offset[e+1] - 1]
 //   routed [T, K, F], shared [T, Fs] in h's dtype: both products are FP32 sums as in linear_add, times r; silu and the
 //     product of the two in FP32; one rounding.
 // A NaN logit never wins; if fewer than K are finite the CPU throws, the GPU takes the lowest ids that are left with
@@ -35,8 +35,5 @@ extern const Op kMoeGateUp;
 
 MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in, const ExpertWeights& experts,
                             const Weight& shared, int used, float eps, StepKind kind);
-
-/// Rows of a slice that a GPU may group apart.
-inline constexpr int64_t kGroupSliceRows = 16;
 
 }  // namespace quern
