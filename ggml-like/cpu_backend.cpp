@@ -75,7 +75,6 @@ class CpuBackend final : public Backend {
     }
     void place_apart(Weight& weight, RowOrder order) override { place_weight(weight, order); }
     void weights_complete() override {}
-    bool batch_invariant() const override { return true; }
     bool captures() const override { return false; }
     void prepare(Plan&) override {}
     void synchronize() override {}

@@ -201,7 +201,6 @@ class CudaBackend final : public Backend {
         CUDA_CHECK(cudaDeviceSynchronize());  // random weights are filled on the default stream
     }
 
-    bool batch_invariant() const override { return false; }  // kernels differ by rows
     bool captures() const override { return true; }
     void prepare(Plan& plan) override {
         for (const Node& node : plan.graph().nodes()) launch_of(node.op);
