@@ -24,9 +24,11 @@ inline constexpr int kPartFloats = 8 * 256 + 8 * 2;
 constexpr int64_t max_answer_rows(int64_t kv_heads) { return kArrivals / (kSplitBlocks * kv_heads); }
 
 inline constexpr int kTileM = 128;         // rows of a prompt times query heads of a KV head, one block
-inline constexpr int kSegmentKeys = 4096;  // of a prompt's keys
-inline constexpr int kHeldTiles = 176;     // tiles whose sums so far fit the work space
-inline constexpr int64_t kHeldBytes = kTileM * (256 + 2) * 4;  // sums, then maximum and sum of each row
+inline constexpr int kSegmentKeys = 2048;  // of a prompt's keys
+/// A tile's sums over some keys; then maximum and sum of each row, twice.
+inline constexpr int64_t kHeldBytes = kTileM * (256 + 4) * 4;
+inline constexpr int kSharingBlocks = 144;  // most blocks that share tiles, and so wait for each other
+inline constexpr int kHeldSlots = kSharingBlocks * 3 / 2;  // one each, and one for each tile
 
 /// At least the tiles of a prompt step, for each KV head.
 constexpr int64_t prompt_tiles(int64_t tokens, int64_t sequences, int64_t group) {

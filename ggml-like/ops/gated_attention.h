@@ -41,8 +41,7 @@ struct AttentionInputs {
 extern const Op kGatedAttention;
 
 /// Work space for partial results of split keys.
-int64_t attention_work_bytes(StepKind kind, int64_t tokens, int64_t sequences, int64_t heads,
-                             int64_t kv_heads, int64_t head_dim);
+int64_t attention_work_bytes(StepKind kind, int64_t tokens, int64_t kv_heads, int64_t head_dim);
 
 Tensor* gated_attention(Graph& g, std::string_view name, const AttentionInputs& in, Tensor* k_cache,
                         Tensor* v_cache, const Batch& batch, const GatedAttentionParams& params);

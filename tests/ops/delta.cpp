@@ -17,7 +17,8 @@ struct Shape {
     int nk, nv, dk, dv;
 
     int64_t channels() const { return 2 * nk * int64_t{dk} + nv * int64_t{dv}; }
-    int64_t columns() const { return channels() + 2 * nv + out(); }  // u, a, b, z
+    /// u, a, b, z; rows begin at multiples of 16 bytes, as they do in a model.
+    int64_t columns() const { return (channels() + 2 * nv + out() + 7) / 8 * 8; }
     int64_t out() const { return nv * int64_t{dv}; }
     ConvGatedDeltaNetParams params() const { return {nk, nv, dk, dv, kEps}; }
 };
