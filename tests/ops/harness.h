@@ -139,6 +139,7 @@ struct Layout {
     std::vector<int> committed = std::vector<int>(4, 0), journal = std::vector<int>(4, 0);
     int64_t pages_each = 4;
     int padding = 0;  // rows after the last sequence
+    StepKind kind = StepKind::prompt;
 
     int64_t tokens() const {
         int64_t n = padding;
@@ -150,6 +151,7 @@ struct Layout {
 inline Batch declare_batch(Graph& g, const Layout& l) {
     const auto sequences = static_cast<int64_t>(l.rows.size());
     Batch b;
+    b.kind = l.kind;
     b.positions = g.input("positions", DType::I32, {l.tokens()});
     b.row_sequence = g.input("row_sequence", DType::I32, {l.tokens()});
     b.start = g.input("start", DType::I32, {sequences + 1});
@@ -163,7 +165,8 @@ inline Batch declare_batch(Graph& g, const Layout& l) {
 /// Page p of sequence s: a fixed permutation, so that pages are neither in order nor neighbours.
 inline int page_of(const Layout& l, size_t s, int64_t p) {
     const auto total = static_cast<int64_t>(l.rows.size()) * l.pages_each;
-    return static_cast<int>((static_cast<int64_t>(s) * l.pages_each + p) * 7 % total);
+    const int64_t step = total % 7 != 0 ? 7 : total % 11 != 0 ? 11 : 13;
+    return static_cast<int>((static_cast<int64_t>(s) * l.pages_each + p) * step % total);
 }
 
 inline void fill_batch(Plan& plan, const Batch& b, const Layout& l) {
