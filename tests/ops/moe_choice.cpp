@@ -1,182 +1,218 @@
-// moe_route: the norm, the choice of experts, and the groups made of it.
-#include <algorithm>
+// moe_gate_up: the choice of experts, their weights and the groups made of them.
+#include <cstring>
 #include <limits>
 
 #include "ggml-like/error.h"
-#include "ggml-like/ops/moe_route.h"
-#include "ops/harness.h"
-#include "ops/weights.h"
+#include "ggml-like/ops/linear_add.h"
+#include "ggml-like/safetensors.h"
+#include "ops/moe_layer.h"
 
 using namespace quern;
 using namespace quern::test;
+using namespace quern::test::moe;
 
 namespace {
 
-constexpr float kEps = 1e-6f;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// A router [E + 1, D] of F32 rows that BF16 can hold, so that every device sees the same values.
-struct Router {
-    int64_t experts, width;
-    std::vector<float> values;
-    std::vector<float> norm;
+/// Small experts under logits that the test gives.
+class ChoiceTest {
+  public:
+    ChoiceTest(const Device& device, StepKind kind, int64_t experts, int64_t used)
+        : device_(device),
+          kind_(kind),
+          layer_(device, {32, 16, 16, experts, used, Form::bf16, Form::bf16}, 3),
+          x_(5, 32, 2100) {}
 
-    Router(int64_t e, int64_t d, unsigned seed) : experts(e), width(d) {
-        Random random(seed);
-        values = random.normals((e + 1) * d);
-        for (float& v : values) v = bf16_to_float(float_to_bf16(0.3f * v));
-        norm = random.normals(d);
+    /// logits [n, E + 1]; rows of x by number.
+    Chosen run(const std::vector<int64_t>& rows, const std::vector<float>& logits) const {
+        return Chosen::from(outputs(rows, logits), 0);
     }
-    void copy_row(int64_t from, int64_t to) {
-        std::copy_n(values.begin() + from * width, width, values.begin() + to * width);
+    StepOutputs outputs(const std::vector<int64_t>& rows, const std::vector<float>& logits) const {
+        const NormedInput made = input(rows);
+        const Shape& s = layer_.s;
+        Graph g;
+        Residual in = made.declare(g, device_.activation);
+        in.logits = declare_logits(g, device_, kind_, made.rows, s.experts);
+        add_outputs(g, moe_gate_up(g, "up", in, layer_.gate_up, layer_.shared_gate_up,
+                                   static_cast<int>(s.used), kEps, kind_));
+        return run_graph(device_, std::move(g), [&](Plan& p) {
+            made.fill(p, in);
+            set_logits(p, in.logits, logits, s.experts);
+        });
     }
-    Weight weight() const {
-        const auto segment = [&](const char* name, int64_t begin, int64_t rows) {
-            return WeightSegment{.name = name,
-                                 .dtype = DType::F32,
-                                 .rows = rows,
-                                 .cols = width,
-                                 .data = values.data() + begin * width};
-        };
-        return Weight("router", {segment("gate", 0, experts), segment("shared_gate", experts, 1)});
+    void check(int64_t n, const std::vector<float>& logits, const Chosen& out) const {
+        CAPTURE(kind_name(kind_));
+        CAPTURE(layer_.s.name());
+        CAPTURE(n);
+        const NormedInput in = input(step_rows(n));
+        const std::vector<double> exact(logits.begin(), logits.end());
+        const int64_t used = layer_.s.used, experts = layer_.s.experts;
+        for (int64_t t = 0; t < n; ++t) {
+            CAPTURE(t);
+            check_choice(device_, used, exact.data() + t * (experts + 1), experts, in.factor(t),
+                         out.ids.data() + t * used, out.weights.data() + t * used,
+                         out.gate[static_cast<size_t>(t)]);
+        }
+        check_groups(device_, out, experts);
     }
+    void check(int64_t n, const std::vector<float>& logits) const {
+        check(n, logits, run(step_rows(n), logits));
+    }
+    int64_t experts() const { return layer_.s.experts; }
+
+  private:
+    NormedInput input(const std::vector<int64_t>& rows) const {
+        return {device_, kind_, x_.pick(rows), std::vector<float>(32, 0.5f)};
+    }
+
+    const Device& device_;
+    StepKind kind_;
+    Layer layer_;
+    RowPool x_;
 };
 
-struct Routed {
-    std::vector<double> h, ids, weights, shared, groups;
-};
+void check_shapes(const Device& device, StepKind kind, int64_t experts, int64_t used) {
+    const ChoiceTest test(device, kind, experts, used);
+    for (const int64_t n : row_counts(device, kind)) {
+        const auto rows = step_rows(n);
+        std::vector<float> logits;  // of rows by number
+        for (const int64_t r : rows) {
+            const auto row = make_logits(static_cast<unsigned>(r) + 1, 1, experts);
+            logits.insert(logits.end(), row.begin(), row.end());
+        }
+        const StepOutputs all = test.outputs(rows, logits);
+        test.check(n, logits, Chosen::from(all, 0));
+        for (const int64_t place : watched_places(n)) {
+            CAPTURE(place);
+            const StepOutputs alone =
+                test.outputs({rows[static_cast<size_t>(place)]}, rows_of(logits, experts + 1, place, 1));
+            for (size_t i = 0; i < kChosenNames.size(); ++i) {
+                const auto width = static_cast<int64_t>(alone[i].size());
+                check_bits(kChosenNames[i], all[i].data() + place * width, alone[i].data(), width);
+            }
+        }
+    }
+}
 
-Routed run_route(const Device& device, const Router& router, const std::vector<float>& x, int used) {
-    const Weight w = placed(device, router.weight());
-    Guarded norm(device, "norm", DType::F32, Place::weight, {router.width});
-    norm.set(router.norm);
+void choice_shapes(Device& device) {
+    for (const StepKind kind : kKinds)
+        for (const auto& [experts, used] :
+             {std::pair{16, 4}, {5, 2}, {256, 8}, {512, 12}, {300, 4}, {3, 1}, {4, 4}})
+            check_shapes(device, kind, experts, used);
+}
+
+void choice_ties(Device& device) {
+    for (const StepKind kind : kKinds) {
+        const ChoiceTest twins(device, kind, 12, 5), all(device, kind, 9, 4);
+        for (const int64_t n : {1, 8, 33}) {
+            auto logits = make_logits(10, n, 12);
+            for (size_t row = 0; row < logits.size(); row += 13)
+                for (const size_t e : {3, 7, 11}) logits[row + e] = logits[row + 1];
+            twins.check(n, logits);
+            for (const float same : {0.0f, -3.5f}) {
+                const Chosen out =
+                    all.run(step_rows(n), std::vector<float>(static_cast<size_t>(n) * 10, same));
+                for (size_t i = 0; i < out.ids.size(); ++i) CHECK(out.ids[i] == static_cast<double>(i % 4));
+                CHECK(out.weights == std::vector<double>(static_cast<size_t>(n) * 4, 0.25));
+                if (same == 0) CHECK(out.gate == std::vector<double>(static_cast<size_t>(n), 0.5));
+            }
+        }
+    }
+}
+
+/// Where logits are floats: whole numbers of 2^-32 have no NaN.
+void choice_nan(Device& device) {
+    for (const StepKind kind : kKinds) {
+        if (fixed_point(device, kind)) continue;
+        const ChoiceTest test(device, kind, 6, 5), few(device, kind, 300, 8);
+        for (const int64_t n : {1, 4, 17}) {
+            auto logits = make_logits(13, n, 6);
+            for (size_t row = 0; row < logits.size(); row += 7) logits[row + 2] = kNan;
+            test.check(n, logits);
+            auto many = make_logits(14, n, 300);
+            for (size_t i = 0; i < many.size(); ++i)
+                if (i % 301 != 300 && i % 301 % 7 < 5) many[i] = kNan;
+            few.check(n, many);
+        }
+    }
+}
+
+// ---- the reference's router
+
+template <typename T>
+std::vector<T> values(const SafetensorsFile& file, const char* name) {
+    const SafeTensor* t = file.find(name);
+    REQUIRE_MESSAGE(t != nullptr, name);
+    std::vector<T> list((t->end - t->begin) / sizeof(T));
+    std::memcpy(list.data(), t->data, list.size() * sizeof(T));
+    return list;
+}
+
+/// h through a router: x' = h + 0 under a norm of ones gives logits of h; squares of rms 1 leave them as they
+/// are.
+StepOutputs run_vector(const Device& device, StepKind kind, const std::vector<float>& h, const Weight& router,
+                       const Layer& layer) {
+    const int64_t width = layer.s.model, n = static_cast<int64_t>(h.size()) / width;
+    WeightSegment nothing{.name = "nothing", .dtype = DType::F32, .rows = width, .cols = 16};
+    const std::vector<float> zeros(static_cast<size_t>(width * 16));
+    nothing.data = zeros.data();
+    const Weight none("nothing", {nothing});
+    Guarded ones(device, "ones", DType::F32, Place::weight, {width});
+    ones.fill(1);
     Graph g;
-    Tensor* in = g.input("x", DType::F32, {static_cast<int64_t>(x.size()) / router.width, router.width});
-    const auto r = moe_route(g, "r", in, g.external(norm.tensor()), w, used, kEps, device.activation);
-    for (Tensor* t : {r.h, r.ids, r.weights, r.shared, r.groups}) g.output(t);
-    auto out = run_graph(device, std::move(g), [&](Plan& p) { set_input(p, in, x); });
-    return {out[0], out[1], out[2], out[3], out[4]};
-}
-
-std::vector<double> expected_h(const Router& router, const std::vector<float>& x) {
-    std::vector<double> h;
-    const auto width = static_cast<size_t>(router.width);
-    for (size_t begin = 0; begin < x.size(); begin += width) {
-        double sum = 0;
-        for (size_t i = 0; i < width; ++i) sum += static_cast<double>(x[begin + i]) * x[begin + i];
-        const double rms = std::sqrt(sum / static_cast<double>(width) + kEps);
-        for (size_t i = 0; i < width; ++i) h.push_back(x[begin + i] / rms * router.norm[i]);
-    }
-    return h;
-}
-
-/// Experts in falling order of logit, ties to the lower id.
-std::vector<size_t> order_of(const std::vector<double>& logits) {
-    std::vector<size_t> order(logits.size());
-    for (size_t e = 0; e < order.size(); ++e) order[e] = e;
-    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
-    return order;
-}
-
-/// One row, given the h that the op made of it.
-void check_row(const Device& device, const Router& router, const double* h, int used, const double* ids,
-               const double* weights, double shared) {
-    std::vector<double> logits;
-    for (int64_t e = 0; e <= router.experts; ++e) {
-        double sum = 0;
-        for (int64_t i = 0; i < router.width; ++i)
-            sum += static_cast<double>(router.values[static_cast<size_t>(e * router.width + i)]) * h[i];
-        logits.push_back(sum);
-    }
-    CHECK(shared == doctest::Approx(1 / (1 + std::exp(-logits.back()))).epsilon(device.bound(1e-5)));
-    logits.pop_back();
-    const auto order = order_of(logits);
-    double total = 0;
-    for (int j = 0; j < used; ++j) {
-        const double gap = logits[order[static_cast<size_t>(j)]] - logits[order[static_cast<size_t>(j) + 1]];
-        if (gap != 0 && gap < 1e-4) return;  // too near for FP32 to tell
-        total += std::exp(logits[order[static_cast<size_t>(j)]]);
-    }
-    for (int j = 0; j < used; ++j) {
-        const size_t expert = order[static_cast<size_t>(j)];
-        CHECK(ids[j] == static_cast<double>(expert));
-        CHECK(weights[j] == doctest::Approx(std::exp(logits[expert]) / total).epsilon(device.bound(1e-5)));
-    }
-}
-
-std::vector<double> expected_groups(const std::vector<double>& ids, int64_t experts) {
-    std::vector<double> offsets = {0}, pairs;
-    for (int64_t e = 0; e < experts; ++e) {
-        for (size_t i = 0; i < ids.size(); ++i)
-            if (ids[i] == static_cast<double>(e)) pairs.push_back(static_cast<double>(i));
-        offsets.push_back(static_cast<double>(pairs.size()));
-    }
-    offsets.insert(offsets.end(), pairs.begin(), pairs.end());
-    return offsets;
-}
-
-void check_route(const Device& device, const Router& router, int64_t tokens, int used, unsigned seed) {
-    CAPTURE(tokens);
-    CAPTURE(router.experts);
-    const auto x = Random(seed).normals(tokens * router.width);
-    const Routed r = run_route(device, router, x, used);
-    CHECK(relative_error(r.h, expected_h(router, x)) < device.bound(1e-6));
-    for (int64_t t = 0; t < tokens; ++t)
-        check_row(device, router, r.h.data() + t * router.width, used, r.ids.data() + t * used,
-                  r.weights.data() + t * used, r.shared[static_cast<size_t>(t)]);
-    CHECK(r.groups == expected_groups(r.ids, router.experts));
-    if (!device.same_bits(tokens)) return;
-    for (const int64_t t : some_rows(tokens)) {
-        const Routed alone = run_route(device, router, rows_of(x, router.width, t, 1), used);
-        CHECK(alone.h == rows_of(r.h, router.width, t, 1));
-        CHECK(alone.ids == rows_of(r.ids, used, t, 1));
-        CHECK(alone.weights == rows_of(r.weights, used, t, 1));
-        CHECK(alone.shared == rows_of(r.shared, 1, t, 1));
-    }
-}
-
-void route_shapes(Device& device) {
-    for (const int64_t tokens : {1, 2, 7, 8, 9, 33, 64, 130}) {
-        check_route(device, Router(16, 144, 1), tokens, 4, 5);
-        check_route(device, Router(5, 48, 2), tokens, 2, 6);
-    }
-    for (const int64_t tokens : {9, 64, 65}) check_route(device, Router(256, 256, 3), tokens, 8, 7);
-    check_route(device, Router(512, 64, 3), 40, 12, 7);
-    check_route(device, Router(3, 32, 4), 3, 1, 8);
-}
-
-void route_ties(Device& device) {
-    Router twins(12, 64, 9);
-    for (const int64_t e : {3, 7, 11}) twins.copy_row(1, e);
-    check_route(device, twins, 33, 5, 10);
-    Router zero(9, 64, 9);
-    std::fill(zero.values.begin(), zero.values.end(), 0.0f);
-    const Routed r = run_route(device, zero, Random(11).normals(2 * 64), 4);
-    CHECK(r.ids == std::vector<double>{0, 1, 2, 3, 0, 1, 2, 3});
-    CHECK(r.weights == std::vector<double>(8, 0.25));
-    CHECK(r.shared == std::vector<double>(2, 0.5));
-}
-
-void route_nan(Device& device) {
-    Router router(6, 64, 12);
-    router.values[2 * 64 + 5] = std::numeric_limits<float>::quiet_NaN();
-    const Routed r = run_route(device, router, Random(13).normals(4 * 64), 5);
-    for (int t = 0; t < 4; ++t) {
-        auto ids = rows_of(r.ids, 5, t, 1);
-        std::sort(ids.begin(), ids.end());
-        CHECK(ids == std::vector<double>{0, 1, 3, 4, 5});
-    }
+    Tensor *x = g.input("x", DType::F32, {n, 16}), *residual = g.input("residual", DType::F32, {n, width}),
+           *squares = g.input("squares", DType::F32, {n, 1});
+    Residual y =
+        linear_add(g, "y", x, none, residual, {g.external(ones.tensor()), DType::F32, kind}, &router);
+    g.output(y.logits);
+    y.squares = squares;
+    add_outputs(g, moe_gate_up(g, "up", y, layer.gate_up, layer.shared_gate_up,
+                               static_cast<int>(layer.s.used), kEps, kind));
+    return run_graph(device, std::move(g), [&](Plan& p) {
+        set_input(p, x, std::vector<float>(static_cast<size_t>(n * 16)));
+        set_input(p, residual, h);
+        set_input(p, squares,
+                  std::vector<float>(static_cast<size_t>(n), static_cast<float>(width) * (1 - kEps)));
+    });
 }
 
 }  // namespace
 
-DEVICE_TEST_CASE("moe_route: choice, weights and groups", route_shapes)
-DEVICE_TEST_CASE("moe_route: ties go to the lower id", route_ties)
-DEVICE_TEST_CASE("moe_route: NaN is never chosen", route_nan)
+DEVICE_TEST_CASE("moe_gate_up: choice, weights and groups", choice_shapes)
+DEVICE_TEST_CASE("moe_gate_up: ties go to the lower id", choice_ties)
+DEVICE_TEST_CASE("moe_gate_up: NaN is never chosen", choice_nan)
 
 TEST_SUITE("cpu") {
-    TEST_CASE("moe_route: fewer finite logits than experts used is an error") {
-        Router router(3, 32, 14);
-        router.values[5] = std::numeric_limits<float>::quiet_NaN();
-        CHECK_THROWS_AS(run_route(cpu_device(), router, Random(15).normals(32), 3), Error);
+    TEST_CASE("moe_gate_up: fewer finite logits than experts used is an error") {
+        const Device device = cpu_device();
+        const ChoiceTest test(device, StepKind::answer, 3, 3);
+        CHECK_NOTHROW(test.run({0}, {1, 2, 3, 0}));
+        CHECK_THROWS_AS(test.run({0}, {1, kNan, 3, 0}), Error);
+    }
+
+    TEST_CASE("linear_add, moe_gate_up: logits, choice and weights of transformers' router") {
+        const Device device = cpu_device();
+        const SafetensorsFile file =
+            SafetensorsFile::open(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/ops/moe_route.safetensors");
+        const auto h = values<float>(file, "h"), weight = values<float>(file, "weight"),
+                   logits = values<float>(file, "logits"), weights = values<float>(file, "weights");
+        const auto experts = values<int32_t>(file, "experts");
+        const int64_t width = 24, count = 16, used = 4, n = 33;
+        auto rows = weight;
+        rows.resize(static_cast<size_t>((count + 1) * width));  // a gate of zeros
+        const Weight router(
+            "router",
+            {{.name = "gate", .dtype = DType::F32, .rows = count + 1, .cols = width, .data = rows.data()}});
+        const Layer layer(device, {width, 16, 16, count, used, Form::bf16, Form::bf16}, 1);
+        for (const StepKind kind : kKinds) {
+            const StepOutputs out = run_vector(device, kind, h, router, layer);
+            CHECK(relative_error(first_columns(out[0], n, count), {logits.begin(), logits.end()}) < 1e-6);
+            const Chosen chosen = Chosen::from(out, 1);
+            CHECK(chosen.ids == std::vector<double>(experts.begin(), experts.end()));
+            CHECK(relative_error(chosen.weights, {weights.begin(), weights.end()}) < 1e-6);
+            CHECK(chosen.gate == std::vector<double>(static_cast<size_t>(n), 0.5));
+            check_groups(device, chosen, count);
+        }
     }
 }
