@@ -183,6 +183,17 @@ DEVICE_TEST_CASE("moe_gate_up: choice, weights and groups", choice_shapes)
 DEVICE_TEST_CASE("moe_gate_up: ties go to the lower id", choice_ties)
 DEVICE_TEST_CASE("moe_gate_up: NaN is never chosen", choice_nan)
 
+TEST_SUITE("cuda") {
+    TEST_CASE("moe_gate_up: too few finite logits: the lowest ids that are left, their weights NaN (CUDA)") {
+        on_cuda([](Device& device) {
+            const ChoiceTest test(device, StepKind::prompt, 5, 4);
+            const Chosen out = test.run({0}, {kNan, 2, kNan, 3, kNan, 0});
+            CHECK(out.ids == std::vector<double>{3, 1, 0, 2});
+            for (const size_t j : {2, 3}) CHECK(std::isnan(out.weights[j]));
+        });
+    }
+}
+
 TEST_SUITE("cpu") {
     TEST_CASE("moe_gate_up: fewer finite logits than experts used is an error") {
         const Device device = cpu_device();

@@ -154,6 +154,7 @@ void norm_linear_forms(Device& device) {
     for (const StepKind kind : kKinds) {
         const auto counts = row_counts(device, kind, 130);
         for (const Form form : kForms) check_norm_linear(device, {kind, {3, 20}, 272, {150}, {form}}, ++seed);
+        check_norm_linear(device, {kind, counts, 512, {16}, {Form::f8_block}}, ++seed);
         check_norm_linear(device, {kind, counts, 144, {37}, {Form::nvfp4}}, ++seed);
         check_norm_linear(device, {kind, counts, 256, {64}, {Form::bf16}}, ++seed);
         check_norm_linear(

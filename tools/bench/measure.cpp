@@ -220,7 +220,8 @@ std::vector<LinearRow> measure_linear(Backend& backend) {
                                  .scale_kind = c.scale,
                                  .scale = scales.data()}});
         Graph g;
-        const Residual x{.h = g.input("h", DType::F32, {1, c.columns}), .squares = g.input("squares", DType::F32, {1, 1})};
+        const Residual x{.h = g.input("h", DType::F32, {1, c.columns}),
+                         .squares = g.input("squares", DType::F32, {1, 1})};
         g.output(norm_linear(g, "y", x, weight, 1e-6f, StepKind::prompt, DType::F32));
         Plan plan(std::move(g), backend);
         auto* in = plan.input<float>(plan.graph().inputs()[0]);

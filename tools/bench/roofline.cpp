@@ -47,7 +47,8 @@ double product_flops(Backend& backend, int64_t rows, int64_t size) {
     backend.weights_complete();
     Graph g;
     const DType activation = backend.activation_dtype();
-    const Residual in{.h = g.input("h", activation, {rows, size}), .squares = g.input("squares", DType::F32, {rows, 1})};
+    const Residual in{.h = g.input("h", activation, {rows, size}),
+                      .squares = g.input("squares", DType::F32, {rows, 1})};
     g.output(norm_linear(g, "y", in, weight, 1e-6f, StepKind::prompt, activation));
     Plan plan(std::move(g), backend);
     plan.run();
