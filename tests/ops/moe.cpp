@@ -141,8 +141,8 @@ void moe_large(Device& device) {
         check_moe(device, {656, 208, 80, 24, 3, form, form}, ++seed);
     // so many tiles that warps share them: 10 columns of chunks, 8, and 32
     if (device.exact()) return;
-    check_moe(device, {640, 336, 400, 20, 8, Form::nvfp4, Form::nvfp4}, ++seed);
-    check_moe(device, {512, 512, 512, 20, 8, Form::nvfp4, Form::nvfp4}, ++seed);
+    check_moe(device, {640, 336, 400, 20, 8, Form::nvfp4, Form::nvfp4}, ++seed, 300);
+    check_moe(device, {512, 512, 512, 20, 8, Form::nvfp4, Form::nvfp4}, ++seed, 300);
     check_moe(device, {2048, 512, 512, 12, 8, Form::nvfp4, Form::nvfp4}, ++seed);
     check_moe(device, {2048, 512, 512, 8, 6, Form::f8_block, Form::f8_block}, ++seed, 130);
 }

@@ -134,7 +134,7 @@ class ChainTest {
     void check_product(const char* what, const Matrix& m, const T* x, const float* residual, int64_t n,
                        int64_t t, double r, double r_error, const std::vector<double>& got) {
         const int64_t height = m.weight.rows, cols = m.weight.cols;
-        Expected e;
+        Expected e{height};
         for (const int64_t i : checked_columns(t, n, height, cols)) {
             const Sum sum = row_product(m.values, i, cols, x);
             const double y = (residual != nullptr ? static_cast<double>(residual[i]) : 0) + r * sum.value;

@@ -139,7 +139,7 @@ inline void expect_gate_up(const std::vector<double>& w, int64_t f, int64_t widt
 inline void check_gate_up(const Device& device, const Layer& layer, int64_t n, int64_t t, const double* h,
                           double r, double r_error, const Chosen& out) {
     const Shape& s = layer.s;
-    Expected routed, shared;
+    Expected routed{s.used * s.width}, shared{s.shared_width};
     for (const int64_t i : checked_columns(t, n, s.used * s.width, 2 * s.model)) {
         const auto expert = static_cast<size_t>(out.ids[static_cast<size_t>(t * s.used + i / s.width)]);
         REQUIRE(expert < static_cast<size_t>(s.experts));
@@ -156,7 +156,7 @@ template <typename T>
 void check_down(const Device& device, const Layer& layer, int64_t n, int64_t t, const T* residual,
                 const Chosen& out, const double* y) {
     const Shape& s = layer.s;
-    Expected e;
+    Expected e{s.model};
     for (const int64_t d : checked_columns(t, n, s.model, s.used * s.width + s.shared_width)) {
         double value = residual[d], bound = 1.2e-7 * std::fabs(value);
         for (int64_t j = 0; j <= s.used; ++j) {

@@ -97,7 +97,7 @@ class NormLinearTest final : public NormTest {
             g.output(norm_linear(g, "y", in, weight_, kEps, c_.kind, dtype));
     }
     void check_values(const NormedInput& in, int64_t t, const StepOutputs& out) override {
-        Expected e, rounded;
+        Expected e{weight_.rows}, rounded{weight_.rows};
         for (const int64_t i : checked_columns(t, in.rows, weight_.rows, c_.cols)) {
             const Sum sum = product(in, t, i);
             const double most = bound(in, sum), y = sum.value;
@@ -124,7 +124,7 @@ class GateUpTest final : public NormTest {
     }
     void check_values(const NormedInput& in, int64_t t, const StepOutputs& out) override {
         const int64_t width = weight_.rows / 2;
-        Expected e;
+        Expected e{width};
         for (const int64_t i : checked_columns(t, in.rows, width, 2 * c_.cols)) {
             const Sum gate = product(in, t, i), up = product(in, t, width + i);
             const double gate_bound = bound(in, gate), up_bound = bound(in, up);

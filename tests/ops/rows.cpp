@@ -41,7 +41,7 @@ void check_embed(const Device& device, StepKind kind, Form form, int64_t width) 
         const StepOutputs out = alone.run(step_rows(n));
         for (int64_t t = 0; t < n; ++t) {
             CAPTURE(t);
-            Expected e;
+            Expected e{width};
             for (int64_t c = 0; c < width; ++c) {
                 const double v = m.values[static_cast<size_t>(chosen[static_cast<size_t>(t)] * width + c)];
                 e.add(c, v, 1e-6 * std::fabs(v));
