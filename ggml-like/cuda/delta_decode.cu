@@ -160,10 +160,6 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     const int64_t slot = d.slots[sequence];
     const int half = lane / 16, l = lane % 16, first = share * kOwn + warp * kRows + half;
     float* state = d.delta + ((slot * d.value_heads + head) * kDim + first) * kDim + 4 * l;
-    StateRows<kPasses> rows;
-    rows.load(state, position == 0);
-    const Entries entries(d, sequence, slot, key_head, head);
-    rows.commit(entries, first, l);
     // Threads 0..127: a channel of q, those with an output of this block one of v; the others: a channel of
     // k.
     const bool is_q = tid < kDim, has_output = is_q && tid / kOwn == share;
@@ -173,6 +169,10 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     of_qk.early(d, qk_channel, slot, position, place, channels);
     if (has_output) of_v.early(d, v_channel, slot, position, place, channels);
     const float rate = d.decay_rate[head], bias = d.dt_bias[head], norm = d.norm[element];
+    const Entries entries(d, sequence, slot, key_head, head);
+    StateRows<kPasses> rows;  // after the windows, which are waited for first
+    rows.load(state, position == 0);
+    rows.commit(entries, first, l);
     if constexpr (kSplit > 1) cluster_wait();  // all of it have begun
     wait_for_predecessor();
     if (!active) return;
