@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "ggml-like/check.h"
-#include "tools/cli_values.h"
 #include "tools/commands.h"
+#include "tools/common/cli_values.h"
 
 namespace quern {
 namespace {

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Includes go downwards only: main -> tools -> tools/engine -> models -> ggml-like. Prints offenders.
+# Includes go downwards only: main -> tools/<subcommand> -> tools/common -> tools/engine -> models -> ggml-like, and
+# never sideways from one subcommand's folder into another's. Prints offenders.
 set -u
 cd "$(dirname "$0")/.."
 bad=0
@@ -12,9 +13,22 @@ forbid() {  # files, include pattern that they must not have, reason, files to l
 }
 forbid 'ggml-like/*' 'models/|tools/' 'the graph library knows no model and no tool'
 forbid 'models/*' 'tools/|ggml-like/cpu/|ggml-like/cuda/' 'models know no tool, no CPU or CUDA internals'
-forbid 'tools/engine/*' 'tools/[a-z_]*\.h|tools/run/|ggml-like/cpu/|ggml-like/cuda/' \
+forbid 'tools/engine/*' 'tools/[a-z_]*\.h|tools/(common|run|serve|bench|inspect|quantize)/|ggml-like/cpu/|ggml-like/cuda/' \
   'the engine knows no subcommand and no device internals'
-forbid 'tools/[a-z_]*.cpp tools/run/* tools/serve/*' 'ggml-like/ops/|ggml-like/cuda/' 'tools never see ops or CUDA; the bench may' '^tools/(engine|bench)/'
+forbid 'tools/common/*' 'tools/[a-z_]*\.h|tools/(run|serve|bench|inspect|quantize)/' \
+  'what subcommands share knows none of them'
+beside() {  # subcommand, folders of the others
+  forbid "tools/$1.cpp tools/$1/*" "tools/($2)/" 'what two subcommands need belongs into tools/common'
+  forbid "tools/$1/*" 'tools/[a-z_]*\.h' 'a folder of a subcommand knows no table of subcommands'
+}
+beside run 'serve|bench|inspect|quantize'
+beside serve 'run|bench|inspect|quantize'
+beside bench 'run|serve|inspect|quantize'
+beside inspect 'run|serve|bench|quantize'
+beside quantize 'run|serve|bench|inspect'
+beside quantize_inspect 'run|serve|bench'
+forbid 'tools/*' 'ggml-like/cuda/' 'tools never see CUDA'
+forbid 'tools/*' 'ggml-like/ops/' 'tools never see ops; the engine and the bench may' '^tools/(engine|bench)/'
 forbid 'main.cpp' 'ggml-like/ops/|models/' 'main knows the subcommands only'
 # A kernel file includes its op's contract and the kernel headers, nothing heavy.
 forbid '*.cu' 'vector|string|map|fmt/|nlohmann/|cub/|cooperative_groups' 'no heavy headers in .cu files'

@@ -10,8 +10,8 @@
 #include "tools/bench/gpu_state.h"
 #include "tools/bench/quality.h"
 #include "tools/bench/roofline.h"
+#include "tools/common/loading.h"
 #include "tools/engine/memory_plan.h"
-#include "tools/loading.h"
 
 namespace quern {
 namespace {

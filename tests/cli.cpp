@@ -1,6 +1,6 @@
 // Flags: normalisation, environment, numbers and what a typo meant.
-#include "tools/cli_args.h"
-#include "tools/cli_values.h"
+#include "tools/common/cli_args.h"
+#include "tools/common/cli_values.h"
 
 #include <doctest/doctest.h>
 #include "ggml-like/error.h"

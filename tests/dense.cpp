@@ -11,10 +11,10 @@
 #include "ggml-like/nvfp4.h"
 #include "ggml-like/requantize.h"
 #include "ggml-like/safetensors.h"
+#include "tools/common/loading.h"
 #include "tools/engine/dense_cost.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/inspect/plan.h"
-#include "tools/loading.h"
 
 namespace quern {
 namespace {

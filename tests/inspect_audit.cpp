@@ -7,7 +7,7 @@
 
 #include "checkpoint_copy.h"
 #include "models/module_list.h"
-#include "tools/inspect/inspection.h"
+#include "tools/common/inspection.h"
 
 using namespace quern;
 using namespace quern::test;

@@ -7,9 +7,9 @@
 
 #include "counted_backend.h"
 #include "models/model.h"
+#include "tools/common/httplib.h"
 #include "tools/engine/engine.h"
 #include "tools/serve/api.h"
-#include "tools/serve/httplib.h"
 
 namespace quern {
 namespace {

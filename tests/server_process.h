@@ -15,7 +15,7 @@
 
 #include <doctest/doctest.h>
 
-#include "tools/serve/httplib.h"
+#include "tools/common/httplib.h"
 
 namespace quern {
 

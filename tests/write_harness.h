@@ -17,7 +17,7 @@
 #include "checkpoint_copy.h"
 #include "engine_harness.h"
 #include "models/tokenizer.h"
-#include "tools/inspect/inspection.h"
+#include "tools/common/inspection.h"
 #include "tools/quantize/compare.h"
 #include "tools/quantize/write_checkpoint.h"
 

@@ -11,12 +11,12 @@
 #include "tools/bench/quality.h"
 #include "tools/bench/roofline.h"
 #include "tools/bench/serve_load.h"
-#include "tools/cli_args.h"
-#include "tools/cli_values.h"
 #include "tools/commands.h"
+#include "tools/common/cli_args.h"
+#include "tools/common/cli_values.h"
+#include "tools/common/loading.h"
+#include "tools/common/output.h"
 #include "tools/engine/memory_plan.h"
-#include "tools/loading.h"
-#include "tools/run/output.h"
 
 namespace quern {
 namespace {

@@ -3,14 +3,14 @@
 #include <thread>
 
 #include "ggml-like/check.h"
-#include "tools/cli_args.h"
-#include "tools/cli_values.h"
 #include "tools/commands.h"
+#include "tools/common/cli_args.h"
+#include "tools/common/cli_values.h"
+#include "tools/common/loading.h"
 #include "tools/engine/atomic_file.h"
 #include "tools/inspect/health.h"
 #include "tools/inspect/plan.h"
 #include "tools/inspect/report.h"
-#include "tools/loading.h"
 #include "tools/quantize/compare.h"
 #include "tools/quantize/write_checkpoint.h"
 

@@ -7,20 +7,23 @@
 #include "ggml-like/json_guard.h"
 #include "models/model.h"
 #include "tools/commands.h"
-#include "tools/loading.h"
+#include "tools/common/fields.h"
+#include "tools/common/loading.h"
+#include "tools/common/messages.h"
 #include "tools/run/answer.h"
 #include "tools/run/input.h"
 
 namespace quern {
 namespace {
 
-nlohmann::ordered_json read_tools(const std::string& path) {
+nlohmann::ordered_json read_tools_file(const std::string& path) {
     if (path.empty()) return {};
-    const std::string text = read_input_file(path);
-    parse_json(text, path, {.kind = ErrorKind::usage});  // the checks; the tree below keeps the order of keys
-    nlohmann::ordered_json tools = nlohmann::ordered_json::parse(text);
-    if (!tools.is_array()) FAIL(usage, "{}: tools should be a JSON array as in the OpenAI API", path);
-    return tools;
+    const auto tools = parse_json_ordered(read_input_file(path), path, {.kind = ErrorKind::usage});
+    try {
+        return read_tools(tools);
+    } catch (const FieldError& error) {
+        FAIL(usage, "{}: {}", path, error.what());
+    }
 }
 
 void say_what_was_loaded(const RunContext& c) {
@@ -49,7 +52,7 @@ int cmd_run(int argc, char** argv) {
     RunOptions options;
     if (!parse_run_options(argc, argv, options)) return 0;
     if (!options.system_file.empty()) options.system = read_input_file(options.system_file);
-    const auto tools = read_tools(options.tools_file);
+    const auto tools = read_tools_file(options.tools_file);
 
     LoadedModel loaded = load_and_start({.model = options.model,
                                          .synthetic = options.synthetic,

@@ -8,9 +8,9 @@
 
 #include "ggml-like/check.h"
 #include "models/model.h"
-#include "tools/cli_values.h"
 #include "tools/commands.h"
-#include "tools/loading.h"
+#include "tools/common/cli_values.h"
+#include "tools/common/loading.h"
 #include "tools/serve/api.h"
 #include "tools/serve/options.h"
 

@@ -8,7 +8,7 @@
 #include "ggml-like/check.h"
 #include "models/model.h"
 #include "models/tokenizer.h"
-#include "tools/serve/generation.h"
+#include "tools/common/messages.h"
 
 namespace quern {
 namespace {

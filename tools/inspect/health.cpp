@@ -12,7 +12,7 @@
 #include "ggml-like/parallel.h"
 #include "models/scale_rules.h"
 #include "models/tensor_names.h"
-#include "tools/loading.h"
+#include "tools/common/loading.h"
 
 namespace quern {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/inspect/inspection.h"
+#include "tools/common/inspection.h"
 #include "tools/inspect/segment_stats.h"
 
 namespace quern {

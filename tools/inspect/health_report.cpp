@@ -3,7 +3,7 @@
 #include <map>
 
 #include "ggml-like/check.h"
-#include "tools/cli_values.h"
+#include "tools/common/cli_values.h"
 #include "tools/inspect/health.h"
 
 namespace quern {

@@ -4,7 +4,7 @@
 #include <regex>
 
 #include "ggml-like/check.h"
-#include "tools/cli_values.h"
+#include "tools/common/cli_values.h"
 
 namespace quern {
 

@@ -4,8 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "tools/inspect/inspection.h"
-#include "tools/run/output.h"
+#include "tools/common/inspection.h"
+#include "tools/common/output.h"
 
 namespace quern {
 

@@ -10,8 +10,8 @@
 #include "ggml-like/parallel.h"
 #include "models/scale_rules.h"
 #include "models/tensor_names.h"
-#include "tools/inspect/inspection.h"
-#include "tools/loading.h"
+#include "tools/common/inspection.h"
+#include "tools/common/loading.h"
 
 namespace quern {
 namespace {

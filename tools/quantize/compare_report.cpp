@@ -3,7 +3,7 @@
 
 #include <fmt/format.h>
 
-#include "tools/cli_values.h"
+#include "tools/common/cli_values.h"
 #include "tools/quantize/compare.h"
 
 namespace quern {

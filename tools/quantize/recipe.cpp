@@ -5,7 +5,7 @@
 
 #include "ggml-like/check.h"
 #include "models/checkpoint_files.h"
-#include "tools/cli_values.h"
+#include "tools/common/cli_values.h"
 
 namespace quern {
 namespace {

@@ -4,10 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "tools/common/settings.h"
 #include "tools/engine/chat_session.h"
 #include "tools/run/options.h"
 #include "tools/run/printer.h"
-#include "tools/run/settings.h"
 #include "tools/run/signals.h"
 
 namespace quern {

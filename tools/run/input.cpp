@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "ggml-like/check.h"
-#include "tools/cli_values.h"
+#include "tools/common/cli_values.h"
 
 namespace quern {
 namespace {

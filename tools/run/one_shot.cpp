@@ -7,7 +7,7 @@
 #include "ggml-like/check.h"
 #include "models/model.h"
 #include "models/tokenizer.h"
-#include "tools/cli_values.h"
+#include "tools/common/cli_values.h"
 #include "tools/run/answer.h"
 #include "tools/run/input.h"
 #include "tools/run/npy_file.h"

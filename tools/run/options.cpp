@@ -2,9 +2,9 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/json_guard.h"
-#include "tools/cli_args.h"
-#include "tools/cli_values.h"
-#include "tools/run/settings.h"
+#include "tools/common/cli_args.h"
+#include "tools/common/cli_values.h"
+#include "tools/common/settings.h"
 
 namespace quern {
 namespace {

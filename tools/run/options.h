@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "tools/loading.h"
+#include "tools/common/loading.h"
 
 namespace quern {
 

@@ -4,9 +4,9 @@
 #include <string>
 
 #include "models/chat_format.h"
+#include "tools/common/output.h"
 #include "tools/run/escape_filter.h"
 #include "tools/run/options.h"
-#include "tools/run/output.h"
 
 namespace quern {
 

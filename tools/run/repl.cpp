@@ -6,7 +6,7 @@
 
 #include "ggml-like/check.h"
 #include "models/model.h"
-#include "tools/cli_values.h"
+#include "tools/common/cli_values.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/run/answer.h"
 #include "tools/run/input.h"

@@ -8,6 +8,8 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/json_guard.h"
+#include "tools/common/fields.h"
+#include "tools/common/messages.h"
 #include "tools/engine/atomic_file.h"
 #include "tools/run/input.h"
 
@@ -26,29 +28,6 @@ Json to_json(const Message& m) {
                                    {"function", {{"name", c.name}, {"arguments", c.arguments}}}});
     if (!m.tool_call_id.empty()) j["tool_call_id"] = m.tool_call_id;
     return j;
-}
-
-Message from_json(const nlohmann::json& j, const std::string& path) {
-    const auto text = [&](const nlohmann::json& from, const char* key, bool required) -> std::string {
-        const auto it = from.find(key);
-        if (it != from.end() && it->is_string()) return it->get<std::string>();
-        if (required || (it != from.end() && !it->is_null()))
-            FAIL(usage, "{}: every message needs a text '{}'", path, key);
-        return "";
-    };
-    if (!j.is_object()) FAIL(usage, "{}: every message should be an object", path);
-    Message m{.role = text(j, "role", true), .content = text(j, "content", false)};
-    if (j.contains("reasoning_content")) m.reasoning = text(j, "reasoning_content", false);
-    if (const auto calls = j.find("tool_calls"); calls != j.end() && calls->is_array())
-        for (const nlohmann::json& c : *calls) {
-            const auto f = c.is_object() ? c.find("function") : c.end();
-            if (!c.is_object() || f == c.end() || !f->is_object())
-                FAIL(usage, "{}: every tool call needs a 'function'", path);
-            m.tool_calls.push_back(
-                {text(c, "id", false), text(*f, "name", true), text(*f, "arguments", true)});
-        }
-    m.tool_call_id = text(j, "tool_call_id", false);
-    return m;
 }
 
 }  // namespace
@@ -99,13 +78,16 @@ void save_transcript(const std::string& path, const std::vector<Message>& messag
 }
 
 std::vector<Message> load_transcript(const std::string& path) {
-    const nlohmann::json j = parse_json(read_input_file(path), path, {.kind = ErrorKind::usage});
-    const auto list = j.is_object() ? j.find("messages") : j.end();
+    const Json j = parse_json_ordered(read_input_file(path), path, {.kind = ErrorKind::usage});
+    const auto list = j.find("messages");
     if (!j.is_object() || list == j.end() || !list->is_array())
         FAIL(usage, "{}: should be a JSON object with a list 'messages'", path);
-    std::vector<Message> messages;
-    for (const nlohmann::json& m : *list) messages.push_back(from_json(m, path));
-    return messages;
+    if (list->empty()) return {};
+    try {
+        return read_messages(*list);
+    } catch (const FieldError& error) {
+        FAIL(usage, "{}: {}", path, error.what());
+    }
 }
 
 }  // namespace quern

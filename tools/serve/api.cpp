@@ -167,6 +167,8 @@ HttpReply Api::handle(HttpRequest r) {
         reply = (this->*route->handler)(r);
     } catch (const ApiError& error) {
         reply = error_reply(error, route);
+    } catch (const FieldError& error) {
+        reply = error_reply(ApiError(error), route);
     } catch (const Error& error) {
         const bool theirs = error.kind() == ErrorKind::usage;
         reply = error_reply({theirs ? 400 : 500, theirs ? "invalid_value" : "internal_error", error.what()},
@@ -313,7 +315,7 @@ HttpReply Api::tokenize(const HttpRequest& r) {
     const Body body = parse(r);
     Fields f(body);
     const auto content = f.string("content"), prompt = f.string("prompt");
-    if (!content && !prompt) throw bad_request("content", "content is missing");
+    if (!content && !prompt) throw FieldError("content", "content is missing");
     const bool control = f.boolean("parse_special").value_or(false),
                pieces = f.boolean("with_pieces").value_or(false);
     const Tokenizer& tokenizer = *engine_->model().tokenizer();
@@ -330,11 +332,11 @@ HttpReply Api::detokenize(const HttpRequest& r) {
     const Body body = parse(r);
     Fields f(body);
     const ordered_json* tokens = f.list("tokens");
-    if (tokens == nullptr) throw bad_request("tokens", "tokens is missing");
+    if (tokens == nullptr) throw FieldError("tokens", "tokens is missing");
     std::vector<int32_t> ids;
     for (const ordered_json& id : *tokens) {
         if (!id.is_number_integer() || id < 0 || id >= engine_->model().info().vocab_rows)
-            throw bad_request("tokens", "tokens must be token ids");
+            throw FieldError("tokens", "tokens must be token ids");
         ids.push_back(id.get<int32_t>());
     }
     const std::string text = engine_->model().tokenizer()->decode(ids, false);

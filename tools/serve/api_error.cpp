@@ -2,10 +2,6 @@
 
 namespace quern {
 
-std::string dump(const nlohmann::ordered_json& json) {
-    return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-}
-
 const char* ApiError::type() const {
     switch (status) {
         case 401:

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "tools/common/fields.h"
 #include "tools/serve/http_server.h"
 
 namespace quern {
@@ -12,6 +13,9 @@ namespace quern {
 struct ApiError : std::runtime_error {
     ApiError(int status_, std::string code_, const std::string& message, std::string param_ = {})
         : std::runtime_error(message), status(status_), code(std::move(code_)), param(std::move(param_)) {}
+
+    /// 400 for a field of the request.
+    explicit ApiError(const FieldError& e) : ApiError(400, e.code, e.what(), e.field) {}
 
     int status;
     std::string code;   // stable; for programs
@@ -23,14 +27,5 @@ struct ApiError : std::runtime_error {
     nlohmann::ordered_json json() const;
     HttpReply reply() const;
 };
-
-/// A request at fault.
-inline ApiError bad_request(const std::string& param, const std::string& message,
-                            std::string code = "invalid_value") {
-    return {400, std::move(code), message, param};
-}
-
-/// What is sent: invalid UTF-8 replaced, on one line.
-std::string dump(const nlohmann::ordered_json& json);
 
 }  // namespace quern

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "models/tokenizer.h"
-#include "tools/cli_values.h"
+#include "tools/common/cli_values.h"
 #include "tools/serve/api.h"
 
 namespace quern {
@@ -156,8 +156,8 @@ HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::un
                 x->request.rules.chat ? "messages" : "prompt");
     const int n = x->request.answers();
     if (const int64_t most = engine_->sequences() + options_.queue; n > most)
-        throw bad_request(x->request.rules.chat ? "n" : "prompt",
-                          fmt::format("{} answers in one request; this server takes {} at once", n, most));
+        throw FieldError(x->request.rules.chat ? "n" : "prompt",
+                         fmt::format("{} answers in one request; this server takes {} at once", n, most));
     for (int i = 0; i < n; ++i) x->jobs.push_back(make_job(*x, i));
     x->choices.resize(static_cast<size_t>(n));
     x->waiting.assign(x->request.prompts.size(), x->request.choices - 1);

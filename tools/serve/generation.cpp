@@ -6,6 +6,7 @@
 
 #include "ggml-like/error.h"
 #include "models/tokenizer.h"
+#include "tools/common/messages.h"
 #include "tools/engine/defaults.h"
 #include "tools/serve/api_error.h"
 
@@ -36,7 +37,7 @@ void read_sampling(Fields& f, Sampling& s, bool fixed_seed, int64_t vocab) {
     if (const auto n = f.integer("repeat_last_n", -1, INT32_MAX)) s.penalty_window = static_cast<int>(*n);
     const ordered_json* seed = f.value("seed");
     if (seed != nullptr && !seed->is_number_integer())
-        throw bad_request("seed", "seed must be a whole number");
+        throw FieldError("seed", "seed must be a whole number");
     if (seed != nullptr && *seed != -1)
         s.seed =
             seed->is_number_unsigned() ? seed->get<uint64_t>() : static_cast<uint64_t>(seed->get<int64_t>());
@@ -48,11 +49,11 @@ void read_sampling(Fields& f, Sampling& s, bool fixed_seed, int64_t vocab) {
         int32_t id = -1;
         const auto [end, failed] = std::from_chars(key.data(), key.data() + key.size(), id);
         if (failed != std::errc{} || end != key.data() + key.size() || id < 0 || id >= vocab)
-            throw bad_request("logit_bias",
-                              fmt::format("logit_bias: '{}' is no token id from 0 to {}", key, vocab - 1));
+            throw FieldError("logit_bias",
+                             fmt::format("logit_bias: '{}' is no token id from 0 to {}", key, vocab - 1));
         if (!value.is_number() || std::abs(value.get<double>()) > 100)
-            throw bad_request("logit_bias",
-                              fmt::format("logit_bias of {} must be a number from -100 to 100", key));
+            throw FieldError("logit_bias",
+                             fmt::format("logit_bias of {} must be a number from -100 to 100", key));
         s.logit_bias.emplace_back(id, value.get<float>());
     }
 }
@@ -61,13 +62,12 @@ std::vector<std::string> read_stops(Fields& f) {
     const ordered_json* stop = f.value("stop");
     if (stop == nullptr) return {};
     const ordered_json list = stop->is_array() ? *stop : ordered_json::array({*stop});
-    if (list.size() > kMostStops)
-        throw bad_request("stop", fmt::format("stop: at most {} texts", kMostStops));
+    if (list.size() > kMostStops) throw FieldError("stop", fmt::format("stop: at most {} texts", kMostStops));
     std::vector<std::string> out;
     for (const ordered_json& text : list) {
         if (!text.is_string() || text.get_ref<const std::string&>().empty() ||
             text.get_ref<const std::string&>().size() > kLongestStop)
-            throw bad_request("stop", fmt::format("stop must be texts of 1 to {} bytes", kLongestStop));
+            throw FieldError("stop", fmt::format("stop must be texts of 1 to {} bytes", kLongestStop));
         out.push_back(text.get<std::string>());
     }
     return out;
@@ -81,18 +81,18 @@ std::shared_ptr<const JsonSchema> read_format(Fields& f) {
     if (type == "text") return nullptr;
     if (type == "json_object") return std::make_shared<JsonSchema>(ordered_json{{"type", "object"}});
     if (type != "json_schema")
-        throw bad_request("response_format.type",
-                          "response_format.type must be text, json_object or json_schema");
+        throw FieldError("response_format.type",
+                         "response_format.type must be text, json_object or json_schema");
     const ordered_json* named = inner.object("json_schema");
     const ordered_json* schema = inner.object("schema");
     if (named != nullptr) schema = Fields(*named, "response_format.json_schema").object("schema");
     if (schema == nullptr)
-        throw bad_request("response_format.json_schema.schema",
-                          "response_format.json_schema.schema is missing");
+        throw FieldError("response_format.json_schema.schema",
+                         "response_format.json_schema.schema is missing");
     try {
         return std::make_shared<JsonSchema>(*schema);
     } catch (const Error& error) {
-        throw bad_request("response_format.json_schema.schema", error.what(), "unsupported_schema");
+        throw FieldError("response_format.json_schema.schema", error.what(), "unsupported_schema");
     }
 }
 
@@ -109,17 +109,17 @@ void read_tool_choice(Fields& f, AnswerRules& rules) {
         bool known = false;
         for (const ordered_json& tool : rules.tools) known = known || tool["function"]["name"] == name;
         if (!known)
-            throw bad_request("tool_choice",
-                              fmt::format("tool_choice names '{}', which is not in tools", name));
+            throw FieldError("tool_choice",
+                             fmt::format("tool_choice names '{}', which is not in tools", name));
     }
     if (*choice == "none")
         rules.calls = AnswerRules::Calls::none;
     else if (*choice == "required" || !name.empty())
         rules.calls = AnswerRules::Calls::required;
     else if (*choice != "auto")
-        throw bad_request("tool_choice", "tool_choice must be auto, none, required or a function of tools");
+        throw FieldError("tool_choice", "tool_choice must be auto, none, required or a function of tools");
     if (rules.calls == AnswerRules::Calls::required && rules.tools.empty())
-        throw bad_request("tool_choice", "tool_choice demands a call, but there are no tools");
+        throw FieldError("tool_choice", "tool_choice demands a call, but there are no tools");
     rules.call_name = name;
 }
 
@@ -129,8 +129,8 @@ int64_t budget_of_effort(const std::string& effort) {
     if (effort == "low") return 2048;
     if (effort == "medium") return 8192;
     if (effort == "high" || effort == "xhigh") return -1;
-    throw bad_request("reasoning_effort",
-                      "reasoning_effort must be none, minimal, low, medium, high or xhigh");
+    throw FieldError("reasoning_effort",
+                     "reasoning_effort must be none, minimal, low, medium, high or xhigh");
 }
 
 }  // namespace
@@ -161,9 +161,9 @@ RequestReader::Thinking RequestReader::thinking(Fields& f, const Settings& defau
         t.on = inner.boolean("enable_thinking").value_or(t.on);
         t.preserve = inner.boolean("preserve_thinking").value_or(false);
         if (const auto names = inner.unknown(); !names.empty())
-            throw bad_request(inner.full(names[0]), inner.full(names[0]) +
-                                                        " is not supported; there are enable_thinking and "
-                                                        "preserve_thinking");
+            throw FieldError(inner.full(names[0]), inner.full(names[0]) +
+                                                       " is not supported; there are enable_thinking and "
+                                                       "preserve_thinking");
     }
     if (t.budget == 0) t.on = false;
     return t;
@@ -179,7 +179,7 @@ GenerationRequest RequestReader::common(Fields& f, int64_t fewest_tokens) const 
     for (const char* name : {"max_tokens", "max_completion_tokens", "n_predict"}) {
         const auto n = f.integer(name, -1, INT64_MAX);
         if (n && *n == 0 && fewest_tokens > 0)
-            throw bad_request(name, fmt::format("{} must be at least 1, or -1 for no limit", name));
+            throw FieldError(name, fmt::format("{} must be at least 1, or -1 for no limit", name));
         if (n) out.max_tokens = *n < 0 ? std::numeric_limits<int64_t>::max() : *n;
     }
     out.rules.stops = read_stops(f);
@@ -209,8 +209,8 @@ int64_t GenerationRequest::prompt_tokens() const {
 void RequestReader::settle(Fields& f, std::vector<std::string>* ignored) const {
     const auto names = f.unknown();
     if (strict_ && !names.empty())
-        throw bad_request(names[0], fmt::format("'{}' is no field that this server knows", names[0]),
-                          "unknown_parameter");
+        throw FieldError(names[0], fmt::format("'{}' is no field that this server knows", names[0]),
+                         "unknown_parameter");
     if (ignored != nullptr) *ignored = names;
 }
 
@@ -223,12 +223,12 @@ GenerationRequest RequestReader::chat(const ordered_json& body, std::vector<std:
     if (f.boolean("logprobs").value_or(false))
         out.rules.top_logprobs = static_cast<int>(f.integer("top_logprobs", 0, kMostLogprobs).value_or(0));
     else if (f.integer("top_logprobs", 0, kMostLogprobs).value_or(0) > 0)
-        throw bad_request("top_logprobs", "top_logprobs needs logprobs: true");
+        throw FieldError("top_logprobs", "top_logprobs needs logprobs: true");
     if (const ordered_json* modalities = f.list("modalities");
         modalities != nullptr && *modalities != ordered_json{"text"})
-        throw bad_request("modalities", "modalities: only [\"text\"] is supported");
+        throw FieldError("modalities", "modalities: only [\"text\"] is supported");
     const ordered_json* messages = f.list("messages");
-    if (messages == nullptr) throw bad_request("messages", "messages is missing");
+    if (messages == nullptr) throw FieldError("messages", "messages is missing");
     const Thinking think = thinking(f, alias(out.model).settings);
     const RenderedPrompt prompt = render_chat(read_messages(*messages), out.rules.tools,
                                               {.thinking = think.on, .preserve_thinking = think.preserve});
@@ -244,7 +244,7 @@ GenerationRequest RequestReader::chat(const ordered_json& body, std::vector<std:
 RenderedPrompt RequestReader::render(const ordered_json& body) const {
     Fields f(body);
     const ordered_json* messages = f.list("messages");
-    if (messages == nullptr) throw bad_request("messages", "messages is missing");
+    if (messages == nullptr) throw FieldError("messages", "messages is missing");
     const ordered_json* tools = f.list("tools");
     const Thinking think = thinking(f, aliases_.front().settings);
     return render_chat(read_messages(*messages), tools != nullptr ? read_tools(*tools) : ordered_json(),
@@ -260,10 +260,10 @@ std::vector<std::vector<int32_t>> RequestReader::prompts(const ordered_json& val
             return model_.tokenizer()->encode(prompt.get<std::string>(), Tokenizer::Markers::control);
         std::vector<int32_t> ids;
         if (!prompt.is_array() || (!prompt.empty() && !prompt[0].is_number()))
-            throw bad_request("prompt", "prompt must be a text, a list of token ids, or a list of such");
+            throw FieldError("prompt", "prompt must be a text, a list of token ids, or a list of such");
         for (const ordered_json& id : prompt) {
             if (!id.is_number_integer() || id < 0 || id >= model_.info().vocab)
-                throw bad_request(
+                throw FieldError(
                     "prompt", fmt::format("prompt: token ids must be from 0 to {}", model_.info().vocab - 1));
             ids.push_back(id.get<int32_t>());
         }
@@ -272,14 +272,14 @@ std::vector<std::vector<int32_t>> RequestReader::prompts(const ordered_json& val
     std::vector<std::vector<int32_t>> out;
     if (value.is_array() && !value.empty() && !value[0].is_number()) {
         if (value.size() > kMostPrompts)
-            throw bad_request("prompt", fmt::format("prompt: {} at once at most, there are {}", kMostPrompts,
-                                                    value.size()));
+            throw FieldError("prompt", fmt::format("prompt: {} at once at most, there are {}", kMostPrompts,
+                                                   value.size()));
         for (const ordered_json& prompt : value) out.push_back(one(prompt));
     } else {
         out.push_back(one(value));
     }
     for (const auto& ids : out)
-        if (ids.empty()) throw bad_request("prompt", "prompt is empty");
+        if (ids.empty()) throw FieldError("prompt", "prompt is empty");
     return out;
 }
 
@@ -293,7 +293,7 @@ GenerationRequest RequestReader::completion(const ordered_json& body,
     f.ignore({"best_of"});
     f.refuse({"suffix"});
     const ordered_json* prompt = f.value("prompt");
-    if (prompt == nullptr) throw bad_request("prompt", "prompt is missing");
+    if (prompt == nullptr) throw FieldError("prompt", "prompt is missing");
     out.prompts = prompts(*prompt);
     if (f.boolean("echo").value_or(false)) {
         for (const auto& ids : out.prompts) out.echo.push_back(model_.tokenizer()->decode(ids, false));

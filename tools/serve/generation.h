@@ -6,10 +6,10 @@
 
 #include "models/chat_format.h"
 #include "models/model.h"
+#include "tools/common/fields.h"
+#include "tools/common/settings.h"
 #include "tools/engine/answer_reader.h"
 #include "tools/engine/request.h"
-#include "tools/run/settings.h"
-#include "tools/serve/fields.h"
 
 namespace quern {
 
@@ -69,12 +69,5 @@ class RequestReader {
     const std::vector<Alias>& aliases_;
     bool strict_;
 };
-
-/// "messages" of the chat API. Throws ApiError(400) naming the element at fault.
-std::vector<Message> read_messages(const nlohmann::ordered_json& list, const std::string& where = "messages");
-/// Text of a content field: a string, null, or a list of text parts.
-std::string read_content(const nlohmann::ordered_json& content, const std::string& where);
-/// "tools" of the chat API, checked.
-nlohmann::ordered_json read_tools(const nlohmann::ordered_json& list);
 
 }  // namespace quern

@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "ggml-like/check.h"
-#include "tools/serve/httplib.h"
+#include "tools/common/httplib.h"
 
 namespace quern {
 namespace {

@@ -1,6 +1,7 @@
 // /v1/messages of the Anthropic API: its requests as chat requests, and answers in its form.
 #include <fmt/format.h>
 
+#include "tools/common/messages.h"
 #include "tools/serve/other_formats.h"
 
 namespace quern {
@@ -73,7 +74,7 @@ ordered_json chat_tool_choice(Fields choice) {
     if (type == "tool")
         return {{"type", "function"}, {"function", {{"name", choice.string("name").value_or("")}}}};
     if (type == "auto" || type == "none") return type;
-    throw bad_request("tool_choice.type", "tool_choice.type must be auto, any, tool or none");
+    throw FieldError("tool_choice.type", "tool_choice.type must be auto, any, tool or none");
 }
 
 class MessagesFormat final : public AnswerFormat {
@@ -201,7 +202,7 @@ ordered_json chat_from_messages(const ordered_json& body) {
     if (const ordered_json* system = f.value("system"))
         messages.push_back(text_message("system", read_content(*system, "system")));
     const ordered_json* list = f.list("messages");
-    if (list == nullptr || list->empty()) throw bad_request("messages", "messages is missing");
+    if (list == nullptr || list->empty()) throw FieldError("messages", "messages is missing");
     for (size_t i = 0; i < list->size(); ++i)
         add_message((*list)[i], fmt::format("messages[{}]", i), messages);
     out["messages"] = messages;

@@ -3,9 +3,9 @@
 #include <fstream>
 
 #include "ggml-like/check.h"
-#include "tools/cli_args.h"
-#include "tools/cli_values.h"
-#include "tools/run/settings.h"
+#include "tools/common/cli_args.h"
+#include "tools/common/cli_values.h"
+#include "tools/common/settings.h"
 
 namespace quern {
 namespace {

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "tools/loading.h"
+#include "tools/common/loading.h"
 #include "tools/serve/http_server.h"
 
 namespace quern {

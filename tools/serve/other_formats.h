@@ -9,7 +9,7 @@
 
 namespace quern {
 
-/// Throws ApiError(400).
+/// Throws FieldError.
 nlohmann::ordered_json chat_from_messages(const nlohmann::ordered_json& body);
 std::unique_ptr<AnswerFormat> messages_format(const GenerationRequest& request);
 nlohmann::ordered_json anthropic_error(const ApiError& error);

@@ -3,6 +3,7 @@
 
 #include <ctime>
 
+#include "tools/common/messages.h"
 #include "tools/serve/other_formats.h"
 
 namespace quern {
@@ -45,8 +46,8 @@ void add_item(const ordered_json& item, const std::string& where, ordered_json& 
         return;
     }
     if (type != "message")
-        throw bad_request(f.full("type"),
-                          fmt::format("{}: items of type '{}' are not supported", where, type));
+        throw FieldError(f.full("type"),
+                         fmt::format("{}: items of type '{}' are not supported", where, type));
     const ordered_json* content = f.value("content");
     const std::string role = f.string("role").value_or("");
     const std::string text = content != nullptr ? read_content(*content, f.full("content")) : "";
@@ -258,19 +259,19 @@ ordered_json chat_from_responses(const ordered_json& body) {
     Fields f(body);
     f.refuse({"previous_response_id", "conversation", "prompt"});
     if (f.boolean("background").value_or(false))
-        throw bad_request("background", "background is not supported", "unsupported_parameter");
+        throw FieldError("background", "background is not supported", "unsupported_parameter");
     ordered_json out = ordered_json::object(), messages = ordered_json::array();
     if (const auto text = f.string("instructions"))
         messages.push_back({{"role", "system"}, {"content", *text}});
     const ordered_json* input = f.value("input");
-    if (input == nullptr) throw bad_request("input", "input is missing");
+    if (input == nullptr) throw FieldError("input", "input is missing");
     if (input->is_string())
         messages.push_back({{"role", "user"}, {"content", *input}});
     else if (input->is_array())
         for (size_t i = 0; i < input->size(); ++i)
             add_item((*input)[i], fmt::format("input[{}]", i), messages);
     else
-        throw bad_request("input", "input must be a text or a list of items");
+        throw FieldError("input", "input must be a text or a list of items");
     out["messages"] = messages;
     if (const ordered_json* tools = f.list("tools")) {
         const ordered_json usable = chat_tools(*tools);

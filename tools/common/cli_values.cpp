@@ -1,4 +1,4 @@
-#include "tools/cli_values.h"
+#include "tools/common/cli_values.h"
 
 #include <algorithm>
 #include <array>

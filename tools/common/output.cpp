@@ -1,4 +1,4 @@
-#include "tools/run/output.h"
+#include "tools/common/output.h"
 
 #include <fcntl.h>
 #include <poll.h>

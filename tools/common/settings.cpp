@@ -1,10 +1,10 @@
-#include "tools/run/settings.h"
+#include "tools/common/settings.h"
 
 #include <algorithm>
 
 #include "ggml-like/check.h"
 #include "models/model.h"
-#include "tools/cli_values.h"
+#include "tools/common/cli_values.h"
 #include "tools/engine/defaults.h"
 
 namespace quern {

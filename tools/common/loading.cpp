@@ -1,4 +1,4 @@
-#include "tools/loading.h"
+#include "tools/common/loading.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/cuda_backend.h"
-#include "tools/cli_values.h"
+#include "tools/common/cli_values.h"
 #include "tools/engine/memory_plan.h"
 
 namespace quern {

@@ -1,5 +1,5 @@
-// Fields: checked reading of a request's JSON object. Remembers what was asked for, so that the rest is
-// known.
+// Fields: checked reading of a JSON object that people or programs wrote. Remembers what was asked for, so
+// that the rest is known.
 #pragma once
 
 #include <cstdint>
@@ -9,16 +9,25 @@
 #include <string>
 #include <vector>
 
+#include "ggml-like/error.h"
+
 namespace quern {
+
+/// A field at fault: Error(usage) with the field's full name and a stable word for programs.
+struct FieldError : Error {
+    FieldError(std::string field_, const std::string& message, std::string code_ = "invalid_value")
+        : Error(ErrorKind::usage, message), field(std::move(field_)), code(std::move(code_)) {}
+
+    std::string field, code;
+};
 
 class Fields {
   public:
-    /// `where`: the name of the object in messages; empty for the body. Throws ApiError(400) if it is no
-    /// object.
+    /// `where`: the name of the object in messages; empty for the body of a request. Throws FieldError if it
+    /// is no object.
     explicit Fields(const nlohmann::ordered_json& object, std::string where = {});
 
-    /// All of these: absent and null are nothing; a wrong type or value is ApiError(400) with the field's
-    /// name.
+    /// All of these: absent and null are nothing; a wrong type or value is a FieldError.
     std::optional<bool> boolean(const std::string& name);
     std::optional<int64_t> integer(const std::string& name, int64_t min, int64_t max);
     std::optional<double> number(const std::string& name, double min, double max);
@@ -28,7 +37,7 @@ class Fields {
     const nlohmann::ordered_json* object(const std::string& name);
     /// Accepted without effect.
     void ignore(std::initializer_list<const char*> names);
-    /// ApiError(400) if it is there.
+    /// FieldError if it is there.
     void refuse(std::initializer_list<const char*> names);
 
     /// The name with what is around it: "messages[2].role".
@@ -41,5 +50,8 @@ class Fields {
     std::string where_;
     std::set<std::string> asked_;
 };
+
+/// JSON on one line, invalid UTF-8 replaced.
+std::string dump(const nlohmann::ordered_json& json);
 
 }  // namespace quern

@@ -1,4 +1,4 @@
-#include "tools/inspect/inspection.h"
+#include "tools/common/inspection.h"
 
 #include <algorithm>
 #include <filesystem>

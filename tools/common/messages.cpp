@@ -1,10 +1,10 @@
-// Messages and tools of the chat API.
+#include "tools/common/messages.h"
+
 #include <fmt/format.h>
 
 #include <set>
 
-#include "tools/serve/api_error.h"
-#include "tools/serve/generation.h"
+#include "tools/common/fields.h"
 
 namespace quern {
 
@@ -29,10 +29,10 @@ ToolCall read_call(const ordered_json& call, const std::string& where) {
     out.id = fields.string("id").value_or("");
     const ordered_json* function = fields.object("function");
     if (function == nullptr)
-        throw bad_request(fields.full("function"), fields.full("function") + " is missing");
+        throw FieldError(fields.full("function"), fields.full("function") + " is missing");
     Fields inner(*function, fields.full("function"));
     out.name = inner.string("name").value_or("");
-    if (out.name.empty()) throw bad_request(inner.full("name"), inner.full("name") + " is missing");
+    if (out.name.empty()) throw FieldError(inner.full("name"), inner.full("name") + " is missing");
     out.arguments = as_text(inner.value("arguments"));
     return out;
 }
@@ -42,7 +42,7 @@ ToolCall read_call(const ordered_json& call, const std::string& where) {
 std::string read_content(const ordered_json& content, const std::string& where) {
     if (content.is_null()) return "";
     if (content.is_string()) return content.get<std::string>();
-    if (!content.is_array()) throw bad_request(where, where + " must be a string or a list of parts");
+    if (!content.is_array()) throw FieldError(where, where + " must be a string or a list of parts");
     std::string text;
     for (size_t i = 0; i < content.size(); ++i) {
         const std::string at = fmt::format("{}[{}]", where, i);
@@ -57,15 +57,15 @@ std::string read_content(const ordered_json& content, const std::string& where) 
         else if (type == "refusal")
             text += part.string("refusal").value_or("");
         else
-            throw bad_request(at + ".type",
-                              fmt::format("{}: this server takes text only, not '{}'", at, type),
-                              "unsupported_content");
+            throw FieldError(at + ".type", fmt::format("{}: only text is supported, not '{}'", at, type),
+                             "unsupported_content");
     }
     return text;
 }
 
 std::vector<Message> read_messages(const ordered_json& list, const std::string& where) {
-    if (list.empty()) throw bad_request(where, where + " is empty");
+    if (!list.is_array()) throw FieldError(where, where + " must be a list");
+    if (list.empty()) throw FieldError(where, where + " is empty");
     std::vector<Message> out;
     out.reserve(list.size());
     for (size_t i = 0; i < list.size(); ++i) {
@@ -74,8 +74,8 @@ std::vector<Message> read_messages(const ordered_json& list, const std::string& 
         m.role = fields.string("role").value_or("");
         constexpr const char* kRoles[] = {"system", "developer", "user", "assistant", "tool"};
         if (std::find(std::begin(kRoles), std::end(kRoles), m.role) == std::end(kRoles))
-            throw bad_request(fields.full("role"),
-                              fields.full("role") + " must be system, developer, user, assistant or tool");
+            throw FieldError(fields.full("role"),
+                             fields.full("role") + " must be system, developer, user, assistant or tool");
         if (const ordered_json* content = fields.value("content"))
             m.content = read_content(*content, fields.full("content"));
         auto reasoning = fields.string("reasoning_content");
@@ -93,22 +93,23 @@ std::vector<Message> read_messages(const ordered_json& list, const std::string& 
 
 ordered_json read_tools(const ordered_json& list) {
     std::set<std::string> names;
-    if (list.size() > 4096) throw bad_request("tools", "tools: at most 4096 are supported");
+    if (!list.is_array()) throw FieldError("tools", "tools must be a list");
+    if (list.size() > 4096) throw FieldError("tools", "tools: at most 4096 are supported");
     for (size_t i = 0; i < list.size(); ++i) {
         Fields tool(list[i], fmt::format("tools[{}]", i));
         if (tool.string("type").value_or("function") != "function")
-            throw bad_request(tool.full("type"), tool.full("type") + " must be 'function'");
+            throw FieldError(tool.full("type"), tool.full("type") + " must be 'function'");
         const ordered_json* function = tool.object("function");
         if (function == nullptr)
-            throw bad_request(tool.full("function"), tool.full("function") + " is missing");
+            throw FieldError(tool.full("function"), tool.full("function") + " is missing");
         Fields inner(*function, tool.full("function"));
         const std::string name = inner.string("name").value_or("");
         if (!is_tool_name(name))
-            throw bad_request(inner.full("name"),
-                              inner.full("name") + " must be 1 to 256 letters, digits and _-.:/");
+            throw FieldError(inner.full("name"),
+                             inner.full("name") + " must be 1 to 256 letters, digits and _-.:/");
         if (!names.insert(name).second)
-            throw bad_request(inner.full("name"),
-                              fmt::format("{}: two tools are named '{}'", inner.full("name"), name));
+            throw FieldError(inner.full("name"),
+                             fmt::format("{}: two tools are named '{}'", inner.full("name"), name));
         inner.object("parameters");
     }
     return list;

@@ -1,4 +1,4 @@
-#include "tools/cli_args.h"
+#include "tools/common/cli_args.h"
 
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 #include <cstdio>
 
 #include "ggml-like/check.h"
-#include "tools/cli_values.h"
+#include "tools/common/cli_values.h"
 
 namespace quern {
 namespace {

@@ -1,10 +1,8 @@
-#include "tools/serve/fields.h"
+#include "tools/common/fields.h"
 
 #include <fmt/format.h>
 
 #include <cmath>
-
-#include "tools/serve/api_error.h"
 
 namespace quern {
 
@@ -12,7 +10,7 @@ using nlohmann::ordered_json;
 
 Fields::Fields(const ordered_json& object, std::string where) : object_(object), where_(std::move(where)) {
     if (!object_.is_object())
-        throw bad_request(
+        throw FieldError(
             where_, fmt::format("{} must be a JSON object", where_.empty() ? "the request body" : where_));
 }
 
@@ -28,20 +26,20 @@ const ordered_json* Fields::value(const std::string& name) {
 
 const ordered_json* Fields::list(const std::string& name) {
     const ordered_json* v = value(name);
-    if (v != nullptr && !v->is_array()) throw bad_request(full(name), full(name) + " must be a list");
+    if (v != nullptr && !v->is_array()) throw FieldError(full(name), full(name) + " must be a list");
     return v;
 }
 
 const ordered_json* Fields::object(const std::string& name) {
     const ordered_json* v = value(name);
-    if (v != nullptr && !v->is_object()) throw bad_request(full(name), full(name) + " must be an object");
+    if (v != nullptr && !v->is_object()) throw FieldError(full(name), full(name) + " must be an object");
     return v;
 }
 
 std::optional<bool> Fields::boolean(const std::string& name) {
     const ordered_json* v = value(name);
     if (v == nullptr) return {};
-    if (!v->is_boolean()) throw bad_request(full(name), full(name) + " must be true or false");
+    if (!v->is_boolean()) throw FieldError(full(name), full(name) + " must be true or false");
     return v->get<bool>();
 }
 
@@ -52,8 +50,8 @@ std::optional<int64_t> Fields::integer(const std::string& name, int64_t min, int
     if (v->is_number_unsigned()) good = v->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
     const int64_t n = good ? v->get<int64_t>() : 0;
     if (!good || n < min || n > max)
-        throw bad_request(full(name),
-                          fmt::format("{} must be a whole number from {} to {}", full(name), min, max));
+        throw FieldError(full(name),
+                         fmt::format("{} must be a whole number from {} to {}", full(name), min, max));
     return n;
 }
 
@@ -62,14 +60,14 @@ std::optional<double> Fields::number(const std::string& name, double min, double
     if (v == nullptr) return {};
     const double x = v->is_number() ? v->get<double>() : NAN;
     if (!(x >= min && x <= max))
-        throw bad_request(full(name), fmt::format("{} must be a number from {} to {}", full(name), min, max));
+        throw FieldError(full(name), fmt::format("{} must be a number from {} to {}", full(name), min, max));
     return x;
 }
 
 std::optional<std::string> Fields::string(const std::string& name) {
     const ordered_json* v = value(name);
     if (v == nullptr) return {};
-    if (!v->is_string()) throw bad_request(full(name), full(name) + " must be a string");
+    if (!v->is_string()) throw FieldError(full(name), full(name) + " must be a string");
     return v->get<std::string>();
 }
 
@@ -80,8 +78,8 @@ void Fields::ignore(std::initializer_list<const char*> names) {
 void Fields::refuse(std::initializer_list<const char*> names) {
     for (const char* name : names)
         if (value(name) != nullptr)
-            throw bad_request(full(name), full(name) + " is not supported by this server",
-                              "unsupported_parameter");
+            throw FieldError(full(name), full(name) + " is not supported by this server",
+                             "unsupported_parameter");
 }
 
 std::vector<std::string> Fields::unknown() const {
@@ -89,6 +87,10 @@ std::vector<std::string> Fields::unknown() const {
     for (const auto& [name, ignored] : object_.items())
         if (!asked_.contains(name)) names.push_back(name);
     return names;
+}
+
+std::string dump(const ordered_json& json) {
+    return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace);
 }
 
 }  // namespace quern
