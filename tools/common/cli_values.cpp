@@ -28,6 +28,11 @@ std::string range_text(int64_t min, int64_t max) {
     return "";
 }
 
+std::string_view without_plus(std::string_view digits) {
+    if (digits.size() > 1 && digits[0] == '+' && digits[1] != '-') digits.remove_prefix(1);
+    return digits;
+}
+
 std::string_view without_dashes(std::string_view word) {
     const size_t first = word.find_first_not_of('-');
     return first == std::string_view::npos ? std::string_view{} : word.substr(first);
@@ -74,33 +79,40 @@ size_t utf8_length(std::string_view text) {
 
 }  // namespace
 
-int64_t parse_integer(std::string_view text, const std::string& what, int64_t min, int64_t max) {
-    std::string_view digits = text;
-    if (digits.size() > 1 && digits[0] == '+' && digits[1] != '-') digits.remove_prefix(1);
+std::optional<int64_t> integer_of(std::string_view text) {
+    const std::string_view digits = without_plus(text);
     int64_t value = 0;
     const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     const std::string_view rest(end, static_cast<size_t>(digits.data() + digits.size() - end));
     const auto* suffix =
         std::find_if(kSuffixes.begin(), kSuffixes.end(), [&](const Suffix& s) { return s.text == rest; });
-    bool good = code == std::errc{} && suffix != kSuffixes.end();
-    good = good && !__builtin_mul_overflow(value, suffix->factor, &value);
-    if (!good || value < min || value > max) {
+    if (code != std::errc{} || suffix == kSuffixes.end()) return {};
+    if (__builtin_mul_overflow(value, suffix->factor, &value)) return {};
+    return value;
+}
+
+int64_t parse_integer(std::string_view text, const std::string& what, int64_t min, int64_t max) {
+    const auto value = integer_of(text);
+    if (!value || *value < min || *value > max)
         FAIL(usage, "{}: expected a whole number{} (suffixes k, M, Ki, Mi), found '{}'", what,
              range_text(min, max), printable(text));
-    }
+    return *value;
+}
+
+std::optional<double> number_of(std::string_view text) {
+    const std::string_view digits = without_plus(text);
+    double value = 0;
+    const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    const bool all = end == digits.data() + digits.size();
+    if (code != std::errc{} || !all || !std::isfinite(value)) return {};
     return value;
 }
 
 double parse_number(std::string_view text, const std::string& what, double min, double max) {
-    std::string_view digits = text;
-    if (digits.size() > 1 && digits[0] == '+' && digits[1] != '-') digits.remove_prefix(1);
-    double value = 0;
-    const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    const bool whole = end == digits.data() + digits.size();
-    if (code != std::errc{} || !whole || !std::isfinite(value) || value < min || value > max) {
+    const auto value = number_of(text);
+    if (!value || *value < min || *value > max)
         FAIL(usage, "{}: expected a number from {} to {}, found '{}'", what, min, max, printable(text));
-    }
-    return value;
+    return *value;
 }
 
 bool parse_switch(std::string_view text, const std::string& what) {

@@ -3,19 +3,24 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace quern {
 
-/// A whole number in [min, max] with an optional suffix: k = 1000, M = 1000000, Ki = 1024, Mi = 1048576.
-/// `what` names it in the message. Throws Error(usage) for anything else: text, fractions, overflow, blanks.
+/// A whole number with an optional suffix: k = 1000, M = 1000000, Ki = 1024, Mi = 1048576. Nothing for
+/// anything else: text, fractions, overflow, blanks.
+std::optional<int64_t> integer_of(std::string_view text);
+/// The same in [min, max]. `what` names it in the message. Throws Error(usage).
 int64_t parse_integer(std::string_view text, const std::string& what,
                       int64_t min = std::numeric_limits<int64_t>::min(),
                       int64_t max = std::numeric_limits<int64_t>::max());
 
-/// A finite decimal number in [min, max]; the decimal point is a dot in every locale. Throws Error(usage).
+/// A finite decimal number; the decimal point is a dot in every locale. Nothing for anything else.
+std::optional<double> number_of(std::string_view text);
+/// The same in [min, max]. Throws Error(usage).
 double parse_number(std::string_view text, const std::string& what, double min, double max);
 
 /// on/off, true/false, yes/no, 1/0. Throws Error(usage).

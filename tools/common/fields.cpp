@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
-
 namespace quern {
 
 using nlohmann::ordered_json;
@@ -53,15 +51,6 @@ std::optional<int64_t> Fields::integer(const std::string& name, int64_t min, int
         throw FieldError(full(name),
                          fmt::format("{} must be a whole number from {} to {}", full(name), min, max));
     return n;
-}
-
-std::optional<double> Fields::number(const std::string& name, double min, double max) {
-    const ordered_json* v = value(name);
-    if (v == nullptr) return {};
-    const double x = v->is_number() ? v->get<double>() : NAN;
-    if (!(x >= min && x <= max))
-        throw FieldError(full(name), fmt::format("{} must be a number from {} to {}", full(name), min, max));
-    return x;
 }
 
 std::optional<std::string> Fields::string(const std::string& name) {

@@ -30,7 +30,6 @@ class Fields {
     /// All of these: absent and null are nothing; a wrong type or value is a FieldError.
     std::optional<bool> boolean(const std::string& name);
     std::optional<int64_t> integer(const std::string& name, int64_t min, int64_t max);
-    std::optional<double> number(const std::string& name, double min, double max);
     std::optional<std::string> string(const std::string& name);
     const nlohmann::ordered_json* value(const std::string& name);
     const nlohmann::ordered_json* list(const std::string& name);

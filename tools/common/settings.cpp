@@ -6,20 +6,24 @@
 #include "models/model.h"
 #include "tools/common/cli_values.h"
 #include "tools/engine/defaults.h"
+#include "tools/engine/sampling_ranges.h"
 
 namespace quern {
 namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
-float number(std::string_view value, const std::string& shown, double min, double max) {
-    return static_cast<float>(parse_number(value, shown, min, max));
+void set_sampling(const SamplingField& field, Settings& s, std::string_view text, const std::string& shown) {
+    const auto value = field.range.whole ? std::optional<double>(integer_of(text)) : number_of(text);
+    if (!value || !field.range.holds(*value))
+        FAIL(usage, "{}", field.range.message(shown, fmt::format("'{}'", printable(text))));
+    field.set(s.sampling, *value);
 }
 
 void set_seed(Settings& s, std::string_view value, const std::string& shown) {
-    const int64_t seed = parse_integer(value, shown, -1);
-    s.random_seed = seed == -1;
-    s.sampling.seed = s.random_seed ? random_seed() : static_cast<uint64_t>(seed);
+    const int64_t seed = parse_integer(value, shown);
+    s.random_seed = seed == kRandomSeed;
+    s.sampling.seed = seed_of(seed);
 }
 
 // ID+V or ID-V, as llama.cpp writes it.
@@ -29,8 +33,10 @@ void add_logit_bias(Settings& s, std::string_view value, const std::string& show
         FAIL(usage, "{}: expected a token id and a bias, such as 15043+1 or 15043-1, found '{}'", shown,
              printable(value));
     const int64_t id = parse_integer(value.substr(0, sign), shown, 0, std::numeric_limits<int32_t>::max());
-    const float bias = number(value.substr(sign), shown, -1e6, 1e6);
-    s.sampling.logit_bias.emplace_back(static_cast<int32_t>(id), bias);
+    const auto bias = number_of(value.substr(sign));
+    if (!bias || !kLogitBiasRange.holds(*bias))
+        FAIL(usage, "{}", kLogitBiasRange.message(shown, fmt::format("'{}'", printable(value.substr(sign)))));
+    s.sampling.logit_bias.emplace_back(static_cast<int32_t>(id), static_cast<float>(*bias));
 }
 
 struct Entry {
@@ -40,50 +46,12 @@ struct Entry {
     std::string (*show)(const Settings&);
 };
 
-int whole(std::string_view value, const std::string& shown, int64_t min) {
-    return static_cast<int>(parse_integer(value, shown, min, std::numeric_limits<int>::max()));
-}
-
-const std::vector<Entry>& entries() {
+/// Beside the fields of the sampler.
+const std::vector<Entry>& other_entries() {
     using S = Settings;
     using V = std::string_view;
     using N = const std::string&;
     static const std::vector<Entry> table = {
-        {"temp",
-         {"temperature"},
-         [](S& s, V v, N n) { s.sampling.temperature = number(v, n, 0, 100); },
-         [](const S& s) { return fmt::format("{}", s.sampling.temperature); }},
-        {"top_k",
-         {},
-         [](S& s, V v, N n) { s.sampling.top_k = std::max(0, whole(v, n, -1)); },
-         [](const S& s) { return s.sampling.top_k > 0 ? fmt::format("{}", s.sampling.top_k) : "off"; }},
-        {"top_p",
-         {},
-         [](S& s, V v, N n) { s.sampling.top_p = number(v, n, 1e-6, 1); },
-         [](const S& s) { return fmt::format("{}", s.sampling.top_p); }},
-        {"min_p",
-         {},
-         [](S& s, V v, N n) { s.sampling.min_p = number(v, n, 0, 1); },
-         [](const S& s) { return fmt::format("{}", s.sampling.min_p); }},
-        {"repeat_penalty",
-         {"repetition_penalty"},
-         [](S& s, V v, N n) { s.sampling.repetition_penalty = number(v, n, 0.01, 100); },
-         [](const S& s) { return fmt::format("{}", s.sampling.repetition_penalty); }},
-        {"repeat_last_n",
-         {"penalty_window"},
-         [](S& s, V v, N n) { s.sampling.penalty_window = whole(v, n, -1); },
-         [](const S& s) {
-             const int window = s.sampling.penalty_window;
-             return window < 0 ? "all" : fmt::format("{}", window);
-         }},
-        {"presence_penalty",
-         {},
-         [](S& s, V v, N n) { s.sampling.presence_penalty = number(v, n, -100, 100); },
-         [](const S& s) { return fmt::format("{}", s.sampling.presence_penalty); }},
-        {"frequency_penalty",
-         {},
-         [](S& s, V v, N n) { s.sampling.frequency_penalty = number(v, n, -100, 100); },
-         [](const S& s) { return fmt::format("{}", s.sampling.frequency_penalty); }},
         {"logit_bias",
          {},
          add_logit_bias,
@@ -115,6 +83,19 @@ const std::vector<Entry>& entries() {
     return table;
 }
 
+std::vector<std::string> setting_names() {
+    std::vector<std::string> names;
+    for (const SamplingField& f : sampling_fields()) {
+        names.emplace_back(f.name);
+        if (f.synonym != nullptr) names.emplace_back(f.synonym);
+    }
+    for (const Entry& entry : other_entries()) {
+        names.emplace_back(entry.name);
+        names.insert(names.end(), entry.synonyms.begin(), entry.synonyms.end());
+    }
+    return names;
+}
+
 }  // namespace
 
 Settings default_settings(const Model& model) {
@@ -124,7 +105,7 @@ Settings default_settings(const Model& model) {
     const auto mark = [&](const char* name, bool has) {
         if (has) out.origin[name] = given.origin;
     };
-    mark("temp", given.temperature.has_value() || given.greedy);
+    mark("temperature", given.temperature.has_value() || given.greedy);
     mark("top_k", given.top_k.has_value());
     mark("top_p", given.top_p.has_value());
     mark("min_p", given.min_p.has_value());
@@ -137,28 +118,31 @@ void set_value(Settings& settings, std::string_view name, std::string_view value
                const std::string& origin) {
     std::string key(name);
     std::replace(key.begin(), key.end(), '-', '_');
-    std::vector<std::string> names;
-    for (const Entry& entry : entries()) {
-        const auto& also = entry.synonyms;
-        if (key == entry.name || std::find(also.begin(), also.end(), key) != also.end()) {
-            entry.set(settings, value, shown);
-            settings.origin[entry.name] = origin;
-            return;
-        }
-        names.push_back(entry.name);
-        names.insert(names.end(), also.begin(), also.end());
+    if (const SamplingField* field = find_sampling_field(key)) {
+        set_sampling(*field, settings, value, shown);
+        settings.origin[field->name] = origin;
+        return;
     }
-    FAIL(usage, "there is no setting '{}'{}", printable(name), did_you_mean(key, names));
+    for (const Entry& entry : other_entries()) {
+        const auto& also = entry.synonyms;
+        if (key != entry.name && std::find(also.begin(), also.end(), key) == also.end()) continue;
+        entry.set(settings, value, shown);
+        settings.origin[entry.name] = origin;
+        return;
+    }
+    FAIL(usage, "there is no setting '{}'{}", printable(name), did_you_mean(key, setting_names()));
 }
 
 std::string describe(const Settings& settings) {
     std::string out;
-    for (const Entry& entry : entries()) {
-        const auto found = settings.origin.find(entry.name);
+    const auto line = [&](const char* name, const std::string& value) {
+        const auto found = settings.origin.find(name);
         const std::string origin = found == settings.origin.end() ? "default" : found->second;
-        out +=
-            fmt::format("  {:<18} {:<22} ({})\n", entry.name, entry.show(settings), printable(origin, 120));
-    }
+        out += fmt::format("  {:<18} {:<22} ({})\n", name, value, printable(origin, 120));
+    };
+    for (const SamplingField& f : sampling_fields())
+        line(f.name, fmt::format("{}", static_cast<float>(f.get(settings.sampling))));
+    for (const Entry& entry : other_entries()) line(entry.name, entry.show(settings));
     return out;
 }
 

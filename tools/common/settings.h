@@ -27,9 +27,9 @@ struct Settings {
 /// The checkpoint's values, each with its origin.
 Settings default_settings(const Model& model);
 
-/// Sets one value by name: temp, top_k, top_p, min_p, repeat_penalty, repeat_last_n, presence_penalty,
-/// frequency_penalty, logit_bias, seed, n, reasoning_budget, think. Dashes and underscores are the same, and
-/// the longer names of other programs are understood. `shown` names it in messages, `origin` in /show.
+/// Sets one value by name: a field of the sampler (tools/engine/sampling_ranges.h), logit_bias, seed, n,
+/// reasoning_budget, think. Dashes and underscores are the same, and the names of other programs are
+/// understood. `shown` names it in messages, `origin` in /show.
 /// Throws Error(usage) for unknown names (with the nearest) and values.
 void set_value(Settings& settings, std::string_view name, std::string_view value, const std::string& shown,
                const std::string& origin);

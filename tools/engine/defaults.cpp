@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <random>
 
+#include "ggml-like/check.h"
 #include "models/model.h"
 #include "models/tokenizer.h"
+#include "tools/engine/sampling_ranges.h"
 
 namespace quern {
 
@@ -16,6 +18,9 @@ Sampling default_sampling(const Model& model) {
     out.top_p = given.top_p.value_or(out.top_p);
     out.min_p = given.min_p.value_or(out.min_p);
     out.repetition_penalty = given.repetition_penalty.value_or(out.repetition_penalty);
+    for (const SamplingField& f : sampling_fields())
+        if (const double value = f.get(out); !f.range.holds(value))
+            FAIL(model, "{}: {}", given.origin, f.range.message(f.name, fmt::format("{}", value)));
     return out;
 }
 
@@ -31,5 +36,9 @@ std::vector<int32_t> default_stop_ids(const Model& model) {
 }
 
 uint64_t random_seed() { return std::random_device{}() & 0x7FFFFFFFu; }
+
+uint64_t seed_of(int64_t given) {
+    return given == kRandomSeed ? random_seed() : static_cast<uint64_t>(given);
+}
 
 }  // namespace quern

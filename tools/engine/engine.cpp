@@ -19,6 +19,7 @@
 #include "tools/engine/prefix_file.h"
 #include "tools/engine/prompt_cuts.h"
 #include "tools/engine/sampler.h"
+#include "tools/engine/sampling_ranges.h"
 #include "tools/engine/scheduler.h"
 #include "tools/engine/sequence.h"
 #include "tools/engine/state_pool.h"
@@ -163,7 +164,7 @@ RequestId Engine::submit(Request request) {
         if (id < 0 || id >= e.model.info().vocab_rows)
             FAIL(usage, "token id {} in the prompt is outside the vocabulary of {}", id,
                  e.model.info().vocab_rows);
-    check_sampling(request.sampling, e.model.info().vocab_rows);
+    check_sampling(request.sampling, e.model.info().vocab);
     if (!std::is_sorted(request.boundaries.begin(), request.boundaries.end()))
         FAIL(usage, "the boundaries of a prompt must rise");
 

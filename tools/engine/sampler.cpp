@@ -124,32 +124,11 @@ void keep_min_p(std::vector<Candidate>& list, float min_p) {
     std::erase_if(list, [&](const Candidate& c) { return c.probability < floor; });
 }
 
-void check_range(const char* field, double value, double low, double high, const char* meaning) {
-    if (!(value >= low && value <= high))
-        FAIL(usage, "{} is {}, but must be from {} to {} ({})", field, value, low, high, meaning);
-}
-
 }  // namespace
 
 const char* finish_reason_name(FinishReason reason) {
     constexpr const char* kNames[] = {"none", "stop", "length", "cancelled", "error"};
     return kNames[static_cast<size_t>(reason)];
-}
-
-void check_sampling(const Sampling& s, int64_t vocab) {
-    check_range("temperature", s.temperature, 0, 100, "0 is greedy");
-    check_range("top_k", s.top_k, 0, 1e9, "0 is off");
-    check_range("top_p", s.top_p, 1e-6, 1, "1 is off");
-    check_range("min_p", s.min_p, 0, 1, "0 is off");
-    check_range("repetition_penalty", s.repetition_penalty, 1e-3, 100, "1 is off");
-    check_range("presence_penalty", s.presence_penalty, -100, 100, "0 is off");
-    check_range("frequency_penalty", s.frequency_penalty, -100, 100, "0 is off");
-    check_range("penalty_window", s.penalty_window, -1, 1e9, "-1 is all");
-    for (const auto& [id, bias] : s.logit_bias) {
-        if (id < 0 || id >= vocab)
-            FAIL(usage, "logit_bias names token {}, but the vocabulary is 0 to {}", id, vocab - 1);
-        check_range("logit_bias", bias, -1e4, 1e4, "added to the logit");
-    }
 }
 
 std::vector<Candidate> candidates(std::span<const float> logits, int64_t vocab, const Sampling& s,

@@ -15,10 +15,6 @@
 
 namespace quern {
 
-/// Rejects what makes no sense: NaN, infinities, negative temperature, top_p outside (0, 1], ids out of range
-/// ... Throws Error(usage) naming the field, what it may be and what it was.
-void check_sampling(const Sampling& s, int64_t vocab);
-
 /// `logits` [rows of the head]; only ids below `vocab` may be sampled: rows beyond are padding.
 /// `history`: prompt and answer so far. The draw depends on seed and position only, never on what ran before.
 /// Throws Error(runtime) if a logit is NaN or +infinity, or none is finite.

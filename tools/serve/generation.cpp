@@ -2,13 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
-
 #include "ggml-like/error.h"
 #include "models/tokenizer.h"
 #include "tools/common/messages.h"
-#include "tools/engine/defaults.h"
 #include "tools/serve/api_error.h"
+#include "tools/serve/sampling_fields.h"
 
 namespace quern {
 
@@ -19,44 +17,6 @@ namespace {
 constexpr int kMostChoices = 8, kMostLogprobs = 20;
 constexpr size_t kMostPrompts = 128;
 constexpr size_t kMostStops = 64, kLongestStop = 4096;
-
-void read_sampling(Fields& f, Sampling& s, bool fixed_seed, int64_t vocab) {
-    const auto set = [&](const char* name, double min, double max, float& out) {
-        if (const auto x = f.number(name, min, max)) out = static_cast<float>(*x);
-    };
-    set("temperature", 0, 100, s.temperature);
-    set("top_p", 0, 1, s.top_p);
-    s.top_p = std::max(s.top_p, 2e-6f);  // 0 means the likeliest token
-    set("min_p", 0, 1, s.min_p);
-    set("presence_penalty", -100, 100, s.presence_penalty);
-    set("frequency_penalty", -100, 100, s.frequency_penalty);
-    set("repeat_penalty", 0.01, 100, s.repetition_penalty);
-    set("repetition_penalty", 0.01, 100, s.repetition_penalty);
-    if (const auto k = f.integer("top_k", -1, INT32_MAX))
-        s.top_k = static_cast<int>(std::max<int64_t>(0, *k));
-    if (const auto n = f.integer("repeat_last_n", -1, INT32_MAX)) s.penalty_window = static_cast<int>(*n);
-    const ordered_json* seed = f.value("seed");
-    if (seed != nullptr && !seed->is_number_integer())
-        throw FieldError("seed", "seed must be a whole number");
-    if (seed != nullptr && *seed != -1)
-        s.seed =
-            seed->is_number_unsigned() ? seed->get<uint64_t>() : static_cast<uint64_t>(seed->get<int64_t>());
-    else if (!fixed_seed)
-        s.seed = random_seed();
-    const ordered_json* bias = f.object("logit_bias");
-    if (bias == nullptr) return;
-    for (const auto& [key, value] : bias->items()) {
-        int32_t id = -1;
-        const auto [end, failed] = std::from_chars(key.data(), key.data() + key.size(), id);
-        if (failed != std::errc{} || end != key.data() + key.size() || id < 0 || id >= vocab)
-            throw FieldError("logit_bias",
-                             fmt::format("logit_bias: '{}' is no token id from 0 to {}", key, vocab - 1));
-        if (!value.is_number() || std::abs(value.get<double>()) > 100)
-            throw FieldError("logit_bias",
-                             fmt::format("logit_bias of {} must be a number from -100 to 100", key));
-        s.logit_bias.emplace_back(id, value.get<float>());
-    }
-}
 
 std::vector<std::string> read_stops(Fields& f) {
     const ordered_json* stop = f.value("stop");

@@ -1,0 +1,15 @@
+// Fields of a request about sampling.
+#pragma once
+
+#include <cstdint>
+
+#include "tools/common/fields.h"
+#include "tools/engine/request.h"
+
+namespace quern {
+
+/// Changes in `s` what the request names. Without a seed it gets a random one, unless `fixed_seed` says that
+/// the one of `s` was chosen. `vocab`: token ids that logit_bias may name. Throws FieldError.
+void read_sampling(Fields& fields, Sampling& s, bool fixed_seed, int64_t vocab);
+
+}  // namespace quern
