@@ -17,12 +17,6 @@ struct MemoryInfo {
     bool exact = false;  // free_bytes falls by what alloc takes, at once: a device's own memory
 };
 
-/// How an op reads the rows of a weight, for backends that repack.
-enum class RowOrder {
-    stacked,  // segment after segment
-    paired,   // two segments {gate, up} of the same height, read side by side
-};
-
 class Backend {
   public:
     virtual ~Backend() = default;

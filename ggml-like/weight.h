@@ -23,6 +23,12 @@ enum class ScaleKind : uint8_t {
                  // cols/16]
 };
 
+/// How an op reads the rows of a weight, for backends that repack.
+enum class RowOrder {
+    stacked,  // segment after segment
+    paired,   // two segments {gate, up} of the same height, read side by side
+};
+
 struct WeightSegment {
     std::string name;  // the checkpoint's module, for messages
     DType dtype = DType::BF16;

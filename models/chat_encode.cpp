@@ -4,6 +4,12 @@
 
 namespace quern {
 
+std::string RenderedPrompt::text() const {
+    std::string out;
+    for (const PromptSegment& segment : segments) out += segment.text;
+    return out;
+}
+
 std::vector<int32_t> encode_prompt(const RenderedPrompt& prompt, const Tokenizer& tokenizer,
                                    std::vector<size_t>* boundaries) {
     std::vector<int32_t> ids;

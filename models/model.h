@@ -2,21 +2,21 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
-#include "ggml-like/backend.h"
 #include "ggml-like/graph.h"
 #include "ggml-like/ops/batch.h"
-#include "ggml-like/requantize.h"
+#include "models/model_weights.h"
 
 namespace quern {
 
 class Tokenizer;
 struct Audit;
+struct ChatFormat;
 
 /// Sizes of one step. A plan is built once for each.
 struct BatchShape {
@@ -80,7 +80,7 @@ struct ModelInfo {
     int64_t parameters = 0;
     int64_t weight_bytes = 0;                    // text model, as stored
     int64_t token_bytes = 0;                     // weights read for one decoded token
-    DenseFormat dense = DenseFormat::as_stored;  // what LoadOptions::dense asked for
+    DenseFormat dense = DenseFormat::as_stored;  // what OpenOptions::dense asked for
 };
 
 /// From generation_config.json; what a field's absence leaves at its neutral value is not `given`.
@@ -92,43 +92,13 @@ struct GenerationDefaults {
     std::string origin;  // "generation_config.json" or "built in (no generation_config.json)"
 };
 
-struct LoadProgress {
-    int64_t bytes_done = 0;
-    int64_t bytes_total = 0;
-};
-
-class Model;
-
-struct LoadOptions {
+struct OpenOptions {
     bool tokenizer = true;  // false: token ids only
-    std::string text_from;  // synthetic weights: the directory whose tokenizer they get; empty: none
-    bool weights = true;    // false: they are neither read nor placed; the model can be planned for, not run
+    std::string text_from;  // random weights: the directory whose tokenizer they get; empty: none
     /// Format for the attention and DeltaNet projections and the head where they are stored in 16 or 32 bits.
     /// Throws Error(usage) if none of them is. Random weights are made in it.
     DenseFormat dense = DenseFormat::as_stored;
-    std::function<void(const LoadProgress&)> progress;
-    /// Called when everything but the weights' data is known and checked: what throws here has read no
-    /// weights.
-    std::function<void(const Model&)> before_weights;
-};
-
-/// What a part of the model's weights is for, and how much of it one decoded token reads. One of the pointers
-/// is set.
-struct WeightUse {
-    const char* group;  // "attention", "DeltaNet", "routed experts", "shared experts", "router", "MLP",
-                        // "embedding", ...
-    const Weight* matrix = nullptr;
-    const ExpertWeights* experts = nullptr;
-    const Tensor* vector = nullptr;
-    RowOrder order = RowOrder::stacked;
-    int64_t picked = 0;  // experts, or rows of the embedding, that each token picks; 0: it reads all
-    bool again = false;  // memory that another use has counted: a head tied to the embedding
-
-    /// As stored in the checkpoint.
-    int64_t bytes() const;
-    int64_t parameters() const;
-    /// Part of it that a step of `tokens` independent tokens reads, 0 to 1; expected, if they pick at random.
-    double share(int64_t tokens) const;
+    int threads = 1;  // that read and check
 };
 
 class Model {
@@ -138,30 +108,30 @@ class Model {
     virtual const GenerationDefaults& generation() const = 0;
     /// Null if loaded without one.
     virtual const Tokenizer* tokenizer() const = 0;
+    /// The format of conversations that this kind of model was trained with.
+    virtual const ChatFormat& chat() const = 0;
     virtual const Audit& audit() const = 0;
     /// One-line remarks for the user: an unknown chat template, unused vision tensors ...
     virtual const std::vector<std::string>& notes() const = 0;
     /// Of the configuration and of the beginning of every tensor: other weights have another digest.
     virtual uint64_t digest() const = 0;
-    /// Every weight, in the order of placing within each layer.
-    virtual std::vector<WeightUse> weight_uses() const = 0;
-    /// Bytes that the backend needs for the weights as stored beyond those for LoadOptions::dense.
-    virtual int64_t extra_bytes_as_stored() const = 0;
-    /// A checkpoint loaded with LoadOptions::dense first runs as it is stored, so that both can be compared
-    /// (info() tells of the other form from the beginning). Changes it, matrix by matrix; what was built
-    /// before may not run any more. Throws Error(model) if a weight is not finite.
-    virtual void requantize(const std::function<void(const LoadProgress&)>& progress) = 0;
+    virtual const ModelWeights& weights() const = 0;
+    virtual ModelWeights& weights() = 0;
+    /// Reads all scales of these weights. Throws Error(model) if they cannot be right.
+    virtual void check_weights(std::span<const Weight* const> list, int threads) const = 0;
     virtual std::vector<StateSpec> state_specs(const StateOptions& options) const = 0;
     virtual BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const = 0;
 };
 
-/// `path`: a directory, a file in it, or a repo id in the local Hugging Face cache. Places the weights on
-/// `backend`. Throws Error(model) unless every tensor and byte of the checkpoint is accounted for.
-std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, const LoadOptions& options);
+/// `path`: a directory, a file in it, or a repo id in the local Hugging Face cache. Everything is read and
+/// checked but the weights' data: the model can be planned for; models/weight_placement.h makes it run.
+/// Throws Error(model) unless it is of a known family (models/families.h) and every tensor and byte is
+/// accounted for.
+std::unique_ptr<Model> open_model(const std::string& path, const OpenOptions& options);
 
 /// Random weights in the shapes and formats of a real checkpoint, made where they will be used
 /// (models/synthetic.h).
-std::unique_ptr<Model> load_synthetic(const std::string& name, const std::string& mix, Backend& backend,
-                                      const LoadOptions& options);
+std::unique_ptr<Model> open_synthetic(const std::string& name, const std::string& mix,
+                                      const OpenOptions& options);
 
 }  // namespace quern

@@ -14,13 +14,13 @@
 #include <string>
 #include <vector>
 
-#include "ggml-like/backend.h"
 #include "models/model.h"
 
 namespace quern {
 
 class Checkpoint;
 class TensorUse;
+struct ModelFamily;
 
 struct Qwen36MoeConfig {
     int64_t width = 0;   // D
@@ -106,5 +106,9 @@ BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeWeigh
                              const BatchShape& shape, const StateViews& state, DType activations);
 
 std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& config, const StateOptions& options);
+
+/// Of both families, as ModelFamily::open: qwen3_6_moe_model.cpp.
+std::unique_ptr<Model> open_qwen3_6_moe(const ModelFamily& family, Checkpoint checkpoint,
+                                        const OpenOptions& options);
 
 }  // namespace quern

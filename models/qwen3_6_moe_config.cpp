@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "ggml-like/check.h"
+#include "models/families.h"
 #include "models/qwen3_6_moe.h"
 
 namespace quern {
@@ -58,24 +59,6 @@ class Fields {
     const Json& object_;
     const std::string& file_;
 };
-
-enum class Family : uint8_t { moe, dense };
-
-std::string model_type(const Json& level) {
-    const auto type = level.find("model_type");
-    return type != level.end() && type->is_string() ? type->get<std::string>() : "";
-}
-
-Family family_of(const Json& root, const std::string& file) {
-    const std::string found = model_type(root);
-    if (found == "qwen3_5_moe" || found == "qwen3_5_moe_text") return Family::moe;
-    if (found == "qwen3_5" || found == "qwen3_5_text") return Family::dense;
-    FAIL(model,
-         "{}: model_type should be 'qwen3_5_moe' (Qwen3.6-35B-A3B and its fine-tunes) or 'qwen3_5' "
-         "(Qwen3.6-27B, "
-         "dense), but is {}",
-         file, found.empty() ? "missing" : fmt::format("'{}'", found));
-}
 
 std::vector<bool> layer_kinds(const Fields& f, int64_t layers) {
     std::vector<bool> full(static_cast<size_t>(layers));
@@ -187,15 +170,10 @@ void read_dense_mlp(const Fields& f, Qwen36MoeConfig& c) {
 }  // namespace
 
 Qwen36MoeConfig parse_qwen3_6_moe_config(const Json& root, const std::string& file) {
-    if (!root.is_object()) FAIL(model, "{}: should be a JSON object", file);
-    const bool dense = family_of(root, file) == Family::dense;
+    const bool dense = family_of(root, file).architecture == std::string_view("qwen3_5");
     const auto text = root.find("text_config");
     if (text != root.end() && !text->is_object()) FAIL(model, "{}: 'text_config' should be an object", file);
     const Fields f(text == root.end() ? root : *text, file);
-    if (text != root.end() && !model_type(*text).empty() &&
-        (family_of(*text, file) == Family::dense) != dense)
-        FAIL(model, "{}: model_type is '{}', but that of text_config is '{}'; were two configurations mixed?",
-             file, model_type(root), model_type(*text));
 
     f.must_be("hidden_act", "silu", "the only activation of this family");
     f.must_be("attention_bias", false, "projections have no bias");

@@ -1,4 +1,4 @@
-// The Model of a Qwen3.6 checkpoint: open, read, check, place, remember.
+// The Model of a Qwen3.6 checkpoint: open, read, check, remember.
 #include <algorithm>
 #include <future>
 #include <set>
@@ -8,6 +8,7 @@
 #include "ggml-like/parallel.h"
 #include "models/chat_format.h"
 #include "models/config_check.h"
+#include "models/families.h"
 #include "models/generation_config.h"
 #include "models/qwen3_6_moe.h"
 #include "models/synthetic.h"
@@ -17,94 +18,113 @@
 namespace quern {
 namespace {
 
-/// f(group, weight, row order) for the matrices of a layer that every token reads.
-template <typename Layer, typename F>
-void for_each_dense(Layer& w, F&& f) {
-    const auto each = [&](const char* group, auto& weight, RowOrder order) {
-        if (weight) f(group, weight, order);
+void list_attention(std::vector<WeightUse>& uses, int layer, AttentionWeights& w) {
+    for (Weight* matrix : {&w.in_proj, &w.out_proj})
+        uses.push_back({.group = "attention", .layer = layer, .matrix = matrix, .projection = true});
+}
+
+void list_delta(std::vector<WeightUse>& uses, int layer, DeltaWeights& w) {
+    for (Weight* matrix : {&w.in_proj, &w.out_proj})
+        uses.push_back({.group = "DeltaNet", .layer = layer, .matrix = matrix, .projection = true});
+}
+
+void list_moe(std::vector<WeightUse>& uses, int layer, MoeWeights& w, int64_t picked) {
+    const auto matrix = [&](const char* group, Weight& weight, RowOrder order) {
+        uses.push_back({.group = group, .layer = layer, .matrix = &weight, .order = order});
     };
-    each("attention", w.attention.in_proj, RowOrder::stacked);
-    each("attention", w.attention.out_proj, RowOrder::stacked);
-    each("DeltaNet", w.delta.in_proj, RowOrder::stacked);
-    each("DeltaNet", w.delta.out_proj, RowOrder::stacked);
-    each("router", w.moe.router, RowOrder::stacked);
-    each("shared experts", w.moe.shared_gate_up, RowOrder::paired);
-    each("shared experts", w.moe.shared_down, RowOrder::stacked);
-    each("MLP", w.mlp.gate_up, RowOrder::paired);
-    each("MLP", w.mlp.down, RowOrder::stacked);
+    const auto experts = [&](ExpertWeights& weights, RowOrder order) {
+        uses.push_back({.group = "routed experts",
+                        .layer = layer,
+                        .experts = &weights,
+                        .order = order,
+                        .picked = picked});
+    };
+    matrix("router", w.router, RowOrder::stacked);
+    matrix("shared experts", w.shared_gate_up, RowOrder::paired);
+    matrix("shared experts", w.shared_down, RowOrder::stacked);
+    experts(w.gate_up, RowOrder::paired);
+    experts(w.down, RowOrder::stacked);
 }
 
-/// f(weight) for what LoadOptions::dense is about.
-template <typename F>
-void for_each_projection(Qwen36MoeWeights& weights, F&& f) {
-    for (LayerWeights& w : weights.layers)
-        for (Weight* p : {&w.attention.in_proj, &w.attention.out_proj, &w.delta.in_proj, &w.delta.out_proj})
-            if (*p) f(*p);
-    f(weights.head);
+void list_mlp(std::vector<WeightUse>& uses, int layer, MlpWeights& w) {
+    uses.push_back({.group = "MLP", .layer = layer, .matrix = &w.gate_up, .order = RowOrder::paired});
+    uses.push_back({.group = "MLP", .layer = layer, .matrix = &w.down});
 }
 
-template <typename F>
-void for_each_expert(LayerWeights& w, F&& f) {
-    for (Weight& expert : w.moe.gate_up.expert) f(expert);
-    for (Weight& expert : w.moe.down.expert) f(expert);
+void list_vectors(std::vector<WeightUse>& uses, Qwen36MoeWeights& w) {
+    const auto add = [&](Tensor& t) {
+        if (t.data != nullptr) uses.push_back({.group = "norms", .vector = &t});
+    };
+    for (LayerWeights& l : w.layers)
+        for (Tensor* t : {&l.input_norm, &l.post_norm, &l.attention.q_norm, &l.attention.k_norm,
+                          &l.delta.conv, &l.delta.decay_rate, &l.delta.dt_bias, &l.delta.norm})
+            add(*t);
+    add(w.final_norm);
 }
 
-template <typename Weights, typename F>
-void for_each_vector(Weights& w, F&& f) {
-    for (auto& l : w.layers)
-        for (auto* t : {&l.input_norm, &l.post_norm, &l.attention.q_norm, &l.attention.k_norm, &l.delta.conv,
-                        &l.delta.decay_rate, &l.delta.dt_bias, &l.delta.norm})
-            if (t->data != nullptr) f(*t);
-    f(w.final_norm);
+/// ModelWeights::uses. `w` must stay where it is.
+std::vector<WeightUse> list_weights(const Qwen36MoeConfig& config, Qwen36MoeWeights& w) {
+    std::vector<WeightUse> uses;
+    for (size_t i = 0; i < w.layers.size(); ++i) {
+        const int layer = static_cast<int>(i);
+        if (config.full_attention[i])
+            list_attention(uses, layer, w.layers[i].attention);
+        else
+            list_delta(uses, layer, w.layers[i].delta);
+        if (config.dense())
+            list_mlp(uses, layer, w.layers[i].mlp);
+        else
+            list_moe(uses, layer, w.layers[i].moe, config.experts_used);
+    }
+    uses.push_back({.group = "embedding", .matrix = &w.embedding, .picked = 1});
+    uses.push_back({.group = "head",
+                    .matrix = &w.head,
+                    .projection = true,
+                    .tied = config.tied_head ? &w.embedding : nullptr});
+    list_vectors(uses, w);
+    return uses;
 }
-
-int64_t aligned(int64_t bytes) { return (bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment; }
 
 class Qwen36Moe final : public Model {
   public:
-    Qwen36Moe(const std::string& path, Backend& backend, const LoadOptions& options)
-        : checkpoint_(Checkpoint::open(path, backend.threads())),
-          backend_(backend),
+    Qwen36Moe(const ModelFamily& family, Checkpoint checkpoint, const OpenOptions& options)
+        : family_(family),
+          checkpoint_(std::move(checkpoint)),
           config_(parse_qwen3_6_moe_config(checkpoint_->config(), checkpoint_->files().config)) {
+        const std::string& directory = checkpoint_->files().directory;
         std::future<void> text_side;  // takes longer than all the rest; its errors come last
-        if (options.tokenizer)
-            text_side = std::async([this] { load_text_side(checkpoint_->files().directory); });
-        bind_weights();
+        if (options.tokenizer) text_side = std::async([&] { load_text_side(directory, options.threads); });
+        bind_weights(options.threads);
         if (text_side.valid()) text_side.get();
         generation_ = read_generation_defaults(*checkpoint_, config_.eos_ids, config_.vocab_rows);
         add_chat_end();
-        std::string directory = checkpoint_->files().directory;
-        while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
-        plan_requantizing(options.dense);
-        summarize(directory.substr(directory.find_last_of('/') + 1));
-        if (options.before_weights) options.before_weights(*this);
-        if (options.weights) {
-            for (Change& c : changes_) std::swap(*c.weight, c.other);
-            check_and_place(options);
-        }
+        list_.plan_dense(options.dense);
+        summarize(last_part(directory), options.dense);
         notes_.insert(notes_.end(), checkpoint_->notes().begin(), checkpoint_->notes().end());
         notes_.insert(notes_.end(), audit_.notes.begin(), audit_.notes.end());
     }
 
     /// Random weights: no checkpoint. Sampled as the real ones are (generation_config.json of Qwen3.6):
     /// drawing from all ids would measure something else.
-    Qwen36Moe(const std::string& name, const std::string& mix, Backend& backend, const LoadOptions& options)
-        : backend_(backend), config_(synthetic_config(name)) {
+    Qwen36Moe(const ModelFamily& family, const Qwen36MoeConfig& config, const std::string& name,
+              const std::string& mix, const OpenOptions& options)
+        : family_(family), config_(config) {
         weights_ = synthetic_weights(config_, mix, floats_);
+        list_.uses = list_weights(config_, weights_);
         generation_ = {
             .temperature = 1.0f, .top_p = 0.95f, .top_k = 20, .origin = "built in: synthetic weights"};
-        if (options.tokenizer && !options.text_from.empty()) load_text_side(options.text_from);
+        if (options.tokenizer && !options.text_from.empty())
+            load_text_side(options.text_from, options.threads);
         add_chat_end();
-        plan_requantizing(options.dense);
-        changes_.clear();  // nothing is stored: they are made in the new format
-        summarize(fmt::format("synthetic {} ({})", name, mix));
-        if (options.before_weights) options.before_weights(*this);
-        if (options.weights) check_and_place(options);
+        list_.plan_dense(options.dense);
+        list_.changes.clear();  // nothing is stored: they are made in the new format
+        summarize(fmt::format("synthetic {} ({})", name, mix), options.dense);
     }
 
     const ModelInfo& info() const override { return info_; }
     const GenerationDefaults& generation() const override { return generation_; }
     const Tokenizer* tokenizer() const override { return tokenizer_ ? &*tokenizer_ : nullptr; }
+    const ChatFormat& chat() const override { return *family_.chat; }
     const Audit& audit() const override { return audit_; }
     const std::vector<std::string>& notes() const override { return notes_; }
     uint64_t digest() const override {
@@ -124,50 +144,19 @@ class Qwen36Moe final : public Model {
         }
         return hash.value();
     }
-    std::vector<WeightUse> weight_uses() const override {
-        std::vector<WeightUse> uses;
-        const int64_t used = config_.experts_used;
-        for (const LayerWeights& layer : weights_.layers) {
-            for_each_dense(layer, [&](const char* group, const Weight& w, RowOrder order) {
-                uses.push_back({.group = group, .matrix = &w, .order = order});
-            });
-            if (config_.dense()) continue;
-            uses.push_back({.group = "routed experts",
-                            .experts = &layer.moe.gate_up,
-                            .order = RowOrder::paired,
-                            .picked = used});
-            uses.push_back({.group = "routed experts", .experts = &layer.moe.down, .picked = used});
-        }
-        uses.push_back({.group = "embedding", .matrix = &weights_.embedding, .picked = 1});
-        uses.push_back({.group = "head", .matrix = &weights_.head, .again = head_is_embedding()});
-        for_each_vector(weights_, [&](const Tensor& t) { uses.push_back({.group = "norms", .vector = &t}); });
-        return uses;
-    }
-    int64_t extra_bytes_as_stored() const override {
-        int64_t extra = 0;
-        for (const Change& c : changes_) {
-            if (!c.shared) extra += backend_.placed_bytes(c.other, RowOrder::stacked);
-            extra -= backend_.placed_bytes(*c.weight, RowOrder::stacked);
-        }
-        return extra;
-    }
-    void requantize(const std::function<void(const LoadProgress&)>& progress) override {
-        LoadProgress done;
-        for (const Change& c : changes_) done.bytes_total += c.weight->bytes();
-        for (Change& c : changes_) {
-            auto memory = quern::requantize(*c.weight, c.other, backend_.threads());
-            if (!c.shared) c.other.placed = c.weight->placed;  // to be given back
-            done.bytes_done += c.weight->bytes();
-            *c.weight = std::move(c.other);
-            backend_.place_apart(*c.weight, RowOrder::stacked);
-            if (c.weight->placed == nullptr)
-                requantized_.push_back(std::move(memory));  // read where it is
-            else
-                for (WeightSegment& s : c.weight->segments) s.data = s.scale = nullptr;
-            if (progress) progress(done);
-        }
-        changes_.clear();
-        backend_.weights_complete();
+    const ModelWeights& weights() const override { return list_; }
+    ModelWeights& weights() override { return list_; }
+    void check_weights(std::span<const Weight* const> list, int threads) const override {
+        if (!checkpoint_) return;
+        std::vector<const WeightSegment*> segments;
+        for (const Weight* w : list)
+            for (const WeightSegment& s : w->segments) segments.push_back(&s);
+        const ScaleCheck result = check_scales(*checkpoint_, segments, threads);
+        if (result.problems.empty()) return;
+        std::string text = result.problems[0];
+        if (result.problems.size() > 1)
+            text += fmt::format(" (and {} more like it)", result.problems.size() - 1);
+        FAIL(model, "{}", text);
     }
     std::vector<StateSpec> state_specs(const StateOptions& options) const override {
         return qwen3_6_moe_state(config_, options);
@@ -178,12 +167,12 @@ class Qwen36Moe final : public Model {
 
   private:
     /// Finds every weight in the checkpoint and accounts for all of it.
-    void bind_weights() {
+    void bind_weights(int threads) {
         TensorUse use(*checkpoint_);
         Audit claims;  // of the configuration
-        for_each_parallel(backend_.threads(), 2, [&](size_t i) {
+        for_each_parallel(threads, 2, [&](size_t i) {
             if (i == 0)
-                weights_ = read_qwen3_6_moe_weights(*checkpoint_, config_, use, backend_.threads());
+                weights_ = read_qwen3_6_moe_weights(*checkpoint_, config_, use, threads);
             else
                 check_config(*checkpoint_, config_, claims);
         });
@@ -192,126 +181,13 @@ class Qwen36Moe final : public Model {
         audit_.notes.insert(audit_.notes.end(), claims.notes.begin(), claims.notes.end());
         audit_.require_ok();
         floats_ = use.take_floats();
+        list_.uses = list_weights(config_, weights_);
     }
 
-    void load_text_side(const std::string& directory) {
-        tokenizer_.emplace(Tokenizer::load(directory, config_.vocab_rows, backend_.threads()));
-        if (std::string note = known_template_note(directory); !note.empty())
+    void load_text_side(const std::string& directory, int threads) {
+        tokenizer_.emplace(Tokenizer::load(directory, config_.vocab_rows, threads));
+        if (std::string note = chat().template_note(directory); !note.empty())
             notes_.push_back(std::move(note));
-    }
-
-    /// A matrix of LoadOptions::dense: `other` is its new form, or after a swap what the checkpoint has.
-    struct Change {
-        Weight* weight;
-        Weight other;
-        bool shared;  // the head of a tied checkpoint: stored, it is the embedding's memory
-    };
-
-    /// From here to the load, weights have their new form, without data.
-    void plan_requantizing(DenseFormat format) {
-        info_.dense = format;
-        if (format == DenseFormat::as_stored) return;
-        for_each_projection(weights_, [&](Weight& w) {
-            if (!can_requantize(w, format)) return;
-            changes_.push_back({&w, requantized_form(w, format), &w == &weights_.head && config_.tied_head});
-            std::swap(w, changes_.back().other);
-        });
-        if (changes_.empty())
-            FAIL(usage,
-                 "--dense {}: the attention and DeltaNet projections and the head of this checkpoint are "
-                 "quantized "
-                 "already; leave it out",
-                 dense_format_name(format));
-    }
-    bool changed(const Weight& w) const {
-        return std::any_of(changes_.begin(), changes_.end(), [&](const Change& c) { return c.weight == &w; });
-    }
-    bool head_is_embedding() const {
-        return config_.tied_head && weights_.head.segments[0].dtype == weights_.embedding.segments[0].dtype;
-    }
-
-    /// Hands a layer's weights to the backend in the row order that their ops read.
-    void place_layer(LayerWeights& w) {
-        for_each_dense(w, [&](const char*, Weight& dense, RowOrder order) { place(dense, order); });
-        if (w.moe.gate_up.expert.empty()) return;
-        backend_.place_experts(w.moe.gate_up, RowOrder::paired);
-        backend_.place_experts(w.moe.down, RowOrder::stacked);
-    }
-    void place(Weight& w, RowOrder order) {
-        if (changed(w))
-            backend_.place_apart(w, order);
-        else
-            backend_.place_weight(w, order);
-    }
-
-    /// Reads every scale once and hands the weights to the backend, layer by layer so that progress can be
-    /// told.
-    void check_and_place(const LoadOptions& options) {
-        reserve_memory();
-        LoadProgress progress;
-        std::vector<Weight*> ends = {&weights_.embedding};
-        if (!head_is_embedding()) ends.push_back(&weights_.head);
-        std::vector<std::vector<Weight*>> groups;
-        for (LayerWeights& layer : weights_.layers) {
-            auto& group = groups.emplace_back();
-            for_each_dense(layer, [&](const char*, Weight& w, RowOrder) { group.push_back(&w); });
-            for_each_expert(layer, [&](Weight& w) { group.push_back(&w); });
-        }
-        groups.push_back(ends);
-        for (const auto& group : groups)
-            for (const Weight* w : group) progress.bytes_total += w->bytes();
-        for (size_t i = 0; i < groups.size(); ++i) {
-            check(groups[i], backend_.threads());
-            if (i < weights_.layers.size())
-                place_layer(weights_.layers[i]);
-            else
-                for (Weight* w : ends) place(*w, RowOrder::stacked);
-            for (const Weight* w : groups[i]) progress.bytes_done += w->bytes();
-            if (options.progress) options.progress(progress);
-        }
-        backend_.weights_complete();
-        if (head_is_embedding()) {
-            weights_.head = weights_.embedding;
-            weights_.head.name = "head";
-        }
-        place_vectors();
-    }
-
-    void reserve_memory() {
-        int64_t bytes = 0;
-        for (const WeightUse& use : weight_uses()) {
-            if (use.again || use.vector != nullptr || (use.matrix != nullptr && changed(*use.matrix)))
-                continue;
-            bytes += use.matrix != nullptr ? backend_.placed_bytes(*use.matrix, use.order)
-                                           : backend_.placed_bytes(*use.experts, use.order);
-        }
-        if (bytes > 0) backend_.reserve_weights(bytes);
-        int64_t vectors = 0;
-        for_each_vector(weights_, [&](const Tensor& t) { vectors += aligned(t.bytes()); });
-        vectors_.reset(backend_.alloc(vectors, "norms"), [this](void* memory) { backend_.free(memory); });
-    }
-
-    void place_vectors() {
-        auto* memory = static_cast<std::byte*>(vectors_.get());
-        for_each_vector(weights_, [&](Tensor& t) {
-            backend_.upload(memory, t.data, t.bytes());
-            t.data = memory;
-            memory += aligned(t.bytes());
-        });
-        backend_.synchronize();
-    }
-
-    void check(const std::vector<Weight*>& group, int threads) {
-        std::vector<const WeightSegment*> segments;
-        for (const Weight* w : group)
-            for (const WeightSegment& s : w->segments) segments.push_back(&s);
-        if (!checkpoint_) return;
-        const ScaleCheck result = check_scales(*checkpoint_, segments, threads);
-        if (result.problems.empty()) return;
-        std::string text = result.problems[0];
-        if (result.problems.size() > 1)
-            text += fmt::format(" (and {} more like it)", result.problems.size() - 1);
-        FAIL(model, "{}", text);
     }
 
     /// A chat turn ends with these, whatever the configurations name: config.json alone names the document's
@@ -319,16 +195,22 @@ class Qwen36Moe final : public Model {
     void add_chat_end() {
         if (!tokenizer_) return;
         std::vector<int32_t>& ids = generation_.eos_ids;
-        for (const char* marker : {"<|im_end|>", "<|endoftext|>"}) {
+        for (const char* marker : {chat().turn_end, chat().text_end}) {
             const auto id = tokenizer_->find_added(marker);
             if (id && std::find(ids.begin(), ids.end(), *id) == ids.end()) ids.push_back(*id);
         }
     }
 
-    void summarize(const std::string& name) {
+    static std::string last_part(std::string directory) {
+        while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
+        return directory.substr(directory.find_last_of('/') + 1);
+    }
+
+    void summarize(const std::string& name, DenseFormat dense) {
         ModelInfo& i = info_;
         i.name = name;
-        i.architecture = config_.architecture();
+        i.architecture = family_.architecture;
+        i.dense = dense;
         i.layers = config_.layers;
         i.attention_layers = std::count(config_.full_attention.begin(), config_.full_attention.end(), true);
         i.width = config_.width;
@@ -346,9 +228,9 @@ class Qwen36Moe final : public Model {
             for (const WeightSegment& s : w.segments) formats.insert(dtype_name(s.dtype));
         };
         double token_bytes = 0;
-        for (const WeightUse& use : weight_uses()) {
+        for (const WeightUse& use : list_.uses) {
             token_bytes += use.share(1) * static_cast<double>(use.bytes());
-            if (use.again) continue;
+            if (use.again()) continue;
             info_.parameters += use.parameters();
             info_.weight_bytes += use.bytes();
             if (use.matrix != nullptr) count_formats(*use.matrix);
@@ -359,30 +241,30 @@ class Qwen36Moe final : public Model {
         for (const std::string& f : formats) info_.formats += (info_.formats.empty() ? "" : " + ") + f;
     }
 
+    const ModelFamily& family_;
     std::optional<Checkpoint> checkpoint_;  // keeps the mapping that the weights point into; none: synthetic
-    Backend& backend_;
     Qwen36MoeConfig config_;
     Qwen36MoeWeights weights_;
     std::vector<std::unique_ptr<float[]>> floats_;
-    std::shared_ptr<void> vectors_;  // all norms and other small vectors, on the backend
+    ModelWeights list_;  // points into weights_
     Audit audit_;
     std::optional<Tokenizer> tokenizer_;
     GenerationDefaults generation_;
     ModelInfo info_;
     std::vector<std::string> notes_;
-    std::vector<Change> changes_;                            // still to be made
-    std::vector<std::unique_ptr<std::byte[]>> requantized_;  // that the backend reads in place
 };
 
 }  // namespace
 
-std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, const LoadOptions& options) {
-    return std::make_unique<Qwen36Moe>(path, backend, options);
+std::unique_ptr<Model> open_qwen3_6_moe(const ModelFamily& family, Checkpoint checkpoint,
+                                        const OpenOptions& options) {
+    return std::make_unique<Qwen36Moe>(family, std::move(checkpoint), options);
 }
 
-std::unique_ptr<Model> load_synthetic(const std::string& name, const std::string& mix, Backend& backend,
-                                      const LoadOptions& options) {
-    return std::make_unique<Qwen36Moe>(name, mix, backend, options);
+std::unique_ptr<Model> open_synthetic(const std::string& name, const std::string& mix,
+                                      const OpenOptions& options) {
+    const Qwen36MoeConfig config = synthetic_config(name);
+    return std::make_unique<Qwen36Moe>(find_family(config.architecture()), config, name, mix, options);
 }
 
 }  // namespace quern

@@ -13,6 +13,7 @@ forbid() {  # files, include pattern that they must not have, reason, files to l
 }
 forbid 'ggml-like/*' 'models/|tools/' 'the graph library knows no model and no tool'
 forbid 'models/*' 'tools/|ggml-like/cpu/|ggml-like/cuda/' 'models know no tool, no CPU or CUDA internals'
+forbid 'models/*' 'ggml-like/[a-z_]*backend\.h' 'of the models only weight_placement knows backends' '^models/weight_placement\.'
 forbid 'tools/engine/*' 'tools/[a-z_]*\.h|tools/(common|run|serve|bench|inspect|quantize)/|ggml-like/cpu/|ggml-like/cuda/' \
   'the engine knows no subcommand and no device internals'
 forbid 'tools/common/*' 'tools/[a-z_]*\.h|tools/(run|serve|bench|inspect|quantize)/' \

@@ -5,8 +5,8 @@
 
 #include "checkpoint_writer.h"
 #include "ggml-like/error.h"
-#include "models/model.h"
 #include "models/tokenizer.h"
+#include "models/weight_placement.h"
 #include "tools/bench/gpu_state.h"
 #include "tools/bench/quality.h"
 #include "tools/bench/roofline.h"
@@ -100,8 +100,9 @@ TEST_SUITE("model") {
         double nats = 0;
         Request request;
         request.prompt = encode_prompt(
-            render_chat(std::vector<Message>{{.role = "user", .content = "What is the capital of France?"}},
-                        {}, {.thinking = false}),
+            model->chat().render(
+                std::vector<Message>{{.role = "user", .content = "What is the capital of France?"}}, {},
+                {.thinking = false}),
             *model->tokenizer());
         request.sampling.temperature = 0;
         request.max_tokens = good.tokens;

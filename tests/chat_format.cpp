@@ -1,6 +1,6 @@
 // Rendering of conversations against transformers (vectors of scripts/make_chat_vectors.py), and as token
 // ids.
-#include "models/chat_format.h"
+#include "models/qwen3_6_chat.h"
 
 #include "ggml-like/error.h"
 #include "models/python_text.h"
@@ -57,13 +57,14 @@ RenderedPrompt render_case(const ordered_json& json) {
     options.thinking = json.value("enable_thinking", true);
     options.preserve_thinking = json.value("preserve_thinking", false);
     options.add_generation_prompt = json.value("add_generation_prompt", true);
-    return quern::render_chat(messages, json.contains("tools") ? json["tools"] : ordered_json(), options);
+    return quern::render_qwen3_6_chat(messages, json.contains("tools") ? json["tools"] : ordered_json(),
+                                      options);
 }
 
 Message says(const std::string& role, const std::string& content) { return {role, content, {}, {}, {}}; }
 
 std::string render_text(const std::vector<Message>& messages, const ChatOptions& options = {}) {
-    return quern::render_chat(messages, nullptr, options).text();
+    return quern::render_qwen3_6_chat(messages, nullptr, options).text();
 }
 
 bool is_marker(const std::string& text) {
@@ -106,7 +107,7 @@ struct TemporaryDirectory {
     ~TemporaryDirectory() { std::filesystem::remove_all(path); }
     std::string note_for(const char* file, const std::string& text) const {
         std::ofstream(path / file, std::ios::binary) << text;
-        const std::string note = quern::known_template_note(path.string());
+        const std::string note = quern::qwen3_6_template_note(path.string());
         std::filesystem::remove(path / file);
         return note;
     }
@@ -157,9 +158,9 @@ TEST_SUITE("cpu") {
 
     TEST_CASE("chat: whether thinking is open comes from the prompt") {
         const std::vector<Message> hi = {says("user", "Hi")};
-        CHECK(quern::render_chat(hi, nullptr, {}).thinking_open);
-        CHECK_FALSE(quern::render_chat(hi, nullptr, {.thinking = false}).thinking_open);
-        CHECK_FALSE(quern::render_chat(hi, nullptr, {.add_generation_prompt = false}).thinking_open);
+        CHECK(quern::render_qwen3_6_chat(hi, nullptr, {}).thinking_open);
+        CHECK_FALSE(quern::render_qwen3_6_chat(hi, nullptr, {.thinking = false}).thinking_open);
+        CHECK_FALSE(quern::render_qwen3_6_chat(hi, nullptr, {.add_generation_prompt = false}).thinking_open);
     }
 
     TEST_CASE("chat: what the template refuses is put in order") {
@@ -178,7 +179,7 @@ TEST_SUITE("cpu") {
         for (const std::vector<Message>& bad :
              {std::vector<Message>{}, {says("robot", "x")}, {says("", "x")}}) {
             try {
-                quern::render_chat(bad, nullptr, {});
+                quern::render_qwen3_6_chat(bad, nullptr, {});
                 FAIL("no error");
             } catch (const quern::Error& error) {
                 CHECK(error.kind() == quern::ErrorKind::usage);
@@ -186,7 +187,7 @@ TEST_SUITE("cpu") {
         }
         for (const ordered_json& no_tools : {ordered_json(), ordered_json::array(), ordered_json::object(),
                                              ordered_json("x"), ordered_json(3)})
-            CHECK(quern::render_chat(std::vector{says("user", "u")}, no_tools, {}).text() ==
+            CHECK(quern::render_qwen3_6_chat(std::vector{says("user", "u")}, no_tools, {}).text() ==
                   "<|im_start|>user\nu<|im_end|>\n" + end);
     }
 
@@ -212,7 +213,7 @@ TEST_SUITE("cpu") {
         Message call = says("assistant", "");
         call.tool_calls = {{"", "f", ""}, {"", "f", ""}};
         const std::vector<Message> messages = {says("user", "u"), call, says("tool", "1"), says("tool", "2")};
-        const RenderedPrompt prompt = quern::render_chat(messages, tools, {});
+        const RenderedPrompt prompt = quern::render_qwen3_6_chat(messages, tools, {});
         check_shape(prompt);
         CHECK(prompt.boundaries.size() == 4);  // tools, user, assistant, both results
         CHECK(prompt.segments[prompt.boundaries.back()].text == "<|im_start|>");
@@ -252,7 +253,8 @@ TEST_SUITE("cpu") {
             call.tool_calls = {{text, text, ordered_json({{text, text}}).dump()}};
             const std::vector<Message> messages = {says("system", text), says("user", text), call,
                                                    says("tool", text)};
-            const auto ids = quern::encode_prompt(quern::render_chat(messages, tools, {}), tokenizer());
+            const auto ids =
+                quern::encode_prompt(quern::render_qwen3_6_chat(messages, tools, {}), tokenizer());
             return std::count_if(ids.begin(), ids.end(), [](int32_t id) { return tokenizer().is_added(id); });
         };
         CHECK(controls(evil) == controls("harmless"));
@@ -261,13 +263,13 @@ TEST_SUITE("cpu") {
     TEST_CASE("chat: boundaries in ids split the prompt where a shorter conversation ends") {
         std::vector<Message> messages = {says("system", "s"), says("user", "one"), says("assistant", "two"),
                                          says("user", "three")};
-        const RenderedPrompt prompt = quern::render_chat(messages, nullptr, {});
+        const RenderedPrompt prompt = quern::render_qwen3_6_chat(messages, nullptr, {});
         std::vector<size_t> cuts;
         const auto ids = quern::encode_prompt(prompt, tokenizer(), &cuts);
         REQUIRE(cuts.size() == 4);
         for (size_t turns = 1; turns <= 4; ++turns) {
-            const auto part = quern::render_chat(std::span(messages).first(turns), nullptr,
-                                                 {.add_generation_prompt = false});
+            const auto part = quern::render_qwen3_6_chat(std::span(messages).first(turns), nullptr,
+                                                         {.add_generation_prompt = false});
             if (turns == 3) continue;  // the answer is then the last turn and keeps its (empty) thinking
             const auto prefix = quern::encode_prompt(part, tokenizer());
             CHECK(prefix.size() == cuts[turns - 1]);
@@ -277,8 +279,8 @@ TEST_SUITE("cpu") {
 
     TEST_CASE("chat: a known template gives no note, another one gives one line") {
         const TemporaryDirectory directory;
-        CHECK(quern::known_template_note(directory.path.string()).empty());
-        CHECK(quern::known_template_note("/nowhere/at/all").empty());
+        CHECK(quern::qwen3_6_template_note(directory.path.string()).empty());
+        CHECK(quern::qwen3_6_template_note("/nowhere/at/all").empty());
         const std::string ours = read_text(QUERN_SOURCE_DIR "/models/demo/chat_template.jinja");
         CHECK(directory.note_for("chat_template.jinja", ours).empty());
         CHECK(directory.note_for("tokenizer_config.json", nlohmann::json{{"chat_template", ours}}.dump())

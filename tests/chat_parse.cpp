@@ -8,15 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "models/chat_format.h"
 #include "models/python_text.h"
+#include "models/qwen3_6_chat.h"
 #include "models/tool_schema.h"
 #include "models/utf8.h"
 
 using nlohmann::ordered_json;
 using quern::ChatDelta;
-using quern::ChatParser;
 using quern::coerce_parameter;
+using quern::make_qwen3_6_parser;
 using quern::Message;
 using quern::ParameterType;
 using quern::python_json;
@@ -51,19 +51,19 @@ struct Outcome {
 /// Pushes pieces of the lengths that `length` gives.
 Outcome parse_cut(std::string_view text, bool thinking, const ordered_json& with_tools, bool truncated,
                   const std::function<size_t()>& length) {
-    ChatParser parser(thinking, with_tools, 7);
+    const auto parser = make_qwen3_6_parser(thinking, with_tools, 7);
     Outcome outcome;
     bool valid = true;
     while (!text.empty()) {
         const std::string_view piece = text.substr(0, length());
-        const ChatDelta delta = parser.push(piece);
+        const ChatDelta delta = parser->push(piece);
         valid = valid && quern::is_valid_utf8(delta.reasoning) && quern::is_valid_utf8(delta.content);
         outcome.add(delta);
         text.remove_prefix(piece.size());
     }
-    outcome.add(parser.finish(truncated));
+    outcome.add(parser->finish(truncated));
     CHECK(valid);
-    const Message message = parser.message();
+    const Message message = parser->message();
     CHECK(message.role == "assistant");
     CHECK(message.reasoning.has_value() == thinking);
     CHECK(message.reasoning.value_or("") == outcome.reasoning);
@@ -134,15 +134,15 @@ std::string random_text(std::mt19937& random, int most) {
 
 double seconds_for(std::string_view text, bool thinking, size_t piece) {
     const auto start = std::chrono::steady_clock::now();
-    ChatParser parser(thinking, tools(), 1);
+    const auto parser = make_qwen3_6_parser(thinking, tools(), 1);
     size_t given = 0;
     for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(std::min(piece, rest.size()))) {
-        const ChatDelta delta = parser.push(rest.substr(0, piece));
+        const ChatDelta delta = parser->push(rest.substr(0, piece));
         given += delta.content.size() + delta.reasoning.size();
     }
-    const ChatDelta delta = parser.finish();
+    const ChatDelta delta = parser->finish();
     given += delta.content.size() + delta.reasoning.size();
-    for (const auto& call : parser.message().tool_calls) given += call.arguments.size();
+    for (const auto& call : parser->message().tool_calls) given += call.arguments.size();
     CHECK(given > 0);
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
@@ -162,26 +162,26 @@ TEST_SUITE("cpu") {
         CHECK(shown("a </thin", true) == "R:a </thin|C:|");
         CHECK(shown("a <think> b < c</think>d", true) == "R:a <think> b < c|C:d|");
         CHECK(shown("a\u3000\n</think>\u3000b", true) == "R:a|C:b|");
-        ChatParser parser(true, nullptr);
-        CHECK(parser.in_reasoning());
-        CHECK(parser.push("x</think").reasoning == "x");
-        CHECK(parser.in_reasoning());
-        parser.push(">");
-        CHECK_FALSE(parser.in_reasoning());
+        const auto parser = make_qwen3_6_parser(true, nullptr);
+        CHECK(parser->in_reasoning());
+        CHECK(parser->push("x</think").reasoning == "x");
+        CHECK(parser->in_reasoning());
+        parser->push(">");
+        CHECK_FALSE(parser->in_reasoning());
     }
 
     TEST_CASE("parse: text is given out as soon as it is decided") {
-        ChatParser parser(true, tools());
-        CHECK(parser.push("a b").reasoning == "a b");
-        CHECK(parser.push(" \n").reasoning.empty());
-        CHECK(parser.push("c<").reasoning == " \nc");
-        CHECK(parser.push("/think>\n\nx ").content == "x");
-        CHECK(parser.push("<tool_call>").empty());
-        CHECK(parser.push("no").content == " <tool_call>no");
-        CHECK(parser.push("\xe6\xbc").empty());
-        CHECK(parser.push("\xa2").content == "漢");
-        CHECK(parser.push("<tool_call><function=f><parameter=i>4</parameter>").empty());
-        const ChatDelta delta = parser.push("</function>");
+        const auto parser = make_qwen3_6_parser(true, tools());
+        CHECK(parser->push("a b").reasoning == "a b");
+        CHECK(parser->push(" \n").reasoning.empty());
+        CHECK(parser->push("c<").reasoning == " \nc");
+        CHECK(parser->push("/think>\n\nx ").content == "x");
+        CHECK(parser->push("<tool_call>").empty());
+        CHECK(parser->push("no").content == " <tool_call>no");
+        CHECK(parser->push("\xe6\xbc").empty());
+        CHECK(parser->push("\xa2").content == "漢");
+        CHECK(parser->push("<tool_call><function=f><parameter=i>4</parameter>").empty());
+        const ChatDelta delta = parser->push("</function>");
         REQUIRE(delta.tool_calls.size() == 1);
         CHECK(delta.tool_calls[0].call.name == "f");
         CHECK(delta.tool_calls[0].call.arguments == R"({"i": 4})");
@@ -212,10 +212,10 @@ TEST_SUITE("cpu") {
     TEST_CASE("parse: without tools there are no calls") {
         const std::string text = "a </think>" + call_text("v") + " ";
         for (const ordered_json& none : {ordered_json(), ordered_json::array()}) {
-            ChatParser parser(true, none);
-            parser.push(text);
-            parser.finish();
-            CHECK(parser.message().content == call_text("v"));
+            const auto parser = make_qwen3_6_parser(true, none);
+            parser->push(text);
+            parser->finish();
+            CHECK(parser->message().content == call_text("v"));
         }
     }
 
@@ -353,14 +353,14 @@ TEST_SUITE("cpu") {
                 turn.tool_calls.push_back({"", "f", python_json(arguments)});
             }
             const std::vector<Message> messages = {{"user", "q", {}, {}, {}}, turn};
-            const auto prompt = quern::render_chat(std::span(messages).first(1), tools(), {});
-            const auto all = quern::render_chat(messages, tools(), {.add_generation_prompt = false});
+            const auto prompt = quern::render_qwen3_6_chat(std::span(messages).first(1), tools(), {});
+            const auto all = quern::render_qwen3_6_chat(messages, tools(), {.add_generation_prompt = false});
             std::string text = all.text().substr(prompt.text().size());
             text.resize(text.size() - std::string("<|im_end|>\n").size());
-            ChatParser parser(prompt.thinking_open, tools());
-            parser.push(text);
-            parser.finish();
-            const Message back = parser.message();
+            const auto parser = make_qwen3_6_parser(prompt.thinking_open, tools());
+            parser->push(text);
+            parser->finish();
+            const Message back = parser->message();
             CAPTURE(text);
             CHECK(*back.reasoning == quern::python_strip(*turn.reasoning));
             CHECK(back.content == quern::python_strip(turn.content));

@@ -190,13 +190,11 @@ TEST_SUITE("cpu") {
         for (const char* checkpoint : {"base/ct", "real_heads/ct", "tied_text/ct"}) {
             CAPTURE(checkpoint);
             test::CountedBackend backend(1ll << 32);
-            int64_t planned = 0, extra = 0;
-            const auto model = load_model(
-                kVectors + checkpoint, backend,
-                {.tokenizer = false, .dense = DenseFormat::fp8, .before_weights = [&](const Model& m) {
-                     planned = make_memory_plan(m, backend, {.context = 64}, false).weight_bytes();
-                     extra = m.extra_bytes_as_stored();
-                 }});
+            const auto model =
+                open_model(kVectors + checkpoint, {.tokenizer = false, .dense = DenseFormat::fp8});
+            const int64_t planned = make_memory_plan(*model, backend, {.context = 64}, false).weight_bytes();
+            const int64_t extra = extra_bytes_as_stored(*model, backend);
+            place_weights(*model, backend);
             const bool tied = std::string(checkpoint).starts_with("tied");
             CHECK(backend.used == planned + extra);
             CHECK(model->info().dense == DenseFormat::fp8);
@@ -208,7 +206,7 @@ TEST_SUITE("cpu") {
                 before = greedy_answer(engine, prompt).tokens;
             }
             const int64_t stored = backend.used;
-            model->requantize({});
+            requantize_weights(*model, backend);
             CHECK(backend.most >= stored);
             CHECK(backend.used == planned);
             if (!tied) CHECK(backend.used < stored);

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "models/model.h"
+#include "models/weight_placement.h"
 #include "tools/engine/engine.h"
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/state_pool.h"
@@ -24,8 +24,7 @@ inline std::string source_dir() {
 
 struct Loaded {
     Loaded(const std::string& checkpoint, std::unique_ptr<Backend> on, bool tokenizer = false)
-        : backend(std::move(on)),
-          model(load_model(checkpoint, *backend, {.tokenizer = tokenizer, .progress = {}})) {}
+        : backend(std::move(on)), model(load_model(checkpoint, *backend, {.tokenizer = tokenizer})) {}
     std::unique_ptr<Backend> backend;
     std::unique_ptr<Model> model;
 };

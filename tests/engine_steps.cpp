@@ -14,13 +14,14 @@ class Noted final : public Model {
     const ModelInfo& info() const override { return model_.info(); }
     const GenerationDefaults& generation() const override { return model_.generation(); }
     const Tokenizer* tokenizer() const override { return model_.tokenizer(); }
+    const ChatFormat& chat() const override { return model_.chat(); }
     const Audit& audit() const override { return model_.audit(); }
     const std::vector<std::string>& notes() const override { return model_.notes(); }
     uint64_t digest() const override { return model_.digest(); }
-    std::vector<WeightUse> weight_uses() const override { return model_.weight_uses(); }
-    int64_t extra_bytes_as_stored() const override { return model_.extra_bytes_as_stored(); }
-    void requantize(const std::function<void(const LoadProgress&)>& progress) override {
-        model_.requantize(progress);
+    const ModelWeights& weights() const override { return std::as_const(model_).weights(); }
+    ModelWeights& weights() override { return model_.weights(); }
+    void check_weights(std::span<const Weight* const> list, int threads) const override {
+        model_.check_weights(list, threads);
     }
     std::vector<StateSpec> state_specs(const StateOptions& options) const override {
         return model_.state_specs(options);

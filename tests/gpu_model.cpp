@@ -42,9 +42,9 @@ std::vector<Tokens> demo_prompts(const Model& model, size_t count) {
         for (const auto& m : entry.at("messages"))
             messages.push_back({.role = m.at("role"), .content = m.value("content", "")});
         const ChatOptions options{.thinking = entry.at("thinking").get<bool>()};
-        prompts.push_back(
-            encode_prompt(render_chat(messages, entry.value("tools", nlohmann::ordered_json()), options),
-                          *model.tokenizer()));
+        prompts.push_back(encode_prompt(
+            model.chat().render(messages, entry.value("tools", nlohmann::ordered_json()), options),
+            *model.tokenizer()));
     }
     return prompts;
 }

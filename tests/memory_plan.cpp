@@ -6,6 +6,7 @@
 
 #include "counted_backend.h"
 #include "ggml-like/cuda/packed_layout.h"
+#include "models/weight_placement.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/state_pool.h"
@@ -23,11 +24,10 @@ struct Planned {
 Planned load(test::CountedBackend& backend, const EngineOptions& options,
              const std::string& checkpoint = "base/ct") {
     Planned p;
-    p.model = load_model(kVectors + checkpoint, backend,
-                         {.tokenizer = false, .before_weights = [&](const Model& model) {
-                              p.plan = make_memory_plan(model, backend, options, false);
-                              require_fit(p.plan);
-                          }});
+    p.model = open_model(kVectors + checkpoint, {.tokenizer = false});
+    p.plan = make_memory_plan(*p.model, backend, options, false);
+    require_fit(p.plan);
+    place_weights(*p.model, backend);
     return p;
 }
 

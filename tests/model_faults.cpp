@@ -9,9 +9,9 @@
 
 #include "checkpoint_copy.h"
 #include "models/checkpoint.h"
-#include "models/model.h"
 #include "models/tensor_use.h"
 #include "models/tokenizer.h"
+#include "models/weight_placement.h"
 #include "tools/engine/engine.h"
 
 using namespace quern;
@@ -28,15 +28,13 @@ struct Copy : CheckpointCopy {
 
     std::unique_ptr<Model> load(bool tokenizer = false) const {
         write();
-        return load_model(dir.str(), *backend, {.tokenizer = tokenizer, .progress = {}});
+        return load_model(dir.str(), *backend, {.tokenizer = tokenizer});
     }
     /// The same on one thread and on several.
     std::string error(bool tokenizer = false) const {
         const std::string found = model_error([&] { load(tokenizer); });
         const auto threads = make_cpu_backend(4);
-        CHECK(model_error([&] {
-                  load_model(dir.str(), *threads, {.tokenizer = tokenizer, .progress = {}});
-              }) == found);
+        CHECK(model_error([&] { load_model(dir.str(), *threads, {.tokenizer = tokenizer}); }) == found);
         return found;
     }
 

@@ -10,7 +10,7 @@
 
 #include "checkpoint_writer.h"
 #include "counted_backend.h"
-#include "models/model.h"
+#include "models/weight_placement.h"
 #include "tools/engine/engine.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/engine/page_tokens.h"
@@ -23,7 +23,7 @@ namespace {
 struct Loaded {
     std::unique_ptr<Backend> backend = make_cpu_backend(2);
     std::unique_ptr<Model> model = load_model(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/ct",
-                                              *backend, {.tokenizer = false, .progress = {}});
+                                              *backend, {.tokenizer = false});
 };
 
 std::vector<int32_t> random_ids(const Model& model, size_t count, unsigned seed) {
@@ -122,7 +122,7 @@ TEST_SUITE("cpu") {
             const auto cpu = make_cpu_backend(2);
             Backend& backend = device ? static_cast<Backend&>(counted) : *cpu;
             const auto model = load_model(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/ct",
-                                          backend, {.tokenizer = false, .progress = {}});
+                                          backend, {.tokenizer = false});
             const EngineOptions options{.context = 4096, .sequences = 2, .cache_bytes = 64 << 20};
             Engine warm(*model, backend, options);
             Engine cold(*model, backend, {.context = 4096});
@@ -177,7 +177,7 @@ TEST_SUITE("cpu") {
     TEST_CASE("prefix cache: a device keeps no state of a short first prompt, which would cost it a step") {
         test::CountedBackend device(int64_t{1} << 34);
         const auto model = load_model(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/ct", device,
-                                      {.tokenizer = false, .progress = {}});
+                                      {.tokenizer = false});
         Engine engine(*model, device, {.context = 1024, .cache_bytes = 64 << 20});
         engine.run(request(random_ids(*model, 255, 1), {100, 250}));
         CHECK(engine.cache_stats().snapshots == 0);
@@ -212,8 +212,7 @@ TEST_SUITE("cpu") {
         constexpr int64_t kPlenty = int64_t{1} << 34;
         const EngineOptions options{.context = 1024, .sequences = 2, .cache_bytes = kPlenty};
         const auto load = [&](Backend& on) {
-            return load_model(std::string(QUERN_SOURCE_DIR) + kCheckpoint, on,
-                              {.tokenizer = false, .progress = {}});
+            return load_model(std::string(QUERN_SOURCE_DIR) + kCheckpoint, on, {.tokenizer = false});
         };
         test::CountedBackend large(kPlenty);
         const auto planned = load(large);

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "counted_backend.h"
-#include "models/model.h"
+#include "models/weight_placement.h"
 #include "tools/common/httplib.h"
 #include "tools/engine/engine.h"
 #include "tools/serve/api.h"

@@ -5,13 +5,12 @@
 #include <string>
 #include <string_view>
 
-#include "models/chat_format.h"
+#include "models/qwen3_6_chat.h"
 #include "models/utf8.h"
 
 namespace {
 
 using quern::ChatDelta;
-using quern::ChatParser;
 
 struct Outcome {
     std::string reasoning, content, calls;
@@ -35,10 +34,10 @@ void add(Outcome& outcome, const ChatDelta& delta) {
 Outcome parse(std::string_view text, size_t piece, bool thinking, bool truncated) {
     static const auto tools = nlohmann::ordered_json::parse(R"([{"name": "f", "parameters": {"properties": {
         "s": {"type": "string"}, "i": {"type": "integer"}, "n": {"type": "number"}, "o": {"type": "object"}}}}])");
-    ChatParser parser(thinking, tools, 1);
+    const auto parser = quern::make_qwen3_6_parser(thinking, tools, 1);
     Outcome outcome;
-    for (size_t at = 0; at < text.size(); at += piece) add(outcome, parser.push(text.substr(at, piece)));
-    add(outcome, parser.finish(truncated));
+    for (size_t at = 0; at < text.size(); at += piece) add(outcome, parser->push(text.substr(at, piece)));
+    add(outcome, parser->finish(truncated));
     return outcome;
 }
 

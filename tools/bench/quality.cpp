@@ -37,6 +37,7 @@ class QualityRun {
         : engine_(engine),
           limit_(limit),
           tokenizer_(*engine.model().tokenizer()),
+          format_(engine.model().chat()),
           vocab_(engine.model().info().vocab) {}
 
     QualityReport run(const std::vector<Question>& questions) {
@@ -54,7 +55,7 @@ class QualityRun {
 
   private:
     std::vector<int32_t> prompt_of(const Question& q, bool thinking) const {
-        return encode_prompt(render_chat(q.messages, q.tools, {.thinking = thinking}), tokenizer_);
+        return encode_prompt(format_.render(q.messages, q.tools, {.thinking = thinking}), tokenizer_);
     }
 
     void submit_expected(const Question& q) {
@@ -62,7 +63,7 @@ class QualityRun {
         request.prompt = prompt_of(q, false);
         const auto begin = static_cast<int64_t>(request.prompt.size());
         const std::vector<int32_t> answer =
-            tokenizer_.encode(q.expect + "<|im_end|>", Tokenizer::Markers::control);
+            tokenizer_.encode(q.expect + format_.turn_end, Tokenizer::Markers::control);
         request.prompt.insert(request.prompt.end(), answer.begin(), answer.end());
         report_.tokens += static_cast<int64_t>(answer.size());
         request.max_tokens = 1;
@@ -103,8 +104,9 @@ class QualityRun {
         check(result);
         std::string text = tokenizer_.decode(result.tokens, false);
         if (q.thinking) {
-            const size_t end = text.find("</think>");
-            text = end == std::string::npos ? "" : text.substr(end + 8);
+            const std::string_view tag = format_.thinking_end;
+            const size_t end = text.find(tag);
+            text = end == std::string::npos ? "" : text.substr(end + tag.size());
         }
         QualityReport::Task& task = report_.tasks[q.task];
         ++task.questions;
@@ -114,6 +116,7 @@ class QualityRun {
     Engine& engine_;
     const int64_t limit_;
     const Tokenizer& tokenizer_;
+    const ChatFormat& format_;
     const int64_t vocab_;
     std::vector<RequestId> expected_;
     QualityReport report_;

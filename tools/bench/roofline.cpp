@@ -66,7 +66,7 @@ Ceilings measure_ceilings(Backend& backend) {
 
 double token_flops(const Model& model) {
     double flops = 0;
-    for (const WeightUse& use : model.weight_uses()) {
+    for (const WeightUse& use : model.weights().uses) {
         const std::string_view group = use.group;
         if (use.vector != nullptr || group == "embedding" || group == "head") continue;
         flops += 2 * use.share(1) * static_cast<double>(use.parameters());

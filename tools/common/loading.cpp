@@ -82,10 +82,20 @@ DenseFormat parse_dense(const std::string& value) {
 
 namespace {
 
+std::unique_ptr<Model> open(const LoadWish& wish, int threads) {
+    OpenOptions options{.tokenizer = wish.tokenizer, .dense = wish.dense, .threads = threads};
+    if (wish.synthetic.empty()) {
+        options.tokenizer |= wish.dense != DenseFormat::as_stored;  // the comparison reads a text
+        return open_model(model_or_demo(wish.model), options);
+    }
+    if (wish.tokenizer) options.text_from = model_or_demo({});
+    return open_synthetic(wish.synthetic, wish.mix, options);
+}
+
 /// The comparison runs with the weights as they are stored.
 void require_fit_as_stored(const Model& model, const Backend& backend) {
     MemoryPlan plan = make_memory_plan(model, backend, dense_cost_options(model), false);
-    plan.weights.push_back({"as stored", model.extra_bytes_as_stored()});
+    plan.weights.push_back({"as stored", extra_bytes_as_stored(model, backend)});
     if (plan.needed() > plan.device.free_bytes)
         FAIL(memory,
              "not enough memory for --dense: the model is first run as it is stored, which takes {:.2f} GB, "
@@ -117,30 +127,21 @@ LoadedModel load_and_start(const LoadWish& wish) {
     loaded.backend = make_backend(wish.gpu, wish.threads, wish.device);
     Backend& backend = *loaded.backend;
     EngineOptions options = wish.engine;
+    const bool compared = wish.dense != DenseFormat::as_stored && wish.synthetic.empty();
     MemoryPlan plan;
     std::string summary;
-    const bool compared = wish.dense != DenseFormat::as_stored && wish.synthetic.empty();
     {
         ProgressBar bar;
-        const bool text = wish.tokenizer && !wish.synthetic.empty();
-        const LoadOptions load{.tokenizer = wish.tokenizer || compared,
-                               .text_from = text ? model_or_demo({}) : std::string(),
-                               .dense = wish.dense,
-                               .progress =
-                                   [&](const LoadProgress& p) {
-                                       bar.update(p);
-                                       if (wish.progress) wish.progress(p);
-                                   },
-                               .before_weights =
-                                   [&](const Model& model) {
-                                       check_layers(wish.gpu, model.info().layers);
-                                       plan = make_memory_plan(model, backend, options, false);
-                                       if (wish.verbose) std::fputs(describe(plan).c_str(), stderr);
-                                       require_fit(plan);
-                                       if (compared) require_fit_as_stored(model, backend);
-                                   }};
-        loaded.model = wish.synthetic.empty() ? load_model(model_or_demo(wish.model), backend, load)
-                                              : load_synthetic(wish.synthetic, wish.mix, backend, load);
+        loaded.model = open(wish, backend.threads());
+        check_layers(wish.gpu, loaded.model->info().layers);
+        plan = make_memory_plan(*loaded.model, backend, options, false);
+        if (wish.verbose) std::fputs(describe(plan).c_str(), stderr);
+        require_fit(plan);
+        if (compared) require_fit_as_stored(*loaded.model, backend);
+        place_weights(*loaded.model, backend, [&](const LoadProgress& p) {
+            bar.update(p);
+            if (wish.progress) wish.progress(p);
+        });
         summary = bar.summary();
     }
     if (compared) loaded.dense_cost = requantize_or_refuse(*loaded.model, backend);

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 
 #include "models/model.h"
+#include "models/weight_placement.h"
 #include "tools/engine/dense_cost.h"
 #include "tools/engine/engine.h"
 
@@ -76,8 +76,8 @@ struct LoadWish {
     bool tokenizer = true;
     DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;
-    bool verbose = false;                               // the memory plan and the time of the load on stderr
-    std::function<void(const LoadProgress&)> progress;  // beside the bar
+    bool verbose = false;  // the memory plan and the time of the load on stderr
+    OnProgress progress;   // beside the bar
 };
 
 struct LoadedModel {

@@ -6,12 +6,10 @@
 #include <thread>
 
 #include "ggml-like/parallel.h"
+#include "models/model.h"
 
 namespace quern {
 namespace {
-
-constexpr const char* kCloseThinking = "\n</think>\n\n";
-constexpr const char* kAfterThinking = "\n\n";
 
 std::vector<std::string> tool_names(const nlohmann::ordered_json& tools) {
     std::vector<std::string> names;
@@ -66,33 +64,35 @@ std::string StopFinder::push(std::string_view text) {
 
 std::string StopFinder::flush() { return found_ ? std::string() : std::move(held_); }
 
-AnswerReader::AnswerReader(const Tokenizer& tokenizer, AnswerRules rules, std::vector<int32_t> stop_ids)
-    : tokenizer_(tokenizer),
+AnswerReader::AnswerReader(const Model& model, AnswerRules rules)
+    : tokenizer_(*model.tokenizer()),
+      format_(model.chat()),
       rules_(std::move(rules)),
-      stop_ids_(std::move(stop_ids)),
-      call_id_(tokenizer.find_added("<tool_call>")),
-      parser_(rules_.chat && rules_.thinking_open,
-              rules_.calls == AnswerRules::Calls::none ? nlohmann::ordered_json() : rules_.tools),
-      decoder_(tokenizer, true),
+      stop_ids_(model.generation().eos_ids),
+      call_id_(tokenizer_.find_added(format_.call_marker)),
+      parser_(format_.parser(
+          rules_.chat && rules_.thinking_open,
+          rules_.calls == AnswerRules::Calls::none ? nlohmann::ordered_json() : rules_.tools, 0)),
+      decoder_(tokenizer_, true),
       stop_(rules_.stops),
       matcher_(rules_.schema),
       names_(tool_names(rules_.tools)) {
     if (names_.empty()) rules_.calls = AnswerRules::Calls::none;
-    matching_ = rules_.schema != nullptr && !parser_.in_reasoning();
+    matching_ = rules_.schema != nullptr && !parser_->in_reasoning();
 }
 
 /// How a demanded call begins; the name is left to the model where there is a choice.
 std::string AnswerReader::call_prefix() {
     call_begun_ = true;
-    const std::string begin = "<tool_call>\n<function=";
-    if (!rules_.call_name.empty()) return begin + rules_.call_name + ">\n";
-    if (names_.size() == 1) return begin + names_.front() + ">\n";
+    const std::string begin = format_.call_begin;
+    if (!rules_.call_name.empty()) return begin + rules_.call_name + format_.call_arguments;
+    if (names_.size() == 1) return begin + names_.front() + format_.call_arguments;
     name_ = "";
     return begin;
 }
 
 std::vector<int32_t> AnswerReader::opening() {
-    if (rules_.calls != AnswerRules::Calls::required || parser_.in_reasoning()) return {};
+    if (rules_.calls != AnswerRules::Calls::required || parser_->in_reasoning()) return {};
     const std::string text = call_prefix();
     parse(text);  // no call is complete yet: nothing to deliver
     return tokenizer_.encode(text, Tokenizer::Markers::control);
@@ -124,7 +124,7 @@ void AnswerReader::note_prompt(Request& request) {
 }
 
 ChatDelta AnswerReader::parse(std::string_view text) {
-    if (rules_.chat) return parser_.push(text);
+    if (rules_.chat) return parser_->push(text);
     ChatDelta plain;
     plain.content = text;
     return plain;
@@ -132,7 +132,7 @@ ChatDelta AnswerReader::parse(std::string_view text) {
 
 bool AnswerReader::push(int32_t id, const std::function<bool(const AnswerDelta&)>& deliver) {
     ++tokens_;
-    const bool reasoning = parser_.in_reasoning();
+    const bool reasoning = parser_->in_reasoning();
     if (reasoning) {
         // What closes the thinking in the model's place is no thinking.
         if (rules_.thinking_budget < 0 || reasoning_tokens_ < rules_.thinking_budget) ++reasoning_tokens_;
@@ -141,7 +141,7 @@ bool AnswerReader::push(int32_t id, const std::function<bool(const AnswerDelta&)
         // Our own words, which are as they should be.
     } else if (name_) {
         *name_ += tokenizer_.piece(id);
-        if (name_->find('>') != std::string::npos) name_.reset();
+        if (name_->find(format_.call_name_end) != std::string::npos) name_.reset();
     } else if (rules_.schema && call_id_ == id) {
         matching_ = false;  // a call in place of the document
     } else if (matching_) {
@@ -149,7 +149,7 @@ bool AnswerReader::push(int32_t id, const std::function<bool(const AnswerDelta&)
     }
     const AnswerDelta delta = read(parse(decoder_.push(id)));
     forced_left_ -= forced_left_ > 0;
-    just_closed_ = reasoning && !parser_.in_reasoning();
+    just_closed_ = reasoning && !parser_->in_reasoning();
     if (just_closed_ && rules_.schema && calls_ == 0) matching_ = true;
     if (matching_ && matcher_.finished()) ended_ = true;
     const bool go_on = delta.empty() || deliver(delta);
@@ -174,7 +174,7 @@ AnswerDelta AnswerReader::read(const ChatDelta& parsed) {
 AnswerDelta AnswerReader::finish(FinishReason reason) {
     ChatDelta rest = parse(decoder_.flush());
     if (rules_.chat) {
-        const ChatDelta last = parser_.finish(reason != FinishReason::stop && !ended_);
+        const ChatDelta last = parser_->finish(reason != FinishReason::stop && !ended_);
         rest.reasoning += last.reasoning;
         rest.content += last.content;
         rest.tool_calls.insert(rest.tool_calls.end(), last.tool_calls.begin(), last.tool_calls.end());
@@ -190,13 +190,13 @@ AnswerDelta AnswerReader::finish(FinishReason reason) {
 std::vector<int32_t> AnswerReader::forced() {
     const bool demanded = rules_.calls == AnswerRules::Calls::required && !call_begun_ && calls_ == 0;
     std::string text;
-    if (parser_.in_reasoning()) {
+    if (parser_->in_reasoning()) {
         if (rules_.thinking_budget < 0 || reasoning_tokens_ < rules_.thinking_budget) return {};
-        text = kCloseThinking;
+        text = format_.close_thinking;
     } else if (!demanded) {
         return {};
     } else if (just_closed_) {
-        text = kAfterThinking;
+        text = format_.before_call;
     }
     if (demanded) text += call_prefix();
     auto ids = tokenizer_.encode(text, Tokenizer::Markers::control);
@@ -207,7 +207,7 @@ std::vector<int32_t> AnswerReader::forced() {
 bool AnswerReader::allows_name(std::string_view piece) const {
     const std::string text = *name_ + std::string(piece);
     return std::any_of(names_.begin(), names_.end(), [&](const std::string& name) {
-        const std::string whole = name + ">";
+        const std::string whole = name + format_.call_name_end;
         return text.size() <= whole.size() ? whole.compare(0, text.size(), text) == 0
                                            : text.compare(0, whole.size(), whole) == 0;
     });
@@ -216,7 +216,7 @@ bool AnswerReader::allows_name(std::string_view piece) const {
 bool AnswerReader::allows(int32_t id) const {
     const bool stop = std::find(stop_ids_.begin(), stop_ids_.end(), id) != stop_ids_.end();
     if (rules_.calls == AnswerRules::Calls::none && !names_.empty() && call_id_ == id) return false;
-    if (parser_.in_reasoning()) return !stop || rules_.calls != AnswerRules::Calls::required;
+    if (parser_->in_reasoning()) return !stop || rules_.calls != AnswerRules::Calls::required;
     if (name_)
         return !tokenizer_.is_added(id) && !tokenizer_.piece(id).empty() && allows_name(tokenizer_.piece(id));
     if (rules_.calls == AnswerRules::Calls::required && calls_ == 0) return !stop;

@@ -19,12 +19,14 @@
 
 namespace quern {
 
+class Model;
+
 struct AnswerRules {
     enum class Calls { free, none, required };
 
     bool chat = true;                // false: plain text goes on, without thinking and calls
     bool thinking_open = false;      // RenderedPrompt::thinking_open
-    nlohmann::ordered_json tools;    // as for render_chat
+    nlohmann::ordered_json tools;    // as for ChatFormat::render
     Calls calls = Calls::free;       // without tools: as none
     std::string call_name;           // required: this tool; empty: any
     bool parallel_calls = true;      // false: the answer ends after one call
@@ -64,8 +66,8 @@ class StopFinder {
 
 class AnswerReader {
   public:
-    /// `tokenizer` must outlive the reader.
-    AnswerReader(const Tokenizer& tokenizer, AnswerRules rules, std::vector<int32_t> stop_ids);
+    /// `model`, which must have a tokenizer, must outlive the reader.
+    AnswerReader(const Model& model, AnswerRules rules);
 
     /// Tokens that the answer begins with, to be added to the prompt. Call once, before attach.
     std::vector<int32_t> opening();
@@ -75,7 +77,7 @@ class AnswerReader {
     /// At the end of generation, once: what was held back.
     AnswerDelta finish(FinishReason reason);
 
-    const Message& message() const { return parser_.message(); }
+    const Message& message() const { return parser_->message(); }
     /// The content as delivered: ends before the stop text.
     const std::string& content() const { return content_; }
     /// It ended by a rule: a stop text, the one call that was allowed, a complete document.
@@ -96,10 +98,11 @@ class AnswerReader {
     void note_prompt(Request& request);
 
     const Tokenizer& tokenizer_;
+    const ChatFormat& format_;
     AnswerRules rules_;
     std::vector<int32_t> stop_ids_;
-    std::optional<int32_t> call_id_;  // of <tool_call>
-    ChatParser parser_;
+    std::optional<int32_t> call_id_;  // of the marker that begins a call
+    std::unique_ptr<ChatParser> parser_;
     StreamDecoder decoder_;
     StopFinder stop_;
     JsonMatcher matcher_;

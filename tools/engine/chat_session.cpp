@@ -27,14 +27,12 @@ ChatSession::ChatSession(Engine& engine) : engine_(engine), tokenizer_(tokenizer
 
 ChatAnswer ChatSession::respond(std::span<const Message> messages, const ChatSettings& settings,
                                 const ChatCallbacks& callbacks) {
-    const RenderedPrompt prompt =
-        render_chat(messages, settings.tools,
-                    {.thinking = settings.thinking, .preserve_thinking = settings.preserve_thinking});
-    AnswerReader reader(tokenizer_,
-                        {.thinking_open = prompt.thinking_open,
-                         .tools = settings.tools,
-                         .thinking_budget = settings.thinking_budget},
-                        engine_.model().generation().eos_ids);
+    const RenderedPrompt prompt = engine_.model().chat().render(
+        messages, settings.tools,
+        {.thinking = settings.thinking, .preserve_thinking = settings.preserve_thinking});
+    AnswerReader reader(engine_.model(), {.thinking_open = prompt.thinking_open,
+                                          .tools = settings.tools,
+                                          .thinking_budget = settings.thinking_budget});
     Request request;
     std::vector<size_t> boundaries;
     request.prompt = encode_prompt(prompt, tokenizer_, &boundaries);
@@ -44,7 +42,7 @@ ChatAnswer ChatSession::respond(std::span<const Message> messages, const ChatSet
 
 ChatAnswer ChatSession::complete(const std::string& text, const ChatSettings& settings,
                                  const ChatCallbacks& callbacks) {
-    AnswerReader reader(tokenizer_, {.chat = false}, engine_.model().generation().eos_ids);
+    AnswerReader reader(engine_.model(), {.chat = false});
     Request request;
     request.prompt = tokenizer_.encode(text, Tokenizer::Markers::control);
     return generate(std::move(request), reader, settings, callbacks);

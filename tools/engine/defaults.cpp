@@ -1,11 +1,9 @@
 #include "tools/engine/defaults.h"
 
-#include <algorithm>
 #include <random>
 
 #include "ggml-like/check.h"
 #include "models/model.h"
-#include "models/tokenizer.h"
 #include "tools/engine/sampling_ranges.h"
 
 namespace quern {
@@ -21,17 +19,6 @@ Sampling default_sampling(const Model& model) {
     for (const SamplingField& f : sampling_fields())
         if (const double value = f.get(out); !f.range.holds(value))
             FAIL(model, "{}: {}", given.origin, f.range.message(f.name, fmt::format("{}", value)));
-    return out;
-}
-
-std::vector<int32_t> default_stop_ids(const Model& model) {
-    std::vector<int32_t> out = model.generation().eos_ids;
-    if (model.tokenizer() != nullptr) {
-        for (const char* text : {"<|im_end|>", "<|endoftext|>"}) {
-            const auto id = model.tokenizer()->find_added(text);
-            if (id && std::find(out.begin(), out.end(), *id) == out.end()) out.push_back(*id);
-        }
-    }
     return out;
 }
 

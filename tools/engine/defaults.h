@@ -1,8 +1,7 @@
-// What a request gets when nobody said otherwise: the checkpoint's sampling values and stop tokens.
+// What a request gets when nobody said otherwise: the checkpoint's sampling values, and a seed.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "tools/engine/request.h"
 
@@ -14,9 +13,6 @@ class Model;
 /// presets that model cards give for answers without thinking are in no file and are not applied. Throws
 /// Error(model) for a value outside of its range.
 Sampling default_sampling(const Model& model);
-
-/// Ids that end an answer: those of generation_config.json, and the tokenizer's end of turn and end of text.
-std::vector<int32_t> default_stop_ids(const Model& model);
 
 /// From the system's entropy; fits a signed 32-bit number so that it can be typed again anywhere.
 uint64_t random_seed();

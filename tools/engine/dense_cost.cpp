@@ -108,14 +108,13 @@ EngineOptions dense_cost_options(const Model& model) {
             .prompt_logits = kRows};
 }
 
-DenseCost requantize_measured(Model& model, Backend& backend,
-                              const std::function<void(const LoadProgress&)>& progress) {
+DenseCost requantize_measured(Model& model, Backend& backend, const OnProgress& progress) {
     const auto begin = std::chrono::steady_clock::now();
     const std::vector<int32_t> tokens = sample_tokens(model);
     std::vector<LikelyTokens> before(tokens.size());
     run_text(model, backend, tokens,
              [&](size_t position, std::span<const float> row) { before[position] = likely_tokens(row); });
-    model.requantize(progress);
+    requantize_weights(model, backend, progress);
     std::vector<double> kl(tokens.size());
     std::atomic<int64_t> same = 0;
     run_text(model, backend, tokens, [&](size_t position, std::span<const float> row) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "models/model.h"
+#include "models/weight_placement.h"
 #include "tools/engine/engine.h"
 
 namespace quern {
@@ -43,10 +44,9 @@ std::string describe(const DenseCost& cost);
 /// Engine settings for the two runs: what they take is small.
 EngineOptions dense_cost_options(const Model& model);
 
-/// Runs `model` over the text, requantizes it, runs it again. `model` was loaded with LoadOptions::dense and
+/// Runs `model` over the text, requantizes it, runs it again. `model` was loaded with OpenOptions::dense and
 /// a tokenizer. Afterwards it is the requantized one, whether that is acceptable or not. Throws
 /// Error(memory).
-DenseCost requantize_measured(Model& model, Backend& backend,
-                              const std::function<void(const LoadProgress&)>& progress);
+DenseCost requantize_measured(Model& model, Backend& backend, const OnProgress& progress);
 
 }  // namespace quern

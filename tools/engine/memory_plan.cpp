@@ -58,8 +58,8 @@ void check_options(const EngineOptions& o, int64_t longest) {
 int64_t aligned(int64_t bytes) { return (bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment; }
 
 void count_weights(MemoryPlan& plan, const Model& model, const Backend& backend) {
-    for (const WeightUse& use : model.weight_uses()) {
-        if (use.again) continue;
+    for (const WeightUse& use : model.weights().uses) {
+        if (use.again()) continue;
         int64_t bytes = use.vector != nullptr ? aligned(use.vector->bytes()) : 0;
         if (use.matrix != nullptr) bytes = backend.placed_bytes(*use.matrix, use.order);
         if (use.experts != nullptr) bytes = backend.placed_bytes(*use.experts, use.order);

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "ggml-like/backend.h"
 #include "models/model.h"
 #include "tools/engine/engine.h"
 #include "tools/engine/scheduler.h"

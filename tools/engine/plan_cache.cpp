@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "ggml-like/backend.h"
+
 namespace quern {
 namespace {
 

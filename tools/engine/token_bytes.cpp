@@ -18,7 +18,7 @@ void add(TokenBytes& bytes, const char* name, double value) {
 template <typename F>
 TokenBytes weight_bytes(const Model& model, int64_t sequences, F&& counted) {
     TokenBytes bytes;
-    for (const WeightUse& use : model.weight_uses())
+    for (const WeightUse& use : model.weights().uses)
         add(bytes, use.group,
             use.share(sequences) * static_cast<double>(counted(use)) / static_cast<double>(sequences));
     return bytes;

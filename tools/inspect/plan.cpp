@@ -17,11 +17,10 @@ constexpr Card kCards[] = {{"RTX 5090", 32607, 1792},
                            {"H200", 143771, 4800}};
 constexpr double kWorthNaming = 0.05;  // of a token's bytes
 
-std::unique_ptr<Model> open_for_planning(const PlanWish& wish, DenseFormat dense, Backend& backend) {
-    const LoadOptions options{
-        .tokenizer = false, .weights = false, .dense = dense, .progress = {}, .before_weights = {}};
-    return wish.synthetic.empty() ? load_model(wish.model, backend, options)
-                                  : load_synthetic(wish.synthetic, wish.mix, backend, options);
+std::unique_ptr<Model> open_for_planning(const PlanWish& wish, DenseFormat dense) {
+    const OpenOptions options{.tokenizer = false, .dense = dense};
+    return wish.synthetic.empty() ? open_model(wish.model, options)
+                                  : open_synthetic(wish.synthetic, wish.mix, options);
 }
 
 CostPlan::OnCard plan_card(const Model& model, const PlanWish& wish, const std::string& name, int64_t bytes,
@@ -110,8 +109,7 @@ double CostPlan::token_bytes() const {
 }
 
 CostPlan make_cost_plan(const PlanWish& wish) {
-    const auto reader = make_planned_gpu("a card", int64_t{1} << 50, int64_t{1} << 50);
-    const auto model = open_for_planning(wish, wish.dense, *reader);
+    const auto model = open_for_planning(wish, wish.dense);
     CostPlan plan{.info = model->info(), .sequences = wish.engine.sequences, .components = {}, .cards = {}};
     for (const Card& c : kCards)
         plan.cards.push_back(
@@ -120,7 +118,7 @@ CostPlan make_cost_plan(const PlanWish& wish) {
         plan.cards.push_back(plan_card(*model, wish, "--bandwidth", 0, wish.bandwidth * kGiga));
     plan.components = components_of(*model, plan.cards.front().memory, plan.sequences);
     if (wish.dense == DenseFormat::as_stored) return plan;
-    const auto stored = open_for_planning(wish, DenseFormat::as_stored, *reader);
+    const auto stored = open_for_planning(wish, DenseFormat::as_stored);
     plan.as_stored_weight_bytes = stored->info().weight_bytes;
     plan.as_stored_token_bytes =
         quern::total(token_bytes(*stored, plan.cards.front().memory, plan.sequences, CostPlan::kShortDepth));

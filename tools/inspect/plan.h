@@ -12,7 +12,7 @@
 namespace quern {
 
 struct PlanWish {
-    std::string model;                    // as load_model takes it
+    std::string model;                    // as open_model takes it
     std::string synthetic, mix = "aeon";  // instead: shapes of this name
     DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;

@@ -69,7 +69,8 @@ void dump_prompt_logits(RunContext& c, std::vector<int32_t> prompt) {
 std::vector<int32_t> prompt_ids(RunContext& c, const std::vector<Message>& messages, const std::string& raw) {
     const Tokenizer& tokenizer = *c.engine.model().tokenizer();
     if (c.options.raw) return tokenizer.encode(raw, Tokenizer::Markers::control);
-    return encode_prompt(render_chat(messages, c.tools, {.thinking = c.settings.thinking}), tokenizer);
+    const ChatFormat& format = c.engine.model().chat();
+    return encode_prompt(format.render(messages, c.tools, {.thinking = c.settings.thinking}), tokenizer);
 }
 
 }  // namespace

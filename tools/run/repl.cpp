@@ -6,6 +6,7 @@
 
 #include "ggml-like/check.h"
 #include "models/model.h"
+#include "models/python_text.h"
 #include "tools/common/cli_values.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/run/answer.h"

@@ -97,7 +97,6 @@ void Api::set_ready(const Engine& engine, const std::optional<DenseCost>& dense)
         aliases_.push_back(std::move(alias));
     }
     reader_ = std::make_unique<RequestReader>(engine.model(), aliases_, options_.strict);
-    stop_ids_ = default_stop_ids(engine.model());
     State loading = State::loading;
     state_.compare_exchange_strong(loading, State::ready);
 }

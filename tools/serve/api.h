@@ -98,7 +98,6 @@ class Api {
     std::optional<DenseCost> dense_;
     std::vector<Alias> aliases_;
     std::unique_ptr<RequestReader> reader_;
-    std::vector<int32_t> stop_ids_;
 };
 
 }  // namespace quern

@@ -109,7 +109,7 @@ std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
     job->mailbox = x.mailbox;
     job->choice = choice;
     job->deadline = x.deadline;
-    job->reader = std::make_unique<AnswerReader>(*engine_->model().tokenizer(), g.rules, stop_ids_);
+    job->reader = std::make_unique<AnswerReader>(engine_->model(), g.rules);
     job->request.prompt = g.prompt_of(choice);
     const std::vector<int32_t> opening = job->reader->opening();
     job->request.prompt.insert(job->request.prompt.end(), opening.begin(), opening.end());
@@ -117,7 +117,7 @@ std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
     job->request.sampling = g.sampling;
     job->request.sampling.seed += static_cast<uint64_t>(choice % g.choices);
     job->request.max_tokens = g.max_tokens;
-    if (!g.ignore_eos) job->request.stop_ids = stop_ids_;
+    if (!g.ignore_eos) job->request.stop_ids = engine_->model().generation().eos_ids;
     job->request.use_cache = g.use_cache;
     const auto pace = g.return_progress || g.timings_per_token
                           ? std::make_shared<Pace>(static_cast<int64_t>(job->request.prompt.size()))

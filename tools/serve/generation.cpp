@@ -190,8 +190,9 @@ GenerationRequest RequestReader::chat(const ordered_json& body, std::vector<std:
     const ordered_json* messages = f.list("messages");
     if (messages == nullptr) throw FieldError("messages", "messages is missing");
     const Thinking think = thinking(f, alias(out.model).settings);
-    const RenderedPrompt prompt = render_chat(read_messages(*messages), out.rules.tools,
-                                              {.thinking = think.on, .preserve_thinking = think.preserve});
+    const RenderedPrompt prompt =
+        model_.chat().render(read_messages(*messages), out.rules.tools,
+                             {.thinking = think.on, .preserve_thinking = think.preserve});
     std::vector<size_t> boundaries;
     out.prompts = {encode_prompt(prompt, *model_.tokenizer(), &boundaries)};
     out.boundaries.assign(boundaries.begin(), boundaries.end());
@@ -207,10 +208,11 @@ RenderedPrompt RequestReader::render(const ordered_json& body) const {
     if (messages == nullptr) throw FieldError("messages", "messages is missing");
     const ordered_json* tools = f.list("tools");
     const Thinking think = thinking(f, aliases_.front().settings);
-    return render_chat(read_messages(*messages), tools != nullptr ? read_tools(*tools) : ordered_json(),
-                       {.thinking = think.on,
-                        .preserve_thinking = think.preserve,
-                        .add_generation_prompt = f.boolean("add_generation_prompt").value_or(true)});
+    return model_.chat().render(read_messages(*messages),
+                                tools != nullptr ? read_tools(*tools) : ordered_json(),
+                                {.thinking = think.on,
+                                 .preserve_thinking = think.preserve,
+                                 .add_generation_prompt = f.boolean("add_generation_prompt").value_or(true)});
 }
 
 /// One text, one list of token ids, or a list of such.

@@ -7,7 +7,7 @@
 
 #include "ggml-like/error.h"
 #include "ggml-like/json_guard.h"
-#include "models/chat_format.h"
+#include "models/qwen3_6_chat.h"
 
 namespace quern {
 namespace {
@@ -89,7 +89,7 @@ std::string note(const std::string& directory) {
 
 }  // namespace
 
-std::string known_template_note(const std::string& directory) {
+std::string qwen3_6_template_note(const std::string& directory) {
     try {
         return note(directory);
     } catch (const std::exception& error) {

@@ -1,12 +1,12 @@
-// The state machine of ChatParser. It works on units (one tag or one character), never looks back and moves
+// The state machine of the parser. It works on units (one tag or one character), never looks back and moves
 // each unit at most from one buffer to the next, so any cut of the stream gives the same result in linear
 // time. A decision that needs what follows is a state of its own, with the undecided text in `held_`.
 #include <random>
 #include <utility>
 
-#include "models/chat_format.h"
-#include "models/chat_lexer.h"
 #include "models/python_text.h"
+#include "models/qwen3_6_chat.h"
+#include "models/qwen3_6_chat_lexer.h"
 #include "models/tool_schema.h"
 
 namespace quern {
@@ -69,31 +69,29 @@ class ArgumentList {
     std::vector<std::pair<std::string, std::string>> items_;
 };
 
-}  // namespace
-
-class ChatParser::Impl {
+class Parser final : public ChatParser {
   public:
-    Impl(bool thinking_open, const nlohmann::ordered_json& tools, uint64_t id_seed)
+    Parser(bool thinking_open, const nlohmann::ordered_json& tools, uint64_t id_seed)
         : schemas_(tools), random_(id_seed ? id_seed : random_seed()) {
         state_ = thinking_open ? State::think_start : State::content;
         message_.role = "assistant";
         if (thinking_open) message_.reasoning = "";
     }
 
-    ChatDelta push(std::string_view text) {
+    ChatDelta push(std::string_view text) override {
         lexer_.push(text, [this](const ChatUnit& unit) { accept(unit); });
         return take_delta();
     }
 
-    ChatDelta finish(bool truncated) {
+    ChatDelta finish(bool truncated) override {
         lexer_.finish([this](const ChatUnit& unit) { accept(unit); });
         end(truncated);
         return take_delta();
     }
 
-    const Message& message() const { return message_; }
+    const Message& message() const override { return message_; }
 
-    bool in_reasoning() const {
+    bool in_reasoning() const override {
         return state_ == State::think_start || state_ == State::thinking || state_ == State::think_call;
     }
 
@@ -455,15 +453,11 @@ class ChatParser::Impl {
     ArgumentList arguments_;
 };
 
-ChatParser::ChatParser(bool thinking_open, const nlohmann::ordered_json& tools, uint64_t id_seed)
-    : impl_(std::make_unique<Impl>(thinking_open, tools, id_seed)) {}
-ChatParser::~ChatParser() = default;
-ChatParser::ChatParser(ChatParser&&) noexcept = default;
-ChatParser& ChatParser::operator=(ChatParser&&) noexcept = default;
+}  // namespace
 
-ChatDelta ChatParser::push(std::string_view text) { return impl_->push(text); }
-ChatDelta ChatParser::finish(bool truncated) { return impl_->finish(truncated); }
-const Message& ChatParser::message() const { return impl_->message(); }
-bool ChatParser::in_reasoning() const { return impl_->in_reasoning(); }
+std::unique_ptr<ChatParser> make_qwen3_6_parser(bool thinking_open, const nlohmann::ordered_json& tools,
+                                                uint64_t id_seed) {
+    return std::make_unique<Parser>(thinking_open, tools, id_seed);
+}
 
 }  // namespace quern

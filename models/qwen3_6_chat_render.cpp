@@ -2,8 +2,8 @@
 #include <array>
 
 #include "ggml-like/check.h"
-#include "models/chat_format.h"
 #include "models/python_text.h"
+#include "models/qwen3_6_chat.h"
 
 namespace quern {
 namespace {
@@ -237,14 +237,8 @@ class Renderer {
 
 }  // namespace
 
-std::string RenderedPrompt::text() const {
-    std::string out;
-    for (const PromptSegment& segment : segments) out += segment.text;
-    return out;
-}
-
-RenderedPrompt render_chat(std::span<const Message> messages, const ordered_json& tools,
-                           const ChatOptions& options) {
+RenderedPrompt render_qwen3_6_chat(std::span<const Message> messages, const ordered_json& tools,
+                                   const ChatOptions& options) {
     return Renderer(messages, tools, options).render();
 }
 

@@ -1,0 +1,35 @@
+// The kinds of models that can be run: one row for each in families.cpp, and its files beside it.
+#pragma once
+
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "models/model.h"
+
+namespace quern {
+
+class Checkpoint;
+
+struct ModelFamily {
+    const char* architecture;  // model_type of config.json
+    const char* text_type;     // model_type of its text part, where that is a configuration of its own
+    const char* examples;      // published models, for messages
+    /// Throws as open_model.
+    std::unique_ptr<Model> (*open)(const ModelFamily& family, Checkpoint checkpoint,
+                                   const OpenOptions& options);
+    const ChatFormat* chat;
+};
+
+std::span<const ModelFamily> model_families();
+
+/// The row of an architecture, which must be there.
+const ModelFamily& find_family(std::string_view architecture);
+
+/// The family that config.json names. `file`: its name for messages. Throws Error(model) that lists the known
+/// ones, and if the text part is of another family than the whole.
+const ModelFamily& family_of(const nlohmann::json& config, const std::string& file);
+
+}  // namespace quern

@@ -1,0 +1,48 @@
+#include "models/model_weights.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "ggml-like/check.h"
+
+namespace quern {
+
+bool WeightUse::again() const {
+    return tied != nullptr && matrix->segments[0].dtype == tied->segments[0].dtype;
+}
+
+int64_t WeightUse::bytes() const {
+    return matrix != nullptr ? matrix->bytes() : experts != nullptr ? experts->bytes() : vector->bytes();
+}
+
+int64_t WeightUse::parameters() const {
+    if (matrix != nullptr) return matrix->rows * matrix->cols;
+    return experts != nullptr ? experts->count() * experts->rows * experts->cols : vector->elements();
+}
+
+double WeightUse::share(int64_t tokens) const {
+    if (picked == 0) return 1;
+    const auto choices = static_cast<double>(experts != nullptr ? experts->count() : matrix->rows);
+    return 1 - std::pow(1 - static_cast<double>(picked) / choices, static_cast<double>(tokens));
+}
+
+bool ModelWeights::changes_later(const Weight& w) const {
+    return std::any_of(changes.begin(), changes.end(), [&](const DenseChange& c) { return c.weight == &w; });
+}
+
+void ModelWeights::plan_dense(DenseFormat format) {
+    if (format == DenseFormat::as_stored) return;
+    for (const WeightUse& use : uses) {
+        if (!use.projection || !can_requantize(*use.matrix, format)) continue;
+        changes.push_back({use.matrix, requantized_form(*use.matrix, format), use.tied != nullptr});
+        std::swap(*use.matrix, changes.back().other);
+    }
+    if (changes.empty())
+        FAIL(usage,
+             "--dense {}: the attention and DeltaNet projections and the head of this checkpoint are "
+             "quantized "
+             "already; leave it out",
+             dense_format_name(format));
+}
+
+}  // namespace quern

@@ -1,0 +1,160 @@
+#include "models/weight_placement.h"
+
+#include <utility>
+
+#include "ggml-like/check.h"
+
+namespace quern {
+namespace {
+
+int64_t aligned(int64_t bytes) { return (bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment; }
+
+int64_t placed_bytes(const WeightUse& use, const Backend& backend) {
+    return use.matrix != nullptr ? backend.placed_bytes(*use.matrix, use.order)
+                                 : backend.placed_bytes(*use.experts, use.order);
+}
+
+class Placement {
+  public:
+    Placement(Model& model, Backend& backend, const OnProgress& progress)
+        : model_(model), weights_(model.weights()), backend_(backend), on_progress_(progress) {}
+
+    void run() {
+        reserve_memory();
+        const std::vector<Group> groups = layers();
+        for (const Group& group : groups)
+            for (const WeightUse* use : group) progress_.bytes_total += use->bytes();
+        for (const Group& group : groups) place(group);
+        backend_.weights_complete();
+        for (const WeightUse& use : weights_.uses)
+            if (use.tied != nullptr && use.again()) share(*use.matrix, *use.tied);
+        place_vectors();
+    }
+
+  private:
+    using Group = std::vector<const WeightUse*>;
+
+    /// Matrices and experts, those of a layer together.
+    std::vector<Group> layers() const {
+        std::vector<Group> groups;
+        for (const WeightUse& use : weights_.uses) {
+            if (use.vector != nullptr || use.again()) continue;
+            if (groups.empty() || groups.back().back()->layer != use.layer) groups.emplace_back();
+            groups.back().push_back(&use);
+        }
+        return groups;
+    }
+
+    void reserve_memory() {
+        int64_t bytes = 0, vectors = 0;
+        for (const WeightUse& use : weights_.uses) {
+            if (use.vector != nullptr)
+                vectors += aligned(use.vector->bytes());
+            else if (!use.again() && !apart(use))
+                bytes += placed_bytes(use, backend_);
+        }
+        if (bytes > 0) backend_.reserve_weights(bytes);
+        Backend& backend = backend_;
+        vectors_ = {backend.alloc(vectors, "norms"), [&backend](void* memory) { backend.free(memory); }};
+        weights_.memory.push_back(vectors_);
+    }
+
+    /// What will change is placed where its memory can be given back.
+    bool apart(const WeightUse& use) const {
+        return use.matrix != nullptr && weights_.changes_later(*use.matrix);
+    }
+
+    void place(const Group& group) {
+        check(group);
+        for (const WeightUse* use : group) {
+            if (use->experts != nullptr)
+                backend_.place_experts(*use->experts, use->order);
+            else if (apart(*use))
+                backend_.place_apart(*use->matrix, use->order);
+            else
+                backend_.place_weight(*use->matrix, use->order);
+            progress_.bytes_done += use->bytes();
+        }
+        if (on_progress_) on_progress_(progress_);
+    }
+
+    void check(const Group& group) const {
+        std::vector<const Weight*> list;
+        for (const WeightUse* use : group) {
+            if (use->matrix != nullptr) list.push_back(use->matrix);
+            if (use->experts != nullptr)
+                for (const Weight& expert : use->experts->expert) list.push_back(&expert);
+        }
+        model_.check_weights(list, backend_.threads());
+    }
+
+    static void share(Weight& head, const Weight& embedding) {
+        std::string name = std::move(head.name);
+        head = embedding;
+        head.name = std::move(name);
+    }
+
+    void place_vectors() {
+        auto* memory = static_cast<std::byte*>(vectors_.get());
+        for (const WeightUse& use : weights_.uses) {
+            if (use.vector == nullptr) continue;
+            backend_.upload(memory, use.vector->data, use.vector->bytes());
+            use.vector->data = memory;
+            memory += aligned(use.vector->bytes());
+        }
+        backend_.synchronize();
+    }
+
+    Model& model_;
+    ModelWeights& weights_;
+    Backend& backend_;
+    const OnProgress& on_progress_;
+    LoadProgress progress_;
+    std::shared_ptr<void> vectors_;  // all norms and other small vectors, on the backend
+};
+
+}  // namespace
+
+void place_weights(Model& model, Backend& backend, const OnProgress& progress) {
+    for (DenseChange& c : model.weights().changes) std::swap(*c.weight, c.other);
+    Placement(model, backend, progress).run();
+}
+
+int64_t extra_bytes_as_stored(const Model& model, const Backend& backend) {
+    int64_t extra = 0;
+    for (const DenseChange& c : model.weights().changes) {
+        if (!c.tied) extra += backend.placed_bytes(c.other, RowOrder::stacked);
+        extra -= backend.placed_bytes(*c.weight, RowOrder::stacked);
+    }
+    return extra;
+}
+
+void requantize_weights(Model& model, Backend& backend, const OnProgress& progress) {
+    ModelWeights& weights = model.weights();
+    LoadProgress done;
+    for (const DenseChange& c : weights.changes) done.bytes_total += c.weight->bytes();
+    for (DenseChange& c : weights.changes) {
+        std::shared_ptr<std::byte[]> memory = requantize(*c.weight, c.other, backend.threads());
+        if (!c.tied) c.other.placed = c.weight->placed;  // to be given back
+        done.bytes_done += c.weight->bytes();
+        *c.weight = std::move(c.other);
+        backend.place_apart(*c.weight, RowOrder::stacked);
+        if (c.weight->placed == nullptr)
+            weights.memory.push_back(std::move(memory));  // read where it is
+        else
+            for (WeightSegment& s : c.weight->segments) s.data = s.scale = nullptr;
+        if (progress) progress(done);
+    }
+    weights.changes.clear();
+    backend.weights_complete();
+}
+
+std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, OpenOptions options,
+                                  const OnProgress& progress) {
+    options.threads = backend.threads();
+    std::unique_ptr<Model> model = open_model(path, options);
+    place_weights(*model, backend, progress);
+    return model;
+}
+
+}  // namespace quern
