@@ -154,21 +154,6 @@ std::vector<int32_t> StatePool::share_pages(const std::vector<int32_t>& from, in
     return pages;
 }
 
-SequenceState StatePool::fork(const SequenceState& s) {
-    SequenceState copy;
-    copy.slot = take_slot();
-    try {
-        copy.pages = share_pages(s.pages, s.length);
-    } catch (...) {
-        release(copy);
-        throw;
-    }
-    copy.length = s.length;
-    for (const Block& b : blocks_)
-        if (!b.spec.paged) backend_.copy(item(b, copy.slot), item(b, s.slot), b.item_bytes);
-    return copy;
-}
-
 Snapshot StatePool::snapshot(const SequenceState& s) {
     Snapshot snapshot;
     snapshot.length = s.length;
