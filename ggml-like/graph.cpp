@@ -75,26 +75,4 @@ Node& Graph::add(Node node) {
 
 Tensor* Graph::root(Tensor* t) { return t->base < 0 ? t : &tensors_[static_cast<size_t>(t->base)]; }
 
-std::string Graph::print() const {
-    std::string text;
-    const auto list = [&](const std::vector<Tensor*>& tensors) {
-        for (size_t i = 0; i < tensors.size(); ++i) {
-            if (i > 0) text += ", ";
-            text += describe(*tensors[i]);
-        }
-    };
-    for (const Node& node : nodes_) {
-        text += fmt::format("{:24} {:16} ", node.name, node.op->name);
-        list(node.inputs);
-        text += " -> ";
-        list(node.outputs);
-        if (!node.state.empty()) {
-            text += "  state ";
-            list(node.state);
-        }
-        text += '\n';
-    }
-    return text;
-}
-
 }  // namespace quern

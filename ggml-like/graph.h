@@ -52,9 +52,6 @@ class Graph {
     const std::vector<Tensor*>& inputs() const { return inputs_; }
     const std::vector<Tensor*>& outputs() const { return outputs_; }
 
-    /// One line a node: name, op, inputs -> outputs with shapes.
-    std::string print() const;
-
   private:
     Tensor* append(Tensor t);
 

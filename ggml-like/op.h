@@ -31,8 +31,6 @@ struct Op {
     Cost (*cost)(const Node& node);
 };
 
-enum class Stream : uint8_t { main, side };
-
 /// One call of an op. Not a tensor: it may have several outputs, and state that it changes in place.
 struct Node {
     const Op* op = nullptr;
@@ -42,7 +40,6 @@ struct Node {
     std::vector<Tensor*> state;  // read and written
     std::any parameters;         // the op's parameter struct
     int layer = -1;
-    Stream stream = Stream::main;
 
     template <typename P>
     const P& params() const {

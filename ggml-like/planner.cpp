@@ -24,7 +24,7 @@ class Lifetimes {
             ++index;
         }
         const int end = static_cast<int>(graph.nodes().size());
-        for (int n = 0; n < end; ++n) visit(n, end);
+        for (int n = 0; n < end; ++n) visit(n);
         for (const Tensor* t : graph.outputs()) lifetimes_[index_of_.at(t)].last = end;
         for (size_t i = 0; i < lifetimes_.size(); ++i)  // zeros are there from the beginning, and nobody else's
             if (graph.tensors()[i].zeroed && lifetimes_[i].first >= 0) lifetimes_[i] = {0, end};
@@ -33,20 +33,20 @@ class Lifetimes {
     const std::vector<Lifetime>& all() const { return lifetimes_; }
 
   private:
-    void visit(int n, int end) {
+    void visit(int n) {
         const Node& node = graph_.nodes()[static_cast<size_t>(n)];
-        for (const Tensor* t : node.inputs) touch(node, t, n, end, false);
-        for (const Tensor* t : node.outputs) touch(node, t, n, end, true);
+        for (const Tensor* t : node.inputs) touch(node, t, n, false);
+        for (const Tensor* t : node.outputs) touch(node, t, n, true);
     }
 
-    void touch(const Node& node, const Tensor* t, int n, int end, bool write) {
+    void touch(const Node& node, const Tensor* t, int n, bool write) {
         const int32_t index = index_of_.at(t);
         const Tensor& owner = graph_.tensors()[static_cast<size_t>(index)];
         if (owner.place != Place::scratch && owner.place != Place::output) return;
         Lifetime& life = lifetimes_[static_cast<size_t>(index)];
         if (write && life.first < 0) life.first = n;
         CHECK(life.first >= 0, "[planner] {} reads {} before any node writes it", node.name, describe(*t));
-        life.last = std::max(life.last, node.stream == Stream::side ? end : n);
+        life.last = n;
     }
 
     const Graph& graph_;
