@@ -50,7 +50,8 @@ class StatePool final : public StateViews {
     SequenceState acquire();
     /// Makes room for `tokens` tokens in all. Throws Error(memory) if pages run out; what it has stays valid.
     void grow(SequenceState& s, int64_t tokens);
-    /// Full pages are shared, the last partial one is copied. Throws Error(memory) if no room for a snapshot or no page for the copy of the last one is left.
+    /// Full pages are shared, the last partial one is copied. Throws Error(memory) if no room for a snapshot
+    /// or no page for that copy is left.
     Snapshot snapshot(const SequenceState& s);
     /// A sequence that continues from a snapshot; the snapshot stays usable.
     SequenceState restore(const Snapshot& snapshot);
