@@ -243,7 +243,7 @@ TEST_SUITE("cpu") {
         Answer expected, found, nothing, later;
         const auto request = [&](Answer& to) {
             Request r = recorded(good, 4, to);
-            r.sampling.logit_bias = {{kBad, -1e4f}};
+            r.sampling.logit_bias = {{kBad, -100.0f}};
             return r;
         };
         expected.tokens = Engine(*l.model, *l.backend, {.context = 512}).run(request(expected)).tokens;
