@@ -113,7 +113,7 @@ std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, int64_t vocab) {
 }
 
 /// First fit is not monotonic in the sizes it is given: a smaller step may need a little more.
-int64_t with_slack(int64_t bytes) { return bytes + bytes / 32; }
+int64_t with_slack(int64_t bytes) { return aligned(bytes + bytes / 32); }
 
 void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend) {
     const PlannedState state(plan.specs, plan.sequences, plan.sequences * plan.pages());
