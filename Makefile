@@ -7,7 +7,7 @@ DEMO_PROMPT ?= What is 48 + 37?
 
 .DEFAULT_GOAL := build
 MAKEFLAGS += --no-print-directory
-.PHONY: help deps configure build demo chat serve test test-api test-page soak test-asan test-tsan fuzz bench gpu-check cuda-all check-layers check-manifest format format-check install clean
+.PHONY: help deps configure build demo chat serve test test-api test-page soak test-asan test-tsan fuzz bench gpu-check cuda-all check-layers check-manifest format format-check install dist check-dist clean
 
 help:            ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -106,6 +106,12 @@ format-check:    ## fails if `make format` would change something
 PREFIX ?= /usr/local
 install: build   ## quern and the demo checkpoint under PREFIX (/usr/local)
 	@cmake --install $(BUILD) --prefix $(PREFIX)
+
+dist: build      ## build/dist/quern-VERSION-linux-ARCH.tar.gz: what another machine needs to run quern
+	@scripts/dist.sh $(BUILD)
+
+check-dist: dist ## the packed binary answers from an empty folder, with an empty environment
+	@scripts/check_dist.sh $(BUILD)/dist/quern-*.tar.gz
 
 clean:           ## remove what was built
 	rm -rf $(BUILD) build-asan build-tsan build-fuzz
