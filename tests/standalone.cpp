@@ -18,7 +18,8 @@ std::vector<std::string> needed_libraries() {
     while (std::fgets(line.data(), static_cast<int>(line.size()), pipe) != nullptr) {
         const std::string text = line.data();
         const size_t open = text.find('['), close = text.find(']');
-        if (text.find("(NEEDED)") != std::string::npos) names.push_back(text.substr(open + 1, close - open - 1));
+        if (text.find("(NEEDED)") != std::string::npos)
+            names.push_back(text.substr(open + 1, close - open - 1));
     }
     CHECK(pclose(pipe) == 0);
     return names;

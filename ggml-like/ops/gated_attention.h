@@ -1,15 +1,12 @@
-// gated_attention: norm and rotary embedding of q and k, KV write, causal grouped-query attention, output
-// gate
+// gated_attention: norm and rotation of q and k, KV write, causal grouped-query attention, output gate
 //
 // q, gate [T, H, d], k, v [T, G, d] (strided views are fine), q_norm, k_norm F32 [d] (plain form), k_cache,
 // v_cache [pages, G, 64, d] -> y [T, H*d] in q's dtype.
 //   1. q', k' = x / sqrt(mean(x^2) + eps) * norm per head; for i < R/2: angle = position * theta^(-2i/R),
-//   pairs
-//      (i, i + R/2) rotate by it; dimensions >= R pass through. FP32, one rounding to q's dtype. For text the
-//      three M-RoPE axes are equal, so the interleaved sections do not show.
+//      pairs (i, i + R/2) rotate by it; dimensions >= R pass through. FP32, one rounding to q's dtype. For
+//      text the three M-RoPE axes are equal, so the interleaved sections do not show.
 //   2. k' and v of row t (sequence s, position p) go to page pages[s][p / 64], place p % 64, rounded to the
-//   cache's
-//      dtype. Padding rows (row_sequence = -1) are skipped everywhere.
+//      cache's dtype. Padding rows (row_sequence = -1) are skipped everywhere.
 //   3. query head h reads KV head h / (H/G), keys 0 .. p of its sequence, as stored in the cache:
 //      y = softmax(q' k'^T / sqrt(d)) v * sigmoid(gate); scores, softmax (maximum subtracted) and sums in
 //      FP32; one rounding. A kernel for many rows may round probabilities to BF16 before the product with v.
