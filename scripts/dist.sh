@@ -3,7 +3,7 @@
 # BUILD/dist/quern-VERSION-linux-ARCH.tar.gz, the same bytes for the same commit and compiler.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-build=${1:-build}
+build=$(realpath "${1:-build}")
 licences_of=$build/linked-packages  # written by CMake
 
 die() { echo "dist: $*" >&2; exit 1; }
@@ -16,7 +16,7 @@ licences=$stage/licenses
 rm -rf "$build/dist"
 mkdir -p "$licences"
 
-cmake --install "$build" --prefix "$PWD/$stage" --strip >/dev/null
+cmake --install "$build" --prefix "$stage" --strip >/dev/null
 cp README.md LICENSE "$stage"
 
 # Debian's copyright files have the terms in full, but for the common licences that they refer to.
