@@ -68,8 +68,6 @@ class Backend {
     /// After the last placed weight: waits for uploads and gives their buffers back.
     virtual void weights_complete() = 0;
 
-    /// Whether a row's results are the same to the bit however many rows run in its step.
-    virtual bool batch_invariant() const = 0;
     /// Whether it captures plans that run again and again: then few shapes, with padding, beat many.
     virtual bool captures() const = 0;
     /// Called once by Plan when all memory is known.

@@ -75,12 +75,12 @@ class CpuBackend final : public Backend {
     }
     void place_apart(Weight& weight, RowOrder order) override { place_weight(weight, order); }
     void weights_complete() override {}
-    bool batch_invariant() const override { return true; }
     bool captures() const override { return false; }
     void prepare(Plan&) override {}
     void synchronize() override {}
 
     void run(Plan& plan) override {
+        zero(plan.zeros(), plan.zero_bytes());
         for (const Node& node : plan.graph().nodes()) {
             if (!after_node) {
                 node.op->run_cpu(node, context_);

@@ -24,7 +24,6 @@
 #include "ggml-like/ops/logits_top.h"
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
-#include "ggml-like/ops/moe_route.h"
 #include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
 
@@ -61,7 +60,6 @@ Launch launch_of(const Op* op) {
         {&kLinearAdd, cuda::linear_add},
         {&kConvGatedDeltaNet, cuda::conv_gated_delta_net},
         {&kGatedAttention, cuda::gated_attention},
-        {&kMoeRoute, cuda::moe_route},
         {&kMoeGateUp, cuda::moe_gate_up},
         {&kMoeDown, cuda::moe_down},
         {&kGatherRows, cuda::gather_rows},
@@ -105,10 +103,6 @@ class CudaBackend final : public Backend {
         CUDA_CHECK(
             cudaMalloc(reinterpret_cast<void**>(&context_.counters), cuda::kCounters * sizeof(unsigned)));
         CUDA_CHECK(cudaMemset(context_.counters, 0, cuda::kCounters * sizeof(unsigned)));
-        CUDA_CHECK(
-            cudaMalloc(reinterpret_cast<void**>(&context_.chosen), (cuda::kMostUsed + 1) * sizeof(uint64_t)));
-        CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&context_.sums), sizeof(cuda::RowSums)));
-        CUDA_CHECK(cudaMemset(context_.sums, 0, sizeof(cuda::RowSums)));
         uploader_ = std::make_unique<cuda::Uploader>(context_.stream, threads());
     }
     ~CudaBackend() override {
@@ -117,8 +111,6 @@ class CudaBackend final : public Backend {
         apart_.clear();
         for (const Block& block : weights_) cudaFree(block.memory);
         cudaFree(context_.counters);
-        cudaFree(context_.chosen);
-        cudaFree(context_.sums);
         cudaStreamDestroy(context_.stream);
     }
 
@@ -154,6 +146,7 @@ class CudaBackend final : public Backend {
     }
     void free(void* memory) override { cudaFree(memory); }
     void zero(void* memory, int64_t bytes) override {
+        if (bytes == 0) return;
         CUDA_CHECK(cudaMemsetAsync(memory, 0, static_cast<size_t>(bytes), context_.stream));
     }
     void upload(void* to, const void* from, int64_t bytes) override {
@@ -208,7 +201,6 @@ class CudaBackend final : public Backend {
         CUDA_CHECK(cudaDeviceSynchronize());  // random weights are filled on the default stream
     }
 
-    bool batch_invariant() const override { return false; }  // kernels differ by rows
     bool captures() const override { return true; }
     void prepare(Plan& plan) override {
         for (const Node& node : plan.graph().nodes()) launch_of(node.op);
@@ -245,26 +237,19 @@ class CudaBackend final : public Backend {
     void synchronize() override { CUDA_CHECK(cudaStreamSynchronize(context_.stream)); }
 
   private:
-    /// What a run that ended early left to nodes that may be gone.
-    void forget_left() { context_.left = {}, context_.left_norm = {}; }
-    void launch_node(const std::vector<Node>& nodes, size_t i) {
-        context_.after = nodes.data() + i + 1;
-        context_.after_count = static_cast<int>(nodes.size() - i) - 1;
-        launch_of(nodes[i].op)(nodes[i], context_);
-    }
     void launch_all(const Plan& plan) {
-        forget_left();
-        for (size_t i = 0; i < plan.graph().nodes().size(); ++i) launch_node(plan.graph().nodes(), i);
+        zero(plan.zeros(), plan.zero_bytes());
+        for (const Node& node : plan.graph().nodes()) launch_of(node.op)(node, context_);
     }
     /// Node by node between events; times include the launch gaps that a captured plan does not have.
     void run_timed(Plan& plan) {
         const auto& nodes = plan.graph().nodes();
         std::vector<cudaEvent_t> events(nodes.size() + 1);
-        forget_left();
+        zero(plan.zeros(), plan.zero_bytes());
         for (cudaEvent_t& e : events) CUDA_CHECK(cudaEventCreate(&e));
         CUDA_CHECK(cudaEventRecord(events[0], context_.stream));
         for (size_t i = 0; i < nodes.size(); ++i) {
-            launch_node(nodes, i);
+            launch_of(nodes[i].op)(nodes[i], context_);
             CUDA_CHECK(cudaEventRecord(events[i + 1], context_.stream));
         }
         synchronize();

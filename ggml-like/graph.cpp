@@ -16,6 +16,12 @@ Tensor* Graph::scratch(std::string_view name, DType dtype, std::initializer_list
     return append(make_tensor(name, dtype, Place::scratch, shape));
 }
 
+Tensor* Graph::zeros(std::string_view name, DType dtype, std::initializer_list<int64_t> shape) {
+    Tensor* t = scratch(name, dtype, shape);
+    t->zeroed = true;
+    return t;
+}
+
 Tensor* Graph::input(std::string_view name, DType dtype, std::initializer_list<int64_t> shape) {
     Tensor* t = append(make_tensor(name, dtype, Place::input, shape));
     inputs_.push_back(t);
@@ -65,14 +71,6 @@ Node& Graph::add(Node node) {
     node.layer = layer_;
     nodes_.push_back(std::move(node));
     return nodes_.back();
-}
-
-void Graph::write_ahead(const Tensor* x, Tensor* t) {
-    if (x->shape[0] > kAheadRows) return;
-    const auto maker = std::find_if(nodes_.rbegin(), nodes_.rend(), [&](const Node& node) {
-        return std::find(node.outputs.begin(), node.outputs.end(), x) != node.outputs.end();
-    });
-    if (maker != nodes_.rend()) maker->ahead.push_back(t);
 }
 
 Tensor* Graph::root(Tensor* t) { return t->base < 0 ? t : &tensors_[static_cast<size_t>(t->base)]; }

@@ -23,6 +23,8 @@ class Graph {
 
     /// A new scratch tensor; the planner gives it memory.
     Tensor* scratch(std::string_view name, DType dtype, std::initializer_list<int64_t> shape);
+    /// The same, all zeros when a run begins; it shares its memory with no other tensor.
+    Tensor* zeros(std::string_view name, DType dtype, std::initializer_list<int64_t> shape);
     /// A tensor filled by the caller before each run.
     Tensor* input(std::string_view name, DType dtype, std::initializer_list<int64_t> shape);
     /// Takes part with memory that exists already (weights, state).
@@ -37,9 +39,6 @@ class Graph {
     void output(Tensor* t);
 
     Node& add(Node node);
-    /// The node that makes `x`, if there is one and x has few rows, may already write `t`, an output of the
-    /// node that is added next.
-    void write_ahead(const Tensor* x, Tensor* t);
     /// Nodes added from now on belong to this layer (-1: none); for names and the bench.
     void set_layer(int layer) { layer_ = layer; }
     int layer() const { return layer_; }

@@ -10,9 +10,6 @@
 
 namespace quern {
 
-/// Rows of a step up to which an op may do work of the next one (Node::ahead).
-inline constexpr int kAheadRows = 8;
-
 struct Node;
 namespace cpu {
 struct Context;
@@ -43,7 +40,6 @@ struct Node {
     std::vector<Tensor*> inputs;  // order and meaning: the op's header
     std::vector<Tensor*> outputs;
     std::vector<Tensor*> state;  // read and written
-    std::vector<Tensor*> ahead;  // outputs of the node after that this one may already write
     std::any parameters;         // the op's parameter struct
     int layer = -1;
     Stream stream = Stream::main;

@@ -59,6 +59,9 @@ class Plan {
     const Graph& graph() const { return graph_; }
     PlanUse use() const { return use_; }
     int64_t arena_bytes() const { return memory_.arena_bytes; }
+    /// What the backend sets to zeros at the beginning of each run: `zero_bytes` at `zeros`.
+    int64_t zero_bytes() const { return memory_.zero_bytes; }
+    std::byte* zeros() const { return workspace_.arena(); }
     int64_t input_bytes() const { return memory_.input_bytes; }
 
     /// The backend's own handle for this plan (a captured CUDA graph); null on the CPU.

@@ -22,7 +22,6 @@ class PlannedGpu final : public Backend {
     int64_t placed_bytes(const ExpertWeights& e, RowOrder order) const override {
         return cuda::packed_bytes(e, order);
     }
-    bool batch_invariant() const override { return false; }
     bool captures() const override { return true; }
 
     void* alloc(int64_t, const char*) override { refuse(); }

@@ -26,6 +26,8 @@ class Lifetimes {
         const int end = static_cast<int>(graph.nodes().size());
         for (int n = 0; n < end; ++n) visit(n, end);
         for (const Tensor* t : graph.outputs()) lifetimes_[index_of_.at(t)].last = end;
+        for (size_t i = 0; i < lifetimes_.size(); ++i)  // zeros are there from the beginning, and nobody else's
+            if (graph.tensors()[i].zeroed && lifetimes_[i].first >= 0) lifetimes_[i] = {0, end};
     }
 
     const std::vector<Lifetime>& all() const { return lifetimes_; }
@@ -35,7 +37,6 @@ class Lifetimes {
         const Node& node = graph_.nodes()[static_cast<size_t>(n)];
         for (const Tensor* t : node.inputs) touch(node, t, n, end, false);
         for (const Tensor* t : node.outputs) touch(node, t, n, end, true);
-        for (const Tensor* t : node.ahead) touch(node, t, n, end, true);
     }
 
     void touch(const Node& node, const Tensor* t, int n, int end, bool write) {
@@ -98,6 +99,9 @@ ArenaPlan plan_memory(const Graph& graph) {
                      [&](size_t a, size_t b) { return tensors[a].bytes() > tensors[b].bytes(); });
 
     std::vector<Placed> placed;
+    const auto zeroed_first = [&](size_t i) { return tensors[i].zeroed; };  // so that they are neighbours
+    const auto rest = std::stable_partition(order.begin(), order.end(), zeroed_first);
+    for (auto i = order.begin(); i != rest; ++i) plan.zero_bytes += align(tensors[*i].bytes());
     for (size_t i : order) {
         const int64_t bytes = align(tensors[i].bytes());
         plan.offset[i] = place(placed, bytes, lifetimes.all()[i]);

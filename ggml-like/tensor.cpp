@@ -47,6 +47,8 @@ const char* dtype_name(DType dtype) {
             return "NVFP4";
         case DType::I32:
             return "I32";
+        case DType::I64:
+            return "I64";
         case DType::U8:
             return "U8";
     }
@@ -58,6 +60,8 @@ int64_t dtype_bytes(DType dtype, int64_t elements) {
         case DType::F32:
         case DType::I32:
             return checked_product(elements, 4, dtype_name(dtype));
+        case DType::I64:
+            return checked_product(elements, 8, dtype_name(dtype));
         case DType::BF16:
         case DType::F16:
             return checked_product(elements, 2, dtype_name(dtype));

@@ -8,7 +8,7 @@
 
 namespace quern {
 
-enum class DType : uint8_t { F32, BF16, F16, F8_E4M3, NVFP4, I32, U8 };
+enum class DType : uint8_t { F32, BF16, F16, F8_E4M3, NVFP4, I32, I64, U8 };
 
 /// "F32", "BF16", ...
 const char* dtype_name(DType dtype);
@@ -34,6 +34,7 @@ struct Tensor {
     int64_t shape[kMaxRank] = {1, 1, 1, 1};   // outermost first, as in checkpoints
     int64_t stride[kMaxRank] = {0, 0, 0, 0};  // in elements
     void* data = nullptr;                     // set by the plan for scratch, input and output
+    bool zeroed = false;                      // scratch that is all zeros when a run begins
     int32_t base = -1;                        // views: index of the tensor whose memory this is, else -1
     int64_t base_offset = 0;                  // views: bytes from the start of the base
 

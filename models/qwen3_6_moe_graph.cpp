@@ -11,7 +11,6 @@
 #include "ggml-like/ops/logits_top.h"
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
-#include "ggml-like/ops/moe_route.h"
 #include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
 #include "models/qwen3_6_moe.h"
@@ -27,18 +26,19 @@ class Builder {
 
     BuiltGraph build() {
         declare_batch();
-        Tensor* x = embed(g_, "embed", w_.embedding, batch_.token_ids, DType::F32);
+        Residual x = embed(g_, "embed", w_.embedding, batch_.token_ids, next(w_.layers.front().input_norm));
         for (layer_ = 0; layer_ < static_cast<int>(c_.layers); ++layer_) {
             g_.set_layer(layer_);
             const LayerWeights& w = w_.layers[static_cast<size_t>(layer_)];
             x = c_.full_attention[static_cast<size_t>(layer_)] ? attention_block(w, x) : delta_block(w, x);
-            x = c_.dense() ? mlp_block(w, x) : moe_block(w, x);
+            const bool last = layer_ + 1 == static_cast<int>(c_.layers);
+            const Tensor& norm = last ? w_.final_norm : w_.layers[static_cast<size_t>(layer_) + 1].input_norm;
+            x = c_.dense() ? mlp_block(w, x, norm) : moe_block(w, x, norm);
         }
         g_.set_layer(-1);
         // As many as there are rows: all of them, in order.
         if (shape_.logit_rows < shape_.tokens) x = gather_rows(g_, "logit_rows", x, batch_.logit_rows);
-        Tensor* logits =
-            norm_linear(g_, "logits", x, g_.external(w_.final_norm), w_.head, c_.eps, act_, DType::F32);
+        Tensor* logits = norm_linear(g_, "logits", x, w_.head, c_.eps, shape_.kind, DType::F32);
         Tensor* top = logits_top(g_, "logits_top", logits, batch_.temperature, shape_.vocab);
         g_.output(logits);
         g_.output(top);
@@ -62,12 +62,11 @@ class Builder {
     }
 
     /// x + gated attention: q, gate, k, v from one product; the gate closes the output.
-    Tensor* attention_block(const LayerWeights& layer, Tensor* x) {
+    Residual attention_block(const LayerWeights& layer, const Residual& x) {
         const AttentionWeights& w = layer.attention;
         const int64_t tokens = shape_.tokens, d = c_.head_dim, q_columns = 2 * c_.heads * d,
                       kv = c_.kv_heads * d;
-        Tensor* p = norm_linear(g_, name("attn.in_proj"), x, g_.external(layer.input_norm), w.in_proj, c_.eps,
-                                act_, act_);
+        Tensor* p = norm_linear(g_, name("attn.in_proj"), x, w.in_proj, c_.eps, shape_.kind, act_);
         const int64_t width = p->shape[1];
         const AttentionInputs in{
             .q = g_.view(name("attn.q"), p, 0, {tokens, c_.heads, d}, {width, 2 * d, 1}),
@@ -79,16 +78,15 @@ class Builder {
         Tensor* y =
             gated_attention(g_, name("attn"), in, state(StateRole::key), state(StateRole::value), batch_,
                             {.eps = c_.eps, .theta = c_.rope_theta, .rotary_dims = c_.rotary_dims});
-        return linear_add(g_, name("attn.out_proj"), y, w.out_proj, x);
+        return out_proj(name("attn.out_proj"), layer, y, w.out_proj, x);
     }
 
     /// x + gated DeltaNet: qkv through the convolution, the delta rule over its state, a norm gated by z.
-    Tensor* delta_block(const LayerWeights& layer, Tensor* x) {
+    Residual delta_block(const LayerWeights& layer, const Residual& x) {
         const DeltaWeights& w = layer.delta;
         const int64_t tokens = shape_.tokens, nv = c_.value_heads, dv = c_.value_dim,
                       qkv_columns = c_.qkv_columns();
-        Tensor* p = norm_linear(g_, name("gdn.in_proj"), x, g_.external(layer.input_norm), w.in_proj, c_.eps,
-                                act_, act_);
+        Tensor* p = norm_linear(g_, name("gdn.in_proj"), x, w.in_proj, c_.eps, shape_.kind, act_);
         const int64_t width = p->shape[1], z_begin = qkv_columns, a_begin = z_begin + nv * dv;
         const DeltaInputs in{.u = g_.columns(name("gdn.u"), p, 0, qkv_columns),
                              .a = g_.columns(name("gdn.a"), p, a_begin, nv),
@@ -110,35 +108,32 @@ class Builder {
                                           .key_dim = c_.key_dim,
                                           .value_dim = c_.value_dim,
                                           .eps = c_.eps});
-        return linear_add(g_, name("gdn.out_proj"), y, w.out_proj, x);
+        return out_proj(name("gdn.out_proj"), layer, y, w.out_proj, x);
+    }
+
+    /// The end of a mixer: x + y W^T, and what the norm before the mixture or MLP, and its router, need.
+    Residual out_proj(const std::string& node, const LayerWeights& layer, Tensor* y, const Weight& w,
+                      const Residual& x) {
+        return linear_add(g_, node, y, w, x.x, next(layer.post_norm), c_.dense() ? nullptr : &layer.moe.router);
     }
 
     /// x + mixture of experts: the K best of E, and one shared expert behind its own gate.
-    Tensor* moe_block(const LayerWeights& layer, Tensor* x) {
+    Residual moe_block(const LayerWeights& layer, const Residual& x, const Tensor& norm) {
         const MoeWeights& w = layer.moe;
-        const auto route = moe_route(g_, name("moe.route"), x, g_.external(layer.post_norm), w.router,
-                                     static_cast<int>(c_.experts_used), c_.eps, act_);
-        const auto act = moe_gate_up(g_, name("moe.gate_up"), route.h, route.ids, route.groups, w.gate_up,
-                                     w.shared_gate_up);
-        return moe_down(g_, name("moe.down"),
-                        {.routed = act.routed,
-                         .shared = act.shared,
-                         .ids = route.ids,
-                         .weights = route.weights,
-                         .shared_gate = route.shared,
-                         .groups = route.groups,
-                         .residual = x},
-                        w.down, w.shared_down);
+        const auto act = moe_gate_up(g_, name("moe.gate_up"), x, w.gate_up, w.shared_gate_up,
+                                     static_cast<int>(c_.experts_used), c_.eps, shape_.kind);
+        return moe_down(g_, name("moe.down"), act, x.x, w.down, w.shared_down, next(norm));
     }
 
     /// x + one MLP that every token takes.
-    Tensor* mlp_block(const LayerWeights& layer, Tensor* x) {
+    Residual mlp_block(const LayerWeights& layer, const Residual& x, const Tensor& norm) {
         const MlpWeights& w = layer.mlp;
-        Tensor* y =
-            norm_gate_up(g_, name("mlp.gate_up"), x, g_.external(layer.post_norm), w.gate_up, c_.eps, act_);
-        return linear_add(g_, name("mlp.down"), y, w.down, x);
+        Tensor* y = norm_gate_up(g_, name("mlp.gate_up"), x, w.gate_up, c_.eps, shape_.kind);
+        return linear_add(g_, name("mlp.down"), y, w.down, x.x, next(norm));
     }
 
+    /// The norm after what is written next.
+    NextNorm next(const Tensor& norm) { return {g_.external(norm), act_, shape_.kind}; }
     std::string name(const char* part) const { return fmt::format("L{}.{}", layer_, part); }
     Tensor* state(StateRole role) { return g_.external(state_.find(layer_, role)); }
 

@@ -59,7 +59,6 @@ class CountedBackend final : public Backend {
     }
     void weights_complete() override { cpu_->weights_complete(); }
 
-    bool batch_invariant() const override { return invariant; }
     bool captures() const override { return true; }
     void prepare(Plan& plan) override { prepared += plan.use() == PlanUse::repeatedly; }
     void run(Plan& plan) override {
@@ -68,7 +67,6 @@ class CountedBackend final : public Backend {
     }
     void synchronize() override { cpu_->synchronize(); }
 
-    bool invariant = true;  // as the CPU is; false: to see what the engine does then
     std::function<void()> before_run;
     int64_t used = 0, most = 0;                     // bytes; the most at a time so far
     int placed = 0, allocations = 0, prepared = 0;  // weights; calls that took memory; plans for repeated use

@@ -8,7 +8,6 @@
 
 #include "engine_harness.h"
 #include "ggml-like/error.h"
-#include "tools/engine/scheduler.h"
 
 namespace quern {
 namespace {
@@ -58,19 +57,41 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 TEST_SUITE("cpu") {
-    TEST_CASE("prefill in chunks of 1, 7, 64 and at once gives the same bits") {
+    TEST_CASE("prompts in steps of 64, 100, 128 and 192 rows and at once give the same bits") {
         for (const char* checkpoint : {"base/ct", "real_heads/modelopt", "deep/bf16", "dense/modelopt"}) {
             CAPTURE(checkpoint);
             Loaded l(checkpoint);
-            const auto prompt = random_prompt(*l.model, 150, 7);
+            const auto prompt = random_prompt(*l.model, 300, 7);
             const Trace whole = trace(l, prompt, 512);
             CHECK(whole.tokens.size() == 20);
-            for (int64_t chunk : {1, 7, 64}) {
+            for (int64_t chunk : {64, 100, 128, 192}) {
                 CAPTURE(chunk);
                 const Trace parts = trace(l, prompt, chunk);
                 CHECK(parts.tokens == whole.tokens);
                 CHECK(same_bits(parts.logits, whole.logits));
             }
+        }
+    }
+
+    TEST_CASE("on the CPU a row has the same bits in steps of any size and of either kind") {
+        for (const char* checkpoint : {"base/ct", "dense/modelopt"}) {
+            CAPTURE(checkpoint);
+            Loaded l(checkpoint);
+            const auto tokens = random_prompt(*l.model, 150, 7);
+            Stepper whole(l);
+            SequenceState s = whole.pool.acquire();
+            const std::vector<float> expected = whole.run(s, tokens);
+            for (const StepKind kind : {StepKind::prompt, StepKind::answer})
+                for (const size_t rows : {1, 7, 64}) {
+                    CAPTURE(rows);
+                    Stepper parts(l);
+                    SequenceState part = parts.pool.acquire();
+                    std::vector<float> last;
+                    for (size_t at = 0; at < tokens.size(); at += rows)
+                        last = parts.run(
+                            part, std::span(tokens).subspan(at, std::min(rows, tokens.size() - at)), kind);
+                    CHECK(same_bits(last, expected));
+                }
         }
     }
 
@@ -132,7 +153,7 @@ TEST_SUITE("cpu") {
         CHECK(engine.run(greedy(prompt, 1000)).tokens == full);  // nothing leaked from one to the next
     }
 
-    TEST_CASE("one sequence's broken sampling ends that sequence only") {
+    TEST_CASE("settings that make no sense are refused, and nothing else changes") {
         Loaded l("base/ct");
         const auto prompt = random_prompt(*l.model, 20, 4);
         Engine engine(*l.model, *l.backend, {.sequences = 2});
@@ -142,23 +163,6 @@ TEST_SUITE("cpu") {
             broken.sampling.logit_bias.emplace_back(id, 1e9f);
         CHECK_THROWS_AS(engine.submit(broken), Error);
         CHECK(engine.run(greedy(prompt, 8)).tokens == expected);
-    }
-
-    TEST_CASE("scheduler: answers first, the oldest prompt gets half of the rest") {
-        Sequence answering, first, second;
-        answering.request.prompt = {1, 2};
-        answering.tokens = {1, 2, 3};
-        answering.state.length = 2;
-        first.request.prompt = first.tokens = std::vector<int32_t>(10, 1);
-        second.request.prompt = second.tokens = std::vector<int32_t>(10, 1);
-        std::vector<Sequence*> running = {&first, &second, &answering};
-        const auto slices = next_batch(running, 14, 64);
-        REQUIRE(slices.size() == 3);
-        CHECK(slices[0].sequence == &answering);
-        CHECK((slices[0].count == 1 && slices[0].last && slices[0].begin == 2));
-        CHECK((slices[1].sequence == &first && slices[1].count == 7 && !slices[1].last));
-        CHECK((slices[2].sequence == &second && slices[2].count == 6 && !slices[2].last));
-        CHECK(next_batch(running, 0, 64).size() == 1);  // progress whatever the budget
     }
 }
 

@@ -43,10 +43,12 @@ class Stepper {
           plans_(*l.model, *l.backend, pool, workspace_, 4) {}
 
     /// Logits of the last token.
-    std::vector<float> run(SequenceState& s, std::span<const int32_t> tokens) {
+    std::vector<float> run(SequenceState& s, std::span<const int32_t> tokens,
+                           StepKind kind = StepKind::prompt) {
         const auto count = static_cast<int64_t>(tokens.size());
         pool.grow(s, s.length + count);
-        StepPlan& step = plans_.get({.tokens = count,
+        StepPlan& step = plans_.get({.kind = kind,
+                                     .tokens = count,
                                      .sequences = 1,
                                      .logit_rows = 1,
                                      .pages = pages_,

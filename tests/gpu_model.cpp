@@ -161,14 +161,16 @@ std::vector<std::vector<float>> read_state(test::Stepper& stepper, SequenceState
     return layers;
 }
 
-/// The state after every `stride` of the tokens, run `rows` at a time.
+/// The state after every `stride` of the tokens, run `rows` at a time: one by one as an answer, more as a
+/// prompt.
 std::vector<Walk> walk(Loaded& l, std::span<const int32_t> tokens, size_t stride, size_t rows) {
     const auto pages = static_cast<int64_t>(tokens.size()) / kPageTokens + 2;  // one for the snapshot
     test::Stepper stepper(l, 1, pages);
     SequenceState s = stepper.pool.acquire();
     std::vector<Walk> stops;
     for (size_t at = 0; at < tokens.size(); at += rows) {
-        auto logits = stepper.run(s, tokens.subspan(at, rows));
+        auto logits =
+            stepper.run(s, tokens.subspan(at, rows), rows == 1 ? StepKind::answer : StepKind::prompt);
         if ((at + rows) % stride == 0)
             stops.push_back({.delta = read_state(stepper, s), .logits = std::move(logits)});
     }
@@ -193,7 +195,11 @@ TEST_SUITE("cuda") {
     TEST_CASE("gpu model: a sequence alone gives what it gives beside 7 others") {
         Loaded gpu = demo_on_gpu();
         const auto prompts = demo_prompts(*gpu.model, 64);
-        check_equal(gpu, prompts, answers(gpu, prompts, 1), answers(gpu, prompts, 8));
+        const auto alone = answers(gpu, prompts, 1), beside = answers(gpu, prompts, 8);
+        size_t equal = 0;
+        for (size_t i = 0; i < prompts.size(); ++i) equal += alone[i] == beside[i];
+        MESSAGE(equal << " of " << prompts.size() << " answers equal");
+        CHECK(equal == prompts.size());
     }
 
     // The first layer gets the same input either way, so its state must agree. Deeper layers get inputs that

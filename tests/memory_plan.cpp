@@ -144,22 +144,46 @@ TEST_SUITE("cpu") {
             const auto model = load_model(kVectors + "real_heads/ct", *cpu, {.tokenizer = false});
             const MemoryPlan plan = make_memory_plan(*model, *cpu, o, true);
             const StatePool pool(*cpu, plan.specs, 1, 1);
-            for (int64_t tokens = 1; tokens <= plan.step_tokens; tokens += 1 + tokens / 16)
+            const auto check = [&](StepKind kind, int64_t tokens, int64_t sequences, int64_t logit_rows) {
+                const BatchShape shape{.kind = kind,
+                                       .tokens = tokens,
+                                       .sequences = sequences,
+                                       .logit_rows = std::min(tokens, logit_rows),
+                                       .pages = plan.pages(),
+                                       .vocab = model->info().vocab};
+                CAPTURE(tokens);
+                CAPTURE(sequences);
+                const ArenaPlan arena = plan_memory(model->build(shape, pool, cpu->activation_dtype()).graph);
+                CHECK(arena.arena_bytes <= plan.arena);
+                CHECK(arena.input_bytes <= plan.inputs);
+            };
+            for (int64_t tokens = 1; tokens <= plan.steps.prompt_rows; tokens += 1 + tokens / 16)
                 for (const int64_t sequences : {int64_t{1}, plan.sequences / 2, plan.sequences}) {
                     const int64_t s = std::clamp<int64_t>(sequences, 1, tokens);
-                    const BatchShape shape{.tokens = tokens,
-                                           .sequences = s,
-                                           .logit_rows = std::min(tokens, plan.prompt_logits + s),
-                                           .pages = plan.pages(),
-                                           .vocab = model->info().vocab};
-                    CAPTURE(tokens);
-                    CAPTURE(s);
-                    const ArenaPlan arena =
-                        plan_memory(model->build(shape, pool, cpu->activation_dtype()).graph);
-                    CHECK(arena.arena_bytes <= plan.arena);
-                    CHECK(arena.input_bytes <= plan.inputs);
+                    check(StepKind::prompt, tokens, s, plan.steps.prompt_logits + s);
                 }
+            for (int64_t tokens = 1; tokens <= plan.steps.answer_rows; ++tokens)
+                for (int64_t s = (tokens + kMaxAnswerSlice - 1) / kMaxAnswerSlice;
+                     s <= std::min(tokens, plan.sequences); ++s)
+                    check(StepKind::answer, tokens, s, tokens);
         }
+    }
+
+    TEST_CASE("memory plan: rows of the steps of either kind") {
+        test::CountedBackend device(1ll << 32);
+        const auto cpu = make_cpu_backend(1);
+        const auto model = load_model(kVectors + "base/ct", *cpu, {.tokenizer = false});
+        const auto limits = [&](const Backend& backend, int64_t sequences, int64_t step_tokens) {
+            const EngineOptions options{.context = 64, .sequences = sequences, .step_tokens = step_tokens};
+            const StepLimits l = make_memory_plan(*model, backend, options, true).steps;
+            return std::vector<int64_t>{l.prompt_rows, l.gap_rows, l.prompt_logits, l.answer_rows};
+        };
+        using Rows = std::vector<int64_t>;
+        CHECK(limits(device, 16, 0) == Rows{2048, 1024, 64, 64});
+        CHECK(limits(device, 100, 512) == Rows{512, 512, 64, 64});
+        CHECK(limits(device, 1, 1) == Rows{64, 64, 64, 8});  // no step is too short for a piece of 64
+        CHECK(limits(*cpu, 1, 0) == Rows{512, 512, 64, 8});
+        CHECK(limits(*cpu, 100, 2048) == Rows{2048, 2048, 64, 100});
     }
 
     TEST_CASE("padding a decode step changes nothing: tokens and logits of sequences alone") {
@@ -167,7 +191,7 @@ TEST_SUITE("cpu") {
         CHECK(decode_bucket(7) == 7);
         CHECK(decode_bucket(9) == 16);
         CHECK(decode_bucket(33) == 64);
-        CHECK(decode_bucket(65) == 65);
+        CHECK(decode_bucket(64) == 64);
         for (const char* checkpoint :
              {"base/ct", "real_heads/modelopt", "odd_pattern/ct", "dense/fp8_block"}) {
             const auto cpu = make_cpu_backend(2);

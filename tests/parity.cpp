@@ -54,7 +54,9 @@ struct Difference {
     bool same_tokens = false;
 };
 
-Difference compare(const fs::path& path, std::unique_ptr<Backend> backend, int64_t step_tokens) {
+/// Logits of the prompt as rows of a prompt, or as rows of an answer: then only its first token is the
+/// prompt, and the others are the only ones that may come next.
+Difference compare(const fs::path& path, std::unique_ptr<Backend> backend, StepKind kind) {
     const Golden golden = read_golden(path);
     std::string checkpoint = path.string();
     checkpoint.resize(checkpoint.size() - std::strlen(".golden.safetensors"));
@@ -63,25 +65,40 @@ Difference compare(const fs::path& path, std::unique_ptr<Backend> backend, int64
 
     double difference = 0, norm = 0;
     size_t next = 0;
+    const auto add = [&](int64_t position, std::span<const float> row) {
+        if (next == golden.positions.size() || golden.positions[next] != position) return;
+        const float* expected = golden.logits.data() + static_cast<int64_t>(next++) * vocab;
+        for (int64_t v = 0; v < vocab; ++v) {
+            difference += std::pow(static_cast<double>(row[static_cast<size_t>(v)]) - expected[v], 2);
+            norm += std::pow(static_cast<double>(expected[v]), 2);
+        }
+    };
     Request request;
     request.prompt = golden.prompt;
     request.sampling.temperature = 0;
     request.max_tokens = static_cast<int64_t>(golden.greedy.size());
-    request.on_prompt_logits = [&](const PromptLogits& logits) {
-        for (size_t i = 0; i < logits.count(); ++i) {
-            const int64_t position = logits.first + static_cast<int64_t>(i);
-            if (next == golden.positions.size() || golden.positions[next] != position) continue;
-            const float* expected = golden.logits.data() + static_cast<int64_t>(next++) * vocab;
-            for (int64_t v = 0; v < vocab; ++v) {
-                difference += std::pow(static_cast<double>(logits.row(i)[v]) - expected[v], 2);
-                norm += std::pow(static_cast<double>(expected[v]), 2);
-            }
-        }
-    };
-    Engine engine(*l.model, *l.backend, {.step_tokens = step_tokens, .prompt_logits = step_tokens});
-    const Result result = engine.run(std::move(request));
+    size_t position = 0;  // of the row that the next token is chosen from
+    if (kind == StepKind::prompt) {
+        request.on_prompt_logits = [&](const PromptLogits& logits) {
+            for (size_t i = 0; i < logits.count(); ++i)
+                add(logits.first + static_cast<int64_t>(i), logits.row(i));
+        };
+    } else {
+        request.prompt.resize(1);
+        request.max_tokens += static_cast<int64_t>(golden.prompt.size()) - 1;
+        request.allow = [&](int32_t id) {
+            return position + 1 >= golden.prompt.size() || id == golden.prompt[position + 1];
+        };
+        request.on_logits = [&](int32_t, std::span<const float> row) {
+            add(static_cast<int64_t>(position++), row);
+        };
+    }
+    const auto given = static_cast<ptrdiff_t>(golden.prompt.size() - request.prompt.size());
+    Engine engine(*l.model, *l.backend, {.step_tokens = 64});
+    Result result = engine.run(std::move(request));
     CHECK(result.error == "");
     CHECK(next == golden.positions.size());
+    result.tokens.erase(result.tokens.begin(), result.tokens.begin() + given);
     return {std::sqrt(difference / norm), result.tokens == golden.greedy};
 }
 
@@ -102,9 +119,11 @@ TEST_SUITE("cpu") {
         CHECK(list.size() >= 40);  // 11 models in 1 to 8 formats
         for (const fs::path& path : list) {
             CAPTURE(path.string());
-            const Difference found = compare(path, make_cpu_backend(2), 64);
-            CHECK(found.error < 1e-4);
-            CHECK(found.same_tokens);
+            for (const StepKind kind : {StepKind::prompt, StepKind::answer}) {
+                const Difference found = compare(path, make_cpu_backend(2), kind);
+                CHECK(found.error < 1e-4);
+                CHECK(found.same_tokens);
+            }
         }
     }
 }
@@ -117,10 +136,10 @@ TEST_SUITE("cuda") {
         for (const fs::path& path : goldens()) {
             std::string name = path.parent_path().filename() / path.filename();
             name.resize(name.size() - std::strlen(".golden.safetensors"));
-            for (const int64_t step_tokens : {512, 1}) {
+            for (const StepKind kind : {StepKind::prompt, StepKind::answer}) {
                 CAPTURE(name);
-                CAPTURE(step_tokens);
-                CHECK(compare(path, test::make_test_cuda_backend(), step_tokens).error < 1.5 * bf16.at(name));
+                CAPTURE(kind);
+                CHECK(compare(path, test::make_test_cuda_backend(), kind).error < 1.5 * bf16.at(name));
                 ++compared;
             }
         }

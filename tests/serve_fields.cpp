@@ -12,15 +12,16 @@ json parsed(const std::string& event) { return json::parse(event, nullptr, false
 
 TEST_SUITE("model") {
     TEST_CASE("serve: progress of the prompt and timings with every chunk, where asked for") {
-        const ServerProcess server({"-ub", "16"});
-        json body = question(
-            "What is the capital of France? Think of the rivers and of the hills before you answer.");
+        const ServerProcess server({"-ub", "16"});  // 64: prompts are cut at multiples of that
+        std::string text = "What is the capital of France?";
+        for (int i = 0; i < 20; ++i) text += " Think of the rivers and of the hills before you answer.";
+        json body = question(text);
         body["max_tokens"] = 12;
         body["ignore_eos"] = true;
         body["return_progress"] = body["timings_per_token"] = true;
         for (const char* path : {"/v1/chat/completions", "/v1/completions"}) {
             CAPTURE(path);
-            body["prompt"] = "What is the capital of France? Think of the rivers and of the hills first.";
+            body["prompt"] = text;
             int64_t done = -1, total = 0, tokens = 0;
             int steps = 0;
             for (const std::string& event : stream(server, body, path)) {
@@ -34,6 +35,7 @@ TEST_SUITE("model") {
                     CHECK(p["time_ms"] >= 0);
                     done = p["processed"];
                     total = p["total"];
+                    CHECK((done % 64 == 0 || done == total));
                     ++steps;
                 } else if (j.contains("timings")) {
                     const json& t = j["timings"];
@@ -53,7 +55,7 @@ TEST_SUITE("model") {
     TEST_CASE("serve: cache_prompt false neither uses kept states nor leaves any") {
         const ServerProcess server;
         json body =
-            question("What is the capital of France? It is on the Seine, and it has a tower of iron.");
+            question("What is the capital of France? " + std::string(100, 'x'));  // more than 64 tokens
         body["max_tokens"] = 4;
         body["cache_prompt"] = false;
         body["id_slot"] = 1;

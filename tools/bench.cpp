@@ -260,7 +260,7 @@ Json json_row(const Row& r, const Engine& engine, const Backend& backend, const 
         {"dense", dense_format_name(i.dense)},
         {"model_size", i.weight_bytes},
         {"model_n_params", i.parameters},
-        {"n_ubatch", engine.memory_plan().step_tokens},
+        {"n_ubatch", engine.memory_plan().steps.prompt_rows},
         {"type_k", o.kv_type},
         {"type_v", o.kv_type},
         {"n_prompt", r.test.prompt},

@@ -26,7 +26,9 @@ void run_piece(const Piece& piece, const DotKernels& dot) {
     weight_rows(dot, *pair.weight, up_rows + piece.begin, up_rows + piece.end, pair.x, up.data());
     for (int64_t i = 0; i < tokens; ++i) {
         float* g = gate[static_cast<size_t>(i)];
-        for (int64_t f = 0; f < width; ++f) g[f] = silu(g[f]) * up[static_cast<size_t>(i)][f];
+        const float factor = pair.factor[static_cast<size_t>(i)];
+        for (int64_t f = 0; f < width; ++f)
+            g[f] = silu(g[f] * factor) * (up[static_cast<size_t>(i)][f] * factor);
         store_floats(*pair.out, pair.to[static_cast<size_t>(i)] + piece.begin, width, g);
     }
 }

@@ -17,18 +17,12 @@ void linear_rows(const Tensor& x, const Weight& w, float* y, int64_t ldy, Contex
     });
 }
 
-void linear(const Tensor& x, const Weight& w, const Tensor* residual, const Tensor& y, Context& context) {
-    if (y.dtype == DType::F32 && residual == nullptr)
-        return linear_rows(x, w, y.as<float>(), y.stride[0], context);
+void linear(const Tensor& x, const Weight& w, Context& context,
+            const std::function<void(int64_t t, float* row)>& store) {
     float* sums = context.buffer(2, x.shape[0] * w.rows);
     linear_rows(x, w, sums, w.rows, context);
     context.pool.parallel_for(x.shape[0], 8, [&](int64_t begin, int64_t end, int) {
-        for (int64_t t = begin; t < end; ++t) {
-            float* row = sums + t * w.rows;
-            if (residual != nullptr)
-                for (int64_t i = 0; i < w.rows; ++i) row[i] = residual->row<float>(t)[i] + row[i];
-            store_floats(y, t * y.stride[0], w.rows, row);
-        }
+        for (int64_t t = begin; t < end; ++t) store(t, sums + t * w.rows);
     });
 }
 

@@ -1,6 +1,8 @@
 // The matrix product behind the linear ops on the CPU.
 #pragma once
 
+#include <functional>
+
 #include "ggml-like/cpu/context.h"
 #include "ggml-like/weight.h"
 
@@ -10,7 +12,8 @@ namespace quern::cpu {
 /// so a row has the same bits alone or in a batch. Uses context buffers 0 and 1.
 void linear_rows(const Tensor& x, const Weight& w, float* y, int64_t ldy, Context& context);
 
-/// y = x W^T (+ residual, if not null), rounded once to y's dtype. Uses context buffers 0, 1 and 2.
-void linear(const Tensor& x, const Weight& w, const Tensor* residual, const Tensor& y, Context& context);
+/// y [T, N]: store(t, row) gets the sums of row t, N of them, to change and to keep. Uses context buffers 0, 1 and 2.
+void linear(const Tensor& x, const Weight& w, Context& context,
+            const std::function<void(int64_t t, float* row)>& store);
 
 }  // namespace quern::cpu

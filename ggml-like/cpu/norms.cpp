@@ -1,20 +1,36 @@
 #include "ggml-like/cpu/norms.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "ggml-like/ops/row_math.h"
 
 namespace quern::cpu {
 
-void rms_norm(const Tensor& x, const Tensor& w, float eps, const Tensor& y, Context& context) {
-    const int64_t width = x.shape[1];
+void defer_norm(const float* x, const Tensor& w, const Tensor& h, const Tensor& squares, int64_t row) {
+    const int64_t width = h.shape[1];
+    std::vector<float> scaled(static_cast<size_t>(width));
+    float sum = 0;
+    for (int64_t i = 0; i < width; ++i) {
+        scaled[static_cast<size_t>(i)] = x[i] * w.as<float>()[i];
+        sum += x[i] * x[i];
+    }
+    store_floats(h, row * h.stride[0], width, scaled.data());
+    float* to = squares.row<float>(row);
+    std::fill(to, to + squares.shape[1], 0.0f);
+    to[0] = sum;
+}
+
+void defer_norm(const Tensor& x, const Tensor& w, const Tensor& h, const Tensor& squares, Context& context) {
     context.pool.parallel_for(x.shape[0], 8, [&](int64_t begin, int64_t end, int) {
-        std::vector<float> row(static_cast<size_t>(width));
-        for (int64_t t = begin; t < end; ++t) {
-            load_floats(x, t * x.stride[0], width, row.data());
-            const float r = inverse_rms(row.data(), width, eps);
-            for (int64_t i = 0; i < width; ++i) row[static_cast<size_t>(i)] *= r * w.as<float>()[i];
-            store_floats(y, t * y.stride[0], width, row.data());
-        }
+        for (int64_t t = begin; t < end; ++t) defer_norm(x.row<float>(t), w, h, squares, t);
     });
+}
+
+float norm_factor(const Tensor& squares, int64_t row, int64_t columns, float eps) {
+    float sum = 0;
+    for (int64_t i = 0; i < squares.shape[1]; ++i) sum += squares.row<float>(row)[i];
+    return 1.0f / std::sqrt(sum / static_cast<float>(columns) + eps);
 }
 
 void gated_rms_norm(const Tensor& x, const Tensor& z, const Tensor& w, float eps, const Tensor& y,

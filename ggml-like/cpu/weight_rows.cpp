@@ -175,16 +175,4 @@ void check_weight(const char* op, std::string_view name, const Weight& w) {
     }
 }
 
-void check_groups(const char* op, std::string_view name, const Tensor& groups, int64_t experts,
-                  int64_t pairs) {
-    const int32_t *offset = groups.as<int32_t>(), *pair = offset + experts + 1;
-    CHECK(offset[0] == 0 && offset[experts] == pairs, "[{}] {}: groups of {} to {}, expected 0 to {}", op,
-          name, offset[0], offset[experts], pairs);
-    for (int64_t e = 0; e < experts; ++e)
-        CHECK(offset[e] <= offset[e + 1], "[{}] {}: group {} is {} to {}", op, name, e, offset[e],
-              offset[e + 1]);
-    for (int64_t i = 0; i < pairs; ++i)
-        CHECK(pair[i] >= 0 && pair[i] < pairs, "[{}] {}: pair {} of {}", op, name, pair[i], pairs);
-}
-
 }  // namespace quern::cpu

@@ -39,8 +39,4 @@ int64_t rows_per_piece(int64_t rows, int64_t bytes_per_row, int64_t products_per
 /// multiple of 16.
 void check_weight(const char* op, std::string_view name, const Weight& w);
 
-/// Throws unless `groups` (ops/moe_route.h) hands out pairs [0, pairs) to the experts.
-void check_groups(const char* op, std::string_view name, const Tensor& groups, int64_t experts,
-                  int64_t pairs);
-
 }  // namespace quern::cpu

@@ -157,8 +157,6 @@ void set_turns(AttentionCall& call, double theta) {
             static_cast<uint64_t>(std::ldexp(std::pow(theta, -2.0 * i / call.rotary_dims) / kTwoPi, 64));
 }
 
-static_assert(kArrivals <= kCounters);
-
 bool has_fast_shape(const AttentionCall& c) {
     return c.head_dim == 256 && c.rotary_dims == 64 && c.heads / c.kv_heads <= 8;
 }
@@ -174,8 +172,7 @@ void attention_generic(const AttentionCall& c, Context& context) {
 }
 
 void attention(const AttentionCall& c, Context& context) {
-    if (has_fast_shape(c) && has_few_rows(c.tokens, c.sequences, c.kv_heads))
-        return attention_decode(c, context);
+    if (has_fast_shape(c) && c.answers) return attention_decode(c, context);
     attention_prepare(c, context);
     if (has_fast_shape(c))
         attention_prefill(c, context);

@@ -29,7 +29,8 @@ struct AttentionCall {
     void* work;                                           // attention_work_bytes
     unsigned* counters;
     int tokens, sequences, heads, kv_heads, head_dim, rotary_dims;
-    int most_chunks;  // of few rows; attention_decode sets it
+    int max_keys;  // that a page table has room for
+    bool answers;  // rows of answers; else of prompts
     float eps;
     // [R/2] angle of position 1 in turns * 2^64: any position keeps its phase.
     uint64_t turns[kMaxHeadDim / 2];

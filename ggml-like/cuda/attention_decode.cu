@@ -1,4 +1,4 @@
-// Attention of few rows: norm, rotary embedding, KV write, split keys, combine and gate in one kernel.
+// Attention of answer rows: norm, rotary embedding, KV write, split keys, combine and gate in one kernel.
 //
 //   cluster = one chunk of the keys of one (row, KV head):  block 0 | block 1 | ... | block 7
 //   block   = a run of 64-key tiles:  K0 V0 K1 V1 ... through a ring of three 32 KB slots
@@ -6,12 +6,14 @@
 //
 // Memory: K and V of old keys once from the cache, started before the predecessor ends; keys of this step
 // from the inputs. Blocks of a cluster exchange results through shared memory, those of several chunks
-// through `work`. How keys are split depends on the row's position alone, so a row's result does not depend
-// on its batch (steps of more than 8 rows are split less).
+// through `work`. How keys are split depends on the row's position alone; how many clusters share the chunks
+// depends on the number of rows, and does not show in the result.
 // Limits: head_dim 256, 64 rotary dims, at most 8 query heads a KV head, 98 KB of shared memory.
 #include "ggml-like/cuda/attention_decode_math.cuh"
 #include "ggml-like/cuda/cluster.cuh"
 #include "ggml-like/cuda/launch.cuh"
+
+#include <algorithm>
 
 namespace quern::cuda {
 namespace {
@@ -82,11 +84,10 @@ __device__ __forceinline__ void leave_result(const Part& part, Shared& shared, f
     if (threadIdx.x < 4) totals[head] = own[0], totals[head + 1] = own[1];
 }
 
-/// Work space: every block's result of every chunk [T, G, chunks, 8], then the chunks' results [T, G,
-/// chunks].
+/// Work space: every block's result of every chunk [T, G, kMaxChunks, 8].
 __device__ __forceinline__ float* part_at(const AttentionCall& c, const Row& row, int chunk, int rank) {
     const int64_t unit = static_cast<int64_t>(row.t) * c.kv_heads + row.kv_head;
-    return static_cast<float*>(c.work) + ((unit * c.most_chunks + chunk) * kSplitBlocks + rank) * kPartFloats;
+    return static_cast<float*>(c.work) + ((unit * kMaxChunks + chunk) * kSplitBlocks + rank) * kPartFloats;
 }
 
 /// A chunk's result of one pair of elements from its blocks' values, and maxima and sums.
@@ -130,12 +131,16 @@ __device__ __forceinline__ void store_pair(const AttentionCall& c, const Row& ro
 
 #if __CUDA_ARCH__ >= 900
 
-__device__ __forceinline__ float4* chunk_at(const AttentionCall& c, const Row& row, int chunk) {
-    const int64_t units = static_cast<int64_t>(c.tokens) * c.kv_heads;
-    const int64_t unit = static_cast<int64_t>(row.t) * c.kv_heads + row.kv_head;
-    auto* chunks = reinterpret_cast<float4*>(static_cast<float*>(c.work) +
-                                             units * c.most_chunks * kSplitBlocks * kPartFloats);
-    return chunks + (unit * c.most_chunks + chunk) * kChunkPairs;
+/// A chunk's result of one pair takes the place of two blocks' values of it, which nobody else reads.
+__device__ __forceinline__ void store_chunk(const AttentionCall& c, const Row& row, int chunk, int pair,
+                                            float4 result) {
+    reinterpret_cast<float2*>(part_at(c, row, chunk, 0))[pair] = {result.x, result.y};
+    reinterpret_cast<float2*>(part_at(c, row, chunk, 1))[pair] = {result.z, result.w};
+}
+__device__ __forceinline__ float4 load_chunk(const AttentionCall& c, const Row& row, int chunk, int pair) {
+    const float2 xy = __ldcg(reinterpret_cast<const float2*>(part_at(c, row, chunk, 0)) + pair);
+    const float2 zw = __ldcg(reinterpret_cast<const float2*>(part_at(c, row, chunk, 1)) + pair);
+    return {xy.x, xy.y, zw.x, zw.y};
 }
 
 /// Merges the results of chunks in order, but loads them together.
@@ -143,7 +148,7 @@ __device__ __forceinline__ float4 merge_chunks(const AttentionCall& c, const Row
     float4 parts[kMaxChunks], all{0, 0, -INFINITY, 0};
 #pragma unroll
     for (int i = 0; i < kMaxChunks; ++i)
-        parts[i] = i < chunks ? __ldcg(chunk_at(c, row, i) + pair) : float4{0, 0, -INFINITY, 0};
+        parts[i] = i < chunks ? load_chunk(c, row, i, pair) : float4{0, 0, -INFINITY, 0};
 #pragma unroll
     for (int i = 0; i < kMaxChunks; ++i) all = merge(all, parts[i]);
     return all;
@@ -175,7 +180,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     const int t = blockIdx.z, sequence = c.row_sequence[t], position = c.positions[t];
     const int clusters = gridDim.x / kSplitBlocks, rank = blockIdx.x % kSplitBlocks;
     const int first_chunk = blockIdx.x / kSplitBlocks;
-    const int chunks = min(position / kChunkKeys + 1, c.most_chunks);
+    const int chunks = min(position / kChunkKeys + 1, kMaxChunks);
     if (sequence < 0 || first_chunk >= chunks) {
         // Some block of the grid has to wait; the others make room for the successor at once.
         if (first_chunk == 0) wait_for_predecessor();
@@ -258,7 +263,7 @@ __global__ void __launch_bounds__(kThreads, 2)
         if (counted == 1)
             all = merge(all, mine);
         else if (has_pair)
-            chunk_at(c, row, chunk)[pair] = mine;
+            store_chunk(c, row, chunk, pair, mine);
     }
     cluster_arrive();
     bool last = true;
@@ -285,12 +290,12 @@ void attention_decode(const AttentionCall& call, Context& context) {
     // Clusters that run at once, two blocks on a multiprocessor; one in sixteen does not fit the card's
     // groups.
     const int at_once = 2 * (context.sms / kSplitBlocks - 1), units = call.tokens * call.kv_heads;
-    AttentionCall c = call;
-    const int most = c.most_chunks = most_chunks(call.tokens);
-    const int wanted = at_once / units, clusters = wanted < 1 ? 1 : wanted > most ? most : wanted;
+    const int clusters = std::clamp(at_once / units, 1, kMaxChunks);
+    static_assert(kArrivals <= kCounters);
+    if (call.tokens > max_answer_rows(call.kv_heads)) unsupported("gated_attention", "so many answer rows");
     launch(context, "gated_attention decode", attention_decode_kernel,
            dim3(clusters * kSplitBlocks, call.kv_heads, call.tokens), dim3(kThreads),
-           static_cast<int>(sizeof(Shared)), c);
+           static_cast<int>(sizeof(Shared)), call);
 }
 
 }  // namespace quern::cuda

@@ -1,4 +1,4 @@
-// Few-row attention: which keys a block has, and how they get into its ring of shared memory.
+// Attention of answer rows: which keys a block has, and how they get into its ring of shared memory.
 #pragma once
 
 #include "ggml-like/cuda/attention.cuh"

@@ -1,4 +1,4 @@
-// Few-row attention: norm and rotary embedding, scores, softmax and values of one tile.
+// Attention of answer rows: norm and rotary embedding, scores, softmax and values of one tile.
 #pragma once
 
 #include "ggml-like/cuda/attention_decode_keys.cuh"

@@ -1,26 +1,43 @@
-// Causal attention of many rows, after attention_prepare.
+// Causal attention of prompt rows, after attention_prepare.
 //
-//   block = 16 query rows x 8 heads of one KV head (128 rows of M), all keys they may see, 32 a step
-//   warp  = 16 rows of M: q (64 registers), O[16, 256] (128) and S[16, 32]; softmax inside the warp
-//   keys  = K, V [32, 256] of three steps in a ring; step j + 2 is copied while j is computed
+//   tile    = 16 query rows x 8 heads of one KV head (128 rows of M), all keys they may see, 32 a step
+//   warp    = 16 rows of M: q (64 registers), O[16, 256] (128) and S[16, 32]; softmax inside the warp
+//   keys    = K, V [32, 256] of three steps in a ring; step j + 2 is copied while j is computed
+//   segment = 2,048 keys from a multiple of 2,048 on: each has a softmax and sums of its own, which are added
+//             to those of the segments before it
 //
-// Memory: q, gate and y once; K and V once a block, mostly from L2: 2 KB a key for 128 rows. Traffic of
-// shared memory bounds the speed: each warp reads every tile. Blocks with the most keys of a sequence start
-// first. Limits: head_dim 256, at most 8 query heads a KV head (fewer: more rows a block), 96 KB of shared
-// memory.
+//   many tiles   a block has a tile; its sums of the segments before lie in shared memory
+//                tile 0 |0 1 2 3 4 5 6 7 8|   tile 1 |0 1 2 3 4 5 6 7 8|   ...
+//   few tiles    blocks share a tile, a segment each in every round; after a round each has a part of the
+//                tile's elements, to which it adds the round's segments in order, from work space
+//                tile 0 |0 3 6|1 4 7|2 5 8|   tile 1 |0 3 6|1 4 7|2 5 8|   ...
+//
+// Both add the same numbers in the same order, and no row's arithmetic looks at another: a row's bits depend
+// on its keys alone.
+// Memory: q, gate and y once; K and V once a tile, mostly from L2: 2 KB a key for 128 rows. Traffic of shared
+// memory bounds the speed: each warp reads every tile of keys. Tiles with the most keys of a sequence start
+// first. Limits: head_dim 256, at most 8 query heads a KV head (fewer: more rows a tile), 96 KB of shared
+// memory; with less than 227 KB the sums of many tiles lie in work space, too, and a launch has no more tiles
+// than that holds.
 #include "ggml-like/cuda/attention.cuh"
 #include "ggml-like/cuda/launch.cuh"
+
+#include <algorithm>
 
 namespace quern::cuda {
 namespace {
 
 constexpr int kDim = 256, kSteps = kDim / 16;
-constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = 16 * kWarps;
+constexpr int kWarps = 8, kThreads = 32 * kWarps, kRows = kTileM;
 constexpr int kKeys = 32, kStages = 3;
 constexpr int kTileBytes = kKeys * kDim * 2, kStageBytes = 2 * kTileBytes;
-constexpr int kSharedBytes = kStages * kStageBytes;
-static_assert(kWarps == 8 && kRows * kDim * 2 <= 2 * kStageBytes && kSharedBytes <= 99 * 1024);
-constexpr float kSlack = 8;  // a maximum may be exceeded by 2^8 before the sums are rescaled
+constexpr int kSharedBytes = kStages * kStageBytes, kHeldSharedBytes = kSharedBytes + kHeldBytes;
+static_assert(kRows == 16 * kWarps && kRows * kDim * 2 <= 2 * kStageBytes);
+static_assert(kSharedBytes <= 99 * 1024 && kHeldSharedBytes <= 227 * 1024);
+constexpr int kSegmentSteps = kSegmentKeys / kKeys;
+constexpr int kElements = kRows * kDim / 4;  // of a tile's sums, four floats each
+constexpr float kSlack = 8;                  // a maximum may be exceeded by 2^8 before the sums are rescaled
+constexpr float kNoScore = -1e30f;           // below any score: the maximum of no keys
 
 /// Rows of one sequence and the KV head that a block works on.
 struct Tile {
@@ -114,12 +131,30 @@ __device__ __forceinline__ float over_row_max(float x) {
     return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
 
-/// Running softmax of the lane's two rows; sums are still per lane.
+/// Running softmax of the lane's two rows over a segment; sums are per lane until its end.
 struct Softmax {
-    float maximum[2] = {-INFINITY, -INFINITY}, sum[2] = {0, 0};
+    float maximum[2], sum[2];
 };
 
-/// Scores to probabilities. The maximum may lag behind by kSlack, so that the output is rarely rescaled.
+__device__ __forceinline__ void add_lanes(Softmax& state) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        state.sum[h] += __shfl_xor_sync(0xffffffffu, state.sum[h], 1);
+        state.sum[h] += __shfl_xor_sync(0xffffffffu, state.sum[h], 2);
+    }
+}
+
+__device__ __forceinline__ void clear(Softmax& state, Output& o) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) state.maximum[h] = kNoScore, state.sum[h] = 0;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[n][e] = 0;
+}
+
+/// Scores to probabilities. The maximum may lag behind by kSlack, so that the output is rarely rescaled: a
+/// row decides that for itself, but the warp rescales all of its rows, most of them by 1.
 __device__ __forceinline__ void softmax(Scores& s, float scale, Softmax& state, Output& o) {
     float highest[2];
     bool exceeded = false;
@@ -134,7 +169,8 @@ __device__ __forceinline__ void softmax(Scores& s, float scale, Softmax& state, 
     if (__any_sync(0xffffffffu, exceeded)) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            const float now = fmaxf(state.maximum[h], highest[h]), f = fast_exp2(state.maximum[h] - now);
+            const float now = highest[h] > state.maximum[h] + kSlack ? highest[h] : state.maximum[h];
+            const float f = fast_exp2(state.maximum[h] - now);
             state.maximum[h] = now;
             state.sum[h] *= f;
 #pragma unroll
@@ -175,21 +211,76 @@ __device__ __forceinline__ void mask(Scores& s, int key, int last0, int last1) {
             if (key + 8 * n + e % 2 > (e < 2 ? last0 : last1)) s[n][e] = -INFINITY;
 }
 
-/// Normalizes, gates and rounds the warp's rows over the gates in shared memory, then stores whole rows.
-__device__ __forceinline__ void store_rows(const AttentionCall& c, const WarpRows& rows, const Output& o,
-                                           Softmax& state, int lane, char* gates) {
+/// Where a tile's sums over some keys lie: element [warp][n][lane] has the lane's o[n], then follow maximum
+/// and sum of each row, twice.
+struct Held {
+    float4* values;
+    float2* totals;
+
+    __device__ __forceinline__ explicit Held(void* at)
+        : values(static_cast<float4*>(at)), totals(reinterpret_cast<float2*>(values + kElements)) {}
+};
+
+__device__ __forceinline__ void keep(const Held& held, const Softmax& state, const Output& o) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n)
+        held.values[(warp * (kDim / 8) + n) * 32 + lane] = make_float4(o[n][0], o[n][1], o[n][2], o[n][3]);
+    if (lane % 4 == 0)
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            held.totals[warp * 16 + lane / 4 + 8 * h] = {state.maximum[h], state.sum[h]};
+    __syncwarp();
+}
+
+/// Takes the next segment's maximum and sum into those of the segments before: what to multiply the values of
+/// either by. A row without keys in it keeps its bits.
+__device__ __forceinline__ float2 add_total(float2& total, float2 next) {
+    const float highest = fmaxf(total.x, next.x);
+    const float2 by{fast_exp2(total.x - highest), fast_exp2(next.x - highest)};
+    total = {highest, fmaf(next.y, by.y, __fmul_rn(total.y, by.x))};
+    return by;
+}
+__device__ __forceinline__ float add_value(float value, float next, float2 by) {
+    return fmaf(next, by.y, __fmul_rn(value, by.x));
+}
+
+/// Sums over a segment become those over it and all before it, which are held.
+__device__ __forceinline__ void add_held(const Held& held, Softmax& state, Output& o) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float2 by[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        float sum = state.sum[h];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        const float r = 1.0f / sum;
+        float2 total = held.totals[warp * 16 + lane / 4 + 8 * h];
+        by[h] = add_total(total, {state.maximum[h], state.sum[h]});
+        state.maximum[h] = total.x, state.sum[h] = total.y;
+    }
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n) {
+        const float4 x = held.values[(warp * (kDim / 8) + n) * 32 + lane];
+        o[n][0] = add_value(x.x, o[n][0], by[0]), o[n][1] = add_value(x.y, o[n][1], by[0]);
+        o[n][2] = add_value(x.z, o[n][2], by[1]), o[n][3] = add_value(x.w, o[n][3], by[1]);
+    }
+    __syncwarp();
+}
+
+/// Two elements of y.
+__device__ __forceinline__ uint32_t gated(float x, float y, float sum, uint32_t gate) {
+    const float r = 1.0f / sum;
+    const float2 g = unpack_bf16(gate);
+    return pack_bf16(x * r * sigmoid(g.x), y * r * sigmoid(g.y));
+}
+
+/// Normalizes, gates and rounds the warp's rows over the gates in shared memory, then stores whole rows.
+__device__ __forceinline__ void store_rows(const AttentionCall& c, const WarpRows& rows, const Output& o,
+                                           const Softmax& state, int lane, char* gates) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
         char* row = gates + (lane / 4 + 8 * h) * kDim * 2 + lane % 4 * 4;
 #pragma unroll
         for (int n = 0; n < kDim / 8; ++n) {
             auto* at = reinterpret_cast<uint32_t*>(row + ((n ^ (lane / 4)) << 4));
-            const float2 g = unpack_bf16(*at);
-            *at = pack_bf16(o[n][2 * h] * r * sigmoid(g.x), o[n][2 * h + 1] * r * sigmoid(g.y));
+            *at = gated(o[n][2 * h], o[n][2 * h + 1], state.sum[h], *at);
         }
     }
     __syncwarp();
@@ -203,29 +294,157 @@ __device__ __forceinline__ void store_rows(const AttentionCall& c, const WarpRow
     }
 }
 
+/// Which steps of 32 keys a block has: those of segments first, first + stride, ... of its tile, numbered
+/// through from 0.
+struct Steps {
+    int first, stride, count;
+
+    __device__ __forceinline__ Steps(int begin, int apart, int segments, int all_steps)
+        : first(begin), stride(apart) {
+        const int own = (segments - begin + apart - 1) / apart, last = begin + (own - 1) * apart;
+        count = (own - 1) * kSegmentSteps + min(kSegmentSteps, all_steps - last * kSegmentSteps);
+    }
+    __device__ __forceinline__ int segment(int n) const { return first + n / kSegmentSteps * stride; }
+    /// Number of the step among all of the tile.
+    __device__ __forceinline__ int at(int n) const { return segment(n) * kSegmentSteps + n % kSegmentSteps; }
+};
+
+/// Blocks that share a tile: a segment each in every round.
+struct Sharing {
+    char* slots;     // of each block, then one for the sums so far
+    unsigned* done;  // counts two arrivals of each block a round: segment written, all of them read
+    int blocks, own, segments;
+
+    __device__ __forceinline__ Held held(int block) const { return Held(slots + block * kHeldBytes); }
+    __device__ __forceinline__ int rounds() const { return (segments + blocks - 1) / blocks; }
+
+    __device__ __forceinline__ void arrive() const {
+        __threadfence();
+        __syncthreads();
+        if (threadIdx.x != 0) return;
+        unsigned before;
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(done) : "memory");
+        if (before + 1 == 2u * blocks * rounds()) *done = 0;  // nobody waits any more
+    }
+    __device__ __forceinline__ void wait(int arrivals) const {
+        if (threadIdx.x == 0) {
+            unsigned now;
+            do {
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(done) : "memory");
+            } while (now < static_cast<unsigned>(arrivals));
+        }
+        __syncthreads();
+    }
+};
+
+/// Four elements of a tile's sums, two of either of two rows, and these rows' totals.
+struct Element {
+    float4 value;
+    float2 total[2];
+
+    __device__ __forceinline__ void load(const Held& held, int at, int totals) {
+        const int row = at / (kElements / kWarps) * 16 + at % 32 / 4;
+        value = __ldcg(held.values + at);
+        total[0] = __ldcg(held.totals + totals * kRows + row);
+        total[1] = __ldcg(held.totals + totals * kRows + row + 8);
+    }
+    __device__ __forceinline__ void store(const Held& held, int at, int totals) const {
+        const int row = at / (kElements / kWarps) * 16 + at % 32 / 4;
+        held.values[at] = value;
+        if (at / 32 % (kDim / 8) != 0 || at % 4 != 0) return;  // one of each row
+        held.totals[totals * kRows + row] = total[0];
+        held.totals[totals * kRows + row + 8] = total[1];
+    }
+    __device__ __forceinline__ void add(const Element& next) {
+        const float2 a = add_total(total[0], next.total[0]), b = add_total(total[1], next.total[1]);
+        value = {add_value(value.x, next.value.x, a), add_value(value.y, next.value.y, a),
+                 add_value(value.z, next.value.z, b), add_value(value.w, next.value.w, b)};
+    }
+};
+
+__device__ __forceinline__ void store_element(const AttentionCall& c, const Tile& tile, int at,
+                                              const Element& x) {
+    const int group = c.heads / c.kv_heads, column = at / 32 % (kDim / 8) * 8 + at % 4 * 2;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const int m = at / (kElements / kWarps) * 16 + at % 32 / 4 + 8 * h;
+        if (m / group >= tile.rows) continue;
+        const int row = tile.first + m / group, head = tile.kv_head * group + m % group;
+        const uint32_t gate = *reinterpret_cast<const uint32_t*>(c.gate.at(row, head) + column);
+        *reinterpret_cast<uint32_t*>(c.y + (static_cast<int64_t>(row) * c.heads + head) * kDim + column) =
+            gated(h == 0 ? x.value.x : x.value.z, h == 0 ? x.value.y : x.value.w, x.total[h].y, gate);
+    }
+}
+
+/// Adds a round's segments to the sums so far, or stores y after the last one: the block's part of elements.
+__device__ __forceinline__ void add_round(const AttentionCall& c, const Tile& tile, const Sharing& sharing,
+                                          int round) {
+    constexpr int kTogether = 4;  // segments whose loads are under way
+    const int first = round * sharing.blocks, filled = min(sharing.blocks, sharing.segments - first);
+    const Held so_far = sharing.held(sharing.blocks);
+#pragma unroll 1
+    for (int at = sharing.own * kThreads + threadIdx.x; at < kElements; at += sharing.blocks * kThreads) {
+        Element sum;
+        if (round > 0) sum.load(so_far, at, round % 2);
+#pragma unroll 1
+        for (int begin = 0; begin < filled; begin += kTogether) {
+            Element next[kTogether];
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i)
+                if (begin + i < filled) next[i].load(sharing.held(begin + i), at, 0);
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i) {
+                if (begin + i >= filled) break;
+                if (first + begin + i == 0)
+                    sum = next[i];
+                else
+                    sum.add(next[i]);
+            }
+        }
+        if (round + 1 < sharing.rounds())
+            sum.store(so_far, at, (round + 1) % 2);  // others may still read the totals before
+        else
+            store_element(c, tile, at, sum);
+    }
+}
+
+/// Where the sums of segments meet.
+enum class Sums { shared_memory, work_space, shared_tile };
+
+template <Sums kSums>
 __global__ void __launch_bounds__(kThreads, 1)
-    attention_prefill_kernel(const __grid_constant__ AttentionCall c) {
+    attention_prefill_kernel(const __grid_constant__ AttentionCall c, int first_block) {
+    constexpr bool kShares = kSums == Sums::shared_tile;  // gridDim.y blocks have a tile
     extern __shared__ __align__(1024) char shared[];
     allow_successor();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int tile_rows = kRows / (c.heads / c.kv_heads);
+    const int tile_rows = kRows / (c.heads / c.kv_heads), block = first_block + static_cast<int>(blockIdx.x);
     Tile tile;
-    tile.kv_head = static_cast<int>(blockIdx.x) % c.kv_heads;
-    const bool found = find_tile(c, blockIdx.x / c.kv_heads, tile_rows, tile);
+    tile.kv_head = block % c.kv_heads;
+    const bool found = find_tile(c, block / c.kv_heads, tile_rows, tile);
     wait_for_predecessor();
     if (!found) return;
+    const int first_position = c.positions[tile.first], keys = c.positions[tile.first + tile.rows - 1] + 1;
+    const int all_steps = (keys + kKeys - 1) / kKeys, segments = (keys + kSegmentKeys - 1) / kSegmentKeys;
+    const int first_segment = kShares ? blockIdx.y : 0;
+    if (first_segment >= segments) return;
+    const Steps steps(first_segment, kShares ? gridDim.y : 1, segments, all_steps);
+    char* work = static_cast<char*>(c.work);
+    const Held held(kSums == Sums::shared_memory ? shared + kSharedBytes : work + blockIdx.x * kHeldBytes);
+    const Sharing sharing{work + blockIdx.x * (gridDim.y + 1) * kHeldBytes, c.counters + blockIdx.x,
+                          min(static_cast<int>(gridDim.y), segments), first_segment, segments};
 
     // q takes stages 0 and 1 first, the first keys stage 2.
     const WarpRows rows = warp_rows(c, tile);
     char* own_rows = shared + warp * 16 * kDim * 2;
     start_rows({c.rotated, static_cast<int64_t>(c.heads) * kDim, kDim}, rows, lane, own_rows);
     commit_copies();
-    const int first_position = c.positions[tile.first], keys = c.positions[tile.first + tile.rows - 1] + 1;
-    const int steps = (keys + kKeys - 1) / kKeys;
     const int* pages = c.pages + tile.sequence * c.page_row;
-    const auto page_of = [&](int step) { return pages[min(step, steps - 1) * kKeys / kKeysPerPage]; };
+    const auto page_of = [&](int n) {
+        return pages[steps.at(min(n, steps.count - 1)) * kKeys / kKeysPerPage];
+    };
     int page = page_of(0), stage = kStages - 1;
-    start_tile(c, tile, page, 0, keys, shared + stage * kStageBytes);
+    start_tile(c, tile, page, steps.at(0), keys, shared + stage * kStageBytes);
     commit_copies();
     page = page_of(1);
     int last[2];
@@ -236,32 +455,57 @@ __global__ void __launch_bounds__(kThreads, 1)
     uint32_t q[kSteps][4];
     load_queries(shared_address(own_rows), lane, q);
     __syncthreads();
-    if (steps > 1) start_tile(c, tile, page, 1, keys, shared);
+    if (steps.count > 1) start_tile(c, tile, page, steps.at(1), keys, shared);
     commit_copies();
     page = page_of(kStages - 1);
 
     Output o;
-#pragma unroll
-    for (int n = 0; n < kDim / 8; ++n)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) o[n][e] = 0;
     Softmax state;
+    clear(state, o);
     const float scale = score_scale(kDim);
-    for (int step = 0; step < steps; ++step) {
+    for (int n = 0; n < steps.count; ++n) {
         wait_copies<kStages - 2>();
         __syncthreads();
-        const int ahead = step + kStages - 1, free_stage = stage == 0 ? kStages - 1 : stage - 1;
-        if (ahead < steps) start_tile(c, tile, page, ahead, keys, shared + free_stage * kStageBytes);
+        const int ahead = n + kStages - 1, free_stage = stage == 0 ? kStages - 1 : stage - 1;
+        if (ahead < steps.count)
+            start_tile(c, tile, page, steps.at(ahead), keys, shared + free_stage * kStageBytes);
         commit_copies();
         page = page_of(ahead + 1);
 
         const uint32_t k_tile = shared_address(shared + stage * kStageBytes);
+        const int key = steps.at(n) * kKeys;
         Scores s;
         score(k_tile, q, lane, s);
-        if ((step + 1) * kKeys - 1 > first_position) mask(s, step * kKeys + 2 * (lane % 4), last[0], last[1]);
+        if (key + kKeys - 1 > first_position) mask(s, key + 2 * (lane % 4), last[0], last[1]);
         softmax(s, scale, state, o);
         add_values(k_tile + kTileBytes, s, lane, o);
         stage = stage == kStages - 1 ? 0 : stage + 1;
+
+        if ((n + 1) % kSegmentSteps != 0 && n + 1 < steps.count) continue;  // the segment goes on
+        add_lanes(state);
+        if (kShares && segments > 1) {
+            const int round = n / kSegmentSteps;
+            sharing.wait(2 * round * sharing.blocks);  // the slot has been read
+            keep(sharing.held(first_segment), state, o);
+            sharing.arrive();
+            sharing.wait((2 * round + 1) * sharing.blocks);
+            add_round(c, tile, sharing, round);
+            sharing.arrive();
+            clear(state, o);
+        } else if (!kShares) {
+            if (n >= kSegmentSteps) add_held(held, state, o);
+            if (n + 1 < steps.count) keep(held, state, o), clear(state, o);
+        }
+    }
+    if (kShares && segments > 1) {
+        const int round = sharing.rounds() - 1;
+        if (round * sharing.blocks + first_segment < segments) return;
+        sharing.wait(2 * round * sharing.blocks);
+        sharing.arrive();  // without a segment in the last round, but with a part of the elements
+        sharing.wait((2 * round + 1) * sharing.blocks);
+        add_round(c, tile, sharing, round);
+        sharing.arrive();
+        return;
     }
     __syncthreads();  // the ring is free
     start_rows(c.gate, rows, lane, own_rows);
@@ -274,10 +518,23 @@ __global__ void __launch_bounds__(kThreads, 1)
 }  // namespace
 
 void attention_prefill(const AttentionCall& call, Context& context) {
-    const int tile_rows = kRows / (call.heads / call.kv_heads),
-              tiles = call.tokens / tile_rows + call.sequences;
-    launch(context, "gated_attention prefill", attention_prefill_kernel, dim3(tiles * call.kv_heads),
-           dim3(kThreads), kSharedBytes, call);
+    static_assert(kSharingBlocks <= kCounters);
+    constexpr const char* kName = "gated_attention prefill";
+    const int blocks = call.kv_heads * static_cast<int>(prompt_tiles(call.tokens, call.sequences,
+                                                                     call.heads / call.kv_heads));
+    // Blocks of a tile wait for each other, so all of them must run at once.
+    const int most = (call.max_keys + kSegmentKeys - 1) / kSegmentKeys;
+    const int sharing = std::min(std::min(context.sms, kSharingBlocks) / blocks, most);
+    if (sharing > 1)
+        launch(context, kName, attention_prefill_kernel<Sums::shared_tile>, dim3(blocks, sharing),
+               dim3(kThreads), kSharedBytes, call, 0);
+    else if (context.shared_bytes >= kHeldSharedBytes)
+        launch(context, kName, attention_prefill_kernel<Sums::shared_memory>, dim3(blocks), dim3(kThreads),
+               kHeldSharedBytes, call, 0);
+    else
+        for (int first = 0; first < blocks; first += kHeldSlots)
+            launch(context, kName, attention_prefill_kernel<Sums::work_space>,
+                   dim3(std::min(kHeldSlots, blocks - first)), dim3(kThreads), kSharedBytes, call, first);
 }
 
 }  // namespace quern::cuda

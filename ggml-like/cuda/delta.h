@@ -5,6 +5,16 @@
 
 namespace quern::cuda {
 
+/// Entries of rows that wait to be committed; `k` is null without a journal.
+struct DeltaJournal {
+    float* k;               // [slots, entries, nk, dk]
+    float* u;               // [slots, entries, nv, dv]
+    float* g;               // [slots, entries, nv]
+    const int* committed;   // [S] entries to apply first
+    const int* journaling;  // [S] 1: rows write entries and leave S alone
+    int entries;
+};
+
 struct DeltaStep {
     const void* u;  // BF16 [T, C], rows u_ld apart
     int64_t u_ld;
@@ -14,23 +24,28 @@ struct DeltaStep {
     const int *positions, *start, *slots;
     void* conv_state;  // BF16 [slots, ring, C]
     float* delta;      // [slots, nv, dv, dk]
-    const void* z;     // BF16 [T, nv, dv], rows z_ld apart
+    DeltaJournal journal;
+    const void* z;  // BF16 [T, nv, dv], rows z_ld apart
     int64_t z_ld;
     const float* norm;
     float eps;
     void* y;  // BF16 [T, nv * dv]
-    void* o;  // BF16 [T, nv, dv], before norm and gate; delta_decode: null if nobody wants it
+    void* o;  // BF16 [T, nv, dv], before norm and gate
     void* x;  // BF16 [T, C], work space
     void* work;
+    unsigned* counters;
     int tokens, sequences, key_heads, value_heads, key_dim, value_dim, taps, ring;
 };
 
-/// The sequences with one row, heads of 128 x 128, 4 taps: y, and o.
+/// Answer rows, one or several a sequence, heads of 128 x 128, 4 taps: y.
 void delta_decode(Context& context, const DeltaStep& step);
-/// The sequences with more rows, heads of 128 x 128, 4 taps, u_ld a multiple of 8: o, in chunks of 64 rows on
-/// tensor cores.
+/// Prompt rows, heads of 128 x 128, 4 taps, u_ld a multiple of 8: o, in chunks of 64 rows on tensor cores.
+/// S has been committed.
 void delta_prefill(Context& context, const DeltaStep& step);
 /// Any rows, any shape: o, row by row, for small models.
 void delta_generic(Context& context, const DeltaStep& step);
+/// Applies the journal's committed entries to S, and zeroes S where a sequence begins. For rows that journal
+/// copies S to `work` [S, nv, dv, dk].
+void delta_commit(Context& context, const DeltaStep& step);
 
 }  // namespace quern::cuda

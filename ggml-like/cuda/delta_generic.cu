@@ -1,7 +1,10 @@
 // Any shape, row by row: the plain form for small models.
 //   convolve: a thread a channel and sequence, its rows in order (so nobody else touches its ring)
-//   recur: a block a sequence and value head, a thread a value row, the state in memory
+//   commit: a block a sequence and value head, the journal's entries that were accepted
+//   recur: a block a sequence and value head, a thread a value row, the state in memory; rows that journal
+//          work on the copy that `commit` has made
 #include "ggml-like/cuda/delta.h"
+#include "ggml-like/cuda/delta_rule.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ptx.cuh"
 
@@ -59,22 +62,57 @@ __device__ void unit(const void* x, int64_t at, int dim, float scale, float* to,
     __syncthreads();
 }
 
+/// A warp a row of S, a lane an element: each takes in the committed entries one after another.
+__global__ void __launch_bounds__(kBlock) commit(DeltaStep d) {
+    allow_successor();
+    wait_for_predecessor();
+    const int head = blockIdx.x, sequence = blockIdx.y, key_head = head / (d.value_heads / d.key_heads);
+    const int begin = d.start[sequence], dk = d.key_dim, dv = d.value_dim;
+    if (begin == d.start[sequence + 1]) return;
+    const bool fresh = d.positions[begin] == 0, journaling = d.journal.journaling[sequence] != 0;
+    const int committed = d.journal.committed[sequence];
+    if (committed == 0 && !fresh && !journaling) return;
+    const int64_t slot = d.slots[sequence], first = slot * d.journal.entries;
+    float* state = d.delta + (slot * d.value_heads + head) * dv * dk;
+    float* copy =
+        static_cast<float*>(d.work) + (static_cast<int64_t>(sequence) * d.value_heads + head) * dv * dk;
+    for (int v = threadIdx.x / 32; v < dv; v += kBlock / 32)
+        for (int i = threadIdx.x % 32; i < dk; i += 32) {
+            float s = fresh ? 0.0f : state[v * dk + i];
+            for (int64_t e = first; e < first + committed; ++e)
+                s = advance(s, decay_of(d.journal.g[e * d.value_heads + head]),
+                            d.journal.u[(e * d.value_heads + head) * dv + v],
+                            d.journal.k[(e * d.key_heads + key_head) * dk + i]);
+            state[v * dk + i] = s;
+            if (journaling) copy[v * dk + i] = s;
+        }
+}
+
 __global__ void __launch_bounds__(kBlock) recur(DeltaStep d, int channels) {
     __shared__ float q[kMostDim], k[kMostDim], partial[kBlock / 32];
     allow_successor();
     wait_for_predecessor();
-    const int head = blockIdx.x, sequence = blockIdx.y, key_head = head / (d.value_heads / d.key_heads);
+    const int head = blockIdx.x, sequence = blockIdx.y, group = d.value_heads / d.key_heads;
     const int begin = d.start[sequence], end = d.start[sequence + 1], dk = d.key_dim, dv = d.value_dim;
     if (begin == end) return;
-    float* state = d.delta + (static_cast<int64_t>(d.slots[sequence]) * d.value_heads + head) * dv * dk;
-    const bool fresh = d.positions[begin] == 0;
+    const DeltaJournal& j = d.journal;
+    const bool has_journal = j.k != nullptr, journaling = has_journal && j.journaling[sequence] != 0;
+    const int64_t slot = d.slots[sequence];
+    float* state = journaling ? static_cast<float*>(d.work) +
+                                    (static_cast<int64_t>(sequence) * d.value_heads + head) * dv * dk
+                              : d.delta + (slot * d.value_heads + head) * dv * dk;
+    const bool fresh = d.positions[begin] == 0 && !has_journal;  // else `commit` has made it zero
     for (int r = begin; r < end; ++r) {
-        const int64_t at = static_cast<int64_t>(r) * channels;
-        unit(d.x, at + key_head * dk, dk, rsqrtf(static_cast<float>(dk)), q, partial);
-        unit(d.x, at + (d.key_heads + key_head) * dk, dk, 1.0f, k, partial);
+        const int64_t at = static_cast<int64_t>(r) * channels, entry = slot * j.entries + r - begin;
+        unit(d.x, at + head / group * dk, dk, rsqrtf(static_cast<float>(dk)), q, partial);
+        unit(d.x, at + (d.key_heads + head / group) * dk, dk, 1.0f, k, partial);
         const float a = load(d.a, r * d.ab_ld + head) + d.dt_bias[head];
-        const float decay = expf(d.decay_rate[head] * (a > 20.0f ? a : log1pf(expf(a))));
+        const float g = d.decay_rate[head] * (a > 20.0f ? a : log1pf(expf(a))), decay = decay_of(g);
         const float beta = 1.0f / (1.0f + expf(-load(d.b, r * d.ab_ld + head)));
+        if (journaling && threadIdx.x == 0) j.g[entry * d.value_heads + head] = g;
+        if (journaling && head % group == 0)
+            for (int i = threadIdx.x; i < dk; i += kBlock)
+                j.k[(entry * d.key_heads + head / group) * dk + i] = k[i];
         for (int v = threadIdx.x; v < dv; v += kBlock) {
             float* row = state + static_cast<int64_t>(v) * dk;
             const bool zero = fresh && r == begin;
@@ -82,10 +120,11 @@ __global__ void __launch_bounds__(kBlock) recur(DeltaStep d, int channels) {
             for (int i = 0; i < dk; ++i) sk += zero ? 0.0f : decay * row[i] * k[i];
             const float delta = beta * (load(d.x, at + 2 * d.key_heads * dk + head * dv + v) - sk);
             for (int i = 0; i < dk; ++i) {
-                const float s = (zero ? 0.0f : decay * row[i]) + delta * k[i];
+                const float s = advance(zero ? 0.0f : row[i], decay, delta, k[i]);
                 row[i] = s;
                 o += s * q[i];
             }
+            if (journaling) j.u[(entry * d.value_heads + head) * dv + v] = delta;
             static_cast<bf16*>(d.o)[(static_cast<int64_t>(r) * d.value_heads + head) * dv + v] =
                 __float2bfloat16(o);
         }
@@ -95,10 +134,15 @@ __global__ void __launch_bounds__(kBlock) recur(DeltaStep d, int channels) {
 
 }  // namespace
 
+void delta_commit(Context& c, const DeltaStep& d) {
+    launch(c, "conv_gated_delta_net: commit", commit, dim3(d.value_heads, d.sequences), kBlock, 0, d);
+}
+
 void delta_generic(Context& c, const DeltaStep& d) {
     const int channels = 2 * d.key_heads * d.key_dim + d.value_heads * d.value_dim;
     launch(c, "conv_gated_delta_net", convolve, dim3((channels + kBlock - 1) / kBlock, d.sequences), kBlock,
            0, d, channels);
+    if (d.journal.k != nullptr) delta_commit(c, d);
     launch(c, "conv_gated_delta_net", recur, dim3(d.value_heads, d.sequences), kBlock, 0, d, channels);
 }
 

@@ -19,6 +19,9 @@
 // computed transposed, with v along the rows: a sum's registers then are the next product's left operand as
 // they stand, and all right operands come from tiles that all blocks of a key head share.
 //
+// A row's o has the same bits whatever rows follow it in its chunk, or none: sums of gates run forwards, A
+// and P have zeros above the diagonal, and absent rows are zeros.
+//
 // Traffic a row and layer (nk 16, nv 32): u 16 KB and x 16 KB, records 8 KB written and read, o 8 KB; scan
 // reads x through L2, q and k once for each of 8 blocks. Limits: heads of 128, 4 taps; 98 KB of shared
 // memory.

@@ -26,10 +26,8 @@ struct Record {
 };
 static_assert(sizeof(Record) == kDeltaRecordBytes);
 
-/// None for a sequence of one row: delta_decode has it.
 __device__ __forceinline__ int chunks_of(const int* start, int sequence) {
-    const int rows = start[sequence + 1] - start[sequence];
-    return rows > 1 ? (rows + kChunk - 1) / kChunk : 0;
+    return (start[sequence + 1] - start[sequence] + kChunk - 1) / kChunk;
 }
 
 /// Byte of 16-byte part `part` of a row in a tile of 256-byte rows; the swizzle spreads 8 rows over all

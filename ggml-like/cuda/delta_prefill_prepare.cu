@@ -82,7 +82,8 @@ __device__ void find_gates(const DeltaStep& p, const Chunk& chunk, int head, int
         const float other = __shfl_up_sync(0xffffffffu, sum, d);
         if (lane >= d) sum += other;
     }
-    gates[2 * lane] = sum - g[1];
+    const float before = __shfl_up_sync(0xffffffffu, sum, 1);
+    gates[2 * lane] = lane > 0 ? before + g[0] : g[0];  // not sum - g[1]: no later row may show
     gates[2 * lane + 1] = sum;
     beta[2 * lane] = s[0];
     beta[2 * lane + 1] = s[1];

@@ -286,7 +286,7 @@ __global__ __launch_bounds__(kThreads) void scan(DeltaStep p) {
     const int begin = p.start[sequence];
     ScanBlock b;
     b.length = p.start[sequence + 1] - begin;
-    if (b.length <= 1) return;
+    if (b.length == 0) return;
     b.chunks = (b.length + kChunk - 1) / kChunk;
     b.value_heads = p.value_heads;
     b.channels = (2 * p.key_heads + p.value_heads) * kDim;

@@ -19,7 +19,7 @@ constexpr int kOneTurns = E == Extent::few ? 8 : 16;
 template <Kind K, bool kAhead, Extent E = Extent::few>
 struct OneShape {
     static constexpr bool kHeld = K == Kind::nvfp4 && kAhead;  // a warp has one piece of every tile
-    static constexpr int kRing = kAhead ? kPieces<K, 1, true, true> : K == Kind::bf16 ? 2 : 3;
+    static constexpr int kRing = kAhead ? kPieces<K, true, true> : K == Kind::bf16 ? 2 : 3;
     static constexpr bool kRefill = E == Extent::many || K != Kind::nvfp4;
     int chunks, grid, turns, steps;  // tiles of a block, pieces of a warp and tile
 

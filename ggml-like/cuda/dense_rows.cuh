@@ -1,5 +1,5 @@
-// y = h W^T for few rows, W one part of a packed weight: the main loop that norm_linear, norm_gate_up,
-// linear_add and moe_route share. They differ in how h comes into shared memory and in what happens to a sum,
+// y = h W^T for up to 8 rows, W one part of a packed weight: the main loop that norm_linear, norm_gate_up and
+// linear_add share. They differ in how h comes into shared memory and in what happens to a sum,
 // or in paired order to the sums of gate and up.
 //
 //   block b owns tile groups b, b + grid, ...; a group is 16 / S tiles, S warps a tile (few_rows.cuh); warp
@@ -17,14 +17,14 @@ constexpr int kPieceChunks = K == Kind::bf16 ? 1 : 2;
 template <Kind K>
 constexpr int kPieceBytes = kPieceChunks<K>* chunk_bytes(K);
 /// Pieces of a warp on their way. Deep rings: so many that a block takes more than half the 227 KB of an SM
-/// (two blocks of one kernel on one SM leave another SM idle). Fewer fit beside 16 rows of 4096 activations;
-/// and beside 8 rows into the 99 KB that a block has on sm_86, 89 and 120, where memory is slower too.
+/// (two blocks of one kernel on one SM leave another SM idle). Fewer fit beside 8 rows into the 99 KB that a block has
+/// on sm_86, 89 and 120, where memory is slower too.
 /// kAhead: one row that is normed, whose block beside that of moe_down still fits.
-template <Kind K, int NT, bool kDeep, bool kAhead>
+template <Kind K, bool kDeep, bool kAhead>
 constexpr int kPieces = kDeep ? (K == Kind::nvfp4            ? 6
                                  : K == Kind::bf16 && kAhead ? 4
                                                              : 3)
-                              : (K == Kind::nvfp4 ? 2 : 1) + (NT == 2 ? 1 : 0);
+                              : (K == Kind::nvfp4 ? 2 : 1);
 
 template <Kind K>
 __host__ __device__ constexpr int pieces_for(int chunks) {
@@ -39,9 +39,8 @@ __host__ __device__ constexpr int dense_groups(int tiles, int chunks) {
 /// Tile groups whose sums a block finishes together: a barrier each time, so that warps do not wait for each
 /// other at every tile. The sums of one group take 2 KB a row of x. For one row a block stays below 132 KB in
 /// all, one of the sizes in which an SM's memory is split, as its neighbours do.
-template <Kind K, int NT, bool kDeep>
+template <Kind K, bool kDeep>
 __host__ __device__ constexpr int groups_together(int rows) {
-    if (NT == 2) return 1;
     if (!kDeep) return rows <= 1 ? 4 : 1;
     if (K == Kind::bf16) return rows <= 1 ? 8 : rows <= 2 ? 4 : 2;
     return rows > 4 ? 2 : K == Kind::fp8 ? 8 : 4;
@@ -87,22 +86,22 @@ struct DenseSource {
 };
 
 /// The pieces of one warp on their way.
-template <Kind K, int NT, bool kDeep, bool kAhead>
+template <Kind K, bool kDeep, bool kAhead>
 struct DenseRing {
     uint8_t* base;  // of this warp
     int at = 0;     // bytes: the current piece
 
-    static constexpr int kBytes = kPieces<K, NT, kDeep, kAhead> * kPieceBytes<K>;
+    static constexpr int kBytes = kPieces<K, kDeep, kAhead> * kPieceBytes<K>;
 
     __device__ DenseRing(uint8_t* ring, int warp) : base(ring + warp * kBytes) {}
 
     __device__ __forceinline__ void fill(DenseSource<K>& source, int lane) {
 #pragma unroll
-        for (int i = 0; i < kPieces<K, NT, kDeep, kAhead>; ++i) request(source, i * kPieceBytes<K>, lane);
+        for (int i = 0; i < kPieces<K, kDeep, kAhead>; ++i) request(source, i * kPieceBytes<K>, lane);
     }
     /// Waits for the current step's piece.
     __device__ __forceinline__ const uint8_t* wait() {
-        wait_copies<kPieces<K, NT, kDeep, kAhead> - 1>();
+        wait_copies<kPieces<K, kDeep, kAhead> - 1>();
         if constexpr (K != Kind::bf16) __syncwarp();  // parts were copied by other lanes
         return base + at;
     }
@@ -129,76 +128,49 @@ struct DenseRing {
 };
 
 /// Sums of tile groups that are finished together; two of these, used in turns.
-template <Kind K, int NT, bool kDeep>
+template <Kind K, bool kDeep>
 __host__ __device__ constexpr int group_sums(int rows) {
-    return groups_together<K, NT, kDeep>(rows) * kWarps * 16 * rows;
+    return groups_together<K, kDeep>(rows) * kWarps * 16 * rows;
 }
 
-template <Kind K, int NT, bool kDeep, bool kAhead = false>
+template <Kind K, bool kDeep, bool kAhead = false>
 int dense_shared_bytes(int rows, int chunks) {
-    return kWarps * DenseRing<K, NT, kDeep, kAhead>::kBytes + rows * activation_stride<K>(chunks) * 2 +
-           2 * group_sums<K, NT, kDeep>(rows) * static_cast<int>(sizeof(float));
+    return kWarps * DenseRing<K, kDeep, kAhead>::kBytes + rows * activation_stride<K>(chunks) * 2 +
+           2 * group_sums<K, kDeep>(rows) * static_cast<int>(sizeof(float));
 }
 
 inline constexpr int kDenseStatic = 1024;  // shared memory of prologues
 
-template <Kind K, int NT, bool kDeep>
-bool dense_fits(const Context& c, int rows, int chunks) {
-    return dense_shared_bytes<K, NT, kDeep>(rows, chunks) + kDenseStatic <= c.shared_bytes;
-}
-
-/// Calls f.operator()<NT, kDeep>() with what a launch of `rows` rows takes.
+/// Calls f.operator()<kDeep>() with what a launch takes.
 template <Kind K, typename F>
-auto dense_shape(const Context& c, int rows, int chunks, F&& f) {
-    if (rows > 8) return f.template operator()<2, false>();
-    if (dense_shared_bytes<K, 1, true, true>(1, chunks) + kDenseStatic <= c.shared_bytes)
-        return f.template operator()<1, true>();
-    return f.template operator()<1, false>();
+auto dense_shape(const Context& c, int chunks, F&& f) {
+    if (dense_shared_bytes<K, true, true>(1, chunks) + kDenseStatic <= c.shared_bytes)
+        return f.template operator()<true>();
+    return f.template operator()<false>();
 }
 template <Kind K>
 bool dense_fits(const Context& c, int rows, int chunks) {
-    return dense_shape<K>(c, rows, chunks,
-                          [&]<int NT, bool kDeep>() { return dense_fits<K, NT, kDeep>(c, rows, chunks); });
+    return dense_shape<K>(c, chunks, [&]<bool kDeep>() {
+        return dense_shared_bytes<K, kDeep, false>(rows, chunks) + kDenseStatic <= c.shared_bytes;
+    });
 }
 
-/// Rows of one launch: all, or of a wide matrix as many as fit. Each launch then reads the weights again.
-template <Kind K>
-int dense_rows_at_once(const Context& c, int rows, int chunks) {
-    while (rows > 1 && !dense_fits<K>(c, rows, chunks)) --rows;
-    return rows;
-}
-
-/// Whether a step of `rows` goes through dense_rows. 1 to 8 rows always do if one row fits, so that a row's
-/// bits do not depend on the others; more only if one launch does it, otherwise tiles (gemm.h) read less.
-inline bool dense_takes(const Context& c, const Packed& w, int rows) {
-    const int least = rows <= 8 ? 1 : rows;
-    const auto fits = [&](Kind kind) {
-        return kind == Kind::bf16  ? dense_fits<Kind::bf16>(c, least, w.chunks)
-               : kind == Kind::fp8 ? dense_fits<Kind::fp8>(c, least, w.chunks)
-                                   : dense_fits<Kind::nvfp4>(c, least, w.chunks);
-    };
-    for (int i = 0; i < w.parts; ++i)
-        if (rows > kFewRows || !fits(w.part[i].kind)) return false;
-    return true;
+/// Whether so many rows go through dense_rows; others take step_product.h, which adds in the same order.
+inline bool dense_takes(const Context& c, Kind kind, int chunks, int rows) {
+    if (rows > kPassRows) return false;
+    return kind == Kind::bf16  ? dense_fits<Kind::bf16>(c, rows, chunks)
+           : kind == Kind::fp8 ? dense_fits<Kind::fp8>(c, rows, chunks)
+                               : dense_fits<Kind::nvfp4>(c, rows, chunks);
 }
 
 /// A lane's sums of the first `rows` columns into [rows][16 weight rows].
-template <int NT>
-__device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[NT][4], int rows, int lane) {
+__device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[4], int rows, int lane) {
     const int g = lane >> 2, t = lane & 3;
 #pragma unroll
-    for (int nt = 0; nt < NT; ++nt)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int n = 8 * nt + 2 * t + (i & 1);
-            if (n < rows) to[n * 16 + g + (i >> 1) * 8] = sum[nt][i];
-        }
-}
-
-/// Where dense_rows has its activations.
-template <Kind K, int NT, bool kDeep, bool kAhead>
-__device__ __forceinline__ bf16* dense_activations(uint8_t* shared) {
-    return reinterpret_cast<bf16*>(shared + kWarps * DenseRing<K, NT, kDeep, kAhead>::kBytes);
+    for (int i = 0; i < 4; ++i) {
+        const int n = 2 * t + (i & 1);
+        if (n < rows) to[n * 16 + g + (i >> 1) * 8] = sum[i];
+    }
 }
 
 /// Everything from the first weight to the last sum. prologue.early() may read weights, prologue(h, stride)
@@ -207,11 +179,11 @@ __device__ __forceinline__ bf16* dense_activations(uint8_t* shared) {
 /// column n), a Finish::Loaded, comes before the sums are made, finish.store(row, n, loaded value, sum)
 /// after; each once for each sum. With Finish::kPaired the part is in paired order, a row one of gate and up,
 /// and finish.store(row, n, gate sum, up sum). kOne: all_rows is 1; the rest as in kPieces.
-template <Kind K, int NT, bool kDeep, bool kOne, bool kAhead, typename Prologue, typename Finish>
+template <Kind K, bool kDeep, bool kOne, bool kAhead, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all_rows, Prologue&& prologue,
                                            const Finish& finish) {
     extern __shared__ __align__(128) uint8_t shared[];
-    bf16* h = dense_activations<K, NT, kDeep, kAhead>(shared);
+    bf16* h = reinterpret_cast<bf16*>(shared + kWarps * DenseRing<K, kDeep, kAhead>::kBytes);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int rows = kOne ? 1 : all_rows, stride = activation_stride<K>(chunks), blocks = gridDim.x;
     float* sums = reinterpret_cast<float*>(h + rows * stride);
@@ -220,7 +192,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
     DenseSource<K> source(part, chunks, warp, lane);
     const int split = source.split, mine = source.part, steps = source.steps,
               log_group = 4 - source.log_split, group = 1 << log_group;
-    DenseRing<K, NT, kDeep, kAhead> ring(shared, warp);
+    DenseRing<K, kDeep, kAhead> ring(shared, warp);
     ring.fill(source, lane);
     prologue.early();
     wait_for_predecessor();
@@ -228,10 +200,8 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
     __syncthreads();
     prologue.late();
 
-    const bf16* x[NT];
-#pragma unroll
-    for (int nt = 0; nt < NT; ++nt) x[nt] = h + min(8 * nt + (lane >> 2), rows - 1) * stride;
-    const int groups = (part.tiles + group - 1) >> log_group, most = groups_together<K, NT, kDeep>(rows);
+    const bf16* const x[1] = {h + min(lane >> 2, rows - 1) * stride};
+    const int groups = (part.tiles + group - 1) >> log_group, most = groups_together<K, kDeep>(rows);
     constexpr int kOut = Finish::kPaired ? 8 : 16;  // rows of y that a tile has
     const int height = Finish::kPaired ? part.rows / 2 : part.rows;
     const Divisor by_rows(rows);
@@ -266,10 +236,10 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
         };
         const Result first = result(thread);
         if (thread < all && first.row < height) load(first);
-        float* now = sums + (turn & 1) * group_sums<K, NT, kDeep>(rows);
+        float* now = sums + (turn & 1) * group_sums<K, kDeep>(rows);
 #pragma unroll 1
         for (int j = 0; j < together; ++j) {
-            float sum[NT][4] = {};
+            float sum[1][4] = {};
 #pragma unroll 1
             for (int i = 0; i < steps; ++i) {
                 const uint8_t* piece = ring.wait();
@@ -281,7 +251,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
                                                 sum);
                 ring.release(source, lane);
             }
-            store_row_sums<NT>(now + (j * kWarps + warp) * 16 * rows, sum, rows, lane);
+            store_row_sums(now + (j * kWarps + warp) * 16 * rows, sum[0], rows, lane);
         }
         __syncthreads();
 #pragma unroll 1
@@ -299,19 +269,5 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
         }
     }
 }
-
-/// y[n][row] = residual[n][row] + sum, F32.
-struct AddResidual {
-    static constexpr bool kPaired = false;
-    using Loaded = float;
-    const float* residual;
-    float* y;
-    int64_t ld;
-
-    __device__ __forceinline__ float load(int row, int n) const { return __ldcg(residual + n * ld + row); }
-    __device__ __forceinline__ void store(int row, int n, float before, float sum) const {
-        y[n * ld + row] = before + sum;
-    }
-};
 
 }  // namespace quern::cuda

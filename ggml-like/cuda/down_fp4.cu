@@ -1,15 +1,15 @@
 // moe_down with NVFP4 weights and few rows. Up to 8 rows: block = one tile of 16 output rows, all terms of
 // it.
 //   one row: 16 warps share the parts of all terms; the block's weights are all under way before it waits for
-//     gate and up, because ids and weights were complete when the predecessor started its work, or come from
-//     it while it works (gate_up_fp4.cu)
+//     gate and up, because ids and weights come while it works (Choice::ready)
 //   2 to 8 rows: a warp takes a group of up to 8 rows of an expert at a time
 //   9 to 64: tiles of all groups shared out evenly (fp4_stream.cuh); terms meet in a kernel of their own
+//   prompts of up to 64 rows: the same stream, terms as gemm.h makes them
 // A term's bits depend on its row only, and a row's terms are added in the order of its choices. No atomics.
 // Traffic: the weights of each needed expert once; up to 8 rows every block reads all rows of routed.
+#include "ggml-like/cuda/deferred.cuh"
 #include "ggml-like/cuda/fp4_stream.cuh"
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/left_norm.cuh"
 #include "ggml-like/cuda/moe.h"
 #include "ggml-like/cuda/route.cuh"
 
@@ -86,7 +86,7 @@ struct Before {
         const int row = blockIdx.x * kTileRows + r;
         if (row >= a.experts.rows) return;
         residual = __ldcg(a.residual + n * a.ld + row);
-        if (a.next.norm != nullptr) norm = a.next.norm[row];
+        norm = a.next.norm[row];
     }
 };
 /// y of row r of the tile for row n of the step, from its terms [used + 1][16]; 16 neighbouring lanes.
@@ -98,14 +98,7 @@ __device__ __forceinline__ void add_terms(const Down& a, const float* terms, int
 #pragma unroll 9
     for (int j = 0; j <= a.used; ++j) sum += terms[j * kTileRows + r];
     a.y[n * a.ld + row] = sum;
-    if (a.next.norm != nullptr) leave_column(a.next, n, row, sum, before.norm);
-}
-
-/// For the next layer's linear_add (route_work.cuh); after the wait.
-__device__ __forceinline__ void clear_sums(const Down& a) {
-    if (a.read == nullptr) return;
-    for (int i = blockIdx.x * kThreads + threadIdx.x; i < a.rows * kLeftLogits; i += gridDim.x * kThreads)
-        a.read->logits[0][i] = 0;
+    defer_column(a.next, n, row, sum, before.norm);
 }
 
 // ---- one row ----
@@ -128,14 +121,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     // The end: thread = row r of term `last`.
     const int last = threadIdx.x / kTileRows, r = threadIdx.x % kTileRows;
     // One warp asks: thousands of requests for one line of memory take their time.
-    if (a.chosen == nullptr && !a.settled) wait_for_predecessor();
-    if (warp == 0 && lane <= a.used) {
-        if (a.chosen != nullptr)
-            chosen[lane] = published(a.chosen + lane);
-        else
-            chosen[lane] = {lane < a.used ? __ldcg(a.ids + lane) : -1,
-                            __ldcg(lane < a.used ? a.weights + lane : a.shared_gate)};
-    }
+    if (warp == 0 && lane <= a.used) chosen[lane] = published(a.ready + lane);
     __syncthreads();
     const int id = term < a.used ? chosen[term].id : -1, last_id = last < a.used ? chosen[last].id : -1;
     const float weight = last <= a.used ? chosen[last].weight : 0.0f;
@@ -162,7 +148,6 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     const int x_step = quotient(kWarps, s.routed.count) * row_bytes;
     wait_for_predecessor();
     allow_successor();
-    clear_sums(a);
     own_block.copy();
     load_rows<1>(a, kThreads, rows, row_bytes, rows + a.used * row_bytes, 0);
     wait_copies<0>();
@@ -192,6 +177,13 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
 }
 
 // ---- more rows ----
+
+/// Until groups, ids and weights are complete.
+__device__ __forceinline__ void wait_for_choice(const Down& a) {
+    if (a.ready == nullptr) return wait_for_predecessor();
+    if (threadIdx.x == 0) published(a.ready), __threadfence();
+    __syncthreads();
+}
 
 /// The pieces of one warp's groups: group after group, every kWarps-th.
 template <int kEach>
@@ -253,7 +245,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMostPieces];
     __shared__ ExpertGroups list;
-    __shared__ float weights[kDownFewRows * kMostTerms];  // of pairs, then of the shared expert
+    __shared__ float weights[kFewStepRows * kMostTerms];  // of pairs, then of the shared expert
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2;
     const int routed_bytes = fp4_row_bytes(a.experts.chunks), shared_bytes = fp4_row_bytes(a.shared_chunks);
     const int pairs = a.rows * a.used;
@@ -267,16 +259,11 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
         else
             return PieceRing(own_ring, barriers[warp], s.piece_bytes, s.depth, lane);
     }();
-    if (a.chosen != nullptr) {
-        if (threadIdx.x == 0) published(a.chosen), __threadfence();
-        __syncthreads();
-    } else if (!a.settled) {
-        wait_for_predecessor();
-    }
+    wait_for_choice(a);
     list_groups(list, a.groups, a.experts.count, pairs, a.rows);
     GroupPieces<kEach> pieces{a, s, list, warp};
     pieces.next(ring);
-    static_assert(kThreads >= kDownFewRows * kMostTerms);
+    static_assert(kThreads >= kFewStepRows * kMostTerms);
     if (threadIdx.x < pairs + a.rows)
         weights[threadIdx.x] =
             __ldcg(threadIdx.x < pairs ? a.weights + threadIdx.x : a.shared_gate + threadIdx.x - pairs);
@@ -285,7 +272,6 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     if (n < a.rows) before.load(a, n, r);
     wait_for_predecessor();
     allow_successor();
-    clear_sums(a);
     load_rows<4>(a, 0, rows, routed_bytes, shared_rows, shared_bytes);
 #pragma unroll 1
     for (int i = 1; i < s.depth; ++i) pieces.next(ring);
@@ -331,8 +317,10 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
 
 // ---- 9 to 64 rows ----
 
+template <bool kOfPrompt>
 struct DownWork {
     const Down& a;
+    static constexpr bool kPrompt = kOfPrompt;
     static constexpr bool kRowsFirst = false;
 
     __device__ __forceinline__ void before_rows() const {
@@ -349,28 +337,38 @@ struct DownWork {
         return __ldcg((is_shared ? a.shared_gate : a.weights) + index);
     }
     struct Target {
-        float* to;
+        int64_t term;  // its first element
         float weight;
     };
     __device__ __forceinline__ Target target(bool is_shared, int index, float weight) const {
         const int term = is_shared ? index * (a.used + 1) + a.used : index + quotient(index, a.used);
-        return {a.terms + static_cast<int64_t>(term) * a.experts.rows, weight};
+        return {static_cast<int64_t>(term) * a.experts.rows, weight};
     }
     __device__ __forceinline__ void store(const Target& target, int tile, int r, float low, float high,
                                           float low_factor, float high_factor) const {
         const int at = tile * kTileRows + r;
-        if (at < a.experts.rows) target.to[at] = low_factor * target.weight * low;
-        if (at + 8 < a.experts.rows) target.to[at + 8] = high_factor * target.weight * high;
+        store_one(target, at, low, low_factor);
+        store_one(target, at + 8, high, high_factor);
+    }
+
+  private:
+    __device__ __forceinline__ void store_one(const Target& target, int at, float sum, float factor) const {
+        if (at >= a.experts.rows) return;
+        if constexpr (kPrompt)
+            static_cast<bf16*>(a.terms)[target.term + at] =
+                __float2bfloat16_rn(sum * (factor * kRowLift<Kind::nvfp4>));
+        else
+            static_cast<float*>(a.terms)[target.term + at] = factor * target.weight * sum;
     }
 };
 
-template <int kEach>
+template <int kEach, bool kPrompt>
 __global__ void __launch_bounds__(kThreads, 1) down_terms(Down a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
-    if (!a.settled) wait_for_predecessor();
+    wait_for_choice(a);
     list_groups(k.list, a.groups, a.experts.count, a.rows * a.used, a.rows);
-    stream_groups<kEach>(DownWork{a}, s, k, shared);
+    stream_groups<kEach>(DownWork<kPrompt>{a}, s, k, shared);
 }
 
 constexpr int kSumThreads = 256;
@@ -381,7 +379,7 @@ __global__ void __launch_bounds__(kSumThreads) sum_terms(Down a) {
     wait_for_predecessor();
     allow_successor();
     if (column >= columns) return;
-    const float* terms = a.terms + static_cast<int64_t>(n) * (a.used + 1) * columns + column;
+    const float* terms = static_cast<const float*>(a.terms) + static_cast<int64_t>(n) * (a.used + 1) * columns + column;
     float4 sum = __ldcg(reinterpret_cast<const float4*>(a.residual + n * a.ld + column));
 #pragma unroll 9
     for (int j = 0; j <= a.used; ++j) {
@@ -389,20 +387,28 @@ __global__ void __launch_bounds__(kSumThreads) sum_terms(Down a) {
         sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
     }
     *reinterpret_cast<float4*>(a.y + n * a.ld + column) = sum;
+    defer_four(a.next, n, column, sum, *reinterpret_cast<const float4*>(a.next.norm + column));
 }
 
-static_assert(kThreads >= kTileRows * kDownFewRows, "a thread an output of down_few");
+static_assert(kThreads >= kTileRows * kFewStepRows, "a thread an output of down_few");
 static_assert(kThreads >= kTileRows * 32, "a thread a row of a term of down_one");
 
-bool down_many(Context& c, const Down& a, int limit) {
+template <bool kPrompt>
+bool make_terms(Context& c, const Down& a, int limit) {
     if (a.rows > kGroupRows || a.rows * a.used > kGroupPairs || a.experts.rows % 4 != 0) return false;
     Stream s{{a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.experts.chunks},
              {a.shared.data, a.shared.factor, 0, a.experts.tiles, a.shared_chunks}};
     if (!fit_stream(s, limit)) return false;
-    clear_sums(c, a);
-    const auto kernel = s.each == 1 ? down_terms<1> : s.each == 2 ? down_terms<2> : down_terms<0>;
+    const auto kernel = s.each == 1   ? down_terms<1, kPrompt>
+                        : s.each == 2 ? down_terms<2, kPrompt>
+                                      : down_terms<0, kPrompt>;
     launch(c, "moe_down", kernel, min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, s.bytes(), a,
            s);
+    return true;
+}
+
+bool down_many(Context& c, const Down& a, int limit) {
+    if (!make_terms<false>(c, a, limit)) return false;
     const dim3 grid(a.rows, (a.experts.rows + 4 * kSumThreads - 1) / (4 * kSumThreads));
     launch(c, "moe_down", sum_terms, grid, kSumThreads, 0, a);
     return true;
@@ -449,11 +455,11 @@ FewLaunch rows_launch(const Down& a, Shape s, int limit) {
 
 constexpr int kStatic = 8 * 1024;  // static shared memory at most
 
-/// Up to kDownFewRows rows.
+/// Up to kFewStepRows rows.
 FewLaunch few_launch(const Context& c, const Down& a) {
     const Shape s{
         .routed = ChunkParts(a.experts.chunks), .shared = ChunkParts(a.shared_chunks), .piece_parts = 1};
-    if (a.rows > kDownFewRows || a.used >= kMostTerms - 1) return {s};
+    if (a.rows > kFewStepRows || a.used >= kMostTerms - 1) return {s};
     const int limit = c.shared_bytes - kStatic;
     const FewLaunch one = a.rows == 1 ? one_launch(a, s, limit) : FewLaunch{s};
     return one.kernel != nullptr ? one : rows_launch(a, s, limit);
@@ -461,29 +467,17 @@ FewLaunch few_launch(const Context& c, const Down& a) {
 
 }  // namespace
 
-void clear_sums(Context& c, const Down& a) {
-    if (a.read == nullptr) return;
-    check_launch(cudaMemsetAsync(a.read->logits, 0, a.rows * sizeof(a.read->logits[0]), c.stream),
-                 "moe_down");
-}
-
-bool down_fp4_fits(const Context& c, const Down& a) {
-    Down one = a, few = a;
-    one.rows = 1, few.rows = kDownFewRows;
-    return few_launch(c, one).kernel != nullptr && few_launch(c, few).kernel != nullptr;
-}
-
 bool down_fp4(Context& c, const Down& a) {
     const FewLaunch few = few_launch(c, a);
-    if (few.kernel == nullptr)
-        return (a.rows > kDownFewRows || a.used < kMostTerms - 1) &&
-               down_many(c, a, c.shared_bytes - kStatic);
     Down arguments = a;
     const bool is_one = few.kernel == down_one<0> || few.kernel == down_one<1> || few.kernel == down_one<2>;
-    // What comes there of one row says nothing of ids and groups.
-    if (a.rows == 1 && !is_one) arguments.chosen = nullptr;
+    // What comes there of one row says nothing of groups.
+    if (a.rows == 1 && !is_one) arguments.ready = nullptr;
+    if (few.kernel == nullptr) return down_many(c, arguments, c.shared_bytes - kStatic);
     launch(c, "moe_down", few.kernel, a.experts.tiles, kThreads, few.bytes, arguments, few.shape);
     return true;
 }
+
+bool down_fp4_prompt_terms(Context& c, const Down& a) { return make_terms<true>(c, a, c.shared_bytes - kStatic); }
 
 }  // namespace quern::cuda

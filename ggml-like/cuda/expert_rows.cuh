@@ -1,51 +1,56 @@
-// Which experts a step of few rows needs, and who needs them: read from ids and groups by every block for
-// itself.
+// Which experts some rows of a step need, and which of these rows need them: read from groups by every block for itself.
 #pragma once
 
 #include "ggml-like/cuda/few_rows.cuh"
 
 namespace quern::cuda {
 
-inline constexpr int kMostPairs = 256;  // of a few-row step
+inline constexpr int kMostPairs = 256;  // of the rows
 
 struct ExpertList {
     int expert[kMostPairs];
     int first[kMostPairs + 1];  // in `pair`; expert i has pairs first[i] .. first[i + 1]
-    int pair[kMostPairs];       // t * used + j
+    int pair[kMostPairs];       // t * used + j, t counted from the first of the rows
     int count;
-    int ballots[kThreads / 32];
+    int sums[kThreads / 32];
 };
 
-/// All threads of the block, at most 512; a barrier at the end. groups as in ops/moe_route.h: all its loads
-/// are under way together.
-__device__ __forceinline__ void list_experts(ExpertList& list, const int* groups, int experts, int pairs) {
-    const int tid = threadIdx.x, threads = blockDim.x;
-    if (tid < pairs) list.pair[tid] = __ldcg(groups + experts + 1 + tid);
-    if (tid == 0) list.count = 0;
-    int found = 0;
+/// All threads of the block, at most 512; a barrier at the end. groups as in ops/moe_gate_up.h; of its pairs those of
+/// [pair_begin, pair_begin + pairs).
+__device__ __forceinline__ void list_experts(ExpertList& list, const int* groups, int experts, int pair_begin,
+                                             int pairs) {
+    const int tid = threadIdx.x, threads = blockDim.x, warp = tid / 32, lane = tid % 32;
+    const int* all = groups + experts + 1;
+    int found = 0;  // (experts << 16) + pairs of the rounds before
     for (int base = 0; base < experts; base += threads) {
         const int e = base + tid;
-        const int begin = e < experts ? __ldcg(groups + e) : 0,
-                  end = e < experts ? __ldcg(groups + e + 1) : 0;
-        const bool active = end > begin;
-        const unsigned ballot = __ballot_sync(0xffffffffu, active);
-        __syncthreads();  // ballots of the round before have been read
-        if (tid % 32 == 0) list.ballots[tid / 32] = __popc(ballot);
+        int begin = e < experts ? __ldcg(groups + e) : 0;
+        const int end = e < experts ? __ldcg(groups + e + 1) : 0;
+        while (begin < end && __ldcg(all + begin) < pair_begin) ++begin;  // they rise
+        int own = 0;
+        while (begin + own < end && __ldcg(all + begin + own) < pair_begin + pairs) ++own;
+        const int mine = own > 0 ? 1 << 16 | own : 0;
+        int sum = mine;
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+            const int other = __shfl_up_sync(0xffffffffu, sum, d);
+            if (lane >= d) sum += other;
+        }
+        if (lane == 31) list.sums[warp] = sum;
         __syncthreads();
-        int place = found + __popc(ballot & ((1u << (tid % 32)) - 1));
+        int before = found + sum - mine;
         for (int w = 0; w < threads / 32; ++w) {
-            if (w < tid / 32) place += list.ballots[w];
-            found += list.ballots[w];
+            if (w < warp) before += list.sums[w];
+            found += list.sums[w];
         }
-        if (active) {
-            list.expert[place] = e;
-            list.first[place] = begin;
+        if (own > 0) {
+            list.expert[before >> 16] = e;
+            list.first[before >> 16] = before & 0xffff;
+            for (int i = 0; i < own; ++i) list.pair[(before & 0xffff) + i] = __ldcg(all + begin + i) - pair_begin;
         }
+        __syncthreads();
     }
-    if (tid == 0) {
-        list.count = found;
-        list.first[found] = pairs;
-    }
+    if (tid == 0) list.count = found >> 16, list.first[found >> 16] = found & 0xffff;
     __syncthreads();
 }
 

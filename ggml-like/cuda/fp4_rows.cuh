@@ -42,14 +42,16 @@ struct Fp4Block {
         first = __ldcg(reinterpret_cast<const uint4*>(from));
         second = __ldcg(reinterpret_cast<const uint4*>(from + 8));
     }
-    /// Block `block` of a row. A lane's operands of blocks 2j and 2j + 1 become 16 neighbouring bytes.
+    /// Block `block` of a row. A lane's operands of blocks 2j and 2j + 1 become 16 neighbouring bytes. kLifted: times
+    /// kActivationLift.
+    template <bool kLifted = true>
     __device__ __forceinline__ void store(uint8_t* row, int block) const {
         const uint32_t a[4] = {first.x, first.y, first.z, first.w},
                        b[4] = {second.x, second.y, second.z, second.w};
         uint8_t* to = row + block / 2 * 64 + block % 2 * 8;
 #pragma unroll
         for (int t = 0; t < 4; ++t)
-            *reinterpret_cast<uint2*>(to + 16 * t) = make_uint2(lifted(a[t]), lifted(b[t]));
+            *reinterpret_cast<uint2*>(to + 16 * t) = kLifted ? make_uint2(lifted(a[t]), lifted(b[t])) : make_uint2(a[t], b[t]);
     }
 
   private:

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ggml-like/cuda/tile_share.cuh"
+#include "ggml-like/cuda/weight_chunk.cuh"
 
 namespace quern::cuda {
 
@@ -72,6 +73,38 @@ __device__ __forceinline__ void add_whole_piece(const uint8_t* chunk, const uint
         for (int c = 0; c < kEach; ++c) multiply_fp4<kHalf>(chunk + c * kFp4Chunk, x + c * 128, lane, sum);
 #pragma unroll
         for (int i = 0; i < 4; i += kHalf ? 2 : 1) total[i] += sum[i];
+    }
+}
+
+/// total += chunks [first, last) of a tile, in one chain of products with scaled weights: the sums of prompts (gemm.h).
+__device__ __forceinline__ void add_chunks_in_chain(const uint8_t* chunk, const uint8_t* x, int chunks, int lane,
+                                                    float (&total)[4]) {
+#pragma unroll 1
+    for (int c = 0; c < chunks; ++c, chunk += kFp4Chunk, x += 128) {
+        WeightChunk<Kind::nvfp4> weights;
+        weights.load(chunk, lane);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+            const uint4 v = *reinterpret_cast<const uint4*>(x + 64 * j);
+            uint32_t a[4];
+            weights.fragment(2 * j, a);
+            mma(total, a, v.x, v.y);
+            weights.fragment(2 * j + 1, a);
+            mma(total, a, v.z, v.w);
+        }
+    }
+}
+/// The same for piece `piece`.
+template <int kEach>
+__device__ __forceinline__ void add_piece_in_chain(const Stream& s, const ChunkParts& parts, int piece,
+                                                   const uint8_t* chunk, const uint8_t* x, int lane,
+                                                   float (&total)[4]) {
+    if constexpr (kEach == 0) {
+        const int first = piece * s.piece_parts, last = min(first + s.piece_parts, parts.count) - 1;
+        const int begin = parts.begin(first);
+        add_chunks_in_chain(chunk, x + begin * 128, parts.end(last) - begin, lane, total);
+    } else {
+        add_chunks_in_chain(chunk, x + piece * kPieceChunks * 128, kPieceChunks, lane, total);
     }
 }
 
@@ -155,7 +188,7 @@ struct RowLoads {
     }
     __device__ __forceinline__ void store(const Fp4Block& block, int b) const {
         const int slot = blocks.quotient(b);
-        if (slot < held.slots) block.store(rows + slot * row_bytes, b - slot * blocks.by());
+        if (slot < held.slots) block.template store<!Work::kPrompt>(rows + slot * row_bytes, b - slot * blocks.by());
     }
 };
 
@@ -246,7 +279,9 @@ __device__ __forceinline__ void multiply_share(const Work& work, const TileLine&
             }
             for (int piece = stretch.begin; piece < stretch.end; ++piece) {
                 const uint8_t* chunk = ring.wait();
-                if (half)
+                if constexpr (Work::kPrompt)
+                    add_piece_in_chain<kEach>(s, w.parts, piece, chunk, x, lane, total);
+                else if (half)
                     add_piece<kEach, true>(s, w.parts, piece, chunk, x, lane, total);
                 else
                     add_piece<kEach, false>(s, w.parts, piece, chunk, x, lane, total);
@@ -266,6 +301,7 @@ __device__ __forceinline__ void multiply_share(const Work& work, const TileLine&
 }
 
 /// Whole block; k.list is complete. kEach: s.each. Work:
+///   kPrompt                 sums as gemm.h has them
 ///   kRowsFirst              rows are asked for before weights; else weights, before_rows(), rows
 ///   row(is_shared, index), width(is_shared)   of x
 ///   weight(is_shared, index)                  a number of its own that a row's results need

@@ -1,17 +1,19 @@
 // moe_gate_up with NVFP4 weights and few rows. A tile of 16 packed rows holds 8 rows of gate and the same 8
 // of up.
-//   one row: 16 warps share a tile, a part of its columns each, and meet once at the end; a block's weights
+//   answers, one row: 16 warps share a tile, a part of its columns each, and meet once at the end; a block's weights
 //     are all under way at the same time
-//   2 to 64 rows: tiles of all groups of up to 8 rows of an expert, shared out evenly (fp4_stream.cuh)
-// Where the choice of experts was left to it, every block chooses, and results get the factor of the norm
-// (left_norm.h). Both add the same parts in the same order.
+//   answers, 2 to 64 rows, and prompts: tiles of all groups of up to 8 rows of an expert, shared out evenly
+//     (fp4_stream.cuh)
+// In answers of up to 8 rows every block chooses experts. Answers add the same parts in the same order; prompts add as
+// gemm.h does.
 // Traffic: the weights of each needed expert once (again from L2 for an expert's groups after its first).
+#include "ggml-like/cuda/activation.cuh"
+#include "ggml-like/cuda/deferred.cuh"
 #include "ggml-like/cuda/fp4_stream.cuh"
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/left_norm.cuh"
 #include "ggml-like/cuda/moe.h"
 #include "ggml-like/cuda/route.cuh"
-#include "ggml-like/cuda/route_sums.cuh"
+#include "ggml-like/cuda/route_work.cuh"
 
 namespace quern::cuda {
 namespace {
@@ -22,25 +24,21 @@ struct Shape {
     int turns;        // tiles of a block at most
 };
 
-__device__ __forceinline__ bf16 gated(float gate, float up) {
-    return __float2bfloat16(gate / (1.0f + __expf(-gate)) * up);
-}
-
 // ---- one row ----
 
 /// One warp of one block: what moe_down waits for, and the results of moe_route but groups.
 __device__ __forceinline__ void write_choice(const GateUp& a, const RankedChoice& choice, float factor) {
-    const LeftChoice& to = a.left;
+    const Choice& to = a.choice;
     const int lane = threadIdx.x % 32, id = lane < a.used ? choice.ids[lane] : 0;
     const float weight = weight_of(lane < a.used ? choice.bits[lane] : 0, a.used, factor);
-    if (lane < a.used) publish(to.chosen + lane, {id, weight});
-    const float gate = gate_of(read_sum(&to.norm.sums->logits[0][to.experts]) * factor);
-    if (lane == 0) publish(to.chosen + a.used, {0, gate}), *to.shared = gate;
+    if (lane < a.used) publish(to.ready + lane, {id, weight});
+    const float gate = gate_of(read_sum(to.logits.sums + to.experts) * factor);
+    if (lane == 0) publish(to.ready + a.used, {0, gate}), *to.shared_gate = gate;
     if (lane < a.used) to.ids[lane] = id, to.weights[lane] = weight;
 }
 /// Groups, by all warps from `first` on of one block.
 __device__ __forceinline__ void write_groups(const GateUp& a, const int* ids, int first) {
-    const LeftChoice& to = a.left;
+    const Choice& to = a.choice;
 #pragma unroll 1
     for (int e = threadIdx.x - 32 * first; e <= to.experts && e >= 0; e += kThreads - 32 * first) {
         int before = 0, place = 0;  // ids below e; of choice e among the pairs by expert
@@ -85,10 +83,10 @@ __device__ __forceinline__ const uint8_t* tile_data(const GateUp& a, const Turns
 }
 
 constexpr int kFirstRanker = kWarps - kRankers;  // the warps that choose
-static_assert(kMostLeftExperts == kRankers * 32 && kMostLeftUsed == kRankers);
+static_assert(kMostChoiceExperts == kRankers * 32 && kMostChoiceUsed == kRankers);
 
-/// kEach: chunks of every part; 0: of most. kChooses: ids come from a.left.
-template <int kEach, bool kChooses>
+/// kEach: chunks of every part; 0: of most.
+template <int kEach>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ RankedChoice choice;
@@ -109,8 +107,8 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
             if (i + 16 * lane < bytes) copy_async16(to + i, from + i);
     };
     // The tiles of the shared expert are those of the warps that do not choose: they have two parts each.
-    const bool chooses = kChooses && warp >= kFirstRanker;
-    constexpr int kShares = kChooses ? kWarps / kFirstRanker : 1;
+    const bool chooses = warp >= kFirstRanker;
+    constexpr int kShares = kWarps / kFirstRanker;
     if (!chooses)
 #pragma unroll 1
         for (int i = 0; i < kShares * turns.shared; ++i) {
@@ -125,22 +123,20 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     // The end: a warp a turn; lanes r and r + 8 have rows of gate and of up.
     const Turns::Tile end = turns.tile(warp);
     const bool is_shared = end.choice < 0, adds = warp < turns.all;
-    const bool writes = kChooses && warp == kFirstRanker && blockIdx.x == 0;
-    const float squares = kChooses && (adds || writes) ? load_squares(a.left.norm, 0) : 0.0f;
+    const bool writes = warp == kFirstRanker && blockIdx.x == 0;
+    const float squares = adds || writes ? load_squares(a.choice.scale, 0) : 0.0f;
     if (chooses) {
         const int i = threadIdx.x - 32 * kFirstRanker;
-        const float logit = i < a.left.experts ? read_sum(&a.left.norm.sums->logits[0][i]) : 0.0f;
-        choose_by_rank(logit, a.left.experts, a.used, i, choice);
+        const float logit = i < a.choice.experts ? read_sum(a.choice.logits.sums + i) : 0.0f;
+        choose_by_rank(logit, a.choice.experts, a.used, i, choice);
     } else {
-        for (int b = threadIdx.x; b < a.chunks * 4; b += 32 * (kChooses ? kFirstRanker : kWarps)) {
+        for (int b = threadIdx.x; b < a.chunks * 4; b += 32 * kFirstRanker) {
             Fp4Block block;
             if (b * 16 < a.columns) block.load(a.h + b * 16);
             block.store(row, b);
         }
-        if (kChooses)  // the tiles of the shared expert need not wait for the choice
-            asm volatile("bar.sync 1, %0;" ::"n"(32 * kFirstRanker) : "memory");
-        else if (static_cast<int>(threadIdx.x) < a.used)
-            choice.ids[threadIdx.x] = __ldcg(a.ids + threadIdx.x);
+        // the tiles of the shared expert need not wait for the choice
+        asm volatile("bar.sync 1, %0;" ::"n"(32 * kFirstRanker) : "memory");
     }
 
     float factor = 0;
@@ -173,12 +169,11 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
                     ? a.shared.factor[end.index * kTileRows + lane % 16]
                     : a.experts.factor[(choice.ids[end.choice] * a.experts.tiles + end.index) * kTileRows +
                                        lane % 16];
-        if (writes) write_choice(a, choice, norm_factor(a.left.norm, squares));
+        if (writes) write_choice(a, choice, norm_factor(a.choice.scale, squares));
     };
     // Steps: the shares of the shared expert's tiles, then the choices' tiles. The first that needs the
     // choice:
-    const int known = kChooses ? kShares * turns.shared : 0,
-              steps = kShares * turns.shared + turns.all - turns.shared;
+    const int known = kShares * turns.shared, steps = kShares * turns.shared + turns.all - turns.shared;
 #pragma unroll 1
     for (int step = chooses ? known : 0;; ++step) {
         if (step == known) ask_for_routed();
@@ -195,11 +190,11 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
         if (is_routed) commit_copies();
     }
     __syncthreads();
-    if (kChooses && blockIdx.x == 0 && !adds) write_groups(a, choice.ids, turns.all);
+    if (blockIdx.x == 0 && !adds) write_groups(a, choice.ids, turns.all);
     if (!adds) return;
     const float* from = sums + warp * kMostParts * kTileRows + lane % 16;
-    float value = factor * add_in_order(s.parts.count, from, kTileRows);
-    if constexpr (kChooses) value *= norm_factor(a.left.norm, squares);
+    const float value =
+        factor * add_in_order(s.parts.count, from, kTileRows) * norm_factor(a.choice.scale, squares);
     const float up = __shfl_down_sync(0xffffffffu, value, 8);
     const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2, at = end.index * 8 + lane;
     bf16* to = is_shared ? a.shared_out : a.routed + end.choice * width;
@@ -208,19 +203,27 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
 
 // ---- more rows ----
 
-/// kScaled: of row n, sums still have to be multiplied with scale[n].
-template <bool kScaled>
+/// Who chose, or for what.
+enum class Mode { chooses, chosen, prompt };
+
+/// scale[n]: the factor of row n, in shared memory if the block chose.
+template <Mode kMode>
 struct GateUpWork {
     const GateUp& a;
     const float* scale;
+    static constexpr bool kPrompt = kMode == Mode::prompt;
     static constexpr bool kRowsFirst = true;  // both come late: the rows, which are fewer, before the weights
 
+    __device__ __forceinline__ int row_of(bool is_shared, int index) const {
+        return is_shared ? index : quotient(index, a.used);
+    }
     __device__ __forceinline__ const bf16* row(bool is_shared, int index) const {
-        return a.h + static_cast<int64_t>(is_shared ? index : quotient(index, a.used)) * a.columns;
+        return a.h + static_cast<int64_t>(row_of(is_shared, index)) * a.columns;
     }
     __device__ __forceinline__ int width(bool) const { return a.columns; }
     __device__ __forceinline__ float weight(bool is_shared, int index) const {
-        return kScaled ? scale[is_shared ? index : quotient(index, a.used)] : 1.0f;
+        const float* from = scale + row_of(is_shared, index);
+        return kMode == Mode::chooses ? *from : __ldcg(from);
     }
     struct Target {
         bf16* to;
@@ -234,42 +237,46 @@ struct GateUpWork {
     __device__ __forceinline__ void store(const Target& target, int tile, int r, float low, float high,
                                           float low_factor, float high_factor) const {
         const int at = tile * 8 + r;
-        float gate = low * low_factor, up = high * high_factor;
-        if constexpr (kScaled) gate *= target.scale, up *= target.scale;
-        if (at < target.width) target.to[at] = gated(gate, up);
+        if (at >= target.width) return;
+        constexpr float kLift = kRowLift<Kind::nvfp4>;
+        if constexpr (kPrompt)
+            target.to[at] = __float2bfloat16_rn(gated_prompt(low * (low_factor * kLift) * target.scale,
+                                                             high * (high_factor * kLift) * target.scale));
+        else
+            target.to[at] = gated(low * low_factor * target.scale, high * high_factor * target.scale);
     }
 };
 
-constexpr int kMostLeftPairs = kDownFewRows * kMostLeftUsed;
+constexpr int kMostChoicePairs = kFewStepRows * kMostChoiceUsed;
 
 struct FewChoice {
-    __align__(16) int ids[kMostLeftPairs + 4];
-    int groups[kMostLeftExperts + 1 + kMostLeftPairs];
+    __align__(16) int ids[kMostChoicePairs + 4];
+    int groups[kMostChoiceExperts + 1 + kMostChoicePairs];
 };
 
-/// Whole block: ids and groups of all rows, a warp a row, without a barrier at the end, and what the norm
-/// leaves to be multiplied. The first block also writes the results of moe_route.
+/// Whole block: ids and groups of all rows, a warp a row, without a barrier at the end, and the rows' factors. The first
+/// block also writes the choice's results.
 __device__ __forceinline__ void choose_few(const GateUp& a, FewChoice& choice, float* scale) {
-    const LeftChoice& to = a.left;
+    const Choice& to = a.choice;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pairs = a.rows * a.used;
     const bool writes = blockIdx.x == 0;
     if (warp < a.rows) {
-        const int64_t* sums = to.norm.sums->logits[warp];
+        const int64_t* sums = to.logits.sums + static_cast<int64_t>(warp) * to.logits.pitch;
         int* ids = choice.ids + warp * a.used;
-        const float squares = load_squares(to.norm, warp);
+        const float squares = load_squares(to.scale, warp);
         const auto logit = [&](int e) { return read_sum(sums + e); };
         const float gate_logit = writes ? logit(to.experts) : 0.0f;  // on its way while choosing
-        const uint32_t bits = choose_in_order<kMostLeftExperts / 32>(logit, to.experts, a.used, ids);
-        const float factor = norm_factor(to.norm, squares);
+        const uint32_t bits = choose_in_order<kMostChoiceExperts / 32>(logit, to.experts, a.used, ids);
+        const float factor = norm_factor(to.scale, squares);
         if (lane == 0) scale[warp] = factor;
         if (writes) {
             const float weight = weight_of(bits, a.used, factor), gate = gate_of(gate_logit * factor);
             if (lane < a.used)
                 to.ids[warp * a.used + lane] = ids[lane], to.weights[warp * a.used + lane] = weight;
-            if (lane == 0) to.shared[warp] = gate;
+            if (lane == 0) to.shared_gate[warp] = gate;
             if (a.rows == 1) {  // what down_one waits for
-                if (lane < a.used) publish(to.chosen + lane, {ids[lane], weight});
-                if (lane == 0) publish(to.chosen + a.used, {0, gate});
+                if (lane < a.used) publish(to.ready + lane, {ids[lane], weight});
+                if (lane == 0) publish(to.ready + a.used, {0, gate});
             }
         }
     }
@@ -277,38 +284,38 @@ __device__ __forceinline__ void choose_few(const GateUp& a, FewChoice& choice, f
     __syncthreads();
     group_few(choice.ids, pairs, to.experts, choice.groups);
 }
-static_assert(kDownFewRows <= kWarps && kMostLeftExperts < kThreads && kMostLeftPairs <= kThreads,
+static_assert(kFewStepRows <= kWarps && kMostChoiceExperts < kThreads && kMostChoicePairs <= kThreads,
               "a warp a row, a thread an expert, a thread a pair");
-static_assert(kMostLeftExperts + 1 + kMostLeftPairs <= kThreads, "a thread a number of groups");
+static_assert(kMostChoiceExperts + 1 + kMostChoicePairs <= kThreads, "a thread a number of groups");
 
-/// kChooses: ids come from a.left.
-template <int kEach, bool kChooses>
+template <int kEach, Mode kMode>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
-    __shared__ float scale[kDownFewRows];
+    __shared__ float scale[kFewStepRows];
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
                         // wait
     const int pairs = a.experts.tiles > 0 ? a.rows * a.used : 0,
               shared_rows = a.shared.tiles > 0 ? a.rows : 0;
-    if constexpr (kChooses) {
+    if constexpr (kMode == Mode::chooses) {
         FewChoice& choice = *reinterpret_cast<FewChoice*>(shared);  // before anything else is there
         choose_few(a, choice, scale);
         __syncthreads();
-        const int numbers = a.left.experts + 1 + pairs;
+        const int numbers = a.choice.experts + 1 + pairs;
         if (blockIdx.x == 0 && static_cast<int>(threadIdx.x) < numbers)
-            a.left.groups[threadIdx.x] = choice.groups[threadIdx.x];
+            a.choice.groups[threadIdx.x] = choice.groups[threadIdx.x];
         list_groups(
-            k.list, [&](int i) { return choice.groups[i]; }, a.expert_count, pairs, shared_rows);
+            k.list, [&](int i) { return choice.groups[i]; }, a.experts.count, pairs, shared_rows);
         if (blockIdx.x == 0 && threadIdx.x == 0 && a.rows > 1) {
             __threadfence();  // what the whole block wrote, before the sign that it did
-            publish(a.left.chosen, {0, 0});
+            publish(a.choice.ready, {0, 0});
         }
     } else {
-        list_groups(k.list, a.groups, a.expert_count, pairs, shared_rows);
+        list_groups(k.list, a.groups, a.experts.count, pairs, shared_rows);
     }
-    stream_groups<kEach>(GateUpWork<kChooses>{a, scale}, s, k, shared);
+    const float* factors = kMode == Mode::chooses ? scale : a.factor;
+    stream_groups<kEach>(GateUpWork<kMode>{a, factors}, s, k, shared);
 }
 
 constexpr int kStatic = 8 * 1024;  // static shared memory at most
@@ -329,12 +336,9 @@ struct OneRow {
     }
 };
 
-template <bool kChooses>
 void launch_one(Context& c, const GateUp& a, const OneRow& one) {
     const int each = a.chunks % one.shape.parts.each == 0 ? one.shape.parts.each : 0;
-    const auto kernel = each == 1   ? gate_up_one<1, kChooses>
-                        : each == 2 ? gate_up_one<2, kChooses>
-                                    : gate_up_one<0, kChooses>;
+    const auto kernel = each == 1 ? gate_up_one<1> : each == 2 ? gate_up_one<2> : gate_up_one<0>;
     launch(c, "moe_gate_up", kernel, one.grid, kThreads, one.bytes, a, one.shape);
 }
 
@@ -354,35 +358,36 @@ Stream stream_of(const GateUp& a) {
             {a.shared.data, a.shared.factor, 0, a.shared.tiles, a.chunks}};
 }
 
-template <bool kChooses>
-void launch_few(Context& c, const GateUp& a, const Stream& stream) {
+template <Mode kMode>
+void launch_few(Context& c, const GateUp& a) {
+    Stream stream = stream_of(a);
+    fit_stream(c, a, stream);
     const int tiles = a.rows * a.shared.tiles + a.rows * a.used * a.experts.tiles;
-    const auto kernel = stream.each == 1   ? gate_up_few<1, kChooses>
-                        : stream.each == 2 ? gate_up_few<2, kChooses>
-                                           : gate_up_few<0, kChooses>;
+    const auto kernel = stream.each == 1   ? gate_up_few<1, kMode>
+                        : stream.each == 2 ? gate_up_few<2, kMode>
+                                           : gate_up_few<0, kMode>;
     launch(c, "moe_gate_up", kernel, min(c.sms, tiles), kThreads, stream.bytes(), a, stream);
 }
 
 }  // namespace
 
-bool gate_up_fp4_fits(const Context& c, GateUp a) {
-    a.rows = max(a.rows, kDownFewRows);
+bool gate_up_fp4_fits(const Context& c, const GateUp& a) {
     Stream stream = stream_of(a);
-    return fit_stream(c, a, stream);
+    return a.experts.kind == Kind::nvfp4 && fit_stream(c, a, stream);
 }
 
-bool gate_up_fp4(Context& c, const GateUp& a) {
-    if (!gate_up_fp4_fits(c, a)) return false;
-    const bool chooses = a.left.norm.node != nullptr;
-    if (one_fits(c, a)) {
-        const OneRow one(c, a);
-        chooses ? launch_one<true>(c, a, one) : launch_one<false>(c, a, one);
-        return true;
-    }
-    Stream stream = stream_of(a);
-    fit_stream(c, a, stream);
-    chooses ? launch_few<true>(c, a, stream) : launch_few<false>(c, a, stream);
-    return true;
+bool gate_up_fp4_chooses(const Context& c, const GateUp& a) {
+    GateUp most = a;
+    most.rows = kFewStepRows;
+    return a.rows <= kFewStepRows && a.shared.kind == Kind::nvfp4 && a.experts.count <= kMostChoiceExperts &&
+           a.used <= kMostChoiceUsed && gate_up_fp4_fits(c, most);
 }
+
+void gate_up_fp4(Context& c, const GateUp& a, bool chooses) {
+    if (chooses && one_fits(c, a)) return launch_one(c, a, OneRow(c, a));
+    chooses ? launch_few<Mode::chooses>(c, a) : launch_few<Mode::chosen>(c, a);
+}
+
+void gate_up_fp4_prompt(Context& c, const GateUp& a) { launch_few<Mode::prompt>(c, a); }
 
 }  // namespace quern::cuda

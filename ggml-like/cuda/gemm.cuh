@@ -49,6 +49,9 @@ struct GemmBlock {
         return reinterpret_cast<int*>(shared + task.stages * kStage<K, S>);
     }
 
+    /// Factors of the tile's rows.
+    __device__ __forceinline__ float* scales() const { return reinterpret_cast<float*>(y_rows() + S::kTokens); }
+
     __device__ __forceinline__ void find_weights() {
         const int tile = place.row_block * S::kTiles;
         weights = task.data + place.expert * task.expert_bytes +
@@ -68,8 +71,11 @@ struct GemmBlock {
             x_row[i] =
                 static_cast<uint32_t>(rows_of(task, place.first + n).x) * static_cast<uint32_t>(task.ldx8);
         }
-        for (int n = threadIdx.x; n < place.count; n += S::kThreads)
-            y_rows()[n] = rows_of(task, place.first + n).y;
+        for (int n = threadIdx.x; n < place.count; n += S::kThreads) {
+            const GemmRows rows = rows_of(task, place.first + n);
+            y_rows()[n] = rows.y;
+            scales()[n] = task.scale.squares != nullptr ? prompt_factor(task.scale, rows.x) : 1.0f;
+        }
     }
 
     __device__ __forceinline__ void copy_weights(int stage, int step) const {
@@ -245,10 +251,11 @@ __device__ __forceinline__ void store_tile(const GemmBlock<K, S>& block,
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     float* to = turn + (n * 8 + 2 * t + r) * kPitch + i * tile_rows + g;
-                    const float low = acc[i][2 * j + n][r] * factor[i][0];
-                    const float high = acc[i][2 * j + n][r + 2] * factor[i][1];
+                    const float scale = block.scales()[min(j * 16 + n * 8 + 2 * t + r, block.place.count - 1)];
+                    const float low = acc[i][2 * j + n][r] * factor[i][0] * scale;
+                    const float high = acc[i][2 * j + n][r + 2] * factor[i][1] * scale;
                     if (task.paired) {
-                        to[0] = silu(low) * high;
+                        to[0] = gated_prompt(low, high);
                     } else {
                         to[0] = low;
                         to[8] = high;

@@ -1,13 +1,17 @@
-// Matrix products of packed weights with many rows of activations (tensor cores, tiles in shared memory). Few
-// rows (16 and less) go through few_rows.cuh instead.
+// Matrix products of packed weights with rows of prompts (tensor cores, tiles in shared memory).
 //
 // All activations are BF16, rows 16-byte aligned, ld in elements and a multiple of 8; columns beyond `cols`
 // up to the next multiple of 64 may hold anything finite only if they exist in memory: reads past a row's
 // `cols` are masked. Sums in FP32, one rounding at the store. Work is found from device memory; the host
 // never waits.
+//
+// A row has the same bits however many rows there are: a sum runs over the columns in their order, or, of a matrix that is
+// split, over eight runs of columns, whose sums are added in order (with mma.sync: over every fourth chunk of 64 columns,
+// four sums). Whether it is split depends on the matrix alone.
 #pragma once
 
 #include "ggml-like/cuda/context.h"
+#include "ggml-like/cuda/deferred.h"
 #include "ggml-like/cuda/packed.h"
 
 namespace quern::cuda {
@@ -15,23 +19,32 @@ namespace quern::cuda {
 struct GemmOutput {
     void* y;  // [tokens, ld]
     int64_t ld;
-    bool f32;  // else BF16
-    const float*
-        residual;  // F32 [tokens, residual_ld], added before the store; or null. y may be the same memory.
-    int64_t residual_ld;
+    bool f32 = false;                 // else BF16
+    const float* residual = nullptr;  // F32 [tokens, residual_ld], added before the store. y may be the same memory.
+    int64_t residual_ld = 0;
+    RowScale scale{};  // of sums, before the residual
 };
 
+/// never: as the experts' products add.
+enum class Split { never, by_matrix };
+
 /// y = x W^T (+ residual), all parts of w.
-void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens, const GemmOutput& out);
+void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens, const GemmOutput& out,
+          Split split);
 
-/// w in paired order, F = rows / 2: y BF16 [tokens, ldy] = silu(gate x) * (up x).
-void gemm_paired(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens, void* y,
-                 int64_t ldy);
+struct GatedOutput {
+    bf16* y;
+    int64_t ld;
+    RowScale scale;  // of sums
+};
 
-/// Grouped, paired order: for every pair p = t*used + j of expert e (groups: ops/moe_route.h, in device
+/// w in paired order, F = rows / 2: y BF16 [tokens, ldy] = silu(gate x) * (up x). Never split.
+void gemm_paired(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens, const GatedOutput& out);
+
+/// Grouped, paired order: for every pair p = t*used + j of expert e (groups: ops/moe_gate_up.h, in device
 /// memory) routed[p, 0..F) = silu(gate_e h[t]) * (up_e h[t]), BF16 [tokens*used, F], h [tokens, cols].
-void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const int* groups, int tokens,
-                  int used, void* routed);
+void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const RowScale& scale, const int* groups,
+                  int tokens, int used, void* routed);
 
 /// Grouped: for every pair p of expert e: terms[(t*(used+1) + j), 0..rows) = down_e routed[p], BF16.
 void gemm_down(Context& context, const PackedExperts& w, const void* routed, const int* groups, int tokens,

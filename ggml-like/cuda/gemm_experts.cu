@@ -14,9 +14,9 @@ using Many = GemmShape<8, 128, 2, 1, 2, true>;
 
 /// On sm_90a: 128 rows, as many blocks an SM as hide each other's first copies.
 template <Kind K>
-using Handful = WarpgroupShape<16, K == Kind::nvfp4 ? 4 : 1, 3, 1, true>;
+using Handful = WarpgroupShape<16, K == Kind::nvfp4 ? 4 : 1, 3, 1, 1, true>;
 template <Kind K>
-using Tall = WarpgroupShape<96, K == Kind::nvfp4 ? 2 : 1, 2, 1, true>;
+using Tall = WarpgroupShape<96, K == Kind::nvfp4 ? 2 : 1, 2, 1, 1, true>;
 
 /// sum of ceil(n_e / size) can be no more than this.
 int64_t most_tiles(int64_t pairs, int experts, int size) {
@@ -26,10 +26,13 @@ int64_t most_tiles(int64_t pairs, int experts, int size) {
 
 template <Kind K>
 bool run_warpgroups(Context& context, const char* what, const GemmTask& task) {
+    if (!warpgroups_fit<K, Tall<K>>(context)) return false;
     const int64_t pairs = static_cast<int64_t>(task.tokens) * task.used;
     if (pairs <= 8 * static_cast<int64_t>(task.experts))
-        return launch_warpgroups<K, Handful<K>>(context, what, task, most_tiles(pairs, task.experts, 16));
-    return launch_warpgroups<K, Tall<K>>(context, what, task, most_tiles(pairs, task.experts, 96));
+        launch_warpgroups<K, Handful<K>>(context, what, task, most_tiles(pairs, task.experts, 16));
+    else
+        launch_warpgroups<K, Tall<K>>(context, what, task, most_tiles(pairs, task.experts, 96));
+    return true;
 }
 
 void run_experts(Context& context, const char* what, const PackedExperts& w, GemmTask task) {
@@ -51,9 +54,10 @@ void run_experts(Context& context, const char* what, const PackedExperts& w, Gem
 
 }  // namespace
 
-void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const int* groups, int tokens,
-                  int used, void* routed) {
+void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const RowScale& scale, const int* groups,
+                  int tokens, int used, void* routed) {
     GemmTask task{};
+    task.scale = scale;
     task.rows = w.rows / 2;
     task.paired = true;
     task.x = static_cast<const bf16*>(h);

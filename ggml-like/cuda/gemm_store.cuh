@@ -1,11 +1,11 @@
 // How results of products with many rows reach memory.
 #pragma once
 
+#include "ggml-like/cuda/activation.cuh"
+#include "ggml-like/cuda/deferred.cuh"
 #include "ggml-like/cuda/gemm_task.cuh"
 
 namespace quern::cuda {
-
-__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
 /// Adds the residual and stores 8 neighbours of a row, of which `there` exist; by 16 bytes where the place
 /// allows it.

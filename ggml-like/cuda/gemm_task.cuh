@@ -24,6 +24,7 @@ struct GemmTask {
     int64_t ldy;
     const float* residual;
     int64_t residual_ld;
+    RowScale scale;  // of rows of x
     // Grouped only:
     const int* groups;  // or null
     int64_t expert_bytes;
@@ -55,9 +56,9 @@ template <Kind K, class S>
 constexpr int kWeightStage = S::kTiles* chunk_bytes(K) * S::kWarpsK;
 template <Kind K, class S>
 constexpr int kStage = kTokenStage<S> + kWeightStage<K, S>;
-/// Besides the stages: the rows of y of the block's tokens.
+/// Besides the stages: the rows of y of the block's tokens, and their factors.
 template <class S>
-constexpr int kRowListBytes = S::kTokens * 4;
+constexpr int kRowListBytes = S::kTokens * 8;
 template <Kind K, class S>
 constexpr int gemm_shared(int stages) {
     return stages * kStage<K, S> + kRowListBytes<S>;

@@ -28,12 +28,18 @@
 
 namespace quern::cuda {
 
-template <int Tokens, int Chunks, int BlocksPerSm, int Split, bool Gather>
+/// Parts that the sum over a split matrix's columns is made of, each a run of neighbours.
+inline constexpr int kSplitParts = 8;
+
+/// Split: blocks that share the columns, a part each. Parts: of one block, one after another.
+template <int Tokens, int Chunks, int BlocksPerSm, int Split, int Parts, bool Gather>
 struct WarpgroupShape {
     static constexpr int kTokens = Tokens;
     static constexpr int kChunks = Chunks;  // of a stage
     static constexpr int kBlocksPerSm = BlocksPerSm;
     static constexpr int kSplit = Split;
+    static constexpr int kParts = Parts;
+    static_assert(Split * Parts == 1 || Split * Parts == kSplitParts);
     static constexpr bool kGather = Gather;  // grouped: any rows of x
     static constexpr int kTiles = 8;
     static constexpr int kSumThreads = 256;
@@ -50,13 +56,13 @@ struct Ring {
     static constexpr int kTileBytes = S::kChunks * chunk_bytes(K);
     static constexpr int kWeights = S::kTiles * kTileBytes;
     static constexpr int kTokens = S::kChunks * S::kTokens * 128;
-    static constexpr int kRoom = 227 * 1024 / S::kBlocksPerSm - 2048 - S::kTokens * 4;
+    static constexpr int kRoom = 227 * 1024 / S::kBlocksPerSm - 2048 - S::kTokens * 8;
     static constexpr int kMost = kRoom / (kWeights + kTokens);
     static constexpr int kStages = kMost < 8 ? kMost : 8;
     static constexpr int kAll = kStages * (kWeights + kTokens);
     static constexpr int kBytes = kAll > S::kSumBytes ? kAll : S::kSumBytes;
     static constexpr int kShared =
-        kBytes + S::kTokens * 4 + 1024;  // with the list of rows, and what aligns it
+        kBytes + S::kTokens * 8 + 1024;  // with the lists of rows and factors, and what aligns it
     static_assert(kStages >= 2 && kBytes <= kRoom);
 };
 
@@ -81,6 +87,7 @@ struct WarpgroupBlock {
         return shared + R::kStages * R::kTokens + stage * R::kWeights;
     }
     __device__ __forceinline__ int* y_rows() const { return reinterpret_cast<int*>(shared + R::kBytes); }
+    __device__ __forceinline__ float* scales() const { return reinterpret_cast<float*>(y_rows() + S::kTokens); }
     __device__ __forceinline__ int steps() const {
         return (chunk_end - chunk_begin + S::kChunks - 1) / S::kChunks;
     }
@@ -199,8 +206,11 @@ struct WarpgroupBlock {
     }
 
     __device__ __forceinline__ void find_y_rows() const {
-        for (int n = threadIdx.x; n < place.count; n += S::kSumThreads)
-            y_rows()[n] = rows_of(task, place.first + n).y;
+        for (int n = threadIdx.x; n < place.count; n += S::kSumThreads) {
+            const GemmRows rows = rows_of(task, place.first + n);
+            y_rows()[n] = rows.y;
+            scales()[n] = task.scale.squares != nullptr ? prompt_factor(task.scale, rows.x) : 1.0f;
+        }
     }
 
     /// The A registers of chunk c of a stage.
@@ -213,43 +223,66 @@ struct WarpgroupBlock {
         for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
     }
 
-    /// The multiplying warps: acc = their 16 rows x the first kN tokens. While the products of a chunk run,
-    /// its successor's A registers are made.
+    /// The multiplying warps: acc = their 16 rows x the first kN tokens, over the columns of one part. While the products
+    /// of a chunk run, its successor's A registers are made.
+    struct March {
+        int stage = 0, chunk = 0, left;  // chunk of the stage; chunks to come
+        uint32_t phase = 0;
+        uint32_t next[4][4];
+    };
     template <int kN>
-    __device__ __forceinline__ void march(float (&acc)[kN / 8][4]) const {
+    __device__ __forceinline__ void march_part(March& m, int chunks, float (&acc)[kN / 8][4]) const {
 #pragma unroll
         for (int i = 0; i < kN / 8; ++i)
 #pragma unroll
             for (int r = 0; r < 4; ++r) acc[i][r] = 0;
-        int stage = 0, chunk = 0;  // of the stage
-        uint32_t phase = 0;
-        uint32_t next[4][4];
-        wait_phase(full, 0);
-        load(0, 0, next);
 #pragma unroll 1
-        for (int left = chunk_end - chunk_begin; left > 0; --left) {
-            const uint64_t rows = wgmma_rows(shared_address(tokens_of(stage)) + chunk * (S::kTokens * 128));
+        for (; chunks > 0; --chunks) {
+            const uint64_t rows = wgmma_rows(shared_address(tokens_of(m.stage)) + m.chunk * (S::kTokens * 128));
             uint32_t a[4][4];
 #pragma unroll
-            for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = next[i / 4][i % 4];
+            for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = m.next[i / 4][i % 4];
             wgmma_fence();
 #pragma unroll
             for (int kk = 0; kk < 4; ++kk) wgmma<kN>(acc, a[kk], rows + kk * 2);
             wgmma_commit();
-            const int done = stage;
-            if (++chunk == S::kChunks) {
-                chunk = 0;
-                if (++stage == R::kStages) stage = 0, phase ^= 1;
+            const int done = m.stage;
+            if (++m.chunk == S::kChunks) {
+                m.chunk = 0;
+                if (++m.stage == R::kStages) m.stage = 0, m.phase ^= 1;
             }
-            if (left > 1) {
-                if (chunk == 0) wait_phase(full + stage, phase);
-                load(stage, chunk, next);
+            if (--m.left > 0) {
+                if (m.chunk == 0) wait_phase(full + m.stage, m.phase);
+                load(m.stage, m.chunk, m.next);
             }
             wgmma_wait<0>();
             hold(a);
-            if (chunk == 0 && threadIdx.x % 32 == 0) arrive(empty + done);
+            if (m.chunk == 0 && threadIdx.x % 32 == 0) arrive(empty + done);
         }
         hold(acc);
+    }
+    /// The same over all columns of the block.
+    template <int kN>
+    __device__ __forceinline__ void march(float (&acc)[kN / 8][4]) const {
+        March m;
+        m.left = chunk_end - chunk_begin;
+        wait_phase(full, 0);
+        load(0, 0, m.next);
+        if constexpr (S::kParts == 1) {
+            march_part<kN>(m, m.left, acc);
+        } else {
+            const auto end_of = [&](int part) { return (part + 1) * task.chunks / S::kParts; };
+            march_part<kN>(m, end_of(0), acc);
+#pragma unroll 1
+            for (int part = 1; part < S::kParts; ++part) {
+                float own[kN / 8][4];
+                march_part<kN>(m, end_of(part) - end_of(part - 1), own);
+#pragma unroll
+                for (int i = 0; i < kN / 8; ++i)
+#pragma unroll
+                    for (int r = 0; r < 4; ++r) acc[i][r] += own[i][r];
+            }
+        }
     }
 
     /// Sums to shared memory, once every warp is done with the ring: [token][row].
@@ -300,15 +333,16 @@ struct WarpgroupBlock {
         for (int n = static_cast<int>(threadIdx.x) / kLanes * S::kSplit + rank; n < place.count;
              n += kEach * S::kSplit) {
             float v[kRaw];
+            const float scale = scales()[n];
 #pragma unroll
             for (int i = 0; i < kRaw; i += 4) {
                 const float4 s = sums_at(n * S::kPitch + raw + i);
-                v[i] = s.x * factor[i], v[i + 1] = s.y * factor[i + 1];
-                v[i + 2] = s.z * factor[i + 2], v[i + 3] = s.w * factor[i + 3];
+                v[i] = s.x * factor[i] * scale, v[i + 1] = s.y * factor[i + 1] * scale;
+                v[i + 2] = s.z * factor[i + 2] * scale, v[i + 3] = s.w * factor[i + 3] * scale;
             }
             float out[8];
 #pragma unroll
-            for (int i = 0; i < 8; ++i) out[i] = kPaired ? silu(v[i]) * v[i + kRaw - 8] : v[i];
+            for (int i = 0; i < 8; ++i) out[i] = kPaired ? gated_prompt(v[i], v[i + kRaw - 8]) : v[i];
             const int64_t y_row = y_rows()[n];
             store_row(task, out, y_row * task.ldy + row, y_row * task.residual_ld + row, there);
         }
@@ -325,6 +359,9 @@ struct WarpgroupBlock {
     __device__ __forceinline__ void multiply_present() const {
         if constexpr (S::kTokens == 256) {
             if (place.count > 96) return multiply<256>();
+        }
+        if constexpr (S::kTokens == 128) {
+            if (place.count > 96) return multiply<128>();
         }
         if constexpr (S::kTokens >= 96) {
             if (place.count > 80) return multiply<96>();
@@ -433,18 +470,20 @@ CUtensorMap token_map(const GemmTask& task) {
     return map;
 }
 
-/// False, and nothing done: no such code, another GPU, or too little shared memory. `token_tiles` of
-/// S::kTokens.
+/// Whether the GPU takes this shape's kernel: there is code for it, and shared memory.
 template <Kind K, class S>
-bool launch_warpgroups(Context& context, const char* what, GemmTask task, int64_t token_tiles) {
-    if (context.capability != 90 || !has_warpgroups<K, S>()) return false;
-    if (Ring<K, S>::kShared > context.shared_bytes) return false;
+bool warpgroups_fit(const Context& context) {
+    return context.capability == 90 && Ring<K, S>::kShared <= context.shared_bytes && has_warpgroups<K, S>();
+}
+
+/// `token_tiles` of S::kTokens.
+template <Kind K, class S>
+void launch_warpgroups(Context& context, const char* what, GemmTask task, int64_t token_tiles) {
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
     const dim3 grid(static_cast<unsigned>(task.row_blocks * token_tiles * S::kSplit));
     CUtensorMap x{};
     if constexpr (!S::kGather) x = token_map<S>(task);
     launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), Ring<K, S>::kShared, task, x);
-    return true;
 }
 
 }  // namespace quern::cuda

@@ -1,12 +1,45 @@
-// What the kernels of moe_gate_up and moe_down for few rows get to work with. Shapes: ops/moe_gate_up.h,
-// ops/moe_down.h.
+// What the kernels of moe_gate_up and moe_down get to work with. Shapes: ops/moe_gate_up.h, ops/moe_down.h.
 #pragma once
 
-#include "ggml-like/cuda/left_norm.h"
+#include "ggml-like/cuda/context.h"
+#include "ggml-like/cuda/deferred.h"
 #include "ggml-like/cuda/packed.h"
 #include "ggml-like/cuda/ptx.cuh"
 
 namespace quern::cuda {
+
+/// Rows up to which a kernel of gate and up chooses experts itself, in every block, which is sooner than one block's choice
+/// that all others wait for; and up to which moe_down adds terms without writing them to memory: one kernel less, but
+/// every block reads all rows.
+inline constexpr int kFewStepRows = 8;
+/// Rows of a launch of the NVFP4 stream (fp4_stream.cuh).
+inline constexpr int kMostFp4Rows = 64;
+/// Experts, and used ones, up to which a kernel of gate and up chooses.
+inline constexpr int kMostChoiceExperts = 256, kMostChoiceUsed = 8;
+
+/// Logits of rows: F32, or fixed point in answer steps (route_work.cuh); rows pitch apart.
+struct Logits {
+    const float* floats;  // null: the others
+    const int64_t* sums;
+    int pitch;
+};
+
+/// The choice of experts and where its results go (ops/moe_gate_up.h).
+struct Choice {
+    Logits logits;
+    RowScale scale;
+    int rows, experts, used;
+    int* ids;
+    float *weights, *shared_gate;
+    int* groups;
+    uint64_t* ready;  // [used + 1] route.cuh's Chosen of one row, the shared expert's gate last; of more rows the first
+                      // says that all is complete. Null in prompt steps: nobody is told
+    float* factor;    // [rows] of the norm
+
+};
+
+/// Chooses and groups.
+void choose_experts(Context& context, const Choice& choice);
 
 struct GateUp {
     PackedExperts experts;  // tiles = 0: none in this launch
@@ -15,23 +48,12 @@ struct GateUp {
     const bf16* h;  // [rows, columns]
     int columns;
     const int *ids, *groups;
-    int rows, used, expert_count;
+    int rows, used;
     bf16 *routed, *shared_out;  // [rows * used, F], [rows, Fs]
-    LeftChoice left;            // up to kDownFewRows rows: ids have to be chosen first
+    const float* factor;        // of rows' sums
+    Choice choice;              // of kernels that choose
+    int first_pair = 0;         // in groups, of the launch's rows
 };
-
-/// What linear_add does for the mixture after it (route_work.cuh).
-struct RouteWork {
-    Part router;
-    int chunks;  // of the router
-    int logits;  // E + 1
-    NormWork x;
-    uint64_t* chosen;  // [used + 1], to be zeroed
-    int used;
-};
-/// Whether the linear_add that makes `x` may do this for the nodes after it, which know from then on,
-/// whatever its rows up to kDownFewRows.
-bool leave_route(Context& context, const Tensor& x, RouteWork& work);
 
 struct Down {
     PackedExperts experts;
@@ -44,35 +66,23 @@ struct Down {
     int rows, used;
     float* y;
     int64_t ld;
-    float* terms;  // [rows * (used + 1), D] if rows > kDownFewRows
-    bool settled;  // groups, ids and weights are complete before gate and up end (Context::settled_groups)
-    const uint64_t*
-        chosen;     // while gate and up run, ids and weights of one row come here; of more rows a sign that
-                    // they are in `ids` and `weights`, as groups are. Null: they are, when `settled` says
-    NormWork next;  // for the norm_linear after it, up to kDownFewRows rows
-    RowSums* read;  // sums that gate and up have read and that have to be zeros again; null: none
+    void* terms;            // [rows * (used + 1), D]: F32, in prompt steps BF16
+    const uint64_t* ready;  // Choice::ready; null: all is complete when the predecessor has ended
+    Defer next;
+    int first_pair = 0;  // in groups, of the launch's rows
 };
 
-/// Rows of a step for which the kernels below are made.
-inline constexpr int kMostFp4Rows = 64;
-/// Up to so many, moe_down adds terms without writing them to memory: one kernel less, but every block reads
-/// all rows.
-inline constexpr int kDownFewRows = 8;
+/// Whether the NVFP4 kernels of gate and up take the step: all weights are NVFP4 and rows fit.
+bool gate_up_fp4_fits(const Context& context, const GateUp& a);
+/// Whether they choose experts themselves: answers of up to kFewStepRows rows. The same for any of these.
+bool gate_up_fp4_chooses(const Context& context, const GateUp& a);
+void gate_up_fp4(Context& context, const GateUp& a, bool chooses);
+/// The sums of prompts (gemm.h): up to kMostFp4Rows rows.
+void gate_up_fp4_prompt(Context& context, const GateUp& a);
 
-inline constexpr int kMostLeftExperts = 256, kMostLeftUsed = 8;
-static_assert(kDownFewRows == kLeftRows && kMostLeftExperts < kLeftLogits);
-/// Whether the node's kernels can choose experts themselves: all NVFP4, for any rows up to kDownFewRows.
-bool gate_up_chooses(const Context& context, const Node& gate_up);
-/// Whether gate_up_fp4 takes so many rows; of up to kDownFewRows all or none.
-bool gate_up_fp4_fits(const Context& context, GateUp a);
-
-/// Makes the sums that gate and up have read zeros again, where the kernels of moe_down do not.
-void clear_sums(Context& context, const Down& a);
-
-/// Weights all nvfp4. False: too many rows, or they do not fit into shared memory; nothing was done.
-bool gate_up_fp4(Context& context, const GateUp& a);
+/// False: too little shared memory; nothing was done.
 bool down_fp4(Context& context, const Down& a);
-/// Whether down_fp4 takes up to kDownFewRows rows without terms in memory, and so can do what `next` says.
-bool down_fp4_fits(const Context& context, const Down& a);
+/// Terms of a prompt step in BF16, as gemm_down and gemm make them.
+bool down_fp4_prompt_terms(Context& context, const Down& a);
 
 }  // namespace quern::cuda

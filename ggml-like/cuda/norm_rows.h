@@ -1,13 +1,9 @@
-// Norms of many rows, written to memory for the tiled products.
+// The gated norm of many rows, written to memory for the tiled products.
 #pragma once
 
 #include "ggml-like/cuda/context.h"
 
 namespace quern::cuda {
-
-/// h BF16 [rows, columns] = rms_norm(x F32 [rows, columns], norm).
-void norm_rows(Context& context, const float* x, const float* norm, int rows, int columns, float eps,
-               void* h);
 
 struct GatedNormRows {
     const void* o;  // BF16 [rows, heads, dim]

@@ -13,7 +13,6 @@ void norm_gate_up(const Node& node, Context& context);
 void linear_add(const Node& node, Context& context);
 void conv_gated_delta_net(const Node& node, Context& context);
 void gated_attention(const Node& node, Context& context);
-void moe_route(const Node& node, Context& context);
 void moe_gate_up(const Node& node, Context& context);
 void moe_down(const Node& node, Context& context);
 void gather_rows(const Node& node, Context& context);

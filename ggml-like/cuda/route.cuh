@@ -1,5 +1,5 @@
-// The choice of experts from logits, and the grouping of pairs by expert. Used by one block at the end of the
-// few-row router, by every block of gate and up for up to 8 rows, and by kernels of their own for many rows.
+// The choice of experts from logits, and the grouping of pairs by expert. Used by every block of gate and up for up to
+// 8 rows, and by kernels of their own for more (choose_experts.cu).
 #pragma once
 
 #include <climits>
@@ -66,20 +66,6 @@ __device__ __forceinline__ float weight_of(uint32_t mine, int used, float factor
     return e / warp_sum(e);
 }
 __device__ __forceinline__ float gate_of(float logit) { return 1.0f / (1.0f + __expf(-logit)); }
-
-/// One warp: the `used` best of `experts` logits of a row, falling, and their weights, renormalised; and the
-/// gate of the logit after the last expert's. `ids` is seen by the whole warp.
-template <int kEach>
-__device__ __forceinline__ void choose_experts(const float* logits, int experts, int used, int* ids,
-                                               float* weights, float* shared) {
-    const int lane = threadIdx.x % 32;
-    const float gate = __ldcg(logits + experts);
-    const auto logit = [&](int e) { return __ldcg(logits + e); };
-    const float weight = weight_of(choose_in_order<kEach>(logit, experts, used, ids), used, 1.0f);
-    if (lane < used) weights[lane] = weight;
-    if (lane == 0) *shared = gate_of(gate);
-    __syncwarp();
-}
 
 inline constexpr int kNoExpert = INT_MAX;
 

@@ -1,54 +1,64 @@
-// What the router of a mixture of experts needs from x, made by the linear_add that makes x: few rows. A
-// block that has 16 columns of x also multiplies them with their 16 columns of the router, and adds the
-// products of all experts to the sums of the other blocks (route_sums.cuh). So no kernel has to wait for x,
-// norm it and multiply it again. x * norm is rounded to BF16 without the norm's factor.
+// What the router of a mixture of experts needs of x, in answer steps: for each 16 columns of h the products of all
+// experts, rounded to 64-bit fixed point and added up, so that any order of adding gives the same bits. Logits lack the
+// factor of the norm (deferred.h).
+//   up to 8 rows: a block of linear_add that has 16 columns of x multiplies them with its 16 columns of the router, and
+//     adds to the sums of the other blocks in memory: no kernel has to wait for x and read it again
+//   more rows: a kernel of its own (route_logits)
 //
-// Traffic: the router once, x * norm once; 8 bytes a logit and block, in L2.
+// Traffic: the router once, h once; 8 bytes a logit and block, in L2.
 #pragma once
 
-#include "ggml-like/cuda/dense_rows.cuh"
-#include "ggml-like/cuda/left_norm.cuh"
-#include "ggml-like/cuda/moe.h"
-#include "ggml-like/cuda/route_sums.cuh"
+#include "ggml-like/cuda/context.h"
+#include "ggml-like/cuda/deferred.cuh"
+#include "ggml-like/cuda/few_rows.cuh"
 
 namespace quern::cuda {
 
-inline constexpr int kOwnTiles = 2;  // tiles of y, and of the router for a warp
+/// The router, and the sums of its logits: I64 [rows, pitch], zeros before.
+struct RouteWork {
+    Part router;
+    int chunks;  // of the router
+    int logits;  // E + 1
+    int64_t* sums;
+    int pitch;
 
-/// x * norm of a block's tiles.
+    RouteWork from_row(int row) const {
+        RouteWork w = *this;
+        w.sums += static_cast<int64_t>(row) * pitch;
+        return w;
+    }
+};
+
+inline constexpr float kSumsOne = 0x1p32f, kMostSum = 0x1p21f;  // of a logit; of 16 products
+
+__device__ __forceinline__ int64_t fixed_point(float v) {
+    return __float2ll_rn(fminf(fmaxf(v, -kMostSum), kMostSum) * kSumsOne);
+}
+__device__ __forceinline__ float read_sum(const int64_t* sum) {
+    return __ll2float_rn(__ldcg(reinterpret_cast<const long long*>(sum))) * (1 / kSumsOne);
+}
+
+inline constexpr int kOwnTiles = 2;  // tiles of x, and of the router for a warp
+inline constexpr int kRouteRows = 8;
+
+/// h of a block's tiles.
 struct OwnRows {
-    bf16 h[kOwnTiles][kLeftRows][kTileRows];
+    bf16 h[kOwnTiles][kRouteRows][kTileRows];
 };
 
-/// finish of dense_one and dense_rows: as AddResidual, and what the router needs of y.
-struct AddForRoute {
-    static constexpr bool kPaired = false;
-    struct Loaded {
-        float residual, norm;
-    };
-    AddResidual add;
-    const RouteWork& work;
-    OwnRows& own;
-
-    __device__ __forceinline__ Loaded load(int row, int n) const {
-        return {add.load(row, n), work.x.norm[row]};
-    }
-    /// By 16 neighbouring lanes for the 16 rows of a tile.
-    __device__ __forceinline__ void store(int row, int n, const Loaded& before, float sum) const {
-        const int tile = row / kTileRows, at = row % kTileRows;
-        const float y = before.residual + sum;
-        add.store(row, n, before.residual, sum);
-        own.h[tile == static_cast<int>(blockIdx.x) ? 0 : 1][n][at] =
-            leave_column(work.x, n, row, y, before.norm);
-    }
-};
-
-/// The registers of one product: tile `tile` of the router, columns of tile `column` of y.
+/// The registers of one product: tile `tile` of the router, columns of tile `column` of x.
 __device__ __forceinline__ const uint8_t* router_tile(const RouteWork& w, int tile, int column) {
     constexpr int kColumnTiles = kChunkCols / kTileRows;
     const int64_t chunk = tile * w.chunks + column / kColumnTiles;
     return w.router.data + chunk * chunk_bytes(Kind::bf16) + column % kColumnTiles * 512 +
            16 * (threadIdx.x % 32);
+}
+/// 16 weights' rows times 16 columns of the lane's row of h, whose columns 2 t on begin at `x`.
+__device__ __forceinline__ void route_product(const uint8_t* weights, const bf16* x, float (&sum)[4]) {
+    const uint4 w = load16(weights);
+    const uint32_t a[4] = {w.x, w.y, w.z, w.w};
+    sum[0] = sum[1] = sum[2] = sum[3] = 0;
+    mma(sum, a, *reinterpret_cast<const uint32_t*>(x), *reinterpret_cast<const uint32_t*>(x + 8));
 }
 
 /// The router's columns that meet a block's first tile, in shared memory of `bytes`; of its tiles a warp has
@@ -64,24 +74,15 @@ class RouterTiles {
         for (int i = 0; i < kOwnTiles; ++i)
             if (tile(i) < w_.router.tiles) copy_async16(place(i), router_tile(w_, tile(i), blockIdx.x));
     }
-    /// When `own` is complete: products to the sums.
-    __device__ __forceinline__ void add(const OwnRows& own, int rows) const {
-        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-        if (blockIdx.x == 0 && static_cast<int>(threadIdx.x) <= w_.used) w_.chosen[threadIdx.x] = 0;
+    /// When `own` is complete: products to the sums. `columns`: of x.
+    __device__ __forceinline__ void add(const OwnRows& own, int rows, int columns) const {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, second = blockIdx.x + gridDim.x;
 #pragma unroll
         for (int i = 0; i < kOwnTiles; ++i) {
             if (tile(i) >= w_.router.tiles) break;
-            float sum[4] = {};
-            multiply(sum, place(i), own.h[0][g] + 2 * t);
-            const int second = blockIdx.x + gridDim.x;
-            if (second < w_.x.columns / kTileRows)
-                multiply(sum, router_tile(w_, tile(i), second), own.h[1][g] + 2 * t);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const int n = 2 * t + j % 2, logit = tile(i) * kTileRows + g + j / 2 * 8;
-                if (n < rows && logit < w_.logits)
-                    add_to_sum(&w_.x.sums->logits[w_.x.first + n][logit], sum[j]);
-            }
+            add_product(i, place(i), own.h[0][g] + 2 * t, rows);
+            if (second < columns / kTileRows)
+                add_product(i, router_tile(w_, tile(i), second), own.h[1][g] + 2 * t, rows);
         }
     }
 
@@ -93,10 +94,18 @@ class RouterTiles {
     __device__ __forceinline__ uint8_t* place(int i) const {
         return tiles_ + tile(i) * 512 + 16 * (threadIdx.x % 32);
     }
-    __device__ __forceinline__ static void multiply(float (&sum)[4], const uint8_t* weights, const bf16* x) {
-        const uint4 w = load16(weights);
-        const uint32_t a[4] = {w.x, w.y, w.z, w.w};
-        mma(sum, a, *reinterpret_cast<const uint32_t*>(x), *reinterpret_cast<const uint32_t*>(x + 8));
+    __device__ __forceinline__ void add_product(int i, const uint8_t* weights, const bf16* x, int rows) const {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        float sum[4];
+        route_product(weights, x, sum);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int n = 2 * t + j % 2, logit = tile(i) * kTileRows + g + j / 2 * 8;
+            if (n < rows && logit < w_.logits)
+                asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(w_.sums + n * w_.pitch + logit),
+                             "l"(fixed_point(sum[j]))
+                             : "memory");
+        }
     }
 };
 

@@ -3,11 +3,10 @@
 
 namespace quern {
 
-int64_t attention_work_bytes(int64_t tokens, int64_t sequences, int64_t /*heads*/, int64_t kv_heads,
-                             int64_t /*head_dim*/) {
-    if (!cuda::has_few_rows(tokens, sequences, kv_heads)) return 16;
-    const int64_t part = cuda::kPartFloats * 4, chunk = cuda::kChunkPairs * 16;
-    return tokens * kv_heads * cuda::most_chunks(tokens) * (cuda::kSplitBlocks * part + chunk);
+int64_t attention_work_bytes(StepKind kind, int64_t tokens, int64_t kv_heads, int64_t head_dim) {
+    if (head_dim != cuda::kSplitHeadDim) return 16;
+    if (kind == StepKind::prompt) return cuda::kHeldSlots * cuda::kHeldBytes;
+    return tokens * kv_heads * cuda::kMaxChunks * cuda::kSplitBlocks * cuda::kPartFloats * 4;
 }
 
 }  // namespace quern

@@ -283,8 +283,10 @@ Tensor* conv_gated_delta_net(Graph& g, std::string_view name, const DeltaInputs&
     Tensor* y = g.scratch(name, in.u->dtype, {tokens, nv * params.value_dim});
     Tensor* o = g.scratch(fmt::format("{}.o", name), in.u->dtype, {tokens, nv, params.value_dim});
     Tensor* x = g.scratch(fmt::format("{}.x", name), in.u->dtype, {tokens, in.u->shape[1]});
-    Tensor* work = g.scratch(fmt::format("{}.work", name), DType::U8,
-                             {std::max<int64_t>(1, delta_work_bytes(tokens, batch.slots->shape[0], params))});
+    const int64_t bytes = delta_work_bytes(batch.kind, tokens, batch.slots->shape[0], params);
+    Tensor* work = g.scratch(fmt::format("{}.work", name), DType::U8, {std::max<int64_t>(1, bytes)});
+    ConvGatedDeltaNetParams own = params;
+    own.kind = batch.kind;
     std::vector<Tensor*> states = {state.conv, state.delta};
     if (state.journal_k != nullptr)
         states.insert(states.end(), {state.journal_k, state.journal_u, state.journal_g});
@@ -294,7 +296,7 @@ Tensor* conv_gated_delta_net(Graph& g, std::string_view name, const DeltaInputs&
                       batch.slots, batch.committed, batch.journal, in.z, in.norm},
            .outputs = {y, o, x, work},
            .state = std::move(states),
-           .parameters = params});
+           .parameters = own});
     return y;
 }
 

@@ -1,23 +1,39 @@
-// conv_gated_delta_net on the GPU: one row a sequence, chunks of rows, or row by row for shapes of small
+// conv_gated_delta_net on the GPU: answer rows, chunks of prompt rows, or row by row for shapes of small
 // models.
 #include "ggml-like/ops/conv_gated_delta_net.h"
 
 #include "ggml-like/cuda/delta.h"
+#include "ggml-like/cuda/delta_chunks.h"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/norm_rows.h"
 #include "ggml-like/cuda/ops.h"
 
 namespace quern::cuda {
+namespace {
+
+DeltaJournal journal_of(const Node& node) {
+    if (node.state.size() <= 2) return {};
+    return {.k = node.state[2]->as<float>(),
+            .u = node.state[3]->as<float>(),
+            .g = node.state[4]->as<float>(),
+            .committed = node.inputs[9]->as<int>(),
+            .journaling = node.inputs[10]->as<int>(),
+            .entries = static_cast<int>(node.state[2]->shape[1])};
+}
+
+}  // namespace
 
 void conv_gated_delta_net(const Node& node, Context& c) {
     const Tensor &u = *node.inputs[0], &a = *node.inputs[1], &b = *node.inputs[2];
     const Tensor &conv_state = *node.state[0], &delta = *node.state[1];
     const auto& p = node.params<ConvGatedDeltaNetParams>();
-    if (node.state.size() > 2) unsupported("conv_gated_delta_net", "a journal");
     const Tensor& z = *node.inputs[11];
     const int tokens = static_cast<int>(u.shape[0]), sequences = static_cast<int>(node.inputs[8]->shape[0]);
     const int taps = static_cast<int>(node.inputs[3]->shape[1]);
-    const bool real = p.key_dim == 128 && p.value_dim == 128 && taps == 4 && u.stride[0] % 8 == 0;
+    const bool large = has_chunked_heads(p.key_dim, p.value_dim),
+               fast = large && taps == 4 && u.stride[0] % 8 == 0;
+    if (large && !fast && node.state.size() > 2)
+        unsupported("conv_gated_delta_net", "a journal for a convolution of other than 4 taps");
     const DeltaStep step{.u = u.data,
                          .u_ld = u.stride[0],
                          .a = a.data,
@@ -31,14 +47,16 @@ void conv_gated_delta_net(const Node& node, Context& c) {
                          .slots = node.inputs[8]->as<int>(),
                          .conv_state = conv_state.data,
                          .delta = delta.as<float>(),
+                         .journal = journal_of(node),
                          .z = z.data,
                          .z_ld = z.stride[0],
                          .norm = node.inputs[12]->as<float>(),
                          .eps = p.eps,
                          .y = node.outputs[0]->data,
-                         .o = tokens > sequences || !real ? node.outputs[1]->data : nullptr,
+                         .o = node.outputs[1]->data,
                          .x = node.outputs[2]->data,
                          .work = node.outputs[3]->data,
+                         .counters = c.counters,
                          .tokens = tokens,
                          .sequences = sequences,
                          .key_heads = p.key_heads,
@@ -47,12 +65,15 @@ void conv_gated_delta_net(const Node& node, Context& c) {
                          .value_dim = p.value_dim,
                          .taps = taps,
                          .ring = static_cast<int>(conv_state.shape[1])};
-    if (real && (tokens == 1 || sequences > 1)) delta_decode(c, step);
-    if (real && tokens > sequences) delta_prefill(c, step);
-    if (!real) delta_generic(c, step);
-    if (step.o != nullptr)
-        gated_norm_rows(
-            c, {step.o, step.z, step.z_ld, step.norm, tokens, p.value_heads, p.value_dim, p.eps, step.y});
+    if (fast && p.kind == StepKind::answer) return delta_decode(c, step);
+    if (fast) {
+        if (step.journal.k != nullptr) delta_commit(c, step);
+        delta_prefill(c, step);
+    } else {
+        delta_generic(c, step);
+    }
+    gated_norm_rows(
+        c, {step.o, step.z, step.z_ld, step.norm, tokens, p.value_heads, p.value_dim, p.eps, step.y});
 }
 
 }  // namespace quern::cuda

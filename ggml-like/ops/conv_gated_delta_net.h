@@ -11,8 +11,8 @@
 //   g = decay_rate * softplus(a + dt_bias);        beta = sigmoid(b)
 //   S = exp(g) S;   u = beta (v - S k);   S = S + u k^T;   o = S q, rounded to u's dtype
 //   y = (o / sqrt(mean(o^2) + eps) * norm) * silu(z), FP32, rounded once
-// A kernel for many rows may work in chunks of 64 with BF16 products: relative error of o below 1e-2; of S,
-// whose products take pairs of BF16 numbers, below 1e-4.
+// Prompt rows may be computed in chunks of 64 with BF16 products: relative error of o below 1e-2; of S, whose
+// products take pairs of BF16 numbers, below 1e-4. Chunks begin where the step's slice of a sequence begins.
 //
 // State (batch.h says when a sequence starts from zero):
 //   conv_state [slots, R, C], R >= W - 1 + max(1, J): row p % R holds the input u of position p. A step of up
@@ -21,7 +21,8 @@
 //   delta F32 [slots, nv, dv, dk].
 //   Journal of J entries a slot: journal_k F32 [slots, J, nk, dk] (normalised k), journal_u F32
 //     [slots, J, nv, dv], journal_g F32 [slots, J, nv]. The step first does S = exp(g) S + u k^T for
-//     committed[s] entries. J = 0: null.
+//     committed[s] entries, which leaves the bits that their rows would have left. J = 0: null. Steps that
+//     journal have answer rows.
 // Source: Yang et al. 2024 (Gated DeltaNet); HF transformers Qwen3_5Moe.
 #pragma once
 
@@ -30,11 +31,12 @@
 namespace quern {
 
 struct ConvGatedDeltaNetParams {
-    int key_heads;    // nk
-    int value_heads;  // nv, a multiple of nk
-    int key_dim;      // dk
-    int value_dim;    // dv
-    float eps;        // of the norm
+    int key_heads;                     // nk
+    int value_heads;                   // nv, a multiple of nk
+    int key_dim;                       // dk
+    int value_dim;                     // dv
+    float eps;                         // of the norm
+    StepKind kind = StepKind::prompt;  // the batch's: conv_gated_delta_net sets it
 };
 
 struct DeltaInputs {
@@ -61,8 +63,9 @@ struct DeltaState {
 /// state {conv, delta} or, with a journal, {conv, delta, journal_k, journal_u, journal_g}.
 extern const Op kConvGatedDeltaNet;
 
-/// Work space of the chunked kernel: 0 for steps it is not used for.
-int64_t delta_work_bytes(int64_t tokens, int64_t sequences, const ConvGatedDeltaNetParams& params);
+/// Work space of the kernel for chunks, or a copy of each sequence's S for the plain kernel.
+int64_t delta_work_bytes(StepKind kind, int64_t tokens, int64_t sequences,
+                         const ConvGatedDeltaNetParams& params);
 
 Tensor* conv_gated_delta_net(Graph& g, std::string_view name, const DeltaInputs& in, const DeltaState& state,
                              const Batch& batch, const ConvGatedDeltaNetParams& params);

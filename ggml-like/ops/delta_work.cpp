@@ -3,9 +3,13 @@
 
 namespace quern {
 
-int64_t delta_work_bytes(int64_t tokens, int64_t sequences, const ConvGatedDeltaNetParams& params) {
-    if (tokens <= sequences) return 0;
-    return cuda::delta_chunks(tokens, sequences) * params.value_heads * cuda::kDeltaRecordBytes;
+int64_t delta_work_bytes(StepKind kind, int64_t tokens, int64_t sequences,
+                         const ConvGatedDeltaNetParams& params) {
+    const bool chunked = cuda::has_chunked_heads(params.key_dim, params.value_dim);
+    if (chunked && kind == StepKind::prompt)
+        return cuda::delta_chunks(tokens, sequences) * params.value_heads * cuda::kDeltaRecordBytes;
+    if (chunked) return 0;
+    return sequences * params.value_heads * params.value_dim * params.key_dim * 4;
 }
 
 }  // namespace quern

@@ -2,6 +2,7 @@
 #include "ggml-like/ops/embed.h"
 
 #include "ggml-like/cuda/decode.cuh"
+#include "ggml-like/cuda/deferred.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ops.h"
 
@@ -29,28 +30,51 @@ __device__ __forceinline__ float element(Kind kind, const uint8_t* chunk, int ro
     return __uint_as_float((code & 8u) << 28 | (code & 7u) << 22) * 0x1p60f * scale[kk];
 }
 
+/// kPrompt: squares are one number a row, else of 16 columns each.
+template <bool kPrompt>
 __global__ void __launch_bounds__(kBlock)
-    embed_kernel(Part table, int chunks, int columns, const int* ids, float* y) {
+    embed_kernel(Part table, int chunks, int columns, const int* ids, float* y, Defer defer) {
+    __shared__ float partial[kBlock / 32];
     allow_successor();
     wait_for_predecessor();
-    const int id = min(max(__ldcg(ids + blockIdx.x), 0), table.rows - 1), row = id % kTileRows;
+    const int n = blockIdx.x, id = min(max(__ldcg(ids + n), 0), table.rows - 1), row = id % kTileRows;
     const uint8_t* tile =
         table.data + static_cast<int64_t>(id / kTileRows) * chunks * chunk_bytes(table.kind);
     // factors carry the lift of the few-row kernels: codes here are too small by it as well
     const float factor = table.factor[id] * (table.kind == Kind::fp8 ? 0x1p60f : 1.0f);
-    for (int k = threadIdx.x; k < columns; k += kBlock)
-        y[static_cast<int64_t>(blockIdx.x) * columns + k] =
-            element(table.kind, tile + k / kChunkCols * chunk_bytes(table.kind), row, k % kChunkCols) *
-            factor;
+    float squares = 0;
+    for (int k = threadIdx.x; k < columns; k += kBlock) {
+        const float x =
+            element(table.kind, tile + k / kChunkCols * chunk_bytes(table.kind), row, k % kChunkCols) * factor;
+        y[static_cast<int64_t>(n) * columns + k] = x;
+        if constexpr (kPrompt) {
+            defer.h[static_cast<int64_t>(n) * columns + k] = __float2bfloat16(x * defer.norm[k]);
+            squares += x * x;
+        } else {
+            defer_column(defer, n, k, x, defer.norm[k]);
+        }
+    }
+    if constexpr (!kPrompt) return;
+    squares = warp_sum(squares);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = squares;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < kBlock / 32; ++w) total += partial[w];
+    defer.squares[n] = total;
 }
 
 }  // namespace
 
 void embed(const Node& node, Context& c) {
-    const Packed& table = *static_cast<const Packed*>(node.params<EmbedParams>().table->placed);
+    const auto& p = node.params<EmbedParams>();
+    const Packed& table = *static_cast<const Packed*>(p.table->placed);
     const Tensor& y = *node.outputs[0];
-    launch(c, "embed", embed_kernel, static_cast<unsigned>(y.shape[0]), kBlock, 0, table.part[0],
-           table.chunks, table.cols, node.inputs[0]->as<int>(), y.as<float>());
+    const auto kernel = p.kind == StepKind::prompt ? embed_kernel<true> : embed_kernel<false>;
+    launch(c, "embed", kernel, static_cast<unsigned>(y.shape[0]), kBlock, 0, table.part[0], table.chunks,
+           table.cols, node.inputs[0]->as<int>(), y.as<float>(),
+           defer_of(*node.inputs[1], *node.outputs[1], *node.outputs[2]));
 }
 
 }  // namespace quern::cuda

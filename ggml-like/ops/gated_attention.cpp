@@ -198,7 +198,9 @@ Tensor* gated_attention(Graph& g, std::string_view name, const AttentionInputs& 
               "[gated_attention] {}: cache {} does not fit k {}", name, describe(*cache), describe(*in.k));
     Tensor* y = g.scratch(name, q.dtype, {tokens, heads * d});
     Tensor* rotated = g.scratch(fmt::format("{}.rotated", name), q.dtype, {tokens, heads, d});
-    const int64_t bytes = attention_work_bytes(tokens, batch.start->shape[0] - 1, heads, kv_heads, d);
+    const int64_t bytes = attention_work_bytes(batch.kind, tokens, kv_heads, d);
+    GatedAttentionParams own = params;
+    own.kind = batch.kind;
     Tensor* work = g.scratch(fmt::format("{}.work", name), DType::U8, {std::max<int64_t>(1, bytes)});
     g.add({.op = &kGatedAttention,
            .name = std::string(name),
@@ -206,7 +208,7 @@ Tensor* gated_attention(Graph& g, std::string_view name, const AttentionInputs& 
                       batch.start, batch.pages},
            .outputs = {y, rotated, work},
            .state = {k_cache, v_cache},
-           .parameters = params});
+           .parameters = own});
     return y;
 }
 

@@ -39,13 +39,14 @@ void gated_attention(const Node& node, Context& context) {
     c.positions = in[6]->as<const int>(), c.row_sequence = in[7]->as<const int>(),
     c.start = in[8]->as<const int>();
     c.pages = in[9]->as<const int>(), c.page_row = in[9]->stride[0];
+    c.max_keys = static_cast<int>(in[9]->shape[1]) * kKeysPerPage;
     c.y = node.outputs[0]->as<bf16>(), c.rotated = node.outputs[1]->as<bf16>();
     c.work = node.outputs[2]->data, c.counters = context.counters;
     c.k_cache = cache(*node.state[0]), c.v_cache = cache(*node.state[1]);
     c.tokens = static_cast<int>(in[0]->shape[0]), c.heads = static_cast<int>(in[0]->shape[1]);
     c.kv_heads = static_cast<int>(in[2]->shape[1]), c.head_dim = static_cast<int>(in[0]->shape[2]);
     c.sequences = static_cast<int>(in[8]->shape[0]) - 1;
-    c.eps = p.eps, c.rotary_dims = p.rotary_dims;
+    c.eps = p.eps, c.rotary_dims = p.rotary_dims, c.answers = p.kind == StepKind::answer;
     if (c.head_dim % 8 != 0 || c.head_dim > kMaxHeadDim || c.rotary_dims > c.head_dim ||
         c.rotary_dims % 2 != 0)
         unsupported(kName, "a head_dim that is not a multiple of 8 up to 256");

@@ -2,14 +2,15 @@
 //
 // q, gate [T, H, d], k, v [T, G, d] (strided views are fine), q_norm, k_norm F32 [d] (plain form), k_cache,
 // v_cache [pages, G, 64, d] -> y [T, H*d] in q's dtype.
-//   1. q', k' = x / sqrt(mean(x^2) + eps) * norm per head; for i < R/2: angle = position * theta^(-2i/R),
-//      pairs (i, i + R/2) rotate by it; dimensions >= R pass through. FP32, one rounding to q's dtype. For
-//      text the three M-RoPE axes are equal, so the interleaved sections do not show.
+//   1. q', k' = x / sqrt(mean(x^2) + eps) * norm per head; for i < R/2: angle = position * theta^(-2i/R), and
+//      the pair (i, i + R/2) rotates by it; dimensions from R on pass through. FP32, one rounding to q's
+//      dtype. For text the three M-RoPE axes are equal, so the interleaved sections do not show.
 //   2. k' and v of row t (sequence s, position p) go to page pages[s][p / 64], place p % 64, rounded to the
 //      cache's dtype. Padding rows (row_sequence = -1) are skipped everywhere.
 //   3. query head h reads KV head h / (H/G), keys 0 .. p of its sequence, as stored in the cache:
 //      y = softmax(q' k'^T / sqrt(d)) v * sigmoid(gate); scores, softmax (maximum subtracted) and sums in
-//      FP32; one rounding. A kernel for many rows may round probabilities to BF16 before the product with v.
+//      FP32; one rounding. Probabilities may be rounded to BF16 before the product with v.
+// A row's bits depend on the kind of its step (batch.h), its position and its keys alone.
 // Source: HF transformers Qwen3_5Moe.
 #pragma once
 
@@ -20,7 +21,8 @@ namespace quern {
 struct GatedAttentionParams {
     float eps;
     float theta;
-    int rotary_dims;  // R, even
+    int rotary_dims;                   // R, even
+    StepKind kind = StepKind::prompt;  // the batch's: gated_attention sets it
 };
 
 struct AttentionInputs {
@@ -38,8 +40,7 @@ struct AttentionInputs {
 extern const Op kGatedAttention;
 
 /// Work space for partial results of split keys.
-int64_t attention_work_bytes(int64_t tokens, int64_t sequences, int64_t heads, int64_t kv_heads,
-                             int64_t head_dim);
+int64_t attention_work_bytes(StepKind kind, int64_t tokens, int64_t kv_heads, int64_t head_dim);
 
 Tensor* gated_attention(Graph& g, std::string_view name, const AttentionInputs& in, Tensor* k_cache,
                         Tensor* v_cache, const Batch& batch, const GatedAttentionParams& params);

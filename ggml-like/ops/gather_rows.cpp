@@ -9,15 +9,18 @@
 namespace quern {
 namespace {
 
-void run(const Node& node, cpu::Context&) {
-    const Tensor &x = *node.inputs[0], &rows = *node.inputs[1], &y = *node.outputs[0];
+void gather(const Tensor& x, const Tensor& rows, const Tensor& y) {
     const int64_t bytes = dtype_bytes(x.dtype, x.shape[1]);
     for (int64_t r = 0; r < y.shape[0]; ++r) {
         const int32_t from = rows.as<int32_t>()[r];
-        CHECK(from >= 0 && from < x.shape[0], "[gather_rows] {}: row {} of {}", node.name, from, describe(x));
-        std::memcpy(y.as<char>() + r * bytes, x.as<char>() + dtype_bytes(x.dtype, from * x.stride[0]),
-                    static_cast<size_t>(bytes));
+        CHECK(from >= 0 && from < x.shape[0], "[gather_rows] {}: row {} of {}", y.name, from, describe(x));
+        std::memcpy(y.as<char>() + r * bytes, x.as<char>() + from * bytes, static_cast<size_t>(bytes));
     }
+}
+
+void run(const Node& node, cpu::Context&) {
+    gather(*node.inputs[0], *node.inputs[2], *node.outputs[0]);
+    gather(*node.inputs[1], *node.inputs[2], *node.outputs[1]);
 }
 
 Cost cost(const Node& node) { return {.activation_bytes = 2 * cpu::dense_bytes(*node.outputs[0])}; }
@@ -26,12 +29,17 @@ Cost cost(const Node& node) { return {.activation_bytes = 2 * cpu::dense_bytes(*
 
 const Op kGatherRows{"gather_rows", run, cost};
 
-Tensor* gather_rows(Graph& g, std::string_view name, Tensor* x, Tensor* rows) {
-    CHECK(x->rank == 2 && rows->rank == 1 && rows->dtype == DType::I32, "[gather_rows] {}: rows {} of x {}",
-          name, describe(*rows), describe(*x));
-    Tensor* y = g.scratch(name, x->dtype, {rows->shape[0], x->shape[1]});
-    g.add({.op = &kGatherRows, .name = std::string(name), .inputs = {x, rows}, .outputs = {y}});
-    return y;
+Residual gather_rows(Graph& g, std::string_view name, const Residual& in, Tensor* rows) {
+    check_normed("gather_rows", name, in, in.h->shape[1]);
+    CHECK(rows->rank == 1 && rows->dtype == DType::I32, "[gather_rows] {}: rows {} of h {}", name, describe(*rows),
+          describe(*in.h));
+    Tensor* h = g.scratch(name, in.h->dtype, {rows->shape[0], in.h->shape[1]});
+    Tensor* squares = g.scratch(fmt::format("{}.squares", name), DType::F32, {rows->shape[0], in.squares->shape[1]});
+    g.add({.op = &kGatherRows,
+           .name = std::string(name),
+           .inputs = {in.h, in.squares, rows},
+           .outputs = {h, squares}});
+    return {.h = h, .squares = squares};
 }
 
 }  // namespace quern

@@ -10,21 +10,26 @@ namespace {
 
 constexpr int kBlock = 256;
 
+/// Rows of `columns` BF16 numbers and of `parts` F32 numbers.
 __global__ void __launch_bounds__(kBlock)
-    gather_kernel(const float* x, const int* rows, int count, int columns, float* y) {
+    gather_kernel(const uint16_t* h, const float* squares, const int* rows, int count, int columns, int parts,
+                  uint16_t* to_h, float* to_squares) {
     allow_successor();
     wait_for_predecessor();
-    const int64_t from = min(max(__ldcg(rows + blockIdx.x), 0), count - 1);
-    for (int k = threadIdx.x; k < columns; k += kBlock)
-        y[static_cast<int64_t>(blockIdx.x) * columns + k] = __ldcg(x + from * columns + k);
+    const int64_t from = min(max(__ldcg(rows + blockIdx.x), 0), count - 1), to = blockIdx.x;
+    for (int k = threadIdx.x; k < columns; k += kBlock) to_h[to * columns + k] = __ldcg(h + from * columns + k);
+    for (int k = threadIdx.x; k < parts; k += kBlock) to_squares[to * parts + k] = __ldcg(squares + from * parts + k);
 }
 
 }  // namespace
 
 void gather_rows(const Node& node, Context& c) {
-    const Tensor &x = *node.inputs[0], &rows = *node.inputs[1], &y = *node.outputs[0];
-    launch(c, "gather_rows", gather_kernel, static_cast<unsigned>(y.shape[0]), kBlock, 0, x.as<float>(),
-           rows.as<int>(), static_cast<int>(x.shape[0]), static_cast<int>(x.shape[1]), y.as<float>());
+    const Tensor &h = *node.inputs[0], &squares = *node.inputs[1], &rows = *node.inputs[2];
+    const Tensor &to_h = *node.outputs[0], &to_squares = *node.outputs[1];
+    if (h.dtype != DType::BF16) unsupported("gather_rows", "activations other than BF16");
+    launch(c, "gather_rows", gather_kernel, static_cast<unsigned>(to_h.shape[0]), kBlock, 0, h.as<uint16_t>(),
+           squares.as<float>(), rows.as<int>(), static_cast<int>(h.shape[0]), static_cast<int>(h.shape[1]),
+           static_cast<int>(squares.shape[1]), to_h.as<uint16_t>(), to_squares.as<float>());
 }
 
 }  // namespace quern::cuda

@@ -1,15 +1,16 @@
-// gather_rows: y[r] = x[rows[r]]
+// gather_rows: h[r] = h[rows[r]], squares[r] = squares[rows[r]] (residual.h)
 //
-// x F32 [T, D], rows I32 [R] -> y F32 [R, D]. A row outside [0, T) throws on the CPU; the GPU clamps it.
+// h [T, D], squares F32 [T, P], rows I32 [R] -> h [R, D], squares [R, P]; x is left behind. A row outside [0, T)
+// throws on the CPU; the GPU clamps it.
 #pragma once
 
-#include "ggml-like/graph.h"
+#include "ggml-like/ops/residual.h"
 
 namespace quern {
 
-/// inputs {x, rows}; outputs {y}.
+/// inputs {h, squares, rows}; outputs {h, squares}.
 extern const Op kGatherRows;
 
-Tensor* gather_rows(Graph& g, std::string_view name, Tensor* x, Tensor* rows);
+Residual gather_rows(Graph& g, std::string_view name, const Residual& in, Tensor* rows);
 
 }  // namespace quern

@@ -2,6 +2,7 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/linear_rows.h"
+#include "ggml-like/cpu/norms.h"
 #include "ggml-like/cpu/weight_rows.h"
 #include "ggml-like/ops/row_math.h"
 
@@ -9,23 +10,48 @@ namespace quern {
 namespace {
 
 void run(const Node& node, cpu::Context& context) {
-    cpu::linear(*node.inputs[0], *node.params<LinearAddParams>().weight, node.inputs[1], *node.outputs[0],
-                context);
+    const Tensor &residual = *node.inputs[1], &norm = *node.inputs[2];
+    const Tensor &x = *node.outputs[0], &h = *node.outputs[1], &squares = *node.outputs[2];
+    const auto& p = node.params<LinearAddParams>();
+    cpu::linear(*node.inputs[0], *p.weight, context, [&](int64_t t, float* row) {
+        float* to = x.row<float>(t);
+        for (int64_t i = 0; i < x.shape[1]; ++i) to[i] = residual.row<float>(t)[i] + row[i];
+        cpu::defer_norm(to, norm, h, squares, t);
+    });
+    if (p.router == nullptr) return;
+    const Tensor& logits = *node.outputs[3];
+    CHECK(logits.dtype == DType::F32, "[linear_add] {}: the CPU makes logits in F32, not {}", node.name,
+          dtype_name(logits.dtype));
+    cpu::linear_rows(h, *p.router, logits.as<float>(), logits.stride[0], context);
 }
 
 Cost cost(const Node& node) {
     const Tensor &x = *node.inputs[0], &y = *node.outputs[0];
-    const Weight& w = *node.params<LinearAddParams>().weight;
-    return {.weight_bytes = static_cast<double>(w.bytes()),
-            .activation_bytes = cpu::dense_bytes(x) + 2 * cpu::dense_bytes(y),
-            .flops = 2.0 * static_cast<double>(x.shape[0] * w.rows * w.cols)};
+    const auto& p = node.params<LinearAddParams>();
+    Cost cost{.weight_bytes = static_cast<double>(p.weight->bytes()),
+              .activation_bytes = cpu::dense_bytes(x) + 2 * cpu::dense_bytes(y) + cpu::dense_bytes(*node.outputs[1]),
+              .flops = 2.0 * static_cast<double>(x.shape[0] * p.weight->rows * p.weight->cols)};
+    if (p.router == nullptr) return cost;
+    cost.weight_bytes += static_cast<double>(p.router->bytes());
+    cost.flops += 2.0 * static_cast<double>(x.shape[0] * p.router->rows * p.router->cols);
+    return cost;
+}
+
+/// Sums that a GPU's blocks add up begin at zero.
+Tensor* make_logits(Graph& g, std::string_view name, int64_t tokens, const Weight& router, const NextNorm& next) {
+    const std::string own = fmt::format("{}.logits", name);
+    const int64_t width = (router.rows + 7) / 8 * 8;
+    if (next.kind == StepKind::answer && next.activation == DType::BF16)
+        return g.zeros(own, DType::I64, {tokens, width});
+    return g.scratch(own, DType::F32, {tokens, width});
 }
 
 }  // namespace
 
 const Op kLinearAdd{"linear_add", run, cost};
 
-Tensor* linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w, Tensor* residual) {
+Residual linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w, Tensor* residual,
+                    const NextNorm& next, const Weight* router) {
     CHECK(x->rank == 2 && x->shape[1] == w.cols && x->stride[1] == 1,
           "[linear_add] {}: weight {} [{}, {}] does not fit x {}", name, w.name, w.rows, w.cols,
           describe(*x));
@@ -34,13 +60,20 @@ Tensor* linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w, 
           "[linear_add] {}: residual {} should be F32 [{}, {}]", name, describe(*residual), x->shape[0],
           w.rows);
     cpu::check_weight("linear_add", name, w);
-    Tensor* y = g.scratch(name, DType::F32, {x->shape[0], w.rows});
-    g.add({.op = &kLinearAdd,
-           .name = std::string(name),
-           .inputs = {x, residual},
-           .outputs = {y},
-           .parameters = LinearAddParams{&w}});
-    return y;
+    Residual out = make_residual(g, "linear_add", name, x->shape[0], w.rows, next);
+    Node node{.op = &kLinearAdd,
+              .name = std::string(name),
+              .inputs = {x, residual, next.weight},
+              .outputs = {out.x, out.h, out.squares},
+              .parameters = LinearAddParams{&w, router, next.kind}};
+    if (router != nullptr) {
+        CHECK(router->cols == w.rows, "[linear_add] {}: router [{}, {}] does not fit x' [T, {}]", name, router->rows,
+              router->cols, w.rows);
+        cpu::check_weight("linear_add", name, *router);
+        node.outputs.push_back(out.logits = make_logits(g, name, x->shape[0], *router, next));
+    }
+    g.add(std::move(node));
+    return out;
 }
 
 }  // namespace quern

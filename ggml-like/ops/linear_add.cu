@@ -1,6 +1,7 @@
-// linear_add on the GPU: one row and few rows stream the weight (cuda/dense_one.cuh, cuda/dense_rows.cuh),
-// many rows use the tiled product of cuda/gemm.h; all add the residual at the store. Up to 8 rows before a
-// mixture of experts also do the work of its router (cuda/route_work.cuh).
+// linear_add on the GPU: x' = residual + x W^T, h and squares of it (cuda/deferred.h), a router's logits.
+//   answers: 1 row cuda/dense_one.cuh, 2 to 8 rows cuda/dense_rows.cuh, which also do the router's work where a block has
+//     whole columns to itself (cuda/route_work.cuh); more rows cuda/step_product.h, then a kernel for the logits
+//   prompts: the tiled product of cuda/gemm.h, then a kernel for h and squares, then the logits' product
 #include "ggml-like/ops/linear_add.h"
 
 #include "ggml-like/cuda/dense_one.cuh"
@@ -9,15 +10,46 @@
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ops.h"
 #include "ggml-like/cuda/prologues.cuh"
+#include "ggml-like/cuda/route_logits.h"
 #include "ggml-like/cuda/route_work.cuh"
+#include "ggml-like/cuda/step_product.h"
 
 namespace quern::cuda {
 namespace {
 
-/// What comes after a sum: the residual; kRoutes: also the router that follows.
+/// x'[n][row] = residual[n][row] + sum, and h and squares of it; kRoutes: h of the block's tiles is kept for the router.
+template <bool kRoutes>
+struct AddDeferred {
+    static constexpr bool kPaired = false;
+    struct Loaded {
+        float residual, norm;
+    };
+    const float* residual;
+    float* y;
+    int64_t ld;
+    int row_begin;  // of the part
+    Defer defer;
+    OwnRows* own;
+
+    __device__ __forceinline__ Loaded load(int row, int n) const {
+        return {__ldcg(residual + n * ld + row), defer.norm[row_begin + row]};
+    }
+    /// By 16 neighbouring lanes for the 16 rows of a tile.
+    __device__ __forceinline__ void store(int row, int n, const Loaded& before, float sum) const {
+        const float x = before.residual + sum;
+        y[n * ld + row] = x;
+        const bf16 h = defer_column(defer, n, row_begin + row, x, before.norm);
+        if constexpr (kRoutes) {
+            const int tile = row / kTileRows;
+            own->h[tile == static_cast<int>(blockIdx.x) ? 0 : 1][n][row % kTileRows] = h;
+        }
+    }
+};
+
+/// What comes after a sum.
 template <bool kRoutes>
 struct After {
-    AddResidual add;
+    AddDeferred<kRoutes> add;
     RouteWork work;
     int shared_bytes = 0;  // of the product
 
@@ -28,20 +60,22 @@ struct After {
             extern __shared__ __align__(128) uint8_t shared[];
             __shared__ OwnRows own;
             const RouterTiles router(work, shared + shared_bytes);
-            product(AddForRoute{add, work, own});
+            AddDeferred<kRoutes> finish = add;
+            finish.own = &own;
+            product(finish);
             __syncthreads();
-            router.add(own, rows);
+            router.add(own, rows, add.defer.columns);
         } else {
             product(add);
         }
     }
 };
 
-template <Kind K, int NT, bool kDeep, bool kOne, bool kRoutes>
-__global__ void __launch_bounds__(kThreads, 3 - NT)
+template <Kind K, bool kDeep, bool kOne, bool kRoutes>
+__global__ void __launch_bounds__(kThreads, 2)
     linear_add_few(Part part, int chunks, PlainRows<K, kOne ? 1 : 8> prologue, After<kRoutes> after) {
     after.run(prologue.rows, [&](const auto& finish) {
-        dense_rows<K, NT, kDeep, kOne, false>(part, chunks, prologue.rows, prologue, finish);
+        dense_rows<K, kDeep, kOne, false>(part, chunks, prologue.rows, prologue, finish);
     });
 }
 
@@ -55,23 +89,24 @@ struct Arguments {
     const Packed& w;
     const Part& part;
     const Tensor &x, &residual, &y;
-    const RouteWork* route;  // null: no router follows, or one that does its work itself
+    const Defer& defer;
+    const RouteWork* route;  // null: the product's blocks do nothing for a router
 
-    /// `c` with what its memory leaves to the product.
+    int rows() const { return static_cast<int>(x.shape[0]); }
+    /// `c` with what a router's tiles leave to the product.
     Context room(Context c) const {
         if (route != nullptr) c.shared_bytes -= RouterTiles::bytes(*route);
         return c;
     }
-    /// From row `row` on. shared_bytes: of the product; becomes all.
+    /// shared_bytes: of the product; becomes all.
     template <bool kRoutes>
-    After<kRoutes> after(int row, int& shared_bytes) const {
-        After<kRoutes> after{{residual.as<float>() + row * residual.stride[0] + part.row_begin,
-                              y.as<float>() + row * y.stride[0] + part.row_begin, y.stride[0]},
-                             {}};
+    After<kRoutes> after(int& shared_bytes) const {
+        After<kRoutes> after{{residual.as<float>() + part.row_begin, y.as<float>() + part.row_begin, y.stride[0],
+                              part.row_begin, defer, nullptr},
+                             {},
+                             shared_bytes};
         if (kRoutes) {
             after.work = *route;
-            after.work.x = route->x.from_row(row);
-            after.shared_bytes = shared_bytes;
             shared_bytes += RouterTiles::bytes(*route);
         }
         return after;
@@ -83,35 +118,27 @@ void one(Context& c, const Arguments& a) {
     const OneShape<K, false> shape(c, a.part, a.w.chunks);
     const PlainRows<K, 1> prologue{a.x.as<bf16>(), 0, a.w.cols, 1};
     int bytes = shape.bytes();
-    const auto after = a.after<kRoutes>(0, bytes);
+    const auto after = a.after<kRoutes>(bytes);
     launch(c, "linear_add", linear_add_one<K, kRoutes>, shape.grid, kThreads, bytes, a.part, shape, prologue,
            after);
 }
 
 template <Kind K, bool kRoutes>
 void few(Context& c, const Arguments& a) {
-    const int rows = static_cast<int>(a.x.shape[0]), chunks = a.w.chunks;
+    const int rows = a.rows(), chunks = a.w.chunks;
     const Context room = a.room(c);
     if (rows == 1 && dense_one_fits<K, false>(room, a.part, chunks)) return one<K, kRoutes>(c, a);
     const int grid = min(c.sms, dense_groups<K>(a.part.tiles, chunks));
-    for (int first = 0, n = 0; first < rows; first += n) {
-        n = dense_rows_at_once<K>(room, rows - first, chunks);
-        dense_shape<K>(room, n, chunks, [&]<int NT, bool kDeep>() {
-            const auto run = [&]<bool kOne>() {
-                constexpr bool kRouted = kRoutes && NT == 1;
-                const PlainRows<K, kOne ? 1 : 8> prologue{a.x.as<bf16>() + first * a.x.stride[0],
-                                                          a.x.stride[0], a.w.cols, n};
-                int bytes = dense_shared_bytes<K, NT, kDeep>(n, chunks);
-                const auto after = a.after<kRouted>(first, bytes);
-                launch(c, "linear_add", linear_add_few<K, NT, kDeep, kOne, kRouted>, grid, kThreads, bytes,
-                       a.part, chunks, prologue, after);
-            };
-            if (NT == 1 && n == 1)
-                run.template operator()<NT == 1>();
-            else
-                run.template operator()<false>();
-        });
-    }
+    dense_shape<K>(room, chunks, [&]<bool kDeep>() {
+        const auto run = [&]<bool kOne>() {
+            const PlainRows<K, kOne ? 1 : 8> prologue{a.x.as<bf16>(), a.x.stride[0], a.w.cols, rows};
+            int bytes = dense_shared_bytes<K, kDeep>(rows, chunks);
+            const auto after = a.after<kRoutes>(bytes);
+            launch(c, "linear_add", linear_add_few<K, kDeep, kOne, kRoutes>, grid, kThreads, bytes, a.part,
+                   chunks, prologue, after);
+        };
+        rows == 1 ? run.template operator()<true>() : run.template operator()<false>();
+    });
 }
 
 template <Kind K>
@@ -120,36 +147,70 @@ void product(Context& c, const Arguments& a) {
 }
 
 /// Whether blocks have tiles as route_work.cuh wants them: alone, few, and with room beside them.
-bool has_route_tiles(Context c, const Packed& w) {
+bool has_route_tiles(Context c, const Packed& w, const Packed& router, int rows) {
+    if (w.parts != 1 || router.parts != 1 || router.part[0].kind != Kind::bf16) return false;
+    if (router.part[0].tiles > kOwnTiles * kWarps) return false;
     c.shared_bytes -= kOwnTiles * kWarps * 512;
-    if (!dense_takes(c, w, kDownFewRows)) return false;
-    if (w.parts != 1) return false;
     const Kind kind = w.part[0].kind;
+    if (!dense_takes(c, kind, w.chunks, rows)) return false;
     const int pieces = kind == Kind::bf16  ? pieces_for<Kind::bf16>(w.chunks)
                        : kind == Kind::fp8 ? pieces_for<Kind::fp8>(w.chunks)
                                            : pieces_for<Kind::nvfp4>(w.chunks);
     return warps_per_tile(pieces) == kWarps && w.part[0].tiles <= kOwnTiles * c.sms;
 }
 
+void add_prompt(const Node& node, Context& c, const Packed& w, const Defer& defer) {
+    const Tensor &x = *node.inputs[0], &residual = *node.inputs[1], &y = *node.outputs[0];
+    const auto& p = node.params<LinearAddParams>();
+    const int rows = static_cast<int>(x.shape[0]);
+    gemm(c, w, x.data, x.stride[0], rows,
+         {.y = y.data, .ld = y.stride[0], .f32 = true, .residual = residual.as<float>(), .residual_ld = residual.stride[0]},
+         Split::by_matrix);
+    defer_rows(c, y.as<float>(), defer, rows);
+    if (p.router == nullptr) return;
+    const Packed& router = *static_cast<const Packed*>(p.router->placed);
+    const Tensor& logits = *node.outputs[3];
+    gemm(c, router, defer.h, defer.columns, rows, {.y = logits.data, .ld = logits.stride[0], .f32 = true},
+         Split::by_matrix);
+}
+
 }  // namespace
 
 void linear_add(const Node& node, Context& c) {
-    const Tensor &x = *node.inputs[0], &residual = *node.inputs[1];
-    Tensor& y = *node.outputs[0];
-    const Packed& w = *static_cast<const Packed*>(node.params<LinearAddParams>().weight->placed);
+    const Tensor &x = *node.inputs[0], &residual = *node.inputs[1], &y = *node.outputs[0];
+    const auto& p = node.params<LinearAddParams>();
+    const Packed& w = *static_cast<const Packed*>(p.weight->placed);
     const int rows = static_cast<int>(x.shape[0]);
-    if (!dense_takes(c, w, rows))
-        return gemm(c, w, x.data, x.stride[0], rows,
-                    {y.data, y.stride[0], true, residual.as<float>(), residual.stride[0]});
-    RouteWork route;
-    const bool routes = has_route_tiles(c, w) && leave_route(c, y, route);
+    const Defer defer = defer_of(*node.inputs[2], *node.outputs[1], *node.outputs[2]);
+    if (p.kind == StepKind::prompt) return add_prompt(node, c, w, defer);
+    RouteWork route{};
+    bool routes = false;
+    if (p.router != nullptr) {
+        const Packed& router = *static_cast<const Packed*>(p.router->placed);
+        const Tensor& logits = *node.outputs[3];
+        route = {router.part[0], router.chunks, router.rows, logits.as<int64_t>(), static_cast<int>(logits.stride[0])};
+        routes = has_route_tiles(c, w, router, rows);
+    }
     for (int i = 0; i < w.parts; ++i) {
         const Part& part = w.part[i];
-        const Arguments a{w, part, x, residual, y, routes ? &route : nullptr};
-        if (part.kind == Kind::bf16) product<Kind::bf16>(c, a);
-        if (part.kind == Kind::fp8) product<Kind::fp8>(c, a);
-        if (part.kind == Kind::nvfp4) product<Kind::nvfp4>(c, a);
+        const Arguments a{w, part, x, residual, y, defer, routes ? &route : nullptr};
+        if (!dense_takes(c, part.kind, w.chunks, rows))
+            step_product(c, part, w, {x.as<bf16>(), x.stride[0], rows},
+                         {.y = y.as<float>() + part.row_begin,
+                          .ld = y.stride[0],
+                          .f32 = true,
+                          .residual = residual.as<float>() + part.row_begin,
+                          .row_begin = part.row_begin,
+                          .defer = defer});
+        else if (part.kind == Kind::bf16)
+            product<Kind::bf16>(c, a);
+        else if (part.kind == Kind::fp8)
+            product<Kind::fp8>(c, a);
+        else
+            product<Kind::nvfp4>(c, a);
     }
+    if (p.router != nullptr && !routes)
+        route_logits(c, *static_cast<const Packed*>(p.router->placed), defer.h, rows, route.sums, route.pitch);
 }
 
 }  // namespace quern::cuda

@@ -1,23 +1,28 @@
-// linear_add: y = residual + x W^T
+// linear_add: x' = residual + x W^T, and what the norm after it and a router need of x' (residual.h)
 //
-// x [T, K], residual F32 [T, N], W [N, K] in any format of weight.h, segments stacked along N -> y F32 [T,
-// N]. Products of stored values and x are summed in FP32 in an order that depends only on K; scales of NVFP4
-// blocks are applied to partial sums inside one block, a segment's other scales after the sum. A row's result
-// does not depend on T up to 8 rows: alone or in a batch, the same bits (on the CPU: for any T).
+// x [T, K], residual F32 [T, N], W [N, K] in any format of weight.h, segments stacked along N; the next norm; a router
+// [E + 1, N] or none -> Residual of x' [T, N]. Products of stored values and x are summed in FP32; scales of NVFP4
+// blocks are applied to partial sums inside one block, a segment's other scales after the sum.
+//   logits [T, E + 1 rounded up to 8] of h and the router, without the norm's factor: F32, or, in answer steps of BF16
+//   activations, I64 in units of 2^-32: sums over 16 columns each are rounded to it, so that they may be added up in
+//   any order.
+// A row's bits depend on that row and the kind of the step only.
 #pragma once
 
-#include "ggml-like/graph.h"
-#include "ggml-like/weight.h"
+#include "ggml-like/ops/residual.h"
 
 namespace quern {
 
 struct LinearAddParams {
     const Weight* weight;
+    const Weight* router;  // or null
+    StepKind kind;
 };
 
-/// inputs {x, residual}; outputs {y}.
+/// inputs {x, residual, next norm}; outputs {x', h, squares} and, with a router, logits.
 extern const Op kLinearAdd;
 
-Tensor* linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w, Tensor* residual);
+Residual linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w, Tensor* residual,
+                    const NextNorm& next, const Weight* router = nullptr);
 
 }  // namespace quern

@@ -2,6 +2,7 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/context.h"
+#include "ggml-like/cpu/norms.h"
 #include "ggml-like/cpu/weight_rows.h"
 #include "ggml-like/ops/row_math.h"
 
@@ -58,7 +59,6 @@ void run_columns(const Work& work, int64_t begin, int64_t end, const cpu::DotKer
 std::vector<Group> make_groups(const Node& node, const cpu::ActivationRows& routed) {
     const auto& experts = *node.params<MoeDownParams>().experts;
     const int32_t *offsets = node.inputs[5]->as<int32_t>(), *pairs = offsets + experts.count() + 1;
-    cpu::check_groups("moe_down", node.name, *node.inputs[5], experts.count(), routed.count());
     std::vector<Group> groups;
     for (int64_t e = 0; e < experts.count(); ++e) {
         if (offsets[e] == offsets[e + 1]) continue;
@@ -83,7 +83,7 @@ void run(const Node& node, cpu::Context& context) {
                                        cpu::has_nvfp4(*p.shared), context, 2),
         .weights = node.inputs[3],
         .shared_gate = node.inputs[4],
-        .residual = node.inputs[6],
+        .residual = node.inputs[7],
         .y = &y,
         .shared_weight = p.shared,
         .tokens = tokens,
@@ -97,6 +97,7 @@ void run(const Node& node, cpu::Context& context) {
     context.pool.parallel_for(y.shape[1], step, [&](int64_t begin, int64_t end, int) {
         run_columns(work, begin, end, context.dot);
     });
+    cpu::defer_norm(y, *node.inputs[8], *node.outputs[1], *node.outputs[2], context);
 }
 
 /// Experts counted as if tokens chose different ones as long as there are any.
@@ -113,9 +114,9 @@ Cost cost(const Node& node) {
                      static_cast<double>(pairs * routed.shape[2] + routed.shape[0] * shared.shape[1])};
 }
 
-void check(std::string_view name, const MoeDownInputs& in, const ExpertWeights& experts,
+void check(std::string_view name, const MoeGateUpResult& in, const Tensor& residual, const ExpertWeights& experts,
            const Weight& shared) {
-    const Tensor &routed = *in.routed, &ids = *in.ids, &weights = *in.weights;
+    const Tensor& routed = *in.routed;
     CHECK(routed.rank == 3 && routed.contiguous() && routed.shape[2] == experts.cols,
           "[moe_down] {}: experts [{}, {}] do not fit routed {}", name, experts.rows, experts.cols,
           describe(routed));
@@ -123,23 +124,12 @@ void check(std::string_view name, const MoeDownInputs& in, const ExpertWeights& 
               in.shared->shape[1] == shared.cols && shared.rows == experts.rows,
           "[moe_down] {}: shared expert [{}, {}] does not fit shared {} and {} rows of the experts", name,
           shared.rows, shared.cols, describe(*in.shared), experts.rows);
-    for (const Tensor* t : {&ids, &weights}) {
-        CHECK(t->rank == 2 && t->contiguous() && t->shape[0] == routed.shape[0] &&
-                  t->shape[1] == routed.shape[1],
-              "[moe_down] {}: {} does not fit routed {}", name, describe(*t), describe(routed));
-    }
-    CHECK(ids.dtype == DType::I32 && weights.dtype == DType::F32 && in.shared_gate->dtype == DType::F32,
-          "[moe_down] {}: expected I32 ids, F32 weights and gate; found {}, {}, {}", name, describe(ids),
-          describe(weights), describe(*in.shared_gate));
-    CHECK(in.shared_gate->elements() == routed.shape[0] && in.shared_gate->contiguous(),
-          "[moe_down] {}: gate {} does not fit routed {}", name, describe(*in.shared_gate), describe(routed));
-    CHECK(in.groups->rank == 1 && in.groups->dtype == DType::I32 &&
-              in.groups->shape[0] == experts.count() + 1 + ids.elements(),
+    CHECK(in.groups->shape[0] == experts.count() + 1 + in.ids->elements(),
           "[moe_down] {}: groups {} do not fit {} experts and ids {}", name, describe(*in.groups),
-          experts.count(), describe(ids));
-    CHECK(in.residual->rank == 2 && in.residual->dtype == DType::F32 && in.residual->contiguous() &&
-              in.residual->shape[0] == routed.shape[0] && in.residual->shape[1] == experts.rows,
-          "[moe_down] {}: residual {} should be F32 [{}, {}]", name, describe(*in.residual), routed.shape[0],
+          experts.count(), describe(*in.ids));
+    CHECK(residual.rank == 2 && residual.dtype == DType::F32 && residual.contiguous() &&
+              residual.shape[0] == routed.shape[0] && residual.shape[1] == experts.rows,
+          "[moe_down] {}: residual {} should be F32 [{}, {}]", name, describe(residual), routed.shape[0],
           experts.rows);
     CHECK(experts.count() > 0, "[moe_down] {}: no experts", name);
     for (const Weight& w : experts.expert) {
@@ -155,19 +145,21 @@ void check(std::string_view name, const MoeDownInputs& in, const ExpertWeights& 
 
 const Op kMoeDown{"moe_down", run, cost};
 
-Tensor* moe_down(Graph& g, std::string_view name, const MoeDownInputs& in, const ExpertWeights& experts,
-                 const Weight& shared) {
-    check(name, in, experts, shared);
+Residual moe_down(Graph& g, std::string_view name, const MoeGateUpResult& in, Tensor* residual,
+                  const ExpertWeights& experts, const Weight& shared, const NextNorm& next) {
+    check(name, in, *residual, experts, shared);
     const int64_t tokens = in.routed->shape[0], used = in.routed->shape[1];
-    Tensor* y = g.scratch(name, DType::F32, {tokens, experts.rows});
-    Tensor* terms = g.scratch(fmt::format("{}.terms", name), tokens <= 64 ? DType::F32 : in.routed->dtype,
+    const Residual out = make_residual(g, "moe_down", name, tokens, experts.rows, next);
+    Tensor* terms = g.scratch(fmt::format("{}.terms", name),
+                              next.kind == StepKind::answer ? DType::F32 : in.routed->dtype,
                               {tokens * (used + 1), experts.rows});
     g.add({.op = &kMoeDown,
            .name = std::string(name),
-           .inputs = {in.routed, in.shared, in.ids, in.weights, in.shared_gate, in.groups, in.residual},
-           .outputs = {y, terms},
-           .parameters = MoeDownParams{&experts, &shared}});
-    return y;
+           .inputs = {in.routed, in.shared, in.ids, in.weights, in.shared_gate, in.groups, in.ready, residual,
+                      next.weight},
+           .outputs = {out.x, out.h, out.squares, terms},
+           .parameters = MoeDownParams{&experts, &shared, next.kind}});
+    return out;
 }
 
 }  // namespace quern

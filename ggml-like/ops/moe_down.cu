@@ -1,13 +1,11 @@
 // moe_down on the GPU.
-//   few rows: block = one tile of 16 output rows, all terms of it; 8 warps split the columns of every expert
-//   in turn.
-//     Experts come in rising order of id, so a row's sum does not depend on its neighbours. No atomics, no
-//     second kernel.
-//   NVFP4 up to 64 rows: cuda/down_fp4.cu
-//   many rows: grouped tiled product writes the terms in BF16, then one kernel weighs and adds them.
-// Traffic of few rows: the weights of each needed expert once; all of a block's loads are under way before it
-// waits for gate and up, if ids and weights were complete when the predecessor started its work
-// (moe_gate_up.cu).
+//   answers, NVFP4: cuda/down_fp4.cu
+//   answers, other formats, up to 16 rows at a time: block = one tile of 16 output rows, all terms of it; 8 warps split the
+//     columns of every expert in turn. Experts come in rising order of id, so a row's sum does not depend on its
+//     neighbours. No atomics, no second kernel.
+//   prompts: grouped tiled product (cuda/gemm.h; of up to 64 rows NVFP4 through cuda/down_fp4.cu, which adds in the same
+//     order) writes the terms in BF16, then one kernel weighs and adds them and does the next norm's part.
+// Traffic of few rows: the weights of each needed expert once.
 #include "ggml-like/ops/moe_down.h"
 
 #include "ggml-like/cuda/expert_rows.cuh"
@@ -16,6 +14,7 @@
 #include "ggml-like/cuda/moe.h"
 #include "ggml-like/cuda/ops.h"
 #include "ggml-like/cuda/prologues.cuh"
+#include "ggml-like/cuda/route.cuh"
 
 namespace quern::cuda {
 namespace {
@@ -134,8 +133,12 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     Uses& uses = *reinterpret_cast<Uses*>(shared_in + a.rows * shared_stride);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane >> 2;
 
-    if (!a.settled) wait_for_predecessor();
-    list_experts(list, a.groups, a.experts.count, a.rows * a.used);
+    if (a.ready == nullptr) wait_for_predecessor();
+    if (a.ready != nullptr) {
+        if (threadIdx.x == 0) published(a.ready), __threadfence();
+        __syncthreads();
+    }
+    list_experts(list, a.groups, a.experts.count, a.first_pair, a.rows * a.used);
     TileSource<K, S> source(a, list, warp);
     Ring<K, NT> ring(shared, warp);
     ring.fill(source, lane);
@@ -149,6 +152,7 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     const int out_row = blockIdx.x * kTileRows + threadIdx.x % 16, out_column = threadIdx.x / 16;
     const bool writes = out_column < a.rows && out_row < a.experts.rows;
     const float residual = writes ? __ldcg(a.residual + out_column * a.ld + out_row) : 0.0f;
+    const float norm = writes ? a.next.norm[out_row] : 0.0f;
     routed_rows(routed, stride);
     shared_rows(shared_in, shared_stride);
     __syncthreads();
@@ -189,49 +193,53 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     __syncthreads();
     if (!writes) return;
     const float* from = sums + out_column * 16 + threadIdx.x % 16;
-    a.y[out_column * a.ld + out_row] = residual + add_parts(kDownWarps, from, 128 * NT);
+    const float y = residual + add_parts(kDownWarps, from, 128 * NT);
+    a.y[out_column * a.ld + out_row] = y;
+    defer_column(a.next, out_column, out_row, y, norm);
 }
 
-/// False: the card has too little shared memory, for 1 to 8 rows or for more.
+template <Kind K, Kind S, int NT>
+int few_bytes(const Down& a) {
+    const int sums = kDownWarps * 256 * static_cast<int>(sizeof(float));
+    const int activations =
+        a.rows * (a.used * activation_stride<K>(a.experts.chunks) + activation_stride<S>(a.shared_chunks)) * 2;
+    return down_ring_bytes<K, S, NT>() + max(activations + static_cast<int>(sizeof(Uses)), sums);
+}
+
 template <Kind K, Kind S>
-bool few(Context& c, const Down& a) {
+void few(Context& c, const Down& a) {
     const PlainRows<K> routed{a.routed, a.width, a.width, a.rows * a.used};
     const PlainRows<S> shared{a.shared_in, a.shared_width, a.shared_width, a.rows};
-    const int sums = kDownWarps * 256 * static_cast<int>(sizeof(float));
-    const int ring = a.rows <= 8 ? down_ring_bytes<K, S, 1>() : down_ring_bytes<K, S, 2>();
-    const auto bytes = [&](int rows) {
-        const int activations =
-            rows * (a.used * activation_stride<K>(a.experts.chunks) + activation_stride<S>(a.shared_chunks)) *
-            2;
-        return ring + max(activations + static_cast<int>(sizeof(Uses)), sums);
-    };
-    if (bytes(max(a.rows, 8)) + static_cast<int>(sizeof(ExpertList)) + 256 > c.shared_bytes) return false;
-    const auto kernel = a.rows <= 8 ? down_few<K, S, 1> : down_few<K, S, 2>;
-    launch(c, "moe_down", kernel, a.experts.tiles, kDownThreads, bytes(a.rows), a, routed, shared);
-    return true;
+    if (a.rows <= 8)
+        launch(c, "moe_down", down_few<K, S, 1>, a.experts.tiles, kDownThreads, few_bytes<K, S, 1>(a), a, routed, shared);
+    else
+        launch(c, "moe_down", down_few<K, S, 2>, a.experts.tiles, kDownThreads, few_bytes<K, S, 2>(a), a, routed, shared);
 }
 
 template <Kind K>
-bool few_of_shared(Context& c, const Down& a) {
+void few_of_shared(Context& c, const Down& a) {
     if (a.shared.kind == Kind::bf16) return few<K, Kind::bf16>(c, a);
     if (a.shared.kind == Kind::fp8) return few<K, Kind::fp8>(c, a);
-    return few<K, Kind::nvfp4>(c, a);
+    few<K, Kind::nvfp4>(c, a);
 }
 
-bool few_of_kind(Context& c, const Down& a) {
+void few(Context& c, const Down& a) {
     if (a.experts.kind == Kind::bf16) return few_of_shared<Kind::bf16>(c, a);
     if (a.experts.kind == Kind::fp8) return few_of_shared<Kind::fp8>(c, a);
-    return few_of_shared<Kind::nvfp4>(c, a);
+    few_of_shared<Kind::nvfp4>(c, a);
 }
 
 constexpr int kAddThreads = 256;
 
-/// Weighs and adds the terms of one row; a thread 4 columns at a time.
-__global__ void __launch_bounds__(kAddThreads) add_terms(Down a, const bf16* terms, int columns) {
+/// Weighs and adds the terms of one row of a prompt, a thread 4 columns at a time; then h and squares of it.
+__global__ void __launch_bounds__(kAddThreads) add_terms(Down a) {
+    __shared__ float partial[kAddThreads / 32];
     allow_successor();
     wait_for_predecessor();
     const int64_t n = blockIdx.x;
-    const bf16* row = terms + n * (a.used + 1) * columns;
+    const int columns = a.experts.rows;
+    const bf16* row = static_cast<const bf16*>(a.terms) + n * (a.used + 1) * columns;
+    float squares = 0;
     for (int k = threadIdx.x * 4; k < columns; k += kAddThreads * 4) {
         float4 sum = __ldcg(reinterpret_cast<const float4*>(a.residual + n * a.ld + k));
         for (int j = 0; j <= a.used; ++j) {
@@ -243,16 +251,43 @@ __global__ void __launch_bounds__(kAddThreads) add_terms(Down a, const bf16* ter
             sum.x += w * p.x, sum.y += w * p.y, sum.z += w * q.x, sum.w += w * q.y;
         }
         *reinterpret_cast<float4*>(a.y + n * a.ld + k) = sum;
+        const float4 norm = *reinterpret_cast<const float4*>(a.next.norm + k);
+        *reinterpret_cast<uint2*>(a.next.h + n * columns + k) =
+            make_uint2(pack_bf16(sum.x * norm.x, sum.y * norm.y), pack_bf16(sum.z * norm.z, sum.w * norm.w));
+        squares += sum.x * sum.x + sum.y * sum.y + sum.z * sum.z + sum.w * sum.w;
     }
+    squares = warp_sum(squares);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = squares;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < kAddThreads / 32; ++w) total += partial[w];
+    a.next.squares[n] = total;
 }
 
-void many(Context& c, const Down& a, const Packed& shared, void* terms) {
-    const int columns = a.experts.rows;
-    gemm_down(c, a.experts, a.routed, a.groups, a.rows, a.used, terms);
-    gemm(c, shared, a.shared_in, a.shared_width, a.rows,
-         {static_cast<bf16*>(terms) + static_cast<int64_t>(a.used) * columns, (a.used + 1) * int64_t{columns},
-          false, nullptr, 0});
-    launch(c, "moe_down", add_terms, a.rows, kAddThreads, 0, a, static_cast<const bf16*>(terms), columns);
+void prompt(Context& c, const Down& a, const Packed& shared) {
+    const int64_t columns = a.experts.rows;
+    if (a.experts.kind != Kind::nvfp4 || a.shared.kind != Kind::nvfp4 || !down_fp4_prompt_terms(c, a)) {
+        gemm_down(c, a.experts, a.routed, a.groups, a.rows, a.used, a.terms);
+        gemm(c, shared, a.shared_in, a.shared_width, a.rows,
+             {.y = static_cast<bf16*>(a.terms) + a.used * columns, .ld = (a.used + 1) * columns}, Split::never);
+    }
+    launch(c, "moe_down", add_terms, a.rows, kAddThreads, 0, a);
+}
+
+/// Rows [first, first + count).
+Down slice_of(const Down& a, int first, int count) {
+    Down d = a;
+    if (a.rows == 1) d.ready = nullptr;  // what comes there of one row says nothing of groups
+    d.rows = count;
+    d.first_pair = first * a.used;
+    d.routed += static_cast<int64_t>(first) * a.used * a.width;
+    d.shared_in += static_cast<int64_t>(first) * a.shared_width;
+    d.weights += first * a.used, d.shared_gate += first;
+    d.residual += first * a.ld, d.y += first * a.ld;
+    d.next = a.next.from_row(first);
+    return d;
 }
 
 }  // namespace
@@ -263,34 +298,28 @@ void moe_down(const Node& node, Context& c) {
     const auto& shared = *static_cast<const Packed*>(p.shared->placed);
     const Tensor &routed = *node.inputs[0], &shared_in = *node.inputs[1];
     const Tensor& y = *node.outputs[0];
-    Down a{.experts = experts,
-           .shared = shared.part[0],
-           .shared_chunks = shared.chunks,
-           .routed = routed.as<bf16>(),
-           .shared_in = shared_in.as<bf16>(),
-           .width = static_cast<int>(routed.shape[2]),
-           .shared_width = static_cast<int>(shared_in.shape[1]),
-           .ids = node.inputs[2]->as<int>(),
-           .groups = node.inputs[5]->as<int>(),
-           .weights = node.inputs[3]->as<float>(),
-           .shared_gate = node.inputs[4]->as<float>(),
-           .residual = node.inputs[6]->as<float>(),
-           .rows = static_cast<int>(routed.shape[0]),
-           .used = static_cast<int>(routed.shape[1]),
-           .y = y.as<float>(),
-           .ld = y.stride[0],
-           .terms = static_cast<float*>(node.outputs[1]->data),
-           .settled = c.settled_groups == node.inputs[5]->as<int>(),
-           .chosen = c.chosen_ids == node.inputs[2]->as<int>() ? c.chosen : nullptr,
-           .next = {},
-           .read = c.chosen_ids != nullptr ? c.sums : nullptr};
-    c.chosen_ids = nullptr;
-    const bool fp4 = experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4;
-    if (fp4 && a.rows <= kDownFewRows && down_fp4_fits(c, a)) leave_norm(c, y, a.next);
-    if (fp4 && down_fp4(c, a)) return;
-    clear_sums(c, a);
-    if (a.rows <= kFewRows && a.rows * a.used <= kMostPairs && few_of_kind(c, a)) return;
-    many(c, a, shared, node.outputs[1]->data);
+    const Down a{.experts = experts,
+                 .shared = shared.part[0],
+                 .shared_chunks = shared.chunks,
+                 .routed = routed.as<bf16>(),
+                 .shared_in = shared_in.as<bf16>(),
+                 .width = static_cast<int>(routed.shape[2]),
+                 .shared_width = static_cast<int>(shared_in.shape[1]),
+                 .ids = node.inputs[2]->as<int>(),
+                 .groups = node.inputs[5]->as<int>(),
+                 .weights = node.inputs[3]->as<float>(),
+                 .shared_gate = node.inputs[4]->as<float>(),
+                 .residual = node.inputs[7]->as<float>(),
+                 .rows = static_cast<int>(routed.shape[0]),
+                 .used = static_cast<int>(routed.shape[1]),
+                 .y = y.as<float>(),
+                 .ld = y.stride[0],
+                 .terms = node.outputs[3]->data,
+                 .ready = node.inputs[6]->as<uint64_t>(),
+                 .next = defer_of(*node.inputs[8], *node.outputs[1], *node.outputs[2])};
+    if (p.kind == StepKind::prompt) return prompt(c, a, shared);
+    if (experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 && down_fp4(c, a)) return;
+    for (int first = 0; first < a.rows; first += kFewRows) few(c, slice_of(a, first, min(a.rows - first, kFewRows)));
 }
 
 }  // namespace quern::cuda

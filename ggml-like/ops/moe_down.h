@@ -1,37 +1,27 @@
-// moe_down: y = residual + sum_j weights[j] * (down_{ids[j]} routed[j]) + shared_gate * (down_shared shared)
+// moe_down: x' = x + sum_j weights[j] * (down_{ids[j]} routed[j]) + shared_gate * (down_shared shared), and what the norm
+// after it needs of x' (residual.h)
 //
-// routed [T, K, F], shared [T, Fs], ids I32 [T, K], weights F32 [T, K], shared_gate F32 [T], groups
-// (moe_route.h), residual F32 [T, D], experts: E weights [D, F], shared_down [D, Fs] -> y F32 [T, D]. Each
-// product is an FP32 sum as in linear_add. On the CPU, and up to 8 rows everywhere, the K terms are added in
-// an order that depends on nothing but K; with NVFP4 weights up to 64 rows. A kernel for many rows may round
-// each term's product to BF16.
+// What moe_gate_up made (moe_gate_up.h), residual x F32 [T, D], experts: E weights [D, F], shared_down [D, Fs], the next
+// norm -> Residual of x' [T, D]. Each product is an FP32 sum as in linear_add; prompt steps on a GPU round it to BF16.
+// A row's terms are added in the order of its choices, the shared expert's last: its bits depend on that row and the
+// kind of the step only.
 #pragma once
 
-#include "ggml-like/graph.h"
-#include "ggml-like/weight.h"
+#include "ggml-like/ops/moe_gate_up.h"
 
 namespace quern {
 
 struct MoeDownParams {
     const ExpertWeights* experts;
     const Weight* shared;
+    StepKind kind;
 };
 
-struct MoeDownInputs {
-    Tensor* routed;
-    Tensor* shared;
-    Tensor* ids;
-    Tensor* weights;
-    Tensor* shared_gate;
-    Tensor* groups;
-    Tensor* residual;
-};
-
-/// inputs in the order of MoeDownInputs; outputs {y, terms}: terms [T * (K + 1), D] is work space, F32 if T
-/// <= 64, else in routed's dtype.
+/// inputs {routed, shared, ids, weights, shared_gate, groups, ready, residual, next norm}; outputs {x', h, squares,
+/// terms}: terms [T * (K + 1), D] is work space, F32 in answer steps, else in routed's dtype.
 extern const Op kMoeDown;
 
-Tensor* moe_down(Graph& g, std::string_view name, const MoeDownInputs& in, const ExpertWeights& experts,
-                 const Weight& shared);
+Residual moe_down(Graph& g, std::string_view name, const MoeGateUpResult& in, Tensor* residual,
+                  const ExpertWeights& experts, const Weight& shared, const NextNorm& next);
 
 }  // namespace quern

@@ -1,13 +1,15 @@
-// moe_gate_up on the GPU.
-//   few rows: a tile of 16 packed rows holds 8 rows of gate and the same 8 of up; tiles of all needed experts
-//   and of the
-//     shared one form one list. One row of x: 16 warps share a tile and meet in shared memory. More rows, so
-//     more experts: a warp has a tile of its own and nobody waits. Both add partial sums in the same order.
-//   NVFP4 up to 64 rows: cuda/gate_up_fp4.cu
-//   many rows: grouped tiled product (cuda/gemm.h)
+// moe_gate_up on the GPU: the choice of experts, then their products and the shared expert's.
+//   answers, NVFP4: cuda/gate_up_fp4.cu, which up to 8 rows also chooses experts
+//   answers, other formats, up to 16 rows at a time: a tile of 16 packed rows holds 8 rows of gate and the same 8 of up;
+//     tiles of all needed experts and of the shared one form one list. One row of x: 16 warps share a tile and meet in
+//     shared memory. More rows, so more experts: a warp has a tile of its own and nobody waits. Both add partial sums in
+//     the same order.
+//   prompts: grouped tiled product (cuda/gemm.h); of up to 64 rows NVFP4 experts through cuda/gate_up_fp4.cu, which adds
+//     in the same order
 // Traffic of few rows: the weights of each needed expert once.
 #include "ggml-like/ops/moe_gate_up.h"
 
+#include "ggml-like/cuda/activation.cuh"
 #include "ggml-like/cuda/expert_rows.cuh"
 #include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
@@ -102,10 +104,6 @@ struct ItemSource {
     }
 };
 
-__device__ __forceinline__ bf16 gated(float gate, float up) {
-    return __float2bfloat16(gate / (1.0f + __expf(-gate)) * up);
-}
-
 template <Kind K, int NT>
 __device__ __forceinline__ void columns_of(const Item& item, const GateUp& a, const ExpertList& list,
                                            const bf16* h, int stride, int lane, const bf16* (&x)[NT]) {
@@ -128,7 +126,7 @@ __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
                         // wait
     prologue(h, stride);
-    list_experts(list, a.groups, a.expert_count, a.experts.tiles > 0 ? a.used : 0);
+    list_experts(list, a.groups, a.experts.count, a.first_pair, a.experts.tiles > 0 ? a.used : 0);
     ItemSource source(a, list, blockIdx.x * group + warp / split, gridDim.x * group, split, part, 1);
     const int steps = source.steps;
     Ring<K, 1> ring(shared, warp);
@@ -164,8 +162,9 @@ __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K
         __syncthreads();
         if (writes) {
             const float* from = now + thread / 8 * split * 16 + row;
-            const float gate = add_parts(split, from, 16) * gate_factor;
-            const float up = add_parts(split, from + 8, 16) * up_factor;
+            const float scale = __ldcg(a.factor);
+            const float gate = add_parts(split, from, 16) * gate_factor * scale;
+            const float up = add_parts(split, from + 8, 16) * up_factor * scale;
             mine.out(a, list, 0)[row] = gated(gate, up);
         }
         item.advance(a, gridDim.x * group);
@@ -184,7 +183,7 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainR
     wait_for_predecessor();
     allow_successor();
     prologue(h, stride);
-    list_experts(list, a.groups, a.expert_count, a.experts.tiles > 0 ? a.rows * a.used : 0);
+    list_experts(list, a.groups, a.experts.count, a.first_pair, a.experts.tiles > 0 ? a.rows * a.used : 0);
     // neighbouring tiles go to different blocks: work is even when there is little
     const int first = warp * gridDim.x + blockIdx.x, by = gridDim.x * kWarps;
     ItemSource source(a, list, first, by, split, 0, split);
@@ -224,96 +223,115 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainR
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int n = 8 * nt + 2 * t + i;
-                if (n < columns)
-                    item.out(a, list, n)[g] = gated(total[nt][i] * gate_factor, total[nt][i + 2] * up_factor);
+                if (n >= columns) continue;
+                const float scale = __ldcg(a.factor + item.row(a, list, n));
+                item.out(a, list, n)[g] =
+                    gated(total[nt][i] * gate_factor * scale, total[nt][i + 2] * up_factor * scale);
             }
     }
 }
 
-/// False: the card has too little shared memory, for 1 to 8 rows or for more.
 template <Kind K>
-bool few(Context& c, const GateUp& a, const Tensor& h) {
-    const PlainRows<K> prologue{h.as<bf16>(), h.stride[0], static_cast<int>(h.shape[1]), a.rows};
+void few(Context& c, const GateUp& a) {
+    const PlainRows<K> prologue{a.h, a.columns, a.columns, a.rows};
     const int activations = a.rows * activation_stride<K>(a.chunks) * 2;
-    const int most = a.rows <= 8 ? ring_bytes<K, 1>() + 8 * activation_stride<K>(a.chunks) * 2
-                                 : ring_bytes<K, 2>() + activations;
-    if (most + static_cast<int>(sizeof(ExpertList)) > c.shared_bytes) return false;
-    const int items = a.shared.tiles + min(a.rows * a.used, a.expert_count) * a.experts.tiles;
+    const int items = a.shared.tiles + min(a.rows * a.used, a.experts.count) * a.experts.tiles;
     if (a.rows == 1) {
         const int bytes =
             ring_bytes<K, 1>() + activations + 2 * kWarps * 16 * static_cast<int>(sizeof(float));
-        launch(c, "moe_gate_up", gate_up_one<K>, min(c.sms, tile_groups(items, a.chunks)), kThreads, bytes, a,
-               prologue);
-        return true;
+        return launch(c, "moe_gate_up", gate_up_one<K>, min(c.sms, tile_groups(items, a.chunks)), kThreads, bytes, a,
+                      prologue);
     }
     const bool one = a.rows <= 8;
     launch(c, "moe_gate_up", one ? gate_up_few<K, 1> : gate_up_few<K, 2>, min(c.sms, items), kThreads,
            (one ? ring_bytes<K, 1>() : ring_bytes<K, 2>()) + activations, a, prologue);
-    return true;
 }
 
-bool few_of_kind(Context& c, Kind kind, GateUp a, const Tensor& h) {
+/// Parts of `a` that are stored as `kind`.
+void few(Context& c, Kind kind, GateUp a) {
+    if (a.experts.kind != kind) a.experts.tiles = 0;
+    if (a.shared.kind != kind) a.shared.tiles = 0;
+    if (a.experts.tiles == 0 && a.shared.tiles == 0) return;
     a.experts.kind = kind;
-    if (kind == Kind::bf16) return few<Kind::bf16>(c, a, h);
-    if (kind == Kind::fp8) return few<Kind::fp8>(c, a, h);
-    return gate_up_fp4(c, a) || few<Kind::nvfp4>(c, a, h);
+    if (kind == Kind::bf16) return few<Kind::bf16>(c, a);
+    if (kind == Kind::fp8) return few<Kind::fp8>(c, a);
+    few<Kind::nvfp4>(c, a);
 }
 
 GateUp arguments_of(const Node& node) {
-    const Tensor &h = *node.inputs[0], &ids = *node.inputs[1], &groups = *node.inputs[2];
-    const Tensor &routed = *node.outputs[0], &shared_out = *node.outputs[1];
+    const Tensor &h = *node.inputs[0], &squares = *node.inputs[1], &logits = *node.inputs[2];
     const auto& p = node.params<MoeGateUpParams>();
     const auto& experts = *static_cast<const PackedExperts*>(p.experts->placed);
     const auto& shared = *static_cast<const Packed*>(p.shared->placed);
-    const int rows = static_cast<int>(h.shape[0]), used = static_cast<int>(ids.shape[1]);
+    const int rows = static_cast<int>(h.shape[0]);
+    const bool fixed = logits.dtype == DType::I64;
+    if (fixed != (p.kind == StepKind::answer)) unsupported("moe_gate_up", "logits of the other kind of step");
+    const Choice choice{.logits = {fixed ? nullptr : logits.as<float>(), fixed ? logits.as<int64_t>() : nullptr,
+                                   static_cast<int>(logits.stride[0])},
+                        .scale = scale_of(h, squares, p.eps),
+                        .rows = rows,
+                        .experts = experts.count,
+                        .used = p.used,
+                        .ids = node.outputs[2]->as<int>(),
+                        .weights = node.outputs[3]->as<float>(),
+                        .shared_gate = node.outputs[4]->as<float>(),
+                        .groups = node.outputs[5]->as<int>(),
+                        .ready = fixed ? node.outputs[6]->as<uint64_t>() : nullptr,
+                        .factor = node.outputs[7]->as<float>()};
     return {.experts = experts,
             .shared = shared.part[0],
             .chunks = experts.chunks,
             .h = h.as<bf16>(),
             .columns = static_cast<int>(h.shape[1]),
-            .ids = ids.as<int>(),
-            .groups = groups.as<int>(),
+            .ids = choice.ids,
+            .groups = choice.groups,
             .rows = rows,
-            .used = used,
-            .expert_count = experts.count,
-            .routed = routed.as<bf16>(),
-            .shared_out = shared_out.as<bf16>(),
-            .left = {}};
+            .used = p.used,
+            .routed = node.outputs[0]->as<bf16>(),
+            .shared_out = node.outputs[1]->as<bf16>(),
+            .factor = choice.factor,
+            .choice = choice};
+}
+
+/// Formats that the NVFP4 kernels do not take: one of them, or both.
+void answer_slices(Context& c, const GateUp& a) {
+    choose_experts(c, a.choice);
+    for (int first = 0; first < a.rows; first += kFewRows) {
+        GateUp slice = a;
+        slice.rows = min(a.rows - first, kFewRows);
+        slice.first_pair = first * a.used;
+        slice.h += static_cast<int64_t>(first) * a.columns;
+        slice.factor += first;
+        slice.routed += static_cast<int64_t>(first) * a.used * (a.experts.rows / 2);
+        slice.shared_out += static_cast<int64_t>(first) * (a.shared.rows / 2);
+        for (const Kind kind : {Kind::bf16, Kind::fp8, Kind::nvfp4}) few(c, kind, slice);
+    }
+}
+
+void prompt(Context& c, const GateUp& a, const Packed& shared) {
+    choose_experts(c, a.choice);
+    GateUp few_rows = a;
+    const bool fp4 = gate_up_fp4_fits(c, a), with_shared = fp4 && a.shared.kind == Kind::nvfp4;
+    if (!with_shared) few_rows.shared.tiles = 0;
+    if (fp4)
+        gate_up_fp4_prompt(c, few_rows);
+    else
+        gemm_gate_up(c, a.experts, a.h, a.choice.scale, a.groups, a.rows, a.used, a.routed);
+    if (!with_shared)
+        gemm_paired(c, shared, a.h, a.columns, a.rows, {a.shared_out, a.shared.rows / 2, a.choice.scale});
 }
 
 }  // namespace
 
-bool gate_up_chooses(const Context& c, const Node& node) {
-    const GateUp a = arguments_of(node);
-    return a.rows <= kDownFewRows && a.experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 &&
-           a.expert_count <= kMostLeftExperts && a.used <= kMostLeftUsed && gate_up_fp4_fits(c, a);
-}
-
 void moe_gate_up(const Node& node, Context& c) {
-    GateUp a = arguments_of(node);
-    const Tensor &h = *node.inputs[0], &shared_out = *node.outputs[1];
+    const GateUp a = arguments_of(node);
     const auto& p = node.params<MoeGateUpParams>();
-    const PackedExperts& experts = a.experts;
-    const auto& shared = *static_cast<const Packed*>(p.shared->placed);
-    const int rows = a.rows, used = a.used;
-    if (c.left.ids == a.ids) a.left = c.left;
-    c.left = {};
-    c.chosen_ids = a.left.norm.node != nullptr ? a.ids : nullptr;
-    c.settled_groups = c.chosen_ids != nullptr ? nullptr : a.groups;
-    const bool few_rows = rows <= kFewRows && rows * used <= kMostPairs;
-    const auto run = [&](Kind kind, const GateUp& part) {
-        return few_rows ? few_of_kind(c, kind, part, h) : kind == Kind::nvfp4 && gate_up_fp4(c, part);
-    };
-    if (experts.kind == a.shared.kind && run(experts.kind, a)) return;
-    GateUp only_experts = a, only_shared = a;
-    only_experts.shared.tiles = only_shared.experts.tiles = 0;
-    const bool shared_done = few_rows && run(a.shared.kind, only_shared);
-    if (!run(experts.kind, only_experts)) {
-        c.settled_groups = nullptr;  // tiled products let their successor start before they wait
-        gemm_gate_up(c, experts, h.data, a.groups, rows, used, a.routed);
-    }
-    if (!shared_done)
-        gemm_paired(c, shared, h.data, h.stride[0], rows, shared_out.data, shared_out.stride[0]);
+    if (p.kind == StepKind::prompt) return prompt(c, a, *static_cast<const Packed*>(p.shared->placed));
+    const bool fp4 = a.shared.kind == Kind::nvfp4 && gate_up_fp4_fits(c, a);
+    if (!fp4) return answer_slices(c, a);
+    const bool chooses = gate_up_fp4_chooses(c, a);
+    if (!chooses) choose_experts(c, a.choice);
+    gate_up_fp4(c, a, chooses);
 }
 
 }  // namespace quern::cuda

@@ -1,29 +1,39 @@
-// moe_gate_up: silu(gate h) * (up h) of every chosen expert, and of the shared expert
+// moe_gate_up: the choice of K experts a row, then silu(gate h') * (up h') of each of them and of the shared expert
 //
-// h [T, D], ids I32 [T, K], groups (moe_route.h), experts: E weights [2F, D] of segments {gate [F, D], up [F,
-// D]}, shared: one such weight with its own width Fs -> routed [T, K, F], shared [T, Fs] in h's dtype. Both
-// products are FP32 sums as in linear_add; silu and the product in FP32; one rounding.
+// In: h [T, D], squares, logits (residual.h, linear_add.h: without the norm's factor r = 1 / rms); experts: E weights
+// [2F, D] of segments {gate [F, D], up [F, D]}; shared: one such weight with its own width Fs. h' = r h.
+//   ids I32 [T, K] in falling order of logit, ties to the lower id
+//   weights F32 [T, K]: softmax of r * logits over all E, the chosen ones renormalised to sum 1
+//   shared_gate F32 [T] = sigmoid(r * logit E)
+//   groups I32 [E + 1 + T*K]: E + 1 offsets, then the pairs (t*K + j) of each expert, rising: expert e owns
+//     pairs[offset[e]] .. pairs[offset[e+1] - 1]
+//   routed [T, K, F], shared [T, Fs] in h's dtype: both products are FP32 sums as in linear_add, times r; silu and the
+//     product of the two in FP32; one rounding.
+// A NaN logit never wins; if fewer than K are finite the CPU throws, the GPU takes the lowest ids that are left with
+// weight NaN. `ready` I64 [K + 1], zeros before: a GPU tells moe_down here that ids, weights, gate and groups are
+// complete, before routed and shared are.
 #pragma once
 
-#include "ggml-like/graph.h"
-#include "ggml-like/weight.h"
+#include "ggml-like/ops/residual.h"
 
 namespace quern {
 
 struct MoeGateUpParams {
     const ExpertWeights* experts;
     const Weight* shared;
+    int used;  // K
+    float eps;
+    StepKind kind;
 };
 
 struct MoeGateUpResult {
-    Tensor* routed;
-    Tensor* shared;
+    Tensor *routed, *shared, *ids, *weights, *shared_gate, *groups, *ready;
 };
 
-/// inputs {h, ids, groups}; outputs {routed, shared}.
+/// inputs {h, squares, logits}; outputs in the order of MoeGateUpResult, then factor F32 [T], which is work space.
 extern const Op kMoeGateUp;
 
-MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, Tensor* h, Tensor* ids, Tensor* groups,
-                            const ExpertWeights& experts, const Weight& shared);
+MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in, const ExpertWeights& experts,
+                            const Weight& shared, int used, float eps, StepKind kind);
 
 }  // namespace quern

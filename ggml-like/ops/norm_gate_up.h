@@ -1,28 +1,24 @@
-// norm_gate_up: y = silu(gate h) * (up h),  h = rms_norm(x, norm): the first half of a dense MLP
+// norm_gate_up: y = silu(gate norm(x)) * (up norm(x)): the first half of a dense MLP, the norm split as in residual.h
 //
-// x F32 [T, K], norm F32 [K] (1 added at load where checkpoints store w - 1), W [2F, K] of segments {gate [F,
-// K], up [F, K]} in any format of weight.h -> y [T, F] in `activation`.
-//   h as in norm_linear, rounded once to `activation` (F32 or BF16); both products are FP32 sums as in
-//   linear_add; silu and the product of the two in FP32; one rounding. Same bits for a row alone or in a
-//   batch as in linear_add.
+// h [T, K] and squares (residual.h), W [2F, K] of segments {gate [F, K], up [F, K]} in any format of weight.h ->
+// y [T, F] in h's dtype. Both products as in norm_linear, their factor included; silu and the product of the two in
+// FP32; one rounding.
 // Source: Shazeer 2020 (SwiGLU); HF transformers Qwen3_5MLP.
 #pragma once
 
-#include "ggml-like/graph.h"
-#include "ggml-like/weight.h"
+#include "ggml-like/ops/residual.h"
 
 namespace quern {
 
 struct NormGateUpParams {
     const Weight* weight;
     float eps;
+    StepKind kind;
 };
 
-/// inputs {x, norm}; outputs {y, h}: h [T, K] in `activation` is work space, its contents undefined
-/// afterwards.
+/// inputs {h, squares}; outputs {y}.
 extern const Op kNormGateUp;
 
-Tensor* norm_gate_up(Graph& g, std::string_view name, Tensor* x, Tensor* norm, const Weight& w, float eps,
-                     DType activation);
+Tensor* norm_gate_up(Graph& g, std::string_view name, const Residual& in, const Weight& w, float eps, StepKind kind);
 
 }  // namespace quern

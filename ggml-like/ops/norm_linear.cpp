@@ -11,39 +11,46 @@ namespace {
 
 void run(const Node& node, cpu::Context& context) {
     const auto& p = node.params<NormLinearParams>();
-    const Tensor &y = *node.outputs[0], &h = *node.outputs[1];
-    cpu::rms_norm(*node.inputs[0], *node.inputs[1], p.eps, h, context);
-    cpu::linear(h, *p.weight, nullptr, y, context);
+    const Tensor &h = *node.inputs[0], &squares = *node.inputs[1], &y = *node.outputs[0];
+    const auto scale = [&](int64_t t, float* row) {
+        const float factor = cpu::norm_factor(squares, t, h.shape[1], p.eps);
+        for (int64_t i = 0; i < y.shape[1]; ++i) row[i] *= factor;
+    };
+    if (y.dtype == DType::F32) {
+        cpu::linear_rows(h, *p.weight, y.as<float>(), y.stride[0], context);
+        context.pool.parallel_for(y.shape[0], 1, [&](int64_t begin, int64_t end, int) {
+            for (int64_t t = begin; t < end; ++t) scale(t, y.row<float>(t));
+        });
+        return;
+    }
+    cpu::linear(h, *p.weight, context, [&](int64_t t, float* row) {
+        scale(t, row);
+        store_floats(y, t * y.stride[0], y.shape[1], row);
+    });
 }
 
 Cost cost(const Node& node) {
-    const Tensor &x = *node.inputs[0], &y = *node.outputs[0];
+    const Tensor &h = *node.inputs[0], &y = *node.outputs[0];
     const Weight& w = *node.params<NormLinearParams>().weight;
-    return {.weight_bytes = static_cast<double>(w.bytes()) + cpu::dense_bytes(*node.inputs[1]),
-            .activation_bytes = cpu::dense_bytes(x) + cpu::dense_bytes(y),
-            .flops = 2.0 * static_cast<double>(x.shape[0] * w.rows * w.cols)};
+    return {.weight_bytes = static_cast<double>(w.bytes()),
+            .activation_bytes = cpu::dense_bytes(h) + cpu::dense_bytes(y),
+            .flops = 2.0 * static_cast<double>(h.shape[0] * w.rows * w.cols)};
 }
 
 }  // namespace
 
 const Op kNormLinear{"norm_linear", run, cost};
 
-Tensor* norm_linear(Graph& g, std::string_view name, Tensor* x, Tensor* norm, const Weight& w, float eps,
-                    DType activation, DType dtype) {
-    CHECK(x->rank == 2 && x->dtype == DType::F32 && x->contiguous() && x->shape[1] == w.cols,
-          "[norm_linear] {}: weight {} [{}, {}] does not fit x {}", name, w.name, w.rows, w.cols,
-          describe(*x));
-    CHECK(norm->rank == 1 && norm->dtype == DType::F32 && norm->shape[0] == w.cols,
-          "[norm_linear] {}: norm {} does not fit x {}", name, describe(*norm), describe(*x));
+Tensor* norm_linear(Graph& g, std::string_view name, const Residual& in, const Weight& w, float eps, StepKind kind,
+                    DType dtype) {
+    check_normed("norm_linear", name, in, w.cols);
     cpu::check_weight("norm_linear", name, w);
-    Tensor* y = g.scratch(name, dtype, {x->shape[0], w.rows});
-    Tensor* h = g.scratch(fmt::format("{}.h", name), activation, {x->shape[0], w.cols});
-    g.write_ahead(x, h);
+    Tensor* y = g.scratch(name, dtype, {in.h->shape[0], w.rows});
     g.add({.op = &kNormLinear,
            .name = std::string(name),
-           .inputs = {x, norm},
-           .outputs = {y, h},
-           .parameters = NormLinearParams{&w, eps}});
+           .inputs = {in.h, in.squares},
+           .outputs = {y},
+           .parameters = NormLinearParams{&w, eps, kind}});
     return y;
 }
 

@@ -1,4 +1,7 @@
-// gated_attention against double precision: norm, rotation, pages, heads, the gate.
+// gated_attention against double precision: norm, rotation, pages, heads, the gate. A row's bits, whoever is
+// beside it.
+#include <algorithm>
+
 #include "ggml-like/error.h"
 #include "ggml-like/ops/gated_attention.h"
 #include "ops/harness.h"
@@ -35,6 +38,16 @@ struct Memory {
             cache->fill(1e3f);  // what was there must not shine through
         Random random(77);
         for (Guarded* norm : {&q_norm, &k_norm}) norm->set(random.normals(s.width));
+    }
+
+    /// Keys and values of tokens that nobody has computed here.
+    void remember(unsigned seed) {
+        const auto some = Random(seed).normals(65'521);
+        std::vector<float> all(static_cast<size_t>(k_cache.tensor().elements()));
+        for (size_t i = 0; i < all.size(); ++i) all[i] = some[i % some.size()];
+        k_cache.set(all);
+        std::reverse(all.begin(), all.end());
+        v_cache.set(all);
     }
 };
 
@@ -118,7 +131,9 @@ std::vector<double> reference(const std::vector<float>& p, Memory& m, int64_t fi
 }
 
 /// One sequence in steps of these many rows.
-void check_steps(const Device& device, const Shape& s, const std::vector<int>& steps, double bound) {
+void check_steps(const Device& device, const Shape& s, const std::vector<int>& steps, double bound,
+                 StepKind kind = StepKind::prompt) {
+    CAPTURE(static_cast<int>(kind));
     CAPTURE(s.width);
     CAPTURE(s.heads);
     Memory m(device, s, 6);
@@ -130,7 +145,7 @@ void check_steps(const Device& device, const Shape& s, const std::vector<int>& s
     for (const int rows : steps) {
         CAPTURE(before);
         CAPTURE(rows);
-        const Layout l{.rows = {rows}, .before = {before}, .slots = {0}, .pages_each = 6};
+        const Layout l{.rows = {rows}, .before = {before}, .slots = {0}, .pages_each = 6, .kind = kind};
         const auto y = run_step(device, l, rows_of(p, s.columns(), before, rows), m);
         CHECK(relative_error(y, rows_of(expected, s.out(), before, rows)) < device.bound(bound));
         before += rows;
@@ -138,8 +153,9 @@ void check_steps(const Device& device, const Shape& s, const std::vector<int>& s
 }
 
 /// Several sequences at once, one of them empty, padding behind them; then a few more rows of each.
-void check_together(const Device& device, const Shape& s, double bound) {
+void check_together(const Device& device, const Shape& s, double bound, StepKind kind = StepKind::prompt) {
     CAPTURE(s.width);
+    CAPTURE(static_cast<int>(kind));
     const std::vector<std::vector<int>> steps = {{1, 65, 0, 130}, {2, 0, 7, 3}, {1, 1, 1, 1}};
     Memory m(device, s, 16);
     std::vector<std::vector<float>> p;
@@ -150,7 +166,7 @@ void check_together(const Device& device, const Shape& s, double bound) {
     }
     std::vector<int> before(4, 0);
     for (const auto& rows : steps) {
-        Layout l{.rows = rows, .before = before, .slots = {0, 1, 2, 3}, .padding = 3};
+        Layout l{.rows = rows, .before = before, .slots = {0, 1, 2, 3}, .padding = 3, .kind = kind};
         std::vector<float> step;
         std::vector<double> want;
         for (size_t i = 0; i < 4; ++i) {
@@ -167,27 +183,129 @@ void check_together(const Device& device, const Shape& s, double bound) {
     }
 }
 
-/// Beside others or alone: the same bits.
-void check_alone(const Device& device, const Shape& s) {
-    CAPTURE(s.width);
-    Memory together(device, s, 12), alone(device, s, 12);
-    std::vector<int> before = {0, 0, 0};
-    for (const std::vector<int>& rows : {std::vector<int>{3, 1, 4}, {1, 1, 1}, {2, 0, 5}}) {
-        Layout l{.rows = rows, .before = before, .slots = {0, 1, 2}};
-        const auto p = device.rounded(Random(50).normals(l.tokens() * s.columns()));
-        const auto y = run_step(device, l, p, together);
-        int64_t begin = 0;
-        for (size_t i = 0; i < rows.size(); ++i) {
-            if (rows[i] == 0) continue;
-            Layout one = l;  // the other sequences keep their page tables and have no rows
-            for (size_t j = 0; j < rows.size(); ++j)
-                if (j != i) one.rows[j] = 0;
-            const auto got = run_step(device, one, rows_of(p, s.columns(), begin, rows[i]), alone);
-            CHECK(got == rows_of(y, s.out(), begin, rows[i]));
-            begin += rows[i];
-            before[i] += rows[i];
+/// The row of sequence `at` at this position, from the keys and values in the caches.
+std::vector<double> reference_row(const std::vector<float>& row, Memory& m, const Layout& l, size_t at,
+                                  int position) {
+    const Shape& s = m.shape;
+    const auto keys = m.k_cache.values(), values = m.v_cache.values(), norm = m.q_norm.values();
+    const auto place = [&](int64_t key, int64_t head) {
+        return static_cast<size_t>(
+            ((page_of(l, at, key / kPageTokens) * s.kv_heads + head) * kPageTokens + key % kPageTokens) *
+            s.width);
+    };
+    std::vector<double> out;
+    for (int64_t h = 0; h < s.heads; ++h) {
+        const auto q = rotated(row.data() + 2 * h * s.width, norm, position, s.params());
+        const int64_t kv_head = h / (s.heads / s.kv_heads);
+        std::vector<double> sums(static_cast<size_t>(s.width));
+        double total = 0;
+        for (int64_t key = 0; key <= position; ++key) {
+            const double *k = keys.data() + place(key, kv_head), *v = values.data() + place(key, kv_head);
+            double score = 0;
+            for (size_t i = 0; i < q.size(); ++i) score += q[i] * k[i];
+            const double weight = std::exp(score / std::sqrt(static_cast<double>(s.width)));
+            total += weight;
+            for (size_t i = 0; i < q.size(); ++i) sums[i] += weight * v[i];
         }
+        for (size_t i = 0; i < q.size(); ++i)
+            out.push_back(
+                sums[i] / total /
+                (1 + std::exp(-static_cast<double>(row[static_cast<size_t>((2 * h + 1) * s.width) + i]))));
     }
+    return out;
+}
+
+/// Only the rows of one sequence; the others keep their page tables.
+Layout only(const Layout& l, size_t at) {
+    Layout one = l;
+    for (size_t i = 0; i < l.rows.size(); ++i)
+        if (i != at) one.rows[i] = 0;
+    one.padding = 0;
+    return one;
+}
+
+Layout layout_of(StepKind kind, const std::vector<int>& rows, const std::vector<int>& before,
+                 int64_t pages_each) {
+    const std::vector<int> zeros(rows.size(), 0);
+    return {.rows = rows,
+            .before = before,
+            .slots = zeros,
+            .committed = zeros,
+            .journal = zeros,
+            .pages_each = pages_each,
+            .kind = kind};
+}
+
+/// Answer rows of many sequences at once, up to 8 consecutive ones each; then every row in a step of its own.
+void check_answers(const Device& device, const Shape& s, const std::vector<int>& rows,
+                   const std::vector<int>& before) {
+    CAPTURE(s.width);
+    CAPTURE(s.heads);
+    CAPTURE(rows.size());
+    const int64_t pages_each = *std::max_element(before.begin(), before.end()) / kPageTokens + 2;
+    const Layout l = layout_of(StepKind::answer, rows, before, pages_each);
+    const auto pages = static_cast<int64_t>(rows.size()) * pages_each;
+    Memory together(device, s, pages), alone(device, s, pages);
+    together.remember(40), alone.remember(40);
+    const auto p = device.rounded(Random(51).normals(l.tokens() * s.columns()));
+    const auto y = run_step(device, l, p, together);
+    int64_t t = 0;
+    for (size_t i = 0; i < rows.size(); ++i)
+        for (int r = 0; r < rows[i]; ++r, ++t) {
+            Layout one = only(l, i);
+            one.rows[i] = 1, one.before[i] = before[i] + r;
+            CAPTURE(one.before[i]);
+            const auto row = rows_of(p, s.columns(), t, 1);
+            const auto got = run_step(device, one, row, alone);
+            CHECK(got == rows_of(y, s.out(), t, 1));
+            if (r + 1 == rows[i] && i % 3 == 0)
+                CHECK(relative_error(got, reference_row(row, alone, l, i, one.before[i])) <
+                      device.bound(4e-6));
+        }
+}
+
+/// Prompt rows after `before` tokens: whole, cut at every 64 tokens, cut once, and beside others, few and
+/// many.
+void check_prompt(const Device& device, const Shape& s, int before, int rows) {
+    CAPTURE(s.width);
+    CAPTURE(s.heads);
+    CAPTURE(before);
+    CAPTURE(rows);
+    const int64_t pages_each = (before + rows) / kPageTokens + 20;
+    const auto slice = [&](int from, int count, std::vector<int> beside) {
+        return layout_of(StepKind::prompt, {beside[0], count, beside[1]}, {64, before + from, 0}, pages_each);
+    };
+    Memory m(device, s, 3 * pages_each);
+    const auto p = device.rounded(Random(52).normals(rows * s.columns()));
+    const auto run = [&](const std::vector<int>& ends, const std::vector<int>& beside) {
+        m.remember(41);
+        std::vector<double> y;
+        int from = 0;
+        for (const int end : ends) {
+            const Layout l = slice(from, end - from, beside);
+            std::vector<float> in(static_cast<size_t>(l.tokens() * s.columns()), 0.5f);
+            const auto own = rows_of(p, s.columns(), from, end - from);
+            std::copy(own.begin(), own.end(), in.begin() + beside[0] * s.columns());
+            const auto out = rows_of(run_step(device, l, in, m), s.out(), beside[0], end - from);
+            y.insert(y.end(), out.begin(), out.end());
+            from = end;
+        }
+        return y;
+    };
+    const auto whole = run({rows}, {0, 0});
+    for (const int r : {0, rows - 1})
+        CHECK(relative_error(rows_of(whole, s.out(), r, 1),
+                             reference_row(rows_of(p, s.columns(), r, 1), m, slice(0, rows, {0, 0}), 1,
+                                           before + r)) < device.bound(4e-6));
+    CHECK(run({rows}, {3, 70}) == whole);
+    CHECK(run({rows}, {1100, 1}) == whole);
+    if (rows <= kPageTokens) return;
+    CHECK(run({(rows - 1) / kPageTokens * kPageTokens, rows}, {0, 0}) == whole);
+    if (rows > 1000) return;
+    std::vector<int> every;
+    for (int end = kPageTokens; end < rows; end += kPageTokens) every.push_back(end);
+    every.push_back(rows);
+    CHECK(run(every, {0, 0}) == whole);
 }
 
 /// The models' head shapes, and some of the others that the GPU runs: any multiple of 8 up to 256.
@@ -198,26 +316,58 @@ std::vector<Shape> device_shapes(const Device& device) {
 }
 
 void attention_steps(Device& device) {
-    for (const Shape& s : device_shapes(device)) {
-        check_steps(device, s, {1, 2, 7, 8, 9, 33, 64, 130}, 4e-6);
-        check_steps(device, s, {63, 1, 1, 64, 1}, 4e-6);  // page borders
-        check_steps(device, s, {130, 1}, 4e-6);
-    }
+    for (const Shape& s : device_shapes(device))
+        for (const StepKind kind : {StepKind::prompt, StepKind::answer}) {
+            check_steps(device, s, {1, 2, 7, 8, 9, 33, 64, 130}, 4e-6, kind);
+            check_steps(device, s, {63, 1, 1, 64, 1}, 4e-6, kind);  // page borders
+            check_steps(device, s, {130, 1}, 4e-6, kind);
+        }
 }
 
 void attention_together(Device& device) {
-    for (const Shape& s : device_shapes(device)) check_together(device, s, 4e-6);
+    for (const Shape& s : device_shapes(device))
+        for (const StepKind kind : {StepKind::prompt, StepKind::answer})
+            check_together(device, s, 4e-6, kind);
 }
 
-void attention_alone(Device& device) {
-    for (const Shape& s : device_shapes(device)) check_alone(device, s);
+/// 64 rows, of few and of many keys; then fewer rows.
+void attention_answers(Device& device) {
+    const std::vector<int> rows = {8, 1, 7, 8, 1, 8, 1, 8, 8, 1, 8, 5};
+    const std::vector<int> before = {0, 5, 60, 63, 64, 1020, 1023, 1024, 3000, 5000, 5000, 2047};
+    const DType cache = device.activation;
+    if (device.exact()) return check_answers(device, {2, 1, 16, 8, cache}, {8, 1, 7, 3}, {0, 5, 60, 1023});
+    for (const Shape& s : {Shape{16, 2, 256, 64, cache}, Shape{6, 1, 256, 64, cache}}) {
+        check_answers(device, s, rows, before);
+        check_answers(device, s, {1, 2, 1}, {5000, 1023, 8000});
+        check_answers(device, s, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {0, 5, 63, 64, 1023, 1024, 2048, 4000, 5000});
+    }
+    check_answers(device, {4, 2, 64, 32, cache}, {8, 1, 7, 3}, {0, 5, 60, 1023});
+}
+
+void attention_prompts(Device& device) {
+    const DType cache = device.activation;
+    if (device.exact()) {
+        for (const int rows : {1, 65, 130}) check_prompt(device, {2, 1, 16, 8, cache}, 64, rows);
+        return;
+    }
+    for (const Shape& s : {Shape{8, 1, 256, 64, cache}, Shape{12, 2, 256, 64, cache}}) {
+        for (const int rows : {1, 2, 63, 64, 65, 130, 1000}) check_prompt(device, s, 0, rows);
+        for (const int rows : {1, 130}) check_prompt(device, s, 4096, rows);
+        check_prompt(device, s, 4032, 968);
+        check_prompt(device, s, 8960, 200);
+        check_prompt(device, s, 24640, 65);  // 7 segments
+    }
+    check_prompt(device, {8, 1, 256, 64, cache}, 0, 5000);
+    for (const int rows : {1, 130}) check_prompt(device, {4, 2, 64, 32, cache}, 64, rows);
 }
 
 }  // namespace
 
 DEVICE_TEST_CASE("gated_attention: one sequence in steps, across page borders", attention_steps)
 DEVICE_TEST_CASE("gated_attention: several sequences and padding", attention_together)
-DEVICE_TEST_CASE("gated_attention: beside others or alone, the same bits", attention_alone)
+DEVICE_TEST_CASE("gated_attention: an answer's row alone or beside others, the same bits", attention_answers)
+DEVICE_TEST_CASE("gated_attention: a prompt's rows cut or whole, alone or not, the same bits",
+                 attention_prompts)
 
 TEST_SUITE("cpu") {
     TEST_CASE("gated_attention: cache types, odd head sizes, no rotation") {

@@ -1,4 +1,6 @@
 // conv_gated_delta_net against the convolution and the recurrence in double precision.
+#include <algorithm>
+
 #include "ggml-like/error.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ops/harness.h"
@@ -15,7 +17,8 @@ struct Shape {
     int nk, nv, dk, dv;
 
     int64_t channels() const { return 2 * nk * int64_t{dk} + nv * int64_t{dv}; }
-    int64_t columns() const { return channels() + 2 * nv + out(); }  // u, a, b, z
+    /// u, a, b, z; rows begin at multiples of 16 bytes, as they do in a model.
+    int64_t columns() const { return (channels() + 2 * nv + out() + 7) / 8 * 8; }
     int64_t out() const { return nv * int64_t{dv}; }
     ConvGatedDeltaNetParams params() const { return {nk, nv, dk, dv, kEps}; }
 };
@@ -27,6 +30,8 @@ constexpr Shape kThree{2, 6, 128, 128};  // the 27B's three value heads a key he
 /// Rows of the convolution's ring: the least that will do.
 constexpr int64_t ring_rows(bool journal) { return kTaps - 1 + (journal ? kJournal : 1); }
 
+constexpr StepKind kKinds[] = {StepKind::prompt, StepKind::answer};
+
 /// Weights and states; the journal only if asked for.
 struct Memory {
     Shape shape;
@@ -34,7 +39,8 @@ struct Memory {
     int64_t ring;
     Guarded conv, rate, bias, norm, inputs, delta, jk, ju, jg;
 
-    Memory(const Device& d, const Shape& s, bool with_journal = false, int64_t spare = 0)
+    Memory(const Device& d, const Shape& s, bool with_journal = false, int64_t spare = 0,
+           int64_t slots = kSlots)
         : shape(s),
           journal(with_journal),
           ring(ring_rows(with_journal) + spare),
@@ -42,11 +48,11 @@ struct Memory {
           rate(d, "rate", DType::F32, Place::weight, {s.nv}),
           bias(d, "bias", DType::F32, Place::weight, {s.nv}),
           norm(d, "norm", DType::F32, Place::weight, {s.dv}),
-          inputs(d, "ring", d.activation, Place::state, {kSlots, ring, s.channels()}),
-          delta(d, "S", DType::F32, Place::state, {kSlots, s.nv, s.dv, s.dk}),
-          jk(d, "jk", DType::F32, Place::state, {kSlots, kJournal, s.nk, s.dk}),
-          ju(d, "ju", DType::F32, Place::state, {kSlots, kJournal, s.nv, s.dv}),
-          jg(d, "jg", DType::F32, Place::state, {kSlots, kJournal, s.nv, 1}) {
+          inputs(d, "ring", d.activation, Place::state, {slots, ring, s.channels()}),
+          delta(d, "S", DType::F32, Place::state, {slots, s.nv, s.dv, s.dk}),
+          jk(d, "jk", DType::F32, Place::state, {slots, kJournal, s.nk, s.dk}),
+          ju(d, "ju", DType::F32, Place::state, {slots, kJournal, s.nv, s.dv}),
+          jg(d, "jg", DType::F32, Place::state, {slots, kJournal, s.nv, 1}) {
         for (Guarded* state : {&inputs, &delta, &jk, &ju, &jg})
             state->fill(1e3f);  // whatever was there before must not shine through
         auto taps = Random(70).normals(s.channels() * kTaps);
@@ -187,7 +193,9 @@ void check_state(const Device& device, Memory& m, int64_t slot, const std::vecto
 }
 
 /// One sequence in steps of these many rows.
-void check_steps(const Device& device, const Shape& s, const std::vector<int>& steps, int64_t spare = 0) {
+void check_steps(const Device& device, const Shape& s, const std::vector<int>& steps, int64_t spare = 0,
+                 StepKind kind = StepKind::prompt) {
+    CAPTURE(static_cast<int>(kind));
     CAPTURE(s.dk);
     CAPTURE(s.dv);
     CAPTURE(steps[0]);
@@ -201,7 +209,7 @@ void check_steps(const Device& device, const Shape& s, const std::vector<int>& s
     for (const int rows : steps) {
         CAPTURE(before);
         CAPTURE(rows);
-        const auto y = run_step(device, {.rows = {rows}, .before = {before}, .slots = {2}},
+        const auto y = run_step(device, {.rows = {rows}, .before = {before}, .slots = {2}, .kind = kind},
                                 rows_of(p, s.columns(), before, rows), m);
         CHECK(relative_error(y, rows_of(r.out, s.out(), before, rows)) < device.bound(4e-6));
         before += rows;
@@ -210,7 +218,9 @@ void check_steps(const Device& device, const Shape& s, const std::vector<int>& s
 }
 
 /// Several sequences, one of them empty, padding behind them; other slots stay as they are.
-void check_together(const Device& device, const Shape& s, const std::vector<std::vector<int>>& steps) {
+void check_together(const Device& device, const Shape& s, const std::vector<std::vector<int>>& steps,
+                    StepKind kind = StepKind::prompt) {
+    CAPTURE(static_cast<int>(kind));
     CAPTURE(s.dk);
     Memory m(device, s);
     std::vector<int> before(3, 0), slots = {1, 0, 3};
@@ -223,7 +233,7 @@ void check_together(const Device& device, const Shape& s, const std::vector<std:
         r.push_back(reference(p.back(), m));
     }
     for (const auto& rows : steps) {
-        const Layout l{.rows = rows, .before = before, .slots = slots, .padding = 2};
+        const Layout l{.rows = rows, .before = before, .slots = slots, .padding = 2, .kind = kind};
         std::vector<float> step;
         std::vector<double> want;
         for (size_t i = 0; i < 3; ++i) {
@@ -243,36 +253,103 @@ void check_together(const Device& device, const Shape& s, const std::vector<std:
     CHECK(untouched == std::vector<double>(untouched.size(), 1e3));
 }
 
-/// Beside others or alone: the same bits.
-void check_alone(const Device& device, const Shape& s, const std::vector<std::vector<int>>& steps) {
+/// Everything that a slot keeps.
+std::vector<double> state_of(Memory& m, int64_t slot) {
+    const Shape& s = m.shape;
+    auto all = rows_of(m.delta.values(), s.nv * int64_t{s.dv} * s.dk, slot, 1);
+    const auto ring = rows_of(m.inputs.values(), m.ring * s.channels(), slot, 1);
+    all.insert(all.end(), ring.begin(), ring.end());
+    return all;
+}
+
+Layout layout_of(StepKind kind, const std::vector<int>& rows, const std::vector<int>& before,
+                 const std::vector<int>& slots) {
+    const std::vector<int> zeros(rows.size(), 0);
+    return {
+        .rows = rows, .before = before, .slots = slots, .committed = zeros, .journal = zeros, .kind = kind};
+}
+
+/// Answer rows of several sequences at once, or every row in a step of its own: the same bits. `spare` rows
+/// of the ring: without them a step overwrites what it reads.
+void check_alone(const Device& device, const Shape& s, const std::vector<std::vector<int>>& steps,
+                 int64_t spare = 0) {
     CAPTURE(s.dk);
-    Memory together(device, s), alone(device, s);
-    std::vector<int> before(3, 0);
-    const std::vector<int> slots = {1, 0, 3};
+    CAPTURE(spare);
+    const auto sequences = static_cast<int>(steps[0].size());
+    Memory together(device, s, false, spare, sequences), alone(device, s, false, spare, sequences);
+    std::vector<int> before(steps[0].size(), 0), slots;
+    for (int i = 0; i < sequences; ++i) slots.push_back((i + 1) % sequences);
     for (const std::vector<int>& rows : steps) {
-        const Layout l{.rows = rows, .before = before, .slots = slots};
+        const Layout l = layout_of(StepKind::answer, rows, before, slots);
         const auto p = device.rounded(Random(90).normals(l.tokens() * s.columns()));
         const auto y = run_step(device, l, p, together);
-        int64_t begin = 0;
-        for (size_t i = 0; i < rows.size(); ++i) {
-            if (rows[i] == 0) continue;
-            const auto got = run_step(device, {.rows = {rows[i]}, .before = {before[i]}, .slots = {slots[i]}},
-                                      rows_of(p, s.columns(), begin, rows[i]), alone);
-            CHECK(got == rows_of(y, s.out(), begin, rows[i]));
-            begin += rows[i];
-            before[i] += rows[i];
+        int64_t t = 0;
+        for (size_t i = 0; i < rows.size(); ++i)
+            for (int r = 0; r < rows[i]; ++r, ++t) {
+                const auto got = run_step(device, layout_of(StepKind::answer, {1}, {before[i]++}, {slots[i]}),
+                                          rows_of(p, s.columns(), t, 1), alone);
+                CHECK(got == rows_of(y, s.out(), t, 1));
+            }
+    }
+    CHECK(together.delta.values() == alone.delta.values());
+    CHECK(together.inputs.values() == alone.inputs.values());
+}
+
+/// A prompt whole, cut at multiples of 64, and beside others: the same bits of outputs and state. Its first
+/// rows without the others: the same bits of outputs.
+void check_prompt(const Device& device, const Shape& s, int rows) {
+    CAPTURE(s.dk);
+    CAPTURE(rows);
+    const auto p = device.rounded(Random(91).normals(rows * s.columns()));
+    const auto run = [&](const std::vector<int>& ends, const std::vector<int>& beside, Memory& m) {
+        std::vector<double> y;
+        int from = 0;
+        for (const int end : ends) {
+            const Layout l =
+                layout_of(StepKind::prompt, {beside[0], end - from, beside[1]}, {0, from, 64}, {1, 0, 3});
+            std::vector<float> in(static_cast<size_t>(l.tokens() * s.columns()), 0.25f);
+            const auto own = rows_of(p, s.columns(), from, end - from);
+            std::copy(own.begin(), own.end(), in.begin() + beside[0] * s.columns());
+            const auto out = rows_of(run_step(device, l, in, m), s.out(), beside[0], end - from);
+            y.insert(y.end(), out.begin(), out.end());
+            from = end;
         }
+        return y;
+    };
+    Memory alone(device, s);
+    const auto whole = run({rows}, {0, 0}, alone);
+    const auto state = state_of(alone, 0);
+    std::vector<std::vector<int>> cuts = {{rows}};
+    if (rows > 64) cuts.push_back({(rows - 1) / 64 * 64, rows});
+    if (rows > 64 && rows < 400) {
+        cuts.emplace_back();
+        for (int end = 64; end < rows; end += 64) cuts.back().push_back(end);
+        cuts.back().push_back(rows);
+    }
+    for (const auto& ends : cuts)
+        for (const std::vector<int>& beside : {std::vector{0, 0}, {1, 70}, {200, 1}}) {
+            Memory m(device, s);
+            CHECK(run(ends, beside, m) == whole);
+            CHECK(state_of(m, 0) == state);
+        }
+    for (const int first : {1, 2, 3, 17, 63, 64, 100}) {
+        if (first >= rows) break;
+        CAPTURE(first);
+        Memory m(device, s);
+        CHECK(run({first}, {0, 0}, m) == rows_of(whole, s.out(), 0, first));
     }
 }
 
 void delta_steps(Device& device) {
-    check_steps(device, kReal, {1, 3, 200});
-    check_steps(device, kReal, {200, 1, 3});
-    check_steps(device, kReal, {1, 2, 7, 8, 9, 33, 64, 130});
-    check_steps(device, kReal, {2});  // shorter than the window
-    check_steps(device, kReal, {1, 3, 70, 1, 1, 1, 1, 1, 1}, 3);
-    check_steps(device, {1, 1, 128, 128}, {64, 17});
-    check_steps(device, kThree, {1, 3, 130, 1, 1}, 3);
+    for (const StepKind kind : kKinds) {
+        check_steps(device, kReal, {1, 3, 200}, 0, kind);
+        check_steps(device, kReal, {200, 1, 3}, 0, kind);
+        check_steps(device, kReal, {1, 2, 7, 8, 9, 33, 64, 130}, 0, kind);
+        check_steps(device, kReal, {2}, 0, kind);  // shorter than the window
+        check_steps(device, kReal, {1, 3, 70, 1, 1, 1, 1, 1, 1}, 3, kind);
+        check_steps(device, {1, 1, 128, 128}, {64, 17}, 0, kind);
+        check_steps(device, kThree, {1, 3, 130, 1, 1}, 3, kind);
+    }
 }
 
 /// Heads of any size up to 256.
@@ -283,18 +360,34 @@ void delta_shapes(Device& device) {
         check_steps(device, s, {5, 1, 1, 1, 9}, 5);
         check_together(device, s, {{8, 0, 25}, {1, 70, 2}});
         check_alone(device, s, {{3, 1, 4}, {1, 1, 1}, {2, 0, 5}});
+        check_prompt(device, s, 130);
     }
 }
 
 void delta_together(Device& device) {
-    for (const Shape& s : {kReal, kThree})
-        check_together(device, s, {{8, 0, 25}, {1, 70, 2}, {1, 1, 1}, {0, 129, 64}});
+    for (const StepKind kind : kKinds)
+        for (const Shape& s : {kReal, kThree})
+            check_together(device, s, {{8, 0, 25}, {1, 70, 2}, {1, 1, 1}, {0, 129, 64}}, kind);
 }
 
-/// One row of each; the GPU takes another kernel where a sequence has several.
+/// Few sequences, and so many that the GPU gives each head one block instead of four.
 void delta_alone(Device& device) {
+    for (const Shape& s : {kReal, kThree}) {
+        check_alone(device, s, {{1, 1, 1}, {3, 1, 8}, {1, 0, 1}, {2, 5, 1}, {0, 1, 1}});
+        check_alone(device, s, {{1, 1, 1}, {3, 1, 8}, {1, 0, 1}, {2, 5, 1}, {0, 1, 1}}, 7);
+    }
+    const std::vector<int> one(64, 1);
+    std::vector<int> few(64, 0);
+    for (size_t i = 0; i < few.size(); i += 5) few[i] = static_cast<int>(i % 8) + 1;
+    check_alone(device, kReal, {one, few, one}, 7);
+    check_alone(device, kReal, {few, one});
+}
+
+void delta_prompts(Device& device) {
     for (const Shape& s : {kReal, kThree})
-        check_alone(device, s, {{1, 1, 1}, {1, 0, 1}, {1, 1, 1}, {0, 1, 1}});
+        for (const int rows : {1, 2, 63, 64, 65, 130}) check_prompt(device, s, rows);
+    check_prompt(device, kReal, 1000);
+    if (!device.exact()) check_prompt(device, kReal, 5000);
 }
 
 /// Many rows at once leave the state that they leave one by one, also where it hardly decays. Both round x
@@ -309,8 +402,8 @@ void delta_state(Device& device) {
             m->rate.set(std::vector<float>(static_cast<size_t>(kReal.nv), rate));
         run_step(device, {.rows = {kRows}, .before = {0}, .slots = {0}}, p, chunks);
         for (int t = 0; t < kRows; ++t)
-            run_step(device, {.rows = {1}, .before = {t}, .slots = {0}}, rows_of(p, kReal.columns(), t, 1),
-                     steps);
+            run_step(device, {.rows = {1}, .before = {t}, .slots = {0}, .kind = StepKind::answer},
+                     rows_of(p, kReal.columns(), t, 1), steps);
         const int64_t elements = kReal.nv * int64_t{kReal.dv} * kReal.dk;
         CHECK(relative_error(rows_of(chunks.delta.values(), elements, 0, 1),
                              rows_of(steps.delta.values(), elements, 0, 1)) < 1e-4);
@@ -319,15 +412,15 @@ void delta_state(Device& device) {
 
 /// Drafts: a step journals m rows, of which the next commits n; that one journals as well, and a last one
 /// does not.
-void check_journal(const Device& device, int m, int n, int64_t spare) {
+void check_journal(const Device& device, const Shape& s, int m, int n, int64_t spare) {
+    CAPTURE(s.dk);
     CAPTURE(m);
     CAPTURE(n);
     CAPTURE(spare);
-    const Shape& s = kSmall;
     constexpr int kBefore = 3, kAfter = 2;
     const int second = kJournal - m + 1, kept = second / 2;
-    const auto p = Random(73).normals((kBefore + n + kept + kAfter) * s.columns());
-    const auto wrong = Random(74).normals(kJournal * s.columns());
+    const auto p = device.rounded(Random(73).normals((kBefore + n + kept + kAfter) * s.columns()));
+    const auto wrong = device.rounded(Random(74).normals(kJournal * s.columns()));
     Memory memory(device, s, true, spare);
     const Reference r = reference(p, memory);
     int position = 0;
@@ -340,10 +433,11 @@ void check_journal(const Device& device, int m, int n, int64_t spare) {
                        .before = {position},
                        .slots = {1},
                        .committed = {committed},
-                       .journal = {journal}};
+                       .journal = {journal},
+                       .kind = StepKind::answer};
         auto y = run_step(device, l, rows, memory);
         y.resize(static_cast<size_t>(good * s.out()));
-        if (good > 0) CHECK(relative_error(y, rows_of(r.out, s.out(), position, good)) < 4e-6);
+        if (good > 0) CHECK(relative_error(y, rows_of(r.out, s.out(), position, good)) < device.bound(4e-6));
         position += good;
     };
     step(kBefore, 0, 0, false);
@@ -351,7 +445,57 @@ void check_journal(const Device& device, int m, int n, int64_t spare) {
     step(kept, second - kept, n, true);
     step(kAfter, 0, kept, false);
     const auto state = rows_of(memory.delta.values(), s.nv * int64_t{s.dv} * s.dk, 1, 1);
-    CHECK(relative_error(state, r.state) < 1e-5);
+    CHECK(relative_error(state, r.state) < device.bound(1e-5));
+}
+
+/// Steps that journal, beside a sequence that does not and one without rows: outputs and S have the bits of
+/// rows that come one by one. A prompt's rows may follow.
+void check_journal_bits(const Device& device, const Shape& s) {
+    CAPTURE(s.dk);
+    Memory drafts(device, s, true), plain(device, s, true);
+    int position = 0, waiting = 0, other = 0;
+    unsigned seed = 300;
+    const auto pass = [&](Memory& m, int64_t slot) {
+        return rows_of(m.delta.values(), s.nv * int64_t{s.dv} * s.dk, slot, 1);
+    };
+    const auto alone = [&](const std::vector<float>& row, int at, int slot) {
+        return run_step(device, layout_of(StepKind::answer, {1}, {at}, {slot}), row, plain);
+    };
+    for (const auto& [rows, good] : {std::pair{5, 3}, {4, 0}, {5, 5}, {1, 1}, {3, 2}}) {
+        CAPTURE(position);
+        CAPTURE(rows);
+        Layout l = layout_of(StepKind::answer, {rows, 0, 2}, {position, 9, other}, {1, 0, 3});
+        l.committed[0] = waiting, l.journal[0] = 1;
+        const auto p = device.rounded(Random(seed++).normals((rows + 2) * s.columns()));
+        const auto y = run_step(device, l, p, drafts);
+        CHECK(pass(drafts, 1) ==
+              (position > 0 ? pass(plain, 1) : std::vector<double>(pass(plain, 1).size(), 0.0)));
+        for (int r = 0; r < good; ++r)
+            CHECK(alone(rows_of(p, s.columns(), r, 1), position + r, 1) == rows_of(y, s.out(), r, 1));
+        for (int r = 0; r < 2; ++r)
+            CHECK(alone(rows_of(p, s.columns(), rows + r, 1), other + r, 3) ==
+                  rows_of(y, s.out(), rows + r, 1));
+        position += good, waiting = good, other += 2;
+    }
+    for (const StepKind kind : kKinds) {
+        Layout l = layout_of(kind, {2}, {position}, {1});
+        const auto p = device.rounded(Random(seed++).normals(2 * s.columns()));
+        const auto want = run_step(device, l, p, plain);
+        l.committed[0] = waiting;
+        CHECK(run_step(device, l, p, drafts) == want);
+        CHECK(pass(drafts, 1) == pass(plain, 1));
+        CHECK(pass(drafts, 3) == pass(plain, 3));
+        position += 2, waiting = 0;
+    }
+}
+
+void delta_journal(Device& device) {
+    for (const Shape& s : {kSmall, kReal, kThree})
+        for (int m = 1; m <= kJournal; ++m)
+            for (int n = 0; n <= m; ++n)
+                for (const int64_t spare : {0, 4})
+                    if (s.dk == kSmall.dk || m % 2 == 1) check_journal(device, s, m, n, spare);
+    for (const Shape& s : {kSmall, kReal, kThree}) check_journal_bits(device, s);
 }
 
 }  // namespace
@@ -359,7 +503,10 @@ void check_journal(const Device& device, int m, int n, int64_t spare) {
 DEVICE_TEST_CASE("conv_gated_delta_net: one sequence in steps", delta_steps)
 DEVICE_TEST_CASE("conv_gated_delta_net: rows at once or one by one, the same state", delta_state)
 DEVICE_TEST_CASE("conv_gated_delta_net: several sequences and padding", delta_together)
-DEVICE_TEST_CASE("conv_gated_delta_net: beside others or alone, the same bits", delta_alone)
+DEVICE_TEST_CASE("conv_gated_delta_net: an answer's row alone or beside others, the same bits", delta_alone)
+DEVICE_TEST_CASE("conv_gated_delta_net: a prompt's rows cut or whole, alone or not, the same bits",
+                 delta_prompts)
+DEVICE_TEST_CASE("conv_gated_delta_net: any n of m journaled rows may be committed", delta_journal)
 DEVICE_TEST_CASE("conv_gated_delta_net: heads of other sizes", delta_shapes)
 
 TEST_SUITE("cpu") {
@@ -380,12 +527,6 @@ TEST_SUITE("cpu") {
         const Device single = cpu_device(1);
         Memory one(single, kSmall);
         CHECK(run_step(single, {.rows = {33}, .before = {0}, .slots = {2}}, p, one) == at_once);
-    }
-
-    TEST_CASE("conv_gated_delta_net: any n of m journaled rows may be committed") {
-        for (int m = 1; m <= kJournal; ++m)
-            for (int n = 0; n <= m; ++n)
-                for (const int64_t spare : {0, 4}) check_journal(cpu_device(), m, n, spare);
     }
 
     TEST_CASE("conv_gated_delta_net: more than the journal holds is an error") {

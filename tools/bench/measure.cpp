@@ -10,7 +10,7 @@
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/thread_pool.h"
 #include "ggml-like/op.h"
-#include "ggml-like/ops/linear_add.h"
+#include "ggml-like/ops/norm_linear.h"
 #include "models/model.h"
 
 namespace quern {
@@ -220,8 +220,9 @@ std::vector<LinearRow> measure_linear(Backend& backend) {
                                  .scale_kind = c.scale,
                                  .scale = scales.data()}});
         Graph g;
-        Tensor* x = g.input("x", DType::F32, {1, c.columns});
-        g.output(linear_add(g, "y", x, weight, g.input("residual", DType::F32, {1, c.rows})));
+        const Residual x{.h = g.input("h", DType::F32, {1, c.columns}),
+                         .squares = g.input("squares", DType::F32, {1, 1})};
+        g.output(norm_linear(g, "y", x, weight, 1e-6f, StepKind::prompt, DType::F32));
         Plan plan(std::move(g), backend);
         auto* in = plan.input<float>(plan.graph().inputs()[0]);
         for (int64_t i = 0; i < c.columns; ++i) in[i] = static_cast<float>(i % 7) - 3.0f;

@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "ggml-like/backend.h"
-#include "ggml-like/ops/linear_add.h"
+#include "ggml-like/ops/norm_linear.h"
 #include "models/model.h"
 #include "tools/bench/measure.h"
 
@@ -46,8 +46,10 @@ double product_flops(Backend& backend, int64_t rows, int64_t size) {
     backend.place_weight(weight, RowOrder::stacked);
     backend.weights_complete();
     Graph g;
-    Tensor* x = g.input("x", backend.activation_dtype(), {rows, size});
-    g.output(linear_add(g, "y", x, weight, g.input("residual", DType::F32, {rows, size})));
+    const DType activation = backend.activation_dtype();
+    const Residual in{.h = g.input("h", activation, {rows, size}),
+                      .squares = g.input("squares", DType::F32, {rows, 1})};
+    g.output(norm_linear(g, "y", in, weight, 1e-6f, StepKind::prompt, activation));
     Plan plan(std::move(g), backend);
     plan.run();
     const double seconds = fastest(backend, 5, [&] { backend.run(plan); });

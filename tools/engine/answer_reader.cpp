@@ -100,7 +100,6 @@ std::vector<int32_t> AnswerReader::opening() {
 
 void AnswerReader::attach(Request& request, std::function<bool(const AnswerDelta&)> deliver) {
     request.on_token = [this, deliver = std::move(deliver)](int32_t id) { return push(id, deliver); };
-    request.keep_answer = [this] { return keep(); };
     const bool required = rules_.calls == AnswerRules::Calls::required;
     if (required || rules_.thinking_budget >= 0) request.force = [this] { return forced(); };
     const bool no_calls = rules_.calls == AnswerRules::Calls::none && !names_.empty();
@@ -161,7 +160,6 @@ AnswerDelta AnswerReader::read(const ChatDelta& parsed) {
     AnswerDelta out;
     out.reasoning = parsed.reasoning;
     out.content = stop_.push(parsed.content);
-    reasoned_ = reasoned_ || !parsed.reasoning.empty();
     for (const ToolCallDelta& call : parsed.tool_calls) {
         if (!rules_.parallel_calls && calls_ > 0) break;
         out.tool_calls.push_back(call);
@@ -242,6 +240,5 @@ TokenLogprob AnswerReader::report(int32_t id, std::span<const float> logits) con
 }
 
 /// Whether the next turn's prompt will show this answer as it was generated.
-bool AnswerReader::keep() const { return !reasoned_ || calls_ > 0 || rules_.preserve_thinking; }
 
 }  // namespace quern

@@ -29,7 +29,6 @@ struct AnswerRules {
     std::string call_name;           // required: this tool; empty: any
     bool parallel_calls = true;      // false: the answer ends after one call
     int64_t thinking_budget = -1;    // tokens; then the thinking is closed for the model. -1: none
-    bool preserve_thinking = false;  // later prompts show the thinking of this answer
     std::vector<std::string> stops;  // end the content where one of them would begin; never inside thinking
     std::shared_ptr<const JsonSchema> schema;  // what the content must be
     int top_logprobs = -1;         // alternatives to report beside each token of the content; -1: no report
@@ -95,7 +94,6 @@ class AnswerReader {
     bool allows_name(std::string_view piece) const;
     TokenLogprob report(int32_t id, std::span<const float> logits) const;
     void note_prompt(Request& request);
-    bool keep() const;
 
     const Tokenizer& tokenizer_;
     AnswerRules rules_;
@@ -111,7 +109,7 @@ class AnswerReader {
     std::vector<std::string> names_;
     size_t calls_ = 0;
     size_t forced_left_ = 0;  // tokens still to come that were not the model's choice
-    bool call_begun_ = false, ended_ = false, reasoned_ = false;
+    bool call_begun_ = false, ended_ = false;
     bool just_closed_ = false;  // the last token ended the thinking
     bool matching_ = false;     // the content has begun and the schema rules it
     int64_t tokens_ = 0, reasoning_tokens_ = 0;

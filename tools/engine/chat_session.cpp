@@ -33,8 +33,7 @@ ChatAnswer ChatSession::respond(std::span<const Message> messages, const ChatSet
     AnswerReader reader(tokenizer_,
                         {.thinking_open = prompt.thinking_open,
                          .tools = settings.tools,
-                         .thinking_budget = settings.thinking_budget,
-                         .preserve_thinking = settings.preserve_thinking},
+                         .thinking_budget = settings.thinking_budget},
                         engine_.model().generation().eos_ids);
     Request request;
     std::vector<size_t> boundaries;

@@ -13,6 +13,7 @@
 #include "ggml-like/content_hash.h"
 #include "ggml-like/ops/logits_top.h"
 #include "tools/engine/memory_plan.h"
+#include "tools/engine/page_tokens.h"
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/prefix_cache.h"
 #include "tools/engine/prefix_file.h"
@@ -27,6 +28,9 @@ namespace quern {
 namespace {
 
 constexpr size_t kPlans = 8;
+/// A step of a device takes as long as some 400 more rows of a prompt would: a short conversation's first
+/// state is not worth one.
+constexpr int64_t kFewestKept = 256;
 constexpr int64_t kSecondDraw = int64_t{1} << 40;  // beyond every position
 
 double seconds(Sequence::Clock::time_point from, Sequence::Clock::time_point to) {
@@ -82,38 +86,37 @@ struct Engine::State {
           host_top(host_memory(b, top_rows() * kTopWords * int64_t{sizeof(int32_t)},
                                "the highest logits of a step")),
           host_logits(host_memory(b, m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
-          plans(m, b, pool, workspace, kPlans) {
+          plans(m, b, pool, workspace, kPlans),
+          scheduler(memory.steps) {
         if (b.captures())
-            for (int64_t n = 1; n <= std::min(decode_bucket(o.sequences), kMostPadded); n = next_bucket(n))
+            for (int64_t n = 1; n <= decode_bucket(std::min(o.sequences, kMaxAnswerRows)); n = next_bucket(n))
                 decode_plan(n);
         measured = {.state = pool_bytes, .scratch = workspace_bytes, .other = gauge.taken()};
     }
 
     int64_t top_rows() const {
-        return std::max(memory.prompt_logits + memory.sequences, decode_bucket(memory.sequences));
+        return std::max(memory.steps.prompt_logits + memory.sequences, memory.steps.answer_rows);
     }
     StepPlan& decode_plan(int64_t bucket) {
         return plans.get(decode_shape(bucket, memory.pages(), model.info().vocab), PlanUse::repeatedly);
     }
-    StepPlan& plan_for(const std::vector<Slice>& slices);
+    StepPlan& plan_for(const Step& step);
 
     uint64_t binding() const;
     bool step();
     void lose(const std::string& error);
     void admit();
     void start(Sequence& s);
-    /// Requests for all logits run in steps of their own size: their states are not those of others.
-    bool caches(const Sequence& s) const {
-        return options.cache_bytes > 0 && s.request.use_cache && !s.request.on_prompt_logits;
-    }
-    void keep_state(Sequence& s, bool wanted);
+    bool caches(const Sequence& s) const { return options.cache_bytes > 0 && s.request.use_cache; }
+    void keep_state(Sequence& s);
     void make_room(int64_t pages);
-    void run(const std::vector<Slice>& slices);
-    void read(const StepPlan& step, const std::vector<Slice>& slices);
-    int32_t choose(const Sequence& s, const StepPlan& step, const int32_t* top, int64_t row) const;
-    void download_logits(const StepPlan& step, int64_t row, int64_t count, float* to) const;
+    void run(const Step& step);
+    void read(const StepPlan& plan, const Step& step);
+    int32_t choose(const Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row) const;
+    void report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const;
+    void download_logits(const StepPlan& plan, int64_t row, int64_t count, float* to) const;
     bool append(Sequence& s, int32_t id);
-    void advance(Sequence& s, const StepPlan& step, const int32_t* top, int64_t row);
+    void advance(Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row);
     void finish(Sequence& s, FinishReason reason, std::string error = {});
 
     Model& model;
@@ -130,6 +133,7 @@ struct Engine::State {
     int64_t workspace_bytes;
     std::shared_ptr<void> host_top, host_logits;
     PlanCache plans;
+    Scheduler scheduler;
     MemoryMeasured measured;
     RequestId next_id = 1;
     std::map<RequestId, std::unique_ptr<Sequence>> sequences;
@@ -206,7 +210,7 @@ Backend& Engine::backend() { return state_->backend; }
 const MemoryPlan& Engine::memory_plan() const { return state_->memory; }
 const MemoryMeasured& Engine::memory_measured() const { return state_->measured; }
 int64_t Engine::kernels(int64_t sequences) const {
-    if (!state_->backend.captures() || sequences > kMostPadded) return 0;
+    if (!state_->backend.captures() || sequences > kMaxAnswerRows) return 0;
     return state_->decode_plan(decode_bucket(sequences)).plan->kernels;
 }
 std::string Engine::load_states(const std::string& directory) {
@@ -227,7 +231,6 @@ uint64_t Engine::State::binding() const {
     hash.add(backend.name());
     hash.add(static_cast<int64_t>(model.digest()));
     hash.add(kPageTokens);
-    if (!backend.batch_invariant()) hash.add(memory.step_tokens);  // where prompts are cut
     for (const StateSpec& spec : memory.specs) {
         for (const int64_t number : {int64_t{spec.layer}, static_cast<int64_t>(spec.role),
                                      static_cast<int64_t>(spec.dtype), int64_t{spec.paged}})
@@ -252,13 +255,13 @@ bool Engine::State::step() {
     admit();
     std::erase_if(running, [](const Sequence* s) { return s->done(); });
     if (running.empty()) return !queue.empty();
-    const std::vector<Slice> slices = next_batch(running, memory.step_tokens, memory.prompt_logits);
+    const Step step = scheduler.next(running);
     try {
-        run(slices);
+        run(step);
     } catch (const std::exception& error) {
         rethrow_if_device(error);
         // The step is lost for everyone in it: their states are half written.
-        for (const Slice& slice : slices) finish(*slice.sequence, FinishReason::error, error.what());
+        for (const Slice& slice : step.slices) finish(*slice.sequence, FinishReason::error, error.what());
     }
     std::erase_if(running, [](const Sequence* s) { return s->done(); });
     return !running.empty() || !queue.empty();
@@ -293,30 +296,28 @@ void Engine::State::admit() {
     }
 }
 
-/// From the longest kept state that begins the prompt, else from nothing.
+/// From the longest kept state that begins the prompt, else from nothing. Rows that are skipped have no
+/// logits.
 void Engine::State::start(Sequence& s) {
-    if (caches(s)) {
-        make_room(1);  // before the search: it may evict
+    if (caches(s) && !s.request.on_prompt_logits) {
         const PrefixCache::Match match = cache.find(s.request.prompt);
         s.result.diverged_at = match.common;
         if (match.snapshot != nullptr) s.state = pool.restore(*match.snapshot);
         s.result.cached_tokens = s.state.length;
     }
-    const PromptShape prompt{s.request.boundaries, s.prompt_tokens(), s.state.length, memory.step_tokens};
-    if (!backend.batch_invariant())
-        s.cuts = fixed_cuts(prompt);
-    else if (caches(s))
-        s.cuts = cuts_to_keep(prompt);
+    if (caches(s))
+        s.cuts = cuts_to_keep({.boundaries = s.request.boundaries,
+                               .tokens = s.prompt_tokens(),
+                               .done = s.state.length,
+                               .fewest = backend.captures() ? kFewestKept : 0});
     if (s.state.slot < 0) s.state = pool.acquire();
     if (s.request.on_prefill) s.request.on_prefill(s.state.length);
 }
 
-void Engine::State::keep_state(Sequence& s, bool wanted) {
-    if (!caches(s)) return;
+void Engine::State::keep_state(Sequence& s) {
+    CHECK(at_page_end(s.state.length), "[engine] a state of {} tokens would be kept", s.state.length);
     const std::span<const int32_t> tokens(s.tokens.data(), static_cast<size_t>(s.state.length));
-    if (!wanted || !cache.wants(tokens)) return;
-    make_room(1);
-    cache.store(tokens, s.state);
+    if (cache.wants(tokens)) cache.store(tokens, s.state);
 }
 
 /// Kept states give way to those who run.
@@ -325,63 +326,67 @@ void Engine::State::make_room(int64_t pages) {
     }
 }
 
-void Engine::State::run(const std::vector<Slice>& slices) {
-    for (const Slice& slice : slices) {
+void Engine::State::run(const Step& step) {
+    for (const Slice& slice : step.slices) {
         SequenceState& state = slice.sequence->state;
         const int64_t rows = slice.begin + slice.count;
-        make_room((rows + kPageTokens - 1) / kPageTokens - static_cast<int64_t>(state.pages.size()));
+        make_room(round_up_to_page(rows) / kPageTokens - static_cast<int64_t>(state.pages.size()));
         pool.grow(state, rows);
     }
-    StepPlan& step = plan_for(slices);
-    fill_inputs(step, slices);
-    step.plan->run();
-    read(step, slices);
+    StepPlan& plan = plan_for(step);
+    fill_inputs(plan, step.slices);
+    plan.plan->run();
+    read(plan, step);
 }
 
-/// Steps of one row a sequence run again and again: where plans are captured they are padded to few shapes.
-StepPlan& Engine::State::plan_for(const std::vector<Slice>& slices) {
-    const auto count = static_cast<int64_t>(slices.size());
-    const bool decode =
-        std::all_of(slices.begin(), slices.end(), [](const Slice& s) { return s.count == 1; });
-    if (decode && backend.captures() && count <= kMostPadded) return decode_plan(decode_bucket(count));
-    BatchShape shape{.sequences = count, .pages = memory.pages(), .vocab = model.info().vocab};
-    for (const Slice& slice : slices) {
+/// Answer steps of one row a sequence run again and again: where plans are captured they are padded to few
+/// shapes. Those of several rows are rare and get a plan of their own size.
+StepPlan& Engine::State::plan_for(const Step& step) {
+    BatchShape shape{.kind = step.kind,
+                     .sequences = static_cast<int64_t>(step.slices.size()),
+                     .pages = memory.pages(),
+                     .vocab = model.info().vocab};
+    for (const Slice& slice : step.slices) {
         shape.tokens += slice.count;
-        shape.logit_rows += slice.sequence->wants_prompt_logits() ? slice.count : 1;
+        shape.logit_rows += slice.logit_rows;
     }
+    const bool one_each = step.kind == StepKind::answer && shape.tokens == shape.sequences;
+    if (one_each && backend.captures()) return decode_plan(decode_bucket(shape.sequences));
     return plans.get(shape, PlanUse::sometimes);
 }
 
-void Engine::State::read(const StepPlan& step, const std::vector<Slice>& slices) {
+void Engine::State::read(const StepPlan& plan, const Step& step) {
     auto* top = static_cast<int32_t*>(host_top.get());
-    backend.download(top, step.top->data, step.top->bytes());
-    int64_t row = 0;
-    for (const Slice& slice : slices) {
+    backend.download(top, plan.top->data, plan.top->bytes());
+    int64_t row = 0;  // of the logits
+    for (const Slice& slice : step.slices) {
         Sequence& s = *slice.sequence;
-        const bool in_prompt = s.in_prompt(), all = s.wants_prompt_logits();
-        if (all) {
-            const auto width = static_cast<size_t>(step.logits->shape[1]);
-            std::vector<float> logits(static_cast<size_t>(slice.count) * width);
-            download_logits(step, row, slice.count, logits.data());
-            s.request.on_prompt_logits({slice.begin, logits, width});
-        }
-        row += all ? slice.count : 1;
+        if (s.wants_prompt_logits()) report_prompt(s, plan, row, slice.count);
+        row += slice.logit_rows;
         s.state.length += slice.count;
-        if (in_prompt && s.request.on_prefill)
-            s.request.on_prefill(std::min(s.state.length, s.prompt_tokens()));
-        for (; !s.cuts.empty() && s.cuts.front().at <= s.state.length; s.cuts.pop_front())
-            keep_state(s, s.cuts.front().keep);
-        if (slice.last) advance(s, step, top + (row - 1) * kTopWords, row - 1);
+        if (step.kind == StepKind::prompt && s.request.on_prefill) s.request.on_prefill(s.state.length);
+        if (!s.cuts.empty() && s.cuts.front() == s.state.length) {
+            s.cuts.pop_front();
+            keep_state(s);
+        }
+        if (slice.last) advance(s, plan, top + (row - 1) * kTopWords, row - 1);
     }
 }
 
-void Engine::State::download_logits(const StepPlan& step, int64_t row, int64_t count, float* to) const {
-    backend.download(to, step.logits->row<float>(row),
-                     count * step.logits->shape[1] * int64_t{sizeof(float)});
+void Engine::State::report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const {
+    const auto width = static_cast<size_t>(plan.logits->shape[1]);
+    std::vector<float> logits(static_cast<size_t>(count) * width);
+    download_logits(plan, row, count, logits.data());
+    s.request.on_prompt_logits({s.state.length, logits, width});
+}
+
+void Engine::State::download_logits(const StepPlan& plan, int64_t row, int64_t count, float* to) const {
+    backend.download(to, plan.logits->row<float>(row),
+                     count * plan.logits->shape[1] * int64_t{sizeof(float)});
 }
 
 /// From the highest logits of the row if they are enough, else from all of them.
-int32_t Engine::State::choose(const Sequence& s, const StepPlan& step, const int32_t* top,
+int32_t Engine::State::choose(const Sequence& s, const StepPlan& plan, const int32_t* top,
                               int64_t row) const {
     const auto position = static_cast<int64_t>(s.tokens.size());
     if (top[kTopWords - 1] != 0 && !s.request.on_logits) {
@@ -393,8 +398,8 @@ int32_t Engine::State::choose(const Sequence& s, const StepPlan& step, const int
         if (id && (!s.request.allow || s.request.allow(*id))) return *id;
     }
     auto* own = static_cast<float*>(host_logits.get());
-    download_logits(step, row, 1, own);
-    const std::span<float> logits(own, static_cast<size_t>(step.logits->shape[1]));
+    download_logits(plan, row, 1, own);
+    const std::span<float> logits(own, static_cast<size_t>(plan.logits->shape[1]));
     const int64_t vocab = model.info().vocab;
     int32_t id = sample(logits, vocab, s.request.sampling, s.tokens, position);
     if (s.request.allow && !s.request.allow(id)) {
@@ -421,7 +426,7 @@ bool Engine::State::append(Sequence& s, int32_t id) {
 }
 
 /// Chooses the next token of a sequence and ends it if it should end.
-void Engine::State::advance(Sequence& s, const StepPlan& step, const int32_t* top, int64_t row) {
+void Engine::State::advance(Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row) {
     const auto answered = static_cast<int64_t>(s.result.tokens.size());
     if (answered == 0) {
         s.first_token = Sequence::Clock::now();
@@ -432,7 +437,7 @@ void Engine::State::advance(Sequence& s, const StepPlan& step, const int32_t* to
     if (s.request.max_tokens <= answered) return finish(s, FinishReason::length);
     int32_t id;
     try {
-        id = choose(s, step, top, row);
+        id = choose(s, plan, top, row);
     } catch (const Error& error) {
         rethrow_if_device(error);
         return finish(s, FinishReason::error, error.what());
@@ -448,9 +453,6 @@ void Engine::State::finish(Sequence& s, FinishReason reason, std::string error) 
     if (s.done()) return;
     s.result.reason = reason;
     s.result.error = std::move(error);
-    // Rows of an answer ran one by one: unless that makes no difference, a follow-up reads it as a prompt.
-    const bool whole = reason != FinishReason::error && s.state.length > s.prompt_tokens();
-    if (whole && backend.batch_invariant()) keep_state(s, !s.request.keep_answer || s.request.keep_answer());
     pool.release(s.state);
 }
 

@@ -1,8 +1,8 @@
 // Engine: runs requests on a model. submit, then step until it has nothing to do.
 //
-// Many sequences share each step: rows of prompts (in chunks) and one row of every sequence that is
-// answering. Where the backend is batch-invariant, tokens of a sequence do not depend on what runs beside it;
-// elsewhere those of its prompt may round differently. Not thread-safe: one thread owns the engine.
+// Many sequences share each step, which has rows of prompts or rows of answers (scheduler.h). The bits of an
+// answer depend on its request alone: not on what runs beside it, how its prompt is cut into steps, or
+// whether it goes on from a kept state. Not thread-safe: one thread owns the engine.
 #pragma once
 
 #include <cstdint>
@@ -21,10 +21,12 @@ struct MemoryPlan;
 struct MemoryMeasured;
 
 struct EngineOptions {
-    int64_t context = 0;         // tokens a sequence may hold; 0: the largest that fits, at most the model's
-    int64_t sequences = 1;       // that run at the same time
-    int64_t step_tokens = 0;     // rows in one step at most; 0: what suits the backend, 512 or 2048
-    int64_t prompt_logits = 64;  // rows of prompts in one step at most for requests with on_prompt_logits
+    int64_t context = 0;    // tokens a sequence may hold; 0: the largest that fits, at most the model's
+    int64_t sequences = 1;  // that run at the same time
+    /// Rows of prompts in one step at most; 0: what suits the backend, 512 or 2048. Fewer than 64 count as
+    /// 64: prompts are cut at multiples of 64 tokens only.
+    int64_t step_tokens = 0;
+    int64_t prompt_logits = 64;    // as many of them for requests with on_prompt_logits; 64 at least
     std::string kv_type = "auto";  // auto, f32, bf16, f16; auto: what the backend computes in
     /// For states of earlier requests (PrefixCache), in the memory that sequences' states are in; 0: none are
     /// kept.
@@ -44,7 +46,7 @@ class Engine {
     RequestId submit(Request request);
     /// Ends a request at the next step with FinishReason::cancelled; unknown or finished ids are ignored.
     void cancel(RequestId id);
-    /// Runs one batch. False: nothing was left to do. Errors of one request end that request only. Throws
+    /// Runs one step. False: nothing was left to do. Errors of one request end that request only. Throws
     /// Error(device) if the device failed, which does not go away: all requests have then ended with that
     /// error, and so would all later ones.
     bool step();

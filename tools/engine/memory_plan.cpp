@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t kCaptureReserve = 64ll << 20;  // captured steps, and what a driver takes now and then
 constexpr int64_t kUploadReserve = 128ll << 20;  // buffers of the load
 constexpr int64_t kCpuStep = 512, kGpuStep = 2048;
+/// Prompt rows between two answer steps of a device: others' answers pause for as long as these take.
+constexpr int64_t kAnswerGapTokens = 1024;
 
 /// State tensors with shapes but no memory of their own, to build graphs that are only measured.
 class PlannedState final : public StateViews {
@@ -69,26 +71,44 @@ void count_weights(MemoryPlan& plan, const Model& model, const Backend& backend)
     }
 }
 
-/// Steps whose memory bounds that of all others: prompts of every power of two and the longest, alone and
-/// with as many sequences as may run.
+StepLimits step_limits(const EngineOptions& o, const Backend& backend) {
+    const bool device = backend.captures();
+    const int64_t chosen = o.step_tokens > 0 ? o.step_tokens : device ? kGpuStep : kCpuStep;
+    const int64_t rows = std::max<int64_t>(chosen, kPageTokens);
+    const int64_t answers = device ? kMaxAnswerRows : std::max(kMaxAnswerRows, o.sequences);
+    return {.prompt_rows = rows,
+            .gap_rows = device ? std::min(rows, kAnswerGapTokens) : rows,
+            .prompt_logits = std::clamp<int64_t>(o.prompt_logits, kPageTokens, rows),
+            .answer_rows = std::min(answers, kMaxAnswerSlice * o.sequences)};
+}
+
+std::vector<int64_t> powers_of_two_and(int64_t last) {
+    std::vector<int64_t> list = {last};
+    for (int64_t n = 1; n < last; n *= 2) list.push_back(n);
+    return list;
+}
+
+/// Steps whose memory bounds that of all others: of either kind, with every power of two of rows and the most
+/// rows, for as few sequences as may have so many and for as many as may run; and the widest padded one.
 std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, int64_t vocab) {
-    std::vector<int64_t> lengths = {plan.step_tokens};
-    for (int64_t t = 1; t < plan.step_tokens; t *= 2) lengths.push_back(t);
     std::vector<BatchShape> shapes;
-    const auto add = [&](int64_t tokens, int64_t sequences) {
-        shapes.push_back({.tokens = tokens,
+    const auto add = [&](StepKind kind, int64_t tokens, int64_t sequences, int64_t logit_rows) {
+        shapes.push_back({.kind = kind,
+                          .tokens = tokens,
                           .sequences = sequences,
-                          .logit_rows = std::min(tokens, plan.prompt_logits + sequences),
+                          .logit_rows = std::min(tokens, logit_rows),
                           .pages = plan.pages(),
                           .vocab = vocab});
     };
-    for (int64_t tokens : lengths) {
-        const int64_t most = std::min(plan.sequences, tokens);
-        add(tokens, 1);
-        if (most > 1) add(tokens, most);
-    }
-    const int64_t bucket = decode_bucket(std::min(plan.sequences, plan.step_tokens));
-    add(bucket, bucket);
+    for (const int64_t tokens : powers_of_two_and(plan.steps.prompt_rows))
+        for (const int64_t sequences : {int64_t{1}, std::min(plan.sequences, tokens)})
+            add(StepKind::prompt, tokens, sequences, plan.steps.prompt_logits + sequences);
+    for (const int64_t tokens : powers_of_two_and(plan.steps.answer_rows))
+        for (const int64_t sequences :
+             {(tokens + kMaxAnswerSlice - 1) / kMaxAnswerSlice, std::min(plan.sequences, tokens)})
+            add(StepKind::answer, tokens, sequences, tokens);
+    shapes.push_back(
+        decode_shape(decode_bucket(std::min(plan.sequences, kMaxAnswerRows)), plan.pages(), vocab));
     return shapes;
 }
 
@@ -158,7 +178,7 @@ std::vector<Line> lines_of(const MemoryPlan& p, const MemoryMeasured* m) {
         lines.push_back({"  kept states", p.kept, -1, fmt::format("{} of earlier prompts", p.kept_states)});
     lines.push_back({"state", p.state_bytes(), m ? m->state : -1, ""});
     lines.push_back({"scratch", p.scratch_bytes(), m ? m->scratch : -1,
-                     fmt::format("steps of up to {} tokens", p.step_tokens)});
+                     fmt::format("steps of up to {} tokens", p.steps.prompt_rows)});
     if (p.reserve > 0)
         lines.push_back({"reserve", p.reserve, m ? m->other : -1, "upload buffers, captured steps"});
     return lines;
@@ -207,10 +227,7 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     plan.context_chosen = options.context == 0;
     plan.context = plan.context_chosen ? info.context : options.context;
     plan.sequences = options.sequences;
-    plan.step_tokens = options.step_tokens > 0 ? options.step_tokens
-                       : backend.captures()    ? kGpuStep
-                                               : kCpuStep;
-    plan.prompt_logits = std::min(options.prompt_logits, plan.step_tokens);
+    plan.steps = step_limits(options, backend);
     if (!weights_placed) count_weights(plan, model, backend);
     plan.token_bytes = page_bytes(plan.specs) / kPageTokens;
     plan.slot_bytes = slot_bytes(plan.specs);
@@ -244,7 +261,7 @@ void require_fit(const MemoryPlan& p) {
     if (p.sequences > 1)
         advice +=
             fmt::format(" or -np (now {}; {} each)", p.sequences, size(p.kv / p.sequences + p.slot_bytes));
-    if (p.scratch_bytes() > have / 8) advice += fmt::format(" or -ub (now {})", p.step_tokens);
+    if (p.scratch_bytes() > have / 8) advice += fmt::format(" or -ub (now {})", p.steps.prompt_rows);
     FAIL(memory,
          "not enough memory: {:.2f} GB are needed (weights {:.2f}, KV cache {:.2f}, recurrent state {:.2f}, "
          "scratch {:.2f}, reserve {:.2f}), and {}; {}",

@@ -7,6 +7,7 @@
 
 #include "models/model.h"
 #include "tools/engine/engine.h"
+#include "tools/engine/scheduler.h"
 
 namespace quern {
 
@@ -22,9 +23,10 @@ struct MemoryPlan {
     std::vector<StateSpec> specs;
     int64_t context = 0, model_context = 0;  // tokens a sequence may hold; the most the model was made for
     bool context_chosen = false;             // by what fits, not by the caller
-    int64_t sequences = 0, step_tokens = 0, prompt_logits = 0;
-    int64_t token_bytes = 0, kv = 0;        // of one token; of all sequences
-    int64_t slot_bytes = 0, recurrent = 0;  // of one sequence; of all
+    int64_t sequences = 0;                   // at the same time
+    StepLimits steps{};                      // rows of the steps that fit the scratch
+    int64_t token_bytes = 0, kv = 0;         // of one token; of all sequences
+    int64_t slot_bytes = 0, recurrent = 0;   // of one sequence; of all
     /// Recurrent states of earlier prompts (PrefixCache): how many a device has room for, and their bytes. On
     /// the host, -1: each takes memory when it is kept.
     int64_t kept_states = -1, kept = 0;

@@ -13,12 +13,17 @@ std::list<StepPlan>::iterator find(std::list<StepPlan>& plans, const BatchShape&
 }  // namespace
 
 int64_t decode_bucket(int64_t sequences) {
-    if (sequences <= kMostExact || sequences > kMostPadded) return sequences;
+    if (sequences <= kMostExact) return sequences;
     return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(sequences)));
 }
 
 BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab) {
-    return {.tokens = bucket, .sequences = bucket, .logit_rows = bucket, .pages = pages, .vocab = vocab};
+    return {.kind = StepKind::answer,
+            .tokens = bucket,
+            .sequences = bucket,
+            .logit_rows = bucket,
+            .pages = pages,
+            .vocab = vocab};
 }
 
 StepPlan PlanCache::make(const BatchShape& shape, PlanUse use) const {

@@ -10,17 +10,17 @@
 
 namespace quern {
 
-/// Steps of one token for each of up to so many sequences are padded to few sizes, so that each has a
-/// captured plan.
-inline constexpr int64_t kMostPadded = 64;
+/// Rows of an answer step at most where plans are captured. Steps of one row a sequence are padded to few
+/// sizes, so that each has a captured plan.
+inline constexpr int64_t kMaxAnswerRows = 64;
 /// Few sequences are not padded: a padding row costs up to 10 % of such a step.
 inline constexpr int64_t kMostExact = 8;
 
-/// The size that such a step is padded to: itself, the next power of two, beyond kMostPadded itself.
+/// The size that such a step of up to kMaxAnswerRows sequences is padded to: itself or the next power of two.
 int64_t decode_bucket(int64_t sequences);
 /// The size after `bucket`.
 constexpr int64_t next_bucket(int64_t bucket) { return bucket < kMostExact ? bucket + 1 : 2 * bucket; }
-/// The shape of a padded step of `bucket` sequences.
+/// The shape of an answer step of one row for each of `bucket` sequences.
 BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab);
 
 /// A plan with the tensors that the engine fills and reads.

@@ -7,8 +7,6 @@
 namespace quern {
 namespace {
 
-constexpr int64_t kBytesWorthOneToken = 1 << 20;
-
 int64_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
     const auto end = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
     return end.first - a.begin();
@@ -29,12 +27,13 @@ PrefixCache::~PrefixCache() {
 PrefixCache::Match PrefixCache::find(std::span<const int32_t> prompt) {
     Match match;
     Entry* best = nullptr;
-    for (Entry& e : entries_) {
-        const int64_t common = common_prefix(prompt, e.tokens);
+    // The newest first: it is most likely the longest, and spares the others of its conversation.
+    for (auto e = entries_.rbegin(); e != entries_.rend(); ++e) {
+        if (best != nullptr && e->tokens.size() <= best->tokens.size()) continue;
+        const int64_t common = common_prefix(prompt, e->tokens);
         match.common = std::max(match.common, common);
-        const auto length = static_cast<int64_t>(e.tokens.size());
-        const bool usable = common == length && length < static_cast<int64_t>(prompt.size());
-        if (usable && (best == nullptr || e.tokens.size() > best->tokens.size())) best = &e;
+        const auto length = static_cast<int64_t>(e->tokens.size());
+        if (common == length && length < static_cast<int64_t>(prompt.size())) best = &*e;
     }
     ++(best != nullptr ? stats_.hits : stats_.misses);
     if (best == nullptr) return match;
@@ -44,16 +43,16 @@ PrefixCache::Match PrefixCache::find(std::span<const int32_t> prompt) {
 }
 
 int64_t PrefixCache::covered(std::span<const int32_t> tokens) const {
-    int64_t longest = 0;
-    for (const Entry& e : entries_)
-        if (common_prefix(tokens, e.tokens) == static_cast<int64_t>(e.tokens.size()))
-            longest = std::max(longest, static_cast<int64_t>(e.tokens.size()));
-    return longest;
+    size_t longest = 0;
+    for (auto e = entries_.rbegin(); e != entries_.rend(); ++e)
+        if (e->tokens.size() > longest && e->tokens.size() <= tokens.size() &&
+            std::equal(e->tokens.begin(), e->tokens.end(), tokens.begin()))
+            longest = e->tokens.size();
+    return static_cast<int64_t>(longest);
 }
 
 bool PrefixCache::wants(std::span<const int32_t> tokens) const {
-    const int64_t fresh = static_cast<int64_t>(tokens.size()) - covered(tokens);
-    return fresh > 0 && recurrent_bytes_ <= fresh * kBytesWorthOneToken && recurrent_bytes_ <= stats_.budget;
+    return recurrent_bytes_ <= stats_.budget && covered(tokens) < static_cast<int64_t>(tokens.size());
 }
 
 double PrefixCache::worth(const Entry& e) const {

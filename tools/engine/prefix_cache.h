@@ -1,12 +1,16 @@
 // PrefixCache: states of earlier requests, found again by the tokens that led to them.
 //
-// A recurrent state cannot be cut back, so a state is kept at the very length where a later prompt may branch
-// off. Lookup compares token ids, all of them: no hash stands in for a prefix. One byte budget counts the
-// recurrent parts and the KV pages; pages shared by several snapshots count once.
+// A recurrent state cannot be cut back, so a state is kept where a later prompt may branch off, at the last
+// multiple of kPageTokens before (prompt_cuts.h). All its tokens are of a prompt: rows of answers are
+// computed along another numeric path, and a later prompt reads them again. Lookup compares token ids, all of
+// them: no hash stands in for a prefix. One byte budget counts the recurrent parts and the KV pages; pages
+// shared by several snapshots count once.
 //
 // Eviction: GreedyDual-Size-Frequency (Cherkasova 1998) with the tokens that a hit saves as cost. A snapshot
 // is worth its tokens per byte, renewed by each hit, so that a short request never pushes out a long
-// conversation, and what is no longer asked for falls behind in the end.
+// conversation, and what is no longer asked for falls behind in the end. A state of few new tokens is kept,
+// too, so that the next turn of a conversation reads hardly anything again; where memory is short it is the
+// first to go, and the next turn goes on from the one before it.
 #pragma once
 
 #include <cstdint>
@@ -34,8 +38,7 @@ class PrefixCache {
     /// The longest state whose tokens begin `prompt` and leave at least one of them to compute.
     Match find(std::span<const int32_t> prompt);
 
-    /// Whether a state after these tokens is worth its bytes and is not there yet. Copying a MiB takes about
-    /// as long as computing a token, so a large state of a few new tokens is not kept.
+    /// Whether a state after these tokens is not there yet and could fit the budget.
     bool wants(std::span<const int32_t> tokens) const;
     /// Keeps the state of `s` after `tokens`; may evict others, and nothing is kept if there is no room.
     void store(std::span<const int32_t> tokens, const SequenceState& s);

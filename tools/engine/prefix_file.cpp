@@ -13,6 +13,7 @@
 #include "ggml-like/check.h"
 #include "ggml-like/content_hash.h"
 #include "tools/engine/atomic_file.h"
+#include "tools/engine/page_tokens.h"
 
 namespace quern {
 namespace {
@@ -24,7 +25,9 @@ struct Header {
     uint64_t binding;
     int64_t page_bytes, recurrent_bytes, records;
 };
-constexpr char kMagic[8] = {'Q', 'U', 'E', 'R', 'N', 'P', 'F', '1'};
+/// The last character is the format's: 2 has states at multiples of kPageTokens, of prompts only.
+constexpr char kMagic[8] = {'Q', 'U', 'E', 'R', 'N', 'P', 'F', '2'};
+constexpr size_t kOurs = sizeof kMagic - 1;
 
 /// Then tokens, page numbers in the file, the bytes of pages that no earlier record has, the recurrent state,
 /// and the hash of all that.
@@ -92,9 +95,9 @@ Kind kind_of(const std::string& path) {
     std::error_code failed;
     if (!fs::exists(fs::symlink_status(path, failed))) return Kind::none;
     if (!fs::is_regular_file(path, failed)) return Kind::foreign;
-    char magic[sizeof kMagic] = {};
+    char magic[kOurs] = {};
     std::ifstream(path, std::ios::binary).read(magic, sizeof magic);
-    return std::memcmp(magic, kMagic, sizeof magic) == 0 ? Kind::ours : Kind::foreign;
+    return std::memcmp(magic, kMagic, kOurs) == 0 ? Kind::ours : Kind::foreign;
 }
 
 /// Temporary files NAME.PID.tmp of processes that are gone; our own number is that of an earlier process,
@@ -135,10 +138,10 @@ class Loader {
   private:
     bool record() {
         RecordHeader h{};
-        if (!reader_.read(&h, sizeof h) || h.length <= 0) return false;
+        if (!reader_.read(&h, sizeof h) || h.length <= 0 || !at_page_end(h.length)) return false;
         std::vector<int32_t> tokens, numbers;
         if (!reader_.read(tokens, h.length) || !reader_.read(numbers, h.pages)) return false;
-        if (h.pages != (h.length + kPageTokens - 1) / kPageTokens) return false;
+        if (h.pages != h.length / kPageTokens) return false;
         if (h.fresh_pages < 0 || h.fresh_pages > h.pages) return false;
         for (int64_t i = 0; i < h.fresh_pages; ++i) {
             if (!reader_.read(page_.data(), page_.size())) return false;
@@ -186,9 +189,9 @@ std::string PrefixFile::load(PrefixCache& cache, StatePool& pool) const {
         return path_ + " is no file of quern's: it is left alone, and no states are kept";
     Reader reader(path_);
     Header h{};
-    const bool known = reader.read(&h, sizeof h) && h.binding == binding_ &&
-                       h.page_bytes == pool.page_bytes() && h.recurrent_bytes == pool.recurrent_bytes() &&
-                       reader.end_record();
+    const bool known = reader.read(&h, sizeof h) && std::memcmp(h.magic, kMagic, sizeof kMagic) == 0 &&
+                       h.binding == binding_ && h.page_bytes == pool.page_bytes() &&
+                       h.recurrent_bytes == pool.recurrent_bytes() && reader.end_record();
     if (known && Loader(reader, cache, pool).run(h.records)) return {};
     ::unlink(path_.c_str());
     return path_ + (known ? " is damaged" : " is of another model or version") +

@@ -1,5 +1,9 @@
 #include "tools/engine/prompt_cuts.h"
 
+#include <algorithm>
+
+#include "tools/engine/page_tokens.h"
+
 namespace quern {
 namespace {
 
@@ -7,38 +11,19 @@ constexpr int64_t kFarApart = 2048;  // states that are kept between the first a
 
 }  // namespace
 
-std::deque<PromptCut> cuts_to_keep(const PromptShape& prompt) {
-    std::deque<PromptCut> cuts;
+std::deque<int64_t> cuts_to_keep(const PromptShape& prompt) {
+    std::deque<int64_t> cuts;
     int64_t kept = prompt.done;
+    const auto keep = [&](int64_t at, int64_t apart) {
+        at = round_down_to_page(std::min(at, prompt.tokens));
+        if (at <= kept || at - kept < apart || (kept == 0 && at < prompt.fewest)) return;
+        cuts.push_back(kept = at);
+    };
     for (size_t i = 0; i < prompt.boundaries.size(); ++i) {
-        const int64_t at = prompt.boundaries[i];
         const bool edge = i == 0 || i + 1 == prompt.boundaries.size();
-        if (at <= kept || at >= prompt.tokens || (!edge && at - kept < kFarApart)) continue;
-        cuts.push_back({kept = at, true});
+        keep(prompt.boundaries[i], edge ? 0 : kFarApart);
     }
-    cuts.push_back({prompt.tokens, true});
-    return cuts;
-}
-
-std::deque<PromptCut> fixed_cuts(const PromptShape& prompt) {
-    std::deque<PromptCut> cuts;
-    int64_t last = 0, kept = prompt.done;
-    const auto cut = [&](int64_t at) {
-        last = at;
-        if (at > prompt.done) cuts.push_back({at, false});
-    };
-    const auto cut_steps = [&](int64_t end) {
-        while (end - last > prompt.step_tokens) cut(last + prompt.step_tokens);
-    };
-    for (size_t i = 0; i < prompt.boundaries.size() && prompt.boundaries[i] < prompt.tokens; ++i) {
-        const int64_t at = prompt.boundaries[i];
-        cut_steps(at);
-        if (at - last >= kLeastCut) cut(at);
-        const bool fresh = last > kept && !cuts.empty();
-        if (fresh && (i == 0 || last - kept >= kFarApart)) cuts.back().keep = true, kept = last;
-    }
-    cut_steps(prompt.tokens);
-    if (!cuts.empty()) cuts.back().keep = true;
+    keep(prompt.tokens, 0);
     return cuts;
 }
 

@@ -58,12 +58,12 @@ struct Request {
     /// If set: asked after every token of the answer; what it returns follows, whatever the model says. Each
     /// of these tokens goes to on_token.
     std::function<std::vector<int32_t>()> force;
-    /// Whether kept states are used and left for others.
+    /// Whether kept states are used and left for others. Rows that a kept state holds have no logits, so a
+    /// request with on_prompt_logits leaves states but uses none.
     bool use_cache = true;
-    /// Prompt lengths, rising, at which conversations branch: the states there are kept for later requests.
+    /// Prompt lengths, rising, at which conversations branch: states there, or at most 63 tokens before, are
+    /// kept for later requests.
     std::vector<int64_t> boundaries;
-    /// Asked at the end, if set: whether a later prompt may go on from this answer.
-    std::function<bool()> keep_answer;
 };
 
 struct Timing {

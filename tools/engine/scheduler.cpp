@@ -2,54 +2,89 @@
 
 #include <algorithm>
 
+#include "tools/engine/page_tokens.h"
+
 namespace quern {
 namespace {
 
-/// Rows that may run in one go: up to the next cut.
-int64_t ready_rows(const Sequence& s) {
-    for (const PromptCut& cut : s.cuts)
-        if (cut.at > s.state.length) return std::min(s.pending(), cut.at - s.state.length);
-    return s.pending();
+/// Rows of a prompt that may run if `most` may: up to its next cut, its end, or a multiple of kPageTokens.
+int64_t ready_rows(const Sequence& s, int64_t most) {
+    const int64_t begin = s.state.length;
+    const int64_t end = s.cuts.empty() ? s.prompt_tokens() : std::min(s.cuts.front(), s.prompt_tokens());
+    if (end - begin <= most) return end - begin;
+    return std::max<int64_t>(0, round_down_to_page(begin + most) - begin);
 }
+
+/// Hands out the rows of a prompt step.
+class PromptRows {
+  public:
+    PromptRows(int64_t rows, int64_t logits) : rows_(rows), logits_(logits) {}
+
+    /// Up to `most` rows of a prompt, beyond those that `slice` has already.
+    void grow(Slice& slice, int64_t most) {
+        Sequence& s = *slice.sequence;
+        most = std::min(most, rows_);
+        if (s.wants_prompt_logits()) most = std::min(most, logits_);
+        const int64_t more = ready_rows(s, slice.count + most) - slice.count;
+        if (more <= 0) return;
+        slice.count += more;
+        rows_ -= more;
+        if (s.wants_prompt_logits()) logits_ -= more;
+    }
+    int64_t left() const { return rows_; }
+
+  private:
+    int64_t rows_, logits_;
+};
 
 }  // namespace
 
-std::vector<Slice> next_batch(std::span<Sequence* const> running, int64_t step_tokens,
-                              int64_t prompt_logits) {
-    std::vector<Slice> slices;
-    std::vector<Sequence*> prompts;
-    int64_t budget = std::max<int64_t>(step_tokens, 1), logits = std::max<int64_t>(prompt_logits, 1);
-    const auto rows_of = [&](const Sequence& s) {
-        return s.wants_prompt_logits() ? std::min(ready_rows(s), logits) : ready_rows(s);
-    };
-    const auto take = [&](Sequence* s, int64_t most) {
-        const int64_t count = std::min({rows_of(*s), most, budget});
-        if (count <= 0) return;
-        slices.push_back({s, s->state.length, count, count == s->pending()});
-        budget -= count;
-        if (s->wants_prompt_logits()) logits -= count;
-    };
-    for (Sequence* s : running) {
-        if (s->in_prompt())
-            prompts.push_back(s);
-        else
-            take(s, budget);
-    }
-    if (prompts.empty()) return slices;
-    const int64_t others = prompts.size() > 1 ? budget / 2 : 0;
-    const size_t oldest = slices.size();
-    take(prompts.front(), budget - others);
+Step Scheduler::next(std::span<Sequence* const> running) {
+    ++steps_;
+    std::vector<Sequence*> prompts, answers;
+    for (Sequence* s : running) (s->in_prompt() ? prompts : answers).push_back(s);
+    const bool due = std::any_of(answers.begin(), answers.end(),
+                                 [&](const Sequence* s) { return s->last_step <= last_prompt_step_; });
+    const bool prompts_next = !prompts.empty() && !due;
+    const int64_t rows = answers.empty() ? limits_.prompt_rows : limits_.gap_rows;
+    Step step = prompts_next ? prompt_step(std::move(prompts), rows) : answer_step(std::move(answers));
+    for (const Slice& slice : step.slices) slice.sequence->last_step = steps_;
+    if (prompts_next) last_prompt_step_ = steps_;
+    return step;
+}
+
+Step Scheduler::prompt_step(std::vector<Sequence*> prompts, int64_t rows) const {
     std::stable_sort(prompts.begin() + 1, prompts.end(),
                      [](const Sequence* a, const Sequence* b) { return a->pending() < b->pending(); });
-    for (size_t i = 1; i < prompts.size(); ++i) take(prompts[i], budget);
-    if (oldest < slices.size()) {  // what nobody else needed
-        Slice& first = slices[oldest];
-        int64_t more = std::min(budget, ready_rows(*first.sequence) - first.count);
-        if (first.sequence->wants_prompt_logits()) more = std::min(more, logits);
-        first.count += more;
-        first.last = first.count == first.sequence->pending();
+    Step step{.kind = StepKind::prompt, .slices = {}};
+    for (Sequence* s : prompts) step.slices.push_back({s, s->state.length, 0, 0, false});
+    PromptRows budget(rows, limits_.prompt_logits);
+    Slice& oldest = step.slices.front();
+    budget.grow(oldest, prompts.size() > 1 ? round_up_to_page((rows + 1) / 2) : rows);
+    for (auto slice = step.slices.begin() + 1; slice != step.slices.end(); ++slice)
+        budget.grow(*slice, budget.left());
+    budget.grow(oldest, budget.left());
+    std::erase_if(step.slices, [](const Slice& slice) { return slice.count == 0; });
+    for (Slice& slice : step.slices) {
+        slice.logit_rows = slice.sequence->wants_prompt_logits() ? slice.count : 1;
+        slice.last = slice.count == slice.sequence->pending();
     }
-    return slices;
+    return step;
+}
+
+Step Scheduler::answer_step(std::vector<Sequence*> answers) const {
+    std::stable_sort(answers.begin(), answers.end(),
+                     [](const Sequence* a, const Sequence* b) { return a->last_step < b->last_step; });
+    if (static_cast<int64_t>(answers.size()) > limits_.answer_rows)
+        answers.resize(static_cast<size_t>(limits_.answer_rows));
+    int64_t left = limits_.answer_rows - static_cast<int64_t>(answers.size());
+    Step step{.kind = StepKind::answer, .slices = {}};
+    for (Sequence* s : answers) {
+        const int64_t more = std::min({s->pending() - 1, kMaxAnswerSlice - 1, left});
+        left -= more;
+        step.slices.push_back({s, s->state.length, 1 + more, 1, 1 + more == s->pending()});
+    }
+    return step;
 }
 
 }  // namespace quern

@@ -1,27 +1,70 @@
-// Scheduler: which rows run next. Pure host code: knows sequences and a row budget, no tensors and no device.
+// Scheduler: which rows run next. Pure host code: knows sequences and row budgets, no tensors and no device.
+//
+// A step has rows of prompts or rows of answers, never both (StepKind). Where both are waiting they take
+// turns: a prompt step comes only when every answer has had its rows since the last one. So an answer waits
+// for one prompt step at most, and prompts always move on.
+//
+// Prompts that arrive while a step runs share the next prompt step. They are never held back for others to
+// come: people whose answers end in the same step ask again within the step after it, and share a prompt step
+// anyway; of requests that come at random, a wait that nobody feels would collect hardly any.
 #pragma once
 
 #include <cstdint>
 #include <span>
 #include <vector>
 
+#include "ggml-like/ops/batch.h"
 #include "tools/engine/sequence.h"
 
 namespace quern {
+
+/// Rows of one answer in a step at most: tokens that follow whatever the model says, or a draft to verify.
+inline constexpr int64_t kMaxAnswerSlice = 8;
 
 /// Rows of one sequence in a step: its tokens [begin, begin + count).
 struct Slice {
     Sequence* sequence;
     int64_t begin;
     int64_t count;
-    bool last;  // its newest token is in it: logits are needed to go on
+    int64_t logit_rows;  // its last so many rows get logits; 1 to count
+    bool last;           // its newest token is in it: its logits choose the next one
 };
 
-/// Every sequence that is answering gets its one row first, so that prompts never hold answers up. Of what is
-/// left of `step_tokens` the oldest prompt gets half, so that it always moves on; the rest goes to the
-/// prompts with the fewest rows left, so that short ones do not wait for long ones, and then to the oldest
-/// again. Slices end at cuts. Prompts that want all their logits share `prompt_logits`
-/// rows. At least one row runs if anything is pending.
-std::vector<Slice> next_batch(std::span<Sequence* const> running, int64_t step_tokens, int64_t prompt_logits);
+struct Step {
+    StepKind kind = StepKind::prompt;
+    std::vector<Slice> slices;
+};
+
+/// Rows in one step at most; the first three are at least kPageTokens.
+struct StepLimits {
+    int64_t prompt_rows;    // while nobody is answering
+    int64_t gap_rows;       // of prompts while somebody is
+    int64_t prompt_logits;  // of prompts that want all their logits
+    int64_t answer_rows;
+};
+
+class Scheduler {
+  public:
+    explicit Scheduler(const StepLimits& limits) : limits_(limits) {}
+
+    /// The next step of `running`, which is in order of arrival; it counts as run. It has at least one row if
+    /// anything is pending.
+    ///
+    /// Prompt step: a slice ends at a multiple of kPageTokens of its sequence, at a cut or at the end of the
+    /// prompt, or it is not begun. The oldest prompt gets half of the rows, rounded up to kPageTokens; the
+    /// rest goes to the prompts with the fewest rows left, so that short ones do not wait for long ones, and
+    /// then to the oldest again.
+    ///
+    /// Answer step: one row of every answer, those that waited longest first; then up to kMaxAnswerSlice rows
+    /// of those that have more.
+    Step next(std::span<Sequence* const> running);
+
+  private:
+    Step prompt_step(std::vector<Sequence*> prompts, int64_t rows) const;
+    Step answer_step(std::vector<Sequence*> answers) const;
+
+    StepLimits limits_;
+    int64_t steps_ = 0, last_prompt_step_ = 0;  // steps are counted from 1
+};
 
 }  // namespace quern

@@ -5,7 +5,6 @@
 #include <deque>
 
 #include "tools/engine/engine.h"
-#include "tools/engine/prompt_cuts.h"
 #include "tools/engine/request.h"
 #include "tools/engine/state_pool.h"
 
@@ -19,7 +18,8 @@ struct Sequence {
     Result result;
     SequenceState state;
     std::vector<int32_t> tokens;  // prompt and answer; state.length of them are in the state
-    std::deque<PromptCut> cuts;   // those still to come
+    std::deque<int64_t> cuts;     // lengths still to come at which the state is kept
+    int64_t last_step = 0;        // the scheduler's number of the last step that it had rows in
     bool cancelled = false;
     Clock::time_point submitted = Clock::now(), started{}, first_token{};
 

@@ -47,16 +47,16 @@ void fill_inputs(StepPlan& step, const std::vector<Slice>& slices) {
     for (size_t i = 0; i < slices.size(); ++i) {
         const Slice& slice = slices[i];
         const Sequence& s = *slice.sequence;
-        const bool all = s.wants_prompt_logits();
         start[i] = row;
         slots[i] = s.state.slot;
         std::copy(s.state.pages.begin(), s.state.pages.end(),
                   pages + static_cast<int64_t>(i) * step.shape.pages);
-        for (int64_t t = slice.begin; t < slice.begin + slice.count; ++t, ++row) {
+        const int64_t end = slice.begin + slice.count;
+        for (int64_t t = slice.begin; t < end; ++t, ++row) {
             token_ids[row] = s.tokens[static_cast<size_t>(t)];
             positions[row] = static_cast<int32_t>(t);
             row_sequence[row] = static_cast<int32_t>(i);
-            if (!all && t + 1 < slice.begin + slice.count) continue;
+            if (t < end - slice.logit_rows) continue;
             *logit_rows++ = row;
             *temperature++ = s.request.sampling.temperature;
         }

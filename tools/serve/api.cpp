@@ -284,17 +284,20 @@ HttpReply Api::props(const HttpRequest&) {
                            {"reasoning_budget", a.settings.reasoning_budget}});
     }
     const ModelInfo& info = engine_->model().info();
-    return {.body = dump({{"build_info", "quern " QUERN_VERSION},
-                          {"model", info.name},
-                          {"architecture", info.architecture},
-                          {"formats", info.formats},
-                          {"dense", dense_json(info.dense, dense_)},
-                          {"n_ctx", engine_->context()},
-                          {"total_slots", engine_->sequences()},
-                          {"queue", options_.queue},
-                          {"cache_ram_bytes", options_.cache_bytes},
-                          {"max_body_bytes", options_.limits.body_bytes},
-                          {"aliases", aliases}})};
+    return {.body = dump(
+                {{"build_info", "quern " QUERN_VERSION},
+                 {"model", info.name},
+                 {"architecture", info.architecture},
+                 {"formats", info.formats},
+                 {"dense", dense_json(info.dense, dense_)},
+                 {"n_ctx", engine_->context()},
+                 {"total_slots", engine_->sequences()},
+                 {"queue", options_.queue},
+                 {"cache_ram_bytes", options_.cache_bytes},
+                 {"batch_invariant", true},
+                 {"batch_invariant_over", {"concurrent requests", "ubatch size", "prompt cache", "restarts"}},
+                 {"max_body_bytes", options_.limits.body_bytes},
+                 {"aliases", aliases}})};
 }
 
 HttpReply Api::slots(const HttpRequest&) {

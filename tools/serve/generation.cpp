@@ -237,7 +237,6 @@ GenerationRequest RequestReader::chat(const ordered_json& body, std::vector<std:
     out.boundaries.assign(boundaries.begin(), boundaries.end());
     out.rules.thinking_open = prompt.thinking_open;
     out.rules.thinking_budget = think.budget;
-    out.rules.preserve_thinking = think.preserve;
     settle(f, ignored);
     return out;
 }

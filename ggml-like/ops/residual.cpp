@@ -1,0 +1,30 @@
+#include "ggml-like/ops/residual.h"
+
+#include "ggml-like/check.h"
+
+namespace quern {
+namespace {
+
+constexpr int64_t kSquareColumns = 16;  // of one number of `squares` in an answer step
+
+}  // namespace
+
+Residual make_residual(Graph& g, const char* op, std::string_view name, int64_t tokens, int64_t width,
+                       const NextNorm& next) {
+    CHECK(next.weight->rank == 1 && next.weight->dtype == DType::F32 && next.weight->shape[0] == width,
+          "[{}] {}: the next norm {} should be F32 [{}]", op, name, describe(*next.weight), width);
+    const int64_t parts = next.kind == StepKind::prompt ? 1 : (width + kSquareColumns - 1) / kSquareColumns;
+    return {.x = g.scratch(name, DType::F32, {tokens, width}),
+            .h = g.scratch(fmt::format("{}.h", name), next.activation, {tokens, width}),
+            .squares = g.scratch(fmt::format("{}.squares", name), DType::F32, {tokens, parts})};
+}
+
+void check_normed(const char* op, std::string_view name, const Residual& in, int64_t cols) {
+    CHECK(in.h->rank == 2 && in.h->contiguous() && in.h->shape[1] == cols, "[{}] {}: h {} should be [T, {}]", op,
+          name, describe(*in.h), cols);
+    CHECK(in.squares->rank == 2 && in.squares->dtype == DType::F32 && in.squares->contiguous() &&
+              in.squares->shape[0] == in.h->shape[0],
+          "[{}] {}: squares {} do not fit h {}", op, name, describe(*in.squares), describe(*in.h));
+}
+
+}  // namespace quern

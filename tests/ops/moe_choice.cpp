@@ -1,0 +1,229 @@
+// moe_gate_up: the choice of experts, their weights and the groups made of them.
+#include <cstring>
+#include <limits>
+
+#include "ggml-like/error.h"
+#include "ggml-like/ops/linear_add.h"
+#include "ggml-like/safetensors.h"
+#include "ops/moe_layer.h"
+
+using namespace quern;
+using namespace quern::test;
+using namespace quern::test::moe;
+
+namespace {
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+/// Small experts under logits that the test gives.
+class ChoiceTest {
+  public:
+    ChoiceTest(const Device& device, StepKind kind, int64_t experts, int64_t used)
+        : device_(device),
+          kind_(kind),
+          layer_(device, {32, 16, 16, experts, used, Form::bf16, Form::bf16}, 3),
+          x_(5, 32, 2100) {}
+
+    /// logits [n, E + 1]; rows of x by number.
+    Chosen run(const std::vector<int64_t>& rows, const std::vector<float>& logits) const {
+        return Chosen::from(outputs(rows, logits), 0);
+    }
+    StepOutputs outputs(const std::vector<int64_t>& rows, const std::vector<float>& logits) const {
+        const NormedInput made = input(rows);
+        const Shape& s = layer_.s;
+        Graph g;
+        Residual in = made.declare(g, device_.activation);
+        in.logits = declare_logits(g, device_, kind_, made.rows, s.experts);
+        add_outputs(g, moe_gate_up(g, "up", in, layer_.gate_up, layer_.shared_gate_up,
+                                   static_cast<int>(s.used), kEps, kind_));
+        return run_graph(device_, std::move(g), [&](Plan& p) {
+            made.fill(p, in);
+            set_logits(p, in.logits, logits, s.experts);
+        });
+    }
+    void check(int64_t n, const std::vector<float>& logits, const Chosen& out) const {
+        CAPTURE(kind_name(kind_));
+        CAPTURE(layer_.s.name());
+        CAPTURE(n);
+        const NormedInput in = input(step_rows(n));
+        const std::vector<double> exact(logits.begin(), logits.end());
+        const int64_t used = layer_.s.used, experts = layer_.s.experts;
+        for (int64_t t = 0; t < n; ++t) {
+            CAPTURE(t);
+            check_choice(device_, used, exact.data() + t * (experts + 1), experts, in.factor(t),
+                         out.ids.data() + t * used, out.weights.data() + t * used,
+                         out.gate[static_cast<size_t>(t)]);
+        }
+        check_groups(device_, out, experts);
+    }
+    void check(int64_t n, const std::vector<float>& logits) const {
+        check(n, logits, run(step_rows(n), logits));
+    }
+    int64_t experts() const { return layer_.s.experts; }
+
+  private:
+    NormedInput input(const std::vector<int64_t>& rows) const {
+        return {device_, kind_, x_.pick(rows), std::vector<float>(32, 0.5f)};
+    }
+
+    const Device& device_;
+    StepKind kind_;
+    Layer layer_;
+    RowPool x_;
+};
+
+void check_shapes(const Device& device, StepKind kind, int64_t experts, int64_t used) {
+    const ChoiceTest test(device, kind, experts, used);
+    for (const int64_t n : row_counts(device, kind)) {
+        const auto rows = step_rows(n);
+        std::vector<float> logits;  // of rows by number
+        for (const int64_t r : rows) {
+            const auto row = make_logits(static_cast<unsigned>(r) + 1, 1, experts);
+            logits.insert(logits.end(), row.begin(), row.end());
+        }
+        const StepOutputs all = test.outputs(rows, logits);
+        test.check(n, logits, Chosen::from(all, 0));
+        for (const int64_t place : watched_places(n)) {
+            CAPTURE(place);
+            const StepOutputs alone =
+                test.outputs({rows[static_cast<size_t>(place)]}, rows_of(logits, experts + 1, place, 1));
+            for (size_t i = 0; i < kChosenNames.size(); ++i) {
+                const auto width = static_cast<int64_t>(alone[i].size());
+                check_bits(kChosenNames[i], all[i].data() + place * width, alone[i].data(), width);
+            }
+        }
+    }
+}
+
+void choice_shapes(Device& device) {
+    for (const StepKind kind : kKinds)
+        for (const auto& [experts, used] :
+             {std::pair{16, 4}, {5, 2}, {256, 8}, {512, 12}, {300, 4}, {3, 1}, {4, 4}})
+            check_shapes(device, kind, experts, used);
+}
+
+void choice_ties(Device& device) {
+    for (const StepKind kind : kKinds) {
+        const ChoiceTest twins(device, kind, 12, 5), all(device, kind, 9, 4);
+        for (const int64_t n : {1, 8, 33}) {
+            auto logits = make_logits(10, n, 12);
+            for (size_t row = 0; row < logits.size(); row += 13)
+                for (const size_t e : {3, 7, 11}) logits[row + e] = logits[row + 1];
+            twins.check(n, logits);
+            for (const float same : {0.0f, -3.5f}) {
+                const Chosen out =
+                    all.run(step_rows(n), std::vector<float>(static_cast<size_t>(n) * 10, same));
+                for (size_t i = 0; i < out.ids.size(); ++i) CHECK(out.ids[i] == static_cast<double>(i % 4));
+                CHECK(out.weights == std::vector<double>(static_cast<size_t>(n) * 4, 0.25));
+                if (same == 0) CHECK(out.gate == std::vector<double>(static_cast<size_t>(n), 0.5));
+            }
+        }
+    }
+}
+
+/// Where logits are floats: whole numbers of 2^-32 have no NaN.
+void choice_nan(Device& device) {
+    for (const StepKind kind : kKinds) {
+        if (fixed_point(device, kind)) continue;
+        const ChoiceTest test(device, kind, 6, 5), few(device, kind, 300, 8);
+        for (const int64_t n : {1, 4, 17}) {
+            auto logits = make_logits(13, n, 6);
+            for (size_t row = 0; row < logits.size(); row += 7) logits[row + 2] = kNan;
+            test.check(n, logits);
+            auto many = make_logits(14, n, 300);
+            for (size_t i = 0; i < many.size(); ++i)
+                if (i % 301 != 300 && i % 301 % 7 < 5) many[i] = kNan;
+            few.check(n, many);
+        }
+    }
+}
+
+// ---- the reference's router
+
+template <typename T>
+std::vector<T> values(const SafetensorsFile& file, const char* name) {
+    const SafeTensor* t = file.find(name);
+    REQUIRE_MESSAGE(t != nullptr, name);
+    std::vector<T> list((t->end - t->begin) / sizeof(T));
+    std::memcpy(list.data(), t->data, list.size() * sizeof(T));
+    return list;
+}
+
+/// h through a router: x' = h + 0 under a norm of ones gives logits of h; squares of rms 1 leave them as they
+/// are.
+StepOutputs run_vector(const Device& device, StepKind kind, const std::vector<float>& h, const Weight& router,
+                       const Layer& layer) {
+    const int64_t width = layer.s.model, n = static_cast<int64_t>(h.size()) / width;
+    WeightSegment nothing{.name = "nothing", .dtype = DType::F32, .rows = width, .cols = 16};
+    const std::vector<float> zeros(static_cast<size_t>(width * 16));
+    nothing.data = zeros.data();
+    const Weight none("nothing", {nothing});
+    Guarded ones(device, "ones", DType::F32, Place::weight, {width});
+    ones.fill(1);
+    Graph g;
+    Tensor *x = g.input("x", DType::F32, {n, 16}), *residual = g.input("residual", DType::F32, {n, width}),
+           *squares = g.input("squares", DType::F32, {n, 1});
+    Residual y =
+        linear_add(g, "y", x, none, residual, {g.external(ones.tensor()), DType::F32, kind}, &router);
+    g.output(y.logits);
+    y.squares = squares;
+    add_outputs(g, moe_gate_up(g, "up", y, layer.gate_up, layer.shared_gate_up,
+                               static_cast<int>(layer.s.used), kEps, kind));
+    return run_graph(device, std::move(g), [&](Plan& p) {
+        set_input(p, x, std::vector<float>(static_cast<size_t>(n * 16)));
+        set_input(p, residual, h);
+        set_input(p, squares,
+                  std::vector<float>(static_cast<size_t>(n), static_cast<float>(width) * (1 - kEps)));
+    });
+}
+
+}  // namespace
+
+DEVICE_TEST_CASE("moe_gate_up: choice, weights and groups", choice_shapes)
+DEVICE_TEST_CASE("moe_gate_up: ties go to the lower id", choice_ties)
+DEVICE_TEST_CASE("moe_gate_up: NaN is never chosen", choice_nan)
+
+TEST_SUITE("cuda") {
+    TEST_CASE("moe_gate_up: too few finite logits: the lowest ids that are left, their weights NaN (CUDA)") {
+        on_cuda([](Device& device) {
+            const ChoiceTest test(device, StepKind::prompt, 5, 4);
+            const Chosen out = test.run({0}, {kNan, 2, kNan, 3, kNan, 0});
+            CHECK(out.ids == std::vector<double>{3, 1, 0, 2});
+            for (const size_t j : {2, 3}) CHECK(std::isnan(out.weights[j]));
+        });
+    }
+}
+
+TEST_SUITE("cpu") {
+    TEST_CASE("moe_gate_up: fewer finite logits than experts used is an error") {
+        const Device device = cpu_device();
+        const ChoiceTest test(device, StepKind::answer, 3, 3);
+        CHECK_NOTHROW(test.run({0}, {1, 2, 3, 0}));
+        CHECK_THROWS_AS(test.run({0}, {1, kNan, 3, 0}), Error);
+    }
+
+    TEST_CASE("linear_add, moe_gate_up: logits, choice and weights of transformers' router") {
+        const Device device = cpu_device();
+        const SafetensorsFile file =
+            SafetensorsFile::open(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/ops/moe_route.safetensors");
+        const auto h = values<float>(file, "h"), weight = values<float>(file, "weight"),
+                   logits = values<float>(file, "logits"), weights = values<float>(file, "weights");
+        const auto experts = values<int32_t>(file, "experts");
+        const int64_t width = 24, count = 16, used = 4, n = 33;
+        auto rows = weight;
+        rows.resize(static_cast<size_t>((count + 1) * width));  // a gate of zeros
+        const Weight router(
+            "router",
+            {{.name = "gate", .dtype = DType::F32, .rows = count + 1, .cols = width, .data = rows.data()}});
+        const Layer layer(device, {width, 16, 16, count, used, Form::bf16, Form::bf16}, 1);
+        for (const StepKind kind : kKinds) {
+            const StepOutputs out = run_vector(device, kind, h, router, layer);
+            CHECK(relative_error(first_columns(out[0], n, count), {logits.begin(), logits.end()}) < 1e-6);
+            const Chosen chosen = Chosen::from(out, 1);
+            CHECK(chosen.ids == std::vector<double>(experts.begin(), experts.end()));
+            CHECK(relative_error(chosen.weights, {weights.begin(), weights.end()}) < 1e-6);
+            CHECK(chosen.gate == std::vector<double>(static_cast<size_t>(n), 0.5));
+            check_groups(device, chosen, count);
+        }
+    }
+}
