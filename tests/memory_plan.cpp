@@ -182,8 +182,8 @@ TEST_SUITE("cpu") {
         CHECK(limits(device, 16, 0) == Rows{2048, 1024, 64, 64});
         CHECK(limits(device, 100, 512) == Rows{512, 512, 64, 64});
         CHECK(limits(device, 1, 1) == Rows{64, 64, 64, 8});  // no step is too short for a piece of 64
-        CHECK(limits(*cpu, 1, 0) == Rows{512, 512, 64, 8});
-        CHECK(limits(*cpu, 100, 2048) == Rows{2048, 2048, 64, 100});
+        CHECK(limits(*cpu, 1, 0) == Rows{512, 128, 64, 8});
+        CHECK(limits(*cpu, 100, 2048) == Rows{2048, 128, 64, 100});
     }
 
     TEST_CASE("padding a decode step changes nothing: tokens and logits of sequences alone") {

@@ -133,7 +133,7 @@ bool parse(int argc, char** argv, Options& o) {
             });
     p.value("-t,--threads", "N", "threads",
             [&](const std::string& v) { o.threads = static_cast<int>(number(v, "-t", 1, 1024)); });
-    p.value("-ub,--ubatch-size", "N", "prompt tokens run at a time (default 512, on a GPU 2048)",
+    p.value("-ub,--ubatch-size", "N", "prompt tokens run at a time (default 512, on a GPU 2048; at least 64)",
             [&](const std::string& v) { o.step_tokens = number(v, "-ub", 1, 65536); });
     p.value("-b,--batch-size", "N", "accepted, see -ub", [](const std::string&) {});
     p.toggle("-v,--verbose", "the memory plan, before the load and measured after it",

@@ -18,7 +18,6 @@ namespace fs = std::filesystem;
 
 constexpr double kGiga = 1e9;
 constexpr int kBarWidth = 30;
-constexpr int64_t kShortCpuStep = 128, kShortGpuStep = 1024;
 
 bool has_model(const fs::path& directory) {
     std::error_code ignored;
@@ -118,8 +117,6 @@ LoadedModel load_and_start(const LoadWish& wish) {
     loaded.backend = make_backend(wish.gpu, wish.threads, wish.device);
     Backend& backend = *loaded.backend;
     EngineOptions options = wish.engine;
-    if (wish.short_steps && options.step_tokens == 0)
-        options.step_tokens = backend.name() == "CPU" ? kShortCpuStep : kShortGpuStep;
     MemoryPlan plan;
     std::string summary;
     const bool compared = wish.dense != DenseFormat::as_stored && wish.synthetic.empty();

@@ -76,8 +76,7 @@ struct LoadWish {
     bool tokenizer = true;
     DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;
-    bool short_steps = false;  // prompts in shorter chunks by default: running answers wait for each
-    bool verbose = false;      // the memory plan and the time of the load on stderr
+    bool verbose = false;                               // the memory plan and the time of the load on stderr
     std::function<void(const LoadProgress&)> progress;  // beside the bar
 };
 

@@ -111,7 +111,6 @@ int cmd_serve(int argc, char** argv) {
                                                     .step_tokens = options.step_tokens,
                                                     .kv_type = options.kv_type,
                                                     .cache_bytes = options.cache_bytes},
-                                         .short_steps = true,
                                          .progress = [&](const LoadProgress& p) { api.set_progress(p); }});
     Engine& engine = *loaded.engine;
     if (!options.cache_dir.empty()) restore_states(options.cache_dir, engine, loop);

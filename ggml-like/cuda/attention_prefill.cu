@@ -8,9 +8,10 @@
 //
 //   many tiles   a block has a tile; its sums of the segments before lie in shared memory
 //                tile 0 |0 1 2 3 4 5 6 7 8|   tile 1 |0 1 2 3 4 5 6 7 8|   ...
-//   few tiles    blocks share a tile, a segment each in every round; after a round each has a part of the
-//                tile's elements, to which it adds the round's segments in order, from work space
-//                tile 0 |0 3 6|1 4 7|2 5 8|   tile 1 |0 3 6|1 4 7|2 5 8|   ...
+//   few tiles    a block has a segment, and as many of a tile as run at once are a round; at its end each has
+//                a part of the tile's elements, to which it adds the round's segments in order, from work
+//                space
+//                tile 0 |0|1|2|  |3|4|5|  |6|7|8|   tile 1 |0|1|2|  |3|4|5|  |6|7|8|   ...
 //
 // Both add the same numbers in the same order, and no row's arithmetic looks at another: a row's bits depend
 // on its keys alone.
@@ -294,29 +295,17 @@ __device__ __forceinline__ void store_rows(const AttentionCall& c, const WarpRow
     }
 }
 
-/// Which steps of 32 keys a block has: those of segments first, first + stride, ... of its tile, numbered
-/// through from 0.
-struct Steps {
-    int first, stride, count;
-
-    __device__ __forceinline__ Steps(int begin, int apart, int segments, int all_steps)
-        : first(begin), stride(apart) {
-        const int own = (segments - begin + apart - 1) / apart, last = begin + (own - 1) * apart;
-        count = (own - 1) * kSegmentSteps + min(kSegmentSteps, all_steps - last * kSegmentSteps);
-    }
-    __device__ __forceinline__ int segment(int n) const { return first + n / kSegmentSteps * stride; }
-    /// Number of the step among all of the tile.
-    __device__ __forceinline__ int at(int n) const { return segment(n) * kSegmentSteps + n % kSegmentSteps; }
-};
-
-/// Blocks that share a tile: a segment each in every round.
+/// A block's place among those that share a tile: each has one segment, `blocks` of them are a round.
 struct Sharing {
-    char* slots;     // of each block, then one for the sums so far
-    unsigned* done;  // counts two arrivals of each block a round: segment written, all of them read
-    int blocks, own, segments;
+    char* slots;     // of each block of a round, then one for the sums so far
+    unsigned* done;  // counts two arrivals of each block: its segment is written, its round's are read
+    int blocks, segment, segments;
 
-    __device__ __forceinline__ Held held(int block) const { return Held(slots + block * kHeldBytes); }
-    __device__ __forceinline__ int rounds() const { return (segments + blocks - 1) / blocks; }
+    __device__ __forceinline__ Held held(int slot) const { return Held(slots + slot * kHeldBytes); }
+    __device__ __forceinline__ int round() const { return segment / blocks; }
+    __device__ __forceinline__ int own() const { return segment % blocks; }
+    __device__ __forceinline__ int first() const { return round() * blocks; }
+    __device__ __forceinline__ int in_round() const { return min(blocks, segments - first()); }
 
     __device__ __forceinline__ void arrive() const {
         __threadfence();
@@ -324,7 +313,7 @@ struct Sharing {
         if (threadIdx.x != 0) return;
         unsigned before;
         asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(done) : "memory");
-        if (before + 1 == 2u * blocks * rounds()) *done = 0;  // nobody waits any more
+        if (before + 1 == 2u * segments) *done = 0;  // nobody waits any more
     }
     __device__ __forceinline__ void wait(int arrivals) const {
         if (threadIdx.x == 0) {
@@ -377,76 +366,66 @@ __device__ __forceinline__ void store_element(const AttentionCall& c, const Tile
 }
 
 /// Adds a round's segments to the sums so far, or stores y after the last one: the block's part of elements.
-__device__ __forceinline__ void add_round(const AttentionCall& c, const Tile& tile, const Sharing& sharing,
-                                          int round) {
-    constexpr int kTogether = 4;  // segments whose loads are under way
-    const int first = round * sharing.blocks, filled = min(sharing.blocks, sharing.segments - first);
+__device__ __forceinline__ void add_round(const AttentionCall& c, const Tile& tile, const Sharing& sharing) {
+    constexpr int kTogether = 2, kAhead = 4;  // elements and segments whose loads are under way
+    const int round = sharing.round(), first = sharing.first(), filled = sharing.in_round();
     const Held so_far = sharing.held(sharing.blocks);
+    const int step = filled * kThreads;
 #pragma unroll 1
-    for (int at = sharing.own * kThreads + threadIdx.x; at < kElements; at += sharing.blocks * kThreads) {
-        Element sum;
-        if (round > 0) sum.load(so_far, at, round % 2);
+    for (int at = sharing.own() * kThreads + threadIdx.x; at < kElements; at += kTogether * step) {
+        Element sum[kTogether];
+        const auto valid = [&](int e) { return at + e * step < kElements; };
+#pragma unroll
+        for (int e = 0; e < kTogether; ++e)
+            if (round > 0 && valid(e)) sum[e].load(so_far, at + e * step, round % 2);
 #pragma unroll 1
-        for (int begin = 0; begin < filled; begin += kTogether) {
-            Element next[kTogether];
+        for (int begin = 0; begin < filled; begin += kAhead) {
+            Element next[kAhead][kTogether];
 #pragma unroll
-            for (int i = 0; i < kTogether; ++i)
-                if (begin + i < filled) next[i].load(sharing.held(begin + i), at, 0);
+            for (int i = 0; i < kAhead; ++i)
 #pragma unroll
-            for (int i = 0; i < kTogether; ++i) {
-                if (begin + i >= filled) break;
-                if (first + begin + i == 0)
-                    sum = next[i];
-                else
-                    sum.add(next[i]);
-            }
+                for (int e = 0; e < kTogether; ++e)
+                    if (begin + i < filled && valid(e))
+                        next[i][e].load(sharing.held(begin + i), at + e * step, 0);
+#pragma unroll
+            for (int i = 0; i < kAhead; ++i)
+#pragma unroll
+                for (int e = 0; e < kTogether; ++e) {
+                    if (first + begin + i == 0)
+                        sum[e] = next[i][e];
+                    else if (begin + i < filled)
+                        sum[e].add(next[i][e]);
+                }
         }
-        if (round + 1 < sharing.rounds())
-            sum.store(so_far, at, (round + 1) % 2);  // others may still read the totals before
-        else
-            store_element(c, tile, at, sum);
+#pragma unroll
+        for (int e = 0; e < kTogether; ++e) {
+            if (!valid(e)) break;
+            if (first + filled < sharing.segments)  // others may still read the totals before
+                sum[e].store(so_far, at + e * step, (round + 1) % 2);
+            else
+                store_element(c, tile, at + e * step, sum[e]);
+        }
     }
 }
 
-/// Where the sums of segments meet.
-enum class Sums { shared_memory, work_space, shared_tile };
-
-template <Sums kSums>
-__global__ void __launch_bounds__(kThreads, 1)
-    attention_prefill_kernel(const __grid_constant__ AttentionCall c, int first_block) {
-    constexpr bool kShares = kSums == Sums::shared_tile;  // gridDim.y blocks have a tile
-    extern __shared__ __align__(1024) char shared[];
-    allow_successor();
+/// Steps begin .. end-1 of the tile: the sums over their keys. kHolds: they are of several segments, and the
+/// sums go on from one to the next through `held`. The ring must be free.
+template <bool kHolds>
+__device__ __forceinline__ void attend(const AttentionCall& c, const Tile& tile, int keys, int begin, int end,
+                                       const Held& held, Softmax& state, Output& o, char* shared) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int tile_rows = kRows / (c.heads / c.kv_heads), block = first_block + static_cast<int>(blockIdx.x);
-    Tile tile;
-    tile.kv_head = block % c.kv_heads;
-    const bool found = find_tile(c, block / c.kv_heads, tile_rows, tile);
-    wait_for_predecessor();
-    if (!found) return;
-    const int first_position = c.positions[tile.first], keys = c.positions[tile.first + tile.rows - 1] + 1;
-    const int all_steps = (keys + kKeys - 1) / kKeys, segments = (keys + kSegmentKeys - 1) / kSegmentKeys;
-    const int first_segment = kShares ? blockIdx.y : 0;
-    if (first_segment >= segments) return;
-    const Steps steps(first_segment, kShares ? gridDim.y : 1, segments, all_steps);
-    char* work = static_cast<char*>(c.work);
-    const Held held(kSums == Sums::shared_memory ? shared + kSharedBytes : work + blockIdx.x * kHeldBytes);
-    const Sharing sharing{work + blockIdx.x * (gridDim.y + 1) * kHeldBytes, c.counters + blockIdx.x,
-                          min(static_cast<int>(gridDim.y), segments), first_segment, segments};
-
     // q takes stages 0 and 1 first, the first keys stage 2.
     const WarpRows rows = warp_rows(c, tile);
     char* own_rows = shared + warp * 16 * kDim * 2;
     start_rows({c.rotated, static_cast<int64_t>(c.heads) * kDim, kDim}, rows, lane, own_rows);
     commit_copies();
+    const int first_position = c.positions[tile.first];
     const int* pages = c.pages + tile.sequence * c.page_row;
-    const auto page_of = [&](int n) {
-        return pages[steps.at(min(n, steps.count - 1)) * kKeys / kKeysPerPage];
-    };
-    int page = page_of(0), stage = kStages - 1;
-    start_tile(c, tile, page, steps.at(0), keys, shared + stage * kStageBytes);
+    const auto page_of = [&](int step) { return pages[min(step, end - 1) * kKeys / kKeysPerPage]; };
+    int page = page_of(begin), stage = kStages - 1;
+    start_tile(c, tile, page, begin, keys, shared + stage * kStageBytes);
     commit_copies();
-    page = page_of(1);
+    page = page_of(begin + 1);
     int last[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) last[h] = c.positions[__shfl_sync(0xffffffffu, rows.row, lane / 4 + 8 * h)];
@@ -455,64 +434,102 @@ __global__ void __launch_bounds__(kThreads, 1)
     uint32_t q[kSteps][4];
     load_queries(shared_address(own_rows), lane, q);
     __syncthreads();
-    if (steps.count > 1) start_tile(c, tile, page, steps.at(1), keys, shared);
+    if (begin + 1 < end) start_tile(c, tile, page, begin + 1, keys, shared);
     commit_copies();
-    page = page_of(kStages - 1);
+    page = page_of(begin + kStages - 1);
 
-    Output o;
-    Softmax state;
     clear(state, o);
     const float scale = score_scale(kDim);
-    for (int n = 0; n < steps.count; ++n) {
+    for (int step = begin; step < end; ++step) {
         wait_copies<kStages - 2>();
         __syncthreads();
-        const int ahead = n + kStages - 1, free_stage = stage == 0 ? kStages - 1 : stage - 1;
-        if (ahead < steps.count)
-            start_tile(c, tile, page, steps.at(ahead), keys, shared + free_stage * kStageBytes);
+        const int ahead = step + kStages - 1, free_stage = stage == 0 ? kStages - 1 : stage - 1;
+        if (ahead < end) start_tile(c, tile, page, ahead, keys, shared + free_stage * kStageBytes);
         commit_copies();
         page = page_of(ahead + 1);
 
+        if (kHolds && step > 0 && step % kSegmentSteps == 0) {  // a segment has ended
+            add_lanes(state);
+            if (step > kSegmentSteps) add_held(held, state, o);
+            keep(held, state, o);
+            clear(state, o);
+        }
         const uint32_t k_tile = shared_address(shared + stage * kStageBytes);
-        const int key = steps.at(n) * kKeys;
         Scores s;
         score(k_tile, q, lane, s);
-        if (key + kKeys - 1 > first_position) mask(s, key + 2 * (lane % 4), last[0], last[1]);
+        if ((step + 1) * kKeys - 1 > first_position) mask(s, step * kKeys + 2 * (lane % 4), last[0], last[1]);
         softmax(s, scale, state, o);
         add_values(k_tile + kTileBytes, s, lane, o);
         stage = stage == kStages - 1 ? 0 : stage + 1;
-
-        if ((n + 1) % kSegmentSteps != 0 && n + 1 < steps.count) continue;  // the segment goes on
-        add_lanes(state);
-        if (kShares && segments > 1) {
-            const int round = n / kSegmentSteps;
-            sharing.wait(2 * round * sharing.blocks);  // the slot has been read
-            keep(sharing.held(first_segment), state, o);
-            sharing.arrive();
-            sharing.wait((2 * round + 1) * sharing.blocks);
-            add_round(c, tile, sharing, round);
-            sharing.arrive();
-            clear(state, o);
-        } else if (!kShares) {
-            if (n >= kSegmentSteps) add_held(held, state, o);
-            if (n + 1 < steps.count) keep(held, state, o), clear(state, o);
-        }
     }
-    if (kShares && segments > 1) {
-        const int round = sharing.rounds() - 1;
-        if (round * sharing.blocks + first_segment < segments) return;
-        sharing.wait(2 * round * sharing.blocks);
-        sharing.arrive();  // without a segment in the last round, but with a part of the elements
-        sharing.wait((2 * round + 1) * sharing.blocks);
-        add_round(c, tile, sharing, round);
-        sharing.arrive();
-        return;
-    }
+    add_lanes(state);
+    if (kHolds && end > kSegmentSteps) add_held(held, state, o);
     __syncthreads();  // the ring is free
+}
+
+__device__ __forceinline__ void store_tile(const AttentionCall& c, const Tile& tile, const Softmax& state,
+                                           const Output& o, char* shared) {
+    const int lane = threadIdx.x % 32;
+    const WarpRows rows = warp_rows(c, tile);
+    char* own_rows = shared + threadIdx.x / 32 * 16 * kDim * 2;
     start_rows(c.gate, rows, lane, own_rows);
     commit_copies();
     wait_copies<0>();
     __syncwarp();
     store_rows(c, rows, o, state, lane, own_rows);
+}
+
+/// The block's tile, and how many keys its last row sees; 0: there is no such tile.
+__device__ __forceinline__ int find_block(const AttentionCall& c, int block, Tile& tile) {
+    tile.kv_head = block % c.kv_heads;
+    if (!find_tile(c, block / c.kv_heads, kRows / (c.heads / c.kv_heads), tile)) return 0;
+    return c.positions[tile.first + tile.rows - 1] + 1;
+}
+
+__device__ __forceinline__ int steps_of(int keys) { return (keys + kKeys - 1) / kKeys; }
+
+/// Many tiles: one a block. kInShared: where the sums of the segments before lie.
+template <bool kInShared>
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_tiles_kernel(const __grid_constant__ AttentionCall c, int first_block) {
+    extern __shared__ __align__(1024) char shared[];
+    allow_successor();
+    Tile tile;
+    const int keys = find_block(c, first_block + static_cast<int>(blockIdx.x), tile);
+    wait_for_predecessor();
+    if (keys == 0) return;
+    const Held held(kInShared ? shared + kSharedBytes : static_cast<char*>(c.work) + blockIdx.x * kHeldBytes);
+    Output o;
+    Softmax state;
+    attend<true>(c, tile, keys, 0, steps_of(keys), held, state, o, shared);
+    store_tile(c, tile, state, o, shared);
+}
+
+/// Few tiles: a block a segment, `together` of a tile at a time, which wait for each other. They come in
+/// order in the grid, and so many of all tiles run at once; those without a segment make room at once.
+__global__ void __launch_bounds__(kThreads, 1)
+    attention_shared_tiles_kernel(const __grid_constant__ AttentionCall c, int together) {
+    extern __shared__ __align__(1024) char shared[];
+    allow_successor();
+    Tile tile;
+    const int keys = find_block(c, blockIdx.x, tile), segments = (keys + kSegmentKeys - 1) / kSegmentKeys;
+    const int segment = blockIdx.y, begin = segment * kSegmentSteps;
+    if (segment == 0) wait_for_predecessor();
+    if (segment >= segments) return;
+    if (segment > 0) wait_for_predecessor();
+    const Sharing sharing{static_cast<char*>(c.work) + blockIdx.x * (together + 1) * kHeldBytes,
+                          c.counters + blockIdx.x, together, segment, segments};
+    const Held own = sharing.held(sharing.own());
+    Output o;
+    Softmax state;
+    attend<false>(c, tile, keys, begin, min(begin + kSegmentSteps, steps_of(keys)), own, state, o, shared);
+    if (segments == 1) return store_tile(c, tile, state, o, shared);
+    sharing.wait(2 * sharing.first());  // the slot has been read
+    keep(own, state, o);
+    sharing.arrive();
+    sharing.wait(2 * sharing.first() + sharing.in_round());
+    add_round(c, tile, sharing);
+    sharing.arrive();
 }
 
 }  // namespace
@@ -522,19 +539,19 @@ void attention_prefill(const AttentionCall& call, Context& context) {
     constexpr const char* kName = "gated_attention prefill";
     const int blocks = call.kv_heads * static_cast<int>(prompt_tiles(call.tokens, call.sequences,
                                                                      call.heads / call.kv_heads));
-    // Blocks of a tile wait for each other, so all of them must run at once.
-    const int most = (call.max_keys + kSegmentKeys - 1) / kSegmentKeys;
-    const int sharing = std::min(std::min(context.sms, kSharingBlocks) / blocks, most);
-    if (sharing > 1)
-        launch(context, kName, attention_prefill_kernel<Sums::shared_tile>, dim3(blocks, sharing),
-               dim3(kThreads), kSharedBytes, call, 0);
+    // Blocks of a tile that wait for each other must run at once.
+    const int together = std::min(context.sms, kSharingBlocks) / blocks;
+    const int segments = (call.max_keys + kSegmentKeys - 1) / kSegmentKeys;
+    if (together > 1 && segments > 1)
+        launch(context, kName, attention_shared_tiles_kernel, dim3(blocks, segments), dim3(kThreads),
+               kSharedBytes, call, std::min(together, segments));
     else if (context.shared_bytes >= kHeldSharedBytes)
-        launch(context, kName, attention_prefill_kernel<Sums::shared_memory>, dim3(blocks), dim3(kThreads),
-               kHeldSharedBytes, call, 0);
+        launch(context, kName, attention_tiles_kernel<true>, dim3(blocks), dim3(kThreads), kHeldSharedBytes,
+               call, 0);
     else
         for (int first = 0; first < blocks; first += kHeldSlots)
-            launch(context, kName, attention_prefill_kernel<Sums::work_space>,
-                   dim3(std::min(kHeldSlots, blocks - first)), dim3(kThreads), kSharedBytes, call, first);
+            launch(context, kName, attention_tiles_kernel<false>, dim3(std::min(kHeldSlots, blocks - first)),
+                   dim3(kThreads), kSharedBytes, call, first);
 }
 
 }  // namespace quern::cuda

@@ -315,7 +315,7 @@ void moe_down(const Node& node, Context& c) {
                  .y = y.as<float>(),
                  .ld = y.stride[0],
                  .terms = node.outputs[3]->data,
-                 .ready = node.inputs[6]->as<uint64_t>(),
+                 .ready = p.kind == StepKind::prompt ? nullptr : node.inputs[6]->as<uint64_t>(),
                  .next = defer_of(*node.inputs[8], *node.outputs[1], *node.outputs[2])};
     if (p.kind == StepKind::prompt) return prompt(c, a, shared);
     if (experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 && down_fp4(c, a)) return;

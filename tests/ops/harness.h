@@ -192,8 +192,8 @@ inline std::vector<double> download(Backend& backend, const Tensor& t) {
     return {values.begin(), values.end()};
 }
 
-/// Runs a graph `times` times; `fill` writes the inputs. Returns the outputs; memory they do not write shows as
-/// NaN.
+/// Runs a graph `times` times; `fill` writes the inputs. Returns the outputs; memory they do not write shows
+/// as NaN.
 inline std::vector<std::vector<double>> run_graph(const Device& device, Graph graph,
                                                   const std::function<void(Plan&)>& fill, int times = 1) {
     Backend& backend = *device.backend;

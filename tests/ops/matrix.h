@@ -1,8 +1,6 @@
 // A random stacked weight of any forms, and its values in double.
 #pragma once
 
-#include <fmt/format.h>
-
 #include "ops/step_rows.h"
 
 namespace quern::test {

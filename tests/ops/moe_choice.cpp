@@ -89,7 +89,7 @@ void check_shapes(const Device& device, StepKind kind, int64_t experts, int64_t 
                 test.outputs({rows[static_cast<size_t>(place)]}, rows_of(logits, experts + 1, place, 1));
             for (size_t i = 0; i < kChosenNames.size(); ++i) {
                 const auto width = static_cast<int64_t>(alone[i].size());
-                check_bits(kChosenNames[i], all[i].data() + place * width, alone[i].data(), width);
+                check_bits(kChosenNames[i], "alone", all[i].data() + place * width, alone[i].data(), width);
             }
         }
     }

@@ -2,8 +2,6 @@
 // logits.
 #pragma once
 
-#include <fmt/format.h>
-
 #include "ggml-like/ops/residual.h"
 #include "ops/step_rows.h"
 
@@ -91,7 +89,11 @@ inline void check_deferred(const Device& device, StepKind kind, const Norm& norm
     }
     product = device.rounded(std::move(product));
     const std::vector<double> expected(product.begin(), product.end());
-    check_bits("h", h.data(), expected.data(), n * width);
+    for (int64_t t = 0; t < n; ++t) {
+        CAPTURE(t);
+        check_bits("h", "x' times the norm's weight is", h.data() + t * width, expected.data() + t * width,
+                   width);
+    }
     for (int64_t i = 0; i < n * parts; ++i)
         found[static_cast<size_t>(apart ? i : i / parts)] += squares[static_cast<size_t>(i)];
     const double most = std::ldexp(static_cast<double>(apart ? kSquareColumns : width) + 2, -24);

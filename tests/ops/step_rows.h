@@ -1,6 +1,8 @@
 // Rows of a step: which of them also run alone, which bits they should have then, and values against double.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -76,11 +78,13 @@ inline std::vector<double> first_columns(const std::vector<double>& v, int64_t n
     return out;
 }
 
-inline void check_bits(const char* what, const double* got, const double* alone, int64_t width) {
+/// A row against the bits it should have; `whose`: those of the row alone, for example.
+inline void check_bits(const char* what, const char* whose, const double* got, const double* expected,
+                       int64_t width) {
     for (int64_t i = 0; i < width; ++i) {
-        if (std::memcmp(got + i, alone + i, sizeof(double)) == 0) continue;
-        FAIL_CHECK(std::string(what) << ": column " << i << " of " << width << " is " << got[i] << ", alone "
-                                     << alone[i]);
+        if (std::memcmp(got + i, expected + i, sizeof(double)) == 0) continue;
+        FAIL_CHECK(fmt::format("{}: column {} of {} is {:.9g}, {} {:.9g}", what, i, width, got[i], whose,
+                               expected[i]));
         return;
     }
 }
@@ -102,7 +106,7 @@ class AloneRows {
             for (size_t i = 0; i < names_.size(); ++i) {
                 const auto width = static_cast<int64_t>(alone[i].size());
                 REQUIRE(static_cast<int64_t>(outputs[i].size()) == n * width);
-                check_bits(names_[i], outputs[i].data() + place * width, alone[i].data(), width);
+                check_bits(names_[i], "alone", outputs[i].data() + place * width, alone[i].data(), width);
             }
         }
     }
@@ -141,16 +145,16 @@ inline void check_row(const Device& device, const char* what, const double* got,
         difference += d * d;
         norm += e.value[i] * e.value[i];
         if (!device.exact() || std::fabs(d) <= e.bound[i]) continue;
-        FAIL_CHECK(std::string(what) << ": column " << e.column[i] << " of " << e.width << " is "
-                                     << got[e.column[i]] << ", expected " << e.value[i]);
+        FAIL_CHECK(fmt::format("{}: column {} of {} is {:.9g}, expected {:.9g} to within {:.2g}", what,
+                               e.column[i], e.width, got[e.column[i]], e.value[i], e.bound[i]));
         return;
     }
     // Few columns may all be small ones: then the row's own size counts.
     for (int64_t c = 0; c < e.width; ++c) whole += got[c] * got[c];
     norm = std::max(norm, whole * static_cast<double>(e.column.size()) / static_cast<double>(e.width));
     if (device.exact() || std::sqrt(difference) <= tolerance * std::sqrt(norm)) return;
-    FAIL_CHECK(std::string(what) << ": the row is off by " << std::sqrt(difference / norm) << ", at most "
-                                 << tolerance);
+    FAIL_CHECK(fmt::format("{}: the row is off by {:.2g}, at most {:.2g}", what, std::sqrt(difference / norm),
+                           tolerance));
 }
 
 /// Columns of row t of n that are computed in double: all, if that is cheap; else every so manyth, in each

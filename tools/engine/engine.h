@@ -24,7 +24,8 @@ struct EngineOptions {
     int64_t context = 0;    // tokens a sequence may hold; 0: the largest that fits, at most the model's
     int64_t sequences = 1;  // that run at the same time
     /// Rows of prompts in one step at most; 0: what suits the backend, 512 or 2048. Fewer than 64 count as
-    /// 64: prompts are cut at multiples of 64 tokens only.
+    /// 64: prompts are cut at multiples of 64 tokens only. While answers run a step has 128 at most, on a
+    /// device 1024.
     int64_t step_tokens = 0;
     int64_t prompt_logits = 64;    // as many of them for requests with on_prompt_logits; 64 at least
     std::string kv_type = "auto";  // auto, f32, bf16, f16; auto: what the backend computes in

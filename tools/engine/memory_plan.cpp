@@ -14,8 +14,8 @@ namespace {
 constexpr int64_t kCaptureReserve = 64ll << 20;  // captured steps, and what a driver takes now and then
 constexpr int64_t kUploadReserve = 128ll << 20;  // buffers of the load
 constexpr int64_t kCpuStep = 512, kGpuStep = 2048;
-/// Prompt rows between two answer steps of a device: others' answers pause for as long as these take.
-constexpr int64_t kAnswerGapTokens = 1024;
+/// Prompt rows between two answer steps at most: the answers pause for as long as these take.
+constexpr int64_t kCpuGap = 128, kGpuGap = 1024;
 
 /// State tensors with shapes but no memory of their own, to build graphs that are only measured.
 class PlannedState final : public StateViews {
@@ -77,7 +77,7 @@ StepLimits step_limits(const EngineOptions& o, const Backend& backend) {
     const int64_t rows = std::max<int64_t>(chosen, kPageTokens);
     const int64_t answers = device ? kMaxAnswerRows : std::max(kMaxAnswerRows, o.sequences);
     return {.prompt_rows = rows,
-            .gap_rows = device ? std::min(rows, kAnswerGapTokens) : rows,
+            .gap_rows = std::min(rows, device ? kGpuGap : kCpuGap),
             .prompt_logits = std::clamp<int64_t>(o.prompt_logits, kPageTokens, rows),
             .answer_rows = std::min(answers, kMaxAnswerSlice * o.sequences)};
 }

@@ -143,7 +143,8 @@ void Builder::model() {
     parser_.value(
         "-t,--threads", "N", "CPU threads; default: as many as this process may use",
         [this](const std::string& v) { o_.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
-    parser_.value("-ub,--ubatch-size", "N", "tokens of the prompt in one step; default 512, on a GPU 2048",
+    parser_.value("-ub,--ubatch-size", "N",
+                  "tokens of the prompt in one step; default 512, on a GPU 2048; at least 64",
                   [this](const std::string& v) { o_.step_tokens = parse_integer(v, "-ub", 1, 65536); });
     parser_.value(
         "-cram,--cache-ram", "MiB",

@@ -296,6 +296,7 @@ HttpReply Api::props(const HttpRequest&) {
                  {"cache_ram_bytes", options_.cache_bytes},
                  {"batch_invariant", true},
                  {"batch_invariant_over", {"concurrent requests", "ubatch size", "prompt cache", "restarts"}},
+                 {"batch_invariant_except", {"GPUs or CPUs of different kinds"}},
                  {"max_body_bytes", options_.limits.body_bytes},
                  {"aliases", aliases}})};
 }

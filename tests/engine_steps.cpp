@@ -1,0 +1,99 @@
+// The shapes of the steps that an engine builds plans for: the kind of each, and how many rows.
+#include <doctest/doctest.h>
+
+#include "counted_backend.h"
+#include "engine_harness.h"
+
+namespace quern {
+namespace {
+
+/// A model that notes what it is built for.
+class Noted final : public Model {
+  public:
+    explicit Noted(Model& model) : model_(model) {}
+    const ModelInfo& info() const override { return model_.info(); }
+    const GenerationDefaults& generation() const override { return model_.generation(); }
+    const Tokenizer* tokenizer() const override { return model_.tokenizer(); }
+    const Audit& audit() const override { return model_.audit(); }
+    const std::vector<std::string>& notes() const override { return model_.notes(); }
+    uint64_t digest() const override { return model_.digest(); }
+    std::vector<WeightUse> weight_uses() const override { return model_.weight_uses(); }
+    int64_t extra_bytes_as_stored() const override { return model_.extra_bytes_as_stored(); }
+    void requantize(const std::function<void(const LoadProgress&)>& progress) override {
+        model_.requantize(progress);
+    }
+    std::vector<StateSpec> state_specs(const StateOptions& options) const override {
+        return model_.state_specs(options);
+    }
+    BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const override {
+        shapes.push_back({shape.kind == StepKind::answer ? "answer" : "prompt", shape.tokens, shape.sequences,
+                          shape.logit_rows});
+        return model_.build(shape, state, activations);
+    }
+
+    using Shape = std::tuple<std::string, int64_t, int64_t, int64_t>;
+    mutable std::vector<Shape> shapes;
+
+  private:
+    Model& model_;
+};
+
+using Shapes = std::vector<Noted::Shape>;
+
+Request greedy(size_t prompt, int64_t tokens) {
+    Request r;
+    for (size_t i = 0; i < prompt; ++i) r.prompt.push_back(static_cast<int32_t>(i * 7 % 90));
+    r.sampling.temperature = 0;
+    r.max_tokens = tokens;
+    return r;
+}
+
+/// After its first token three more are given.
+Request with_forced(size_t prompt, int64_t tokens) {
+    Request r = greedy(prompt, tokens);
+    r.force = [first = true]() mutable {
+        return std::exchange(first, false) ? std::vector<int32_t>{1, 2, 3} : std::vector<int32_t>();
+    };
+    return r;
+}
+
+std::unique_ptr<test::Loaded> load(std::unique_ptr<Backend> backend) {
+    return std::make_unique<test::Loaded>(test::source_dir() + "/tests/vectors/parity/base/ct",
+                                          std::move(backend));
+}
+
+TEST_SUITE("cpu") {
+    TEST_CASE("engine: a single row of a prompt is a prompt step, forced tokens are one answer step") {
+        const auto l = load(make_cpu_backend(1));
+        Noted model(*l->model);
+        Engine engine(model, *l->backend, {.context = 256, .step_tokens = 64});
+        model.shapes.clear();
+        engine.run(with_forced(65, 8));
+        CHECK(model.shapes ==
+              Shapes{{"prompt", 64, 1, 1}, {"prompt", 1, 1, 1}, {"answer", 4, 1, 1}, {"answer", 1, 1, 1}});
+        model.shapes.clear();
+        Request all = greedy(100, 1);
+        all.on_prompt_logits = [](const PromptLogits&) {};
+        engine.run(std::move(all));
+        CHECK(model.shapes == Shapes{{"prompt", 64, 1, 64}, {"prompt", 36, 1, 36}});
+    }
+
+    TEST_CASE("engine: on a device answers of one row run the plans that were captured at the start") {
+        const auto l = load(std::make_unique<test::CountedBackend>(int64_t{1} << 34));
+        Noted model(*l->model);
+        Engine engine(model, *l->backend, {.context = 256, .sequences = 3});
+        for (int64_t n = 1; n <= 3; ++n)
+            CHECK(std::count(model.shapes.begin(), model.shapes.end(), Noted::Shape{"answer", n, n, n}) >= 1);
+        model.shapes.clear();
+        const RequestId first = engine.submit(greedy(20, 30)), second = engine.submit(with_forced(30, 20));
+        engine.step();
+        const RequestId third = engine.submit(greedy(40, 9));
+        while (engine.step()) {
+        }
+        CHECK(model.shapes == Shapes{{"prompt", 50, 2, 2}, {"answer", 5, 2, 2}, {"prompt", 40, 1, 1}});
+        for (const RequestId id : {first, second, third}) CHECK(engine.take(id).error.empty());
+    }
+}
+
+}  // namespace
+}  // namespace quern
