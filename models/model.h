@@ -83,7 +83,7 @@ struct ModelInfo {
     DenseFormat dense = DenseFormat::as_stored;  // what OpenOptions::dense asked for
 };
 
-/// From generation_config.json; what a field's absence leaves at its neutral value is not `given`.
+/// From generation_config.json; what the file does not say is empty.
 struct GenerationDefaults {
     std::optional<float> temperature, top_p, min_p, repetition_penalty;
     std::optional<int> top_k;

@@ -2,8 +2,8 @@
 //
 //   P.weight_packed U8 + weight_scale E4M3 + weight_global_scale        NVFP4, compressed-tensors (a divisor)
 //   P.weight U8 + weight_scale E4M3 + weight_scale_2                    NVFP4, ModelOpt (a multiplier)
-//   P.weight F8_E4M3 + weight_scale | weight_scale_inv (BF16, F32)      FP8 per tensor, per row, per 128x128
-//   block P.weight BF16 | F16 | F32                                           plain
+//   P.weight F8_E4M3 + weight_scale | weight_scale_inv (BF16, F32)      FP8 per tensor, row or 128x128 block
+//   P.weight BF16 | F16 | F32                                           plain
 // Anything else is an Error(model) that names file, tensor, expected, found and the likely cause. Module and
 // tensor names are official names (models/tensor_names.h), without ".weight" for modules.
 #pragma once

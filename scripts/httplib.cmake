@@ -1,6 +1,6 @@
-# cpp-httplib as the target httplib::httplib. Debian 12's and Ubuntu 24.04's packages are too old to be safe (request
-# bodies and headers without limits), so it is a new enough system package, else the one header of the release below,
-# wherever it is found first, checked by its SHA-256. Kept in .cache/ for all build folders.
+# cpp-httplib as the target httplib::httplib: the one header of the release below, wherever it is found first, checked by
+# its SHA-256 and kept in .cache/ for all build folders. Debian 12's and Ubuntu 24.04's packages are too old to be safe
+# (request bodies and headers without limits), and newer ones are shared libraries.
 #   -DQUERN_HTTPLIB=FILE   the header from a place of your own
 set(HTTPLIB_VERSION 0.41.0)
 set(HTTPLIB_SHA256 e9112546cbae828180f72c2ae6da4bfd8d15ae38138bd99b898e5e30128acc28)
@@ -62,25 +62,22 @@ function(httplib_download result)
   set(${result} ${good} PARENT_SCOPE)
 endfunction()
 
-find_package(httplib ${HTTPLIB_VERSION} CONFIG QUIET)
-if(NOT httplib_FOUND)
-  set(HTTPLIB_READY FALSE)
-  if(QUERN_HTTPLIB)
-    httplib_accept(${QUERN_HTTPLIB} HTTPLIB_READY)
-  else()
-    httplib_accept(${HTTPLIB_DIR}/httplib.h HTTPLIB_READY)
-    if(NOT HTTPLIB_READY)
-      message(STATUS "quern: fetching cpp-httplib ${HTTPLIB_VERSION}")
-      httplib_download(HTTPLIB_READY)
-    endif()
-  endif()
+set(HTTPLIB_READY FALSE)
+if(QUERN_HTTPLIB)
+  httplib_accept(${QUERN_HTTPLIB} HTTPLIB_READY)
+else()
+  httplib_accept(${HTTPLIB_DIR}/httplib.h HTTPLIB_READY)
   if(NOT HTTPLIB_READY)
-    message(FATAL_ERROR "quern: cpp-httplib ${HTTPLIB_VERSION} is neither installed nor could it be downloaded, from this "
-      "machine's package mirrors or from GitHub. Is there a network? Else fetch ${HTTPLIB_URL} elsewhere and name the file: "
-      "-DQUERN_HTTPLIB=/path/to/httplib.h, or make CMAKE_FLAGS=-DQUERN_HTTPLIB=... (SHA-256 ${HTTPLIB_SHA256})")
+    message(STATUS "quern: fetching cpp-httplib ${HTTPLIB_VERSION}")
+    httplib_download(HTTPLIB_READY)
   endif()
-  add_library(httplib_header INTERFACE)
-  target_include_directories(httplib_header SYSTEM INTERFACE ${HTTPLIB_DIR})
-  target_link_libraries(httplib_header INTERFACE Threads::Threads)
-  add_library(httplib::httplib ALIAS httplib_header)
 endif()
+if(NOT HTTPLIB_READY)
+  message(FATAL_ERROR "quern: cpp-httplib ${HTTPLIB_VERSION} could not be downloaded, neither from this "
+    "machine's package mirrors nor from GitHub. Is there a network? Else fetch ${HTTPLIB_URL} elsewhere and name the file: "
+    "-DQUERN_HTTPLIB=/path/to/httplib.h, or make CMAKE_FLAGS=-DQUERN_HTTPLIB=... (SHA-256 ${HTTPLIB_SHA256})")
+endif()
+add_library(httplib_header INTERFACE)
+target_include_directories(httplib_header SYSTEM INTERFACE ${HTTPLIB_DIR})
+target_link_libraries(httplib_header INTERFACE Threads::Threads)
+add_library(httplib::httplib ALIAS httplib_header)

@@ -3,8 +3,8 @@
 # Says what it will install first. QUERN_NO_INSTALL=1: only says what is missing, and fails.
 set -euo pipefail
 
-packages=(g++ cmake make pkg-config libfmt-dev libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev
-  libedit-dev doctest-dev)
+packages=(g++ cmake make libfmt-dev libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev
+  libedit-dev libncurses-dev libbsd-dev libmd-dev doctest-dev)
 packages+=("$@")
 
 if ! command -v dpkg-query >/dev/null; then
@@ -21,7 +21,7 @@ done
 wanted=()
 for package in "${missing[@]:+${missing[@]}}"; do
   case $package in
-    g++ | cmake | make | pkg-config | clang | python3) command -v "$package" >/dev/null || wanted+=("$package") ;;
+    g++ | cmake | make | clang | python3) command -v "$package" >/dev/null || wanted+=("$package") ;;
     *) wanted+=("$package") ;;
   esac
 done

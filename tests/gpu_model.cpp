@@ -22,12 +22,7 @@ using Tokens = std::vector<int32_t>;
 
 std::string demo() { return test::source_dir() + "/models/demo"; }
 
-/// Null, and a message, where there is no GPU.
-std::unique_ptr<Loaded> demo_on_gpu() {
-    auto backend = test::make_test_cuda_backend();
-    if (backend == nullptr) MESSAGE("skipped: no CUDA device, or a build without CUDA");
-    return backend == nullptr ? nullptr : std::make_unique<Loaded>(demo(), std::move(backend), true);
-}
+Loaded demo_on_gpu() { return Loaded(demo(), test::make_test_cuda_backend(), true); }
 
 /// Conversations of models/demo/eval.jsonl, spread over its tasks, as the chat format puts them.
 std::vector<Tokens> demo_prompts(const Model& model, size_t count) {
@@ -191,18 +186,16 @@ double median(std::vector<double> values) {
 
 TEST_SUITE("cuda") {
     TEST_CASE("gpu model: greedy answers are the CPU's") {
-        const auto gpu = demo_on_gpu();
-        if (gpu == nullptr) return;
+        Loaded gpu = demo_on_gpu();
         Loaded cpu(demo(), make_cpu_backend(0), true);
         const auto prompts = demo_prompts(*cpu.model, 200);
-        check_equal(cpu, prompts, answers(cpu, prompts, 8), answers(*gpu, prompts, 8));
+        check_equal(cpu, prompts, answers(cpu, prompts, 8), answers(gpu, prompts, 8));
     }
 
     TEST_CASE("gpu model: a sequence alone gives what it gives beside 7 others") {
-        const auto gpu = demo_on_gpu();
-        if (gpu == nullptr) return;
-        const auto prompts = demo_prompts(*gpu->model, 64);
-        const auto alone = answers(*gpu, prompts, 1), beside = answers(*gpu, prompts, 8);
+        Loaded gpu = demo_on_gpu();
+        const auto prompts = demo_prompts(*gpu.model, 64);
+        const auto alone = answers(gpu, prompts, 1), beside = answers(gpu, prompts, 8);
         size_t equal = 0;
         for (size_t i = 0; i < prompts.size(); ++i) equal += alone[i] == beside[i];
         MESSAGE(equal << " of " << prompts.size() << " answers equal");
@@ -214,14 +207,13 @@ TEST_SUITE("cuda") {
     // states differ by up to 10 % for some tokens, in either way and in float32 too. So there medians are
     // judged: neither way may be farther from float32, and the gap must not grow.
     TEST_CASE("gpu model: no drift between chunks and single steps over 10,000 tokens") {
-        const auto gpu = demo_on_gpu();
-        if (gpu == nullptr) return;
+        Loaded gpu = demo_on_gpu();
         Loaded cpu(demo(), make_cpu_backend(0));
         std::mt19937 random(11);
         Tokens tokens(10000);
         for (int32_t& id : tokens) id = static_cast<int32_t>(random() % 3000);
         constexpr size_t kStride = 250;
-        const auto chunks = walk(*gpu, tokens, kStride, kStride), steps = walk(*gpu, tokens, kStride, 1),
+        const auto chunks = walk(gpu, tokens, kStride, kStride), steps = walk(gpu, tokens, kStride, 1),
                    exact = walk(cpu, tokens, kStride, kStride);
         REQUIRE(chunks.size() == tokens.size() / kStride);
         double first = 0;

@@ -1,12 +1,11 @@
-// conv_gated_delta_net: causal convolution with SiLU, the gated delta rule over each sequence, a norm gated
-// by
-// z
+// conv_gated_delta_net: causal convolution with SiLU, gated delta rule over each sequence, norm gated by z
 //
 // u [T, C] (columns view is fine), C = 2*nk*dk + nv*dv: q heads, k heads, v heads; a, b [T, nv] (column views
 // are fine); z [T, nv, dv] (view); conv F32 [C, W]; decay_rate F32 [nv] = -exp(A_log), dt_bias F32 [nv]; norm
-// F32 [dv] (plain form) -> y [T, nv*dv] in u's dtype.
-//   x[t] = silu( sum_j conv[:, j] * u[t - (W-1) + j] ),  j = W-1 is the row itself; FP32, rounded once to u's
-//   dtype
+// F32 [dv] (plain form)
+// -> y [T, nv*dv] in u's dtype.
+//   x[t] = silu( sum_j conv[:, j] * u[t - (W-1) + j] ),  j = W-1 is the row itself; FP32, rounded once to
+//          u's dtype
 // then per row and value head j (key head j / (nv/nk)), all in FP32, S = state[slot][j] read as S[v][k]:
 //   q = x_q / sqrt(sum x_q^2 + 1e-6) / sqrt(dk);   k = x_k / sqrt(sum x_k^2 + 1e-6)
 //   g = decay_rate * softplus(a + dt_bias);        beta = sigmoid(b)
@@ -17,12 +16,13 @@
 //
 // State (batch.h says when a sequence starts from zero):
 //   conv_state [slots, R, C], R >= W - 1 + max(1, J): row p % R holds the input u of position p. A step of up
-//   to R - W + 1 rows never overwrites what it reads, and one that starts after fewer committed tokens than
-//   were written finds its window still there.
+//     to R - W + 1 rows never overwrites what it reads, and one that starts after fewer committed tokens than
+//     were written finds its window still there.
 //   delta F32 [slots, nv, dv, dk].
-//   Journal of J entries a slot: journal_k F32 [slots, J, nk, dk] (normalised k), journal_u F32 [slots, J,
-//   nv, dv], journal_g F32 [slots, J, nv]. The step first does S = exp(g) S + u k^T for committed[s] entries,
-//   which leaves the bits that their rows would have left. J = 0: null. Steps that journal have answer rows.
+//   Journal of J entries a slot: journal_k F32 [slots, J, nk, dk] (normalised k), journal_u F32
+//     [slots, J, nv, dv], journal_g F32 [slots, J, nv]. The step first does S = exp(g) S + u k^T for
+//     committed[s] entries, which leaves the bits that their rows would have left. J = 0: null. Steps that
+//     journal have answer rows.
 // Source: Yang et al. 2024 (Gated DeltaNet); HF transformers Qwen3_5Moe.
 #pragma once
 

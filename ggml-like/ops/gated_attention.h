@@ -1,5 +1,4 @@
-// gated_attention: norm and rotary embedding of q and k, KV write, causal grouped-query attention, output
-// gate
+// gated_attention: norm and rotation of q and k, KV write, causal grouped-query attention, output gate
 //
 // q, gate [T, H, d], k, v [T, G, d] (strided views are fine), q_norm, k_norm F32 [d] (plain form), k_cache,
 // v_cache [pages, G, 64, d] -> y [T, H*d] in q's dtype.

@@ -1,0 +1,49 @@
+# The libraries that quern is linked with, from the archives (.a) of the distribution's development packages, so that
+# the binary runs on machines without them. `make dist` packs the licences of these packages.
+set(QUERN_LINKED_PACKAGES libcli11-dev nlohmann-json3-dev)  # used for their headers alone
+set(MISSING_FILES "")
+set(MISSING_PACKAGES "")
+
+macro(need_file found file package)
+  list(APPEND QUERN_LINKED_PACKAGES ${package})
+  if(NOT ${found})
+    list(APPEND MISSING_FILES ${file})
+    list(APPEND MISSING_PACKAGES ${package})
+  endif()
+endmacro()
+
+# static_library(NAME header package [archive package]...): a target with the header's folder and the archives, the
+# ones that need others first.
+macro(static_library name header package)
+  find_path(${name}_HEADERS ${header})
+  need_file(${name}_HEADERS ${header} ${package})
+  add_library(${name} INTERFACE)
+  set(archives ${ARGN})
+  while(archives)
+    list(POP_FRONT archives archive archive_package)
+    find_library(${name}_${archive} NAMES lib${archive}.a)
+    need_file(${name}_${archive} lib${archive}.a ${archive_package})
+    target_link_libraries(${name} INTERFACE ${${name}_${archive}})
+  endwhile()
+  target_include_directories(${name} SYSTEM INTERFACE ${${name}_HEADERS})
+endmacro()
+
+static_library(pcre2 pcre2.h libpcre2-dev  pcre2-8 libpcre2-dev)
+static_library(utf8proc utf8proc.h libutf8proc-dev  utf8proc libutf8proc-dev)
+static_library(libedit histedit.h libedit-dev  edit libedit-dev  tinfo libncurses-dev  bsd libbsd-dev  md libmd-dev)
+static_library(fmt_headers fmt/format-inl.h libfmt-dev)
+
+if(MISSING_FILES)
+  list(REMOVE_DUPLICATES MISSING_PACKAGES)
+  list(JOIN MISSING_FILES ", " MISSING_FILES)
+  list(JOIN MISSING_PACKAGES " " MISSING_PACKAGES)
+  message(FATAL_ERROR "quern: not found: ${MISSING_FILES}. quern links libraries statically. Install them with: "
+    "apt-get install ${MISSING_PACKAGES} (or your distribution's packages that have these files)")
+endif()
+list(REMOVE_DUPLICATES QUERN_LINKED_PACKAGES)
+list(JOIN QUERN_LINKED_PACKAGES "\n" QUERN_LINKED_PACKAGES)
+file(WRITE ${PROJECT_BINARY_DIR}/linked-packages "${QUERN_LINKED_PACKAGES}\n")  # scripts/dist.sh reads it
+
+# The distributions have no archive of fmt.
+add_library(fmt STATIC ${CMAKE_CURRENT_LIST_DIR}/fmt_library.cpp)
+target_link_libraries(fmt PUBLIC fmt_headers)
