@@ -215,9 +215,7 @@ class CudaBackend final : public Backend {
             throw;
         }
         CUDA_CHECK(cudaStreamEndCapture(context_.stream, &graph));
-        size_t kernels = 0;
-        CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &kernels));
-        plan.kernels = static_cast<int64_t>(kernels);
+        plan.kernels = count_kernels(graph);
         cudaGraphExec_t exec = nullptr;
         const cudaError_t code = cudaGraphInstantiate(&exec, graph, 0);
         cudaGraphDestroy(graph);
@@ -240,6 +238,17 @@ class CudaBackend final : public Backend {
     void launch_all(const Plan& plan) {
         zero(plan.zeros(), plan.zero_bytes());
         for (const Node& node : plan.graph().nodes()) launch_of(node.op)(node, context_);
+    }
+    static int64_t count_kernels(cudaGraph_t graph) {
+        size_t count = 0;
+        CUDA_CHECK(cudaGraphGetNodes(graph, nullptr, &count));
+        std::vector<cudaGraphNode_t> nodes(count);
+        CUDA_CHECK(cudaGraphGetNodes(graph, nodes.data(), &count));
+        return std::count_if(nodes.begin(), nodes.end(), [](cudaGraphNode_t node) {
+            cudaGraphNodeType type{};
+            CUDA_CHECK(cudaGraphNodeGetType(node, &type));
+            return type == cudaGraphNodeTypeKernel;
+        });
     }
     /// Node by node between events; times include the launch gaps that a captured plan does not have.
     void run_timed(Plan& plan) {

@@ -33,11 +33,26 @@ __device__ __forceinline__ void defer_four(const Defer& d, int n, int column, co
 /// One warp: the factor of row n in two steps, a load and what can wait for it.
 __device__ __forceinline__ float load_squares(const RowScale& s, int n) {
     float sum = 0;
+#pragma unroll 4
     for (int i = threadIdx.x % 32; i < s.parts; i += 32) sum += __ldcg(s.squares + n * s.parts + i);
     return sum;
 }
 __device__ __forceinline__ float norm_factor(const RowScale& s, float loaded) {
     return rsqrtf(warp_sum(loaded) * s.per_column + s.eps);
+}
+/// `warps` whole warps: factors[n] of row first + n, up to 64 rows.
+__device__ __forceinline__ void norm_factors(const RowScale& s, int first, int rows, int warps, float* factors) {
+    constexpr int kTogether = 4;  // rows whose loads are under way at the same time
+    for (int base = threadIdx.x / 32; base < rows; base += kTogether * warps) {
+        float loaded[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) loaded[i] = load_squares(s, first + min(base + i * warps, rows - 1));
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            const float factor = norm_factor(s, loaded[i]);
+            if (threadIdx.x % 32 == 0 && base + i * warps < rows) factors[base + i * warps] = factor;
+        }
+    }
 }
 /// One thread, prompts: squares are one number.
 __device__ __forceinline__ float prompt_factor(const RowScale& s, int64_t n) {

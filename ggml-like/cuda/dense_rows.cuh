@@ -8,6 +8,7 @@
 
 #include "ggml-like/cuda/context.h"
 #include "ggml-like/cuda/few_rows.cuh"
+#include "ggml-like/cuda/finish_sum.cuh"
 
 namespace quern::cuda {
 
@@ -261,9 +262,9 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
             if (i != thread) load(o);
             const float* from =
                 now + (o.tile * split * rows + o.n) * 16 + i % kOut;  // of the tile's first warp
-            const float total = add_parts(split, from, 16 * rows) * factor;
+            const float total = scaled(add_parts(split, from, 16 * rows), factor);
             if constexpr (Finish::kPaired)
-                finish.store(o.row, o.n, total, add_parts(split, from + 8, 16 * rows) * loaded);
+                finish.store(o.row, o.n, total, scaled(add_parts(split, from + 8, 16 * rows), loaded));
             else
                 finish.store(o.row, o.n, loaded, total);
         }

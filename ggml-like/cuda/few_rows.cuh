@@ -118,7 +118,8 @@ __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16*
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
-            for (int i = 0; i < 4; ++i) sum[nt][i] += (i < 2 ? scale.x : scale.y) * partial[nt][i];
+            for (int i = 0; i < 4; ++i)
+                sum[nt][i] = __fmaf_rn(i < 2 ? scale.x : scale.y, partial[nt][i], sum[nt][i]);
     } else {
         const auto operands = [&](int nt, int j) {
             return load16(reinterpret_cast<const uint8_t*>(x[nt] + column + 32 * j + 8 * (lane & 3)));

@@ -102,11 +102,11 @@ __device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, X&& x, int la
             for (int nt = 0; nt < NT; ++nt) {
                 float d[4] = {};
                 mma(d, a, i ? v[nt].z : v[nt].x, i ? v[nt].w : v[nt].y);
-                acc[nt][0] += low[kk] * d[0];
-                acc[nt][2] += high[kk] * d[2];
+                acc[nt][0] = __fmaf_rn(low[kk], d[0], acc[nt][0]);
+                acc[nt][2] = __fmaf_rn(high[kk], d[2], acc[nt][2]);
                 if constexpr (!kHalf) {
-                    acc[nt][1] += low[kk] * d[1];
-                    acc[nt][3] += high[kk] * d[3];
+                    acc[nt][1] = __fmaf_rn(low[kk], d[1], acc[nt][1]);
+                    acc[nt][3] = __fmaf_rn(high[kk], d[3], acc[nt][3]);
                 }
             }
         }

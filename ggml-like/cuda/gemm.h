@@ -13,6 +13,7 @@
 #include "ggml-like/cuda/context.h"
 #include "ggml-like/cuda/deferred.h"
 #include "ggml-like/cuda/packed.h"
+#include "ggml-like/cuda/step_product.h"
 
 namespace quern::cuda {
 
@@ -31,6 +32,10 @@ enum class Split { never, by_matrix };
 /// y = x W^T (+ residual), all parts of w.
 void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens, const GemmOutput& out,
           Split split);
+
+/// BF16 rows of an answer step, as step_product.h has them. False: the card has no warpgroup products, or w too few columns;
+/// nothing was done.
+bool gemm_answer(Context& context, const Part& part, const Packed& w, const StepRows& x, const StepOutput& out);
 
 struct GatedOutput {
     bf16* y;

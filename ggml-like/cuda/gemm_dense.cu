@@ -11,7 +11,7 @@
 //   tall    96 tokens, two blocks an SM
 //   short   64 tokens, two blocks an SM
 //   of a split matrix:
-//     parts   128 tokens, one block an SM, which makes the parts of the sums one after another
+//     parts    96 tokens, one block an SM, which makes the parts of the sums one after another
 //     cluster  64 tokens, a block for each part
 #include "ggml-like/cuda/gemm_warpgroups.cuh"
 
@@ -29,7 +29,7 @@ using Wide = WarpgroupShape<256, 1, 1, 1, 1, false>;
 using Tall = WarpgroupShape<96, 1, 2, 1, 1, false>;
 template <Kind K>
 using Short = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, 1, 1, false>;
-using Parts = WarpgroupShape<128, 1, 1, 1, kSplitParts, false>;
+using Parts = WarpgroupShape<96, 1, 1, 1, kSplitParts, false>;
 template <Kind K>
 using Cluster = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kSplitParts, 1, false>;
 
@@ -49,7 +49,7 @@ bool run_warpgroups(Context& context, const char* what, const GemmTask& task, bo
     if (!warpgroups_fit<K, Parts>(context)) return false;  // all shapes do, or none: the same bits
     const auto tokens = [&](int each) { return ceil_div(task.tokens, each); };
     if (split && 10 * blocks<Parts>(task) >= 9 * context.sms)
-        launch_warpgroups<K, Parts>(context, what, task, tokens(128));
+        launch_warpgroups<K, Parts>(context, what, task, tokens(96));
     else if (split)
         launch_warpgroups<K, Cluster<K>>(context, what, task, tokens(64));
     else if (task.tokens > 128 && 10 * blocks<Wide>(task) >= 9 * context.sms)

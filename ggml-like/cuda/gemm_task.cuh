@@ -4,6 +4,7 @@
 #include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ptx.cuh"
+#include "ggml-like/cuda/step_product.h"
 
 namespace quern::cuda {
 
@@ -25,6 +26,8 @@ struct GemmTask {
     const float* residual;
     int64_t residual_ld;
     RowScale scale;  // of rows of x
+    // Answers only: instead of what is said of y, residual and scale
+    StepOutput answer;
     // Grouped only:
     const int* groups;  // or null
     int64_t expert_bytes;

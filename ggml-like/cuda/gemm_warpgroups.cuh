@@ -17,6 +17,7 @@
 
 #include <cudaTypedefs.h>
 
+#include "ggml-like/cuda/finish_sum.cuh"
 #include "ggml-like/cuda/gemm.cuh"
 #include "ggml-like/cuda/wgmma.cuh"
 
@@ -31,7 +32,11 @@ namespace quern::cuda {
 /// Parts that the sum over a split matrix's columns is made of, each a run of neighbours.
 inline constexpr int kSplitParts = 8;
 
-/// Split: blocks that share the columns, a part each. Parts: of one block, one after another.
+/// Parts of the sums of answers (few_rows.cuh): of part p chunks p, p + 16, ...; they are added in fours, then the fours.
+inline constexpr int kAnswerParts = 16, kAnswerFours = 4;
+
+/// Split: blocks that share the columns. Parts: of one block, one after another; kAnswerParts: the sums of answers, of
+/// which a block makes all fours or, with Split = kAnswerFours, one.
 template <int Tokens, int Chunks, int BlocksPerSm, int Split, int Parts, bool Gather>
 struct WarpgroupShape {
     static constexpr int kTokens = Tokens;
@@ -39,7 +44,9 @@ struct WarpgroupShape {
     static constexpr int kBlocksPerSm = BlocksPerSm;
     static constexpr int kSplit = Split;
     static constexpr int kParts = Parts;
-    static_assert(Split * Parts == 1 || Split * Parts == kSplitParts);
+    static constexpr bool kAnswer = Parts == kAnswerParts;
+    static_assert(Split * Parts == 1 || Split * Parts == kSplitParts ||
+                  (kAnswer && Chunks == 1 && (Split == 1 || Split == kAnswerFours)));
     static constexpr bool kGather = Gather;  // grouped: any rows of x
     static constexpr int kTiles = 8;
     static constexpr int kSumThreads = 256;
@@ -56,13 +63,14 @@ struct Ring {
     static constexpr int kTileBytes = S::kChunks * chunk_bytes(K);
     static constexpr int kWeights = S::kTiles * kTileBytes;
     static constexpr int kTokens = S::kChunks * S::kTokens * 128;
-    static constexpr int kRoom = 227 * 1024 / S::kBlocksPerSm - 2048 - S::kTokens * 8;
+    static constexpr int kTotals = S::kAnswer && S::kSplit == 1 ? S::kSumThreads * S::kTokens / 2 * 4 : 0;
+    static constexpr int kRoom = 227 * 1024 / S::kBlocksPerSm - 2048 - S::kTokens * 8 - kTotals;
     static constexpr int kMost = kRoom / (kWeights + kTokens);
     static constexpr int kStages = kMost < 8 ? kMost : 8;
     static constexpr int kAll = kStages * (kWeights + kTokens);
     static constexpr int kBytes = kAll > S::kSumBytes ? kAll : S::kSumBytes;
     static constexpr int kShared =
-        kBytes + S::kTokens * 8 + 1024;  // with the lists of rows and factors, and what aligns it
+        kBytes + S::kTokens * 8 + kTotals + 1024;  // with the lists of rows and factors, and what aligns it
     static_assert(kStages >= 2 && kBytes <= kRoom);
 };
 
@@ -88,6 +96,16 @@ struct WarpgroupBlock {
     }
     __device__ __forceinline__ int* y_rows() const { return reinterpret_cast<int*>(shared + R::kBytes); }
     __device__ __forceinline__ float* scales() const { return reinterpret_cast<float*>(y_rows() + S::kTokens); }
+    /// Of answers: of each thread its sums over whole fours.
+    __device__ __forceinline__ float4* totals() const {
+        return reinterpret_cast<float4*>(scales() + S::kTokens) + threadIdx.x;
+    }
+    /// The chunk that comes at place `at`.
+    __device__ __forceinline__ int chunk_at(int at) const {
+        if constexpr (!S::kAnswer) return at;
+        const int steps = task.chunks / kAnswerParts, part = quotient(at, steps);
+        return part + (at - part * steps) * kAnswerParts;
+    }
     __device__ __forceinline__ int steps() const {
         return (chunk_end - chunk_begin + S::kChunks - 1) / S::kChunks;
     }
@@ -118,8 +136,8 @@ struct WarpgroupBlock {
     /// One warp. Announces the stage's bytes, those of tokens that the copy engine brings included.
     __device__ __forceinline__ void copy_weights(int step, int lane) const {
         const int stage = step % R::kStages;
-        const int chunk = chunk_begin + step * S::kChunks;
-        const int bytes = min(S::kChunks, chunk_end - chunk) * chunk_bytes(K);  // of each tile
+        const int at = chunk_begin + step * S::kChunks, chunk = chunk_at(at);
+        const int bytes = min(S::kChunks, chunk_end - at) * chunk_bytes(K);  // of each tile
         if (lane == 0)
             arrive_and_expect(full + stage,
                               static_cast<uint32_t>(tiles * bytes + (S::kGather ? 0 : R::kTokens)));
@@ -140,7 +158,7 @@ struct WarpgroupBlock {
             if (step >= primed) copy_weights(step, lane);
             if (lane < S::kChunks)
                 copy_box(tokens_of(stage) + lane * (S::kTokens * 128), x,
-                         (chunk_begin + step * S::kChunks + lane) * kChunkCols, place.first, full + stage);
+                         chunk_at(chunk_begin + step * S::kChunks + lane) * kChunkCols, place.first, full + stage);
         }
     }
 
@@ -209,8 +227,12 @@ struct WarpgroupBlock {
         for (int n = threadIdx.x; n < place.count; n += S::kSumThreads) {
             const GemmRows rows = rows_of(task, place.first + n);
             y_rows()[n] = rows.y;
-            scales()[n] = task.scale.squares != nullptr ? prompt_factor(task.scale, rows.x) : 1.0f;
+            if constexpr (!S::kAnswer)
+                scales()[n] = task.scale.squares != nullptr ? prompt_factor(task.scale, rows.x) : 1.0f;
         }
+        if constexpr (S::kAnswer)
+            if (task.answer.scale.squares != nullptr)
+                norm_factors(task.answer.scale, place.first, place.count, S::kSumThreads / 32, scales());
     }
 
     /// The A registers of chunk c of a stage.
@@ -268,7 +290,9 @@ struct WarpgroupBlock {
         m.left = chunk_end - chunk_begin;
         wait_phase(full, 0);
         load(0, 0, m.next);
-        if constexpr (S::kParts == 1) {
+        if constexpr (S::kAnswer) {
+            march_fours<kN>(m, acc);
+        } else if constexpr (S::kParts == 1) {
             march_part<kN>(m, m.left, acc);
         } else {
             const auto end_of = [&](int part) { return (part + 1) * task.chunks / S::kParts; };
@@ -281,6 +305,36 @@ struct WarpgroupBlock {
                 for (int i = 0; i < kN / 8; ++i)
 #pragma unroll
                     for (int r = 0; r < 4; ++r) acc[i][r] += own[i][r];
+            }
+        }
+    }
+
+    /// acc = the block's fours, each of four parts.
+    template <int kN>
+    __device__ __forceinline__ void march_fours(March& m, float (&acc)[kN / 8][4]) const {
+        const int steps = task.chunks / kAnswerParts;
+        constexpr int kFours = kAnswerFours / S::kSplit;
+#pragma unroll 1
+        for (int four = 0; four < kFours; ++four) {
+            march_part<kN>(m, steps, acc);
+#pragma unroll 1
+            for (int part = 1; part < kAnswerParts / kAnswerFours; ++part) {
+                float own[kN / 8][4];
+                march_part<kN>(m, steps, own);
+#pragma unroll
+                for (int i = 0; i < kN / 8; ++i)
+#pragma unroll
+                    for (int r = 0; r < 4; ++r) acc[i][r] += own[i][r];
+            }
+            if constexpr (kFours == 1) return;
+#pragma unroll
+            for (int i = 0; i < kN / 8; ++i) {
+                float4& total = totals()[i * S::kSumThreads];
+                if (four > 0) {
+                    acc[i][0] = total.x + acc[i][0], acc[i][1] = total.y + acc[i][1];
+                    acc[i][2] = total.z + acc[i][2], acc[i][3] = total.w + acc[i][3];
+                }
+                if (four + 1 < kFours) total = make_float4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
             }
         }
     }
@@ -348,6 +402,31 @@ struct WarpgroupBlock {
         }
     }
 
+    /// Of answers: 16 neighbouring lanes for the rows of a tile, as finish_sum wants them.
+    __device__ __forceinline__ void store_answer() const {
+        const StepOutput& out = task.answer;
+        const int kept = out.paired ? 8 : 16, height = out.paired ? task.rows / 2 : task.rows;
+        const int rank = S::kSplit == 1 ? 0 : cluster_rank(), lanes = S::kSumThreads / 16;
+        const int r = static_cast<int>(threadIdx.x) % 16, each = static_cast<int>(threadIdx.x) / 16;
+        if (r >= kept) return;
+        for (int i = each; i < tiles * ((place.count - rank + S::kSplit - 1) / S::kSplit); i += lanes) {
+            const int n = quotient(i, tiles), tile = i - n * tiles, token = n * S::kSplit + rank;
+            const int row = (place.row_block * S::kTiles + tile) * kept + r;
+            if (row >= height) continue;
+            const auto sum = [&](int at) { return sum_at(token * S::kPitch + tile * kTileRows + at); };
+            finish_sum(out, place.first + token, row, sum(r), out.paired ? sum(r + 8) : 0.0f,
+                       out.scale.squares != nullptr ? scales()[token] : 1.0f);
+        }
+    }
+    __device__ __forceinline__ float sum_at(int at) const {
+        const float* here = reinterpret_cast<const float*>(shared) + at;
+        if constexpr (S::kSplit == 1) return *here;
+        float sum = 0;
+#pragma unroll
+        for (int rank = 0; rank < S::kSplit; ++rank) sum += load_one_of_block(shared_address(here), rank);
+        return sum;
+    }
+
     template <int kN>
     __device__ __forceinline__ void multiply() const {
         float acc[kN / 8][4];
@@ -359,9 +438,6 @@ struct WarpgroupBlock {
     __device__ __forceinline__ void multiply_present() const {
         if constexpr (S::kTokens == 256) {
             if (place.count > 96) return multiply<256>();
-        }
-        if constexpr (S::kTokens == 128) {
-            if (place.count > 96) return multiply<128>();
         }
         if constexpr (S::kTokens >= 96) {
             if (place.count > 80) return multiply<96>();
@@ -425,7 +501,9 @@ __global__ void QUERN_CLUSTER(S::kSplit) __launch_bounds__(S::kThreads, S::kBloc
     if constexpr (S::kSplit > 1) cluster_barrier();
     if (warp < 8) {
         if constexpr (S::kSplit == 1) block.sum_barrier();
-        if (task.paired)
+        if constexpr (S::kAnswer)
+            block.store_answer();
+        else if (task.paired)
             block.template store_sums<true>();
         else
             block.template store_sums<false>();

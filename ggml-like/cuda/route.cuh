@@ -14,7 +14,7 @@ inline constexpr int kMostExperts = 512;
 /// Larger is better, ties to the lower id; NaN loses.
 __device__ __forceinline__ uint32_t ordered_bits(float x) {
     const uint32_t bits = __float_as_uint(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 0;
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 1;  // 0: there is no such number, or it has been taken
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 

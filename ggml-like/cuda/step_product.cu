@@ -1,6 +1,6 @@
 // Products of an answer step of many rows (step_product.h).
 //
-//               rows of x: 16, 32 or 64      A warp owns one tile of 16 weight rows and all rows of x. A sum has up to 16
+//               rows of x: 16 or 32          A warp owns one tile of 16 weight rows and these rows of x. A sum has up to 16
 //   tile 0  w0 | sums of all rows, per warp  parts, each over every 16th piece of the columns, as in few_rows.cuh; they are
 //   tile 1  w1 | pieces march on together    added in fours, then the fours. A warp makes the parts one after another, or,
 //   ..      .. |                             of a matrix with few tiles, one four of the four.
@@ -10,15 +10,15 @@
 // Limit: reads of x from shared memory, 2 KB for 8 products a warp; for NVFP4 also the instructions of the block scales.
 #include "ggml-like/cuda/step_product.h"
 
-#include "ggml-like/cuda/activation.cuh"
 #include "ggml-like/cuda/dense_rows.cuh"
-#include "ggml-like/cuda/deferred.cuh"
+#include "ggml-like/cuda/finish_sum.cuh"
+#include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
 
 namespace quern::cuda {
 namespace {
 
-constexpr int kMaxWarps = 8, kMaxStages = 8;
+constexpr int kMaxWarps = 6, kFourWarps = 8, kMaxStages = 8;
 
 struct StepShape {
     int chunks, cols;
@@ -40,11 +40,13 @@ struct StepTask {
     StepOutput out;
 };
 
-/// What codes are short of: times 2^60, as activations are in few_rows.cuh.
-__device__ __forceinline__ void lift(uint32_t (&a)[4]) {
-    const __nv_bfloat162 by = __float2bfloat162_rn(0x1p60f);
+/// x as few_rows.cuh has it: the products' operands are the same, and so are their sums.
+template <Kind K>
+__device__ __forceinline__ void lift(uint32_t (&b)[4]) {
+    if constexpr (K == Kind::bf16) return;
+    const __nv_bfloat162 by = __float2bfloat162_rn(kActivationLift<K>);
 #pragma unroll
-    for (uint32_t& v : a) {
+    for (uint32_t& v : b) {
         const __nv_bfloat162 p = __hmul2(reinterpret_cast<const __nv_bfloat162&>(v), by);
         v = reinterpret_cast<const uint32_t&>(p);
     }
@@ -58,6 +60,7 @@ struct StepChunk {
 
     __device__ __forceinline__ void operands(int kk, int j, uint32_t (&b)[4]) const {
         load_matrices(b, (rows ^ static_cast<uint32_t>(kk * 32)) + j * 2048);
+        lift<K>(b);
     }
     __device__ __forceinline__ void products(int kk, const uint32_t (&a)[4], float (&sum)[NT][4]) const {
 #pragma unroll
@@ -83,14 +86,14 @@ struct StepChunk {
                 const uint2 w = *reinterpret_cast<const uint2*>(chunk + 512 * (kk / 2) + 16 * lane + 8 * (kk % 2));
                 uint32_t a[4];
                 decode_fp8(w.x, w.y, a);
-                lift(a);
                 products(kk, a, partial);
             }
             const float2 scale = *reinterpret_cast<const float2*>(chunk + 1024);
 #pragma unroll
             for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
-                for (int i = 0; i < 4; ++i) sum[nt][i] += (i < 2 ? scale.x : scale.y) * partial[nt][i];
+                for (int i = 0; i < 4; ++i)
+                    sum[nt][i] = __fmaf_rn(i < 2 ? scale.x : scale.y, partial[nt][i], sum[nt][i]);
         } else {
             add_fp4(lane, sum);
         }
@@ -108,7 +111,6 @@ struct StepChunk {
         for (int kk = 0; kk < 4; ++kk) {
             uint32_t a[4];
             decode_nvfp4(words[kk / 2 * 2], words[kk / 2 * 2 + 1], kk % 2, a);
-            lift(a);
 #pragma unroll
             for (int j = 0; j < NT / 2; ++j) {
                 uint32_t b[4];
@@ -118,8 +120,8 @@ struct StepChunk {
                     float d[4] = {};
                     mma(d, a, b[2 * h], b[2 * h + 1]);
                     float(&to)[4] = sum[2 * j + h];
-                    to[0] += low[kk] * d[0], to[1] += low[kk] * d[1];
-                    to[2] += high[kk] * d[2], to[3] += high[kk] * d[3];
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) to[i] = __fmaf_rn(i < 2 ? low[kk] : high[kk], d[i], to[i]);
                 }
             }
         }
@@ -173,7 +175,7 @@ struct StepBlock {
                 const bf16* from = task.x.x + (bytes > 0 ? at : 0);
                 for (int n = threadIdx.x / 8; n < 8 * NT; n += threads)
                     copy_async_part(to + k * NT * 1024 + n * 128 + ((column ^ (n & 7)) << 4),
-                                    from + min(n, task.x.rows - 1) * task.x.ld, bytes);
+                                    from + min(static_cast<int>(blockIdx.y) * 8 * NT + n, task.x.rows - 1) * task.x.ld, bytes);
             }
         }
     }
@@ -217,41 +219,29 @@ __device__ __forceinline__ void wait_stage(int stages) {
     }
 }
 
-/// What becomes of the sums of one tile: [four][8 NT rows][16] at `sums`, fours `four_step` apart.
+/// The sums of one tile, [four][8 NT rows][16] at `sums`, fours `four_step` apart, to where they go.
 template <Kind K>
-__device__ __forceinline__ void finish_tile(const StepTask& task, int tile, const float* sums, int four_step,
-                                            const float* factors) {
+__device__ __forceinline__ void finish_tile(const StepTask& task, int tile, int first, int rows, const float* sums,
+                                            int four_step, const float* factors) {
     const StepOutput& out = task.out;
     const int kept = out.paired ? 8 : 16, height = out.paired ? task.part.rows / 2 : task.part.rows;
-    for (int i = threadIdx.x; i < task.x.rows * kept; i += blockDim.x) {
-        const int n = i / kept, r = i % kept, row = tile * kept + r;
-        if (row >= height) continue;
+    const int r = threadIdx.x % 16, row = tile * kept + r;
+    if (r >= kept || row >= height) return;
+    for (int n = threadIdx.x / 16; n < rows; n += blockDim.x / 16) {
         const auto sum_of = [&](int at) {
             float total = 0;
             for (int f = 0; f < task.shape.fours; ++f) total += sums[f * four_step + n * 16 + at];
-            return K == Kind::bf16 ? total : total * task.part.factor[tile * kTileRows + at];
+            return K == Kind::bf16 ? total : scaled(total, task.part.factor[tile * kTileRows + at]);
         };
-        const float scale = out.scale.squares != nullptr ? factors[n] : 1.0f, sum = sum_of(r);
-        const int64_t to = n * out.ld + row;
-        if (out.paired) {
-            static_cast<bf16*>(out.y)[to] = gated(sum * scale, sum_of(r + 8) * scale);
-        } else if (out.residual != nullptr) {
-            const int column = out.row_begin + row;
-            const float x = __ldcg(out.residual + to) + sum;
-            static_cast<float*>(out.y)[to] = x;
-            defer_column(out.defer, n, column, x, out.defer.norm[column]);
-        } else if (out.f32) {
-            static_cast<float*>(out.y)[to] = sum * scale;
-        } else {
-            static_cast<bf16*>(out.y)[to] = __float2bfloat16(sum * scale);
-        }
+        const float scale = out.scale.squares != nullptr ? factors[n] : 1.0f;
+        finish_sum(out, first + n, row, sum_of(r), out.paired ? sum_of(r + 8) : 0.0f, scale);
     }
 }
 
 template <Kind K, int NT>
-__global__ void __launch_bounds__(kMaxWarps * 32, 1) step_kernel(const __grid_constant__ StepTask task) {
+__global__ void __launch_bounds__(kFourWarps * 32, 1) step_kernel(const __grid_constant__ StepTask task) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    __shared__ float factors[kStepRows];
+    __shared__ float factors[8 * NT];
     allow_successor();
     const StepShape& s = task.shape;
     const StepBlock<K, NT> block(task, shared);
@@ -262,11 +252,8 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) step_kernel(const __grid_co
         if (i < primed) block.copy_rows(i, i);
         commit_copies();
     }
-    if (task.out.scale.squares != nullptr)
-        for (int n = block.warp; n < task.x.rows; n += s.warps()) {
-            const float factor = norm_factor(task.out.scale, load_squares(task.out.scale, n));
-            if (block.lane == 0) factors[n] = factor;
-        }
+    const int first = blockIdx.y * 8 * NT, rows = min(8 * NT, task.x.rows - first);
+    if (task.out.scale.squares != nullptr) norm_factors(task.out.scale, first, rows, s.warps(), factors);
     float sum[NT][4] = {}, four[NT][4] = {}, total[NT][4] = {};
     int stage = 0, in_part = 0, part = 0;
 #pragma unroll 1
@@ -299,15 +286,15 @@ __global__ void __launch_bounds__(kMaxWarps * 32, 1) step_kernel(const __grid_co
     __syncthreads();
     for (int t = 0; t < s.tiles; ++t) {
         const int tile = blockIdx.x * s.tiles + t;
-        if (tile < task.part.tiles) finish_tile<K>(task, tile, sums + t * s.fours * NT * 128, NT * 128, factors);
+        if (tile < task.part.tiles) finish_tile<K>(task, tile, first, rows, sums + t * s.fours * NT * 128, NT * 128, factors);
     }
 }
 
-/// Tiles of a block, so that blocks come in as few rounds as possible.
-int tiles_of_block(int tiles, int sms) {
+/// Tiles of a block, two blocks an SM, so that they come in as few rounds as possible.
+int tiles_of_block(int tiles, int row_tiles, int sms) {
     int best = kMaxWarps, least = 1 << 30;
     for (int each = kMaxWarps; each >= 3; --each) {
-        const int blocks = (tiles + each - 1) / each, time = (blocks + sms - 1) / sms * each;
+        const int blocks = (tiles + each - 1) / each * row_tiles, time = (blocks + 2 * sms - 1) / (2 * sms) * each;
         if (time < least) least = time, best = each;
     }
     return best;
@@ -318,24 +305,24 @@ void launch_step(Context& c, const StepTask& given) {
     StepTask task = given;
     StepShape& s = task.shape;
     const int pieces = pieces_for<K>(s.chunks), tiles = task.part.tiles;
+    const int row_tiles = (task.x.rows + 8 * NT - 1) / (8 * NT);
     s.split = warps_per_tile(pieces);
     s.steps = (pieces + s.split - 1) / s.split;
     s.fours = s.split == 16 && tiles <= 2 * c.sms ? 4 : 1;
-    s.tiles = s.fours == 1 ? tiles_of_block(tiles, c.sms) : tiles <= c.sms ? 1 : 2;
+    s.tiles = s.fours == 1 ? tiles_of_block(tiles, row_tiles, c.sms) : tiles * row_tiles <= 2 * c.sms ? 1 : 2;
     s.weight_stage = (s.warps() * kPieceBytes<K> + 1023) / 1024 * 1024;
     s.row_stage = s.fours * kPieceChunks<K> * NT * 1024;
-    const int blocks = (tiles + s.tiles - 1) / s.tiles;
-    const int room = blocks > c.sms ? min(c.shared_bytes, c.shared_bytes / 2 - 1024) : c.shared_bytes - 1024;
+    const int room = c.shared_bytes / 2 - 1024;
     s.stages = max(2, min(kMaxStages, room / s.stage_bytes()));
     const int bytes = max(s.stages * s.stage_bytes(), s.warps() * NT * 128 * 4);
-    launch(c, "step_product", step_kernel<K, NT>, blocks, s.warps() * 32, bytes, task);
+    launch(c, "step_product", step_kernel<K, NT>, dim3((tiles + s.tiles - 1) / s.tiles, row_tiles), s.warps() * 32,
+           bytes, task);
 }
 
 template <Kind K>
 void launch_step(Context& c, const StepTask& task) {
     if (task.x.rows <= 16) return launch_step<K, 2>(c, task);
-    if (task.x.rows <= 32) return launch_step<K, 4>(c, task);
-    launch_step<K, 8>(c, task);
+    launch_step<K, 4>(c, task);
 }
 
 }  // namespace
@@ -344,6 +331,7 @@ void step_product(Context& c, const Part& part, const Packed& w, const StepRows&
     if (x.rows > kStepRows) unsupported("step_product", "more than 64 rows of an answer step");
     StepTask task{part, {}, x, out};
     task.shape.chunks = w.chunks, task.shape.cols = w.cols;
+    if (part.kind == Kind::bf16 && gemm_answer(c, part, w, x, out)) return;
     if (part.kind == Kind::bf16) return launch_step<Kind::bf16>(c, task);
     if (part.kind == Kind::fp8) return launch_step<Kind::fp8>(c, task);
     launch_step<Kind::nvfp4>(c, task);

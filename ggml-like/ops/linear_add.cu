@@ -36,7 +36,7 @@ struct AddDeferred {
     }
     /// By 16 neighbouring lanes for the 16 rows of a tile.
     __device__ __forceinline__ void store(int row, int n, const Loaded& before, float sum) const {
-        const float x = before.residual + sum;
+        const float x = add_residual(before.residual, sum);
         y[n * ld + row] = x;
         const bf16 h = defer_column(defer, n, row_begin + row, x, before.norm);
         if constexpr (kRoutes) {

@@ -22,7 +22,7 @@ struct StoreGated {
     const float* factor;
 
     __device__ __forceinline__ void store(int row, int n, float gate, float up) const {
-        y[n * ld + row] = gated(gate * factor[n], up * factor[n]);
+        y[n * ld + row] = gated(scaled(gate, factor[n]), scaled(up, factor[n]));
     }
 };
 

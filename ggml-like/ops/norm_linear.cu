@@ -25,7 +25,7 @@ struct StoreScaled {
 
     __device__ __forceinline__ float load(int, int) const { return 0; }
     __device__ __forceinline__ void store(int row, int n, float, float sum) const {
-        const float v = sum * factor[n];
+        const float v = scaled(sum, factor[n]);
         if (f32)
             static_cast<float*>(y)[n * ld + row] = v;
         else
