@@ -25,7 +25,7 @@ struct ExpertGroups {
     int sums[kGroupThreads / 32];
 };
 
-/// All kGroupThreads threads; a barrier at the end. group_at(i): number i of groups (ops/moe_route.h);
+/// All kGroupThreads threads; a barrier at the end. group_at(i): number i of groups (ops/moe_gate_up.h);
 /// `shared_rows`: rows of the shared expert.
 template <typename GroupAt>
 __device__ __forceinline__ void list_groups(ExpertGroups& list, const GroupAt& group_at, int experts,

@@ -6,7 +6,7 @@
 // never waits.
 //
 // A row has the same bits however many rows there are: a sum runs over the columns in their order, or, of a matrix that is
-// split, over eight runs of columns, whose sums are added in order (with mma.sync: over every fourth chunk of 64 columns,
+// split, over the two halves of the columns, whose sums are added (with mma.sync: over every fourth chunk of 64 columns,
 // four sums). Whether it is split depends on the matrix alone.
 #pragma once
 

@@ -7,8 +7,9 @@
 namespace quern::cuda {
 namespace {
 
-using Whole = WarpgroupShape<64, 1, 1, 1, kAnswerParts, false>;
-using Quarter = WarpgroupShape<64, 1, 1, kAnswerFours, kAnswerParts, false>;
+// 32 rows of x: with 64 a thread would hold too many sums.
+using Whole = WarpgroupShape<32, 1, 2, 1, kAnswerParts, false>;
+using Quarter = WarpgroupShape<32, 1, 2, kAnswerFours, kAnswerParts, false>;
 
 }  // namespace
 
@@ -26,10 +27,11 @@ bool gemm_answer(Context& c, const Part& part, const Packed& w, const StepRows& 
     task.ldx8 = static_cast<int>(x.ld / 8);
     task.tokens = x.rows;
     task.answer = out;
+    const int row_tiles = (x.rows + Whole::kTokens - 1) / Whole::kTokens;
     if (part.tiles <= 2 * c.sms)
-        launch_warpgroups<Kind::bf16, Quarter>(c, "gemm_answer", task, 1);
+        launch_warpgroups<Kind::bf16, Quarter>(c, "gemm_answer", task, row_tiles);
     else
-        launch_warpgroups<Kind::bf16, Whole>(c, "gemm_answer", task, 1);
+        launch_warpgroups<Kind::bf16, Whole>(c, "gemm_answer", task, row_tiles);
     return true;
 }
 

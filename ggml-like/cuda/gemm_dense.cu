@@ -11,8 +11,8 @@
 //   tall    96 tokens, two blocks an SM
 //   short   64 tokens, two blocks an SM
 //   of a split matrix:
-//     parts    96 tokens, one block an SM, which makes the parts of the sums one after another
-//     cluster  64 tokens, a block for each part
+//     halves  96 tokens, a block for each half of the columns
+//     low     64 tokens, the same
 #include "ggml-like/cuda/gemm_warpgroups.cuh"
 
 namespace quern::cuda {
@@ -29,9 +29,9 @@ using Wide = WarpgroupShape<256, 1, 1, 1, 1, false>;
 using Tall = WarpgroupShape<96, 1, 2, 1, 1, false>;
 template <Kind K>
 using Short = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, 1, 1, false>;
-using Parts = WarpgroupShape<96, 1, 1, 1, kSplitParts, false>;
+using Halves = WarpgroupShape<96, 1, 2, kSplitParts, 1, false>;
 template <Kind K>
-using Cluster = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kSplitParts, 1, false>;
+using Low = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kSplitParts, 1, false>;
 
 template <class S>
 int64_t blocks(const GemmTask& task) {
@@ -40,18 +40,18 @@ int64_t blocks(const GemmTask& task) {
 
 /// Of few rows and many columns: too few blocks would share the weights of a short prompt.
 bool is_split(const GemmTask& task, Split split) {
-    return split == Split::by_matrix && task.tiles <= 256 && task.chunks >= 2 * kSplitParts;
+    return split == Split::by_matrix && task.tiles <= 256 && task.chunks >= 16;
 }
 
 /// The largest shape whose blocks fill the GPU.
 template <Kind K>
 bool run_warpgroups(Context& context, const char* what, const GemmTask& task, bool split) {
-    if (!warpgroups_fit<K, Parts>(context)) return false;  // all shapes do, or none: the same bits
+    if (!warpgroups_fit<K, Wide>(context)) return false;  // all shapes do, or none: the same bits
     const auto tokens = [&](int each) { return ceil_div(task.tokens, each); };
-    if (split && 10 * blocks<Parts>(task) >= 9 * context.sms)
-        launch_warpgroups<K, Parts>(context, what, task, tokens(96));
+    if (split && task.tokens > 64 && kSplitParts * blocks<Halves>(task) >= context.sms)
+        launch_warpgroups<K, Halves>(context, what, task, tokens(96));
     else if (split)
-        launch_warpgroups<K, Cluster<K>>(context, what, task, tokens(64));
+        launch_warpgroups<K, Low<K>>(context, what, task, tokens(64));
     else if (task.tokens > 128 && 10 * blocks<Wide>(task) >= 9 * context.sms)
         launch_warpgroups<K, Wide>(context, what, task, tokens(256));
     else if (task.tokens > 64 && 10 * blocks<Tall>(task) >= 9 * context.sms)

@@ -30,13 +30,13 @@
 namespace quern::cuda {
 
 /// Parts that the sum over a split matrix's columns is made of, each a run of neighbours.
-inline constexpr int kSplitParts = 8;
+inline constexpr int kSplitParts = 2;
 
 /// Parts of the sums of answers (few_rows.cuh): of part p chunks p, p + 16, ...; they are added in fours, then the fours.
 inline constexpr int kAnswerParts = 16, kAnswerFours = 4;
 
-/// Split: blocks that share the columns. Parts: of one block, one after another; kAnswerParts: the sums of answers, of
-/// which a block makes all fours or, with Split = kAnswerFours, one.
+/// Split: blocks that share the columns. Parts: 1, or kAnswerParts for the sums of answers, of which a block makes all fours
+/// or, with Split = kAnswerFours, one.
 template <int Tokens, int Chunks, int BlocksPerSm, int Split, int Parts, bool Gather>
 struct WarpgroupShape {
     static constexpr int kTokens = Tokens;
@@ -45,7 +45,7 @@ struct WarpgroupShape {
     static constexpr int kSplit = Split;
     static constexpr int kParts = Parts;
     static constexpr bool kAnswer = Parts == kAnswerParts;
-    static_assert(Split * Parts == 1 || Split * Parts == kSplitParts ||
+    static_assert((Parts == 1 && (Split == 1 || Split == kSplitParts)) ||
                   (kAnswer && Chunks == 1 && (Split == 1 || Split == kAnswerFours)));
     static constexpr bool kGather = Gather;  // grouped: any rows of x
     static constexpr int kTiles = 8;
@@ -258,6 +258,7 @@ struct WarpgroupBlock {
         for (int i = 0; i < kN / 8; ++i)
 #pragma unroll
             for (int r = 0; r < 4; ++r) acc[i][r] = 0;
+        hold(acc);  // the zeros are there before the fence
 #pragma unroll 1
         for (; chunks > 0; --chunks) {
             const uint64_t rows = wgmma_rows(shared_address(tokens_of(m.stage)) + m.chunk * (S::kTokens * 128));
@@ -292,20 +293,8 @@ struct WarpgroupBlock {
         load(0, 0, m.next);
         if constexpr (S::kAnswer) {
             march_fours<kN>(m, acc);
-        } else if constexpr (S::kParts == 1) {
-            march_part<kN>(m, m.left, acc);
         } else {
-            const auto end_of = [&](int part) { return (part + 1) * task.chunks / S::kParts; };
-            march_part<kN>(m, end_of(0), acc);
-#pragma unroll 1
-            for (int part = 1; part < S::kParts; ++part) {
-                float own[kN / 8][4];
-                march_part<kN>(m, end_of(part) - end_of(part - 1), own);
-#pragma unroll
-                for (int i = 0; i < kN / 8; ++i)
-#pragma unroll
-                    for (int r = 0; r < 4; ++r) acc[i][r] += own[i][r];
-            }
+            march_part<kN>(m, m.left, acc);
         }
     }
 

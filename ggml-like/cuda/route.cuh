@@ -69,7 +69,7 @@ __device__ __forceinline__ float gate_of(float logit) { return 1.0f / (1.0f + __
 
 inline constexpr int kNoExpert = INT_MAX;
 
-/// Groups (ops/moe_route.h) from ids, by all threads of one block, a thread an expert and a thread a pair:
+/// Groups (ops/moe_gate_up.h) from ids, by all threads of one block, a thread an expert and a thread a pair:
 /// counting beats sorting where pairs are few. Behind the ids comes kNoExpert, up to a multiple of four.
 __device__ __forceinline__ void group_few(const int* ids, int pairs, int experts, int* groups) {
     const int tid = threadIdx.x;
