@@ -26,7 +26,8 @@ class Lifetimes {
         const int end = static_cast<int>(graph.nodes().size());
         for (int n = 0; n < end; ++n) visit(n);
         for (const Tensor* t : graph.outputs()) lifetimes_[index_of_.at(t)].last = end;
-        for (size_t i = 0; i < lifetimes_.size(); ++i)  // zeros are there from the beginning, and nobody else's
+        for (size_t i = 0; i < lifetimes_.size();
+             ++i)  // zeros are there from the beginning, and nobody else's
             if (graph.tensors()[i].zeroed && lifetimes_[i].first >= 0) lifetimes_[i] = {0, end};
     }
 

@@ -114,7 +114,8 @@ class Builder {
     /// The end of a mixer: x + y W^T, and what the norm before the mixture or MLP, and its router, need.
     Residual out_proj(const std::string& node, const LayerWeights& layer, Tensor* y, const Weight& w,
                       const Residual& x) {
-        return linear_add(g_, node, y, w, x.x, next(layer.post_norm), c_.dense() ? nullptr : &layer.moe.router);
+        return linear_add(g_, node, y, w, x.x, next(layer.post_norm),
+                          c_.dense() ? nullptr : &layer.moe.router);
     }
 
     /// x + mixture of experts: the K best of E, and one shared expert behind its own gate.

@@ -49,7 +49,8 @@ __global__ void __launch_bounds__(kStepThreads) choose_and_group(Choice c, unsig
     allow_successor();
     for (int i = tid; i < kStepPairs / 32 * kMostExperts; i += kStepThreads) (&chose[0][0])[i] = 0;
     wait_for_predecessor();
-    for (int n = blockIdx.x + warp * gridDim.x; n < c.rows; n += gridDim.x * (kStepThreads / 32)) choose_row(c, n);
+    for (int n = blockIdx.x + warp * gridDim.x; n < c.rows; n += gridDim.x * (kStepThreads / 32))
+        choose_row(c, n);
     if (!last_block(counter, gridDim.x)) return;
 
     const int id = tid < pairs ? __ldcg(c.ids + tid) : 0;
@@ -138,8 +139,8 @@ __global__ void __launch_bounds__(kManyThreads) group_many(Choice c) {
 void choose_experts(Context& context, const Choice& c) {
     if (c.experts > kMostExperts || c.used > kMostUsed) unsupported("moe_gate_up", "so many experts");
     if (c.rows * c.used <= kStepPairs)
-        return launch(context, "choose_experts", choose_and_group, min(kStepBlocks, c.rows), kStepThreads, 0, c,
-                      context.counters);
+        return launch(context, "choose_experts", choose_and_group, min(kStepBlocks, c.rows), kStepThreads, 0,
+                      c, context.counters);
     launch(context, "choose_experts", choose_many, (c.rows + 7) / 8, kManyThreads, 0, c);
     launch(context, "choose_experts", group_many, c.experts, kManyThreads, 0, c);
 }

@@ -16,7 +16,8 @@ __device__ __forceinline__ bf16 defer_column(const Defer& d, int n, int column, 
     return h;
 }
 /// The same by four neighbouring lanes, four columns each, from `column` on: x, and the norm's weights.
-__device__ __forceinline__ void defer_four(const Defer& d, int n, int column, const float4& x, const float4& norm) {
+__device__ __forceinline__ void defer_four(const Defer& d, int n, int column, const float4& x,
+                                           const float4& norm) {
     *reinterpret_cast<uint2*>(d.h + static_cast<int64_t>(n) * d.columns + column) =
         make_uint2(pack_bf16(x.x * norm.x, x.y * norm.y), pack_bf16(x.z * norm.z, x.w * norm.w));
     // The sums of defer_column: columns 8 apart, then 4, 2 and 1.
@@ -41,12 +42,14 @@ __device__ __forceinline__ float norm_factor(const RowScale& s, float loaded) {
     return rsqrtf(warp_sum(loaded) * s.per_column + s.eps);
 }
 /// `warps` whole warps: factors[n] of row first + n, up to 64 rows.
-__device__ __forceinline__ void norm_factors(const RowScale& s, int first, int rows, int warps, float* factors) {
+__device__ __forceinline__ void norm_factors(const RowScale& s, int first, int rows, int warps,
+                                             float* factors) {
     constexpr int kTogether = 4;  // rows whose loads are under way at the same time
     for (int base = threadIdx.x / 32; base < rows; base += kTogether * warps) {
         float loaded[kTogether];
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) loaded[i] = load_squares(s, first + min(base + i * warps, rows - 1));
+        for (int i = 0; i < kTogether; ++i)
+            loaded[i] = load_squares(s, first + min(base + i * warps, rows - 1));
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
             const float factor = norm_factor(s, loaded[i]);

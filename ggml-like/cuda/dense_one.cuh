@@ -165,8 +165,9 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
         }
         __syncthreads();
         if (adds)
-            finish.store(row, 0, loaded,
-                         scaled(add_parts(kWarps, now + turn_of * kWarps * kTileRows + r, kTileRows), factor));
+            finish.store(
+                row, 0, loaded,
+                scaled(add_parts(kWarps, now + turn_of * kWarps * kTileRows + r, kTileRows), factor));
         if (E == Extent::few || at >= part.tiles) break;
         prepare(batch + 1);
         if (adds) loaded = finish.load(row, 0);

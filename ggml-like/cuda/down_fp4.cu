@@ -379,7 +379,8 @@ __global__ void __launch_bounds__(kSumThreads) sum_terms(Down a) {
     wait_for_predecessor();
     allow_successor();
     if (column >= columns) return;
-    const float* terms = static_cast<const float*>(a.terms) + static_cast<int64_t>(n) * (a.used + 1) * columns + column;
+    const float* terms =
+        static_cast<const float*>(a.terms) + static_cast<int64_t>(n) * (a.used + 1) * columns + column;
     float4 sum = __ldcg(reinterpret_cast<const float4*>(a.residual + n * a.ld + column));
 #pragma unroll 9
     for (int j = 0; j <= a.used; ++j) {
@@ -478,6 +479,8 @@ bool down_fp4(Context& c, const Down& a) {
     return true;
 }
 
-bool down_fp4_prompt_terms(Context& c, const Down& a) { return make_terms<true>(c, a, c.shared_bytes - kStatic); }
+bool down_fp4_prompt_terms(Context& c, const Down& a) {
+    return make_terms<true>(c, a, c.shared_bytes - kStatic);
+}
 
 }  // namespace quern::cuda

@@ -46,7 +46,8 @@ __device__ __forceinline__ void list_experts(ExpertList& list, const int* groups
         if (own > 0) {
             list.expert[before >> 16] = e;
             list.first[before >> 16] = before & 0xffff;
-            for (int i = 0; i < own; ++i) list.pair[(before & 0xffff) + i] = __ldcg(all + begin + i) - pair_begin;
+            for (int i = 0; i < own; ++i)
+                list.pair[(before & 0xffff) + i] = __ldcg(all + begin + i) - pair_begin;
         }
         __syncthreads();
     }

@@ -15,7 +15,8 @@ __device__ __forceinline__ float scaled(float sum, float factor) { return __fmul
 
 /// Row `row` of the part for row n of x; `up`: the other sum of paired rows. By 16 neighbouring lanes for the 16 rows of
 /// a tile where there is a residual.
-__device__ __forceinline__ void finish_sum(const StepOutput& out, int n, int row, float sum, float up, float scale) {
+__device__ __forceinline__ void finish_sum(const StepOutput& out, int n, int row, float sum, float up,
+                                           float scale) {
     const int64_t to = n * out.ld + row;
     if (out.paired) {
         static_cast<bf16*>(out.y)[to] = gated(scaled(sum, scale), scaled(up, scale));

@@ -51,7 +51,8 @@ struct Fp4Block {
         uint8_t* to = row + block / 2 * 64 + block % 2 * 8;
 #pragma unroll
         for (int t = 0; t < 4; ++t)
-            *reinterpret_cast<uint2*>(to + 16 * t) = kLifted ? make_uint2(lifted(a[t]), lifted(b[t])) : make_uint2(a[t], b[t]);
+            *reinterpret_cast<uint2*>(to + 16 * t) =
+                kLifted ? make_uint2(lifted(a[t]), lifted(b[t])) : make_uint2(a[t], b[t]);
     }
 
   private:

@@ -77,8 +77,8 @@ __device__ __forceinline__ void add_whole_piece(const uint8_t* chunk, const uint
 }
 
 /// total += chunks [first, last) of a tile, in one chain of products with scaled weights: the sums of prompts (gemm.h).
-__device__ __forceinline__ void add_chunks_in_chain(const uint8_t* chunk, const uint8_t* x, int chunks, int lane,
-                                                    float (&total)[4]) {
+__device__ __forceinline__ void add_chunks_in_chain(const uint8_t* chunk, const uint8_t* x, int chunks,
+                                                    int lane, float (&total)[4]) {
 #pragma unroll 1
     for (int c = 0; c < chunks; ++c, chunk += kFp4Chunk, x += 128) {
         WeightChunk<Kind::nvfp4> weights;
@@ -188,7 +188,8 @@ struct RowLoads {
     }
     __device__ __forceinline__ void store(const Fp4Block& block, int b) const {
         const int slot = blocks.quotient(b);
-        if (slot < held.slots) block.template store<!Work::kPrompt>(rows + slot * row_bytes, b - slot * blocks.by());
+        if (slot < held.slots)
+            block.template store<!Work::kPrompt>(rows + slot * row_bytes, b - slot * blocks.by());
     }
 };
 

@@ -50,7 +50,9 @@ struct GemmBlock {
     }
 
     /// Factors of the tile's rows.
-    __device__ __forceinline__ float* scales() const { return reinterpret_cast<float*>(y_rows() + S::kTokens); }
+    __device__ __forceinline__ float* scales() const {
+        return reinterpret_cast<float*>(y_rows() + S::kTokens);
+    }
 
     __device__ __forceinline__ void find_weights() {
         const int tile = place.row_block * S::kTiles;
@@ -251,7 +253,8 @@ __device__ __forceinline__ void store_tile(const GemmBlock<K, S>& block,
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     float* to = turn + (n * 8 + 2 * t + r) * kPitch + i * tile_rows + g;
-                    const float scale = block.scales()[min(j * 16 + n * 8 + 2 * t + r, block.place.count - 1)];
+                    const float scale =
+                        block.scales()[min(j * 16 + n * 8 + 2 * t + r, block.place.count - 1)];
                     const float low = acc[i][2 * j + n][r] * factor[i][0] * scale;
                     const float high = acc[i][2 * j + n][r + 2] * factor[i][1] * scale;
                     if (task.paired) {

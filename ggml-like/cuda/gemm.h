@@ -20,8 +20,9 @@ namespace quern::cuda {
 struct GemmOutput {
     void* y;  // [tokens, ld]
     int64_t ld;
-    bool f32 = false;                 // else BF16
-    const float* residual = nullptr;  // F32 [tokens, residual_ld], added before the store. y may be the same memory.
+    bool f32 = false;  // else BF16
+    const float* residual =
+        nullptr;  // F32 [tokens, residual_ld], added before the store. y may be the same memory.
     int64_t residual_ld = 0;
     RowScale scale{};  // of sums, before the residual
 };
@@ -35,7 +36,8 @@ void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tok
 
 /// BF16 rows of an answer step, as step_product.h has them. False: the card has no warpgroup products, or w too few columns;
 /// nothing was done.
-bool gemm_answer(Context& context, const Part& part, const Packed& w, const StepRows& x, const StepOutput& out);
+bool gemm_answer(Context& context, const Part& part, const Packed& w, const StepRows& x,
+                 const StepOutput& out);
 
 struct GatedOutput {
     bf16* y;
@@ -44,12 +46,13 @@ struct GatedOutput {
 };
 
 /// w in paired order, F = rows / 2: y BF16 [tokens, ldy] = silu(gate x) * (up x). Never split.
-void gemm_paired(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens, const GatedOutput& out);
+void gemm_paired(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens,
+                 const GatedOutput& out);
 
 /// Grouped, paired order: for every pair p = t*used + j of expert e (groups: ops/moe_gate_up.h, in device
 /// memory) routed[p, 0..F) = silu(gate_e h[t]) * (up_e h[t]), BF16 [tokens*used, F], h [tokens, cols].
-void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const RowScale& scale, const int* groups,
-                  int tokens, int used, void* routed);
+void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const RowScale& scale,
+                  const int* groups, int tokens, int used, void* routed);
 
 /// Grouped: for every pair p of expert e: terms[(t*(used+1) + j), 0..rows) = down_e routed[p], BF16.
 void gemm_down(Context& context, const PackedExperts& w, const void* routed, const int* groups, int tokens,

@@ -107,7 +107,8 @@ void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tok
     }
 }
 
-void gemm_paired(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens, const GatedOutput& out) {
+void gemm_paired(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens,
+                 const GatedOutput& out) {
     for (int i = 0; i < w.parts; ++i) {
         GemmTask task = part_task(w, w.part[i], x, ldx, tokens);
         task.paired = true;

@@ -54,8 +54,8 @@ void run_experts(Context& context, const char* what, const PackedExperts& w, Gem
 
 }  // namespace
 
-void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const RowScale& scale, const int* groups,
-                  int tokens, int used, void* routed) {
+void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const RowScale& scale,
+                  const int* groups, int tokens, int used, void* routed) {
     GemmTask task{};
     task.scale = scale;
     task.rows = w.rows / 2;

@@ -95,7 +95,9 @@ struct WarpgroupBlock {
         return shared + R::kStages * R::kTokens + stage * R::kWeights;
     }
     __device__ __forceinline__ int* y_rows() const { return reinterpret_cast<int*>(shared + R::kBytes); }
-    __device__ __forceinline__ float* scales() const { return reinterpret_cast<float*>(y_rows() + S::kTokens); }
+    __device__ __forceinline__ float* scales() const {
+        return reinterpret_cast<float*>(y_rows() + S::kTokens);
+    }
     /// Of answers: of each thread its sums over whole fours.
     __device__ __forceinline__ float4* totals() const {
         return reinterpret_cast<float4*>(scales() + S::kTokens) + threadIdx.x;
@@ -158,7 +160,8 @@ struct WarpgroupBlock {
             if (step >= primed) copy_weights(step, lane);
             if (lane < S::kChunks)
                 copy_box(tokens_of(stage) + lane * (S::kTokens * 128), x,
-                         chunk_at(chunk_begin + step * S::kChunks + lane) * kChunkCols, place.first, full + stage);
+                         chunk_at(chunk_begin + step * S::kChunks + lane) * kChunkCols, place.first,
+                         full + stage);
         }
     }
 
@@ -261,7 +264,8 @@ struct WarpgroupBlock {
         hold(acc);  // the zeros are there before the fence
 #pragma unroll 1
         for (; chunks > 0; --chunks) {
-            const uint64_t rows = wgmma_rows(shared_address(tokens_of(m.stage)) + m.chunk * (S::kTokens * 128));
+            const uint64_t rows =
+                wgmma_rows(shared_address(tokens_of(m.stage)) + m.chunk * (S::kTokens * 128));
             uint32_t a[4][4];
 #pragma unroll
             for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = m.next[i / 4][i % 4];

@@ -32,10 +32,10 @@ struct Choice {
     int* ids;
     float *weights, *shared_gate;
     int* groups;
-    uint64_t* ready;  // [used + 1] route.cuh's Chosen of one row, the shared expert's gate last; of more rows the first
-                      // says that all is complete. Null in prompt steps: nobody is told
-    float* factor;    // [rows] of the norm
-
+    uint64_t*
+        ready;  // [used + 1] route.cuh's Chosen of one row, the shared expert's gate last; of more rows the first
+                // says that all is complete. Null in prompt steps: nobody is told
+    float* factor;  // [rows] of the norm
 };
 
 /// Chooses and groups.

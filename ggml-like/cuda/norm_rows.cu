@@ -74,7 +74,8 @@ Defer defer_of(const Tensor& norm, const Tensor& h, const Tensor& squares) {
 }
 
 RowScale scale_of(const Tensor& h, const Tensor& squares, float eps) {
-    return {squares.as<float>(), static_cast<int>(squares.shape[1]), 1.0f / static_cast<float>(h.shape[1]), eps};
+    return {squares.as<float>(), static_cast<int>(squares.shape[1]), 1.0f / static_cast<float>(h.shape[1]),
+            eps};
 }
 
 void defer_rows(Context& c, const float* x, const Defer& defer, int rows) {

@@ -65,8 +65,8 @@ template <Kind K, int kTogether>
 struct ScaledRows {
     PlainRows<K, kTogether> rows;
     RowScale scale;
-    float* factor;       // [8]
-    float squares = 0;   // of row `warp`
+    float* factor;      // [8]
+    float squares = 0;  // of row `warp`
 
     __device__ __forceinline__ void early() const {}
     __device__ __forceinline__ void operator()(bf16* h, int stride) {

@@ -48,7 +48,8 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < 4; ++j) sums[warp][j][lane] = own[j];
     __syncthreads();
     if (threadIdx.x >= 128) return;
-    const int j = threadIdx.x / 32, logit = blockIdx.x * kTileRows + g + j / 2 * 8, row = first + 2 * t + j % 2;
+    const int j = threadIdx.x / 32, logit = blockIdx.x * kTileRows + g + j / 2 * 8,
+              row = first + 2 * t + j % 2;
     long long total = 0;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) total += sums[i][j][lane];
@@ -61,8 +62,9 @@ void route_logits(Context& c, const Packed& router, const void* h, int rows, int
     if (router.parts != 1 || router.part[0].kind != Kind::bf16)
         unsupported("linear_add", "a router that is not BF16");
     const RouteWork work{router.part[0], router.chunks, router.rows, sums, pitch};
-    launch(c, "route_logits", route_logits_kernel, dim3(work.router.tiles, (rows + kRouteRows - 1) / kRouteRows),
-           kThreads, 0, work, static_cast<const bf16*>(h), rows, router.cols);
+    launch(c, "route_logits", route_logits_kernel,
+           dim3(work.router.tiles, (rows + kRouteRows - 1) / kRouteRows), kThreads, 0, work,
+           static_cast<const bf16*>(h), rows, router.cols);
 }
 
 }  // namespace quern::cuda

@@ -94,7 +94,8 @@ class RouterTiles {
     __device__ __forceinline__ uint8_t* place(int i) const {
         return tiles_ + tile(i) * 512 + 16 * (threadIdx.x % 32);
     }
-    __device__ __forceinline__ void add_product(int i, const uint8_t* weights, const bf16* x, int rows) const {
+    __device__ __forceinline__ void add_product(int i, const uint8_t* weights, const bf16* x,
+                                                int rows) const {
         const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
         float sum[4];
         route_product(weights, x, sum);

@@ -83,7 +83,8 @@ struct StepChunk {
             float partial[NT][4] = {};
 #pragma unroll
             for (int kk = 0; kk < 4; ++kk) {
-                const uint2 w = *reinterpret_cast<const uint2*>(chunk + 512 * (kk / 2) + 16 * lane + 8 * (kk % 2));
+                const uint2 w =
+                    *reinterpret_cast<const uint2*>(chunk + 512 * (kk / 2) + 16 * lane + 8 * (kk % 2));
                 uint32_t a[4];
                 decode_fp8(w.x, w.y, a);
                 products(kk, a, partial);
@@ -150,7 +151,8 @@ struct StepBlock {
         return shared + stage * task.shape.stage_bytes() + warp * kPieceBytes<K>;
     }
     __device__ __forceinline__ uint8_t* rows_of(int stage, int f) const {
-        return shared + stage * task.shape.stage_bytes() + task.shape.weight_stage + f * kPieceChunks<K> * NT * 1024;
+        return shared + stage * task.shape.stage_bytes() + task.shape.weight_stage +
+               f * kPieceChunks<K> * NT * 1024;
     }
 
     __device__ __forceinline__ void copy_weights(int stage, int step) const {
@@ -158,7 +160,8 @@ struct StepBlock {
         const int chunk = chunk_of(four, step);
         if (tile >= task.part.tiles || chunk >= s.chunks) return;
         const int bytes = min(kPieceChunks<K>, s.chunks - chunk) * chunk_bytes(K);
-        const uint8_t* from = task.part.data + (static_cast<int64_t>(tile) * s.chunks + chunk) * chunk_bytes(K);
+        const uint8_t* from =
+            task.part.data + (static_cast<int64_t>(tile) * s.chunks + chunk) * chunk_bytes(K);
         uint8_t* to = weights_of(stage);
         for (int i = 16 * lane; i < bytes; i += 512) copy_async16(to + i, from + i);
     }
@@ -170,12 +173,15 @@ struct StepBlock {
             uint8_t* to = rows_of(stage, f);
 #pragma unroll
             for (int k = 0; k < kPieceChunks<K>; ++k) {
-                const int at = (chunk + k) * kChunkCols + column * 8, bytes = max(0, min(16, (s.cols - at) * 2));
+                const int at = (chunk + k) * kChunkCols + column * 8,
+                          bytes = max(0, min(16, (s.cols - at) * 2));
                 if (chunk + k >= s.chunks) break;
                 const bf16* from = task.x.x + (bytes > 0 ? at : 0);
                 for (int n = threadIdx.x / 8; n < 8 * NT; n += threads)
-                    copy_async_part(to + k * NT * 1024 + n * 128 + ((column ^ (n & 7)) << 4),
-                                    from + min(static_cast<int>(blockIdx.y) * 8 * NT + n, task.x.rows - 1) * task.x.ld, bytes);
+                    copy_async_part(
+                        to + k * NT * 1024 + n * 128 + ((column ^ (n & 7)) << 4),
+                        from + min(static_cast<int>(blockIdx.y) * 8 * NT + n, task.x.rows - 1) * task.x.ld,
+                        bytes);
             }
         }
     }
@@ -188,13 +194,15 @@ struct StepBlock {
 #pragma unroll
         for (int k = 0; k < kPieceChunks<K>; ++k)
             if (chunk + k < task.shape.chunks)
-                StepChunk<K, NT>{weights_of(stage) + k * chunk_bytes(K), rows + place + k * NT * 1024}.add(lane, sum);
+                StepChunk<K, NT>{weights_of(stage) + k * chunk_bytes(K), rows + place + k * NT * 1024}.add(
+                    lane, sum);
     }
 
   private:
     /// Copies the first `bytes` of 16 and writes zeros for the rest.
     __device__ static __forceinline__ void copy_async_part(void* to, const void* from, int bytes) {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes));
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+                     "r"(bytes));
     }
 };
 
@@ -209,20 +217,27 @@ __device__ __forceinline__ void add_to(float (&to)[NT][4], float (&from)[NT][4])
 /// Waits for the oldest of `stages` - 1 groups of copies.
 __device__ __forceinline__ void wait_stage(int stages) {
     switch (stages) {
-        case 2: return wait_copies<0>();
-        case 3: return wait_copies<1>();
-        case 4: return wait_copies<2>();
-        case 5: return wait_copies<3>();
-        case 6: return wait_copies<4>();
-        case 7: return wait_copies<5>();
-        default: return wait_copies<6>();
+        case 2:
+            return wait_copies<0>();
+        case 3:
+            return wait_copies<1>();
+        case 4:
+            return wait_copies<2>();
+        case 5:
+            return wait_copies<3>();
+        case 6:
+            return wait_copies<4>();
+        case 7:
+            return wait_copies<5>();
+        default:
+            return wait_copies<6>();
     }
 }
 
 /// The sums of one tile, [four][8 NT rows][16] at `sums`, fours `four_step` apart, to where they go.
 template <Kind K>
-__device__ __forceinline__ void finish_tile(const StepTask& task, int tile, int first, int rows, const float* sums,
-                                            int four_step, const float* factors) {
+__device__ __forceinline__ void finish_tile(const StepTask& task, int tile, int first, int rows,
+                                            const float* sums, int four_step, const float* factors) {
     const StepOutput& out = task.out;
     const int kept = out.paired ? 8 : 16, height = out.paired ? task.part.rows / 2 : task.part.rows;
     const int r = threadIdx.x % 16, row = tile * kept + r;
@@ -286,7 +301,8 @@ __global__ void __launch_bounds__(kFourWarps * 32, 1) step_kernel(const __grid_c
     __syncthreads();
     for (int t = 0; t < s.tiles; ++t) {
         const int tile = blockIdx.x * s.tiles + t;
-        if (tile < task.part.tiles) finish_tile<K>(task, tile, first, rows, sums + t * s.fours * NT * 128, NT * 128, factors);
+        if (tile < task.part.tiles)
+            finish_tile<K>(task, tile, first, rows, sums + t * s.fours * NT * 128, NT * 128, factors);
     }
 }
 
@@ -294,7 +310,8 @@ __global__ void __launch_bounds__(kFourWarps * 32, 1) step_kernel(const __grid_c
 int tiles_of_block(int tiles, int row_tiles, int sms) {
     int best = kMaxWarps, least = 1 << 30;
     for (int each = kMaxWarps; each >= 3; --each) {
-        const int blocks = (tiles + each - 1) / each * row_tiles, time = (blocks + 2 * sms - 1) / (2 * sms) * each;
+        const int blocks = (tiles + each - 1) / each * row_tiles,
+                  time = (blocks + 2 * sms - 1) / (2 * sms) * each;
         if (time < least) least = time, best = each;
     }
     return best;
@@ -315,8 +332,8 @@ void launch_step(Context& c, const StepTask& given) {
     const int room = c.shared_bytes / 2 - 1024;
     s.stages = max(2, min(kMaxStages, room / s.stage_bytes()));
     const int bytes = max(s.stages * s.stage_bytes(), s.warps() * NT * 128 * 4);
-    launch(c, "step_product", step_kernel<K, NT>, dim3((tiles + s.tiles - 1) / s.tiles, row_tiles), s.warps() * 32,
-           bytes, task);
+    launch(c, "step_product", step_kernel<K, NT>, dim3((tiles + s.tiles - 1) / s.tiles, row_tiles),
+           s.warps() * 32, bytes, task);
 }
 
 template <Kind K>

@@ -21,15 +21,17 @@ struct StepRows {
 struct StepOutput {
     void* y;  // [rows, ld]
     int64_t ld;
-    bool f32 = false;                 // else BF16
-    bool paired = false;              // silu(gate) * up, BF16
-    const float* residual = nullptr;  // F32 [rows, ld]: added, and h and squares of the result are written, too
-    int row_begin = 0;                // the column of h that y begins with
-    RowScale scale{};                 // of sums
-    Defer defer{};                    // with a residual
+    bool f32 = false;     // else BF16
+    bool paired = false;  // silu(gate) * up, BF16
+    const float* residual =
+        nullptr;        // F32 [rows, ld]: added, and h and squares of the result are written, too
+    int row_begin = 0;  // the column of h that y begins with
+    RowScale scale{};   // of sums
+    Defer defer{};      // with a residual
 };
 
 /// `part` of w. Throws Error(device) for more than kStepRows rows.
-void step_product(Context& context, const Part& part, const Packed& w, const StepRows& x, const StepOutput& out);
+void step_product(Context& context, const Part& part, const Packed& w, const StepRows& x,
+                  const StepOutput& out);
 
 }  // namespace quern::cuda

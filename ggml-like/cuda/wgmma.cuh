@@ -232,7 +232,8 @@ __device__ __forceinline__ void cluster_barrier() {
 __device__ __forceinline__ float load_one_of_block(uint32_t at, int rank) {
     float v;
     asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.f32 %0, [there];\n}\n"
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.f32 %0, "
+        "[there];\n}\n"
         : "=f"(v)
         : "r"(at), "r"(rank)
         : "memory");

@@ -45,7 +45,8 @@ __global__ void __launch_bounds__(kBlock)
     float squares = 0;
     for (int k = threadIdx.x; k < columns; k += kBlock) {
         const float x =
-            element(table.kind, tile + k / kChunkCols * chunk_bytes(table.kind), row, k % kChunkCols) * factor;
+            element(table.kind, tile + k / kChunkCols * chunk_bytes(table.kind), row, k % kChunkCols) *
+            factor;
         y[static_cast<int64_t>(n) * columns + k] = x;
         if constexpr (kPrompt) {
             defer.h[static_cast<int64_t>(n) * columns + k] = __float2bfloat16(x * defer.norm[k]);

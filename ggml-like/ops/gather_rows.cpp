@@ -31,10 +31,11 @@ const Op kGatherRows{"gather_rows", run, cost};
 
 Residual gather_rows(Graph& g, std::string_view name, const Residual& in, Tensor* rows) {
     check_normed("gather_rows", name, in, in.h->shape[1]);
-    CHECK(rows->rank == 1 && rows->dtype == DType::I32, "[gather_rows] {}: rows {} of h {}", name, describe(*rows),
-          describe(*in.h));
+    CHECK(rows->rank == 1 && rows->dtype == DType::I32, "[gather_rows] {}: rows {} of h {}", name,
+          describe(*rows), describe(*in.h));
     Tensor* h = g.scratch(name, in.h->dtype, {rows->shape[0], in.h->shape[1]});
-    Tensor* squares = g.scratch(fmt::format("{}.squares", name), DType::F32, {rows->shape[0], in.squares->shape[1]});
+    Tensor* squares =
+        g.scratch(fmt::format("{}.squares", name), DType::F32, {rows->shape[0], in.squares->shape[1]});
     g.add({.op = &kGatherRows,
            .name = std::string(name),
            .inputs = {in.h, in.squares, rows},

@@ -17,8 +17,10 @@ __global__ void __launch_bounds__(kBlock)
     allow_successor();
     wait_for_predecessor();
     const int64_t from = min(max(__ldcg(rows + blockIdx.x), 0), count - 1), to = blockIdx.x;
-    for (int k = threadIdx.x; k < columns; k += kBlock) to_h[to * columns + k] = __ldcg(h + from * columns + k);
-    for (int k = threadIdx.x; k < parts; k += kBlock) to_squares[to * parts + k] = __ldcg(squares + from * parts + k);
+    for (int k = threadIdx.x; k < columns; k += kBlock)
+        to_h[to * columns + k] = __ldcg(h + from * columns + k);
+    for (int k = threadIdx.x; k < parts; k += kBlock)
+        to_squares[to * parts + k] = __ldcg(squares + from * parts + k);
 }
 
 }  // namespace

@@ -29,7 +29,8 @@ Cost cost(const Node& node) {
     const Tensor &x = *node.inputs[0], &y = *node.outputs[0];
     const auto& p = node.params<LinearAddParams>();
     Cost cost{.weight_bytes = static_cast<double>(p.weight->bytes()),
-              .activation_bytes = cpu::dense_bytes(x) + 2 * cpu::dense_bytes(y) + cpu::dense_bytes(*node.outputs[1]),
+              .activation_bytes =
+                  cpu::dense_bytes(x) + 2 * cpu::dense_bytes(y) + cpu::dense_bytes(*node.outputs[1]),
               .flops = 2.0 * static_cast<double>(x.shape[0] * p.weight->rows * p.weight->cols)};
     if (p.router == nullptr) return cost;
     cost.weight_bytes += static_cast<double>(p.router->bytes());
@@ -38,7 +39,8 @@ Cost cost(const Node& node) {
 }
 
 /// Sums that a GPU's blocks add up begin at zero.
-Tensor* make_logits(Graph& g, std::string_view name, int64_t tokens, const Weight& router, const NextNorm& next) {
+Tensor* make_logits(Graph& g, std::string_view name, int64_t tokens, const Weight& router,
+                    const NextNorm& next) {
     const std::string own = fmt::format("{}.logits", name);
     const int64_t width = (router.rows + 7) / 8 * 8;
     if (next.kind == StepKind::answer && next.activation == DType::BF16)
@@ -67,8 +69,8 @@ Residual linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w,
               .outputs = {out.x, out.h, out.squares},
               .parameters = LinearAddParams{&w, router, next.kind}};
     if (router != nullptr) {
-        CHECK(router->cols == w.rows, "[linear_add] {}: router [{}, {}] does not fit x' [T, {}]", name, router->rows,
-              router->cols, w.rows);
+        CHECK(router->cols == w.rows, "[linear_add] {}: router [{}, {}] does not fit x' [T, {}]", name,
+              router->rows, router->cols, w.rows);
         cpu::check_weight("linear_add", name, *router);
         node.outputs.push_back(out.logits = make_logits(g, name, x->shape[0], *router, next));
     }

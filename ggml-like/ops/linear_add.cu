@@ -101,8 +101,8 @@ struct Arguments {
     /// shared_bytes: of the product; becomes all.
     template <bool kRoutes>
     After<kRoutes> after(int& shared_bytes) const {
-        After<kRoutes> after{{residual.as<float>() + part.row_begin, y.as<float>() + part.row_begin, y.stride[0],
-                              part.row_begin, defer, nullptr},
+        After<kRoutes> after{{residual.as<float>() + part.row_begin, y.as<float>() + part.row_begin,
+                              y.stride[0], part.row_begin, defer, nullptr},
                              {},
                              shared_bytes};
         if (kRoutes) {
@@ -164,7 +164,11 @@ void add_prompt(const Node& node, Context& c, const Packed& w, const Defer& defe
     const auto& p = node.params<LinearAddParams>();
     const int rows = static_cast<int>(x.shape[0]);
     gemm(c, w, x.data, x.stride[0], rows,
-         {.y = y.data, .ld = y.stride[0], .f32 = true, .residual = residual.as<float>(), .residual_ld = residual.stride[0]},
+         {.y = y.data,
+          .ld = y.stride[0],
+          .f32 = true,
+          .residual = residual.as<float>(),
+          .residual_ld = residual.stride[0]},
          Split::by_matrix);
     defer_rows(c, y.as<float>(), defer, rows);
     if (p.router == nullptr) return;
@@ -188,7 +192,8 @@ void linear_add(const Node& node, Context& c) {
     if (p.router != nullptr) {
         const Packed& router = *static_cast<const Packed*>(p.router->placed);
         const Tensor& logits = *node.outputs[3];
-        route = {router.part[0], router.chunks, router.rows, logits.as<int64_t>(), static_cast<int>(logits.stride[0])};
+        route = {router.part[0], router.chunks, router.rows, logits.as<int64_t>(),
+                 static_cast<int>(logits.stride[0])};
         routes = has_route_tiles(c, w, router, rows);
     }
     for (int i = 0; i < w.parts; ++i) {
@@ -210,7 +215,8 @@ void linear_add(const Node& node, Context& c) {
             product<Kind::nvfp4>(c, a);
     }
     if (p.router != nullptr && !routes)
-        route_logits(c, *static_cast<const Packed*>(p.router->placed), defer.h, rows, route.sums, route.pitch);
+        route_logits(c, *static_cast<const Packed*>(p.router->placed), defer.h, rows, route.sums,
+                     route.pitch);
 }
 
 }  // namespace quern::cuda

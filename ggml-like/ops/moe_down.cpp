@@ -114,8 +114,8 @@ Cost cost(const Node& node) {
                      static_cast<double>(pairs * routed.shape[2] + routed.shape[0] * shared.shape[1])};
 }
 
-void check(std::string_view name, const MoeGateUpResult& in, const Tensor& residual, const ExpertWeights& experts,
-           const Weight& shared) {
+void check(std::string_view name, const MoeGateUpResult& in, const Tensor& residual,
+           const ExpertWeights& experts, const Weight& shared) {
     const Tensor& routed = *in.routed;
     CHECK(routed.rank == 3 && routed.contiguous() && routed.shape[2] == experts.cols,
           "[moe_down] {}: experts [{}, {}] do not fit routed {}", name, experts.rows, experts.cols,

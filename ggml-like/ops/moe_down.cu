@@ -202,7 +202,8 @@ template <Kind K, Kind S, int NT>
 int few_bytes(const Down& a) {
     const int sums = kDownWarps * 256 * static_cast<int>(sizeof(float));
     const int activations =
-        a.rows * (a.used * activation_stride<K>(a.experts.chunks) + activation_stride<S>(a.shared_chunks)) * 2;
+        a.rows * (a.used * activation_stride<K>(a.experts.chunks) + activation_stride<S>(a.shared_chunks)) *
+        2;
     return down_ring_bytes<K, S, NT>() + max(activations + static_cast<int>(sizeof(Uses)), sums);
 }
 
@@ -211,9 +212,11 @@ void few(Context& c, const Down& a) {
     const PlainRows<K> routed{a.routed, a.width, a.width, a.rows * a.used};
     const PlainRows<S> shared{a.shared_in, a.shared_width, a.shared_width, a.rows};
     if (a.rows <= 8)
-        launch(c, "moe_down", down_few<K, S, 1>, a.experts.tiles, kDownThreads, few_bytes<K, S, 1>(a), a, routed, shared);
+        launch(c, "moe_down", down_few<K, S, 1>, a.experts.tiles, kDownThreads, few_bytes<K, S, 1>(a), a,
+               routed, shared);
     else
-        launch(c, "moe_down", down_few<K, S, 2>, a.experts.tiles, kDownThreads, few_bytes<K, S, 2>(a), a, routed, shared);
+        launch(c, "moe_down", down_few<K, S, 2>, a.experts.tiles, kDownThreads, few_bytes<K, S, 2>(a), a,
+               routed, shared);
 }
 
 template <Kind K>
@@ -271,7 +274,8 @@ void prompt(Context& c, const Down& a, const Packed& shared) {
     if (a.experts.kind != Kind::nvfp4 || a.shared.kind != Kind::nvfp4 || !down_fp4_prompt_terms(c, a)) {
         gemm_down(c, a.experts, a.routed, a.groups, a.rows, a.used, a.terms);
         gemm(c, shared, a.shared_in, a.shared_width, a.rows,
-             {.y = static_cast<bf16*>(a.terms) + a.used * columns, .ld = (a.used + 1) * columns}, Split::never);
+             {.y = static_cast<bf16*>(a.terms) + a.used * columns, .ld = (a.used + 1) * columns},
+             Split::never);
     }
     launch(c, "moe_down", add_terms, a.rows, kAddThreads, 0, a);
 }
@@ -319,7 +323,8 @@ void moe_down(const Node& node, Context& c) {
                  .next = defer_of(*node.inputs[8], *node.outputs[1], *node.outputs[2])};
     if (p.kind == StepKind::prompt) return prompt(c, a, shared);
     if (experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 && down_fp4(c, a)) return;
-    for (int first = 0; first < a.rows; first += kFewRows) few(c, slice_of(a, first, min(a.rows - first, kFewRows)));
+    for (int first = 0; first < a.rows; first += kFewRows)
+        few(c, slice_of(a, first, min(a.rows - first, kFewRows)));
 }
 
 }  // namespace quern::cuda

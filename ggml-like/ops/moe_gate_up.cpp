@@ -21,7 +21,8 @@ void choose(const Node& node, const float* logits, float factor, int64_t experts
             const bool taken = std::find(ids, ids + j, e) != ids + j;
             if (!taken && std::isfinite(logits[e]) && (best < 0 || logits[e] > logits[best])) best = e;
         }
-        CHECK(best >= 0, "[moe_gate_up] {}: fewer than {} of {} router logits are finite", node.name, used, experts);
+        CHECK(best >= 0, "[moe_gate_up] {}: fewer than {} of {} router logits are finite", node.name, used,
+              experts);
         ids[j] = best;
         weights[j] = std::exp(logits[best] * factor - logits[ids[0]] * factor);
         sum += weights[j];
@@ -51,7 +52,8 @@ std::vector<float> choose_all(const Node& node, cpu::Context& context) {
     context.pool.parallel_for(h.shape[0], 16, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; ++t) {
             const float* row = logits.row<float>(t);
-            const float factor = factors[static_cast<size_t>(t)] = cpu::norm_factor(squares, t, h.shape[1], p.eps);
+            const float factor = factors[static_cast<size_t>(t)] =
+                cpu::norm_factor(squares, t, h.shape[1], p.eps);
             choose(node, row, factor, experts, p.used, ids.row<int32_t>(t), weights.row<float>(t));
             gate.as<float>()[t] = cpu::sigmoid(row[experts] * factor);
         }
@@ -99,8 +101,8 @@ std::vector<cpu::GateUp> make_groups(const Node& node, const cpu::ActivationRows
 void run(const Node& node, cpu::Context& context) {
     const Tensor& h = *node.inputs[0];
     const auto& p = node.params<MoeGateUpParams>();
-    CHECK(node.inputs[2]->dtype == DType::F32, "[moe_gate_up] {}: the CPU reads logits in F32, not {}", node.name,
-          dtype_name(node.inputs[2]->dtype));
+    CHECK(node.inputs[2]->dtype == DType::F32, "[moe_gate_up] {}: the CPU reads logits in F32, not {}",
+          node.name, dtype_name(node.inputs[2]->dtype));
     const std::vector<float> factors = choose_all(node, context);
     const cpu::ActivationRows rows =
         cpu::activation_rows(h, h.shape[0], h.shape[1], h.stride[0], any_nvfp4(p), context, 0);
@@ -121,7 +123,8 @@ Cost cost(const Node& node) {
                      static_cast<double>(pairs * p.experts->rows + h.shape[0] * p.shared->rows)};
 }
 
-void check(std::string_view name, const Residual& in, const ExpertWeights& experts, const Weight& shared, int used) {
+void check(std::string_view name, const Residual& in, const ExpertWeights& experts, const Weight& shared,
+           int used) {
     check_normed("moe_gate_up", name, in, experts.cols);
     CHECK(in.h->shape[1] == shared.cols, "[moe_gate_up] {}: shared expert [{}, {}] does not fit h {}", name,
           shared.rows, shared.cols, describe(*in.h));

@@ -239,8 +239,8 @@ void few(Context& c, const GateUp& a) {
     if (a.rows == 1) {
         const int bytes =
             ring_bytes<K, 1>() + activations + 2 * kWarps * 16 * static_cast<int>(sizeof(float));
-        return launch(c, "moe_gate_up", gate_up_one<K>, min(c.sms, tile_groups(items, a.chunks)), kThreads, bytes, a,
-                      prologue);
+        return launch(c, "moe_gate_up", gate_up_one<K>, min(c.sms, tile_groups(items, a.chunks)), kThreads,
+                      bytes, a, prologue);
     }
     const bool one = a.rows <= 8;
     launch(c, "moe_gate_up", one ? gate_up_few<K, 1> : gate_up_few<K, 2>, min(c.sms, items), kThreads,
@@ -266,18 +266,19 @@ GateUp arguments_of(const Node& node) {
     const int rows = static_cast<int>(h.shape[0]);
     const bool fixed = logits.dtype == DType::I64;
     if (fixed != (p.kind == StepKind::answer)) unsupported("moe_gate_up", "logits of the other kind of step");
-    const Choice choice{.logits = {fixed ? nullptr : logits.as<float>(), fixed ? logits.as<int64_t>() : nullptr,
-                                   static_cast<int>(logits.stride[0])},
-                        .scale = scale_of(h, squares, p.eps),
-                        .rows = rows,
-                        .experts = experts.count,
-                        .used = p.used,
-                        .ids = node.outputs[2]->as<int>(),
-                        .weights = node.outputs[3]->as<float>(),
-                        .shared_gate = node.outputs[4]->as<float>(),
-                        .groups = node.outputs[5]->as<int>(),
-                        .ready = fixed ? node.outputs[6]->as<uint64_t>() : nullptr,
-                        .factor = node.outputs[7]->as<float>()};
+    const Choice choice{
+        .logits = {fixed ? nullptr : logits.as<float>(), fixed ? logits.as<int64_t>() : nullptr,
+                   static_cast<int>(logits.stride[0])},
+        .scale = scale_of(h, squares, p.eps),
+        .rows = rows,
+        .experts = experts.count,
+        .used = p.used,
+        .ids = node.outputs[2]->as<int>(),
+        .weights = node.outputs[3]->as<float>(),
+        .shared_gate = node.outputs[4]->as<float>(),
+        .groups = node.outputs[5]->as<int>(),
+        .ready = fixed ? node.outputs[6]->as<uint64_t>() : nullptr,
+        .factor = node.outputs[7]->as<float>()};
     return {.experts = experts,
             .shared = shared.part[0],
             .chunks = experts.chunks,

@@ -34,7 +34,8 @@ Cost cost(const Node& node) {
 
 const Op kNormGateUp{"norm_gate_up", run, cost};
 
-Tensor* norm_gate_up(Graph& g, std::string_view name, const Residual& in, const Weight& w, float eps, StepKind kind) {
+Tensor* norm_gate_up(Graph& g, std::string_view name, const Residual& in, const Weight& w, float eps,
+                     StepKind kind) {
     check_normed("norm_gate_up", name, in, w.cols);
     CHECK(w.segments.size() == 2 && w.segments[0].rows == w.segments[1].rows,
           "[norm_gate_up] {}: weight {} should be gate and up of the same height", name, w.name);

@@ -28,10 +28,11 @@ struct StoreGated {
 
 template <Kind K, bool kDeep, bool kOne>
 __global__ void __launch_bounds__(kThreads, 2)
-    norm_gate_up_few(Part part, int chunks, PlainRows<K, kOne ? 1 : 8> rows, RowScale scale, bf16* y, int64_t ld) {
+    norm_gate_up_few(Part part, int chunks, PlainRows<K, kOne ? 1 : 8> rows, RowScale scale, bf16* y,
+                     int64_t ld) {
     __shared__ float factor[8];
-    dense_rows<K, kDeep, kOne, kOne>(part, chunks, rows.rows, ScaledRows<K, kOne ? 1 : 8>{rows, scale, factor},
-                                     StoreGated{y, ld, factor});
+    dense_rows<K, kDeep, kOne, kOne>(part, chunks, rows.rows, ScaledRows < K,
+                                     kOne ? 1 : 8 > {rows, scale, factor}, StoreGated{y, ld, factor});
 }
 
 template <Kind K>
@@ -43,8 +44,8 @@ void few(Context& c, const Packed& w, const Tensor& h, const RowScale& scale, co
             const PlainRows<K, kOne ? 1 : 8> plain{h.as<bf16>(), h.stride[0], w.cols, rows};
             launch(c, "norm_gate_up", norm_gate_up_few<K, kDeep, kOne>,
                    min(c.sms, dense_groups<K>(part.tiles, w.chunks)), kThreads,
-                   dense_shared_bytes<K, kDeep, kOne>(rows, w.chunks), part, w.chunks, plain, scale, y.as<bf16>(),
-                   y.stride[0]);
+                   dense_shared_bytes<K, kDeep, kOne>(rows, w.chunks), part, w.chunks, plain, scale,
+                   y.as<bf16>(), y.stride[0]);
         };
         rows == 1 ? run.template operator()<true>() : run.template operator()<false>();
     });
@@ -64,7 +65,9 @@ void norm_gate_up(const Node& node, Context& c) {
     if (!dense_takes(c, kind, w.chunks, rows))
         return step_product(c, w.part[0], w, {h.as<bf16>(), h.stride[0], rows},
                             {.y = y.data, .ld = y.stride[0], .paired = true, .scale = scale});
-    const auto run = kind == Kind::bf16 ? few<Kind::bf16> : kind == Kind::fp8 ? few<Kind::fp8> : few<Kind::nvfp4>;
+    const auto run = kind == Kind::bf16  ? few<Kind::bf16>
+                     : kind == Kind::fp8 ? few<Kind::fp8>
+                                         : few<Kind::nvfp4>;
     run(c, w, h, scale, y);
 }
 

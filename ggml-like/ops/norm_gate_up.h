@@ -19,6 +19,7 @@ struct NormGateUpParams {
 /// inputs {h, squares}; outputs {y}.
 extern const Op kNormGateUp;
 
-Tensor* norm_gate_up(Graph& g, std::string_view name, const Residual& in, const Weight& w, float eps, StepKind kind);
+Tensor* norm_gate_up(Graph& g, std::string_view name, const Residual& in, const Weight& w, float eps,
+                     StepKind kind);
 
 }  // namespace quern

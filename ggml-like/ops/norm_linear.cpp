@@ -41,8 +41,8 @@ Cost cost(const Node& node) {
 
 const Op kNormLinear{"norm_linear", run, cost};
 
-Tensor* norm_linear(Graph& g, std::string_view name, const Residual& in, const Weight& w, float eps, StepKind kind,
-                    DType dtype) {
+Tensor* norm_linear(Graph& g, std::string_view name, const Residual& in, const Weight& w, float eps,
+                    StepKind kind, DType dtype) {
     check_normed("norm_linear", name, in, w.cols);
     cpu::check_weight("norm_linear", name, w);
     Tensor* y = g.scratch(name, dtype, {in.h->shape[0], w.rows});

@@ -64,7 +64,8 @@ template <Kind K, Extent E>
 constexpr int kOneRegisters = (K == Kind::nvfp4 && E == Extent::few) ? 56 : 64;
 
 template <Kind K, Extent E>
-__global__ void __maxnreg__((kOneRegisters<K, E>)) norm_linear_one(Part part, OneShape<K, true, E> shape, Rows rows) {
+__global__ void __maxnreg__((kOneRegisters<K, E>))
+    norm_linear_one(Part part, OneShape<K, true, E> shape, Rows rows) {
     __shared__ float factor[8];
     dense_one(part, shape, rows.prologue<K, 1>(factor), rows.store(factor));
 }
@@ -80,11 +81,13 @@ bool one(Context& c, const Packed& w, const Part& part, const Rows& rows) {
 
 template <Kind K>
 void few(Context& c, const Packed& w, const Part& part, const Rows& rows) {
-    if (rows.rows == 1 && (one<K, Extent::few>(c, w, part, rows) || one<K, Extent::many>(c, w, part, rows))) return;
+    if (rows.rows == 1 && (one<K, Extent::few>(c, w, part, rows) || one<K, Extent::many>(c, w, part, rows)))
+        return;
     dense_shape<K>(c, w.chunks, [&]<bool kDeep>() {
         const auto run = [&]<bool kOne>() {
-            launch(c, "norm_linear", norm_linear_few<K, kDeep, kOne>, min(c.sms, dense_groups<K>(part.tiles, w.chunks)),
-                   kThreads, dense_shared_bytes<K, kDeep, kOne>(rows.rows, w.chunks), part, w.chunks, rows);
+            launch(c, "norm_linear", norm_linear_few<K, kDeep, kOne>,
+                   min(c.sms, dense_groups<K>(part.tiles, w.chunks)), kThreads,
+                   dense_shared_bytes<K, kDeep, kOne>(rows.rows, w.chunks), part, w.chunks, rows);
         };
         rows.rows == 1 ? run.template operator()<true>() : run.template operator()<false>();
     });

@@ -17,7 +17,7 @@ struct NormLinearParams {
 /// inputs {h, squares}; outputs {y}.
 extern const Op kNormLinear;
 
-Tensor* norm_linear(Graph& g, std::string_view name, const Residual& in, const Weight& w, float eps, StepKind kind,
-                    DType dtype);
+Tensor* norm_linear(Graph& g, std::string_view name, const Residual& in, const Weight& w, float eps,
+                    StepKind kind, DType dtype);
 
 }  // namespace quern

@@ -20,8 +20,8 @@ Residual make_residual(Graph& g, const char* op, std::string_view name, int64_t 
 }
 
 void check_normed(const char* op, std::string_view name, const Residual& in, int64_t cols) {
-    CHECK(in.h->rank == 2 && in.h->contiguous() && in.h->shape[1] == cols, "[{}] {}: h {} should be [T, {}]", op,
-          name, describe(*in.h), cols);
+    CHECK(in.h->rank == 2 && in.h->contiguous() && in.h->shape[1] == cols, "[{}] {}: h {} should be [T, {}]",
+          op, name, describe(*in.h), cols);
     CHECK(in.squares->rank == 2 && in.squares->dtype == DType::F32 && in.squares->contiguous() &&
               in.squares->shape[0] == in.h->shape[0],
           "[{}] {}: squares {} do not fit h {}", op, name, describe(*in.squares), describe(*in.h));
