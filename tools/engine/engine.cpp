@@ -208,6 +208,7 @@ int64_t Engine::context() const { return state_->context; }
 int64_t Engine::sequences() const { return state_->options.sequences; }
 const Model& Engine::model() const { return state_->model; }
 Backend& Engine::backend() { return state_->backend; }
+const Backend& Engine::backend() const { return state_->backend; }
 const MemoryPlan& Engine::memory_plan() const { return state_->memory; }
 const MemoryMeasured& Engine::memory_measured() const { return state_->measured; }
 int64_t Engine::kernels(int64_t sequences) const {

@@ -61,6 +61,7 @@ class Engine {
     int64_t sequences() const;
     const Model& model() const;
     Backend& backend();
+    const Backend& backend() const;
     /// Bytes that the engine holds beside the weights, by plan: KV pages, recurrent state, scratch
     /// (memory_plan.h).
     const MemoryPlan& memory_plan() const;

@@ -289,21 +289,20 @@ HttpReply Api::props(const HttpRequest&) {
     const bool on_gpu = engine_->backend().captures();
     std::vector<std::string> over = {"ubatch size", "prompt cache", "restarts"};
     if (!on_gpu) over.insert(over.begin(), "concurrent requests");
-    return {.body = dump(
-                {{"build_info", "quern " QUERN_VERSION},
-                 {"model", info.name},
-                 {"architecture", info.architecture},
-                 {"formats", info.formats},
-                 {"dense", dense_json(info.dense, dense_)},
-                 {"n_ctx", engine_->context()},
-                 {"total_slots", engine_->sequences()},
-                 {"queue", options_.queue},
-                 {"cache_ram_bytes", options_.cache_bytes},
-                 {"batch_invariant", !on_gpu},
-                 {"batch_invariant_over", over},
-                 {"batch_invariant_except", {"GPUs or CPUs of different kinds"}},
-                 {"max_body_bytes", options_.limits.body_bytes},
-                 {"aliases", aliases}})};
+    return {.body = dump({{"build_info", "quern " QUERN_VERSION},
+                          {"model", info.name},
+                          {"architecture", info.architecture},
+                          {"formats", info.formats},
+                          {"dense", dense_json(info.dense, dense_)},
+                          {"n_ctx", engine_->context()},
+                          {"total_slots", engine_->sequences()},
+                          {"queue", options_.queue},
+                          {"cache_ram_bytes", options_.cache_bytes},
+                          {"batch_invariant", !on_gpu},
+                          {"batch_invariant_over", over},
+                          {"batch_invariant_except", {"GPUs or CPUs of different kinds"}},
+                          {"max_body_bytes", options_.limits.body_bytes},
+                          {"aliases", aliases}})};
 }
 
 HttpReply Api::slots(const HttpRequest&) {
