@@ -26,7 +26,7 @@ struct Shape {
 
 // ---- one row ----
 
-/// One warp of one block: what moe_down waits for, and the results of moe_route but groups.
+/// One warp of one block: what moe_down waits for, and the results of the choice but groups.
 __device__ __forceinline__ void write_choice(const GateUp& a, const RankedChoice& choice, float factor) {
     const Choice& to = a.choice;
     const int lane = threadIdx.x % 32, id = lane < a.used ? choice.ids[lane] : 0;
