@@ -7,6 +7,7 @@
 #include <set>
 
 #include "engine_harness.h"
+#include "ggml-like/ops/linear_add.h"
 #include "models/families.h"
 #include "ops/second_backend.h"
 
@@ -42,7 +43,7 @@ class WatchedStep {
             for (Tensor* t : node.outputs)
                 if (read.contains(t) && t->shape[0] == rows && t->dtype != DType::I64) {
                     built.graph.output(t);
-                    watched_.push_back(t);
+                    watched_.push_back({t, written_row_bytes(node, *t)});
                 }
         plan_ = std::make_unique<Plan>(std::move(built.graph), backend);
     }
@@ -57,39 +58,49 @@ class WatchedStep {
         fill(batch_.positions, [&](int64_t) { return position; });
         for (const Tensor* t : {batch_.row_sequence, batch_.start, batch_.logit_rows})
             fill(t, [](int64_t i) { return i; });
-        for (const Tensor* t : {batch_.slots, batch_.pages}) fill(t, [&](int64_t i) { return rows.slot + i; });
+        for (const Tensor* t : {batch_.slots, batch_.pages})
+            fill(t, [&](int64_t i) { return rows.slot + i; });
         for (const Tensor* t : {batch_.committed, batch_.journal}) fill(t, [](int64_t) { return 0; });
         std::fill_n(plan_->input<float>(batch_.temperature), rows_, 1.0f);
         plan_->run();
         backend_.synchronize();
         std::vector<std::vector<char>> values;
-        for (const Tensor* t : watched_) {
-            values.emplace_back(static_cast<size_t>(t->bytes()));
-            backend_.download(values.back().data(), t->data, t->bytes());
+        for (const Watched& w : watched_) {
+            values.emplace_back(static_cast<size_t>(w.tensor->bytes()));
+            backend_.download(values.back().data(), w.tensor->data, w.tensor->bytes());
         }
         return values;
     }
-    const std::vector<const Tensor*>& watched() const { return watched_; }
+    struct Watched {
+        const Tensor* tensor;
+        size_t row_bytes;  // that are written: the router's logits have columns behind them that nobody reads
+    };
+    const std::vector<Watched>& watched() const { return watched_; }
 
   private:
+    static size_t written_row_bytes(const Node& node, const Tensor& t) {
+        if (node.op == &kLinearAdd && node.outputs.size() > 3 && node.outputs[3] == &t)
+            return sizeof(float) * static_cast<size_t>(node.params<LinearAddParams>().router->rows);
+        return static_cast<size_t>(t.bytes() / t.shape[0]);
+    }
+
     Backend& backend_;
     int64_t rows_;
     Batch batch_;
-    std::vector<const Tensor*> watched_;
+    std::vector<Watched> watched_;
     std::unique_ptr<Plan> plan_;
 };
 
-/// Bytes of row `row` of a tensor that has `rows` of them.
-std::string_view row_of(const std::vector<char>& bytes, int64_t row, int64_t rows) {
-    const size_t each = bytes.size() / static_cast<size_t>(rows);
-    return {bytes.data() + static_cast<size_t>(row) * each, each};
-}
-
 /// The first tensor of which a row differs from the row alone; empty: none does.
-std::string first_difference(const WatchedStep& step, const std::vector<std::vector<char>>& together, int64_t row,
-                             int64_t rows, const std::vector<std::vector<char>>& alone) {
-    for (size_t i = 0; i < alone.size(); ++i)
-        if (row_of(together[i], row, rows) != row_of(alone[i], 0, 1)) return step.watched()[i]->name;
+std::string first_difference(const WatchedStep& step, const std::vector<std::vector<char>>& together,
+                             int64_t row, int64_t rows, const std::vector<std::vector<char>>& alone) {
+    for (size_t i = 0; i < alone.size(); ++i) {
+        const WatchedStep::Watched& w = step.watched()[i];
+        const size_t pitch = together[i].size() / static_cast<size_t>(rows);
+        if (std::memcmp(together[i].data() + static_cast<size_t>(row) * pitch, alone[i].data(),
+                        w.row_bytes) != 0)
+            return w.tensor->name;
+    }
     return {};
 }
 
