@@ -12,10 +12,10 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/cuda/check_cuda.h"
-#include "ggml-like/cuda/host_memory.h"
 #include "ggml-like/cuda/ops.h"
-#include "ggml-like/cuda/packed_layout.h"
-#include "ggml-like/cuda/place.h"
+#include "ggml-like/cuda/pack/host_memory.h"
+#include "ggml-like/cuda/pack/packed_layout.h"
+#include "ggml-like/cuda/pack/place.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ggml-like/ops/embed.h"
 #include "ggml-like/ops/gated_attention.h"
@@ -86,7 +86,7 @@ struct Block {
 
 /// A weight in memory of its own.
 struct Apart {
-    cuda::Packed packed;
+    cuda::pack::Packed packed;
     std::vector<std::shared_ptr<void>> memory;
 };
 
@@ -103,7 +103,7 @@ class CudaBackend final : public Backend {
         CUDA_CHECK(
             cudaMalloc(reinterpret_cast<void**>(&context_.counters), cuda::kCounters * sizeof(unsigned)));
         CUDA_CHECK(cudaMemset(context_.counters, 0, cuda::kCounters * sizeof(unsigned)));
-        uploader_ = std::make_unique<cuda::Uploader>(context_.stream, threads());
+        uploader_ = std::make_unique<cuda::pack::Uploader>(context_.stream, threads());
     }
     ~CudaBackend() override {
         cudaStreamSynchronize(context_.stream);
@@ -163,21 +163,23 @@ class CudaBackend final : public Backend {
             cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, context_.stream));
     }
 
-    void* alloc_host(int64_t bytes, const char* what) override { return cuda::alloc_host(bytes, what); }
-    void free_host(void* memory) override { cuda::free_host(memory); }
+    void* alloc_host(int64_t bytes, const char* what) override { return cuda::pack::alloc_host(bytes, what); }
+    void free_host(void* memory) override { cuda::pack::free_host(memory); }
 
     int64_t placed_bytes(const Weight& weight, RowOrder order) const override {
-        return cuda::packed_bytes(weight, order);
+        return cuda::pack::packed_bytes(weight, order);
     }
     int64_t placed_bytes(const ExpertWeights& experts, RowOrder order) const override {
-        return cuda::packed_bytes(experts, order);
+        return cuda::pack::packed_bytes(experts, order);
     }
     void reserve_weights(int64_t bytes) override { add_block(bytes, "weights"); }
     void place_weight(Weight& weight, RowOrder order) override {
-        weight.placed = &packed_.emplace_back(cuda::place_weight(weight, order, *uploader_, allocator()));
+        weight.placed =
+            &packed_.emplace_back(cuda::pack::place_weight(weight, order, *uploader_, allocator()));
     }
     void place_experts(ExpertWeights& experts, RowOrder order) override {
-        experts.placed = &experts_.emplace_back(cuda::place_experts(experts, order, *uploader_, allocator()));
+        experts.placed =
+            &experts_.emplace_back(cuda::pack::place_experts(experts, order, *uploader_, allocator()));
     }
     void place_apart(Weight& weight, RowOrder order) override {
         if (const auto old = apart_.find(weight.placed); old != apart_.end()) {
@@ -191,7 +193,7 @@ class CudaBackend final : public Backend {
             zero_now(memory, bytes);
             return memory;
         };
-        apart->packed = cuda::place_weight(weight, order, *uploader_, allocate);
+        apart->packed = cuda::pack::place_weight(weight, order, *uploader_, allocate);
         uploader_->flush();
         weight.placed = &apart->packed;
         apart_[weight.placed] = std::move(apart);
@@ -282,23 +284,23 @@ class CudaBackend final : public Backend {
         CUDA_CHECK(cudaDeviceSynchronize());
     }
     void* take(int64_t bytes, const char* what) {
-        const int64_t size =
-            (bytes + cuda::kWeightAlignment - 1) / cuda::kWeightAlignment * cuda::kWeightAlignment;
+        const int64_t size = (bytes + cuda::pack::kWeightAlignment - 1) / cuda::pack::kWeightAlignment *
+                             cuda::pack::kWeightAlignment;
         const bool room = !weights_.empty() && weights_.back().used + size <= weights_.back().bytes;
         Block& block = room ? weights_.back() : add_block(std::max(size, kSpareBlock), what);
         void* memory = block.memory + block.used;
         block.used += size;
         return memory;
     }
-    cuda::Allocate allocator() {
+    cuda::pack::Allocate allocator() {
         return [this](int64_t bytes, const char* what) { return take(bytes, what); };
     }
 
     cudaDeviceProp properties_{};
     Context context_;
-    std::unique_ptr<cuda::Uploader> uploader_;
-    std::deque<cuda::Packed> packed_;
-    std::deque<cuda::PackedExperts> experts_;
+    std::unique_ptr<cuda::pack::Uploader> uploader_;
+    std::deque<cuda::pack::Packed> packed_;
+    std::deque<cuda::pack::PackedExperts> experts_;
     std::vector<Block> weights_;
     std::map<const void*, std::unique_ptr<Apart>> apart_;  // by what Weight::placed points to
 };

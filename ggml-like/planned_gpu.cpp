@@ -1,7 +1,7 @@
 #include "ggml-like/planned_gpu.h"
 
 #include "ggml-like/check.h"
-#include "ggml-like/cuda/packed_layout.h"
+#include "ggml-like/cuda/pack/packed_layout.h"
 
 namespace quern {
 namespace {
@@ -17,10 +17,10 @@ class PlannedGpu final : public Backend {
     MemoryInfo memory_info() const override { return memory_; }
     DType activation_dtype() const override { return DType::BF16; }
     int64_t placed_bytes(const Weight& w, RowOrder order) const override {
-        return cuda::packed_bytes(w, order);
+        return cuda::pack::packed_bytes(w, order);
     }
     int64_t placed_bytes(const ExpertWeights& e, RowOrder order) const override {
-        return cuda::packed_bytes(e, order);
+        return cuda::pack::packed_bytes(e, order);
     }
     bool captures() const override { return true; }
 

@@ -5,7 +5,7 @@
 #include <random>
 
 #include "counted_backend.h"
-#include "ggml-like/cuda/packed_layout.h"
+#include "ggml-like/cuda/pack/packed_layout.h"
 #include "models/weight_placement.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/engine/plan_cache.h"
@@ -216,7 +216,7 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("packed weights: sizes by tiles of 16 rows and chunks of 64 columns, parts by format") {
-        using namespace cuda;
+        using namespace cuda::pack;
         const auto part = [](int64_t tiles, int64_t chunks, int64_t chunk) {
             const int64_t factors = (tiles * 64 + 255) / 256 * 256;
             return (tiles * chunks * chunk + 255) / 256 * 256 + factors;

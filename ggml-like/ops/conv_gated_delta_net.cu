@@ -2,13 +2,16 @@
 // models.
 #include "ggml-like/ops/conv_gated_delta_net.h"
 
-#include "ggml-like/cuda/delta.h"
-#include "ggml-like/cuda/delta_chunks.h"
+#include "ggml-like/cuda/delta/chunks.h"
+#include "ggml-like/cuda/delta/delta.h"
+#include "ggml-like/cuda/delta/gated_norm.h"
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/norm_rows.h"
 #include "ggml-like/cuda/ops.h"
 
 namespace quern::cuda {
+
+using namespace delta;
+
 namespace {
 
 DeltaJournal journal_of(const Node& node) {

@@ -1,12 +1,17 @@
 // embed on the GPU: a block a row, read from the packed table. Traffic: one row of the table a token.
 #include "ggml-like/ops/embed.h"
 
-#include "ggml-like/cuda/decode.cuh"
-#include "ggml-like/cuda/deferred.cuh"
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/linear/deferred.cuh"
 #include "ggml-like/cuda/ops.h"
+#include "ggml-like/cuda/pack/decode.cuh"
 
 namespace quern::cuda {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+
 namespace {
 
 constexpr int kBlock = 256;

@@ -1,11 +1,15 @@
 // gated_attention on the GPU: reads the node; the kernels are in cuda/attention*.cu.
 #include "ggml-like/ops/gated_attention.h"
 
-#include "ggml-like/cuda/attention.h"
+#include "ggml-like/cuda/attention/attention.h"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ops.h"
 
 namespace quern::cuda {
+
+using namespace ptx;
+using namespace attention;
+
 namespace {
 
 constexpr const char* kName = "gated_attention";
@@ -51,7 +55,7 @@ void gated_attention(const Node& node, Context& context) {
         c.rotary_dims % 2 != 0)
         unsupported(kName, "a head_dim that is not a multiple of 8 up to 256");
     set_turns(c, p.theta);
-    attention(c, context);
+    attend(c, context);
 }
 
 }  // namespace quern::cuda

@@ -3,9 +3,12 @@
 
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ops.h"
-#include "ggml-like/cuda/ptx.cuh"
+#include "ggml-like/cuda/ptx/ptx.cuh"
 
 namespace quern::cuda {
+
+using namespace ptx;
+
 namespace {
 
 constexpr int kBlock = 256;

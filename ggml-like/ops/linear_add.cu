@@ -1,20 +1,26 @@
-// linear_add on the GPU: x' = residual + x W^T, h and squares of it (cuda/deferred.h), a router's logits.
-//   answers: 1 row cuda/dense_one.cuh, 2 to 8 rows cuda/dense_rows.cuh, which also do the router's work where a block has
-//     whole columns to itself (cuda/route_work.cuh); more rows cuda/step_product.h, then a kernel for the logits
-//   prompts: the tiled product of cuda/gemm.h, then a kernel for h and squares, then the logits' product
+// linear_add on the GPU: x' = residual + x W^T, h and squares of it (cuda/linear/deferred.h), a router's logits.
+//   answers: 1 row cuda/linear/dense_one.cuh, 2 to 8 rows cuda/linear/dense_rows.cuh, which also do the router's work where a block has
+//     whole columns to itself (cuda/moe/route_work.cuh); more rows cuda/linear/step_product.h, then a kernel for the logits
+//   prompts: the tiled product of cuda/linear/gemm.h, then a kernel for h and squares, then the logits' product
 #include "ggml-like/ops/linear_add.h"
 
-#include "ggml-like/cuda/dense_one.cuh"
-#include "ggml-like/cuda/dense_rows.cuh"
-#include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/linear/dense_one.cuh"
+#include "ggml-like/cuda/linear/dense_rows.cuh"
+#include "ggml-like/cuda/linear/gemm.h"
+#include "ggml-like/cuda/linear/prologues.cuh"
+#include "ggml-like/cuda/linear/step_product.h"
+#include "ggml-like/cuda/moe/route_logits.h"
+#include "ggml-like/cuda/moe/route_work.cuh"
 #include "ggml-like/cuda/ops.h"
-#include "ggml-like/cuda/prologues.cuh"
-#include "ggml-like/cuda/route_logits.h"
-#include "ggml-like/cuda/route_work.cuh"
-#include "ggml-like/cuda/step_product.h"
 
 namespace quern::cuda {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+using namespace moe;
+
 namespace {
 
 /// x'[n][row] = residual[n][row] + sum, and h and squares of it; kRoutes: h of the block's tiles is kept for the router.

@@ -8,10 +8,14 @@
 #include "ggml-like/ops/logits_top.h"
 
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/moe/route.cuh"
 #include "ggml-like/cuda/ops.h"
-#include "ggml-like/cuda/route.cuh"
 
 namespace quern::cuda {
+
+using namespace ptx;
+using namespace moe;
+
 namespace {
 
 constexpr int kBlock = 512, kBlocks = 128, kGroups = kBlocks * kBlock / 32, kMost = 4096;

@@ -1,22 +1,28 @@
 // moe_down on the GPU.
-//   answers, NVFP4: cuda/down_fp4.cu
+//   answers, NVFP4: cuda/moe/down_fp4.cu
 //   answers, other formats, up to 16 rows at a time: block = one tile of 16 output rows, all terms of it; 8 warps split the
 //     columns of every expert in turn. Experts come in rising order of id, so a row's sum does not depend on its
 //     neighbours. No atomics, no second kernel.
-//   prompts: grouped tiled product (cuda/gemm.h; of up to 64 rows NVFP4 through cuda/down_fp4.cu, which adds in the same
+//   prompts: grouped tiled product (cuda/linear/gemm.h; of up to 64 rows NVFP4 through cuda/moe/down_fp4.cu, which adds in the same
 //     order) writes the terms in BF16, then one kernel weighs and adds them and does the next norm's part.
 // Traffic of few rows: the weights of each needed expert once.
 #include "ggml-like/ops/moe_down.h"
 
-#include "ggml-like/cuda/expert_rows.cuh"
-#include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/moe.h"
+#include "ggml-like/cuda/linear/prologues.cuh"
+#include "ggml-like/cuda/moe/expert_rows.cuh"
+#include "ggml-like/cuda/moe/gemm_experts.h"
+#include "ggml-like/cuda/moe/moe.h"
+#include "ggml-like/cuda/moe/route.cuh"
 #include "ggml-like/cuda/ops.h"
-#include "ggml-like/cuda/prologues.cuh"
-#include "ggml-like/cuda/route.cuh"
 
 namespace quern::cuda {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+using namespace moe;
+
 namespace {
 
 constexpr int kDownWarps = 8, kDownThreads = kDownWarps * 32;

@@ -1,23 +1,29 @@
 // moe_gate_up on the GPU: the choice of experts, then their products and the shared expert's.
-//   answers, NVFP4: cuda/gate_up_fp4.cu, which up to 8 rows also chooses experts
+//   answers, NVFP4: cuda/moe/gate_up_fp4.cu, which up to 8 rows also chooses experts
 //   answers, other formats, up to 16 rows at a time: a tile of 16 packed rows holds 8 rows of gate and the same 8 of up;
 //     tiles of all needed experts and of the shared one form one list. One row of x: 16 warps share a tile and meet in
 //     shared memory. More rows, so more experts: a warp has a tile of its own and nobody waits. Both add partial sums in
 //     the same order.
-//   prompts: grouped tiled product (cuda/gemm.h); of up to 64 rows NVFP4 experts through cuda/gate_up_fp4.cu, which adds
+//   prompts: grouped tiled product (cuda/linear/gemm.h); of up to 64 rows NVFP4 experts through cuda/moe/gate_up_fp4.cu, which adds
 //     in the same order
 // Traffic of few rows: the weights of each needed expert once.
 #include "ggml-like/ops/moe_gate_up.h"
 
-#include "ggml-like/cuda/activation.cuh"
-#include "ggml-like/cuda/expert_rows.cuh"
-#include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/moe.h"
+#include "ggml-like/cuda/linear/activation.cuh"
+#include "ggml-like/cuda/linear/prologues.cuh"
+#include "ggml-like/cuda/moe/expert_rows.cuh"
+#include "ggml-like/cuda/moe/gemm_experts.h"
+#include "ggml-like/cuda/moe/moe.h"
 #include "ggml-like/cuda/ops.h"
-#include "ggml-like/cuda/prologues.cuh"
 
 namespace quern::cuda {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+using namespace moe;
+
 namespace {
 
 /// One tile of the list: the shared expert's come first. Moves on without divisions.

@@ -1,17 +1,22 @@
 // norm_gate_up on the GPU. A tile of 16 packed rows holds 8 rows of gate and the same 8 of up.
-//   answers: up to 8 rows cuda/dense_rows.cuh, more cuda/step_product.h: the same bits a row
-//   prompts: the paired tiled product of cuda/gemm.h
+//   answers: up to 8 rows cuda/linear/dense_rows.cuh, more cuda/linear/step_product.h: the same bits a row
+//   prompts: the paired tiled product of cuda/linear/gemm.h
 #include "ggml-like/ops/norm_gate_up.h"
 
-#include "ggml-like/cuda/activation.cuh"
-#include "ggml-like/cuda/dense_rows.cuh"
-#include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/linear/activation.cuh"
+#include "ggml-like/cuda/linear/dense_rows.cuh"
+#include "ggml-like/cuda/linear/gemm.h"
+#include "ggml-like/cuda/linear/prologues.cuh"
+#include "ggml-like/cuda/linear/step_product.h"
 #include "ggml-like/cuda/ops.h"
-#include "ggml-like/cuda/prologues.cuh"
-#include "ggml-like/cuda/step_product.h"
 
 namespace quern::cuda {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+
 namespace {
 
 struct StoreGated {

@@ -1,17 +1,22 @@
-// norm_linear on the GPU: products of h, whose sums get the row's factor (cuda/deferred.h).
-//   answers: 1 row cuda/dense_one.cuh, 2 to 8 rows cuda/dense_rows.cuh, more cuda/step_product.h: the same bits a row
-//   prompts: the tiled product of cuda/gemm.h
+// norm_linear on the GPU: products of h, whose sums get the row's factor (cuda/linear/deferred.h).
+//   answers: 1 row cuda/linear/dense_one.cuh, 2 to 8 rows cuda/linear/dense_rows.cuh, more cuda/linear/step_product.h: the same bits a row
+//   prompts: the tiled product of cuda/linear/gemm.h
 #include "ggml-like/ops/norm_linear.h"
 
-#include "ggml-like/cuda/dense_one.cuh"
-#include "ggml-like/cuda/dense_rows.cuh"
-#include "ggml-like/cuda/gemm.h"
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/linear/dense_one.cuh"
+#include "ggml-like/cuda/linear/dense_rows.cuh"
+#include "ggml-like/cuda/linear/gemm.h"
+#include "ggml-like/cuda/linear/prologues.cuh"
+#include "ggml-like/cuda/linear/step_product.h"
 #include "ggml-like/cuda/ops.h"
-#include "ggml-like/cuda/prologues.cuh"
-#include "ggml-like/cuda/step_product.h"
 
 namespace quern::cuda {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+
 namespace {
 
 /// y[n][row] = sum * factor of row n, BF16 or F32.

@@ -1,0 +1,67 @@
+// The two sides of deferred.h inside kernels.
+#pragma once
+
+#include "ggml-like/cuda/linear/deferred.h"
+
+namespace quern::cuda::linear {
+
+using namespace ptx;
+
+/// Answers: by 16 neighbouring lanes for 16 neighbouring columns of row n, all there: h, and their squares.
+__device__ __forceinline__ bf16 defer_column(const Defer& d, int n, int column, float x, float norm) {
+    const bf16 h = __float2bfloat16(x * norm);
+    d.h[static_cast<int64_t>(n) * d.columns + column] = h;
+    float square = x * x;
+#pragma unroll
+    for (int i = 8; i > 0; i /= 2) square += __shfl_xor_sync(0xffffu << (threadIdx.x & 16), square, i);
+    if (column % kSquareColumns == 0) d.squares[n * d.parts + column / kSquareColumns] = square;
+    return h;
+}
+/// The same by four neighbouring lanes, four columns each, from `column` on: x, and the norm's weights.
+__device__ __forceinline__ void defer_four(const Defer& d, int n, int column, const float4& x,
+                                           const float4& norm) {
+    *reinterpret_cast<uint2*>(d.h + static_cast<int64_t>(n) * d.columns + column) =
+        make_uint2(pack_bf16(x.x * norm.x, x.y * norm.y), pack_bf16(x.z * norm.z, x.w * norm.w));
+    // The sums of defer_column: columns 8 apart, then 4, 2 and 1.
+    float square[4] = {x.x * x.x, x.y * x.y, x.z * x.z, x.w * x.w};
+    const unsigned mask = 0xfu << (threadIdx.x & 28);
+#pragma unroll
+    for (int lane = 2; lane > 0; lane /= 2)
+#pragma unroll
+        for (float& s : square) s += __shfl_xor_sync(mask, s, lane);
+    const float sum = (square[0] + square[2]) + (square[1] + square[3]);
+    if (column % kSquareColumns == 0) d.squares[n * d.parts + column / kSquareColumns] = sum;
+}
+
+/// One warp: the factor of row n in two steps, a load and what can wait for it.
+__device__ __forceinline__ float load_squares(const RowScale& s, int n) {
+    float sum = 0;
+#pragma unroll 4
+    for (int i = threadIdx.x % 32; i < s.parts; i += 32) sum += __ldcg(s.squares + n * s.parts + i);
+    return sum;
+}
+__device__ __forceinline__ float norm_factor(const RowScale& s, float loaded) {
+    return rsqrtf(warp_sum(loaded) * s.per_column + s.eps);
+}
+/// `warps` whole warps: factors[n] of row first + n, up to 64 rows.
+__device__ __forceinline__ void norm_factors(const RowScale& s, int first, int rows, int warps,
+                                             float* factors) {
+    constexpr int kTogether = 4;  // rows whose loads are under way at the same time
+    for (int base = threadIdx.x / 32; base < rows; base += kTogether * warps) {
+        float loaded[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+            loaded[i] = load_squares(s, first + min(base + i * warps, rows - 1));
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            const float factor = norm_factor(s, loaded[i]);
+            if (threadIdx.x % 32 == 0 && base + i * warps < rows) factors[base + i * warps] = factor;
+        }
+    }
+}
+/// One thread, prompts: squares are one number.
+__device__ __forceinline__ float prompt_factor(const RowScale& s, int64_t n) {
+    return rsqrtf(__ldcg(s.squares + n) * s.per_column + s.eps);
+}
+
+}  // namespace quern::cuda::linear

@@ -1,0 +1,180 @@
+// y = W h for one row of h: dense_rows.cuh with less around it, and the same bits. Warps meet once in
+// kOneTurns tiles a block, and what the end needs is loaded before. NVFP4 of few tiles a block: all of them
+// are under way before the kernel waits.
+//
+//   block b owns tiles b, b + grid, ...; of each, warp w takes pieces w, w + 16, ...
+#pragma once
+
+#include "ggml-like/cuda/linear/dense_rows.cuh"
+
+namespace quern::cuda::linear {
+
+using namespace ptx;
+using namespace pack;
+
+/// How many tiles a block has: those that it finishes together, or (a head) more.
+enum class Extent { few, many };
+/// Tiles of a block that are finished together.
+template <Extent E>
+constexpr int kOneTurns = E == Extent::few ? 8 : 16;
+
+/// How a launch divides a part. kAhead: as in kPieces; others leave room for the next kernel's block.
+template <Kind K, bool kAhead, Extent E = Extent::few>
+struct OneShape {
+    static constexpr bool kHeld = K == Kind::nvfp4 && kAhead;  // a warp has one piece of every tile
+    static constexpr int kRing = kAhead ? kPieces<K, true, true> : K == Kind::bf16 ? 2 : 3;
+    static constexpr bool kRefill = E == Extent::many || K != Kind::nvfp4;
+    int chunks, grid, turns, steps;  // tiles of a block, pieces of a warp and tile
+
+    OneShape(const Context& c, const Part& part, int n)
+        : chunks(n),
+          grid(min(c.sms, part.tiles)),
+          turns((part.tiles + grid - 1) / grid),
+          steps(n / (kWarps * kPieceChunks<K>)) {}
+    int bytes() const {
+        const int kept = E == Extent::many ? 2 * kOneTurns<E> : turns;
+        return kWarps * kRing * kPieceBytes<K> + chunks * kChunkCols * 2 +
+               kept * kWarps * kTileRows * static_cast<int>(sizeof(float));
+    }
+    bool fits(const Context& c) const {
+        if ((!kRefill && turns * steps > kRing) || (kHeld && steps > 1)) return false;
+        return (turns <= kOneTurns<E> || E == Extent::many) && bytes() + kDenseStatic <= c.shared_bytes;
+    }
+};
+
+template <Kind K, bool kAhead, Extent E = Extent::few>
+bool dense_one_fits(const Context& c, const Part& part, int chunks) {
+    return part.tiles > 0 && chunks % (kWarps * kPieceChunks<K>) == 0 &&
+           OneShape<K, kAhead, E>(c, part, chunks).fits(c);
+}
+
+/// What one row brings to the pieces of a warp.
+template <Kind K, bool kHeld>
+struct OneRow {
+    const bf16* first;
+
+    __device__ __forceinline__ void multiply(const uint8_t* piece, int step, int lane,
+                                             float (&acc)[1][4]) const {
+        const bf16* const x[1] = {first + step * kWarps * kPieceChunks<K> * kChunkCols};
+#pragma unroll
+        for (int k = 0; k < kPieceChunks<K>; ++k)
+            multiply_chunk<K, true>(piece + k * chunk_bytes(K), x, k * kChunkCols, lane, acc);
+    }
+};
+/// NVFP4, one piece of every tile: always the same columns.
+template <>
+struct OneRow<Kind::nvfp4, true> {
+    uint4 x[kPieceChunks<Kind::nvfp4>][2];
+
+    __device__ __forceinline__ explicit OneRow(const bf16* first) {
+#pragma unroll
+        for (int k = 0; k < kPieceChunks<Kind::nvfp4>; ++k)
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+                x[k][j] = load16(reinterpret_cast<const uint8_t*>(first + k * kChunkCols + 32 * j +
+                                                                  8 * (threadIdx.x & 3)));
+    }
+    __device__ __forceinline__ void multiply(const uint8_t* piece, int, int lane, float (&acc)[1][4]) const {
+#pragma unroll
+        for (int k = 0; k < kPieceChunks<Kind::nvfp4>; ++k)
+            multiply_fp4<true, 1>(
+                piece + k * kFp4Chunk, [&](int, int j) { return x[k][j]; }, lane, acc);
+    }
+};
+
+/// prologue and finish as in dense_rows.
+template <Kind K, bool kAhead, Extent E, typename Prologue, typename Finish>
+__device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kAhead, E>& s,
+                                          Prologue&& prologue, const Finish& finish) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    using Shape = OneShape<K, kAhead, E>;
+    constexpr int kRing = Shape::kRing, kBytes = kPieceBytes<K>, kTurns = kOneTurns<E>;
+    constexpr int kSums = kTurns * kWarps * kTileRows;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint8_t* ring = shared + warp * kRing * kBytes;
+    bf16* h = reinterpret_cast<bf16*>(shared + kWarps * kRing * kBytes);
+    float* sums = reinterpret_cast<float*>(h + s.chunks * kChunkCols);  // [turn][warp][16]; many: two of them
+
+    allow_successor();
+    const int64_t tile_bytes = static_cast<int64_t>(s.chunks) * chunk_bytes(K);
+    const uint8_t* from = part.data + blockIdx.x * tile_bytes + warp * kBytes + 16 * lane;
+    const int64_t jump = gridDim.x * tile_bytes - (s.steps - 1) * (kWarps * kBytes);
+    int tile = blockIdx.x, step = 0;  // of the next piece
+    const auto request = [&](uint8_t* to) {
+        if (tile < part.tiles) {
+#pragma unroll
+            for (int i = 0; i < kBytes; i += 512)
+                if (i + 512 <= kBytes || i + 16 * lane < kBytes) copy_async16(to + i + 16 * lane, from + i);
+        }
+        commit_copies();
+        from += kWarps * kBytes;
+        if (Shape::kHeld || ++step == s.steps) step = 0, tile += gridDim.x, from += jump - kWarps * kBytes;
+    };
+#pragma unroll
+    for (int i = 0; i < kRing; ++i) request(ring + i * kBytes);
+    prologue.early();
+    // The end: thread = row r of a turn's tile; of every other batch of turns by the other half of the warps.
+    const int r = threadIdx.x % kTileRows;
+    int turn_of, row;
+    bool adds;
+    float factor = 1;
+    const auto prepare = [&](int batch) {
+        turn_of = threadIdx.x / kTileRows;
+        if (E == Extent::many) turn_of = (turn_of + batch * kTurns) % (2 * kTurns);
+        row = (blockIdx.x + (batch * kTurns + turn_of) * gridDim.x) * kTileRows + r;
+        adds = turn_of < (E == Extent::many ? kTurns : s.turns) && row < part.rows;
+        if constexpr (K != Kind::bf16)
+            if (adds) factor = part.factor[row];
+    };
+    static_assert(2 * kOneTurns<Extent::many> * kTileRows == kThreads);
+    prepare(0);
+    wait_for_predecessor();
+    typename std::decay_t<Finish>::Loaded loaded{};
+    if (adds) loaded = finish.load(row, 0);
+    prologue(h, 0);
+    __syncthreads();
+    prologue.late();
+
+    uint8_t* piece = ring;
+    const OneRow<K, Shape::kHeld> x{h + warp * kPieceChunks<K> * kChunkCols};
+    const int steps = Shape::kHeld ? 1 : s.steps;
+    int at = blockIdx.x;
+#pragma unroll 1
+    for (int batch = 0;; ++batch) {
+        float* now = sums + (E == Extent::many ? batch % 2 * kSums : 0);
+        float* to = now + warp * kTileRows + (lane >> 2);
+#pragma unroll 1
+        for (int i = 0; at < part.tiles && (E == Extent::few || i < kTurns);
+             ++i, at += gridDim.x, to += kWarps * kTileRows) {
+            float acc[1][4] = {};
+#pragma unroll 1
+            for (int j = 0; j < steps; ++j) {
+                wait_copies<kRing - 1>();
+                if constexpr (K != Kind::bf16) __syncwarp();  // parts were copied by other lanes
+                x.multiply(piece, j, lane, acc);
+                if constexpr (Shape::kRefill) {
+                    if constexpr (K != Kind::bf16) __syncwarp();
+                    request(piece);
+                    piece = piece == ring + (kRing - 1) * kBytes ? ring : piece + kBytes;
+                } else {
+                    commit_copies();
+                    piece += kBytes;
+                }
+            }
+            if ((lane & 3) == 0) {
+                to[0] = acc[0][0];
+                to[8] = acc[0][2];
+            }
+        }
+        __syncthreads();
+        if (adds)
+            finish.store(
+                row, 0, loaded,
+                scaled(add_parts(kWarps, now + turn_of * kWarps * kTileRows + r, kTileRows), factor));
+        if (E == Extent::few || at >= part.tiles) break;
+        prepare(batch + 1);
+        if (adds) loaded = finish.load(row, 0);
+    }
+}
+
+}  // namespace quern::cuda::linear

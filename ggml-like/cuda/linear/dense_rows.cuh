@@ -1,0 +1,277 @@
+// y = h W^T for up to 8 rows, W one part of a packed weight: the main loop that norm_linear, norm_gate_up and
+// linear_add share. They differ in how h comes into shared memory and in what happens to a sum,
+// or in paired order to the sums of gate and up.
+//
+//   block b owns tile groups b, b + grid, ...; a group is 16 / S tiles, S warps a tile (few_rows.cuh); warp
+//   `part` of S takes pieces part, part + S, ... of its tile, one or two chunks each
+#pragma once
+
+#include "ggml-like/cuda/context.h"
+#include "ggml-like/cuda/linear/few_rows.cuh"
+#include "ggml-like/cuda/linear/finish_sum.cuh"
+
+namespace quern::cuda::linear {
+
+using namespace ptx;
+using namespace pack;
+
+/// Chunks that one warp copies and multiplies at a time: small ones in pairs.
+template <Kind K>
+constexpr int kPieceChunks = K == Kind::bf16 ? 1 : 2;
+template <Kind K>
+constexpr int kPieceBytes = kPieceChunks<K>* chunk_bytes(K);
+/// Pieces of a warp on their way. Deep rings: so many that a block takes more than half the 227 KB of an SM
+/// (two blocks of one kernel on one SM leave another SM idle). Fewer fit beside 8 rows into the 99 KB that a block has
+/// on sm_86, 89 and 120, where memory is slower too.
+/// kAhead: one row that is normed, whose block beside that of moe_down still fits.
+template <Kind K, bool kDeep, bool kAhead>
+constexpr int kPieces = kDeep ? (K == Kind::nvfp4            ? 6
+                                 : K == Kind::bf16 && kAhead ? 4
+                                                             : 3)
+                              : (K == Kind::nvfp4 ? 2 : 1);
+
+template <Kind K>
+__host__ __device__ constexpr int pieces_for(int chunks) {
+    return (chunks + kPieceChunks<K> - 1) / kPieceChunks<K>;
+}
+/// Tile groups of a part, for sizing the grid.
+template <Kind K>
+__host__ __device__ constexpr int dense_groups(int tiles, int chunks) {
+    return tile_groups(tiles, pieces_for<K>(chunks));
+}
+
+/// Tile groups whose sums a block finishes together: a barrier each time, so that warps do not wait for each
+/// other at every tile. The sums of one group take 2 KB a row of x. For one row a block stays below 132 KB in
+/// all, one of the sizes in which an SM's memory is split, as its neighbours do.
+template <Kind K, bool kDeep>
+__host__ __device__ constexpr int groups_together(int rows) {
+    if (!kDeep) return rows <= 1 ? 4 : 1;
+    if (K == Kind::bf16) return rows <= 1 ? 8 : rows <= 2 ? 4 : 2;
+    return rows > 4 ? 2 : K == Kind::fp8 ? 8 : 4;
+}
+
+/// The pieces of one warp, tile group after tile group. Kept as running sums: a step is one chunk's worth of
+/// decoding, so that addresses made anew each time would show.
+template <Kind K>
+struct DenseSource {
+    int log_split, split, part, steps;  // warps a tile, this warp's place among them, steps a tile
+    const uint8_t* from;                // the next piece, at this lane's 16 bytes
+    int chunk, tile, chunks, tiles;
+    int first, end;  // chunks of the first step and after the last
+    int tile_step;
+    int64_t tile_jump;  // bytes from the end of a tile's steps to the next tile's first
+
+    __device__ DenseSource(const Part& p, int chunk_count, int warp, int lane)
+        : chunks(chunk_count), tiles(p.tiles) {
+        const int pieces = pieces_for<K>(chunks);
+        log_split = log_warps_per_tile(pieces);
+        split = 1 << log_split;
+        part = warp & (split - 1);
+        steps = (pieces + split - 1) >> log_split;
+        const int group = kWarps >> log_split;
+        tile = blockIdx.x * group + (warp >> log_split);
+        tile_step = gridDim.x * group;
+        chunk = first = part * kPieceChunks<K>;
+        end = first + steps * split * kPieceChunks<K>;
+        from = p.data + (static_cast<int64_t>(tile) * chunks + chunk) * chunk_bytes(K) + 16 * lane;
+        tile_jump = (static_cast<int64_t>(tile_step) * chunks - (end - first)) * chunk_bytes(K);
+    }
+    /// Some steps have no piece, and the last piece of a tile may be one chunk short.
+    __device__ __forceinline__ bool has_piece() const { return tile < tiles && chunk < chunks; }
+    __device__ __forceinline__ bool has_whole_piece() const { return chunk + kPieceChunks<K> <= chunks; }
+    __device__ __forceinline__ void advance() {
+        chunk += split * kPieceChunks<K>;
+        from += split * kPieceBytes<K>;
+        if (chunk != end) return;
+        chunk = first;
+        tile += tile_step;
+        from += tile_jump;
+    }
+};
+
+/// The pieces of one warp on their way.
+template <Kind K, bool kDeep, bool kAhead>
+struct DenseRing {
+    uint8_t* base;  // of this warp
+    int at = 0;     // bytes: the current piece
+
+    static constexpr int kBytes = kPieces<K, kDeep, kAhead> * kPieceBytes<K>;
+
+    __device__ DenseRing(uint8_t* ring, int warp) : base(ring + warp * kBytes) {}
+
+    __device__ __forceinline__ void fill(DenseSource<K>& source, int lane) {
+#pragma unroll
+        for (int i = 0; i < kPieces<K, kDeep, kAhead>; ++i) request(source, i * kPieceBytes<K>, lane);
+    }
+    /// Waits for the current step's piece.
+    __device__ __forceinline__ const uint8_t* wait() {
+        wait_copies<kPieces<K, kDeep, kAhead> - 1>();
+        if constexpr (K != Kind::bf16) __syncwarp();  // parts were copied by other lanes
+        return base + at;
+    }
+    /// Gives the piece's place to the next copy.
+    __device__ __forceinline__ void release(DenseSource<K>& source, int lane) {
+        if constexpr (K != Kind::bf16) __syncwarp();
+        request(source, at, lane);
+        at = at + kPieceBytes<K> == kBytes ? 0 : at + kPieceBytes<K>;
+    }
+
+  private:
+    __device__ __forceinline__ void request(DenseSource<K>& source, int place, int lane) {
+        const bool any = source.has_piece(), whole = any && source.has_whole_piece();
+        uint8_t* to = base + place + 16 * lane;
+#pragma unroll
+        for (int offset = 0; offset < kPieceBytes<K>; offset += 512) {
+            const bool in_first = offset + 512 <= chunk_bytes(K) || offset + 16 * lane < chunk_bytes(K);
+            const bool in_piece = offset + 512 <= kPieceBytes<K> || offset + 16 * lane < kPieceBytes<K>;
+            if ((any && in_first) || (whole && in_piece)) copy_async16(to + offset, source.from + offset);
+        }
+        source.advance();
+        commit_copies();
+    }
+};
+
+/// Sums of tile groups that are finished together; two of these, used in turns.
+template <Kind K, bool kDeep>
+__host__ __device__ constexpr int group_sums(int rows) {
+    return groups_together<K, kDeep>(rows) * kWarps * 16 * rows;
+}
+
+template <Kind K, bool kDeep, bool kAhead = false>
+int dense_shared_bytes(int rows, int chunks) {
+    return kWarps * DenseRing<K, kDeep, kAhead>::kBytes + rows * activation_stride<K>(chunks) * 2 +
+           2 * group_sums<K, kDeep>(rows) * static_cast<int>(sizeof(float));
+}
+
+inline constexpr int kDenseStatic = 1024;  // shared memory of prologues
+
+/// Calls f.operator()<kDeep>() with what a launch takes.
+template <Kind K, typename F>
+auto dense_shape(const Context& c, int chunks, F&& f) {
+    if (dense_shared_bytes<K, true, true>(1, chunks) + kDenseStatic <= c.shared_bytes)
+        return f.template operator()<true>();
+    return f.template operator()<false>();
+}
+template <Kind K>
+bool dense_fits(const Context& c, int rows, int chunks) {
+    return dense_shape<K>(c, chunks, [&]<bool kDeep>() {
+        return dense_shared_bytes<K, kDeep, false>(rows, chunks) + kDenseStatic <= c.shared_bytes;
+    });
+}
+
+/// Whether so many rows go through dense_rows; others take step_product.h, which adds in the same order.
+inline bool dense_takes(const Context& c, Kind kind, int chunks, int rows) {
+    if (rows > kPassRows) return false;
+    return kind == Kind::bf16  ? dense_fits<Kind::bf16>(c, rows, chunks)
+           : kind == Kind::fp8 ? dense_fits<Kind::fp8>(c, rows, chunks)
+                               : dense_fits<Kind::nvfp4>(c, rows, chunks);
+}
+
+/// A lane's sums of the first `rows` columns into [rows][16 weight rows].
+__device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[4], int rows, int lane) {
+    const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int n = 2 * t + (i & 1);
+        if (n < rows) to[n * 16 + g + (i >> 1) * 8] = sum[i];
+    }
+}
+
+/// Everything from the first weight to the last sum. prologue.early() may read weights, prologue(h, stride)
+/// writes `rows` rows of activations after the wait for the predecessor, prologue.late() comes before the
+/// products and is done before the first finish.store, all by all threads. finish.load(row of the part,
+/// column n), a Finish::Loaded, comes before the sums are made, finish.store(row, n, loaded value, sum)
+/// after; each once for each sum. With Finish::kPaired the part is in paired order, a row one of gate and up,
+/// and finish.store(row, n, gate sum, up sum). kOne: all_rows is 1; the rest as in kPieces.
+template <Kind K, bool kDeep, bool kOne, bool kAhead, typename Prologue, typename Finish>
+__device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all_rows, Prologue&& prologue,
+                                           const Finish& finish) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    bf16* h = reinterpret_cast<bf16*>(shared + kWarps * DenseRing<K, kDeep, kAhead>::kBytes);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int rows = kOne ? 1 : all_rows, stride = activation_stride<K>(chunks), blocks = gridDim.x;
+    float* sums = reinterpret_cast<float*>(h + rows * stride);
+
+    allow_successor();
+    DenseSource<K> source(part, chunks, warp, lane);
+    const int split = source.split, mine = source.part, steps = source.steps,
+              log_group = 4 - source.log_split, group = 1 << log_group;
+    DenseRing<K, kDeep, kAhead> ring(shared, warp);
+    ring.fill(source, lane);
+    prologue.early();
+    wait_for_predecessor();
+    prologue(h, stride);
+    __syncthreads();
+    prologue.late();
+
+    const bf16* const x[1] = {h + min(lane >> 2, rows - 1) * stride};
+    const int groups = (part.tiles + group - 1) >> log_group, most = groups_together<K, kDeep>(rows);
+    constexpr int kOut = Finish::kPaired ? 8 : 16;  // rows of y that a tile has
+    const int height = Finish::kPaired ? part.rows / 2 : part.rows;
+    const Divisor by_rows(rows);
+    int turn = 0;
+#pragma unroll 1
+    for (int at = blockIdx.x; at < groups; at += most * blocks, ++turn) {
+        const int together = min(most, quotient(groups - at + blocks - 1, blocks));
+        // Result i of the turn: of tile `tile`, counted from the turn's first, row n of x, row r of the tile.
+        struct Result {
+            int tile, n, row;
+        };
+        const auto result = [&](int i) {
+            const int j = i / kOut, tile = kOne ? j : by_rows.quotient(j);
+            return Result{
+                tile, kOne ? 0 : j - tile * rows,
+                ((at + (tile >> log_group) * blocks) * group + (tile & (group - 1))) * kOut + i % kOut};
+        };
+        const int all = (together << log_group) * kOut * rows;
+        // Other warps finish each turn, so that none falls behind. What they need from memory is asked for
+        // now.
+        const int thread = (threadIdx.x - 128 * turn) & (kThreads - 1);
+        float factor = 1;
+        typename std::decay_t<Finish>::Loaded loaded{};  // paired: the factor of up
+        const auto load = [&](const Result& o) {
+            if constexpr (Finish::kPaired) {
+                factor = part.factor[o.row / 8 * kTileRows + o.row % 8];
+                loaded = part.factor[o.row / 8 * kTileRows + o.row % 8 + 8];
+            } else {
+                if constexpr (K != Kind::bf16) factor = part.factor[o.row];
+                loaded = finish.load(o.row, o.n);
+            }
+        };
+        const Result first = result(thread);
+        if (thread < all && first.row < height) load(first);
+        float* now = sums + (turn & 1) * group_sums<K, kDeep>(rows);
+#pragma unroll 1
+        for (int j = 0; j < together; ++j) {
+            float sum[1][4] = {};
+#pragma unroll 1
+            for (int i = 0; i < steps; ++i) {
+                const uint8_t* piece = ring.wait();
+                const int c = (mine + i * split) * kPieceChunks<K>;
+#pragma unroll
+                for (int k = 0; k < kPieceChunks<K>; ++k)
+                    if (c + k < chunks)
+                        multiply_chunk<K, kOne>(piece + k * chunk_bytes(K), x, (c + k) * kChunkCols, lane,
+                                                sum);
+                ring.release(source, lane);
+            }
+            store_row_sums(now + (j * kWarps + warp) * 16 * rows, sum[0], rows, lane);
+        }
+        __syncthreads();
+#pragma unroll 1
+        for (int i = thread; i < all; i += kThreads) {
+            const Result o = result(i);
+            if (o.row >= height) continue;
+            if (i != thread) load(o);
+            const float* from =
+                now + (o.tile * split * rows + o.n) * 16 + i % kOut;  // of the tile's first warp
+            const float total = scaled(add_parts(split, from, 16 * rows), factor);
+            if constexpr (Finish::kPaired)
+                finish.store(o.row, o.n, total, scaled(add_parts(split, from + 8, 16 * rows), loaded));
+            else
+                finish.store(o.row, o.n, loaded, total);
+        }
+    }
+}
+
+}  // namespace quern::cuda::linear

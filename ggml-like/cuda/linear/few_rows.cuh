@@ -1,0 +1,194 @@
+// Products of packed weights with few rows of activations (1 to 16): a memory-bound stream of weights through
+// tensor cores.
+//
+//   block = 16 warps; S of them share one tile of 16 weight rows, warp `part` of S takes chunks part, part +
+//   S, ... weights: cp.async into a ring of chunks of each warp's own; activations: BF16 in shared memory,
+//   read as B operands (N = 8 columns are up to 8 rows of x); the S partial sums meet in shared memory and
+//   are added in order.
+//
+// Traffic: every weight byte once. Limits: bytes in flight (ring 48 to 96 KB an SM); for nvfp4 also about 3
+// instructions a weight. The order of a sum depends on K only, so a row's bits do not depend on its
+// neighbours.
+#pragma once
+
+#include "ggml-like/cuda/linear/fp4_rows.cuh"
+#include "ggml-like/cuda/pack/decode.cuh"
+
+namespace quern::cuda::linear {
+
+using namespace ptx;
+using namespace pack;
+
+inline constexpr int kFewRows = 16;
+inline constexpr int kWarps = 16;
+inline constexpr int kThreads = kWarps * 32;
+
+/// Chunks of a warp on their way. With 16 rows of 4096 activations only two BF16 chunks fit beside them.
+template <Kind K, int NT>
+constexpr int kRingDepth = K == Kind::bf16  ? (NT == 1 ? 3 : 2)
+                           : K == Kind::fp8 ? 4
+                                            : 6;
+
+/// Warps that share a tile: a power of two, at most 16 and at most `chunks` rounded up.
+__host__ __device__ constexpr int warps_per_tile(int chunks) {
+    int s = 1;
+    while (s < kWarps && s < chunks) s *= 2;
+    return s;
+}
+
+/// Its logarithm.
+__device__ __forceinline__ int log_warps_per_tile(int chunks) { return min(4, 32 - __clz(chunks - 1)); }
+static_assert(kWarps == 1 << 4);
+
+/// Tile groups of a weight, for sizing the grid.
+__host__ __device__ constexpr int tile_groups(int tiles, int chunks) {
+    const int group = kWarps / warps_per_tile(chunks);
+    return (tiles + group - 1) / group;
+}
+
+/// Activations in shared memory: row n at n * stride, 16 columns of which lie as 4 x {2t, 2t+1, 2t+8, 2t+9},
+/// and with nvfp4 two such blocks side by side, so that a lane reads its B registers with one load of 8 or 16
+/// bytes. The pad keeps rows of a quarter warp in different banks.
+template <Kind K>
+__host__ __device__ constexpr int activation_stride(int chunks) {
+    return chunks * kChunkCols + (K == Kind::nvfp4 ? 32 : 16);
+}
+
+/// Position of column k inside a row.
+template <Kind K>
+__device__ __forceinline__ int activation_place(int k) {
+    if constexpr (K == Kind::nvfp4)
+        return (k & ~31) + ((k & 16) >> 2) + ((k & 6) << 2) + ((k & 8) >> 2) + (k & 1);
+    return (k & ~15) + ((k & 6) << 1) + ((k & 8) >> 2) + (k & 1);
+}
+
+/// Bytes of dynamic shared memory that the ring takes.
+template <Kind K, int NT>
+__host__ __device__ constexpr int ring_bytes() {
+    return kRingDepth<K, NT> * chunk_bytes(K) * kWarps;
+}
+
+/// One chunk from global to shared memory by one warp.
+template <Kind K>
+__device__ __forceinline__ void copy_chunk(uint8_t* to, const uint8_t* from, int lane) {
+    constexpr int kWide = K == Kind::bf16 ? 4 : K == Kind::fp8 ? 2 : 1;
+#pragma unroll
+    for (int i = 0; i < kWide; ++i) copy_async16(to + 512 * i + 16 * lane, from + 512 * i + 16 * lane);
+    if constexpr (K == Kind::nvfp4)
+        if (lane < 4) copy_async16(to + 512 + 16 * lane, from + 512 + 16 * lane);
+    if constexpr (K == Kind::fp8)
+        if (lane == 0) copy_async16(to + 1024, from + 1024);
+}
+
+__device__ __forceinline__ uint4 load16(const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); }
+
+/// sum[nt] += (chunk, 16 x 64) times the 64 activations from `column` on of x[nt], the lane's row (column of
+/// B). kHalf: as in multiply_fp4.
+template <Kind K, bool kHalf, int NT>
+__device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16* const (&x)[NT], int column,
+                                               int lane, float (&sum)[NT][4]) {
+    const auto b = [&](int nt, int kk) {
+        return *reinterpret_cast<const uint2*>(x[nt] + column + 16 * kk + 4 * (lane & 3));
+    };
+    if constexpr (K == Kind::bf16) {
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) {
+            const uint4 w = load16(chunk + 512 * kk + 16 * lane);
+            const uint32_t a[4] = {w.x, w.y, w.z, w.w};
+#pragma unroll
+            for (int nt = 0; nt < NT; ++nt) {
+                const uint2 v = b(nt, kk);
+                mma(sum[nt], a, v.x, v.y);
+            }
+        }
+    } else if constexpr (K == Kind::fp8) {
+        float partial[NT][4] = {};
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const uint4 w = load16(chunk + 512 * h + 16 * lane);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                uint32_t a[4];
+                decode_fp8(i ? w.z : w.x, i ? w.w : w.y, a);
+#pragma unroll
+                for (int nt = 0; nt < NT; ++nt) {
+                    const uint2 v = b(nt, 2 * h + i);
+                    mma(partial[nt], a, v.x, v.y);
+                }
+            }
+        }
+        const float2 scale = *reinterpret_cast<const float2*>(chunk + 1024);
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                sum[nt][i] = __fmaf_rn(i < 2 ? scale.x : scale.y, partial[nt][i], sum[nt][i]);
+    } else {
+        const auto operands = [&](int nt, int j) {
+            return load16(reinterpret_cast<const uint8_t*>(x[nt] + column + 32 * j + 8 * (lane & 3)));
+        };
+        multiply_fp4<kHalf, NT>(chunk, operands, lane, sum);
+    }
+}
+
+/// Up to 16 partial sums, `step` apart, are read at once and added four by four, then the fours: the order,
+/// whoever adds.
+__device__ __forceinline__ float add_parts(int parts, const float* from, int step) {
+    float value[kWarps], total = 0;
+#pragma unroll
+    for (int i = 0; i < kWarps; ++i) value[i] = i < parts ? from[i * step] : 0.0f;
+#pragma unroll
+    for (int i = 0; i < kWarps; i += 4) total += ((value[i] + value[i + 1]) + value[i + 2]) + value[i + 3];
+    return total;
+}
+
+/// A lane's sums into [8 * NT columns][16 rows].
+template <int NT>
+__device__ __forceinline__ void store_sums(float* to, const float (&sum)[NT][4], int lane) {
+    const int g = lane >> 2, t = lane & 3;
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) to[(8 * nt + 2 * t + (i & 1)) * 16 + g + (i >> 1) * 8] = sum[nt][i];
+}
+
+/// The ring of one warp: `depth` chunks on their way. Source: void next(const uint8_t*& from) gives the
+/// chunks in order, null for a step without one.
+template <Kind K, int NT>
+struct Ring {
+    uint8_t* base;  // of this warp
+    int stage = 0;
+
+    __device__ explicit Ring(uint8_t* ring, int warp)
+        : base(ring + warp * kRingDepth<K, NT> * chunk_bytes(K)) {}
+
+    /// Copies under way for the first depth steps.
+    template <typename Source>
+    __device__ __forceinline__ void fill(Source& source, int lane) {
+#pragma unroll
+        for (int i = 0; i < kRingDepth<K, NT>; ++i) request(source, i, lane);
+    }
+    /// Waits for the current step's chunk.
+    __device__ __forceinline__ const uint8_t* wait() {
+        wait_copies<kRingDepth<K, NT> - 1>();
+        if constexpr (K != Kind::bf16) __syncwarp();  // scales were copied by other lanes
+        return base + stage * chunk_bytes(K);
+    }
+    /// Gives the chunk's place to the next copy.
+    template <typename Source>
+    __device__ __forceinline__ void release(Source& source, int lane) {
+        if constexpr (K != Kind::bf16) __syncwarp();
+        request(source, stage, lane);
+        stage = stage + 1 == kRingDepth<K, NT> ? 0 : stage + 1;
+    }
+
+  private:
+    template <typename Source>
+    __device__ __forceinline__ void request(Source& source, int at, int lane) {
+        const uint8_t* from = source.next();
+        if (from != nullptr) copy_chunk<K>(base + at * chunk_bytes(K), from, lane);
+        commit_copies();
+    }
+};
+
+}  // namespace quern::cuda::linear

@@ -1,0 +1,52 @@
+// How results of products with many rows reach memory.
+#pragma once
+
+#include "ggml-like/cuda/linear/activation.cuh"
+#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/linear/gemm_task.cuh"
+
+namespace quern::cuda::linear {
+
+using namespace ptx;
+using namespace pack;
+
+/// Adds the residual and stores 8 neighbours of a row, of which `there` exist; by 16 bytes where the place
+/// allows it.
+__device__ __forceinline__ void store_row(const GemmTask& task, float (&v)[8], int64_t at,
+                                          int64_t residual_at, int there) {
+    if (task.residual != nullptr) {
+        const float* residual = task.residual + residual_at;
+        if (there >= 8 && reinterpret_cast<uintptr_t>(residual) % 16 == 0) {
+            const float4 r[2] = {reinterpret_cast<const float4*>(residual)[0],
+                                 reinterpret_cast<const float4*>(residual)[1]};
+            v[0] += r[0].x, v[1] += r[0].y, v[2] += r[0].z, v[3] += r[0].w;
+            v[4] += r[1].x, v[5] += r[1].y, v[6] += r[1].z, v[7] += r[1].w;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] += i < there ? residual[i] : 0.0f;
+        }
+    }
+    if (task.f32) {
+        float* y = static_cast<float*>(task.y) + at;
+        if (there >= 8 && reinterpret_cast<uintptr_t>(y) % 16 == 0) {
+            reinterpret_cast<float4*>(y)[0] = make_float4(v[0], v[1], v[2], v[3]);
+            reinterpret_cast<float4*>(y)[1] = make_float4(v[4], v[5], v[6], v[7]);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                if (i < there) y[i] = v[i];
+        }
+        return;
+    }
+    bf16* y = static_cast<bf16*>(task.y) + at;
+    if (there >= 8 && reinterpret_cast<uintptr_t>(y) % 16 == 0) {
+        *reinterpret_cast<uint4*>(y) = make_uint4(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
+                                                  pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7]));
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (i < there) y[i] = __float2bfloat16_rn(v[i]);
+    }
+}
+
+}  // namespace quern::cuda::linear

@@ -1,0 +1,159 @@
+// What a product of packed weights with many rows is given, and which part of it a block takes.
+#pragma once
+
+#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/linear/gemm.h"
+#include "ggml-like/cuda/linear/step_product.h"
+#include "ggml-like/cuda/ptx/ptx.cuh"
+
+namespace quern::cuda::linear {
+
+using namespace ptx;
+using namespace pack;
+
+struct GemmTask {
+    const uint8_t* data;  // of the part, or of expert 0
+    const float* factor;
+    int tiles;
+    int chunks;
+    int cols;
+    int rows;  // of y that are stored: a paired part's are half of its own
+    int row_blocks;
+    bool paired;
+    bool f32;
+    const bf16* x;
+    int ldx8;  // in 16 bytes
+    int tokens;
+    void* y;
+    int64_t ldy;
+    const float* residual;
+    int64_t residual_ld;
+    RowScale scale;  // of rows of x
+    // Answers only: instead of what is said of y, residual and scale
+    StepOutput answer;
+    // Grouped only:
+    const int* groups;  // or null
+    int64_t expert_bytes;
+    int experts;
+    int used;
+    bool down;  // x rows and y rows by pair (y with a free row after each token's), else x by token and y by
+                // pair
+    int stages;
+};
+
+template <int Tiles, int Tokens, int WarpTiles, int WarpsK, int BlocksPerSm, bool Skip>
+struct GemmShape {
+    static constexpr int kTiles = Tiles;
+    static constexpr int kTokens = Tokens;
+    static constexpr int kWarpTiles = WarpTiles;
+    static constexpr int kWarpsM = Tiles / WarpTiles;
+    static constexpr int kWarpsK = WarpsK;  // also chunks of a stage
+    static constexpr int kThreads = 32 * kWarpsM * kWarpsK;
+    static constexpr int kBlocksPerSm = BlocksPerSm;
+    static constexpr bool kSkip = Skip;  // leave out the products of absent tokens, by 32
+    static constexpr int kLoadRows = kThreads / 8;
+    static constexpr int kLoads = Tokens / kLoadRows;
+    static_assert(Tokens % kLoadRows == 0 && Tokens % 32 == 0);
+};
+
+template <class S>
+constexpr int kTokenStage = S::kTokens * 128 * S::kWarpsK;
+template <Kind K, class S>
+constexpr int kWeightStage = S::kTiles* chunk_bytes(K) * S::kWarpsK;
+template <Kind K, class S>
+constexpr int kStage = kTokenStage<S> + kWeightStage<K, S>;
+/// Besides the stages: the rows of y of the block's tokens, and their factors.
+template <class S>
+constexpr int kRowListBytes = S::kTokens * 8;
+template <Kind K, class S>
+constexpr int gemm_shared(int stages) {
+    return stages * kStage<K, S> + kRowListBytes<S>;
+}
+
+/// Where a block works. Everything but `expert` and `pairs` is also known for dense work.
+struct GemmPlace {
+    int expert;
+    int row_block;
+    int first;  // token, or index into the expert's pairs
+    int count;  // tokens of this tile; 0: nothing to do
+};
+
+/// Blocks that run at the same time share weights (up to 16 token tiles) and activations.
+template <class S>
+__device__ __forceinline__ GemmPlace dense_place(const GemmTask& task, int id) {
+    constexpr int kGroup = 16;
+    const int token_tiles = (task.tokens + S::kTokens - 1) / S::kTokens;
+    const int group = id / (kGroup * task.row_blocks);
+    const int within = id - group * kGroup * task.row_blocks;
+    const int width = min(kGroup, token_tiles - group * kGroup);
+    GemmPlace place{};
+    place.row_block = within / width;
+    place.first = (group * kGroup + within % width) * S::kTokens;
+    place.count = min(S::kTokens, task.tokens - place.first);
+    return place;
+}
+
+/// The expert that owns tile `wanted` of the list of all experts' token tiles; whole warps only, same answer
+/// in each.
+template <class S>
+__device__ __forceinline__ GemmPlace grouped_place(const GemmTask& task, int id) {
+    const int wanted = id / task.row_blocks;
+    const int lane = threadIdx.x % 32;
+    GemmPlace place{};
+    place.row_block = id % task.row_blocks;
+    int before = 0;
+    for (int e0 = 0; e0 < task.experts; e0 += 256) {
+        // A lane takes 8 neighbours.
+        const int mine = e0 + lane * 8;
+        int offset[9];
+#pragma unroll
+        for (int i = 0; i < 9; ++i) offset[i] = task.groups[min(mine + i, task.experts)];
+        int sum = 0;
+#pragma unroll
+        for (int i = 0; i < 8; ++i) sum += (offset[i + 1] - offset[i] + S::kTokens - 1) / S::kTokens;
+        int end = sum;
+#pragma unroll
+        for (int d = 1; d < 32; d <<= 1) {
+            const int other = __shfl_up_sync(0xffffffffu, end, d);
+            if (lane >= d) end += other;
+        }
+        end += before;
+        const unsigned past = __ballot_sync(0xffffffffu, end > wanted);
+        if (past != 0) {
+            int begin = end - sum;
+            int count = 0;
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int n = offset[i + 1] - offset[i];
+                const int tiles = (n + S::kTokens - 1) / S::kTokens;
+                if (wanted >= begin && wanted < begin + tiles) {
+                    const int skipped = (wanted - begin) * S::kTokens;
+                    place.expert = mine + i;
+                    place.first = offset[i] + skipped;
+                    count = min(S::kTokens, n - skipped);
+                }
+                begin += tiles;
+            }
+            const int owner = __ffs(static_cast<int>(past)) - 1;
+            place.expert = __shfl_sync(0xffffffffu, place.expert, owner);
+            place.first = __shfl_sync(0xffffffffu, place.first, owner);
+            place.count = __shfl_sync(0xffffffffu, count, owner);
+            return place;
+        }
+        before = __shfl_sync(0xffffffffu, end, 31);
+    }
+    return place;
+}
+
+/// Rows of x and y of token `n`, or of entry `n` of the experts' pairs.
+struct GemmRows {
+    int x, y;
+};
+__device__ __forceinline__ GemmRows rows_of(const GemmTask& task, int n) {
+    if (task.groups == nullptr) return {n, n};
+    const int pair = task.groups[task.experts + 1 + n];
+    const int token = pair / task.used;
+    return task.down ? GemmRows{pair, pair + token} : GemmRows{token, pair};
+}
+
+}  // namespace quern::cuda::linear

@@ -1,0 +1,140 @@
+// The products of gemm.cuh on sm_90a: warpgroup products, and warps of their own that copy.
+//
+//               tokens: kTokens a block
+//   128 rows  w0..w3 | sums: 16 rows      A block owns 128 weight rows of one part or one expert, and a tile of tokens.
+//             w4..w7 | x all tokens,      Eight warps multiply, 16 rows each. A ninth keeps a ring of kStages stages full,
+//                      each warp          each kChunks chunks of 64 columns. With kSplit > 1 the blocks of a cluster share
+//                                         the columns; their sums meet in the order of the ranks.
+//
+// Traffic: as in gemm.cuh. Weights come by the copy engine, a tile's chunks of a stage at once; so do tokens that are
+// neighbours. Chosen tokens come by cp.async, and a tenth warp hands them over to the products.
+// Operands: A from registers: packed weights are in its order, and codes are decoded there while the products of the chunk
+// before run. B from shared memory.
+// Files: warpgroup_shape.cuh, shapes and shared memory; warpgroup_block.cuh, copies and products; warpgroup_store.cuh, from
+// the sums to y.
+#pragma once
+
+#include <cudaTypedefs.h>
+
+#include "ggml-like/cuda/linear/warpgroup_store.cuh"
+
+#if QUERN_WGMMA
+#define QUERN_CLUSTER(n) __cluster_dims__(n, 1, 1)
+#else
+#define QUERN_CLUSTER(n)
+#endif
+
+namespace quern::cuda::linear {
+
+using namespace ptx;
+using namespace pack;
+
+/// Barriers are static shared memory: a kernel that has none was not compiled for sm_90a.
+template <Kind K, class S>
+__global__ void QUERN_CLUSTER(S::kSplit) __launch_bounds__(S::kThreads, S::kBlocksPerSm)
+    warpgroup_kernel(const __grid_constant__ GemmTask task, const __grid_constant__ CUtensorMap x) {
+#if QUERN_WGMMA
+    using R = Ring<K, S>;
+    extern __shared__ __align__(1024) uint8_t unaligned[];
+    __shared__ uint64_t barriers[3 * R::kStages];
+    allow_successor();
+    uint8_t* shared = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
+    WarpgroupSums<K, S> block{{task, x, shared, barriers, barriers + R::kStages, barriers + 2 * R::kStages}};
+    block.init_barriers();
+    const int id = static_cast<int>(blockIdx.x) / S::kSplit;
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
+    if constexpr (S::kGather) {
+        wait_for_predecessor();
+        block.place = grouped_place<S>(task, id);
+        if (block.place.count == 0) return;
+    } else {
+        block.place = dense_place<S>(task, id);
+    }
+    block.find_weights();
+    __syncthreads();
+    const int primed = min(R::kStages, block.steps());
+    if (warp == (S::kGather ? 9 : 8))
+        for (int i = 0; i < primed; ++i) block.copy_weights(i, lane);
+    if constexpr (!S::kGather) wait_for_predecessor();
+    if (warp >= 8) {
+        if constexpr (S::kMoveRegisters) shrink_registers<40>();
+        if (warp == 8) {
+            if constexpr (S::kGather)
+                block.gather_full(lane);
+            else
+                block.keep_full(primed, lane);
+        } else if (S::kGather && warp == 9) {
+            block.hand_over(primed, lane);
+        }
+    } else {
+        if constexpr (S::kMoveRegisters) grow_registers<232>();
+        block.find_y_rows();
+        block.multiply_present();
+    }
+    if constexpr (S::kSplit > 1) cluster_barrier();
+    if (warp < 8) {
+        if constexpr (S::kSplit == 1) block.sum_barrier();
+        if constexpr (S::kAnswer)
+            block.store_answer();
+        else if (task.paired)
+            block.template store_sums<true>();
+        else
+            block.template store_sums<false>();
+    }
+    if constexpr (S::kSplit > 1) cluster_barrier();
+#endif
+}
+
+/// Whether this binary has code for sm_90a, which takes everything but fp8 (its scales meet the sums of a
+/// chunk).
+template <Kind K, class S>
+bool has_warpgroups() {
+    static const bool has = [] {
+        cudaFuncAttributes attributes{};
+        check_launch(cudaFuncGetAttributes(&attributes, warpgroup_kernel<K, S>), "gemm");
+        return attributes.sharedSizeBytes > 0;
+    }();
+    return has;
+}
+
+/// The dense x as boxes of S::kTokens rows and 64 columns, which the copy engine writes in the order of
+/// products.
+template <class S>
+CUtensorMap token_map(const GemmTask& task) {
+    static const auto encode = [] {
+        void* f = nullptr;
+        cudaDriverEntryPointQueryResult found{};
+        check_launch(
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found),
+            "gemm");
+        return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
+    }();
+    CUtensorMap map{};
+    const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(task.cols), static_cast<cuuint64_t>(task.tokens)};
+    const cuuint64_t stride[1] = {static_cast<cuuint64_t>(task.ldx8) * 16};
+    const cuuint32_t box[2] = {kChunkCols, S::kTokens};
+    const cuuint32_t each[2] = {1, 1};
+    const CUresult made = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<bf16*>(task.x), sizes,
+                                 stride, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    check_launch(made == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "gemm: the map of its rows");
+    return map;
+}
+
+/// Whether the GPU takes this shape's kernel: there is code for it, and shared memory.
+template <Kind K, class S>
+bool warpgroups_fit(const Context& context) {
+    return context.capability == 90 && Ring<K, S>::kShared <= context.shared_bytes && has_warpgroups<K, S>();
+}
+
+/// `token_tiles` of S::kTokens.
+template <Kind K, class S>
+void launch_warpgroups(Context& context, const char* what, GemmTask task, int64_t token_tiles) {
+    task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
+    const dim3 grid(static_cast<unsigned>(task.row_blocks * token_tiles * S::kSplit));
+    CUtensorMap x{};
+    if constexpr (!S::kGather) x = token_map<S>(task);
+    launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), Ring<K, S>::kShared, task, x);
+}
+
+}  // namespace quern::cuda::linear

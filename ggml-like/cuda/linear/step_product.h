@@ -1,0 +1,40 @@
+// Products of packed weights with 1 to 64 rows of an answer step that dense_one.cuh and dense_rows.cuh do not take. A row
+// has the bits that it has there: sums are made of the same parts in the same order.
+#pragma once
+
+#include "ggml-like/cuda/context.h"
+#include "ggml-like/cuda/linear/deferred.h"
+#include "ggml-like/cuda/pack/packed.h"
+
+namespace quern::cuda::linear {
+
+using namespace ptx;
+using namespace pack;
+
+inline constexpr int kStepRows = 64;
+
+/// x BF16 [rows, cols], rows ld apart: a multiple of 8.
+struct StepRows {
+    const bf16* x;
+    int64_t ld;
+    int rows;
+};
+
+/// What becomes of the sums of a part's rows, of which y and residual are at the first.
+struct StepOutput {
+    void* y;  // [rows, ld]
+    int64_t ld;
+    bool f32 = false;     // else BF16
+    bool paired = false;  // silu(gate) * up, BF16
+    const float* residual =
+        nullptr;        // F32 [rows, ld]: added, and h and squares of the result are written, too
+    int row_begin = 0;  // the column of h that y begins with
+    RowScale scale{};   // of sums
+    Defer defer{};      // with a residual
+};
+
+/// `part` of w. Throws Error(device) for more than kStepRows rows.
+void step_product(Context& context, const Part& part, const Packed& w, const StepRows& x,
+                  const StepOutput& out);
+
+}  // namespace quern::cuda::linear

@@ -1,0 +1,276 @@
+// A block of gemm_warpgroups.cuh until its sums are complete: what its warps copy, and what they multiply.
+#pragma once
+
+#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/linear/warpgroup_shape.cuh"
+#include "ggml-like/cuda/pack/weight_chunk.cuh"
+#include "ggml-like/cuda/ptx/wgmma.cuh"
+
+#if QUERN_WGMMA
+
+namespace quern::cuda::linear {
+
+using namespace ptx;
+using namespace pack;
+
+template <Kind K, class S>
+struct WarpgroupBlock {
+    using R = Ring<K, S>;
+    const GemmTask& task;
+    const CUtensorMap& x;  // unless S::kGather
+    uint8_t* shared;
+    uint64_t* full;
+    uint64_t* landed;  // chosen tokens are there, but not yet for products
+    uint64_t* empty;
+    GemmPlace place;
+    const uint8_t* weights;  // of the block's first tile
+    int tiles;               // of the block that exist
+    int chunk_begin, chunk_end;
+
+    __device__ __forceinline__ uint8_t* tokens_of(int stage) const { return shared + stage * R::kTokens; }
+    __device__ __forceinline__ uint8_t* weights_of(int stage) const {
+        return shared + R::kStages * R::kTokens + stage * R::kWeights;
+    }
+    __device__ __forceinline__ int* y_rows() const { return reinterpret_cast<int*>(shared + R::kBytes); }
+    __device__ __forceinline__ float* scales() const {
+        return reinterpret_cast<float*>(y_rows() + S::kTokens);
+    }
+    /// Of answers: of each thread its sums over whole fours.
+    __device__ __forceinline__ float4* totals() const {
+        return reinterpret_cast<float4*>(scales() + S::kTokens) + threadIdx.x;
+    }
+    /// The chunk that comes at place `at`.
+    __device__ __forceinline__ int chunk_at(int at) const {
+        if constexpr (!S::kAnswer) return at;
+        const int steps = task.chunks / kAnswerParts, part = quotient(at, steps);
+        return part + (at - part * steps) * kAnswerParts;
+    }
+    __device__ __forceinline__ int steps() const {
+        return (chunk_end - chunk_begin + S::kChunks - 1) / S::kChunks;
+    }
+
+    __device__ __forceinline__ void init_barriers() const {
+        if (threadIdx.x < R::kStages) {
+            init_phases(full + threadIdx.x, S::kGather ? 2 : 1);
+            init_phases(landed + threadIdx.x, 32);
+            init_phases(empty + threadIdx.x, S::kSumThreads / 32);
+        }
+        publish_phases();
+    }
+
+    __device__ __forceinline__ void find_weights() {
+        const int tile = place.row_block * S::kTiles;
+        weights = task.data + place.expert * task.expert_bytes +
+                  static_cast<int64_t>(tile) * task.chunks * chunk_bytes(K);
+        tiles = min(S::kTiles, task.tiles - tile);
+        const int rank = S::kSplit == 1 ? 0 : cluster_rank();
+        chunk_begin = rank * task.chunks / S::kSplit;
+        chunk_end = (rank + 1) * task.chunks / S::kSplit;
+    }
+
+    __device__ __forceinline__ void wait_empty(int step) const {
+        if (step >= R::kStages) wait_phase(empty + step % R::kStages, (step / R::kStages - 1) & 1);
+    }
+
+    /// One warp. Announces the stage's bytes, those of tokens that the copy engine brings included.
+    __device__ __forceinline__ void copy_weights(int step, int lane) const {
+        const int stage = step % R::kStages;
+        const int at = chunk_begin + step * S::kChunks, chunk = chunk_at(at);
+        const int bytes = min(S::kChunks, chunk_end - at) * chunk_bytes(K);  // of each tile
+        if (lane == 0)
+            arrive_and_expect(full + stage,
+                              static_cast<uint32_t>(tiles * bytes + (S::kGather ? 0 : R::kTokens)));
+        __syncwarp();
+        if (lane < tiles)
+            copy_bulk(weights_of(stage) + lane * R::kTileBytes,
+                      weights + (static_cast<int64_t>(lane) * task.chunks + chunk) * chunk_bytes(K),
+                      static_cast<uint32_t>(bytes), full + stage);
+    }
+
+    /// The copying warp. The weights of the first `primed` steps are under way.
+    __device__ __forceinline__ void keep_full(int primed, int lane) const {
+        const int all = steps();
+#pragma unroll 1
+        for (int step = 0; step < all; ++step) {
+            const int stage = step % R::kStages;
+            wait_empty(step);
+            if (step >= primed) copy_weights(step, lane);
+            if (lane < S::kChunks)
+                copy_box(tokens_of(stage) + lane * (S::kTokens * 128), x,
+                         chunk_at(chunk_begin + step * S::kChunks + lane) * kChunkCols, place.first,
+                         full + stage);
+        }
+    }
+
+    /// As keep_full for chosen tokens, without weights. Few instructions: this warp's pace is the block's.
+    __device__ __forceinline__ void gather_full(int lane) const {
+        uint32_t row[S::kTokens / 4];  // of x, in 16 bytes; absent ones repeat the last
+#pragma unroll
+        for (int i = 0; i < S::kTokens / 4; ++i) {
+            if (i * 4 >= place.count) break;
+            const int n = place.first + min(i * 4 + lane / 8, place.count - 1);
+            row[i] = static_cast<uint32_t>(rows_of(task, n).x) * static_cast<uint32_t>(task.ldx8);
+        }
+        const int column = lane % 8;
+        const uint32_t place_of[2] = {
+            static_cast<uint32_t>(lane / 8 * 128 + ((column ^ (lane / 8)) << 4)),
+            static_cast<uint32_t>(512 + lane / 8 * 128 + ((column ^ (lane / 8 + 4)) << 4))};
+        const int all = steps();
+        int stage = 0;
+        uint32_t phase = 1;
+#pragma unroll 1
+        for (int step = 0; step < all; ++step) {
+            wait_phase(empty + stage, phase);  // a new barrier's phase before its first has ended
+            const uint8_t* to = tokens_of(stage);
+            const int k = (chunk_begin + step * S::kChunks) * kChunkCols + column * 8;
+            const uint8_t* from[S::kChunks];
+#pragma unroll
+            for (int c = 0; c < S::kChunks; ++c) {
+                // Weights of columns that are absent are zeros: any that are there will do.
+                const int there = k + c * kChunkCols < task.cols ? k + c * kChunkCols
+                                  : column * 8 < task.cols       ? column * 8
+                                                                 : 0;
+                from[c] = reinterpret_cast<const uint8_t*>(task.x + there);
+            }
+#pragma unroll
+            for (int i = 0; i < S::kTokens / 4; ++i) {
+                if (i * 4 >= place.count) break;
+#pragma unroll
+                for (int c = 0; c < S::kChunks; ++c)
+                    copy_async_at(
+                        shared_address(to) + place_of[i % 2] + i / 2 * 1024 + c * (S::kTokens * 128),
+                        from[c] + uint64_t{row[i]} * 16);
+            }
+            arrive_after_copies(landed + stage);
+            if (++stage == R::kStages) stage = 0, phase ^= 1;
+        }
+    }
+
+    /// One warp, beside gather_full: the fence between cp.async and products, where no other copies or
+    /// products have to wait for it; and the weights.
+    __device__ __forceinline__ void hand_over(int primed, int lane) const {
+        const int all = steps();
+#pragma unroll 1
+        for (int step = 0; step < all; ++step) {
+            wait_phase(landed + step % R::kStages, (step / R::kStages) & 1);
+            fence_shared_for_wgmma();
+            if (lane == 0) arrive(full + step % R::kStages);
+            const int next = step + R::kStages - 1;
+            if (next >= primed && next < all) {
+                wait_empty(next);
+                copy_weights(next, lane);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void find_y_rows() const {
+        for (int n = threadIdx.x; n < place.count; n += S::kSumThreads) {
+            const GemmRows rows = rows_of(task, place.first + n);
+            y_rows()[n] = rows.y;
+            if constexpr (!S::kAnswer)
+                scales()[n] = task.scale.squares != nullptr ? prompt_factor(task.scale, rows.x) : 1.0f;
+        }
+        if constexpr (S::kAnswer)
+            if (task.answer.scale.squares != nullptr)
+                norm_factors(task.answer.scale, place.first, place.count, S::kSumThreads / 32, scales());
+    }
+
+    /// The A registers of chunk c of a stage.
+    __device__ __forceinline__ void load(int stage, int c, uint32_t (&a)[4][4]) const {
+        WeightChunk<K> chunk;
+        chunk.load(
+            weights_of(stage) + static_cast<int>(threadIdx.x) / 32 * R::kTileBytes + c * chunk_bytes(K),
+            threadIdx.x % 32);
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
+    }
+
+    /// The multiplying warps: acc = their 16 rows x the first kN tokens, over the columns of one part. While the products
+    /// of a chunk run, its successor's A registers are made.
+    struct March {
+        int stage = 0, chunk = 0, left;  // chunk of the stage; chunks to come
+        uint32_t phase = 0;
+        uint32_t next[4][4];
+    };
+    template <int kN>
+    __device__ __forceinline__ void march_part(March& m, int chunks, float (&acc)[kN / 8][4]) const {
+#pragma unroll
+        for (int i = 0; i < kN / 8; ++i)
+#pragma unroll
+            for (int r = 0; r < 4; ++r) acc[i][r] = 0;
+        hold(acc);  // the zeros are there before the fence
+#pragma unroll 1
+        for (; chunks > 0; --chunks) {
+            const uint64_t rows =
+                wgmma_rows(shared_address(tokens_of(m.stage)) + m.chunk * (S::kTokens * 128));
+            uint32_t a[4][4];
+#pragma unroll
+            for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = m.next[i / 4][i % 4];
+            wgmma_fence();
+#pragma unroll
+            for (int kk = 0; kk < 4; ++kk) wgmma<kN>(acc, a[kk], rows + kk * 2);
+            wgmma_commit();
+            const int done = m.stage;
+            if (++m.chunk == S::kChunks) {
+                m.chunk = 0;
+                if (++m.stage == R::kStages) m.stage = 0, m.phase ^= 1;
+            }
+            if (--m.left > 0) {
+                if (m.chunk == 0) wait_phase(full + m.stage, m.phase);
+                load(m.stage, m.chunk, m.next);
+            }
+            wgmma_wait<0>();
+            hold(a);
+            if (m.chunk == 0 && threadIdx.x % 32 == 0) arrive(empty + done);
+        }
+        hold(acc);
+    }
+    /// The same over all columns of the block.
+    template <int kN>
+    __device__ __forceinline__ void march(float (&acc)[kN / 8][4]) const {
+        March m;
+        m.left = chunk_end - chunk_begin;
+        wait_phase(full, 0);
+        load(0, 0, m.next);
+        if constexpr (S::kAnswer) {
+            march_fours<kN>(m, acc);
+        } else {
+            march_part<kN>(m, m.left, acc);
+        }
+    }
+
+    /// acc = the block's fours, each of four parts.
+    template <int kN>
+    __device__ __forceinline__ void march_fours(March& m, float (&acc)[kN / 8][4]) const {
+        const int steps = task.chunks / kAnswerParts;
+        constexpr int kFours = kAnswerFours / S::kSplit;
+#pragma unroll 1
+        for (int four = 0; four < kFours; ++four) {
+            march_part<kN>(m, steps, acc);
+#pragma unroll 1
+            for (int part = 1; part < kAnswerParts / kAnswerFours; ++part) {
+                float own[kN / 8][4];
+                march_part<kN>(m, steps, own);
+#pragma unroll
+                for (int i = 0; i < kN / 8; ++i)
+#pragma unroll
+                    for (int r = 0; r < 4; ++r) acc[i][r] += own[i][r];
+            }
+            if constexpr (kFours > 1) {
+#pragma unroll
+                for (int i = 0; i < kN / 8; ++i) {
+                    float4& total = totals()[i * S::kSumThreads];
+                    if (four > 0) {
+                        acc[i][0] = total.x + acc[i][0], acc[i][1] = total.y + acc[i][1];
+                        acc[i][2] = total.z + acc[i][2], acc[i][3] = total.w + acc[i][3];
+                    }
+                    if (four + 1 < kFours) total = make_float4(acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
+                }
+            }
+        }
+    }
+};
+
+}  // namespace quern::cuda::linear
+
+#endif

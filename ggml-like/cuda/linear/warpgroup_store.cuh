@@ -1,0 +1,139 @@
+// A block of gemm_warpgroups.cuh from its sums to y: they meet in shared memory, [token][row], and go out as 32 bytes, or
+// as finish_sum.cuh has it.
+#pragma once
+
+#include "ggml-like/cuda/linear/activation.cuh"
+#include "ggml-like/cuda/linear/finish_sum.cuh"
+#include "ggml-like/cuda/linear/gemm_store.cuh"
+#include "ggml-like/cuda/linear/warpgroup_block.cuh"
+
+#if QUERN_WGMMA
+
+namespace quern::cuda::linear {
+
+using namespace ptx;
+using namespace pack;
+
+template <Kind K, class S>
+struct WarpgroupSums : WarpgroupBlock<K, S> {
+    using WarpgroupBlock<K, S>::task, WarpgroupBlock<K, S>::place, WarpgroupBlock<K, S>::tiles,
+        WarpgroupBlock<K, S>::shared, WarpgroupBlock<K, S>::scales, WarpgroupBlock<K, S>::y_rows;
+
+    /// Sums to shared memory, once every warp is done with the ring: [token][row].
+    template <int kN>
+    __device__ __forceinline__ void put_sums(const float (&acc)[kN / 8][4]) const {
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+        float* to = reinterpret_cast<float*>(shared) + static_cast<int>(threadIdx.x) / 32 * 16 + g;
+        sum_barrier();
+#pragma unroll
+        for (int j = 0; j < kN / 8; ++j) {
+            if (j * 8 >= place.count) break;
+#pragma unroll
+            for (int r = 0; r < 4; ++r) to[(j * 8 + 2 * t + r % 2) * S::kPitch + r / 2 * 8] = acc[j][r];
+        }
+    }
+
+    __device__ __forceinline__ static void sum_barrier() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+
+    /// Four sums, of all blocks of the cluster.
+    __device__ __forceinline__ float4 sums_at(int at) const {
+        const float* here = reinterpret_cast<const float*>(shared) + at;
+        if constexpr (S::kSplit == 1) return *reinterpret_cast<const float4*>(here);
+        float4 sum = load_of_block(shared_address(here), 0);
+#pragma unroll
+        for (int rank = 1; rank < S::kSplit; ++rank) {
+            const float4 v = load_of_block(shared_address(here), rank);
+            sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+        }
+        return sum;
+    }
+
+    template <bool kPaired>
+    __device__ __forceinline__ void store_sums() const {
+        constexpr int kRaw = kPaired ? 16 : 8;  // rows of a thread, for 8 of y
+        constexpr int kLanes = S::kTiles * 16 / kRaw;
+        constexpr int kEach = S::kSumThreads / kLanes;
+        const int raw = static_cast<int>(threadIdx.x) % kLanes * kRaw;
+        if (raw >= tiles * 16) return;
+        const int row = place.row_block * (S::kTiles * 16 / (kRaw / 8)) + raw / (kRaw / 8);
+        const int there = task.rows - row;
+        float factor[kRaw];
+        const float* f =
+            task.factor +
+            (static_cast<int64_t>(place.expert) * task.tiles + place.row_block * S::kTiles) * 16 + raw;
+#pragma unroll
+        for (int i = 0; i < kRaw; ++i) factor[i] = f[i] * kRowLift<K>;
+        const int rank = S::kSplit == 1 ? 0 : cluster_rank();
+        for (int n = static_cast<int>(threadIdx.x) / kLanes * S::kSplit + rank; n < place.count;
+             n += kEach * S::kSplit) {
+            float v[kRaw];
+            const float scale = scales()[n];
+#pragma unroll
+            for (int i = 0; i < kRaw; i += 4) {
+                const float4 s = sums_at(n * S::kPitch + raw + i);
+                v[i] = s.x * factor[i] * scale, v[i + 1] = s.y * factor[i + 1] * scale;
+                v[i + 2] = s.z * factor[i + 2] * scale, v[i + 3] = s.w * factor[i + 3] * scale;
+            }
+            float out[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) out[i] = kPaired ? gated_prompt(v[i], v[i + kRaw - 8]) : v[i];
+            const int64_t y_row = y_rows()[n];
+            store_row(task, out, y_row * task.ldy + row, y_row * task.residual_ld + row, there);
+        }
+    }
+
+    /// Of answers: 16 neighbouring lanes for the rows of a tile, as finish_sum wants them.
+    __device__ __forceinline__ void store_answer() const {
+        const StepOutput& out = task.answer;
+        const int kept = out.paired ? 8 : 16, height = out.paired ? task.rows / 2 : task.rows;
+        const int rank = S::kSplit == 1 ? 0 : cluster_rank(), lanes = S::kSumThreads / 16;
+        const int r = static_cast<int>(threadIdx.x) % 16, each = static_cast<int>(threadIdx.x) / 16;
+        if (r >= kept) return;
+        for (int i = each; i < tiles * ((place.count - rank + S::kSplit - 1) / S::kSplit); i += lanes) {
+            const int n = quotient(i, tiles), tile = i - n * tiles, token = n * S::kSplit + rank;
+            const int row = (place.row_block * S::kTiles + tile) * kept + r;
+            if (row >= height) continue;
+            const auto sum = [&](int at) { return sum_at(token * S::kPitch + tile * kTileRows + at); };
+            finish_sum(out, place.first + token, row, sum(r), out.paired ? sum(r + 8) : 0.0f,
+                       out.scale.squares != nullptr ? scales()[token] : 1.0f);
+        }
+    }
+    __device__ __forceinline__ float sum_at(int at) const {
+        const float* here = reinterpret_cast<const float*>(shared) + at;
+        if constexpr (S::kSplit == 1) return *here;
+        float sum = 0;
+#pragma unroll
+        for (int rank = 0; rank < S::kSplit; ++rank) sum += load_one_of_block(shared_address(here), rank);
+        return sum;
+    }
+
+    template <int kN>
+    __device__ __forceinline__ void multiply() const {
+        float acc[kN / 8][4];
+        this->template march<kN>(acc);
+        put_sums<kN>(acc);
+    }
+
+    /// Products of absent tokens cost as much as others: as few as there are, in steps of 16.
+    __device__ __forceinline__ void multiply_present() const {
+        if constexpr (S::kTokens == 256) {
+            if (place.count > 96) return multiply<256>();
+        }
+        if constexpr (S::kTokens >= 96) {
+            if (place.count > 80) return multiply<96>();
+            if (place.count > 64) return multiply<80>();
+        }
+        if constexpr (S::kTokens >= 64) {
+            if (place.count > 48) return multiply<64>();
+            if (place.count > 32) return multiply<48>();
+        }
+        if constexpr (S::kTokens >= 32) {
+            if (place.count > 16) return multiply<32>();
+        }
+        multiply<16>();
+    }
+};
+
+}  // namespace quern::cuda::linear
+
+#endif

@@ -1,0 +1,153 @@
+// The choice of experts where no kernel of gate and up makes it.
+//   up to 512 pairs: a warp a row; then the block that ends last makes groups
+//   more (prompts): a warp a row; then a block an expert
+// Limit: latency.
+#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/moe/moe.h"
+#include "ggml-like/cuda/moe/route.cuh"
+#include "ggml-like/cuda/moe/route_work.cuh"
+
+namespace quern::cuda::moe {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+
+namespace {
+
+__device__ __forceinline__ float logit_at(const Logits& l, int64_t row, int e) {
+    return l.floats != nullptr ? __ldcg(l.floats + row * l.pitch + e) : read_sum(l.sums + row * l.pitch + e);
+}
+
+/// One warp, row n. kEach: experts of a lane.
+template <int kEach>
+__device__ __forceinline__ void choose_row(const Choice& c, int n) {
+    const int lane = threadIdx.x % 32;
+    const float squares = load_squares(c.scale, n), gate = logit_at(c.logits, n, c.experts);
+    int* ids = c.ids + static_cast<int64_t>(n) * c.used;
+    const uint32_t bits =
+        choose_in_order<kEach>([&](int e) { return logit_at(c.logits, n, e); }, c.experts, c.used, ids);
+    const float factor = norm_factor(c.scale, squares), weight = weight_of(bits, c.used, factor);
+    const float own_gate = gate_of(gate * factor);
+    __syncwarp();
+    if (lane < c.used) c.weights[static_cast<int64_t>(n) * c.used + lane] = weight;
+    if (lane == 0) c.shared_gate[n] = own_gate, c.factor[n] = factor;
+    if (c.rows > 1 || c.ready == nullptr) return;
+    if (lane < c.used) publish(c.ready + lane, {ids[lane], weight});
+    if (lane == 0) publish(c.ready + c.used, {0, own_gate});
+}
+__device__ __forceinline__ void choose_row(const Choice& c, int n) {
+    if (c.experts <= 256)
+        choose_row<8>(c, n);
+    else
+        choose_row<kMostExperts / 32>(c, n);
+}
+
+constexpr int kStepThreads = 512, kStepBlocks = 16, kStepPairs = 512;
+
+/// A warp a row; then the block that ends last makes groups: a bit a pair that chose an expert, so a pair's
+/// place is a count of bits.
+__global__ void __launch_bounds__(kStepThreads) choose_and_group(Choice c, unsigned* counter) {
+    __shared__ unsigned chose[kStepPairs / 32][kMostExperts];
+    __shared__ int offset[kMostExperts], sums[kStepThreads / 32];
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, pairs = c.rows * c.used;
+    allow_successor();
+    for (int i = tid; i < kStepPairs / 32 * kMostExperts; i += kStepThreads) (&chose[0][0])[i] = 0;
+    wait_for_predecessor();
+    for (int n = blockIdx.x + warp * gridDim.x; n < c.rows; n += gridDim.x * (kStepThreads / 32))
+        choose_row(c, n);
+    if (!last_block(counter, gridDim.x)) return;
+
+    const int id = tid < pairs ? __ldcg(c.ids + tid) : 0;
+    if (tid < pairs) atomicOr(&chose[tid / 32][id], 1u << tid % 32);
+    __syncthreads();
+    int own = 0;
+    if (tid < c.experts)
+        for (const auto& word : chose) own += __popc(word[tid]);
+    int sum = own;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, sum, d);
+        if (lane >= d) sum += other;
+    }
+    if (lane == 31) sums[warp] = sum;
+    __syncthreads();
+    const int before =
+        static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? sums[lane] : 0)) + sum - own;
+    if (tid < c.experts) c.groups[tid] = offset[tid] = before;
+    if (tid == 0) c.groups[c.experts] = pairs;
+    __syncthreads();
+    if (tid < pairs) {
+        int place = offset[id] + __popc(chose[tid / 32][id] & ((1u << tid % 32) - 1));
+        for (int word = 0; word < tid / 32; ++word) place += __popc(chose[word][id]);
+        c.groups[c.experts + 1 + place] = tid;
+    }
+    if (c.ready == nullptr || c.rows == 1) return;
+    __syncthreads();
+    if (tid == 0) {
+        __threadfence();  // what all blocks wrote, before the sign that they did
+        publish(c.ready, {0, 0});
+    }
+}
+static_assert(kMostExperts <= kStepThreads && kStepPairs <= kStepThreads,
+              "a thread an expert, a thread a pair");
+
+constexpr int kManyThreads = 256;
+
+/// A warp a row.
+__global__ void __launch_bounds__(kManyThreads) choose_many(Choice c) {
+    allow_successor();
+    wait_for_predecessor();
+    const int n = blockIdx.x * (kManyThreads / 32) + threadIdx.x / 32;
+    if (n < c.rows) choose_row(c, n);
+}
+
+/// A block an expert: counts the pairs before its own, then writes its own in order.
+__global__ void __launch_bounds__(kManyThreads) group_many(Choice c) {
+    __shared__ int before[kManyThreads / 32], own[kManyThreads / 32], at;
+    allow_successor();
+    wait_for_predecessor();
+    const int e = blockIdx.x, pairs = c.rows * c.used, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    int smaller = 0;
+    for (int i = threadIdx.x; i < pairs; i += kManyThreads) smaller += __ldcg(c.ids + i) < e;
+    smaller = __reduce_add_sync(0xffffffffu, smaller);
+    if (lane == 0) before[warp] = smaller;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        int total = 0;
+        for (int w = 0; w < kManyThreads / 32; ++w) total += before[w];
+        c.groups[e] = at = total;
+        if (e == 0) c.groups[c.experts] = pairs;
+    }
+    __syncthreads();
+    for (int base = 0; base < pairs; base += kManyThreads) {
+        const int i = base + threadIdx.x;
+        const bool mine = i < pairs && __ldcg(c.ids + i) == e;
+        const unsigned ballot = __ballot_sync(0xffffffffu, mine);
+        if (lane == 0) own[warp] = __popc(ballot);
+        if (!__syncthreads_or(mine)) continue;
+        int place = at + __popc(ballot & ((1u << lane) - 1));
+        int total = 0;
+        for (int w = 0; w < kManyThreads / 32; ++w) {
+            if (w < warp) place += own[w];
+            total += own[w];
+        }
+        if (mine) c.groups[c.experts + 1 + place] = i;
+        __syncthreads();
+        if (threadIdx.x == 0) at += total;
+        __syncthreads();
+    }
+}
+
+}  // namespace
+
+void choose_experts(Context& context, const Choice& c) {
+    if (c.experts > kMostExperts || c.used > kMostUsed) unsupported("moe_gate_up", "so many experts");
+    if (c.rows * c.used <= kStepPairs)
+        return launch(context, "choose_experts", choose_and_group, min(kStepBlocks, c.rows), kStepThreads, 0,
+                      c, context.counters);
+    launch(context, "choose_experts", choose_many, (c.rows + 7) / 8, kManyThreads, 0, c);
+    launch(context, "choose_experts", group_many, c.experts, kManyThreads, 0, c);
+}
+
+}  // namespace quern::cuda::moe

@@ -1,0 +1,158 @@
+// The choice of experts from logits, and the grouping of pairs by expert. Used by every block of gate and up for up to
+// 8 rows, and by kernels of their own for more (choose_experts.cu).
+#pragma once
+
+#include <climits>
+
+#include "ggml-like/cuda/context.h"
+#include "ggml-like/cuda/ptx/ptx.cuh"
+
+namespace quern::cuda::moe {
+
+using namespace ptx;
+
+inline constexpr int kMostExperts = 512;
+
+/// Larger is better, ties to the lower id; NaN loses.
+__device__ __forceinline__ uint32_t ordered_bits(float x) {
+    const uint32_t bits = __float_as_uint(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 1;  // 0: there is no such number, or it has been taken
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+__device__ __forceinline__ float from_ordered_bits(uint32_t key) {
+    return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
+/// One warp: the `used` best of a row's logits, falling, ties to the lower id, into ids; of lane j the
+/// ordered bits of number j. logit(e): of expert e.
+template <int kEach, typename Logit>
+__device__ __forceinline__ uint32_t choose_in_order(const Logit& logit, int experts, int used, int* ids) {
+    const int lane = threadIdx.x % 32;
+    uint32_t key[kEach], mine = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        const int e = lane + 32 * i;
+        key[i] = e < experts ? ordered_bits(logit(e)) : 0;
+    }
+    uint32_t own = 0;  // the lane's best, and where
+    int at = 0;
+    const auto find_own = [&] {
+        own = key[0], at = 0;
+#pragma unroll
+        for (int i = 1; i < kEach; ++i)
+            if (key[i] > own) own = key[i], at = i;
+    };
+    find_own();
+#pragma unroll 1
+    for (int j = 0; j < used; ++j) {
+        const uint32_t best = __reduce_max_sync(0xffffffffu, own);
+        const int id =
+            static_cast<int>(__reduce_min_sync(0xffffffffu, own == best ? lane + 32 * at : 0xffffu));
+        if (j == lane) mine = best, ids[j] = min(id, experts - 1);
+        if (id % 32 == lane) {
+#pragma unroll
+            for (int i = 0; i < kEach; ++i)
+                if (i == at) key[i] = 0;
+            find_own();
+        }
+    }
+    return mine;
+}
+
+/// Lane j's weight, of its choice's ordered bits: softmax over the `used` chosen. factor: of all logits.
+__device__ __forceinline__ float weight_of(uint32_t mine, int used, float factor) {
+    const float logit = from_ordered_bits(mine) * factor;
+    const float highest = __shfl_sync(0xffffffffu, logit, 0);
+    const float e = static_cast<int>(threadIdx.x % 32) < used ? __expf(logit - highest) : 0.0f;
+    return e / warp_sum(e);
+}
+__device__ __forceinline__ float gate_of(float logit) { return 1.0f / (1.0f + __expf(-logit)); }
+
+inline constexpr int kNoExpert = INT_MAX;
+
+/// Groups (ops/moe_gate_up.h) from ids, by all threads of one block, a thread an expert and a thread a pair:
+/// counting beats sorting where pairs are few. Behind the ids comes kNoExpert, up to a multiple of four.
+__device__ __forceinline__ void group_few(const int* ids, int pairs, int experts, int* groups) {
+    const int tid = threadIdx.x;
+    const int own = tid < pairs ? ids[tid] : -1;
+    int before = 0, place = 0;
+    const auto count = [&](int id, int j) {
+        before += id < tid;
+        place += id < own + (j < tid);
+    };
+#pragma unroll 1
+    for (int j = 0; j < pairs; j += 4) {
+        const int4 four = *reinterpret_cast<const int4*>(ids + j);
+        count(four.x, j), count(four.y, j + 1), count(four.z, j + 2), count(four.w, j + 3);
+    }
+    if (tid <= experts) groups[tid] = before;
+    if (tid == 0) groups[experts] = pairs;
+    if (tid < pairs) groups[experts + 1 + place] = tid;
+}
+
+// ---- one row, by several warps ----
+
+inline constexpr int kRankers = 8;  // warps, an expert a thread
+
+struct RankedChoice {
+    uint32_t best[kRankers];  // of each warp
+    int count;
+    uint2 candidate[kRankers * 32];  // ordered bits, expert
+    int ids[kMostUsed];
+    uint32_t bits[kMostUsed];
+};
+
+/// kRankers warps, thread `i` of them, which has expert i's logit if there is one: as choose_in_order, into
+/// choice.ids and bits, without a barrier at the end. used <= kRankers: as many experts are as good as the
+/// worst of the warps' best, so that only those which are have to be ranked.
+__device__ __forceinline__ void choose_by_rank(float logit, int experts, int used, int i,
+                                               RankedChoice& choice) {
+    const auto barrier = [] { asm volatile("bar.sync 2, %0;" ::"n"(kRankers * 32) : "memory"); };
+    const uint32_t key = i < experts ? ordered_bits(logit) : 0;
+    const uint32_t best = __reduce_max_sync(0xffffffffu, key);
+    if (i % 32 == 0) choice.best[i / 32] = best;
+    if (i == 0) choice.count = 0;
+    barrier();
+    uint32_t least = choice.best[0];
+#pragma unroll
+    for (int w = 1; w < kRankers; ++w) least = min(least, choice.best[w]);
+    const bool wanted = i < experts && key >= least;
+    const unsigned all = __ballot_sync(0xffffffffu, wanted);
+    int place = 0;
+    if (i % 32 == 0) place = atomicAdd(&choice.count, __popc(all));
+    place = __shfl_sync(0xffffffffu, place, 0) + __popc(all & ((1u << i % 32) - 1));
+    if (wanted) choice.candidate[place] = make_uint2(key, i);
+    barrier();
+    int rank = 0;
+#pragma unroll 4
+    for (int j = 0; j < choice.count; ++j) {
+        const uint2 other = choice.candidate[j];
+        rank += other.x > key || (other.x == key && static_cast<int>(other.y) < i);
+    }
+    if (wanted && rank < used) choice.ids[rank] = i, choice.bits[rank] = key;
+}
+static_assert(kRankers <= 8, "read at once");
+
+// ---- what one row chose, for kernels that cannot wait for the end of the one that chooses ----
+
+/// An expert and its weight, written and read at once as 8 bytes; zeros: not chosen yet.
+struct Chosen {
+    int id;
+    float weight;
+};
+
+__device__ __forceinline__ void publish(uint64_t* to, const Chosen& c) {
+    const uint64_t bits = static_cast<uint64_t>(c.id + 1) << 32 | __float_as_uint(c.weight);
+    asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(bits) : "memory");
+}
+/// Waits until it has been published.
+__device__ __forceinline__ Chosen published(const uint64_t* from) {
+    uint64_t bits;
+    do {
+        asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(bits) : "l"(from) : "memory");
+    } while (bits == 0);
+    return {static_cast<int>(bits >> 32) - 1, __uint_as_float(static_cast<uint32_t>(bits))};
+}
+
+}  // namespace quern::cuda::moe

@@ -1,0 +1,14 @@
+// The logits of many answer rows (route_work.cuh).
+#pragma once
+
+#include "ggml-like/cuda/context.h"
+#include "ggml-like/cuda/pack/packed.h"
+
+namespace quern::cuda::moe {
+
+using namespace pack;
+
+/// sums I64 [rows, pitch] = h BF16 [rows, columns] times the router, in fixed point; every logit is written.
+void route_logits(Context& context, const Packed& router, const void* h, int rows, int64_t* sums, int pitch);
+
+}  // namespace quern::cuda::moe

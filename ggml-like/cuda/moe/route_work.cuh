@@ -1,0 +1,117 @@
+// What the router of a mixture of experts needs of x, in answer steps: for each 16 columns of h the products of all
+// experts, rounded to 64-bit fixed point and added up, so that any order of adding gives the same bits. Logits lack the
+// factor of the norm (deferred.h).
+//   up to 8 rows: a block of linear_add that has 16 columns of x multiplies them with its 16 columns of the router, and
+//     adds to the sums of the other blocks in memory: no kernel has to wait for x and read it again
+//   more rows: a kernel of its own (route_logits)
+//
+// Traffic: the router once, h once; 8 bytes a logit and block, in L2.
+#pragma once
+
+#include "ggml-like/cuda/context.h"
+#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/linear/few_rows.cuh"
+
+namespace quern::cuda::moe {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+
+/// The router, and the sums of its logits: I64 [rows, pitch], zeros before.
+struct RouteWork {
+    Part router;
+    int chunks;  // of the router
+    int logits;  // E + 1
+    int64_t* sums;
+    int pitch;
+
+    RouteWork from_row(int row) const {
+        RouteWork w = *this;
+        w.sums += static_cast<int64_t>(row) * pitch;
+        return w;
+    }
+};
+
+inline constexpr float kSumsOne = 0x1p32f, kMostSum = 0x1p21f;  // of a logit; of 16 products
+
+__device__ __forceinline__ int64_t fixed_point(float v) {
+    return __float2ll_rn(fminf(fmaxf(v, -kMostSum), kMostSum) * kSumsOne);
+}
+__device__ __forceinline__ float read_sum(const int64_t* sum) {
+    return __ll2float_rn(__ldcg(reinterpret_cast<const long long*>(sum))) * (1 / kSumsOne);
+}
+
+inline constexpr int kOwnTiles = 2;  // tiles of x, and of the router for a warp
+inline constexpr int kRouteRows = 8;
+
+/// h of a block's tiles.
+struct OwnRows {
+    bf16 h[kOwnTiles][kRouteRows][kTileRows];
+};
+
+/// The registers of one product: tile `tile` of the router, columns of tile `column` of x.
+__device__ __forceinline__ const uint8_t* router_tile(const RouteWork& w, int tile, int column) {
+    constexpr int kColumnTiles = kChunkCols / kTileRows;
+    const int64_t chunk = tile * w.chunks + column / kColumnTiles;
+    return w.router.data + chunk * chunk_bytes(Kind::bf16) + column % kColumnTiles * 512 +
+           16 * (threadIdx.x % 32);
+}
+/// 16 weights' rows times 16 columns of the lane's row of h, whose columns 2 t on begin at `x`.
+__device__ __forceinline__ void route_product(const uint8_t* weights, const bf16* x, float (&sum)[4]) {
+    const uint4 w = load16(weights);
+    const uint32_t a[4] = {w.x, w.y, w.z, w.w};
+    sum[0] = sum[1] = sum[2] = sum[3] = 0;
+    mma(sum, a, *reinterpret_cast<const uint32_t*>(x), *reinterpret_cast<const uint32_t*>(x + 8));
+}
+
+/// The router's columns that meet a block's first tile, in shared memory of `bytes`; of its tiles a warp has
+/// number warp, and warp + 16.
+class RouterTiles {
+  public:
+    static int bytes(const RouteWork& w) { return w.router.tiles * 512; }
+
+    /// Before the wait, and before the first group of copies is closed.
+    __device__ __forceinline__ RouterTiles(const RouteWork& work, uint8_t* memory)
+        : w_(work), tiles_(memory) {
+#pragma unroll
+        for (int i = 0; i < kOwnTiles; ++i)
+            if (tile(i) < w_.router.tiles) copy_async16(place(i), router_tile(w_, tile(i), blockIdx.x));
+    }
+    /// When `own` is complete: products to the sums. `columns`: of x.
+    __device__ __forceinline__ void add(const OwnRows& own, int rows, int columns) const {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, second = blockIdx.x + gridDim.x;
+#pragma unroll
+        for (int i = 0; i < kOwnTiles; ++i) {
+            if (tile(i) >= w_.router.tiles) break;
+            add_product(i, place(i), own.h[0][g] + 2 * t, rows);
+            if (second < columns / kTileRows)
+                add_product(i, router_tile(w_, tile(i), second), own.h[1][g] + 2 * t, rows);
+        }
+    }
+
+  private:
+    const RouteWork& w_;
+    uint8_t* tiles_;
+
+    __device__ __forceinline__ static int tile(int i) { return threadIdx.x / 32 + i * kWarps; }
+    __device__ __forceinline__ uint8_t* place(int i) const {
+        return tiles_ + tile(i) * 512 + 16 * (threadIdx.x % 32);
+    }
+    __device__ __forceinline__ void add_product(int i, const uint8_t* weights, const bf16* x,
+                                                int rows) const {
+        const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        float sum[4];
+        route_product(weights, x, sum);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const int n = 2 * t + j % 2, logit = tile(i) * kTileRows + g + j / 2 * 8;
+            if (n < rows && logit < w_.logits)
+                asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" ::"l"(w_.sums + n * w_.pitch + logit),
+                             "l"(fixed_point(sum[j]))
+                             : "memory");
+        }
+    }
+};
+
+}  // namespace quern::cuda::moe

@@ -1,0 +1,180 @@
+// How the tiles of a step's groups (expert_groups.cuh) are shared out: blocks take runs of tiles of
+// neighbouring groups, warps take equal runs of a block's pieces. A tile that two warps share is begun by the
+// first, as its first work, and ended by the second, as its last: parts meet in order and nobody waits.
+#pragma once
+
+#include "ggml-like/cuda/linear/few_rows.cuh"
+#include "ggml-like/cuda/moe/expert_groups.cuh"
+
+namespace quern::cuda::moe {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+
+inline constexpr int kMostSlots = 24;
+
+/// Weights of one width: of the routed experts, or of the shared one.
+struct StreamWeights {
+    const uint8_t* data;
+    const float* factor;
+    int64_t expert_bytes;
+    int tiles;  // of an expert
+    ChunkParts parts;
+    int tile_bytes;
+    int pieces = 0;  // of a tile
+
+    StreamWeights(const uint8_t* d, const float* f, int64_t bytes, int t, int chunks)
+        : data(d), factor(f), expert_bytes(bytes), tiles(t), parts(chunks), tile_bytes(chunks * kFp4Chunk) {}
+};
+
+inline constexpr int kPieceChunks = 4;
+inline constexpr int kPieceDepth = 3;
+
+struct Stream {
+    StreamWeights routed, shared;
+    int each = 0;         // chunks a part if pieces are WholePieceRing's, else 0
+    int piece_parts = 0;  // parts a piece
+    int piece_bytes = 0;
+    int depth = 0;      // pieces of a warp's ring
+    int row_bytes = 0;  // of a slot
+    int slots = 0;      // rows that a block holds; a group's fit
+
+    __host__ __device__ int bytes() const {
+        return kWarps * (depth * piece_bytes + 32 * static_cast<int>(sizeof(float4))) + slots * row_bytes;
+    }
+    __device__ __forceinline__ StreamWeights of(bool is_shared) const {
+        // Fields that are used become selects; a reference would put both into local memory.
+        StreamWeights w = routed;
+        if (is_shared) w = shared;
+        return w;
+    }
+};
+
+/// Chunks a part of either matrix, if pieces can be WholePieceRing's; else 0.
+inline int whole_each(const ChunkParts& a, const ChunkParts& b) {
+    const bool whole = a.each == b.each && kPieceChunks % a.each == 0 && a.chunks % kPieceChunks == 0 &&
+                       b.chunks % kPieceChunks == 0;
+    return whole ? a.each : 0;
+}
+
+/// Chooses pieces and slots for `limit` bytes of dynamic shared memory; false: there is not enough.
+inline bool fit_stream(Stream& s, int limit) {
+    const int each = max(s.routed.parts.each, s.shared.parts.each);
+    const auto fits = [&](int piece_chunks, int depth) {
+        s.depth = depth;
+        s.piece_parts = max(1, piece_chunks / each);
+        s.piece_bytes = s.piece_parts * each * kFp4Chunk;
+        for (StreamWeights* w : {&s.routed, &s.shared})
+            w->pieces = (w->parts.count + s.piece_parts - 1) / s.piece_parts;
+        for (s.slots = kMostSlots; s.slots >= kPassRows; s.slots -= kPassRows)
+            if (s.bytes() <= limit) return true;
+        return false;
+    };
+    s.row_bytes = max(fp4_row_bytes(s.routed.parts.chunks), fp4_row_bytes(s.shared.parts.chunks));
+    s.each = whole_each(s.routed.parts, s.shared.parts);
+    if (s.each > 0 && fits(kPieceChunks, kPieceDepth)) return true;
+    s.each = 0;
+    return fits(4, 3) || fits(2, 2) || fits(1, 2);
+}
+
+/// Tiles [tile, tile_end) of a group; of each, pieces [begin, end).
+struct Stretch {
+    int group, tile, tile_end, begin, end;
+};
+
+/// The tiles of all groups in a row, those of the shared expert's groups first.
+struct TileLine {
+    const Stream& s;
+    int shared_groups, shared_tiles, tiles;
+    Divisor routed_each, shared_each, routed_pieces, shared_pieces;  // tiles of a group, pieces of a tile
+
+    __device__ __forceinline__ TileLine(const Stream& stream, const ExpertGroups& list)
+        : s(stream),
+          shared_groups(list.shared),
+          shared_tiles(shared_groups * stream.shared.tiles),
+          tiles(shared_tiles + (list.count - shared_groups) * stream.routed.tiles),
+          routed_each(stream.routed.tiles),
+          shared_each(stream.shared.tiles),
+          routed_pieces(stream.routed.pieces),
+          shared_pieces(stream.shared.pieces) {}
+
+    __device__ __forceinline__ bool is_shared(int group) const { return group < shared_groups; }
+    __device__ __forceinline__ int first_tile(int group) const {
+        return is_shared(group) ? group * s.shared.tiles
+                                : shared_tiles + (group - shared_groups) * s.routed.tiles;
+    }
+    /// Whole tiles of one group from `at` on, at most `most`.
+    __device__ __forceinline__ Stretch stretch(int at, int most) const {
+        const bool of_shared = at < shared_tiles;
+        const Divisor each = of_shared ? shared_each : routed_each;
+        const int rest = of_shared ? at : at - shared_tiles, group = each.quotient(rest),
+                  tile = rest - group * each.by();
+        return {of_shared ? group : shared_groups + group, tile, min(each.by(), tile + most), 0,
+                of_shared ? shared_pieces.by() : routed_pieces.by()};
+    }
+    /// Pieces before a tile.
+    __device__ __forceinline__ int pieces_before(int at) const {
+        return min(at, shared_tiles) * s.shared.pieces + max(0, at - shared_tiles) * s.routed.pieces;
+    }
+    /// The tile of a piece; `piece` becomes its place in the tile.
+    __device__ __forceinline__ int tile_of(int& piece) const {
+        const int of_shared = shared_tiles * s.shared.pieces;
+        const bool in_shared = piece < of_shared;
+        const Divisor each = in_shared ? shared_pieces : routed_pieces;
+        const int rest = in_shared ? piece : piece - of_shared, tile = each.quotient(rest);
+        piece = rest - tile * each.by();
+        return in_shared ? tile : shared_tiles + tile;
+    }
+    /// The tile with which block `block` of `blocks` begins. Groups of the shared expert are full: 8 rows to
+    /// load and to multiply make them a quarter slower than the others.
+    __device__ __forceinline__ int begin_of(int block, int blocks) const {
+        if (block == blocks) return tiles;
+        const int of_shared = shared_tiles * s.shared.pieces, all = 4 * pieces_before(tiles) + of_shared;
+        const int at = static_cast<int>(static_cast<unsigned>(all) * static_cast<unsigned>(block) / blocks);
+        int piece = at < 5 * of_shared ? at / 5 : (at - of_shared) / 4;
+        return tile_of(piece);
+    }
+};
+
+/// A warp's part of the tiles [from, to) that its block has: first the begin of a tile that the next warp
+/// ends, then whole tiles, last the end of a tile that the warp before began.
+class WarpShare {
+  public:
+    __device__ __forceinline__ WarpShare(const TileLine& line, int from, int to, int warp) {
+        const int before = line.pieces_before(from), pieces = line.pieces_before(to) - before;
+        // a tile belongs to two warps at most
+        const bool split = pieces >= kWarps * max(line.s.routed.pieces, line.s.shared.pieces);
+        begin_piece_ = before + warp * pieces / kWarps;
+        end_piece_ = before + (warp + 1) * pieces / kWarps;
+        begin_ = line.tile_of(begin_piece_);
+        end_ = warp + 1 == kWarps ? to : line.tile_of(end_piece_);
+        if (!split) begin_piece_ = 0;
+        if (!split || warp + 1 == kWarps) end_piece_ = 0;
+        at_ = begin_ + (begin_piece_ > 0);
+    }
+    /// False: there is no more.
+    __device__ __forceinline__ bool next(const TileLine& line, Stretch& stretch) {
+        if (end_piece_ > 0) {
+            stretch = line.stretch(end_, 1);
+            stretch.end = end_piece_;
+            end_piece_ = 0;
+        } else if (at_ < end_) {
+            stretch = line.stretch(at_, end_ - at_);
+            at_ += stretch.tile_end - stretch.tile;
+        } else if (begin_piece_ > 0) {
+            stretch = line.stretch(begin_, 1);
+            stretch.begin = begin_piece_;
+            begin_piece_ = 0;
+        } else {
+            return false;
+        }
+        return true;
+    }
+
+  private:
+    int begin_, end_, begin_piece_, end_piece_;  // tiles, and pieces in them
+    int at_;                                     // the next whole tile
+};
+
+}  // namespace quern::cuda::moe

@@ -1,0 +1,78 @@
+// Packed weights as A fragments of tensor-core products (packed_layout.h has the layout).
+#pragma once
+
+#include "ggml-like/cuda/pack/decode.cuh"
+
+namespace quern::cuda::pack {
+
+using namespace ptx;
+
+/// What the BF16 registers of A are short of after their scales: the row factors hold kSumLift instead.
+template <Kind K>
+constexpr float kRowLift = K == Kind::nvfp4 ? 0x1p8f / kSumLift<K> : 1.0f / kSumLift<K>;
+
+__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
+    const __nv_bfloat162 v =
+        __hmul2(reinterpret_cast<const __nv_bfloat162&>(a), reinterpret_cast<const __nv_bfloat162&>(b));
+    return reinterpret_cast<const uint32_t&>(v);
+}
+
+/// One tile's chunk as a lane holds it, and the A fragments of its four k16 blocks.
+template <Kind K>
+struct WeightChunk;
+
+template <>
+struct WeightChunk<Kind::bf16> {
+    const uint8_t* lane_data;
+    __device__ __forceinline__ void load(const uint8_t* chunk, int lane) { lane_data = chunk + lane * 16; }
+    __device__ __forceinline__ void fragment(int kk, uint32_t (&a)[4]) const {
+        const uint4 v = *reinterpret_cast<const uint4*>(lane_data + kk * 512);
+        a[0] = v.x, a[1] = v.y, a[2] = v.z, a[3] = v.w;
+    }
+};
+
+template <>
+struct WeightChunk<Kind::fp8> {
+    const uint8_t* lane_data;
+    float scale[2];
+    __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
+        lane_data = chunk + lane * 16;
+        const float2 s = *reinterpret_cast<const float2*>(chunk + 1024);
+        scale[0] = s.x, scale[1] = s.y;
+    }
+    __device__ __forceinline__ void fragment(int kk, uint32_t (&a)[4]) const {
+        const uint2 v = *reinterpret_cast<const uint2*>(lane_data + kk / 2 * 512 + kk % 2 * 8);
+        decode_fp8(v.x, v.y, a);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] = times(a[i], 0x7b807b80u);  // 2^120
+    }
+};
+
+template <>
+struct WeightChunk<Kind::nvfp4> {
+    uint4 codes;
+    uint32_t scale[2][2];  // of row g + 8r, blocks i and i + 2, times 2^118
+    __device__ __forceinline__ void load(const uint8_t* chunk, int lane) {
+        codes = *reinterpret_cast<const uint4*>(chunk + lane * 16);
+        const uint2 s = *reinterpret_cast<const uint2*>(chunk + 512 + lane / 4 * 8);
+        const uint32_t bytes[2] = {s.x, s.y};
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            // E4M3's bits, moved to BF16's place, are too small by 2^120; twice 2^119 lift them, subnormals
+            // too.
+            scale[r][0] = times(times((bytes[r] << 4) & 0x07f007f0u, 0x7b007b00u), 0x7b007b00u);
+            scale[r][1] = times(times((bytes[r] >> 4) & 0x07f007f0u, 0x7b007b00u), 0x7b007b00u);
+        }
+    }
+    /// Weight * scale * 2^-8: 2 x 4 significant bits, exact.
+    __device__ __forceinline__ void fragment(int kk, uint32_t (&a)[4]) const {
+        decode_nvfp4(kk < 2 ? codes.x : codes.z, kk < 2 ? codes.y : codes.w, kk & 1, a);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t s = scale[i & 1][kk & 1];
+            a[i] = times(a[i], __byte_perm(s, s, kk < 2 ? 0x1010 : 0x3232));
+        }
+    }
+};
+
+}  // namespace quern::cuda::pack

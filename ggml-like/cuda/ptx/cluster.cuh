@@ -1,0 +1,46 @@
+// Blocks that run together and reach each other's shared memory. From sm_90 on; before, these do nothing and
+// no kernel calls them.
+#pragma once
+
+#include <cstdint>
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define CLUSTER_OF(n) __cluster_dims__(n, 1, 1)
+#else
+#define CLUSTER_OF(n)
+#endif
+
+namespace quern::cuda::ptx {
+
+/// Arrive, then wait: what a block of the cluster wrote to shared memory before is seen by all.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+/// The float2 that block `rank` of the cluster has where this block has the address.
+__device__ __forceinline__ float2 peer_value(uint32_t address, int rank) {
+    float2 v{};
+#if __CUDA_ARCH__ >= 900
+    uint32_t at;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(address), "r"(rank));
+    asm volatile("ld.shared::cluster.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "r"(at) : "memory");
+#endif
+    return v;
+}
+/// The other way.
+__device__ __forceinline__ void store_to_peer(uint32_t address, int rank, float value) {
+#if __CUDA_ARCH__ >= 900
+    uint32_t at;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(address), "r"(rank));
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
+#endif
+}
+
+}  // namespace quern::cuda::ptx

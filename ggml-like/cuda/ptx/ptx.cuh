@@ -1,0 +1,135 @@
+// The few instructions that CUDA C++ has no words for.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+namespace quern::cuda::ptx {
+
+using bf16 = __nv_bfloat16;
+
+/// Lets the next kernel of the stream start its part before the wait; call at the start.
+__device__ __forceinline__ void allow_successor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// Returns when all kernels before this one have ended and their writes are visible.
+__device__ __forceinline__ void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+
+/// Divides by one number again and again: of numbers below 2^24, quotients below 2^20. An integer division is
+/// some twenty instructions, and code that runs once a kernel is waited for.
+class Divisor {
+  public:
+    __device__ __forceinline__ explicit Divisor(int by) : by_(by) {
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse_) : "f"(static_cast<float>(by)));
+    }
+    __device__ __forceinline__ int quotient(int x) const {
+        const int near = static_cast<int>(static_cast<float>(x) * inverse_), rest = x - near * by_;
+        return near + (rest >= by_) - (rest < 0);
+    }
+    __device__ __forceinline__ int by() const { return by_; }
+
+  private:
+    int by_;
+    float inverse_;
+};
+__device__ __forceinline__ int quotient(int x, int by) { return Divisor(by).quotient(x); }
+
+/// True in every thread of the block that comes last of `blocks` to this counter, which is then zero again.
+/// What the others wrote before is seen by it.
+__device__ __forceinline__ bool last_block(unsigned* counter, unsigned blocks) {
+    __shared__ bool last;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        unsigned before;
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+        last = before + 1 == blocks;
+        if (last) *counter = 0;
+    }
+    __syncthreads();
+    return last;
+}
+
+/// 16 bytes from global to shared memory, past L1.
+__device__ __forceinline__ void copy_async16(void* to_shared, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to_shared)), "l"(from));
+}
+/// As copy_async16; `valid` false: writes zeros and reads nothing.
+__device__ __forceinline__ void copy_async16(void* to_shared, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to_shared)), "l"(from),
+                 "r"(valid ? 16 : 0));
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
+/// Waits until at most N of this thread's groups are under way.
+template <int N>
+__device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
+/// d += a b: a 16x16 row-major, b 16x8 column-major, BF16, sums in FP32.
+__device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+    const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t*>(&v);
+}
+
+__device__ __forceinline__ float warp_sum(float x) {
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
+    return x;
+}
+/// Of each of N values the sum over kLanes neighbouring lanes, N - 1 + log2(kLanes / N) exchanges for all:
+/// lane l of them gets that of value l / (kLanes / N). Pairs of lanes are added as warp_sum does.
+template <int kLanes, int N>
+__device__ __forceinline__ float lane_sums(float (&value)[N]) {
+    int d = kLanes / 2;
+#pragma unroll
+    for (int n = N / 2; n > 0; n /= 2, d /= 2)
+#pragma unroll
+        for (int i = 0; i < n; ++i) {
+            const bool upper = threadIdx.x & d;
+            const float given = upper ? value[i] : value[i + n];
+            value[i] = (upper ? value[i + n] : value[i]) + __shfl_xor_sync(0xffffffffu, given, d);
+        }
+    float sum = value[0];
+#pragma unroll
+    for (; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    return sum;
+}
+__device__ __forceinline__ float warp_max(float x) {
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, d));
+    return x;
+}
+
+}  // namespace quern::cuda::ptx

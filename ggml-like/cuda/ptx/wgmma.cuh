@@ -1,0 +1,256 @@
+// Warpgroup products of sm_90a: A from registers in the fragment order of mma.m16n8k16 (warp w of the group
+// owns rows 16w..16w+15), B from shared memory, rows of 128 bytes whose 16-byte columns are XORed with the
+// row (128-byte swizzle, base aligned to 1024). D lies as in mma.m16n8k16. Also the barriers between the
+// warps that copy and those that multiply. Only code for sm_90a may call what is here.
+#pragma once
+
+#include <cuda.h>
+
+#include "ggml-like/cuda/ptx/ptx.cuh"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define QUERN_WGMMA 1
+#else
+#define QUERN_WGMMA 0
+#endif
+
+#if QUERN_WGMMA
+
+namespace quern::cuda::ptx {
+
+/// Orders register writes before the products that follow.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int N>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+/// Keeps the compiler from moving uses of sums across a wait.
+template <int kN>
+__device__ __forceinline__ void hold(float (&d)[kN][4]) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j)
+        asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
+}
+/// Registers of A stay as they are until here, after the wait.
+__device__ __forceinline__ void hold(uint32_t (&a)[4][4]) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k)
+        asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3])::"memory");
+}
+/// Makes cp.async and ordinary writes to shared memory, seen by this thread, visible to its products.
+__device__ __forceinline__ void fence_shared_for_wgmma() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+/// B at shared address `at`; + 2 for each 16 columns.
+__device__ __forceinline__ uint64_t wgmma_rows(uint32_t at) {
+    return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{1} << 16) | ((at & 0x3ffffu) >> 4);
+}
+
+/// d += a x kRows rows of B (d[j]: rows 8j..8j+7), 16 columns.
+template <int kRows>
+__device__ __forceinline__ void wgmma(float (&d)[kRows / 8][4], const uint32_t (&a)[4], uint64_t rows);
+
+#define QUERN_D1(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
+#define QUERN_D2(j) QUERN_D1(j), QUERN_D1(j + 1)
+#define QUERN_D4(j) QUERN_D2(j), QUERN_D2(j + 2)
+#define QUERN_D8(j) QUERN_D4(j), QUERN_D4(j + 4)
+#define QUERN_D16(j) QUERN_D8(j), QUERN_D8(j + 8)
+#define QUERN_D32(j) QUERN_D16(j), QUERN_D16(j + 16)
+
+template <>
+__device__ __forceinline__ void wgmma<16>(float (&d)[2][4], const uint32_t (&a)[4], uint64_t rows) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"
+        : QUERN_D2(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+}
+
+template <>
+__device__ __forceinline__ void wgmma<32>(float (&d)[4][4], const uint32_t (&a)[4], uint64_t rows) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
+        : QUERN_D4(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+}
+
+template <>
+__device__ __forceinline__ void wgmma<48>(float (&d)[6][4], const uint32_t (&a)[4], uint64_t rows) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23}, "
+        "{%24, %25, %26, %27}, %28, p, 1, 1, 0;\n}\n"
+        : QUERN_D4(0), QUERN_D2(4)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+}
+
+template <>
+__device__ __forceinline__ void wgmma<64>(float (&d)[8][4], const uint32_t (&a)[4], uint64_t rows) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+        "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
+        : QUERN_D8(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+}
+
+template <>
+__device__ __forceinline__ void wgmma<80>(float (&d)[10][4], const uint32_t (&a)[4], uint64_t rows) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39}, "
+        "{%40, %41, %42, %43}, %44, p, 1, 1, 0;\n}\n"
+        : QUERN_D8(0), QUERN_D2(8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+}
+
+template <>
+__device__ __forceinline__ void wgmma<96>(float (&d)[12][4], const uint32_t (&a)[4], uint64_t rows) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
+        "{%48, %49, %50, %51}, %52, p, 1, 1, 0;\n}\n"
+        : QUERN_D8(0), QUERN_D4(8)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+}
+
+template <>
+__device__ __forceinline__ void wgmma<256>(float (&d)[32][4], const uint32_t (&a)[4], uint64_t rows) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
+        "{%128, %129, %130, %131}, %132, p, 1, 1, 0;\n}\n"
+        : QUERN_D32(0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+}
+
+#undef QUERN_D32
+#undef QUERN_D16
+#undef QUERN_D8
+#undef QUERN_D4
+#undef QUERN_D2
+#undef QUERN_D1
+
+/// Barriers between warps of a block. `count` arrivals, and all bytes that were promised, end a phase.
+__device__ __forceinline__ void init_phases(uint64_t* barrier, int count) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
+}
+__device__ __forceinline__ void publish_phases() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+__device__ __forceinline__ void arrive(uint64_t* barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+/// Arrives when all cp.async of this thread so far have ended.
+__device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
+}
+__device__ __forceinline__ void wait_phase(uint64_t* barrier, uint32_t parity) {
+    asm volatile(
+        "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again;\n}\n" ::
+            "r"(shared_address(barrier)),
+        "r"(parity)
+        : "memory");
+}
+/// `bytes` (a multiple of 16) from global to shared memory by the copy engine.
+__device__ __forceinline__ void copy_bulk(void* to_shared, const void* from, uint32_t bytes,
+                                          uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(to_shared)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+}
+
+/// 16 bytes by cp.async, to a shared address.
+__device__ __forceinline__ void copy_async_at(uint32_t to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+/// A box of a tensor, from (column, row) on, to shared memory by the copy engine; zeros beyond the tensor's
+/// edges.
+__device__ __forceinline__ void copy_box(void* to_shared, const CUtensorMap& map, int column, int row,
+                                         uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+        "%3}], [%4];" ::"r"(shared_address(to_shared)),
+        "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
+        : "memory");
+}
+
+/// Whole warpgroups: fewer or more registers a thread from here on.
+template <int kRegisters>
+__device__ __forceinline__ void shrink_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void grow_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+__device__ __forceinline__ int cluster_rank() {
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return static_cast<int>(rank);
+}
+__device__ __forceinline__ void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+/// A number at this shared address of the cluster's block `rank`.
+__device__ __forceinline__ float load_one_of_block(uint32_t at, int rank) {
+    float v;
+    asm volatile(
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.f32 %0, "
+        "[there];\n}\n"
+        : "=f"(v)
+        : "r"(at), "r"(rank)
+        : "memory");
+    return v;
+}
+/// 16 bytes at this shared address of the cluster's block `rank`.
+__device__ __forceinline__ float4 load_of_block(uint32_t at, int rank) {
+    float4 v;
+    asm volatile(
+        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
+        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}\n"
+        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+        : "r"(at), "r"(rank)
+        : "memory");
+    return v;
+}
+
+}  // namespace quern::cuda::ptx
+
+#endif
