@@ -13,7 +13,7 @@ struct Tensor;
 namespace quern::cuda {
 
 inline constexpr int kCounters = 4096;
-inline constexpr int kMostUsed = 32;  // experts of a row
+inline constexpr int kMaxUsed = 32;  // experts of a row
 
 struct Context {
     cudaStream_t stream = nullptr;

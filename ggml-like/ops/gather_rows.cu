@@ -13,17 +13,17 @@ namespace {
 
 constexpr int kBlock = 256;
 
-/// Rows of `columns` BF16 numbers and of `parts` F32 numbers.
+/// Rows of `columns` BF16 numbers and of `numbers` F32 numbers.
 __global__ void __launch_bounds__(kBlock)
-    gather_kernel(const uint16_t* h, const float* squares, const int* rows, int count, int columns, int parts,
-                  uint16_t* to_h, float* to_squares) {
+    gather_kernel(const uint16_t* h, const float* squares, const int* rows, int count, int columns,
+                  int numbers, uint16_t* to_h, float* to_squares) {
     allow_successor();
     wait_for_predecessor();
     const int64_t from = min(max(__ldcg(rows + blockIdx.x), 0), count - 1), to = blockIdx.x;
     for (int k = threadIdx.x; k < columns; k += kBlock)
         to_h[to * columns + k] = __ldcg(h + from * columns + k);
-    for (int k = threadIdx.x; k < parts; k += kBlock)
-        to_squares[to * parts + k] = __ldcg(squares + from * parts + k);
+    for (int k = threadIdx.x; k < numbers; k += kBlock)
+        to_squares[to * numbers + k] = __ldcg(squares + from * numbers + k);
 }
 
 }  // namespace

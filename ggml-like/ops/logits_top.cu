@@ -18,7 +18,7 @@ using namespace moe;
 
 namespace {
 
-constexpr int kBlock = 512, kBlocks = 128, kGroups = kBlocks * kBlock / 32, kMost = 4096;
+constexpr int kBlock = 512, kBlocks = 128, kGroups = kBlocks * kBlock / 32, kMaxKept = 4096;
 
 /// Work space of a row.
 struct Work {
@@ -28,8 +28,8 @@ struct Work {
     unsigned count;
     unsigned insane;
     float sums[kBlocks];
-    float value[kMost];
-    int id[kMost];
+    float value[kMaxKept];
+    int id[kMaxKept];
 };
 static_assert(sizeof(Work) <= 64 << 10);
 
@@ -133,8 +133,8 @@ __device__ void write_top(const Top& t, int row, Work& work, int count) {
     float* values = reinterpret_cast<float*>(ids + kTopLogits);
     for (int i = threadIdx.x; i < kTopLogits; i += kBlock)
         if (i >= count) ids[i] = -1, values[i] = -INFINITY;
-    __shared__ float value[kMost];
-    __shared__ int id[kMost];
+    __shared__ float value[kMaxKept];
+    __shared__ int id[kMaxKept];
     for (int i = threadIdx.x; i < count; i += kBlock)
         value[i] = __ldcg(work.value + i), id[i] = __ldcg(work.id + i);
     __syncthreads();
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kBlock) collect_kernel(Top t) {
         sum += __expf((x - highest) * scale);
         if (ordered_bits(x) < bound || x == -INFINITY) continue;
         const unsigned at = atomicAdd(&work.count, 1);
-        if (at < kMost) work.value[at] = x, work.id[at] = i;
+        if (at < kMaxKept) work.value[at] = x, work.id[at] = i;
     }
     sum = warp_sum(sum);
     if (lane == 0) partial[threadIdx.x / 32] = sum;
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kBlock) collect_kernel(Top t) {
     }
     if (!last_block(t.counters + 2 * row + 1, gridDim.x)) return;
     const unsigned count = __ldcg(&work.count);
-    write_top(t, row, work, min(count, static_cast<unsigned>(kMost)));
+    write_top(t, row, work, min(count, static_cast<unsigned>(kMaxKept)));
     if (threadIdx.x >= 32) return;
     float total = 0;
 #pragma unroll
@@ -185,7 +185,7 @@ __global__ void __launch_bounds__(kBlock) collect_kernel(Top t) {
     if (lane == 0) {
         int* end = t.top + row * kTopWords + 2 * kTopLogits;
         end[0] = __float_as_int(total);
-        end[1] = !insane && count > 0 && count <= kMost;
+        end[1] = !insane && count > 0 && count <= kMaxKept;
     }
 }
 

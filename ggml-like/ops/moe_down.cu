@@ -31,9 +31,9 @@ static_assert(kDownThreads == 16 * kFewRows, "a thread an output");
 
 /// Row n's weight and pair for each listed expert.
 struct Uses {
-    float weight[kMostPairs][kFewRows];
-    float factor[kMostPairs][kTileRows];  // of the block's tile
-    short pair[kMostPairs][kFewRows];     // -1: the row does not use it
+    float weight[kMaxPairs][kFewRows];
+    float factor[kMaxPairs][kTileRows];  // of the block's tile
+    short pair[kMaxPairs][kFewRows];     // -1: the row does not use it
 };
 
 __device__ __forceinline__ const uint8_t* shared_chunk(const Down& a, int chunk, Kind kind) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ void fill_uses(Uses& uses, const ExpertList& list, co
         }
 }
 
-/// Ring, then the rows of routed, then those of shared, then Uses.
+/// ChunkRing, then the rows of routed, then those of shared, then Uses.
 template <Kind K, Kind S, int NT>
 __host__ __device__ constexpr int down_ring_bytes() {
     const int a = kRingDepth<K, NT> * chunk_bytes(K), b = kRingDepth<S, NT> * chunk_bytes(S);
@@ -116,7 +116,7 @@ __host__ __device__ constexpr int down_ring_bytes() {
 }
 
 template <Kind S, int NT, typename Source>
-__device__ __forceinline__ void multiply_shared(Ring<S, NT>& ring, Source& source, const Down& a,
+__device__ __forceinline__ void multiply_shared(ChunkRing<S, NT>& ring, Source& source, const Down& a,
                                                 const bf16* const (&x)[NT], int warp, int lane,
                                                 float (&term)[NT][4]) {
     for (int c = warp; c - warp < a.shared_chunks; c += kDownWarps) {
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     }
     list_experts(list, a.groups, a.experts.count, a.first_pair, a.rows * a.used);
     TileSource<K, S> source(a, list, warp);
-    Ring<K, NT> ring(shared, warp);
+    ChunkRing<K, NT> ring(shared, warp);
     ring.fill(source, lane);
     fill_uses(uses, list, a);
     if (threadIdx.x < kFewRows)
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(kDownThreads, 2)
         wait_copies<0>();
         __syncwarp();
         SharedSource<S> shared_source(a, warp);
-        Ring<S, NT> shared_ring(shared + warp * (down_ring_bytes<K, S, NT>() / kDownWarps), 0);
+        ChunkRing<S, NT> shared_ring(shared + warp * (down_ring_bytes<K, S, NT>() / kDownWarps), 0);
         shared_ring.fill(shared_source, lane);
         multiply_shared<S, NT>(shared_ring, shared_source, a, x, warp, lane, term);
     }
@@ -199,7 +199,7 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     __syncthreads();
     if (!writes) return;
     const float* from = sums + out_column * 16 + threadIdx.x % 16;
-    const float y = residual + add_parts(kDownWarps, from, 128 * NT);
+    const float y = residual + add_splits(kDownWarps, from, 128 * NT);
     a.y[out_column * a.ld + out_row] = y;
     defer_column(a.next, out_column, out_row, y, norm);
 }
@@ -241,7 +241,7 @@ void few(Context& c, const Down& a) {
 constexpr int kAddThreads = 256;
 
 /// Weighs and adds the terms of one row of a prompt, a thread 4 columns at a time; then h and squares of it.
-__global__ void __launch_bounds__(kAddThreads) add_terms(Down a) {
+__global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
     __shared__ float partial[kAddThreads / 32];
     allow_successor();
     wait_for_predecessor();
@@ -283,7 +283,7 @@ void prompt(Context& c, const Down& a, const Packed& shared) {
              {.y = static_cast<bf16*>(a.terms) + a.used * columns, .ld = (a.used + 1) * columns},
              Split::never);
     }
-    launch(c, "moe_down", add_terms, a.rows, kAddThreads, 0, a);
+    launch(c, "moe_down", add_prompt_terms, a.rows, kAddThreads, 0, a);
 }
 
 /// Rows [first, first + count).

@@ -27,11 +27,11 @@ using namespace moe;
 namespace {
 
 /// One tile of the list: the shared expert's come first. Moves on without divisions.
-struct Item {
+struct ListedTile {
     int expert;  // in the list; -1: the shared expert
     int tile;
 
-    __device__ __forceinline__ Item(const GateUp& a, int index) : expert(-1), tile(index) { settle(a); }
+    __device__ __forceinline__ ListedTile(const GateUp& a, int index) : expert(-1), tile(index) { settle(a); }
     __device__ __forceinline__ void advance(const GateUp& a, int by) {
         tile += by;
         settle(a);
@@ -74,36 +74,37 @@ struct Item {
     }
 };
 
-/// Chunks of one warp, item after item: of part 0 to parts - 1, each part p its chunks p, p + split, ...
-struct ItemSource {
+/// Chunks of one warp, listed tile after listed tile: of ranks first_rank to first_rank + ranks - 1, of each rank r chunks
+/// r, r + split, ...
+struct ListedSource {
     const GateUp& a;
     const ExpertList& list;
-    Item item;
-    const uint8_t* base;  // of the item; null: no more
-    int stride, split, first_part, parts, steps, part = 0, step = 0;
+    ListedTile listed;
+    const uint8_t* base;  // of the listed tile; null: no more
+    int stride, split, first_rank, ranks, steps, rank = 0, step = 0;
 
-    __device__ ItemSource(const GateUp& arguments, const ExpertList& experts, int index, int by, int s,
-                          int first, int n)
+    __device__ ListedSource(const GateUp& arguments, const ExpertList& experts, int index, int by, int s,
+                            int first, int n)
         : a(arguments),
           list(experts),
-          item(arguments, index),
+          listed(arguments, index),
           stride(by),
           split(s),
-          first_part(first),
-          parts(n),
+          first_rank(first),
+          ranks(n),
           steps((arguments.chunks + s - 1) / s) {
-        base = item.valid(list) ? item.data(a, list, 0) : nullptr;
+        base = listed.valid(list) ? listed.data(a, list, 0) : nullptr;
     }
     __device__ __forceinline__ const uint8_t* next() {
-        const int chunk = first_part + part + step * split;
+        const int chunk = first_rank + rank + step * split;
         const uint8_t* from =
             base != nullptr && chunk < a.chunks ? base + chunk * chunk_bytes(a.experts.kind) : nullptr;
         if (++step == steps) {
             step = 0;
-            if (++part == parts) {
-                part = 0;
-                item.advance(a, stride);
-                base = item.valid(list) ? item.data(a, list, 0) : nullptr;
+            if (++rank == ranks) {
+                rank = 0;
+                listed.advance(a, stride);
+                base = listed.valid(list) ? listed.data(a, list, 0) : nullptr;
             }
         }
         return from;
@@ -111,11 +112,11 @@ struct ItemSource {
 };
 
 template <Kind K, int NT>
-__device__ __forceinline__ void columns_of(const Item& item, const GateUp& a, const ExpertList& list,
+__device__ __forceinline__ void columns_of(const ListedTile& listed, const GateUp& a, const ExpertList& list,
                                            const bf16* h, int stride, int lane, const bf16* (&x)[NT]) {
-    const int last = item.columns(a, list) - 1;
+    const int last = listed.columns(a, list) - 1;
 #pragma unroll
-    for (int nt = 0; nt < NT; ++nt) x[nt] = h + item.row(a, list, min(8 * nt + (lane >> 2), last)) * stride;
+    for (int nt = 0; nt < NT; ++nt) x[nt] = h + listed.row(a, list, min(8 * nt + (lane >> 2), last)) * stride;
 }
 
 /// One row: `split` warps a tile.
@@ -127,22 +128,22 @@ __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K
               group = kWarps / split;
     bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, 1>());
     float* sums = reinterpret_cast<float*>(h + stride);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, part = warp & (split - 1);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = warp & (split - 1);
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
                         // wait
     prologue(h, stride);
     list_experts(list, a.groups, a.experts.count, a.first_pair, a.experts.tiles > 0 ? a.used : 0);
-    ItemSource source(a, list, blockIdx.x * group + warp / split, gridDim.x * group, split, part, 1);
+    ListedSource source(a, list, blockIdx.x * group + warp / split, gridDim.x * group, split, rank, 1);
     const int steps = source.steps;
-    Ring<K, 1> ring(shared, warp);
+    ChunkRing<K, 1> ring(shared, warp);
     ring.fill(source, lane);
 
     const bf16* x[1] = {h};
-    Item item(a, blockIdx.x * group + warp / split), finished(a, blockIdx.x * group);
-    for (int turn = 0; finished.valid(list); ++turn) {
-        const int thread = (threadIdx.x - 32 * turn) & (kThreads - 1);
-        Item mine = finished;
+    ListedTile listed(a, blockIdx.x * group + warp / split), finished(a, blockIdx.x * group);
+    for (int round = 0; finished.valid(list); ++round) {
+        const int thread = (threadIdx.x - 32 * round) & (kThreads - 1);
+        ListedTile mine = finished;
         if (group > 1) mine.advance(a, thread / 8);
         const int row = thread % 8;
         const bool writes = thread < group * 8 && mine.valid(list) && row < mine.height(a);
@@ -155,12 +156,12 @@ __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K
         float sum[1][4] = {};
         for (int i = 0; i < steps; ++i) {
             const uint8_t* chunk = ring.wait();
-            const int c = part + i * split;
-            if (c < a.chunks && item.valid(list))
+            const int c = rank + i * split;
+            if (c < a.chunks && listed.valid(list))
                 multiply_chunk<K, false>(chunk, x, c * kChunkCols, lane, sum);
             ring.release(source, lane);
         }
-        float* now = sums + (turn & 1) * kWarps * 16;
+        float* now = sums + (round & 1) * kWarps * 16;
         if (lane % 4 == 0) {  // column 0 only
             now[warp * 16 + lane / 4] = sum[0][0];
             now[warp * 16 + lane / 4 + 8] = sum[0][2];
@@ -169,11 +170,11 @@ __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K
         if (writes) {
             const float* from = now + thread / 8 * split * 16 + row;
             const float scale = __ldcg(a.factor);
-            const float gate = add_parts(split, from, 16) * gate_factor * scale;
-            const float up = add_parts(split, from + 8, 16) * up_factor * scale;
+            const float gate = add_splits(split, from, 16) * gate_factor * scale;
+            const float up = add_splits(split, from + 8, 16) * up_factor * scale;
             mine.out(a, list, 0)[row] = gated(gate, up);
         }
-        item.advance(a, gridDim.x * group);
+        listed.advance(a, gridDim.x * group);
         finished.advance(a, gridDim.x * group);
     }
 }
@@ -192,14 +193,14 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainR
     list_experts(list, a.groups, a.experts.count, a.first_pair, a.experts.tiles > 0 ? a.rows * a.used : 0);
     // neighbouring tiles go to different blocks: work is even when there is little
     const int first = warp * gridDim.x + blockIdx.x, by = gridDim.x * kWarps;
-    ItemSource source(a, list, first, by, split, 0, split);
+    ListedSource source(a, list, first, by, split, 0, split);
     const int steps = source.steps;
-    Ring<K, NT> ring(shared, warp);
+    ChunkRing<K, NT> ring(shared, warp);
     ring.fill(source, lane);
-    for (Item item(a, first); item.valid(list); item.advance(a, by)) {
+    for (ListedTile listed(a, first); listed.valid(list); listed.advance(a, by)) {
         const bf16* x[NT];
-        columns_of<K, NT>(item, a, list, h, stride, lane, x);
-        const float* factor = item.factor(a, list);
+        columns_of<K, NT>(listed, a, list, h, stride, lane, x);
+        const float* factor = listed.factor(a, list);
         const float gate_factor = factor[g], up_factor = factor[g + 8];
         float total[NT][4] = {};
         for (int q = 0; q < split; q += 4) {
@@ -222,16 +223,16 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainR
 #pragma unroll
                 for (int i = 0; i < 4; ++i) total[nt][i] += four[nt][i];
         }
-        const int columns = item.columns(a, list);
-        if (g >= item.height(a)) continue;
+        const int columns = listed.columns(a, list);
+        if (g >= listed.height(a)) continue;
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt)
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const int n = 8 * nt + 2 * t + i;
                 if (n >= columns) continue;
-                const float scale = __ldcg(a.factor + item.row(a, list, n));
-                item.out(a, list, n)[g] =
+                const float scale = __ldcg(a.factor + listed.row(a, list, n));
+                listed.out(a, list, n)[g] =
                     gated(total[nt][i] * gate_factor * scale, total[nt][i + 2] * up_factor * scale);
             }
     }

@@ -14,7 +14,7 @@ using namespace ptx;
 
 namespace {
 
-constexpr int kBlock = 128, kMostTaps = 8, kMostDim = 256;
+constexpr int kBlock = 128, kMaxTaps = 8, kMaxDim = 256;
 
 __device__ __forceinline__ float load(const void* p, int64_t i) {
     const unsigned short v = __ldcg(static_cast<const unsigned short*>(p) + i);
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kBlock) convolve(DeltaStep d, int channels) {
     const int position = d.positions[begin];
     bf16* ring = static_cast<bf16*>(d.conv_state) +
                  static_cast<int64_t>(d.slots[sequence]) * d.ring * channels + channel;
-    float window[kMostTaps] = {};
+    float window[kMaxTaps] = {};
     for (int j = 0; j + 1 < d.taps; ++j) {
         const int p = position - (d.taps - 1) + j;
         if (p >= 0) window[j] = __bfloat162float(ring[static_cast<int64_t>(p % d.ring) * channels]);
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kBlock) commit(DeltaStep d) {
 }
 
 __global__ void __launch_bounds__(kBlock) recur(DeltaStep d, int channels) {
-    __shared__ float q[kMostDim], k[kMostDim], partial[kBlock / 32];
+    __shared__ float q[kMaxDim], k[kMaxDim], partial[kBlock / 32];
     allow_successor();
     wait_for_predecessor();
     const int head = blockIdx.x, sequence = blockIdx.y, group = d.value_heads / d.key_heads;

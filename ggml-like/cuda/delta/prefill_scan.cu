@@ -24,7 +24,7 @@ __device__ int chunks_before(const int* start, int sequence, int lane) {
 /// to bear.
 __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
 
-/// All that one turn of the loop reads: the state warps' part of chunk c, the output warps' part of chunk c
+/// All that one round of the loop reads: the state warps' part of chunk c, the output warps' part of chunk c
 /// - 1.
 struct Stage {
     unsigned char k[kTileBytes];
@@ -75,16 +75,16 @@ __device__ __forceinline__ void load_tile(unsigned char* tile, const ScanBlock& 
     }
 }
 
-__device__ __forceinline__ void load_stage(Stage& stage, const ScanBlock& b, int turn, int thread) {
-    if (turn < b.chunks) {
-        load_tile<16>(stage.k, b, turn, b.k_column, thread);
-        load_tile<4>(stage.v, b, turn, b.v_column, thread);
-        const float* factors = b.records[int64_t{turn} * b.value_heads].error;
+__device__ __forceinline__ void load_stage(Stage& stage, const ScanBlock& b, int round, int thread) {
+    if (round < b.chunks) {
+        load_tile<16>(stage.k, b, round, b.k_column, thread);
+        load_tile<4>(stage.v, b, round, b.v_column, thread);
+        const float* factors = b.records[int64_t{round} * b.value_heads].error;
         if (thread < 33) copy_async16(stage.factors + 4 * thread, factors + 4 * thread);
     }
-    if (turn > 0 && turn <= b.chunks) {
-        load_tile<16>(stage.q, b, turn - 1, b.q_column, thread);
-        const float* factors = b.records[int64_t{turn - 1} * b.value_heads].read;
+    if (round > 0 && round <= b.chunks) {
+        load_tile<16>(stage.q, b, round - 1, b.q_column, thread);
+        const float* factors = b.records[int64_t{round - 1} * b.value_heads].read;
         if (thread < 16) copy_async16(stage.factors + 3 * kChunk + 4 * thread, factors + 4 * thread);
     }
     commit_copies();
@@ -318,12 +318,12 @@ __global__ __launch_bounds__(kThreads) void scan(DeltaStep p) {
         }
         uint4 solve[kTriangle];
         load_triangle(solve, b.records->solve, lane);
-        for (int turn = 0; turn <= b.chunks; ++turn) {
+        for (int round = 0; round <= b.chunks; ++round) {
             meet();
-            if (turn == b.chunks) break;
-            const Record* record = b.records + int64_t{turn} * b.value_heads;
-            const Record* next = turn + 1 < b.chunks ? record + b.value_heads : nullptr;
-            advance_state(s, solve, shared.stages[turn % kStages], shared.passed[turn % 2][half], *record,
+            if (round == b.chunks) break;
+            const Record* record = b.records + int64_t{round} * b.value_heads;
+            const Record* next = round + 1 < b.chunks ? record + b.value_heads : nullptr;
+            advance_state(s, solve, shared.stages[round % kStages], shared.passed[round % 2][half], *record,
                           next, half, lane);
         }
 #pragma unroll
@@ -338,15 +338,15 @@ __global__ __launch_bounds__(kThreads) void scan(DeltaStep p) {
         uint4 scores[kTriangle];
         load_triangle(scores, b.records->scores, lane);
 #pragma unroll
-        for (int turn = 0; turn < kStages - 1; ++turn) load_stage(shared.stages[turn], b, turn, thread);
-        for (int turn = 0; turn <= b.chunks; ++turn) {
+        for (int round = 0; round < kStages - 1; ++round) load_stage(shared.stages[round], b, round, thread);
+        for (int round = 0; round <= b.chunks; ++round) {
             wait_copies<kStages - 2>();
             meet();
-            load_stage(shared.stages[(turn + kStages - 1) % kStages], b, turn + kStages - 1, thread);
-            if (turn == 0) continue;
-            const Record* next = turn < b.chunks ? b.records + int64_t{turn} * b.value_heads : nullptr;
-            find_output(scores, shared.stages[turn % kStages], shared.passed[(turn - 1) % 2][half], next,
-                        to + (turn - 1) * kChunk * ld, ld, b.length - (turn - 1) * kChunk, lane);
+            load_stage(shared.stages[(round + kStages - 1) % kStages], b, round + kStages - 1, thread);
+            if (round == 0) continue;
+            const Record* next = round < b.chunks ? b.records + int64_t{round} * b.value_heads : nullptr;
+            find_output(scores, shared.stages[round % kStages], shared.passed[(round - 1) % 2][half], next,
+                        to + (round - 1) * kChunk * ld, ld, b.length - (round - 1) * kChunk, lane);
         }
         wait_copies<0>();
     }

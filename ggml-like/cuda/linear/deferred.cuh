@@ -14,7 +14,7 @@ __device__ __forceinline__ bf16 defer_column(const Defer& d, int n, int column, 
     float square = x * x;
 #pragma unroll
     for (int i = 8; i > 0; i /= 2) square += __shfl_xor_sync(0xffffu << (threadIdx.x & 16), square, i);
-    if (column % kSquareColumns == 0) d.squares[n * d.parts + column / kSquareColumns] = square;
+    if (column % kSquareColumns == 0) d.squares[n * d.numbers + column / kSquareColumns] = square;
     return h;
 }
 /// The same by four neighbouring lanes, four columns each, from `column` on: x, and the norm's weights.
@@ -30,14 +30,14 @@ __device__ __forceinline__ void defer_four(const Defer& d, int n, int column, co
 #pragma unroll
         for (float& s : square) s += __shfl_xor_sync(mask, s, lane);
     const float sum = (square[0] + square[2]) + (square[1] + square[3]);
-    if (column % kSquareColumns == 0) d.squares[n * d.parts + column / kSquareColumns] = sum;
+    if (column % kSquareColumns == 0) d.squares[n * d.numbers + column / kSquareColumns] = sum;
 }
 
 /// One warp: the factor of row n in two steps, a load and what can wait for it.
 __device__ __forceinline__ float load_squares(const RowScale& s, int n) {
     float sum = 0;
 #pragma unroll 4
-    for (int i = threadIdx.x % 32; i < s.parts; i += 32) sum += __ldcg(s.squares + n * s.parts + i);
+    for (int i = threadIdx.x % 32; i < s.numbers; i += 32) sum += __ldcg(s.squares + n * s.numbers + i);
     return sum;
 }
 __device__ __forceinline__ float norm_factor(const RowScale& s, float loaded) {

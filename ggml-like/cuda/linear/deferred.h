@@ -16,13 +16,13 @@ inline constexpr int kSquareColumns = 16;  // of one number of squares, in answe
 struct Defer {
     const float* norm;  // [columns]
     bf16* h;            // [rows, columns]
-    float* squares;     // [rows, parts]
-    int columns, parts;
+    float* squares;     // [rows, numbers]
+    int columns, numbers;
 
     Defer from_row(int row) const {
         Defer d = *this;
         d.h += static_cast<int64_t>(row) * columns;
-        d.squares += static_cast<int64_t>(row) * parts;
+        d.squares += static_cast<int64_t>(row) * numbers;
         return d;
     }
 };
@@ -32,12 +32,12 @@ Defer defer_of(const Tensor& norm, const Tensor& h, const Tensor& squares);
 /// The part of who reads h: rows' factors.
 struct RowScale {
     const float* squares = nullptr;  // null: factor 1
-    int parts = 0;
+    int numbers = 0;
     float per_column = 0, eps = 0;
 
     RowScale from_row(int row) const {
         RowScale s = *this;
-        s.squares += static_cast<int64_t>(row) * parts;
+        s.squares += static_cast<int64_t>(row) * numbers;
         return s;
     }
 };

@@ -1,5 +1,5 @@
 // y = W h for one row of h: dense_rows.cuh with less around it, and the same bits. Warps meet once in
-// kOneTurns tiles a block, and what the end needs is loaded before. NVFP4 of few tiles a block: all of them
+// kOneRounds tiles a block, and what the end needs is loaded before. NVFP4 of few tiles a block: all of them
 // are under way before the kernel waits.
 //
 //   block b owns tiles b, b + grid, ...; of each, warp w takes pieces w, w + 16, ...
@@ -16,7 +16,7 @@ using namespace pack;
 enum class Extent { few, many };
 /// Tiles of a block that are finished together.
 template <Extent E>
-constexpr int kOneTurns = E == Extent::few ? 8 : 16;
+constexpr int kOneRounds = E == Extent::few ? 8 : 16;
 
 /// How a launch divides a part. kAhead: as in kPieces; others leave room for the next kernel's block.
 template <Kind K, bool kAhead, Extent E = Extent::few>
@@ -24,21 +24,21 @@ struct OneShape {
     static constexpr bool kHeld = K == Kind::nvfp4 && kAhead;  // a warp has one piece of every tile
     static constexpr int kRing = kAhead ? kPieces<K, true, true> : K == Kind::bf16 ? 2 : 3;
     static constexpr bool kRefill = E == Extent::many || K != Kind::nvfp4;
-    int chunks, grid, turns, steps;  // tiles of a block, pieces of a warp and tile
+    int chunks, grid, rounds, steps;  // tiles of a block, pieces of a warp and tile
 
     OneShape(const Context& c, const Part& part, int n)
         : chunks(n),
           grid(min(c.sms, part.tiles)),
-          turns((part.tiles + grid - 1) / grid),
+          rounds((part.tiles + grid - 1) / grid),
           steps(n / (kWarps * kPieceChunks<K>)) {}
     int bytes() const {
-        const int kept = E == Extent::many ? 2 * kOneTurns<E> : turns;
+        const int kept = E == Extent::many ? 2 * kOneRounds<E> : rounds;
         return kWarps * kRing * kPieceBytes<K> + chunks * kChunkCols * 2 +
                kept * kWarps * kTileRows * static_cast<int>(sizeof(float));
     }
     bool fits(const Context& c) const {
-        if ((!kRefill && turns * steps > kRing) || (kHeld && steps > 1)) return false;
-        return (turns <= kOneTurns<E> || E == Extent::many) && bytes() + kDenseStatic <= c.shared_bytes;
+        if ((!kRefill && rounds * steps > kRing) || (kHeld && steps > 1)) return false;
+        return (rounds <= kOneRounds<E> || E == Extent::many) && bytes() + kDenseStatic <= c.shared_bytes;
     }
 };
 
@@ -88,12 +88,13 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
                                           Prologue&& prologue, const Finish& finish) {
     extern __shared__ __align__(128) uint8_t shared[];
     using Shape = OneShape<K, kAhead, E>;
-    constexpr int kRing = Shape::kRing, kBytes = kPieceBytes<K>, kTurns = kOneTurns<E>;
-    constexpr int kSums = kTurns * kWarps * kTileRows;
+    constexpr int kRing = Shape::kRing, kBytes = kPieceBytes<K>, kRounds = kOneRounds<E>;
+    constexpr int kSums = kRounds * kWarps * kTileRows;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t* ring = shared + warp * kRing * kBytes;
     bf16* h = reinterpret_cast<bf16*>(shared + kWarps * kRing * kBytes);
-    float* sums = reinterpret_cast<float*>(h + s.chunks * kChunkCols);  // [turn][warp][16]; many: two of them
+    float* sums =
+        reinterpret_cast<float*>(h + s.chunks * kChunkCols);  // [round][warp][16]; many: two of them
 
     allow_successor();
     const int64_t tile_bytes = static_cast<int64_t>(s.chunks) * chunk_bytes(K);
@@ -113,20 +114,20 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
 #pragma unroll
     for (int i = 0; i < kRing; ++i) request(ring + i * kBytes);
     prologue.early();
-    // The end: thread = row r of a turn's tile; of every other batch of turns by the other half of the warps.
+    // The end: thread = row r of a round's tile; of every other batch of rounds by the other half of the warps.
     const int r = threadIdx.x % kTileRows;
-    int turn_of, row;
+    int round_of, row;
     bool adds;
     float factor = 1;
     const auto prepare = [&](int batch) {
-        turn_of = threadIdx.x / kTileRows;
-        if (E == Extent::many) turn_of = (turn_of + batch * kTurns) % (2 * kTurns);
-        row = (blockIdx.x + (batch * kTurns + turn_of) * gridDim.x) * kTileRows + r;
-        adds = turn_of < (E == Extent::many ? kTurns : s.turns) && row < part.rows;
+        round_of = threadIdx.x / kTileRows;
+        if (E == Extent::many) round_of = (round_of + batch * kRounds) % (2 * kRounds);
+        row = (blockIdx.x + (batch * kRounds + round_of) * gridDim.x) * kTileRows + r;
+        adds = round_of < (E == Extent::many ? kRounds : s.rounds) && row < part.rows;
         if constexpr (K != Kind::bf16)
             if (adds) factor = part.factor[row];
     };
-    static_assert(2 * kOneTurns<Extent::many> * kTileRows == kThreads);
+    static_assert(2 * kOneRounds<Extent::many> * kTileRows == kThreads);
     prepare(0);
     wait_for_predecessor();
     typename std::decay_t<Finish>::Loaded loaded{};
@@ -144,7 +145,7 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
         float* now = sums + (E == Extent::many ? batch % 2 * kSums : 0);
         float* to = now + warp * kTileRows + (lane >> 2);
 #pragma unroll 1
-        for (int i = 0; at < part.tiles && (E == Extent::few || i < kTurns);
+        for (int i = 0; at < part.tiles && (E == Extent::few || i < kRounds);
              ++i, at += gridDim.x, to += kWarps * kTileRows) {
             float acc[1][4] = {};
 #pragma unroll 1
@@ -170,7 +171,7 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
         if (adds)
             finish.store(
                 row, 0, loaded,
-                scaled(add_parts(kWarps, now + turn_of * kWarps * kTileRows + r, kTileRows), factor));
+                scaled(add_splits(kWarps, now + round_of * kWarps * kTileRows + r, kTileRows), factor));
         if (E == Extent::few || at >= part.tiles) break;
         prepare(batch + 1);
         if (adds) loaded = finish.load(row, 0);

@@ -3,7 +3,7 @@
 // or in paired order to the sums of gate and up.
 //
 //   block b owns tile groups b, b + grid, ...; a group is 16 / S tiles, S warps a tile (few_rows.cuh); warp
-//   `part` of S takes pieces part, part + S, ... of its tile, one or two chunks each
+//   `rank` of S takes pieces rank, rank + S, ... of its tile, one or two chunks each
 #pragma once
 
 #include "ggml-like/cuda/context.h"
@@ -54,7 +54,7 @@ __host__ __device__ constexpr int groups_together(int rows) {
 /// decoding, so that addresses made anew each time would show.
 template <Kind K>
 struct DenseSource {
-    int log_split, split, part, steps;  // warps a tile, this warp's place among them, steps a tile
+    int log_split, split, rank, steps;  // warps a tile, this warp's place among them, steps a tile
     const uint8_t* from;                // the next piece, at this lane's 16 bytes
     int chunk, tile, chunks, tiles;
     int first, end;  // chunks of the first step and after the last
@@ -66,12 +66,12 @@ struct DenseSource {
         const int pieces = pieces_for<K>(chunks);
         log_split = log_warps_per_tile(pieces);
         split = 1 << log_split;
-        part = warp & (split - 1);
+        rank = warp & (split - 1);
         steps = (pieces + split - 1) >> log_split;
         const int group = kWarps >> log_split;
         tile = blockIdx.x * group + (warp >> log_split);
         tile_step = gridDim.x * group;
-        chunk = first = part * kPieceChunks<K>;
+        chunk = first = rank * kPieceChunks<K>;
         end = first + steps * split * kPieceChunks<K>;
         from = p.data + (static_cast<int64_t>(tile) * chunks + chunk) * chunk_bytes(K) + 16 * lane;
         tile_jump = (static_cast<int64_t>(tile_step) * chunks - (end - first)) * chunk_bytes(K);
@@ -131,7 +131,7 @@ struct DenseRing {
     }
 };
 
-/// Sums of tile groups that are finished together; two of these, used in turns.
+/// Sums of tile groups that are finished together; two of these, used alternately.
 template <Kind K, bool kDeep>
 __host__ __device__ constexpr int group_sums(int rows) {
     return groups_together<K, kDeep>(rows) * kWarps * 16 * rows;
@@ -194,7 +194,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
 
     allow_successor();
     DenseSource<K> source(part, chunks, warp, lane);
-    const int split = source.split, mine = source.part, steps = source.steps,
+    const int split = source.split, mine = source.rank, steps = source.steps,
               log_group = 4 - source.log_split, group = 1 << log_group;
     DenseRing<K, kDeep, kAhead> ring(shared, warp);
     ring.fill(source, lane);
@@ -209,11 +209,11 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
     constexpr int kOut = Finish::kPaired ? 8 : 16;  // rows of y that a tile has
     const int height = Finish::kPaired ? part.rows / 2 : part.rows;
     const Divisor by_rows(rows);
-    int turn = 0;
+    int round = 0;
 #pragma unroll 1
-    for (int at = blockIdx.x; at < groups; at += most * blocks, ++turn) {
+    for (int at = blockIdx.x; at < groups; at += most * blocks, ++round) {
         const int together = min(most, quotient(groups - at + blocks - 1, blocks));
-        // Result i of the turn: of tile `tile`, counted from the turn's first, row n of x, row r of the tile.
+        // Result i of the round: of tile `tile`, counted from the round's first, row n of x, row r of the tile.
         struct Result {
             int tile, n, row;
         };
@@ -224,9 +224,9 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
                 ((at + (tile >> log_group) * blocks) * group + (tile & (group - 1))) * kOut + i % kOut};
         };
         const int all = (together << log_group) * kOut * rows;
-        // Other warps finish each turn, so that none falls behind. What they need from memory is asked for
+        // Other warps finish each round, so that none falls behind. What they need from memory is asked for
         // now.
-        const int thread = (threadIdx.x - 128 * turn) & (kThreads - 1);
+        const int thread = (threadIdx.x - 128 * round) & (kThreads - 1);
         float factor = 1;
         typename std::decay_t<Finish>::Loaded loaded{};  // paired: the factor of up
         const auto load = [&](const Result& o) {
@@ -240,7 +240,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
         };
         const Result first = result(thread);
         if (thread < all && first.row < height) load(first);
-        float* now = sums + (turn & 1) * group_sums<K, kDeep>(rows);
+        float* now = sums + (round & 1) * group_sums<K, kDeep>(rows);
 #pragma unroll 1
         for (int j = 0; j < together; ++j) {
             float sum[1][4] = {};
@@ -265,9 +265,9 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
             if (i != thread) load(o);
             const float* from =
                 now + (o.tile * split * rows + o.n) * 16 + i % kOut;  // of the tile's first warp
-            const float total = scaled(add_parts(split, from, 16 * rows), factor);
+            const float total = scaled(add_splits(split, from, 16 * rows), factor);
             if constexpr (Finish::kPaired)
-                finish.store(o.row, o.n, total, scaled(add_parts(split, from + 8, 16 * rows), loaded));
+                finish.store(o.row, o.n, total, scaled(add_splits(split, from + 8, 16 * rows), loaded));
             else
                 finish.store(o.row, o.n, loaded, total);
         }

@@ -1,7 +1,7 @@
 // Products of packed weights with few rows of activations (1 to 16): a memory-bound stream of weights through
 // tensor cores.
 //
-//   block = 16 warps; S of them share one tile of 16 weight rows, warp `part` of S takes chunks part, part +
+//   block = 16 warps; S of them share one tile of 16 weight rows, warp `rank` of S takes chunks rank, rank +
 //   S, ... weights: cp.async into a ring of chunks of each warp's own; activations: BF16 in shared memory,
 //   read as B operands (N = 8 columns are up to 8 rows of x); the S partial sums meet in shared memory and
 //   are added in order.
@@ -133,7 +133,7 @@ __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16*
 
 /// Up to 16 partial sums, `step` apart, are read at once and added four by four, then the fours: the order,
 /// whoever adds.
-__device__ __forceinline__ float add_parts(int parts, const float* from, int step) {
+__device__ __forceinline__ float add_splits(int parts, const float* from, int step) {
     float value[kWarps], total = 0;
 #pragma unroll
     for (int i = 0; i < kWarps; ++i) value[i] = i < parts ? from[i * step] : 0.0f;
@@ -155,11 +155,11 @@ __device__ __forceinline__ void store_sums(float* to, const float (&sum)[NT][4],
 /// The ring of one warp: `depth` chunks on their way. Source: void next(const uint8_t*& from) gives the
 /// chunks in order, null for a step without one.
 template <Kind K, int NT>
-struct Ring {
+struct ChunkRing {
     uint8_t* base;  // of this warp
     int stage = 0;
 
-    __device__ explicit Ring(uint8_t* ring, int warp)
+    __device__ explicit ChunkRing(uint8_t* ring, int warp)
         : base(ring + warp * kRingDepth<K, NT> * chunk_bytes(K)) {}
 
     /// Copies under way for the first depth steps.

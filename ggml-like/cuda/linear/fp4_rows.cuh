@@ -15,20 +15,20 @@ using namespace ptx;
 using namespace pack;
 
 inline constexpr int kPassRows = 8;
-inline constexpr int kMostParts = 16;
+inline constexpr int kMaxSplits = 16;
 inline constexpr int kFp4Chunk = chunk_bytes(Kind::nvfp4);
 
-/// The sum over a tile's chunks is made of parts, each a run of chunks summed in order; then parts are added
+/// The sum over a tile's chunks is made of splits, each a run of chunks summed in order; then splits are added
 /// in order. So its bits do not depend on who adds.
-struct ChunkParts {
+struct ColumnSplits {
     int chunks;
-    int each;   // chunks a part; the last may have fewer
-    int count;  // parts
+    int each;   // chunks a split; the last may have fewer
+    int count;  // splits
 
-    explicit ChunkParts(int n)
-        : chunks(n), each((n + kMostParts - 1) / kMostParts), count((n + each - 1) / each) {}
-    __host__ __device__ int begin(int part) const { return part * each; }
-    __host__ __device__ int end(int part) const { return part + 1 == count ? chunks : (part + 1) * each; }
+    explicit ColumnSplits(int n)
+        : chunks(n), each((n + kMaxSplits - 1) / kMaxSplits), count((n + each - 1) / each) {}
+    __host__ __device__ int begin(int split) const { return split * each; }
+    __host__ __device__ int end(int split) const { return split + 1 == count ? chunks : (split + 1) * each; }
 };
 
 // ---- activations ----
@@ -125,14 +125,14 @@ __device__ __forceinline__ void multiply_fp4(const uint8_t* chunk, const uint8_t
     multiply_fp4<kHalf, 1>(chunk, operands, lane, reinterpret_cast<float(&)[1][4]>(acc));
 }
 
-/// Sum of n <= kMostParts values in order, `step` apart; all of them are read at once.
+/// Sum of n <= kMaxSplits values in order, `step` apart; all of them are read at once.
 __device__ __forceinline__ float add_in_order(int n, const float* from, int step) {
-    float value[kMostParts];
+    float value[kMaxSplits];
 #pragma unroll
-    for (int i = 0; i < kMostParts; ++i) value[i] = i < n ? from[i * step] : 0.0f;
+    for (int i = 0; i < kMaxSplits; ++i) value[i] = i < n ? from[i * step] : 0.0f;
     float sum = value[0];
 #pragma unroll
-    for (int i = 1; i < kMostParts; ++i)
+    for (int i = 1; i < kMaxSplits; ++i)
         if (i < n) sum += value[i];
     return sum;
 }

@@ -231,7 +231,7 @@ __device__ __forceinline__ void store_tile(const GemmBlock<K, S>& block,
     const int tile0 = block.place.row_block * S::kTiles + warp_m * S::kWarpTiles;
     if (tile0 >= task.tiles) return;
     constexpr int kPitch = S::kWarpTiles * 16 + 4;
-    float* turn = reinterpret_cast<float*>(block.shared) + warp_m * 16 * kPitch;
+    float* transposed = reinterpret_cast<float*>(block.shared) + warp_m * 16 * kPitch;
     float factor[S::kWarpTiles][2];
 #pragma unroll
     for (int i = 0; i < S::kWarpTiles; ++i) {
@@ -255,7 +255,7 @@ __device__ __forceinline__ void store_tile(const GemmBlock<K, S>& block,
             for (int n = 0; n < 2; ++n)
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
-                    float* to = turn + (n * 8 + 2 * t + r) * kPitch + i * tile_rows + g;
+                    float* to = transposed + (n * 8 + 2 * t + r) * kPitch + i * tile_rows + g;
                     const float scale =
                         block.scales()[min(j * 16 + n * 8 + 2 * t + r, block.place.count - 1)];
                     const float low = acc[i][2 * j + n][r] * factor[i][0] * scale;
@@ -277,7 +277,7 @@ __device__ __forceinline__ void store_tile(const GemmBlock<K, S>& block,
             float v[8];
 #pragma unroll
             for (int i = 0; i < 8; i += 4) {
-                const float4 s = *reinterpret_cast<const float4*>(turn + n * kPitch + row + i);
+                const float4 s = *reinterpret_cast<const float4*>(transposed + n * kPitch + row + i);
                 v[i] = s.x, v[i + 1] = s.y, v[i + 2] = s.z, v[i + 3] = s.w;
             }
             store_row(task, v, y_row * task.ldy + row0 + row, y_row * task.residual_ld + row0 + row, there);

@@ -12,13 +12,13 @@ using namespace pack;
 namespace {
 
 // 32 rows of x: with 64 a thread would hold too many sums.
-using Whole = WarpgroupShape<32, 1, 2, 1, kAnswerParts, false>;
-using Quarter = WarpgroupShape<32, 1, 2, kAnswerFours, kAnswerParts, false>;
+using Whole = WarpgroupShape<32, 1, 2, 1, kAnswerSplits, false>;
+using Quarter = WarpgroupShape<32, 1, 2, kAnswerFours, kAnswerSplits, false>;
 
 }  // namespace
 
 bool gemm_answer(Context& c, const Part& part, const Packed& w, const StepRows& x, const StepOutput& out) {
-    if (w.chunks % kAnswerParts != 0) return false;
+    if (w.chunks % kAnswerSplits != 0) return false;
     if (!warpgroups_fit<Kind::bf16, Whole>(c) || !warpgroups_fit<Kind::bf16, Quarter>(c)) return false;
     GemmTask task{};
     task.data = part.data;

@@ -34,9 +34,9 @@ using Wide = WarpgroupShape<256, 1, 1, 1, 1, false>;
 using Tall = WarpgroupShape<96, 1, 2, 1, 1, false>;
 template <Kind K>
 using Short = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, 1, 1, false>;
-using Halves = WarpgroupShape<96, 1, 2, kSplitParts, 1, false>;
+using Halves = WarpgroupShape<96, 1, 2, kPromptSplits, 1, false>;
 template <Kind K>
-using Low = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kSplitParts, 1, false>;
+using Low = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kPromptSplits, 1, false>;
 
 template <class S>
 int64_t blocks(const GemmTask& task) {
@@ -53,7 +53,7 @@ template <Kind K>
 bool run_warpgroups(Context& context, const char* what, const GemmTask& task, bool split) {
     if (!warpgroups_fit<K, Wide>(context)) return false;  // all shapes do, or none: the same bits
     const auto tokens = [&](int each) { return ceil_div(task.tokens, each); };
-    if (split && task.tokens > 64 && kSplitParts * blocks<Halves>(task) >= context.sms)
+    if (split && task.tokens > 64 && kPromptSplits * blocks<Halves>(task) >= context.sms)
         launch_warpgroups<K, Halves>(context, what, task, tokens(96));
     else if (split)
         launch_warpgroups<K, Low<K>>(context, what, task, tokens(64));

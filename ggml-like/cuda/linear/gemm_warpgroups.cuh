@@ -3,7 +3,7 @@
 //               tokens: kTokens a block
 //   128 rows  w0..w3 | sums: 16 rows      A block owns 128 weight rows of one part or one expert, and a tile of tokens.
 //             w4..w7 | x all tokens,      Eight warps multiply, 16 rows each. A ninth keeps a ring of kStages stages full,
-//                      each warp          each kChunks chunks of 64 columns. With kSplit > 1 the blocks of a cluster share
+//                      each warp          each kChunks chunks of 64 columns. With kCluster > 1 the blocks of a cluster share
 //                                         the columns; their sums meet in the order of the ranks.
 //
 // Traffic: as in gemm.cuh. Weights come by the copy engine, a tile's chunks of a stage at once; so do tokens that are
@@ -31,17 +31,17 @@ using namespace pack;
 
 /// Barriers are static shared memory: a kernel that has none was not compiled for sm_90a.
 template <Kind K, class S>
-__global__ void QUERN_CLUSTER(S::kSplit) __launch_bounds__(S::kThreads, S::kBlocksPerSm)
+__global__ void QUERN_CLUSTER(S::kCluster) __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     warpgroup_kernel(const __grid_constant__ GemmTask task, const __grid_constant__ CUtensorMap x) {
 #if QUERN_WGMMA
-    using R = Ring<K, S>;
+    using R = StageRing<K, S>;
     extern __shared__ __align__(1024) uint8_t unaligned[];
     __shared__ uint64_t barriers[3 * R::kStages];
     allow_successor();
     uint8_t* shared = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
     WarpgroupSums<K, S> block{{task, x, shared, barriers, barriers + R::kStages, barriers + 2 * R::kStages}};
     block.init_barriers();
-    const int id = static_cast<int>(blockIdx.x) / S::kSplit;
+    const int id = static_cast<int>(blockIdx.x) / S::kCluster;
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
     if constexpr (S::kGather) {
         wait_for_predecessor();
@@ -71,9 +71,9 @@ __global__ void QUERN_CLUSTER(S::kSplit) __launch_bounds__(S::kThreads, S::kBloc
         block.find_y_rows();
         block.multiply_present();
     }
-    if constexpr (S::kSplit > 1) cluster_barrier();
+    if constexpr (S::kCluster > 1) cluster_barrier();
     if (warp < 8) {
-        if constexpr (S::kSplit == 1) block.sum_barrier();
+        if constexpr (S::kCluster == 1) block.sum_barrier();
         if constexpr (S::kAnswer)
             block.store_answer();
         else if (task.paired)
@@ -81,7 +81,7 @@ __global__ void QUERN_CLUSTER(S::kSplit) __launch_bounds__(S::kThreads, S::kBloc
         else
             block.template store_sums<false>();
     }
-    if constexpr (S::kSplit > 1) cluster_barrier();
+    if constexpr (S::kCluster > 1) cluster_barrier();
 #endif
 }
 
@@ -124,17 +124,18 @@ CUtensorMap token_map(const GemmTask& task) {
 /// Whether the GPU takes this shape's kernel: there is code for it, and shared memory.
 template <Kind K, class S>
 bool warpgroups_fit(const Context& context) {
-    return context.capability == 90 && Ring<K, S>::kShared <= context.shared_bytes && has_warpgroups<K, S>();
+    return context.capability == 90 && StageRing<K, S>::kShared <= context.shared_bytes &&
+           has_warpgroups<K, S>();
 }
 
 /// `token_tiles` of S::kTokens.
 template <Kind K, class S>
 void launch_warpgroups(Context& context, const char* what, GemmTask task, int64_t token_tiles) {
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
-    const dim3 grid(static_cast<unsigned>(task.row_blocks * token_tiles * S::kSplit));
+    const dim3 grid(static_cast<unsigned>(task.row_blocks * token_tiles * S::kCluster));
     CUtensorMap x{};
     if constexpr (!S::kGather) x = token_map<S>(task);
-    launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), Ring<K, S>::kShared, task, x);
+    launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), StageRing<K, S>::kShared, task, x);
 }
 
 }  // namespace quern::cuda::linear

@@ -26,15 +26,15 @@ constexpr int kMaxWarps = 6, kFourWarps = 8, kMaxStages = 8;
 
 struct StepShape {
     int chunks, cols;
-    int split, steps;  // parts of a sum, pieces of a part
-    int fours;         // that a block makes at the same time, by warps of their own: 1 or 4
-    int tiles;         // of a block
+    int splits, steps;  // of a sum, pieces of one
+    int fours;          // that a block makes at the same time, by warps of their own: 1 or 4
+    int tiles;          // of a block
     int stages, weight_stage, row_stage;  // bytes of one
 
     __host__ __device__ int stage_bytes() const { return weight_stage + row_stage; }
     __host__ __device__ int warps() const { return tiles * fours; }
     /// Stages that a block goes through.
-    __host__ __device__ int all() const { return split * steps / fours; }
+    __host__ __device__ int all() const { return splits * steps / fours; }
 };
 
 struct StepTask {
@@ -148,8 +148,8 @@ struct StepBlock {
     /// The first chunk of the piece that four `f` has in stage `step`; kPieceChunks<K> chunks, if they exist.
     __device__ __forceinline__ int chunk_of(int f, int step) const {
         const StepShape& s = task.shape;
-        const int at = f * s.all() + step, part = at / s.steps;
-        return (part + (at - part * s.steps) * s.split) * kPieceChunks<K>;
+        const int at = f * s.all() + step, split = at / s.steps;
+        return (split + (at - split * s.steps) * s.splits) * kPieceChunks<K>;
     }
     __device__ __forceinline__ uint8_t* weights_of(int stage) const {
         return shared + stage * task.shape.stage_bytes() + warp * kPieceBytes<K>;
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(kFourWarps * 32, 1) step_kernel(const __grid_c
     const int first = blockIdx.y * 8 * NT, rows = min(8 * NT, task.x.rows - first);
     if (task.out.scale.squares != nullptr) norm_factors(task.out.scale, first, rows, s.warps(), factors);
     float sum[NT][4] = {}, four[NT][4] = {}, total[NT][4] = {};
-    int stage = 0, in_part = 0, part = 0;
+    int stage = 0, in_split = 0, split = 0;
 #pragma unroll 1
     for (int step = 0; step < all; ++step) {
         wait_stage(s.stages);
@@ -287,10 +287,10 @@ __global__ void __launch_bounds__(kFourWarps * 32, 1) step_kernel(const __grid_c
         commit_copies();
         block.multiply(stage, step, sum);
         stage = stage + 1 == s.stages ? 0 : stage + 1;
-        if (++in_part < s.steps) continue;
-        in_part = 0;
+        if (++in_split < s.steps) continue;
+        in_split = 0;
         add_to(four, sum);
-        if (++part % 4 == 0) add_to(total, four);
+        if (++split % 4 == 0) add_to(total, four);
     }
     add_to(total, four);
     wait_copies<0>();
@@ -327,9 +327,9 @@ void launch_step(Context& c, const StepTask& given) {
     StepShape& s = task.shape;
     const int pieces = pieces_for<K>(s.chunks), tiles = task.part.tiles;
     const int row_tiles = (task.x.rows + 8 * NT - 1) / (8 * NT);
-    s.split = warps_per_tile(pieces);
-    s.steps = (pieces + s.split - 1) / s.split;
-    s.fours = s.split == 16 && tiles <= 2 * c.sms ? 4 : 1;
+    s.splits = warps_per_tile(pieces);
+    s.steps = (pieces + s.splits - 1) / s.splits;
+    s.fours = s.splits == 16 && tiles <= 2 * c.sms ? 4 : 1;
     s.tiles = s.fours == 1 ? tiles_of_block(tiles, row_tiles, c.sms) : tiles * row_tiles <= 2 * c.sms ? 1 : 2;
     s.weight_stage = (s.warps() * kPieceBytes<K> + 1023) / 1024 * 1024;
     s.row_stage = s.fours * kPieceChunks<K> * NT * 1024;

@@ -15,7 +15,7 @@ using namespace pack;
 
 template <Kind K, class S>
 struct WarpgroupBlock {
-    using R = Ring<K, S>;
+    using R = StageRing<K, S>;
     const GemmTask& task;
     const CUtensorMap& x;  // unless S::kGather
     uint8_t* shared;
@@ -42,8 +42,8 @@ struct WarpgroupBlock {
     /// The chunk that comes at place `at`.
     __device__ __forceinline__ int chunk_at(int at) const {
         if constexpr (!S::kAnswer) return at;
-        const int steps = task.chunks / kAnswerParts, part = quotient(at, steps);
-        return part + (at - part * steps) * kAnswerParts;
+        const int steps = task.chunks / kAnswerSplits, part = quotient(at, steps);
+        return part + (at - part * steps) * kAnswerSplits;
     }
     __device__ __forceinline__ int steps() const {
         return (chunk_end - chunk_begin + S::kChunks - 1) / S::kChunks;
@@ -63,9 +63,9 @@ struct WarpgroupBlock {
         weights = task.data + place.expert * task.expert_bytes +
                   static_cast<int64_t>(tile) * task.chunks * chunk_bytes(K);
         tiles = min(S::kTiles, task.tiles - tile);
-        const int rank = S::kSplit == 1 ? 0 : cluster_rank();
-        chunk_begin = rank * task.chunks / S::kSplit;
-        chunk_end = (rank + 1) * task.chunks / S::kSplit;
+        const int rank = S::kCluster == 1 ? 0 : cluster_rank();
+        chunk_begin = rank * task.chunks / S::kCluster;
+        chunk_end = (rank + 1) * task.chunks / S::kCluster;
     }
 
     __device__ __forceinline__ void wait_empty(int step) const {
@@ -193,7 +193,7 @@ struct WarpgroupBlock {
         uint32_t next[4][4];
     };
     template <int kN>
-    __device__ __forceinline__ void march_part(March& m, int chunks, float (&acc)[kN / 8][4]) const {
+    __device__ __forceinline__ void march_split(March& m, int chunks, float (&acc)[kN / 8][4]) const {
 #pragma unroll
         for (int i = 0; i < kN / 8; ++i)
 #pragma unroll
@@ -235,22 +235,22 @@ struct WarpgroupBlock {
         if constexpr (S::kAnswer) {
             march_fours<kN>(m, acc);
         } else {
-            march_part<kN>(m, m.left, acc);
+            march_split<kN>(m, m.left, acc);
         }
     }
 
     /// acc = the block's fours, each of four parts.
     template <int kN>
     __device__ __forceinline__ void march_fours(March& m, float (&acc)[kN / 8][4]) const {
-        const int steps = task.chunks / kAnswerParts;
-        constexpr int kFours = kAnswerFours / S::kSplit;
+        const int steps = task.chunks / kAnswerSplits;
+        constexpr int kFours = kAnswerFours / S::kCluster;
 #pragma unroll 1
         for (int four = 0; four < kFours; ++four) {
-            march_part<kN>(m, steps, acc);
+            march_split<kN>(m, steps, acc);
 #pragma unroll 1
-            for (int part = 1; part < kAnswerParts / kAnswerFours; ++part) {
+            for (int part = 1; part < kAnswerSplits / kAnswerFours; ++part) {
                 float own[kN / 8][4];
-                march_part<kN>(m, steps, own);
+                march_split<kN>(m, steps, own);
 #pragma unroll
                 for (int i = 0; i < kN / 8; ++i)
 #pragma unroll

@@ -8,24 +8,24 @@ namespace quern::cuda::linear {
 using namespace ptx;
 using namespace pack;
 
-/// Parts that the sum over a split matrix's columns is made of, each a run of neighbours.
-inline constexpr int kSplitParts = 2;
+/// Splits of a prompt's sums over many columns of a low matrix, each a run of neighbours.
+inline constexpr int kPromptSplits = 2;
 
-/// Parts of the sums of answers (few_rows.cuh): of part p chunks p, p + 16, ...; they are added in fours, then the fours.
-inline constexpr int kAnswerParts = 16, kAnswerFours = 4;
+/// Splits of the sums of answers (few_rows.cuh): of split p chunks p, p + 16, ...; they are added in fours, then the fours.
+inline constexpr int kAnswerSplits = 16, kAnswerFours = 4;
 
-/// Split: blocks that share the columns. Parts: 1, or kAnswerParts for the sums of answers, of which a block makes all fours
-/// or, with Split = kAnswerFours, one.
-template <int Tokens, int Chunks, int BlocksPerSm, int Split, int Parts, bool Gather>
+/// Cluster: blocks that share the columns. Splits: 1, or kAnswerSplits for the sums of answers, of which a block makes all fours
+/// or, with Cluster = kAnswerFours, one.
+template <int Tokens, int Chunks, int BlocksPerSm, int Cluster, int Splits, bool Gather>
 struct WarpgroupShape {
     static constexpr int kTokens = Tokens;
     static constexpr int kChunks = Chunks;  // of a stage
     static constexpr int kBlocksPerSm = BlocksPerSm;
-    static constexpr int kSplit = Split;
-    static constexpr int kParts = Parts;
-    static constexpr bool kAnswer = Parts == kAnswerParts;
-    static_assert((Parts == 1 && (Split == 1 || Split == kSplitParts)) ||
-                  (kAnswer && Chunks == 1 && (Split == 1 || Split == kAnswerFours)));
+    static constexpr int kCluster = Cluster;
+    static constexpr int kSplits = Splits;
+    static constexpr bool kAnswer = Splits == kAnswerSplits;
+    static_assert((Splits == 1 && (Cluster == 1 || Cluster == kPromptSplits)) ||
+                  (kAnswer && Chunks == 1 && (Cluster == 1 || Cluster == kAnswerFours)));
     static constexpr bool kGather = Gather;  // grouped: any rows of x
     static constexpr int kTiles = 8;
     static constexpr int kSumThreads = 256;
@@ -38,14 +38,14 @@ struct WarpgroupShape {
 };
 
 template <Kind K, class S>
-struct Ring {
+struct StageRing {
     static constexpr int kTileBytes = S::kChunks * chunk_bytes(K);
     static constexpr int kWeights = S::kTiles * kTileBytes;
     static constexpr int kTokens = S::kChunks * S::kTokens * 128;
-    static constexpr int kTotals = S::kAnswer && S::kSplit == 1 ? S::kSumThreads * S::kTokens / 2 * 4 : 0;
+    static constexpr int kTotals = S::kAnswer && S::kCluster == 1 ? S::kSumThreads * S::kTokens / 2 * 4 : 0;
     static constexpr int kRoom = 227 * 1024 / S::kBlocksPerSm - 2048 - S::kTokens * 8 - kTotals;
-    static constexpr int kMost = kRoom / (kWeights + kTokens);
-    static constexpr int kStages = kMost < 8 ? kMost : 8;
+    static constexpr int kFitting = kRoom / (kWeights + kTokens);
+    static constexpr int kStages = kFitting < 8 ? kFitting : 8;
     static constexpr int kAll = kStages * (kWeights + kTokens);
     static constexpr int kBytes = kAll > S::kSumBytes ? kAll : S::kSumBytes;
     static constexpr int kShared =

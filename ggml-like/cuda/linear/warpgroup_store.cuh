@@ -38,10 +38,10 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     /// Four sums, of all blocks of the cluster.
     __device__ __forceinline__ float4 sums_at(int at) const {
         const float* here = reinterpret_cast<const float*>(shared) + at;
-        if constexpr (S::kSplit == 1) return *reinterpret_cast<const float4*>(here);
+        if constexpr (S::kCluster == 1) return *reinterpret_cast<const float4*>(here);
         float4 sum = load_of_block(shared_address(here), 0);
 #pragma unroll
-        for (int rank = 1; rank < S::kSplit; ++rank) {
+        for (int rank = 1; rank < S::kCluster; ++rank) {
             const float4 v = load_of_block(shared_address(here), rank);
             sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
         }
@@ -63,9 +63,9 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
             (static_cast<int64_t>(place.expert) * task.tiles + place.row_block * S::kTiles) * 16 + raw;
 #pragma unroll
         for (int i = 0; i < kRaw; ++i) factor[i] = f[i] * kRowLift<K>;
-        const int rank = S::kSplit == 1 ? 0 : cluster_rank();
-        for (int n = static_cast<int>(threadIdx.x) / kLanes * S::kSplit + rank; n < place.count;
-             n += kEach * S::kSplit) {
+        const int rank = S::kCluster == 1 ? 0 : cluster_rank();
+        for (int n = static_cast<int>(threadIdx.x) / kLanes * S::kCluster + rank; n < place.count;
+             n += kEach * S::kCluster) {
             float v[kRaw];
             const float scale = scales()[n];
 #pragma unroll
@@ -86,11 +86,11 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     __device__ __forceinline__ void store_answer() const {
         const StepOutput& out = task.answer;
         const int kept = out.paired ? 8 : 16, height = out.paired ? task.rows / 2 : task.rows;
-        const int rank = S::kSplit == 1 ? 0 : cluster_rank(), lanes = S::kSumThreads / 16;
+        const int rank = S::kCluster == 1 ? 0 : cluster_rank(), lanes = S::kSumThreads / 16;
         const int r = static_cast<int>(threadIdx.x) % 16, each = static_cast<int>(threadIdx.x) / 16;
         if (r >= kept) return;
-        for (int i = each; i < tiles * ((place.count - rank + S::kSplit - 1) / S::kSplit); i += lanes) {
-            const int n = quotient(i, tiles), tile = i - n * tiles, token = n * S::kSplit + rank;
+        for (int i = each; i < tiles * ((place.count - rank + S::kCluster - 1) / S::kCluster); i += lanes) {
+            const int n = quotient(i, tiles), tile = i - n * tiles, token = n * S::kCluster + rank;
             const int row = (place.row_block * S::kTiles + tile) * kept + r;
             if (row >= height) continue;
             const auto sum = [&](int at) { return sum_at(token * S::kPitch + tile * kTileRows + at); };
@@ -100,10 +100,10 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     }
     __device__ __forceinline__ float sum_at(int at) const {
         const float* here = reinterpret_cast<const float*>(shared) + at;
-        if constexpr (S::kSplit == 1) return *here;
+        if constexpr (S::kCluster == 1) return *here;
         float sum = 0;
 #pragma unroll
-        for (int rank = 0; rank < S::kSplit; ++rank) sum += load_one_of_block(shared_address(here), rank);
+        for (int rank = 0; rank < S::kCluster; ++rank) sum += load_one_of_block(shared_address(here), rank);
         return sum;
     }
 

@@ -40,7 +40,7 @@ __device__ __forceinline__ void choose_row(const Choice& c, int n) {
     if (c.experts <= 256)
         choose_row<8>(c, n);
     else
-        choose_row<kMostExperts / 32>(c, n);
+        choose_row<kMaxExperts / 32>(c, n);
 }
 
 constexpr int kStepThreads = 512, kStepBlocks = 16, kStepPairs = 512;
@@ -48,11 +48,11 @@ constexpr int kStepThreads = 512, kStepBlocks = 16, kStepPairs = 512;
 /// A warp a row; then the block that ends last makes groups: a bit a pair that chose an expert, so a pair's
 /// place is a count of bits.
 __global__ void __launch_bounds__(kStepThreads) choose_and_group(Choice c, unsigned* counter) {
-    __shared__ unsigned chose[kStepPairs / 32][kMostExperts];
-    __shared__ int offset[kMostExperts], sums[kStepThreads / 32];
+    __shared__ unsigned chose[kStepPairs / 32][kMaxExperts];
+    __shared__ int offset[kMaxExperts], sums[kStepThreads / 32];
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, pairs = c.rows * c.used;
     allow_successor();
-    for (int i = tid; i < kStepPairs / 32 * kMostExperts; i += kStepThreads) (&chose[0][0])[i] = 0;
+    for (int i = tid; i < kStepPairs / 32 * kMaxExperts; i += kStepThreads) (&chose[0][0])[i] = 0;
     wait_for_predecessor();
     for (int n = blockIdx.x + warp * gridDim.x; n < c.rows; n += gridDim.x * (kStepThreads / 32))
         choose_row(c, n);
@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kStepThreads) choose_and_group(Choice c, unsig
         publish(c.ready, {0, 0});
     }
 }
-static_assert(kMostExperts <= kStepThreads && kStepPairs <= kStepThreads,
+static_assert(kMaxExperts <= kStepThreads && kStepPairs <= kStepThreads,
               "a thread an expert, a thread a pair");
 
 constexpr int kManyThreads = 256;
@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kManyThreads) group_many(Choice c) {
 }  // namespace
 
 void choose_experts(Context& context, const Choice& c) {
-    if (c.experts > kMostExperts || c.used > kMostUsed) unsupported("moe_gate_up", "so many experts");
+    if (c.experts > kMaxExperts || c.used > kMaxUsed) unsupported("moe_gate_up", "so many experts");
     if (c.rows * c.used <= kStepPairs)
         return launch(context, "choose_experts", choose_and_group, min(kStepBlocks, c.rows), kStepThreads, 0,
                       c, context.counters);

@@ -1,6 +1,6 @@
 // moe_down with NVFP4 weights and few rows. Up to 8 rows: block = one tile of 16 output rows, all terms of
 // it.
-//   one row: 16 warps share the parts of all terms; the block's weights are all under way before it waits for
+//   one row: 16 warps share the splits of all terms; the block's weights are all under way before it waits for
 //     gate and up, because ids and weights come while it works (Choice::ready)
 //   2 to 8 rows: a warp takes a group of up to 8 rows of an expert at a time
 //   9 to 64: tiles of all groups shared out evenly (fp4_stream.cuh); terms meet in a kernel of their own
@@ -21,11 +21,11 @@ using namespace linear;
 
 namespace {
 
-constexpr int kMostTerms = 33;  // of a row
+constexpr int kMaxTerms = 33;  // of a row
 
 struct Shape {
-    ChunkParts routed, shared;
-    int piece_parts;  // parts a piece
+    ColumnSplits routed, shared;
+    int piece_splits;  // splits a piece
     int piece_bytes;
     int depth;
 };
@@ -108,21 +108,21 @@ __device__ __forceinline__ void add_terms(const Down& a, const float* terms, int
 
 // ---- one row ----
 
-/// kEach: chunks of every part, if a warp's units are the same part of every so many terms; else 0.
+/// kEach: chunks of every split, if a warp's units are the same split of every so many terms; else 0.
 template <int kEach>
-__global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
+__global__ void __launch_bounds__(kThreads, 1) down_fp4_one(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ float terms[kMostTerms * kTileRows];
-    __shared__ Chosen chosen[kMostTerms];
+    __shared__ float terms[kMaxTerms * kTileRows];
+    __shared__ Chosen chosen[kMaxTerms];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int row_bytes = fp4_row_bytes(a.experts.chunks);
     uint8_t* rows = shared + kWarps * s.depth * s.piece_bytes;
     float* sums =
         reinterpret_cast<float*>(rows + a.used * row_bytes + fp4_row_bytes(a.shared_chunks));  // [unit][16]
     uint8_t* ring = shared + warp * s.depth * s.piece_bytes;  // a place for every unit
-    // Unit = part `part` of term `term`, the shared expert's last; lane i has the warp's unit i.
+    // Unit = split `split` of term `term`, the shared expert's last; lane i has the warp's unit i.
     const int units = a.used * s.routed.count + s.shared.count, own = warp + lane * kWarps;
-    const int term = min(quotient(own, s.routed.count), a.used), part = own - term * s.routed.count;
+    const int term = min(quotient(own, s.routed.count), a.used), split = own - term * s.routed.count;
     // The end: thread = row r of term `last`.
     const int last = threadIdx.x / kTileRows, r = threadIdx.x % kTileRows;
     // One warp asks: thousands of requests for one line of memory take their time.
@@ -130,8 +130,8 @@ __global__ void __launch_bounds__(kThreads, 1) down_one(Down a, Shape s) {
     __syncthreads();
     const int id = term < a.used ? chosen[term].id : -1, last_id = last < a.used ? chosen[last].id : -1;
     const float weight = last <= a.used ? chosen[last].weight : 0.0f;
-    const int begin = term < a.used ? s.routed.begin(part) : s.shared.begin(part);
-    const int chunks = (term < a.used ? s.routed.end(part) : s.shared.end(part)) - begin;
+    const int begin = term < a.used ? s.routed.begin(split) : s.shared.begin(split);
+    const int chunks = (term < a.used ? s.routed.end(split) : s.shared.end(split)) - begin;
     const Tile mine(a, id);
     const uint8_t* first = mine.data + begin * kFp4Chunk;
     const int count = __popc(__ballot_sync(0xffffffffu, own < units));
@@ -196,7 +196,7 @@ struct GroupPieces {
     const Down& a;
     const Shape& s;
     const ExpertGroups& list;
-    int ahead, part = 0;
+    int ahead, split = 0;
     const uint8_t* from = nullptr;
 
     template <class Ring>
@@ -206,37 +206,37 @@ struct GroupPieces {
             return;
         }
         const int expert = list.group[ahead].expert;
-        if (part == 0) from = Tile(a, expert).data;
+        if (split == 0) from = Tile(a, expert).data;
         const int all = expert < 0 ? s.shared.chunks : s.routed.chunks;
         if constexpr (kEach > 0) {
             ring.request(from);
             from += WholePieceRing::kBytes;
-            part += kPieceChunks;
-            if (part >= all) part = 0, ahead += kWarps;
+            split += kPieceChunks;
+            if (split >= all) split = 0, ahead += kWarps;
         } else {
             const int count = expert < 0 ? s.shared.count : s.routed.count,
                       each = expert < 0 ? s.shared.each : s.routed.each;
-            const int bytes = (min((part + s.piece_parts) * each, all) - part * each) * kFp4Chunk;
+            const int bytes = (min((split + s.piece_splits) * each, all) - split * each) * kFp4Chunk;
             ring.request(from, bytes);
             from += bytes;
-            part += s.piece_parts;
-            if (part >= count) part = 0, ahead += kWarps;
+            split += s.piece_splits;
+            if (split >= count) split = 0, ahead += kWarps;
         }
     }
 };
 
-/// Sums over a tile of `parts`.
+/// Sums over a tile of `splits`.
 template <int kEach, bool kHalf, class Ring>
-__device__ __forceinline__ void sum_group(Ring& ring, const ChunkParts& parts, const Shape& s,
+__device__ __forceinline__ void sum_group(Ring& ring, const ColumnSplits& splits, const Shape& s,
                                           const uint8_t* x, int lane, GroupPieces<kEach>& pieces,
                                           float (&total)[4]) {
     if constexpr (kEach == 0) {
         sum_tile<kHalf>(
-            ring, parts, s.piece_parts, x, lane, [&] { pieces.next(ring); }, total);
+            ring, splits, s.piece_splits, x, lane, [&] { pieces.next(ring); }, total);
     } else {
 #pragma unroll
         for (int i = 0; i < 4; ++i) total[i] = 0;
-        for (int c = 0; c < parts.chunks; c += kPieceChunks) {
+        for (int c = 0; c < splits.chunks; c += kPieceChunks) {
             add_whole_piece<kEach, kHalf>(ring.wait(), x + c * 128, lane, total);
             ring.release();
             pieces.next(ring);
@@ -244,13 +244,13 @@ __device__ __forceinline__ void sum_group(Ring& ring, const ChunkParts& parts, c
     }
 }
 
-/// kEach: chunks of every part if pieces are WholePieceRing's, else 0.
+/// kEach: chunks of every split if pieces are WholePieceRing's, else 0.
 template <int kEach>
-__global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
+__global__ void __launch_bounds__(kThreads, 1) down_fp4_few(Down a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ uint64_t barriers[kWarps][kMostPieces];
+    __shared__ uint64_t barriers[kWarps][kMaxPieces];
     __shared__ ExpertGroups list;
-    __shared__ float weights[kFewStepRows * kMostTerms];  // of pairs, then of the shared expert
+    __shared__ float weights[kFewStepRows * kMaxTerms];  // of pairs, then of the shared expert
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2;
     const int routed_bytes = fp4_row_bytes(a.experts.chunks), shared_bytes = fp4_row_bytes(a.shared_chunks);
     const int pairs = a.rows * a.used;
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
     list_groups(list, a.groups, a.experts.count, pairs, a.rows);
     GroupPieces<kEach> pieces{a, s, list, warp};
     pieces.next(ring);
-    static_assert(kThreads >= kFewStepRows * kMostTerms);
+    static_assert(kThreads >= kFewStepRows * kMaxTerms);
     if (threadIdx.x < pairs + a.rows)
         weights[threadIdx.x] =
             __ldcg(threadIdx.x < pairs ? a.weights + threadIdx.x : a.shared_gate + threadIdx.x - pairs);
@@ -296,13 +296,13 @@ __global__ void __launch_bounds__(kThreads, 1) down_few(Down a, Shape s) {
         const int own = pair_of(half ? g / 2 : g);
         const uint8_t* x =
             (is_shared ? shared_rows + own * shared_bytes : rows + own * routed_bytes) + 16 * (lane & 3);
-        ChunkParts parts = s.routed;
-        if (is_shared) parts = s.shared;
+        ColumnSplits splits = s.routed;
+        if (is_shared) splits = s.shared;
         float acc[4];
         if (half)
-            sum_group<kEach, true>(ring, parts, s, x, lane, pieces, acc);
+            sum_group<kEach, true>(ring, splits, s, x, lane, pieces, acc);
         else
-            sum_group<kEach, false>(ring, parts, s, x, lane, pieces, acc);
+            sum_group<kEach, false>(ring, splits, s, x, lane, pieces, acc);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int at = half ? lane & 3 : 2 * (lane & 3) + i;
@@ -368,7 +368,7 @@ struct DownWork {
 };
 
 template <int kEach, bool kPrompt>
-__global__ void __launch_bounds__(kThreads, 1) down_terms(Down a, Stream s) {
+__global__ void __launch_bounds__(kThreads, 1) down_fp4_terms(Down a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
     wait_for_choice(a);
@@ -379,7 +379,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_terms(Down a, Stream s) {
 constexpr int kSumThreads = 256;
 
 /// A thread 4 columns of a row of y.
-__global__ void __launch_bounds__(kSumThreads) sum_terms(Down a) {
+__global__ void __launch_bounds__(kSumThreads) down_fp4_sum(Down a) {
     const int n = blockIdx.x, columns = a.experts.rows, column = (blockIdx.y * kSumThreads + threadIdx.x) * 4;
     wait_for_predecessor();
     allow_successor();
@@ -396,8 +396,8 @@ __global__ void __launch_bounds__(kSumThreads) sum_terms(Down a) {
     defer_four(a.next, n, column, sum, *reinterpret_cast<const float4*>(a.next.norm + column));
 }
 
-static_assert(kThreads >= kTileRows * kFewStepRows, "a thread an output of down_few");
-static_assert(kThreads >= kTileRows * 32, "a thread a row of a term of down_one");
+static_assert(kThreads >= kTileRows * kFewStepRows, "a thread an output of down_fp4_few");
+static_assert(kThreads >= kTileRows * 32, "a thread a row of a term of down_fp4_one");
 
 template <bool kPrompt>
 bool make_terms(Context& c, const Down& a, int limit) {
@@ -405,9 +405,9 @@ bool make_terms(Context& c, const Down& a, int limit) {
     Stream s{{a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.experts.chunks},
              {a.shared.data, a.shared.factor, 0, a.experts.tiles, a.shared_chunks}};
     if (!fit_stream(s, limit)) return false;
-    const auto kernel = s.each == 1   ? down_terms<1, kPrompt>
-                        : s.each == 2 ? down_terms<2, kPrompt>
-                                      : down_terms<0, kPrompt>;
+    const auto kernel = s.each == 1   ? down_fp4_terms<1, kPrompt>
+                        : s.each == 2 ? down_fp4_terms<2, kPrompt>
+                                      : down_fp4_terms<0, kPrompt>;
     launch(c, "moe_down", kernel, min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, s.bytes(), a,
            s);
     return true;
@@ -416,11 +416,11 @@ bool make_terms(Context& c, const Down& a, int limit) {
 bool down_many(Context& c, const Down& a, int limit) {
     if (!make_terms<false>(c, a, limit)) return false;
     const dim3 grid(a.rows, (a.experts.rows + 4 * kSumThreads - 1) / (4 * kSumThreads));
-    launch(c, "moe_down", sum_terms, grid, kSumThreads, 0, a);
+    launch(c, "moe_down", down_fp4_sum, grid, kSumThreads, 0, a);
     return true;
 }
 
-/// A launch of down_one or down_few.
+/// A launch of down_fp4_one or down_fp4_few.
 struct FewLaunch {
     Shape shape;
     void (*kernel)(Down, Shape) = nullptr;  // null: too little shared memory
@@ -437,11 +437,11 @@ FewLaunch one_launch(const Down& a, Shape s, int limit) {
     s.piece_bytes = max(s.routed.each, s.shared.each) * kFp4Chunk;
     s.depth = (units + kWarps - 1) / kWarps;
     const int bytes = kWarps * s.depth * s.piece_bytes + rows_bytes(a) + units * kTileRows * 4;
-    if (bytes > limit || s.depth > kMostPieces || a.used >= 32) return {s};
+    if (bytes > limit || s.depth > kMaxPieces || a.used >= 32) return {s};
     const bool whole = s.routed.chunks == s.shared.chunks && s.routed.chunks % s.routed.each == 0 &&
                        kWarps % s.routed.count == 0;
     const int each = whole ? s.routed.each : 0;
-    return {s, each == 1 ? down_one<1> : each == 2 ? down_one<2> : down_one<0>, bytes};
+    return {s, each == 1 ? down_fp4_one<1> : each == 2 ? down_fp4_one<2> : down_fp4_one<0>, bytes};
 }
 
 FewLaunch rows_launch(const Down& a, Shape s, int limit) {
@@ -450,11 +450,11 @@ FewLaunch rows_launch(const Down& a, Shape s, int limit) {
     const int whole = whole_each(s.routed, s.shared), each = max(s.routed.each, s.shared.each);
     s.depth = kPieceDepth, s.piece_bytes = WholePieceRing::kBytes;
     if ((whole == 1 || whole == 2) && bytes() <= limit)
-        return {s, whole == 1 ? down_few<1> : down_few<2>, bytes()};
+        return {s, whole == 1 ? down_fp4_few<1> : down_fp4_few<2>, bytes()};
     s.depth = 2;
-    for (s.piece_parts = 4; s.piece_parts > 0; s.piece_parts /= 2) {
-        s.piece_bytes = s.piece_parts * each * kFp4Chunk;
-        if (bytes() <= limit) return {s, down_few<0>, bytes()};
+    for (s.piece_splits = 4; s.piece_splits > 0; s.piece_splits /= 2) {
+        s.piece_bytes = s.piece_splits * each * kFp4Chunk;
+        if (bytes() <= limit) return {s, down_fp4_few<0>, bytes()};
     }
     return {s};
 }
@@ -464,8 +464,8 @@ constexpr int kStatic = 8 * 1024;  // static shared memory at most
 /// Up to kFewStepRows rows.
 FewLaunch few_launch(const Context& c, const Down& a) {
     const Shape s{
-        .routed = ChunkParts(a.experts.chunks), .shared = ChunkParts(a.shared_chunks), .piece_parts = 1};
-    if (a.rows > kFewStepRows || a.used >= kMostTerms - 1) return {s};
+        .routed = ColumnSplits(a.experts.chunks), .shared = ColumnSplits(a.shared_chunks), .piece_splits = 1};
+    if (a.rows > kFewStepRows || a.used >= kMaxTerms - 1) return {s};
     const int limit = c.shared_bytes - kStatic;
     const FewLaunch one = a.rows == 1 ? one_launch(a, s, limit) : FewLaunch{s};
     return one.kernel != nullptr ? one : rows_launch(a, s, limit);
@@ -476,7 +476,8 @@ FewLaunch few_launch(const Context& c, const Down& a) {
 bool down_fp4(Context& c, const Down& a) {
     const FewLaunch few = few_launch(c, a);
     Down arguments = a;
-    const bool is_one = few.kernel == down_one<0> || few.kernel == down_one<1> || few.kernel == down_one<2>;
+    const bool is_one =
+        few.kernel == down_fp4_one<0> || few.kernel == down_fp4_one<1> || few.kernel == down_fp4_one<2>;
     // What comes there of one row says nothing of groups.
     if (a.rows == 1 && !is_one) arguments.ready = nullptr;
     if (few.kernel == nullptr) return down_many(c, arguments, c.shared_bytes - kStatic);

@@ -13,7 +13,7 @@ using namespace pack;
 using namespace linear;
 
 inline constexpr int kGroupPairs = 512;  // of a step
-inline constexpr int kGroupRows = kMostFp4Rows;
+inline constexpr int kGroupRows = kMaxFp4Rows;
 inline constexpr int kGroupThreads = 512;
 
 struct ExpertGroup {
@@ -77,30 +77,30 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* group
         list, [&](int i) { return __ldcg(groups + i); }, experts, pairs, shared_rows);
 }
 
-/// total += parts [first, last) of a tile, whose chunks lie at `chunk`. x: the lane's row, plus 16 t.
+/// total += splits [first, last) of a tile, whose chunks lie at `chunk`. x: the lane's row, plus 16 t.
 template <bool kHalf>
-__device__ __forceinline__ void add_parts_of(const ChunkParts& parts, int first, int last,
-                                             const uint8_t* chunk, const uint8_t* x, int lane,
-                                             float (&total)[4]) {
-    x += parts.begin(first) * 128;
+__device__ __forceinline__ void add_splits_of(const ColumnSplits& splits, int first, int last,
+                                              const uint8_t* chunk, const uint8_t* x, int lane,
+                                              float (&total)[4]) {
+    x += splits.begin(first) * 128;
     for (int q = first; q < last; ++q) {
         float sum[4] = {};
-        for (int c = parts.begin(q); c < parts.end(q); ++c, chunk += kFp4Chunk, x += 128)
+        for (int c = splits.begin(q); c < splits.end(q); ++c, chunk += kFp4Chunk, x += 128)
             multiply_fp4<kHalf>(chunk, x, lane, sum);
 #pragma unroll
         for (int i = 0; i < 4; i += kHalf ? 2 : 1) total[i] += sum[i];
     }
 }
 
-/// Sums over a tile whose pieces come through a ring: `piece_parts` parts a piece. `request` asks for the
+/// Sums over a tile whose pieces come through a ring: `piece_splits` splits a piece. `request` asks for the
 /// next piece.
 template <bool kHalf, typename Request>
-__device__ __forceinline__ void sum_tile(PieceRing& ring, const ChunkParts& parts, int piece_parts,
+__device__ __forceinline__ void sum_tile(PieceRing& ring, const ColumnSplits& splits, int piece_splits,
                                          const uint8_t* x, int lane, Request&& request, float (&total)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) total[i] = 0;
-    for (int p = 0; p < parts.count; p += piece_parts) {
-        add_parts_of<kHalf>(parts, p, min(p + piece_parts, parts.count), ring.wait(), x, lane, total);
+    for (int p = 0; p < splits.count; p += piece_splits) {
+        add_splits_of<kHalf>(splits, p, min(p + piece_splits, splits.count), ring.wait(), x, lane, total);
         ring.release();
         request();
     }

@@ -9,12 +9,12 @@ using namespace ptx;
 using namespace pack;
 using namespace linear;
 
-inline constexpr int kMostPairs = 256;  // of the rows
+inline constexpr int kMaxPairs = 256;  // of the rows
 
 struct ExpertList {
-    int expert[kMostPairs];
-    int first[kMostPairs + 1];  // in `pair`; expert i has pairs first[i] .. first[i + 1]
-    int pair[kMostPairs];       // t * used + j, t counted from the first of the rows
+    int expert[kMaxPairs];
+    int first[kMaxPairs + 1];  // in `pair`; expert i has pairs first[i] .. first[i + 1]
+    int pair[kMaxPairs];       // t * used + j, t counted from the first of the rows
     int count;
     int sums[kThreads / 32];
 };

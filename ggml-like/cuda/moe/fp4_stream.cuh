@@ -1,4 +1,4 @@
-// All groups of a step times their NVFP4 tiles, in the shares of tile_share.cuh. A block holds the rows of
+// All groups of a step times their NVFP4 tiles, in the shares of tile_runs.cuh. A block holds the rows of
 // its groups in shared memory; weights come through a ring of each warp's own. A row's bits depend on the row
 // only.
 //
@@ -6,7 +6,7 @@
 // of the ALU (70 % of its peak at 64 rows) as much as bytes (80 %).
 #pragma once
 
-#include "ggml-like/cuda/moe/tile_share.cuh"
+#include "ggml-like/cuda/moe/tile_runs.cuh"
 #include "ggml-like/cuda/pack/weight_chunk.cuh"
 
 namespace quern::cuda::moe {
@@ -53,11 +53,11 @@ class WholePieceRing {
 
 /// What the streams of one kernel keep in static shared memory.
 struct StreamShared {
-    uint64_t barriers[kWarps][kMostPieces];
+    uint64_t barriers[kWarps][kMaxPieces];
     uint64_t handed[kWarps];
     ExpertGroups list;
-    int index[kMostSlots];  // of a slot: its pair, or its row of the shared expert
-    float weight[kMostSlots];
+    int index[kMaxSlots];  // of a slot: its pair, or its row of the shared expert
+    float weight[kMaxSlots];
 };
 
 __device__ __forceinline__ void arrive(uint64_t* barrier) {
@@ -65,13 +65,13 @@ __device__ __forceinline__ void arrive(uint64_t* barrier) {
                  : "memory");
 }
 
-/// total += a whole piece of a tile, whose parts have kEach chunks each. x: the lane's row at the piece, plus
+/// total += a whole piece of a tile, whose splits have kEach chunks each. x: the lane's row at the piece, plus
 /// 16 t.
 template <int kEach, bool kHalf>
 __device__ __forceinline__ void add_whole_piece(const uint8_t* chunk, const uint8_t* x, int lane,
                                                 float (&total)[4]) {
 #pragma unroll(kEach == 1 ? 2 : 1)
-    for (int part = 0; part < kPieceChunks / kEach; ++part, chunk += kEach * kFp4Chunk, x += kEach * 128) {
+    for (int split = 0; split < kPieceChunks / kEach; ++split, chunk += kEach * kFp4Chunk, x += kEach * 128) {
         float sum[4] = {};
 #pragma unroll
         for (int c = 0; c < kEach; ++c) multiply_fp4<kHalf>(chunk + c * kFp4Chunk, x + c * 128, lane, sum);
@@ -100,13 +100,13 @@ __device__ __forceinline__ void add_chunks_in_chain(const uint8_t* chunk, const 
 }
 /// The same for piece `piece`.
 template <int kEach>
-__device__ __forceinline__ void add_piece_in_chain(const Stream& s, const ChunkParts& parts, int piece,
+__device__ __forceinline__ void add_piece_in_chain(const Stream& s, const ColumnSplits& splits, int piece,
                                                    const uint8_t* chunk, const uint8_t* x, int lane,
                                                    float (&total)[4]) {
     if constexpr (kEach == 0) {
-        const int first = piece * s.piece_parts, last = min(first + s.piece_parts, parts.count) - 1;
-        const int begin = parts.begin(first);
-        add_chunks_in_chain(chunk, x + begin * 128, parts.end(last) - begin, lane, total);
+        const int first = piece * s.piece_splits, last = min(first + s.piece_splits, splits.count) - 1;
+        const int begin = splits.begin(first);
+        add_chunks_in_chain(chunk, x + begin * 128, splits.end(last) - begin, lane, total);
     } else {
         add_chunks_in_chain(chunk, x + piece * kPieceChunks * 128, kPieceChunks, lane, total);
     }
@@ -114,12 +114,12 @@ __device__ __forceinline__ void add_piece_in_chain(const Stream& s, const ChunkP
 
 /// total += piece `piece` of a tile.
 template <int kEach, bool kHalf>
-__device__ __forceinline__ void add_piece(const Stream& s, const ChunkParts& parts, int piece,
+__device__ __forceinline__ void add_piece(const Stream& s, const ColumnSplits& splits, int piece,
                                           const uint8_t* chunk, const uint8_t* x, int lane,
                                           float (&total)[4]) {
     if constexpr (kEach == 0) {
-        const int first = piece * s.piece_parts;
-        add_parts_of<kHalf>(parts, first, min(first + s.piece_parts, parts.count), chunk, x, lane, total);
+        const int first = piece * s.piece_splits;
+        add_splits_of<kHalf>(splits, first, min(first + s.piece_splits, splits.count), chunk, x, lane, total);
     } else {
         add_whole_piece<kEach, kHalf>(chunk, x + piece * kPieceChunks * 128, lane, total);
     }
@@ -132,7 +132,7 @@ struct HeldRows {
     int next_group;                     // whose rows do not fit or are not needed
 
     __device__ __forceinline__ HeldRows(const ExpertGroups& list, const TileLine& line, int from, int end)
-        : next_group(line.stretch(from, 1).group) {
+        : next_group(line.run(from, 1).group) {
         for (; next_group < list.count && line.first_tile(next_group) < end; ++next_group) {
             const ExpertGroup group = list.group[next_group];
             if (slots + group.count > line.s.slots) break;
@@ -203,14 +203,14 @@ struct PieceRequests {
     const Stream& s;
     const TileLine& line;
     const ExpertGroups& list;
-    WarpShare share;
+    WarpRuns runs;
     const uint8_t* source = nullptr;  // null: all have been asked for
-    int left = 0, tile_left = 0;      // pieces of the stretch, and of its tile
+    int left = 0, tile_left = 0;      // pieces of the run, and of its tile
     int each_bytes, last_bytes, each_pieces;
 
     __device__ __forceinline__ PieceRequests(const TileLine& tiles, const ExpertGroups& groups,
-                                             const WarpShare& own)
-        : s(tiles.s), line(tiles), list(groups), share(own), each_bytes(s.piece_bytes) {
+                                             const WarpRuns& own)
+        : s(tiles.s), line(tiles), list(groups), runs(own), each_bytes(s.piece_bytes) {
         find_source();
     }
     template <class Ring>
@@ -231,38 +231,38 @@ struct PieceRequests {
 
   private:
     __device__ __forceinline__ void find_source() {
-        Stretch stretch;
+        TileRun run;
         source = nullptr;
-        if (!share.next(line, stretch)) return;
-        const int expert = list.group[stretch.group].expert;
+        if (!runs.next(line, run)) return;
+        const int expert = list.group[run.group].expert;
         const StreamWeights w = s.of(expert < 0);
-        tile_left = stretch.end - stretch.begin;
-        left = (stretch.tile_end - stretch.tile) * tile_left;
+        tile_left = run.end - run.begin;
+        left = (run.tile_end - run.tile) * tile_left;
         if constexpr (kEach == 0) {
             each_pieces = w.pieces;
-            each_bytes = s.piece_parts * w.parts.each * kFp4Chunk;
-            last_bytes = stretch.end < w.pieces ? each_bytes : w.tile_bytes - (w.pieces - 1) * each_bytes;
+            each_bytes = s.piece_splits * w.splits.each * kFp4Chunk;
+            last_bytes = run.end < w.pieces ? each_bytes : w.tile_bytes - (w.pieces - 1) * each_bytes;
         }
-        source = w.data + max(0, expert) * w.expert_bytes +
-                 static_cast<int64_t>(stretch.tile) * w.tile_bytes + stretch.begin * each_bytes;
+        source = w.data + max(0, expert) * w.expert_bytes + static_cast<int64_t>(run.tile) * w.tile_bytes +
+                 run.begin * each_bytes;
     }
 };
 
-/// One warp's share of its block's tiles times the held rows. totals [warp][lane]: for the next warp.
+/// One warp's runs of its block's tiles times the held rows. totals [warp][lane]: for the next warp.
 template <int kEach, class Work, class Ring>
 __device__ __forceinline__ void multiply_share(const Work& work, const TileLine& line, StreamShared& k,
                                                const HeldRows& held, const uint8_t* rows, float4* totals,
-                                               WarpShare share, PieceRequests<kEach>& requests, Ring& ring,
+                                               WarpRuns runs, PieceRequests<kEach>& requests, Ring& ring,
                                                uint32_t& handed_parity) {
     const Stream& s = line.s;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
-    Stretch stretch;
-    while (share.next(line, stretch)) {
-        const ExpertGroup group = k.list.group[stretch.group];
+    TileRun run;
+    while (runs.next(line, run)) {
+        const ExpertGroup group = k.list.group[run.group];
         const bool is_shared = group.expert < 0;
         const StreamWeights w = s.of(is_shared);
         const float* factor =
-            w.factor + (max(0, static_cast<int>(group.expert)) * w.tiles + stretch.tile) * kTileRows + g;
+            w.factor + (max(0, static_cast<int>(group.expert)) * w.tiles + run.tile) * kTileRows + g;
         const int slot = held.slot_of(group);
         // Of up to four rows, row i is columns 2i and 2i + 1 of the products, and the second is not summed.
         const bool half = group.count <= kPassRows / 2;
@@ -273,27 +273,27 @@ __device__ __forceinline__ void multiply_share(const Work& work, const TileLine&
 #pragma unroll
         for (int i = 0; i < 2; ++i)
             if (has[i]) target[i] = work.target(is_shared, k.index[slot + n + i], k.weight[slot + n + i]);
-        for (int tile = stretch.tile; tile < stretch.tile_end; ++tile, factor += kTileRows) {
+        for (int tile = run.tile; tile < run.tile_end; ++tile, factor += kTileRows) {
             const float low_factor = factor[0], high_factor = factor[8];
             float total[4] = {};
-            if (stretch.begin > 0) {
+            if (run.begin > 0) {
                 wait_barrier(&k.handed[warp - 1], handed_parity);
                 handed_parity ^= 1;
                 const float4 v = totals[(warp - 1) * 32 + lane];
                 total[0] = v.x, total[1] = v.y, total[2] = v.z, total[3] = v.w;
             }
-            for (int piece = stretch.begin; piece < stretch.end; ++piece) {
+            for (int piece = run.begin; piece < run.end; ++piece) {
                 const uint8_t* chunk = ring.wait();
                 if constexpr (Work::kPrompt)
-                    add_piece_in_chain<kEach>(s, w.parts, piece, chunk, x, lane, total);
+                    add_piece_in_chain<kEach>(s, w.splits, piece, chunk, x, lane, total);
                 else if (half)
-                    add_piece<kEach, true>(s, w.parts, piece, chunk, x, lane, total);
+                    add_piece<kEach, true>(s, w.splits, piece, chunk, x, lane, total);
                 else
-                    add_piece<kEach, false>(s, w.parts, piece, chunk, x, lane, total);
+                    add_piece<kEach, false>(s, w.splits, piece, chunk, x, lane, total);
                 ring.release();
                 requests.next(ring);
             }
-            if (stretch.end < w.pieces) {
+            if (run.end < w.pieces) {
                 totals[warp * 32 + lane] = make_float4(total[0], total[1], total[2], total[3]);
                 arrive(&k.handed[warp]);
                 continue;
@@ -342,8 +342,8 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
             k.index[slot] = held.index(k.list, slot);
             k.weight[slot] = work.weight(held.is_shared(slot), k.index[slot]);
         }
-        const WarpShare share(line, from, to, warp);
-        PieceRequests<kEach> requests(line, k.list, share);
+        const WarpRuns runs(line, from, to, warp);
+        PieceRequests<kEach> requests(line, k.list, runs);
         // The first pieces of all warps before the second of any: all begin early.
         requests.next(ring);
         const auto ask_for_rest = [&] {
@@ -358,7 +358,7 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
         loads.end();
         __syncthreads();
         if constexpr (Work::kRowsFirst) ask_for_rest();
-        multiply_share<kEach>(work, line, k, held, rows, totals, share, requests, ring, handed_parity);
+        multiply_share<kEach>(work, line, k, held, rows, totals, runs, requests, ring, handed_parity);
         if (to < end) __syncthreads();  // rows and totals are done with
     }
 }

@@ -1,10 +1,10 @@
 // moe_gate_up with NVFP4 weights and few rows. A tile of 16 packed rows holds 8 rows of gate and the same 8
 // of up.
-//   answers, one row: 16 warps share a tile, a part of its columns each, and meet once at the end; a block's weights
+//   answers, one row: 16 warps share a tile, a split of its columns each, and meet once at the end; a block's weights
 //     are all under way at the same time
 //   answers, 2 to 64 rows, and prompts: tiles of all groups of up to 8 rows of an expert, shared out evenly
 //     (fp4_stream.cuh)
-// In answers of up to 8 rows every block chooses experts. Answers add the same parts in the same order; prompts add as
+// In answers of up to 8 rows every block chooses experts. Answers add the same splits in the same order; prompts add as
 // gemm.h does.
 // Traffic: the weights of each needed expert once (again from L2 for an expert's groups after its first).
 #include "ggml-like/cuda/launch.cuh"
@@ -24,9 +24,9 @@ using namespace linear;
 namespace {
 
 struct Shape {
-    ChunkParts parts;
-    int piece_bytes;  // a warp's part of a tile
-    int turns;        // tiles of a block at most
+    ColumnSplits splits;
+    int piece_bytes;  // a split of a tile
+    int rounds;       // tiles of a block at most
 };
 
 // ---- one row ----
@@ -55,14 +55,14 @@ __device__ __forceinline__ void write_groups(const GateUp& a, const int* ids, in
     }
 }
 
-/// A block's tiles, turn after turn: of the shared expert, then of the choices. The first blocks have fewer
+/// A block's tiles, round after round: of the shared expert, then of the choices. The first blocks have fewer
 /// of the choices and more of the shared expert, but the very first, which also tells others what was chosen.
-struct Turns {
+struct Rounds {
     const GateUp& a;
     int first_shared, first_routed, by;
-    int shared, all;  // turns
+    int shared, all;  // rounds
 
-    __device__ __forceinline__ explicit Turns(const GateUp& arguments)
+    __device__ __forceinline__ explicit Rounds(const GateUp& arguments)
         : a(arguments),
           first_shared((blockIdx.x == 0 ? gridDim.x : blockIdx.x) - 1),
           first_routed(gridDim.x - 1 - blockIdx.x),
@@ -75,59 +75,59 @@ struct Turns {
         int choice;  // -1: of the shared expert
         int index;
     };
-    __device__ __forceinline__ Tile tile(int turn) const {
-        if (turn < shared) return {-1, first_shared + turn * by};
-        const int at = first_routed + (turn - shared) * by, choice = quotient(at, a.experts.tiles);
+    __device__ __forceinline__ Tile tile(int round) const {
+        if (round < shared) return {-1, first_shared + round * by};
+        const int at = first_routed + (round - shared) * by, choice = quotient(at, a.experts.tiles);
         return {choice, at - choice * a.experts.tiles};
     }
 };
 
-__device__ __forceinline__ const uint8_t* tile_data(const GateUp& a, const Turns::Tile& t, const int* ids) {
+__device__ __forceinline__ const uint8_t* tile_data(const GateUp& a, const Rounds::Tile& t, const int* ids) {
     const int64_t at = static_cast<int64_t>(t.index) * a.chunks * kFp4Chunk;
     return t.choice < 0 ? a.shared.data + at : a.experts.data + ids[t.choice] * a.experts.expert_bytes + at;
 }
 
 constexpr int kFirstRanker = kWarps - kRankers;  // the warps that choose
-static_assert(kMostChoiceExperts == kRankers * 32 && kMostChoiceUsed == kRankers);
+static_assert(kMaxChoiceExperts == kRankers * 32 && kMaxChoiceUsed == kRankers);
 
-/// kEach: chunks of every part; 0: of most.
+/// kEach: chunks of every split; 0: of most.
 template <int kEach>
-__global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
+__global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ RankedChoice choice;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    uint8_t* row = shared + kWarps * s.turns * s.piece_bytes;
-    float* sums = reinterpret_cast<float*>(row + fp4_row_bytes(a.chunks));  // [turn][part][16]
-    const Turns turns(a);
-    const bool works = warp < s.parts.count;
-    // Of warp w's part of a tile: its place in the ring, and its columns.
-    const auto place = [&](int w, int turn) { return shared + (w * s.turns + turn) * s.piece_bytes; };
-    const auto chunks_of = [&](int w) { return kEach > 0 ? kEach : s.parts.end(w) - s.parts.begin(w); };
-    const auto request = [&](int w, int turn, const uint8_t* tile) {
-        uint8_t* to = place(w, turn) + 16 * lane;
-        const uint8_t* from = tile + s.parts.begin(w) * kFp4Chunk + 16 * lane;
+    uint8_t* row = shared + kWarps * s.rounds * s.piece_bytes;
+    float* sums = reinterpret_cast<float*>(row + fp4_row_bytes(a.chunks));  // [round][split][16]
+    const Rounds rounds(a);
+    const bool works = warp < s.splits.count;
+    // Of warp w's split of a tile: its place in the ring, and its columns.
+    const auto place = [&](int w, int round) { return shared + (w * s.rounds + round) * s.piece_bytes; };
+    const auto chunks_of = [&](int w) { return kEach > 0 ? kEach : s.splits.end(w) - s.splits.begin(w); };
+    const auto request = [&](int w, int round, const uint8_t* tile) {
+        uint8_t* to = place(w, round) + 16 * lane;
+        const uint8_t* from = tile + s.splits.begin(w) * kFp4Chunk + 16 * lane;
         const int bytes = chunks_of(w) * kFp4Chunk;
 #pragma unroll(kEach > 0 ? 4 : 1)
         for (int i = 0; i < bytes; i += 512)
             if (i + 16 * lane < bytes) copy_async16(to + i, from + i);
     };
-    // The tiles of the shared expert are those of the warps that do not choose: they have two parts each.
+    // The tiles of the shared expert are those of the warps that do not choose: they have two splits each.
     const bool chooses = warp >= kFirstRanker;
     constexpr int kShares = kWarps / kFirstRanker;
     if (!chooses)
 #pragma unroll 1
-        for (int i = 0; i < kShares * turns.shared; ++i) {
-            const int turn = i / kShares, w = warp + i % kShares * kFirstRanker;
-            if (w < s.parts.count) request(w, turn, tile_data(a, turns.tile(turn), choice.ids));
+        for (int i = 0; i < kShares * rounds.shared; ++i) {
+            const int round = i / kShares, w = warp + i % kShares * kFirstRanker;
+            if (w < s.splits.count) request(w, round, tile_data(a, rounds.tile(round), choice.ids));
         }
     commit_copies();
-    const Turns::Tile mine = turns.tile(turns.shared + lane);
+    const Rounds::Tile mine = rounds.tile(rounds.shared + lane);
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
                         // wait
-    // The end: a warp a turn; lanes r and r + 8 have rows of gate and of up.
-    const Turns::Tile end = turns.tile(warp);
-    const bool is_shared = end.choice < 0, adds = warp < turns.all;
+    // The end: a warp a round; lanes r and r + 8 have rows of gate and of up.
+    const Rounds::Tile end = rounds.tile(warp);
+    const bool is_shared = end.choice < 0, adds = warp < rounds.all;
     const bool writes = warp == kFirstRanker && blockIdx.x == 0;
     const float squares = adds || writes ? load_squares(a.choice.scale, 0) : 0.0f;
     if (chooses) {
@@ -145,15 +145,15 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     }
 
     float factor = 0;
-    const auto multiply = [&](int w, int turn) {
-        const uint8_t* chunk = place(w, turn);
-        const uint8_t* x = row + 16 * (lane & 3) + s.parts.begin(w) * 128;
+    const auto multiply = [&](int w, int round) {
+        const uint8_t* chunk = place(w, round);
+        const uint8_t* x = row + 16 * (lane & 3) + s.splits.begin(w) * 128;
         float acc[4] = {};
 #pragma unroll(kEach > 0 ? kEach : 1)
         for (int c = 0; c < chunks_of(w); ++c)
             multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
         if ((lane & 3) == 0) {
-            float* to = sums + (turn * kMostParts + w) * kTileRows + (lane >> 2);
+            float* to = sums + (round * kMaxSplits + w) * kTileRows + (lane >> 2);
             to[0] = acc[0];
             to[8] = acc[2];
         }
@@ -161,11 +161,11 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     const auto ask_for_routed = [&] {
         __syncthreads();
         const auto from = reinterpret_cast<uint64_t>(
-            turns.shared + lane < turns.all ? tile_data(a, mine, choice.ids) : nullptr);
+            rounds.shared + lane < rounds.all ? tile_data(a, mine, choice.ids) : nullptr);
 #pragma unroll 4
-        for (int i = 0; i < kMostPieces; ++i) {
+        for (int i = 0; i < kMaxPieces; ++i) {
             const uint64_t tile = __shfl_sync(0xffffffffu, from, i);
-            if (works && tile != 0) request(warp, turns.shared + i, reinterpret_cast<const uint8_t*>(tile));
+            if (works && tile != 0) request(warp, rounds.shared + i, reinterpret_cast<const uint8_t*>(tile));
             commit_copies();
         }
         if (adds)
@@ -178,28 +178,28 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_one(GateUp a, Shape s) {
     };
     // Steps: the shares of the shared expert's tiles, then the choices' tiles. The first that needs the
     // choice:
-    const int known = kShares * turns.shared, steps = kShares * turns.shared + turns.all - turns.shared;
+    const int known = kShares * rounds.shared, steps = kShares * rounds.shared + rounds.all - rounds.shared;
 #pragma unroll 1
     for (int step = chooses ? known : 0;; ++step) {
         if (step == known) ask_for_routed();
         if (step == steps) break;
-        const bool is_routed = step >= kShares * turns.shared;
-        const int turn = is_routed ? step - (kShares - 1) * turns.shared : step / kShares;
+        const bool is_routed = step >= kShares * rounds.shared;
+        const int round = is_routed ? step - (kShares - 1) * rounds.shared : step / kShares;
         const int w = is_routed ? warp : warp + step % kShares * kFirstRanker;
         if (step < known)
             wait_copies<0>();
         else
-            wait_copies<kMostPieces - 1>();
+            wait_copies<kMaxPieces - 1>();
         __syncwarp();
-        if (w < s.parts.count) multiply(w, turn);
+        if (w < s.splits.count) multiply(w, round);
         if (is_routed) commit_copies();
     }
     __syncthreads();
-    if (blockIdx.x == 0 && !adds) write_groups(a, choice.ids, turns.all);
+    if (blockIdx.x == 0 && !adds) write_groups(a, choice.ids, rounds.all);
     if (!adds) return;
-    const float* from = sums + warp * kMostParts * kTileRows + lane % 16;
+    const float* from = sums + warp * kMaxSplits * kTileRows + lane % 16;
     const float value =
-        factor * add_in_order(s.parts.count, from, kTileRows) * norm_factor(a.choice.scale, squares);
+        factor * add_in_order(s.splits.count, from, kTileRows) * norm_factor(a.choice.scale, squares);
     const float up = __shfl_down_sync(0xffffffffu, value, 8);
     const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2, at = end.index * 8 + lane;
     bf16* to = is_shared ? a.shared_out : a.routed + end.choice * width;
@@ -252,11 +252,11 @@ struct GateUpWork {
     }
 };
 
-constexpr int kMostChoicePairs = kFewStepRows * kMostChoiceUsed;
+constexpr int kMaxChoicePairs = kFewStepRows * kMaxChoiceUsed;
 
 struct FewChoice {
-    __align__(16) int ids[kMostChoicePairs + 4];
-    int groups[kMostChoiceExperts + 1 + kMostChoicePairs];
+    __align__(16) int ids[kMaxChoicePairs + 4];
+    int groups[kMaxChoiceExperts + 1 + kMaxChoicePairs];
 };
 
 /// Whole block: ids and groups of all rows, a warp a row, without a barrier at the end, and the rows' factors. The first
@@ -271,7 +271,7 @@ __device__ __forceinline__ void choose_few(const GateUp& a, FewChoice& choice, f
         const float squares = load_squares(to.scale, warp);
         const auto logit = [&](int e) { return read_sum(sums + e); };
         const float gate_logit = writes ? logit(to.experts) : 0.0f;  // on its way while choosing
-        const uint32_t bits = choose_in_order<kMostChoiceExperts / 32>(logit, to.experts, a.used, ids);
+        const uint32_t bits = choose_in_order<kMaxChoiceExperts / 32>(logit, to.experts, a.used, ids);
         const float factor = norm_factor(to.scale, squares);
         if (lane == 0) scale[warp] = factor;
         if (writes) {
@@ -289,12 +289,12 @@ __device__ __forceinline__ void choose_few(const GateUp& a, FewChoice& choice, f
     __syncthreads();
     group_few(choice.ids, pairs, to.experts, choice.groups);
 }
-static_assert(kFewStepRows <= kWarps && kMostChoiceExperts < kThreads && kMostChoicePairs <= kThreads,
+static_assert(kFewStepRows <= kWarps && kMaxChoiceExperts < kThreads && kMaxChoicePairs <= kThreads,
               "a warp a row, a thread an expert, a thread a pair");
-static_assert(kMostChoiceExperts + 1 + kMostChoicePairs <= kThreads, "a thread a number of groups");
+static_assert(kMaxChoiceExperts + 1 + kMaxChoicePairs <= kThreads, "a thread a number of groups");
 
 template <int kEach, Mode kMode>
-__global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Stream s) {
+__global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_few(GateUp a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
     __shared__ float scale[kFewStepRows];
@@ -325,32 +325,32 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_few(GateUp a, Stream s) {
 
 constexpr int kStatic = 8 * 1024;  // static shared memory at most
 
-/// A launch of gate_up_one.
+/// A launch of gate_up_fp4_one.
 struct OneRow {
     Shape shape;
     int grid, bytes;
 
-    OneRow(const Context& c, const GateUp& a) : shape{.parts = ChunkParts(a.chunks)} {
+    OneRow(const Context& c, const GateUp& a) : shape{.splits = ColumnSplits(a.chunks)} {
         const int routed = a.used * a.experts.tiles;
         grid = min(c.sms, max(routed, a.shared.tiles));
-        shape.turns = (routed + grid - 1) / grid + (a.shared.tiles + grid - 1) / grid;
-        shape.piece_bytes = shape.parts.each * kFp4Chunk;
-        bytes = max(kWarps * shape.turns * shape.piece_bytes + fp4_row_bytes(a.chunks) +
-                        shape.turns * kMostParts * kTileRows * 4,
+        shape.rounds = (routed + grid - 1) / grid + (a.shared.tiles + grid - 1) / grid;
+        shape.piece_bytes = shape.splits.each * kFp4Chunk;
+        bytes = max(kWarps * shape.rounds * shape.piece_bytes + fp4_row_bytes(a.chunks) +
+                        shape.rounds * kMaxSplits * kTileRows * 4,
                     c.shared_bytes / 2 + 1024);  // two blocks on one SM would leave another idle
     }
 };
 
 void launch_one(Context& c, const GateUp& a, const OneRow& one) {
-    const int each = a.chunks % one.shape.parts.each == 0 ? one.shape.parts.each : 0;
-    const auto kernel = each == 1 ? gate_up_one<1> : each == 2 ? gate_up_one<2> : gate_up_one<0>;
+    const int each = a.chunks % one.shape.splits.each == 0 ? one.shape.splits.each : 0;
+    const auto kernel = each == 1 ? gate_up_fp4_one<1> : each == 2 ? gate_up_fp4_one<2> : gate_up_fp4_one<0>;
     launch(c, "moe_gate_up", kernel, one.grid, kThreads, one.bytes, a, one.shape);
 }
 
 bool one_fits(const Context& c, const GateUp& a) {
     if (a.rows != 1 || a.experts.tiles == 0 || a.shared.tiles == 0) return false;
     const OneRow one(c, a);
-    return one.bytes <= c.shared_bytes - kStatic && one.shape.turns <= kMostPieces;
+    return one.bytes <= c.shared_bytes - kStatic && one.shape.rounds <= kMaxPieces;
 }
 
 /// False: too many rows, or too little shared memory.
@@ -368,9 +368,9 @@ void launch_few(Context& c, const GateUp& a) {
     Stream stream = stream_of(a);
     fit_stream(c, a, stream);
     const int tiles = a.rows * a.shared.tiles + a.rows * a.used * a.experts.tiles;
-    const auto kernel = stream.each == 1   ? gate_up_few<1, kMode>
-                        : stream.each == 2 ? gate_up_few<2, kMode>
-                                           : gate_up_few<0, kMode>;
+    const auto kernel = stream.each == 1   ? gate_up_fp4_few<1, kMode>
+                        : stream.each == 2 ? gate_up_fp4_few<2, kMode>
+                                           : gate_up_fp4_few<0, kMode>;
     launch(c, "moe_gate_up", kernel, min(c.sms, tiles), kThreads, stream.bytes(), a, stream);
 }
 
@@ -384,8 +384,8 @@ bool gate_up_fp4_fits(const Context& c, const GateUp& a) {
 bool gate_up_fp4_chooses(const Context& c, const GateUp& a) {
     GateUp most = a;
     most.rows = kFewStepRows;
-    return a.rows <= kFewStepRows && a.shared.kind == Kind::nvfp4 && a.experts.count <= kMostChoiceExperts &&
-           a.used <= kMostChoiceUsed && gate_up_fp4_fits(c, most);
+    return a.rows <= kFewStepRows && a.shared.kind == Kind::nvfp4 && a.experts.count <= kMaxChoiceExperts &&
+           a.used <= kMaxChoiceUsed && gate_up_fp4_fits(c, most);
 }
 
 void gate_up_fp4(Context& c, const GateUp& a, bool chooses) {

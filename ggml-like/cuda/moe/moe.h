@@ -17,9 +17,9 @@ using namespace linear;
 /// every block reads all rows.
 inline constexpr int kFewStepRows = 8;
 /// Rows of a launch of the NVFP4 stream (fp4_stream.cuh).
-inline constexpr int kMostFp4Rows = 64;
+inline constexpr int kMaxFp4Rows = 64;
 /// Experts, and used ones, up to which a kernel of gate and up chooses.
-inline constexpr int kMostChoiceExperts = 256, kMostChoiceUsed = 8;
+inline constexpr int kMaxChoiceExperts = 256, kMaxChoiceUsed = 8;
 
 /// Logits of rows: F32, or fixed point in answer steps (route_work.cuh); rows pitch apart.
 struct Logits {
@@ -81,7 +81,7 @@ bool gate_up_fp4_fits(const Context& context, const GateUp& a);
 /// Whether they choose experts themselves: answers of up to kFewStepRows rows. The same for any of these.
 bool gate_up_fp4_chooses(const Context& context, const GateUp& a);
 void gate_up_fp4(Context& context, const GateUp& a, bool chooses);
-/// The sums of prompts (gemm.h): up to kMostFp4Rows rows.
+/// The sums of prompts (gemm.h): up to kMaxFp4Rows rows.
 void gate_up_fp4_prompt(Context& context, const GateUp& a);
 
 /// False: too little shared memory; nothing was done.

@@ -9,7 +9,7 @@ namespace quern::cuda::moe {
 
 using namespace ptx;
 
-inline constexpr int kMostPieces = 8;  // of one ring
+inline constexpr int kMaxPieces = 8;  // of one ring
 
 /// For the copies of one warp.
 __device__ __forceinline__ void init_barrier(uint64_t* barrier) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t parity)
 /// One warp's ring of `depth` pieces of up to `piece` bytes. Pieces are read in the order of their requests.
 class PieceRing {
   public:
-    /// Whole warp; `data` holds depth * piece bytes, `barriers` kMostPieces, both this warp's own.
+    /// Whole warp; `data` holds depth * piece bytes, `barriers` kMaxPieces, both this warp's own.
     __device__ __forceinline__ PieceRing(uint8_t* data, uint64_t* barriers, int piece, int depth, int lane)
         : data_(data), barriers_(barriers), piece_(piece), depth_(depth), lane_(lane) {
         if (lane < depth) init_barrier(barriers + lane);

@@ -11,7 +11,7 @@ namespace quern::cuda::moe {
 
 using namespace ptx;
 
-inline constexpr int kMostExperts = 512;
+inline constexpr int kMaxExperts = 512;
 
 /// Larger is better, ties to the lower id; NaN loses.
 __device__ __forceinline__ uint32_t ordered_bits(float x) {
@@ -99,8 +99,8 @@ struct RankedChoice {
     uint32_t best[kRankers];  // of each warp
     int count;
     uint2 candidate[kRankers * 32];  // ordered bits, expert
-    int ids[kMostUsed];
-    uint32_t bits[kMostUsed];
+    int ids[kMaxUsed];
+    uint32_t bits[kMaxUsed];
 };
 
 /// kRankers warps, thread `i` of them, which has expert i's logit if there is one: as choose_in_order, into

@@ -33,10 +33,10 @@ struct RouteWork {
     }
 };
 
-inline constexpr float kSumsOne = 0x1p32f, kMostSum = 0x1p21f;  // of a logit; of 16 products
+inline constexpr float kSumsOne = 0x1p32f, kMaxSum = 0x1p21f;  // of a logit; of 16 products
 
 __device__ __forceinline__ int64_t fixed_point(float v) {
-    return __float2ll_rn(fminf(fmaxf(v, -kMostSum), kMostSum) * kSumsOne);
+    return __float2ll_rn(fminf(fmaxf(v, -kMaxSum), kMaxSum) * kSumsOne);
 }
 __device__ __forceinline__ float read_sum(const int64_t* sum) {
     return __ll2float_rn(__ldcg(reinterpret_cast<const long long*>(sum))) * (1 / kSumsOne);

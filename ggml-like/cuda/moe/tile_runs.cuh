@@ -1,6 +1,6 @@
 // How the tiles of a step's groups (expert_groups.cuh) are shared out: blocks take runs of tiles of
 // neighbouring groups, warps take equal runs of a block's pieces. A tile that two warps share is begun by the
-// first, as its first work, and ended by the second, as its last: parts meet in order and nobody waits.
+// first, as its first work, and ended by the second, as its last: splits meet in order and nobody waits.
 #pragma once
 
 #include "ggml-like/cuda/linear/few_rows.cuh"
@@ -12,7 +12,7 @@ using namespace ptx;
 using namespace pack;
 using namespace linear;
 
-inline constexpr int kMostSlots = 24;
+inline constexpr int kMaxSlots = 24;
 
 /// Weights of one width: of the routed experts, or of the shared one.
 struct StreamWeights {
@@ -20,12 +20,12 @@ struct StreamWeights {
     const float* factor;
     int64_t expert_bytes;
     int tiles;  // of an expert
-    ChunkParts parts;
+    ColumnSplits splits;
     int tile_bytes;
     int pieces = 0;  // of a tile
 
     StreamWeights(const uint8_t* d, const float* f, int64_t bytes, int t, int chunks)
-        : data(d), factor(f), expert_bytes(bytes), tiles(t), parts(chunks), tile_bytes(chunks * kFp4Chunk) {}
+        : data(d), factor(f), expert_bytes(bytes), tiles(t), splits(chunks), tile_bytes(chunks * kFp4Chunk) {}
 };
 
 inline constexpr int kPieceChunks = 4;
@@ -33,8 +33,8 @@ inline constexpr int kPieceDepth = 3;
 
 struct Stream {
     StreamWeights routed, shared;
-    int each = 0;         // chunks a part if pieces are WholePieceRing's, else 0
-    int piece_parts = 0;  // parts a piece
+    int each = 0;          // chunks a split if pieces are WholePieceRing's, else 0
+    int piece_splits = 0;  // splits a piece
     int piece_bytes = 0;
     int depth = 0;      // pieces of a warp's ring
     int row_bytes = 0;  // of a slot
@@ -51,8 +51,8 @@ struct Stream {
     }
 };
 
-/// Chunks a part of either matrix, if pieces can be WholePieceRing's; else 0.
-inline int whole_each(const ChunkParts& a, const ChunkParts& b) {
+/// Chunks a split of either matrix, if pieces can be WholePieceRing's; else 0.
+inline int whole_each(const ColumnSplits& a, const ColumnSplits& b) {
     const bool whole = a.each == b.each && kPieceChunks % a.each == 0 && a.chunks % kPieceChunks == 0 &&
                        b.chunks % kPieceChunks == 0;
     return whole ? a.each : 0;
@@ -60,26 +60,26 @@ inline int whole_each(const ChunkParts& a, const ChunkParts& b) {
 
 /// Chooses pieces and slots for `limit` bytes of dynamic shared memory; false: there is not enough.
 inline bool fit_stream(Stream& s, int limit) {
-    const int each = max(s.routed.parts.each, s.shared.parts.each);
+    const int each = max(s.routed.splits.each, s.shared.splits.each);
     const auto fits = [&](int piece_chunks, int depth) {
         s.depth = depth;
-        s.piece_parts = max(1, piece_chunks / each);
-        s.piece_bytes = s.piece_parts * each * kFp4Chunk;
+        s.piece_splits = max(1, piece_chunks / each);
+        s.piece_bytes = s.piece_splits * each * kFp4Chunk;
         for (StreamWeights* w : {&s.routed, &s.shared})
-            w->pieces = (w->parts.count + s.piece_parts - 1) / s.piece_parts;
-        for (s.slots = kMostSlots; s.slots >= kPassRows; s.slots -= kPassRows)
+            w->pieces = (w->splits.count + s.piece_splits - 1) / s.piece_splits;
+        for (s.slots = kMaxSlots; s.slots >= kPassRows; s.slots -= kPassRows)
             if (s.bytes() <= limit) return true;
         return false;
     };
-    s.row_bytes = max(fp4_row_bytes(s.routed.parts.chunks), fp4_row_bytes(s.shared.parts.chunks));
-    s.each = whole_each(s.routed.parts, s.shared.parts);
+    s.row_bytes = max(fp4_row_bytes(s.routed.splits.chunks), fp4_row_bytes(s.shared.splits.chunks));
+    s.each = whole_each(s.routed.splits, s.shared.splits);
     if (s.each > 0 && fits(kPieceChunks, kPieceDepth)) return true;
     s.each = 0;
     return fits(4, 3) || fits(2, 2) || fits(1, 2);
 }
 
 /// Tiles [tile, tile_end) of a group; of each, pieces [begin, end).
-struct Stretch {
+struct TileRun {
     int group, tile, tile_end, begin, end;
 };
 
@@ -105,7 +105,7 @@ struct TileLine {
                                 : shared_tiles + (group - shared_groups) * s.routed.tiles;
     }
     /// Whole tiles of one group from `at` on, at most `most`.
-    __device__ __forceinline__ Stretch stretch(int at, int most) const {
+    __device__ __forceinline__ TileRun run(int at, int most) const {
         const bool of_shared = at < shared_tiles;
         const Divisor each = of_shared ? shared_each : routed_each;
         const int rest = of_shared ? at : at - shared_tiles, group = each.quotient(rest),
@@ -137,11 +137,11 @@ struct TileLine {
     }
 };
 
-/// A warp's part of the tiles [from, to) that its block has: first the begin of a tile that the next warp
+/// A warp's share of the tiles [from, to) that its block has: first the begin of a tile that the next warp
 /// ends, then whole tiles, last the end of a tile that the warp before began.
-class WarpShare {
+class WarpRuns {
   public:
-    __device__ __forceinline__ WarpShare(const TileLine& line, int from, int to, int warp) {
+    __device__ __forceinline__ WarpRuns(const TileLine& line, int from, int to, int warp) {
         const int before = line.pieces_before(from), pieces = line.pieces_before(to) - before;
         // a tile belongs to two warps at most
         const bool split = pieces >= kWarps * max(line.s.routed.pieces, line.s.shared.pieces);
@@ -154,17 +154,17 @@ class WarpShare {
         at_ = begin_ + (begin_piece_ > 0);
     }
     /// False: there is no more.
-    __device__ __forceinline__ bool next(const TileLine& line, Stretch& stretch) {
+    __device__ __forceinline__ bool next(const TileLine& line, TileRun& run) {
         if (end_piece_ > 0) {
-            stretch = line.stretch(end_, 1);
-            stretch.end = end_piece_;
+            run = line.run(end_, 1);
+            run.end = end_piece_;
             end_piece_ = 0;
         } else if (at_ < end_) {
-            stretch = line.stretch(at_, end_ - at_);
-            at_ += stretch.tile_end - stretch.tile;
+            run = line.run(at_, end_ - at_);
+            at_ += run.tile_end - run.tile;
         } else if (begin_piece_ > 0) {
-            stretch = line.stretch(begin_, 1);
-            stretch.begin = begin_piece_;
+            run = line.run(begin_, 1);
+            run.begin = begin_piece_;
             begin_piece_ = 0;
         } else {
             return false;
