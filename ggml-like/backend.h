@@ -69,8 +69,9 @@ class Backend {
     virtual void run(Plan& plan) = 0;
     virtual void synchronize() = 0;
 
-    /// Called after each node of an eager run with its wall time; for the bench and for tests. Null: off.
-    std::function<void(const Node&, double seconds)> after_node;
+    /// Called after each node of an eager run with its wall time and the names of the kernels that it launched; for the
+    /// bench and for tests. Null: off.
+    std::function<void(const Node&, double seconds, const std::string& kernels)> after_node;
 };
 
 /// threads: 0 = as many as this process may use.

@@ -88,7 +88,8 @@ class CpuBackend final : public Backend {
             }
             const auto begin = std::chrono::steady_clock::now();
             node.op->run_cpu(node, context_);
-            after_node(node, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+            after_node(node, std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count(),
+                       "");
         }
     }
 

@@ -12,6 +12,7 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/cuda/check_cuda.h"
+#include "ggml-like/cuda/linear/warpgroup_shapes.h"
 #include "ggml-like/cuda/ops.h"
 #include "ggml-like/cuda/pack/host_memory.h"
 #include "ggml-like/cuda/pack/packed_layout.h"
@@ -100,6 +101,7 @@ class CudaBackend final : public Backend {
         context_.capability = properties_.major * 10 + properties_.minor;
         context_.shared_bytes = static_cast<int>(properties_.sharedMemPerBlockOptin);
         if (most_shared > 0) context_.shared_bytes = std::min(context_.shared_bytes, most_shared);
+        context_.warpgroups = context_.capability == 90 && cuda::linear::has_warpgroups();
         CUDA_CHECK(
             cudaMalloc(reinterpret_cast<void**>(&context_.counters), cuda::kCounters * sizeof(unsigned)));
         CUDA_CHECK(cudaMemset(context_.counters, 0, cuda::kCounters * sizeof(unsigned)));
@@ -252,6 +254,9 @@ class CudaBackend final : public Backend {
             return type == cudaGraphNodeTypeKernel;
         });
     }
+    static std::string names_of(const cuda::Launched& launched) {
+        return fmt::format("{}", fmt::join(launched.kernel, launched.kernel + launched.count, ", "));
+    }
     /// Node by node between events; times include the launch gaps that a captured plan does not have.
     void run_timed(Plan& plan) {
         const auto& nodes = plan.graph().nodes();
@@ -259,15 +264,18 @@ class CudaBackend final : public Backend {
         zero(plan.zeros(), plan.zero_bytes());
         for (cudaEvent_t& e : events) CUDA_CHECK(cudaEventCreate(&e));
         CUDA_CHECK(cudaEventRecord(events[0], context_.stream));
+        std::vector<cuda::Launched> launched(nodes.size());
         for (size_t i = 0; i < nodes.size(); ++i) {
-            launch_of(nodes[i].op)(nodes[i], context_);
+            Context told = context_;
+            told.launched = &launched[i];
+            launch_of(nodes[i].op)(nodes[i], told);
             CUDA_CHECK(cudaEventRecord(events[i + 1], context_.stream));
         }
         synchronize();
         for (size_t i = 0; i < nodes.size(); ++i) {
             float milliseconds = 0;
             CUDA_CHECK(cudaEventElapsedTime(&milliseconds, events[i], events[i + 1]));
-            after_node(nodes[i], static_cast<double>(milliseconds) * 1e-3);
+            after_node(nodes[i], static_cast<double>(milliseconds) * 1e-3, names_of(launched[i]));
         }
         for (cudaEvent_t e : events) cudaEventDestroy(e);
     }

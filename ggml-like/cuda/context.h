@@ -1,9 +1,11 @@
-// What a CUDA op gets to work with: nothing of it changes while a graph runs.
+// What a CUDA op gets to work with: nothing that it may look at changes while a graph runs.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+
+#include "ggml-like/cuda/card.h"
 
 namespace quern {
 struct Node;
@@ -15,12 +17,17 @@ namespace quern::cuda {
 inline constexpr int kCounters = 4096;
 inline constexpr int kMaxUsed = 32;  // experts of a row
 
-struct Context {
+/// The kernels that a node launched, in order; those beyond kMax are not told.
+struct Launched {
+    static constexpr int kMax = 8;
+    const char* kernel[kMax];
+    int count = 0;
+};
+
+struct Context : Card {
     cudaStream_t stream = nullptr;
-    int sms = 0;
-    int capability = 0;            // 90, 120 ...
-    int shared_bytes = 0;          // most dynamic shared memory of one block
     unsigned* counters = nullptr;  // [kCounters] zeros; a kernel that counts leaves zeros behind
+    Launched* launched = nullptr;  // where launches are told, if somebody wants to know
 };
 
 }  // namespace quern::cuda

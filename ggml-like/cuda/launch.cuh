@@ -12,7 +12,7 @@ void check_launch(cudaError_t code, const char* what);
 /// Throws: a kernel of `op` does not take `what` ("F16 caches"). Defined in cuda_backend.cpp.
 [[noreturn]] void unsupported(const char* op, const char* what);
 
-/// Launches on context.stream. The kernel may start before its predecessor ends: it calls
+/// Launches on context.stream. `what`: the kernel's name, for messages and bench --ops. The kernel may start before its predecessor ends: it calls
 /// wait_for_predecessor() (ptx.cuh) before it touches anything but weights and state of earlier steps, and
 /// every kernel calls it.
 template <typename... P, typename... A>
@@ -37,6 +37,8 @@ void launch(Context& context, const char* what, void (*kernel)(P...), dim3 grid,
     config.attrs = &attribute;
     config.numAttrs = context.capability >= 90 ? 1 : 0;
     check_launch(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...), what);
+    if (Launched* l = context.launched; l != nullptr && l->count < Launched::kMax)
+        l->kernel[l->count++] = what;
 }
 
 }  // namespace quern::cuda

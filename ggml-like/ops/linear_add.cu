@@ -1,6 +1,7 @@
 // linear_add on the GPU: x' = residual + x W^T, h and squares of it (cuda/linear/deferred.h), a router's logits.
-//   answers: 1 row cuda/linear/dense_one.cuh, 2 to 8 rows cuda/linear/dense_rows.cuh, which also do the router's work where a block has
-//     whole columns to itself (cuda/moe/route_work.cuh); more rows cuda/linear/step_product.h, then a kernel for the logits
+//   answers: cuda/linear/dense_one.cuh, dense_rows.cuh, step_product.h: the same bits a row (the choice: cuda/variants.h).
+//     Up to 8 rows a block that has whole columns to itself also does the router's work (cuda/moe/route_work.cuh); else a
+//     kernel for the logits follows
 //   prompts: the tiled product of cuda/linear/gemm.h, then a kernel for h and squares, then the logits' product
 #include "ggml-like/ops/linear_add.h"
 
@@ -99,10 +100,12 @@ struct Arguments {
     const RouteWork* route;  // null: the product's blocks do nothing for a router
 
     int rows() const { return static_cast<int>(x.shape[0]); }
-    /// `c` with what a router's tiles leave to the product.
-    Context room(Context c) const {
-        if (route != nullptr) c.shared_bytes -= RouterTiles::bytes(*route);
-        return c;
+    AnswerShape shape() const {
+        return {.kind = part.kind,
+                .rows = rows(),
+                .tiles = part.tiles,
+                .chunks = w.chunks,
+                .beside = route != nullptr ? RouterTiles::bytes(*route) : 0};
     }
     /// shared_bytes: of the product; becomes all.
     template <bool kRoutes>
@@ -121,48 +124,45 @@ struct Arguments {
 
 template <Kind K, bool kRoutes>
 void one(Context& c, const Arguments& a) {
-    const OneShape<K, false> shape(c, a.part, a.w.chunks);
+    const OneLaunch one(c, K, a.part.tiles, a.w.chunks);
     const PlainRows<K, 1> prologue{a.x.as<bf16>(), 0, a.w.cols, 1};
-    int bytes = shape.bytes();
+    int bytes = one.bytes(K, false, Extent::few);
     const auto after = a.after<kRoutes>(bytes);
-    launch(c, "linear_add", linear_add_one<K, kRoutes>, shape.grid, kThreads, bytes, a.part, shape, prologue,
+    launch(c, kRoutes ? "linear_add one, router" : "linear_add one", linear_add_one<K, kRoutes>, one.grid,
+           kThreads, bytes, a.part, OneShape<K, false>(one), prologue, after);
+}
+
+template <Kind K, bool kDeep, bool kOne, bool kRoutes>
+void few(Context& c, const Arguments& a) {
+    const int rows = a.rows(), chunks = a.w.chunks;
+    const PlainRows<K, kOne ? 1 : 8> prologue{a.x.as<bf16>(), a.x.stride[0], a.w.cols, rows};
+    int bytes = dense_shared_bytes(K, {kDeep, false}, rows, chunks);
+    const auto after = a.after<kRoutes>(bytes);
+    launch(c, kRoutes ? "linear_add few, router" : "linear_add few", linear_add_few<K, kDeep, kOne, kRoutes>,
+           min(c.sms, dense_groups(K, a.part.tiles, chunks)), kThreads, bytes, a.part, chunks, prologue,
            after);
 }
 
 template <Kind K, bool kRoutes>
-void few(Context& c, const Arguments& a) {
-    const int rows = a.rows(), chunks = a.w.chunks;
-    const Context room = a.room(c);
-    if (rows == 1 && dense_one_fits<K, false>(room, a.part, chunks)) return one<K, kRoutes>(c, a);
-    const int grid = min(c.sms, dense_groups<K>(a.part.tiles, chunks));
-    dense_shape<K>(room, chunks, [&]<bool kDeep>() {
-        const auto run = [&]<bool kOne>() {
-            const PlainRows<K, kOne ? 1 : 8> prologue{a.x.as<bf16>(), a.x.stride[0], a.w.cols, rows};
-            int bytes = dense_shared_bytes<K, kDeep>(rows, chunks);
-            const auto after = a.after<kRoutes>(bytes);
-            launch(c, "linear_add", linear_add_few<K, kDeep, kOne, kRoutes>, grid, kThreads, bytes, a.part,
-                   chunks, prologue, after);
-        };
-        rows == 1 ? run.template operator()<true>() : run.template operator()<false>();
-    });
+void product(Context& c, const Arguments& a, AnswerProduct product) {
+    if (product == AnswerProduct::one) return one<K, kRoutes>(c, a);
+    Card card = c;
+    card.shared_bytes -= a.shape().beside;
+    if (dense_is_deep(card, K, a.w.chunks))
+        return a.rows() == 1 ? few<K, true, true, kRoutes>(c, a) : few<K, true, false, kRoutes>(c, a);
+    a.rows() == 1 ? few<K, false, true, kRoutes>(c, a) : few<K, false, false, kRoutes>(c, a);
 }
-
 template <Kind K>
-void product(Context& c, const Arguments& a) {
-    a.route != nullptr ? few<K, true>(c, a) : few<K, false>(c, a);
+void product(Context& c, const Arguments& a, AnswerProduct chosen) {
+    a.route != nullptr ? product<K, true>(c, a, chosen) : product<K, false>(c, a, chosen);
 }
 
-/// Whether blocks have tiles as route_work.cuh wants them: alone, few, and with room beside them.
-bool has_route_tiles(Context c, const Packed& w, const Packed& router, int rows) {
+/// Whether the product's blocks do the router's work.
+bool product_routes(const Context& c, const Packed& w, const Packed& router, int rows) {
     if (w.parts != 1 || router.parts != 1 || router.part[0].kind != Kind::bf16) return false;
-    if (router.part[0].tiles > kOwnTiles * kWarps) return false;
-    c.shared_bytes -= kOwnTiles * kWarps * 512;
-    const Kind kind = w.part[0].kind;
-    if (!dense_takes(c, kind, w.chunks, rows)) return false;
-    const int pieces = kind == Kind::bf16  ? pieces_for<Kind::bf16>(w.chunks)
-                       : kind == Kind::fp8 ? pieces_for<Kind::fp8>(w.chunks)
-                                           : pieces_for<Kind::nvfp4>(w.chunks);
-    return warps_per_tile(pieces) == kWarps && w.part[0].tiles <= kOwnTiles * c.sms;
+    const Part& part = w.part[0];
+    return product_routes(c, {.kind = part.kind, .rows = rows, .tiles = part.tiles, .chunks = w.chunks},
+                          router.part[0].tiles);
 }
 
 void add_prompt(const Node& node, Context& c, const Packed& w, const Defer& defer) {
@@ -200,13 +200,14 @@ void linear_add(const Node& node, Context& c) {
         const Tensor& logits = *node.outputs[3];
         route = {router.part[0], router.chunks, router.rows, logits.as<int64_t>(),
                  static_cast<int>(logits.stride[0])};
-        routes = has_route_tiles(c, w, router, rows);
+        routes = product_routes(c, w, router, rows);
     }
     for (int i = 0; i < w.parts; ++i) {
         const Part& part = w.part[i];
         const Arguments a{w, part, x, residual, y, defer, routes ? &route : nullptr};
-        if (!dense_takes(c, part.kind, w.chunks, rows))
-            step_product(c, part, w, {x.as<bf16>(), x.stride[0], rows},
+        const AnswerProduct chosen = choose(c, a.shape());
+        if (chosen >= AnswerProduct::step)
+            step_product(c, chosen, part, w, {x.as<bf16>(), x.stride[0], rows},
                          {.y = y.as<float>() + part.row_begin,
                           .ld = y.stride[0],
                           .f32 = true,
@@ -214,11 +215,11 @@ void linear_add(const Node& node, Context& c) {
                           .row_begin = part.row_begin,
                           .defer = defer});
         else if (part.kind == Kind::bf16)
-            product<Kind::bf16>(c, a);
+            product<Kind::bf16>(c, a, chosen);
         else if (part.kind == Kind::fp8)
-            product<Kind::fp8>(c, a);
+            product<Kind::fp8>(c, a, chosen);
         else
-            product<Kind::nvfp4>(c, a);
+            product<Kind::nvfp4>(c, a, chosen);
     }
     if (p.router != nullptr && !routes)
         route_logits(c, *static_cast<const Packed*>(p.router->placed), defer.h, rows, route.sums,

@@ -132,8 +132,8 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ ExpertList list;
     __shared__ float gates[kFewRows], shared_factor[kTileRows];
-    const int stride = activation_stride<K>(a.experts.chunks),
-              shared_stride = activation_stride<S>(a.shared_chunks);
+    const int stride = activation_stride(K, a.experts.chunks),
+              shared_stride = activation_stride(S, a.shared_chunks);
     bf16* routed = reinterpret_cast<bf16*>(shared + down_ring_bytes<K, S, NT>());
     bf16* shared_in = routed + a.rows * a.used * stride;
     Uses& uses = *reinterpret_cast<Uses*>(shared_in + a.rows * shared_stride);
@@ -208,7 +208,7 @@ template <Kind K, Kind S, int NT>
 int few_bytes(const Down& a) {
     const int sums = kDownWarps * 256 * static_cast<int>(sizeof(float));
     const int activations =
-        a.rows * (a.used * activation_stride<K>(a.experts.chunks) + activation_stride<S>(a.shared_chunks)) *
+        a.rows * (a.used * activation_stride(K, a.experts.chunks) + activation_stride(S, a.shared_chunks)) *
         2;
     return down_ring_bytes<K, S, NT>() + max(activations + static_cast<int>(sizeof(Uses)), sums);
 }

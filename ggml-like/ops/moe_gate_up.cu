@@ -124,7 +124,7 @@ template <Kind K>
 __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K> prologue) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ ExpertList list;
-    const int stride = activation_stride<K>(a.chunks), split = warps_per_tile(a.chunks),
+    const int stride = activation_stride(K, a.chunks), split = warps_per_tile(a.chunks),
               group = kWarps / split;
     bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, 1>());
     float* sums = reinterpret_cast<float*>(h + stride);
@@ -184,7 +184,7 @@ template <Kind K, int NT>
 __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainRows<K> prologue) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ ExpertList list;
-    const int stride = activation_stride<K>(a.chunks), split = warps_per_tile(a.chunks);
+    const int stride = activation_stride(K, a.chunks), split = warps_per_tile(a.chunks);
     bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, NT>());
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
     wait_for_predecessor();
@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainR
 template <Kind K>
 void few(Context& c, const GateUp& a) {
     const PlainRows<K> prologue{a.h, a.columns, a.columns, a.rows};
-    const int activations = a.rows * activation_stride<K>(a.chunks) * 2;
+    const int activations = a.rows * activation_stride(K, a.chunks) * 2;
     const int items = a.shared.tiles + min(a.rows * a.used, a.experts.count) * a.experts.tiles;
     if (a.rows == 1) {
         const int bytes =

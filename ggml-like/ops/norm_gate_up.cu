@@ -1,5 +1,5 @@
 // norm_gate_up on the GPU. A tile of 16 packed rows holds 8 rows of gate and the same 8 of up.
-//   answers: up to 8 rows cuda/linear/dense_rows.cuh, more cuda/linear/step_product.h: the same bits a row
+//   answers: cuda/linear/dense_rows.cuh, step_product.h: the same bits a row (the choice: cuda/variants.h)
 //   prompts: the paired tiled product of cuda/linear/gemm.h
 #include "ggml-like/ops/norm_gate_up.h"
 
@@ -40,20 +40,22 @@ __global__ void __launch_bounds__(kThreads, 2)
                                      kOne ? 1 : 8 > {rows, scale, factor}, StoreGated{y, ld, factor});
 }
 
-template <Kind K>
+template <Kind K, bool kDeep, bool kOne>
 void few(Context& c, const Packed& w, const Tensor& h, const RowScale& scale, const Tensor& y) {
     const Part& part = w.part[0];  // paired order has one
     const int rows = static_cast<int>(h.shape[0]);
-    dense_shape<K>(c, w.chunks, [&]<bool kDeep>() {
-        const auto run = [&]<bool kOne>() {
-            const PlainRows<K, kOne ? 1 : 8> plain{h.as<bf16>(), h.stride[0], w.cols, rows};
-            launch(c, "norm_gate_up", norm_gate_up_few<K, kDeep, kOne>,
-                   min(c.sms, dense_groups<K>(part.tiles, w.chunks)), kThreads,
-                   dense_shared_bytes<K, kDeep, kOne>(rows, w.chunks), part, w.chunks, plain, scale,
-                   y.as<bf16>(), y.stride[0]);
-        };
-        rows == 1 ? run.template operator()<true>() : run.template operator()<false>();
-    });
+    const PlainRows<K, kOne ? 1 : 8> plain{h.as<bf16>(), h.stride[0], w.cols, rows};
+    launch(c, kDeep ? "norm_gate_up few" : "norm_gate_up few shallow", norm_gate_up_few<K, kDeep, kOne>,
+           min(c.sms, dense_groups(K, part.tiles, w.chunks)), kThreads,
+           dense_shared_bytes(K, {kDeep, kOne}, rows, w.chunks), part, w.chunks, plain, scale, y.as<bf16>(),
+           y.stride[0]);
+}
+template <Kind K>
+void few(Context& c, const Packed& w, const Tensor& h, const RowScale& scale, const Tensor& y) {
+    const bool one = h.shape[0] == 1;
+    if (dense_is_deep(c, K, w.chunks))
+        return one ? few<K, true, true>(c, w, h, scale, y) : few<K, true, false>(c, w, h, scale, y);
+    one ? few<K, false, true>(c, w, h, scale, y) : few<K, false, false>(c, w, h, scale, y);
 }
 
 }  // namespace
@@ -67,8 +69,14 @@ void norm_gate_up(const Node& node, Context& c) {
     if (p.kind == StepKind::prompt)
         return gemm_paired(c, w, h.data, h.stride[0], rows, {y.as<bf16>(), y.stride[0], scale});
     const Kind kind = w.part[0].kind;
-    if (!dense_takes(c, kind, w.chunks, rows))
-        return step_product(c, w.part[0], w, {h.as<bf16>(), h.stride[0], rows},
+    const AnswerProduct chosen = choose(c, AnswerShape{.kind = kind,
+                                                       .rows = rows,
+                                                       .tiles = w.part[0].tiles,
+                                                       .chunks = w.chunks,
+                                                       .normed = true,
+                                                       .paired = true});
+    if (chosen >= AnswerProduct::step)
+        return step_product(c, chosen, w.part[0], w, {h.as<bf16>(), h.stride[0], rows},
                             {.y = y.data, .ld = y.stride[0], .paired = true, .scale = scale});
     const auto run = kind == Kind::bf16  ? few<Kind::bf16>
                      : kind == Kind::fp8 ? few<Kind::fp8>

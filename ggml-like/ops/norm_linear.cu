@@ -1,5 +1,5 @@
 // norm_linear on the GPU: products of h, whose sums get the row's factor (cuda/linear/deferred.h).
-//   answers: 1 row cuda/linear/dense_one.cuh, 2 to 8 rows cuda/linear/dense_rows.cuh, more cuda/linear/step_product.h: the same bits a row
+//   answers: cuda/linear/dense_one.cuh, dense_rows.cuh, step_product.h: the same bits a row (the choice: cuda/variants.h)
 //   prompts: the tiled product of cuda/linear/gemm.h
 #include "ggml-like/ops/norm_linear.h"
 
@@ -75,27 +75,27 @@ __global__ void __maxnreg__((kOneRegisters<K, E>))
     dense_one(part, shape, rows.prologue<K, 1>(factor), rows.store(factor));
 }
 
-/// False: it does not fit.
 template <Kind K, Extent E>
-bool one(Context& c, const Packed& w, const Part& part, const Rows& rows) {
-    if (!dense_one_fits<K, true, E>(c, part, w.chunks)) return false;
-    const OneShape<K, true, E> shape(c, part, w.chunks);
-    launch(c, "norm_linear", norm_linear_one<K, E>, shape.grid, kThreads, shape.bytes(), part, shape, rows);
-    return true;
+void one(Context& c, const Packed& w, const Part& part, const Rows& rows) {
+    const OneLaunch one(c, K, part.tiles, w.chunks);
+    launch(c, E == Extent::few ? "norm_linear one" : "norm_linear tall", norm_linear_one<K, E>, one.grid,
+           kThreads, one.bytes(K, true, E), part, OneShape<K, true, E>(one), rows);
+}
+
+template <Kind K, bool kDeep, bool kOne>
+void few(Context& c, const Packed& w, const Part& part, const Rows& rows) {
+    launch(c, kDeep ? "norm_linear few" : "norm_linear few shallow", norm_linear_few<K, kDeep, kOne>,
+           min(c.sms, dense_groups(K, part.tiles, w.chunks)), kThreads,
+           dense_shared_bytes(K, {kDeep, kOne}, rows.rows, w.chunks), part, w.chunks, rows);
 }
 
 template <Kind K>
-void few(Context& c, const Packed& w, const Part& part, const Rows& rows) {
-    if (rows.rows == 1 && (one<K, Extent::few>(c, w, part, rows) || one<K, Extent::many>(c, w, part, rows)))
-        return;
-    dense_shape<K>(c, w.chunks, [&]<bool kDeep>() {
-        const auto run = [&]<bool kOne>() {
-            launch(c, "norm_linear", norm_linear_few<K, kDeep, kOne>,
-                   min(c.sms, dense_groups<K>(part.tiles, w.chunks)), kThreads,
-                   dense_shared_bytes<K, kDeep, kOne>(rows.rows, w.chunks), part, w.chunks, rows);
-        };
-        rows.rows == 1 ? run.template operator()<true>() : run.template operator()<false>();
-    });
+void product(Context& c, AnswerProduct product, const Packed& w, const Part& part, const Rows& rows) {
+    if (product == AnswerProduct::one) return one<K, Extent::few>(c, w, part, rows);
+    if (product == AnswerProduct::tall) return one<K, Extent::many>(c, w, part, rows);
+    if (dense_is_deep(c, K, w.chunks))
+        return rows.rows == 1 ? few<K, true, true>(c, w, part, rows) : few<K, true, false>(c, w, part, rows);
+    rows.rows == 1 ? few<K, false, true>(c, w, part, rows) : few<K, false, false>(c, w, part, rows);
 }
 
 }  // namespace
@@ -114,15 +114,17 @@ void norm_linear(const Node& node, Context& c) {
         const Part& part = w.part[i];
         auto* to = static_cast<uint8_t*>(y.data) + part.row_begin * (f32 ? 4 : 2);
         const Rows few_rows{h.as<bf16>(), h.stride[0], w.cols, rows, scale, to, y.stride[0], f32};
-        if (!dense_takes(c, part.kind, w.chunks, rows))
-            step_product(c, part, w, {h.as<bf16>(), h.stride[0], rows},
+        const AnswerProduct chosen = choose(
+            c, {.kind = part.kind, .rows = rows, .tiles = part.tiles, .chunks = w.chunks, .normed = true});
+        if (chosen >= AnswerProduct::step)
+            step_product(c, chosen, part, w, {h.as<bf16>(), h.stride[0], rows},
                          {.y = to, .ld = y.stride[0], .f32 = f32, .scale = scale});
         else if (part.kind == Kind::bf16)
-            few<Kind::bf16>(c, w, part, few_rows);
+            product<Kind::bf16>(c, chosen, w, part, few_rows);
         else if (part.kind == Kind::fp8)
-            few<Kind::fp8>(c, w, part, few_rows);
+            product<Kind::fp8>(c, chosen, w, part, few_rows);
         else
-            few<Kind::nvfp4>(c, w, part, few_rows);
+            product<Kind::nvfp4>(c, chosen, w, part, few_rows);
     }
 }
 

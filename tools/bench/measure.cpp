@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 #include <random>
+#include <set>
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
@@ -127,6 +128,7 @@ double run_parallel(Engine& engine, const BenchTest& test, std::string& hash) {
 struct OpTime {
     int calls = 0;
     double seconds = 0, bytes = 0, flops = 0;
+    std::set<std::string> kernels;  // of one call each
 };
 
 }  // namespace
@@ -145,7 +147,7 @@ Samples run_test(Engine& engine, const BenchTest& test, int repetitions) {
 std::string op_table(Engine& engine, const BenchTest& test) {
     std::map<std::string, OpTime> table;
     int steps = 0;
-    engine.backend().after_node = [&](const Node& node, double seconds) {
+    engine.backend().after_node = [&](const Node& node, double seconds, const std::string& kernels) {
         if (node.layer < 0 && node.op->name == std::string_view("embed")) ++steps;
         const Cost cost = node.op->cost(node);
         const std::string part =
@@ -155,6 +157,7 @@ std::string op_table(Engine& engine, const BenchTest& test) {
         t.seconds += seconds;
         t.bytes += cost.weight_bytes + cost.state_bytes + cost.activation_bytes;
         t.flops += cost.flops;
+        if (!kernels.empty()) t.kernels.insert(kernels);
     };
     BenchTest once = test;
     if (once.prompt == 0) once.answer = std::min<int64_t>(once.answer, 8);
@@ -163,15 +166,16 @@ std::string op_table(Engine& engine, const BenchTest& test) {
     engine.backend().after_node = nullptr;
     std::string text = fmt::format(
         "\n{}: node by node, {} steps (times include launch gaps)\n\n"
-        "| op | calls | us a call | GB/s | TFLOP/s | share |\n| --- | ---: | ---: | ---: | ---: | ---: |\n",
+        "| op | calls | us a call | GB/s | TFLOP/s | share | kernels |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- |\n",
         test.name(), steps);
     double total = 0;
     for (const auto& [name, t] : table) total += t.seconds;
     for (const auto& [name, t] : table)
-        text += fmt::format("| {} | {} | {:.1f} | {:.0f} | {:.1f} | {:.1f} % |\n", name, t.calls,
+        text += fmt::format("| {} | {} | {:.1f} | {:.0f} | {:.1f} | {:.1f} % | {} |\n", name, t.calls,
                             t.seconds / t.calls * 1e6, t.bytes / t.seconds / 1e9, t.flops / t.seconds / 1e12,
-                            100 * t.seconds / total);
-    return text + fmt::format("| all, a step | | {:.0f} | | | |\n", total / std::max(steps, 1) * 1e6);
+                            100 * t.seconds / total, fmt::join(t.kernels, " or "));
+    return text + fmt::format("| all, a step | | {:.0f} | | | | |\n", total / std::max(steps, 1) * 1e6);
 }
 
 double read_bandwidth(int threads) {

@@ -12,41 +12,17 @@ namespace quern::cuda::linear {
 using namespace ptx;
 using namespace pack;
 
-/// How many tiles a block has: those that it finishes together, or (a head) more.
-enum class Extent { few, many };
-/// Tiles of a block that are finished together.
-template <Extent E>
-constexpr int kOneRounds = E == Extent::few ? 8 : 16;
-
-/// How a launch divides a part. kAhead: as in kPieces; others leave room for the next kernel's block.
+/// What a launch is compiled for, and how it divides the part.
 template <Kind K, bool kAhead, Extent E = Extent::few>
 struct OneShape {
     static constexpr bool kHeld = K == Kind::nvfp4 && kAhead;  // a warp has one piece of every tile
-    static constexpr int kRing = kAhead ? kPieces<K, true, true> : K == Kind::bf16 ? 2 : 3;
+    static constexpr int kRing = one_pieces(K, kAhead);
     static constexpr bool kRefill = E == Extent::many || K != Kind::nvfp4;
-    int chunks, grid, rounds, steps;  // tiles of a block, pieces of a warp and tile
+    int chunks, grid, rounds, steps;  // as in OneLaunch
 
-    OneShape(const Context& c, const Part& part, int n)
-        : chunks(n),
-          grid(min(c.sms, part.tiles)),
-          rounds((part.tiles + grid - 1) / grid),
-          steps(n / (kWarps * kPieceChunks<K>)) {}
-    int bytes() const {
-        const int kept = E == Extent::many ? 2 * kOneRounds<E> : rounds;
-        return kWarps * kRing * kPieceBytes<K> + chunks * kChunkCols * 2 +
-               kept * kWarps * kTileRows * static_cast<int>(sizeof(float));
-    }
-    bool fits(const Context& c) const {
-        if ((!kRefill && rounds * steps > kRing) || (kHeld && steps > 1)) return false;
-        return (rounds <= kOneRounds<E> || E == Extent::many) && bytes() + kDenseStatic <= c.shared_bytes;
-    }
+    explicit OneShape(const OneLaunch& one)
+        : chunks(one.chunks), grid(one.grid), rounds(one.rounds), steps(one.steps) {}
 };
-
-template <Kind K, bool kAhead, Extent E = Extent::few>
-bool dense_one_fits(const Context& c, const Part& part, int chunks) {
-    return part.tiles > 0 && chunks % (kWarps * kPieceChunks<K>) == 0 &&
-           OneShape<K, kAhead, E>(c, part, chunks).fits(c);
-}
 
 /// What one row brings to the pieces of a warp.
 template <Kind K, bool kHeld>
@@ -88,7 +64,7 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
                                           Prologue&& prologue, const Finish& finish) {
     extern __shared__ __align__(128) uint8_t shared[];
     using Shape = OneShape<K, kAhead, E>;
-    constexpr int kRing = Shape::kRing, kBytes = kPieceBytes<K>, kRounds = kOneRounds<E>;
+    constexpr int kRing = Shape::kRing, kBytes = kPieceBytes<K>, kRounds = one_rounds(E);
     constexpr int kSums = kRounds * kWarps * kTileRows;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t* ring = shared + warp * kRing * kBytes;
@@ -127,7 +103,7 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
         if constexpr (K != Kind::bf16)
             if (adds) factor = part.factor[row];
     };
-    static_assert(2 * kOneRounds<Extent::many> * kTileRows == kThreads);
+    static_assert(2 * one_rounds(Extent::many) * kTileRows == kThreads);
     prepare(0);
     wait_for_predecessor();
     typename std::decay_t<Finish>::Loaded loaded{};

@@ -15,41 +15,6 @@ namespace quern::cuda::linear {
 using namespace ptx;
 using namespace pack;
 
-/// Chunks that one warp copies and multiplies at a time: small ones in pairs.
-template <Kind K>
-constexpr int kPieceChunks = K == Kind::bf16 ? 1 : 2;
-template <Kind K>
-constexpr int kPieceBytes = kPieceChunks<K>* chunk_bytes(K);
-/// Pieces of a warp on their way. Deep rings: so many that a block takes more than half the 227 KB of an SM
-/// (two blocks of one kernel on one SM leave another SM idle). Fewer fit beside 8 rows into the 99 KB that a block has
-/// on sm_86, 89 and 120, where memory is slower too.
-/// kAhead: one row that is normed, whose block beside that of moe_down still fits.
-template <Kind K, bool kDeep, bool kAhead>
-constexpr int kPieces = kDeep ? (K == Kind::nvfp4            ? 6
-                                 : K == Kind::bf16 && kAhead ? 4
-                                                             : 3)
-                              : (K == Kind::nvfp4 ? 2 : 1);
-
-template <Kind K>
-__host__ __device__ constexpr int pieces_for(int chunks) {
-    return (chunks + kPieceChunks<K> - 1) / kPieceChunks<K>;
-}
-/// Tile groups of a part, for sizing the grid.
-template <Kind K>
-__host__ __device__ constexpr int dense_groups(int tiles, int chunks) {
-    return tile_groups(tiles, pieces_for<K>(chunks));
-}
-
-/// Tile groups whose sums a block finishes together: a barrier each time, so that warps do not wait for each
-/// other at every tile. The sums of one group take 2 KB a row of x. For one row a block stays below 132 KB in
-/// all, one of the sizes in which an SM's memory is split, as its neighbours do.
-template <Kind K, bool kDeep>
-__host__ __device__ constexpr int groups_together(int rows) {
-    if (!kDeep) return rows <= 1 ? 4 : 1;
-    if (K == Kind::bf16) return rows <= 1 ? 8 : rows <= 2 ? 4 : 2;
-    return rows > 4 ? 2 : K == Kind::fp8 ? 8 : 4;
-}
-
 /// The pieces of one warp, tile group after tile group. Kept as running sums: a step is one chunk's worth of
 /// decoding, so that addresses made anew each time would show.
 template <Kind K>
@@ -63,7 +28,7 @@ struct DenseSource {
 
     __device__ DenseSource(const Part& p, int chunk_count, int warp, int lane)
         : chunks(chunk_count), tiles(p.tiles) {
-        const int pieces = pieces_for<K>(chunks);
+        const int pieces = pieces_for(K, chunks);
         log_split = log_warps_per_tile(pieces);
         split = 1 << log_split;
         rank = warp & (split - 1);
@@ -95,17 +60,17 @@ struct DenseRing {
     uint8_t* base;  // of this warp
     int at = 0;     // bytes: the current piece
 
-    static constexpr int kBytes = kPieces<K, kDeep, kAhead> * kPieceBytes<K>;
+    static constexpr int kBytes = dense_ring_bytes(K, {kDeep, kAhead});
 
     __device__ DenseRing(uint8_t* ring, int warp) : base(ring + warp * kBytes) {}
 
     __device__ __forceinline__ void fill(DenseSource<K>& source, int lane) {
 #pragma unroll
-        for (int i = 0; i < kPieces<K, kDeep, kAhead>; ++i) request(source, i * kPieceBytes<K>, lane);
+        for (int i = 0; i < dense_pieces(K, {kDeep, kAhead}); ++i) request(source, i * kPieceBytes<K>, lane);
     }
     /// Waits for the current step's piece.
     __device__ __forceinline__ const uint8_t* wait() {
-        wait_copies<kPieces<K, kDeep, kAhead> - 1>();
+        wait_copies<dense_pieces(K, {kDeep, kAhead}) - 1>();
         if constexpr (K != Kind::bf16) __syncwarp();  // parts were copied by other lanes
         return base + at;
     }
@@ -131,42 +96,6 @@ struct DenseRing {
     }
 };
 
-/// Sums of tile groups that are finished together; two of these, used alternately.
-template <Kind K, bool kDeep>
-__host__ __device__ constexpr int group_sums(int rows) {
-    return groups_together<K, kDeep>(rows) * kWarps * 16 * rows;
-}
-
-template <Kind K, bool kDeep, bool kAhead = false>
-int dense_shared_bytes(int rows, int chunks) {
-    return kWarps * DenseRing<K, kDeep, kAhead>::kBytes + rows * activation_stride<K>(chunks) * 2 +
-           2 * group_sums<K, kDeep>(rows) * static_cast<int>(sizeof(float));
-}
-
-inline constexpr int kDenseStatic = 1024;  // shared memory of prologues
-
-/// Calls f.operator()<kDeep>() with what a launch takes.
-template <Kind K, typename F>
-auto dense_shape(const Context& c, int chunks, F&& f) {
-    if (dense_shared_bytes<K, true, true>(1, chunks) + kDenseStatic <= c.shared_bytes)
-        return f.template operator()<true>();
-    return f.template operator()<false>();
-}
-template <Kind K>
-bool dense_fits(const Context& c, int rows, int chunks) {
-    return dense_shape<K>(c, chunks, [&]<bool kDeep>() {
-        return dense_shared_bytes<K, kDeep, false>(rows, chunks) + kDenseStatic <= c.shared_bytes;
-    });
-}
-
-/// Whether so many rows go through dense_rows; others take step_product.h, which adds in the same order.
-inline bool dense_takes(const Context& c, Kind kind, int chunks, int rows) {
-    if (rows > kPassRows) return false;
-    return kind == Kind::bf16  ? dense_fits<Kind::bf16>(c, rows, chunks)
-           : kind == Kind::fp8 ? dense_fits<Kind::fp8>(c, rows, chunks)
-                               : dense_fits<Kind::nvfp4>(c, rows, chunks);
-}
-
 /// A lane's sums of the first `rows` columns into [rows][16 weight rows].
 __device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[4], int rows, int lane) {
     const int g = lane >> 2, t = lane & 3;
@@ -189,7 +118,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
     extern __shared__ __align__(128) uint8_t shared[];
     bf16* h = reinterpret_cast<bf16*>(shared + kWarps * DenseRing<K, kDeep, kAhead>::kBytes);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int rows = kOne ? 1 : all_rows, stride = activation_stride<K>(chunks), blocks = gridDim.x;
+    const int rows = kOne ? 1 : all_rows, stride = activation_stride(K, chunks), blocks = gridDim.x;
     float* sums = reinterpret_cast<float*>(h + rows * stride);
 
     allow_successor();
@@ -205,7 +134,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
     prologue.late();
 
     const bf16* const x[1] = {h + min(lane >> 2, rows - 1) * stride};
-    const int groups = (part.tiles + group - 1) >> log_group, most = groups_together<K, kDeep>(rows);
+    const int groups = (part.tiles + group - 1) >> log_group, most = groups_together(K, kDeep, rows);
     constexpr int kOut = Finish::kPaired ? 8 : 16;  // rows of y that a tile has
     const int height = Finish::kPaired ? part.rows / 2 : part.rows;
     const Divisor by_rows(rows);
@@ -240,7 +169,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
         };
         const Result first = result(thread);
         if (thread < all && first.row < height) load(first);
-        float* now = sums + (round & 1) * group_sums<K, kDeep>(rows);
+        float* now = sums + (round & 1) * group_sums(K, kDeep, rows);
 #pragma unroll 1
         for (int j = 0; j < together; ++j) {
             float sum[1][4] = {};

@@ -11,6 +11,7 @@
 // neighbours.
 #pragma once
 
+#include "ggml-like/cuda/linear/dense_shapes.h"
 #include "ggml-like/cuda/linear/fp4_rows.cuh"
 #include "ggml-like/cuda/pack/decode.cuh"
 
@@ -19,40 +20,9 @@ namespace quern::cuda::linear {
 using namespace ptx;
 using namespace pack;
 
-inline constexpr int kFewRows = 16;
-inline constexpr int kWarps = 16;
-inline constexpr int kThreads = kWarps * 32;
-
-/// Chunks of a warp on their way. With 16 rows of 4096 activations only two BF16 chunks fit beside them.
-template <Kind K, int NT>
-constexpr int kRingDepth = K == Kind::bf16  ? (NT == 1 ? 3 : 2)
-                           : K == Kind::fp8 ? 4
-                                            : 6;
-
-/// Warps that share a tile: a power of two, at most 16 and at most `chunks` rounded up.
-__host__ __device__ constexpr int warps_per_tile(int chunks) {
-    int s = 1;
-    while (s < kWarps && s < chunks) s *= 2;
-    return s;
-}
-
 /// Its logarithm.
 __device__ __forceinline__ int log_warps_per_tile(int chunks) { return min(4, 32 - __clz(chunks - 1)); }
 static_assert(kWarps == 1 << 4);
-
-/// Tile groups of a weight, for sizing the grid.
-__host__ __device__ constexpr int tile_groups(int tiles, int chunks) {
-    const int group = kWarps / warps_per_tile(chunks);
-    return (tiles + group - 1) / group;
-}
-
-/// Activations in shared memory: row n at n * stride, 16 columns of which lie as 4 x {2t, 2t+1, 2t+8, 2t+9},
-/// and with nvfp4 two such blocks side by side, so that a lane reads its B registers with one load of 8 or 16
-/// bytes. The pad keeps rows of a quarter warp in different banks.
-template <Kind K>
-__host__ __device__ constexpr int activation_stride(int chunks) {
-    return chunks * kChunkCols + (K == Kind::nvfp4 ? 32 : 16);
-}
 
 /// Position of column k inside a row.
 template <Kind K>
@@ -60,12 +30,6 @@ __device__ __forceinline__ int activation_place(int k) {
     if constexpr (K == Kind::nvfp4)
         return (k & ~31) + ((k & 16) >> 2) + ((k & 6) << 2) + ((k & 8) >> 2) + (k & 1);
     return (k & ~15) + ((k & 6) << 1) + ((k & 8) >> 2) + (k & 1);
-}
-
-/// Bytes of dynamic shared memory that the ring takes.
-template <Kind K, int NT>
-__host__ __device__ constexpr int ring_bytes() {
-    return kRingDepth<K, NT> * chunk_bytes(K) * kWarps;
 }
 
 /// One chunk from global to shared memory by one warp.

@@ -6,6 +6,7 @@
 // need half of them, but mma.sync with FP8 operands is made of conversions and FP16 products on sm_90.)
 #pragma once
 
+#include "ggml-like/cuda/linear/dense_shapes.h"
 #include "ggml-like/cuda/pack/decode.cuh"
 #include "ggml-like/cuda/pack/packed.h"
 
@@ -14,7 +15,6 @@ namespace quern::cuda::linear {
 using namespace ptx;
 using namespace pack;
 
-inline constexpr int kPassRows = 8;
 inline constexpr int kMaxSplits = 16;
 inline constexpr int kFp4Chunk = chunk_bytes(Kind::nvfp4);
 

@@ -12,7 +12,6 @@
 
 #include "ggml-like/cuda/context.h"
 #include "ggml-like/cuda/linear/deferred.h"
-#include "ggml-like/cuda/linear/step_product.h"
 #include "ggml-like/cuda/pack/packed.h"
 
 namespace quern::cuda::linear {
@@ -36,11 +35,6 @@ enum class Split { never, by_matrix };
 /// y = x W^T (+ residual), all parts of w.
 void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens, const GemmOutput& out,
           Split split);
-
-/// BF16 rows of an answer step, as step_product.h has them. False: the card has no warpgroup products, or w too few columns;
-/// nothing was done.
-bool gemm_answer(Context& context, const Part& part, const Packed& w, const StepRows& x,
-                 const StepOutput& out);
 
 struct GatedOutput {
     bf16* y;

@@ -9,17 +9,8 @@ namespace quern::cuda::linear {
 using namespace ptx;
 using namespace pack;
 
-namespace {
-
-// 32 rows of x: with 64 a thread would hold too many sums.
-using Whole = WarpgroupShape<32, 1, 2, 1, kAnswerSplits, false>;
-using Quarter = WarpgroupShape<32, 1, 2, kAnswerFours, kAnswerSplits, false>;
-
-}  // namespace
-
-bool gemm_answer(Context& c, const Part& part, const Packed& w, const StepRows& x, const StepOutput& out) {
-    if (w.chunks % kAnswerSplits != 0) return false;
-    if (!warpgroups_fit<Kind::bf16, Whole>(c) || !warpgroups_fit<Kind::bf16, Quarter>(c)) return false;
+void gemm_answer(Context& c, bool whole, const Part& part, const Packed& w, const StepRows& x,
+                 const StepOutput& out) {
     GemmTask task{};
     task.data = part.data;
     task.factor = part.factor;
@@ -32,11 +23,10 @@ bool gemm_answer(Context& c, const Part& part, const Packed& w, const StepRows& 
     task.tokens = x.rows;
     task.answer = out;
     const int row_tiles = (x.rows + Whole::kTokens - 1) / Whole::kTokens;
-    if (part.tiles <= 2 * c.sms)
-        launch_warpgroups<Kind::bf16, Quarter>(c, "gemm_answer", task, row_tiles);
+    if (whole)
+        launch_warpgroups<Kind::bf16, Whole>(c, "gemm_answer whole", task, row_tiles);
     else
-        launch_warpgroups<Kind::bf16, Whole>(c, "gemm_answer", task, row_tiles);
-    return true;
+        launch_warpgroups<Kind::bf16, Quarters>(c, "gemm_answer quarters", task, row_tiles);
 }
 
 }  // namespace quern::cuda::linear

@@ -1,20 +1,8 @@
 // Dense and paired products (gemm.h). gemm.cuh has the kernel: who owns which tile, traffic, limits.
-//
-//   middle 128 rows x  64 tokens, 4 warps along M
-//   many   256 rows x 128 tokens, 8 warps along M: the least traffic per product
-//   of a split matrix, 4 warps along K:
-//     few    32 rows x  32 tokens: weights stream once, many small blocks
-//     narrow 64 rows x  64 tokens
-//
-// On sm_90a (gemm_warpgroups.cuh) all shapes have 128 rows, for all but FP8:
-//   wide   256 tokens, one block an SM
-//   tall    96 tokens, two blocks an SM
-//   short   64 tokens, two blocks an SM
-//   of a split matrix:
-//     halves  96 tokens, a block for each half of the columns
-//     low     64 tokens, the same
+// The choice among shapes: cuda/variants.h.
 #include "ggml-like/cuda/linear/gemm.cuh"
 #include "ggml-like/cuda/linear/gemm_warpgroups.cuh"
+#include "ggml-like/cuda/variants.h"
 
 namespace quern::cuda::linear {
 
@@ -23,62 +11,42 @@ using namespace pack;
 
 namespace {
 
-using Few = GemmShape<2, 32, 2, 4, 2, false>;
-using Narrow = GemmShape<4, 64, 2, 4, 1, false>;
-using Middle = GemmShape<8, 64, 2, 1, 2, false>;
-using Many = GemmShape<16, 128, 2, 1, 1, false>;
-
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-using Wide = WarpgroupShape<256, 1, 1, 1, 1, false>;
-using Tall = WarpgroupShape<96, 1, 2, 1, 1, false>;
 template <Kind K>
-using Short = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, 1, 1, false>;
-using Halves = WarpgroupShape<96, 1, 2, kPromptSplits, 1, false>;
-template <Kind K>
-using Low = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kPromptSplits, 1, false>;
+void run_warpgroups(Context& context, const GemmTask& task, PromptProduct product) {
+    const char* what = name_of(product);
+    const auto tokens = [&](int each) { return ceil_div(task.tokens, each); };
+    if (product == PromptProduct::wide) return launch_warpgroups<K, Wide>(context, what, task, tokens(256));
+    if (product == PromptProduct::tall) return launch_warpgroups<K, Tall>(context, what, task, tokens(96));
+    if (product == PromptProduct::halves)
+        return launch_warpgroups<K, Halves>(context, what, task, tokens(96));
+    if (product == PromptProduct::short_halves)
+        return launch_warpgroups<K, ShortHalves<K>>(context, what, task, tokens(64));
+    launch_warpgroups<K, Short<K>>(context, what, task, tokens(64));
+}
 
 template <class S>
-int64_t blocks(const GemmTask& task) {
-    return ceil_div(task.tiles, S::kTiles) * ceil_div(task.tokens, S::kTokens);
+void run(Context& context, Kind kind, const GemmTask& task, PromptProduct product) {
+    launch_gemm<S>(context, kind, name_of(product), task, ceil_div(task.tokens, S::kTokens));
 }
 
-/// Of few rows and many columns: too few blocks would share the weights of a short prompt.
-bool is_split(const GemmTask& task, Split split) {
-    return split == Split::by_matrix && task.tiles <= 256 && task.chunks >= 16;
-}
-
-/// The largest shape whose blocks fill the GPU.
-template <Kind K>
-bool run_warpgroups(Context& context, const char* what, const GemmTask& task, bool split) {
-    if (!warpgroups_fit<K, Wide>(context)) return false;  // all shapes do, or none: the same bits
-    const auto tokens = [&](int each) { return ceil_div(task.tokens, each); };
-    if (split && task.tokens > 64 && kPromptSplits * blocks<Halves>(task) >= context.sms)
-        launch_warpgroups<K, Halves>(context, what, task, tokens(96));
-    else if (split)
-        launch_warpgroups<K, Low<K>>(context, what, task, tokens(64));
-    else if (task.tokens > 128 && 10 * blocks<Wide>(task) >= 9 * context.sms)
-        launch_warpgroups<K, Wide>(context, what, task, tokens(256));
-    else if (task.tokens > 64 && 10 * blocks<Tall>(task) >= 9 * context.sms)
-        launch_warpgroups<K, Tall>(context, what, task, tokens(96));
-    else
-        launch_warpgroups<K, Short<K>>(context, what, task, tokens(64));
-    return true;
-}
-
-/// A shape whose blocks fill the GPU, the largest first.
-void run_part(Context& context, const char* what, Kind kind, const GemmTask& task, Split wanted) {
-    const bool split = is_split(task, wanted);
-    if (kind == Kind::bf16 && run_warpgroups<Kind::bf16>(context, what, task, split)) return;
-    if (kind == Kind::nvfp4 && run_warpgroups<Kind::nvfp4>(context, what, task, split)) return;
-    if (split && task.tokens > 64)
-        launch_gemm<Narrow>(context, kind, what, task, ceil_div(task.tokens, Narrow::kTokens));
-    else if (split)
-        launch_gemm<Few>(context, kind, what, task, ceil_div(task.tokens, Few::kTokens));
-    else if (10 * blocks<Many>(task) >= 9 * context.sms && task.tokens > 64)
-        launch_gemm<Many>(context, kind, what, task, ceil_div(task.tokens, Many::kTokens));
-    else
-        launch_gemm<Middle>(context, kind, what, task, ceil_div(task.tokens, Middle::kTokens));
+void run_part(Context& context, Kind kind, const GemmTask& task, Split split) {
+    const PromptProduct product =
+        choose(context, PromptShape{kind, task.tokens, task.tiles, task.chunks, split == Split::by_matrix});
+    switch (product) {
+        case PromptProduct::many:
+            return run<Many>(context, kind, task, product);
+        case PromptProduct::middle:
+            return run<Middle>(context, kind, task, product);
+        case PromptProduct::narrow:
+            return run<Narrow>(context, kind, task, product);
+        case PromptProduct::few:
+            return run<Few>(context, kind, task, product);
+        default:
+            kind == Kind::bf16 ? run_warpgroups<Kind::bf16>(context, task, product)
+                               : run_warpgroups<Kind::nvfp4>(context, task, product);
+    }
 }
 
 GemmTask part_task(const Packed& w, const Part& part, const void* x, int64_t ldx, int tokens) {
@@ -97,6 +65,12 @@ GemmTask part_task(const Packed& w, const Part& part, const void* x, int64_t ldx
 
 }  // namespace
 
+bool has_warpgroups() {
+    cudaFuncAttributes attributes{};
+    check_launch(cudaFuncGetAttributes(&attributes, warpgroup_kernel<Kind::bf16, Wide>), "gemm");
+    return attributes.sharedSizeBytes > 0;
+}
+
 void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens, const GemmOutput& out,
           Split split) {
     for (int i = 0; i < w.parts; ++i) {
@@ -108,7 +82,7 @@ void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tok
         task.residual = out.residual == nullptr ? nullptr : out.residual + at;
         task.residual_ld = out.residual_ld;
         task.scale = out.scale;
-        run_part(context, "gemm", w.part[i].kind, task, split);
+        run_part(context, w.part[i].kind, task, split);
     }
 }
 
@@ -121,7 +95,7 @@ void gemm_paired(Context& context, const Packed& w, const void* x, int64_t ldx, 
         task.y = out.y + w.part[i].row_begin / 2;
         task.ldy = out.ld;
         task.scale = out.scale;
-        run_part(context, "gemm_paired", w.part[i].kind, task, Split::never);
+        run_part(context, w.part[i].kind, task, Split::never);
     }
 }
 

@@ -3,6 +3,7 @@
 
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/gemm.h"
+#include "ggml-like/cuda/linear/gemm_shapes.h"
 #include "ggml-like/cuda/linear/step_product.h"
 #include "ggml-like/cuda/ptx/ptx.cuh"
 
@@ -40,35 +41,6 @@ struct GemmTask {
                 // pair
     int stages;
 };
-
-template <int Tiles, int Tokens, int WarpTiles, int WarpsK, int BlocksPerSm, bool Skip>
-struct GemmShape {
-    static constexpr int kTiles = Tiles;
-    static constexpr int kTokens = Tokens;
-    static constexpr int kWarpTiles = WarpTiles;
-    static constexpr int kWarpsM = Tiles / WarpTiles;
-    static constexpr int kWarpsK = WarpsK;  // also chunks of a stage
-    static constexpr int kThreads = 32 * kWarpsM * kWarpsK;
-    static constexpr int kBlocksPerSm = BlocksPerSm;
-    static constexpr bool kSkip = Skip;  // leave out the products of absent tokens, by 32
-    static constexpr int kLoadRows = kThreads / 8;
-    static constexpr int kLoads = Tokens / kLoadRows;
-    static_assert(Tokens % kLoadRows == 0 && Tokens % 32 == 0);
-};
-
-template <class S>
-constexpr int kTokenStage = S::kTokens * 128 * S::kWarpsK;
-template <Kind K, class S>
-constexpr int kWeightStage = S::kTiles* chunk_bytes(K) * S::kWarpsK;
-template <Kind K, class S>
-constexpr int kStage = kTokenStage<S> + kWeightStage<K, S>;
-/// Besides the stages: the rows of y of the block's tokens, and their factors.
-template <class S>
-constexpr int kRowListBytes = S::kTokens * 8;
-template <Kind K, class S>
-constexpr int gemm_shared(int stages) {
-    return stages * kStage<K, S> + kRowListBytes<S>;
-}
 
 /// Where a block works. Everything but `expert` and `pairs` is also known for dense work.
 struct GemmPlace {

@@ -10,7 +10,7 @@
 // neighbours. Chosen tokens come by cp.async, and a tenth warp hands them over to the products.
 // Operands: A from registers: packed weights are in its order, and codes are decoded there while the products of the chunk
 // before run. B from shared memory.
-// Files: warpgroup_shape.cuh, shapes and shared memory; warpgroup_block.cuh, copies and products; warpgroup_store.cuh, from
+// Files: warpgroup_shapes.h, shapes and shared memory; warpgroup_block.cuh, copies and products; warpgroup_store.cuh, from
 // the sums to y.
 #pragma once
 
@@ -85,18 +85,6 @@ __global__ void QUERN_CLUSTER(S::kCluster) __launch_bounds__(S::kThreads, S::kBl
 #endif
 }
 
-/// Whether this binary has code for sm_90a, which takes everything but fp8 (its scales meet the sums of a
-/// chunk).
-template <Kind K, class S>
-bool has_warpgroups() {
-    static const bool has = [] {
-        cudaFuncAttributes attributes{};
-        check_launch(cudaFuncGetAttributes(&attributes, warpgroup_kernel<K, S>), "gemm");
-        return attributes.sharedSizeBytes > 0;
-    }();
-    return has;
-}
-
 /// The dense x as boxes of S::kTokens rows and 64 columns, which the copy engine writes in the order of
 /// products.
 template <class S>
@@ -119,13 +107,6 @@ CUtensorMap token_map(const GemmTask& task) {
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     check_launch(made == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "gemm: the map of its rows");
     return map;
-}
-
-/// Whether the GPU takes this shape's kernel: there is code for it, and shared memory.
-template <Kind K, class S>
-bool warpgroups_fit(const Context& context) {
-    return context.capability == 90 && StageRing<K, S>::kShared <= context.shared_bytes &&
-           has_warpgroups<K, S>();
 }
 
 /// `token_tiles` of S::kTokens.

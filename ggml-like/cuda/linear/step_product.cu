@@ -13,7 +13,6 @@
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/dense_rows.cuh"
 #include "ggml-like/cuda/linear/finish_sum.cuh"
-#include "ggml-like/cuda/linear/gemm.h"
 
 namespace quern::cuda::linear {
 
@@ -325,7 +324,7 @@ template <Kind K, int NT>
 void launch_step(Context& c, const StepTask& given) {
     StepTask task = given;
     StepShape& s = task.shape;
-    const int pieces = pieces_for<K>(s.chunks), tiles = task.part.tiles;
+    const int pieces = pieces_for(K, s.chunks), tiles = task.part.tiles;
     const int row_tiles = (task.x.rows + 8 * NT - 1) / (8 * NT);
     s.splits = warps_per_tile(pieces);
     s.steps = (pieces + s.splits - 1) / s.splits;
@@ -336,8 +335,8 @@ void launch_step(Context& c, const StepTask& given) {
     const int room = c.shared_bytes / 2 - 1024;
     s.stages = max(2, min(kMaxStages, room / s.stage_bytes()));
     const int bytes = max(s.stages * s.stage_bytes(), s.warps() * NT * 128 * 4);
-    launch(c, "step_product", step_kernel<K, NT>, dim3((tiles + s.tiles - 1) / s.tiles, row_tiles),
-           s.warps() * 32, bytes, task);
+    launch(c, NT == 2 ? "step_product 16" : "step_product 32", step_kernel<K, NT>,
+           dim3((tiles + s.tiles - 1) / s.tiles, row_tiles), s.warps() * 32, bytes, task);
 }
 
 template <Kind K>
@@ -348,11 +347,13 @@ void launch_step(Context& c, const StepTask& task) {
 
 }  // namespace
 
-void step_product(Context& c, const Part& part, const Packed& w, const StepRows& x, const StepOutput& out) {
+void step_product(Context& c, AnswerProduct product, const Part& part, const Packed& w, const StepRows& x,
+                  const StepOutput& out) {
     if (x.rows > kStepRows) unsupported("step_product", "more than 64 rows of an answer step");
+    if (product != AnswerProduct::step)
+        return gemm_answer(c, product == AnswerProduct::whole, part, w, x, out);
     StepTask task{part, {}, x, out};
     task.shape.chunks = w.chunks, task.shape.cols = w.cols;
-    if (part.kind == Kind::bf16 && gemm_answer(c, part, w, x, out)) return;
     if (part.kind == Kind::bf16) return launch_step<Kind::bf16>(c, task);
     if (part.kind == Kind::fp8) return launch_step<Kind::fp8>(c, task);
     launch_step<Kind::nvfp4>(c, task);

@@ -5,6 +5,7 @@
 #include "ggml-like/cuda/context.h"
 #include "ggml-like/cuda/linear/deferred.h"
 #include "ggml-like/cuda/pack/packed.h"
+#include "ggml-like/cuda/variants.h"
 
 namespace quern::cuda::linear {
 
@@ -33,8 +34,11 @@ struct StepOutput {
     Defer defer{};      // with a residual
 };
 
-/// `part` of w. Throws Error(device) for more than kStepRows rows.
-void step_product(Context& context, const Part& part, const Packed& w, const StepRows& x,
-                  const StepOutput& out);
+/// `part` of w by `product`: step, quarters or whole. Throws Error(device) for more than kStepRows rows.
+void step_product(Context& context, AnswerProduct product, const Part& part, const Packed& w,
+                  const StepRows& x, const StepOutput& out);
+/// BF16 products of warpgroups: whole, or quarters.
+void gemm_answer(Context& context, bool whole, const Part& part, const Packed& w, const StepRows& x,
+                 const StepOutput& out);
 
 }  // namespace quern::cuda::linear

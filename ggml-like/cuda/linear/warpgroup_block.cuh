@@ -2,7 +2,8 @@
 #pragma once
 
 #include "ggml-like/cuda/linear/deferred.cuh"
-#include "ggml-like/cuda/linear/warpgroup_shape.cuh"
+#include "ggml-like/cuda/linear/gemm_task.cuh"
+#include "ggml-like/cuda/linear/warpgroup_shapes.h"
 #include "ggml-like/cuda/pack/weight_chunk.cuh"
 #include "ggml-like/cuda/ptx/wgmma.cuh"
 

@@ -42,7 +42,6 @@ __device__ __forceinline__ float read_sum(const int64_t* sum) {
     return __ll2float_rn(__ldcg(reinterpret_cast<const long long*>(sum))) * (1 / kSumsOne);
 }
 
-inline constexpr int kOwnTiles = 2;  // tiles of x, and of the router for a warp
 inline constexpr int kRouteRows = 8;
 
 /// h of a block's tiles.

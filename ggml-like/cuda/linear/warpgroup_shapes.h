@@ -1,11 +1,11 @@
-// Shapes of the products of warpgroups (gemm_warpgroups.cuh), and the shared memory that they take.
+// Shapes of the products of warpgroups (gemm_warpgroups.cuh), and the shared memory that they take. Plain C++.
 #pragma once
 
-#include "ggml-like/cuda/linear/gemm_task.cuh"
+#include "ggml-like/cuda/card.h"
+#include "ggml-like/cuda/pack/packed.h"
 
 namespace quern::cuda::linear {
 
-using namespace ptx;
 using namespace pack;
 
 /// Splits of a prompt's sums over many columns of a low matrix, each a run of neighbours.
@@ -52,5 +52,31 @@ struct StageRing {
         kBytes + S::kTokens * 8 + kTotals + 1024;  // with the lists of rows and factors, and what aligns it
     static_assert(kStages >= 2 && kBytes <= kRoom);
 };
+
+/// Whether this binary has code for sm_90a, with products of warpgroups. They take all but FP8, whose scales meet the sums of
+/// a chunk. Defined in gemm_dense.cu.
+bool has_warpgroups();
+
+/// Whether the GPU takes this shape's kernel.
+template <Kind K, class S>
+constexpr bool warpgroups_fit(const Card& card) {
+    return card.warpgroups && StageRing<K, S>::kShared <= card.shared_bytes;
+}
+
+// ---- prompts (gemm_dense.cu): 128 rows of the matrix and so many tokens ----
+
+using Wide = WarpgroupShape<256, 1, 1, 1, 1, false>;
+using Tall = WarpgroupShape<96, 1, 2, 1, 1, false>;
+template <Kind K>
+using Short = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, 1, 1, false>;
+/// Of a split matrix, a block for each split.
+using Halves = WarpgroupShape<96, 1, 2, kPromptSplits, 1, false>;
+template <Kind K>
+using ShortHalves = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kPromptSplits, 1, false>;
+
+// ---- answers of 9 to 64 rows (gemm_answer.cu): 32 rows of x, with 64 a thread would hold too many sums ----
+
+using Whole = WarpgroupShape<32, 1, 2, 1, kAnswerSplits, false>;
+using Quarters = WarpgroupShape<32, 1, 2, kAnswerFours, kAnswerSplits, false>;
 
 }  // namespace quern::cuda::linear

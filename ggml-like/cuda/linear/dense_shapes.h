@@ -1,0 +1,157 @@
+// How launches of products with 1 to 8 rows divide a matrix, and the shared memory that they take (dense_one.cuh,
+// dense_rows.cuh). Plain C++: kernels and the choice among them (cuda/variants.h) use the same numbers.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ggml-like/cuda/card.h"
+#include "ggml-like/cuda/pack/packed.h"
+
+namespace quern::cuda::linear {
+
+using namespace pack;
+
+inline constexpr int kFewRows = 16;
+inline constexpr int kWarps = 16;  // of a block
+inline constexpr int kThreads = kWarps * 32;
+inline constexpr int kPassRows = 8;  // rows of x that one product of tensor cores takes
+
+/// Warps that share a tile: a power of two, at most 16 and at most `chunks` rounded up.
+QUERN_BOTH constexpr int warps_per_tile(int chunks) {
+    int s = 1;
+    while (s < kWarps && s < chunks) s *= 2;
+    return s;
+}
+/// Tile groups of a weight, for sizing the grid.
+QUERN_BOTH constexpr int tile_groups(int tiles, int chunks) {
+    const int group = kWarps / warps_per_tile(chunks);
+    return (tiles + group - 1) / group;
+}
+
+/// Activations in shared memory: row n at n * stride, 16 columns of which lie as 4 x {2t, 2t+1, 2t+8, 2t+9}, and with nvfp4
+/// two such blocks side by side, so that a lane reads its B registers with one load of 8 or 16 bytes. The pad keeps rows of
+/// a quarter warp in different banks.
+QUERN_BOTH constexpr int activation_stride(Kind kind, int chunks) {
+    return chunks * kChunkCols + (kind == Kind::nvfp4 ? 32 : 16);
+}
+
+/// Chunks of a warp on their way where it copies them one by one. With 16 rows of 4096 activations only two BF16 chunks fit
+/// beside them.
+template <Kind K, int NT>
+constexpr int kRingDepth = K == Kind::bf16  ? (NT == 1 ? 3 : 2)
+                           : K == Kind::fp8 ? 4
+                                            : 6;
+/// Bytes of dynamic shared memory that such rings take.
+template <Kind K, int NT>
+QUERN_BOTH constexpr int ring_bytes() {
+    return kRingDepth<K, NT> * chunk_bytes(K) * kWarps;
+}
+
+// ---- dense_rows.cuh ----
+
+/// Chunks that one warp copies and multiplies at a time: small ones in pairs.
+QUERN_BOTH constexpr int piece_chunks(Kind kind) { return kind == Kind::bf16 ? 1 : 2; }
+QUERN_BOTH constexpr int pieces_for(Kind kind, int chunks) {
+    return (chunks + piece_chunks(kind) - 1) / piece_chunks(kind);
+}
+template <Kind K>
+constexpr int kPieceChunks = piece_chunks(K);
+template <Kind K>
+constexpr int kPieceBytes = piece_chunks(K) * chunk_bytes(K);
+
+/// How a product of up to 8 rows uses shared memory.
+/// deep: a block takes more than half the 227 KB of an SM (two blocks of one kernel on one SM leave another SM idle). Else
+/// it fits beside 8 rows into the 99 KB that a block has on sm_86, 89 and 120, where memory is slower too.
+/// ahead: one row that is normed, whose block beside that of moe_down still fits.
+struct DenseDepth {
+    bool deep, ahead;
+};
+/// Pieces of a warp on their way.
+QUERN_BOTH constexpr int dense_pieces(Kind kind, DenseDepth d) {
+    if (!d.deep) return kind == Kind::nvfp4 ? 2 : 1;
+    return kind == Kind::nvfp4 ? 6 : kind == Kind::bf16 && d.ahead ? 4 : 3;
+}
+/// Bytes of a warp's ring.
+QUERN_BOTH constexpr int dense_ring_bytes(Kind kind, DenseDepth d) {
+    return dense_pieces(kind, d) * piece_chunks(kind) * chunk_bytes(kind);
+}
+
+/// Tile groups of a part, for sizing the grid.
+QUERN_BOTH constexpr int dense_groups(Kind kind, int tiles, int chunks) {
+    return tile_groups(tiles, pieces_for(kind, chunks));
+}
+/// Tile groups whose sums a block finishes together: a barrier each time, so that warps do not wait for each other at every
+/// tile. The sums of one group take 2 KB a row of x. For one row a block stays below 132 KB in all, one of the sizes in
+/// which an SM's memory is split, as its neighbours do.
+QUERN_BOTH constexpr int groups_together(Kind kind, bool deep, int rows) {
+    if (!deep) return rows <= 1 ? 4 : 1;
+    if (kind == Kind::bf16) return rows <= 1 ? 8 : rows <= 2 ? 4 : 2;
+    return rows > 4 ? 2 : kind == Kind::fp8 ? 8 : 4;
+}
+/// Sums of tile groups that are finished together; there are two of these, used alternately.
+QUERN_BOTH constexpr int group_sums(Kind kind, bool deep, int rows) {
+    return groups_together(kind, deep, rows) * kWarps * 16 * rows;
+}
+/// Dynamic shared memory of a block.
+constexpr int dense_shared_bytes(Kind kind, DenseDepth d, int rows, int chunks) {
+    return kWarps * dense_ring_bytes(kind, d) + rows * activation_stride(kind, chunks) * 2 +
+           2 * group_sums(kind, d.deep, rows) * 4;
+}
+inline constexpr int kDenseStatic = 1024;  // static shared memory of prologues
+
+/// The same for all numbers of rows of a matrix.
+constexpr bool dense_is_deep(const Card& card, Kind kind, int chunks) {
+    return dense_shared_bytes(kind, {true, true}, 1, chunks) + kDenseStatic <= card.shared_bytes;
+}
+/// Whether dense_rows.cuh takes so many rows.
+constexpr bool dense_rows_fit(const Card& card, Kind kind, int rows, int chunks) {
+    const DenseDepth depth{dense_is_deep(card, kind, chunks), false};
+    return rows <= kPassRows &&
+           dense_shared_bytes(kind, depth, rows, chunks) + kDenseStatic <= card.shared_bytes;
+}
+
+/// A block that also does a router's work (moe/route_work.cuh): tiles of x that it may have, and of the router a warp; the
+/// tiles of the router that a block has room for, and bytes of one that meets a tile of x.
+inline constexpr int kOwnTiles = 2, kRouterTiles = kOwnTiles * kWarps, kRouterTileBytes = 512;
+
+// ---- dense_one.cuh ----
+
+/// How many tiles a block has: those that it finishes together, or (a head) more.
+enum class Extent { few, many };
+/// Tiles of a block that are finished together.
+QUERN_BOTH constexpr int one_rounds(Extent extent) { return extent == Extent::few ? 8 : 16; }
+/// Pieces of a warp on their way. ahead: as in DenseDepth; others leave room for the next kernel's block.
+QUERN_BOTH constexpr int one_pieces(Kind kind, bool ahead) {
+    return ahead ? dense_pieces(kind, {true, true}) : kind == Kind::bf16 ? 2 : 3;
+}
+
+/// How a launch of one row divides a part of a matrix.
+struct OneLaunch {
+    int chunks, grid, rounds, steps;  // tiles of a block, pieces of a warp and tile
+
+    OneLaunch(const Card& card, Kind kind, int tiles, int n)
+        : chunks(n),
+          grid(std::min(card.sms, tiles)),
+          rounds((tiles + grid - 1) / grid),
+          steps(n / (kWarps * piece_chunks(kind))) {}
+    int bytes(Kind kind, bool ahead, Extent extent) const {
+        const int kept = extent == Extent::many ? 2 * one_rounds(extent) : rounds;
+        return kWarps * one_pieces(kind, ahead) * piece_chunks(kind) * chunk_bytes(kind) +
+               chunks * kChunkCols * 2 + kept * kWarps * kTileRows * 4;
+    }
+};
+/// Whether dense_one.cuh takes the part. NVFP4 of few tiles a block is under way before the kernel waits, all of it; where
+/// the norm comes before, a warp has one piece of every tile.
+inline bool dense_one_fits(const Card& card, Kind kind, bool ahead, Extent extent, int tiles, int chunks) {
+    if (tiles == 0 || chunks % (kWarps * piece_chunks(kind)) != 0) return false;
+    const OneLaunch one(card, kind, tiles, chunks);
+    if (kind == Kind::nvfp4 && ahead && one.steps > 1) return false;
+    if (extent == Extent::few) {
+        if (one.rounds > one_rounds(extent)) return false;
+        if (kind == Kind::nvfp4 && one.rounds * one.steps > one_pieces(kind, ahead)) return false;
+    }
+    return one.bytes(kind, ahead, extent) + kDenseStatic <= card.shared_bytes;
+}
+
+}  // namespace quern::cuda::linear

@@ -1,0 +1,119 @@
+#include "ggml-like/cuda/variants.h"
+
+#include "ggml-like/cuda/linear/dense_shapes.h"
+#include "ggml-like/cuda/linear/gemm_shapes.h"
+#include "ggml-like/cuda/linear/warpgroup_shapes.h"
+#include "ggml-like/cuda/moe/expert_shapes.h"
+
+namespace quern::cuda {
+namespace {
+
+using namespace linear;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+template <class S>
+int64_t blocks(const PromptShape& p) {
+    return ceil_div(p.tiles, S::kTiles) * ceil_div(p.tokens, S::kTokens);
+}
+/// Nine blocks for ten multiprocessors.
+template <class S>
+bool fills(const Card& card, const PromptShape& p) {
+    return 10 * blocks<S>(p) >= 9 * int64_t{card.sms};
+}
+
+bool takes_warpgroups(const Card& card, Kind kind) {
+    if (kind == Kind::bf16) return warpgroups_fit<Kind::bf16, Wide>(card);
+    return kind == Kind::nvfp4 && warpgroups_fit<Kind::nvfp4, Wide>(card);
+}
+
+PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
+    if (is_split(p)) {
+        const bool filled = p.tokens > Short<Kind::bf16>::kTokens && kPromptSplits * blocks<Halves>(p) >= card.sms;
+        return filled ? PromptProduct::halves : PromptProduct::short_halves;
+    }
+    if (p.tokens > 128 && fills<Wide>(card, p)) return PromptProduct::wide;
+    if (p.tokens > 64 && fills<Tall>(card, p)) return PromptProduct::tall;
+    return PromptProduct::short_;
+}
+
+}  // namespace
+
+AnswerProduct choose(const Card& given, const AnswerShape& s) {
+    Card card = given;
+    card.shared_bytes -= s.beside;
+    if (dense_rows_fit(card, s.kind, s.rows, s.chunks)) {
+        const auto one = [&](Extent extent) {
+            return s.rows == 1 && !s.paired &&
+                   dense_one_fits(card, s.kind, s.normed, extent, s.tiles, s.chunks);
+        };
+        if (one(Extent::few)) return AnswerProduct::one;
+        if (s.normed && one(Extent::many)) return AnswerProduct::tall;
+        return AnswerProduct::few;
+    }
+    const bool warpgroups = s.kind == Kind::bf16 && s.chunks % kAnswerSplits == 0 &&
+                            warpgroups_fit<Kind::bf16, Whole>(card) &&
+                            warpgroups_fit<Kind::bf16, Quarters>(card);
+    if (!warpgroups) return AnswerProduct::step;
+    return s.tiles <= 2 * card.sms ? AnswerProduct::quarters : AnswerProduct::whole;
+}
+
+bool product_routes(const Card& card, const AnswerShape& s, int router_tiles) {
+    AnswerShape shape = s;
+    shape.beside = kRouterTiles * kRouterTileBytes;
+    const AnswerProduct product = choose(card, shape);
+    const bool few = product == AnswerProduct::one || product == AnswerProduct::few;
+    return few && router_tiles <= kRouterTiles &&
+           warps_per_tile(pieces_for(s.kind, s.chunks)) == kWarps && s.tiles <= kOwnTiles * card.sms;
+}
+
+bool is_split(const PromptShape& p) { return p.may_split && p.tiles <= 256 && p.chunks >= 16; }
+
+PromptProduct choose(const Card& card, const PromptShape& p) {
+    if (takes_warpgroups(card, p.kind)) return choose_warpgroups(card, p);
+    if (is_split(p)) return p.tokens > 64 ? PromptProduct::narrow : PromptProduct::few;
+    return p.tokens > 64 && fills<Many>(card, p) ? PromptProduct::many : PromptProduct::middle;
+}
+
+ExpertsProduct choose(const Card& card, const ExpertsShape& e) {
+    const bool warpgroups = e.kind == Kind::bf16 ? warpgroups_fit<Kind::bf16, moe::Tall<Kind::bf16>>(card)
+                                                 : e.kind == Kind::nvfp4 &&
+                                                       warpgroups_fit<Kind::nvfp4, moe::Tall<Kind::nvfp4>>(card);
+    if (warpgroups) return e.pairs <= 8 * int64_t{e.experts} ? ExpertsProduct::handful : ExpertsProduct::tall;
+    return e.pairs <= 20 * int64_t{e.experts} ? ExpertsProduct::few : ExpertsProduct::many;
+}
+
+const char* name_of(AnswerProduct product) {
+    switch (product) {
+        case AnswerProduct::one: return "one";
+        case AnswerProduct::tall: return "tall";
+        case AnswerProduct::few: return "few";
+        case AnswerProduct::step: return "step";
+        case AnswerProduct::quarters: return "quarters";
+        default: return "whole";
+    }
+}
+const char* name_of(PromptProduct product) {
+    switch (product) {
+        case PromptProduct::wide: return "gemm wide";
+        case PromptProduct::tall: return "gemm tall";
+        case PromptProduct::short_: return "gemm short";
+        case PromptProduct::halves: return "gemm halves";
+        case PromptProduct::short_halves: return "gemm short halves";
+        case PromptProduct::many: return "gemm many";
+        case PromptProduct::middle: return "gemm middle";
+        case PromptProduct::narrow: return "gemm narrow";
+        default: return "gemm few";
+    }
+}
+
+const char* name_of(ExpertsProduct product) {
+    switch (product) {
+        case ExpertsProduct::handful: return "experts handful";
+        case ExpertsProduct::tall: return "experts tall";
+        case ExpertsProduct::few: return "experts few";
+        default: return "experts many";
+    }
+}
+
+}  // namespace quern::cuda

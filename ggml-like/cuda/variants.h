@@ -1,0 +1,82 @@
+// Which kernel makes a product: one pure function a product. Plain C++: tests/variants.cpp holds the table below to what the
+// functions say, over their whole range.
+//
+// Answers (variants of one product give the same bits):
+//
+//   rows             1                  2 to 8    9 to 16                 17 to 64
+//   matrix, BF16     one | tall | few   few       quarters | whole        quarters | whole
+//   FP8, NVFP4       one | tall | few   few       step, 16 rows a block   step, 32 rows a block
+//
+//     one, tall      dense_one.cuh: columns a multiple of 1,024 (BF16) or 2,048; tall: more tiles than a block finishes
+//                    together
+//     few            dense_rows.cuh, where its rows fit into shared memory; deep, or on cards of 99 KB shallow rings
+//     step           step_product.cu: the rest, and BF16 where there are no products of warpgroups
+//     quarters       gemm_answer.cu: a cluster of four blocks for up to two tiles an SM; whole: a block, more tiles
+//
+// Prompts (a matrix is split or not, whatever the rows; then all variants give the same bits):
+//
+//   tokens           up to 64        65 to 128       more
+//   not split        short           tall | short    wide | tall | short     the largest whose blocks fill the GPU
+//   split            short halves    halves | short halves
+//   FP8, no warpgroups: middle | many;  split: few up to 64 tokens, else narrow
+//   experts          handful: up to 8 pairs an expert, tall: more;  FP8, no warpgroups: few up to 20 pairs, many
+#pragma once
+
+#include "ggml-like/cuda/card.h"
+#include "ggml-like/cuda/pack/packed.h"
+
+namespace quern::cuda {
+
+// ---- answers ----
+
+enum class AnswerProduct { one, tall, few, step, quarters, whole };
+
+/// One part of a matrix times rows of an answer step.
+struct AnswerShape {
+    pack::Kind kind;
+    int rows, tiles, chunks;
+    bool normed;  // rows whose norm was deferred: norm_linear
+    bool paired;  // gate and up: no variants of one row
+    int beside;   // bytes of shared memory that the product leaves to a router's tiles
+};
+
+AnswerProduct choose(const Card& card, const AnswerShape& shape);
+
+/// Whether the blocks of linear_add's product also do the router's work (moe/route_work.cuh); else a kernel of its own does.
+/// `router_tiles`: of 16 logits. The product is the matrix's only part.
+bool product_routes(const Card& card, const AnswerShape& shape, int router_tiles);
+
+// ---- prompts ----
+
+enum class PromptProduct { wide, tall, short_, halves, short_halves, many, middle, narrow, few };
+
+/// A part of a matrix times rows of prompts.
+struct PromptShape {
+    pack::Kind kind;
+    int tokens, tiles, chunks;
+    bool may_split;  // products of experts and of paired matrices never do
+};
+
+/// Few rows and many columns: too few blocks would share the weights of a short prompt. Depends on the matrix alone.
+bool is_split(const PromptShape& shape);
+PromptProduct choose(const Card& card, const PromptShape& shape);
+
+// ---- prompts: chosen experts ----
+
+enum class ExpertsProduct { handful, tall, few, many };
+
+/// `pairs` of a token and an expert.
+struct ExpertsShape {
+    pack::Kind kind;
+    int64_t pairs;
+    int experts;
+};
+
+ExpertsProduct choose(const Card& card, const ExpertsShape& shape);
+
+/// For messages and bench --ops.
+const char* name_of(AnswerProduct product);
+const char* name_of(PromptProduct product);
+const char* name_of(ExpertsProduct product);
+
+}  // namespace quern::cuda

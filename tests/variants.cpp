@@ -1,0 +1,145 @@
+// Choices among the kernels of a product (cuda/variants.h): the table that a reader finds there, and what holds for every
+// shape.
+#include "ggml-like/cuda/variants.h"
+
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include "ggml-like/cuda/linear/dense_shapes.h"
+
+namespace quern {
+namespace {
+
+using namespace cuda;
+using pack::Kind;
+
+constexpr Card kH200{.sms = 132, .capability = 90, .shared_bytes = 227 * 1024, .warpgroups = true};
+constexpr Card kA100{.sms = 108, .capability = 80, .shared_bytes = 163 * 1024};
+constexpr Card kRtx5090{.sms = 170, .capability = 120, .shared_bytes = 99 * 1024};
+constexpr Card kCards[] = {kH200, kA100, kRtx5090};
+constexpr Kind kKinds[] = {Kind::bf16, Kind::fp8, Kind::nvfp4};
+
+/// A matrix [rows, columns] with 1 to 64 rows of answers.
+std::string answers(const Card& card, AnswerShape shape, int rows, int columns) {
+    shape.tiles = (rows + 15) / 16, shape.chunks = (columns + 63) / 64;
+    std::string names;
+    for (const int n : {1, 2, 8, 9, 16, 17, 64}) {
+        shape.rows = n;
+        names += fmt::format("{}{}", names.empty() ? "" : " ", name_of(choose(card, shape)));
+    }
+    return names;
+}
+
+/// The same with prompts of so many tokens, without the "gemm " before each.
+std::string prompts(const Card& card, Kind kind, int rows, int columns, bool may_split) {
+    std::string names;
+    for (const int n : {1, 64, 65, 200, 2048}) {
+        const PromptShape shape{kind, n, (rows + 15) / 16, columns / 64, may_split};
+        names += (names.empty() ? "" : ", ") + std::string(name_of(choose(card, shape))).substr(5);
+    }
+    return names;
+}
+
+template <typename Visit>
+void for_each_answer(const Visit& visit) {
+    for (const Card& card : kCards)
+        for (const Kind kind : kKinds)
+            for (const int chunks : {1, 2, 5, 8, 16, 31, 32, 64, 80, 96, 272})
+                for (const int tiles : {1, 16, 128, 264, 265, 576, 772, 15520})
+                    for (int rows = 1; rows <= 64; ++rows)
+                        for (const bool normed : {false, true}) visit(card, AnswerShape{kind, rows, tiles, chunks, normed});
+}
+
+TEST_SUITE("cpu") {
+    TEST_CASE("variants: answers of the 35B's matrices") {
+        const AnswerShape bf16{.kind = Kind::bf16, .normed = true}, fp4{.kind = Kind::nvfp4, .normed = true};
+        const AnswerShape out{.kind = Kind::bf16};
+        CHECK(answers(kH200, bf16, 248320, 2048) == "tall few few whole whole whole whole");           // head
+        CHECK(answers(kH200, bf16, 12352, 2048) == "one few few whole whole whole whole");             // DeltaNet in
+        CHECK(answers(kH200, fp4, 9216, 2048) == "one few few step step step step");                   // attention in
+        CHECK(answers(kH200, out, 2048, 4096) == "one few few quarters quarters quarters quarters");   // DeltaNet out
+        CHECK(answers(kA100, bf16, 12352, 2048) == "one few few step step step step");
+        CHECK(answers(kRtx5090, fp4, 9216, 2048) == "few few few step step step step");
+        AnswerShape gate_up{.kind = Kind::nvfp4, .normed = true, .paired = true};
+        CHECK(answers(kH200, gate_up, 34816, 5120) == "few few few step step step step");  // the 27B's MLP
+    }
+
+    TEST_CASE("variants: prompts of the 35B's matrices") {
+        CHECK(prompts(kH200, Kind::bf16, 12352, 2048, true) == "short, short, short, tall, wide");
+        CHECK(prompts(kH200, Kind::bf16, 2048, 4096, true) ==
+              "short halves, short halves, short halves, short halves, halves");
+        CHECK(prompts(kH200, Kind::fp8, 2048, 4096, true) == "few, few, narrow, narrow, narrow");
+        CHECK(prompts(kRtx5090, Kind::nvfp4, 9216, 2048, true) == "middle, middle, middle, middle, many");
+    }
+
+    TEST_CASE("variants: an answer's product fits into the card, and one row's is for one row") {
+        for_each_answer([](const Card& card, const AnswerShape& s) {
+            const AnswerProduct product = choose(card, s);
+            CAPTURE(name_of(product));
+            const bool one = product == AnswerProduct::one || product == AnswerProduct::tall;
+            if (one) REQUIRE(s.rows == 1);
+            if (product == AnswerProduct::few) {
+                const linear::DenseDepth depth{linear::dense_is_deep(card, s.kind, s.chunks), s.normed && s.rows == 1};
+                REQUIRE(s.rows <= 8);
+                REQUIRE(linear::dense_shared_bytes(s.kind, depth, s.rows, s.chunks) + linear::kDenseStatic <=
+                        card.shared_bytes);
+            }
+            if (product >= AnswerProduct::quarters)
+                REQUIRE((card.warpgroups && s.kind == Kind::bf16 && s.chunks % 16 == 0));
+        });
+    }
+
+    TEST_CASE("variants: whether a prompt's matrix is split depends on the matrix alone") {
+        const std::set<PromptProduct> split = {PromptProduct::halves, PromptProduct::short_halves, PromptProduct::narrow,
+                                               PromptProduct::few};
+        for (const Card& card : kCards)
+            for (const Kind kind : kKinds)
+                for (const int tiles : {1, 128, 256, 257, 772})
+                    for (const int chunks : {15, 16, 64})
+                        for (int tokens = 1; tokens <= 8192; tokens += tokens < 300 ? 1 : 97)
+                            for (const bool may : {false, true}) {
+                                const PromptShape s{kind, tokens, tiles, chunks, may};
+                                REQUIRE(is_split(s) == (may && tiles <= 256 && chunks >= 16));
+                                REQUIRE(split.contains(choose(card, s)) == is_split(s));
+                            }
+    }
+
+    TEST_CASE("variants: each of them is chosen for some shape") {
+        std::set<AnswerProduct> answer;
+        for_each_answer([&](const Card& card, const AnswerShape& s) { answer.insert(choose(card, s)); });
+        CHECK(answer.size() == 6);
+        std::set<PromptProduct> prompt;
+        std::set<ExpertsProduct> experts;
+        for (const Card& card : kCards)
+            for (const Kind kind : kKinds)
+                for (const int tokens : {1, 65, 200, 8192}) {
+                    for (const int tiles : {128, 772})
+                        prompt.insert(choose(card, PromptShape{kind, tokens, tiles, 32, true}));
+                    experts.insert(choose(card, ExpertsShape{kind, tokens * 8, 256}));
+                }
+        CHECK(prompt.size() == 9);
+        CHECK(experts.size() == 4);
+    }
+
+    TEST_CASE("variants: linear_add's blocks do the router's work where they have whole columns to themselves") {
+        const AnswerShape out{.kind = Kind::bf16, .rows = 1, .tiles = 128, .chunks = 64};
+        const auto with = [&](auto change) {
+            AnswerShape s = out;
+            change(s);
+            return product_routes(kH200, s, 17);
+        };
+        CHECK(with([](AnswerShape&) {}));
+        CHECK(with([](AnswerShape& s) { s.rows = 8; }));
+        CHECK_FALSE(with([](AnswerShape& s) { s.rows = 9; }));
+        CHECK_FALSE(with([](AnswerShape& s) { s.chunks = 8; }));     // two tiles share a block
+        CHECK_FALSE(with([](AnswerShape& s) { s.tiles = 2 * 132 + 1; }));
+        CHECK_FALSE(product_routes(kH200, out, 33));                 // more experts than warps have tiles
+    }
+}
+
+}  // namespace
+}  // namespace quern
