@@ -51,17 +51,19 @@ void for_each_answer(const Visit& visit) {
             for (const int chunks : {1, 2, 5, 8, 16, 31, 32, 64, 80, 96, 272})
                 for (const int tiles : {1, 16, 128, 264, 265, 576, 772, 15520})
                     for (int rows = 1; rows <= 64; ++rows)
-                        for (const bool normed : {false, true}) visit(card, AnswerShape{kind, rows, tiles, chunks, normed});
+                        for (const bool normed : {false, true})
+                            visit(card, AnswerShape{kind, rows, tiles, chunks, normed});
 }
 
 TEST_SUITE("cpu") {
     TEST_CASE("variants: answers of the 35B's matrices") {
         const AnswerShape bf16{.kind = Kind::bf16, .normed = true}, fp4{.kind = Kind::nvfp4, .normed = true};
         const AnswerShape out{.kind = Kind::bf16};
-        CHECK(answers(kH200, bf16, 248320, 2048) == "tall few few whole whole whole whole");           // head
-        CHECK(answers(kH200, bf16, 12352, 2048) == "one few few whole whole whole whole");             // DeltaNet in
-        CHECK(answers(kH200, fp4, 9216, 2048) == "one few few step step step step");                   // attention in
-        CHECK(answers(kH200, out, 2048, 4096) == "one few few quarters quarters quarters quarters");   // DeltaNet out
+        CHECK(answers(kH200, bf16, 248320, 2048) == "tall few few whole whole whole whole");  // head
+        CHECK(answers(kH200, bf16, 12352, 2048) == "one few few whole whole whole whole");    // DeltaNet in
+        CHECK(answers(kH200, fp4, 9216, 2048) == "one few few step step step step");          // attention in
+        CHECK(answers(kH200, out, 2048, 4096) ==
+              "one few few quarters quarters quarters quarters");  // DeltaNet out
         CHECK(answers(kA100, bf16, 12352, 2048) == "one few few step step step step");
         CHECK(answers(kRtx5090, fp4, 9216, 2048) == "few few few step step step step");
         AnswerShape gate_up{.kind = Kind::nvfp4, .normed = true, .paired = true};
@@ -83,7 +85,8 @@ TEST_SUITE("cpu") {
             const bool one = product == AnswerProduct::one || product == AnswerProduct::tall;
             if (one) REQUIRE(s.rows == 1);
             if (product == AnswerProduct::few) {
-                const linear::DenseDepth depth{linear::dense_is_deep(card, s.kind, s.chunks), s.normed && s.rows == 1};
+                const linear::DenseDepth depth{linear::dense_is_deep(card, s.kind, s.chunks),
+                                               s.normed && s.rows == 1};
                 REQUIRE(s.rows <= 8);
                 REQUIRE(linear::dense_shared_bytes(s.kind, depth, s.rows, s.chunks) + linear::kDenseStatic <=
                         card.shared_bytes);
@@ -94,8 +97,8 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("variants: whether a prompt's matrix is split depends on the matrix alone") {
-        const std::set<PromptProduct> split = {PromptProduct::halves, PromptProduct::short_halves, PromptProduct::narrow,
-                                               PromptProduct::few};
+        const std::set<PromptProduct> split = {PromptProduct::halves, PromptProduct::short_halves,
+                                               PromptProduct::narrow, PromptProduct::few};
         for (const Card& card : kCards)
             for (const Kind kind : kKinds)
                 for (const int tiles : {1, 128, 256, 257, 772})
@@ -125,7 +128,8 @@ TEST_SUITE("cpu") {
         CHECK(experts.size() == 4);
     }
 
-    TEST_CASE("variants: linear_add's blocks do the router's work where they have whole columns to themselves") {
+    TEST_CASE(
+        "variants: linear_add's blocks do the router's work where they have whole columns to themselves") {
         const AnswerShape out{.kind = Kind::bf16, .rows = 1, .tiles = 128, .chunks = 64};
         const auto with = [&](auto change) {
             AnswerShape s = out;
@@ -135,9 +139,9 @@ TEST_SUITE("cpu") {
         CHECK(with([](AnswerShape&) {}));
         CHECK(with([](AnswerShape& s) { s.rows = 8; }));
         CHECK_FALSE(with([](AnswerShape& s) { s.rows = 9; }));
-        CHECK_FALSE(with([](AnswerShape& s) { s.chunks = 8; }));     // two tiles share a block
+        CHECK_FALSE(with([](AnswerShape& s) { s.chunks = 8; }));  // two tiles share a block
         CHECK_FALSE(with([](AnswerShape& s) { s.tiles = 2 * 132 + 1; }));
-        CHECK_FALSE(product_routes(kH200, out, 33));                 // more experts than warps have tiles
+        CHECK_FALSE(product_routes(kH200, out, 33));  // more experts than warps have tiles
     }
 }
 

@@ -29,7 +29,8 @@ bool takes_warpgroups(const Card& card, Kind kind) {
 
 PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
     if (is_split(p)) {
-        const bool filled = p.tokens > Short<Kind::bf16>::kTokens && kPromptSplits * blocks<Halves>(p) >= card.sms;
+        const bool filled =
+            p.tokens > Short<Kind::bf16>::kTokens && kPromptSplits * blocks<Halves>(p) >= card.sms;
         return filled ? PromptProduct::halves : PromptProduct::short_halves;
     }
     if (p.tokens > 128 && fills<Wide>(card, p)) return PromptProduct::wide;
@@ -63,8 +64,8 @@ bool product_routes(const Card& card, const AnswerShape& s, int router_tiles) {
     shape.beside = kRouterTiles * kRouterTileBytes;
     const AnswerProduct product = choose(card, shape);
     const bool few = product == AnswerProduct::one || product == AnswerProduct::few;
-    return few && router_tiles <= kRouterTiles &&
-           warps_per_tile(pieces_for(s.kind, s.chunks)) == kWarps && s.tiles <= kOwnTiles * card.sms;
+    return few && router_tiles <= kRouterTiles && warps_per_tile(pieces_for(s.kind, s.chunks)) == kWarps &&
+           s.tiles <= kOwnTiles * card.sms;
 }
 
 bool is_split(const PromptShape& p) { return p.may_split && p.tiles <= 256 && p.chunks >= 16; }
@@ -76,43 +77,63 @@ PromptProduct choose(const Card& card, const PromptShape& p) {
 }
 
 ExpertsProduct choose(const Card& card, const ExpertsShape& e) {
-    const bool warpgroups = e.kind == Kind::bf16 ? warpgroups_fit<Kind::bf16, moe::Tall<Kind::bf16>>(card)
-                                                 : e.kind == Kind::nvfp4 &&
-                                                       warpgroups_fit<Kind::nvfp4, moe::Tall<Kind::nvfp4>>(card);
+    const bool warpgroups =
+        e.kind == Kind::bf16
+            ? warpgroups_fit<Kind::bf16, moe::Tall<Kind::bf16>>(card)
+            : e.kind == Kind::nvfp4 && warpgroups_fit<Kind::nvfp4, moe::Tall<Kind::nvfp4>>(card);
     if (warpgroups) return e.pairs <= 8 * int64_t{e.experts} ? ExpertsProduct::handful : ExpertsProduct::tall;
     return e.pairs <= 20 * int64_t{e.experts} ? ExpertsProduct::few : ExpertsProduct::many;
 }
 
 const char* name_of(AnswerProduct product) {
     switch (product) {
-        case AnswerProduct::one: return "one";
-        case AnswerProduct::tall: return "tall";
-        case AnswerProduct::few: return "few";
-        case AnswerProduct::step: return "step";
-        case AnswerProduct::quarters: return "quarters";
-        default: return "whole";
+        case AnswerProduct::one:
+            return "one";
+        case AnswerProduct::tall:
+            return "tall";
+        case AnswerProduct::few:
+            return "few";
+        case AnswerProduct::step:
+            return "step";
+        case AnswerProduct::quarters:
+            return "quarters";
+        default:
+            return "whole";
     }
 }
 const char* name_of(PromptProduct product) {
     switch (product) {
-        case PromptProduct::wide: return "gemm wide";
-        case PromptProduct::tall: return "gemm tall";
-        case PromptProduct::short_: return "gemm short";
-        case PromptProduct::halves: return "gemm halves";
-        case PromptProduct::short_halves: return "gemm short halves";
-        case PromptProduct::many: return "gemm many";
-        case PromptProduct::middle: return "gemm middle";
-        case PromptProduct::narrow: return "gemm narrow";
-        default: return "gemm few";
+        case PromptProduct::wide:
+            return "gemm wide";
+        case PromptProduct::tall:
+            return "gemm tall";
+        case PromptProduct::short_:
+            return "gemm short";
+        case PromptProduct::halves:
+            return "gemm halves";
+        case PromptProduct::short_halves:
+            return "gemm short halves";
+        case PromptProduct::many:
+            return "gemm many";
+        case PromptProduct::middle:
+            return "gemm middle";
+        case PromptProduct::narrow:
+            return "gemm narrow";
+        default:
+            return "gemm few";
     }
 }
 
 const char* name_of(ExpertsProduct product) {
     switch (product) {
-        case ExpertsProduct::handful: return "experts handful";
-        case ExpertsProduct::tall: return "experts tall";
-        case ExpertsProduct::few: return "experts few";
-        default: return "experts many";
+        case ExpertsProduct::handful:
+            return "experts handful";
+        case ExpertsProduct::tall:
+            return "experts tall";
+        case ExpertsProduct::few:
+            return "experts few";
+        default:
+            return "experts many";
     }
 }
 

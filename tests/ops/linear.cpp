@@ -167,7 +167,8 @@ void linear_add_large(Device& device) {
     const bool small = device.exact();
     for (const StepKind kind : kKinds) {
         const auto counts = row_counts(device, kind);
-        check_linear_add(device, {kind, counts, 4096, {small ? 256 : 2048}, {Form::nvfp4}, 256}, ++seed);
+        for (const Form form : {Form::nvfp4, Form::bf16})
+            check_linear_add(device, {kind, counts, 4096, {small ? 256 : 2048}, {form}, 256}, ++seed);
         check_linear_add(device, {kind, counts, 512, {small ? 128 : 2048}, {Form::f8_row}, 256}, ++seed);
         for (const Form form : {Form::bf16, Form::f8_block, Form::nvfp4})
             check_linear_add(device, {kind, counts, 1040, {small ? 80 : 400}, {form}}, ++seed);
