@@ -1,0 +1,55 @@
+// A stand-in for the CUDA runtime library on machines without a GPU: it runs no kernels, and records which ones the CUDA
+// backend launches. Memory is the host's and costs nothing until it is touched; streams run in order at once. What a GPU
+// would refuse is refused, with a message that says why. For one thread.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace quern::cuda_stand_in {
+
+struct Device {
+    const char* name;
+    int major, minor;
+    int sms;
+    int64_t shared_bytes;  // of a block at most, static and dynamic together
+    int capability() const { return major * 10 + minor; }
+};
+/// By number.
+std::span<const Device> devices();
+inline constexpr int kH200 = 0, kRtx5090 = 1, kA100 = 2;
+
+/// A kernel of the program: an instance, where it is a template.
+struct Kernel {
+    std::string name;    // without namespaces and parameters
+    std::string symbol;  // mangled
+};
+
+struct Launch {
+    const Kernel* kernel;
+    uint3 grid, block;
+    int64_t shared_bytes;  // dynamic
+    bool programmatic;     // may start before its predecessor ends
+};
+bool operator==(const Launch& a, const Launch& b);
+/// "name grid 132 block 256 shared 65536 programmatic"
+std::string describe(const Launch& launch);
+
+struct Record {
+    std::vector<Launch> launches;
+    std::vector<size_t> marks;  // launches that came before each recorded event
+};
+/// What came since the last call.
+Record take_record();
+
+/// As if no kernel had asked for more shared memory than 48 KB yet.
+void forget_allowed_memory();
+
+/// All kernels of the program, by name.
+std::vector<const Kernel*> kernels();
+
+}  // namespace quern::cuda_stand_in
