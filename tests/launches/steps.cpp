@@ -1,0 +1,128 @@
+// What steps launch on each of the stand-in's devices.
+#include <doctest/doctest.h>
+#include <fmt/format.h>
+
+#include "ggml-like/error.h"
+#include "launches/known_refusals.h"
+#include "launches/step_list.h"
+
+namespace quern::test {
+namespace {
+
+using cuda_stand_in::devices;
+
+/// Why the step does not run; empty: it runs.
+std::string refusal(PlacedModel& model, const BatchShape& step) {
+    try {
+        return model.launches(step).empty() ? "it launches nothing" : "";
+    } catch (const Error& error) {
+        return error.what();
+    }
+}
+
+/// Calls `check` for each of the models on each device.
+template <typename F>
+void on_all_devices(const std::vector<ModelChoice>& models, F check) {
+    for (int device = 0; device < static_cast<int>(devices().size()); ++device)
+        for (const ModelChoice& choice : models) {
+            const std::string where = devices()[static_cast<size_t>(device)].name, what = name_of(choice);
+            CAPTURE(where);
+            CAPTURE(what);
+            PlacedModel model(choice, device);
+            check(model);
+        }
+}
+
+/// The same for steps of some models, of every kind that launches something else; those that run.
+template <typename F>
+void on_some_steps(F check) {
+    on_all_devices(some_models(), [&](PlacedModel& model) {
+        for (const BatchShape& step : some_steps(model)) {
+            if (!known_refusal(model, step).empty()) continue;
+            const std::string which = name_of(step);
+            CAPTURE(which);
+            check(model, step);
+        }
+    });
+}
+
+/// The first launch that differs; empty: none does.
+std::string first_difference(const std::vector<Launch>& a, const std::vector<Launch>& b) {
+    for (size_t i = 0; i < std::max(a.size(), b.size()); ++i) {
+        const std::string left = i < a.size() ? describe(a[i]) : "nothing",
+                          right = i < b.size() ? describe(b[i]) : "nothing";
+        if (i >= a.size() || i >= b.size() || !(a[i] == b[i]))
+            return fmt::format("launch {}: {}; {}", i, left, right);
+    }
+    return {};
+}
+
+std::string first_difference(const std::vector<NodeLaunches>& a, const std::vector<NodeLaunches>& b) {
+    if (a.size() != b.size()) return fmt::format("{} nodes; {}", a.size(), b.size());
+    for (size_t i = 0; i < a.size(); ++i)
+        if (!(a[i] == b[i]))
+            return fmt::format("{}, {} {}; {}", a[i].node, first_difference(a[i].launches, b[i].launches),
+                               a[i].refusal, b[i].refusal);
+    return {};
+}
+
+TEST_CASE("launches: every step of every model runs") {
+    std::vector<ModelChoice> models = all_models();
+    for (const ModelChoice& choice : small_checkpoints()) models.push_back(choice);
+    on_all_devices(models, [](PlacedModel& model) {
+        for (const BatchShape& step : all_steps(model)) {
+            const std::string which = name_of(step), expected = known_refusal(model, step),
+                              found = refusal(model, step);
+            CAPTURE(which);
+            CAPTURE(expected);
+            CAPTURE(found);
+            CHECK(found.empty() == expected.empty());
+            CHECK(found.find(expected) != std::string::npos);
+        }
+    });
+}
+
+TEST_CASE("launches: what a node launches depends on the node alone") {
+    on_some_steps([](PlacedModel& model, const BatchShape& step) {
+        const std::vector<NodeLaunches> nodes = model.by_node(step);
+        CHECK(first_difference(joined(nodes), model.launches(step)) == "");
+        CHECK(first_difference(nodes, model.by_node_apart(step)) == "");
+        CHECK(first_difference(nodes, model.each_alone(step)) == "");
+    });
+}
+
+TEST_CASE("launches: a captured step is the same launches in the same order, each time that it runs") {
+    on_some_steps([](PlacedModel& model, const BatchShape& step) {
+        const std::vector<Launch> eager = model.launches(step);
+        const Replay replay = model.replay(step);
+        CHECK(first_difference(eager, replay.first) == "");
+        CHECK(first_difference(eager, replay.second) == "");
+        CHECK(replay.kernels == static_cast<int64_t>(eager.size()));
+    });
+}
+
+TEST_CASE("launches: kernels of an answer step of the 35B") {
+    struct Promise {
+        int device;
+        int64_t rows, kernels;
+    };
+    using namespace cuda_stand_in;
+    // PERFORMANCE.md states those of an H200.
+    constexpr Promise kPromises[] = {
+        {kH200, 1, 204},     {kH200, 2, 204},  {kH200, 8, 204},    {kH200, 16, 324},
+        {kH200, 32, 324},    {kH200, 64, 324}, {kRtx5090, 1, 204}, {kRtx5090, 8, 284},
+        {kRtx5090, 64, 324}, {kA100, 1, 204},  {kA100, 8, 214},    {kA100, 64, 324},
+    };
+    for (int device = 0; device < static_cast<int>(devices().size()); ++device) {
+        PlacedModel model({.shape = "qwen3.6-35b-a3b", .mix = "aeon"}, device);
+        for (const Promise& p : kPromises) {
+            if (p.device != device) continue;
+            CAPTURE(device);
+            CAPTURE(p.rows);
+            CHECK(model.replay(model.answers(p.rows)).kernels == p.kernels);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace quern::test
