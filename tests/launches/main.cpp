@@ -1,2 +1,52 @@
-#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+// Tests of what the CUDA backend launches, on a stand-in for CUDA's runtime; and listings of it (kUsage).
+#define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include "launches/listing.h"
+
+namespace {
+
+using namespace quern;
+using namespace quern::test;
+
+constexpr const char* kUsage =
+    "quern_launch_tests              the tests; flags: doctest's\n"
+    "quern_launch_tests --steps      a line a step of every model on every device: kernels, a hash of the "
+    "launches\n"
+    "quern_launch_tests --kernels    a line a kernel: which steps launch it\n"
+    "quern_launch_tests --launches SHAPE MIX DEVICE answer|prompt ROWS [SEQUENCES]    a line a node: its "
+    "launches\n"
+    "  SHAPE and MIX: as of quern bench --synthetic and --mix; or a checkpoint's directory, and \"\"\n"
+    "  DEVICE: 0 like an H200, 1 like an RTX 5090, 2 like an A100\n";
+
+std::string launches(const std::vector<std::string>& words) {
+    PlacedModel model({.shape = words[1], .mix = words[2]}, std::atoi(words[3].c_str()));
+    const int64_t rows = std::atoll(words[5].c_str());
+    const int64_t sequences = words.size() > 6 ? std::atoll(words[6].c_str()) : 0;
+    return launches_text(model, words[4] == "prompt" ? model.prompt(rows, std::max<int64_t>(sequences, 1))
+                                                     : model.answers(rows, sequences));
+}
+
+/// Empty: no listing is asked for.
+std::string listing(const std::vector<std::string>& words) {
+    const std::string first = words.empty() ? "" : words[0];
+    if (first == "--steps") return steps_text();
+    if (first == "--kernels") return kernels_text();
+    if (first == "--launches") return words.size() == 6 || words.size() == 7 ? launches(words) : kUsage;
+    return {};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    const std::string text = listing({argv + 1, argv + argc});
+    if (text.empty()) return doctest::Context(argc, argv).run();
+    return std::fputs(text.c_str(), stdout) < 0;
+} catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+}
