@@ -40,6 +40,7 @@ serve: build     ## answer clients at http://127.0.0.1:8080 with the demo checkp
 test: configure  ## build and run every test that needs no GPU
 	@cmake --build $(BUILD) -j $(JOBS)
 	@scripts/check_layers.sh
+	@! test -x $(BUILD)/quern_launch_tests || $(BUILD)/quern_launch_tests
 	@$(BUILD)/quern_tests --test-suite-exclude=perf,cuda
 
 test-api: build  ## the official openai and anthropic clients against the server (installs them into a Python environment)
