@@ -85,11 +85,9 @@ TEST_SUITE("cpu") {
             const bool one = product == AnswerProduct::one || product == AnswerProduct::tall;
             if (one) REQUIRE(s.rows == 1);
             if (product == AnswerProduct::few) {
-                const linear::DenseDepth depth{linear::dense_is_deep(card, s.kind, s.chunks),
+                const linear::DenseDepth depth{linear::dense_is_deep(card, s.kind, s.rows, s.chunks, 0),
                                                s.normed && s.rows == 1};
-                REQUIRE(s.rows <= 8);
-                REQUIRE(linear::dense_shared_bytes(s.kind, depth, s.rows, s.chunks) + linear::kDenseStatic <=
-                        card.shared_bytes);
+                REQUIRE(linear::dense_rows_fit(card, s.kind, depth, s.rows, s.chunks, 0));
             }
             if (product >= AnswerProduct::quarters)
                 REQUIRE((card.warpgroups && s.kind == Kind::bf16 && s.chunks % 16 == 0));

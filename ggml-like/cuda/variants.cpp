@@ -22,6 +22,15 @@ bool fills(const Card& card, const PromptShape& p) {
     return 10 * blocks<S>(p) >= 9 * int64_t{card.sms};
 }
 
+/// With as few stages as a pipeline needs.
+template <class S>
+bool fits(const Card& card, Kind kind) {
+    const int bytes = kind == Kind::bf16  ? gemm_shared<Kind::bf16, S>(2)
+                      : kind == Kind::fp8 ? gemm_shared<Kind::fp8, S>(2)
+                                          : gemm_shared<Kind::nvfp4, S>(2);
+    return bytes <= card.shared_bytes;
+}
+
 bool takes_warpgroups(const Card& card, Kind kind) {
     if (kind == Kind::bf16) return warpgroups_fit<Kind::bf16, Wide>(card);
     return kind == Kind::nvfp4 && warpgroups_fit<Kind::nvfp4, Wide>(card);
@@ -40,13 +49,12 @@ PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
 
 }  // namespace
 
-AnswerProduct choose(const Card& given, const AnswerShape& s) {
-    Card card = given;
-    card.shared_bytes -= s.beside;
-    if (dense_rows_fit(card, s.kind, s.rows, s.chunks)) {
+AnswerProduct choose(const Card& card, const AnswerShape& s) {
+    const DenseDepth depth{dense_is_deep(card, s.kind, s.rows, s.chunks, s.beside), false};
+    if (dense_rows_fit(card, s.kind, depth, s.rows, s.chunks, s.beside)) {
         const auto one = [&](Extent extent) {
             return s.rows == 1 && !s.paired &&
-                   dense_one_fits(card, s.kind, s.normed, extent, s.tiles, s.chunks);
+                   dense_one_fits(card, s.kind, s.normed, extent, s.tiles, s.chunks, s.beside);
         };
         if (one(Extent::few)) return AnswerProduct::one;
         if (s.normed && one(Extent::many)) return AnswerProduct::tall;
@@ -61,7 +69,7 @@ AnswerProduct choose(const Card& given, const AnswerShape& s) {
 
 bool product_routes(const Card& card, const AnswerShape& s, int router_tiles) {
     AnswerShape shape = s;
-    shape.beside = kRouterTiles * kRouterTileBytes;
+    shape.beside = router_tiles * kRouterTileBytes;
     const AnswerProduct product = choose(card, shape);
     const bool few = product == AnswerProduct::one || product == AnswerProduct::few;
     return few && router_tiles <= kRouterTiles && warps_per_tile(pieces_for(s.kind, s.chunks)) == kWarps &&
@@ -72,7 +80,8 @@ bool is_split(const PromptShape& p) { return p.may_split && p.tiles <= 256 && p.
 
 PromptProduct choose(const Card& card, const PromptShape& p) {
     if (takes_warpgroups(card, p.kind)) return choose_warpgroups(card, p);
-    if (is_split(p)) return p.tokens > 64 ? PromptProduct::narrow : PromptProduct::few;
+    if (is_split(p))
+        return p.tokens > 64 && fits<Narrow>(card, p.kind) ? PromptProduct::narrow : PromptProduct::few;
     return p.tokens > 64 && fills<Many>(card, p) ? PromptProduct::many : PromptProduct::middle;
 }
 

@@ -18,7 +18,7 @@
 //   tokens           up to 64        65 to 128       more
 //   not split        short           tall | short    wide | tall | short     the largest whose blocks fill the GPU
 //   split            short halves    halves | short halves
-//   FP8, no warpgroups: middle | many;  split: few up to 64 tokens, else narrow
+//   FP8, no warpgroups: middle | many;  split: few up to 64 tokens, and where narrow does not fit, else narrow
 //   experts          handful: up to 8 pairs an expert, tall: more;  FP8, no warpgroups: few up to 20 pairs, many
 #pragma once
 

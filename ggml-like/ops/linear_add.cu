@@ -146,9 +146,7 @@ void few(Context& c, const Arguments& a) {
 template <Kind K, bool kRoutes>
 void product(Context& c, const Arguments& a, AnswerProduct product) {
     if (product == AnswerProduct::one) return one<K, kRoutes>(c, a);
-    Card card = c;
-    card.shared_bytes -= a.shape().beside;
-    if (dense_is_deep(card, K, a.w.chunks))
+    if (dense_is_deep(c, K, a.rows(), a.w.chunks, a.shape().beside))
         return a.rows() == 1 ? few<K, true, true, kRoutes>(c, a) : few<K, true, false, kRoutes>(c, a);
     a.rows() == 1 ? few<K, false, true, kRoutes>(c, a) : few<K, false, false, kRoutes>(c, a);
 }

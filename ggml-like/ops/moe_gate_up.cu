@@ -238,20 +238,36 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainR
     }
 }
 
+constexpr int kStatic = 4 * 1024;  // static shared memory at most
+static_assert(sizeof(ExpertList) < kStatic);
+
+/// False: too little shared memory.
+template <Kind K>
+bool one(Context& c, const GateUp& a, const PlainRows<K>& prologue, int activations, int items) {
+    const int bytes = ring_bytes<K, 1>() + activations + 2 * kWarps * 16 * static_cast<int>(sizeof(float));
+    if (bytes + kStatic > c.shared_bytes) return false;
+    launch(c, "moe_gate_up one", gate_up_one<K>, min(c.sms, tile_groups(items, a.chunks)), kThreads, bytes, a,
+           prologue);
+    return true;
+}
+template <Kind K, int NT>
+bool few(Context& c, const GateUp& a, const PlainRows<K>& prologue, int activations, int items) {
+    const int bytes = ring_bytes<K, NT>() + activations;
+    if (a.rows > 8 * NT || bytes + kStatic > c.shared_bytes) return false;
+    launch(c, NT == 1 ? "moe_gate_up few 8" : "moe_gate_up few 16", gate_up_few<K, NT>, min(c.sms, items),
+           kThreads, bytes, a, prologue);
+    return true;
+}
+
 template <Kind K>
 void few(Context& c, const GateUp& a) {
     const PlainRows<K> prologue{a.h, a.columns, a.columns, a.rows};
     const int activations = a.rows * activation_stride(K, a.chunks) * 2;
     const int items = a.shared.tiles + min(a.rows * a.used, a.experts.count) * a.experts.tiles;
-    if (a.rows == 1) {
-        const int bytes =
-            ring_bytes<K, 1>() + activations + 2 * kWarps * 16 * static_cast<int>(sizeof(float));
-        return launch(c, "moe_gate_up", gate_up_one<K>, min(c.sms, tile_groups(items, a.chunks)), kThreads,
-                      bytes, a, prologue);
-    }
-    const bool one = a.rows <= 8;
-    launch(c, "moe_gate_up", one ? gate_up_few<K, 1> : gate_up_few<K, 2>, min(c.sms, items), kThreads,
-           (one ? ring_bytes<K, 1>() : ring_bytes<K, 2>()) + activations, a, prologue);
+    if (a.rows == 1 && one<K>(c, a, prologue, activations, items)) return;
+    if (few<K, 1>(c, a, prologue, activations, items)) return;
+    if (!few<K, 2>(c, a, prologue, activations, items))
+        unsupported("moe_gate_up", "a card with so little shared memory");
 }
 
 /// Parts of `a` that are stored as `kind`.

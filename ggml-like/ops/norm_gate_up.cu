@@ -52,8 +52,9 @@ void few(Context& c, const Packed& w, const Tensor& h, const RowScale& scale, co
 }
 template <Kind K>
 void few(Context& c, const Packed& w, const Tensor& h, const RowScale& scale, const Tensor& y) {
-    const bool one = h.shape[0] == 1;
-    if (dense_is_deep(c, K, w.chunks))
+    const int rows = static_cast<int>(h.shape[0]);
+    const bool one = rows == 1;
+    if (dense_is_deep(c, K, rows, w.chunks, 0))
         return one ? few<K, true, true>(c, w, h, scale, y) : few<K, true, false>(c, w, h, scale, y);
     one ? few<K, false, true>(c, w, h, scale, y) : few<K, false, false>(c, w, h, scale, y);
 }

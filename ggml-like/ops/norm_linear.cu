@@ -93,7 +93,7 @@ template <Kind K>
 void product(Context& c, AnswerProduct product, const Packed& w, const Part& part, const Rows& rows) {
     if (product == AnswerProduct::one) return one<K, Extent::few>(c, w, part, rows);
     if (product == AnswerProduct::tall) return one<K, Extent::many>(c, w, part, rows);
-    if (dense_is_deep(c, K, w.chunks))
+    if (dense_is_deep(c, K, rows.rows, w.chunks, 0))
         return rows.rows == 1 ? few<K, true, true>(c, w, part, rows) : few<K, true, false>(c, w, part, rows);
     rows.rows == 1 ? few<K, false, true>(c, w, part, rows) : few<K, false, false>(c, w, part, rows);
 }

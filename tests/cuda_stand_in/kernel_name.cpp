@@ -33,7 +33,9 @@ void cut_parameters(std::string& text) {
 
 std::string kernel_name(const std::string& symbol) {
     std::string name = demangled(symbol);
-    for (const char* part : {"(anonymous namespace)::", "quern::", "cuda::"}) remove_all(name, part);
+    for (const char* part : {"(anonymous namespace)::", "quern::", "cuda::", "ptx::", "pack::", "linear::",
+                             "moe::", "attention::", "delta::"})
+        remove_all(name, part);
     cut_parameters(name);
     if (name.starts_with("void ")) name.erase(0, 5);
     for (size_t at = name.find("> >"); at != std::string::npos; at = name.find("> >")) name.erase(at + 1, 1);

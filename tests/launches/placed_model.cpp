@@ -134,7 +134,9 @@ std::vector<NodeLaunches> PlacedModel::each_alone(const BatchShape& shape) {
 /// The backend records an event before the first node and after each.
 std::vector<NodeLaunches> PlacedModel::run_by_node(Plan& plan) {
     std::vector<NodeLaunches> nodes;
-    backend_->after_node = [&](const Node& node, double) { nodes.push_back({node.name, {}, {}}); };
+    backend_->after_node = [&](const Node& node, double, const std::string&) {
+        nodes.push_back({node.name, {}, {}});
+    };
     const std::shared_ptr<void> reset(nullptr, [&](void*) { backend_->after_node = nullptr; });
     plan.run();
     const cuda_stand_in::Record record = take_record();

@@ -100,19 +100,20 @@ constexpr int dense_shared_bytes(Kind kind, DenseDepth d, int rows, int chunks) 
 }
 inline constexpr int kDenseStatic = 1024;  // static shared memory of prologues
 
-/// The same for all numbers of rows of a matrix.
-constexpr bool dense_is_deep(const Card& card, Kind kind, int chunks) {
-    return dense_shared_bytes(kind, {true, true}, 1, chunks) + kDenseStatic <= card.shared_bytes;
-}
-/// Whether dense_rows.cuh takes so many rows.
-constexpr bool dense_rows_fit(const Card& card, Kind kind, int rows, int chunks) {
-    const DenseDepth depth{dense_is_deep(card, kind, chunks), false};
+/// Whether a block of dense_rows.cuh has what it takes; `beside`: bytes of others, a router's tiles.
+constexpr bool dense_rows_fit(const Card& card, Kind kind, DenseDepth depth, int rows, int chunks,
+                              int beside) {
     return rows <= kPassRows &&
-           dense_shared_bytes(kind, depth, rows, chunks) + kDenseStatic <= card.shared_bytes;
+           dense_shared_bytes(kind, depth, rows, chunks) + kDenseStatic + beside <= card.shared_bytes;
+}
+/// Deep if the rows fit beside such rings, and one normed row does, whose rings are the deepest.
+constexpr bool dense_is_deep(const Card& card, Kind kind, int rows, int chunks, int beside) {
+    return dense_rows_fit(card, kind, {true, true}, 1, chunks, beside) &&
+           dense_rows_fit(card, kind, {true, false}, rows, chunks, beside);
 }
 
 /// A block that also does a router's work (moe/route_work.cuh): tiles of x that it may have, and of the router a warp; the
-/// tiles of the router that a block has room for, and bytes of one that meets a tile of x.
+/// tiles of the router that it has room for, and the bytes of one.
 inline constexpr int kOwnTiles = 2, kRouterTiles = kOwnTiles * kWarps, kRouterTileBytes = 512;
 
 // ---- dense_one.cuh ----
@@ -143,7 +144,8 @@ struct OneLaunch {
 };
 /// Whether dense_one.cuh takes the part. NVFP4 of few tiles a block is under way before the kernel waits, all of it; where
 /// the norm comes before, a warp has one piece of every tile.
-inline bool dense_one_fits(const Card& card, Kind kind, bool ahead, Extent extent, int tiles, int chunks) {
+inline bool dense_one_fits(const Card& card, Kind kind, bool ahead, Extent extent, int tiles, int chunks,
+                           int beside) {
     if (tiles == 0 || chunks % (kWarps * piece_chunks(kind)) != 0) return false;
     const OneLaunch one(card, kind, tiles, chunks);
     if (kind == Kind::nvfp4 && ahead && one.steps > 1) return false;
@@ -151,7 +153,7 @@ inline bool dense_one_fits(const Card& card, Kind kind, bool ahead, Extent exten
         if (one.rounds > one_rounds(extent)) return false;
         if (kind == Kind::nvfp4 && one.rounds * one.steps > one_pieces(kind, ahead)) return false;
     }
-    return one.bytes(kind, ahead, extent) + kDenseStatic <= card.shared_bytes;
+    return one.bytes(kind, ahead, extent) + kDenseStatic + beside <= card.shared_bytes;
 }
 
 }  // namespace quern::cuda::linear

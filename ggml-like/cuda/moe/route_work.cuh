@@ -68,7 +68,7 @@ __device__ __forceinline__ void route_product(const uint8_t* weights, const bf16
 /// number warp, and warp + 16.
 class RouterTiles {
   public:
-    static int bytes(const RouteWork& w) { return w.router.tiles * 512; }
+    static int bytes(const RouteWork& w) { return w.router.tiles * kRouterTileBytes; }
 
     /// Before the wait, and before the first group of copies is closed.
     __device__ __forceinline__ RouterTiles(const RouteWork& work, uint8_t* memory)
