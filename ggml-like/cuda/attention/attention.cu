@@ -1,11 +1,15 @@
-// Attention's choice of kernels, the step before those for many rows, a plain kernel for unusual shapes.
+// Attention: which kernels run, and two of them: `prepare`, before all kernels but that of answers, and `generic`, for
+// shapes without a fast kernel.
 //
 //   prepare: block = one row; 4 warps, each a head at a time: q -> rotated, k and v -> cache
-//   generic: block = one query head of one row; 4 warps x (32 / lanes) keys at a time, a key on d / 8 lanes,
-//            rounded up to a power of two; each lane group has its own running softmax, merged at the end
+//   generic: block = one query head of one row; a key on d / 8 lanes, rounded up to a power of two:
 //
-// Limits: head_dim a multiple of 8 up to 256, any number of heads. Generic is slow: it reads K and V once for
-// every query head.
+//              warp 0 | key 0 | key 1 | ...     Each group of lanes has a running softmax over keys g, g + groups, ...,
+//              warp 1 | key n | ...             and they are merged at the end, in order.
+//
+// Shared memory: of prepare a head a warp (4 KB) and the row's rotations; of generic each lane's sums (4 KB).
+// Limits: head_dim a multiple of 8 up to 256. Bound: prepare by bytes, generic by reading K and V again for every query
+// head; it is meant for small models.
 #include "ggml-like/cuda/attention/attention.cuh"
 #include "ggml-like/cuda/launch.cuh"
 
@@ -29,8 +33,8 @@ __device__ __forceinline__ void load8(const bf16* from, float (&x)[8]) {
     }
 }
 
-/// One head: lane l of d / 8 holds elements 8l .. 8l+7. `angles` [R/2] cos and sin; `shared` [d] is the
-/// warp's.
+/// Norm and rotation of one head by one warp; lane l < d / 8 holds elements 8l .. 8l+7. `angles`: [R/2] cos and sin;
+/// `shared`: [d], of this warp.
 __device__ __forceinline__ void norm_rope(const AttentionCall& c, const bf16* from, const float* weight,
                                           const float2* angles, int lane, float* shared, bf16* to) {
     const bool active = lane * 8 < c.head_dim;
@@ -59,7 +63,7 @@ __device__ __forceinline__ void norm_rope(const AttentionCall& c, const bf16* fr
         *reinterpret_cast<uint4*>(to + lane * 8) = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
                                                     pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
     }
-    __syncwarp();  // the next head comes into `shared`
+    __syncwarp();  // before the next head overwrites `shared`
 }
 
 __global__ void __launch_bounds__(kThreads)
@@ -111,7 +115,7 @@ __global__ void __launch_bounds__(kThreads)
     float q[8] = {}, o[8] = {}, maximum = -INFINITY, sum = 0;
     if (active) load8(c.rotated + (static_cast<int64_t>(t) * c.heads + head) * d + at, q);
     const float scale = score_scale(d);
-    for (int base = 0; base <= position; base += groups) {  // all lanes take every turn: they shuffle
+    for (int base = 0; base <= position; base += groups) {  // all lanes to the end: they shuffle
         const int key = base + group;
         const bool use = active && key <= position;
         float k[8] = {}, v[8] = {}, s = 0;

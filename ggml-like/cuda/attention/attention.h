@@ -1,5 +1,8 @@
-// Attention as the kernels see it: plain pointers and strides (in elements). ops/gated_attention.cu fills it
-// from a node.
+// Attention as the kernels see it: plain pointers, strides in elements. ops/gated_attention.h has shapes and formulas,
+// ops/gated_attention.cu fills AttentionCall from a node.
+//
+// q, gate, k, v, caches and y are BF16. Norms, rotation, scores, softmax and sums are FP32; q and k are rounded to BF16
+// after the rotation, probabilities before they meet the values, y once at the end.
 #pragma once
 
 #include "ggml-like/cuda/attention/split.h"
@@ -21,34 +24,41 @@ struct HeadRows {
     __device__ const bf16* at(int t, int h) const { return data + t * row + h * head; }
 };
 
+/// T rows, H query heads, G KV heads, d = head_dim, R = rotary_dims.
 struct AttentionCall {
     HeadRows q, gate, k, v;
     const float *q_norm, *k_norm;                         // [d]
     const int *positions, *row_sequence, *start, *pages;  // ops/batch.h
-    int64_t page_row;                                     // entries between two sequences' page tables
-    bf16 *k_cache, *v_cache;                              // [pages, G, 64, d]
-    bf16 *y, *rotated;                                    // [T, H, d]
-    void* work;                                           // attention_work_bytes
-    unsigned* counters;
+    int64_t page_row;         // from one sequence's page table to the next, in entries
+    bf16 *k_cache, *v_cache;  // [pages, G, 64, d]
+    bf16 *y, *rotated;        // [T, H, d]; rotated: of prompts, and where generic
+    void* work;               // attention_work_bytes (ops/gated_attention.h)
+    unsigned* counters;       // Context::counters
     int tokens, sequences, heads, kv_heads, head_dim, rotary_dims;
     int max_keys;  // that a page table has room for
-    bool answers;  // rows of answers; else of prompts
+    bool answers;  // an answer step; else a prompt step
     float eps;
-    // [R/2] angle of position 1 in turns * 2^64: any position keeps its phase.
+    // [R/2] the angle of position 1 in turns * 2^64; times a position, modulo 2^64, it is the phase there.
     uint64_t turns[kMaxHeadDim / 2];
 };
 
 /// Fills call.turns: theta^(-2i/R) / 2 pi.
 void set_turns(AttentionCall& call, double theta);
 
-/// Picks the kernels and launches them.
+/// Launches the kernels that the shape and the kind of step need. Throws Error(device) where no kernel takes the shape.
 void attend(const AttentionCall& call, Context& context);
 
-// The parts, for attend() and tests.
+// What attend() launches; tests call it directly.
+
+/// Whether attention_decode and attention_prefill take the shape: d 256, R 64, at most 8 query heads a KV head.
 bool has_fast_shape(const AttentionCall& call);
-void attention_prepare(const AttentionCall& call, Context& context);  // rotated, and k', v to the cache
-void attention_decode(const AttentionCall& call, Context& context);   // does without attention_prepare
+/// Writes rotated, the normed and rotated q, and puts k (normed and rotated) and v into the cache.
+void attention_prepare(const AttentionCall& call, Context& context);
+/// Answers: y, and k and v to the cache; needs no attention_prepare. Throws beyond max_answer_rows.
+void attention_decode(const AttentionCall& call, Context& context);
+/// Prompts, after attention_prepare: y.
 void attention_prefill(const AttentionCall& call, Context& context);
+/// Any shape and kind of step, after attention_prepare: y.
 void attention_generic(const AttentionCall& call, Context& context);
 
 }  // namespace quern::cuda::attention

@@ -1,4 +1,9 @@
-// Attention of answer rows: which keys a block has, and how they get into its ring of shared memory.
+// Attention of answer rows: which keys a block has, and how they come into its ring in shared memory.
+//
+//   keys of a row   | old: in the cache before the step | fresh: of this step, copied raw from the inputs |
+//   tiles of 64     |    0    |    1    |    2    | ...
+//   chunks          a chunk has 8 * each tiles, block b of its cluster the b-th run of `each` tiles
+//   ring            slot (2n) % 3 takes K of the block's tile n, slot (2n + 1) % 3 its V
 #pragma once
 
 #include "ggml-like/cuda/attention/attention.cuh"
@@ -13,11 +18,11 @@ constexpr int kTileKeys = kKeysPerPage, kWarpKeys = kTileKeys / kWarps, kWarpDim
 constexpr int kRowBytes = kDim * 2, kSlotBytes = kTileKeys * kRowBytes, kRing = 3;
 static_assert(kWarpKeys == 16 && kWarpDims == 64);
 
-/// Shared memory. Slot 2 first takes q, at last the block's result: head h's sums begin at h * kOutRow.
+/// Shared memory. Slot 2 first takes q, at the end the block's result, in which head h's values begin at h * kOutRow.
 struct Shared {
     char ring[kRing][kSlotBytes];
     char p[kHeads * kTileKeys * 2];      // probabilities [head][key], BF16
-    float2 highest[kWarps][kHeads / 2];  // of each warp's scores, two heads
+    float2 highest[kWarps][kHeads / 2];  // of each warp's scores, heads in pairs
     float2 sums[kWarps][kHeads / 2];
     float2 totals[kHeads];  // the block's maximum and sum
 };
@@ -25,9 +30,12 @@ constexpr int kSpare = 2, kOutRow = kDim + 4;  // the pad spreads heads over the
 constexpr int kQueryRows = 8;                  // rows of slot 2 that q takes
 static_assert(sizeof(Shared) <= 99 * 1024 && kHeads * kOutRow * 4 <= kSlotBytes);
 
-/// Where a block's row stands. Keys from `fresh` on belong to this step and are not in the cache yet.
+/// A block's row. Keys from `fresh` on are of this step, and not in the cache yet.
 struct Row {
-    int t, kv_head, group, keys, fresh, fresh_row;
+    int t, kv_head;
+    int group;             // query heads of the KV head
+    int keys;              // that the row sees, its own the last
+    int fresh, fresh_row;  // the first fresh key; its row of the step
     const int* pages;
     int64_t own_place;  // of the row's own key in the caches
 };
@@ -36,9 +44,9 @@ __device__ __forceinline__ int page_of(const Row& row, int tile) {
     return row.pages[min(tile, (row.keys - 1) / kTileKeys)];
 }
 
-/// A block's tiles: runs of `each`, one in every chunk of its cluster. Numbered through from 0 for the ring.
+/// A block's tiles: a run of `each` in every chunk of its cluster.
 struct Share {
-    int each, stride;                   // tiles of a run; from the end of a run to the start of the next
+    int each, stride;                   // tiles of a run; tiles from the end of a run to the next
     int tiles;                          // of the row
     int tile, left;                     // the current tile, tiles left of its run
     int ahead, ahead_left, ahead_page;  // the same of the tile after it
@@ -69,13 +77,13 @@ __device__ __forceinline__ int64_t cache_place(const AttentionCall& c, const Row
            kDim;
 }
 
-/// Where 16-byte piece `piece` of row r of a tile lies: one column of eight rows meets all banks.
+/// The place of 16-byte piece `piece` of row r of a tile: the same piece of eight rows lies in different banks.
 __device__ __forceinline__ int piece_at(int r, int piece) { return r * kRowBytes + ((piece ^ (r & 7)) << 4); }
 
 __device__ __forceinline__ char* slot_of(Shared& shared, int item) { return shared.ring[item % kRing]; }
 
-/// Starts copying the warp's rows begin .. end-1 of a tile's keys or values. Skips fresh keys; zeros follow
-/// the last.
+/// Starts copying rows begin .. end-1 of the warp's 16 of a tile of K or V. Leaves out fresh keys; rows past the last
+/// key become zeros.
 __device__ __forceinline__ void start_old(const AttentionCall& c, const Row& row, int tile, int page,
                                           bool values, char* slot, int begin, int end) {
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * kWarpKeys;
@@ -94,7 +102,7 @@ __device__ __forceinline__ void start_old(const AttentionCall& c, const Row& row
     }
 }
 
-/// Starts copying the warp's fresh keys or values of a tile, raw, from the inputs.
+/// Starts copying the warp's fresh keys or values of a tile, not yet normed, from the inputs.
 __device__ __forceinline__ void start_fresh(const AttentionCall& c, const Row& row, int tile, bool values,
                                             char* slot) {
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * kWarpKeys;
@@ -106,7 +114,7 @@ __device__ __forceinline__ void start_fresh(const AttentionCall& c, const Row& r
                      from.at(row.fresh_row + key + r - row.fresh, row.kv_head) + lane * 8);
 }
 
-/// Starts the warp's rows of the tile ahead.
+/// Both, for the warp's 16 rows of the tile ahead; closes the group of copies.
 __device__ __forceinline__ void start_ahead(const AttentionCall& c, const Row& row, const Share& share,
                                             bool values, char* slot) {
     start_old(c, row, share.ahead, share.ahead_page, values, slot, 0, kWarpKeys);

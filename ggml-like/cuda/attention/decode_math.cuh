@@ -1,4 +1,8 @@
-// Attention of answer rows: norm and rotary embedding, scores, softmax and values of one tile.
+// Attention of answer rows: norm and rotation, then scores, softmax and values of one tile.
+//
+//   S^T = K q^T      a warp its 16 keys, all 8 heads; the A operand is K, the B operand q, in registers (Query)
+//   softmax          maxima of all warps meet in shared memory; probabilities go there as BF16 [head][key]
+//   O^T += V^T P^T   a warp 64 of the 256 elements, all 64 keys; V is read transposed
 #pragma once
 
 #include "ggml-like/cuda/attention/decode_keys.cuh"
@@ -7,12 +11,12 @@ namespace quern::cuda::attention::decode {
 
 using namespace ptx;
 
-/// Angles of the lane's elements i = 8(l%4) .. +7, in turns * 2^64 a position.
+/// AttentionCall::turns of the lane's elements 8(l%4) .. +7.
 struct Angles {
     uint64_t turns[8];
 };
 
-/// The rotations of the lane's elements at a position.
+/// cos and sin of the lane's elements at a position, in lanes 0 .. 7.
 struct Rotations {
     float2 of[8];
 
@@ -23,7 +27,7 @@ struct Rotations {
     }
 };
 
-/// Norm and rotary embedding of a head of which lane l holds elements 8l .. 8l+7.
+/// Norm and rotation of a head of which lane l holds elements 8l .. 8l+7.
 __device__ __forceinline__ uint4 norm_rope(const AttentionCall& c, uint4 raw, const float (&norm)[8],
                                            const Rotations& rotations, int lane) {
     const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
@@ -48,7 +52,7 @@ __device__ __forceinline__ uint4 norm_rope(const AttentionCall& c, uint4 raw, co
     return {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
 }
 
-/// Norms the warp's raw keys of a tile in their slot; the row's own key or value goes to the cache.
+/// Norms and rotates the warp's fresh keys of a tile in their slot; the row's own key or value also goes to the cache.
 __device__ __forceinline__ void finish_fresh(const AttentionCall& c, const Row& row, const float (&k_norm)[8],
                                              const Angles& angles, int tile, bool values, char* slot) {
     const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * kWarpKeys;
@@ -69,7 +73,7 @@ struct Query {
     uint32_t b[kDim / 16][2];
 };
 
-/// Each warp norms two heads; all get all of them through the spare slot.
+/// Each warp norms and rotates two heads; all warps get all heads, through the spare slot.
 __device__ __forceinline__ void load_query(const AttentionCall& c, const Row& row, const float (&q_norm)[8],
                                            const Angles& angles, Shared& shared, Query& q) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -105,8 +109,8 @@ __device__ __forceinline__ float over_keys_sum(float x) {
     return x;
 }
 
-/// Scores of the warp's 16 keys: lane l has heads 2(l%4) + {0, 1}: s[0], s[1] of key l / 4, s[2], s[3] of key
-/// l / 4 + 8.
+/// Scores of the warp's 16 keys. Lane l has heads 2(l%4) + {0, 1}: s[0], s[1] of key l / 4; s[2], s[3] of key l / 4 +
+/// 8. -infinity from key `keys_left` on.
 __device__ __forceinline__ void score(const char* rows, const Query& q, int keys_left, float (&s)[4]) {
     const int lane = threadIdx.x % 32;
     const float scale = score_scale(kDim);
@@ -125,8 +129,8 @@ __device__ __forceinline__ void score(const char* rows, const Query& q, int keys
     }
 }
 
-/// Running result. Lane l holds heads 2(l%4) + {0, 1}: o[j] elements 64w + 16j + l/4 (+8) of both, the
-/// maximum over all keys so far, and its share of the sum over its warp's keys.
+/// The running result. Lane l of warp w holds of heads 2(l%4) + {0, 1}: in o[j] elements 64w + 16j + l/4 (+ 8), the
+/// maximum over all keys so far, and its own addends of the sum over its warp's keys.
 struct Part {
     float o[kWarpDims / 16][4];
     float maximum[2], sum[2];
@@ -141,7 +145,7 @@ __device__ __forceinline__ void clear(Part& part) {
     part.sum[0] = part.sum[1] = 0;
 }
 
-/// Takes in the tile's maximum, which all warps have left in shared memory.
+/// Raises the maximum to the tile's, which the warps have left in shared memory, and rescales the sums.
 __device__ __forceinline__ void raise_maximum(const Shared& shared, Part& part) {
     float now[2] = {part.maximum[0], part.maximum[1]};
 #pragma unroll
@@ -165,7 +169,7 @@ __device__ __forceinline__ uint32_t transpose(uint32_t x) {
     return y;
 }
 
-/// Scores to probabilities of the warp's keys, for all warps.
+/// The warp's scores become probabilities, in shared memory for all warps.
 __device__ __forceinline__ void share_probabilities(float (&s)[4], Shared& shared, Part& part) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = lane / 4;
 #pragma unroll
@@ -178,6 +182,7 @@ __device__ __forceinline__ void share_probabilities(float (&s)[4], Shared& share
     *reinterpret_cast<uint32_t*>(to + ((2 * warp + 1 ^ head) << 4)) = transpose(pack_bf16(s[2], s[3]));
 }
 
+/// part.o += V^T P^T of a tile.
 __device__ __forceinline__ void add_values(const char* tile, const Shared& shared, Part& part) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint32_t p[kTileKeys / 16][2];
