@@ -1,19 +1,19 @@
-// What the graph's builder must know of the gated delta rule's work space.
+// What the graph's builder must know of the work space of the gated delta rule's prompt kernels. Plain C++.
 #pragma once
 
 #include <cstdint>
 
 namespace quern::cuda::delta {
 
-/// Rows of a chunk.
+/// Rows of a chunk; chunks begin at multiples of it, counted from the first row of a sequence in the step.
 inline constexpr int kDeltaChunk = 64;
-/// Work space of one chunk of one value head.
+/// Work space of one chunk of one value head, in bytes (Record, prefill.cuh).
 inline constexpr int64_t kDeltaRecordBytes = 16384;
 
-/// Whether prompts of such heads are computed in chunks, and answers with the state in registers.
+/// Whether heads of this shape have the fast kernels: prompts in chunks, answers with S in registers.
 constexpr bool has_chunked_heads(int key_dim, int value_dim) { return key_dim == 128 && value_dim == 128; }
 
-/// Most chunks that `tokens` rows of `sequences` sequences make.
+/// An upper bound of the chunks that `tokens` rows of `sequences` sequences make.
 inline int64_t delta_chunks(int64_t tokens, int64_t sequences) { return tokens / kDeltaChunk + sequences; }
 
 }  // namespace quern::cuda::delta

@@ -1,19 +1,25 @@
-// Answer rows: convolution, gates, the delta rule, norm and gate in one kernel, the state in registers.
+// Answer rows: convolution, gates, the delta rule, norm and output gate in one kernel, with S in registers.
 //
-//   block = (sequence, value head); 8 warps, a half warp a row of S, 8 floats of it a lane, 8 rows; where
-//   there are multiprocessors enough, four blocks a head, which give each other their outputs for the norm
-//   the 256 q and k channels are convolved by every value head of a key head (L2 hits); v channels once
-//   rows of a sequence one after another, as they would come one a step: the same operations, the same bits
+//   block      (sequence, value head); 8 warps, each 16 rows of S [128 v, 128 k]
+//   half warp  one row of S at a time, 8 rows in all; a lane has 8 of its 128 floats: 4l .. 4l + 3, and 64 further on
+//   split      where there are SMs enough, a cluster of four blocks shares a head's rows of S (4 rows a warp), and each
+//              sends its outputs to the others, since the norm needs all of a head's
+//   channels   each value head of a key head convolves the key head's 256 channels of q and k (L2 hits), a thread each;
+//              channels of v are convolved once
+//   rows       of a sequence one after another, with the operations of as many steps of one row: the same bits
 //
-// Journal: S takes in the committed entries in registers first. Rows that journal write entries, and S as it
-// was before them. Entries of k and the rings of q and k belong to all blocks of a key head: where the step
-// writes what such a block may still have to read, the block that comes last writes.
+// Journal: S takes in the committed entries first, in registers. A sequence that journals writes entries, and writes S
+// as it was before them. Entries of k, and the rings of q and k, belong to all blocks of a key head; where a step
+// writes what another of these blocks may still have to read, the block that comes last writes.
 //
-// Traffic: S read and written once (4.2 MB a sequence of the 35B's layer). Limit: latency; S, the
-// convolution's window and the journal are loaded before the wait for the predecessor, because only the
-// previous step wrote them. Two blocks a multiprocessor: 8 sequences are under way at once.
+// Shared memory: q, k and v of the row, outputs of two rows in turn, sums of squares; less than 3 KB.
+//
+// Traffic: S read and written once (4.2 MB a sequence and layer of the 35B). S, the convolution's window and the
+// journal are loaded before the wait for the predecessor, since only earlier steps wrote them. Bound: latency with one
+// sequence (2.5 us inside the kernel, 1.0 us of bytes), bytes with many (64 sequences: 106 us an op, 64 us of bytes);
+// two blocks an SM, so that 8 sequences are under way at once (H200, 2026-11).
+#include "ggml-like/cuda/delta/decode_state.cuh"
 #include "ggml-like/cuda/delta/delta.h"
-#include "ggml-like/cuda/delta/rule.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ptx/cluster.cuh"
 #include "ggml-like/cuda/ptx/ptx.cuh"
@@ -24,113 +30,7 @@ using namespace ptx;
 
 namespace {
 
-constexpr int kDim = 128, kTaps = 4, kBlock = 256, kWarps = kBlock / 32;
-static_assert(kBlock == 2 * kDim, "a thread a channel of q and k");
-
-/// The convolution of one channel: its window and taps before the wait, its input after.
-struct Channel {
-    float past[kTaps - 1];
-    float4 taps;
-
-    __device__ __forceinline__ void early(const DeltaStep& d, int channel, int64_t slot, int position,
-                                          int place, int channels) {
-        const bf16* ring = static_cast<const bf16*>(d.conv_state) + slot * d.ring * channels + channel;
-        taps = *reinterpret_cast<const float4*>(d.conv + channel * kTaps);
-#pragma unroll
-        for (int j = 0; j < kTaps - 1; ++j) {
-            const int before = kTaps - 1 - j, p = place >= before ? place - before : place - before + d.ring;
-            past[j] = position >= before ? __bfloat162float(ring[static_cast<int64_t>(p) * channels]) : 0.0f;
-        }
-    }
-    /// SiLU of the sum, rounded as it would be in memory; then `now` belongs to the window.
-    __device__ __forceinline__ float next(float now) {
-        const float sum =
-            fmaf(taps.w, now, fmaf(taps.z, past[2], fmaf(taps.y, past[1], __fmul_rn(taps.x, past[0]))));
-        past[0] = past[1], past[1] = past[2], past[2] = now;
-        return __bfloat162float(__float2bfloat16(sum / (1.0f + __expf(-sum))));
-    }
-};
-
-__device__ __forceinline__ bf16 load_row(const bf16* p) {
-    const unsigned short v = __ldcg(reinterpret_cast<const unsigned short*>(p));
-    return *reinterpret_cast<const bf16*>(&v);
-}
-
-__device__ __forceinline__ float half_warp_sum(float x) {
-#pragma unroll
-    for (int d = 8; d > 0; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
-    return x;
-}
-
-__device__ __forceinline__ float dot(const float4& a, const float4& b) {
-    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, __fmul_rn(a.x, b.x))));
-}
-__device__ __forceinline__ float4 advance4(const float4& s, float decay, float u, const float4& k) {
-    return {advance(s.x, decay, u, k.x), advance(s.y, decay, u, k.y), advance(s.z, decay, u, k.z),
-            advance(s.w, decay, u, k.w)};
-}
-
-__device__ __forceinline__ float4 load4(const float* shared, int at) {
-    return *reinterpret_cast<const float4*>(shared + at);
-}
-__device__ __forceinline__ float4 scaled4(const float* shared, int at, float by) {
-    const float4 x = load4(shared, at);
-    return {__fmul_rn(x.x, by), __fmul_rn(x.y, by), __fmul_rn(x.z, by), __fmul_rn(x.w, by)};
-}
-
-/// The journal of one sequence's value head.
-struct Entries {
-    float *k, *u, *g;  // of entry 0
-    int k_step, u_step, g_step;
-    int committed;
-    bool journaling;
-
-    __device__ __forceinline__ Entries(const DeltaStep& d, int sequence, int64_t slot, int key_head, int head)
-        : k_step(d.key_heads * kDim), u_step(d.value_heads * kDim), g_step(d.value_heads) {
-        const DeltaJournal& j = d.journal;
-        const bool any = j.k != nullptr;
-        const int64_t first = slot * j.entries;
-        committed = any ? j.committed[sequence] : 0;
-        journaling = any && j.journaling[sequence] != 0;
-        k = j.k + first * k_step + key_head * kDim;
-        u = j.u + first * u_step + head * kDim;
-        g = j.g + first * g_step + head;
-    }
-};
-
-/// The lane's part of `kPasses` rows of S, two rows apart.
-template <int kPasses>
-struct StateRows {
-    float4 s[kPasses][2];
-
-    __device__ __forceinline__ void load(const float* from, bool zero) {
-#pragma unroll
-        for (int i = 0; i < kPasses; ++i)
-#pragma unroll
-            for (int h = 0; h < 2; ++h)
-                s[i][h] = zero ? float4{} : *reinterpret_cast<const float4*>(from + 2 * i * kDim + 64 * h);
-    }
-    __device__ __forceinline__ void store(float* to, int i) const {
-        *reinterpret_cast<float4*>(to + 2 * i * kDim) = s[i][0];
-        *reinterpret_cast<float4*>(to + 2 * i * kDim + 64) = s[i][1];
-    }
-    __device__ __forceinline__ void commit(const Entries& entries, int first, int l) {
-#pragma unroll 1
-        for (int e = 0; e < entries.committed; ++e) {
-            const float* k = entries.k + e * entries.k_step;
-            const float* u = entries.u + e * entries.u_step + first;
-            const float decay = decay_of(entries.g[e * entries.g_step]);
-            const float4 k0 = load4(k, 4 * l), k1 = load4(k, 64 + 4 * l);
-#pragma unroll
-            for (int i = 0; i < kPasses; ++i) {
-                s[i][0] = advance4(s[i][0], decay, u[2 * i], k0);
-                s[i][1] = advance4(s[i][1], decay, u[2 * i], k1);
-            }
-        }
-    }
-};
-
-/// One thread's output to all blocks of the cluster.
+/// Gives one thread's output to all blocks of the cluster.
 template <int kSplit>
 __device__ __forceinline__ void share_output(float* to, float value) {
     if constexpr (kSplit == 1) {
@@ -141,13 +41,13 @@ __device__ __forceinline__ void share_output(float* to, float value) {
     }
 }
 
-/// kSplit blocks, a cluster, share a head's rows of S.
+/// kSplit blocks share a head's rows of S; more than one: a cluster.
 template <int kSplit>
 __device__ __forceinline__ void decode(const DeltaStep& d) {
     constexpr int kOwn = kDim / kSplit, kRows = kOwn / kWarps, kPasses = kRows / 2;
-    constexpr int kTogether = 2, kLanes = 8 / kTogether;  // passes whose sums are made at once
+    constexpr int kTogether = 2, kLanes = 8 / kTogether;  // rows of a half warp whose sums are made at once
     __shared__ __align__(16) float qk[2 * kDim], v[kDim];
-    __shared__ __align__(16) float outputs[2][kDim];  // of rows in turn: peers may be a row ahead
+    __shared__ __align__(16) float outputs[2][kDim];  // rows take turns: other blocks may be a row ahead
     __shared__ float squares[kWarps];
     const int sequence = blockIdx.y, head = blockIdx.x / kSplit, share = blockIdx.x % kSplit,
               tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
@@ -163,8 +63,7 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     const int64_t slot = d.slots[sequence];
     const int half = lane / 16, l = lane % 16, first = share * kOwn + warp * kRows + half;
     float* state = d.delta + ((slot * d.value_heads + head) * kDim + first) * kDim + 4 * l;
-    // Threads 0..127: a channel of q, those with an output of this block one of v; the others: a channel of
-    // k.
+    // Threads 0..127 have a channel of q, and one of v if the block has its output; the others a channel of k.
     const bool is_q = tid < kDim, has_output = is_q && tid / kOwn == share;
     const int element = tid % kDim, qk_channel = key_head * kDim + (is_q ? 0 : keys) + element;
     const int v_channel = 2 * keys + head * kDim + element;
@@ -173,14 +72,14 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     if (has_output) of_v.early(d, v_channel, slot, position, place, channels);
     const float rate = d.decay_rate[head], bias = d.dt_bias[head], norm = d.norm[element];
     const Entries entries(d, sequence, slot, key_head, head);
-    StateRows<kPasses> rows;  // after the windows, which are waited for first
+    StateRows<kPasses> rows;  // loaded after the windows, which are needed first
     rows.load(state, position == 0);
     rows.commit(entries, first, l);
-    if constexpr (kSplit > 1) cluster_wait();  // all of it have begun
+    if constexpr (kSplit > 1) cluster_wait();  // all blocks have begun: their shared memory may be written
     wait_for_predecessor();
     if (!active) return;
 
-    // Which block writes the key head's entries of k and rings of q and k.
+    // Whether this block writes the key head's entries of k and rings of q and k.
     bool writes_keys = key_head * group == head && share == 0;
     if ((entries.journaling && entries.committed > 0) || end - begin > d.ring - (kTaps - 1))
         writes_keys = last_block(d.counters + sequence * d.key_heads + key_head, group * kSplit);
@@ -225,8 +124,8 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
                 sums[j] = dot(s[0], k0) + dot(s[1], k1);
                 sums[kTogether + j] = dot(s[0], q0) + dot(s[1], q1);
             }
-            // Of kLanes lanes each: those below 8 have s k of a pass and make its delta, the others s q and
-            // its output.
+            // kLanes lanes have the same sum: lanes below 8 s.k of a row, of which they make delta, the others s.q, of
+            // which they make the output.
             const float sum = lane_sums<16>(sums);
             const int own = first + 2 * (pass + l / kLanes % kTogether);
             const float delta_of_own = __fmul_rn(beta, fmaf(-decay, sum, v[own]));
@@ -236,7 +135,7 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
                     &o[own], __bfloat162float(__float2bfloat16(fmaf(decay, sum, __fmul_rn(product, delta)))));
             if (entries.journaling && l < 8 && l % kLanes == 0)
                 entries.u[entry * entries.u_step + own] = delta_of_own;
-            // before the stores that nobody of the cluster waits for
+            // before the stores of S, which the cluster need not wait for
             if (kSplit > 1 && pass + kTogether == kPasses) cluster_arrive();
 #pragma unroll
             for (int j = 0; j < kTogether; ++j) {
@@ -247,7 +146,7 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
                 if (stores) rows.store(state, i);
             }
         }
-        // The ring's row of this position.
+        // The convolution's input of this position.
         bf16* ring = static_cast<bf16*>(d.conv_state) + (slot * d.ring + place) * channels;
         if (writes_keys) ring[qk_channel] = u_qk;
         if (has_output) ring[v_channel] = u_v;

@@ -1,4 +1,5 @@
-// The gated norm of many rows: a warp a head. Traffic: input once, output once.
+// The gated norm of many rows. A warp has a head of a row: lane l elements l, l + 32, ...; no shared memory.
+// Traffic: o, z and h once. Bound: bytes.
 #include "ggml-like/cuda/delta/gated_norm.h"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ptx/ptx.cuh"
@@ -16,7 +17,7 @@ __device__ __forceinline__ float load(const bf16* p) {
     return __bfloat162float(*reinterpret_cast<const bf16*>(&v));
 }
 
-/// A warp a head of up to 32 * kEach.
+/// Heads of up to 32 * kEach.
 template <int kEach>
 __global__ void __launch_bounds__(kNormThreads) gated_kernel(GatedNormRows a) {
     allow_successor();

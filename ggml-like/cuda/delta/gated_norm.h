@@ -1,4 +1,5 @@
-// The gated norm of many rows, written to memory for the tiled products.
+// The gated norm of many rows, for the product that follows. All tensors are BF16, weights FP32; one rounding at the
+// store.
 #pragma once
 
 #include "ggml-like/cuda/context.h"
@@ -15,7 +16,8 @@ struct GatedNormRows {
     void* h;  // BF16 [rows, heads * dim]
 };
 
-/// h = rms_norm(o, norm) * silu(z) per head.
+/// h = rms_norm(o, norm) * silu(z), head by head (ops/conv_gated_delta_net.h). Throws Error(device) for heads of more
+/// than 256.
 void gated_norm_rows(Context& context, const GatedNormRows& a);
 
 }  // namespace quern::cuda::delta

@@ -1,8 +1,11 @@
-// Any shape, row by row: the plain form for small models.
-//   convolve: a thread a channel and sequence, its rows in order (so nobody else touches its ring)
-//   commit: a block a sequence and value head, the journal's entries that were accepted
-//   recur: a block a sequence and value head, a thread a value row, the state in memory; rows that journal
-//          work on the copy that `commit` has made
+// The gated delta rule for any shape, row by row: the plain form for small models. Three kernels:
+//
+//   convolve   a thread a channel and sequence, which has that channel of the ring to itself; its rows in order
+//   commit     block = (sequence, value head); a warp a row of S: applies the journal's committed entries
+//   recur      block = (sequence, value head); a thread a row of S, in memory. Sequences that journal work on the copy
+//              that `commit` has made
+//
+// Shared memory: of recur q and k of the row. Bound: S read and written in every row.
 #include "ggml-like/cuda/delta/delta.h"
 #include "ggml-like/cuda/delta/rule.cuh"
 #include "ggml-like/cuda/launch.cuh"
@@ -47,7 +50,7 @@ __global__ void __launch_bounds__(kBlock) convolve(DeltaStep d, int channels) {
     }
 }
 
-/// x / sqrt(sum x^2 + 1e-6) * scale into shared memory.
+/// to = x / sqrt(sum x^2 + 1e-6) * scale, in shared memory; a barrier at the end.
 __device__ void unit(const void* x, int64_t at, int dim, float scale, float* to,
                      float (&partial)[kBlock / 32]) {
     float mine = 0;
@@ -65,7 +68,7 @@ __device__ void unit(const void* x, int64_t at, int dim, float scale, float* to,
     __syncthreads();
 }
 
-/// A warp a row of S, a lane an element: each takes in the committed entries one after another.
+/// A lane an element of S: the committed entries in order.
 __global__ void __launch_bounds__(kBlock) commit(DeltaStep d) {
     allow_successor();
     wait_for_predecessor();

@@ -1,4 +1,7 @@
-// First part of delta_prefill's prepare: the causal convolution with SiLU of a chunk's heads.
+// prefill_prepare.cu's first part: the causal convolution with SiLU of a chunk's heads.
+//
+//   warp = 16 rows of the chunk, 8 at a time; lanes 0 .. 15 have one head, 8 channels each, lanes 16 .. 31 the next
+//   head
 #pragma once
 
 #include "ggml-like/cuda/delta/prefill.cuh"
@@ -7,8 +10,9 @@ namespace quern::cuda::delta {
 
 using namespace ptx;
 
-constexpr int kWindow = 3;  // rows before a sequence's first that its convolution sees
+constexpr int kWindow = 3;  // rows before its own that a row's convolution sees
 
+/// A chunk of a sequence.
 struct Chunk {
     int sequence;
     int index;   // in its sequence
@@ -25,7 +29,7 @@ __device__ __forceinline__ void load_row(uint32_t (&to)[4], const bf16* from) {
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-/// Column of head `head` of a block: 0 is q, 1 is k, then the value heads.
+/// First channel of head `head` of a block: 0 is q, 1 is k, then come the value heads.
 __device__ __forceinline__ int head_column(const DeltaStep& p, int key_head, int head) {
     if (head < 2) return (head * p.key_heads + key_head) * kDim;
     return (2 * p.key_heads + key_head * (p.value_heads / p.key_heads) + head - 2) * kDim;
@@ -46,7 +50,7 @@ __device__ __forceinline__ void load_window(const DeltaStep& p, bf16* ring, int 
     }
 }
 
-/// The step's last inputs go to the ring. Only this thread reads or writes these 8 channels of it.
+/// The step's last inputs go to the ring, of which only this thread reads or writes these 8 channels.
 __device__ __forceinline__ void save_window(const DeltaStep& p, bf16* ring, int position, int channels,
                                             const bf16* inputs, int length) {
     for (int from = max(0, length - p.ring); from < length; ++from) {
@@ -57,8 +61,7 @@ __device__ __forceinline__ void save_window(const DeltaStep& p, bf16* ring, int 
     }
 }
 
-/// rows[3..10] hold inputs and become outputs; rows[0..2], the inputs before them, become the last three
-/// inputs.
+/// rows[3..10]: inputs, which become outputs; rows[0..2]: the inputs before them, which become the last three inputs.
 __device__ __forceinline__ void convolve_rows(uint32_t (&rows)[11][4], const float4* taps) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -77,8 +80,8 @@ __device__ __forceinline__ void convolve_rows(uint32_t (&rows)[11][4], const flo
     }
 }
 
-/// Two heads of the block: lane = 8 channels, warp = 16 rows. `tiles`: where to keep the outputs too, or
-/// null.
+/// Heads first_head and first_head + 1 of the block: x, and if `tiles` is not null also the tiles of x_q and x_k in
+/// shared memory.
 __device__ void convolve(const DeltaStep& p, const Chunk& chunk, int key_head, int first_head, int warp,
                          int lane, unsigned char* tiles) {
     const int head = first_head + lane / 16;

@@ -1,6 +1,20 @@
-// delta_prefill's first kernel: convolution, gates, scores and inverse of each chunk. See delta_prefill.cu.
+// The chunked delta rule's first kernel: convolution, gates, A and P of each chunk (prefill.cu has the formulas).
+//
+//   block = (key head, chunk), 4 warps of 16 rows each
+//
+//     convolve        x of q, k and the key head's value heads; x_q and x_k also as tiles in shared memory
+//     find_products   x_k x_k^T and x_q x_k^T, in registers for all value heads:   warp 0 | x
+//                                                                                  warp 1 | x x
+//     then, two value heads at a time                                              warp 2 | x x x
+//     find_gates      G and beta, a warp a head                                    warp 3 | x x x x
+//     find_scores     P to the record, L to shared memory
+//     solve           the inverse of I + L (prefill_solve.cuh), A to the record
+//
+// Shared memory: tiles of x_q and x_k (32 KB), and in their place L of two value heads (36 KB); gates and norms. Four
+// blocks an SM.
 #include "ggml-like/cuda/delta/prefill.cuh"
 #include "ggml-like/cuda/delta/prefill_convolve.cuh"
+#include "ggml-like/cuda/delta/prefill_solve.cuh"
 #include "ggml-like/cuda/launch.cuh"
 
 namespace quern::cuda::delta {
@@ -10,10 +24,9 @@ using namespace ptx;
 namespace {
 
 constexpr int kThreads = 128;
-constexpr int kPitch = 72;  // floats a row of L in shared memory: float2 reads of 8 rows meet no bank twice
 constexpr float kEps = 1e-6f;
 
-/// Which chunk of which sequence is number `wanted` of the batch; each warp finds out for itself.
+/// Chunk number `wanted` of the step, found by each warp for itself. False: there are fewer.
 __device__ bool find_chunk(const int* start, int sequences, int wanted, int lane, Chunk& chunk) {
     int before = 0;
     for (int first = 0; first < sequences; first += 32) {
@@ -42,8 +55,9 @@ __device__ bool find_chunk(const int* start, int sequences, int wanted, int lane
 
 struct PrepareShared {
     union {
-        unsigned char tiles[2][kTileBytes];  // x_q, x_k; no longer needed when L is written
-        float lower[2][kChunk * kPitch];     // L of two value heads, then its diagonal blocks inverted
+        unsigned char tiles[2][kTileBytes];  // x_q, x_k: done with when L is written
+        float lower[2][kChunk *
+                       kPitch];  // L of two value heads; later its diagonal blocks are inverted in place
     };
     float norm_q[kChunk];
     float norm_k[kChunk];
@@ -51,6 +65,7 @@ struct PrepareShared {
     float beta[2][kChunk];
 };
 
+/// 1 / |row|.
 __device__ float row_norm(const unsigned char* tile, int row) {
     float sum = kEps;
 #pragma unroll
@@ -65,7 +80,7 @@ __device__ float row_norm(const unsigned char* tile, int row) {
 
 __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(__expf(x)); }
 
-/// One warp: G and beta of a value head, two rows a lane; rows past the end have g = 0 and beta = 0.
+/// One warp: G and beta of a value head, two rows a lane. Rows past the end have gate and beta 0.
 __device__ void find_gates(const DeltaStep& p, const Chunk& chunk, int head, int lane, float* gates,
                            float* beta) {
     float g[2], s[2];
@@ -92,7 +107,7 @@ __device__ void find_gates(const DeltaStep& p, const Chunk& chunk, int head, int
     beta[2 * lane + 1] = s[1];
 }
 
-/// kk = x_k x_k^T and qk = x_q x_k^T, rows 16 warp .. +15, columns up to the diagonal block.
+/// kk = x_k x_k^T and qk = x_q x_k^T: the warp's 16 rows, columns up to the diagonal block.
 __device__ __forceinline__ void find_products(const PrepareShared& shared, int warp, int lane,
                                               float (&kk)[8][4], float (&qk)[8][4]) {
     const uint32_t q = shared_address(shared.tiles[0]), k = shared_address(shared.tiles[1]);
@@ -116,7 +131,7 @@ __device__ __forceinline__ void find_products(const PrepareShared& shared, int w
     }
 }
 
-/// Writes P of one value head to its record and L to shared memory.
+/// One value head: P to its record, L to shared memory.
 __device__ __forceinline__ void find_scores(PrepareShared& shared, int half, int warp, int lane,
                                             const float (&kk)[8][4], const float (&qk)[8][4],
                                             Record& record) {
@@ -148,106 +163,6 @@ __device__ __forceinline__ void find_scores(PrepareShared& shared, int half, int
         }
         record.scores[warp * (warp + 1) / 2 + block][lane] =
             make_uint4(scores[0], scores[1], scores[2], scores[3]);
-    }
-}
-
-/// One thread: column `column` of the inverse of a 16x16 block I + L, by forward substitution; all threads of
-/// a block are in one warp.
-__device__ void invert_column(float* block, int column) {
-    float x[16];
-#pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        float sum = i == column ? 1.0f : 0.0f;
-#pragma unroll
-        for (int j = 0; j < i; ++j) sum -= block[i * kPitch + j] * x[j];
-        x[i] = sum;
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 16; ++i) block[i * kPitch + column] = x[i];
-}
-
-/// A left operand as the sum of two BF16 matrices.
-struct Split {
-    uint32_t high[4];
-    uint32_t low[4];
-};
-
-__device__ __forceinline__ Split split_sums(const float (&x)[2][4]) {
-    Split s;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) split(x[i / 2][2 * (i % 2)], x[i / 2][2 * (i % 2) + 1], s.high[i], s.low[i]);
-    return s;
-}
-
-/// sum += left right^T, right a 16x16 block in shared memory; close to FP32.
-__device__ __forceinline__ void multiply(float (&sum)[2][4], const Split& left, const float* right,
-                                         int lane) {
-#pragma unroll
-    for (int t = 0; t < 2; ++t) {
-        const float* at = right + (8 * t + lane / 4) * kPitch + 2 * (lane % 4);
-        const float2 b0 = *reinterpret_cast<const float2*>(at);
-        const float2 b1 = *reinterpret_cast<const float2*>(at + 8);
-        uint32_t high0, low0, high1, low1;
-        split(b0.x, b0.y, high0, low0);
-        split(b1.x, b1.y, high1, low1);
-        mma(sum[t], left.high, low0, low1);
-        mma(sum[t], left.low, high0, high1);
-        mma(sum[t], left.high, high0, high1);
-    }
-}
-
-__device__ __forceinline__ void store_block(Record& record, int block, int lane, const uint32_t (&high)[4],
-                                            const uint32_t (&low)[4]) {
-    record.solve[block][lane] = make_uint4(high[0], high[1], high[2], high[3]);
-    record.solve_low[block][lane] = make_uint4(low[0], low[1], low[2], low[3]);
-}
-
-/// One warp: the blocks (i, column) of the inverse, i >= column, from L with inverted diagonal blocks:
-/// X_ic = -X_ii sum_j L_ij X_jc. Works on X^T, whose sums are left operands as they stand.
-__device__ void solve_column(const float* lower, const float* beta, int column, int lane, Record& record) {
-    const int r = lane / 4, c = 2 * (lane % 4);
-    const float* diagonal = lower + column * 16 * (kPitch + 1);
-    beta += 16 * column;
-    const float2 b0 = *reinterpret_cast<const float2*>(beta + c);
-    const float2 b1 = *reinterpret_cast<const float2*>(beta + c + 8);
-    uint32_t high[4], low[4];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const float2 x = *reinterpret_cast<const float2*>(diagonal + (r + 8 * i) * kPitch + c);
-        const float2 y = *reinterpret_cast<const float2*>(diagonal + (r + 8 * i) * kPitch + c + 8);
-        split(x.x * b0.x, x.y * b0.y, high[2 * i], low[2 * i]);
-        split(y.x * b1.x, y.y * b1.y, high[2 * i + 1], low[2 * i + 1]);
-    }
-    store_block(record, column * (column + 3) / 2, lane, high, low);
-
-    Split x[3];
-    float first[2][4];
-#pragma unroll
-    for (int e = 0; e < 8; ++e)
-        first[e / 4][e % 4] = diagonal[(8 * (e / 4) + c + e % 2) * kPitch + r + 8 * (e / 2 % 2)];
-    x[0] = split_sums(first);
-    const float beta_lo = beta[r], beta_hi = beta[r + 8];
-#pragma unroll
-    for (int d = 1; d < 4; ++d) {
-        const int i = column + d;
-        if (i >= 4) break;
-        float sum[2][4] = {};
-#pragma unroll
-        for (int e = 0; e < d; ++e) multiply(sum, x[e], lower + 16 * i * kPitch + 16 * (column + e), lane);
-        float z[2][4] = {};
-        multiply(z, split_sums(sum), lower + 16 * i * (kPitch + 1), lane);
-#pragma unroll
-        for (int e = 0; e < 8; ++e) z[e / 4][e % 4] = -z[e / 4][e % 4];
-        if (d < 3) x[d] = split_sums(z);
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-            const float scale = t % 2 == 0 ? beta_lo : beta_hi;
-            split(z[t / 2][2 * (t % 2)] * scale, z[t / 2][2 * (t % 2) + 1] * scale, high[t], low[t]);
-            high[t] = transpose(high[t]);
-            low[t] = transpose(low[t]);
-        }
-        store_block(record, i * (i + 1) / 2 + column, lane, high, low);
     }
 }
 
@@ -294,7 +209,7 @@ __global__ __launch_bounds__(kThreads, 4) void prepare(DeltaStep p) {
             invert_column(shared.lower[half] + row / 16 * 16 * (kPitch + 1), row % 16);
         }
         __syncthreads();
-        // Column 0 is the longest: one warp gets column 0 of one head and column 3 of the other.
+        // Column 0 has the most blocks: who has column 0 of one head has column 3 of the other.
         for (int h = 0; h < heads; ++h)
             solve_column(shared.lower[h], shared.beta[h], h == 0 ? warp : 3 - warp, lane, records[pair + h]);
         __syncthreads();

@@ -1,5 +1,5 @@
-// The delta rule's step on one element of S, spelled out: a journal's entry that is applied later must leave
-// the bits that the row itself leaves, whichever kernel applies it.
+// The delta rule's step on one element of S, with every rounding written out: an entry of the journal that is applied
+// later must leave the bits that its row would have left, whichever kernel applies it.
 #pragma once
 
 namespace quern::cuda::delta {

@@ -1,0 +1,120 @@
+// Answer rows: the convolution of a channel, the journal, and S in registers.
+#pragma once
+
+#include "ggml-like/cuda/delta/delta.h"
+#include "ggml-like/cuda/delta/rule.cuh"
+#include "ggml-like/cuda/ptx/ptx.cuh"
+
+namespace quern::cuda::delta {
+
+using namespace ptx;
+
+constexpr int kDim = 128, kTaps = 4, kBlock = 256, kWarps = kBlock / 32;
+static_assert(kBlock == 2 * kDim, "a thread a channel of q and k");
+
+/// The convolution of one channel: window and taps are loaded before the wait for the predecessor, inputs come after
+/// it.
+struct Channel {
+    float past[kTaps - 1];
+    float4 taps;
+
+    __device__ __forceinline__ void early(const DeltaStep& d, int channel, int64_t slot, int position,
+                                          int place, int channels) {
+        const bf16* ring = static_cast<const bf16*>(d.conv_state) + slot * d.ring * channels + channel;
+        taps = *reinterpret_cast<const float4*>(d.conv + channel * kTaps);
+#pragma unroll
+        for (int j = 0; j < kTaps - 1; ++j) {
+            const int before = kTaps - 1 - j, p = place >= before ? place - before : place - before + d.ring;
+            past[j] = position >= before ? __bfloat162float(ring[static_cast<int64_t>(p) * channels]) : 0.0f;
+        }
+    }
+    /// SiLU of the sum over the window and `now`, rounded to BF16 as x in memory is; then `now` belongs to the window.
+    __device__ __forceinline__ float next(float now) {
+        const float sum =
+            fmaf(taps.w, now, fmaf(taps.z, past[2], fmaf(taps.y, past[1], __fmul_rn(taps.x, past[0]))));
+        past[0] = past[1], past[1] = past[2], past[2] = now;
+        return __bfloat162float(__float2bfloat16(sum / (1.0f + __expf(-sum))));
+    }
+};
+
+__device__ __forceinline__ bf16 load_row(const bf16* p) {
+    const unsigned short v = __ldcg(reinterpret_cast<const unsigned short*>(p));
+    return *reinterpret_cast<const bf16*>(&v);
+}
+
+__device__ __forceinline__ float half_warp_sum(float x) {
+#pragma unroll
+    for (int d = 8; d > 0; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
+    return x;
+}
+
+__device__ __forceinline__ float dot(const float4& a, const float4& b) {
+    return fmaf(a.w, b.w, fmaf(a.z, b.z, fmaf(a.y, b.y, __fmul_rn(a.x, b.x))));
+}
+__device__ __forceinline__ float4 advance4(const float4& s, float decay, float u, const float4& k) {
+    return {advance(s.x, decay, u, k.x), advance(s.y, decay, u, k.y), advance(s.z, decay, u, k.z),
+            advance(s.w, decay, u, k.w)};
+}
+
+__device__ __forceinline__ float4 load4(const float* shared, int at) {
+    return *reinterpret_cast<const float4*>(shared + at);
+}
+__device__ __forceinline__ float4 scaled4(const float* shared, int at, float by) {
+    const float4 x = load4(shared, at);
+    return {__fmul_rn(x.x, by), __fmul_rn(x.y, by), __fmul_rn(x.z, by), __fmul_rn(x.w, by)};
+}
+
+/// The journal of one sequence's value head.
+struct Entries {
+    float *k, *u, *g;  // of entry 0
+    int k_step, u_step, g_step;
+    int committed;
+    bool journaling;
+
+    __device__ __forceinline__ Entries(const DeltaStep& d, int sequence, int64_t slot, int key_head, int head)
+        : k_step(d.key_heads * kDim), u_step(d.value_heads * kDim), g_step(d.value_heads) {
+        const DeltaJournal& j = d.journal;
+        const bool any = j.k != nullptr;
+        const int64_t first = slot * j.entries;
+        committed = any ? j.committed[sequence] : 0;
+        journaling = any && j.journaling[sequence] != 0;
+        k = j.k + first * k_step + key_head * kDim;
+        u = j.u + first * u_step + head * kDim;
+        g = j.g + first * g_step + head;
+    }
+};
+
+/// The lane's part of kPasses rows of S, two rows apart, since the warp's halves have every other row.
+template <int kPasses>
+struct StateRows {
+    float4 s[kPasses][2];
+
+    __device__ __forceinline__ void load(const float* from, bool zero) {
+#pragma unroll
+        for (int i = 0; i < kPasses; ++i)
+#pragma unroll
+            for (int h = 0; h < 2; ++h)
+                s[i][h] = zero ? float4{} : *reinterpret_cast<const float4*>(from + 2 * i * kDim + 64 * h);
+    }
+    __device__ __forceinline__ void store(float* to, int i) const {
+        *reinterpret_cast<float4*>(to + 2 * i * kDim) = s[i][0];
+        *reinterpret_cast<float4*>(to + 2 * i * kDim + 64) = s[i][1];
+    }
+    /// Applies the committed entries in order.
+    __device__ __forceinline__ void commit(const Entries& entries, int first, int l) {
+#pragma unroll 1
+        for (int e = 0; e < entries.committed; ++e) {
+            const float* k = entries.k + e * entries.k_step;
+            const float* u = entries.u + e * entries.u_step + first;
+            const float decay = decay_of(entries.g[e * entries.g_step]);
+            const float4 k0 = load4(k, 4 * l), k1 = load4(k, 64 + 4 * l);
+#pragma unroll
+            for (int i = 0; i < kPasses; ++i) {
+                s[i][0] = advance4(s[i][0], decay, u[2 * i], k0);
+                s[i][1] = advance4(s[i][1], decay, u[2 * i], k1);
+            }
+        }
+    }
+};
+
+}  // namespace quern::cuda::delta
