@@ -1,6 +1,6 @@
-// Packed codes to BF16 registers of the A operand (packed.h has the layout). No table, no conversion
-// instruction: the code's bits are moved to where BF16 keeps its low exponent and high mantissa bits;
-// subnormals come out right.
+// Packed codes to BF16 registers of the A operand (packed.h has the layout), without tables or conversion instructions:
+// the bits of a code are moved to where BF16 has its sign, its low exponent bits and its high mantissa bits. Subnormal
+// codes come out right, as subnormal BF16 numbers.
 #pragma once
 
 #include "ggml-like/cuda/pack/packed.h"
@@ -10,8 +10,9 @@ namespace quern::cuda::pack {
 
 using namespace ptx;
 
-/// Activations that meet fp8 or nvfp4 codes in few-row kernels are multiplied by 2^60 first, so that products
-/// stay far from FP32's subnormals: sums are then too small by 2^60 (fp8) and 2^66 (nvfp4).
+/// Activations that meet fp8 or nvfp4 codes in kernels of answers are multiplied by 2^60 first, so that products stay
+/// far from FP32's subnormals. Sums are then too small by 2^60 (fp8) or 2^66 (nvfp4), which the rows' factors make up
+/// for.
 template <Kind K>
 constexpr float kActivationLift = K == Kind::bf16 ? 1.0f : 0x1p60f;
 template <Kind K>
@@ -19,9 +20,9 @@ constexpr float kSumLift = K == Kind::bf16  ? 1.0f
                            : K == Kind::fp8 ? 0x1p60f
                                             : 0x1p66f;
 
-/// Words of rows g and g + 8 for a pair of nvfp4 blocks: a[0..3] of its even (0) or odd (1) block, values *
-/// 2^-126. 9 instructions a word: three of its four code places are one shift from where BF16 wants them, the
-/// fourth one product with 2^11 + 2^5 + 1: s, one e, and e m arrive there, and no carry reaches them.
+/// Words of rows g and g + 8 for a pair of nvfp4 blocks become a[0..3] of its even (0) or odd (1) block, values *
+/// 2^-126. 9 instructions a word: three of its four code places are at most one shift from where BF16 has the bits; the
+/// fourth takes one product with 2^11 + 2^5 + 1, which moves s, e, and e m there, and no carry reaches them.
 __device__ __forceinline__ void decode_nvfp4(uint32_t low, uint32_t high, int odd, uint32_t (&a)[4]) {
     const auto field = [](uint32_t w) { return w & 0x81c081c0u; };
     const auto split_field = [&](uint32_t w) { return field(((w >> 7) & 0x00d800d8u) * 0x821u); };
@@ -31,7 +32,7 @@ __device__ __forceinline__ void decode_nvfp4(uint32_t low, uint32_t high, int od
     a[3] = odd ? field(high << 6) : split_field(high);
 }
 
-/// Two words of fp8 codes: a[0..3], values * 2^-120.
+/// Two words of fp8 codes become a[0..3], values * 2^-120.
 __device__ __forceinline__ void decode_fp8(uint32_t w0, uint32_t w1, uint32_t (&a)[4]) {
     const uint32_t w[2] = {w0, w1};
 #pragma unroll
@@ -42,7 +43,7 @@ __device__ __forceinline__ void decode_fp8(uint32_t w0, uint32_t w1, uint32_t (&
     }
 }
 
-/// Four E4M3 bytes to floats, exact. NaN is not a legal scale (checked at load).
+/// Four E4M3 bytes to floats, exact. No scale is NaN (checked at load).
 __device__ __forceinline__ void decode_scales(uint32_t bytes, float (&s)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

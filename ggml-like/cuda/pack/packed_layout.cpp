@@ -12,7 +12,7 @@ int64_t part_bytes(int64_t tiles, int64_t columns, Kind kind) {
     return aligned(data_bytes(tiles, chunks_for(columns), kind)) + aligned(factor_bytes(tiles));
 }
 
-/// Segments of one kind that follow each other share a part, if their tiles may meet.
+/// Whether a segment goes on with the part before it: the same kind, and its rows may begin within a tile.
 bool joins(const WeightSegment& next, Kind kind, int64_t rows_so_far) {
     return kind_of(next) == kind && (kind != Kind::fp8 || rows_so_far % 8 == 0);
 }

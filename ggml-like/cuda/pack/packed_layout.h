@@ -1,5 +1,5 @@
-// How much device memory packed weights take (packed.h). Plain C++: memory is planned where no CUDA is, and
-// what places the weights cuts them by the same rules.
+// How much device memory packed weights take (packed.h). Plain C++: memory is planned in builds without CUDA, too, and
+// place.cpp cuts weights by the same rules.
 #pragma once
 
 #include <vector>
@@ -9,10 +9,10 @@
 
 namespace quern::cuda::pack {
 
-/// Blocks of device memory begin at multiples of it.
+/// Blocks of device memory begin at multiples of it, in bytes.
 inline constexpr int64_t kWeightAlignment = 256;
 
-/// What a matrix becomes. Throws Error(model) for types without kernels.
+/// What a segment becomes. Throws Error(model) for dtypes without kernels.
 Kind kind_of(const WeightSegment& segment);
 
 /// Segments [first, end) of a weight that share tiles.
@@ -23,12 +23,13 @@ struct PartLayout {
     int64_t tiles;  // of 16 rows; in paired order of 8 rows of gate and 8 of up
 };
 
-/// In paired order one part of two segments. Throws Error(model) if these differ in format or height, or if a
-/// stacked weight changes format more often than Packed has parts.
+/// A weight's parts; in paired order one, of two segments. Throws Error(model) if the two differ in format or height,
+/// or if a stacked weight has more runs of formats than Packed has parts.
 std::vector<PartLayout> part_layouts(const Weight& weight, RowOrder order);
 /// Tiles of one expert.
 int64_t expert_tiles(const ExpertWeights& experts, RowOrder order);
 
+/// Chunks of a row, bytes of packed codes, bytes of factors.
 int chunks_for(int64_t columns);
 int64_t data_bytes(int64_t tiles, int64_t chunks, Kind kind);
 int64_t factor_bytes(int64_t tiles);

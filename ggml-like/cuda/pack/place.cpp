@@ -1,6 +1,8 @@
 #include "ggml-like/cuda/pack/place.h"
 
 #include <algorithm>
+#include <cmath>
+#include <string>
 
 #include "ggml-like/check.h"
 #include "ggml-like/cuda/pack/packed_layout.h"
@@ -23,6 +25,7 @@ RawType raw_type(DType dtype) {
     }
 }
 
+/// Where a segment goes (PackTask, RawRows).
 struct Destination {
     uint8_t* data;
     float* factor;
@@ -32,7 +35,8 @@ struct Destination {
     int64_t place = 0;  // stacked: packed row of the segment's first row
 };
 
-/// Hands a segment to the uploader in pieces that fit its buffers; FP8 block scales go whole with each piece.
+/// Hands a segment to the uploader in pieces that fit its buffers; FP8 block scales go along with each piece, all of
+/// them.
 void upload_segment(const WeightSegment& s, const Destination& to, Uploader& uploader) {
     const int64_t row_bytes = dtype_bytes(s.dtype, s.cols);
     const int64_t scale_row = s.scale_kind == ScaleKind::nvfp4 ? s.cols / 16 : 0;
@@ -81,7 +85,7 @@ void fill(const std::string& name, int64_t columns, Kind kind, const Memory& m, 
     fill_random(nullptr, kind, m.data, m.factor, tiles, chunks, deviation, std::hash<std::string>{}(name));
 }
 
-/// Segments of one part: each half of a pair, or one below the other.
+/// The segments of one part: the halves of a pair, or one below the other.
 void upload_part(const Weight& w, const PartLayout& part, RowOrder order, const Memory& m, int chunks,
                  Uploader& uploader) {
     const bool paired = order == RowOrder::paired;

@@ -1,4 +1,4 @@
-// Placing weights: host segments -> packed device memory.
+// Placing weights: segments in host memory become packed weights in device memory.
 #pragma once
 
 #include <functional>
@@ -9,10 +9,12 @@
 
 namespace quern::cuda::pack {
 
-/// Zeroed device memory that lives as long as the backend: bytes, what for.
+/// Gives zeroed device memory that lives as long as the backend; arguments: bytes, and what for (in errors).
 using Allocate = std::function<void*(int64_t, const char*)>;
 
-/// Null data in every segment: a synthetic weight, filled at random on the device.
+/// Packs a weight of any stored format. Rows may still be on their way until uploader.finish(). A weight whose segments
+/// have null data is synthetic: filled at random on the device. Throws Error(model) for formats without kernels, and
+/// for experts that are not all stored alike.
 Packed place_weight(const Weight& weight, RowOrder order, Uploader& uploader, const Allocate& allocate);
 PackedExperts place_experts(const ExpertWeights& experts, RowOrder order, Uploader& uploader,
                             const Allocate& allocate);

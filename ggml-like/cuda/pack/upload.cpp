@@ -1,5 +1,6 @@
 #include "ggml-like/cuda/pack/upload.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "ggml-like/cuda/check_cuda.h"
@@ -9,7 +10,8 @@ namespace quern::cuda::pack {
 namespace {
 
 constexpr int64_t kAlignment = 256, kPiece = 256 << 10;
-constexpr int64_t kBehind = 1 << 20;  // of a buffer, for alignment, tasks and the blocks' tasks
+constexpr int64_t kBehind =
+    1 << 20;  // bytes of a buffer behind kCapacity: for alignment, tasks and the blocks' tasks
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 

@@ -1,8 +1,13 @@
-// Uploader: raw weights from host memory (a mapped file) through pinned buffers to the packing kernel. While
-// threads fill one buffer, those before it are on their way to the device or are packed there: a stream for
-// copies, a stream for kernels, and a buffer is filled again when it has been packed.
+// Uploader: raw weights from host memory (a mapped file) through pinned buffers to the packing kernel.
+//
+//     threads copy       | buffer 0 | buffer 1 | buffer 2 | buffer 3 | buffer 0 ...
+//     device copies                 | buffer 0 | buffer 1 | buffer 2 | ...
+//     kernel packs                             | buffer 0 | buffer 1 | ...
+//
+// Copies and kernels have a stream each; a buffer is filled again once it has been packed.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "ggml-like/cpu/thread_pool.h"
@@ -17,15 +22,16 @@ class Uploader {
     Uploader(const Uploader&) = delete;
     Uploader& operator=(const Uploader&) = delete;
 
-    /// Most bytes of one rows() call.
+    /// Bytes of one rows() call, at most.
     static constexpr int64_t kCapacity = 32ll << 20;
 
-    /// Queues rows whose `values` and scales are host addresses, of these sizes in bytes.
+    /// Queues rows, of which `values` and scales are host addresses, with these sizes in bytes. They must stay until
+    /// the next flush() or finish().
     void rows(RawRows raw, int64_t value_bytes, int64_t nvfp4_scale_bytes, int64_t scale_bytes, uint8_t* data,
               float* factor, int chunks);
-    /// Sends what is queued.
+    /// Sends what is queued. Throws Error(device).
     void flush();
-    /// Sends, waits, and gives the buffers back.
+    /// Sends what is queued, waits until all is packed, and frees the buffers.
     void finish();
 
   private:

@@ -1,4 +1,5 @@
-// Packed weights as A fragments of tensor-core products (packed_layout.h has the layout).
+// Packed weights as A fragments with their block scales multiplied in, for the tiled products (packed.h has the
+// layout).
 #pragma once
 
 #include "ggml-like/cuda/pack/decode.cuh"
@@ -7,7 +8,7 @@ namespace quern::cuda::pack {
 
 using namespace ptx;
 
-/// What the BF16 registers of A are short of after their scales: the row factors hold kSumLift instead.
+/// Times a row's factor, which holds kSumLift: the factor of sums over these fragments.
 template <Kind K>
 constexpr float kRowLift = K == Kind::nvfp4 ? 0x1p8f / kSumLift<K> : 1.0f / kSumLift<K>;
 
@@ -17,7 +18,7 @@ __device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
     return reinterpret_cast<const uint32_t&>(v);
 }
 
-/// One tile's chunk as a lane holds it, and the A fragments of its four k16 blocks.
+/// A lane's part of one tile's chunk, and the A fragments of its four blocks of 16 columns.
 template <Kind K>
 struct WeightChunk;
 
@@ -58,8 +59,8 @@ struct WeightChunk<Kind::nvfp4> {
         const uint32_t bytes[2] = {s.x, s.y};
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            // E4M3's bits, moved to BF16's place, are too small by 2^120; twice 2^119 lift them, subnormals
-            // too.
+            // E4M3's bits at BF16's place are too small by 2^120; two factors of 2^119 make them 2^118 times the scale.
+            // They are right for subnormals, too.
             scale[r][0] = times(times((bytes[r] << 4) & 0x07f007f0u, 0x7b007b00u), 0x7b007b00u);
             scale[r][1] = times(times((bytes[r] >> 4) & 0x07f007f0u, 0x7b007b00u), 0x7b007b00u);
         }

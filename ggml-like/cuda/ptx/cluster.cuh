@@ -1,5 +1,5 @@
-// Blocks that run together and reach each other's shared memory. From sm_90 on; before, these do nothing and
-// no kernel calls them.
+// Clusters: blocks that run together and reach each other's shared memory. On cards before sm_90 these functions do
+// nothing, and no kernel calls them.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@
 
 namespace quern::cuda::ptx {
 
-/// Arrive, then wait: what a block of the cluster wrote to shared memory before is seen by all.
+/// The two halves of a barrier of the cluster: after the wait, every block sees what any wrote to shared memory before
+/// it arrived.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -24,7 +25,7 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-/// The float2 that block `rank` of the cluster has where this block has the address.
+/// Reads the float2 at the same shared address in block `rank` of the cluster.
 __device__ __forceinline__ float2 peer_value(uint32_t address, int rank) {
     float2 v{};
 #if __CUDA_ARCH__ >= 900
@@ -34,7 +35,7 @@ __device__ __forceinline__ float2 peer_value(uint32_t address, int rank) {
 #endif
     return v;
 }
-/// The other way.
+/// Writes a float there.
 __device__ __forceinline__ void store_to_peer(uint32_t address, int rank, float value) {
 #if __CUDA_ARCH__ >= 900
     uint32_t at;

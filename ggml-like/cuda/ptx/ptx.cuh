@@ -1,4 +1,4 @@
-// The few instructions that CUDA C++ has no words for.
+// PTX instructions that CUDA C++ has no words for, and sums over the lanes of a warp.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,14 +9,16 @@ namespace quern::cuda::ptx {
 
 using bf16 = __nv_bfloat16;
 
-/// Lets the next kernel of the stream start its part before the wait; call at the start.
+/// Programmatic dependent launch: once every block has called this or ended, the next kernel of the stream may start,
+/// and runs up to its wait_for_predecessor.
 __device__ __forceinline__ void allow_successor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-/// Returns when all kernels before this one have ended and their writes are visible.
+/// Returns when the kernel before this one has ended and its writes are visible; since every kernel waits, so have all
+/// before.
 __device__ __forceinline__ void wait_for_predecessor() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -27,8 +29,8 @@ __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-/// Divides by one number again and again: of numbers below 2^24, quotients below 2^20. An integer division is
-/// some twenty instructions, and code that runs once a kernel is waited for.
+/// Division by one number in a few instructions, where an integer division takes some twenty: for numbers below 2^24
+/// and quotients below 2^20, not negative.
 class Divisor {
   public:
     __device__ __forceinline__ explicit Divisor(int by) : by_(by) {
@@ -46,8 +48,8 @@ class Divisor {
 };
 __device__ __forceinline__ int quotient(int x, int by) { return Divisor(by).quotient(x); }
 
-/// True in every thread of the block that comes last of `blocks` to this counter, which is then zero again.
-/// What the others wrote before is seen by it.
+/// All threads of a block: true in the last of `blocks` blocks to call with this counter, which is then zero again. It
+/// sees what the others wrote before.
 __device__ __forceinline__ bool last_block(unsigned* counter, unsigned blocks) {
     __shared__ bool last;
     __syncthreads();
@@ -61,7 +63,7 @@ __device__ __forceinline__ bool last_block(unsigned* counter, unsigned blocks) {
     return last;
 }
 
-/// 16 bytes from global to shared memory, past L1.
+/// cp.async: 16 bytes from global to shared memory, past L1.
 __device__ __forceinline__ void copy_async16(void* to_shared, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to_shared)), "l"(from));
 }
@@ -71,13 +73,13 @@ __device__ __forceinline__ void copy_async16(void* to_shared, const void* from, 
                  "r"(valid ? 16 : 0));
 }
 __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
-/// Waits until at most N of this thread's groups are under way.
+/// Waits until at most N of this thread's groups of copies are under way.
 template <int N>
 __device__ __forceinline__ void wait_copies() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/// d += a b: a 16x16 row-major, b 16x8 column-major, BF16, sums in FP32.
+/// d += a b: a 16 x 16 row-major, b 16 x 8 column-major, BF16; sums in FP32.
 __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
@@ -86,7 +88,7 @@ __device__ __forceinline__ void mma(float (&d)[4], const uint32_t (&a)[4], uint3
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/// Four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+/// ldmatrix: four 8 x 8 matrices of 16-bit elements; lane l gives the shared address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -108,8 +110,8 @@ __device__ __forceinline__ float warp_sum(float x) {
     for (int d = 16; d > 0; d >>= 1) x += __shfl_xor_sync(0xffffffffu, x, d);
     return x;
 }
-/// Of each of N values the sum over kLanes neighbouring lanes, N - 1 + log2(kLanes / N) exchanges for all:
-/// lane l of them gets that of value l / (kLanes / N). Pairs of lanes are added as warp_sum does.
+/// Sums of N values over kLanes neighbouring lanes, with N - 1 + log2(kLanes / N) exchanges for all: lane l of these
+/// gets the sum of value l / (kLanes / N). Lanes are added in the pairs of warp_sum.
 template <int kLanes, int N>
 __device__ __forceinline__ float lane_sums(float (&value)[N]) {
     int d = kLanes / 2;

@@ -1,7 +1,9 @@
-// Warpgroup products of sm_90a: A from registers in the fragment order of mma.m16n8k16 (warp w of the group
-// owns rows 16w..16w+15), B from shared memory, rows of 128 bytes whose 16-byte columns are XORed with the
-// row (128-byte swizzle, base aligned to 1024). D lies as in mma.m16n8k16. Also the barriers between the
-// warps that copy and those that multiply. Only code for sm_90a may call what is here.
+// Instructions of sm_90a: warpgroup products, the barriers between warps that copy and warps that multiply, and copies
+// by the copy engine. Only code for sm_90a may call what is here.
+//
+// Products of a warpgroup (4 warps): A in registers, in the fragment order of mma.m16n8k16; warp w owns rows 16w .. 16w
+// + 15. B in shared memory: rows of 128 bytes whose 16-byte columns are XORed with the row (128-byte swizzle), from a
+// multiple of 1024 on. D lies as in mma.m16n8k16.
 #pragma once
 
 #include <cuda.h>
@@ -27,30 +29,30 @@ template <int N>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
 }
-/// Keeps the compiler from moving uses of sums across a wait.
+/// Keeps the compiler from moving uses of sums across the wait.
 template <int kN>
 __device__ __forceinline__ void hold(float (&d)[kN][4]) {
 #pragma unroll
     for (int j = 0; j < kN; ++j)
         asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
 }
-/// Registers of A stay as they are until here, after the wait.
+/// Keeps registers of A as they are until here, after the wait.
 __device__ __forceinline__ void hold(uint32_t (&a)[4][4]) {
 #pragma unroll
     for (int k = 0; k < 4; ++k)
         asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3])::"memory");
 }
-/// Makes cp.async and ordinary writes to shared memory, seen by this thread, visible to its products.
+/// Makes writes to shared memory that this thread sees, cp.async or ordinary ones, visible to its products.
 __device__ __forceinline__ void fence_shared_for_wgmma() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/// B at shared address `at`; + 2 for each 16 columns.
+/// The descriptor of B at shared address `at`; + 2 for every further 16 columns.
 __device__ __forceinline__ uint64_t wgmma_rows(uint32_t at) {
     return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{1} << 16) | ((at & 0x3ffffu) >> 4);
 }
 
-/// d += a x kRows rows of B (d[j]: rows 8j..8j+7), 16 columns.
+/// d += a times 16 columns of kRows rows of B; d[j] has rows 8j .. 8j + 7.
 template <int kRows>
 __device__ __forceinline__ void wgmma(float (&d)[kRows / 8][4], const uint32_t (&a)[4], uint64_t rows);
 
@@ -158,7 +160,7 @@ __device__ __forceinline__ void wgmma<256>(float (&d)[32][4], const uint32_t (&a
 #undef QUERN_D2
 #undef QUERN_D1
 
-/// Barriers between warps of a block. `count` arrivals, and all bytes that were promised, end a phase.
+/// Barriers (mbarrier) between warps of a block: `count` arrivals, and all bytes that were announced, end a phase.
 __device__ __forceinline__ void init_phases(uint64_t* barrier, int count) {
     asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
 }
@@ -173,7 +175,7 @@ __device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t by
                  "r"(bytes)
                  : "memory");
 }
-/// Arrives when all cp.async of this thread so far have ended.
+/// Arrives once all cp.async of this thread so far have ended.
 __device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
@@ -198,8 +200,7 @@ __device__ __forceinline__ void copy_bulk(void* to_shared, const void* from, uin
 __device__ __forceinline__ void copy_async_at(uint32_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
 }
-/// A box of a tensor, from (column, row) on, to shared memory by the copy engine; zeros beyond the tensor's
-/// edges.
+/// The box of a tensor from (column, row) on to shared memory, by the copy engine; zeros beyond the tensor's edges.
 __device__ __forceinline__ void copy_box(void* to_shared, const CUtensorMap& map, int column, int row,
                                          uint64_t* barrier) {
     asm volatile(
@@ -209,7 +210,7 @@ __device__ __forceinline__ void copy_box(void* to_shared, const CUtensorMap& map
         : "memory");
 }
 
-/// Whole warpgroups: fewer or more registers a thread from here on.
+/// A whole warpgroup: from here on kRegisters registers a thread, fewer or more than before.
 template <int kRegisters>
 __device__ __forceinline__ void shrink_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
@@ -228,7 +229,7 @@ __device__ __forceinline__ void cluster_barrier() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
                      : "memory");
 }
-/// A number at this shared address of the cluster's block `rank`.
+/// The float at this shared address in block `rank` of the cluster.
 __device__ __forceinline__ float load_one_of_block(uint32_t at, int rank) {
     float v;
     asm volatile(
@@ -239,7 +240,7 @@ __device__ __forceinline__ float load_one_of_block(uint32_t at, int rank) {
         : "memory");
     return v;
 }
-/// 16 bytes at this shared address of the cluster's block `rank`.
+/// The same for 16 bytes.
 __device__ __forceinline__ float4 load_of_block(uint32_t at, int rank) {
     float4 v;
     asm volatile(
