@@ -1,5 +1,7 @@
-// The work of a few-row step as groups: up to kPassRows rows of one expert. Read from ids and groups by every
-// block for itself; the shared expert's groups come first.
+// The work of a step of up to 64 rows as groups: up to kPassRows (8) rows of one expert, which meet its weights
+// together. Every block makes the list for itself from groups (ops/moe_gate_up.h).
+//
+//     list   | shared: rows 0..7 | shared: rows 8..15 | ... | expert 3: 8 pairs | expert 3: 2 pairs | expert 7 ...
 #pragma once
 
 #include "ggml-like/cuda/linear/fp4_rows.cuh"
@@ -12,25 +14,25 @@ using namespace ptx;
 using namespace pack;
 using namespace linear;
 
-inline constexpr int kGroupPairs = 512;  // of a step
+inline constexpr int kGroupPairs = 512;  // of a step, at most
 inline constexpr int kGroupRows = kMaxFp4Rows;
 inline constexpr int kGroupThreads = 512;
 
 struct ExpertGroup {
     short expert;  // -1: the shared expert
     short count;   // rows, 1..kPassRows
-    int first;     // in `pair`; of the shared expert: the first row
+    int first;     // place of its first pair in `pair`; of the shared expert its first row
 };
 
 struct ExpertGroups {
     ExpertGroup group[kGroupPairs + kGroupRows / kPassRows];
     short pair[kGroupPairs];  // t * used + j
-    int count, shared;        // groups; of the shared expert
+    int count, shared;        // groups, and those of the shared expert
     int sums[kGroupThreads / 32];
 };
 
-/// All kGroupThreads threads; a barrier at the end. group_at(i): number i of groups (ops/moe_gate_up.h);
-/// `shared_rows`: rows of the shared expert.
+/// All kGroupThreads threads; a barrier at the end. group_at(i): number i of groups; shared_rows: rows that go through
+/// the shared expert.
 template <typename GroupAt>
 __device__ __forceinline__ void list_groups(ExpertGroups& list, const GroupAt& group_at, int experts,
                                             int pairs, int shared_rows) {
@@ -70,40 +72,11 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const GroupAt& g
     __syncthreads();
 }
 
-/// The same of groups in memory.
+/// The same for groups in memory.
 __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* groups, int experts, int pairs,
                                             int shared_rows) {
     list_groups(
         list, [&](int i) { return __ldcg(groups + i); }, experts, pairs, shared_rows);
-}
-
-/// total += splits [first, last) of a tile, whose chunks lie at `chunk`. x: the lane's row, plus 16 t.
-template <bool kHalf>
-__device__ __forceinline__ void add_splits_of(const ColumnSplits& splits, int first, int last,
-                                              const uint8_t* chunk, const uint8_t* x, int lane,
-                                              float (&total)[4]) {
-    x += splits.begin(first) * 128;
-    for (int q = first; q < last; ++q) {
-        float sum[4] = {};
-        for (int c = splits.begin(q); c < splits.end(q); ++c, chunk += kFp4Chunk, x += 128)
-            multiply_fp4<kHalf>(chunk, x, lane, sum);
-#pragma unroll
-        for (int i = 0; i < 4; i += kHalf ? 2 : 1) total[i] += sum[i];
-    }
-}
-
-/// Sums over a tile whose pieces come through a ring: `piece_splits` splits a piece. `request` asks for the
-/// next piece.
-template <bool kHalf, typename Request>
-__device__ __forceinline__ void sum_tile(PieceRing& ring, const ColumnSplits& splits, int piece_splits,
-                                         const uint8_t* x, int lane, Request&& request, float (&total)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) total[i] = 0;
-    for (int p = 0; p < splits.count; p += piece_splits) {
-        add_splits_of<kHalf>(splits, p, min(p + piece_splits, splits.count), ring.wait(), x, lane, total);
-        ring.release();
-        request();
-    }
 }
 
 }  // namespace quern::cuda::moe

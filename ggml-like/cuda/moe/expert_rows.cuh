@@ -1,4 +1,5 @@
-// Which experts some rows of a step need, and which of these rows need them: read from groups by every block for itself.
+// Which experts some rows of a step need, and which of these rows need each: read from groups by every block for
+// itself. ops/moe_gate_up.cu and ops/moe_down.cu use it for weights that are not NVFP4.
 #pragma once
 
 #include "ggml-like/cuda/linear/few_rows.cuh"
@@ -9,7 +10,7 @@ using namespace ptx;
 using namespace pack;
 using namespace linear;
 
-inline constexpr int kMaxPairs = 256;  // of the rows
+inline constexpr int kMaxPairs = 256;  // of these rows, at most
 
 struct ExpertList {
     int expert[kMaxPairs];
@@ -19,8 +20,8 @@ struct ExpertList {
     int sums[kThreads / 32];
 };
 
-/// All threads of the block, at most 512; a barrier at the end. groups as in ops/moe_gate_up.h; of its pairs those of
-/// [pair_begin, pair_begin + pairs).
+/// All threads of the block, at most 512; a barrier at the end. Of the pairs in groups (ops/moe_gate_up.h) it takes
+/// those in [pair_begin, pair_begin + pairs).
 __device__ __forceinline__ void list_experts(ExpertList& list, const int* groups, int experts, int pair_begin,
                                              int pairs) {
     const int tid = threadIdx.x, threads = blockDim.x, warp = tid / 32, lane = tid % 32;
@@ -30,7 +31,7 @@ __device__ __forceinline__ void list_experts(ExpertList& list, const int* groups
         const int e = base + tid;
         int begin = e < experts ? __ldcg(groups + e) : 0;
         const int end = e < experts ? __ldcg(groups + e + 1) : 0;
-        while (begin < end && __ldcg(all + begin) < pair_begin) ++begin;  // they rise
+        while (begin < end && __ldcg(all + begin) < pair_begin) ++begin;  // pairs of an expert rise
         int own = 0;
         while (begin + own < end && __ldcg(all + begin + own) < pair_begin + pairs) ++own;
         const int mine = own > 0 ? 1 << 16 | own : 0;

@@ -1,13 +1,26 @@
-// All groups of a step times their NVFP4 tiles, in the shares of tile_runs.cuh. A block holds the rows of
-// its groups in shared memory; weights come through a ring of each warp's own. A row's bits depend on the row
-// only.
+// The stream: all groups of a step (expert_groups.cuh) times their NVFP4 tiles, shared out evenly over blocks and warps
+// (tile_runs.cuh).
 //
-// Traffic: weights once a group; rows once for each block that has tiles of their group. Limit: instructions
-// of the ALU (70 % of its peak at 64 rows) as much as bytes (80 %).
+//   all tiles   | block 0            | block 1            | block 2 ...    tiles of group after group
+//   a block     | warp 0 | warp 1 | ... | warp 15 |                        runs of tiles, of equal numbers of pieces
+//   a warp      piece after piece: 16 rows of weights x 256 columns, times the group's up to 8 rows of x
+//
+//   A block that has tiles of more rows than it can hold takes several rounds. A tile that two warps share is begun by
+//   the first warp, as its first work, and ended by the next one, as its last; the sums so far go through `totals`.
+//
+// Shared memory: totals (8 KB), a ring of pieces a warp (3 pieces of 2.25 KB: 108 KB), rows of x (up to 24).
+//
+// A row's bits depend on that row alone: sums have the order of piece_sums.cuh, whoever makes them.
+//
+// Traffic: weights once a group; rows once for each block that has tiles of their group. Bound: instructions of the ALU
+// as much as bytes. With 64 rows gate and up take 76 us for 264 MB, 82 % of the memory's speed, with the ALU pipe at 70
+// % of its peak and the issue slots at 74 %; the busiest SM works 6 to 8 % longer than the mean (ncu, H200, 2026-11).
 #pragma once
 
+#include "ggml-like/cuda/moe/held_rows.cuh"
+#include "ggml-like/cuda/moe/piece_sums.cuh"
+
 #include "ggml-like/cuda/moe/tile_runs.cuh"
-#include "ggml-like/cuda/pack/weight_chunk.cuh"
 
 namespace quern::cuda::moe {
 
@@ -15,187 +28,19 @@ using namespace ptx;
 using namespace pack;
 using namespace linear;
 
-/// A warp's ring of kPieceDepth pieces of kPieceChunks chunks. Its waits count groups of copies, which takes
-/// fewer instructions than PieceRing's barriers: every piece that is read makes room for one request, of
-/// nothing at the end.
-class WholePieceRing {
-  public:
-    static constexpr int kBytes = kPieceChunks * kFp4Chunk;
-
-    __device__ __forceinline__ WholePieceRing(uint8_t* data, int lane) : data_(data), lane_(lane) {}
-    /// The next request, kPieceDepth of them before the first read; null: nothing, in its turn.
-    __device__ __forceinline__ void request(const uint8_t* from) {
-        if (from != nullptr) {
-            uint8_t* to = data_ + at_ + 16 * lane_;
-            static_assert(kBytes == 4 * 512 + 256);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) copy_async16(to + 512 * i, from + 16 * lane_ + 512 * i);
-            asm volatile(
-                "cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to + 2048 - 8 * lane_)),
-                "l"(from + 2048 + 8 * lane_));
-        }
-        commit_copies();
-        at_ = at_ + kBytes == kPieceDepth * kBytes ? 0 : at_ + kBytes;
-    }
-    /// The oldest requested piece; its place is the next request's.
-    __device__ __forceinline__ const uint8_t* wait() {
-        wait_copies<kPieceDepth - 1>();
-        __syncwarp();
-        return data_ + at_;
-    }
-    __device__ __forceinline__ void release() { __syncwarp(); }
-
-  private:
-    uint8_t* data_;
-    int lane_;
-    int at_ = 0;
-};
-
-/// What the streams of one kernel keep in static shared memory.
+/// What the stream keeps in static shared memory.
 struct StreamShared {
     uint64_t barriers[kWarps][kMaxPieces];
-    uint64_t handed[kWarps];
+    uint64_t handed[kWarps];  // the warp has left the sums of a shared tile in `totals`
     ExpertGroups list;
-    int index[kMaxSlots];  // of a slot: its pair, or its row of the shared expert
-    float weight[kMaxSlots];
+    int index[kMaxSlots];     // of a slot: its pair, or its row for the shared expert
+    float weight[kMaxSlots];  // of a slot: Work::weight
 };
 
 __device__ __forceinline__ void arrive(uint64_t* barrier) {
     asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(shared_address(barrier))
                  : "memory");
 }
-
-/// total += a whole piece of a tile, whose splits have kEach chunks each. x: the lane's row at the piece, plus
-/// 16 t.
-template <int kEach, bool kHalf>
-__device__ __forceinline__ void add_whole_piece(const uint8_t* chunk, const uint8_t* x, int lane,
-                                                float (&total)[4]) {
-#pragma unroll(kEach == 1 ? 2 : 1)
-    for (int split = 0; split < kPieceChunks / kEach; ++split, chunk += kEach * kFp4Chunk, x += kEach * 128) {
-        float sum[4] = {};
-#pragma unroll
-        for (int c = 0; c < kEach; ++c) multiply_fp4<kHalf>(chunk + c * kFp4Chunk, x + c * 128, lane, sum);
-#pragma unroll
-        for (int i = 0; i < 4; i += kHalf ? 2 : 1) total[i] += sum[i];
-    }
-}
-
-/// total += chunks [first, last) of a tile, in one chain of products with scaled weights: the sums of prompts (gemm.h).
-__device__ __forceinline__ void add_chunks_in_chain(const uint8_t* chunk, const uint8_t* x, int chunks,
-                                                    int lane, float (&total)[4]) {
-#pragma unroll 1
-    for (int c = 0; c < chunks; ++c, chunk += kFp4Chunk, x += 128) {
-        WeightChunk<Kind::nvfp4> weights;
-        weights.load(chunk, lane);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) {
-            const uint4 v = *reinterpret_cast<const uint4*>(x + 64 * j);
-            uint32_t a[4];
-            weights.fragment(2 * j, a);
-            mma(total, a, v.x, v.y);
-            weights.fragment(2 * j + 1, a);
-            mma(total, a, v.z, v.w);
-        }
-    }
-}
-/// The same for piece `piece`.
-template <int kEach>
-__device__ __forceinline__ void add_piece_in_chain(const Stream& s, const ColumnSplits& splits, int piece,
-                                                   const uint8_t* chunk, const uint8_t* x, int lane,
-                                                   float (&total)[4]) {
-    if constexpr (kEach == 0) {
-        const int first = piece * s.piece_splits, last = min(first + s.piece_splits, splits.count) - 1;
-        const int begin = splits.begin(first);
-        add_chunks_in_chain(chunk, x + begin * 128, splits.end(last) - begin, lane, total);
-    } else {
-        add_chunks_in_chain(chunk, x + piece * kPieceChunks * 128, kPieceChunks, lane, total);
-    }
-}
-
-/// total += piece `piece` of a tile.
-template <int kEach, bool kHalf>
-__device__ __forceinline__ void add_piece(const Stream& s, const ColumnSplits& splits, int piece,
-                                          const uint8_t* chunk, const uint8_t* x, int lane,
-                                          float (&total)[4]) {
-    if constexpr (kEach == 0) {
-        const int first = piece * s.piece_splits;
-        add_splits_of<kHalf>(splits, first, min(first + s.piece_splits, splits.count), chunk, x, lane, total);
-    } else {
-        add_whole_piece<kEach, kHalf>(chunk, x + piece * kPieceChunks * 128, lane, total);
-    }
-}
-
-/// The rows of x that a block holds at a time: of the shared expert's groups, then of routed ones.
-struct HeldRows {
-    int shared_rows = 0, slots = 0;
-    int first_row = 0, first_pair = 0;  // the first of each
-    int next_group;                     // whose rows do not fit or are not needed
-
-    __device__ __forceinline__ HeldRows(const ExpertGroups& list, const TileLine& line, int from, int end)
-        : next_group(line.run(from, 1).group) {
-        for (; next_group < list.count && line.first_tile(next_group) < end; ++next_group) {
-            const ExpertGroup group = list.group[next_group];
-            if (slots + group.count > line.s.slots) break;
-            if (slots == 0) first_row = group.first;
-            if (slots == shared_rows) first_pair = group.first;
-            slots += group.count;
-            if (group.expert < 0) shared_rows = slots;
-        }
-    }
-    __device__ __forceinline__ bool is_shared(int slot) const { return slot < shared_rows; }
-    /// A slot's pair, or row of the shared expert.
-    __device__ __forceinline__ int index(const ExpertGroups& list, int slot) const {
-        return is_shared(slot) ? first_row + slot : list.pair[first_pair + slot - shared_rows];
-    }
-    __device__ __forceinline__ int slot_of(const ExpertGroup& group) const {
-        return group.expert < 0 ? group.first - first_row : shared_rows + group.first - first_pair;
-    }
-};
-
-/// Brings held rows into shared memory, 16 numbers a thread at a time; the first of them while something else
-/// goes on.
-template <class Work>
-struct RowLoads {
-    static constexpr int kEarly = 2;
-    const Work& work;
-    const HeldRows& held;
-    const ExpertGroups& list;
-    uint8_t* rows;
-    int row_bytes;
-    Divisor blocks;  // 16 numbers are a block; of a row
-    Fp4Block early[kEarly];
-
-    __device__ __forceinline__ RowLoads(const Work& w, const HeldRows& h, const ExpertGroups& l, uint8_t* r,
-                                        int bytes)
-        : work(w), held(h), list(l), rows(r), row_bytes(bytes), blocks(bytes / 32) {}
-    __device__ __forceinline__ void begin() {
-#pragma unroll
-        for (int i = 0; i < kEarly; ++i) load(early[i], threadIdx.x + i * kThreads);
-    }
-    __device__ __forceinline__ void end() const {
-#pragma unroll
-        for (int i = 0; i < kEarly; ++i) store(early[i], threadIdx.x + i * kThreads);
-#pragma unroll 2
-        for (int b = threadIdx.x + kEarly * kThreads; b < held.slots * blocks.by(); b += kThreads) {
-            Fp4Block block;
-            load(block, b);
-            store(block, b);
-        }
-    }
-
-  private:
-    __device__ __forceinline__ void load(Fp4Block& block, int b) const {
-        const int slot = blocks.quotient(b), column = (b - slot * blocks.by()) * 16;
-        if (slot >= held.slots) return;
-        const bool shared = held.is_shared(slot);
-        if (column < work.width(shared)) block.load(work.row(shared, held.index(list, slot)) + column);
-    }
-    __device__ __forceinline__ void store(const Fp4Block& block, int b) const {
-        const int slot = blocks.quotient(b);
-        if (slot < held.slots)
-            block.template store<!Work::kPrompt>(rows + slot * row_bytes, b - slot * blocks.by());
-    }
-};
 
 /// Asks for a warp's pieces one after the other.
 template <int kEach>
@@ -204,7 +49,7 @@ struct PieceRequests {
     const TileLine& line;
     const ExpertGroups& list;
     WarpRuns runs;
-    const uint8_t* source = nullptr;  // null: all have been asked for
+    const uint8_t* source = nullptr;  // of the next piece; null: all have been asked for
     int left = 0, tile_left = 0;      // pieces of the run, and of its tile
     int each_bytes, last_bytes, each_pieces;
 
@@ -248,7 +93,7 @@ struct PieceRequests {
     }
 };
 
-/// One warp's runs of its block's tiles times the held rows. totals [warp][lane]: for the next warp.
+/// One warp's runs of tiles times the held rows. totals: [warp][lane], for the next warp.
 template <int kEach, class Work, class Ring>
 __device__ __forceinline__ void multiply_share(const Work& work, const TileLine& line, StreamShared& k,
                                                const HeldRows& held, const uint8_t* rows, float4* totals,
@@ -264,10 +109,10 @@ __device__ __forceinline__ void multiply_share(const Work& work, const TileLine&
         const float* factor =
             w.factor + (max(0, static_cast<int>(group.expert)) * w.tiles + run.tile) * kTileRows + g;
         const int slot = held.slot_of(group);
-        // Of up to four rows, row i is columns 2i and 2i + 1 of the products, and the second is not summed.
+        // With up to four rows, row i is columns 2i and 2i + 1 of the products, and only the first is summed.
         const bool half = group.count <= kPassRows / 2;
         const uint8_t* x = rows + (slot + min(half ? g / 2 : g, group.count - 1)) * s.row_bytes + 16 * t;
-        const int n = half ? t : 2 * t;  // the row whose sums the lane has; without `half` the next one too
+        const int n = half ? t : 2 * t;  // the row whose sums the lane has; without `half` also the next
         const bool has[2] = {n < group.count, !half && n + 1 < group.count};
         typename Work::Target target[2];
 #pragma unroll
@@ -305,14 +150,15 @@ __device__ __forceinline__ void multiply_share(const Work& work, const TileLine&
     }
 }
 
-/// Whole block; k.list is complete. kEach: s.each. Work:
-///   kPrompt                 sums as gemm.h has them
-///   kRowsFirst              rows are asked for before weights; else weights, before_rows(), rows
-///   row(is_shared, index), width(is_shared)   of x
-///   weight(is_shared, index)                  a number of its own that a row's results need
-///   target(is_shared, index, weight)          where results of a row go
+/// The whole block; k.list is complete. kEach: s.each. Work, where `index` is a pair, or a row for the shared expert:
+///   kPrompt                            sums as prompts add (gemm.h), else as answers
+///   kRowsFirst                         rows are requested before weights; else weights, then before_rows(), then rows
+///   row(is_shared, index)              the row of x
+///   width(is_shared)                   its columns
+///   weight(is_shared, index)           a number that the row's results need
+///   target(is_shared, index, weight)   where the row's results go
 ///   store(target, tile, r, low, high, low_factor, high_factor)
-///                           sums of rows r and r + 8 of a tile, and their factors
+///                                      takes the sums of rows r and r + 8 of a tile, and these rows' factors
 template <int kEach, class Work>
 __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s, StreamShared& k,
                                               uint8_t* memory) {
@@ -344,7 +190,7 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
         }
         const WarpRuns runs(line, from, to, warp);
         PieceRequests<kEach> requests(line, k.list, runs);
-        // The first pieces of all warps before the second of any: all begin early.
+        // The first piece of every warp is requested before the second of any, so that all begin early.
         requests.next(ring);
         const auto ask_for_rest = [&] {
 #pragma unroll 1
@@ -359,7 +205,7 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
         __syncthreads();
         if constexpr (Work::kRowsFirst) ask_for_rest();
         multiply_share<kEach>(work, line, k, held, rows, totals, runs, requests, ring, handed_parity);
-        if (to < end) __syncthreads();  // rows and totals are done with
+        if (to < end) __syncthreads();  // all are done with rows and totals
     }
 }
 

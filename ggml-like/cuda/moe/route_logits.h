@@ -1,4 +1,4 @@
-// The logits of many answer rows (route_work.cuh).
+// The router's logits of many answer rows (route_work.cuh).
 #pragma once
 
 #include "ggml-like/cuda/context.h"
@@ -8,7 +8,8 @@ namespace quern::cuda::moe {
 
 using namespace pack;
 
-/// sums I64 [rows, pitch] = h BF16 [rows, columns] times the router, in fixed point; every logit is written.
+/// sums I64 [rows, pitch] = h BF16 [rows, columns] times the router, in fixed point; every logit is written. Throws
+/// Error(device) unless the router is BF16.
 void route_logits(Context& context, const Packed& router, const void* h, int rows, int64_t* sums, int pitch);
 
 }  // namespace quern::cuda::moe

@@ -1,6 +1,12 @@
-// How the tiles of a step's groups (expert_groups.cuh) are shared out: blocks take runs of tiles of
-// neighbouring groups, warps take equal runs of a block's pieces. A tile that two warps share is begun by the
-// first, as its first work, and ended by the second, as its last: splits meet in order and nobody waits.
+// How the tiles of a step's groups (expert_groups.cuh) are shared out evenly, without a row's result depending on it.
+//
+//     line    | group 0: tiles 0 .. n-1 | group 1: tiles 0 .. n-1 | ...        the shared expert's groups first
+//     block   | a run of tiles                  | a run of tiles ...           about the same number of pieces each
+//     warp    |  w0  |  w1  | ... |  w15  |                                    the same number of pieces each
+//
+// Where the border of two warps falls into a tile, the first warp makes the tile's first pieces, as its first work, and
+// the second the others, as its last, going on from the first one's sums. So splits are added in order, and nobody
+// waits.
 #pragma once
 
 #include "ggml-like/cuda/linear/few_rows.cuh"
@@ -12,9 +18,9 @@ using namespace ptx;
 using namespace pack;
 using namespace linear;
 
-inline constexpr int kMaxSlots = 24;
+inline constexpr int kMaxSlots = 24;  // rows of x that a block holds, at most
 
-/// Weights of one width: of the routed experts, or of the shared one.
+/// The weights of the routed experts, or of the shared one.
 struct StreamWeights {
     const uint8_t* data;
     const float* factor;
@@ -28,30 +34,28 @@ struct StreamWeights {
         : data(d), factor(f), expert_bytes(bytes), tiles(t), splits(chunks), tile_bytes(chunks * kFp4Chunk) {}
 };
 
-inline constexpr int kPieceChunks = 4;
-inline constexpr int kPieceDepth = 3;
-
+/// The sizes of a stream (fp4_stream.cuh).
 struct Stream {
     StreamWeights routed, shared;
-    int each = 0;          // chunks a split if pieces are WholePieceRing's, else 0
+    int each = 0;          // chunks of every split if pieces go through WholePieceRing, else 0
     int piece_splits = 0;  // splits a piece
     int piece_bytes = 0;
     int depth = 0;      // pieces of a warp's ring
-    int row_bytes = 0;  // of a slot
-    int slots = 0;      // rows that a block holds; a group's fit
+    int row_bytes = 0;  // of a slot: a row of x in shared memory
+    int slots = 0;      // of a block: at least those of one group
 
     __host__ __device__ int bytes() const {
         return kWarps * (depth * piece_bytes + 32 * static_cast<int>(sizeof(float4))) + slots * row_bytes;
     }
     __device__ __forceinline__ StreamWeights of(bool is_shared) const {
-        // Fields that are used become selects; a reference would put both into local memory.
+        // Copied, so that fields become selects; a reference would put both into local memory.
         StreamWeights w = routed;
         if (is_shared) w = shared;
         return w;
     }
 };
 
-/// Chunks a split of either matrix, if pieces can be WholePieceRing's; else 0.
+/// Chunks of every split of both matrices if their pieces can go through WholePieceRing, else 0.
 inline int whole_each(const ColumnSplits& a, const ColumnSplits& b) {
     const bool whole = a.each == b.each && kPieceChunks % a.each == 0 && a.chunks % kPieceChunks == 0 &&
                        b.chunks % kPieceChunks == 0;
@@ -78,12 +82,12 @@ inline bool fit_stream(Stream& s, int limit) {
     return fits(4, 3) || fits(2, 2) || fits(1, 2);
 }
 
-/// Tiles [tile, tile_end) of a group; of each, pieces [begin, end).
+/// Tiles [tile, tile_end) of a group, of each the pieces [begin, end).
 struct TileRun {
     int group, tile, tile_end, begin, end;
 };
 
-/// The tiles of all groups in a row, those of the shared expert's groups first.
+/// The tiles of all groups as one line, those of the shared expert's groups first.
 struct TileLine {
     const Stream& s;
     int shared_groups, shared_tiles, tiles;
@@ -113,7 +117,7 @@ struct TileLine {
         return {of_shared ? group : shared_groups + group, tile, min(each.by(), tile + most), 0,
                 of_shared ? shared_pieces.by() : routed_pieces.by()};
     }
-    /// Pieces before a tile.
+    /// Pieces of the tiles before a tile.
     __device__ __forceinline__ int pieces_before(int at) const {
         return min(at, shared_tiles) * s.shared.pieces + max(0, at - shared_tiles) * s.routed.pieces;
     }
@@ -126,8 +130,8 @@ struct TileLine {
         piece = rest - tile * each.by();
         return in_shared ? tile : shared_tiles + tile;
     }
-    /// The tile with which block `block` of `blocks` begins. Groups of the shared expert are full: 8 rows to
-    /// load and to multiply make them a quarter slower than the others.
+    /// The tile with which block `block` of `blocks` begins. Pieces of the shared expert count five quarters: its
+    /// groups are full, and 8 rows take longer to load and to multiply.
     __device__ __forceinline__ int begin_of(int block, int blocks) const {
         if (block == blocks) return tiles;
         const int of_shared = shared_tiles * s.shared.pieces, all = 4 * pieces_before(tiles) + of_shared;
@@ -137,13 +141,13 @@ struct TileLine {
     }
 };
 
-/// A warp's share of the tiles [from, to) that its block has: first the begin of a tile that the next warp
-/// ends, then whole tiles, last the end of a tile that the warp before began.
+/// A warp's part of its block's tiles [from, to): first the begin of a tile that the next warp ends, then whole tiles,
+/// last the end of a tile that the warp before began.
 class WarpRuns {
   public:
     __device__ __forceinline__ WarpRuns(const TileLine& line, int from, int to, int warp) {
         const int before = line.pieces_before(from), pieces = line.pieces_before(to) - before;
-        // a tile belongs to two warps at most
+        // only where no tile would belong to more than two warps
         const bool split = pieces >= kWarps * max(line.s.routed.pieces, line.s.shared.pieces);
         begin_piece_ = before + warp * pieces / kWarps;
         end_piece_ = before + (warp + 1) * pieces / kWarps;

@@ -1,0 +1,121 @@
+// What the NVFP4 kernels of moe_down share: their tiles, the rows that they read, the end of those that add terms.
+#pragma once
+
+#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/linear/few_rows.cuh"
+#include "ggml-like/cuda/moe/moe.h"
+#include "ggml-like/cuda/moe/route.cuh"
+
+namespace quern::cuda::moe {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+
+constexpr int kMaxTerms = 33;  // of a row
+
+struct DownShape {
+    ColumnSplits routed, shared;  // of the columns of an expert, of the shared expert
+    int piece_splits = 1;         // splits a piece
+    int piece_bytes = 0;
+    int depth = 0;  // pieces of a warp's ring
+
+    explicit DownShape(const Down& a) : routed(a.experts.chunks), shared(a.shared_chunks) {}
+};
+
+/// The block's tile of an expert; -1: of the shared one.
+struct DownTile {
+    const uint8_t* data;
+    const float* factor;
+
+    __device__ __forceinline__ DownTile(const Down& a, int expert) {
+        const int tile = blockIdx.x;
+        data = expert < 0 ? a.shared.data + static_cast<int64_t>(tile) * a.shared_chunks * kFp4Chunk
+                          : a.experts.data + expert * a.experts.expert_bytes +
+                                static_cast<int64_t>(tile) * a.experts.chunks * kFp4Chunk;
+        factor = expert < 0
+                     ? a.shared.factor + tile * kTileRows
+                     : a.experts.factor + (static_cast<int64_t>(expert) * a.experts.tiles + tile) * kTileRows;
+    }
+};
+
+/// Where 16 numbers of routed or shared_in come from and go to: block b, counted through all rows in shared memory.
+struct RowBlock {
+    const bf16* from = nullptr;  // null: zeros
+    uint8_t* row = nullptr;      // null: there is no such block
+    int block = 0;
+
+    __device__ __forceinline__ RowBlock(const Down& a, int b, uint8_t* routed, int routed_bytes,
+                                        uint8_t* shared, int shared_bytes) {
+        const int blocks = a.experts.chunks * 4, routed_blocks = a.rows * a.used * blocks;
+        const int shared_blocks = a.shared_chunks * 4;
+        if (b >= routed_blocks + a.rows * shared_blocks) return;
+        const bool is_shared = b >= routed_blocks;
+        const int at = is_shared ? b - routed_blocks : b, each = is_shared ? shared_blocks : blocks;
+        const int n = quotient(at, each), width = is_shared ? a.shared_width : a.width;
+        block = at - n * each;
+        row = is_shared ? shared + n * shared_bytes : routed + n * routed_bytes;
+        if (block * 16 < width)
+            from = (is_shared ? a.shared_in : a.routed) + static_cast<int64_t>(n) * width + block * 16;
+    }
+    __device__ __forceinline__ void copy() const {
+        Fp4Block numbers;
+        if (from != nullptr) numbers.load(from);
+        if (row != nullptr) numbers.store(row, block);
+    }
+};
+
+/// All threads of the block: rows of routed and shared_in into shared memory, from block of numbers `first` on.
+/// kTogether: loads of a thread that are under way at the same time.
+template <int kTogether>
+__device__ __forceinline__ void load_rows(const Down& a, int first, uint8_t* routed, int routed_bytes,
+                                          uint8_t* shared, int shared_bytes) {
+    const int all = a.rows * 4 * (a.used * a.experts.chunks + a.shared_chunks);
+#pragma unroll(kTogether)
+    for (int b = first + threadIdx.x; b < all; b += kThreads)
+        RowBlock(a, b, routed, routed_bytes, shared, shared_bytes).copy();
+}
+
+/// What add_terms needs for row n of the step and row r of the tile, loaded early.
+struct Before {
+    float residual = 0, norm = 0;
+
+    __device__ __forceinline__ void load(const Down& a, int n, int r) {
+        const int row = blockIdx.x * kTileRows + r;
+        if (row >= a.experts.rows) return;
+        residual = __ldcg(a.residual + n * a.ld + row);
+        norm = a.next.norm[row];
+    }
+};
+/// Row r of the tile for row n of the step: y from its terms [used + 1][16], and what the next norm needs. By 16
+/// neighbouring lanes.
+__device__ __forceinline__ void add_terms(const Down& a, const float* terms, int n, int r,
+                                          const Before& before) {
+    const int row = blockIdx.x * kTileRows + r;
+    if (row >= a.experts.rows) return;
+    float sum = before.residual;
+#pragma unroll 9
+    for (int j = 0; j <= a.used; ++j) sum += terms[j * kTileRows + r];
+    a.y[n * a.ld + row] = sum;
+    defer_column(a.next, n, row, sum, before.norm);
+}
+
+/// Waits until groups, ids and weights are complete: for the flag, or, without one, for the predecessor.
+__device__ __forceinline__ void wait_for_choice(const Down& a) {
+    if (a.ready == nullptr) return wait_for_predecessor();
+    if (threadIdx.x == 0) published(a.ready), __threadfence();
+    __syncthreads();
+}
+
+/// Bytes of all rows of routed and shared_in in shared memory.
+inline int rows_bytes(const Down& a) {
+    return a.rows * (a.used * fp4_row_bytes(a.experts.chunks) + fp4_row_bytes(a.shared_chunks));
+}
+
+/// The launches, with at most `limit` bytes of dynamic shared memory; false: that is too little, nothing was done.
+bool launch_down_one(Context& c, const Down& a, int limit);
+bool launch_down_few(Context& c, const Down& a, int limit);
+bool launch_down_terms(Context& c, const Down& a, int limit);
+bool launch_prompt_terms(Context& c, const Down& a, int limit);
+
+}  // namespace quern::cuda::moe

@@ -1,0 +1,122 @@
+// moe_down with NVFP4 weights and 9 to 64 answer rows: the stream (fp4_stream.cuh) writes terms F32 [rows, used + 1,
+// D], a second kernel adds each row's in order and does the next norm's part. Of prompt steps of up to 64 rows the same
+// stream writes terms in BF16, summed as gemm.h does; ops/moe_down.cu adds these.
+//
+//   down_fp4_terms   fp4_stream.cuh has tiles and shared memory; weights first, rows after the wait for gate and up
+//   down_fp4_sum     a thread 4 columns of one row; no shared memory
+//
+// Measured with 64 rows: the terms 44 us for 133 MB (ncu), the op 51.7 us with launch gaps (H200, 2026-11).
+#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/moe/down_fp4.cuh"
+#include "ggml-like/cuda/moe/fp4_stream.cuh"
+
+namespace quern::cuda::moe {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+
+namespace {
+
+/// A Work of stream_groups. kOfPrompt: terms of a prompt step.
+template <bool kOfPrompt>
+struct DownWork {
+    const Down& a;
+    static constexpr bool kPrompt = kOfPrompt;
+    static constexpr bool kRowsFirst = false;
+
+    __device__ __forceinline__ void before_rows() const {
+        wait_for_predecessor();
+        allow_successor();
+    }
+    __device__ __forceinline__ const bf16* row(bool is_shared, int index) const {
+        return (is_shared ? a.shared_in : a.routed) + static_cast<int64_t>(index) * width(is_shared);
+    }
+    __device__ __forceinline__ int width(bool is_shared) const {
+        return is_shared ? a.shared_width : a.width;
+    }
+    __device__ __forceinline__ float weight(bool is_shared, int index) const {
+        return __ldcg((is_shared ? a.shared_gate : a.weights) + index);
+    }
+    struct Target {
+        int64_t term;  // its first element
+        float weight;
+    };
+    __device__ __forceinline__ Target target(bool is_shared, int index, float weight) const {
+        const int term = is_shared ? index * (a.used + 1) + a.used : index + quotient(index, a.used);
+        return {static_cast<int64_t>(term) * a.experts.rows, weight};
+    }
+    __device__ __forceinline__ void store(const Target& target, int tile, int r, float low, float high,
+                                          float low_factor, float high_factor) const {
+        const int at = tile * kTileRows + r;
+        store_one(target, at, low, low_factor);
+        store_one(target, at + 8, high, high_factor);
+    }
+
+  private:
+    __device__ __forceinline__ void store_one(const Target& target, int at, float sum, float factor) const {
+        if (at >= a.experts.rows) return;
+        if constexpr (kPrompt)
+            static_cast<bf16*>(a.terms)[target.term + at] =
+                __float2bfloat16_rn(sum * (factor * kRowLift<Kind::nvfp4>));
+        else
+            static_cast<float*>(a.terms)[target.term + at] = factor * target.weight * sum;
+    }
+};
+
+template <int kEach, bool kPrompt>
+__global__ void __launch_bounds__(kThreads, 1) down_fp4_terms(Down a, Stream s) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ StreamShared k;
+    wait_for_choice(a);
+    list_groups(k.list, a.groups, a.experts.count, a.rows * a.used, a.rows);
+    stream_groups<kEach>(DownWork<kPrompt>{a}, s, k, shared);
+}
+
+constexpr int kSumThreads = 256;
+
+/// A thread 4 columns of a row: y, h and squares.
+__global__ void __launch_bounds__(kSumThreads) down_fp4_sum(Down a) {
+    const int n = blockIdx.x, columns = a.experts.rows, column = (blockIdx.y * kSumThreads + threadIdx.x) * 4;
+    wait_for_predecessor();
+    allow_successor();
+    if (column >= columns) return;
+    const float* terms =
+        static_cast<const float*>(a.terms) + static_cast<int64_t>(n) * (a.used + 1) * columns + column;
+    float4 sum = __ldcg(reinterpret_cast<const float4*>(a.residual + n * a.ld + column));
+#pragma unroll 9
+    for (int j = 0; j <= a.used; ++j) {
+        const float4 v = __ldcg(reinterpret_cast<const float4*>(terms + static_cast<int64_t>(j) * columns));
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+    *reinterpret_cast<float4*>(a.y + n * a.ld + column) = sum;
+    defer_four(a.next, n, column, sum, *reinterpret_cast<const float4*>(a.next.norm + column));
+}
+
+template <bool kPrompt>
+bool make_terms(Context& c, const Down& a, int limit) {
+    if (a.rows > kGroupRows || a.rows * a.used > kGroupPairs || a.experts.rows % 4 != 0) return false;
+    Stream s{{a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.experts.chunks},
+             {a.shared.data, a.shared.factor, 0, a.experts.tiles, a.shared_chunks}};
+    if (!fit_stream(s, limit)) return false;
+    const auto kernel = s.each == 1   ? down_fp4_terms<1, kPrompt>
+                        : s.each == 2 ? down_fp4_terms<2, kPrompt>
+                                      : down_fp4_terms<0, kPrompt>;
+    launch(c, "moe_down", kernel, min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, s.bytes(), a,
+           s);
+    return true;
+}
+
+}  // namespace
+
+bool launch_down_terms(Context& c, const Down& a, int limit) {
+    if (!make_terms<false>(c, a, limit)) return false;
+    const dim3 grid(a.rows, (a.experts.rows + 4 * kSumThreads - 1) / (4 * kSumThreads));
+    launch(c, "moe_down", down_fp4_sum, grid, kSumThreads, 0, a);
+    return true;
+}
+
+bool launch_prompt_terms(Context& c, const Down& a, int limit) { return make_terms<true>(c, a, limit); }
+
+}  // namespace quern::cuda::moe

@@ -1,0 +1,13 @@
+// gate_up_fp4_one.cu for gate_up_fp4.cu.
+#pragma once
+
+#include "ggml-like/cuda/moe/moe.h"
+
+namespace quern::cuda::moe {
+
+/// Whether the kernel takes the step: one row, experts and shared expert, and shared memory enough.
+bool fits_gate_up_one(const Context& c, const GateUp& a);
+/// If it does: routed, shared_out, and the results of the choice.
+void launch_gate_up_one(Context& c, const GateUp& a);
+
+}  // namespace quern::cuda::moe
