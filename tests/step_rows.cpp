@@ -10,11 +10,12 @@
 #include "ggml-like/ops/linear_add.h"
 #include "models/families.h"
 #include "ops/second_backend.h"
+#include "tools/engine/plan_cache.h"
 
 namespace quern {
 namespace {
 
-constexpr int64_t kMostRows = 64, kSteps = 3;
+constexpr int64_t kMaxRows = 64;
 
 /// Rows of a step for sequences that have slots and pages of their own.
 struct Rows {
@@ -23,10 +24,15 @@ struct Rows {
     int64_t slot;  // of row 0
 };
 
-/// An answer step whose tensors all stay where they are until they have been looked at.
+enum class Watch {
+    every_tensor,  // all stay where they are until they have been looked at
+    logits         // memory is used again within the step, as when it answers somebody
+};
+
+/// An answer step of which some tensors are looked at.
 class WatchedStep {
   public:
-    WatchedStep(const Model& model, Backend& backend, const StatePool& pool, int64_t rows)
+    WatchedStep(const Model& model, Backend& backend, const StatePool& pool, int64_t rows, Watch watch)
         : backend_(backend), rows_(rows) {
         BuiltGraph built = model.build({.kind = StepKind::answer,
                                         .tokens = rows,
@@ -37,8 +43,9 @@ class WatchedStep {
                                        pool, backend.activation_dtype());
         batch_ = built.batch;
         std::set<const Tensor*> read = {built.logits};
-        for (const Node& node : built.graph.nodes())
-            for (Tensor* t : node.inputs) read.insert(built.graph.root(t));
+        if (watch == Watch::every_tensor)
+            for (const Node& node : built.graph.nodes())
+                for (Tensor* t : node.inputs) read.insert(built.graph.root(t));
         for (const Node& node : built.graph.nodes())
             for (Tensor* t : node.outputs)
                 if (read.contains(t) && t->shape[0] == rows && t->dtype != DType::I64) {
@@ -48,18 +55,20 @@ class WatchedStep {
         plan_ = std::make_unique<Plan>(std::move(built.graph), backend);
     }
 
-    /// Each watched tensor's bytes.
+    /// Each watched tensor's bytes. Rows behind rows.count belong to nobody, as in a padded step of the engine.
     std::vector<std::vector<char>> run(const Rows& rows, int64_t position) {
         const auto fill = [&](const Tensor* t, auto value_of) {
             auto* to = plan_->input<int32_t>(t);
             for (int64_t i = 0; i < t->shape[0]; ++i) to[i] = static_cast<int32_t>(value_of(i));
         };
-        fill(batch_.token_ids, [&](int64_t i) { return 17 * (rows.first + i) + position; });
-        fill(batch_.positions, [&](int64_t) { return position; });
-        for (const Tensor* t : {batch_.row_sequence, batch_.start, batch_.logit_rows})
-            fill(t, [](int64_t i) { return i; });
+        const auto real = [&](int64_t i) { return i < rows.count; };
+        fill(batch_.token_ids, [&](int64_t i) { return 17 * (rows.first + (real(i) ? i : 0)) + position; });
+        fill(batch_.positions, [&](int64_t i) { return real(i) ? position : 0; });
+        fill(batch_.row_sequence, [&](int64_t i) { return real(i) ? i : -1; });
+        fill(batch_.start, [&](int64_t i) { return std::min(i, rows.count); });
+        fill(batch_.logit_rows, [&](int64_t i) { return real(i) ? i : 0; });
         for (const Tensor* t : {batch_.slots, batch_.pages})
-            fill(t, [&](int64_t i) { return rows.slot + i; });
+            fill(t, [&](int64_t i) { return rows.slot + (real(i) ? i : 0); });
         for (const Tensor* t : {batch_.committed, batch_.journal}) fill(t, [](int64_t) { return 0; });
         std::fill_n(plan_->input<float>(batch_.temperature), rows_, 1.0f);
         plan_->run();
@@ -91,35 +100,48 @@ class WatchedStep {
     std::unique_ptr<Plan> plan_;
 };
 
-/// The first tensor of which a row differs from the row alone; empty: none does.
-std::string first_difference(const WatchedStep& step, const std::vector<std::vector<char>>& together,
-                             int64_t row, int64_t rows, const std::vector<std::vector<char>>& alone) {
-    for (size_t i = 0; i < alone.size(); ++i) {
+using Bytes = std::vector<std::vector<char>>;  // of each watched tensor
+
+/// Row `row` of tensors that have `rows` of them.
+const char* row_of(const std::vector<char>& bytes, int64_t row, int64_t rows) {
+    return bytes.data() + static_cast<int64_t>(bytes.size()) / rows * row;
+}
+
+/// The first tensor of which row `row` of `rows` differs between two steps, of which `b` may be that of the row alone; empty:
+/// none does.
+std::string first_difference(const WatchedStep& step, const Bytes& a, const Bytes& b, int64_t row,
+                             int64_t rows, bool alone) {
+    for (size_t i = 0; i < a.size(); ++i) {
         const WatchedStep::Watched& w = step.watched()[i];
-        const size_t pitch = together[i].size() / static_cast<size_t>(rows);
-        if (std::memcmp(together[i].data() + static_cast<size_t>(row) * pitch, alone[i].data(),
-                        w.row_bytes) != 0)
-            return w.tensor->name;
+        const char* other = alone ? b[i].data() : row_of(b[i], row, rows);
+        if (std::memcmp(row_of(a[i], row, rows), other, w.row_bytes) != 0) return w.tensor->name;
     }
     return {};
 }
 
-void check_rows(Backend& backend, const Model& model) {
-    const auto specs =
-        model.state_specs({.kv = backend.activation_dtype(), .conv = backend.activation_dtype()});
-    StatePool pool(backend, specs, 2 * kMostRows, 2 * kMostRows);
-    WatchedStep one(model, backend, pool, 1);
-    for (const int64_t rows : {2, 8, 9, 16, 33, 64}) {
-        CAPTURE(rows);
-        WatchedStep many(model, backend, pool, rows);
-        for (int64_t position = 0; position < kSteps; ++position) {
-            CAPTURE(position);
-            const auto together = many.run({0, rows, 0}, position);
-            for (const int64_t row : std::set<int64_t>{0, rows / 2, rows - 1}) {
-                CAPTURE(row);
-                const auto alone = one.run({row, 1, kMostRows + row}, position);
-                CHECK(first_difference(one, together, row, rows, alone) == "");
-            }
+/// Steps of `filled` rows, padded to `rows`, and the same rows one by one; then all of it once more.
+void check_step(Backend& backend, const Model& model, const StatePool& pool, Watch watch, int64_t rows,
+                int64_t filled, int64_t steps) {
+    CAPTURE(rows);
+    CAPTURE(filled);
+    WatchedStep one(model, backend, pool, 1, watch), many(model, backend, pool, rows, watch);
+    std::vector<Bytes> first;
+    for (int64_t position = 0; position < steps; ++position) {
+        CAPTURE(position);
+        first.push_back(many.run({0, filled, 0}, position));
+        for (const int64_t row : std::set<int64_t>{0, filled / 2, filled - 1}) {
+            CAPTURE(row);
+            const auto alone = one.run({row, 1, kMaxRows + row}, position);
+            CHECK(first_difference(one, first.back(), alone, row, rows, true) == "");
+        }
+    }
+    for (int64_t position = 0; position < steps; ++position) {
+        CAPTURE(position);
+        const auto again = many.run({0, filled, 0}, position);
+        for (int64_t row = 0; row < filled; ++row) {
+            CAPTURE(row);
+            CHECK(first_difference(many, first[static_cast<size_t>(position)], again, row, rows, false) ==
+                  "");
         }
     }
 }
@@ -127,7 +149,13 @@ void check_rows(Backend& backend, const Model& model) {
 void check_rows(std::unique_ptr<Backend> backend, const char* shape) {
     const auto model = open_synthetic(shape, "aeon", {.tokenizer = false});
     place_weights(*model, *backend);
-    check_rows(*backend, *model);
+    const auto specs =
+        model->state_specs({.kv = backend->activation_dtype(), .conv = backend->activation_dtype()});
+    StatePool pool(*backend, specs, 2 * kMaxRows, 2 * kMaxRows);
+    for (const int64_t rows : {2, 8, 9, 16, 33, 64})
+        check_step(*backend, *model, pool, Watch::every_tensor, rows, rows, 3);
+    for (const int64_t filled : {7, 16, 10, 63})
+        check_step(*backend, *model, pool, Watch::logits, decode_bucket(filled), filled, 40);
 }
 
 TEST_SUITE("cpu") {
