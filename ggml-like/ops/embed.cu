@@ -2,7 +2,7 @@
 #include "ggml-like/ops/embed.h"
 
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/ops.h"
 #include "ggml-like/cuda/pack/decode.cuh"
 

@@ -1,4 +1,4 @@
-// linear_add on the GPU: x' = residual + x W^T, h and squares of it (cuda/linear/deferred.h), a router's logits.
+// linear_add on the GPU: x' = residual + x W^T, h and squares of it (cuda/linear/epilogue.cuh), a router's logits.
 //   answers: cuda/linear/dense_one.cuh, dense_rows.cuh, step_product.h: the same bits a row (the choice: cuda/variants.h).
 //     Up to 8 rows a block that has whole columns to itself also does the router's work (cuda/moe/route_work.cuh); else a
 //     kernel for the logits follows
@@ -8,8 +8,8 @@
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/dense_one.cuh"
 #include "ggml-like/cuda/linear/dense_rows.cuh"
+#include "ggml-like/cuda/linear/few_rows.cuh"
 #include "ggml-like/cuda/linear/gemm.h"
-#include "ggml-like/cuda/linear/prologues.cuh"
 #include "ggml-like/cuda/linear/step_product.h"
 #include "ggml-like/cuda/moe/route_logits.h"
 #include "ggml-like/cuda/moe/route_work.cuh"

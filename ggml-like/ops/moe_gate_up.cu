@@ -10,8 +10,8 @@
 #include "ggml-like/ops/moe_gate_up.h"
 
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/linear/activation.cuh"
-#include "ggml-like/cuda/linear/prologues.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
+#include "ggml-like/cuda/linear/few_rows.cuh"
 #include "ggml-like/cuda/moe/expert_rows.cuh"
 #include "ggml-like/cuda/moe/gemm_experts.h"
 #include "ggml-like/cuda/moe/moe.h"

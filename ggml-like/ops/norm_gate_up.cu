@@ -4,10 +4,10 @@
 #include "ggml-like/ops/norm_gate_up.h"
 
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/linear/activation.cuh"
 #include "ggml-like/cuda/linear/dense_rows.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
+#include "ggml-like/cuda/linear/few_rows.cuh"
 #include "ggml-like/cuda/linear/gemm.h"
-#include "ggml-like/cuda/linear/prologues.cuh"
 #include "ggml-like/cuda/linear/step_product.h"
 #include "ggml-like/cuda/ops.h"
 

@@ -1,4 +1,4 @@
-// norm_linear on the GPU: products of h, whose sums get the row's factor (cuda/linear/deferred.h).
+// norm_linear on the GPU: products of h, whose sums get the row's factor (cuda/linear/epilogue.cuh).
 //   answers: cuda/linear/dense_one.cuh, dense_rows.cuh, step_product.h: the same bits a row (the choice: cuda/variants.h)
 //   prompts: the tiled product of cuda/linear/gemm.h
 #include "ggml-like/ops/norm_linear.h"
@@ -6,8 +6,8 @@
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/dense_one.cuh"
 #include "ggml-like/cuda/linear/dense_rows.cuh"
+#include "ggml-like/cuda/linear/few_rows.cuh"
 #include "ggml-like/cuda/linear/gemm.h"
-#include "ggml-like/cuda/linear/prologues.cuh"
 #include "ggml-like/cuda/linear/step_product.h"
 #include "ggml-like/cuda/ops.h"
 

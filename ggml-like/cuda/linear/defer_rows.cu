@@ -1,6 +1,6 @@
-// The split norm of many rows (deferred.h): a block a row. Traffic: x once, h once.
+// The split norm of many rows (epilogue.cuh): a block a row. Traffic: x once, h once.
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/linear/deferred.h"
+#include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/ptx/ptx.cuh"
 
 namespace quern::cuda::linear {

@@ -2,19 +2,13 @@
 // compiler fuses no product and sum in one of them only.
 #pragma once
 
-#include "ggml-like/cuda/linear/activation.cuh"
-#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/linear/step_product.h"
 
 namespace quern::cuda::linear {
 
 using namespace ptx;
 using namespace pack;
-
-/// x' = residual + sum.
-__device__ __forceinline__ float add_residual(float residual, float sum) { return __fadd_rn(residual, sum); }
-/// A sum times the factor of its weights' row, then times that of its norm.
-__device__ __forceinline__ float scaled(float sum, float factor) { return __fmul_rn(sum, factor); }
 
 /// Row `row` of the part for row n of x; `up`: the other sum of paired rows. By 16 neighbouring lanes for the 16 rows of
 /// a tile where there is a residual.

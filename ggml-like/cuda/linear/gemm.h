@@ -11,7 +11,7 @@
 #pragma once
 
 #include "ggml-like/cuda/context.h"
-#include "ggml-like/cuda/linear/deferred.h"
+#include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/pack/packed.h"
 
 namespace quern::cuda::linear {

@@ -1,8 +1,7 @@
 // How results of products with many rows reach memory.
 #pragma once
 
-#include "ggml-like/cuda/linear/activation.cuh"
-#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/linear/gemm_task.cuh"
 
 namespace quern::cuda::linear {

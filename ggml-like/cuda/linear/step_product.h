@@ -3,7 +3,7 @@
 #pragma once
 
 #include "ggml-like/cuda/context.h"
-#include "ggml-like/cuda/linear/deferred.h"
+#include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/pack/packed.h"
 #include "ggml-like/cuda/variants.h"
 

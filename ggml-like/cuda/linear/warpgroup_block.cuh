@@ -1,7 +1,7 @@
 // A block of gemm_warpgroups.cuh until its sums are complete: what its warps copy, and what they multiply.
 #pragma once
 
-#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/linear/gemm_task.cuh"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
 #include "ggml-like/cuda/pack/weight_chunk.cuh"

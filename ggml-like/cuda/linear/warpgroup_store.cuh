@@ -2,7 +2,7 @@
 // as finish_sum.cuh has it.
 #pragma once
 
-#include "ggml-like/cuda/linear/activation.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/linear/finish_sum.cuh"
 #include "ggml-like/cuda/linear/gemm_store.cuh"
 #include "ggml-like/cuda/linear/warpgroup_block.cuh"

@@ -1,7 +1,7 @@
 // What the NVFP4 kernels of moe_down share: their tiles, the rows that they read, the end of those that add terms.
 #pragma once
 
-#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/linear/few_rows.cuh"
 #include "ggml-like/cuda/moe/moe.h"
 #include "ggml-like/cuda/moe/route.cuh"

@@ -7,7 +7,7 @@
 //
 // Measured with 64 rows: the terms 44 us for 133 MB (ncu), the op 51.7 us with launch gaps (H200, 2026-11).
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/moe/down_fp4.cuh"
 #include "ggml-like/cuda/moe/fp4_stream.cuh"
 

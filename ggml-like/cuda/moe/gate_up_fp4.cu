@@ -14,8 +14,7 @@
 // with launch gaps: 8 rows 23.2 us, of which bytes take 16; 64 rows, with choose_experts, 91 us, bytes 63 (H200,
 // 2026-11).
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/linear/activation.cuh"
-#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/moe/fp4_stream.cuh"
 #include "ggml-like/cuda/moe/gate_up_fp4_one.h"
 #include "ggml-like/cuda/moe/moe.h"

@@ -18,8 +18,7 @@
 // Traffic: the weights of each chosen expert once. Bound: latency. Inside the kernel 1.3 us choose experts, 3.3 to 4 us
 // products, 0.3 us end; the weights take 2.9 us (H200, 2026-11).
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/linear/activation.cuh"
-#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/linear/few_rows.cuh"
 #include "ggml-like/cuda/moe/gate_up_fp4_one.h"
 #include "ggml-like/cuda/moe/piece_ring.cuh"

@@ -1,6 +1,6 @@
 // The router's logits in answer steps. For each 16 columns of h, the products of all experts are rounded to 64-bit
 // fixed point and added up, so that any order of adding gives the same bits. Logits lack the norm's factor
-// (deferred.h).
+// (epilogue.cuh).
 //
 //   up to 8 rows   a block of linear_add that has made 16 columns of h multiplies them with the router's same columns,
 //                  and adds to sums in memory: no kernel has to wait for h and read it again
@@ -13,7 +13,7 @@
 #pragma once
 
 #include "ggml-like/cuda/context.h"
-#include "ggml-like/cuda/linear/deferred.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/linear/few_rows.cuh"
 
 namespace quern::cuda::moe {

@@ -1,11 +1,70 @@
-// The two sides of deferred.h inside kernels.
+// What becomes of sums: the activation between gate and up, the residual, and the two sides of the split norm
+// (ops/residual.h): who makes x also writes h = x * w, rounded to BF16, and squares; who reads h multiplies its sums with
+// the row's factor 1 / rms. The arithmetic of answers is spelled out, so that a compiler fuses no product and sum in one
+// kernel only.
 #pragma once
 
-#include "ggml-like/cuda/linear/deferred.h"
+#include "ggml-like/cuda/context.h"
+#include "ggml-like/cuda/ptx/ptx.cuh"
+#include "ggml-like/op.h"
 
 namespace quern::cuda::linear {
 
 using namespace ptx;
+
+// ---- activation and residual ----
+
+/// silu(gate) * up. Answers: rounded to BF16.
+__device__ __forceinline__ bf16 gated(float gate, float up) {
+    return __float2bfloat16(gate / (1.0f + __expf(-gate)) * up);
+}
+/// Prompts.
+__device__ __forceinline__ float gated_prompt(float gate, float up) {
+    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+}
+
+/// x' = residual + sum.
+__device__ __forceinline__ float add_residual(float residual, float sum) { return __fadd_rn(residual, sum); }
+/// A sum times the factor of its weights' row, then times that of its norm.
+__device__ __forceinline__ float scaled(float sum, float factor) { return __fmul_rn(sum, factor); }
+
+// ---- the split norm ----
+
+inline constexpr int kSquareColumns = 16;  // of one number of squares, in answer steps
+
+/// The part of who makes x.
+struct Defer {
+    const float* norm;  // [columns]
+    bf16* h;            // [rows, columns]
+    float* squares;     // [rows, numbers]
+    int columns, numbers;
+
+    Defer from_row(int row) const {
+        Defer d = *this;
+        d.h += static_cast<int64_t>(row) * columns;
+        d.squares += static_cast<int64_t>(row) * numbers;
+        return d;
+    }
+};
+/// Of a node's outputs h and squares.
+Defer defer_of(const Tensor& norm, const Tensor& h, const Tensor& squares);
+
+/// The part of who reads h: rows' factors.
+struct RowScale {
+    const float* squares = nullptr;  // null: factor 1
+    int numbers = 0;
+    float per_column = 0, eps = 0;
+
+    RowScale from_row(int row) const {
+        RowScale s = *this;
+        s.squares += static_cast<int64_t>(row) * numbers;
+        return s;
+    }
+};
+RowScale scale_of(const Tensor& h, const Tensor& squares, float eps);
+
+/// Prompts: h and squares [rows, 1] of x F32 [rows, columns].
+void defer_rows(Context& context, const float* x, const Defer& defer, int rows);
 
 /// Answers: by 16 neighbouring lanes for 16 neighbouring columns of row n, all there: h, and their squares.
 __device__ __forceinline__ bf16 defer_column(const Defer& d, int n, int column, float x, float norm) {
