@@ -11,18 +11,18 @@
 namespace quern {
 namespace {
 
-/// The `used` highest logits, falling, ties to the lower id; NaN counts as lowest and may not be chosen.
-void choose(const Node& node, const float* logits, float factor, int64_t experts, int used, int32_t* ids,
-            float* weights) {
+/// NaN is lower than any number.
+bool higher(float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); }
+
+/// The `used` highest logits, falling, ties to the lower id.
+void choose(const float* logits, float factor, int64_t experts, int used, int32_t* ids, float* weights) {
     float sum = 0;
     for (int j = 0; j < used; ++j) {
         int32_t best = -1;
         for (int32_t e = 0; e < experts; ++e) {
             const bool taken = std::find(ids, ids + j, e) != ids + j;
-            if (!taken && std::isfinite(logits[e]) && (best < 0 || logits[e] > logits[best])) best = e;
+            if (!taken && (best < 0 || higher(logits[e], logits[best]))) best = e;
         }
-        CHECK(best >= 0, "[moe_gate_up] {}: fewer than {} of {} router logits are finite", node.name, used,
-              experts);
         ids[j] = best;
         weights[j] = std::exp(logits[best] * factor - logits[ids[0]] * factor);
         sum += weights[j];
@@ -54,7 +54,7 @@ std::vector<float> choose_all(const Node& node, cpu::Context& context) {
             const float* row = logits.row<float>(t);
             const float factor = factors[static_cast<size_t>(t)] =
                 cpu::norm_factor(squares, t, h.shape[1], p.eps);
-            choose(node, row, factor, experts, p.used, ids.row<int32_t>(t), weights.row<float>(t));
+            choose(row, factor, experts, p.used, ids.row<int32_t>(t), weights.row<float>(t));
             gate.as<float>()[t] = cpu::sigmoid(row[experts] * factor);
         }
     });

@@ -9,8 +9,8 @@
 //     pairs[offset[e]] .. pairs[offset[e+1] - 1]
 //   routed [T, K, F], shared [T, Fs] in h's dtype: both products are FP32 sums as in linear_add, times r; silu and the
 //     product of the two in FP32; one rounding.
-// A NaN logit never wins; if fewer than K are finite the CPU throws, the GPU takes the lowest ids that are left with
-// weight NaN. `ready` I64 [K + 1], zeros before: a GPU tells moe_down here that ids, weights, gate and groups are
+// A NaN logit is lower than any number. A row with fewer than K numbers takes the lowest ids of the others, too, and its
+// weights are NaN; other rows do not change. `ready` I64 [K + 1], zeros before: a GPU tells moe_down here that ids, weights, gate and groups are
 // complete, before routed and shared are.
 #pragma once
 
