@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """The web page in a real headless Chromium, against the real server with the demo checkpoint: `make test-page`.
 
-Usage: page.py QUERN_BINARY. Needs chromium and chromedriver on the PATH, no Python packages: the browser is driven
-through the WebDriver protocol (https://www.w3.org/TR/webdriver2/). What the model says is forced, where that matters,
-by adding fields to the page's own request: the text still comes through the model, the server and the stream.
+Usage: page.py QUERN_BINARY. Needs chromium and chromedriver on the PATH, else it is skipped (a line that begins with
+SKIPPED, exit code 0); no Python packages: the browser is driven through the WebDriver protocol
+(https://www.w3.org/TR/webdriver2/). What the model says is forced, where that matters, by adding fields to the page's
+own request: the text still comes through the model, the server and the stream.
 """
+import contextlib
 import json
 import re
 import shutil
@@ -19,20 +21,31 @@ ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the protocol's name for a ref
 ENTER = "\ue007"
 
 
+def started(command, stream, pattern):
+    """A process, and what `pattern` finds in what it writes once it is ready."""
+    process = subprocess.Popen(command, text=True, **{stream: subprocess.PIPE})
+    said = ""
+    for line in getattr(process, stream):
+        said += line
+        if found := re.search(pattern, line):
+            return process, found[1]
+    raise RuntimeError(f"{command[0]} ended with code {process.wait()} before it was ready: {said}")
+
+
 class Browser:
     def __init__(self):
-        self.driver = subprocess.Popen(["chromedriver", "--port=0"], stdout=subprocess.PIPE, text=True)
-        self.base = None
-        for line in self.driver.stdout:
-            if found := re.search(r"started successfully on port (\d+)", line):
-                self.base = f"http://127.0.0.1:{found[1]}"
-                break
+        self.driver, found = started(["chromedriver", "--port=0"], "stdout", r"started successfully on port (\d+)")
+        self.base = f"http://127.0.0.1:{found}"
         self.profile = tempfile.mkdtemp()
         arguments = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
                      "--disable-background-networking", "--no-first-run", f"--user-data-dir={self.profile}"]
-        session = self.call("POST", "/session", {"capabilities": {"alwaysMatch": {
-            "goog:chromeOptions": {"args": arguments, "binary": shutil.which("chromium")},
-            "goog:loggingPrefs": {"browser": "ALL"}}}})
+        try:
+            session = self.call("POST", "/session", {"capabilities": {"alwaysMatch": {
+                "goog:chromeOptions": {"args": arguments, "binary": shutil.which("chromium")},
+                "goog:loggingPrefs": {"browser": "ALL"}}}})
+        except Exception:
+            self.end()
+            raise
         self.base += f"/session/{session['sessionId']}"
 
     def call(self, method, path, body=None):
@@ -75,20 +88,19 @@ class Browser:
         try:
             self.call("DELETE", "")
         finally:
-            self.driver.terminate()
-            self.driver.wait(10)
-            shutil.rmtree(self.profile, ignore_errors=True)
+            self.end()
+
+    def end(self):
+        self.driver.terminate()
+        self.driver.wait(10)
+        shutil.rmtree(self.profile, ignore_errors=True)
 
 
 class Server:
     def __init__(self, binary, *flags):
         self.binary = binary
-        self.process = subprocess.Popen([binary, "serve", "--port", "0", "--temp", "0", "--log-format", "none", *flags],
-                                        stderr=subprocess.PIPE, text=True)
-        for line in self.process.stderr:
-            if found := re.search(r"at (http://\S+)", line):
-                self.url = found[1]
-                break
+        command = [binary, "serve", "--port", "0", "--temp", "0", "--log-format", "none", *flags]
+        self.process, self.url = started(command, "stderr", r"at (http://\S+)")
 
     def running(self):
         with urllib.request.urlopen(self.url + "/metrics", timeout=10) as reply:
@@ -320,11 +332,15 @@ def test_key(page):
 
 
 def main():
-    server, browser, failed = Server(sys.argv[1]), Browser(), 0
-    page = Page(browser, server)
+    missing = [program for program in ("chromium", "chromedriver") if not shutil.which(program)]
+    if missing:
+        print(f"SKIPPED: no {' and no '.join(missing)} on the PATH; the web page was not tested")
+        return 0
     tests = [test_send, test_thinking_is_folded, test_stream_and_stop, test_reload, test_regenerate,
              test_system_prompt_and_sampling, test_markup_is_text, test_dark_and_light, test_phone_width, test_key]
-    try:
+    failed = 0
+    with contextlib.closing(Server(sys.argv[1])) as server, contextlib.closing(Browser()) as browser:
+        page = Page(browser, server)
         for test in tests:
             try:
                 test(page)
@@ -334,9 +350,6 @@ def main():
             except (AssertionError, RuntimeError) as error:
                 failed += 1
                 print("FAILED ", test.__name__, error)
-    finally:
-        browser.close()
-        server.close()
     print(f"test cases: {len(tests)} | {len(tests) - failed} passed | {failed} failed")
     return failed > 0
 
