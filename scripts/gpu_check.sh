@@ -7,7 +7,7 @@
 #   small    the same with the shared memory of a card of sm_86, 89 or 120
 #   parity   tiny checkpoints against transformers' vectors    quern_tests
 #   demo     greedy answers to 200 prompts: the CPU's          quern_tests
-#   alone    a sequence alone and beside 7 and 63 others, op by op too   quern_tests
+#   alone    answers alone and beside others, op by op too; prompts in steps of 512 to 8,192 rows   quern_tests
 #   drift    10,240 tokens in chunks and one by one            quern_tests
 #   logits   35B-shaped random weights against transformers    quern, python3 with torch and transformers
 #   dense    8 layers of the 27B's shape, the same             quern, python3 with torch and transformers
@@ -78,7 +78,7 @@ run() {
     small) QUERN_TEST_SHARED_BYTES=101376 tests -ts=cuda -tce="gpu model*" ;;
     parity) tests -ts=cuda -tc="gpu model: parity*" ;;
     demo) tests -ts=cuda -tc="gpu model: greedy*" ;;
-    alone) tests -ts=cuda -tc="gpu model: a sequence alone*,gpu model: every op*" ;;
+    alone) tests -ts=cuda -tc="gpu model: a sequence alone*,gpu model: every op*,gpu model: a prompt*" ;;
     drift) tests -ts=cuda -tc="gpu model: no drift*" ;;
     logits) compare_bf16 --layers "$(layers_that_fit)" ;;
     dense) compare_bf16 --dense --layers 8 ;;

@@ -1,0 +1,139 @@
+// Every row of a prompt has the same logits, bit by bit, in steps of any size, alone or beside sequences that answer.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <set>
+
+#include "counted_backend.h"
+#include "ggml-like/content_hash.h"
+#include "ggml-like/cpu/thread_pool.h"
+#include "ggml-like/error.h"
+#include "ggml-like/parallel.h"
+#include "models/weight_placement.h"
+#include "ops/second_backend.h"
+#include "tools/engine/engine.h"
+
+namespace quern {
+namespace {
+
+/// How a prompt is read: rows of a step at most, and how many sequences answer meanwhile.
+struct Reading {
+    int64_t step_rows, others;
+};
+
+std::vector<int32_t> random_ids(const Model& model, int64_t count, unsigned seed) {
+    std::mt19937 random(seed);
+    std::vector<int32_t> ids(static_cast<size_t>(count));
+    for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<unsigned>(model.info().vocab));
+    return ids;
+}
+
+/// One hash for each row of logits: all of them together would not fit into memory.
+class RowHashes {
+  public:
+    void add(const PromptLogits& logits) {
+        const size_t before = values_.size();
+        values_.resize(before + logits.count());
+        for_each_parallel(cpu::default_threads(), logits.count(), [&](size_t i) {
+            const auto row = logits.row(i);
+            ContentHash hash;
+            hash.add(row.data(), row.size_bytes());
+            const bool finite = std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); });
+            values_[before + i] = finite ? hash.value() : kNotFinite;
+        });
+    }
+    /// Hashes of rows that differ are worth comparing.
+    bool all_different() const {
+        return !std::count(values_.begin(), values_.end(), kNotFinite) &&
+               std::set<uint64_t>(values_.begin(), values_.end()).size() == values_.size();
+    }
+    size_t size() const { return values_.size(); }
+    size_t equal(const RowHashes& other) const {
+        size_t n = 0;
+        for (size_t i = 0; i < std::min(size(), other.size()); ++i) n += values_[i] == other.values_[i];
+        return n;
+    }
+
+  private:
+    static constexpr uint64_t kNotFinite = 0;
+    std::vector<uint64_t> values_;
+};
+
+RowHashes read_prompt(Model& model, Backend& backend, int64_t tokens, const Reading& how) {
+    Engine engine(model, backend,
+                  {.context = 2 * tokens,
+                   .sequences = 1 + how.others,
+                   .step_tokens = how.step_rows,
+                   .prompt_logits = how.step_rows});
+    int64_t answered = 0;
+    std::vector<RequestId> others;
+    for (int64_t i = 0; i < how.others; ++i) {
+        Request r;
+        r.prompt = random_ids(model, 7 + 50 * i, 100 + static_cast<unsigned>(i));
+        r.on_token = [&](int32_t) { return ++answered > 0; };
+        others.push_back(engine.submit(std::move(r)));
+    }
+    while (answered < 2 * how.others) engine.step();
+
+    RowHashes rows;
+    Request r;
+    r.prompt = random_ids(model, tokens, 1);
+    r.max_tokens = 0;
+    r.on_prompt_logits = [&](const PromptLogits& logits) { rows.add(logits); };
+    const RequestId id = engine.submit(std::move(r));
+    const int64_t answered_before = answered;
+    while (!engine.finished(id)) engine.step();
+    CHECK(engine.take(id).error == "");
+    if (how.others > 0) CHECK(answered > answered_before);
+    for (const RequestId other : others) CHECK(!engine.finished(other));
+    return rows;
+}
+
+/// All readings give what the first one gives. One whose logits do not fit the device is left out, with a message.
+void check_prompt(Model& model, Backend& backend, int64_t tokens, const std::vector<Reading>& readings) {
+    const RowHashes expected = read_prompt(model, backend, tokens, readings[0]);
+    REQUIRE(expected.size() == static_cast<size_t>(tokens));
+    REQUIRE(expected.all_different());
+    for (const Reading& how : std::span(readings).subspan(1)) {
+        CAPTURE(how.step_rows);
+        CAPTURE(how.others);
+        try {
+            CHECK(read_prompt(model, backend, tokens, how).equal(expected) == expected.size());
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::memory) throw;
+            MESSAGE("not compared: " << error.what());
+        }
+    }
+}
+
+void check_prompt(std::unique_ptr<Backend> backend, const char* shape, int64_t tokens,
+                  const std::vector<Reading>& readings) {
+    const auto model = open_synthetic(shape, "aeon", {.tokenizer = false});
+    place_weights(*model, *backend);
+    check_prompt(*model, *backend, tokens, readings);
+}
+
+TEST_SUITE("cpu") {
+    TEST_CASE("prompt rows: the same logits in steps of any size, alone or beside answers, tiny models") {
+        for (const char* shape : {"tiny", "tiny-dense"}) {
+            CAPTURE(shape);
+            check_prompt(make_cpu_backend(2), shape, 700,
+                         {{1024, 0}, {64, 0}, {192, 0}, {512, 0}, {64, 3}, {512, 1}, {512, 3}});
+            // Behind a device's face: longer steps between answers, which are padded.
+            check_prompt(std::make_unique<test::CountedBackend>(int64_t{1} << 34), shape, 700,
+                         {{1024, 0}, {320, 3}, {512, 5}});
+        }
+    }
+}
+
+TEST_SUITE("cuda") {
+    TEST_CASE("gpu model: a prompt of 9,001 tokens in steps of 512, 2,048 and 8,192 rows, the 35B's shapes") {
+        check_prompt(test::make_test_cuda_backend(), "qwen3.6-35b-a3b", 9001,
+                     {{512, 0}, {2048, 0}, {8192, 0}});
+    }
+}
+
+}  // namespace
+}  // namespace quern
