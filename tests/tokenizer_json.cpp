@@ -2,9 +2,7 @@
 // files does, in the same words.
 #include <doctest/doctest.h>
 
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <string>
@@ -13,7 +11,7 @@
 #include "ggml-like/error.h"
 #include "ggml-like/json_guard.h"
 #include "ggml-like/json_pull.h"
-#include "models/tokenizer.h"
+#include "tokenizer_vectors.h"
 
 using nlohmann::json;
 using quern::Error;
@@ -21,10 +19,7 @@ using quern::Tokenizer;
 
 namespace {
 
-std::string file_text() {
-    std::ifstream stream(QUERN_SOURCE_DIR "/tests/vectors/tokenizer/tokenizer.json", std::ios::binary);
-    return {std::istreambuf_iterator<char>(stream), {}};
-}
+std::string file_text() { return quern::test::read_text(quern::test::kTokenizerVectors + "/tokenizer.json"); }
 
 /// The vocabulary of a real one, and a few merges.
 json small_json() {

@@ -1,0 +1,143 @@
+// conv_gated_delta_net: a row's bits alone, beside others, and wherever its sequence is cut.
+#include "ops/delta_layer.h"
+
+using namespace quern;
+using namespace quern::test;
+using namespace quern::test::delta;
+
+namespace {
+
+/// Everything that a slot keeps.
+std::vector<double> state_of(Memory& m, int64_t slot) {
+    const Shape& s = m.shape;
+    auto all = rows_of(m.delta.values(), s.nv * int64_t{s.dv} * s.dk, slot, 1);
+    const auto ring = rows_of(m.inputs.values(), m.ring * s.channels(), slot, 1);
+    all.insert(all.end(), ring.begin(), ring.end());
+    return all;
+}
+
+/// Answer rows of several sequences at once, or every row in a step of its own: the same bits. `spare` rows
+/// of the ring: without them a step overwrites what it reads.
+void check_alone(const Device& device, const Shape& s, const std::vector<std::vector<int>>& steps,
+                 int64_t spare = 0) {
+    CAPTURE(s.dk);
+    CAPTURE(spare);
+    const auto sequences = static_cast<int>(steps[0].size());
+    Memory together(device, s, false, spare, sequences), alone(device, s, false, spare, sequences);
+    std::vector<int> before(steps[0].size(), 0), slots;
+    for (int i = 0; i < sequences; ++i) slots.push_back((i + 1) % sequences);
+    for (const std::vector<int>& rows : steps) {
+        const Layout l = layout_of(StepKind::answer, rows, before, slots);
+        const auto p = device.rounded(Random(90).normals(l.tokens() * s.columns()));
+        const auto y = run_step(device, l, p, together);
+        int64_t t = 0;
+        for (size_t i = 0; i < rows.size(); ++i)
+            for (int r = 0; r < rows[i]; ++r, ++t) {
+                const auto got = run_step(device, layout_of(StepKind::answer, {1}, {before[i]++}, {slots[i]}),
+                                          rows_of(p, s.columns(), t, 1), alone);
+                CHECK(got == rows_of(y, s.out(), t, 1));
+            }
+    }
+    CHECK(together.delta.values() == alone.delta.values());
+    CHECK(together.inputs.values() == alone.inputs.values());
+}
+
+/// A prompt whole, cut at multiples of 64, and beside others: the same bits of outputs and state. Its first
+/// rows without the others: the same bits of outputs.
+void check_prompt(const Device& device, const Shape& s, int rows) {
+    CAPTURE(s.dk);
+    CAPTURE(rows);
+    const auto p = device.rounded(Random(91).normals(rows * s.columns()));
+    const auto run = [&](const std::vector<int>& ends, const std::vector<int>& beside, Memory& m) {
+        std::vector<double> y;
+        int from = 0;
+        for (const int end : ends) {
+            const Layout l =
+                layout_of(StepKind::prompt, {beside[0], end - from, beside[1]}, {0, from, 64}, {1, 0, 3});
+            std::vector<float> in(static_cast<size_t>(l.tokens() * s.columns()), 0.25f);
+            const auto own = rows_of(p, s.columns(), from, end - from);
+            std::copy(own.begin(), own.end(), in.begin() + beside[0] * s.columns());
+            const auto out = rows_of(run_step(device, l, in, m), s.out(), beside[0], end - from);
+            y.insert(y.end(), out.begin(), out.end());
+            from = end;
+        }
+        return y;
+    };
+    Memory alone(device, s);
+    const auto whole = run({rows}, {0, 0}, alone);
+    const auto state = state_of(alone, 0);
+    std::vector<std::vector<int>> cuts = {{rows}};
+    if (rows > 64) cuts.push_back({(rows - 1) / 64 * 64, rows});
+    if (rows > 64 && rows < 400) {
+        cuts.emplace_back();
+        for (int end = 64; end < rows; end += 64) cuts.back().push_back(end);
+        cuts.back().push_back(rows);
+    }
+    for (const auto& ends : cuts)
+        for (const std::vector<int>& beside : {std::vector{0, 0}, {1, 70}, {200, 1}}) {
+            Memory m(device, s);
+            CHECK(run(ends, beside, m) == whole);
+            CHECK(state_of(m, 0) == state);
+        }
+    for (const int first : {1, 2, 3, 17, 63, 64, 100}) {
+        if (first >= rows) break;
+        CAPTURE(first);
+        Memory m(device, s);
+        CHECK(run({first}, {0, 0}, m) == rows_of(whole, s.out(), 0, first));
+    }
+}
+
+/// Few sequences, and so many that the GPU gives each head one block instead of four.
+void delta_alone(Device& device) {
+    for (const Shape& s : {kReal, kThree}) {
+        check_alone(device, s, {{1, 1, 1}, {3, 1, 8}, {1, 0, 1}, {2, 5, 1}, {0, 1, 1}});
+        check_alone(device, s, {{1, 1, 1}, {3, 1, 8}, {1, 0, 1}, {2, 5, 1}, {0, 1, 1}}, 7);
+    }
+    const std::vector<int> one(64, 1);
+    std::vector<int> few(64, 0);
+    for (size_t i = 0; i < few.size(); i += 5) few[i] = static_cast<int>(i % 8) + 1;
+    check_alone(device, kReal, {one, few, one}, 7);
+    check_alone(device, kReal, {few, one});
+}
+
+void delta_shapes(Device& device) {
+    for (const Shape& s : kOtherShapes) {
+        check_alone(device, s, {{3, 1, 4}, {1, 1, 1}, {2, 0, 5}});
+        check_prompt(device, s, 130);
+    }
+}
+
+void delta_prompts(Device& device) {
+    for (const Shape& s : {kReal, kThree})
+        for (const int rows : {1, 2, 63, 64, 65, 130}) check_prompt(device, s, rows);
+    check_prompt(device, kReal, 1000);
+    if (!device.exact()) check_prompt(device, kReal, 5000);
+}
+
+}  // namespace
+
+DEVICE_TEST_CASE("conv_gated_delta_net: an answer's row alone or beside others, the same bits", delta_alone)
+DEVICE_TEST_CASE("conv_gated_delta_net: a prompt's rows cut or whole, alone or not, the same bits",
+                 delta_prompts)
+DEVICE_TEST_CASE("conv_gated_delta_net: heads of other sizes, the same bits", delta_shapes)
+
+TEST_SUITE("cpu") {
+    TEST_CASE("conv_gated_delta_net: any cut and any ring give the same bits") {
+        const Device device = cpu_device();
+        check_alone(device, kReal, {{3, 1, 4}, {1, 1, 1}, {2, 0, 5}});
+        const auto p = Random(72).normals(33 * kSmall.columns());
+        Memory whole(device, kSmall);
+        const auto at_once = run_step(device, {.rows = {33}, .before = {0}, .slots = {2}}, p, whole);
+        for (const int64_t spare : {0, 1, 2, 13, 60}) {
+            Memory parts(device, kSmall, false, spare);
+            for (auto [begin, rows] : {std::pair{0, 1}, {1, 7}, {8, 2}, {10, 23}}) {
+                const auto y = run_step(device, {.rows = {rows}, .before = {begin}, .slots = {0}},
+                                        rows_of(p, kSmall.columns(), begin, rows), parts);
+                CHECK(y == rows_of(at_once, kSmall.out(), begin, rows));
+            }
+        }
+        const Device single = cpu_device(1);
+        Memory one(single, kSmall);
+        CHECK(run_step(single, {.rows = {33}, .before = {0}, .slots = {2}}, p, one) == at_once);
+    }
+}

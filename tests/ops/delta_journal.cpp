@@ -1,0 +1,117 @@
+// conv_gated_delta_net: drafts, whose rows wait in a journal until they are committed.
+#include "ggml-like/error.h"
+#include "ops/delta_layer.h"
+
+using namespace quern;
+using namespace quern::test;
+using namespace quern::test::delta;
+
+namespace {
+
+/// Drafts: a step journals m rows, of which the next commits n; that one journals as well, and a last one
+/// does not.
+void check_journal(const Device& device, const Shape& s, int m, int n, int64_t spare) {
+    CAPTURE(s.dk);
+    CAPTURE(m);
+    CAPTURE(n);
+    CAPTURE(spare);
+    constexpr int kBefore = 3, kAfter = 2;
+    const int second = kJournal - m + 1, kept = second / 2;
+    const auto p = device.rounded(Random(73).normals((kBefore + n + kept + kAfter) * s.columns()));
+    const auto wrong = device.rounded(Random(74).normals(kJournal * s.columns()));
+    Memory memory(device, s, true, spare);
+    const Reference r = reference(p, memory);
+    int position = 0;
+    /// `good` rows of the sequence, then wrong ones.
+    const auto step = [&](int good, int bad, int committed, bool journal) {
+        CAPTURE(position);
+        auto rows = rows_of(p, s.columns(), position, good);
+        rows.insert(rows.end(), wrong.begin(), wrong.begin() + bad * s.columns());
+        const Layout l{.rows = {good + bad},
+                       .before = {position},
+                       .slots = {1},
+                       .committed = {committed},
+                       .journal = {journal},
+                       .kind = StepKind::answer};
+        auto y = run_step(device, l, rows, memory);
+        y.resize(static_cast<size_t>(good * s.out()));
+        if (good > 0) CHECK(relative_error(y, rows_of(r.out, s.out(), position, good)) < device.bound(4e-6));
+        position += good;
+    };
+    step(kBefore, 0, 0, false);
+    step(n, m - n, 0, true);
+    step(kept, second - kept, n, true);
+    step(kAfter, 0, kept, false);
+    const auto state = rows_of(memory.delta.values(), s.nv * int64_t{s.dv} * s.dk, 1, 1);
+    CHECK(relative_error(state, r.state) < device.bound(1e-5));
+}
+
+/// Steps that journal, beside a sequence that does not and one without rows: outputs and S have the bits of
+/// rows that come one by one. A prompt's rows may follow.
+void check_journal_bits(const Device& device, const Shape& s) {
+    CAPTURE(s.dk);
+    Memory drafts(device, s, true), plain(device, s, true);
+    int position = 0, waiting = 0, other = 0;
+    unsigned seed = 300;
+    const auto pass = [&](Memory& m, int64_t slot) {
+        return rows_of(m.delta.values(), s.nv * int64_t{s.dv} * s.dk, slot, 1);
+    };
+    const auto alone = [&](const std::vector<float>& row, int at, int slot) {
+        return run_step(device, layout_of(StepKind::answer, {1}, {at}, {slot}), row, plain);
+    };
+    for (const auto& [rows, good] : {std::pair{5, 3}, {4, 0}, {5, 5}, {1, 1}, {3, 2}}) {
+        CAPTURE(position);
+        CAPTURE(rows);
+        Layout l = layout_of(StepKind::answer, {rows, 0, 2}, {position, 9, other}, {1, 0, 3});
+        l.committed[0] = waiting, l.journal[0] = 1;
+        const auto p = device.rounded(Random(seed++).normals((rows + 2) * s.columns()));
+        const auto y = run_step(device, l, p, drafts);
+        CHECK(pass(drafts, 1) ==
+              (position > 0 ? pass(plain, 1) : std::vector<double>(pass(plain, 1).size(), 0.0)));
+        for (int r = 0; r < good; ++r)
+            CHECK(alone(rows_of(p, s.columns(), r, 1), position + r, 1) == rows_of(y, s.out(), r, 1));
+        for (int r = 0; r < 2; ++r)
+            CHECK(alone(rows_of(p, s.columns(), rows + r, 1), other + r, 3) ==
+                  rows_of(y, s.out(), rows + r, 1));
+        position += good, waiting = good, other += 2;
+    }
+    for (const StepKind kind : kKinds) {
+        Layout l = layout_of(kind, {2}, {position}, {1});
+        const auto p = device.rounded(Random(seed++).normals(2 * s.columns()));
+        const auto want = run_step(device, l, p, plain);
+        l.committed[0] = waiting;
+        CHECK(run_step(device, l, p, drafts) == want);
+        CHECK(pass(drafts, 1) == pass(plain, 1));
+        CHECK(pass(drafts, 3) == pass(plain, 3));
+        position += 2, waiting = 0;
+    }
+}
+
+void delta_journal(Device& device) {
+    for (const Shape& s : {kSmall, kReal, kThree})
+        for (int m = 1; m <= kJournal; ++m)
+            for (int n = 0; n <= m; ++n)
+                for (const int64_t spare : {0, 4})
+                    if (s.dk == kSmall.dk || m % 2 == 1) check_journal(device, s, m, n, spare);
+    for (const Shape& s : {kSmall, kReal, kThree}) check_journal_bits(device, s);
+}
+
+}  // namespace
+
+DEVICE_TEST_CASE("conv_gated_delta_net: any n of m journaled rows may be committed", delta_journal)
+
+TEST_SUITE("cpu") {
+    TEST_CASE("conv_gated_delta_net: more than the journal holds is an error") {
+        const Device device = cpu_device();
+        const auto p = Random(74).normals(6 * kSmall.columns());
+        Memory with(device, kSmall, true), without(device, kSmall);
+        const auto two = rows_of(p, kSmall.columns(), 0, 2);
+        CHECK_THROWS_AS(
+            run_step(device, {.rows = {2}, .before = {3}, .slots = {1}, .committed = {6}}, two, with), Error);
+        CHECK_THROWS_AS(run_step(device, {.rows = {6}, .before = {3}, .slots = {1}, .journal = {1}}, p, with),
+                        Error);
+        CHECK_THROWS_AS(
+            run_step(device, {.rows = {2}, .before = {3}, .slots = {1}, .journal = {1}}, two, without),
+            Error);
+    }
+}
