@@ -1,5 +1,5 @@
-// A layer of the gated delta rule: random weights, its states on a device, one step of the op, and the convolution and the
-// recurrence in double precision.
+// A layer of the gated delta rule: random weights, its states on a device, one step of the op, and the convolution
+// and the recurrence in double precision.
 #pragma once
 
 #include <algorithm>
