@@ -94,14 +94,14 @@ class CpuBackend final : public Backend {
     }
 
   private:
-    /// Memory of a synthetic weight: 64-bit words of one generator a piece, so that threads do not matter.
+    /// Memory of a synthetic weight: 64-bit words of one generator a chunk, so that threads do not matter.
     void fill_words(std::vector<uint64_t>& words, uint64_t seed, uint64_t keep, uint64_t set) {
-        constexpr int64_t kPiece = 1 << 16;
+        constexpr int64_t kChunk = 1 << 16;
         const auto count = static_cast<int64_t>(words.size());
-        pool_.parallel_for((count + kPiece - 1) / kPiece, 1, [&](int64_t begin, int64_t end, int) {
-            for (int64_t piece = begin; piece < end; ++piece) {
-                std::mt19937_64 random(seed + static_cast<uint64_t>(piece));
-                for (int64_t i = piece * kPiece; i < std::min(count, (piece + 1) * kPiece); ++i)
+        pool_.parallel_for((count + kChunk - 1) / kChunk, 1, [&](int64_t begin, int64_t end, int) {
+            for (int64_t chunk = begin; chunk < end; ++chunk) {
+                std::mt19937_64 random(seed + static_cast<uint64_t>(chunk));
+                for (int64_t i = chunk * kChunk; i < std::min(count, (chunk + 1) * kChunk); ++i)
                     words[static_cast<size_t>(i)] = (random() & keep) | set;
             }
         });

@@ -12,7 +12,7 @@
 namespace quern {
 namespace {
 
-constexpr int64_t kAlignment = 64, kGrain = 32;  // rows of a piece
+constexpr int64_t kAlignment = 64, kGrain = 32;  // rows of a chunk
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -26,7 +26,7 @@ int64_t scale_bytes(const WeightSegment& s) {
                                               : s.rows * (s.cols / nvfp4::kBlock);
 }
 
-/// One segment's rows, a piece of them a call.
+/// One segment's rows, a chunk of them a call.
 class Requantizer {
   public:
     Requantizer(const WeightSegment& from, WeightSegment& to, std::byte* memory)

@@ -56,16 +56,16 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("-ngl: 0, auto, all, and as many layers as the model has") {
-        CHECK(parse_gpu_layers("0") == GpuWish::none);
-        CHECK(parse_gpu_layers("auto") == GpuWish::automatic);
-        CHECK(parse_gpu_layers("all") == GpuWish::all);
+        CHECK(parse_gpu_layers("0") == GpuOptions::none);
+        CHECK(parse_gpu_layers("auto") == GpuOptions::automatic);
+        CHECK(parse_gpu_layers("all") == GpuOptions::all);
         CHECK_NOTHROW(check_layers(parse_gpu_layers("99"), 40));
         CHECK_NOTHROW(check_layers(parse_gpu_layers("40"), 40));
-        CHECK_NOTHROW(check_layers(GpuWish::all, 40));
+        CHECK_NOTHROW(check_layers(GpuOptions::all, 40));
         CHECK_THROWS_AS(check_layers(parse_gpu_layers("39"), 40), Error);
         CHECK_THROWS_AS(parse_gpu_layers("-1"), Error);
         CHECK_THROWS_AS(parse_gpu_layers("most"), Error);
-        CHECK(make_backend(GpuWish::none, 1)->name() == "CPU");
+        CHECK(make_backend(GpuOptions::none, 1)->name() == "CPU");
     }
 }
 

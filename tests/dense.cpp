@@ -255,7 +255,7 @@ TEST_SUITE("cpu") {
 TEST_SUITE("model") {
     TEST_CASE("--dense fp8: the demo answers as before, and its cost is measured") {
         const LoadedModel loaded =
-            load_and_start({.gpu = GpuWish::none, .dense = DenseFormat::fp8, .engine = {.context = 256}});
+            load_and_start({.gpu = GpuOptions::none, .dense = DenseFormat::fp8, .engine = {.context = 256}});
         REQUIRE(loaded.dense_cost);
         const DenseCost& cost = *loaded.dense_cost;
         CHECK(cost.tokens == 2000);
@@ -272,7 +272,9 @@ TEST_SUITE("model") {
         test::TempDir dir;
         write_sure_demo(dir, 6);
         const std::string text = message_of(
-            [&] { load_and_start({.model = dir.str(), .gpu = GpuWish::none, .dense = DenseFormat::nvfp4}); },
+            [&] {
+                load_and_start({.model = dir.str(), .gpu = GpuOptions::none, .dense = DenseFormat::nvfp4});
+            },
             ErrorKind::model);
         CHECK(has(text, "--dense nvfp4 changes this model too much: mean KL "));
         CHECK(has(text, "or try --dense fp8"));

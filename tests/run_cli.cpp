@@ -46,9 +46,9 @@ TEST_SUITE("model") {
     TEST_CASE("run, bench: random weights of the dense family") {
         for (const char* mix : {"aeon", "fp8-head", "xs"}) {
             CAPTURE(mix);
-            const std::string wish = std::string(" --synthetic tiny-dense -ngl 0 --mix ") + mix;
-            CHECK(shell(kQuern + " run -p hello -n 4" + wish + " 2>/dev/null </dev/null").code == 0);
-            const Outcome bench = shell(kQuern + " bench -p 8 -n 4" + wish + " 2>/dev/null </dev/null");
+            const std::string flags = std::string(" --synthetic tiny-dense -ngl 0 --mix ") + mix;
+            CHECK(shell(kQuern + " run -p hello -n 4" + flags + " 2>/dev/null </dev/null").code == 0);
+            const Outcome bench = shell(kQuern + " bench -p 8 -n 4" + flags + " 2>/dev/null </dev/null");
             CHECK(bench.code == 0);
             CHECK(bench.out.find("| qwen3_5 ") != std::string::npos);
             CHECK(bench.out.find("| MLP |") != std::string::npos);

@@ -13,7 +13,7 @@ using namespace test;
 const char* const kFrance = "The capital of France";
 const char* const kItaly = "The capital of Italy";
 
-json wish(json prompt, json more = {}) {
+json completion_of(json prompt, json more = {}) {
     json body = {{"prompt", std::move(prompt)}, {"max_tokens", 3}, {"temperature", 0}};
     body.update(more.is_null() ? json::object() : more);
     return body;
@@ -28,7 +28,7 @@ json complete(const ServerProcess& server, const json& body) {
 
 /// What the server gives for `next` after the tokens before it, when asked for one token.
 double logprob_of(const ServerProcess& server, const json& before, const std::string& next) {
-    const json answer = complete(server, wish(before, {{"max_tokens", 1}, {"logprobs", 20}}));
+    const json answer = complete(server, completion_of(before, {{"max_tokens", 1}, {"logprobs", 20}}));
     const json& top = answer["choices"][0]["logprobs"]["top_logprobs"][0];
     return top.contains(next) ? top[next].get<double>() : NAN;
 }
@@ -36,13 +36,14 @@ double logprob_of(const ServerProcess& server, const json& before, const std::st
 TEST_SUITE("model") {
     TEST_CASE("serve: several prompts in one request are answered as they are alone") {
         const ServerProcess server({"-np", "2"});
-        const json france = complete(server, wish(kFrance)), italy = complete(server, wish(kItaly));
+        const json france = complete(server, completion_of(kFrance)),
+                   italy = complete(server, completion_of(kItaly));
         CHECK(france["choices"][0]["text"] != italy["choices"][0]["text"]);
         const auto ids = [&](const char* text) {
             return post(server, "/tokenize", {{"content", text}}).body["tokens"];
         };
         for (const json& prompts : {json{kFrance, kItaly}, json{ids(kFrance), ids(kItaly)}}) {
-            const json both = complete(server, wish(prompts, {{"n", 2}, {"echo", true}}));
+            const json both = complete(server, completion_of(prompts, {{"n", 2}, {"echo", true}}));
             REQUIRE(both["choices"].size() == 4);
             for (size_t i = 0; i < 4; ++i) {
                 const bool first = i < 2;
@@ -56,7 +57,7 @@ TEST_SUITE("model") {
             CHECK(both["usage"]["completion_tokens"] == 12);
         }
 
-        json body = wish({kFrance, kItaly}, {{"stream", true}, {"echo", true}});
+        json body = completion_of({kFrance, kItaly}, {{"stream", true}, {"echo", true}});
         std::string text[2];
         const auto events = stream(server, body, "/v1/completions");
         REQUIRE(events.size() > 4);
@@ -72,7 +73,7 @@ TEST_SUITE("model") {
         const ServerProcess server({"-np", "2"});
         const std::string prompt = "The capital of France is Paris.";
         const json answer =
-            complete(server, wish(prompt, {{"echo", true}, {"logprobs", 2}, {"max_tokens", 1}}));
+            complete(server, completion_of(prompt, {{"echo", true}, {"logprobs", 2}, {"max_tokens", 1}}));
         const json& report = answer["choices"][0]["logprobs"];
         const json ids = post(server, "/tokenize", {{"content", prompt}}).body["tokens"];
         REQUIRE(report["tokens"].size() == ids.size() + 1);
@@ -96,7 +97,7 @@ TEST_SUITE("model") {
         CHECK(compared >= 3);
 
         const json nothing =
-            complete(server, wish(prompt, {{"echo", true}, {"logprobs", 0}, {"max_tokens", 0}}));
+            complete(server, completion_of(prompt, {{"echo", true}, {"logprobs", 0}, {"max_tokens", 0}}));
         CHECK(nothing["choices"][0]["text"] == prompt);
         CHECK(nothing["choices"][0]["finish_reason"] == "length");
         CHECK(nothing["usage"]["completion_tokens"] == 0);
@@ -107,7 +108,7 @@ TEST_SUITE("model") {
     TEST_CASE("serve: prompts that cannot be answered are told why") {
         const ServerProcess server({"-np", "1", "--queue", "2", "-c", "128"});
         const auto refused = [&](json prompt, const char* why) {
-            const Reply r = post(server, "/v1/completions", wish(std::move(prompt)));
+            const Reply r = post(server, "/v1/completions", completion_of(std::move(prompt)));
             CHECK(r.status == 400);
             CHECK(r.body["error"]["param"] == "prompt");
             const std::string message = r.body["error"]["message"];
@@ -121,7 +122,7 @@ TEST_SUITE("model") {
         refused(json(129, "one"), "128 at once");
         refused({"one", "two", "three", "four"}, "takes 3 at once");
         refused({"one", std::string(2000, '7')}, "maximum context length");
-        CHECK(post(server, "/v1/completions", wish({"one", "two"})).status == 200);
+        CHECK(post(server, "/v1/completions", completion_of({"one", "two"})).status == 200);
     }
 }
 

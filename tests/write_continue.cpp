@@ -131,7 +131,9 @@ TEST_SUITE("cpu") {
     TEST_CASE("write: what is there already, what is the source, and what was begun otherwise are refused") {
         const TempDir dir;
         const std::string source = parity("base/bf16"), out = dir / "out";
-        const auto error = [&](const WriteWish& wish) { return usage_error([&] { write(source, wish); }); };
+        const auto error = [&](const WriteOptions& options) {
+            return usage_error([&] { write(source, options); });
+        };
         CHECK(contains(error({.directory = source, .recipe = "aeon"}), "that is the source itself"));
         CHECK(contains(error({.directory = source + "/../bf16/", .recipe = "aeon"}),
                        "that is the source itself"));

@@ -40,8 +40,8 @@ inline std::map<std::string, std::string> contents(const std::string& directory)
     return out;
 }
 
-inline WriteReport write(const std::string& source, WriteWish wish) {
-    return write_checkpoint(Checkpoint::open(source), wish);
+inline WriteReport write(const std::string& source, WriteOptions options) {
+    return write_checkpoint(Checkpoint::open(source), options);
 }
 
 inline Comparison against(const std::string& checkpoint, const std::string& original) {

@@ -25,7 +25,7 @@ using Json = nlohmann::ordered_json;
 
 struct Options {
     std::string model, format = "md", kv_type = "auto", synthetic, mix = "aeon";
-    GpuWish gpu = GpuWish::automatic;
+    GpuOptions gpu = GpuOptions::automatic;
     DenseFormat dense = DenseFormat::as_stored;
     std::vector<int64_t> prompts, answers, depths;
     std::vector<std::pair<int64_t, int64_t>> both;
@@ -178,7 +178,7 @@ bool parse(int argc, char** argv, Options& o) {
              [&](bool v) { o.linear = v; });
     p.footer("Rates include greedy sampling and exclude tokenization.\n");
     if (!p.parse(argc, argv)) return false;
-    if (o.device_given && o.gpu == GpuWish::automatic) o.gpu = GpuWish::all;
+    if (o.device_given && o.gpu == GpuOptions::automatic) o.gpu = GpuOptions::all;
     return true;
 }
 
@@ -308,7 +308,7 @@ int bench_linear(const Options& o, Backend& backend) {
 }
 
 /// Shared by a measurement of speed and one of quality.
-LoadWish load_wish(const Options& o, const EngineOptions& engine, bool tokenizer) {
+LoadOptions load_options(const Options& o, const EngineOptions& engine, bool tokenizer) {
     return {.model = o.model,
             .synthetic = o.synthetic,
             .mix = o.mix,
@@ -327,7 +327,7 @@ int bench_quality(const Options& o) {
     const int64_t limit = o.answers.empty() ? kAnswer : o.answers.front();
     EngineOptions settings{.step_tokens = o.step_tokens, .kv_type = o.kv_type};
     settings.sequences = o.parallel == std::vector<int64_t>{1} ? kParallel : o.parallel.front();
-    const LoadedModel loaded = load_and_start(load_wish(o, settings, true));
+    const LoadedModel loaded = load_and_start(load_options(o, settings, true));
     const QualityReport report = measure_quality(*loaded.engine, questions, limit);
     Output(1).write(o.format == "json" ? to_json(report).dump(2) + "\n" : describe(report));
     return 0;
@@ -360,7 +360,7 @@ int cmd_bench(int argc, char** argv) {
         settings.context = std::max(settings.context, t.prompt + t.answer + t.depth + 2);
         settings.sequences = std::max(settings.sequences, t.parallel);
     }
-    const LoadedModel loaded = load_and_start(load_wish(o, settings, false));
+    const LoadedModel loaded = load_and_start(load_options(o, settings, false));
     Engine& engine = *loaded.engine;
     Backend& backend = *loaded.backend;
 

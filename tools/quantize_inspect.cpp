@@ -22,8 +22,8 @@ struct Options {
     bool audit = false, plan = false, health = false, json = false;
     std::string html;
     int threads = 0;
-    PlanWish cost;
-    WriteWish write;
+    PlanOptions cost;
+    WriteOptions write;
 };
 
 CheckpointFormat parse_format(const std::string& name) {
@@ -33,7 +33,7 @@ CheckpointFormat parse_format(const std::string& name) {
 }
 
 void add_plan_flags(ArgParser& p, Options& o) {
-    PlanWish& w = o.cost;
+    PlanOptions& w = o.cost;
     p.section("Flags of --plan");
     p.value("-c,--ctx-size", "N", "context of one sequence; 0 (default): the largest that fits",
             [&w](const std::string& v) { w.engine.context = parse_integer(v, "-c", 0, INT32_MAX); });
@@ -52,7 +52,7 @@ void add_plan_flags(ArgParser& p, Options& o) {
 }
 
 void add_write_flags(ArgParser& p, Options& o) {
-    WriteWish& w = o.write;
+    WriteOptions& w = o.write;
     p.section("Flags of --write");
     p.value("--recipe", "NAME",
             "aeon (default), xs, fp8-head, or a recipe file; a source in NVFP4 needs none",

@@ -8,7 +8,7 @@ void linear_rows(const Tensor& x, const Weight& w, float* y, int64_t ldy, Contex
     const int64_t tokens = x.shape[0];
     if (tokens == 0) return;
     const ActivationRows rows = activation_rows(x, tokens, w.cols, x.stride[0], has_nvfp4(w), context, 0);
-    const int64_t grain = rows_per_piece(w.rows, w.bytes() / std::max<int64_t>(w.rows, 1), w.cols * tokens,
+    const int64_t grain = rows_per_chunk(w.rows, w.bytes() / std::max<int64_t>(w.rows, 1), w.cols * tokens,
                                          context.pool.size());
     context.pool.parallel_for(w.rows, grain, [&](int64_t begin, int64_t end, int) {
         std::vector<float*> to;

@@ -160,7 +160,7 @@ void ThreadPool::worker_main(int worker) {
         seen = wait_change(epoch_, seen);
         if (stop_.load(std::memory_order_relaxed)) return;
         if (!enter()) continue;
-        take_pieces(worker);
+        take_chunks(worker);
         leave();
     }
 }
@@ -181,7 +181,7 @@ void ThreadPool::leave() {
     if (gate_.fetch_sub(1, std::memory_order_release) == (kClosed | 1u)) gate_.notify_one();
 }
 
-void ThreadPool::take_pieces(int worker) {
+void ThreadPool::take_chunks(int worker) {
     while (true) {
         const int64_t begin = next_.fetch_add(loop_.grain, std::memory_order_relaxed);
         if (begin >= loop_.n) return;
@@ -214,7 +214,7 @@ void ThreadPool::run(int64_t n, int64_t grain, Body body, void* context) {
     gate_.store(0, std::memory_order_release);
     epoch_.fetch_add(1, std::memory_order_release);
     epoch_.notify_all();
-    take_pieces(0);
+    take_chunks(0);
     close_and_wait();
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }

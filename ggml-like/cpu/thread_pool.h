@@ -57,7 +57,7 @@ class ThreadPool {
     void worker_main(int worker);
     bool enter();
     void leave();
-    void take_pieces(int worker);
+    void take_chunks(int worker);
     void close_and_wait();
     uint32_t wait_change(std::atomic<uint32_t>& value, uint32_t old) const;
 

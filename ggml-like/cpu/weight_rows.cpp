@@ -154,14 +154,14 @@ void weight_rows(const DotKernels& dot, const Weight& w, int64_t begin, int64_t 
     }
 }
 
-int64_t rows_per_piece(int64_t rows, int64_t bytes_per_row, int64_t products_per_row, int threads) {
+int64_t rows_per_chunk(int64_t rows, int64_t bytes_per_row, int64_t products_per_row, int threads) {
     constexpr int64_t kBytes = 128 << 10;
     constexpr int64_t kProducts = 32 << 10;
     const int64_t fair = rows / (static_cast<int64_t>(threads) * 4) + 1;
     const int64_t cached = kBytes / std::max<int64_t>(bytes_per_row, 1);
     const int64_t worthwhile = kProducts / std::max<int64_t>(products_per_row, 1);
-    const int64_t piece = std::max(std::min(fair, cached), worthwhile);
-    return std::max<int64_t>(4, (piece + 3) / 4 * 4);  // whole tiles of the kernels
+    const int64_t chunk = std::max(std::min(fair, cached), worthwhile);
+    return std::max<int64_t>(4, (chunk + 3) / 4 * 4);  // whole tiles of the kernels
 }
 
 void check_weight(const char* op, std::string_view name, const Weight& w) {

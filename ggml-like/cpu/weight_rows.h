@@ -33,7 +33,7 @@ void weight_rows(const DotKernels& dot, const Weight& w, int64_t begin, int64_t 
 
 /// Rows a piece of work should have so that `rows` keep all threads busy, each piece is worth handing out,
 /// and its weights stay in a core's cache while it walks over the tokens.
-int64_t rows_per_piece(int64_t rows, int64_t bytes_per_row, int64_t products_per_row, int threads);
+int64_t rows_per_chunk(int64_t rows, int64_t bytes_per_row, int64_t products_per_row, int threads);
 
 /// Throws unless the CPU kernels know every segment's format: dtype and scale kind fit, NVFP4 columns are a
 /// multiple of 16.

@@ -92,7 +92,7 @@ void run(const Node& node, cpu::Context& context) {
     const int64_t row_bytes = p.experts->expert[0].bytes() / std::max<int64_t>(p.experts->rows, 1);
     const int64_t experts_read = static_cast<int64_t>(work.groups.size()) + 1;
     const int64_t step = std::min<int64_t>(
-        128, cpu::rows_per_piece(y.shape[1], row_bytes * experts_read,
+        128, cpu::rows_per_chunk(y.shape[1], row_bytes * experts_read,
                                  tokens * (used * width + shared.shape[1]), context.pool.size()));
     context.pool.parallel_for(y.shape[1], step, [&](int64_t begin, int64_t end, int) {
         run_columns(work, begin, end, context.dot);

@@ -44,29 +44,29 @@ std::string model_or_demo(const std::string& given) {
          places.front().string());
 }
 
-GpuWish parse_gpu_layers(const std::string& value) {
-    if (value == "auto") return GpuWish::automatic;
-    if (value == "all") return GpuWish::all;
+GpuOptions parse_gpu_layers(const std::string& value) {
+    if (value == "auto") return GpuOptions::automatic;
+    if (value == "all") return GpuOptions::all;
     const bool numeric = !value.empty() && value.find_first_not_of("0123456789") == std::string::npos;
     if (!numeric)
         FAIL(usage, "-ngl: expected 0, auto, all or a number of layers, found '{}'", printable(value));
     const int64_t layers = parse_integer(value, "-ngl", 0, INT32_MAX);
-    return layers == 0 ? GpuWish::none : GpuWish{GpuWish::Kind::all, layers};
+    return layers == 0 ? GpuOptions::none : GpuOptions{GpuOptions::Kind::all, layers};
 }
 
-void check_layers(const GpuWish& wish, int64_t layers) {
-    if (wish.layers > 0 && wish.layers < layers)
+void check_layers(const GpuOptions& gpu, int64_t layers) {
+    if (gpu.layers > 0 && gpu.layers < layers)
         FAIL(usage,
              "-ngl {}: this model has {} layers and runs as a whole on the GPU or on the CPU; use all, auto "
              "or 0",
-             wish.layers, layers);
+             gpu.layers, layers);
 }
 
-std::unique_ptr<Backend> make_backend(const GpuWish& wish, int threads, int device) {
-    if (wish.kind == GpuWish::Kind::none) return make_cpu_backend(threads);
+std::unique_ptr<Backend> make_backend(const GpuOptions& gpu, int threads, int device) {
+    if (gpu.kind == GpuOptions::Kind::none) return make_cpu_backend(threads);
     const std::string reason = cuda_unavailable(device);
     if (reason.empty()) return make_cuda_backend(device);
-    if (wish.kind == GpuWish::Kind::all)
+    if (gpu.kind == GpuOptions::Kind::all)
         FAIL(device,
              "a GPU was asked for (-ngl, --device), but {}; use -ngl 0 or -ngl auto to run on the CPU",
              reason);
@@ -82,14 +82,14 @@ DenseFormat parse_dense(const std::string& value) {
 
 namespace {
 
-std::unique_ptr<Model> open(const LoadWish& wish, int threads) {
-    OpenOptions options{.tokenizer = wish.tokenizer, .dense = wish.dense, .threads = threads};
-    if (wish.synthetic.empty()) {
-        options.tokenizer |= wish.dense != DenseFormat::as_stored;  // the comparison reads a text
-        return open_model(model_or_demo(wish.model), options);
+std::unique_ptr<Model> open(const LoadOptions& o, int threads) {
+    OpenOptions options{.tokenizer = o.tokenizer, .dense = o.dense, .threads = threads};
+    if (o.synthetic.empty()) {
+        options.tokenizer |= o.dense != DenseFormat::as_stored;  // the comparison reads a text
+        return open_model(model_or_demo(o.model), options);
     }
-    if (wish.tokenizer) options.text_from = model_or_demo({});
-    return open_synthetic(wish.synthetic, wish.mix, options);
+    if (o.tokenizer) options.text_from = model_or_demo({});
+    return open_synthetic(o.synthetic, o.mix, options);
 }
 
 /// The comparison runs with the weights as they are stored.
@@ -114,7 +114,7 @@ DenseCost requantize_or_refuse(Model& model, Backend& backend) {
         FAIL(model,
              "--dense {} changes this model too much: {}; accepted are a mean KL of {} and {:.0f} %. Leave "
              "it out{}",
-             format, describe(cost), DenseCost::kMostMeanKl, 100 * DenseCost::kLeastAgreement,
+             format, describe(cost), DenseCost::kMaxMeanKl, 100 * DenseCost::kMinAgreement,
              model.info().dense == DenseFormat::nvfp4 ? " or try --dense fp8" : "");
     std::fprintf(stderr, "quern: --dense %s: %s; %.1f s\n", format, describe(cost).c_str(), cost.seconds);
     return cost;
@@ -122,37 +122,37 @@ DenseCost requantize_or_refuse(Model& model, Backend& backend) {
 
 }  // namespace
 
-LoadedModel load_and_start(const LoadWish& wish) {
+LoadedModel load_and_start(const LoadOptions& o) {
     LoadedModel loaded;
-    loaded.backend = make_backend(wish.gpu, wish.threads, wish.device);
+    loaded.backend = make_backend(o.gpu, o.threads, o.device);
     Backend& backend = *loaded.backend;
-    EngineOptions options = wish.engine;
-    const bool compared = wish.dense != DenseFormat::as_stored && wish.synthetic.empty();
+    EngineOptions engine = o.engine;
+    const bool compared = o.dense != DenseFormat::as_stored && o.synthetic.empty();
     MemoryPlan plan;
     std::string summary;
     {
         ProgressBar bar;
-        loaded.model = open(wish, backend.threads());
-        check_layers(wish.gpu, loaded.model->info().layers);
-        plan = make_memory_plan(*loaded.model, backend, options, false);
-        if (wish.verbose) std::fputs(describe(plan).c_str(), stderr);
+        loaded.model = open(o, backend.threads());
+        check_layers(o.gpu, loaded.model->info().layers);
+        plan = make_memory_plan(*loaded.model, backend, engine, false);
+        if (o.verbose) std::fputs(describe(plan).c_str(), stderr);
         require_fit(plan);
         if (compared) require_fit_as_stored(*loaded.model, backend);
         place_weights(*loaded.model, backend, [&](const LoadProgress& p) {
             bar.update(p);
-            if (wish.progress) wish.progress(p);
+            if (o.progress) o.progress(p);
         });
         summary = bar.summary();
     }
     if (compared) loaded.dense_cost = requantize_or_refuse(*loaded.model, backend);
     const int64_t weights = plan.device.free_bytes - backend.memory_info().free_bytes;
-    options.context = plan.context;
-    if (plan.context_chosen && plan.context < plan.model_context && !wish.verbose)
+    engine.context = plan.context;
+    if (plan.context_chosen && plan.context < plan.model_context && !o.verbose)
         std::fprintf(stderr,
                      "quern: context %lld tokens, the largest that fits; the model was made for %lld\n",
                      static_cast<long long>(plan.context), static_cast<long long>(plan.model_context));
-    loaded.engine = std::make_unique<Engine>(*loaded.model, backend, options);
-    if (!wish.verbose) return loaded;
+    loaded.engine = std::make_unique<Engine>(*loaded.model, backend, engine);
+    if (!o.verbose) return loaded;
     std::fprintf(stderr, "loaded    %s\n", summary.c_str());
     if (!plan.device.exact) return loaded;
     MemoryMeasured measured = loaded.engine->memory_measured();

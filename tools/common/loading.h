@@ -19,24 +19,24 @@ std::string model_or_demo(const std::string& given);
 
 /// What -ngl asks for: the CPU, a GPU if one can be used, a GPU, or a GPU for so many layers, which must be
 /// all.
-struct GpuWish {
+struct GpuOptions {
     enum class Kind { none, automatic, all } kind;
     int64_t layers = 0;  // all: 0, or what the command line said; check_layers knows the model
-    static const GpuWish none, automatic, all;
-    friend bool operator==(const GpuWish&, const GpuWish&) = default;
+    static const GpuOptions none, automatic, all;
+    friend bool operator==(const GpuOptions&, const GpuOptions&) = default;
 };
-inline constexpr GpuWish GpuWish::none{Kind::none}, GpuWish::automatic{Kind::automatic},
-    GpuWish::all{Kind::all};
+inline constexpr GpuOptions GpuOptions::none{Kind::none}, GpuOptions::automatic{Kind::automatic},
+    GpuOptions::all{Kind::all};
 
 /// 0, auto, all or a number of layers. Throws Error(usage) for other values.
-GpuWish parse_gpu_layers(const std::string& value);
+GpuOptions parse_gpu_layers(const std::string& value);
 /// Throws Error(usage) if the wish names fewer layers than the model has: it runs as a whole on one device.
-void check_layers(const GpuWish& wish, int64_t layers);
+void check_layers(const GpuOptions& wish, int64_t layers);
 
 /// The backend for the wish. Throws Error(device) if a GPU is demanded and cannot be had; if one was merely
 /// welcome and this build could use it, says on stderr why there is none. `threads`: 0 = as many as this
 /// process may use.
-std::unique_ptr<Backend> make_backend(const GpuWish& wish, int threads, int device = 0);
+std::unique_ptr<Backend> make_backend(const GpuOptions& wish, int threads, int device = 0);
 
 /// fp8 or nvfp4. Throws Error(usage) for other values.
 DenseFormat parse_dense(const std::string& value);
@@ -68,10 +68,10 @@ class ProgressBar {
 };
 
 /// What a subcommand loads, and how it will run it.
-struct LoadWish {
+struct LoadOptions {
     std::string model;           // empty: the demo checkpoint
     std::string synthetic, mix;  // instead: random weights of this name, with the demo checkpoint's tokenizer
-    GpuWish gpu = GpuWish::automatic;
+    GpuOptions gpu = GpuOptions::automatic;
     int device = 0, threads = 0;
     bool tokenizer = true;
     DenseFormat dense = DenseFormat::as_stored;
@@ -84,12 +84,12 @@ struct LoadedModel {
     std::unique_ptr<Backend> backend;
     std::unique_ptr<Model> model;
     std::unique_ptr<Engine> engine;
-    std::optional<DenseCost> dense_cost;  // of LoadWish::dense, but not of random weights
+    std::optional<DenseCost> dense_cost;  // of LoadOptions::dense, but not of random weights
 };
 
 /// Backend, weights, engine. What cannot work fails before weights are read: Error(device) without a usable
-/// GPU, Error(memory) if they will not fit, Error(usage), Error(model). LoadWish::dense: measured, and said
+/// GPU, Error(memory) if they will not fit, Error(usage), Error(model). LoadOptions::dense: measured, and said
 /// on stderr; Error(model) if it is not acceptable.
-LoadedModel load_and_start(const LoadWish& wish);
+LoadedModel load_and_start(const LoadOptions& wish);
 
 }  // namespace quern

@@ -29,14 +29,14 @@ double divergence(const LikelyTokens& p, std::span<const float> logits);
 struct DenseCost {
     /// Beyond this it is another model that answers: 0.1 nats are about 10 % of perplexity, and at one token
     /// in seven greedy answers part within a line.
-    static constexpr double kMostMeanKl = 0.1, kLeastAgreement = 0.85;
+    static constexpr double kMaxMeanKl = 0.1, kMinAgreement = 0.85;
 
     int64_t tokens = 0;                          // compared
     double kl_mean = 0, kl_p99 = 0, kl_max = 0;  // nats a token
     double agreement = 0;                        // share of positions with the same likeliest token
     double seconds = 0;                          // both runs and the requantizing
 
-    bool acceptable() const { return kl_mean <= kMostMeanKl && agreement >= kLeastAgreement; }
+    bool acceptable() const { return kl_mean <= kMaxMeanKl && agreement >= kMinAgreement; }
 };
 /// "mean KL 0.0012, p99 0.0100, most 0.0300 nats; same likeliest token 98.9 % of 2000"
 std::string describe(const DenseCost& cost);

@@ -11,10 +11,10 @@ using Node = JsonSchema::Node;
 
 namespace {
 
-constexpr int kMostBlanks = 100;  // in a row: a line feed and a deep indentation
-constexpr size_t kMostDepth = 60;
-constexpr size_t kMostThreads = 256;
-constexpr int64_t kMostDigits = 40;
+constexpr int kMaxBlanks = 100;  // in a row: a line feed and a deep indentation
+constexpr size_t kMaxDepth = 60;
+constexpr size_t kMaxThreads = 256;
+constexpr int64_t kMaxDigits = 40;
 
 // States of a string: 0 between characters, 1 after a backslash, 2..5 hex digits to come, 10 + n: n bytes of
 // the character to come.
@@ -59,7 +59,7 @@ void JsonMatcher::run(std::vector<Thread>& threads, std::string_view bytes) {
     for (const char c : bytes) {
         std::vector<Thread> next;
         for (const Thread& t : threads) step(t, static_cast<unsigned char>(c), next);
-        if (next.size() > kMostThreads) next.resize(kMostThreads);
+        if (next.size() > kMaxThreads) next.resize(kMaxThreads);
         threads = std::move(next);
     }
 }
@@ -87,7 +87,7 @@ void JsonMatcher::step(const Thread& thread, unsigned char byte, std::vector<Thr
             if (!number_complete(t.stack.back())) return;
             t.stack.pop_back();
         }
-        if (++t.blanks <= kMostBlanks) out.push_back(std::move(t));
+        if (++t.blanks <= kMaxBlanks) out.push_back(std::move(t));
         return;
     }
     if (thread.stack.empty()) return;
@@ -135,7 +135,7 @@ void JsonMatcher::begin_value(Thread thread, unsigned char byte, std::vector<Thr
 
 /// `thread` is what is open around the value.
 void JsonMatcher::begin_node(Thread thread, const Node& node, unsigned char byte, std::vector<Thread>& out) {
-    if (thread.stack.size() >= kMostDepth) return;
+    if (thread.stack.size() >= kMaxDepth) return;
     for (const Node* other : node.any_of) begin_node(thread, *other, byte, out);
     const auto open = [&](Frame frame) {
         Thread t = thread;
@@ -212,7 +212,7 @@ bool JsonMatcher::step_number(Frame& f, unsigned char byte) {
     const bool whole_only = (f.node->types & kNumber) == 0;
     const auto go = [&](uint8_t state) {
         f.state = state;
-        return ++f.count <= kMostDigits;
+        return ++f.count <= kMaxDigits;
     };
     switch (f.state) {
         case 0:

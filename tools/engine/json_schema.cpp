@@ -15,8 +15,8 @@ using Node = JsonSchema::Node;
 
 namespace {
 
-constexpr size_t kMostNodes = 10000, kMostProperties = 256, kMostLiterals = 2000, kMostAlternatives = 256;
-constexpr int kMostDepth = 64;
+constexpr size_t kMaxNodes = 10000, kMaxProperties = 256, kMaxLiterals = 2000, kMaxAlternatives = 256;
+constexpr int kMaxDepth = 64;
 
 const std::map<std::string, unsigned>& type_bits() {
     static const std::map<std::string, unsigned> bits = {
@@ -47,8 +47,7 @@ size_t alternatives(const Node& node, std::map<const Node*, size_t>& known) {
     if (!fresh) return at->second;
     size_t total = 1;
     for (const Node* other : node.any_of) total += alternatives(*other, known);
-    if (total > kMostAlternatives)
-        FAIL(usage, "$: more than {} alternatives for one value", kMostAlternatives);
+    if (total > kMaxAlternatives) FAIL(usage, "$: more than {} alternatives for one value", kMaxAlternatives);
     return known[&node] = total;
 }
 
@@ -59,7 +58,7 @@ class JsonSchema::Compiler {
     Compiler(JsonSchema& out, const ordered_json& root) : out_(out), root_(root) {}
 
     const Node* compile(const ordered_json& schema, const std::string& where, int depth) {
-        if (depth > kMostDepth) FAIL(usage, "{}: the schema is nested deeper than {}", where, kMostDepth);
+        if (depth > kMaxDepth) FAIL(usage, "{}: the schema is nested deeper than {}", where, kMaxDepth);
         if (schema.is_boolean() && schema.get<bool>()) return any();
         if (!schema.is_object()) FAIL(usage, "{}: a schema must be an object", where);
         if (const auto ref = schema.find("$ref"); ref != schema.end()) return reference(*ref, where, depth);
@@ -72,7 +71,7 @@ class JsonSchema::Compiler {
 
   private:
     Node* add() {
-        if (out_.nodes_.size() >= kMostNodes) FAIL(usage, "the schema has more than {} parts", kMostNodes);
+        if (out_.nodes_.size() >= kMaxNodes) FAIL(usage, "the schema has more than {} parts", kMaxNodes);
         out_.nodes_.push_back(std::make_unique<Node>());
         return out_.nodes_.back().get();
     }
@@ -141,8 +140,8 @@ class JsonSchema::Compiler {
                int depth) {
         if (key == "properties") {
             if (!value.is_object()) FAIL(usage, "{}: 'properties' must be an object", where);
-            if (value.size() > kMostProperties)
-                FAIL(usage, "{}: more than {} 'properties'", where, kMostProperties);
+            if (value.size() > kMaxProperties)
+                FAIL(usage, "{}: more than {} 'properties'", where, kMaxProperties);
             for (const auto& [name, property] : value.items()) {
                 const std::string quoted = ordered_json(name).dump();
                 node.properties.push_back({quoted.substr(1, quoted.size() - 2),
@@ -180,8 +179,8 @@ class JsonSchema::Compiler {
     }
 
     static void literals(Node& node, const ordered_json& values, const std::string& where) {
-        if (!values.is_array() || values.empty() || values.size() > kMostLiterals)
-            FAIL(usage, "{}: 'enum' must be a list of 1 to {} values", where, kMostLiterals);
+        if (!values.is_array() || values.empty() || values.size() > kMaxLiterals)
+            FAIL(usage, "{}: 'enum' must be a list of 1 to {} values", where, kMaxLiterals);
         for (const auto& value : values) node.literals.push_back(value.dump());
     }
 

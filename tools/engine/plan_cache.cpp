@@ -15,7 +15,7 @@ std::list<StepPlan>::iterator find(std::list<StepPlan>& plans, const BatchShape&
 }  // namespace
 
 int64_t decode_bucket(int64_t sequences) {
-    if (sequences <= kMostExact) return sequences;
+    if (sequences <= kMaxUnpadded) return sequences;
     return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(sequences)));
 }
 

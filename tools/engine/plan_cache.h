@@ -14,12 +14,12 @@ namespace quern {
 /// sizes, so that each has a captured plan.
 inline constexpr int64_t kMaxAnswerRows = 64;
 /// Few sequences are not padded: a padding row costs up to 10 % of such a step.
-inline constexpr int64_t kMostExact = 8;
+inline constexpr int64_t kMaxUnpadded = 8;
 
 /// The size that such a step of up to kMaxAnswerRows sequences is padded to: itself or the next power of two.
 int64_t decode_bucket(int64_t sequences);
 /// The size after `bucket`.
-constexpr int64_t next_bucket(int64_t bucket) { return bucket < kMostExact ? bucket + 1 : 2 * bucket; }
+constexpr int64_t next_bucket(int64_t bucket) { return bucket < kMaxUnpadded ? bucket + 1 : 2 * bucket; }
 /// The shape of an answer step of one row for each of `bucket` sequences.
 BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab);
 

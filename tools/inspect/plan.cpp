@@ -17,22 +17,21 @@ constexpr Card kCards[] = {{"RTX 5090", 32607, 1792},
                            {"H200", 143771, 4800}};
 constexpr double kWorthNaming = 0.05;  // of a token's bytes
 
-std::unique_ptr<Model> open_for_planning(const PlanWish& wish, DenseFormat dense) {
+std::unique_ptr<Model> open_for_planning(const PlanOptions& o, DenseFormat dense) {
     const OpenOptions options{.tokenizer = false, .dense = dense};
-    return wish.synthetic.empty() ? open_model(wish.model, options)
-                                  : open_synthetic(wish.synthetic, wish.mix, options);
+    return o.synthetic.empty() ? open_model(o.model, options) : open_synthetic(o.synthetic, o.mix, options);
 }
 
-CostPlan::OnCard plan_card(const Model& model, const PlanWish& wish, const std::string& name, int64_t bytes,
+CostPlan::OnCard plan_card(const Model& model, const PlanOptions& o, const std::string& name, int64_t bytes,
                            double bandwidth) {
     const bool known = bytes > 0;
     const int64_t total = known ? bytes : int64_t{1} << 50;
     const auto gpu = make_planned_gpu(name, total, total - kDriver);
     CostPlan::OnCard card{.name = name, .bandwidth = bandwidth, .memory = {}, .known_memory = known};
-    card.memory = make_memory_plan(model, *gpu, wish.engine, false);
+    card.memory = make_memory_plan(model, *gpu, o.engine, false);
     card.fits = card.memory.needed() <= card.memory.device.free_bytes;
     const auto rate = [&](double depth) {
-        return bandwidth / quern::total(token_bytes(model, card.memory, wish.engine.sequences, depth));
+        return bandwidth / quern::total(token_bytes(model, card.memory, o.engine.sequences, depth));
     };
     card.short_rate = rate(std::min(CostPlan::kShortDepth, static_cast<double>(card.memory.context)));
     card.full_rate = rate(static_cast<double>(card.memory.context));
@@ -78,7 +77,7 @@ std::string component_table(const CostPlan& plan) {
     return text;
 }
 
-/// What PlanWish::dense changes.
+/// What PlanOptions::dense changes.
 std::string dense_lines(const CostPlan& plan) {
     if (plan.info.dense == DenseFormat::as_stored) return {};
     const double before = plan.as_stored_token_bytes, after = plan.token_bytes();
@@ -108,17 +107,15 @@ double CostPlan::token_bytes() const {
     return sum;
 }
 
-CostPlan make_cost_plan(const PlanWish& wish) {
-    const auto model = open_for_planning(wish, wish.dense);
-    CostPlan plan{.info = model->info(), .sequences = wish.engine.sequences, .components = {}, .cards = {}};
+CostPlan make_cost_plan(const PlanOptions& o) {
+    const auto model = open_for_planning(o, o.dense);
+    CostPlan plan{.info = model->info(), .sequences = o.engine.sequences, .components = {}, .cards = {}};
     for (const Card& c : kCards)
-        plan.cards.push_back(
-            plan_card(*model, wish, c.name, c.mebibytes << 20, c.gigabytes_per_second * kGiga));
-    if (wish.bandwidth > 0)
-        plan.cards.push_back(plan_card(*model, wish, "--bandwidth", 0, wish.bandwidth * kGiga));
+        plan.cards.push_back(plan_card(*model, o, c.name, c.mebibytes << 20, c.gigabytes_per_second * kGiga));
+    if (o.bandwidth > 0) plan.cards.push_back(plan_card(*model, o, "--bandwidth", 0, o.bandwidth * kGiga));
     plan.components = components_of(*model, plan.cards.front().memory, plan.sequences);
-    if (wish.dense == DenseFormat::as_stored) return plan;
-    const auto stored = open_for_planning(wish, DenseFormat::as_stored);
+    if (o.dense == DenseFormat::as_stored) return plan;
+    const auto stored = open_for_planning(o, DenseFormat::as_stored);
     plan.as_stored_weight_bytes = stored->info().weight_bytes;
     plan.as_stored_token_bytes =
         quern::total(token_bytes(*stored, plan.cards.front().memory, plan.sequences, CostPlan::kShortDepth));

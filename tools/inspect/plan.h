@@ -11,7 +11,7 @@
 
 namespace quern {
 
-struct PlanWish {
+struct PlanOptions {
     std::string model;                    // as open_model takes it
     std::string synthetic, mix = "aeon";  // instead: shapes of this name
     DenseFormat dense = DenseFormat::as_stored;
@@ -43,7 +43,7 @@ struct CostPlan {
 
     ModelInfo info;
     int64_t sequences = 1;
-    double as_stored_token_bytes = 0;  // with PlanWish::dense: without it
+    double as_stored_token_bytes = 0;  // without PlanOptions::dense, if it is given
     int64_t as_stored_weight_bytes = 0;
     std::vector<Component> components;  // largest first
     std::vector<OnCard> cards;
@@ -52,7 +52,7 @@ struct CostPlan {
 };
 
 /// Reads headers and the scales that are floats. Throws Error(model), Error(usage).
-CostPlan make_cost_plan(const PlanWish& wish);
+CostPlan make_cost_plan(const PlanOptions& options);
 std::string describe(const CostPlan& plan);
 nlohmann::ordered_json to_json(const CostPlan& plan);
 

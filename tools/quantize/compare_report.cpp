@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr size_t kMostProblems = 20;
+constexpr size_t kMaxProblems = 20;
 
 struct RoleTotal {
     MatrixError error;
@@ -75,7 +75,7 @@ std::string describe(const Comparison& c, size_t most) {
         text += line(c.modules[i]);
     size_t shown = 0, count = c.problems.size();
     const auto problem = [&](const std::string& what) {
-        if (++shown <= kMostProblems) text += "problem: " + printable(what, 500) + "\n";
+        if (++shown <= kMaxProblems) text += "problem: " + printable(what, 500) + "\n";
     };
     for (const std::string& p : c.problems) problem(p);
     for (const ModuleComparison& m : c.modules) {
@@ -83,7 +83,7 @@ std::string describe(const Comparison& c, size_t most) {
         problem(m.name + ": " + m.problem);
         ++count;
     }
-    if (count > kMostProblems) text += fmt::format("problem: and {} more\n", count - kMostProblems);
+    if (count > kMaxProblems) text += fmt::format("problem: and {} more\n", count - kMaxProblems);
     return text + fmt::format("\nagainst: {}, {:.1f} s\n",
                               c.clean() ? "the same model" : "NOT THE SAME MODEL", c.seconds);
 }

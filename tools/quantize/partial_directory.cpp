@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kChecksumPiece = 16 << 20;
+constexpr uint64_t kChecksumChunk = 16 << 20;
 constexpr uint64_t kLargestNote = 4096;
 
 [[noreturn]] void fail_at(const char* what, const std::string& path) {
@@ -191,20 +191,20 @@ uint64_t file_checksum(const std::string& path, int threads) {
         fail_at("read", path);
     }
     const auto size = static_cast<uint64_t>(info.st_size);
-    std::vector<uint64_t> pieces((size + kChecksumPiece - 1) / kChecksumPiece);
+    std::vector<uint64_t> chunks((size + kChecksumChunk - 1) / kChecksumChunk);
     try {
-        for_each_parallel(threads, pieces.size(), [&](size_t i) {
-            std::vector<char> buffer(std::min(kChecksumPiece, size - i * kChecksumPiece));
+        for_each_parallel(threads, chunks.size(), [&](size_t i) {
+            std::vector<char> buffer(std::min(kChecksumChunk, size - i * kChecksumChunk));
             for (size_t got = 0; got < buffer.size();) {
                 const ssize_t n = ::pread(fd, buffer.data() + got, buffer.size() - got,
-                                          static_cast<off_t>(i * kChecksumPiece + got));
+                                          static_cast<off_t>(i * kChecksumChunk + got));
                 if (n < 0 && errno == EINTR) continue;
                 if (n <= 0) fail_at("read", path);
                 got += static_cast<size_t>(n);
             }
             ContentHash hash;
             hash.add(buffer.data(), buffer.size());
-            pieces[i] = hash.value();
+            chunks[i] = hash.value();
         });
     } catch (...) {
         ::close(fd);
@@ -213,7 +213,7 @@ uint64_t file_checksum(const std::string& path, int threads) {
     ::close(fd);
     ContentHash all;
     all.add(static_cast<int64_t>(size));
-    for (const uint64_t piece : pieces) all.add(static_cast<int64_t>(piece));
+    for (const uint64_t chunk : chunks) all.add(static_cast<int64_t>(chunk));
     return all.value();
 }
 

@@ -135,16 +135,15 @@ class UnitEncoder {
     }
 
     void fp8_block(const Module& m, int64_t row, int64_t row_end, int64_t col, int64_t col_end) {
-        const auto piece = [&](int64_t r) {
+        const auto part = [&](int64_t r) {
             return std::span<const float>(values_.data() + r * m.segment.cols + col,
                                           static_cast<size_t>(col_end - col));
         };
         float amax = 0;
-        for (int64_t r = row; r < row_end; ++r)
-            amax = std::max(amax, checked(m, largest_magnitude(piece(r))));
+        for (int64_t r = row; r < row_end; ++r) amax = std::max(amax, checked(m, largest_magnitude(part(r))));
         const float scale = bf16_scale(m, amax);
         for (int64_t r = row; r < row_end; ++r)
-            encode_fp8(piece(r), scale, codes_.data() + r * m.segment.cols + col);
+            encode_fp8(part(r), scale, codes_.data() + r * m.segment.cols + col);
     }
 
     /// The scale as it will be read.

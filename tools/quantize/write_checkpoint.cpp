@@ -64,16 +64,17 @@ void check_room(const std::string& directory, uint64_t bytes) {
 
 class Writer {
   public:
-    Writer(const Checkpoint& source, const WriteWish& wish) : source_(source), wish_(wish), index_(source) {
+    Writer(const Checkpoint& source, const WriteOptions& options)
+        : source_(source), options_(options), index_(source) {
         std::optional<Recipe> recipe;
-        if (!wish.recipe.empty()) recipe = read_recipe(wish.recipe);
-        plan_ = plan_write(source, index_, recipe ? &*recipe : nullptr, wish.format, wish.shard_bytes);
+        if (!options.recipe.empty()) recipe = read_recipe(options.recipe);
+        plan_ = plan_write(source, index_, recipe ? &*recipe : nullptr, options.format, options.shard_bytes);
     }
 
     WriteReport write() {
         const auto start = std::chrono::steady_clock::now();
-        PartialDirectory target(wish_.directory, job_line(source_, plan_));
-        WriteReport report{.directory = wish_.directory,
+        PartialDirectory target(options_.directory, job_line(source_, plan_));
+        WriteReport report{.directory = options_.directory,
                            .quantized = plan_.quantized,
                            .converted = plan_.converted,
                            .inexact = plan_.inexact,
@@ -101,7 +102,7 @@ class Writer {
         std::vector<const ShardPlan*> missing;
         uint64_t needed = 0;
         for (const ShardPlan& shard : plan_.shards) {
-            if (target.has(shard.name, shard.bytes, wish_.threads)) {
+            if (target.has(shard.name, shard.bytes, options_.threads)) {
                 finished.push_back(shard.name);
                 progress.bytes_done += static_cast<int64_t>(shard.bytes);
             } else {
@@ -110,10 +111,10 @@ class Writer {
             }
         }
         target.keep_only(finished);
-        check_room(wish_.directory, needed);
+        check_room(options_.directory, needed);
         for (const ShardPlan* shard : missing) {
             write_shard(*shard, target, bar, progress);
-            target.finished(shard->name, wish_.threads);
+            target.finished(shard->name, options_.threads);
         }
         return static_cast<int64_t>(finished.size());
     }
@@ -127,7 +128,7 @@ class Writer {
         std::stable_sort(order.begin(), order.end(),
                          [&](size_t a, size_t b) { return shard.units[a].bytes() > shard.units[b].bytes(); });
         std::mutex mutex;
-        for_each_parallel(wish_.threads, order.size(), [&](size_t i) {
+        for_each_parallel(options_.threads, order.size(), [&](size_t i) {
             encode_unit(source_, index_, plan_, shard.units[order[i]],
                         [&](const OutTensor& out, uint64_t at, const void* data, size_t bytes) {
                             file.write(out.begin + at, data, bytes);
@@ -212,16 +213,16 @@ class Writer {
     }
 
     const Checkpoint& source_;
-    const WriteWish& wish_;
+    const WriteOptions& options_;
     ModuleIndex index_;
     WritePlan plan_;
 };
 
 }  // namespace
 
-WriteReport write_checkpoint(const Checkpoint& source, const WriteWish& wish) {
-    check_target(source, wish.directory);
-    return Writer(source, wish).write();
+WriteReport write_checkpoint(const Checkpoint& source, const WriteOptions& options) {
+    check_target(source, options.directory);
+    return Writer(source, options).write();
 }
 
 std::string describe(const WriteReport& r) {

@@ -15,7 +15,7 @@
 
 namespace quern {
 
-struct WriteWish {
+struct WriteOptions {
     std::string directory;
     std::string recipe;  // empty: change nothing but the format
     CheckpointFormat format = CheckpointFormat::compressed_tensors;
@@ -35,7 +35,7 @@ struct WriteReport {
 /// With a progress bar on stderr. Throws Error(usage) if DIR exists, is the source, or DIR.partial belongs to
 /// another command or is being written; Error(model) for a source that cannot be read or whose result quern
 /// would refuse; Error(runtime) if the disk is full or fails.
-WriteReport write_checkpoint(const Checkpoint& source, const WriteWish& wish);
+WriteReport write_checkpoint(const Checkpoint& source, const WriteOptions& options);
 
 std::string describe(const WriteReport& report);
 nlohmann::ordered_json to_json(const WriteReport& report);

@@ -99,19 +99,19 @@ class Planner {
     void choose() {
         for (const Module& m : index_.modules()) {
             const WeightStorage now = storage_of(m.segment);
-            WeightStorage wish = recipe_ == nullptr ? WeightStorage::keep : recipe_->storage_of(m);
-            if (wish == WeightStorage::nvfp4 && now == WeightStorage::keep &&
+            WeightStorage wanted = recipe_ == nullptr ? WeightStorage::keep : recipe_->storage_of(m);
+            if (wanted == WeightStorage::nvfp4 && now == WeightStorage::keep &&
                 m.segment.cols % nvfp4::kBlock != 0) {
                 plan_.notes.push_back(
                     fmt::format("{}: {} columns are no multiple of 16: kept", m.name, m.segment.cols));
-                wish = WeightStorage::keep;
+                wanted = WeightStorage::keep;
             }
-            if (wish != WeightStorage::keep && now != WeightStorage::keep && wish != now)
+            if (wanted != WeightStorage::keep && now != WeightStorage::keep && wanted != now)
                 FAIL(usage, "{}: it is {} already, and the recipe asks for {}: start from the BF16 original",
-                     m.name, storage_name(now), storage_name(wish));
-            const bool change = wish != now && wish != WeightStorage::keep;
-            check_activations(m, change ? wish : now);
-            plan_.stored.push_back(change ? wish : now);
+                     m.name, storage_name(now), storage_name(wanted));
+            const bool change = wanted != now && wanted != WeightStorage::keep;
+            check_activations(m, change ? wanted : now);
+            plan_.stored.push_back(change ? wanted : now);
             change_.push_back(change);
             plan_.quantized += change;
             if (change) changed_[m.group].push_back(static_cast<uint32_t>(plan_.stored.size() - 1));

@@ -77,7 +77,7 @@ class Builder {
 
     /// After the parse: flags that change each other.
     void finish() {
-        if (device_given_ && o_.gpu == GpuWish::automatic) o_.gpu = GpuWish::all;
+        if (device_given_ && o_.gpu == GpuOptions::automatic) o_.gpu = GpuOptions::all;
     }
 
   private:

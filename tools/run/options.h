@@ -16,7 +16,7 @@ enum class When { automatic, always, never };
 struct RunOptions {
     std::string model;                    // empty: the demo checkpoint
     std::string synthetic, mix = "aeon";  // random weights in place of a checkpoint
-    GpuWish gpu = GpuWish::automatic;
+    GpuOptions gpu = GpuOptions::automatic;
     int device = 0;
     int threads = 0;
     int64_t context = 0;

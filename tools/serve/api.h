@@ -30,7 +30,7 @@ class Api {
     /// From any thread.
     void set_progress(const LoadProgress& progress);
     /// The engine's model, and all that does not change, may be read from now on. Both must outlive the
-    /// requests. `dense`: what LoadWish::dense cost.
+    /// requests. `dense`: what LoadOptions::dense cost.
     void set_ready(const Engine& engine, const std::optional<DenseCost>& dense = {});
     /// New requests get 503.
     void set_draining();

@@ -12,7 +12,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr size_t kMostEvents = 4096;  // about as many tokens, beside what the socket's buffers hold
+constexpr size_t kMaxEvents = 4096;  // about as many tokens, beside what the socket's buffers hold
 constexpr auto kIdle = 5s, kBetweenSaves = 60s;
 
 }  // namespace
@@ -22,7 +22,7 @@ bool Mailbox::push(Event event) {
     {
         const std::lock_guard lock(mutex_);
         events_.push_back(std::move(event));
-        room = events_.size() < kMostEvents;
+        room = events_.size() < kMaxEvents;
     }
     if (!room) overflowed_ = true;
     filled_.notify_one();

@@ -14,15 +14,15 @@ using nlohmann::ordered_json;
 
 namespace {
 
-constexpr int kMostChoices = 8, kMostLogprobs = 20;
-constexpr size_t kMostPrompts = 128;
-constexpr size_t kMostStops = 64, kLongestStop = 4096;
+constexpr int kMaxChoices = 8, kMaxLogprobs = 20;
+constexpr size_t kMaxPrompts = 128;
+constexpr size_t kMaxStops = 64, kLongestStop = 4096;
 
 std::vector<std::string> read_stops(Fields& f) {
     const ordered_json* stop = f.value("stop");
     if (stop == nullptr) return {};
     const ordered_json list = stop->is_array() ? *stop : ordered_json::array({*stop});
-    if (list.size() > kMostStops) throw FieldError("stop", fmt::format("stop: at most {} texts", kMostStops));
+    if (list.size() > kMaxStops) throw FieldError("stop", fmt::format("stop: at most {} texts", kMaxStops));
     std::vector<std::string> out;
     for (const ordered_json& text : list) {
         if (!text.is_string() || text.get_ref<const std::string&>().empty() ||
@@ -143,7 +143,7 @@ GenerationRequest RequestReader::common(Fields& f, int64_t fewest_tokens) const 
         if (n) out.max_tokens = *n < 0 ? std::numeric_limits<int64_t>::max() : *n;
     }
     out.rules.stops = read_stops(f);
-    out.choices = static_cast<int>(f.integer("n", 1, kMostChoices).value_or(1));
+    out.choices = static_cast<int>(f.integer("n", 1, kMaxChoices).value_or(1));
     out.stream = f.boolean("stream").value_or(false);
     if (const ordered_json* options = f.object("stream_options"))
         out.include_usage = Fields(*options, "stream_options").boolean("include_usage").value_or(false);
@@ -181,8 +181,8 @@ GenerationRequest RequestReader::chat(const ordered_json& body, std::vector<std:
     read_tool_choice(f, out.rules);
     out.rules.schema = read_format(f);
     if (f.boolean("logprobs").value_or(false))
-        out.rules.top_logprobs = static_cast<int>(f.integer("top_logprobs", 0, kMostLogprobs).value_or(0));
-    else if (f.integer("top_logprobs", 0, kMostLogprobs).value_or(0) > 0)
+        out.rules.top_logprobs = static_cast<int>(f.integer("top_logprobs", 0, kMaxLogprobs).value_or(0));
+    else if (f.integer("top_logprobs", 0, kMaxLogprobs).value_or(0) > 0)
         throw FieldError("top_logprobs", "top_logprobs needs logprobs: true");
     if (const ordered_json* modalities = f.list("modalities");
         modalities != nullptr && *modalities != ordered_json{"text"})
@@ -233,9 +233,9 @@ std::vector<std::vector<int32_t>> RequestReader::prompts(const ordered_json& val
     };
     std::vector<std::vector<int32_t>> out;
     if (value.is_array() && !value.empty() && !value[0].is_number()) {
-        if (value.size() > kMostPrompts)
-            throw FieldError("prompt", fmt::format("prompt: {} at once at most, there are {}", kMostPrompts,
-                                                   value.size()));
+        if (value.size() > kMaxPrompts)
+            throw FieldError(
+                "prompt", fmt::format("prompt: {} at once at most, there are {}", kMaxPrompts, value.size()));
         for (const ordered_json& prompt : value) out.push_back(one(prompt));
     } else {
         out.push_back(one(value));
@@ -251,7 +251,7 @@ GenerationRequest RequestReader::completion(const ordered_json& body,
     GenerationRequest out = common(f, 0);
     out.rules.chat = false;
     out.rules.schema = read_format(f);
-    if (const auto n = f.integer("logprobs", 0, kMostLogprobs)) out.rules.top_logprobs = static_cast<int>(*n);
+    if (const auto n = f.integer("logprobs", 0, kMaxLogprobs)) out.rules.top_logprobs = static_cast<int>(*n);
     f.ignore({"best_of"});
     f.refuse({"suffix"});
     const ordered_json* prompt = f.value("prompt");

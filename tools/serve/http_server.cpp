@@ -19,7 +19,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kSendBuffer = 128 << 10;
-constexpr size_t kMostHeaderBytes = 32 << 10;
+constexpr size_t kMaxHeaderBytes = 32 << 10;
 
 /// A connection and until when its client must have done its part.
 struct Connection {
@@ -266,7 +266,7 @@ class HttpServer::Impl : public httplib::Server {
     }
 
     HandlerResponse gate(const httplib::Request& r, httplib::Response& out) {
-        if (header_bytes(r) > kMostHeaderBytes) {
+        if (header_bytes(r) > kMaxHeaderBytes) {
             put(callbacks_.fail(431), out);
             return HandlerResponse::Handled;
         }

@@ -14,7 +14,7 @@ namespace quern {
 struct ServeOptions {
     std::string model;
     std::string synthetic, mix = "aeon";  // random weights in place of a checkpoint
-    GpuWish gpu = GpuWish::automatic;
+    GpuOptions gpu = GpuOptions::automatic;
     int threads = 0, device = 0;
     int64_t context = 0;
     int64_t sequences = 4;
