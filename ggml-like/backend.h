@@ -14,7 +14,7 @@ namespace quern {
 struct MemoryInfo {
     int64_t total_bytes = 0;
     int64_t free_bytes = 0;
-    bool exact = false;  // free_bytes falls by what alloc takes, at once: a device's own memory
+    bool exact = false;  // free_bytes reflects allocations immediately: a device's own memory
 };
 
 class Backend {
@@ -23,15 +23,15 @@ class Backend {
 
     virtual std::string name() const = 0;         // "CPU"
     virtual std::string description() const = 0;  // "2 threads, AVX-512"
-    /// PCI address of the device, for tools that watch it; empty: the host itself.
+    /// PCI address of the device, for tools that watch it; empty for the CPU.
     virtual std::string bus_id() const { return {}; }
     /// Host threads that ops use.
     virtual int threads() const = 0;
     virtual MemoryInfo memory_info() const = 0;
-    /// Type of activations between ops that this backend computes in.
+    /// The type of activations between ops.
     virtual DType activation_dtype() const = 0;
 
-    /// Aligned to kPlanAlignment; contents undefined. Throws Error(memory) that says how much was asked for.
+    /// Aligned to kPlanAlignment, contents undefined. Throws Error(memory) that says how much was asked for.
     virtual void* alloc(int64_t bytes, const char* what) = 0;
     virtual void free(void* memory) = 0;
     virtual void zero(void* memory, int64_t bytes) = 0;
@@ -39,38 +39,36 @@ class Backend {
     virtual void download(void* to_host, const void* from, int64_t bytes) = 0;
     virtual void copy(void* to, const void* from, int64_t bytes) = 0;
 
-    /// Host memory that uploads and downloads are fastest from and to. Throws Error(memory).
+    /// Host memory with the fastest uploads and downloads. Throws Error(memory).
     virtual void* alloc_host(int64_t bytes, const char* what) = 0;
     virtual void free_host(void* memory) = 0;
 
-    /// Bytes of this backend's memory that placing takes: none for what the CPU reads where the file is
-    /// mapped.
+    /// Bytes of this backend's memory that place_weight takes: 0 where the CPU reads the mapped file.
     virtual int64_t placed_bytes(const Weight& weight, RowOrder order) const = 0;
     virtual int64_t placed_bytes(const ExpertWeights& experts, RowOrder order) const = 0;
-    /// Takes memory for weights of `bytes` together (placed_bytes), before any of them is read. Throws
+    /// Allocates `bytes` for all weights together (the sum of placed_bytes), before any of them is read. Throws
     /// Error(memory).
     virtual void reserve_weights(int64_t bytes) = 0;
-    /// Makes a weight usable by this backend's ops, in place: the CPU leaves it as it is (the mapped file), a
-    /// GPU uploads and repacks it into memory that the backend owns until it ends. Segments without data are
-    /// filled with random values of sensible size, the same ones for the same name.
+    /// Makes a weight usable by this backend's ops. The CPU reads it where it is (the mapped file); a GPU uploads
+    /// and repacks it into memory that the backend owns. Segments without data get random values of sensible
+    /// size, the same ones for the same name.
     virtual void place_weight(Weight& weight, RowOrder order) = 0;
     virtual void place_experts(ExpertWeights& experts, RowOrder order) = 0;
-    /// As place_weight, but in memory outside of what was reserved, which is given back when the weight is
-    /// placed apart again with other segments: no plan that read it may run after that. Reads the segments
-    /// before it returns.
+    /// As place_weight, but in memory of its own, which is freed when the weight is placed apart again with other
+    /// segments: plans that read it may not run after that. Has read the segments when it returns.
     virtual void place_apart(Weight& weight, RowOrder order) = 0;
-    /// After the last placed weight: waits for uploads and gives their buffers back.
+    /// Call after the last weight: waits for uploads and frees their buffers.
     virtual void weights_complete() = 0;
 
-    /// Whether it captures plans that run again and again: then few shapes, with padding, beat many.
+    /// Whether it captures plans that run repeatedly; then few shapes, with padding, are faster than many.
     virtual bool captures() const = 0;
-    /// Called once by Plan when all memory is known.
+    /// Called once by Plan, when all its memory is known.
     virtual void prepare(Plan& plan) = 0;
     virtual void run(Plan& plan) = 0;
     virtual void synchronize() = 0;
 
-    /// Called after each node of an eager run with its wall time and the names of the kernels that it launched; for the
-    /// bench and for tests. Null: off.
+    /// If set: called after each node with its wall time and the names of the kernels that it launched, for the bench and for
+    /// tests; plans then run eagerly.
     std::function<void(const Node&, double seconds, const std::string& kernels)> after_node;
 };
 

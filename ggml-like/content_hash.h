@@ -12,7 +12,7 @@ namespace quern {
 
 class ContentHash {
   public:
-    /// Pieces count one by one: "ab" is not "a", "b".
+    /// Each call counts: "ab" has another hash than "a" followed by "b".
     void add(const void* data, size_t bytes) {
         mix(bytes);
         const auto* p = static_cast<const std::byte*>(data);

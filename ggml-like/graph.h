@@ -1,4 +1,4 @@
-// Graph: a recording of one forward pass as a list of nodes in run order. No passes, no placement, no
+// Graph: a recording of one forward pass as a list of nodes in run order. No optimizer passes, no placement, no
 // autograd.
 #pragma once
 
@@ -23,11 +23,11 @@ class Graph {
 
     /// A new scratch tensor; the planner gives it memory.
     Tensor* scratch(std::string_view name, DType dtype, std::initializer_list<int64_t> shape);
-    /// The same, all zeros when a run begins; it shares its memory with no other tensor.
+    /// The same, but all zeros when a run begins; shares its memory with no other tensor.
     Tensor* zeros(std::string_view name, DType dtype, std::initializer_list<int64_t> shape);
     /// A tensor filled by the caller before each run.
     Tensor* input(std::string_view name, DType dtype, std::initializer_list<int64_t> shape);
-    /// Takes part with memory that exists already (weights, state).
+    /// A tensor whose memory exists already (weights, state).
     Tensor* external(const Tensor& tensor);
     /// `shape` elements of `base` from element `offset` on, with the given strides (elements).
     Tensor* view(std::string_view name, Tensor* base, int64_t offset, std::initializer_list<int64_t> shape,

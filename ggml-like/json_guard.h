@@ -1,4 +1,4 @@
-// JSON from files and requests: everything quern parses comes through here, because all of it may be hostile.
+// JSON from files and requests, all of which may be hostile: every document that becomes a tree is parsed here.
 //
 // One pass over the text builds the document and at the same time bounds nesting and finds duplicate keys.
 // The parser below is nlohmann::json (iterative, RFC 8259: no comments, no NaN, no trailing text); a UTF-8
@@ -14,7 +14,7 @@
 namespace quern {
 
 struct JsonOptions {
-    /// Containers inside each other; a document of exactly this depth is accepted.
+    /// Nested containers; a document of exactly this depth is accepted.
     int max_depth = 64;
     /// RFC 8259 leaves duplicates open; two readers may then see two documents, so the default refuses them.
     bool reject_duplicate_keys = true;
@@ -27,8 +27,8 @@ struct JsonOptions {
 /// key; the message has line and column, is short and is plain ASCII apart from `what`.
 nlohmann::json parse_json(std::string_view text, const std::string& what, const JsonOptions& options = {});
 
-/// The same, but objects keep the order of the text and are lists inside: made in linear time, searched in
-/// linear time. For documents with one huge object, which a tree is slow to build.
+/// The same, but objects keep the order of the text. They are lists, quicker to build than trees and searched in
+/// linear time: for documents with one huge object.
 nlohmann::ordered_json parse_json_ordered(std::string_view text, const std::string& what,
                                           const JsonOptions& options = {});
 

@@ -1,4 +1,4 @@
-// JsonPull: a strict JSON reader that is asked for one token at a time and builds nothing.
+// JsonPull: a strict JSON reader that returns one token at a time and builds nothing.
 //
 // For the large files of a checkpoint (safetensors headers, index.json, tokenizer.json: over 100,000 entries)
 // whose shape is known in advance. Every other JSON file goes through a DOM. Rules of RFC 8259: no comments,
@@ -36,7 +36,7 @@ class JsonPull {
     void end();
 
     size_t offset() const { return at_; }
-    /// Goes on from there, an earlier offset() as a rule.
+    /// Continues at `offset`, usually an earlier offset().
     void rewind(size_t offset) { at_ = offset; }
     [[noreturn]] void fail(const std::string& message) const;
 

@@ -1,5 +1,5 @@
-// A hash of names with a key that differs in every process, so that no file can be made whose names all
-// collide, and a table of names by it.
+// A hash of names, and a hash table. The key differs in every process, so that nobody can make a file whose names
+// all collide.
 #pragma once
 
 #include <algorithm>
@@ -41,12 +41,12 @@ struct NameHash {
     }
 };
 
-/// Views of names that live elsewhere to an index. Flat: a checkpoint has 124,000 names, and nodes scattered
-/// over the memory would be most of the time of opening it.
+/// Maps names, which live elsewhere, to numbers. Flat, since a checkpoint has 124,000 names: allocating a node for
+/// each would take most of the time of opening it.
 class NameMap {
   public:
     size_t size() const { return entries_.size(); }
-    /// Makes room for so many names.
+    /// Makes room for that many names.
     void reserve(size_t names) {
         entries_.reserve(names);
         if (2 * names > slots_.size()) rehash(std::bit_ceil(std::max(2 * names, kFewest)));
@@ -57,8 +57,8 @@ class NameMap {
         const Slot& slot = slots_[place(name, tag_of(name))];
         return slot.tag == 0 ? nullptr : &entries_[slot.entry].value;
     }
-    /// found(i, value or null) for name(i), i in [begin, end). A search of a large table waits for memory
-    /// three times: here many wait at once.
+    /// Calls found(i, value or null) for name(i), i in [begin, end). One search waits for memory three times; here
+    /// many searches wait together.
     template <typename Name, typename Found>
     void find_each(size_t begin, size_t end, Name&& name, Found&& found) const {
         for (; begin < end && !entries_.empty(); begin += kTogether) {

@@ -22,7 +22,7 @@ namespace quern::nvfp4 {
 inline constexpr int kBlock = 16;           // elements per block scale
 inline constexpr float kMaxCode = 6.0f;     // largest E2M1 magnitude
 inline constexpr float kMaxScale = 448.0f;  // largest E4M3 value
-inline constexpr uint8_t kScaleNan = 0x7f;  // with or without the sign bit: NaN
+inline constexpr uint8_t kScaleNan = 0x7f;  // NaN, with or without the sign bit
 
 QUERN_HD inline float from_bits(uint32_t bits) {
     float f;

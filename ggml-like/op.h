@@ -15,7 +15,7 @@ namespace cpu {
 struct Context;
 }
 
-/// What a node moves and computes at its shapes, for the bench: bytes through memory if nothing is cached.
+/// What a node moves and computes at its shapes, for the bench. Bytes as if nothing were cached.
 struct Cost {
     double weight_bytes = 0;
     double state_bytes = 0;

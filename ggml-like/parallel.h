@@ -1,4 +1,4 @@
-// Work on many threads whose first error comes back to the caller.
+// A loop on many threads; its first error reaches the caller.
 #pragma once
 
 #include <atomic>
@@ -11,8 +11,8 @@
 
 namespace quern {
 
-/// f(i) for all i below count, in no particular order; after an error no new ones are begun. They are begun
-/// in order, so the error that comes back, that of the smallest i, is the one a plain loop would meet.
+/// Calls f(i) for all i below count. Calls begin in rising order of i, and none begins after an error. Of several errors
+/// that of the smallest i is rethrown: the one that a plain loop would meet.
 template <typename F>
 void for_each_parallel(int threads, size_t count, F&& f) {
     std::atomic<size_t> next{0};

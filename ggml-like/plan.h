@@ -10,8 +10,8 @@ namespace quern {
 
 class Backend;
 
-/// Memory that plans share because they run one at a time: all of it is taken once. What a plan leaves in it
-/// is there until another plan's inputs are filled.
+/// Memory that plans share because they run one at a time; allocated once. A plan's results stay in it until
+/// another plan's inputs are filled.
 class Workspace {
   public:
     /// `arena_bytes`: the most scratch and outputs of a plan; `input_bytes`: the most inputs. Throws
@@ -34,7 +34,7 @@ class Workspace {
     std::byte* host_ = nullptr;
 };
 
-/// How often a plan runs: a backend may capture what is run again and again.
+/// How often a plan runs: a backend may capture one that runs repeatedly.
 enum class PlanUse { sometimes, repeatedly };
 
 class Plan {
@@ -59,7 +59,7 @@ class Plan {
     const Graph& graph() const { return graph_; }
     PlanUse use() const { return use_; }
     int64_t arena_bytes() const { return memory_.arena_bytes; }
-    /// What the backend sets to zeros at the beginning of each run: `zero_bytes` at `zeros`.
+    /// The backend sets `zero_bytes` bytes at `zeros` to zeros when a run begins.
     int64_t zero_bytes() const { return memory_.zero_bytes; }
     std::byte* zeros() const { return workspace_.arena(); }
     int64_t input_bytes() const { return memory_.input_bytes; }

@@ -8,8 +8,8 @@
 
 namespace quern {
 
-/// Says what a CUDA device with `free_bytes` of free memory would say of sizes, types and steps; whatever
-/// needs the device itself throws Error(device).
+/// Answers questions about sizes, types and steps like a CUDA device with `free_bytes` of free memory; whatever needs
+/// the device itself throws Error(device).
 std::unique_ptr<Backend> make_planned_gpu(const std::string& description, int64_t total_bytes,
                                           int64_t free_bytes);
 

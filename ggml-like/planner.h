@@ -1,5 +1,4 @@
-// Planner: gives scratch tensors offsets in one arena, sharing memory between tensors whose lifetimes are
-// apart.
+// Planner: gives scratch tensors offsets in one arena. Tensors whose lifetimes do not overlap share memory.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +18,8 @@ struct ArenaPlan {
     int64_t input_bytes = 0;            // one packed block
 };
 
-/// A scratch tensor lives from the node that writes it first to the last node that reads it; an output to the
-/// end. Nodes on the side stream may overlap main-stream nodes: what they touch is kept to the end of the
-/// graph. Throws Error if a scratch tensor is read before it is written.
+/// A scratch tensor lives from the first node that writes it to the last node that reads it; an output lives to the
+/// end. Throws Error if a scratch tensor is read before it is written.
 ArenaPlan plan_memory(const Graph& graph);
 
 }  // namespace quern

@@ -1,4 +1,4 @@
-// Requantizing at load: matrices that a checkpoint stores in 16 or 32 bits, in FP8 or NVFP4 instead.
+// Requantizing at load: what a checkpoint stores in 16 or 32 bits becomes FP8 or NVFP4.
 //
 // fp8: E4M3 with one FP32 scale a row (the row's largest magnitude / 448). nvfp4: the block scales with the
 // least squared error, one global scale a segment. Bytes do not depend on the number of threads; quantize.h
@@ -16,11 +16,11 @@ enum class DenseFormat : uint8_t { as_stored, fp8, nvfp4 };
 /// "as stored", "fp8", "nvfp4"
 const char* dense_format_name(DenseFormat format);
 
-/// What `w` becomes, without data: segments of 16 or 32 bits in `format`, all others as they are. Those whose
-/// columns are no multiple of 16 cannot be NVFP4 and stay.
+/// What `w` becomes, without data: segments of 16 or 32 bits in `format`, all others as they are. A segment whose
+/// columns are no multiple of 16 cannot be NVFP4 and stays, too.
 Weight requantized_form(const Weight& w, DenseFormat format);
-/// Whether requantized_form changes at least half of its bytes: what little is left in 16 bits beside
-/// quantized matrices was left so on purpose.
+/// Whether requantized_form changes at least half of the bytes. A smaller part in 16 bits, beside quantized matrices,
+/// was left so on purpose.
 bool can_requantize(const Weight& w, DenseFormat format);
 
 /// Fills the data of `to`, made by requantized_form(from), and returns the memory that it points into. Throws

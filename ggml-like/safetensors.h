@@ -56,7 +56,7 @@ struct SafeTensor {
     uint8_t rank = 0;                  // 0 is a scalar: one element
     int64_t shape[kSafeMaxRank] = {};  // outermost first
     uint64_t begin = 0, end = 0;       // byte range in the data section
-    const std::byte* data = nullptr;   // end - begin bytes in the mapping, aligned to nothing in particular
+    const std::byte* data = nullptr;   // end - begin bytes in the mapping, at any alignment
 
     std::span<const int64_t> dims() const { return {shape, rank}; }
     int64_t elements() const;
@@ -88,8 +88,8 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> start, uin
 std::string guess_file_kind(std::string_view first_bytes);
 
 /// An open, checked file. The header is copied to memory; the data is mapped, so that opening reads no
-/// weights. If another process shortens the file afterwards, touching the lost pages raises SIGBUS, as with
-/// every mapping: call `check_unchanged` before long reads. Move only; safe to read from many threads.
+/// weights. If another process shortens the file afterwards, reading the lost pages raises SIGBUS, as with every
+/// mapping: call `check_unchanged` before long reads. Move only; safe to read from many threads.
 class SafetensorsFile {
   public:
     static SafetensorsFile open(const std::string& path);

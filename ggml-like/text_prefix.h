@@ -1,4 +1,4 @@
-// The start of a text as a number, for sorting and searching many texts without touching them.
+// The start of a text as a number, to sort and search many texts mostly without reading them.
 #pragma once
 
 #include <cstddef>

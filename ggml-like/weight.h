@@ -16,11 +16,9 @@ namespace quern {
 enum class ScaleKind : uint8_t {
     none,        // F32, BF16, F16 as they are
     per_tensor,  // F8_E4M3: w = value * global_scale
-    per_row,     // F8_E4M3: w = value * scale[row]                      scale: F32 [rows]
-    block128,    // F8_E4M3: w = value * scale[row / 128][col / 128]      scale: F32 [ceil(rows/128),
-                 // ceil(cols/128)]
-    nvfp4,       // NVFP4:   w = e2m1 * e4m3(scale[row][col / 16]) * global_scale   scale: E4M3 bytes [rows,
-                 // cols/16]
+    per_row,     // F8_E4M3: w = value * scale[row], scale F32 [rows]
+    block128,  // F8_E4M3: w = value * scale[row / 128][col / 128], scale F32 [ceil(rows/128), ceil(cols/128)]
+    nvfp4,     // NVFP4: w = e2m1 * e4m3(scale[row][col / 16]) * global_scale, scale E4M3 [rows, cols/16]
 };
 
 /// How an op reads the rows of a weight, for backends that repack.
@@ -48,8 +46,7 @@ struct Weight {
     int64_t rows = 0;  // sum over the segments
     int64_t cols = 0;
     std::vector<WeightSegment> segments;
-    const void* placed =
-        nullptr;  // a backend's own form of it (Backend::place_weight); null: use the segments
+    const void* placed = nullptr;  // the backend's own form (Backend::place_weight); null: use the segments
 
     Weight() = default;
     Weight(std::string weight_name, std::vector<WeightSegment> parts);
@@ -71,7 +68,7 @@ struct ExpertWeights {
 
 /// Row `row` as floats, all scales applied in FP32: out[cols]. The plain definition of every format.
 void dequantize_row(const WeightSegment& s, int64_t row, float* out);
-/// The same of a stacked matrix.
+/// The same for a stacked matrix.
 void dequantize_row(const Weight& w, int64_t row, float* out);
 
 }  // namespace quern

@@ -30,8 +30,8 @@ class AddedTokens {
         size_t begin, end;
         int32_t id;
     };
-    /// The first place at or after `from` where a token stands; of several there the longest. Costs at most
-    /// the length of the longest token per byte of text.
+    /// The first place at or after `from` where a token begins; if several do, the longest. Costs at most the
+    /// length of the longest token per byte of text.
     std::optional<Match> next_match(std::string_view text, size_t from) const;
 
   private:

@@ -29,8 +29,8 @@ class Bpe {
     };
 
     Bpe() = default;
-    /// `byte_ids[b]` is the token of the single byte b. Of rules with the same pair the last counts, as in
-    /// the reference. Ids must be in [0, vocab).
+    /// `byte_ids[b]` is the token of the single byte b. If several rules have the same pair, the last one counts,
+    /// as in the reference. Ids must be in [0, vocab).
     Bpe(const std::array<int32_t, 256>& byte_ids, std::span<const MergeRule> rules, int32_t vocab);
 
     /// Appends the tokens of `piece` (any bytes) to `out`. O(n log n). Pieces above 2^31 - 1 bytes are
@@ -46,8 +46,8 @@ class Bpe {
     void refresh(Scratch& scratch, int32_t at) const;
 
     std::array<int32_t, 256> byte_ids_{};
-    // Rules sorted by (left, right): first_[left] .. first_[left + 1] in entries_. Unlike a hash table this
-    // has no bad case that a crafted file could aim at.
+    // Rules sorted by (left, right): those of `left` are first_[left] .. first_[left + 1] in entries_. Unlike a hash
+    // table this has no worst case that a crafted file could provoke.
     std::vector<uint32_t> first_;
     std::vector<Entry> entries_;
 };

@@ -26,13 +26,13 @@ class ByteAlphabet {
     }
     /// How the vocabulary writes this byte.
     const std::string& letter(int byte) const { return letters_[byte]; }
-    /// The bytes meant, or false when some character is not of the alphabet. `text` is valid UTF-8.
+    /// The bytes that `text`, valid UTF-8, stands for; false if it has a character that is not in the alphabet.
     bool read(std::string_view text, std::string& bytes) const {
         bytes.clear();
         for (size_t at = 0; at < text.size();) {
             const auto lead = static_cast<unsigned char>(text[at++]);
             size_t code_point = lead;
-            // Letters have one byte or two; longer characters come out beyond the table.
+            // Letters have one byte or two; longer characters give a code point beyond the table.
             if (lead >= 0x80) {
                 code_point = (lead & 0x3fu) << 6 | (static_cast<unsigned char>(text[at++]) & 0x3fu);
             }

@@ -1,5 +1,5 @@
 // Conversations: messages to a prompt, and generated text back to a message. What all formats have in common;
-// the format of a model is ModelFamily::chat.
+// ModelFamily::chat is the format of a model.
 //
 // Text that people and tools wrote can never become a control token: see PromptSegment.
 #pragma once
@@ -19,15 +19,15 @@ class Tokenizer;
 
 struct ToolCall {
     std::string id, name;
-    /// Text of a JSON object, keys in order. Rendering takes anything: empty or null means no arguments, and
-    /// what is no object is shown to the model as one parameter named "arguments".
+    /// Text of a JSON object, keys in order. Rendering accepts anything: empty or null means no arguments, and
+    /// what is not an object is shown to the model as one parameter named "arguments".
     std::string arguments;
 };
 
 struct Message {
     std::string role;     // system, developer, user, assistant, tool
     std::string content;  // parts of a list content are joined without anything between them
-    /// assistant: what it thought. Absent (not just empty): a <think> block inside `content` is taken for it.
+    /// assistant: its thinking. If absent (not just empty), it is a <think> block inside `content`, if there is one.
     std::optional<std::string> reasoning;
     std::vector<ToolCall> tool_calls;  // assistant
     std::string tool_call_id;          // tool; the format does not show it to the model
@@ -35,17 +35,16 @@ struct Message {
 
 struct ChatOptions {
     bool thinking = true;
-    /// Keep the thinking of all assistant turns, not only of those after the last user query. The rendered
-    /// prefix of a growing conversation then stays the same.
+    /// Keep the thinking of all assistant turns, not only of those after the last user query. Then what a growing
+    /// conversation has in common with its past renders the same.
     bool preserve_thinking = false;
     bool add_generation_prompt = true;
 };
 
-/// A stretch of the rendered prompt. With `control`, `text` is exactly one marker that the format itself
-/// wrote, such as <|im_start|>, and becomes its token. All else, the format's words as well as people's, is
-/// plain and is encoded as text even where it looks like a marker. Plain stretches are maximal, never empty
-/// and never adjacent, so that words are cut across the border of format and content as the reference cuts
-/// them.
+/// A part of the rendered prompt. With `control`, `text` is exactly one marker that the format itself wrote,
+/// such as <|im_start|>, and becomes its token. All else, words of the format and of people, is plain and is
+/// encoded as text even where it looks like a marker. Plain segments are never empty and never adjacent, so
+/// that words are split across the border of format and content as in the reference.
 struct PromptSegment {
     std::string text;
     bool control = false;
@@ -53,27 +52,27 @@ struct PromptSegment {
 
 struct RenderedPrompt {
     std::vector<PromptSegment> segments;
-    /// Generation starts inside <think>: what ChatParser needs to know.
+    /// Generation starts inside <think>; ChatParser needs to know.
     bool thinking_open = false;
-    /// Where conversations branch, as a number of segments: after the system and tools block, and after each
-    /// turn. The generation prompt has none.
+    /// Where conversations branch, as numbers of segments: after the system and tools block, and after each turn,
+    /// but not after the generation prompt.
     std::vector<size_t> boundaries;
 
     std::string text() const;
 };
 
-/// The prompt as token ids: for conversations without markers in people's text, the same ids as the
-/// reference, which encodes the rendered text as a whole. A marker that this tokenizer does not have stays
-/// text. `boundaries`, if given, receives prompt.boundaries counted in ids.
+/// The prompt as token ids. The reference encodes the rendered text as a whole; the ids are the same if people's
+/// text has no markers. A marker that this tokenizer does not have stays text. `boundaries`, if given, receives
+/// prompt.boundaries counted in ids.
 std::vector<int32_t> encode_prompt(const RenderedPrompt& prompt, const Tokenizer& tokenizer,
                                    std::vector<size_t>* boundaries = nullptr);
 
 struct ToolCallDelta {
     int index = 0;  // from 0, in the order of the text
-    ToolCall call;  // complete: calls are reported in one piece, with id, name and all arguments
+    ToolCall call;  // complete, with id, name and all arguments
 };
 
-/// What one more piece of generated text adds. Every field may be empty.
+/// What more generated text adds. Every field may be empty.
 struct ChatDelta {
     std::string reasoning, content;
     std::vector<ToolCallDelta> tool_calls;
@@ -81,44 +80,43 @@ struct ChatDelta {
     bool empty() const { return reasoning.empty() && content.empty() && tool_calls.empty(); }
 };
 
-/// Takes generated text apart while it arrives: thinking, content, tool calls. However the text is cut, even
-/// inside a character, the deltas add up to the same result. Never throws on any text and loses none: a call
-/// that is not well-formed is text like what is around it. Linear time; memory a small multiple of the text.
+/// Splits generated text, as it arrives, into thinking, content and tool calls. The deltas add up to the same result
+/// wherever the text is cut, even inside a character. Never throws on any text and loses none: a call that is
+/// not well-formed stays text. Linear time; memory a small multiple of the text.
 class ChatParser {
   public:
     virtual ~ChatParser() = default;
 
     /// Invalid UTF-8 is replaced by U+FFFD, so that deltas can always go into JSON.
     virtual ChatDelta push(std::string_view text) = 0;
-    /// The rest, once, at the end of generation. `truncated`: a limit ended it, not the model; a call that is
-    /// not closed is then not to be trusted and becomes text. Otherwise missing end tags are forgiven,
-    /// but not that of a value.
+    /// The rest, once, at the end of generation. `truncated`: a limit ended it, not the model; an unclosed call then
+    /// becomes text. Otherwise missing end tags are forgiven, except that of a value.
     virtual ChatDelta finish(bool truncated = false) = 0;
 
-    /// All so far, without what is still held back. Role assistant; reasoning is set if the prompt opened it.
+    /// All so far, except what is held back. Role assistant; reasoning is set if the prompt opened it.
     virtual const Message& message() const = 0;
     virtual bool in_reasoning() const = 0;
 };
 
 /// A format. `tools`: an array of tool objects; null, empty or no array means none.
 struct ChatFormat {
-    /// Never throws for a conversation, but for Error(usage): no messages, a role that does not exist.
-    /// Invalid UTF-8 passes through; the tokenizer replaces it.
+    /// Throws only Error(usage): no messages, or an unknown role. Invalid UTF-8 passes through; the tokenizer
+    /// replaces it.
     RenderedPrompt (*render)(std::span<const Message> messages, const nlohmann::ordered_json& tools,
                              const ChatOptions& options);
-    /// `thinking_open`: RenderedPrompt::thinking_open of the prompt, never the request's wish. `tools` is not
-    /// used after the call. `id_seed` != 0 makes the ids of calls repeatable.
+    /// `thinking_open`: RenderedPrompt::thinking_open, not what the request asked for. `tools` is not used after
+    /// the call. `id_seed` != 0 makes the ids of calls repeatable.
     std::unique_ptr<ChatParser> (*parser)(bool thinking_open, const nlohmann::ordered_json& tools,
                                           uint64_t id_seed);
-    /// Compares the checkpoint's own template with the format: one line for the user that says what is
-    /// different, or nothing. Never throws.
+    /// Compares the checkpoint's own template with the format: one line for the user that says what differs, or
+    /// nothing. Never throws.
     std::string (*template_note)(const std::string& directory);
 
-    // Words that the format writes or the model is made to write.
+    // Words that the format writes, or that the model is made to write.
     const char* turn_end;        // the marker that ends an answer
     const char* text_end;        // the marker that ends a document
     const char* thinking_end;    // in generated text
-    const char* close_thinking;  // what closes the thinking in the model's place
+    const char* close_thinking;  // closes the thinking in the model's place
     const char* before_call;     // between thinking and a call
     const char* call_marker;     // the marker that begins a call
     const char* call_begin;      // a call up to the name

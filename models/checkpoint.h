@@ -2,8 +2,8 @@
 //
 // `open` reads config.json, generation_config.json, hf_quant_config.json, the index and the headers of all
 // shards, and checks them against each other: every tensor in exactly one shard, the one that the index
-// names; no index entry without a tensor; no two tensors of the same official name. Weights themselves are
-// not read. Every error is Error(model) and names file, tensor, expected, found and the likely cause.
+// names; no index entry without a tensor; no two tensors with the same official name. Weights are not read.
+// Every error is Error(model) and names file, tensor, expected, found and the likely cause.
 #pragma once
 
 #include <deque>
@@ -18,8 +18,8 @@
 
 namespace quern {
 
-/// What the configuration says about quantization. For cross-checks and display: how a module is read is
-/// decided from its tensors, because the lists of excluded modules in real checkpoints are unreliable.
+/// What the configuration says about quantization, for cross-checks and display. How a module is read is decided
+/// from its tensors, because the lists of excluded modules in real checkpoints are unreliable.
 struct QuantInfo {
     std::string method;    // "compressed-tensors", "modelopt", "fp8"; empty = not quantized
     std::string format;    // "nvfp4-pack-quantized", "NVFP4", ...; as written
@@ -37,8 +37,8 @@ class Checkpoint {
   public:
     static constexpr uint32_t kNone = 0xffffffffu;
 
-    /// `typed`: whatever find_checkpoint accepts. The index and the headers are read on `threads` threads;
-    /// the error is the one that a single thread would meet first.
+    /// `typed`: whatever find_checkpoint accepts. Index and headers are read on `threads` threads; of several
+    /// errors, the one that a single thread would meet first is thrown.
     static Checkpoint open(const std::string& typed, int threads = 1);
     Checkpoint(Checkpoint&&) = default;
     Checkpoint& operator=(Checkpoint&&) = default;
@@ -55,7 +55,7 @@ class Checkpoint {
     const std::vector<SafetensorsFile>& shards() const { return shards_; }
     /// File name of a shard, without the directory.
     const std::string& shard_name(uint32_t shard) const { return shard_names_[shard]; }
-    /// All tensors, by shard and position in it, so that reading in this order reads files forwards.
+    /// All tensors, by shard and position: in this order files are read forwards.
     const std::vector<CheckpointTensor>& tensors() const { return tensors_; }
     /// Index into tensors() of an official name, or kNone.
     uint32_t find(std::string_view official_name) const;

@@ -8,16 +8,15 @@
 
 namespace quern {
 
-/// The files of one checkpoint. Paths are absolute or as reachable as what the user typed; empty = not there.
+/// The files of one checkpoint. Paths are absolute, or relative if the user typed a relative one; empty = not there.
 struct CheckpointFiles {
     std::string directory;
-    std::string config;             // config.json
-    std::string generation_config;  // generation_config.json
-    std::string hf_quant_config;    // hf_quant_config.json (ModelOpt)
-    std::string index;              // model.safetensors.index.json, when the weights are sharded
-    std::vector<std::string>
-        weights;                     // every *.safetensors that belongs to the checkpoint, file names, sorted
-    std::vector<std::string> notes;  // oddities worth a line: unfinished downloads, a stale index
+    std::string config;                // config.json
+    std::string generation_config;     // generation_config.json
+    std::string hf_quant_config;       // hf_quant_config.json (ModelOpt)
+    std::string index;                 // model.safetensors.index.json, when the weights are sharded
+    std::vector<std::string> weights;  // names of the *.safetensors files of the checkpoint, sorted
+    std::vector<std::string> notes;    // oddities worth a line: unfinished downloads, a stale index
 };
 
 /// Accepts a directory, a file in one (config.json, an index, a .safetensors file), or a repository id

@@ -12,7 +12,7 @@
 
 namespace quern {
 
-/// Not to be moved: names are views into `text`, or into `unescaped`.
+/// Must not be moved: names are views into `text` or `unescaped`.
 struct CheckpointIndex {
     std::string text;
     std::vector<std::string> shards;  // distinct file names
@@ -21,14 +21,14 @@ struct CheckpointIndex {
     uint64_t total_size = 0;  // metadata.total_size; 0 = not given
 };
 
-/// Reads the index and holds it against the files that are there. Left empty, with a note, when it names none
-/// of them but model.safetensors exists. Throws Error(model).
+/// Reads the index and compares it with the files that are there. If it names none of them but model.safetensors
+/// exists, `index` stays empty and a note is added. Throws Error(model).
 void read_checkpoint_index(const CheckpointFiles& files, CheckpointIndex& index,
                            std::vector<std::string>& notes);
 
-/// The index and the shards must say the same, in both directions. Shards that the index does not name are
-/// extras (a separate MTP block) whose tensors must not be in the index. `names`: of the shards' files;
-/// `path`: of the index, for messages.
+/// Throws Error(model) unless the index and the shards list the same tensors. Shards that the index does not name
+/// are extras (a separate MTP block), whose tensors must not be in the index. `names`: the shards' file names;
+/// `path`: the index, for messages.
 void check_index(const CheckpointIndex& index, const std::vector<SafetensorsFile>& shards,
                  const std::vector<std::string>& names, const std::string& path, int threads,
                  std::vector<std::string>& notes);

@@ -1,4 +1,4 @@
-// What the configuration files claim about a checkpoint, held against the tensors that are there.
+// What the configuration files claim about a checkpoint, compared with the tensors that are there.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +25,12 @@ struct Fingerprint {
 };
 Fingerprint fingerprint(const Checkpoint& checkpoint);
 
-/// Adds to `audit` the problems that must keep the checkpoint from running (layer_types against the layers'
-/// tensors) and notes on all other contradictions: ignore lists, declared formats, token ids. The lists of
-/// ignored modules in real checkpoints are unreliable, so the tensors decide and the lists are only noted.
+/// Adds problems to `audit` where layer_types contradict the layers' tensors, so that the checkpoint does not run, and
+/// notes on all other contradictions: ignore lists, declared formats, token ids. The lists of ignored modules in
+/// real checkpoints are unreliable, so the tensors decide.
 void check_config(const Checkpoint& checkpoint, const Qwen36MoeConfig& config, Audit& audit);
 
-/// Notes on special token ids of the configurations that are not those of the tokenizer.
+/// Adds notes on special token ids in the configurations that differ from the tokenizer's.
 void check_token_ids(const Checkpoint& checkpoint, const Tokenizer& tokenizer,
                      const std::vector<int32_t>& eos_ids, Audit& audit);
 

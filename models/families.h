@@ -15,7 +15,7 @@ class Checkpoint;
 
 struct ModelFamily {
     const char* architecture;  // model_type of config.json
-    const char* text_type;     // model_type of its text part, where that is a configuration of its own
+    const char* text_type;     // model_type of its text_config, if it has one
     const char* examples;      // published models, for messages
     /// Throws as open_model.
     std::unique_ptr<Model> (*open)(const ModelFamily& family, Checkpoint checkpoint,
@@ -25,11 +25,11 @@ struct ModelFamily {
 
 std::span<const ModelFamily> model_families();
 
-/// The row of an architecture, which must be there.
+/// The row of an architecture; there must be one.
 const ModelFamily& find_family(std::string_view architecture);
 
-/// The family that config.json names. `file`: its name for messages. Throws Error(model) that lists the known
-/// ones, and if the text part is of another family than the whole.
+/// The family that config.json names. `file`: its name for messages. Throws Error(model) if it is unknown, with a
+/// list of the known ones, or if text_config belongs to another family.
 const ModelFamily& family_of(const nlohmann::json& config, const std::string& file);
 
 }  // namespace quern

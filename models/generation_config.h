@@ -1,4 +1,4 @@
-// generation_config.json: how the model's makers sample from it, and which tokens end an answer.
+// generation_config.json: how the model's makers sample, and which tokens end an answer.
 #pragma once
 
 #include "models/checkpoint.h"
@@ -6,8 +6,8 @@
 
 namespace quern {
 
-/// `config_eos`: the ids of config.json, for checkpoints whose generation_config.json names none. Throws
-/// Error(model) for values that are no numbers and for ids outside of the vocabulary.
+/// `config_eos`: the ids of config.json, used if generation_config.json names none. Throws Error(model) for values
+/// that are not numbers and for ids outside the vocabulary.
 GenerationDefaults read_generation_defaults(const Checkpoint& checkpoint,
                                             const std::vector<int32_t>& config_eos, int64_t vocab_rows);
 

@@ -1,4 +1,4 @@
-// Model: what an engine needs of any checkpoint: a summary, its text side, state sizes, and build().
+// Model: what an engine needs from any checkpoint: a summary, its tokenizer and chat format, state sizes, build().
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ class Tokenizer;
 struct Audit;
 struct ChatFormat;
 
-/// Sizes of one step. A plan is built once for each.
+/// The sizes of one step. Each shape needs a plan of its own.
 struct BatchShape {
     StepKind kind = StepKind::prompt;
     int64_t tokens = 0;
@@ -44,9 +44,8 @@ struct StateSpec {
 
 struct StateOptions {
     DType kv = DType::BF16;
-    DType conv =
-        DType::BF16;  // what the convolution's inputs are stored in; the recurrent state is always F32
-    int journal = 0;  // entries a slot, for speculation
+    DType conv = DType::BF16;  // of the convolution's stored inputs; the recurrent state is always F32
+    int journal = 0;           // entries a slot, for speculation
 };
 
 /// Where each layer's state lives; the engine's StatePool fills it.
@@ -75,15 +74,15 @@ struct ModelInfo {
     int64_t experts = 0;  // 0: dense
     int64_t experts_used = 0;
     int64_t vocab_rows = 0;  // rows of the head
-    int64_t vocab = 0;       // ids that may be sampled: the tokenizer's, else vocab_rows
+    int64_t vocab = 0;       // ids that may be sampled: the tokenizer's, or vocab_rows without one
     int64_t context = 0;     // positions the model was made for
     int64_t parameters = 0;
-    int64_t weight_bytes = 0;                    // text model, as stored
+    int64_t weight_bytes = 0;                    // of the text model, as stored
     int64_t token_bytes = 0;                     // weights read for one decoded token
-    DenseFormat dense = DenseFormat::as_stored;  // what OpenOptions::dense asked for
+    DenseFormat dense = DenseFormat::as_stored;  // OpenOptions::dense
 };
 
-/// From generation_config.json; what the file does not say is empty.
+/// From generation_config.json; empty where the file says nothing.
 struct GenerationDefaults {
     std::optional<float> temperature, top_p, min_p, repetition_penalty;
     std::optional<int> top_k;
@@ -94,11 +93,11 @@ struct GenerationDefaults {
 
 struct OpenOptions {
     bool tokenizer = true;  // false: token ids only
-    std::string text_from;  // random weights: the directory whose tokenizer they get; empty: none
-    /// Format for the attention and DeltaNet projections and the head where they are stored in 16 or 32 bits.
-    /// Throws Error(usage) if none of them is. Random weights are made in it.
+    std::string text_from;  // random weights: the directory with their tokenizer; empty: none
+    /// The format that attention and DeltaNet projections and the head get where they are stored in 16 or 32 bits.
+    /// Error(usage) if none of them is. Random weights are made in it.
     DenseFormat dense = DenseFormat::as_stored;
-    int threads = 1;  // that read and check
+    int threads = 1;  // to read and check with
 };
 
 class Model {
@@ -108,29 +107,27 @@ class Model {
     virtual const GenerationDefaults& generation() const = 0;
     /// Null if loaded without one.
     virtual const Tokenizer* tokenizer() const = 0;
-    /// The format of conversations that this kind of model was trained with.
+    /// The format of conversations that the model was trained with.
     virtual const ChatFormat& chat() const = 0;
     virtual const Audit& audit() const = 0;
     /// One-line remarks for the user: an unknown chat template, unused vision tensors ...
     virtual const std::vector<std::string>& notes() const = 0;
-    /// Of the configuration and of the beginning of every tensor: other weights have another digest.
+    /// A hash of the configuration and of the beginning of every tensor: other weights have another digest.
     virtual uint64_t digest() const = 0;
     virtual const ModelWeights& weights() const = 0;
     virtual ModelWeights& weights() = 0;
-    /// Reads all scales of these weights. Throws Error(model) if they cannot be right.
+    /// Reads and checks all scales of these weights. Throws Error(model) if they cannot be right.
     virtual void check_weights(std::span<const Weight* const> list, int threads) const = 0;
     virtual std::vector<StateSpec> state_specs(const StateOptions& options) const = 0;
     virtual BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const = 0;
 };
 
-/// `path`: a directory, a file in it, or a repo id in the local Hugging Face cache. Everything is read and
-/// checked but the weights' data: the model can be planned for; models/weight_placement.h makes it run.
-/// Throws Error(model) unless it is of a known family (models/families.h) and every tensor and byte is
-/// accounted for.
+/// `path`: a directory, a file in it, or a repo id in the local Hugging Face cache. Reads and checks everything but
+/// the weights' data: enough to plan with; models/weight_placement.h makes it run. Throws Error(model) unless the
+/// family is known (models/families.h) and every tensor and byte is accounted for.
 std::unique_ptr<Model> open_model(const std::string& path, const OpenOptions& options);
 
-/// Random weights in the shapes and formats of a real checkpoint, made where they will be used
-/// (models/synthetic.h).
+/// Random weights in the shapes and formats of a real checkpoint (models/synthetic.h). The backend makes them.
 std::unique_ptr<Model> open_synthetic(const std::string& name, const std::string& mix,
                                       const OpenOptions& options);
 

@@ -13,15 +13,15 @@
 
 namespace quern {
 
-/// Regular expressions come from the checkpoint and are never run: those that are wildcards in disguise
-/// (".*" and single characters) become wildcards, others are counted as unread.
+/// Regular expressions come from the checkpoint and are never run: those that use only ".*" and single characters
+/// become wildcards, others are counted as unread.
 class ModuleList {
   public:
     enum class Syntax : uint8_t {
         regex,  // compressed-tensors: exact names, and "re:" matched at the start
-        glob,   // ModelOpt: shell wildcards, and names that stand for all below them
+        glob,   // ModelOpt: shell wildcards, and names that include all modules below them
     };
-    /// Entries that are no strings are ignored.
+    /// Entries that are not strings are ignored.
     void add(const nlohmann::json& list, Syntax syntax);
 
     bool empty() const { return exact_.empty() && wildcards_.empty() && unread_ == 0; }
@@ -39,7 +39,7 @@ class ModuleList {
     int64_t unread_ = 0;
 };
 
-/// `?` is one character, `*` any number; in time of the product of the lengths at most.
+/// `?` is one character, `*` any number. Time: at most the product of the lengths.
 bool matches_wildcard(std::string_view pattern, std::string_view text);
 
 }  // namespace quern

@@ -6,13 +6,13 @@
 
 namespace quern {
 
-/// True when `text` is NFC for sure because all of it is below U+0300; false says nothing.
+/// True: all of `text` is below U+0300, so it is NFC. False: unknown.
 bool is_trivially_nfc(std::string_view text);
 
-/// NFC of valid UTF-8. Data from utf8proc, narrowed to Unicode 9: Hugging Face tokenizers (through 0.23)
-/// normalise with Unicode 9 tables, where younger combining marks do not reorder and younger composites do
-/// not (de)compose. Models were trained on text split that way, and the result does not depend on the
-/// installed utf8proc. O(n log n) at worst, also for a million combining marks on one letter.
+/// NFC of valid UTF-8. Data from utf8proc, narrowed to Unicode 9, whatever utf8proc is installed: Hugging Face
+/// tokenizers (through 0.23) normalise with Unicode 9 tables, where younger combining marks do not reorder and
+/// younger composites do not (de)compose, and models were trained on text split that way. O(n log n) at worst,
+/// even for a million combining marks on one letter.
 std::string to_nfc(std::string_view text);
 
 }  // namespace quern

@@ -2,8 +2,8 @@
 //
 // Only expressions of the Qwen family are known. Each is compiled in a form that matches what the reference
 // (Oniguruma with Unicode 16 in Hugging Face tokenizers 0.23) matches for every code point, whatever Unicode
-// version the installed PCRE2 has. An unknown expression is an error: two engines agree on an expression only
-// after somebody has checked, and a silent disagreement changes the model's input.
+// version the installed PCRE2 has. An unknown expression is an error: two engines may disagree on it, and that would
+// silently change the model's input.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// What Python does to text where the reference chat template relies on it: str.strip(), json.dumps() and
-// literals. Rendered prompts are compared byte for byte with transformers, so these follow CPython.
+// Python's str.strip(), json.dumps() and literals, which the reference chat template relies on. Rendered prompts are
+// compared byte for byte with transformers, so these follow CPython.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -18,10 +18,10 @@ std::string_view python_lstrip(std::string_view text);
 std::string_view python_rstrip(std::string_view text);
 std::string_view python_strip(std::string_view text);
 
-/// json.dumps(value, ensure_ascii=False): ", " and ": " between items, keys in their order, nothing but
-/// quotes, backslashes and control characters escaped. Exact for all integers of 64 bits and all doubles
-/// (repr(): shortest digits that read back, exponent below 1e-4 and from 1e16). Not exact: integers beyond 64
-/// bits, which the JSON reader has already made doubles. Strings are copied as bytes. Any depth.
+/// json.dumps(value, ensure_ascii=False): ", " and ": " between items, keys in their order, only quotes, backslashes
+/// and control characters escaped. Exact for all integers of 64 bits and all doubles (repr(): shortest digits that
+/// read back, exponent below 1e-4 and from 1e16). Not exact: integers beyond 64 bits, which the JSON reader has
+/// already made doubles. Strings are copied as bytes. Any depth.
 std::string python_json(const nlohmann::ordered_json& value);
 
 /// repr() of a float: "1.0", "0.1", "1e-05", "1e+16", "NaN", "Infinity" (the last two as json.dumps does).
@@ -30,13 +30,13 @@ std::string python_float(double value);
 /// Appends `text` as a JSON string with quotes, escaped as json.dumps(ensure_ascii=False) does.
 void append_python_json_string(std::string& out, std::string_view text);
 
-/// Parses JSON that may be hostile, keeping the order of keys: nothing for a syntax error or more than 64
-/// containers inside each other. Of duplicate keys the last value wins at the first one's place, as in a
-/// Python dict. Linear time (nlohmann's own reader is quadratic in the keys of an ordered object).
+/// Parses JSON that may be hostile, keeping the order of keys; empty for a syntax error or more than 64 nested
+/// containers. A duplicate key keeps its first place and gets its last value, as in a Python dict. Linear time
+/// (nlohmann's own reader is quadratic in the keys of an ordered object).
 std::optional<nlohmann::ordered_json> parse_ordered_json(std::string_view text);
 
-/// A Python literal (dict, list, tuple, str, int, float, True, False, None) as JSON; tuples become arrays and
-/// keys that are no strings become their text. Nothing for anything else, or nesting beyond 64.
+/// A Python literal (dict, list, tuple, str, int, float, True, False, None) as JSON; tuples become arrays, keys that
+/// are not strings their text. Empty for anything else, or nesting beyond 64.
 std::optional<nlohmann::ordered_json> parse_python_literal(std::string_view text);
 
 }  // namespace quern

@@ -33,9 +33,9 @@ struct ChatUnit {
     bool space = false;
 };
 
-/// Holds back the start of what may become a tag, and bytes of an unfinished character. Calls `sink` with the
-/// same units however the text was cut. Constant time per byte: '<' occurs in tags only as their first byte,
-/// so a candidate that fails is text as a whole.
+/// Holds back what may become a tag, and bytes of an unfinished character. Calls `sink` with the same units wherever
+/// the text is cut. Constant time per byte: '<' occurs in tags only as their first byte, so a candidate that
+/// fails is text as a whole.
 class ChatLexer {
   public:
     template <typename Sink>
@@ -89,7 +89,7 @@ class ChatLexer {
         }
     }
 
-    /// The tag that the candidate is; else notes whether it is the start of one.
+    /// The tag that the candidate is, or none; then may_become_tag_ says whether it begins one.
     ChatTag match() {
         may_become_tag_ = false;
         for (size_t i = 1; i < kChatTagText.size(); ++i) {

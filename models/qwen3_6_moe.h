@@ -1,6 +1,5 @@
-// Qwen3.6: configuration, weights with their shapes, and the model class. Two families share all but the
-// second half of a layer: a mixture of experts (model type qwen3_5_moe) or one dense MLP (model type
-// qwen3_5).
+// Qwen3.6: configuration, weights with their shapes, and the model class. Two families differ only in the second
+// half of a layer: a mixture of experts (model type qwen3_5_moe) or one dense MLP (model type qwen3_5).
 //
 // Letters: D model width, L layers, H heads, G kv heads, d head size, nk/nv key and value heads of the delta
 // rule, dk/dv their sizes, W convolution taps, E experts, K used experts, F expert width, Fs shared width, M
@@ -48,9 +47,8 @@ struct Qwen36MoeConfig {
     int64_t value_columns() const { return value_heads * int64_t{value_dim}; }
 };
 
-/// Reads config.json (text_config inside or the fields at the root). Throws Error(model) naming key,
-/// expected, found.
-/// `config`: the parsed file, `file`: its name for messages.
+/// Reads config.json: `config` is the parsed file (with text_config, or with its fields at the root), `file` its name
+/// for messages. Throws Error(model) naming key, expected, found.
 Qwen36MoeConfig parse_qwen3_6_moe_config(const nlohmann::json& config, const std::string& file);
 
 struct AttentionWeights {
@@ -82,10 +80,10 @@ struct MlpWeights {
 
 struct LayerWeights {
     Tensor input_norm, post_norm;  // F32 [D], 1 added
-    AttentionWeights attention;    // one of these two is filled
-    DeltaWeights delta;
-    MoeWeights moe;  // one of these two is filled, the same in all layers
-    MlpWeights mlp;
+    AttentionWeights attention;    // this or
+    DeltaWeights delta;            // this is filled
+    MoeWeights moe;                // this or
+    MlpWeights mlp;                // this is filled, the same one in all layers
 };
 
 struct Qwen36MoeWeights {
@@ -95,9 +93,9 @@ struct Qwen36MoeWeights {
     Weight head;        // [V, D]
 };
 
-/// Reads and checks every tensor of the text model, its layers on `threads` threads; the account of the rest
-/// is in `use`. Data stays in the mapping, small vectors and FP8 scales in memory of `use`. Throws
-/// Error(model), of several errors the one that a single thread would meet first.
+/// Reads and checks every tensor of the text model, its layers on `threads` threads, and accounts for them in `use`.
+/// Data stays in the mapping; `use` owns small vectors and FP8 scales. Throws Error(model); of several errors, the
+/// one that a single thread would meet first.
 Qwen36MoeWeights read_qwen3_6_moe_weights(const Checkpoint& checkpoint, const Qwen36MoeConfig& config,
                                           TensorUse& use, int threads = 1);
 
@@ -107,7 +105,7 @@ BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeWeigh
 
 std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& config, const StateOptions& options);
 
-/// Of both families, as ModelFamily::open: qwen3_6_moe_model.cpp.
+/// ModelFamily::open of both families: qwen3_6_moe_model.cpp.
 std::unique_ptr<Model> open_qwen3_6_moe(const ModelFamily& family, Checkpoint checkpoint,
                                         const OpenOptions& options);
 

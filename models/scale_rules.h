@@ -1,5 +1,5 @@
-// The rules for scales, one function each, and the explanations of what is wrong with a tensor. Messages are
-// without the file and tensor name; an empty string means that all is well.
+// The rules for scales, one function each, and explanations of what is wrong with a tensor. They do not name the
+// file or the tensor; an empty string means that all is well.
 #pragma once
 
 #include <span>
@@ -22,15 +22,15 @@ std::string explain_codes(const SafeTensor& t, int64_t rows, int64_t cols);
 std::string explain_block_scale(const SafeTensor& t, int64_t rows, int64_t cols);
 /// What is wrong with the shape of the scales of an FP8 matrix.
 std::string explain_fp8_scale(const SafeTensor& t, int64_t rows, int64_t cols);
-/// Expected and found shape, and whether it looks transposed, stacked or padded.
+/// The expected and the found shape, and whether this one looks transposed, stacked or padded.
 std::string explain_shape(const SafeTensor& t, std::span<const int64_t> expected);
 
-/// Reads one F32 and turns it into multiplier form. Positive, normal, and implying a largest weight in
+/// Reads one F32 and converts it to multiplier form. It must be positive, normal, and imply a largest weight in
 /// (1e-3, 1e3); exactly 1 is also legal when all codes are zero (an expert that calibration never reached).
 std::string read_global_scale(const SafeTensor& global, const SafeTensor& codes, GlobalForm form,
                               float& scale);
-/// FP8 scales: positive and normal, zero only above values that are all zero; the largest in range as above.
-/// `segment` has data, size and scale_kind set.
+/// FP8 scales must be positive and normal, or zero if all their values are zero; the largest weight in the range
+/// above. `segment` has data, size and scale_kind set.
 std::string check_fp8_scales(const WeightSegment& segment, std::span<const float> scales);
 
 /// True when all `bytes` NVFP4 codes are +0 or -0.

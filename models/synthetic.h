@@ -1,5 +1,5 @@
-// Synthetic checkpoints: the shapes and formats of a real one with random weights, to measure what a machine
-// will do before anyone downloads 22 GB.
+// Synthetic checkpoints: random weights in the shapes and formats of a real one, to measure what a machine can do
+// before anyone downloads 22 GB.
 #pragma once
 
 #include <deque>
@@ -14,9 +14,9 @@ namespace quern {
 /// Throws Error(usage) that lists the known names.
 Qwen36MoeConfig synthetic_config(const std::string& name);
 
-/// Weights without data (a backend fills them when it places them) and small vectors with sensible values in
-/// `floats`. Mixes: aeon: experts, shared experts or dense MLPs, and attention NVFP4, DeltaNet and head BF16;
-/// fp8-head: aeon with an FP8 head in blocks of 128; xs: aeon with the DeltaNet projections NVFP4. Throws
+/// Weights without data (a backend fills them when it places them), and small vectors with sensible values in
+/// `floats`. Mixes: aeon (experts, shared experts or dense MLPs, and attention in NVFP4; DeltaNet and head in BF16);
+/// fp8-head (aeon with an FP8 head in blocks of 128); xs (aeon with DeltaNet projections in NVFP4). Throws
 /// Error(usage) that lists them.
 Qwen36MoeWeights synthetic_weights(const Qwen36MoeConfig& config, const std::string& mix,
                                    std::vector<std::unique_ptr<float[]>>& floats);

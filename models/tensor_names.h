@@ -7,17 +7,15 @@
 namespace quern {
 
 /// The official name of a Qwen3.5/3.6 tensor: "model.language_model.layers.3.mlp.gate.weight",
-/// "lm_head.weight", "model.visual...", "mtp...". Leading "model." and "language_model." in any number and
-/// order are read as one prefix, so text-only exports (model.layers), older nesting
-/// (language_model.model.layers), doubled prefixes and vision below language_model all end in the same name.
-/// Names outside these families are returned unchanged.
+/// "lm_head.weight", "model.visual...", "mtp...". Leading "model." and "language_model.", in any number and order,
+/// count as one prefix, so text-only exports (model.layers), older nesting (language_model.model.layers), doubled
+/// prefixes and vision below language_model all get the same name. Other names are returned unchanged.
 std::string canonical_name(std::string_view name);
 /// Whether `name` is its own official name.
 bool is_canonical(std::string_view name);
 
-/// The module that vLLM and SGLang make of this one and its siblings, which then have one format and one
-/// global scale: qkv_proj, gate_up_proj, in_proj_qkvz or in_proj_ba in its place; `module` itself if they
-/// leave it alone.
+/// The module into which vLLM and SGLang fuse this one and its siblings, which then need one format and one global
+/// scale: the same path with qkv_proj, gate_up_proj, in_proj_qkvz or in_proj_ba. `module` itself if they do not fuse it.
 std::string fused_name(std::string_view module);
 
 /// What a tensor that the text model does not read is for.
@@ -33,7 +31,7 @@ inline constexpr int kUnusedReasons = 5;
 /// "vision tower: text only for now"
 const char* unused_reason_text(UnusedReason reason);
 
-/// Finds the reason for which a tensor of this canonical name may stay unread; false when there is none.
+/// Finds the reason why a tensor of this official name may stay unread; false if there is none.
 bool known_unused(std::string_view canonical, UnusedReason& reason);
 
 }  // namespace quern

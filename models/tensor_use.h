@@ -1,5 +1,4 @@
-// The account of a load: every tensor and every byte of a checkpoint is used, known to be unused, or an
-// error.
+// The account of a load: every tensor and byte of a checkpoint is used, known to be unused, or an error.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +12,7 @@
 
 namespace quern {
 
-/// The account when everything is read. Bytes are file bytes: their sum over all classes is the size of the
-/// files.
+/// The account when everything has been read. Bytes are file bytes: all classes together have the size of the files.
 struct Audit {
     struct Count {
         uint64_t tensors = 0;
@@ -41,8 +39,8 @@ enum class ReadMode : uint8_t {
 };
 
 /// What has been read from a checkpoint so far, and the memory of scales that had to be converted to float.
-/// Passed to every read_* function. Threads may share it while they read different tensors; the rest is for
-/// one thread.
+/// Passed to every read_* function. Threads may share it while they read different tensors, but audit() and
+/// take_floats() are for one thread.
 class TensorUse {
   public:
     enum class State : uint8_t { unknown, used, unused };
@@ -63,11 +61,11 @@ class TensorUse {
     /// A line for Audit::notes.
     void note(std::string text) { notes_.push_back(std::move(text)); }
 
-    /// Memory for `count` floats that lives as long as this object or, after take_floats, as its result.
+    /// Memory for `count` floats that lives as long as this object or, once taken, as the result of take_floats.
     float* new_floats(size_t count);
     std::vector<std::unique_ptr<float[]>> take_floats() { return std::move(floats_); }
 
-    /// Classifies what was not read and sums up. Call after everything was read; may be called again.
+    /// Classifies what was not read and sums up. Call when everything has been read; may be called again.
     Audit audit();
 
   private:

@@ -1,4 +1,4 @@
-// The bytes of all tokens of a vocabulary, one behind the other.
+// The bytes of all tokens of a vocabulary, one after another.
 #pragma once
 
 #include <cstddef>

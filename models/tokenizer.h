@@ -1,5 +1,5 @@
-// Text to token ids and back: byte-level BPE as tokenizer.json of the Qwen2, Qwen3, Qwen3.5 and Qwen3.6
-// families declares it, with the same result as Hugging Face tokenizers for every string.
+// Text to token ids and back: byte-level BPE as declared by tokenizer.json of the Qwen2, Qwen3, Qwen3.5 and Qwen3.6
+// families, with the same result as Hugging Face tokenizers for every string.
 //
 // Order of encoding: invalid UTF-8 is replaced by U+FFFD (one per maximal subpart, what Python's
 // errors="replace" gives the reference); added tokens are cut out of the raw text (leftmost, then longest);
@@ -23,28 +23,28 @@ namespace quern {
 
 class Tokenizer {
   public:
-    /// Reads tokenizer.json and, if there, tokenizer_config.json (added_tokens_decoder: the audio and TTS
-    /// tokens of Qwen3.6 are only there) from a directory. `vocab_rows` = rows of the embedding (0 =
-    /// unknown): ids at or beyond it are an error. Throws Error(model) for anything missing, contradictory or
-    /// not supported. Up to `threads` look up the merges.
+    /// Reads tokenizer.json and, if there, tokenizer_config.json from a directory (only its added_tokens_decoder has
+    /// the audio and TTS tokens of Qwen3.6). `vocab_rows`: rows of the embedding, 0 = unknown; ids from there on are
+    /// an error. Throws Error(model) for anything missing, contradictory or not supported. Merges are looked up on
+    /// `threads` threads.
     static Tokenizer load(const std::string& directory, int64_t vocab_rows, int threads = 1);
     /// The same from the text of the files; an empty config means there is none.
     static Tokenizer from_json(std::string_view tokenizer_json, std::string_view tokenizer_config_json,
                                int64_t vocab_rows, int threads = 1);
 
     enum class Markers {
-        literal,  // text stays text: no added token ever comes out, whatever the text says
-        control,  // added tokens written in the text become that token
+        literal,  // text stays text and never becomes an added token
+        control,  // the text of an added token becomes that token
     };
     /// Any bytes. Thread-safe. O(n log n) in the length of the text. Error(usage) for a word above 2^31
     /// bytes.
     std::vector<int32_t> encode(std::string_view utf8, Markers markers) const;
 
-    /// The bytes of the tokens in a row as UTF-8; what is not UTF-8 becomes U+FFFD, one per maximal subpart.
-    /// Ids outside [0, size()) are skipped, and with `skip_special` the special tokens (not all added ones).
+    /// The bytes of all tokens, joined, as UTF-8; what is not UTF-8 becomes U+FFFD, one per maximal subpart. Skips ids
+    /// outside [0, size()) and, with `skip_special`, special tokens (but not all added ones).
     std::string decode(std::span<const int32_t> ids, bool skip_special) const;
 
-    /// Bytes of one token, not always whole characters (added tokens: their text); empty for ids outside
+    /// The bytes of one token, not always whole characters (of an added token: its text); empty for ids outside
     /// [0, size()). Valid as long as the tokenizer.
     std::string_view piece(int32_t id) const;
     bool is_special(int32_t id) const { return added_.is_special(id); }
@@ -52,7 +52,7 @@ class Tokenizer {
     bool is_added(int32_t id) const { return added_.contains(id); }
     /// The added token with this text: "<|im_end|>" -> id.
     std::optional<int32_t> find_added(std::string_view text) const { return added_.find(text); }
-    /// Addressable ids. Rows of the embedding from here on are padding and must never be sampled.
+    /// Ids are below this. Rows of the embedding from here on are padding and must never be sampled.
     int64_t size() const { return static_cast<int64_t>(pieces_.size()); }
 
   private:
@@ -67,8 +67,8 @@ class Tokenizer {
     std::vector<int32_t> words_;  // ids by bytes, only for tokenizers that look up whole words first
 };
 
-/// Decodes a stream of ids into text that never ends inside a character. The strings of all push() calls and
-/// of flush() together are decode() of all ids. Keeps at most three bytes back.
+/// Decodes a stream of ids into text that never ends inside a character. The results of all push() calls and of
+/// flush(), joined, are decode() of all ids. Holds back at most three bytes.
 class StreamDecoder {
   public:
     /// `tokenizer` must outlive the decoder.
@@ -76,7 +76,7 @@ class StreamDecoder {
         : tokenizer_(&tokenizer), skip_special_(skip_special) {}
     /// The text that `id` completes; may be empty.
     std::string push(int32_t id);
-    /// At the end: U+FFFD for an unfinished character, else empty. The decoder is then as new.
+    /// At the end: U+FFFD for an unfinished character, else empty. Resets the decoder.
     std::string flush();
 
   private:

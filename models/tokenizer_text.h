@@ -1,5 +1,5 @@
-// tokenizer.json as JSON: its two large parts, "model.vocab" and "model.merges", as flat lists of views, and
-// a document of everything else. A document of all would take longer to build than the rest of a load.
+// tokenizer.json as JSON: its two large parts, "model.vocab" and "model.merges", as flat lists of views, and the rest
+// as a document. One document for all of it would take longer to build than the rest of a load.
 #pragma once
 
 #include <cstdint>

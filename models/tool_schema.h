@@ -1,4 +1,4 @@
-// What type a tool's parameter has, and its value as JSON from the text that the model wrote.
+// The type of a tool's parameter, and its value as JSON from the text that the model wrote.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -14,16 +14,16 @@ enum class ParameterType { string, integer, number, boolean, container, null };
 class ToolSchemas {
   public:
     /// An array of {"type": "function", "function": {"name", "parameters"}} or of {"name", "parameters"};
-    /// anything else in it, or in a schema, is ignored. Of tools with one name the first counts.
+    /// anything else in it, or in a schema, is ignored. If several tools have one name, the first counts.
     explicit ToolSchemas(const nlohmann::ordered_json& tools);
 
     /// Whether there is any tool, understood or not.
     bool any() const { return any_; }
-    /// False only if the tool names its parameters and this is none of them.
+    /// False only if the tool lists its parameters and this is none of them.
     bool may_have(const std::string& tool, const std::string& parameter) const;
-    /// `type` of the parameter's schema; of a list of types, anyOf, oneOf and allOf the first that is not
-    /// null; (among the first two); a local $ref is followed; a schema that has properties or items only is a
-    /// container. string if the tool, the parameter or the type is not known.
+    /// `type` of the parameter's schema; of a list of types the first that is not null, of anyOf, oneOf or allOf the
+    /// same among its first two. A local $ref is followed. A schema with properties or items and no type is a
+    /// container. string if the tool, the parameter or the type is unknown.
     ParameterType type(const std::string& tool, const std::string& parameter) const;
 
   private:

@@ -1,8 +1,7 @@
 // UTF-8 as bytes arrive: where one character ends, and what to put where bytes are not UTF-8.
 //
-// Every invalid stretch is replaced by one U+FFFD per maximal subpart (Unicode 3.9, "best practice"), which
-// is what Rust's from_utf8_lossy, Python's errors="replace" and browsers do. Surrogates and overlong forms
-// are invalid.
+// Invalid bytes become one U+FFFD per maximal subpart (Unicode 3.9, "best practice"), as in Rust's from_utf8_lossy,
+// Python's errors="replace" and browsers. Surrogates and overlong forms are invalid.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +24,7 @@ struct Utf8Unit {
 /// The unit that starts at text[at]; `at` must be inside the text.
 Utf8Unit utf8_unit(std::string_view text, size_t at);
 
-/// Appends `text` with every invalid stretch replaced by U+FFFD.
+/// Appends `text`, invalid bytes replaced by U+FFFD.
 void append_utf8_lossy(std::string& out, std::string_view text);
 
 bool is_valid_utf8(std::string_view text);

@@ -24,9 +24,9 @@ namespace quern {
 bool has_linear(const Checkpoint& checkpoint, const std::string& module);
 
 /// The matrix [rows, cols] of a linear module (also embed_tokens and lm_head). Codes and block scales stay in
-/// the mapping; FP8 row and block scales become float arrays owned by `use`. With ReadMode::values the scales
-/// that are floats are checked: finite, positive, and such that the largest weight lies in (1e-3, 1e3), which
-/// an inverted global scale cannot satisfy. A global scale of exactly 1 is legal when all codes are zero.
+/// the mapping; FP8 row and block scales become float arrays owned by `use`. With ReadMode::values, scales that are
+/// floats must be finite and positive and put the largest weight into (1e-3, 1e3), which finds inverted global
+/// scales. A global scale of exactly 1 is legal when all codes are zero.
 WeightSegment read_linear(const Checkpoint& checkpoint, const std::string& module, int64_t rows, int64_t cols,
                           TensorUse& use);
 
@@ -34,8 +34,8 @@ WeightSegment read_linear(const Checkpoint& checkpoint, const std::string& modul
 std::vector<WeightSegment> read_stacked(const Checkpoint& checkpoint, const std::string& name, int64_t count,
                                         int64_t rows, int64_t cols, TensorUse& use);
 
-/// Rows `begin` .. `begin + rows` of a segment, as a segment of its own: gate and up of a fused gate_up_proj.
-/// `begin` must be a multiple of 128 when the scales are per block.
+/// Rows [begin, begin + rows) of a segment, as a segment of its own: gate or up of a fused gate_up_proj. `begin` must
+/// be a multiple of 128 when the scales are per block.
 WeightSegment slice_rows(const WeightSegment& segment, int64_t begin, int64_t rows, const std::string& name);
 
 /// A small tensor (norm, A_log, conv1d) of exactly this shape, converted to F32 in memory owned by `use`; all
@@ -45,11 +45,11 @@ Tensor read_floats(const Checkpoint& checkpoint, const std::string& name,
 
 struct ScaleCheck {
     std::vector<std::string> problems;  // at most one line a segment
-    int64_t zero_blocks = 0;            // block scales that are zero, all weights in them read as zero
+    int64_t zero_blocks = 0;            // block scales that are zero, so that all their weights are zero
 };
 
-/// Reads all block scales (and FP8 values) of the segments: NaN, negative, or all zero over non-zero codes
-/// are problems. Touches a ninth of an NVFP4 checkpoint's bytes, so it runs on `threads` threads.
+/// Reads all block scales (and FP8 values) of the segments. NaN, negative, or all zero over non-zero codes are
+/// problems. Reads a ninth of an NVFP4 checkpoint's bytes, so it runs on `threads` threads.
 ScaleCheck check_scales(const Checkpoint& checkpoint, std::span<const WeightSegment* const> segments,
                         int threads);
 

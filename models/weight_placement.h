@@ -1,5 +1,5 @@
-// From an opened model to one that runs: its weights are checked and handed to a backend. The only part of
-// the models that knows what a backend is.
+// From an opened model to one that runs: checks its weights and places them on a backend. The only part of the models
+// that knows backends.
 #pragma once
 
 #include <cstdint>
@@ -19,20 +19,20 @@ struct LoadProgress {
 using OnProgress = std::function<void(const LoadProgress&)>;
 
 /// Reads every scale once and places the weights, layer by layer, on `backend`, which must outlive the model.
-/// Those of OpenOptions::dense are placed as they are stored, so that both forms can be compared; random ones
-/// are made in the new form. Throws Error(model) for weights that cannot be right, Error(memory) before any
-/// is read.
+/// What OpenOptions::dense will change is placed as stored, so that both forms can be compared; random weights are
+/// made in the new form. Throws Error(model) for weights that cannot be right and, before any is read,
+/// Error(memory).
 void place_weights(Model& model, Backend& backend, const OnProgress& progress = {});
 
-/// Bytes that the backend needs for the weights as stored beyond those for OpenOptions::dense. Of an opened
-/// model that was not placed yet.
+/// Bytes that the weights as stored need beyond the weights with OpenOptions::dense. For an opened model that is not
+/// placed yet.
 int64_t extra_bytes_as_stored(const Model& model, const Backend& backend);
 
-/// Changes a placed model to OpenOptions::dense, matrix by matrix; what was built before may not run any
-/// more. Throws Error(model) if a weight is not finite.
+/// Changes a placed model to OpenOptions::dense, matrix by matrix. Graphs built before may not run any more. Throws
+/// Error(model) if a weight is not finite.
 void requantize_weights(Model& model, Backend& backend, const OnProgress& progress = {});
 
-/// open_model, with as many threads as the backend has, and place_weights.
+/// open_model, with the backend's number of threads, and place_weights.
 std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, OpenOptions options = {},
                                   const OnProgress& progress = {});
 

@@ -1,4 +1,4 @@
-// A parity checkpoint in memory, to be changed and written with one fault.
+// A parity checkpoint in memory, to be written with one fault.
 #pragma once
 
 #include <sys/wait.h>
@@ -18,8 +18,7 @@ inline nlohmann::json read_json(const std::string& path) {
     return nlohmann::json::parse(stream);
 }
 
-/// Of the binary's `quantize-inspect` with these arguments; -1 if it did not end by itself. `text`: gets what
-/// it says.
+/// Runs the binary's `quantize-inspect`: its exit code, or -1 if it did not exit by itself. `text`: gets its output.
 inline int inspect_exit_code(const std::string& arguments, std::string* text = nullptr) {
     std::FILE* pipe = popen((QUERN_BINARY " quantize-inspect " + arguments + " 2>&1").c_str(), "r");
     if (pipe == nullptr) return -1;
@@ -31,7 +30,7 @@ inline int inspect_exit_code(const std::string& arguments, std::string* text = n
 }
 
 struct CheckpointCopy {
-    /// `name`: below tests/vectors/parity, in one file.
+    /// `name`: a checkpoint of one file below tests/vectors/parity.
     explicit CheckpointCopy(const std::string& name)
         : source(QUERN_SOURCE_DIR "/tests/vectors/parity/" + name) {
         config = read_json(source + "/config.json");

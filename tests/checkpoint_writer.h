@@ -1,4 +1,4 @@
-// Writes small safetensors files and checkpoint directories for tests, right ones and wrong ones.
+// Writes small safetensors files and checkpoint directories for tests, valid and invalid ones.
 #pragma once
 
 #include <unistd.h>
@@ -20,7 +20,7 @@
 
 namespace quern::test {
 
-/// A directory under the system's temporary one that goes away with this object.
+/// A temporary directory that is removed with this object.
 class TempDir {
   public:
     TempDir() {
@@ -66,8 +66,7 @@ std::string raw_bytes(std::initializer_list<T> values) {
 
 inline std::string f32_bytes(float value) { return raw_bytes({value}); }
 
-/// Collects tensors and gives the bytes of one safetensors file. Data bytes are taken as given: nothing is
-/// checked, so that wrong files can be made.
+/// Collects tensors and returns the bytes of one safetensors file. Checks nothing, so that invalid files can be made.
 class SafetensorsWriter {
   public:
     struct Entry {
@@ -126,7 +125,7 @@ class SafetensorsWriter {
         for (const Entry& e : entries) out += e.data;
         return out;
     }
-    /// Drops the tensor of that name.
+    /// Removes the tensor of that name.
     SafetensorsWriter& remove(const std::string& name) {
         std::erase_if(entries, [&](const Entry& e) { return e.name == name; });
         return *this;
@@ -158,8 +157,8 @@ inline std::string index_json(const std::vector<std::pair<std::string, std::stri
     return out + "}}";
 }
 
-/// Runs `f` and returns the message of the Error(model) it must throw; anything else comes back as a
-/// description that matches no expectation.
+/// Runs `f` and returns the message of the Error(model) that it must throw; if it does anything else, a description of
+/// that, which matches no expectation.
 template <typename F>
 std::string model_error(F&& f) {
     try {

@@ -1,5 +1,4 @@
-// The CPU backend behind a device's face: memory of its own that is counted and may run out, and plans worth
-// padding.
+// The CPU backend that looks like a device: its memory is counted and may run out, and plans are padded and captured.
 #pragma once
 
 #include <algorithm>
@@ -68,8 +67,8 @@ class CountedBackend final : public Backend {
     void synchronize() override { cpu_->synchronize(); }
 
     std::function<void()> before_run;
-    int64_t used = 0, most = 0;                     // bytes; the most at a time so far
-    int placed = 0, allocations = 0, prepared = 0;  // weights; calls that took memory; plans for repeated use
+    int64_t used = 0, most = 0;                     // bytes now; the most at a time
+    int placed = 0, allocations = 0, prepared = 0;  // weights; allocations; plans for repeated use
 
   private:
     void take(int64_t bytes, const char* what) {

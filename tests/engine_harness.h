@@ -15,8 +15,7 @@
 
 namespace quern::test {
 
-/// The source tree; QUERN_SOURCE_DIR in the environment says where it is on a machine that did not build the
-/// tests.
+/// The source tree; on a machine that did not build the tests, QUERN_SOURCE_DIR in the environment says where it is.
 inline std::string source_dir() {
     const char* moved = std::getenv("QUERN_SOURCE_DIR");
     return moved != nullptr ? moved : QUERN_SOURCE_DIR;
@@ -29,7 +28,7 @@ struct Loaded {
     std::unique_ptr<Model> model;
 };
 
-/// Steps a single sequence by hand, so that its state can be taken away and brought back.
+/// Steps a single sequence by hand, so that its state can be saved and restored.
 class Stepper {
   public:
     explicit Stepper(Loaded& l, int64_t slots = 3, int64_t pages = 12)

@@ -33,7 +33,7 @@ inline Reply chat(const ServerProcess& server, const json& body) {
     return post(server, "/v1/chat/completions", body);
 }
 
-/// The data of all events; checks the frames.
+/// The data of all events of a stream; checks its frames.
 inline std::vector<std::string> stream(const ServerProcess& server, json body,
                                        const std::string& path = "/v1/chat/completions") {
     body["stream"] = true;

@@ -85,7 +85,7 @@ class ServerProcess {
         REQUIRE(at != std::string::npos);
         return std::atof(r->body.c_str() + at + name.size() + 2);
     }
-    /// Until the metric has that value, a minute at most.
+    /// Waits until the metric has that value, a minute at most.
     bool reaches(const std::string& name, double value) const {
         for (int i = 0; i < 600; ++i) {
             if (metric(name) == value) return true;

@@ -29,16 +29,16 @@ struct DotKernels {
     RowKernel bf16;
     RowKernel f16;
     RowKernel f8_e4m3;
-    /// scale: one float per 128 columns (the last group may be shorter), applied to the group's sum.
+    /// scale: one float per 128 columns (the last block may be shorter), applied to the block's sum.
     RowKernel f8_e4m3_block;
     /// data: codes [k/2], scale: E4M3 [k/16], k a multiple of 16; x arranged by pack_nvfp4. Block scales are
     /// applied to sums of products inside their block; no global scale.
     RowKernel nvfp4;
-    /// k floats (a multiple of 16) into the order that `nvfp4` of this set wants; not in place.
+    /// Arranges k floats (a multiple of 16) in the order that `nvfp4` of this set wants; not in place.
     void (*pack_nvfp4)(const float* x, int64_t k, float* packed);
-    /// sum of a[i] * b[i]; order depends only on n
+    /// The sum of a[i] * b[i], in an order that depends only on n.
     float (*dot_f32)(const float* a, const float* b, int64_t n);
-    /// y[i] += a * x[i]; each element the same wherever it stands
+    /// y[i] += a * x[i]; the bits of an element do not depend on its place.
     void (*axpy)(float a, const float* x, float* y, int64_t n);
 };
 

@@ -3,12 +3,11 @@
 // Everything is in an unnamed namespace on purpose: each of those files is compiled for other instructions,
 // and a shared inline function could reach a CPU that lacks them. For the same reason: no std headers.
 //
-// An instruction set `S` gives a vector type V of kLanes floats; once (keeps a value that several
-// FMAs use in a register: compilers would load it again for each), kPrefetch (bytes ahead in a row), and
-// zero, set1, load, load_first (the first n, others 0), store, store_first, add, fma, sum, and the size of
-// the tile of accumulators that its registers can hold: kRows x kMaxTokens. A format `F` gives kBytes per
-// value, load, load_first, the factor kFactor that its loads leave out, and `poisoned` for rows that can only
-// give NaN.
+// An instruction set `S` has a vector type V of kLanes floats; zero, set1, load, load_first (the first n, others 0),
+// store, store_first, add, fma, sum; once, which keeps a value in a register that compilers would load again for each
+// FMA; kPrefetch, bytes ahead in a row; and kRows x kMaxTokens, the tile of accumulators that its registers can hold.
+// A format `F` has kBytes per value, load, load_first, the factor kFactor that its loads leave out, and `poisoned` for
+// rows that can only give NaN.
 #pragma once
 
 #include <cstdint>

@@ -21,7 +21,8 @@ struct GateUp {
     std::vector<int64_t> to;
 };
 
-/// Both products in FP32 as in weight_rows, times the row's factor; silu and the product of the two in FP32, one rounding.
+/// Both products in FP32 as in weight_rows, times the row's factor; silu and the product of the two in FP32; one
+/// rounding.
 void gate_up(const std::vector<GateUp>& pairs, Context& context);
 
 }  // namespace quern::cpu

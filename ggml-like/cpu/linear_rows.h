@@ -12,7 +12,7 @@ namespace quern::cpu {
 /// so a row has the same bits alone or in a batch. Uses context buffers 0 and 1.
 void linear_rows(const Tensor& x, const Weight& w, float* y, int64_t ldy, Context& context);
 
-/// y [T, N]: store(t, row) gets the sums of row t, N of them, to change and to keep. Uses context buffers 0, 1 and 2.
+/// Calls store(t, row) with the N sums of each row t, which it may change. Uses context buffers 0, 1 and 2.
 void linear(const Tensor& x, const Weight& w, Context& context,
             const std::function<void(int64_t t, float* row)>& store);
 

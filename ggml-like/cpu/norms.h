@@ -6,11 +6,11 @@
 
 namespace quern::cpu {
 
-/// One row of the residual stream: h = x * w, and its squares (ops/residual.h): all of them in the first number.
+/// One row of the residual stream (ops/residual.h): h = x * w and the sum of squares, all in the first number.
 void defer_norm(const float* x, const Tensor& w, const Tensor& h, const Tensor& squares, int64_t row);
 /// The same for all rows of x [T, D].
 void defer_norm(const Tensor& x, const Tensor& w, const Tensor& h, const Tensor& squares, Context& context);
-/// 1 / rms of a row of which `squares` are known and that has `columns` columns.
+/// 1 / rms of a row of `columns` columns, from its squares.
 float norm_factor(const Tensor& squares, int64_t row, int64_t columns, float eps);
 /// y [T, n*d] = (x / sqrt(mean(x^2) + eps) * w) * silu(z), heads of x and z [T, n, d]
 void gated_rms_norm(const Tensor& x, const Tensor& z, const Tensor& w, float eps, const Tensor& y,

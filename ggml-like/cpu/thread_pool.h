@@ -1,7 +1,7 @@
 // ThreadPool: a fixed set of workers for the loops of CPU ops.
 //
-// parallel_for cuts [0, n) into pieces of `grain` that the caller and the workers take from a shared counter,
-// so a late or preempted worker delays nothing but the piece it holds. Workers spin for a few microseconds
+// parallel_for cuts [0, n) into chunks of `grain` that the caller and the workers take from a shared counter,
+// so a late or preempted worker delays nothing but the chunk it holds. Workers spin for a few microseconds
 // after a loop, then sleep in the kernel; they never spin when there are more threads than cores.
 #pragma once
 
@@ -27,10 +27,10 @@ class ThreadPool {
 
     int size() const { return static_cast<int>(workers_.size()) + 1; }
 
-    /// Calls f(begin, end, worker) for disjoint pieces that cover [0, n); a piece has at most max(grain, 1)
+    /// Calls f(begin, end, worker) for disjoint chunks that cover [0, n); a chunk has at most max(grain, 1)
     /// elements unless everything runs inline. `worker` is in [0, size()), never used twice at a time.
-    /// Returns when all pieces are done. The first exception of any piece is rethrown here; pieces not yet
-    /// begun are then dropped. Called from inside a loop of the same pool it runs inline, as one piece, with
+    /// Returns when all chunks are done. The first exception of any chunk is rethrown here; chunks not yet
+    /// begun are then dropped. Called from inside a loop of the same pool it runs inline, as one chunk, with
     /// the caller's worker number. Calls from different threads wait for each other.
     template <typename F>
     void parallel_for(int64_t n, int64_t grain, F&& f) {
@@ -65,7 +65,7 @@ class ThreadPool {
     bool spin_ = false;
     std::mutex callers_;
 
-    // Separate cache lines: the counter is written at every piece, the others once a loop.
+    // Separate cache lines: the counter is written for every chunk, the others once a loop.
     alignas(64) std::atomic<int64_t> next_{0};
     alignas(64) std::atomic<uint32_t> gate_;      // kClosed | workers inside the current loop
     alignas(64) std::atomic<uint32_t> epoch_{0};  // changes when there is something to do

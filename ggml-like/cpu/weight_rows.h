@@ -1,4 +1,4 @@
-// Rows of a Weight against activation rows: what `linear` and the two MoE ops share.
+// Rows of a Weight times activation rows: what `linear` and the two MoE ops share.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct ActivationRows {
     std::vector<const float*> natural;
     std::vector<const float*> packed;
 
-    /// The rows of a choice, in its order.
+    /// These rows, in this order.
     ActivationRows choose(const std::vector<int64_t>& rows) const;
     int64_t count() const { return static_cast<int64_t>(natural.size()); }
 };
@@ -31,8 +31,8 @@ bool has_nvfp4(const Weight& w);
 void weight_rows(const DotKernels& dot, const Weight& w, int64_t begin, int64_t end, const ActivationRows& x,
                  float* const* y);
 
-/// Rows a piece of work should have so that `rows` keep all threads busy, each piece is worth handing out,
-/// and its weights stay in a core's cache while it walks over the tokens.
+/// Rows for one chunk of work: few enough that all threads are busy and that a chunk's weights stay in a core's cache
+/// while it walks over the tokens, many enough that handing it out pays.
 int64_t rows_per_chunk(int64_t rows, int64_t bytes_per_row, int64_t products_per_row, int threads);
 
 /// Throws unless the CPU kernels know every segment's format: dtype and scale kind fit, NVFP4 columns are a

@@ -1,15 +1,15 @@
 // Batch: how the rows of a step belong to sequences. Shared by every op that looks beyond its own row.
 //
 // A step runs T rows (tokens) of S sequences. Rows of one sequence are neighbours, in order; sequence s owns
-// rows start[s] .. start[s+1]-1 (none if equal). Rows at and after start[S] are padding: computed or not,
-// never read (the CPU has zeros where the ops that look at sequences would write: a router must not meet
-// NaN). A sequence whose first row has position 0 begins from zero state, whatever its slot held before.
+// rows start[s] .. start[s+1]-1 (none if equal). Rows from start[S] on are padding: computed or not, never read
+// (the CPU's ops that look at sequences write zeros there). A sequence whose first row has position 0 begins from
+// zero state, whatever its slot held before.
 //
-// A step has one kind. Prompt rows and answer rows are computed along two numeric paths, each of which gives a row
-// the same bits whatever else runs in its step:
-//   prompt   a row's bits depend on the tokens before it only, if every slice of its sequence but the last began and
-//            ended at a multiple of 64 tokens; they are the same for any number of rows and neighbours
-//   answer   one or several consecutive rows a sequence; a row's bits are those that it has alone, one row a step
+// A step has one kind. Prompt rows and answer rows take two numeric paths. Each gives a row the same bits, whatever
+// else runs in its step:
+//   prompt   a row's bits depend only on its sequence's tokens up to it, provided that all slices of the sequence so
+//            far ended at multiples of 64 tokens, the last one excepted
+//   answer   one or several consecutive rows a sequence; a row has the bits that it has alone, one row a step
 //
 // Speculation: a slot's recurrent state is the state after its last committed token. With journal[s] = 1 a
 // step leaves that state alone and writes one journal entry a row instead; the next step first applies the
@@ -23,7 +23,7 @@ namespace quern {
 
 inline constexpr int kPageTokens = 64;  // tokens in one page of the KV cache
 
-/// Rows of prompts, or rows of answers; a step never has both.
+/// Rows of prompts or rows of answers; a step never has both.
 enum class StepKind : uint8_t { prompt, answer };
 
 struct Batch {

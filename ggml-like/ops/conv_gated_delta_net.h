@@ -1,8 +1,7 @@
 // conv_gated_delta_net: causal convolution with SiLU, gated delta rule over each sequence, norm gated by z
 //
-// u [T, C] (columns view is fine), C = 2*nk*dk + nv*dv: q heads, k heads, v heads; a, b [T, nv] (column views
-// are fine); z [T, nv, dv] (view); conv F32 [C, W]; decay_rate F32 [nv] = -exp(A_log), dt_bias F32 [nv]; norm
-// F32 [dv] (plain form)
+// u [T, C], C = 2*nk*dk + nv*dv: q heads, k heads, v heads; a, b [T, nv]; z [T, nv, dv] (all four may be views);
+// conv F32 [C, W]; decay_rate F32 [nv] = -exp(A_log), dt_bias F32 [nv]; norm F32 [dv] (plain form)
 // -> y [T, nv*dv] in u's dtype.
 //   x[t] = silu( sum_j conv[:, j] * u[t - (W-1) + j] ),  j = W-1 is the row itself; FP32, rounded once to
 //          u's dtype
@@ -15,14 +14,13 @@
 // products take pairs of BF16 numbers, below 1e-4. Chunks begin where the step's slice of a sequence begins.
 //
 // State (batch.h says when a sequence starts from zero):
-//   conv_state [slots, R, C], R >= W - 1 + max(1, J): row p % R holds the input u of position p. A step of up
-//     to R - W + 1 rows never overwrites what it reads, and one that starts after fewer committed tokens than
-//     were written finds its window still there.
+//   conv_state [slots, R, C], R >= W - 1 + max(1, J): row p % R holds the input u of position p. A step of up to
+//     R - W + 1 rows never overwrites what it reads; if not all rows of a step are committed, the next one still
+//     finds its window.
 //   delta F32 [slots, nv, dv, dk].
 //   Journal of J entries a slot: journal_k F32 [slots, J, nk, dk] (normalised k), journal_u F32
-//     [slots, J, nv, dv], journal_g F32 [slots, J, nv]. The step first does S = exp(g) S + u k^T for
-//     committed[s] entries, which leaves the bits that their rows would have left. J = 0: null. Steps that
-//     journal have answer rows.
+//     [slots, J, nv, dv], journal_g F32 [slots, J, nv]; all null if J = 0. A step first does S = exp(g) S + u k^T
+//     for committed[s] entries, with the bits that their rows would have left. Only answer steps journal.
 // Source: Yang et al. 2024 (Gated DeltaNet); HF transformers Qwen3_5Moe.
 #pragma once
 
@@ -59,11 +57,11 @@ struct DeltaState {
 };
 
 /// inputs {u, a, b, conv, decay_rate, dt_bias, positions, start, slots, committed, journal, z, norm}; outputs
-/// {y, o, x, work}: o [T, nv, dv] and x [T, C] in u's dtype and work U8 [delta_work_bytes] are work space.
+/// {y, o, x, work}: o [T, nv, dv] and x [T, C] in u's dtype and work U8 [delta_work_bytes] are kernel scratch.
 /// state {conv, delta} or, with a journal, {conv, delta, journal_k, journal_u, journal_g}.
 extern const Op kConvGatedDeltaNet;
 
-/// Work space of the kernel for chunks, or a copy of each sequence's S for the plain kernel.
+/// Kernel scratch: what the chunks need, or in the plain kernel a copy of each sequence's S.
 int64_t delta_work_bytes(StepKind kind, int64_t tokens, int64_t sequences,
                          const ConvGatedDeltaNetParams& params);
 

@@ -1,4 +1,4 @@
-// embed: x[t] = table[ids[t]], the beginning of the residual stream (residual.h)
+// embed: x[t] = table[ids[t]], where the residual stream begins (residual.h)
 //
 // ids I32 [T], table [V, D] (any dense format), the first norm -> Residual of x F32 [T, D]. An id outside [0, V)
 // throws on the CPU; the GPU clamps it.

@@ -35,11 +35,11 @@ struct AttentionInputs {
 };
 
 /// inputs {q, gate, k, v, q_norm, k_norm, positions, row_sequence, start, pages}; outputs {y, rotated, work}:
-/// rotated [T, H, d] in q's dtype and work U8 [attention_work_bytes] are work space. state {k_cache,
+/// rotated [T, H, d] in q's dtype and work U8 [attention_work_bytes] are kernel scratch. state {k_cache,
 /// v_cache}.
 extern const Op kGatedAttention;
 
-/// Work space for partial results of split keys.
+/// Kernel scratch for the partial results of split keys.
 int64_t attention_work_bytes(StepKind kind, int64_t tokens, int64_t kv_heads, int64_t head_dim);
 
 Tensor* gated_attention(Graph& g, std::string_view name, const AttentionInputs& in, Tensor* k_cache,

@@ -1,6 +1,6 @@
 // gather_rows: h[r] = h[rows[r]], squares[r] = squares[rows[r]] (residual.h)
 //
-// h [T, D], squares F32 [T, P], rows I32 [R] -> h [R, D], squares [R, P]; x is left behind. A row outside [0, T)
+// h [T, D], squares F32 [T, P], rows I32 [R] -> h [R, D], squares [R, P]; x is not gathered. A row outside [0, T)
 // throws on the CPU; the GPU clamps it.
 #pragma once
 

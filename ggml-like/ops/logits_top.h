@@ -1,13 +1,12 @@
-// logits_top: the 64 highest logits of each row, and what the rest adds up to
+// logits_top: the 64 highest logits of each row, and the sum over all of them
 //
 // logits F32 [R, V], temperature F32 [R] (0 counts as 1) -> top I32 [R, 130], of each row:
 //   [0, 64) ids in falling order of logit, ties to the lower id; -1 where there are fewer valid ids
 //   [64, 128) the bits of their logits (F32)
 //   [128] bits of F32: sum over all valid ids of exp((logit - highest) / temperature)
-//   [129] 1 if no valid logit is NaN or +infinity and the 64 are exact, else 0: then look at the whole row,
-//   not at these
-// Valid ids are those of [0, vocab) whose logit is not -infinity: rows of the head beyond are padding. Enough
-// for greedy and top-k up to 64, and for top-p and min-p whenever the 64 hold the set.
+//   [129] 1 if no valid logit is NaN or +infinity and the 64 are exact; 0: use the whole row instead
+// Valid ids are those of [0, vocab) whose logit is not -infinity; rows of the head beyond vocab are padding. The 64 are
+// enough for greedy and top-k up to 64, and for top-p and min-p if the set fits.
 #pragma once
 
 #include "ggml-like/graph.h"
@@ -21,7 +20,7 @@ struct LogitsTopParams {
     int64_t vocab;
 };
 
-/// inputs {logits, temperature}; outputs {top, work}: work U8 is work space.
+/// inputs {logits, temperature}; outputs {top, work}: work U8 is kernel scratch.
 extern const Op kLogitsTop;
 
 Tensor* logits_top(Graph& g, std::string_view name, Tensor* logits, Tensor* temperature, int64_t vocab);

@@ -1,10 +1,10 @@
-// moe_down: x' = x + sum_j weights[j] * (down_{ids[j]} routed[j]) + shared_gate * (down_shared shared), and what the norm
-// after it needs of x' (residual.h)
+// moe_down: x' = x + sum_j weights[j] * (down_{ids[j]} routed[j]) + shared_gate * (down_shared shared), and what the
+// next norm needs of x' (residual.h)
 //
-// What moe_gate_up made (moe_gate_up.h), residual x F32 [T, D], experts: E weights [D, F], shared_down [D, Fs], the next
-// norm -> Residual of x' [T, D]. Each product is an FP32 sum as in linear_add; prompt steps on a GPU round it to BF16.
-// A row's terms are added in the order of its choices, the shared expert's last: its bits depend on that row and the
-// kind of the step only.
+// The outputs of moe_gate_up, residual x F32 [T, D], experts: E weights [D, F], shared_down [D, Fs], the next norm
+// -> Residual of x' [T, D]. Each product is an FP32 sum as in linear_add; prompt steps on a GPU round it to BF16.
+// A row's terms are added in the order of its choices, the shared expert's last, so its bits depend on that row and
+// the kind of the step only.
 #pragma once
 
 #include "ggml-like/ops/moe_gate_up.h"
@@ -18,7 +18,7 @@ struct MoeDownParams {
 };
 
 /// inputs {routed, shared, ids, weights, shared_gate, groups, ready, residual, next norm}; outputs {x', h, squares,
-/// terms}: terms [T * (K + 1), D] is work space, F32 in answer steps, else in routed's dtype.
+/// terms}: terms [T * (K + 1), D] is kernel scratch, F32 in answer steps, else in routed's dtype.
 extern const Op kMoeDown;
 
 Residual moe_down(Graph& g, std::string_view name, const MoeGateUpResult& in, Tensor* residual,

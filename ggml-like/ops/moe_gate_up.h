@@ -1,7 +1,7 @@
 // moe_gate_up: the choice of K experts a row, then silu(gate h') * (up h') of each of them and of the shared expert
 //
-// In: h [T, D], squares, logits (residual.h, linear_add.h: without the norm's factor r = 1 / rms); experts: E weights
-// [2F, D] of segments {gate [F, D], up [F, D]}; shared: one such weight with its own width Fs. h' = r h.
+// In: h [T, D], squares (residual.h), logits (linear_add.h); h and logits lack the norm's factor r = 1 / rms, h' = r h.
+// experts: E weights [2F, D] of segments {gate [F, D], up [F, D]}; shared: one such weight with its own width Fs.
 //   ids I32 [T, K] in falling order of logit, ties to the lower id
 //   weights F32 [T, K]: softmax of r * logits over all E, the chosen ones renormalised to sum 1
 //   shared_gate F32 [T] = sigmoid(r * logit E)
@@ -9,9 +9,10 @@
 //     pairs[offset[e]] .. pairs[offset[e+1] - 1]
 //   routed [T, K, F], shared [T, Fs] in h's dtype: both products are FP32 sums as in linear_add, times r; silu and the
 //     product of the two in FP32; one rounding.
-// A NaN logit is lower than any number. A row with fewer than K numbers takes the lowest ids of the others, too, and its
-// weights are NaN; other rows do not change. `ready` I64 [K + 1], zeros before: a GPU tells moe_down here that ids, weights, gate and groups are
-// complete, before routed and shared are.
+//   ready I64 [K + 1], zeros before: a GPU tells moe_down here that ids, weights, gate and groups are complete, before
+//     routed and shared are
+// NaN counts as the lowest logit. If fewer than K logits of a row are numbers, the lowest ids of the others are chosen
+// too and the row's weights are NaN; other rows do not change.
 #pragma once
 
 #include "ggml-like/ops/residual.h"
@@ -30,7 +31,7 @@ struct MoeGateUpResult {
     Tensor *routed, *shared, *ids, *weights, *shared_gate, *groups, *ready;
 };
 
-/// inputs {h, squares, logits}; outputs in the order of MoeGateUpResult, then factor F32 [T], which is work space.
+/// inputs {h, squares, logits}; outputs in the order of MoeGateUpResult, then factor F32 [T], which is kernel scratch.
 extern const Op kMoeGateUp;
 
 MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in, const ExpertWeights& experts,

@@ -1,8 +1,8 @@
-// norm_gate_up: y = silu(gate norm(x)) * (up norm(x)): the first half of a dense MLP, the norm split as in residual.h
+// norm_gate_up: y = silu(gate norm(x)) * (up norm(x)), the first half of a dense MLP; the norm is split (residual.h)
 //
 // h [T, K] and squares (residual.h), W [2F, K] of segments {gate [F, K], up [F, K]} in any format of weight.h ->
-// y [T, F] in h's dtype. Both products as in norm_linear, their factor included; silu and the product of the two in
-// FP32; one rounding.
+// y [T, F] in h's dtype. Both products as in norm_linear, with its factor; silu and the product of the two in FP32;
+// one rounding.
 // Source: Shazeer 2020 (SwiGLU); HF transformers Qwen3_5MLP.
 #pragma once
 

@@ -1,7 +1,7 @@
 // norm_linear: y = norm(x) W^T, the norm split as in residual.h: (h W^T) / rms(x)
 //
-// h [T, K] and squares (residual.h), W [N, K] in any format of weight.h -> y [T, N] in `dtype` = (h W^T) / sqrt(sum of
-// squares / K + eps). The product as in linear_add; its factor in FP32 after the sum; one rounding.
+// h [T, K] and squares (residual.h), W [N, K] in any format of weight.h -> y [T, N] = (h W^T) / sqrt(sum of squares / K
+// + eps), in `dtype`. The product is summed as in linear_add, then multiplied by the factor in FP32; one rounding.
 #pragma once
 
 #include "ggml-like/ops/residual.h"

@@ -1,11 +1,11 @@
-// The residual stream between two ops, and the RMSNorm after it, which is split: whoever writes x also writes what the
-// norm's readers need, and they apply its factor after their product.
+// The residual stream between two ops, and the RMSNorm after it, which is split: the op that writes x also writes
+// h = x * w and the sums of squares; the op that reads h scales its product by 1 / rms.
 //
 //   norm(x) = x * w / rms(x),  rms(x) = sqrt(mean(x^2) + eps);  norm(x) W^T = (h W^T) / rms(x)  with  h = x * w
 //
-// x F32 [T, D]; h [T, D] in `activation`: x * w in FP32, one rounding; squares F32 [T, P]: numbers whose sum is that of
-// the row's x^2. P is 1 for prompts; for answers it is ceil(D / 16): on a GPU number i is the sum over columns 16 i to
-// 16 i + 15, in one fixed order. A GPU needs D to be a multiple of 16.
+// x F32 [T, D]; h [T, D] in `activation`: x * w in FP32, one rounding; squares F32 [T, P]: P partial sums of the row's
+// x^2. P is 1 for prompts and ceil(D / 16) for answers. There, on a GPU, number i is the sum over columns 16 i to
+// 16 i + 15, in one fixed order; the CPU writes the whole sum first, then zeros. A GPU needs D to be a multiple of 16.
 // Source of the norm: Zhang & Sennrich 2019.
 #pragma once
 
@@ -15,10 +15,10 @@
 namespace quern {
 
 struct Residual {
-    Tensor* x = nullptr;  // null behind gather_rows: nobody adds to it any more
+    Tensor* x = nullptr;  // null after gather_rows: nothing is added to it any more
     Tensor* h = nullptr;
     Tensor* squares = nullptr;
-    Tensor* logits = nullptr;  // of the router, where one was given (linear_add.h)
+    Tensor* logits = nullptr;  // the router's, where one was given (linear_add.h)
 };
 
 /// The norm that comes after an op that writes the residual stream.

@@ -1,4 +1,4 @@
-// Small pieces that several CPU ops share. Plain loops in fixed order: the definition of the rounding points.
+// Small functions that several CPU ops share. Plain loops in a fixed order, which defines the rounding.
 #pragma once
 
 #include <cmath>

@@ -1,5 +1,4 @@
-// A small bench for op tests: devices, tensors with guards around them, poisoned outputs, one run through
-// Graph and Plan.
+// What op tests share: devices, tensors with guards around them, poisoned outputs, one run through Graph and Plan.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -21,11 +20,11 @@ namespace quern::test {
 struct Device {
     std::unique_ptr<Backend> backend;
     DType activation = DType::F32;
-    double tolerance = 0;  // relative, in the L2 sense; 0: what FP32 sums give, the case's own bound
+    double tolerance = 0;  // relative, in the L2 sense; 0: FP32 sums, so the case's own bound counts
 
     bool exact() const { return tolerance == 0; }
     double bound(double of_exact) const { return exact() ? of_exact : tolerance; }
-    /// The values that an activation can hold.
+    /// `v` rounded to values that an activation can hold.
     std::vector<float> rounded(std::vector<float> v) const {
         if (activation == DType::BF16)
             for (float& x : v) x = bf16_to_float(float_to_bf16(x));
@@ -51,7 +50,7 @@ inline void on_cuda(DeviceCase run) {
     run(device);
 }
 
-/// One test case in the suite of each backend. (doctest keeps only one of two with the same line and title.)
+/// One test case in the suite of each backend. (Of two with the same line and title doctest keeps only one.)
 #define DEVICE_TEST_CASE(title, run)                 \
     TEST_SUITE("cpu") {                              \
         TEST_CASE(title) { on_cpu(run); }            \
@@ -60,7 +59,7 @@ inline void on_cuda(DeviceCase run) {
         TEST_CASE(title " (CUDA)") { on_cuda(run); } \
     }
 
-/// A weight as the backend's ops want it; the bytes of the segments stay where they are.
+/// A weight placed on the backend; the bytes of its segments stay where they are.
 inline Weight placed(const Device& device, Weight weight, RowOrder order = RowOrder::stacked) {
     device.backend->place_weight(weight, order);
     return weight;
@@ -70,8 +69,7 @@ inline ExpertWeights placed(const Device& device, ExpertWeights experts, RowOrde
     return experts;
 }
 
-/// Memory of a weight or state tensor on the backend, with a guard on either side, checked when the object
-/// goes.
+/// A weight or state tensor on the backend, with a guard on either side, checked when the object is destroyed.
 class Guarded {
   public:
     Guarded(const Device& device, const char* name, DType dtype, Place place,
@@ -192,8 +190,7 @@ inline std::vector<double> download(Backend& backend, const Tensor& t) {
     return {values.begin(), values.end()};
 }
 
-/// Runs a graph `times` times; `fill` writes the inputs. Returns the outputs; memory they do not write shows
-/// as NaN.
+/// Runs a graph `times` times; `fill` writes the inputs. Returns the outputs; elements that nobody wrote are NaN.
 inline std::vector<std::vector<double>> run_graph(const Device& device, Graph graph,
                                                   const std::function<void(Plan&)>& fill, int times = 1) {
     Backend& backend = *device.backend;

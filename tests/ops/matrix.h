@@ -1,4 +1,4 @@
-// A random stacked weight of any forms, and its values in double.
+// A random stacked weight with segments of any forms, and its values in double.
 #pragma once
 
 #include "ops/step_rows.h"

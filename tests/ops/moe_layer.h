@@ -1,5 +1,5 @@
-// Random layers of a mixture of experts, and what their ops should make of what they read, in double over
-// weights decoded by the test.
+// Random layers of a mixture of experts, and what their ops should compute, in double from weights that the test
+// decodes.
 #pragma once
 
 #include <numeric>
@@ -58,7 +58,7 @@ struct Layer {
     }
 };
 
-/// Outputs of moe_gate_up: what a row has, then groups.
+/// Outputs of moe_gate_up: those of each row, then groups.
 struct Chosen {
     std::vector<double> ids, weights, gate, routed, shared, groups;
 
@@ -75,8 +75,8 @@ inline void add_outputs(Graph& g, const MoeGateUpResult& up, const std::vector<T
     g.output(up.groups);
 }
 
-/// Ids, weights and gate of one row, from its logits (E and the gate's) and its factor 1 / rms. NaN is never
-/// chosen.
+/// Checks ids, weights and gate of one row, from its logits (E and the gate's) and its factor 1 / rms. Enough logits
+/// must be numbers; NaN is not chosen.
 inline void check_choice(const Device& device, int64_t used, const double* logits, int64_t experts,
                          double factor, const double* ids, const double* weights, double gate) {
     const double most = device.exact() ? 1e-5 : 1e-4;
@@ -99,7 +99,7 @@ inline void check_choice(const Device& device, int64_t used, const double* logit
     CHECK(sum == doctest::Approx(1.0).epsilon(most));
 }
 
-/// Offsets of the experts' groups, then the pairs by expert.
+/// Offsets of the experts' groups, then the pairs, by expert.
 inline std::vector<double> expected_groups(const std::vector<double>& ids, int64_t experts) {
     std::vector<std::vector<double>> own(static_cast<size_t>(experts));
     for (size_t i = 0; i < ids.size(); ++i)
@@ -175,7 +175,7 @@ void check_down(const Device& device, const Layer& layer, int64_t n, int64_t t, 
     check_row(device, "x'", y, e);
 }
 
-/// Logits [rows, E + 1] of a test: multiples of 1/256, so that ties are many and nothing else is near one.
+/// Logits [rows, E + 1] of a test: multiples of 1/256, so that there are many ties and no near ties.
 inline std::vector<float> make_logits(unsigned seed, int64_t rows, int64_t experts) {
     std::vector<float> logits = Random(seed).normals(rows * (experts + 1));
     for (float& v : logits) v = std::round(512 * v) / 256;
@@ -187,7 +187,7 @@ inline Tensor* declare_logits(Graph& g, const Device& device, StepKind kind, int
                    {rows, (experts + 8) / 8 * 8});
 }
 
-/// Columns after the gate's are nobody's.
+/// Columns after the gate's are filled but must not be read.
 inline void set_logits(Plan& plan, Tensor* t, const std::vector<float>& logits, int64_t experts) {
     for (int64_t row = 0; row < t->shape[0]; ++row)
         for (int64_t i = 0; i < t->shape[1]; ++i) {

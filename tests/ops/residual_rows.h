@@ -1,5 +1,4 @@
-// The residual stream of a test: the norm after it, a router, and what ops/residual.h says of h, squares and
-// logits.
+// The residual stream of a test: the norm after it, a router, and checks of h, squares and logits (ops/residual.h).
 #pragma once
 
 #include "ggml-like/ops/residual.h"
@@ -69,10 +68,10 @@ struct NormedInput {
     }
 };
 
-/// How far a factor may be off whose squares are summed one by one in FP32.
+/// How far the factor may be off if its squares are summed one by one in FP32.
 inline double factor_error(int64_t parts) { return std::ldexp(static_cast<double>(parts) + 8, -24); }
 
-/// h and squares of n rows of x'. The bits of h follow from those of x'; squares are sums of F32 squares.
+/// Checks h and squares of n rows of x'. The bits of h follow from those of x'; squares are sums of F32 squares.
 inline void check_deferred(const Device& device, StepKind kind, const Norm& norm, int64_t n,
                            const std::vector<double>& x, const std::vector<double>& h,
                            const std::vector<double>& squares) {
@@ -108,7 +107,7 @@ struct Router {
     std::vector<double> values;
     Weight weight;
 
-    /// twins: experts are two rows again and again.
+    /// twins: all experts have one of two rows.
     Router(const Device& device, WeightStore& store, int64_t count, int64_t width, bool twins = false)
         : experts(count) {
         std::vector<WeightSegment> rows;
@@ -129,7 +128,7 @@ inline bool fixed_point(const Device& device, StepKind kind) {
     return kind == StepKind::answer && device.activation == DType::BF16;
 }
 
-/// Logits of n rows as an op made them -> [n, E + 1] in units of 1.
+/// Logits of n rows as an op made them -> [n, E + 1], in units of 1.
 inline std::vector<double> read_logits(const Device& device, StepKind kind, const std::vector<double>& raw,
                                        int64_t n, int64_t experts) {
     auto logits = first_columns(raw, n, experts + 1);
@@ -138,11 +137,11 @@ inline std::vector<double> read_logits(const Device& device, StepKind kind, cons
     return logits;
 }
 
-/// Logits [n, E + 1] of the rounded h.
+/// Checks logits [n, E + 1] of the rounded h.
 inline void check_logits(const Device& device, const Router& router, int64_t n, const std::vector<double>& h,
                          const std::vector<double>& logits) {
     const auto width = static_cast<int64_t>(h.size()) / n, count = router.experts + 1;
-    // Tensor cores sum in an order of their own and cut bits off; parts of 16 columns are rounded to 2^-32.
+    // Tensor cores sum in their own order and truncate; sums over 16 columns are rounded to 2^-32.
     const double loose = device.exact() ? 1 : 4, parts = std::ldexp(static_cast<double>(width), -36);
     for (int64_t t = 0; t < n; ++t)
         for (const int64_t e : checked_columns(t, n, count, width)) {

@@ -1,4 +1,4 @@
-// Rows of a step: which of them also run alone, which bits they should have then, and values against double.
+// Rows of a step: those that also run alone and must have the same bits, and checks of values against double.
 #pragma once
 
 #include <fmt/format.h>
@@ -16,7 +16,7 @@ inline constexpr StepKind kKinds[] = {StepKind::prompt, StepKind::answer};
 
 inline std::string kind_name(StepKind kind) { return kind == StepKind::prompt ? "prompt" : "answer"; }
 
-/// Rows of the steps of one kind, at most `most` of them.
+/// Numbers of rows to test for steps of one kind, up to `most`.
 inline std::vector<int64_t> row_counts(const Device& device, StepKind kind, int64_t most = 2100) {
     std::vector<int64_t> counts = {1, 2, 7, 8, 9, 16, 17, 33, 64};
     if (kind == StepKind::prompt) counts = {1, 2, 9, 17, 64, 65, 130};
@@ -25,10 +25,10 @@ inline std::vector<int64_t> row_counts(const Device& device, StepKind kind, int6
     return counts;
 }
 
-/// Rows 0 .. kWatched - 1 run alone too; the others are only beside them.
+/// Rows 0 .. kWatched - 1 also run alone; the others only fill the step.
 inline constexpr int64_t kWatched = 5;
 
-/// Places of watched rows in a step of n rows.
+/// The places of watched rows in a step of n rows.
 inline std::vector<int64_t> watched_places(int64_t n) {
     std::vector<int64_t> places;
     for (const int64_t p : {int64_t{0}, int64_t{1}, n / 2, n * 3 / 4, n - 1})
@@ -36,7 +36,7 @@ inline std::vector<int64_t> watched_places(int64_t n) {
     return places;
 }
 
-/// The rows of a step of n rows; watched ones have other places in each step.
+/// The rows of a step of n rows; watched ones change places from step to step.
 inline std::vector<int64_t> step_rows(int64_t n) {
     std::vector<int64_t> rows(static_cast<size_t>(n));
     for (int64_t p = 0; p < n; ++p) rows[static_cast<size_t>(p)] = kWatched + p;
@@ -66,7 +66,7 @@ class RowPool {
     std::vector<float> values_;
 };
 
-/// Outputs of a step, row after row each.
+/// The outputs of a step, each row after row.
 using StepOutputs = std::vector<std::vector<double>>;
 
 /// The first `keep` columns of n rows.
@@ -78,7 +78,7 @@ inline std::vector<double> first_columns(const std::vector<double>& v, int64_t n
     return out;
 }
 
-/// A row against the bits it should have; `whose`: those of the row alone, for example.
+/// Compares the bits of a row with expected ones; `whose`: where these come from, "alone" for example.
 inline void check_bits(const char* what, const char* whose, const double* got, const double* expected,
                        int64_t width) {
     for (int64_t i = 0; i < width; ++i) {
@@ -89,14 +89,14 @@ inline void check_bits(const char* what, const char* whose, const double* got, c
     }
 }
 
-/// Compares watched rows of steps with what they are alone. Outputs beyond `names` are not compared.
+/// Compares watched rows of a step with the same rows alone. Outputs beyond `names` are not compared.
 class AloneRows {
   public:
     using Run = std::function<StepOutputs(const std::vector<int64_t>& rows)>;
     AloneRows(std::vector<const char*> names, Run run) : names_(std::move(names)), run_(std::move(run)) {}
 
     StepOutputs run(const std::vector<int64_t>& rows) const { return run_(rows); }
-    /// outputs: of step_rows(n).
+    /// outputs: those of step_rows(n).
     void check(int64_t n, const StepOutputs& outputs) {
         REQUIRE(outputs.size() >= names_.size());
         const auto rows = step_rows(n);
@@ -122,7 +122,7 @@ class AloneRows {
     std::map<int64_t, StepOutputs> known_;
 };
 
-/// Expected values of columns of one row, each with how far FP32 may be from it.
+/// Expected values of some columns of one row, each with the largest error that FP32 may have.
 struct Expected {
     int64_t width;  // of the row
     std::vector<int64_t> column;
@@ -135,7 +135,7 @@ struct Expected {
     }
 };
 
-/// `tolerance`: of the row in the L2 sense where FP32's bounds do not hold; 0: the device's own.
+/// `tolerance`: relative, of the row in the L2 sense, for devices that FP32's bounds do not fit; 0: the device's own.
 inline void check_row(const Device& device, const char* what, const double* got, const Expected& e,
                       double tolerance = 0) {
     if (tolerance == 0) tolerance = device.tolerance;
@@ -149,7 +149,7 @@ inline void check_row(const Device& device, const char* what, const double* got,
                                e.column[i], e.width, got[e.column[i]], e.value[i], e.bound[i]));
         return;
     }
-    // Few columns may all be small ones: then the row's own size counts.
+    // A few checked columns may all be small: then the whole row's size counts.
     for (int64_t c = 0; c < e.width; ++c) whole += got[c] * got[c];
     norm = std::max(norm, whole * static_cast<double>(e.column.size()) / static_cast<double>(e.width));
     if (device.exact() || std::sqrt(difference) <= tolerance * std::sqrt(norm)) return;
@@ -157,8 +157,8 @@ inline void check_row(const Device& device, const char* what, const double* got,
                            tolerance));
 }
 
-/// Columns of row t of n that are computed in double: all, if that is cheap; else every so manyth, in each
-/// row others.
+/// Columns of row t of n that are computed in double: all, if that is cheap, else every so manyth, different ones in
+/// each row.
 inline std::vector<int64_t> checked_columns(int64_t t, int64_t n, int64_t columns, int64_t products_each) {
     constexpr double kCheap = 4e6;
     const double all =
@@ -178,7 +178,7 @@ Sum row_product(const std::vector<double>& w, int64_t row, int64_t cols, const T
     return sum;
 }
 
-/// What a GPU's products of this form may be off by in F32: of exact ones only the sum is rounded.
+/// The relative error of a GPU's products of these forms: where products are exact only the sum is rounded.
 inline double product_tolerance(const Device& device, const std::vector<Form>& forms) {
     for (const Form f : forms)
         if (f == Form::f32 || f == Form::f16 || f == Form::f8_block) return device.tolerance;

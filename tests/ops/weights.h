@@ -1,5 +1,4 @@
-// Random weights of every stored form for the op tests, with their values decoded here and not by the
-// library.
+// Random weights in every stored form for the op tests; their values are decoded here, not by the library.
 #pragma once
 
 #include <cmath>
@@ -22,12 +21,12 @@ inline const char* form_name(Form form) {
     return kNames[static_cast<int>(form)];
 }
 
-/// Owns the bytes of weights, all at odd addresses as in a mapped file.
+/// Owns the bytes of weights, all at odd addresses, as a mapped file may have them.
 class WeightStore {
   public:
     explicit WeightStore(unsigned seed) : random_(seed) {}
 
-    /// A segment [rows, cols] with random contents; `values` gets rows * cols decoded weights appended.
+    /// A segment [rows, cols] with random contents; appends its rows * cols decoded weights to `values`.
     WeightSegment segment(const std::string& name, Form form, int64_t rows, int64_t cols,
                           std::vector<double>& values) {
         WeightSegment s;
@@ -87,7 +86,7 @@ class WeightStore {
         return v & 0x80 ? -m : m;
     }
 
-    /// Appends one value of a format that has whole bytes; NVFP4 only gets a number 0..15 here.
+    /// Appends one value; for NVFP4 only its code, 0..15.
     double stored(Form form, std::vector<uint8_t>& data) {
         if (form == Form::nvfp4) return below(16);
         if (form == Form::f32 || form == Form::bf16) {
@@ -149,8 +148,8 @@ struct Sum {
     }
 };
 
-/// Largest error of a sum of k products in FP32, whatever the order of a kernel with 8 lanes or more, and of
-/// a few scales after it.
+/// The largest error of a sum of k products in FP32, in any order that a kernel with 8 lanes or more may use, and of a
+/// few scales after it.
 inline double sum_bound(const Sum& sum, int64_t k) {
     return sum.magnitude * std::ldexp(static_cast<double>(k) / 8 + 16, -24) + 1e-30;
 }

@@ -1,4 +1,4 @@
-// Measurements of `quern bench`: repeated runs of one test, and what the machine's memory can do.
+// Measurements of `quern bench`: repeated runs of one test, and the speed of the machine's memory.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace quern {
 
-/// One row: a prompt of `prompt` tokens, an answer of `answer` tokens, or both, at a depth.
+/// One row: a prompt of `prompt` tokens, an answer of `answer` tokens, or both, after `depth` tokens.
 struct BenchTest {
     int64_t prompt = 0, answer = 0, depth = 0;
     int64_t parallel = 1;      // sequences that answer at the same time
@@ -19,7 +19,7 @@ struct BenchTest {
 struct Samples {
     std::vector<double> seconds;
     int64_t tokens = 0;       // counted in each run
-    std::string output_hash;  // of the greedy answer; of its first token if only a prompt is run
+    std::string output_hash;  // of the greedy answer, or of its first token if only a prompt runs
 
     double mean_rate() const, stddev_rate() const, median_rate() const;
 };
@@ -27,20 +27,20 @@ struct Samples {
 /// Runs a test `repetitions` times after one warm-up. Includes greedy sampling, no tokenization.
 Samples run_test(Engine& engine, const BenchTest& test, int repetitions);
 
-/// One step of the test's kind run node by node: time, bytes and calls of each op, as a markdown table.
+/// Runs one step of the test's kind node by node: time, bytes and calls of each op, as a markdown table.
 std::string op_table(Engine& engine, const BenchTest& test);
 
 struct LinearRow {
     std::string format;
     int64_t rows, columns;
-    double seconds;  // median of a product with one row of activations
+    double seconds;  // median time of a product with one row of activations
     double bytes;    // of the matrix
 };
 
-/// Bytes a second that all threads together read from memory: median of several passes over a block beyond
+/// Bytes a second that all threads together read from memory: the median of several passes over a block larger than
 /// the caches.
 double read_bandwidth(int threads);
-/// `linear` on matrices larger than the caches.
+/// Products with matrices larger than the caches.
 std::vector<LinearRow> measure_linear(Backend& backend);
 
 }  // namespace quern

@@ -1,4 +1,4 @@
-// How well a checkpoint answers questions whose answers are known: `bench --perplexity`.
+// How well a checkpoint answers questions with known answers: `bench --perplexity`.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace quern {
 
-/// A line of the file: {"messages": [...], "expect": "...", and if wanted "task": "...", "tools": [...],
-/// "thinking": false}.
+/// A line of the file: {"messages": [...], "expect": "..."}, optionally with "task": "...", "tools": [...] and
+/// "thinking": false.
 struct Question {
     std::string task = "all";
     std::vector<Message> messages;
@@ -30,7 +30,7 @@ struct QualityReport {
         int64_t right = 0, questions = 0;
     };
     std::map<std::string, Task> tasks;
-    double nats = 0;     // of the expected answers and their ends, asked for without thinking
+    double nats = 0;     // of the expected answers with their end tokens, without thinking
     int64_t tokens = 0;  // in these
     double seconds = 0;
 
@@ -38,9 +38,9 @@ struct QualityReport {
     Task all() const;
 };
 
-/// Every question twice: the expected answer's probability, and the greedy answer of at most `limit` tokens,
-/// which is right if what follows the thinking is `expect` but for blanks around it. The engine needs room
-/// for the longest question and `limit`, and its model a tokenizer. Throws Error(too_long), Error(device).
+/// Runs every question twice: for the probability of the expected answer, and for the greedy answer of at most `limit`
+/// tokens, which is right if it is `expect` after the thinking, apart from blanks around it. The engine needs room for
+/// the longest question and `limit`, and its model a tokenizer. Throws Error(too_long), Error(device).
 QualityReport measure_quality(Engine& engine, const std::vector<Question>& questions, int64_t limit);
 
 std::string describe(const QualityReport& report);

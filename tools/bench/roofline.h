@@ -1,4 +1,4 @@
-// What this machine can do at most, measured in the same run, and what a step computes at least.
+// The most that this machine can do, measured in the same run, and the least that a step computes.
 #pragma once
 
 #include "tools/engine/engine.h"
@@ -7,14 +7,13 @@
 namespace quern {
 
 struct Ceilings {
-    double bytes_per_second =
-        0;             // a GPU: reading and writing of a large copy; a CPU: reading with all threads
-    double flops = 0;  // of a square BF16 product by our own kernel: a lower bound of what the card can do
+    double bytes_per_second = 0;  // a GPU: a large copy, read and written; a CPU: reading with all threads
+    double flops = 0;             // a square BF16 product by our own kernel: a lower bound for the card
 };
-/// Less than a second on a GPU. Takes memory for the time of the measurement (a matrix of 34 MB stays).
+/// Takes less than a second on a GPU, and memory for that time (a matrix of 34 MB stays).
 Ceilings measure_ceilings(Backend& backend);
 
-/// Products with weights for one prompt token; without attention's products and the head.
+/// Operations of the products with weights for one prompt token, without the head.
 double token_flops(const Model& model);
 
 }  // namespace quern

@@ -1,4 +1,4 @@
-// Load on a running server, through its HTTP API: throughput, and how long people wait.
+// Load on a running server through its HTTP API: throughput, and how long people wait.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct ServeLoad {
     int64_t answer_tokens = 128;  // of each answer, exactly
 };
 
-/// One object for each concurrency, with the names of `vllm bench serve`. Throws Error(usage) for a URL that
-/// is none and Error(runtime) if nobody answers there.
+/// One object for each concurrency, with the names of `vllm bench serve`. Throws Error(usage) for an invalid URL and
+/// Error(runtime) if nobody answers there.
 nlohmann::ordered_json measure_server(const ServeLoad& load);
 
 /// The same as a table.

@@ -1,8 +1,8 @@
 // Flags of a subcommand in llama.cpp's spelling, on top of CLI11.
 //
 // CLI11 2.1 cannot register -ngl, reads `-ngl 99` as `-n gl`, keeps the '=' of `-p=hi` and refuses repeated
-// scalars. So argv is first normalised from the table of flags given here: every flag becomes its long name,
-// followed by its value as an argument of its own; values are never looked into. Environment variables
+// scalars. So argv is first normalised by the table of flags given here: every flag becomes its long name,
+// followed by its value as a separate argument, which is never looked into. Environment variables
 // QUERN_ARG_<LONG_NAME> come first, so that the command line wins.
 #pragma once
 
@@ -20,7 +20,7 @@ class ArgParser {
 
     using Setter = std::function<void(const std::string&)>;
 
-    /// A heading of --help for the flags that follow.
+    /// A heading in --help for the flags that follow.
     void section(std::string title);
     /// `names`: comma separated, short ones first: "-c,--ctx-size". The last of repeated flags wins.
     void value(const std::string& names, std::string value_name, std::string help, Setter set);
@@ -28,15 +28,15 @@ class ArgParser {
     void values(const std::string& names, std::string value_name, std::string help, Setter set);
     /// A flag without a value; "!--no-x" among the names means false.
     void toggle(const std::string& names, std::string help, std::function<void(bool)> set);
-    /// Accepted and without effect. `choices`: values that it may be followed by, if any.
+    /// Accepted without effect. `choices`: values that may follow it, if any.
     void ignored(const std::string& names, std::string help, std::vector<std::string> choices = {});
-    /// At most one, and it may be left out.
+    /// At most one, optional.
     void positional(std::string name, std::string help, Setter set);
     /// Printed under the flags: exit codes, examples.
     void footer(std::string text);
 
-    /// False: --help or --version was asked for and printed. Throws Error(usage) naming the flag, with the
-    /// nearest one that exists. Warnings (unknown QUERN_ARG_*) go to stderr.
+    /// False: --help or --version was printed. Throws Error(usage) naming the flag and the nearest one that exists.
+    /// Warnings (unknown QUERN_ARG_*) go to stderr.
     bool parse(int argc, char** argv);
 
     /// The two halves of parse, for tests. `environment`: "NAME=value" strings.

@@ -1,5 +1,5 @@
-// Fields: checked reading of a JSON object that people or programs wrote. Remembers what was asked for, so
-// that the rest is known.
+// Fields: checked reading of a JSON object that people or programs wrote. Remembers which fields were read, so that
+// unknown ones can be reported.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace quern {
 
-/// A field at fault: Error(usage) with the field's full name and a stable word for programs.
+/// A bad field: Error(usage) with the field's full name and a stable code for programs.
 struct FieldError : Error {
     FieldError(std::string field_, const std::string& message, std::string code_ = "invalid_value")
         : Error(ErrorKind::usage, message), field(std::move(field_)), code(std::move(code_)) {}
@@ -23,11 +23,11 @@ struct FieldError : Error {
 
 class Fields {
   public:
-    /// `where`: the name of the object in messages; empty for the body of a request. Throws FieldError if it
-    /// is no object.
+    /// `where`: the name of the object in messages; empty for the body of a request. Throws FieldError if it is not
+    /// an object.
     explicit Fields(const nlohmann::ordered_json& object, std::string where = {});
 
-    /// All of these: absent and null are nothing; a wrong type or value is a FieldError.
+    /// All of these: empty if absent or null; FieldError for a wrong type or value.
     std::optional<bool> boolean(const std::string& name);
     std::optional<int64_t> integer(const std::string& name, int64_t min, int64_t max);
     std::optional<std::string> string(const std::string& name);
@@ -39,9 +39,9 @@ class Fields {
     /// FieldError if it is there.
     void refuse(std::initializer_list<const char*> names);
 
-    /// The name with what is around it: "messages[2].role".
+    /// The name with its path: "messages[2].role".
     std::string full(const std::string& name) const;
-    /// Fields that nobody asked for.
+    /// Fields that nobody read.
     std::vector<std::string> unknown() const;
 
   private:

@@ -1,5 +1,4 @@
-// Inspection: a checkpoint read as `run` reads it, with everything that is wrong with it kept instead of
-// thrown.
+// Inspection: a checkpoint read as `run` reads it, but everything that is wrong is collected instead of thrown.
 #pragma once
 
 #include <map>
@@ -23,7 +22,7 @@ class Inspection {
     };
     using Groups = std::map<std::pair<std::string, std::string>, Group>;  // (part, format)
 
-    /// ReadMode::headers touches no weights; values also reads and checks all scales that are floats, as a
+    /// ReadMode::headers reads no weights; ReadMode::values also reads and checks all scales that are floats, as a
     /// load does. Throws Error(model) if the files cannot be read as a checkpoint at all.
     Inspection(const std::string& path, ReadMode mode);
     Inspection(const Inspection&) = delete;

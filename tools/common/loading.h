@@ -1,4 +1,4 @@
-// Loading: from what the command line says to a model in memory. Shared by the subcommands.
+// Loading: from the command line to a model in memory. Shared by the subcommands.
 #pragma once
 
 #include <chrono>
@@ -13,15 +13,14 @@
 
 namespace quern {
 
-/// `given`, or the demo checkpoint if empty: ../models/demo or ../share/quern/models/demo from the program,
-/// else where it was built. Throws Error(model) that says how to name one if there is none.
+/// `given`, or if empty the demo checkpoint: ../models/demo or ../share/quern/models/demo from the program, else where
+/// it was built. If there is none, throws Error(model) that says how to name a model.
 std::string model_or_demo(const std::string& given);
 
-/// What -ngl asks for: the CPU, a GPU if one can be used, a GPU, or a GPU for so many layers, which must be
-/// all.
+/// What -ngl asks for: the CPU; a GPU if one can be used; a GPU. -ngl with a number of layers asks for a GPU, too.
 struct GpuOptions {
     enum class Kind { none, automatic, all } kind;
-    int64_t layers = 0;  // all: 0, or what the command line said; check_layers knows the model
+    int64_t layers = 0;  // the number, if one was given; check_layers compares it with the model's
     static const GpuOptions none, automatic, all;
     friend bool operator==(const GpuOptions&, const GpuOptions&) = default;
 };
@@ -30,27 +29,25 @@ inline constexpr GpuOptions GpuOptions::none{Kind::none}, GpuOptions::automatic{
 
 /// 0, auto, all or a number of layers. Throws Error(usage) for other values.
 GpuOptions parse_gpu_layers(const std::string& value);
-/// Throws Error(usage) if the wish names fewer layers than the model has: it runs as a whole on one device.
-void check_layers(const GpuOptions& wish, int64_t layers);
+/// Throws Error(usage) if fewer layers are asked for than the model has: it runs as a whole on one device.
+void check_layers(const GpuOptions& gpu, int64_t layers);
 
-/// The backend for the wish. Throws Error(device) if a GPU is demanded and cannot be had; if one was merely
-/// welcome and this build could use it, says on stderr why there is none. `threads`: 0 = as many as this
-/// process may use.
-std::unique_ptr<Backend> make_backend(const GpuOptions& wish, int threads, int device = 0);
+/// Throws Error(device) if a GPU is demanded and there is none to use. With GpuOptions::automatic, a build with CUDA
+/// says on stderr why it runs on the CPU. `threads`: 0 = as many as this process may use.
+std::unique_ptr<Backend> make_backend(const GpuOptions& gpu, int threads, int device = 0);
 
 /// fp8 or nvfp4. Throws Error(usage) for other values.
 DenseFormat parse_dense(const std::string& value);
-/// Of --help.
+/// The text of --help.
 inline constexpr const char* kDenseHelp =
     "hold attention and DeltaNet projections and the head in fp8 or nvfp4 where the checkpoint has them in "
-    "16 bits; "
-    "what that costs is measured and said, and too much is refused";
+    "16 bits; what that costs is measured and said, and too much is refused";
 
-/// Progress of a load on stderr: nothing in the first second, then a bar with bytes, rate and time left on a
-/// terminal, else a line every few seconds.
+/// Progress of a load on stderr: nothing in the first second; then, on a terminal, a bar with bytes, rate and time
+/// left, elsewhere a line every few seconds.
 class ProgressBar {
   public:
-    /// `activity`: what the bar says is going on; must outlive it.
+    /// `activity`: the bar's first word; must outlive it.
     explicit ProgressBar(const char* activity = "loading") : activity_(activity) {}
     void update(const LoadProgress& progress);
     /// "22.31 GB in 3.2 s, 6.97 GB/s", up to now.
@@ -77,19 +74,19 @@ struct LoadOptions {
     DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;
     bool verbose = false;  // the memory plan and the time of the load on stderr
-    OnProgress progress;   // beside the bar
+    OnProgress progress;   // called beside showing the bar
 };
 
 struct LoadedModel {
     std::unique_ptr<Backend> backend;
     std::unique_ptr<Model> model;
     std::unique_ptr<Engine> engine;
-    std::optional<DenseCost> dense_cost;  // of LoadOptions::dense, but not of random weights
+    std::optional<DenseCost> dense_cost;  // what LoadOptions::dense cost; not for random weights
 };
 
-/// Backend, weights, engine. What cannot work fails before weights are read: Error(device) without a usable
-/// GPU, Error(memory) if they will not fit, Error(usage), Error(model). LoadOptions::dense: measured, and said
-/// on stderr; Error(model) if it is not acceptable.
-LoadedModel load_and_start(const LoadOptions& wish);
+/// Backend, weights, engine. What cannot work fails before weights are read: Error(device) without a usable GPU,
+/// Error(memory) if the model will not fit, Error(usage), Error(model). The cost of LoadOptions::dense is measured and
+/// printed on stderr; Error(model) if it is not acceptable.
+LoadedModel load_and_start(const LoadOptions& options);
 
 }  // namespace quern

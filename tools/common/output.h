@@ -1,4 +1,4 @@
-// Output: text to a file descriptor, unbuffered, with the errors that matter told apart.
+// Output: text to a file descriptor, unbuffered. A reader that has gone is told apart from other errors.
 #pragma once
 
 #include <string>
@@ -24,12 +24,11 @@ class Output {
     char last_ = '\n';
 };
 
-/// Formatted text for stderr: a note of the program itself. Failures are ignored: there is nowhere to report
-/// them to.
+/// Writes a note of the program itself to stderr. Ignores failures: there is nowhere to report them.
 void note(std::string_view text);
 
-/// Makes sure descriptors 0 to 2 are open, so that no file opened later takes their place. A closed stdout
-/// becomes one that cannot be written, which the first write reports.
+/// Makes sure descriptors 0 to 2 are open, so that no file opened later gets their numbers. A closed stdout becomes
+/// one that cannot be written to, which the first write reports.
 void open_standard_descriptors();
 
 }  // namespace quern

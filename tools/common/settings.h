@@ -20,17 +20,17 @@ struct Settings {
     int64_t max_tokens = std::numeric_limits<int64_t>::max();
     int64_t reasoning_budget = -1;
     bool thinking = true;
-    bool random_seed = true;                    // a new one for every answer
-    std::map<std::string, std::string> origin;  // name -> who set it; absent: the neutral value
+    bool random_seed = true;                    // a new seed for every answer
+    std::map<std::string, std::string> origin;  // name -> who set it; absent: nobody, so the value is neutral
 };
 
 /// The checkpoint's values, each with its origin.
 Settings default_settings(const Model& model);
 
 /// Sets one value by name: a field of the sampler (tools/engine/sampling_ranges.h), logit_bias, seed, n,
-/// reasoning_budget, think. Dashes and underscores are the same, and the names of other programs are
-/// understood. `shown` names it in messages, `origin` in /show.
-/// Throws Error(usage) for unknown names (with the nearest) and values.
+/// reasoning_budget, think. Dashes and underscores are the same; names that other programs use are understood.
+/// `shown` names it in messages, `origin` is shown by /show. Throws Error(usage) for unknown names (with the nearest
+/// one) and bad values.
 void set_value(Settings& settings, std::string_view name, std::string_view value, const std::string& shown,
                const std::string& origin);
 

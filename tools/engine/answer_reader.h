@@ -1,8 +1,8 @@
-// AnswerReader: from the tokens of an answer to thinking, content and tool calls, and what may come next.
+// AnswerReader: from the tokens of an answer to thinking, content and tool calls; decides which tokens may come next.
 //
 // Joins decoder and parser, ends the answer where its rules say so, and steers generation through the hooks
 // of Request: closes thinking that used up its budget, begins a call that was demanded, refuses tokens that a
-// schema or a rule forbids. One reader an answer; used by the thread that owns the engine.
+// schema or a rule forbids. Each answer has its own reader, used by the thread that owns the engine.
 #pragma once
 
 #include <functional>
@@ -24,10 +24,10 @@ class Model;
 struct AnswerRules {
     enum class Calls { free, none, required };
 
-    bool chat = true;                // false: plain text goes on, without thinking and calls
+    bool chat = true;                // false: plain text, without thinking and calls
     bool thinking_open = false;      // RenderedPrompt::thinking_open
     nlohmann::ordered_json tools;    // as for ChatFormat::render
-    Calls calls = Calls::free;       // without tools: as none
+    Calls calls = Calls::free;       // without tools the same as none
     std::string call_name;           // required: this tool; empty: any
     bool parallel_calls = true;      // false: the answer ends after one call
     int64_t thinking_budget = -1;    // tokens; then the thinking is closed for the model. -1: none
@@ -39,7 +39,7 @@ struct AnswerRules {
 
 struct TokenLogprob {
     int32_t id;
-    std::optional<double> logprob;  // none: the first token of a prompt, which nothing foretells
+    std::optional<double> logprob;  // none for the first token of a prompt: nothing comes before it
     std::vector<std::pair<int32_t, double>> top;  // likeliest first
 };
 
@@ -49,11 +49,11 @@ struct AnswerDelta : ChatDelta {
     bool empty() const { return ChatDelta::empty() && logprobs.empty(); }
 };
 
-/// Looks for stop texts in a stream: holds back what may become one.
+/// Looks for stop texts in a stream; holds back what may become one.
 class StopFinder {
   public:
     explicit StopFinder(std::vector<std::string> stops) : stops_(std::move(stops)) {}
-    /// What of the text so far is certainly before any stop.
+    /// The part of the text that is certainly before any stop.
     std::string push(std::string_view text);
     std::string flush();
     const std::optional<std::string>& found() const { return found_; }
@@ -69,18 +69,18 @@ class AnswerReader {
     /// `model`, which must have a tokenizer, must outlive the reader.
     AnswerReader(const Model& model, AnswerRules rules);
 
-    /// Tokens that the answer begins with, to be added to the prompt. Call once, before attach.
+    /// The tokens that the answer must begin with, to be added to the prompt. Call once, before attach.
     std::vector<int32_t> opening();
-    /// Sets the hooks of `request`. `deliver` gets what is new and says whether to go on. The reader must
-    /// outlive the request.
+    /// Sets the hooks of `request`. `deliver` gets what is new and returns whether to go on. The reader must outlive
+    /// the request.
     void attach(Request& request, std::function<bool(const AnswerDelta&)> deliver);
-    /// At the end of generation, once: what was held back.
+    /// What was held back. Call once, at the end of generation.
     AnswerDelta finish(FinishReason reason);
 
     const Message& message() const { return parser_->message(); }
     /// The content as delivered: ends before the stop text.
     const std::string& content() const { return content_; }
-    /// It ended by a rule: a stop text, the one call that was allowed, a complete document.
+    /// Whether a rule ended it: a stop text, the one call that was allowed, a complete document.
     bool ended() const { return ended_; }
     const std::optional<std::string>& stop_text() const { return stop_.found(); }
     int64_t tokens() const { return tokens_; }

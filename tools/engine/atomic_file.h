@@ -1,7 +1,7 @@
 // AtomicFile: a file that appears whole or not at all.
 //
-// Bytes go to a temporary file beside the target; commit() makes them durable and renames. A target that is
-// no regular file (/dev/stdout, a FIFO) is written directly: there is nothing to rename over.
+// Bytes go to a temporary file beside the target; commit() makes them durable and renames it. A target that is
+// not a regular file (/dev/stdout, a FIFO) is written directly: there is nothing to rename over.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ class AtomicFile {
   public:
     /// `mode`: permissions of a new file. Throws Error(runtime) naming the path and the cause.
     AtomicFile(const std::string& path, unsigned mode);
-    /// Without commit(): the temporary file is removed and the target left as it was.
+    /// Without commit(), removes the temporary file and leaves the target as it was.
     ~AtomicFile();
     AtomicFile(const AtomicFile&) = delete;
     AtomicFile& operator=(const AtomicFile&) = delete;

@@ -13,8 +13,8 @@ class BlockPool {
   public:
     static constexpr int64_t kAsNeeded = -1;
 
-    /// `count` blocks, taken at once and in one piece: nothing is allocated while a device works. kAsNeeded:
-    /// each is taken from the backend when it is asked for and goes back afterwards. Throws Error(memory).
+    /// `count` blocks in one allocation, so that nothing is allocated while a device works. kAsNeeded: each block is
+    /// allocated when it is taken and freed when it is given back. Throws Error(memory).
     BlockPool(Backend& backend, int64_t block_bytes, int64_t count, const char* what);
     ~BlockPool();
     BlockPool(const BlockPool&) = delete;
@@ -23,7 +23,7 @@ class BlockPool {
     /// Contents undefined. Throws Error(memory) if none is left.
     std::byte* take();
     void give_back(std::byte* block);
-    /// Blocks that take() has now.
+    /// Blocks that can be taken now.
     int64_t left() const;
 
   private:

@@ -1,5 +1,4 @@
-// ChatSession: from a conversation to an answer, for one person at a time. Joins chat format, tokenizer and
-// engine.
+// ChatSession: from a conversation to an answer, for one person. Joins chat format, tokenizer and engine.
 #pragma once
 
 #include <functional>
@@ -45,10 +44,10 @@ class ChatSession {
     /// The engine's model must have a tokenizer.
     explicit ChatSession(Engine& engine);
 
-    /// Answers the last message. Errors of the request throw; errors while answering are in the answer.
+    /// Answers the last message. Throws errors of the request; errors while answering are in the answer.
     ChatAnswer respond(std::span<const Message> messages, const ChatSettings& settings,
                        const ChatCallbacks& callbacks);
-    /// Goes on with plain text, no chat format.
+    /// Continues plain text, without a chat format.
     ChatAnswer complete(const std::string& text, const ChatSettings& settings,
                         const ChatCallbacks& callbacks);
 

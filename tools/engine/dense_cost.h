@@ -1,9 +1,9 @@
 // DenseCost: what requantizing a model at load does to its answers, measured on a built-in text.
 //
-// The two models are never in memory together. The first one runs over the text, and of each row of logits p
-// the tokens of probability 2^-14 and more are kept (at most 16,384 a row, usually some hundred), with what
-// remains as one more outcome; the second one's rows q are compared with that: KL(p || q) in nats, a lower
-// bound that misses only what happens inside the remainder.
+// The two models are never in memory together. The first one runs over the text. Of each of its rows of logits p, the
+// tokens of probability 2^-14 and more are kept (at most 16,384, usually some hundred), and the sum of all others as
+// one more outcome. The second one's rows q are compared with that: KL(p || q) in nats, a lower bound that misses only
+// differences among the others.
 #pragma once
 
 #include <string>
@@ -27,8 +27,8 @@ LikelyTokens likely_tokens(std::span<const float> logits);
 double divergence(const LikelyTokens& p, std::span<const float> logits);
 
 struct DenseCost {
-    /// Beyond this it is another model that answers: 0.1 nats are about 10 % of perplexity, and at one token
-    /// in seven greedy answers part within a line.
+    /// Beyond these limits another model would be answering: 0.1 nats are about 10 % of perplexity, and with one token
+    /// in seven different, greedy answers part within a line.
     static constexpr double kMaxMeanKl = 0.1, kMinAgreement = 0.85;
 
     int64_t tokens = 0;                          // compared
@@ -41,12 +41,11 @@ struct DenseCost {
 /// "mean KL 0.0012, p99 0.0100, most 0.0300 nats; same likeliest token 98.9 % of 2000"
 std::string describe(const DenseCost& cost);
 
-/// Engine settings for the two runs: what they take is small.
+/// Engine options for the two runs, which take little memory.
 EngineOptions dense_cost_options(const Model& model);
 
-/// Runs `model` over the text, requantizes it, runs it again. `model` was loaded with OpenOptions::dense and
-/// a tokenizer. Afterwards it is the requantized one, whether that is acceptable or not. Throws
-/// Error(memory).
+/// Runs `model`, loaded with OpenOptions::dense and a tokenizer, over the text, requantizes it and runs it again. It
+/// stays requantized, whether that is acceptable or not. Throws Error(memory).
 DenseCost requantize_measured(Model& model, Backend& backend, const OnProgress& progress);
 
 }  // namespace quern

@@ -1,4 +1,4 @@
-// JsonSchema: a documented subset of JSON Schema, and a matcher that says after every byte what may follow.
+// JsonSchema: a documented subset of JSON Schema, and a matcher that knows after every byte what may follow.
 //
 // Enforced: type (one or a list), properties, required, additionalProperties (false where left out beside
 // properties), items, minItems, maxItems, minLength, maxLength, enum, const, anyOf, oneOf (as anyOf), allOf
@@ -19,8 +19,7 @@ namespace quern {
 
 class JsonSchema {
   public:
-    /// Throws Error(usage) naming the keyword and where it stands: "$.properties.age: 'minimum' is not
-    /// supported".
+    /// Throws Error(usage) naming the keyword and its place: "$.properties.age: 'minimum' is not supported".
     explicit JsonSchema(const nlohmann::ordered_json& schema);
     ~JsonSchema();
 
@@ -33,17 +32,16 @@ class JsonSchema {
     const Node* root_ = nullptr;
 };
 
-/// Follows a document while it is written. All readings that the text allows are followed side by side. White
-/// space between tokens is bounded, and so are the digits of a number and the depth, so that a document
-/// always ends.
+/// Follows a document while it is written, along all readings that the text allows. White space between tokens, digits
+/// of a number and depth are bounded, so that a document always ends.
 class JsonMatcher {
   public:
-    /// Null: nothing to match; then do not use the other functions.
+    /// Null: nothing to match; the other functions must then not be used.
     explicit JsonMatcher(std::shared_ptr<const JsonSchema> schema);
 
     /// Whether the text so far and `bytes` begin a document of the schema; false for no bytes.
     bool accepts(std::string_view bytes) const;
-    /// Adds bytes; if they were not acceptable, nothing is from then on.
+    /// Adds bytes. After bytes that were not acceptable, no others are.
     void push(std::string_view bytes);
     /// The text so far is a whole document.
     bool complete() const;

@@ -1,4 +1,4 @@
-// MemoryPlan: what running a model takes of a device's memory, known before its weights are read.
+// MemoryPlan: how much of a device's memory running a model takes, known before its weights are read.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,18 @@ struct MemoryPlan {
         std::string name;
         int64_t bytes;
     };
-    std::vector<Group> weights;  // not yet placed; none of what the CPU reads where the files are mapped
-    int64_t mapped = 0;          // of the files, read in place
+    std::vector<Group> weights;  // without placed ones and without `mapped`
+    int64_t mapped = 0;          // weights that the CPU reads in the mapped files
 
     std::vector<StateSpec> specs;
     int64_t context = 0, model_context = 0;  // tokens a sequence may hold; the most the model was made for
-    bool context_chosen = false;             // by what fits, not by the caller
+    bool context_chosen = false;             // because it fits, not by the caller
     int64_t sequences = 0;                   // at the same time
     StepLimits steps{};                      // rows of the steps that fit the scratch
     int64_t token_bytes = 0, kv = 0;         // of one token; of all sequences
     int64_t slot_bytes = 0, recurrent = 0;   // of one sequence; of all
-    /// Recurrent states of earlier prompts (PrefixCache): how many a device has room for, and their bytes. On
-    /// the host, -1: each takes memory when it is kept.
+    /// Recurrent states of earlier prompts (PrefixCache): how many a device has room for, and their bytes. -1 on the
+    /// CPU, where each is allocated when it is kept.
     int64_t kept_states = -1, kept = 0;
     int64_t arena = 0, inputs = 0;  // shared by all steps: scratch and outputs; inputs
     int64_t reserve = 0;            // captured graphs, upload buffers, what a driver takes now and then
@@ -43,21 +43,20 @@ struct MemoryPlan {
     int64_t needed() const { return weight_bytes() + state_bytes() + scratch_bytes() + reserve; }
 };
 
-/// What was really taken, by the device's own count of free memory; only where that is exact.
+/// What was really allocated, by the device's count of free memory; only where that is exact.
 struct MemoryMeasured {
     int64_t weights = 0, state = 0, scratch = 0, other = 0;
 };
 
-/// `weights_placed`: the model is loaded, and its weights are part of what is not free. Throws Error(usage)
-/// for options out of range.
+/// `weights_placed`: the model's weights are in memory already. Throws Error(usage) for options out of range.
 MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const EngineOptions& options,
                             bool weights_placed);
-/// Throws Error(memory), naming what to lower, if it does not fit into what is free.
+/// Throws Error(memory), naming what to lower, if it does not fit into the free memory.
 void require_fit(const MemoryPlan& plan);
 
-/// A table, a line a part.
+/// A table with a line for each part.
 std::string describe(const MemoryPlan& plan);
-/// The table with what was measured beside it, and a line of warning if they differ by more than 1 %.
+/// The table with a column of what was measured, and a warning if they differ by more than 1 %.
 std::string describe(const MemoryPlan& plan, const MemoryMeasured& measured);
 
 }  // namespace quern

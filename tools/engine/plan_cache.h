@@ -1,5 +1,5 @@
-// PlanCache: one plan a batch shape. Plans of decode steps are kept; of the others the least recently used
-// goes when there are too many.
+// PlanCache: one plan for each batch shape. Those for repeated use are kept; of the others the least recently used
+// is dropped when there are too many.
 #pragma once
 
 #include <list>
@@ -10,15 +10,15 @@
 
 namespace quern {
 
-/// Rows of an answer step at most where plans are captured. Steps of one row a sequence are padded to few
-/// sizes, so that each has a captured plan.
+/// Rows of an answer step at most, where plans are captured. Steps of one row a sequence are padded to a few sizes,
+/// each of which has a captured plan.
 inline constexpr int64_t kMaxAnswerRows = 64;
-/// Few sequences are not padded: a padding row costs up to 10 % of such a step.
+/// Up to this many sequences are not padded: a padding row would cost up to 10 % of the step.
 inline constexpr int64_t kMaxUnpadded = 8;
 
-/// The size that such a step of up to kMaxAnswerRows sequences is padded to: itself or the next power of two.
+/// The size that a step of so many sequences is padded to: their number, or the next power of two.
 int64_t decode_bucket(int64_t sequences);
-/// The size after `bucket`.
+/// The next larger size.
 constexpr int64_t next_bucket(int64_t bucket) { return bucket < kMaxUnpadded ? bucket + 1 : 2 * bucket; }
 /// The shape of an answer step of one row for each of `bucket` sequences.
 BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab);
@@ -38,7 +38,7 @@ class PlanCache {
               size_t capacity)
         : model_(model), backend_(backend), state_(state), workspace_(workspace), capacity_(capacity) {}
 
-    /// `use` repeatedly: kept for good.
+    /// PlanUse::repeatedly: the plan is never dropped.
     StepPlan& get(const BatchShape& shape, PlanUse use);
 
   private:

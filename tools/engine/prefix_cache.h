@@ -1,16 +1,16 @@
 // PrefixCache: states of earlier requests, found again by the tokens that led to them.
 //
-// A recurrent state cannot be cut back, so a state is kept where a later prompt may branch off, at the last
-// multiple of kPageTokens before (prompt_cuts.h). All its tokens are of a prompt: rows of answers are
-// computed along another numeric path, and a later prompt reads them again. Lookup compares token ids, all of
-// them: no hash stands in for a prefix. One byte budget counts the recurrent parts and the KV pages; pages
-// shared by several snapshots count once.
+// A recurrent state cannot be shortened, so a state is kept at the last multiple of kPageTokens before each place
+// where a later prompt may branch off (prompt_cuts.h). It holds tokens of a prompt only: rows of answers take
+// another numeric path, so a later prompt reads an answer's tokens again. Lookup compares all token ids; no hash
+// stands in for a prefix. One byte budget counts the recurrent parts and the KV pages; pages shared by several
+// snapshots count once.
 //
-// Eviction: GreedyDual-Size-Frequency (Cherkasova 1998) with the tokens that a hit saves as cost. A snapshot
-// is worth its tokens per byte, renewed by each hit, so that a short request never pushes out a long
-// conversation, and what is no longer asked for falls behind in the end. A state of few new tokens is kept,
-// too, so that the next turn of a conversation reads hardly anything again; where memory is short it is the
-// first to go, and the next turn goes on from the one before it.
+// Eviction: GreedyDual-Size-Frequency (Cherkasova 1998), with the tokens that a hit saves as cost. A snapshot is
+// worth its tokens per byte, renewed by each hit: a short request never evicts a long conversation, and what is no
+// longer asked for is evicted in the end. States of few new tokens are kept, too, so that the next turn of a
+// conversation reads hardly anything again; where memory is short they are evicted first, and the next turn
+// continues from an earlier state.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ namespace quern {
 
 class PrefixCache {
   public:
-    /// `page_bytes`, `recurrent_bytes`: of one page and of one sequence's recurrent state.
+    /// `page_bytes`: of one page; `recurrent_bytes`: of one sequence's recurrent state.
     PrefixCache(StatePool& pool, int64_t budget, int64_t page_bytes, int64_t recurrent_bytes);
     ~PrefixCache();
     PrefixCache(const PrefixCache&) = delete;
@@ -38,23 +38,23 @@ class PrefixCache {
     /// The longest state whose tokens begin `prompt` and leave at least one of them to compute.
     Match find(std::span<const int32_t> prompt);
 
-    /// Whether a state after these tokens is not there yet and could fit the budget.
+    /// Whether a state of these tokens is not kept yet and could fit the budget.
     bool wants(std::span<const int32_t> tokens) const;
-    /// Keeps the state of `s` after `tokens`; may evict others, and nothing is kept if there is no room.
+    /// Keeps the state of `s` after `tokens`, if there is room; may evict others.
     void store(std::span<const int32_t> tokens, const SequenceState& s);
 
-    /// A state as it is kept; valid until the next call of another function.
+    /// A kept state; valid until the next call of another function.
     struct Kept {
         std::span<const int32_t> tokens;
         const Snapshot* snapshot;
         int64_t saved;  // tokens that a hit saves beyond the next shorter state
     };
-    /// All of them, the most valuable first.
+    /// All kept states, the most valuable first.
     std::vector<Kept> by_worth() const;
-    /// Keeps a state of an earlier process. False: it does not fit the budget, and is given back.
+    /// Keeps a state of an earlier process. False: it did not fit the budget and was released.
     bool adopt(std::vector<int32_t> tokens, Snapshot snapshot, int64_t saved);
 
-    /// Gives back what is worth least. False if nothing is left.
+    /// Releases the state that is worth least. False if none is left.
     bool evict();
     PrefixCacheStats stats() const { return stats_; }
 

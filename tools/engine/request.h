@@ -1,4 +1,4 @@
-// Request and Result: what goes into the engine and comes out. Text and numbers only; no tensors.
+// Request and Result: what goes into the engine and what comes out. Text and numbers only; no tensors.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace quern {
 
-/// How the next token is chosen. Neutral values: the parameter does nothing.
+/// How the next token is chosen. The initial values are neutral.
 struct Sampling {
     float temperature = 1.0f;         // 0: greedy
     int top_k = 0;                    // 0: off
@@ -28,7 +28,7 @@ struct Sampling {
 enum class FinishReason { none, stop, length, cancelled, error };
 const char* finish_reason_name(FinishReason reason);
 
-/// FP32 logits of neighbouring positions, each a row with an entry for every row of the vocabulary.
+/// FP32 logits of consecutive positions: a row each, with an entry for every row of the head.
 struct PromptLogits {
     int64_t first;  // position
     std::span<const float> values;
@@ -43,32 +43,29 @@ struct Request {
     Sampling sampling;
     int64_t max_tokens = std::numeric_limits<int64_t>::max();  // also bounded by the context
     std::vector<int32_t> stop_ids;                             // end the answer; not part of it
-    /// Called from Engine::step for every token of the answer, stop ids excluded. Return false to stop here.
+    // Called from Engine::step, where set.
+    /// For every token of the answer, stop ids excluded. Returns false to stop here.
     std::function<bool(int32_t)> on_token;
-    /// If set: called for all positions of the prompt, some at a time, in order.
+    /// For all positions of the prompt, some at a time, in order.
     std::function<void(const PromptLogits&)> on_prompt_logits;
-    /// Called with prompt tokens done so far: when the prompt's turn comes (those whose state was kept), and
-    /// after each chunk.
+    /// With the number of prompt tokens done: at the start (those of a kept state), then after each slice.
     std::function<void(int64_t done)> on_prefill;
-    /// If set: called before on_token with the row of logits that the token was chosen from.
+    /// Before on_token, with the row of logits that the token was chosen from.
     std::function<void(int32_t id, std::span<const float> logits)> on_logits;
-    /// If set: whether a token may come next. What it refuses is never chosen; the others keep their
-    /// proportions.
+    /// Whether a token may come next. Refused ones are never chosen; the others keep their proportions.
     std::function<bool(int32_t id)> allow;
-    /// If set: asked after every token of the answer; what it returns follows, whatever the model says. Each
-    /// of these tokens goes to on_token.
+    /// After every token of the answer. The tokens it returns follow, whatever the model says, and go to on_token.
     std::function<std::vector<int32_t>()> force;
-    /// Whether kept states are used and left for others. Rows that a kept state holds have no logits, so a
-    /// request with on_prompt_logits leaves states but uses none.
+    /// Whether kept states are used, and new ones kept for others. A request with on_prompt_logits uses none, since the
+    /// rows that a kept state holds have no logits.
     bool use_cache = true;
-    /// Prompt lengths, rising, at which conversations branch: states there, or at most 63 tokens before, are
-    /// kept for later requests.
+    /// Prompt lengths, rising, at which conversations branch. States are kept there, or at most 63 tokens before.
     std::vector<int64_t> boundaries;
 };
 
 struct Timing {
     double queue_seconds = 0;
-    double prefill_seconds = 0;  // from the first prompt row run to the first token
+    double prefill_seconds = 0;  // from the start of the prompt to the first token
     double decode_seconds = 0;   // from the first token to the last
 };
 
@@ -77,7 +74,7 @@ struct Result {
     std::string error;  // reason == error
     std::vector<int32_t> tokens;
     int64_t prompt_tokens = 0;
-    int64_t cached_tokens = 0;  // of the prompt: their state was kept from an earlier request
+    int64_t cached_tokens = 0;  // prompt tokens whose state an earlier request had left
     int64_t diverged_at = 0;    // tokens that the prompt shares with the most similar kept state
     Timing timing;
 };

@@ -1,8 +1,8 @@
 // Sampler: the next token from a row of logits. A pure function of (logits, settings, history, position).
 //
-// Order: logit bias, penalties, then greedy; or temperature, top-k, top-p, min-p, and a draw. All arithmetic
-// in FP64 on the kept candidates, ties to the lower id. Sources: the parameters' definitions in Hugging Face
-// transformers and the OpenAI API (presence, frequency).
+// Order: logit bias, penalties, then the highest logit if greedy, else temperature, top-k, top-p, min-p, and a draw.
+// All arithmetic in FP64 on the kept candidates, ties to the lower id. Sources: the parameters' definitions in Hugging
+// Face transformers and the OpenAI API (presence, frequency).
 #pragma once
 
 #include <cstdint>
@@ -15,9 +15,9 @@
 
 namespace quern {
 
-/// `logits` [rows of the head]; only ids below `vocab` may be sampled: rows beyond are padding.
-/// `history`: prompt and answer so far. The draw depends on seed and position only, never on what ran before.
-/// Throws Error(runtime) if a logit is NaN or +infinity, or none is finite.
+/// `logits` [rows of the head]; only ids below `vocab` may be sampled, rows beyond are padding. `history`: prompt and
+/// answer so far. The random number depends on seed and position only, never on what ran before. Throws
+/// Error(runtime) if a logit is NaN or +infinity, or if none is finite.
 int32_t sample(std::span<const float> logits, int64_t vocab, const Sampling& s,
                std::span<const int32_t> history, int64_t position);
 
@@ -27,8 +27,8 @@ struct TopLogits {
     std::span<const float> logits;
     double sum;
 };
-/// The same token as `sample` from the whole row, if the highest logits are enough to know it: no bias or
-/// penalty, and the set to draw from lies among them.
+/// The token that `sample` would take from the whole row, if the highest logits are enough to know it: no bias, no
+/// penalty, and the set to draw from is among them.
 std::optional<int32_t> sample_top(const TopLogits& top, int64_t vocab, const Sampling& s, int64_t position);
 
 struct Candidate {

@@ -1,12 +1,12 @@
 // Scheduler: which rows run next. Pure host code: knows sequences and row budgets, no tensors and no device.
 //
 // A step has rows of prompts or rows of answers, never both (StepKind). Where both are waiting they take
-// turns: a prompt step comes only when every answer has had its rows since the last one. So an answer waits
+// turns: a prompt step comes only when every answer has had a row since the last one. So an answer waits
 // for one prompt step at most, and prompts always move on.
 //
-// Prompts that arrive while a step runs share the next prompt step. They are never held back for others to
-// come: people whose answers end in the same step ask again within the step after it, and share a prompt step
-// anyway; of requests that come at random, a wait that nobody feels would collect hardly any.
+// Prompts that arrive while a step runs share the next prompt step. They never wait for others: people whose answers
+// end in the same step usually ask again during the next one, and so share a prompt step anyway; of requests that come
+// at random, an unnoticeable wait would collect hardly any.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ struct Slice {
     Sequence* sequence;
     int64_t begin;
     int64_t count;
-    int64_t logit_rows;  // its last so many rows get logits; 1 to count
-    bool last;           // its newest token is in it: its logits choose the next one
+    int64_t logit_rows;  // 1 to count: so many of the last rows get logits
+    bool last;           // it has the sequence's newest token, whose logits choose the next one
 };
 
 struct Step {
@@ -37,8 +37,8 @@ struct Step {
 
 /// Rows in one step at most; the first three are at least kPageTokens.
 struct StepLimits {
-    int64_t prompt_rows;    // while nobody is answering
-    int64_t gap_rows;       // of prompts while somebody is
+    int64_t prompt_rows;    // of prompts, while no answer runs
+    int64_t gap_rows;       // of prompts, while answers run
     int64_t prompt_logits;  // of prompts that want all their logits
     int64_t answer_rows;
 };
@@ -50,13 +50,13 @@ class Scheduler {
     /// The next step of `running`, which is in order of arrival; it counts as run. It has at least one row if
     /// anything is pending.
     ///
-    /// Prompt step: a slice ends at a multiple of kPageTokens of its sequence, at a cut or at the end of the
-    /// prompt, or it is not begun. The oldest prompt gets half of the rows, rounded up to kPageTokens; the
-    /// rest goes to the prompts with the fewest rows left, so that short ones do not wait for long ones, and
-    /// then to the oldest again.
+    /// Prompt step: a slice ends at a multiple of kPageTokens of its sequence, at a cut or at the end of the prompt;
+    /// a prompt without room for such a slice waits. The oldest prompt gets half of the rows, rounded up to
+    /// kPageTokens; the rest goes to the prompts with the fewest rows left, so that short ones do not wait for long
+    /// ones, and then to the oldest again.
     ///
-    /// Answer step: one row of every answer, those that waited longest first; then up to kMaxAnswerSlice rows
-    /// of those that have more.
+    /// Answer step: one row of every answer, those that waited longest first; then further rows of answers that have
+    /// more, kMaxAnswerSlice each at most.
     Step next(std::span<Sequence* const> running);
 
   private:

@@ -18,8 +18,8 @@ struct Sequence {
     Result result;
     SequenceState state;
     std::vector<int32_t> tokens;  // prompt and answer; state.length of them are in the state
-    std::deque<int64_t> cuts;     // lengths still to come at which the state is kept
-    int64_t last_step = 0;        // the scheduler's number of the last step that it had rows in
+    std::deque<int64_t> cuts;     // the next lengths at which the state is kept
+    int64_t last_step = 0;        // the scheduler's number of the last step with rows of this sequence
     bool cancelled = false;
     Clock::time_point submitted = Clock::now(), started{}, first_token{};
 

@@ -1,6 +1,5 @@
-// StatePool: memory that sequences keep between steps. KV pages are shared and counted; recurrent state has
-// slots. Snapshots stay in the same memory: on a device they are copies in stream order, which nobody waits
-// for.
+// StatePool: memory that sequences keep between steps. KV pages are shared and reference-counted; recurrent state is
+// in slots. Snapshots are in the same memory: on a device, copies in stream order that nobody waits for.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@
 
 namespace quern {
 
-/// What one sequence holds. Move it about, give it back with StatePool::release.
+/// What one sequence holds, until StatePool::release.
 struct SequenceState {
     int32_t slot = -1;
     std::vector<int32_t> pages;
@@ -30,7 +29,7 @@ struct Snapshot {
 
 class StatePool final : public StateViews {
   public:
-    /// `snapshots`: that may exist at the same time, beside what pages allow.
+    /// `snapshots`: how many may exist at the same time, if there are pages for them.
     StatePool(Backend& backend, const std::vector<StateSpec>& specs, int64_t slots, int64_t pages,
               int64_t snapshots = BlockPool::kAsNeeded);
     StatePool(const StatePool&) = delete;
@@ -48,23 +47,22 @@ class StatePool final : public StateViews {
 
     /// A fresh sequence of length 0. Throws Error(memory) if no slot is free.
     SequenceState acquire();
-    /// Makes room for `tokens` tokens in all. Throws Error(memory) if pages run out; what it has stays valid.
+    /// Makes room for `tokens` tokens in all. Throws Error(memory) if pages run out; `s` then stays valid.
     void grow(SequenceState& s, int64_t tokens);
-    /// Full pages are shared, the last partial one is copied. Throws Error(memory) if no room for a snapshot
-    /// or no page for that copy is left.
+    /// Shares the full pages and copies a partial last one. Throws Error(memory) without room for a snapshot or
+    /// a page for that copy.
     Snapshot snapshot(const SequenceState& s);
     /// A sequence that continues from a snapshot; the snapshot stays usable.
     SequenceState restore(const Snapshot& snapshot);
-    /// The bytes of a page, `page_bytes()` of them.
+    /// Reads a page, `page_bytes()` bytes.
     void read_page(int32_t page, std::byte* to) const;
-    /// A page of these bytes, the caller's until it is part of a snapshot that is released. Throws
-    /// Error(memory).
+    /// A new page with these bytes, which the caller puts into a snapshot. Throws Error(memory).
     int32_t load_page(const std::byte* from);
-    /// The recurrent part of a snapshot, `recurrent_bytes()` of it.
+    /// Reads the recurrent part of a snapshot, `recurrent_bytes()` bytes.
     void read_recurrent(const Snapshot& snapshot, std::byte* to) const;
     /// Gives a snapshot its recurrent part. Throws Error(memory).
     void load_recurrent(Snapshot& snapshot, const std::byte* from);
-    /// One more holder of a page.
+    /// Counts one more holder of a page.
     int32_t share_page(int32_t page);
     void release(SequenceState& s);
     void release(Snapshot& snapshot);
@@ -99,7 +97,7 @@ class StatePool final : public StateViews {
 /// Bytes of one page over all layers (64 tokens of KV), and of one slot.
 int64_t page_bytes(const std::vector<StateSpec>& specs);
 int64_t slot_bytes(const std::vector<StateSpec>& specs);
-/// What StatePool allocates for so many.
+/// Bytes that StatePool allocates for so many pages, slots or snapshots.
 int64_t pages_bytes(const std::vector<StateSpec>& specs, int64_t pages);
 int64_t slots_bytes(const std::vector<StateSpec>& specs, int64_t slots);
 int64_t snapshots_bytes(const std::vector<StateSpec>& specs, int64_t snapshots);

@@ -1,4 +1,4 @@
-// fill_inputs: what a step reads that differs from the last one.
+// fill_inputs: all that changes from step to step.
 #pragma once
 
 #include <vector>
@@ -8,8 +8,8 @@
 
 namespace quern {
 
-/// Writes ids, positions, slots, pages and temperatures of the slices' rows into the inputs of the plan, in
-/// the order of the slices; the plan's shape has room for all of them.
+/// Writes ids, positions, slots, pages and temperatures of the slices' rows, in order, into the inputs of the plan,
+/// whose shape has room for all of them.
 void fill_inputs(StepPlan& step, const std::vector<Slice>& slices);
 
 }  // namespace quern

@@ -1,8 +1,8 @@
 // The health of a checkpoint's quantization: what its bytes show, judged matrix by matrix.
 //
 // Seen: damaged or inverted scales, erased blocks, codes that do not fit their scales or are permuted, unused
-// range, dead and duplicate experts. Not seen in any file: gate and up exchanged, scales shifted by whole
-// blocks, columns permuted within a block; only the original or the answers show those.
+// range, dead and duplicate experts. Not seen in one file: gate and up exchanged, scales shifted by whole blocks,
+// columns permuted within a block; only the original or the answers show those.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 
 namespace quern {
 
-enum class Grade : uint8_t { a, b, c, d, f };  // f: quern will not run it, or must not
+enum class Grade : uint8_t { a, b, c, d, f };  // f: quern refuses it, or should not run it
 char letter(Grade grade);
 
 struct Finding {
@@ -50,19 +50,19 @@ struct HealthReport {
     double seconds = 0;
 
     Grade grade(int64_t layer) const;  // -1: embedding and head
-    /// The worst of that role; false if the layer has none.
+    /// The worst grade of that role; false if the layer has no such matrix.
     bool cell(int64_t layer, Role role, Grade& grade) const;
     bool clean() const;  // nothing of grade f
     /// Indices of matrices with findings, worst first, `count` at most.
     std::vector<size_t> worst(size_t count) const;
 };
 
-/// Reads every weight on `threads` threads, with a progress bar on stderr. `in` must have been read.
+/// Reads every weight on `threads` threads, with a progress bar on stderr. The text model of `in` must be readable.
 HealthReport measure_health(const Inspection& in, int threads);
 
 std::string describe(const HealthReport& report);
 nlohmann::ordered_json to_json(const HealthReport& report);
-/// One page that needs nothing else.
+/// One self-contained page.
 std::string to_html(const HealthReport& report, const std::string& title);
 
 }  // namespace quern

@@ -1,4 +1,4 @@
-// What a checkpoint costs to run: bytes a token, memory, and the speeds that memory bandwidth allows.
+// What running a checkpoint costs: bytes a token, memory, and the speeds that memory bandwidth allows.
 #pragma once
 
 #include <memory>
@@ -13,7 +13,7 @@ namespace quern {
 
 struct PlanOptions {
     std::string model;                    // as open_model takes it
-    std::string synthetic, mix = "aeon";  // instead: shapes of this name
+    std::string synthetic, mix = "aeon";  // instead: the shapes of this name
     DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;
     double bandwidth = 0;  // GB/s of a card that is not in the table; 0: none
@@ -30,16 +30,16 @@ struct CostPlan {
     struct OnCard {
         std::string name;
         double bandwidth = 0;  // bytes a second
-        MemoryPlan memory;     // of a card without memory in the table: as if all fits
+        MemoryPlan memory;     // for a card of unknown memory: as if everything fits
         bool known_memory = false, fits = true;
-        double short_rate = 0, full_rate = 0;  // tokens a second at most, all sequences together
+        double short_rate = 0, full_rate = 0;  // at most so many tokens a second, all sequences together
     };
     struct Component {
         std::string name;
         double bytes = 0;        // of one token at kShortDepth
-        double unquantized = 0;  // of these: matrices in 16 or 32 bits
+        double unquantized = 0;  // of these, in matrices of 16 or 32 bits
     };
-    static constexpr double kShortDepth = 1024;  // tokens before the one that is counted
+    static constexpr double kShortDepth = 1024;  // tokens before the counted one
 
     ModelInfo info;
     int64_t sequences = 1;

@@ -1,4 +1,4 @@
-// Two checkpoints of the same model, matrix by matrix: how far one is from the other.
+// Two checkpoints of the same model, compared matrix by matrix.
 #pragma once
 
 #include <cmath>
@@ -11,14 +11,14 @@
 
 namespace quern {
 
-/// Sums over the values a of a matrix and b of the other, in double precision.
+/// Sums over the values a of a matrix and b of the original, in double precision.
 struct MatrixError {
     double squared_error = 0, squared = 0, other_squared = 0, product = 0;  // (a-b)^2, b^2, a^2, a*b
     double largest = 0;                                                     // |a-b|
     int64_t values = 0, different = 0;
 
     void add(const MatrixError& more);
-    double relative_rms() const;  // sqrt(sum (a-b)^2 / sum b^2); infinite if only b is zero
+    double relative_rms() const;  // sqrt(sum (a-b)^2 / sum b^2); infinite if b is zero and a is not
     double snr_db() const { return relative_rms() == 0 ? 999 : -20 * std::log10(relative_rms()); }
     double cosine() const;
 };
@@ -26,7 +26,7 @@ struct MatrixError {
 /// 16 consecutive values of a row.
 struct BlockError {
     int64_t row = 0, block = 0;
-    double error = 0;  // relative to the root mean square of the other matrix
+    double error = 0;  // relative to the root mean square of the original matrix
 };
 
 struct ModuleComparison {
@@ -35,20 +35,20 @@ struct ModuleComparison {
     std::string format, other_format;  // "NVFP4", "BF16"
     MatrixError error;
     std::vector<BlockError> worst;  // three at most
-    std::string problem;            // what no quantization explains; empty if nothing
+    std::string problem;            // a difference that quantization cannot explain; empty: none
 };
 
 struct Comparison {
     std::vector<ModuleComparison> modules;  // worst first
-    std::vector<std::string> problems;      // tensors that one has not, shapes, small tensors that differ
-    int64_t same_small = 0;                 // norms and the like, equal
+    std::vector<std::string> problems;      // missing tensors, other shapes, small tensors that differ
+    int64_t same_small = 0;                 // small tensors (norms and the like) that are equal
     double seconds = 0;
 
     bool clean() const;
 };
 
-/// Reads all weights of both, which may have different formats, on `threads` threads with a progress bar on
-/// stderr. Errors are relative to `original`. Vision and MTP tensors that one of them lacks are no problem.
+/// Reads all weights of both, in whatever formats, on `threads` threads with a progress bar on stderr. Errors are
+/// relative to `original`. Vision and MTP tensors may be missing in one of them.
 Comparison compare_checkpoints(const Checkpoint& checkpoint, const Checkpoint& original, int threads);
 
 std::string describe(const Comparison& comparison, size_t most);

@@ -1,5 +1,5 @@
-// ModuleIndex: the matrices of a checkpoint, whatever model it is of and in whatever format they are, for
-// tools that compare and write checkpoints.
+// ModuleIndex: the matrices of a checkpoint, of any model and in any format, for tools that compare and write
+// checkpoints.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace quern {
 
-/// What a matrix is for, by its name. The order is that of reports.
+/// What a matrix is for, by its name. Reports have this order.
 enum class ModuleRole : uint8_t {
     attention,      // q, k, v, o
     delta,          // DeltaNet: in_proj_qkv, in_proj_z, out_proj
@@ -32,18 +32,17 @@ enum class ModuleRole : uint8_t {
 inline constexpr int kModuleRoles = 12;
 /// "attention", "delta", ...
 const char* role_name(ModuleRole role);
-/// Of an official module name (models/tensor_names.h, without ".weight").
+/// The role of an official module name (models/tensor_names.h, without ".weight").
 ModuleRole role_of(std::string_view module);
 
 struct Module {
     std::string name;     // official: "model.language_model.layers.0.mlp.experts.3.gate_proj"
-    std::string in_file;  // as the checkpoint spells it, one name for each matrix of a fused tensor
+    std::string in_file;  // as the checkpoint spells it; matrices of a fused tensor have a name each
     ModuleRole role = ModuleRole::other;
-    std::string group;      // fused_name: matrices of one group share a global scale
-    WeightSegment segment;  // data in the mapping
-    std::vector<uint32_t>
-        tensors;         // of the checkpoint: values, scales, activation scale; a fused one only its own
-    bool fused = false;  // one of several matrices in its tensor
+    std::string group;              // fused_name: matrices of one group share a global scale
+    WeightSegment segment;          // data in the mapping
+    std::vector<uint32_t> tensors;  // of the checkpoint: values, scales, activation scale
+    bool fused = false;             // one of several matrices in its tensor
 };
 
 class ModuleIndex {
@@ -52,7 +51,7 @@ class ModuleIndex {
     explicit ModuleIndex(const Checkpoint& checkpoint);
 
     const std::vector<Module>& modules() const { return modules_; }
-    /// Modules of a tensor; empty for norms and other small tensors.
+    /// The modules that a tensor belongs to; none for norms and other small tensors.
     const std::vector<uint32_t>& of_tensor(uint32_t tensor) const { return of_tensor_[tensor]; }
     /// Index of an official name, or -1.
     int64_t find(const std::string& name) const;

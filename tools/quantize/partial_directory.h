@@ -1,5 +1,4 @@
-// PartialDirectory: DIR.partial with the state of a write (job, lock, checksums) and, in files/, what becomes
-// DIR.
+// PartialDirectory: DIR.partial, with the state of a write (job, lock, checksums) and, in files/, what will be DIR.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +9,23 @@ namespace quern {
 
 class PartialDirectory {
   public:
-    /// Makes DIR.partial or continues it. `job`: a line that says what is being written; what is there must
-    /// have the same. Throws Error(usage) if DIR is there, if DIR.partial is something else, or if another
-    /// process writes it.
+    /// Makes DIR.partial or continues it. `job`: a line that says what is being written; to continue, it must be the
+    /// same. Throws Error(usage) if DIR exists, if DIR.partial is something else, or if another process is writing it.
     PartialDirectory(const std::string& directory, const std::string& job);
     PartialDirectory(const PartialDirectory&) = delete;
     PartialDirectory& operator=(const PartialDirectory&) = delete;
 
     /// Where files are made: "DIR.partial/files/".
     const std::string& path() const { return path_; }
-    /// DIR was complete, only DIR.partial was not removed yet: nothing is left to do.
+    /// DIR is complete (only DIR.partial had not been removed): nothing is left to do.
     bool complete() const { return complete_; }
-    /// Whether the file is there with the size and the checksum that were noted.
+    /// Whether the file exists with this size and the noted checksum.
     bool has(const std::string& name, uint64_t bytes, int threads) const;
-    /// Removes all files but these: what an interrupted run left.
+    /// Removes all other files, which an interrupted run left.
     void keep_only(const std::vector<std::string>& names) const;
     /// Notes the checksum of a file that is durable.
     void finished(const std::string& name, int threads) const;
-    /// DIR.partial/files becomes DIR, and DIR.partial goes.
+    /// DIR.partial/files becomes DIR; DIR.partial is removed.
     void commit();
 
   private:
@@ -43,10 +41,10 @@ class PartialDirectory {
     bool complete_ = false;
 };
 
-/// A file of known size, written at any place from any thread; it gets its name when it is durable.
+/// A file of known size, written at any offset from any thread; it gets its name when it is durable.
 class RandomAccessFile {
   public:
-    /// Reserves the space. Throws Error(runtime) naming the file and the cause, as all members do.
+    /// Reserves the space. All members throw Error(runtime) naming the file and the cause.
     RandomAccessFile(const std::string& path, uint64_t bytes);
     ~RandomAccessFile();
     RandomAccessFile(const RandomAccessFile&) = delete;
@@ -61,7 +59,7 @@ class RandomAccessFile {
     int fd_ = -1;
 };
 
-/// The same for a file of the same bytes, whatever the number of threads. Throws Error(runtime).
+/// Depends on the file's bytes only, not on the number of threads. Throws Error(runtime).
 uint64_t file_checksum(const std::string& path, int threads);
 
 }  // namespace quern

@@ -1,5 +1,5 @@
-// What config.json and hf_quant_config.json say about the quantization of a written checkpoint, as
-// compressed-tensors, vLLM and ModelOpt read it.
+// What config.json and hf_quant_config.json say about the quantization of a written checkpoint, in the form that
+// compressed-tensors, vLLM and ModelOpt read.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,12 +8,11 @@
 
 namespace quern {
 
-/// `quantization_config` of config.json; null if nothing is quantized. The KV cache scheme of the source
-/// stays.
+/// `quantization_config` of config.json, with the KV cache scheme of the source; null if nothing is quantized.
 nlohmann::ordered_json quantization_config(const Checkpoint& source, const ModuleIndex& index,
                                            const WritePlan& plan);
 
-/// hf_quant_config.json beside a `quantization_config` of ModelOpt's form.
+/// hf_quant_config.json, for ModelOpt's format.
 nlohmann::ordered_json hf_quant_config(const Checkpoint& source, const ModuleIndex& index,
                                        const WritePlan& plan);
 

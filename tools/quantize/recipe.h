@@ -1,5 +1,5 @@
-// Recipe: which matrices of a checkpoint are written in which format. Chosen by what a matrix is for, with
-// regular expressions on official names for exceptions.
+// Recipe: which matrices of a checkpoint are written in which format. Chosen by role; exceptions by regular expressions
+// on official names.
 //
 // A recipe file is JSON, every key optional:
 //   {"roles": {"experts": "nvfp4", "delta": "fp8", "head": "fp8"},   what is not named stays as it is
@@ -29,20 +29,19 @@ enum class WeightStorage : uint8_t {
 const char* storage_name(WeightStorage storage);
 
 struct Recipe {
-    std::string name;  // as it was asked for
+    std::string name;  // as given
     std::array<WeightStorage, kModuleRoles> roles{};
     std::vector<std::pair<std::string, WeightStorage>> overrides;  // in the order of the file
     ScaleChoice scales = ScaleChoice::mse;
 
-    /// For one module. Routers, vision and matrices of no known role change only by an override.
+    /// The format of one module. Routers, vision and matrices of unknown role change only by an override.
     WeightStorage storage_of(const Module& module) const;
 
     std::vector<std::regex> expressions;  // of the overrides
 };
 
-/// `aeon`: attention, experts, shared experts and dense MLPs in NVFP4; `xs`: DeltaNet projections, too;
-/// `fp8-head`: aeon with lm_head in FP8, a scale a row; or the path of a recipe file. Throws Error(usage)
-/// that says what is wrong.
+/// `aeon`: attention, experts, shared experts and dense MLPs in NVFP4; `xs`: also DeltaNet projections; `fp8-head`:
+/// aeon with lm_head in FP8, a scale a row; or the path of a recipe file. Throws Error(usage) that says what is wrong.
 Recipe read_recipe(const std::string& name_or_file);
 
 }  // namespace quern

@@ -1,9 +1,9 @@
-// Writing a checkpoint so that a kill at any moment leaves the directory absent, continuable or complete.
+// Writing a checkpoint so that a kill at any moment leaves the directory absent or complete.
 //
 // Files are made in DIR.partial/files, one after another; each is written under a temporary name, made
 // durable, renamed, and its checksum noted in DIR.partial. When all are there, DIR.partial/files becomes DIR
-// in one step. The same command continues: it keeps the files whose checksums agree. Bytes depend on the
-// source, the recipe and the version of quern alone, not on threads, time or interruptions.
+// in one step. The same command continues an interrupted write: it keeps the files whose checksums agree. Bytes depend
+// on the source, the recipe and the version of quern alone, not on threads, time or interruptions.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct WriteReport {
     std::string directory;
     int64_t quantized = 0, converted = 0, inexact = 0;
     uint64_t source_bytes = 0, bytes = 0;
-    int64_t files = 0, reused = 0;  // weight files; of these found finished
+    int64_t files = 0, reused = 0;  // weight files; those that were finished already
     double seconds = 0;
     std::vector<std::string> notes;
 };

@@ -1,5 +1,5 @@
-// WritePlan: every byte range of the checkpoint that will be written, before any is. Sizes follow from the
-// source's headers and the recipe alone, so that units can be computed in any order by any number of threads.
+// WritePlan: every byte range of the checkpoint that will be written. Sizes follow from the source's headers and the
+// recipe alone, so units can be computed in any order by any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +25,11 @@ struct OutTensor {
     uint64_t bytes() const;
 };
 
-/// What is computed in one piece.
+/// What is computed together.
 struct WriteUnit {
     enum class Kind : uint8_t {
         copy,      // tensor `source` as it is, perhaps under another name
-        quantize,  // `modules`, which share a global scale if they are NVFP4; out: values, scales, global of
-                   // each
+        quantize,  // `modules`, which share a global scale if NVFP4; out: values, scales, global scale of each
         scalar,    // a global scale in its other form: `value`
     };
     Kind kind = Kind::copy;
@@ -46,7 +45,7 @@ struct WriteUnit {
 struct ShardPlan {
     std::string name;
     std::vector<WriteUnit> units;
-    std::string header;  // length and JSON: what the file begins with
+    std::string header;  // length and JSON, with which the file begins
     uint64_t bytes = 0;  // of the file
 };
 
@@ -56,20 +55,20 @@ struct WritePlan {
     std::vector<ShardPlan> shards;
     std::vector<WeightStorage> stored;  // by module, in the result; `keep`: not quantized
     int64_t quantized = 0;              // modules that the recipe changes
-    int64_t converted = 0;              // global scales turned into their other form
-    int64_t inexact = 0;                // of these: divisors whose reciprocal is not the multiplier
+    int64_t converted = 0;              // global scales converted to the other form
+    int64_t inexact = 0;                // of these, divisors whose reciprocal is not the multiplier
     std::vector<std::string> notes;
 
     uint64_t bytes() const;
 };
 
-/// `recipe`: null to change nothing but the format. Throws Error(usage) if nothing would change, if a matrix
-/// is quantized otherwise already, or if matrices that other engines fuse would differ; Error(model).
+/// `recipe`: null to change nothing but the format. Throws Error(usage) if nothing would change, if a matrix is already
+/// quantized differently, or if matrices that other engines fuse would differ; Error(model).
 ///
-/// Readers of a divisor G multiply by 1 / G in FP32: that is the multiplier that is written. For a multiplier
-/// s the divisor is written whose reciprocal is s; where FP32 has none, the nearest, and what is read differs
-/// by 2^-24 (`inexact`). Originals that the opposite conversion would not find again are kept in the header
-/// (`__metadata__`, "quern:" and the tensor's name), so that converting back gives the same bytes.
+/// Readers of a divisor G multiply by 1 / G in FP32, so a divisor becomes that multiplier. A multiplier s becomes the
+/// divisor whose reciprocal is s; where FP32 has none, the nearest one, and readers differ by 2^-24 (`inexact`). An
+/// original that converting back would not give is kept in the header (`__metadata__`, "quern:" and the tensor's name),
+/// so that it gives the same bytes.
 WritePlan plan_write(const Checkpoint& checkpoint, const ModuleIndex& index, const Recipe* recipe,
                      CheckpointFormat format, uint64_t shard_bytes);
 

@@ -1,4 +1,4 @@
-// One answer of `quern run`: asked, printed as it comes, summed up in a line of numbers.
+// One answer of `quern run`: printed as it comes, then summed up in a line of numbers.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@
 
 namespace quern {
 
-/// What every way of running shares.
+/// What all ways of running share.
 struct RunContext {
     const RunOptions& options;
     Engine& engine;
@@ -21,7 +21,7 @@ struct RunContext {
     nlohmann::ordered_json tools;
 };
 
-/// Seconds since the process loaded its code; for --timeout.
+/// For --timeout. Seconds count from the start of the process.
 class Deadline {
   public:
     explicit Deadline(double seconds);  // 0: never

@@ -1,8 +1,8 @@
 // EscapeFilter: model output made harmless for a terminal.
 //
-// A model can be made to print sequences that set the clipboard (OSC 52), the title, colours or move the
-// cursor. Removed are C0 controls but \n and \t, DEL, C1 controls (U+0080..U+009F) and whole escape sequences
-// (ECMA-48 sections 5.3-5.6). Text in between is kept byte for byte.
+// A model can be made to print sequences that set the clipboard (OSC 52), the title or colours, or move the cursor.
+// Removes C0 controls except \n and \t, DEL, C1 controls (U+0080..U+009F) and whole escape sequences (ECMA-48
+// sections 5.3-5.6). Other text is kept byte for byte.
 #pragma once
 
 #include <cstddef>
@@ -13,9 +13,9 @@ namespace quern {
 
 class EscapeFilter {
   public:
-    /// UTF-8, cut anywhere. The results in a row do not depend on the cuts; at most one byte is held back.
+    /// `text`: UTF-8, cut anywhere. The joined results do not depend on the cuts; at most one byte is held back.
     std::string push(std::string_view text);
-    /// At the end: drops what was held. The filter is then as new.
+    /// At the end: drops what was held back.
     void reset();
 
   private:

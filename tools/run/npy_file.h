@@ -1,4 +1,4 @@
-// NpyFile: a float32 matrix [rows, columns] in NumPy's format 1.0, written row by row and crash-safe.
+// NpyFile: a float32 matrix [rows, columns] in NumPy's format 1.0, written row by row; it appears whole or not at all.
 // Source: the NumPy Enhancement Proposal 1, "A Simple File Format for NumPy Arrays".
 #pragma once
 

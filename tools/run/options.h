@@ -33,7 +33,7 @@ struct RunOptions {
     bool single_turn = false;  // leave after the first answer
     bool preserve_thinking = false;
     bool ignore_eos = false;
-    /// Settings by name in the order given: applied over the checkpoint's values once it is loaded.
+    /// Settings by name, in the order given; applied over the checkpoint's values when it is loaded.
     std::vector<std::pair<std::string, std::string>> settings;
 
     std::string ids_file, logits_file;

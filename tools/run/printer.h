@@ -1,4 +1,4 @@
-// Printer: an answer while it arrives. Content to standard output; thinking dim before it, or not at all.
+// Printer: shows an answer while it arrives. Content goes to standard output; thinking, if shown, before it and dim.
 #pragma once
 
 #include <string>
@@ -12,7 +12,7 @@ namespace quern {
 
 class Printer {
   public:
-    /// Thinking goes to standard output only on a terminal; when shown elsewhere it goes to standard error.
+    /// Thinking goes to standard output if that is a terminal, else to standard error.
     Printer(When thinking, When color);
 
     void reasoning(const std::string& text);
@@ -33,7 +33,7 @@ class Printer {
     Output out_{1}, err_{2};
     EscapeFilter out_filter_, thinking_filter_;
     bool terminal_, color_, show_thinking_;
-    bool thinking_ = false;  // something dim was printed and not yet closed
+    bool thinking_ = false;  // dim text is being printed
 };
 
 }  // namespace quern

@@ -1,5 +1,5 @@
-// Signals of an interactive program: the first Ctrl-C asks, the second insists, and the terminal is always
-// left as it was found.
+// Signals of an interactive program: the first Ctrl-C asks, the second one ends the process, and the terminal is
+// always left as it was.
 #pragma once
 
 namespace quern {
@@ -20,24 +20,24 @@ class Signals {
     Signals(const Signals&) = delete;
     Signals& operator=(const Signals&) = delete;
 
-    /// True: signals only set what the functions below report, because someone looks at it; a second SIGINT
-    /// or SIGTERM that nobody took still ends the process.
+    /// True: signals only set what the functions below report; a second SIGINT or SIGTERM before the first one was
+    /// taken still ends the process.
     void polite(bool on);
     /// Whether Ctrl-C came since the last call.
     bool take_interrupt();
-    /// Ctrl-C came and was not taken yet.
+    /// Whether Ctrl-C came and was not taken yet.
     bool interrupted() const;
     /// 143 once SIGTERM or SIGHUP came, else 0.
     int terminated() const;
     bool take_resize();
-    /// Ctrl-Z while `catch_stop`: the line editor has to leave the terminal in order before stopping.
+    /// Whether Ctrl-Z came while catch_stop was on: the line editor must restore the terminal before stopping.
     bool take_stop();
     void catch_stop(bool on);
     /// Becomes readable when a signal arrives.
     int wake_fd() const;
     /// Empties wake_fd.
     void drain();
-    /// Stops the process as SIGTSTP does; returns when it is continued.
+    /// Stops the process like SIGTSTP; returns when it is continued.
     void stop_self();
 };
 

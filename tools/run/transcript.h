@@ -12,13 +12,12 @@ namespace quern {
 std::string transcript_path(const std::string& name);
 /// Names of the saved chats, sorted.
 std::vector<std::string> list_transcripts();
-/// Written beside and renamed: the file is the old or the new one, never half. Throws Error(runtime).
+/// The file is replaced whole or stays as it was. Throws Error(runtime).
 void save_transcript(const std::string& path, const std::vector<Message>& messages);
-/// Throws Error(usage) naming the file for anything that is not such a transcript.
+/// Throws Error(usage) naming the file if it is not such a transcript.
 std::vector<Message> load_transcript(const std::string& path);
 
-/// $XDG_STATE_HOME/quern or ~/.local/state/quern, created with access for its owner only. Empty if there is
-/// no home.
+/// $XDG_STATE_HOME/quern or ~/.local/state/quern, made with access for its owner only. Empty without a home directory.
 std::string state_directory();
 
 }  // namespace quern

@@ -1,4 +1,4 @@
-// Access: who may ask what, decided before the body of a request is read.
+// Access: who may send what, decided before the body of a request is read.
 #pragma once
 
 #include <optional>
@@ -17,17 +17,17 @@ struct AccessRules {
     int64_t body_bytes = 0;
 };
 
-/// The time it takes tells nothing about where `given` differs from `secret`.
+/// The time it takes does not depend on where `given` differs from `secret`.
 bool equal_in_constant_time(std::string_view given, std::string_view secret);
 
 /// The host of a Host header, without port: "[::1]:8080" is "::1".
 std::string host_of(std::string_view header);
 
-/// An IPv4 or IPv6 address, or localhost: what DNS cannot point elsewhere.
+/// Whether it is an IPv4 or IPv6 address, or localhost, which DNS cannot redirect.
 bool is_address(const std::string& host);
 
-/// Throws ApiError for what must not go on: 400 no or several Host headers, 401 no valid key, 403 a foreign
-/// Host or Origin, 411 no length, 413 too long, 415 not JSON. `open`: needs no key.
+/// Throws ApiError for a request that is refused: 400 no or several Host headers, 401 no valid key, 403 a foreign Host
+/// or Origin, 411 no length, 413 too long, 415 not JSON. `open`: no key is needed.
 void check_access(const HttpRequest& request, const AccessRules& rules, bool open);
 
 /// Headers that let a page of the request's origin read the reply; none if it is not allowed.

@@ -1,4 +1,4 @@
-// AnswerFormat: how an API writes an answer, whole and as a stream. One object a request.
+// AnswerFormat: how an API writes an answer, whole or as a stream. Each request has its own.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,7 @@
 
 namespace quern {
 
-/// One choice as far as it has come.
+/// What there is of one choice so far.
 struct Choice {
     std::string reasoning, content;
     std::vector<ToolCall> calls;
@@ -29,10 +29,10 @@ class AnswerFormat {
     virtual ~AnswerFormat() = default;
     virtual nlohmann::ordered_json whole(const std::vector<Choice>& choices) = 0;
 
-    /// Parts of the stream, as they are sent.
+    // Parts of the stream, ready to be sent.
     virtual std::string begin() = 0;
     virtual std::string delta(int choice, const AnswerDelta& delta) = 0;
-    /// Before the delta, if there is one, that came at that moment.
+    /// Sent before the delta of the same event, if there is one.
     virtual std::string progress(int /*choice*/, const Progress& /*progress*/) { return {}; }
     virtual std::string end(int choice, const Choice& all) = 0;
     virtual std::string close(const std::vector<Choice>& choices) = 0;

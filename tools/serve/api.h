@@ -1,4 +1,4 @@
-// Api: the routes of the server. Made before the model is loaded; until then all but /health answer 503.
+// Api: the routes of the server. Exists before the model is loaded; until then most of them answer 503.
 #pragma once
 
 #include <atomic>
@@ -29,14 +29,14 @@ class Api {
 
     /// From any thread.
     void set_progress(const LoadProgress& progress);
-    /// The engine's model, and all that does not change, may be read from now on. Both must outlive the
-    /// requests. `dense`: what LoadOptions::dense cost.
+    /// From now on requests are answered, and read of `engine` what does not change. It must outlive them. `dense`: what
+    /// LoadOptions::dense cost.
     void set_ready(const Engine& engine, const std::optional<DenseCost>& dense = {});
     /// New requests get 503.
     void set_draining();
-    /// The device failed: new requests and /health get 503 and are told so.
+    /// The device failed: new requests and /health get 503 with that message.
     void set_lost();
-    /// Running requests end without waiting for anything.
+    /// Running requests end at once.
     void set_stopping();
 
   private:
@@ -49,10 +49,9 @@ class Api {
         bool open = false;    // needs no key
         bool always = false;  // answers while the model is loading
         bool anthropic = false;
-        const char* missing = nullptr;  // a route of others that is not offered here, and why
+        const char* missing = nullptr;  // why this route of other servers does not exist here
     };
-    /// What is known of a request while it is answered, for its log line.
-    struct Exchange;
+    struct Exchange;  // a request while it is answered
 
     const Route* find(const HttpRequest& r) const;
     ApiError unavailable() const;

@@ -1,4 +1,4 @@
-// ApiError: an answer that is an error, in the form of the OpenAI API.
+// ApiError: an error as a reply, in the form of the OpenAI API.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -19,7 +19,7 @@ struct ApiError : std::runtime_error {
 
     int status;
     std::string code;   // stable; for programs
-    std::string param;  // the field at fault, if one is
+    std::string param;  // the bad field, if there is one
 
     /// OpenAI's name for the status: invalid_request_error, authentication_error, ...
     const char* type() const;

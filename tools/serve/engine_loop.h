@@ -1,4 +1,4 @@
-// EngineLoop: one thread owns the engine; others hand it jobs and read what comes out.
+// EngineLoop: one thread owns the engine; others give it jobs and read the results.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 namespace quern {
 
-/// How far an answer has come.
+/// How far an answer is.
 struct Progress {
     int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
     int64_t prompt_done = 0;  // of prompt_tokens
@@ -39,20 +39,19 @@ struct Outcome : Progress {
 struct Event {
     int choice = 0;
     AnswerDelta delta;
-    std::optional<Outcome> outcome = {};  // the last event of a choice
-    std::optional<Progress> progress =
-        {};  // where the request asked for it; without a delta while the prompt is read
+    std::optional<Outcome> outcome = {};    // the last event of a choice
+    std::optional<Progress> progress = {};  // if asked for; while the prompt is read it comes without a delta
 };
 
-/// Events of the choices of one request, from the engine's thread to the request's. Bounded: a client that
-/// does not read must not make the server hold its whole answer.
+/// Events of the choices of one request, from the engine's thread to the request's. Bounded, so that the server does
+/// not hold the answer of a client that does not read.
 class Mailbox {
   public:
-    /// False: the reader is far behind and this is the last that fits; the outcome always does.
+    /// False: the reader is far behind, and this was the last event that fits, except for outcomes.
     bool push(Event event);
     std::optional<Event> pop(std::chrono::milliseconds patience);
 
-    /// Whether its reader was ever too far behind.
+    /// Whether the reader was ever too far behind.
     bool overflowed() const { return overflowed_; }
 
   private:
@@ -76,21 +75,21 @@ struct Job {
 
 class EngineLoop {
   public:
-    /// `queue`: answers that may wait beside those that run.
+    /// `queue`: how many answers may wait.
     EngineLoop(Metrics& metrics, int64_t queue) : metrics_(metrics), queue_(queue) {}
 
-    /// Takes places for `count` answers; false if there are not that many.
+    /// Takes places for `count` answers; false if fewer are free.
     bool reserve(int64_t count);
-    /// Hands over an answer that has a place, which is free again when the answer has ended.
+    /// Submits an answer that has a place; the place is free again when the answer has ended.
     void submit(std::shared_ptr<Job> job);
     /// Frees places that were not used.
     void give_back(int64_t count);
 
-    /// Runs jobs on `engine` until stop(); what then still runs is cancelled. Throws Error(device) if the
-    /// device failed: `lost` is called, and then all jobs end with that error, as will those that still come.
+    /// Runs jobs on `engine` until stop(), which cancels what still runs. If the device fails, calls `lost`, ends all
+    /// jobs with that error, later ones too, and throws Error(device).
     void run(Engine& engine, const std::function<void()>& lost);
     void stop();
-    /// Before run: the engine has a directory for states. They are saved in idle moments and at the end.
+    /// Call before run, if the engine has a directory for states: they are saved in idle moments and at the end.
     void keep_states() { keep_states_ = true; }
     int64_t busy() const { return places_; }
 

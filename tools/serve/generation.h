@@ -1,4 +1,4 @@
-// GenerationRequest: what a request of any API asks for, checked and as token ids.
+// GenerationRequest: what a request of any API asks for, checked, its prompts as token ids.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@
 
 namespace quern {
 
-/// A name under which the model is served, and what a request gets that says nothing else.
+/// A name under which the model is served, and the settings of requests to it.
 struct Alias {
     std::string name;
     Settings settings;
@@ -32,7 +32,8 @@ struct GenerationRequest {
     bool include_usage = false;
     bool use_cache = true;
     bool return_progress = false, timings_per_token = false;  // of a stream
-    std::vector<std::string> echo;  // completions: texts of the prompts if they are to come first
+    std::vector<std::string>
+        echo;  // completions: texts of the prompts, if they are repeated before the answers
 
     int answers() const { return choices * static_cast<int>(prompts.size()); }
     const std::vector<int32_t>& prompt_of(int answer) const {
@@ -41,7 +42,7 @@ struct GenerationRequest {
     int64_t prompt_tokens() const;
 };
 
-/// Reads what the APIs have in common.
+/// Reads requests; fields that the APIs share are read in one place.
 class RequestReader {
   public:
     RequestReader(const Model& model, const std::vector<Alias>& aliases, bool strict)
@@ -50,9 +51,9 @@ class RequestReader {
     GenerationRequest chat(const nlohmann::ordered_json& body, std::vector<std::string>* ignored) const;
     GenerationRequest completion(const nlohmann::ordered_json& body, std::vector<std::string>* ignored) const;
 
-    /// The alias asked for; an unknown name means the first one, or ApiError(404) when strict.
+    /// The alias of this name; for an unknown name the first one, or ApiError(404) if strict.
     const Alias& alias(const std::string& name) const;
-    /// The conversation as a prompt, for the chat fields of `body`: also of /apply-template.
+    /// The conversation of a chat request, or of /apply-template, as a prompt.
     RenderedPrompt render(const nlohmann::ordered_json& body) const;
 
   private:

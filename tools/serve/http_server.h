@@ -1,8 +1,8 @@
-// HttpServer: cpp-httplib behind four types of our own, with the limits that a server for strangers needs.
+// HttpServer: cpp-httplib behind our own types, with the limits that a public server needs.
 //
-// One thread a connection, a bounded number of them. Every phase of a connection has a deadline: waiting for
-// a request, its head, its body; so a client that sends a byte now and then holds nothing for long. Request
-// bodies need a Content-Length. Only http_server.cpp sees cpp-httplib.
+// One thread for each connection, up to a limit. Every phase of a connection has a deadline (waiting for a request, its
+// head, its body), so a client that sends a byte now and then holds nothing for long. Request bodies need a
+// Content-Length. Only http_server.cpp sees cpp-httplib.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +18,13 @@ namespace quern {
 
 struct HttpRequest {
     std::string method, path, body, remote;
-    std::string id;  // for whoever handles it to give
+    std::string id;  // set by the handler
     int64_t content_length = 0;
     std::function<std::string(const char* name)> header;  // its value; empty if absent
     std::function<size_t(const char* name)> header_count;
     std::function<bool()>
-        closed;  // the client sends nothing any more: it has gone, or waits for the rest of its answer
-    std::function<bool()> reset;  // it has gone for certain; told after something was written to it
+        closed;  // the client sends no more: it has gone, or waits for the rest of its answer
+    std::function<bool()> reset;  // the client has gone; known only after a write to it
 };
 
 /// Writes to a streamed body. False: the client has gone.
@@ -45,14 +45,14 @@ struct HttpLimits {
     size_t peer_connections = 400;  // of one address; 0: no limit
     int idle_seconds = 30;          // between two requests of a connection
     int head_seconds = 10;          // for request line and headers
-    int body_seconds = 30;          // and one more for each KiB of the body
+    int body_seconds = 30;          // and one more for each KiB
 };
 
 class HttpServer {
   public:
-    /// `gate` sees a request before its body is read and may answer it at once; `handle` answers the others.
-    /// `fail` makes the reply to what is no proper HTTP request, with 429 to one connection too many of an
-    /// address. All are called on many threads.
+    /// `gate` sees a request before its body is read and may answer it; `handle` answers the others. `fail` makes the
+    /// reply to an invalid HTTP request or, with 429, to a connection that an address may not have. All are called on
+    /// many threads.
     struct Callbacks {
         std::function<std::optional<HttpReply>(const HttpRequest&)> gate;
         std::function<HttpReply(HttpRequest)> handle;
@@ -68,8 +68,8 @@ class HttpServer {
     int bind(const std::string& host, int port);
     /// Serves on threads of its own.
     void start();
-    /// Accepts nothing more, lets replies that are being written end within `patience` seconds, ends all
-    /// connections and waits for their threads; handlers that stream must return soon.
+    /// Accepts nothing more, gives running replies `patience` seconds to end, closes all connections and waits for their
+    /// threads; handlers that stream must return soon.
     void stop(double patience);
 
   private:

@@ -11,11 +11,11 @@
 
 namespace quern {
 
-/// Counts of seconds up to a bound.
+/// Counts durations up to each bound.
 class Histogram {
   public:
     void add(double seconds);
-    /// Lines of the metric `name`.
+    /// The lines of the metric `name`.
     std::string text(const std::string& name, const std::string& help) const;
 
   private:

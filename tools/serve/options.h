@@ -18,11 +18,11 @@ struct ServeOptions {
     int threads = 0, device = 0;
     int64_t context = 0;
     int64_t sequences = 4;
-    int64_t step_tokens = 0;  // 0: by device
+    int64_t step_tokens = 0;  // 0: what suits the backend
     std::string kv_type = "auto";
     DenseFormat dense = DenseFormat::as_stored;
     int64_t cache_bytes = int64_t{8192} << 20;
-    std::string cache_dir;  // states survive a restart there; empty: they do not
+    std::string cache_dir;  // keeps states over a restart; empty: they are lost
 
     std::string host = "127.0.0.1";
     int port = 8080;
@@ -32,7 +32,7 @@ struct ServeOptions {
     bool allow_anonymous = false;
     HttpLimits limits;
 
-    /// Aliases as given: name and settings; settings of --temp and its like come first.
+    /// Aliases as given: name and settings, which are applied over `settings` (--temp and the like).
     std::vector<std::pair<std::string, std::vector<std::pair<std::string, std::string>>>> aliases;
     std::vector<std::pair<std::string, std::string>> settings;
     int64_t queue = 128;

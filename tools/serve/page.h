@@ -1,12 +1,11 @@
-// The page at /: tools/serve/page.html, put into the program when it is built.
+// The page at /: tools/serve/page.html, embedded when the program is built.
 #pragma once
 
 #include <string_view>
 
 namespace quern {
 
-/// With "NONCE" where the number goes that the policy of each reply names: what comes without it does not
-/// run.
+/// "NONCE" stands for the number in each reply's content security policy: scripts and styles without it have no effect.
 extern const std::string_view kPage;
 
 }  // namespace quern

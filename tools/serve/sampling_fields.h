@@ -8,8 +8,8 @@
 
 namespace quern {
 
-/// Changes in `s` what the request names. Without a seed it gets a random one, unless `fixed_seed` says that
-/// the one of `s` was chosen. `vocab`: token ids that logit_bias may name. Throws FieldError.
+/// Changes in `s` what the request names. If it names no seed, `s` gets a random one, unless `fixed_seed`. `vocab`:
+/// token ids that logit_bias may name are below it. Throws FieldError.
 void read_sampling(Fields& fields, Sampling& s, bool fixed_seed, int64_t vocab);
 
 }  // namespace quern
