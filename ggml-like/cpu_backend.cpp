@@ -22,7 +22,7 @@ class CpuBackend final : public Backend {
         return fmt::format("{} thread{}, {}", pool_.size(), pool_.size() == 1 ? "" : "s", context_.dot.name);
     }
     int threads() const override { return pool_.size(); }
-    /// What could be had without swapping: free memory and the page cache that can be dropped.
+    /// Memory that is available without swapping: free memory and the page cache.
     MemoryInfo memory_info() const override {
         MemoryInfo info;
         std::ifstream file("/proc/meminfo");
@@ -53,7 +53,7 @@ class CpuBackend final : public Backend {
     void* alloc_host(int64_t bytes, const char* what) override { return alloc(bytes, what); }
     void free_host(void* memory) override { this->free(memory); }
 
-    /// Mapped files stay where they are; only what is filled at random takes memory.
+    /// Mapped files stay where they are; only random weights take memory.
     int64_t placed_bytes(const Weight& weight, RowOrder) const override {
         int64_t bytes = 0;
         for (const WeightSegment& s : weight.segments)
@@ -94,7 +94,7 @@ class CpuBackend final : public Backend {
     }
 
   private:
-    /// Memory of a synthetic weight: 64-bit words of one generator a chunk, so that threads do not matter.
+    /// Random words; each chunk has its own generator, so the number of threads does not matter.
     void fill_words(std::vector<uint64_t>& words, uint64_t seed, uint64_t keep, uint64_t set) {
         constexpr int64_t kChunk = 1 << 16;
         const auto count = static_cast<int64_t>(words.size());

@@ -13,7 +13,7 @@
 namespace quern {
 namespace {
 
-/// Messages travel to terminals and into JSON answers: at most `limit` bytes, printable ASCII only.
+/// For messages, which go to terminals and into JSON answers: at most `limit` bytes of printable ASCII.
 std::string printable(std::string_view text, size_t limit) {
     std::string out;
     for (char c : text.substr(0, limit)) out += c >= 0x20 && c < 0x7f ? c : '?';

@@ -286,7 +286,7 @@ void JsonPull::skip_value(const char* where) {
         } else {
             skip_scalar(where);
         }
-        // A value ended: close every bracket that ends here, or go on behind a comma.
+        // A value ended: close all brackets that end here, or continue after a comma.
         while (depth > 0 && (empty || !accept(','))) {
             empty = false;
             expect(open[depth - 1] == '{' ? '}' : ']', "or ','");

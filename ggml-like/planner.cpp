@@ -18,7 +18,7 @@ struct Lifetime {
 class Lifetimes {
   public:
     explicit Lifetimes(const Graph& graph) : graph_(graph), lifetimes_(graph.tensors().size()) {
-        int32_t index = 0;  // views stand for their base
+        int32_t index = 0;  // of the base, for views
         for (const Tensor& t : graph.tensors()) {
             index_of_[&t] = t.base >= 0 ? t.base : index;
             ++index;
@@ -60,7 +60,7 @@ struct Placed {
     Lifetime life;
 };
 
-/// First fit among tensors whose lifetimes overlap; biggest tensors first wastes least.
+/// First fit among tensors whose lifetimes overlap. The biggest come first, which wastes least.
 int64_t place(std::vector<Placed>& placed, int64_t bytes, Lifetime life) {
     std::vector<Placed> conflicts;
     for (const Placed& p : placed)

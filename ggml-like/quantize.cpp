@@ -61,7 +61,7 @@ uint8_t best_scale(const float* magnitudes, float amax, uint8_t start, const Nvf
     const auto try_scale = [&](int candidate) {
         const float step = global.step(static_cast<uint8_t>(candidate));
         const float cut = amax - nvfp4::kMaxCode * step;
-        if (cut > 0 && cut * cut >= least) return false;  // so much is lost on the largest value alone
+        if (cut > 0 && cut * cut >= least) return false;  // the error of the largest value alone is too large
         const float error = block_error(magnitudes, step);
         if (error < least) {
             least = error;

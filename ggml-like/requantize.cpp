@@ -26,7 +26,7 @@ int64_t scale_bytes(const WeightSegment& s) {
                                               : s.rows * (s.cols / nvfp4::kBlock);
 }
 
-/// One segment's rows, a chunk of them a call.
+/// Requantizes one segment, a chunk of its rows a call.
 class Requantizer {
   public:
     Requantizer(const WeightSegment& from, WeightSegment& to, std::byte* memory)

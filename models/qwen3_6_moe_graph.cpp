@@ -36,7 +36,7 @@ class Builder {
             x = c_.dense() ? mlp_block(w, x, norm) : moe_block(w, x, norm);
         }
         g_.set_layer(-1);
-        // As many as there are rows: all of them, in order.
+        // If all rows are wanted, they are in order already.
         if (shape_.logit_rows < shape_.tokens) x = gather_rows(g_, "logit_rows", x, batch_.logit_rows);
         Tensor* logits = norm_linear(g_, "logits", x, w_.head, c_.eps, shape_.kind, DType::F32);
         Tensor* top = logits_top(g_, "logits_top", logits, batch_.temperature, shape_.vocab);
@@ -133,7 +133,7 @@ class Builder {
         return linear_add(g_, name("mlp.down"), y, w.down, x.x, next(norm));
     }
 
-    /// The norm after what is written next.
+    /// The norm that comes next.
     NextNorm next(const Tensor& norm) { return {g_.external(norm), act_, shape_.kind}; }
     std::string name(const char* part) const { return fmt::format("L{}.{}", layer_, part); }
     Tensor* state(StateRole role) { return g_.external(state_.find(layer_, role)); }

@@ -1,4 +1,4 @@
-// The Model of a Qwen3.6 checkpoint: open, read, check, remember.
+// The Model of a Qwen3.6 checkpoint.
 #include <algorithm>
 #include <future>
 #include <set>

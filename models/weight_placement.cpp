@@ -59,7 +59,7 @@ class Placement {
         weights_.memory.push_back(vectors_);
     }
 
-    /// What will change is placed where its memory can be given back.
+    /// What will change later is placed where its memory can be freed.
     bool apart(const WeightUse& use) const {
         return use.matrix != nullptr && weights_.changes_later(*use.matrix);
     }

@@ -67,12 +67,12 @@ TEST_SUITE("cpu") {
             try {
                 pool.parallel_for(1000, 1, [&](int64_t begin, int64_t, int) {
                     ++ran;
-                    if (begin >= 3) throw std::runtime_error("piece");
+                    if (begin >= 3) throw std::runtime_error("chunk");
                 });
             } catch (const std::runtime_error& e) {
                 message = e.what();
             }
-            CHECK(message == "piece");
+            CHECK(message == "chunk");
             CHECK(ran < 1000);
             ran = 0;
             pool.parallel_for(10, 1, [&](int64_t, int64_t, int) { ++ran; });

@@ -43,8 +43,8 @@ struct Row {
     BenchTest test;
     Samples samples;
     TokenBytes bytes;     // of tests that only decode
-    double limit = 0;     // part of the ceiling that was reached; 0: no single ceiling
-    int64_t kernels = 0;  // a decoded token of each sequence; 0: not known
+    double limit = 0;     // share of the ceiling that was reached; 0: no single ceiling
+    int64_t kernels = 0;  // of a step of one row a sequence; 0: unknown
     std::string taint;
 };
 
@@ -64,7 +64,7 @@ Row make_row(const BenchTest& test, const Samples& samples, const Engine& engine
     return row;
 }
 
-/// The device while the test runs once more: idle clocks say nothing.
+/// Looks at the device while the test runs once more, since idle clocks say nothing.
 std::string watch(Engine& engine, const BenchTest& test) {
     const std::string bus_id = engine.backend().bus_id();
     if (bus_id.empty()) return {};
@@ -307,7 +307,7 @@ int bench_linear(const Options& o, Backend& backend) {
     return 0;
 }
 
-/// Shared by a measurement of speed and one of quality.
+/// For measurements of speed and of quality.
 LoadOptions load_options(const Options& o, const EngineOptions& engine, bool tokenizer) {
     return {.model = o.model,
             .synthetic = o.synthetic,

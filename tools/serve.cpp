@@ -55,7 +55,7 @@ class SignalThread {
         pthread_kill(thread_.native_handle(), SIGTERM);
         thread_.join();
     }
-    /// There is something to drain from now on.
+    /// From now on a signal drains.
     void serving() { serving_ = true; }
 
   private:

@@ -161,8 +161,8 @@ void run(const Node& node, cpu::Context& context) {
 }
 
 Cost cost(const Node& node) {
-    // Lengths are data; the bench adds the cache it knows to be read. Counted here: q, gate and y, and the
-    // rows' own k, v.
+    // Sequence lengths are data, so the bench adds the cache that is read. Counted here: q, gate and y, and
+    // the rows' own k and v.
     const Tensor& k = *node.inputs[kK];
     return {.state_bytes = 2.0 * static_cast<double>(dtype_bytes(node.state[0]->dtype, k.elements())),
             .activation_bytes = 3 * cpu::dense_bytes(*node.outputs[0]) + 2 * cpu::dense_bytes(k)};

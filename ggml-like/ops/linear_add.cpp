@@ -38,7 +38,7 @@ Cost cost(const Node& node) {
     return cost;
 }
 
-/// Sums that a GPU's blocks add up begin at zero.
+/// I64 logits are added up by a GPU's blocks, so they begin at zero.
 Tensor* make_logits(Graph& g, std::string_view name, int64_t tokens, const Weight& router,
                     const NextNorm& next) {
     const std::string own = fmt::format("{}.logits", name);

@@ -9,7 +9,7 @@
 namespace quern {
 namespace {
 
-/// One expert with the rows of `routed` that are its own.
+/// One expert and its rows of `routed`.
 struct Group {
     const Weight* weight = nullptr;
     cpu::ActivationRows x;
@@ -100,7 +100,7 @@ void run(const Node& node, cpu::Context& context) {
     cpu::defer_norm(y, *node.inputs[8], *node.outputs[1], *node.outputs[2], context);
 }
 
-/// Experts counted as if tokens chose different ones as long as there are any.
+/// Counts experts as if tokens chose different ones, as far as there are enough.
 Cost cost(const Node& node) {
     const Tensor &routed = *node.inputs[0], &shared = *node.inputs[1];
     const auto& p = node.params<MoeDownParams>();

@@ -30,10 +30,10 @@ void choose(const float* logits, float factor, int64_t experts, int used, int32_
     for (int j = 0; j < used; ++j) weights[j] /= sum;
 }
 
-/// Pairs by expert, in their own order inside each.
+/// Pairs (t*K + j) by expert, rising.
 void group(const Tensor& ids, int64_t experts, int32_t* groups) {
     const int64_t pairs = ids.elements();
-    int32_t* place = groups + 1;  // counts, then offsets, of the expert after
+    int32_t* place = groups + 1;  // place[e]: the count of expert e, then the end of its group
     std::fill(groups, groups + experts + 1, 0);
     for (int64_t i = 0; i < pairs; ++i) ++place[ids.as<int32_t>()[i]];
     for (int64_t e = 1; e < experts; ++e) place[e] += place[e - 1];
@@ -42,7 +42,7 @@ void group(const Tensor& ids, int64_t experts, int32_t* groups) {
         groups[experts + 1 + next[static_cast<size_t>(ids.as<int32_t>()[i])]++] = static_cast<int32_t>(i);
 }
 
-/// ids, weights, gate, groups; returns the norm's factors.
+/// Writes ids, weights, gate and groups; returns the norm's factors.
 std::vector<float> choose_all(const Node& node, cpu::Context& context) {
     const Tensor &h = *node.inputs[0], &squares = *node.inputs[1], &logits = *node.inputs[2];
     const Tensor &ids = *node.outputs[2], &weights = *node.outputs[3], &gate = *node.outputs[4];
@@ -68,7 +68,7 @@ bool any_nvfp4(const MoeGateUpParams& p) {
     return cpu::has_nvfp4(*p.shared);
 }
 
-/// The experts in rising order, each with its (token, place) pairs in token order; the shared one last.
+/// The chosen experts in rising order, each with its pairs in token order, then the shared expert.
 std::vector<cpu::GateUp> make_groups(const Node& node, const cpu::ActivationRows& x,
                                      const std::vector<float>& factors) {
     const Tensor &routed = *node.outputs[0], &shared = *node.outputs[1], &ids = *node.outputs[2];
@@ -109,7 +109,7 @@ void run(const Node& node, cpu::Context& context) {
     cpu::gate_up(make_groups(node, rows, factors), context);
 }
 
-/// Experts counted as if tokens chose different ones as long as there are any.
+/// Counts experts as if tokens chose different ones, as far as there are enough.
 Cost cost(const Node& node) {
     const Tensor &h = *node.inputs[0], &ids = *node.outputs[2];
     const auto& p = node.params<MoeGateUpParams>();

@@ -5,7 +5,7 @@
 namespace quern {
 namespace {
 
-constexpr int64_t kSquareColumns = 16;  // of one number of `squares` in an answer step
+constexpr int64_t kSquareColumns = 16;  // columns that one number of `squares` covers in an answer step
 
 }  // namespace
 

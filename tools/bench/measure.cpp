@@ -71,9 +71,9 @@ double Samples::median_rate() const {
 
 namespace {
 
-/// One run of a single sequence; seconds that count.
+/// One run of a single sequence; returns the measured seconds.
 double run_one(Engine& engine, const BenchTest& test, std::string& hash) {
-    // The prompt that counts follows the depth; without one, decoding needs a token to begin with.
+    // The measured prompt comes after `depth` tokens; without one, decoding needs a first token.
     const int64_t before = test.depth, prompt = std::max<int64_t>(before + test.prompt, 1);
     Request request;
     request.prompt = random_tokens(engine.model(), prompt, 1234);
@@ -105,8 +105,7 @@ double run_parallel(Engine& engine, const BenchTest& test, std::string& hash) {
         request.on_token = [&](int32_t) { return ++tokens > 0; };
         ids.push_back(engine.submit(std::move(request)));
     }
-    // Sequences of one step finish their prompts together or in order; those that are early only answer
-    // sooner.
+    // Sequences finish their prompts together or one after another; the early ones only answer sooner.
     while (tokens < test.parallel && engine.step()) {
     }
     const int64_t early = tokens;

@@ -33,11 +33,11 @@ double ms(Clock::time_point from, Clock::time_point to) {
 struct Sample {
     bool good = false;
     double first_ms = 0, total_ms = 0;
-    std::vector<double> gaps_ms;  // between pieces of the answer
+    std::vector<double> gaps_ms;  // between deltas of the answer
     int64_t prompt = 0, answer = 0, cached = 0;
 };
 
-/// Takes the events of a stream apart as they come.
+/// Splits a stream into events as it comes.
 class Events {
   public:
     Events(Sample& sample, Clock::time_point begun) : sample_(sample), begun_(begun) {}
@@ -84,7 +84,7 @@ class Events {
 };
 
 Json request_body(const ServeLoad& load, int64_t number) {
-    std::string text = fmt::format("Request {}.", number);  // no two share a prefix beyond the system block
+    std::string text = fmt::format("Request {}.", number);  // no two prompts share more than the system block
     for (int64_t i = 0; i < load.prompt_words; ++i) text += " grain";
     text += fmt::format(" {}", kQuestions[static_cast<size_t>(number) % std::size(kQuestions)]);
     return {{"messages", {{{"role", "user"}, {"content", text}}}},

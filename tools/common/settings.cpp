@@ -46,7 +46,7 @@ struct Entry {
     std::string (*show)(const Settings&);
 };
 
-/// Beside the fields of the sampler.
+/// Settings that are not fields of the sampler.
 const std::vector<Entry>& other_entries() {
     using S = Settings;
     using V = std::string_view;

@@ -81,7 +81,7 @@ AnswerReader::AnswerReader(const Model& model, AnswerRules rules)
     matching_ = rules_.schema != nullptr && !parser_->in_reasoning();
 }
 
-/// How a demanded call begins; the name is left to the model where there is a choice.
+/// How a demanded call begins; where there is a choice, the model writes the name.
 std::string AnswerReader::call_prefix() {
     call_begun_ = true;
     const std::string begin = format_.call_begin;
@@ -134,11 +134,11 @@ bool AnswerReader::push(int32_t id, const std::function<bool(const AnswerDelta&)
     ++tokens_;
     const bool reasoning = parser_->in_reasoning();
     if (reasoning) {
-        // What closes the thinking in the model's place is no thinking.
+        // Text that closes the thinking in the model's place does not count as thinking.
         if (rules_.thinking_budget < 0 || reasoning_tokens_ < rules_.thinking_budget) ++reasoning_tokens_;
         logprobs_.clear();  // reports are about the content
     } else if (forced_left_ > 0) {
-        // Our own words, which are as they should be.
+        // Forced text, which is right by construction.
     } else if (name_) {
         *name_ += tokenizer_.piece(id);
         if (name_->find(format_.call_name_end) != std::string::npos) name_.reset();

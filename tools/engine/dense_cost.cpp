@@ -28,7 +28,7 @@ Normalizer normalizer(std::span<const float> logits) {
     return {highest, highest + std::log(sum)};
 }
 
-/// Runs the model over `tokens`; examine(position, row of logits), from several threads.
+/// Runs the model over `tokens` and calls examine(position, row of logits) on several threads.
 template <typename F>
 void run_text(Model& model, Backend& backend, const std::vector<int32_t>& tokens, const F& examine) {
     Engine engine(model, backend, dense_cost_options(model));
@@ -90,7 +90,7 @@ double divergence(const LikelyTokens& p, std::span<const float> logits) {
         kl += std::exp(log_p) * (log_p - log_q);
         rest -= std::exp(log_q);
     }
-    // Below this the remainders are rounding, not probability.
+    // Smaller remainders are rounding errors, not probabilities.
     constexpr double kRounding = 1e-6;
     if (p.rest > kRounding) kl += p.rest * std::log(p.rest / std::max(rest, kRounding));
     return std::isnan(kl) ? INFINITY : std::max(kl, 0.0);

@@ -29,8 +29,8 @@ namespace quern {
 namespace {
 
 constexpr size_t kPlans = 8;
-/// A step of a device takes as long as some 400 more rows of a prompt would: a short conversation's first
-/// state is not worth one.
+/// On a device an extra step takes as long as some 400 more prompt rows: too much for the first state of a short
+/// conversation.
 constexpr int64_t kFewestKept = 256;
 constexpr int64_t kSecondDraw = int64_t{1} << 40;  // beyond every position
 
@@ -38,7 +38,7 @@ double seconds(Sequence::Clock::time_point from, Sequence::Clock::time_point to)
     return std::chrono::duration<double>(to - from).count();
 }
 
-/// What the device has less since the last look; 0 where free memory says nothing.
+/// Memory that the device has lost since the last call; 0 where free memory is not exact.
 class Gauge {
   public:
     explicit Gauge(const Backend& backend) : backend_(backend), free_(backend.memory_info().free_bytes) {}
@@ -58,7 +58,7 @@ MemoryPlan fitting_plan(const Model& model, const Backend& backend, const Engine
     return plan;
 }
 
-/// In a handler: an error of the device is not a request's.
+/// In a handler: rethrows an error of the device, which is not the request's.
 void rethrow_if_device(const std::exception& error) {
     const auto* known = dynamic_cast<const Error*>(&error);
     if (known != nullptr && known->kind() == ErrorKind::device) throw;
@@ -226,7 +226,7 @@ bool Engine::save_states(const std::function<bool()>& go_on) {
     return state_->file->save(state_->cache, state_->pool, go_on);
 }
 
-/// A hash of all that the bytes of a state and their meaning depend on.
+/// A hash of all that a state depends on: its bytes, and what they mean.
 uint64_t Engine::State::binding() const {
     ContentHash hash;
     hash.add(QUERN_VERSION);
@@ -269,7 +269,7 @@ bool Engine::State::step() {
     return !running.empty() || !queue.empty();
 }
 
-/// Ends everything: the device computes no more.
+/// Ends all requests: the device has failed.
 void Engine::State::lose(const std::string& error) {
     for (auto& [id, s] : sequences) finish(*s, FinishReason::error, error);
     running.clear();
@@ -298,8 +298,8 @@ void Engine::State::admit() {
     }
 }
 
-/// From the longest kept state that begins the prompt, else from nothing. Rows that are skipped have no
-/// logits.
+/// Starts from the longest kept state that begins the prompt, else from nothing. Rows of a kept state have no logits,
+/// so requests for prompt logits use none.
 void Engine::State::start(Sequence& s) {
     if (caches(s) && !s.request.on_prompt_logits) {
         const PrefixCache::Match match = cache.find(s.request.prompt);
@@ -322,7 +322,7 @@ void Engine::State::keep_state(Sequence& s) {
     if (cache.wants(tokens)) cache.store(tokens, s.state);
 }
 
-/// Kept states give way to those who run.
+/// Evicts kept states until the running ones have so many pages.
 void Engine::State::make_room(int64_t pages) {
     while (pool.free_pages() < pages && cache.evict()) {
     }
@@ -341,8 +341,8 @@ void Engine::State::run(const Step& step) {
     read(plan, step);
 }
 
-/// Answer steps of one row a sequence run again and again: where plans are captured they are padded to few
-/// shapes. Those of several rows are rare and get a plan of their own size.
+/// Answer steps of one row a sequence run repeatedly; where plans are captured they are padded to few shapes. Those of
+/// several rows are rare and get a plan of their own size.
 StepPlan& Engine::State::plan_for(const Step& step) {
     BatchShape shape{.kind = step.kind,
                      .sequences = static_cast<int64_t>(step.slices.size()),
@@ -387,7 +387,7 @@ void Engine::State::download_logits(const StepPlan& plan, int64_t row, int64_t c
                      count * plan.logits->shape[1] * int64_t{sizeof(float)});
 }
 
-/// From the highest logits of the row if they are enough, else from all of them.
+/// Chooses from the highest logits of the row if they are enough, else from all.
 int32_t Engine::State::choose(const Sequence& s, const StepPlan& plan, const int32_t* top,
                               int64_t row) const {
     const auto position = static_cast<int64_t>(s.tokens.size());
@@ -405,7 +405,7 @@ int32_t Engine::State::choose(const Sequence& s, const StepPlan& plan, const int
     const int64_t vocab = model.info().vocab;
     int32_t id = sample(logits, vocab, s.request.sampling, s.tokens, position);
     if (s.request.allow && !s.request.allow(id)) {
-        // Drawing again among the allowed ones, independently, gives each of them its share of the whole.
+        // A second, independent draw among the allowed tokens keeps their proportions.
         std::vector<float> allowed(logits.begin(), logits.end());
         for (int32_t other = 0; other < vocab; ++other)
             if (!s.request.allow(other)) allowed[static_cast<size_t>(other)] = -INFINITY;

@@ -1,4 +1,4 @@
-// JsonMatcher: one thread for each reading of the text, each a stack of what is open.
+// JsonMatcher: a thread for each way to read the text, with a stack of what is open.
 #include <algorithm>
 #include <cstring>
 

@@ -39,7 +39,7 @@ int64_t count_of(const ordered_json& value, const std::string& where, const std:
     return value.get<int64_t>();
 }
 
-/// How many readings a value's first byte may have. Throws for a schema that is an alternative of itself.
+/// In how many ways a value's first byte may be read. Throws for a schema that is an alternative of itself.
 size_t alternatives(const Node& node, std::map<const Node*, size_t>& known) {
     constexpr size_t kOpen = 0;
     const auto [at, fresh] = known.try_emplace(&node, kOpen);

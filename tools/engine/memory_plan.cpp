@@ -88,8 +88,8 @@ std::vector<int64_t> powers_of_two_and(int64_t last) {
     return list;
 }
 
-/// Steps whose memory bounds that of all others: of either kind, with every power of two of rows and the most
-/// rows, for as few sequences as may have so many and for as many as may run; and the widest padded one.
+/// Steps that need at least as much memory as all others: of either kind, with every power of two of rows and with the
+/// most rows, for the fewest and the most sequences that may have so many; and the largest padded one.
 std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, int64_t vocab) {
     std::vector<BatchShape> shapes;
     const auto add = [&](StepKind kind, int64_t tokens, int64_t sequences, int64_t logit_rows) {
@@ -112,7 +112,7 @@ std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, int64_t vocab) {
     return shapes;
 }
 
-/// First fit is not monotonic in the sizes it is given: a smaller step may need a little more.
+/// First fit is not monotonic: a smaller step may need a little more.
 int64_t with_slack(int64_t bytes) { return aligned(bytes + bytes / 32); }
 
 void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend) {
@@ -124,8 +124,8 @@ void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend)
     }
 }
 
-/// The longest context that fits beside everything else. Without a device of its own a process takes half of
-/// what is free: other programs want memory too.
+/// The longest context that fits beside everything else. On the CPU only half of the free memory is used: other programs
+/// need some, too.
 int64_t largest_context(const MemoryPlan& plan) {
     const int64_t page = page_bytes(plan.specs) * plan.sequences;
     if (page == 0) return plan.model_context;
@@ -135,8 +135,8 @@ int64_t largest_context(const MemoryPlan& plan) {
                       plan.model_context);
 }
 
-/// What is left on a device, within the cache's budget. Some of it stays free for other programs, and most of
-/// it for the context if that is to be as large as fits.
+/// Recurrent states that fit into the rest of a device's memory and the cache's budget. Some of the rest stays free for
+/// other programs and, if the context is to be as large as fits, most of it for that.
 void count_kept(MemoryPlan& plan, int64_t budget) {
     if (!plan.device.exact) return;
     const int64_t left = std::max<int64_t>(0, plan.device.free_bytes - plan.needed());

@@ -27,7 +27,7 @@ PrefixCache::~PrefixCache() {
 PrefixCache::Match PrefixCache::find(std::span<const int32_t> prompt) {
     Match match;
     Entry* best = nullptr;
-    // The newest first: it is most likely the longest, and spares the others of its conversation.
+    // The newest first: it is most likely the longest, so that shorter ones need not be compared.
     for (auto e = entries_.rbegin(); e != entries_.rend(); ++e) {
         if (best != nullptr && e->tokens.size() <= best->tokens.size()) continue;
         const int64_t common = common_prefix(prompt, e->tokens);
@@ -82,7 +82,7 @@ void PrefixCache::store(std::span<const int32_t> tokens, const SequenceState& s)
         entry.snapshot = pool_.snapshot(s);
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::memory) throw;
-        return;  // no memory, or no page for the copy of the last one: those who run need it more
+        return;  // no memory, or no page to copy the last one to: running sequences need it more
     }
     insert(std::move(entry));
     ++stats_.stored;
@@ -90,7 +90,7 @@ void PrefixCache::store(std::span<const int32_t> tokens, const SequenceState& s)
     }
 }
 
-/// For one more snapshot of that worth, where their number is limited. False: all the others are worth more.
+/// Makes room for one more snapshot of that worth, where their number is limited. False: all others are worth more.
 bool PrefixCache::make_room(double worth) {
     while (pool_.free_snapshots() == 0) {
         const auto least = least_worth();

@@ -25,7 +25,7 @@ struct Header {
     uint64_t binding;
     int64_t page_bytes, recurrent_bytes, records;
 };
-/// The last character is the format's: 2 has states at multiples of kPageTokens, of prompts only.
+/// The last character is the format's version: 2 has states at multiples of kPageTokens, of prompts only.
 constexpr char kMagic[8] = {'Q', 'U', 'E', 'R', 'N', 'P', 'F', '2'};
 constexpr size_t kOurs = sizeof kMagic - 1;
 
@@ -67,7 +67,7 @@ class Reader {
         hash_.add(to, bytes);
         return true;
     }
-    /// A list whose length the file says: no more than the file has is asked for.
+    /// A list whose length is in the file, but at most as long as the rest of the file.
     template <typename T>
     bool read(std::vector<T>& to, int64_t count) {
         if (count < 0 || static_cast<uint64_t>(count) > left_ / sizeof(T)) return false;
@@ -100,8 +100,7 @@ Kind kind_of(const std::string& path) {
     return std::memcmp(magic, kMagic, kOurs) == 0 ? Kind::ours : Kind::foreign;
 }
 
-/// Temporary files NAME.PID.tmp of processes that are gone; our own number is that of an earlier process,
-/// too.
+/// Removes temporary files NAME.PID.tmp of processes that are gone; one with our own PID is from an earlier process.
 void remove_leftovers(const fs::path& directory, const std::string& name) {
     std::error_code failed;
     for (const auto& file : fs::directory_iterator(directory, failed)) {

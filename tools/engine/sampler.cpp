@@ -96,8 +96,7 @@ void keep_top_k(std::vector<Candidate>& list, int k) {
 /// The smallest set of likeliest candidates that holds `p` of the probability.
 void keep_top_p(std::vector<Candidate>& list, double p) {
     if (p < 1.0) {
-        // All candidates below (1-p)/n together hold less than 1-p: the set never needs them, so do not sort
-        // them.
+        // All candidates below (1-p)/n together have less than 1-p, so the set never needs them: not sorted.
         const double floor = (1.0 - p) / static_cast<double>(list.size());
         std::erase_if(list, [&](const Candidate& c) { return c.probability < floor; });
     }
@@ -150,11 +149,11 @@ int32_t sample(std::span<const float> logits, int64_t vocab, const Sampling& s,
     return draw(candidates(logits, vocab, s, history), s.seed, position);
 }
 
-/// A device's sum in FP32 may be off by this much of itself.
+/// The relative error that a device's FP32 sum may have.
 constexpr double kSumError = 2e-5;
 
-/// keep_top_p for the head of a longer list. False if what is missing, or the error of the sum, could change
-/// the set; a list that ends below min_p has all that matters.
+/// keep_top_p for the head of a longer list. False if the missing rest, or the error of the sum, could change the set;
+/// a list that ends below min_p has all that matters.
 bool keep_top_p_of_head(std::vector<Candidate>& head, double p, float min_p) {
     double sum = 0;
     for (size_t i = 0; i < head.size(); ++i) {

@@ -7,7 +7,7 @@
 namespace quern {
 namespace {
 
-/// Rows of a prompt that may run if `most` may: up to its next cut, its end, or a multiple of kPageTokens.
+/// How many rows of a prompt run if at most `most` may: up to its next cut, its end, or a multiple of kPageTokens.
 int64_t ready_rows(const Sequence& s, int64_t most) {
     const int64_t begin = s.state.length;
     const int64_t end = s.cuts.empty() ? s.prompt_tokens() : std::min(s.cuts.front(), s.prompt_tokens());
@@ -20,7 +20,7 @@ class PromptRows {
   public:
     PromptRows(int64_t rows, int64_t logits) : rows_(rows), logits_(logits) {}
 
-    /// Up to `most` rows of a prompt, beyond those that `slice` has already.
+    /// Adds up to `most` rows of the prompt to `slice`.
     void grow(Slice& slice, int64_t most) {
         Sequence& s = *slice.sequence;
         most = std::min(most, rows_);

@@ -118,8 +118,7 @@ int32_t StatePool::take_slot() {
 SequenceState StatePool::acquire() {
     SequenceState s;
     s.slot = take_slot();
-    // Whoever had the slot before must not shine through, even if a kernel forgot that position 0 means
-    // fresh.
+    // Nothing of the slot's earlier sequence may be seen, even if a kernel forgot that position 0 means fresh.
     for (const Block& b : blocks_)
         if (!b.spec.paged) backend_.zero(item(b, s.slot), b.item_bytes);
     return s;

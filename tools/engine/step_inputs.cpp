@@ -5,8 +5,8 @@
 namespace quern {
 namespace {
 
-/// Rows and sequences behind the real ones, if the step was padded: empty sequences, rows of nobody that are
-/// copies of the first row as far as they are computed.
+/// If the step is padded: empty sequences after the real ones, and rows that belong to none; where these are computed,
+/// they are copies of the first row.
 void fill_padding(StepPlan& step, size_t filled) {
     Plan& p = *step.plan;
     const auto pad = [](const Tensor* t, auto* values, size_t from, auto value) {

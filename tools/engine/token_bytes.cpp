@@ -14,7 +14,7 @@ void add(TokenBytes& bytes, const char* name, double value) {
         part->second += value;
 }
 
-/// `counted`: bytes of a use, all of which a step reads at most once.
+/// `counted`: bytes of a use, which a step reads at most once.
 template <typename F>
 TokenBytes weight_bytes(const Model& model, int64_t sequences, F&& counted) {
     TokenBytes bytes;

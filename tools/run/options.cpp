@@ -75,7 +75,7 @@ class Builder {
         parser_.footer(kFooter);
     }
 
-    /// After the parse: flags that change each other.
+    /// After the parse: applies flags that change others.
     void finish() {
         if (device_given_ && o_.gpu == GpuOptions::automatic) o_.gpu = GpuOptions::all;
     }

@@ -165,7 +165,7 @@ class Repl {
         if (stats_) remark(stats_line(last_, c_));
     }
 
-    /// Takes messages back to before the last question; its text, or nothing.
+    /// Removes the last question and all after it; returns its text, or nothing.
     std::optional<std::string> drop_last_question() {
         while (!messages_.empty()) {
             const Message m = messages_.back();

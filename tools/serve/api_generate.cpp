@@ -17,7 +17,7 @@ struct Api::Exchange {
     using Clock = Job::Clock;
 
     explicit Exchange(EngineLoop& l) : loop(l) {}
-    /// However it ended, and even if nobody ever wrote the reply: nothing goes on for it.
+    /// However the request ended, even without a reply: its jobs stop.
     ~Exchange() {
         for (auto& job : jobs) job->cancelled = true;
         loop.give_back(places);
@@ -40,7 +40,7 @@ struct Api::Exchange {
         --places;
         loop.submit(jobs[job]);
     }
-    /// The other answers to a prompt begin with the state that the first one has left.
+    /// The other answers to a prompt start from the state that the first one has left.
     void submit_others(int answer) {
         const auto each = static_cast<size_t>(request.choices), prompt = static_cast<size_t>(answer) / each;
         const int count = std::exchange(waiting[prompt], 0);

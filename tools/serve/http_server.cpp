@@ -62,7 +62,7 @@ class Watchdog {
         const std::lock_guard lock(mutex_);
         for (const Connection& c : connections_) ::shutdown(c.socket, SHUT_RDWR);
     }
-    /// Those whose clients have to do something. True: there are no others.
+    /// Closes connections that wait for their clients. True: there are no others.
     bool shut_waiting() {
         const std::lock_guard lock(mutex_);
         bool all = true;
@@ -95,7 +95,7 @@ class Peers {
   public:
     explicit Peers(size_t most) : most_(most) {}
 
-    /// False: it has all that it may have.
+    /// False: the address has as many as it may have.
     bool enter(const std::string& peer) {
         const std::lock_guard lock(mutex_);
         size_t& count = counts_[peer];
