@@ -218,11 +218,11 @@ void few(Context& c, const Down& a) {
     const PlainRows<K> routed{a.routed, a.width, a.width, a.rows * a.used};
     const PlainRows<S> shared{a.shared_in, a.shared_width, a.shared_width, a.rows};
     if (a.rows <= 8)
-        launch(c, "moe_down", down_few<K, S, 1>, a.experts.tiles, kDownThreads, few_bytes<K, S, 1>(a), a,
-               routed, shared);
+        launch(c, "moe_down few 8", down_few<K, S, 1>, a.experts.tiles, kDownThreads, few_bytes<K, S, 1>(a),
+               a, routed, shared);
     else
-        launch(c, "moe_down", down_few<K, S, 2>, a.experts.tiles, kDownThreads, few_bytes<K, S, 2>(a), a,
-               routed, shared);
+        launch(c, "moe_down few 16", down_few<K, S, 2>, a.experts.tiles, kDownThreads, few_bytes<K, S, 2>(a),
+               a, routed, shared);
 }
 
 template <Kind K>
@@ -283,7 +283,7 @@ void prompt(Context& c, const Down& a, const Packed& shared) {
              {.y = static_cast<bf16*>(a.terms) + a.used * columns, .ld = (a.used + 1) * columns},
              Split::never);
     }
-    launch(c, "moe_down", add_prompt_terms, a.rows, kAddThreads, 0, a);
+    launch(c, "add terms", add_prompt_terms, a.rows, kAddThreads, 0, a);
 }
 
 /// Rows [first, first + count).

@@ -164,7 +164,7 @@ bool launch_down_few(Context& c, const Down& a, int limit) {
     const int rest = rows_bytes(a) + a.rows * (a.used + 1) * kTileRows * 4;
     const auto bytes = [&] { return kWarps * s.depth * s.piece_bytes + rest; };
     const auto start = [&](void (*kernel)(Down, DownShape)) {
-        launch(c, "moe_down", kernel, a.experts.tiles, kThreads, bytes(), a, s);
+        launch(c, "moe_down few", kernel, a.experts.tiles, kThreads, bytes(), a, s);
         return true;
     };
     const int whole = whole_each(s.routed, s.shared), each = max(s.routed.each, s.shared.each);

@@ -115,7 +115,7 @@ bool launch_down_one(Context& c, const Down& a, int limit) {
                        kWarps % s.routed.count == 0;
     const int each = whole ? s.routed.each : 0;
     const auto kernel = each == 1 ? down_fp4_one<1> : each == 2 ? down_fp4_one<2> : down_fp4_one<0>;
-    launch(c, "moe_down", kernel, a.experts.tiles, kThreads, bytes, a, s);
+    launch(c, "moe_down one", kernel, a.experts.tiles, kThreads, bytes, a, s);
     return true;
 }
 

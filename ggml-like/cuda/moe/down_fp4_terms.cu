@@ -94,17 +94,24 @@ __global__ void __launch_bounds__(kSumThreads) down_fp4_sum(Down a) {
     defer_four(a.next, n, column, sum, *reinterpret_cast<const float4*>(a.next.norm + column));
 }
 
+/// Prompts add all chunks in one chain: a kernel for splits of one chunk and of two.
+template <bool kPrompt>
+auto kernel_for(int each) -> void (*)(Down, Stream) {
+    if (each == 0) return down_fp4_terms<0, kPrompt>;
+    if constexpr (kPrompt)
+        return down_fp4_terms<1, kPrompt>;
+    else
+        return each == 1 ? down_fp4_terms<1, kPrompt> : down_fp4_terms<2, kPrompt>;
+}
+
 template <bool kPrompt>
 bool make_terms(Context& c, const Down& a, int limit) {
     if (a.rows > kGroupRows || a.rows * a.used > kGroupPairs || a.experts.rows % 4 != 0) return false;
     Stream s{{a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.experts.chunks},
              {a.shared.data, a.shared.factor, 0, a.experts.tiles, a.shared_chunks}};
     if (!fit_stream(s, limit)) return false;
-    const auto kernel = s.each == 1   ? down_fp4_terms<1, kPrompt>
-                        : s.each == 2 ? down_fp4_terms<2, kPrompt>
-                                      : down_fp4_terms<0, kPrompt>;
-    launch(c, "moe_down", kernel, min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, s.bytes(), a,
-           s);
+    launch(c, kPrompt ? "moe_down prompt stream" : "moe_down stream", kernel_for<kPrompt>(s.each),
+           min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, s.bytes(), a, s);
     return true;
 }
 
@@ -113,7 +120,7 @@ bool make_terms(Context& c, const Down& a, int limit) {
 bool launch_down_terms(Context& c, const Down& a, int limit) {
     if (!make_terms<false>(c, a, limit)) return false;
     const dim3 grid(a.rows, (a.experts.rows + 4 * kSumThreads - 1) / (4 * kSumThreads));
-    launch(c, "moe_down", down_fp4_sum, grid, kSumThreads, 0, a);
+    launch(c, "add terms", down_fp4_sum, grid, kSumThreads, 0, a);
     return true;
 }
 

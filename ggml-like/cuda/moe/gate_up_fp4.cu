@@ -153,15 +153,25 @@ Stream stream_of(const GateUp& a) {
             {a.shared.data, a.shared.factor, 0, a.shared.tiles, a.chunks}};
 }
 
+/// Prompts add all chunks in one chain: a kernel for splits of one chunk and of two.
+template <Mode kMode>
+auto kernel_for(int each) -> void (*)(GateUp, Stream) {
+    if (each == 0) return gate_up_fp4_few<0, kMode>;
+    if constexpr (kMode == Mode::prompt)
+        return gate_up_fp4_few<1, kMode>;
+    else
+        return each == 1 ? gate_up_fp4_few<1, kMode> : gate_up_fp4_few<2, kMode>;
+}
+
 template <Mode kMode>
 void launch_few(Context& c, const GateUp& a) {
     Stream stream = stream_of(a);
     fit_stream(c, a, stream);
     const int tiles = a.rows * a.shared.tiles + a.rows * a.used * a.experts.tiles;
-    const auto kernel = stream.each == 1   ? gate_up_fp4_few<1, kMode>
-                        : stream.each == 2 ? gate_up_fp4_few<2, kMode>
-                                           : gate_up_fp4_few<0, kMode>;
-    launch(c, "moe_gate_up", kernel, min(c.sms, tiles), kThreads, stream.bytes(), a, stream);
+    constexpr const char* kName = kMode == Mode::chooses  ? "moe_gate_up few"
+                                  : kMode == Mode::chosen ? "moe_gate_up stream"
+                                                          : "moe_gate_up prompt stream";
+    launch(c, kName, kernel_for<kMode>(stream.each), min(c.sms, tiles), kThreads, stream.bytes(), a, stream);
 }
 
 }  // namespace

@@ -240,7 +240,7 @@ void launch_gate_up_one(Context& c, const GateUp& a) {
     const OneRow one(c, a);
     const int each = a.chunks % one.shape.splits.each == 0 ? one.shape.splits.each : 0;
     const auto kernel = each == 1 ? gate_up_fp4_one<1> : each == 2 ? gate_up_fp4_one<2> : gate_up_fp4_one<0>;
-    launch(c, "moe_gate_up", kernel, one.grid, kThreads, one.bytes, a, one.shape);
+    launch(c, "moe_gate_up one", kernel, one.grid, kThreads, one.bytes, a, one.shape);
 }
 
 }  // namespace quern::cuda::moe
