@@ -70,6 +70,43 @@ TEST_SUITE("cpu") {
         CHECK(answers(kH200, gate_up, 34816, 5120) == "few few few step step step step");  // the 27B's MLP
     }
 
+    TEST_CASE("variants: answers of mixtures") {
+        const MixtureShape m{.experts_kind = Kind::nvfp4,  // the 35B's gate and up
+                             .shared_kind = Kind::nvfp4,
+                             .used = 8,
+                             .experts = 256,
+                             .tiles = 64,
+                             .shared_tiles = 64,
+                             .chunks = 32,
+                             .shared_chunks = 32,
+                             .columns_of_y = 1024};
+        MixtureShape down = m;
+        down.tiles = down.shared_tiles = 128, down.chunks = down.shared_chunks = 8, down.columns_of_y = 2048;
+        const auto names = [](auto choose, const Card& card, MixtureShape shape) {
+            std::string all;
+            for (const int rows : {1, 2, 8, 9, 64, 65}) {
+                shape.rows = rows;
+                all += std::string(all.empty() ? "" : " ") + name_of(choose(card, shape));
+            }
+            return all;
+        };
+        for (const Card& card : {kH200, kA100}) {
+            CHECK(names(choose_gate_up, card, m) == "one few few stream stream slices");
+            CHECK(names(choose_down, card, down) == "one few few stream stream slices");
+        }
+        CHECK(names(choose_gate_up, kRtx5090, m) == "few few few stream stream slices");
+        CHECK(names(choose_down, kRtx5090, down) == "one few stream stream stream slices");
+        const auto changed = [](MixtureShape shape, auto change) { return change(shape), shape; };
+        const MixtureShape many = changed(m, [](MixtureShape&s) { s.experts = 512; }),
+                           wide = changed(m, [](MixtureShape&s) { s.shared_kind = Kind::bf16; }),
+                           used = changed(down, [](MixtureShape&s) { s.used = 40; });
+        CHECK(names(choose_gate_up, kH200, many) == "stream stream stream stream stream slices");
+        CHECK(names(choose_gate_up, kH200, wide) == "slices slices slices slices slices slices");
+        CHECK(names(choose_down, kH200, used) == "stream stream stream stream slices slices");
+        CHECK(gate_up_streams(kH200, changed(wide, [](MixtureShape& s) { s.rows = 50; })));
+        CHECK_FALSE(down_streams(kH200, changed(wide, [](MixtureShape& s) { s.rows = 50; })));
+    }
+
     TEST_CASE("variants: prompts of the 35B's matrices") {
         CHECK(prompts(kH200, Kind::bf16, 12352, 2048, true) == "short, short, short, tall, wide");
         CHECK(prompts(kH200, Kind::bf16, 2048, 4096, true) ==

@@ -4,6 +4,7 @@
 #include "ggml-like/cuda/linear/gemm_shapes.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
 #include "ggml-like/cuda/moe/expert_shapes.h"
+#include "ggml-like/cuda/moe/mixture_shapes.h"
 
 namespace quern::cuda {
 namespace {
@@ -76,6 +77,36 @@ bool product_routes(const Card& card, const AnswerShape& s, int router_tiles) {
            s.tiles <= kOwnTiles * card.sms;
 }
 
+bool gate_up_streams(const Card& card, const MixtureShape& m) {
+    moe::StreamShape stream(m.chunks, m.shared_chunks);
+    return m.experts_kind == Kind::nvfp4 && m.rows <= moe::kMaxFp4Rows &&
+           m.rows * m.used <= moe::kGroupPairs && fit_stream(stream, card.shared_bytes - moe::kStatic);
+}
+bool down_streams(const Card& card, const MixtureShape& m) {
+    return m.shared_kind == Kind::nvfp4 && m.columns_of_y % 4 == 0 && gate_up_streams(card, m);
+}
+
+MixtureProduct choose_gate_up(const Card& card, const MixtureShape& m) {
+    if (m.shared_kind != Kind::nvfp4 || !gate_up_streams(card, m)) return MixtureProduct::slices;
+    MixtureShape most = m;  // the same for all numbers of rows that choose
+    most.rows = moe::kFewStepRows;
+    const bool chooses = m.rows <= moe::kFewStepRows && m.experts <= moe::kMaxChoiceExperts &&
+                         m.used <= moe::kMaxChoiceUsed && gate_up_streams(card, most);
+    if (!chooses) return MixtureProduct::stream;
+    const bool one = m.rows == 1 && m.tiles > 0 && m.shared_tiles > 0 &&
+                     moe::GateUpOneLaunch(card, m.used, m.tiles, m.shared_tiles, m.chunks).fits(card);
+    return one ? MixtureProduct::one : MixtureProduct::few;
+}
+
+MixtureProduct choose_down(const Card& card, const MixtureShape& m) {
+    if (m.experts_kind != Kind::nvfp4 || m.shared_kind != Kind::nvfp4) return MixtureProduct::slices;
+    if (m.rows == 1 && moe::down_one_launch(card, m.used, m.chunks, m.shared_chunks).fits)
+        return MixtureProduct::one;
+    if (moe::down_few_launch(card, m.rows, m.used, m.chunks, m.shared_chunks).fits)
+        return MixtureProduct::few;
+    return down_streams(card, m) ? MixtureProduct::stream : MixtureProduct::slices;
+}
+
 bool is_split(const PromptShape& p) { return p.may_split && p.tiles <= 256 && p.chunks >= 16; }
 
 PromptProduct choose(const Card& card, const PromptShape& p) {
@@ -108,6 +139,18 @@ const char* name_of(AnswerProduct product) {
             return "quarters";
         default:
             return "whole";
+    }
+}
+const char* name_of(MixtureProduct product) {
+    switch (product) {
+        case MixtureProduct::one:
+            return "one";
+        case MixtureProduct::few:
+            return "few";
+        case MixtureProduct::stream:
+            return "stream";
+        default:
+            return "slices";
     }
 }
 const char* name_of(PromptProduct product) {

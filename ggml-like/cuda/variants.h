@@ -13,6 +13,14 @@
 //     step           step_product.cu: the rest, and BF16 where there are no products of warpgroups
 //     quarters       gemm_answer.cu: a cluster of four blocks for up to two tiles an SM; whole: a block, more tiles
 //
+// Answers, mixtures (the same bits again):
+//
+//   rows             1      2 to 8    9 to 64
+//   NVFP4            one    few       stream            one and few choose experts themselves: up to 256, 8 used
+//   other formats    choose_experts, then 16 rows at a time (slices)
+//
+//     NVFP4 that does not fit takes the next kernel to the right; a stream that does not fit, slices
+//
 // Prompts (a matrix is split or not, whatever the rows; then all variants give the same bits):
 //
 //   tokens           up to 64        65 to 128       more
@@ -46,6 +54,25 @@ AnswerProduct choose(const Card& card, const AnswerShape& shape);
 /// `router_tiles`: of 16 logits. The product is the matrix's only part.
 bool product_routes(const Card& card, const AnswerShape& shape, int router_tiles);
 
+// ---- answers: mixtures ----
+
+enum class MixtureProduct { one, few, stream, slices };
+
+/// The experts' and the shared expert's matrices of one op.
+struct MixtureShape {
+    pack::Kind experts_kind, shared_kind;
+    int rows, used, experts;
+    int tiles, shared_tiles;    // of one expert, of the shared one
+    int chunks, shared_chunks;  // of their columns
+    int columns_of_y;           // moe_down's
+};
+
+MixtureProduct choose_gate_up(const Card& card, const MixtureShape& shape);
+MixtureProduct choose_down(const Card& card, const MixtureShape& shape);
+/// Whether up to 64 rows fit a stream, of answers or of prompts. gate and up: the shared expert may be of another format.
+bool gate_up_streams(const Card& card, const MixtureShape& shape);
+bool down_streams(const Card& card, const MixtureShape& shape);
+
 // ---- prompts ----
 
 enum class PromptProduct { wide, tall, short_, halves, short_halves, many, middle, narrow, few };
@@ -76,6 +103,7 @@ ExpertsProduct choose(const Card& card, const ExpertsShape& shape);
 
 /// For messages and bench --ops.
 const char* name_of(AnswerProduct product);
+const char* name_of(MixtureProduct product);
 const char* name_of(PromptProduct product);
 const char* name_of(ExpertsProduct product);
 

@@ -277,7 +277,9 @@ __global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
 
 void prompt(Context& c, const Down& a, const Packed& shared) {
     const int64_t columns = a.experts.rows;
-    if (a.experts.kind != Kind::nvfp4 || a.shared.kind != Kind::nvfp4 || !down_fp4_prompt_terms(c, a)) {
+    if (down_streams(c, shape_of(a))) {
+        down_fp4_prompt_terms(c, a);
+    } else {
         gemm_down(c, a.experts, a.routed, a.groups, a.rows, a.used, a.terms);
         gemm(c, shared, a.shared_in, a.shared_width, a.rows,
              {.y = static_cast<bf16*>(a.terms) + a.used * columns, .ld = (a.used + 1) * columns},
@@ -328,7 +330,8 @@ void moe_down(const Node& node, Context& c) {
                  .ready = p.kind == StepKind::prompt ? nullptr : node.inputs[6]->as<uint64_t>(),
                  .next = defer_of(*node.inputs[8], *node.outputs[1], *node.outputs[2])};
     if (p.kind == StepKind::prompt) return prompt(c, a, shared);
-    if (experts.kind == Kind::nvfp4 && a.shared.kind == Kind::nvfp4 && down_fp4(c, a)) return;
+    const MixtureProduct product = choose_down(c, shape_of(a));
+    if (product != MixtureProduct::slices) return down_fp4(c, product, a);
     for (int first = 0; first < a.rows; first += kFewRows)
         few(c, slice_of(a, first, min(a.rows - first, kFewRows)));
 }

@@ -238,14 +238,14 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainR
     }
 }
 
-constexpr int kStatic = 4 * 1024;  // static shared memory at most
-static_assert(sizeof(ExpertList) < kStatic);
+constexpr int kListBytes = 4 * 1024;  // static shared memory at most
+static_assert(sizeof(ExpertList) < kListBytes);
 
 /// False: too little shared memory.
 template <Kind K>
 bool one(Context& c, const GateUp& a, const PlainRows<K>& prologue, int activations, int items) {
     const int bytes = ring_bytes<K, 1>() + activations + 2 * kWarps * 16 * static_cast<int>(sizeof(float));
-    if (bytes + kStatic > c.shared_bytes) return false;
+    if (bytes + kListBytes > c.shared_bytes) return false;
     launch(c, "moe_gate_up one", gate_up_one<K>, min(c.sms, tile_groups(items, a.chunks)), kThreads, bytes, a,
            prologue);
     return true;
@@ -253,7 +253,7 @@ bool one(Context& c, const GateUp& a, const PlainRows<K>& prologue, int activati
 template <Kind K, int NT>
 bool few(Context& c, const GateUp& a, const PlainRows<K>& prologue, int activations, int items) {
     const int bytes = ring_bytes<K, NT>() + activations;
-    if (a.rows > 8 * NT || bytes + kStatic > c.shared_bytes) return false;
+    if (a.rows > 8 * NT || bytes + kListBytes > c.shared_bytes) return false;
     launch(c, NT == 1 ? "moe_gate_up few 8" : "moe_gate_up few 16", gate_up_few<K, NT>, min(c.sms, items),
            kThreads, bytes, a, prologue);
     return true;
@@ -335,7 +335,7 @@ void answer_slices(Context& c, const GateUp& a) {
 void prompt(Context& c, const GateUp& a, const Packed& shared) {
     choose_experts(c, a.choice);
     GateUp few_rows = a;
-    const bool fp4 = gate_up_fp4_fits(c, a), with_shared = fp4 && a.shared.kind == Kind::nvfp4;
+    const bool fp4 = gate_up_streams(c, shape_of(a)), with_shared = fp4 && a.shared.kind == Kind::nvfp4;
     if (!with_shared) few_rows.shared.tiles = 0;
     if (fp4)
         gate_up_fp4_prompt(c, few_rows);
@@ -351,11 +351,10 @@ void moe_gate_up(const Node& node, Context& c) {
     const GateUp a = arguments_of(node);
     const auto& p = node.params<MoeGateUpParams>();
     if (p.kind == StepKind::prompt) return prompt(c, a, *static_cast<const Packed*>(p.shared->placed));
-    const bool fp4 = a.shared.kind == Kind::nvfp4 && gate_up_fp4_fits(c, a);
-    if (!fp4) return answer_slices(c, a);
-    const bool chooses = gate_up_fp4_chooses(c, a);
-    if (!chooses) choose_experts(c, a.choice);
-    gate_up_fp4(c, a, chooses);
+    const MixtureProduct product = choose_gate_up(c, shape_of(a));
+    if (product == MixtureProduct::slices) return answer_slices(c, a);
+    if (product == MixtureProduct::stream) choose_experts(c, a.choice);
+    gate_up_fp4(c, product, a);
 }
 
 }  // namespace quern::cuda

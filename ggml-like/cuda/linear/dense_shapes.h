@@ -156,4 +156,26 @@ inline bool dense_one_fits(const Card& card, Kind kind, bool ahead, Extent exten
     return one.bytes(kind, ahead, extent) + kDenseStatic + beside <= card.shared_bytes;
 }
 
+// ---- NVFP4 of few rows (fp4_rows.cuh) ----
+
+inline constexpr int kMaxSplits = 16;
+inline constexpr int kFp4Chunk = chunk_bytes(Kind::nvfp4);
+
+/// The sum over a tile's chunks is made of splits, each a run of chunks summed in order; then splits are added
+/// in order. So its bits do not depend on who adds.
+struct ColumnSplits {
+    int chunks;
+    int each;   // chunks a split; the last may have fewer
+    int count;  // splits
+
+    explicit ColumnSplits(int n)
+        : chunks(n), each((n + kMaxSplits - 1) / kMaxSplits), count((n + each - 1) / each) {}
+    QUERN_BOTH int begin(int split) const { return split * each; }
+    QUERN_BOTH int end(int split) const { return split + 1 == count ? chunks : (split + 1) * each; }
+};
+
+/// A row of x in shared memory: 128 bytes a chunk, then a pad that keeps rows of a quarter warp in different
+/// banks.
+QUERN_BOTH constexpr int fp4_row_bytes(int chunks) { return chunks * 128 + 64; }
+
 }  // namespace quern::cuda::linear

@@ -15,27 +15,7 @@ namespace quern::cuda::linear {
 using namespace ptx;
 using namespace pack;
 
-inline constexpr int kMaxSplits = 16;
-inline constexpr int kFp4Chunk = chunk_bytes(Kind::nvfp4);
-
-/// The sum over a tile's chunks is made of splits, each a run of chunks summed in order; then splits are added
-/// in order. So its bits do not depend on who adds.
-struct ColumnSplits {
-    int chunks;
-    int each;   // chunks a split; the last may have fewer
-    int count;  // splits
-
-    explicit ColumnSplits(int n)
-        : chunks(n), each((n + kMaxSplits - 1) / kMaxSplits), count((n + each - 1) / each) {}
-    __host__ __device__ int begin(int split) const { return split * each; }
-    __host__ __device__ int end(int split) const { return split + 1 == count ? chunks : (split + 1) * each; }
-};
-
 // ---- activations ----
-
-/// A row of x in shared memory: 128 bytes a chunk, then a pad that keeps rows of a quarter warp in different
-/// banks.
-__host__ __device__ constexpr int fp4_row_bytes(int chunks) { return chunks * 128 + 64; }
 
 /// 16 neighbouring numbers of a row of x.
 struct Fp4Block {

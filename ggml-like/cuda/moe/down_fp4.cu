@@ -16,18 +16,25 @@ using namespace ptx;
 using namespace pack;
 using namespace linear;
 
-bool down_fp4(Context& c, const Down& a) {
-    const int limit = c.shared_bytes - kStatic;
-    const bool few = a.rows <= kFewStepRows && a.used < kMaxTerms - 1;
-    if (few && a.rows == 1 && launch_down_one(c, a, limit)) return true;
+MixtureShape shape_of(const Down& a) {
+    return {.experts_kind = a.experts.kind,
+            .shared_kind = a.shared.kind,
+            .rows = a.rows,
+            .used = a.used,
+            .experts = a.experts.count,
+            .tiles = a.experts.tiles,
+            .shared_tiles = a.shared.tiles,
+            .chunks = a.experts.chunks,
+            .shared_chunks = a.shared_chunks,
+            .columns_of_y = a.experts.rows};
+}
+
+void down_fp4(Context& c, MixtureProduct product, const Down& a) {
+    if (product == MixtureProduct::one) return launch_down_one(c, a);
     Down arguments = a;
     // With one row, `ready` tells which experts were chosen, and says nothing of groups.
     if (a.rows == 1) arguments.ready = nullptr;
-    return (few && launch_down_few(c, arguments, limit)) || launch_down_terms(c, arguments, limit);
-}
-
-bool down_fp4_prompt_terms(Context& c, const Down& a) {
-    return launch_prompt_terms(c, a, c.shared_bytes - kStatic);
+    product == MixtureProduct::few ? launch_down_few(c, arguments) : launch_down_stream(c, arguments);
 }
 
 }  // namespace quern::cuda::moe

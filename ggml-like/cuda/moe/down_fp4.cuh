@@ -12,17 +12,6 @@ using namespace ptx;
 using namespace pack;
 using namespace linear;
 
-constexpr int kMaxTerms = 33;  // of a row
-
-struct DownShape {
-    ColumnSplits routed, shared;  // of the columns of an expert, of the shared expert
-    int piece_splits = 1;         // splits a piece
-    int piece_bytes = 0;
-    int depth = 0;  // pieces of a warp's ring
-
-    explicit DownShape(const Down& a) : routed(a.experts.chunks), shared(a.shared_chunks) {}
-};
-
 /// The block's tile of an expert; -1: of the shared one.
 struct DownTile {
     const uint8_t* data;
@@ -107,15 +96,9 @@ __device__ __forceinline__ void wait_for_choice(const Down& a) {
     __syncthreads();
 }
 
-/// Bytes of all rows of routed and shared_in in shared memory.
-inline int rows_bytes(const Down& a) {
-    return a.rows * (a.used * fp4_row_bytes(a.experts.chunks) + fp4_row_bytes(a.shared_chunks));
-}
-
-/// The launches, with at most `limit` bytes of dynamic shared memory; false: that is too little, nothing was done.
-bool launch_down_one(Context& c, const Down& a, int limit);
-bool launch_down_few(Context& c, const Down& a, int limit);
-bool launch_down_terms(Context& c, const Down& a, int limit);
-bool launch_prompt_terms(Context& c, const Down& a, int limit);
+/// The launches.
+void launch_down_one(Context& c, const Down& a);
+void launch_down_few(Context& c, const Down& a);
+void launch_down_stream(Context& c, const Down& a);
 
 }  // namespace quern::cuda::moe

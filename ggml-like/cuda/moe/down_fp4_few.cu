@@ -159,24 +159,10 @@ static_assert(kThreads >= kTileRows * kFewStepRows, "a thread an output of down_
 
 }  // namespace
 
-bool launch_down_few(Context& c, const Down& a, int limit) {
-    DownShape s(a);
-    const int rest = rows_bytes(a) + a.rows * (a.used + 1) * kTileRows * 4;
-    const auto bytes = [&] { return kWarps * s.depth * s.piece_bytes + rest; };
-    const auto start = [&](void (*kernel)(Down, DownShape)) {
-        launch(c, "moe_down few", kernel, a.experts.tiles, kThreads, bytes(), a, s);
-        return true;
-    };
-    const int whole = whole_each(s.routed, s.shared), each = max(s.routed.each, s.shared.each);
-    s.depth = kPieceDepth, s.piece_bytes = WholePieceRing::kBytes;
-    if ((whole == 1 || whole == 2) && bytes() <= limit)
-        return start(whole == 1 ? down_fp4_few<1> : down_fp4_few<2>);
-    s.depth = 2;
-    for (s.piece_splits = 4; s.piece_splits > 0; s.piece_splits /= 2) {
-        s.piece_bytes = s.piece_splits * each * kFp4Chunk;
-        if (bytes() <= limit) return start(down_fp4_few<0>);
-    }
-    return false;
+void launch_down_few(Context& c, const Down& a) {
+    const DownLaunch l = down_few_launch(c, a.rows, a.used, a.experts.chunks, a.shared_chunks);
+    const auto kernel = l.each == 1 ? down_fp4_few<1> : l.each == 2 ? down_fp4_few<2> : down_fp4_few<0>;
+    launch(c, "moe_down few", kernel, a.experts.tiles, kThreads, l.bytes, a, l.shape);
 }
 
 }  // namespace quern::cuda::moe

@@ -104,19 +104,10 @@ static_assert(kThreads >= kTileRows * 32, "a thread a row of a term of down_fp4_
 
 }  // namespace
 
-bool launch_down_one(Context& c, const Down& a, int limit) {
-    DownShape s(a);
-    const int units = a.used * s.routed.count + s.shared.count;
-    s.piece_bytes = max(s.routed.each, s.shared.each) * kFp4Chunk;
-    s.depth = (units + kWarps - 1) / kWarps;
-    const int bytes = kWarps * s.depth * s.piece_bytes + rows_bytes(a) + units * kTileRows * 4;
-    if (bytes > limit || s.depth > kMaxPieces || a.used >= 32) return false;
-    const bool whole = s.routed.chunks == s.shared.chunks && s.routed.chunks % s.routed.each == 0 &&
-                       kWarps % s.routed.count == 0;
-    const int each = whole ? s.routed.each : 0;
-    const auto kernel = each == 1 ? down_fp4_one<1> : each == 2 ? down_fp4_one<2> : down_fp4_one<0>;
-    launch(c, "moe_down one", kernel, a.experts.tiles, kThreads, bytes, a, s);
-    return true;
+void launch_down_one(Context& c, const Down& a) {
+    const DownLaunch l = down_one_launch(c, a.used, a.experts.chunks, a.shared_chunks);
+    const auto kernel = l.each == 1 ? down_fp4_one<1> : l.each == 2 ? down_fp4_one<2> : down_fp4_one<0>;
+    launch(c, "moe_down one", kernel, a.experts.tiles, kThreads, l.bytes, a, l.shape);
 }
 
 }  // namespace quern::cuda::moe

@@ -105,25 +105,24 @@ auto kernel_for(int each) -> void (*)(Down, Stream) {
 }
 
 template <bool kPrompt>
-bool make_terms(Context& c, const Down& a, int limit) {
-    if (a.rows > kGroupRows || a.rows * a.used > kGroupPairs || a.experts.rows % 4 != 0) return false;
-    Stream s{{a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.experts.chunks},
-             {a.shared.data, a.shared.factor, 0, a.experts.tiles, a.shared_chunks}};
-    if (!fit_stream(s, limit)) return false;
+void make_terms(Context& c, const Down& a) {
+    StreamShape shape(a.experts.chunks, a.shared_chunks);
+    fit_stream(shape, c.shared_bytes - kStatic);  // it does: the step was chosen
+    const Stream s(
+        shape, {a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.experts.chunks},
+        {a.shared.data, a.shared.factor, 0, a.experts.tiles, a.shared_chunks});
     launch(c, kPrompt ? "moe_down prompt stream" : "moe_down stream", kernel_for<kPrompt>(s.each),
-           min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, s.bytes(), a, s);
-    return true;
+           min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, shape.bytes(), a, s);
 }
 
 }  // namespace
 
-bool launch_down_terms(Context& c, const Down& a, int limit) {
-    if (!make_terms<false>(c, a, limit)) return false;
+void launch_down_stream(Context& c, const Down& a) {
+    make_terms<false>(c, a);
     const dim3 grid(a.rows, (a.experts.rows + 4 * kSumThreads - 1) / (4 * kSumThreads));
     launch(c, "add terms", down_fp4_sum, grid, kSumThreads, 0, a);
-    return true;
 }
 
-bool launch_prompt_terms(Context& c, const Down& a, int limit) { return make_terms<true>(c, a, limit); }
+void down_fp4_prompt_terms(Context& c, const Down& a) { make_terms<true>(c, a); }
 
 }  // namespace quern::cuda::moe

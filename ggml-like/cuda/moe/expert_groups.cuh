@@ -14,7 +14,6 @@ using namespace ptx;
 using namespace pack;
 using namespace linear;
 
-inline constexpr int kGroupPairs = 512;  // of a step, at most
 inline constexpr int kGroupRows = kMaxFp4Rows;
 inline constexpr int kGroupThreads = 512;
 

@@ -143,16 +143,6 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_few(GateUp a, Stream 
     stream_groups<kEach>(GateUpWork<kMode>{a, factors}, s, k, shared);
 }
 
-/// Sizes of the stream; false: too many rows, or too little shared memory.
-bool fit_stream(const Context& c, const GateUp& a, Stream& stream) {
-    return a.rows <= kGroupRows && a.rows * a.used <= kGroupPairs &&
-           fit_stream(stream, c.shared_bytes - kStatic);
-}
-Stream stream_of(const GateUp& a) {
-    return {{a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.chunks},
-            {a.shared.data, a.shared.factor, 0, a.shared.tiles, a.chunks}};
-}
-
 /// Prompts add all chunks in one chain: a kernel for splits of one chunk and of two.
 template <Mode kMode>
 auto kernel_for(int each) -> void (*)(GateUp, Stream) {
@@ -165,32 +155,36 @@ auto kernel_for(int each) -> void (*)(GateUp, Stream) {
 
 template <Mode kMode>
 void launch_few(Context& c, const GateUp& a) {
-    Stream stream = stream_of(a);
-    fit_stream(c, a, stream);
+    StreamShape shape(a.chunks, a.chunks);
+    fit_stream(shape, c.shared_bytes - kStatic);  // it does: the step was chosen
+    const Stream stream(shape,
+                        {a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.chunks},
+                        {a.shared.data, a.shared.factor, 0, a.shared.tiles, a.chunks});
     const int tiles = a.rows * a.shared.tiles + a.rows * a.used * a.experts.tiles;
     constexpr const char* kName = kMode == Mode::chooses  ? "moe_gate_up few"
                                   : kMode == Mode::chosen ? "moe_gate_up stream"
                                                           : "moe_gate_up prompt stream";
-    launch(c, kName, kernel_for<kMode>(stream.each), min(c.sms, tiles), kThreads, stream.bytes(), a, stream);
+    launch(c, kName, kernel_for<kMode>(stream.each), min(c.sms, tiles), kThreads, shape.bytes(), a, stream);
 }
 
 }  // namespace
 
-bool gate_up_fp4_fits(const Context& c, const GateUp& a) {
-    Stream stream = stream_of(a);
-    return a.experts.kind == Kind::nvfp4 && fit_stream(c, a, stream);
+MixtureShape shape_of(const GateUp& a) {
+    return {.experts_kind = a.experts.kind,
+            .shared_kind = a.shared.kind,
+            .rows = a.rows,
+            .used = a.used,
+            .experts = a.experts.count,
+            .tiles = a.experts.tiles,
+            .shared_tiles = a.shared.tiles,
+            .chunks = a.chunks,
+            .shared_chunks = a.chunks,
+            .columns_of_y = a.experts.rows};
 }
 
-bool gate_up_fp4_chooses(const Context& c, const GateUp& a) {
-    GateUp most = a;
-    most.rows = kFewStepRows;
-    return a.rows <= kFewStepRows && a.shared.kind == Kind::nvfp4 && a.experts.count <= kMaxChoiceExperts &&
-           a.used <= kMaxChoiceUsed && gate_up_fp4_fits(c, most);
-}
-
-void gate_up_fp4(Context& c, const GateUp& a, bool chooses) {
-    if (chooses && fits_gate_up_one(c, a)) return launch_gate_up_one(c, a);
-    chooses ? launch_few<Mode::chooses>(c, a) : launch_few<Mode::chosen>(c, a);
+void gate_up_fp4(Context& c, MixtureProduct product, const GateUp& a) {
+    if (product == MixtureProduct::one) return launch_gate_up_one(c, a);
+    product == MixtureProduct::few ? launch_few<Mode::chooses>(c, a) : launch_few<Mode::chosen>(c, a);
 }
 
 void gate_up_fp4_prompt(Context& c, const GateUp& a) { launch_few<Mode::prompt>(c, a); }

@@ -212,35 +212,14 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
     if (lane < 8 && at < width) to[at] = gated(value, up);
 }
 
-/// Sizes of a launch of gate_up_fp4_one.
-struct OneRow {
-    Shape shape;
-    int grid, bytes;
-
-    OneRow(const Context& c, const GateUp& a) : shape{.splits = ColumnSplits(a.chunks)} {
-        const int routed = a.used * a.experts.tiles;
-        grid = min(c.sms, max(routed, a.shared.tiles));
-        shape.rounds = (routed + grid - 1) / grid + (a.shared.tiles + grid - 1) / grid;
-        shape.piece_bytes = shape.splits.each * kFp4Chunk;
-        bytes = max(kWarps * shape.rounds * shape.piece_bytes + fp4_row_bytes(a.chunks) +
-                        shape.rounds * kMaxSplits * kTileRows * 4,
-                    c.shared_bytes / 2 + 1024);  // two blocks on one SM would leave another idle
-    }
-};
-
 }  // namespace
 
-bool fits_gate_up_one(const Context& c, const GateUp& a) {
-    if (a.rows != 1 || a.experts.tiles == 0 || a.shared.tiles == 0) return false;
-    const OneRow one(c, a);
-    return one.bytes <= c.shared_bytes - kStatic && one.shape.rounds <= kMaxPieces;
-}
-
 void launch_gate_up_one(Context& c, const GateUp& a) {
-    const OneRow one(c, a);
-    const int each = a.chunks % one.shape.splits.each == 0 ? one.shape.splits.each : 0;
+    const GateUpOneLaunch one(c, a.used, a.experts.tiles, a.shared.tiles, a.chunks);
+    const int each = a.chunks % one.splits.each == 0 ? one.splits.each : 0;
     const auto kernel = each == 1 ? gate_up_fp4_one<1> : each == 2 ? gate_up_fp4_one<2> : gate_up_fp4_one<0>;
-    launch(c, "moe_gate_up one", kernel, one.grid, kThreads, one.bytes, a, one.shape);
+    launch(c, "moe_gate_up one", kernel, one.grid, kThreads, one.bytes, a,
+           Shape{one.splits, one.piece_bytes, one.rounds});
 }
 
 }  // namespace quern::cuda::moe

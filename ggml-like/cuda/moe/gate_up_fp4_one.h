@@ -5,9 +5,7 @@
 
 namespace quern::cuda::moe {
 
-/// Whether the kernel takes the step: one row, experts and shared expert, and shared memory enough.
-bool fits_gate_up_one(const Context& c, const GateUp& a);
-/// If it does: routed, shared_out, and the results of the choice.
+/// One row: routed, shared_out, and the results of the choice.
 void launch_gate_up_one(Context& c, const GateUp& a);
 
 }  // namespace quern::cuda::moe

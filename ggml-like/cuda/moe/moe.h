@@ -7,25 +7,16 @@
 
 #include "ggml-like/cuda/context.h"
 #include "ggml-like/cuda/linear/epilogue.cuh"
+#include "ggml-like/cuda/moe/mixture_shapes.h"
 #include "ggml-like/cuda/pack/packed.h"
 #include "ggml-like/cuda/ptx/ptx.cuh"
+#include "ggml-like/cuda/variants.h"
 
 namespace quern::cuda::moe {
 
 using namespace ptx;
 using namespace pack;
 using namespace linear;
-
-/// Rows up to which every block of gate and up chooses experts for itself, which is sooner than waiting for another
-/// kernel's choice; and up to which moe_down adds terms in shared memory: one kernel less, but every block reads all
-/// rows.
-inline constexpr int kFewStepRows = 8;
-/// Static shared memory of an NVFP4 kernel, at most, in bytes.
-inline constexpr int kStatic = 8 * 1024;
-/// Rows of a launch of the NVFP4 stream (fp4_stream.cuh).
-inline constexpr int kMaxFp4Rows = 64;
-/// Experts, and used ones, up to which gate and up choose.
-inline constexpr int kMaxChoiceExperts = 256, kMaxChoiceUsed = 8;
 
 /// Logits of rows, without the norm's factor: F32, in answer steps fixed point (route_work.cuh); rows are `pitch`
 /// apart.
@@ -84,19 +75,17 @@ struct Down {
     int first_pair = 0;     // in groups, of the launch's rows
 };
 
-/// Whether the NVFP4 kernels of gate and up take the step: all weights are NVFP4 and rows fit.
-bool gate_up_fp4_fits(const Context& context, const GateUp& a);
-/// Whether they choose experts themselves in an answer step: the same for all of up to kFewStepRows rows.
-bool gate_up_fp4_chooses(const Context& context, const GateUp& a);
-/// An answer step: routed and shared_out; if it chooses, also the results of the choice.
-void gate_up_fp4(Context& context, const GateUp& a, bool chooses);
+MixtureShape shape_of(const GateUp& a);
+MixtureShape shape_of(const Down& a);
+
+/// NVFP4, an answer step, by `product`: one, few or stream. routed and shared_out; one and few also choose experts.
+void gate_up_fp4(Context& context, MixtureProduct product, const GateUp& a);
 /// A prompt step of up to kMaxFp4Rows rows, with the sums of gemm.h.
 void gate_up_fp4_prompt(Context& context, const GateUp& a);
 
-/// An answer step of up to kMaxFp4Rows rows: y, h and squares. False: too many rows or too little shared memory,
-/// nothing was done.
-bool down_fp4(Context& context, const Down& a);
-/// Terms of a prompt step, with the bits of gemm_down and gemm. False: as down_fp4.
-bool down_fp4_prompt_terms(Context& context, const Down& a);
+/// NVFP4, an answer step, by `product`: one, few or stream. y, h and squares.
+void down_fp4(Context& context, MixtureProduct product, const Down& a);
+/// Terms of a prompt step, with the bits of gemm_down and gemm.
+void down_fp4_prompt_terms(Context& context, const Down& a);
 
 }  // namespace quern::cuda::moe

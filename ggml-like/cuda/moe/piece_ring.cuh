@@ -9,6 +9,7 @@
 #pragma once
 
 #include "ggml-like/cuda/linear/fp4_rows.cuh"
+#include "ggml-like/cuda/moe/mixture_shapes.h"
 #include "ggml-like/cuda/ptx/ptx.cuh"
 
 namespace quern::cuda::moe {
@@ -16,8 +17,6 @@ namespace quern::cuda::moe {
 using namespace ptx;
 using namespace pack;
 using namespace linear;
-
-inline constexpr int kMaxPieces = 8;  // of one ring
 
 /// A barrier for the copies of one warp.
 __device__ __forceinline__ void init_barrier(uint64_t* barrier) {
@@ -77,9 +76,6 @@ class PieceRing {
     int at_ = 0, to_ = 0;
     uint32_t parity_ = 0;
 };
-
-inline constexpr int kPieceChunks = 4;  // of a whole piece
-inline constexpr int kPieceDepth = 3;   // whole pieces of a ring
 
 /// A ring of kPieceDepth whole pieces. For its waits to count groups of copies, every piece that is read must be
 /// followed by one request, at the end of nothing.

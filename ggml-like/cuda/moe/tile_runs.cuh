@@ -18,8 +18,6 @@ using namespace ptx;
 using namespace pack;
 using namespace linear;
 
-inline constexpr int kMaxSlots = 24;  // rows of x that a block holds, at most
-
 /// The weights of the routed experts, or of the shared one.
 struct StreamWeights {
     const uint8_t* data;
@@ -34,18 +32,21 @@ struct StreamWeights {
         : data(d), factor(f), expert_bytes(bytes), tiles(t), splits(chunks), tile_bytes(chunks * kFp4Chunk) {}
 };
 
-/// The sizes of a stream (fp4_stream.cuh).
+/// The weights and sizes of a stream (fp4_stream.cuh).
 struct Stream {
     StreamWeights routed, shared;
-    int each = 0;          // chunks of every split if pieces go through WholePieceRing, else 0
-    int piece_splits = 0;  // splits a piece
-    int piece_bytes = 0;
-    int depth = 0;      // pieces of a warp's ring
-    int row_bytes = 0;  // of a slot: a row of x in shared memory
-    int slots = 0;      // of a block: at least those of one group
+    int each, piece_splits, piece_bytes, depth, row_bytes, slots;  // as in StreamShape
 
-    __host__ __device__ int bytes() const {
-        return kWarps * (depth * piece_bytes + 32 * static_cast<int>(sizeof(float4))) + slots * row_bytes;
+    Stream(const StreamShape& s, const StreamWeights& r, const StreamWeights& of_shared)
+        : routed(r),
+          shared(of_shared),
+          each(s.each),
+          piece_splits(s.piece_splits),
+          piece_bytes(s.piece_bytes),
+          depth(s.depth),
+          row_bytes(s.row_bytes),
+          slots(s.slots) {
+        routed.pieces = s.pieces(s.routed), shared.pieces = s.pieces(s.shared);
     }
     __device__ __forceinline__ StreamWeights of(bool is_shared) const {
         // Copied, so that fields become selects; a reference would put both into local memory.
@@ -54,33 +55,6 @@ struct Stream {
         return w;
     }
 };
-
-/// Chunks of every split of both matrices if their pieces can go through WholePieceRing, else 0.
-inline int whole_each(const ColumnSplits& a, const ColumnSplits& b) {
-    const bool whole = a.each == b.each && kPieceChunks % a.each == 0 && a.chunks % kPieceChunks == 0 &&
-                       b.chunks % kPieceChunks == 0;
-    return whole ? a.each : 0;
-}
-
-/// Chooses pieces and slots for `limit` bytes of dynamic shared memory; false: there is not enough.
-inline bool fit_stream(Stream& s, int limit) {
-    const int each = max(s.routed.splits.each, s.shared.splits.each);
-    const auto fits = [&](int piece_chunks, int depth) {
-        s.depth = depth;
-        s.piece_splits = max(1, piece_chunks / each);
-        s.piece_bytes = s.piece_splits * each * kFp4Chunk;
-        for (StreamWeights* w : {&s.routed, &s.shared})
-            w->pieces = (w->splits.count + s.piece_splits - 1) / s.piece_splits;
-        for (s.slots = kMaxSlots; s.slots >= kPassRows; s.slots -= kPassRows)
-            if (s.bytes() <= limit) return true;
-        return false;
-    };
-    s.row_bytes = max(fp4_row_bytes(s.routed.splits.chunks), fp4_row_bytes(s.shared.splits.chunks));
-    s.each = whole_each(s.routed.splits, s.shared.splits);
-    if (s.each > 0 && fits(kPieceChunks, kPieceDepth)) return true;
-    s.each = 0;
-    return fits(4, 3) || fits(2, 2) || fits(1, 2);
-}
 
 /// Tiles [tile, tile_end) of a group, of each the pieces [begin, end).
 struct TileRun {

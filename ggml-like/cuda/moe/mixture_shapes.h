@@ -1,0 +1,150 @@
+// How launches of NVFP4 mixtures with up to 64 rows divide their work, and the shared memory that they take. Plain C++: the
+// kernels and the choice among them (cuda/variants.h) use the same numbers.
+#pragma once
+
+#include <algorithm>
+
+#include "ggml-like/cuda/linear/dense_shapes.h"
+
+namespace quern::cuda::moe {
+
+using namespace pack;
+using namespace linear;
+
+/// Rows up to which every block of gate and up chooses experts for itself, which is sooner than waiting for another
+/// kernel's choice; and up to which moe_down adds terms in shared memory: one kernel less, but every block reads all
+/// rows.
+inline constexpr int kFewStepRows = 8;
+/// Static shared memory of an NVFP4 kernel, at most, in bytes.
+inline constexpr int kStatic = 8 * 1024;
+/// Rows of a launch of the stream (fp4_stream.cuh), and pairs of a row and an expert.
+inline constexpr int kMaxFp4Rows = 64, kGroupPairs = 512;
+/// Experts, and used ones, up to which gate and up choose.
+inline constexpr int kMaxChoiceExperts = 256, kMaxChoiceUsed = 8;
+inline constexpr int kMaxTerms = 33;  // of a row of moe_down
+
+inline constexpr int kMaxPieces = 8;    // of one ring
+inline constexpr int kPieceChunks = 4;  // of a whole piece
+inline constexpr int kPieceDepth = 3;   // whole pieces of a ring
+inline constexpr int kMaxSlots = 24;    // rows of x that a block of the stream holds, at most
+
+/// Chunks of every split of both matrices if their pieces can be whole ones, else 0.
+inline int whole_each(const ColumnSplits& a, const ColumnSplits& b) {
+    const bool whole = a.each == b.each && kPieceChunks % a.each == 0 && a.chunks % kPieceChunks == 0 &&
+                       b.chunks % kPieceChunks == 0;
+    return whole ? a.each : 0;
+}
+
+/// The sizes of a stream.
+struct StreamShape {
+    ColumnSplits routed, shared;
+    int each = 0;          // chunks of every split if pieces are whole ones, else 0
+    int piece_splits = 0;  // splits a piece
+    int piece_bytes = 0;
+    int depth = 0;      // pieces of a warp's ring
+    int row_bytes = 0;  // of a slot: a row of x in shared memory
+    int slots = 0;      // of a block: at least those of one group
+
+    StreamShape(int routed_chunks, int shared_chunks) : routed(routed_chunks), shared(shared_chunks) {}
+    int bytes() const { return kWarps * (depth * piece_bytes + 32 * 16) + slots * row_bytes; }
+    int pieces(const ColumnSplits& s) const { return (s.count + piece_splits - 1) / piece_splits; }
+};
+
+/// Chooses pieces and slots for `limit` bytes of dynamic shared memory; false: there is not enough.
+inline bool fit_stream(StreamShape& s, int limit) {
+    const int each = std::max(s.routed.each, s.shared.each);
+    const auto fits = [&](int piece_chunks, int depth) {
+        s.depth = depth;
+        s.piece_splits = std::max(1, piece_chunks / each);
+        s.piece_bytes = s.piece_splits * each * kFp4Chunk;
+        for (s.slots = kMaxSlots; s.slots >= kPassRows; s.slots -= kPassRows)
+            if (s.bytes() <= limit) return true;
+        return false;
+    };
+    s.row_bytes = std::max(fp4_row_bytes(s.routed.chunks), fp4_row_bytes(s.shared.chunks));
+    s.each = whole_each(s.routed, s.shared);
+    if (s.each > 0 && fits(kPieceChunks, kPieceDepth)) return true;
+    s.each = 0;
+    return fits(4, 3) || fits(2, 2) || fits(1, 2);
+}
+
+/// A launch of gate_up_fp4_one.cu. tiles: of one expert; of the shared one.
+struct GateUpOneLaunch {
+    ColumnSplits splits;
+    int grid, rounds, piece_bytes, bytes;
+
+    GateUpOneLaunch(const Card& card, int used, int tiles, int shared_tiles, int chunks)
+        : splits(chunks), piece_bytes(splits.each * kFp4Chunk) {
+        const int routed = used * tiles;
+        grid = std::min(card.sms, std::max(routed, shared_tiles));
+        rounds = (routed + grid - 1) / grid + (shared_tiles + grid - 1) / grid;
+        bytes = std::max(
+            kWarps * rounds * piece_bytes + fp4_row_bytes(chunks) + rounds * kMaxSplits * kTileRows * 4,
+            card.shared_bytes / 2 + 1024);  // two blocks on one SM would leave another idle
+    }
+    bool fits(const Card& card) const {
+        return bytes <= card.shared_bytes - kStatic && rounds <= kMaxPieces;
+    }
+};
+
+/// What a block of down_fp4_one.cu or down_fp4_few.cu is told of its sizes.
+struct DownShape {
+    ColumnSplits routed, shared;  // of the columns of an expert, of the shared expert
+    int piece_splits = 1;         // splits a piece
+    int piece_bytes = 0;
+    int depth = 0;  // pieces of a warp's ring
+
+    DownShape(int routed_chunks, int shared_chunks) : routed(routed_chunks), shared(shared_chunks) {}
+};
+
+/// A launch of one of them.
+struct DownLaunch {
+    DownShape shape;
+    int each = 0;   // chunks of every split, where the kernel is compiled for it
+    int bytes = 0;  // of dynamic shared memory
+    bool fits = false;
+};
+
+/// Bytes of all rows of routed and shared_in in shared memory.
+inline int down_rows_bytes(int rows, int used, const DownShape& s) {
+    return rows * (used * fp4_row_bytes(s.routed.chunks) + fp4_row_bytes(s.shared.chunks));
+}
+
+/// One row: all splits of all terms are under way at the same time.
+inline DownLaunch down_one_launch(const Card& card, int used, int routed_chunks, int shared_chunks) {
+    DownLaunch l{DownShape(routed_chunks, shared_chunks)};
+    DownShape& s = l.shape;
+    const int units = used * s.routed.count + s.shared.count;
+    s.piece_bytes = std::max(s.routed.each, s.shared.each) * kFp4Chunk;
+    s.depth = (units + kWarps - 1) / kWarps;
+    const bool whole = s.routed.chunks == s.shared.chunks && s.routed.chunks % s.routed.each == 0 &&
+                       kWarps % s.routed.count == 0;
+    l.each = whole ? s.routed.each : 0;
+    l.bytes = kWarps * s.depth * s.piece_bytes + down_rows_bytes(1, used, s) + units * kTileRows * 4;
+    l.fits = l.bytes <= card.shared_bytes - kStatic && s.depth <= kMaxPieces && used < kMaxTerms - 1;
+    return l;
+}
+
+/// Up to kFewStepRows rows.
+inline DownLaunch down_few_launch(const Card& card, int rows, int used, int routed_chunks, int shared_chunks) {
+    DownLaunch l{DownShape(routed_chunks, shared_chunks)};
+    DownShape& s = l.shape;
+    const int rest = down_rows_bytes(rows, used, s) + rows * (used + 1) * kTileRows * 4;
+    const auto fits = [&] {
+        l.bytes = kWarps * s.depth * s.piece_bytes + rest;
+        return l.fits = l.bytes <= card.shared_bytes - kStatic;
+    };
+    if (rows > kFewStepRows || used >= kMaxTerms - 1) return l;
+    const int whole = whole_each(s.routed, s.shared), each = std::max(s.routed.each, s.shared.each);
+    s.depth = kPieceDepth, s.piece_bytes = kPieceChunks * kFp4Chunk;
+    l.each = whole <= 2 ? whole : 0;
+    if (l.each > 0 && fits()) return l;
+    l.each = 0, s.depth = 2;
+    for (s.piece_splits = 4; s.piece_splits > 0; s.piece_splits /= 2) {
+        s.piece_bytes = s.piece_splits * each * kFp4Chunk;
+        if (fits()) return l;
+    }
+    return l;
+}
+
+}  // namespace quern::cuda::moe
