@@ -88,6 +88,12 @@ def complete(server, prompt, **fields):
     return choice["text"], found, answer["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
+def parting(a, b):
+    """Tokens that two answers with log-probabilities have in common at their beginning."""
+    same = [x == y for x, y in zip(a[1], b[1])]
+    return same.index(False) if False in same else len(same)
+
+
 def at_once(server, requests):
     """The same of each (prompt, fields), all sent together."""
     with concurrent.futures.ThreadPoolExecutor(len(requests)) as people:
@@ -171,9 +177,15 @@ class Check:
             self.asked += len(found)
             same = sum(a[:parts] == b[:parts] for a, b in zip(found, expected))
             self.data[what] = same
-            self.row(what, f"{same} of {len(expected)}", "all", same == len(expected))
+            text = f"{same} of {len(expected)}"
+            if same < len(expected) and parts > 1:
+                at = sorted(parting(a, b) for a, b in zip(found, expected) if a[:parts] != b[:parts])
+                text += f", parted after {at[0]} to {at[-1]} tokens, {at[len(at) // 2]} in the middle"
+            self.row(what, text, "all", same == len(expected))
 
         alone, alone_seeded = cold(greedy), cold(seeded)
+        compare("alone twice: answers and their log-probabilities", cold(greedy[:4]), alone[:4], 2)
+        compare("two together: answers and their log-probabilities", at_once(server, greedy[:2]), alone[:2], 2)
         compare("alone and together: answers and their log-probabilities", at_once(server, greedy), alone, 2)
         compare("the same with the states that were left", at_once(server, greedy), alone, 2)
         compare("the same without asking for log-probabilities",

@@ -5,8 +5,9 @@
 #
 #   follow-up   a turn after a long conversation: time to its first token, and the tokens of a cold run; the same after a
 #               restart with --cache-dir
-#   crowd       64 requests alone and together: the same answers and log-probabilities; greedy, and drawn with a seed; and
-#               follow-ups that go on from the states that the crowd left: the answers of a cold run
+#   crowd       64 requests alone and together: the same answers and log-probabilities; greedy, and drawn with a seed; before it
+#               4 of them alone twice, and 2 together; follow-ups that go on from the states that the crowd left: the
+#               answers of a cold run
 #   load        people at once from 1 to 64 with short prompts: tokens a second, times to the first and between tokens
 #   long        a long prompt that comes while 63 others are answered: the times between their tokens
 #   requests    how many there were in all; none may fail
@@ -24,7 +25,7 @@ while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=$2; shift 2 ;;
     --json) json=$2; shift 2 ;;
-    *) sed -n '2,21p' "$0"; exit 2 ;;
+    *) sed -n '2,22p' "$0"; exit 2 ;;
   esac
 done
 [ -x "$bin/quern" ] || { echo "serve-gpu-check: no $bin/quern; build it first, or name its directory with --bin"; exit 2; }
