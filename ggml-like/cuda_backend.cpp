@@ -93,15 +93,15 @@ struct Apart {
 
 class CudaBackend final : public Backend {
   public:
-    CudaBackend(int device, int most_shared) {
+    CudaBackend(int device, int max_shared) {
         CUDA_CHECK(cudaSetDevice(device));
         CUDA_CHECK(cudaGetDeviceProperties(&properties_, device));
         CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
         context_.sms = properties_.multiProcessorCount;
         context_.capability = properties_.major * 10 + properties_.minor;
         context_.shared_bytes = static_cast<int>(properties_.sharedMemPerBlockOptin);
-        if (most_shared > 0) context_.shared_bytes = std::min(context_.shared_bytes, most_shared);
-        context_.warpgroups = context_.capability == 90 && cuda::linear::has_warpgroups();
+        if (max_shared > 0) context_.shared_bytes = std::min(context_.shared_bytes, max_shared);
+        context_.warpgroups = max_shared == 0 && context_.capability == 90 && cuda::linear::has_warpgroups();
         CUDA_CHECK(
             cudaMalloc(reinterpret_cast<void**>(&context_.counters), cuda::kCounters * sizeof(unsigned)));
         CUDA_CHECK(cudaMemset(context_.counters, 0, cuda::kCounters * sizeof(unsigned)));
@@ -351,9 +351,9 @@ std::string cuda_unavailable(int device) {
     return {};
 }
 
-std::unique_ptr<Backend> make_cuda_backend(int device, int most_shared) {
+std::unique_ptr<Backend> make_cuda_backend(int device, int max_shared) {
     if (const std::string reason = cuda_unavailable(device); !reason.empty()) FAIL(device, "{}", reason);
-    return std::make_unique<CudaBackend>(device, most_shared);
+    return std::make_unique<CudaBackend>(device, max_shared);
 }
 
 }  // namespace quern

@@ -13,8 +13,8 @@ bool cuda_built();
 /// Why GPU `device` cannot be used: a build without CUDA, no driver or an old one, no such device, a card
 /// older than sm_80 or one that is taken. Empty: it can.
 std::string cuda_unavailable(int device);
-/// Throws Error(device) that says why it cannot be had. `most_shared`: bytes of shared memory that a block
-/// may have, to run what smaller cards run; 0: what this one has.
-std::unique_ptr<Backend> make_cuda_backend(int device, int most_shared = 0);
+/// Throws Error(device) that says why it cannot be had. `max_shared`: bytes of shared memory that a block may have, to run
+/// what smaller cards run, which have no products of warpgroups either; 0: all that this one has.
+std::unique_ptr<Backend> make_cuda_backend(int device, int max_shared = 0);
 
 }  // namespace quern

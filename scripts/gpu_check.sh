@@ -4,7 +4,7 @@
 #   scripts/gpu_check.sh [--bin DIR] [--out FILE] [--scratch DIR] [CHECK...]
 #
 #   ops      every op against the CPU's, same cases            quern_tests
-#   small    the same with the shared memory of a card of sm_86, 89 or 120
+#   small    the same with the shared memory of a card of sm_86, 89 or 120, and without products of warpgroups
 #   parity   tiny checkpoints against transformers' vectors    quern_tests
 #   demo     greedy answers to 200 prompts: the CPU's          quern_tests
 #   alone    answers alone and beside others, op by op too; prompts in steps of 512 to 8,192 rows   quern_tests

@@ -82,9 +82,7 @@ struct GateUpOneLaunch {
             kWarps * rounds * piece_bytes + fp4_row_bytes(chunks) + rounds * kMaxSplits * kTileRows * 4,
             card.shared_bytes / 2 + 1024);  // two blocks on one SM would leave another idle
     }
-    bool fits(const Card& card) const {
-        return bytes <= card.shared_bytes - kStatic && rounds <= kMaxPieces;
-    }
+    bool fits(const Card& card) const { return bytes <= card.shared_bytes - kStatic && rounds <= kMaxPieces; }
 };
 
 /// What a block of down_fp4_one.cu or down_fp4_few.cu is told of its sizes.
@@ -126,7 +124,8 @@ inline DownLaunch down_one_launch(const Card& card, int used, int routed_chunks,
 }
 
 /// Up to kFewStepRows rows.
-inline DownLaunch down_few_launch(const Card& card, int rows, int used, int routed_chunks, int shared_chunks) {
+inline DownLaunch down_few_launch(const Card& card, int rows, int used, int routed_chunks,
+                                  int shared_chunks) {
     DownLaunch l{DownShape(routed_chunks, shared_chunks)};
     DownShape& s = l.shape;
     const int rest = down_rows_bytes(rows, used, s) + rows * (used + 1) * kTileRows * 4;
