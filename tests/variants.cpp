@@ -79,9 +79,9 @@ TEST_SUITE("cpu") {
                              .shared_tiles = 64,
                              .chunks = 32,
                              .shared_chunks = 32,
-                             .columns_of_y = 1024};
+                             .height = 1024};
         MixtureShape down = m;
-        down.tiles = down.shared_tiles = 128, down.chunks = down.shared_chunks = 8, down.columns_of_y = 2048;
+        down.tiles = down.shared_tiles = 128, down.chunks = down.shared_chunks = 8, down.height = 2048;
         const auto names = [](auto choose, const Card& card, MixtureShape shape) {
             std::string all;
             for (const int rows : {1, 2, 8, 9, 64, 65}) {

@@ -19,7 +19,7 @@ inline constexpr int kMaxUsed = 32;  // experts of a row
 
 /// The kernels that a node launched, in order; those beyond kMax are not told.
 struct Launched {
-    static constexpr int kMax = 8;
+    static constexpr int kMax = 16;
     const char* kernel[kMax];
     int count = 0;
 };

@@ -83,7 +83,7 @@ bool gate_up_streams(const Card& card, const MixtureShape& m) {
            m.rows * m.used <= moe::kGroupPairs && fit_stream(stream, card.shared_bytes - moe::kStatic);
 }
 bool down_streams(const Card& card, const MixtureShape& m) {
-    return m.shared_kind == Kind::nvfp4 && m.columns_of_y % 4 == 0 && gate_up_streams(card, m);
+    return m.shared_kind == Kind::nvfp4 && m.height % 4 == 0 && gate_up_streams(card, m);
 }
 
 MixtureProduct choose_gate_up(const Card& card, const MixtureShape& m) {

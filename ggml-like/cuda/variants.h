@@ -44,7 +44,7 @@ struct AnswerShape {
     pack::Kind kind;
     int rows, tiles, chunks;
     bool normed;  // rows whose norm was deferred: norm_linear
-    bool paired;  // gate and up: no variants of one row
+    bool paired;  // gate and up: no kernels of one row
     int beside;   // bytes of shared memory that the product leaves to a router's tiles
 };
 
@@ -64,7 +64,7 @@ struct MixtureShape {
     int rows, used, experts;
     int tiles, shared_tiles;    // of one expert, of the shared one
     int chunks, shared_chunks;  // of their columns
-    int columns_of_y;           // moe_down's
+    int height;                 // rows of one expert's matrix
 };
 
 MixtureProduct choose_gate_up(const Card& card, const MixtureShape& shape);

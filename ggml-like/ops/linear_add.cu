@@ -128,7 +128,7 @@ void one(Context& c, const Arguments& a) {
     const PlainRows<K, 1> prologue{a.x.as<bf16>(), 0, a.w.cols, 1};
     int bytes = one.bytes(K, false, Extent::few);
     const auto after = a.after<kRoutes>(bytes);
-    launch(c, kRoutes ? "linear_add one, router" : "linear_add one", linear_add_one<K, kRoutes>, one.grid,
+    launch(c, kRoutes ? "linear_add one with router" : "linear_add one", linear_add_one<K, kRoutes>, one.grid,
            kThreads, bytes, a.part, OneShape<K, false>(one), prologue, after);
 }
 
@@ -138,9 +138,9 @@ void few(Context& c, const Arguments& a) {
     const PlainRows<K, kOne ? 1 : 8> prologue{a.x.as<bf16>(), a.x.stride[0], a.w.cols, rows};
     int bytes = dense_shared_bytes(K, {kDeep, false}, rows, chunks);
     const auto after = a.after<kRoutes>(bytes);
-    launch(c, kRoutes ? "linear_add few, router" : "linear_add few", linear_add_few<K, kDeep, kOne, kRoutes>,
-           min(c.sms, dense_groups(K, a.part.tiles, chunks)), kThreads, bytes, a.part, chunks, prologue,
-           after);
+    launch(c, kRoutes ? "linear_add few with router" : "linear_add few",
+           linear_add_few<K, kDeep, kOne, kRoutes>, min(c.sms, dense_groups(K, a.part.tiles, chunks)),
+           kThreads, bytes, a.part, chunks, prologue, after);
 }
 
 template <Kind K, bool kRoutes>
@@ -156,7 +156,7 @@ void product(Context& c, const Arguments& a, AnswerProduct chosen) {
 }
 
 /// Whether the product's blocks do the router's work.
-bool product_routes(const Context& c, const Packed& w, const Packed& router, int rows) {
+bool routes_in_product(const Context& c, const Packed& w, const Packed& router, int rows) {
     if (w.parts != 1 || router.parts != 1 || router.part[0].kind != Kind::bf16) return false;
     const Part& part = w.part[0];
     return product_routes(c, {.kind = part.kind, .rows = rows, .tiles = part.tiles, .chunks = w.chunks},
@@ -198,13 +198,13 @@ void linear_add(const Node& node, Context& c) {
         const Tensor& logits = *node.outputs[3];
         route = {router.part[0], router.chunks, router.rows, logits.as<int64_t>(),
                  static_cast<int>(logits.stride[0])};
-        routes = product_routes(c, w, router, rows);
+        routes = routes_in_product(c, w, router, rows);
     }
     for (int i = 0; i < w.parts; ++i) {
         const Part& part = w.part[i];
         const Arguments a{w, part, x, residual, y, defer, routes ? &route : nullptr};
         const AnswerProduct chosen = choose(c, a.shape());
-        if (chosen >= AnswerProduct::step)
+        if (takes_step_product(chosen))
             step_product(c, chosen, part, w, {x.as<bf16>(), x.stride[0], rows},
                          {.y = y.as<float>() + part.row_begin,
                           .ld = y.stride[0],

@@ -76,7 +76,7 @@ void norm_gate_up(const Node& node, Context& c) {
                                                        .chunks = w.chunks,
                                                        .normed = true,
                                                        .paired = true});
-    if (chosen >= AnswerProduct::step)
+    if (takes_step_product(chosen))
         return step_product(c, chosen, w.part[0], w, {h.as<bf16>(), h.stride[0], rows},
                             {.y = y.data, .ld = y.stride[0], .paired = true, .scale = scale});
     const auto run = kind == Kind::bf16  ? few<Kind::bf16>

@@ -116,7 +116,7 @@ void norm_linear(const Node& node, Context& c) {
         const Rows few_rows{h.as<bf16>(), h.stride[0], w.cols, rows, scale, to, y.stride[0], f32};
         const AnswerProduct chosen = choose(
             c, {.kind = part.kind, .rows = rows, .tiles = part.tiles, .chunks = w.chunks, .normed = true});
-        if (chosen >= AnswerProduct::step)
+        if (takes_step_product(chosen))
             step_product(c, chosen, part, w, {h.as<bf16>(), h.stride[0], rows},
                          {.y = to, .ld = y.stride[0], .f32 = f32, .scale = scale});
         else if (part.kind == Kind::bf16)

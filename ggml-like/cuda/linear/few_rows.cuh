@@ -21,7 +21,7 @@ namespace quern::cuda::linear {
 using namespace ptx;
 using namespace pack;
 
-/// Its logarithm.
+/// The logarithm of warps_per_tile.
 __device__ __forceinline__ int log_warps_per_tile(int chunks) { return min(4, 32 - __clz(chunks - 1)); }
 static_assert(kWarps == 1 << 4);
 
@@ -98,10 +98,10 @@ __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16*
 
 /// Up to 16 partial sums, `step` apart, are read at once and added four by four, then the fours: the order,
 /// whoever adds.
-__device__ __forceinline__ float add_splits(int parts, const float* from, int step) {
+__device__ __forceinline__ float add_splits(int splits, const float* from, int step) {
     float value[kWarps], total = 0;
 #pragma unroll
-    for (int i = 0; i < kWarps; ++i) value[i] = i < parts ? from[i * step] : 0.0f;
+    for (int i = 0; i < kWarps; ++i) value[i] = i < splits ? from[i * step] : 0.0f;
 #pragma unroll
     for (int i = 0; i < kWarps; i += 4) total += ((value[i] + value[i + 1]) + value[i + 2]) + value[i + 3];
     return total;

@@ -1,7 +1,7 @@
 // BF16 products of an answer step of many rows on sm_90a (gemm_warpgroups.cuh has the kernel): step_product.h's sums, whose
-// parts are products of warpgroups.
-//   whole    a block makes all parts of the sums: many rows of the matrix
-//   quarter  a cluster of four blocks, each a four of the parts
+// splits are products of warpgroups.
+//   whole     a block makes all splits of a sum: many rows of the matrix
+//   quarters  a cluster of four blocks, each four of the splits
 #include "ggml-like/cuda/linear/gemm_warpgroups.cuh"
 
 namespace quern::cuda::linear {
@@ -11,16 +11,7 @@ using namespace pack;
 
 void gemm_answer(Context& c, bool whole, const Part& part, const Packed& w, const StepRows& x,
                  const StepOutput& out) {
-    GemmTask task{};
-    task.data = part.data;
-    task.factor = part.factor;
-    task.tiles = part.tiles;
-    task.chunks = w.chunks;
-    task.cols = w.cols;
-    task.rows = part.rows;
-    task.x = x.x;
-    task.ldx8 = static_cast<int>(x.ld / 8);
-    task.tokens = x.rows;
+    GemmTask task = part_task(w, part, x.x, x.ld, x.rows);
     task.answer = out;
     const int row_tiles = (x.rows + Whole::kTokens - 1) / Whole::kTokens;
     if (whole)

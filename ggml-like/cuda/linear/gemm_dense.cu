@@ -49,20 +49,6 @@ void run_part(Context& context, Kind kind, const GemmTask& task, Split split) {
     }
 }
 
-GemmTask part_task(const Packed& w, const Part& part, const void* x, int64_t ldx, int tokens) {
-    GemmTask task{};
-    task.data = part.data;
-    task.factor = part.factor;
-    task.tiles = part.tiles;
-    task.chunks = w.chunks;
-    task.cols = w.cols;
-    task.rows = part.rows;
-    task.x = static_cast<const bf16*>(x);
-    task.ldx8 = static_cast<int>(ldx / 8);
-    task.tokens = tokens;
-    return task;
-}
-
 }  // namespace
 
 bool has_warpgroups() {
@@ -74,7 +60,7 @@ bool has_warpgroups() {
 void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens, const GemmOutput& out,
           Split split) {
     for (int i = 0; i < w.parts; ++i) {
-        GemmTask task = part_task(w, w.part[i], x, ldx, tokens);
+        GemmTask task = part_task(w, w.part[i], static_cast<const bf16*>(x), ldx, tokens);
         const int64_t at = w.part[i].row_begin;
         task.f32 = out.f32;
         task.y = static_cast<uint8_t*>(out.y) + at * (out.f32 ? 4 : 2);
@@ -89,7 +75,7 @@ void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tok
 void gemm_paired(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens,
                  const GatedOutput& out) {
     for (int i = 0; i < w.parts; ++i) {
-        GemmTask task = part_task(w, w.part[i], x, ldx, tokens);
+        GemmTask task = part_task(w, w.part[i], static_cast<const bf16*>(x), ldx, tokens);
         task.paired = true;
         task.rows = w.part[i].rows / 2;
         task.y = out.y + w.part[i].row_begin / 2;

@@ -42,6 +42,21 @@ struct GemmTask {
     int stages;
 };
 
+/// What any product of one part of a matrix is given. ldx: between rows of x, in elements.
+inline GemmTask part_task(const Packed& w, const Part& part, const bf16* x, int64_t ldx, int tokens) {
+    GemmTask task{};
+    task.data = part.data;
+    task.factor = part.factor;
+    task.tiles = part.tiles;
+    task.chunks = w.chunks;
+    task.cols = w.cols;
+    task.rows = part.rows;
+    task.x = x;
+    task.ldx8 = static_cast<int>(ldx / 8);
+    task.tokens = tokens;
+    return task;
+}
+
 /// Where a block works. Everything but `expert` and `pairs` is also known for dense work.
 struct GemmPlace {
     int expert;

@@ -1,8 +1,8 @@
 // Products of an answer step of many rows (step_product.h).
 //
 //               rows of x: 16 or 32          A warp owns one tile of 16 weight rows and these rows of x. A sum has up to 16
-//   tile 0  w0 | sums of all rows, per warp  parts, each over every 16th piece of the columns, as in few_rows.cuh; they are
-//   tile 1  w1 | pieces march on together    added in fours, then the fours. A warp makes the parts one after another, or,
+//   tile 0  w0 | sums of all rows, per warp  splits, each over every 16th piece of the columns, as in few_rows.cuh; they are
+//   tile 1  w1 | pieces march on together    added in fours, then the fours. A warp makes the splits one after another, or,
 //   ..      .. |                             of a matrix with few tiles, one four of the four.
 //
 // Shared memory: a ring of stages, each a piece of every tile (fragment order, 16 bytes a lane) and the same columns of

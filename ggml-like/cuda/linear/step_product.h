@@ -1,5 +1,5 @@
 // Products of packed weights with 1 to 64 rows of an answer step that dense_one.cuh and dense_rows.cuh do not take. A row
-// has the bits that it has there: sums are made of the same parts in the same order.
+// has the bits that it has there: sums are made of the same splits in the same order.
 #pragma once
 
 #include "ggml-like/cuda/context.h"
@@ -34,10 +34,14 @@ struct StepOutput {
     Defer defer{};      // with a residual
 };
 
-/// `part` of w by `product`: step, quarters or whole. Throws Error(device) for more than kStepRows rows.
+constexpr bool takes_step_product(AnswerProduct product) {
+    return product == AnswerProduct::step || product == AnswerProduct::quarters ||
+           product == AnswerProduct::whole;
+}
+/// `part` of w by such a product. Throws Error(device) for more than kStepRows rows.
 void step_product(Context& context, AnswerProduct product, const Part& part, const Packed& w,
                   const StepRows& x, const StepOutput& out);
-/// BF16 products of warpgroups: whole, or quarters.
+/// The same for BF16 by products of warpgroups: whole, or quarters.
 void gemm_answer(Context& context, bool whole, const Part& part, const Packed& w, const StepRows& x,
                  const StepOutput& out);
 

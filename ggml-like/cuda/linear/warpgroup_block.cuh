@@ -240,7 +240,7 @@ struct WarpgroupBlock {
         }
     }
 
-    /// acc = the block's fours, each of four parts.
+    /// acc = the block's fours, each of four splits.
     template <int kN>
     __device__ __forceinline__ void march_fours(March& m, float (&acc)[kN / 8][4]) const {
         const int steps = task.chunks / kAnswerSplits;

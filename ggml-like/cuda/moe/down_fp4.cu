@@ -16,19 +16,6 @@ using namespace ptx;
 using namespace pack;
 using namespace linear;
 
-MixtureShape shape_of(const Down& a) {
-    return {.experts_kind = a.experts.kind,
-            .shared_kind = a.shared.kind,
-            .rows = a.rows,
-            .used = a.used,
-            .experts = a.experts.count,
-            .tiles = a.experts.tiles,
-            .shared_tiles = a.shared.tiles,
-            .chunks = a.experts.chunks,
-            .shared_chunks = a.shared_chunks,
-            .columns_of_y = a.experts.rows};
-}
-
 void down_fp4(Context& c, MixtureProduct product, const Down& a) {
     if (product == MixtureProduct::one) return launch_down_one(c, a);
     Down arguments = a;

@@ -169,19 +169,6 @@ void launch_few(Context& c, const GateUp& a) {
 
 }  // namespace
 
-MixtureShape shape_of(const GateUp& a) {
-    return {.experts_kind = a.experts.kind,
-            .shared_kind = a.shared.kind,
-            .rows = a.rows,
-            .used = a.used,
-            .experts = a.experts.count,
-            .tiles = a.experts.tiles,
-            .shared_tiles = a.shared.tiles,
-            .chunks = a.chunks,
-            .shared_chunks = a.chunks,
-            .columns_of_y = a.experts.rows};
-}
-
 void gate_up_fp4(Context& c, MixtureProduct product, const GateUp& a) {
     if (product == MixtureProduct::one) return launch_gate_up_one(c, a);
     product == MixtureProduct::few ? launch_few<Mode::chooses>(c, a) : launch_few<Mode::chosen>(c, a);

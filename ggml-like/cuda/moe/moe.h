@@ -75,8 +75,26 @@ struct Down {
     int first_pair = 0;     // in groups, of the launch's rows
 };
 
-MixtureShape shape_of(const GateUp& a);
-MixtureShape shape_of(const Down& a);
+/// For the choice of a kernel (cuda/variants.h).
+inline MixtureShape shape_of(const PackedExperts& experts, const Part& shared, int shared_chunks, int rows,
+                             int used) {
+    return {.experts_kind = experts.kind,
+            .shared_kind = shared.kind,
+            .rows = rows,
+            .used = used,
+            .experts = experts.count,
+            .tiles = experts.tiles,
+            .shared_tiles = shared.tiles,
+            .chunks = experts.chunks,
+            .shared_chunks = shared_chunks,
+            .height = experts.rows};
+}
+inline MixtureShape shape_of(const GateUp& a) {
+    return shape_of(a.experts, a.shared, a.chunks, a.rows, a.used);
+}
+inline MixtureShape shape_of(const Down& a) {
+    return shape_of(a.experts, a.shared, a.shared_chunks, a.rows, a.used);
+}
 
 /// NVFP4, an answer step, by `product`: one, few or stream. routed and shared_out; one and few also choose experts.
 void gate_up_fp4(Context& context, MixtureProduct product, const GateUp& a);
