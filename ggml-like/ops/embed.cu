@@ -39,7 +39,6 @@ __device__ __forceinline__ float element(Kind kind, const uint8_t* chunk, int ro
 template <bool kPrompt>
 __global__ void __launch_bounds__(kBlock)
     embed_kernel(Part table, int chunks, int columns, const int* ids, float* y, Defer defer) {
-    __shared__ float partial[kBlock / 32];
     allow_successor();
     wait_for_predecessor();
     const int n = blockIdx.x, id = min(max(__ldcg(ids + n), 0), table.rows - 1), row = id % kTileRows;
@@ -60,15 +59,7 @@ __global__ void __launch_bounds__(kBlock)
             defer_column(defer, n, k, x, defer.norm[k]);
         }
     }
-    if constexpr (!kPrompt) return;
-    squares = warp_sum(squares);
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = squares;
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < kBlock / 32; ++w) total += partial[w];
-    defer.squares[n] = total;
+    if constexpr (kPrompt) write_squares<kBlock>(defer, n, squares);
 }
 
 }  // namespace

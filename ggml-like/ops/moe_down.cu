@@ -242,7 +242,6 @@ constexpr int kAddThreads = 256;
 
 /// Weighs and adds the terms of one row of a prompt, a thread 4 columns at a time; then h and squares of it.
 __global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
-    __shared__ float partial[kAddThreads / 32];
     allow_successor();
     wait_for_predecessor();
     const int64_t n = blockIdx.x;
@@ -265,14 +264,7 @@ __global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
             make_uint2(pack_bf16(sum.x * norm.x, sum.y * norm.y), pack_bf16(sum.z * norm.z, sum.w * norm.w));
         squares += sum.x * sum.x + sum.y * sum.y + sum.z * sum.z + sum.w * sum.w;
     }
-    squares = warp_sum(squares);
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = squares;
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < kAddThreads / 32; ++w) total += partial[w];
-    a.next.squares[n] = total;
+    write_squares<kAddThreads>(a.next, n, squares);
 }
 
 void prompt(Context& c, const Down& a, const Packed& shared) {

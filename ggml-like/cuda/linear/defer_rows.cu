@@ -12,7 +12,6 @@ namespace {
 constexpr int kNormThreads = 256;
 
 __global__ void __launch_bounds__(kNormThreads) defer_kernel(const float* x, Defer d) {
-    __shared__ float partial[kNormThreads / 32];
     allow_successor();
     wait_for_predecessor();
     const int64_t at = static_cast<int64_t>(blockIdx.x) * d.columns;
@@ -24,14 +23,7 @@ __global__ void __launch_bounds__(kNormThreads) defer_kernel(const float* x, Def
         *reinterpret_cast<uint2*>(d.h + at + k) =
             make_uint2(pack_bf16(v.x * n.x, v.y * n.y), pack_bf16(v.z * n.z, v.w * n.w));
     }
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
-    __syncthreads();
-    if (threadIdx.x > 0) return;
-    float total = 0;
-#pragma unroll
-    for (int w = 0; w < kNormThreads / 32; ++w) total += partial[w];
-    d.squares[blockIdx.x] = total;
+    write_squares<kNormThreads>(d, blockIdx.x, sum);
 }
 
 }  // namespace

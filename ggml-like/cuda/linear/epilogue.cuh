@@ -66,6 +66,20 @@ RowScale scale_of(const Tensor& h, const Tensor& squares, float eps);
 /// Prompts: h and squares [rows, 1] of x F32 [rows, columns].
 void defer_rows(Context& context, const float* x, const Defer& defer, int rows);
 
+/// Whole block of kThreads, a row of a prompt: the row's squares from its threads' sums.
+template <int kThreads>
+__device__ __forceinline__ void write_squares(const Defer& d, int64_t n, float own) {
+    __shared__ float partial[kThreads / 32];
+    own = warp_sum(own);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = own;
+    __syncthreads();
+    if (threadIdx.x > 0) return;
+    float total = 0;
+#pragma unroll
+    for (int w = 0; w < kThreads / 32; ++w) total += partial[w];
+    d.squares[n] = total;
+}
+
 /// Answers: by 16 neighbouring lanes for 16 neighbouring columns of row n, all there: h, and their squares.
 __device__ __forceinline__ bf16 defer_column(const Defer& d, int n, int column, float x, float norm) {
     const bf16 h = __float2bfloat16(x * norm);

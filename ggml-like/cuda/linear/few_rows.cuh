@@ -47,6 +47,18 @@ __device__ __forceinline__ void copy_chunk(uint8_t* to, const uint8_t* from, int
 
 __device__ __forceinline__ uint4 load16(const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); }
 
+/// sum += an FP8 chunk's products times its scales.
+template <int NT>
+__device__ __forceinline__ void add_fp8_chunk(const uint8_t* chunk, const float (&products)[NT][4],
+                                              float (&sum)[NT][4]) {
+    const float2 scale = *reinterpret_cast<const float2*>(chunk + 1024);
+#pragma unroll
+    for (int nt = 0; nt < NT; ++nt)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            sum[nt][i] = __fmaf_rn(i < 2 ? scale.x : scale.y, products[nt][i], sum[nt][i]);
+}
+
 /// sum[nt] += (chunk, 16 x 64) times the 64 activations from `column` on of x[nt], the lane's row (column of
 /// B). kHalf: as in multiply_fp4.
 template <Kind K, bool kHalf, int NT>
@@ -82,12 +94,7 @@ __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16*
                 }
             }
         }
-        const float2 scale = *reinterpret_cast<const float2*>(chunk + 1024);
-#pragma unroll
-        for (int nt = 0; nt < NT; ++nt)
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                sum[nt][i] = __fmaf_rn(i < 2 ? scale.x : scale.y, partial[nt][i], sum[nt][i]);
+        add_fp8_chunk(chunk, partial, sum);
     } else {
         const auto operands = [&](int nt, int j) {
             return load16(reinterpret_cast<const uint8_t*>(x[nt] + column + 32 * j + 8 * (lane & 3)));

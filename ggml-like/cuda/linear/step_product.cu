@@ -92,12 +92,7 @@ struct StepChunk {
                 decode_fp8(w.x, w.y, a);
                 products(kk, a, partial);
             }
-            const float2 scale = *reinterpret_cast<const float2*>(chunk + 1024);
-#pragma unroll
-            for (int nt = 0; nt < NT; ++nt)
-#pragma unroll
-                for (int i = 0; i < 4; ++i)
-                    sum[nt][i] = __fmaf_rn(i < 2 ? scale.x : scale.y, partial[nt][i], sum[nt][i]);
+            add_fp8_chunk(chunk, partial, sum);
         } else {
             add_fp4(lane, sum);
         }
