@@ -71,6 +71,18 @@ Launch launch_of(const Op* op) {
     return it->second;
 }
 
+class Event {
+  public:
+    Event() { CUDA_CHECK(cudaEventCreate(&event_)); }
+    ~Event() { cudaEventDestroy(event_); }
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+    cudaEvent_t get() const { return event_; }
+
+  private:
+    cudaEvent_t event_ = nullptr;
+};
+
 /// Makes the device's context, which fails on devices in exclusive use.
 cudaError_t open_device(int device) {
     cudaError_t code = cudaSetDevice(device);
@@ -260,24 +272,22 @@ class CudaBackend final : public Backend {
     /// Node by node between events; times include the launch gaps that a captured plan does not have.
     void run_timed(Plan& plan) {
         const auto& nodes = plan.graph().nodes();
-        std::vector<cudaEvent_t> events(nodes.size() + 1);
+        const std::vector<Event> events(nodes.size() + 1);
         zero(plan.zeros(), plan.zero_bytes());
-        for (cudaEvent_t& e : events) CUDA_CHECK(cudaEventCreate(&e));
-        CUDA_CHECK(cudaEventRecord(events[0], context_.stream));
+        CUDA_CHECK(cudaEventRecord(events[0].get(), context_.stream));
         std::vector<cuda::Launched> launched(nodes.size());
         for (size_t i = 0; i < nodes.size(); ++i) {
             Context told = context_;
             told.launched = &launched[i];
             launch_of(nodes[i].op)(nodes[i], told);
-            CUDA_CHECK(cudaEventRecord(events[i + 1], context_.stream));
+            CUDA_CHECK(cudaEventRecord(events[i + 1].get(), context_.stream));
         }
         synchronize();
         for (size_t i = 0; i < nodes.size(); ++i) {
             float milliseconds = 0;
-            CUDA_CHECK(cudaEventElapsedTime(&milliseconds, events[i], events[i + 1]));
+            CUDA_CHECK(cudaEventElapsedTime(&milliseconds, events[i].get(), events[i + 1].get()));
             after_node(nodes[i], static_cast<double>(milliseconds) * 1e-3, names_of(launched[i]));
         }
-        for (cudaEvent_t e : events) cudaEventDestroy(e);
     }
 
     Block& add_block(int64_t bytes, const char* what) {

@@ -101,7 +101,7 @@ struct ExpertsShape {
 
 ExpertsProduct choose(const Card& card, const ExpertsShape& shape);
 
-/// For messages and bench --ops.
+/// For messages and bench --ops; those of answers for the tests of choices.
 const char* name_of(AnswerProduct product);
 const char* name_of(MixtureProduct product);
 const char* name_of(PromptProduct product);

@@ -1,5 +1,6 @@
 #include "launches/placed_model.h"
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -48,6 +49,11 @@ std::unique_ptr<Model> open(const ModelChoice& choice) {
     const OpenOptions options{.tokenizer = false, .dense = choice.dense};
     return choice.mix.empty() ? open_model(choice.shape, options)
                               : open_synthetic(choice.shape, choice.mix, options);
+}
+
+/// Of a list such as "a, b".
+size_t count_names(const std::string& list) {
+    return list.empty() ? 0 : static_cast<size_t>(std::ranges::count(list, ',')) + 1;
 }
 
 }  // namespace
@@ -131,11 +137,13 @@ std::vector<NodeLaunches> PlacedModel::each_alone(const BatchShape& shape) {
     return nodes;
 }
 
-/// The backend records an event before the first node and after each.
+/// The backend records an event before the first node and after each, and tells what each launched.
 std::vector<NodeLaunches> PlacedModel::run_by_node(Plan& plan) {
     std::vector<NodeLaunches> nodes;
-    backend_->after_node = [&](const Node& node, double, const std::string&) {
+    std::vector<std::string> told;
+    backend_->after_node = [&](const Node& node, double, const std::string& kernels) {
         nodes.push_back({node.name, {}, {}});
+        told.push_back(kernels);
     };
     const std::shared_ptr<void> reset(nullptr, [&](void*) { backend_->after_node = nullptr; });
     plan.run();
@@ -145,7 +153,11 @@ std::vector<NodeLaunches> PlacedModel::run_by_node(Plan& plan) {
     const auto at = [&](size_t mark) {
         return record.launches.begin() + static_cast<std::ptrdiff_t>(record.marks[mark]);
     };
-    for (size_t i = 0; i < nodes.size(); ++i) nodes[i].launches.assign(at(i), at(i + 1));
+    for (size_t i = 0; i < nodes.size(); ++i) {
+        nodes[i].launches.assign(at(i), at(i + 1));
+        CHECK(count_names(told[i]) == nodes[i].launches.size(), "node '{}': {} launches, told as '{}'",
+              nodes[i].node, nodes[i].launches.size(), told[i]);
+    }
     return nodes;
 }
 
