@@ -221,7 +221,7 @@ struct WarpgroupBlock {
                 load(m.stage, m.chunk, m.next);
             }
             wgmma_wait<0>();
-            hold(a);
+            hold(a, m.left < 0);
             if (m.chunk == 0 && threadIdx.x % 32 == 0) arrive(empty + done);
         }
         hold(acc);

@@ -36,11 +36,15 @@ __device__ __forceinline__ void hold(float (&d)[kN][4]) {
     for (int j = 0; j < kN; ++j)
         asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
 }
-/// Keeps registers of A as they are until here, after the wait.
-__device__ __forceinline__ void hold(uint32_t (&a)[4][4]) {
+/// After the wait: until here products may read their registers of A. ptxas (13.0) gives these to loads that come before the
+/// wait if nothing reads them after it, so here is something that does. `never`: false, which only running shows.
+__device__ __forceinline__ void hold(const uint32_t (&a)[4][4], bool never) {
+    if (!never) return;
 #pragma unroll
     for (int k = 0; k < 4; ++k)
-        asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3])::"memory");
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(16 * k), "r"(a[k][0]), "r"(a[k][1]),
+                     "r"(a[k][2]), "r"(a[k][3])
+                     : "memory");
 }
 /// Makes writes to shared memory that this thread sees, cp.async or ordinary ones, visible to its products.
 __device__ __forceinline__ void fence_shared_for_wgmma() {
