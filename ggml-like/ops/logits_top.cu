@@ -31,7 +31,8 @@ struct Work {
     float value[kMaxKept];
     int id[kMaxKept];
 };
-static_assert(sizeof(Work) <= 64 << 10);
+constexpr int64_t kWorkBytes = 64 << 10;
+static_assert(sizeof(Work) <= kWorkBytes);
 
 struct Top {
     const float *logits, *temperature;
@@ -42,7 +43,15 @@ struct Top {
     unsigned* counters;  // two a row
 
     __device__ Work& of(int row) const {
-        return *reinterpret_cast<Work*>(work + static_cast<int64_t>(row) * (64 << 10));
+        return *reinterpret_cast<Work*>(work + static_cast<int64_t>(row) * kWorkBytes);
+    }
+    Top from_row(int row) const {
+        Top t = *this;
+        t.logits += row * ld;
+        t.temperature += row;
+        t.top += row * kTopWords;
+        t.work += row * kWorkBytes;
+        return t;
     }
 };
 
@@ -194,16 +203,20 @@ __global__ void __launch_bounds__(kBlock) collect_kernel(Top t) {
 void logits_top(const Node& node, Context& c) {
     const Tensor& logits = *node.inputs[0];
     const int rows = static_cast<int>(logits.shape[0]);
-    if (2 * rows > kCounters) unsupported("logits_top", "so many rows");
-    const Top t{logits.as<float>(),
-                node.inputs[1]->as<float>(),
-                logits.stride[0],
-                static_cast<int>(node.params<LogitsTopParams>().vocab),
-                node.outputs[0]->as<int>(),
-                node.outputs[1]->as<uint8_t>(),
-                c.counters};
-    launch(c, "logits_top", bound_kernel, dim3(kBlocks, rows), kBlock, 0, t);
-    launch(c, "logits_top", collect_kernel, dim3(kBlocks, rows), kBlock, 0, t);
+    const Top all{logits.as<float>(),
+                  node.inputs[1]->as<float>(),
+                  logits.stride[0],
+                  static_cast<int>(node.params<LogitsTopParams>().vocab),
+                  node.outputs[0]->as<int>(),
+                  node.outputs[1]->as<uint8_t>(),
+                  c.counters};
+    constexpr int kRows = kCounters / 2;  // of a launch
+    for (int first = 0; first < rows; first += kRows) {
+        const Top t = all.from_row(first);
+        const dim3 grid(kBlocks, min(kRows, rows - first));
+        launch(c, "logits_top", bound_kernel, grid, kBlock, 0, t);
+        launch(c, "logits_top", collect_kernel, grid, kBlock, 0, t);
+    }
 }
 
 }  // namespace quern::cuda

@@ -153,12 +153,23 @@ void top_insane(Device& device) {
     }
 }
 
+/// A prompt of which every row's logits are wanted.
+void top_many_rows(Device& device) {
+    const Size size{100, 90};
+    const std::vector<float> temperatures(5000, 1.0f);
+    const auto logits = Random(7).normals(static_cast<int64_t>(temperatures.size()) * size.width);
+    const auto top = run_top(device, logits, size.width, size.vocab, temperatures);
+    for (size_t r = 0; r < top.size(); r += 7)
+        check_top(top[r], logits.data() + static_cast<int64_t>(r) * size.width, size.vocab, 1.0f);
+}
+
 }  // namespace
 
 DEVICE_TEST_CASE("logits_top: ids, logits and the sum", top_sizes)
 DEVICE_TEST_CASE("logits_top: ties go to the lower id", top_ties)
 DEVICE_TEST_CASE("logits_top: -infinity is not an id", top_infinite)
 DEVICE_TEST_CASE("logits_top: NaN and infinity are told", top_insane)
+DEVICE_TEST_CASE("logits_top: thousands of rows", top_many_rows)
 
 TEST_SUITE("cpu") {
     TEST_CASE("logits_top: shapes that do not fit are errors") {

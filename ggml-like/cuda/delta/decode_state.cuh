@@ -1,4 +1,4 @@
-// Answer rows: the convolution of a channel, the journal, and S in registers.
+// Answer rows: the convolution of a channel, the journal, and S.
 #pragma once
 
 #include "ggml-like/cuda/delta/delta.h"
@@ -12,34 +12,36 @@ using namespace ptx;
 constexpr int kDim = 128, kTaps = 4, kBlock = 256, kWarps = kBlock / 32;
 static_assert(kBlock == 2 * kDim, "a thread a channel of q and k");
 
+__device__ __forceinline__ float as_float(uint16_t bits) { return __uint_as_float(uint32_t{bits} << 16); }
+
 /// The convolution of one channel: window and taps are loaded before the wait for the predecessor, inputs come after
-/// it.
+/// it. The window stays as it was loaded until it is used: nothing waits for it before.
 struct Channel {
-    float past[kTaps - 1];
+    uint16_t past[kTaps - 1];  // BF16
     float4 taps;
 
     __device__ __forceinline__ void early(const DeltaStep& d, int channel, int64_t slot, int position,
                                           int place, int channels) {
-        const bf16* ring = static_cast<const bf16*>(d.conv_state) + slot * d.ring * channels + channel;
+        const auto* ring = static_cast<const uint16_t*>(d.conv_state) + slot * d.ring * channels + channel;
         taps = *reinterpret_cast<const float4*>(d.conv + channel * kTaps);
 #pragma unroll
         for (int j = 0; j < kTaps - 1; ++j) {
             const int before = kTaps - 1 - j, p = place >= before ? place - before : place - before + d.ring;
-            past[j] = position >= before ? __bfloat162float(ring[static_cast<int64_t>(p) * channels]) : 0.0f;
+            past[j] = position >= before ? ring[static_cast<int64_t>(p) * channels] : uint16_t{};
         }
     }
     /// SiLU of the sum over the window and `now`, rounded to BF16 as x in memory is; then `now` belongs to the window.
-    __device__ __forceinline__ float next(float now) {
-        const float sum =
-            fmaf(taps.w, now, fmaf(taps.z, past[2], fmaf(taps.y, past[1], __fmul_rn(taps.x, past[0]))));
+    __device__ __forceinline__ float next(uint16_t now) {
+        const float sum = fmaf(taps.w, as_float(now),
+                               fmaf(taps.z, as_float(past[2]),
+                                    fmaf(taps.y, as_float(past[1]), __fmul_rn(taps.x, as_float(past[0])))));
         past[0] = past[1], past[1] = past[2], past[2] = now;
         return __bfloat162float(__float2bfloat16(sum / (1.0f + __expf(-sum))));
     }
 };
 
-__device__ __forceinline__ bf16 load_row(const bf16* p) {
-    const unsigned short v = __ldcg(reinterpret_cast<const unsigned short*>(p));
-    return *reinterpret_cast<const bf16*>(&v);
+__device__ __forceinline__ uint16_t load_row(const void* p, int64_t at) {
+    return __ldcg(static_cast<const uint16_t*>(p) + at);
 }
 
 __device__ __forceinline__ float half_warp_sum(float x) {
@@ -84,34 +86,66 @@ struct Entries {
     }
 };
 
-/// The lane's part of kPasses rows of S, two rows apart, since the warp's halves have every other row.
-template <int kPasses>
+/// The lane's part of kPasses rows of S, two rows apart, since the warp's halves have every other row: in registers, or
+/// (kStaged) where it lies in S [128, 128] in shared memory. No lane touches another's.
+template <int kPasses, bool kStaged>
 struct StateRows {
-    float4 s[kPasses][2];
+    float4 s[kStaged ? 1 : kPasses][2];
+    float* staged = nullptr;
+    static constexpr int kUnroll = kStaged ? 1 : kPasses;
 
+    __device__ __forceinline__ static int place(int i, int h) { return 2 * i * kDim + 64 * h; }
+
+    /// Starts the loads. zero: S is zeros, whatever lies there; registers have them at once, shared memory after arrive.
     __device__ __forceinline__ void load(const float* from, bool zero) {
 #pragma unroll
         for (int i = 0; i < kPasses; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h)
-                s[i][h] = zero ? float4{} : *reinterpret_cast<const float4*>(from + 2 * i * kDim + 64 * h);
+                if constexpr (kStaged)
+                    copy_async16(staged + place(i, h), from + place(i, h));
+                else
+                    s[i][h] = zero ? float4{} : load4(from, place(i, h));
+        if constexpr (kStaged) commit_copies();
     }
-    __device__ __forceinline__ void store(float* to, int i) const {
-        *reinterpret_cast<float4*>(to + 2 * i * kDim) = s[i][0];
-        *reinterpret_cast<float4*>(to + 2 * i * kDim + 64) = s[i][1];
+    /// S is there. May be called again until the first put.
+    __device__ __forceinline__ void arrive(bool zero) {
+        if constexpr (!kStaged) return;
+        wait_copies<0>();
+        if (!zero) return;
+#pragma unroll(kUnroll)
+        for (int i = 0; i < kPasses; ++i) put(i, 0, {}), put(i, 1, {});
+    }
+    __device__ __forceinline__ float4 get(int i, int h) const {
+        if constexpr (kStaged) return load4(staged, place(i, h));
+        return s[i][h];
+    }
+    __device__ __forceinline__ void put(int i, int h, const float4& v) {
+        if constexpr (kStaged)
+            *reinterpret_cast<float4*>(staged + place(i, h)) = v;
+        else
+            s[i][h] = v;
+    }
+    __device__ __forceinline__ void store(float* to) const {
+#pragma unroll(kUnroll)
+        for (int i = 0; i < kPasses; ++i)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) *reinterpret_cast<float4*>(to + place(i, h)) = get(i, h);
     }
     /// Applies the committed entries in order.
-    __device__ __forceinline__ void commit(const Entries& entries, int first, int l) {
+    __device__ __forceinline__ void commit(const Entries& entries, int first, int l, bool zero) {
+        if (entries.committed == 0) return;
+        arrive(zero);
 #pragma unroll 1
         for (int e = 0; e < entries.committed; ++e) {
             const float* k = entries.k + e * entries.k_step;
             const float* u = entries.u + e * entries.u_step + first;
             const float decay = decay_of(entries.g[e * entries.g_step]);
             const float4 k0 = load4(k, 4 * l), k1 = load4(k, 64 + 4 * l);
-#pragma unroll
+#pragma unroll(kUnroll)
             for (int i = 0; i < kPasses; ++i) {
-                s[i][0] = advance4(s[i][0], decay, u[2 * i], k0);
-                s[i][1] = advance4(s[i][1], decay, u[2 * i], k1);
+                put(i, 0, advance4(get(i, 0), decay, u[2 * i], k0));
+                put(i, 1, advance4(get(i, 1), decay, u[2 * i], k1));
             }
         }
     }

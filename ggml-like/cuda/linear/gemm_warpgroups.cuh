@@ -6,8 +6,8 @@
 //                      each warp          each kChunks chunks of 64 columns. With kCluster > 1 the blocks of a cluster share
 //                                         the columns; their sums meet in the order of the ranks.
 //
-// Traffic: as in gemm.cuh. Weights come by the copy engine, a tile's chunks of a stage at once; so do tokens that are
-// neighbours. Chosen tokens come by cp.async, and a tenth warp hands them over to the products.
+// Traffic: as in gemm.cuh. A stage's weights come by the copy engine as one box; so do tokens that are neighbours. Chosen
+// tokens come by cp.async, and a tenth warp hands them over to the products.
 // Operands: A from registers: packed weights are in its order, and codes are decoded there while the products of the chunk
 // before run. B from shared memory.
 // Files: warpgroup_shapes.h, shapes and shared memory; warpgroup_block.cuh, copies and products; warpgroup_store.cuh, from
@@ -32,14 +32,16 @@ using namespace pack;
 /// Barriers are static shared memory: a kernel that has none was not compiled for sm_90a.
 template <Kind K, class S>
 __global__ void QUERN_CLUSTER(S::kCluster) __launch_bounds__(S::kThreads, S::kBlocksPerSm)
-    warpgroup_kernel(const __grid_constant__ GemmTask task, const __grid_constant__ CUtensorMap x) {
+    warpgroup_kernel(const __grid_constant__ GemmTask task, const __grid_constant__ CUtensorMap w,
+                     const __grid_constant__ CUtensorMap x) {
 #if QUERN_WGMMA
     using R = StageRing<K, S>;
     extern __shared__ __align__(1024) uint8_t unaligned[];
     __shared__ uint64_t barriers[3 * R::kStages];
     allow_successor();
     uint8_t* shared = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-    WarpgroupSums<K, S> block{{task, x, shared, barriers, barriers + R::kStages, barriers + 2 * R::kStages}};
+    WarpgroupSums<K, S> block{
+        {task, w, x, shared, barriers, barriers + R::kStages, barriers + 2 * R::kStages}};
     block.init_barriers();
     const int id = static_cast<int>(blockIdx.x) / S::kCluster;
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
@@ -53,19 +55,21 @@ __global__ void QUERN_CLUSTER(S::kCluster) __launch_bounds__(S::kThreads, S::kBl
     block.find_weights();
     __syncthreads();
     const int primed = min(R::kStages, block.steps());
-    if (warp == (S::kGather ? 9 : 8))
-        for (int i = 0; i < primed; ++i) block.copy_weights(i, lane);
+    constexpr int kCopyWarp = S::kGather ? 9 : 8;
+    if (warp == kCopyWarp && elected())
+        for (int i = 0; i < primed; ++i) block.copy_weights(i);
+    __syncwarp();
     if constexpr (!S::kGather) wait_for_predecessor();
     if (warp >= 8) {
         if constexpr (S::kMoveRegisters) shrink_registers<40>();
-        if (warp == 8) {
+        if (S::kGather && warp == 8) block.gather_full(lane);
+        if (warp == kCopyWarp && elected()) {
             if constexpr (S::kGather)
-                block.gather_full(lane);
+                block.hand_over(primed);
             else
-                block.keep_full(primed, lane);
-        } else if (S::kGather && warp == 9) {
-            block.hand_over(primed, lane);
+                block.keep_full(primed);
         }
+        __syncwarp();
     } else {
         if constexpr (S::kMoveRegisters) grow_registers<232>();
         block.find_y_rows();
@@ -85,10 +89,15 @@ __global__ void QUERN_CLUSTER(S::kCluster) __launch_bounds__(S::kThreads, S::kBl
 #endif
 }
 
-/// The dense x as boxes of S::kTokens rows and 64 columns, which the copy engine writes in the order of
-/// products.
-template <class S>
-CUtensorMap token_map(const GemmTask& task) {
+/// How a matrix lies in memory, for the copy engine.
+struct MapShape {
+    CUtensorMapDataType type;
+    cuuint32_t dimensions;
+    cuuint64_t size[4], stride[3];  // bytes, of all dimensions but the first
+    cuuint32_t box[4];
+    CUtensorMapSwizzle swizzle;
+};
+inline CUtensorMap make_map(const void* data, const MapShape& shape) {
     static const auto encode = [] {
         void* f = nullptr;
         cudaDriverEntryPointQueryResult found{};
@@ -98,15 +107,39 @@ CUtensorMap token_map(const GemmTask& task) {
         return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
     }();
     CUtensorMap map{};
-    const cuuint64_t sizes[2] = {static_cast<cuuint64_t>(task.cols), static_cast<cuuint64_t>(task.tokens)};
-    const cuuint64_t stride[1] = {static_cast<cuuint64_t>(task.ldx8) * 16};
-    const cuuint32_t box[2] = {kChunkCols, S::kTokens};
-    const cuuint32_t each[2] = {1, 1};
-    const CUresult made = encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<bf16*>(task.x), sizes,
-                                 stride, box, each, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+    const cuuint32_t each[4] = {1, 1, 1, 1};
+    const CUresult made = encode(&map, shape.type, shape.dimensions, const_cast<void*>(data), shape.size,
+                                 shape.stride, shape.box, each, CU_TENSOR_MAP_INTERLEAVE_NONE, shape.swizzle,
                                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    check_launch(made == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "gemm: the map of its rows");
+    check_launch(made == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "gemm: the map of a matrix");
     return map;
+}
+/// The dense x as boxes of S::kTokens rows and 64 columns, in the order of products.
+template <class S>
+CUtensorMap token_map(const GemmTask& task) {
+    return make_map(task.x,
+                    {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                     .dimensions = 2,
+                     .size = {static_cast<cuuint64_t>(task.cols), static_cast<cuuint64_t>(task.tokens)},
+                     .stride = {static_cast<cuuint64_t>(task.ldx8) * 16},
+                     .box = {kChunkCols, S::kTokens},
+                     .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
+}
+/// Packed weights as boxes of a block's tiles and a stage's chunks.
+template <Kind K, class S>
+CUtensorMap weight_map(const GemmTask& task) {
+    constexpr int kBytes = chunk_bytes(K);
+    const auto chunks = static_cast<cuuint64_t>(task.chunks), tiles = static_cast<cuuint64_t>(task.tiles);
+    const cuuint64_t expert_bytes = tiles * chunks * kBytes;
+    return make_map(
+        task.data,
+        {.type = CU_TENSOR_MAP_DATA_TYPE_UINT64,
+         .dimensions = 4,
+         .size = {kBytes / 8, chunks, tiles, S::kGather ? static_cast<cuuint64_t>(task.experts) : 1},
+         .stride = {kBytes, chunks * kBytes,
+                    S::kGather ? static_cast<cuuint64_t>(task.expert_bytes) : expert_bytes},
+         .box = {kBytes / 8, S::kChunks, S::kTiles, 1},
+         .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE});
 }
 
 /// `token_tiles` of S::kTokens.
@@ -116,7 +149,8 @@ void launch_warpgroups(Context& context, const char* what, GemmTask task, int64_
     const dim3 grid(static_cast<unsigned>(task.row_blocks * token_tiles * S::kCluster));
     CUtensorMap x{};
     if constexpr (!S::kGather) x = token_map<S>(task);
-    launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), StageRing<K, S>::kShared, task, x);
+    launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), StageRing<K, S>::kShared, task,
+           weight_map<K, S>(task), x);
 }
 
 }  // namespace quern::cuda::linear

@@ -18,14 +18,14 @@ template <Kind K, class S>
 struct WarpgroupBlock {
     using R = StageRing<K, S>;
     const GemmTask& task;
+    const CUtensorMap& w;
     const CUtensorMap& x;  // unless S::kGather
     uint8_t* shared;
     uint64_t* full;
     uint64_t* landed;  // chosen tokens are there, but not yet for products
     uint64_t* empty;
     GemmPlace place;
-    const uint8_t* weights;  // of the block's first tile
-    int tiles;               // of the block that exist
+    int tiles;  // of the block that exist
     int chunk_begin, chunk_end;
 
     __device__ __forceinline__ uint8_t* tokens_of(int stage) const { return shared + stage * R::kTokens; }
@@ -60,10 +60,7 @@ struct WarpgroupBlock {
     }
 
     __device__ __forceinline__ void find_weights() {
-        const int tile = place.row_block * S::kTiles;
-        weights = task.data + place.expert * task.expert_bytes +
-                  static_cast<int64_t>(tile) * task.chunks * chunk_bytes(K);
-        tiles = min(S::kTiles, task.tiles - tile);
+        tiles = min(S::kTiles, task.tiles - place.row_block * S::kTiles);
         const int rank = S::kCluster == 1 ? 0 : cluster_rank();
         chunk_begin = rank * task.chunks / S::kCluster;
         chunk_end = (rank + 1) * task.chunks / S::kCluster;
@@ -73,33 +70,27 @@ struct WarpgroupBlock {
         if (step >= R::kStages) wait_phase(empty + step % R::kStages, (step / R::kStages - 1) & 1);
     }
 
-    /// One warp. Announces the stage's bytes, those of tokens that the copy engine brings included.
-    __device__ __forceinline__ void copy_weights(int step, int lane) const {
+    /// One thread. Announces the stage's bytes, those of tokens that the copy engine brings included; boxes are whole, also
+    /// where the matrix ends.
+    __device__ __forceinline__ void copy_weights(int step) const {
         const int stage = step % R::kStages;
-        const int at = chunk_begin + step * S::kChunks, chunk = chunk_at(at);
-        const int bytes = min(S::kChunks, chunk_end - at) * chunk_bytes(K);  // of each tile
-        if (lane == 0)
-            arrive_and_expect(full + stage,
-                              static_cast<uint32_t>(tiles * bytes + (S::kGather ? 0 : R::kTokens)));
-        __syncwarp();
-        if (lane < tiles)
-            copy_bulk(weights_of(stage) + lane * R::kTileBytes,
-                      weights + (static_cast<int64_t>(lane) * task.chunks + chunk) * chunk_bytes(K),
-                      static_cast<uint32_t>(bytes), full + stage);
+        arrive_and_expect(full + stage, R::kWeights + (S::kGather ? 0 : R::kTokens));
+        copy_chunks(weights_of(stage), w, chunk_at(chunk_begin + step * S::kChunks),
+                    place.row_block * S::kTiles, place.expert, full + stage);
     }
 
-    /// The copying warp. The weights of the first `primed` steps are under way.
-    __device__ __forceinline__ void keep_full(int primed, int lane) const {
+    /// One thread. The weights of the first `primed` steps are under way.
+    __device__ __forceinline__ void keep_full(int primed) const {
         const int all = steps();
 #pragma unroll 1
         for (int step = 0; step < all; ++step) {
-            const int stage = step % R::kStages;
+            const int stage = step % R::kStages, first = chunk_begin + step * S::kChunks;
             wait_empty(step);
-            if (step >= primed) copy_weights(step, lane);
-            if (lane < S::kChunks)
-                copy_box(tokens_of(stage) + lane * (S::kTokens * 128), x,
-                         chunk_at(chunk_begin + step * S::kChunks + lane) * kChunkCols, place.first,
-                         full + stage);
+            if (step >= primed) copy_weights(step);
+#pragma unroll
+            for (int c = 0; c < S::kChunks; ++c)
+                copy_box(tokens_of(stage) + c * (S::kTokens * 128), x, chunk_at(first + c) * kChunkCols,
+                         place.first, full + stage);
         }
     }
 
@@ -147,19 +138,19 @@ struct WarpgroupBlock {
         }
     }
 
-    /// One warp, beside gather_full: the fence between cp.async and products, where no other copies or
+    /// One thread, beside gather_full: the fence between cp.async and products, where no other copies or
     /// products have to wait for it; and the weights.
-    __device__ __forceinline__ void hand_over(int primed, int lane) const {
+    __device__ __forceinline__ void hand_over(int primed) const {
         const int all = steps();
 #pragma unroll 1
         for (int step = 0; step < all; ++step) {
             wait_phase(landed + step % R::kStages, (step / R::kStages) & 1);
             fence_shared_for_wgmma();
-            if (lane == 0) arrive(full + step % R::kStages);
+            arrive(full + step % R::kStages);
             const int next = step + R::kStages - 1;
             if (next >= primed && next < all) {
                 wait_empty(next);
-                copy_weights(next, lane);
+                copy_weights(next);
             }
         }
     }

@@ -190,27 +190,36 @@ __device__ __forceinline__ void wait_phase(uint64_t* barrier, uint32_t parity) {
         "r"(parity)
         : "memory");
 }
-/// `bytes` (a multiple of 16) from global to shared memory by the copy engine.
-__device__ __forceinline__ void copy_bulk(void* to_shared, const void* from, uint32_t bytes,
-                                          uint64_t* barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(to_shared)),
-        "l"(from), "r"(bytes), "r"(shared_address(barrier))
-        : "memory");
-}
-
 /// 16 bytes by cp.async, to a shared address.
 __device__ __forceinline__ void copy_async_at(uint32_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
 }
-/// The box of a tensor from (column, row) on to shared memory, by the copy engine; zeros beyond the tensor's edges.
+/// True in one lane of a warp, the same each time. What only this lane does needs no loop over lanes: ptxas makes one of 30
+/// instructions a lane for copies behind a plain comparison.
+__device__ __forceinline__ bool elected() {
+    uint32_t yes;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(yes));
+    return yes != 0;
+}
+__device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+/// The box of a matrix from (column, row) on to shared memory, by the copy engine; zeros beyond the matrix's edges.
 __device__ __forceinline__ void copy_box(void* to_shared, const CUtensorMap& map, int column, int row,
                                          uint64_t* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
         "%3}], [%4];" ::"r"(shared_address(to_shared)),
         "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
+        : "memory");
+}
+/// The same of packed weights: chunks of tiles, from chunk `chunk` of tile `tile` of expert `expert` on.
+__device__ __forceinline__ void copy_chunks(void* to_shared, const CUtensorMap& map, int chunk, int tile,
+                                            int expert, uint64_t* barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
+        "%3, %4, %5}], [%6];" ::"r"(shared_address(to_shared)),
+        "l"(&map), "r"(0), "r"(chunk), "r"(tile), "r"(expert), "r"(shared_address(barrier))
         : "memory");
 }
 
