@@ -278,7 +278,7 @@ TEST_SUITE("model") {
             CHECK(c.Get("/v1/models", {{"Authorization", key}})->status == 401);
         CHECK(c.Get("/v1/models", {{"Authorization", "Bearer secret"}})->status == 200);
         const json props = json::parse(c.Get("/props", {{"x-api-key", "secret"}})->body);
-        CHECK(props["batch_invariant"] == true);  // on a CPU
+        CHECK(props["batch_invariant"] == true);
         CHECK(props["batch_invariant_over"].size() == 4);
         CHECK(c.Get("/v1/models", {{"x-api-key", "other"}})->status == 200);
         const std::string command = std::string(QUERN_BINARY) + " serve --host 0.0.0.0 --port 0 2>/dev/null";

@@ -12,9 +12,9 @@ void check_launch(cudaError_t code, const char* what);
 /// Throws: a kernel of `op` does not take `what` ("F16 caches"). Defined in cuda_backend.cpp.
 [[noreturn]] void unsupported(const char* op, const char* what);
 
-/// Launches on context.stream. `what`: the kernel's name, for messages and bench --ops. The kernel may start before its predecessor ends: it calls
-/// wait_for_predecessor() (ptx.cuh) before it touches anything but weights and state of earlier steps, and
-/// every kernel calls it.
+/// Launches on context.stream. `what`: the kernel's name, for messages and bench --ops. The kernel may start before its
+/// predecessor ends: it calls wait_for_predecessor() (ptx.cuh) before it touches anything but weights and state of earlier
+/// steps, and every kernel calls it.
 template <typename... P, typename... A>
 void launch(Context& context, const char* what, void (*kernel)(P...), dim3 grid, dim3 block, int shared_bytes,
             A... arguments) {

@@ -61,11 +61,12 @@ AnswerProduct choose(const Card& card, const AnswerShape& s) {
         if (s.normed && one(Extent::many)) return AnswerProduct::tall;
         return AnswerProduct::few;
     }
-    const bool warpgroups = s.kind == Kind::bf16 && s.chunks % kAnswerSplits == 0 &&
-                            warpgroups_fit<Kind::bf16, Whole>(card) &&
-                            warpgroups_fit<Kind::bf16, Quarters>(card);
+    const bool warpgroups = s.kind == Kind::bf16    ? answers_fit<Kind::bf16>(card, s.chunks)
+                            : s.kind == Kind::nvfp4 ? answers_fit<Kind::nvfp4>(card, s.chunks)
+                                                    : false;
     if (!warpgroups) return AnswerProduct::step;
-    return s.tiles <= 2 * card.sms ? AnswerProduct::quarters : AnswerProduct::whole;
+    const int64_t row_tiles = ceil_div(s.rows, Whole<Kind::bf16>::kTokens);
+    return s.tiles * row_tiles <= 8 * card.sms ? AnswerProduct::quarters : AnswerProduct::whole;
 }
 
 bool product_routes(const Card& card, const AnswerShape& s, int router_tiles) {

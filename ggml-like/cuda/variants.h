@@ -3,15 +3,15 @@
 //
 // Answers (variants of one product give the same bits):
 //
-//   rows             1                  2 to 8    9 to 16                 17 to 64
-//   matrix, BF16     one | tall | few   few       quarters | whole        quarters | whole
-//   FP8, NVFP4       one | tall | few   few       step, 16 rows a block   step, 32 rows a block
+//   rows             1                  2 to 8    9 to 64
+//   matrix           one | tall | few   few       quarters | whole
+//   FP8              one | tall | few   few       step: 16 or 32 rows a block
 //
 //     one, tall      dense_one.cuh: columns a multiple of 1,024 (BF16) or 2,048; tall: more tiles than a block finishes
 //                    together
 //     few            dense_rows.cuh, where its rows fit into shared memory; deep, or on cards of 99 KB shallow rings
-//     step           step_product.cu: the rest, and BF16 where there are no products of warpgroups
-//     quarters       gemm_answer.cu: a cluster of four blocks for up to two tiles an SM; whole: a block, more tiles
+//     step           step_product.cu: the rest, and every format where there are no products of warpgroups
+//     quarters       gemm_answer.cu: a cluster of four blocks, for up to eight tiles an SM and 32 rows; whole: one block
 //
 // Answers, mixtures (the same bits again):
 //

@@ -285,24 +285,21 @@ HttpReply Api::props(const HttpRequest&) {
                            {"reasoning_budget", a.settings.reasoning_budget}});
     }
     const ModelInfo& info = engine_->model().info();
-    // On a GPU answers that are written together are not yet what they are alone.
-    const bool on_gpu = engine_->backend().captures();
-    std::vector<std::string> over = {"ubatch size", "prompt cache", "restarts"};
-    if (!on_gpu) over.insert(over.begin(), "concurrent requests");
-    return {.body = dump({{"build_info", "quern " QUERN_VERSION},
-                          {"model", info.name},
-                          {"architecture", info.architecture},
-                          {"formats", info.formats},
-                          {"dense", dense_json(info.dense, dense_)},
-                          {"n_ctx", engine_->context()},
-                          {"total_slots", engine_->sequences()},
-                          {"queue", options_.queue},
-                          {"cache_ram_bytes", options_.cache_bytes},
-                          {"batch_invariant", !on_gpu},
-                          {"batch_invariant_over", over},
-                          {"batch_invariant_except", {"GPUs or CPUs of different kinds"}},
-                          {"max_body_bytes", options_.limits.body_bytes},
-                          {"aliases", aliases}})};
+    return {.body = dump(
+                {{"build_info", "quern " QUERN_VERSION},
+                 {"model", info.name},
+                 {"architecture", info.architecture},
+                 {"formats", info.formats},
+                 {"dense", dense_json(info.dense, dense_)},
+                 {"n_ctx", engine_->context()},
+                 {"total_slots", engine_->sequences()},
+                 {"queue", options_.queue},
+                 {"cache_ram_bytes", options_.cache_bytes},
+                 {"batch_invariant", true},
+                 {"batch_invariant_over", {"concurrent requests", "ubatch size", "prompt cache", "restarts"}},
+                 {"batch_invariant_except", {"GPUs or CPUs of different kinds"}},
+                 {"max_body_bytes", options_.limits.body_bytes},
+                 {"aliases", aliases}})};
 }
 
 HttpReply Api::slots(const HttpRequest&) {

@@ -1,7 +1,13 @@
-// BF16 products of an answer step of many rows on sm_90a (gemm_warpgroups.cuh has the kernel): step_product.h's sums, whose
-// splits are products of warpgroups.
-//   whole     a block makes all splits of a sum: many rows of the matrix
+// BF16 and NVFP4 products of an answer step of many rows on sm_90a (gemm_warpgroups.cuh has the kernel): step_product.h's
+// sums, whose splits are products of warpgroups.
 //   quarters  a cluster of four blocks, each four of the splits
+//   whole     a block makes all splits of a sum: where quarters would come in three rounds or more
+//
+// NVFP4: x is lifted where it lies in shared memory, and the scale of each 16 columns meets the sum of their products.
+//
+// Traffic: weights once for each 32 rows, x once a block. Bound: latency of few steps (DeltaNet in_proj, 32 rows: 20 us,
+// 12 of bytes); NVFP4 also instructions, half of them before and after the products (attention in_proj: 23 us, 2.5 of
+// bytes); the head of 64 rows reads its weights twice, at the L2 cache's 5.5 TB/s (H200, 2026-11).
 #include "ggml-like/cuda/linear/gemm_warpgroups.cuh"
 
 namespace quern::cuda::linear {
@@ -9,15 +15,24 @@ namespace quern::cuda::linear {
 using namespace ptx;
 using namespace pack;
 
+namespace {
+
+template <Kind K>
+void run(Context& c, bool whole, const GemmTask& task) {
+    const int row_tiles = (task.tokens + Whole<K>::kTokens - 1) / Whole<K>::kTokens;
+    if (whole)
+        launch_warpgroups<K, Whole<K>>(c, "gemm_answer whole", task, row_tiles);
+    else
+        launch_warpgroups<K, Quarters<K>>(c, "gemm_answer quarters", task, row_tiles);
+}
+
+}  // namespace
+
 void gemm_answer(Context& c, bool whole, const Part& part, const Packed& w, const StepRows& x,
                  const StepOutput& out) {
     GemmTask task = part_task(w, part, x.x, x.ld, x.rows);
     task.answer = out;
-    const int row_tiles = (x.rows + Whole::kTokens - 1) / Whole::kTokens;
-    if (whole)
-        launch_warpgroups<Kind::bf16, Whole>(c, "gemm_answer whole", task, row_tiles);
-    else
-        launch_warpgroups<Kind::bf16, Quarters>(c, "gemm_answer quarters", task, row_tiles);
+    part.kind == Kind::bf16 ? run<Kind::bf16>(c, whole, task) : run<Kind::nvfp4>(c, whole, task);
 }
 
 }  // namespace quern::cuda::linear

@@ -53,6 +53,10 @@ __global__ void QUERN_CLUSTER(S::kCluster) __launch_bounds__(S::kThreads, S::kBl
         block.place = dense_place<S>(task, id);
     }
     block.find_weights();
+    if (warp == 0 && elected()) {
+        prefetch_map(w);
+        if constexpr (!S::kGather) prefetch_map(x);
+    }
     __syncthreads();
     const int primed = min(R::kStages, block.steps());
     constexpr int kCopyWarp = S::kGather ? 9 : 8;

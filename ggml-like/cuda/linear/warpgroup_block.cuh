@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ggml-like/cuda/linear/epilogue.cuh"
+#include "ggml-like/cuda/linear/fp4_rows.cuh"
 #include "ggml-like/cuda/linear/gemm_task.cuh"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
 #include "ggml-like/cuda/pack/weight_chunk.cuh"
@@ -43,8 +44,9 @@ struct WarpgroupBlock {
     /// The chunk that comes at place `at`.
     __device__ __forceinline__ int chunk_at(int at) const {
         if constexpr (!S::kAnswer) return at;
-        const int steps = task.chunks / kAnswerSplits, part = quotient(at, steps);
-        return part + (at - part * steps) * kAnswerSplits;
+        const int piece = at / S::kChunks, steps = task.chunks / (kAnswerSplits * S::kChunks),
+                  split = quotient(piece, steps);
+        return (split + (piece - split * steps) * kAnswerSplits) * S::kChunks + at % S::kChunks;
     }
     __device__ __forceinline__ int steps() const {
         return (chunk_end - chunk_begin + S::kChunks - 1) / S::kChunks;
@@ -178,12 +180,96 @@ struct WarpgroupBlock {
     }
 
     /// The multiplying warps: acc = their 16 rows x the first kN tokens, over the columns of one part. While the products
-    /// of a chunk run, its successor's A registers are made.
+    /// of a chunk run, its successor's A registers are made; not in answers, which have no registers for that.
     struct March {
         int stage = 0, chunk = 0, left;  // chunk of the stage; chunks to come
         uint32_t phase = 0;
         uint32_t next[4][4];
     };
+    /// Of the chunk that comes, where its tokens lie.
+    __device__ __forceinline__ uint64_t rows_of_chunk(const March& m) const {
+        return wgmma_rows(shared_address(tokens_of(m.stage)) + m.chunk * (S::kTokens * 128));
+    }
+    __device__ __forceinline__ static void go_on(March& m) {
+        if (++m.chunk < S::kChunks) return;
+        m.chunk = 0;
+        if (++m.stage == R::kStages) m.stage = 0, m.phase ^= 1;
+    }
+    __device__ __forceinline__ void load_next(March& m) const {
+        if (--m.left <= 0) return;
+        if (m.chunk == 0) wait_phase(full + m.stage, m.phase);
+        load(m.stage, m.chunk, m.next);
+    }
+    template <int kN>
+    __device__ __forceinline__ void add_chunk(March& m, float (&acc)[kN / 8][4]) const {
+        const uint64_t rows = rows_of_chunk(m);
+        uint32_t a[4][4];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = m.next[i / 4][i % 4];
+        wgmma_fence();
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) wgmma<kN>(acc, a[kk], rows + kk * 2);
+        wgmma_commit();
+        go_on(m);
+        if constexpr (!S::kAnswer) load_next(m);
+        wgmma_wait<0>();
+        hold(a, m.left < 0);
+    }
+    /// Answers: x of a stage as few_rows.cuh has it, all multiplying warps together. (Lifted codes would make the same
+    /// products, but subnormal codes would then be rounded with other exponents inside the tensor cores.)
+    __device__ __forceinline__ void lift_tokens(int stage) const {
+        auto* x = reinterpret_cast<uint4*>(tokens_of(stage)) + threadIdx.x;
+        constexpr int kEach = R::kTokens / (16 * S::kSumThreads);
+        static_assert(kActivationLift<K> == 0x1p60f && R::kTokens % (16 * S::kSumThreads) == 0);
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            uint4 v = x[i * S::kSumThreads];
+            for (uint32_t* word : {&v.x, &v.y, &v.z, &v.w}) *word = times(*word, 0x5d805d80u);  // 2^60
+            x[i * S::kSumThreads] = v;
+        }
+        fence_shared_for_wgmma();
+        sum_barrier();
+    }
+    __device__ __forceinline__ static void sum_barrier() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+
+    /// Answers, NVFP4: block scales meet the sums of 16 products, as in few_rows.cuh.
+    template <int kN>
+    __device__ __forceinline__ void add_fp4_chunk(March& m, float (&acc)[kN / 8][4]) const {
+        const uint8_t* chunk = weights_of(m.stage) + static_cast<int>(threadIdx.x) / 32 * R::kTileBytes +
+                               m.chunk * chunk_bytes(K);
+        const uint64_t rows = rows_of_chunk(m);
+        const int lane = threadIdx.x % 32;
+        const uint4 codes = *reinterpret_cast<const uint4*>(chunk + 16 * lane);
+        const uint2 bytes = *reinterpret_cast<const uint2*>(chunk + 512 + 8 * (lane >> 2));
+        float low[4], high[4];
+        scales_of(bytes.x, low);
+        scales_of(bytes.y, high);
+        go_on(m);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {  // two of the chunk's four blocks of columns
+            uint32_t a[2][4];
+            float d[2][kN / 8][4];
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                decode_nvfp4(half ? codes.z : codes.x, half ? codes.w : codes.y, i, a[i]);
+            wgmma_fence();
+#pragma unroll
+            for (int i = 0; i < 2; ++i) wgmma_fresh<kN>(d[i], a[i], rows + (2 * half + i) * 2);
+            wgmma_commit();
+            wgmma_wait<0>();
+            hold(a, m.left < 0);
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                hold(d[i]);
+#pragma unroll
+                for (int j = 0; j < kN / 8; ++j)
+#pragma unroll
+                    for (int r = 0; r < 4; ++r)
+                        acc[j][r] =
+                            __fmaf_rn(r < 2 ? low[2 * half + i] : high[2 * half + i], d[i][j][r], acc[j][r]);
+            }
+        }
+    }
     template <int kN>
     __device__ __forceinline__ void march_split(March& m, int chunks, float (&acc)[kN / 8][4]) const {
 #pragma unroll
@@ -193,26 +279,19 @@ struct WarpgroupBlock {
         hold(acc);  // the zeros are there before the fence
 #pragma unroll 1
         for (; chunks > 0; --chunks) {
-            const uint64_t rows =
-                wgmma_rows(shared_address(tokens_of(m.stage)) + m.chunk * (S::kTokens * 128));
-            uint32_t a[4][4];
-#pragma unroll
-            for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = m.next[i / 4][i % 4];
-            wgmma_fence();
-#pragma unroll
-            for (int kk = 0; kk < 4; ++kk) wgmma<kN>(acc, a[kk], rows + kk * 2);
-            wgmma_commit();
             const int done = m.stage;
-            if (++m.chunk == S::kChunks) {
-                m.chunk = 0;
-                if (++m.stage == R::kStages) m.stage = 0, m.phase ^= 1;
+            if constexpr (S::kAnswer) {
+                if (m.chunk == 0) {
+                    wait_phase(full + m.stage, m.phase);
+                    if constexpr (K == Kind::nvfp4) lift_tokens(m.stage);
+                }
             }
-            if (--m.left > 0) {
-                if (m.chunk == 0) wait_phase(full + m.stage, m.phase);
-                load(m.stage, m.chunk, m.next);
+            if constexpr (S::kAnswer && K == Kind::nvfp4) {
+                add_fp4_chunk<kN>(m, acc);
+            } else {
+                if constexpr (S::kAnswer) load(m.stage, m.chunk, m.next);
+                add_chunk<kN>(m, acc);
             }
-            wgmma_wait<0>();
-            hold(a, m.left < 0);
             if (m.chunk == 0 && threadIdx.x % 32 == 0) arrive(empty + done);
         }
         hold(acc);
@@ -222,11 +301,11 @@ struct WarpgroupBlock {
     __device__ __forceinline__ void march(float (&acc)[kN / 8][4]) const {
         March m;
         m.left = chunk_end - chunk_begin;
-        wait_phase(full, 0);
-        load(0, 0, m.next);
         if constexpr (S::kAnswer) {
             march_fours<kN>(m, acc);
         } else {
+            wait_phase(full, 0);
+            load(0, 0, m.next);
             march_split<kN>(m, m.left, acc);
         }
     }
@@ -234,15 +313,15 @@ struct WarpgroupBlock {
     /// acc = the block's fours, each of four splits.
     template <int kN>
     __device__ __forceinline__ void march_fours(March& m, float (&acc)[kN / 8][4]) const {
-        const int steps = task.chunks / kAnswerSplits;
+        const int chunks = task.chunks / kAnswerSplits;  // of a split
         constexpr int kFours = kAnswerFours / S::kCluster;
 #pragma unroll 1
         for (int four = 0; four < kFours; ++four) {
-            march_split<kN>(m, steps, acc);
+            march_split<kN>(m, chunks, acc);
 #pragma unroll 1
             for (int part = 1; part < kAnswerSplits / kAnswerFours; ++part) {
                 float own[kN / 8][4];
-                march_split<kN>(m, steps, own);
+                march_split<kN>(m, chunks, own);
 #pragma unroll
                 for (int i = 0; i < kN / 8; ++i)
 #pragma unroll

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ggml-like/cuda/card.h"
+#include "ggml-like/cuda/linear/dense_shapes.h"
 #include "ggml-like/cuda/pack/packed.h"
 
 namespace quern::cuda::linear {
@@ -11,7 +12,7 @@ using namespace pack;
 /// Splits of a prompt's sums over many columns of a low matrix, each a run of neighbours.
 inline constexpr int kPromptSplits = 2;
 
-/// Splits of the sums of answers (few_rows.cuh): of split p chunks p, p + 16, ...; they are added in fours, then the fours.
+/// Splits of the sums of answers (few_rows.cuh): of split p pieces p, p + 16, ...; they are added in fours, then the fours.
 inline constexpr int kAnswerSplits = 16, kAnswerFours = 4;
 
 /// Cluster: blocks that share the columns. Splits: 1, or kAnswerSplits for the sums of answers, of which a block makes all fours
@@ -25,7 +26,7 @@ struct WarpgroupShape {
     static constexpr int kSplits = Splits;
     static constexpr bool kAnswer = Splits == kAnswerSplits;
     static_assert((Splits == 1 && (Cluster == 1 || Cluster == kPromptSplits)) ||
-                  (kAnswer && Chunks == 1 && (Cluster == 1 || Cluster == kAnswerFours)));
+                  (kAnswer && (Cluster == 1 || Cluster == kAnswerFours)));
     static constexpr bool kGather = Gather;  // grouped: any rows of x
     static constexpr int kTiles = 8;
     static constexpr int kSumThreads = 256;
@@ -74,9 +75,19 @@ using Halves = WarpgroupShape<96, 1, 2, kPromptSplits, 1, false>;
 template <Kind K>
 using ShortHalves = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kPromptSplits, 1, false>;
 
-// ---- answers of 9 to 64 rows (gemm_answer.cu): 32 rows of x, with 64 a thread would hold too many sums ----
+// ---- answers of 9 to 64 rows (gemm_answer.cu): 32 rows of x, with 64 a thread would hold too many sums; a stage is a piece
+// of the columns ----
 
-using Whole = WarpgroupShape<32, 1, 2, 1, kAnswerSplits, false>;
-using Quarters = WarpgroupShape<32, 1, 2, kAnswerFours, kAnswerSplits, false>;
+template <Kind K>
+using Whole = WarpgroupShape<32, kPieceChunks<K>, 2, 1, kAnswerSplits, false>;
+template <Kind K>
+using Quarters = WarpgroupShape<32, kPieceChunks<K>, 2, kAnswerFours, kAnswerSplits, false>;
+
+/// Whether a part's columns are as many pieces in each split.
+template <Kind K>
+constexpr bool answers_fit(const Card& card, int chunks) {
+    return chunks % (kAnswerSplits * kPieceChunks<K>) == 0 && warpgroups_fit<K, Whole<K>>(card) &&
+           warpgroups_fit<K, Quarters<K>>(card);
+}
 
 }  // namespace quern::cuda::linear

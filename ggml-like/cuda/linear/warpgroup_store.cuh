@@ -17,7 +17,8 @@ using namespace pack;
 template <Kind K, class S>
 struct WarpgroupSums : WarpgroupBlock<K, S> {
     using WarpgroupBlock<K, S>::task, WarpgroupBlock<K, S>::place, WarpgroupBlock<K, S>::tiles,
-        WarpgroupBlock<K, S>::shared, WarpgroupBlock<K, S>::scales, WarpgroupBlock<K, S>::y_rows;
+        WarpgroupBlock<K, S>::shared, WarpgroupBlock<K, S>::scales, WarpgroupBlock<K, S>::y_rows,
+        WarpgroupBlock<K, S>::sum_barrier;
 
     /// Sums to shared memory, once every warp is done with the ring: [token][row].
     template <int kN>
@@ -32,8 +33,6 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
             for (int r = 0; r < 4; ++r) to[(j * 8 + 2 * t + r % 2) * S::kPitch + r / 2 * 8] = acc[j][r];
         }
     }
-
-    __device__ __forceinline__ static void sum_barrier() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
 
     /// Four sums, of all blocks of the cluster.
     __device__ __forceinline__ float4 sums_at(int at) const {
@@ -93,7 +92,11 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
             const int n = quotient(i, tiles), tile = i - n * tiles, token = n * S::kCluster + rank;
             const int row = (place.row_block * S::kTiles + tile) * kept + r;
             if (row >= height) continue;
-            const auto sum = [&](int at) { return sum_at(token * S::kPitch + tile * kTileRows + at); };
+            const auto sum = [&](int at) {
+                const float total = sum_at(token * S::kPitch + tile * kTileRows + at);
+                if constexpr (K == Kind::bf16) return total;
+                return scaled(total, task.factor[(place.row_block * S::kTiles + tile) * kTileRows + at]);
+            };
             finish_sum(out, place.first + token, row, sum(r), out.paired ? sum(r + 8) : 0.0f,
                        out.scale.squares != nullptr ? scales()[token] : 1.0f);
         }

@@ -1,7 +1,7 @@
 // The choice of experts, and their groups, where no kernel of gate and up chooses (moe.h, gate_up_fp4_chooses).
 //
 //   up to 512 pairs   one kernel: up to 16 blocks, a warp a row; the block that ends last makes groups
-//   more (prompts)    a warp a row; then a kernel with a block an expert
+//   more (prompts)    a warp a row; then a block an expert, which reads all pairs twice
 //
 // Shared memory: for groups a bit for each pair and expert (32 KB). Bound: latency. Measured with 64 rows, as part of
 // the router's 19.1 us; with one block instead of 16 that took 25.0 (H200, 2026-11).
@@ -106,40 +106,41 @@ __global__ void __launch_bounds__(kManyThreads) choose_many(Choice c) {
     if (n < c.rows) choose_row(c, n);
 }
 
-/// A block an expert: counts the pairs before its own, then writes its own in order.
-__global__ void __launch_bounds__(kManyThreads) group_many(Choice c) {
-    __shared__ int before[kManyThreads / 32], own[kManyThreads / 32], at;
+constexpr int kGroupThreads = 1024;
+
+/// A block an expert, a run of pairs a warp: it counts the run's pairs of the expert and of those before it, then writes
+/// its own in order.
+__global__ void __launch_bounds__(kGroupThreads) group_many(Choice c) {
+    constexpr int kWarps = kGroupThreads / 32;
+    static_assert(kWarps == 32, "a lane a warp");
+    __shared__ int own_of[kWarps], smaller_of[kWarps];
     allow_successor();
     wait_for_predecessor();
     const int e = blockIdx.x, pairs = c.rows * c.used, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int smaller = 0;
-    for (int i = threadIdx.x; i < pairs; i += kManyThreads) smaller += __ldcg(c.ids + i) < e;
-    smaller = __reduce_add_sync(0xffffffffu, smaller);
-    if (lane == 0) before[warp] = smaller;
+    const int run = (pairs + kGroupThreads - 1) / kGroupThreads * 32, begin = warp * run,
+              end = min(begin + run, pairs);
+    const auto id_at = [&](int i) { return i < end ? __ldcg(c.ids + i) : kMaxExperts; };
+    int own = 0, smaller = 0;
+#pragma unroll 8
+    for (int base = begin; base < end; base += 32) {
+        const int id = id_at(base + lane);
+        own += __popc(__ballot_sync(0xffffffffu, id == e));
+        smaller += __popc(__ballot_sync(0xffffffffu, id < e));
+    }
+    if (lane == 0) own_of[warp] = own, smaller_of[warp] = smaller;
     __syncthreads();
+    const int first = static_cast<int>(__reduce_add_sync(0xffffffffu, smaller_of[lane]));
+    int place = first + static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? own_of[lane] : 0));
     if (threadIdx.x == 0) {
-        int total = 0;
-        for (int w = 0; w < kManyThreads / 32; ++w) total += before[w];
-        c.groups[e] = at = total;
+        c.groups[e] = first;
         if (e == 0) c.groups[c.experts] = pairs;
     }
-    __syncthreads();
-    for (int base = 0; base < pairs; base += kManyThreads) {
-        const int i = base + threadIdx.x;
-        const bool mine = i < pairs && __ldcg(c.ids + i) == e;
-        const unsigned ballot = __ballot_sync(0xffffffffu, mine);
-        if (lane == 0) own[warp] = __popc(ballot);
-        if (!__syncthreads_or(mine)) continue;
-        int place = at + __popc(ballot & ((1u << lane) - 1));
-        int total = 0;
-        for (int w = 0; w < kManyThreads / 32; ++w) {
-            if (w < warp) place += own[w];
-            total += own[w];
-        }
-        if (mine) c.groups[c.experts + 1 + place] = i;
-        __syncthreads();
-        if (threadIdx.x == 0) at += total;
-        __syncthreads();
+#pragma unroll 8
+    for (int base = begin; base < end; base += 32) {
+        const bool mine = id_at(base + lane) == e;
+        const unsigned which = __ballot_sync(0xffffffffu, mine);
+        if (mine) c.groups[c.experts + 1 + place + __popc(which & ((1u << lane) - 1))] = base + lane;
+        place += __popc(which);
     }
 }
 
@@ -151,7 +152,7 @@ void choose_experts(Context& context, const Choice& c) {
         return launch(context, "choose_experts", choose_and_group, min(kStepBlocks, c.rows), kStepThreads, 0,
                       c, context.counters);
     launch(context, "choose_experts", choose_many, (c.rows + 7) / 8, kManyThreads, 0, c);
-    launch(context, "choose_experts", group_many, c.experts, kManyThreads, 0, c);
+    launch(context, "group_pairs", group_many, c.experts, kGroupThreads, 0, c);
 }
 
 }  // namespace quern::cuda::moe

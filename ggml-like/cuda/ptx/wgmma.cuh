@@ -36,12 +36,14 @@ __device__ __forceinline__ void hold(float (&d)[kN][4]) {
     for (int j = 0; j < kN; ++j)
         asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
 }
-/// After the wait: until here products may read their registers of A. ptxas (13.0) gives these to loads that come before the
-/// wait if nothing reads them after it, so here is something that does. `never`: false, which only running shows.
-__device__ __forceinline__ void hold(const uint32_t (&a)[4][4], bool never) {
+/// After the wait: until here products may read their registers of A. ptxas (13.0) gives these to others that are written
+/// before the wait if nothing reads them after it, so here is something that does. `never`: false, which only running
+/// shows.
+template <int kBlocks>
+__device__ __forceinline__ void hold(const uint32_t (&a)[kBlocks][4], bool never) {
     if (!never) return;
 #pragma unroll
-    for (int k = 0; k < 4; ++k)
+    for (int k = 0; k < kBlocks; ++k)
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(16 * k), "r"(a[k][0]), "r"(a[k][1]),
                      "r"(a[k][2]), "r"(a[k][3])
                      : "memory");
@@ -157,6 +159,35 @@ __device__ __forceinline__ void wgmma<256>(float (&d)[32][4], const uint32_t (&a
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
 
+/// d = a times 16 columns of kRows rows of B.
+template <int kRows>
+__device__ __forceinline__ void wgmma_fresh(float (&d)[kRows / 8][4], const uint32_t (&a)[4], uint64_t rows);
+
+#define QUERN_F1(j) "=f"(d[j][0]), "=f"(d[j][1]), "=f"(d[j][2]), "=f"(d[j][3])
+
+template <>
+__device__ __forceinline__ void wgmma_fresh<16>(float (&d)[2][4], const uint32_t (&a)[4], uint64_t rows) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7}, "
+        "{%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"
+        : QUERN_F1(0), QUERN_F1(1)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+}
+
+template <>
+__device__ __forceinline__ void wgmma_fresh<32>(float (&d)[4][4], const uint32_t (&a)[4], uint64_t rows) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+        "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
+        : QUERN_F1(0), QUERN_F1(1), QUERN_F1(2), QUERN_F1(3)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+}
+
+#undef QUERN_F1
 #undef QUERN_D32
 #undef QUERN_D16
 #undef QUERN_D8
