@@ -8,6 +8,7 @@
 #include "models/tokenizer.h"
 #include "models/weight_placement.h"
 #include "tools/bench/gpu_state.h"
+#include "tools/bench/measure.h"
 #include "tools/bench/quality.h"
 #include "tools/bench/roofline.h"
 #include "tools/common/loading.h"
@@ -53,6 +54,21 @@ TEST_SUITE("cpu") {
         CHECK(weights == doctest::Approx(static_cast<double>(model->info().token_bytes)).epsilon(1e-6));
         CHECK(token_flops(*model) > 0);
         CHECK(token_flops(*model) < 2.0 * static_cast<double>(model->info().parameters));
+    }
+
+    TEST_CASE("node by node: only steps of the kind that a test measures") {
+        const auto cpu = make_cpu_backend(2);
+        const auto model = open_synthetic("tiny", "aeon", {.tokenizer = false});
+        place_weights(*model, *cpu);
+        Engine engine(*model, *cpu, {.context = 256, .sequences = 3});
+        const auto steps = [&](const BenchTest& test) {
+            const std::string text = op_table(engine, test), before = "node by node, ";
+            return std::stoi(text.substr(text.find(before) + before.size()));
+        };
+        CHECK(steps({.answer = 5}) == 5);
+        CHECK(steps({.answer = 5, .parallel = 3}) == 5);
+        CHECK(steps({.prompt = 100}) == 1);
+        CHECK(steps({.prompt = 100, .answer = 5}) == 1 + 4);  // the prompt's step gives the first token
     }
 
     TEST_CASE("-ngl: 0, auto, all, and as many layers as the model has") {

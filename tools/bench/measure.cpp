@@ -11,6 +11,7 @@
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/thread_pool.h"
 #include "ggml-like/op.h"
+#include "ggml-like/ops/embed.h"
 #include "ggml-like/ops/norm_linear.h"
 #include "models/model.h"
 
@@ -146,8 +147,14 @@ Samples run_test(Engine& engine, const BenchTest& test, int repetitions) {
 std::string op_table(Engine& engine, const BenchTest& test) {
     std::map<std::string, OpTime> table;
     int steps = 0;
+    bool wanted = false;  // the step is of a kind that the test measures
     engine.backend().after_node = [&](const Node& node, double seconds, const std::string& kernels) {
-        if (node.layer < 0 && node.op->name == std::string_view("embed")) ++steps;
+        if (node.op == &kEmbed) {
+            const bool prompt = node.params<EmbedParams>().kind == StepKind::prompt;
+            wanted = prompt ? test.prompt > 0 : test.answer > 0;
+            steps += wanted;
+        }
+        if (!wanted) return;
         const Cost cost = node.op->cost(node);
         const std::string part =
             node.name.substr(node.name.find('.') == std::string::npos ? 0 : node.name.find('.') + 1);
