@@ -11,6 +11,7 @@
 #   drift    10,240 tokens in chunks and one by one            quern_tests
 #   logits   35B-shaped random weights against transformers    quern, python3 with torch and transformers
 #   dense    8 layers of the 27B's shape, the same             quern, python3 with torch and transformers
+#   wgmma    machine code: registers of products of warpgroups quern, python3, cuobjdump (else left out)
 #   speed    the table of 35B-shaped random weights, 27B too   quern
 #
 # --bin: where quern and quern_tests are (build). --out: the report (gpu-check.txt beside them). --scratch: room for a
@@ -23,12 +24,12 @@ while [ $# -gt 0 ]; do
     --bin) bin=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
     --scratch) scratch=$2; shift 2 ;;
-    -h|--help) sed -n '2,16p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,17p' "$0"; exit 0 ;;
     -*) echo "gpu-check: unknown flag $1 (--help lists them)"; exit 2 ;;
     *) checks+=("$1"); shift ;;
   esac
 done
-[ ${#checks[@]} -gt 0 ] || checks=(ops small parity demo alone drift logits dense speed)
+[ ${#checks[@]} -gt 0 ] || checks=(ops small parity demo alone drift logits dense wgmma speed)
 bin=$(cd "$bin" && pwd) || exit 2
 out=${out:-$bin/gpu-check.txt}
 for program in quern quern_tests; do
@@ -82,6 +83,7 @@ run() {
     drift) tests -ts=cuda -tc="gpu model: no drift*" ;;
     logits) compare_bf16 --layers "$(layers_that_fit)" ;;
     dense) compare_bf16 --dense --layers 8 ;;
+    wgmma) "${PYTHON:-python3}" "$root/scripts/check_wgmma.py" "$bin/quern" ;;
     speed) speed ;;
     *) echo "gpu-check: unknown check '$1'"; return 2 ;;
   esac
@@ -94,6 +96,7 @@ headline() {
     demo|alone) grep -oE '[0-9]+ of [0-9]+ answers equal.*' ;;
     drift) grep -oE 'state error of the first layer at most .*' ;;
     logits|dense) grep -E '^limits' ;;
+    wgmma) grep -oE '^check-wgmma: .*' ;;
     speed) grep -cE '^\|.*±' | sed 's/$/ rows/' ;;
   esac | sed 's/^\[doctest\] //' | tr -s ' ' | paste -sd';'
 }
@@ -102,6 +105,7 @@ details() {
   case $1 in
     logits|dense) grep -vE '^\[|Warning' ;;
     speed) grep -E '^\|' ;;
+    wgmma) cat ;;
     ops|small|parity) grep -E '^TEST CASE|ERROR|THREW|values:|logged|error <' | tail -60 ;;
     *) grep -oE '(MESSAGE|ERROR): .*' | tail -60 ;;
   esac
@@ -114,15 +118,21 @@ details() {
   nvidia-smi --query-gpu=temperature.gpu,clocks.sm,clocks_event_reasons.active,memory.used --format=csv,noheader -i 0 |
     sed 's/^/before: temperature, SM clock, throttle reasons, memory used: /'
 } | tee "$out"
-failed=0 begun=$SECONDS
+failed=0 skipped=0 begun=$SECONDS
 for check in "${checks[@]}"; do
   at=$SECONDS
-  if run "$check" >"$logs/$check" 2>&1; then verdict=ok; else verdict=FAIL failed=$((failed + 1)); fi
+  run "$check" >"$logs/$check" 2>&1
+  case $? in
+    0) verdict=ok ;;
+    77) verdict=skip skipped=$((skipped + 1)) ;;
+    *) verdict=FAIL failed=$((failed + 1)) ;;
+  esac
   line=$(headline "$check" <"$logs/$check")
   [ -n "$line" ] || line=$({ grep -E 'ERROR|error' "$logs/$check" || grep -v '^ *$' "$logs/$check"; } | tail -1)
   printf '%-4s %-7s %3d s  %s\n' "$verdict" "$check" $((SECONDS - at)) "$line" | tee -a "$out"
 done
-summary="$((${#checks[@]} - failed)) of ${#checks[@]} checks passed in $((SECONDS - begun)) s"
+summary="$((${#checks[@]} - failed - skipped)) of ${#checks[@]} checks passed in $((SECONDS - begun)) s"
+[ "$skipped" -eq 0 ] || summary="$summary, $skipped left out"
 echo "$summary" | tee -a "$out"
 for check in "${checks[@]}"; do
   printf '\n-- %s\n' "$check"

@@ -1,4 +1,4 @@
-"""What scripts/serve_gpu_check.sh runs; it says what is measured. Usage: serve_gpu_check.py QUERN_BINARY JSON_FILE"""
+"""What scripts/serve_gpu_check.sh runs; it says what is measured. Usage: serve_gpu_check.py QUERN_BINARY JSON_FILE [CHECK...]"""
 import concurrent.futures
 import json
 import os
@@ -113,7 +113,7 @@ def words(server, tokens):
 class Check:
     def __init__(self, binary):
         self.binary = binary
-        self.rows, self.failed, self.asked = [], 0, 0
+        self.rows, self.failed, self.asked, self.failures = [], 0, 0, 0
         self.data = {"server": SERVER}
 
     def row(self, what, measured, wanted, good):
@@ -210,7 +210,6 @@ class Check:
         return rows
 
     def load(self, server):
-        self.failures = 0
         rows = [r for n in PEOPLE for r in self.bench(server, str(n), 4 * n, ANSWER_TOKENS)]
         self.data["load"] = rows
         most = rows[-1]
@@ -269,17 +268,23 @@ class Check:
                   f"{r['median_itl_ms']:.2f} / {r['p99_itl_ms']:.2f} | {r['failed']} |")
 
 
+CHECKS = ["follow-up", "crowd", "load", "long", "requests"]
+
+
 def main():
     begun = time.time()
+    wanted = sys.argv[3:] or CHECKS
+    if unknown := set(wanted) - set(CHECKS):
+        sys.exit(f"serve-gpu-check: unknown check {', '.join(sorted(unknown))}: there are {', '.join(CHECKS)}")
     check = Check(sys.argv[1])
     server = None
     with tempfile.TemporaryDirectory() as directory:
         try:
-            server = check.conversation(directory)
-            check.crowd(server)
-            check.load(server)
-            check.long_prompt(server)
-            check.rest(server)
+            server = check.conversation(directory) if "follow-up" in wanted else Server(check.binary)
+            steps = {"crowd": check.crowd, "load": check.load, "long": check.long_prompt, "requests": check.rest}
+            for name, step in steps.items():
+                if name in wanted:
+                    step(server)
         except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
             check.row("the check itself", str(error)[:300], "no error", False)
         finally:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The server's promises on a GPU, from a prebuilt binary, in under 4 minutes: one short table, exit 1 if one is broken.
 #
-#   scripts/serve_gpu_check.sh [--bin DIR] [--json FILE]
+#   scripts/serve_gpu_check.sh [--bin DIR] [--json FILE] [CHECK...]
 #
 #   follow-up   a turn after a long conversation: time to its first token, and the tokens of a cold run; the same after a
 #               restart with --cache-dir
@@ -25,8 +25,9 @@ while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=$2; shift 2 ;;
     --json) json=$2; shift 2 ;;
-    *) sed -n '2,22p' "$0"; exit 2 ;;
+    -*) sed -n '2,22p' "$0"; exit 2 ;;
+    *) break ;;
   esac
 done
 [ -x "$bin/quern" ] || { echo "serve-gpu-check: no $bin/quern; build it first, or name its directory with --bin"; exit 2; }
-exec timeout -k 5 235 python3 "$root/scripts/serve_gpu_check.py" "$bin/quern" "$json"
+exec timeout -k 5 235 python3 "$root/scripts/serve_gpu_check.py" "$bin/quern" "$json" "$@"
