@@ -68,6 +68,46 @@ TEST_SUITE("model") {
         CHECK(received == sent);
     }
 
+    TEST_CASE("serve: readers of many mailboxes are woken after a flush, and at the end") {
+        using namespace std::chrono_literals;
+        constexpr int kReaders = 9;
+        std::vector<std::shared_ptr<Mailbox>> mailboxes;
+        for (int i = 0; i < kReaders; ++i) mailboxes.push_back(std::make_shared<Mailbox>());
+        std::atomic<int> read = 0;
+        std::vector<std::thread> readers;
+        for (const auto& mailbox : mailboxes)
+            readers.emplace_back([&] {
+                for (int step = 0; step < 3; ++step)
+                    if (const auto event = mailbox->pop(60s)) read += event->choice;
+            });
+        const auto all_have_read = [&](int steps) {
+            const auto begun = std::chrono::steady_clock::now();
+            while (read < steps * kReaders && std::chrono::steady_clock::now() - begun < 30s)
+                std::this_thread::sleep_for(1ms);
+            return read == steps * kReaders;
+        };
+        {
+            Notifier notifier;
+            const auto deliver = [&](size_t from, size_t to) {
+                for (size_t i = from; i < to; ++i) {
+                    notifier.add(mailboxes[i]);
+                    mailboxes[i]->put({.choice = 1});
+                }
+            };
+            deliver(0, kReaders);
+            notifier.flush();
+            CHECK(all_have_read(1));
+            for (size_t i = 0; i < kReaders; ++i) {  // one at a time
+                deliver(i, i + 1);
+                notifier.flush();
+            }
+            CHECK(all_have_read(2));
+            deliver(0, kReaders);
+        }
+        CHECK(all_have_read(3));
+        for (std::thread& reader : readers) reader.join();
+    }
+
     TEST_CASE("serve: a device that fails: answers end with its error, /health says so") {
         Failing f;
         const auto model = load_model(kDemo, f.backend, {});

@@ -127,10 +127,10 @@ std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
             mailbox->push({.choice = choice, .progress = pace->prefill(done)});
         };
     job->reader->attach(job->request,
-                        [mailbox = x.mailbox, choice, raw = job.get(), pace](const AnswerDelta& delta) {
+                        [this, mailbox = x.mailbox, choice, raw = job.get(), pace](const AnswerDelta& delta) {
                             Event event{.choice = choice, .delta = delta};
                             if (pace != nullptr) event.progress = pace->answer(raw->reader->tokens());
-                            return mailbox->push(std::move(event)) && !raw->cancelled;
+                            return loop_.deliver(mailbox, std::move(event)) && !raw->cancelled;
                         });
     return job;
 }

@@ -12,30 +12,9 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr size_t kMaxEvents = 4096;  // about as many tokens, beside what the socket's buffers hold
 constexpr auto kIdle = 5s, kBetweenSaves = 60s;
 
 }  // namespace
-
-bool Mailbox::push(Event event) {
-    bool room = true;
-    {
-        const std::lock_guard lock(mutex_);
-        events_.push_back(std::move(event));
-        room = events_.size() < kMaxEvents;
-    }
-    if (!room) overflowed_ = true;
-    filled_.notify_one();
-    return room;
-}
-
-std::optional<Event> Mailbox::pop(std::chrono::milliseconds patience) {
-    std::unique_lock lock(mutex_);
-    if (!filled_.wait_for(lock, patience, [&] { return !events_.empty(); })) return {};
-    Event event = std::move(events_.front());
-    events_.pop_front();
-    return event;
-}
 
 bool EngineLoop::reserve(int64_t count) {
     int64_t places = places_;
@@ -46,6 +25,11 @@ bool EngineLoop::reserve(int64_t count) {
 }
 
 void EngineLoop::give_back(int64_t count) { places_ -= count; }
+
+bool EngineLoop::deliver(const std::shared_ptr<Mailbox>& mailbox, Event event) {
+    notifier_.add(mailbox);
+    return mailbox->put(std::move(event));
+}
 
 void EngineLoop::submit(std::shared_ptr<Job> job) {
     {
@@ -206,6 +190,7 @@ void EngineLoop::serve(Engine& engine, std::vector<Live>& live) {
         }
         const auto start = Job::Clock::now();
         engine.step();
+        notifier_.flush();
         metrics_.step.add(std::chrono::duration<double>(Job::Clock::now() - start).count());
         check(engine, live);
     }

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -14,52 +13,10 @@
 
 #include "tools/engine/answer_reader.h"
 #include "tools/engine/engine.h"
+#include "tools/serve/mailbox.h"
 #include "tools/serve/metrics.h"
 
 namespace quern {
-
-/// How far an answer is.
-struct Progress {
-    int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
-    int64_t prompt_done = 0;  // of prompt_tokens
-    Timing timing;
-};
-
-/// How a job ended.
-struct Outcome : Progress {
-    enum class End { stop, length, cancelled, deadline, error };
-    End end = End::error;
-    std::string error;  // end == error
-    int error_status = 500;
-    std::string error_code = "internal_error";
-    std::optional<std::string> stop_text;
-    int64_t diverged_at = 0, reasoning_tokens = 0;
-};
-
-struct Event {
-    int choice = 0;
-    AnswerDelta delta;
-    std::optional<Outcome> outcome = {};    // the last event of a choice
-    std::optional<Progress> progress = {};  // if asked for; while the prompt is read it comes without a delta
-};
-
-/// Events of the choices of one request, from the engine's thread to the request's. Bounded, so that the server does
-/// not hold the answer of a client that does not read.
-class Mailbox {
-  public:
-    /// False: the reader is far behind, and this was the last event that fits, except for outcomes.
-    bool push(Event event);
-    std::optional<Event> pop(std::chrono::milliseconds patience);
-
-    /// Whether the reader was ever too far behind.
-    bool overflowed() const { return overflowed_; }
-
-  private:
-    std::mutex mutex_;
-    std::atomic<bool> overflowed_ = false;
-    std::condition_variable filled_;
-    std::deque<Event> events_;
-};
 
 /// One answer to compute.
 struct Job {
@@ -84,6 +41,8 @@ class EngineLoop {
     void submit(std::shared_ptr<Job> job);
     /// Frees places that were not used.
     void give_back(int64_t count);
+    /// The engine's thread only: as mailbox->push, but the reader is woken when the step has ended.
+    bool deliver(const std::shared_ptr<Mailbox>& mailbox, Event event);
 
     /// Runs jobs on `engine` until stop(), which cancels what still runs. If the device fails, calls `lost`, ends all
     /// jobs with that error, later ones too, and throws Error(device).
@@ -113,6 +72,7 @@ class EngineLoop {
     void publish(const Engine& engine, const std::vector<Live>& live);
 
     Metrics& metrics_;
+    Notifier notifier_;
     int64_t queue_;
     std::atomic<int64_t> places_ = 0, slots_ = 0;
     std::mutex mutex_;
