@@ -1,6 +1,8 @@
 #include "models/bpe.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <functional>
 #include <limits>
 
@@ -56,6 +58,29 @@ void Bpe::refresh(Scratch& scratch, int32_t at) const {
 }
 
 void Bpe::encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& out) const {
+    static_assert(offsetof(Scratch::Known, length) == 15 && offsetof(Scratch::Known, ids) == 16);
+    Scratch::Known wanted{};
+    if (piece.size() < 2 || piece.size() > wanted.bytes.size()) return merge(piece, scratch, out);
+    if (scratch.known.empty()) scratch.known.resize(Scratch::kPlaces);
+    std::memcpy(wanted.bytes.data(), piece.data(), piece.size());
+    wanted.length = static_cast<uint8_t>(piece.size());
+    std::array<uint64_t, 2> words{};
+    std::memcpy(words.data(), &wanted, sizeof words);
+    const uint64_t mixed = (words[0] ^ words[1] * 0x9e3779b97f4a7c15u) * 0xd6e8feb86659fd93u;
+    Scratch::Known& known = scratch.known[mixed >> 32 & (Scratch::kPlaces - 1)];
+    if (std::memcmp(&known, &wanted, sizeof words) == 0) {
+        out.insert(out.end(), known.ids.begin(), known.ids.begin() + known.count);
+        return;
+    }
+    const size_t before = out.size();
+    merge(piece, scratch, out);
+    if (out.size() - before > known.ids.size()) return;
+    wanted.count = static_cast<uint32_t>(out.size() - before);
+    std::copy(out.begin() + static_cast<ptrdiff_t>(before), out.end(), wanted.ids.begin());
+    known = wanted;
+}
+
+void Bpe::merge(std::string_view piece, Scratch& scratch, std::vector<int32_t>& out) const {
     if (piece.size() > static_cast<size_t>(std::numeric_limits<int32_t>::max())) {
         FAIL(usage, "[tokenizer] a single word of {} bytes is too long", piece.size());
     }

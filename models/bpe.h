@@ -16,9 +16,19 @@ struct MergeRule {
 
 class Bpe {
   public:
-    /// Working memory of encode, reused between pieces. One per thread.
+    /// Working memory of encode, reused between pieces. One per thread, and for one Bpe.
     class Scratch {
         friend class Bpe;
+        /// A short piece and its tokens: most words of a text come again. Each piece has one place, which the last one
+        /// that falls on it keeps, so no text is slower than without.
+        struct Known {
+            std::array<char, 15> bytes;
+            uint8_t length;  // 0: nobody's
+            std::array<int32_t, 3> ids;
+            uint32_t count;
+        };
+        static constexpr size_t kPlaces = 1 << 12;
+        std::vector<Known> known;
         struct Symbol {
             int32_t id;  // kGone once merged into the symbol before
             int32_t previous, next;
@@ -44,6 +54,7 @@ class Bpe {
     };
     const Entry* find(int32_t left, int32_t right) const;
     void refresh(Scratch& scratch, int32_t at) const;
+    void merge(std::string_view piece, Scratch& scratch, std::vector<int32_t>& out) const;
 
     std::array<int32_t, 256> byte_ids_{};
     // Rules sorted by (left, right): those of `left` are first_[left] .. first_[left + 1] in entries_. Unlike a hash

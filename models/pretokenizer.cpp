@@ -82,8 +82,9 @@ struct PreTokenizer::Code {
     explicit Code(const std::string& pattern) {
         int error = 0;
         PCRE2_SIZE offset = 0;
+        // Anchored here: as an option of a match it would keep PCRE2 from its JIT code.
         code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pattern.data()), pattern.size(),
-                             PCRE2_UTF | PCRE2_UCP, &error, &offset, nullptr);
+                             PCRE2_UTF | PCRE2_UCP | PCRE2_ANCHORED, &error, &offset, nullptr);
         if (!code) {
             FAIL(runtime, "[tokenizer] PCRE2 does not compile the pre-tokenizer expression: {} (at {})",
                  pcre2_message(error), offset);
@@ -135,7 +136,7 @@ bool PreTokenizer::Pieces::next(std::string_view& piece) {
     const auto* subject = reinterpret_cast<PCRE2_SPTR>(text_.data());
     // Every character is in some branch, so a match starts where the last one ended. Checking UTF-8 here
     // would make the walk quadratic: PCRE2 checks to the end of the text on each call.
-    constexpr uint32_t kOptions = PCRE2_ANCHORED | PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
+    constexpr uint32_t kOptions = PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY;
     int found = pcre2_match(code.code, subject, text_.size(), at_, kOptions, match_->data, code.context);
     if (found == PCRE2_ERROR_JIT_STACKLIMIT) {
         found = pcre2_match(code.code, subject, text_.size(), at_, kOptions | PCRE2_NO_JIT, match_->data,

@@ -217,14 +217,34 @@ TEST_SUITE("cpu") {
             std::shuffle(rules.begin(), rules.end(), random);
             const quern::Bpe bpe(bytes, rules, vocab);
             quern::Bpe::Scratch scratch;
-            for (int i = 0; i < 25; ++i) {
-                std::string piece(random() % 60, 'a');
+            for (int i = 0; i < 50; ++i) {  // short pieces come again
+                std::string piece(random() % (i % 2 == 0 ? 60 : 6), 'a');
                 for (char& c : piece) c = static_cast<char>('a' + random() % (1 + random() % 4));
                 Ids ids;
                 bpe.encode(piece, scratch, ids);
                 CHECK(ids == slow_bpe(piece, bytes, rules));
             }
         }
+    }
+
+    TEST_CASE("tokenizer: thousands of words that come again") {
+        const Tokenizer& t = tokenizer();
+        std::mt19937 random(12);
+        std::vector<std::string> words(20'000);
+        for (std::string& word : words) {
+            word = " ";
+            for (size_t length = 1 + random() % 20; length > 0; --length)
+                word += static_cast<char>('a' + random() % 26);
+        }
+        std::string text;
+        Ids expected;
+        for (int i = 0; i < 60'000; ++i) {
+            const std::string& word = words[random() % (i % 3 == 0 ? words.size() : 50)];
+            text += word;
+            const Ids ids = t.encode(word, Markers::literal);
+            expected.insert(expected.end(), ids.begin(), ids.end());
+        }
+        CHECK(t.encode(text, Markers::literal) == expected);
     }
 
     TEST_CASE("tokenizer: hostile texts take linear time") {
@@ -302,5 +322,23 @@ TEST_SUITE("cpu") {
         CHECK(quern::utf8_cut_tail("\xf0\x9f\x98") == 3);
         CHECK(quern::utf8_cut_tail("\x80\x80\x80\x80") == 0);
         CHECK(quern::utf8_cut_tail("\xe0\x80") == 0);  // can no longer become a character
+    }
+}
+
+TEST_SUITE("perf") {
+    // A turn of an agent is 100 KB and more, and nothing else of a follow-up may take that long.
+    TEST_CASE("tokenizer: megabytes a second") {
+        const Tokenizer& t = tokenizer();
+        const std::string text = repeat("The quick brown fox, no. 4711, jumps over `lazy_dogs[17]`;\n", 4000);
+        double best = 1e9;
+        for (int i = 0; i < 5; ++i) {
+            const auto start = std::chrono::steady_clock::now();
+            CHECK_FALSE(t.encode(text, Markers::control).empty());
+            const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+            best = std::min(best, taken.count());
+        }
+        const double speed = static_cast<double>(text.size()) / best / 1e6;
+        MESSAGE("tokenizer: " << speed << " MB/s");
+        CHECK(speed > 5);
     }
 }
