@@ -187,7 +187,8 @@ void linear_add_tall(Device& device) {
         check_linear_add(device, {StepKind::answer, few, 272, {small ? 160 : 6416}, {form}}, ++seed);
         check_linear_add(device, {StepKind::answer, {3, 17}, 2048, {small ? 64 : 2144}, {form}}, ++seed);
     }
-    check_linear_add(device, {StepKind::answer, {1, 2}, 6144, {small ? 64 : 2144}, {Form::nvfp4}}, ++seed);
+    check_linear_add(device, {StepKind::answer, {1, 2, 9, 40}, 6144, {small ? 64 : 2144}, {Form::nvfp4}},
+                     ++seed);
 }
 
 /// Requantized bytes take the place of what was there.

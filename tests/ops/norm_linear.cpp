@@ -237,6 +237,8 @@ void norm_gate_up_cases(Device& device) {
         check_gate_up(device, kind, counts, 144, 37, Form::nvfp4, ++seed);
         check_gate_up(device, kind, counts, 256, 64, Form::bf16, ++seed);
         for (const Form form : kForms) check_gate_up(device, kind, {3, 33}, 272, 150, form, ++seed);
+        for (const Form form : {Form::bf16, Form::nvfp4})
+            check_gate_up(device, kind, {1, 9, 33, 64}, 2048, small ? 24 : 200, form, ++seed);
         for (const Form form : {Form::bf16, Form::f8_row, Form::nvfp4}) {
             check_gate_up(device, kind, {1, 8, 10, 16, 20, 64}, 5120, 24, form, ++seed);
             check_gate_up(device, kind, counts, 1040, small ? 40 : 400, form, ++seed);
