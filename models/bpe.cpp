@@ -61,13 +61,12 @@ void Bpe::encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>&
     static_assert(offsetof(Scratch::Known, length) == 15 && offsetof(Scratch::Known, ids) == 16);
     Scratch::Known wanted{};
     if (piece.size() < 2 || piece.size() > wanted.bytes.size()) return merge(piece, scratch, out);
-    if (scratch.known.empty()) scratch.known.resize(Scratch::kPlaces);
     std::memcpy(wanted.bytes.data(), piece.data(), piece.size());
     wanted.length = static_cast<uint8_t>(piece.size());
     std::array<uint64_t, 2> words{};
     std::memcpy(words.data(), &wanted, sizeof words);
     const uint64_t mixed = (words[0] ^ words[1] * 0x9e3779b97f4a7c15u) * 0xd6e8feb86659fd93u;
-    Scratch::Known& known = scratch.known[mixed >> 32 & (Scratch::kPlaces - 1)];
+    Scratch::Known& known = scratch.known[mixed >> 32 & (scratch.known.size() - 1)];
     if (std::memcmp(&known, &wanted, sizeof words) == 0) {
         out.insert(out.end(), known.ids.begin(), known.ids.begin() + known.count);
         return;

@@ -1,7 +1,9 @@
 // Byte-pair merges inside one piece of text.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -18,6 +20,12 @@ class Bpe {
   public:
     /// Working memory of encode, reused between pieces. One per thread, and for one Bpe.
     class Scratch {
+      public:
+        /// For about so many bytes of text: more of it remembers more words.
+        explicit Scratch(size_t bytes)
+            : known(std::bit_floor(std::clamp<size_t>(bytes / 8, 1, kMaxPlaces))) {}
+
+      private:
         friend class Bpe;
         /// A short piece and its tokens: most words of a text come again. Each piece has one place, which the last one
         /// that falls on it keeps, so no text is slower than without.
@@ -27,8 +35,8 @@ class Bpe {
             std::array<int32_t, 3> ids;
             uint32_t count;
         };
-        static constexpr size_t kPlaces = 1 << 12;
-        std::vector<Known> known;
+        static constexpr size_t kMaxPlaces = 1 << 12;
+        std::vector<Known> known;  // a power of two
         struct Symbol {
             int32_t id;  // kGone once merged into the symbol before
             int32_t previous, next;

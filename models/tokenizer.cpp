@@ -98,7 +98,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view utf8, Markers markers) c
         append_utf8_lossy(repaired, utf8);
         utf8 = repaired;
     }
-    Bpe::Scratch scratch;
+    Bpe::Scratch scratch(utf8.size());
     std::vector<int32_t> out;
     size_t at = 0;
     if (markers == Markers::control) {

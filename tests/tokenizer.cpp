@@ -216,7 +216,7 @@ TEST_SUITE("cpu") {
             }
             std::shuffle(rules.begin(), rules.end(), random);
             const quern::Bpe bpe(bytes, rules, vocab);
-            quern::Bpe::Scratch scratch;
+            quern::Bpe::Scratch scratch(1000);
             for (int i = 0; i < 50; ++i) {  // short pieces come again
                 std::string piece(random() % (i % 2 == 0 ? 60 : 6), 'a');
                 for (char& c : piece) c = static_cast<char>('a' + random() % (1 + random() % 4));

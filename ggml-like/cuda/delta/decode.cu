@@ -71,7 +71,7 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     if constexpr (kStaged) {
         extern __shared__ __align__(128) float staged[];
         rows.staged = staged + first * kDim + 4 * l;
-        if (active) rows.load(state, fresh);  // does not need the position
+        if (active) rows.load(state, false);  // before the position is known; arrive makes the zeros
     }
     // Threads 0..127 have a channel of q, and one of v if the block has its output; the others a channel of k.
     const bool is_q = tid < kDim, has_output = is_q && tid / kOwn == share;
@@ -204,7 +204,7 @@ void delta_decode(Context& c, const DeltaStep& d) {
         return launch(c, "conv_gated_delta_net split", decode_split_kernel,
                       dim3(d.value_heads * kSplitBlocks, d.sequences), kBlock, 0, d);
     const dim3 grid(d.value_heads, d.sequences);
-    // With fewer heads 1.3 % of a step slower than registers, with 64 sequences of the 35B 1.7 % faster.
+    // Steps of the 35B against registers: 64 sequences 1.7 % faster, 32 0.3 % and 16 2.5 % slower (H200, 2026-11).
     const bool staged = heads > 8 * c.sms && kStagedBlocks * (kStagedBytes + 4096) <= c.shared_bytes;
     if (staged)
         return launch(c, "conv_gated_delta_net staged", decode_staged_kernel, grid, kBlock, kStagedBytes, d);

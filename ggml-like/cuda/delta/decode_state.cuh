@@ -12,8 +12,6 @@ using namespace ptx;
 constexpr int kDim = 128, kTaps = 4, kBlock = 256, kWarps = kBlock / 32;
 static_assert(kBlock == 2 * kDim, "a thread a channel of q and k");
 
-__device__ __forceinline__ float as_float(uint16_t bits) { return __uint_as_float(uint32_t{bits} << 16); }
-
 /// The convolution of one channel: window and taps are loaded before the wait for the predecessor, inputs come after
 /// it. The window stays as it was loaded until it is used: nothing waits for it before.
 struct Channel {
@@ -96,7 +94,8 @@ struct StateRows {
 
     __device__ __forceinline__ static int place(int i, int h) { return 2 * i * kDim + 64 * h; }
 
-    /// Starts the loads. zero: S is zeros, whatever lies there; registers have them at once, shared memory after arrive.
+    /// Starts the loads. zero: S is zeros, whatever lies there. Registers have them at once; shared memory has what lies
+    /// there until arrive.
     __device__ __forceinline__ void load(const float* from, bool zero) {
 #pragma unroll
         for (int i = 0; i < kPasses; ++i)

@@ -30,7 +30,7 @@ __device__ __forceinline__ void load(const bf16* from, int at, int n, float (&to
             if (at + j < n) bits[j] = __ldcg(p + j);
     }
 #pragma unroll
-    for (int j = 0; j < kEach; ++j) to[j] = __uint_as_float(uint32_t{bits[j]} << 16);
+    for (int j = 0; j < kEach; ++j) to[j] = as_float(bits[j]);
 }
 
 /// Heads of up to 32 * kEach.

@@ -8,8 +8,8 @@
 //
 // Traffic: as in gemm.cuh. A stage's weights come by the copy engine as one box; so do tokens that are neighbours. Chosen
 // tokens come by cp.async, and a tenth warp hands them over to the products.
-// Operands: A from registers: packed weights are in its order, and codes are decoded there while the products of the chunk
-// before run. B from shared memory.
+// Operands: A from registers: packed weights are in its order, and codes are decoded there; for prompts while the products of
+// the chunk before run. B from shared memory.
 // Files: warpgroup_shapes.h, shapes and shared memory; warpgroup_block.cuh, copies and products; warpgroup_store.cuh, from
 // the sums to y.
 #pragma once
@@ -52,7 +52,7 @@ __global__ void QUERN_CLUSTER(S::kCluster) __launch_bounds__(S::kThreads, S::kBl
     } else {
         block.place = dense_place<S>(task, id);
     }
-    block.find_weights();
+    block.find_extent();
     if (warp == 0 && elected()) {
         prefetch_map(w);
         if constexpr (!S::kGather) prefetch_map(x);
@@ -97,8 +97,9 @@ __global__ void QUERN_CLUSTER(S::kCluster) __launch_bounds__(S::kThreads, S::kBl
 struct MapShape {
     CUtensorMapDataType type;
     cuuint32_t dimensions;
-    cuuint64_t size[4], stride[3];  // bytes, of all dimensions but the first
-    cuuint32_t box[4];
+    cuuint64_t size[4];    // elements
+    cuuint64_t stride[3];  // bytes; of all dimensions but the first
+    cuuint32_t box[4];     // elements
     CUtensorMapSwizzle swizzle;
 };
 inline CUtensorMap make_map(const void* data, const MapShape& shape) {

@@ -41,7 +41,7 @@ constexpr bool takes_step_product(AnswerProduct product) {
 /// `part` of w by such a product. Throws Error(device) for more than kStepRows rows.
 void step_product(Context& context, AnswerProduct product, const Part& part, const Packed& w,
                   const StepRows& x, const StepOutput& out);
-/// The same for BF16 by products of warpgroups: whole, or quarters.
+/// The same for BF16 and NVFP4 by products of warpgroups: whole, or quarters.
 void gemm_answer(Context& context, bool whole, const Part& part, const Packed& w, const StepRows& x,
                  const StepOutput& out);
 

@@ -61,7 +61,7 @@ struct WarpgroupBlock {
         publish_phases();
     }
 
-    __device__ __forceinline__ void find_weights() {
+    __device__ __forceinline__ void find_extent() {
         tiles = min(S::kTiles, task.tiles - place.row_block * S::kTiles);
         const int rank = S::kCluster == 1 ? 0 : cluster_rank();
         chunk_begin = rank * task.chunks / S::kCluster;
@@ -180,11 +180,12 @@ struct WarpgroupBlock {
     }
 
     /// The multiplying warps: acc = their 16 rows x the first kN tokens, over the columns of one part. While the products
-    /// of a chunk run, its successor's A registers are made; not in answers, which have no registers for that.
+    /// of a prompt's chunk run, its successor's A registers are made; answers have no registers for that.
     struct March {
-        int stage = 0, chunk = 0, left;  // chunk of the stage; chunks to come
+        int stage = 0, chunk = 0;  // of the stage
+        int left;                  // chunks; answers: of the block, never fewer
         uint32_t phase = 0;
-        uint32_t next[4][4];
+        uint32_t next[4][4];  // A of the chunk that comes
     };
     /// Of the chunk that comes, where its tokens lie.
     __device__ __forceinline__ uint64_t rows_of_chunk(const March& m) const {

@@ -104,6 +104,8 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
     const __nv_bfloat162 v = __floats2bfloat162_rn(low, high);
     return *reinterpret_cast<const uint32_t*>(&v);
 }
+/// Of BF16 bits.
+__device__ __forceinline__ float as_float(uint16_t bits) { return __uint_as_float(uint32_t{bits} << 16); }
 
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
