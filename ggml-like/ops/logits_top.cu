@@ -18,7 +18,9 @@ using namespace moe;
 
 namespace {
 
-constexpr int kBlock = 512, kBlocks = 128, kGroups = kBlocks * kBlock / 32, kMaxKept = 4096;
+constexpr int kBlock = 512, kGroups = 2048, kMaxKept = 4096;
+/// A row's logits are shared out in kShares, whoever has how many of these: sums of shares are added in order.
+constexpr int kShares = kGroups * 32 / kBlock, kMaxEach = 4;
 
 /// Work space of a row.
 struct Work {
@@ -27,7 +29,7 @@ struct Work {
     float highest;
     unsigned count;
     unsigned insane;
-    float sums[kBlocks];
+    float sums[kShares];
     float value[kMaxKept];
     int id[kMaxKept];
 };
@@ -113,19 +115,23 @@ __device__ Bound bound_of(const uint32_t* keys, int n) {
 __global__ void __launch_bounds__(kBlock) bound_kernel(Top t) {
     allow_successor();
     wait_for_predecessor();
-    const int row = blockIdx.y, warp = (blockIdx.x * kBlock + threadIdx.x) / 32, lane = threadIdx.x % 32;
+    const int row = blockIdx.y, lane = threadIdx.x % 32;
     const float* logits = t.logits + row * t.ld;
     Work& work = t.of(row);
-    float highest = -INFINITY;
-    bool insane = false;
-    for (int i = warp * 32 + lane; i < t.vocab; i += kGroups * 32) {
-        const float x = __ldcg(logits + i) + 0.0f;  // -0 is 0
-        insane |= !(x < INFINITY);
-        highest = fmaxf(highest, x);
+    for (int share = blockIdx.x; share < kShares; share += gridDim.x) {
+        const int group = (share * kBlock + threadIdx.x) / 32;
+        float highest = -INFINITY;
+        bool insane = false;
+#pragma unroll 4
+        for (int i = group * 32 + lane; i < t.vocab; i += kGroups * 32) {
+            const float x = __ldcg(logits + i) + 0.0f;  // -0 is 0
+            insane |= !(x < INFINITY);
+            highest = fmaxf(highest, x);
+        }
+        highest = warp_max(highest);
+        insane = __any_sync(0xffffffffu, insane);
+        if (lane == 0) work.maxima[group] = insane ? 0xffffffffu : ordered_bits(highest);
     }
-    highest = warp_max(highest);
-    insane = __any_sync(0xffffffffu, insane);
-    if (lane == 0) work.maxima[warp] = insane ? 0xffffffffu : ordered_bits(highest);
     if (!last_block(t.counters + 2 * row, gridDim.x)) return;
     const auto [bound, top] = bound_of(work.maxima, kTopLogits);
     if (threadIdx.x == 0) {
@@ -157,7 +163,7 @@ __device__ void write_top(const Top& t, int row, Work& work, int count) {
 }
 
 __global__ void __launch_bounds__(kBlock) collect_kernel(Top t) {
-    __shared__ float partial[kBlock / 32];
+    __shared__ float partial[kMaxEach][kBlock / 32];
     allow_successor();
     wait_for_predecessor();
     const int row = blockIdx.y, lane = threadIdx.x % 32;
@@ -167,21 +173,24 @@ __global__ void __launch_bounds__(kBlock) collect_kernel(Top t) {
     const float highest = __ldcg(&work.highest), temperature = __ldcg(t.temperature + row);
     const float scale = temperature > 0 ? 1.0f / temperature : 1.0f;
     const bool insane = __ldcg(&work.insane) != 0;
-    float sum = 0;
-    for (int i = blockIdx.x * kBlock + threadIdx.x; i < t.vocab && !insane; i += kBlocks * kBlock) {
-        const float x = __ldcg(logits + i) + 0.0f;
-        sum += __expf((x - highest) * scale);
-        if (ordered_bits(x) < bound || x == -INFINITY) continue;
-        const unsigned at = atomicAdd(&work.count, 1);
-        if (at < kMaxKept) work.value[at] = x, work.id[at] = i;
+    int each = 0;
+    for (int share = blockIdx.x; share < kShares; share += gridDim.x, ++each) {
+        float sum = 0;
+        for (int i = share * kBlock + threadIdx.x; i < t.vocab && !insane; i += kShares * kBlock) {
+            const float x = __ldcg(logits + i) + 0.0f;
+            sum += __expf((x - highest) * scale);
+            if (ordered_bits(x) < bound || x == -INFINITY) continue;
+            const unsigned at = atomicAdd(&work.count, 1);
+            if (at < kMaxKept) work.value[at] = x, work.id[at] = i;
+        }
+        sum = warp_sum(sum);
+        if (lane == 0) partial[each][threadIdx.x / 32] = sum;
     }
-    sum = warp_sum(sum);
-    if (lane == 0) partial[threadIdx.x / 32] = sum;
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (static_cast<int>(threadIdx.x) < each) {
         float total = 0;
-        for (int w = 0; w < kBlock / 32; ++w) total += partial[w];
-        work.sums[blockIdx.x] = total;
+        for (const float sum : partial[threadIdx.x]) total += sum;
+        work.sums[blockIdx.x + threadIdx.x * gridDim.x] = total;
     }
     if (!last_block(t.counters + 2 * row + 1, gridDim.x)) return;
     const unsigned count = __ldcg(&work.count);
@@ -189,7 +198,7 @@ __global__ void __launch_bounds__(kBlock) collect_kernel(Top t) {
     if (threadIdx.x >= 32) return;
     float total = 0;
 #pragma unroll
-    for (int b = 0; b < kBlocks / 32; ++b) total += __ldcg(work.sums + lane + 32 * b);
+    for (int b = 0; b < kShares / 32; ++b) total += __ldcg(work.sums + lane + 32 * b);
     total = warp_sum(total);
     if (lane == 0) {
         int* end = t.top + row * kTopWords + 2 * kTopLogits;
@@ -213,7 +222,8 @@ void logits_top(const Node& node, Context& c) {
     constexpr int kRows = kCounters / 2;  // of a launch
     for (int first = 0; first < rows; first += kRows) {
         const Top t = all.from_row(first);
-        const dim3 grid(kBlocks, min(kRows, rows - first));
+        // Many rows fill the GPU with fewer blocks, which wait less for each other.
+        const dim3 grid(rows > 8 ? kShares / kMaxEach : kShares, min(kRows, rows - first));
         launch(c, "logits_top", bound_kernel, grid, kBlock, 0, t);
         launch(c, "logits_top", collect_kernel, grid, kBlock, 0, t);
     }

@@ -1,7 +1,7 @@
 // prefill_prepare.cu's first part: the causal convolution with SiLU of a chunk's heads.
 //
-//   warp = 16 rows of the chunk, 8 at a time; lanes 0 .. 15 have one head, 8 channels each, lanes 16 .. 31 the next
-//   head
+//   warp = 8 rows of the chunk; lanes 0 .. 15 have one head, 8 channels each, lanes 16 .. 31 the next head; the next two
+//   heads' rows are asked for before these are computed
 #pragma once
 
 #include "ggml-like/cuda/delta/prefill.cuh"
@@ -35,39 +35,84 @@ __device__ __forceinline__ int head_column(const DeltaStep& p, int key_head, int
     return (2 * p.key_heads + key_head * (p.value_heads / p.key_heads) + head - 2) * kDim;
 }
 
-/// Row of the ring that holds the input of a position.
-__device__ __forceinline__ bf16* ring_row(const DeltaStep& p, bf16* ring, int position, int channels) {
-    return ring + static_cast<int64_t>(position % p.ring) * channels;
-}
+/// The 8 channels of one head that a lane has.
+struct HeadChannels {
+    const DeltaStep& p;
+    const Chunk& chunk;
+    int channels, column;
+    bool there;
 
-/// The inputs of up to three positions before `position`; zeros before the sequence's start.
-__device__ __forceinline__ void load_window(const DeltaStep& p, bf16* ring, int position, int channels,
-                                            uint32_t (&window)[11][4]) {
+    __device__ __forceinline__ HeadChannels(const DeltaStep& step, const Chunk& c, int key_head, int head,
+                                            int lane)
+        : p(step), chunk(c) {
+        channels = (2 * p.key_heads + p.value_heads) * kDim;
+        there = head < 2 + p.value_heads / p.key_heads;
+        column = there ? head_column(p, key_head, head) + lane % 16 * 8 : 0;
+    }
+    __device__ __forceinline__ const float4* taps() const {
+        return reinterpret_cast<const float4*>(p.conv) + column;
+    }
+    /// Of row `row` of the chunk.
+    __device__ __forceinline__ const bf16* input(int row) const {
+        return static_cast<const bf16*>(p.u) + column + int64_t{chunk.row + row} * p.u_ld;
+    }
+    __device__ __forceinline__ bf16* output(int row) const {
+        return static_cast<bf16*>(p.x) + int64_t{chunk.row + row} * channels + column;
+    }
+    /// Row of the ring that holds the input of a position.
+    __device__ __forceinline__ bf16* ring_row(int position) const {
+        return static_cast<bf16*>(p.conv_state) +
+               (static_cast<int64_t>(p.slots[chunk.sequence]) * p.ring + position % p.ring) * channels +
+               column;
+    }
+    /// The inputs of the three rows before row `row` of the chunk, also of earlier steps; zeros before the sequence's
+    /// start.
+    __device__ __forceinline__ void load_window(int row, uint32_t (&rows)[11][4]) const {
+        const bool in_ring = chunk.index == 0 && row == 0;
+        const int position = in_ring ? p.positions[chunk.begin] : 0;
 #pragma unroll
-    for (int i = 0; i < kWindow; ++i) {
-        const int at = position - kWindow + i;
-        if (at >= 0) load_row(window[i], ring_row(p, ring, at, channels));
+        for (int i = 0; i < kWindow; ++i) {
+            const int back = kWindow - i;
+            rows[i][0] = rows[i][1] = rows[i][2] = rows[i][3] = 0;
+            if (!in_ring)
+                load_row(rows[i], input(row - back));
+            else if (position >= back)
+                load_row(rows[i], ring_row(position - back));
+        }
     }
-}
-
-/// The step's last inputs go to the ring, of which only this thread reads or writes these 8 channels.
-__device__ __forceinline__ void save_window(const DeltaStep& p, bf16* ring, int position, int channels,
-                                            const bf16* inputs, int length) {
-    for (int from = max(0, length - p.ring); from < length; ++from) {
-        uint32_t row[4];
-        load_row(row, inputs + from * p.u_ld);
-        *reinterpret_cast<uint4*>(ring_row(p, ring, position + from, channels)) =
-            make_uint4(row[0], row[1], row[2], row[3]);
+    /// Eight rows from `row` on; zeros past the chunk's end.
+    __device__ __forceinline__ void load_rows(int row, uint32_t (&rows)[11][4]) const {
+#pragma unroll
+        for (int r = 0; r < 8; ++r) {
+            uint32_t(&to)[4] = rows[kWindow + r];
+            to[0] = to[1] = to[2] = to[3] = 0;
+            if (row + r < chunk.rows) load_row(to, input(row + r));
+        }
     }
-}
+    /// The step's last inputs go to the ring, of which only this thread reads or writes these 8 channels.
+    __device__ __forceinline__ void save_window() const {
+        constexpr int kTogether = 4;
+        const int position = p.positions[chunk.begin];
+        for (int from = max(0, chunk.length - p.ring); from < chunk.length; from += kTogether) {
+            uint32_t rows[kTogether][4];
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i)
+                if (from + i < chunk.length) load_row(rows[i], input(from + i));
+#pragma unroll
+            for (int i = 0; i < kTogether; ++i)
+                if (from + i < chunk.length)
+                    *reinterpret_cast<uint4*>(ring_row(position + from + i)) =
+                        make_uint4(rows[i][0], rows[i][1], rows[i][2], rows[i][3]);
+        }
+    }
+};
 
-/// rows[3..10]: inputs, which become outputs; rows[0..2]: the inputs before them, which become the last three inputs.
+/// rows[3..10]: inputs, which become outputs; rows[0..2]: the inputs before them.
 __device__ __forceinline__ void convolve_rows(uint32_t (&rows)[11][4], const float4* taps) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
         const float4 lo = taps[2 * e], hi = taps[2 * e + 1];
         float2 x0 = unpack(rows[0][e]), x1 = unpack(rows[1][e]), x2 = unpack(rows[2][e]);
-        const uint32_t last[3] = {rows[8][e], rows[9][e], rows[10][e]};
 #pragma unroll
         for (int r = 3; r < 11; ++r) {
             const float2 x3 = unpack(rows[r][e]);
@@ -75,57 +120,47 @@ __device__ __forceinline__ void convolve_rows(uint32_t (&rows)[11][4], const flo
                                    silu(hi.x * x0.y + hi.y * x1.y + hi.z * x2.y + hi.w * x3.y));
             x0 = x1, x1 = x2, x2 = x3;
         }
-#pragma unroll
-        for (int i = 0; i < 3; ++i) rows[i][e] = last[i];
     }
 }
 
-/// Heads first_head and first_head + 1 of the block: x, and if `tiles` is not null also the tiles of x_q and x_k in
-/// shared memory.
-__device__ void convolve(const DeltaStep& p, const Chunk& chunk, int key_head, int first_head, int warp,
-                         int lane, unsigned char* tiles) {
-    const int head = first_head + lane / 16;
-    if (head >= 2 + p.value_heads / p.key_heads) return;
-    const int channels = (2 * p.key_heads + p.value_heads) * kDim;
-    const int column = head_column(p, key_head, head) + lane % 16 * 8;
-    const int row = 16 * warp;
-    const bf16* u = static_cast<const bf16*>(p.u) + column + chunk.begin * p.u_ld;
-    const int64_t first = int64_t{chunk.index} * kChunk + row;  // in the sequence
-    uint32_t rows[11][4] = {};
-    if (first > 0 && row < chunk.rows) {
-#pragma unroll
-        for (int i = 0; i < kWindow; ++i) load_row(rows[i], u + (first - kWindow + i) * p.u_ld);
-    } else if (first == 0) {
-        bf16* ring = static_cast<bf16*>(p.conv_state) +
-                     static_cast<int64_t>(p.slots[chunk.sequence]) * p.ring * channels + column;
-        load_window(p, ring, p.positions[chunk.begin], channels, rows);
-        save_window(p, ring, p.positions[chunk.begin], channels, u, chunk.length);
-    }
-    const float4* taps = reinterpret_cast<const float4*>(p.conv) + column;
-    bf16* x = static_cast<bf16*>(p.x) + int64_t{chunk.row} * channels + column;
+/// The taps of all heads of the block.
+__device__ __forceinline__ void prefetch_taps(const DeltaStep& p, int key_head, int lane) {
+    const Chunk none{};
+    for (int head = lane / 16; head < 2 + p.value_heads / p.key_heads; head += 2)
+        prefetch_line(HeadChannels(p, none, key_head, head, lane).taps());
+}
+
+/// All heads of the block: x, and of the first two also the tiles of x_q and x_k in shared memory.
+__device__ __forceinline__ void convolve(const DeltaStep& p, const Chunk& chunk, int key_head, int warp,
+                                         int lane, unsigned char (&tiles)[2][kTileBytes]) {
+    const int heads = 2 + p.value_heads / p.key_heads, row = 8 * warp;
+    uint32_t next[11][4], rows[11][4];
+    const auto load = [&](int head) {
+        const HeadChannels own(p, chunk, key_head, head + lane / 16, lane);
+        if (!own.there || row >= chunk.rows) return;
+        own.load_rows(row, next);
+        own.load_window(row, next);
+    };
+    load(0);
 #pragma unroll 1
-    for (int batch = 0; batch < 2; ++batch) {
-        const int top = row + 8 * batch;
-        if (top < chunk.rows) {
+    for (int head = 0; head < heads; head += 2) {
 #pragma unroll
-            for (int r = 0; r < 8; ++r) {
-                if (top + r < chunk.rows) {
-                    load_row(rows[3 + r], u + (first + 8 * batch + r) * p.u_ld);
-                } else {
-                    rows[3 + r][0] = rows[3 + r][1] = rows[3 + r][2] = rows[3 + r][3] = 0;
-                }
-            }
-            convolve_rows(rows, taps);
-        }
+        for (int i = 0; i < 11; ++i)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) rows[i][e] = next[i][e];
+        if (head + 2 < heads) load(head + 2);
+        const HeadChannels own(p, chunk, key_head, head + lane / 16, lane);
+        if (!own.there) continue;
+        if (row < chunk.rows) convolve_rows(rows, own.taps());
 #pragma unroll
         for (int r = 0; r < 8; ++r) {
-            const bool valid = top + r < chunk.rows;
-            const uint4 v = valid ? make_uint4(rows[3 + r][0], rows[3 + r][1], rows[3 + r][2], rows[3 + r][3])
-                                  : make_uint4(0, 0, 0, 0);
-            if (valid) *reinterpret_cast<uint4*>(x + int64_t{top + r} * channels) = v;
-            if (tiles != nullptr)
-                *reinterpret_cast<uint4*>(tiles + head * kTileBytes + tile_byte(top + r, lane % 16)) = v;
+            const bool valid = row + r < chunk.rows;
+            const uint32_t(&from)[4] = rows[kWindow + r];
+            const uint4 v = valid ? make_uint4(from[0], from[1], from[2], from[3]) : make_uint4(0, 0, 0, 0);
+            if (valid) *reinterpret_cast<uint4*>(own.output(row + r)) = v;
+            if (head == 0) *reinterpret_cast<uint4*>(tiles[lane / 16] + tile_byte(row + r, lane % 16)) = v;
         }
+        if (row == 0 && chunk.index == 0) own.save_window();
     }
 }
 

@@ -1,16 +1,16 @@
 // The chunked delta rule's first kernel: convolution, gates, A and P of each chunk (prefill.cu has the formulas).
 //
-//   block = (key head, chunk), 4 warps of 16 rows each
+//   block = (key head, chunk), 8 warps
 //
-//     convolve        x of q, k and the key head's value heads; x_q and x_k also as tiles in shared memory
-//     find_products   x_k x_k^T and x_q x_k^T, in registers for all value heads:   warp 0 | x
-//                                                                                  warp 1 | x x
-//     then, two value heads at a time                                              warp 2 | x x x
-//     find_gates      G and beta, a warp a head                                    warp 3 | x x x x
-//     find_scores     P to the record, L to shared memory
-//     solve           the inverse of I + L (prefill_solve.cuh), A to the record
+//     convolve        x of q, k and the key head's value heads; x_q and x_k also as tiles in shared memory; 8 rows a warp
+//     find_products   x_k x_k^T and x_q x_k^T, in registers for all value heads:   warps 0 and 4 | x
+//                                                                                  warps 1 and 5 | x x
+//     then, two value heads at a time                                              warps 2 and 6 | x x x
+//     find_gates      G and beta, a warp a head                                    warps 3 and 7 | x x x x
+//     find_scores     L to shared memory by warps 0 to 3, P to the record by 4 to 7
+//     solve           the inverse of I + L (prefill_solve.cuh), A to the record; a warp a column of blocks
 //
-// Shared memory: tiles of x_q and x_k (32 KB), and in their place L of two value heads (36 KB); gates and norms. Four
+// Shared memory: tiles of x_q and x_k (32 KB), and in their place L of two value heads (36 KB); gates and norms. Two
 // blocks an SM.
 #include "ggml-like/cuda/delta/prefill.cuh"
 #include "ggml-like/cuda/delta/prefill_convolve.cuh"
@@ -23,7 +23,7 @@ using namespace ptx;
 
 namespace {
 
-constexpr int kThreads = 128;
+constexpr int kThreads = 256;
 constexpr float kEps = 1e-6f;
 
 /// Chunk number `wanted` of the step, found by each warp for itself. False: there are fewer.
@@ -80,6 +80,17 @@ __device__ float row_norm(const unsigned char* tile, int row) {
 
 __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(__expf(x)); }
 
+/// One warp: what find_gates will load.
+__device__ __forceinline__ void prefetch_gates(const DeltaStep& p, const Chunk& chunk, int head, int lane) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int64_t at = (chunk.row + min(2 * lane + i, chunk.rows - 1)) * p.ab_ld + head;
+        prefetch_line(static_cast<const bf16*>(p.a) + at);
+        prefetch_line(static_cast<const bf16*>(p.b) + at);
+    }
+    if (lane == 0) prefetch_line(p.decay_rate + head), prefetch_line(p.dt_bias + head);
+}
+
 /// One warp: G and beta of a value head, two rows a lane. Rows past the end have gate and beta 0.
 __device__ void find_gates(const DeltaStep& p, const Chunk& chunk, int head, int lane, float* gates,
                            float* beta) {
@@ -107,47 +118,46 @@ __device__ void find_gates(const DeltaStep& p, const Chunk& chunk, int head, int
     beta[2 * lane + 1] = s[1];
 }
 
-/// kk = x_k x_k^T and qk = x_q x_k^T: the warp's 16 rows, columns up to the diagonal block.
-__device__ __forceinline__ void find_products(const PrepareShared& shared, int warp, int lane,
-                                              float (&kk)[8][4], float (&qk)[8][4]) {
-    const uint32_t q = shared_address(shared.tiles[0]), k = shared_address(shared.tiles[1]);
+/// x_k x_k^T, or x_q x_k^T: of row block `block` the columns up to the diagonal block.
+__device__ __forceinline__ void find_products(const PrepareShared& shared, bool of_q, int block, int lane,
+                                              float (&sum)[8][4]) {
+    const uint32_t left_tile = shared_address(shared.tiles[of_q ? 0 : 1]),
+                   k = shared_address(shared.tiles[1]);
     const int row = lane % 8, odd = lane / 8 % 2, high = lane / 16;
 #pragma unroll
     for (int d = 0; d < kDim / 16; ++d) {
-        uint32_t left_q[4], left_k[4];
-        const int left = tile_byte(16 * warp + row + 8 * odd, 2 * d + high);
-        load_matrices(left_q, q + left);
-        load_matrices(left_k, k + left);
+        uint32_t left[4];
+        load_matrices(left, left_tile + tile_byte(16 * block + row + 8 * odd, 2 * d + high));
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            if (j > warp) continue;
+            if (j > block) continue;
             uint32_t right[4];
             load_matrices(right, k + tile_byte(16 * j + row + 8 * high, 2 * d + odd));
-            mma(kk[2 * j], left_k, right[0], right[1]);
-            mma(kk[2 * j + 1], left_k, right[2], right[3]);
-            mma(qk[2 * j], left_q, right[0], right[1]);
-            mma(qk[2 * j + 1], left_q, right[2], right[3]);
+            mma(sum[2 * j], left, right[0], right[1]);
+            mma(sum[2 * j + 1], left, right[2], right[3]);
         }
     }
 }
 
-/// One value head: P to its record, L to shared memory.
-__device__ __forceinline__ void find_scores(PrepareShared& shared, int half, int warp, int lane,
-                                            const float (&kk)[8][4], const float (&qk)[8][4],
-                                            Record& record) {
+/// One value head, row block `block`: P to its record from x_q x_k^T (of_q), or L to shared memory from x_k x_k^T.
+__device__ __forceinline__ void find_scores(PrepareShared& shared, int half, bool of_q, int block, int lane,
+                                            const float (&product)[8][4], Record& record) {
     const float* gates = shared.gates[half];
-    const int i0 = 16 * warp + lane / 4;
+    const int i0 = 16 * block + lane / 4;
     const float gate[2] = {gates[i0], gates[i0 + 8]};
-    const float q[2] = {shared.norm_q[i0], shared.norm_q[i0 + 8]};
-    const float k[2] = {shared.norm_k[i0] * shared.beta[half][i0],
-                        shared.norm_k[i0 + 8] * shared.beta[half][i0 + 8]};
+    float left[2];
 #pragma unroll
-    for (int block = 0; block < 4; ++block) {
-        if (block > warp) continue;
+    for (int r = 0; r < 2; ++r) {
+        const int i = i0 + 8 * r;
+        left[r] = of_q ? shared.norm_q[i] : shared.norm_k[i] * shared.beta[half][i];
+    }
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+        if (b > block) continue;
         uint32_t scores[4];
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
-            const int j = 16 * block + 8 * t + 2 * (lane % 4);
+            const int j = 16 * b + 8 * t + 2 * (lane % 4), c = 2 * b + t;
             const float2 gate_j = *reinterpret_cast<const float2*>(gates + j);
             const float2 norm_j = *reinterpret_cast<const float2*>(shared.norm_k + j);
 #pragma unroll
@@ -155,14 +165,18 @@ __device__ __forceinline__ void find_scores(PrepareShared& shared, int half, int
                 const int i = i0 + 8 * r;
                 const float x = j <= i ? __expf(gate[r] - gate_j.x) * norm_j.x : 0.0f;
                 const float y = j + 1 <= i ? __expf(gate[r] - gate_j.y) * norm_j.y : 0.0f;
-                const int c = 2 * block + t;
-                scores[2 * r + t] = pack_bf16(x * q[r] * qk[c][2 * r], y * q[r] * qk[c][2 * r + 1]);
-                *reinterpret_cast<float2*>(shared.lower[half] + i * kPitch + j) = make_float2(
-                    j < i ? x * k[r] * kk[c][2 * r] : 0.0f, j + 1 < i ? y * k[r] * kk[c][2 * r + 1] : 0.0f);
+                const float first = x * left[r] * product[c][2 * r],
+                            second = y * left[r] * product[c][2 * r + 1];
+                if (of_q)
+                    scores[2 * r + t] = pack_bf16(first, second);
+                else
+                    *reinterpret_cast<float2*>(shared.lower[half] + i * kPitch + j) =
+                        make_float2(j < i ? first : 0.0f, j + 1 < i ? second : 0.0f);
             }
         }
-        record.scores[warp * (warp + 1) / 2 + block][lane] =
-            make_uint4(scores[0], scores[1], scores[2], scores[3]);
+        if (of_q)
+            record.scores[block * (block + 1) / 2 + b][lane] =
+                make_uint4(scores[0], scores[1], scores[2], scores[3]);
     }
 }
 
@@ -175,43 +189,44 @@ __device__ __forceinline__ void write_factors(const PrepareShared& shared, int h
     record.read[row] = __expf(gate) * shared.norm_q[row];
 }
 
-__global__ __launch_bounds__(kThreads, 4) void prepare(DeltaStep p) {
+__global__ __launch_bounds__(kThreads, 2) void prepare(DeltaStep p) {
     __shared__ __align__(16) PrepareShared shared;
     allow_successor();
-    wait_for_predecessor();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int key_head = static_cast<int>(blockIdx.x), number = static_cast<int>(blockIdx.y);
+    prefetch_taps(p, key_head, lane);
+    wait_for_predecessor();
     Chunk chunk;
     if (!find_chunk(p.start, p.sequences, number, lane, chunk)) return;
 
     const int ratio = p.value_heads / p.key_heads;
-    convolve(p, chunk, key_head, 0, warp, lane, shared.tiles[0]);
-    for (int head = 2; head < 2 + ratio; head += 2) convolve(p, chunk, key_head, head, warp, lane, nullptr);
+    if (warp < min(2, ratio)) prefetch_gates(p, chunk, key_head * ratio + warp, lane);
+    convolve(p, chunk, key_head, warp, lane, shared.tiles);
     __syncthreads();
-    float kk[8][4] = {}, qk[8][4] = {};
-    find_products(shared, warp, lane, kk, qk);
+    const bool of_q = warp >= 4;
+    float product[8][4] = {};
+    find_products(shared, of_q, warp % 4, lane, product);
     const int row = threadIdx.x % kChunk, half = threadIdx.x / kChunk;
-    if (half == 0) {
+    if (half == 0)
         shared.norm_q[row] = row_norm(shared.tiles[0], row) * 0.08838834764831845f;  // 1 / sqrt(128)
-    } else {
+    else if (half == 1)
         shared.norm_k[row] = row_norm(shared.tiles[1], row);
-    }
     Record* records = static_cast<Record*>(p.work) + int64_t{number} * p.value_heads + key_head * ratio;
     for (int pair = 0; pair < ratio; pair += 2) {
         const int heads = min(2, ratio - pair);
         if (warp < heads)
             find_gates(p, chunk, key_head * ratio + pair + warp, lane, shared.gates[warp], shared.beta[warp]);
         __syncthreads();
-        for (int h = 0; h < heads; ++h) find_scores(shared, h, warp, lane, kk, qk, records[pair + h]);
+        for (int h = 0; h < heads; ++h)
+            find_scores(shared, h, of_q, warp % 4, lane, product, records[pair + h]);
         __syncthreads();
         if (half < heads) {
             write_factors(shared, half, row, records[pair + half]);
             invert_column(shared.lower[half] + row / 16 * 16 * (kPitch + 1), row % 16);
         }
         __syncthreads();
-        // Column 0 has the most blocks: who has column 0 of one head has column 3 of the other.
-        for (int h = 0; h < heads; ++h)
-            solve_column(shared.lower[h], shared.beta[h], h == 0 ? warp : 3 - warp, lane, records[pair + h]);
+        const int h = warp / 4;
+        if (h < heads) solve_column(shared.lower[h], shared.beta[h], warp % 4, lane, records[pair + h]);
         __syncthreads();
     }
 }

@@ -9,7 +9,7 @@ using namespace ptx;
 
 namespace {
 
-constexpr int kNormThreads = 256;
+constexpr int kNormThreads = 512;
 
 __global__ void __launch_bounds__(kNormThreads) defer_kernel(const float* x, Defer d) {
     allow_successor();

@@ -25,6 +25,11 @@ __device__ __forceinline__ void wait_for_predecessor() {
 #endif
 }
 
+/// Brings a line of memory into L1, without a register that waits for it.
+__device__ __forceinline__ void prefetch_line(const void* p) {
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
+}
+
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
