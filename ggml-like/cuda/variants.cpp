@@ -44,18 +44,18 @@ PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
         return filled ? PromptProduct::halves : PromptProduct::short_halves;
     }
     if (p.tokens > 128 && fills<Wide>(card, p)) return PromptProduct::wide;
-    if (p.tokens > 64 && fills<Tall>(card, p)) return PromptProduct::tall;
+    if (fills<Tall>(card, p)) return PromptProduct::tall;
     return PromptProduct::short_;
 }
 
 }  // namespace
 
 AnswerProduct choose(const Card& card, const AnswerShape& s) {
-    const DenseDepth depth{dense_is_deep(card, s.kind, s.rows, s.chunks, s.beside), false};
-    if (dense_rows_fit(card, s.kind, depth, s.rows, s.chunks, s.beside)) {
+    const bool deep = dense_is_deep(card, s.kind, s.rows, s.chunks, s.beside);
+    if (dense_rows_fit(card, s.kind, deep, s.rows, s.chunks, s.beside)) {
         const auto one = [&](Extent extent) {
-            return s.rows == 1 && !s.paired &&
-                   dense_one_fits(card, s.kind, s.normed, extent, s.tiles, s.chunks, s.beside);
+            return s.rows == 1 &&
+                   dense_one_fits(card, s.kind, s.normed, s.paired, extent, s.tiles, s.chunks, s.beside);
         };
         if (one(Extent::few)) return AnswerProduct::one;
         if (s.normed && one(Extent::many)) return AnswerProduct::tall;
@@ -65,8 +65,7 @@ AnswerProduct choose(const Card& card, const AnswerShape& s) {
                             : s.kind == Kind::nvfp4 ? answers_fit<Kind::nvfp4>(card, s.chunks)
                                                     : false;
     if (!warpgroups) return AnswerProduct::step;
-    const int64_t row_tiles = ceil_div(s.rows, Whole<Kind::bf16>::kTokens);
-    return s.tiles * row_tiles <= 8 * card.sms ? AnswerProduct::quarters : AnswerProduct::whole;
+    return s.tiles * ceil_div(s.rows, 16) <= 8 * card.sms ? AnswerProduct::quarters : AnswerProduct::whole;
 }
 
 bool product_routes(const Card& card, const AnswerShape& s, int router_tiles) {
@@ -79,7 +78,7 @@ bool product_routes(const Card& card, const AnswerShape& s, int router_tiles) {
 }
 
 bool gate_up_streams(const Card& card, const MixtureShape& m) {
-    moe::StreamShape stream(m.chunks, m.shared_chunks);
+    moe::StreamShape stream(m.chunks, m.shared_chunks, 0);
     return m.experts_kind == Kind::nvfp4 && m.rows <= moe::kMaxFp4Rows &&
            m.rows * m.used <= moe::kGroupPairs && fit_stream(stream, card.shared_bytes - moe::kStatic);
 }
@@ -89,10 +88,8 @@ bool down_streams(const Card& card, const MixtureShape& m) {
 
 MixtureProduct choose_gate_up(const Card& card, const MixtureShape& m) {
     if (m.shared_kind != Kind::nvfp4 || !gate_up_streams(card, m)) return MixtureProduct::slices;
-    MixtureShape most = m;  // the same for all numbers of rows that choose
-    most.rows = moe::kFewStepRows;
-    const bool chooses = m.rows <= moe::kFewStepRows && m.experts <= moe::kMaxChoiceExperts &&
-                         m.used <= moe::kMaxChoiceUsed && gate_up_streams(card, most);
+    const bool chooses =
+        m.rows <= moe::kMaxChoiceRows && m.experts <= moe::kMaxChoiceExperts && m.used <= moe::kMaxChoiceUsed;
     if (!chooses) return MixtureProduct::stream;
     const bool one = m.rows == 1 && m.tiles > 0 && m.shared_tiles > 0 &&
                      moe::GateUpOneLaunch(card, m.used, m.tiles, m.shared_tiles, m.chunks).fits(card);

@@ -7,25 +7,27 @@
 //   matrix           one | tall | few   few       quarters | whole
 //   FP8              one | tall | few   few       step: 16 or 32 rows a block
 //
-//     one, tall      dense_one.cuh: columns a multiple of 1,024 (BF16) or 2,048; tall: more tiles than a block finishes
-//                    together
+//     one, tall      dense_one.cuh; of a normed row that is not paired: columns a multiple of 1,024 (BF16) or 2,048; tall: more
+//                    tiles than a block finishes together, or gate and up
 //     few            dense_rows.cuh, where its rows fit into shared memory; deep, or on cards of 99 KB shallow rings
 //     step           step_product.cu: the rest, and every format where there are no products of warpgroups
-//     quarters       gemm_answer.cu: a cluster of four blocks, for up to eight tiles an SM and 32 rows; whole: one block
+//     quarters       gemm_answer.cu: a cluster of four blocks, for up to eight tiles an SM and 16 rows; whole: one block.
+//                    Also up to 8 rows where few does not fit
 //
 // Answers, mixtures (the same bits again):
 //
-//   rows             1      2 to 8    9 to 64
-//   NVFP4            one    few       stream            one and few choose experts themselves: up to 256, 8 used
+//   rows             1      2 to 8   9 to 32   33 to 64
+//   NVFP4, gate, up  one    few      few       stream   one and few choose experts themselves: up to 256, 8 used
+//   NVFP4, down      one    few      stream    stream
 //   other formats    choose_experts, then 16 rows at a time (slices)
 //
 //     NVFP4 that does not fit takes the next kernel to the right; a stream that does not fit, slices
 //
 // Prompts (a matrix is split or not, whatever the rows; then all variants give the same bits):
 //
-//   tokens           up to 64        65 to 128       more
-//   not split        short           tall | short    wide | tall | short     the largest whose blocks fill the GPU
-//   split            short halves    halves | short halves
+//   tokens           up to 128       more
+//   not split        tall | short    wide | tall | short     the largest whose blocks fill the GPU
+//   split            short halves up to 64, then halves | short halves
 //   FP8, no warpgroups: middle | many;  split: few up to 64 tokens, and where narrow does not fit, else narrow
 //   experts          handful: up to 8 pairs an expert, tall: more;  FP8, no warpgroups: few up to 20 pairs, many
 #pragma once
@@ -44,7 +46,7 @@ struct AnswerShape {
     pack::Kind kind;
     int rows, tiles, chunks;
     bool normed;  // rows whose norm was deferred: norm_linear
-    bool paired;  // gate and up: no kernels of one row
+    bool paired;  // gate and up
     int beside;   // bytes of shared memory that the product leaves to a router's tiles
 };
 

@@ -24,8 +24,7 @@ using namespace moe;
 
 namespace {
 
-/// x'[n][row] = residual[n][row] + sum, and h and squares of it; kRoutes: h of the block's tiles is kept for the router.
-template <bool kRoutes>
+/// x'[n][row] = residual[n][row] + sum, and h and squares of it. own: h of the block's tiles is kept for the router.
 struct AddDeferred {
     static constexpr bool kPaired = false;
     struct Loaded {
@@ -36,7 +35,7 @@ struct AddDeferred {
     int64_t ld;
     int row_begin;  // of the part
     Defer defer;
-    OwnRows* own;
+    OwnRows* own;  // or null
 
     __device__ __forceinline__ Loaded load(int row, int n) const {
         return {__ldcg(residual + n * ld + row), defer.norm[row_begin + row]};
@@ -46,50 +45,50 @@ struct AddDeferred {
         const float x = add_residual(before.residual, sum);
         y[n * ld + row] = x;
         const bf16 h = defer_column(defer, n, row_begin + row, x, before.norm);
-        if constexpr (kRoutes) {
-            const int tile = row / kTileRows;
-            own->h[tile == static_cast<int>(blockIdx.x) ? 0 : 1][n][row % kTileRows] = h;
-        }
+        if (own == nullptr) return;
+        const int tile = row / kTileRows;
+        own->h[tile == static_cast<int>(blockIdx.x) ? 0 : 1][n][row % kTileRows] = h;
     }
 };
 
 /// What comes after a sum.
-template <bool kRoutes>
 struct After {
-    AddDeferred<kRoutes> add;
+    AddDeferred add;
     RouteWork work;
-    int shared_bytes = 0;  // of the product
+    int shared_bytes;  // of the product, before the router's tiles; 0: the block does nothing for a router
 
-    /// Calls product(finish), all threads.
+    /// Calls product(finish), all threads. `routes`: shared_bytes > 0.
     template <typename Product>
-    __device__ __forceinline__ void run(int rows, Product&& product) const {
-        if constexpr (kRoutes) {
-            extern __shared__ __align__(128) uint8_t shared[];
-            __shared__ OwnRows own;
-            const RouterTiles router(work, shared + shared_bytes);
-            AddDeferred<kRoutes> finish = add;
-            finish.own = &own;
-            product(finish);
-            __syncthreads();
-            router.add(own, rows, add.defer.columns);
-        } else {
-            product(add);
-        }
+    __device__ __forceinline__ void run(int rows, bool routes, Product&& product) const {
+        extern __shared__ __align__(128) uint8_t shared[];
+        __shared__ OwnRows own;
+        const RouterTiles router(work, shared + shared_bytes, routes);
+        AddDeferred finish = add;
+        finish.own = routes ? &own : nullptr;
+        product(finish);
+        if (!routes) return;
+        __syncthreads();
+        router.add(own, rows, add.defer.columns);
     }
 };
 
-template <Kind K, bool kDeep, bool kOne, bool kRoutes>
+template <Kind K, bool kDeep>
 __global__ void __launch_bounds__(kThreads, 2)
-    linear_add_few(Part part, int chunks, PlainRows<K, kOne ? 1 : 8> prologue, After<kRoutes> after) {
-    after.run(prologue.rows, [&](const auto& finish) {
-        dense_rows<K, kDeep, kOne, false>(part, chunks, prologue.rows, prologue, finish);
-    });
+    linear_add_few(Part part, DenseLaunch dense, PlainRows<K> prologue, After after) {
+    after.run(prologue.rows, after.shared_bytes > 0,
+              [&](const auto& finish) { dense_rows<K, kDeep>(part, dense, prologue, finish); });
 }
 
+/// kRoutes is compiled for the sake of registers: with 48 instead of 56 three neighbours fit an SM, and one sequence gets 2 %
+/// fewer tokens.
 template <Kind K, bool kRoutes>
 __global__ void __launch_bounds__(kThreads, 2)
-    linear_add_one(Part part, OneShape<K, false> shape, PlainRows<K, 1> prologue, After<kRoutes> after) {
-    after.run(1, [&](const auto& finish) { dense_one(part, shape, prologue, finish); });
+    linear_add_one(Part part, OneShape<K, false, Extent::few, false> shape, PlainRows<K, 1> prologue,
+                   After after) {
+    after.run(1, kRoutes, [&](const auto& finish) {
+        shape.whole ? dense_one<true>(part, shape, prologue, finish)
+                    : dense_one<false>(part, shape, prologue, finish);
+    });
 }
 
 struct Arguments {
@@ -100,59 +99,51 @@ struct Arguments {
     const RouteWork* route;  // null: the product's blocks do nothing for a router
 
     int rows() const { return static_cast<int>(x.shape[0]); }
+    int beside() const { return route != nullptr ? RouterTiles::bytes(*route) : 0; }
     AnswerShape shape() const {
-        return {.kind = part.kind,
-                .rows = rows(),
-                .tiles = part.tiles,
-                .chunks = w.chunks,
-                .beside = route != nullptr ? RouterTiles::bytes(*route) : 0};
+        return {
+            .kind = part.kind, .rows = rows(), .tiles = part.tiles, .chunks = w.chunks, .beside = beside()};
     }
     /// shared_bytes: of the product; becomes all.
-    template <bool kRoutes>
-    After<kRoutes> after(int& shared_bytes) const {
-        After<kRoutes> after{{residual.as<float>() + part.row_begin, y.as<float>() + part.row_begin,
-                              y.stride[0], part.row_begin, defer, nullptr},
-                             {},
-                             shared_bytes};
-        if (kRoutes) {
-            after.work = *route;
-            shared_bytes += RouterTiles::bytes(*route);
-        }
+    After after(int& shared_bytes) const {
+        After after{{residual.as<float>() + part.row_begin, y.as<float>() + part.row_begin, y.stride[0],
+                     part.row_begin, defer, nullptr},
+                    {},
+                    0};
+        if (route != nullptr) after.work = *route, after.shared_bytes = shared_bytes;
+        shared_bytes += beside();
         return after;
     }
 };
 
-template <Kind K, bool kRoutes>
+template <Kind K>
 void one(Context& c, const Arguments& a) {
     const OneLaunch one(c, K, a.part.tiles, a.w.chunks);
     const PlainRows<K, 1> prologue{a.x.as<bf16>(), 0, a.w.cols, 1};
     int bytes = one.bytes(K, false, Extent::few);
-    const auto after = a.after<kRoutes>(bytes);
-    launch(c, kRoutes ? "linear_add one with router" : "linear_add one", linear_add_one<K, kRoutes>, one.grid,
-           kThreads, bytes, a.part, OneShape<K, false>(one), prologue, after);
+    const After after = a.after(bytes);
+    const bool routes = a.route != nullptr;
+    launch(c, routes ? "linear_add one with router" : "linear_add one",
+           routes ? linear_add_one<K, true> : linear_add_one<K, false>, one.grid, kThreads, bytes, a.part,
+           OneShape<K, false, Extent::few, false>(one), prologue, after);
 }
 
-template <Kind K, bool kDeep, bool kOne, bool kRoutes>
+template <Kind K>
 void few(Context& c, const Arguments& a) {
     const int rows = a.rows(), chunks = a.w.chunks;
-    const PlainRows<K, kOne ? 1 : 8> prologue{a.x.as<bf16>(), a.x.stride[0], a.w.cols, rows};
-    int bytes = dense_shared_bytes(K, {kDeep, false}, rows, chunks);
-    const auto after = a.after<kRoutes>(bytes);
-    launch(c, kRoutes ? "linear_add few with router" : "linear_add few",
-           linear_add_few<K, kDeep, kOne, kRoutes>, min(c.sms, dense_groups(K, a.part.tiles, chunks)),
-           kThreads, bytes, a.part, chunks, prologue, after);
+    const bool deep = dense_is_deep(c, K, rows, chunks, a.beside());
+    const PlainRows<K> prologue{a.x.as<bf16>(), a.x.stride[0], a.w.cols, rows};
+    int bytes = dense_shared_bytes(K, deep, rows, chunks);
+    const After after = a.after(bytes);
+    launch(c, a.route != nullptr ? "linear_add few with router" : "linear_add few",
+           deep ? linear_add_few<K, true> : linear_add_few<K, false>,
+           min(c.sms, dense_groups(K, a.part.tiles, chunks)), kThreads, bytes, a.part,
+           DenseLaunch{chunks, rows}, prologue, after);
 }
 
-template <Kind K, bool kRoutes>
-void product(Context& c, const Arguments& a, AnswerProduct product) {
-    if (product == AnswerProduct::one) return one<K, kRoutes>(c, a);
-    if (dense_is_deep(c, K, a.rows(), a.w.chunks, a.shape().beside))
-        return a.rows() == 1 ? few<K, true, true, kRoutes>(c, a) : few<K, true, false, kRoutes>(c, a);
-    a.rows() == 1 ? few<K, false, true, kRoutes>(c, a) : few<K, false, false, kRoutes>(c, a);
-}
 template <Kind K>
 void product(Context& c, const Arguments& a, AnswerProduct chosen) {
-    a.route != nullptr ? product<K, true>(c, a, chosen) : product<K, false>(c, a, chosen);
+    chosen == AnswerProduct::one ? one<K>(c, a) : few<K>(c, a);
 }
 
 /// Whether the product's blocks do the router's work.

@@ -2,7 +2,7 @@
 //   answers, NVFP4: cuda/moe/down_fp4.cu
 //   answers, other formats, up to 16 rows at a time: block = one tile of 16 output rows, all terms of it; 8 warps split the
 //     columns of every expert in turn. Experts come in rising order of id, so a row's sum does not depend on its
-//     neighbours. No atomics, no second kernel.
+//     neighbours. No atomics. The shared expert, which may have another format, comes second, in a launch of its own.
 //   prompts: grouped tiled product (cuda/linear/gemm.h; of up to 64 rows NVFP4 through cuda/moe/down_fp4.cu, which adds in the same
 //     order) writes the terms in BF16, then one kernel weighs and adds them and does the next norm's part.
 // Traffic of few rows: the weights of each needed expert once.
@@ -10,6 +10,7 @@
 
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/few_rows.cuh"
+#include "ggml-like/cuda/moe/down_fp4.cuh"
 #include "ggml-like/cuda/moe/expert_rows.cuh"
 #include "ggml-like/cuda/moe/gemm_experts.h"
 #include "ggml-like/cuda/moe/moe.h"
@@ -36,12 +37,8 @@ struct Uses {
     short pair[kMaxPairs][kFewRows];     // -1: the row does not use it
 };
 
-__device__ __forceinline__ const uint8_t* shared_chunk(const Down& a, int chunk, Kind kind) {
-    return a.shared.data + (static_cast<int64_t>(blockIdx.x) * a.shared_chunks + chunk) * chunk_bytes(kind);
-}
-
-/// The block's tile of expert after expert; then, if it is stored the same way, of the shared expert.
-template <Kind K, Kind S>
+/// The block's tile of expert after expert.
+template <Kind K>
 struct TileSource {
     const Down& a;
     const ExpertList& list;
@@ -50,30 +47,13 @@ struct TileSource {
     __device__ TileSource(const Down& arguments, const ExpertList& experts, int w)
         : a(arguments), list(experts), warp(w), chunk(w) {}
     __device__ __forceinline__ const uint8_t* next() {
+        if (expert >= list.count) return nullptr;
         const uint8_t* from = nullptr;
-        if (expert < list.count) {
-            if (chunk < a.experts.chunks)
-                from = a.experts.data + list.expert[expert] * a.experts.expert_bytes +
-                       (static_cast<int64_t>(blockIdx.x) * a.experts.chunks + chunk) * chunk_bytes(K);
-            chunk += kDownWarps;
-            if (chunk - warp >= a.experts.chunks) chunk = warp, ++expert;
-        } else if constexpr (K == S) {
-            if (chunk < a.shared_chunks) from = shared_chunk(a, chunk, K);
-            chunk += kDownWarps;
-        }
-        return from;
-    }
-};
-
-template <Kind K>
-struct SharedSource {
-    const Down& a;
-    int chunk;
-
-    __device__ SharedSource(const Down& arguments, int warp) : a(arguments), chunk(warp) {}
-    __device__ __forceinline__ const uint8_t* next() {
-        const uint8_t* from = chunk < a.shared_chunks ? shared_chunk(a, chunk, K) : nullptr;
+        if (chunk < a.experts.chunks)
+            from = a.experts.data + list.expert[expert] * a.experts.expert_bytes +
+                   (static_cast<int64_t>(blockIdx.x) * a.experts.chunks + chunk) * chunk_bytes(K);
         chunk += kDownWarps;
+        if (chunk - warp >= a.experts.chunks) chunk = warp, ++expert;
         return from;
     }
 };
@@ -108,59 +88,41 @@ __device__ __forceinline__ void fill_uses(Uses& uses, const ExpertList& list, co
         }
 }
 
-/// ChunkRing, then the rows of routed, then those of shared, then Uses.
-template <Kind K, Kind S, int NT>
-__host__ __device__ constexpr int down_ring_bytes() {
-    const int a = kRingDepth<K, NT> * chunk_bytes(K), b = kRingDepth<S, NT> * chunk_bytes(S);
-    return (a > b ? a : b) * kDownWarps;
+/// The only expert, which all rows use.
+__device__ __forceinline__ void list_shared(ExpertList& list, int rows) {
+    if (static_cast<int>(threadIdx.x) < rows) list.pair[threadIdx.x] = threadIdx.x;
+    if (threadIdx.x == 0) list.count = 1, list.expert[0] = 0, list.first[0] = 0, list.first[1] = rows;
+    __syncthreads();
 }
 
-template <Kind S, int NT, typename Source>
-__device__ __forceinline__ void multiply_shared(ChunkRing<S, NT>& ring, Source& source, const Down& a,
-                                                const bf16* const (&x)[NT], int warp, int lane,
-                                                float (&term)[NT][4]) {
-    for (int c = warp; c - warp < a.shared_chunks; c += kDownWarps) {
-        const uint8_t* chunk = ring.wait();
-        if (c < a.shared_chunks) multiply_chunk<S, false>(chunk, x, c * kChunkCols, lane, term);
-        ring.release(source, lane);
-    }
-}
-
-template <Kind K, Kind S, int NT>
-__global__ void __launch_bounds__(kDownThreads, 2)
-    down_few(Down a, PlainRows<K> routed_rows, PlainRows<S> shared_rows) {
+/// Shared memory: a ChunkRing a warp, the rows, Uses.
+template <Kind K, int NT>
+__global__ void __launch_bounds__(kDownThreads, 2) down_few(Down a, PlainRows<K> routed_rows) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ ExpertList list;
-    __shared__ float gates[kFewRows], shared_factor[kTileRows];
-    const int stride = activation_stride(K, a.experts.chunks),
-              shared_stride = activation_stride(S, a.shared_chunks);
-    bf16* routed = reinterpret_cast<bf16*>(shared + down_ring_bytes<K, S, NT>());
-    bf16* shared_in = routed + a.rows * a.used * stride;
-    Uses& uses = *reinterpret_cast<Uses*>(shared_in + a.rows * shared_stride);
+    constexpr int kRing = kRingDepth<K, NT> * chunk_bytes(K);
+    const int stride = activation_stride(K, a.experts.chunks);
+    bf16* routed = reinterpret_cast<bf16*>(shared + kDownWarps * kRing);
+    Uses& uses = *reinterpret_cast<Uses*>(routed + a.rows * a.used * stride);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane >> 2;
 
-    if (a.ready == nullptr) wait_for_predecessor();
-    if (a.ready != nullptr) {
-        if (threadIdx.x == 0) published(a.ready), __threadfence();
-        __syncthreads();
-    }
-    list_experts(list, a.groups, a.experts.count, a.first_pair, a.rows * a.used);
-    TileSource<K, S> source(a, list, warp);
+    wait_for_choice(a);
+    if (a.groups == nullptr)
+        list_shared(list, a.rows);
+    else
+        list_experts(list, a.groups, a.experts.count, a.first_pair, a.rows * a.used);
+    TileSource<K> source(a, list, warp);
     ChunkRing<K, NT> ring(shared, warp);
     ring.fill(source, lane);
     fill_uses(uses, list, a);
-    if (threadIdx.x < kFewRows)
-        gates[threadIdx.x] = threadIdx.x < a.rows ? __ldcg(a.shared_gate + threadIdx.x) : 0.0f;
-    if (threadIdx.x < kTileRows)
-        shared_factor[threadIdx.x] = a.shared.factor[blockIdx.x * kTileRows + threadIdx.x];
     wait_for_predecessor();
     allow_successor();
     const int out_row = blockIdx.x * kTileRows + threadIdx.x % 16, out_column = threadIdx.x / 16;
     const bool writes = out_column < a.rows && out_row < a.experts.rows;
+    const bool defers = a.next.h != nullptr;
     const float residual = writes ? __ldcg(a.residual + out_column * a.ld + out_row) : 0.0f;
-    const float norm = writes ? a.next.norm[out_row] : 0.0f;
+    const float norm = writes && defers ? a.next.norm[out_row] : 0.0f;
     routed_rows(routed, stride);
-    shared_rows(shared_in, shared_stride);
     __syncthreads();
 
     float sum[NT][4] = {};
@@ -177,21 +139,6 @@ __global__ void __launch_bounds__(kDownThreads, 2)
         }
         add_weighted<NT>(sum, term, uses.factor[e], uses.weight[e], lane);
     }
-    const bf16* x[NT];
-#pragma unroll
-    for (int nt = 0; nt < NT; ++nt) x[nt] = shared_in + min(8 * nt + column, a.rows - 1) * shared_stride;
-    float term[NT][4] = {};
-    if constexpr (K == S) {
-        multiply_shared<S, NT>(ring, source, a, x, warp, lane, term);
-    } else {
-        wait_copies<0>();
-        __syncwarp();
-        SharedSource<S> shared_source(a, warp);
-        ChunkRing<S, NT> shared_ring(shared + warp * (down_ring_bytes<K, S, NT>() / kDownWarps), 0);
-        shared_ring.fill(shared_source, lane);
-        multiply_shared<S, NT>(shared_ring, shared_source, a, x, warp, lane, term);
-    }
-    add_weighted<NT>(sum, term, shared_factor, gates, lane);
 
     __syncthreads();  // activations are done with: their memory takes the sums
     float* sums = reinterpret_cast<float*>(routed);
@@ -201,44 +148,54 @@ __global__ void __launch_bounds__(kDownThreads, 2)
     const float* from = sums + out_column * 16 + threadIdx.x % 16;
     const float y = residual + add_splits(kDownWarps, from, 128 * NT);
     a.y[out_column * a.ld + out_row] = y;
-    defer_column(a.next, out_column, out_row, y, norm);
+    if (defers) defer_column(a.next, out_column, out_row, y, norm);
 }
 
-template <Kind K, Kind S, int NT>
-int few_bytes(const Down& a) {
+template <Kind K, int NT>
+void few(Context& c, const char* what, const Down& a) {
     const int sums = kDownWarps * 256 * static_cast<int>(sizeof(float));
-    const int activations =
-        a.rows * (a.used * activation_stride(K, a.experts.chunks) + activation_stride(S, a.shared_chunks)) *
-        2;
-    return down_ring_bytes<K, S, NT>() + max(activations + static_cast<int>(sizeof(Uses)), sums);
+    const int rows = a.rows * a.used * activation_stride(K, a.experts.chunks) * 2;
+    const int bytes =
+        kDownWarps * kRingDepth<K, NT> * chunk_bytes(K) + max(rows + static_cast<int>(sizeof(Uses)), sums);
+    launch(c, what, down_few<K, NT>, a.experts.tiles, kDownThreads, bytes, a,
+           PlainRows<K>{a.routed, a.width, a.width, a.rows * a.used});
 }
-
-template <Kind K, Kind S>
-void few(Context& c, const Down& a) {
-    const PlainRows<K> routed{a.routed, a.width, a.width, a.rows * a.used};
-    const PlainRows<S> shared{a.shared_in, a.shared_width, a.shared_width, a.rows};
-    if (a.rows <= 8)
-        launch(c, "moe_down few 8", down_few<K, S, 1>, a.experts.tiles, kDownThreads, few_bytes<K, S, 1>(a),
-               a, routed, shared);
-    else
-        launch(c, "moe_down few 16", down_few<K, S, 2>, a.experts.tiles, kDownThreads, few_bytes<K, S, 2>(a),
-               a, routed, shared);
-}
-
 template <Kind K>
-void few_of_shared(Context& c, const Down& a) {
-    if (a.shared.kind == Kind::bf16) return few<K, Kind::bf16>(c, a);
-    if (a.shared.kind == Kind::fp8) return few<K, Kind::fp8>(c, a);
-    few<K, Kind::nvfp4>(c, a);
-}
-
 void few(Context& c, const Down& a) {
-    if (a.experts.kind == Kind::bf16) return few_of_shared<Kind::bf16>(c, a);
-    if (a.experts.kind == Kind::fp8) return few_of_shared<Kind::fp8>(c, a);
-    few_of_shared<Kind::nvfp4>(c, a);
+    a.rows <= 8 ? few<K, 1>(c, "moe_down few 8", a) : few<K, 2>(c, "moe_down few 16", a);
+}
+void few_of_kind(Context& c, const Down& a) {
+    if (a.experts.kind == Kind::bf16) return few<Kind::bf16>(c, a);
+    if (a.experts.kind == Kind::fp8) return few<Kind::fp8>(c, a);
+    few<Kind::nvfp4>(c, a);
 }
 
-constexpr int kAddThreads = 256;
+/// y = residual + the routed experts' terms; then y += the shared expert's, as the only expert of a mixture.
+void few(Context& c, const Down& a) {
+    Down routed = a;
+    routed.next.h = nullptr;
+    few_of_kind(c, routed);
+    Down shared = a;
+    shared.experts = {.data = a.shared.data,
+                      .factor = a.shared.factor,
+                      .expert_bytes = 0,
+                      .kind = a.shared.kind,
+                      .count = 1,
+                      .rows = a.experts.rows,
+                      .cols = a.shared_width,
+                      .tiles = a.experts.tiles,
+                      .chunks = a.shared_chunks};
+    shared.routed = a.shared_in;
+    shared.width = a.shared_width;
+    shared.weights = a.shared_gate;
+    shared.used = 1;
+    shared.groups = nullptr;
+    shared.ready = nullptr;
+    shared.residual = a.y;
+    few_of_kind(c, shared);
+}
+
+constexpr int kAddThreads = 512;
 
 /// Weighs and adds the terms of one row of a prompt, a thread 4 columns at a time; then h and squares of it.
 __global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
@@ -250,6 +207,7 @@ __global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
     float squares = 0;
     for (int k = threadIdx.x * 4; k < columns; k += kAddThreads * 4) {
         float4 sum = __ldcg(reinterpret_cast<const float4*>(a.residual + n * a.ld + k));
+#pragma unroll 9
         for (int j = 0; j <= a.used; ++j) {
             const float w = __ldcg(j < a.used ? a.weights + n * a.used + j : a.shared_gate + n);
             const uint2 v =

@@ -4,6 +4,7 @@
 #include "ggml-like/ops/norm_gate_up.h"
 
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/linear/dense_one.cuh"
 #include "ggml-like/cuda/linear/dense_rows.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/linear/few_rows.cuh"
@@ -31,32 +32,45 @@ struct StoreGated {
     }
 };
 
-template <Kind K, bool kDeep, bool kOne>
+template <Kind K, bool kDeep>
 __global__ void __launch_bounds__(kThreads, 2)
-    norm_gate_up_few(Part part, int chunks, PlainRows<K, kOne ? 1 : 8> rows, RowScale scale, bf16* y,
-                     int64_t ld) {
+    norm_gate_up_few(Part part, DenseLaunch dense, PlainRows<K> rows, RowScale scale, bf16* y, int64_t ld) {
     __shared__ float factor[8];
-    dense_rows<K, kDeep, kOne, kOne>(part, chunks, rows.rows, ScaledRows < K,
-                                     kOne ? 1 : 8 > {rows, scale, factor}, StoreGated{y, ld, factor});
+    dense_rows<K, kDeep>(part, dense, ScaledRows<K, 8>{rows, scale, factor}, StoreGated{y, ld, factor});
 }
 
-template <Kind K, bool kDeep, bool kOne>
+template <Kind K>
+__global__ void __maxnreg__(64) norm_gate_up_one(Part part, OneShape<K, true, Extent::many, false> shape,
+                                                 PlainRows<K, 1> row, RowScale scale, bf16* y) {
+    __shared__ float factor[8];
+    dense_one<false>(part, shape, ScaledRows<K, 1>{row, scale, factor}, StoreGated{y, 0, factor});
+}
+
+template <Kind K>
+void one(Context& c, const Packed& w, const Tensor& h, const RowScale& scale, const Tensor& y) {
+    const Part& part = w.part[0];
+    const OneLaunch one(c, K, part.tiles, w.chunks);
+    launch(c, "norm_gate_up tall", norm_gate_up_one<K>, one.grid, kThreads, one.bytes(K, true, Extent::many),
+           part, OneShape<K, true, Extent::many, false>(one), PlainRows<K, 1>{h.as<bf16>(), 0, w.cols, 1},
+           scale, y.as<bf16>());
+}
+
+template <Kind K>
 void few(Context& c, const Packed& w, const Tensor& h, const RowScale& scale, const Tensor& y) {
     const Part& part = w.part[0];  // paired order has one
     const int rows = static_cast<int>(h.shape[0]);
-    const PlainRows<K, kOne ? 1 : 8> plain{h.as<bf16>(), h.stride[0], w.cols, rows};
-    launch(c, kDeep ? "norm_gate_up few" : "norm_gate_up few shallow", norm_gate_up_few<K, kDeep, kOne>,
+    const bool deep = dense_is_deep(c, K, rows, w.chunks, 0);
+    launch(c, deep ? "norm_gate_up few" : "norm_gate_up few shallow",
+           deep ? norm_gate_up_few<K, true> : norm_gate_up_few<K, false>,
            min(c.sms, dense_groups(K, part.tiles, w.chunks)), kThreads,
-           dense_shared_bytes(K, {kDeep, kOne}, rows, w.chunks), part, w.chunks, plain, scale, y.as<bf16>(),
-           y.stride[0]);
+           dense_shared_bytes(K, deep, rows, w.chunks), part, DenseLaunch{w.chunks, rows},
+           PlainRows<K>{h.as<bf16>(), h.stride[0], w.cols, rows}, scale, y.as<bf16>(), y.stride[0]);
 }
+
 template <Kind K>
-void few(Context& c, const Packed& w, const Tensor& h, const RowScale& scale, const Tensor& y) {
-    const int rows = static_cast<int>(h.shape[0]);
-    const bool one = rows == 1;
-    if (dense_is_deep(c, K, rows, w.chunks, 0))
-        return one ? few<K, true, true>(c, w, h, scale, y) : few<K, true, false>(c, w, h, scale, y);
-    one ? few<K, false, true>(c, w, h, scale, y) : few<K, false, false>(c, w, h, scale, y);
+void product(Context& c, AnswerProduct chosen, const Packed& w, const Tensor& h, const RowScale& scale,
+             const Tensor& y) {
+    chosen == AnswerProduct::tall ? one<K>(c, w, h, scale, y) : few<K>(c, w, h, scale, y);
 }
 
 }  // namespace
@@ -79,10 +93,9 @@ void norm_gate_up(const Node& node, Context& c) {
     if (takes_step_product(chosen))
         return step_product(c, chosen, w.part[0], w, {h.as<bf16>(), h.stride[0], rows},
                             {.y = y.data, .ld = y.stride[0], .paired = true, .scale = scale});
-    const auto run = kind == Kind::bf16  ? few<Kind::bf16>
-                     : kind == Kind::fp8 ? few<Kind::fp8>
-                                         : few<Kind::nvfp4>;
-    run(c, w, h, scale, y);
+    if (kind == Kind::bf16) return product<Kind::bf16>(c, chosen, w, h, scale, y);
+    if (kind == Kind::fp8) return product<Kind::fp8>(c, chosen, w, h, scale, y);
+    product<Kind::nvfp4>(c, chosen, w, h, scale, y);
 }
 
 }  // namespace quern::cuda

@@ -48,19 +48,17 @@ struct Rows {
     int64_t y_ld;
     bool f32;
 
-    template <Kind K, int kTogether>
+    template <Kind K, int kTogether = 8>
     __device__ __forceinline__ ScaledRows<K, kTogether> prologue(float* factor) const {
         return {{h, ld, columns, rows}, scale, factor};
     }
     __device__ __forceinline__ StoreScaled store(const float* factor) const { return {y, y_ld, f32, factor}; }
 };
 
-template <Kind K, bool kDeep, bool kOne>
-__global__ void __launch_bounds__(kThreads, 2) norm_linear_few(Part part, int chunks, Rows rows) {
+template <Kind K, bool kDeep>
+__global__ void __launch_bounds__(kThreads, 2) norm_linear_few(Part part, DenseLaunch dense, Rows rows) {
     __shared__ float factor[8];
-    constexpr int kTogether = kOne ? 1 : 8;
-    dense_rows<K, kDeep, kOne, kOne>(part, chunks, rows.rows, rows.prologue<K, kTogether>(factor),
-                                     rows.store(factor));
+    dense_rows<K, kDeep>(part, dense, rows.prologue<K>(factor), rows.store(factor));
 }
 
 /// Registers of a kernel of one row: one of NVFP4 with more is 2 % of a step slower (63 instead of 56), as
@@ -70,32 +68,32 @@ constexpr int kOneRegisters = (K == Kind::nvfp4 && E == Extent::few) ? 56 : 64;
 
 template <Kind K, Extent E>
 __global__ void __maxnreg__((kOneRegisters<K, E>))
-    norm_linear_one(Part part, OneShape<K, true, E> shape, Rows rows) {
+    norm_linear_one(Part part, OneShape<K, true, E, one_holds(K, true, false)> shape, Rows rows) {
     __shared__ float factor[8];
-    dense_one(part, shape, rows.prologue<K, 1>(factor), rows.store(factor));
+    dense_one<true>(part, shape, rows.prologue<K, 1>(factor), rows.store(factor));
 }
 
 template <Kind K, Extent E>
 void one(Context& c, const Packed& w, const Part& part, const Rows& rows) {
     const OneLaunch one(c, K, part.tiles, w.chunks);
     launch(c, E == Extent::few ? "norm_linear one" : "norm_linear tall", norm_linear_one<K, E>, one.grid,
-           kThreads, one.bytes(K, true, E), part, OneShape<K, true, E>(one), rows);
+           kThreads, one.bytes(K, true, E), part, OneShape<K, true, E, one_holds(K, true, false)>(one), rows);
 }
 
-template <Kind K, bool kDeep, bool kOne>
+template <Kind K>
 void few(Context& c, const Packed& w, const Part& part, const Rows& rows) {
-    launch(c, kDeep ? "norm_linear few" : "norm_linear few shallow", norm_linear_few<K, kDeep, kOne>,
+    const bool deep = dense_is_deep(c, K, rows.rows, w.chunks, 0);
+    launch(c, deep ? "norm_linear few" : "norm_linear few shallow",
+           deep ? norm_linear_few<K, true> : norm_linear_few<K, false>,
            min(c.sms, dense_groups(K, part.tiles, w.chunks)), kThreads,
-           dense_shared_bytes(K, {kDeep, kOne}, rows.rows, w.chunks), part, w.chunks, rows);
+           dense_shared_bytes(K, deep, rows.rows, w.chunks), part, DenseLaunch{w.chunks, rows.rows}, rows);
 }
 
 template <Kind K>
 void product(Context& c, AnswerProduct product, const Packed& w, const Part& part, const Rows& rows) {
     if (product == AnswerProduct::one) return one<K, Extent::few>(c, w, part, rows);
     if (product == AnswerProduct::tall) return one<K, Extent::many>(c, w, part, rows);
-    if (dense_is_deep(c, K, rows.rows, w.chunks, 0))
-        return rows.rows == 1 ? few<K, true, true>(c, w, part, rows) : few<K, true, false>(c, w, part, rows);
-    rows.rows == 1 ? few<K, false, true>(c, w, part, rows) : few<K, false, false>(c, w, part, rows);
+    few<K>(c, w, part, rows);
 }
 
 }  // namespace

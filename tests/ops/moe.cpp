@@ -145,6 +145,7 @@ void moe_large(Device& device) {
     check_moe(device, {512, 512, 512, 20, 8, Form::nvfp4, Form::nvfp4}, ++seed, 300);
     check_moe(device, {2048, 512, 512, 12, 8, Form::nvfp4, Form::nvfp4}, ++seed);
     check_moe(device, {2048, 512, 512, 8, 6, Form::f8_block, Form::f8_block}, ++seed, 130);
+    check_moe(device, {4096, 64, 64, 12, 8, Form::nvfp4, Form::nvfp4}, ++seed, 64);  // splits of four chunks
 }
 
 /// All rows choose the same expert.

@@ -1,6 +1,5 @@
 // y = W h for one row of h: dense_rows.cuh with less around it, and the same bits. Warps meet once in
-// kOneRounds tiles a block, and what the end needs is loaded before. NVFP4 of few tiles a block: all of them
-// are under way before the kernel waits.
+// kOneRounds tiles a block, and what the end needs is loaded before.
 //
 //   block b owns tiles b, b + grid, ...; of each, warp w takes pieces w, w + 16, ...
 #pragma once
@@ -12,16 +11,19 @@ namespace quern::cuda::linear {
 using namespace ptx;
 using namespace pack;
 
-/// What a launch is compiled for, and how it divides the part.
-template <Kind K, bool kAhead, Extent E = Extent::few>
+/// What a launch is compiled for, and how it divides the part. kHolds: a warp has one piece of every tile, and its columns of
+/// x in registers.
+template <Kind K, bool kAhead, Extent E, bool kHolds>
 struct OneShape {
-    static constexpr bool kHeld = K == Kind::nvfp4 && kAhead;  // a warp has one piece of every tile
+    static constexpr bool kHeld = kHolds;
     static constexpr int kRing = one_pieces(K, kAhead);
-    static constexpr bool kRefill = E == Extent::many || K != Kind::nvfp4;
-    int chunks, grid, rounds, steps;  // as in OneLaunch
+    static constexpr bool kRefills =
+        E == Extent::many || !kHolds;  // else a block's tiles are all under way at first
+    int chunks, rounds, steps;         // as in OneLaunch
+    bool whole;
 
     explicit OneShape(const OneLaunch& one)
-        : chunks(one.chunks), grid(one.grid), rounds(one.rounds), steps(one.steps) {}
+        : chunks(one.chunks), rounds(one.rounds), steps(one.steps), whole(one.whole) {}
 };
 
 /// What one row brings to the pieces of a warp.
@@ -29,12 +31,13 @@ template <Kind K, bool kHeld>
 struct OneRow {
     const bf16* first;
 
-    __device__ __forceinline__ void multiply(const uint8_t* piece, int step, int lane,
+    /// chunks: of the piece that exist.
+    __device__ __forceinline__ void multiply(const uint8_t* piece, int step, int chunks, int lane,
                                              float (&acc)[1][4]) const {
         const bf16* const x[1] = {first + step * kWarps * kPieceChunks<K> * kChunkCols};
 #pragma unroll
         for (int k = 0; k < kPieceChunks<K>; ++k)
-            multiply_chunk<K, true>(piece + k * chunk_bytes(K), x, k * kChunkCols, lane, acc);
+            if (k < chunks) multiply_chunk<K, true>(piece + k * chunk_bytes(K), x, k * kChunkCols, lane, acc);
     }
 };
 /// NVFP4, one piece of every tile: always the same columns.
@@ -50,7 +53,8 @@ struct OneRow<Kind::nvfp4, true> {
                 x[k][j] = load16(reinterpret_cast<const uint8_t*>(first + k * kChunkCols + 32 * j +
                                                                   8 * (threadIdx.x & 3)));
     }
-    __device__ __forceinline__ void multiply(const uint8_t* piece, int, int lane, float (&acc)[1][4]) const {
+    __device__ __forceinline__ void multiply(const uint8_t* piece, int, int, int lane,
+                                             float (&acc)[1][4]) const {
 #pragma unroll
         for (int k = 0; k < kPieceChunks<Kind::nvfp4>; ++k)
             multiply_fp4<true, 1>(
@@ -58,12 +62,12 @@ struct OneRow<Kind::nvfp4, true> {
     }
 };
 
-/// prologue and finish as in dense_rows.
-template <Kind K, bool kAhead, Extent E, typename Prologue, typename Finish>
-__device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kAhead, E>& s,
+/// prologue and finish as in dense_rows. kWhole: s.whole is known to be true.
+template <bool kWhole, Kind K, bool kAhead, Extent E, bool kHolds, typename Prologue, typename Finish>
+__device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kAhead, E, kHolds>& s,
                                           Prologue&& prologue, const Finish& finish) {
     extern __shared__ __align__(128) uint8_t shared[];
-    using Shape = OneShape<K, kAhead, E>;
+    using Shape = OneShape<K, kAhead, E, kHolds>;
     constexpr int kRing = Shape::kRing, kBytes = kPieceBytes<K>, kRounds = one_rounds(E);
     constexpr int kSums = kRounds * kWarps * kTileRows;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -73,15 +77,23 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
         reinterpret_cast<float*>(h + s.chunks * kChunkCols);  // [round][warp][16]; many: two of them
 
     allow_successor();
+    // Chunks of a piece. Unless kWhole the last steps of some warps have no piece, and the last piece may be short.
+    const auto chunks_of = [&](int at) {
+        constexpr int kStep = kWarps * kPieceChunks<K>;
+        return kWhole ? kPieceChunks<K>
+                      : min(kPieceChunks<K>, s.chunks - warp * kPieceChunks<K> - at * kStep);
+    };
     const int64_t tile_bytes = static_cast<int64_t>(s.chunks) * chunk_bytes(K);
     const uint8_t* from = part.data + blockIdx.x * tile_bytes + warp * kBytes + 16 * lane;
     const int64_t jump = gridDim.x * tile_bytes - (s.steps - 1) * (kWarps * kBytes);
     int tile = blockIdx.x, step = 0;  // of the next piece
     const auto request = [&](uint8_t* to) {
         if (tile < part.tiles) {
+            const int bytes = chunks_of(step) * chunk_bytes(K);
 #pragma unroll
             for (int i = 0; i < kBytes; i += 512)
-                if (i + 512 <= kBytes || i + 16 * lane < kBytes) copy_async16(to + i + 16 * lane, from + i);
+                if ((kWhole && i + 512 <= kBytes) || i + 16 * lane < bytes)
+                    copy_async16(to + i + 16 * lane, from + i);
         }
         commit_copies();
         from += kWarps * kBytes;
@@ -92,22 +104,31 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
     prologue.early();
     // The end: thread = row r of a round's tile; of every other batch of rounds by the other half of the warps.
     const int r = threadIdx.x % kTileRows;
+    constexpr bool kPaired = std::decay_t<Finish>::kPaired;
+    constexpr int kOut = kPaired ? kTileRows / 2 : kTileRows;  // rows of y that a tile has
     int round_of, row;
     bool adds;
-    float factor = 1;
+    float factor = 1, up_factor = 1;
     const auto prepare = [&](int batch) {
         round_of = threadIdx.x / kTileRows;
         if (E == Extent::many) round_of = (round_of + batch * kRounds) % (2 * kRounds);
-        row = (blockIdx.x + (batch * kRounds + round_of) * gridDim.x) * kTileRows + r;
-        adds = round_of < (E == Extent::many ? kRounds : s.rounds) && row < part.rows;
-        if constexpr (K != Kind::bf16)
-            if (adds) factor = part.factor[row];
+        const int own_tile = blockIdx.x + (batch * kRounds + round_of) * gridDim.x;
+        row = own_tile * kOut + r;
+        adds = r < kOut && round_of < (E == Extent::many ? kRounds : s.rounds) &&
+               row < (kPaired ? part.rows / 2 : part.rows);
+        if (!adds) return;
+        if constexpr (K != Kind::bf16 || kPaired) factor = part.factor[own_tile * kTileRows + r];
+        if constexpr (kPaired) up_factor = part.factor[own_tile * kTileRows + r + kOut];
     };
     static_assert(2 * one_rounds(Extent::many) * kTileRows == kThreads);
     prepare(0);
     wait_for_predecessor();
     typename std::decay_t<Finish>::Loaded loaded{};
-    if (adds) loaded = finish.load(row, 0);
+    const auto load = [&] {
+        if constexpr (!kPaired)
+            if (adds) loaded = finish.load(row, 0);
+    };
+    load();
     prologue(h, 0);
     __syncthreads();
     prologue.late();
@@ -128,8 +149,8 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
             for (int j = 0; j < steps; ++j) {
                 wait_copies<kRing - 1>();
                 if constexpr (K != Kind::bf16) __syncwarp();  // parts were copied by other lanes
-                x.multiply(piece, j, lane, acc);
-                if constexpr (Shape::kRefill) {
+                x.multiply(piece, j, chunks_of(j), lane, acc);
+                if constexpr (Shape::kRefills) {
                     if constexpr (K != Kind::bf16) __syncwarp();
                     request(piece);
                     piece = piece == ring + (kRing - 1) * kBytes ? ring : piece + kBytes;
@@ -144,13 +165,17 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
             }
         }
         __syncthreads();
-        if (adds)
-            finish.store(
-                row, 0, loaded,
-                scaled(add_splits(kWarps, now + round_of * kWarps * kTileRows + r, kTileRows), factor));
+        if (adds) {
+            const float* from = now + round_of * kWarps * kTileRows + r;
+            const float sum = scaled(add_splits(kWarps, from, kTileRows), factor);
+            if constexpr (kPaired)
+                finish.store(row, 0, sum, scaled(add_splits(kWarps, from + kOut, kTileRows), up_factor));
+            else
+                finish.store(row, 0, loaded, sum);
+        }
         if (E == Extent::few || at >= part.tiles) break;
         prepare(batch + 1);
-        if (adds) loaded = finish.load(row, 0);
+        load();
     }
 }
 

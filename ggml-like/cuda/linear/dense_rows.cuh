@@ -55,22 +55,22 @@ struct DenseSource {
 };
 
 /// The pieces of one warp on their way.
-template <Kind K, bool kDeep, bool kAhead>
+template <Kind K, bool kDeep>
 struct DenseRing {
     uint8_t* base;  // of this warp
     int at = 0;     // bytes: the current piece
 
-    static constexpr int kBytes = dense_ring_bytes(K, {kDeep, kAhead});
+    static constexpr int kBytes = dense_ring_bytes(K, kDeep);
 
     __device__ DenseRing(uint8_t* ring, int warp) : base(ring + warp * kBytes) {}
 
     __device__ __forceinline__ void fill(DenseSource<K>& source, int lane) {
 #pragma unroll
-        for (int i = 0; i < dense_pieces(K, {kDeep, kAhead}); ++i) request(source, i * kPieceBytes<K>, lane);
+        for (int i = 0; i < dense_pieces(K, kDeep); ++i) request(source, i * kPieceBytes<K>, lane);
     }
     /// Waits for the current step's piece.
     __device__ __forceinline__ const uint8_t* wait() {
-        wait_copies<dense_pieces(K, {kDeep, kAhead}) - 1>();
+        wait_copies<dense_pieces(K, kDeep) - 1>();
         if constexpr (K != Kind::bf16) __syncwarp();  // parts were copied by other lanes
         return base + at;
     }
@@ -106,26 +106,31 @@ __device__ __forceinline__ void store_row_sums(float* to, const float (&sum)[4],
     }
 }
 
+/// What a launch is given besides the part.
+struct DenseLaunch {
+    int chunks, rows;
+};
+
 /// Everything from the first weight to the last sum. prologue.early() may read weights, prologue(h, stride)
 /// writes `rows` rows of activations after the wait for the predecessor, prologue.late() comes before the
 /// products and is done before the first finish.store, all by all threads. finish.load(row of the part,
 /// column n), a Finish::Loaded, comes before the sums are made, finish.store(row, n, loaded value, sum)
 /// after; each once for each sum. With Finish::kPaired the part is in paired order, a row one of gate and up,
-/// and finish.store(row, n, gate sum, up sum). kOne: all_rows is 1; the rest as in kPieces.
-template <Kind K, bool kDeep, bool kOne, bool kAhead, typename Prologue, typename Finish>
-__device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all_rows, Prologue&& prologue,
+/// and finish.store(row, n, gate sum, up sum).
+template <Kind K, bool kDeep, typename Prologue, typename Finish>
+__device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& s, Prologue&& prologue,
                                            const Finish& finish) {
     extern __shared__ __align__(128) uint8_t shared[];
-    bf16* h = reinterpret_cast<bf16*>(shared + kWarps * DenseRing<K, kDeep, kAhead>::kBytes);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int rows = kOne ? 1 : all_rows, stride = activation_stride(K, chunks), blocks = gridDim.x;
+    bf16* h = reinterpret_cast<bf16*>(shared + kWarps * dense_ring_bytes(K, kDeep));
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunks = s.chunks, rows = s.rows;
+    const int stride = activation_stride(K, chunks), blocks = gridDim.x;
     float* sums = reinterpret_cast<float*>(h + rows * stride);
 
     allow_successor();
     DenseSource<K> source(part, chunks, warp, lane);
     const int split = source.split, mine = source.rank, steps = source.steps,
               log_group = 4 - source.log_split, group = 1 << log_group;
-    DenseRing<K, kDeep, kAhead> ring(shared, warp);
+    DenseRing<K, kDeep> ring(shared, warp);
     ring.fill(source, lane);
     prologue.early();
     wait_for_predecessor();
@@ -147,9 +152,9 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
             int tile, n, row;
         };
         const auto result = [&](int i) {
-            const int j = i / kOut, tile = kOne ? j : by_rows.quotient(j);
+            const int j = i / kOut, tile = by_rows.quotient(j);
             return Result{
-                tile, kOne ? 0 : j - tile * rows,
+                tile, j - tile * rows,
                 ((at + (tile >> log_group) * blocks) * group + (tile & (group - 1))) * kOut + i % kOut};
         };
         const int all = (together << log_group) * kOut * rows;
@@ -180,8 +185,8 @@ __device__ __forceinline__ void dense_rows(const Part& part, int chunks, int all
 #pragma unroll
                 for (int k = 0; k < kPieceChunks<K>; ++k)
                     if (c + k < chunks)
-                        multiply_chunk<K, kOne>(piece + k * chunk_bytes(K), x, (c + k) * kChunkCols, lane,
-                                                sum);
+                        multiply_chunk<K, false>(piece + k * chunk_bytes(K), x, (c + k) * kChunkCols, lane,
+                                                 sum);
                 ring.release(source, lane);
             }
             store_row_sums(now + (j * kWarps + warp) * 16 * rows, sum[0], rows, lane);

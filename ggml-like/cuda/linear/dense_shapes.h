@@ -60,21 +60,16 @@ constexpr int kPieceChunks = piece_chunks(K);
 template <Kind K>
 constexpr int kPieceBytes = piece_chunks(K) * chunk_bytes(K);
 
-/// How a product of up to 8 rows uses shared memory.
-/// deep: a block takes more than half the 227 KB of an SM (two blocks of one kernel on one SM leave another SM idle). Else
-/// it fits beside 8 rows into the 99 KB that a block has on sm_86, 89 and 120, where memory is slower too.
-/// ahead: one row that is normed, whose block beside that of moe_down still fits.
-struct DenseDepth {
-    bool deep, ahead;
-};
-/// Pieces of a warp on their way.
-QUERN_BOTH constexpr int dense_pieces(Kind kind, DenseDepth d) {
-    if (!d.deep) return kind == Kind::nvfp4 ? 2 : 1;
-    return kind == Kind::nvfp4 ? 6 : kind == Kind::bf16 && d.ahead ? 4 : 3;
+/// Pieces of a warp on their way. deep: a block takes more than half the 227 KB of an SM (two blocks of one kernel on one SM
+/// leave another SM idle). Else it fits beside 8 rows into the 99 KB that a block has on sm_86, 89 and 120, where memory is
+/// slower too.
+QUERN_BOTH constexpr int dense_pieces(Kind kind, bool deep) {
+    if (!deep) return kind == Kind::nvfp4 ? 2 : 1;
+    return kind == Kind::nvfp4 ? 6 : 3;
 }
 /// Bytes of a warp's ring.
-QUERN_BOTH constexpr int dense_ring_bytes(Kind kind, DenseDepth d) {
-    return dense_pieces(kind, d) * piece_chunks(kind) * chunk_bytes(kind);
+QUERN_BOTH constexpr int dense_ring_bytes(Kind kind, bool deep) {
+    return dense_pieces(kind, deep) * piece_chunks(kind) * chunk_bytes(kind);
 }
 
 /// Tile groups of a part, for sizing the grid.
@@ -94,22 +89,19 @@ QUERN_BOTH constexpr int group_sums(Kind kind, bool deep, int rows) {
     return groups_together(kind, deep, rows) * kWarps * 16 * rows;
 }
 /// Dynamic shared memory of a block.
-constexpr int dense_shared_bytes(Kind kind, DenseDepth d, int rows, int chunks) {
-    return kWarps * dense_ring_bytes(kind, d) + rows * activation_stride(kind, chunks) * 2 +
-           2 * group_sums(kind, d.deep, rows) * 4;
+constexpr int dense_shared_bytes(Kind kind, bool deep, int rows, int chunks) {
+    return kWarps * dense_ring_bytes(kind, deep) + rows * activation_stride(kind, chunks) * 2 +
+           2 * group_sums(kind, deep, rows) * 4;
 }
-inline constexpr int kDenseStatic = 1024;  // static shared memory of prologues
+inline constexpr int kDenseStatic = 1024;  // static shared memory of prologues and ends
 
 /// Whether a block of dense_rows.cuh has what it takes; `beside`: bytes of others, a router's tiles.
-constexpr bool dense_rows_fit(const Card& card, Kind kind, DenseDepth depth, int rows, int chunks,
-                              int beside) {
+constexpr bool dense_rows_fit(const Card& card, Kind kind, bool deep, int rows, int chunks, int beside) {
     return rows <= kPassRows &&
-           dense_shared_bytes(kind, depth, rows, chunks) + kDenseStatic + beside <= card.shared_bytes;
+           dense_shared_bytes(kind, deep, rows, chunks) + kDenseStatic + beside <= card.shared_bytes;
 }
-/// Deep if the rows fit beside such rings, and one normed row does, whose rings are the deepest.
 constexpr bool dense_is_deep(const Card& card, Kind kind, int rows, int chunks, int beside) {
-    return dense_rows_fit(card, kind, {true, true}, 1, chunks, beside) &&
-           dense_rows_fit(card, kind, {true, false}, rows, chunks, beside);
+    return dense_rows_fit(card, kind, true, rows, chunks, beside);
 }
 
 /// A block that also does a router's work (moe/route_work.cuh): tiles of x that it may have, and of the router a warp; the
@@ -122,36 +114,51 @@ inline constexpr int kOwnTiles = 2, kRouterTiles = kOwnTiles * kWarps, kRouterTi
 enum class Extent { few, many };
 /// Tiles of a block that are finished together.
 QUERN_BOTH constexpr int one_rounds(Extent extent) { return extent == Extent::few ? 8 : 16; }
-/// Pieces of a warp on their way. ahead: as in DenseDepth; others leave room for the next kernel's block.
+/// Pieces of a warp on their way. ahead: the row is normed, and beside such a block one of moe_down still fits; others leave
+/// room for the next kernel's block.
 QUERN_BOTH constexpr int one_pieces(Kind kind, bool ahead) {
-    return ahead ? dense_pieces(kind, {true, true}) : kind == Kind::bf16 ? 2 : 3;
+    if (kind == Kind::bf16) return ahead ? 4 : 2;
+    return ahead ? dense_pieces(kind, true) : 3;
+}
+
+/// A matrix of which each warp has one piece of every tile: its columns of x stay in registers. Compiled for NVFP4 rows that
+/// are normed and not paired.
+QUERN_BOTH constexpr bool one_holds(Kind kind, bool ahead, bool paired) {
+    return kind == Kind::nvfp4 && ahead && !paired;
 }
 
 /// How a launch of one row divides a part of a matrix.
 struct OneLaunch {
     int chunks, grid, rounds, steps;  // tiles of a block, pieces of a warp and tile
+    bool whole;                       // all pieces are, and each warp has as many
+    int least;  // bytes of a row that is not normed: two blocks on one SM would leave another idle
 
     OneLaunch(const Card& card, Kind kind, int tiles, int n)
         : chunks(n),
           grid(std::min(card.sms, tiles)),
           rounds((tiles + grid - 1) / grid),
-          steps(n / (kWarps * piece_chunks(kind))) {}
+          steps((pieces_for(kind, n) + kWarps - 1) / kWarps),
+          whole(n % (kWarps * piece_chunks(kind)) == 0),
+          least(rounds > 1 ? card.shared_bytes / 2 + 1024 : 0) {}
     int bytes(Kind kind, bool ahead, Extent extent) const {
         const int kept = extent == Extent::many ? 2 * one_rounds(extent) : rounds;
-        return kWarps * one_pieces(kind, ahead) * piece_chunks(kind) * chunk_bytes(kind) +
-               chunks * kChunkCols * 2 + kept * kWarps * kTileRows * 4;
+        return std::max(ahead ? 0 : least,
+                        kWarps * one_pieces(kind, ahead) * piece_chunks(kind) * chunk_bytes(kind) +
+                            chunks * kChunkCols * 2 + kept * kWarps * kTileRows * 4);
     }
 };
-/// Whether dense_one.cuh takes the part. NVFP4 of few tiles a block is under way before the kernel waits, all of it; where
-/// the norm comes before, a warp has one piece of every tile.
-inline bool dense_one_fits(const Card& card, Kind kind, bool ahead, Extent extent, int tiles, int chunks,
-                           int beside) {
-    if (tiles == 0 || chunks % (kWarps * piece_chunks(kind)) != 0) return false;
+/// Whether dense_one.cuh takes the part. ahead: its row is normed; paired: gate and up, of which it takes many. Kernels of a
+/// normed row that is not paired are compiled for whole pieces.
+inline bool dense_one_fits(const Card& card, Kind kind, bool ahead, bool paired, Extent extent, int tiles,
+                           int chunks, int beside) {
+    if (tiles == 0) return false;
     const OneLaunch one(card, kind, tiles, chunks);
-    if (kind == Kind::nvfp4 && ahead && one.steps > 1) return false;
+    const bool holds = one_holds(kind, ahead, paired);
+    if (ahead && !paired && !one.whole) return false;
+    if (holds && one.steps > 1) return false;
     if (extent == Extent::few) {
-        if (one.rounds > one_rounds(extent)) return false;
-        if (kind == Kind::nvfp4 && one.rounds * one.steps > one_pieces(kind, ahead)) return false;
+        if (paired || one.rounds > one_rounds(extent)) return false;
+        if (holds && one.rounds > one_pieces(kind, ahead)) return false;  // all are under way at first
     }
     return one.bytes(kind, ahead, extent) + kDenseStatic + beside <= card.shared_bytes;
 }

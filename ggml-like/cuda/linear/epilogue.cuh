@@ -116,15 +116,15 @@ __device__ __forceinline__ float load_squares(const RowScale& s, int n) {
 __device__ __forceinline__ float norm_factor(const RowScale& s, float loaded) {
     return rsqrtf(warp_sum(loaded) * s.per_column + s.eps);
 }
-/// `warps` whole warps: factors[n] of row first + n, up to 64 rows.
-__device__ __forceinline__ void norm_factors(const RowScale& s, int first, int rows, int warps,
+/// `warps` whole warps: factors[n] of row first + n * step, of up to 64 rows.
+__device__ __forceinline__ void norm_factors(const RowScale& s, int first, int step, int rows, int warps,
                                              float* factors) {
     constexpr int kTogether = 4;  // rows whose loads are under way at the same time
     for (int base = threadIdx.x / 32; base < rows; base += kTogether * warps) {
         float loaded[kTogether];
 #pragma unroll
         for (int i = 0; i < kTogether; ++i)
-            loaded[i] = load_squares(s, first + min(base + i * warps, rows - 1));
+            loaded[i] = load_squares(s, first + min(base + i * warps, rows - 1) * step);
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) {
             const float factor = norm_factor(s, loaded[i]);

@@ -29,4 +29,50 @@ __device__ __forceinline__ void finish_sum(const StepOutput& out, int n, int row
     }
 }
 
+/// Four BF16 or F32 numbers to `to`, of which `there` exist.
+__device__ __forceinline__ void store_numbers(bf16* to, const float (&v)[4], int there) {
+    if (there >= 4 && reinterpret_cast<uintptr_t>(to) % 8 == 0) {
+        *reinterpret_cast<uint2*>(to) = make_uint2(pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]));
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        if (i < there) to[i] = __float2bfloat16(v[i]);
+}
+__device__ __forceinline__ void store_numbers(float* to, const float (&v)[4], int there) {
+    if (there >= 4 && reinterpret_cast<uintptr_t>(to) % 16 == 0) {
+        *reinterpret_cast<float4*>(to) = make_float4(v[0], v[1], v[2], v[3]);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        if (i < there) to[i] = v[i];
+}
+
+/// finish_sum of rows row .. row + 3, of which `there` exist. With a residual all do, and four neighbouring lanes have the
+/// rows of a tile.
+__device__ __forceinline__ void finish_four(const StepOutput& out, int n, int row, const float (&sum)[4],
+                                            const float (&up)[4], float scale, int there) {
+    const int64_t to = n * out.ld + row;
+    if (out.residual != nullptr) {
+        const int column = out.row_begin + row;
+        const float4 before = __ldcg(reinterpret_cast<const float4*>(out.residual + to));
+        const float4 norm = *reinterpret_cast<const float4*>(out.defer.norm + column);
+        const float4 x = make_float4(add_residual(before.x, sum[0]), add_residual(before.y, sum[1]),
+                                     add_residual(before.z, sum[2]), add_residual(before.w, sum[3]));
+        *reinterpret_cast<float4*>(static_cast<float*>(out.y) + to) = x;
+        return defer_four(out.defer, n, column, x, norm);
+    }
+    float v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        v[i] = scaled(sum[i], scale);
+        if (out.paired) v[i] = __bfloat162float(gated(v[i], scaled(up[i], scale)));
+    }
+    if (out.f32)
+        store_numbers(static_cast<float*>(out.y) + to, v, there);
+    else
+        store_numbers(static_cast<bf16*>(out.y) + to, v, there);
+}
+
 }  // namespace quern::cuda::linear

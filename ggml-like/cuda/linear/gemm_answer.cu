@@ -1,7 +1,7 @@
 // BF16 and NVFP4 products of an answer step of many rows on sm_90a (gemm_warpgroups.cuh has the kernel): step_product.h's
 // sums, whose splits are products of warpgroups.
 //   quarters  a cluster of four blocks, each four of the splits
-//   whole     a block makes all splits of a sum: where quarters would come in three rounds or more
+//   whole     a block makes all splits of a sum: where blocks are many
 //
 // NVFP4: x is lifted where it lies in shared memory, and the scale of each 16 columns meets the sum of their products.
 //

@@ -1,13 +1,13 @@
 // The products of gemm.cuh on sm_90a: warpgroup products, and warps of their own that copy.
 //
 //               tokens: kTokens a block
-//   128 rows  w0..w3 | sums: 16 rows      A block owns 128 weight rows of one part or one expert, and a tile of tokens.
-//             w4..w7 | x all tokens,      Eight warps multiply, 16 rows each. A ninth keeps a ring of kStages stages full,
-//                      each warp          each kChunks chunks of 64 columns. With kCluster > 1 the blocks of a cluster share
-//                                         the columns; their sums meet in the order of the ranks.
+//   128 rows  w0..w3 | sums: 16 rows      A block owns 128 weight rows (or 64) of one part or one expert, and a tile of
+//             w4..w7 | x all tokens,      tokens. Eight warps (or four) multiply, 16 rows each. One more keeps a ring of
+//                      each warp          kStages stages full, each kChunks chunks of 64 columns. With kCluster > 1 the blocks
+//                                         of a cluster share the columns; their sums meet in the order of the ranks.
 //
 // Traffic: as in gemm.cuh. A stage's weights come by the copy engine as one box; so do tokens that are neighbours. Chosen
-// tokens come by cp.async, and a tenth warp hands them over to the products.
+// tokens come by cp.async, and another warp hands them over to the products.
 // Operands: A from registers: packed weights are in its order, and codes are decoded there; for prompts while the products of
 // the chunk before run. B from shared memory.
 // Files: warpgroup_shapes.h, shapes and shared memory; warpgroup_block.cuh, copies and products; warpgroup_store.cuh, from
@@ -18,12 +18,6 @@
 
 #include "ggml-like/cuda/linear/warpgroup_store.cuh"
 
-#if QUERN_WGMMA
-#define QUERN_CLUSTER(n) __cluster_dims__(n, 1, 1)
-#else
-#define QUERN_CLUSTER(n)
-#endif
-
 namespace quern::cuda::linear {
 
 using namespace ptx;
@@ -31,7 +25,7 @@ using namespace pack;
 
 /// Barriers are static shared memory: a kernel that has none was not compiled for sm_90a.
 template <Kind K, class S>
-__global__ void QUERN_CLUSTER(S::kCluster) __launch_bounds__(S::kThreads, S::kBlocksPerSm)
+__global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     warpgroup_kernel(const __grid_constant__ GemmTask task, const __grid_constant__ CUtensorMap w,
                      const __grid_constant__ CUtensorMap x) {
 #if QUERN_WGMMA
@@ -59,14 +53,14 @@ __global__ void QUERN_CLUSTER(S::kCluster) __launch_bounds__(S::kThreads, S::kBl
     }
     __syncthreads();
     const int primed = min(R::kStages, block.steps());
-    constexpr int kCopyWarp = S::kGather ? 9 : 8;
+    constexpr int kSumWarps = S::kTiles, kCopyWarp = S::kGather ? kSumWarps + 1 : kSumWarps;
     if (warp == kCopyWarp && elected())
         for (int i = 0; i < primed; ++i) block.copy_weights(i);
     __syncwarp();
     if constexpr (!S::kGather) wait_for_predecessor();
-    if (warp >= 8) {
+    if (warp >= kSumWarps) {
         if constexpr (S::kMoveRegisters) shrink_registers<40>();
-        if (S::kGather && warp == 8) block.gather_full(lane);
+        if (S::kGather && warp == kSumWarps) block.gather_full(lane);
         if (warp == kCopyWarp && elected()) {
             if constexpr (S::kGather)
                 block.hand_over(primed);
@@ -80,7 +74,7 @@ __global__ void QUERN_CLUSTER(S::kCluster) __launch_bounds__(S::kThreads, S::kBl
         block.multiply_present();
     }
     if constexpr (S::kCluster > 1) cluster_barrier();
-    if (warp < 8) {
+    if (warp < kSumWarps) {
         if constexpr (S::kCluster == 1) block.sum_barrier();
         if constexpr (S::kAnswer)
             block.store_answer();

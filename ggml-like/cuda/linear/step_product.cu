@@ -22,12 +22,15 @@ using namespace pack;
 namespace {
 
 constexpr int kMaxWarps = 6, kFourWarps = 8, kMaxStages = 8;
+constexpr int kPairs = 2;  // of eights of rows of x, that a warp has at most
+constexpr int kEights = 2 * kPairs;
 
 struct StepShape {
     int chunks, cols;
     int splits, steps;  // of a sum, pieces of one
     int fours;          // that a block makes at the same time, by warps of their own: 1 or 4
     int tiles;          // of a block
+    int rows;           // of x in a block: 16 or 32
     int stages, weight_stage, row_stage;  // bytes of one
 
     __host__ __device__ int stage_bytes() const { return weight_stage + row_stage; }
@@ -55,26 +58,28 @@ __device__ __forceinline__ void lift(uint32_t (&b)[4]) {
     }
 }
 
-/// sum += (chunk of 16 x 64) times 64 columns of 8 NT rows; as few_rows.cuh's multiply_chunk, bit by bit.
-template <Kind K, int NT>
+/// sum += (chunk of 16 x 64) times 64 columns of the rows; as few_rows.cuh's multiply_chunk, bit by bit.
+template <Kind K>
 struct StepChunk {
     const uint8_t* chunk;
+    int pairs;      // that there are
     uint32_t rows;  // shared address of the first 16 rows, with the lane's place
 
     __device__ __forceinline__ void operands(int kk, int j, uint32_t (&b)[4]) const {
         load_matrices(b, (rows ^ static_cast<uint32_t>(kk * 32)) + j * 2048);
         lift<K>(b);
     }
-    __device__ __forceinline__ void products(int kk, const uint32_t (&a)[4], float (&sum)[NT][4]) const {
+    __device__ __forceinline__ void products(int kk, const uint32_t (&a)[4], float (&sum)[kEights][4]) const {
 #pragma unroll
-        for (int j = 0; j < NT / 2; ++j) {
+        for (int j = 0; j < kPairs; ++j) {
+            if (j >= pairs) break;
             uint32_t b[4];
             operands(kk, j, b);
             mma(sum[2 * j], a, b[0], b[1]);
             mma(sum[2 * j + 1], a, b[2], b[3]);
         }
     }
-    __device__ __forceinline__ void add(int lane, float (&sum)[NT][4]) const {
+    __device__ __forceinline__ void add(int lane, float (&sum)[kEights][4]) const {
         if constexpr (K == Kind::bf16) {
 #pragma unroll
             for (int kk = 0; kk < 4; ++kk) {
@@ -83,7 +88,7 @@ struct StepChunk {
                 products(kk, a, sum);
             }
         } else if constexpr (K == Kind::fp8) {
-            float partial[NT][4] = {};
+            float partial[kEights][4] = {};
 #pragma unroll
             for (int kk = 0; kk < 4; ++kk) {
                 const uint2 w =
@@ -99,7 +104,7 @@ struct StepChunk {
     }
 
   private:
-    __device__ __forceinline__ void add_fp4(int lane, float (&sum)[NT][4]) const {
+    __device__ __forceinline__ void add_fp4(int lane, float (&sum)[kEights][4]) const {
         const uint4 w = load16(chunk + 16 * lane);
         const uint2 bytes = *reinterpret_cast<const uint2*>(chunk + 512 + 8 * (lane >> 2));
         const uint32_t words[4] = {w.x, w.y, w.z, w.w};
@@ -111,7 +116,8 @@ struct StepChunk {
             uint32_t a[4];
             decode_nvfp4(words[kk / 2 * 2], words[kk / 2 * 2 + 1], kk % 2, a);
 #pragma unroll
-            for (int j = 0; j < NT / 2; ++j) {
+            for (int j = 0; j < kPairs; ++j) {
+                if (j >= pairs) break;
                 uint32_t b[4];
                 operands(kk, j, b);
 #pragma unroll
@@ -127,7 +133,7 @@ struct StepChunk {
     }
 };
 
-template <Kind K, int NT>
+template <Kind K>
 struct StepBlock {
     const StepTask& task;
     uint8_t* shared;
@@ -150,8 +156,11 @@ struct StepBlock {
     }
     __device__ __forceinline__ uint8_t* rows_of(int stage, int f) const {
         return shared + stage * task.shape.stage_bytes() + task.shape.weight_stage +
-               f * kPieceChunks<K> * NT * 1024;
+               f * kPieceChunks<K> * row_chunk_bytes();
     }
+
+    /// Bytes of 64 columns of the block's rows.
+    __device__ __forceinline__ int row_chunk_bytes() const { return task.shape.rows * 128; }
 
     __device__ __forceinline__ void copy_weights(int stage, int step) const {
         const StepShape& s = task.shape;
@@ -175,16 +184,16 @@ struct StepBlock {
                           bytes = max(0, min(16, (s.cols - at) * 2));
                 if (chunk + k >= s.chunks) break;
                 const bf16* from = task.x.x + (bytes > 0 ? at : 0);
-                for (int n = threadIdx.x / 8; n < 8 * NT; n += threads)
+                for (int n = threadIdx.x / 8; n < s.rows; n += threads)
                     copy_async_part(
-                        to + k * NT * 1024 + n * 128 + ((column ^ (n & 7)) << 4),
-                        from + min(static_cast<int>(blockIdx.y) * 8 * NT + n, task.x.rows - 1) * task.x.ld,
+                        to + k * row_chunk_bytes() + n * 128 + ((column ^ (n & 7)) << 4),
+                        from + min(static_cast<int>(blockIdx.y) * s.rows + n, task.x.rows - 1) * task.x.ld,
                         bytes);
             }
         }
     }
     /// The warp's piece of a stage.
-    __device__ __forceinline__ void multiply(int stage, int step, float (&sum)[NT][4]) const {
+    __device__ __forceinline__ void multiply(int stage, int step, float (&sum)[kEights][4]) const {
         const int chunk = chunk_of(four, step);
         const int row = (lane & 7) + ((lane >> 4) << 3);
         const uint32_t place = static_cast<uint32_t>(row * 128 + ((((lane >> 3) & 1) ^ (lane & 7)) << 4));
@@ -192,8 +201,9 @@ struct StepBlock {
 #pragma unroll
         for (int k = 0; k < kPieceChunks<K>; ++k)
             if (chunk + k < task.shape.chunks)
-                StepChunk<K, NT>{weights_of(stage) + k * chunk_bytes(K), rows + place + k * NT * 1024}.add(
-                    lane, sum);
+                StepChunk<K>{weights_of(stage) + k * chunk_bytes(K), task.shape.rows / 16,
+                             rows + place + k * row_chunk_bytes()}
+                    .add(lane, sum);
     }
 
   private:
@@ -204,10 +214,9 @@ struct StepBlock {
     }
 };
 
-template <int NT>
-__device__ __forceinline__ void add_to(float (&to)[NT][4], float (&from)[NT][4]) {
+__device__ __forceinline__ void add_to(float (&to)[kEights][4], float (&from)[kEights][4]) {
 #pragma unroll
-    for (int nt = 0; nt < NT; ++nt)
+    for (int nt = 0; nt < kEights; ++nt)
 #pragma unroll
         for (int i = 0; i < 4; ++i) to[nt][i] += from[nt][i], from[nt][i] = 0;
 }
@@ -232,7 +241,7 @@ __device__ __forceinline__ void wait_stage(int stages) {
     }
 }
 
-/// The sums of one tile, [four][8 NT rows][16] at `sums`, fours `four_step` apart, to where they go.
+/// The sums of one tile, [four][row][16] at `sums`, fours `four_step` apart, to where they go.
 template <Kind K>
 __device__ __forceinline__ void finish_tile(const StepTask& task, int tile, int first, int rows,
                                             const float* sums, int four_step, const float* factors) {
@@ -251,13 +260,13 @@ __device__ __forceinline__ void finish_tile(const StepTask& task, int tile, int 
     }
 }
 
-template <Kind K, int NT>
+template <Kind K>
 __global__ void __launch_bounds__(kFourWarps * 32, 1) step_kernel(const __grid_constant__ StepTask task) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    __shared__ float factors[8 * NT];
+    __shared__ float factors[8 * kEights];
     allow_successor();
     const StepShape& s = task.shape;
-    const StepBlock<K, NT> block(task, shared);
+    const StepBlock<K> block(task, shared);
     const int all = s.all(), primed = min(s.stages - 1, all);
     for (int i = 0; i < primed; ++i) block.copy_weights(i, i);
     wait_for_predecessor();
@@ -265,9 +274,9 @@ __global__ void __launch_bounds__(kFourWarps * 32, 1) step_kernel(const __grid_c
         if (i < primed) block.copy_rows(i, i);
         commit_copies();
     }
-    const int first = blockIdx.y * 8 * NT, rows = min(8 * NT, task.x.rows - first);
-    if (task.out.scale.squares != nullptr) norm_factors(task.out.scale, first, rows, s.warps(), factors);
-    float sum[NT][4] = {}, four[NT][4] = {}, total[NT][4] = {};
+    const int first = blockIdx.y * s.rows, rows = min(s.rows, task.x.rows - first);
+    if (task.out.scale.squares != nullptr) norm_factors(task.out.scale, first, 1, rows, s.warps(), factors);
+    float sum[kEights][4] = {}, four[kEights][4] = {}, total[kEights][4] = {};
     int stage = 0, in_split = 0, split = 0;
 #pragma unroll 1
     for (int step = 0; step < all; ++step) {
@@ -291,16 +300,17 @@ __global__ void __launch_bounds__(kFourWarps * 32, 1) step_kernel(const __grid_c
     __syncthreads();
     float* sums = reinterpret_cast<float*>(shared);
 #pragma unroll
-    for (int nt = 0; nt < NT; ++nt)
+    for (int nt = 0; nt < kEights; ++nt)
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            sums[block.warp * NT * 128 + (8 * nt + 2 * (block.lane & 3) + (i & 1)) * 16 + (block.lane >> 2) +
-                 (i >> 1) * 8] = total[nt][i];
+            if (8 * nt < s.rows)
+                sums[block.warp * s.rows * 16 + (8 * nt + 2 * (block.lane & 3) + (i & 1)) * 16 +
+                     (block.lane >> 2) + (i >> 1) * 8] = total[nt][i];
     __syncthreads();
     for (int t = 0; t < s.tiles; ++t) {
         const int tile = blockIdx.x * s.tiles + t;
         if (tile < task.part.tiles)
-            finish_tile<K>(task, tile, first, rows, sums + t * s.fours * NT * 128, NT * 128, factors);
+            finish_tile<K>(task, tile, first, rows, sums + t * s.fours * s.rows * 16, s.rows * 16, factors);
     }
 }
 
@@ -315,29 +325,24 @@ int tiles_of_block(int tiles, int row_tiles, int sms) {
     return best;
 }
 
-template <Kind K, int NT>
+template <Kind K>
 void launch_step(Context& c, const StepTask& given) {
     StepTask task = given;
     StepShape& s = task.shape;
     const int pieces = pieces_for(K, s.chunks), tiles = task.part.tiles;
-    const int row_tiles = (task.x.rows + 8 * NT - 1) / (8 * NT);
+    s.rows = task.x.rows <= 16 ? 16 : 32;
+    const int row_tiles = (task.x.rows + s.rows - 1) / s.rows;
     s.splits = warps_per_tile(pieces);
     s.steps = (pieces + s.splits - 1) / s.splits;
     s.fours = s.splits == 16 && tiles <= 2 * c.sms ? 4 : 1;
     s.tiles = s.fours == 1 ? tiles_of_block(tiles, row_tiles, c.sms) : tiles * row_tiles <= 2 * c.sms ? 1 : 2;
     s.weight_stage = (s.warps() * kPieceBytes<K> + 1023) / 1024 * 1024;
-    s.row_stage = s.fours * kPieceChunks<K> * NT * 1024;
+    s.row_stage = s.fours * kPieceChunks<K> * s.rows * 128;
     const int room = c.shared_bytes / 2 - 1024;
     s.stages = max(2, min(kMaxStages, room / s.stage_bytes()));
-    const int bytes = max(s.stages * s.stage_bytes(), s.warps() * NT * 128 * 4);
-    launch(c, NT == 2 ? "step_product 16" : "step_product 32", step_kernel<K, NT>,
+    const int bytes = max(s.stages * s.stage_bytes(), s.warps() * s.rows * 64);
+    launch(c, s.rows == 16 ? "step_product 16" : "step_product 32", step_kernel<K>,
            dim3((tiles + s.tiles - 1) / s.tiles, row_tiles), s.warps() * 32, bytes, task);
-}
-
-template <Kind K>
-void launch_step(Context& c, const StepTask& task) {
-    if (task.x.rows <= 16) return launch_step<K, 2>(c, task);
-    launch_step<K, 4>(c, task);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "ggml-like/cuda/linear/gemm_task.cuh"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
 #include "ggml-like/cuda/pack/weight_chunk.cuh"
+#include "ggml-like/cuda/ptx/cluster.cuh"
 #include "ggml-like/cuda/ptx/wgmma.cuh"
 
 #if QUERN_WGMMA
@@ -37,6 +38,11 @@ struct WarpgroupBlock {
     __device__ __forceinline__ float* scales() const {
         return reinterpret_cast<float*>(y_rows() + S::kTokens);
     }
+    __device__ __forceinline__ static int rank_of() { return S::kCluster == 1 ? 0 : cluster_rank(); }
+    /// Of answers: token n * kCluster + rank is stored by the block of that rank, as its number n.
+    __device__ __forceinline__ int tokens_of_rank(int rank) const {
+        return (place.count - rank + S::kCluster - 1) / S::kCluster;
+    }
     /// Of answers: of each thread its sums over whole fours.
     __device__ __forceinline__ float4* totals() const {
         return reinterpret_cast<float4*>(scales() + S::kTokens) + threadIdx.x;
@@ -44,9 +50,16 @@ struct WarpgroupBlock {
     /// The chunk that comes at place `at`.
     __device__ __forceinline__ int chunk_at(int at) const {
         if constexpr (!S::kAnswer) return at;
-        const int piece = at / S::kChunks, steps = task.chunks / (kAnswerSplits * S::kChunks),
-                  split = quotient(piece, steps);
-        return (split + (piece - split * steps) * kAnswerSplits) * S::kChunks + at % S::kChunks;
+        const int piece = at / S::kChunks, each = pieces() / kAnswerSplits, more = pieces() % kAnswerSplits;
+        const int in_longer = more * (each + 1), rest = piece - in_longer;
+        const int split = rest < 0 ? quotient(piece, each + 1) : more + (each > 0 ? quotient(rest, each) : 0);
+        const int step = piece - pieces_before(split);
+        return (split + step * kAnswerSplits) * S::kChunks + at % S::kChunks;
+    }
+    /// Of answers: pieces of all splits, and of those before one. The first splits may have one piece more.
+    __device__ __forceinline__ int pieces() const { return task.chunks / S::kChunks; }
+    __device__ __forceinline__ int pieces_before(int split) const {
+        return split * (pieces() / kAnswerSplits) + min(split, pieces() % kAnswerSplits);
     }
     __device__ __forceinline__ int steps() const {
         return (chunk_end - chunk_begin + S::kChunks - 1) / S::kChunks;
@@ -63,9 +76,15 @@ struct WarpgroupBlock {
 
     __device__ __forceinline__ void find_extent() {
         tiles = min(S::kTiles, task.tiles - place.row_block * S::kTiles);
-        const int rank = S::kCluster == 1 ? 0 : cluster_rank();
-        chunk_begin = rank * task.chunks / S::kCluster;
-        chunk_end = (rank + 1) * task.chunks / S::kCluster;
+        const int rank = rank_of();
+        if constexpr (S::kAnswer) {
+            constexpr int kEach = kAnswerSplits / S::kCluster;
+            chunk_begin = pieces_before(rank * kEach) * S::kChunks;
+            chunk_end = pieces_before((rank + 1) * kEach) * S::kChunks;
+        } else {
+            chunk_begin = rank * task.chunks / S::kCluster;
+            chunk_end = (rank + 1) * task.chunks / S::kCluster;
+        }
     }
 
     __device__ __forceinline__ void wait_empty(int step) const {
@@ -165,8 +184,11 @@ struct WarpgroupBlock {
                 scales()[n] = task.scale.squares != nullptr ? prompt_factor(task.scale, rows.x) : 1.0f;
         }
         if constexpr (S::kAnswer)
-            if (task.answer.scale.squares != nullptr)
-                norm_factors(task.answer.scale, place.first, place.count, S::kSumThreads / 32, scales());
+            if (task.answer.scale.squares != nullptr) {
+                const int rank = rank_of();
+                norm_factors(task.answer.scale, place.first + rank, S::kCluster, tokens_of_rank(rank),
+                             S::kSumThreads / 32, scales());
+            }
     }
 
     /// The A registers of chunk c of a stage.
@@ -231,7 +253,9 @@ struct WarpgroupBlock {
         fence_shared_for_wgmma();
         sum_barrier();
     }
-    __device__ __forceinline__ static void sum_barrier() { asm volatile("bar.sync 1, 256;" ::: "memory"); }
+    __device__ __forceinline__ static void sum_barrier() {
+        asm volatile("bar.sync 1, %0;" ::"n"(S::kSumThreads) : "memory");
+    }
 
     /// Answers, NVFP4: block scales meet the sums of 16 products, as in few_rows.cuh.
     template <int kN>
@@ -314,15 +338,19 @@ struct WarpgroupBlock {
     /// acc = the block's fours, each of four splits.
     template <int kN>
     __device__ __forceinline__ void march_fours(March& m, float (&acc)[kN / 8][4]) const {
-        const int chunks = task.chunks / kAnswerSplits;  // of a split
         constexpr int kFours = kAnswerFours / S::kCluster;
+        int split = rank_of() * kFours * (kAnswerSplits / kAnswerFours);
+        const auto next = [&] {  // chunks of the split that comes
+            const int before = pieces_before(split++);
+            return (pieces_before(split) - before) * S::kChunks;
+        };
 #pragma unroll 1
         for (int four = 0; four < kFours; ++four) {
-            march_split<kN>(m, chunks, acc);
+            march_split<kN>(m, next(), acc);
 #pragma unroll 1
             for (int part = 1; part < kAnswerSplits / kAnswerFours; ++part) {
                 float own[kN / 8][4];
-                march_split<kN>(m, chunks, own);
+                march_split<kN>(m, next(), own);
 #pragma unroll
                 for (int i = 0; i < kN / 8; ++i)
 #pragma unroll

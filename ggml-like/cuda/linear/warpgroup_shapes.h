@@ -17,7 +17,7 @@ inline constexpr int kAnswerSplits = 16, kAnswerFours = 4;
 
 /// Cluster: blocks that share the columns. Splits: 1, or kAnswerSplits for the sums of answers, of which a block makes all fours
 /// or, with Cluster = kAnswerFours, one.
-template <int Tokens, int Chunks, int BlocksPerSm, int Cluster, int Splits, bool Gather>
+template <int Tokens, int Chunks, int BlocksPerSm, int Cluster, int Splits, bool Gather, int Tiles = 8>
 struct WarpgroupShape {
     static constexpr int kTokens = Tokens;
     static constexpr int kChunks = Chunks;  // of a stage
@@ -28,8 +28,9 @@ struct WarpgroupShape {
     static_assert((Splits == 1 && (Cluster == 1 || Cluster == kPromptSplits)) ||
                   (kAnswer && (Cluster == 1 || Cluster == kAnswerFours)));
     static constexpr bool kGather = Gather;  // grouped: any rows of x
-    static constexpr int kTiles = 8;
-    static constexpr int kSumThreads = 256;
+    static constexpr int kTiles = Tiles;     // of 16 rows of the matrix, one for each warp that multiplies
+    static constexpr int kSumThreads = 32 * Tiles;
+    static_assert(Tiles % 4 == 0);
     // A block that has its multiprocessor for itself moves registers from the copying warps, a whole group,
     // to the others.
     static constexpr bool kMoveRegisters = BlocksPerSm == 1;
@@ -64,16 +65,17 @@ constexpr bool warpgroups_fit(const Card& card) {
     return card.warpgroups && StageRing<K, S>::kShared <= card.shared_bytes;
 }
 
-// ---- prompts (gemm_dense.cu): 128 rows of the matrix and so many tokens ----
+// ---- prompts (gemm_dense.cu): 128 rows of the matrix and so many tokens; short ones 64 rows, since few blocks have to bring
+// all of the matrix ----
 
 using Wide = WarpgroupShape<256, 1, 1, 1, 1, false>;
 using Tall = WarpgroupShape<96, 1, 2, 1, 1, false>;
 template <Kind K>
-using Short = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, 1, 1, false>;
+using Short = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, 1, 1, false, 4>;
 /// Of a split matrix, a block for each split.
 using Halves = WarpgroupShape<96, 1, 2, kPromptSplits, 1, false>;
 template <Kind K>
-using ShortHalves = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kPromptSplits, 1, false>;
+using ShortHalves = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kPromptSplits, 1, false, 4>;
 
 // ---- answers of 9 to 64 rows (gemm_answer.cu): 32 rows of x, with 64 a thread would hold too many sums; a stage is a piece
 // of the columns ----
@@ -83,10 +85,10 @@ using Whole = WarpgroupShape<32, kPieceChunks<K>, 2, 1, kAnswerSplits, false>;
 template <Kind K>
 using Quarters = WarpgroupShape<32, kPieceChunks<K>, 2, kAnswerFours, kAnswerSplits, false>;
 
-/// Whether a part's columns are as many pieces in each split.
+/// Whether a part's columns are whole pieces.
 template <Kind K>
 constexpr bool answers_fit(const Card& card, int chunks) {
-    return chunks % (kAnswerSplits * kPieceChunks<K>) == 0 && warpgroups_fit<K, Whole<K>>(card) &&
+    return chunks % kPieceChunks<K> == 0 && warpgroups_fit<K, Whole<K>>(card) &&
            warpgroups_fit<K, Quarters<K>>(card);
 }
 

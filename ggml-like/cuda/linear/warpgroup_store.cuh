@@ -18,7 +18,8 @@ template <Kind K, class S>
 struct WarpgroupSums : WarpgroupBlock<K, S> {
     using WarpgroupBlock<K, S>::task, WarpgroupBlock<K, S>::place, WarpgroupBlock<K, S>::tiles,
         WarpgroupBlock<K, S>::shared, WarpgroupBlock<K, S>::scales, WarpgroupBlock<K, S>::y_rows,
-        WarpgroupBlock<K, S>::sum_barrier;
+        WarpgroupBlock<K, S>::sum_barrier, WarpgroupBlock<K, S>::rank_of,
+        WarpgroupBlock<K, S>::tokens_of_rank;
 
     /// Sums to shared memory, once every warp is done with the ring: [token][row].
     template <int kN>
@@ -62,7 +63,7 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
             (static_cast<int64_t>(place.expert) * task.tiles + place.row_block * S::kTiles) * 16 + raw;
 #pragma unroll
         for (int i = 0; i < kRaw; ++i) factor[i] = f[i] * kRowLift<K>;
-        const int rank = S::kCluster == 1 ? 0 : cluster_rank();
+        const int rank = rank_of();
         for (int n = static_cast<int>(threadIdx.x) / kLanes * S::kCluster + rank; n < place.count;
              n += kEach * S::kCluster) {
             float v[kRaw];
@@ -81,33 +82,44 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
         }
     }
 
-    /// Of answers: 16 neighbouring lanes for the rows of a tile, as finish_sum wants them.
+    /// Of answers: a lane four rows of a tile, or of paired ones' gate and up, as finish_four wants them.
     __device__ __forceinline__ void store_answer() const {
         const StepOutput& out = task.answer;
-        const int kept = out.paired ? 8 : 16, height = out.paired ? task.rows / 2 : task.rows;
-        const int rank = S::kCluster == 1 ? 0 : cluster_rank(), lanes = S::kSumThreads / 16;
-        const int r = static_cast<int>(threadIdx.x) % 16, each = static_cast<int>(threadIdx.x) / 16;
-        if (r >= kept) return;
-        for (int i = each; i < tiles * ((place.count - rank + S::kCluster - 1) / S::kCluster); i += lanes) {
-            const int n = quotient(i, tiles), tile = i - n * tiles, token = n * S::kCluster + rank;
-            const int row = (place.row_block * S::kTiles + tile) * kept + r;
-            if (row >= height) continue;
-            const auto sum = [&](int at) {
-                const float total = sum_at(token * S::kPitch + tile * kTileRows + at);
-                if constexpr (K == Kind::bf16) return total;
-                return scaled(total, task.factor[(place.row_block * S::kTiles + tile) * kTileRows + at]);
-            };
-            finish_sum(out, place.first + token, row, sum(r), out.paired ? sum(r + 8) : 0.0f,
-                       out.scale.squares != nullptr ? scales()[token] : 1.0f);
+        const int fours = out.paired ? 2 : 4, height = out.paired ? task.rows / 2 : task.rows;
+        const int rank = rank_of(), mine = tokens_of_rank(rank), each = fours * tiles;
+        const float* factors = task.factor + place.row_block * S::kTiles * kTileRows;
+        for (int i = threadIdx.x; i < each * mine; i += S::kSumThreads) {
+            const int n = quotient(i, each), at = i - n * each, tile = at / fours, r = at % fours * 4;
+            const int row = (place.row_block * S::kTiles + tile) * fours * 4 + r, there = height - row;
+            if (there <= 0) continue;
+            const int token = n * S::kCluster + rank, raw = tile * kTileRows + r;
+            float sum[4], up[4] = {};
+            answer_sums(token * S::kPitch + raw, factors + raw, sum);
+            if (out.paired) answer_sums(token * S::kPitch + raw + 8, factors + raw + 8, up);
+            finish_four(out, place.first + token, row, sum, up,
+                        out.scale.squares != nullptr ? scales()[n] : 1.0f, there);
         }
     }
-    __device__ __forceinline__ float sum_at(int at) const {
+    /// Four sums of the blocks' fours, in the order of the ranks, times their rows' factors.
+    __device__ __forceinline__ void answer_sums(int at, const float* factor, float (&sum)[4]) const {
         const float* here = reinterpret_cast<const float*>(shared) + at;
-        if constexpr (S::kCluster == 1) return *here;
-        float sum = 0;
+        if constexpr (S::kCluster == 1) {
+            const float4 v = *reinterpret_cast<const float4*>(here);
+            sum[0] = v.x, sum[1] = v.y, sum[2] = v.z, sum[3] = v.w;
+        } else {
+            float4 v[S::kCluster];
 #pragma unroll
-        for (int rank = 0; rank < S::kCluster; ++rank) sum += load_one_of_block(shared_address(here), rank);
-        return sum;
+            for (int rank = 0; rank < S::kCluster; ++rank)
+                v[rank] = load_of_block(shared_address(here), rank);
+            sum[0] = sum[1] = sum[2] = sum[3] = 0;
+#pragma unroll
+            for (int rank = 0; rank < S::kCluster; ++rank)
+                sum[0] += v[rank].x, sum[1] += v[rank].y, sum[2] += v[rank].z, sum[3] += v[rank].w;
+        }
+        if constexpr (K == Kind::bf16) return;
+        const float4 f = *reinterpret_cast<const float4*>(factor);
+        sum[0] = scaled(sum[0], f.x), sum[1] = scaled(sum[1], f.y);
+        sum[2] = scaled(sum[2], f.z), sum[3] = scaled(sum[3], f.w);
     }
 
     template <int kN>

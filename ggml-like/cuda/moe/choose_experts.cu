@@ -1,6 +1,6 @@
-// The choice of experts, and their groups, where no kernel of gate and up chooses (moe.h, gate_up_fp4_chooses).
+// The choice of experts, and their groups, where no kernel of gate and up chooses (gate_up_fp4.cu).
 //
-//   up to 512 pairs   one kernel: up to 16 blocks, a warp a row; the block that ends last makes groups
+//   up to 512 pairs   one kernel: eight blocks, a warp a row; one of them makes groups
 //   more (prompts)    a warp a row; then a block an expert, which reads all pairs twice
 //
 // Shared memory: for groups a bit for each pair and expert (32 KB). Bound: latency. Measured with 64 rows, as part of
@@ -9,6 +9,7 @@
 #include "ggml-like/cuda/moe/moe.h"
 #include "ggml-like/cuda/moe/route.cuh"
 #include "ggml-like/cuda/moe/route_work.cuh"
+#include "ggml-like/cuda/ptx/cluster.cuh"
 
 namespace quern::cuda::moe {
 
@@ -47,45 +48,33 @@ __device__ __forceinline__ void choose_row(const Choice& c, int n) {
         choose_row<kMaxExperts / 32>(c, n);
 }
 
-constexpr int kStepThreads = 512, kStepBlocks = 16, kStepPairs = 512;
+constexpr int kStepThreads = 512, kStepBlocks = 8, kStepPairs = 512;
 
-/// A warp a row; then the block that ends last makes groups. It has a bit for each expert and pair, set if the pair
-/// chose the expert, so that a pair's place is a count of bits.
-__global__ void __launch_bounds__(kStepThreads) choose_and_group(Choice c, unsigned* counter) {
-    __shared__ unsigned chose[kStepPairs / 32][kMaxExperts];
+/// Once all blocks have chosen: true in one of them. A cluster needs no counter.
+__device__ __forceinline__ bool makes_groups(unsigned* counter) {
+#if __CUDA_ARCH__ >= 900
+    cluster_barrier();
+    return cluster_rank() == 0;
+#else
+    return last_block(counter, gridDim.x);
+#endif
+}
+
+/// A warp a row; then one block makes groups.
+__global__ void CLUSTER_OF(kStepBlocks) __launch_bounds__(kStepThreads)
+    choose_and_group(Choice c, unsigned* counter) {
+    __shared__ unsigned chose[kStepPairs / 32 * kMaxExperts];
     __shared__ int offset[kMaxExperts], sums[kStepThreads / 32];
-    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, pairs = c.rows * c.used;
+    const int tid = threadIdx.x, warp = tid / 32, pairs = c.rows * c.used;
     allow_successor();
-    for (int i = tid; i < kStepPairs / 32 * kMaxExperts; i += kStepThreads) (&chose[0][0])[i] = 0;
+    for (int i = tid; i < kStepPairs / 32 * kMaxExperts; i += kStepThreads) chose[i] = 0;
     wait_for_predecessor();
     for (int n = blockIdx.x + warp * gridDim.x; n < c.rows; n += gridDim.x * (kStepThreads / 32))
         choose_row(c, n);
-    if (!last_block(counter, gridDim.x)) return;
+    if (!makes_groups(counter)) return;
 
     const int id = tid < pairs ? __ldcg(c.ids + tid) : 0;
-    if (tid < pairs) atomicOr(&chose[tid / 32][id], 1u << tid % 32);
-    __syncthreads();
-    int own = 0;
-    if (tid < c.experts)
-        for (const auto& word : chose) own += __popc(word[tid]);
-    int sum = own;
-#pragma unroll
-    for (int d = 1; d < 32; d *= 2) {
-        const int other = __shfl_up_sync(0xffffffffu, sum, d);
-        if (lane >= d) sum += other;
-    }
-    if (lane == 31) sums[warp] = sum;
-    __syncthreads();
-    const int before =
-        static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? sums[lane] : 0)) + sum - own;
-    if (tid < c.experts) c.groups[tid] = offset[tid] = before;
-    if (tid == 0) c.groups[c.experts] = pairs;
-    __syncthreads();
-    if (tid < pairs) {
-        int place = offset[id] + __popc(chose[tid / 32][id] & ((1u << tid % 32) - 1));
-        for (int word = 0; word < tid / 32; ++word) place += __popc(chose[word][id]);
-        c.groups[c.experts + 1 + place] = tid;
-    }
+    group_by_bits(chose, offset, sums, id, pairs, c.experts, c.groups);
     if (c.ready == nullptr || c.rows == 1) return;
     __syncthreads();
     if (tid == 0) {
@@ -149,8 +138,8 @@ __global__ void __launch_bounds__(kGroupThreads) group_many(Choice c) {
 void choose_experts(Context& context, const Choice& c) {
     if (c.experts > kMaxExperts || c.used > kMaxUsed) unsupported("moe_gate_up", "so many experts");
     if (c.rows * c.used <= kStepPairs)
-        return launch(context, "choose_experts", choose_and_group, min(kStepBlocks, c.rows), kStepThreads, 0,
-                      c, context.counters);
+        return launch(context, "choose_experts", choose_and_group, kStepBlocks, kStepThreads, 0, c,
+                      context.counters);
     launch(context, "choose_experts", choose_many, (c.rows + 7) / 8, kManyThreads, 0, c);
     launch(context, "group_pairs", group_many, c.experts, kGroupThreads, 0, c);
 }

@@ -161,7 +161,7 @@ static_assert(kThreads >= kTileRows * kFewStepRows, "a thread an output of down_
 
 void launch_down_few(Context& c, const Down& a) {
     const DownLaunch l = down_few_launch(c, a.rows, a.used, a.experts.chunks, a.shared_chunks);
-    const auto kernel = l.each == 1 ? down_fp4_few<1> : l.each == 2 ? down_fp4_few<2> : down_fp4_few<0>;
+    const auto kernel = l.whole ? down_fp4_few<kDownEach> : down_fp4_few<0>;
     launch(c, "moe_down few", kernel, a.experts.tiles, kThreads, l.bytes, a, l.shape);
 }
 

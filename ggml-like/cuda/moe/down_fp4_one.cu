@@ -27,7 +27,7 @@ using namespace linear;
 
 namespace {
 
-/// kEach: chunks of every split, if all have as many and a warp's units are all of the same split; else 0.
+/// kEach: chunks of every split, if a warp's units are all of the same split; else 0.
 template <int kEach>
 __global__ void __launch_bounds__(kThreads, 1) down_fp4_one(Down a, DownShape s) {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -106,7 +106,7 @@ static_assert(kThreads >= kTileRows * 32, "a thread a row of a term of down_fp4_
 
 void launch_down_one(Context& c, const Down& a) {
     const DownLaunch l = down_one_launch(c, a.used, a.experts.chunks, a.shared_chunks);
-    const auto kernel = l.each == 1 ? down_fp4_one<1> : l.each == 2 ? down_fp4_one<2> : down_fp4_one<0>;
+    const auto kernel = l.whole ? down_fp4_one<kDownEach> : down_fp4_one<0>;
     launch(c, "moe_down one", kernel, a.experts.tiles, kThreads, l.bytes, a, l.shape);
 }
 

@@ -94,24 +94,15 @@ __global__ void __launch_bounds__(kSumThreads) down_fp4_sum(Down a) {
     defer_four(a.next, n, column, sum, *reinterpret_cast<const float4*>(a.next.norm + column));
 }
 
-/// Prompts add all chunks in one chain: a kernel for splits of one chunk and of two.
-template <bool kPrompt>
-auto kernel_for(int each) -> void (*)(Down, Stream) {
-    if (each == 0) return down_fp4_terms<0, kPrompt>;
-    if constexpr (kPrompt)
-        return down_fp4_terms<1, kPrompt>;
-    else
-        return each == 1 ? down_fp4_terms<1, kPrompt> : down_fp4_terms<2, kPrompt>;
-}
-
 template <bool kPrompt>
 void make_terms(Context& c, const Down& a) {
-    StreamShape shape(a.experts.chunks, a.shared_chunks);
+    StreamShape shape(a.experts.chunks, a.shared_chunks, kPrompt ? 0 : kDownEach);
     fit_stream(shape, c.shared_bytes - kStatic);  // it does: the step was chosen
     const Stream s(
         shape, {a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.experts.chunks},
         {a.shared.data, a.shared.factor, 0, a.experts.tiles, a.shared_chunks});
-    launch(c, kPrompt ? "moe_down prompt stream" : "moe_down stream", kernel_for<kPrompt>(s.each),
+    const auto kernel = s.whole ? down_fp4_terms<kDownEach, kPrompt> : down_fp4_terms<0, kPrompt>;
+    launch(c, kPrompt ? "moe_down prompt stream" : "moe_down stream", kernel,
            min(c.sms, a.rows * (a.used + 1) * a.experts.tiles), kThreads, shape.bytes(), a, s);
 }
 

@@ -150,7 +150,7 @@ __device__ __forceinline__ void multiply_share(const Work& work, const TileLine&
     }
 }
 
-/// The whole block; k.list is complete. kEach: s.each. Work, where `index` is a pair, or a row for the shared expert:
+/// The whole block; k.list is complete. kEach: chunks of a split, or 0 unless s.whole. Work, where `index` is a pair, or a row for the shared expert:
 ///   kPrompt                            sums as prompts add (gemm.h), else as answers
 ///   kRowsFirst                         rows are requested before weights; else weights, then before_rows(), then rows
 ///   row(is_shared, index)              the row of x

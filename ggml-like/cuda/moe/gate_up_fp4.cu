@@ -2,8 +2,8 @@
 //
 //   rows of the step      kernel
 //   1, answer             gate_up_fp4_one.cu
-//   2 to 8, answers       gate_up_fp4_few<chooses>   every block chooses experts and makes groups, then the stream
-//   9 to 64, answers      gate_up_fp4_few<chosen>    choose_experts.cu has chosen; the stream
+//   2 to 32, answers      gate_up_fp4_few<chooses>   every block chooses experts and makes groups, then the stream
+//   others, answers       gate_up_fp4_few<chosen>    choose_experts.cu has chosen; the stream
 //   up to 64, prompts     gate_up_fp4_few<prompt>    the same, with sums as gemm.h makes them
 //
 // A tile of 16 packed rows has 8 rows of gate and the same 8 of up, so the lane with a row's gate also has its up.
@@ -72,64 +72,76 @@ struct GateUpWork {
     }
 };
 
-constexpr int kMaxChoicePairs = kFewStepRows * kMaxChoiceUsed;
+constexpr int kMaxChoicePairs = kMaxChoiceRows * kMaxChoiceUsed;
+constexpr int kCountedRows = 8;  // up to which group_few is faster than group_by_bits
 
-/// ids of all rows, then kNoExpert up to a multiple of four; groups.
-struct FewChoice {
+/// ids of all rows, then kNoExpert up to a multiple of four; groups; what group_by_bits needs.
+struct BlockChoice {
     __align__(16) int ids[kMaxChoicePairs + 4];
     int groups[kMaxChoiceExperts + 1 + kMaxChoicePairs];
+    unsigned chose[kMaxChoicePairs / 32 * kMaxChoiceExperts];
+    int offset[kMaxChoiceExperts], sums[kWarps];
 };
+
+/// One warp: ids of a row, and the norm's factor. The first block also writes the results.
+__device__ __forceinline__ void choose_row(const GateUp& a, int row, int* ids, float* scale) {
+    const Choice& to = a.choice;
+    const int lane = threadIdx.x % 32;
+    const bool writes = blockIdx.x == 0;
+    const int64_t* sums = to.logits.sums + static_cast<int64_t>(row) * to.logits.pitch;
+    const float squares = load_squares(to.scale, row);
+    const float gate_logit = writes ? read_sum(sums + to.experts) : 0.0f;  // loaded while experts are chosen
+    const uint32_t bits = choose_in_order<kMaxChoiceExperts / 32>([&](int e) { return read_sum(sums + e); },
+                                                                  to.experts, a.used, ids);
+    const float factor = norm_factor(to.scale, squares);
+    if (lane == 0) *scale = factor;
+    if (!writes) return;
+    const float weight = weight_of(bits, a.used, factor), gate = gate_of(gate_logit * factor);
+    if (lane < a.used) to.ids[row * a.used + lane] = ids[lane], to.weights[row * a.used + lane] = weight;
+    if (lane == 0) to.shared_gate[row] = gate;
+    if (a.rows > 1) return;
+    if (lane < a.used) publish(to.ready + lane, {ids[lane], weight});  // down_fp4_one waits for it
+    if (lane == 0) publish(to.ready + a.used, {0, gate});
+}
 
 /// The whole block: ids and groups of all rows into `choice`, the rows' factors into `scale`; a warp a row, no barrier
 /// at the end. The first block also writes the results of the choice, but not its groups.
-__device__ __forceinline__ void choose_few(const GateUp& a, FewChoice& choice, float* scale) {
-    const Choice& to = a.choice;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pairs = a.rows * a.used;
-    const bool writes = blockIdx.x == 0;
-    if (warp < a.rows) {
-        const int64_t* sums = to.logits.sums + static_cast<int64_t>(warp) * to.logits.pitch;
-        int* ids = choice.ids + warp * a.used;
-        const float squares = load_squares(to.scale, warp);
-        const auto logit = [&](int e) { return read_sum(sums + e); };
-        const float gate_logit = writes ? logit(to.experts) : 0.0f;  // loaded while experts are chosen
-        const uint32_t bits = choose_in_order<kMaxChoiceExperts / 32>(logit, to.experts, a.used, ids);
-        const float factor = norm_factor(to.scale, squares);
-        if (lane == 0) scale[warp] = factor;
-        if (writes) {
-            const float weight = weight_of(bits, a.used, factor), gate = gate_of(gate_logit * factor);
-            if (lane < a.used)
-                to.ids[warp * a.used + lane] = ids[lane], to.weights[warp * a.used + lane] = weight;
-            if (lane == 0) to.shared_gate[warp] = gate;
-            if (a.rows == 1) {  // down_fp4_one waits for it
-                if (lane < a.used) publish(to.ready + lane, {ids[lane], weight});
-                if (lane == 0) publish(to.ready + a.used, {0, gate});
-            }
-        }
-    }
+__device__ __forceinline__ void choose_rows(const GateUp& a, BlockChoice& choice, float* scale) {
+    const int warp = threadIdx.x / 32, pairs = a.rows * a.used, experts = a.choice.experts;
+#pragma unroll 1
+    for (int row = warp; row < a.rows; row += kWarps)
+        choose_row(a, row, choice.ids + row * a.used, scale + row);
     if (threadIdx.x < 4) choice.ids[pairs + threadIdx.x] = kNoExpert;
     __syncthreads();
-    group_few(choice.ids, pairs, to.experts, choice.groups);
+    if (a.rows <= kCountedRows)
+        group_few(choice.ids, pairs, experts, choice.groups);
+    else
+        group_by_bits(choice.chose, choice.offset, choice.sums,
+                      static_cast<int>(threadIdx.x) < pairs ? choice.ids[threadIdx.x] : 0, pairs, experts,
+                      choice.groups);
 }
-static_assert(kFewStepRows <= kWarps && kMaxChoiceExperts < kThreads && kMaxChoicePairs <= kThreads,
-              "a warp a row, a thread an expert, a thread a pair");
-static_assert(kMaxChoiceExperts + 1 + kMaxChoicePairs <= kThreads, "a thread a number of groups");
+static_assert(kMaxChoiceExperts < kThreads && kMaxChoicePairs <= kThreads,
+              "a thread an expert, a thread a pair");
 
 template <int kEach, Mode kMode>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_few(GateUp a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
-    __shared__ float scale[kFewStepRows];
+    __shared__ float scale[kMaxChoiceRows];
+    BlockChoice& choice = *reinterpret_cast<BlockChoice*>(shared);  // the stream uses its memory later
+    if (kMode == Mode::chooses && a.rows > kCountedRows)            // before the wait
+        for (int i = threadIdx.x; i < (a.rows * a.used + 31) / 32 * a.choice.experts; i += kThreads)
+            choice.chose[i] = 0;
     wait_for_predecessor();
     allow_successor();  // only now: before its own wait the successor reads what this kernel's predecessor wrote
     const int pairs = a.experts.tiles > 0 ? a.rows * a.used : 0,
               shared_rows = a.shared.tiles > 0 ? a.rows : 0;
     if constexpr (kMode == Mode::chooses) {
-        FewChoice& choice = *reinterpret_cast<FewChoice*>(shared);  // the stream uses it later
-        choose_few(a, choice, scale);
+        choose_rows(a, choice, scale);
         __syncthreads();
-        const int numbers = a.choice.experts + 1 + pairs;
-        if (blockIdx.x == 0 && static_cast<int>(threadIdx.x) < numbers)
-            a.choice.groups[threadIdx.x] = choice.groups[threadIdx.x];
+        if (blockIdx.x == 0)
+            for (int i = threadIdx.x; i < a.choice.experts + 1 + pairs; i += kThreads)
+                a.choice.groups[i] = choice.groups[i];
         list_groups(
             k.list, [&](int i) { return choice.groups[i]; }, a.experts.count, pairs, shared_rows);
         if (blockIdx.x == 0 && threadIdx.x == 0 && a.rows > 1) {
@@ -143,19 +155,9 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_few(GateUp a, Stream 
     stream_groups<kEach>(GateUpWork<kMode>{a, factors}, s, k, shared);
 }
 
-/// Prompts add all chunks in one chain: a kernel for splits of one chunk and of two.
-template <Mode kMode>
-auto kernel_for(int each) -> void (*)(GateUp, Stream) {
-    if (each == 0) return gate_up_fp4_few<0, kMode>;
-    if constexpr (kMode == Mode::prompt)
-        return gate_up_fp4_few<1, kMode>;
-    else
-        return each == 1 ? gate_up_fp4_few<1, kMode> : gate_up_fp4_few<2, kMode>;
-}
-
 template <Mode kMode>
 void launch_few(Context& c, const GateUp& a) {
-    StreamShape shape(a.chunks, a.chunks);
+    StreamShape shape(a.chunks, a.chunks, kMode == Mode::prompt ? 0 : kGateUpEach);
     fit_stream(shape, c.shared_bytes - kStatic);  // it does: the step was chosen
     const Stream stream(shape,
                         {a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.chunks},
@@ -164,7 +166,9 @@ void launch_few(Context& c, const GateUp& a) {
     constexpr const char* kName = kMode == Mode::chooses  ? "moe_gate_up few"
                                   : kMode == Mode::chosen ? "moe_gate_up stream"
                                                           : "moe_gate_up prompt stream";
-    launch(c, kName, kernel_for<kMode>(stream.each), min(c.sms, tiles), kThreads, shape.bytes(), a, stream);
+    const auto kernel = stream.whole ? gate_up_fp4_few<kGateUpEach, kMode> : gate_up_fp4_few<0, kMode>;
+    const int bytes = max(shape.bytes(), kMode == Mode::chooses ? static_cast<int>(sizeof(BlockChoice)) : 0);
+    launch(c, kName, kernel, min(c.sms, tiles), kThreads, bytes, a, stream);
 }
 
 }  // namespace

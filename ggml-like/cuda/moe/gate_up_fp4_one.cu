@@ -98,7 +98,7 @@ __device__ __forceinline__ const uint8_t* tile_data(const GateUp& a, const Round
 constexpr int kFirstRanker = kWarps - kRankers;  // the warps that choose
 static_assert(kMaxChoiceExperts == kRankers * 32 && kMaxChoiceUsed == kRankers);
 
-/// kEach: chunks of every split; 0: the last split has fewer, or all have more than two.
+/// kEach: chunks of every split; 0: other numbers.
 template <int kEach>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -216,8 +216,8 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
 
 void launch_gate_up_one(Context& c, const GateUp& a) {
     const GateUpOneLaunch one(c, a.used, a.experts.tiles, a.shared.tiles, a.chunks);
-    const int each = a.chunks % one.splits.each == 0 ? one.splits.each : 0;
-    const auto kernel = each == 1 ? gate_up_fp4_one<1> : each == 2 ? gate_up_fp4_one<2> : gate_up_fp4_one<0>;
+    const bool whole = one.splits.each == kGateUpEach && a.chunks % kGateUpEach == 0;
+    const auto kernel = whole ? gate_up_fp4_one<kGateUpEach> : gate_up_fp4_one<0>;
     launch(c, "moe_gate_up one", kernel, one.grid, kThreads, one.bytes, a,
            Shape{one.splits, one.piece_bytes, one.rounds});
 }

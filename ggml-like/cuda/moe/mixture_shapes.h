@@ -11,16 +11,15 @@ namespace quern::cuda::moe {
 using namespace pack;
 using namespace linear;
 
-/// Rows up to which every block of gate and up chooses experts for itself, which is sooner than waiting for another
-/// kernel's choice; and up to which moe_down adds terms in shared memory: one kernel less, but every block reads all
-/// rows.
+/// Rows up to which moe_down adds terms in shared memory: one kernel less, but every block reads all rows.
 inline constexpr int kFewStepRows = 8;
 /// Static shared memory of an NVFP4 kernel, at most, in bytes.
 inline constexpr int kStatic = 8 * 1024;
 /// Rows of a launch of the stream (fp4_stream.cuh), and pairs of a row and an expert.
 inline constexpr int kMaxFp4Rows = 64, kGroupPairs = 512;
-/// Experts, and used ones, up to which gate and up choose.
-inline constexpr int kMaxChoiceExperts = 256, kMaxChoiceUsed = 8;
+/// Rows, experts, and used ones, up to which every block of gate and up chooses experts for itself, which is sooner than
+/// waiting for another kernel's choice (64 rows are 2.4 % slower so).
+inline constexpr int kMaxChoiceRows = 32, kMaxChoiceExperts = 256, kMaxChoiceUsed = 8;
 inline constexpr int kMaxTerms = 33;  // of a row of moe_down
 
 inline constexpr int kMaxPieces = 8;    // of one ring
@@ -28,24 +27,29 @@ inline constexpr int kPieceChunks = 4;  // of a whole piece
 inline constexpr int kPieceDepth = 3;   // whole pieces of a ring
 inline constexpr int kMaxSlots = 24;    // rows of x that a block of the stream holds, at most
 
-/// Chunks of every split of both matrices if their pieces can be whole ones, else 0.
-inline int whole_each(const ColumnSplits& a, const ColumnSplits& b) {
-    const bool whole = a.each == b.each && kPieceChunks % a.each == 0 && a.chunks % kPieceChunks == 0 &&
-                       b.chunks % kPieceChunks == 0;
-    return whole ? a.each : 0;
+/// Chunks of a split for which kernels of answers are compiled: gate and up of 1,025 to 2,048 columns, down of up to 1,024.
+/// Other numbers take kernels to which they are told.
+inline constexpr int kGateUpEach = 2, kDownEach = 1;
+
+/// Whether all pieces of both matrices can be whole ones.
+inline bool has_whole_pieces(const ColumnSplits& a, const ColumnSplits& b) {
+    return a.each == b.each && kPieceChunks % a.each == 0 && a.chunks % kPieceChunks == 0 &&
+           b.chunks % kPieceChunks == 0;
 }
 
 /// The sizes of a stream.
 struct StreamShape {
     ColumnSplits routed, shared;
-    int each = 0;          // chunks of every split if pieces are whole ones, else 0
+    int compiled_each;  // chunks of a split that a kernel is compiled for; 0: any, as sums of prompts have no splits
+    bool whole = false;    // such pieces of kPieceChunks chunks, else the kernel is told of its sizes
     int piece_splits = 0;  // splits a piece
     int piece_bytes = 0;
     int depth = 0;      // pieces of a warp's ring
     int row_bytes = 0;  // of a slot: a row of x in shared memory
     int slots = 0;      // of a block: at least those of one group
 
-    StreamShape(int routed_chunks, int shared_chunks) : routed(routed_chunks), shared(shared_chunks) {}
+    StreamShape(int routed_chunks, int shared_chunks, int each)
+        : routed(routed_chunks), shared(shared_chunks), compiled_each(each) {}
     int bytes() const { return kWarps * (depth * piece_bytes + 32 * 16) + slots * row_bytes; }
     int pieces(const ColumnSplits& s) const { return (s.count + piece_splits - 1) / piece_splits; }
 };
@@ -62,10 +66,9 @@ inline bool fit_stream(StreamShape& s, int limit) {
         return false;
     };
     s.row_bytes = std::max(fp4_row_bytes(s.routed.chunks), fp4_row_bytes(s.shared.chunks));
-    s.each = whole_each(s.routed, s.shared);
-    if (s.each > 0 && fits(kPieceChunks, kPieceDepth)) return true;
-    s.each = 0;
-    return fits(4, 3) || fits(2, 2) || fits(1, 2);
+    s.whole = has_whole_pieces(s.routed, s.shared) && (s.compiled_each == 0 || s.compiled_each == each) &&
+              fits(kPieceChunks, kPieceDepth);
+    return s.whole || fits(4, 3) || fits(2, 2) || fits(1, 2);
 }
 
 /// A launch of gate_up_fp4_one.cu. tiles: of one expert; of the shared one.
@@ -98,8 +101,8 @@ struct DownShape {
 /// A launch of one of them.
 struct DownLaunch {
     DownShape shape;
-    int each = 0;   // chunks of every split, where the kernel is compiled for it
-    int bytes = 0;  // of dynamic shared memory
+    bool whole = false;  // a kernel is compiled for its splits
+    int bytes = 0;       // of dynamic shared memory
     bool fits = false;
 };
 
@@ -115,9 +118,8 @@ inline DownLaunch down_one_launch(const Card& card, int used, int routed_chunks,
     const int units = used * s.routed.count + s.shared.count;
     s.piece_bytes = std::max(s.routed.each, s.shared.each) * kFp4Chunk;
     s.depth = (units + kWarps - 1) / kWarps;
-    const bool whole = s.routed.chunks == s.shared.chunks && s.routed.chunks % s.routed.each == 0 &&
-                       kWarps % s.routed.count == 0;
-    l.each = whole ? s.routed.each : 0;
+    l.whole = s.routed.each == kDownEach && s.routed.chunks == s.shared.chunks &&
+              s.routed.chunks % s.routed.each == 0 && kWarps % s.routed.count == 0;
     l.bytes = kWarps * s.depth * s.piece_bytes + down_rows_bytes(1, used, s) + units * kTileRows * 4;
     l.fits = l.bytes <= card.shared_bytes - kStatic && s.depth <= kMaxPieces && used < kMaxTerms - 1;
     return l;
@@ -134,11 +136,11 @@ inline DownLaunch down_few_launch(const Card& card, int rows, int used, int rout
         return l.fits = l.bytes <= card.shared_bytes - kStatic;
     };
     if (rows > kFewStepRows || used >= kMaxTerms - 1) return l;
-    const int whole = whole_each(s.routed, s.shared), each = std::max(s.routed.each, s.shared.each);
+    const int each = std::max(s.routed.each, s.shared.each);
     s.depth = kPieceDepth, s.piece_bytes = kPieceChunks * kFp4Chunk;
-    l.each = whole <= 2 ? whole : 0;
-    if (l.each > 0 && fits()) return l;
-    l.each = 0, s.depth = 2;
+    l.whole = each == kDownEach && has_whole_pieces(s.routed, s.shared) && fits();
+    if (l.whole) return l;
+    s.depth = 2;
     for (s.piece_splits = 4; s.piece_splits > 0; s.piece_splits /= 2) {
         s.piece_bytes = s.piece_splits * each * kFp4Chunk;
         if (fits()) return l;

@@ -92,6 +92,36 @@ __device__ __forceinline__ void group_few(const int* ids, int pairs, int experts
     if (tid < pairs) groups[experts + 1 + place] = tid;
 }
 
+/// As group_few for more pairs, by at least as many threads as pairs and as experts. A pair's place is a count of bits: of
+/// each 32 pairs and expert those that chose it. `id`: of the thread's pair. chose: [pairs / 32 rounded up][experts],
+/// zeros; offset: [experts]; sums: [warps].
+__device__ __forceinline__ void group_by_bits(unsigned* chose, int* offset, int* sums, int id, int pairs,
+                                              int experts, int* groups) {
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, words = (pairs + 31) / 32;
+    if (tid < pairs) atomicOr(chose + warp * experts + id, 1u << lane);
+    __syncthreads();
+    int own = 0;
+    if (tid < experts)
+        for (int word = 0; word < words; ++word) own += __popc(chose[word * experts + tid]);
+    int sum = own;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, sum, d);
+        if (lane >= d) sum += other;
+    }
+    if (lane == 31) sums[warp] = sum;
+    __syncthreads();
+    const int before =
+        static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? sums[lane] : 0)) + sum - own;
+    if (tid < experts) groups[tid] = offset[tid] = before;
+    if (tid == 0) groups[experts] = pairs;
+    __syncthreads();
+    if (tid >= pairs) return;
+    int place = offset[id] + __popc(chose[warp * experts + id] & ((1u << lane) - 1));
+    for (int word = 0; word < warp; ++word) place += __popc(chose[word * experts + id]);
+    groups[experts + 1 + place] = tid;
+}
+
 // One row, by several warps.
 
 inline constexpr int kRankers = 8;  // warps, an expert a thread

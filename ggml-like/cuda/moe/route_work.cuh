@@ -74,12 +74,13 @@ class RouterTiles {
   public:
     static int bytes(const RouteWork& w) { return w.router.tiles * kRouterTileBytes; }
 
-    /// Starts the copies; before the wait, and before the first group of copies is closed.
-    __device__ __forceinline__ RouterTiles(const RouteWork& work, uint8_t* memory)
+    /// Starts the copies, if they are wanted; before the wait, and before the first group of copies is closed.
+    __device__ __forceinline__ RouterTiles(const RouteWork& work, uint8_t* memory, bool wanted)
         : w_(work), tiles_(memory) {
 #pragma unroll
         for (int i = 0; i < kOwnTiles; ++i)
-            if (tile(i) < w_.router.tiles) copy_async16(place(i), router_tile(w_, tile(i), blockIdx.x));
+            if (wanted && tile(i) < w_.router.tiles)
+                copy_async16(place(i), router_tile(w_, tile(i), blockIdx.x));
     }
     /// When `own` is complete: adds the products to the sums. `columns`: of h.
     __device__ __forceinline__ void add(const OwnRows& own, int rows, int columns) const {

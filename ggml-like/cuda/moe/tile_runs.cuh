@@ -35,12 +35,13 @@ struct StreamWeights {
 /// The weights and sizes of a stream (fp4_stream.cuh).
 struct Stream {
     StreamWeights routed, shared;
-    int each, piece_splits, piece_bytes, depth, row_bytes, slots;  // as in StreamShape
+    bool whole;
+    int piece_splits, piece_bytes, depth, row_bytes, slots;  // as in StreamShape
 
     Stream(const StreamShape& s, const StreamWeights& r, const StreamWeights& of_shared)
         : routed(r),
           shared(of_shared),
-          each(s.each),
+          whole(s.whole),
           piece_splits(s.piece_splits),
           piece_bytes(s.piece_bytes),
           depth(s.depth),

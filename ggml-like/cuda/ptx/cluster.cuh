@@ -25,6 +25,32 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
+__device__ __forceinline__ void cluster_barrier() {
+    cluster_arrive();
+    cluster_wait();
+}
+/// Of the block.
+__device__ __forceinline__ int cluster_rank() {
+    uint32_t rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return static_cast<int>(rank);
+}
+
+/// Reads the float4 at the same shared address in block `rank` of the cluster.
+__device__ __forceinline__ float4 load_of_block(uint32_t address, int rank) {
+    float4 v{};
+#if __CUDA_ARCH__ >= 900
+    uint32_t at;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(address), "r"(rank));
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(at)
+                 : "memory");
+#endif
+    return v;
+}
 /// Reads the float2 at the same shared address in block `rank` of the cluster.
 __device__ __forceinline__ float2 peer_value(uint32_t address, int rank) {
     float2 v{};

@@ -264,38 +264,6 @@ __device__ __forceinline__ void grow_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-__device__ __forceinline__ int cluster_rank() {
-    uint32_t rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return static_cast<int>(rank);
-}
-__device__ __forceinline__ void cluster_barrier() {
-    asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                     : "memory");
-}
-/// The float at this shared address in block `rank` of the cluster.
-__device__ __forceinline__ float load_one_of_block(uint32_t at, int rank) {
-    float v;
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %1, %2;\nld.shared::cluster.f32 %0, "
-        "[there];\n}\n"
-        : "=f"(v)
-        : "r"(at), "r"(rank)
-        : "memory");
-    return v;
-}
-/// The same for 16 bytes.
-__device__ __forceinline__ float4 load_of_block(uint32_t at, int rank) {
-    float4 v;
-    asm volatile(
-        "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
-        "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}\n"
-        : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-        : "r"(at), "r"(rank)
-        : "memory");
-    return v;
-}
-
 }  // namespace quern::cuda::ptx
 
 #endif
