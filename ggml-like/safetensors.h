@@ -2,9 +2,9 @@
 //
 // A file is u64 little-endian header length N, N bytes of JSON {name: {dtype, shape, data_offsets}}, then the
 // data section. Everything is checked before a tensor is handed out: N <= 100 MB and within the file; the
-// JSON strict; no duplicate name or key; dtypes from the closed list below; product(shape) * element size,
-// computed with overflow checks, equal to the length of the byte range; ranges that follow each other without
-// gap or overlap and fill the data section to the last byte. All errors are Error(model) and name the file,
+// JSON strict; no duplicate name or key; product(shape) * element size, computed with overflow checks, equal to
+// the length of the byte range, for every dtype below but `other`; ranges that follow each other without gap or
+// overlap and fill the data section to the last byte. All errors are Error(model) and name the file,
 // the tensor, what was expected, what was found and the likely cause. Source: the safetensors format
 // description (huggingface/safetensors, Apache-2.0).
 #pragma once
@@ -39,13 +39,21 @@ enum class SafeDType : uint8_t {
     F32,
     F64,
     I64,
-    U64
+    U64,
+    F8_E8M0,
+    F8_E4M3FNUZ,
+    F8_E5M2FNUZ,
+    F4,       // two elements a byte
+    F6_E2M3,  // four elements in three bytes
+    F6_E3M2,
+    C64,
+    other  // a name that is not in this list: SafeTensor::other_dtype
 };
 
-/// "BF16", as written in the file.
+/// "BF16", as written in the file; "another dtype" for `other`.
 const char* safe_dtype_name(SafeDType dtype);
-/// Bytes of one element.
-int safe_dtype_size(SafeDType dtype);
+/// Bits of one element; 0 for `other`, whose size is not known.
+int safe_dtype_bits(SafeDType dtype);
 
 inline constexpr int kSafeMaxRank = 8;
 inline constexpr uint64_t kSafeMaxHeader = 100'000'000;
@@ -57,13 +65,17 @@ struct SafeTensor {
     int64_t shape[kSafeMaxRank] = {};  // outermost first
     uint64_t begin = 0, end = 0;       // byte range in the data section
     const std::byte* data = nullptr;   // end - begin bytes in the mapping, at any alignment
+    std::string_view other_dtype;      // as written in the file, if dtype is `other`; lives as long as name
 
     std::span<const int64_t> dims() const { return {shape, rank}; }
+    /// The product of the shape.
     int64_t elements() const;
     uint64_t bytes() const { return end - begin; }
     bool has_shape(std::initializer_list<int64_t> expected) const;
 };
 
+/// The dtype as written in the file, whatever it is.
+std::string_view dtype_text(const SafeTensor& t);
 /// "[248320, 2048] BF16"
 std::string describe(const SafeTensor& t);
 /// "[1, 2]"
@@ -74,7 +86,7 @@ struct SafetensorsHeader {
     std::vector<std::pair<std::string, std::string>> metadata;  // `__metadata__`, in file order
     NameMap by_name;                                            // name -> index in `tensors`
     uint64_t data_begin = 0;                                    // offset of the data section in the file
-    std::deque<std::string> unescaped;                          // names that were written with JSON escapes
+    std::deque<std::string> unescaped;  // names that were written with JSON escapes, and other_dtype
 };
 
 /// Parses the start of a safetensors file of `file_size` bytes. `start` holds the 8 length bytes and at least

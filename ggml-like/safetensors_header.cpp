@@ -15,23 +15,16 @@ constexpr size_t kMaxMetadata = 65536;
 
 struct DTypeInfo {
     const char* name;
-    int size;
+    int bits;
 };
-constexpr std::array<DTypeInfo, 15> kDTypes = {{{"BOOL", 1},
-                                                {"U8", 1},
-                                                {"I8", 1},
-                                                {"F8_E4M3", 1},
-                                                {"F8_E5M2", 1},
-                                                {"I16", 2},
-                                                {"U16", 2},
-                                                {"F16", 2},
-                                                {"BF16", 2},
-                                                {"I32", 4},
-                                                {"U32", 4},
-                                                {"F32", 4},
-                                                {"F64", 8},
-                                                {"I64", 8},
-                                                {"U64", 8}}};
+constexpr std::array kDTypes = {
+    DTypeInfo{"BOOL", 8},        DTypeInfo{"U8", 8},          DTypeInfo{"I8", 8},   DTypeInfo{"F8_E4M3", 8},
+    DTypeInfo{"F8_E5M2", 8},     DTypeInfo{"I16", 16},        DTypeInfo{"U16", 16}, DTypeInfo{"F16", 16},
+    DTypeInfo{"BF16", 16},       DTypeInfo{"I32", 32},        DTypeInfo{"U32", 32}, DTypeInfo{"F32", 32},
+    DTypeInfo{"F64", 64},        DTypeInfo{"I64", 64},        DTypeInfo{"U64", 64}, DTypeInfo{"F8_E8M0", 8},
+    DTypeInfo{"F8_E4M3FNUZ", 8}, DTypeInfo{"F8_E5M2FNUZ", 8}, DTypeInfo{"F4", 4},   DTypeInfo{"F6_E2M3", 6},
+    DTypeInfo{"F6_E3M2", 6},     DTypeInfo{"C64", 64}};
+static_assert(kDTypes.size() == static_cast<size_t>(SafeDType::other));
 
 bool multiply(uint64_t a, uint64_t b, uint64_t& out) { return !__builtin_mul_overflow(a, b, &out); }
 
@@ -114,6 +107,7 @@ class HeaderReader {
         check_size(t);
     }
 
+    /// Any name is taken: a tensor that nobody reads may have a dtype that is not known here.
     void read_dtype(SafeTensor& t) {
         const std::string_view name = json_.string(scratch_, "as a dtype");
         for (size_t i = 0; i < kDTypes.size(); ++i) {
@@ -121,9 +115,8 @@ class HeaderReader {
             t.dtype = static_cast<SafeDType>(i);
             return;
         }
-        const bool mx = name.starts_with("F4") || name.starts_with("F6") || name == "F8_E8M0";
-        fail(t, fmt::format("unknown dtype '{}'{}", escaped(name),
-                            mx ? "; an MX format? quern reads NVFP4, whose codes are stored as U8" : ""));
+        t.dtype = SafeDType::other;
+        t.other_dtype = out_.unescaped.emplace_back(name);
     }
 
     void read_shape(SafeTensor& t) {
@@ -147,17 +140,23 @@ class HeaderReader {
     }
 
     void check_size(const SafeTensor& t) {
-        uint64_t bytes = static_cast<uint64_t>(safe_dtype_size(t.dtype));
+        uint64_t elements = 1, bits = 0;
         for (const int64_t d : t.dims()) {
-            if (!multiply(bytes, static_cast<uint64_t>(d), bytes)) {
-                fail(t, fmt::format("shape {} needs more than 2^64 bytes", shape_text(t.dims())));
-            }
+            if (!multiply(elements, static_cast<uint64_t>(d), elements)) fail_too_large(t);
         }
+        const int each = t.dtype == SafeDType::other ? 8 : safe_dtype_bits(t.dtype);
+        if (!multiply(elements, static_cast<uint64_t>(each), bits)) fail_too_large(t);
         if (t.begin > t.end) fail(t, fmt::format("data_offsets [{}, {}] run backwards", t.begin, t.end));
-        if (t.end - t.begin != bytes) {
-            fail(t, fmt::format("{} needs {} bytes, but data_offsets [{}, {}] hold {}", describe(t), bytes,
+        if (t.dtype == SafeDType::other) return;
+        if (bits % 8 != 0) fail(t, fmt::format("{} ends within a byte", describe(t)));
+        if (t.end - t.begin != bits / 8) {
+            fail(t, fmt::format("{} needs {} bytes, but data_offsets [{}, {}] hold {}", describe(t), bits / 8,
                                 t.begin, t.end, t.end - t.begin));
         }
+    }
+
+    [[noreturn]] void fail_too_large(const SafeTensor& t) {
+        fail(t, fmt::format("shape {} needs more than 2^61 bytes", shape_text(t.dims())));
     }
 
     [[noreturn]] void fail(const SafeTensor& t, const std::string& message) {
@@ -211,11 +210,22 @@ std::string_view text_of(std::span<const std::byte> bytes) {
 
 }  // namespace
 
-const char* safe_dtype_name(SafeDType dtype) { return kDTypes[static_cast<size_t>(dtype)].name; }
-int safe_dtype_size(SafeDType dtype) { return kDTypes[static_cast<size_t>(dtype)].size; }
+const char* safe_dtype_name(SafeDType dtype) {
+    return dtype == SafeDType::other ? "another dtype" : kDTypes[static_cast<size_t>(dtype)].name;
+}
+
+int safe_dtype_bits(SafeDType dtype) {
+    return dtype == SafeDType::other ? 0 : kDTypes[static_cast<size_t>(dtype)].bits;
+}
+
+std::string_view dtype_text(const SafeTensor& t) {
+    return t.dtype == SafeDType::other ? t.other_dtype : safe_dtype_name(t.dtype);
+}
 
 int64_t SafeTensor::elements() const {
-    return static_cast<int64_t>(bytes() / static_cast<uint64_t>(safe_dtype_size(dtype)));
+    int64_t product = 1;
+    for (const int64_t d : dims()) product *= d;
+    return product;
 }
 
 bool SafeTensor::has_shape(std::initializer_list<int64_t> expected) const {
@@ -229,7 +239,7 @@ std::string shape_text(std::span<const int64_t> shape) {
     return out + "]";
 }
 
-std::string describe(const SafeTensor& t) { return shape_text(t.dims()) + " " + safe_dtype_name(t.dtype); }
+std::string describe(const SafeTensor& t) { return shape_text(t.dims()) + " " + escaped(dtype_text(t)); }
 
 std::string guess_file_kind(std::string_view s) {
     const std::string_view body = s.substr(std::min(s.find_first_not_of(" \t\r\n"), s.size()));

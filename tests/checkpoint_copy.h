@@ -39,7 +39,7 @@ struct CheckpointCopy {
             hf_quant = read_json(source + "/hf_quant_config.json");
         const SafetensorsFile file = SafetensorsFile::open(source + "/model.safetensors");
         for (const SafeTensor& t : file.tensors())
-            weights.add(std::string(t.name), safe_dtype_name(t.dtype), {t.dims().begin(), t.dims().end()},
+            weights.add(std::string(t.name), std::string(dtype_text(t)), {t.dims().begin(), t.dims().end()},
                         {reinterpret_cast<const char*>(t.data), t.bytes()});
     }
 

@@ -165,15 +165,47 @@ TEST_SUITE("cpu") {
         CHECK(contains(one(good + R"(,"data_offsets":[0,4])"), "'data_offsets' appears twice"));
         CHECK(contains(one(good + R"(,"dtype":"F32")"), "'dtype' appears twice"));
         CHECK(contains(one(good + R"(,"stride":[1])"), "unknown key 'stride'"));
-        for (const char* dtype : {"F4", "U4", "f32", "F8_E8M0", "", "F8_E4M3FN", "BFLOAT16"}) {
-            CAPTURE(dtype);
-            CHECK(contains(one(fmt::format(R"("dtype":"{}","shape":[4],"data_offsets":[0,4])", dtype)),
-                           "unknown dtype"));
-        }
         CHECK(contains(header_error("{\"x\":{" + good + "},\"x\":{" + good + "}}", 4),
                        "tensor 'x' appears twice"));
         CHECK(contains(header_error("{\"x\":{" + good + "},\"\\u0078\":{" + good + "}}", 4),
                        "'x' appears twice"));
+    }
+
+    TEST_CASE("safetensors: any dtype is taken, and the bytes of all known ones are counted") {
+        const auto sized = [](const char* dtype, int elements, size_t bytes) {
+            return one(
+                fmt::format(R"("dtype":"{}","shape":[{}],"data_offsets":[0,{}])", dtype, elements, bytes),
+                bytes);
+        };
+        // Elements and bytes as the format description has them.
+        for (const auto& [dtype, elements, bytes] : {std::tuple("F4", 6, 3),
+                                                     {"F6_E2M3", 8, 6},
+                                                     {"F6_E3M2", 4, 3},
+                                                     {"F8_E8M0", 5, 5},
+                                                     {"F8_E4M3FNUZ", 5, 5},
+                                                     {"F8_E5M2FNUZ", 5, 5},
+                                                     {"C64", 2, 16},
+                                                     {"BF16", 3, 6}}) {
+            CAPTURE(dtype);
+            const auto size = static_cast<size_t>(bytes);
+            CHECK(sized(dtype, elements, size) == "<no error>");
+            CHECK(contains(sized(dtype, elements, size + 1), fmt::format("needs {} bytes", bytes)));
+        }
+        CHECK(contains(sized("F4", 5, 3), "[5] F4 ends within a byte"));
+        // The size of what nobody has heard of is not known: its bytes are those it has.
+        for (const char* dtype : {"U4", "f32", "", "F8_E4M3FN", "I3_K", "\\u0041\\n"}) {
+            CAPTURE(dtype);
+            for (const size_t bytes : {0, 1, 7}) CHECK(sized(dtype, 4, bytes) == "<no error>");
+        }
+        TempDir dir;
+        SafetensorsWriter w;
+        w.fill("a", "F8_E8M0", {2, 3}, 6).fill("b", "I3_K", {5, 7}, 9).bf16("c", {2});
+        const SafetensorsFile file = SafetensorsFile::open(dir.write("x.safetensors", w.bytes()));
+        CHECK(describe(*file.find("a")) == "[2, 3] F8_E8M0");
+        CHECK(describe(*file.find("b")) == "[5, 7] I3_K");
+        CHECK(file.find("b")->elements() == 35);
+        CHECK(file.find("b")->bytes() == 9);
+        CHECK(file.find("c")->begin == 15);
     }
 
     TEST_CASE("safetensors: wrong offsets") {
@@ -217,9 +249,9 @@ TEST_SUITE("cpu") {
         CHECK(shape("[5,0,3]") == "<no error>");
         CHECK(shape("[]", 4) == "<no error>");
         CHECK(shape("[1,1,1,1,1,1,1,1]", 4) == "<no error>");
-        CHECK(contains(shape("[4294967296,4294967296]"), "more than 2^64 bytes"));
-        CHECK(contains(shape("[9223372036854775807,9223372036854775807,0]"), "more than 2^64 bytes"));
-        CHECK(contains(shape("[4611686018427387904]"), "more than 2^64 bytes"));
+        CHECK(contains(shape("[4294967296,4294967296]"), "more than 2^61 bytes"));
+        CHECK(contains(shape("[9223372036854775807,9223372036854775807,0]"), "more than 2^61 bytes"));
+        CHECK(contains(shape("[4611686018427387904]"), "more than 2^61 bytes"));
         CHECK(contains(shape("[0,18446744073709551615]"), "number above"));
         CHECK(contains(shape("[1,1,1,1,1,1,1,1,1]", 4), "more than 8 dimensions"));
         std::string rank64 = "[1";

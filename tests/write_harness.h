@@ -89,7 +89,7 @@ inline const std::string& demo_bf16() {
         for (uint32_t i = 0; i < source.tensors().size(); ++i) {
             const SafeTensor& t = *source.tensors()[i].tensor;
             if (index.of_tensor(i).empty())
-                out.add(std::string(t.name), safe_dtype_name(t.dtype), {t.dims().begin(), t.dims().end()},
+                out.add(std::string(t.name), std::string(dtype_text(t)), {t.dims().begin(), t.dims().end()},
                         {reinterpret_cast<const char*>(t.data), t.bytes()});
         }
         dir.write("model.safetensors", out.bytes());

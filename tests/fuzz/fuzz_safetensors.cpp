@@ -26,8 +26,9 @@ void parse(const std::string& file, uint64_t extra) {
         for (const quern::SafeTensor& t : h.tensors) {
             require(t.begin == at && t.end >= t.begin && t.rank <= quern::kSafeMaxRank && !t.name.empty());
             require(quern::valid_utf8(t.name));
-            require(t.bytes() ==
-                    static_cast<uint64_t>(t.elements()) * static_cast<uint64_t>(safe_dtype_size(t.dtype)));
+            require(t.dtype == quern::SafeDType::other ||
+                    8 * t.bytes() == static_cast<uint64_t>(t.elements()) *
+                                         static_cast<uint64_t>(safe_dtype_bits(t.dtype)));
             at = t.end;
         }
         require(h.data_begin + at == size);

@@ -62,7 +62,7 @@ void print_tensors(const Inspection& in, const std::string& pattern, Output& out
     std::string text;
     for_each_tensor(in, pattern, [&](const CheckpointTensor& t, const TensorUse::Entry& e) {
         text += fmt::format("{:72} {:8} {:18} {:>12}  {:24} {}\n", printable(t.tensor->name, 200),
-                            safe_dtype_name(t.tensor->dtype), shape_text(t.tensor->dims()),
+                            printable(dtype_text(*t.tensor), 40), shape_text(t.tensor->dims()),
                             t.tensor->end - t.tensor->begin, role_of(e), in.checkpoint.shard_name(t.shard));
         if (text.size() > 1 << 16) {
             out.write(text);
@@ -161,7 +161,7 @@ Json inspection_json(const Inspection& in, const std::string& pattern) {
     for_each_tensor(in, pattern, [&](const CheckpointTensor& t, const TensorUse::Entry& e) {
         j["tensors"].push_back(
             {{"name", t.tensor->name},
-             {"dtype", safe_dtype_name(t.tensor->dtype)},
+             {"dtype", dtype_text(*t.tensor)},
              {"shape", std::vector<int64_t>(t.tensor->dims().begin(), t.tensor->dims().end())},
              {"bytes", t.tensor->end - t.tensor->begin},
              {"role", role_of(e)},

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -10,6 +9,7 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/nvfp4.h"
+#include "models/scale_rules.h"
 
 namespace quern {
 namespace {
@@ -213,6 +213,8 @@ class Planner {
         const std::vector<uint32_t>& modules = index_.of_tensor(t);
         OutTensor out{
             std::string(tensor(t).name), tensor(t).dtype, {tensor(t).dims().begin(), tensor(t).dims().end()}};
+        out.other_dtype = tensor(t).other_dtype;
+        out.other_bytes = tensor(t).bytes();
         const OutTensor before = out;
         if (!modules.empty()) {
             const WeightSegment& segment = index_.modules()[modules[0]].segment;
@@ -254,8 +256,9 @@ class Planner {
         for (const ScalarName& s : kScalars) {
             const std::string_view from = ct ? s.multiplier : s.divisor, to = ct ? s.divisor : s.multiplier;
             if (!ends(name, from)) continue;
-            if (tensor(t).dtype != SafeDType::F32 || tensor(t).elements() != 1)
-                FAIL(model, "{}: expected one F32 value, found {}", c_.where(t), describe(tensor(t)));
+            if (DType dtype; !plain_dtype(tensor(t).dtype, dtype) || tensor(t).elements() != 1)
+                FAIL(model, "{}: expected one value in F32, BF16 or F16, found {}", c_.where(t),
+                     describe(tensor(t)));
             const std::string renamed = name.substr(0, name.size() - from.size()).append(to);
             WriteUnit unit;
             unit.kind = WriteUnit::Kind::scalar;
@@ -272,7 +275,7 @@ class Planner {
 
     float converted(uint32_t t, const std::string& name, const std::string& renamed) {
         float stored;
-        std::memcpy(&stored, tensor(t).data, sizeof stored);
+        to_floats(tensor(t), &stored);
         if (!std::isnormal(stored) || stored < 0)
             FAIL(model, "{}: expected a positive number, found {}", c_.where(t), stored);
         const bool ct = plan_.format == CheckpointFormat::compressed_tensors;
@@ -320,7 +323,7 @@ class Planner {
         for (WriteUnit& unit : shard.units)
             for (OutTensor& out : unit.out) order.push_back(&out);
         std::stable_sort(order.begin(), order.end(), [](const OutTensor* a, const OutTensor* b) {
-            return safe_dtype_size(a->dtype) > safe_dtype_size(b->dtype);
+            return safe_dtype_bits(a->dtype) > safe_dtype_bits(b->dtype);
         });
         const auto quoted = [](const std::string& text) { return nlohmann::json(text).dump(); };
         std::string json = R"({"__metadata__":{"format":"pt")";
@@ -331,9 +334,9 @@ class Planner {
         json += '}';
         uint64_t at = 0;
         for (OutTensor* out : order) {
-            json +=
-                fmt::format(R"(,{}:{{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})", quoted(out->name),
-                            safe_dtype_name(out->dtype), fmt::join(out->shape, ","), at, at + out->bytes());
+            json += fmt::format(R"(,{}:{{"dtype":{},"shape":[{}],"data_offsets":[{},{}]}})",
+                                quoted(out->name), quoted(std::string(out->dtype_name())),
+                                fmt::join(out->shape, ","), at, at + out->bytes());
             out->begin = at;
             at += out->bytes();
         }
@@ -370,9 +373,14 @@ const char* format_name(CheckpointFormat format) {
 }
 
 uint64_t OutTensor::bytes() const {
-    uint64_t n = static_cast<uint64_t>(safe_dtype_size(dtype));
-    for (const int64_t d : shape) n *= static_cast<uint64_t>(d);
-    return n;
+    if (dtype == SafeDType::other) return other_bytes;
+    uint64_t bits = static_cast<uint64_t>(safe_dtype_bits(dtype));
+    for (const int64_t d : shape) bits *= static_cast<uint64_t>(d);
+    return bits / 8;
+}
+
+std::string_view OutTensor::dtype_name() const {
+    return dtype == SafeDType::other ? other_dtype : safe_dtype_name(dtype);
 }
 
 uint64_t WriteUnit::bytes() const {

@@ -21,8 +21,12 @@ struct OutTensor {
     SafeDType dtype;
     std::vector<int64_t> shape;
     uint64_t begin = 0;  // offset in the file
+    /// If dtype is `other`: its name and the bytes, which nobody can compute.
+    std::string_view other_dtype = {};
+    uint64_t other_bytes = 0;
 
     uint64_t bytes() const;
+    std::string_view dtype_name() const;
 };
 
 /// What is computed together.
