@@ -21,7 +21,7 @@ namespace quern {
 /// What the configuration says about quantization, for cross-checks and display. How a module is read is decided
 /// from its tensors, because the lists of excluded modules in real checkpoints are unreliable.
 struct QuantInfo {
-    std::string method;    // "compressed-tensors", "modelopt", "fp8"; empty = not quantized
+    std::string method;    // "compressed-tensors", "modelopt", "fp8", "auto-round"; empty = not quantized
     std::string format;    // "nvfp4-pack-quantized", "NVFP4", ...; as written
     std::string kv_cache;  // "FP8", ...; empty = not mentioned
     std::string producer;  // "modelopt 0.43"; empty = not mentioned

@@ -158,8 +158,8 @@ class Check {
         if (static_cast<int64_t>(modules.size() * ignored.wildcards()) > kMaxMatches)
             return note("the ignore list has {} patterns, too many to be checked", ignored.wildcards());
         if (ignored.unread() > 0)
-            note("{} expressions of the ignore list are beyond wildcards and were not checked",
-                 ignored.unread());
+            note("the ignore list has {} expression{} beyond wildcards, not checked", ignored.unread(),
+                 ignored.unread() == 1 ? "" : "s");
         Some quantized, plain;
         for (const Module& m : modules) {
             const bool listed = ignored.contains(m.official, m.in_file);
@@ -187,6 +187,7 @@ class Check {
 
     void activations() {
         const Fingerprint f = fingerprint(c_);
+        const int64_t scaled = f.with_input_scale - f.weights_only;
         std::string format =
             c_.quant().format;  // "mixed-precision", "MIXED_PRECISION": each module its own scheme
         std::transform(format.begin(), format.end(), format.begin(),
@@ -200,9 +201,9 @@ class Check {
             four_bits |= member(member(group, "input_activations"), "num_bits") == 4;
         if (four_bits && f.with_input_scale == 0)
             note("W4A4 is declared (4-bit input_activations), but no matrix has an activation scale");
-        if (!four_bits && f.with_input_scale > 0)
+        if (!four_bits && scaled > 0)
             note("W4A16 is declared (no 4-bit input_activations), but {} matrices have an activation scale",
-                 f.with_input_scale);
+                 scaled);
     }
 
     void token_ids() {
@@ -241,17 +242,37 @@ std::string producer_of(const Checkpoint& c, bool divisor, bool multiplier) {
     }
     if (q.method.starts_with("modelopt")) return "modelopt";
     if (q.method == "fp8") return "FP8 block export";
+    if (q.method.ends_with("auto-round")) {
+        const std::string version = text_of(member(quantization_section(c), "autoround_version"));
+        return "auto-round" + (version.empty() ? "" : " " + version);
+    }
     return divisor      ? "llm-compressor, by its tensors"
            : multiplier ? "modelopt, by its tensors"
                         : "not quantized";
+}
+
+/// The modules whose weights alone are quantized, where the config gives each module its algorithm. ModelOpt stores
+/// activation scales for them all the same.
+ModuleList weights_only_modules(const Checkpoint& c) {
+    json names = json::array();
+    for (const json& section : {member(c.hf_quant_config(), "quantization"), quantization_section(c)}) {
+        const json& layers = member(section, "quantized_layers");
+        if (!layers.is_object()) continue;
+        for (const auto& [name, layer] : layers.items())
+            if (text_of(member(layer, "quant_algo")).starts_with("W4A16")) names.push_back(name);
+    }
+    ModuleList list;
+    list.add(names, ModuleList::Syntax::glob);
+    return list;
 }
 
 }  // namespace
 
 const char* Fingerprint::scheme() const {
     if (nvfp4_modules == 0) return "not NVFP4";
-    if (with_input_scale == 0) return "W4A16";
-    return with_input_scale == nvfp4_modules ? "W4A4" : "W4A4 in part";
+    const int64_t scaled = with_input_scale - weights_only;
+    if (scaled == 0) return "W4A16";
+    return scaled == nvfp4_modules ? "W4A4" : "W4A4 in part";
 }
 
 Fingerprint fingerprint(const Checkpoint& checkpoint) {
@@ -260,6 +281,7 @@ Fingerprint fingerprint(const Checkpoint& checkpoint) {
     std::vector<bool> has_text(checkpoint.shards().size());
     uint32_t mtp_shard = Checkpoint::kNone;
     std::string input_scale;
+    const ModuleList declared_weights_only = weights_only_modules(checkpoint);
     for (const CheckpointTensor& t : checkpoint.tensors()) {
         if (t.name.starts_with("mtp.")) {
             mtp_shard = t.shard;
@@ -279,7 +301,11 @@ Fingerprint fingerprint(const Checkpoint& checkpoint) {
         if (!by_divisor && !by_multiplier) continue;
         input_scale.assign(t.name, 0, t.name.rfind('.'));
         input_scale += by_divisor ? ".input_global_scale" : ".input_scale";
-        f.with_input_scale += checkpoint.find(input_scale) != Checkpoint::kNone;
+        if (checkpoint.find(input_scale) == Checkpoint::kNone) continue;
+        ++f.with_input_scale;
+        f.weights_only += !declared_weights_only.empty() &&
+                          declared_weights_only.contains(t.name.substr(0, t.name.rfind('.')),
+                                                         t.tensor->name.substr(0, t.tensor->name.rfind('.')));
     }
     for (const CheckpointTensor& t : checkpoint.tensors())
         mtp_shares |= t.name.starts_with("mtp.") && has_text[t.shard];

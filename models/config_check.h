@@ -17,7 +17,8 @@ struct Fingerprint {
     std::string producer;       // "llm-compressor (compressed-tensors 0.13.0)", "modelopt 0.43.0", ...
     int64_t nvfp4_modules = 0;  // of the text model
     int64_t with_input_scale = 0;
-    std::string mtp;  // "absent", or where its tensors are
+    int64_t weights_only = 0;  // of these two, declared W4A16 module by module: the scale is not used
+    std::string mtp;           // "absent", or where its tensors are
     bool vision = false;
 
     /// "W4A4", "W4A16", "W4A4 in part", or "not NVFP4".

@@ -20,6 +20,9 @@ std::optional<std::string> wildcard_of(std::string_view regex) {
         if (c == '\\' && next == '.') {
             out += '.';
             ++i;
+        } else if (c == '[' && i + 2 < regex.size() && regex[i + 2] == ']' && next != '^' && next != '\\') {
+            out += next;  // a class of one character, mostly "[.]"
+            i += 2;
         } else if (c == '.' && next == '*') {
             out += '*';
             ++i;
@@ -30,7 +33,8 @@ std::optional<std::string> wildcard_of(std::string_view regex) {
         } else {
             return std::nullopt;
         }
-        if (next == '+' || next == '{') return std::nullopt;
+        const char after = i + 1 < regex.size() ? regex[i + 1] : '\0';
+        if (after == '+' || after == '{') return std::nullopt;
     }
     return to_end ? out : out + '*';
 }

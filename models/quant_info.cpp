@@ -29,20 +29,25 @@ std::string kv_text(const json& scheme) {
     return fmt::format("{}{}", text_member(scheme, "type") == "float" ? "FP" : "INT", bits.get<int64_t>());
 }
 
+/// Of these methods some formats can be read; the tensors decide.
+bool known_method(std::string_view method) {
+    for (const std::string_view known : {"compressed-tensors", "fp8", "auto-round", "intel/auto-round"})
+        if (method == known) return true;
+    return method.starts_with("modelopt");
+}
+
 void check_supported(const json& section, const std::string& method, const std::string& where) {
-    const bool known = method == "compressed-tensors" || method == "fp8" || method.starts_with("modelopt");
-    if (!known) {
+    if (!known_method(method)) {
         FAIL(model,
              "{}: config.json: quantization method '{}' is not one quern reads; expected compressed-tensors, "
-             "modelopt or fp8",
+             "modelopt, fp8 or auto-round",
              where, method.empty() ? "(none given)" : method);
     }
-    if (says_something(member(section, "transform_config"))) {
+    for (const char* key : {"transform_config", "rotation_config", "hadamard_config"}) {
+        if (!says_something(member(section, key))) continue;
         FAIL(model,
-             "{}: config.json: quantization_config.transform_config: the weights are rotated, which quern "
-             "does "
-             "not undo",
-             where);
+             "{}: config.json: quantization_config.{}: the weights are rotated, which quern does not undo",
+             where, key);
     }
     const json& sparsity = member(section, "sparsity_config");
     const std::string sparse_format = text_member(sparsity, "format");
@@ -66,7 +71,8 @@ QuantInfo read_quant_info(const json& config, const json& hf_quant, const std::s
         info.method = text_member(section, "quant_method");
         check_supported(section, info.method, where);
         info.format = text_member(section, "format");
-        if (info.format.empty()) info.format = text_member(section, "quant_algo");
+        for (const char* key : {"quant_algo", "packing_format"})
+            if (info.format.empty()) info.format = text_member(section, key);
         info.kv_cache = kv_text(member(section, "kv_cache_scheme"));
     }
     const json& quantization = member(hf_quant, "quantization");

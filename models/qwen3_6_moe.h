@@ -34,8 +34,8 @@ struct Qwen36MoeConfig {
     int64_t experts = 0, experts_used = 0, expert_width = 0, shared_width = 0;  // all 0 in the dense family
     int64_t dense_width = 0;                                                    // M; 0 in the MoE family
     float eps = 1e-6f;
-    int64_t context = 0;  // max_position_embeddings
-    bool tied_head = false;
+    int64_t context = 0;           // max_position_embeddings
+    bool tied_head = false;        // tie_word_embeddings; a head of its own in the checkpoint wins
     std::vector<int32_t> eos_ids;  // of config.json; generation_config.json wins
 
     bool dense() const { return dense_width > 0; }
@@ -51,10 +51,17 @@ struct Qwen36MoeConfig {
 /// for messages. Throws Error(model) naming key, expected, found.
 Qwen36MoeConfig parse_qwen3_6_moe_config(const nlohmann::json& config, const std::string& file);
 
+/// What a checkpoint says a quantized KV cache should be multiplied by: one value, or one for each kv head [G], F32,
+/// finite and positive. Empty: it says nothing. No KV format uses them yet.
+struct KvScales {
+    std::vector<float> k, v;
+};
+
 struct AttentionWeights {
     Weight in_proj;         // [H*2d + G*d + G*d, D]: per head {query d, gate d}; keys; values
     Tensor q_norm, k_norm;  // F32 [d], 1 added
     Weight out_proj;        // [D, H*d]
+    KvScales kv_scales;
 };
 
 struct DeltaWeights {
@@ -89,8 +96,9 @@ struct LayerWeights {
 struct Qwen36MoeWeights {
     Weight embedding;  // [V, D]
     std::vector<LayerWeights> layers;
-    Tensor final_norm;  // F32 [D], 1 added
-    Weight head;        // [V, D]
+    Tensor final_norm;       // F32 [D], 1 added
+    Weight head;             // [V, D]
+    bool tied_head = false;  // whether `head` is the embedding's memory
 };
 
 /// Reads and checks every tensor of the text model, its layers on `threads` threads, and accounts for them in `use`.

@@ -4,6 +4,7 @@
 #include "ggml-like/check.h"
 #include "ggml-like/parallel.h"
 #include "models/qwen3_6_moe.h"
+#include "models/scale_rules.h"
 #include "models/weight_format.h"
 
 namespace quern {
@@ -21,7 +22,7 @@ class Reader {
         for_each_parallel(threads, w.layers.size(),
                           [&](size_t i) { w.layers[i] = read_layer(static_cast<int64_t>(i)); });
         w.final_norm = shifted_norm(kText + "norm.weight", c_.width);
-        w.head = read_head(w.embedding);
+        read_head(w);
         return w;
     }
 
@@ -83,6 +84,7 @@ class Reader {
         w.q_norm = shifted_norm(prefix + "q_norm.weight", d);
         w.k_norm = shifted_norm(prefix + "k_norm.weight", d);
         w.out_proj = stacked(name + "out_proj", {{prefix + "o_proj", c_.width}}, c_.heads * d);
+        w.kv_scales = read_kv_scales(prefix);
         return w;
     }
 
@@ -134,55 +136,100 @@ class Reader {
         const int64_t f = c_.expert_width;
         w.gate_up = {.name = name + "gate_up", .rows = 2 * f, .cols = c_.width, .expert = {}};
         w.down = {.name = name + "down", .rows = c_.width, .cols = f, .expert = {}};
-        const bool fused = checkpoint_.find(prefix + "gate_up_proj") != Checkpoint::kNone;
-        for (const char* suffix : {"_packed", "_blocks", ".weight", ".weight_packed"})
-            if (const uint32_t i = checkpoint_.find(prefix + "gate_up_proj" + suffix); i != Checkpoint::kNone)
-                FAIL(model,
-                     "{}: quantized experts stacked in one tensor are not read; expected {}0.gate_proj and "
-                     "so on, as "
-                     "compressed-tensors, ModelOpt and Qwen's FP8 releases have them",
-                     checkpoint_.where(i), prefix);
-        std::vector<WeightSegment> gate_up, down;
-        if (fused) {
-            gate_up = read_stacked(checkpoint_, prefix + "gate_up_proj", c_.experts, 2 * f, c_.width, use_);
-            down = read_stacked(checkpoint_, prefix + "down_proj", c_.experts, c_.width, f, use_);
-        }
+        refuse_foreign_stack(prefix + "gate_up_proj");
+        if (has_stacked(checkpoint_, prefix + "gate_up_proj")) return read_stacked_experts(prefix, name, w);
         for (int64_t e = 0; e < c_.experts; ++e) {
-            const std::string module = fmt::format("{}{}.", prefix, e),
-                              label = fmt::format("{}[{}]", name, e);
-            if (fused) {
-                const WeightSegment& both = gate_up[static_cast<size_t>(e)];
-                w.gate_up.expert.emplace_back(label, std::vector{slice_rows(both, 0, f, both.name + ".gate"),
-                                                                 slice_rows(both, f, f, both.name + ".up")});
-                w.down.expert.emplace_back(label, std::vector{down[static_cast<size_t>(e)]});
-            } else {
-                w.gate_up.expert.push_back(
-                    stacked(label, {{module + "gate_proj", f}, {module + "up_proj", f}}, c_.width));
-                w.down.expert.push_back(stacked(label, {{module + "down_proj", c_.width}}, f));
-            }
+            const std::string module = fmt::format("{}{}.", prefix, e), label = expert_label(name, e);
+            w.gate_up.expert.push_back(
+                stacked(label, {{module + "gate_proj", f}, {module + "up_proj", f}}, c_.width));
+            w.down.expert.push_back(stacked(label, {{module + "down_proj", c_.width}}, f));
         }
     }
 
-    Weight read_head(const Weight& embedding) {
-        const bool present = has_linear(checkpoint_, "lm_head");
-        if (present && c_.tied_head)
+    static std::string expert_label(const std::string& name, int64_t e) {
+        return fmt::format("{}[{}]", name, e);
+    }
+
+    void refuse_foreign_stack(const std::string& name) const {
+        for (const char* suffix : {"_packed", "_blocks"}) {
+            const uint32_t i = checkpoint_.find(name + suffix);
+            if (i == Checkpoint::kNone) continue;
             FAIL(model,
-                 "{}: tie_word_embeddings is true, but the checkpoint has its own lm_head. One of them is "
-                 "wrong: set "
-                 "tie_word_embeddings to false if lm_head differs from embed_tokens",
-                 checkpoint_.files().config);
-        if (!present && !c_.tied_head)
+                 "{}: experts stacked as {} are not read; expected {}, {}.weight_packed or one module "
+                 "for each expert",
+                 checkpoint_.where(i),
+                 suffix == std::string_view("_blocks") ? "MXFP4 (blocks and scales)"
+                                                       : "codes without a module",
+                 name, name);
+        }
+    }
+
+    void read_stacked_experts(const std::string& prefix, const std::string& name, MoeWeights& w) {
+        const int64_t f = c_.expert_width;
+        const auto gate_up =
+            read_stacked(checkpoint_, prefix + "gate_up_proj", c_.experts, 2 * f, c_.width, use_);
+        const auto down = read_stacked(checkpoint_, prefix + "down_proj", c_.experts, c_.width, f, use_);
+        for (size_t e = 0; e < gate_up.size(); ++e) {
+            const WeightSegment& both = gate_up[e];
+            const std::string label = expert_label(name, static_cast<int64_t>(e));
+            w.gate_up.expert.emplace_back(label, std::vector{slice_rows(both, 0, f, both.name + ".gate"),
+                                                             slice_rows(both, f, f, both.name + ".up")});
+            w.down.expert.emplace_back(label, std::vector{down[e]});
+        }
+    }
+
+    /// The scales of a quantized KV cache: compressed-tensors has them beside the projections, ModelOpt in them.
+    /// Nothing reads them yet, so those that make no sense are left out with a note, like none at all.
+    KvScales read_kv_scales(const std::string& prefix) {
+        const auto first = [&](const char* beside, const char* inside) {
+            std::vector<float> scales = read_scales(prefix + beside);
+            return scales.empty() ? read_scales(prefix + inside) : scales;
+        };
+        return {.k = first("k_scale", "k_proj.k_scale"), .v = first("v_scale", "v_proj.v_scale")};
+    }
+
+    std::vector<float> read_scales(const std::string& name) {
+        const uint32_t i = checkpoint_.find(name);
+        if (i == Checkpoint::kNone || use_.mode() == ReadMode::headers) return {};
+        const SafeTensor& t = *checkpoint_.tensors()[i].tensor;
+        DType dtype;
+        if (!plain_dtype(t.dtype, dtype) || (t.elements() != 1 && t.elements() != c_.kv_heads)) {
+            use_.note(
+                fmt::format("{}: expected one scale, or one for each of {} kv heads, in F32, BF16 or F16, "
+                            "found {}; it is left out",
+                            checkpoint_.where(i), c_.kv_heads, describe(t)));
+            return {};
+        }
+        std::vector<float> scales(static_cast<size_t>(t.elements()));
+        to_floats(t, scales.data());
+        for (const float s : scales) {
+            if (std::isfinite(s) && s > 0) continue;
+            use_.note(fmt::format("{}: expected positive numbers, found {}; it is left out",
+                                  checkpoint_.where(i), s));
+            return {};
+        }
+        return scales;
+    }
+
+    /// As in the reference, a head of its own is used whatever the config says.
+    void read_head(Qwen36MoeWeights& w) {
+        if (has_linear(checkpoint_, "lm_head")) {
+            w.head = Weight("head", {matrix("lm_head", c_.vocab_rows, c_.width)});
+            if (c_.tied_head)
+                use_.note(
+                    "config: tie_word_embeddings is true, but the checkpoint has an lm_head of its own, "
+                    "which "
+                    "is used");
+            return;
+        }
+        if (!c_.tied_head)
             FAIL(model,
                  "{}: the checkpoint has no lm_head.weight, and tie_word_embeddings is not true. A shard may "
-                 "be "
-                 "missing",
+                 "be missing",
                  checkpoint_.files().directory);
-        if (c_.tied_head) {
-            Weight head = embedding;
-            head.name = "head";
-            return head;
-        }
-        return Weight("head", {matrix("lm_head", c_.vocab_rows, c_.width)});
+        w.head = w.embedding;
+        w.head.name = "head";
+        w.tied_head = true;
     }
 
     const Checkpoint& checkpoint_;

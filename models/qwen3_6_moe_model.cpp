@@ -80,7 +80,7 @@ std::vector<WeightUse> list_weights(const Qwen36MoeConfig& config, Qwen36MoeWeig
     uses.push_back({.group = "head",
                     .matrix = &w.head,
                     .projection = true,
-                    .tied = config.tied_head ? &w.embedding : nullptr});
+                    .tied = w.tied_head ? &w.embedding : nullptr});
     list_vectors(uses, w);
     return uses;
 }

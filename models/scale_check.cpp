@@ -38,8 +38,8 @@ SegmentResult check_nvfp4(const Checkpoint& checkpoint, const WeightSegment& s) 
             "file is damaged or the export failed",
             name_of(checkpoint, s, ".weight_scale"), at / per_row, at % per_row, nan ? "NaN" : "negative",
             scales[at]);
-    } else if (largest == 0 && !codes_are_zero(static_cast<const std::byte*>(s.data),
-                                               static_cast<uint64_t>(s.rows * (s.cols / 2)))) {
+    } else if (largest == 0 && !codes_are_zero({static_cast<const std::byte*>(s.data),
+                                                static_cast<size_t>(s.rows * (s.cols / 2))})) {
         result.problem =
             fmt::format("{}: all {} scales are zero, but the codes are not; were the scales never written?",
                         name_of(checkpoint, s, ".weight_scale"), count);

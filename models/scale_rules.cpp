@@ -30,12 +30,6 @@ std::string text2(int64_t a, int64_t b) {
     return shape_text(shape);
 }
 
-float load_f32(const std::byte* p) {
-    float f;
-    memcpy(&f, p, sizeof f);
-    return f;
-}
-
 /// True when the FP8 values that share scale number `i` of the segment are all +0 or -0.
 bool fp8_values_are_zero(const WeightSegment& s, int64_t i) {
     int64_t row = 0, rows = s.rows, col = 0, cols = s.cols;
@@ -104,7 +98,7 @@ std::string explain_codes(const SafeTensor& t, int64_t rows, int64_t cols) {
     else if (t.has_shape({rows, cols}))
         cause = "one code a byte: it was not packed";
     else if (t.rank == 3)
-        cause = "experts stacked in one tensor are read in BF16, F16 and F32 only";
+        cause = "several matrices stacked in one tensor?";
     else
         cause = "does config.json belong to these weights?";
     return expected_found(text2(rows, cols / 2) + " U8 (two codes a byte)", t, cause);
@@ -113,8 +107,8 @@ std::string explain_codes(const SafeTensor& t, int64_t rows, int64_t cols) {
 std::string explain_block_scale(const SafeTensor& t, int64_t rows, int64_t cols) {
     const int64_t blocks = cols / nvfp4::kBlock;
     const char* cause = "is this another block size?";
-    if (t.has_shape({rows, cols / 32}))
-        cause = "one scale for 32 values: this is MXFP4, not NVFP4";
+    if (t.dtype == SafeDType::F8_E8M0 || t.elements() == rows * (cols / 32))
+        cause = "one scale for 32 values: this is MXFP4, which quern does not read";
     else if (t.dtype == SafeDType::U8)
         cause = "the scales lost their dtype in the export";
     else if (t.dtype != SafeDType::F8_E4M3)
@@ -132,7 +126,12 @@ std::string explain_block_scale(const SafeTensor& t, int64_t rows, int64_t cols)
 std::string explain_fp8_scale(const SafeTensor& t, int64_t rows, int64_t cols) {
     const int64_t down = (rows + 127) / 128, across = (cols + 127) / 128;
     const char* cause = "is this another block size?";
-    if (t.has_shape({across, down}))
+    DType dtype;
+    if (t.dtype == SafeDType::F8_E8M0 || (t.dtype == SafeDType::U8 && t.has_shape({rows, cols / 32})))
+        cause = "one scale of eight bits for 32 values: this is MXFP8, which quern does not read";
+    else if (!plain_dtype(t.dtype, dtype))
+        cause = "scales are floats: F32, BF16 or F16";
+    else if (t.has_shape({across, down}))
         cause = "it is transposed";
     else if (t.has_shape({cols}) || t.has_shape({1, cols}))
         cause = "one scale a column is no format quern reads";
@@ -158,9 +157,7 @@ std::string explain_shape(const SafeTensor& t, std::span<const int64_t> expected
     return expected_found(shape_text(expected), t, cause);
 }
 
-std::string read_global_scale(const SafeTensor& global, const SafeTensor& codes, GlobalForm form,
-                              float& scale) {
-    const float stored = load_f32(global.data);
+std::string read_global_scale(float stored, std::span<const std::byte> codes, GlobalForm form, float& scale) {
     if (!std::isnormal(stored) || stored < 0) {
         return fmt::format("expected a positive number, found {}; the file is damaged or the export failed",
                            stored);
@@ -168,7 +165,7 @@ std::string read_global_scale(const SafeTensor& global, const SafeTensor& codes,
     scale = form == GlobalForm::divisor ? 1.0f / stored : stored;
     const float amax = kNvfp4Range * scale;
     if (plausible(amax)) return "";
-    if (stored == 1.0f && codes_are_zero(codes.data, codes.bytes())) return "";
+    if (stored == 1.0f && codes_are_zero(codes)) return "";
     const bool other_way = plausible(kNvfp4Range / scale);
     return fmt::format("{} as a {} means weights up to {:.3g}, expected between {} and {}; {}", stored,
                        form == GlobalForm::divisor ? "divisor (compressed-tensors)" : "multiplier (ModelOpt)",
@@ -200,11 +197,9 @@ std::string check_fp8_scales(const WeightSegment& segment, std::span<const float
         other_way ? "it looks inverted: expected multipliers" : "the file is damaged or the export failed");
 }
 
-bool codes_are_zero(const std::byte* codes, uint64_t bytes) {
-    for (uint64_t i = 0; i < bytes; ++i) {
-        if ((codes[i] & std::byte{0x77}) != std::byte{0}) return false;
-    }
-    return true;
+bool codes_are_zero(std::span<const std::byte> codes) {
+    return std::all_of(codes.begin(), codes.end(),
+                       [](std::byte pair) { return (pair & std::byte{0x77}) == std::byte{0}; });
 }
 
 }  // namespace quern

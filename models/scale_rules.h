@@ -20,20 +20,19 @@ void to_floats(const SafeTensor& t, float* out);
 std::string explain_codes(const SafeTensor& t, int64_t rows, int64_t cols);
 /// What is wrong with its block scales.
 std::string explain_block_scale(const SafeTensor& t, int64_t rows, int64_t cols);
-/// What is wrong with the shape of the scales of an FP8 matrix.
+/// What is wrong with the dtype or the shape of the scales of an FP8 matrix.
 std::string explain_fp8_scale(const SafeTensor& t, int64_t rows, int64_t cols);
 /// The expected and the found shape, and whether this one looks transposed, stacked or padded.
 std::string explain_shape(const SafeTensor& t, std::span<const int64_t> expected);
 
-/// Reads one F32 and converts it to multiplier form. It must be positive, normal, and imply a largest weight in
+/// Converts a stored global scale to multiplier form. It must be positive, normal, and imply a largest weight in
 /// (1e-3, 1e3); exactly 1 is also legal when all codes are zero (an expert that calibration never reached).
-std::string read_global_scale(const SafeTensor& global, const SafeTensor& codes, GlobalForm form,
-                              float& scale);
+std::string read_global_scale(float stored, std::span<const std::byte> codes, GlobalForm form, float& scale);
 /// FP8 scales must be positive and normal, or zero if all their values are zero; the largest weight in the range
 /// above. `segment` has data, size and scale_kind set.
 std::string check_fp8_scales(const WeightSegment& segment, std::span<const float> scales);
 
-/// True when all `bytes` NVFP4 codes are +0 or -0.
-bool codes_are_zero(const std::byte* codes, uint64_t bytes);
+/// True when all NVFP4 codes are +0 or -0.
+bool codes_are_zero(std::span<const std::byte> codes);
 
 }  // namespace quern

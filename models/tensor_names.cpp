@@ -64,7 +64,7 @@ const char* unused_reason_text(UnusedReason reason) {
         case UnusedReason::activation_scale:
             return "activation scales: activations are not quantized";
         case UnusedReason::kv_scale:
-            return "KV cache scales: the cache is not quantized by them";
+            return "scales of queries, keys and values: kept, the KV cache is not quantized by them";
         case UnusedReason::rotary:
             return "rotary frequencies: computed from the config";
     }
@@ -81,8 +81,8 @@ bool known_unused(std::string_view canonical, UnusedReason& reason) {
     if (canonical.ends_with(".input_global_scale") || canonical.ends_with(".input_scale")) {
         return found(UnusedReason::activation_scale);
     }
-    if (canonical.ends_with(".k_scale") || canonical.ends_with(".v_scale"))
-        return found(UnusedReason::kv_scale);
+    for (const std::string_view scale : {".q_scale", ".k_scale", ".v_scale"})
+        if (canonical.ends_with(scale)) return found(UnusedReason::kv_scale);
     if (canonical.ends_with("rotary_emb.inv_freq")) return found(UnusedReason::rotary);
     return false;
 }

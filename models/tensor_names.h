@@ -23,7 +23,7 @@ enum class UnusedReason : unsigned char {
     vision,            // image and video tower; text only for now
     mtp,               // multi-token-prediction block; speculation off
     activation_scale,  // input scales of W4A4 and W8A8; activations are not quantized
-    kv_scale,          // scales of a quantized KV cache
+    kv_scale,          // scales of a quantized attention: q, and k and v, which the model keeps
     rotary,            // rotary inv_freq buffers; computed from the config
 };
 inline constexpr int kUnusedReasons = 5;

@@ -1,5 +1,7 @@
 #include "models/tensor_use.h"
 
+#include <algorithm>
+
 #include "ggml-like/check.h"
 #include "ggml-like/json_pull.h"
 
@@ -67,14 +69,20 @@ void TensorUse::leave(uint32_t tensor, UnusedReason reason) {
     e.reason = reason;
 }
 
+void TensorUse::note(std::string text) {
+    const std::lock_guard lock(mutex_);
+    notes_.push_back(std::move(text));
+}
+
 float* TensorUse::new_floats(size_t count) {
-    const std::lock_guard lock(floats_mutex_);
+    const std::lock_guard lock(mutex_);
     return floats_.emplace_back(std::make_unique<float[]>(count)).get();
 }
 
 Audit TensorUse::audit() {
     Audit audit;
     audit.notes = checkpoint_.notes();
+    std::sort(notes_.begin(), notes_.end());
     audit.notes.insert(audit.notes.end(), notes_.begin(), notes_.end());
     for (const SafetensorsFile& f : checkpoint_.shards()) {
         audit.header_bytes += f.header_bytes();

@@ -58,8 +58,8 @@ class TensorUse {
     /// Marks a tensor as deliberately unread.
     void leave(uint32_t tensor, UnusedReason reason);
     const Entry& entry(uint32_t tensor) const { return entries_[tensor]; }
-    /// A line for Audit::notes.
-    void note(std::string text) { notes_.push_back(std::move(text)); }
+    /// A line for Audit::notes, which has them sorted.
+    void note(std::string text);
 
     /// Memory for `count` floats that lives as long as this object or, once taken, as the result of take_floats.
     float* new_floats(size_t count);
@@ -72,8 +72,8 @@ class TensorUse {
     const Checkpoint& checkpoint_;
     ReadMode mode_;
     std::vector<Entry> entries_;
+    std::mutex mutex_;  // of what follows
     std::vector<std::string> notes_;
-    std::mutex floats_mutex_;
     std::vector<std::unique_ptr<float[]>> floats_;
 };
 

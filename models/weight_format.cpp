@@ -19,16 +19,16 @@ constexpr int64_t kMaxDim = int64_t{1} << 30;  // products of two cannot overflo
 
 int64_t blocks_of(int64_t n) { return (n + kFp8Block - 1) / kFp8Block; }
 
-/// One linear module while it is read.
+/// One linear module, or several of the same size stacked in its tensors, while it is read.
 class LinearReader {
   public:
-    LinearReader(const Checkpoint& checkpoint, const std::string& module, int64_t rows, int64_t cols,
-                 TensorUse& use)
-        : checkpoint_(checkpoint), module_(module), name_(module), use_(use) {
-        CHECK(rows > 0 && cols > 0 && rows <= kMaxDim && cols <= kMaxDim,
-              "[read_linear] {}: bad size [{}, {}]", module, rows, cols);
+    LinearReader(const Checkpoint& checkpoint, const std::string& module, int64_t count, int64_t rows,
+                 int64_t cols, TensorUse& use)
+        : checkpoint_(checkpoint), module_(module), name_(module), use_(use), count_(count), each_(rows) {
+        CHECK(count > 0 && rows > 0 && cols > 0 && rows <= kMaxDim / count && cols <= kMaxDim,
+              "[read_linear] {}: bad size [{}, {}, {}]", module, count, rows, cols);
         out_.name = module;
-        out_.rows = rows;
+        out_.rows = count * rows;
         out_.cols = cols;
         weight_ = find(".weight");
         packed_ = find(".weight_packed");
@@ -38,6 +38,7 @@ class LinearReader {
         global_ = find(".weight_global_scale");
     }
 
+    /// All matrices below each other.
     WeightSegment read() {
         if (weight_ != kNone && packed_ != kNone) {
             fail(packed_,
@@ -55,7 +56,17 @@ class LinearReader {
         } else {
             read_plain();
         }
-        return std::move(out_);
+        return out_;
+    }
+
+    std::vector<WeightSegment> read_each() {
+        const WeightSegment all = read();
+        std::vector<WeightSegment> each;
+        for (int64_t i = 0; i < count_; ++i) {
+            each.push_back(slice_rows(all, i * each_, each_, fmt::format("{}[{}]", module_, i)));
+            if (globals_.size() > 1) each.back().global_scale = globals_[static_cast<size_t>(i)];
+        }
+        return each;
     }
 
   private:
@@ -65,6 +76,10 @@ class LinearReader {
     }
     const SafeTensor& at(uint32_t i) const { return *checkpoint_.tensors()[i].tensor; }
     bool values() const { return use_.mode() == ReadMode::values; }
+    /// Whether the tensor has `cols` columns for every row, the matrices below each other or side by side.
+    bool has_columns(const SafeTensor& t, int64_t cols) const {
+        return t.has_shape({out_.rows, cols}) || (count_ > 1 && t.has_shape({count_, each_, cols}));
+    }
 
     [[noreturn]] void fail(uint32_t tensor, const std::string& message) const {
         FAIL(model, "{}: {}", checkpoint_.where(tensor), message);
@@ -102,39 +117,60 @@ class LinearReader {
         const char* beside =
             form == GlobalForm::divisor ? "weight_packed (compressed-tensors)" : "a U8 weight (ModelOpt)";
         const int64_t rows = out_.rows, cols = out_.cols;
-        if (at(codes).dtype != SafeDType::U8 || !at(codes).has_shape({rows, cols / 2}) ||
+        if (at(codes).dtype != SafeDType::U8 || !has_columns(at(codes), cols / 2) ||
             cols % nvfp4::kBlock != 0) {
             fail(codes, explain_codes(at(codes), rows, cols));
         }
         expect_absent(other_global, beside);
         expect_absent(scale_inv_, beside);
         expect_there(scale_, ".weight_scale", beside);
-        expect_there(global, global_suffix, beside);
+        // Before the global scale is missed: MXFP4 has none.
         const SafeTensor& scale = at(scale_);
-        if (scale.dtype != SafeDType::F8_E4M3 || !scale.has_shape({rows, cols / nvfp4::kBlock})) {
+        if (scale.dtype != SafeDType::F8_E4M3 || !has_columns(scale, cols / nvfp4::kBlock)) {
             fail(scale_, explain_block_scale(scale, rows, cols));
         }
-        const SafeTensor& g = at(global);
-        if (g.dtype != SafeDType::F32 || g.elements() != 1 || g.rank > 1) {
-            fail(global,
-                 fmt::format("expected one F32 value, found {}; were the scales of fused modules merged?",
-                             describe(g)));
-        }
+        expect_there(global, global_suffix, beside);
         out_.dtype = DType::NVFP4;
         out_.scale_kind = ScaleKind::nvfp4;
         out_.data = at(codes).data;
         out_.scale = scale.data;
-        if (values()) {
-            const std::string problem = read_global_scale(g, at(codes), form, out_.global_scale);
-            if (!problem.empty()) fail(global, problem);
-        }
+        read_globals(global, at(codes), form);
         use_.use(codes, "codes");
         use_.use(scale_, "block scales");
         use_.use(global, "global scale");
     }
 
+    /// One global scale for all matrices, or one for each.
+    void read_globals(uint32_t global, const SafeTensor& codes, GlobalForm form) {
+        const SafeTensor& g = at(global);
+        DType dtype = DType::F32;
+        const bool for_each = count_ > 1 && g.elements() == count_ && g.rank > 0 && g.shape[0] == count_;
+        if (!plain_dtype(g.dtype, dtype) || !(for_each || (g.elements() == 1 && g.rank <= 1))) {
+            fail(global, fmt::format("expected one value{} in F32, BF16 or F16, found {}; were the scales of "
+                                     "fused modules merged?",
+                                     count_ > 1 ? fmt::format(", or {},", count_) : "", describe(g)));
+        }
+        if (!values()) return;
+        globals_.resize(static_cast<size_t>(g.elements()));
+        std::vector<float> stored(globals_.size());
+        to_floats(g, stored.data());
+        const uint64_t bytes = codes.bytes() / globals_.size();
+        for (size_t i = 0; i < stored.size(); ++i) {
+            const std::string problem =
+                read_global_scale(stored[i], {codes.data + i * bytes, bytes}, form, globals_[i]);
+            if (!problem.empty()) fail(global, problem);
+        }
+        out_.global_scale = globals_[0];
+    }
+
     void read_fp8() {
         const SafeTensor& w = at(weight_);
+        if (count_ > 1) {
+            fail(weight_,
+                 fmt::format("found {}: matrices stacked in one tensor are not read in FP8; expected "
+                             "one tensor for each expert",
+                             describe(w)));
+        }
         if (!w.has_shape({out_.rows, out_.cols}))
             fail(weight_, explain_shape(w, std::array{out_.rows, out_.cols}));
         expect_absent(scale_2_, "an F8_E4M3 weight");
@@ -143,10 +179,8 @@ class LinearReader {
         const uint32_t scale_index =
             expect_there(scale_ != kNone ? scale_ : scale_inv_, ".weight_scale", "an F8_E4M3 weight");
         const SafeTensor& scale = at(scale_index);
-        if (scale.dtype != SafeDType::F32 && scale.dtype != SafeDType::BF16) {
-            fail(scale_index,
-                 fmt::format("expected F32 or BF16 scales of an FP8 weight, found {}", describe(scale)));
-        }
+        if (DType dtype; !plain_dtype(scale.dtype, dtype))
+            fail(scale_index, explain_fp8_scale(scale, out_.rows, out_.cols));
         if (scale.elements() == 1 && scale.rank <= 2)
             out_.scale_kind = ScaleKind::per_tensor;
         else if (scale.has_shape({out_.rows}) || scale.has_shape({out_.rows, 1}))
@@ -180,8 +214,7 @@ class LinearReader {
                  fmt::format("expected BF16, F16, F32, F8_E4M3 or U8 (NVFP4), found {}{}", describe(w),
                              w.dtype == SafeDType::F8_E5M2 ? "; E5M2 is no weight format" : ""));
         }
-        if (!w.has_shape({out_.rows, out_.cols}))
-            fail(weight_, explain_shape(w, std::array{out_.rows, out_.cols}));
+        if (!has_columns(w, out_.cols)) fail(weight_, explain_shape(w, std::array{out_.rows, out_.cols}));
         for (const uint32_t leftover : {scale_, scale_inv_, scale_2_, global_}) {
             if (leftover == kNone) continue;
             fail(leftover,
@@ -198,7 +231,9 @@ class LinearReader {
     const std::string& module_;
     mutable std::string name_;  // of the tensor that is looked for
     TensorUse& use_;
+    const int64_t count_, each_;  // matrices, and rows of each
     WeightSegment out_;
+    std::vector<float> globals_;  // NVFP4, ReadMode::values: one, or one a matrix
     uint32_t weight_, packed_, scale_, scale_inv_, scale_2_, global_;
 };
 
@@ -216,7 +251,8 @@ const SafeTensor& require_plain(const Checkpoint& checkpoint, uint32_t i, std::s
     const SafeTensor& t = *checkpoint.tensors()[i].tensor;
     if (!plain_dtype(t.dtype, dtype)) {
         FAIL(model, "{}: expected BF16, F16 or F32, found {}{}", checkpoint.where(i), describe(t),
-             t.rank == 3 ? "; matrices stacked in one tensor are read unquantized only" : "");
+             t.rank == 3 ? "; in a tensor without a module's name, matrices are stacked unquantized only"
+                         : "");
     }
     if (!std::equal(t.dims().begin(), t.dims().end(), shape.begin(), shape.end())) {
         FAIL(model, "{}: {}", checkpoint.where(i), explain_shape(t, shape));
@@ -233,13 +269,19 @@ bool has_linear(const Checkpoint& checkpoint, const std::string& module) {
 
 WeightSegment read_linear(const Checkpoint& checkpoint, const std::string& module, int64_t rows, int64_t cols,
                           TensorUse& use) {
-    return LinearReader(checkpoint, module, rows, cols, use).read();
+    return LinearReader(checkpoint, module, 1, rows, cols, use).read();
+}
+
+bool has_stacked(const Checkpoint& checkpoint, const std::string& name) {
+    return checkpoint.find(name) != kNone || has_linear(checkpoint, name);
 }
 
 std::vector<WeightSegment> read_stacked(const Checkpoint& checkpoint, const std::string& name, int64_t count,
                                         int64_t rows, int64_t cols, TensorUse& use) {
     CHECK(count > 0 && rows > 0 && cols > 0, "[read_stacked] {}: bad size [{}, {}, {}]", name, count, rows,
           cols);
+    if (has_linear(checkpoint, name))
+        return LinearReader(checkpoint, name, count, rows, cols, use).read_each();
     const int64_t shape[] = {count, rows, cols};
     const uint32_t index = require_tensor(checkpoint, name, shape);
     DType dtype = DType::BF16;

@@ -2,8 +2,9 @@
 //
 //   P.weight_packed U8 + weight_scale E4M3 + weight_global_scale        NVFP4, compressed-tensors (a divisor)
 //   P.weight U8 + weight_scale E4M3 + weight_scale_2                    NVFP4, ModelOpt (a multiplier)
-//   P.weight F8_E4M3 + weight_scale | weight_scale_inv (BF16, F32)      FP8 per tensor, row or 128x128 block
+//   P.weight F8_E4M3 + weight_scale | weight_scale_inv                  FP8 per tensor, row or 128x128 block
 //   P.weight BF16 | F16 | F32                                           plain
+// Scales without a dtype here are BF16, F16 or F32.
 // Anything else is an Error(model) that names file, tensor, expected, found and the likely cause. Module and
 // tensor names are official names (models/tensor_names.h), without ".weight" for modules.
 #pragma once
@@ -30,7 +31,12 @@ bool has_linear(const Checkpoint& checkpoint, const std::string& module);
 WeightSegment read_linear(const Checkpoint& checkpoint, const std::string& module, int64_t rows, int64_t cols,
                           TensorUse& use);
 
-/// A stacked tensor [count, rows, cols] in BF16, F16 or F32 (fused experts) as `count` segments "name[i]".
+/// Whether the checkpoint has matrices of that name stacked in one tensor, in any format.
+bool has_stacked(const Checkpoint& checkpoint, const std::string& name);
+
+/// `count` matrices [rows, cols] that are stacked in one tensor (the experts of a layer), as segments "name[i]".
+/// Either a tensor `name` [count, rows, cols] in BF16, F16 or F32; or a module `name` in one of the formats above but
+/// FP8, whose tensors are [count, rows, ...] or [count * rows, ...], with one global scale for all or `count` of them.
 std::vector<WeightSegment> read_stacked(const Checkpoint& checkpoint, const std::string& name, int64_t count,
                                         int64_t rows, int64_t cols, TensorUse& use);
 

@@ -180,6 +180,17 @@ TEST_SUITE("cpu") {
         CHECK(contains(config(R"({"text_config":{"quantization_config":{"quant_method":"awq"}}})"), "'awq'"));
         CHECK(contains(config(R"({"quantization_config":{"quant_method":"fp8","transform_config":{"r":1}}})"),
                        "rotated"));
+        const auto auto_round = [&](const char* method, const char* more) {
+            return config(fmt::format(
+                R"({{"quantization_config":{{"quant_method":"{}","packing_format":"auto_round:fp8"{}}}}})",
+                method, more));
+        };
+        for (const char* method : {"auto-round", "intel/auto-round"}) {
+            CHECK(auto_round(method, "") == "<no error>");
+            CHECK(info().method == method);
+            CHECK(info().format == "auto_round:fp8");
+            CHECK(contains(auto_round(method, R"(,"hadamard_config":{"block_size":32})"), "rotated"));
+        }
         CHECK(contains(
             config(R"({"quantization_config":{"quant_method":"fp8","sparsity_config":{"format":"x"}}})"),
             "sparse format 'x'"));
@@ -422,6 +433,8 @@ TEST_SUITE("cpu") {
         CHECK(reason == UnusedReason::mtp);
         CHECK(known_unused("model.language_model.layers.3.self_attn.k_proj.k_scale", reason));
         CHECK(reason == UnusedReason::kv_scale);
+        for (const char* scale : {"q_scale", "k_scale", "v_scale"})
+            CHECK(known_unused(fmt::format("model.language_model.layers.3.self_attn.{}", scale), reason));
         CHECK_FALSE(known_unused("model.language_model.layers.3.self_attn.k_proj.weight_scale", reason));
         CHECK_FALSE(known_unused("visual.x", reason));  // only official names are asked for
     }

@@ -90,6 +90,43 @@ TEST_SUITE("cpu") {
         CHECK(contains(audit(copy.dir.str()).notes, "W4A4 is declared"));
     }
 
+    TEST_CASE("audit: modules that are declared to have quantized weights only are W4A16") {
+        // As NVIDIA's own releases: activation scales are stored, and quantized_layers says that they are not used.
+        const auto declare = [](CheckpointCopy& c, const char* algo) {
+            const auto add = [&](const std::string& module) {
+                c.hf_quant["quantization"]["quantized_layers"][module] = {{"quant_algo", algo}};
+            };
+            c.hf_quant["quantization"]["quant_algo"] = "MIXED_PRECISION";
+            for (int layer = 0; layer < 4; ++layer) {
+                const std::string prefix = fmt::format("model.language_model.layers.{}.", layer);
+                add(prefix + "mlp.experts");  // one name for all of a layer
+                for (const char* part : {"gate_proj", "up_proj", "down_proj"})
+                    add(prefix + "mlp.shared_expert." + part);
+                for (const char* part : {"q_proj", "k_proj", "v_proj", "o_proj"})
+                    add(prefix + "self_attn." + part);
+            }
+        };
+        for (const char* bits : {"4", "none"}) {
+            for (const char* algo : {"W4A16_NVFP4", "NVFP4"}) {
+                CAPTURE(bits);
+                CAPTURE(algo);
+                CheckpointCopy copy("base/modelopt");
+                declare(copy, algo);
+                json group = {{"weights", {{"num_bits", 4}}}, {"targets", json::array()}};
+                if (bits[0] == '4') group["input_activations"] = {{"num_bits", 4}};
+                copy.config["quantization_config"] = {{"quant_method", "modelopt"},
+                                                      {"quant_algo", "MIXED_PRECISION"},
+                                                      {"config_groups", {{"group_1", group}}}};
+                copy.write();
+                const bool weights_only = algo[0] == 'W';
+                CHECK(fingerprint(Checkpoint::open(copy.dir.str())).scheme() ==
+                      std::string(weights_only ? "W4A16" : "W4A4"));
+                const bool contradicts = !weights_only && bits[0] != '4';
+                CHECK(contains(audit(copy.dir.str()).notes, "W4A16 is declared") == contradicts);
+            }
+        }
+    }
+
     TEST_CASE("audit: faults of tensors") {
         const auto global = [](CheckpointCopy& c) -> std::string& {
             return c.weights.at(kExpert + "up_proj.weight_global_scale").data;
@@ -165,8 +202,8 @@ TEST_SUITE("cpu") {
         CHECK(contains(layers.problems,
                        "layer_types makes layer 0 full_attention, expected tensors of self_attn"));
         CHECK(contains(layers.problems, "layer_types makes layer 3 linear_attention"));
-        CHECK(contains(after([](CheckpointCopy& c) { c.config["tie_word_embeddings"] = true; }).problems,
-                       "has its own lm_head"));
+        CHECK(contains(after([](CheckpointCopy& c) { c.config["tie_word_embeddings"] = true; }).notes,
+                       "has an lm_head of its own"));
         CHECK(contains(after([](CheckpointCopy& c) { c.generation["eos_token_id"] = 96; }).problems,
                        "'eos_token_id' should be token ids below 96"));
         const Findings ids = after([](CheckpointCopy& c) {
@@ -186,7 +223,7 @@ TEST_SUITE("cpu") {
         CHECK(contains(ignore({"re:.*mlp.experts.0.*", "re:.*linear_attn.*", "lm_head", "re:.*gate$"}),
                        "the ignore list names 12 modules"));
         CHECK(contains(ignore({"lm_head", "re:.*gate$"}), "neither quantized nor on the ignore list"));
-        CHECK(contains(ignore({"re:(a+)+$"}), "1 expressions of the ignore list"));
+        CHECK(contains(ignore({"re:(a+)+$"}), "the ignore list has 1 expression beyond"));
         CHECK(contains(after([](CheckpointCopy& c) { c.config.erase("quantization_config"); }).notes,
                        "but no quantization is declared"));
         const auto modelopt = [](const std::function<void(CheckpointCopy&)>& change) {
@@ -200,9 +237,12 @@ TEST_SUITE("cpu") {
 
     TEST_CASE("module lists: names, expressions that are wildcards, wildcards") {
         ModuleList regex, glob;
-        regex.add({"lm_head", "Linear", "re:.*mlp\\.gate$", "re:model\\.visual.*", "re:[a-z]+", 5},
+        regex.add({"lm_head", "Linear", "re:.*mlp\\.gate$", "re:model\\.visual.*", "re:[a-z]+", 5,
+                   "re:^mtp[.]fc$", "re:[^.]x", "re:a[.]+b"},
                   ModuleList::Syntax::regex);
-        CHECK(regex.unread() == 1);
+        CHECK(regex.unread() == 3);
+        CHECK(regex.contains("mtp.fc", "x"));
+        CHECK(!regex.contains("mtp_fc", "x"));
         CHECK(regex.contains("lm_head", "lm_head"));
         CHECK(regex.contains("model.language_model.layers.0.mlp.gate", "x"));
         CHECK(!regex.contains("model.language_model.layers.0.mlp.gate_proj", "x"));

@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <array>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -220,7 +221,7 @@ TEST_SUITE("cpu") {
         CHECK(contains(codes("U8", {kRows, kCols}), "it was not packed"));
         CHECK(contains(codes("U8", {kRows + 1, kCols / 2}),
                        "expected [256, 128] U8 (two codes a byte), found [257, 128] U8"));
-        CHECK(contains(codes("U8", {2, kRows, kCols / 2}), "experts stacked"));
+        CHECK(contains(codes("U8", {2, kRows, kCols / 2}), "several matrices stacked"));
         CHECK(contains(with_form(modelopt(), ".weight", "I8", {kRows, kCols / 2}), "signed bytes"));
         SafetensorsWriter wide;
         wide.nvfp4_ct(kModule, 32, 64);
@@ -273,10 +274,17 @@ TEST_SUITE("cpu") {
         CHECK(contains(s2(8400.0f), "multiplier (ModelOpt)"));
         CHECK(contains(g(1e20f), "damaged"));
         CHECK(contains(with_form(ct(), ".weight_global_scale", "F32", {2}, 4),
-                       "expected one F32 value, found [2] F32"));
-        CHECK(contains(with_form(ct(), ".weight_global_scale", "F32", {1, 1}, 4), "expected one F32 value"));
-        CHECK(contains(with_form(ct(), ".weight_global_scale", "BF16", {1}, 2), "expected one F32 value"));
-        CHECK(contains(with_form(modelopt(), ".weight_scale_2", "F32", {0}, 4), "expected one F32 value"));
+                       "expected one value in F32, BF16 or F16, found [2] F32"));
+        CHECK(contains(with_form(ct(), ".weight_global_scale", "F32", {1, 1}, 4), "expected one value"));
+        CHECK(contains(with_form(ct(), ".weight_global_scale", "F8_E4M3", {1}, 1), "expected one value"));
+        CHECK(contains(with_form(modelopt(), ".weight_scale_2", "F32", {0}, 4), "expected one value"));
+        // 2688 is 0x4528 in BF16 and 0x6940 in F16.
+        for (const auto& [dtype, bits] : {std::pair("BF16", 0x4528), std::pair("F16", 0x6940)}) {
+            SafetensorsWriter w = ct();
+            w.at(kModule + ".weight_global_scale").dtype = dtype;
+            w.at(kModule + ".weight_global_scale").data = raw_bytes({static_cast<uint16_t>(bits)});
+            CHECK(Fixture(w).linear().global_scale == 1 / 2688.0f);
+        }
         // Exactly 1 is what an expert without any weights gets.
         CHECK(contains(g(1.0f), "never calibrated"));
         const auto zero = [](float value, char codes) {
@@ -298,7 +306,21 @@ TEST_SUITE("cpu") {
         tall.fill(kModule + ".weight", "F8_E4M3", {384, 128}, 384 * 128, 0x38);
         tall.add(kModule + ".weight_scale", "F32", {1, 3}, floats(3, 1));
         CHECK(contains(linear_error(tall, 384, 128), "transposed"));
-        CHECK(contains(with_form(fp8({}), ".weight_scale", "F16", {}, 2), "expected F32 or BF16 scales"));
+        CHECK(contains(with_form(fp8({}), ".weight_scale", "I8", {}), "scales are floats"));
+        for (const char* dtype : {"U8", "F8_E8M0"})
+            CHECK(contains(with_form(fp8({}), ".weight_scale", dtype, {kRows, kCols / 32}), "this is MXFP8"));
+        SafetensorsWriter half = fp8({kRows, 1});
+        half.at(kModule + ".weight_scale").dtype = "F16";
+        half.at(kModule + ".weight_scale").data.clear();
+        for (int64_t i = 0; i < kRows; ++i)  // 1/64, 1/32, ... four sizes
+            half.at(kModule + ".weight_scale").data +=
+                raw_bytes({static_cast<uint16_t>(0x2400 + i % 4 * 0x400)});
+        Fixture in_half(half);
+        const WeightSegment scaled = in_half.linear();
+        CHECK(scaled.scale_kind == ScaleKind::per_row);
+        for (int64_t i = 0; i < kRows; ++i)
+            CHECK(static_cast<const float*>(scaled.scale)[i] ==
+                  std::ldexp(1.0f, static_cast<int>(i % 4) - 6));
         CHECK(contains(with_form(fp8({}), ".weight", "F8_E5M2", {kRows, kCols}), "E5M2 is no weight format"));
         CHECK(contains(with_form(fp8({}), ".weight", "F8_E4M3", {kRows, kCols + 1}),
                        "found [256, 257] F8_E4M3"));
@@ -387,7 +409,8 @@ TEST_SUITE("cpu") {
         fp8.add("model.layers.0.mlp.experts.gate_up_proj", "F8_E4M3", {3, 4, 2}, std::string(24, '8'));
         Fixture quantized(fp8);
         CHECK(contains(model_error([&] { read_stacked(quantized.checkpoint, name, 3, 4, 2, quantized.use); }),
-                       "found [3, 4, 2] F8_E4M3; matrices stacked in one tensor are read unquantized only"));
+                       "found [3, 4, 2] F8_E4M3; in a tensor without a module's name, matrices are stacked "
+                       "unquantized only"));
         const std::vector<WeightSegment> all = read_stacked(f.checkpoint, name, 3, 4, 2, f.use);
         REQUIRE(all.size() == 3);
         const auto first = [](const WeightSegment& s) {
@@ -404,6 +427,85 @@ TEST_SUITE("cpu") {
         CHECK_THROWS_AS(slice_rows(all[1], 3, 2, "x"), Error);
         CHECK_THROWS_AS(slice_rows(all[1], -1, 2, "x"), Error);
         CHECK(f.use.audit().ok());
+    }
+
+    TEST_CASE("weight format: NVFP4 matrices stacked in one module, with one global scale or several") {
+        // Matrix e has codes 1 + e and block scales 1 + e/8: what is read must come from its own rows.
+        constexpr int64_t kCount = 3, kEach = 8, kWide = 32;
+        const std::string name = "model.language_model.layers.0.mlp.experts.gate_up_proj";
+        const auto stack = [&](bool flat, bool modelopt, std::vector<float> globals) {
+            std::string codes, scales, global;
+            for (char e = 0; e < kCount; ++e) {
+                codes.append(kEach * kWide / 2, static_cast<char>(0x11 * (1 + e)));
+                scales.append(kEach * kWide / 16, static_cast<char>(0x38 + e));
+            }
+            for (const float g : globals) global += f32_bytes(g);
+            const auto shape = [&](int64_t cols) {
+                return flat ? std::vector{kCount * kEach, cols} : std::vector{kCount, kEach, cols};
+            };
+            SafetensorsWriter w;
+            w.add(name + (modelopt ? ".weight" : ".weight_packed"), "U8", shape(kWide / 2), codes);
+            w.add(name + ".weight_scale", "F8_E4M3", shape(kWide / 16), scales);
+            return w.add(name + (modelopt ? ".weight_scale_2" : ".weight_global_scale"), "F32",
+                         {static_cast<int64_t>(globals.size())}, global);
+        };
+        const auto read = [&](Fixture& f) {
+            return read_stacked(f.checkpoint, name, kCount, kEach, kWide, f.use);
+        };
+        for (const bool flat : {true, false}) {
+            for (const bool modelopt : {true, false}) {
+                const float one = modelopt ? 1 / 4096.0f : 4096.0f;
+                for (const bool many : {true, false}) {
+                    Fixture f(
+                        stack(flat, modelopt, many ? std::vector{one, one / 2, one * 2} : std::vector{one}));
+                    CHECK(has_stacked(f.checkpoint, name));
+                    const auto all = read(f);
+                    REQUIRE(all.size() == kCount);
+                    for (int e = 0; e < kCount; ++e) {
+                        const float factor = !many || e == 0 ? 1.0f : (e == 1) == modelopt ? 0.5f : 2.0f;
+                        const float code = std::array{0.5f, 1.0f, 1.5f}[static_cast<size_t>(e)];
+                        float row[kWide];
+                        dequantize_row(all[static_cast<size_t>(e)], kEach - 1, row);
+                        for (const float v : row)
+                            CHECK(v == code * (1 + static_cast<float>(e) / 8) * factor / 4096);
+                    }
+                    CHECK(f.use.audit().ok());
+                }
+            }
+        }
+        const auto error = [&](const SafetensorsWriter& w) {
+            Fixture f(w);
+            return model_error([&] { read(f); });
+        };
+        CHECK(contains(error(stack(true, false, {4096, 4096})), "expected one value, or 3, in F32"));
+        CHECK(contains(error(stack(true, false, {4096, -1, 4096})), "expected a positive number, found -1"));
+        CHECK(contains(error(stack(true, false, {4096, 1, 4096})), "never calibrated"));
+        SafetensorsWriter empty = stack(true, false, {4096, 1, 4096});  // expert 1 has no weights
+        empty.at(name + ".weight_packed")
+            .data.replace(kEach * kWide / 2, kEach * kWide / 2, kEach * kWide / 2, 0);
+        CHECK(error(empty) == "<no error>");
+        SafetensorsWriter short_one = stack(true, false, {4096});
+        short_one.at(name + ".weight_packed").shape = {kCount * kEach / 2, kWide};
+        CHECK(contains(error(short_one), "expected [24, 16] U8"));
+        SafetensorsWriter fp8;
+        fp8.fill(name + ".weight", "F8_E4M3", {kCount, kEach, kWide}, kCount * kEach * kWide, 0x38);
+        fp8.add(name + ".weight_scale", "F32", {1}, f32_bytes(0.01f));
+        CHECK(contains(error(fp8), "are not read in FP8; expected one tensor for each expert"));
+        SafetensorsWriter plain;
+        plain.bf16(name + ".weight", {kCount, kEach, kWide});
+        CHECK(error(plain) == "<no error>");
+    }
+
+    TEST_CASE("weight format: MXFP4 is called by its name") {
+        for (const char* dtype : {"U8", "F8_E8M0"}) {
+            SafetensorsWriter w;  // as compressed-tensors writes it: no global scale
+            w.fill(kModule + ".weight_packed", "U8", {kRows, kCols / 2}, kRows * kCols / 2, 0x21);
+            w.fill(kModule + ".weight_scale", dtype, {kRows, kCols / 32}, kRows * kCols / 32, 0x7f);
+            const std::string message = linear_error(w);
+            CHECK(contains(message, "this is MXFP4, which quern does not read"));
+            CHECK(contains(message, kModule + ".weight_scale"));
+            CHECK_FALSE(contains(message, "weight_global_scale"));
+        }
     }
 
     TEST_CASE("weight format: slices keep their scales") {

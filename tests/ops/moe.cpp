@@ -132,6 +132,9 @@ void moe_forms(Device& device) {
     check_moe(device, {32, 32, 16, 4, 3, Form::nvfp4, Form::nvfp4}, ++seed, 33);
     // more experts than a block of a GPU has rows of
     check_moe(device, {64, 16, 16, 500, 8, Form::nvfp4, Form::nvfp4}, ++seed, 64);
+    // as many as Qwen3.5-397B has, and a model that was pruned to 180
+    check_moe(device, {64, 16, 16, 512, 10, Form::nvfp4, Form::bf16}, ++seed, 33);
+    check_moe(device, {64, 16, 16, 180, 8, Form::bf16, Form::bf16}, ++seed, 33);
 }
 
 void moe_large(Device& device) {

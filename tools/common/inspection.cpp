@@ -64,7 +64,7 @@ void Inspection::group(const Qwen36MoeWeights& w) {
     const double used =
         static_cast<double>(config.experts_used) / static_cast<double>(std::max<int64_t>(config.experts, 1));
     count("embedding", w.embedding, 1.0 / static_cast<double>(config.vocab_rows));
-    if (config.tied_head)
+    if (w.tied_head)
         groups[{"embedding", format_name(w.head.segments[0])}].token_bytes +=
             static_cast<double>(w.head.bytes());
     else

@@ -67,21 +67,36 @@ const SafeTensor* tensor(const Checkpoint& c, const std::string& name) {
     return i == Checkpoint::kNone ? nullptr : c.tensors()[i].tensor;
 }
 
+std::vector<float> floats_of(const SafeTensor& t) {
+    std::vector<float> floats(static_cast<size_t>(t.elements()));
+    to_floats(t, floats.data());
+    return floats;
+}
+
+/// The global scale of an NVFP4 matrix; the segments of a stacked tensor are called "module[number]...".
+std::string judge_nvfp4_scale(const Checkpoint& c, MatrixHealth& m) {
+    const WeightSegment& s = *m.segment;
+    const size_t bracket = s.name.find('[');
+    const std::string module = s.name.substr(0, bracket);
+    const size_t number = bracket == std::string::npos ? 0 : std::stoul(s.name.substr(bracket + 1));
+    const SafeTensor* divisor = tensor(c, module + ".weight_global_scale");
+    const std::vector<float> scales =
+        floats_of(divisor != nullptr ? *divisor : *tensor(c, module + ".weight_scale_2"));
+    return read_global_scale(
+        scales[std::min(number, scales.size() - 1)],
+        {static_cast<const std::byte*>(s.data), static_cast<size_t>(s.rows * s.cols / 2)},
+        divisor != nullptr ? GlobalForm::divisor : GlobalForm::multiplier, m.global_scale);
+}
+
 void judge_global_scale(const Checkpoint& c, MatrixHealth& m) {
     const std::string& name = m.segment->name;
     std::string problem;
     if (m.segment->scale_kind == ScaleKind::nvfp4) {
-        const SafeTensor* divisor = tensor(c, name + ".weight_global_scale");
-        const SafeTensor* multiplier = tensor(c, name + ".weight_scale_2");
-        const SafeTensor* codes = tensor(c, name + (divisor != nullptr ? ".weight_packed" : ".weight"));
-        problem = read_global_scale(divisor != nullptr ? *divisor : *multiplier, *codes,
-                                    divisor != nullptr ? GlobalForm::divisor : GlobalForm::multiplier,
-                                    m.global_scale);
+        problem = judge_nvfp4_scale(c, m);
     } else if (m.segment->dtype == DType::F8_E4M3) {
         const SafeTensor* scale = tensor(c, name + ".weight_scale");
         if (scale == nullptr) scale = tensor(c, name + ".weight_scale_inv");
-        std::vector<float> floats(static_cast<size_t>(scale->elements()));
-        to_floats(*scale, floats.data());
+        const std::vector<float> floats = floats_of(*scale);
         problem = check_fp8_scales(*m.segment, floats);
         m.global_scale = *std::max_element(floats.begin(), floats.end());
     }

@@ -21,6 +21,16 @@ bool is_fused_experts(const CheckpointTensor& t) {
            (t.name.ends_with(".experts.gate_up_proj") || t.name.ends_with(".experts.down_proj"));
 }
 
+void refuse_quantized_stack(const Checkpoint& checkpoint, uint32_t tensor) {
+    for (const char* stack : {".experts.gate_up_proj.", ".experts.down_proj."})
+        if (has(checkpoint.tensors()[tensor].name, stack))
+            FAIL(
+                model,
+                "{}: quantized experts stacked in one tensor are run and inspected, but neither compared nor "
+                "written; expected one module for each expert, or the unquantized original",
+                checkpoint.where(tensor));
+}
+
 }  // namespace
 
 const char* role_name(ModuleRole role) { return kRoleNames[static_cast<int>(role)]; }
@@ -49,6 +59,7 @@ ModuleIndex::ModuleIndex(const Checkpoint& checkpoint)
             add_fused(checkpoint, i);
             continue;
         }
+        refuse_quantized_stack(checkpoint, i);
         if (t.tensor->rank != 2) continue;
         for (const std::string_view end : {".weight", ".weight_packed"})
             if (t.name.ends_with(end))

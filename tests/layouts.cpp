@@ -1,0 +1,340 @@
+// Layouts of published checkpoints: the same weights stored in another way are the same model. What they are compared
+// with agrees with transformers (tests/parity.cpp).
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+
+#include "checkpoint_copy.h"
+#include "ggml-like/json_guard.h"
+#include "models/qwen3_6_moe.h"
+#include "models/tensor_use.h"
+#include "models/weight_format.h"
+#include "models/weight_placement.h"
+#include "tools/engine/engine.h"
+
+namespace quern {
+namespace {
+
+using test::CheckpointCopy;
+using test::contains;
+using test::SafetensorsWriter;
+
+const std::string kPrefix = "model.language_model.layers.";
+constexpr int kLayers = 4, kExperts = 8;  // of base
+
+struct Answer {
+    std::vector<float> logits;  // of all rows of the prompt
+    std::vector<int32_t> tokens;
+    std::vector<std::string> notes;
+};
+
+Answer answer_of(const CheckpointCopy& copy) {
+    copy.write();
+    const auto backend = make_cpu_backend(2);
+    const auto model = load_model(copy.dir.str(), *backend, {.tokenizer = false});
+    Answer out{.notes = model->notes()};
+    Request request;
+    for (int32_t i = 0; i < 24; ++i) request.prompt.push_back(i * 37 % 96);
+    request.sampling.temperature = 0;
+    request.max_tokens = 8;
+    request.on_prompt_logits = [&](const PromptLogits& logits) {
+        for (size_t i = 0; i < logits.count(); ++i)
+            out.logits.insert(out.logits.end(), logits.row(i).begin(), logits.row(i).end());
+    };
+    Engine engine(*model, *backend, {.step_tokens = 64});
+    out.tokens = engine.run(std::move(request)).tokens;
+    return out;
+}
+
+double error(const Answer& a, const Answer& b) {
+    REQUIRE(a.logits.size() == b.logits.size());
+    double difference = 0, norm = 0;
+    for (size_t i = 0; i < a.logits.size(); ++i) {
+        difference += std::pow(static_cast<double>(a.logits[i]) - b.logits[i], 2);
+        norm += std::pow(static_cast<double>(b.logits[i]), 2);
+    }
+    return std::sqrt(difference / norm);
+}
+
+bool has_note(const Answer& a, const std::string& part) {
+    for (const std::string& note : a.notes)
+        if (contains(note, part)) return true;
+    return false;
+}
+
+/// `change` turns one checkpoint into another one of the same weights.
+Answer after(const std::function<void(CheckpointCopy&)>& change, const std::string& name = "base/ct") {
+    CheckpointCopy copy(name);
+    change(copy);
+    return answer_of(copy);
+}
+
+std::string experts_of(int layer) { return fmt::format("{}{}.mlp.experts.", kPrefix, layer); }
+
+/// What one tensor of all experts has, expert after expert.
+std::string gather(SafetensorsWriter& w, int layer, std::initializer_list<const char*> parts,
+                   const char* suffix) {
+    std::string data;
+    for (int e = 0; e < kExperts; ++e)
+        for (const char* part : parts) {
+            const std::string name = fmt::format("{}{}.{}{}", experts_of(layer), e, part, suffix);
+            data += w.at(name).data;
+        }
+    return data;
+}
+
+/// Compressed-tensors' experts as one matrix [E * rows, cols] a projection. `globals`: the values to store.
+void stack(SafetensorsWriter& w, bool one_global) {
+    SafetensorsWriter out;
+    for (int layer = 0; layer < kLayers; ++layer) {
+        const auto add = [&](const std::string& name, std::initializer_list<const char*> parts, int64_t rows,
+                             int64_t cols) {
+            const std::string module = experts_of(layer) + name;
+            std::string globals = gather(w, layer, {*parts.begin()}, ".weight_global_scale");
+            if (one_global) globals.resize(sizeof(float));
+            const auto count = static_cast<int64_t>(globals.size() / sizeof(float));
+            out.add(module + ".weight_packed", "U8", {kExperts * rows, cols / 2},
+                    gather(w, layer, parts, ".weight_packed"));
+            out.add(module + ".weight_scale", "F8_E4M3", {kExperts * rows, cols / 16},
+                    gather(w, layer, parts, ".weight_scale"));
+            out.add(module + ".weight_global_scale", "F32", {count}, globals);
+        };
+        add("gate_up_proj", {"gate_proj", "up_proj"}, 32, 32);
+        add("down_proj", {"down_proj"}, 32, 16);
+    }
+    std::erase_if(w.entries, [](const auto& e) { return contains(e.name, ".mlp.experts."); });
+    w.entries.insert(w.entries.end(), out.entries.begin(), out.entries.end());
+}
+
+/// The matrix in F32, decoded by its definition.
+void decode(CheckpointCopy& copy, const std::string& module, int64_t rows, int64_t cols) {
+    copy.write();
+    const Checkpoint checkpoint = Checkpoint::open(copy.dir.str());
+    TensorUse use(checkpoint);
+    const WeightSegment segment = read_linear(checkpoint, module, rows, cols, use);
+    std::string data(static_cast<size_t>(rows * cols) * sizeof(float), '\0');
+    for (int64_t r = 0; r < rows; ++r)
+        dequantize_row(segment, r, reinterpret_cast<float*>(data.data()) + r * cols);
+    for (const char* suffix :
+         {".weight_packed", ".weight_scale", ".weight_global_scale", ".input_global_scale"})
+        copy.weights.remove(module + suffix);
+    copy.weights.add(module + ".weight", "F32", {rows, cols}, data);
+}
+
+std::vector<KvScales> kv_scales_of(const CheckpointCopy& copy, std::vector<std::string>& notes) {
+    copy.write();
+    const Checkpoint checkpoint = Checkpoint::open(copy.dir.str());
+    TensorUse use(checkpoint);
+    const auto config = parse_qwen3_6_moe_config(checkpoint.config(), "config.json");
+    const Qwen36MoeWeights weights = read_qwen3_6_moe_weights(checkpoint, config, use, 2);
+    const Audit audit = use.audit();
+    CHECK(audit.ok());
+    notes = audit.notes;
+    std::vector<KvScales> out;
+    for (const LayerWeights& layer : weights.layers)
+        if (layer.attention.in_proj) out.push_back(layer.attention.kv_scales);
+    return out;
+}
+
+}  // namespace
+
+TEST_SUITE("cpu") {
+    TEST_CASE("layouts: NVFP4 experts stacked in one tensor, with a global scale for each") {
+        const Answer single = after([](CheckpointCopy&) {});
+        const Answer stacked = after([](CheckpointCopy& c) { stack(c.weights, false); });
+        CHECK(stacked.logits == single.logits);
+        CHECK(stacked.tokens == single.tokens);
+    }
+
+    TEST_CASE("layouts: stacked NVFP4 experts are inspected, but neither written nor compared") {
+        CheckpointCopy copy("base/ct");
+        stack(copy.weights, false);
+        copy.write();
+        const std::string directory = copy.dir.str();
+        CHECK(test::inspect_exit_code("--audit " + directory) == 0);
+        std::string health;
+        CHECK(test::inspect_exit_code("--health " + directory, &health) == 0);
+        for (const std::string& flags : {copy.dir / "new --format modelopt", directory}) {
+            std::string said;
+            const std::string command = flags == directory ? "--against " : "--write ";
+            CHECK(test::inspect_exit_code(command + flags + " " + directory, &said) == 3);
+            CHECK(contains(said, "neither compared nor written"));
+        }
+        // A global scale that cannot be right, of one expert.
+        auto& globals = copy.weights.at(experts_of(0) + "down_proj.weight_global_scale").data;
+        globals.replace(5 * sizeof(float), sizeof(float), test::f32_bytes(1e-5f));
+        copy.write();
+        health.clear();
+        CHECK(test::inspect_exit_code("--health " + directory, &health) == 3);
+        CHECK(contains(health, "down_proj[5]"));
+    }
+
+    TEST_CASE("layouts: NVFP4 experts stacked in one tensor, with one global scale a layer") {
+        const auto level = [](CheckpointCopy& c) {  // all experts get the scale of the first
+            for (int layer = 0; layer < kLayers; ++layer)
+                for (const char* part : {"gate_proj", "up_proj", "down_proj"})
+                    for (int e = 1; e < kExperts; ++e) {
+                        const auto name = [&](int i) {
+                            return fmt::format("{}{}.{}.weight_global_scale", experts_of(layer), i, part);
+                        };
+                        c.weights.at(name(e)).data = c.weights.at(name(0)).data;
+                    }
+        };
+        const Answer single = after(level);
+        const Answer stacked = after([&](CheckpointCopy& c) {
+            level(c);
+            stack(c.weights, true);
+        });
+        CHECK(stacked.logits == single.logits);
+        CHECK(single.logits != after([](CheckpointCopy&) {}).logits);
+    }
+
+    TEST_CASE("layouts: gate and up, and the experts of a layer, in different formats") {
+        const Answer stored = after([](CheckpointCopy&) {});
+        const Answer mixed = after([](CheckpointCopy& c) {
+            decode(c, experts_of(0) + "3.up_proj", 16, 32);
+            for (const char* part : {"gate_proj", "up_proj"}) decode(c, experts_of(1) + "5." + part, 16, 32);
+            decode(c, experts_of(2) + "0.down_proj", 32, 16);
+        });
+        CHECK(error(mixed, stored) < 1e-6);
+        CHECK(mixed.tokens == stored.tokens);
+        // The same of a dense model, whose MLP is [rows, 32].
+        const CheckpointCopy dense("dense/ct");
+        const int64_t width = dense.config["text_config"]["intermediate_size"];
+        const Answer whole = after([](CheckpointCopy&) {}, "dense/ct");
+        const Answer apart =
+            after([&](CheckpointCopy& c) { decode(c, kPrefix + "0.mlp.up_proj", width, 32); }, "dense/ct");
+        CHECK(error(apart, whole) < 1e-6);
+    }
+
+    TEST_CASE("layouts: what is not read may have any dtype, and scales of a KV cache any form") {
+        const Answer plain = after([](CheckpointCopy&) {});
+        const Answer more = after([](CheckpointCopy& c) {
+            c.weights.fill("mtp.layers.0.mlp.gate_proj.weight_scale", "F8_E8M0", {4, 2}, 8);
+            c.weights.fill("mtp.layers.0.mlp.gate_proj.weight", "F4", {4, 64}, 128);
+            c.weights.fill("model.visual.unheard_of.weight", "I3_K", {3, 5}, 7);
+            c.weights.fill(kPrefix + "3.self_attn.q_scale", "F8_E8M0", {9}, 9);
+            c.weights.fill(kPrefix + "3.self_attn.k_scale", "I32", {1}, 4);
+        });
+        CHECK(more.logits == plain.logits);
+        // A tensor of the model itself has to be one that quern reads.
+        CheckpointCopy bad("base/ct");
+        bad.weights.at(kPrefix + "0.mlp.gate.weight").dtype = "MX9";
+        bad.write();
+        const auto backend = make_cpu_backend(1);
+        const std::string message =
+            test::model_error([&] { load_model(bad.dir.str(), *backend, {.tokenizer = false}); });
+        CHECK(contains(message, "mlp.gate.weight"));
+        CHECK(contains(message, "found [8, 32] MX9"));
+    }
+
+    TEST_CASE("layouts: scales of keys and values are kept with their layer") {
+        CheckpointCopy copy("base/ct");
+        const std::string attention = kPrefix + "3.self_attn.";  // the only one of base; it has 2 kv heads
+        std::vector<std::string> notes;
+        CHECK(kv_scales_of(copy, notes).at(0).k.empty());
+        copy.weights.bf16(attention + "k_scale", {1}, 0x3f00);  // 0.5
+        copy.weights.add(attention + "v_scale", "F32", {2, 1, 1},
+                         test::f32_bytes(0.25f) + test::f32_bytes(3));
+        copy.weights.bf16(attention + "q_scale", {1});
+        const KvScales both = kv_scales_of(copy, notes).at(0);
+        CHECK(both.k == std::vector<float>{0.5f});
+        CHECK(both.v == std::vector<float>{0.25f, 3.0f});
+        CHECK(notes.empty());
+        // ModelOpt's names; a scale of zero is left out.
+        copy.weights.remove(attention + "k_scale").remove(attention + "v_scale");
+        copy.weights.add(attention + "k_proj.k_scale", "F32", {}, test::f32_bytes(0.75f));
+        copy.weights.add(attention + "v_proj.v_scale", "F32", {}, test::f32_bytes(0));
+        const KvScales modelopt = kv_scales_of(copy, notes).at(0);
+        CHECK(modelopt.k == std::vector<float>{0.75f});
+        CHECK(modelopt.v.empty());
+        REQUIRE(notes.size() == 1);
+        CHECK(contains(notes[0], "v_proj.v_scale': expected positive numbers, found 0"));
+    }
+
+    TEST_CASE("layouts: a head of its own wins over a tie, as in the reference") {
+        const Answer untied = after([](CheckpointCopy&) {});
+        const Answer tied = after([](CheckpointCopy& c) {
+            c.config["tie_word_embeddings"] = true;
+            c.config["text_config"]["tie_word_embeddings"] = true;
+        });
+        CHECK(tied.logits == untied.logits);
+        CHECK(has_note(tied, "tie_word_embeddings is true, but the checkpoint has an lm_head of its own"));
+        CHECK_FALSE(has_note(untied, "tie_word_embeddings"));
+    }
+
+    TEST_CASE("layouts: auto-round's checkpoints are read by their tensors") {
+        const Answer plain = after([](CheckpointCopy&) {});
+        const Answer auto_round = after([](CheckpointCopy& c) {
+            c.config["quantization_config"] = {{"quant_method", "auto-round"},
+                                               {"packing_format", "auto_round:llm_compressor"},
+                                               {"data_type", "nv_fp"},
+                                               {"bits", 4},
+                                               {"group_size", 16},
+                                               {"autoround_version", "0.9.2"}};
+        });
+        CHECK(auto_round.logits == plain.logits);
+        CHECK(auto_round.notes == plain.notes);
+    }
+
+    TEST_CASE("layouts: global scales in BF16") {
+        const auto narrow = [](CheckpointCopy& c, bool stored) {  // the value that BF16 has for it
+            for (auto& e : c.weights.entries) {
+                if (!e.name.ends_with(".weight_global_scale")) continue;
+                const std::string upper = e.data.substr(2);
+                e.data = stored ? upper : std::string(2, '\0') + upper;
+                if (stored) e.dtype = "BF16";
+            }
+        };
+        const Answer f32 = after([&](CheckpointCopy& c) { narrow(c, false); });
+        const Answer bf16 = after([&](CheckpointCopy& c) { narrow(c, true); });
+        CHECK(bf16.logits == f32.logits);
+    }
+
+    TEST_CASE("layouts: any number of experts, as of pruned models") {
+        // Expert n becomes the experts that `numbers` lists for it, with its row of the router.
+        const auto renumber = [](CheckpointCopy& c, const std::vector<int>& sources, int used) {
+            SafetensorsWriter out;
+            for (const auto& e : c.weights.entries) {
+                const size_t digit = e.name.find(".mlp.experts.") + 13;
+                if (e.name.find(".mlp.experts.") == std::string::npos) {
+                    out.entries.push_back(e);
+                    continue;
+                }
+                for (size_t to = 0; to < sources.size(); ++to) {
+                    if (sources[to] != e.name[digit] - '0') continue;
+                    out.entries.push_back(e);
+                    out.entries.back().name.replace(digit, 1, std::to_string(to));
+                }
+            }
+            for (int layer = 0; layer < kLayers; ++layer) {
+                auto& router = out.at(fmt::format("{}{}.mlp.gate.weight", kPrefix, layer));
+                const size_t row = router.data.size() / kExperts;
+                std::string rows;
+                for (const int e : sources) rows += router.data.substr(static_cast<size_t>(e) * row, row);
+                router.data = rows;
+                router.shape[0] = static_cast<int64_t>(sources.size());
+            }
+            c.weights = out;
+            c.config["text_config"]["num_experts"] = sources.size();
+            c.config["text_config"]["num_experts_per_tok"] = used;
+        };
+        // Copies share the weight of the one that they are copies of, so three of each are the same model.
+        const std::vector<int> kept = {1, 2, 4, 6, 7};
+        std::vector<int> copies;
+        for (int i = 0; i < 15; ++i) copies.push_back(kept[static_cast<size_t>(i * 7 % 5)]);
+        const Answer pruned = after([&](CheckpointCopy& c) { renumber(c, kept, 2); });
+        const Answer tripled = after([&](CheckpointCopy& c) { renumber(c, copies, 6); });
+        CHECK(error(tripled, pruned) < 1e-5);
+        CHECK(tripled.tokens == pruned.tokens);
+        CHECK(error(pruned, after([](CheckpointCopy&) {})) > 1e-3);  // another model than the whole one
+        std::vector<int> reap(180);
+        for (size_t i = 0; i < reap.size(); ++i) reap[i] = kept[i % kept.size()];
+        const Answer many = after([&](CheckpointCopy& c) { renumber(c, reap, 72); });
+        CHECK(error(many, pruned) < 1e-5);
+    }
+}
+
+}  // namespace quern
