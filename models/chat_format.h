@@ -33,11 +33,15 @@ struct Message {
     std::string tool_call_id;          // tool; the format does not show it to the model
 };
 
+/// How long a model should think, for formats that tell it in words.
+enum class ReasoningEffort : uint8_t { unset, low, medium, high };
+
 struct ChatOptions {
     bool thinking = true;
     /// Keep the thinking of all assistant turns, not only of those after the last user query. Then what a growing
-    /// conversation has in common with its past renders the same.
-    bool preserve_thinking = false;
+    /// conversation has in common with its past renders the same. Empty: as the format does it.
+    std::optional<bool> preserve_thinking = {};
+    ReasoningEffort effort = ReasoningEffort::unset;
     bool add_generation_prompt = true;
 };
 
@@ -100,6 +104,7 @@ class ChatParser {
 
 /// A format. `tools`: an array of tool objects; null, empty or no array means none.
 struct ChatFormat {
+    const char* name;  // of the official template that renders the same: "Qwen3.6"
     /// Throws only Error(usage): no messages, or an unknown role. Invalid UTF-8 passes through; the tokenizer
     /// replaces it.
     RenderedPrompt (*render)(std::span<const Message> messages, const nlohmann::ordered_json& tools,
@@ -108,9 +113,6 @@ struct ChatFormat {
     /// the call. `id_seed` != 0 makes the ids of calls repeatable.
     std::unique_ptr<ChatParser> (*parser)(bool thinking_open, const nlohmann::ordered_json& tools,
                                           uint64_t id_seed);
-    /// Compares the checkpoint's own template with the format: one line for the user that says what differs, or
-    /// nothing. Never throws.
-    std::string (*template_note)(const std::string& directory);
 
     // Words that the format writes, or that the model is made to write.
     const char* turn_end;        // the marker that ends an answer
@@ -122,6 +124,12 @@ struct ChatFormat {
     const char* call_begin;      // a call up to the name
     const char* call_name_end;   // the character after the name
     const char* call_arguments;  // a call from the end of the name to its arguments
+};
+
+/// The format for a checkpoint, by its own chat template.
+struct ChatChoice {
+    const ChatFormat* format;
+    std::string note;  // one line for the user, if the template is not the official one of `format`
 };
 
 }  // namespace quern

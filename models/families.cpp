@@ -11,8 +11,10 @@ namespace quern {
 namespace {
 
 constexpr ModelFamily kFamilies[] = {
-    {"qwen3_5_moe", "qwen3_5_moe_text", "Qwen3.6-35B-A3B and its fine-tunes", open_qwen3_6_moe, &kQwen36Chat},
-    {"qwen3_5", "qwen3_5_text", "Qwen3.6-27B, dense", open_qwen3_6_moe, &kQwen36Chat},
+    {"qwen3_5_moe", "qwen3_5_moe_text", "Qwen3.5 and 3.6, MoE: Qwen3.6-35B-A3B, Qwen3.5-397B-A17B, ...",
+     open_qwen3_6_moe, choose_qwen3_chat},
+    {"qwen3_5", "qwen3_5_text", "Qwen3.5, 3.6 and 3.8, dense: Qwen3.6-27B, Qwen3.5-4B, ...", open_qwen3_6_moe,
+     choose_qwen3_chat},
 };
 
 std::string model_type(const nlohmann::json& level) {

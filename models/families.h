@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "models/chat_format.h"
 #include "models/model.h"
 
 namespace quern {
@@ -20,7 +21,9 @@ struct ModelFamily {
     /// Throws as open_model.
     std::unique_ptr<Model> (*open)(const ModelFamily& family, Checkpoint checkpoint,
                                    const OpenOptions& options);
-    const ChatFormat* chat;
+    /// The format for the checkpoint in this directory; empty, or without a template: the family's usual one. Never
+    /// throws.
+    ChatChoice (*chat)(const std::string& directory);
 };
 
 std::span<const ModelFamily> model_families();

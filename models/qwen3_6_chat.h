@@ -1,8 +1,12 @@
-// The conversation format of Qwen3.6.
+// The conversation formats of Qwen3.5, Qwen3.6 and Qwen3.8.
 //
-// Rendering needs no template engine. Where the checkpoint's Jinja template (Qwen3.6, and Qwen3.5 with two
-// differences) renders a conversation, the text here is the same, byte for byte; where the template raises an
-// error, the conversation is normalised first (rules below).
+// Rendering needs no template engine. Where the official Jinja template renders a conversation, the text here is the
+// same, byte for byte; where it raises an error, the conversation is normalised first (rules below). What differs:
+//            tool arguments          earlier thinking, by default   <think> in a content   effort in words
+//   Qwen3.5  true, false and null    dropped                        is thinking            no
+//            as in Python
+//   Qwen3.6  as JSON                 dropped                        is thinking            no
+//   Qwen3.8  as JSON                 kept                           is text                first in the system turn
 // Source: the chat templates that Qwen publishes with its checkpoints; json.dumps and str.strip of CPython.
 #pragma once
 
@@ -18,7 +22,11 @@ namespace quern {
 /// - developer counts as system. All system messages become one at the start: contents stripped, empty ones
 ///   dropped, joined by an empty line.
 /// - without a user query, no assistant turn is after the last query.
+RenderedPrompt render_qwen3_5_chat(std::span<const Message> messages, const nlohmann::ordered_json& tools,
+                                   const ChatOptions& options);
 RenderedPrompt render_qwen3_6_chat(std::span<const Message> messages, const nlohmann::ordered_json& tools,
+                                   const ChatOptions& options);
+RenderedPrompt render_qwen3_8_chat(std::span<const Message> messages, const nlohmann::ordered_json& tools,
                                    const ChatOptions& options);
 
 /// Thinking ends at </think>. With tools it also ends at a well-formed call, because the model sometimes forgets the
@@ -37,13 +45,13 @@ RenderedPrompt render_qwen3_6_chat(std::span<const Message> messages, const nloh
 std::unique_ptr<ChatParser> make_qwen3_6_parser(bool thinking_open, const nlohmann::ordered_json& tools,
                                                 uint64_t id_seed = 0);
 
-/// About chat_template.jinja, else chat_template in tokenizer_config.json. Empty if there is none, or if this format
-/// renders the same (Qwen3.6, Qwen3.5, quern's demo).
-std::string qwen3_6_template_note(const std::string& directory);
+/// The format by chat_template.jinja, else by chat_template in tokenizer_config.json: that of the version whose template
+/// it is, or was made from. Without a template Qwen3.6, without a note.
+ChatChoice choose_qwen3_chat(const std::string& directory);
 
-inline constexpr ChatFormat kQwen36Chat = {.render = render_qwen3_6_chat,
+inline constexpr ChatFormat kQwen36Chat = {.name = "Qwen3.6",
+                                           .render = render_qwen3_6_chat,
                                            .parser = make_qwen3_6_parser,
-                                           .template_note = qwen3_6_template_note,
                                            .turn_end = "<|im_end|>",
                                            .text_end = "<|endoftext|>",
                                            .thinking_end = "</think>",
@@ -53,5 +61,15 @@ inline constexpr ChatFormat kQwen36Chat = {.render = render_qwen3_6_chat,
                                            .call_begin = "<tool_call>\n<function=",
                                            .call_name_end = ">",
                                            .call_arguments = ">\n"};
+
+/// kQwen36Chat but for what it renders.
+constexpr ChatFormat qwen3_chat(const char* name, decltype(ChatFormat::render) render) {
+    ChatFormat format = kQwen36Chat;
+    format.name = name;
+    format.render = render;
+    return format;
+}
+inline constexpr ChatFormat kQwen35Chat = qwen3_chat("Qwen3.5", render_qwen3_5_chat);
+inline constexpr ChatFormat kQwen38Chat = qwen3_chat("Qwen3.8", render_qwen3_8_chat);
 
 }  // namespace quern

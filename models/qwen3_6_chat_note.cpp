@@ -1,11 +1,12 @@
-// Whether a checkpoint's own chat template says what the native format says.
+// Which official format a checkpoint's own chat template is, or was made from, and what differs from that.
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "ggml-like/error.h"
+#include "ggml-like/check.h"
+#include "ggml-like/content_hash.h"
 #include "ggml-like/json_guard.h"
 #include "models/qwen3_6_chat.h"
 
@@ -39,6 +40,45 @@ std::string template_in_config(const std::filesystem::path& path) {
     return {};
 }
 
+/// Templates that are what the format is made from.
+struct Official {
+    size_t length;  // without a line feed at the end, which rendering drops
+    uint64_t hash;  // ContentHash of so much
+    const ChatFormat* format;
+};
+constexpr Official kOfficial[] = {
+    {7756, 0x77b4ca9054e37502, &kQwen35Chat},
+    {7764, 0x4d278e069527dacc, &kQwen36Chat},
+    {8952, 0xbc47c1c2dc79e071, &kQwen38Chat},
+    {6750, 0xc9abe88bad45bfd9, &kQwen36Chat},  // models/demo
+};
+
+/// The format that this text renders exactly; null if there is none.
+const ChatFormat* official(std::string_view text) {
+    if (text.ends_with('\n')) text.remove_suffix(1);
+    ContentHash hash;
+    hash.add(text);
+    for (const Official& known : kOfficial)
+        if (known.length == text.size() && known.hash == hash.value()) return known.format;
+    return nullptr;
+}
+
+bool has(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
+
+/// The version that an edited template was made from.
+const ChatFormat* nearest(std::string_view text) {
+    if (has(text, "Reasoning effort is set to")) return &kQwen38Chat;
+    return has(text, "enable_thinking") && !has(text, "preserve_thinking") ? &kQwen35Chat : &kQwen36Chat;
+}
+
+/// Edits that many checkpoints carry.
+struct CommunityEdit {
+    std::string_view sign, name;
+};
+constexpr CommunityEdit kCommunity[] = {
+    {"<|think_off|>", "froggeric's edit, with switches for thinking in the text"},
+};
+
 /// What every template of the family says in so many words, and what is missing if it does not. Line feeds
 /// stand in string literals of the template language, hence as a backslash and n.
 constexpr std::pair<std::string_view, std::string_view> kFeatures[] = {
@@ -55,24 +95,46 @@ constexpr std::pair<std::string_view, std::string_view> kFeatures[] = {
     {"<IMPORTANT>", "tools are introduced differently"},
 };
 
-/// Signs of an edited template, or of a sister family.
-constexpr std::pair<std::string_view, std::string_view> kForeign[] = {
-    {"enable_thinking is true", "it thinks only on request"},
-    {"You are ", "it has a system prompt of its own"},
-    {"/no_think", "it has switches in the text"},
-    {"strftime_now", "it writes the date"},
-    {"builtin_tools", "it has tools of its own"},
+/// Collects reasons, each once.
+class Reasons {
+  public:
+    void add_if(bool differs, std::string_view reason) {
+        if (!differs || has(text_, reason)) return;
+        text_.append(text_.empty() ? "" : "; ").append(reason);
+    }
+    std::string text() const { return text_; }
+
+  private:
+    std::string text_;
 };
 
-std::string_view difference(std::string_view text) {
-    for (const auto& [feature, reason] : kFeatures)
-        if (text.find(feature) == text.npos) return reason;
-    for (const auto& [feature, reason] : kForeign)
-        if (text.find(feature) != text.npos) return reason;
-    return {};
+/// The switches in which versions and edits differ, as they are written in all templates seen.
+void compare_switches(std::string_view text, const ChatFormat* base, Reasons& reasons) {
+    const bool on_request =
+        has(text, "enable_thinking is defined and enable_thinking is true") ||
+        (has(text, "enable_thinking is true") && !has(text, "enable_thinking is undefined or"));
+    reasons.add_if(on_request, "it thinks only on request");
+    const bool keeps =
+        has(text, "preserve_thinking is undefined or") || has(text, "preserve_thinking is not defined or");
+    const bool drops = has(text, "preserve_thinking is defined and preserve_thinking is true");
+    reasons.add_if(keeps && base != &kQwen38Chat, "it keeps earlier thinking unless told not to");
+    reasons.add_if(drops && base == &kQwen38Chat, "it drops earlier thinking unless told not to");
+    const bool python = has(text, "else args_value | string"), json = has(text, "else args_value | tojson");
+    reasons.add_if(python && base != &kQwen35Chat,
+                   "true, false and null in tool arguments are written as in Python, not as JSON");
+    reasons.add_if(json && base == &kQwen35Chat,
+                   "true, false and null in tool arguments are written as JSON, not as in Python");
 }
 
-std::string note(const std::string& directory) {
+std::string difference(std::string_view text, const ChatFormat* base) {
+    Reasons reasons;
+    for (const CommunityEdit& edit : kCommunity) reasons.add_if(has(text, edit.sign), edit.name);
+    for (const auto& [feature, reason] : kFeatures) reasons.add_if(!has(text, feature), reason);
+    compare_switches(text, base, reasons);
+    return reasons.text();
+}
+
+ChatChoice choose(const std::string& directory) {
     const std::filesystem::path root(directory);
     std::string name = "chat_template.jinja";
     std::string text = read_small_file(root / name);
@@ -80,21 +142,23 @@ std::string note(const std::string& directory) {
         name = "the chat template in tokenizer_config.json";
         text = template_in_config(root / "tokenizer_config.json");
     }
-    if (text.empty()) return {};
-    const std::string_view reason = difference(text);
-    if (reason.empty()) return {};
-    return name + " is not one quern knows (" + std::string(reason) +
-           "); quern's own Qwen3.6 chat format is used instead";
+    if (text.empty()) return {&kQwen36Chat, ""};
+    if (const ChatFormat* format = official(text)) return {format, ""};
+    const ChatFormat* base = nearest(text);
+    const std::string reasons = difference(text, base);
+    return {base, fmt::format("{} differs from the official one of {}{}; quern uses the official format",
+                              name, base->name, reasons.empty() ? "" : ": " + reasons)};
 }
 
 }  // namespace
 
-std::string qwen3_6_template_note(const std::string& directory) {
+ChatChoice choose_qwen3_chat(const std::string& directory) {
+    if (directory.empty()) return {&kQwen36Chat, ""};
     try {
-        return note(directory);
+        return choose(directory);
     } catch (const std::exception& error) {
         // Whoever needs the tokenizer's config reports it in full.
-        return std::string("the chat template cannot be read: ") + error.what();
+        return {&kQwen36Chat, std::string("the chat template cannot be read: ") + error.what()};
     }
 }
 

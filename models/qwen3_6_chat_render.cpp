@@ -31,6 +31,22 @@ constexpr std::string_view kToolsManual =
     "and do not tell the user about function calls\n"
     "</IMPORTANT>";
 
+constexpr std::string_view kHighEffort =
+    "Reasoning effort is set to xhigh. Please think carefully through the task, validate key assumptions, "
+    "consider plausible alternatives, and prioritize correctness, consistency, and clarity in the final "
+    "answer.";
+constexpr std::string_view kLowEffort =
+    "Reasoning effort is set to low. Keep your thinking brief and focused, moving directly to the conclusion "
+    "without unnecessary elaboration.";
+
+/// What the versions of the format do differently.
+struct Version {
+    bool python_arguments = false;  // of tools: True, False and None
+    bool preserves_thinking = false;
+    bool thinking_in_content = true;  // of an assistant's message without reasoning
+    bool states_effort = false;
+};
+
 /// Collects segments, plain text joined.
 class SegmentWriter {
   public:
@@ -77,10 +93,11 @@ std::string_view strip_line_feeds(std::string_view text, bool front, bool back) 
     return text;
 }
 
-AssistantText split_assistant(const Message& message) {
+AssistantText split_assistant(const Message& message, const Version& version) {
     static constexpr std::string_view kOpen = "<think>", kClose = "</think>";
     const std::string_view content = python_strip(message.content);
     if (message.reasoning) return {python_strip(*message.reasoning), content};
+    if (!version.thinking_in_content) return {{}, content};
     const size_t close = content.find(kClose);
     if (close == content.npos) return {{}, content};
     std::string_view reasoning = strip_line_feeds(content.substr(0, close), false, true);
@@ -101,8 +118,9 @@ bool is_query(const Message& message) {
 
 class Renderer {
   public:
-    Renderer(std::span<const Message> messages, const ordered_json& tools, const ChatOptions& options)
-        : tools_(tools), options_(options) {
+    Renderer(const Version& version, std::span<const Message> messages, const ordered_json& tools,
+             const ChatOptions& options)
+        : version_(version), tools_(tools), options_(options) {
         if (messages.empty()) FAIL(usage, "the conversation has no messages; send at least one");
         for (const Message& message : messages) sort_in(message);
         if (!has_query_) after_query_ = turns_.size();
@@ -139,8 +157,13 @@ class Renderer {
 
     void system_block() {
         const bool has_tools = tools_.is_array() && !tools_.empty();
-        if (!has_tools && !has_system_) return;
+        const std::string_view effort = effort_text();
+        // Qwen3.8 leaves out a system turn that would be empty.
+        if (!has_tools && effort.empty() && (!has_system_ || (version_.states_effort && system_.empty())))
+            return;
         out_.format("<|im_start|>system\n");
+        out_.format(effort);
+        if (!effort.empty() && (has_tools || !system_.empty())) out_.format("\n\n");
         if (has_tools) {
             out_.format(kToolsIntro);
             for (const ordered_json& tool : tools_) {
@@ -155,6 +178,20 @@ class Renderer {
         end_turn();
     }
 
+    std::string_view effort_text() const {
+        if (!version_.states_effort || !options_.thinking) return {};
+        switch (options_.effort) {
+            case ReasoningEffort::low:
+                return kLowEffort;
+            case ReasoningEffort::medium:
+                return {};
+            case ReasoningEffort::unset:
+            case ReasoningEffort::high:
+                return kHighEffort;
+        }
+        return {};
+    }
+
     void turn(size_t i) {
         const Message& message = *turns_[i];
         if (message.role == "tool") return tool_result(i);
@@ -165,9 +202,9 @@ class Renderer {
     }
 
     void assistant(size_t i) {
-        const AssistantText text = split_assistant(*turns_[i]);
+        const AssistantText text = split_assistant(*turns_[i], version_);
         out_.format("<|im_start|>assistant\n");
-        if (options_.preserve_thinking || i >= after_query_) {
+        if (options_.preserve_thinking.value_or(version_.preserves_thinking) || i >= after_query_) {
             out_.format("<think>\n");
             out_.plain(text.reasoning);
             out_.format("\n</think>\n\n");
@@ -191,11 +228,17 @@ class Renderer {
         const auto arguments = parse_ordered_json(call.arguments);
         if (arguments && arguments->is_object()) {
             for (const auto& [key, value] : arguments->items())
-                parameter(key, value.is_string() ? value.get_ref<const std::string&>() : python_json(value));
+                parameter(key, value.is_string() ? value.get_ref<const std::string&>() : argument(value));
         } else if (!python_strip(call.arguments).empty() && !(arguments && arguments->is_null())) {
             parameter("arguments", call.arguments);
         }
         out_.format("</function>\n</tool_call>");
+    }
+
+    std::string argument(const ordered_json& value) const {
+        if (version_.python_arguments && value.is_boolean()) return value.get<bool>() ? "True" : "False";
+        if (version_.python_arguments && value.is_null()) return "None";
+        return python_json(value);
     }
 
     void parameter(std::string_view key, std::string_view value) {
@@ -225,6 +268,7 @@ class Renderer {
         prompt_.boundaries.push_back(out_.size());
     }
 
+    const Version version_;
     const ordered_json& tools_;
     const ChatOptions& options_;
     std::vector<const Message*> turns_;  // all but system messages
@@ -237,9 +281,21 @@ class Renderer {
 
 }  // namespace
 
+RenderedPrompt render_qwen3_5_chat(std::span<const Message> messages, const ordered_json& tools,
+                                   const ChatOptions& options) {
+    return Renderer({.python_arguments = true}, messages, tools, options).render();
+}
+
 RenderedPrompt render_qwen3_6_chat(std::span<const Message> messages, const ordered_json& tools,
                                    const ChatOptions& options) {
-    return Renderer(messages, tools, options).render();
+    return Renderer({}, messages, tools, options).render();
+}
+
+RenderedPrompt render_qwen3_8_chat(std::span<const Message> messages, const ordered_json& tools,
+                                   const ChatOptions& options) {
+    return Renderer({.preserves_thinking = true, .thinking_in_content = false, .states_effort = true},
+                    messages, tools, options)
+        .render();
 }
 
 }  // namespace quern

@@ -90,6 +90,7 @@ class Qwen36Moe final : public Model {
     Qwen36Moe(const ModelFamily& family, Checkpoint checkpoint, const OpenOptions& options)
         : family_(family),
           checkpoint_(std::move(checkpoint)),
+          chat_(family.chat(checkpoint_->files().directory)),
           config_(parse_qwen3_6_moe_config(checkpoint_->config(), checkpoint_->files().config)) {
         const std::string& directory = checkpoint_->files().directory;
         std::future<void> text_side;  // takes longer than all the rest; its errors come last
@@ -108,7 +109,7 @@ class Qwen36Moe final : public Model {
     /// drawing from all ids would measure something else.
     Qwen36Moe(const ModelFamily& family, const Qwen36MoeConfig& config, const std::string& name,
               const std::string& mix, const OpenOptions& options)
-        : family_(family), config_(config) {
+        : family_(family), chat_(family.chat(options.text_from)), config_(config) {
         weights_ = synthetic_weights(config_, mix, floats_);
         list_.uses = list_weights(config_, weights_);
         generation_ = {
@@ -124,7 +125,7 @@ class Qwen36Moe final : public Model {
     const ModelInfo& info() const override { return info_; }
     const GenerationDefaults& generation() const override { return generation_; }
     const Tokenizer* tokenizer() const override { return tokenizer_ ? &*tokenizer_ : nullptr; }
-    const ChatFormat& chat() const override { return *family_.chat; }
+    const ChatFormat& chat() const override { return *chat_.format; }
     const Audit& audit() const override { return audit_; }
     const std::vector<std::string>& notes() const override { return notes_; }
     uint64_t digest() const override {
@@ -186,8 +187,7 @@ class Qwen36Moe final : public Model {
 
     void load_text_side(const std::string& directory, int threads) {
         tokenizer_.emplace(Tokenizer::load(directory, config_.vocab_rows, threads));
-        if (std::string note = chat().template_note(directory); !note.empty())
-            notes_.push_back(std::move(note));
+        if (!chat_.note.empty()) notes_.push_back(chat_.note);
     }
 
     /// A chat turn ends with these, whatever the configurations name: config.json alone names the document's
@@ -243,6 +243,7 @@ class Qwen36Moe final : public Model {
 
     const ModelFamily& family_;
     std::optional<Checkpoint> checkpoint_;  // keeps the mapping that the weights point into; none: synthetic
+    ChatChoice chat_;
     Qwen36MoeConfig config_;
     Qwen36MoeWeights weights_;
     std::vector<std::unique_ptr<float[]>> floats_;

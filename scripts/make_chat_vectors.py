@@ -10,6 +10,10 @@ arguments as JSON). Where the versions do not differ, the two results must be th
 Where they do, the reference is brought to 3.6 by two replacements in its text and must again agree.
 
 --random N writes N more generated conversations to random.json (seed fixed); the committed file has 120.
+
+--versions DIR writes versions.json: the same conversations as the official templates of Qwen3.5 and Qwen3.8 render
+them, DIR/qwen3.5-4b-chat-template.jinja and DIR/qwen3.8-chat-template.jinja. Only what Qwen3.6 renders differently
+is there for 3.5; for 3.8 every conversation that its template takes, with one reasoning effort after the other.
 Needs: transformers, jinja2.
 """
 import argparse
@@ -43,7 +47,7 @@ def render(template, case):
     rendered, _ = render_jinja_template(
         [conversation], tools=case.get("tools"), chat_template=template,
         add_generation_prompt=case.get("add_generation_prompt", True),
-        **{k: case[k] for k in ("enable_thinking", "preserve_thinking") if k in case})
+        **{k: case[k] for k in ("enable_thinking", "preserve_thinking", "reasoning_effort") if k in case})
     return rendered[0]
 
 
@@ -193,12 +197,43 @@ def make(source, reference35, reference36):
     return out, common
 
 
+def versions(source, folder):
+    """{version, name, reasoning_effort, expected} of every conversation that a template renders."""
+    q35, q38 = ((folder / f"qwen{v}-chat-template.jinja").read_text() for v in ("3.5-4b", "3.8"))
+    q36 = to_36(q35)
+    out = []
+    for i, (name, messages, options) in enumerate(source):
+        case = {"name": name, **options, "messages": messages}
+        if not case.get("preserve_thinking"):
+            try:
+                old = render(q35, case)
+                if old != render(q36, case):
+                    out.append({"version": "3.5", "name": case["name"], "expected": old})
+            except Exception:
+                pass  # the template raises: quern normalises
+        effort = (None, "low", "medium", "xhigh")[i % 4]
+        if effort:
+            case["reasoning_effort"] = effort
+        try:
+            out.append({"version": "3.8", "name": case["name"], "reasoning_effort": effort, "expected": render(q38, case)})
+        except Exception:
+            pass
+    return out
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--reference", required=True, type=pathlib.Path)
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "tests/vectors/chat")
     parser.add_argument("--random", type=int, default=120)
+    parser.add_argument("--versions", type=pathlib.Path)
     args = parser.parse_args()
+    if args.versions:
+        made = versions([*cases(), *random_cases(args.random)], args.versions)
+        lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in made)
+        (args.out / "versions.json").write_text("[\n" + lines + "\n]\n")
+        print({v: sum(c["version"] == v for c in made) for v in ("3.5", "3.8")})
+        return
     reference35 = thinking_by_default(args.reference.read_text())
     reference36 = to_36(reference35)
     args.out.mkdir(parents=True, exist_ok=True)

@@ -13,12 +13,15 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <random>
 #include <string>
 
 using nlohmann::ordered_json;
+using quern::ChatFormat;
 using quern::ChatOptions;
 using quern::Message;
+using quern::ReasoningEffort;
 using quern::RenderedPrompt;
 using quern::Tokenizer;
 
@@ -50,15 +53,22 @@ Message to_message(const ordered_json& json) {
     return message;
 }
 
-RenderedPrompt render_case(const ordered_json& json) {
+ReasoningEffort effort_of(const ordered_json& name) {
+    if (name == "low") return ReasoningEffort::low;
+    if (name == "medium") return ReasoningEffort::medium;
+    return name == "xhigh" ? ReasoningEffort::high : ReasoningEffort::unset;
+}
+
+RenderedPrompt render_case(const ordered_json& json, const ChatFormat& format = quern::kQwen36Chat,
+                           ReasoningEffort effort = ReasoningEffort::unset) {
     std::vector<Message> messages;
     for (const ordered_json& message : json.at("messages")) messages.push_back(to_message(message));
     ChatOptions options;
     options.thinking = json.value("enable_thinking", true);
-    options.preserve_thinking = json.value("preserve_thinking", false);
+    if (json.contains("preserve_thinking")) options.preserve_thinking = json["preserve_thinking"].get<bool>();
+    options.effort = effort;
     options.add_generation_prompt = json.value("add_generation_prompt", true);
-    return quern::render_qwen3_6_chat(messages, json.contains("tools") ? json["tools"] : ordered_json(),
-                                      options);
+    return format.render(messages, json.contains("tools") ? json["tools"] : ordered_json(), options);
 }
 
 Message says(const std::string& role, const std::string& content) { return {role, content, {}, {}, {}}; }
@@ -107,7 +117,7 @@ struct TemporaryDirectory {
     ~TemporaryDirectory() { std::filesystem::remove_all(path); }
     std::string note_for(const char* file, const std::string& text) const {
         std::ofstream(path / file, std::ios::binary) << text;
-        const std::string note = quern::qwen3_6_template_note(path.string());
+        const std::string note = quern::choose_qwen3_chat(path.string()).note;
         std::filesystem::remove(path / file);
         return note;
     }
@@ -127,6 +137,28 @@ TEST_SUITE("cpu") {
                 check_shape(prompt);
             }
         }
+    }
+
+    TEST_CASE("chat: Qwen3.5 and Qwen3.8 render as their templates do") {
+        std::map<std::string, ordered_json> conversations;
+        for (const char* file : {"conversations.json", "random.json"})
+            for (const ordered_json& json : read_json(kVectors + "chat/" + file))
+                conversations[json["name"].get<std::string>()] = json;
+        int old = 0, changed = 0;
+        for (const ordered_json& json : read_json(kVectors + "chat/versions.json")) {
+            const std::string name = json["name"].get<std::string>();
+            CAPTURE(name);
+            const bool is_old = json["version"] == "3.5";
+            (is_old ? old : changed) += 1;
+            const ReasoningEffort effort =
+                is_old ? ReasoningEffort::unset : effort_of(json["reasoning_effort"]);
+            const RenderedPrompt prompt =
+                render_case(conversations.at(name), is_old ? quern::kQwen35Chat : quern::kQwen38Chat, effort);
+            CHECK(prompt.text() == json["expected"].get<std::string>());
+            check_shape(prompt);
+        }
+        CHECK(old >= 15);
+        CHECK(changed >= 190);
     }
 
     TEST_CASE("chat: strings of the specification, literally") {
@@ -277,24 +309,28 @@ TEST_SUITE("cpu") {
         }
     }
 
-    TEST_CASE("chat: a known template gives no note, another one gives one line") {
+    TEST_CASE("chat: a known template gives no note, another one gives one true line") {
         const TemporaryDirectory directory;
-        CHECK(quern::qwen3_6_template_note(directory.path.string()).empty());
-        CHECK(quern::qwen3_6_template_note("/nowhere/at/all").empty());
+        for (const std::string& empty :
+             {directory.path.string(), std::string("/nowhere/at/all"), std::string()}) {
+            const quern::ChatChoice choice = quern::choose_qwen3_chat(empty);
+            CHECK(choice.note.empty());
+            CHECK(choice.format == &quern::kQwen36Chat);
+        }
         const std::string ours = read_text(QUERN_SOURCE_DIR "/models/demo/chat_template.jinja");
         CHECK(directory.note_for("chat_template.jinja", ours).empty());
+        CHECK(directory.note_for("chat_template.jinja", ours.substr(0, ours.size() - 1)).empty());
         CHECK(directory.note_for("tokenizer_config.json", nlohmann::json{{"chat_template", ours}}.dump())
                   .empty());
         CHECK(directory.note_for("tokenizer_config.json", "{}").empty());
-        const std::vector<std::string> others = {
-            "{{ messages }}",
-            ours + "{{ '<|im_start|>system\\nYou are a pirate.<|im_end|>' }}",
-            ours.substr(0, ours.size() / 2),
-            std::string("\xff\xfe\0x", 4),
-        };
+        const std::string differs = "differs from the official one of Qwen3.6";
+        CHECK(directory.note_for("chat_template.jinja", ours + " ") ==
+              "chat_template.jinja " + differs + "; quern uses the official format");
+        const std::vector<std::string> others = {"{{ messages }}", ours.substr(0, ours.size() / 2),
+                                                 std::string("\xff\xfe\0x", 4)};
         for (const std::string& other : others) {
             const std::string note = directory.note_for("chat_template.jinja", other);
-            CHECK(note.find("is not one quern knows") != std::string::npos);
+            CHECK(note.find(differs + ": ") != std::string::npos);
             CHECK(note.find('\n') == std::string::npos);
         }
         const nlohmann::json list = {{"chat_template", {{{"name", "default"}, {"template", "x"}}}}};
@@ -302,5 +338,62 @@ TEST_SUITE("cpu") {
               std::string::npos);
         CHECK(directory.note_for("tokenizer_config.json", "{broken").find("cannot be read") !=
               std::string::npos);
+    }
+
+    TEST_CASE("chat: the official templates, and edits of them by what they change") {
+        const std::string data = QUERN_SOURCE_DIR "/../shared/data/";
+        const std::string q35 = read_text(data + "qwen3.5-4b-chat-template.jinja"),
+                          q36 = read_text(data + "qwen3.6-chat-template.jinja");
+        if (q35.empty() || q36.empty()) {
+            MESSAGE("skipped: " << data << " has no official templates");
+            return;
+        }
+        const TemporaryDirectory directory;
+        const auto choose = [&](const std::string& text) {
+            std::ofstream(directory.path / "chat_template.jinja", std::ios::binary) << text;
+            return quern::choose_qwen3_chat(directory.path.string());
+        };
+        const auto replaced = [](std::string text, const std::string& from, const std::string& to) {
+            REQUIRE(text.find(from) != text.npos);
+            return text.replace(text.find(from), from.size(), to);
+        };
+        for (const char* end : {"", "\n"}) {
+            CHECK(choose(q35 + end).note == "");
+            CHECK(choose(q35 + end).format == &quern::kQwen35Chat);
+            CHECK(choose(q36 + end).note == "");
+            CHECK(choose(q36 + end).format == &quern::kQwen36Chat);
+        }
+        if (const std::string q38 = read_text(data + "qwen3.8-chat-template.jinja"); !q38.empty()) {
+            CHECK(choose(q38).note == "");
+            CHECK(choose(q38).format == &quern::kQwen38Chat);
+        }
+        const auto expect = [&](const std::string& text, const ChatFormat& format,
+                                const std::string& reason) {
+            const quern::ChatChoice choice = choose(text);
+            CHECK(choice.format == &format);
+            CHECK(choice.note == "chat_template.jinja differs from the official one of " +
+                                     std::string(format.name) + (reason.empty() ? "" : ": " + reason) +
+                                     "; quern uses the official format");
+        };
+        expect(q36 + "{# mine #}", quern::kQwen36Chat, "");
+        expect(q35 + "{# mine #}", quern::kQwen35Chat, "");
+        const std::string off = "enable_thinking is defined and enable_thinking is false",
+                          on = "enable_thinking is defined and enable_thinking is true";
+        expect(replaced(q35, off, on), quern::kQwen35Chat, "it thinks only on request");
+        expect(replaced(q36, "preserve_thinking is defined and", "preserve_thinking is undefined or"),
+               quern::kQwen36Chat, "it keeps earlier thinking unless told not to");
+        const std::string
+            json = "args_value | string if args_value is string else args_value | tojson | safe",
+            python =
+                "args_value | tojson | safe if args_value is mapping or (args_value is sequence "
+                "and args_value is not string) else args_value | string";
+        expect(replaced(q36, json, python), quern::kQwen36Chat,
+               "true, false and null in tool arguments are written as in Python, not as JSON");
+        expect(replaced(q35, python, json), quern::kQwen35Chat,
+               "true, false and null in tool arguments are written as JSON, not as in Python");
+        expect(q36 + "{%- if '<|think_off|>' in content %}{%- endif %}", quern::kQwen36Chat,
+               "froggeric's edit, with switches for thinking in the text");
+        expect(q36 + "{{- 'Reasoning effort is set to xhigh.' }}", quern::kQwen38Chat,
+               "it drops earlier thinking unless told not to");
     }
 }

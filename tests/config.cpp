@@ -69,7 +69,7 @@ TEST_SUITE("cpu") {
         };
         CHECK(contains(type("llama"), "should be 'qwen3_5_moe'"));
         CHECK(contains(type("llama"), "but is 'llama'"));
-        CHECK(contains(type("llama"), "or 'qwen3_5' (Qwen3.6-27B, dense)"));
+        CHECK(contains(type("llama"), "or 'qwen3_5' (Qwen3.5, 3.6 and 3.8, dense"));
         CHECK(contains(type("qwen3_5"),
                        "model_type is 'qwen3_5', but that of text_config is 'qwen3_5_moe_text'"));
         CHECK(contains(type(nullptr), "but is missing"));

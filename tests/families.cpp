@@ -37,9 +37,10 @@ TEST_SUITE("cpu") {
 
     TEST_CASE("families: another model type is refused with the known ones, and so are two in one file") {
         const std::string expected =
-            "config.json: model_type should be 'qwen3_5_moe' (Qwen3.6-35B-A3B and its fine-tunes) or "
-            "'qwen3_5' "
-            "(Qwen3.6-27B, dense), but is ";
+            "config.json: model_type should be 'qwen3_5_moe' (Qwen3.5 and 3.6, MoE: Qwen3.6-35B-A3B, "
+            "Qwen3.5-397B-A17B, ...) or 'qwen3_5' (Qwen3.5, 3.6 and 3.8, dense: Qwen3.6-27B, Qwen3.5-4B, "
+            "...), "
+            "but is ";
         CHECK(refusal({{"model_type", "llama"}}) == expected + "'llama'");
         CHECK(refusal({{"model_type", 3}}) == expected + "missing");
         CHECK(refusal(nlohmann::json::array()) == "config.json: should be a JSON object");
@@ -54,13 +55,13 @@ TEST_SUITE("cpu") {
              {std::pair("base/ct", "qwen3_5_moe"), std::pair("dense/ct", "qwen3_5")}) {
             const auto model = open_model(kVectors + checkpoint, {.tokenizer = false});
             CHECK(model->info().architecture == architecture);
-            CHECK(&model->chat() == find_family(architecture).chat);
+            CHECK(&model->chat() == find_family(architecture).chat("").format);
             CHECK(model->info().parameters > 0);
             CHECK(model->weights().memory.empty());
         }
         const auto made = open_synthetic("tiny-dense", "aeon", {.tokenizer = false});
         CHECK(made->info().architecture == "qwen3_5");
-        CHECK(&made->chat() == find_family("qwen3_5").chat);
+        CHECK(&made->chat() == find_family("qwen3_5").chat("").format);
     }
 }
 

@@ -146,4 +146,11 @@ std::string describe(const Settings& settings) {
     return out;
 }
 
+std::optional<ReasoningEffort> parse_effort(std::string_view name) {
+    if (name == "minimal" || name == "low") return ReasoningEffort::low;
+    if (name == "medium") return ReasoningEffort::medium;
+    if (name == "high" || name == "xhigh") return ReasoningEffort::high;
+    return std::nullopt;
+}
+
 }  // namespace quern

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "models/chat_format.h"
 #include "tools/engine/request.h"
 
 namespace quern {
@@ -36,5 +38,9 @@ void set_value(Settings& settings, std::string_view name, std::string_view value
 
 /// Lines "name  value  (origin)", for /show params and --verbose.
 std::string describe(const Settings& settings);
+
+inline constexpr const char* kEffortNames = "minimal, low, medium, high or xhigh";
+/// One of kEffortNames, as requests and templates write it; empty for anything else.
+std::optional<ReasoningEffort> parse_effort(std::string_view name);
 
 }  // namespace quern

@@ -27,9 +27,11 @@ ChatSession::ChatSession(Engine& engine) : engine_(engine), tokenizer_(tokenizer
 
 ChatAnswer ChatSession::respond(std::span<const Message> messages, const ChatSettings& settings,
                                 const ChatCallbacks& callbacks) {
-    const RenderedPrompt prompt = engine_.model().chat().render(
-        messages, settings.tools,
-        {.thinking = settings.thinking, .preserve_thinking = settings.preserve_thinking});
+    const RenderedPrompt prompt =
+        engine_.model().chat().render(messages, settings.tools,
+                                      {.thinking = settings.thinking,
+                                       .preserve_thinking = settings.preserve_thinking,
+                                       .effort = settings.effort});
     AnswerReader reader(engine_.model(), {.thinking_open = prompt.thinking_open,
                                           .tools = settings.tools,
                                           .thinking_budget = settings.thinking_budget});

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,7 +16,8 @@ namespace quern {
 struct ChatSettings {
     Sampling sampling;
     bool thinking = true;
-    bool preserve_thinking = false;
+    std::optional<bool> preserve_thinking = {};  // empty: as the format does it
+    ReasoningEffort effort = ReasoningEffort::unset;
     int64_t thinking_budget = -1;  // tokens; then the thinking is closed for the model. -1: none
     int64_t max_tokens = std::numeric_limits<int64_t>::max();
     bool ignore_eos = false;

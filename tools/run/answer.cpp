@@ -28,6 +28,7 @@ ChatSettings chat_settings(RunContext& context) {
     return {.sampling = s.sampling,
             .thinking = s.thinking && s.reasoning_budget != 0,
             .preserve_thinking = context.options.preserve_thinking,
+            .effort = context.options.effort,
             .thinking_budget = s.reasoning_budget,
             .max_tokens = s.max_tokens,
             .ignore_eos = context.options.ignore_eos,

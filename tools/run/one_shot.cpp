@@ -70,7 +70,8 @@ std::vector<int32_t> prompt_ids(RunContext& c, const std::vector<Message>& messa
     const Tokenizer& tokenizer = *c.engine.model().tokenizer();
     if (c.options.raw) return tokenizer.encode(raw, Tokenizer::Markers::control);
     const ChatFormat& format = c.engine.model().chat();
-    return encode_prompt(format.render(messages, c.tools, {.thinking = c.settings.thinking}), tokenizer);
+    const ChatOptions options{.thinking = c.settings.thinking, .effort = c.options.effort};
+    return encode_prompt(format.render(messages, c.tools, options), tokenizer);
 }
 
 }  // namespace

@@ -50,10 +50,17 @@ void apply_template_kwargs(const std::string& text, RunOptions& o) {
         parse_json(text, "--chat-template-kwargs", {.max_depth = 4, .kind = ErrorKind::usage});
     if (!object.is_object()) FAIL(usage, "--chat-template-kwargs: expected a JSON object");
     for (const auto& [key, value] : object.items()) {
-        const bool known = key == "enable_thinking" || key == "preserve_thinking";
+        const bool known =
+            key == "enable_thinking" || key == "preserve_thinking" || key == "reasoning_effort";
         if (!known)
             FAIL(usage, "--chat-template-kwargs: '{}' is not supported{}", printable(key),
-                 did_you_mean(key, {"enable_thinking", "preserve_thinking"}));
+                 did_you_mean(key, {"enable_thinking", "preserve_thinking", "reasoning_effort"}));
+        if (key == "reasoning_effort") {
+            const auto effort = value.is_string() ? parse_effort(value.get<std::string>()) : std::nullopt;
+            if (!effort) FAIL(usage, "--chat-template-kwargs: reasoning_effort must be {}", kEffortNames);
+            o.effort = *effort;
+            continue;
+        }
         if (!value.is_boolean()) FAIL(usage, "--chat-template-kwargs: {} must be true or false", key);
         if (key == "preserve_thinking") o.preserve_thinking = value.get<bool>();
         if (key == "enable_thinking") o.settings.emplace_back("think", value.get<bool>() ? "on" : "off");
@@ -196,7 +203,8 @@ void Builder::thinking() {
     when("--show-thinking",
          "auto (default): dim on a terminal; always: on stderr if stdout is no terminal; never",
          o_.show_thinking);
-    parser_.value("--chat-template-kwargs", "JSON", "enable_thinking and preserve_thinking, as a JSON object",
+    parser_.value("--chat-template-kwargs", "JSON",
+                  "enable_thinking, preserve_thinking and reasoning_effort, as a JSON object",
                   [this](const std::string& v) { apply_template_kwargs(v, o_); });
 }
 

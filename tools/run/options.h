@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/chat_format.h"
 #include "tools/common/loading.h"
 
 namespace quern {
@@ -31,7 +32,8 @@ struct RunOptions {
     bool raw = false;          // plain completion, no chat format
     bool chat = false;         // -cnv: go on interactively after the prompt
     bool single_turn = false;  // leave after the first answer
-    bool preserve_thinking = false;
+    ReasoningEffort effort = ReasoningEffort::unset;
+    std::optional<bool> preserve_thinking = {};  // empty: as the format does it
     bool ignore_eos = false;
     /// Settings by name, in the order given; applied over the checkpoint's values when it is loaded.
     std::vector<std::pair<std::string, std::string>> settings;

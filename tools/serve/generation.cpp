@@ -83,14 +83,14 @@ void read_tool_choice(Fields& f, AnswerRules& rules) {
     rules.call_name = name;
 }
 
+/// For models that are not told in words, too: tokens of thinking; -1: no limit.
 int64_t budget_of_effort(const std::string& effort) {
     if (effort == "none") return 0;
     if (effort == "minimal") return 512;
     if (effort == "low") return 2048;
     if (effort == "medium") return 8192;
-    if (effort == "high" || effort == "xhigh") return -1;
-    throw FieldError("reasoning_effort",
-                     "reasoning_effort must be none, minimal, low, medium, high or xhigh");
+    if (parse_effort(effort) == ReasoningEffort::high) return -1;
+    throw FieldError("reasoning_effort", fmt::format("reasoning_effort must be none, {}", kEffortNames));
 }
 
 }  // namespace
@@ -106,7 +106,10 @@ const Alias& RequestReader::alias(const std::string& name) const {
 
 RequestReader::Thinking RequestReader::thinking(Fields& f, const Settings& defaults) const {
     Thinking t{.on = defaults.thinking, .budget = defaults.reasoning_budget};
-    if (const auto effort = f.string("reasoning_effort")) t.budget = budget_of_effort(*effort);
+    if (const auto effort = f.string("reasoning_effort")) {
+        t.budget = budget_of_effort(*effort);
+        t.effort = parse_effort(*effort).value_or(ReasoningEffort::unset);
+    }
     for (const char* name :
          {"thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget"})
         if (const auto budget = f.integer(name, -1, INT64_MAX)) t.budget = *budget;
@@ -119,11 +122,17 @@ RequestReader::Thinking RequestReader::thinking(Fields& f, const Settings& defau
     if (const ordered_json* kwargs = f.object("chat_template_kwargs")) {
         Fields inner(*kwargs, "chat_template_kwargs");
         t.on = inner.boolean("enable_thinking").value_or(t.on);
-        t.preserve = inner.boolean("preserve_thinking").value_or(false);
+        t.preserve = inner.boolean("preserve_thinking");
+        if (const auto effort = inner.string("reasoning_effort")) {
+            t.effort = parse_effort(*effort).value_or(ReasoningEffort::unset);
+            if (t.effort == ReasoningEffort::unset)
+                throw FieldError(inner.full("reasoning_effort"),
+                                 fmt::format("{} must be {}", inner.full("reasoning_effort"), kEffortNames));
+        }
         if (const auto names = inner.unknown(); !names.empty())
             throw FieldError(inner.full(names[0]), inner.full(names[0]) +
-                                                       " is not supported; there are enable_thinking and "
-                                                       "preserve_thinking");
+                                                       " is not supported; there are enable_thinking, "
+                                                       "preserve_thinking and reasoning_effort");
     }
     if (t.budget == 0) t.on = false;
     return t;
@@ -191,8 +200,7 @@ GenerationRequest RequestReader::chat(const ordered_json& body, std::vector<std:
     if (messages == nullptr) throw FieldError("messages", "messages is missing");
     const Thinking think = thinking(f, alias(out.model).settings);
     const RenderedPrompt prompt =
-        model_.chat().render(read_messages(*messages), out.rules.tools,
-                             {.thinking = think.on, .preserve_thinking = think.preserve});
+        model_.chat().render(read_messages(*messages), out.rules.tools, think.options());
     std::vector<size_t> boundaries;
     out.prompts = {encode_prompt(prompt, *model_.tokenizer(), &boundaries)};
     out.boundaries.assign(boundaries.begin(), boundaries.end());
@@ -207,12 +215,10 @@ RenderedPrompt RequestReader::render(const ordered_json& body) const {
     const ordered_json* messages = f.list("messages");
     if (messages == nullptr) throw FieldError("messages", "messages is missing");
     const ordered_json* tools = f.list("tools");
-    const Thinking think = thinking(f, aliases_.front().settings);
+    ChatOptions options = thinking(f, aliases_.front().settings).options();
+    options.add_generation_prompt = f.boolean("add_generation_prompt").value_or(true);
     return model_.chat().render(read_messages(*messages),
-                                tools != nullptr ? read_tools(*tools) : ordered_json(),
-                                {.thinking = think.on,
-                                 .preserve_thinking = think.preserve,
-                                 .add_generation_prompt = f.boolean("add_generation_prompt").value_or(true)});
+                                tools != nullptr ? read_tools(*tools) : ordered_json(), options);
 }
 
 /// One text, one list of token ids, or a list of such.

@@ -1,6 +1,8 @@
 // GenerationRequest: what a request of any API asks for, checked, its prompts as token ids.
 #pragma once
 
+#include <limits>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,8 +60,14 @@ class RequestReader {
 
   private:
     struct Thinking {
-        bool on = true, preserve = false;
+        bool on = true;
+        std::optional<bool> preserve = {};
+        ReasoningEffort effort = ReasoningEffort::unset;
         int64_t budget = -1;
+
+        ChatOptions options() const {
+            return {.thinking = on, .preserve_thinking = preserve, .effort = effort};
+        }
     };
     GenerationRequest common(Fields& fields, int64_t fewest_tokens) const;
     std::vector<std::vector<int32_t>> prompts(const nlohmann::ordered_json& value) const;
