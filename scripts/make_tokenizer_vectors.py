@@ -6,6 +6,9 @@
     scripts/make_tokenizer_vectors.py DIR --tokenizer models/demo --strings 20000
     scripts/make_tokenizer_vectors.py DIR --all-code-points
 
+    scripts/make_tokenizer_vectors.py DIR --tokenizer REAL --strings 500 --seed 11     tests/vectors/tokenizer_real/cases.json
+
+REAL has what ../shared/data/make_qwen35_tokenizer.py wrote; compare 20,000 texts with it in the same way as the demo's.
 Each writes tokenizer.json, tokenizer_config.json and cases.json to DIR; compare with
 `QUERN_TOKENIZER_VECTORS=DIR build/quern_tests -tc='tokenizer: vectors'`.
 
