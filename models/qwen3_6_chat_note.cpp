@@ -77,6 +77,8 @@ struct CommunityEdit {
 };
 constexpr CommunityEdit kCommunity[] = {
     {"<|think_off|>", "froggeric's edit, with switches for thinking in the text"},
+    {"ns.last_query_index and reasoning_content",
+     "the APEX edit, where a turn without thinking has no empty thinking"},
 };
 
 /// What every template of the family says in so many words, and what is missing if it does not. Line feeds
@@ -114,8 +116,10 @@ void compare_switches(std::string_view text, const ChatFormat* base, Reasons& re
         has(text, "enable_thinking is defined and enable_thinking is true") ||
         (has(text, "enable_thinking is true") && !has(text, "enable_thinking is undefined or"));
     reasons.add_if(on_request, "it thinks only on request");
-    const bool keeps =
-        has(text, "preserve_thinking is undefined or") || has(text, "preserve_thinking is not defined or");
+    bool keeps = false;
+    for (const char* unless : {"preserve_thinking is undefined or", "preserve_thinking is not defined or",
+                               "preserve_thinking if preserve_thinking is defined else true"})
+        keeps = keeps || has(text, unless);
     const bool drops = has(text, "preserve_thinking is defined and preserve_thinking is true");
     reasons.add_if(keeps && base != &kQwen38Chat, "it keeps earlier thinking unless told not to");
     reasons.add_if(drops && base == &kQwen38Chat, "it drops earlier thinking unless told not to");

@@ -393,6 +393,16 @@ TEST_SUITE("cpu") {
                "true, false and null in tool arguments are written as JSON, not as in Python");
         expect(q36 + "{%- if '<|think_off|>' in content %}{%- endif %}", quern::kQwen36Chat,
                "froggeric's edit, with switches for thinking in the text");
+        expect(
+            q36 +
+                "{%- if '<|think_off|>' in content %}{%- endif %}"
+                "{%- set keep = preserve_thinking if preserve_thinking is defined else true %}",
+            quern::kQwen36Chat,
+            "froggeric's edit, with switches for thinking in the text; it keeps earlier thinking unless told "
+            "not to");
+        expect(replaced(q36, "loop.index0 > ns.last_query_index)",
+                        "loop.index0 > ns.last_query_index and reasoning_content)"),
+               quern::kQwen36Chat, "the APEX edit, where a turn without thinking has no empty thinking");
         expect(q36 + "{{- 'Reasoning effort is set to xhigh.' }}", quern::kQwen38Chat,
                "it drops earlier thinking unless told not to");
     }

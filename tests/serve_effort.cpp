@@ -69,9 +69,9 @@ TEST_SUITE("model") {
         old = messages;
         old["chat_template_kwargs"] = {{"preserve_thinking", false}};
         CHECK(prompt_of(server, old).find("hm") == std::string::npos);
-        const auto bad = post(server, "/apply-template",
-                              {{"messages", old["messages"]},
-                               {"chat_template_kwargs", {{"reasoning_effort", "most"}}}});
+        const auto bad =
+            post(server, "/apply-template",
+                 {{"messages", old["messages"]}, {"chat_template_kwargs", {{"reasoning_effort", "most"}}}});
         CHECK(bad.status == 400);
         CHECK(bad.body["error"]["param"] == "chat_template_kwargs.reasoning_effort");
     }
@@ -79,7 +79,8 @@ TEST_SUITE("model") {
     TEST_CASE("run: the effort is one of those that exist") {
         CHECK(run_with(R"({"reasoning_effort": "low"})").find("code 0") != std::string::npos);
         const std::string wrong = run_with(R"({"reasoning_effort": "most"})");
-        CHECK(wrong.find("reasoning_effort must be minimal, low, medium, high or xhigh") != std::string::npos);
+        CHECK(wrong.find("reasoning_effort must be minimal, low, medium, high or xhigh") !=
+              std::string::npos);
         CHECK(wrong.find("code 2") != std::string::npos);
     }
 }
