@@ -70,9 +70,10 @@ TEST_SUITE("model") {
             }
         }
         // Official releases, and what their configurations say of all their tensors.
-        for (const char* name : {"nvidia35", "nvidia35_mtpfp8", "nvidia27", "nvidia122_plainattn_kv", "qwenfp8",
-                                 "qwenfp8_27", "redhat35", "redhat35_noindex", "reap_flat", "kat_stacked",
-                                 "autoround_nvfp4", "autoround_fp8", "kv_q_scale", "gate_up_differ"}) {
+        for (const char* name :
+             {"nvidia35", "nvidia35_mtpfp8", "nvidia27", "nvidia122_plainattn_kv", "qwenfp8", "qwenfp8_27",
+              "redhat35", "redhat35_noindex", "reap_flat", "kat_stacked", "autoround_nvfp4", "autoround_fp8",
+              "kv_q_scale", "gate_up_differ"}) {
             CAPTURE(name);
             REQUIRE(all.contains(name));
             CHECK(all.at(name).text.find("note") == std::string::npos);

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "checkpoint_copy.h"
+#include "models/python_text.h"
 #include "models/weight_placement.h"
 #include "tokenizer_cases.h"
 #include "tools/engine/engine.h"
@@ -54,8 +55,8 @@ double best_load(const std::string& directory, int threads) {
 /// As transformers 5 saves it: all added tokens in tokenizer.json, none in its config; indented, 20 MB. `lines`: merges
 /// as "a b".
 void save_again(const std::string& from, const std::string& to, bool lines) {
-    nlohmann::ordered_json root = nlohmann::ordered_json::parse(read_text(from + "/tokenizer.json"));
-    nlohmann::ordered_json config = nlohmann::ordered_json::parse(read_text(from + "/tokenizer_config.json"));
+    nlohmann::ordered_json root = *parse_ordered_json(read_text(from + "/tokenizer.json"));
+    nlohmann::ordered_json config = *parse_ordered_json(read_text(from + "/tokenizer_config.json"));
     if (lines)
         for (auto& merge : root["model"]["merges"])
             merge = merge[0].get<std::string>() + " " + merge[1].get<std::string>();
