@@ -230,6 +230,25 @@ TEST_SUITE("cpu") {
         CHECK(contains(message, "found [8, 32] MX9"));
     }
 
+    TEST_CASE("layouts: what is not read is written as it is, whatever its dtype") {
+        CheckpointCopy copy("base/bf16");
+        copy.weights.add("mtp.norm.unheard_of", "I3_K", {3, 5}, "abcdefg");
+        copy.weights.add("mtp.norm.half_bytes", "F4", {2, 3}, "xyz");
+        copy.write();
+        const std::string written = copy.dir / "written";
+        std::string said;
+        CHECK_MESSAGE(test::inspect_exit_code("--write " + written + " " + copy.dir.str(), &said) == 0, said);
+        const Checkpoint checkpoint = Checkpoint::open(written);
+        for (const auto& [name, text, data] : {std::tuple("mtp.norm.unheard_of", "[3, 5] I3_K", "abcdefg"),
+                                               std::tuple("mtp.norm.half_bytes", "[2, 3] F4", "xyz")}) {
+            const uint32_t i = checkpoint.find(name);
+            REQUIRE(i != Checkpoint::kNone);
+            const SafeTensor& t = *checkpoint.tensors()[i].tensor;
+            CHECK(describe(t) == text);
+            CHECK(std::string_view(reinterpret_cast<const char*>(t.data), t.bytes()) == data);
+        }
+    }
+
     TEST_CASE("layouts: scales of keys and values are kept with their layer") {
         CheckpointCopy copy("base/ct");
         const std::string attention = kPrefix + "3.self_attn.";  // the only one of base; it has 2 kv heads
