@@ -40,7 +40,7 @@ std::string template_in_config(const std::filesystem::path& path) {
     return {};
 }
 
-/// Templates that are what the format is made from.
+/// Templates that the formats render exactly: Qwen's own, one for each version, and the demo's.
 struct Official {
     size_t length;  // without a line feed at the end, which rendering drops
     uint64_t hash;  // ContentHash of so much
@@ -116,6 +116,7 @@ void compare_switches(std::string_view text, const ChatFormat* base, Reasons& re
         has(text, "enable_thinking is defined and enable_thinking is true") ||
         (has(text, "enable_thinking is true") && !has(text, "enable_thinking is undefined or"));
     reasons.add_if(on_request, "it thinks only on request");
+    reasons.add_if(!has(text, "enable_thinking") && has(text, R"(<think>\n\n</think>)"), "it never thinks");
     bool keeps = false;
     for (const char* unless : {"preserve_thinking is undefined or", "preserve_thinking is not defined or",
                                "preserve_thinking if preserve_thinking is defined else true"})

@@ -218,8 +218,7 @@ class Reader {
             if (c_.tied_head)
                 use_.note(
                     "config: tie_word_embeddings is true, but the checkpoint has an lm_head of its own, "
-                    "which "
-                    "is used");
+                    "which is used");
             return;
         }
         if (!c_.tied_head)

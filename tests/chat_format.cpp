@@ -380,6 +380,10 @@ TEST_SUITE("cpu") {
         const std::string off = "enable_thinking is defined and enable_thinking is false",
                           on = "enable_thinking is defined and enable_thinking is true";
         expect(replaced(q35, off, on), quern::kQwen35Chat, "it thinks only on request");
+        const size_t answer = q36.find("    {%- if " + off);
+        REQUIRE(answer != q36.npos);
+        expect(q36.substr(0, answer) + "    {{- '<think>\\n\\n</think>\\n\\n' }}\n{%- endif %}",
+               quern::kQwen36Chat, "thinking cannot be switched; it never thinks");
         expect(replaced(q36, "preserve_thinking is defined and", "preserve_thinking is undefined or"),
                quern::kQwen36Chat, "it keeps earlier thinking unless told not to");
         const std::string
