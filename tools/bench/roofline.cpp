@@ -8,6 +8,7 @@
 #include "ggml-like/ops/norm_linear.h"
 #include "models/model.h"
 #include "tools/bench/measure.h"
+#include "tools/common/copy_speed.h"
 
 namespace quern {
 namespace {
@@ -26,19 +27,6 @@ double fastest(Backend& backend, int runs, F&& run) {
         if (i > 0) best = std::min(best, seconds);
     }
     return best;
-}
-
-double copy_bandwidth(Backend& backend) {
-    constexpr int kCopies = 10;
-    const int64_t bytes = std::clamp<int64_t>(backend.memory_info().free_bytes / 4, 1 << 20, 1 << 30);
-    const auto take = [&](const char* what) {
-        return std::shared_ptr<void>(backend.alloc(bytes, what), [&backend](void* m) { backend.free(m); });
-    };
-    const auto from = take("a measured copy"), to = take("a measured copy");
-    const double seconds = fastest(backend, 3, [&] {
-        for (int i = 0; i < kCopies; ++i) backend.copy(to.get(), from.get(), bytes);
-    });
-    return 2.0 * kCopies * static_cast<double>(bytes) / seconds;
 }
 
 double product_flops(Backend& backend, int64_t rows, int64_t size) {
@@ -61,7 +49,7 @@ double product_flops(Backend& backend, int64_t rows, int64_t size) {
 Ceilings measure_ceilings(Backend& backend) {
     if (!backend.memory_info().exact)
         return {read_bandwidth(backend.threads()), product_flops(backend, 256, 2048)};
-    return {copy_bandwidth(backend), product_flops(backend, 4096, 4096)};
+    return {measure_copy_speed(backend), product_flops(backend, 4096, 4096)};
 }
 
 double token_flops(const Model& model) {

@@ -4,6 +4,7 @@
 
 #include "ggml-like/check.h"
 #include "tools/common/cli_values.h"
+#include "tools/common/html.h"
 #include "tools/inspect/health.h"
 
 namespace quern {
@@ -125,17 +126,6 @@ Json matrix_json(const MatrixHealth& m) {
     for (const Finding& f : m.findings)
         j["findings"].push_back({{"grade", std::string(1, letter(f.grade))}, {"text", f.text}});
     return j;
-}
-
-std::string html_text(std::string_view text) {
-    std::string out;
-    for (const char c : text) {
-        if (c == '<' || c == '>' || c == '&' || c == '"')
-            out += fmt::format("&#{};", static_cast<int>(c));
-        else
-            out += c;
-    }
-    return out;
 }
 
 /// One heat map: layers across, parts down.
