@@ -14,6 +14,7 @@
 #include "tools/commands.h"
 #include "tools/common/cli_args.h"
 #include "tools/common/cli_values.h"
+#include "tools/common/doctor/command.h"
 #include "tools/common/loading.h"
 #include "tools/common/output.h"
 #include "tools/engine/memory_plan.h"
@@ -35,6 +36,7 @@ struct Options {
     int repetitions = 5, threads = 0;
     int64_t step_tokens = 0;  // 0: what suits the backend
     int device = 0;
+    DoctorFlags doctor;
     std::string serve_url, serve_key, questions;
     int64_t requests = 0;
 };
@@ -164,6 +166,7 @@ bool parse(int argc, char** argv, Options& o) {
         "instead: questions of a JSONL file (models/demo/eval.jsonl); how many of the greedy answers, of at "
         "most -n tokens (512), are the expected ones, and nats per token of those",
         [&](const std::string& v) { o.questions = v; });
+    add_doctor_flags(p, o.doctor);
     p.section("A running server");
     p.value("--serve", "URL",
             "instead: load on the server at http://HOST:PORT, with -np people at once, -p words and -n "
@@ -178,6 +181,7 @@ bool parse(int argc, char** argv, Options& o) {
              [&](bool v) { o.linear = v; });
     p.footer("Rates include greedy sampling and exclude tokenization.\n");
     if (!p.parse(argc, argv)) return false;
+    check_doctor_flags(o.doctor);
     if (o.device_given && o.gpu == GpuOptions::automatic) o.gpu = GpuOptions::all;
     return true;
 }
@@ -333,6 +337,13 @@ int bench_quality(const Options& o) {
     return 0;
 }
 
+int bench_doctor(const Options& o) {
+    DoctorFlags flags = o.doctor;
+    flags.json |= o.format == "json";
+    const EngineOptions settings{.step_tokens = o.step_tokens, .kv_type = o.kv_type};
+    return run_doctor(load_options(o, settings, true), flags);
+}
+
 int bench_serve(const Options& o) {
     ServeLoad load{.url = o.serve_url, .key = o.serve_key, .requests = o.requests};
     if (o.parallel_given) load.concurrency = o.parallel;
@@ -352,6 +363,7 @@ int cmd_bench(int argc, char** argv) {
     Options o;
     if (!parse(argc, argv, o)) return 0;
     if (!o.serve_url.empty()) return bench_serve(o);
+    if (o.doctor.wanted) return bench_doctor(o);
     if (!o.questions.empty()) return bench_quality(o);
     if (o.linear) return bench_linear(o, *make_backend(o.gpu, o.threads, o.device));
     const std::vector<BenchTest> tests = tests_of(o);

@@ -7,6 +7,7 @@
 #include "ggml-like/json_guard.h"
 #include "models/model.h"
 #include "tools/commands.h"
+#include "tools/common/doctor/command.h"
 #include "tools/common/fields.h"
 #include "tools/common/loading.h"
 #include "tools/common/messages.h"
@@ -54,16 +55,18 @@ int cmd_run(int argc, char** argv) {
     if (!options.system_file.empty()) options.system = read_input_file(options.system_file);
     const auto tools = read_tools_file(options.tools_file);
 
-    LoadedModel loaded = load_and_start({.model = options.model,
-                                         .synthetic = options.synthetic,
-                                         .mix = options.mix,
-                                         .gpu = options.gpu,
-                                         .device = options.device,
-                                         .threads = options.threads,
-                                         .tokenizer = options.ids_file.empty(),
-                                         .dense = options.dense,
-                                         .engine = engine_options(options),
-                                         .verbose = options.verbose});
+    const LoadOptions load{.model = options.model,
+                           .synthetic = options.synthetic,
+                           .mix = options.mix,
+                           .gpu = options.gpu,
+                           .device = options.device,
+                           .threads = options.threads,
+                           .tokenizer = options.ids_file.empty() || options.doctor.wanted,
+                           .dense = options.dense,
+                           .engine = engine_options(options),
+                           .verbose = options.verbose};
+    if (options.doctor.wanted) return run_doctor(load, options.doctor);
+    LoadedModel loaded = load_and_start(load);
     RunContext context{options, *loaded.engine, signals, default_settings(*loaded.model), tools};
     for (const auto& [name, value] : options.settings)
         set_value(context.settings, name, value, "--" + name, "flag");

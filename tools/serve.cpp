@@ -10,6 +10,7 @@
 #include "models/model.h"
 #include "tools/commands.h"
 #include "tools/common/cli_values.h"
+#include "tools/common/doctor/command.h"
 #include "tools/common/loading.h"
 #include "tools/serve/api.h"
 #include "tools/serve/options.h"
@@ -99,22 +100,25 @@ int cmd_serve(int argc, char** argv) {
     server.start();
     std::fprintf(stderr, "quern: listening on %s port %d, loading the model\n", options.host.c_str(), port);
 
-    LoadedModel loaded = load_and_start({.model = options.model,
-                                         .synthetic = options.synthetic,
-                                         .mix = options.mix,
-                                         .gpu = options.gpu,
-                                         .device = options.device,
-                                         .threads = options.threads,
-                                         .dense = options.dense,
-                                         .engine = {.context = options.context,
-                                                    .sequences = options.sequences,
-                                                    .step_tokens = options.step_tokens,
-                                                    .kv_type = options.kv_type,
-                                                    .cache_bytes = options.cache_bytes},
-                                         .progress = [&](const LoadProgress& p) { api.set_progress(p); }});
+    const LoadOptions load{.model = options.model,
+                           .synthetic = options.synthetic,
+                           .mix = options.mix,
+                           .gpu = options.gpu,
+                           .device = options.device,
+                           .threads = options.threads,
+                           .dense = options.dense,
+                           .engine = {.context = options.context,
+                                      .sequences = options.sequences,
+                                      .step_tokens = options.step_tokens,
+                                      .kv_type = options.kv_type,
+                                      .cache_bytes = options.cache_bytes},
+                           .progress = [&](const LoadProgress& p) { api.set_progress(p); }};
+    LoadedModel loaded = load_and_start(load);
     Engine& engine = *loaded.engine;
     if (!options.cache_dir.empty()) restore_states(options.cache_dir, engine, loop);
-    api.set_ready(engine, loaded.dense_cost);
+    nlohmann::ordered_json doctor;
+    if (options.doctor) doctor = to_json(examine_aloud(load, engine));
+    api.set_ready(engine, loaded.dense_cost, std::move(doctor));
     signals.serving();
     announce(options, engine, *loaded.backend, port);
     try {

@@ -135,6 +135,10 @@ LoadedModel load_and_start(const LoadOptions& o) {
         loaded.model = open(o, backend.threads());
         check_layers(o.gpu, loaded.model->info().layers);
         plan = make_memory_plan(*loaded.model, backend, engine, false);
+        if (engine.context == 0 && o.context_limit > 0 && plan.context > o.context_limit) {
+            engine.context = o.context_limit;
+            plan = make_memory_plan(*loaded.model, backend, engine, false);
+        }
         if (o.verbose) std::fputs(describe(plan).c_str(), stderr);
         require_fit(plan);
         if (compared) require_fit_as_stored(*loaded.model, backend);

@@ -73,8 +73,9 @@ struct LoadOptions {
     bool tokenizer = true;
     DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;
-    bool verbose = false;  // the memory plan and the time of the load on stderr
-    OnProgress progress;   // called beside showing the bar
+    int64_t context_limit = 0;  // of a context that is chosen because it fits (engine.context 0); 0: none
+    bool verbose = false;       // the memory plan and the time of the load on stderr
+    OnProgress progress;        // called beside showing the bar
 };
 
 struct LoadedModel {

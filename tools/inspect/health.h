@@ -2,7 +2,7 @@
 //
 // Seen: damaged or inverted scales, erased blocks, codes that do not fit their scales or are permuted, unused
 // range, dead and duplicate experts. Not seen in one file: gate and up exchanged, scales shifted by whole blocks,
-// columns permuted within a block; only the original or the answers show those.
+// columns permuted within a block; only the original (--against) or the answers (bench --doctor) show those.
 #pragma once
 
 #include <cstdint>

@@ -4,6 +4,7 @@
 #include "ggml-like/json_guard.h"
 #include "tools/common/cli_args.h"
 #include "tools/common/cli_values.h"
+#include "tools/common/doctor/command.h"
 #include "tools/common/settings.h"
 
 namespace quern {
@@ -78,12 +79,14 @@ class Builder {
         thinking();
         output();
         ids();
+        add_doctor_flags(parser_, o_.doctor);
         accepted();
         parser_.footer(kFooter);
     }
 
     /// After the parse: applies flags that change others.
     void finish() {
+        check_doctor_flags(o_.doctor);
         if (device_given_ && o_.gpu == GpuOptions::automatic) o_.gpu = GpuOptions::all;
     }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "models/chat_format.h"
+#include "tools/common/doctor/flags.h"
 #include "tools/common/loading.h"
 
 namespace quern {
@@ -38,6 +39,7 @@ struct RunOptions {
     /// Settings by name, in the order given; applied over the checkpoint's values when it is loaded.
     std::vector<std::pair<std::string, std::string>> settings;
 
+    DoctorFlags doctor;
     std::string ids_file, logits_file;
     bool json = false;
     bool verbose = false;

@@ -82,9 +82,10 @@ void Api::set_progress(const LoadProgress& progress) {
     to_load_ = progress.bytes_total;
 }
 
-void Api::set_ready(const Engine& engine, const std::optional<DenseCost>& dense) {
+void Api::set_ready(const Engine& engine, const std::optional<DenseCost>& dense, ordered_json doctor) {
     engine_ = &engine;
     dense_ = dense;
+    doctor_ = std::move(doctor);
     const auto aliases = options_.aliases.empty()
                              ? decltype(options_.aliases){{engine.model().info().name, {}}}
                              : options_.aliases;
@@ -299,6 +300,7 @@ HttpReply Api::props(const HttpRequest&) {
                  {"batch_invariant_over", {"concurrent requests", "ubatch size", "prompt cache", "restarts"}},
                  {"batch_invariant_except", {"GPUs or CPUs of different kinds"}},
                  {"max_body_bytes", options_.limits.body_bytes},
+                 {"doctor", doctor_},
                  {"aliases", aliases}})};
 }
 

@@ -5,6 +5,7 @@
 #include "ggml-like/check.h"
 #include "tools/common/cli_args.h"
 #include "tools/common/cli_values.h"
+#include "tools/common/doctor/command.h"
 #include "tools/common/settings.h"
 
 namespace quern {
@@ -154,6 +155,11 @@ void add_network(ArgParser& p, ServeOptions& o) {
     p.value("--drain-timeout", "SECONDS", "for running answers after SIGTERM, default 10",
             [&o](const std::string& v) { o.drain_seconds = parse_number(v, "--drain-timeout", 0, 1e6); });
     p.toggle("--webui,!--no-webui", "the page at /; default on", [&o](bool v) { o.web_page = v; });
+    p.toggle("--doctor",
+             "examine the loaded model before the first answer (see quern bench --doctor); the result is in "
+             "/props "
+             "and on stderr",
+             [&o](bool v) { o.doctor = v; });
     p.toggle("--strict-params", "unknown fields and model names are errors", [&o](bool v) { o.strict = v; });
     p.value("--log-format", "text|json|none", "a line for each request on stderr",
             [&o](const std::string& v) {
@@ -213,6 +219,7 @@ bool parse_serve_options(int argc, char** argv, ServeOptions& options) {
     if (!options.synthetic.empty() && !options.model.empty())
         FAIL(usage, "--synthetic {} and the checkpoint {}: name one of them", printable(options.synthetic),
              printable(options.model));
+    if (options.doctor) require_real_weights(options.synthetic);
     if (!options.cache_dir.empty() && options.cache_bytes == 0)
         FAIL(usage, "--cache-dir {}: -cram 0 keeps no states that could be saved",
              printable(options.cache_dir));

@@ -40,6 +40,7 @@ struct ServeOptions {
     double drain_seconds = 10;  // after SIGTERM
     bool strict = false;        // unknown fields and models are errors
     bool web_page = true;
+    bool doctor = false;  // examine the model before the first answer
     bool log_json = false, log_requests = true;
 };
 
