@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "checkpoint_copy.h"
+#include "counted_backend.h"
 #include "demo_copy.h"
 #include "engine_harness.h"
 #include "models/tokenizer.h"
@@ -204,5 +205,42 @@ TEST_SUITE("model") {
         const Diagnosis d = examine(patient.engine, {.seconds = 0});
         CHECK(d.exit_code() == 0);
         for (const CheckReport& c : d.checks) CHECK(c.verdict() == Verdict::skipped);
+    }
+
+    TEST_CASE("doctor: a device with its own memory, full and with room") {
+        CountedBackend backend(int64_t{8} << 30);
+        const auto model = load_model(kDemo, backend, {});
+        Engine engine(*model, backend, {.context = 1024, .sequences = 4});
+        const auto leave = [&](int64_t bytes) {
+            return std::shared_ptr<void>(backend.alloc(backend.memory_info().free_bytes - bytes, "the rest"),
+                                         [&](void* memory) { backend.free(memory); });
+        };
+        const DoctorOptions options{.seconds = 600};
+        {
+            const auto rest = leave(40 << 20);
+            Examination e(engine, options);
+            CHECK(e.trace().tokens >= 30);
+            CHECK(e.trace().tokens < 200);  // fewer than where there is room
+        }
+        const auto rest = leave(16 << 10);
+        const Diagnosis d = examine(engine, options);
+        CAPTURE(describe(d));
+        CHECK(d.exit_code() == 0);
+        CHECK(check_of(d, "experts").verdict() == Verdict::note);
+        CHECK(contains(check_of(d, "experts").findings[0].text, "it could not run"));
+        CHECK(check_of(d, "same answer").verdict() == Verdict::ok);
+        CHECK(contains(check_of(d, "same answer").findings[1].text, "beside 3 others"));
+    }
+
+    TEST_CASE("doctor: a card that the driver's library does not know is a note") {
+        CountedBackend backend(int64_t{256} << 20);
+        const auto model = load_model(kDemo, backend, {});
+        Engine engine(*model, backend, {.context = 256});
+        const DoctorOptions options{.seconds = 600};
+        Examination e(engine, options);
+        CheckReport report;
+        check_card(e, report);
+        CHECK(report.verdict() == Verdict::note);
+        CHECK(contains(report.findings.back().text, "it copies "));
     }
 }

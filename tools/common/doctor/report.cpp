@@ -82,6 +82,27 @@ std::string expert_picture(const Diagnosis& d) {
     return svg + "</svg>\n";
 }
 
+/// A bar for each layer, logarithmic up to 3.4e38.
+std::string activation_bars(const Json& largest, const Json& rms) {
+    constexpr double kWidth = 380, kDecades = 38.5;
+    std::string html =
+        "<h2>Activations by layer</h2><p>The largest of each layer on a logarithmic scale; a full bar is "
+        "3.4e38, where "
+        "BF16 and FP32 end.</p>\n<table><tr><th>layer</th><th>largest</th><th></th><th>residual stream, root "
+        "mean "
+        "square</th></tr>\n";
+    for (size_t l = 0; l < largest.size(); ++l) {
+        const auto value = largest[l].get<double>();
+        const double bar = kWidth * std::clamp(std::log10(std::max(value, 1.0)) / kDecades, 0.0, 1.0);
+        html += fmt::format(
+            "<tr><td>{}</td><td>{:.3g}</td><td><svg width={} height=12><rect width={:.1f} height=12 "
+            "fill=#69c />"
+            "</svg></td><td>{:.4g}</td></tr>\n",
+            l, value, kWidth, bar, rms[l].get<double>());
+    }
+    return html + "</table>\n";
+}
+
 constexpr const char* kStyle =
     "body{font:14px system-ui,sans-serif;margin:2em;color:#222;max-width:80em}table{border-collapse:collapse}"
     "td,th{padding:3px 8px;text-align:left;vertical-align:top;border-top:1px solid #eee}"
@@ -146,6 +167,9 @@ std::string to_html(const Diagnosis& d) {
                                 verdict_name(f.verdict), html_text(c.name),
                                 html_text(printable(f.text, 1000)), html_text(f.advice));
     html += "</table>\n";
+    for (const CheckReport& c : d.checks)
+        if (c.numbers.contains("largest") && c.numbers.contains("residual_rms"))
+            html += activation_bars(c.numbers["largest"], c.numbers["residual_rms"]);
     if (!d.expert_tokens.empty())
         html +=
             "<h2>Load of the experts</h2><p>Layers down, experts across. White: no token chose it; green: as "
