@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "checkpoint_copy.h"
 #include "counted_backend.h"
@@ -147,6 +148,29 @@ TEST_SUITE("model") {
         CHECK(check_of(d, "turns").verdict() == Verdict::ok);
         // The demo has never read such texts and is worse than counting; of a large model that would be a fault.
         CHECK(check_of(d, "texts").verdict() == Verdict::wrong);
+    }
+
+    TEST_CASE("doctor: gross damage is seen without a published model") {
+        const std::vector<KnownModel> none;
+        const auto after = [&](const std::function<void(DemoCopy&)>& damage) {
+            DemoCopy copy;
+            damage(copy);
+            copy.write();
+            Patient patient(copy.dir.str());
+            return examine(patient.engine, {.seconds = 600, .known = &none});
+        };
+        const auto erase = [](std::string& data) { data.assign(data.size(), '\0'); };
+        const Diagnosis head = after([&](DemoCopy& c) { erase(c.weights.at("lm_head.weight").data); });
+        CHECK(check_of(head, "entropy").verdict() == Verdict::wrong);
+        const Diagnosis router =
+            after([&](DemoCopy& c) { erase(c.weights.at(kDemoLayers + "4.mlp.gate.weight").data); });
+        CHECK(check_of(router, "experts").verdict() == Verdict::wrong);
+        CHECK(contains(texts_of(router, Verdict::wrong), "experts: layer 4 sends its tokens to 4.0 experts"));
+        const Diagnosis norm = after([&](DemoCopy& c) {
+            std::string& data = c.weights.at(kDemoLayers + "2.post_attention_layernorm.weight").data;
+            for (size_t i = 0; i < data.size(); i += 2) data.replace(i, 2, "\x49\x71");  // BF16 1e30
+        });
+        CHECK(contains(texts_of(norm, Verdict::wrong), "activations: layer 2"));
     }
 
     TEST_CASE("doctor: another backend is compared layer by layer") {

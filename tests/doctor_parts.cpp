@@ -6,9 +6,9 @@
 #include "checkpoint_writer.h"
 #include "engine_harness.h"
 #include "models/tokenizer.h"
-#include "tools/common/doctor/card.h"
 #include "tools/common/doctor/checks.h"
 #include "tools/common/doctor/expert_load.h"
+#include "tools/common/doctor/judgements.h"
 #include "tools/common/doctor/measures.h"
 #include "tools/common/doctor/texts.h"
 
@@ -100,6 +100,57 @@ TEST_SUITE("cpu") {
         CHECK(load.dead(1) == 5);
         CHECK(load.spread(0) == doctest::Approx(4));
         CHECK(load.spread(1) == doctest::Approx(1));
+    }
+
+    TEST_CASE("doctor: layers that do not route, dead and overloaded experts") {
+        const auto judge = [](std::vector<int64_t> counts, int64_t tokens, int64_t used) {
+            CheckReport report;
+            judge_experts(
+                {{std::vector<int64_t>(counts.size(), tokens * used / static_cast<int64_t>(counts.size())),
+                  counts}},
+                tokens, used, report);
+            return all_of(report);
+        };
+        CHECK(contains(judge({60, 50, 50, 40, 50, 50, 50, 50}, 200, 2), "ok 200 tokens"));
+        CHECK(contains(judge({200, 200, 0, 0, 0, 0, 0, 0}, 200, 2),
+                       "wrong layer 1 sends its tokens to 2.0 experts"));
+        CHECK(
+            contains(judge({134, 133, 133, 0, 0, 0, 0, 0}, 200, 2), "note 200 tokens of all kinds: 5 of 16"));
+        CHECK(contains(judge({3, 3, 3, 3, 0, 0, 0, 0}, 6, 2), "ok 6 tokens"));  // too few to tell
+        CHECK(contains(judge({100, 100}, 100, 2), "ok 100 tokens"));            // every token takes all
+        std::vector<int64_t> one(64, 7);
+        one[5] = 150;
+        CHECK(contains(judge(one, 200, 3), "note 200 tokens"));
+        CHECK(contains(judge(one, 200, 3), "the busiest takes 75 %"));
+    }
+
+    TEST_CASE("doctor: activations that overflow are named with their first layer") {
+        const auto judge = [](float second, int64_t not_finite) {
+            ModelTrace trace{.tokens = 1, .activation = DType::BF16};
+            for (const float largest : {3.0f, second, 5.0f})
+                trace.layers.push_back({.residual = {1, 1}, .largest = largest, .largest_in = "node"});
+            trace.layers[1].not_finite = not_finite;
+            CheckReport report;
+            judge_activations(trace, report);
+            CHECK(report.numbers["largest"].size() == 3);
+            return all_of(report);
+        };
+        CHECK(contains(judge(4, 0), "ok the largest is 5, in node; BF16 ends"));
+        CHECK(contains(judge(7e4f, 0), "note the largest is 7e+04"));
+        CHECK(contains(judge(1e20f, 0), "wrong layer 1: node reaches 1e+20"));
+        CHECK(contains(judge(4, 7), "wrong layer 1: 7 activations are NaN"));
+    }
+
+    TEST_CASE("doctor: entropy that is too high, too low, or none") {
+        const auto judge = [](double mean) {
+            CheckReport report;
+            judge_entropy(mean, 8, report);
+            return report.verdict();
+        };
+        CHECK(judge(2) == Verdict::ok);
+        CHECK(judge(7.9) == Verdict::wrong);
+        CHECK(judge(0.001) == Verdict::wrong);
+        CHECK(judge(NAN) == Verdict::wrong);
     }
 
     TEST_CASE("doctor: two traces, layer by layer") {

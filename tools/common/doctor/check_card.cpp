@@ -1,6 +1,4 @@
 // The card: errors of its memory, clocks, its place on the bus, and how fast it copies.
-#include "tools/common/doctor/card.h"
-
 #include <array>
 
 #include <fmt/format.h>
@@ -8,6 +6,7 @@
 #include "ggml-like/backend.h"
 #include "tools/common/copy_speed.h"
 #include "tools/common/doctor/checks.h"
+#include "tools/common/doctor/judgements.h"
 
 namespace quern {
 namespace {

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "tools/common/doctor/checks.h"
+#include "tools/common/doctor/judgements.h"
 
 namespace quern {
 namespace {
@@ -65,13 +66,7 @@ void check_texts(Examination& e, CheckReport& report) {
                "damaged weights, a wrong tokenizer, or a kind of text that the model was never trained on");
 }
 
-void check_entropy(Examination& e, CheckReport& report) {
-    double sum = 0, tokens = 0;
-    for (const TextReading& r : e.readings()) {
-        sum += r.entropy;
-        tokens += static_cast<double>(r.tokens - r.not_finite);
-    }
-    const double mean = sum / tokens, uniform = std::log(static_cast<double>(e.model().info().vocab));
+void judge_entropy(double mean, double uniform, CheckReport& report) {
     report.numbers = {{"nats", mean}, {"uniform", uniform}};
     const std::string text = fmt::format(
         "the next token has an entropy of {:.2f} nats on average; a uniform choice {:.2f}", mean, uniform);
@@ -83,4 +78,12 @@ void check_entropy(Examination& e, CheckReport& report) {
     report.add(Verdict::ok, text);
 }
 
+void check_entropy(Examination& e, CheckReport& report) {
+    double sum = 0, tokens = 0;
+    for (const TextReading& r : e.readings()) {
+        sum += r.entropy;
+        tokens += static_cast<double>(r.tokens - r.not_finite);
+    }
+    judge_entropy(sum / tokens, std::log(static_cast<double>(e.model().info().vocab)), report);
+}
 }  // namespace quern
