@@ -22,9 +22,9 @@ const std::string kDemo = QUERN_SOURCE_DIR "/models/demo";
 
 /// A checkpoint, loaded as `bench --doctor` loads it.
 struct Patient {
-    explicit Patient(const std::string& path)
+    explicit Patient(const std::string& path, int64_t context = 2048)
         : loaded(path, make_cpu_backend(2), true),
-          engine(*loaded.model, *loaded.backend, {.context = 2048, .sequences = 16}) {}
+          engine(*loaded.model, *loaded.backend, {.context = context, .sequences = 16}) {}
     Loaded loaded;
     Engine engine;
 };
@@ -229,6 +229,25 @@ TEST_SUITE("model") {
         const Diagnosis d = examine(patient.engine, {.seconds = 0});
         CHECK(d.exit_code() == 0);
         for (const CheckReport& c : d.checks) CHECK(c.verdict() == Verdict::skipped);
+    }
+
+    TEST_CASE("doctor: a context that is too small for some checks is no fault") {
+        Patient patient(kDemo, 64);
+        const Diagnosis d = examine(patient.engine, {.seconds = 600});
+        CAPTURE(describe(d));
+        CHECK(d.exit_code() == 0);
+        CHECK(check_of(d, "texts").verdict() == Verdict::skipped);
+        CHECK(check_of(d, "tool call").verdict() == Verdict::skipped);
+        CHECK(check_of(d, "same answer").verdict() == Verdict::ok);
+    }
+
+    TEST_CASE("doctor: an answer that the time cuts off is skipped") {
+        Patient patient(kDemo);
+        const DoctorOptions hurried{.seconds = -1};
+        Examination e(patient.engine, hurried);
+        CheckReport report;
+        CHECK_THROWS_AS(check_turn(e, report), TimeOver);
+        CHECK(report.findings.empty());
     }
 
     TEST_CASE("doctor: a device with its own memory, full and with room") {

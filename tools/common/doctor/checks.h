@@ -1,7 +1,7 @@
 // The checks of the doctor: one function each. doctor.cpp has the table of them.
 //
-// A check adds what it finds to its report. It throws nothing but Error; doctor.cpp turns one into a finding, but for
-// Error(device).
+// A check adds what it finds to its report. It throws nothing but Error and TimeOver; doctor.cpp turns these into
+// findings, but for Error(device).
 #pragma once
 
 #include "tools/common/doctor/diagnosis.h"

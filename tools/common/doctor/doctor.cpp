@@ -42,8 +42,14 @@ CheckReport run_check(const Check& check, Examination& e) {
     }
     try {
         check.run(e, report);
+    } catch (const TimeOver&) {
+        report.add(Verdict::skipped, "the time was over before the answer");
     } catch (const Error& error) {
         if (error.kind() == ErrorKind::device) throw;
+        if (error.kind() == ErrorKind::too_long) {  // serve -c 512
+            report.add(Verdict::skipped, fmt::format("the context is too small for it: {}", error.what()));
+            return report;
+        }
         const bool memory = error.kind() == ErrorKind::memory;
         report.add(memory ? Verdict::note : Verdict::wrong, fmt::format("it could not run: {}", error.what()),
                    memory ? "a smaller context leaves room for it" : "");

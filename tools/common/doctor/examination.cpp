@@ -133,6 +133,7 @@ ChatAnswer Examination::answer(const std::vector<Message>& messages, const nlohm
     ChatCallbacks callbacks;
     callbacks.keep_going = [this] { return seconds_left() > 0; };
     ChatAnswer answer = ChatSession(engine_).respond(messages, settings, callbacks);
+    if (answer.reason == FinishReason::cancelled) throw TimeOver();
     if (answer.reason == FinishReason::error) FAIL(runtime, "{}", answer.error);
     return answer;
 }
@@ -144,6 +145,9 @@ std::vector<int32_t> Examination::encode_user(const std::string& text, bool thin
 
 const std::vector<TextReading>& Examination::readings() {
     if (!readings_.empty()) return readings_;
+    const auto longest = static_cast<int64_t>(kMaxTextTokens);
+    if (engine_.context() < longest)
+        FAIL(too_long, "the built-in texts have up to {} tokens, the context {}", longest, engine_.context());
     const auto begin = Clock::now();
     const int64_t vocab = model().info().vocab;
     readings_.resize(doctor_texts().size());
@@ -152,7 +156,7 @@ const std::vector<TextReading>& Examination::readings() {
     for (size_t i = 0; i < readings_.size(); ++i) {
         const DoctorText& text = doctor_texts()[i];
         std::vector<int32_t> ids = tokenizer().encode(text.text, Tokenizer::Markers::literal);
-        ids.resize(std::min({ids.size(), kMaxTextTokens, static_cast<size_t>(engine_.context())}));
+        ids.resize(std::min(ids.size(), kMaxTextTokens));
         readings_[i].kind = text.kind;
         for (const int32_t id : ids) readings_[i].bytes += static_cast<int64_t>(tokenizer().piece(id).size());
         tokens += static_cast<int64_t>(ids.size());
@@ -175,11 +179,13 @@ std::vector<int32_t> Examination::trace_tokens(int64_t tokens) const {
 }
 
 const ModelTrace& Examination::trace() {
-    for (int64_t tokens = kMaxTraceTokens; !trace_; tokens /= 4) try {
+    for (int64_t tokens = kMaxTraceTokens; !trace_; tokens /= 4) {
+        try {
             trace_ = trace_prompt(model(), engine_.backend(), trace_tokens(tokens));
         } catch (const Error& error) {
             if (error.kind() != ErrorKind::memory || tokens <= kFewestTraceTokens) throw;
         }
+    }
     return *trace_;
 }
 

@@ -45,6 +45,9 @@ struct DoctorOptions {
     const std::vector<KnownModel>* known = nullptr;  // null: the built-in ones
 };
 
+/// The time was over while an answer was written.
+struct TimeOver {};
+
 class Examination {
   public:
     /// The engine's model must have a tokenizer. Nothing else may use the engine meanwhile.
@@ -65,12 +68,12 @@ class Examination {
     Result run(Request request);
     /// A greedy continuation of `prompt` that stops for nothing.
     static Request greedy(std::vector<int32_t> prompt, int64_t tokens);
-    /// A greedy answer in the model's chat format; FinishReason::cancelled when the time is over.
+    /// A greedy answer in the model's chat format. Throws TimeOver.
     ChatAnswer answer(const std::vector<Message>& messages, const nlohmann::ordered_json& tools,
                       bool thinking, int64_t tokens);
     std::vector<int32_t> encode_user(const std::string& text, bool thinking) const;
 
-    /// The built-in texts, one after another; read once.
+    /// The built-in texts, one after another; read once. Throws Error(too_long) if the context is smaller than they are.
     const std::vector<TextReading>& readings();
     /// A part of all built-in texts, kMaxTraceTokens in all or as many as there is memory for; traced once. Throws
     /// Error(memory).
