@@ -1,5 +1,5 @@
-// The choice of experts from logits, and the groups of pairs by expert. Used by every block of gate and up for up to 8
-// rows, and by kernels of their own for more (choose_experts.cu).
+// The choice of experts from logits, and the groups of pairs by expert. Used by every block of gate and up for up to
+// kMaxChoiceRows rows, and by kernels of their own for more (choose_experts.cu).
 //
 // Whoever chooses takes the same experts in the same order: the largest logits, falling, ties to the lower id.
 #pragma once
