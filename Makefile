@@ -61,7 +61,7 @@ test-asan: deps  ## the fast tests under AddressSanitizer and UndefinedBehaviorS
 	@cmake -S . -B build-asan -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DQUERN_CUDA=OFF \
 	  -DQUERN_SANITIZE=address,undefined >/dev/null
 	@cmake --build build-asan -j $(JOBS)
-	@UBSAN_OPTIONS=print_stacktrace=1 build-asan/quern_tests --test-suite-exclude=perf,cuda
+	@UBSAN_OPTIONS=print_stacktrace=1 build-asan/quern_tests --test-suite-exclude=perf,cuda,slow
 
 # Without random addresses, where the kernel allows that: GCC's ThreadSanitizer cannot place itself otherwise.
 FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)

@@ -97,7 +97,8 @@ TEST_SUITE("model") {
             CHECK(check_of(d, name).verdict() == Verdict::ok);
     }
 
-    TEST_CASE("doctor: faults that the files do not show are seen in the answers") {
+    TEST_CASE("doctor: faults that the files do not show are seen in the answers" *
+              doctest::test_suite("slow")) {
         for (const Fault& fault : kFaults) {
             CAPTURE(fault.name);
             DemoCopy copy;
@@ -150,7 +151,7 @@ TEST_SUITE("model") {
         CHECK(check_of(d, "texts").verdict() == Verdict::wrong);
     }
 
-    TEST_CASE("doctor: gross damage is seen without a published model") {
+    TEST_CASE("doctor: gross damage is seen without a published model" * doctest::test_suite("slow")) {
         const std::vector<KnownModel> none;
         const auto after = [&](const std::function<void(DemoCopy&)>& damage) {
             DemoCopy copy;

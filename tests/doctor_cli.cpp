@@ -26,7 +26,8 @@ int quern_says(const std::string& arguments, std::string* out = nullptr) {
 }  // namespace
 
 TEST_SUITE("model") {
-    TEST_CASE("doctor: bench and run print the page, or JSON, and write a picture") {
+    TEST_CASE("doctor: bench and run print the page, or JSON, and write a picture" *
+              doctest::test_suite("slow")) {
         TempDir dir;
         std::string text;
         CHECK(quern_says("bench --doctor -ngl 0 -t 2 --html " + (dir / "page.html"), &text) == 0);

@@ -44,7 +44,8 @@ std::map<std::string, Report> reports(const std::string& scripts, const std::str
 }  // namespace
 
 TEST_SUITE("model") {
-    TEST_CASE("layouts: what is published is clean or refused for its true reason") {
+    TEST_CASE("layouts: what is published is clean or refused for its true reason" *
+              doctest::test_suite("slow")) {
         const std::string scripts = QUERN_SOURCE_DIR "/../shared/data/real-layouts";
         if (!std::filesystem::exists(scripts)) {
             MESSAGE("skipped: there is no " << scripts);
