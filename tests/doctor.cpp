@@ -115,7 +115,7 @@ TEST_SUITE("model") {
         }
     }
 
-    TEST_CASE("doctor: other formats of the same weights are no fault") {
+    TEST_CASE("doctor: other formats of the same weights are no fault" * doctest::test_suite("slow")) {
         TempDir dir;
         const std::string written = dir / "xs";
         REQUIRE(inspect_exit_code("--write " + written + " --recipe xs") == 0);
@@ -125,7 +125,8 @@ TEST_SUITE("model") {
         CHECK(check_of(d, "known numbers").verdict() == Verdict::ok);
     }
 
-    TEST_CASE("doctor: another training of a known kind is information, not failure") {
+    TEST_CASE("doctor: another training of a known kind is information, not failure" *
+              doctest::test_suite("slow")) {
         Patient patient(kDemo);
         KnownModel other = known_models().back();
         other.embedding_row[1] += 0.25;  // as if the published one had another embedding
@@ -140,7 +141,8 @@ TEST_SUITE("model") {
         CHECK(check_of(d, "known numbers").verdict() == Verdict::note);
     }
 
-    TEST_CASE("doctor: without a published model of its shape it is judged by itself") {
+    TEST_CASE("doctor: without a published model of its shape it is judged by itself" *
+              doctest::test_suite("slow")) {
         Patient patient(kDemo);
         const std::vector<KnownModel> none;
         const Diagnosis d = examine(patient.engine, {.seconds = 600, .known = &none});
@@ -200,7 +202,8 @@ TEST_SUITE("model") {
         CHECK(contains(other.findings[0].text, "the first layer that differs is 5"));
     }
 
-    TEST_CASE("doctor: a needle that is not found is wrong where the kind finds it") {
+    TEST_CASE("doctor: a needle that is not found is wrong where the kind finds it" *
+              doctest::test_suite("slow")) {
         Patient patient(kDemo);
         KnownModel able = known_models().back();
         able.recall_tokens = 1 << 20;
@@ -232,7 +235,8 @@ TEST_SUITE("model") {
         for (const CheckReport& c : d.checks) CHECK(c.verdict() == Verdict::skipped);
     }
 
-    TEST_CASE("doctor: a context that is too small for some checks is no fault") {
+    TEST_CASE("doctor: a context that is too small for some checks is no fault" *
+              doctest::test_suite("slow")) {
         Patient patient(kDemo, 64);
         const Diagnosis d = examine(patient.engine, {.seconds = 600});
         CAPTURE(describe(d));
@@ -251,7 +255,7 @@ TEST_SUITE("model") {
         CHECK(report.findings.empty());
     }
 
-    TEST_CASE("doctor: a device with its own memory, full and with room") {
+    TEST_CASE("doctor: a device with its own memory, full and with room" * doctest::test_suite("slow")) {
         CountedBackend backend(int64_t{8} << 30);
         const auto model = load_model(kDemo, backend, {});
         Engine engine(*model, backend, {.context = 1024, .sequences = 4});

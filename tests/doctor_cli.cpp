@@ -40,7 +40,7 @@ TEST_SUITE("model") {
         CHECK(quern_says("bench --doctor -ngl 0 --html /nowhere/page.html") == 1);
     }
 
-    TEST_CASE("doctor: a damaged checkpoint ends with exit code 3") {
+    TEST_CASE("doctor: a damaged checkpoint ends with exit code 3" * doctest::test_suite("slow")) {
         DemoCopy copy;
         copy.replace_layer(2, 1);
         copy.write();
@@ -50,7 +50,8 @@ TEST_SUITE("model") {
         CHECK(contains(text, "after layer 2 the residual stream"));
     }
 
-    TEST_CASE("doctor: serve examines before it answers, and says so in /props") {
+    TEST_CASE("doctor: serve examines before it answers, and says so in /props" *
+              doctest::test_suite("slow")) {
         ServerProcess server({"--doctor", "-ngl", "0", "-np", "2", "-c", "1024"});
         const auto r = server.client().Get("/props");
         REQUIRE(r);
