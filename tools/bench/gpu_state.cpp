@@ -8,21 +8,10 @@
 #include <sstream>
 
 #include "ggml-like/check.h"
+#include "tools/common/nvml.h"
 
 namespace quern {
 namespace {
-
-struct Reason {
-    uint64_t bit;
-    const char* name;
-};
-// NVML's clock event reasons; idle, clocks that were set, and displays do not spoil anything.
-constexpr std::array<Reason, 6> kReasons{{{0x04, "power cap"},
-                                          {0x08, "hardware slowdown"},
-                                          {0x10, "sync boost"},
-                                          {0x20, "thermal slowdown"},
-                                          {0x40, "hardware thermal slowdown"},
-                                          {0x80, "power brake"}}};
 
 /// What a command prints; empty if it fails.
 std::string output_of(const std::string& command) {
@@ -44,14 +33,13 @@ std::string taint_of(const std::string& reasons, const std::string& processes) {
     const size_t hex = reasons.find("0x");
     if (hex == std::string::npos) return "unknown";
     const uint64_t mask = std::strtoull(reasons.c_str() + hex, nullptr, 16);
-    std::string text;
-    const auto add = [&](const std::string& reason) { text += (text.empty() ? "" : ", ") + reason; };
-    for (const Reason& r : kReasons)
-        if ((mask & r.bit) != 0) add(r.name);
+    std::string text = clock_reasons(mask);
     std::istringstream lines(processes);
     int64_t count = 0;
     for (std::string line; std::getline(lines, line);) count += !line.empty();
-    if (count > 1) add(fmt::format("{} processes", count));  // one is this one; containers may hide it
+    if (count > 1)
+        text += fmt::format("{}{} processes", text.empty() ? "" : ", ",
+                            count);  // one is this one; containers may hide it
     return text;
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <memory>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -81,6 +82,20 @@ CardState read_state(const Library& nvml, Device device) {
 double CardState::memory_speed() const {
     if (!max_memory_clock || !bus_bits) return 0;
     return 2e6 * static_cast<double>(*max_memory_clock) * static_cast<double>(*bus_bits) / 8;
+}
+
+std::string clock_reasons(uint64_t mask) {
+    constexpr std::pair<uint64_t, const char*> kReasons[] = {
+        {kPowerCap, "power cap"},
+        {kHardwareSlowdown, "hardware slowdown"},
+        {kSyncBoost, "sync boost"},
+        {kThermalSlowdown, "thermal slowdown"},
+        {kHardwareThermalSlowdown, "hardware thermal slowdown"},
+        {kPowerBrake, "power brake"}};
+    std::string text;
+    for (const auto& [bit, name] : kReasons)
+        if ((mask & bit) != 0) text += (text.empty() ? "" : ", ") + std::string(name);
+    return text;
 }
 
 CardAnswer ask_card(const std::string& bus_id, const char* library) {

@@ -24,6 +24,12 @@ struct CardState {
     double memory_speed() const;
 };
 
+/// NVML's clock event reasons that spoil a measurement; idle, clocks that were set, and displays do not.
+inline constexpr uint64_t kPowerCap = 0x04, kHardwareSlowdown = 0x08, kSyncBoost = 0x10,
+                          kThermalSlowdown = 0x20, kHardwareThermalSlowdown = 0x40, kPowerBrake = 0x80;
+/// Their names in `mask`, "power cap, power brake"; empty: none.
+std::string clock_reasons(uint64_t mask);
+
 struct CardAnswer {
     std::optional<CardState> state;
     std::string problem;  // why there is no state

@@ -1,5 +1,4 @@
 // The card: errors of its memory, clocks, its place on the bus, and how fast it copies.
-#include <array>
 
 #include <fmt/format.h>
 
@@ -14,15 +13,8 @@ namespace {
 /// Shares of what the memory's clock and width allow. A copy by the driver reaches 0.85 to 0.95 of it.
 constexpr double kSlowCopy = 0.7, kBrokenCopy = 0.3;
 
-struct Slowdown {
-    uint64_t bit;
-    const char* name;
-};
-// NVML's clock event reasons that mean trouble. A power cap under load is usual.
-constexpr std::array<Slowdown, 4> kSlowdowns{{{0x08, "hardware slowdown"},
-                                              {0x20, "thermal slowdown"},
-                                              {0x40, "hardware thermal slowdown"},
-                                              {0x80, "power brake"}}};
+/// Reasons that mean trouble. A power cap under load is usual.
+constexpr uint64_t kTrouble = kHardwareSlowdown | kThermalSlowdown | kHardwareThermalSlowdown | kPowerBrake;
 
 std::string shown(const std::optional<unsigned>& now, const std::optional<unsigned>& most) {
     const auto text = [](const std::optional<unsigned>& v) { return v ? std::to_string(*v) : "?"; };
@@ -46,10 +38,7 @@ void judge_memory(const CardState& s, CheckReport& report) {
 }
 
 void judge_clocks(const CardState& s, CheckReport& report) {
-    std::string slow;
-    for (const Slowdown& reason : kSlowdowns)
-        if ((s.slowdowns.value_or(0) & reason.bit) != 0)
-            slow += (slow.empty() ? "" : ", ") + std::string(reason.name);
+    const std::string slow = clock_reasons(s.slowdowns.value_or(0) & kTrouble);
     report.numbers["slowdown"] = slow;
     const std::string text = fmt::format(
         "clocks {} MHz, memory {} MHz{}{}", shown(s.sm_clock, s.max_sm_clock),

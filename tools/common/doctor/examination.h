@@ -24,7 +24,7 @@ struct TextReading {
     int64_t bytes = 0, tokens = 0;  // of the text that was read; tokens without the first
     double nats = 0;                // sum of -log of the probability of each token
     double entropy = 0;             // sum of the entropy of the distribution it was drawn from, nats
-    double adaptive = 0;            // sum of -log by counting the text's own tokens so far (see reading.cpp)
+    double adaptive = 0;            // sum of -log by counting the text's own tokens so far (examination.cpp)
     int64_t not_finite = 0;         // tokens after logits that are not numbers
 
     double nats_per_token() const { return nats / static_cast<double>(tokens); }
