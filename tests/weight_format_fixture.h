@@ -38,7 +38,8 @@ inline std::string floats(size_t count, float value) {
 }
 
 /// FP8 with `shape` scales of F32.
-inline SafetensorsWriter fp8(std::vector<int64_t> shape, float value = 0.01f, const char* suffix = ".weight_scale") {
+inline SafetensorsWriter fp8(std::vector<int64_t> shape, float value = 0.01f,
+                             const char* suffix = ".weight_scale") {
     size_t count = 1;
     for (const int64_t d : shape) count *= static_cast<size_t>(d);
     SafetensorsWriter w;
