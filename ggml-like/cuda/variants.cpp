@@ -65,7 +65,9 @@ AnswerProduct choose(const Card& card, const AnswerShape& s) {
                             : s.kind == Kind::nvfp4 ? answers_fit<Kind::nvfp4>(card, s.chunks)
                                                     : false;
     if (!warpgroups) return AnswerProduct::step;
-    return s.tiles * ceil_div(s.rows, 16) <= 8 * card.sms ? AnswerProduct::quarters : AnswerProduct::whole;
+    if (s.tiles * ceil_div(s.rows, 16) <= 8 * card.sms) return AnswerProduct::quarters;
+    const bool many = s.rows > Whole<Kind::bf16>::kTokens && s.tiles > 16 * card.sms;
+    return many ? AnswerProduct::rounds : AnswerProduct::whole;
 }
 
 bool product_routes(const Card& card, const AnswerShape& s, int router_tiles) {
@@ -135,8 +137,10 @@ const char* name_of(AnswerProduct product) {
             return "step";
         case AnswerProduct::quarters:
             return "quarters";
-        default:
+        case AnswerProduct::whole:
             return "whole";
+        default:
+            return "rounds";
     }
 }
 const char* name_of(MixtureProduct product) {

@@ -4,15 +4,15 @@
 // Answers (variants of one product give the same bits):
 //
 //   rows             1                  2 to 8    9 to 64
-//   matrix           one | tall | few   few       quarters | whole
+//   matrix           one | tall | few   few       quarters | whole | rounds
 //   FP8              one | tall | few   few       step: 16 or 32 rows a block
 //
 //     one, tall      dense_one.cuh; of a normed row that is not paired: columns a multiple of 1,024 (BF16) or 2,048; tall: more
 //                    tiles than a block finishes together, or gate and up
 //     few            dense_rows.cuh, where its rows fit into shared memory; deep, or on cards of 99 KB shallow rings
 //     step           step_product.cu: the rest, and every format where there are no products of warpgroups
-//     quarters       gemm_answer.cu: a cluster of four blocks, for up to eight tiles an SM and 16 rows; whole: one block.
-//                    Also up to 8 rows where few does not fit
+//     quarters       gemm_answer.cu: a cluster of four blocks, for up to eight tiles an SM and 16 rows; whole: one block;
+//                    rounds: blocks that stay, for more than 32 rows and 16 tiles an SM. Also up to 8 rows where few does not fit
 //
 // Answers, mixtures (the same bits again):
 //
@@ -39,7 +39,7 @@ namespace quern::cuda {
 
 // ---- answers ----
 
-enum class AnswerProduct { one, tall, few, step, quarters, whole };
+enum class AnswerProduct { one, tall, few, step, quarters, whole, rounds };
 
 /// One part of a matrix times rows of an answer step.
 struct AnswerShape {

@@ -11,7 +11,7 @@
 namespace quern {
 namespace {
 
-constexpr int64_t kWorkBytes = 64 << 10;  // of one row: maxima of groups, candidates, counters
+constexpr int64_t kWorkBytes = 16 << 10;  // of one row: maxima and sums of groups
 
 void top_of_row(const Node& node, int64_t row) {
     const float* logits = node.inputs[0]->row<float>(row);

@@ -1,10 +1,8 @@
-// logits_top on the GPU, two kernels.
-//   bound: a warp a group of ids: its maximum; the block that ends last takes the 64th largest maximum of the
-//   row, less its last 8 bits, as a bound that at least 64 logits reach
-//   collect: every logit at or above the bound is a candidate (hardly more than 64); sums of exponentials;
-//   the block
-//     that ends last ranks the candidates
-// Traffic: the logits twice, from L2. Limit: latency.
+// logits_top on the GPU, in one kernel.
+//   group  of 128 ids, four runs of 32 neighbours far apart, a warp: its highest logit, and the sum of exponentials to that
+//   row    the block that ends last takes the 64th largest maximum of the row, less its last 8 bits, as a bound that at least
+//          64 logits reach; looks through the groups that reach it (hardly more than 64) for such logits, and ranks them
+// Traffic: the logits once. Bound: latency; with many rows bytes.
 #include "ggml-like/ops/logits_top.h"
 
 #include "ggml-like/cuda/launch.cuh"
@@ -18,34 +16,40 @@ using namespace moe;
 
 namespace {
 
-constexpr int kBlock = 512, kGroups = 2048, kMaxKept = 4096;
-/// A row's logits are shared out in kShares, whoever has how many of these: sums of shares are added in order.
-constexpr int kShares = kGroups * 32 / kBlock, kMaxEach = 4;
+constexpr int kBlock = 512, kWarps = kBlock / 32, kMaxKept = 4096;
+constexpr int kGroups = 2048, kPass = kGroups * 128;  // ids of all groups at a time; a longer row has several
+constexpr int kMaxEach = 8;                           // groups of a warp
 
 /// Work space of a row.
 struct Work {
     uint32_t maxima[kGroups];
-    uint32_t bound;
-    float highest;
-    unsigned count;
-    unsigned insane;
-    float sums[kShares];
-    float value[kMaxKept];
-    int id[kMaxKept];
+    float sums[kGroups];
 };
-constexpr int64_t kWorkBytes = 64 << 10;
-static_assert(sizeof(Work) <= kWorkBytes);
+constexpr int64_t kWorkBytes = 16 << 10;
+static_assert(sizeof(Work) == kWorkBytes);
 
 struct Top {
     const float *logits, *temperature;
     int64_t ld;
     int vocab;
+    bool in_fours;  // rows begin at multiples of 16 bytes
     int* top;
     uint8_t* work;
-    unsigned* counters;  // two a row
+    unsigned* counters;  // one a row
 
     __device__ Work& of(int row) const {
         return *reinterpret_cast<Work*>(work + static_cast<int64_t>(row) * kWorkBytes);
+    }
+    __device__ float scale(int row) const {
+        const float t = __ldcg(temperature + row);
+        return t > 0 ? 1.0f / t : 1.0f;
+    }
+    /// Four neighbours; those beyond the vocabulary are -infinity.
+    __device__ float4 four(int row, int id) const {
+        const float* p = logits + row * ld + id;
+        if (in_fours && id + 3 < vocab) return __ldcg(reinterpret_cast<const float4*>(p));
+        const auto one = [&](int j) { return id + j < vocab ? __ldcg(p + j) : -INFINITY; };
+        return {one(0), one(1), one(2), one(3)};
     }
     Top from_row(int row) const {
         Top t = *this;
@@ -112,98 +116,138 @@ __device__ Bound bound_of(const uint32_t* keys, int n) {
     return {prefix, largest};
 }
 
-__global__ void __launch_bounds__(kBlock) bound_kernel(Top t) {
-    allow_successor();
-    wait_for_predecessor();
-    const int row = blockIdx.y, lane = threadIdx.x % 32;
-    const float* logits = t.logits + row * t.ld;
-    Work& work = t.of(row);
-    for (int share = blockIdx.x; share < kShares; share += gridDim.x) {
-        const int group = (share * kBlock + threadIdx.x) / 32;
-        float highest = -INFINITY;
-        bool insane = false;
-#pragma unroll 4
-        for (int i = group * 32 + lane; i < t.vocab; i += kGroups * 32) {
-            const float x = __ldcg(logits + i) + 0.0f;  // -0 is 0
-            insane |= !(x < INFINITY);
-            highest = fmaxf(highest, x);
+/// The first of a lane's four ids of a group.
+__device__ int id_of(int group, int lane) { return group * 32 + lane % 8 * 4 + lane / 8 * (kPass / 4); }
+
+/// The highest logit, and the sum of exp((logit - highest) * scale), 0 where nothing but -infinity is.
+struct Sum {
+    float highest = -INFINITY, sum = 0;
+    bool insane = false;  // a NaN or +infinity
+
+    __device__ void add(const float4& four, float scale) {
+        const float x[4] = {four.x, four.y, four.z, four.w};
+        float next = highest;
+#pragma unroll
+        for (const float v : x) insane |= !(v < INFINITY), next = fmaxf(next, v);
+        if (next == -INFINITY) return;
+        sum = sum_to(next, scale);
+#pragma unroll
+        for (const float v : x) sum += __expf((v - next) * scale);
+        highest = next;
+    }
+    /// To a highest logit that is no lower.
+    __device__ float sum_to(float other, float scale) const {
+        return highest == other ? sum : sum * __expf((highest - other) * scale);
+    }
+};
+
+/// Whole warp: `group`'s maximum and sum.
+__device__ void write_group(Work& work, int group, const Sum& own, float scale) {
+    const uint32_t key = __reduce_max_sync(0xffffffffu, ordered_bits(own.highest + 0.0f));  // -0 is 0
+    const float sum = warp_sum(own.sum_to(from_ordered_bits(key), scale));
+    const bool insane = __any_sync(0xffffffffu, own.insane);
+    if (threadIdx.x % 32 == 0) work.maxima[group] = insane ? 0xffffffffu : key, work.sums[group] = sum;
+}
+
+/// Logits that reach the bound, in any order.
+struct Candidates {
+    int count;
+    float value[kMaxKept];
+    int id[kMaxKept];
+
+    __device__ void add(float x, int i) {
+        const int at = atomicAdd(&count, 1);
+        if (at < kMaxKept) value[at] = x, id[at] = i;
+    }
+    __device__ int kept() const { return min(count, kMaxKept); }
+};
+
+/// All threads: looks for candidates.
+__device__ void collect(const Top& t, int row, const uint32_t* maxima, uint32_t bound, Candidates& found) {
+    __shared__ int groups;
+    __shared__ uint16_t group[kGroups];
+    if (threadIdx.x == 0) groups = 0, found.count = 0;
+    __syncthreads();
+    for (int g = threadIdx.x; g < kGroups; g += kBlock)
+        if (__ldcg(maxima + g) >= bound) group[atomicAdd(&groups, 1)] = static_cast<uint16_t>(g);
+    __syncthreads();
+    for (int i = threadIdx.x / 32; i < groups; i += kWarps)
+        for (int id = id_of(group[i], threadIdx.x % 32); id < t.vocab; id += kPass) {
+            const float4 four = t.four(row, id);
+            const float x[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (ordered_bits(x[j] + 0.0f) >= bound && x[j] > -INFINITY) found.add(x[j] + 0.0f, id + j);
         }
-        highest = warp_max(highest);
-        insane = __any_sync(0xffffffffu, insane);
-        if (lane == 0) work.maxima[group] = insane ? 0xffffffffu : ordered_bits(highest);
-    }
-    if (!last_block(t.counters + 2 * row, gridDim.x)) return;
-    const auto [bound, top] = bound_of(work.maxima, kTopLogits);
-    if (threadIdx.x == 0) {
-        work.bound = bound;
-        work.count = 0;
-        work.insane = top == 0xffffffffu;
-        work.highest = __uint_as_float(top & 0x80000000u ? top & 0x7fffffffu : ~top);
-    }
+    __syncthreads();
 }
 
 /// Ranks candidates; ids beyond them are -1.
-__device__ void write_top(const Top& t, int row, Work& work, int count) {
-    int* ids = t.top + row * kTopWords;
+__device__ void write_top(int* ids, const Candidates& found) {
     float* values = reinterpret_cast<float*>(ids + kTopLogits);
+    const int count = found.kept();
     for (int i = threadIdx.x; i < kTopLogits; i += kBlock)
         if (i >= count) ids[i] = -1, values[i] = -INFINITY;
-    __shared__ float value[kMaxKept];
-    __shared__ int id[kMaxKept];
-    for (int i = threadIdx.x; i < count; i += kBlock)
-        value[i] = __ldcg(work.value + i), id[i] = __ldcg(work.id + i);
-    __syncthreads();
     for (int i = threadIdx.x; i < count; i += kBlock) {
+        const float value = found.value[i];
+        const int id = found.id[i];
         int rank = 0;
 #pragma unroll 4
         for (int j = 0; j < count; ++j)
-            rank += value[j] > value[i] || (value[j] == value[i] && id[j] < id[i]);
-        if (rank < kTopLogits) ids[rank] = id[i], values[rank] = value[i];
+            rank += found.value[j] > value || (found.value[j] == value && found.id[j] < id);
+        if (rank < kTopLogits) ids[rank] = id, values[rank] = value;
     }
 }
 
-__global__ void __launch_bounds__(kBlock) collect_kernel(Top t) {
-    __shared__ float partial[kMaxEach][kBlock / 32];
+/// All threads, thread 0 gets it: the sum over all groups, in one order.
+__device__ float sum_of_row(const Work& work, float highest, float scale) {
+    __shared__ float partial[kWarps];
+    float sum = 0;
+#pragma unroll
+    for (int g = threadIdx.x; g < kGroups; g += kBlock) {
+        const float own = from_ordered_bits(__ldcg(work.maxima + g));
+        sum += __ldcg(work.sums + g) * (own > -INFINITY ? __expf((own - highest) * scale) : 0.0f);
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+    __syncthreads();
+    float total = 0;
+    for (const float part : partial) total += part;
+    return total;
+}
+
+__global__ void __launch_bounds__(kBlock, 2) top_kernel(Top t) {
+    __shared__ Candidates found;
     allow_successor();
     wait_for_predecessor();
-    const int row = blockIdx.y, lane = threadIdx.x % 32;
-    const float* logits = t.logits + row * t.ld;
+    const int row = blockIdx.y, lane = threadIdx.x % 32, warps = static_cast<int>(gridDim.x) * kWarps;
+    const int first = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
+    const float scale = t.scale(row);
     Work& work = t.of(row);
-    const uint32_t bound = __ldcg(&work.bound);
-    const float highest = __ldcg(&work.highest), temperature = __ldcg(t.temperature + row);
-    const float scale = temperature > 0 ? 1.0f / temperature : 1.0f;
-    const bool insane = __ldcg(&work.insane) != 0;
-    int each = 0;
-    for (int share = blockIdx.x; share < kShares; share += gridDim.x, ++each) {
-        float sum = 0;
-        for (int i = share * kBlock + threadIdx.x; i < t.vocab && !insane; i += kShares * kBlock) {
-            const float x = __ldcg(logits + i) + 0.0f;
-            sum += __expf((x - highest) * scale);
-            if (ordered_bits(x) < bound || x == -INFINITY) continue;
-            const unsigned at = atomicAdd(&work.count, 1);
-            if (at < kMaxKept) work.value[at] = x, work.id[at] = i;
-        }
-        sum = warp_sum(sum);
-        if (lane == 0) partial[each][threadIdx.x / 32] = sum;
-    }
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) < each) {
-        float total = 0;
-        for (const float sum : partial[threadIdx.x]) total += sum;
-        work.sums[blockIdx.x + threadIdx.x * gridDim.x] = total;
-    }
-    if (!last_block(t.counters + 2 * row + 1, gridDim.x)) return;
-    const unsigned count = __ldcg(&work.count);
-    write_top(t, row, work, min(count, static_cast<unsigned>(kMaxKept)));
-    if (threadIdx.x >= 32) return;
-    float total = 0;
+    float4 four[kMaxEach];
 #pragma unroll
-    for (int b = 0; b < kShares / 32; ++b) total += __ldcg(work.sums + lane + 32 * b);
-    total = warp_sum(total);
-    if (lane == 0) {
-        int* end = t.top + row * kTopWords + 2 * kTopLogits;
-        end[0] = __float_as_int(total);
-        end[1] = !insane && count > 0 && count <= kMaxKept;
+    for (int j = 0; j < kMaxEach; ++j)
+        if (first + j * warps < kGroups) four[j] = t.four(row, id_of(first + j * warps, lane));
+#pragma unroll
+    for (int j = 0; j < kMaxEach; ++j) {
+        const int group = first + j * warps;
+        if (group >= kGroups) break;
+        Sum own;
+        own.add(four[j], scale);
+        for (int id = id_of(group, lane) + kPass; id < t.vocab; id += kPass) own.add(t.four(row, id), scale);
+        write_group(work, group, own, scale);
+    }
+    if (!last_block(t.counters + row, gridDim.x)) return;
+
+    const auto [bound, largest] = bound_of(work.maxima, kTopLogits);
+    const bool insane = largest == 0xffffffffu;
+    collect(t, row, work.maxima, insane ? 0xffffffffu : bound, found);
+    int* top = t.top + row * kTopWords;
+    write_top(top, found);
+    const float total = sum_of_row(work, from_ordered_bits(largest), scale);
+    if (threadIdx.x == 0) {
+        top[2 * kTopLogits] = __float_as_int(total);
+        top[2 * kTopLogits + 1] = !insane && found.count > 0 && found.count <= kMaxKept;
     }
 }
 
@@ -216,16 +260,14 @@ void logits_top(const Node& node, Context& c) {
                   node.inputs[1]->as<float>(),
                   logits.stride[0],
                   static_cast<int>(node.params<LogitsTopParams>().vocab),
+                  logits.stride[0] % 4 == 0,
                   node.outputs[0]->as<int>(),
                   node.outputs[1]->as<uint8_t>(),
                   c.counters};
-    constexpr int kRows = kCounters / 2;  // of a launch
-    for (int first = 0; first < rows; first += kRows) {
-        const Top t = all.from_row(first);
-        // Many rows fill the GPU with fewer blocks, which wait less for each other.
-        const dim3 grid(rows > 8 ? kShares / kMaxEach : kShares, min(kRows, rows - first));
-        launch(c, "logits_top", bound_kernel, grid, kBlock, 0, t);
-        launch(c, "logits_top", collect_kernel, grid, kBlock, 0, t);
+    for (int first = 0; first < rows; first += kCounters) {
+        // Many rows fill the GPU with fewer blocks, of which one a row does more.
+        const dim3 grid(rows > 32 ? 16 : rows > 8 ? 32 : 128, min(kCounters, rows - first));
+        launch(c, "logits_top", top_kernel, grid, kBlock, 0, all.from_row(first));
     }
 }
 

@@ -241,6 +241,20 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainR
 constexpr int kListBytes = 4 * 1024;  // static shared memory at most
 static_assert(sizeof(ExpertList) < kListBytes);
 
+/// Whether shared memory has room for a ring and the rows of x.
+template <Kind K, int NT>
+bool few_fit(const Context& c, int rows, int chunks) {
+    const int bytes = ring_bytes<K, NT>() + rows * activation_stride(K, chunks) * 2;
+    return rows <= 8 * NT && bytes + kListBytes <= c.shared_bytes;
+}
+bool few_fit(const Context& c, Kind kind, int rows, int chunks) {
+    if (kind == Kind::bf16)
+        return few_fit<Kind::bf16, 1>(c, rows, chunks) || few_fit<Kind::bf16, 2>(c, rows, chunks);
+    if (kind == Kind::fp8)
+        return few_fit<Kind::fp8, 1>(c, rows, chunks) || few_fit<Kind::fp8, 2>(c, rows, chunks);
+    return few_fit<Kind::nvfp4, 1>(c, rows, chunks) || few_fit<Kind::nvfp4, 2>(c, rows, chunks);
+}
+
 /// False: too little shared memory.
 template <Kind K>
 bool one(Context& c, const GateUp& a, const PlainRows<K>& prologue, int activations, int items) {
@@ -252,8 +266,8 @@ bool one(Context& c, const GateUp& a, const PlainRows<K>& prologue, int activati
 }
 template <Kind K, int NT>
 bool few(Context& c, const GateUp& a, const PlainRows<K>& prologue, int activations, int items) {
+    if (!few_fit<K, NT>(c, a.rows, a.chunks)) return false;
     const int bytes = ring_bytes<K, NT>() + activations;
-    if (a.rows > 8 * NT || bytes + kListBytes > c.shared_bytes) return false;
     launch(c, NT == 1 ? "moe_gate_up few 8" : "moe_gate_up few 16", gate_up_few<K, NT>, min(c.sms, items),
            kThreads, bytes, a, prologue);
     return true;
@@ -320,9 +334,13 @@ GateUp arguments_of(const Node& node) {
 /// Formats that the NVFP4 kernels do not take: one of them, or both.
 void answer_slices(Context& c, const GateUp& a) {
     choose_experts(c, a.choice);
-    for (int first = 0; first < a.rows; first += kFewRows) {
+    int each = kFewRows;
+    while (each > 1 && !(few_fit(c, a.experts.kind, min(a.rows, each), a.chunks) &&
+                         few_fit(c, a.shared.kind, min(a.rows, each), a.chunks)))
+        each /= 2;
+    for (int first = 0; first < a.rows; first += each) {
         GateUp slice = a;
-        slice.rows = min(a.rows - first, kFewRows);
+        slice.rows = min(a.rows - first, each);
         slice.first_pair = first * a.used;
         slice.h += static_cast<int64_t>(first) * a.columns;
         slice.factor += first;

@@ -2,8 +2,7 @@
 //
 //   block      (sequence, value head); 8 warps, each 16 rows of S [128 v, 128 k]
 //   half warp  one row of S at a time, 8 rows in all; a lane has 8 of its 128 floats: 4l .. 4l + 3, and 64 further on
-//   S          in registers, two blocks an SM; or, with many heads, in shared memory (64 KB), three blocks an SM, so that
-//              the loads of one run while others compute
+//   S          in registers, two blocks an SM; with many heads decode_stream.cu
 //   split      where there are SMs enough, a cluster of four blocks shares a head's rows of S (4 rows a warp), and each
 //              sends its outputs to the others, since the norm needs all of a head's
 //   channels   each value head of a key head convolves the key head's 256 channels of q and k (L2 hits), a thread each;
@@ -18,10 +17,10 @@
 //
 // Traffic: S read and written once (4.2 MB a sequence and layer of the 35B). S, the convolution's window and the
 // journal are loaded before the wait for the predecessor, since only earlier steps wrote them. Bound: latency with one
-// sequence (2.5 us inside the kernel, 1.0 us of bytes), bytes with many (64 sequences: 81 us, 64 us of bytes; in
-// registers 88). What comes before the wait is never waited for there: the convolution's window stays raw until it is
+// sequence (2.5 us inside the kernel, 1.0 us of bytes). What comes before the wait is never waited for there: the convolution's window stays raw until it is
 // used, else every block would wait for all of S before it asks for its row (H200, 2026-11).
-#include "ggml-like/cuda/delta/decode_state.cuh"
+#include "ggml-like/cuda/delta/decode_row.cuh"
+#include "ggml-like/cuda/delta/decode_stream.h"
 #include "ggml-like/cuda/delta/delta.h"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ptx/cluster.cuh"
@@ -45,17 +44,16 @@ __device__ __forceinline__ void share_output(float* to, float value) {
 }
 
 /// kSplit blocks share a head's rows of S; more than one: a cluster.
-template <int kSplit, bool kStaged>
+template <int kSplit>
 __device__ __forceinline__ void decode(const DeltaStep& d) {
     constexpr int kOwn = kDim / kSplit, kRows = kOwn / kWarps, kPasses = kRows / 2;
-    constexpr int kTogether = 2, kLanes = 8 / kTogether;  // rows of a half warp whose sums are made at once
     __shared__ __align__(16) float qk[2 * kDim], v[kDim];
     __shared__ __align__(16) float outputs[2][kDim];  // rows take turns: other blocks may be a row ahead
     __shared__ float squares[kWarps];
     const int sequence = blockIdx.y, head = blockIdx.x / kSplit, share = blockIdx.x % kSplit,
               tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     const int group = quotient(d.value_heads, d.key_heads), key_head = quotient(head, group);
-    const int keys = d.key_heads * kDim, channels = 2 * keys + d.value_heads * kDim;
+    const int channels = (2 * d.key_heads + d.value_heads) * kDim;
     allow_successor();
     if constexpr (kSplit > 1) cluster_arrive();
 
@@ -67,23 +65,15 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     const int half = lane / 16, l = lane % 16, first = share * kOwn + warp * kRows + half;
     float* state = d.delta + ((slot * d.value_heads + head) * kDim + first) * kDim + 4 * l;
     const bool fresh = position == 0;
-    StateRows<kPasses, kStaged> rows;
-    if constexpr (kStaged) {
-        extern __shared__ __align__(128) float staged[];
-        rows.staged = staged + first * kDim + 4 * l;
-        if (active) rows.load(state, false);  // before the position is known; arrive makes the zeros
-    }
-    // Threads 0..127 have a channel of q, and one of v if the block has its output; the others a channel of k.
-    const bool is_q = tid < kDim, has_output = is_q && tid / kOwn == share;
-    const int element = tid % kDim, qk_channel = key_head * kDim + (is_q ? 0 : keys) + element;
-    const int v_channel = 2 * keys + head * kDim + element;
+    const Channels own(d, key_head, head, kOwn, share);
     Channel of_qk, of_v;
-    of_qk.early(d, qk_channel, slot, position, place, channels);
-    if (has_output) of_v.early(d, v_channel, slot, position, place, channels);
-    const float norm = d.norm[element];
+    of_qk.early(d, own.qk, slot, position, place, channels);
+    if (own.has_output) of_v.early(d, own.v, slot, position, place, channels);
+    const float norm = d.norm[own.element];
     const Entries entries(d, sequence, slot, key_head, head);
-    if constexpr (!kStaged) rows.load(state, fresh);  // after the windows, which are needed first
-    if (active) rows.commit(entries, first, l, fresh);
+    StateRows<kPasses> rows;
+    rows.load(state, fresh);  // after the windows, which are needed first
+    if (active) rows.commit(entries, first, l);
     if constexpr (kSplit > 1) cluster_wait();  // all blocks have begun: their shared memory may be written
     wait_for_predecessor();
     if (!active) return;
@@ -92,107 +82,67 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     bool writes_keys = key_head * group == head && share == 0;
     if ((entries.journaling && entries.committed > 0) || end - begin > d.ring - (kTaps - 1))
         writes_keys = last_block(d.counters + sequence * d.key_heads + key_head, group * kSplit);
-    if (entries.journaling && (entries.committed > 0 || fresh)) {
-        if (entries.committed == 0) rows.arrive(fresh);
-        rows.store(state);
-    }
+    if (entries.journaling && (entries.committed > 0 || fresh)) rows.store(state);
 
 #pragma unroll 1
     for (int row = begin; row < end; ++row) {
         const bool stores = row + 1 == end && !entries.journaling;
         const int entry = row - begin;
         float* o = outputs[entry % 2];
-        const uint16_t u_qk = load_row(d.u, row * d.u_ld + qk_channel);
-        const uint16_t u_v = has_output ? load_row(d.u, row * d.u_ld + v_channel) : uint16_t{};
-        const uint16_t a_bits = load_row(d.a, row * d.ab_ld + head),
-                       b_bits = load_row(d.b, row * d.ab_ld + head);
-        const float rate = d.decay_rate[head], bias = d.dt_bias[head];
-        const uint16_t z_bits = has_output ? load_row(d.z, row * d.z_ld + head * kDim + element) : uint16_t{};
-        const float a = as_float(a_bits) + bias, b = as_float(b_bits), z = as_float(z_bits);
-        const float x = of_qk.next(u_qk);
+        const RowInputs in(d, row, head, own);
+        const float x = of_qk.next(in.u_qk);
         qk[tid] = x;
-        if (has_output) v[element] = of_v.next(u_v);
-        const float softplus = a > 20.0f ? a : log1pf(__expf(a));
-        const float g = __fmul_rn(rate, softplus), decay = decay_of(g), beta = 1.0f / (1.0f + __expf(-b));
-        const float square = warp_sum(__fmul_rn(x, x));
-        if (lane == 0) squares[warp] = square;
+        if (own.has_output) v[own.element] = of_v.next(in.u_v);
+        const Gates gates = in.gates();
+        write_square(x, squares);
         __syncthreads();
-        const auto four = [](const float* p) { return (p[0] + p[1]) + (p[2] + p[3]); };
-        const float rq = rsqrtf(four(squares) + 1e-6f) * rsqrtf(static_cast<float>(kDim));
-        const float rk = rsqrtf(four(squares + 4) + 1e-6f);
-        const float4 q0 = scaled4(qk, 4 * l, rq), q1 = scaled4(qk, 64 + 4 * l, rq);
-        const float4 k0 = scaled4(qk, kDim + 4 * l, rk), k1 = scaled4(qk, kDim + 64 + 4 * l, rk);
-        const float product = half_warp_sum(dot(q0, k0) + dot(q1, k1));
-        if (row == begin && (!entries.journaling || entries.committed == 0)) rows.arrive(fresh);
+        const Keys keys(qk, squares, l);
 
-#pragma unroll(kStaged ? 1 : kPasses)
+#pragma unroll
         for (int pass = 0; pass < kPasses; pass += kTogether) {
-            float sums[2 * kTogether];
             float4 s[kTogether][2];
 #pragma unroll
-            for (int j = 0; j < kTogether; ++j) {
-                s[j][0] = rows.get(pass + j, 0), s[j][1] = rows.get(pass + j, 1);
-                sums[j] = dot(s[j][0], k0) + dot(s[j][1], k1);
-                sums[kTogether + j] = dot(s[j][0], q0) + dot(s[j][1], q1);
-            }
-            // kLanes lanes have the same sum: lanes below 8 s.k of a row, of which they make delta, the others s.q, of
-            // which they make the output.
-            const float sum = lane_sums<16>(sums);
-            const int own = first + 2 * (pass + l / kLanes % kTogether);
-            const float delta_of_own = __fmul_rn(beta, fmaf(-decay, sum, v[own]));
-            const float delta = __shfl_sync(0xffffffffu, delta_of_own, lane & ~8);
-            if (l >= 8 && l % kLanes == 0)
-                share_output<kSplit>(
-                    &o[own], __bfloat162float(__float2bfloat16(fmaf(decay, sum, __fmul_rn(product, delta)))));
-            if (entries.journaling && l < 8 && l % kLanes == 0)
-                entries.u[entry * entries.u_step + own] = delta_of_own;
+            for (int j = 0; j < kTogether; ++j) s[j][0] = rows.s[pass + j][0], s[j][1] = rows.s[pass + j][1];
+            const RowSums sums(s, keys, gates, v, first, pass, lane);
+            if (sums.has_output(lane)) share_output<kSplit>(&o[sums.own], sums.output);
+            if (entries.journaling && sums.has_delta(lane))
+                entries.u[entry * entries.u_step + sums.own] = sums.delta_of_own;
             // before the stores of S, which the cluster need not wait for
             if (kSplit > 1 && pass + kTogether == kPasses) cluster_arrive();
 #pragma unroll
             for (int j = 0; j < kTogether; ++j) {
-                const float delta_of_row = __shfl_sync(0xffffffffu, delta, (lane & 16) + j * kLanes);
+                const float delta = sums.delta_of(j, lane);
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    const float4 next = advance4(s[j][h], decay, delta_of_row, h == 0 ? k0 : k1);
-                    if (!kStaged || !stores) rows.put(pass + j, h, next);
-                    if (stores) *reinterpret_cast<float4*>(state + rows.place(pass + j, h)) = next;
+                    const float4 next = advance4(s[j][h], gates.decay, delta, h == 0 ? keys.k0 : keys.k1);
+                    rows.s[pass + j][h] = next;
+                    if (stores) *reinterpret_cast<float4*>(state + state_place(pass + j, h)) = next;
                 }
             }
         }
         // The convolution's input of this position.
         uint16_t* ring = static_cast<uint16_t*>(d.conv_state) + (slot * d.ring + place) * channels;
-        if (writes_keys) ring[qk_channel] = u_qk;
-        if (has_output) ring[v_channel] = u_v;
+        if (writes_keys) ring[own.qk] = in.u_qk;
+        if (own.has_output) ring[own.v] = in.u_v;
         place = place + 1 == d.ring ? 0 : place + 1;
         if (entries.journaling) {
-            if (writes_keys && !is_q) entries.k[entry * entries.k_step + element] = __fmul_rn(x, rk);
-            if (share == 0 && tid == 0) entries.g[entry * entries.g_step] = g;
+            if (writes_keys && !own.is_q)
+                entries.k[entry * entries.k_step + own.element] = __fmul_rn(x, keys.rk);
+            if (share == 0 && tid == 0) entries.g[entry * entries.g_step] = gates.g;
         }
         if constexpr (kSplit > 1)
             cluster_wait();
         else
             __syncthreads();
-        if (has_output) {
-            const float4 mine = load4(o, 4 * lane);
-            const float r = rsqrtf(warp_sum(dot(mine, mine)) / static_cast<float>(kDim) + d.eps);
-            const int64_t at = (static_cast<int64_t>(row) * d.value_heads + head) * kDim + element;
-            static_cast<bf16*>(d.y)[at] = __float2bfloat16(o[element] * r * norm * (z / (1.0f + __expf(-z))));
-        }
+        if (own.has_output) store_gated(d, o, row, head, own.element, norm, as_float(in.z));
     }
 }
 
-__global__ void __launch_bounds__(kBlock, 2) decode_kernel(DeltaStep d) { decode<1, false>(d); }
-
-constexpr int kStagedBytes = kDim * kDim * 4, kStagedBlocks = 3;  // of an SM
-__global__ void __launch_bounds__(kBlock, kStagedBlocks) decode_staged_kernel(DeltaStep d) {
-    decode<1, true>(d);
-}
+__global__ void __launch_bounds__(kBlock, 2) decode_kernel(DeltaStep d) { decode<1>(d); }
 
 constexpr int kSplitBlocks = 4;
 CLUSTER_OF(kSplitBlocks)
-__global__ void __launch_bounds__(kBlock, 2) decode_split_kernel(DeltaStep d) {
-    decode<kSplitBlocks, false>(d);
-}
+__global__ void __launch_bounds__(kBlock, 2) decode_split_kernel(DeltaStep d) { decode<kSplitBlocks>(d); }
 
 }  // namespace
 
@@ -203,12 +153,8 @@ void delta_decode(Context& c, const DeltaStep& d) {
     if (c.capability >= 90 && heads * kSplitBlocks <= c.sms)
         return launch(c, "conv_gated_delta_net split", decode_split_kernel,
                       dim3(d.value_heads * kSplitBlocks, d.sequences), kBlock, 0, d);
-    const dim3 grid(d.value_heads, d.sequences);
-    // Steps of the 35B against registers: 64 sequences 1.7 % faster, 32 0.3 % and 16 2.5 % slower (H200, 2026-11).
-    const bool staged = heads > 8 * c.sms && kStagedBlocks * (kStagedBytes + 4096) <= c.shared_bytes;
-    if (staged)
-        return launch(c, "conv_gated_delta_net staged", decode_staged_kernel, grid, kBlock, kStagedBytes, d);
-    launch(c, "conv_gated_delta_net", decode_kernel, grid, kBlock, 0, d);
+    if (heads > 2 * c.sms && d.journal.k == nullptr && decode_stream_fits(c)) return decode_stream(c, d);
+    launch(c, "conv_gated_delta_net", decode_kernel, dim3(d.value_heads, d.sequences), kBlock, 0, d);
 }
 
 }  // namespace quern::cuda::delta

@@ -84,67 +84,38 @@ struct Entries {
     }
 };
 
-/// The lane's part of kPasses rows of S, two rows apart, since the warp's halves have every other row: in registers, or
-/// (kStaged) where it lies in S [128, 128] in shared memory. No lane touches another's.
-template <int kPasses, bool kStaged>
+/// The lane's part of kPasses rows of S, two rows apart, since the warp's halves have every other row.
+__device__ __forceinline__ int state_place(int i, int h) { return 2 * i * kDim + 64 * h; }
+
+template <int kPasses>
 struct StateRows {
-    float4 s[kStaged ? 1 : kPasses][2];
-    float* staged = nullptr;
-    static constexpr int kUnroll = kStaged ? 1 : kPasses;
+    float4 s[kPasses][2];
 
-    __device__ __forceinline__ static int place(int i, int h) { return 2 * i * kDim + 64 * h; }
-
-    /// Starts the loads. zero: S is zeros, whatever lies there. Registers have them at once; shared memory has what lies
-    /// there until arrive.
+    /// zero: S is zeros, whatever lies there.
     __device__ __forceinline__ void load(const float* from, bool zero) {
 #pragma unroll
         for (int i = 0; i < kPasses; ++i)
 #pragma unroll
-            for (int h = 0; h < 2; ++h)
-                if constexpr (kStaged)
-                    copy_async16(staged + place(i, h), from + place(i, h));
-                else
-                    s[i][h] = zero ? float4{} : load4(from, place(i, h));
-        if constexpr (kStaged) commit_copies();
-    }
-    /// S is there. May be called again until the first put.
-    __device__ __forceinline__ void arrive(bool zero) {
-        if constexpr (!kStaged) return;
-        wait_copies<0>();
-        if (!zero) return;
-#pragma unroll(kUnroll)
-        for (int i = 0; i < kPasses; ++i) put(i, 0, {}), put(i, 1, {});
-    }
-    __device__ __forceinline__ float4 get(int i, int h) const {
-        if constexpr (kStaged) return load4(staged, place(i, h));
-        return s[i][h];
-    }
-    __device__ __forceinline__ void put(int i, int h, const float4& v) {
-        if constexpr (kStaged)
-            *reinterpret_cast<float4*>(staged + place(i, h)) = v;
-        else
-            s[i][h] = v;
+            for (int h = 0; h < 2; ++h) s[i][h] = zero ? float4{} : load4(from, state_place(i, h));
     }
     __device__ __forceinline__ void store(float* to) const {
-#pragma unroll(kUnroll)
+#pragma unroll
         for (int i = 0; i < kPasses; ++i)
 #pragma unroll
-            for (int h = 0; h < 2; ++h) *reinterpret_cast<float4*>(to + place(i, h)) = get(i, h);
+            for (int h = 0; h < 2; ++h) *reinterpret_cast<float4*>(to + state_place(i, h)) = s[i][h];
     }
     /// Applies the committed entries in order.
-    __device__ __forceinline__ void commit(const Entries& entries, int first, int l, bool zero) {
-        if (entries.committed == 0) return;
-        arrive(zero);
+    __device__ __forceinline__ void commit(const Entries& entries, int first, int l) {
 #pragma unroll 1
         for (int e = 0; e < entries.committed; ++e) {
             const float* k = entries.k + e * entries.k_step;
             const float* u = entries.u + e * entries.u_step + first;
             const float decay = decay_of(entries.g[e * entries.g_step]);
             const float4 k0 = load4(k, 4 * l), k1 = load4(k, 64 + 4 * l);
-#pragma unroll(kUnroll)
+#pragma unroll
             for (int i = 0; i < kPasses; ++i) {
-                put(i, 0, advance4(get(i, 0), decay, u[2 * i], k0));
-                put(i, 1, advance4(get(i, 1), decay, u[2 * i], k1));
+                s[i][0] = advance4(s[i][0], decay, u[2 * i], k0);
+                s[i][1] = advance4(s[i][1], decay, u[2 * i], k1);
             }
         }
     }

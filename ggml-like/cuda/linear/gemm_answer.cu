@@ -2,10 +2,11 @@
 // sums, whose splits are products of warpgroups.
 //   quarters  a cluster of four blocks, each four of the splits
 //   whole     a block makes all splits of a sum: where blocks are many
+//   rounds    the same for up to 64 rows, by blocks that go from place to place: where these are many more than SMs
 //
 // NVFP4: x is lifted where it lies in shared memory, and the scale of each 16 columns meets the sum of their products.
 //
-// Traffic: weights once for each 32 rows, x once a block. Bound: latency of few steps (DeltaNet in_proj, 32 rows: 20 us,
+// Traffic: weights once for each 32 rows (rounds: 64), x once a place. Bound: latency of few steps (DeltaNet in_proj, 32 rows: 20 us,
 // 12 of bytes); NVFP4 also instructions, half of them before and after the products (attention in_proj: 23 us, 2.5 of
 // bytes); the head of 64 rows reads its weights twice, at the L2 cache's 5.5 TB/s (H200, 2026-11).
 #include "ggml-like/cuda/linear/gemm_warpgroups.cuh"
@@ -18,9 +19,12 @@ using namespace pack;
 namespace {
 
 template <Kind K>
-void run(Context& c, bool whole, const GemmTask& task) {
+void run(Context& c, AnswerProduct product, const GemmTask& task) {
+    static_assert(Rounds<K>::kTokens >= kStepRows);
     const int row_tiles = (task.tokens + Whole<K>::kTokens - 1) / Whole<K>::kTokens;
-    if (whole)
+    if (product == AnswerProduct::rounds)
+        launch_warpgroups<K, Rounds<K>>(c, "gemm_answer rounds", task, 1);
+    else if (product == AnswerProduct::whole)
         launch_warpgroups<K, Whole<K>>(c, "gemm_answer whole", task, row_tiles);
     else
         launch_warpgroups<K, Quarters<K>>(c, "gemm_answer quarters", task, row_tiles);
@@ -28,11 +32,11 @@ void run(Context& c, bool whole, const GemmTask& task) {
 
 }  // namespace
 
-void gemm_answer(Context& c, bool whole, const Part& part, const Packed& w, const StepRows& x,
+void gemm_answer(Context& c, AnswerProduct product, const Part& part, const Packed& w, const StepRows& x,
                  const StepOutput& out) {
     GemmTask task = part_task(w, part, x.x, x.ld, x.rows);
     task.answer = out;
-    part.kind == Kind::bf16 ? run<Kind::bf16>(c, whole, task) : run<Kind::nvfp4>(c, whole, task);
+    part.kind == Kind::bf16 ? run<Kind::bf16>(c, product, task) : run<Kind::nvfp4>(c, product, task);
 }
 
 }  // namespace quern::cuda::linear

@@ -4,7 +4,8 @@
 //   128 rows  w0..w3 | sums: 16 rows      A block owns 128 weight rows (or 64) of one part or one expert, and a tile of
 //             w4..w7 | x all tokens,      tokens. Eight warps (or four) multiply, 16 rows each. One more keeps a ring of
 //                      each warp          kStages stages full, each kChunks chunks of 64 columns. With kCluster > 1 the blocks
-//                                         of a cluster share the columns; their sums meet in the order of the ranks.
+//                                         of a cluster share the columns; their sums meet in the order of the ranks. With
+//                                         kSides = 2, sixteen warps multiply, and a block takes place after place.
 //
 // Traffic: as in gemm.cuh. A stage's weights come by the copy engine as one box; so do tokens that are neighbours. Chosen
 // tokens come by cp.async, and another warp hands them over to the products.
@@ -53,11 +54,18 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
     }
     __syncthreads();
     const int primed = min(R::kStages, block.steps());
-    constexpr int kSumWarps = S::kTiles, kCopyWarp = S::kGather ? kSumWarps + 1 : kSumWarps;
+    constexpr int kSumWarps = S::kSumThreads / 32, kCopyWarp = S::kGather ? kSumWarps + 1 : kSumWarps;
     if (warp == kCopyWarp && elected())
         for (int i = 0; i < primed; ++i) block.copy_weights(i);
     __syncwarp();
     if constexpr (!S::kGather) wait_for_predecessor();
+    if constexpr (S::kStays) {
+        if (warp >= kSumWarps)
+            block.copy_rounds(primed);
+        else
+            block.sum_rounds();
+        return;
+    }
     if (warp >= kSumWarps) {
         if constexpr (S::kMoveRegisters) shrink_registers<40>();
         if (S::kGather && warp == kSumWarps) block.gather_full(lane);
@@ -145,7 +153,8 @@ CUtensorMap weight_map(const GemmTask& task) {
 template <Kind K, class S>
 void launch_warpgroups(Context& context, const char* what, GemmTask task, int64_t token_tiles) {
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
-    const dim3 grid(static_cast<unsigned>(task.row_blocks * token_tiles * S::kCluster));
+    const int64_t blocks = task.row_blocks * token_tiles * S::kCluster;
+    const dim3 grid(static_cast<unsigned>(S::kStays ? min(blocks, int64_t{context.sms}) : blocks));
     CUtensorMap x{};
     if constexpr (!S::kGather) x = token_map<S>(task);
     launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), StageRing<K, S>::kShared, task,

@@ -34,15 +34,12 @@ struct StepOutput {
     Defer defer{};      // with a residual
 };
 
-constexpr bool takes_step_product(AnswerProduct product) {
-    return product == AnswerProduct::step || product == AnswerProduct::quarters ||
-           product == AnswerProduct::whole;
-}
+constexpr bool takes_step_product(AnswerProduct product) { return product >= AnswerProduct::step; }
 /// `part` of w by such a product. Throws Error(device) for more than kStepRows rows.
 void step_product(Context& context, AnswerProduct product, const Part& part, const Packed& w,
                   const StepRows& x, const StepOutput& out);
-/// The same for BF16 and NVFP4 by products of warpgroups: whole, or quarters.
-void gemm_answer(Context& context, bool whole, const Part& part, const Packed& w, const StepRows& x,
-                 const StepOutput& out);
+/// The same for BF16 and NVFP4 by products of warpgroups: quarters, whole or rounds.
+void gemm_answer(Context& context, AnswerProduct product, const Part& part, const Packed& w,
+                 const StepRows& x, const StepOutput& out);
 
 }  // namespace quern::cuda::linear

@@ -29,6 +29,7 @@ struct WarpgroupBlock {
     GemmPlace place;
     int tiles;  // of the block that exist
     int chunk_begin, chunk_end;
+    int round_begin = 0;  // steps of the block's places before this one
 
     __device__ __forceinline__ uint8_t* tokens_of(int stage) const { return shared + stage * R::kTokens; }
     __device__ __forceinline__ uint8_t* weights_of(int stage) const {
@@ -88,13 +89,14 @@ struct WarpgroupBlock {
     }
 
     __device__ __forceinline__ void wait_empty(int step) const {
-        if (step >= R::kStages) wait_phase(empty + step % R::kStages, (step / R::kStages - 1) & 1);
+        const int at = round_begin + step;
+        if (at >= R::kStages) wait_phase(empty + at % R::kStages, (at / R::kStages - 1) & 1);
     }
 
     /// One thread. Announces the stage's bytes, those of tokens that the copy engine brings included; boxes are whole, also
     /// where the matrix ends.
     __device__ __forceinline__ void copy_weights(int step) const {
-        const int stage = step % R::kStages;
+        const int stage = (round_begin + step) % R::kStages;
         arrive_and_expect(full + stage, R::kWeights + (S::kGather ? 0 : R::kTokens));
         copy_chunks(weights_of(stage), w, chunk_at(chunk_begin + step * S::kChunks),
                     place.row_block * S::kTiles, place.expert, full + stage);
@@ -105,7 +107,7 @@ struct WarpgroupBlock {
         const int all = steps();
 #pragma unroll 1
         for (int step = 0; step < all; ++step) {
-            const int stage = step % R::kStages, first = chunk_begin + step * S::kChunks;
+            const int stage = (round_begin + step) % R::kStages, first = chunk_begin + step * S::kChunks;
             wait_empty(step);
             if (step >= primed) copy_weights(step);
 #pragma unroll
@@ -191,12 +193,22 @@ struct WarpgroupBlock {
             }
     }
 
+    /// Of a multiplying warp: its tile, its side, and tokens of that.
+    __device__ __forceinline__ static int tile_of_warp() {
+        const int warp = static_cast<int>(threadIdx.x) / 32;
+        return S::kSides == 1 ? warp : warp % S::kTiles;
+    }
+    __device__ __forceinline__ static int side_of_warp() {
+        return S::kSides == 1 ? 0 : static_cast<int>(threadIdx.x) / (32 * S::kTiles);
+    }
+    __device__ __forceinline__ int count_of_side() const {
+        return S::kSides == 1 ? place.count : place.count - side_of_warp() * S::kSideTokens;
+    }
+
     /// The A registers of chunk c of a stage.
     __device__ __forceinline__ void load(int stage, int c, uint32_t (&a)[4][4]) const {
         WeightChunk<K> chunk;
-        chunk.load(
-            weights_of(stage) + static_cast<int>(threadIdx.x) / 32 * R::kTileBytes + c * chunk_bytes(K),
-            threadIdx.x % 32);
+        chunk.load(weights_of(stage) + tile_of_warp() * R::kTileBytes + c * chunk_bytes(K), threadIdx.x % 32);
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
     }
@@ -211,7 +223,8 @@ struct WarpgroupBlock {
     };
     /// Of the chunk that comes, where its tokens lie.
     __device__ __forceinline__ uint64_t rows_of_chunk(const March& m) const {
-        return wgmma_rows(shared_address(tokens_of(m.stage)) + m.chunk * (S::kTokens * 128));
+        return wgmma_rows(shared_address(tokens_of(m.stage)) + m.chunk * (S::kTokens * 128) +
+                          side_of_warp() * (S::kSideTokens * 128));
     }
     __device__ __forceinline__ static void go_on(March& m) {
         if (++m.chunk < S::kChunks) return;
@@ -260,8 +273,8 @@ struct WarpgroupBlock {
     /// Answers, NVFP4: block scales meet the sums of 16 products, as in few_rows.cuh.
     template <int kN>
     __device__ __forceinline__ void add_fp4_chunk(March& m, float (&acc)[kN / 8][4]) const {
-        const uint8_t* chunk = weights_of(m.stage) + static_cast<int>(threadIdx.x) / 32 * R::kTileBytes +
-                               m.chunk * chunk_bytes(K);
+        const uint8_t* chunk =
+            weights_of(m.stage) + tile_of_warp() * R::kTileBytes + m.chunk * chunk_bytes(K);
         const uint64_t rows = rows_of_chunk(m);
         const int lane = threadIdx.x % 32;
         const uint4 codes = *reinterpret_cast<const uint4*>(chunk + 16 * lane);
@@ -326,6 +339,7 @@ struct WarpgroupBlock {
     __device__ __forceinline__ void march(float (&acc)[kN / 8][4]) const {
         March m;
         m.left = chunk_end - chunk_begin;
+        if constexpr (S::kStays) m.stage = round_begin % R::kStages, m.phase = (round_begin / R::kStages) & 1;
         if constexpr (S::kAnswer) {
             march_fours<kN>(m, acc);
         } else {

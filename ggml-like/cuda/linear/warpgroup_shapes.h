@@ -16,8 +16,10 @@ inline constexpr int kPromptSplits = 2;
 inline constexpr int kAnswerSplits = 16, kAnswerFours = 4;
 
 /// Cluster: blocks that share the columns. Splits: 1, or kAnswerSplits for the sums of answers, of which a block makes all fours
-/// or, with Cluster = kAnswerFours, one.
-template <int Tokens, int Chunks, int BlocksPerSm, int Cluster, int Splits, bool Gather, int Tiles = 8>
+/// or, with Cluster = kAnswerFours, one. Sides: 2 for blocks that stay on their SM and go from rows of the matrix to rows, without
+/// emptying their ring in between; each half of the tokens has its own multiplying warps.
+template <int Tokens, int Chunks, int BlocksPerSm, int Cluster, int Splits, bool Gather, int Tiles = 8,
+          int Sides = 1>
 struct WarpgroupShape {
     static constexpr int kTokens = Tokens;
     static constexpr int kChunks = Chunks;  // of a stage
@@ -28,12 +30,14 @@ struct WarpgroupShape {
     static_assert((Splits == 1 && (Cluster == 1 || Cluster == kPromptSplits)) ||
                   (kAnswer && (Cluster == 1 || Cluster == kAnswerFours)));
     static constexpr bool kGather = Gather;  // grouped: any rows of x
-    static constexpr int kTiles = Tiles;     // of 16 rows of the matrix, one for each warp that multiplies
-    static constexpr int kSumThreads = 32 * Tiles;
-    static_assert(Tiles % 4 == 0);
+    static constexpr int kTiles = Tiles;     // of 16 rows of the matrix, one for each warp of a side
+    static constexpr int kSides = Sides, kSideTokens = Tokens / Sides;
+    static constexpr bool kStays = Sides > 1;
+    static constexpr int kSumThreads = 32 * Tiles * Sides;
+    static_assert(Tiles % 4 == 0 && (!kStays || (kAnswer && Cluster == 1 && !Gather)));
     // A block that has its multiprocessor for itself moves registers from the copying warps, a whole group,
     // to the others.
-    static constexpr bool kMoveRegisters = BlocksPerSm == 1;
+    static constexpr bool kMoveRegisters = BlocksPerSm == 1 && !kStays;
     static constexpr int kThreads = kSumThreads + (kMoveRegisters ? 128 : Gather ? 64 : 32);
     static constexpr int kPitch = kTiles * 16 + 4;  // of sums, in floats
     static constexpr int kSumBytes = Tokens * kPitch * 4;
@@ -44,15 +48,18 @@ struct StageRing {
     static constexpr int kTileBytes = S::kChunks * chunk_bytes(K);
     static constexpr int kWeights = S::kTiles * kTileBytes;
     static constexpr int kTokens = S::kChunks * S::kTokens * 128;
-    static constexpr int kTotals = S::kAnswer && S::kCluster == 1 ? S::kSumThreads * S::kTokens / 2 * 4 : 0;
-    static constexpr int kRoom = 227 * 1024 / S::kBlocksPerSm - 2048 - S::kTokens * 8 - kTotals;
+    static constexpr int kTotals =
+        S::kAnswer && S::kCluster == 1 ? S::kSumThreads * S::kSideTokens / 2 * 4 : 0;
+    static constexpr int kOwnSums = S::kStays ? S::kSumBytes : 0;  // else they lie where the ring was
+    static constexpr int kRoom = 227 * 1024 / S::kBlocksPerSm - 2048 - S::kTokens * 8 - kTotals - kOwnSums;
     static constexpr int kFitting = kRoom / (kWeights + kTokens);
     static constexpr int kStages = kFitting < 8 ? kFitting : 8;
     static constexpr int kAll = kStages * (kWeights + kTokens);
-    static constexpr int kBytes = kAll > S::kSumBytes ? kAll : S::kSumBytes;
+    static constexpr int kSumsAt = S::kStays ? kAll : 0;
+    static constexpr int kBytes = kAll + kOwnSums > S::kSumBytes ? kAll + kOwnSums : S::kSumBytes;
     static constexpr int kShared =
         kBytes + S::kTokens * 8 + kTotals + 1024;  // with the lists of rows and factors, and what aligns it
-    static_assert(kStages >= 2 && kBytes <= kRoom);
+    static_assert(kStages >= 2 && kBytes - kOwnSums <= kRoom);
 };
 
 /// Whether this binary has code for sm_90a, with products of warpgroups. They take all but FP8, whose scales meet the sums of
@@ -77,11 +84,13 @@ using Halves = WarpgroupShape<96, 1, 2, kPromptSplits, 1, false>;
 template <Kind K>
 using ShortHalves = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kPromptSplits, 1, false, 4>;
 
-// ---- answers of 9 to 64 rows (gemm_answer.cu): 32 rows of x, with 64 a thread would hold too many sums; a stage is a piece
-// of the columns ----
+// ---- answers of 9 to 64 rows (gemm_answer.cu): 32 rows of x a warp, with 64 a thread would hold too many sums; a stage is a
+// piece of the columns ----
 
 template <Kind K>
 using Whole = WarpgroupShape<32, kPieceChunks<K>, 2, 1, kAnswerSplits, false>;
+template <Kind K>
+using Rounds = WarpgroupShape<64, kPieceChunks<K>, 1, 1, kAnswerSplits, false, 8, 2>;
 template <Kind K>
 using Quarters = WarpgroupShape<32, kPieceChunks<K>, 2, kAnswerFours, kAnswerSplits, false>;
 
@@ -89,7 +98,7 @@ using Quarters = WarpgroupShape<32, kPieceChunks<K>, 2, kAnswerFours, kAnswerSpl
 template <Kind K>
 constexpr bool answers_fit(const Card& card, int chunks) {
     return chunks % kPieceChunks<K> == 0 && warpgroups_fit<K, Whole<K>>(card) &&
-           warpgroups_fit<K, Quarters<K>>(card);
+           warpgroups_fit<K, Quarters<K>>(card) && warpgroups_fit<K, Rounds<K>>(card);
 }
 
 }  // namespace quern::cuda::linear

@@ -25,19 +25,22 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     template <int kN>
     __device__ __forceinline__ void put_sums(const float (&acc)[kN / 8][4]) const {
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-        float* to = reinterpret_cast<float*>(shared) + static_cast<int>(threadIdx.x) / 32 * 16 + g;
+        float* to = sums_of(this->side_of_warp() * S::kSideTokens) + this->tile_of_warp() * 16 + g;
         sum_barrier();
 #pragma unroll
         for (int j = 0; j < kN / 8; ++j) {
-            if (j * 8 >= place.count) break;
+            if (j * 8 >= this->count_of_side()) break;
 #pragma unroll
             for (int r = 0; r < 4; ++r) to[(j * 8 + 2 * t + r % 2) * S::kPitch + r / 2 * 8] = acc[j][r];
         }
     }
 
+    __device__ __forceinline__ float* sums_of(int token) const {
+        return reinterpret_cast<float*>(shared + StageRing<K, S>::kSumsAt) + token * S::kPitch;
+    }
     /// Four sums, of all blocks of the cluster.
     __device__ __forceinline__ float4 sums_at(int at) const {
-        const float* here = reinterpret_cast<const float*>(shared) + at;
+        const float* here = sums_of(0) + at;
         if constexpr (S::kCluster == 1) return *reinterpret_cast<const float4*>(here);
         float4 sum = load_of_block(shared_address(here), 0);
 #pragma unroll
@@ -102,7 +105,7 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     }
     /// Four sums of the blocks' fours, in the order of the ranks, times their rows' factors.
     __device__ __forceinline__ void answer_sums(int at, const float* factor, float (&sum)[4]) const {
-        const float* here = reinterpret_cast<const float*>(shared) + at;
+        const float* here = sums_of(0) + at;
         if constexpr (S::kCluster == 1) {
             const float4 v = *reinterpret_cast<const float4*>(here);
             sum[0] = v.x, sum[1] = v.y, sum[2] = v.z, sum[3] = v.w;
@@ -131,21 +134,49 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
 
     /// Products of absent tokens cost as much as others: as few as there are, in steps of 16.
     __device__ __forceinline__ void multiply_present() const {
+        const int count = this->count_of_side();
         if constexpr (S::kTokens == 256) {
-            if (place.count > 96) return multiply<256>();
+            if (count > 96) return multiply<256>();
         }
         if constexpr (S::kTokens >= 96) {
-            if (place.count > 80) return multiply<96>();
-            if (place.count > 64) return multiply<80>();
+            if (count > 80) return multiply<96>();
+            if (count > 64) return multiply<80>();
         }
-        if constexpr (S::kTokens >= 64) {
-            if (place.count > 48) return multiply<64>();
-            if (place.count > 32) return multiply<48>();
+        if constexpr (S::kSideTokens >= 64) {
+            if (count > 48) return multiply<64>();
+            if (count > 32) return multiply<48>();
         }
         if constexpr (S::kTokens >= 32) {
-            if (place.count > 16) return multiply<32>();
+            if (count > 16) return multiply<32>();
         }
         multiply<16>();
+    }
+
+    /// Blocks that stay: calls with every place of theirs, all of the same tokens.
+    template <class F>
+    __device__ __forceinline__ void for_each_place(const F& f) {
+        for (int id = static_cast<int>(blockIdx.x); id < task.row_blocks; id += static_cast<int>(gridDim.x)) {
+            place = dense_place<S>(task, id);
+            this->find_extent();
+            f();
+            this->round_begin += this->steps();
+        }
+    }
+    /// The copying warp. The weights of the first place's first `primed` steps are under way.
+    __device__ __forceinline__ void copy_rounds(int primed) {
+        if (!elected()) return;
+        for_each_place([&] {
+            this->keep_full(primed);
+            primed = 0;
+        });
+    }
+    __device__ __forceinline__ void sum_rounds() {
+        this->find_y_rows();
+        for_each_place([&] {
+            multiply_present();
+            sum_barrier();
+            store_answer();
+        });
     }
 };
 

@@ -1,0 +1,114 @@
+// Answer rows: what all kernels do for one row of a value head. A block has 256 threads, one a channel of q and k.
+//
+//   half warp  kTogether rows of S at a time; lane l has columns 4l .. 4l + 3, and 64 further on
+#pragma once
+
+#include "ggml-like/cuda/delta/decode_state.cuh"
+
+namespace quern::cuda::delta {
+
+constexpr int kTogether = 2, kLanes = 8 / kTogether;  // rows of a half warp whose sums are made at once
+
+struct Gates {
+    float g, decay, beta;
+};
+
+/// Which channels and output a thread has: threads 0..127 a channel of q, and one of v if their block makes its output; the
+/// others a channel of k.
+struct Channels {
+    int element, qk, v;
+    bool is_q, has_output;
+
+    __device__ __forceinline__ Channels(const DeltaStep& d, int key_head, int head, int outputs, int share)
+        : element(static_cast<int>(threadIdx.x) % kDim),
+          is_q(threadIdx.x < kDim),
+          has_output(is_q && static_cast<int>(threadIdx.x) / outputs == share) {
+        const int keys = d.key_heads * kDim;
+        qk = key_head * kDim + (is_q ? 0 : keys) + element;
+        v = 2 * keys + head * kDim + element;
+    }
+};
+
+/// A thread's inputs of a row, as loaded.
+struct RowInputs {
+    uint16_t u_qk, u_v, a, b, z;  // BF16
+    float rate, bias;
+
+    __device__ __forceinline__ RowInputs(const DeltaStep& d, int64_t row, int head, const Channels& c)
+        : u_qk(load_row(d.u, row * d.u_ld + c.qk)),
+          u_v(c.has_output ? load_row(d.u, row * d.u_ld + c.v) : uint16_t{}),
+          a(load_row(d.a, row * d.ab_ld + head)),
+          b(load_row(d.b, row * d.ab_ld + head)),
+          z(c.has_output ? load_row(d.z, row * d.z_ld + head * kDim + c.element) : uint16_t{}),
+          rate(d.decay_rate[head]),
+          bias(d.dt_bias[head]) {}
+
+    __device__ __forceinline__ Gates gates() const {
+        const float at = as_float(a) + bias, softplus = at > 20.0f ? at : log1pf(__expf(at));
+        const float g = __fmul_rn(rate, softplus);
+        return {g, decay_of(g), 1.0f / (1.0f + __expf(-as_float(b)))};
+    }
+};
+
+/// Whole warp: writes its sum of squares.
+__device__ __forceinline__ void write_square(float x, float* squares) {
+    const float square = warp_sum(__fmul_rn(x, x));
+    if (threadIdx.x % 32 == 0) squares[threadIdx.x / 32] = square;
+}
+
+/// A half warp's q and k of a row, normed. qk: [2, 128]; squares: one for each 32 of them.
+struct Keys {
+    float4 q0, q1, k0, k1;
+    float product;  // q.k
+    float rk;       // the factor of k
+
+    __device__ __forceinline__ Keys(const float* qk, const float* squares, int l) {
+        const auto four = [](const float* p) { return (p[0] + p[1]) + (p[2] + p[3]); };
+        const float rq = rsqrtf(four(squares) + 1e-6f) * rsqrtf(static_cast<float>(kDim));
+        rk = rsqrtf(four(squares + 4) + 1e-6f);
+        q0 = scaled4(qk, 4 * l, rq), q1 = scaled4(qk, 64 + 4 * l, rq);
+        k0 = scaled4(qk, kDim + 4 * l, rk), k1 = scaled4(qk, kDim + 64 + 4 * l, rk);
+        product = half_warp_sum(dot(q0, k0) + dot(q1, k1));
+    }
+};
+
+/// What a half warp knows of kTogether rows of S, two apart from row `first` + 2 * `pass` on. kLanes lanes have the same sum:
+/// lanes below 8 s.k of a row, of which they make its delta, the others s.q, of which they make its output.
+struct RowSums {
+    int own;             // the row
+    float delta_of_own;  // lanes below 8
+    float delta, output;
+
+    __device__ __forceinline__ RowSums(const float4 (&s)[kTogether][2], const Keys& keys, const Gates& gates,
+                                       const float* v, int first, int pass, int lane) {
+        float sums[2 * kTogether];
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+            sums[j] = dot(s[j][0], keys.k0) + dot(s[j][1], keys.k1);
+            sums[kTogether + j] = dot(s[j][0], keys.q0) + dot(s[j][1], keys.q1);
+        }
+        const float sum = lane_sums<16>(sums);
+        own = first + 2 * (pass + lane % 16 / kLanes % kTogether);
+        delta_of_own = __fmul_rn(gates.beta, fmaf(-gates.decay, sum, v[own]));
+        delta = __shfl_sync(0xffffffffu, delta_of_own, lane & ~8);
+        output = __bfloat162float(
+            __float2bfloat16(fmaf(gates.decay, sum, __fmul_rn(keys.product, delta))));
+    }
+    __device__ __forceinline__ static bool has_output(int lane) { return lane % 16 >= 8 && lane % kLanes == 0; }
+    __device__ __forceinline__ static bool has_delta(int lane) { return lane % 16 < 8 && lane % kLanes == 0; }
+    /// Of the j-th row.
+    __device__ __forceinline__ float delta_of(int j, int lane) const {
+        return __shfl_sync(0xffffffffu, delta, (lane & 16) + j * kLanes);
+    }
+};
+
+/// Threads 0..127: the norm of the head's outputs and the output gate.
+__device__ __forceinline__ void store_gated(const DeltaStep& d, const float* outputs, int64_t row, int head,
+                                            int element, float norm, float z) {
+    const float4 mine = load4(outputs, 4 * (element % 32));
+    const float r = rsqrtf(warp_sum(dot(mine, mine)) / static_cast<float>(kDim) + d.eps);
+    const int64_t at = (row * d.value_heads + head) * kDim + element;
+    static_cast<bf16*>(d.y)[at] = __float2bfloat16(outputs[element] * r * norm * (z / (1.0f + __expf(-z))));
+}
+
+}  // namespace quern::cuda::delta
