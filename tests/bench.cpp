@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
+#include <set>
 
 #include "checkpoint_writer.h"
 #include "ggml-like/error.h"
@@ -69,6 +70,37 @@ TEST_SUITE("cpu") {
         CHECK(steps({.answer = 5, .parallel = 3}) == 5);
         CHECK(steps({.prompt = 100}) == 1);
         CHECK(steps({.prompt = 100, .answer = 5}) == 1 + 4);  // the prompt's step gives the first token
+    }
+
+    TEST_CASE("many sequences at depth: only steps after which all answer count, however prompts are cut") {
+        const auto cpu = make_cpu_backend(2);
+        const auto model = open_synthetic("tiny", "aeon", {.tokenizer = false});
+        place_weights(*model, *cpu);
+        const BenchTest test{.answer = 5, .depth = 300, .parallel = 4};
+        std::set<std::string> answers;
+        for (const int64_t rows : {64, 512}) {
+            Engine engine(*model, *cpu,
+                          {.context = test.context(64), .sequences = test.parallel, .step_tokens = rows});
+            CHECK(op_table(engine, test).find("node by node, 5 steps") != std::string::npos);
+            const Samples samples = run_test(engine, test, 2);
+            CHECK(samples.tokens == 4 * 5);
+            answers.insert(samples.output_hash);
+        }
+        CHECK(answers.size() == 1);
+        Engine small(*model, *cpu, {.context = 303, .sequences = test.parallel, .step_tokens = 64});
+        CHECK_THROWS_AS(run_test(small, test, 1), Error);  // early ones have no room to wait for others
+    }
+
+    TEST_CASE("prompts of many sequences: all of their tokens count") {
+        const auto cpu = make_cpu_backend(2);
+        const auto model = open_synthetic("tiny", "aeon", {.tokenizer = false});
+        place_weights(*model, *cpu);
+        const BenchTest test{.prompt = 200, .parallel = 3};
+        CHECK(test.name() == "pp200 x3");
+        Engine engine(*model, *cpu, {.context = test.context(128), .sequences = 3});
+        const Samples samples = run_test(engine, test, 2);
+        CHECK(samples.tokens == 600);
+        CHECK(samples.seconds.size() == 2);
     }
 
     TEST_CASE("-ngl: 0, auto, all, and as many layers as the model has") {

@@ -1,4 +1,5 @@
 // quern bench: llama-bench's tests and tables for a checkpoint on this machine.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <future>
@@ -18,6 +19,7 @@
 #include "tools/common/loading.h"
 #include "tools/common/output.h"
 #include "tools/engine/memory_plan.h"
+#include "tools/engine/page_tokens.h"
 
 namespace quern {
 namespace {
@@ -128,14 +130,16 @@ bool parse(int argc, char** argv, Options& o) {
             [&](const std::string& v) { o.depths = parse_list(v, "-d"); });
     p.value("-r,--repetitions", "N", "runs of each test (default 5)",
             [&](const std::string& v) { o.repetitions = static_cast<int>(number(v, "-r", 1, 10000)); });
-    p.value("-np,--n-parallel", "N", "sequences that answer at the same time; lists and ranges (default 1)",
+    p.value("-np,--n-parallel", "N",
+            "sequences that answer at the same time, or without answers have prompts; lists and ranges "
+            "(default 1)",
             [&](const std::string& v) {
                 o.parallel = parse_list(v, "-np");
                 o.parallel_given = true;
             });
     p.value("-t,--threads", "N", "threads",
             [&](const std::string& v) { o.threads = static_cast<int>(number(v, "-t", 1, 1024)); });
-    p.value("-ub,--ubatch-size", "N", "prompt tokens run at a time (default 512, on a GPU 2048; at least 64)",
+    p.value("-ub,--ubatch-size", "N", "prompt tokens run at a time (default 512, on a GPU 8192; at least 64)",
             [&](const std::string& v) { o.step_tokens = number(v, "-ub", 1, 65536); });
     p.value("-b,--batch-size", "N", "accepted, see -ub", [](const std::string&) {});
     p.toggle("-v,--verbose", "the memory plan, before the load and measured after it",
@@ -190,9 +194,14 @@ std::vector<BenchTest> tests_of(const Options& o) {
     std::vector<BenchTest> tests;
     const std::vector<int64_t> prompts = o.tests_given ? o.prompts : std::vector<int64_t>{512};
     const std::vector<int64_t> answers = o.tests_given ? o.answers : std::vector<int64_t>{128};
+    const bool only_prompts = std::all_of(answers.begin(), answers.end(), [](int64_t n) { return n == 0; });
     for (int64_t depth : o.depths.empty() ? std::vector<int64_t>{0} : o.depths) {
-        for (int64_t p : prompts)
-            if (p > 0) tests.push_back({p, 0, depth, 1});
+        for (int64_t p : prompts) {
+            if (p <= 0) continue;
+            tests.push_back({p, 0, depth, 1});
+            for (int64_t np : o.parallel)
+                if (np > 1 && depth == 0 && only_prompts) tests.push_back({p, 0, 0, np});
+        }
         for (int64_t np : o.parallel)
             for (int64_t n : answers)
                 if (n > 0) tests.push_back({0, n, depth, np});
@@ -368,8 +377,11 @@ int cmd_bench(int argc, char** argv) {
     if (o.linear) return bench_linear(o, *make_backend(o.gpu, o.threads, o.device));
     const std::vector<BenchTest> tests = tests_of(o);
     EngineOptions settings{.context = 1, .step_tokens = o.step_tokens, .kv_type = o.kv_type};
+    // Rows of prompts between two answer steps: 128 on a CPU, more on a GPU.
+    constexpr int64_t kLeastGap = 128;
+    const int64_t gap = o.step_tokens > 0 ? std::max<int64_t>(o.step_tokens, kPageTokens) : kLeastGap;
     for (const BenchTest& t : tests) {
-        settings.context = std::max(settings.context, t.prompt + t.answer + t.depth + 2);
+        settings.context = std::max(settings.context, t.context(std::min(gap, kLeastGap)));
         settings.sequences = std::max(settings.sequences, t.parallel);
     }
     const LoadedModel loaded = load_and_start(load_options(o, settings, false));

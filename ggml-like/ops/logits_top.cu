@@ -18,7 +18,7 @@ namespace {
 
 constexpr int kBlock = 512, kWarps = kBlock / 32, kMaxKept = 4096;
 constexpr int kGroups = 2048, kPass = kGroups * 128;  // ids of all groups at a time; a longer row has several
-constexpr int kMaxEach = 8;                           // groups of a warp
+constexpr int kTogether = 6;                          // groups of a warp at a time
 
 /// Work space of a row.
 struct Work {
@@ -224,18 +224,24 @@ __global__ void __launch_bounds__(kBlock, 2) top_kernel(Top t) {
     const int first = static_cast<int>(blockIdx.x) * kWarps + static_cast<int>(threadIdx.x) / 32;
     const float scale = t.scale(row);
     Work& work = t.of(row);
-    float4 four[kMaxEach];
+    float4 four[kTogether];  // of the groups that come
+    const auto load = [&](int j, int group) {
+        if (group < kGroups) four[j] = t.four(row, id_of(group, lane));
+    };
 #pragma unroll
-    for (int j = 0; j < kMaxEach; ++j)
-        if (first + j * warps < kGroups) four[j] = t.four(row, id_of(first + j * warps, lane));
+    for (int j = 0; j < kTogether; ++j) load(j, first + j * warps);
+    for (int begin = first; begin < kGroups; begin += kTogether * warps) {
 #pragma unroll
-    for (int j = 0; j < kMaxEach; ++j) {
-        const int group = first + j * warps;
-        if (group >= kGroups) break;
-        Sum own;
-        own.add(four[j], scale);
-        for (int id = id_of(group, lane) + kPass; id < t.vocab; id += kPass) own.add(t.four(row, id), scale);
-        write_group(work, group, own, scale);
+        for (int j = 0; j < kTogether; ++j) {
+            const int group = begin + j * warps;
+            if (group >= kGroups) break;
+            Sum own;
+            own.add(four[j], scale);
+            load(j, group + kTogether * warps);
+            for (int id = id_of(group, lane) + kPass; id < t.vocab; id += kPass)
+                own.add(t.four(row, id), scale);
+            write_group(work, group, own, scale);
+        }
     }
     if (!last_block(t.counters + row, gridDim.x)) return;
 
@@ -264,9 +270,10 @@ void logits_top(const Node& node, Context& c) {
                   node.outputs[0]->as<int>(),
                   node.outputs[1]->as<uint8_t>(),
                   c.counters};
+    int blocks = kGroups / kWarps;  // of a row: in all no more than run at once
+    while (blocks > 4 && blocks * rows > 2 * c.sms) blocks /= 2;
     for (int first = 0; first < rows; first += kCounters) {
-        // Many rows fill the GPU with fewer blocks, of which one a row does more.
-        const dim3 grid(rows > 32 ? 16 : rows > 8 ? 32 : 128, min(kCounters, rows - first));
+        const dim3 grid(blocks, min(kCounters, rows - first));
         launch(c, "logits_top", top_kernel, grid, kBlock, 0, all.from_row(first));
     }
 }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -50,6 +52,11 @@ std::string BenchTest::name() const {
     return depth > 0 ? fmt::format("{} @ d{}", text, depth) : text;
 }
 
+int64_t BenchTest::context(int64_t prompt_rows) const {
+    const int64_t waiting = parallel > 1 && answer > 0 ? parallel * (depth / prompt_rows + 2) : 0;
+    return prompt + answer + depth + waiting + 2;
+}
+
 double Samples::mean_rate() const {
     double sum = 0;
     for (double s : seconds) sum += static_cast<double>(tokens) / s;
@@ -93,36 +100,69 @@ double run_one(Engine& engine, const BenchTest& test, std::string& hash) {
     return (test.prompt > 0 ? prompt_seconds : 0) + (test.answer > 0 ? result.timing.decode_seconds : 0);
 }
 
-/// Decoding of many sequences: from the step after which all of them answer to the last token.
-double run_parallel(Engine& engine, const BenchTest& test, std::string& hash) {
-    std::vector<RequestId> ids;
-    int64_t tokens = 0;
-    for (int64_t i = 0; i < test.parallel; ++i) {
-        Request request;
-        request.prompt =
-            random_tokens(engine.model(), std::max<int64_t>(test.depth, 1), static_cast<uint32_t>(1234 + i));
-        request.sampling.temperature = 0;
-        request.max_tokens = test.answer + 1;
-        request.on_token = [&](int32_t) { return ++tokens > 0; };
-        ids.push_back(engine.submit(std::move(request)));
+/// Sequences that run together, each with a random prompt.
+class Crowd {
+  public:
+    Crowd(Engine& engine, int64_t sequences, int64_t prompt)
+        : engine_(engine), tokens_(static_cast<size_t>(sequences)), most_(tokens_.size(), kAny) {
+        for (size_t i = 0; i < tokens_.size(); ++i) {
+            Request request;
+            request.prompt = random_tokens(engine.model(), prompt, static_cast<uint32_t>(1234 + i));
+            request.sampling.temperature = 0;
+            request.on_token = [this, i](int32_t id) {
+                tokens_[i].push_back(id);
+                return static_cast<int64_t>(tokens_[i].size()) < most_[i];
+            };
+            ids_.push_back(engine.submit(std::move(request)));
+        }
     }
-    // Sequences finish their prompts together or one after another; the early ones only answer sooner.
-    while (tokens < test.parallel && engine.step()) {
+    /// Runs until every sequence has a token.
+    void begin() {
+        while (std::any_of(tokens_.begin(), tokens_.end(), [](const auto& t) { return t.empty(); }))
+            if (!engine_.step()) break;
     }
-    const int64_t early = tokens;
-    const Clock::time_point begin = Clock::now();
-    while (engine.step()) {
+    /// Runs until every sequence has `count` tokens more, and ends them.
+    void finish(int64_t count) {
+        for (size_t i = 0; i < tokens_.size(); ++i)
+            most_[i] = std::max<int64_t>(static_cast<int64_t>(tokens_[i].size()) + count, 1);
+        while (engine_.step()) {
+        }
     }
-    const double seconds = since(begin);
-    std::vector<int32_t> all;
-    for (RequestId id : ids) {
-        const Result result = engine.take(id);
-        if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
-        all.insert(all.end(), result.tokens.begin(), result.tokens.end());
+    /// Of the first `count` tokens of each.
+    std::string hash(int64_t count) {
+        std::vector<int32_t> all;
+        for (size_t i = 0; i < tokens_.size(); ++i) {
+            const Result result = engine_.take(ids_[i]);
+            if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
+            if (static_cast<int64_t>(tokens_[i].size()) < count)
+                FAIL(runtime, "sequence {} ended after {} tokens instead of {}: the context is too small", i,
+                     tokens_[i].size(), count);
+            all.insert(all.end(), tokens_[i].begin(), tokens_[i].begin() + count);
+        }
+        return fnv1a(all);
     }
-    hash = fnv1a(all);
-    const double counted = static_cast<double>(test.parallel * (test.answer + 1) - early);
-    return seconds * static_cast<double>(test.parallel * test.answer) / std::max(counted, 1.0);
+
+  private:
+    static constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+    Engine& engine_;
+    std::vector<std::vector<int32_t>> tokens_;
+    std::vector<int64_t> most_;  // tokens that end a sequence
+    std::vector<RequestId> ids_;
+};
+
+/// Prompts of many sequences, or answers: from the step after which all of them answer. `on_begin`: there.
+double run_parallel(Engine& engine, const BenchTest& test, std::string& hash,
+                    const std::function<void()>& on_begin = {}) {
+    Clock::time_point begin = Clock::now();
+    Crowd crowd(engine, test.parallel, std::max<int64_t>(test.depth + test.prompt, 1));
+    crowd.begin();
+    double seconds = since(begin);
+    if (on_begin) on_begin();
+    begin = Clock::now();
+    crowd.finish(test.answer);
+    if (test.answer > 0) seconds = since(begin);
+    hash = crowd.hash(test.answer + 1);
+    return seconds;
 }
 
 struct OpTime {
@@ -135,7 +175,7 @@ struct OpTime {
 
 Samples run_test(Engine& engine, const BenchTest& test, int repetitions) {
     Samples samples;
-    samples.tokens = test.prompt + test.answer * test.parallel;
+    samples.tokens = (test.prompt + test.answer) * test.parallel;
     for (int i = -1; i < repetitions; ++i) {
         const double seconds = test.parallel > 1 ? run_parallel(engine, test, samples.output_hash)
                                                  : run_one(engine, test, samples.output_hash);
@@ -147,11 +187,12 @@ Samples run_test(Engine& engine, const BenchTest& test, int repetitions) {
 std::string op_table(Engine& engine, const BenchTest& test) {
     std::map<std::string, OpTime> table;
     int steps = 0;
-    bool wanted = false;  // the step is of a kind that the test measures
+    bool wanted = false;                                 // the step is of a kind that the test measures
+    bool begun = test.parallel == 1 || test.prompt > 0;  // all sequences answer
     engine.backend().after_node = [&](const Node& node, double seconds, const std::string& kernels) {
         if (node.op == &kEmbed) {
             const bool prompt = node.params<EmbedParams>().kind == StepKind::prompt;
-            wanted = prompt ? test.prompt > 0 : test.answer > 0;
+            wanted = begun && (prompt ? test.prompt > 0 : test.answer > 0);
             steps += wanted;
         }
         if (!wanted) return;
@@ -168,7 +209,7 @@ std::string op_table(Engine& engine, const BenchTest& test) {
     BenchTest once = test;
     if (once.prompt == 0) once.answer = std::min<int64_t>(once.answer, 8);
     std::string hash;
-    once.parallel > 1 ? run_parallel(engine, once, hash) : run_one(engine, once, hash);
+    once.parallel > 1 ? run_parallel(engine, once, hash, [&] { begun = true; }) : run_one(engine, once, hash);
     engine.backend().after_node = nullptr;
     std::string text = fmt::format(
         "\n{}: node by node, {} steps (times include launch gaps)\n\n"

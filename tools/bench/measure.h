@@ -9,11 +9,15 @@
 
 namespace quern {
 
-/// One row: a prompt of `prompt` tokens, an answer of `answer` tokens, or both, after `depth` tokens.
+/// One row: a prompt of `prompt` tokens, an answer of `answer` tokens, or both, after `depth` tokens. Several sequences have
+/// prompts or answers, and prompts no depth.
 struct BenchTest {
     int64_t prompt = 0, answer = 0, depth = 0;
-    int64_t parallel = 1;      // sequences that answer at the same time
+    int64_t parallel = 1;      // sequences at the same time
     std::string name() const;  // "pp512", "tg128", "tg128 x8", "pp512+tg128 @ d4096"
+    /// Tokens a sequence may come to, in steps of `prompt_rows` rows of prompts while others answer: sequences that reach
+    /// their depth early go on answering until all have.
+    int64_t context(int64_t prompt_rows) const;
 };
 
 struct Samples {

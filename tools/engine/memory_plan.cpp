@@ -13,7 +13,7 @@ namespace {
 
 constexpr int64_t kCaptureReserve = 64ll << 20;  // captured steps, and what a driver takes now and then
 constexpr int64_t kUploadReserve = 128ll << 20;  // buffers of the load
-constexpr int64_t kCpuStep = 512, kGpuStep = 2048;
+constexpr int64_t kCpuStep = 512, kGpuStep = 8192;
 /// Prompt rows between two answer steps at most: the answers pause for as long as these take.
 constexpr int64_t kCpuGap = 128, kGpuGap = 1024;
 

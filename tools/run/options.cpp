@@ -154,7 +154,7 @@ void Builder::model() {
         "-t,--threads", "N", "CPU threads; default: as many as this process may use",
         [this](const std::string& v) { o_.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
     parser_.value("-ub,--ubatch-size", "N",
-                  "tokens of the prompt in one step; default 512, on a GPU 2048; at least 64",
+                  "tokens of the prompt in one step; default 512, on a GPU 8192; at least 64",
                   [this](const std::string& v) { o_.step_tokens = parse_integer(v, "-ub", 1, 65536); });
     parser_.value(
         "-cram,--cache-ram", "MiB",

@@ -98,7 +98,7 @@ void add_model(ArgParser& p, ServeOptions& o) {
     p.value("-t,--threads", "N", "CPU threads; default: as many as this process may use",
             [&o](const std::string& v) { o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
     p.value("-ub,--ubatch-size,--max-num-batched-tokens", "N",
-            "tokens of prompts in one step; default 512, on a GPU 2048; while answers run 128 at most, on a "
+            "tokens of prompts in one step; default 512, on a GPU 8192; while answers run 128 at most, on a "
             "GPU 1024; at least 64",
             [&o](const std::string& v) { o.step_tokens = parse_integer(v, "-ub", 1, 65536); });
     for (const char* names : {"-ctk,--cache-type-k,--kv-cache-dtype", "-ctv,--cache-type-v"})

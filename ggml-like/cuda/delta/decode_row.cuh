@@ -91,10 +91,11 @@ struct RowSums {
         own = first + 2 * (pass + lane % 16 / kLanes % kTogether);
         delta_of_own = __fmul_rn(gates.beta, fmaf(-gates.decay, sum, v[own]));
         delta = __shfl_sync(0xffffffffu, delta_of_own, lane & ~8);
-        output = __bfloat162float(
-            __float2bfloat16(fmaf(gates.decay, sum, __fmul_rn(keys.product, delta))));
+        output = __bfloat162float(__float2bfloat16(fmaf(gates.decay, sum, __fmul_rn(keys.product, delta))));
     }
-    __device__ __forceinline__ static bool has_output(int lane) { return lane % 16 >= 8 && lane % kLanes == 0; }
+    __device__ __forceinline__ static bool has_output(int lane) {
+        return lane % 16 >= 8 && lane % kLanes == 0;
+    }
     __device__ __forceinline__ static bool has_delta(int lane) { return lane % 16 < 8 && lane % kLanes == 0; }
     /// Of the j-th row.
     __device__ __forceinline__ float delta_of(int j, int lane) const {
