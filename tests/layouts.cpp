@@ -177,7 +177,7 @@ TEST_SUITE("cpu") {
         CHECK(stacked.tokens == single.tokens);
     }
 
-    TEST_CASE("layouts: stacked NVFP4 experts are inspected, but neither written nor compared") {
+    TEST_CASE("layouts: stacked NVFP4 experts are inspected and compared, but not written") {
         CheckpointCopy copy("base/ct");
         stack(copy.weights, false);
         copy.write();
@@ -185,12 +185,21 @@ TEST_SUITE("cpu") {
         CHECK(test::inspect_exit_code("--audit " + directory) == 0);
         std::string health;
         CHECK(test::inspect_exit_code("--health " + directory, &health) == 0);
-        for (const std::string& flags : {copy.dir / "new --format modelopt", directory}) {
-            std::string said;
-            const std::string command = flags == directory ? "--against " : "--write ";
-            CHECK(test::inspect_exit_code(command + flags + " " + directory, &said) == 3);
-            CHECK(contains(said, "neither compared nor written"));
-        }
+        std::string said;
+        CHECK(test::inspect_exit_code("--write " + copy.dir / "new --format modelopt " + directory, &said) ==
+              3);
+        CHECK(contains(said, "nvfp4 experts stacked in one tensor are run and compared, but not written"));
+        const std::string original = test::source_dir() + "/tests/vectors/parity/base/";
+        CHECK(test::inspect_exit_code("--against " + original + "bf16 " + directory) == 0);
+        CHECK(test::inspect_exit_code("--against " + directory + " " + original + "ct") == 0);
+        // Gate and up of one expert exchanged.
+        std::string& codes = copy.weights.at(experts_of(2) + "gate_up_proj.weight_packed").data;
+        std::rotate(codes.begin() + 6 * 512, codes.begin() + 6 * 512 + 256, codes.begin() + 7 * 512);
+        copy.write();
+        said.clear();
+        CHECK(test::inspect_exit_code("--against " + original + "bf16 " + directory, &said) == 3);
+        CHECK(contains(said, experts_of(2) + "6.gate_proj"));
+        CHECK(!contains(said, experts_of(2) + "7.gate_proj: relative"));
         // A global scale that cannot be right, of one expert.
         auto& globals = copy.weights.at(experts_of(0) + "down_proj.weight_global_scale").data;
         globals.replace(5 * sizeof(float), sizeof(float), test::f32_bytes(1e-5f));
