@@ -3,7 +3,7 @@
 
     compare_bf16.py MODEL --quern build/quern [--device cuda] [--extra -ngl all]
 
-Runs a random prompt three ways: quern in one chunk, quern token by token (the decode kernels), transformers in BF16;
+Runs a random prompt three ways: quern in one step, quern in a step for each token, transformers in BF16;
 and, if the device's memory holds the model, in float32 as the judge: rounding activations to BF16 moves any
 implementation away from it, transformers too. The weights are read once: those in BF16 are the others, rounded. Errors are |a - b| / |b| over all positions, and over the last --last,
 where history counts most. Passes if quern's error against the judge is at most --tolerance and at most --ratio times
@@ -104,7 +104,7 @@ def main():
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="further arguments for quern run")
     a = parser.parse_args()
     ids = random_ids(a.model, a.length, a.seed)
-    ours = {"quern, one chunk": quern_logits(a, ids, a.length), "quern, token by token": quern_logits(a, ids, 1)}
+    ours = {"quern, one step": quern_logits(a, ids, a.length), "quern, a step a token": quern_logits(a, ids, 1)}
     judged = float32_fits(a.model, a.device)
     if judged:
         judge, bf16 = reference_logits(a.model, ids, a.device, [torch.float32, torch.bfloat16])
@@ -116,7 +116,7 @@ def main():
     if judged:
         own = errors("transformers BF16 to float32", bf16, judge, a.last)
         limits = tuple(min(a.tolerance, a.ratio * e) for e in own)
-    errors("one chunk to token by token", *ours.values(), a.last)
+    errors("one step to a step a token", *ours.values(), a.last)
     ok = True
     for title, logits in ours.items():
         if judged:
