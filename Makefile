@@ -82,7 +82,7 @@ fuzz: deps       ## libFuzzer targets, FUZZ_SECONDS each (needs clang)
 bench: build     ## speed of the demo checkpoint on this machine
 	@$(BUILD)/quern bench
 
-gpu-check:       ## on a GPU machine, with the binaries in build/: all that needs a GPU, under 8 minutes
+gpu-check:       ## on a GPU machine, with the binaries in build/: all that needs a GPU, some 10 minutes
 	@scripts/gpu_check.sh --bin $(BUILD)
 
 CUDA_ALL ?= 80;86;89;90a;100a;120f

@@ -17,6 +17,7 @@
 #include "ggml-like/cuda/pack/host_memory.h"
 #include "ggml-like/cuda/pack/packed_layout.h"
 #include "ggml-like/cuda/pack/place.h"
+#include "ggml-like/one_format.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ggml-like/ops/embed.h"
 #include "ggml-like/ops/gated_attention.h"
@@ -181,19 +182,33 @@ class CudaBackend final : public Backend {
     void free_host(void* memory) override { cuda::pack::free_host(memory); }
 
     int64_t placed_bytes(const Weight& weight, RowOrder order) const override {
-        return cuda::pack::packed_bytes(weight, order);
+        if (one_format(weight, order)) return cuda::pack::packed_bytes(weight, order);
+        return cuda::pack::packed_bytes(bf16_form(weight), order);
     }
     int64_t placed_bytes(const ExpertWeights& experts, RowOrder order) const override {
-        return cuda::pack::packed_bytes(experts, order);
+        if (one_format(experts)) return cuda::pack::packed_bytes(experts, order);
+        return cuda::pack::packed_bytes(bf16_form(experts), order);
     }
     void reserve_weights(int64_t bytes) override { add_block(bytes, "weights"); }
     void place_weight(Weight& weight, RowOrder order) override {
-        weight.placed =
-            &packed_.emplace_back(cuda::pack::place_weight(weight, order, *uploader_, allocator()));
+        const auto place = [&](const Weight& w) {
+            weight.placed =
+                &packed_.emplace_back(cuda::pack::place_weight(w, order, *uploader_, allocator()));
+        };
+        if (one_format(weight, order)) return place(weight);
+        const InBf16<Weight> same = to_bf16(weight, threads());
+        place(same.form);
+        uploader_->flush();  // before its memory goes
     }
     void place_experts(ExpertWeights& experts, RowOrder order) override {
-        experts.placed =
-            &experts_.emplace_back(cuda::pack::place_experts(experts, order, *uploader_, allocator()));
+        const auto place = [&](const ExpertWeights& e) {
+            experts.placed =
+                &experts_.emplace_back(cuda::pack::place_experts(e, order, *uploader_, allocator()));
+        };
+        if (one_format(experts)) return place(experts);
+        const InBf16<ExpertWeights> same = to_bf16(experts, threads());
+        place(same.form);
+        uploader_->flush();
     }
     void place_apart(Weight& weight, RowOrder order) override {
         if (const auto old = apart_.find(weight.placed); old != apart_.end()) {

@@ -2,6 +2,7 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/cuda/pack/packed_layout.h"
+#include "ggml-like/one_format.h"
 
 namespace quern {
 namespace {
@@ -17,10 +18,12 @@ class PlannedGpu final : public Backend {
     MemoryInfo memory_info() const override { return memory_; }
     DType activation_dtype() const override { return DType::BF16; }
     int64_t placed_bytes(const Weight& w, RowOrder order) const override {
-        return cuda::pack::packed_bytes(w, order);
+        if (one_format(w, order)) return cuda::pack::packed_bytes(w, order);
+        return cuda::pack::packed_bytes(bf16_form(w), order);
     }
     int64_t placed_bytes(const ExpertWeights& e, RowOrder order) const override {
-        return cuda::pack::packed_bytes(e, order);
+        if (one_format(e)) return cuda::pack::packed_bytes(e, order);
+        return cuda::pack::packed_bytes(bf16_form(e), order);
     }
     bool captures() const override { return true; }
 

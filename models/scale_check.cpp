@@ -1,4 +1,7 @@
 // check_scales: the pass over all block scales of a load, spread over threads.
+#include <algorithm>
+#include <atomic>
+
 #include "ggml-like/check.h"
 #include "ggml-like/nvfp4.h"
 #include "ggml-like/parallel.h"
@@ -47,17 +50,35 @@ SegmentResult check_nvfp4(const Checkpoint& checkpoint, const WeightSegment& s) 
     return result;
 }
 
-SegmentResult check_fp8(const Checkpoint& checkpoint, const WeightSegment& s) {
-    const auto* values = static_cast<const uint8_t*>(s.data);
-    const int64_t count = s.rows * s.cols;
+int64_t count_nans(const uint8_t* values, int64_t count) {
+    constexpr int64_t kRun = 128;  // fits a byte, so that the compiler can add bytes
     int64_t nans = 0;
-    for (int64_t i = 0; i < count; ++i) nans += (values[i] & 0x7f) == nvfp4::kScaleNan;
-    SegmentResult result;
-    if (nans > 0) {
-        result.problem = fmt::format("{}: {} of {} values are NaN; the file is damaged or the export failed",
-                                     name_of(checkpoint, s, ".weight"), nans, count);
+    for (int64_t begin = 0; begin < count; begin += kRun) {
+        const int64_t end = std::min(begin + kRun, count);
+        uint8_t here = 0;
+        for (int64_t i = begin; i < end; ++i)
+            here = static_cast<uint8_t>(here + ((values[i] & 0x7f) == nvfp4::kScaleNan));
+        nans += here;
     }
-    return result;
+    return nans;
+}
+
+/// What one thread looks at: a segment, or of a large one in FP8 a part of its values.
+struct Part {
+    size_t segment;
+    int64_t begin, count;
+};
+constexpr int64_t kPartValues = 1 << 20;
+
+std::vector<Part> parts_of(std::span<const WeightSegment* const> segments) {
+    std::vector<Part> parts;
+    for (size_t i = 0; i < segments.size(); ++i) {
+        const int64_t values = segments[i]->rows * segments[i]->cols;
+        const int64_t step = segments[i]->dtype == DType::F8_E4M3 ? kPartValues : values;
+        for (int64_t begin = 0; begin < values; begin += step)
+            parts.push_back({i, begin, std::min(step, values - begin)});
+    }
+    return parts;
 }
 
 }  // namespace
@@ -65,13 +86,23 @@ SegmentResult check_fp8(const Checkpoint& checkpoint, const WeightSegment& s) {
 ScaleCheck check_scales(const Checkpoint& checkpoint, std::span<const WeightSegment* const> segments,
                         int threads) {
     std::vector<SegmentResult> results(segments.size());
-    for_each_parallel(threads, segments.size(), [&](size_t i) {
-        const WeightSegment& s = *segments[i];
+    std::vector<std::atomic<int64_t>> nans(segments.size());
+    const std::vector<Part> parts = parts_of(segments);
+    for_each_parallel(threads, parts.size(), [&](size_t p) {
+        const Part& part = parts[p];
+        const WeightSegment& s = *segments[part.segment];
         if (s.scale_kind == ScaleKind::nvfp4)
-            results[i] = check_nvfp4(checkpoint, s);
+            results[part.segment] = check_nvfp4(checkpoint, s);
         else if (s.dtype == DType::F8_E4M3)
-            results[i] = check_fp8(checkpoint, s);
+            nans[part.segment] += count_nans(static_cast<const uint8_t*>(s.data) + part.begin, part.count);
     });
+    for (size_t i = 0; i < segments.size(); ++i) {
+        if (nans[i] == 0) continue;
+        const WeightSegment& s = *segments[i];
+        results[i].problem =
+            fmt::format("{}: {} of {} values are NaN; the file is damaged or the export failed",
+                        name_of(checkpoint, s, ".weight"), nans[i].load(), s.rows * s.cols);
+    }
     ScaleCheck out;
     for (SegmentResult& r : results) {
         out.zero_blocks += r.zero_blocks;

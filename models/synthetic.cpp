@@ -13,18 +13,23 @@ struct Format {
     ScaleKind scale;
 };
 constexpr Format kBf16{DType::BF16, ScaleKind::none}, kNvfp4{DType::NVFP4, ScaleKind::nvfp4},
-    kFp8{DType::F8_E4M3, ScaleKind::block128};
+    kFp8Blocks{DType::F8_E4M3, ScaleKind::block128}, kFp8{DType::F8_E4M3, ScaleKind::per_tensor};
 
+/// feed_forward: experts, shared experts or dense MLPs. delta_gates: in_proj_a and in_proj_b.
 struct Mix {
     const char* name;
-    Format delta, head;
+    Format attention, delta, delta_gates, feed_forward, head;
 };
-constexpr Mix kMixes[] = {{"aeon", kBf16, kBf16}, {"fp8-head", kBf16, kFp8}, {"xs", kNvfp4, kBf16}};
+constexpr Mix kMixes[] = {{"aeon", kNvfp4, kBf16, kBf16, kNvfp4, kBf16},
+                          {"fp8-head", kNvfp4, kBf16, kBf16, kNvfp4, kFp8Blocks},
+                          {"xs", kNvfp4, kNvfp4, kNvfp4, kNvfp4, kBf16},
+                          {"nvidia", kFp8, kFp8, kBf16, kNvfp4, kNvfp4},
+                          {"qwen-fp8", kFp8Blocks, kFp8Blocks, kBf16, kFp8Blocks, kBf16}};
 
 const Mix& find_mix(const std::string& name) {
     for (const Mix& mix : kMixes)
         if (name == mix.name) return mix;
-    FAIL(usage, "--mix {}: expected aeon, fp8-head or xs", name);
+    FAIL(usage, "--mix {}: expected aeon, fp8-head, xs, nvidia or qwen-fp8", name);
 }
 
 class Generator {
@@ -42,26 +47,34 @@ class Generator {
     }
 
   private:
-    static Weight matrix(const std::string& name, const std::vector<int64_t>& rows, int64_t cols,
-                         Format format) {
+    struct Rows {
+        int64_t count;
+        Format format;
+    };
+    static Weight matrix(const std::string& name, const std::vector<Rows>& rows, int64_t cols) {
         std::vector<WeightSegment> segments;
-        for (int64_t r : rows) {
+        for (const Rows& r : rows) {
             WeightSegment s;
             s.name = fmt::format("{}.{}", name, segments.size());
-            s.dtype = format.dtype;
-            s.rows = r;
+            s.dtype = r.format.dtype;
+            s.rows = r.count;
             s.cols = cols;
-            s.scale_kind = format.scale;
+            s.scale_kind = r.format.scale;
             segments.push_back(std::move(s));
         }
         return Weight(name, std::move(segments));
     }
+    static Weight matrix(const std::string& name, const std::vector<int64_t>& rows, int64_t cols,
+                         Format format) {
+        std::vector<Rows> list;
+        for (const int64_t r : rows) list.push_back({r, format});
+        return matrix(name, list, cols);
+    }
 
-    static ExpertWeights experts(const std::string& name, int64_t count, const std::vector<int64_t>& rows,
-                                 int64_t cols) {
+    ExpertWeights experts(const std::string& name, const std::vector<int64_t>& rows, int64_t cols) const {
         ExpertWeights e{.name = name, .rows = 0, .cols = cols, .expert = {}};
-        for (int64_t i = 0; i < count; ++i)
-            e.expert.push_back(matrix(fmt::format("{}[{}]", name, i), rows, cols, kNvfp4));
+        for (int64_t i = 0; i < c_.experts; ++i)
+            e.expert.push_back(matrix(fmt::format("{}[{}]", name, i), rows, cols, mix_.feed_forward));
         e.rows = e.expert[0].rows;
         return e;
     }
@@ -94,17 +107,21 @@ class Generator {
     AttentionWeights attention(const std::string& name) {
         const int64_t d = c_.head_dim;
         return {.in_proj = matrix(name + "in_proj", {2 * c_.heads * d, c_.kv_heads * d, c_.kv_heads * d},
-                                  c_.width, kNvfp4),
+                                  c_.width, mix_.attention),
                 .q_norm = vector(name + "q_norm", d, 1.0f, 0.1f),
                 .k_norm = vector(name + "k_norm", d, 1.0f, 0.1f),
-                .out_proj = matrix(name + "out_proj", {c_.width}, c_.heads * d, kNvfp4)};
+                .out_proj = matrix(name + "out_proj", {c_.width}, c_.heads * d, mix_.attention)};
     }
 
     DeltaWeights delta(const std::string& name) {
         const int64_t nv = c_.value_heads;
         DeltaWeights w;
-        w.in_proj =
-            matrix(name + "in_proj", {c_.qkv_columns(), c_.value_columns(), nv, nv}, c_.width, mix_.delta);
+        w.in_proj = matrix(name + "in_proj",
+                           std::vector<Rows>{{c_.qkv_columns(), mix_.delta},
+                                             {c_.value_columns(), mix_.delta},
+                                             {nv, mix_.delta_gates},
+                                             {nv, mix_.delta_gates}},
+                           c_.width);
         w.conv = vector(name + "conv", c_.qkv_columns() * c_.conv_taps, 0.0f, 0.5f);
         w.conv.rank = 2;
         w.conv.shape[0] = c_.qkv_columns();
@@ -126,16 +143,17 @@ class Generator {
         const int64_t f = c_.expert_width, fs = c_.shared_width;
         MoeWeights w;
         w.router = matrix(name + "router", {c_.experts, 1}, c_.width, kBf16);
-        w.gate_up = experts(name + "gate_up", c_.experts, {f, f}, c_.width);
-        w.down = experts(name + "down", c_.experts, {c_.width}, f);
-        w.shared_gate_up = matrix(name + "shared_gate_up", {fs, fs}, c_.width, kNvfp4);
-        w.shared_down = matrix(name + "shared_down", {c_.width}, fs, kNvfp4);
+        w.gate_up = experts(name + "gate_up", {f, f}, c_.width);
+        w.down = experts(name + "down", {c_.width}, f);
+        w.shared_gate_up = matrix(name + "shared_gate_up", {fs, fs}, c_.width, mix_.feed_forward);
+        w.shared_down = matrix(name + "shared_down", {c_.width}, fs, mix_.feed_forward);
         return w;
     }
 
     MlpWeights mlp(const std::string& name) const {
-        return {.gate_up = matrix(name + "gate_up", {c_.dense_width, c_.dense_width}, c_.width, kNvfp4),
-                .down = matrix(name + "down", {c_.width}, c_.dense_width, kNvfp4)};
+        return {.gate_up =
+                    matrix(name + "gate_up", {c_.dense_width, c_.dense_width}, c_.width, mix_.feed_forward),
+                .down = matrix(name + "down", {c_.width}, c_.dense_width, mix_.feed_forward)};
     }
 
     const Qwen36MoeConfig& c_;

@@ -16,7 +16,8 @@ Qwen36MoeConfig synthetic_config(const std::string& name);
 
 /// Weights without data (a backend fills them when it places them), and small vectors with sensible values in
 /// `floats`. Mixes: aeon (experts, shared experts or dense MLPs, and attention in NVFP4; DeltaNet and head in BF16);
-/// fp8-head (aeon with an FP8 head in blocks of 128); xs (aeon with DeltaNet projections in NVFP4). Throws
+/// fp8-head (aeon with an FP8 head in blocks of 128); xs (aeon with DeltaNet projections in NVFP4); nvidia (attention and
+/// DeltaNet in FP8, one scale a matrix, the rest and the head in NVFP4); qwen-fp8 (all but the head in FP8 blocks). Throws
 /// Error(usage) that lists them.
 Qwen36MoeWeights synthetic_weights(const Qwen36MoeConfig& config, const std::string& mix,
                                    std::vector<std::unique_ptr<float[]>>& floats);

@@ -3,9 +3,9 @@
 
     compare_bf16.py MODEL --quern build/quern [--device cuda] [--extra -ngl all]
 
-Runs a random prompt three ways: quern in one chunk, quern token by token (the decode kernels), transformers in BF16;
+Runs a random prompt three ways: quern in one step, quern in a step for each token, transformers in BF16;
 and, if the device's memory holds the model, in float32 as the judge: rounding activations to BF16 moves any
-implementation away from it, transformers too. Errors are |a - b| / |b| over all positions, and over the last --last,
+implementation away from it, transformers too. The weights are read once: those in BF16 are the others, rounded. Errors are |a - b| / |b| over all positions, and over the last --last,
 where history counts most. Passes if quern's error against the judge is at most --tolerance and at most --ratio times
 that of transformers' own BF16 run, both ways, over all and over the last positions. Without float32 the BF16 run is
 the judge, and --tolerance the only limit. Needs torch, transformers and safetensors.
@@ -41,39 +41,51 @@ def float32_fits(folder, device):
     return 4 * count + 6e9 < torch.cuda.mem_get_info(device)[0]
 
 
-def reference_logits(folder, ids, device, dtype):
-    begin = time.monotonic()
-    model = reference_model.load(folder, device, dtype)
-    loaded = time.monotonic()
-    logits = reference_model.logits(model, ids).numpy().astype(np.float64)
-    print(f"  transformers {dtype}: load {loaded - begin:.1f} s, run {time.monotonic() - loaded:.1f} s", flush=True)
-    del model
+def release(device):
+    """Gives back memory that nothing uses; what is left must hold the largest matrix once more."""
     gc.collect()
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
-    return logits
+
+
+def reference_logits(folder, ids, device, dtypes):
+    """Logits of transformers in each type, the most precise one first."""
+    begin = time.monotonic()
+    model = reference_model.load(folder, device, dtypes[0])
+    print(f"  transformers: load {time.monotonic() - begin:.1f} s", flush=True)
+    out = []
+    for dtype in dtypes:
+        begin = time.monotonic()
+        release(device)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.to(dtype)
+        out.append(reference_model.logits(model, ids))
+        print(f"  transformers {dtype}: {time.monotonic() - begin:.1f} s", flush=True)
+    del model
+    release(device)
+    return [logits.to(device, torch.float64) for logits in out]
 
 
 def quern_logits(a, ids, rows):
     begin = time.monotonic()
     extra = ["-ub", str(rows), "-c", str(len(ids) + 8), *a.extra]
-    logits = compare_logits.run_quern(a.quern, a.model, ids, 1, extra)[0].astype(np.float64)
+    logits = compare_logits.run_quern(a.quern, a.model, ids, 1, extra)[0]
     print(f"  quern, {rows} tokens a step: {time.monotonic() - begin:.1f} s with load", flush=True)
     if not np.isfinite(logits).all():
         raise SystemExit("NaN or infinite logits")
-    return logits
+    return torch.from_numpy(logits)
 
 
 def error(ours, theirs):
-    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+    return float((ours - theirs).norm() / theirs.norm())
 
 
 def errors(title, ours, theirs, last):
     """Prints the line; the two errors that count: over all positions, and over the last."""
-    rows = np.linalg.norm(ours - theirs, axis=-1) / np.linalg.norm(theirs, axis=-1)
+    rows = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
     both = error(ours, theirs), error(ours[-last:], theirs[-last:])
-    best = float((ours.argmax(-1) == theirs.argmax(-1)).mean())
-    print(f"{title}: error {both[0]:.2e}, last {last} positions {both[1]:.2e}, worst position {rows.argmax()} "
+    best = float((ours.argmax(-1) == theirs.argmax(-1)).double().mean())
+    print(f"{title}: error {both[0]:.2e}, last {last} positions {both[1]:.2e}, worst position {int(rows.argmax())} "
           f"{rows.max():.2e}, best token {best:.1%}", flush=True)
     return both
 
@@ -92,19 +104,22 @@ def main():
     parser.add_argument("--extra", nargs=argparse.REMAINDER, default=[], help="further arguments for quern run")
     a = parser.parse_args()
     ids = random_ids(a.model, a.length, a.seed)
-    ours = {"quern, one chunk": quern_logits(a, ids, a.length), "quern, token by token": quern_logits(a, ids, 1)}
-    bf16 = reference_logits(a.model, ids, a.device, torch.bfloat16)
-    judge, limits = bf16, (a.tolerance, a.tolerance)
-    if float32_fits(a.model, a.device):
-        judge = reference_logits(a.model, ids, a.device, torch.float32)
-        own = errors("transformers BF16 to float32", bf16, judge, a.last)
-        limits = tuple(min(a.tolerance, a.ratio * e) for e in own)
+    ours = {"quern, one step": quern_logits(a, ids, a.length), "quern, a step a token": quern_logits(a, ids, 1)}
+    judged = float32_fits(a.model, a.device)
+    if judged:
+        judge, bf16 = reference_logits(a.model, ids, a.device, [torch.float32, torch.bfloat16])
     else:
         print("float32 does not fit the device: transformers in BF16 is the judge")
-    errors("one chunk to token by token", *ours.values(), a.last)
+        judge = bf16 = reference_logits(a.model, ids, a.device, [torch.bfloat16])[0]
+    ours = {title: logits.to(a.device, torch.float64) for title, logits in ours.items()}
+    limits = (a.tolerance, a.tolerance)
+    if judged:
+        own = errors("transformers BF16 to float32", bf16, judge, a.last)
+        limits = tuple(min(a.tolerance, a.ratio * e) for e in own)
+    errors("one step to a step a token", *ours.values(), a.last)
     ok = True
     for title, logits in ours.items():
-        if judge is not bf16:
+        if judged:
             errors(f"{title}, to transformers BF16", logits, bf16, a.last)
         found = errors(f"{title}, to the judge", logits, judge, a.last)
         ok = ok and all(e <= limit for e, limit in zip(found, limits))

@@ -1,25 +1,37 @@
 #!/usr/bin/env python3
-"""Writes a random checkpoint with the layout of the AEON NVFP4 release of Qwen3.6-35B-A3B, full size by default.
+"""Writes a random checkpoint with the layout of a published release of Qwen3.6-35B-A3B or 27B, full size by default.
 
     make_synthetic_checkpoint.py DIR                               22 GB, seconds on many cores and a RAM disk
     make_synthetic_checkpoint.py DIR --layers 4 --experts 16       a small one of the same shapes
     make_synthetic_checkpoint.py DIR --dense                       the dense Qwen3.6-27B instead, 27 GB
     make_synthetic_checkpoint.py DIR --mix bf16                    70 GB, as it is before quantization
+    make_synthetic_checkpoint.py DIR --mix nvidia [--dense]        nvidia's 35B and 27B
+    make_synthetic_checkpoint.py DIR --mix qwen-fp8                Qwen's own FP8, 36 GB
 
-For tests of loading and of the whole model without a download. Mixes: aeon (NVFP4 attention, experts and shared
-expert or MLPs, the rest BF16), fp8-head (and lm_head FP8 in [128,128] blocks), xs (and NVFP4 linear attention), bf16 (all
-BF16, experts stacked, as Qwen releases them). The values are sane: weights near N(0, 0.02), norms near 1, legal scales that differ from projection to projection, logits of order 1.
-The same seed gives the same bytes on any number of cores. The tokenizer is copied from models/demo, so text stays
-within its vocabulary. No vision tower, no MTP block. Needs numpy.
+For tests of loading and of the whole model without a download. Mixes:
+
+    aeon      compressed-tensors: NVFP4 attention, experts and shared expert or MLPs, the rest BF16
+    fp8-head  and lm_head FP8 in [128,128] blocks
+    xs        aeon and NVFP4 linear attention
+    nvidia    ModelOpt: attention and linear attention FP8, one scale a matrix; experts and shared expert or MLPs, and
+              lm_head, NVFP4; the small in_proj_a and in_proj_b BF16
+    qwen-fp8  FP8 in [128,128] blocks but for lm_head, in_proj_a and in_proj_b
+    bf16      all BF16, experts stacked, as Qwen releases them
+
+The values are sane: weights near N(0, 0.02), norms near 1, legal scales that differ from projection to projection, logits
+of order 1. The same seed gives the same bytes on any number of cores. The tokenizer is copied from models/demo, so text
+stays within its vocabulary. No vision tower, no MTP block. Needs numpy.
 """
 
 import argparse
+import dataclasses
 import functools
 import json
 import math
 import multiprocessing
 import os
 import pathlib
+import re
 import shutil
 import statistics
 
@@ -114,6 +126,19 @@ def fp8_scales(random, count):
     return to_bf16(WEIGHT / 112 * random.uniform(0.8, 1.25, count))
 
 
+def multiplier(random, count):
+    """ModelOpt's global scale: the reciprocal of compressed-tensors' divisor."""
+    return 1 / global_scale(random, count)
+
+
+def fp8_scale(random, count):
+    return (WEIGHT / 112 * random.uniform(0.8, 1.25, count)).astype(np.float32)
+
+
+def activation_scale(random, count):
+    return random.uniform(0.01, 0.05, count).astype(np.float32)
+
+
 def decay(random, count):
     return to_bf16(np.log(random.uniform(0.5, 8, count)))
 
@@ -136,6 +161,42 @@ def fp8_block(module, rows, cols):
             (module + ".weight_scale", "BF16", (-(-rows // 128), -(-cols // 128)), fp8_scales)]
 
 
+def fp8_block_inv(module, rows, cols):
+    values, scales = fp8_block(module, rows, cols)
+    return [values, (scales[0] + "_inv", *scales[1:])]
+
+
+def fp8_tensor(module, rows, cols):
+    return [(module + ".weight", "F8_E4M3", (rows, cols), fp8), (module + ".weight_scale", "F32", (), fp8_scale),
+            (module + ".input_scale", "F32", (), activation_scale)]
+
+
+def nvfp4_modelopt(module, rows, cols):
+    return [(module + ".weight", "U8", (rows, cols // 2), codes),
+            (module + ".weight_scale", "F8_E4M3", (rows, cols // 16), block_scales),
+            (module + ".weight_scale_2", "F32", (), multiplier),
+            (module + ".input_scale", "F32", (), activation_scale)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mix:
+    """How each part of a model is stored. feed_forward: experts and shared expert, or MLPs."""
+    attention: callable
+    delta: callable
+    delta_gates: callable  # in_proj_a, in_proj_b
+    feed_forward: callable
+    head: callable
+    method: str = ""       # quant_method of the configuration
+
+
+MIXES = {"aeon": Mix(nvfp4, bf16, bf16, nvfp4, bf16, "compressed-tensors"),
+         "fp8-head": Mix(nvfp4, bf16, bf16, nvfp4, fp8_block, "compressed-tensors"),
+         "xs": Mix(nvfp4, nvfp4, nvfp4, nvfp4, bf16, "compressed-tensors"),
+         "nvidia": Mix(fp8_tensor, fp8_tensor, bf16, nvfp4_modelopt, nvfp4_modelopt, "modelopt"),
+         "qwen-fp8": Mix(fp8_block_inv, fp8_block_inv, bf16, fp8_block_inv, bf16, "fp8"),
+         "bf16": Mix(bf16, bf16, bf16, bf16, bf16)}
+
+
 def vector(name, size, mean=0.0, deviation=0.1):
     return [(name, "BF16", (size,), normal(mean, deviation))]
 
@@ -149,14 +210,16 @@ def attention(p, c, linear):
     return out + vector(p + "q_norm.weight", d) + vector(p + "k_norm.weight", d)
 
 
-def delta(p, c, linear):
+def delta(p, c, linear, gates):
     heads, width = c["linear_num_value_heads"], c["hidden_size"]
     values = heads * c["linear_value_head_dim"]
     channels = 2 * c["linear_num_key_heads"] * c["linear_key_head_dim"] + values
     out = [(p + "conv1d.weight", "BF16", (channels, 1, c["linear_conv_kernel_dim"]), normal(0, 0.5)),
            (p + "A_log", "BF16", (heads,), decay)]
-    for name, rows in (("in_proj_qkv", channels), ("in_proj_z", values), ("in_proj_a", heads), ("in_proj_b", heads)):
+    for name, rows in (("in_proj_qkv", channels), ("in_proj_z", values)):
         out += linear(p + name, rows, width)
+    for name in ("in_proj_a", "in_proj_b"):
+        out += gates(p + name, heads, width)
     out += linear(p + "out_proj", width, values) + vector(p + "dt_bias", heads, -4, 1)
     return out + vector(p + "norm.weight", c["linear_value_head_dim"], 1)  # the only norm not stored as w - 1
 
@@ -176,23 +239,22 @@ def experts(p, c, linear):
 
 def layer(i, c, mix):
     p, width = f"model.language_model.layers.{i}.", c["hidden_size"]
-    linear = bf16 if mix == "bf16" else nvfp4
     out = vector(p + "input_layernorm.weight", width) + vector(p + "post_attention_layernorm.weight", width)
     if c["layer_types"][i] == "full_attention":
-        out += attention(p + "self_attn.", c, linear)
+        out += attention(p + "self_attn.", c, mix.attention)
     else:
-        out += delta(p + "linear_attn.", c, nvfp4 if mix == "xs" else bf16)
+        out += delta(p + "linear_attn.", c, mix.delta, mix.delta_gates)
     if "intermediate_size" in c:
-        return sorted(out + feed_forward(p + "mlp.", width, c["intermediate_size"], linear))
+        return sorted(out + feed_forward(p + "mlp.", width, c["intermediate_size"], mix.feed_forward))
     out += bf16(p + "mlp.gate", c["num_experts"], width, ROUTER) + bf16(p + "mlp.shared_expert_gate", 1, width)
-    out += feed_forward(p + "mlp.shared_expert.", width, c["shared_expert_intermediate_size"], linear)
-    return sorted(out + experts(p + "mlp.experts.", c, linear))
+    out += feed_forward(p + "mlp.shared_expert.", width, c["shared_expert_intermediate_size"], mix.feed_forward)
+    return sorted(out + experts(p + "mlp.experts.", c, mix.feed_forward))
 
 
 def model_parts(c, mix):
     """The tensors in groups that are filled, and put into shards, as a whole."""
     vocab, width = c["vocab_size"], c["hidden_size"]
-    head = (fp8_block if mix == "fp8-head" else bf16)("lm_head", vocab, width)
+    head = mix.head("lm_head", vocab, width)
     embedding = bf16("model.language_model.embed_tokens", vocab, width, EMBEDDING)
     layers = [layer(i, c, mix) for i in range(c["num_hidden_layers"])]
     return [head, embedding, vector("model.language_model.norm.weight", width), *layers]
@@ -224,29 +286,59 @@ def scheme(bits, strategy, **more):
     return {"num_bits": bits, "type": "float", "strategy": strategy, "symmetric": True, "dynamic": False, **more}
 
 
-def quantization_config(parts, mix):
-    modules = {}
+def linear_modules(parts):
+    """(module, dtype of its values) of every matrix but the embedding."""
+    out = {}
     for name, dtype, shape, _ in (t for part in parts for t in part):
         module, _, suffix = name.rpartition(".")
         if suffix in ("weight", "weight_packed") and len(shape) == 2 and "embed" not in module:
-            modules[module] = (suffix, dtype)
-    kept = sorted(m for m, (_, dtype) in modules.items() if dtype == "BF16")
+            out[module] = dtype
+    return out
+
+
+def compressed_tensors(modules, mix):
     groups = {"group_0": {"targets": ["Linear"], "format": "nvfp4-pack-quantized", "output_activations": None,
                           "weights": scheme(4, "tensor_group", group_size=16),
                           "input_activations": {**scheme(4, "tensor_group", group_size=16), "dynamic": "local"}}}
-    if mix == "fp8-head":
+    if mix.head is fp8_block:
         groups["group_1"] = {"targets": ["re:.*lm_head$"], "format": "float-quantized", "output_activations": None,
                              "weights": scheme(8, "block", block_structure=[128, 128]),
                              "input_activations": {**scheme(8, "group", group_size=128), "dynamic": True}}
     return {"quant_method": "compressed-tensors", "version": "0.13.0", "quantization_status": "compressed",
             "format": "nvfp4-pack-quantized" if len(groups) == 1 else "mixed-precision", "config_groups": groups,
-            "ignore": kept, "kv_cache_scheme": None, "global_compression_ratio": None, "sparsity_config": {},
-            "transform_config": {}}
+            "ignore": sorted(m for m, dtype in modules.items() if dtype == "BF16"), "kv_cache_scheme": None,
+            "global_compression_ratio": None, "sparsity_config": {}, "transform_config": {}}
+
+
+def modelopt(modules):
+    """nvidia's: every quantized matrix by name, the experts of a layer as one."""
+    how = {"F8_E4M3": {"quant_algo": "FP8"}, "U8": {"quant_algo": "W4A16_NVFP4", "group_size": 16}}
+    layers = {re.sub(r"(\.experts)\..*", r"\1", m): how[dtype] for m, dtype in modules.items() if dtype in how}
+    return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers,
+            "ignore": ["mtp.layers.0*", "mtp*"], "producer": {"name": "modelopt", "version": "0.45.0"}}
+
+
+def hf_quant_config(quantization):
+    body = {"quant_algo": quantization["quant_algo"], "kv_cache_quant_algo": "FP8",
+            "quantized_layers": quantization["quantized_layers"], "exclude_modules": quantization["ignore"]}
+    return {"producer": quantization["producer"], "quantization": body}
+
+
+def qwen_fp8(modules):
+    return {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128],
+            "modules_to_not_convert": sorted(m for m, dtype in modules.items() if dtype == "BF16")}
+
+
+def quantization_config(parts, mix):
+    modules = linear_modules(parts)
+    if mix.method == "modelopt":
+        return modelopt(modules)
+    return qwen_fp8(modules) if mix.method == "fp8" else compressed_tensors(modules, mix)
 
 
 def config(text, parts, mix):
     dense = "intermediate_size" in text
-    quantization = {} if mix == "bf16" else {"quantization_config": quantization_config(parts, mix)}
+    quantization = {"quantization_config": quantization_config(parts, mix)} if mix.method else {}
     return {"architectures": [f"Qwen3_5{'' if dense else 'Moe'}ForConditionalGeneration"],
             "model_type": "qwen3_5" if dense else "qwen3_5_moe",
             "tie_word_embeddings": False, "text_config": text, "language_model_only": True, **quantization}
@@ -304,7 +396,7 @@ def fill_part(job):
 
 def write_checkpoint(folder, text, a):
     folder.mkdir(parents=True, exist_ok=True)
-    parts = model_parts(text, a.mix)
+    parts = model_parts(text, MIXES[a.mix])
     files, weight_map = shards_of(parts, a.shard_gb * 1e9), {}
     for n, indices in enumerate(files):
         name = f"model-{n + 1:05d}-of-{len(files):05d}.safetensors"
@@ -317,7 +409,10 @@ def write_checkpoint(folder, text, a):
     total = sum(tensor_bytes(t) for part in parts for t in part)
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    (folder / "config.json").write_text(json.dumps(config(text, parts, a.mix), indent=1) + "\n")
+    settings = config(text, parts, MIXES[a.mix])
+    (folder / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
+    if a.mix == "nvidia":
+        (folder / "hf_quant_config.json").write_text(json.dumps(hf_quant_config(settings["quantization_config"])) + "\n")
     for name in TEXT_FILES:
         shutil.copyfile(pathlib.Path(a.tokenizer) / name, folder / name)
     return total, len(weight_map), len(files)
@@ -327,7 +422,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0], epilog=__doc__.split("\n", 1)[1],
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("directory")
-    parser.add_argument("--mix", choices=("aeon", "fp8-head", "xs", "bf16"), default="aeon")
+    parser.add_argument("--mix", choices=tuple(MIXES), default="aeon")
     parser.add_argument("--dense", action="store_true", help="the family of the 27B: one MLP a layer, no experts")
     parser.add_argument("--layers", type=int, help="40; dense: 64")
     parser.add_argument("--hidden", type=int, help="2048; dense: 5120")

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "checkpoint_writer.h"
+#include "engine_harness.h"
 #include "ggml-like/safetensors.h"
 
 namespace quern::test {
@@ -32,7 +33,7 @@ inline int inspect_exit_code(const std::string& arguments, std::string* text = n
 struct CheckpointCopy {
     /// `name`: a checkpoint of one file below tests/vectors/parity.
     explicit CheckpointCopy(const std::string& name)
-        : source(QUERN_SOURCE_DIR "/tests/vectors/parity/" + name) {
+        : source(source_dir() + "/tests/vectors/parity/" + name) {
         config = read_json(source + "/config.json");
         generation = read_json(source + "/generation_config.json");
         if (std::filesystem::exists(source + "/hf_quant_config.json"))

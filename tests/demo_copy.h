@@ -5,6 +5,7 @@
 #include <string>
 
 #include "checkpoint_writer.h"
+#include "engine_harness.h"
 #include "ggml-like/safetensors.h"
 
 namespace quern::test {
@@ -13,7 +14,7 @@ inline const std::string kDemoLayers = "model.language_model.layers.";
 
 struct DemoCopy {
     DemoCopy() {
-        const std::string demo = QUERN_SOURCE_DIR "/models/demo";
+        const std::string demo = source_dir() + "/models/demo";
         for (const char* name : {"config.json", "generation_config.json", "tokenizer.json",
                                  "tokenizer_config.json", "chat_template.jinja"})
             std::filesystem::copy(demo + "/" + name, dir / name);

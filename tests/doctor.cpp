@@ -9,6 +9,7 @@
 #include "demo_copy.h"
 #include "engine_harness.h"
 #include "models/tokenizer.h"
+#include "ops/second_backend.h"
 #include "tools/common/doctor/doctor.h"
 #include "tools/common/doctor/measures.h"
 #include "tools/inspect/health.h"
@@ -18,12 +19,13 @@ using namespace quern::test;
 
 namespace {
 
-const std::string kDemo = QUERN_SOURCE_DIR "/models/demo";
+const std::string kDemo = source_dir() + "/models/demo";
 
 /// A checkpoint, loaded as `bench --doctor` loads it.
 struct Patient {
-    explicit Patient(const std::string& path, int64_t context = 2048)
-        : loaded(path, make_cpu_backend(2), true),
+    explicit Patient(const std::string& path, int64_t context = 2048,
+                     std::unique_ptr<Backend> backend = make_cpu_backend(2))
+        : loaded(path, std::move(backend), true),
           engine(*loaded.model, *loaded.backend, {.context = context, .sequences = 16}) {}
     Loaded loaded;
     Engine engine;
@@ -32,6 +34,19 @@ struct Patient {
 Diagnosis diagnosis_of(const std::string& path) {
     Patient patient(path);
     return examine(patient.engine, {.seconds = 600});
+}
+
+std::function<SecondModel()> on_cpu(const std::string& path) {
+    return [path] {
+        SecondModel second{.backend = make_cpu_backend(2), .model = {}};
+        second.model = load_model(path, *second.backend, {.tokenizer = false});
+        return second;
+    };
+}
+
+Diagnosis diagnosis_on_gpu(const std::string& path) {
+    Patient patient(path, 2048, make_test_cuda_backend());
+    return examine(patient.engine, {.seconds = 600, .open_on_cpu = on_cpu(path)});
 }
 
 const CheckReport& check_of(const Diagnosis& d, const std::string& name) {
@@ -180,11 +195,7 @@ TEST_SUITE("model") {
         Patient patient(kDemo);
         const auto against = [&](const std::string& path) {
             DoctorOptions options{.seconds = 600};
-            options.open_on_cpu = [&] {
-                SecondModel second{.backend = make_cpu_backend(2), .model = {}};
-                second.model = load_model(path, *second.backend, {.tokenizer = false});
-                return second;
-            };
+            options.open_on_cpu = on_cpu(path);
             Examination e(patient.engine, options);
             CheckReport report;
             check_against_cpu(e, report);
@@ -290,5 +301,31 @@ TEST_SUITE("model") {
         check_card(e, report);
         CHECK(report.verdict() == Verdict::note);
         CHECK(contains(report.findings.back().text, "it copies "));
+    }
+}
+
+TEST_SUITE("cuda") {
+    TEST_CASE("gpu model: the doctor finds the demo checkpoint sound, and every fault in it") {
+        const Diagnosis sound = diagnosis_on_gpu(kDemo);
+        CAPTURE(describe(sound));
+        CHECK(sound.exit_code() == 0);
+        for (const char* name : {"known answers", "known numbers", "texts", "experts", "activations",
+                                 "same answer", "CPU against GPU", "card"})
+            CHECK(check_of(sound, name).verdict() <= Verdict::note);
+        CHECK(check_of(sound, "CPU against GPU").verdict() == Verdict::ok);
+        MESSAGE(describe(sound));
+        for (const Fault& fault : kFaults) {
+            CAPTURE(fault.name);
+            DemoCopy copy;
+            fault.seed(copy);
+            copy.write();
+            const Diagnosis d = diagnosis_on_gpu(copy.dir.str());
+            CAPTURE(describe(d));
+            CHECK(d.exit_code() == 3);
+            CHECK(check_of(d, "known numbers").verdict() == Verdict::wrong);
+            CHECK(check_of(d, "known numbers").numbers["first_other_layer"] == fault.layer);
+            // Weights that are wrong on both are no difference between them.
+            CHECK(check_of(d, "CPU against GPU").verdict() == Verdict::ok);
+        }
     }
 }

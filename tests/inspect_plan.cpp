@@ -36,6 +36,14 @@ TEST_SUITE("cpu") {
         CHECK(plan.token_bytes() == doctest::Approx(4.02e9).epsilon(0.01));
         CHECK(plan.components.front().name == "DeltaNet");
         CHECK(component(of_35b({.context = 2048}, "fp8-head"), "head").unquantized == 0);
+        // FP8 has half of the bytes, but for in_proj_a and in_proj_b; NVFP4 0.5625 a weight, plus nothing a matrix.
+        const CostPlan nvidia = of_35b({.context = 2048}, "nvidia");
+        CHECK(component(nvidia, "DeltaNet").bytes == doctest::Approx(1.014e9).epsilon(0.005));
+        CHECK(component(nvidia, "head").bytes == doctest::Approx(0.286e9).epsilon(0.005));
+        CHECK(component(nvidia, "routed experts").bytes == component(plan, "routed experts").bytes);
+        const CostPlan fp8 = of_35b({.context = 2048}, "qwen-fp8");
+        CHECK(component(fp8, "routed experts").bytes == doctest::Approx(1.007e9).epsilon(0.005));
+        CHECK(component(fp8, "head").bytes == component(plan, "head").bytes);
     }
 
     TEST_CASE("plan: the dense 27B, 24.5 GB a token, 16.5 GB with its DeltaNet in NVFP4") {

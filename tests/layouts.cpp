@@ -2,16 +2,19 @@
 // with agrees with transformers (tests/parity.cpp).
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <functional>
 
 #include "checkpoint_copy.h"
 #include "ggml-like/json_guard.h"
+#include "ggml-like/one_format.h"
 #include "models/qwen3_6_moe.h"
 #include "models/tensor_use.h"
 #include "models/weight_format.h"
 #include "models/weight_placement.h"
+#include "ops/second_backend.h"
 #include "tools/engine/engine.h"
 
 namespace quern {
@@ -30,9 +33,8 @@ struct Answer {
     std::vector<std::string> notes;
 };
 
-Answer answer_of(const CheckpointCopy& copy) {
+Answer answer_of(const CheckpointCopy& copy, std::unique_ptr<Backend> backend = make_cpu_backend(2)) {
     copy.write();
-    const auto backend = make_cpu_backend(2);
     const auto model = load_model(copy.dir.str(), *backend, {.tokenizer = false});
     Answer out{.notes = model->notes()};
     Request request;
@@ -56,6 +58,21 @@ double error(const Answer& a, const Answer& b) {
         norm += std::pow(static_cast<double>(b.logits[i]), 2);
     }
     return std::sqrt(difference / norm);
+}
+
+/// Of the rows: a routing choice that flips spoils one of them.
+double median_error(const Answer& a, const Answer& b, size_t rows = 24) {
+    std::vector<double> errors;
+    const size_t width = a.logits.size() / rows;
+    for (size_t r = 0; r < rows; ++r) {
+        const auto row = [&](const Answer& x) {
+            const auto begin = x.logits.begin() + static_cast<std::ptrdiff_t>(r * width);
+            return Answer{.logits = {begin, begin + static_cast<std::ptrdiff_t>(width)}};
+        };
+        errors.push_back(error(row(a), row(b)));
+    }
+    std::sort(errors.begin(), errors.end());
+    return errors[rows / 2];
 }
 
 bool has_note(const Answer& a, const std::string& part) {
@@ -123,6 +140,18 @@ void decode(CheckpointCopy& copy, const std::string& module, int64_t rows, int64
     copy.weights.add(module + ".weight", "F32", {rows, cols}, data);
 }
 
+/// Gate beside another up, an expert beside others, in three layers.
+void mix_experts(CheckpointCopy& c) {
+    decode(c, experts_of(0) + "3.up_proj", 16, 32);
+    for (const char* part : {"gate_proj", "up_proj"}) decode(c, experts_of(1) + "5." + part, 16, 32);
+    decode(c, experts_of(2) + "0.down_proj", 32, 16);
+}
+
+/// The same of a dense model, whose MLP is [rows, 32].
+void mix_mlp(CheckpointCopy& c) {
+    decode(c, kPrefix + "0.mlp.up_proj", c.config["text_config"]["intermediate_size"], 32);
+}
+
 std::vector<KvScales> kv_scales_of(const CheckpointCopy& copy, std::vector<std::string>& notes) {
     copy.write();
     const Checkpoint checkpoint = Checkpoint::open(copy.dir.str());
@@ -148,7 +177,7 @@ TEST_SUITE("cpu") {
         CHECK(stacked.tokens == single.tokens);
     }
 
-    TEST_CASE("layouts: stacked NVFP4 experts are inspected, but neither written nor compared") {
+    TEST_CASE("layouts: stacked NVFP4 experts are inspected and compared, but not written") {
         CheckpointCopy copy("base/ct");
         stack(copy.weights, false);
         copy.write();
@@ -156,12 +185,21 @@ TEST_SUITE("cpu") {
         CHECK(test::inspect_exit_code("--audit " + directory) == 0);
         std::string health;
         CHECK(test::inspect_exit_code("--health " + directory, &health) == 0);
-        for (const std::string& flags : {copy.dir / "new --format modelopt", directory}) {
-            std::string said;
-            const std::string command = flags == directory ? "--against " : "--write ";
-            CHECK(test::inspect_exit_code(command + flags + " " + directory, &said) == 3);
-            CHECK(contains(said, "neither compared nor written"));
-        }
+        std::string said;
+        CHECK(test::inspect_exit_code("--write " + copy.dir / "new --format modelopt " + directory, &said) ==
+              3);
+        CHECK(contains(said, "nvfp4 experts stacked in one tensor are run and compared, but not written"));
+        const std::string original = test::source_dir() + "/tests/vectors/parity/base/";
+        CHECK(test::inspect_exit_code("--against " + original + "bf16 " + directory) == 0);
+        CHECK(test::inspect_exit_code("--against " + directory + " " + original + "ct") == 0);
+        // Gate and up of one expert exchanged.
+        std::string& codes = copy.weights.at(experts_of(2) + "gate_up_proj.weight_packed").data;
+        std::rotate(codes.begin() + 6 * 512, codes.begin() + 6 * 512 + 256, codes.begin() + 7 * 512);
+        copy.write();
+        said.clear();
+        CHECK(test::inspect_exit_code("--against " + original + "bf16 " + directory, &said) == 3);
+        CHECK(contains(said, experts_of(2) + "6.gate_proj"));
+        CHECK(!contains(said, experts_of(2) + "7.gate_proj: relative"));
         // A global scale that cannot be right, of one expert.
         auto& globals = copy.weights.at(experts_of(0) + "down_proj.weight_global_scale").data;
         globals.replace(5 * sizeof(float), sizeof(float), test::f32_bytes(1e-5f));
@@ -193,20 +231,35 @@ TEST_SUITE("cpu") {
 
     TEST_CASE("layouts: gate and up, and the experts of a layer, in different formats") {
         const Answer stored = after([](CheckpointCopy&) {});
-        const Answer mixed = after([](CheckpointCopy& c) {
-            decode(c, experts_of(0) + "3.up_proj", 16, 32);
-            for (const char* part : {"gate_proj", "up_proj"}) decode(c, experts_of(1) + "5." + part, 16, 32);
-            decode(c, experts_of(2) + "0.down_proj", 32, 16);
-        });
+        const Answer mixed = after(mix_experts);
         CHECK(error(mixed, stored) < 1e-6);
         CHECK(mixed.tokens == stored.tokens);
-        // The same of a dense model, whose MLP is [rows, 32].
-        const CheckpointCopy dense("dense/ct");
-        const int64_t width = dense.config["text_config"]["intermediate_size"];
         const Answer whole = after([](CheckpointCopy&) {}, "dense/ct");
-        const Answer apart =
-            after([&](CheckpointCopy& c) { decode(c, kPrefix + "0.mlp.up_proj", width, 32); }, "dense/ct");
-        CHECK(error(apart, whole) < 1e-6);
+        CHECK(error(after(mix_mlp, "dense/ct"), whole) < 1e-6);
+    }
+
+    TEST_CASE("one format: what kernels read together, else BF16 of each weight") {
+        CheckpointCopy copy("base/ct");
+        mix_experts(copy);
+        copy.write();
+        const auto model = open_model(copy.dir.str(), {.tokenizer = false});
+        int mixed = 0, weights = 0;
+        for (const WeightUse& use : model->weights().uses) {
+            if (use.experts == nullptr || one_format(*use.experts)) continue;
+            ++mixed;
+            const InBf16<ExpertWeights> same = to_bf16(*use.experts, 2);
+            CHECK(one_format(same.form));
+            std::vector<float> expected(static_cast<size_t>(use.experts->cols)), found(expected.size());
+            for (size_t e = 0; e < same.form.expert.size(); ++e)
+                for (int64_t r = 0; r < use.experts->rows; ++r) {
+                    dequantize_row(use.experts->expert[e], r, expected.data());
+                    dequantize_row(same.form.expert[e], r, found.data());
+                    for (size_t i = 0; i < found.size(); ++i, ++weights)
+                        REQUIRE(found[i] == bf16_to_float(float_to_bf16(expected[i])));
+                }
+        }
+        CHECK(mixed == 3);  // gate and up of layers 0 and 1, down of layer 2
+        CHECK(weights == 2 * 8 * 32 * 32 + 8 * 32 * 16);
     }
 
     TEST_CASE("layouts: what is not read may have any dtype, and scales of a KV cache any form") {
@@ -353,6 +406,25 @@ TEST_SUITE("cpu") {
         for (size_t i = 0; i < reap.size(); ++i) reap[i] = kept[i % kept.size()];
         const Answer many = after([&](CheckpointCopy& c) { renumber(c, reap, 72); });
         CHECK(error(many, pruned) < 1e-5);
+    }
+}
+
+TEST_SUITE("cuda") {
+    // The GPU rounds activations to BF16, so what it may be off is what it is off for the layout as it was.
+    TEST_CASE("gpu model: layouts that the kernels cannot read as they are stored") {
+        const auto off = [](const std::function<void(CheckpointCopy&)>& change, const std::string& name) {
+            CheckpointCopy copy(name);
+            change(copy);
+            const Answer cpu = answer_of(copy), gpu = answer_of(copy, test::make_test_cuda_backend());
+            return median_error(gpu, cpu);
+        };
+        const auto as_it_is = [](CheckpointCopy&) {};
+        const double experts = off(as_it_is, "base/ct"), mlp = off(as_it_is, "dense/ct");
+        CHECK(experts < 0.1);
+        CHECK(mlp < 0.03);
+        CHECK(off(mix_experts, "base/ct") < 1.5 * experts);
+        CHECK(off(mix_mlp, "dense/ct") < 1.5 * mlp);
+        CHECK(off([](CheckpointCopy& c) { stack(c.weights, false); }, "base/ct") == experts);
     }
 }
 

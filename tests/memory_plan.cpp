@@ -6,6 +6,7 @@
 
 #include "counted_backend.h"
 #include "ggml-like/cuda/pack/packed_layout.h"
+#include "ggml-like/planned_gpu.h"
 #include "models/weight_placement.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/engine/plan_cache.h"
@@ -238,6 +239,15 @@ TEST_SUITE("cpu") {
         CHECK_THROWS_AS(packed_bytes(matrix({{DType::NVFP4, 8}, {DType::BF16, 8}}, 64), RowOrder::paired),
                         Error);
         CHECK_THROWS_AS(packed_bytes(matrix({{DType::U8, 8}}, 64), RowOrder::stacked), Error);
+        // What these refuse, a GPU holds in BF16.
+        const auto gpu = make_planned_gpu("a card", 1 << 30, 1 << 30);
+        CHECK(gpu->placed_bytes(matrix({{DType::NVFP4, 9}, {DType::F8_E4M3, 9}}, 64), RowOrder::paired) ==
+              part(2, 1, 2048));
+        CHECK(gpu->placed_bytes(matrix({{DType::NVFP4, 16}, {DType::BF16, 1}}, 64), RowOrder::stacked) ==
+              part(1, 1, 576) + part(1, 1, 2048));
+        CHECK(gpu->placed_bytes(experts, RowOrder::paired) == part(15, 1, 576));
+        experts.expert[3].segments[1].dtype = DType::BF16;
+        CHECK(gpu->placed_bytes(experts, RowOrder::paired) == part(15, 1, 2048));
     }
 }
 

@@ -44,7 +44,7 @@ TEST_SUITE("model") {
     }
 
     TEST_CASE("run, bench: random weights of the dense family") {
-        for (const char* mix : {"aeon", "fp8-head", "xs"}) {
+        for (const char* mix : {"aeon", "fp8-head", "xs", "nvidia", "qwen-fp8"}) {
             CAPTURE(mix);
             const std::string flags = std::string(" --synthetic tiny-dense -ngl 0 --mix ") + mix;
             CHECK(shell(kQuern + " run -p hello -n 4" + flags + " 2>/dev/null </dev/null").code == 0);
@@ -52,6 +52,8 @@ TEST_SUITE("model") {
             CHECK(bench.code == 0);
             CHECK(bench.out.find("| qwen3_5 ") != std::string::npos);
             CHECK(bench.out.find("| MLP |") != std::string::npos);
+            const std::string experts = std::string(" run -p hi -n 2 --synthetic tiny -ngl 0 --mix ") + mix;
+            CHECK(shell(kQuern + experts + " 2>/dev/null </dev/null").code == 0);
         }
         CHECK(shell(kQuern + " run --synthetic tiny-dens -p hi 2>/dev/null </dev/null").code == 2);
         CHECK(shell(kQuern + " run --synthetic tiny DIR -p hi 2>/dev/null </dev/null").code == 2);

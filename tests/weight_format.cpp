@@ -331,6 +331,24 @@ TEST_SUITE("cpu") {
         CHECK(check_error(fp8({})) == "<no error>");
     }
 
+    TEST_CASE("weight format: check_scales looks at all parts of a large matrix") {
+        const Fixture f(fp8({}));
+        std::vector<uint8_t> values(3 << 20, 0x38);
+        const WeightSegment s{.name = "large",
+                              .dtype = DType::F8_E4M3,
+                              .rows = 3 << 10,
+                              .cols = 1 << 10,
+                              .data = values.data(),
+                              .scale_kind = ScaleKind::per_tensor};
+        const WeightSegment* const list[] = {&s};
+        CHECK(check_scales(f.checkpoint, list, 2).problems.empty());
+        for (const size_t at : {size_t{0}, size_t{(1 << 20) - 1}, size_t{1 << 20}, values.size() - 1})
+            values[at] = 0x7f;
+        const ScaleCheck found = check_scales(f.checkpoint, list, 2);
+        REQUIRE(found.problems.size() == 1);
+        CHECK(contains(found.problems[0], "large.weight: 4 of 3145728 values are NaN"));
+    }
+
     TEST_CASE("weight format: check_scales goes through many segments") {
         SafetensorsWriter w;
         for (int i = 0; i < 40; ++i) {

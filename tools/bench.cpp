@@ -153,7 +153,7 @@ bool parse(int argc, char** argv, Options& o) {
     p.value("--synthetic", "NAME",
             "random weights instead of a checkpoint: qwen3.6-35b-a3b, qwen3.6-27b-shape, tiny, tiny-dense",
             [&](const std::string& v) { o.synthetic = v; });
-    p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs",
+    p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs, nvidia, qwen-fp8",
             [&](const std::string& v) { o.mix = v; });
     p.value("--dense", "FORMAT", kDenseHelp, [&](const std::string& v) { o.dense = parse_dense(v); });
     p.toggle("--ops", "also a table of the time that each kind of node takes", [&](bool v) { o.ops = v; });

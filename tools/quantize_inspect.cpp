@@ -47,7 +47,7 @@ void add_plan_flags(ArgParser& p, Options& o) {
             [&w](const std::string& v) { w.bandwidth = parse_number(v, "--bandwidth", 0.001, 1e6); });
     p.value("--synthetic", "NAME", "shapes of a model that is not here: qwen3.6-35b-a3b, qwen3.6-27b-shape",
             [&w](const std::string& v) { w.synthetic = v; });
-    p.value("--mix", "NAME", "formats of --synthetic: aeon (default), fp8-head, xs",
+    p.value("--mix", "NAME", "formats of --synthetic: aeon (default), fp8-head, xs, nvidia, qwen-fp8",
             [&w](const std::string& v) { w.mix = v; });
 }
 

@@ -9,6 +9,7 @@
 #include "ggml-like/ops/linear_add.h"
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
+#include "ggml-like/parallel.h"
 #include "tools/engine/state_pool.h"
 #include "tools/engine/step_inputs.h"
 
@@ -16,6 +17,11 @@ namespace quern {
 namespace {
 
 constexpr size_t kIds = 2;  // of moe_gate_up's outputs (MoeGateUpResult)
+
+/// Values that a thread looks at in one go: a long prompt of a large model has some hundred million of them.
+constexpr size_t kPart = 1 << 18;
+
+size_t parts_of(size_t values) { return (values + kPart - 1) / kPart; }
 
 bool writes_residual(const Node& node) {
     return node.op == &kEmbed || node.op == &kLinearAdd || node.op == &kMoeDown;
@@ -42,7 +48,11 @@ std::vector<float> read_floats(Backend& backend, const Tensor& t) {
     Tensor here = t;
     here.data = bytes.data();
     std::vector<float> values(static_cast<size_t>(t.elements()));
-    load_floats(here, 0, t.elements(), values.data());
+    for_each_parallel(backend.threads(), parts_of(values.size()), [&](size_t i) {
+        const size_t begin = i * kPart;
+        load_floats(here, static_cast<int64_t>(begin),
+                    static_cast<int64_t>(std::min(kPart, values.size() - begin)), values.data() + begin);
+    });
     return values;
 }
 
@@ -52,14 +62,26 @@ std::vector<int32_t> read_ids(Backend& backend, const Tensor& t) {
     return ids;
 }
 
-void measure(LayerTrace& layer, const std::string& node, const std::vector<float>& values) {
-    for (const float v : values) {
-        if (!std::isfinite(v)) {
-            ++layer.not_finite;
-        } else if (std::fabs(v) > layer.largest) {
-            layer.largest = std::fabs(v);
-            layer.largest_in = node;
+void measure(LayerTrace& layer, const std::string& node, const std::vector<float>& values, int threads) {
+    struct Found {
+        float largest = 0;
+        int64_t not_finite = 0;
+    };
+    std::vector<Found> parts(parts_of(values.size()));
+    for_each_parallel(threads, parts.size(), [&](size_t i) {
+        const size_t end = std::min(values.size(), (i + 1) * kPart);
+        for (size_t k = i * kPart; k < end; ++k) {
+            if (!std::isfinite(values[k]))
+                ++parts[i].not_finite;
+            else
+                parts[i].largest = std::max(parts[i].largest, std::fabs(values[k]));
         }
+    });
+    for (const Found& f : parts) {
+        layer.not_finite += f.not_finite;
+        if (f.largest <= layer.largest) continue;
+        layer.largest = f.largest;
+        layer.largest_in = node;
     }
 }
 
@@ -73,7 +95,7 @@ void read_node(Backend& backend, const Node& node, ModelTrace& trace) {
     const std::vector<Tensor*> list = activations(node);
     for (size_t i = 0; i < list.size(); ++i) {
         std::vector<float> values = read_floats(backend, *list[i]);
-        measure(layer, node.name, values);
+        measure(layer, node.name, values, backend.threads());
         // The layer's last node comes last.
         if (i == 0 && writes_residual(node)) layer.residual = std::move(values);
     }

@@ -16,19 +16,43 @@ bool has(std::string_view text, std::string_view part) { return text.find(part) 
 /// What a matrix is called in its place: "q_proj".
 std::string_view leaf(std::string_view module) { return module.substr(module.rfind('.') + 1); }
 
-bool is_fused_experts(const CheckpointTensor& t) {
-    return t.tensor->rank == 3 &&
-           (t.name.ends_with(".experts.gate_up_proj") || t.name.ends_with(".experts.down_proj"));
+bool is_stack_name(std::string_view module) {
+    return module.ends_with(".experts.gate_up_proj") || module.ends_with(".experts.down_proj");
 }
 
-void refuse_quantized_stack(const Checkpoint& checkpoint, uint32_t tensor) {
-    for (const char* stack : {".experts.gate_up_proj.", ".experts.down_proj."})
-        if (has(checkpoint.tensors()[tensor].name, stack))
-            FAIL(
-                model,
-                "{}: quantized experts stacked in one tensor are run and inspected, but neither compared nor "
-                "written; expected one module for each expert, or the unquantized original",
-                checkpoint.where(tensor));
+/// All experts of a layer in one tensor without a module's name, as originals have them.
+bool is_fused_experts(const CheckpointTensor& t) { return t.tensor->rank == 3 && is_stack_name(t.name); }
+
+int64_t columns(const SafeTensor& values) {
+    const int64_t last = values.shape[values.rank - 1];
+    return values.dtype == SafeDType::U8 || values.dtype == SafeDType::I8 ? 2 * last : last;
+}
+
+/// The values of a module; kNone: it is not there.
+uint32_t values_of(const Checkpoint& checkpoint, const std::string& module) {
+    const uint32_t packed = checkpoint.find(module + ".weight_packed");
+    return packed != Checkpoint::kNone ? packed : checkpoint.find(module + ".weight");
+}
+
+/// How many experts lie in the tensor. Of two dimensions it does not say: there the rows of gate and up, of all experts,
+/// are counted in columns of down.
+int64_t stacked_experts(const Checkpoint& checkpoint, uint32_t tensor) {
+    const CheckpointTensor& t = checkpoint.tensors()[tensor];
+    if (t.tensor->rank == 3) return t.tensor->shape[0];
+    const std::string experts(t.name.substr(0, t.name.rfind(".experts.") + 9));
+    const uint32_t gate_up = values_of(checkpoint, experts + "gate_up_proj"),
+                   down = values_of(checkpoint, experts + "down_proj");
+    if (gate_up != Checkpoint::kNone && down != Checkpoint::kNone) {
+        const int64_t rows = checkpoint.tensors()[gate_up].tensor->shape[0],
+                      inner = columns(*checkpoint.tensors()[down].tensor);
+        if (rows % (2 * inner) == 0 && t.tensor->shape[0] % (rows / (2 * inner)) == 0)
+            return rows / (2 * inner);
+    }
+    FAIL(model,
+         "{}: experts stacked in one tensor; expected gate_up_proj with 2 x experts x columns of down_proj "
+         "rows "
+         "beside a down_proj, found {}",
+         checkpoint.where(tensor), describe(*t.tensor));
 }
 
 }  // namespace
@@ -55,16 +79,12 @@ ModuleIndex::ModuleIndex(const Checkpoint& checkpoint)
     : use_(checkpoint), of_tensor_(checkpoint.tensors().size()) {
     for (uint32_t i = 0; i < checkpoint.tensors().size(); ++i) {
         const CheckpointTensor& t = checkpoint.tensors()[i];
-        if (is_fused_experts(t)) {
-            add_fused(checkpoint, i);
-            continue;
-        }
-        refuse_quantized_stack(checkpoint, i);
-        if (t.tensor->rank != 2) continue;
+        if (is_fused_experts(t)) add_fused(checkpoint, i, t.name, t.tensor->name, {i});
+        if (t.tensor->rank != 2 && t.tensor->rank != 3) continue;
         for (const std::string_view end : {".weight", ".weight_packed"})
             if (t.name.ends_with(end))
-                add_linear(checkpoint, t.name.substr(0, t.name.size() - end.size()),
-                           t.tensor->name.substr(0, t.tensor->name.size() - end.size()));
+                add_named(checkpoint, i, t.name.substr(0, t.name.size() - end.size()),
+                          t.tensor->name.substr(0, t.tensor->name.size() - end.size()));
     }
 }
 
@@ -77,45 +97,50 @@ void ModuleIndex::add(Module module) {
     modules_.push_back(std::move(module));
 }
 
-void ModuleIndex::add_linear(const Checkpoint& checkpoint, std::string_view official,
-                             std::string_view in_file) {
+void ModuleIndex::add_named(const Checkpoint& checkpoint, uint32_t values, std::string_view official,
+                            std::string_view in_file) {
     if (by_name_.contains(std::string(official)))
         return;  // `weight` and `weight_packed`: the reader refuses it
-    Module m;
-    m.name = official;
-    m.in_file = in_file;
+    std::vector<uint32_t> tensors;
     for (const char* suffix :
          {".weight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_scale_2",
           ".weight_global_scale", ".input_scale", ".input_global_scale"}) {
-        const uint32_t t = checkpoint.find(m.name + suffix);
-        if (t != Checkpoint::kNone) m.tensors.push_back(t);
+        const uint32_t t = checkpoint.find(std::string(official) + suffix);
+        if (t != Checkpoint::kNone) tensors.push_back(t);
     }
-    const SafeTensor& values = *checkpoint.tensors()[m.tensors[0]].tensor;
-    const bool packed = values.dtype == SafeDType::U8 || values.dtype == SafeDType::I8;
-    m.segment = read_linear(checkpoint, m.name, values.shape[0],
-                            packed ? 2 * values.shape[1] : values.shape[1], use_);
-    add(std::move(m));
+    if (is_stack_name(official)) {
+        add_fused(checkpoint, values, official, in_file, std::move(tensors));
+    } else if (const SafeTensor& t = *checkpoint.tensors()[values].tensor; t.rank == 2) {
+        Module m;
+        m.name = official;
+        m.in_file = in_file;
+        m.tensors = std::move(tensors);
+        m.segment = read_linear(checkpoint, m.name, t.shape[0], columns(t), use_);
+        add(std::move(m));
+    }
 }
 
-void ModuleIndex::add_fused(const Checkpoint& checkpoint, uint32_t tensor) {
-    const CheckpointTensor& t = checkpoint.tensors()[tensor];
-    const int64_t count = t.tensor->shape[0], rows = t.tensor->shape[1], cols = t.tensor->shape[2];
-    const bool both = t.name.ends_with("gate_up_proj");
+void ModuleIndex::add_fused(const Checkpoint& checkpoint, uint32_t values, std::string_view official,
+                            std::string_view in_file, std::vector<uint32_t> tensors) {
+    const SafeTensor& t = *checkpoint.tensors()[values].tensor;
+    const int64_t count = stacked_experts(checkpoint, values);
+    const int64_t rows = t.rank == 3 ? t.shape[1] : t.shape[0] / count;
+    const bool both = official.ends_with("gate_up_proj");
     if (both && rows % 2 != 0)
-        FAIL(model, "{}: expected as many rows of gate as of up, found {}", checkpoint.where(tensor),
-             describe(*t.tensor));
+        FAIL(model, "{}: expected as many rows of gate as of up, found {}", checkpoint.where(values),
+             describe(t));
     const std::vector<WeightSegment> all =
-        read_stacked(checkpoint, std::string(t.name), count, rows, cols, use_);
-    const auto expert_name = [&](std::string_view name, size_t e, const char* part) {
+        read_stacked(checkpoint, std::string(official), count, rows, columns(t), use_);
+    const auto expert_name = [](std::string_view name, size_t e, const char* part) {
         return fmt::format("{}{}.{}", name.substr(0, name.rfind('.') + 1), e, part);
     };
     for (size_t e = 0; e < all.size(); ++e) {
         const auto add_part = [&](const char* part, int64_t begin, int64_t part_rows) {
             Module m;
-            m.name = expert_name(t.name, e, part);
-            m.in_file = expert_name(t.tensor->name, e, part);
+            m.name = expert_name(official, e, part);
+            m.in_file = expert_name(in_file, e, part);
             m.segment = slice_rows(all[e], begin, part_rows, m.name);
-            m.tensors = {tensor};
+            m.tensors = tensors;
             m.fused = true;
             add(std::move(m));
         };

@@ -42,7 +42,7 @@ struct Module {
     std::string group;              // fused_name: matrices of one group share a global scale
     WeightSegment segment;          // data in the mapping
     std::vector<uint32_t> tensors;  // of the checkpoint: values, scales, activation scale
-    bool fused = false;             // one of several matrices in its tensor
+    bool fused = false;             // one of several matrices in its tensors
 };
 
 class ModuleIndex {
@@ -57,8 +57,12 @@ class ModuleIndex {
     int64_t find(const std::string& name) const;
 
   private:
-    void add_linear(const Checkpoint& checkpoint, std::string_view official, std::string_view in_file);
-    void add_fused(const Checkpoint& checkpoint, uint32_t tensor);
+    /// A module, or all experts of a layer in one; `values`: its tensor of values.
+    void add_named(const Checkpoint& checkpoint, uint32_t values, std::string_view official,
+                   std::string_view in_file);
+    /// A matrix for each expert; `tensors`: what they share.
+    void add_fused(const Checkpoint& checkpoint, uint32_t values, std::string_view official,
+                   std::string_view in_file, std::vector<uint32_t> tensors);
     void add(Module module);
 
     TensorUse use_;  // owns decoded scales

@@ -99,6 +99,11 @@ class Planner {
     void choose() {
         for (const Module& m : index_.modules()) {
             const WeightStorage now = storage_of(m.segment);
+            if (m.fused && now != WeightStorage::keep)
+                FAIL(model,
+                     "{}: {} experts stacked in one tensor are run and compared, but not written: no other "
+                     "format has them so; start from the BF16 original, or from one module for each expert",
+                     c_.where(m.tensors[0]), storage_name(now));
             WeightStorage wanted = recipe_ == nullptr ? WeightStorage::keep : recipe_->storage_of(m);
             if (wanted == WeightStorage::nvfp4 && now == WeightStorage::keep &&
                 m.segment.cols % nvfp4::kBlock != 0) {

@@ -139,7 +139,8 @@ void Builder::model() {
          "tiny, "
          "tiny-dense; with the demo checkpoint's tokenizer",
          o_.synthetic);
-    text("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs", o_.mix);
+    text("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs, nvidia, qwen-fp8",
+         o_.mix);
     parser_.value("-c,--ctx-size", "N", "context in tokens; 0 (default): the largest that fits",
                   [this](const std::string& v) { o_.context = parse_integer(v, "-c", 0, INT32_MAX); });
     parser_.value("-ngl,--gpu-layers,--n-gpu-layers", "all|auto|0",

@@ -78,7 +78,7 @@ void add_model(ArgParser& p, ServeOptions& o) {
             "random weights in place of a checkpoint, to measure load: qwen3.6-35b-a3b, qwen3.6-27b-shape, "
             "tiny, tiny-dense; with the demo checkpoint's tokenizer",
             [&o](const std::string& v) { o.synthetic = v; });
-    p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs",
+    p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs, nvidia, qwen-fp8",
             [&o](const std::string& v) { o.mix = v; });
     p.values("-a,--alias,--served-model-name", "NAMES",
              "names to serve under, each with settings: fast:temp=0,deep:temp=0.7:top_p=0.9",

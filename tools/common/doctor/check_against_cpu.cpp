@@ -14,8 +14,10 @@ namespace {
 /// Relative difference of a token's residual stream, the median of all tokens. A GPU computes with BF16 activations,
 /// whose rounding adds up over the layers; a token that takes another expert for it is no median.
 constexpr double kDiffers = 0.08, kWrong = 0.3;
-constexpr int64_t kFirst = 64;        // tokens, to see how long a token takes
-constexpr double kShareOfTime = 0.6;  // of what is left
+constexpr int64_t kFirst = 64;  // tokens of the first prompt
+constexpr double kTwice =
+    1.75;  // times as long as a prompt takes one of twice its length: weights are read once
+constexpr double kSpare = 0.3;  // seconds, for the GPU's part
 
 double relative(std::span<const float> a, std::span<const float> b) {
     double difference = 0, size = 0;
@@ -28,7 +30,34 @@ double relative(std::span<const float> a, std::span<const float> b) {
     return std::isnan(r) ? HUGE_VAL : r;
 }
 
+void append(ModelTrace& all, ModelTrace part) {
+    if (all.tokens == 0) {
+        all = std::move(part);
+        return;
+    }
+    all.tokens += part.tokens;
+    for (size_t l = 0; l < all.layers.size(); ++l) {
+        const std::vector<float>& more = part.layers[l].residual;
+        all.layers[l].residual.insert(all.layers[l].residual.end(), more.begin(), more.end());
+    }
+}
+
 }  // namespace
+
+ModelTrace trace_in_parts(const Model& model, Backend& backend, std::span<const int32_t> tokens,
+                          const std::function<double()>& seconds_left) {
+    ModelTrace all;
+    double last = 0;  // seconds of the longest prompt so far
+    while (!tokens.empty()) {
+        const double before = seconds_left();
+        if (all.tokens > 0 && kTwice * last + kSpare > before) break;
+        const size_t count = std::min(static_cast<size_t>(std::max(kFirst, all.tokens)), tokens.size());
+        append(all, trace_prompt(model, backend, tokens.first(count)));
+        tokens = tokens.subspan(count);
+        last = before - seconds_left();
+    }
+    return all;
+}
 
 std::vector<double> median_differences(const ModelTrace& trace, const ModelTrace& reference) {
     std::vector<double> medians;
@@ -48,23 +77,16 @@ std::vector<double> median_differences(const ModelTrace& trace, const ModelTrace
 }
 
 void check_against_cpu(Examination& e, CheckReport& report) {
-    if (!e.options().open_on_cpu)
+    if (!e.reference().valid())
         return report.add(Verdict::skipped,
                           e.engine().backend().captures()
                               ? "--dense changes the weights at load; the CPU would have others"
                               : "the model runs on the CPU");
-    const SecondModel cpu = e.options().open_on_cpu();
+    const ModelTrace reference = e.reference().get();
+    const int64_t tokens = reference.tokens;
     std::vector<int32_t> ids = e.trace_tokens(kMaxTraceTokens);
-    const double begin = e.seconds();
-    const auto first = std::min<int64_t>(kFirst, static_cast<int64_t>(ids.size()));
-    ModelTrace reference =
-        trace_prompt(*cpu.model, *cpu.backend, std::span(ids).first(static_cast<size_t>(first)));
-    const double rate = static_cast<double>(first) / (e.seconds() - begin);
-    const auto possible = static_cast<int64_t>(rate * kShareOfTime * e.seconds_left()) / kFirst * kFirst;
-    const int64_t tokens = std::clamp<int64_t>(possible, first, static_cast<int64_t>(ids.size()));
     ids.resize(static_cast<size_t>(tokens));
-    if (tokens > first) reference = trace_prompt(*cpu.model, *cpu.backend, ids);
-    const ModelTrace trace = trace_prompt(e.model(), e.engine().backend(), ids);
+    const ModelTrace trace = trace_in_parts(e.model(), e.engine().backend(), ids, [] { return HUGE_VAL; });
     const std::vector<double> medians = median_differences(trace, reference);
     const double last = medians.back(), most = *std::max_element(medians.begin(), medians.end());
     const auto differs =

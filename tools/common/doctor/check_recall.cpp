@@ -46,7 +46,9 @@ void check_recall(Examination& e, CheckReport& report) {
     const int64_t end = e.engine().context();
     std::vector<int64_t> lengths = {end};
     for (const int64_t length : {32768, 4096})
-        if (length < end) lengths.insert(lengths.begin(), length);
+        if (length + length / 8 < end) lengths.insert(lengths.begin(), length);
+    double rate =
+        0;  // tokens a second, of the longest prompt so far: longer ones are read faster than short ones
     for (const int64_t length : lengths) {
         const std::string name = name_of(length, end);
         if (k != nullptr && length > k->recall_tokens) {
@@ -54,8 +56,11 @@ void check_recall(Examination& e, CheckReport& report) {
                        fmt::format("{} tokens: {} was not trained on so many", name, k->name));
             continue;
         }
-        e.readings();  // the speed
-        const double needed = static_cast<double>(length) / e.prompt_rate();
+        if (rate == 0) {
+            e.readings();
+            rate = e.prompt_rate();
+        }
+        const double needed = static_cast<double>(length) / rate;
         if (needed > kShareOfTime * e.seconds_left()) {
             report.add(Verdict::skipped, fmt::format("{} tokens: would take {:.0f} s, and {:.0f} are left",
                                                      name, needed, std::max(0.0, e.seconds_left())));
@@ -65,8 +70,10 @@ void check_recall(Examination& e, CheckReport& report) {
             "What is the secret number of the lighthouse? Answer with the number alone.";
         const int64_t room =
             length - kAnswer - static_cast<int64_t>(e.encode_user(question, false).size()) - 8;
+        const double begin = e.seconds();
         const ChatAnswer a = e.answer({{.role = "user", .content = haystack(e.tokenizer(), room) + question}},
                                       {}, false, kAnswer);
+        rate = static_cast<double>(length) / (e.seconds() - begin);
         const bool found = a.message.content.find(kNeedleNumber) != std::string::npos;
         report.numbers[std::to_string(length)] = found;
         report.add(found          ? Verdict::ok

@@ -1,6 +1,8 @@
 #include "tools/common/doctor/command.h"
 
+#include <algorithm>
 #include <fstream>
+#include <thread>
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
@@ -25,7 +27,9 @@ void write_page(const std::string& path, const Diagnosis& d) {
 /// those of the files.
 std::function<SecondModel()> opener_on_cpu(const LoadOptions& load, const Backend& loaded) {
     if (!loaded.captures() || load.dense != DenseFormat::as_stored) return {};
-    return [path = load.model, threads = load.threads] {
+    // Two are left to the checks that run beside it.
+    const int all = static_cast<int>(std::thread::hardware_concurrency());
+    return [path = load.model, threads = load.threads > 0 ? load.threads : std::max(1, all - 2)] {
         SecondModel second{.backend = make_cpu_backend(threads), .model = {}};
         second.model = load_model(model_or_demo(path), *second.backend,
                                   {.tokenizer = false, .threads = second.backend->threads()});

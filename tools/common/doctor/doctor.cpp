@@ -28,9 +28,9 @@ constexpr Check kChecks[] = {
     {"turns", check_turn},
     {"tool call", check_tool_call},
     {"same answer", check_same_answer},
-    {"CPU against GPU", check_against_cpu},
     {"card", check_card},
     {"needle", check_recall},
+    {"CPU against GPU", check_against_cpu},  // waits for the CPU, which began with the first check
 };
 
 CheckReport run_check(const Check& check, Examination& e) {

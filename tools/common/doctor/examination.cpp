@@ -18,13 +18,25 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kMaxTextTokens = 128;      // of each built-in text: the time that all take
 constexpr int64_t kFewestTraceTokens = 32;  // where a full context leaves little memory
 
+/// What several numbers of a distribution need, in one pass over its logits after the largest is known.
 struct Softmax {
     explicit Softmax(std::span<const float> logits)
         : highest(static_cast<double>(*std::max_element(logits.begin(), logits.end()))) {
-        for (const float x : logits) sum += std::exp(static_cast<double>(x) - highest);
+        for (const float x : logits) {
+            const double shifted = static_cast<double>(x) - highest, e = std::exp(shifted);
+            sum += e;
+            weighted += shifted * e;
+        }
     }
+    double surprise(float logit) const {
+        const double nats = highest + std::log(sum) - static_cast<double>(logit);
+        return std::isnan(nats) ? HUGE_VAL : nats;
+    }
+    double entropy() const { return std::log(sum) - weighted / sum; }
+
     double highest;
-    double sum = 0;
+    double sum = 0;       // of e^(logit - highest)
+    double weighted = 0;  // of that times (logit - highest)
 };
 
 /// -log of the probability that a model which only counts gives `token` after `seen`: (count + 1) / (tokens + vocab).
@@ -50,7 +62,8 @@ Request reading_request(TextReading& reading, std::vector<int32_t> prompt, int64
             const size_t next = static_cast<size_t>(logits.first) + i + 1;
             if (next >= prompt.size()) return;
             const auto row = logits.row(i).first(static_cast<size_t>(vocab));
-            of[i] = {surprise(row, prompt[next]), entropy(row)};
+            const Softmax p(row);
+            of[i] = {p.surprise(row[static_cast<size_t>(prompt[next])]), p.entropy()};
         });
         for (const auto& [nats, e] : of) {
             if (!std::isfinite(nats) || !std::isfinite(e)) {
@@ -67,26 +80,21 @@ Request reading_request(TextReading& reading, std::vector<int32_t> prompt, int64
 }  // namespace
 
 double surprise(std::span<const float> logits, int32_t token) {
-    const Softmax p(logits);
-    const double nats = p.highest + std::log(p.sum) - static_cast<double>(logits[static_cast<size_t>(token)]);
-    return std::isnan(nats) ? HUGE_VAL : nats;
+    return Softmax(logits).surprise(logits[static_cast<size_t>(token)]);
 }
 
-double entropy(std::span<const float> logits) {
-    const Softmax p(logits);
-    double sum = 0;
-    for (const float x : logits) {
-        const double shifted = static_cast<double>(x) - p.highest;
-        sum += shifted * std::exp(shifted);
-    }
-    return std::log(p.sum) - sum / p.sum;
-}
+double entropy(std::span<const float> logits) { return Softmax(logits).entropy(); }
 
 Examination::Examination(Engine& engine, const DoctorOptions& options)
     : engine_(engine),
       options_(options),
       known_(find_known_model(options.known != nullptr ? *options.known : known_models(), engine.model())) {
     CHECK(engine.model().tokenizer() != nullptr, "[doctor] the model was loaded without its tokenizer");
+    if (!options.open_on_cpu || seconds_left() <= 0) return;
+    reference_ = std::async(std::launch::async, [this, ids = trace_tokens(kMaxTraceTokens)] {
+        const SecondModel cpu = options_.open_on_cpu();
+        return trace_in_parts(*cpu.model, *cpu.backend, ids, [this] { return seconds_left(); });
+    });
 }
 
 double Examination::seconds() const { return std::chrono::duration<double>(Clock::now() - begin_).count(); }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -40,7 +41,7 @@ struct SecondModel {
 
 struct DoctorOptions {
     double seconds = 10;  // after which no check begins
-    /// Opens the model once more on the CPU, to compare a GPU with. Empty: it runs on the CPU.
+    /// Opens the model once more on the CPU, to compare a GPU with; called by two threads. Empty: it runs on the CPU.
     std::function<SecondModel()> open_on_cpu;
     const std::vector<KnownModel>* known = nullptr;  // null: the built-in ones
 };
@@ -81,6 +82,9 @@ class Examination {
     /// That trace if there was one already, else null.
     const ModelTrace* traced() const { return trace_ ? &*trace_ : nullptr; }
     std::vector<int32_t> trace_tokens(int64_t tokens) const;
+    /// trace_in_parts of trace_tokens(kMaxTraceTokens) on the CPU, which runs beside the other checks from the beginning.
+    /// No value: there is no CPU to compare with.
+    std::future<ModelTrace>& reference() { return reference_; }
     /// Prompt tokens a second, as measured by readings().
     double prompt_rate() const { return prompt_rate_; }
 
@@ -92,7 +96,13 @@ class Examination {
     std::vector<TextReading> readings_;
     std::optional<ModelTrace> trace_;
     double prompt_rate_ = 0;
+    std::future<ModelTrace> reference_;  // last: ends first
 };
+
+/// Traces prompts, each as long as all before it together, from 64 tokens on, until `tokens` are traced or the next would
+/// take longer than is left; one after another in one trace. The first is always traced.
+ModelTrace trace_in_parts(const Model& model, Backend& backend, std::span<const int32_t> tokens,
+                          const std::function<double()>& seconds_left);
 
 /// -log of the probability of `token`, natural. Infinite if a logit is NaN.
 double surprise(std::span<const float> logits, int32_t token);
