@@ -12,6 +12,7 @@
 // head; it is meant for small models.
 #include "ggml-like/cuda/attention/attention.cuh"
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/variants.h"
 
 #include <cmath>
 
@@ -195,10 +196,6 @@ void set_turns(AttentionCall& call, double theta) {
             static_cast<uint64_t>(std::ldexp(std::pow(theta, -2.0 * i / call.rotary_dims) / kTwoPi, 64));
 }
 
-bool has_fast_shape(const AttentionCall& c) {
-    return c.head_dim == 256 && c.rotary_dims == 64 && c.heads / c.kv_heads <= 8;
-}
-
 void attention_prepare(const AttentionCall& c, Context& context) {
     launch(context, "gated_attention prepare", attention_prepare_kernel, dim3(c.tokens), dim3(kThreads), 0,
            c);
@@ -210,12 +207,13 @@ void attention_generic(const AttentionCall& c, Context& context) {
 }
 
 void attend(const AttentionCall& c, Context& context) {
-    if (has_fast_shape(c) && c.answers) return attention_decode(c, context);
+    const AttentionShape shape{c.heads, c.kv_heads, c.head_dim, c.rotary_dims, c.answers};
+    const AttentionProduct product = choose(context, shape);
+    if (product == AttentionProduct::split) return attention_decode(c, context);
     attention_prepare(c, context);
-    if (has_fast_shape(c))
-        attention_prefill(c, context);
-    else
-        attention_generic(c, context);
+    if (product == AttentionProduct::warpgroups) return attention_prefill_warpgroups(c, context);
+    if (product == AttentionProduct::tiles) return attention_prefill(c, context);
+    attention_generic(c, context);
 }
 
 }  // namespace quern::cuda::attention
