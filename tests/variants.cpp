@@ -73,6 +73,20 @@ TEST_SUITE("cpu") {
               "tall few few whole whole whole rounds");  // the 27B's MLP
     }
 
+    TEST_CASE("variants: attention") {
+        const auto names = [](const Card& card, int heads, int kv_heads, int head_dim, int rotary) {
+            const AttentionShape answer{heads, kv_heads, head_dim, rotary, true},
+                prompt{heads, kv_heads, head_dim, rotary, false};
+            return fmt::format("{} {}", name_of(choose(card, answer)), name_of(choose(card, prompt)));
+        };
+        CHECK(names(kH200, 16, 2, 256, 64) == "split warpgroups");  // the 35B
+        CHECK(names(kH200, 24, 4, 256, 64) == "split warpgroups");  // the 27B
+        CHECK(names(kA100, 16, 2, 256, 64) == "split tiles");
+        CHECK(names(kRtx5090, 16, 2, 256, 64) == "split tiles");
+        CHECK(names(kH200, 16, 1, 256, 64) == "generic generic");
+        CHECK(names(kH200, 4, 2, 64, 32) == "generic generic");
+    }
+
     TEST_CASE("variants: answers of mixtures") {
         const MixtureShape m{.experts_kind = Kind::nvfp4,  // the 35B's gate and up
                              .shared_kind = Kind::nvfp4,

@@ -1,5 +1,6 @@
 #include "ggml-like/cuda/variants.h"
 
+#include "ggml-like/cuda/attention/split.h"
 #include "ggml-like/cuda/linear/dense_shapes.h"
 #include "ggml-like/cuda/linear/gemm_shapes.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
@@ -125,6 +126,16 @@ ExpertsProduct choose(const Card& card, const ExpertsShape& e) {
     return e.pairs <= 20 * int64_t{e.experts} ? ExpertsProduct::few : ExpertsProduct::many;
 }
 
+AttentionProduct choose(const Card& card, const AttentionShape& a) {
+    const bool fast = a.head_dim == attention::kSplitHeadDim &&
+                      a.rotary_dims == attention::kSplitRotaryDims &&
+                      a.heads / a.kv_heads <= attention::kSplitGroup;
+    if (!fast) return AttentionProduct::generic;
+    if (a.answers) return AttentionProduct::split;
+    return card.warpgroups && card.shared_bytes >= attention::kWarpgroupShared ? AttentionProduct::warpgroups
+                                                                               : AttentionProduct::tiles;
+}
+
 const char* name_of(AnswerProduct product) {
     switch (product) {
         case AnswerProduct::one:
@@ -188,6 +199,19 @@ const char* name_of(ExpertsProduct product) {
             return "experts few";
         default:
             return "experts many";
+    }
+}
+
+const char* name_of(AttentionProduct product) {
+    switch (product) {
+        case AttentionProduct::split:
+            return "split";
+        case AttentionProduct::warpgroups:
+            return "warpgroups";
+        case AttentionProduct::tiles:
+            return "tiles";
+        default:
+            return "generic";
     }
 }
 

@@ -30,6 +30,12 @@
 //   split            short halves up to 64, then halves | short halves
 //   FP8, no warpgroups: middle | many;  split: few up to 64 tokens, and where narrow does not fit, else narrow
 //   experts          handful: up to 8 pairs an expert, tall: more;  FP8, no warpgroups: few up to 20 pairs, many
+//
+// Attention (answers and prompts differ in their bits; warpgroups and tiles do, too, but no card takes both):
+//
+//   heads            256, 64 rotated, up to 8 for one of KV                    others
+//   answers          split                                                     generic
+//   prompts          warpgroups; where these are not, or do not fit: tiles     generic
 #pragma once
 
 #include "ggml-like/cuda/card.h"
@@ -103,10 +109,22 @@ struct ExpertsShape {
 
 ExpertsProduct choose(const Card& card, const ExpertsShape& shape);
 
-/// For messages and bench --ops; those of answers for the tests of choices.
+// ---- attention ----
+
+enum class AttentionProduct { split, warpgroups, tiles, generic };
+
+struct AttentionShape {
+    int heads, kv_heads, head_dim, rotary_dims;
+    bool answers;
+};
+
+AttentionProduct choose(const Card& card, const AttentionShape& shape);
+
+/// For messages and bench --ops; those of answers and of attention for the tests of choices.
 const char* name_of(AnswerProduct product);
 const char* name_of(MixtureProduct product);
 const char* name_of(PromptProduct product);
 const char* name_of(ExpertsProduct product);
+const char* name_of(AttentionProduct product);
 
 }  // namespace quern::cuda

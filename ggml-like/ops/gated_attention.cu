@@ -46,6 +46,7 @@ void gated_attention(const Node& node, Context& context) {
     c.max_keys = static_cast<int>(in[9]->shape[1]) * kKeysPerPage;
     c.y = node.outputs[0]->as<bf16>(), c.rotated = node.outputs[1]->as<bf16>();
     c.work = node.outputs[2]->data, c.counters = context.counters;
+    c.cache_pages = node.state[0]->shape[0];
     c.k_cache = cache(*node.state[0]), c.v_cache = cache(*node.state[1]);
     c.tokens = static_cast<int>(in[0]->shape[0]), c.heads = static_cast<int>(in[0]->shape[1]);
     c.kv_heads = static_cast<int>(in[2]->shape[1]), c.head_dim = static_cast<int>(in[0]->shape[2]);

@@ -40,16 +40,38 @@ struct Memory {
         for (Guarded* norm : {&q_norm, &k_norm}) norm->set(random.normals(s.width));
     }
 
-    /// Keys and values of tokens that nobody has computed here.
-    void remember(unsigned seed) {
+    /// Keys and values of tokens that nobody has computed here. `steep`: keys get larger from page to page in memory, up to
+    /// eight times, so that maxima of scores move.
+    void remember(unsigned seed, bool steep = false) {
+        remember(seed, steep, [](std::vector<float>&) {});
+    }
+    /// `change` is called with the keys and with the values.
+    template <typename F>
+    void remember(unsigned seed, bool steep, const F& change) {
         const auto some = Random(seed).normals(65'521);
         std::vector<float> all(static_cast<size_t>(k_cache.tensor().elements()));
         for (size_t i = 0; i < all.size(); ++i) all[i] = some[i % some.size()];
+        std::vector<float> values(all.rbegin(), all.rend());
+        change(values);
+        v_cache.set(values);
+        const auto page = static_cast<size_t>(shape.kv_heads * kPageTokens * shape.width);
+        if (steep)
+            for (size_t i = 0; i < all.size(); ++i) all[i] *= static_cast<float>(1 + i / page % 8);
+        change(all);
         k_cache.set(all);
-        std::reverse(all.begin(), all.end());
-        v_cache.set(all);
     }
 };
+
+/// NaN for keys or values of a sequence from this position to the end of its page.
+void spoil(std::vector<float>& cache, const Shape& s, const Layout& l, size_t at, int64_t position) {
+    const int64_t place = position % kPageTokens;
+    if (place == 0) return;
+    for (int64_t h = 0; h < s.kv_heads; ++h) {
+        const int64_t head = page_of(l, at, position / kPageTokens) * s.kv_heads + h;
+        const auto begin = cache.begin() + head * kPageTokens * s.width;
+        std::fill(begin + place * s.width, begin + kPageTokens * s.width, std::nanf(""));
+    }
+}
 
 /// One step over rows p [tokens, columns].
 std::vector<double> run_step(const Device& device, const Layout& l, const std::vector<float>& p, Memory& m) {
@@ -266,7 +288,7 @@ void check_answers(const Device& device, const Shape& s, const std::vector<int>&
 
 /// Prompt rows after `before` tokens: whole, cut at every 64 tokens, cut once, and beside others, few and
 /// many.
-void check_prompt(const Device& device, const Shape& s, int before, int rows) {
+void check_prompt(const Device& device, const Shape& s, int before, int rows, bool steep = false) {
     CAPTURE(s.width);
     CAPTURE(s.heads);
     CAPTURE(before);
@@ -278,7 +300,9 @@ void check_prompt(const Device& device, const Shape& s, int before, int rows) {
     Memory m(device, s, 3 * pages_each);
     const auto p = device.rounded(Random(52).normals(rows * s.columns()));
     const auto run = [&](const std::vector<int>& ends, const std::vector<int>& beside) {
-        m.remember(41);
+        m.remember(41, steep, [&](std::vector<float>& cache) {
+            spoil(cache, s, slice(0, rows, {0, 0}), 1, before + rows);  // nobody may look there
+        });
         std::vector<double> y;
         int from = 0;
         for (const int end : ends) {
@@ -358,6 +382,12 @@ void attention_prompts(Device& device) {
         check_prompt(device, s, 24640, 65);  // 7 segments
     }
     check_prompt(device, {8, 1, 256, 64, cache}, 0, 5000);
+    const Shape both{16, 2, 256, 64, cache};
+    check_prompt(device, both, 0, 2300);  // more tiles than an H200 has SMs, and some are left over
+    check_prompt(device, both, 8192, 1100, true);
+    check_prompt(device, {8, 1, 256, 64, cache}, 32768, 130, true);
+    check_prompt(device, {8, 1, 256, 64, cache}, 6144, 1000, true);  // two blocks share a tile
+    check_prompt(device, {24, 4, 256, 64, cache}, 2048, 300, true);
     for (const int rows : {1, 130}) check_prompt(device, {4, 2, 64, 32, cache}, 64, rows);
 }
 

@@ -29,6 +29,7 @@ struct AttentionCall {
     HeadRows q, gate, k, v;
     const float *q_norm, *k_norm;                         // [d]
     const int *positions, *row_sequence, *start, *pages;  // ops/batch.h
+    int64_t cache_pages;                                  // that a cache has
     int64_t page_row;         // from one sequence's page table to the next, in entries
     bf16 *k_cache, *v_cache;  // [pages, G, 64, d]
     bf16 *y, *rotated;        // [T, H, d]; rotated: of prompts, and where generic
@@ -50,13 +51,12 @@ void attend(const AttentionCall& call, Context& context);
 
 // What attend() launches; tests call it directly.
 
-/// Whether attention_decode and attention_prefill take the shape: d 256, R 64, at most 8 query heads a KV head.
-bool has_fast_shape(const AttentionCall& call);
 /// Writes rotated, the normed and rotated q, and puts k (normed and rotated) and v into the cache.
 void attention_prepare(const AttentionCall& call, Context& context);
 /// Answers: y, and k and v to the cache; needs no attention_prepare. Throws beyond max_answer_rows.
 void attention_decode(const AttentionCall& call, Context& context);
-/// Prompts, after attention_prepare: y.
+/// Prompts, after attention_prepare: y; by products of warpgroups where the card has them (variants.h).
+void attention_prefill_warpgroups(const AttentionCall& call, Context& context);
 void attention_prefill(const AttentionCall& call, Context& context);
 /// Any shape and kind of step, after attention_prepare: y.
 void attention_generic(const AttentionCall& call, Context& context);

@@ -1,4 +1,4 @@
-// Causal attention of prompt rows, after attention_prepare.
+// Causal attention of prompt rows, after attention_prepare, on cards without products of warpgroups (prefill_warpgroups.cu).
 //
 //   tile      16 query rows x 8 heads of one KV head: 128 rows of M; all keys they may see, 32 a step. Fewer heads a KV
 //             head: more query rows
@@ -46,10 +46,11 @@ __device__ __forceinline__ void store_rows(const AttentionCall& c, const WarpRow
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         char* row = gates + (lane / 4 + 8 * h) * kDim * 2 + lane % 4 * 4;
+        const float over_sum = 1.0f / state.sum[h];
 #pragma unroll
         for (int n = 0; n < kDim / 8; ++n) {
             auto* at = reinterpret_cast<uint32_t*>(row + ((n ^ (lane / 4)) << 4));
-            *at = gated(o[n][2 * h], o[n][2 * h + 1], state.sum[h], *at);
+            *at = gated(o[n][2 * h], o[n][2 * h + 1], over_sum, *at);
         }
     }
     __syncwarp();
@@ -70,7 +71,7 @@ __device__ __forceinline__ void attend(const AttentionCall& c, const Tile& tile,
                                        const Held& held, Softmax& state, Output& o, char* shared) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     // Stages 0 and 1 take q first, so the first keys go to stage 2.
-    const WarpRows rows = warp_rows(c, tile);
+    const WarpRows rows = warp_rows(c, tile, threadIdx.x);
     char* own_rows = shared + warp * 16 * kDim * 2;
     start_rows({c.rotated, static_cast<int64_t>(c.heads) * kDim, kDim}, rows, lane, own_rows);
     commit_copies();
@@ -105,7 +106,7 @@ __device__ __forceinline__ void attend(const AttentionCall& c, const Tile& tile,
 
         if (kHolds && step > 0 && step % kSegmentSteps == 0) {  // a segment has ended
             add_lanes(state);
-            if (step > kSegmentSteps) add_held(held, state, o);
+            if (step > kSegmentSteps) add_held<false>(held, state, o);
             keep(held, state, o);
             clear(state, o);
         }
@@ -113,12 +114,13 @@ __device__ __forceinline__ void attend(const AttentionCall& c, const Tile& tile,
         Scores s;
         score(k_tile, q, lane, s);
         if ((step + 1) * kKeys - 1 > first_position) mask(s, step * kKeys + 2 * (lane % 4), last[0], last[1]);
-        softmax(s, scale, state, o);
+        apply(move_maxima(s, scale, state), o);
+        weigh(s, scale, state);
         add_values(k_tile + kTileBytes, s, lane, o);
         stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     add_lanes(state);
-    if (kHolds && end > kSegmentSteps) add_held(held, state, o);
+    if (kHolds && end > kSegmentSteps) add_held<false>(held, state, o);
     __syncthreads();  // the ring is free
 }
 
@@ -126,7 +128,7 @@ __device__ __forceinline__ void attend(const AttentionCall& c, const Tile& tile,
 __device__ __forceinline__ void store_tile(const AttentionCall& c, const Tile& tile, const Softmax& state,
                                            const Output& o, char* shared) {
     const int lane = threadIdx.x % 32;
-    const WarpRows rows = warp_rows(c, tile);
+    const WarpRows rows = warp_rows(c, tile, threadIdx.x);
     char* own_rows = shared + threadIdx.x / 32 * 16 * kDim * 2;
     start_rows(c.gate, rows, lane, own_rows);
     commit_copies();
@@ -173,19 +175,20 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (segment == 0) wait_for_predecessor();
     if (segment >= segments) return;
     if (segment > 0) wait_for_predecessor();
-    const Sharing sharing{static_cast<char*>(c.work) + blockIdx.x * (together + 1) * kHeldBytes,
-                          c.counters + blockIdx.x, together, segment, segments};
+    char* slots = static_cast<char*>(c.work) + blockIdx.x * (together + 1) * kHeldBytes;
+    const Sharing sharing{.slots = slots,
+                          .apart = kHeldBytes,
+                          .sums_so_far = slots + together * kHeldBytes,
+                          .done = c.counters + blockIdx.x,
+                          .blocks = together,
+                          .segment = segment,
+                          .segments = segments};
     const Held own = sharing.held(sharing.own());
     Output o;
     Softmax state;
     attend<false>(c, tile, keys, begin, min(begin + kSegmentSteps, steps_of(keys)), own, state, o, shared);
     if (segments == 1) return store_tile(c, tile, state, o, shared);
-    sharing.wait(2 * sharing.first());  // the slot has been read
-    keep(own, state, o);
-    sharing.arrive();
-    sharing.wait(2 * sharing.first() + sharing.in_round());
-    add_round(c, tile, sharing);
-    sharing.arrive();
+    add_in_rounds<false>(c, tile, sharing, state, o);
 }
 
 }  // namespace

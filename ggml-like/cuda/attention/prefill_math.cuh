@@ -1,4 +1,5 @@
-// Attention of prompt rows: scores, softmax and values of 32 keys, by one warp for its 16 rows of M.
+// Attention of prompt rows: scores, softmax and values of 32 keys, by one warp for its 16 rows of M. The softmax and its
+// rows also serve products of warpgroups (prefill_warpgroups.cuh), whose scores are of 64 keys.
 //
 // Lane l has rows l / 4 and l / 4 + 8: of the scores s[n] keys 8n + 2(l%4) + {0, 1}, of the output o[n] the same
 // elements.
@@ -59,37 +60,59 @@ __device__ __forceinline__ void clear(Softmax& state, Output& o) {
         for (int e = 0; e < 4; ++e) o[n][e] = 0;
 }
 
-/// Scores become probabilities. The maximum may lag behind the highest score by kSlack, so that the output is rarely
-/// rescaled. Each row decides for itself; once one of the warp's rows needs it, all are multiplied, the others by 1.
-__device__ __forceinline__ void softmax(Scores& s, float scale, Softmax& state, Output& o) {
+/// The factors of the lane's two rows of output when maxima have moved.
+struct Rescale {
+    float by[2] = {1, 1};
+    bool needed = false;  // by any of the warp's rows
+};
+
+/// A step's softmax in two parts; in between or afterwards the output is rescaled. First the maxima: they may lag behind the
+/// highest score by kSlack, so that this is rarely needed. Each row decides for itself; once one of the warp's rows needs
+/// it, all are multiplied, the others by 1.
+template <int kGroups>
+__device__ __forceinline__ Rescale move_maxima(const float (&s)[kGroups][4], float scale, Softmax& state) {
+    Rescale rescale;
     float highest[2];
     bool exceeded = false;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         float x = -INFINITY;
 #pragma unroll
-        for (int n = 0; n < kKeys / 8; ++n) x = fmaxf(x, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
+        for (int n = 0; n < kGroups; ++n) x = fmaxf(x, fmaxf(s[n][2 * h], s[n][2 * h + 1]));
         highest[h] = over_row_max(x) * scale;
         exceeded |= highest[h] > state.maximum[h] + kSlack;
     }
-    if (__any_sync(0xffffffffu, exceeded)) {
+    rescale.needed = __any_sync(0xffffffffu, exceeded);
+    if (rescale.needed) {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float now = highest[h] > state.maximum[h] + kSlack ? highest[h] : state.maximum[h];
-            const float f = fast_exp2(state.maximum[h] - now);
+            rescale.by[h] = fast_exp2(state.maximum[h] - now);
             state.maximum[h] = now;
-            state.sum[h] *= f;
-#pragma unroll
-            for (int n = 0; n < kDim / 8; ++n) o[n][2 * h] *= f, o[n][2 * h + 1] *= f;
+            state.sum[h] *= rescale.by[h];
         }
     }
+    return rescale;
+}
+
+/// Then scores become probabilities.
+template <int kGroups>
+__device__ __forceinline__ void weigh(float (&s)[kGroups][4], float scale, Softmax& state) {
 #pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n)
+    for (int n = 0; n < kGroups; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
             s[n][e] = fast_exp2(fmaf(s[n][e], scale, -state.maximum[e / 2]));
             state.sum[e / 2] += s[n][e];
         }
+}
+
+__device__ __forceinline__ void apply(const Rescale& rescale, Output& o) {
+    if (!rescale.needed) return;
+#pragma unroll
+    for (int n = 0; n < kDim / 8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) o[n][e] *= rescale.by[e / 2];
 }
 
 /// o += p v.
@@ -111,9 +134,10 @@ __device__ __forceinline__ void add_values(uint32_t v_tile, const Scores& p, int
 }
 
 /// Hides keys past each row's own; the lane's first score is of key `key`.
-__device__ __forceinline__ void mask(Scores& s, int key, int last0, int last1) {
+template <int kGroups>
+__device__ __forceinline__ void mask(float (&s)[kGroups][4], int key, int last0, int last1) {
 #pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n)
+    for (int n = 0; n < kGroups; ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             if (key + 8 * n + e % 2 > (e < 2 ? last0 : last1)) s[n][e] = -INFINITY;

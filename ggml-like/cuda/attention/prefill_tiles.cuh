@@ -66,10 +66,10 @@ struct WarpRows {
     bool own;  // false: beyond the tile, a copy of another row
 };
 
-__device__ __forceinline__ WarpRows warp_rows(const AttentionCall& c, const Tile& tile) {
-    const int group = c.heads / c.kv_heads, m = threadIdx.x / 32 * 16 + threadIdx.x % 16;
-    return {tile.first + min(m / group, tile.rows - 1), tile.kv_head * group + m % group,
-            m / group < tile.rows};
+__device__ __forceinline__ WarpRows warp_rows(const AttentionCall& c, const Tile& tile, int thread) {
+    const int group = quotient(c.heads, c.kv_heads), m = thread / 32 * 16 + thread % 16;
+    const int row = quotient(m, group);
+    return {tile.first + min(row, tile.rows - 1), tile.kv_head * group + m - row * group, row < tile.rows};
 }
 
 /// Starts copying the warp's rows of q or of the gate, 512 bytes each.

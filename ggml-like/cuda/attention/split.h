@@ -12,6 +12,7 @@
 namespace quern::cuda::attention {
 
 inline constexpr int kSplitHeadDim = 256;  // the only size that is split: others take the generic kernel
+inline constexpr int kSplitRotaryDims = 64, kSplitGroup = 8;  // likewise; query heads of a KV head, at most
 
 inline constexpr int kSplitBlocks = 8;  // blocks of a cluster, which share a chunk
 /// Chunks of one row and KV head. 132 SMs hold 14 such clusters at once, 7 for each of two KV heads.
@@ -30,7 +31,10 @@ inline constexpr int kSegmentKeys = 2048;  // of a prompt's keys
 /// Bytes of a tile's sums over some keys, then maximum and sum of each row, twice.
 inline constexpr int64_t kHeldBytes = kTileM * (256 + 4) * 4;
 inline constexpr int kSharingBlocks = 144;  // blocks that share tiles, and so wait for each other, at most
-inline constexpr int kHeldSlots = kSharingBlocks * 3 / 2;  // one each, and one for each tile
+inline constexpr int kHeldSlots = kSharingBlocks * 3 / 2;  // one each, and one for each tile that is shared
+
+/// Shared memory of a block of prefill_warpgroups.cu: up to a multiple of 1,024; q; five of K or V of a page.
+inline constexpr int kWarpgroupShared = 1024 + kTileM * 512 + 5 * 64 * 512;
 
 /// An upper bound of a prompt step's tiles for one KV head.
 constexpr int64_t prompt_tiles(int64_t tokens, int64_t sequences, int64_t group) {

@@ -15,9 +15,8 @@
 // the sums to y.
 #pragma once
 
-#include <cudaTypedefs.h>
-
 #include "ggml-like/cuda/linear/warpgroup_store.cuh"
+#include "ggml-like/cuda/ptx/tensor_map.cuh"
 
 namespace quern::cuda::linear {
 
@@ -95,32 +94,6 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
 #endif
 }
 
-/// How a matrix lies in memory, for the copy engine.
-struct MapShape {
-    CUtensorMapDataType type;
-    cuuint32_t dimensions;
-    cuuint64_t size[4];    // elements
-    cuuint64_t stride[3];  // bytes; of all dimensions but the first
-    cuuint32_t box[4];     // elements
-    CUtensorMapSwizzle swizzle;
-};
-inline CUtensorMap make_map(const void* data, const MapShape& shape) {
-    static const auto encode = [] {
-        void* f = nullptr;
-        cudaDriverEntryPointQueryResult found{};
-        check_launch(
-            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found),
-            "gemm");
-        return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(f);
-    }();
-    CUtensorMap map{};
-    const cuuint32_t each[4] = {1, 1, 1, 1};
-    const CUresult made = encode(&map, shape.type, shape.dimensions, const_cast<void*>(data), shape.size,
-                                 shape.stride, shape.box, each, CU_TENSOR_MAP_INTERLEAVE_NONE, shape.swizzle,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    check_launch(made == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue, "gemm: the map of a matrix");
-    return map;
-}
 /// The dense x as boxes of S::kTokens rows and 64 columns, in the order of products.
 template <class S>
 CUtensorMap token_map(const GemmTask& task) {

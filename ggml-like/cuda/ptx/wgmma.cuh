@@ -1,8 +1,8 @@
 // Instructions of sm_90a: warpgroup products, the barriers between warps that copy and warps that multiply, and copies
 // by the copy engine. Only code for sm_90a may call what is here.
 //
-// Products of a warpgroup (4 warps): A in registers, in the fragment order of mma.m16n8k16; warp w owns rows 16w .. 16w
-// + 15. B in shared memory: rows of 128 bytes whose 16-byte columns are XORed with the row (128-byte swizzle), from a
+// Products of a warpgroup (4 warps): A in registers, in the fragment order of mma.m16n8k16, or in shared memory as B; warp w
+// owns rows 16w .. 16w + 15. B in shared memory: rows of 128 bytes whose 16-byte columns are XORed with the row (128-byte swizzle), from a
 // multiple of 1024 on. D lies as in mma.m16n8k16.
 #pragma once
 
@@ -141,23 +141,37 @@ __device__ __forceinline__ void wgmma<96>(float (&d)[12][4], const uint32_t (&a)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
 
+#define QUERN_WGMMA_256(transposed)                                                                     \
+    "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                                          \
+    "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"                                           \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                            \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                  \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                  \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                  \
+    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                  \
+    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                  \
+    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "      \
+    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, " \
+    "{%128, %129, %130, %131}, %132, p, 1, 1, " transposed ";\n}\n"
+
 template <>
 __device__ __forceinline__ void wgmma<256>(float (&d)[32][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, "
-        "{%128, %129, %130, %131}, %132, p, 1, 1, 0;\n}\n"
-        : QUERN_D32(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+    asm volatile(QUERN_WGMMA_256("0") : QUERN_D32(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
+
+/// The descriptor of 16 rows of 256 columns at shared address `at`: 64 columns of a row are 128 bytes, `apart` bytes before
+/// the next 64. + 128 for every further 16 rows.
+__device__ __forceinline__ uint64_t wgmma_columns(uint32_t at, uint32_t apart) {
+    return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{apart >> 4} << 16) | ((at & 0x3ffffu) >> 4);
+}
+/// d += a times 16 rows of 256 columns.
+__device__ __forceinline__ void wgmma_by_columns(float (&d)[32][4], const uint32_t (&a)[4],
+                                                 uint64_t columns) {
+    asm volatile(QUERN_WGMMA_256("1")
+                 : QUERN_D32(0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns));
+}
+#undef QUERN_WGMMA_256
 
 /// d = a times 16 columns of kRows rows of B.
 template <int kRows>
@@ -186,6 +200,27 @@ __device__ __forceinline__ void wgmma_fresh<32>(float (&d)[4][4], const uint32_t
         : QUERN_F1(0), QUERN_F1(1), QUERN_F1(2), QUERN_F1(3)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
+
+#define QUERN_WGMMA_SHARED_64(add)                                                      \
+    "{\n.reg .pred p;\nsetp." add                                                       \
+    ".b32 p, 0, 0;\n"                                                                   \
+    "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"                            \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "            \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
+    "%32, %33, p, 1, 1, 0, 0;\n}\n"
+
+/// d += 16 columns of 64 rows of A in shared memory times those of 64 rows of B.
+__device__ __forceinline__ void wgmma_shared(float (&d)[8][4], uint64_t a, uint64_t rows) {
+    asm volatile(QUERN_WGMMA_SHARED_64("eq") : QUERN_D8(0) : "l"(a), "l"(rows));
+}
+/// d = the same.
+__device__ __forceinline__ void wgmma_shared_fresh(float (&d)[8][4], uint64_t a, uint64_t rows) {
+    asm volatile(QUERN_WGMMA_SHARED_64("ne")
+                 : QUERN_F1(0), QUERN_F1(1), QUERN_F1(2), QUERN_F1(3), QUERN_F1(4), QUERN_F1(5), QUERN_F1(6),
+                   QUERN_F1(7)
+                 : "l"(a), "l"(rows));
+}
+#undef QUERN_WGMMA_SHARED_64
 
 #undef QUERN_F1
 #undef QUERN_D32
