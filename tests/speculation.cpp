@@ -80,7 +80,7 @@ class Requests {
     }
     /// With drafts of this quality.
     EngineOptions drafting(std::vector<double> acceptance, int64_t sequences, int64_t draft_max = 7) {
-        auto drafter = std::make_shared<ReplayDrafter>(std::move(acceptance), l_.model->info().vocab, 5);
+        auto drafter = std::make_shared<ReplayDrafter>(std::move(acceptance), 5);
         for (size_t i = 0; i < prompts_.size(); ++i) drafter->expect(prompts_[i], expected[i].result.tokens);
         return {.sequences = sequences,
                 .speculation = {.kind = DrafterKind::automatic, .draft_max = draft_max},
@@ -99,6 +99,7 @@ class Requests {
         r.on_logits = [&to](int32_t, std::span<const float> row) {
             to.logits.insert(to.logits.end(), row.begin(), row.end());
         };
+        r.drafts.full = true;
         if (change_) change_(r, i);
         return r;
     }
@@ -265,6 +266,7 @@ TEST_SUITE("cpu") {
                 r.sampling.seed = i;
                 r.max_tokens = 60;
                 r.stop_ids = l.model->generation().eos_ids;
+                r.drafts.full = true;
                 ids.push_back(engine.submit(std::move(r)));
             }
             while (engine.step()) {
@@ -274,8 +276,8 @@ TEST_SUITE("cpu") {
         };
         const auto plain = answers({});
         for (const int64_t sequences : {1, 8}) {
-            const auto found = answers(
-                {.sequences = sequences, .speculation = {.kind = DrafterKind::lookup, .draft_max = 7}});
+            const auto found =
+                answers({.sequences = sequences, .speculation = {.kind = DrafterKind::lookup}});
             int64_t accepted = 0;
             for (size_t i = 0; i < plain.size(); ++i) {
                 CHECK(found[i].tokens == plain[i].tokens);
@@ -345,6 +347,20 @@ TEST_SUITE("cpu") {
         CHECK(steps < plain / 2);
     }
 
+    TEST_CASE("drafts as long as pays: the same answers") {
+        for (const auto make : {cpu, device}) {
+            test::Loaded l(parity("base/ct"), make());
+            Requests requests(l, 512, [](Request& r, size_t) {
+                r.max_tokens = 100;
+                r.drafts.full = false;
+            });
+            for (const int64_t sequences : {1, 5}) {
+                EngineOptions options = requests.drafting({0.9, 0.8, 0.7, 0.6, 0.5}, sequences);
+                CHECK(requests.run(options) == requests.expected);
+            }
+        }
+    }
+
     TEST_CASE("drafts of tokens that do not exist, and too long ones, do no harm") {
         struct Broken final : Drafter {
             const char* name() const override { return "broken"; }
@@ -373,9 +389,9 @@ TEST_SUITE("cpu") {
         };
         CHECK(run({.kind = DrafterKind::none}) == 0);
         CHECK(run({.most = 0}) == 0);
-        const int64_t one = run({.most = 1});
+        const int64_t one = run({.most = 1, .full = true});
         CHECK(one > 0);
-        CHECK(one < run({}));
+        CHECK(one < run({.full = true}));
         Engine engine(*l.model, *l.backend, {.context = 512});
         Request r;
         r.prompt = {1};

@@ -91,13 +91,15 @@ struct Engine::State {
           plans(m, b, pool, workspace, kPlans),
           scheduler(memory.steps) {
         if (o.speculation.on())
-            speculation.emplace(
-                o.speculation, o.drafter,
-                Speculation::Limits{
-                    .context = context, .answer_rows = memory.steps.answer_rows, .vocab = m.info().vocab});
+            speculation.emplace(o.speculation, o.drafter,
+                                Speculation::Limits{.context = context,
+                                                    .answer_rows = memory.steps.answer_rows,
+                                                    .vocab = m.info().vocab,
+                                                    .padded = b.captures()});
         if (b.captures())
             for (int64_t n = 1; n <= decode_bucket(std::min(o.sequences, kMaxAnswerRows)); n = next_bucket(n))
                 decode_plan(n);
+        if (b.captures() && speculation) capture_rounds();
         measured = {.state = pool_bytes, .scratch = workspace_bytes, .other = gauge.taken()};
     }
 
@@ -107,6 +109,7 @@ struct Engine::State {
     StepPlan& decode_plan(int64_t bucket) {
         return plans.get(decode_shape(bucket, memory.pages(), model.info().vocab), PlanUse::repeatedly);
     }
+    void capture_rounds();
     StepPlan& plan_for(const Step& step);
 
     uint64_t binding() const;
@@ -118,7 +121,7 @@ struct Engine::State {
     void keep_state(Sequence& s);
     void make_room(int64_t pages);
     void run(Step& step);
-    void read(const StepPlan& plan, const Step& step);
+    void read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun);
     int32_t choose(const Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row) const;
     void report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const;
     void download_logits(const StepPlan& plan, int64_t row, int64_t count, float* to) const;
@@ -338,6 +341,7 @@ void Engine::State::make_room(int64_t pages) {
 }
 
 void Engine::State::run(Step& step) {
+    const auto begun = Sequence::Clock::now();
     if (speculation) speculation->draft(step);
     for (const Slice& slice : step.slices) {
         SequenceState& state = slice.sequence->state;
@@ -348,7 +352,15 @@ void Engine::State::run(Step& step) {
     StepPlan& plan = plan_for(step);
     fill_inputs(plan, step.slices);
     plan.plan->run();
-    read(plan, step);
+    read(plan, step, begun);
+}
+
+/// The plans that verify drafts of one sequence, so that its first rounds do not wait for them. Those of several sequences
+/// are too many, and are captured when they are first needed.
+void Engine::State::capture_rounds() {
+    BatchShape shape = decode_shape(1, memory.pages(), model.info().vocab);
+    for (shape.tokens = 2; shape.tokens <= journal_entries(options.speculation); ++shape.tokens)
+        plans.get(verify_shape(shape, memory.steps.answer_rows), PlanUse::repeatedly);
 }
 
 /// Answer steps of one row a sequence run repeatedly; where plans are captured they are padded to few shapes. Those of
@@ -370,9 +382,13 @@ StepPlan& Engine::State::plan_for(const Step& step) {
     return plans.get(shape, PlanUse::sometimes);
 }
 
-void Engine::State::read(const StepPlan& plan, const Step& step) {
+/// `begun`: when the step began. A plan's first run says nothing of its cost, since it was made in it; nor do runs that
+/// somebody watches.
+void Engine::State::read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun) {
     auto* top = static_cast<int32_t*>(host_top.get());
     backend.download(top, plan.top->data, plan.top->bytes());
+    if (speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node)
+        speculation->measured(step, seconds(begun, Sequence::Clock::now()));
     int64_t row = 0;  // of the logits
     for (const Slice& slice : step.slices) {
         Sequence& s = *slice.sequence;

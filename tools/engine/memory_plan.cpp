@@ -241,7 +241,9 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     plan.token_bytes = page_bytes(plan.specs) / kPageTokens;
     plan.slot_bytes = slot_bytes(plan.specs);
     plan.recurrent = slots_bytes(plan.specs, plan.sequences);
-    if (plan.device.exact) plan.reserve = kCaptureReserve + (weights_placed ? 0 : kUploadReserve);
+    if (plan.device.exact)
+        plan.reserve =
+            kCaptureReserve * (options.speculation.on() ? 2 : 1) + (weights_placed ? 0 : kUploadReserve);
     count_scratch(plan, model, backend, longest_slice(options));
     const auto kv_bytes = [&] { return pages_bytes(plan.specs, plan.sequences * plan.pages()); };
     if (!plan.context_chosen) plan.kv = kv_bytes();

@@ -34,6 +34,7 @@ struct StepPlan {
     Tensor* logits;
     Tensor* top;
     std::unique_ptr<Plan> plan;
+    int64_t runs = 0;
 };
 
 class PlanCache {

@@ -27,8 +27,7 @@ void ReplayDrafter::propose(std::span<Draft> drafts) {
         const size_t end =
             std::min({answer.size(), done + static_cast<size_t>(draft.most), done + acceptance_.size()});
         for (size_t i = done; i < end; ++i)
-            draft.tokens.push_back(i < done + right ? answer[i]
-                                                    : static_cast<int32_t>((answer[i] + 1) % vocab_));
+            draft.tokens.push_back(i < done + right ? answer[i] : (answer[i] > 0 ? answer[i] - 1 : 1));
     }
 }
 

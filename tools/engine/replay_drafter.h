@@ -12,9 +12,9 @@ namespace quern {
 class ReplayDrafter final : public Drafter {
   public:
     /// `acceptance`: by position in a draft, the probability that it and all before it are right; falling, each from 0 to
-    /// 1. A draft has no more positions than that. `vocab`: ids that the model may sample, at least 2.
-    ReplayDrafter(std::vector<double> acceptance, int64_t vocab, uint64_t seed = 0)
-        : acceptance_(std::move(acceptance)), vocab_(vocab), seed_(seed) {}
+    /// 1. A draft has no more positions than that.
+    explicit ReplayDrafter(std::vector<double> acceptance, uint64_t seed = 0)
+        : acceptance_(std::move(acceptance)), seed_(seed) {}
 
     /// The answer that requests with this prompt will get.
     void expect(std::vector<int32_t> prompt, std::vector<int32_t> answer) {
@@ -30,7 +30,6 @@ class ReplayDrafter final : public Drafter {
     size_t right_tokens(const Sequence& s) const;
 
     std::vector<double> acceptance_;
-    int64_t vocab_;
     uint64_t seed_;
     std::map<std::vector<int32_t>, std::vector<int32_t>> answers_;
 };

@@ -62,6 +62,8 @@ struct Request {
     /// the model does not choose itself is never taken.
     std::function<size_t(std::span<const int32_t> tokens)> copies;
     DraftOptions drafts;
+    /// After every round with a draft: the position of its first token, its tokens, and how many of them were accepted.
+    std::function<void(int64_t position, std::span<const int32_t> drafted, int64_t accepted)> on_round;
     /// Whether kept states are used, and new ones kept for others. A request with on_prompt_logits uses none, since the
     /// rows that a kept state holds have no logits.
     bool use_cache = true;

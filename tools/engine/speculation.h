@@ -1,10 +1,12 @@
 // Speculation: adds drafts to answer steps and keeps count of what comes of them.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "tools/engine/draft_length.h"
 #include "tools/engine/drafter.h"
 #include "tools/engine/scheduler.h"
 
@@ -20,6 +22,7 @@ class Speculation {
         int64_t context;      // tokens a sequence may hold
         int64_t answer_rows;  // of a step
         int64_t vocab;        // ids that may be sampled
+        bool padded;          // steps are padded to few numbers of sequences
     };
     /// `drafter`: in place of those that `options` name; null: those.
     Speculation(const SpeculationOptions& options, std::shared_ptr<Drafter> drafter, const Limits& limits);
@@ -27,17 +30,23 @@ class Speculation {
     /// Adds drafts to the slices of an answer step that end with their sequence's newest token, as far as its rows go.
     /// With a draft in it, every row of the step gets its logits.
     void draft(Step& step);
+    /// An answer step took so long, drafting included.
+    void measured(const Step& step, double seconds);
     /// The rows of `slice` that were computed with the sequence's tokens are committed; also if it has ended.
     void accept(const Slice& slice);
     void release(const Sequence& s);
 
   private:
-    int64_t most(const Slice& slice, int64_t rows) const;
+    int64_t most(const Slice& slice) const;
+    std::vector<Draft> lengths(const Step& step, const std::vector<Slice*>& slices) const;
+    int64_t cost_size(const Step& step) const;
     std::vector<int32_t> possible(Draft draft) const;
 
     SpeculationOptions options_;
     Limits limits_;
     std::vector<std::shared_ptr<Drafter>> drafters_;
+    StepCosts costs_;
+    std::map<RequestId, AcceptanceRecord> records_;
 };
 
 /// Throws Error(usage) if a request wants drafts that this engine does not make.

@@ -24,8 +24,10 @@ struct SpeculationOptions {
 
 /// What one request allows of that.
 struct DraftOptions {
-    DrafterKind kind = DrafterKind::automatic;  // automatic: as the engine
-    int64_t most = std::numeric_limits<int64_t>::max();
+    DrafterKind kind = DrafterKind::automatic;           // automatic: as the engine
+    int64_t most = std::numeric_limits<int64_t>::max();  // tokens of a draft
+    /// Drafts are as long as pays, measured as it goes (draft_length.h). True: as long as may be, to compare drafters.
+    bool full = false;
 };
 
 }  // namespace quern
