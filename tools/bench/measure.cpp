@@ -47,7 +47,9 @@ std::string BenchTest::name() const {
     if (prompt > 0) text += fmt::format("pp{}", prompt);
     if (answer > 0) text += fmt::format("{}tg{}", text.empty() ? "" : "+", answer);
     if (parallel > 1) text += fmt::format(" x{}", parallel);
-    return depth > 0 ? fmt::format("{} @ d{}", text, depth) : text;
+    if (depth > 0) text += fmt::format(" @ d{}", depth);
+    if (drafts.kind == DrafterKind::none) return text;
+    return text + (drafts.full ? fmt::format(" n={}", drafts.most) : " n=auto");
 }
 
 double Samples::mean_rate() const {
@@ -72,14 +74,23 @@ double Samples::median_rate() const {
 
 namespace {
 
-/// One run of a single sequence; returns the measured seconds.
-double run_one(Engine& engine, const BenchTest& test, std::string& hash) {
+/// What came of one run.
+struct Run {
+    double seconds = 0;
+    std::vector<std::vector<int32_t>> prompts;
+    std::vector<Result> results;
+};
+
+/// One run of a single sequence.
+Run run_one(Engine& engine, const BenchTest& test) {
     // The measured prompt comes after `depth` tokens; without one, decoding needs a first token.
     const int64_t before = test.depth, prompt = std::max<int64_t>(before + test.prompt, 1);
     Request request;
     request.prompt = random_tokens(engine.model(), prompt, 1234);
     request.sampling.temperature = 0;
     request.max_tokens = std::max<int64_t>(test.answer + (test.prompt > 0 ? 0 : 1), 1);
+    request.drafts = test.drafts;
+    Run run{.prompts = {request.prompt}};
     const Clock::time_point begin = Clock::now();
     double prompt_seconds = 0;
     Clock::time_point depth_done = begin;
@@ -87,14 +98,16 @@ double run_one(Engine& engine, const BenchTest& test, std::string& hash) {
         if (done <= before) depth_done = Clock::now();
         if (done == prompt) prompt_seconds = since(depth_done);
     };
-    const Result result = engine.run(std::move(request));
+    const Result& result = run.results.emplace_back(engine.run(std::move(request)));
     if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
-    hash = fnv1a(result.tokens);
-    return (test.prompt > 0 ? prompt_seconds : 0) + (test.answer > 0 ? result.timing.decode_seconds : 0);
+    run.seconds =
+        (test.prompt > 0 ? prompt_seconds : 0) + (test.answer > 0 ? result.timing.decode_seconds : 0);
+    return run;
 }
 
 /// Decoding of many sequences: from the step after which all of them answer to the last token.
-double run_parallel(Engine& engine, const BenchTest& test, std::string& hash) {
+Run run_parallel(Engine& engine, const BenchTest& test) {
+    Run run;
     std::vector<RequestId> ids;
     int64_t tokens = 0;
     for (int64_t i = 0; i < test.parallel; ++i) {
@@ -104,6 +117,8 @@ double run_parallel(Engine& engine, const BenchTest& test, std::string& hash) {
         request.sampling.temperature = 0;
         request.max_tokens = test.answer + 1;
         request.on_token = [&](int32_t) { return ++tokens > 0; };
+        request.drafts = test.drafts;
+        run.prompts.push_back(request.prompt);
         ids.push_back(engine.submit(std::move(request)));
     }
     // Sequences finish their prompts together or one after another; the early ones only answer sooner.
@@ -114,15 +129,28 @@ double run_parallel(Engine& engine, const BenchTest& test, std::string& hash) {
     while (engine.step()) {
     }
     const double seconds = since(begin);
-    std::vector<int32_t> all;
     for (RequestId id : ids) {
-        const Result result = engine.take(id);
+        const Result& result = run.results.emplace_back(engine.take(id));
         if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
-        all.insert(all.end(), result.tokens.begin(), result.tokens.end());
     }
-    hash = fnv1a(all);
     const double counted = static_cast<double>(test.parallel * (test.answer + 1) - early);
-    return seconds * static_cast<double>(test.parallel * test.answer) / std::max(counted, 1.0);
+    run.seconds = seconds * static_cast<double>(test.parallel * test.answer) / std::max(counted, 1.0);
+    return run;
+}
+
+void add(Samples& samples, const Run& run) {
+    samples.seconds.push_back(run.seconds);
+    for (const Result& r : run.results) {
+        samples.drafted += r.drafted;
+        samples.accepted += r.accepted;
+        samples.answered += static_cast<int64_t>(r.tokens.size());
+    }
+}
+
+std::string hash_of(const Run& run) {
+    std::vector<int32_t> all;
+    for (const Result& r : run.results) all.insert(all.end(), r.tokens.begin(), r.tokens.end());
+    return fnv1a(all);
 }
 
 struct OpTime {
@@ -133,13 +161,24 @@ struct OpTime {
 
 }  // namespace
 
-Samples run_test(Engine& engine, const BenchTest& test, int repetitions) {
+Samples run_test(Engine& engine, const BenchTest& test, int repetitions, ReplayDrafter* drafter) {
     Samples samples;
     samples.tokens = test.prompt + test.answer * test.parallel;
+    const auto run = [&](const BenchTest& t) {
+        return t.parallel > 1 ? run_parallel(engine, t) : run_one(engine, t);
+    };
+    if (test.drafts.kind != DrafterKind::none) {
+        BenchTest plain = test;
+        plain.drafts = {.kind = DrafterKind::none};
+        samples.plain_rate = run_test(engine, plain, std::max(repetitions, 1)).median_rate();
+        const Run known = run(plain);
+        for (size_t i = 0; drafter != nullptr && i < known.prompts.size(); ++i)
+            drafter->expect(known.prompts[i], known.results[i].tokens);
+    }
     for (int i = -1; i < repetitions; ++i) {
-        const double seconds = test.parallel > 1 ? run_parallel(engine, test, samples.output_hash)
-                                                 : run_one(engine, test, samples.output_hash);
-        if (i >= 0) samples.seconds.push_back(seconds);
+        const Run one = run(test);
+        samples.output_hash = hash_of(one);
+        if (i >= 0) add(samples, one);
     }
     return samples;
 }
@@ -167,8 +206,7 @@ std::string op_table(Engine& engine, const BenchTest& test) {
     };
     BenchTest once = test;
     if (once.prompt == 0) once.answer = std::min<int64_t>(once.answer, 8);
-    std::string hash;
-    once.parallel > 1 ? run_parallel(engine, once, hash) : run_one(engine, once, hash);
+    once.parallel > 1 ? run_parallel(engine, once) : run_one(engine, once);
     engine.backend().after_node = nullptr;
     std::string text = fmt::format(
         "\n{}: node by node, {} steps (times include launch gaps)\n\n"
