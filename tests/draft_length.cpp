@@ -1,6 +1,7 @@
 // How long drafts are: in simulated time, against the best fixed length and against none.
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <functional>
 #include <random>
 
@@ -96,7 +97,13 @@ TEST_SUITE("cpu") {
         StepCosts costs;
         const DraftCandidate candidates[] = {{&fresh, 7}, {&fresh, 2}};
         CHECK(draft_lengths(candidates, costs, 2, 2, 20) == std::vector<int64_t>{0, 0});
-        costs.add(2, 2, 1.0);  // what was not measured may be free
+        costs.add(2, 2, 1.0);
+        CHECK(draft_lengths(candidates, costs, 2, 2, 20) ==
+              std::vector<int64_t>{0, 0});  // may be an accident
+        costs.add(2, 2, 1.0);
+        CHECK(draft_lengths(candidates, costs, 2, 2, 20) ==
+              std::vector<int64_t>{1, 0});  // to see what it takes
+        for (int64_t rows = 6; rows <= 40; ++rows) costs.add(2, rows / 2, 1.0);
         CHECK(draft_lengths(candidates, costs, 2, 2, 20) == std::vector<int64_t>{7, 2});
         CHECK(draft_lengths(candidates, costs, 2, 2, 3) == std::vector<int64_t>{2, 1});
         CHECK(draft_lengths(candidates, costs, 2, 2, 0) == std::vector<int64_t>{0, 0});
@@ -104,18 +111,43 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE(
-        "costs between measured sizes are interpolated; of other numbers of sequences nothing is known") {
+        "costs that were not measured are those of smaller steps, and never more than those of larger ones") {
         StepCosts costs;
-        costs.add(1, 1, 1.0);
-        costs.add(1, 5, 3.0);
-        costs.add(2, 2, 7.0);
-        CHECK(costs.seconds(1, 3) == doctest::Approx(2.0));
-        CHECK(costs.seconds(1, 9) == doctest::Approx(3.0));
-        CHECK(costs.seconds(2, 4) == doctest::Approx(7.0));
-        CHECK(!costs.knows(2, 3));
+        CHECK(costs.seconds(1, 1) == INFINITY);
+        const auto twice = [&](int64_t sequences, int64_t rows, double seconds) {
+            costs.add(sequences, rows, seconds);
+            CHECK(!costs.knows(sequences, rows));
+            costs.add(sequences, rows, seconds + 1);
+            CHECK(costs.knows(sequences, rows));
+        };
+        twice(1, 1, 1.0);
+        twice(1, 5, 1.9);
+        twice(2, 2, 7.0);
+        twice(2, 3, 6.0);
+        CHECK(costs.seconds(1, 3) == 1.0);
+        CHECK(costs.seconds(1, 9) == 1.9);
+        CHECK(costs.seconds(2, 4) == 6.0);
+        CHECK(costs.seconds(2, 1) == 6.0);
         CHECK(!costs.knows(3, 3));
+        costs.add(1, 2, 50.0);  // an accident
+        CHECK(costs.seconds(1, 2) == 1.0);
+        costs.add(1, 2, 1.5);
+        CHECK(costs.seconds(1, 2) == 1.5);
         for (int i = 0; i < 1001; ++i) costs.add(2, 2, 7.0);  // the others are too old to believe
         CHECK(!costs.knows(1, 1));
+        CHECK(costs.seconds(2, 2) == doctest::Approx(7.0));
+    }
+
+    TEST_CASE("one step that took very long does not end drafts") {
+        for (int64_t slow = 0; slow < 12; ++slow) {
+            int64_t step = 0;
+            const World world{[&](int64_t sequences, int64_t rows) {
+                                  return kFlat(sequences, rows) * (step++ == slow ? 20 : 1);
+                              },
+                              kAgents};
+            CAPTURE(slow);
+            CHECK(rate(world, -1, 1000) > 1.8 * rate({kFlat, kAgents}, 0, 1000));
+        }
     }
 }
 

@@ -44,42 +44,39 @@ std::vector<double> AcceptanceRecord::chances(int64_t most) const {
 }
 
 void StepCosts::add(int64_t sequences, int64_t rows, double seconds) {
-    ++steps_;
-    const auto [at, fresh] = costs_.try_emplace({sequences, rows}, Cost{seconds, steps_});
+    const auto [at, fresh] = costs_.try_emplace({sequences, rows}, Cost{seconds, ++steps_, 0});
     Cost& cost = at->second;
     cost.step = steps_;
-    if (fresh) return forget_old();
     // Steps are never faster than they can be, but slower by accident.
-    const double weight = seconds < cost.seconds ? 0.5 : 0.2;
-    cost.seconds += weight * (std::min(seconds, 1.5 * cost.seconds) - cost.seconds);
-}
-
-void StepCosts::forget_old() {
-    std::erase_if(costs_, [&](const auto& c) { return c.second.step < steps_ - kOld; });
+    if (++cost.count == 2)
+        cost.seconds = std::min(cost.seconds, seconds);
+    else
+        cost.seconds +=
+            (seconds < cost.seconds ? 0.5 : 0.2) * (std::min(seconds, 1.5 * cost.seconds) - cost.seconds);
+    if (fresh) std::erase_if(costs_, [&](const auto& c) { return old(c.second); });
 }
 
 bool StepCosts::knows(int64_t sequences, int64_t rows) const {
     const auto at = costs_.find({sequences, rows});
-    return at != costs_.end() && at->second.step >= steps_ - kOld;
+    return at != costs_.end() && !old(at->second) && at->second.count > 1;
 }
 
 double StepCosts::seconds(int64_t sequences, int64_t rows) const {
-    const auto old = [&](const auto& c) { return c.second.step < steps_ - kOld; };
-    auto above = costs_.lower_bound({sequences, rows});
-    while (above != costs_.end() && old(*above)) ++above;
-    if (above != costs_.end() && above->first == Key{sequences, rows}) return above->second.seconds;
-    auto below = costs_.lower_bound({sequences, rows});
-    do {
-        if (below == costs_.begin()) return above->second.seconds;
-        --below;
-    } while (old(*below));
-    const bool between = above != costs_.end() && above->first.first == sequences;
-    if (below->first.first != sequences) return between ? above->second.seconds : below->second.seconds;
-    if (!between) return below->second.seconds;
-    const auto [low, high] = std::pair{below->first.second, above->first.second};
-    const double part = static_cast<double>(rows - low) / static_cast<double>(high - low);
-    return std::lerp(below->second.seconds, above->second.seconds, part);
+    const auto end = costs_.lower_bound({sequences + 1, 0});
+    double cost = INFINITY;
+    for (auto at = costs_.lower_bound({sequences, 0}); at != end; ++at) {
+        const auto& [size, measured] = *at;
+        if (old(measured)) continue;
+        const bool sure = measured.count > 1 && size.second <= rows;
+        cost = sure ? measured.seconds : std::min(cost, measured.seconds);
+    }
+    return cost;
 }
+
+bool StepCosts::old(const Cost& cost) const { return cost.step < steps_ - kOld; }
+
+/// Sizes that are tried: all small ones, then some a third apart.
+int64_t next_size(int64_t tokens) { return tokens + std::max<int64_t>(1, tokens / 3); }
 
 std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, const StepCosts& costs,
                                    int64_t sequences, int64_t rows, int64_t spare) {
@@ -98,15 +95,20 @@ std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, c
     gains.resize(std::min(gains.size(), static_cast<size_t>(std::max<int64_t>(spare, 0))));
     double tokens = static_cast<double>(sequences);
     double best = kWorthwhile * tokens / costs.seconds(sequences, rows);
-    size_t taken = 0;
-    for (size_t i = 0; i < gains.size(); ++i) {
-        tokens += gains[i].chance;
-        const double rate = tokens / costs.seconds(sequences, rows + static_cast<int64_t>(i) + 1);
-        if (rate <= best) continue;
-        best = rate;
-        taken = i + 1;
+    const auto most = static_cast<int64_t>(gains.size());
+    int64_t taken = 0, size = 1;
+    for (int64_t i = 1; i <= most; ++i) {
+        tokens += gains[static_cast<size_t>(i - 1)].chance;
+        if (i < size && i < most) continue;
+        size = next_size(i);
+        const double rate = tokens / costs.seconds(sequences, rows + i);
+        if (rate > best) {
+            best = rate;
+            taken = i;
+        }
+        if (!costs.knows(sequences, rows + i)) break;  // first this one, then larger ones
     }
-    for (size_t i = 0; i < taken; ++i) ++lengths[gains[i].candidate];
+    for (int64_t i = 0; i < taken; ++i) ++lengths[gains[static_cast<size_t>(i)].candidate];
     return lengths;
 }
 

@@ -34,18 +34,20 @@ class AcceptanceRecord {
 class StepCosts {
   public:
     void add(int64_t sequences, int64_t rows, double seconds);
+    /// Whether this size was measured twice: a single time may be an accident.
     bool knows(int64_t sequences, int64_t rows) const;
-    /// For a size that was not measured: between its neighbours, and beyond the largest as much as that. Too little rather
-    /// than too much, so that what may be good is tried. There must be a measured one.
+    /// For a size that is not known: what the next smaller one takes, which is too little, so that what may be good is
+    /// tried. Never more than what a larger one took. Infinite if no step of so many sequences was measured.
     double seconds(int64_t sequences, int64_t rows) const;
 
   private:
     struct Cost {
         double seconds;
-        int64_t step;  // when it was measured last
+        int64_t step;   // when it was measured last
+        int64_t count;  // how often
     };
     using Key = std::pair<int64_t, int64_t>;  // sequences, rows
-    void forget_old();
+    bool old(const Cost& cost) const;
 
     std::map<Key, Cost> costs_;
     int64_t steps_ = 0;
@@ -59,7 +61,8 @@ struct DraftCandidate {
 
 /// Tokens to draft for each candidate, 0 included: those with the best expected number of tokens a second in a step of
 /// `sequences` sequences, of which the candidates are some, that has `rows` rows without drafts and room for `spare` more.
-/// All 0 as long as the cost of a step without drafts is unknown.
+/// All 0 as long as the cost of a step without drafts is unknown. Sizes whose cost is unknown are tried one after another,
+/// small ones first, as long as they may be better than the best known.
 std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, const StepCosts& costs,
                                    int64_t sequences, int64_t rows, int64_t spare);
 
