@@ -40,6 +40,7 @@ struct StateSpec {
     std::vector<int64_t> shape;  // without the outer dimension
 
     int64_t bytes() const;
+    bool journal() const { return role >= StateRole::journal_k; }
 };
 
 struct StateOptions {

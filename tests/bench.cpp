@@ -47,7 +47,7 @@ TEST_SUITE("cpu") {
         const MemoryPlan& plan = engine.memory_plan();
         const TokenBytes one = token_bytes(*model, plan, 1, 10), four = token_bytes(*model, plan, 4, 10);
         CHECK(part(one, "KV cache") == 10.0 * static_cast<double>(plan.token_bytes));
-        CHECK(part(one, "recurrent state") == 2.0 * static_cast<double>(plan.slot_bytes));
+        CHECK(part(one, "recurrent state") == 2.0 * static_cast<double>(plan.slot_bytes));  // no journal
         CHECK(part(four, "head") == doctest::Approx(part(one, "head") / 4));
         CHECK(part(four, "routed experts") < part(one, "routed experts"));
         CHECK(part(four, "routed experts") > part(one, "routed experts") / 4);
@@ -55,6 +55,33 @@ TEST_SUITE("cpu") {
         CHECK(weights == doctest::Approx(static_cast<double>(model->info().token_bytes)).epsilon(1e-6));
         CHECK(token_flops(*model) > 0);
         CHECK(token_flops(*model) < 2.0 * static_cast<double>(model->info().parameters));
+    }
+
+    TEST_CASE("drafts of a given acceptance: the same answers, and as many tokens a round as they promise") {
+        const auto cpu = make_cpu_backend(2);
+        const auto model = load_model(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/ct", *cpu,
+                                      {.tokenizer = false});
+        const auto drafter = std::make_shared<ReplayDrafter>(std::vector<double>{0.8, 0.5, 0.3});
+        Engine engine(*model, *cpu,
+                      {.context = 512,
+                       .sequences = 3,
+                       .speculation = {.kind = DrafterKind::automatic, .draft_max = 3},
+                       .drafter = drafter});
+        for (const int64_t parallel : {1, 3}) {
+            BenchTest test{.answer = 300, .parallel = parallel, .drafts = {.kind = DrafterKind::none}};
+            const Samples plain = run_test(engine, test, 1);
+            CHECK(plain.drafted == 0);
+            CHECK(plain.plain_rate == 0);
+            test.drafts = {.most = 3, .full = true};
+            CHECK(test.name() == (parallel > 1 ? "tg300 x3 n=3" : "tg300 n=3"));
+            const Samples drafted = run_test(engine, test, 1, drafter.get());
+            CHECK(drafted.output_hash == plain.output_hash);
+            CHECK(drafted.plain_rate > 0);
+            CHECK(drafted.round_tokens() == doctest::Approx(1 + 0.8 + 0.5 + 0.3).epsilon(0.1));
+            test.drafts = {.most = 1, .full = true};
+            CHECK(run_test(engine, test, 1, drafter.get()).round_tokens() ==
+                  doctest::Approx(1.8).epsilon(0.1));
+        }
     }
 
     TEST_CASE("node by node: only steps of the kind that a test measures") {

@@ -4,7 +4,10 @@
 #include <array>
 #include <cstdio>
 #include <fstream>
+#include <sstream>
 #include <string>
+
+#include <nlohmann/json.hpp>
 
 #include "checkpoint_writer.h"
 
@@ -116,6 +119,30 @@ TEST_SUITE("model") {
         const std::string bytes((std::istreambuf_iterator<char>(file)), {});
         CHECK(bytes.substr(1, 5) == "NUMPY");
         CHECK(bytes.find("'shape': (5, ") != std::string::npos);
+    }
+
+    TEST_CASE("run: drafts change no token, and can be looked at") {
+        test::TempDir directory;
+        const std::string ids = directory / "ids", json = directory / "drafts.json";
+        std::ofstream(ids) << "10 11 12 13 14 15 16 17 18 19 20 10 11 12 13 14 15 16 17 18";
+        const std::string run = kQuern + " run --ids " + ids + " -n 40 --temp 0 --ignore-eos -ngl 0";
+        const Outcome plain = shell(run + " 2>/dev/null"),
+                      drafted =
+                          shell(run + " --spec lookup --draft-max 3 --dump-drafts " + json + " 2>/dev/null");
+        CHECK(drafted.code == 0);
+        CHECK(drafted.out == plain.out);
+        std::ifstream file(json);
+        const auto rounds = nlohmann::json::parse(file);
+        REQUIRE(!rounds.empty());
+        std::istringstream words(plain.out);
+        std::vector<int32_t> answer;
+        for (int32_t id; words >> id;) answer.push_back(id);
+        for (const auto& round : rounds) {
+            CHECK(round["drafted"].size() <= 3);
+            for (size_t i = 0; i < round["accepted"].get<size_t>(); ++i)
+                CHECK(round["drafted"][i] == answer.at(round["position"].get<size_t>() - 20 + i));
+        }
+        CHECK(shell(run + " --dump-drafts " + json + " 2>&1").code == 2);
     }
 }
 

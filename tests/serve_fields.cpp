@@ -75,6 +75,48 @@ TEST_SUITE("model") {
         CHECK(chat(server, body).status == 400);
     }
 
+    TEST_CASE("serve: drafts change no answer, are counted, and may be left out by a request") {
+        const ServerProcess plain, server({"--spec", "lookup", "--draft-max", "5"});
+        json body = question("What is the capital of France?");
+        const std::string sentence = "The capital of France is Paris, and it is a large city by the river.";
+        body["messages"].push_back({{"role", "assistant"}, {"content", sentence}});
+        body["messages"].push_back(body["messages"][0]);
+        body["max_tokens"] = 60;
+        body["ignore_eos"] = true;
+        for (const double temperature : {0.0, 1.0}) {
+            body["temperature"] = temperature;
+            body["seed"] = 7;
+            const json expected = chat(plain, body).body, found = chat(server, body).body;
+            CHECK(found["choices"] == expected["choices"]);
+            CHECK(!expected["timings"].contains("draft_n"));
+            if (temperature > 0) continue;
+            const json& t = found["timings"];
+            REQUIRE(t.contains("draft_n"));
+            CHECK(t["draft_n"] > 0);
+            const json& usage = found["usage"]["completion_tokens_details"];
+            CHECK(usage["accepted_prediction_tokens"] == t["draft_n_accepted"]);
+            CHECK(usage["accepted_prediction_tokens"].get<int64_t>() +
+                      usage["rejected_prediction_tokens"].get<int64_t>() ==
+                  t["draft_n"]);
+            CHECK(server.metric("quern_draft_tokens_total") == t["draft_n"].get<double>());
+            CHECK(server.metric("quern_draft_tokens_accepted_total") == t["draft_n_accepted"].get<double>());
+        }
+        body["temperature"] = 0;
+        for (const json& none : {json{{"type", "none"}}, json{{"n", 0}}}) {
+            body["speculative"] = none;
+            CHECK(!chat(server, body).body["timings"].contains("draft_n"));
+        }
+        body["speculative"] = {{"type", "lookup"}, {"n", 2}};
+        CHECK(chat(server, body).status == 200);
+        CHECK(chat(plain, body).status == 400);  // it was started without
+        for (const json& wrong : {json{{"type", "crystal ball"}}, json{{"n", -1}}, json{{"m", 1}}, json(3)}) {
+            body["speculative"] = wrong;
+            const Reply r = chat(server, body);
+            CHECK(r.status == 400);
+            CHECK(r.body["error"]["message"].get<std::string>().find("speculative") != std::string::npos);
+        }
+    }
+
     TEST_CASE("serve: a client that only closed its own side of the connection still gets its stream") {
         const ServerProcess server;
         json body = question("What is 3 + 4?");

@@ -18,6 +18,7 @@
 #include "tools/common/doctor/command.h"
 #include "tools/common/loading.h"
 #include "tools/common/output.h"
+#include "tools/common/speculation_flags.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/engine/page_tokens.h"
 
@@ -34,6 +35,9 @@ struct Options {
     std::vector<std::pair<int64_t, int64_t>> both;
     std::vector<int64_t> parallel = {1};
     bool parallel_given = false;
+    SpeculationOptions speculation;
+    std::vector<int64_t> draft_lengths;  // a row for each; empty: one row, as pays
+    std::vector<double> acceptance;      // of drafts made up for it; empty: --spec's own drafters
     bool tests_given = false, linear = false, ops = false, verbose = false, device_given = false;
     int repetitions = 5, threads = 0;
     int64_t step_tokens = 0;  // 0: what suits the backend
@@ -56,7 +60,7 @@ struct Row {
 Row make_row(const BenchTest& test, const Samples& samples, const Engine& engine, const Ceilings& ceilings) {
     Row row{.test = test, .samples = samples, .bytes = {}};
     const double rate = samples.median_rate();
-    if (test.prompt == 0) {
+    if (test.prompt == 0 && test.drafts.kind == DrafterKind::none) {
         const double depth =
             static_cast<double>(std::max<int64_t>(test.depth, 1)) + static_cast<double>(test.answer) / 2;
         row.bytes = token_bytes(engine.model(), engine.memory_plan(), test.parallel, depth);
@@ -100,6 +104,48 @@ std::vector<int64_t> parse_list(const std::string& text, const std::string& flag
             list.push_back(v);
     }
     return list;
+}
+
+/// Probabilities that fall: "0.85,0.77,0.71".
+std::vector<double> parse_acceptance(const std::string& text) {
+    std::vector<double> list;
+    for (size_t at = 0; at <= text.size();) {
+        const size_t comma = std::min(text.find(',', at), text.size());
+        list.push_back(parse_number(text.substr(at, comma - at), "--accept", 0, 1));
+        at = comma + 1;
+    }
+    if (static_cast<int64_t>(list.size()) > kMaxDraft)
+        FAIL(usage, "--accept: {} positions; drafts have at most {} tokens", list.size(), kMaxDraft);
+    if (!std::is_sorted(list.rbegin(), list.rend()))
+        FAIL(usage,
+             "--accept {}: each is the probability that a position and all before it are right, so they "
+             "cannot rise",
+             printable(text));
+    return list;
+}
+
+void add_draft_flags(ArgParser& p, Options& o) {
+    p.section("Speculation: a row with drafts of each length, and the same without");
+    p.value(kSpecNames, "auto|none|lookup", "as of quern run; default none",
+            [&](const std::string& v) { o.speculation.kind = parse_drafter(v, "--spec"); });
+    p.value(kDraftMaxNames, "N", "tokens of every draft; lists and ranges; left out: as many as pay",
+            [&](const std::string& v) {
+                o.draft_lengths = parse_list(v, "--draft-max");
+                for (const int64_t n : o.draft_lengths)
+                    if (n < 1 || n > kMaxDraft)
+                        FAIL(usage, "--draft-max: expected 1 to {}, found {}", kMaxDraft, n);
+            });
+    p.value("--accept", "P,P,...",
+            "in place of the drafters: drafts that are right with these probabilities, by position "
+            "(0.85,0.77,0.71), "
+            "each for its position and all before it",
+            [&](const std::string& v) { o.acceptance = parse_acceptance(v); });
+}
+
+/// The engine's longest draft.
+int64_t longest_draft(const Options& o) {
+    if (!o.draft_lengths.empty()) return *std::max_element(o.draft_lengths.begin(), o.draft_lengths.end());
+    return o.acceptance.empty() ? o.speculation.draft_max : static_cast<int64_t>(o.acceptance.size());
 }
 
 bool parse(int argc, char** argv, Options& o) {
@@ -164,6 +210,7 @@ bool parse(int argc, char** argv, Options& o) {
             FAIL(usage, "-o: expected md, csv, json or jsonl, found '{}'", printable(v));
         o.format = v;
     });
+    add_draft_flags(p, o);
     p.section("Quality");
     p.value(
         "--perplexity", "FILE",
@@ -186,8 +233,28 @@ bool parse(int argc, char** argv, Options& o) {
     p.footer("Rates include greedy sampling and exclude tokenization.\n");
     if (!p.parse(argc, argv)) return false;
     check_doctor_flags(o.doctor);
+    if (!o.speculation.on() && (!o.acceptance.empty() || !o.draft_lengths.empty()))
+        FAIL(usage, "--accept and --draft-max need drafts; add --spec auto");
+    o.speculation.draft_max = longest_draft(o);
     if (o.device_given && o.gpu == GpuOptions::automatic) o.gpu = GpuOptions::all;
     return true;
+}
+
+/// Tests that answer, with drafts of each length; the others as they are.
+std::vector<BenchTest> with_drafts(const std::vector<BenchTest>& tests, const std::vector<int64_t>& lengths) {
+    std::vector<BenchTest> out;
+    for (BenchTest test : tests) {
+        if (test.answer == 0 || lengths.empty()) {
+            if (test.answer > 0) test.drafts = {};
+            out.push_back(test);
+            continue;
+        }
+        for (const int64_t n : lengths) {
+            test.drafts = {.most = n, .full = true};
+            out.push_back(test);
+        }
+    }
+    return out;
 }
 
 std::vector<BenchTest> tests_of(const Options& o) {
@@ -207,7 +274,7 @@ std::vector<BenchTest> tests_of(const Options& o) {
                 if (n > 0) tests.push_back({0, n, depth, np});
         for (const auto& [p, n] : o.both) tests.push_back({p, n, depth, 1});
     }
-    return tests;
+    return o.speculation.on() ? with_drafts(tests, o.draft_lengths) : tests;
 }
 
 std::string md_header() {
@@ -232,6 +299,24 @@ std::string md_footer(const std::vector<Row>& rows, const Ceilings& c) {
         body += fmt::format(" | {:.2f} |\n", total(r.bytes) / 1e6);
     }
     return body.empty() ? text : text + "\n" + header + " | all |\n" + line + " | ---: |\n" + body;
+}
+
+/// What drafts brought. A round is a step that may have drafts: it gives one token and what was accepted.
+std::string md_drafts(const std::vector<Row>& rows) {
+    std::string text;
+    for (const Row& r : rows) {
+        if (r.test.drafts.kind == DrafterKind::none) continue;
+        const Samples& s = r.samples;
+        if (text.empty())
+            text =
+                "\n| drafts | t/s | without | gain | tokens a round | a round, in plain steps | drafted | "
+                "accepted |\n"
+                "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
+        text += fmt::format("| {} | {:.2f} | {:.2f} | {:.2f}x | {:.2f} | {:.2f} | {} | {} |\n", r.test.name(),
+                            s.median_rate(), s.plain_rate, s.gain(), s.round_tokens(),
+                            s.round_tokens() / s.gain(), s.drafted, s.accepted);
+    }
+    return text;
 }
 
 std::string md_row(const Row& r, const Engine& engine, const Backend& backend, int threads) {
@@ -288,6 +373,9 @@ Json json_row(const Row& r, const Engine& engine, const Backend& backend, const 
         {"samples_ns", ns},
         {"samples_ts", rates},
         {"median_ts", r.samples.median_rate()},
+        {"draft_n", r.samples.drafted},
+        {"draft_n_accepted", r.samples.accepted},
+        {"plain_ts", r.samples.plain_rate},
         {"output_hash", r.samples.output_hash},
         {"bytes_per_token", std::llround(total(r.bytes))},
         {"bytes_by_component", parts},
@@ -380,10 +468,14 @@ int cmd_bench(int argc, char** argv) {
     // Rows of prompts between two answer steps: 128 on a CPU, more on a GPU.
     constexpr int64_t kLeastGap = 128;
     const int64_t gap = o.step_tokens > 0 ? std::max<int64_t>(o.step_tokens, kPageTokens) : kLeastGap;
+    settings.speculation = o.speculation;
     for (const BenchTest& t : tests) {
         settings.context = std::max(settings.context, t.context(std::min(gap, kLeastGap)));
         settings.sequences = std::max(settings.sequences, t.parallel);
     }
+    std::shared_ptr<ReplayDrafter> drafter;
+    if (!o.acceptance.empty()) drafter = std::make_shared<ReplayDrafter>(o.acceptance);
+    settings.drafter = drafter;
     const LoadedModel loaded = load_and_start(load_options(o, settings, false));
     Engine& engine = *loaded.engine;
     Backend& backend = *loaded.backend;
@@ -395,8 +487,8 @@ int cmd_bench(int argc, char** argv) {
     std::string ops_text;
     if (o.format == "md") out.write(md_header());
     for (const BenchTest& test : tests) {
-        const Row& row =
-            rows.emplace_back(make_row(test, run_test(engine, test, o.repetitions), engine, ceilings));
+        const Row& row = rows.emplace_back(
+            make_row(test, run_test(engine, test, o.repetitions, drafter.get()), engine, ceilings));
         rows.back().taint = watch(engine, test);
         if (o.ops) ops_text += op_table(engine, test);
         const Json json = json_row(row, engine, backend, o, ceilings);
@@ -406,7 +498,7 @@ int cmd_bench(int argc, char** argv) {
         all.push_back(json);
     }
     if (o.format == "json") out.write(all.dump(2) + "\n");
-    if (o.format == "md") out.write(md_footer(rows, ceilings));
+    if (o.format == "md") out.write(md_footer(rows, ceilings) + md_drafts(rows));
     if (o.ops) out.write(ops_text);
     return 0;
 }

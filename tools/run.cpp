@@ -39,7 +39,8 @@ EngineOptions engine_options(const RunOptions& o) {
                     .sequences = 1,
                     .step_tokens = o.step_tokens,
                     .kv_type = o.kv_type,
-                    .cache_bytes = o.cache_bytes};
+                    .cache_bytes = o.cache_bytes,
+                    .speculation = o.speculation};
     // Logits of a prompt come from the same steps as an answer without them.
     if (!o.logits_file.empty()) e.prompt_logits = std::numeric_limits<int64_t>::max();
     return e;

@@ -111,7 +111,8 @@ int cmd_serve(int argc, char** argv) {
                                       .sequences = options.sequences,
                                       .step_tokens = options.step_tokens,
                                       .kv_type = options.kv_type,
-                                      .cache_bytes = options.cache_bytes},
+                                      .cache_bytes = options.cache_bytes,
+                                      .speculation = options.speculation},
                            .progress = [&](const LoadProgress& p) { api.set_progress(p); }};
     LoadedModel loaded = load_and_start(load);
     Engine& engine = *loaded.engine;

@@ -36,7 +36,9 @@ void conv_gated_delta_net(const Node& node, Context& c) {
     const bool large = has_chunked_heads(p.key_dim, p.value_dim),
                fast = large && taps == 4 && u.stride[0] % 8 == 0;
     if (large && !fast && node.state.size() > 2)
-        unsupported("conv_gated_delta_net", "a journal for a convolution of other than 4 taps");
+        unsupported(
+            "conv_gated_delta_net",
+            "a journal (drafts) for a convolution of other than 4 taps or rows of no multiple of 16 bytes");
     const DeltaStep step{.u = u.data,
                          .u_ld = u.stride[0],
                          .a = a.data,

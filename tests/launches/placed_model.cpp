@@ -64,8 +64,9 @@ PlacedModel::PlacedModel(const ModelChoice& choice, int device)
     place_weights(*model_, *backend_);
     loading_ = take_record().launches;
     const DType type = backend_->activation_dtype();
-    pool_ = std::make_unique<StatePool>(*backend_, model_->state_specs({.kv = type, .conv = type}), kSlots,
-                                        kPages);
+    pool_ = std::make_unique<StatePool>(
+        *backend_, model_->state_specs({.kv = type, .conv = type, .journal = choice.journal}), kSlots,
+        kPages);
     workspace_ = std::make_unique<Workspace>(*backend_, kArena, kInputs);
 }
 

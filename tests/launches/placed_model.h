@@ -31,6 +31,7 @@ struct ModelChoice {
     std::string shape;  // of a synthetic model; or a checkpoint's directory
     std::string mix;    // empty: a checkpoint
     DenseFormat dense = DenseFormat::as_stored;
+    int journal = 0;  // entries a slot
 };
 
 class PlacedModel {

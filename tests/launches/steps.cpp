@@ -4,6 +4,8 @@
 
 #include "ggml-like/error.h"
 #include "launches/step_list.h"
+#include "tools/engine/plan_cache.h"
+#include "tools/engine/speculation_options.h"
 
 namespace quern::test {
 namespace {
@@ -93,6 +95,34 @@ TEST_CASE("launches: a captured step is the same launches in the same order, eac
         CHECK(first_difference(eager, replay.second) == "");
         CHECK(replay.kernels == static_cast<int64_t>(eager.size()));
     });
+}
+
+TEST_CASE(
+    "launches: steps that verify drafts run, captured ones too, and plain steps launch what they always do") {
+    for (const char* shape : {"qwen3.6-35b-a3b", "qwen3.6-27b-shape", "tiny"})
+        for (int device = 0; device < static_cast<int>(devices().size()); ++device) {
+            const std::string where = devices()[static_cast<size_t>(device)].name;
+            CAPTURE(where);
+            CAPTURE(std::string(shape));
+            const ModelChoice plain{.shape = shape, .mix = "aeon"};
+            ModelChoice journaled = plain;
+            journaled.journal = 1 + kMaxDraft;
+            const auto kernels = [](PlacedModel& m) { return m.replay(m.answers(8)).kernels; };
+            const int64_t expected =
+                kernels(*std::make_unique<PlacedModel>(plain, device));  // one fits at a time
+            PlacedModel model(journaled, device);
+            CHECK(kernels(model) == expected);
+            for (const int64_t sequences : {1, 3, 8, 16, 32})
+                for (const int64_t rows : {2, 5, 8, 12, 16, 17, 28, 64}) {
+                    if (rows <= sequences) continue;
+                    const BatchShape step = verify_shape(model.answers(rows, sequences), kMaxAnswerRows);
+                    CHECK(step.tokens >= rows);
+                    CHECK(step.tokens <= rows + rows / 4);
+                    const std::string which = name_of(step);
+                    CAPTURE(which);
+                    CHECK(model.replay(step).kernels > 0);
+                }
+        }
 }
 
 TEST_CASE("launches: kernels of an answer step of the 35B") {

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -49,7 +50,9 @@ std::string BenchTest::name() const {
     if (prompt > 0) text += fmt::format("pp{}", prompt);
     if (answer > 0) text += fmt::format("{}tg{}", text.empty() ? "" : "+", answer);
     if (parallel > 1) text += fmt::format(" x{}", parallel);
-    return depth > 0 ? fmt::format("{} @ d{}", text, depth) : text;
+    if (depth > 0) text += fmt::format(" @ d{}", depth);
+    if (drafts.kind == DrafterKind::none) return text;
+    return text + (drafts.full ? fmt::format(" n={}", drafts.most) : " n=auto");
 }
 
 int64_t BenchTest::context(int64_t prompt_rows) const {
@@ -79,14 +82,23 @@ double Samples::median_rate() const {
 
 namespace {
 
-/// One run of a single sequence; returns the measured seconds.
-double run_one(Engine& engine, const BenchTest& test, std::string& hash) {
+/// What came of one run.
+struct Run {
+    double seconds = 0;
+    std::vector<std::vector<int32_t>> prompts;
+    std::vector<Result> results;
+};
+
+/// One run of a single sequence.
+Run run_one(Engine& engine, const BenchTest& test) {
     // The measured prompt comes after `depth` tokens; without one, decoding needs a first token.
     const int64_t before = test.depth, prompt = std::max<int64_t>(before + test.prompt, 1);
     Request request;
     request.prompt = random_tokens(engine.model(), prompt, 1234);
     request.sampling.temperature = 0;
     request.max_tokens = std::max<int64_t>(test.answer + (test.prompt > 0 ? 0 : 1), 1);
+    request.drafts = test.drafts;
+    Run run{.prompts = {request.prompt}};
     const Clock::time_point begin = Clock::now();
     double prompt_seconds = 0;
     Clock::time_point depth_done = begin;
@@ -94,75 +106,95 @@ double run_one(Engine& engine, const BenchTest& test, std::string& hash) {
         if (done <= before) depth_done = Clock::now();
         if (done == prompt) prompt_seconds = since(depth_done);
     };
-    const Result result = engine.run(std::move(request));
+    const Result& result = run.results.emplace_back(engine.run(std::move(request)));
     if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
-    hash = fnv1a(result.tokens);
-    return (test.prompt > 0 ? prompt_seconds : 0) + (test.answer > 0 ? result.timing.decode_seconds : 0);
+    run.seconds =
+        (test.prompt > 0 ? prompt_seconds : 0) + (test.answer > 0 ? result.timing.decode_seconds : 0);
+    return run;
 }
 
 /// Sequences that run together, each with a random prompt.
 class Crowd {
   public:
-    Crowd(Engine& engine, int64_t sequences, int64_t prompt)
-        : engine_(engine), tokens_(static_cast<size_t>(sequences)), most_(tokens_.size(), kAny) {
+    Crowd(Engine& engine, const BenchTest& test, std::vector<std::vector<int32_t>>& prompts)
+        : engine_(engine), tokens_(static_cast<size_t>(test.parallel), 0), most_(tokens_.size(), kAny) {
         for (size_t i = 0; i < tokens_.size(); ++i) {
             Request request;
-            request.prompt = random_tokens(engine.model(), prompt, static_cast<uint32_t>(1234 + i));
+            request.prompt = random_tokens(engine.model(), std::max<int64_t>(test.depth + test.prompt, 1),
+                                           static_cast<uint32_t>(1234 + i));
             request.sampling.temperature = 0;
-            request.on_token = [this, i](int32_t id) {
-                tokens_[i].push_back(id);
-                return static_cast<int64_t>(tokens_[i].size()) < most_[i];
-            };
+            request.drafts = test.drafts;
+            request.on_token = [this, i](int32_t) { return ++tokens_[i] < most_[i]; };
+            prompts.push_back(request.prompt);
             ids_.push_back(engine.submit(std::move(request)));
         }
     }
     /// Runs until every sequence has a token.
     void begin() {
-        while (std::any_of(tokens_.begin(), tokens_.end(), [](const auto& t) { return t.empty(); }))
+        while (std::find(tokens_.begin(), tokens_.end(), 0) != tokens_.end())
             if (!engine_.step()) break;
     }
-    /// Runs until every sequence has `count` tokens more, and ends them.
-    void finish(int64_t count) {
-        for (size_t i = 0; i < tokens_.size(); ++i)
-            most_[i] = std::max<int64_t>(static_cast<int64_t>(tokens_[i].size()) + count, 1);
+    /// Runs until every sequence has `count` tokens more, and ends them. Returns how many those were together.
+    int64_t finish(int64_t count) {
+        const int64_t before = std::accumulate(tokens_.begin(), tokens_.end(), int64_t{0});
+        for (size_t i = 0; i < tokens_.size(); ++i) most_[i] = std::max<int64_t>(tokens_[i] + count, 1);
         while (engine_.step()) {
         }
+        return std::accumulate(tokens_.begin(), tokens_.end(), int64_t{0}) - before;
     }
-    /// Of the first `count` tokens of each.
-    std::string hash(int64_t count) {
-        std::vector<int32_t> all;
-        for (size_t i = 0; i < tokens_.size(); ++i) {
-            const Result result = engine_.take(ids_[i]);
+    std::vector<Result> results(int64_t least) {
+        std::vector<Result> all;
+        for (size_t i = 0; i < ids_.size(); ++i) {
+            const Result& result = all.emplace_back(engine_.take(ids_[i]));
             if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
-            if (static_cast<int64_t>(tokens_[i].size()) < count)
+            if (tokens_[i] < least)
                 FAIL(runtime, "sequence {} ended after {} tokens instead of {}: the context is too small", i,
-                     tokens_[i].size(), count);
-            all.insert(all.end(), tokens_[i].begin(), tokens_[i].begin() + count);
+                     tokens_[i], least);
         }
-        return fnv1a(all);
+        return all;
     }
 
   private:
     static constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
     Engine& engine_;
-    std::vector<std::vector<int32_t>> tokens_;
-    std::vector<int64_t> most_;  // tokens that end a sequence
+    std::vector<int64_t> tokens_;  // that a sequence has
+    std::vector<int64_t> most_;    // that end it
     std::vector<RequestId> ids_;
 };
 
 /// Prompts of many sequences, or answers: from the step after which all of them answer. `on_begin`: there.
-double run_parallel(Engine& engine, const BenchTest& test, std::string& hash,
-                    const std::function<void()>& on_begin = {}) {
+Run run_parallel(Engine& engine, const BenchTest& test, const std::function<void()>& on_begin = {}) {
+    Run run;
     Clock::time_point begin = Clock::now();
-    Crowd crowd(engine, test.parallel, std::max<int64_t>(test.depth + test.prompt, 1));
+    Crowd crowd(engine, test, run.prompts);
     crowd.begin();
-    double seconds = since(begin);
+    run.seconds = since(begin);
     if (on_begin) on_begin();
     begin = Clock::now();
-    crowd.finish(test.answer);
-    if (test.answer > 0) seconds = since(begin);
-    hash = crowd.hash(test.answer + 1);
-    return seconds;
+    const int64_t tokens = crowd.finish(test.answer);
+    if (test.answer > 0)
+        run.seconds = since(begin) * static_cast<double>(test.parallel * test.answer) /
+                      static_cast<double>(std::max<int64_t>(tokens, 1));
+    run.results = crowd.results(test.answer + 1);
+    return run;
+}
+
+void add(Samples& samples, const Run& run) {
+    samples.seconds.push_back(run.seconds);
+    for (const Result& r : run.results) {
+        samples.drafted += r.drafted;
+        samples.accepted += r.accepted;
+        samples.answered += static_cast<int64_t>(r.tokens.size());
+    }
+}
+
+/// Of all tokens, or of the first `most` of each sequence, since some answer longer while they wait for others.
+std::string hash_of(const Run& run, int64_t most) {
+    std::vector<int32_t> all;
+    for (const Result& r : run.results)
+        all.insert(all.end(), r.tokens.begin(),
+                   r.tokens.begin() + std::min<int64_t>(most, static_cast<int64_t>(r.tokens.size())));
+    return fnv1a(all);
 }
 
 struct OpTime {
@@ -173,13 +205,24 @@ struct OpTime {
 
 }  // namespace
 
-Samples run_test(Engine& engine, const BenchTest& test, int repetitions) {
+Samples run_test(Engine& engine, const BenchTest& test, int repetitions, ReplayDrafter* drafter) {
     Samples samples;
     samples.tokens = (test.prompt + test.answer) * test.parallel;
+    const auto run = [&](const BenchTest& t) {
+        return t.parallel > 1 ? run_parallel(engine, t) : run_one(engine, t);
+    };
+    if (test.drafts.kind != DrafterKind::none) {
+        BenchTest plain = test;
+        plain.drafts = {.kind = DrafterKind::none};
+        samples.plain_rate = run_test(engine, plain, std::max(repetitions, 1)).median_rate();
+        const Run known = run(plain);
+        for (size_t i = 0; drafter != nullptr && i < known.prompts.size(); ++i)
+            drafter->expect(known.prompts[i], known.results[i].tokens);
+    }
     for (int i = -1; i < repetitions; ++i) {
-        const double seconds = test.parallel > 1 ? run_parallel(engine, test, samples.output_hash)
-                                                 : run_one(engine, test, samples.output_hash);
-        if (i >= 0) samples.seconds.push_back(seconds);
+        const Run one = run(test);
+        samples.output_hash = hash_of(one, std::max<int64_t>(test.answer + 1, 1));
+        if (i >= 0) add(samples, one);
     }
     return samples;
 }
@@ -208,8 +251,10 @@ std::string op_table(Engine& engine, const BenchTest& test) {
     };
     BenchTest once = test;
     if (once.prompt == 0) once.answer = std::min<int64_t>(once.answer, 8);
-    std::string hash;
-    once.parallel > 1 ? run_parallel(engine, once, hash, [&] { begun = true; }) : run_one(engine, once, hash);
+    if (once.parallel > 1)
+        run_parallel(engine, once, [&] { begun = true; });
+    else
+        run_one(engine, once);
     engine.backend().after_node = nullptr;
     std::string text = fmt::format(
         "\n{}: node by node, {} steps (times include launch gaps)\n\n"

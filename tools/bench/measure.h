@@ -1,11 +1,13 @@
 // Measurements of `quern bench`: repeated runs of one test, and the speed of the machine's memory.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "tools/engine/engine.h"
+#include "tools/engine/replay_drafter.h"
 
 namespace quern {
 
@@ -13,8 +15,10 @@ namespace quern {
 /// prompts or answers, and prompts no depth.
 struct BenchTest {
     int64_t prompt = 0, answer = 0, depth = 0;
-    int64_t parallel = 1;      // sequences at the same time
-    std::string name() const;  // "pp512", "tg128", "tg128 x8", "pp512+tg128 @ d4096"
+    int64_t parallel = 1;  // sequences at the same time
+    DraftOptions drafts = {.kind = DrafterKind::none};
+    /// "pp512", "tg128", "tg128 x8", "pp512+tg128 @ d4096", "tg128 n=3", "tg128 n=auto"
+    std::string name() const;
     /// Tokens a sequence may come to, in steps of `prompt_rows` rows of prompts while others answer: sequences that reach
     /// their depth early go on answering until all have.
     int64_t context(int64_t prompt_rows) const;
@@ -22,14 +26,24 @@ struct BenchTest {
 
 struct Samples {
     std::vector<double> seconds;
-    int64_t tokens = 0;       // counted in each run
-    std::string output_hash;  // of the greedy answer, or of its first token if only a prompt runs
+    int64_t tokens = 0;                 // counted in each run
+    std::string output_hash;            // of the greedy answer, or of its first token if only a prompt runs
+    int64_t drafted = 0, accepted = 0;  // tokens of all runs that were measured
+    double plain_rate = 0;              // with drafts: tokens a second of the same test without, median
+
+    int64_t answered = 0;  // tokens of their answers
 
     double mean_rate() const, stddev_rate() const, median_rate() const;
+    double gain() const { return plain_rate > 0 ? median_rate() / plain_rate : 0; }
+    /// Tokens of a step of one sequence.
+    double round_tokens() const {
+        return static_cast<double>(answered) / static_cast<double>(std::max<int64_t>(1, answered - accepted));
+    }
 };
 
-/// Runs a test `repetitions` times after one warm-up. Includes greedy sampling, no tokenization.
-Samples run_test(Engine& engine, const BenchTest& test, int repetitions);
+/// Runs a test `repetitions` times after one warm-up. Includes greedy sampling, no tokenization. With drafts: first as
+/// often without; `drafter`, where there is one, then knows the answers.
+Samples run_test(Engine& engine, const BenchTest& test, int repetitions, ReplayDrafter* drafter = nullptr);
 
 /// Runs one step of the test's kind node by node: time, bytes and calls of each op, as a markdown table.
 std::string op_table(Engine& engine, const BenchTest& test);

@@ -94,6 +94,8 @@ class AnswerReader {
     std::vector<int32_t> forced();
     bool allows(int32_t id) const;
     bool allows_name(std::string_view piece) const;
+    void follow_call(int32_t id);
+    size_t copies(std::span<const int32_t> tokens) const;
     TokenLogprob report(int32_t id, std::span<const float> logits) const;
     void note_prompt(Request& request);
 
@@ -110,6 +112,7 @@ class AnswerReader {
     std::vector<TokenLogprob> logprobs_;
     std::optional<std::string> name_;  // while the name of a demanded call is written: what there is of it
     std::vector<std::string> names_;
+    std::optional<std::string> naming_;  // from the marker of any call to the end of its name: the text since
     size_t calls_ = 0;
     size_t forced_left_ = 0;  // tokens still to come that were not the model's choice
     bool call_begun_ = false, ended_ = false;

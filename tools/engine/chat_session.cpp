@@ -76,6 +76,8 @@ ChatAnswer ChatSession::generate(Request request, AnswerReader& reader, const Ch
     answer.cached_tokens = result.cached_tokens;
     answer.answer_tokens = reader.tokens();
     answer.reasoning_tokens = reader.reasoning_tokens();
+    answer.drafted = result.drafted;
+    answer.accepted = result.accepted;
     answer.timing = result.timing;
     return answer;
 }

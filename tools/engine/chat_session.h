@@ -38,6 +38,7 @@ struct ChatAnswer {
     int64_t cached_tokens = 0;  // of the prompt
     int64_t answer_tokens = 0;
     int64_t reasoning_tokens = 0;
+    int64_t drafted = 0, accepted = 0;  // Result's
     Timing timing;
 };
 

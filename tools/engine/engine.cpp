@@ -22,6 +22,7 @@
 #include "tools/engine/sampling_ranges.h"
 #include "tools/engine/scheduler.h"
 #include "tools/engine/sequence.h"
+#include "tools/engine/speculation.h"
 #include "tools/engine/state_pool.h"
 #include "tools/engine/step_inputs.h"
 
@@ -81,7 +82,7 @@ struct Engine::State {
           gauge(b),
           pool(b, memory.specs, o.sequences, o.sequences * memory.pages(), memory.kept_states),
           pool_bytes(gauge.taken()),
-          cache(pool, o.cache_bytes, page_bytes(memory.specs), slot_bytes(memory.specs)),
+          cache(pool, o.cache_bytes, page_bytes(memory.specs), recurrent_bytes(memory.specs)),
           workspace(b, memory.arena, memory.inputs),
           workspace_bytes(gauge.taken()),
           host_top(host_memory(b, top_rows() * kTopWords * int64_t{sizeof(int32_t)},
@@ -89,9 +90,16 @@ struct Engine::State {
           host_logits(host_memory(b, m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
           plans(m, b, pool, workspace, kPlans),
           scheduler(memory.steps) {
+        if (o.speculation.on())
+            speculation.emplace(o.speculation, o.drafter,
+                                Speculation::Limits{.context = context,
+                                                    .answer_rows = memory.steps.answer_rows,
+                                                    .vocab = m.info().vocab,
+                                                    .padded = b.captures()});
         if (b.captures())
             for (int64_t n = 1; n <= decode_bucket(std::min(o.sequences, kMaxAnswerRows)); n = next_bucket(n))
                 decode_plan(n);
+        if (b.captures() && speculation) capture_rounds();
         measured = {.state = pool_bytes, .scratch = workspace_bytes, .other = gauge.taken()};
     }
 
@@ -101,6 +109,7 @@ struct Engine::State {
     StepPlan& decode_plan(int64_t bucket) {
         return plans.get(decode_shape(bucket, memory.pages(), model.info().vocab), PlanUse::repeatedly);
     }
+    void capture_rounds();
     StepPlan& plan_for(const Step& step);
 
     uint64_t binding() const;
@@ -111,13 +120,14 @@ struct Engine::State {
     bool caches(const Sequence& s) const { return options.cache_bytes > 0 && s.request.use_cache; }
     void keep_state(Sequence& s);
     void make_room(int64_t pages);
-    void run(const Step& step);
-    void read(const StepPlan& plan, const Step& step);
+    void run(Step& step);
+    void read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun);
     int32_t choose(const Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row) const;
     void report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const;
     void download_logits(const StepPlan& plan, int64_t row, int64_t count, float* to) const;
     bool append(Sequence& s, int32_t id);
     void advance(Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row);
+    void verify(const Slice& slice, const StepPlan& plan, const int32_t* top, int64_t row);
     void finish(Sequence& s, FinishReason reason, std::string error = {});
 
     Model& model;
@@ -135,6 +145,7 @@ struct Engine::State {
     std::shared_ptr<void> host_top, host_logits;
     PlanCache plans;
     Scheduler scheduler;
+    std::optional<Speculation> speculation;
     MemoryMeasured measured;
     RequestId next_id = 1;
     std::map<RequestId, std::unique_ptr<Sequence>> sequences;
@@ -165,6 +176,7 @@ RequestId Engine::submit(Request request) {
             FAIL(usage, "token id {} in the prompt is outside the vocabulary of {}", id,
                  e.model.info().vocab_rows);
     check_sampling(request.sampling, e.model.info().vocab);
+    check_drafts(request.drafts, e.options.speculation);
     if (!std::is_sorted(request.boundaries.begin(), request.boundaries.end()))
         FAIL(usage, "the boundaries of a prompt must rise");
 
@@ -257,7 +269,7 @@ bool Engine::State::step() {
     admit();
     std::erase_if(running, [](const Sequence* s) { return s->done(); });
     if (running.empty()) return !queue.empty();
-    const Step step = scheduler.next(running);
+    Step step = scheduler.next(running);
     try {
         run(step);
     } catch (const std::exception& error) {
@@ -328,7 +340,9 @@ void Engine::State::make_room(int64_t pages) {
     }
 }
 
-void Engine::State::run(const Step& step) {
+void Engine::State::run(Step& step) {
+    const auto begun = Sequence::Clock::now();
+    if (speculation) speculation->draft(step);
     for (const Slice& slice : step.slices) {
         SequenceState& state = slice.sequence->state;
         const int64_t rows = slice.begin + slice.count;
@@ -338,11 +352,19 @@ void Engine::State::run(const Step& step) {
     StepPlan& plan = plan_for(step);
     fill_inputs(plan, step.slices);
     plan.plan->run();
-    read(plan, step);
+    read(plan, step, begun);
+}
+
+/// The plans that verify drafts of one sequence, so that its first rounds do not wait for them. Those of several sequences
+/// are too many, and are captured when they are first needed.
+void Engine::State::capture_rounds() {
+    BatchShape shape = decode_shape(1, memory.pages(), model.info().vocab);
+    for (shape.tokens = 2; shape.tokens <= journal_entries(options.speculation); ++shape.tokens)
+        plans.get(verify_shape(shape, memory.steps.answer_rows), PlanUse::repeatedly);
 }
 
 /// Answer steps of one row a sequence run repeatedly; where plans are captured they are padded to few shapes. Those of
-/// several rows are rare and get a plan of their own size.
+/// several rows are rare and get a plan of their own size, unless they verify drafts.
 StepPlan& Engine::State::plan_for(const Step& step) {
     BatchShape shape{.kind = step.kind,
                      .sequences = static_cast<int64_t>(step.slices.size()),
@@ -352,20 +374,32 @@ StepPlan& Engine::State::plan_for(const Step& step) {
         shape.tokens += slice.count;
         shape.logit_rows += slice.logit_rows;
     }
-    const bool one_each = step.kind == StepKind::answer && shape.tokens == shape.sequences;
-    if (one_each && backend.captures()) return decode_plan(decode_bucket(shape.sequences));
+    const bool answers = step.kind == StepKind::answer && backend.captures();
+    if (answers && shape.tokens == shape.sequences) return decode_plan(decode_bucket(shape.sequences));
+    const auto drafted = [](const Slice& slice) { return !slice.draft.empty(); };
+    if (answers && std::any_of(step.slices.begin(), step.slices.end(), drafted))
+        return plans.get(verify_shape(shape, memory.steps.answer_rows), PlanUse::repeatedly);
     return plans.get(shape, PlanUse::sometimes);
 }
 
-void Engine::State::read(const StepPlan& plan, const Step& step) {
+/// `begun`: when the step began. A plan's first run says nothing of its cost, since it was made in it; nor do runs that
+/// somebody watches.
+void Engine::State::read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun) {
     auto* top = static_cast<int32_t*>(host_top.get());
     backend.download(top, plan.top->data, plan.top->bytes());
+    if (speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node)
+        speculation->measured(step, seconds(begun, Sequence::Clock::now()));
     int64_t row = 0;  // of the logits
     for (const Slice& slice : step.slices) {
         Sequence& s = *slice.sequence;
         if (s.wants_prompt_logits()) report_prompt(s, plan, row, slice.count);
         row += slice.logit_rows;
+        if (!slice.draft.empty()) {
+            verify(slice, plan, top, row - slice.logit_rows);
+            continue;
+        }
         s.state.length += slice.count;
+        s.state.journaled = 0;
         if (step.kind == StepKind::prompt && s.request.on_prefill) s.request.on_prefill(s.state.length);
         if (!s.cuts.empty() && s.cuts.front() == s.state.length) {
             s.cuts.pop_front();
@@ -451,8 +485,25 @@ void Engine::State::advance(Sequence& s, const StepPlan& plan, const int32_t* to
         if (!append(s, forced)) return;
 }
 
+/// Chooses tokens after the rows of a slice that ends with a draft, as long as its next row was computed with the token that
+/// was chosen, and commits these rows. `row`: of the slice's first logits.
+void Engine::State::verify(const Slice& slice, const StepPlan& plan, const int32_t* top, int64_t row) {
+    Sequence& s = *slice.sequence;
+    int64_t rows = matching_rows(slice);
+    do {
+        const int64_t newest = row + rows - 1;
+        advance(s, plan, top + newest * kTopWords, newest);
+        rows = matching_rows(slice);
+    } while (!s.done() && slice.begin + rows == static_cast<int64_t>(s.tokens.size()));
+    speculation->accept(slice);
+    if (s.done()) return;
+    s.state.length = slice.begin + rows;
+    s.state.journaled = rows;
+}
+
 void Engine::State::finish(Sequence& s, FinishReason reason, std::string error) {
     if (s.done()) return;
+    if (speculation) speculation->release(s);
     s.result.reason = reason;
     s.result.error = std::move(error);
     pool.release(s.state);

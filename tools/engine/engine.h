@@ -16,6 +16,7 @@
 namespace quern {
 
 class Backend;
+class Drafter;
 class Model;
 struct MemoryPlan;
 struct MemoryMeasured;
@@ -30,6 +31,9 @@ struct EngineOptions {
     std::string kv_type = "auto";  // auto, f32, bf16, f16; auto: what the backend computes in
     /// For states of earlier requests (PrefixCache), in the same memory as the sequences' states; 0: none are kept.
     int64_t cache_bytes = 0;
+    SpeculationOptions speculation;
+    /// In place of those that `speculation` names, where it names any.
+    std::shared_ptr<Drafter> drafter;
 };
 
 using RequestId = int64_t;
@@ -40,7 +44,7 @@ class Engine {
     Engine(Model& model, Backend& backend, const EngineOptions& options);
     ~Engine();
 
-    /// Queues a request. Throws Error(usage) for settings that make no sense and Error(too_long) if the
+    /// Queues a request. Throws Error(usage) for settings that make no sense or drafts that the engine does not make, and Error(too_long) if the
     /// prompt leaves no room for a single token.
     RequestId submit(Request request);
     /// Ends a request at the next step with FinishReason::cancelled; unknown or finished ids are ignored.

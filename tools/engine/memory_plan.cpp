@@ -6,6 +6,7 @@
 
 #include "ggml-like/check.h"
 #include "tools/engine/plan_cache.h"
+#include "tools/engine/speculation.h"
 #include "tools/engine/state_pool.h"
 
 namespace quern {
@@ -49,6 +50,8 @@ void check_options(const EngineOptions& o, int64_t longest) {
     if (o.step_tokens < 0 || o.step_tokens > 1 << 16)
         FAIL(usage, "{} tokens in a step; choose 1 to 65536, or 0 for what suits the backend", o.step_tokens);
     if (o.prompt_logits < 1) FAIL(usage, "{} rows of logits in a step; choose at least 1", o.prompt_logits);
+    if (o.speculation.draft_max < 1 || o.speculation.draft_max > kMaxDraft)
+        FAIL(usage, "drafts of up to {} tokens; choose 1 to {}", o.speculation.draft_max, kMaxDraft);
     if (o.context < 0) FAIL(usage, "the context is {} tokens; it must be positive", o.context);
     if (o.context > longest)
         FAIL(usage, "a context of {} tokens was asked for, but this model was made for {}", o.context,
@@ -71,6 +74,11 @@ void count_weights(MemoryPlan& plan, const Model& model, const Backend& backend)
     }
 }
 
+/// Rows of one answer in a step at most.
+int64_t longest_slice(const EngineOptions& o) {
+    return std::max(kMaxAnswerSlice, journal_entries(o.speculation));
+}
+
 StepLimits step_limits(const EngineOptions& o, const Backend& backend) {
     const bool device = backend.captures();
     const int64_t chosen = o.step_tokens > 0 ? o.step_tokens : device ? kGpuStep : kCpuStep;
@@ -79,7 +87,7 @@ StepLimits step_limits(const EngineOptions& o, const Backend& backend) {
     return {.prompt_rows = rows,
             .gap_rows = std::min(rows, device ? kGpuGap : kCpuGap),
             .prompt_logits = std::clamp<int64_t>(o.prompt_logits, kPageTokens, rows),
-            .answer_rows = std::min(answers, kMaxAnswerSlice * o.sequences)};
+            .answer_rows = std::min(answers, longest_slice(o) * o.sequences)};
 }
 
 std::vector<int64_t> powers_of_two_and(int64_t last) {
@@ -90,7 +98,7 @@ std::vector<int64_t> powers_of_two_and(int64_t last) {
 
 /// Steps that need at least as much memory as all others: of either kind, with every power of two of rows and with the
 /// most rows, for the fewest and the most sequences that may have so many; and the largest padded one.
-std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, int64_t vocab) {
+std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, int64_t slice_rows, int64_t vocab) {
     std::vector<BatchShape> shapes;
     const auto add = [&](StepKind kind, int64_t tokens, int64_t sequences, int64_t logit_rows) {
         shapes.push_back({.kind = kind,
@@ -105,7 +113,7 @@ std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, int64_t vocab) {
             add(StepKind::prompt, tokens, sequences, plan.steps.prompt_logits + sequences);
     for (const int64_t tokens : powers_of_two_and(plan.steps.answer_rows))
         for (const int64_t sequences :
-             {(tokens + kMaxAnswerSlice - 1) / kMaxAnswerSlice, std::min(plan.sequences, tokens)})
+             {(tokens + slice_rows - 1) / slice_rows, decode_bucket(std::min(plan.sequences, tokens))})
             add(StepKind::answer, tokens, sequences, tokens);
     shapes.push_back(
         decode_shape(decode_bucket(std::min(plan.sequences, kMaxAnswerRows)), plan.pages(), vocab));
@@ -115,9 +123,9 @@ std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, int64_t vocab) {
 /// First fit is not monotonic: a smaller step may need a little more.
 int64_t with_slack(int64_t bytes) { return aligned(bytes + bytes / 32); }
 
-void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend) {
+void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend, int64_t slice_rows) {
     const PlannedState state(plan.specs, plan.sequences, plan.sequences * plan.pages());
-    for (const BatchShape& shape : widest_shapes(plan, model.info().vocab)) {
+    for (const BatchShape& shape : widest_shapes(plan, slice_rows, model.info().vocab)) {
         const ArenaPlan arena = plan_memory(model.build(shape, state, backend.activation_dtype()).graph);
         plan.arena = std::max(plan.arena, with_slack(arena.arena_bytes));
         plan.inputs = std::max(plan.inputs, arena.input_bytes);
@@ -221,8 +229,9 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     MemoryPlan plan;
     plan.device_name = backend.name() + ", " + backend.description();
     plan.device = backend.memory_info();
-    plan.specs = model.state_specs(
-        {.kv = kv_dtype(options.kv_type, backend), .conv = backend.activation_dtype(), .journal = 0});
+    plan.specs = model.state_specs({.kv = kv_dtype(options.kv_type, backend),
+                                    .conv = backend.activation_dtype(),
+                                    .journal = static_cast<int>(journal_entries(options.speculation))});
     plan.model_context = info.context;
     plan.context_chosen = options.context == 0;
     plan.context = plan.context_chosen ? info.context : options.context;
@@ -232,8 +241,10 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     plan.token_bytes = page_bytes(plan.specs) / kPageTokens;
     plan.slot_bytes = slot_bytes(plan.specs);
     plan.recurrent = slots_bytes(plan.specs, plan.sequences);
-    if (plan.device.exact) plan.reserve = kCaptureReserve + (weights_placed ? 0 : kUploadReserve);
-    count_scratch(plan, model, backend);
+    if (plan.device.exact)
+        plan.reserve =
+            kCaptureReserve * (options.speculation.on() ? 2 : 1) + (weights_placed ? 0 : kUploadReserve);
+    count_scratch(plan, model, backend, longest_slice(options));
     const auto kv_bytes = [&] { return pages_bytes(plan.specs, plan.sequences * plan.pages()); };
     if (!plan.context_chosen) plan.kv = kv_bytes();
     count_kept(plan, options.cache_bytes);

@@ -28,6 +28,17 @@ BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab) {
             .vocab = vocab};
 }
 
+BatchShape verify_shape(const BatchShape& shape, int64_t rows) {
+    BatchShape out = shape;
+    // Not padded, or to one of four sizes between powers of two.
+    const int64_t power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(shape.tokens)));
+    const int64_t step = std::max<int64_t>(1, power / 4);
+    out.tokens = out.logit_rows =
+        shape.tokens <= kMaxUnpadded ? shape.tokens : std::min(rows, (shape.tokens + step - 1) / step * step);
+    out.sequences = decode_bucket(shape.sequences);
+    return out;
+}
+
 StepPlan PlanCache::make(const BatchShape& shape, PlanUse use) const {
     BuiltGraph built = model_.build(shape, state_, backend_.activation_dtype());
     return {shape, built.batch, built.logits, built.top,

@@ -23,6 +23,10 @@ constexpr int64_t next_bucket(int64_t bucket) { return bucket < kMaxUnpadded ? b
 /// The shape of an answer step of one row for each of `bucket` sequences.
 BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab);
 
+/// The shape of an answer step that verifies drafts, padded from `shape`, which has drafts in its rows: at most `rows` rows,
+/// all of them with logits.
+BatchShape verify_shape(const BatchShape& shape, int64_t rows);
+
 /// A plan with the tensors that the engine fills and reads.
 struct StepPlan {
     BatchShape shape;
@@ -30,6 +34,7 @@ struct StepPlan {
     Tensor* logits;
     Tensor* top;
     std::unique_ptr<Plan> plan;
+    int64_t runs = 0;
 };
 
 class PlanCache {

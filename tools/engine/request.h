@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "tools/engine/speculation_options.h"
+
 namespace quern {
 
 /// How the next token is chosen. The initial values are neutral.
@@ -56,6 +58,12 @@ struct Request {
     std::function<bool(int32_t id)> allow;
     /// After every token of the answer. The tokens it returns follow, whatever the model says, and go to on_token.
     std::function<std::vector<int32_t>()> force;
+    /// How many of these tokens, which followed the same words before, may be drafted; absent: all. Only saves work: what
+    /// the model does not choose itself is never taken.
+    std::function<size_t(std::span<const int32_t> tokens)> copies;
+    DraftOptions drafts;
+    /// After every round with a draft: the position of its first token, its tokens, and how many of them were accepted.
+    std::function<void(int64_t position, std::span<const int32_t> drafted, int64_t accepted)> on_round;
     /// Whether kept states are used, and new ones kept for others. A request with on_prompt_logits uses none, since the
     /// rows that a kept state holds have no logits.
     bool use_cache = true;
@@ -74,8 +82,9 @@ struct Result {
     std::string error;  // reason == error
     std::vector<int32_t> tokens;
     int64_t prompt_tokens = 0;
-    int64_t cached_tokens = 0;  // prompt tokens whose state an earlier request had left
-    int64_t diverged_at = 0;    // tokens that the prompt shares with the most similar kept state
+    int64_t cached_tokens = 0;          // prompt tokens whose state an earlier request had left
+    int64_t diverged_at = 0;            // tokens that the prompt shares with the most similar kept state
+    int64_t drafted = 0, accepted = 0;  // tokens that drafters proposed; of these in the answer
     Timing timing;
 };
 

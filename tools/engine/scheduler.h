@@ -18,16 +18,22 @@
 
 namespace quern {
 
-/// Rows of one answer in a step at most: tokens that follow whatever the model says, or a draft to verify.
+/// Rows of one answer in a step at most: tokens that follow whatever the model says. Drafts may be longer.
 inline constexpr int64_t kMaxAnswerSlice = 8;
 
-/// Rows of one sequence in a step: its tokens [begin, begin + count).
+/// Rows of one sequence in a step: its tokens [begin, begin + count), of which a draft may be the last.
 struct Slice {
     Sequence* sequence;
     int64_t begin;
     int64_t count;
-    int64_t logit_rows;  // 1 to count: so many of the last rows get logits
-    bool last;           // it has the sequence's newest token, whose logits choose the next one
+    int64_t logit_rows;               // 1 to count: so many of the last rows get logits
+    bool last;                        // it has the sequence's newest token, whose logits choose the next one
+    std::vector<int32_t> draft = {};  // tokens after the sequence's own, to verify (drafter.h)
+
+    int32_t token(int64_t position) const {
+        const auto at = static_cast<size_t>(position), own = sequence->tokens.size();
+        return at < own ? sequence->tokens[at] : draft[at - own];
+    }
 };
 
 struct Step {

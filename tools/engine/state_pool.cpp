@@ -54,6 +54,12 @@ Tensor state_tensor(const StateSpec& spec, int64_t outer) {
 
 int64_t page_bytes(const std::vector<StateSpec>& specs) { return sum_bytes(specs, true); }
 int64_t slot_bytes(const std::vector<StateSpec>& specs) { return sum_bytes(specs, false); }
+int64_t recurrent_bytes(const std::vector<StateSpec>& specs) {
+    int64_t total = 0;
+    for (const StateSpec& s : specs)
+        if (!s.paged && !s.journal()) total += s.bytes();
+    return total;
+}
 int64_t pages_bytes(const std::vector<StateSpec>& specs, int64_t pages) {
     return aligned_sum(specs, true, pages);
 }
@@ -62,7 +68,7 @@ int64_t slots_bytes(const std::vector<StateSpec>& specs, int64_t slots) {
 }
 
 int64_t snapshots_bytes(const std::vector<StateSpec>& specs, int64_t snapshots) {
-    return snapshots * aligned(slot_bytes(specs));
+    return snapshots * aligned(recurrent_bytes(specs));
 }
 
 StatePool::StatePool(Backend& backend, const std::vector<StateSpec>& specs, int64_t slots, int64_t pages,
@@ -75,8 +81,9 @@ StatePool::StatePool(Backend& backend, const std::vector<StateSpec>& specs, int6
     for (const StateSpec& spec : specs) {
         index_[{spec.layer, spec.role}] = blocks_.size();
         blocks_.push_back({spec, state_tensor(spec, spec.paged ? pages : slots), spec.bytes()});
-        (spec.paged ? page_bytes_ : recurrent_bytes_) += spec.bytes();
+        if (spec.paged) page_bytes_ += spec.bytes();
     }
+    recurrent_bytes_ = quern::recurrent_bytes(specs);
     place(true, pages, "the KV cache");
     place(false, slots, "recurrent state");
 }
@@ -120,7 +127,7 @@ SequenceState StatePool::acquire() {
     s.slot = take_slot();
     // Nothing of the slot's earlier sequence may be seen, even if a kernel forgot that position 0 means fresh.
     for (const Block& b : blocks_)
-        if (!b.spec.paged) backend_.zero(item(b, s.slot), b.item_bytes);
+        if (b.copied()) backend_.zero(item(b, s.slot), b.item_bytes);
     return s;
 }
 
@@ -154,6 +161,8 @@ std::vector<int32_t> StatePool::share_pages(const std::vector<int32_t>& from, in
 }
 
 Snapshot StatePool::snapshot(const SequenceState& s) {
+    CHECK(s.journaled == 0, "[state] a snapshot of {} tokens, {} of them in the journal", s.length,
+          s.journaled);
     Snapshot snapshot;
     snapshot.length = s.length;
     snapshot.recurrent = kept_.take();
@@ -165,7 +174,7 @@ Snapshot StatePool::snapshot(const SequenceState& s) {
     }
     std::byte* to = snapshot.recurrent;
     for (const Block& b : blocks_) {
-        if (b.spec.paged) continue;
+        if (!b.copied()) continue;
         backend_.copy(to, item(b, s.slot), b.item_bytes);
         to += b.item_bytes;
     }
@@ -184,7 +193,7 @@ SequenceState StatePool::restore(const Snapshot& snapshot) {
     s.length = snapshot.length;
     const std::byte* from = snapshot.recurrent;
     for (const Block& b : blocks_) {
-        if (b.spec.paged) continue;
+        if (!b.copied()) continue;
         backend_.copy(item(b, s.slot), from, b.item_bytes);
         from += b.item_bytes;
     }

@@ -18,6 +18,8 @@ struct SequenceState {
     int32_t slot = -1;
     std::vector<int32_t> pages;
     int64_t length = 0;  // tokens whose state is complete
+    /// Of these, the last that are still in the slot's journal; the next step moves them into the recurrent state.
+    int64_t journaled = 0;
 };
 
 /// A sequence's state at one length: the recurrent part copied bit for bit, the KV pages shared.
@@ -49,7 +51,7 @@ class StatePool final : public StateViews {
     SequenceState acquire();
     /// Makes room for `tokens` tokens in all. Throws Error(memory) if pages run out; `s` then stays valid.
     void grow(SequenceState& s, int64_t tokens);
-    /// Shares the full pages and copies a partial last one. Throws Error(memory) without room for a snapshot or
+    /// Shares the full pages and copies a partial last one. The journal must be empty. Throws Error(memory) without room for a snapshot or
     /// a page for that copy.
     Snapshot snapshot(const SequenceState& s);
     /// A sequence that continues from a snapshot; the snapshot stays usable.
@@ -72,6 +74,9 @@ class StatePool final : public StateViews {
         StateSpec spec;
         Tensor tensor;
         int64_t item_bytes;  // of one slot or page
+
+        /// A sequence's recurrent state; journals hold what is not yet part of it.
+        bool copied() const { return !spec.paged && !spec.journal(); }
     };
 
     int32_t take_slot();
@@ -97,6 +102,8 @@ class StatePool final : public StateViews {
 /// Bytes of one page over all layers (64 tokens of KV), and of one slot.
 int64_t page_bytes(const std::vector<StateSpec>& specs);
 int64_t slot_bytes(const std::vector<StateSpec>& specs);
+/// Bytes of a slot that snapshots copy: all but its journal.
+int64_t recurrent_bytes(const std::vector<StateSpec>& specs);
 /// Bytes that StatePool allocates for so many pages, slots or snapshots.
 int64_t pages_bytes(const std::vector<StateSpec>& specs, int64_t pages);
 int64_t slots_bytes(const std::vector<StateSpec>& specs, int64_t slots);

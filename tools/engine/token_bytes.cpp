@@ -36,7 +36,7 @@ int64_t unquantized(const Weight& weight) {
 TokenBytes token_bytes(const Model& model, const MemoryPlan& plan, int64_t sequences, double depth) {
     TokenBytes bytes = weight_bytes(model, sequences, [](const WeightUse& use) { return use.bytes(); });
     add(bytes, "KV cache", depth * static_cast<double>(plan.token_bytes));
-    add(bytes, "recurrent state", 2.0 * static_cast<double>(plan.slot_bytes));
+    add(bytes, "recurrent state", 2.0 * static_cast<double>(recurrent_bytes(plan.specs)));
     return bytes;
 }
 

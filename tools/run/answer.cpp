@@ -44,6 +44,7 @@ std::string stats_line(const ChatAnswer& a, const RunContext& context) {
                                    a.answer_tokens, rate(decoded, a.timing.decode_seconds));
     if (a.cached_tokens > 0) text += fmt::format(" ({} of the prompt kept from before)", a.cached_tokens);
     if (a.reasoning_tokens > 0) text += fmt::format(" ({} of thinking)", a.reasoning_tokens);
+    if (a.drafted > 0) text += fmt::format(", {} of {} drafted accepted", a.accepted, a.drafted);
     text += fmt::format(", {}, context {} of {}", finish_reason_name(a.reason),
                         a.prompt_tokens + a.answer_tokens, context.engine.context());
     if (context.settings.sampling.temperature > 0)
@@ -70,6 +71,10 @@ nlohmann::ordered_json answer_json(const ChatAnswer& a, const RunContext& contex
                   {"completion_tokens_details", {{"reasoning_tokens", a.reasoning_tokens}}}};
     j["timings"] = {{"prompt_ms", a.timing.prefill_seconds * 1e3},
                     {"predicted_ms", a.timing.decode_seconds * 1e3}};
+    if (a.drafted > 0) {
+        j["timings"]["draft_n"] = a.drafted;
+        j["timings"]["draft_n_accepted"] = a.accepted;
+    }
     j["seed"] = context.settings.sampling.seed;
     if (!a.error.empty()) j["error"] = a.error;
     return j;

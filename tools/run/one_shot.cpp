@@ -54,6 +54,32 @@ class LogitDump {
     std::optional<NpyFile> file_;
 };
 
+/// Lets a request note its drafts; nothing happens without --dump-drafts.
+class DraftDump {
+  public:
+    explicit DraftDump(const RunOptions& o) {
+        if (!o.drafts_file.empty()) file_.emplace(o.drafts_file, 0644);
+    }
+    void attach(Request& request) {
+        if (!file_) return;
+        request.drafts.full = true;
+        request.on_round = [this](int64_t position, std::span<const int32_t> drafted, int64_t accepted) {
+            rounds_.push_back({{"position", position},
+                               {"drafted", std::vector<int32_t>(drafted.begin(), drafted.end())},
+                               {"accepted", accepted}});
+        };
+    }
+    void finish() {
+        if (!file_) return;
+        file_->write(rounds_.dump() + "\n");
+        file_->commit();
+    }
+
+  private:
+    std::optional<AtomicFile> file_;
+    nlohmann::ordered_json rounds_ = nlohmann::ordered_json::array();
+};
+
 /// Logits of a text prompt: a run of its own, before the answer.
 void dump_prompt_logits(RunContext& c, std::vector<int32_t> prompt) {
     LogitDump dump(c.options, static_cast<int64_t>(prompt.size()), c.engine.model().info().vocab_rows);
@@ -129,9 +155,12 @@ int run_ids(RunContext& c) {
     };
     LogitDump dump(o, static_cast<int64_t>(request.prompt.size()), c.engine.model().info().vocab_rows);
     dump.attach(request);
+    DraftDump drafts(o);
+    drafts.attach(request);
     const Result result = c.engine.run(std::move(request));
     if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
     dump.finish();
+    drafts.finish();
     std::string line;
     for (int32_t id : result.tokens) line += fmt::format("{}{}", line.empty() ? "" : " ", id);
     Printer printer(o.show_thinking, o.color);
@@ -140,6 +169,8 @@ int run_ids(RunContext& c) {
     const ChatAnswer summary{.reason = result.reason,
                              .prompt_tokens = result.prompt_tokens,
                              .answer_tokens = static_cast<int64_t>(result.tokens.size()),
+                             .drafted = result.drafted,
+                             .accepted = result.accepted,
                              .timing = result.timing};
     if (o.stats.value_or(isatty(STDERR_FILENO) == 1)) printer.remark(stats_line(summary, c));
     if (deadline.passed()) return kExitTimeout;

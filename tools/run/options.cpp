@@ -6,6 +6,7 @@
 #include "tools/common/cli_values.h"
 #include "tools/common/doctor/command.h"
 #include "tools/common/settings.h"
+#include "tools/common/speculation_flags.h"
 
 namespace quern {
 namespace {
@@ -74,6 +75,7 @@ class Builder {
 
     void add_all() {
         model();
+        add_speculation_flags(parser_, o_.speculation);
         prompt();
         sampling();
         thinking();
@@ -240,6 +242,11 @@ void Builder::ids() {
          o_.ids_file);
     text("--dump-logits", "OUT.npy",
          "float32 [tokens, vocabulary] of every prompt position; with --ids or -p", o_.logits_file);
+    text("--dump-drafts", "OUT.json",
+         "every round with a draft: position of its first token, ids drafted, how many were accepted; with "
+         "--ids and "
+         "--spec. All drafts then have --draft-max tokens where the drafter knows so many",
+         o_.drafts_file);
 }
 
 void Builder::accepted() {
@@ -270,6 +277,8 @@ bool parse_run_options(int argc, char** argv, RunOptions& options) {
     if (!options.logits_file.empty() && options.ids_file.empty() && !options.prompt &&
         options.prompt_file.empty())
         FAIL(usage, "--dump-logits needs a prompt: --ids, -p or -f");
+    if (!options.drafts_file.empty() && (options.ids_file.empty() || !options.speculation.on()))
+        FAIL(usage, "--dump-drafts needs --ids and drafts to dump: add --spec");
     if (options.raw && !options.tools_file.empty())
         FAIL(usage, "--tools needs the chat format; leave out --raw");
     return true;

@@ -26,6 +26,7 @@ struct RunOptions {
     std::string kv_type = "auto";
     DenseFormat dense = DenseFormat::as_stored;
     int64_t cache_bytes = int64_t{1024} << 20;
+    SpeculationOptions speculation;
 
     std::optional<std::string> prompt;  // "-": standard input
     std::string prompt_file;
@@ -40,7 +41,7 @@ struct RunOptions {
     std::vector<std::pair<std::string, std::string>> settings;
 
     DoctorFlags doctor;
-    std::string ids_file, logits_file;
+    std::string ids_file, logits_file, drafts_file;
     bool json = false;
     bool verbose = false;
     bool history = true;

@@ -296,6 +296,8 @@ HttpReply Api::props(const HttpRequest&) {
                  {"total_slots", engine_->sequences()},
                  {"queue", options_.queue},
                  {"cache_ram_bytes", options_.cache_bytes},
+                 {"speculation", drafter_name(options_.speculation.kind)},
+                 {"draft_max", options_.speculation.on() ? options_.speculation.draft_max : 0},
                  {"batch_invariant", true},
                  {"batch_invariant_over", {"concurrent requests", "ubatch size", "prompt cache", "restarts"}},
                  {"batch_invariant_except", {"GPUs or CPUs of different kinds"}},

@@ -120,6 +120,8 @@ void EngineLoop::finish(Live& l, Result result) {
     o.diverged_at = result.diverged_at;
     o.answer_tokens = reader.tokens();
     o.reasoning_tokens = reader.reasoning_tokens();
+    o.drafted = result.drafted;
+    o.accepted = result.accepted;
     o.timing = result.timing;
     o.stop_text = reader.stop_text();
     o.error = result.error;
@@ -153,6 +155,8 @@ void EngineLoop::finish(Live& l, Result result) {
     metrics_.cached_tokens += o.cached_tokens;
     metrics_.computed_tokens += o.prompt_tokens - o.cached_tokens;
     metrics_.answer_tokens += o.answer_tokens;
+    metrics_.drafted_tokens += o.drafted;
+    metrics_.accepted_tokens += o.accepted;
     end(*l.job, std::move(event));
 }
 

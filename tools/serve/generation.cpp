@@ -5,6 +5,7 @@
 #include "ggml-like/error.h"
 #include "models/tokenizer.h"
 #include "tools/common/messages.h"
+#include "tools/common/speculation_flags.h"
 #include "tools/serve/api_error.h"
 #include "tools/serve/sampling_fields.h"
 
@@ -54,6 +55,26 @@ std::shared_ptr<const JsonSchema> read_format(Fields& f) {
     } catch (const Error& error) {
         throw FieldError("response_format.json_schema.schema", error.what(), "unsupported_schema");
     }
+}
+
+/// {"type": "lookup", "n": 4}
+DraftOptions read_drafts(Fields& f) {
+    DraftOptions out;
+    const ordered_json* wanted = f.object("speculative");
+    if (wanted == nullptr) return out;
+    Fields inner(*wanted, "speculative");
+    try {
+        if (const auto type = inner.string("type")) out.kind = parse_drafter(*type, "speculative.type");
+    } catch (const FieldError&) {
+        throw;
+    } catch (const Error& error) {
+        throw FieldError("speculative.type", error.what());
+    }
+    out.most = inner.integer("n", 0, INT64_MAX).value_or(out.most);
+    if (const auto names = inner.unknown(); !names.empty())
+        throw FieldError(inner.full(names[0]),
+                         inner.full(names[0]) + " is not supported; there are type and n");
+    return out;
 }
 
 void read_tool_choice(Fields& f, AnswerRules& rules) {
@@ -157,6 +178,7 @@ GenerationRequest RequestReader::common(Fields& f, int64_t fewest_tokens) const 
     if (const ordered_json* options = f.object("stream_options"))
         out.include_usage = Fields(*options, "stream_options").boolean("include_usage").value_or(false);
     out.use_cache = f.boolean("cache_prompt").value_or(true);
+    out.drafts = read_drafts(f);
     out.return_progress = f.boolean("return_progress").value_or(false) && out.stream;
     out.timings_per_token = f.boolean("timings_per_token").value_or(false) && out.stream;
     f.integer("id_slot", -1, INT32_MAX);  // any slot finds any kept state

@@ -33,6 +33,7 @@ struct GenerationRequest {
     bool stream = false;
     bool include_usage = false;
     bool use_cache = true;
+    DraftOptions drafts;
     bool return_progress = false, timings_per_token = false;  // of a stream
     std::vector<std::string>
         echo;  // completions: texts of the prompts, if they are repeated before the answers

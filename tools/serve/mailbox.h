@@ -20,7 +20,8 @@ namespace quern {
 /// How far an answer is.
 struct Progress {
     int64_t prompt_tokens = 0, cached_tokens = 0, answer_tokens = 0;
-    int64_t prompt_done = 0;  // of prompt_tokens
+    int64_t prompt_done = 0;            // of prompt_tokens
+    int64_t drafted = 0, accepted = 0;  // Result's; of an answer that has ended
     Timing timing;
 };
 

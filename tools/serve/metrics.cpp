@@ -53,6 +53,9 @@ std::string Metrics::text() const {
     add(out, "counter", "prompt_tokens_computed_total", "prompt tokens that were computed", computed_tokens);
     add(out, "counter", "prompt_tokens_cached_total", "prompt tokens whose state was kept", cached_tokens);
     add(out, "counter", "answer_tokens_total", "tokens generated", answer_tokens);
+    add(out, "counter", "draft_tokens_total", "tokens drafted for answers that have ended", drafted_tokens);
+    add(out, "counter", "draft_tokens_accepted_total", "of these, tokens that the model chose too",
+        accepted_tokens);
     out +=
         "# HELP quern_cancelled_total answers given up because the client had gone\n"
         "# TYPE quern_cancelled_total counter\n";

@@ -31,6 +31,7 @@ struct Metrics {
     std::atomic<int64_t> requests = 0, failed = 0, refused = 0, slow = 0;
     std::atomic<int64_t> queued = 0, running = 0;
     std::atomic<int64_t> computed_tokens = 0, cached_tokens = 0, answer_tokens = 0;
+    std::atomic<int64_t> drafted_tokens = 0, accepted_tokens = 0;
     std::array<std::atomic<int64_t>, 3> cancelled{};  // by Phase
     Histogram step, first_token, whole;
 

@@ -30,20 +30,27 @@ std::string random_id(const std::string& prefix) {
 }
 
 ordered_json usage_json(const std::vector<Choice>& choices, size_t each) {
-    int64_t prompt = 0, cached = 0, answer = 0, reasoning = 0;
+    int64_t prompt = 0, cached = 0, answer = 0, reasoning = 0, drafted = 0, accepted = 0;
     for (size_t i = 0; i < choices.size(); ++i) {
         const Outcome& o = choices[i].outcome;
         answer += o.answer_tokens;
         reasoning += o.reasoning_tokens;
+        drafted += o.drafted;
+        accepted += o.accepted;
         if (i % each != 0) continue;
         prompt += o.prompt_tokens;
         cached += o.cached_tokens;
+    }
+    ordered_json details = {{"reasoning_tokens", reasoning}};
+    if (drafted > 0) {
+        details["accepted_prediction_tokens"] = accepted;
+        details["rejected_prediction_tokens"] = drafted - accepted;
     }
     return {{"prompt_tokens", prompt},
             {"completion_tokens", answer},
             {"total_tokens", prompt + answer},
             {"prompt_tokens_details", {{"cached_tokens", cached}}},
-            {"completion_tokens_details", {{"reasoning_tokens", reasoning}}}};
+            {"completion_tokens_details", details}};
 }
 
 namespace {
@@ -52,13 +59,18 @@ ordered_json timings_json(const Progress& o) {
     const int64_t computed = o.prompt_tokens - o.cached_tokens,
                   decoded = std::max<int64_t>(o.answer_tokens - 1, 0);
     const auto rate = [](int64_t n, double s) { return s > 0 ? static_cast<double>(n) / s : 0.0; };
-    return {{"cache_n", o.cached_tokens},
-            {"prompt_n", computed},
-            {"prompt_ms", o.timing.prefill_seconds * 1e3},
-            {"prompt_per_second", rate(computed, o.timing.prefill_seconds)},
-            {"predicted_n", o.answer_tokens},
-            {"predicted_ms", o.timing.decode_seconds * 1e3},
-            {"predicted_per_second", rate(decoded, o.timing.decode_seconds)}};
+    ordered_json out = {{"cache_n", o.cached_tokens},
+                        {"prompt_n", computed},
+                        {"prompt_ms", o.timing.prefill_seconds * 1e3},
+                        {"prompt_per_second", rate(computed, o.timing.prefill_seconds)},
+                        {"predicted_n", o.answer_tokens},
+                        {"predicted_ms", o.timing.decode_seconds * 1e3},
+                        {"predicted_per_second", rate(decoded, o.timing.decode_seconds)}};
+    if (o.drafted > 0) {
+        out["draft_n"] = o.drafted;
+        out["draft_n_accepted"] = o.accepted;
+    }
+    return out;
 }
 
 ordered_json call_json(const ToolCall& call) {

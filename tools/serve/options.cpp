@@ -7,6 +7,7 @@
 #include "tools/common/cli_values.h"
 #include "tools/common/doctor/command.h"
 #include "tools/common/settings.h"
+#include "tools/common/speculation_flags.h"
 
 namespace quern {
 namespace {
@@ -212,6 +213,7 @@ bool is_loopback(const std::string& host) {
 bool parse_serve_options(int argc, char** argv, ServeOptions& options) {
     ArgParser parser("serve", "answer many clients through the OpenAI and Anthropic APIs", "[MODEL] [FLAGS]");
     add_model(parser, options);
+    add_speculation_flags(parser, options.speculation);
     add_network(parser, options);
     add_settings(parser, options);
     parser.footer(kFooter);

@@ -22,6 +22,7 @@ struct ServeOptions {
     std::string kv_type = "auto";
     DenseFormat dense = DenseFormat::as_stored;
     int64_t cache_bytes = int64_t{8192} << 20;
+    SpeculationOptions speculation;
     std::string cache_dir;  // keeps states over a restart; empty: they are lost
 
     std::string host = "127.0.0.1";

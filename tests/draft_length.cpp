@@ -1,0 +1,155 @@
+// How long drafts are: in simulated time, against the best fixed length and against none.
+#include <doctest/doctest.h>
+
+#include <cmath>
+#include <functional>
+#include <random>
+
+#include "tools/engine/draft_length.h"
+
+namespace quern {
+namespace {
+
+/// A machine and a drafter: seconds of a step, and by position the probability that a draft is right so far.
+struct World {
+    std::function<double(int64_t sequences, int64_t rows)> seconds;
+    std::function<std::vector<double>(int64_t round)> chances;
+    int64_t sequences = 1;
+    double noise = 0;
+};
+
+constexpr int64_t kMost = 7, kRows = 64;
+
+/// Tokens a second over `rounds` rounds. `fixed` >= 0: always so many.
+double rate(const World& world, int64_t fixed, int64_t rounds = 4000) {
+    std::mt19937 random(11);
+    std::uniform_real_distribution<double> uniform(0, 1);
+    std::vector<AcceptanceRecord> records(static_cast<size_t>(world.sequences));
+    StepCosts costs;
+    double tokens = 0, seconds = 0;
+    for (int64_t round = 0; round < rounds; ++round) {
+        std::vector<DraftCandidate> candidates;
+        for (const AcceptanceRecord& r : records) candidates.push_back({&r, kMost});
+        std::vector<int64_t> lengths(records.size(), fixed);
+        if (fixed < 0)
+            lengths =
+                draft_lengths(candidates, costs, world.sequences, world.sequences, kRows - world.sequences);
+        int64_t rows = world.sequences;
+        for (size_t i = 0; i < records.size(); ++i) {
+            rows += lengths[i];
+            const std::vector<double> chances = world.chances(round);
+            const double drawn = uniform(random);
+            int64_t right = 0;
+            while (right < lengths[i] && drawn < chances[static_cast<size_t>(right)]) ++right;
+            tokens += 1 + static_cast<double>(right);
+            lengths[i] > 0 ? records[i].add(lengths[i], right) : records[i].fade();
+        }
+        double took = world.seconds(world.sequences, rows) * (1 + world.noise * uniform(random));
+        if (world.noise > 0 && random() % 50 == 0) took *= 5;  // somebody else had the machine
+        costs.add(world.sequences, rows, took);
+        seconds += took;
+    }
+    return tokens / seconds;
+}
+
+double best_fixed(const World& world) {
+    double best = 0;
+    for (int64_t n = 0; n <= kMost; ++n) best = std::max(best, rate(world, n));
+    return best;
+}
+
+const auto kAgents = [](int64_t) { return std::vector<double>{0.85, 0.77, 0.71, 0.67, 0.64, 0.61, 0.59}; };
+const auto kChat = [](int64_t) { return std::vector<double>{0.71, 0.48, 0.34, 0.25, 0.20, 0.15, 0.12}; };
+const auto kNothing = [](int64_t) { return std::vector<double>(7, 0.0); };
+
+/// Memory-bound: rows are cheap; as a mixture of experts has it; and bound by products: every row costs the same.
+const auto kFlat = [](int64_t, int64_t rows) { return 1e-3 * (1 + 0.03 * static_cast<double>(rows)); };
+const auto kMixture = [](int64_t, int64_t rows) { return 1e-3 * (0.7 + 0.3 * static_cast<double>(rows)); };
+const auto kLinear = [](int64_t, int64_t rows) { return 1e-3 * static_cast<double>(rows); };
+
+TEST_SUITE("cpu") {
+    TEST_CASE("lengths of drafts come near the best fixed one, for any cost of rows and any drafter") {
+        for (const auto& seconds : {+kFlat, +kMixture, +kLinear})
+            for (const auto& chances : {+kAgents, +kChat})
+                for (const int64_t sequences : {1, 5})
+                    for (const double noise : {0.0, 0.1}) {
+                        const World world{seconds, chances, sequences, noise};
+                        CHECK(rate(world, -1) > 0.93 * best_fixed(world));
+                    }
+    }
+
+    TEST_CASE("a drafter that is never right costs less than 3 %") {
+        for (const auto& seconds : {+kFlat, +kMixture, +kLinear})
+            for (const int64_t sequences : {1, 8, 63, 64}) {
+                const World world{seconds, kNothing, sequences, 0.0};
+                CHECK(rate(world, -1) > 0.97 * rate(world, 0));
+            }
+    }
+
+    TEST_CASE("a text that becomes predictable gets drafts, one that ceases to be loses them") {
+        const World world{kMixture,
+                          [](int64_t round) { return round / 2000 % 2 == 0 ? kNothing(0) : kAgents(0); }};
+        CHECK(rate(world, -1, 8000) > 1.15 * rate(world, 0, 8000));
+    }
+
+    TEST_CASE("without a measured step there are no drafts, and never more than there is room for") {
+        const AcceptanceRecord fresh;
+        StepCosts costs;
+        const DraftCandidate candidates[] = {{&fresh, 7}, {&fresh, 2}};
+        CHECK(draft_lengths(candidates, costs, 2, 2, 20) == std::vector<int64_t>{0, 0});
+        costs.add(2, 2, 1.0);
+        CHECK(draft_lengths(candidates, costs, 2, 2, 20) ==
+              std::vector<int64_t>{0, 0});  // may be an accident
+        costs.add(2, 2, 1.0);
+        CHECK(draft_lengths(candidates, costs, 2, 2, 20) ==
+              std::vector<int64_t>{1, 0});  // to see what it takes
+        for (int64_t rows = 6; rows <= 40; ++rows) costs.add(2, rows / 2, 1.0);
+        CHECK(draft_lengths(candidates, costs, 2, 2, 20) == std::vector<int64_t>{7, 2});
+        CHECK(draft_lengths(candidates, costs, 2, 2, 3) == std::vector<int64_t>{2, 1});
+        CHECK(draft_lengths(candidates, costs, 2, 2, 0) == std::vector<int64_t>{0, 0});
+        CHECK(draft_lengths({}, costs, 2, 2, 20).empty());
+    }
+
+    TEST_CASE(
+        "costs that were not measured are those of smaller steps, and never more than those of larger ones") {
+        StepCosts costs;
+        CHECK(costs.seconds(1, 1) == INFINITY);
+        const auto twice = [&](int64_t sequences, int64_t rows, double seconds) {
+            costs.add(sequences, rows, seconds);
+            CHECK(!costs.knows(sequences, rows));
+            costs.add(sequences, rows, seconds + 1);
+            CHECK(costs.knows(sequences, rows));
+        };
+        twice(1, 1, 1.0);
+        twice(1, 5, 1.9);
+        twice(2, 2, 7.0);
+        twice(2, 3, 6.0);
+        CHECK(costs.seconds(1, 3) == 1.0);
+        CHECK(costs.seconds(1, 9) == 1.9);
+        CHECK(costs.seconds(2, 4) == 6.0);
+        CHECK(costs.seconds(2, 1) == 6.0);
+        CHECK(!costs.knows(3, 3));
+        costs.add(1, 2, 50.0);  // an accident
+        CHECK(costs.seconds(1, 2) == 1.0);
+        costs.add(1, 2, 1.5);
+        CHECK(costs.seconds(1, 2) == 1.5);
+        for (int i = 0; i < 1001; ++i) costs.add(2, 2, 7.0);  // the others are too old to believe
+        CHECK(!costs.knows(1, 1));
+        CHECK(costs.seconds(2, 2) == doctest::Approx(7.0));
+    }
+
+    TEST_CASE("one step that took very long does not end drafts") {
+        for (int64_t slow = 0; slow < 12; ++slow) {
+            int64_t step = 0;
+            const World world{[&](int64_t sequences, int64_t rows) {
+                                  return kFlat(sequences, rows) * (step++ == slow ? 20 : 1);
+                              },
+                              kAgents};
+            CAPTURE(slow);
+            CHECK(rate(world, -1, 1000) > 1.8 * rate({kFlat, kAgents}, 0, 1000));
+        }
+    }
+}
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,56 @@
+#include "tools/common/speculation_flags.h"
+
+#include "ggml-like/check.h"
+#include "ggml-like/json_guard.h"
+#include "tools/common/cli_args.h"
+#include "tools/common/cli_values.h"
+
+namespace quern {
+
+DrafterKind parse_drafter(const std::string& value, const std::string& what) {
+    if (value == "none") return DrafterKind::none;
+    if (value == "auto") return DrafterKind::automatic;
+    if (value == "lookup" || value == "ngram") return DrafterKind::lookup;
+    FAIL(usage, "{}: expected auto, none or lookup, found '{}'", what, printable(value));
+}
+
+void apply_speculative_config(const std::string& json, SpeculationOptions& options) {
+    constexpr const char* kFlag = "--speculative-config";
+    const nlohmann::json object = parse_json(json, kFlag, {.max_depth = 4, .kind = ErrorKind::usage});
+    if (!object.is_object()) FAIL(usage, "{}: expected a JSON object", kFlag);
+    if (!object.contains("method"))
+        FAIL(usage, "{}: 'method' is missing; there are ngram, auto and none", kFlag);
+    for (const auto& [key, value] : object.items()) {
+        if (key == "method") {
+            if (!value.is_string()) FAIL(usage, "{}: method must be a text", kFlag);
+            options.kind = parse_drafter(value.get<std::string>(), std::string(kFlag) + ", method");
+        } else if (key == "num_speculative_tokens") {
+            if (!value.is_number_integer() || value < 1 || value > kMaxDraft)
+                FAIL(usage, "{}: num_speculative_tokens must be a whole number from 1 to {}", kFlag,
+                     kMaxDraft);
+            options.draft_max = value.get<int64_t>();
+        } else {
+            FAIL(usage, "{}: '{}' is not supported; there are method and num_speculative_tokens", kFlag,
+                 printable(key));
+        }
+    }
+}
+
+void add_speculation_flags(ArgParser& parser, SpeculationOptions& options) {
+    parser.section("Speculation (never changes an answer)");
+    parser.value(
+        kSpecNames, "auto|none|lookup",
+        "draft the next tokens and verify several in one step. lookup: what followed the same words before, "
+        "in the prompt and the answer; auto: all that the checkpoint has drafters for, and lookup; none "
+        "(default)",
+        [&options](const std::string& v) { options.kind = parse_drafter(v, "--spec"); });
+    parser.value(kDraftMaxNames, "N",
+                 fmt::format("tokens of a draft at most, 1 to {}; default {}", kMaxDraft, options.draft_max),
+                 [&options](const std::string& v) {
+                     options.draft_max = parse_integer(v, "--draft-max", 1, kMaxDraft);
+                 });
+    parser.value("--speculative-config", "JSON", "the same as vLLM writes it: method, num_speculative_tokens",
+                 [&options](const std::string& v) { apply_speculative_config(v, options); });
+}
+
+}  // namespace quern

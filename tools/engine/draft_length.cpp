@@ -1,0 +1,115 @@
+#include "tools/engine/draft_length.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace quern {
+namespace {
+
+/// Nothing is known of a new sequence but that drafters draft what is likely: an imagined trial.
+constexpr double kExpected = 0.8, kExpectedWeight = 1;
+constexpr double kKept = 0.95;    // of what was learnt, after another draft
+constexpr double kFaded = 0.998;  // after a step without one: half of it after 350 steps
+/// So many steps later a cost may be another one: contexts have grown, other programs have come or gone.
+constexpr int64_t kOld = 1000;
+/// Below this gain a draft is noise.
+constexpr double kWorthwhile = 1.02;
+
+}  // namespace
+
+void AcceptanceRecord::add(int64_t drafted, int64_t accepted) {
+    for (int64_t i = 0; i < std::min(drafted, accepted + 1); ++i) {
+        Position& p = positions_[static_cast<size_t>(i)];
+        p.tried = kKept * p.tried + 1;
+        p.right = kKept * p.right + (i < accepted ? 1 : 0);
+    }
+}
+
+void AcceptanceRecord::fade() {
+    for (Position& p : positions_) {
+        p.tried *= kFaded;
+        p.right *= kFaded;
+    }
+}
+
+std::vector<double> AcceptanceRecord::chances(int64_t most) const {
+    std::vector<double> list;
+    double all = 1;
+    for (int64_t i = 0; i < std::min(most, kMaxDraft); ++i) {
+        const Position& p = positions_[static_cast<size_t>(i)];
+        all *= (p.right + kExpected * kExpectedWeight) / (p.tried + kExpectedWeight);
+        list.push_back(all);
+    }
+    return list;
+}
+
+void StepCosts::add(int64_t sequences, int64_t rows, double seconds) {
+    const auto [at, fresh] = costs_.try_emplace({sequences, rows}, Cost{seconds, ++steps_, 0});
+    Cost& cost = at->second;
+    cost.step = steps_;
+    // Steps are never faster than they can be, but slower by accident.
+    if (++cost.count == 2)
+        cost.seconds = std::min(cost.seconds, seconds);
+    else
+        cost.seconds +=
+            (seconds < cost.seconds ? 0.5 : 0.2) * (std::min(seconds, 1.5 * cost.seconds) - cost.seconds);
+    if (fresh) std::erase_if(costs_, [&](const auto& c) { return old(c.second); });
+}
+
+bool StepCosts::knows(int64_t sequences, int64_t rows) const {
+    const auto at = costs_.find({sequences, rows});
+    return at != costs_.end() && !old(at->second) && at->second.count > 1;
+}
+
+double StepCosts::seconds(int64_t sequences, int64_t rows) const {
+    const auto end = costs_.lower_bound({sequences + 1, 0});
+    double cost = INFINITY;
+    for (auto at = costs_.lower_bound({sequences, 0}); at != end; ++at) {
+        const auto& [size, measured] = *at;
+        if (old(measured)) continue;
+        const bool sure = measured.count > 1 && size.second <= rows;
+        cost = sure ? measured.seconds : std::min(cost, measured.seconds);
+    }
+    return cost;
+}
+
+bool StepCosts::old(const Cost& cost) const { return cost.step < steps_ - kOld; }
+
+/// Sizes that are tried: all small ones, then some a third apart.
+int64_t next_size(int64_t tokens) { return tokens + std::max<int64_t>(1, tokens / 3); }
+
+std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, const StepCosts& costs,
+                                   int64_t sequences, int64_t rows, int64_t spare) {
+    std::vector<int64_t> lengths(candidates.size(), 0);
+    if (!costs.knows(sequences, rows)) return lengths;
+    struct Gain {
+        double chance;
+        size_t candidate;
+    };
+    std::vector<Gain> gains;  // of each further drafted token
+    for (size_t i = 0; i < candidates.size(); ++i)
+        for (const double chance : candidates[i].record->chances(candidates[i].most))
+            gains.push_back({chance, i});
+    std::stable_sort(gains.begin(), gains.end(),
+                     [](const Gain& a, const Gain& b) { return a.chance > b.chance; });
+    gains.resize(std::min(gains.size(), static_cast<size_t>(std::max<int64_t>(spare, 0))));
+    double tokens = static_cast<double>(sequences);
+    double best = kWorthwhile * tokens / costs.seconds(sequences, rows);
+    const auto most = static_cast<int64_t>(gains.size());
+    int64_t taken = 0, size = 1;
+    for (int64_t i = 1; i <= most; ++i) {
+        tokens += gains[static_cast<size_t>(i - 1)].chance;
+        if (i < size && i < most) continue;
+        size = next_size(i);
+        const double rate = tokens / costs.seconds(sequences, rows + i);
+        if (rate > best) {
+            best = rate;
+            taken = i;
+        }
+        if (!costs.knows(sequences, rows + i)) break;  // first this one, then larger ones
+    }
+    for (int64_t i = 0; i < taken; ++i) ++lengths[gains[static_cast<size_t>(i)].candidate];
+    return lengths;
+}
+
+}  // namespace quern

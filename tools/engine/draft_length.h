@@ -1,0 +1,69 @@
+// How many tokens to draft, so that drafts never cost more than they bring: costs of steps and acceptance are measured
+// while answers are written, and each round takes the lengths with the most tokens a second. Pure host code.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <span>
+#include <vector>
+
+#include "tools/engine/speculation_options.h"
+
+namespace quern {
+
+/// How far drafts of one sequence were right lately. What was learnt fades while nothing is drafted, so that a sequence
+/// which drafts failed for is tried again now and then.
+class AcceptanceRecord {
+  public:
+    /// A draft of `drafted` tokens, of which the first `accepted` were right.
+    void add(int64_t drafted, int64_t accepted);
+    /// A step that could have had a draft and had none.
+    void fade();
+    /// The probability that the first 1, 2 ... `most` tokens of a draft are right; falling.
+    std::vector<double> chances(int64_t most) const;
+
+  private:
+    struct Position {
+        double tried = 0, right = 0;  // of those whose tokens before were right
+    };
+    std::array<Position, kMaxDraft> positions_{};
+};
+
+/// Seconds of answer steps by sequences and rows, as measured.
+class StepCosts {
+  public:
+    void add(int64_t sequences, int64_t rows, double seconds);
+    /// Whether this size was measured twice: a single time may be an accident.
+    bool knows(int64_t sequences, int64_t rows) const;
+    /// For a size that is not known: what the next smaller one takes, which is too little, so that what may be good is
+    /// tried. Never more than what a larger one took. Infinite if no step of so many sequences was measured.
+    double seconds(int64_t sequences, int64_t rows) const;
+
+  private:
+    struct Cost {
+        double seconds;
+        int64_t step;   // when it was measured last
+        int64_t count;  // how often
+    };
+    using Key = std::pair<int64_t, int64_t>;  // sequences, rows
+    bool old(const Cost& cost) const;
+
+    std::map<Key, Cost> costs_;
+    int64_t steps_ = 0;
+};
+
+/// A sequence that a draft may be made for.
+struct DraftCandidate {
+    const AcceptanceRecord* record;
+    int64_t most;  // tokens at most
+};
+
+/// Tokens to draft for each candidate, 0 included: those with the best expected number of tokens a second in a step of
+/// `sequences` sequences, of which the candidates are some, that has `rows` rows without drafts and room for `spare` more.
+/// All 0 as long as the cost of a step without drafts is unknown. Sizes whose cost is unknown are tried one after another,
+/// small ones first, as long as they may be better than the best known.
+std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, const StepCosts& costs,
+                                   int64_t sequences, int64_t rows, int64_t spare);
+
+}  // namespace quern

@@ -1,0 +1,155 @@
+#include "tools/engine/speculation.h"
+
+#include <algorithm>
+
+#include "ggml-like/check.h"
+#include "tools/engine/lookup_drafter.h"
+#include "tools/engine/plan_cache.h"
+
+namespace quern {
+
+namespace {
+
+int64_t rows_of(const Step& step) {
+    int64_t rows = 0;
+    for (const Slice& slice : step.slices) rows += slice.count;
+    return rows;
+}
+
+bool always_full(const Slice* slice) { return slice->sequence->request.drafts.full; }
+
+}  // namespace
+
+const char* drafter_name(DrafterKind kind) {
+    constexpr const char* kNames[] = {"none", "auto", "lookup"};
+    return kNames[static_cast<size_t>(kind)];
+}
+
+int64_t matching_rows(const Slice& slice) {
+    const std::vector<int32_t>& tokens = slice.sequence->tokens;
+    const auto known = std::min(slice.count, static_cast<int64_t>(tokens.size()) - slice.begin);
+    const int64_t own = slice.count - static_cast<int64_t>(slice.draft.size());
+    int64_t rows = std::min(own, known);
+    while (rows < known &&
+           tokens[static_cast<size_t>(slice.begin + rows)] == slice.draft[static_cast<size_t>(rows - own)])
+        ++rows;
+    return rows;
+}
+
+void check_drafts(const DraftOptions& wanted, const SpeculationOptions& options) {
+    if (wanted.most < 0) FAIL(usage, "drafts of {} tokens; choose at least 0", wanted.most);
+    const bool made = wanted.kind == DrafterKind::none || wanted.kind == DrafterKind::automatic ||
+                      options.kind == DrafterKind::automatic || options.kind == wanted.kind;
+    if (!made)
+        FAIL(usage, "drafts by {} were asked for; this engine was started with --spec {}",
+             drafter_name(wanted.kind), drafter_name(options.kind));
+}
+
+Speculation::Speculation(const SpeculationOptions& options, std::shared_ptr<Drafter> drafter,
+                         const Limits& limits)
+    : options_(options), limits_(limits) {
+    if (drafter == nullptr) drafter = std::make_shared<LookupDrafter>();
+    drafters_.push_back(std::move(drafter));
+}
+
+/// Tokens that a draft may add to a slice. The last token of an answer is never run, so a draft ends two tokens before the
+/// end.
+int64_t Speculation::most(const Slice& slice) const {
+    const Sequence& s = *slice.sequence;
+    const DraftOptions& wanted = s.request.drafts;
+    if (!slice.last || wanted.kind == DrafterKind::none) return 0;
+    const int64_t left = std::min(limits_.context - static_cast<int64_t>(s.tokens.size()),
+                                  s.request.max_tokens - static_cast<int64_t>(s.result.tokens.size()));
+    return std::min({options_.draft_max, wanted.most, journal_entries(options_) - slice.count, left - 1});
+}
+
+/// How long the drafts of these slices of the step may be. Those that are always full come first and share alike.
+std::vector<Draft> Speculation::lengths(const Step& step, const std::vector<Slice*>& slices) const {
+    std::vector<Draft> drafts;
+    std::vector<DraftCandidate> candidates;
+    int64_t rows = rows_of(step), spare = limits_.answer_rows - rows,
+            full = std::count_if(slices.begin(), slices.end(), always_full);
+    for (const Slice* slice : slices) {
+        drafts.push_back({slice->sequence, 0});
+        if (always_full(slice)) {
+            drafts.back().most = std::min(most(*slice), spare / full--);
+            spare -= drafts.back().most;
+            rows += drafts.back().most;
+        } else {
+            candidates.push_back({&records_.at(slice->sequence->id), most(*slice)});
+        }
+    }
+    const auto best = draft_lengths(candidates, costs_, cost_size(step), rows, spare);
+    auto next = best.begin();
+    for (size_t i = 0; i < slices.size(); ++i)
+        if (!always_full(slices[i])) drafts[i].most = *next++;
+    return drafts;
+}
+
+/// The number of sequences under which the cost of a step is known.
+int64_t Speculation::cost_size(const Step& step) const {
+    const auto sequences = static_cast<int64_t>(step.slices.size());
+    return limits_.padded ? decode_bucket(sequences) : sequences;
+}
+
+void Speculation::measured(const Step& step, double seconds) {
+    costs_.add(cost_size(step), rows_of(step), seconds);
+}
+
+/// The draft as far as it may be long, up to its first id that the model has no logit for.
+std::vector<int32_t> Speculation::possible(Draft draft) const {
+    std::vector<int32_t>& tokens = draft.tokens;
+    tokens.resize(std::min(tokens.size(), static_cast<size_t>(draft.most)));
+    const auto bad =
+        std::find_if(tokens.begin(), tokens.end(), [&](int32_t id) { return id < 0 || id >= limits_.vocab; });
+    tokens.erase(bad, tokens.end());
+    return tokens;
+}
+
+void Speculation::draft(Step& step) {
+    if (step.kind != StepKind::answer) return;
+    std::vector<Slice*> slices;
+    for (Slice& slice : step.slices)
+        if (most(slice) > 0) {
+            slices.push_back(&slice);
+            records_[slice.sequence->id].fade();
+        }
+    std::vector<Draft> drafts = lengths(step, slices), wanted;
+    std::vector<Slice*> drafting;
+    for (size_t i = 0; i < drafts.size(); ++i)
+        if (drafts[i].most > 0) {
+            wanted.push_back(std::move(drafts[i]));
+            drafting.push_back(slices[i]);
+        }
+    if (wanted.empty()) return;
+    for (const auto& drafter : drafters_) drafter->propose(wanted);
+    bool any = false;
+    for (size_t i = 0; i < wanted.size(); ++i) {
+        Slice& slice = *drafting[i];
+        slice.draft = possible(std::move(wanted[i]));
+        slice.count += static_cast<int64_t>(slice.draft.size());
+        any |= !slice.draft.empty();
+    }
+    if (!any) return;
+    for (Slice& slice : step.slices) slice.logit_rows = slice.count;
+}
+
+void Speculation::accept(const Slice& slice) {
+    Sequence& s = *slice.sequence;
+    const auto drafted = static_cast<int64_t>(slice.draft.size());
+    const int64_t accepted = std::max<int64_t>(0, matching_rows(slice) - (slice.count - drafted));
+    s.result.drafted += drafted;
+    s.result.accepted += accepted;
+    if (drafted > 0 && s.request.on_round)
+        s.request.on_round(slice.begin + slice.count - drafted, slice.draft, accepted);
+    if (s.done()) return;
+    records_[s.id].add(drafted, accepted);
+    for (const auto& drafter : drafters_) drafter->accept(s);
+}
+
+void Speculation::release(const Sequence& s) {
+    records_.erase(s.id);
+    for (const auto& drafter : drafters_) drafter->release(s);
+}
+
+}  // namespace quern

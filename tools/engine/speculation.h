@@ -1,0 +1,58 @@
+// Speculation: adds drafts to answer steps and keeps count of what comes of them.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "tools/engine/draft_length.h"
+#include "tools/engine/drafter.h"
+#include "tools/engine/scheduler.h"
+
+namespace quern {
+
+/// Rows of an answer step of a sequence with a draft of `draft_max` tokens at most; the entries of its journal. 0: without
+/// speculation.
+inline int64_t journal_entries(const SpeculationOptions& o) { return o.on() ? 1 + o.draft_max : 0; }
+
+class Speculation {
+  public:
+    struct Limits {
+        int64_t context;      // tokens a sequence may hold
+        int64_t answer_rows;  // of a step
+        int64_t vocab;        // ids that may be sampled
+        bool padded;          // steps are padded to few numbers of sequences
+    };
+    /// `drafter`: in place of those that `options` name; null: those.
+    Speculation(const SpeculationOptions& options, std::shared_ptr<Drafter> drafter, const Limits& limits);
+
+    /// Adds drafts to the slices of an answer step that end with their sequence's newest token, as far as its rows go.
+    /// With a draft in it, every row of the step gets its logits.
+    void draft(Step& step);
+    /// An answer step took so long, drafting included.
+    void measured(const Step& step, double seconds);
+    /// The rows of `slice` that were computed with the sequence's tokens are committed; also if it has ended.
+    void accept(const Slice& slice);
+    void release(const Sequence& s);
+
+  private:
+    int64_t most(const Slice& slice) const;
+    std::vector<Draft> lengths(const Step& step, const std::vector<Slice*>& slices) const;
+    int64_t cost_size(const Step& step) const;
+    std::vector<int32_t> possible(Draft draft) const;
+
+    SpeculationOptions options_;
+    Limits limits_;
+    std::vector<std::shared_ptr<Drafter>> drafters_;
+    StepCosts costs_;
+    std::map<RequestId, AcceptanceRecord> records_;
+};
+
+/// Throws Error(usage) if a request wants drafts that this engine does not make.
+void check_drafts(const DraftOptions& wanted, const SpeculationOptions& options);
+
+/// Rows of a slice, from its first on, whose tokens are the sequence's.
+int64_t matching_rows(const Slice& slice);
+
+}  // namespace quern

@@ -1,0 +1,33 @@
+// Which drafters run, and how far they draft: of an engine, and of one request.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+namespace quern {
+
+/// automatic: every drafter that the model has something for.
+enum class DrafterKind : uint8_t { none, automatic, lookup };
+
+/// As in --spec.
+const char* drafter_name(DrafterKind kind);
+
+/// Drafts of all rounds fit in this many tokens: a round is an answer step of one row more.
+inline constexpr int64_t kMaxDraft = 15;
+
+struct SpeculationOptions {
+    DrafterKind kind = DrafterKind::none;
+    int64_t draft_max = 7;  // tokens of a draft, 1 to kMaxDraft
+
+    bool on() const { return kind != DrafterKind::none; }
+};
+
+/// What one request allows of that.
+struct DraftOptions {
+    DrafterKind kind = DrafterKind::automatic;           // automatic: as the engine
+    int64_t most = std::numeric_limits<int64_t>::max();  // tokens of a draft
+    /// Drafts are as long as pays, measured as it goes (draft_length.h). True: as long as may be, to compare drafters.
+    bool full = false;
+};
+
+}  // namespace quern
