@@ -180,7 +180,7 @@ TEST_SUITE("cpu") {
             return std::vector<int64_t>{l.prompt_rows, l.gap_rows, l.prompt_logits, l.answer_rows};
         };
         using Rows = std::vector<int64_t>;
-        CHECK(limits(device, 16, 0) == Rows{2048, 1024, 64, 64});
+        CHECK(limits(device, 16, 0) == Rows{8192, 1024, 64, 64});
         CHECK(limits(device, 100, 512) == Rows{512, 512, 64, 64});
         CHECK(limits(device, 1, 1) == Rows{64, 64, 64, 8});  // no step is too short for a piece of 64
         CHECK(limits(*cpu, 1, 0) == Rows{512, 128, 64, 8});

@@ -81,7 +81,7 @@ TEST_SUITE("model") {
         CHECK(shell(kQuern + " run --device 900 -p hi 2>/dev/null </dev/null").code == 5);
         CHECK(shell(kQuern + " bench --device 900 2>/dev/null </dev/null").code == 5);
         CHECK(shell(kQuern +
-                    " bench --synthetic qwen3.6-35b-a3b -ngl 0 -d 200000 -np 900 2>/dev/null </dev/null")
+                    " bench --synthetic qwen3.6-35b-a3b -ngl 0 -d 200000 -np 30 2>/dev/null </dev/null")
                   .code == 4);
         CHECK(
             shell(kQuern + " run -c 8 -p 'a prompt of more tokens than that' 2>/dev/null </dev/null").code ==
