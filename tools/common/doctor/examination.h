@@ -53,6 +53,8 @@ class Examination {
   public:
     /// The engine's model must have a tokenizer. Nothing else may use the engine meanwhile.
     Examination(Engine& engine, const DoctorOptions& options);
+    Examination(const Examination&) = delete;  // a thread has its address
+    Examination& operator=(const Examination&) = delete;
 
     Engine& engine() { return engine_; }
     const Model& model() const { return engine_.model(); }
