@@ -294,7 +294,7 @@ TEST_SUITE("model") {
     TEST_CASE("doctor: a card that the driver's library does not know is a note") {
         CountedBackend backend(int64_t{256} << 20);
         const auto model = load_model(kDemo, backend, {});
-        Engine engine(*model, backend, {.context = 256});
+        Engine engine(*model, backend, {.context = 256, .step_tokens = 512});
         const DoctorOptions options{.seconds = 600};
         Examination e(engine, options);
         CheckReport report;
