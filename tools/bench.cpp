@@ -1,7 +1,6 @@
 // quern bench: llama-bench's tests and tables for a checkpoint on this machine.
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <future>
 #include <nlohmann/json.hpp>
 
@@ -11,6 +10,7 @@
 #include "tools/bench/measure.h"
 #include "tools/bench/quality.h"
 #include "tools/bench/roofline.h"
+#include "tools/bench/rows.h"
 #include "tools/bench/serve_load.h"
 #include "tools/commands.h"
 #include "tools/common/cli_args.h"
@@ -46,31 +46,6 @@ struct Options {
     std::string serve_url, serve_key, questions;
     int64_t requests = 0;
 };
-
-struct Row {
-    BenchTest test;
-    Samples samples;
-    TokenBytes bytes;     // of tests that only decode
-    double limit = 0;     // share of the ceiling that was reached; 0: no single ceiling
-    int64_t kernels = 0;  // of a step of one row a sequence; 0: unknown
-    std::string taint;
-};
-
-/// How close a test came to what bounds it: memory while decoding, products while reading a prompt.
-Row make_row(const BenchTest& test, const Samples& samples, const Engine& engine, const Ceilings& ceilings) {
-    Row row{.test = test, .samples = samples, .bytes = {}};
-    const double rate = samples.median_rate();
-    if (test.prompt == 0 && test.drafts.kind == DrafterKind::none) {
-        const double depth =
-            static_cast<double>(std::max<int64_t>(test.depth, 1)) + static_cast<double>(test.answer) / 2;
-        row.bytes = token_bytes(engine.model(), engine.memory_plan(), test.parallel, depth);
-        row.limit = rate * total(row.bytes) / ceilings.bytes_per_second;
-        row.kernels = engine.kernels(test.parallel);
-    } else if (test.answer == 0) {
-        row.limit = rate * token_flops(engine.model()) / ceilings.flops;
-    }
-    return row;
-}
 
 /// Looks at the device while the test runs once more, since idle clocks say nothing.
 std::string watch(Engine& engine, const BenchTest& test) {
@@ -277,124 +252,6 @@ std::vector<BenchTest> tests_of(const Options& o) {
     return o.speculation.on() ? with_drafts(tests, o.draft_lengths) : tests;
 }
 
-std::string md_header() {
-    return "| model | size | params | backend | threads | test | t/s | median | of limit | kernels | output "
-           "|\n"
-           "| --- | ---: | ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n";
-}
-
-std::string md_footer(const std::vector<Row>& rows, const Ceilings& c) {
-    std::string text = fmt::format(
-        "\nLimits, measured here: memory {:.1f} GB/s (decoding); BF16 product by the same kernels "
-        "{:.3g} TFLOP/s, a lower bound (prompts).\n",
-        c.bytes_per_second / 1e9, c.flops / 1e12);
-    std::string header, line, body;
-    for (const Row& r : rows) {
-        if (r.bytes.empty()) continue;
-        header = "| MB a token", line = "| ---", body += "| " + r.test.name();
-        for (const auto& [name, value] : r.bytes) {
-            header += " | " + name, line += " | ---:";
-            body += fmt::format(" | {:.2f}", value / 1e6);
-        }
-        body += fmt::format(" | {:.2f} |\n", total(r.bytes) / 1e6);
-    }
-    return body.empty() ? text : text + "\n" + header + " | all |\n" + line + " | ---: |\n" + body;
-}
-
-/// What drafts brought. A round is a step that may have drafts: it gives one token and what was accepted.
-std::string md_drafts(const std::vector<Row>& rows) {
-    std::string text;
-    for (const Row& r : rows) {
-        if (r.test.drafts.kind == DrafterKind::none) continue;
-        const Samples& s = r.samples;
-        if (text.empty())
-            text =
-                "\n| drafts | t/s | without | gain | tokens a round | a round, in plain steps | drafted | "
-                "accepted |\n"
-                "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n";
-        text += fmt::format("| {} | {:.2f} | {:.2f} | {:.2f}x | {:.2f} | {:.2f} | {} | {} |\n", r.test.name(),
-                            s.median_rate(), s.plain_rate, s.gain(), s.round_tokens(),
-                            s.round_tokens() / s.gain(), s.drafted, s.accepted);
-    }
-    return text;
-}
-
-std::string md_row(const Row& r, const Engine& engine, const Backend& backend, int threads) {
-    const ModelInfo& i = engine.model().info();
-    const std::string limit = r.limit > 0 ? fmt::format("{:.1f} %", 100 * r.limit) : "";
-    const std::string kernels = r.kernels > 0 ? std::to_string(r.kernels) : "";
-    const std::string taint = r.taint.empty()        ? ""
-                              : r.taint == "unknown" ? " (clocks unknown)"
-                                                     : " (tainted: " + r.taint + ")";
-    return fmt::format(
-        "| {} {} | {:.2f} MiB | {:.2f} M | {} | {} | {}{} | {:.2f} ± {:.2f} | {:.2f} | {} | {} | {} |\n",
-        i.architecture, i.formats, static_cast<double>(i.weight_bytes) / 1048576.0,
-        static_cast<double>(i.parameters) / 1e6, backend.name(), threads, r.test.name(), taint,
-        r.samples.mean_rate(), r.samples.stddev_rate(), r.samples.median_rate(), limit, kernels,
-        r.samples.output_hash);
-}
-
-Json json_row(const Row& r, const Engine& engine, const Backend& backend, const Options& o,
-              const Ceilings& ceilings) {
-    const ModelInfo& i = engine.model().info();
-    Json parts = Json::object();
-    for (const auto& [name, value] : r.bytes) parts[name] = std::llround(value);
-    std::vector<int64_t> ns;
-    std::vector<double> rates;
-    double all = 0, deviation = 0;
-    for (double s : r.samples.seconds) {
-        ns.push_back(static_cast<int64_t>(s * 1e9));
-        rates.push_back(static_cast<double>(r.samples.tokens) / s);
-        all += s * 1e9;
-    }
-    const double average = all / static_cast<double>(ns.size());
-    for (int64_t v : ns) deviation += (static_cast<double>(v) - average) * (static_cast<double>(v) - average);
-    return {
-        {"build_commit", QUERN_VERSION},
-        {"cpu_info", backend.description()},
-        {"backends", backend.name()},
-        {"model_filename", i.name},
-        {"model_type", i.architecture + " " + i.formats},
-        {"dense", dense_format_name(i.dense)},
-        {"model_size", i.weight_bytes},
-        {"model_n_params", i.parameters},
-        {"n_ubatch", engine.memory_plan().steps.prompt_rows},
-        {"type_k", o.kv_type},
-        {"type_v", o.kv_type},
-        {"n_prompt", r.test.prompt},
-        {"n_gen", r.test.answer},
-        {"n_depth", r.test.depth},
-        {"n_parallel", r.test.parallel},
-        {"avg_ns", static_cast<int64_t>(average)},
-        {"stddev_ns",
-         ns.size() > 1 ? static_cast<int64_t>(std::sqrt(deviation / static_cast<double>(ns.size() - 1))) : 0},
-        {"avg_ts", r.samples.mean_rate()},
-        {"stddev_ts", r.samples.stddev_rate()},
-        {"samples_ns", ns},
-        {"samples_ts", rates},
-        {"median_ts", r.samples.median_rate()},
-        {"draft_n", r.samples.drafted},
-        {"draft_n_accepted", r.samples.accepted},
-        {"plain_ts", r.samples.plain_rate},
-        {"output_hash", r.samples.output_hash},
-        {"bytes_per_token", std::llround(total(r.bytes))},
-        {"bytes_by_component", parts},
-        {"limit_percent", 100 * r.limit},
-        {"memory_bytes_per_second", ceilings.bytes_per_second},
-        {"bf16_product_flops", ceilings.flops},
-        {"kernels_per_token", r.kernels},
-        {"tainted", r.taint}};
-}
-
-std::string csv_line(const Json& row, bool header) {
-    std::string line;
-    for (const auto& [key, value] : row.items()) {
-        if (value.is_structured()) continue;
-        line += fmt::format("{}{}", line.empty() ? "" : ",", header ? key : value.dump());
-    }
-    return line + "\n";
-}
-
 int bench_linear(const Options& o, Backend& backend) {
     const double limit = read_bandwidth(o.threads);
     std::string text = fmt::format(
@@ -482,17 +339,17 @@ int cmd_bench(int argc, char** argv) {
 
     const Ceilings ceilings = measure_ceilings(backend);
     Output out(1);
-    std::vector<Row> rows;
+    std::vector<BenchRow> rows;
     Json all = Json::array();
     std::string ops_text;
     if (o.format == "md") out.write(md_header());
     for (const BenchTest& test : tests) {
-        const Row& row = rows.emplace_back(
+        const BenchRow& row = rows.emplace_back(
             make_row(test, run_test(engine, test, o.repetitions, drafter.get()), engine, ceilings));
         rows.back().taint = watch(engine, test);
         if (o.ops) ops_text += op_table(engine, test);
-        const Json json = json_row(row, engine, backend, o, ceilings);
-        if (o.format == "md") out.write(md_row(row, engine, backend, backend.threads()));
+        const Json json = json_row(row, engine, o.kv_type, ceilings);
+        if (o.format == "md") out.write(md_row(row, engine));
         if (o.format == "csv") out.write((all.empty() ? csv_line(json, true) : "") + csv_line(json, false));
         if (o.format == "jsonl") out.write(json.dump() + "\n");
         all.push_back(json);

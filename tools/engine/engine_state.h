@@ -1,0 +1,103 @@
+// What an Engine is made of. For engine.cpp, which starts and ends requests, and engine_step.cpp, which runs the rows of a step
+// and chooses tokens.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "ggml-like/backend.h"
+#include "ggml-like/error.h"
+#include "tools/engine/engine.h"
+#include "tools/engine/memory_plan.h"
+#include "tools/engine/plan_cache.h"
+#include "tools/engine/prefix_cache.h"
+#include "tools/engine/prefix_file.h"
+#include "tools/engine/scheduler.h"
+#include "tools/engine/sequence.h"
+#include "tools/engine/speculation.h"
+#include "tools/engine/state_pool.h"
+
+namespace quern {
+
+/// Memory that the device has lost since the last call; 0 where free memory is not exact.
+class Gauge {
+  public:
+    explicit Gauge(const Backend& backend) : backend_(backend), free_(backend.memory_info().free_bytes) {}
+    int64_t taken() {
+        const MemoryInfo now = backend_.memory_info();
+        return now.exact ? std::exchange(free_, now.free_bytes) - now.free_bytes : 0;
+    }
+
+  private:
+    const Backend& backend_;
+    int64_t free_;
+};
+
+inline double seconds(Sequence::Clock::time_point from, Sequence::Clock::time_point to) {
+    return std::chrono::duration<double>(to - from).count();
+}
+
+/// In a handler: rethrows an error of the device, which is not the request's.
+inline void rethrow_if_device(const std::exception& error) {
+    const auto* known = dynamic_cast<const Error*>(&error);
+    if (known != nullptr && known->kind() == ErrorKind::device) throw;
+}
+
+struct Engine::State {
+    State(Model& model, Backend& backend, const EngineOptions& options);
+
+    int64_t top_rows() const {
+        return std::max(memory.steps.prompt_logits + memory.sequences, memory.steps.answer_rows);
+    }
+    StepPlan& decode_plan(int64_t bucket) {
+        return plans.get(decode_shape(bucket, memory.pages(), model.info().vocab), PlanUse::repeatedly);
+    }
+    void capture_rounds();
+    StepPlan& plan_for(const Step& step);
+
+    uint64_t binding() const;
+    bool step();
+    void lose(const std::string& error);
+    void admit();
+    void start(Sequence& s);
+    bool caches(const Sequence& s) const { return options.cache_bytes > 0 && s.request.use_cache; }
+    void keep_state(Sequence& s);
+    void make_room(int64_t pages);
+    void run(Step& step);
+    void read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun);
+    int32_t choose(const Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row) const;
+    void report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const;
+    void download_logits(const StepPlan& plan, int64_t row, int64_t count, float* to) const;
+    bool append(Sequence& s, int32_t id);
+    void advance(Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row);
+    void verify(const Slice& slice, const StepPlan& plan, const int32_t* top, int64_t row);
+    void finish(Sequence& s, FinishReason reason, std::string error = {});
+
+    Model& model;
+    Backend& backend;
+    EngineOptions options;
+    MemoryPlan memory;
+    int64_t context;
+    Gauge gauge;
+    StatePool pool;
+    int64_t pool_bytes;
+    PrefixCache cache;
+    std::optional<PrefixFile> file;
+    Workspace workspace;
+    int64_t workspace_bytes;
+    std::shared_ptr<void> host_top, host_logits;
+    PlanCache plans;
+    Scheduler scheduler;
+    std::optional<Speculation> speculation;
+    MemoryMeasured measured;
+    RequestId next_id = 1;
+    std::map<RequestId, std::unique_ptr<Sequence>> sequences;
+    std::deque<Sequence*> queue;
+    std::vector<Sequence*> running;  // in order of arrival
+};
+
+}  // namespace quern

@@ -1,0 +1,179 @@
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "ggml-like/ops/logits_top.h"
+#include "tools/engine/engine_state.h"
+#include "tools/engine/page_tokens.h"
+#include "tools/engine/sampler.h"
+#include "tools/engine/step_inputs.h"
+
+namespace quern {
+namespace {
+
+constexpr int64_t kSecondDraw = int64_t{1} << 40;  // beyond every position
+
+}  // namespace
+
+void Engine::State::run(Step& step) {
+    const auto begun = Sequence::Clock::now();
+    if (speculation) speculation->draft(step);
+    for (const Slice& slice : step.slices) {
+        SequenceState& state = slice.sequence->state;
+        const int64_t rows = slice.begin + slice.count;
+        make_room(round_up_to_page(rows) / kPageTokens - static_cast<int64_t>(state.pages.size()));
+        pool.grow(state, rows);
+    }
+    StepPlan& plan = plan_for(step);
+    fill_inputs(plan, step.slices);
+    plan.plan->run();
+    read(plan, step, begun);
+}
+
+/// The plans that verify drafts of one sequence, so that its first rounds do not wait for them. Those of several sequences
+/// are too many, and are captured when they are first needed.
+void Engine::State::capture_rounds() {
+    BatchShape shape = decode_shape(1, memory.pages(), model.info().vocab);
+    for (shape.tokens = 2; shape.tokens <= journal_entries(options.speculation); ++shape.tokens)
+        plans.get(verify_shape(shape, memory.steps.answer_rows), PlanUse::repeatedly);
+}
+
+/// Answer steps of one row a sequence run repeatedly; where plans are captured they are padded to few shapes. Those of
+/// several rows are rare and get a plan of their own size, unless they verify drafts.
+StepPlan& Engine::State::plan_for(const Step& step) {
+    BatchShape shape{.kind = step.kind,
+                     .sequences = static_cast<int64_t>(step.slices.size()),
+                     .pages = memory.pages(),
+                     .vocab = model.info().vocab};
+    for (const Slice& slice : step.slices) {
+        shape.tokens += slice.count;
+        shape.logit_rows += slice.logit_rows;
+    }
+    const bool answers = step.kind == StepKind::answer && backend.captures();
+    if (answers && shape.tokens == shape.sequences) return decode_plan(decode_bucket(shape.sequences));
+    const auto drafted = [](const Slice& slice) { return !slice.draft.empty(); };
+    if (answers && std::any_of(step.slices.begin(), step.slices.end(), drafted))
+        return plans.get(verify_shape(shape, memory.steps.answer_rows), PlanUse::repeatedly);
+    return plans.get(shape, PlanUse::sometimes);
+}
+
+/// `begun`: when the step began. A plan's first run says nothing of its cost, since it was made in it; nor do runs that
+/// somebody watches.
+void Engine::State::read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun) {
+    auto* top = static_cast<int32_t*>(host_top.get());
+    backend.download(top, plan.top->data, plan.top->bytes());
+    if (speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node)
+        speculation->measured(step, seconds(begun, Sequence::Clock::now()));
+    int64_t row = 0;  // of the logits
+    for (const Slice& slice : step.slices) {
+        Sequence& s = *slice.sequence;
+        if (s.wants_prompt_logits()) report_prompt(s, plan, row, slice.count);
+        row += slice.logit_rows;
+        if (!slice.draft.empty()) {
+            verify(slice, plan, top, row - slice.logit_rows);
+            continue;
+        }
+        s.state.length += slice.count;
+        s.state.journaled = 0;
+        if (step.kind == StepKind::prompt && s.request.on_prefill) s.request.on_prefill(s.state.length);
+        if (!s.cuts.empty() && s.cuts.front() == s.state.length) {
+            s.cuts.pop_front();
+            keep_state(s);
+        }
+        if (slice.last) advance(s, plan, top + (row - 1) * kTopWords, row - 1);
+    }
+}
+
+void Engine::State::report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const {
+    const auto width = static_cast<size_t>(plan.logits->shape[1]);
+    std::vector<float> logits(static_cast<size_t>(count) * width);
+    download_logits(plan, row, count, logits.data());
+    s.request.on_prompt_logits({s.state.length, logits, width});
+}
+
+void Engine::State::download_logits(const StepPlan& plan, int64_t row, int64_t count, float* to) const {
+    backend.download(to, plan.logits->row<float>(row),
+                     count * plan.logits->shape[1] * int64_t{sizeof(float)});
+}
+
+/// Chooses from the highest logits of the row if they are enough, else from all.
+int32_t Engine::State::choose(const Sequence& s, const StepPlan& plan, const int32_t* top,
+                              int64_t row) const {
+    const auto position = static_cast<int64_t>(s.tokens.size());
+    if (top[kTopWords - 1] != 0 && !s.request.on_logits) {
+        const auto count = static_cast<size_t>(std::find(top, top + kTopLogits, -1) - top);
+        float values[kTopLogits + 1];
+        std::memcpy(values, top + kTopLogits, sizeof values);
+        const TopLogits highest{{top, count}, {values, count}, values[kTopLogits]};
+        const auto id = sample_top(highest, model.info().vocab, s.request.sampling, position);
+        if (id && (!s.request.allow || s.request.allow(*id))) return *id;
+    }
+    auto* own = static_cast<float*>(host_logits.get());
+    download_logits(plan, row, 1, own);
+    const std::span<float> logits(own, static_cast<size_t>(plan.logits->shape[1]));
+    const int64_t vocab = model.info().vocab;
+    int32_t id = sample(logits, vocab, s.request.sampling, s.tokens, position);
+    if (s.request.allow && !s.request.allow(id)) {
+        // A second, independent draw among the allowed tokens keeps their proportions.
+        std::vector<float> allowed(logits.begin(), logits.end());
+        for (int32_t other = 0; other < vocab; ++other)
+            if (!s.request.allow(other)) allowed[static_cast<size_t>(other)] = -INFINITY;
+        id = sample(allowed, vocab, s.request.sampling, s.tokens, position + kSecondDraw);
+    }
+    if (s.request.on_logits) s.request.on_logits(id, logits);
+    return id;
+}
+
+/// Adds a token to the answer. False if that ended it.
+bool Engine::State::append(Sequence& s, int32_t id) {
+    s.tokens.push_back(id);
+    s.result.tokens.push_back(id);
+    const auto answered = static_cast<int64_t>(s.result.tokens.size());
+    if (s.request.on_token && !s.request.on_token(id))
+        finish(s, FinishReason::cancelled);
+    else if (answered >= s.request.max_tokens || static_cast<int64_t>(s.tokens.size()) >= context)
+        finish(s, FinishReason::length);
+    return !s.done();
+}
+
+/// Chooses the next token of a sequence and ends it if it should end.
+void Engine::State::advance(Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row) {
+    const auto answered = static_cast<int64_t>(s.result.tokens.size());
+    if (answered == 0) {
+        s.first_token = Sequence::Clock::now();
+        s.result.timing.prefill_seconds = seconds(s.started, s.first_token);
+    } else {
+        s.result.timing.decode_seconds = seconds(s.first_token, Sequence::Clock::now());
+    }
+    if (s.request.max_tokens <= answered) return finish(s, FinishReason::length);
+    int32_t id;
+    try {
+        id = choose(s, plan, top, row);
+    } catch (const Error& error) {
+        rethrow_if_device(error);
+        return finish(s, FinishReason::error, error.what());
+    }
+    const auto& stops = s.request.stop_ids;
+    if (std::find(stops.begin(), stops.end(), id) != stops.end()) return finish(s, FinishReason::stop);
+    if (!append(s, id) || !s.request.force) return;
+    for (const int32_t forced : s.request.force())
+        if (!append(s, forced)) return;
+}
+
+/// Chooses tokens after the rows of a slice that ends with a draft, as long as its next row was computed with the token that
+/// was chosen, and commits these rows. `row`: of the slice's first logits.
+void Engine::State::verify(const Slice& slice, const StepPlan& plan, const int32_t* top, int64_t row) {
+    Sequence& s = *slice.sequence;
+    int64_t rows = matching_rows(slice);
+    do {
+        const int64_t newest = row + rows - 1;
+        advance(s, plan, top + newest * kTopWords, newest);
+        rows = matching_rows(slice);
+    } while (!s.done() && slice.begin + rows == static_cast<int64_t>(s.tokens.size()));
+    speculation->accept(slice);
+    if (s.done()) return;
+    s.state.length = slice.begin + rows;
+    s.state.journaled = rows;
+}
+
+}  // namespace quern
