@@ -12,7 +12,8 @@ namespace quern {
 
 using Json = nlohmann::ordered_json;
 
-BenchRow make_row(const BenchTest& test, const Samples& samples, const Engine& engine, const Ceilings& ceilings) {
+BenchRow make_row(const BenchTest& test, const Samples& samples, const Engine& engine,
+                  const Ceilings& ceilings) {
     BenchRow row{.test = test, .samples = samples, .bytes = {}};
     const double rate = samples.median_rate();
     if (test.prompt == 0 && test.drafts.kind == DrafterKind::none) {
