@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -83,5 +84,9 @@ class CountedBackend final : public Backend {
     std::map<void*, int64_t> sizes_;
     std::map<const Weight*, int64_t> apart_;
 };
+
+/// The two that engine tests run on: the CPU, and the CPU behind a device's face, whose plans are captured and padded.
+inline std::unique_ptr<Backend> cpu() { return make_cpu_backend(2); }
+inline std::unique_ptr<Backend> device() { return std::make_unique<CountedBackend>(int64_t{1} << 34); }
 
 }  // namespace quern::test

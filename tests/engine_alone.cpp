@@ -16,20 +16,7 @@
 namespace quern {
 namespace {
 
-std::string parity(const std::string& checkpoint) {
-    return test::source_dir() + "/tests/vectors/parity/" + checkpoint;
-}
-
-/// The CPU, and the CPU behind a device's face: captured plans that answers are padded to.
-std::unique_ptr<Backend> cpu() { return make_cpu_backend(2); }
-std::unique_ptr<Backend> device() { return std::make_unique<test::CountedBackend>(int64_t{1} << 34); }
-
-std::vector<int32_t> random_ids(const Model& model, size_t count, unsigned seed) {
-    std::mt19937 random(seed);
-    std::vector<int32_t> ids(count);
-    for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<unsigned>(model.info().vocab));
-    return ids;
-}
+using test::cpu, test::device, test::parity, test::random_ids;
 
 /// Tokens of an answer and the logits that each was chosen from, as they left the model.
 struct Answer {

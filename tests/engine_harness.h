@@ -1,9 +1,10 @@
-// A loaded checkpoint, a single sequence stepped by hand, and where the tests' files are.
+// A loaded checkpoint, a single sequence stepped by hand, random prompts, and where the tests' files are.
 #pragma once
 
 #include <algorithm>
 #include <cstdlib>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +20,18 @@ namespace quern::test {
 inline std::string source_dir() {
     const char* moved = std::getenv("QUERN_SOURCE_DIR");
     return moved != nullptr ? moved : QUERN_SOURCE_DIR;
+}
+
+/// A tiny checkpoint of tests/vectors/parity.
+inline std::string parity(const std::string& checkpoint) {
+    return source_dir() + "/tests/vectors/parity/" + checkpoint;
+}
+
+inline std::vector<int32_t> random_ids(const Model& model, size_t count, unsigned seed) {
+    std::mt19937 random(seed);
+    std::vector<int32_t> ids(count);
+    for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<unsigned>(model.info().vocab));
+    return ids;
 }
 
 struct Loaded {

@@ -10,6 +10,7 @@
 
 #include "checkpoint_writer.h"
 #include "counted_backend.h"
+#include "engine_harness.h"
 #include "models/weight_placement.h"
 #include "tools/engine/engine.h"
 #include "tools/engine/memory_plan.h"
@@ -20,18 +21,11 @@
 namespace quern {
 namespace {
 
-struct Loaded {
-    std::unique_ptr<Backend> backend = make_cpu_backend(2);
-    std::unique_ptr<Model> model = load_model(std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/ct",
-                                              *backend, {.tokenizer = false});
-};
+using test::random_ids;
 
-std::vector<int32_t> random_ids(const Model& model, size_t count, unsigned seed) {
-    std::mt19937 random(seed);
-    std::vector<int32_t> ids(count);
-    for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<unsigned>(model.info().vocab));
-    return ids;
-}
+struct Loaded : test::Loaded {
+    Loaded() : test::Loaded(test::parity("base/ct"), test::cpu()) {}
+};
 
 Request request(std::vector<int32_t> prompt, std::vector<int64_t> boundaries = {}) {
     Request r;

@@ -3,10 +3,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <random>
 #include <set>
 
 #include "counted_backend.h"
+#include "engine_harness.h"
 #include "ggml-like/content_hash.h"
 #include "ggml-like/cpu/thread_pool.h"
 #include "ggml-like/error.h"
@@ -18,17 +18,12 @@
 namespace quern {
 namespace {
 
+using test::random_ids;
+
 /// How a prompt is read: rows of a step at most, and how many sequences answer meanwhile.
 struct Reading {
     int64_t step_rows, others;
 };
-
-std::vector<int32_t> random_ids(const Model& model, int64_t count, unsigned seed) {
-    std::mt19937 random(seed);
-    std::vector<int32_t> ids(static_cast<size_t>(count));
-    for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<unsigned>(model.info().vocab));
-    return ids;
-}
 
 /// One hash for each row of logits: all of them together would not fit into memory.
 class RowHashes {
@@ -71,7 +66,7 @@ RowHashes read_prompt(Model& model, Backend& backend, int64_t tokens, const Read
     std::vector<RequestId> others;
     for (int64_t i = 0; i < how.others; ++i) {
         Request r;
-        r.prompt = random_ids(model, 7 + 50 * i, 100 + static_cast<unsigned>(i));
+        r.prompt = random_ids(model, 7 + 50 * static_cast<size_t>(i), 100 + static_cast<unsigned>(i));
         r.on_token = [&](int32_t) { return ++answered > 0; };
         others.push_back(engine.submit(std::move(r)));
     }
@@ -79,7 +74,7 @@ RowHashes read_prompt(Model& model, Backend& backend, int64_t tokens, const Read
 
     RowHashes rows;
     Request r;
-    r.prompt = random_ids(model, tokens, 1);
+    r.prompt = random_ids(model, static_cast<size_t>(tokens), 1);
     r.max_tokens = 0;
     r.on_prompt_logits = [&](const PromptLogits& logits) { rows.add(logits); };
     const RequestId id = engine.submit(std::move(r));

@@ -19,20 +19,7 @@
 namespace quern {
 namespace {
 
-std::string parity(const std::string& checkpoint) {
-    return test::source_dir() + "/tests/vectors/parity/" + checkpoint;
-}
-
-/// The CPU, and the CPU behind a device's face: captured plans that steps are padded to.
-std::unique_ptr<Backend> cpu() { return make_cpu_backend(2); }
-std::unique_ptr<Backend> device() { return std::make_unique<test::CountedBackend>(int64_t{1} << 34); }
-
-std::vector<int32_t> random_ids(size_t count, int64_t vocab, unsigned seed) {
-    std::mt19937 random(seed);
-    std::vector<int32_t> ids(count);
-    for (int32_t& id : ids) id = static_cast<int32_t>(random() % static_cast<unsigned>(vocab));
-    return ids;
-}
+using test::cpu, test::device, test::parity, test::random_ids;
 
 /// Tokens of an answer and the logits that each was chosen from, as they left the model.
 struct Answer {
@@ -55,8 +42,7 @@ class Requests {
   public:
     Requests(test::Loaded& l, int64_t context, Change change)
         : l_(l), context_(context), change_(std::move(change)) {
-        const int64_t vocab = l.model->info().vocab;
-        for (unsigned i = 0; i < 8; ++i) prompts_.push_back(random_ids(1 + i * 37, vocab, i));
+        for (unsigned i = 0; i < 8; ++i) prompts_.push_back(random_ids(*l.model, 1 + i * 37, i));
         expected = run({});
     }
     size_t count() const { return prompts_.size(); }

@@ -25,8 +25,6 @@ namespace quern::test {
 
 namespace fs = std::filesystem;
 
-inline std::string parity(const std::string& name) { return source_dir() + "/tests/vectors/parity/" + name; }
-
 inline std::string read_file(const fs::path& path) {
     std::ifstream in(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(in), {}};
