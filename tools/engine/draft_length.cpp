@@ -6,8 +6,8 @@
 namespace quern {
 namespace {
 
-/// Nothing is known of a new sequence but that drafters draft what is likely: an imagined trial.
-constexpr double kExpected = 0.8, kExpectedWeight = 1;
+constexpr double kExpected = 0.8;     // that a token is right, before any was drafted
+constexpr double kExpectedWeight = 1;  // what is expected counts as much as so many trials
 constexpr double kKept = 0.95;    // of what was learnt, after another draft
 constexpr double kFaded = 0.998;  // after a step without one: half of it after 350 steps
 /// So many steps later a cost may be another one: contexts have grown, other programs have come or gone.
@@ -32,15 +32,17 @@ void AcceptanceRecord::fade() {
     }
 }
 
-std::vector<double> AcceptanceRecord::chances(int64_t most) const {
-    std::vector<double> list;
-    double all = 1;
-    for (int64_t i = 0; i < std::min(most, kMaxDraft); ++i) {
-        const Position& p = positions_[static_cast<size_t>(i)];
-        all *= (p.right + kExpected * kExpectedWeight) / (p.tried + kExpectedWeight);
-        list.push_back(all);
-    }
+AcceptanceRecord::Chances AcceptanceRecord::chances(const Chances& expected) const {
+    Chances list;
+    for (size_t i = 0; i < list.size(); ++i)
+        list[i] = (positions_[i].right + expected[i] * kExpectedWeight) / (positions_[i].tried + kExpectedWeight);
     return list;
+}
+
+AcceptanceRecord::Chances AcceptanceRecord::chances() const {
+    Chances expected;
+    expected.fill(kExpected);
+    return chances(expected);
 }
 
 void StepCosts::add(int64_t sequences, int64_t rows, double seconds) {
@@ -87,9 +89,11 @@ std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, c
         size_t candidate;
     };
     std::vector<Gain> gains;  // of each further drafted token
-    for (size_t i = 0; i < candidates.size(); ++i)
-        for (const double chance : candidates[i].record->chances(candidates[i].most))
-            gains.push_back({chance, i});
+    for (size_t i = 0; i < candidates.size(); ++i) {
+        double all = 1;  // that the draft is right up to here
+        for (int64_t at = 0; at < std::min(candidates[i].most, kMaxDraft); ++at)
+            gains.push_back({all *= candidates[i].chances[static_cast<size_t>(at)], i});
+    }
     std::stable_sort(gains.begin(), gains.end(),
                      [](const Gain& a, const Gain& b) { return a.chance > b.chance; });
     gains.resize(std::min(gains.size(), static_cast<size_t>(std::max<int64_t>(spare, 0))));

@@ -12,16 +12,21 @@
 
 namespace quern {
 
-/// How far drafts of one sequence were right lately. What was learnt fades while nothing is drafted, so that a sequence
-/// which drafts failed for is tried again now and then.
+/// How far drafts were right lately, of one sequence or of all. What was learnt fades with every step, so that drafts which
+/// failed are tried again now and then.
 class AcceptanceRecord {
   public:
+    /// For each position of a draft, the probability that its token is right if those before it are.
+    using Chances = std::array<double, kMaxDraft>;
+
     /// A draft of `drafted` tokens, of which the first `accepted` were right.
     void add(int64_t drafted, int64_t accepted);
-    /// A step that could have had a draft and had none.
+    /// A step that could have had a draft.
     void fade();
-    /// The probability that the first 1, 2 ... `most` tokens of a draft are right; falling.
-    std::vector<double> chances(int64_t most) const;
+    /// What is known, and where little is known, more or less `expected`.
+    Chances chances(const Chances& expected) const;
+    /// The same, expecting that drafters draft what is likely.
+    Chances chances() const;
 
   private:
     struct Position {
@@ -55,7 +60,7 @@ class StepCosts {
 
 /// A sequence that a draft may be made for.
 struct DraftCandidate {
-    const AcceptanceRecord* record;
+    AcceptanceRecord::Chances chances;
     int64_t most;  // tokens at most
 };
 

@@ -67,6 +67,7 @@ int64_t Speculation::most(const Slice& slice) const {
 std::vector<Draft> Speculation::lengths(const Step& step, const std::vector<Slice*>& slices) const {
     std::vector<Draft> drafts;
     std::vector<DraftCandidate> candidates;
+    const AcceptanceRecord::Chances expected = all_.chances();
     int64_t rows = rows_of(step), spare = limits_.answer_rows - rows,
             full = std::count_if(slices.begin(), slices.end(), always_full);
     for (const Slice* slice : slices) {
@@ -76,7 +77,7 @@ std::vector<Draft> Speculation::lengths(const Step& step, const std::vector<Slic
             spare -= drafts.back().most;
             rows += drafts.back().most;
         } else {
-            candidates.push_back({&records_.at(slice->sequence->id), most(*slice)});
+            candidates.push_back({records_.at(slice->sequence->id).chances(expected), most(*slice)});
         }
     }
     const auto best = draft_lengths(candidates, costs_, cost_size(step), rows, spare);
@@ -114,6 +115,8 @@ void Speculation::draft(Step& step) {
             slices.push_back(&slice);
             records_[slice.sequence->id].fade();
         }
+    if (slices.empty()) return;
+    all_.fade();
     std::vector<Draft> drafts = lengths(step, slices), wanted;
     std::vector<Slice*> drafting;
     for (size_t i = 0; i < drafts.size(); ++i)
@@ -143,6 +146,7 @@ void Speculation::accept(const Slice& slice) {
     if (drafted > 0 && s.request.on_round)
         s.request.on_round(slice.begin + slice.count - drafted, slice.draft, accepted);
     if (s.done()) return;
+    all_.add(drafted, accepted);
     records_[s.id].add(drafted, accepted);
     for (const auto& drafter : drafters_) drafter->accept(s);
 }

@@ -46,6 +46,7 @@ class Speculation {
     Limits limits_;
     std::vector<std::shared_ptr<Drafter>> drafters_;
     StepCosts costs_;
+    AcceptanceRecord all_;  // of all sequences: what is expected of one of which little is known
     std::map<RequestId, AcceptanceRecord> records_;
 };
 
