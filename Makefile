@@ -41,7 +41,7 @@ test: configure  ## build and run every test that needs no GPU
 	@cmake --build $(BUILD) -j $(JOBS)
 	@scripts/check_layers.sh
 	@! test -x $(BUILD)/quern_launch_tests || $(BUILD)/quern_launch_tests
-	@$(BUILD)/quern_tests --test-suite-exclude=perf,cuda
+	@scripts/run_tests.sh $(BUILD)/quern_tests --test-suite-exclude=perf,cuda
 
 test-api: build  ## the official openai and anthropic clients against the server (installs them into a Python environment)
 	@test -x build-venv/bin/python || python3 -m venv build-venv
@@ -61,7 +61,7 @@ test-asan: deps  ## the fast tests under AddressSanitizer and UndefinedBehaviorS
 	@cmake -S . -B build-asan -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DQUERN_CUDA=OFF \
 	  -DQUERN_SANITIZE=address,undefined >/dev/null
 	@cmake --build build-asan -j $(JOBS)
-	@UBSAN_OPTIONS=print_stacktrace=1 build-asan/quern_tests --test-suite-exclude=perf,cuda,slow
+	@UBSAN_OPTIONS=print_stacktrace=1 scripts/run_tests.sh build-asan/quern_tests --test-suite-exclude=perf,cuda,slow
 
 # Without random addresses, where the kernel allows that: GCC's ThreadSanitizer cannot place itself otherwise.
 FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
@@ -71,7 +71,7 @@ test-tsan: deps  ## what runs on several threads under ThreadSanitizer: engine, 
 	@cmake -S . -B build-tsan -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DQUERN_CUDA=OFF \
 	  -DQUERN_SANITIZE=thread -DQUERN_TEST_FILES="$(THREADED_TESTS)" >/dev/null
 	@cmake --build build-tsan -j $(JOBS)
-	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) build-tsan/quern_tests --test-suite-exclude=perf,cuda
+	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) scripts/run_tests.sh build-tsan/quern_tests --test-suite-exclude=perf,cuda
 	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) python3 tests/soak.py --slow build-tsan/quern $(TSAN_SOAK_SECONDS) \
 	  --synthetic tiny --mix xs -c 4096
 
