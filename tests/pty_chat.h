@@ -24,7 +24,8 @@
 
 namespace quern::test {
 
-inline constexpr double kPatience = 30;  // seconds until a wait fails; under sanitizers an answer takes a while
+inline constexpr double kPatience =
+    30;  // seconds until a wait fails; under sanitizers an answer takes a while
 inline constexpr const char* kCtrlC = "\x03";
 inline constexpr const char* kCtrlD = "\x04";
 inline constexpr const char* kUp = "\033[A";
@@ -135,8 +136,8 @@ class Chat {
     }
 
   private:
-    Chat(const TempDir& home, std::vector<std::string> words, const std::string& stdout_file, unsigned short columns,
-         std::nullptr_t) {
+    Chat(const TempDir& home, std::vector<std::string> words, const std::string& stdout_file,
+         unsigned short columns, std::nullptr_t) {
         winsize size{24, columns, 0, 0};
         REQUIRE(openpty(&fd_, &terminal_, nullptr, nullptr, &size) == 0);
         REQUIRE(tcgetattr(terminal_, &before_) == 0);
@@ -187,4 +188,3 @@ class Chat {
 };
 
 }  // namespace quern::test
-

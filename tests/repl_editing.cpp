@@ -158,8 +158,10 @@ TEST_SUITE("cpu") {
     TEST_CASE("repl: --tool-cmd asks, runs the program, and the model goes on with its result") {
         TempDir home;
         write_file(home / "tools.json", kTools, 0600);
-        write_file(home / "weather", "#!/bin/sh\ncat >" + home.str() + "/got\necho \"$1\" >>" + home.str() +
-                                         "/got\necho '{\"temp_c\": 17, \"sky\": \"rainy\"}'\n", 0700);
+        write_file(home / "weather",
+                   "#!/bin/sh\ncat >" + home.str() + "/got\necho \"$1\" >>" + home.str() +
+                       "/got\necho '{\"temp_c\": 17, \"sky\": \"rainy\"}'\n",
+                   0700);
         Chat chat(home, {"--temp", "0", "--tools", home / "tools.json", "--tool-cmd", home / "weather"});
         REQUIRE(chat.prompts());
         chat.type("What is the weather in Paris?\r");

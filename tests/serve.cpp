@@ -97,6 +97,14 @@ TEST_SUITE("model") {
         CHECK(c.Get("/v1/models/slow")->status == 404);
     }
 
+    TEST_CASE("serve: --no-webui leaves out the page and its files") {
+        const ServerProcess server({"--no-webui"});
+        auto c = server.client();
+        CHECK(c.Get("/")->status == 404);
+        CHECK(c.Get("/page/0/main.js")->status == 404);
+        CHECK(c.Get("/health")->status == 200);
+    }
+
     TEST_CASE("serve: tools, schemas, stops, budgets, logprobs") {
         const ServerProcess server;
         json body = question("What is the weather in Paris?");

@@ -51,10 +51,18 @@ std::string without_colors(std::string text) {
 TEST_SUITE("cpu") {
     TEST_CASE("text width: cells of scripts, marks, emoji and flags") {
         // Expected: East Asian Width (UAX #11) and what terminals do with emoji sequences.
-        const std::vector<std::pair<std::string, int>> cases = {
-            {"", 0},       {"abc", 3},    {"g\xC3\xBC\xC3\x9F", 3}, {"e\xCC\x81", 1},
-            {"日本", 4}, {"한국", 4}, {"\033[1mab\033[0m", 2},  {"👍", 2},
-            {"🇩🇪", 2},    {"👨‍👩‍👧", 2}, {"❤️", 2},  {"नि", 1}};
+        const std::vector<std::pair<std::string, int>> cases = {{"", 0},
+                                                                {"abc", 3},
+                                                                {"g\xC3\xBC\xC3\x9F", 3},
+                                                                {"e\xCC\x81", 1},
+                                                                {"日本", 4},
+                                                                {"한국", 4},
+                                                                {"\033[1mab\033[0m", 2},
+                                                                {"👍", 2},
+                                                                {"🇩🇪", 2},
+                                                                {"👨‍👩‍👧", 2},
+                                                                {"❤️", 2},
+                                                                {"नि", 1}};
         for (const auto& [text, width] : cases) {
             CAPTURE(text);
             CHECK(text_width(text) == width);
@@ -62,7 +70,8 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("graphemes: the cursor steps over whole characters") {
-        const std::wstring text = L"a\U0001F1E9\U0001F1EA\U0001F1EB\U0001F1F7e\u0301\U0001F468\u200D\U0001F469z";
+        const std::wstring text =
+            L"a\U0001F1E9\U0001F1EA\U0001F1EB\U0001F1F7e\u0301\U0001F468\u200D\U0001F469z";
         const std::vector<size_t> borders = {0, 1, 3, 5, 7, 10, 11};
         for (size_t i = 0; i + 1 < borders.size(); ++i) {
             CHECK(next_grapheme(text, borders[i]) == borders[i + 1]);
@@ -75,31 +84,45 @@ TEST_SUITE("cpu") {
     TEST_CASE("word wrap: lines fit, words stay whole, nothing is lost") {
         CHECK(wrap_text("one two three four", 9) == "one two\nthree\nfour");
         CHECK(wrap_text("one two\n\nthree", 40) == "one two\n\nthree");
-        CHECK(wrap_text("- first item of it\n  more of the item", 10) == "- first\n  item of\n  it\n  more of\n  the item");
+        CHECK(wrap_text("- first item of it\n  more of the item", 10) ==
+              "- first\n  item of\n  it\n  more of\n  the item");
         CHECK(wrap_text("```\nlong line of code here\n```\nlong line of text", 10) ==
               "```\nlong line of code here\n```\nlong line\nof text");
         CHECK(wrap_text("今日は天気が良い。", 8) == "今日は天\n気が良\nい。");
         CHECK(wrap_text("a word\033[1m bold\033[0m here", 11) == "a word\033[1m bold\033[0m\nhere");
         CHECK(wrap_text("as it is", 0) == "as it is");
-        CHECK(wrap_text("name      what it does for you", 20, 10) == "name      what it\n          does for\n          you");
+        CHECK(wrap_text("name      what it does for you", 20, 10) ==
+              "name      what it\n          does for\n          you");
 
         std::mt19937 random(7);
-        const std::vector<std::string> words = {"a", "of", "\xC3\xBC" "ber", "stone", "日本語", "🇩🇪", "grinding", "\033[1mx\033[0m"};
+        const std::vector<std::string> words = {"a",
+                                                "of",
+                                                "\xC3\xBC"
+                                                "ber",
+                                                "stone",
+                                                "日本語",
+                                                "🇩🇪",
+                                                "grinding",
+                                                "\033[1mx\033[0m"};
         for (int round = 0; round < 200; ++round) {
             std::string text;
-            for (int i = 0; i < 60; ++i) text += words[random() % words.size()] + (random() % 9 == 0 ? "\n" : " ");
+            for (int i = 0; i < 60; ++i)
+                text += words[random() % words.size()] + (random() % 9 == 0 ? "\n" : " ");
             const int columns = 12 + static_cast<int>(random() % 40);
             const std::string wrapped = wrap_text(text, columns);
             CAPTURE(text);
             CHECK(without_blanks(wrapped) == without_blanks(text));
-            for (const std::string& line : lines(wrapped)) CHECK(text_width(line) <= columns + 1);  // a blank at its end
+            for (const std::string& line : lines(wrapped))
+                CHECK(text_width(line) <= columns + 1);  // a blank at its end
             for (const size_t piece : {1, 2, 3, 7})
                 CHECK(in_pieces(WordWrap(columns), text, piece) == wrapped);
         }
     }
 
     TEST_CASE("Markdown on a terminal: colours, and not a character changed") {
-        const auto styled = [](const std::string& text) { return in_pieces(MarkdownStyle(), text, text.size()); };
+        const auto styled = [](const std::string& text) {
+            return in_pieces(MarkdownStyle(), text, text.size());
+        };
         CHECK(styled("## Head\nx") == "\033[1m## Head\033[0m\nx");
         CHECK(styled("a **bold** b") == "a \033[1m**bold**\033[0m b");
         CHECK(styled("2 ** 3 and a*b*c") == "2 ** 3 and a*b*c");
@@ -128,7 +151,8 @@ TEST_SUITE("cpu") {
         const std::vector<std::string> commands = {"/help", "/save", "/stats", "/read"};
         CHECK(complete_line("/s", commands).words == std::vector<std::string>{"/save", "/stats"});
         CHECK(complete_line("/he", commands).words == std::vector<std::string>{"/help"});
-        for (const char* none : {"", "he", "//s", "/help x", "a /s"}) CHECK(complete_line(none, commands).words.empty());
+        for (const char* none : {"", "he", "//s", "/help x", "a /s"})
+            CHECK(complete_line(none, commands).words.empty());
         const Completion file = complete_line("/read  " QUERN_SOURCE_DIR "/tools/run/pas", commands);
         CHECK(file.from == 7);
         CHECK(file.words == std::vector<std::string>{QUERN_SOURCE_DIR "/tools/run/pasted.cpp",

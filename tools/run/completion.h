@@ -8,7 +8,7 @@
 namespace quern {
 
 struct Completion {
-    size_t from = 0;  // bytes of the line before the word that is completed
+    size_t from = 0;                 // bytes of the line before the word that is completed
     std::vector<std::string> words;  // sorted; a directory ends with a slash
 };
 

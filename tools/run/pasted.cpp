@@ -15,8 +15,8 @@ constexpr size_t kFoldedBytes = 4000;
 std::string PastedTexts::fold(const std::string& text) {
     const int64_t lines = std::count(text.begin(), text.end(), '\n') + (text.ends_with('\n') ? 0 : 1);
     if (lines < kFoldedLines && text.size() < kFoldedBytes) return text;
-    const std::string what = lines > 1 ? fmt::format("pasted {} lines", lines)
-                                       : fmt::format("pasted {} characters", text.size());
+    const std::string what =
+        lines > 1 ? fmt::format("pasted {} lines", lines) : fmt::format("pasted {} characters", text.size());
     std::string label = "[" + what + "]";
     const auto taken = [&](const auto& one) { return one.first == label; };
     for (int more = 2; std::any_of(texts_.begin(), texts_.end(), taken); ++more)

@@ -23,7 +23,8 @@ size_t length_of_first(std::string_view text) {
 /// Scripts without blanks between words: a line may break before and after each character.
 bool stands_alone(std::string_view character) {
     return character.size() >= 3 && character[0] >= '\xE2' && character[0] <= '\xED' &&
-           (character >= "\xE3\x80\x80" || character.substr(0, 2) >= "\xE2\xBA") && text_width(character) == 2;
+           (character >= "\xE3\x80\x80" || character.substr(0, 2) >= "\xE2\xBA") &&
+           text_width(character) == 2;
 }
 
 bool closes(std::string_view character) {
