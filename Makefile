@@ -48,9 +48,9 @@ test-api: build  ## the official openai and anthropic clients against the server
 	@build-venv/bin/pip install -q openai anthropic
 	@build-venv/bin/python tests/api_clients.py $(BUILD)/quern
 
-test-page: build ## the web page in a headless Chromium (installs it; SKIPPED where it cannot)
+test-page: build ## the web page in a headless Chromium (installs it; SKIPPED where it cannot); pictures in build/page-pictures
 	@if QUERN_NO_INSTALL=$(QUERN_NO_INSTALL) scripts/install-deps.sh chromium chromium-driver python3; then \
-	  python3 tests/page.py $(BUILD)/quern; \
+	  QUERN_SCREENSHOTS=$(BUILD)/page-pictures python3 tests/page.py $(BUILD)/quern; \
 	else echo "SKIPPED: Chromium cannot be installed here; the web page was not tested"; fi
 
 SOAK_SECONDS ?= 600

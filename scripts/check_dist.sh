@@ -26,7 +26,7 @@ needs_libc_only() {
 }
 is_complete() {
   local file
-  for file in README.md LICENSE licenses/{cpp-httplib,libfmt-dev,libpcre2-dev,libedit-dev} \
+  for file in README.md LICENSE licenses/{cpp-httplib,libfmt-dev,libpcre2-dev,libedit-dev,libjs-katex} \
     share/quern/models/demo/{model.safetensors,tokenizer.json}; do
     [ -s "$root/$file" ] || { echo "it lacks $file"; return 1; }
   done

@@ -1,5 +1,5 @@
-# The libraries that quern is linked with, from the archives (.a) of the distribution's development packages, so that
-# the binary runs on machines without them. `make dist` packs the licences of these packages.
+# The libraries that quern is linked with, from the archives (.a) of the distribution's development packages, and those
+# of its web page, so that the binary runs on machines without them. `make dist` packs the licences of these packages.
 set(QUERN_LINKED_PACKAGES libcli11-dev nlohmann-json3-dev)  # used for their headers alone
 set(MISSING_FILES "")
 set(MISSING_PACKAGES "")
@@ -33,11 +33,25 @@ static_library(utf8proc utf8proc.h libutf8proc-dev  utf8proc libutf8proc-dev)
 static_library(libedit histedit.h libedit-dev  edit libedit-dev  tinfo libncurses-dev  bsd libbsd-dev  md libmd-dev)
 static_library(fmt_headers fmt/format-inl.h libfmt-dev)
 
+# What the server's page uses in the browser; scripts/page_files.cmake embeds it.
+macro(page_library found package)  # names that the file has in different versions of the package
+  find_file(${found} NAMES ${ARGN} PATHS /usr/share /usr/local/share NO_DEFAULT_PATH)
+  list(GET ARGN 0 wanted)
+  need_file(${found} /usr/share/${wanted} ${package})
+endmacro()
+
+page_library(PAGE_MARKED libjs-marked javascript/marked/marked.umd.min.js javascript/marked/marked.min.js)
+page_library(PAGE_PURIFY node-dompurify nodejs/dompurify/dist/purify.es.mjs nodejs/dompurify/dist/purify.es.js)
+page_library(PAGE_HIGHLIGHT libjs-highlight.js javascript/highlight.js/highlight.min.js)
+page_library(PAGE_KATEX libjs-katex javascript/katex/katex.min.js javascript/katex/katex.js)
+page_library(PAGE_KATEX_STYLE libjs-katex javascript/katex/katex.min.css javascript/katex/katex.css)
+page_library(PAGE_KATEX_FONT fonts-katex fonts/truetype/katex/KaTeX_Main-Regular.woff2)
+
 if(MISSING_FILES)
   list(REMOVE_DUPLICATES MISSING_PACKAGES)
   list(JOIN MISSING_FILES ", " MISSING_FILES)
   list(JOIN MISSING_PACKAGES " " MISSING_PACKAGES)
-  message(FATAL_ERROR "quern: not found: ${MISSING_FILES}. quern links libraries statically. Install them with: "
+  message(FATAL_ERROR "quern: not found: ${MISSING_FILES}. quern takes libraries into its binary. Install them with: "
     "apt-get install ${MISSING_PACKAGES} (or your distribution's packages that have these files)")
 endif()
 list(REMOVE_DUPLICATES QUERN_LINKED_PACKAGES)

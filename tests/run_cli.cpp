@@ -46,6 +46,39 @@ TEST_SUITE("model") {
         CHECK(json.out.find("\"finish_reason\":\"stop\"") != std::string::npos);
     }
 
+    TEST_CASE("run -cnv: each line of a pipe is a message or a command") {
+        const Outcome o = shell(
+            "printf 'What is 48 + 37?\\n/nothink\\nWhat is the capital of France?\\n/bye\\nWhat is 1 + "
+            "1?\\n' | " +
+            kQuern + " run -cnv --temp 0 2>/dev/null");
+        CHECK(o.code == 0);
+        CHECK(o.out == "48 + 37 = 85.\nThe capital of France is Paris.\n");
+    }
+
+    TEST_CASE("run --tool-cmd: without a terminal, only with --tool-yes; its faults are the tool's result") {
+        const std::string tools = " run -p 'What is the weather in Paris?' --temp 0 --tools " QUERN_SOURCE_DIR
+                                  "/tests/vectors/cli/tools.json --tool-cmd ";
+        const Outcome yes =
+            shell(kQuern + tools +
+                  QUERN_SOURCE_DIR "/tests/vectors/cli/weather.sh --tool-yes 2>/dev/null </dev/null");
+        CHECK(yes.code == 0);
+        CHECK(yes.out.find("In Paris it is 17") != std::string::npos);
+        const Outcome no =
+            shell(kQuern + tools + QUERN_SOURCE_DIR "/tests/vectors/cli/weather.sh 2>&1 </dev/null");
+        CHECK(no.code == 0);
+        CHECK(no.out.find("In Paris it is 17") == std::string::npos);
+        CHECK(no.out.find("--tool-yes") != std::string::npos);
+        CHECK(shell(kQuern + tools + "false --tool-yes 2>/dev/null </dev/null").code == 0);
+        CHECK(shell(kQuern + tools + "/no/such/program 2>/dev/null </dev/null").code == 2);
+        CHECK(shell(kQuern + " run -p x --tool-cmd cat 2>/dev/null </dev/null").code == 2);
+    }
+
+    TEST_CASE("bench: nothing to measure is an error") {
+        const Outcome o = shell(kQuern + " bench -p 0 -n 0 2>&1");
+        CHECK(o.code == 2);
+        CHECK(o.out.find("-p N") != std::string::npos);
+    }
+
     TEST_CASE("run, bench: random weights of the dense family") {
         for (const char* mix : {"aeon", "fp8-head", "xs", "nvidia", "qwen-fp8"}) {
             CAPTURE(mix);

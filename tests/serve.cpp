@@ -78,7 +78,31 @@ TEST_SUITE("model") {
         CHECK(page->get_header_value("Content-Security-Policy").find("default-src 'none'") == 0);
         CHECK(page->body.find("NONCE") == std::string::npos);
         CHECK(page->body != again->body);
+        const size_t end = page->body.find("/main.js"), begin = page->body.rfind("page/", end);
+        REQUIRE(begin != std::string::npos);
+        const std::string folder = "/" + page->body.substr(begin, end - begin);
+        for (const char* name :
+             {"/main.js", "/lib/marked.js", "/lib/purify.js", "/lib/highlight.js", "/lib/katex.js"}) {
+            const auto file = c.Get(folder + name);
+            CHECK(file->status == 200);
+            CHECK(file->get_header_value("Content-Type") == "text/javascript; charset=utf-8");
+            CHECK(file->get_header_value("X-Content-Type-Options") == "nosniff");
+            CHECK(file->get_header_value("Cache-Control").find("immutable") != std::string::npos);
+            CHECK(file->body.size() > 1000);
+        }
+        CHECK(c.Get(folder + "/lib/fonts/KaTeX_Main-Regular.woff2")->body.substr(0, 4) == "wOF2");
+        CHECK(c.Get(folder + "/none.js")->status == 404);
+        CHECK(c.Get("/page/0/main.js")->status == 404);
+        CHECK(c.Get("/page/")->status == 404);
         CHECK(c.Get("/v1/models/slow")->status == 404);
+    }
+
+    TEST_CASE("serve: --no-webui leaves out the page and its files") {
+        const ServerProcess server({"--no-webui"});
+        auto c = server.client();
+        CHECK(c.Get("/")->status == 404);
+        CHECK(c.Get("/page/0/main.js")->status == 404);
+        CHECK(c.Get("/health")->status == 200);
     }
 
     TEST_CASE("serve: tools, schemas, stops, budgets, logprobs") {

@@ -321,6 +321,9 @@ int cmd_bench(int argc, char** argv) {
     if (!o.questions.empty()) return bench_quality(o);
     if (o.linear) return bench_linear(o, *make_backend(o.gpu, o.threads, o.device));
     const std::vector<BenchTest> tests = tests_of(o);
+    if (tests.empty())
+        FAIL(usage,
+             "nothing to measure: give -p N (tokens of a prompt), -n N (tokens of an answer) or -pg P,N");
     EngineOptions settings{.context = 1, .step_tokens = o.step_tokens, .kv_type = o.kv_type};
     // Rows of prompts between two answer steps: 128 on a CPU, more on a GPU.
     constexpr int64_t kLeastGap = 128;

@@ -78,7 +78,7 @@ int cmd_run(int argc, char** argv) {
     if (!options.ids_file.empty()) return run_ids(context);
     const bool prompt = (options.prompt && !options.chat) || !options.prompt_file.empty();
     const bool terminal = isatty(STDIN_FILENO) == 1;
-    if (prompt || options.raw || options.json || !terminal) return run_one_shot(context);
+    if (prompt || options.raw || options.json || (!terminal && !options.chat)) return run_one_shot(context);
     return run_repl(context);
 }
 

@@ -18,9 +18,32 @@ double rate(int64_t count, double seconds) { return seconds > 0 ? static_cast<do
 
 }  // namespace
 
+bool is_yes(const std::string& said) { return said == "y" || said == "Y" || said == "yes"; }
+
 Deadline::Deadline(double seconds) : end_(seconds > 0 ? now() + seconds : 0) {}
 
 bool Deadline::passed() const { return end_ > 0 && now() >= end_; }
+
+std::optional<ToolCommand> tool_command(RunContext& context, AskPerson ask) {
+    if (context.options.tool_command.empty()) return {};
+    const auto agree = [ask = std::move(ask),
+                        always = context.options.tool_yes](const std::string& what) mutable {
+        if (always) return true;
+        const std::string said = ask(what, "Run it? [y, N, always] ");
+        always = said == "always" || said == "a";
+        return always || is_yes(said);
+    };
+    return std::make_optional<ToolCommand>(context.options.tool_command, context.signals, agree);
+}
+
+bool run_tools(const std::optional<ToolCommand>& command, const ChatAnswer& answer,
+               std::vector<Message>& messages) {
+    if (!command || answer.message.tool_calls.empty() || answer.reason != FinishReason::stop) return false;
+    bool declined = false;
+    for (Message& result : command->answer(answer.message.tool_calls, declined))
+        messages.push_back(std::move(result));
+    return !declined;
+}
 
 ChatSettings chat_settings(RunContext& context) {
     Settings& s = context.settings;

@@ -1,6 +1,8 @@
 // One answer of `quern run`: printed as it comes, then summed up in a line of numbers.
 #pragma once
 
+#include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,6 +11,7 @@
 #include "tools/run/options.h"
 #include "tools/run/printer.h"
 #include "tools/run/signals.h"
+#include "tools/run/tool_command.h"
 
 namespace quern {
 
@@ -30,6 +33,15 @@ class Deadline {
   private:
     double end_;
 };
+
+/// Says `what`, asks `question` and returns the line that a person typed; empty: nobody is there.
+using AskPerson = std::function<std::string(const std::string& what, const std::string& question)>;
+bool is_yes(const std::string& said);
+/// What answers calls of tools, if --tool-cmd names it.
+std::optional<ToolCommand> tool_command(RunContext& context, AskPerson ask);
+/// After an answer: whether its calls were run, and their results added to `messages`, so that the model should go on.
+bool run_tools(const std::optional<ToolCommand>& command, const ChatAnswer& answer,
+               std::vector<Message>& messages);
 
 /// The engine's settings for the next answer; draws a new seed if none was fixed.
 ChatSettings chat_settings(RunContext& context);

@@ -9,11 +9,16 @@
 
 #include <cerrno>
 #include <clocale>
+#include <cstdarg>
 #include <cstdio>
 #include <cstring>
 #include <cwchar>
 #include <deque>
 #include <utility>
+
+#include "tools/run/pasted.h"
+#include "tools/run/text_width.h"
+#include "tools/run/word_wrap.h"
 
 namespace quern {
 namespace {
@@ -32,6 +37,14 @@ void replace_all(std::string& text, const std::string& from, const std::string& 
         text.replace(at, from.size(), to);
 }
 
+using Editor = LineEditor::State;
+
+Editor& state_of(EditLine* e) {
+    Editor* state = nullptr;
+    el_get(e, EL_CLIENTDATA, &state);
+    return *state;
+}
+
 }  // namespace
 
 struct LineEditor::State {
@@ -45,8 +58,12 @@ struct LineEditor::State {
     std::string history_file, prompt;
     std::deque<wchar_t> ready;  // characters read but not yet given to the editor
     End end = End::line;
+    bool terminal = ::isatty(STDIN_FILENO) == 1;
     bool listening = false;  // this line's reading has begun
     std::string cleared;     // what the line held when Ctrl-C came
+    PastedTexts pasted;
+    std::string recalled;  // an entry of the history, as it is shown
+    std::function<Completion(std::string_view)> complete;
 
     void draw(const char* text) const;
     void listen() const;
@@ -55,6 +72,11 @@ struct LineEditor::State {
     bool read_paste();
     int next(wchar_t* out);
     bool decode(char first);
+    void insert(const std::string& text);
+    End read_plain(std::string& line);
+    unsigned char tab();
+    void list(const std::vector<std::string>& words) const;
+    void bind_keys();
 };
 
 void LineEditor::State::draw(const char* text) const {
@@ -92,8 +114,10 @@ bool LineEditor::State::read_byte(char& byte) {
         }
         if (signals.take_interrupt()) {
             end = End::interrupt;
-            const LineInfo* typed = el_line(edit);
-            cleared.assign(typed->buffer, typed->lastchar);
+            if (terminal) {
+                const LineInfo* typed = el_line(edit);
+                cleared.assign(typed->buffer, typed->lastchar);
+            }
             return false;
         }
         if (signals.take_stop()) stop();
@@ -135,6 +159,13 @@ bool LineEditor::State::read_paste() {
     }
     text.resize(text.size() - std::strlen(kPasteEnd));
     replace_all(text, "\r\n", "\n");
+    replace_all(text, "\r", "\n");
+    insert(pasted.fold(text));
+    return true;
+}
+
+/// As if it were typed, but for controls, which are no keys.
+void LineEditor::State::insert(const std::string& text) {
     std::mbstate_t mb{};
     for (size_t at = 0; at < text.size();) {
         wchar_t wide;
@@ -145,12 +176,11 @@ bool LineEditor::State::read_paste() {
             continue;
         }
         at += n;
-        if (wide == L'\n' || wide == L'\r') wide = kPastedBreak;
+        if (wide == L'\n') wide = kPastedBreak;
         if (wide == L'\t') wide = L' ';
         const bool control = wide < 32 || (wide >= 127 && wide < 160);
         if (!control) ready.push_back(wide);
     }
-    return true;
 }
 
 bool LineEditor::State::decode(char first) {
@@ -178,6 +208,99 @@ int LineEditor::State::next(wchar_t* out) {
     return 1;
 }
 
+namespace {
+
+/// The history for libedit: long entries are folded like pasted text.
+int recall(void* data, HistEvent* event, int op, ...) {
+    va_list arguments;
+    va_start(arguments, op);
+    void* argument = va_arg(arguments, void*);
+    va_end(arguments);
+    Editor& s = *static_cast<Editor*>(data);
+    const int result = history(s.history, event, op, argument);
+    const bool entry = op == H_FIRST || op == H_LAST || op == H_PREV || op == H_NEXT || op == H_CURR;
+    if (result < 0 || !entry || event->str == nullptr) return result;
+    std::string text = event->str;
+    replace_all(text, kPastedBreakUtf8, "\n");
+    s.recalled = s.pasted.fold(text);
+    replace_all(s.recalled, "\n", kPastedBreakUtf8);
+    event->str = s.recalled.c_str();
+    return result;
+}
+
+std::wstring_view text_of(const LineInfoW& line) {
+    return {line.buffer, static_cast<size_t>(line.lastchar - line.buffer)};
+}
+
+/// The label of a pasted text goes as one.
+bool delete_label(EditLine* e) {
+    const LineInfo* line = el_line(e);
+    const std::string before(line->buffer, line->cursor);
+    const size_t length = state_of(e).pasted.label_at_end(before);
+    if (length > 0) el_deletestr(e, static_cast<int>(length));
+    return length > 0;
+}
+
+/// Moves the cursor over one character as people see it, or deletes that.
+template <bool Forward, bool Delete>
+unsigned char step(EditLine* e, wint_t) {
+    const LineInfoW& line = *el_wline(e);
+    const auto at = static_cast<size_t>(line.cursor - line.buffer);
+    const size_t to = Forward ? next_grapheme(text_of(line), at) : previous_grapheme(text_of(line), at);
+    if (to == at) return CC_ERROR;
+    if (Delete && !Forward && delete_label(e)) return CC_REFRESH;
+    const int count = static_cast<int>(Forward ? to - at : at - to);
+    if (Forward || !Delete) el_cursor(e, Forward ? count : -count);
+    if (Delete) el_deletestr(e, count);
+    return Delete ? CC_REFRESH : CC_CURSOR;
+}
+
+}  // namespace
+
+/// Completes the word before the cursor; where several fit, as far as they agree, and then lists them.
+unsigned char LineEditor::State::tab() {
+    if (!complete) return CC_ERROR;
+    const LineInfo* line = el_line(edit);
+    const std::string before(line->buffer, line->cursor);
+    const Completion found = complete(before);
+    if (found.words.empty()) return CC_ERROR;
+    const bool one = found.words.size() == 1;
+    std::string more = common_prefix(found.words).substr(before.size() - found.from);
+    if (one && !found.words[0].ends_with('/')) more += " ";
+    if (!more.empty()) return el_insertstr(edit, more.c_str()) == 0 ? CC_REFRESH : CC_ERROR;
+    list(found.words);
+    return CC_REDISPLAY;
+}
+
+void LineEditor::State::list(const std::vector<std::string>& words) const {
+    std::string text;
+    for (const std::string& word : words) text += (text.empty() ? "" : "  ") + word;
+    draw(("\r\n" + wrap_text(text, terminal_columns(STDIN_FILENO)) + "\r\n").c_str());
+}
+
+void LineEditor::State::bind_keys() {
+    using Function = unsigned char (*)(EditLine*, wint_t);
+    const auto key = [this](const char* name, Function function, std::initializer_list<const char*> keys) {
+        el_set(edit, EL_ADDFN, name, name, function);
+        for (const char* one : keys) el_set(edit, EL_BIND, one, name, nullptr);
+    };
+    key("quern-tab", [](EditLine* e, wint_t) { return state_of(e).tab(); }, {"^I"});
+    key("quern-left", step<false, false>, {"^B", "\\e[D", "\\eOD"});
+    key("quern-right", step<true, false>, {"^F", "\\e[C", "\\eOC"});
+    key("quern-backspace", step<false, true>, {"^H", "^?"});
+    key("quern-delete", step<true, true>, {"\\e[3~"});
+}
+
+LineEditor::End LineEditor::State::read_plain(std::string& line) {
+    line.clear();
+    char byte;
+    while (read_byte(byte)) {
+        if (byte == '\n') return End::line;
+        line += byte;
+    }
+    return end == End::eof && !line.empty() ? End::line : end;
+}
+
 LineEditor::LineEditor(Signals& signals, const std::string& history_file) : state_(new State(signals)) {
     if (std::setlocale(LC_CTYPE, "") == nullptr || MB_CUR_MAX == 1) std::setlocale(LC_CTYPE, "C.UTF-8");
     State& s = *state_;
@@ -193,19 +316,12 @@ LineEditor::LineEditor(Signals& signals, const std::string& history_file) : stat
     el_set(s.edit, EL_CLIENTDATA, state_);
     el_set(s.edit, EL_EDITOR, "emacs");
     el_set(s.edit, EL_SIGNAL, 0);
-    el_set(s.edit, EL_HIST, history, s.history);
+    el_set(s.edit, EL_HIST, recall, state_);
     el_set(
-        s.edit, EL_PROMPT, +[](EditLine* e) {
-            State* state = nullptr;
-            el_get(e, EL_CLIENTDATA, &state);
-            return state->prompt.data();
-        });
+        s.edit, EL_PROMPT, +[](EditLine* e) { return state_of(e).prompt.data(); });
     el_set(
-        s.edit, EL_GETCFN, +[](EditLine* e, wchar_t* c) {
-            State* state = nullptr;
-            el_get(e, EL_CLIENTDATA, &state);
-            return state->next(c);
-        });
+        s.edit, EL_GETCFN, +[](EditLine* e, wchar_t* c) { return state_of(e).next(c); });
+    s.bind_keys();
     el_source(s.edit, nullptr);  // ~/.editrc
     if (!history_file.empty()) history(s.history, &s.event, H_LOAD, history_file.c_str());
 }
@@ -222,6 +338,8 @@ LineEditor::End LineEditor::read(const std::string& prompt, std::string& line) {
     s.prompt = prompt;
     s.end = End::line;
     s.signals.polite(true);
+    if (!s.terminal) return s.read_plain(line);
+    s.pasted.clear();
     s.signals.catch_stop(true);
     s.listening = false;
     s.cleared.clear();
@@ -242,11 +360,19 @@ LineEditor::End LineEditor::read(const std::string& prompt, std::string& line) {
     line.assign(text, static_cast<size_t>(count));
     while (!line.empty() && (line.back() == '\n' || line.back() == '\r')) line.pop_back();
     replace_all(line, kPastedBreakUtf8, "\n");
+    line = s.pasted.unfold(std::move(line));
     return End::line;
+}
+
+bool LineEditor::interactive() const { return state_->terminal; }
+
+void LineEditor::on_tab(std::function<Completion(std::string_view line)> complete) {
+    state_->complete = std::move(complete);
 }
 
 void LineEditor::remember(const std::string& line) {
     State& s = *state_;
+    if (!s.terminal) return;
     std::string entry = line;
     replace_all(entry, "\n", kPastedBreakUtf8);
     history(s.history, &s.event, H_ENTER, entry.c_str());

@@ -1,8 +1,11 @@
-// LineEditor: one line from a person, with editing and history (libedit).
+// LineEditor: one line from a person, with editing, history and completion (libedit), or from a pipe.
 #pragma once
 
+#include <functional>
 #include <string>
+#include <string_view>
 
+#include "tools/run/completion.h"
 #include "tools/run/signals.h"
 
 namespace quern {
@@ -17,12 +20,18 @@ class LineEditor {
     LineEditor(const LineEditor&) = delete;
     LineEditor& operator=(const LineEditor&) = delete;
 
-    /// Line breaks of a pasted text stay in `line`; a typed one ends it. After Ctrl-C, `line` is what was typed so far.
+    /// A person types: there is somebody to ask.
+    bool interactive() const;
+    /// What Tab offers for a line up to the cursor; without it, Tab does nothing.
+    void on_tab(std::function<Completion(std::string_view line)> complete);
+
+    /// Without a terminal `prompt` is not shown. Line breaks of a pasted text stay in `line`; a typed one ends it. After Ctrl-C, `line` is what was typed so far.
     End read(const std::string& prompt, std::string& line);
     void remember(const std::string& line);
 
-  private:
     struct State;
+
+  private:
     State* state_;
 };
 

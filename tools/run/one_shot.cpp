@@ -10,6 +10,7 @@
 #include "tools/common/cli_values.h"
 #include "tools/run/answer.h"
 #include "tools/run/input.h"
+#include "tools/run/line_editor.h"
 #include "tools/run/npy_file.h"
 
 namespace quern {
@@ -100,6 +101,17 @@ std::vector<int32_t> prompt_ids(RunContext& c, const std::vector<Message>& messa
     return encode_prompt(format.render(messages, c.tools, options), tokenizer);
 }
 
+std::string ask_person(RunContext& c, const std::string& what, const std::string& question) {
+    if (isatty(STDIN_FILENO) == 0) {
+        note(what + ": not run, since nobody can be asked here (--tool-yes)\n");
+        return "";
+    }
+    note(what + "\n");
+    LineEditor editor(c.signals, "");
+    std::string line;
+    return editor.read(question, line) == LineEditor::End::line ? line : "";
+}
+
 }  // namespace
 
 int run_one_shot(RunContext& c) {
@@ -126,10 +138,20 @@ int run_one_shot(RunContext& c) {
     };
     ChatSession session(c.engine);
     const ChatSettings settings = chat_settings(c);
-    const ChatAnswer answer = o.raw ? session.complete(prompt, settings, callbacks)
-                                    : session.respond(messages, settings, callbacks);
+    const auto tools = tool_command(c, [&](const std::string& what, const std::string& question) {
+        return ask_person(c, what, question);
+    });
+    ChatAnswer answer;
+    for (bool more = true; more;) {
+        c.signals.quiet(true);
+        answer = o.raw ? session.complete(prompt, settings, callbacks)
+                       : session.respond(messages, settings, callbacks);
+        c.signals.quiet(false);
+        messages.push_back(answer.message);
+        more = run_tools(tools, answer, messages) && callbacks.keep_going();
+    }
     if (o.json)
-        printer.content(
+        printer.verbatim(
             answer_json(answer, c).dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
     printer.finish();
     if (!answer.error.empty()) printer.remark("quern: error: " + answer.error);
@@ -164,7 +186,7 @@ int run_ids(RunContext& c) {
     std::string line;
     for (int32_t id : result.tokens) line += fmt::format("{}{}", line.empty() ? "" : " ", id);
     Printer printer(o.show_thinking, o.color);
-    printer.content(line);
+    printer.verbatim(line);
     printer.finish();
     const ChatAnswer summary{.reason = result.reason,
                              .prompt_tokens = result.prompt_tokens,

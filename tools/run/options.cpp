@@ -179,7 +179,14 @@ void Builder::prompt() {
     text("-sys,--system-prompt", "TEXT", "system message", o_.system);
     text("-sysf,--system-prompt-file", "FILE", "system message from a file", o_.system_file);
     text("--tools", "FILE", "tools the model may call: a JSON array as in the OpenAI API", o_.tools_file);
-    parser_.toggle("-cnv,--conversation", "chat on after the prompt", [this](bool v) { o_.chat = v; });
+    text("--tool-cmd", "PROGRAM",
+         "answers calls of --tools: it gets the tool's name as its argument and the arguments, as JSON, on "
+         "standard input; what it writes is the result. Asks before each call",
+         o_.tool_command);
+    toggle("--tool-yes", "run --tool-cmd without asking", o_.tool_yes);
+    parser_.toggle("-cnv,--conversation",
+                   "chat on after the prompt; a line of a pipe is a message or a command each",
+                   [this](bool v) { o_.chat = v; });
     toggle("-st,--single-turn", "leave after one answer", o_.single_turn);
     toggle("-no-cnv,--no-conversation,--raw", "continue the text itself, without chat format", o_.raw);
 }
@@ -279,6 +286,9 @@ bool parse_run_options(int argc, char** argv, RunOptions& options) {
         FAIL(usage, "--dump-logits needs a prompt: --ids, -p or -f");
     if (!options.drafts_file.empty() && (options.ids_file.empty() || !options.speculation.on()))
         FAIL(usage, "--dump-drafts needs --ids and drafts to dump: add --spec");
+    if (!options.tool_command.empty() && options.tools_file.empty())
+        FAIL(usage, "--tool-cmd answers calls of tools; say with --tools which there are");
+    if (options.tool_yes && options.tool_command.empty()) FAIL(usage, "--tool-yes needs --tool-cmd");
     if (options.raw && !options.tools_file.empty())
         FAIL(usage, "--tools needs the chat format; leave out --raw");
     return true;

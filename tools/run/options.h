@@ -31,6 +31,8 @@ struct RunOptions {
     std::optional<std::string> prompt;  // "-": standard input
     std::string prompt_file;
     std::string system, system_file, tools_file;
+    std::string tool_command;  // answers calls of tools; empty: they are only shown
+    bool tool_yes = false;     // without asking
     bool raw = false;          // plain completion, no chat format
     bool chat = false;         // -cnv: go on interactively after the prompt
     bool single_turn = false;  // leave after the first answer

@@ -12,18 +12,25 @@
 #include "tools/run/answer.h"
 #include "tools/run/input.h"
 #include "tools/run/line_editor.h"
+#include "tools/run/text_width.h"
 #include "tools/run/transcript.h"
 
 namespace quern {
 namespace {
+
+constexpr int kWideHelp = 70;  // columns from which names and explanations stand side by side
 
 class Repl {
   public:
     explicit Repl(RunContext& context)
         : c_(context),
           session_(context.engine),
-          stats_(context.options.stats.value_or(true)),
-          editor_(context.signals, history_file(context.options)) {
+          stats_(context.options.stats.value_or(isatty(STDERR_FILENO) == 1)),
+          editor_(context.signals, history_file(context.options)),
+          tools_(tool_command(context, [this](const std::string& what, const std::string& question) {
+              return ask_person(what, question);
+          })) {
+        editor_.on_tab([](std::string_view line) { return complete_line(line, command_names()); });
         if (!c_.options.system.empty()) system_ = c_.options.system;
     }
 
@@ -65,7 +72,29 @@ class Repl {
         return state.empty() ? "" : state + "/history";
     }
 
-    void remark(const std::string& text) const { Printer(When::never, c_.options.color).remark(text); }
+    void remark(const std::string& text, int indent = 0) const {
+        Printer(When::never, c_.options.color).remark(text, indent);
+    }
+
+    /// Without colours, for lists.
+    static void print(const std::string& text, int indent) {
+        note(wrap_text(text, terminal_columns(STDERR_FILENO), indent));
+    }
+
+    /// With their slash.
+    static std::vector<std::string> command_names() {
+        std::vector<std::string> names;
+        for (const Command& command : commands())
+            for (const char* name : command.names) names.push_back(std::string("/") + name);
+        return names;
+    }
+
+    std::string ask_person(const std::string& what, const std::string& question) {
+        std::string line;
+        remark(what);
+        const bool answered = editor_.interactive() && editor_.read(question, line) == LineEditor::End::line;
+        return answered ? line : "";
+    }
 
     void banner() const {
         const ModelInfo& i = c_.engine.model().info();
@@ -136,6 +165,12 @@ class Repl {
     }
 
     void answer() {
+        while (respond() && run_tools(tools_, last_, messages_)) {
+        }
+    }
+
+    /// One answer of the model. False: there is none.
+    bool respond() {
         Printer printer(c_.options.show_thinking, c_.options.color);
         const ChatCallbacks callbacks{.reasoning = [&](const std::string& t) { printer.reasoning(t); },
                                       .content = [&](const std::string& t) { printer.content(t); },
@@ -146,14 +181,18 @@ class Repl {
                                                      c_.signals.terminated() == 0;
                                           }};
         c_.signals.polite(true);
+        c_.signals.quiet(true);
         try {
             last_ = session_.respond(conversation(), chat_settings(c_), callbacks);
         } catch (const Error& error) {
             printer.finish();
-            messages_.pop_back();
-            return remark(printable(error.what(), 2000));
+            c_.signals.quiet(false);
+            drop_last_question();
+            remark(printable(error.what(), 2000));
+            return false;
         }
         printer.finish();
+        c_.signals.quiet(false);
         c_.signals.take_interrupt();
         answered_ = true;
         if (printer.closed()) leaving_ = true;
@@ -163,6 +202,7 @@ class Repl {
             remark("(cut off: the limit of the answer or the context is reached)");
         messages_.push_back(last_.message);
         if (stats_) remark(stats_line(last_, c_));
+        return true;
     }
 
     /// Removes the last question and all after it; returns its text, or nothing.
@@ -189,6 +229,7 @@ class Repl {
     void clear() {
         messages_.clear();
         attached_.clear();
+        file_.clear();
         remark("a new conversation");
     }
 
@@ -200,7 +241,11 @@ class Repl {
     void set_thinking(bool on, const std::string& budget) {
         set_value(c_.settings, "think", on ? "on" : "off", "/think", on ? "/think" : "/nothink");
         if (!budget.empty()) set_value(c_.settings, "reasoning_budget", budget, "/think", "/think");
-        remark(on ? "thinking before answering" : "answering without thinking");
+        const int64_t most = c_.settings.reasoning_budget;
+        if (!on) return remark("answering without thinking");
+        if (most == 0) return remark("answering without thinking: 0 tokens of it are allowed (/think -1)");
+        remark(most < 0 ? "thinking before answering"
+                        : fmt::format("thinking before answering, {} tokens at most", most));
     }
 
     void set_setting(std::string text) {
@@ -213,7 +258,7 @@ class Repl {
     }
 
     void show(const std::string& what) const {
-        if (what.empty() || what == "params") note(describe(c_.settings));
+        if (what.empty() || what == "params") print(describe(c_.settings), 4);
         if (what.empty() || what == "system")
             remark(system_.empty() ? "no system prompt" : "system: " + printable(system_, 2000));
         if (what.empty() || what == "model" || what == "mem") show_model();
@@ -240,14 +285,23 @@ class Repl {
         remark(fmt::format("{} bytes go with the next message", attached_.size()));
     }
 
-    void save(const std::string& name) const {
+    /// What this conversation was saved to or loaded from before is not asked about.
+    void save(const std::string& name) {
         const std::string path = transcript_path(name.empty() ? "last" : name);
+        if (path != file_ && std::filesystem::exists(path)) {
+            if (!editor_.interactive()) FAIL(usage, "{} exists; give another name: /save NAME", path);
+            if (!is_yes(ask_person(path + " exists.", "Replace it? [y, N] ")))
+                return remark("nothing was saved; /save NAME takes another name");
+        }
         save_transcript(path, conversation());
+        file_ = path;
         remark("saved to " + path);
     }
 
     void load(const std::string& name) {
-        std::vector<Message> messages = load_transcript(transcript_path(name.empty() ? "last" : name));
+        const std::string path = transcript_path(name.empty() ? "last" : name);
+        std::vector<Message> messages = load_transcript(path);
+        file_ = path;
         system_.clear();
         if (!messages.empty() && messages[0].role == "system") {
             system_ = messages[0].content;
@@ -274,25 +328,34 @@ class Repl {
     }
 
     void help() const {
+        const int columns = terminal_columns(STDERR_FILENO);
+        const bool narrow = columns > 0 && columns < kWideHelp;
         std::string text;
+        const auto row = [&](const std::string& what, const char* does) {
+            text += narrow ? fmt::format("  {}\n      {}\n", what, does)
+                           : fmt::format("  {:28} {}\n", what, does);
+        };
         for (const Command& command : commands()) {
             std::string names;
             for (const char* name : command.names)
                 names += fmt::format("{}/{}", names.empty() ? "" : " ", name);
-            text += fmt::format("  {:28} {}\n", names + " " + command.arguments, command.help);
+            row(names + " " + command.arguments, command.help);
         }
-        note(text +
-             "  \"\"\" ... \"\"\"                  a message of several lines; a trailing \\ works too\n"
-             "  Ctrl-C                       stops an answer and keeps what is there\n");
+        row("\"\"\" ... \"\"\"", "a message of several lines; a trailing \\ works too");
+        row("Tab", "completes commands and names of files");
+        row("Ctrl-C", "stops an answer and keeps what is there");
+        row("Ctrl-Z", "to the shell; fg comes back");
+        print(text, narrow ? 6 : 31);
     }
 
     RunContext& c_;
     ChatSession session_;
     std::vector<Message> messages_;
-    std::string system_, attached_;
+    std::string system_, attached_, file_;
     bool stats_, leaving_ = false, answered_ = false;
     ChatAnswer last_;
     LineEditor editor_;
+    std::optional<ToolCommand> tools_;
 };
 
 const std::vector<Repl::Command>& Repl::commands() {

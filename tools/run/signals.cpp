@@ -126,6 +126,15 @@ int Signals::wake_fd() const { return g_wake[0]; }
 
 void Signals::catch_stop(bool on) { set_handler(SIGTSTP, on ? on_signal : SIG_DFL, nullptr); }
 
+void Signals::quiet(bool on) {
+    termios mode{};
+    if (g_terminal_fd < 0 || ::tcgetpgrp(g_terminal_fd) != ::getpgrp()) return;
+    if (::tcgetattr(g_terminal_fd, &mode) != 0) return;
+    const auto echo = static_cast<tcflag_t>(ECHO);
+    mode.c_lflag = on ? mode.c_lflag & ~echo : mode.c_lflag | (g_terminal.c_lflag & echo);
+    ::tcsetattr(g_terminal_fd, TCSANOW, &mode);
+}
+
 void Signals::drain() {
     char bytes[64];
     while (::read(g_wake[0], bytes, sizeof bytes) > 0) {

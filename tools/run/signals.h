@@ -33,6 +33,8 @@ class Signals {
     /// Whether Ctrl-Z came while catch_stop was on: the line editor must restore the terminal before stopping.
     bool take_stop();
     void catch_stop(bool on);
+    /// While `on`, the terminal does not show what is typed, nor ^C.
+    void quiet(bool on);
     /// Becomes readable when a signal arrives.
     int wake_fd() const;
     /// Empties wake_fd.

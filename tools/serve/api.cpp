@@ -31,8 +31,6 @@ std::string request_id(const HttpRequest& r) {
 Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
     : options_(options), loop_(loop), metrics_(metrics) {
     access_ = {options.keys, options.hosts, options.cors_origins, options.limits.body_bytes};
-    if (options.web_page)
-        routes_["/"] = {.method = "GET", .handler = &Api::page, .open = true, .always = true};
     routes_.insert({
         {"/health", {.method = "GET", .handler = &Api::health, .open = true, .always = true}},
         {"/v1/health", {.method = "GET", .handler = &Api::health, .open = true, .always = true}},
@@ -111,6 +109,8 @@ const Api::Route* Api::find(const HttpRequest& r) const {
     static const Route kSlot = {
         .method = nullptr,
         .missing = "states of prompts are saved and found by themselves (--cache-dir), not by slot"};
+    static const Route kPage = {.method = "GET", .handler = &Api::page, .open = true, .always = true};
+    if (options_.web_page && is_page_path(r.path)) return &kPage;
     const auto found = routes_.find(r.path);
     if (found != routes_.end()) return &found->second;
     if (r.path.compare(0, 7, "/slots/") == 0) return &kSlot;
@@ -206,22 +206,7 @@ HttpReply Api::health(const HttpRequest&) {
 
 HttpReply Api::live(const HttpRequest&) { return {.body = R"({"status":"alive"})"}; }
 
-/// The page itself needs no key: it says nothing about the model or anybody, and asks for the key.
-HttpReply Api::page(const HttpRequest&) {
-    const std::string nonce = random_id("");
-    HttpReply reply{.body = std::string(kPage), .type = "text/html; charset=utf-8"};
-    constexpr std::string_view kPlace = "NONCE";
-    for (size_t at = 0; (at = reply.body.find(kPlace, at)) != std::string::npos; at += nonce.size())
-        reply.body.replace(at, kPlace.size(), nonce);
-    reply.headers = {
-        {"Content-Security-Policy",
-         fmt::format("default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; connect-src 'self'; "
-                     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-                     nonce)},
-        {"Referrer-Policy", "no-referrer"},
-        {"Cache-Control", "no-store"}};
-    return reply;
-}
+HttpReply Api::page(const HttpRequest& r) { return page_reply(r.path); }
 
 HttpReply Api::metrics(const HttpRequest&) {
     return {.body = metrics_.text(), .type = "text/plain; version=0.0.4; charset=utf-8"};

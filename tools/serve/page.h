@@ -1,11 +1,17 @@
-// The page at /: tools/serve/page.html, embedded when the program is built.
+// The replies of the page at / and of its files at /page/VERSION/.
 #pragma once
 
-#include <string_view>
+#include <string>
+
+#include "tools/serve/http_server.h"
 
 namespace quern {
 
-/// "NONCE" stands for the number in each reply's content security policy: scripts and styles without it have no effect.
-extern const std::string_view kPage;
+/// Whether page_reply answers this path.
+bool is_page_path(const std::string& path);
+
+/// The page says nothing about the model or anybody, so it needs no key; it asks for one. Scripts and styles without
+/// the number in its content security policy have no effect, and it loads nothing from elsewhere. Throws ApiError(404).
+HttpReply page_reply(const std::string& path);
 
 }  // namespace quern
