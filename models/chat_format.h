@@ -76,12 +76,25 @@ struct ToolCallDelta {
     ToolCall call;  // complete, with id, name and all arguments
 };
 
+/// What more text adds to a call that is being written. The pieces of a call come before the call itself, and their
+/// arguments joined are its arguments, unless a parameter was written twice. A call that turns out to be none, or is
+/// cut off, may have had pieces.
+struct ToolCallPiece {
+    int index = 0;
+    std::string id, name;   // in the first piece of a call only
+    std::string arguments;  // text of the JSON object
+    std::string text;       // what of it is text of a parameter that is a string, not quoted
+};
+
 /// What more generated text adds. Every field may be empty.
 struct ChatDelta {
     std::string reasoning, content;
+    std::vector<ToolCallPiece> call_pieces;
     std::vector<ToolCallDelta> tool_calls;
 
-    bool empty() const { return reasoning.empty() && content.empty() && tool_calls.empty(); }
+    bool empty() const {
+        return reasoning.empty() && content.empty() && call_pieces.empty() && tool_calls.empty();
+    }
 };
 
 /// Splits generated text, as it arrives, into thinking, content and tool calls. The deltas add up to the same result

@@ -19,8 +19,8 @@ namespace quern {
 /// behind an <|im_end|>.
 ///
 /// Normalisation, where the template would raise:
-/// - developer counts as system. All system messages become one at the start: contents stripped, empty ones
-///   dropped, joined by an empty line.
+/// - developer counts as system. The system messages at the start become one: contents stripped, empty ones dropped,
+///   joined by an empty line. Later ones are system turns where they are, so that what was said before stays the same.
 /// - without a user query, no assistant turn is after the last query.
 RenderedPrompt render_qwen3_5_chat(std::span<const Message> messages, const nlohmann::ordered_json& tools,
                                    const ChatOptions& options);

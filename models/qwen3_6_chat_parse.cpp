@@ -7,6 +7,7 @@
 #include "models/python_text.h"
 #include "models/qwen3_6_chat.h"
 #include "models/qwen3_6_chat_lexer.h"
+#include "models/tool_call_writer.h"
 #include "models/tool_schema.h"
 
 namespace quern {
@@ -41,33 +42,6 @@ uint64_t random_seed() {
     std::random_device device;
     return uint64_t{device()} << 32 | device();
 }
-
-/// The arguments of a call as they come in: of two values for a key the last counts, at the first's place.
-class ArgumentList {
-  public:
-    void set(const std::string& key, std::string json) {
-        const auto [it, fresh] = places_.try_emplace(key, items_.size());
-        if (fresh)
-            items_.emplace_back(key, std::move(json));
-        else
-            items_[it->second].second = std::move(json);
-    }
-
-    std::string json() const {
-        std::string out = "{";
-        for (const auto& [key, value] : items_) {
-            if (out.size() > 1) out += ", ";
-            append_python_json_string(out, key);
-            out += ": ";
-            out += value;
-        }
-        return out + "}";
-    }
-
-  private:
-    std::unordered_map<std::string, size_t> places_;
-    std::vector<std::pair<std::string, std::string>> items_;
-};
 
 class Parser final : public ChatParser {
   public:
@@ -222,6 +196,7 @@ class Parser final : public ChatParser {
         raw_ += unit.text;
         name_.clear();
         arguments_ = {};
+        pieces_.reset();
         return go(State::name);
     }
 
@@ -252,6 +227,7 @@ class Parser final : public ChatParser {
             key_ = std::string(python_strip(key_));
             raw_ += unit.text;
             value_.clear();
+            begin_value();
             return go(State::value);
         }
         return collect(key_, unit) || broken();
@@ -331,6 +307,7 @@ class Parser final : public ChatParser {
             value_done();
             key_ = std::move(next);
             raw_ += unit.text;
+            begin_value();
             return go(State::value);
         }
         return collect(inner_key_, unit) || back_to_value();
@@ -354,11 +331,36 @@ class Parser final : public ChatParser {
         held_space_.clear();
         inner_key_.clear();
         const std::string value = std::exchange(value_, {});
-        arguments_.set(key_, coerce_parameter(without_line_feeds(value), schemas_.type(name_, key_)));
+        const std::string_view text = without_line_feeds(value);
+        std::string json = coerce_parameter(text, schemas_.type(name_, key_));
+        if (pieces_.begun()) pieces_.end_value(text, json);
+        arguments_.set(key_, std::move(json));
+    }
+
+    /// A call that is written while thinking may turn out to be only thought of: it has no pieces before it ends.
+    void begin_value() {
+        if (in_thinking_) return;
+        if (!pieces_.begun()) pieces_.begin_call(new_id(), name_);
+        pieces_.begin_value(key_, schemas_.type(name_, key_) == ParameterType::string);
+    }
+
+    /// The line feed at the end may belong to the format.
+    void stream_value() {
+        if (state_ < State::value || state_ > State::inner_key || !pieces_.takes_text()) return;
+        pieces_.grow_text(without_line_feeds(value_));
     }
 
     void call_done() {
-        ToolCall call{new_id(), std::exchange(name_, {}), arguments_.json()};
+        if (!pieces_.begun()) {
+            pieces_.begin_call(new_id(), name_);
+            for (const auto& [key, value] : arguments_.items()) {
+                pieces_.begin_value(key, false);
+                pieces_.end_value({}, value);
+            }
+        }
+        pieces_.end_call();
+        ToolCall call{pieces_.id(), std::exchange(name_, {}), arguments_.json()};
+        pieces_.reset();
         delta_.tool_calls.push_back({static_cast<int>(message_.tool_calls.size()), call});
         message_.tool_calls.push_back(std::move(call));
         arguments_ = {};
@@ -428,8 +430,10 @@ class Parser final : public ChatParser {
     }
 
     ChatDelta take_delta() {
+        stream_value();
         if (message_.reasoning) *message_.reasoning += delta_.reasoning;
         message_.content += delta_.content;
+        delta_.call_pieces = pieces_.take();
         return std::exchange(delta_, {});
     }
 
@@ -451,6 +455,7 @@ class Parser final : public ChatParser {
     std::string raw_, space_before_call_;
     std::string name_, key_, inner_key_, value_;
     ArgumentList arguments_;
+    CallPieces pieces_;
 };
 
 }  // namespace

@@ -139,6 +139,10 @@ class Renderer {
 
   private:
     void sort_in(const Message& message) {
+        if (is_system(message) && !turns_.empty()) {  // said later: it stays where it is
+            if (!python_strip(message.content).empty()) turns_.push_back(&message);
+            return;
+        }
         if (is_system(message)) {
             const std::string_view content = python_strip(message.content);
             if (!system_.empty() && !content.empty()) system_ += "\n\n";
@@ -196,7 +200,7 @@ class Renderer {
         const Message& message = *turns_[i];
         if (message.role == "tool") return tool_result(i);
         if (message.role == "assistant") return assistant(i);
-        out_.format("<|im_start|>user\n");
+        out_.format(is_system(message) ? "<|im_start|>system\n" : "<|im_start|>user\n");
         out_.plain(python_strip(message.content));
         end_turn();
     }

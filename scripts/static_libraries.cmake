@@ -31,6 +31,7 @@ endmacro()
 static_library(pcre2 pcre2.h libpcre2-dev  pcre2-8 libpcre2-dev)
 static_library(utf8proc utf8proc.h libutf8proc-dev  utf8proc libutf8proc-dev)
 static_library(libedit histedit.h libedit-dev  edit libedit-dev  tinfo libncurses-dev  bsd libbsd-dev  md libmd-dev)
+static_library(zlib zlib.h zlib1g-dev  z zlib1g-dev)
 static_library(fmt_headers fmt/format-inl.h libfmt-dev)
 
 # What the server's page uses in the browser; scripts/page_files.cmake embeds it.

@@ -200,10 +200,17 @@ TEST_SUITE("cpu") {
         CHECK(render_text({says("developer", "D"), says("user", "u")}) ==
               "<|im_start|>system\nD<|im_end|>\n<|im_start|>user\nu<|im_end|>\n" + end);
         CHECK(render_text(
-                  {says("system", "a "), says("user", "u"), says("system", " "), says("developer", "\nb")}) ==
+                  {says("system", "a "), says("system", " "), says("developer", "\nb"), says("user", "u")}) ==
               "<|im_start|>system\na\n\nb<|im_end|>\n<|im_start|>user\nu<|im_end|>\n" + end);
-        CHECK(render_text({says("user", "u"), says("system", "late")}) ==
-              "<|im_start|>system\nlate<|im_end|>\n<|im_start|>user\nu<|im_end|>\n" + end);
+        CHECK(render_text({says("user", "u"), says("system", " "), says("system", "late\n")}) ==
+              "<|im_start|>user\nu<|im_end|>\n<|im_start|>system\nlate<|im_end|>\n" + end);
+        CHECK(render_text(
+                  {says("user", "u"), says("tool", "r"), says("system", "left: 9"), says("tool", "s")}) ==
+              "<|im_start|>user\nu<|im_end|>\n<|im_start|>user\n<tool_response>\nr\n</"
+              "tool_response><|im_end|>\n"
+              "<|im_start|>system\nleft: 9<|im_end|>\n"
+              "<|im_start|>user\n<tool_response>\ns\n</tool_response><|im_end|>\n" +
+                  end);
         CHECK(render_text({says("system", "only")}) == "<|im_start|>system\nonly<|im_end|>\n" + end);
         Message thought = says("assistant", "a");
         thought.reasoning = "t";

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <functional>
+#include <map>
 #include <random>
 #include <set>
 #include <string>
@@ -35,10 +36,16 @@ const ordered_json& tools() {
 struct Outcome {
     std::string reasoning, content, calls;
     std::vector<std::string> ids;
+    std::map<std::string, std::string> pieces;  // of calls: their arguments, by id
+    std::string writing;                        // the id of the call that had pieces last
 
     void add(const ChatDelta& delta) {
         reasoning += delta.reasoning;
         content += delta.content;
+        for (const auto& piece : delta.call_pieces) {
+            if (!piece.id.empty()) writing = piece.id;
+            pieces[writing] += piece.arguments;
+        }
         for (const auto& call : delta.tool_calls) {
             calls +=
                 "[" + std::to_string(call.index) + " " + call.call.name + " " + call.call.arguments + "]";
@@ -69,7 +76,11 @@ Outcome parse_cut(std::string_view text, bool thinking, const ordered_json& with
     CHECK(message.reasoning.value_or("") == outcome.reasoning);
     CHECK(message.content == outcome.content);
     REQUIRE(message.tool_calls.size() == outcome.ids.size());
-    for (size_t i = 0; i < outcome.ids.size(); ++i) CHECK(message.tool_calls[i].id == outcome.ids[i]);
+    for (size_t i = 0; i < outcome.ids.size(); ++i) {
+        CHECK(message.tool_calls[i].id == outcome.ids[i]);
+        CHECK(ordered_json::parse(outcome.pieces[outcome.ids[i]], nullptr, false) ==
+              ordered_json::parse(message.tool_calls[i].arguments, nullptr, false));
+    }
     return outcome;
 }
 
@@ -207,6 +218,27 @@ TEST_SUITE("cpu") {
         const Outcome two = parse(call_text("v") + call_text("v"), false);
         REQUIRE(two.ids.size() == 2);
         CHECK(two.ids[0] != two.ids[1]);
+    }
+
+    TEST_CASE("parse: a call is given out piece by piece, its text unquoted too") {
+        const auto parser = make_qwen3_6_parser(false, tools(), 7);
+        CHECK(parser->push("<tool_call>\n<function=f>\n").call_pieces.empty());
+        auto first = parser->push("<parameter=s>\none \"two\"\n").call_pieces;
+        REQUIRE(first.size() == 1);
+        CHECK(first[0].name == "f");
+        CHECK(first[0].arguments == R"({"s": "one \"two\")");
+        CHECK(first[0].text == "one \"two\"");
+        const auto more = parser->push("three").call_pieces;
+        REQUIRE(more.size() == 1);
+        CHECK(more[0].id.empty());
+        CHECK(more[0].text == "\nthree");
+        const auto last =
+            parser->push("\n</parameter>\n<parameter=i>\n7\n</parameter>\n</function>\n</tool_call>");
+        REQUIRE(last.call_pieces.size() == 1);
+        CHECK(last.call_pieces[0].arguments == R"(", "i": 7})");
+        REQUIRE(last.tool_calls.size() == 1);
+        CHECK(last.tool_calls[0].call.id == first[0].id);
+        CHECK(last.tool_calls[0].call.arguments == R"({"s": "one \"two\"\nthree", "i": 7})");
     }
 
     TEST_CASE("parse: without tools there are no calls") {

@@ -291,6 +291,11 @@ TEST_SUITE("cpu") {
             CHECK(!remark.empty());
             CHECK(!std::filesystem::exists(file));
         }
+        for (const size_t left : {size_t{0}, size_t{1}, size_t{7}}) {  // as a full disk may leave it
+            write(good.substr(0, left));
+            CHECK(restart(options, remark) == 0);
+            CHECK(!std::filesystem::exists(file));
+        }
         std::string earlier = good;  // states of an earlier format, at any length
         earlier[7] = '1';
         write(earlier);

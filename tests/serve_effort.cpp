@@ -54,6 +54,7 @@ TEST_SUITE("model") {
         };
         begins(json::object(), xhigh);
         begins({{"reasoning_effort", "high"}}, xhigh);
+        begins({{"reasoning_effort", "max"}}, xhigh);
         begins({{"reasoning_effort", "low"}}, low);
         begins({{"reasoning_effort", "minimal"}}, low);
         begins({{"reasoning_effort", "medium"}}, none);
@@ -79,7 +80,7 @@ TEST_SUITE("model") {
     TEST_CASE("run: the effort is one of those that exist") {
         CHECK(run_with(R"({"reasoning_effort": "low"})").find("code 0") != std::string::npos);
         const std::string wrong = run_with(R"({"reasoning_effort": "most"})");
-        CHECK(wrong.find("reasoning_effort must be minimal, low, medium, high or xhigh") !=
+        CHECK(wrong.find("reasoning_effort must be minimal, low, medium, high, xhigh or max") !=
               std::string::npos);
         CHECK(wrong.find("code 2") != std::string::npos);
     }

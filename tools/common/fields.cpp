@@ -75,6 +75,7 @@ std::vector<std::string> Fields::unknown() const {
     std::vector<std::string> names;
     for (const auto& [name, ignored] : object_.items())
         if (!asked_.contains(name)) names.push_back(name);
+    names.insert(names.end(), noted_.begin(), noted_.end());
     return names;
 }
 

@@ -41,13 +41,16 @@ class Fields {
 
     /// The name with its path: "messages[2].role".
     std::string full(const std::string& name) const;
-    /// Fields that nobody read.
+    /// Another one to report, of an object inside.
+    void note_unknown(const std::string& name) { noted_.push_back(name); }
+    /// Fields that nobody read, and those noted.
     std::vector<std::string> unknown() const;
 
   private:
     const nlohmann::ordered_json& object_;
     std::string where_;
     std::set<std::string> asked_;
+    std::vector<std::string> noted_;
 };
 
 /// JSON on one line, invalid UTF-8 replaced.

@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "tools/common/content_parts.h"
 #include "tools/common/fields.h"
 
 namespace quern {
@@ -50,15 +51,7 @@ std::string read_content(const ordered_json& content, const std::string& where) 
             text += content[i].get<std::string>();
             continue;
         }
-        Fields part(content[i], at);
-        const std::string type = part.string("type").value_or("text");
-        if (type == "text" || type == "input_text" || type == "output_text")
-            text += part.string("text").value_or("");
-        else if (type == "refusal")
-            text += part.string("refusal").value_or("");
-        else
-            throw FieldError(at + ".type", fmt::format("{}: only text is supported, not '{}'", at, type),
-                             "unsupported_content");
+        text += part_text(content[i], at);
     }
     return text;
 }
@@ -71,15 +64,19 @@ std::vector<Message> read_messages(const ordered_json& list, const std::string& 
     for (size_t i = 0; i < list.size(); ++i) {
         Fields fields(list[i], fmt::format("{}[{}]", where, i));
         Message m;
+        std::string thinking;
         m.role = fields.string("role").value_or("");
         constexpr const char* kRoles[] = {"system", "developer", "user", "assistant", "tool"};
         if (std::find(std::begin(kRoles), std::end(kRoles), m.role) == std::end(kRoles))
             throw FieldError(fields.full("role"),
                              fields.full("role") + " must be system, developer, user, assistant or tool");
-        if (const ordered_json* content = fields.value("content"))
+        if (const ordered_json* content = fields.value("content")) {
             m.content = read_content(*content, fields.full("content"));
+            thinking = thinking_of(*content);
+        }
         auto reasoning = fields.string("reasoning_content");
         if (!reasoning) reasoning = fields.string("reasoning");
+        if (!reasoning && !thinking.empty()) reasoning = thinking;
         if (m.role == "assistant") m.reasoning = reasoning;
         if (const ordered_json* calls = fields.list("tool_calls"); calls != nullptr && m.role == "assistant")
             for (size_t c = 0; c < calls->size(); ++c)

@@ -149,7 +149,7 @@ std::string describe(const Settings& settings) {
 std::optional<ReasoningEffort> parse_effort(std::string_view name) {
     if (name == "minimal" || name == "low") return ReasoningEffort::low;
     if (name == "medium") return ReasoningEffort::medium;
-    if (name == "high" || name == "xhigh") return ReasoningEffort::high;
+    if (name == "high" || name == "xhigh" || name == "max") return ReasoningEffort::high;
     return std::nullopt;
 }
 

@@ -39,7 +39,7 @@ void set_value(Settings& settings, std::string_view name, std::string_view value
 /// Lines "name  value  (origin)", for /show params and --verbose.
 std::string describe(const Settings& settings);
 
-inline constexpr const char* kEffortNames = "minimal, low, medium, high or xhigh";
+inline constexpr const char* kEffortNames = "minimal, low, medium, high, xhigh or max";
 /// One of kEffortNames, as requests and templates write it; empty for anything else.
 std::optional<ReasoningEffort> parse_effort(std::string_view name);
 

@@ -103,7 +103,7 @@ std::vector<int32_t> AnswerReader::opening() {
 void AnswerReader::attach(Request& request, std::function<bool(const AnswerDelta&)> deliver) {
     request.on_token = [this, deliver = std::move(deliver)](int32_t id) { return push(id, deliver); };
     const bool required = rules_.calls == AnswerRules::Calls::required;
-    if (required || rules_.thinking_budget >= 0) request.force = [this] { return forced(); };
+    if (required || parser_->in_reasoning()) request.force = [this] { return forced(); };
     const bool no_calls = rules_.calls == AnswerRules::Calls::none && !names_.empty();
     if (required || no_calls || rules_.schema) request.allow = [this](int32_t id) { return allows(id); };
     if (!names_.empty() && call_id_)
@@ -165,6 +165,8 @@ AnswerDelta AnswerReader::read(const ChatDelta& parsed) {
     AnswerDelta out;
     out.reasoning = parsed.reasoning;
     out.content = stop_.push(parsed.content);
+    for (const ToolCallPiece& piece : parsed.call_pieces)
+        if (rules_.parallel_calls || calls_ == 0) out.call_pieces.push_back(piece);
     for (const ToolCallDelta& call : parsed.tool_calls) {
         if (!rules_.parallel_calls && calls_ > 0) break;
         out.tool_calls.push_back(call);
@@ -172,8 +174,40 @@ AnswerDelta AnswerReader::read(const ChatDelta& parsed) {
     }
     if (stop_.found() || (!rules_.parallel_calls && calls_ > 0)) ended_ = true;
     content_ += out.content;
-    if (!out.ChatDelta::empty()) out.logprobs = std::move(logprobs_), logprobs_.clear();
+    if (!rules_.chat && !out.content.empty()) out.logprobs = std::move(logprobs_), logprobs_.clear();
+    if (rules_.chat) take_reports(out);
     return out;
+}
+
+/// The reports of the tokens that make up the new content. Tokens whose text is no content, such as space around the
+/// thinking, a stop text or a call, are not reported.
+void AnswerReader::take_reports(AnswerDelta& out) {
+    if (rules_.top_logprobs < 0) return;
+    std::string_view rest = out.content;
+    size_t used = 0;
+    const size_t ahead = std::min(reported_ahead_.size(), rest.size());
+    if (rest.substr(0, ahead) == std::string_view(reported_ahead_).substr(0, ahead))
+        rest.remove_prefix(ahead);
+    reported_ahead_.erase(0, ahead);
+    for (; used < logprobs_.size() && !rest.empty(); ++used) {
+        const std::string_view piece = tokenizer_.piece(logprobs_[used].id);
+        const size_t space = std::min(piece.find_first_not_of(" \n\t\r"), piece.size());
+        const std::string_view bare = piece.substr(space);
+        const bool begins = content_.size() == out.content.size() && rest.data() == out.content.data();
+        const std::string_view text = begins && !rest.starts_with(piece) ? bare : piece;
+        if (text.empty()) continue;
+        if (rest.starts_with(text)) {
+            rest.remove_prefix(text.size());
+        } else if (text.starts_with(rest)) {
+            reported_ahead_ = text.substr(rest.size());
+            rest = {};
+        } else {
+            continue;
+        }
+        out.logprobs.push_back(std::move(logprobs_[used]));
+    }
+    logprobs_.erase(logprobs_.begin(), logprobs_.begin() + static_cast<ptrdiff_t>(used));
+    if (!out.tool_calls.empty()) logprobs_.clear();
 }
 
 AnswerDelta AnswerReader::finish(FinishReason reason) {
@@ -182,13 +216,20 @@ AnswerDelta AnswerReader::finish(FinishReason reason) {
         const ChatDelta last = parser_->finish(reason != FinishReason::stop && !ended_);
         rest.reasoning += last.reasoning;
         rest.content += last.content;
+        rest.call_pieces.insert(rest.call_pieces.end(), last.call_pieces.begin(), last.call_pieces.end());
         rest.tool_calls.insert(rest.tool_calls.end(), last.tool_calls.begin(), last.tool_calls.end());
     }
     AnswerDelta out = read(rest);
     const std::string held = stop_.flush();
-    out.content += held;
-    content_ += held;
-    out.logprobs.insert(out.logprobs.end(), logprobs_.begin(), logprobs_.end());
+    if (!held.empty()) {
+        AnswerDelta last;
+        last.content = held;
+        content_ += held;
+        if (rules_.chat) take_reports(last);
+        out.content += held;
+        std::move(last.logprobs.begin(), last.logprobs.end(), std::back_inserter(out.logprobs));
+    }
+    if (!rules_.chat) std::move(logprobs_.begin(), logprobs_.end(), std::back_inserter(out.logprobs));
     return out;
 }
 
@@ -196,7 +237,8 @@ std::vector<int32_t> AnswerReader::forced() {
     const bool demanded = rules_.calls == AnswerRules::Calls::required && !call_begun_ && calls_ == 0;
     std::string text;
     if (parser_->in_reasoning()) {
-        if (rules_.thinking_budget < 0 || reasoning_tokens_ < rules_.thinking_budget) return {};
+        const bool spent = rules_.thinking_budget >= 0 && reasoning_tokens_ >= rules_.thinking_budget;
+        if (!spent && !end_thinking_) return {};
         text = format_.close_thinking;
     } else if (!demanded) {
         return {};

@@ -5,6 +5,7 @@
 // schema or a rule forbids. Each answer has its own reader, used by the thread that owns the engine.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -33,7 +34,8 @@ struct AnswerRules {
     int64_t thinking_budget = -1;    // tokens; then the thinking is closed for the model. -1: none
     std::vector<std::string> stops;  // end the content where one of them would begin; never inside thinking
     std::shared_ptr<const JsonSchema> schema;  // what the content must be
-    int top_logprobs = -1;         // alternatives to report beside each token of the content; -1: no report
+    /// Alternatives to report beside each token of the content, which the reported tokens join to; -1: no report.
+    int top_logprobs = -1;
     bool prompt_logprobs = false;  // plain text: the report begins with the prompt
 };
 
@@ -77,6 +79,9 @@ class AnswerReader {
     /// What was held back. Call once, at the end of generation.
     AnswerDelta finish(FinishReason reason);
 
+    /// From any thread: the thinking is closed at the next token.
+    void end_thinking() { end_thinking_ = true; }
+
     const Message& message() const { return parser_->message(); }
     /// The content as delivered: ends before the stop text.
     const std::string& content() const { return content_; }
@@ -89,6 +94,7 @@ class AnswerReader {
   private:
     bool push(int32_t id, const std::function<bool(const AnswerDelta&)>& deliver);
     AnswerDelta read(const ChatDelta& parsed);
+    void take_reports(AnswerDelta& out);
     ChatDelta parse(std::string_view text);
     std::string call_prefix();
     std::vector<int32_t> forced();
@@ -110,12 +116,14 @@ class AnswerReader {
     JsonMatcher matcher_;
     std::string content_;
     std::vector<TokenLogprob> logprobs_;
+    std::string reported_ahead_;       // text of the last reported token that is still held back
     std::optional<std::string> name_;  // while the name of a demanded call is written: what there is of it
     std::vector<std::string> names_;
     std::optional<std::string> naming_;  // from the marker of any call to the end of its name: the text since
     size_t calls_ = 0;
     size_t forced_left_ = 0;  // tokens still to come that were not the model's choice
     bool call_begun_ = false, ended_ = false;
+    std::atomic<bool> end_thinking_ = false;
     bool just_closed_ = false;  // the last token ended the thinking
     bool matching_ = false;     // the content has begun and the schema rules it
     int64_t tokens_ = 0, reasoning_tokens_ = 0;

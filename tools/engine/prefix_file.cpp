@@ -96,8 +96,11 @@ Kind kind_of(const std::string& path) {
     if (!fs::exists(fs::symlink_status(path, failed))) return Kind::none;
     if (!fs::is_regular_file(path, failed)) return Kind::foreign;
     char magic[kOurs] = {};
-    std::ifstream(path, std::ios::binary).read(magic, sizeof magic);
-    return std::memcmp(magic, kMagic, kOurs) == 0 ? Kind::ours : Kind::foreign;
+    std::ifstream file(path, std::ios::binary);
+    file.read(magic, sizeof magic);
+    // One that was cut off within the first word, or to nothing, is ours too.
+    const auto found = static_cast<size_t>(file.gcount());
+    return std::memcmp(magic, kMagic, found) == 0 ? Kind::ours : Kind::foreign;
 }
 
 /// Removes temporary files NAME.PID.tmp of processes that are gone; one with our own PID is from an earlier process.

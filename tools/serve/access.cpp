@@ -3,26 +3,20 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <cctype>
 
 #include "tools/serve/api_error.h"
 
 namespace quern {
 namespace {
 
-std::string key_of(const HttpRequest& r) {
-    const std::string authorization = r.header("Authorization");
-    constexpr std::string_view kBearer = "bearer ";
-    if (authorization.size() > kBearer.size()) {
-        std::string scheme = authorization.substr(0, kBearer.size());
-        std::transform(scheme.begin(), scheme.end(), scheme.begin(),
-                       [](unsigned char c) { return std::tolower(c); });
-        if (scheme == kBearer) return authorization.substr(kBearer.size());
-    }
-    return r.header("x-api-key");
+std::string lower(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+    return text;
 }
 
 bool has_valid_key(const HttpRequest& r, const std::vector<std::string>& keys) {
-    const std::string given = key_of(r);
+    const std::string given = api_key(r);
     bool good = false;
     for (const std::string& key : keys) good |= equal_in_constant_time(given, key);
     return good;
@@ -40,10 +34,18 @@ bool is_own_origin(const HttpRequest& r, const AccessRules& rules) {
     return origin == "http://" + r.header("Host") || origin == "https://" + r.header("Host");
 }
 
-void check_body(const HttpRequest& r, const AccessRules& rules) {
-    if (r.method != "POST") return;
-    if (!r.header("Transfer-Encoding").empty() || r.header_count("Content-Length") != 1)
-        throw ApiError(411, "length_required", "send the body with one Content-Length header, not in chunks");
+/// In chunks, or of one length.
+void check_framing(const HttpRequest& r, const AccessRules& rules) {
+    const std::string coding = r.header("Transfer-Encoding");
+    if (!coding.empty()) {
+        if (lower(coding) != "chunked" || r.header_count("Transfer-Encoding") != 1)
+            throw ApiError(501, "unsupported_coding", "the only Transfer-Encoding that is taken is chunked");
+        if (r.header_count("Content-Length") != 0)
+            throw ApiError(400, "bad_length", "a body has a Content-Length or is sent in chunks, not both");
+        return;
+    }
+    if (r.header_count("Content-Length") != 1)
+        throw ApiError(411, "length_required", "send the body with one Content-Length header, or in chunks");
     const std::string length = r.header("Content-Length");
     if (length.empty() || length.size() > 18 || length.find_first_not_of("0123456789") != std::string::npos)
         throw ApiError(400, "bad_length", "Content-Length must be a number of bytes");
@@ -51,8 +53,15 @@ void check_body(const HttpRequest& r, const AccessRules& rules) {
         throw ApiError(413, "body_too_long",
                        "the body has " + std::to_string(r.content_length) + " bytes; at most " +
                            std::to_string(rules.body_bytes) + " are taken (--max-body)");
-    if (!r.header("Content-Encoding").empty())
-        throw ApiError(415, "unsupported_encoding", "compressed bodies are not taken");
+}
+
+void check_body(const HttpRequest& r, const AccessRules& rules) {
+    if (r.method != "POST") return;
+    check_framing(r, rules);
+    const std::string packing = r.header("Content-Encoding");
+    if (!packing.empty() && packing != "gzip" && packing != "deflate")
+        throw ApiError(415, "unsupported_encoding",
+                       "Content-Encoding must be gzip or deflate, or the body not compressed");
     const std::string type = r.header("Content-Type");
     if (!type.empty() && type.find("json") == std::string::npos)
         throw ApiError(415, "unsupported_media_type",
@@ -60,6 +69,16 @@ void check_body(const HttpRequest& r, const AccessRules& rules) {
 }
 
 }  // namespace
+
+std::string api_key(const HttpRequest& r) {
+    const std::string authorization = r.header("Authorization");
+    constexpr std::string_view kBearer = "bearer ";
+    if (authorization.size() > kBearer.size()) {
+        if (lower(authorization.substr(0, kBearer.size())) == kBearer)
+            return authorization.substr(kBearer.size());
+    }
+    return r.header("x-api-key");
+}
 
 bool equal_in_constant_time(std::string_view given, std::string_view secret) {
     volatile unsigned difference = given.size() != secret.size();
@@ -104,12 +123,24 @@ std::vector<std::pair<std::string, std::string>> cors_headers(const HttpRequest&
     const std::string origin = r.header("Origin");
     const bool any = contains(rules.cors_origins, "*");
     if (origin.empty() || (!any && !contains(rules.cors_origins, origin))) return {};
-    return {{"Access-Control-Allow-Origin", any ? "*" : origin},
-            {"Vary", "Origin"},
-            {"Access-Control-Allow-Methods", "GET, POST, OPTIONS"},
-            {"Access-Control-Allow-Headers",
-             "Authorization, Content-Type, X-Api-Key, X-Request-Id, Anthropic-Version"},
-            {"Access-Control-Max-Age", "600"}};
+    std::vector<std::pair<std::string, std::string>> out = {
+        {"Access-Control-Allow-Origin", any ? "*" : origin},
+        {"Access-Control-Expose-Headers", "X-Request-Id, Retry-After, X-Quern-Ignored"},
+        {"Vary", "Origin"}};
+    if (r.method != "OPTIONS") return out;
+    // Clients add headers of their own: whatever the page asks for.
+    const std::string asked = r.header("Access-Control-Request-Headers");
+    const bool good = !asked.empty() && asked.size() <= 4096 &&
+                      std::all_of(asked.begin(), asked.end(), [](unsigned char c) {
+                          return std::isalnum(c) != 0 || c == '-' || c == '_' || c == ',' || c == ' ';
+                      });
+    out.emplace_back("Access-Control-Allow-Headers",
+                     good ? asked : "Authorization, Content-Type, X-Api-Key, X-Request-Id");
+    out.emplace_back("Access-Control-Allow-Methods", "GET, POST, DELETE, OPTIONS");
+    out.emplace_back("Access-Control-Max-Age", "600");
+    if (r.header("Access-Control-Request-Private-Network") == "true")
+        out.emplace_back("Access-Control-Allow-Private-Network", "true");
+    return out;
 }
 
 }  // namespace quern

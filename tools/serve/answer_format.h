@@ -30,6 +30,9 @@ class AnswerFormat {
     virtual nlohmann::ordered_json whole(const std::vector<Choice>& choices) = 0;
 
     // Parts of the stream, ready to be sent.
+    virtual const char* stream_type() const { return "text/event-stream"; }
+    /// By which a client may name the answer while it is written; empty: not at all.
+    virtual std::string id() const { return {}; }
     virtual std::string begin() = 0;
     virtual std::string delta(int choice, const AnswerDelta& delta) = 0;
     /// Sent before the delta of the same event, if there is one.
@@ -46,6 +49,8 @@ std::unique_ptr<AnswerFormat> openai_format(bool chat, const GenerationRequest& 
 
 /// `each`: choices of one prompt, which counts once.
 nlohmann::ordered_json usage_json(const std::vector<Choice>& choices, size_t each);
+/// Speeds, as llama.cpp reports them.
+nlohmann::ordered_json timings_json(const Progress& progress);
 /// A prefix and 24 random hex digits.
 std::string random_id(const std::string& prefix);
 

@@ -7,7 +7,7 @@
 #include "models/tokenizer.h"
 #include "tools/engine/defaults.h"
 #include "tools/serve/api_error.h"
-#include "tools/serve/other_formats.h"
+#include "tools/serve/json_repair.h"
 #include "tools/serve/page.h"
 
 namespace quern {
@@ -15,6 +15,9 @@ namespace quern {
 using nlohmann::ordered_json;
 
 namespace {
+
+constexpr size_t kResponseBytes = 64 << 20;
+constexpr std::chrono::hours kResponseLifetime{6};
 
 /// The client's own, if it is fit to be sent back and logged.
 std::string request_id(const HttpRequest& r) {
@@ -29,7 +32,7 @@ std::string request_id(const HttpRequest& r) {
 }  // namespace
 
 Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
-    : options_(options), loop_(loop), metrics_(metrics) {
+    : options_(options), loop_(loop), metrics_(metrics), store_(kResponseBytes, kResponseLifetime) {
     access_ = {options.keys, options.hosts, options.cors_origins, options.limits.body_bytes};
     routes_.insert({
         {"/health", {.method = "GET", .handler = &Api::health, .open = true, .always = true}},
@@ -46,33 +49,64 @@ Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
         {"/apply-template", {.method = "POST", .handler = &Api::apply_template}},
         {"/v1/chat/completions", {.method = "POST", .handler = &Api::chat}},
         {"/chat/completions", {.method = "POST", .handler = &Api::chat}},
+        {"/v1/chat/completions/control", {.method = "POST", .handler = &Api::control}},
+        {"/completion", {.method = "POST", .handler = &Api::llama_completion}},
+        {"/infill", {.method = "POST", .handler = &Api::infill}},
+        {"/tokenizer_info", {.method = "GET", .handler = &Api::tokenizer_info}},
+        {"/version", {.method = "GET", .handler = &Api::version}},
+        {"/api/chat", {.method = "POST", .handler = &Api::ollama_chat}},
+        {"/api/generate", {.method = "POST", .handler = &Api::ollama_generate}},
+        {"/api/tags", {.method = "GET", .handler = &Api::ollama_tags}},
+        {"/api/ps", {.method = "GET", .handler = &Api::ollama_ps}},
+        {"/api/show", {.method = "POST", .handler = &Api::ollama_show}},
+        {"/api/version", {.method = "GET", .handler = &Api::ollama_version}},
+        {"/v1/chat/completions/input_tokens", {.method = "POST", .handler = &Api::chat_tokens}},
         {"/v1/responses", {.method = "POST", .handler = &Api::responses}},
         {"/responses", {.method = "POST", .handler = &Api::responses}},
-        {"/v1/messages", {.method = "POST", .handler = &Api::messages, .anthropic = true}},
-        {"/v1/messages/count_tokens", {.method = "POST", .handler = &Api::count_tokens, .anthropic = true}},
+        {"/v1/responses/input_tokens", {.method = "POST", .handler = &Api::response_tokens}},
+        {"/v1/messages", {.method = "POST", .handler = &Api::messages}},
+        {"/v1/messages/count_tokens", {.method = "POST", .handler = &Api::count_tokens}},
         {"/v1/completions", {.method = "POST", .handler = &Api::completions}},
         {"/completions", {.method = "POST", .handler = &Api::completions}},
     });
     for (const char* path :
-         {"/v1/embeddings", "/embeddings", "/embedding", "/v1/rerank", "/rerank", "/reranking", "/infill",
-          "/lora-adapters", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/images/generations"})
+         {"/v1/embeddings", "/embeddings", "/embedding", "/v1/rerank", "/rerank", "/reranking",
+          "/lora-adapters", "/v1/audio/speech", "/v1/audio/transcriptions", "/v1/audio/translations",
+          "/v1/images/generations", "/v1/images/edits", "/v1/moderations", "/api/embed", "/api/embeddings"})
         routes_[path] = {.method = nullptr, .missing = "this server generates text, and does nothing else"};
-    for (const char* path : {"/api/chat", "/api/generate", "/api/tags"})
-        routes_[path] = {.method = nullptr, .missing = "this is no Ollama server; use the OpenAI API at /v1"};
 }
 
 HttpServer::Callbacks Api::callbacks() {
     return {.gate = [this](const HttpRequest& r) { return gate(r); },
             .handle = [this](HttpRequest r) { return handle(std::move(r)); },
-            .fail =
-                [](int status) {
-                    if (status == 429)
-                        return ApiError(429, "too_many_connections",
-                                        "this address has too many connections open (--peer-connections)")
-                            .reply();
-                    return ApiError(status, "bad_http", fmt::format("not a proper request (HTTP {})", status))
-                        .reply();
-                }};
+            .fail = [this](int status, const HttpRequest& r) { return fail(status, r); }};
+}
+
+/// What the HTTP library refuses.
+HttpReply Api::fail(int status, const HttpRequest& r) const {
+    const auto error = [&]() -> ApiError {
+        switch (status) {
+            case 413:
+                return {413, "body_too_long",
+                        fmt::format("the body has more than the {} bytes that are taken (--max-body)",
+                                    options_.limits.body_bytes)};
+            case 414:
+                return {414, "path_too_long", "the path of the request is too long"};
+            case 431:
+                return {431, "headers_too_large", "the headers are too many, too long, or one of them is"};
+            default:
+                return {status, "bad_http", fmt::format("not a proper request (HTTP {})", status)};
+        }
+    };
+    return finish(error().reply(error_form(r)), r);
+}
+
+/// Headers that every reply has.
+HttpReply Api::finish(HttpReply reply, const HttpRequest& r) const {
+    for (auto& header : cors_headers(r, access_)) reply.headers.push_back(std::move(header));
+    reply.headers.emplace_back("X-Content-Type-Options", "nosniff");
+    reply.headers.emplace_back("X-Request-Id", r.id.empty() ? request_id(r) : r.id);
+    return reply;
 }
 
 void Api::set_progress(const LoadProgress& progress) {
@@ -106,6 +140,8 @@ void Api::set_stopping() { state_ = State::stopping; }
 
 const Api::Route* Api::find(const HttpRequest& r) const {
     static const Route kModel = {.method = "GET", .handler = &Api::model};
+    static const Route kResponse = {.method = "GET", .handler = &Api::stored_response};
+    static const Route kDropResponse = {.method = "DELETE", .handler = &Api::drop_response};
     static const Route kSlot = {
         .method = nullptr,
         .missing = "states of prompts are saved and found by themselves (--cache-dir), not by slot"};
@@ -113,8 +149,9 @@ const Api::Route* Api::find(const HttpRequest& r) const {
     if (options_.web_page && is_page_path(r.path)) return &kPage;
     const auto found = routes_.find(r.path);
     if (found != routes_.end()) return &found->second;
-    if (r.path.compare(0, 7, "/slots/") == 0) return &kSlot;
-    return r.path.compare(0, 11, "/v1/models/") == 0 ? &kModel : nullptr;
+    if (r.path.starts_with("/slots/")) return &kSlot;
+    if (r.path.starts_with("/v1/responses/")) return r.method == "DELETE" ? &kDropResponse : &kResponse;
+    return r.path.starts_with("/v1/models/") ? &kModel : nullptr;
 }
 
 /// Why nothing is answered now.
@@ -134,57 +171,50 @@ std::optional<HttpReply> Api::gate(const HttpRequest& r) {
     try {
         if (r.method == "OPTIONS" && !r.header("Origin").empty() && !options_.cors_origins.empty())
             return HttpReply{.status = 204, .headers = cors_headers(r, access_)};
+        if (r.crowded && (route == nullptr || !route->always || !route->open))
+            throw ApiError(429, "too_many_connections",
+                           "this address has too many connections open (--peer-connections)");
         check_access(r, access_, route != nullptr && route->open);
         if (route == nullptr) throw ApiError(404, "not_found", "there is nothing at " + r.path);
         if (route->missing != nullptr)
-            throw ApiError(501, "not_supported", r.path + " is not supported: " + route->missing);
-        const bool get = r.method == "GET" || r.method == "HEAD";
-        if (get ? route->method != std::string("GET") : r.method != route->method)
+            throw ApiError(404, "not_supported", r.path + " is not supported: " + route->missing);
+        const std::string method = r.method == "HEAD" ? "GET" : r.method;
+        if (method != route->method)
             throw ApiError(405, "method_not_allowed", r.path + " takes " + route->method);
         if (state_ != State::ready && !route->always) throw unavailable();
     } catch (const ApiError& error) {
-        HttpReply reply = error_reply(error, route);
+        HttpReply reply = error.reply(error_form(r));
         if (error.status == 405) reply.headers.emplace_back("Allow", route->method);
-        return reply;
+        return finish(std::move(reply), r);
     }
     return {};
 }
 
-HttpReply Api::error_reply(const ApiError& error, const Route* route) const {
-    HttpReply reply = error.reply();
-    if (route != nullptr && route->anthropic) {
-        reply.body = dump(anthropic_error(error));
-        if (error.status == 429) reply.status = 529;
+/// The reply of the handler, or the error that it threw.
+HttpReply Api::reply_of(const Route& route, const HttpRequest& r) {
+    const auto refuse = [&](const ApiError& error) { return error.reply(error_form(r)); };
+    try {
+        return (this->*route.handler)(r);
+    } catch (const ApiError& error) {
+        return refuse(error);
+    } catch (const FieldError& error) {
+        return refuse(ApiError(error));
+    } catch (const Error& error) {
+        const bool theirs = error.kind() == ErrorKind::usage;
+        return refuse({theirs ? 400 : 500, theirs ? "invalid_value" : "internal_error", error.what()});
+    } catch (const std::exception& error) {
+        return refuse({500, "internal_error", error.what()});
     }
-    return reply;
 }
 
 HttpReply Api::handle(HttpRequest r) {
-    const Route* route = find(r);
     r.id = request_id(r);
-    HttpReply reply;
-    try {
-        reply = (this->*route->handler)(r);
-    } catch (const ApiError& error) {
-        reply = error_reply(error, route);
-    } catch (const FieldError& error) {
-        reply = error_reply(ApiError(error), route);
-    } catch (const Error& error) {
-        const bool theirs = error.kind() == ErrorKind::usage;
-        reply = error_reply({theirs ? 400 : 500, theirs ? "invalid_value" : "internal_error", error.what()},
-                            route);
-    } catch (const std::exception& error) {
-        reply = error_reply({500, "internal_error", error.what()}, route);
-    }
-    for (auto& header : cors_headers(r, access_)) reply.headers.push_back(std::move(header));
-    reply.headers.emplace_back("X-Content-Type-Options", "nosniff");
-    reply.headers.emplace_back("X-Request-Id", r.id);
-    return reply;
+    return finish(reply_of(*find(r), r), r);
 }
 
 Api::Body Api::parse(const HttpRequest& r) const {
     try {
-        return parse_json_ordered(r.body, "the request body", {.kind = ErrorKind::usage});
+        return parse_json_ordered(repaired_json(r.body), "the request body", {.kind = ErrorKind::usage});
     } catch (const Error& error) {
         throw ApiError(400, "invalid_json", error.what());
     }
@@ -194,7 +224,7 @@ HttpReply Api::health(const HttpRequest&) {
     const State state = state_;
     if (state == State::ready) return {.body = R"({"status":"ok"})"};
     const ApiError error = unavailable();
-    HttpReply reply = error.reply();
+    HttpReply reply = error.reply(ErrorForm::openai);
     if (state != State::loading) return reply;
     const int64_t total = to_load_;
     ordered_json body = error.json();
@@ -228,10 +258,47 @@ ordered_json Api::model_json(const Alias& alias) const {
               {"size", info.weight_bytes}}}};
 }
 
+namespace {
+
+/// A model as Codex describes it, so that it knows the context and offers apply_patch.
+ordered_json model_card(const std::string& name, int64_t context) {
+    ordered_json levels = ordered_json::array();
+    for (const char* effort : {"none", "low", "medium", "high"})
+        levels.push_back({{"effort", effort}, {"description", effort}});
+    return {{"slug", name},
+            {"name", name},
+            {"model", name},
+            {"display_name", name},
+            {"description", nullptr},
+            {"default_reasoning_level", "medium"},
+            {"supported_reasoning_levels", levels},
+            {"shell_type", "shell_command"},
+            {"visibility", "list"},
+            {"supported_in_api", true},
+            {"priority", 1},
+            {"availability_nux", nullptr},
+            {"upgrade", nullptr},
+            {"base_instructions", ""},
+            {"supports_reasoning_summaries", false},
+            {"support_verbosity", false},
+            {"default_verbosity", nullptr},
+            {"apply_patch_tool_type", "freeform"},
+            {"truncation_policy", {{"mode", "tokens"}, {"limit", 10000}}},
+            {"supports_parallel_tool_calls", true},
+            {"context_window", context},
+            {"max_context_window", context},
+            {"experimental_supported_tools", ordered_json::array()},
+            {"input_modalities", {"text"}}};
+}
+
+}  // namespace
+
 HttpReply Api::models(const HttpRequest&) {
     ordered_json list = ordered_json::array();
     for (const Alias& alias : aliases_) list.push_back(model_json(alias));
-    return {.body = dump({{"object", "list"}, {"data", list}})};
+    ordered_json cards = ordered_json::array();
+    for (const Alias& alias : aliases_) cards.push_back(model_card(alias.name, engine_->context()));
+    return {.body = dump({{"object", "list"}, {"data", list}, {"models", cards}})};
 }
 
 HttpReply Api::model(const HttpRequest& r) {
@@ -332,40 +399,7 @@ HttpReply Api::detokenize(const HttpRequest& r) {
 }
 
 HttpReply Api::apply_template(const HttpRequest& r) {
-    return {.body = dump({{"prompt", reader_->render(parse(r)).text()}})};
-}
-
-HttpReply Api::chat(const HttpRequest& r) {
-    std::vector<std::string> ignored;
-    GenerationRequest request = reader_->chat(parse(r), &ignored);
-    auto format = openai_format(true, request, *engine_->model().tokenizer());
-    return generate(r, std::move(request), std::move(format), std::move(ignored));
-}
-
-HttpReply Api::responses(const HttpRequest& r) {
-    std::vector<std::string> ignored;
-    GenerationRequest request = reader_->chat(chat_from_responses(parse(r)), &ignored);
-    auto format = responses_format(request);
-    return generate(r, std::move(request), std::move(format), std::move(ignored));
-}
-
-HttpReply Api::messages(const HttpRequest& r) {
-    std::vector<std::string> ignored;
-    GenerationRequest request = reader_->chat(chat_from_messages(parse(r)), &ignored);
-    auto format = messages_format(request);
-    return generate(r, std::move(request), std::move(format), std::move(ignored));
-}
-
-HttpReply Api::count_tokens(const HttpRequest& r) {
-    const GenerationRequest request = reader_->chat(chat_from_messages(parse(r)), nullptr);
-    return {.body = dump({{"input_tokens", request.prompt_tokens()}})};
-}
-
-HttpReply Api::completions(const HttpRequest& r) {
-    std::vector<std::string> ignored;
-    GenerationRequest request = reader_->completion(parse(r), &ignored);
-    auto format = openai_format(false, request, *engine_->model().tokenizer());
-    return generate(r, std::move(request), std::move(format), std::move(ignored));
+    return {.body = dump({{"prompt", reader_->render(chat_body(parse(r)).body).text()}})};
 }
 
 }  // namespace quern

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@
 #include "tools/serve/http_server.h"
 #include "tools/serve/metrics.h"
 #include "tools/serve/options.h"
+#include "tools/serve/response_store.h"
 
 namespace quern {
 
@@ -47,9 +49,8 @@ class Api {
     struct Route {
         const char* method;
         Handler handler = nullptr;
-        bool open = false;    // needs no key
-        bool always = false;  // answers while the model is loading
-        bool anthropic = false;
+        bool open = false;              // needs no key
+        bool always = false;            // answers while the model is loading
         const char* missing = nullptr;  // why this route of other servers does not exist here
     };
     struct Exchange;  // a request while it is answered
@@ -58,7 +59,9 @@ class Api {
     ApiError unavailable() const;
     std::optional<HttpReply> gate(const HttpRequest& r);
     HttpReply handle(HttpRequest r);
-    HttpReply error_reply(const ApiError& error, const Route* route) const;
+    HttpReply reply_of(const Route& route, const HttpRequest& r);
+    HttpReply fail(int status, const HttpRequest& r) const;
+    HttpReply finish(HttpReply reply, const HttpRequest& r) const;
     Body parse(const HttpRequest& r) const;
 
     HttpReply page(const HttpRequest& r);
@@ -74,15 +77,37 @@ class Api {
     HttpReply apply_template(const HttpRequest& r);
     HttpReply chat(const HttpRequest& r);
     HttpReply responses(const HttpRequest& r);
+    HttpReply chat_tokens(const HttpRequest& r);
+    HttpReply response_tokens(const HttpRequest& r);
+    HttpReply stored_response(const HttpRequest& r);
+    HttpReply drop_response(const HttpRequest& r);
     HttpReply messages(const HttpRequest& r);
     HttpReply count_tokens(const HttpRequest& r);
     HttpReply completions(const HttpRequest& r);
+    HttpReply control(const HttpRequest& r);
+    HttpReply llama_completion(const HttpRequest& r);
+    HttpReply infill(const HttpRequest& r);
+    HttpReply ollama_chat(const HttpRequest& r);
+    HttpReply ollama_generate(const HttpRequest& r);
+    HttpReply ollama_tags(const HttpRequest& r);
+    HttpReply ollama_ps(const HttpRequest& r);
+    HttpReply ollama_show(const HttpRequest& r);
+    HttpReply ollama_version(const HttpRequest& r);
+    HttpReply tokenizer_info(const HttpRequest& r);
+    HttpReply version(const HttpRequest& r);
+
+    Body infill_body(Body body) const;
+    Body ollama_model(const Alias& alias) const;
+    struct Asked;  // a request to /v1/responses
+    Asked read_response(const HttpRequest& r) const;
+    int64_t input_tokens(const ChatBody& chat) const;
 
     HttpReply generate(const HttpRequest& r, GenerationRequest request, std::unique_ptr<AnswerFormat> format,
                        std::vector<std::string> ignored);
     HttpReply answer_whole(const HttpRequest& r, std::shared_ptr<Exchange> exchange);
     bool answer_stream(Exchange& exchange, const HttpWriter& write);
     bool next(Exchange& exchange, std::optional<Event>& event);
+    static bool has_gone(Exchange& exchange);
     std::shared_ptr<Job> make_job(Exchange& exchange, int choice) const;
     void log(const Exchange& exchange, int status, const char* end) const;
     Body model_json(const Alias& alias) const;
@@ -99,6 +124,9 @@ class Api {
     nlohmann::ordered_json doctor_;
     std::vector<Alias> aliases_;
     std::unique_ptr<RequestReader> reader_;
+    mutable ResponseStore store_;
+    std::mutex running_mutex_;
+    std::map<std::string, std::weak_ptr<Exchange>> running_;  // by AnswerFormat::id
 };
 
 }  // namespace quern

@@ -1,4 +1,4 @@
-// ApiError: an error as a reply, in the form of the OpenAI API.
+// ApiError: an error as a reply, in the form of the API that was asked.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,6 +9,13 @@
 #include "tools/serve/http_server.h"
 
 namespace quern {
+
+/// openai: {"error": {message, type, param, code}}; llama.cpp's routes have it too.
+/// anthropic: {"type": "error", "error": {type, message}}. ollama: {"error": message}.
+enum class ErrorForm { openai, anthropic, ollama };
+
+/// By the route; of routes that do not exist by the client's headers.
+ErrorForm error_form(const HttpRequest& request);
 
 struct ApiError : std::runtime_error {
     ApiError(int status_, std::string code_, const std::string& message, std::string param_ = {})
@@ -23,9 +30,8 @@ struct ApiError : std::runtime_error {
 
     /// OpenAI's name for the status: invalid_request_error, authentication_error, ...
     const char* type() const;
-    /// {"error": {message, type, param, code}}
-    nlohmann::ordered_json json() const;
-    HttpReply reply() const;
+    nlohmann::ordered_json json(ErrorForm form = ErrorForm::openai) const;
+    HttpReply reply(ErrorForm form) const;
 };
 
 }  // namespace quern

@@ -24,12 +24,12 @@ struct Api::Exchange {
     }
 
     EngineLoop& loop;
-    std::string id, path, remote;
+    std::string id, path, remote, key;
     GenerationRequest request;
     std::unique_ptr<AnswerFormat> format;
     std::vector<std::string> ignored;
-    std::function<bool()> closed, reset;
-    bool half_closed = false;  // of a stream: writing shows whether its client has gone
+    std::function<bool()> closed, reset, nudge;
+    bool half_closed = false;  // writing shows whether its client has gone
     std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
     std::vector<std::shared_ptr<Job>> jobs;
     std::vector<Choice> choices;
@@ -46,8 +46,16 @@ struct Api::Exchange {
         const int count = std::exchange(waiting[prompt], 0);
         for (int i = 1; i <= count; ++i) submit(prompt * each + static_cast<size_t>(i));
     }
-    Clock::time_point begun = Clock::now(), looked = begun, deadline{};
+    Clock::time_point begun = Clock::now(), looked = begun, nudged{}, deadline{};
     std::optional<Clock::time_point> first;
+
+    /// Of fields without effect; fit for a header and the log.
+    std::string ignored_names() const {
+        std::string out;
+        for (size_t i = 0; i < std::min<size_t>(ignored.size(), 10); ++i)
+            out.append(i > 0 ? "," : "").append(printable(ignored[i], 40));
+        return out;
+    }
 
     double seconds(Clock::time_point to) const { return std::chrono::duration<double>(to - begun).count(); }
 };
@@ -142,8 +150,10 @@ HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::un
     x->id = r.id;
     x->path = r.path;
     x->remote = r.remote;
+    x->key = api_key(r);
     x->closed = r.closed;
     x->reset = r.reset;
+    x->nudge = r.nudge;
     x->request = std::move(request);
     x->format = std::move(format);
     x->ignored = std::move(ignored);
@@ -169,25 +179,40 @@ HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::un
     ++metrics_.requests;
     x->places = n;
     for (int i = 0; i < n; i += x->request.choices) x->submit(static_cast<size_t>(i));
+    if (const std::string id = x->format->id(); !id.empty()) {
+        const std::lock_guard lock(running_mutex_);
+        std::erase_if(running_, [](const auto& one) { return one.second.expired(); });
+        running_[id] = x;
+    }
     HttpReply reply = x->request.stream ? HttpReply{} : answer_whole(r, x);
     if (x->request.stream) {
-        reply.type = "text/event-stream";
+        reply.type = x->format->stream_type();
         reply.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
         reply.stream = [this, x](const HttpWriter& write) { return answer_stream(*x, write); };
     }
+    if (const std::string ignored_names = x->ignored_names(); !ignored_names.empty())
+        reply.headers.emplace_back("X-Quern-Ignored", ignored_names);
     return reply;
+}
+
+/// A client that sends no more may still wait for its answer: something must be written to it, to learn whether it has
+/// gone. Of a stream that is a ping.
+bool Api::has_gone(Exchange& x) {
+    const auto now = Exchange::Clock::now();
+    if (now - x.looked <= 100ms) return false;
+    x.looked = now;
+    x.half_closed = x.closed();
+    if (x.half_closed && !x.request.stream && now - x.nudged > 1s) {
+        x.nudged = now;
+        if (!x.nudge()) return true;
+    }
+    return x.reset();
 }
 
 /// Waits a while for the next event. False: give up, the client or the server has gone.
 bool Api::next(Exchange& x, std::optional<Event>& event) {
     event = x.mailbox->pop(100ms);
-    bool gone = false;
-    if (const auto now = Exchange::Clock::now(); now - x.looked > 100ms) {
-        x.looked = now;
-        const bool closed = x.closed();
-        gone = x.request.stream ? x.reset() : closed;
-        x.half_closed = closed;
-    }
+    const bool gone = has_gone(x);
     if (gone || state_ == State::stopping) {
         if (gone) log(x, 499, "client gone");
         return false;
@@ -207,6 +232,24 @@ bool Api::next(Exchange& x, std::optional<Event>& event) {
         if (failed(choice.outcome)) ++metrics_.failed;
     }
     return true;
+}
+
+/// {"id", "action": "reasoning_end"}: an answer that is being written stops thinking.
+HttpReply Api::control(const HttpRequest& r) {
+    const Body body = parse(r);
+    Fields f(body);
+    const std::string id = f.string("id").value_or("");
+    if (f.string("action").value_or("") != "reasoning_end")
+        throw FieldError("action", "action must be reasoning_end");
+    std::shared_ptr<Exchange> x;
+    {
+        const std::lock_guard lock(running_mutex_);
+        if (const auto found = running_.find(id); found != running_.end()) x = found->second.lock();
+    }
+    if (x == nullptr || x->key != api_key(r))
+        throw ApiError(404, "not_found", "no answer of that id is being written", "id");
+    for (const auto& job : x->jobs) job->reader->end_thinking();
+    return {.body = dump({{"success", true}})};
 }
 
 HttpReply Api::answer_whole(const HttpRequest&, std::shared_ptr<Exchange> x) {
@@ -270,9 +313,7 @@ void Api::log(const Exchange& x, int status, const char* end) const {
         if (i % static_cast<size_t>(x.request.choices) == 0) cached += x.choices[i].outcome.cached_tokens;
     }
     const double total = x.seconds(Exchange::Clock::now()), first = x.first ? x.seconds(*x.first) : total;
-    std::string ignored;
-    for (size_t i = 0; i < std::min<size_t>(x.ignored.size(), 10); ++i)
-        ignored.append(i > 0 ? "," : "").append(printable(x.ignored[i], 40));
+    const std::string ignored = x.ignored_names();
     const bool missed =
         x.request.prompts.size() == 1 && cached == 0 && o.prompt_tokens > 0 && options_.cache_bytes > 0;
     std::string line;

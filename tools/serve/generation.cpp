@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kMaxChoices = 8, kMaxLogprobs = 20;
 constexpr size_t kMaxPrompts = 128;
-constexpr size_t kMaxStops = 64, kLongestStop = 4096;
+constexpr size_t kMaxStops = 256, kLongestStop = 4096;
 
 std::vector<std::string> read_stops(Fields& f) {
     const ordered_json* stop = f.value("stop");
@@ -104,6 +104,37 @@ void read_tool_choice(Fields& f, AnswerRules& rules) {
     rules.call_name = name;
 }
 
+/// Whether the last message, an assistant's, is the beginning of the answer. It is unless the request says otherwise
+/// (continue_final_message false, or add_generation_prompt true, as vLLM has them; prefix on the message, as DeepSeek)
+/// or the message ends with calls.
+bool continues(Fields& f, const std::vector<Message>& messages, bool prefix) {
+    const auto wanted = f.boolean("continue_final_message");
+    const auto next = f.boolean("add_generation_prompt");
+    const Message& last = messages.back();
+    const bool begun = !last.content.empty() || (last.reasoning && !last.reasoning->empty()) || prefix;
+    const bool possible = last.role == "assistant" && last.tool_calls.empty() && begun;
+    if ((wanted.value_or(false) || prefix) && !possible)
+        throw FieldError("continue_final_message",
+                         "the message to go on with must be the last one, an assistant's, and without calls");
+    return possible && wanted.value_or(prefix || !next.value_or(false));
+}
+
+/// Takes the end of the last turn away. What is left open is the thinking if there is nothing else.
+void reopen(RenderedPrompt& prompt, const Message& last) {
+    auto& segments = prompt.segments;
+    const auto drop = [&](size_t count) {
+        segments.resize(segments.size() - std::min(count, segments.size()));
+    };
+    drop(2);  // the marker of the end, a line feed
+    const bool thinks = last.content.empty() && last.reasoning && !last.reasoning->empty();
+    if (thinks && segments.size() > 2 && segments[segments.size() - 2].control) {
+        drop(2);  // the same of the thinking
+        prompt.thinking_open = true;
+    }
+    while (!prompt.boundaries.empty() && prompt.boundaries.back() > segments.size())
+        prompt.boundaries.pop_back();
+}
+
 /// For models that are not told in words, too: tokens of thinking; -1: no limit.
 int64_t budget_of_effort(const std::string& effort) {
     if (effort == "none") return 0;
@@ -150,10 +181,7 @@ RequestReader::Thinking RequestReader::thinking(Fields& f, const Settings& defau
                 throw FieldError(inner.full("reasoning_effort"),
                                  fmt::format("{} must be {}", inner.full("reasoning_effort"), kEffortNames));
         }
-        if (const auto names = inner.unknown(); !names.empty())
-            throw FieldError(inner.full(names[0]), inner.full(names[0]) +
-                                                       " is not supported; there are enable_thinking, "
-                                                       "preserve_thinking and reasoning_effort");
+        for (const std::string& name : inner.unknown()) f.note_unknown(inner.full(name));
     }
     if (t.budget == 0) t.on = false;
     return t;
@@ -205,7 +233,19 @@ void RequestReader::settle(Fields& f, std::vector<std::string>* ignored) const {
     if (ignored != nullptr) *ignored = names;
 }
 
-GenerationRequest RequestReader::chat(const ordered_json& body, std::vector<std::string>* ignored) const {
+GenerationRequest RequestReader::chat(const ChatBody& chat, std::vector<std::string>* ignored) const {
+    try {
+        GenerationRequest out = read_chat(chat.body, ignored);
+        out.kinds = chat.kinds;
+        if (ignored != nullptr) ignored->insert(ignored->end(), chat.dropped.begin(), chat.dropped.end());
+        return out;
+    } catch (const FieldError& error) {
+        throw at_origin(error, chat.origins);
+    }
+}
+
+GenerationRequest RequestReader::read_chat(const ordered_json& body,
+                                           std::vector<std::string>* ignored) const {
     Fields f(body);
     GenerationRequest out = common(f, 1);
     if (const ordered_json* tools = f.list("tools")) out.rules.tools = read_tools(*tools);
@@ -221,8 +261,7 @@ GenerationRequest RequestReader::chat(const ordered_json& body, std::vector<std:
     const ordered_json* messages = f.list("messages");
     if (messages == nullptr) throw FieldError("messages", "messages is missing");
     const Thinking think = thinking(f, alias(out.model).settings);
-    const RenderedPrompt prompt =
-        model_.chat().render(read_messages(*messages), out.rules.tools, think.options());
+    const RenderedPrompt prompt = render(f, *messages, out.rules.tools, think.options());
     std::vector<size_t> boundaries;
     out.prompts = {encode_prompt(prompt, *model_.tokenizer(), &boundaries)};
     out.boundaries.assign(boundaries.begin(), boundaries.end());
@@ -232,15 +271,24 @@ GenerationRequest RequestReader::chat(const ordered_json& body, std::vector<std:
     return out;
 }
 
+RenderedPrompt RequestReader::render(Fields& f, const ordered_json& list, const ordered_json& tools,
+                                     ChatOptions options) const {
+    const std::vector<Message> messages = read_messages(list);
+    const ordered_json& last = list.back();
+    const bool go_on = continues(f, messages, last.contains("prefix") && last["prefix"] == true);
+    options.add_generation_prompt = !go_on && f.boolean("add_generation_prompt").value_or(true);
+    RenderedPrompt prompt = model_.chat().render(messages, tools, options);
+    if (go_on) reopen(prompt, messages.back());
+    return prompt;
+}
+
 RenderedPrompt RequestReader::render(const ordered_json& body) const {
     Fields f(body);
     const ordered_json* messages = f.list("messages");
     if (messages == nullptr) throw FieldError("messages", "messages is missing");
     const ordered_json* tools = f.list("tools");
-    ChatOptions options = thinking(f, aliases_.front().settings).options();
-    options.add_generation_prompt = f.boolean("add_generation_prompt").value_or(true);
-    return model_.chat().render(read_messages(*messages),
-                                tools != nullptr ? read_tools(*tools) : ordered_json(), options);
+    return render(f, *messages, tools != nullptr ? read_tools(*tools) : ordered_json(),
+                  thinking(f, aliases_.front().settings).options());
 }
 
 /// One text, one list of token ids, or a list of such.

@@ -12,6 +12,7 @@
 #include "tools/common/settings.h"
 #include "tools/engine/answer_reader.h"
 #include "tools/engine/request.h"
+#include "tools/serve/chat_body.h"
 
 namespace quern {
 
@@ -38,6 +39,8 @@ struct GenerationRequest {
     std::vector<std::string>
         echo;  // completions: texts of the prompts, if they are repeated before the answers
 
+    ToolKinds kinds;
+
     int answers() const { return choices * static_cast<int>(prompts.size()); }
     const std::vector<int32_t>& prompt_of(int answer) const {
         return prompts[static_cast<size_t>(answer / choices)];
@@ -51,7 +54,8 @@ class RequestReader {
     RequestReader(const Model& model, const std::vector<Alias>& aliases, bool strict)
         : model_(model), aliases_(aliases), strict_(strict) {}
 
-    GenerationRequest chat(const nlohmann::ordered_json& body, std::vector<std::string>* ignored) const;
+    /// `ignored`, if given: fields and parts that have no effect.
+    GenerationRequest chat(const ChatBody& chat, std::vector<std::string>* ignored) const;
     GenerationRequest completion(const nlohmann::ordered_json& body, std::vector<std::string>* ignored) const;
 
     /// The alias of this name; for an unknown name the first one, or ApiError(404) if strict.
@@ -70,6 +74,9 @@ class RequestReader {
             return {.thinking = on, .preserve_thinking = preserve, .effort = effort};
         }
     };
+    RenderedPrompt render(Fields& fields, const nlohmann::ordered_json& messages,
+                          const nlohmann::ordered_json& tools, ChatOptions options) const;
+    GenerationRequest read_chat(const nlohmann::ordered_json& body, std::vector<std::string>* ignored) const;
     GenerationRequest common(Fields& fields, int64_t fewest_tokens) const;
     std::vector<std::vector<int32_t>> prompts(const nlohmann::ordered_json& value) const;
     Thinking thinking(Fields& fields, const Settings& defaults) const;

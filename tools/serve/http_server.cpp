@@ -1,8 +1,9 @@
 #include "tools/serve/http_server.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <condition_variable>
 #include <list>
@@ -11,7 +12,7 @@
 #include <thread>
 
 #include "ggml-like/check.h"
-#include "tools/common/httplib.h"
+#include "tools/serve/connection_stream.h"
 
 namespace quern {
 namespace {
@@ -20,12 +21,17 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kSendBuffer = 128 << 10;
 constexpr size_t kMaxHeaderBytes = 32 << 10;
+constexpr size_t kCrowded = 32;  // connections of one address beyond those that it may have
+constexpr int kCrowdedSeconds = 3;
 
 /// A connection and until when its client must have done its part.
 struct Connection {
     socket_t socket;
+    std::string peer;
+    bool crowded = false;                       // more than its address may have
     std::optional<Clock::time_point> deadline;  // none: it is our turn
     bool last = false;                          // the client was told that this was the last reply
+    ConnectionStream* stream = nullptr;
 };
 
 /// Shuts connections down whose deadline passed.
@@ -41,9 +47,20 @@ class Watchdog {
         thread_.join();
     }
 
-    std::list<Connection>::iterator add(socket_t socket) {
+    /// Of one address at most `most`, and then a few crowded ones, of which the oldest goes if there is one more.
+    std::list<Connection>::iterator add(socket_t socket, const std::string& peer, size_t most) {
         const std::lock_guard lock(mutex_);
-        return connections_.insert(connections_.end(), {.socket = socket, .deadline = {}});
+        size_t ordinary = 0, crowded = 0;
+        Connection* oldest = nullptr;
+        for (Connection& c : connections_) {
+            if (c.peer != peer) continue;
+            ++(c.crowded ? crowded : ordinary);
+            if (c.crowded && oldest == nullptr) oldest = &c;
+        }
+        const bool full = most > 0 && ordinary >= most;
+        if (full && crowded >= kCrowded) ::shutdown(oldest->socket, SHUT_RDWR);
+        return connections_.insert(connections_.end(),
+                                   {.socket = socket, .peer = peer, .crowded = full, .deadline = {}});
     }
     /// Before the socket is closed: its number may be another connection's afterwards.
     void remove(std::list<Connection>::iterator connection) {
@@ -53,6 +70,10 @@ class Watchdog {
     void expect_within(Connection& connection, int64_t seconds) {
         const std::lock_guard lock(mutex_);
         connection.deadline = Clock::now() + std::chrono::seconds(seconds);
+    }
+    void give_more(Connection& connection, int64_t seconds) {
+        const std::lock_guard lock(mutex_);
+        if (connection.deadline) *connection.deadline += std::chrono::seconds(seconds);
     }
     void expect_nothing(Connection& connection) {
         const std::lock_guard lock(mutex_);
@@ -88,31 +109,6 @@ class Watchdog {
     bool stopping_ = false;
     std::list<Connection> connections_;
     std::thread thread_;
-};
-
-/// Connections of each address.
-class Peers {
-  public:
-    explicit Peers(size_t most) : most_(most) {}
-
-    /// False: the address has as many as it may have.
-    bool enter(const std::string& peer) {
-        const std::lock_guard lock(mutex_);
-        size_t& count = counts_[peer];
-        if (most_ > 0 && count >= most_) return false;
-        ++count;
-        return true;
-    }
-    void leave(const std::string& peer) {
-        const std::lock_guard lock(mutex_);
-        const auto at = counts_.find(peer);
-        if (--at->second == 0) counts_.erase(at);
-    }
-
-  private:
-    size_t most_;
-    std::mutex mutex_;
-    std::map<std::string, size_t> counts_;
 };
 
 /// A thread for each connection, up to a number; what comes beyond is turned away at once. cpp-httplib's own
@@ -179,37 +175,53 @@ class Workers final : public httplib::TaskQueue {
 /// The connection that this thread serves.
 thread_local Connection* current = nullptr;
 
-bool is_reset(socket_t socket) {
-    pollfd state{.fd = socket, .events = 0, .revents = 0};
-    return ::poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0;
-}
-
 size_t header_bytes(const httplib::Request& r) {
     size_t sum = 0;
     for (const auto& [name, value] : r.headers) sum += name.size() + value.size() + 4;
     return sum;
 }
 
+/// Every client skips 100 Continue, asked for or not; an older one than HTTP/1.1 knows no interim replies.
+bool nudge(socket_t socket) {
+    static constexpr std::string_view kInterim = "HTTP/1.1 100 Continue\r\n\r\n";
+    ::send(socket, kInterim.data(), kInterim.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    return true;
+}
+
 HttpRequest as_request(const httplib::Request& r) {
+    const socket_t socket = current != nullptr ? current->socket : INVALID_SOCKET;
     return {.method = r.method,
             .path = r.path,
             .body = r.body,
             .remote = r.remote_addr,
             .id = {},
             .content_length = static_cast<int64_t>(r.get_header_value_u64("Content-Length")),
+            .crowded = current != nullptr && current->crowded,
             .header = [&r](const char* name) { return r.get_header_value(name); },
             .header_count = [&r](const char* name) { return r.get_header_value_count(name); },
-            .closed = [&r] { return r.is_connection_closed(); },
-            .reset = [socket = current != nullptr ? current->socket
-                                                  : INVALID_SOCKET] { return is_reset(socket); }};
+            .closed = [socket] { return is_half_closed(socket); },
+            .reset = [socket] { return is_reset(socket); },
+            .nudge = [socket, old = r.version == "HTTP/1.0"] { return !old && nudge(socket); }};
+}
+
+/// What cpp-httplib should read in another way than it would.
+void prepare(httplib::Request& r) {
+    r.headers.erase("Accept-Encoding");  // replies are not compressed
+    if (r.method == "DELETE" && !r.has_header("Content-Length") && !r.has_header("Transfer-Encoding"))
+        r.headers.emplace("Content-Length", "0");  // it would wait for a body
+    if (!r.has_header("Content-Encoding")) return;
+    std::string coding = r.get_header_value("Content-Encoding");
+    std::transform(coding.begin(), coding.end(), coding.begin(),
+                   [](unsigned char c) { return std::tolower(c); });
+    r.headers.erase("Content-Encoding");
+    if (coding != "identity") r.headers.emplace("Content-Encoding", coding == "x-gzip" ? "gzip" : coding);
 }
 
 }  // namespace
 
 class HttpServer::Impl : public httplib::Server {
   public:
-    Impl(const HttpLimits& limits, Callbacks callbacks)
-        : limits_(limits), callbacks_(std::move(callbacks)), peers_(limits.peer_connections) {
+    Impl(const HttpLimits& limits, Callbacks callbacks) : limits_(limits), callbacks_(std::move(callbacks)) {
         new_task_queue = [this] { return new Workers(limits_.connections); };
         set_socket_options([](socket_t s) {
             httplib::set_socket_opt(s, SOL_SOCKET, SO_REUSEADDR, 1);
@@ -230,12 +242,12 @@ class HttpServer::Impl : public httplib::Server {
         Get(".*", handler);
         Post(".*", handler);
         Delete(".*", handler);
-        set_error_handler([this](const httplib::Request&, httplib::Response& out) {
-            if (out.body.empty()) put(callbacks_.fail(out.status), out);
+        set_error_handler([this](const httplib::Request& r, httplib::Response& out) {
+            if (out.body.empty()) put(callbacks_.fail(status_of(out), as_request(r)), out);
             return HandlerResponse::Handled;
         });
-        set_exception_handler([this](const httplib::Request&, httplib::Response& out, std::exception_ptr) {
-            put(callbacks_.fail(500), out);
+        set_exception_handler([this](const httplib::Request& r, httplib::Response& out, std::exception_ptr) {
+            put(callbacks_.fail(500, as_request(r)), out);
         });
         set_logger([this](const httplib::Request&, const httplib::Response& out) {
             if (current == nullptr) return;
@@ -265,18 +277,24 @@ class HttpServer::Impl : public httplib::Server {
         watchdog_.expect_within(c, limits_.idle_seconds + limits_.head_seconds);
     }
 
+    /// cpp-httplib says 400 to a head that is too large.
+    static int status_of(const httplib::Response& out) {
+        const bool large =
+            out.status == 400 && current != nullptr && current->stream->head_is_too_large(kMaxHeaderBytes);
+        return large ? 431 : out.status;
+    }
+
     HandlerResponse gate(const httplib::Request& r, httplib::Response& out) {
+        const HttpRequest request = as_request(r);
         if (header_bytes(r) > kMaxHeaderBytes) {
-            put(callbacks_.fail(431), out);
+            put(callbacks_.fail(431, request), out);
             return HandlerResponse::Handled;
         }
-        const HttpRequest request = as_request(r);
         if (auto reply = callbacks_.gate(request)) {
             put(std::move(*reply), out);
             return HandlerResponse::Handled;
         }
-        if (current != nullptr)
-            watchdog_.expect_within(*current, limits_.body_seconds + request.content_length / 1024);
+        if (current != nullptr) watchdog_.expect_within(*current, limits_.body_seconds);
         return HandlerResponse::Unhandled;
     }
 
@@ -311,36 +329,48 @@ class HttpServer::Impl : public httplib::Server {
         int remote_port = 0, local_port = 0;
         httplib::detail::get_remote_ip_and_port(socket, remote, remote_port);
         httplib::detail::get_local_ip_and_port(socket, local, local_port);
-        const bool admitted = peers_.enter(remote);
-        const bool good =
-            admitted ? serve_socket(socket, remote, remote_port, local, local_port) : turn_away(socket);
-        if (admitted) peers_.leave(remote);
+        const auto connection = watchdog_.add(socket, remote, limits_.peer_connections);
+        current = &*connection;
+        const bool good = serve_requests(socket, remote, remote_port, local, local_port);
+        const bool told = current->last;
+        current = nullptr;
+        watchdog_.remove(connection);
+        if (told) let_read(socket);
         httplib::detail::shutdown_socket(socket);
         httplib::detail::close_socket(socket);
         return good;
     }
 
-    bool serve_socket(socket_t socket, const std::string& remote, int remote_port, const std::string& local,
-                      int local_port) {
-        const auto connection = watchdog_.add(socket);
-        current = &*connection;
-        watchdog_.expect_within(*current, limits_.head_seconds);
-        const bool good = httplib::detail::process_server_socket(
-            svr_sock_, socket, keep_alive_max_count_, keep_alive_timeout_sec_, read_timeout_sec_,
-            read_timeout_usec_, write_timeout_sec_, write_timeout_usec_,
-            [&](httplib::Stream& stream, bool close, bool& closed) {
-                const bool went =
-                    process_request(stream, remote, remote_port, local, local_port, close, closed, nullptr);
-                // cpp-httplib would go on after what is no proper request, and lose requests sent in advance.
-                current->last = current->last || stream.is_readable();
-                closed = closed || current->last;
-                return went;
-            });
-        const bool told = current->last;
-        current = nullptr;
-        watchdog_.remove(connection);
-        if (told) let_read(socket);
+    bool serve_requests(socket_t socket, const std::string& remote, int remote_port, const std::string& local,
+                        int local_port) {
+        ConnectionStream stream(socket, {.read = read_timeout_sec_, .write = write_timeout_sec_},
+                                [this, last = size_t{0}](size_t bytes) mutable { more_body(bytes, last); });
+        current->stream = &stream;
+        watchdog_.expect_within(*current, current->crowded ? kCrowdedSeconds : limits_.head_seconds);
+        bool good = false;
+        for (size_t left = current->crowded ? 1 : keep_alive_max_count_; left > 0; --left) {
+            const bool any = stream.is_readable() ||
+                             httplib::detail::keep_alive(svr_sock_, socket, keep_alive_timeout_sec_);
+            if (!any) break;
+            bool closed = false;
+            stream.begin_head();
+            good = process_request(stream, remote, remote_port, local, local_port, left == 1, closed,
+                                   [&](httplib::Request& r) {
+                                       stream.begin_body();
+                                       prepare(r);
+                                   });
+            if (!good || closed || current->last) break;
+        }
         return good;
+    }
+
+    /// A body that keeps coming has a second more for each KiB.
+    void more_body(size_t bytes, size_t& last) {
+        if (bytes < last) last = 0;  // another body
+        if (bytes - last < 1024) return;
+        const size_t more = (bytes - last) / 1024;
+        last += 1024 * more;
+        watchdog_.give_more(*current, static_cast<int64_t>(more));
     }
 
     /// Closing while the client still sends would take the reply from it: for a moment, what comes is thrown
@@ -355,23 +385,8 @@ class HttpServer::Impl : public httplib::Server {
         }
     }
 
-    /// Without reading anything.
-    bool turn_away(socket_t socket) {
-        const HttpReply reply = callbacks_.fail(429);
-        std::string text = fmt::format(
-            "HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: {}\r\n"
-            "Content-Length: {}\r\n",
-            reply.type, reply.body.size());
-        for (const auto& [name, value] : reply.headers) text += name + ": " + value + "\r\n";
-        text += "\r\n" + reply.body;
-        ::send(socket, text.data(), text.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-        let_read(socket);
-        return false;
-    }
-
     HttpLimits limits_;
     Callbacks callbacks_;
-    Peers peers_;
     Watchdog watchdog_;
     std::thread thread_;
 };

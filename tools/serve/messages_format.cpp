@@ -10,19 +10,39 @@ using nlohmann::ordered_json;
 
 namespace {
 
-ordered_json text_message(const char* role, const std::string& text) {
-    return {{"role", role}, {"content", text}};
+/// Messages of the chat request and where each one was.
+struct Conversation {
+    ordered_json messages = ordered_json::array();
+    std::vector<std::string> origins;
+
+    void add(ordered_json message, const std::string& where) {
+        messages.push_back(std::move(message));
+        origins.push_back(where);
+    }
+};
+
+/// Claude Code begins its system prompt with a line that is another one in every request: no state of an earlier turn
+/// would be found again.
+std::string without_billing(std::string text) {
+    if (!text.starts_with("x-anthropic-billing-header:")) return text;
+    const size_t end = text.find('\n');
+    return end == std::string::npos ? "" : text.substr(end + 1);
+}
+
+std::string system_text(const ordered_json& system) {
+    if (!system.is_array()) return without_billing(read_content(system, "system"));
+    std::string out;
+    for (size_t i = 0; i < system.size(); ++i)
+        out += without_billing(read_content(ordered_json::array({system[i]}), fmt::format("system[{}]", i)));
+    return out;
 }
 
 /// One message with typed blocks becomes one or several: results of tools are messages of their own.
-void add_message(const ordered_json& message, const std::string& where, ordered_json& out) {
+void add_message(const ordered_json& message, const std::string& where, Conversation& out) {
     Fields f(message, where);
     const std::string role = f.string("role").value_or("");
     const ordered_json* content = f.value("content");
-    if (content == nullptr || !content->is_array()) {
-        out.push_back(message);
-        return;
-    }
+    if (content == nullptr || !content->is_array()) return out.add(message, where);
     ordered_json parts = ordered_json::array(), calls = parts;
     std::string thinking;
     for (size_t i = 0; i < content->size(); ++i) {
@@ -31,9 +51,10 @@ void add_message(const ordered_json& message, const std::string& where, ordered_
         const std::string type = block.string("type").value_or("text");
         if (type == "tool_result") {
             const ordered_json* result = block.value("content");
-            out.push_back({{"role", "tool"},
-                           {"tool_call_id", block.string("tool_use_id").value_or("")},
-                           {"content", result != nullptr ? read_content(*result, at + ".content") : ""}});
+            out.add({{"role", "tool"},
+                     {"tool_call_id", block.string("tool_use_id").value_or("")},
+                     {"content", result != nullptr ? read_content(*result, at + ".content") : ""}},
+                    at);
         } else if (type == "tool_use") {
             const ordered_json* input = block.object("input");
             calls.push_back({{"id", block.string("id").value_or("")},
@@ -51,14 +72,18 @@ void add_message(const ordered_json& message, const std::string& where, ordered_
     ordered_json one = {{"role", role}, {"content", parts}};
     if (!calls.empty()) one["tool_calls"] = calls;
     if (!thinking.empty()) one["reasoning_content"] = thinking;
-    out.push_back(std::move(one));
+    out.add(std::move(one), where);
 }
 
-ordered_json chat_tools(const ordered_json& tools) {
+/// `dropped`: types of tools that the API's own servers run.
+ordered_json chat_tools(const ordered_json& tools, std::vector<std::string>& dropped) {
     ordered_json out = ordered_json::array();
     for (size_t i = 0; i < tools.size(); ++i) {
         Fields tool(tools[i], fmt::format("tools[{}]", i));
-        if (tool.string("type").value_or("custom") != "custom") continue;  // run by the API's own servers
+        if (const std::string type = tool.string("type").value_or("custom"); type != "custom") {
+            dropped.push_back("tools " + type);
+            continue;
+        }
         ordered_json function = {{"name", tool.string("name").value_or("")}};
         if (const auto text = tool.string("description")) function["description"] = *text;
         const ordered_json* schema = tool.object("input_schema");
@@ -98,6 +123,7 @@ class MessagesFormat final : public AnswerFormat {
         out["stop_reason"] = stop_reason(c);
         out["stop_sequence"] = stop_sequence(c);
         out["usage"] = usage(c.outcome);
+        out["timings"] = timings_json(c.outcome);
         return out;
     }
 
@@ -118,14 +144,18 @@ class MessagesFormat final : public AnswerFormat {
             out += open(Block::text, {{"type", "text"}, {"text", ""}});
             out += block_delta({{"type", "text_delta"}, {"text", d.content}});
         }
-        for (const ToolCallDelta& call : d.tool_calls) {
-            out += shut();
-            ordered_json block = tool_use(call.call);
-            block["input"] = ordered_json::object();
-            out += open(Block::tool, block);
-            out += block_delta({{"type", "input_json_delta"}, {"partial_json", call.call.arguments}});
-            out += shut();
+        for (const ToolCallPiece& piece : d.call_pieces) {
+            if (!piece.name.empty()) {
+                out += shut();
+                ++begun_;
+                ordered_json block = tool_use({piece.id, piece.name, {}});
+                block["input"] = ordered_json::object();
+                out += open(Block::tool, block);
+            }
+            out += block_delta({{"type", "input_json_delta"}, {"partial_json", piece.arguments}});
         }
+        done_ += d.tool_calls.size();
+        if (open_ == Block::tool && done_ >= begun_) out += shut();
         return out;
     }
 
@@ -133,11 +163,12 @@ class MessagesFormat final : public AnswerFormat {
         return shut() +
                event({{"type", "message_delta"},
                       {"delta", {{"stop_reason", stop_reason(all)}, {"stop_sequence", stop_sequence(all)}}},
-                      {"usage", usage(all.outcome)}});
+                      {"usage", usage(all.outcome)},
+                      {"timings", timings_json(all.outcome)}});
     }
     std::string close(const std::vector<Choice>&) override { return event({{"type", "message_stop"}}); }
     std::string ping() override { return event({{"type", "ping"}}); }
-    std::string error(const ApiError& error) override { return event(anthropic_error(error)); }
+    std::string error(const ApiError& error) override { return event(error.json(ErrorForm::anthropic)); }
 
   private:
     enum class Block { none, thinking, text, tool };
@@ -185,29 +216,27 @@ class MessagesFormat final : public AnswerFormat {
     int64_t prompt_tokens_;
     Block open_ = Block::none;
     int index_ = 0;
+    size_t begun_ = 0, done_ = 0;  // calls
 };
 
 }  // namespace
 
-ordered_json anthropic_error(const ApiError& error) {
-    const char* type = error.status == 429 || error.status == 503 ? "overloaded_error"
-                       : error.status >= 500                      ? "api_error"
-                                                                  : error.type();
-    return {{"type", "error"}, {"error", {{"type", type}, {"message", error.what()}}}};
-}
-
-ordered_json chat_from_messages(const ordered_json& body) {
+ChatBody chat_from_messages(const ordered_json& body) {
     Fields f(body);
-    ordered_json out = ordered_json::object(), messages = ordered_json::array();
+    ordered_json out = ordered_json::object();
+    Conversation conversation;
+    std::vector<std::string> dropped;
     if (const ordered_json* system = f.value("system"))
-        messages.push_back(text_message("system", read_content(*system, "system")));
+        if (const std::string text = system_text(*system); !text.empty())
+            conversation.add({{"role", "system"}, {"content", text}}, "system");
     const ordered_json* list = f.list("messages");
     if (list == nullptr || list->empty()) throw FieldError("messages", "messages is missing");
     for (size_t i = 0; i < list->size(); ++i)
-        add_message((*list)[i], fmt::format("messages[{}]", i), messages);
-    out["messages"] = messages;
+        add_message((*list)[i], fmt::format("messages[{}]", i), conversation);
+    out["messages"] = std::move(conversation.messages);
     if (const ordered_json* tools = f.list("tools"); tools != nullptr && !tools->empty())
-        out["tools"] = chat_tools(*tools);
+        if (ordered_json usable = chat_tools(*tools, dropped); !usable.empty())
+            out["tools"] = std::move(usable);
     if (const ordered_json* choice = f.object("tool_choice")) {
         Fields inner(*choice, "tool_choice");
         if (inner.boolean("disable_parallel_tool_use").value_or(false)) out["parallel_tool_calls"] = false;
@@ -215,12 +244,19 @@ ordered_json chat_from_messages(const ordered_json& body) {
     }
     if (const ordered_json* stop = f.list("stop_sequences"); stop != nullptr && !stop->empty())
         out["stop"] = *stop;
+    if (const ordered_json* config = f.object("output_config"))
+        if (const auto effort = Fields(*config, "output_config").string("effort"))
+            out["reasoning_effort"] = *effort;
+    f.ignore({"context_management", "container", "mcp_servers", "inference_geo", "cache_control"});
     for (const char* same :
          {"model", "max_tokens", "temperature", "top_p", "top_k", "stream", "thinking", "metadata"})
         if (const ordered_json* value = f.value(same)) out[same] = *value;
     if (!out.contains("thinking")) out["enable_thinking"] = false;  // off unless asked for, as in that API
     for (const std::string& name : f.unknown()) out[name] = body[name];
-    return out;
+    ChatBody chat = chat_body(std::move(out));
+    chat.origins = std::move(conversation.origins);
+    chat.dropped.insert(chat.dropped.end(), dropped.begin(), dropped.end());
+    return chat;
 }
 
 std::unique_ptr<AnswerFormat> messages_format(const GenerationRequest& request) {

@@ -53,8 +53,6 @@ ordered_json usage_json(const std::vector<Choice>& choices, size_t each) {
             {"completion_tokens_details", details}};
 }
 
-namespace {
-
 ordered_json timings_json(const Progress& o) {
     const int64_t computed = o.prompt_tokens - o.cached_tokens,
                   decoded = std::max<int64_t>(o.answer_tokens - 1, 0);
@@ -73,10 +71,28 @@ ordered_json timings_json(const Progress& o) {
     return out;
 }
 
-ordered_json call_json(const ToolCall& call) {
+namespace {
+
+ordered_json call_json(const ToolCall& call, const ToolKinds& kinds) {
+    if (kinds.custom.contains(call.name))
+        return {{"id", call.id},
+                {"type", "custom"},
+                {"custom", {{"name", call.name}, {"input", custom_input(call.arguments)}}}};
     return {{"id", call.id},
             {"type", "function"},
             {"function", {{"name", call.name}, {"arguments", call.arguments}}}};
+}
+
+/// The beginning of a call, without its arguments.
+ordered_json call_head(const ToolCallPiece& piece, bool custom) {
+    return custom ? ordered_json{{"index", piece.index},
+                                 {"id", piece.id},
+                                 {"type", "custom"},
+                                 {"custom", {{"name", piece.name}, {"input", ""}}}}
+                  : ordered_json{{"index", piece.index},
+                                 {"id", piece.id},
+                                 {"type", "function"},
+                                 {"function", {{"name", piece.name}, {"arguments", ""}}}};
 }
 
 class OpenAiFormat final : public AnswerFormat {
@@ -87,6 +103,7 @@ class OpenAiFormat final : public AnswerFormat {
           return_progress_(request.return_progress),
           timings_per_token_(request.timings_per_token),
           echo_(request.echo),
+          kinds_(request.kinds),
           model_(request.model),
           tokenizer_(tokenizer),
           id_(random_id(chat ? "chatcmpl-" : "cmpl-")),
@@ -113,6 +130,7 @@ class OpenAiFormat final : public AnswerFormat {
         return out;
     }
 
+    std::string id() const override { return id_; }
     std::string begin() override {
         std::string out;
         for (size_t i = 0; i < states_.size(); ++i) {
@@ -130,16 +148,7 @@ class OpenAiFormat final : public AnswerFormat {
             out +=
                 chunk(i, {{"reasoning_content", d.reasoning}, {"reasoning", d.reasoning}}, nullptr, nullptr);
         if (!d.content.empty()) out += chunk(i, {{"content", d.content}}, logprobs(i, d.logprobs), nullptr);
-        for (const ToolCallDelta& call : d.tool_calls) {
-            const int index = states_[i].calls++;
-            ordered_json head = call_json(call.call);
-            head["function"]["arguments"] = "";
-            ordered_json first = {{"index", index}};
-            first.update(head);
-            out += chunk(i, {{"tool_calls", ordered_json::array({first})}}, nullptr, nullptr);
-            const ordered_json rest = {{"index", index}, {"function", {{"arguments", call.call.arguments}}}};
-            out += chunk(i, {{"tool_calls", ordered_json::array({rest})}}, nullptr, nullptr);
-        }
+        for (const ToolCallPiece& piece : d.call_pieces) out += call_chunks(i, piece);
         return out;
     }
 
@@ -203,10 +212,26 @@ class OpenAiFormat final : public AnswerFormat {
         return "data: " + dump(out) + "\n\n";
     }
 
+    std::string call_chunks(size_t i, const ToolCallPiece& piece) {
+        const auto one = [&](const ordered_json& call) {
+            return chunk(i, {{"tool_calls", ordered_json::array({call})}}, nullptr, nullptr);
+        };
+        std::string out;
+        if (!piece.name.empty()) {
+            states_[i].custom = kinds_.custom.contains(piece.name);
+            out = one(call_head(piece, states_[i].custom));
+        }
+        if (!states_[i].custom)
+            out += one({{"index", piece.index}, {"function", {{"arguments", piece.arguments}}}});
+        else if (!piece.text.empty())
+            out += one({{"index", piece.index}, {"custom", {{"input", piece.text}}}});
+        return out;
+    }
+
     ordered_json message(const Choice& c) const {
         ordered_json m = {{"role", "assistant"}, {"content", c.content}};
         if (!c.reasoning.empty()) m["reasoning_content"] = m["reasoning"] = c.reasoning;
-        for (const ToolCall& call : c.calls) m["tool_calls"].push_back(call_json(call));
+        for (const ToolCall& call : c.calls) m["tool_calls"].push_back(call_json(call, kinds_));
         return m;
     }
 
@@ -252,14 +277,15 @@ class OpenAiFormat final : public AnswerFormat {
     bool chat_, usage_, return_progress_, timings_per_token_;
     ordered_json timings_;           // for the next chunk
     std::vector<std::string> echo_;  // by prompt; or empty
+    ToolKinds kinds_;
     std::string model_;
     const Tokenizer& tokenizer_;
     std::string id_;
     std::time_t created_;
     size_t each_;  // choices of one prompt
     struct State {
-        int calls = 0;       // reported so far
-        int64_t offset = 0;  // of the next token that is reported, in characters
+        bool custom = false;  // the call that is being written is one of free text
+        int64_t offset = 0;   // of the next token that is reported, in characters
     };
     std::vector<State> states_;  // by choice
 };

@@ -1,5 +1,6 @@
 #include "tools/serve/options.h"
 
+#include <cstdio>
 #include <fstream>
 
 #include "ggml-like/check.h"
@@ -8,6 +9,7 @@
 #include "tools/common/doctor/command.h"
 #include "tools/common/settings.h"
 #include "tools/common/speculation_flags.h"
+#include "tools/serve/client_config.h"
 
 namespace quern {
 namespace {
@@ -23,7 +25,8 @@ Exit codes: 0 after draining, 2 the command line is wrong, 3 to 6 as `quern run`
 
 Examples:
     quern serve -m DIR --port 8080 -np 16
-    quern serve -m DIR --alias fast:temp=0:think=off,deep:temp=0.7)";
+    quern serve -m DIR --alias fast:temp=0:think=off,deep:temp=0.7
+    quern serve --port 8080 --alias qwen -c 131072 --print-config codex)";
 
 std::vector<std::string> split(const std::string& text, char at) {
     std::vector<std::string> out;
@@ -216,6 +219,12 @@ bool parse_serve_options(int argc, char** argv, ServeOptions& options) {
     add_speculation_flags(parser, options.speculation);
     add_network(parser, options);
     add_settings(parser, options);
+    std::string client;
+    parser.section("Setting up a client");
+    parser.value("--print-config", "CLIENT",
+                 std::string("prints what ") + kClientNames +
+                     " needs to use a server with these flags, and ends; its context with -c N",
+                 [&client](const std::string& v) { client = v; });
     parser.footer(kFooter);
     if (!parser.parse(argc, argv)) return false;
     if (!options.synthetic.empty() && !options.model.empty())
@@ -231,7 +240,9 @@ bool parse_serve_options(int argc, char** argv, ServeOptions& options) {
             "--host {}: others can reach this address, and there is no key. Give one with --api-key-file, or "
             "say --allow-anonymous if anybody may use this server",
             printable(options.host));
-    return true;
+    if (client.empty()) return true;
+    std::fputs(client_config(client, options).c_str(), stdout);
+    return false;
 }
 
 }  // namespace quern

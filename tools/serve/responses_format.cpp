@@ -2,8 +2,8 @@
 #include <fmt/format.h>
 
 #include <ctime>
+#include <optional>
 
-#include "tools/common/messages.h"
 #include "tools/serve/other_formats.h"
 
 namespace quern {
@@ -12,71 +12,39 @@ using nlohmann::ordered_json;
 
 namespace {
 
-void add_call(Fields& f, ordered_json& messages) {
-    const ordered_json call = {
-        {"id", f.string("call_id").value_or("")},
-        {"type", "function"},
-        {"function",
-         {{"name", f.string("name").value_or("")}, {"arguments", f.string("arguments").value_or("{}")}}}};
-    // Calls of one turn stand side by side, and belong to the message before them.
-    const bool joins = !messages.empty() && messages.back()["role"] == "assistant";
-    if (!joins) messages.push_back({{"role", "assistant"}, {"content", ""}});
-    messages.back()["tool_calls"].push_back(call);
-}
-
-void add_reasoning(Fields& f, ordered_json& messages) {
-    std::string text;
-    for (const char* place : {"content", "summary"})
-        if (const ordered_json* parts = f.list(place); parts != nullptr && text.empty())
-            for (const ordered_json& part : *parts)
-                if (part.is_object()) text += part.value("text", "");
-    messages.push_back({{"role", "assistant"}, {"content", ""}, {"reasoning_content", text}});
-}
-
-void add_item(const ordered_json& item, const std::string& where, ordered_json& messages) {
-    Fields f(item, where);
-    const std::string type = f.string("type").value_or("message");
-    if (type == "function_call") return add_call(f, messages);
-    if (type == "reasoning") return add_reasoning(f, messages);
-    if (type == "function_call_output") {
-        const ordered_json* output = f.value("output");
-        messages.push_back({{"role", "tool"},
-                            {"tool_call_id", f.string("call_id").value_or("")},
-                            {"content", output != nullptr ? read_content(*output, f.full("output")) : ""}});
-        return;
-    }
-    if (type != "message")
-        throw FieldError(f.full("type"),
-                         fmt::format("{}: items of type '{}' are not supported", where, type));
-    const ordered_json* content = f.value("content");
-    const std::string role = f.string("role").value_or("");
-    const std::string text = content != nullptr ? read_content(*content, f.full("content")) : "";
-    const bool after_thinking = role == "assistant" && !messages.empty() &&
-                                messages.back()["role"] == "assistant" && messages.back()["content"] == "" &&
-                                !messages.back().contains("tool_calls");
-    if (after_thinking)
-        messages.back()["content"] = text;
-    else
-        messages.push_back({{"role", role}, {"content", text}});
-}
-
-ordered_json chat_tools(const ordered_json& tools) {
-    ordered_json out = ordered_json::array();
-    for (size_t i = 0; i < tools.size(); ++i) {
-        Fields tool(tools[i], fmt::format("tools[{}]", i));
-        if (tool.string("type").value_or("") != "function") continue;
-        ordered_json function = ordered_json::object();
-        for (const char* key : {"name", "description", "parameters"})
-            if (const ordered_json* value = tool.value(key)) function[key] = *value;
-        out.push_back({{"type", "function"}, {"function", function}});
-    }
+/// Fields of the request that the response repeats.
+ordered_json repeated(const GenerationRequest& request, const ordered_json& body) {
+    ordered_json out = {{"instructions", nullptr},
+                        {"max_output_tokens", nullptr},
+                        {"metadata", ordered_json::object()},
+                        {"parallel_tool_calls", true},
+                        {"previous_response_id", nullptr},
+                        {"prompt_cache_key", nullptr},
+                        {"reasoning", nullptr},
+                        {"service_tier", "default"},
+                        {"store", true},
+                        {"temperature", request.sampling.temperature},
+                        {"text", {{"format", {{"type", "text"}}}}},
+                        {"tool_choice", "auto"},
+                        {"tools", ordered_json::array()},
+                        {"top_p", request.sampling.top_p},
+                        {"truncation", "disabled"},
+                        {"user", nullptr}};
+    for (const auto& [name, value] : out.items())
+        if (const auto given = body.find(name); given != body.end() && !given->is_null()) value = *given;
     return out;
 }
 
 class ResponsesFormat final : public AnswerFormat {
   public:
-    explicit ResponsesFormat(const GenerationRequest& request)
-        : model_(request.model), id_(random_id("resp_")), created_(std::time(nullptr)) {}
+    ResponsesFormat(const GenerationRequest& request, const ordered_json& body,
+                    std::function<void(const ordered_json&)> keep)
+        : model_(request.model),
+          kinds_(request.kinds),
+          repeated_(repeated(request, body)),
+          keep_(std::move(keep)),
+          id_(random_id("resp_")),
+          created_(std::time(nullptr)) {}
 
     ordered_json whole(const std::vector<Choice>& choices) override {
         const Choice& c = choices.front();
@@ -84,8 +52,7 @@ class ResponsesFormat final : public AnswerFormat {
         if (!c.reasoning.empty())
             output.push_back(reasoning_item(random_id("rs_"), c.reasoning, "completed"));
         if (!c.content.empty()) output.push_back(text_item(random_id("msg_"), c.content, "completed"));
-        for (const ToolCall& call : c.calls)
-            output.push_back(call_item(random_id("fc_"), call, call.arguments, "completed"));
+        for (const ToolCall& call : c.calls) output.push_back(call_item(call_id(call), call, "completed"));
         return finished(c, output);
     }
 
@@ -108,7 +75,13 @@ class ResponsesFormat final : public AnswerFormat {
                 event("response.output_text.delta",
                       at({{"content_index", 0}, {"delta", d.content}, {"logprobs", ordered_json::array()}}));
         }
-        for (const ToolCallDelta& call : d.tool_calls) out += call_events(call.call);
+        size_t done = 0;
+        for (const ToolCallPiece& piece : d.call_pieces) {
+            if (!piece.name.empty() && call_ && done < d.tool_calls.size())
+                out += call_done(d.tool_calls[done++].call);
+            out += call_piece(piece);
+        }
+        while (done < d.tool_calls.size()) out += call_done(d.tool_calls[done++].call);
         return out;
     }
 
@@ -135,22 +108,20 @@ class ResponsesFormat final : public AnswerFormat {
     }
 
     ordered_json response(const char* status) const {
-        return {{"id", id_},
-                {"object", "response"},
-                {"created_at", created_},
-                {"status", status},
-                {"error", nullptr},
-                {"incomplete_details", nullptr},
-                {"model", model_},
-                {"output", ordered_json::array()},
-                {"parallel_tool_calls", true},
-                {"store", false},
-                {"tool_choice", "auto"},
-                {"tools", ordered_json::array()},
-                {"usage", nullptr}};
+        ordered_json out = {{"id", id_},
+                            {"object", "response"},
+                            {"created_at", created_},
+                            {"status", status},
+                            {"error", nullptr},
+                            {"incomplete_details", nullptr},
+                            {"model", model_},
+                            {"output", ordered_json::array()},
+                            {"usage", nullptr}};
+        out.update(repeated_);
+        return out;
     }
 
-    ordered_json finished(const Choice& c, const ordered_json& output) const {
+    ordered_json finished(const Choice& c, const ordered_json& output) {
         const bool cut = c.outcome.end == Outcome::End::length;
         ordered_json out = response(cut ? "incomplete" : "completed");
         if (cut) out["incomplete_details"] = {{"reason", "max_output_tokens"}};
@@ -161,6 +132,8 @@ class ResponsesFormat final : public AnswerFormat {
                         {"output_tokens", o.answer_tokens},
                         {"output_tokens_details", {{"reasoning_tokens", o.reasoning_tokens}}},
                         {"total_tokens", o.prompt_tokens + o.answer_tokens}};
+        out["timings"] = timings_json(o);
+        if (keep_) keep_(out);
         return out;
     }
 
@@ -187,10 +160,27 @@ class ResponsesFormat final : public AnswerFormat {
                 {"summary", ordered_json::array()},
                 {"content", content}};
     }
-    static ordered_json call_item(const std::string& id, const ToolCall& call, const std::string& arguments,
-                                  const char* status) {
-        return {{"id", id},           {"type", "function_call"}, {"status", status},
-                {"call_id", call.id}, {"name", call.name},       {"arguments", arguments}};
+    bool is_custom(const std::string& name) const { return kinds_.custom.contains(name); }
+    std::string call_id(const ToolCall& call) const {
+        return random_id(is_custom(call.name) ? "ctc_" : "fc_");
+    }
+
+    ordered_json call_item(const std::string& id, const ToolCall& call, const char* status) const {
+        const bool custom = is_custom(call.name);
+        ordered_json item = {{"id", id},
+                             {"type", custom ? "custom_tool_call" : "function_call"},
+                             {"status", status},
+                             {"call_id", call.id},
+                             {"name", call.name}};
+        if (const auto place = kinds_.spaces.find(call.name); place != kinds_.spaces.end()) {
+            item["name"] = place->second.name;
+            item["namespace"] = place->second.space;
+        }
+        if (custom)
+            item["input"] = custom_input(call.arguments);
+        else
+            item["arguments"] = call.arguments;
+        return item;
     }
 
     ordered_json at(const ordered_json& fields) const {
@@ -214,6 +204,11 @@ class ResponsesFormat final : public AnswerFormat {
     }
 
     std::string shut() {
+        if (call_) {  // it was cut off, or turned out to be none
+            const ToolCall call{call_->id, call_->name, custom_ ? custom_arguments(sent_) : sent_};
+            call_.reset();
+            return item_done(call_item(item_id_, call, "incomplete"));
+        }
         if (open_ == Item::none) return {};
         const bool text = open_ == Item::text;
         open_ = Item::none;
@@ -234,68 +229,69 @@ class ResponsesFormat final : public AnswerFormat {
         return out;
     }
 
-    std::string call_events(const ToolCall& call) {
+    std::string call_begin(const ToolCall& call) {
         std::string out = shut();
-        item_id_ = random_id("fc_");
-        out += event("response.output_item.added", {{"output_index", output_.size()},
-                                                    {"item", call_item(item_id_, call, "", "in_progress")}});
-        out += event("response.function_call_arguments.delta", at({{"delta", call.arguments}}));
-        out += event("response.function_call_arguments.done",
-                     at({{"arguments", call.arguments}, {"name", call.name}}));
-        return out + item_done(call_item(item_id_, call, call.arguments, "completed"));
+        call_ = call;
+        item_id_ = call_id(call);
+        sent_.clear();
+        return out +
+               event("response.output_item.added",
+                     {{"output_index", output_.size()}, {"item", call_item(item_id_, call, "in_progress")}});
     }
 
-    std::string model_, id_;
+    std::string call_text(const std::string& text) {
+        if (text.empty()) return {};
+        sent_ += text;
+        return event(
+            custom_ ? "response.custom_tool_call_input.delta" : "response.function_call_arguments.delta",
+            at({{"delta", text}}));
+    }
+
+    std::string call_piece(const ToolCallPiece& piece) {
+        std::string out;
+        if (!piece.name.empty()) {
+            custom_ = is_custom(piece.name);
+            out = call_begin({piece.id, piece.name, ""});
+        }
+        return out + call_text(custom_ ? piece.text : piece.arguments);
+    }
+
+    /// All pieces of it have come.
+    std::string call_done(const ToolCall& call) {
+        std::string out;
+        if (custom_) {
+            const std::string input = custom_input(call.arguments);
+            if (input.size() > sent_.size() && input.starts_with(sent_))
+                out = call_text(input.substr(sent_.size()));
+            out += event("response.custom_tool_call_input.done", at({{"input", input}}));
+        } else {
+            out = event("response.function_call_arguments.done",
+                        at({{"arguments", call.arguments}, {"name", call.name}}));
+        }
+        call_.reset();
+        return out + item_done(call_item(item_id_, call, "completed"));
+    }
+
+    std::string model_;
+    ToolKinds kinds_;
+    ordered_json repeated_;
+    std::function<void(const ordered_json&)> keep_;
+    std::string id_;
     std::time_t created_;
     int64_t sequence_ = 0;
     Item open_ = Item::none;
     std::string item_id_, text_;
+    std::optional<ToolCall> call_;  // that is being written, without its arguments
+    bool custom_ = false;           // it is one of free text
+    std::string sent_;              // what of its arguments or input was streamed
     ordered_json output_ = ordered_json::array();
 };
 
 }  // namespace
 
-ordered_json chat_from_responses(const ordered_json& body) {
-    Fields f(body);
-    f.refuse({"previous_response_id", "conversation", "prompt"});
-    if (f.boolean("background").value_or(false))
-        throw FieldError("background", "background is not supported", "unsupported_parameter");
-    ordered_json out = ordered_json::object(), messages = ordered_json::array();
-    if (const auto text = f.string("instructions"))
-        messages.push_back({{"role", "system"}, {"content", *text}});
-    const ordered_json* input = f.value("input");
-    if (input == nullptr) throw FieldError("input", "input is missing");
-    if (input->is_string())
-        messages.push_back({{"role", "user"}, {"content", *input}});
-    else if (input->is_array())
-        for (size_t i = 0; i < input->size(); ++i)
-            add_item((*input)[i], fmt::format("input[{}]", i), messages);
-    else
-        throw FieldError("input", "input must be a text or a list of items");
-    out["messages"] = messages;
-    if (const ordered_json* tools = f.list("tools")) {
-        const ordered_json usable = chat_tools(*tools);
-        if (!usable.empty()) out["tools"] = usable;
-    }
-    if (const ordered_json* text = f.object("text")) {
-        Fields inner(*text, "text");
-        if (const ordered_json* format = inner.object("format")) out["response_format"] = *format;
-    }
-    if (const ordered_json* reasoning = f.object("reasoning"))
-        if (const auto effort = Fields(*reasoning, "reasoning").string("effort"))
-            out["reasoning_effort"] = *effort;
-    if (const ordered_json* n = f.value("max_output_tokens")) out["max_tokens"] = *n;
-    for (const char* same : {"model", "temperature", "top_p", "stream", "tool_choice", "parallel_tool_calls",
-                             "metadata", "user"})
-        if (const ordered_json* value = f.value(same)) out[same] = *value;
-    f.ignore({"store", "include", "truncation", "service_tier", "prompt_cache_key", "safety_identifier",
-              "stream_options", "max_tool_calls", "top_logprobs", "client_metadata", "background"});
-    for (const std::string& name : f.unknown()) out[name] = body[name];
-    return out;
-}
-
-std::unique_ptr<AnswerFormat> responses_format(const GenerationRequest& request) {
-    return std::make_unique<ResponsesFormat>(request);
+std::unique_ptr<AnswerFormat> responses_format(const GenerationRequest& request, const ordered_json& body,
+                                               std::function<void(const ordered_json&)> keep) {
+    return std::make_unique<ResponsesFormat>(request, body, std::move(keep));
 }
 
 }  // namespace quern
