@@ -6,10 +6,10 @@
 namespace quern {
 namespace {
 
-constexpr double kExpected = 0.8;     // that a token is right, before any was drafted
+constexpr double kExpected = 0.8;      // that a token is right, before any was drafted
 constexpr double kExpectedWeight = 1;  // what is expected counts as much as so many trials
-constexpr double kKept = 0.95;    // of what was learnt, after another draft
-constexpr double kFaded = 0.998;  // after a step without one: half of it after 350 steps
+constexpr double kKept = 0.95;         // of what was learnt, after another draft
+constexpr double kFaded = 0.998;       // after a step without one: half of it after 350 steps
 /// So many steps later a cost may be another one: contexts have grown, other programs have come or gone.
 constexpr int64_t kOld = 1000;
 /// Below this gain a draft is noise.
@@ -35,7 +35,8 @@ void AcceptanceRecord::fade() {
 AcceptanceRecord::Chances AcceptanceRecord::chances(const Chances& expected) const {
     Chances list;
     for (size_t i = 0; i < list.size(); ++i)
-        list[i] = (positions_[i].right + expected[i] * kExpectedWeight) / (positions_[i].tried + kExpectedWeight);
+        list[i] =
+            (positions_[i].right + expected[i] * kExpectedWeight) / (positions_[i].tried + kExpectedWeight);
     return list;
 }
 
