@@ -1,5 +1,7 @@
 #include "models/model.h"
 
+#include "ggml-like/check.h"
+
 namespace quern {
 
 int64_t StateSpec::bytes() const {
@@ -7,5 +9,7 @@ int64_t StateSpec::bytes() const {
     for (int64_t size : shape) elements *= size;
     return dtype_bytes(dtype, elements);
 }
+
+void Model::normed_hidden(Pass, const float*, float*) const { CHECK(false, "[model] there is no MTP layer"); }
 
 }  // namespace quern

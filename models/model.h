@@ -18,6 +18,10 @@ class Tokenizer;
 struct Audit;
 struct ChatFormat;
 
+/// text: the model; hidden: the model, of which the hidden states are read, too; mtp: its MTP layer alone, which guesses the
+/// token after the next one.
+enum class Pass : uint8_t { text, hidden, mtp };
+
 /// The sizes of one step. Each shape needs a plan of its own.
 struct BatchShape {
     StepKind kind = StepKind::prompt;
@@ -26,10 +30,13 @@ struct BatchShape {
     int64_t logit_rows = 0;
     int64_t pages = 0;  // columns of the page table: the most pages a sequence may have
     int64_t vocab = 0;  // ids that may be sampled
+    /// Of mtp, logit_rows is 0 or tokens: with 0 it only writes the rows' keys and values.
+    Pass pass = Pass::text;
     auto operator<=>(const BatchShape&) const = default;
 };
 
-enum class StateRole : uint8_t { key, value, conv, delta, journal_k, journal_u, journal_g };
+/// hidden: the hidden state of a sequence's last token, which the MTP layer needs with the token after it.
+enum class StateRole : uint8_t { key, value, conv, delta, hidden, journal_k, journal_u, journal_g };
 
 /// One state tensor of one layer, for one slot (a sequence) or one page (64 tokens of KV).
 struct StateSpec {
@@ -47,6 +54,7 @@ struct StateOptions {
     DType kv = DType::BF16;
     DType conv = DType::BF16;  // of the convolution's stored inputs; the recurrent state is always F32
     int journal = 0;           // entries a slot, for speculation
+    bool mtp = false;          // also the MTP layer's, whose layer number follows the last one
 };
 
 /// Where each layer's state lives; the engine's StatePool fills it.
@@ -63,6 +71,10 @@ struct BuiltGraph {
     Batch batch;               // inputs to fill
     Tensor* logits = nullptr;  // F32 [logit_rows, vocab rows]
     Tensor* top = nullptr;     // I32 [logit_rows, kTopWords]: ops/logits_top.h
+    /// Pass::hidden, and Pass::mtp with logits: F32 [tokens, width], what the last layer leaves, before its norm.
+    Tensor* hidden = nullptr;
+    /// Pass::mtp: an input [tokens, width] of the activations' type, filled by Model::normed_hidden.
+    Tensor* normed_hidden = nullptr;
 };
 
 struct ModelInfo {
@@ -81,6 +93,7 @@ struct ModelInfo {
     int64_t weight_bytes = 0;                    // of the text model, as stored
     int64_t token_bytes = 0;                     // weights read for one decoded token
     DenseFormat dense = DenseFormat::as_stored;  // OpenOptions::dense
+    bool mtp = false;                            // whether Pass::mtp can be built
 };
 
 /// From generation_config.json; empty where the file says nothing.
@@ -92,6 +105,9 @@ struct GenerationDefaults {
     std::string origin;  // "generation_config.json" or "built in (no generation_config.json)"
 };
 
+/// Whether the MTP layer is read: no; if there is one that can be read, else a note says why not; or Error(model).
+enum class MtpUse : uint8_t { none, if_readable, required };
+
 struct OpenOptions {
     bool tokenizer = true;  // false: token ids only
     std::string text_from;  // random weights: the directory with their tokenizer; empty: none
@@ -99,6 +115,7 @@ struct OpenOptions {
     /// Error(usage) if none of them is. Random weights are made in it.
     DenseFormat dense = DenseFormat::as_stored;
     int threads = 1;  // to read and check with
+    MtpUse mtp = MtpUse::none;
 };
 
 class Model {
@@ -121,6 +138,9 @@ class Model {
     virtual void check_weights(std::span<const Weight* const> list, int threads) const = 0;
     virtual std::vector<StateSpec> state_specs(const StateOptions& options) const = 0;
     virtual BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const = 0;
+    /// What Pass::mtp reads of a row of BuiltGraph::hidden that `from` left: `row` and `out` [width]. Only with
+    /// ModelInfo::mtp.
+    virtual void normed_hidden(Pass from, const float* row, float* out) const;
 };
 
 /// `path`: a directory, a file in it, or a repo id in the local Hugging Face cache. Reads and checks everything but

@@ -23,6 +23,7 @@ struct WeightUse {
     RowOrder order = RowOrder::stacked;
     int64_t picked = 0;       // experts, or rows of the embedding, that each token picks; 0: it reads all
     bool projection = false;  // whether OpenOptions::dense applies
+    bool mtp = false;         // of the MTP layer, which only drafting reads
     const Weight* tied = nullptr;  // of a head that the checkpoint does not store: the embedding
 
     /// Whether another use has counted this memory: a tied head that was not requantized.
@@ -30,7 +31,7 @@ struct WeightUse {
     /// As stored in the checkpoint.
     int64_t bytes() const;
     int64_t parameters() const;
-    /// The share of it that a step of `tokens` tokens reads, 0 to 1; expected, as if each token picked at random.
+    /// The share of it that a step of `tokens` tokens reads without drafting, 0 to 1; expected, as if each token picked at random.
     double share(int64_t tokens) const;
 };
 

@@ -10,6 +10,7 @@
 #include <deque>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -93,12 +94,25 @@ struct LayerWeights {
     MlpWeights mlp;                // this is filled, the same one in all layers
 };
 
+/// The layer for multi-token prediction: one more layer with full attention, between the sum of two projections and a norm.
+/// Embedding and head are the model's.
+struct MtpWeights {
+    Tensor embedding_norm;             // F32 [D], 1 added
+    Weight from_embedding;             // [D, D]: the first D columns of mtp.fc
+    Weight from_hidden;                // [D, D]: the others
+    std::vector<LayerWeights> layers;  // one
+    Tensor norm;                       // F32 [D], 1 added
+    /// For Model::normed_hidden, on the host [D], 1 added: the norm of the input, `norm`, and the model's final norm.
+    std::vector<float> hidden_norm, own_norm, final_norm;
+};
+
 struct Qwen36MoeWeights {
     Weight embedding;  // [V, D]
     std::vector<LayerWeights> layers;
     Tensor final_norm;       // F32 [D], 1 added
     Weight head;             // [V, D]
     bool tied_head = false;  // whether `head` is the embedding's memory
+    std::optional<MtpWeights> mtp;
 };
 
 /// Reads and checks every tensor of the text model, its layers on `threads` threads, and accounts for them in `use`.
@@ -106,6 +120,11 @@ struct Qwen36MoeWeights {
 /// one that a single thread would meet first.
 Qwen36MoeWeights read_qwen3_6_moe_weights(const Checkpoint& checkpoint, const Qwen36MoeConfig& config,
                                           TensorUse& use, int threads = 1);
+
+/// The MTP layer, whose tensors may be in a file of their own. Throws Error(model) if there is none, or if it cannot be read
+/// or its scales cannot be right; `use` then counts none of its tensors as read.
+MtpWeights read_qwen3_6_mtp(const Checkpoint& checkpoint, const Qwen36MoeConfig& config,
+                            const Tensor& final_norm, TensorUse& use, int threads = 1);
 
 /// The forward pass as a graph: qwen3_6_moe_graph.cpp.
 BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeWeights& weights,

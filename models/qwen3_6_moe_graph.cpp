@@ -26,6 +26,11 @@ class Builder {
 
     BuiltGraph build() {
         declare_batch();
+        return shape_.pass == Pass::mtp ? build_mtp() : build_text();
+    }
+
+  private:
+    BuiltGraph build_text() {
         Residual x = embed(g_, "embed", w_.embedding, batch_.token_ids, next(w_.layers.front().input_norm));
         for (layer_ = 0; layer_ < static_cast<int>(c_.layers); ++layer_) {
             g_.set_layer(layer_);
@@ -33,21 +38,58 @@ class Builder {
             x = c_.full_attention[static_cast<size_t>(layer_)] ? attention_block(w, x) : delta_block(w, x);
             const bool last = layer_ + 1 == static_cast<int>(c_.layers);
             const Tensor& norm = last ? w_.final_norm : w_.layers[static_cast<size_t>(layer_) + 1].input_norm;
-            x = c_.dense() ? mlp_block(w, x, norm) : moe_block(w, x, norm);
+            x = second_half(w, x, norm);
         }
+        return finish(x, shape_.pass == Pass::hidden);
+    }
+
+    /// One more layer, over the sum of two projections: of the normed embedding of a row's token, and of the normed hidden
+    /// state before that token. Source: DeepSeek-V3 (2024), section 2.2.
+    BuiltGraph build_mtp() {
+        CHECK(w_.mtp.has_value(), "[mtp] this model was opened without its MTP layer");
+        CHECK(shape_.logit_rows == 0 || shape_.logit_rows == shape_.tokens,
+              "[mtp] {} rows, {} of them with logits", shape_.tokens, shape_.logit_rows);
+        const MtpWeights& w = *w_.mtp;
+        const LayerWeights& layer = w.layers.front();
+        Tensor* hidden = g_.input("normed_hidden", act_, {shape_.tokens, c_.width});
+        layer_ = static_cast<int>(c_.layers);
+        g_.set_layer(layer_);
+        const Residual e =
+            embed(g_, name("mtp.embed"), w_.embedding, batch_.token_ids, next(w.embedding_norm));
+        Tensor* sum =
+            norm_linear(g_, name("mtp.from_embedding"), e, w.from_embedding, c_.eps, shape_.kind, DType::F32);
+        const Residual x =
+            linear_add(g_, name("mtp.from_hidden"), hidden, w.from_hidden, sum, next(layer.input_norm));
+        if (shape_.logit_rows == 0) {
+            g_.output(attention(layer, x));
+            return {std::move(g_), batch_, nullptr, nullptr, nullptr, hidden};
+        }
+        BuiltGraph built = finish(second_half(layer, attention_block(layer, x), w.norm), true);
+        built.normed_hidden = hidden;
+        return built;
+    }
+
+    Residual second_half(const LayerWeights& layer, const Residual& x, const Tensor& norm) {
+        return c_.dense() ? mlp_block(layer, x, norm) : moe_block(layer, x, norm);
+    }
+
+    /// The head, over the rows whose logits are wanted.
+    BuiltGraph finish(const Residual& x, bool hidden) {
         g_.set_layer(-1);
+        if (hidden) g_.output(x.x);
         // If all rows are wanted, they are in order already.
-        if (shape_.logit_rows < shape_.tokens) x = gather_rows(g_, "logit_rows", x, batch_.logit_rows);
-        Tensor* logits = norm_linear(g_, "logits", x, w_.head, c_.eps, shape_.kind, DType::F32);
+        const bool all = shape_.logit_rows == shape_.tokens;
+        const Residual rows = all ? x : gather_rows(g_, "logit_rows", x, batch_.logit_rows);
+        Tensor* logits = norm_linear(g_, "logits", rows, w_.head, c_.eps, shape_.kind, DType::F32);
         Tensor* top = logits_top(g_, "logits_top", logits, batch_.temperature, shape_.vocab);
         g_.output(logits);
         g_.output(top);
-        return {std::move(g_), batch_, logits, top};
+        return {std::move(g_), batch_, logits, top, hidden ? x.x : nullptr};
     }
 
-  private:
     void declare_batch() {
-        const int64_t tokens = shape_.tokens, sequences = shape_.sequences;
+        const int64_t tokens = shape_.tokens, sequences = shape_.sequences,
+                      logit_rows = std::max<int64_t>(1, shape_.logit_rows);
         batch_.kind = shape_.kind;
         batch_.token_ids = g_.input("token_ids", DType::I32, {tokens});
         batch_.positions = g_.input("positions", DType::I32, {tokens});
@@ -57,12 +99,17 @@ class Builder {
         batch_.pages = g_.input("pages", DType::I32, {sequences, shape_.pages});
         batch_.committed = g_.input("committed", DType::I32, {sequences});
         batch_.journal = g_.input("journal", DType::I32, {sequences});
-        batch_.logit_rows = g_.input("logit_rows", DType::I32, {shape_.logit_rows});
-        batch_.temperature = g_.input("temperature", DType::F32, {shape_.logit_rows});
+        batch_.logit_rows = g_.input("logit_rows", DType::I32, {logit_rows});
+        batch_.temperature = g_.input("temperature", DType::F32, {logit_rows});
     }
 
-    /// x + gated attention: q, gate, k, v from one product; the gate closes the output.
+    /// x + gated attention.
     Residual attention_block(const LayerWeights& layer, const Residual& x) {
+        return out_proj(name("attn.out_proj"), layer, attention(layer, x), layer.attention.out_proj, x);
+    }
+
+    /// q, gate, k, v from one product; the gate closes the output.
+    Tensor* attention(const LayerWeights& layer, const Residual& x) {
         const AttentionWeights& w = layer.attention;
         const int64_t tokens = shape_.tokens, d = c_.head_dim, q_columns = 2 * c_.heads * d,
                       kv = c_.kv_heads * d;
@@ -75,10 +122,8 @@ class Builder {
             .v = g_.view(name("attn.v"), p, q_columns + kv, {tokens, c_.kv_heads, d}, {width, d, 1}),
             .q_norm = g_.external(w.q_norm),
             .k_norm = g_.external(w.k_norm)};
-        Tensor* y =
-            gated_attention(g_, name("attn"), in, state(StateRole::key), state(StateRole::value), batch_,
-                            {.eps = c_.eps, .theta = c_.rope_theta, .rotary_dims = c_.rotary_dims});
-        return out_proj(name("attn.out_proj"), layer, y, w.out_proj, x);
+        return gated_attention(g_, name("attn"), in, state(StateRole::key), state(StateRole::value), batch_,
+                               {.eps = c_.eps, .theta = c_.rope_theta, .rotary_dims = c_.rotary_dims});
     }
 
     /// x + gated DeltaNet: qkv through the convolution, the delta rule over its state, a norm gated by z.
@@ -157,11 +202,13 @@ BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeWeigh
 
 std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& c, const StateOptions& options) {
     std::vector<StateSpec> specs;
-    for (int layer = 0; layer < static_cast<int>(c.layers); ++layer) {
+    const int mtp = static_cast<int>(c.layers);  // the MTP layer's number
+    for (int layer = 0; layer < (options.mtp ? mtp + 1 : mtp); ++layer) {
         const auto add = [&](StateRole role, DType dtype, bool paged, std::vector<int64_t> shape) {
             specs.push_back({layer, role, dtype, paged, std::move(shape)});
         };
-        if (c.full_attention[static_cast<size_t>(layer)]) {
+        if (layer == mtp) add(StateRole::hidden, DType::F32, false, {c.width});
+        if (layer == mtp || c.full_attention[static_cast<size_t>(layer)]) {
             add(StateRole::key, options.kv, true, {c.kv_heads, kPageTokens, c.head_dim});
             add(StateRole::value, options.kv, true, {c.kv_heads, kPageTokens, c.head_dim});
             continue;

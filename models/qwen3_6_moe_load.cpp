@@ -1,5 +1,6 @@
 // From checkpoint names to weight fields. Every shape is checked once, here.
 #include <cmath>
+#include <cstring>
 
 #include "ggml-like/check.h"
 #include "ggml-like/parallel.h"
@@ -19,10 +20,29 @@ class Reader {
         Qwen36MoeWeights w;
         w.embedding = Weight("embedding", {matrix(kText + "embed_tokens", c_.vocab_rows, c_.width)});
         w.layers.resize(static_cast<size_t>(c_.layers));
-        for_each_parallel(threads, w.layers.size(),
-                          [&](size_t i) { w.layers[i] = read_layer(static_cast<int64_t>(i)); });
+        for_each_parallel(threads, w.layers.size(), [&](size_t i) {
+            w.layers[i] = read_layer(fmt::format("{}layers.{}.", kText, i), fmt::format("L{}.", i),
+                                     c_.full_attention[i]);
+        });
         w.final_norm = shifted_norm(kText + "norm.weight", c_.width);
         read_head(w);
+        return w;
+    }
+
+    MtpWeights read_mtp(const Tensor& final_norm, int threads) {
+        refuse_other_mtp();
+        const int64_t d = c_.width;
+        MtpWeights w;
+        w.embedding_norm = shifted_norm("mtp.pre_fc_norm_embedding.weight", d);
+        const Weight fc("mtp.fc", {matrix("mtp.fc", d, 2 * d)});
+        w.from_embedding = Weight("mtp.from_embedding", {columns(fc.segments[0], 0, d)});
+        w.from_hidden = Weight("mtp.from_hidden", {columns(fc.segments[0], d, d)});
+        w.layers.push_back(read_layer("mtp.layers.0.", "mtp.", true));
+        w.norm = shifted_norm("mtp.norm.weight", d);
+        w.hidden_norm = values(shifted_norm("mtp.pre_fc_norm_hidden.weight", d));
+        w.own_norm = values(w.norm);
+        w.final_norm = values(final_norm);
+        check(w, fc, threads);
         return w;
     }
 
@@ -57,12 +77,65 @@ class Reader {
         return read_floats(checkpoint_, name, {width}, use_);
     }
 
-    LayerWeights read_layer(int64_t i) {
-        const std::string prefix = fmt::format("{}layers.{}.", kText, i), name = fmt::format("L{}.", i);
+    void refuse_other_mtp() const {
+        if (!has_linear(checkpoint_, "mtp.fc"))
+            FAIL(model, "{}: the checkpoint has no MTP layer; expected 'mtp.fc.weight' and more below 'mtp.'",
+                 checkpoint_.files().directory);
+        for (const auto& [tensor, what] : {std::pair("mtp.layers.1.input_layernorm.weight", "a second layer"),
+                                           std::pair("mtp.embed_tokens.weight", "embeddings of its own")}) {
+            const uint32_t i = checkpoint_.find(tensor);
+            if (i != Checkpoint::kNone)
+                FAIL(model,
+                     "{}: an MTP part with {} is not read; expected one layer with the model's embeddings",
+                     checkpoint_.where(i), what);
+        }
+    }
+
+    /// Columns [begin, begin + count) as a matrix of its own: BF16 as it is, all other formats in F32.
+    WeightSegment columns(const WeightSegment& from, int64_t begin, int64_t count) {
+        const bool bf16 = from.dtype == DType::BF16;
+        WeightSegment out{
+            .name = from.name, .dtype = bf16 ? DType::BF16 : DType::F32, .rows = from.rows, .cols = count};
+        const auto bytes = static_cast<size_t>(dtype_bytes(out.dtype, count));
+        auto* to = reinterpret_cast<std::byte*>(
+            use_.new_floats((static_cast<size_t>(from.rows) * bytes + 3) / sizeof(float)));
+        out.data = to;
+        std::vector<float> row(static_cast<size_t>(from.cols));
+        for (int64_t r = 0; r < from.rows; ++r, to += bytes) {
+            if (!bf16) dequantize_row(from, r, row.data());
+            const auto* source =
+                bf16 ? static_cast<const std::byte*>(from.data) + dtype_bytes(from.dtype, r * from.cols)
+                     : reinterpret_cast<const std::byte*>(row.data());
+            std::memcpy(to, source + dtype_bytes(out.dtype, begin), bytes);
+        }
+        return out;
+    }
+
+    static std::vector<float> values(const Tensor& t) {
+        return {t.as<float>(), t.as<float>() + t.elements()};
+    }
+
+    /// Finds now what placing the weights would refuse.
+    void check(const MtpWeights& w, const Weight& fc, int threads) const {
+        const LayerWeights& l = w.layers.front();
+        std::vector<const WeightSegment*> segments;
+        const auto add = [&](const Weight& weight) {
+            for (const WeightSegment& s : weight.segments) segments.push_back(&s);
+        };
+        for (const Weight* weight : {&fc, &l.attention.in_proj, &l.attention.out_proj, &l.moe.router,
+                                     &l.moe.shared_gate_up, &l.moe.shared_down, &l.mlp.gate_up, &l.mlp.down})
+            add(*weight);
+        for (const ExpertWeights* experts : {&l.moe.gate_up, &l.moe.down})
+            for (const Weight& expert : experts->expert) add(expert);
+        const ScaleCheck result = check_scales(checkpoint_, segments, threads);
+        if (!result.problems.empty()) FAIL(model, "{}", result.problems.front());
+    }
+
+    LayerWeights read_layer(const std::string& prefix, const std::string& name, bool full_attention) {
         LayerWeights w;
         w.input_norm = shifted_norm(prefix + "input_layernorm.weight", c_.width);
         w.post_norm = shifted_norm(prefix + "post_attention_layernorm.weight", c_.width);
-        if (c_.full_attention[static_cast<size_t>(i)])
+        if (full_attention)
             w.attention = read_attention(prefix + "self_attn.", name + "attn.");
         else
             w.delta = read_delta(prefix + "linear_attn.", name + "gdn.");
@@ -241,6 +314,14 @@ class Reader {
 Qwen36MoeWeights read_qwen3_6_moe_weights(const Checkpoint& checkpoint, const Qwen36MoeConfig& config,
                                           TensorUse& use, int threads) {
     return Reader(checkpoint, config, use).read(threads);
+}
+
+MtpWeights read_qwen3_6_mtp(const Checkpoint& checkpoint, const Qwen36MoeConfig& config,
+                            const Tensor& final_norm, TensorUse& use, int threads) {
+    TensorUse own(checkpoint, use.mode());
+    MtpWeights w = Reader(checkpoint, config, own).read_mtp(final_norm, threads);
+    use.adopt(std::move(own));
+    return w;
 }
 
 }  // namespace quern

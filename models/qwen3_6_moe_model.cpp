@@ -1,5 +1,6 @@
 // The Model of a Qwen3.6 checkpoint.
 #include <algorithm>
+#include <cmath>
 #include <future>
 #include <set>
 
@@ -51,15 +52,40 @@ void list_mlp(std::vector<WeightUse>& uses, int layer, MlpWeights& w) {
     uses.push_back({.group = "MLP", .layer = layer, .matrix = &w.down});
 }
 
+/// The MTP layer, under one name.
+void list_mtp(std::vector<WeightUse>& uses, const Qwen36MoeConfig& config, MtpWeights& w) {
+    const size_t first = uses.size();
+    const int layer = static_cast<int>(config.layers);
+    for (Weight* matrix : {&w.from_embedding, &w.from_hidden})
+        uses.push_back({.group = "MTP", .layer = layer, .matrix = matrix});
+    LayerWeights& l = w.layers.front();
+    list_attention(uses, layer, l.attention);
+    if (config.dense())
+        list_mlp(uses, layer, l.mlp);
+    else
+        list_moe(uses, layer, l.moe, config.experts_used);
+    for (size_t i = first; i < uses.size(); ++i) {
+        uses[i].group = "MTP";
+        uses[i].projection = false;
+        uses[i].mtp = true;
+    }
+}
+
 void list_vectors(std::vector<WeightUse>& uses, Qwen36MoeWeights& w) {
     const auto add = [&](Tensor& t) {
         if (t.data != nullptr) uses.push_back({.group = "norms", .vector = &t});
     };
-    for (LayerWeights& l : w.layers)
+    const auto add_layer = [&](LayerWeights& l) {
         for (Tensor* t : {&l.input_norm, &l.post_norm, &l.attention.q_norm, &l.attention.k_norm,
                           &l.delta.conv, &l.delta.decay_rate, &l.delta.dt_bias, &l.delta.norm})
             add(*t);
+    };
+    for (LayerWeights& l : w.layers) add_layer(l);
     add(w.final_norm);
+    if (!w.mtp) return;
+    add(w.mtp->embedding_norm);
+    add_layer(w.mtp->layers.front());
+    add(w.mtp->norm);
 }
 
 /// ModelWeights::uses. `w` must stay where it is.
@@ -76,6 +102,7 @@ std::vector<WeightUse> list_weights(const Qwen36MoeConfig& config, Qwen36MoeWeig
         else
             list_moe(uses, layer, w.layers[i].moe, config.experts_used);
     }
+    if (w.mtp) list_mtp(uses, config, *w.mtp);
     uses.push_back({.group = "embedding", .matrix = &w.embedding, .picked = 1});
     uses.push_back({.group = "head",
                     .matrix = &w.head,
@@ -95,7 +122,7 @@ class Qwen36Moe final : public Model {
         const std::string& directory = checkpoint_->files().directory;
         std::future<void> text_side;  // takes longer than all the rest; its errors come last
         if (options.tokenizer) text_side = std::async([&] { load_text_side(directory, options.threads); });
-        bind_weights(options.threads);
+        bind_weights(options);
         if (text_side.valid()) text_side.get();
         generation_ = read_generation_defaults(*checkpoint_, config_.eos_ids, config_.vocab_rows);
         add_chat_end();
@@ -110,7 +137,7 @@ class Qwen36Moe final : public Model {
     Qwen36Moe(const ModelFamily& family, const Qwen36MoeConfig& config, const std::string& name,
               const std::string& mix, const OpenOptions& options)
         : family_(family), chat_(family.chat(options.text_from)), config_(config) {
-        weights_ = synthetic_weights(config_, mix, floats_);
+        weights_ = synthetic_weights(config_, mix, options.mtp != MtpUse::none, floats_);
         list_.uses = list_weights(config_, weights_);
         generation_ = {
             .temperature = 1.0f, .top_p = 0.95f, .top_k = 20, .origin = "built in: synthetic weights"};
@@ -165,10 +192,24 @@ class Qwen36Moe final : public Model {
     BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const override {
         return build_qwen3_6_moe(config_, weights_, shape, state, activations);
     }
+    void normed_hidden(Pass from, const float* row, float* out) const override {
+        CHECK(weights_.mtp.has_value(), "[mtp] this model was opened without its MTP layer");
+        const MtpWeights& w = *weights_.mtp;
+        const auto norm = [&](const float* x, const std::vector<float>& weight) {
+            double squares = 0;
+            for (size_t i = 0; i < weight.size(); ++i) squares += double{x[i]} * double{x[i]};
+            const double mean = squares / static_cast<double>(weight.size());
+            const auto factor = static_cast<float>(1 / std::sqrt(mean + double{config_.eps}));
+            for (size_t i = 0; i < weight.size(); ++i) out[i] = x[i] * factor * weight[i];
+        };
+        norm(row, from == Pass::mtp ? w.own_norm : w.final_norm);
+        norm(out, w.hidden_norm);
+    }
 
   private:
     /// Finds every weight in the checkpoint and accounts for all of it.
-    void bind_weights(int threads) {
+    void bind_weights(const OpenOptions& options) {
+        const int threads = options.threads;
         TensorUse use(*checkpoint_);
         Audit claims;  // of the configuration
         for_each_parallel(threads, 2, [&](size_t i) {
@@ -177,12 +218,22 @@ class Qwen36Moe final : public Model {
             else
                 check_config(*checkpoint_, config_, claims);
         });
+        if (options.mtp != MtpUse::none) bind_mtp(options, use);
         audit_ = use.audit();
         audit_.problems.insert(audit_.problems.end(), claims.problems.begin(), claims.problems.end());
         audit_.notes.insert(audit_.notes.end(), claims.notes.begin(), claims.notes.end());
         audit_.require_ok();
         floats_ = use.take_floats();
         list_.uses = list_weights(config_, weights_);
+    }
+
+    void bind_mtp(const OpenOptions& options, TensorUse& use) {
+        try {
+            weights_.mtp = read_qwen3_6_mtp(*checkpoint_, config_, weights_.final_norm, use, options.threads);
+        } catch (const Error& error) {
+            if (options.mtp == MtpUse::required || error.kind() != ErrorKind::model) throw;
+            notes_.push_back(fmt::format("no drafts by MTP: {}", error.what()));
+        }
     }
 
     void load_text_side(const std::string& directory, int threads) {
@@ -219,6 +270,7 @@ class Qwen36Moe final : public Model {
         i.vocab_rows = config_.vocab_rows;
         i.vocab = tokenizer_ ? std::min(tokenizer_->size(), config_.vocab_rows) : config_.vocab_rows;
         i.context = config_.context;
+        i.mtp = weights_.mtp.has_value();
         count_weights();
     }
 

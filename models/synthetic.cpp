@@ -32,6 +32,13 @@ const Mix& find_mix(const std::string& name) {
     FAIL(usage, "--mix {}: expected aeon, fp8-head, xs, nvidia or qwen-fp8", name);
 }
 
+/// The formats of published MTP layers: BF16, or FP8 where all else is.
+Mix mtp_mix(const Mix& mix) {
+    const bool fp8 = mix.feed_forward.scale == ScaleKind::block128;
+    const Format format = fp8 ? kFp8Blocks : kBf16;
+    return {mix.name, format, format, kBf16, format, kBf16};
+}
+
 class Generator {
   public:
     Generator(const Qwen36MoeConfig& config, const Mix& mix, std::vector<std::unique_ptr<float[]>>& floats)
@@ -40,9 +47,27 @@ class Generator {
     Qwen36MoeWeights make() {
         Qwen36MoeWeights w;
         w.embedding = matrix("embedding", {c_.vocab_rows}, c_.width, kBf16);
-        for (int64_t i = 0; i < c_.layers; ++i) w.layers.push_back(layer(i));
+        for (int64_t i = 0; i < c_.layers; ++i)
+            w.layers.push_back(layer(fmt::format("L{}.", i), c_.full_attention[static_cast<size_t>(i)]));
         w.final_norm = vector("final_norm", c_.width, 1.0f, 0.1f);
         w.head = matrix("head", {c_.vocab_rows}, c_.width, mix_.head);
+        return w;
+    }
+
+    MtpWeights make_mtp(const Tensor& final_norm) {
+        const int64_t d = c_.width;
+        MtpWeights w;
+        w.embedding_norm = vector("mtp.embedding_norm", d, 1.0f, 0.1f);
+        w.from_embedding = matrix("mtp.from_embedding", {d}, d, kBf16);
+        w.from_hidden = matrix("mtp.from_hidden", {d}, d, kBf16);
+        w.layers.push_back(layer("mtp.", true));
+        w.norm = vector("mtp.norm", d, 1.0f, 0.1f);
+        const auto values = [d](const Tensor& t) {
+            return std::vector<float>(t.as<float>(), t.as<float>() + d);
+        };
+        w.hidden_norm = values(vector("mtp.hidden_norm", d, 1.0f, 0.1f));
+        w.own_norm = values(w.norm);
+        w.final_norm = values(final_norm);
         return w;
     }
 
@@ -88,12 +113,11 @@ class Generator {
         return t;
     }
 
-    LayerWeights layer(int64_t i) {
-        const std::string name = fmt::format("L{}.", i);
+    LayerWeights layer(const std::string& name, bool full_attention) {
         LayerWeights w;
         w.input_norm = vector(name + "input_norm", c_.width, 1.0f, 0.1f);
         w.post_norm = vector(name + "post_norm", c_.width, 1.0f, 0.1f);
-        if (c_.full_attention[static_cast<size_t>(i)])
+        if (full_attention)
             w.attention = attention(name + "attn.");
         else
             w.delta = delta(name + "gdn.");
@@ -210,9 +234,11 @@ Qwen36MoeConfig synthetic_config(const std::string& name) {
     FAIL(usage, "--synthetic {}: expected qwen3.6-35b-a3b, qwen3.6-27b-shape, tiny or tiny-dense", name);
 }
 
-Qwen36MoeWeights synthetic_weights(const Qwen36MoeConfig& config, const std::string& mix,
+Qwen36MoeWeights synthetic_weights(const Qwen36MoeConfig& config, const std::string& mix, bool mtp,
                                    std::vector<std::unique_ptr<float[]>>& floats) {
-    return Generator(config, find_mix(mix), floats).make();
+    Qwen36MoeWeights w = Generator(config, find_mix(mix), floats).make();
+    if (mtp) w.mtp = Generator(config, mtp_mix(find_mix(mix)), floats).make_mtp(w.final_norm);
+    return w;
 }
 
 }  // namespace quern

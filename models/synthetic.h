@@ -19,7 +19,8 @@ Qwen36MoeConfig synthetic_config(const std::string& name);
 /// fp8-head (aeon with an FP8 head in blocks of 128); xs (aeon with DeltaNet projections in NVFP4); nvidia (attention and
 /// DeltaNet in FP8, one scale a matrix, the rest and the head in NVFP4); qwen-fp8 (all but the head in FP8 blocks). Throws
 /// Error(usage) that lists them.
-Qwen36MoeWeights synthetic_weights(const Qwen36MoeConfig& config, const std::string& mix,
+/// `mtp`: with an MTP layer, in BF16 or, in qwen-fp8, FP8 blocks.
+Qwen36MoeWeights synthetic_weights(const Qwen36MoeConfig& config, const std::string& mix, bool mtp,
                                    std::vector<std::unique_ptr<float[]>>& floats);
 
 }  // namespace quern

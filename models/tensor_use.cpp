@@ -1,6 +1,7 @@
 #include "models/tensor_use.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "ggml-like/check.h"
 #include "ggml-like/json_pull.h"
@@ -67,6 +68,14 @@ void TensorUse::leave(uint32_t tensor, UnusedReason reason) {
     if (e.state == State::used) return;
     e.state = State::unused;
     e.reason = reason;
+}
+
+void TensorUse::adopt(TensorUse&& other) {
+    for (uint32_t i = 0; i < entries_.size(); ++i)
+        if (other.entries_[i].state == State::used) use(i, other.entries_[i].role);
+    const std::lock_guard lock(mutex_);
+    std::move(other.notes_.begin(), other.notes_.end(), std::back_inserter(notes_));
+    std::move(other.floats_.begin(), other.floats_.end(), std::back_inserter(floats_));
 }
 
 void TensorUse::note(std::string text) {

@@ -58,6 +58,8 @@ class TensorUse {
     /// Marks a tensor as deliberately unread.
     void leave(uint32_t tensor, UnusedReason reason);
     const Entry& entry(uint32_t tensor) const { return entries_[tensor]; }
+    /// Takes over what another account of the same checkpoint has read. Fails like use().
+    void adopt(TensorUse&& other);
     /// A line for Audit::notes, which has them sorted.
     void note(std::string text);
 

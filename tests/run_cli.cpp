@@ -177,6 +177,34 @@ TEST_SUITE("model") {
         }
         CHECK(shell(run + " --dump-drafts " + json + " 2>&1").code == 2);
     }
+
+    TEST_CASE(
+        "run: drafts by an MTP layer can be looked at; without the layer there is an error, or a note") {
+        test::TempDir directory;
+        const std::string ids = directory / "ids", json = directory / "drafts.json",
+                          npy = directory / "drafts.npy";
+        std::ofstream(ids) << "10 11 12 13 14 15 16 17 18 19 20";
+        const auto run = [&](const std::string& flags) {
+            return shell(kQuern + " run --ids " + ids + " -n 12 --temp 0 --ignore-eos -ngl 0 " + flags);
+        };
+        const std::string model = std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/vision_mtp/bf16 ";
+        const Outcome plain = run(model + "2>/dev/null"),
+                      drafted = run(model + "--spec mtp --draft-max 2 --dump-drafts " + json +
+                                    " --dump-draft-logits " + npy + " 2>/dev/null");
+        CHECK(drafted.code == 0);
+        CHECK(drafted.out == plain.out);
+        std::ifstream file(json);
+        CHECK(nlohmann::json::parse(file)[0]["drafted"].size() == 2);
+        std::ifstream matrix(npy, std::ios::binary);
+        const std::string bytes((std::istreambuf_iterator<char>(matrix)), std::istreambuf_iterator<char>());
+        CHECK(bytes.find("'shape': (2, 128)") != std::string::npos);
+        CHECK(run(model + "--spec lookup --dump-draft-logits " + npy + " 2>&1").code == 2);
+        const Outcome none = run("--spec mtp 2>&1"), noted = run("-v --spec auto 2>&1");
+        CHECK(none.code == 3);
+        CHECK(none.out.find("no MTP layer") != std::string::npos);
+        CHECK(noted.code == 0);
+        CHECK(noted.out.find("no drafts by MTP") != std::string::npos);
+    }
 }
 
 }  // namespace

@@ -102,6 +102,31 @@ int64_t sum(const std::vector<Answer>& answers, int64_t Result::*field) {
     return total;
 }
 
+/// Drafts by the MTP layer, and others in place of them, alone and together, with kept states, on both faces of the CPU.
+void check_mtp(const char* checkpoint, int64_t context, const Change& change) {
+    CAPTURE(checkpoint);
+    for (const auto make : {cpu, device}) {
+        test::Loaded l(parity(checkpoint), make());
+        l.model = load_model(parity(checkpoint), *l.backend, {.tokenizer = false, .mtp = MtpUse::required});
+        Requests requests(l, context, change);
+        for (const double acceptance : {0.0, 0.6, 1.0})
+            for (const int64_t sequences : {1, 8}) {
+                CAPTURE(acceptance);
+                CAPTURE(sequences);
+                EngineOptions options = requests.drafting({acceptance, acceptance / 2}, sequences);
+                if (acceptance == 0.0) options.drafter = nullptr;
+                options.speculation.kind = DrafterKind::mtp;
+                options.cache_bytes = 16 << 20;
+                const auto found = requests.run(options, 2);
+                for (size_t i = 0; i < found.size(); ++i) {
+                    CAPTURE(i);
+                    CHECK(found[i] == requests.expected[i]);
+                }
+                CHECK(sum(found, &Result::drafted) > 0);
+            }
+    }
+}
+
 /// Drafts of every quality, alone and together, on both faces of the CPU.
 void check_identity(const char* checkpoint, int64_t context, const Change& change) {
     CAPTURE(checkpoint);
@@ -193,6 +218,24 @@ TEST_SUITE("cpu") {
     TEST_CASE("drafts, whatever they are worth, change no bit of an answer") {
         check_identity("base/ct", 512, {});
         check_identity("dense/ct", 512, {});
+    }
+
+    TEST_CASE("drafts by an MTP layer change no bit of an answer") {
+        check_mtp("vision_mtp/ct", 512, {});
+        check_mtp("tied_text/modelopt", 289, [](Request& r, size_t i) {
+            r.max_tokens = i % 3 == 0 ? 1000 : static_cast<int64_t>(1 + i);
+        });
+        check_mtp("vision_mtp/bf16", 512, [](Request& r, size_t i) {
+            r.sampling.repetition_penalty = 1.3f;
+            r.max_tokens = 45;
+            if (i % 2 == 0) r.allow = [](int32_t id) { return id % 3 != 0; };
+            if (i % 4 < 2)
+                r.force = [n = size_t{0}]() mutable {
+                    return ++n % 6 == 0 ? std::vector<int32_t>(3 + n, 40) : std::vector<int32_t>();
+                };
+            if (i == 5) r.on_token = [left = 9](int32_t) mutable { return left-- > 0; };
+            r.drafts.full = i % 3 > 0;
+        });
     }
 
     TEST_CASE("drafts change nothing where the context or the answer ends") {
@@ -354,8 +397,6 @@ TEST_SUITE("cpu") {
                 for (Draft& d : drafts)
                     d.tokens.assign(static_cast<size_t>(d.most), count++ % 2 == 0 ? -1 : 1 << 30);
             }
-            void accept(const Sequence&) override {}
-            void release(const Sequence&) override {}
             int count = 0;
         };
         test::Loaded l(parity("base/ct"), cpu());

@@ -23,6 +23,7 @@ TEST_SUITE("cpu") {
         CHECK(parse({"--spec", "auto"}).kind == DrafterKind::automatic);
         CHECK(parse({"--spec-type", "lookup"}).kind == DrafterKind::lookup);
         CHECK(parse({"--spec", "ngram"}).kind == DrafterKind::lookup);
+        CHECK(parse({"--spec", "mtp"}).kind == DrafterKind::mtp);
         CHECK(!parse({"--spec", "auto", "--spec", "none"}).on());
         for (const char* name : {"--draft-max", "--draft", "--draft-n", "--num-speculative-tokens"})
             CHECK(parse({name, "3"}).draft_max == 3);
@@ -33,8 +34,8 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("flags of speculation: errors say what there is") {
-        CHECK_THROWS_WITH_AS(parse({"--spec", "eagle"}), doctest::Contains("expected auto, none or lookup"),
-                             Error);
+        CHECK_THROWS_WITH_AS(parse({"--spec", "eagle"}),
+                             doctest::Contains("expected auto, none, lookup or mtp"), Error);
         CHECK_THROWS_AS(parse({"--draft-max", "0"}), Error);
         CHECK_THROWS_AS(parse({"--draft-max", "16"}), Error);
         const auto config = [](const char* json) { return parse({"--speculative-config", json}); };

@@ -101,7 +101,7 @@ std::vector<double> parse_acceptance(const std::string& text) {
 
 void add_draft_flags(ArgParser& p, Options& o) {
     p.section("Speculation: a row with drafts of each length, and the same without");
-    p.value(kSpecNames, "auto|none|lookup", "as of quern run; default none",
+    p.value(kSpecNames, "auto|none|lookup|mtp", "as of quern run; default none",
             [&](const std::string& v) { o.speculation.kind = parse_drafter(v, "--spec"); });
     p.value(kDraftMaxNames, "N", "tokens of every draft; lists and ranges; left out: as many as pay",
             [&](const std::string& v) {

@@ -82,8 +82,16 @@ DenseFormat parse_dense(const std::string& value) {
 
 namespace {
 
+/// Other drafters in place of those that are named need no MTP layer, unless it is named.
+MtpUse mtp_use(const EngineOptions& o) {
+    if (o.speculation.kind == DrafterKind::mtp) return MtpUse::required;
+    return o.speculation.kind == DrafterKind::automatic && o.drafter == nullptr ? MtpUse::if_readable
+                                                                                : MtpUse::none;
+}
+
 std::unique_ptr<Model> open(const LoadOptions& o, int threads) {
-    OpenOptions options{.tokenizer = o.tokenizer, .dense = o.dense, .threads = threads};
+    OpenOptions options{
+        .tokenizer = o.tokenizer, .dense = o.dense, .threads = threads, .mtp = mtp_use(o.engine)};
     if (o.synthetic.empty()) {
         options.tokenizer |= o.dense != DenseFormat::as_stored;  // the comparison reads a text
         return open_model(model_or_demo(o.model), options);
@@ -156,6 +164,7 @@ LoadedModel load_and_start(const LoadOptions& o) {
                      "quern: context %lld tokens, the largest that fits; the model was made for %lld\n",
                      static_cast<long long>(plan.context), static_cast<long long>(plan.model_context));
     loaded.engine = std::make_unique<Engine>(*loaded.model, backend, engine);
+    for (const std::string& note : loaded.engine->notes()) std::fprintf(stderr, "quern: %s\n", note.c_str());
     if (!o.verbose) return loaded;
     std::fprintf(stderr, "loaded    %s\n", summary.c_str());
     if (!plan.device.exact) return loaded;

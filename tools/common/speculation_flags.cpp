@@ -11,7 +11,8 @@ DrafterKind parse_drafter(const std::string& value, const std::string& what) {
     if (value == "none") return DrafterKind::none;
     if (value == "auto") return DrafterKind::automatic;
     if (value == "lookup" || value == "ngram") return DrafterKind::lookup;
-    FAIL(usage, "{}: expected auto, none or lookup, found '{}'", what, printable(value));
+    if (value == "mtp") return DrafterKind::mtp;
+    FAIL(usage, "{}: expected auto, none, lookup or mtp, found '{}'", what, printable(value));
 }
 
 void apply_speculative_config(const std::string& json, SpeculationOptions& options) {
@@ -19,7 +20,7 @@ void apply_speculative_config(const std::string& json, SpeculationOptions& optio
     const nlohmann::json object = parse_json(json, kFlag, {.max_depth = 4, .kind = ErrorKind::usage});
     if (!object.is_object()) FAIL(usage, "{}: expected a JSON object", kFlag);
     if (!object.contains("method"))
-        FAIL(usage, "{}: 'method' is missing; there are ngram, auto and none", kFlag);
+        FAIL(usage, "{}: 'method' is missing; there are ngram, mtp, auto and none", kFlag);
     for (const auto& [key, value] : object.items()) {
         if (key == "method") {
             if (!value.is_string()) FAIL(usage, "{}: method must be a text", kFlag);
@@ -39,9 +40,10 @@ void apply_speculative_config(const std::string& json, SpeculationOptions& optio
 void add_speculation_flags(ArgParser& parser, SpeculationOptions& options) {
     parser.section("Speculation (never changes an answer)");
     parser.value(
-        kSpecNames, "auto|none|lookup",
+        kSpecNames, "auto|none|lookup|mtp",
         "draft the next tokens and verify several in one step. lookup: what followed the same words before, "
-        "in the prompt and the answer; auto: all that the checkpoint has drafters for, and lookup; none "
+        "in the prompt and the answer; mtp: the checkpoint's layer for multi-token prediction; auto: all "
+        "that the checkpoint has drafters for, and lookup; none "
         "(default)",
         [&options](const std::string& v) { options.kind = parse_drafter(v, "--spec"); });
     parser.value(kDraftMaxNames, "N",

@@ -9,7 +9,7 @@ namespace quern {
 
 class ArgParser;
 
-/// auto, none, lookup, or vLLM's ngram for lookup. `what` names the value in the message. Throws Error(usage).
+/// auto, none, lookup, mtp, or vLLM's ngram for lookup. `what` names the value in the message. Throws Error(usage).
 DrafterKind parse_drafter(const std::string& value, const std::string& what);
 /// vLLM's --speculative-config: {"method": "ngram", "num_speculative_tokens": 5}. Throws Error(usage), for keys that would
 /// have no effect too.

@@ -6,7 +6,10 @@
 #include "ggml-like/content_hash.h"
 #include "ggml-like/ops/logits_top.h"
 #include "tools/engine/engine_state.h"
+#include "tools/engine/lookup_drafter.h"
+#include "tools/engine/mtp_drafter.h"
 #include "tools/engine/page_tokens.h"
+#include "tools/engine/paid_drafter.h"
 #include "tools/engine/prompt_cuts.h"
 #include "tools/engine/sampling_ranges.h"
 
@@ -48,17 +51,51 @@ Engine::State::State(Model& m, Backend& b, const EngineOptions& o)
       host_logits(host_memory(b, m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
       plans(m, b, pool, workspace, kPlans),
       scheduler(memory.steps) {
-    if (o.speculation.on())
-        speculation.emplace(o.speculation, o.drafter,
-                            Speculation::Limits{.context = context,
-                                                .answer_rows = memory.steps.answer_rows,
-                                                .vocab = m.info().vocab,
-                                                .padded = b.captures()});
+    if (o.speculation.on()) start_speculation();
     if (b.captures())
         for (int64_t n = 1; n <= decode_bucket(std::min(o.sequences, kMaxAnswerRows)); n = next_bucket(n))
             decode_plan(n);
     if (b.captures() && speculation) capture_rounds();
     measured = {.state = pool_bytes, .scratch = workspace_bytes, .other = gauge.taken()};
+}
+
+void Engine::State::start_speculation() {
+    std::vector<std::shared_ptr<Drafter>> drafters = make_drafters();
+    speculation.emplace(options.speculation, std::move(drafters),
+                        Speculation::Limits{.context = context,
+                                            .answer_rows = memory.steps.answer_rows,
+                                            .vocab = model.info().vocab,
+                                            .padded = backend.captures()});
+}
+
+/// What costs least comes first.
+std::vector<std::shared_ptr<Drafter>> Engine::State::make_drafters() {
+    const DrafterKind kind = options.speculation.kind;
+    const std::shared_ptr<Drafter> mtp = make_mtp_drafter();
+    if (options.drafter != nullptr && mtp != nullptr)
+        return {std::make_shared<PaidDrafter>(options.drafter, mtp)};
+    if (options.drafter != nullptr) return {options.drafter};
+    std::vector<std::shared_ptr<Drafter>> drafters;
+    if (allows(kind, DrafterKind::lookup)) drafters.push_back(std::make_shared<LookupDrafter>());
+    if (mtp != nullptr) drafters.push_back(mtp);
+    return drafters;
+}
+
+/// Null if it is not wanted, or if it does not work here and others may draft.
+std::shared_ptr<Drafter> Engine::State::make_mtp_drafter() {
+    const bool named = options.speculation.kind == DrafterKind::mtp;
+    if (named && !memory.mtp)
+        FAIL(usage, "drafts by MTP were asked for, but the model was opened without its MTP layer");
+    if (!memory.mtp) return nullptr;
+    try {
+        auto drafter = std::make_shared<MtpDrafter>(model, backend, pool, plans, memory);
+        pass = Pass::hidden;
+        return drafter;
+    } catch (const Error& error) {
+        if (named) throw;
+        notes.push_back(fmt::format("no drafts by MTP: {}", error.what()));
+        return nullptr;
+    }
 }
 
 Engine::Engine(Model& model, Backend& backend, const EngineOptions& options) {
@@ -125,6 +162,7 @@ Result Engine::run(Request request) {
 }
 
 int64_t Engine::context() const { return state_->context; }
+const std::vector<std::string>& Engine::notes() const { return state_->notes; }
 int64_t Engine::sequences() const { return state_->options.sequences; }
 const Model& Engine::model() const { return state_->model; }
 Backend& Engine::backend() { return state_->backend; }
@@ -222,6 +260,7 @@ void Engine::State::admit() {
 /// so requests for prompt logits use none.
 void Engine::State::start(Sequence& s) {
     if (caches(s) && !s.request.on_prompt_logits) {
+        make_room(pool.restored_pages());
         const PrefixCache::Match match = cache.find(s.request.prompt);
         s.result.diverged_at = match.common;
         if (match.snapshot != nullptr) s.state = pool.restore(*match.snapshot);
@@ -246,6 +285,12 @@ void Engine::State::keep_state(Sequence& s) {
 void Engine::State::make_room(int64_t pages) {
     while (pool.free_pages() < pages && cache.evict()) {
     }
+}
+
+/// Makes room for so many tokens in all.
+void Engine::State::reserve(Sequence& s, int64_t tokens) {
+    make_room(round_up_to_page(tokens) / kPageTokens - static_cast<int64_t>(s.state.pages.size()));
+    pool.grow(s.state, tokens);
 }
 
 void Engine::State::finish(Sequence& s, FinishReason reason, std::string error) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "tools/engine/prefix_cache_stats.h"
 #include "tools/engine/request.h"
@@ -32,7 +33,8 @@ struct EngineOptions {
     /// For states of earlier requests (PrefixCache), in the same memory as the sequences' states; 0: none are kept.
     int64_t cache_bytes = 0;
     SpeculationOptions speculation;
-    /// In place of those that `speculation` names, where it names any.
+    /// In place of those that `speculation` names, where it names any. With DrafterKind::mtp the MTP layer drafts as well, for
+    /// the sake of its cost (paid_drafter.h).
     std::shared_ptr<Drafter> drafter;
 };
 
@@ -40,7 +42,8 @@ using RequestId = int64_t;
 
 class Engine {
   public:
-    /// Allocates all memory that it will ever need. Throws Error(memory) that says what to lower.
+    /// Allocates all memory that it will ever need. Throws Error(memory) that says what to lower, Error(usage) for drafts by an
+    /// MTP layer that the model was opened without, and Error(device) for those by one that the backend cannot run.
     Engine(Model& model, Backend& backend, const EngineOptions& options);
     ~Engine();
 
@@ -61,6 +64,8 @@ class Engine {
 
     int64_t context() const;
     int64_t sequences() const;
+    /// One-line remarks for the user: drafters that do not work here.
+    const std::vector<std::string>& notes() const;
     const Model& model() const;
     Backend& backend();
     const Backend& backend() const;

@@ -54,8 +54,13 @@ struct Engine::State {
         return std::max(memory.steps.prompt_logits + memory.sequences, memory.steps.answer_rows);
     }
     StepPlan& decode_plan(int64_t bucket) {
-        return plans.get(decode_shape(bucket, memory.pages(), model.info().vocab), PlanUse::repeatedly);
+        BatchShape shape = decode_shape(bucket, memory.pages(), model.info().vocab);
+        shape.pass = pass;
+        return plans.get(shape, PlanUse::repeatedly);
     }
+    void start_speculation();
+    std::vector<std::shared_ptr<Drafter>> make_drafters();
+    std::shared_ptr<Drafter> make_mtp_drafter();
     void capture_rounds();
     StepPlan& plan_for(const Step& step);
 
@@ -67,6 +72,7 @@ struct Engine::State {
     bool caches(const Sequence& s) const { return options.cache_bytes > 0 && s.request.use_cache; }
     void keep_state(Sequence& s);
     void make_room(int64_t pages);
+    void reserve(Sequence& s, int64_t tokens);
     void run(Step& step);
     void read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun);
     int32_t choose(const Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row) const;
@@ -93,6 +99,8 @@ struct Engine::State {
     PlanCache plans;
     Scheduler scheduler;
     std::optional<Speculation> speculation;
+    Pass pass = Pass::text;  // of steps: Pass::hidden if a drafter reads hidden states
+    std::vector<std::string> notes;
     MemoryMeasured measured;
     RequestId next_id = 1;
     std::map<RequestId, std::unique_ptr<Sequence>> sequences;

@@ -17,13 +17,8 @@ constexpr int64_t kSecondDraw = int64_t{1} << 40;  // beyond every position
 
 void Engine::State::run(Step& step) {
     const auto begun = Sequence::Clock::now();
-    if (speculation) speculation->draft(step);
-    for (const Slice& slice : step.slices) {
-        SequenceState& state = slice.sequence->state;
-        const int64_t rows = slice.begin + slice.count;
-        make_room(round_up_to_page(rows) / kPageTokens - static_cast<int64_t>(state.pages.size()));
-        pool.grow(state, rows);
-    }
+    if (speculation) speculation->draft(step, [this](Sequence& s, int64_t tokens) { reserve(s, tokens); });
+    for (const Slice& slice : step.slices) reserve(*slice.sequence, slice.begin + slice.count);
     StepPlan& plan = plan_for(step);
     fill_inputs(plan, step.slices);
     plan.plan->run();
@@ -34,6 +29,7 @@ void Engine::State::run(Step& step) {
 /// are too many, and are captured when they are first needed.
 void Engine::State::capture_rounds() {
     BatchShape shape = decode_shape(1, memory.pages(), model.info().vocab);
+    shape.pass = pass;
     for (shape.tokens = 2; shape.tokens <= journal_entries(options.speculation); ++shape.tokens)
         plans.get(verify_shape(shape, memory.steps.answer_rows), PlanUse::repeatedly);
 }
@@ -44,7 +40,8 @@ StepPlan& Engine::State::plan_for(const Step& step) {
     BatchShape shape{.kind = step.kind,
                      .sequences = static_cast<int64_t>(step.slices.size()),
                      .pages = memory.pages(),
-                     .vocab = model.info().vocab};
+                     .vocab = model.info().vocab,
+                     .pass = pass};
     for (const Slice& slice : step.slices) {
         shape.tokens += slice.count;
         shape.logit_rows += slice.logit_rows;
@@ -64,6 +61,7 @@ void Engine::State::read(StepPlan& plan, const Step& step, Sequence::Clock::time
     backend.download(top, plan.top->data, plan.top->bytes());
     if (speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node)
         speculation->measured(step, seconds(begun, Sequence::Clock::now()));
+    if (speculation) speculation->computed(step, plan);
     int64_t row = 0;  // of the logits
     for (const Slice& slice : step.slices) {
         Sequence& s = *slice.sequence;
@@ -82,6 +80,7 @@ void Engine::State::read(StepPlan& plan, const Step& step, Sequence::Clock::time
         }
         if (slice.last) advance(s, plan, top + (row - 1) * kTopWords, row - 1);
     }
+    if (speculation) speculation->committed(step);
 }
 
 void Engine::State::report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const {

@@ -55,6 +55,7 @@ size_t TokenIndex::find(std::span<const int32_t> tokens) const {
 
 void LookupDrafter::propose(std::span<Draft> drafts) {
     for (Draft& draft : drafts) {
+        if (!draft.open_to(DrafterKind::lookup)) continue;
         const std::vector<int32_t>& tokens = draft.sequence->tokens;
         TokenIndex& index = indexes_[draft.sequence->id];
         index.extend(tokens);

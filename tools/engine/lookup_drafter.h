@@ -34,7 +34,6 @@ class LookupDrafter final : public Drafter {
   public:
     const char* name() const override { return "lookup"; }
     void propose(std::span<Draft> drafts) override;
-    void accept(const Sequence&) override {}  // all it needs is in the sequence's tokens
     void release(const Sequence& s) override { indexes_.erase(s.id); }
 
   private:

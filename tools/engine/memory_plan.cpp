@@ -74,6 +74,13 @@ void count_weights(MemoryPlan& plan, const Model& model, const Backend& backend)
     }
 }
 
+/// Drafters in place of those that are named draft alone, but by the side of an MTP layer that is named.
+bool drafts_by_mtp(const Model& model, const EngineOptions& o) {
+    const DrafterKind kind = o.speculation.kind;
+    return model.info().mtp && allows(kind, DrafterKind::mtp) &&
+           (o.drafter == nullptr || kind == DrafterKind::mtp);
+}
+
 /// Rows of one answer in a step at most.
 int64_t longest_slice(const EngineOptions& o) {
     return std::max(kMaxAnswerSlice, journal_entries(o.speculation));
@@ -94,6 +101,22 @@ std::vector<int64_t> powers_of_two_and(int64_t last) {
     std::vector<int64_t> list = {last};
     for (int64_t n = 1; n < last; n *= 2) list.push_back(n);
     return list;
+}
+
+/// With the MTP layer, steps leave hidden states, and it has passes of their shapes: with all logits for answers, with none for
+/// both kinds.
+void add_mtp_passes(std::vector<BatchShape>& shapes) {
+    const size_t steps = shapes.size();
+    for (size_t i = 0; i < steps; ++i) {
+        shapes[i].pass = Pass::hidden;
+        BatchShape pass = shapes[i];
+        pass.pass = Pass::mtp;
+        pass.logit_rows = 0;
+        shapes.push_back(pass);
+        if (pass.kind == StepKind::prompt) continue;
+        pass.logit_rows = pass.tokens;
+        shapes.push_back(pass);
+    }
 }
 
 /// Steps that need at least as much memory as all others: of either kind, with every power of two of rows and with the
@@ -117,6 +140,7 @@ std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, int64_t slice_rows
             add(StepKind::answer, tokens, sequences, tokens);
     shapes.push_back(
         decode_shape(decode_bucket(std::min(plan.sequences, kMaxAnswerRows)), plan.pages(), vocab));
+    if (plan.mtp) add_mtp_passes(shapes);
     return shapes;
 }
 
@@ -229,9 +253,11 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     MemoryPlan plan;
     plan.device_name = backend.name() + ", " + backend.description();
     plan.device = backend.memory_info();
+    plan.mtp = drafts_by_mtp(model, options);
     plan.specs = model.state_specs({.kv = kv_dtype(options.kv_type, backend),
                                     .conv = backend.activation_dtype(),
-                                    .journal = static_cast<int>(journal_entries(options.speculation))});
+                                    .journal = static_cast<int>(journal_entries(options.speculation)),
+                                    .mtp = plan.mtp});
     plan.model_context = info.context;
     plan.context_chosen = options.context == 0;
     plan.context = plan.context_chosen ? info.context : options.context;

@@ -26,6 +26,7 @@ struct MemoryPlan {
     bool context_chosen = false;             // because it fits, not by the caller
     int64_t sequences = 0;                   // at the same time
     StepLimits steps{};                      // rows of the steps that fit the scratch
+    bool mtp = false;                        // the MTP layer drafts: it has state, and passes of its own
     int64_t token_bytes = 0, kv = 0;         // of one token; of all sequences
     int64_t slot_bytes = 0, recurrent = 0;   // of one sequence; of all
     /// Recurrent states of earlier prompts (PrefixCache): how many a device has room for, and their bytes. -1 on the

@@ -41,7 +41,12 @@ BatchShape verify_shape(const BatchShape& shape, int64_t rows) {
 
 StepPlan PlanCache::make(const BatchShape& shape, PlanUse use) const {
     BuiltGraph built = model_.build(shape, state_, backend_.activation_dtype());
-    return {shape, built.batch, built.logits, built.top,
+    return {shape,
+            built.batch,
+            built.logits,
+            built.top,
+            built.hidden,
+            built.normed_hidden,
             std::make_unique<Plan>(std::move(built.graph), backend_, workspace_, use)};
 }
 

@@ -33,6 +33,8 @@ struct StepPlan {
     Batch batch;
     Tensor* logits;
     Tensor* top;
+    Tensor* hidden;         // BuiltGraph's
+    Tensor* normed_hidden;  // BuiltGraph's
     std::unique_ptr<Plan> plan;
     int64_t runs = 0;
 };

@@ -23,8 +23,6 @@ class ReplayDrafter final : public Drafter {
 
     const char* name() const override { return "replay"; }
     void propose(std::span<Draft> drafts) override;
-    void accept(const Sequence&) override {}
-    void release(const Sequence&) override {}
 
   private:
     size_t right_tokens(const Sequence& s) const;

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ggml-like/check.h"
-#include "tools/engine/lookup_drafter.h"
 #include "tools/engine/plan_cache.h"
 
 namespace quern {
@@ -21,7 +20,7 @@ bool always_full(const Slice* slice) { return slice->sequence->request.drafts.fu
 }  // namespace
 
 const char* drafter_name(DrafterKind kind) {
-    constexpr const char* kNames[] = {"none", "auto", "lookup"};
+    constexpr const char* kNames[] = {"none", "auto", "lookup", "mtp"};
     return kNames[static_cast<size_t>(kind)];
 }
 
@@ -45,12 +44,9 @@ void check_drafts(const DraftOptions& wanted, const SpeculationOptions& options)
              drafter_name(wanted.kind), drafter_name(options.kind));
 }
 
-Speculation::Speculation(const SpeculationOptions& options, std::shared_ptr<Drafter> drafter,
+Speculation::Speculation(const SpeculationOptions& options, std::vector<std::shared_ptr<Drafter>> drafters,
                          const Limits& limits)
-    : options_(options), limits_(limits) {
-    if (drafter == nullptr) drafter = std::make_shared<LookupDrafter>();
-    drafters_.push_back(std::move(drafter));
-}
+    : options_(options), limits_(limits), drafters_(std::move(drafters)) {}
 
 /// Tokens that a draft may add to a slice. The last token of an answer is never run, so a draft ends two tokens before the
 /// end.
@@ -107,7 +103,7 @@ std::vector<int32_t> Speculation::possible(Draft draft) const {
     return tokens;
 }
 
-void Speculation::draft(Step& step) {
+void Speculation::draft(Step& step, const Reserve& reserve) {
     if (step.kind != StepKind::answer) return;
     std::vector<Slice*> slices;
     for (Slice& slice : step.slices)
@@ -121,6 +117,7 @@ void Speculation::draft(Step& step) {
     std::vector<Slice*> drafting;
     for (size_t i = 0; i < drafts.size(); ++i)
         if (drafts[i].most > 0) {
+            reserve(*slices[i]->sequence, slices[i]->begin + slices[i]->count + drafts[i].most);
             wanted.push_back(std::move(drafts[i]));
             drafting.push_back(slices[i]);
         }
@@ -148,7 +145,17 @@ void Speculation::accept(const Slice& slice) {
     if (s.done()) return;
     all_.add(drafted, accepted);
     records_[s.id].add(drafted, accepted);
-    for (const auto& drafter : drafters_) drafter->accept(s);
+}
+
+void Speculation::computed(const Step& step, const StepPlan& plan) {
+    for (const auto& drafter : drafters_) drafter->computed(step, plan);
+}
+
+void Speculation::committed(const Step& step) {
+    std::vector<Sequence*> live;
+    for (const Slice& slice : step.slices)
+        if (!slice.sequence->done()) live.push_back(slice.sequence);
+    for (const auto& drafter : drafters_) drafter->accept(live);
 }
 
 void Speculation::release(const Sequence& s) {

@@ -1,6 +1,7 @@
 // Speculation: adds drafts to answer steps and keeps count of what comes of them.
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -24,16 +25,24 @@ class Speculation {
         int64_t vocab;        // ids that may be sampled
         bool padded;          // steps are padded to few numbers of sequences
     };
-    /// `drafter`: in place of those that `options` name; null: those.
-    Speculation(const SpeculationOptions& options, std::shared_ptr<Drafter> drafter, const Limits& limits);
+    /// Makes room in a sequence's state for so many tokens in all.
+    using Reserve = std::function<void(Sequence&, int64_t tokens)>;
+
+    /// `drafters`: asked one after another, each for what the ones before it left open.
+    Speculation(const SpeculationOptions& options, std::vector<std::shared_ptr<Drafter>> drafters,
+                const Limits& limits);
 
     /// Adds drafts to the slices of an answer step that end with their sequence's newest token, as far as its rows go.
     /// With a draft in it, every row of the step gets its logits.
-    void draft(Step& step);
+    void draft(Step& step, const Reserve& reserve);
+    /// A step has run, and its results can be read.
+    void computed(const Step& step, const StepPlan& plan);
     /// An answer step took so long, drafting included.
     void measured(const Step& step, double seconds);
     /// The rows of `slice` that were computed with the sequence's tokens are committed; also if it has ended.
     void accept(const Slice& slice);
+    /// All that a step computed is committed, or was wrong.
+    void committed(const Step& step);
     void release(const Sequence& s);
 
   private:

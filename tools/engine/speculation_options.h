@@ -7,10 +7,15 @@
 namespace quern {
 
 /// automatic: every drafter that the model has something for.
-enum class DrafterKind : uint8_t { none, automatic, lookup };
+enum class DrafterKind : uint8_t { none, automatic, lookup, mtp };
 
 /// As in --spec.
 const char* drafter_name(DrafterKind kind);
+
+/// Whether a choice of drafters takes in this one.
+constexpr bool allows(DrafterKind chosen, DrafterKind kind) {
+    return chosen == DrafterKind::automatic || chosen == kind;
+}
 
 /// Drafts of all rounds fit in this many tokens: a round is an answer step of one row more.
 inline constexpr int64_t kMaxDraft = 15;

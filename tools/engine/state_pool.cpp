@@ -10,7 +10,8 @@ namespace quern {
 namespace {
 
 const char* role_name(StateRole role) {
-    constexpr const char* kNames[] = {"key", "value", "conv", "delta", "journal_k", "journal_u", "journal_g"};
+    constexpr const char* kNames[] = {"key",    "value",     "conv",      "delta",
+                                      "hidden", "journal_k", "journal_u", "journal_g"};
     return kNames[static_cast<size_t>(role)];
 }
 
@@ -82,6 +83,7 @@ StatePool::StatePool(Backend& backend, const std::vector<StateSpec>& specs, int6
         index_[{spec.layer, spec.role}] = blocks_.size();
         blocks_.push_back({spec, state_tensor(spec, spec.paged ? pages : slots), spec.bytes()});
         if (spec.paged) page_bytes_ += spec.bytes();
+        if (spec.role == StateRole::hidden) open_tokens_ = 1;
     }
     recurrent_bytes_ = quern::recurrent_bytes(specs);
     place(true, pages, "the KV cache");
@@ -185,7 +187,7 @@ SequenceState StatePool::restore(const Snapshot& snapshot) {
     SequenceState s;
     s.slot = take_slot();
     try {
-        s.pages = share_pages(snapshot.pages, snapshot.length);
+        s.pages = share_pages(snapshot.pages, snapshot.length - open_tokens_);
     } catch (...) {
         release(s);
         throw;

@@ -46,6 +46,9 @@ class StatePool final : public StateViews {
     int64_t bytes() const { return bytes_; }                      // without snapshots
     int64_t page_bytes() const { return page_bytes_; }            // of one page, all layers
     int64_t recurrent_bytes() const { return recurrent_bytes_; }  // of a snapshot's recurrent part
+    /// Pages that `restore` takes: the last one is copied where an MTP layer writes its last token's keys and values,
+    /// which depend on the token after it.
+    int64_t restored_pages() const { return open_tokens_; }
 
     /// A fresh sequence of length 0. Throws Error(memory) if no slot is free.
     SequenceState acquire();
@@ -54,7 +57,7 @@ class StatePool final : public StateViews {
     /// Shares the full pages and copies a partial last one. The journal must be empty. Throws Error(memory) without room for a snapshot or
     /// a page for that copy.
     Snapshot snapshot(const SequenceState& s);
-    /// A sequence that continues from a snapshot; the snapshot stays usable.
+    /// A sequence that continues from a snapshot; the snapshot stays usable. Throws Error(memory) without restored_pages().
     SequenceState restore(const Snapshot& snapshot);
     /// Reads a page, `page_bytes()` bytes.
     void read_page(int32_t page, std::byte* to) const;
@@ -96,6 +99,7 @@ class StatePool final : public StateViews {
     std::vector<int32_t> free_slots_, free_pages_;
     std::vector<int32_t> page_users_;
     int64_t bytes_ = 0, page_bytes_ = 0, recurrent_bytes_ = 0;
+    int64_t open_tokens_ = 0;  // the last tokens of a sequence whose keys and values are not all complete
     BlockPool kept_;
 };
 

@@ -26,12 +26,24 @@ void fill_padding(StepPlan& step, size_t filled, int64_t logits) {
     pad(b.journal, p.input<int32_t>(b.journal), filled, 0);
     const auto chosen = static_cast<size_t>(logits);
     pad(b.logit_rows, p.input<int32_t>(b.logit_rows), chosen, 0);
-    pad(b.temperature, temperature, chosen, temperature[0]);
+    pad(b.temperature, temperature, chosen, logits > 0 ? temperature[0] : 0.0f);
+}
+
+InputRows input_rows(const Slice& slice) {
+    const Sequence& s = *slice.sequence;
+    InputRows rows{.state = &s.state,
+                   .begin = slice.begin,
+                   .tokens = {},
+                   .logit_rows = slice.logit_rows,
+                   .temperature = s.request.sampling.temperature,
+                   .journal = !slice.draft.empty()};
+    for (int64_t i = 0; i < slice.count; ++i) rows.tokens.push_back(slice.token(slice.begin + i));
+    return rows;
 }
 
 }  // namespace
 
-void fill_inputs(StepPlan& step, const std::vector<Slice>& slices) {
+void fill_inputs(StepPlan& step, const std::vector<InputRows>& list) {
     Plan& plan = *step.plan;
     auto* token_ids = plan.input<int32_t>(step.batch.token_ids);
     auto* positions = plan.input<int32_t>(step.batch.positions);
@@ -47,27 +59,32 @@ void fill_inputs(StepPlan& step, const std::vector<Slice>& slices) {
 
     int32_t row = 0;
     int64_t logits = 0;
-    for (size_t i = 0; i < slices.size(); ++i) {
-        const Slice& slice = slices[i];
-        const Sequence& s = *slice.sequence;
+    for (size_t i = 0; i < list.size(); ++i) {
+        const InputRows& rows = list[i];
+        const auto count = static_cast<int64_t>(rows.tokens.size());
         start[i] = row;
-        slots[i] = s.state.slot;
-        committed[i] = static_cast<int32_t>(s.state.journaled);
-        journal[i] = slice.draft.empty() ? 0 : 1;
-        std::copy(s.state.pages.begin(), s.state.pages.end(),
+        slots[i] = rows.state->slot;
+        committed[i] = static_cast<int32_t>(rows.state->journaled);
+        journal[i] = rows.journal ? 1 : 0;
+        std::copy(rows.state->pages.begin(), rows.state->pages.end(),
                   pages + static_cast<int64_t>(i) * step.shape.pages);
-        const int64_t end = slice.begin + slice.count;
-        for (int64_t t = slice.begin; t < end; ++t, ++row) {
-            token_ids[row] = slice.token(t);
-            positions[row] = static_cast<int32_t>(t);
+        for (int64_t k = 0; k < count; ++k, ++row) {
+            token_ids[row] = rows.tokens[static_cast<size_t>(k)];
+            positions[row] = static_cast<int32_t>(rows.begin + k);
             row_sequence[row] = static_cast<int32_t>(i);
-            if (t < end - slice.logit_rows) continue;
+            if (k < count - rows.logit_rows) continue;
             logit_rows[logits] = row;
-            temperature[logits++] = s.request.sampling.temperature;
+            temperature[logits++] = rows.temperature;
         }
     }
-    start[slices.size()] = row;
-    fill_padding(step, slices.size(), logits);
+    start[list.size()] = row;
+    fill_padding(step, list.size(), logits);
+}
+
+void fill_inputs(StepPlan& step, const std::vector<Slice>& slices) {
+    std::vector<InputRows> list;
+    for (const Slice& slice : slices) list.push_back(input_rows(slice));
+    fill_inputs(step, list);
 }
 
 }  // namespace quern

@@ -8,8 +8,19 @@
 
 namespace quern {
 
-/// Writes ids, positions, slots, pages and temperatures of the slices' rows, in order, into the inputs of the plan,
-/// whose shape has room for all of them.
+/// Rows of one sequence in a plan.
+struct InputRows {
+    const SequenceState* state;
+    int64_t begin;                // position of the first row
+    std::vector<int32_t> tokens;  // one a row
+    int64_t logit_rows = 0;       // so many of the last rows get logits
+    float temperature = 0;
+    bool journal = false;  // whether the rows go to the journal
+};
+
+/// Writes ids, positions, slots, pages and temperatures of the rows, in order, into the inputs of the plan, whose shape has
+/// room for all of them.
+void fill_inputs(StepPlan& step, const std::vector<InputRows>& rows);
 void fill_inputs(StepPlan& step, const std::vector<Slice>& slices);
 
 }  // namespace quern

@@ -81,6 +81,37 @@ class DraftDump {
     nlohmann::ordered_json rounds_ = nlohmann::ordered_json::array();
 };
 
+/// Lets a request note what its first round is drafted from; nothing happens without --dump-draft-logits.
+class DraftLogitDump {
+  public:
+    explicit DraftLogitDump(const RunOptions& o) : path_(o.draft_logits_file) {}
+    /// After DraftDump: both see the rounds.
+    void attach(Request& request) {
+        if (path_.empty()) return;
+        request.drafts.full = true;
+        request.on_draft_logits = [this](std::span<const float> row) {
+            if (!done_) rows_.emplace_back(row.begin(), row.end());
+        };
+        request.on_round = [this, next = request.on_round](int64_t position, std::span<const int32_t> drafted,
+                                                           int64_t accepted) {
+            done_ = true;
+            if (next) next(position, drafted, accepted);
+        };
+    }
+    void finish() const {
+        if (path_.empty()) return;
+        if (rows_.empty()) FAIL(runtime, "{}: no round was drafted; the answer has too few tokens", path_);
+        NpyFile file(path_, static_cast<int64_t>(rows_.size()), static_cast<int64_t>(rows_.front().size()));
+        for (const std::vector<float>& row : rows_) file.add_row(row.data());
+        file.commit();
+    }
+
+  private:
+    std::string path_;
+    std::vector<std::vector<float>> rows_;
+    bool done_ = false;
+};
+
 /// Logits of a text prompt: a run of its own, before the answer.
 void dump_prompt_logits(RunContext& c, std::vector<int32_t> prompt) {
     LogitDump dump(c.options, static_cast<int64_t>(prompt.size()), c.engine.model().info().vocab_rows);
@@ -179,10 +210,13 @@ int run_ids(RunContext& c) {
     dump.attach(request);
     DraftDump drafts(o);
     drafts.attach(request);
+    DraftLogitDump draft_logits(o);
+    draft_logits.attach(request);
     const Result result = c.engine.run(std::move(request));
     if (result.reason == FinishReason::error) FAIL(runtime, "{}", result.error);
     dump.finish();
     drafts.finish();
+    draft_logits.finish();
     std::string line;
     for (int32_t id : result.tokens) line += fmt::format("{}{}", line.empty() ? "" : " ", id);
     Printer printer(o.show_thinking, o.color);

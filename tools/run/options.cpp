@@ -254,6 +254,10 @@ void Builder::ids() {
          "--ids and "
          "--spec. All drafts then have --draft-max tokens where the drafter knows so many",
          o_.drafts_file);
+    text("--dump-draft-logits", "OUT.npy",
+         "float32 [drafted, vocabulary] that the MTP layer drafted the first round from; with --ids and "
+         "--spec mtp",
+         o_.draft_logits_file);
 }
 
 void Builder::accepted() {
@@ -289,6 +293,9 @@ bool parse_run_options(int argc, char** argv, RunOptions& options) {
     if (!options.tool_command.empty() && options.tools_file.empty())
         FAIL(usage, "--tool-cmd answers calls of tools; say with --tools which there are");
     if (options.tool_yes && options.tool_command.empty()) FAIL(usage, "--tool-yes needs --tool-cmd");
+    if (!options.draft_logits_file.empty() &&
+        (options.ids_file.empty() || options.speculation.kind != DrafterKind::mtp))
+        FAIL(usage, "--dump-draft-logits needs --ids and --spec mtp");
     if (options.raw && !options.tools_file.empty())
         FAIL(usage, "--tools needs the chat format; leave out --raw");
     return true;

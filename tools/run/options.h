@@ -43,7 +43,7 @@ struct RunOptions {
     std::vector<std::pair<std::string, std::string>> settings;
 
     DoctorFlags doctor;
-    std::string ids_file, logits_file, drafts_file;
+    std::string ids_file, logits_file, drafts_file, draft_logits_file;
     bool json = false;
     bool verbose = false;
     bool history = true;

@@ -1,0 +1,43 @@
+// PaidDrafter: one drafter's tokens at the price of another's. Shows what a drafter costs whose weights are random: it drafts,
+// and what it drafts is replaced by tokens of known quality.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tools/engine/drafter.h"
+
+namespace quern {
+
+class PaidDrafter final : public Drafter {
+  public:
+    PaidDrafter(std::shared_ptr<Drafter> shown, std::shared_ptr<Drafter> paid)
+        : shown_(std::move(shown)), paid_(std::move(paid)) {}
+
+    const char* name() const override { return shown_->name(); }
+    /// As many tokens as both have.
+    void propose(std::span<Draft> drafts) override {
+        std::vector<Draft> paid(drafts.begin(), drafts.end());
+        paid_->propose(paid);
+        shown_->propose(drafts);
+        for (size_t i = 0; i < paid.size(); ++i)
+            drafts[i].tokens.resize(std::min(drafts[i].tokens.size(), paid[i].tokens.size()));
+    }
+    void computed(const Step& step, const StepPlan& plan) override {
+        shown_->computed(step, plan);
+        paid_->computed(step, plan);
+    }
+    void accept(std::span<Sequence* const> sequences) override {
+        shown_->accept(sequences);
+        paid_->accept(sequences);
+    }
+    void release(const Sequence& s) override {
+        shown_->release(s);
+        paid_->release(s);
+    }
+
+  private:
+    std::shared_ptr<Drafter> shown_, paid_;
+};
+
+}  // namespace quern
