@@ -77,10 +77,10 @@ AnswerReader::AnswerReader(const Model& model, AnswerRules rules)
           rules_.calls == AnswerRules::Calls::none ? nlohmann::ordered_json() : rules_.tools, 0)),
       decoder_(tokenizer_, true),
       stop_(rules_.stops),
-      matcher_(rules_.schema),
+      matcher_(rules_.grammar),
       names_(tool_names(rules_.tools)) {
     if (names_.empty()) rules_.calls = AnswerRules::Calls::none;
-    matching_ = rules_.schema != nullptr && !parser_->in_reasoning();
+    matching_ = rules_.grammar != nullptr && !parser_->in_reasoning();
 }
 
 /// How a demanded call begins; where there is a choice, the model writes the name.
@@ -105,7 +105,7 @@ void AnswerReader::attach(Request& request, std::function<bool(const AnswerDelta
     const bool required = rules_.calls == AnswerRules::Calls::required;
     if (required || rules_.thinking_budget >= 0) request.force = [this] { return forced(); };
     const bool no_calls = rules_.calls == AnswerRules::Calls::none && !names_.empty();
-    if (required || no_calls || rules_.schema) request.allow = [this](int32_t id) { return allows(id); };
+    if (required || no_calls || rules_.grammar) request.allow = [this](int32_t id) { return allows(id); };
     if (!names_.empty() && call_id_)
         request.copies = [this](std::span<const int32_t> tokens) { return copies(tokens); };
     if (rules_.top_logprobs >= 0)
@@ -147,7 +147,7 @@ bool AnswerReader::push(int32_t id, const std::function<bool(const AnswerDelta&)
     } else if (name_) {
         *name_ += tokenizer_.piece(id);
         if (name_->find(format_.call_name_end) != std::string::npos) name_.reset();
-    } else if (rules_.schema && call_id_ == id) {
+    } else if (rules_.grammar && call_id_ == id) {
         matching_ = false;  // a call in place of the document
     } else if (matching_) {
         matcher_.push(tokenizer_.piece(id));
@@ -155,7 +155,7 @@ bool AnswerReader::push(int32_t id, const std::function<bool(const AnswerDelta&)
     const AnswerDelta delta = read(parse(decoder_.push(id)));
     forced_left_ -= forced_left_ > 0;
     just_closed_ = reasoning && !parser_->in_reasoning();
-    if (just_closed_ && rules_.schema && calls_ == 0) matching_ = true;
+    if (just_closed_ && rules_.grammar && calls_ == 0) matching_ = true;
     if (matching_ && matcher_.finished()) ended_ = true;
     const bool go_on = delta.empty() || deliver(delta);
     return go_on && !ended_;

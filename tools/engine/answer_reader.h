@@ -2,7 +2,7 @@
 //
 // Joins decoder and parser, ends the answer where its rules say so, and steers generation through the hooks
 // of Request: closes thinking that used up its budget, begins a call that was demanded, refuses tokens that a
-// schema or a rule forbids. Each answer has its own reader, used by the thread that owns the engine.
+// grammar or a rule forbids. Each answer has its own reader, used by the thread that owns the engine.
 #pragma once
 
 #include <functional>
@@ -14,7 +14,7 @@
 
 #include "models/chat_format.h"
 #include "models/tokenizer.h"
-#include "tools/engine/json_schema.h"
+#include "tools/engine/grammar.h"
 #include "tools/engine/request.h"
 
 namespace quern {
@@ -32,7 +32,7 @@ struct AnswerRules {
     bool parallel_calls = true;      // false: the answer ends after one call
     int64_t thinking_budget = -1;    // tokens; then the thinking is closed for the model. -1: none
     std::vector<std::string> stops;  // end the content where one of them would begin; never inside thinking
-    std::shared_ptr<const JsonSchema> schema;  // what the content must be
+    std::shared_ptr<const Grammar> grammar;  // what the content must be
     int top_logprobs = -1;         // alternatives to report beside each token of the content; -1: no report
     bool prompt_logprobs = false;  // plain text: the report begins with the prompt
 };
@@ -107,7 +107,7 @@ class AnswerReader {
     std::unique_ptr<ChatParser> parser_;
     StreamDecoder decoder_;
     StopFinder stop_;
-    JsonMatcher matcher_;
+    GrammarMatcher matcher_;
     std::string content_;
     std::vector<TokenLogprob> logprobs_;
     std::optional<std::string> name_;  // while the name of a demanded call is written: what there is of it
@@ -117,7 +117,7 @@ class AnswerReader {
     size_t forced_left_ = 0;  // tokens still to come that were not the model's choice
     bool call_begun_ = false, ended_ = false;
     bool just_closed_ = false;  // the last token ended the thinking
-    bool matching_ = false;     // the content has begun and the schema rules it
+    bool matching_ = false;     // the content has begun and the grammar rules it
     int64_t tokens_ = 0, reasoning_tokens_ = 0;
 };
 

@@ -8,6 +8,7 @@
 #include "tools/common/speculation_flags.h"
 #include "tools/serve/api_error.h"
 #include "tools/serve/sampling_fields.h"
+#include "tools/serve/structure_fields.h"
 
 namespace quern {
 
@@ -32,29 +33,6 @@ std::vector<std::string> read_stops(Fields& f) {
         out.push_back(text.get<std::string>());
     }
     return out;
-}
-
-std::shared_ptr<const JsonSchema> read_format(Fields& f) {
-    const ordered_json* format = f.object("response_format");
-    if (format == nullptr) return nullptr;
-    Fields inner(*format, "response_format");
-    const std::string type = inner.string("type").value_or("text");
-    if (type == "text") return nullptr;
-    if (type == "json_object") return std::make_shared<JsonSchema>(ordered_json{{"type", "object"}});
-    if (type != "json_schema")
-        throw FieldError("response_format.type",
-                         "response_format.type must be text, json_object or json_schema");
-    const ordered_json* named = inner.object("json_schema");
-    const ordered_json* schema = inner.object("schema");
-    if (named != nullptr) schema = Fields(*named, "response_format.json_schema").object("schema");
-    if (schema == nullptr)
-        throw FieldError("response_format.json_schema.schema",
-                         "response_format.json_schema.schema is missing");
-    try {
-        return std::make_shared<JsonSchema>(*schema);
-    } catch (const Error& error) {
-        throw FieldError("response_format.json_schema.schema", error.what(), "unsupported_schema");
-    }
 }
 
 /// {"type": "lookup", "n": 4}
@@ -185,9 +163,7 @@ GenerationRequest RequestReader::common(Fields& f, int64_t fewest_tokens) const 
     out.ignore_eos = f.boolean("ignore_eos").value_or(false);
     f.ignore({"user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
               "safety_identifier", "verbosity", "cache_salt", "priority"});
-    f.refuse({"grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-              "structured_outputs", "functions", "function_call", "audio", "web_search_options",
-              "prediction"});
+    f.refuse({"functions", "function_call", "audio", "web_search_options", "prediction"});
     return out;
 }
 
@@ -195,6 +171,10 @@ int64_t GenerationRequest::prompt_tokens() const {
     int64_t sum = 0;
     for (const auto& prompt : prompts) sum += static_cast<int64_t>(prompt.size());
     return sum;
+}
+
+std::vector<std::string> GenerationRequest::not_enforced() const {
+    return rules.grammar != nullptr ? rules.grammar->not_enforced() : std::vector<std::string>();
 }
 
 void RequestReader::settle(Fields& f, std::vector<std::string>* ignored) const {
@@ -210,7 +190,7 @@ GenerationRequest RequestReader::chat(const ordered_json& body, std::vector<std:
     GenerationRequest out = common(f, 1);
     if (const ordered_json* tools = f.list("tools")) out.rules.tools = read_tools(*tools);
     read_tool_choice(f, out.rules);
-    out.rules.schema = read_format(f);
+    out.rules.grammar = read_structure(f);
     if (f.boolean("logprobs").value_or(false))
         out.rules.top_logprobs = static_cast<int>(f.integer("top_logprobs", 0, kMaxLogprobs).value_or(0));
     else if (f.integer("top_logprobs", 0, kMaxLogprobs).value_or(0) > 0)
@@ -278,7 +258,7 @@ GenerationRequest RequestReader::completion(const ordered_json& body,
     Fields f(body);
     GenerationRequest out = common(f, 0);
     out.rules.chat = false;
-    out.rules.schema = read_format(f);
+    out.rules.grammar = read_structure(f);
     if (const auto n = f.integer("logprobs", 0, kMaxLogprobs)) out.rules.top_logprobs = static_cast<int>(*n);
     f.ignore({"best_of"});
     f.refuse({"suffix"});

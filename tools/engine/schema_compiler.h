@@ -1,0 +1,42 @@
+// From a JSON Schema to the nodes of a Grammar. Internal to grammar*.cpp.
+#pragma once
+
+#include <string>
+#include <unordered_map>
+
+#include "tools/engine/grammar_node.h"
+#include "tools/engine/schema_merge.h"
+
+namespace quern {
+
+class SchemaCompiler {
+  public:
+    /// `root`: what references lead into.
+    SchemaCompiler(Grammar& out, const nlohmann::ordered_json& root) : out_(out), merger_(root) {}
+
+    /// Equal schemas become one node. Throws Error(usage) as Grammar::json does.
+    const Grammar::Node* compile(const nlohmann::ordered_json& schema, const std::string& where, int depth);
+    /// Once, when all is compiled: which alternatives there are, and what can end.
+    void finish();
+
+  private:
+    using Node = Grammar::Node;
+    void alternatives(Node& node, const nlohmann::ordered_json& list, const std::string& where, int depth);
+    void fill(Node& node, const nlohmann::ordered_json& schema, const std::string& where, int depth);
+    bool shape(Node& node, const std::string& key, const nlohmann::ordered_json& value,
+               const std::string& where, int depth);
+    static void literals(Node& node, const nlohmann::ordered_json& values, unsigned types,
+                         const std::string& where);
+    static void require(Node& node, const nlohmann::ordered_json& schema, const std::string& where);
+    void note(const std::string& place);
+
+    Grammar& out_;
+    SchemaMerger merger_;
+    std::unordered_map<std::string, const Node*> known_;  // by their text
+    size_t work_ = 0;                                     // bytes of schemas that were looked at
+};
+
+/// As JSON writes it, without the quotes.
+std::string json_text(const std::string& text);
+
+}  // namespace quern
