@@ -49,6 +49,68 @@ TEST_SUITE("model") {
                   .find('{') == std::string::npos);
     }
 
+    TEST_CASE(
+        "serve: demanded calls are whole: offered names, required parameters, their types, and nothing "
+        "else") {
+        const ServerProcess server;
+        const auto tool = [](const char* name, const json& parameters) {
+            return json{{"type", "function"}, {"function", {{"name", name}, {"parameters", parameters}}}};
+        };
+        const json integer = {{"type", "integer"}};
+        const json sum = {{"type", "object"}, {"properties", {{"sum", integer}}}, {"required", {"sum"}}};
+        const json pair = {{"type", "object"},
+                           {"properties", {{"ok", {{"type", "boolean"}}}, {"unit", {{"enum", {"m", "km"}}}}}},
+                           {"required", {"unit", "ok"}}};
+        json body = question("What is 48 + 37?");
+        body["tools"] = {tool("S", sum), tool("P", pair)};
+        body["max_tokens"] = 300;
+        const json named = {{"type", "function"}, {"function", {{"name", "S"}}}};
+        const json only = {{"type", "allowed_tools"},
+                           {"allowed_tools", {{"mode", "required"}, {"tools", {tool("P", pair)}}}}};
+        for (const bool thinking : {false, true})
+            for (const double temperature : {0.0, 1.5})
+                for (const json& choice : {json("required"), named, only}) {
+                    body["enable_thinking"] = thinking;
+                    body["thinking_budget"] = 40;
+                    body["temperature"] = temperature;
+                    body["seed"] = 3;
+                    body["tool_choice"] = choice;
+                    body["parallel_tool_calls"] = false;
+                    const Reply r = chat(server, body);
+                    CAPTURE(r.body.dump());
+                    REQUIRE(r.status == 200);
+                    const json& answer = r.body["choices"][0];
+                    CHECK(answer["finish_reason"] == "tool_calls");
+                    CHECK((answer["message"]["content"].is_null() || answer["message"]["content"] == ""));
+                    REQUIRE(answer["message"]["tool_calls"].size() == 1);
+                    const json& function = answer["message"]["tool_calls"][0]["function"];
+                    const json arguments = json::parse(function["arguments"].get<std::string>());
+                    if (choice == named) CHECK(function["name"] == "S");
+                    if (choice == only) CHECK(function["name"] == "P");
+                    if (function["name"] == "S") {
+                        CHECK(arguments.size() == 1);
+                        CHECK(arguments["sum"].is_number_integer());
+                    } else {
+                        CHECK(function["name"] == "P");
+                        CHECK(arguments.size() == 2);
+                        CHECK(arguments["ok"].is_boolean());
+                        CHECK((arguments["unit"] == "m" || arguments["unit"] == "km"));
+                    }
+                }
+        body = {{"messages", body["messages"]},
+                {"max_tokens", 300},
+                {"tools", {{{"name", "S"}, {"input_schema", sum}}}},
+                {"tool_choice", {{"type", "any"}, {"disable_parallel_tool_use", true}}}};
+        for (const json& choice : {json{{"type", "any"}}, json{{"type", "tool"}, {"name", "S"}}}) {
+            body["tool_choice"] = choice;
+            const Reply r = post(server, "/v1/messages", body);
+            CHECK(r.body["stop_reason"] == "tool_use");
+            CHECK(r.body["content"][0]["input"]["sum"].is_number_integer());
+        }
+        body["tool_choice"] = {{"type", "none"}};
+        CHECK(post(server, "/v1/messages", body).body["stop_reason"] != "tool_use");
+    }
+
     TEST_CASE("serve: what of a schema is not enforced is said, what is wrong is refused") {
         const ServerProcess server;
         json body = question("What is 48 + 37?");

@@ -17,6 +17,9 @@
 
 namespace quern {
 
+enum class ParameterType;
+class ToolSchemas;
+
 class Grammar {
   public:
     /// A JSON document. Throws Error(usage) naming the place for what is no schema ("$.properties.age: 'type' ..."), for one
@@ -24,6 +27,13 @@ class Grammar {
     static std::shared_ptr<const Grammar> json(const nlohmann::ordered_json& schema);
     /// One of these texts. Throws Error(usage) for none, too many or an empty one.
     static std::shared_ptr<const Grammar> choice(std::vector<std::string> texts);
+    /// Calls of these tools, as the chat format writes them, from behind the marker that begins a block to the one that ends
+    /// it. Names are among `allowed` (empty: all); parameters may come in any order, each once, those that are required
+    /// always, others than the listed ones if additionalProperties allows it. Text is bare, with its lengths and its enum
+    /// enforced; other types are JSON of their schema. A schema that cannot be used counts as its type alone, and is listed
+    /// in not_enforced(). `several`: calls in one block. Null without any tool.
+    static std::shared_ptr<const Grammar> calls(const nlohmann::ordered_json& tools,
+                                                const std::vector<std::string>& allowed, bool several);
     ~Grammar();
 
     /// Keywords that say more than is enforced, with their places: "$.properties.age.minimum".
@@ -31,14 +41,21 @@ class Grammar {
 
     struct Node;
     const Node& root() const { return *root_; }
+    /// Whether the root is a block of tool calls.
+    bool of_calls() const { return calls_; }
 
   private:
     friend class SchemaCompiler;
     Grammar();
     Node* add();
+    const Node* add_parameter(const nlohmann::ordered_json& schema, const nlohmann::ordered_json& root,
+                              ParameterType type, const std::string& where);
+    const Node* add_tool(const nlohmann::ordered_json& parameters, const ToolSchemas& schemas,
+                         const std::string& name);
 
     std::vector<std::unique_ptr<Node>> nodes_;
     const Node* root_ = nullptr;
+    bool calls_ = false;
     std::vector<std::string> not_enforced_;
 };
 
@@ -61,6 +78,8 @@ class GrammarMatcher {
     bool complete() const;
     /// Complete, and nothing could follow.
     bool finished() const;
+    /// Nothing can follow, since bytes were added that were not acceptable.
+    bool dead() const;
 
   private:
     struct Frame;

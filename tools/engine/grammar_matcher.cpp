@@ -14,7 +14,9 @@ constexpr int kAskedOften =
 }  // namespace
 
 GrammarMatcher::GrammarMatcher(std::shared_ptr<const Grammar> grammar) : grammar_(std::move(grammar)) {
-    if (grammar_) threads_.push_back({.stack = {{.node = &grammar_->root()}}});
+    if (grammar_)
+        threads_.push_back({.stack = {{.node = &grammar_->root(),
+                                       .kind = grammar_->of_calls() ? FrameKind::block : FrameKind::root}}});
 }
 
 GrammarMatcher::GrammarMatcher(const GrammarMatcher&) = default;
@@ -56,6 +58,8 @@ bool GrammarMatcher::complete() const {
     });
 }
 
+bool GrammarMatcher::dead() const { return threads_.empty(); }
+
 bool GrammarMatcher::finished() const {
     return !threads_.empty() &&
            std::all_of(threads_.begin(), threads_.end(), [](const Thread& t) { return t.stack.empty(); });
@@ -73,17 +77,27 @@ void GrammarMatcher::Step::end(Thread thread) {
 
 void GrammarMatcher::Step::step(Thread thread) {
     if (thread.stack.empty()) return;
-    if (thread.stack.back().between_tokens() && is_blank(byte)) {
+    const Frame& top = thread.stack.back();
+    if ((top.between_tokens() || top.between_tags()) && is_blank(byte)) {
         if (std::exchange(thread.blank, true)) return;
         return go(std::move(thread));
     }
     thread.blank = false;
-    switch (thread.stack.back().kind) {
+    if (thread.watch.on && top.kind != FrameKind::text)
+        if (const ChatTag tag = thread.watch.push(byte); tag != ChatTag::none && thread.watch.ends(tag))
+            return;
+    switch (top.kind) {
         case FrameKind::root: {
-            const Grammar::Node& node = *thread.stack.back().node;
+            const Grammar::Node& node = *top.node;
             thread.stack.pop_back();
             return begin(thread, node);
         }
+        case FrameKind::block:
+            return block(std::move(thread));
+        case FrameKind::call:
+            return call(std::move(thread));
+        case FrameKind::text:
+            return text(std::move(thread));
         case FrameKind::literal:
             return literal(std::move(thread));
         case FrameKind::word:

@@ -152,14 +152,13 @@ void GrammarMatcher::Step::number(Thread thread) {
 bool GrammarMatcher::Step::may_be_key(const Thread& around) {
     const Frame& f = around.stack.back();
     for (size_t i = f.keys.low; i < f.keys.high; ++i)
-        if (!f.seen[i] && room(around, f.node->properties[i].node->height)) return true;
+        if (!f.has(i) && room(around, f.node->properties[i].node->height)) return true;
     return false;
 }
 
 bool GrammarMatcher::Step::may_be_other_key(const Thread& around) {
-    const Frame& f = around.stack.back();
-    return f.node->additional != nullptr && (f.keys.length <= kMaxKey || f.utf8 != 0) &&
-           room(around, f.node->additional->height);
+    const Grammar::Node* additional = around.stack.back().node->additional;
+    return additional != nullptr && room(around, additional->height);
 }
 
 /// The key is complete: whose value comes? False if none may.
@@ -171,16 +170,18 @@ bool GrammarMatcher::Step::end_key(Thread& thread) {
         f.value = kAdditional;
         return f.utf8 == 0 && may_be_other_key(thread);
     }
-    if (f.seen[f.keys.low] || !room(thread, properties[f.keys.low].node->height)) return false;
-    f.seen.set(f.value = f.keys.low);
+    f.value = f.keys.low;
+    if (f.has(f.value) || !room(thread, properties[f.value].node->height)) return false;
+    if (f.kind != FrameKind::block) f.seen.set(f.value);
     return true;
 }
 
 /// One more byte of a key. False if no key goes on like that.
 bool GrammarMatcher::Step::add_to_key(Thread& thread) {
     Frame& f = thread.stack.back();
+    const bool whole = f.utf8 != 0 || f.keys.length < kMaxKey;  // characters are not cut
     f.keys.push(f.node->properties, byte, [](const Property& p) -> const std::string& { return p.key; });
-    const bool text = byte >= 0x20 && byte != '\\' && utf8_step(f.utf8, byte);
+    const bool text = whole && byte >= 0x20 && byte != '\\' && utf8_step(f.utf8, byte);
     return may_be_key(thread) || (text && may_be_other_key(thread));
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tools/engine/grammar.h"
+#include "tools/engine/tag_watch.h"
 
 namespace quern {
 
@@ -43,7 +44,11 @@ struct Grammar::Node {
     const Node* items = nullptr;  // those after the prefix; null: none
     int64_t min_items = 0, max_items = std::numeric_limits<int32_t>::max();
     int64_t min_length = 0, max_length = std::numeric_limits<int32_t>::max();  // in characters
-    int height = kNever;  // what must be open at a time until it is complete; kNever: nothing fits
+    // Of a parameter in a tool call: as bare text, as JSON or one of the literals.
+    const Node *text = nullptr, *value = nullptr;
+    bool may_be_empty = false;  // a literal without any byte
+    bool repeats = false;       // several calls in one block
+    int height = kNever;        // what must be open at a time until it is complete; kNever: nothing fits
     int object_height = kNever, array_height = kNever;
     int state = 0;  // of the search for nodes that are among their own alternatives
 
@@ -69,7 +74,7 @@ struct KeyRange {
     bool operator==(const KeyRange&) const = default;
 };
 
-enum class FrameKind : uint8_t { root, literal, word, string, number, object, array };
+enum class FrameKind : uint8_t { root, literal, word, string, number, object, array, block, call, text };
 constexpr uint16_t kAdditional = 0xFFFF;
 
 /// A value that is open.
@@ -77,25 +82,35 @@ struct GrammarMatcher::Frame {
     const Grammar::Node* node = nullptr;
     FrameKind kind = FrameKind::root;
     uint8_t state = 0;
-    uint8_t utf8 = 0;      // see utf8_step
-    bool escaped = false;  // key: after a backslash
-    uint16_t value = 0;    // object: the property whose value comes, or kAdditional; number: its exponent
-    int32_t count = 0;     // characters, elements or digits
+    uint8_t utf8 = 0;                       // see utf8_step
+    bool escaped = false;                   // key: after a backslash
+    bool spaced = false;                    // text: the last byte was a space
+    bool leading = false, newline = false;  // text: it begins with a line feed; the last byte was one
+    bool tag_at_line_start = false;         // text: the last < was the first of a line
+    uint16_t value = 0;  // object: the property whose value comes, or kAdditional; number: its exponent
+    int32_t count = 0;   // characters, elements or digits
     KeyRange keys;
     std::string_view word;             // what is left of it
     std::bitset<kMaxProperties> seen;  // properties that are there
 
+    /// Of a block of calls none is: a tool may be called again.
+    bool has(size_t property) const { return kind != FrameKind::block && seen[property]; }
     bool between_tokens() const;
     bool number_complete() const;
     bool add_to_number(unsigned char byte);
     bool all_required() const;
     void begin_key();
+    bool between_tags() const;
+    const Grammar::Node* parameter() const;
+    bool has_room(const TagWatch& watch) const;
+    bool length_fits() const;
     bool operator==(const Frame&) const = default;
 };
 
 struct GrammarMatcher::Thread {
     std::vector<Frame> stack;  // empty: the text is complete
     bool blank = false;        // the last byte was one between tokens
+    TagWatch watch;            // on in values of tool calls
 
     bool operator==(const Thread&) const = default;
 };
@@ -120,6 +135,19 @@ struct GrammarMatcher::Step {
     void number(Thread thread);
     void object(Thread thread);
     void array(Thread thread);
+
+    void block(Thread thread);
+    void call(Thread thread);
+    void text(Thread thread);
+    void inner_key(Thread thread);
+    void tag(Thread thread, ChatTag which);
+    void after_value(Thread thread);
+    void begin_parameter(Thread thread);
+    void end_text(Thread thread, ChatTag tag);
+    static void close_call(Thread& thread);
+    bool add_to_text(Thread& thread) const;
+    static bool text_may_go_on(const Thread& thread);
+    bool may_follow_text(const Thread& thread, bool spaced) const;
 
     static bool may_be_key(const Thread& around);
     static bool may_be_other_key(const Thread& around);

@@ -39,19 +39,6 @@ int64_t count_of(const ordered_json& value, const std::string& where, const std:
     return std::min<int64_t>(value.get<int64_t>(), std::numeric_limits<int32_t>::max());
 }
 
-unsigned read_types(const ordered_json& value, const std::string& where) {
-    unsigned bits = 0;
-    for (const auto& name : value.is_array() ? value : ordered_json::array({value})) {
-        const auto found = name.is_string() ? type_bits().find(name.get<std::string>()) : type_bits().end();
-        if (found == type_bits().end())
-            FAIL(usage,
-                 "{}: 'type' is {}; there are string, number, integer, boolean, null, object and array",
-                 where, name.dump());
-        bits |= found->second;
-    }
-    return bits;
-}
-
 /// Follows alternatives only; a schema that is among its own never begins.
 size_t count_alternatives(Node& node) {
     constexpr int kOpen = -1;
@@ -81,6 +68,8 @@ bool settle_height(Node& node) {
     node.array_height = node.types & kArray ? std::min(array, kNever) : kNever;
     int height = std::min({text ? 1 : kNever, node.object_height, node.array_height});
     for (const Node* other : node.any_of) height = std::min(height, other->height);
+    if (node.text != nullptr || node.may_be_empty) height = 1;
+    if (node.value != nullptr) height = std::min(height, node.value->height);
     return height < std::exchange(node.height, height);
 }
 
@@ -114,6 +103,19 @@ bool utf8_step(uint8_t& state, unsigned char byte) {
             : byte == 0xF4 ? 7
                            : 3;
     return true;
+}
+
+unsigned read_types(const ordered_json& value, const std::string& where) {
+    unsigned bits = 0;
+    for (const auto& name : value.is_array() ? value : ordered_json::array({value})) {
+        const auto found = name.is_string() ? type_bits().find(name.get<std::string>()) : type_bits().end();
+        if (found == type_bits().end())
+            FAIL(usage,
+                 "{}: 'type' is {}; there are string, number, integer, boolean, null, object and array",
+                 where, name.dump());
+        bits |= found->second;
+    }
+    return bits;
 }
 
 std::string json_text(const std::string& text) {

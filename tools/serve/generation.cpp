@@ -55,31 +55,58 @@ DraftOptions read_drafts(Fields& f) {
     return out;
 }
 
+/// A tool as tool_choice names it: {"function": {"name"}} or {"name"}.
+std::string named_tool(const ordered_json& choice, const std::string& where, const AnswerRules& rules) {
+    Fields f(choice, where);
+    const ordered_json* function = f.object("function");
+    const std::string name = function != nullptr
+                                 ? Fields(*function, f.full("function")).string("name").value_or("")
+                                 : f.string("name").value_or("");
+    for (const ordered_json& tool : rules.tools)
+        if (tool["function"]["name"] == name) return name;
+    throw FieldError("tool_choice", fmt::format("tool_choice names '{}', which is not in tools", name));
+}
+
+/// {"mode", "tools"}: the names go to the rules.
+std::string allowed_tools(Fields f, AnswerRules& rules) {
+    const ordered_json* list = f.list("tools");
+    if (list == nullptr || list->empty()) throw FieldError("tool_choice", f.full("tools") + " is missing");
+    for (size_t i = 0; i < list->size(); ++i)
+        rules.call_names.push_back(named_tool((*list)[i], fmt::format("{}[{}]", f.full("tools"), i), rules));
+    return f.string("mode").value_or("auto");
+}
+
+/// auto, none, required, {"type": one of these}, {"type": "function", ...} or {"type": "allowed_tools", ...}, the last in
+/// the form of the chat or of the responses API.
 void read_tool_choice(Fields& f, AnswerRules& rules) {
     if (const auto parallel = f.boolean("parallel_tool_calls")) rules.parallel_calls = *parallel;
     const ordered_json* choice = f.value("tool_choice");
-    if (choice == nullptr) return;
-    std::string name;
-    if (choice->is_object()) {
+    std::string mode = "auto";
+    if (choice != nullptr && choice->is_object()) {
         Fields inner(*choice, "tool_choice");
-        const ordered_json* function = inner.object("function");
-        name = function != nullptr ? Fields(*function, "tool_choice.function").string("name").value_or("")
-                                   : inner.string("name").value_or("");
-        bool known = false;
-        for (const ordered_json& tool : rules.tools) known = known || tool["function"]["name"] == name;
-        if (!known)
-            throw FieldError("tool_choice",
-                             fmt::format("tool_choice names '{}', which is not in tools", name));
+        mode = inner.string("type").value_or("function");
+        if (mode == "allowed_tools") {
+            const ordered_json* nested = inner.object("allowed_tools");
+            mode = allowed_tools(nested != nullptr ? Fields(*nested, inner.full("allowed_tools")) : inner,
+                                 rules);
+        } else if (mode == "function") {
+            rules.call_names = {named_tool(*choice, "tool_choice", rules)};
+            mode = "required";
+        }
+    } else if (choice != nullptr) {
+        mode = f.string("tool_choice").value_or("");
     }
-    if (*choice == "none")
+    if (mode == "none")
         rules.calls = AnswerRules::Calls::none;
-    else if (*choice == "required" || !name.empty())
+    else if (mode == "required")
         rules.calls = AnswerRules::Calls::required;
-    else if (*choice != "auto")
-        throw FieldError("tool_choice", "tool_choice must be auto, none, required or a function of tools");
+    else if (mode != "auto")
+        throw FieldError("tool_choice",
+                         "tool_choice must be auto, none, required, a function of tools or allowed_tools");
     if (rules.calls == AnswerRules::Calls::required && rules.tools.empty())
         throw FieldError("tool_choice", "tool_choice demands a call, but there are no tools");
-    rules.call_name = name;
+    if (rules.calls != AnswerRules::Calls::none)
+        rules.call_grammar = Grammar::calls(rules.tools, rules.call_names, rules.parallel_calls);
 }
 
 /// For models that are not told in words, too: tokens of thinking; -1: no limit.
@@ -174,7 +201,11 @@ int64_t GenerationRequest::prompt_tokens() const {
 }
 
 std::vector<std::string> GenerationRequest::not_enforced() const {
-    return rules.grammar != nullptr ? rules.grammar->not_enforced() : std::vector<std::string>();
+    std::vector<std::string> out;
+    for (const auto& grammar : {rules.grammar, rules.call_grammar})
+        if (grammar != nullptr)
+            out.insert(out.end(), grammar->not_enforced().begin(), grammar->not_enforced().end());
+    return out;
 }
 
 void RequestReader::settle(Fields& f, std::vector<std::string>* ignored) const {
