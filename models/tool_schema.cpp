@@ -60,12 +60,24 @@ class SchemaReader {
         for (const char* choice : {"anyOf", "oneOf", "allOf"})
             if (const ordered_json* choices = member(schema, choice); choices && choices->is_array())
                 return chosen_type(*choices, depth);
+        if (const ordered_json* value = member(schema, "const")) return type_of_value(*value);
+        if (const ordered_json* values = member(schema, "enum"); values && values->is_array())
+            for (const ordered_json& value : *values)
+                if (!value.is_null()) return type_of_value(value);
         const bool container = member(schema, "properties") || member(schema, "items");
         return container ? ParameterType::container : ParameterType::string;
     }
 
   private:
     static constexpr int kMaxDepth = 8;  // definitions may refer to themselves
+
+    static ParameterType type_of_value(const ordered_json& value) {
+        if (value.is_number_integer()) return ParameterType::integer;
+        if (value.is_number()) return ParameterType::number;
+        if (value.is_boolean()) return ParameterType::boolean;
+        if (value.is_null()) return ParameterType::null;
+        return value.is_string() ? ParameterType::string : ParameterType::container;
+    }
 
     static ParameterType listed_type(const ordered_json& names) {
         if (names.is_string()) return named_type(names.get_ref<const std::string&>());
@@ -144,23 +156,29 @@ ToolSchemas::ToolSchemas(const ordered_json& tools) {
         const auto [it, fresh] = tools_.try_emplace(*name);
         const ordered_json* parameters = member(function, "parameters");
         const ordered_json* properties = parameters ? member(*parameters, "properties") : nullptr;
-        if (!fresh || !properties || !properties->is_object()) continue;
+        if (!fresh || !parameters) continue;
         const SchemaReader reader(*parameters);
-        for (const auto& [key, schema] : properties->items())
-            it->second.try_emplace(key, reader.type(schema));
+        if (properties && properties->is_object())
+            for (const auto& [key, schema] : properties->items())
+                it->second.listed.try_emplace(key, reader.type(schema));
+        const ordered_json* others = member(*parameters, "additionalProperties");
+        if (others && *others != false) it->second.others = reader.type(*others);
     }
 }
 
 bool ToolSchemas::may_have(const std::string& tool, const std::string& parameter) const {
-    const auto of_tool = tools_.find(tool);
-    return of_tool == tools_.end() || of_tool->second.empty() || of_tool->second.count(parameter) > 0;
+    const auto found = tools_.find(tool);
+    if (found == tools_.end() || found->second.others) return true;
+    const auto& listed = found->second.listed;
+    return listed.empty() || listed.count(parameter) > 0;
 }
 
 ParameterType ToolSchemas::type(const std::string& tool, const std::string& parameter) const {
-    const auto of_tool = tools_.find(tool);
-    if (of_tool == tools_.end()) return ParameterType::string;
-    const auto it = of_tool->second.find(parameter);
-    return it == of_tool->second.end() ? ParameterType::string : it->second;
+    const auto found = tools_.find(tool);
+    if (found == tools_.end()) return ParameterType::string;
+    const auto listed = found->second.listed.find(parameter);
+    if (listed != found->second.listed.end()) return listed->second;
+    return found->second.others.value_or(ParameterType::string);
 }
 
 std::string coerce_parameter(std::string_view text, ParameterType type) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -19,15 +20,20 @@ class ToolSchemas {
 
     /// Whether there is any tool, understood or not.
     bool any() const { return any_; }
-    /// False only if the tool lists its parameters and this is none of them.
+    /// False only if the tool lists its parameters, this is none of them and additionalProperties does not allow others.
     bool may_have(const std::string& tool, const std::string& parameter) const;
     /// `type` of the parameter's schema; of a list of types the first that is not null, of anyOf, oneOf or allOf the
     /// same among its first two. A local $ref is followed. A schema with properties or items and no type is a
-    /// container. string if the tool, the parameter or the type is unknown.
+    /// container; one with an enum or const and no type has that of the first value that is not null. Parameters that are
+    /// not listed have that of additionalProperties. string if the tool, the parameter or the type is unknown.
     ParameterType type(const std::string& tool, const std::string& parameter) const;
 
   private:
-    std::unordered_map<std::string, std::unordered_map<std::string, ParameterType>> tools_;
+    struct Parameters {
+        std::unordered_map<std::string, ParameterType> listed;
+        std::optional<ParameterType> others;  // what additionalProperties says of them
+    };
+    std::unordered_map<std::string, Parameters> tools_;
     bool any_ = false;
 };
 

@@ -13,9 +13,12 @@ namespace {
 
 constexpr size_t kLongestName = 512;  // bytes; what goes on without an end is no name
 
-std::vector<std::string> tool_names(const nlohmann::ordered_json& tools) {
+/// `allowed`: those that may be called; empty: all.
+std::vector<std::string> tool_names(const nlohmann::ordered_json& tools,
+                                    const std::vector<std::string>& allowed) {
     std::vector<std::string> names;
     if (!tools.is_array()) return names;
+    if (!allowed.empty()) return allowed;
     for (const auto& tool : tools) {
         const auto& f = tool.contains("function") ? tool["function"] : tool;
         if (f.contains("name") && f["name"].is_string()) names.push_back(f["name"].get<std::string>());
@@ -77,20 +80,24 @@ AnswerReader::AnswerReader(const Model& model, AnswerRules rules)
           rules_.calls == AnswerRules::Calls::none ? nlohmann::ordered_json() : rules_.tools, 0)),
       decoder_(tokenizer_, true),
       stop_(rules_.stops),
-      matcher_(rules_.schema),
-      names_(tool_names(rules_.tools)) {
+      matcher_(rules_.grammar),
+      names_(tool_names(rules_.tools, rules_.call_names)) {
     if (names_.empty()) rules_.calls = AnswerRules::Calls::none;
-    matching_ = rules_.schema != nullptr && !parser_->in_reasoning();
+    if (rules_.calls != AnswerRules::Calls::none && rules_.call_grammar == nullptr)
+        rules_.call_grammar = Grammar::calls(rules_.tools, rules_.call_names, rules_.parallel_calls);
+    if (rules_.call_grammar == nullptr) rules_.calls = AnswerRules::Calls::none;
+    matching_ = rules_.grammar != nullptr && !parser_->in_reasoning();
 }
 
 /// How a demanded call begins; where there is a choice, the model writes the name.
 std::string AnswerReader::call_prefix() {
     call_begun_ = true;
-    const std::string begin = format_.call_begin;
-    if (!rules_.call_name.empty()) return begin + rules_.call_name + format_.call_arguments;
-    if (names_.size() == 1) return begin + names_.front() + format_.call_arguments;
-    name_ = "";
-    return begin;
+    call_in_thinking_ = false;
+    std::string text = format_.call_begin;
+    if (names_.size() == 1) text += names_.front() + format_.call_arguments;
+    call_.emplace(rules_.call_grammar);
+    call_->push(std::string_view(text).substr(std::string_view(format_.call_marker).size()));
+    return text;
 }
 
 std::vector<int32_t> AnswerReader::opening() {
@@ -105,7 +112,8 @@ void AnswerReader::attach(Request& request, std::function<bool(const AnswerDelta
     const bool required = rules_.calls == AnswerRules::Calls::required;
     if (required || parser_->in_reasoning()) request.force = [this] { return forced(); };
     const bool no_calls = rules_.calls == AnswerRules::Calls::none && !names_.empty();
-    if (required || no_calls || rules_.schema) request.allow = [this](int32_t id) { return allows(id); };
+    if (required || no_calls || rules_.grammar || rules_.call_grammar)
+        request.allow = [this](int32_t id) { return allows(id); };
     if (!names_.empty() && call_id_)
         request.copies = [this](std::span<const int32_t> tokens) { return copies(tokens); };
     if (rules_.top_logprobs >= 0)
@@ -136,18 +144,17 @@ ChatDelta AnswerReader::parse(std::string_view text) {
 
 bool AnswerReader::push(int32_t id, const std::function<bool(const AnswerDelta&)>& deliver) {
     ++tokens_;
-    follow_call(id);
+    follow_name(id);
     const bool reasoning = parser_->in_reasoning();
     if (reasoning) {
         // Text that closes the thinking in the model's place does not count as thinking.
         if (rules_.thinking_budget < 0 || reasoning_tokens_ < rules_.thinking_budget) ++reasoning_tokens_;
         logprobs_.clear();  // reports are about the content
-    } else if (forced_left_ > 0) {
-        // Forced text, which is right by construction.
-    } else if (name_) {
-        *name_ += tokenizer_.piece(id);
-        if (name_->find(format_.call_name_end) != std::string::npos) name_.reset();
-    } else if (rules_.schema && call_id_ == id) {
+    }
+    if (forced_left_ == 0) follow_call(id);
+    if (reasoning || forced_left_ > 0) {
+        // Forced text is right by construction.
+    } else if (rules_.grammar && call_id_ == id) {
         matching_ = false;  // a call in place of the document
     } else if (matching_) {
         matcher_.push(tokenizer_.piece(id));
@@ -155,7 +162,7 @@ bool AnswerReader::push(int32_t id, const std::function<bool(const AnswerDelta&)
     const AnswerDelta delta = read(parse(decoder_.push(id)));
     forced_left_ -= forced_left_ > 0;
     just_closed_ = reasoning && !parser_->in_reasoning();
-    if (just_closed_ && rules_.schema && calls_ == 0) matching_ = true;
+    if (just_closed_ && rules_.grammar && calls_ == 0) matching_ = true;
     if (matching_ && matcher_.finished()) ended_ = true;
     const bool go_on = delta.empty() || deliver(delta);
     return go_on && !ended_;
@@ -245,14 +252,30 @@ std::vector<int32_t> AnswerReader::forced() {
     } else if (just_closed_) {
         text = format_.before_call;
     }
+    call_.reset();  // one that was begun while thinking
     if (demanded) text += call_prefix();
     auto ids = tokenizer_.encode(text, Tokenizer::Markers::control);
     forced_left_ = ids.size();
     return ids;
 }
 
-/// Where the name of a call is written.
+/// From marker to marker the grammar of calls rules. While thinking, a marker alone may only be mentioned.
 void AnswerReader::follow_call(int32_t id) {
+    const std::string_view piece = tokenizer_.piece(id);
+    if (!call_ && call_id_ == id && rules_.call_grammar) {
+        call_.emplace(rules_.call_grammar);
+        call_in_thinking_ = parser_->in_reasoning();
+    } else if (call_) {
+        call_->push(piece);
+        feed_after_call_ = false;
+        if (call_->finished() || call_->dead()) call_.reset();
+    } else {
+        feed_after_call_ = piece == "\n";
+    }
+}
+
+/// Where the name of a call is written.
+void AnswerReader::follow_name(int32_t id) {
     if (call_id_ == id) {
         naming_ = "";
     } else if (naming_) {
@@ -269,22 +292,26 @@ size_t AnswerReader::copies(std::span<const int32_t> tokens) const {
     return static_cast<size_t>(std::find(tokens.begin(), tokens.end(), *call_id_) - tokens.begin());
 }
 
-bool AnswerReader::allows_name(std::string_view piece) const {
-    const std::string text = *name_ + std::string(piece);
-    return std::any_of(names_.begin(), names_.end(), [&](const std::string& name) {
-        const std::string whole = name + format_.call_name_end;
-        return text.size() <= whole.size() ? whole.compare(0, text.size(), text) == 0
-                                           : text.compare(0, whole.size(), whole) == 0;
-    });
+bool AnswerReader::allows_in_call(int32_t id) const {
+    if (call_in_thinking_) {
+        if (naming_ && naming_->find('=') == std::string::npos) return true;
+        if (tokenizer_.piece(id) == format_.thinking_end) return true;  // it was only thought about
+    }
+    return !tokenizer_.is_special(id) && call_->accepts(tokenizer_.piece(id));
+}
+
+/// After calls that were demanded nothing comes but more of them.
+bool AnswerReader::allows_after_call(int32_t id) const {
+    return rules_.parallel_calls && (call_id_ == id || (!feed_after_call_ && tokenizer_.piece(id) == "\n"));
 }
 
 bool AnswerReader::allows(int32_t id) const {
     const bool stop = std::find(stop_ids_.begin(), stop_ids_.end(), id) != stop_ids_.end();
+    const bool required = rules_.calls == AnswerRules::Calls::required;
     if (rules_.calls == AnswerRules::Calls::none && !names_.empty() && call_id_ == id) return false;
-    if (parser_->in_reasoning()) return !stop || rules_.calls != AnswerRules::Calls::required;
-    if (name_)
-        return !tokenizer_.is_added(id) && !tokenizer_.piece(id).empty() && allows_name(tokenizer_.piece(id));
-    if (rules_.calls == AnswerRules::Calls::required && calls_ == 0) return !stop;
+    if (call_) return !stop && allows_in_call(id);
+    if (parser_->in_reasoning()) return !stop || !required;
+    if (required) return calls_ == 0 ? !stop : stop || allows_after_call(id);
     if (!matching_) return true;
     if (stop) return matcher_.complete();
     if (call_id_ == id) return rules_.calls == AnswerRules::Calls::free && content_.empty();
@@ -303,7 +330,5 @@ TokenLogprob AnswerReader::report(int32_t id, std::span<const float> logits) con
         out.top.emplace_back(other, row[static_cast<size_t>(other)] - norm);
     return out;
 }
-
-/// Whether the next turn's prompt will show this answer as it was generated.
 
 }  // namespace quern

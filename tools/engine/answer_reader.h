@@ -2,7 +2,7 @@
 //
 // Joins decoder and parser, ends the answer where its rules say so, and steers generation through the hooks
 // of Request: closes thinking that used up its budget, begins a call that was demanded, refuses tokens that a
-// schema or a rule forbids. Each answer has its own reader, used by the thread that owns the engine.
+// grammar or a rule forbids. Each answer has its own reader, used by the thread that owns the engine.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@
 
 #include "models/chat_format.h"
 #include "models/tokenizer.h"
-#include "tools/engine/json_schema.h"
+#include "tools/engine/grammar.h"
 #include "tools/engine/request.h"
 
 namespace quern {
@@ -25,15 +25,16 @@ class Model;
 struct AnswerRules {
     enum class Calls { free, none, required };
 
-    bool chat = true;                // false: plain text, without thinking and calls
-    bool thinking_open = false;      // RenderedPrompt::thinking_open
-    nlohmann::ordered_json tools;    // as for ChatFormat::render
-    Calls calls = Calls::free;       // without tools the same as none
-    std::string call_name;           // required: this tool; empty: any
-    bool parallel_calls = true;      // false: the answer ends after one call
-    int64_t thinking_budget = -1;    // tokens; then the thinking is closed for the model. -1: none
+    bool chat = true;                     // false: plain text, without thinking and calls
+    bool thinking_open = false;           // RenderedPrompt::thinking_open
+    nlohmann::ordered_json tools;         // as for ChatFormat::render
+    Calls calls = Calls::free;            // without tools the same as none
+    std::vector<std::string> call_names;  // the tools that may be called; empty: all
+    bool parallel_calls = true;           // false: the answer ends after one call
+    int64_t thinking_budget = -1;         // tokens; then the thinking is closed for the model. -1: none
     std::vector<std::string> stops;  // end the content where one of them would begin; never inside thinking
-    std::shared_ptr<const JsonSchema> schema;  // what the content must be
+    std::shared_ptr<const Grammar> grammar;       // what the content must be
+    std::shared_ptr<const Grammar> call_grammar;  // of the tools; made by the reader if it is not here
     /// Alternatives to report beside each token of the content, which the reported tokens join to; -1: no report.
     int top_logprobs = -1;
     bool prompt_logprobs = false;  // plain text: the report begins with the prompt
@@ -99,8 +100,10 @@ class AnswerReader {
     std::string call_prefix();
     std::vector<int32_t> forced();
     bool allows(int32_t id) const;
-    bool allows_name(std::string_view piece) const;
+    bool allows_in_call(int32_t id) const;
+    bool allows_after_call(int32_t id) const;
     void follow_call(int32_t id);
+    void follow_name(int32_t id);
     size_t copies(std::span<const int32_t> tokens) const;
     TokenLogprob report(int32_t id, std::span<const float> logits) const;
     void note_prompt(Request& request);
@@ -113,19 +116,21 @@ class AnswerReader {
     std::unique_ptr<ChatParser> parser_;
     StreamDecoder decoder_;
     StopFinder stop_;
-    JsonMatcher matcher_;
+    GrammarMatcher matcher_;
     std::string content_;
     std::vector<TokenLogprob> logprobs_;
-    std::string reported_ahead_;       // text of the last reported token that is still held back
-    std::optional<std::string> name_;  // while the name of a demanded call is written: what there is of it
+    std::string reported_ahead_;  // text of the last reported token that is still held back
     std::vector<std::string> names_;
+    std::optional<GrammarMatcher> call_;  // from the marker of a block of calls to its end
     std::optional<std::string> naming_;  // from the marker of any call to the end of its name: the text since
     size_t calls_ = 0;
     size_t forced_left_ = 0;  // tokens still to come that were not the model's choice
     bool call_begun_ = false, ended_ = false;
     std::atomic<bool> end_thinking_ = false;
-    bool just_closed_ = false;  // the last token ended the thinking
-    bool matching_ = false;     // the content has begun and the schema rules it
+    bool call_in_thinking_ = false;  // the call that is open was begun there
+    bool feed_after_call_ = false;   // a line feed follows the calls
+    bool just_closed_ = false;       // the last token ended the thinking
+    bool matching_ = false;          // the content has begun and the grammar rules it
     int64_t tokens_ = 0, reasoning_tokens_ = 0;
 };
 

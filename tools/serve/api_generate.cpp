@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <utility>
 
+#include "ggml-like/json_pull.h"
 #include "models/tokenizer.h"
 #include "tools/common/cli_values.h"
 #include "tools/serve/api.h"
@@ -27,7 +28,7 @@ struct Api::Exchange {
     std::string id, path, remote, key;
     GenerationRequest request;
     std::unique_ptr<AnswerFormat> format;
-    std::vector<std::string> ignored;
+    std::string ignored, not_enforced;  // names, for logs and headers
     std::function<bool()> closed, reset, nudge;
     bool half_closed = false;  // writing shows whether its client has gone
     std::shared_ptr<Mailbox> mailbox = std::make_shared<Mailbox>();
@@ -49,18 +50,20 @@ struct Api::Exchange {
     Clock::time_point begun = Clock::now(), looked = begun, nudged{}, deadline{};
     std::optional<Clock::time_point> first;
 
-    /// Of fields without effect; fit for a header and the log.
-    std::string ignored_names() const {
-        std::string out;
-        for (size_t i = 0; i < std::min<size_t>(ignored.size(), 10); ++i)
-            out.append(i > 0 ? "," : "").append(printable(ignored[i], 40));
-        return out;
-    }
-
     double seconds(Clock::time_point to) const { return std::chrono::duration<double>(to - begun).count(); }
 };
 
 namespace {
+
+/// The first of these names, short enough for a log line or a header, in plain ASCII.
+std::string some_of(const std::vector<std::string>& names) {
+    constexpr size_t kMost = 10;
+    std::string out;
+    for (size_t i = 0; i < std::min(names.size(), kMost); ++i)
+        out.append(i > 0 ? "," : "").append(escaped(names[i], 60));
+    if (names.size() > kMost) out += fmt::format(" and {} more", names.size() - kMost);
+    return out;
+}
 
 ApiError error_of(const Outcome& o) {
     switch (o.end) {
@@ -156,7 +159,8 @@ HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::un
     x->nudge = r.nudge;
     x->request = std::move(request);
     x->format = std::move(format);
-    x->ignored = std::move(ignored);
+    x->ignored = some_of(ignored);
+    x->not_enforced = some_of(x->request.not_enforced());
     x->deadline = x->begun + std::chrono::milliseconds(static_cast<int64_t>(options_.timeout * 1e3));
     for (const auto& prompt : x->request.prompts)
         if (static_cast<int64_t>(prompt.size()) >= engine_->context())
@@ -190,8 +194,8 @@ HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::un
         reply.headers = {{"Cache-Control", "no-cache"}, {"X-Accel-Buffering", "no"}};
         reply.stream = [this, x](const HttpWriter& write) { return answer_stream(*x, write); };
     }
-    if (const std::string ignored_names = x->ignored_names(); !ignored_names.empty())
-        reply.headers.emplace_back("X-Quern-Ignored", ignored_names);
+    if (!x->ignored.empty()) reply.headers.emplace_back("X-Quern-Ignored", x->ignored);
+    if (!x->not_enforced.empty()) reply.headers.emplace_back("X-Not-Enforced", x->not_enforced);
     return reply;
 }
 
@@ -313,7 +317,6 @@ void Api::log(const Exchange& x, int status, const char* end) const {
         if (i % static_cast<size_t>(x.request.choices) == 0) cached += x.choices[i].outcome.cached_tokens;
     }
     const double total = x.seconds(Exchange::Clock::now()), first = x.first ? x.seconds(*x.first) : total;
-    const std::string ignored = x.ignored_names();
     const bool missed =
         x.request.prompts.size() == 1 && cached == 0 && o.prompt_tokens > 0 && options_.cache_bytes > 0;
     std::string line;
@@ -331,7 +334,8 @@ void Api::log(const Exchange& x, int status, const char* end) const {
                           {"first_ms", first * 1e3},
                           {"total_ms", total * 1e3}};
         if (missed) j["diverged_at"] = o.diverged_at;
-        if (!ignored.empty()) j["ignored"] = ignored;
+        if (!x.ignored.empty()) j["ignored"] = x.ignored;
+        if (!x.not_enforced.empty()) j["not_enforced"] = x.not_enforced;
         line = dump(j);
     } else {
         line =
@@ -339,7 +343,8 @@ void Api::log(const Exchange& x, int status, const char* end) const {
                         x.id, x.remote, x.path, status, end, x.request.prompt_tokens(), answer, cached,
                         first * 1e3, total * 1e3);
         if (missed) line += fmt::format(", prefix diverged at token {}", o.diverged_at);
-        if (!ignored.empty()) line += ", ignored fields: " + ignored;
+        if (!x.ignored.empty()) line += ", ignored fields: " + x.ignored;
+        if (!x.not_enforced.empty()) line += ", not enforced: " + x.not_enforced;
     }
     std::fprintf(stderr, "%s\n", line.c_str());
 }

@@ -8,6 +8,7 @@
 #include "tools/common/speculation_flags.h"
 #include "tools/serve/api_error.h"
 #include "tools/serve/sampling_fields.h"
+#include "tools/serve/structure_fields.h"
 
 namespace quern {
 
@@ -34,29 +35,6 @@ std::vector<std::string> read_stops(Fields& f) {
     return out;
 }
 
-std::shared_ptr<const JsonSchema> read_format(Fields& f) {
-    const ordered_json* format = f.object("response_format");
-    if (format == nullptr) return nullptr;
-    Fields inner(*format, "response_format");
-    const std::string type = inner.string("type").value_or("text");
-    if (type == "text") return nullptr;
-    if (type == "json_object") return std::make_shared<JsonSchema>(ordered_json{{"type", "object"}});
-    if (type != "json_schema")
-        throw FieldError("response_format.type",
-                         "response_format.type must be text, json_object or json_schema");
-    const ordered_json* named = inner.object("json_schema");
-    const ordered_json* schema = inner.object("schema");
-    if (named != nullptr) schema = Fields(*named, "response_format.json_schema").object("schema");
-    if (schema == nullptr)
-        throw FieldError("response_format.json_schema.schema",
-                         "response_format.json_schema.schema is missing");
-    try {
-        return std::make_shared<JsonSchema>(*schema);
-    } catch (const Error& error) {
-        throw FieldError("response_format.json_schema.schema", error.what(), "unsupported_schema");
-    }
-}
-
 /// {"type": "lookup", "n": 4}
 DraftOptions read_drafts(Fields& f) {
     DraftOptions out;
@@ -77,31 +55,58 @@ DraftOptions read_drafts(Fields& f) {
     return out;
 }
 
+/// A tool as tool_choice names it: {"function": {"name"}} or {"name"}.
+std::string named_tool(const ordered_json& choice, const std::string& where, const AnswerRules& rules) {
+    Fields f(choice, where);
+    const ordered_json* function = f.object("function");
+    const std::string name = function != nullptr
+                                 ? Fields(*function, f.full("function")).string("name").value_or("")
+                                 : f.string("name").value_or("");
+    for (const ordered_json& tool : rules.tools)
+        if (tool["function"]["name"] == name) return name;
+    throw FieldError("tool_choice", fmt::format("tool_choice names '{}', which is not in tools", name));
+}
+
+/// {"mode", "tools"}: the names go to the rules.
+std::string allowed_tools(Fields f, AnswerRules& rules) {
+    const ordered_json* list = f.list("tools");
+    if (list == nullptr || list->empty()) throw FieldError("tool_choice", f.full("tools") + " is missing");
+    for (size_t i = 0; i < list->size(); ++i)
+        rules.call_names.push_back(named_tool((*list)[i], fmt::format("{}[{}]", f.full("tools"), i), rules));
+    return f.string("mode").value_or("auto");
+}
+
+/// auto, none, required, {"type": one of these}, {"type": "function", ...} or {"type": "allowed_tools", ...}, the last in
+/// the form of the chat or of the responses API.
 void read_tool_choice(Fields& f, AnswerRules& rules) {
     if (const auto parallel = f.boolean("parallel_tool_calls")) rules.parallel_calls = *parallel;
     const ordered_json* choice = f.value("tool_choice");
-    if (choice == nullptr) return;
-    std::string name;
-    if (choice->is_object()) {
+    std::string mode = "auto";
+    if (choice != nullptr && choice->is_object()) {
         Fields inner(*choice, "tool_choice");
-        const ordered_json* function = inner.object("function");
-        name = function != nullptr ? Fields(*function, "tool_choice.function").string("name").value_or("")
-                                   : inner.string("name").value_or("");
-        bool known = false;
-        for (const ordered_json& tool : rules.tools) known = known || tool["function"]["name"] == name;
-        if (!known)
-            throw FieldError("tool_choice",
-                             fmt::format("tool_choice names '{}', which is not in tools", name));
+        mode = inner.string("type").value_or("function");
+        if (mode == "allowed_tools") {
+            const ordered_json* nested = inner.object("allowed_tools");
+            mode = allowed_tools(nested != nullptr ? Fields(*nested, inner.full("allowed_tools")) : inner,
+                                 rules);
+        } else if (mode == "function") {
+            rules.call_names = {named_tool(*choice, "tool_choice", rules)};
+            mode = "required";
+        }
+    } else if (choice != nullptr) {
+        mode = f.string("tool_choice").value_or("");
     }
-    if (*choice == "none")
+    if (mode == "none")
         rules.calls = AnswerRules::Calls::none;
-    else if (*choice == "required" || !name.empty())
+    else if (mode == "required")
         rules.calls = AnswerRules::Calls::required;
-    else if (*choice != "auto")
-        throw FieldError("tool_choice", "tool_choice must be auto, none, required or a function of tools");
+    else if (mode != "auto")
+        throw FieldError("tool_choice",
+                         "tool_choice must be auto, none, required, a function of tools or allowed_tools");
     if (rules.calls == AnswerRules::Calls::required && rules.tools.empty())
         throw FieldError("tool_choice", "tool_choice demands a call, but there are no tools");
-    rules.call_name = name;
+    if (rules.calls != AnswerRules::Calls::none)
+        rules.call_grammar = Grammar::calls(rules.tools, rules.call_names, rules.parallel_calls);
 }
 
 /// Whether the last message, an assistant's, is the beginning of the answer. It is unless the request says otherwise
@@ -213,9 +218,7 @@ GenerationRequest RequestReader::common(Fields& f, int64_t fewest_tokens) const 
     out.ignore_eos = f.boolean("ignore_eos").value_or(false);
     f.ignore({"user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
               "safety_identifier", "verbosity", "cache_salt", "priority"});
-    f.refuse({"grammar", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-              "structured_outputs", "functions", "function_call", "audio", "web_search_options",
-              "prediction"});
+    f.refuse({"functions", "function_call", "audio", "web_search_options", "prediction"});
     return out;
 }
 
@@ -223,6 +226,14 @@ int64_t GenerationRequest::prompt_tokens() const {
     int64_t sum = 0;
     for (const auto& prompt : prompts) sum += static_cast<int64_t>(prompt.size());
     return sum;
+}
+
+std::vector<std::string> GenerationRequest::not_enforced() const {
+    std::vector<std::string> out;
+    for (const auto& grammar : {rules.grammar, rules.call_grammar})
+        if (grammar != nullptr)
+            out.insert(out.end(), grammar->not_enforced().begin(), grammar->not_enforced().end());
+    return out;
 }
 
 void RequestReader::settle(Fields& f, std::vector<std::string>* ignored) const {
@@ -250,7 +261,7 @@ GenerationRequest RequestReader::read_chat(const ordered_json& body,
     GenerationRequest out = common(f, 1);
     if (const ordered_json* tools = f.list("tools")) out.rules.tools = read_tools(*tools);
     read_tool_choice(f, out.rules);
-    out.rules.schema = read_format(f);
+    out.rules.grammar = read_structure(f);
     if (f.boolean("logprobs").value_or(false))
         out.rules.top_logprobs = static_cast<int>(f.integer("top_logprobs", 0, kMaxLogprobs).value_or(0));
     else if (f.integer("top_logprobs", 0, kMaxLogprobs).value_or(0) > 0)
@@ -326,7 +337,7 @@ GenerationRequest RequestReader::completion(const ordered_json& body,
     Fields f(body);
     GenerationRequest out = common(f, 0);
     out.rules.chat = false;
-    out.rules.schema = read_format(f);
+    out.rules.grammar = read_structure(f);
     if (const auto n = f.integer("logprobs", 0, kMaxLogprobs)) out.rules.top_logprobs = static_cast<int>(*n);
     f.ignore({"best_of"});
     f.refuse({"suffix"});

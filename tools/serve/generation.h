@@ -46,6 +46,8 @@ struct GenerationRequest {
         return prompts[static_cast<size_t>(answer / choices)];
     }
     int64_t prompt_tokens() const;
+    /// Keywords of schemas that say more than is enforced.
+    std::vector<std::string> not_enforced() const;
 };
 
 /// Reads requests; fields that the APIs share are read in one place.

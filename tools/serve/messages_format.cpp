@@ -102,6 +102,15 @@ ordered_json chat_tool_choice(Fields choice) {
     throw FieldError("tool_choice.type", "tool_choice.type must be auto, any, tool or none");
 }
 
+/// {"format": {"type": "json_schema", "schema"}, "effort"}; the first form of the API had the format alone.
+void add_output_config(const ordered_json& config, const char* place, ordered_json& out) {
+    Fields f(config, place);
+    const ordered_json* format = f.string("type") ? &config : f.object("format");
+    if (format != nullptr) out["response_format"] = *format;
+    if (const auto effort = f.string("effort"))
+        out["reasoning_effort"] = *effort == "low" || *effort == "medium" ? *effort : "high";
+}
+
 class MessagesFormat final : public AnswerFormat {
   public:
     explicit MessagesFormat(const GenerationRequest& request)
@@ -244,9 +253,8 @@ ChatBody chat_from_messages(const ordered_json& body) {
     }
     if (const ordered_json* stop = f.list("stop_sequences"); stop != nullptr && !stop->empty())
         out["stop"] = *stop;
-    if (const ordered_json* config = f.object("output_config"))
-        if (const auto effort = Fields(*config, "output_config").string("effort"))
-            out["reasoning_effort"] = *effort;
+    for (const char* place : {"output_config", "output_format"})
+        if (const ordered_json* config = f.object(place)) add_output_config(*config, place, out);
     f.ignore({"context_management", "container", "mcp_servers", "inference_geo", "cache_control"});
     for (const char* same :
          {"model", "max_tokens", "temperature", "top_p", "top_k", "stream", "thinking", "metadata"})

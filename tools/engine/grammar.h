@@ -1,0 +1,97 @@
+// Grammar: what a text may be, compiled; GrammarMatcher: knows after every byte of it what may follow.
+//
+// Of a JSON schema these are enforced: type, nullable, properties, required, additionalProperties (false where left out
+// beside properties), items, prefixItems, minItems, maxItems, minLength, maxLength, enum, const, anyOf, oneOf (as anyOf),
+// allOf and whatever stands beside a $ref or an anyOf, $ref into the same schema, true, false. Properties may come in any
+// order. Annotations (title, description, default, x-... and such) mean nothing. All else is accepted and listed in
+// not_enforced().
+#pragma once
+
+#include <bitset>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace quern {
+
+enum class ParameterType;
+class ToolSchemas;
+
+class Grammar {
+  public:
+    /// A JSON document. Throws Error(usage) naming the place for what is no schema ("$.properties.age: 'type' ..."), for one
+    /// that no document fits, and for one that is too large.
+    static std::shared_ptr<const Grammar> json(const nlohmann::ordered_json& schema);
+    /// One of these texts. Throws Error(usage) for none, too many or an empty one.
+    static std::shared_ptr<const Grammar> choice(std::vector<std::string> texts);
+    /// Calls of these tools, as the chat format writes them, from behind the marker that begins a block to the one that ends
+    /// it. Names are among `allowed` (empty: all); parameters may come in any order, each once, those that are required
+    /// always, others than the listed ones if additionalProperties allows it. Text is bare, with its lengths and its enum
+    /// enforced; other types are JSON of their schema. A schema that cannot be used counts as its type alone, and is listed
+    /// in not_enforced(). `several`: calls in one block. Null without any tool.
+    static std::shared_ptr<const Grammar> calls(const nlohmann::ordered_json& tools,
+                                                const std::vector<std::string>& allowed, bool several);
+    ~Grammar();
+
+    /// Keywords that say more than is enforced, with their places: "$.properties.age.minimum".
+    const std::vector<std::string>& not_enforced() const { return not_enforced_; }
+
+    struct Node;
+    const Node& root() const { return *root_; }
+    /// Whether the root is a block of tool calls.
+    bool of_calls() const { return calls_; }
+
+  private:
+    friend class SchemaCompiler;
+    Grammar();
+    Node* add();
+    const Node* add_parameter(const nlohmann::ordered_json& schema, const nlohmann::ordered_json& root,
+                              ParameterType type, const std::string& where);
+    const Node* add_tool(const nlohmann::ordered_json& parameters, const ToolSchemas& schemas,
+                         const std::string& name);
+
+    std::vector<std::unique_ptr<Node>> nodes_;
+    const Node* root_ = nullptr;
+    bool calls_ = false;
+    std::vector<std::string> not_enforced_;
+};
+
+/// Follows a text while it is written, along all readings that it allows. There is no blank before and after the text, and
+/// at most one between the tokens of JSON; digits of a number and depth are bounded, so that a document always ends.
+class GrammarMatcher {
+  public:
+    /// Null: nothing to match; the other functions must then not be used.
+    explicit GrammarMatcher(std::shared_ptr<const Grammar> grammar);
+    GrammarMatcher(const GrammarMatcher&);
+    GrammarMatcher(GrammarMatcher&&) noexcept;
+    GrammarMatcher& operator=(GrammarMatcher&&) noexcept;
+    ~GrammarMatcher();
+
+    /// Whether the text so far and `bytes` begin a text of the grammar; false for no bytes.
+    bool accepts(std::string_view bytes) const;
+    /// Adds bytes. After bytes that were not acceptable, no others are.
+    void push(std::string_view bytes);
+    /// The text so far is whole.
+    bool complete() const;
+    /// Complete, and nothing could follow.
+    bool finished() const;
+    /// Nothing can follow, since bytes were added that were not acceptable.
+    bool dead() const;
+
+  private:
+    struct Frame;
+    struct Thread;
+    struct Step;
+
+    static std::vector<Thread> run(std::vector<Thread> threads, std::string_view bytes);
+
+    std::shared_ptr<const Grammar> grammar_;
+    std::vector<Thread> threads_;
+    mutable int asked_ = 0;           // calls of accepts since the last push
+    mutable std::bitset<256> first_;  // bytes that may come next, once it pays to know them
+};
+
+}  // namespace quern

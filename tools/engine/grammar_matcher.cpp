@@ -1,0 +1,173 @@
+// GrammarMatcher: a thread for each way to read the text, with a stack of what is open.
+#include <algorithm>
+
+#include "tools/engine/grammar_node.h"
+
+namespace quern {
+
+namespace {
+
+constexpr size_t kMaxThreads = 1024;
+constexpr int kAskedOften =
+    8;  // so many questions at one place are answered faster with the bytes that may come
+
+}  // namespace
+
+GrammarMatcher::GrammarMatcher(std::shared_ptr<const Grammar> grammar) : grammar_(std::move(grammar)) {
+    if (grammar_)
+        threads_.push_back({.stack = {{.node = &grammar_->root(),
+                                       .kind = grammar_->of_calls() ? FrameKind::block : FrameKind::root}}});
+}
+
+GrammarMatcher::GrammarMatcher(const GrammarMatcher&) = default;
+GrammarMatcher::GrammarMatcher(GrammarMatcher&&) noexcept = default;
+GrammarMatcher& GrammarMatcher::operator=(GrammarMatcher&&) noexcept = default;
+GrammarMatcher::~GrammarMatcher() = default;
+
+bool GrammarMatcher::accepts(std::string_view bytes) const {
+    if (bytes.empty()) return false;
+    if (++asked_ == kAskedOften)
+        for (unsigned b = 0; b < 256; ++b) {
+            const char byte = static_cast<char>(b);
+            first_[b] = !run(threads_, {&byte, 1}).empty();
+        }
+    if (asked_ >= kAskedOften && !first_[static_cast<unsigned char>(bytes.front())]) return false;
+    return !run(threads_, bytes).empty();
+}
+
+void GrammarMatcher::push(std::string_view bytes) {
+    asked_ = 0;
+    threads_ = run(std::move(threads_), bytes);
+}
+
+std::vector<GrammarMatcher::Thread> GrammarMatcher::run(std::vector<Thread> threads, std::string_view bytes) {
+    std::vector<Thread> next;
+    for (const char c : bytes) {
+        next.clear();
+        Step step{static_cast<unsigned char>(c), next};
+        for (Thread& t : threads) step.step(std::move(t));
+        if (next.size() > kMaxThreads) next.resize(kMaxThreads);
+        std::swap(threads, next);
+    }
+    return threads;
+}
+
+bool GrammarMatcher::complete() const {
+    return std::any_of(threads_.begin(), threads_.end(), [](const Thread& t) {
+        return t.stack.empty() || (t.stack.size() == 1 && t.stack[0].number_complete());
+    });
+}
+
+bool GrammarMatcher::dead() const { return threads_.empty(); }
+
+bool GrammarMatcher::finished() const {
+    return !threads_.empty() &&
+           std::all_of(threads_.begin(), threads_.end(), [](const Thread& t) { return t.stack.empty(); });
+}
+
+/// The same way twice is one way.
+void GrammarMatcher::Step::go(Thread thread) {
+    if (std::find(out.begin(), out.end(), thread) == out.end()) out.push_back(std::move(thread));
+}
+
+void GrammarMatcher::Step::end(Thread thread) {
+    thread.stack.pop_back();
+    go(std::move(thread));
+}
+
+void GrammarMatcher::Step::step(Thread thread) {
+    if (thread.stack.empty()) return;
+    const Frame& top = thread.stack.back();
+    if ((top.between_tokens() || top.between_tags()) && is_blank(byte)) {
+        if (std::exchange(thread.blank, true)) return;
+        return go(std::move(thread));
+    }
+    thread.blank = false;
+    if (thread.watch.on && top.kind != FrameKind::text)
+        if (const ChatTag tag = thread.watch.push(byte); tag != ChatTag::none && thread.watch.ends(tag))
+            return;
+    switch (top.kind) {
+        case FrameKind::root: {
+            const Grammar::Node& node = *top.node;
+            thread.stack.pop_back();
+            return begin(thread, node);
+        }
+        case FrameKind::block:
+            return block(std::move(thread));
+        case FrameKind::call:
+            return call(std::move(thread));
+        case FrameKind::text:
+            return text(std::move(thread));
+        case FrameKind::literal:
+            return literal(std::move(thread));
+        case FrameKind::word:
+            return word(std::move(thread));
+        case FrameKind::string:
+            return string(std::move(thread));
+        case FrameKind::number:
+            return number(std::move(thread));
+        case FrameKind::object:
+            return object(std::move(thread));
+        case FrameKind::array:
+            return array(std::move(thread));
+    }
+}
+
+/// The first byte of a value.
+void GrammarMatcher::Step::begin(const Thread& around, const Grammar::Node& node) {
+    for (const Grammar::Node* other : node.any_of) begin(around, *other);
+    const auto open = [&](FrameKind kind) {
+        Thread t = around;
+        t.stack.push_back({.node = &node, .kind = kind});
+        return t;
+    };
+    const auto count = static_cast<uint16_t>(node.literals.size());
+    if (count > 0) {
+        Thread t = open(FrameKind::literal);
+        t.stack.back().keys = {0, count, 0};
+        literal(std::move(t));
+    }
+    const auto word = [&](std::string_view text) {
+        if (static_cast<unsigned char>(text.front()) != byte) return;
+        Thread t = open(FrameKind::word);
+        t.stack.back().word = text.substr(1);
+        go(std::move(t));
+    };
+    if (node.types & kBoolean) {
+        word("true");
+        word("false");
+    }
+    if (node.types & kNull) word("null");
+    if ((node.types & kString) && byte == '"' && node.min_length <= node.max_length)
+        go(open(FrameKind::string));
+    if (node.types & (kNumber | kInteger)) number(open(FrameKind::number));
+    if (byte == '{' && room(around, node.object_height)) go(open(FrameKind::object));
+    if (byte == '[' && room(around, node.array_height)) go(open(FrameKind::array));
+}
+
+/// One of a sorted list of texts; the shortest that fits is the first.
+void GrammarMatcher::Step::literal(Thread thread) {
+    Frame& f = thread.stack.back();
+    const auto& texts = f.node->literals;
+    f.keys.push(texts, byte, [](const std::string& text) -> const std::string& { return text; });
+    if (f.keys.low == f.keys.high) return;
+    if (texts[f.keys.low].size() == f.keys.length) {
+        if (f.keys.high - f.keys.low > 1) {
+            Thread longer = thread;
+            ++longer.stack.back().keys.low;
+            go(std::move(longer));
+        }
+        return end(std::move(thread));
+    }
+    go(std::move(thread));
+}
+
+void GrammarMatcher::Step::word(Thread thread) {
+    std::string_view& left = thread.stack.back().word;
+    if (static_cast<unsigned char>(left.front()) != byte) return;
+    left.remove_prefix(1);
+    if (left.empty()) return end(std::move(thread));
+    go(std::move(thread));
+}
+
+}  // namespace quern

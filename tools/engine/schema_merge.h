@@ -1,0 +1,41 @@
+// JSON Schema with references and combinations worked out, one level at a time.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace quern {
+
+/// A schema that does not nest its combinations: an object without $ref, allOf and oneOf whose anyOf, if it has one, is all
+/// that it says; or true or false. Schemas of members and items are as they were.
+class SchemaMerger {
+  public:
+    explicit SchemaMerger(const nlohmann::ordered_json& root) : root_(root) {}
+
+    /// Throws Error(usage) naming `where`: a $ref that leads nowhere or out of the schema, combinations without end, more
+    /// alternatives than kMaxAlternatives.
+    nlohmann::ordered_json flat(const nlohmann::ordered_json& schema, const std::string& where);
+    /// The schema that a $ref leads to.
+    const nlohmann::ordered_json& target(const nlohmann::ordered_json& ref, const std::string& where) const;
+    /// What merging had to leave out.
+    const std::vector<std::string>& lost() const { return lost_; }
+
+    static constexpr size_t kMaxAlternatives = 256;
+
+  private:
+    nlohmann::ordered_json combined(const nlohmann::ordered_json& schema, const std::string& where,
+                                    int depth);
+    nlohmann::ordered_json both(nlohmann::ordered_json a, const nlohmann::ordered_json& b,
+                                const std::string& where);
+    void add(nlohmann::ordered_json& to, const std::string& key, const nlohmann::ordered_json& value,
+             const std::string& where);
+
+    const nlohmann::ordered_json& root_;
+    std::vector<std::string> lost_;
+};
+
+/// Words that say nothing about what fits.
+bool is_annotation(const std::string& keyword);
+
+}  // namespace quern
