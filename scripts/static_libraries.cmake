@@ -37,8 +37,7 @@ static_library(fmt_headers fmt/format-inl.h libfmt-dev)
 # What the server's page uses in the browser; scripts/page_files.cmake embeds it.
 macro(page_library found package)  # names that the file has in different versions of the package
   find_file(${found} NAMES ${ARGN} PATHS /usr/share /usr/local/share NO_DEFAULT_PATH)
-  list(GET ARGN 0 wanted)
-  need_file(${found} /usr/share/${wanted} ${package})
+  need_file(${found} /usr/share/${ARGV2} ${package})
 endmacro()
 
 page_library(PAGE_MARKED libjs-marked javascript/marked/marked.umd.min.js javascript/marked/marked.min.js)

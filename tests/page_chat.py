@@ -287,6 +287,19 @@ def test_regenerate_edit_branch_delete(page):
     until("it is back", lambda: page.last() == "I would say so.")
 
 
+def test_delete_while_it_is_written(page):
+    """The answer ends, and does not come back."""
+    page.load(ENDLESS)
+    page.send("A story that nobody wants")
+    until("some text", lambda: len(page.last()) > 40)
+    page.browser.press(".user .remove")
+    until("nothing is left", lambda: page.count() == 0)
+    until("the server to stop, too", lambda: page.server.running() == 0)
+    time.sleep(0.8)  # longer than between two saves
+    page.reload()
+    assert page.count() == 0, page.texts()
+
+
 def test_up_edits_the_last_question(page):
     page.load()
     page.ask("What is 6 + 2?")

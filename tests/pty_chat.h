@@ -22,7 +22,7 @@
 
 #include <doctest/doctest.h>
 
-namespace quern::test {
+namespace quern::test::pty {
 
 inline constexpr double kPatience =
     30;  // seconds until a wait fails; under sanitizers an answer takes a while
@@ -187,4 +187,4 @@ class Chat {
     size_t mark_ = 0;
 };
 
-}  // namespace quern::test
+}  // namespace quern::test::pty

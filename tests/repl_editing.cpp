@@ -4,6 +4,7 @@
 #include "pty_chat.h"
 
 using namespace quern::test;
+using namespace quern::test::pty;
 
 namespace {
 

@@ -2,6 +2,7 @@
 #include "pty_chat.h"
 
 using namespace quern::test;
+using namespace quern::test::pty;
 
 TEST_SUITE("cpu") {
     TEST_CASE("repl: a question, commands, history, and Ctrl-D") {

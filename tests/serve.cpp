@@ -81,10 +81,13 @@ TEST_SUITE("model") {
         const size_t end = page->body.find("/main.js"), begin = page->body.rfind("page/", end);
         REQUIRE(begin != std::string::npos);
         const std::string folder = "/" + page->body.substr(begin, end - begin);
+        c.set_decompress(false);
         for (const char* name :
              {"/main.js", "/lib/marked.js", "/lib/purify.js", "/lib/highlight.js", "/lib/katex.js"}) {
             const auto file = c.Get(folder + name);
+            REQUIRE(file);
             CHECK(file->status == 200);
+            CHECK(file->get_header_value("Content-Encoding") == "gzip");
             CHECK(file->get_header_value("Content-Type") == "text/javascript; charset=utf-8");
             CHECK(file->get_header_value("X-Content-Type-Options") == "nosniff");
             CHECK(file->get_header_value("Cache-Control").find("immutable") != std::string::npos);

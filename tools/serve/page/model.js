@@ -69,7 +69,9 @@ export function add(fields) {
   return made;
 }
 
+/// A message that was deleted meanwhile stays deleted.
 export function save(changed, fields) {
+  if (!tree(changed.chat).has(changed.id)) return Promise.resolve();
   changed.saved = Date.now();
   Object.assign(chats.get(changed.chat) ?? {}, fields);
   if (fields) tell('chats');
