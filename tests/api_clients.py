@@ -115,6 +115,41 @@ def responses(client):
     assert [o.name for o in r.output if o.type == "function_call"] == ["get_weather"]
 
 
+def stateful(client):
+    first = client.responses.create(model="demo", input="What is the capital of France?", temperature=0)
+    following = client.responses.create(model="demo", input="And of Italy?", temperature=0,
+                                        previous_response_id=first.id)
+    assert following.output_text == "The capital of Italy is Rome.", following
+    assert client.responses.retrieve(first.id).output_text == PARIS
+    assert client.responses.input_items.list(first.id).data
+    counted = client.responses.input_tokens.count(model="demo", input="What is the capital of France?")
+    assert counted.input_tokens == first.usage.input_tokens, counted
+    client.responses.delete(first.id)
+    try:
+        client.responses.retrieve(first.id)
+    except openai.NotFoundError as error:
+        assert error.code == "response_not_found", error.body
+    else:
+        raise AssertionError("still there")
+    try:
+        client.embeddings.create(model="demo", input="x")
+    except openai.NotFoundError:
+        pass
+    else:
+        raise AssertionError("no error")
+
+
+def streamed_tools(client):
+    pieces = []
+    with client.chat.completions.stream(model="demo", messages=[{"role": "user", "content": "Weather in Paris?"}],
+                                        temperature=0, tools=[WEATHER]) as s:
+        for event in s:
+            if event.type == "tool_calls.function.arguments.delta":
+                pieces.append(event.arguments_delta)
+        final = s.get_final_completion().choices[0].message.tool_calls[0].function
+    assert len(pieces) > 2 and "".join(pieces) == final.arguments, pieces
+
+
 def completions(client):
     r = client.completions.create(model="demo", prompt="The capital of France", max_tokens=2, temperature=0)
     assert r.choices[0].text == " is Paris"
@@ -153,6 +188,14 @@ def messages(client):
                                tool_choice={"type": "any"}, messages=[{"role": "user", "content": "Weather in Paris?"}])
     use = next(b for b in r.content if b.type == "tool_use")
     assert use.name == "get_weather" and r.stop_reason == "tool_use" and "city" in use.input
+    with client.messages.stream(model="demo", max_tokens=200, extra_body={"temperature": 0}, tools=[tool],
+                                messages=[{"role": "user", "content": "Weather in Paris?"}]) as s:
+        pieces = [e.partial_json for e in s if e.type == "input_json"]
+        use = next(b for b in s.get_final_message().content if b.type == "tool_use")
+    assert len(pieces) > 2 and "city" in use.input, pieces
+    begun = [*FRANCE, {"role": "assistant", "content": "The capital of"}]
+    r = client.messages.create(model="demo", max_tokens=40, extra_body={"temperature": 0}, messages=begun)
+    assert r.content[0].text == " France is Paris.", r
     assert client.messages.count_tokens(model="demo", messages=FRANCE).input_tokens > 5
     try:
         client.messages.create(model="demo", max_tokens=5, messages=[])
@@ -166,7 +209,8 @@ def main():
     server = Server(sys.argv[1])
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="secret", max_retries=0)
     claude = anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0)
-    checks = [(f, client) for f in (chat, stream, tools, schema, logprobs, errors, responses, completions)]
+    checks = [(f, client) for f in (chat, stream, tools, schema, logprobs, errors, responses, stateful, streamed_tools,
+                                    completions)]
     checks += [(asynchronous, server.url), (messages, claude)]
     failed = 0
     for check, argument in checks:

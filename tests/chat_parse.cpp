@@ -191,7 +191,8 @@ TEST_SUITE("cpu") {
         CHECK(parser->push("no").content == " <tool_call>no");
         CHECK(parser->push("\xe6\xbc").empty());
         CHECK(parser->push("\xa2").content == "漢");
-        CHECK(parser->push("<tool_call><function=f><parameter=i>4</parameter>").empty());
+        const ChatDelta begun = parser->push("<tool_call><function=f><parameter=i>4</parameter>");
+        CHECK((begun.content.empty() && begun.tool_calls.empty()));
         const ChatDelta delta = parser->push("</function>");
         REQUIRE(delta.tool_calls.size() == 1);
         CHECK(delta.tool_calls[0].call.name == "f");

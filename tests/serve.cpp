@@ -222,12 +222,13 @@ TEST_SUITE("model") {
         refused({{"max_tokens", 0}}, "max_tokens");
         refused({{"max_tokens", 1.5}}, "max_tokens");
         refused({{"n", 9}}, "n");
-        refused({{"stop", {""}}}, "stop");
+        refused({{"stop", {3}}}, "stop");
         refused({{"logit_bias", {{"-1", 1}}}}, "logit_bias");
         refused({{"top_logprobs", 2}}, "top_logprobs");
         refused({{"tool_choice", "required"}}, "tool_choice");
         refused({{"tools", {kTime, kTime}}}, "tools[1].function.name");
-        refused({{"chat_template_kwargs", {{"chat_template", "x"}}}}, "chat_template_kwargs.chat_template");
+        refused({{"chat_template_kwargs", {{"chat_template", "x"}}}}, "chat_template_kwargs.chat_template",
+                "unknown_parameter");
         refused({{"response_format", {{"type", "xml"}}}}, "response_format.type");
         refused({{"grammar", "root ::= x"}}, "grammar", "unsupported_parameter");
         refused({{"surprise", 1}}, "surprise", "unknown_parameter");

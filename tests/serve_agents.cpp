@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "serve_client.h"
+#include "tools/common/messages.h"
 #include "tools/serve/chat_body.h"
 #include "tools/serve/other_formats.h"
 #include "tools/serve/response_store.h"
@@ -120,7 +121,7 @@ TEST_SUITE("cpu") {
         CHECK(chat.body["tools"].size() == 3);
         CHECK(mentions(chat.body["tools"][1], "start: begin_patch"));
         CHECK(chat.body["tools"][1]["function"]["parameters"]["required"] == json{"input"});
-        REQUIRE(m.size() == 11);
+        REQUIRE(m.size() == 12);
         CHECK(m[3]["tool_calls"][0]["function"]["arguments"] == R"({"input":"*** Begin Patch\n"})");
         CHECK(m[4]["content"] == "Success");
         CHECK(m[5]["tool_calls"][0]["function"]["name"] == "mcp__git__log");
@@ -130,6 +131,23 @@ TEST_SUITE("cpu") {
         CHECK(chat.origins[0] == "instructions");
         CHECK(chat.origins[6] == "input[6]");
         CHECK(custom_input(custom_arguments("a\n\"b\"")) == "a\n\"b\"");
+    }
+
+    TEST_CASE("chat body: parts of a wrong form are errors of the request, or text") {
+        for (const json& part :
+             {json{{"type", "document"}, {"source", {{"type", 3}}}},
+              json{{"type", "document"}, {"source", 3}}, json{{"type", "search_result"}, {"content", 3}},
+              json{{"type", "compaction"}},
+              json{{"type", "web_search_tool_result"}, {"content", {{"error_code", "busy"}}}},
+              json{{"type", "input_audio"}, {"input_audio", json::object()}},
+              json{{"type", "tool_reference"}}})
+            CHECK_NOTHROW(read_content(json::array({part}), "content"));
+        CHECK_THROWS_AS(read_content(json::array({3}), "content"), FieldError);
+        CHECK_THROWS_AS(chat_from_responses(json::object(), json::array({{{"type", 3}}})), FieldError);
+        CHECK_NOTHROW(chat_from_responses(
+            json::object(),
+            json::array({{{"type", "item_reference"}, {"id", "x"}}, {{"type", "message"}, {"id", 3}}})));
+        CHECK_THROWS_AS(chat_body({{"tools", {{{"type", "custom"}, {"format", 3}}}}}), FieldError);
     }
 
     TEST_CASE("chat body: what says nothing is no reason to refuse a request") {
@@ -223,7 +241,7 @@ TEST_SUITE("cpu") {
         CHECK(store.erase("r1", "me"));
         CHECK(store.find("r1", "me") == nullptr);
         CHECK(ResponseStore::conversation(*store.find("r2", "me")).size() == 4);
-        store.put("me", nullptr, json::array(), response("r3", 19000));
+        store.put("me", nullptr, json::array(), response("r3", 19600));
         CHECK(store.find("r2", "me") == nullptr);
         CHECK(store.find("r3", "me") != nullptr);
         store.put("me", nullptr, json::array(), response("r4", 30000));  // larger than all
@@ -259,6 +277,12 @@ TEST_SUITE("model") {
         const Reply tokens = post(server, "/v1/responses/input_tokens", codex());
         CHECK(tokens.body["input_tokens"] == last["response"]["usage"]["input_tokens"]);
         auto c = server.client();
+        json once = claude_code("4");
+        once["stream"] = false;
+        const auto replied = c.Post("/v1/messages", once.dump(), "application/json");
+        CHECK(replied->get_header_value("X-Quern-Ignored") == "tools web_search_20250305");
+        CHECK(post(server, "/v1/responses", {{"input", json::array()}, {"max_output_tokens", 1}}).status ==
+              200);
         const json models = json::parse(c.Get("/v1/models?client_version=0.145.0")->body);
         CHECK(models["models"][0]["slug"] == models["data"][0]["id"]);
         CHECK(models["models"][0]["context_window"] == models["data"][0]["context_length"]);

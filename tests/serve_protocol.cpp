@@ -102,12 +102,11 @@ TEST_SUITE("model") {
         }
         const std::string packed = gzip(text);
         CHECK(body_of(ask(server, http(path, packed,
-                                            "Content-Encoding: GZip\r\nConnection: close\r\n")))["choices"] ==
+                                       "Content-Encoding: GZip\r\nConnection: close\r\n")))["choices"] ==
               expected);
         CHECK(body_of(ask(server, chunked(path, packed, 20, "Content-Encoding: gzip\r\n")))["choices"] ==
               expected);
-        CHECK(status_of(ask(server, http(path, packed.substr(0, 40), "Content-Encoding: gzip\r\n"))) ==
-              400);
+        CHECK(status_of(ask(server, http(path, packed.substr(0, 40), "Content-Encoding: gzip\r\n"))) == 400);
         CHECK(status_of(ask(server, http(path, text, "Content-Encoding: gzip\r\n"))) == 400);
         CHECK(status_of(ask(server, http(path, text, "Content-Encoding: br\r\n"))) == 415);
         // 64 MB that are 64 KB on the way; the same without compression, and in chunks of unknown number.
@@ -176,8 +175,8 @@ TEST_SUITE("model") {
             CHECK(reply.find(allowed) != std::string::npos);
             CHECK(reply.find("X-Request-Id: ") != std::string::npos);
         }
-        const std::string foreign = ask(
-            server, "OPTIONS /v1/messages HTTP/1.1\r\n" + kHost + "Origin: https://evil.example\r\n\r\n");
+        const std::string foreign =
+            ask(server, "OPTIONS /v1/messages HTTP/1.1\r\n" + kHost + "Origin: https://evil.example\r\n\r\n");
         CHECK(foreign.find("Access-Control-Allow-Origin") == std::string::npos);
     }
 
@@ -226,7 +225,8 @@ TEST_SUITE("model") {
         first.send(http("/v1/chat/completions", endless.dump()));
         CHECK(server.reaches("quern_requests_running", 1));
         second.send(http("/v1/chat/completions", endless.dump()));
-        third.send(http("/v1/messages", R"({"max_tokens":9,"stream":true,"messages":[{"role":"user","content":"x"}]})"));
+        third.send(http("/v1/messages",
+                        R"({"max_tokens":9,"stream":true,"messages":[{"role":"user","content":"x"}]})"));
         std::string comments, events;
         while (comments.find(": ping\n\n") == std::string::npos) comments += second.receive();
         while (events.find("event: ping\n") == std::string::npos) events += third.receive();

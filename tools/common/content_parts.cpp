@@ -34,7 +34,7 @@ std::string titled(Fields& part, const std::string& text) {
 std::string document_text(Fields& part, const std::string& where) {
     const ordered_json* source = part.value("source");
     if (source != nullptr && source->is_object()) {
-        const std::string type = source->value("type", "");
+        const std::string type = text_of(*source, "type");
         if (type == "text" && source->contains("data") && (*source)["data"].is_string())
             return titled(part, (*source)["data"].get<std::string>());
         if (type == "content" && source->contains("content"))
@@ -53,6 +53,12 @@ std::string foreign_call(Fields& part) {
 }
 
 }  // namespace
+
+std::string text_of(const ordered_json& object, const char* name) {
+    if (!object.is_object()) return "";
+    const auto found = object.find(name);
+    return found != object.end() && found->is_string() ? found->get<std::string>() : "";
+}
 
 std::string readable_text(const ordered_json& value) {
     if (value.is_string()) return value.get<std::string>();

@@ -15,6 +15,9 @@ std::string part_text(const nlohmann::ordered_json& part, const std::string& whe
 /// The thinking among the parts of a content; empty if there is none.
 std::string thinking_of(const nlohmann::ordered_json& content);
 
+/// A field of an object that is a string; else, or of no object, empty.
+std::string text_of(const nlohmann::ordered_json& object, const char* name);
+
 /// All that is written for people in a value of unknown form: titles, addresses, texts and errors.
 std::string readable_text(const nlohmann::ordered_json& value);
 

@@ -3,6 +3,7 @@
 
 #include <ctime>
 
+#include "tools/common/content_parts.h"
 #include "tools/serve/other_formats.h"
 
 namespace quern {
@@ -181,7 +182,7 @@ class OllamaFormat final : public AnswerFormat {
 }  // namespace
 
 ordered_json ollama_loaded(const ordered_json& body, bool chat) {
-    ordered_json out = {{"model", body.value("model", "")}, {"created_at", time_now()}};
+    ordered_json out = {{"model", text_of(body, "model")}, {"created_at", time_now()}};
     if (chat)
         out["message"] = {{"role", "assistant"}, {"content", ""}};
     else

@@ -45,7 +45,7 @@ struct ServeOptions {
     bool log_json = false, log_requests = true;
 };
 
-/// False: --help or --version was printed. Throws Error(usage).
+/// False: --help, --version or --print-config was printed. Throws Error(usage).
 bool parse_serve_options(int argc, char** argv, ServeOptions& options);
 
 }  // namespace quern

@@ -75,8 +75,7 @@ class Conversation {
     void reference(Fields& f) {
         const std::string id = f.string("id").value_or("");
         for (const ordered_json& one : items_)
-            if (one.is_object() && one.value("id", "") == id && one.value("type", "") != "item_reference")
-                return;
+            if (text_of(one, "id") == id && text_of(one, "type") != "item_reference") return;
         add_text("[an earlier item that is not kept here]");
     }
 
@@ -186,6 +185,9 @@ ChatBody chat_from_responses(const ordered_json& body, const ordered_json& items
     if (const auto text = f.string("instructions")) conversation.add_system(*text);
     for (size_t i = 0; i < items.size(); ++i) conversation.add(i);
     out["messages"] = conversation.take_messages();
+    if (out["messages"].empty())  // some clients only look whether there is an answer
+        out["messages"].push_back({{"role", "user"}, {"content", ""}});
+    out["continue_final_message"] = false;
     ToolKinds kinds;
     if (const ordered_json* tools = f.list("tools"); tools != nullptr && !tools->empty()) {
         out["tools"] = ordered_json::array();
