@@ -133,6 +133,7 @@ MtpDrafter::Known& MtpDrafter::known(const Sequence& s, int64_t begin) {
 }
 
 void MtpDrafter::computed(const Step& step, const StepPlan& plan) {
+    prompts_.clear();
     int64_t rows = 0;
     bool wanted = step.kind == StepKind::prompt;  // whose states others may go on from
     for (const Slice& slice : step.slices) {
@@ -141,7 +142,6 @@ void MtpDrafter::computed(const Step& step, const StepPlan& plan) {
     }
     if (!wanted) return;
     backend_.download(step_hidden_.get(), plan.hidden->data, rows * width_ * int64_t{sizeof(float)});
-    prompts_.clear();
     int64_t row = 0;
     for (const Slice& slice : step.slices) {
         Known& k = known(*slice.sequence, slice.begin);
