@@ -162,8 +162,11 @@ TEST_SUITE("cpu") {
     TEST_CASE("mtp: who goes on from a kept state drafts as well as who read it all, also after a restart") {
         const Case c("base-bf16-bf16");
         const test::TempDir states;
-        std::vector<int32_t> other = c.prompt_ids();
-        for (size_t i = 128; i < other.size(); ++i) other[i] = (other[i] + 1) % 80;
+        const auto going_on = [&](int32_t otherwise) {
+            std::vector<int32_t> prompt = c.prompt_ids();
+            for (size_t i = 128; i < prompt.size(); ++i) prompt[i] = (prompt[i] + otherwise) % 80;
+            return prompt;
+        };
         for (int start = 0; start < 2; ++start) {
             const auto backend = cpu();
             const auto model = c.open(*backend);
@@ -172,22 +175,24 @@ TEST_SUITE("cpu") {
             options.sequences = 2;
             Engine engine(*model, *backend, options);
             CHECK(engine.load_states(states.str()) == "");
-            // Both share the pages of the first 128 tokens, and go on differently.
+            // All share the pages of the first 128 tokens, and go on differently.
             if (start == 0) {
-                Request r = greedy(other, 1);
+                Request r = greedy(going_on(1), 1);
                 r.boundaries = {128};
                 engine.run(std::move(r));
             }
-            const RequestId beside = engine.submit(greedy(other, 20));
             Drafted drafted;
             Request r = greedy(c.prompt_ids(), c.answer().size() + 1);
             drafted.watch(r);
-            const Result result = engine.run(std::move(r));
+            const RequestId id = engine.submit(std::move(r));
+            while (drafted.rounds.empty()) engine.step();
+            const RequestId beside = engine.submit(greedy(going_on(2), 20));
+            while (engine.step()) {
+            }
+            const Result result = engine.take(id);
             CHECK(result.cached_tokens == (start == 0 ? 128 : 192));
             CHECK(drafted.rounds.size() >= 8);
             CHECK(error(c, drafted) < kClose);
-            while (engine.step()) {
-            }
             CHECK(engine.take(beside).cached_tokens >= 128);
             CHECK(engine.save_states([] { return true; }));
         }
