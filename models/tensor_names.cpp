@@ -60,7 +60,7 @@ const char* unused_reason_text(UnusedReason reason) {
         case UnusedReason::vision:
             return "vision tower: text only for now";
         case UnusedReason::mtp:
-            return "MTP block: speculation is off";
+            return "MTP layer: drafts nothing";
         case UnusedReason::activation_scale:
             return "activation scales: activations are not quantized";
         case UnusedReason::kv_scale:

@@ -21,7 +21,7 @@ std::string fused_name(std::string_view module);
 /// What a tensor that the text model does not read is for.
 enum class UnusedReason : unsigned char {
     vision,            // image and video tower; text only for now
-    mtp,               // multi-token-prediction block; speculation off
+    mtp,               // layer for multi-token prediction, where it does not draft
     activation_scale,  // input scales of W4A4 and W8A8; activations are not quantized
     kv_scale,          // scales of a quantized attention: q, and k and v, which the model keeps
     rotary,            // rotary inv_freq buffers; computed from the config

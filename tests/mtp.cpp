@@ -44,7 +44,8 @@ struct Case {
         drafts = values<int32_t>(file, "drafts");
         logits = values<float>(file, "logits");
         const size_t first = name.find('-'), second = name.find('-', first + 1);
-        const std::string checkpoint = name.substr(0, first) + "/" + name.substr(first + 1, second - first - 1);
+        const std::string checkpoint =
+            name.substr(0, first) + "/" + name.substr(first + 1, second - first - 1);
         for (const auto& entry : fs::directory_iterator(test::parity(checkpoint)))
             fs::copy(entry.path(), fs::path(dir.str()) / entry.path().filename());
         if (second != std::string::npos)
@@ -53,8 +54,12 @@ struct Case {
     std::unique_ptr<Model> open(Backend& backend, MtpUse mtp = MtpUse::required) const {
         return load_model(dir.str(), backend, {.tokenizer = false, .mtp = mtp});
     }
-    std::vector<int32_t> prompt_ids() const { return {ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(prompt)}; }
-    std::vector<int32_t> answer() const { return {ids.begin() + static_cast<std::ptrdiff_t>(prompt), ids.end()}; }
+    std::vector<int32_t> prompt_ids() const {
+        return {ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(prompt)};
+    }
+    std::vector<int32_t> answer() const {
+        return {ids.begin() + static_cast<std::ptrdiff_t>(prompt), ids.end()};
+    }
 
     std::string name;
     test::TempDir dir;
@@ -67,7 +72,8 @@ std::vector<std::string> case_names() {
     std::set<std::string> names;
     for (const auto& entry : fs::directory_iterator(vectors())) {
         const std::string file = entry.path().filename().string();
-        if (const size_t end = file.find(".golden"); end != std::string::npos) names.insert(file.substr(0, end));
+        if (const size_t end = file.find(".golden"); end != std::string::npos)
+            names.insert(file.substr(0, end));
     }
     return {names.begin(), names.end()};
 }
@@ -113,14 +119,22 @@ Request greedy(std::vector<int32_t> prompt, size_t tokens) {
 
 /// `acceptance`: of tokens that are verified in place of those that the MTP layer drafts; empty: none are replaced.
 EngineOptions drafting(const Case& c, const std::vector<double>& acceptance) {
-    EngineOptions o{.context = 512,
-                    .step_tokens = 64,
-                    .speculation = {.kind = DrafterKind::mtp, .draft_max = kDrafted}};
+    EngineOptions o{
+        .context = 512, .step_tokens = 64, .speculation = {.kind = DrafterKind::mtp, .draft_max = kDrafted}};
     if (acceptance.empty()) return o;
     const auto replay = std::make_shared<ReplayDrafter>(acceptance, 3);
     replay->expect(c.prompt_ids(), c.answer());
     o.drafter = replay;
     return o;
+}
+
+/// The same tensors, to be changed.
+test::SafetensorsWriter writer(const SafetensorsFile& file) {
+    test::SafetensorsWriter out;
+    for (const SafeTensor& t : file.tensors())
+        out.add(std::string(t.name), std::string(dtype_text(t)), {t.dims().begin(), t.dims().end()},
+                {reinterpret_cast<const char*>(t.data), t.bytes()});
+    return out;
 }
 
 TEST_SUITE("cpu") {
@@ -148,8 +162,11 @@ TEST_SUITE("cpu") {
     TEST_CASE("mtp: who goes on from a kept state drafts as well as who read it all, also after a restart") {
         const Case c("base-bf16-bf16");
         const test::TempDir states;
-        std::vector<int32_t> other = c.prompt_ids();
-        for (size_t i = 128; i < other.size(); ++i) other[i] = (other[i] + 1) % 80;
+        const auto going_on = [&](int32_t otherwise) {
+            std::vector<int32_t> prompt = c.prompt_ids();
+            for (size_t i = 128; i < prompt.size(); ++i) prompt[i] = (prompt[i] + otherwise) % 80;
+            return prompt;
+        };
         for (int start = 0; start < 2; ++start) {
             const auto backend = cpu();
             const auto model = c.open(*backend);
@@ -158,22 +175,24 @@ TEST_SUITE("cpu") {
             options.sequences = 2;
             Engine engine(*model, *backend, options);
             CHECK(engine.load_states(states.str()) == "");
-            // Both share the pages of the first 128 tokens, and go on differently.
+            // All share the pages of the first 128 tokens, and go on differently.
             if (start == 0) {
-                Request r = greedy(other, 1);
+                Request r = greedy(going_on(1), 1);
                 r.boundaries = {128};
                 engine.run(std::move(r));
             }
-            const RequestId beside = engine.submit(greedy(other, 20));
             Drafted drafted;
             Request r = greedy(c.prompt_ids(), c.answer().size() + 1);
             drafted.watch(r);
-            const Result result = engine.run(std::move(r));
+            const RequestId id = engine.submit(std::move(r));
+            while (drafted.rounds.empty()) engine.step();
+            const RequestId beside = engine.submit(greedy(going_on(2), 20));
+            while (engine.step()) {
+            }
+            const Result result = engine.take(id);
             CHECK(result.cached_tokens == (start == 0 ? 128 : 192));
             CHECK(drafted.rounds.size() >= 8);
             CHECK(error(c, drafted) < kClose);
-            while (engine.step()) {
-            }
             CHECK(engine.take(beside).cached_tokens >= 128);
             CHECK(engine.save_states([] { return true; }));
         }
@@ -188,7 +207,8 @@ TEST_SUITE("cpu") {
         // The end of the prompt comes as tokens that are forced on the answer.
         const size_t begin = all.size() - 60;
         Drafted drafted;
-        Request r = greedy({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(begin)}, 60 + c.answer().size() + 1);
+        Request r = greedy({all.begin(), all.begin() + static_cast<std::ptrdiff_t>(begin)},
+                           60 + c.answer().size() + 1);
         bool first = true;
         r.allow = [&](int32_t id) { return !first || id == all[begin]; };
         r.on_token = [&](int32_t) {
@@ -197,8 +217,9 @@ TEST_SUITE("cpu") {
         };
         size_t answered = 0;
         r.force = [&] {
-            return ++answered == 1 ? std::vector<int32_t>(all.begin() + static_cast<std::ptrdiff_t>(begin) + 1, all.end())
-                                   : std::vector<int32_t>();
+            return ++answered == 1
+                       ? std::vector<int32_t>(all.begin() + static_cast<std::ptrdiff_t>(begin) + 1, all.end())
+                       : std::vector<int32_t>();
         };
         size_t next = begin;
         r.allow = [&](int32_t id) { return next >= all.size() || id == all[next]; };
@@ -207,7 +228,8 @@ TEST_SUITE("cpu") {
         const Result result = engine.run(std::move(r));
         REQUIRE(result.tokens.size() == 60 + c.answer().size() + 1);
         CHECK(std::vector(result.tokens.begin() + 60, result.tokens.end() - 1) == c.answer());
-        std::erase_if(drafted.rounds, [&](const auto& round) { return round.first <= static_cast<int64_t>(all.size()); });
+        std::erase_if(drafted.rounds,
+                      [&](const auto& round) { return round.first <= static_cast<int64_t>(all.size()); });
         CHECK(drafted.rounds.size() >= 8);
         CHECK(error(c, drafted) < 1e-3);  // answers round otherwise than prompts
     }
@@ -215,21 +237,28 @@ TEST_SUITE("cpu") {
     TEST_CASE("mtp: a layer that cannot be read fails no load unless it was asked for, and is named") {
         const Case c("base-bf16-bf16");
         const std::string path = c.dir / "model_mtp.safetensors";
-        test::SafetensorsWriter whole;
-        const SafetensorsFile file = SafetensorsFile::open(vectors() + "/" + c.name + ".safetensors");
-        for (const SafeTensor& t : file.tensors())
-            whole.add(std::string(t.name), std::string(dtype_text(t)), {t.dims().begin(), t.dims().end()},
-                      {reinterpret_cast<const char*>(t.data), t.bytes()});
+        const test::SafetensorsWriter whole =
+            writer(SafetensorsFile::open(vectors() + "/" + c.name + ".safetensors"));
         using Change = std::function<void(test::SafetensorsWriter&)>;
         const std::string layer = "mtp.layers.0.";
         const std::pair<const char*, Change> faults[] = {
             {"no MTP layer", [](auto& w) { w.remove("mtp.fc.weight"); }},
             {"k_proj", [&](auto& w) { w.remove(layer + "self_attn.k_proj.weight"); }},
-            {"mtp.fc.weight", [](auto& w) { w.at("mtp.fc.weight").shape = {64, 32}; }},
+            {"mtp.fc.weight",
+             [](auto& w) {
+                 w.at("mtp.fc.weight").shape = {64, 32};
+             }},
             {"experts.7", [&](auto& w) { w.remove(layer + "mlp.experts.7.down_proj.weight"); }},
-            {"pre_fc_norm_hidden", [](auto& w) { w.at("mtp.pre_fc_norm_hidden.weight").data[1] = '\x7f', w.at("mtp.pre_fc_norm_hidden.weight").data[0] = '\xff'; }},
+            {"pre_fc_norm_hidden",
+             [](auto& w) {
+                 w.at("mtp.pre_fc_norm_hidden.weight").data[1] = '\x7f',
+                 w.at("mtp.pre_fc_norm_hidden.weight").data[0] = '\xff';
+             }},
             {"second layer", [](auto& w) { w.bf16("mtp.layers.1.input_layernorm.weight", {32}); }},
-            {"embeddings of its own", [](auto& w) { w.bf16("mtp.embed_tokens.weight", {96, 32}); }},
+            {"embeddings of its own",
+             [](auto& w) {
+                 w.bf16("mtp.embed_tokens.weight", {96, 32});
+             }},
         };
         const auto backend = cpu();
         for (const auto& [what, change] : faults) {
@@ -252,8 +281,33 @@ TEST_SUITE("cpu") {
         CHECK(c.open(*backend, MtpUse::if_readable)->info().mtp);
         const auto without = c.open(*backend, MtpUse::none);
         CHECK(!without->info().mtp);
-        CHECK_THROWS_WITH_AS(Engine(*without, *backend, drafting(c, {})), doctest::Contains("without its MTP layer"),
-                             Error);
+        CHECK_THROWS_WITH_AS(Engine(*without, *backend, drafting(c, {})),
+                             doctest::Contains("without its MTP layer"), Error);
+    }
+
+    TEST_CASE("mtp: weights that overflow, and tensors in one another's place, change no answer") {
+        const Case c("base-bf16-bf16");
+        const SafetensorsFile file = SafetensorsFile::open(vectors() + "/" + c.name + ".safetensors");
+        const std::string attention = "mtp.layers.0.self_attn.", norms = "mtp.pre_fc_norm_";
+        const std::pair<std::string, std::string> swaps[] = {
+            {"", ""},
+            {attention + "k_proj.weight", attention + "v_proj.weight"},
+            {norms + "embedding.weight", norms + "hidden.weight"}};
+        for (const auto& [one, other] : swaps) {
+            CAPTURE(one);
+            test::SafetensorsWriter changed = writer(file);
+            if (one.empty())
+                for (size_t i = 1; i < changed.at("mtp.fc.weight").data.size(); i += 2)
+                    changed.at("mtp.fc.weight").data[i] = '\x7f',
+                    changed.at("mtp.fc.weight").data[i - 1] = '\x7f';
+            else
+                std::swap(changed.at(one).data, changed.at(other).data);
+            c.dir.write("model_mtp.safetensors", changed.bytes());
+            const auto backend = device();
+            const auto model = c.open(*backend);
+            Engine engine(*model, *backend, drafting(c, {}));
+            CHECK(engine.run(greedy(c.prompt_ids(), c.answer().size())).tokens == c.answer());
+        }
     }
 
     TEST_CASE("mtp: where a device cannot run it, auto goes on without, and says so") {
@@ -275,6 +329,35 @@ TEST_SUITE("cpu") {
         REQUIRE(engine.notes().size() == 1);
         CHECK(engine.notes()[0] == "no drafts by MTP: kernels do not support this");
         CHECK(engine.run(greedy(c.prompt_ids(), c.answer().size())).tokens == c.answer());
+    }
+
+    TEST_CASE("mtp: where a device drafts for few sequences at a time, several passes draft for all") {
+        const Case c("base-bf16-bf16");
+        auto owned = std::make_unique<test::CountedBackend>(int64_t{1} << 34);
+        test::CountedBackend& backend = *owned;
+        const auto model = c.open(backend);
+        EngineOptions options = drafting(c, {});
+        options.sequences = 5;
+        // A prompt's pass, one draft, two: three are too many.
+        backend.before_run = [runs = 0]() mutable {
+            if (++runs == 4) throw Error(ErrorKind::device, "too little shared memory");
+        };
+        Engine engine(*model, backend, options);
+        backend.before_run = nullptr;
+        std::vector<Drafted> drafted(5);
+        std::vector<RequestId> ids;
+        for (Drafted& d : drafted) {
+            Request r = greedy(c.prompt_ids(), c.answer().size() + 1);
+            d.watch(r);
+            ids.push_back(engine.submit(std::move(r)));
+        }
+        while (engine.step()) {
+        }
+        for (size_t i = 0; i < ids.size(); ++i) {
+            CHECK(engine.take(ids[i]).tokens.size() == c.answer().size() + 1);
+            CHECK(drafted[i].rounds.size() >= 8);
+            CHECK(error(c, drafted[i]) < kClose);
+        }
     }
 
     TEST_CASE("mtp: random weights in the shapes of real ones have the layer, where it is wanted") {

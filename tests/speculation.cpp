@@ -2,8 +2,10 @@
 // really verified, accepted and rolled back.
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <cstring>
 #include <random>
+#include <thread>
 
 #include "counted_backend.h"
 #include "engine_harness.h"
@@ -13,6 +15,7 @@
 #include "tools/bench/quality.h"
 #include "tools/engine/answer_reader.h"
 #include "tools/engine/lookup_drafter.h"
+#include "tools/engine/paid_drafter.h"
 #include "tools/engine/replay_drafter.h"
 #include "tools/engine/speculation.h"
 
@@ -388,6 +391,32 @@ TEST_SUITE("cpu") {
                 CHECK(requests.run(options) == requests.expected);
             }
         }
+    }
+
+    TEST_CASE("drafts that take longer than they save are given up, however right they are") {
+        struct Slow final : Drafter {
+            const char* name() const override { return "slow"; }
+            void propose(std::span<Draft> drafts) override {
+                std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                for (Draft& d : drafts) d.tokens.assign(static_cast<size_t>(d.most), 0);
+            }
+        };
+        test::Loaded l(parity("base/ct"), cpu());
+        Requests requests(l, 512, [](Request& r, size_t) {
+            r.max_tokens = 100;
+            r.drafts.full = false;
+        });
+        const auto drafted = [&](bool slow) {
+            EngineOptions options = requests.drafting(std::vector<double>(4, 1.0), 1, 4);
+            if (slow)
+                options.drafter = std::make_shared<PaidDrafter>(options.drafter, std::make_shared<Slow>());
+            const auto found = requests.run(options);
+            CHECK(found == requests.expected);
+            return sum(found, &Result::drafted);
+        };
+        const int64_t paid = drafted(true);
+        CHECK(paid > 0);
+        CHECK(paid < drafted(false) / 4);
     }
 
     TEST_CASE("drafts of tokens that do not exist, and too long ones, do no harm") {

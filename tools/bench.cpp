@@ -111,7 +111,8 @@ void add_draft_flags(ArgParser& p, Options& o) {
                         FAIL(usage, "--draft-max: expected 1 to {}, found {}", kMaxDraft, n);
             });
     p.value("--accept", "P,P,...",
-            "in place of the drafters: drafts that are right with these probabilities, by position "
+            "in place of the drafters, with --spec mtp at its cost: drafts that are right with these "
+            "probabilities, by position "
             "(0.85,0.77,0.71), "
             "each for its position and all before it",
             [&](const std::string& v) { o.acceptance = parse_acceptance(v); });

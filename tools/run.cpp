@@ -73,7 +73,7 @@ int cmd_run(int argc, char** argv) {
         set_value(context.settings, name, value, "--" + name, "flag");
     if (options.verbose) say_what_was_loaded(context);
     for (const std::string& text : loaded.model->notes())
-        if (options.verbose || text.find("template") != std::string::npos) note("note: " + text + "\n");
+        if (!options.verbose && text.find("template") != std::string::npos) note("note: " + text + "\n");
 
     if (!options.ids_file.empty()) return run_ids(context);
     const bool prompt = (options.prompt && !options.chat) || !options.prompt_file.empty();

@@ -16,7 +16,7 @@ using cuda_stand_in::take_record;
 
 constexpr int64_t kSlots = 64, kPages = 64;  // of the pool: nobody reads them
 constexpr int64_t kContextPages = 512;       // of the page table's rows: 32K tokens
-constexpr int64_t kArena = 64ll << 30, kInputs = 4 << 20;
+constexpr int64_t kArena = 64ll << 30, kInputs = 16 << 20;
 
 /// The node, in a graph of its own, with the memory that its tensors have.
 Graph graph_of(const Node& node) {
@@ -46,7 +46,8 @@ void make_all_outputs(Graph& graph) {
 }
 
 std::unique_ptr<Model> open(const ModelChoice& choice) {
-    const OpenOptions options{.tokenizer = false, .dense = choice.dense};
+    const OpenOptions options{
+        .tokenizer = false, .dense = choice.dense, .mtp = choice.mtp ? MtpUse::required : MtpUse::none};
     return choice.mix.empty() ? open_model(choice.shape, options)
                               : open_synthetic(choice.shape, choice.mix, options);
 }
@@ -65,7 +66,8 @@ PlacedModel::PlacedModel(const ModelChoice& choice, int device)
     loading_ = take_record().launches;
     const DType type = backend_->activation_dtype();
     pool_ = std::make_unique<StatePool>(
-        *backend_, model_->state_specs({.kv = type, .conv = type, .journal = choice.journal}), kSlots,
+        *backend_,
+        model_->state_specs({.kv = type, .conv = type, .journal = choice.journal, .mtp = choice.mtp}), kSlots,
         kPages);
     workspace_ = std::make_unique<Workspace>(*backend_, kArena, kInputs);
 }
@@ -87,6 +89,20 @@ BatchShape PlacedModel::prompt(int64_t rows, int64_t sequences) const {
     BatchShape shape = answers(rows, sequences);
     shape.kind = StepKind::prompt;
     shape.logit_rows = sequences;
+    return shape;
+}
+
+BatchShape PlacedModel::mtp_drafts(int64_t sequences) const {
+    BatchShape shape = answers(sequences);
+    shape.pass = Pass::mtp;
+    return shape;
+}
+
+BatchShape PlacedModel::mtp_catch_up(StepKind kind, int64_t rows) const {
+    BatchShape shape = answers(rows, 1);
+    shape.kind = kind;
+    shape.pass = Pass::mtp;
+    shape.logit_rows = 0;
     return shape;
 }
 

@@ -32,6 +32,7 @@ struct ModelChoice {
     std::string mix;    // empty: a checkpoint
     DenseFormat dense = DenseFormat::as_stored;
     int journal = 0;  // entries a slot
+    bool mtp = false;
 };
 
 class PlacedModel {
@@ -48,6 +49,10 @@ class PlacedModel {
     BatchShape answers(int64_t rows, int64_t sequences = 0) const;
     /// A prompt step whose sequences want the logits of their last row.
     BatchShape prompt(int64_t rows, int64_t sequences = 1) const;
+
+    /// A pass of the MTP layer that drafts a token for each of so many sequences, and one that catches up with rows of one.
+    BatchShape mtp_drafts(int64_t sequences) const;
+    BatchShape mtp_catch_up(StepKind kind, int64_t rows) const;
 
     /// Of the whole step, as steps run that are not captured.
     std::vector<Launch> launches(const BatchShape& shape);

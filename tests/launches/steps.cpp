@@ -125,6 +125,68 @@ TEST_CASE(
         }
 }
 
+/// The most sequences, of those that plans are made for, that one pass of the MTP layer drafts for.
+int64_t most_drafts(PlacedModel& model) {
+    int64_t most = 0;
+    for (int64_t n = 1; n <= kMaxAnswerRows && refusal(model, model.mtp_drafts(n)).empty();
+         n = next_bucket(n)) {
+        CHECK(model.replay(model.mtp_drafts(n)).kernels > 0);
+        most = n;
+    }
+    return most;
+}
+
+TEST_CASE("launches: for how many sequences a pass of the MTP layer drafts") {
+    using namespace cuda_stand_in;
+    struct Promise {
+        int device;
+        const char *shape, *mix;
+        int64_t sequences;
+    };
+    // A mixture in BF16 or FP8 takes more shared memory than one in NVFP4.
+    constexpr Promise kPromises[] = {
+        {kH200, "qwen3.6-35b-a3b", "aeon", 64},          {kH200, "qwen3.6-35b-a3b", "qwen-fp8", 64},
+        {kH200, "qwen3.6-27b-shape", "aeon", 64},        {kH200, "qwen3.6-27b-shape", "qwen-fp8", 64},
+        {kRtx5090, "qwen3.6-35b-a3b", "aeon", 0},        {kRtx5090, "qwen3.6-27b-shape", "aeon", 64},
+        {kRtx5090, "qwen3.6-27b-shape", "qwen-fp8", 64}, {kA100, "qwen3.6-35b-a3b", "aeon", 8},
+        {kA100, "qwen3.6-27b-shape", "aeon", 64},        {kA100, "qwen3.6-27b-shape", "qwen-fp8", 64},
+    };
+    for (const Promise& p : kPromises) {
+        CAPTURE(p.device);
+        CAPTURE(std::string(p.shape));
+        CAPTURE(std::string(p.mix));
+        PlacedModel model({.shape = p.shape, .mix = p.mix, .mtp = true}, p.device);
+        CHECK(most_drafts(model) == p.sequences);
+    }
+}
+
+TEST_CASE(
+    "launches: the MTP layer catches up on every device, and steps that leave hidden states launch nothing "
+    "more") {
+    std::vector<ModelChoice> models;
+    for (const char* shape : {"qwen3.6-35b-a3b", "qwen3.6-27b-shape", "tiny", "tiny-dense"})
+        models.push_back({.shape = shape, .mix = "aeon", .mtp = true});
+    for (ModelChoice choice : small_checkpoints())
+        if (choice.shape.find("tied_text") != std::string::npos ||
+            choice.shape.find("vision_mtp") != std::string::npos) {
+            choice.mtp = true;
+            models.push_back(choice);
+        }
+    on_all_devices(models, [](PlacedModel& model) {
+        for (const int64_t rows : {1, 2, 3, 8, 16, 32, 64}) {
+            CAPTURE(rows);
+            CHECK(model.replay(model.mtp_catch_up(StepKind::answer, rows)).kernels > 0);
+            BatchShape hidden = model.answers(rows);
+            hidden.pass = Pass::hidden;
+            CHECK(first_difference(model.launches(model.answers(rows)), model.launches(hidden)) == "");
+        }
+        for (const int64_t rows : {1, 63, 64, 200, 1024}) {
+            CAPTURE(rows);
+            CHECK(refusal(model, model.mtp_catch_up(StepKind::prompt, rows)) == "");
+        }
+    });
+}
+
 TEST_CASE("launches: kernels of an answer step of the 35B") {
     struct Promise {
         int device;

@@ -167,6 +167,7 @@ LoadedModel load_and_start(const LoadOptions& o) {
     for (const std::string& note : loaded.engine->notes()) std::fprintf(stderr, "quern: %s\n", note.c_str());
     if (!o.verbose) return loaded;
     std::fprintf(stderr, "loaded    %s\n", summary.c_str());
+    for (const std::string& note : loaded.model->notes()) std::fprintf(stderr, "note: %s\n", note.c_str());
     if (!plan.device.exact) return loaded;
     MemoryMeasured measured = loaded.engine->memory_measured();
     measured.weights = weights;

@@ -74,7 +74,7 @@ struct LoadOptions {
     DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;
     int64_t context_limit = 0;  // of a context that is chosen because it fits (engine.context 0); 0: none
-    bool verbose = false;       // the memory plan and the time of the load on stderr
+    bool verbose = false;       // the memory plan, the time of the load and the model's notes on stderr
     OnProgress progress;        // called beside showing the bar
 };
 

@@ -39,11 +39,11 @@ MtpDrafter::MtpDrafter(const Model& model, Backend& backend, const StatePool& po
       kept_(pool.find(static_cast<int>(model.info().layers), StateRole::hidden)) {
     const int64_t rows = std::max(limits_.prompt_rows, limits_.answer_rows);
     step_hidden_ = {backend.alloc_host(rows * width_ * int64_t{sizeof(float)}, "hidden states of a step"),
-                    [&backend](void* memory) { backend.free_host(memory); }};
+                    [&backend](void* rows_memory) { backend.free_host(rows_memory); }};
     try_out();
 }
 
-/// The passes that answers need at once, and a prompt's of the most rows.
+/// The passes that answers need at once, and one over a prompt. Finds out how many sequences a pass drafts for.
 void MtpDrafter::try_out() {
     const std::vector<float> zeros(static_cast<size_t>(width_), 0.0f);
     const int64_t most = backend_.captures() ? kPromptRows : kPageTokens;
@@ -53,15 +53,26 @@ void MtpDrafter::try_out() {
     const auto rows_of = [&](int64_t sequences, int64_t tokens) {
         Rows rows;
         for (int64_t i = 0; i < sequences; ++i)
-            rows.inputs.push_back(
-                {.state = &nobody, .begin = 0, .tokens = std::vector<int32_t>(static_cast<size_t>(tokens), 0)});
+            rows.inputs.push_back({.state = &nobody,
+                                   .begin = 0,
+                                   .tokens = std::vector<int32_t>(static_cast<size_t>(tokens), 0)});
         rows.hidden.assign(static_cast<size_t>(sequences * tokens), zeros.data());
         return rows;
     };
-    run(StepKind::prompt, rows_of(1, std::min({most, limits_.prompt_rows, pages_ * kPageTokens})), Pass::hidden,
-        false);
-    for (int64_t n = 1; n <= std::min(sequences_, limits_.answer_rows); n = next_bucket(n))
-        run(StepKind::answer, rows_of(n, 1), Pass::hidden, true);
+    run(StepKind::prompt, rows_of(1, std::min({most, limits_.prompt_rows, pages_ * kPageTokens})),
+        Pass::hidden, false);
+    const int64_t sequences =
+        backend_.captures() ? decode_bucket(std::min(sequences_, limits_.answer_rows)) : 1;
+    for (int64_t n = 1; n <= sequences; n = next_bucket(n)) {
+        try {
+            run(StepKind::answer, rows_of(n, 1), Pass::hidden, true);
+        } catch (const Error&) {
+            if (n == 1) throw;
+            break;
+        }
+        draft_rows_ = n;
+    }
+    if (!backend_.captures()) draft_rows_ = limits_.answer_rows;
     run(StepKind::answer, rows_of(1, std::min(kMaxAnswerSlice, limits_.answer_rows)), Pass::hidden, false);
     backend_.synchronize();
 }
@@ -122,6 +133,7 @@ MtpDrafter::Known& MtpDrafter::known(const Sequence& s, int64_t begin) {
 }
 
 void MtpDrafter::computed(const Step& step, const StepPlan& plan) {
+    prompts_.clear();
     int64_t rows = 0;
     bool wanted = step.kind == StepKind::prompt;  // whose states others may go on from
     for (const Slice& slice : step.slices) {
@@ -130,7 +142,6 @@ void MtpDrafter::computed(const Step& step, const StepPlan& plan) {
     }
     if (!wanted) return;
     backend_.download(step_hidden_.get(), plan.hidden->data, rows * width_ * int64_t{sizeof(float)});
-    prompts_.clear();
     int64_t row = 0;
     for (const Slice& slice : step.slices) {
         Known& k = known(*slice.sequence, slice.begin);
@@ -169,7 +180,8 @@ MtpDrafter::CatchUp MtpDrafter::catch_up_of(const Sequence& s, const Known& k, i
 }
 
 void MtpDrafter::catch_up(StepKind kind, const std::vector<CatchUp>& list) {
-    const int64_t most = kind == StepKind::prompt ? std::min(kPromptRows, limits_.prompt_rows) : limits_.answer_rows;
+    const int64_t most =
+        kind == StepKind::prompt ? std::min(kPromptRows, limits_.prompt_rows) : limits_.answer_rows;
     Rows rows;
     const auto flush = [&] {
         if (!rows.hidden.empty()) run(kind, rows, Pass::hidden, false);
@@ -231,7 +243,9 @@ void MtpDrafter::propose(std::span<Draft> drafts) {
         k.hidden.clear();
     }
     for (int64_t step = 0; !guesses.empty(); ++step) {
-        guess(guesses, step);
+        const auto most = static_cast<size_t>(draft_rows_);
+        for (size_t i = 0; i < guesses.size(); i += most)
+            guess(std::span(guesses).subspan(i, std::min(most, guesses.size() - i)), step);
         std::erase_if(guesses, [](const Guess& g) {
             return g.token < 0 || static_cast<int64_t>(g.draft->tokens.size()) == g.draft->most;
         });
@@ -239,7 +253,7 @@ void MtpDrafter::propose(std::span<Draft> drafts) {
 }
 
 /// One more token of each draft; none (-1) if no logit is a number.
-void MtpDrafter::guess(std::vector<Guess>& guesses, int64_t step) {
+void MtpDrafter::guess(std::span<Guess> guesses, int64_t step) {
     Rows rows;
     for (const Guess& g : guesses) {
         const SequenceState& state = g.draft->sequence->state;

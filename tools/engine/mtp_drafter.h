@@ -26,7 +26,7 @@ namespace quern {
 class MtpDrafter final : public Drafter {
   public:
     /// All of the engine's; they outlive the drafter. Runs every kind of pass once, on states that nobody uses yet: throws Error
-    /// if the backend cannot.
+    /// if the backend cannot draft for a single sequence.
     MtpDrafter(const Model& model, Backend& backend, const StatePool& pool, PlanCache& plans,
                const MemoryPlan& memory);
 
@@ -66,10 +66,12 @@ class MtpDrafter final : public Drafter {
     void prompt_computed(const Slice& slice, Known& k);
     CatchUp catch_up_of(const Sequence& s, const Known& k, int64_t count) const;
     void catch_up(StepKind kind, const std::vector<CatchUp>& list);
-    void guess(std::vector<Guess>& guesses, int64_t step);
+    void guess(std::span<Guess> guesses, int64_t step);
     StepPlan& run(StepKind kind, const Rows& rows, Pass from, bool logits);
     void fill_hidden(StepPlan& plan, const std::vector<const float*>& rows, Pass from) const;
-    const float* step_hidden(int64_t row) const { return static_cast<float*>(step_hidden_.get()) + row * width_; }
+    const float* step_hidden(int64_t row) const {
+        return static_cast<float*>(step_hidden_.get()) + row * width_;
+    }
     std::byte* kept_hidden(const Sequence& s) const;
     void try_out();
 
@@ -78,6 +80,7 @@ class MtpDrafter final : public Drafter {
     PlanCache& plans_;
     StepLimits limits_;
     int64_t sequences_, pages_, width_;
+    int64_t draft_rows_ = 0;             // sequences that one pass drafts for
     Tensor kept_;                        // StateRole::hidden
     std::shared_ptr<void> step_hidden_;  // F32 [rows, width] of the last step, on the host
     std::map<RequestId, Known> known_;
