@@ -202,7 +202,7 @@ TEST_SUITE("model") {
         refused({{"tools", {kTime, kTime}}}, "tools[1].function.name");
         refused({{"chat_template_kwargs", {{"chat_template", "x"}}}}, "chat_template_kwargs.chat_template");
         refused({{"response_format", {{"type", "xml"}}}}, "response_format.type");
-        refused({{"grammar", "root ::= x"}}, "grammar", "unsupported_parameter");
+        refused({{"grammar", "root ::= x"}}, "grammar", "unsupported_grammar");
         refused({{"surprise", 1}}, "surprise", "unknown_parameter");
         std::string words;
         for (int i = 0; i < 400; ++i) words += "word ";
