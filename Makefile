@@ -45,7 +45,7 @@ test: configure  ## build and run every test that needs no GPU
 
 test-api: build  ## the official openai and anthropic clients against the server (installs them into a Python environment)
 	@test -x build-venv/bin/python || python3 -m venv build-venv
-	@build-venv/bin/pip install -q openai anthropic
+	@build-venv/bin/pip install -q openai anthropic instructor
 	@build-venv/bin/python tests/api_clients.py $(BUILD)/quern
 
 test-page: build ## the web page in a headless Chromium (installs it; SKIPPED where it cannot); pictures in build/page-pictures

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""The official openai and anthropic clients against the real server with the demo checkpoint: `make test-api`.
+"""The official openai and anthropic clients, and instructor, against the real server with the demo checkpoint: `make test-api`.
 
 Usage: api_clients.py QUERN_BINARY. Prints one line a check; exit code 1 if one failed.
 """
 import asyncio
+import copy
 import json
 import re
 import subprocess
@@ -11,7 +12,9 @@ import sys
 import traceback
 
 import anthropic
+import instructor
 import openai
+import pydantic
 
 WEATHER = {"type": "function", "function": {"name": "get_weather", "parameters": {
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
@@ -71,6 +74,35 @@ def tools(client):
         model="demo", messages=[{"role": "user", "content": "Hello"}], tools=[WEATHER], temperature=0,
         tool_choice={"type": "function", "function": {"name": "get_weather"}})
     assert forced.choices[0].message.tool_calls[0].function.name == "get_weather"
+
+
+def forced(client):
+    """Calls that were demanded fit their schema, whatever the model would rather say."""
+    add = {"type": "function", "function": {"name": "add", "strict": True, "parameters": {
+        "type": "object", "properties": {"sum": {"type": "integer"}, "unit": {"enum": ["m", "km"]}},
+        "required": ["sum", "unit"], "additionalProperties": False}}}
+    for choice in "required", {"type": "function", "function": {"name": "add"}}:
+        for seed in range(3):
+            r = client.chat.completions.create(model="demo", messages=FRANCE, tools=[add], tool_choice=choice, seed=seed,
+                                               temperature=1.5, parallel_tool_calls=False, max_tokens=400,
+                                               extra_body={"thinking_budget": 50})
+            assert r.choices[0].finish_reason == "tool_calls", r
+            arguments = json.loads(r.choices[0].message.tool_calls[0].function.arguments)
+            assert isinstance(arguments["sum"], int) and arguments["unit"] in ("m", "km") and len(arguments) == 2, r
+
+
+class Answer(pydantic.BaseModel):
+    city: str = pydantic.Field(min_length=1, max_length=40)
+    people: int
+    capital: bool | None = None
+
+
+def extraction(client):
+    for mode in instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA:
+        asked = instructor.from_openai(client, mode=mode)
+        answer = asked.chat.completions.create(model="demo", messages=copy.deepcopy(FRANCE), response_model=Answer,
+                                               max_retries=0, temperature=0, extra_body={"enable_thinking": False})
+        assert isinstance(answer, Answer), answer
 
 
 def schema(client):
@@ -209,7 +241,8 @@ def main():
     server = Server(sys.argv[1])
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="secret", max_retries=0)
     claude = anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0)
-    checks = [(f, client) for f in (chat, stream, tools, schema, logprobs, errors, responses, stateful, streamed_tools,
+    checks = [(f, client) for f in (chat, stream, tools, forced, extraction, schema, logprobs, errors, responses,
+                                    stateful, streamed_tools,
                                     completions)]
     checks += [(asynchronous, server.url), (messages, claude)]
     failed = 0

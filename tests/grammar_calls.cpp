@@ -183,10 +183,9 @@ std::vector<std::string> vocabulary() {
 /// What brings a call nearer to its end, the best first.
 std::vector<std::string> ways_out() {
     std::vector<std::string> out = {"</function>\n</tool_call>", "\n</parameter>\n</function>\n</tool_call>",
-                                    "\n</parameter>\n<parameter=",
-                                    "a key",
-                                    "a key of JSON"};
-    for (const char* end : {"\"", "}", "]", "<parameter=", "</tool_call>", ">\n", ",", "0"}) out.push_back(end);
+                                    "\n</parameter>\n<parameter=", "a key", "a key of JSON"};
+    for (const char* end : {"\"", "}", "]", "<parameter=", "</tool_call>", ">\n", ",", "0"})
+        out.push_back(end);
     return out;
 }
 

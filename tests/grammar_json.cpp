@@ -79,6 +79,9 @@ TEST_SUITE("cpu") {
         CHECK(said(R"({"type":"object","properties":{"a":{"type":"array","uniqueItems":true},
                        "b":{"type":"integer","multipleOf":3}},"minProperties":1})") ==
               "$.properties.a.uniqueItems $.properties.b.multipleOf $.minProperties");
+        CHECK(said(R"({"additionalProperties":false,"allOf":[{"properties":{"a":{}}}]})") ==
+              "$.allOf.additionalProperties");
+        CHECK(whole(compile(R"({"type":"string","maxLength":2.0})"), "\"ab\""));
         CHECK(said(R"({"not":{"type":"string"},"if":true,"enum":[1]})") == "$.not $.if");
         CHECK(said(R"({"title":"t","description":"d","type":"string","x-order":1,"discriminator":{},
                        "default":1,"examples":[],"$schema":"s","$defs":{}})")

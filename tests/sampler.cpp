@@ -178,6 +178,34 @@ TEST_SUITE("cpu") {
         CHECK(sample(masked, 3, {}, {}, 0) == 1);
     }
 
+    TEST_CASE("drawing among allowed ids is drawing from a masked row, with few questions") {
+        std::mt19937 random(11);
+        for (int i = 0; i < 3000; ++i) {
+            const Row row = random_row(random);
+            const Sampling s = random_settings(random);
+            std::vector<char> allowed(static_cast<size_t>(row.vocab));
+            const unsigned one_in = pick(random, {1u, 2u, 50u});
+            for (char& a : allowed) a = random() % one_in == 0;
+            const auto allow = [&](int32_t id) { return allowed[static_cast<size_t>(id)] != 0; };
+            std::vector<float> masked = row.logits;
+            bool any = false;
+            for (size_t id = 0; id < allowed.size(); ++id) {
+                any = any || (allowed[id] && std::isfinite(masked[id]));
+                if (!allowed[id]) masked[id] = -INFINITY;
+            }
+            CAPTURE(i);
+            if (any)
+                CHECK(sample_allowed(row.logits, row.vocab, s, {}, i, allow) ==
+                      sample(masked, row.vocab, s, {}, i));
+            else
+                CHECK_THROWS_AS(sample_allowed(row.logits, row.vocab, s, {}, i, allow), Error);
+        }
+        const std::vector<float> wide = normals(random, 100000, 3.0f);
+        int asked = 0;
+        sample_allowed(wide, 100000, {.top_k = 20}, {}, 0, [&](int32_t id) { return ++asked, id % 2 == 0; });
+        CHECK(asked < 200);
+    }
+
     TEST_CASE("the highest logits alone give the same token, or none") {
         std::mt19937 random(5);
         int answers = 0, total = 0;

@@ -230,7 +230,7 @@ TEST_SUITE("model") {
         refused({{"chat_template_kwargs", {{"chat_template", "x"}}}}, "chat_template_kwargs.chat_template",
                 "unknown_parameter");
         refused({{"response_format", {{"type", "xml"}}}}, "response_format.type");
-        refused({{"grammar", "root ::= x"}}, "grammar", "unsupported_parameter");
+        refused({{"grammar", "root ::= x"}}, "grammar", "unsupported_grammar");
         refused({{"surprise", 1}}, "surprise", "unknown_parameter");
         std::string words;
         for (int i = 0; i < 400; ++i) words += "word ";

@@ -141,6 +141,8 @@ TEST_SUITE("model") {
         refused({{"guided_json", "{"}}, "guided_json");
         refused({{"choice", json::array()}}, "choice");
         refused({{"choice", "a"}}, "choice");
+        refused({{"regex", "(?=a)"}}, "regex");
+        refused({{"structured_outputs", {{"grammar", "x"}}}}, "structured_outputs.grammar");
         refused({{"structured_outputs", {{"structural_tag", "x"}}}}, "structured_outputs.structural_tag");
         refused({{"response_format", {{"type", "json_schema"}}}}, "response_format.json_schema.schema");
     }

@@ -112,13 +112,10 @@ int32_t Engine::State::choose(const Sequence& s, const StepPlan& plan, const int
     const std::span<float> logits(own, static_cast<size_t>(plan.logits->shape[1]));
     const int64_t vocab = model.info().vocab;
     int32_t id = sample(logits, vocab, s.request.sampling, s.tokens, position);
-    if (s.request.allow && !s.request.allow(id)) {
-        // A second, independent draw among the allowed tokens keeps their proportions.
-        std::vector<float> allowed(logits.begin(), logits.end());
-        for (int32_t other = 0; other < vocab; ++other)
-            if (!s.request.allow(other)) allowed[static_cast<size_t>(other)] = -INFINITY;
-        id = sample(allowed, vocab, s.request.sampling, s.tokens, position + kSecondDraw);
-    }
+    // A second, independent draw among the allowed tokens keeps their proportions.
+    if (s.request.allow && !s.request.allow(id))
+        id = sample_allowed(logits, vocab, s.request.sampling, s.tokens, position + kSecondDraw,
+                            s.request.allow);
     if (s.request.on_logits) s.request.on_logits(id, logits);
     return id;
 }

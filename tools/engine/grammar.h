@@ -27,6 +27,12 @@ class Grammar {
     static std::shared_ptr<const Grammar> json(const nlohmann::ordered_json& schema);
     /// One of these texts. Throws Error(usage) for none, too many or an empty one.
     static std::shared_ptr<const Grammar> choice(std::vector<std::string> texts);
+    /// A text that the expression matches from its start to its end: characters, ., classes, \d \w \s, groups, |, * + ? {m,n};
+    /// no looking around, no references back, ^ and $ only at the ends. Throws Error(usage) naming the place.
+    static std::shared_ptr<const Grammar> regex(std::string_view text);
+    /// A text of the rule `root` of a grammar in llama.cpp's GBNF. Throws Error(usage) naming the place, also for a rule that
+    /// begins with itself.
+    static std::shared_ptr<const Grammar> gbnf(std::string_view text);
     /// Calls of these tools, as the chat format writes them, from behind the marker that begins a block to the one that ends
     /// it. Names are among `allowed` (empty: all); parameters may come in any order, each once, those that are required
     /// always, others than the listed ones if additionalProperties allows it. Text is bare, with its lengths and its enum
@@ -48,6 +54,7 @@ class Grammar {
     friend class SchemaCompiler;
     Grammar();
     Node* add();
+    static std::shared_ptr<const Grammar> of_text(struct Automaton automaton);
     const Node* add_parameter(const nlohmann::ordered_json& schema, const nlohmann::ordered_json& root,
                               ParameterType type, const std::string& where);
     const Node* add_tool(const nlohmann::ordered_json& parameters, const ToolSchemas& schemas,

@@ -7,7 +7,8 @@ namespace quern {
 
 namespace {
 
-constexpr size_t kMaxThreads = 1024;
+constexpr size_t kMaxThreads = 1024, kMaxSettled = 8192;
+constexpr size_t kMaxCalls = 200;  // rules of a grammar within each other
 constexpr int kAskedOften =
     8;  // so many questions at one place are answered faster with the bytes that may come
 
@@ -98,6 +99,8 @@ void GrammarMatcher::Step::step(Thread thread) {
             return call(std::move(thread));
         case FrameKind::text:
             return text(std::move(thread));
+        case FrameKind::automaton:
+            return automaton(std::move(thread));
         case FrameKind::literal:
             return literal(std::move(thread));
         case FrameKind::word:
@@ -116,6 +119,14 @@ void GrammarMatcher::Step::step(Thread thread) {
 /// The first byte of a value.
 void GrammarMatcher::Step::begin(const Thread& around, const Grammar::Node& node) {
     for (const Grammar::Node* other : node.any_of) begin(around, *other);
+    if (node.automaton != nullptr) {
+        Thread t = around;
+        t.stack.push_back({.node = &node, .kind = FrameKind::automaton, .count = node.automaton->start});
+        std::vector<Thread> starts;
+        Step{byte, starts}.settle(std::move(t));
+        for (Thread& start : starts) step(std::move(start));
+        return;
+    }
     const auto open = [&](FrameKind kind) {
         Thread t = around;
         t.stack.push_back({.node = &node, .kind = kind});
@@ -143,6 +154,57 @@ void GrammarMatcher::Step::begin(const Thread& around, const Grammar::Node& node
     if (node.types & (kNumber | kInteger)) number(open(FrameKind::number));
     if (byte == '{' && room(around, node.object_height)) go(open(FrameKind::object));
     if (byte == '[' && room(around, node.array_height)) go(open(FrameKind::array));
+}
+
+void GrammarMatcher::Step::automaton(Thread thread) {
+    Frame& f = thread.stack.back();
+    const Automaton::State& state = f.node->automaton->states[static_cast<size_t>(f.count)];
+    if (byte < state.low || byte > state.high) return;
+    f.count = state.next;
+    settle(std::move(thread));
+}
+
+uint64_t GrammarMatcher::Thread::hash() const {
+    uint64_t h = stack.size();
+    for (const Frame& f : stack) h = (h ^ static_cast<uint64_t>(f.count)) * 0x9E3779B97F4A7C15u + (h >> 29);
+    return h;
+}
+
+/// To all states that read a byte, and out of what has come to its end.
+void GrammarMatcher::Step::settle(Thread thread) {
+    if (settled.size() >= kMaxSettled || thread.stack.size() > kMaxCalls ||
+        !settled.insert(thread.hash()).second)
+        return;
+    Frame& f = thread.stack.back();
+    const auto& states = f.node->automaton->states;
+    const Automaton::State& state = states[static_cast<size_t>(f.count)];
+    switch (state.kind) {
+        case Automaton::Kind::bytes:
+            out.push_back(std::move(thread));
+            return;
+        case Automaton::Kind::split:
+            for (const int32_t to : {state.next, state.other}) {
+                if (to < 0) continue;
+                thread.stack.back().count = to;
+                settle(thread);
+            }
+            return;
+        case Automaton::Kind::call: {
+            Frame callee = f;
+            callee.count = state.other;
+            f.count = state.next;
+            while (states[static_cast<size_t>(f.count)].is_jump())
+                f.count = states[static_cast<size_t>(f.count)].next;
+            // A call that is the last thing of its rule takes its place, so that lists may be long.
+            if (states[static_cast<size_t>(f.count)].kind == Automaton::Kind::final) thread.stack.pop_back();
+            thread.stack.push_back(callee);
+            return settle(std::move(thread));
+        }
+        case Automaton::Kind::final:
+            thread.stack.pop_back();
+            if (thread.stack.empty()) return go(std::move(thread));
+            return settle(std::move(thread));
+    }
 }
 
 /// One of a sorted list of texts; the shortest that fits is the first.

@@ -5,9 +5,11 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "tools/engine/automaton.h"
 #include "tools/engine/grammar.h"
 #include "tools/engine/tag_watch.h"
 
@@ -44,6 +46,7 @@ struct Grammar::Node {
     const Node* items = nullptr;  // those after the prefix; null: none
     int64_t min_items = 0, max_items = std::numeric_limits<int32_t>::max();
     int64_t min_length = 0, max_length = std::numeric_limits<int32_t>::max();  // in characters
+    std::shared_ptr<const Automaton> automaton;  // if any: the value is a text of it
     // Of a parameter in a tool call: as bare text, as JSON or one of the literals.
     const Node *text = nullptr, *value = nullptr;
     bool may_be_empty = false;  // a literal without any byte
@@ -74,7 +77,19 @@ struct KeyRange {
     bool operator==(const KeyRange&) const = default;
 };
 
-enum class FrameKind : uint8_t { root, literal, word, string, number, object, array, block, call, text };
+enum class FrameKind : uint8_t {
+    root,
+    literal,
+    word,
+    string,
+    number,
+    object,
+    array,
+    block,
+    call,
+    text,
+    automaton
+};
 constexpr uint16_t kAdditional = 0xFFFF;
 
 /// A value that is open.
@@ -113,12 +128,15 @@ struct GrammarMatcher::Thread {
     TagWatch watch;            // on in values of tool calls
 
     bool operator==(const Thread&) const = default;
+    /// Of frames of automata.
+    uint64_t hash() const;
 };
 
 /// One byte of one thread; what it may become is added to `out`.
 struct GrammarMatcher::Step {
     unsigned char byte;
     std::vector<Thread>& out;
+    std::unordered_set<uint64_t> settled = {};  // automata: hashes of ways that were followed already
 
     void go(Thread thread);
     void end(Thread thread);  // pops what is complete, goes on with what is around it
@@ -129,6 +147,8 @@ struct GrammarMatcher::Step {
         return static_cast<int>(around.stack.size()) + height <= kMaxHeight;
     }
 
+    void automaton(Thread thread);
+    void settle(Thread thread);
     void literal(Thread thread);
     void word(Thread thread);
     void string(Thread thread);

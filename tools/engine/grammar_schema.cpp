@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <set>
 #include <utility>
@@ -34,9 +35,10 @@ unsigned type_of(const ordered_json& value) {
 }
 
 int64_t count_of(const ordered_json& value, const std::string& where, const std::string& key) {
-    if (!value.is_number_integer() || value < 0)
+    const double count = value.is_number() ? value.get<double>() : -1;
+    if (!(count >= 0) || count != std::floor(count))
         FAIL(usage, "{}: '{}' must be a whole number from 0 on", where, key);
-    return std::min<int64_t>(value.get<int64_t>(), std::numeric_limits<int32_t>::max());
+    return static_cast<int64_t>(std::min<double>(count, std::numeric_limits<int32_t>::max()));
 }
 
 /// Follows alternatives only; a schema that is among its own never begins.

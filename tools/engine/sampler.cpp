@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <unordered_map>
 
 #include "ggml-like/check.h"
@@ -147,6 +148,52 @@ std::vector<Candidate> candidates(std::span<const float> logits, int64_t vocab, 
 int32_t sample(std::span<const float> logits, int64_t vocab, const Sampling& s,
                std::span<const int32_t> history, int64_t position) {
     return draw(candidates(logits, vocab, s, history), s.seed, position);
+}
+
+namespace {
+
+/// The allowed ids that count, the likeliest first, with their weights.
+std::vector<Candidate> allowed_candidates(const std::vector<float>& x, const Sampling& s,
+                                          const std::function<bool(int32_t)>& allow) {
+    constexpr double kNegligible = -40;
+    const bool greedy = s.temperature == 0.0f;
+    const size_t most = greedy ? 1 : s.top_k > 0 ? static_cast<size_t>(s.top_k) : x.size();
+    const auto after = [&](int32_t a, int32_t b) {
+        const float u = x[static_cast<size_t>(a)], v = x[static_cast<size_t>(b)];
+        return u != v ? u < v : a > b;
+    };
+    std::vector<int32_t> heap(x.size());
+    std::iota(heap.begin(), heap.end(), 0);
+    std::make_heap(heap.begin(), heap.end(), after);
+    std::vector<Candidate> out;
+    double highest = 0;
+    while (!heap.empty() && out.size() < most) {
+        std::pop_heap(heap.begin(), heap.end(), after);
+        const int32_t id = heap.back();
+        const double logit = x[static_cast<size_t>(id)];
+        heap.pop_back();
+        if (logit == -INFINITY || (!out.empty() && (logit - highest) / s.temperature < kNegligible)) break;
+        if (!allow(id)) continue;
+        if (out.empty()) highest = logit;
+        out.push_back({id, greedy ? 1.0 : std::exp((logit - highest) / s.temperature)});
+    }
+    return out;
+}
+
+}  // namespace
+
+int32_t sample_allowed(std::span<const float> logits, int64_t vocab, const Sampling& s,
+                       std::span<const int32_t> history, int64_t position,
+                       const std::function<bool(int32_t)>& allow) {
+    std::vector<Candidate> list = allowed_candidates(adjusted(logits, vocab, s, history), s, allow);
+    if (list.empty())
+        FAIL(runtime,
+             "the form that the answer must have (a schema, a choice, the tools) lets no token follow here");
+    normalize(list);
+    keep_top_p(list, s.top_p);
+    keep_min_p(list, s.min_p);
+    normalize(list);
+    return draw(list, s.seed, position);
 }
 
 /// The relative error that a device's FP32 sum may have.

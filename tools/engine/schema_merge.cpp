@@ -52,6 +52,16 @@ ordered_json zipped(const ordered_json& a, const ordered_json& rest_of_a, const 
     return out;
 }
 
+/// Whether the first schema says something about properties that only the other one lists. They are let pass: closed schemas
+/// are combined more often than meant so.
+bool closes_out(const ordered_json& schema, const ordered_json& other) {
+    if (!schema.contains("additionalProperties") || schema["additionalProperties"] == true) return false;
+    if (!other.contains("properties") || !other["properties"].is_object()) return false;
+    const ordered_json mine = schema.value("properties", ordered_json::object());
+    const auto& listed = other["properties"].items();
+    return std::any_of(listed.begin(), listed.end(), [&](const auto& p) { return !mine.contains(p.key()); });
+}
+
 bool is_low(const std::string& key) {
     return key == "minimum" || key == "exclusiveMinimum" || key == "minLength" || key == "minItems" ||
            key == "minProperties";
@@ -161,8 +171,6 @@ void SchemaMerger::add(ordered_json& to, const std::string& key, const ordered_j
         for (const auto& [name, schema] : value.items())
             mine[name] = mine.contains(name) ? all_of(mine[name], schema) : schema;
     } else if (key == "additionalProperties") {
-        // Of what the other side lists we let pass all: closed schemas are combined more often than meant so.
-        if (mine != value) lost_.push_back(where + ".allOf.additionalProperties");
         mine = mine == false || value == false ? ordered_json(false) : all_of(mine, value);
     } else if (key == "items") {
         mine = mine == false || value == false ? ordered_json(false) : all_of(mine, value);
@@ -192,6 +200,7 @@ ordered_json SchemaMerger::both(ordered_json a, const ordered_json& b, const std
         if (mine.is_array() && other.is_array())
             a["prefixItems"] = zipped(mine, part(a, "items", true), other, part(b, "items", true));
     }
+    if (closes_out(a, b) || closes_out(b, a)) lost_.push_back(where + ".allOf.additionalProperties");
     for (const auto& [key, value] : b.items())
         if (key != "prefixItems") add(a, key, value, where);
     return a;

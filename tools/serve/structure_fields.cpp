@@ -36,6 +36,16 @@ GrammarPtr from_choice(const ordered_json& value, const std::string& field) {
     }
 }
 
+template <GrammarPtr (*Compile)(std::string_view)>
+GrammarPtr from_text(const ordered_json& value, const std::string& field) {
+    if (!value.is_string()) throw FieldError(field, field + " must be a text");
+    try {
+        return Compile(value.get_ref<const std::string&>());
+    } catch (const Error& error) {
+        throw FieldError(field, error.what(), "unsupported_grammar");
+    }
+}
+
 GrammarPtr any_object(const ordered_json&, const std::string&) { return Grammar::json({{"type", "object"}}); }
 
 struct Source {
@@ -43,12 +53,16 @@ struct Source {
     GrammarPtr (*read)(const ordered_json& value, const std::string& field);
 };
 
-constexpr Source kTopLevel[] = {{"json_schema", from_schema},
-                                {"guided_json", from_schema},
-                                {"guided_choice", from_choice},
-                                {"choice", from_choice}};
-constexpr Source kStructuredOutputs[] = {
-    {"json", from_schema}, {"json_object", any_object}, {"choice", from_choice}};
+constexpr Source kTopLevel[] = {
+    {"json_schema", from_schema},          {"guided_json", from_schema},
+    {"guided_choice", from_choice},        {"choice", from_choice},
+    {"grammar", from_text<Grammar::gbnf>}, {"guided_grammar", from_text<Grammar::gbnf>},
+    {"regex", from_text<Grammar::regex>},  {"guided_regex", from_text<Grammar::regex>}};
+constexpr Source kStructuredOutputs[] = {{"json", from_schema},
+                                         {"json_object", any_object},
+                                         {"choice", from_choice},
+                                         {"grammar", from_text<Grammar::gbnf>},
+                                         {"regex", from_text<Grammar::regex>}};
 
 bool is_absent(const ordered_json& value) { return value == false || value == ""; }
 
@@ -102,7 +116,6 @@ GrammarPtr read_structure(Fields& f) {
                 throw FieldError(inner.full(name), inner.full(name) + " is not supported by this server",
                                  "unsupported_parameter");
     }
-    f.refuse({"guided_regex", "guided_grammar", "grammar", "regex"});
     return out;
 }
 
