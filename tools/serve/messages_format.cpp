@@ -107,8 +107,7 @@ void add_output_config(const ordered_json& config, const char* place, ordered_js
     Fields f(config, place);
     const ordered_json* format = f.string("type") ? &config : f.object("format");
     if (format != nullptr) out["response_format"] = *format;
-    if (const auto effort = f.string("effort"))
-        out["reasoning_effort"] = *effort == "low" || *effort == "medium" ? *effort : "high";
+    if (const auto effort = f.string("effort")) out["reasoning_effort"] = *effort;
 }
 
 class MessagesFormat final : public AnswerFormat {
