@@ -280,15 +280,17 @@ void LineEditor::State::list(const std::vector<std::string>& words) const {
 
 void LineEditor::State::bind_keys() {
     using Function = unsigned char (*)(EditLine*, wint_t);
-    const auto key = [this](const char* name, Function function, std::initializer_list<const char*> keys) {
-        el_set(edit, EL_ADDFN, name, name, function);
-        for (const char* one : keys) el_set(edit, EL_BIND, one, name, nullptr);
+    // Wide: libedit copies names that are not, and never frees the copies.
+    const auto key = [this](const wchar_t* name, Function function,
+                            std::initializer_list<const wchar_t*> keys) {
+        el_wset(edit, EL_ADDFN, name, name, function);
+        for (const wchar_t* one : keys) el_wset(edit, EL_BIND, one, name, nullptr);
     };
-    key("quern-tab", [](EditLine* e, wint_t) { return state_of(e).tab(); }, {"^I"});
-    key("quern-left", step<false, false>, {"^B", "\\e[D", "\\eOD"});
-    key("quern-right", step<true, false>, {"^F", "\\e[C", "\\eOC"});
-    key("quern-backspace", step<false, true>, {"^H", "^?"});
-    key("quern-delete", step<true, true>, {"\\e[3~"});
+    key(L"quern-tab", [](EditLine* e, wint_t) { return state_of(e).tab(); }, {L"^I"});
+    key(L"quern-left", step<false, false>, {L"^B", L"\\e[D", L"\\eOD"});
+    key(L"quern-right", step<true, false>, {L"^F", L"\\e[C", L"\\eOC"});
+    key(L"quern-backspace", step<false, true>, {L"^H", L"^?"});
+    key(L"quern-delete", step<true, true>, {L"\\e[3~"});
 }
 
 LineEditor::End LineEditor::State::read_plain(std::string& line) {
