@@ -7,7 +7,7 @@ DEMO_PROMPT ?= What is 48 + 37?
 
 .DEFAULT_GOAL := build
 MAKEFLAGS += --no-print-directory
-.PHONY: help deps configure build demo chat serve test test-api test-page soak test-asan test-tsan fuzz bench gpu-check cuda-all check-layers check-manifest format format-check install dist check-dist clean
+.PHONY: help deps configure build demo chat serve test test-api test-page soak test-asan test-tsan fuzz bench gpu-check cuda-all check-layers check-instances check-manifest format format-check install dist check-dist clean
 
 help:            ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,9 +43,9 @@ test: configure  ## build and run every test that needs no GPU
 	@! test -x $(BUILD)/quern_launch_tests || $(BUILD)/quern_launch_tests
 	@scripts/run_tests.sh $(BUILD)/quern_tests --test-suite-exclude=perf,cuda
 
-test-api: build  ## the official openai and anthropic clients against the server (installs them into a Python environment)
+test-api: build  ## official and other clients against the server (installs them into a Python environment; lm-eval if it is there)
 	@test -x build-venv/bin/python || python3 -m venv build-venv
-	@build-venv/bin/pip install -q openai anthropic instructor
+	@build-venv/bin/pip install -q openai anthropic instructor litellm langchain-openai llm
 	@build-venv/bin/python tests/api_clients.py $(BUILD)/quern
 
 test-page: build ## the web page in a headless Chromium (installs it; SKIPPED where it cannot); pictures in build/page-pictures
@@ -93,6 +93,9 @@ cuda-all: deps   ## build/cuda-all/quern with kernels for every supported GPU (n
 
 check-layers:    ## includes follow the layering
 	@scripts/check_layers.sh
+
+check-instances: build ## kernels that are products: at most as many as scripts/count_instances.sh says (SKIPPED without CUDA)
+	@scripts/count_instances.sh $(BUILD) || [ $$? = 77 ]
 
 check-manifest: build  ## scripts/kubernetes.yaml is proper YAML and its flags exist
 	@scripts/install-deps.sh python3-yaml

@@ -1,9 +1,11 @@
 // Backend: a device that holds memory and runs plans. Two exist: CPU here, CUDA beside it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "ggml-like/plan.h"
@@ -15,6 +17,14 @@ struct MemoryInfo {
     int64_t total_bytes = 0;
     int64_t free_bytes = 0;
     bool exact = false;  // free_bytes reflects allocations immediately: a device's own memory
+};
+
+/// Equal blocks to copy, each so many bytes after the one before.
+struct BlockCopy {
+    std::byte* to;
+    const std::byte* from;
+    int64_t to_stride, from_stride;
+    int64_t bytes, count;  // of a block; blocks
 };
 
 class Backend {
@@ -39,7 +49,17 @@ class Backend {
     virtual void download(void* to_host, const void* from, int64_t bytes) = 0;
     virtual void copy(void* to, const void* from, int64_t bytes) = 0;
 
-    /// Host memory with the fastest uploads and downloads. Throws Error(memory).
+    /// Copies to memory of alloc_host, beside the plans: begins when all work queued so far has ended, and later work does
+    /// not wait for it.
+    virtual void save(std::span<const BlockCopy> list);
+    /// Work that is queued from now on begins when all saves so far have ended.
+    virtual void order_after_saves() {}
+    /// Returns when all saves so far have ended.
+    virtual void finish_saves() {}
+    /// Copies from memory of alloc_host, in the order of all other work, after all saves so far.
+    virtual void load(std::span<const BlockCopy> list);
+
+    /// Host memory with the fastest uploads and downloads; any thread may ask. Throws Error(memory).
     virtual void* alloc_host(int64_t bytes, const char* what) = 0;
     virtual void free_host(void* memory) = 0;
 

@@ -12,22 +12,29 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/cuda/check_cuda.h"
+#include "ggml-like/cuda/drafter_ops.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
 #include "ggml-like/cuda/ops.h"
 #include "ggml-like/cuda/pack/host_memory.h"
 #include "ggml-like/cuda/pack/packed_layout.h"
 #include "ggml-like/cuda/pack/place.h"
 #include "ggml-like/one_format.h"
+#include "ggml-like/ops/best_token.h"
+#include "ggml-like/ops/block_attention.h"
+#include "ggml-like/ops/concat.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ggml-like/ops/embed.h"
 #include "ggml-like/ops/gated_attention.h"
 #include "ggml-like/ops/gather_rows.h"
+#include "ggml-like/ops/kv_write.h"
 #include "ggml-like/ops/linear_add.h"
 #include "ggml-like/ops/logits_top.h"
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
 #include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
+#include "ggml-like/ops/norm_twice.h"
+#include "ggml-like/ops/write_ring.h"
 
 namespace quern {
 namespace cuda {
@@ -65,12 +72,28 @@ Launch launch_of(const Op* op) {
         {&kMoeGateUp, cuda::moe_gate_up},
         {&kMoeDown, cuda::moe_down},
         {&kGatherRows, cuda::gather_rows},
+        {&kConcat, cuda::concat},
+        {&kKvWrite, cuda::kv_write},
+        {&kBlockAttention, cuda::block_attention},
         {&kLogitsTop, cuda::logits_top},
+        {&kBestToken, cuda::best_token},
+        {&kNormTwice, cuda::norm_twice},
+        {&kWriteRing, cuda::write_ring},
     };
     const auto it = kTable.find(op);
     if (it == kTable.end()) FAIL(device, "[{}] has no GPU kernel", op->name);
     return it->second;
 }
+
+/// Makes the device this thread's for all that is made after it.
+class Chosen {
+  public:
+    explicit Chosen(int device) : device_(device) { CUDA_CHECK(cudaSetDevice(device)); }
+    operator int() const { return device_; }
+
+  private:
+    int device_;
+};
 
 class Event {
   public:
@@ -106,10 +129,10 @@ struct Apart {
 
 class CudaBackend final : public Backend {
   public:
-    CudaBackend(int device, int max_shared) {
-        CUDA_CHECK(cudaSetDevice(device));
+    CudaBackend(int device, int max_shared) : device_(device) {
         CUDA_CHECK(cudaGetDeviceProperties(&properties_, device));
         CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
+        CUDA_CHECK(cudaStreamCreateWithFlags(&saves_, cudaStreamNonBlocking));
         context_.sms = properties_.multiProcessorCount;
         context_.capability = properties_.major * 10 + properties_.minor;
         context_.shared_bytes = static_cast<int>(properties_.sharedMemPerBlockOptin);
@@ -122,10 +145,12 @@ class CudaBackend final : public Backend {
     }
     ~CudaBackend() override {
         cudaStreamSynchronize(context_.stream);
+        cudaStreamSynchronize(saves_);
         uploader_.reset();
         apart_.clear();
         for (const Block& block : weights_) cudaFree(block.memory);
         cudaFree(context_.counters);
+        cudaStreamDestroy(saves_);
         cudaStreamDestroy(context_.stream);
     }
 
@@ -178,7 +203,23 @@ class CudaBackend final : public Backend {
             cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, context_.stream));
     }
 
-    void* alloc_host(int64_t bytes, const char* what) override { return cuda::pack::alloc_host(bytes, what); }
+    void save(std::span<const BlockCopy> list) override {
+        CUDA_CHECK(cudaEventRecord(computed_.get(), context_.stream));
+        CUDA_CHECK(cudaStreamWaitEvent(saves_, computed_.get(), 0));
+        for (const BlockCopy& c : list) copy_blocks(c, cudaMemcpyDeviceToHost, saves_);
+        CUDA_CHECK(cudaEventRecord(saved_.get(), saves_));
+    }
+    void order_after_saves() override { CUDA_CHECK(cudaStreamWaitEvent(context_.stream, saved_.get(), 0)); }
+    void finish_saves() override { CUDA_CHECK(cudaStreamSynchronize(saves_)); }
+    void load(std::span<const BlockCopy> list) override {
+        order_after_saves();
+        for (const BlockCopy& c : list) copy_blocks(c, cudaMemcpyHostToDevice, context_.stream);
+    }
+
+    void* alloc_host(int64_t bytes, const char* what) override {
+        CUDA_CHECK(cudaSetDevice(device_));  // of this thread
+        return cuda::pack::alloc_host(bytes, what);
+    }
     void free_host(void* memory) override { cuda::pack::free_host(memory); }
 
     int64_t placed_bytes(const Weight& weight, RowOrder order) const override {
@@ -329,8 +370,20 @@ class CudaBackend final : public Backend {
         return [this](int64_t bytes, const char* what) { return take(bytes, what); };
     }
 
+    static void copy_blocks(const BlockCopy& c, cudaMemcpyKind kind, cudaStream_t stream) {
+        const auto bytes = static_cast<size_t>(c.bytes), count = static_cast<size_t>(c.count);
+        if (count == 1 || (c.to_stride == c.bytes && c.from_stride == c.bytes))
+            CUDA_CHECK(cudaMemcpyAsync(c.to, c.from, bytes * count, kind, stream));
+        else
+            CUDA_CHECK(cudaMemcpy2DAsync(c.to, static_cast<size_t>(c.to_stride), c.from,
+                                         static_cast<size_t>(c.from_stride), bytes, count, kind, stream));
+    }
+
+    const Chosen device_;
     cudaDeviceProp properties_{};
     Context context_;
+    cudaStream_t saves_ = nullptr;
+    Event computed_, saved_;  // the work before the last save, and that save
     std::unique_ptr<cuda::pack::Uploader> uploader_;
     std::deque<cuda::pack::Packed> packed_;
     std::deque<cuda::pack::PackedExperts> experts_;

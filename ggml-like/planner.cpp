@@ -45,7 +45,7 @@ class Lifetimes {
         const Tensor& owner = graph_.tensors()[static_cast<size_t>(index)];
         if (owner.place != Place::scratch && owner.place != Place::output) return;
         Lifetime& life = lifetimes_[static_cast<size_t>(index)];
-        if (write && life.first < 0) life.first = n;
+        if ((write || owner.zeroed) && life.first < 0) life.first = n;
         CHECK(life.first >= 0, "[planner] {} reads {} before any node writes it", node.name, describe(*t));
         life.last = n;
     }

@@ -1,15 +1,34 @@
 #include "models/model.h"
 
+#include <algorithm>
+
 #include "ggml-like/check.h"
+#include "ggml-like/kv_format.h"
 
 namespace quern {
 
 int64_t StateSpec::bytes() const {
+    if (role == StateRole::key || role == StateRole::value)
+        return kv::page_bytes(dtype, role == StateRole::value, shape[0], static_cast<int>(shape[2]));
     int64_t elements = 1;
     for (int64_t size : shape) elements *= size;
     return dtype_bytes(dtype, elements);
 }
 
-void Model::normed_hidden(Pass, const float*, float*) const { CHECK(false, "[model] there is no MTP layer"); }
+Batch declare_batch(Graph& g, const BatchShape& shape) {
+    const int64_t tokens = shape.tokens, sequences = shape.sequences,
+                  logit_rows = std::max<int64_t>(1, shape.logit_rows);
+    return {.kind = shape.kind,
+            .token_ids = g.input("token_ids", DType::I32, {tokens}),
+            .positions = g.input("positions", DType::I32, {tokens}),
+            .row_sequence = g.input("row_sequence", DType::I32, {tokens}),
+            .start = g.input("start", DType::I32, {sequences + 1}),
+            .slots = g.input("slots", DType::I32, {sequences}),
+            .pages = g.input("pages", DType::I32, {sequences, shape.pages}),
+            .committed = g.input("committed", DType::I32, {sequences}),
+            .journal = g.input("journal", DType::I32, {sequences}),
+            .logit_rows = g.input("logit_rows", DType::I32, {logit_rows}),
+            .temperature = g.input("temperature", DType::F32, {logit_rows})};
+}
 
 }  // namespace quern

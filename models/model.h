@@ -18,9 +18,11 @@ class Tokenizer;
 struct Audit;
 struct ChatFormat;
 
-/// text: the model; hidden: the model, of which the hidden states are read, too; mtp: its MTP layer alone, which guesses the
-/// token after the next one.
-enum class Pass : uint8_t { text, hidden, mtp };
+/// text: the model; hidden: the model, which leaves hidden states for its MTP layer, and of prompts that layer's keys and
+/// values; mtp: the MTP layer alone, which guesses the token after the next one, and applied to itself further ones; taps: the
+/// model, whose rows also get the DFlash drafter's keys and values; dflash: blocks of that drafter, each the newest token of a
+/// sequence and masks.
+enum class Pass : uint8_t { text, hidden, mtp, taps, dflash };
 
 /// The sizes of one step. Each shape needs a plan of its own.
 struct BatchShape {
@@ -30,13 +32,21 @@ struct BatchShape {
     int64_t logit_rows = 0;
     int64_t pages = 0;  // columns of the page table: the most pages a sequence may have
     int64_t vocab = 0;  // ids that may be sampled
-    /// Of mtp, logit_rows is 0 or tokens: with 0 it only writes the rows' keys and values.
     Pass pass = Pass::text;
+    /// Of mtp: tokens that each sequence drafts after its last row; 0: the pass only writes the rows' keys and values.
+    int64_t drafts = 0;
+    /// Of mtp and dflash: drafts by the model's own head, whatever ModelInfo::draft_head_rows, and its logits are outputs.
+    bool full_head = false;
+    /// Of dflash, where its config does not say it: whether rows of a block in layers with windows see none after them.
+    bool causal_windows = false;
     auto operator<=>(const BatchShape&) const = default;
 };
 
-/// hidden: the hidden state of a sequence's last token, which the MTP layer needs with the token after it.
+/// hidden: hidden states of a sequence's last tokens, by position in a ring: the MTP layer needs each with the token after it.
 enum class StateRole : uint8_t { key, value, conv, delta, hidden, journal_k, journal_u, journal_g };
+
+/// Positions of a sequence whose hidden states are kept, for the MTP layer.
+inline constexpr int64_t kHiddenRing = 32;
 
 /// One state tensor of one layer, for one slot (a sequence) or one page (64 tokens of KV).
 struct StateSpec {
@@ -50,11 +60,20 @@ struct StateSpec {
     bool journal() const { return role >= StateRole::journal_k; }
 };
 
+/// Formats of keys and of values (ggml-like/kv_format.h).
+struct KvTypes {
+    DType k, v;
+    KvTypes(DType both) : k(both), v(both) {}
+    KvTypes(DType keys, DType values) : k(keys), v(values) {}
+    friend bool operator==(const KvTypes&, const KvTypes&) = default;
+};
+
 struct StateOptions {
-    DType kv = DType::BF16;
+    KvTypes kv = DType::BF16;
     DType conv = DType::BF16;  // of the convolution's stored inputs; the recurrent state is always F32
     int journal = 0;           // entries a slot, for speculation
     bool mtp = false;          // also the MTP layer's, whose layer number follows the last one
+    bool dflash = false;       // also the DFlash drafter's, whose layer number is the one after that
 };
 
 /// Where each layer's state lives; the engine's StatePool fills it.
@@ -66,15 +85,36 @@ class StateViews {
     virtual bool has(int layer, StateRole role) const = 0;
 };
 
+/// What an engine fills and reads of Pass::mtp, beside the batch, whose row of position p has the token of p + 1.
+struct MtpTensors {
+    Tensor* ring_rows = nullptr;  // I32 [tokens]: slot * kHiddenRing + position % kHiddenRing of each row
+    // Of passes that draft. Row s of the later forward passes is sequence s of the batch.
+    Tensor* last_rows = nullptr;        // I32 [sequences], if there are more rows: each sequence's last one
+    Tensor* later_positions = nullptr;  // I32 [drafts - 1, sequences], if there are any: of each later row
+    Tensor* later_sequence = nullptr;   // I32 [sequences]: s; -1: padding
+    Tensor* later_start = nullptr;      // I32 [sequences + 1]
+    Tensor* drafts = nullptr;           // I32 [drafts, sequences], an output: ids
+    std::vector<Tensor*> logits = {};   // with full_head, of each forward pass: F32 [sequences, vocab rows]
+};
+
 struct BuiltGraph {
     Graph graph;
     Batch batch;               // inputs to fill
     Tensor* logits = nullptr;  // F32 [logit_rows, vocab rows]
-    Tensor* top = nullptr;     // I32 [logit_rows, kTopWords]: ops/logits_top.h
-    /// Pass::hidden, and Pass::mtp with logits: F32 [tokens, width], what the last layer leaves, before its norm.
-    Tensor* hidden = nullptr;
-    /// Pass::mtp: an input [tokens, width] of the activations' type, filled by Model::normed_hidden.
-    Tensor* normed_hidden = nullptr;
+    /// I32 [logit_rows, kTopWords]: ops/logits_top.h. Of Pass::dflash I32 [logit_rows], ids; its logits with full_head only.
+    Tensor* top = nullptr;
+    /// Prompts of Pass::hidden: I32 [tokens], the token after each row; any where it is unknown.
+    Tensor* next_ids = nullptr;
+    MtpTensors mtp;
+};
+
+/// A DFlash drafter beside a model.
+struct DraftModelInfo {
+    std::string name;
+    int64_t block = 0;            // rows of a block at most
+    int32_t mask = 0;             // token id
+    bool causality_open = false;  // BatchShape::causal_windows matters
+    std::vector<int64_t> taps;    // layers of the model that it reads
 };
 
 struct ModelInfo {
@@ -94,6 +134,8 @@ struct ModelInfo {
     int64_t token_bytes = 0;                     // weights read for one decoded token
     DenseFormat dense = DenseFormat::as_stored;  // OpenOptions::dense
     bool mtp = false;                            // whether Pass::mtp can be built
+    int64_t draft_head_rows = 0;                 // of a smaller head to draft with; 0: there is none
+    std::optional<DraftModelInfo> dflash;        // whether Pass::taps and Pass::dflash can be built
 };
 
 /// From generation_config.json; empty where the file says nothing.
@@ -104,6 +146,9 @@ struct GenerationDefaults {
     std::vector<int32_t> eos_ids;
     std::string origin;  // "generation_config.json" or "built in (no generation_config.json)"
 };
+
+/// As of --draft-head short.
+inline constexpr int64_t kDraftHeadBytes = 200'000'000;
 
 /// Whether the MTP layer is read: no; if there is one that can be read, else a note says why not; or Error(model).
 enum class MtpUse : uint8_t { none, if_readable, required };
@@ -116,7 +161,15 @@ struct OpenOptions {
     DenseFormat dense = DenseFormat::as_stored;
     int threads = 1;  // to read and check with
     MtpUse mtp = MtpUse::none;
+    /// Bytes that a smaller head for drafting may take, if there is an MTP layer or drafter and the model's head is larger (draft_head.h);
+    /// 0: drafts come from the model's own head.
+    int64_t draft_head_bytes = kDraftHeadBytes;
+    /// A DFlash drafter: its checkpoint as of open_model or, for random weights, the name of a shape; empty: none.
+    std::string draft_model;
 };
+
+/// The inputs of a step of this shape, named as in ops/batch.h.
+Batch declare_batch(Graph& g, const BatchShape& shape);
 
 class Model {
   public:
@@ -138,9 +191,6 @@ class Model {
     virtual void check_weights(std::span<const Weight* const> list, int threads) const = 0;
     virtual std::vector<StateSpec> state_specs(const StateOptions& options) const = 0;
     virtual BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const = 0;
-    /// What Pass::mtp reads of a row of BuiltGraph::hidden that `from` left: `row` and `out` [width]. Only with
-    /// ModelInfo::mtp.
-    virtual void normed_hidden(Pass from, const float* row, float* out) const;
 };
 
 /// `path`: a directory, a file in it, or a repo id in the local Hugging Face cache. Reads and checks everything but

@@ -23,7 +23,8 @@ struct WeightUse {
     RowOrder order = RowOrder::stacked;
     int64_t picked = 0;       // experts, or rows of the embedding, that each token picks; 0: it reads all
     bool projection = false;  // whether OpenOptions::dense applies
-    bool mtp = false;         // of the MTP layer, which only drafting reads
+    bool draft = false;       // of the MTP layer or a drafter: only drafting reads it
+    bool copy = false;        // made of another weight when the weights are placed: ModelWeights::copies
     const Weight* tied = nullptr;  // of a head that the checkpoint does not store: the embedding
 
     /// Whether another use has counted this memory: a tied head that was not requantized.
@@ -43,11 +44,18 @@ struct DenseChange {
     bool tied;  // whether the stored form is the embedding's memory
 };
 
+/// A matrix that the checkpoint does not store: requantize.h makes it of rows that it stores. Without data until then.
+struct WeightCopy {
+    Weight* weight;
+    const Weight* from;
+};
+
 struct ModelWeights {
     /// In the order of placing: layer by layer, then embedding, head and small vectors.
     std::vector<WeightUse> uses;
     std::vector<DenseChange> changes;           // still to be made
     std::vector<std::shared_ptr<void>> memory;  // what placed weights point into
+    std::vector<WeightCopy> copies;
 
     bool changes_later(const Weight& w) const;
     /// Gives projections that are stored in 16 or 32 bits the form that they will have, without data, until they are

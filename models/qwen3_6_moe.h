@@ -14,11 +14,13 @@
 #include <string>
 #include <vector>
 
+#include "models/draft_head.h"
 #include "models/model.h"
 
 namespace quern {
 
 class Checkpoint;
+class Dflash;
 class TensorUse;
 struct ModelFamily;
 
@@ -53,7 +55,7 @@ struct Qwen36MoeConfig {
 Qwen36MoeConfig parse_qwen3_6_moe_config(const nlohmann::json& config, const std::string& file);
 
 /// What a checkpoint says a quantized KV cache should be multiplied by: one value, or one for each kv head [G], F32,
-/// finite and positive. Empty: it says nothing. No KV format uses them yet.
+/// finite and positive. Empty: it says nothing. For keys and values in fp8 and nvfp4.
 struct KvScales {
     std::vector<float> k, v;
 };
@@ -97,13 +99,11 @@ struct LayerWeights {
 /// The layer for multi-token prediction: one more layer with full attention, between the sum of two projections and a norm.
 /// Embedding and head are the model's.
 struct MtpWeights {
-    Tensor embedding_norm;             // F32 [D], 1 added
-    Weight from_embedding;             // [D, D]: the first D columns of mtp.fc
-    Weight from_hidden;                // [D, D]: the others
-    std::vector<LayerWeights> layers;  // one
-    Tensor norm;                       // F32 [D], 1 added
-    /// For Model::normed_hidden, on the host [D], 1 added: the norm of the input, `norm`, and the model's final norm.
-    std::vector<float> hidden_norm, own_norm, final_norm;
+    Tensor embedding_norm, hidden_norm;  // F32 [D], 1 added
+    Weight from_embedding;               // [D, D]: the first D columns of mtp.fc
+    Weight from_hidden;                  // [D, D]: the others
+    std::vector<LayerWeights> layers;    // one
+    Tensor norm;                         // F32 [D], 1 added
 };
 
 struct Qwen36MoeWeights {
@@ -113,6 +113,7 @@ struct Qwen36MoeWeights {
     Weight head;             // [V, D]
     bool tied_head = false;  // whether `head` is the embedding's memory
     std::optional<MtpWeights> mtp;
+    std::optional<DraftHead> draft_head;
 };
 
 /// Reads and checks every tensor of the text model, its layers on `threads` threads, and accounts for them in `use`.
@@ -123,12 +124,14 @@ Qwen36MoeWeights read_qwen3_6_moe_weights(const Checkpoint& checkpoint, const Qw
 
 /// The MTP layer, whose tensors may be in a file of their own. Throws Error(model) if there is none, or if it cannot be read
 /// or its scales cannot be right; `use` then counts none of its tensors as read.
-MtpWeights read_qwen3_6_mtp(const Checkpoint& checkpoint, const Qwen36MoeConfig& config,
-                            const Tensor& final_norm, TensorUse& use, int threads = 1);
+MtpWeights read_qwen3_6_mtp(const Checkpoint& checkpoint, const Qwen36MoeConfig& config, TensorUse& use,
+                            int threads = 1);
 
 /// The forward pass as a graph: qwen3_6_moe_graph.cpp.
+/// `drafter`: null but for Pass::taps and Pass::dflash.
 BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeWeights& weights,
-                             const BatchShape& shape, const StateViews& state, DType activations);
+                             const Dflash* drafter, const BatchShape& shape, const StateViews& state,
+                             DType activations);
 
 std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& config, const StateOptions& options);
 

@@ -1,8 +1,10 @@
 // The forward pass of Qwen3.6: embed; per layer norm, mixer, residual, norm, MoE or MLP, residual; norm;
 // head.
 #include <algorithm>
+#include <tuple>
 
 #include "ggml-like/check.h"
+#include "ggml-like/ops/best_token.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ggml-like/ops/embed.h"
 #include "ggml-like/ops/gated_attention.h"
@@ -13,6 +15,9 @@
 #include "ggml-like/ops/moe_gate_up.h"
 #include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
+#include "ggml-like/ops/norm_twice.h"
+#include "ggml-like/ops/write_ring.h"
+#include "models/dflash.h"
 #include "models/qwen3_6_moe.h"
 
 namespace quern {
@@ -20,12 +25,12 @@ namespace {
 
 class Builder {
   public:
-    Builder(const Qwen36MoeConfig& config, const Qwen36MoeWeights& weights, const BatchShape& shape,
-            const StateViews& state, DType activations)
-        : c_(config), w_(weights), shape_(shape), state_(state), act_(activations) {}
+    Builder(const Qwen36MoeConfig& config, const Qwen36MoeWeights& weights, const Dflash* drafter,
+            const BatchShape& shape, const StateViews& state, DType activations)
+        : c_(config), w_(weights), drafter_(drafter), shape_(shape), state_(state), act_(activations) {}
 
     BuiltGraph build() {
-        declare_batch();
+        batch_ = declare_batch(g_, shape_);
         return shape_.pass == Pass::mtp ? build_mtp() : build_text();
     }
 
@@ -39,34 +44,133 @@ class Builder {
             const bool last = layer_ + 1 == static_cast<int>(c_.layers);
             const Tensor& norm = last ? w_.final_norm : w_.layers[static_cast<size_t>(layer_) + 1].input_norm;
             x = second_half(w, x, norm);
+            tap(x);
         }
-        return finish(x, shape_.pass == Pass::hidden);
+        if (shape_.pass == Pass::taps) add_context();
+        return finish(x);
     }
 
-    /// One more layer, over the sum of two projections: of the normed embedding of a row's token, and of the normed hidden
-    /// state before that token. Source: DeepSeek-V3 (2024), section 2.2.
+    /// The MTP layer alone. Its first forward pass reads hidden states from the ring; those after it, one row a sequence, what
+    /// the one before left and the token that it drafted.
     BuiltGraph build_mtp() {
+        begin_mtp();
+        const LayerWeights& layer = w_.mtp->layers.front();
+        MtpTensors io;
+        io.ring_rows = g_.input("ring_rows", DType::I32, {shape_.tokens});
+        Tensor* u = norm_hidden(hidden_ring(), io.ring_rows, w_.final_norm);
+        Residual x = mtp_input(batch_.token_ids, u);
+        Tensor* y = attention(layer, x);
+        if (shape_.drafts == 0) {
+            g_.output(y);
+        } else {
+            if (shape_.tokens > shape_.sequences) {
+                io.last_rows = g_.input("last_rows", DType::I32, {shape_.sequences});
+                std::tie(y, x.x) = gather_rows(g_, name("mtp.last"), y, x.x, io.last_rows);
+            }
+            draft(x, y, io);
+        }
+        return {.graph = std::move(g_), .batch = batch_, .mtp = std::move(io)};
+    }
+
+    void begin_mtp() {
         CHECK(w_.mtp.has_value(), "[mtp] this model was opened without its MTP layer");
-        CHECK(shape_.logit_rows == 0 || shape_.logit_rows == shape_.tokens,
-              "[mtp] {} rows, {} of them with logits", shape_.tokens, shape_.logit_rows);
-        const MtpWeights& w = *w_.mtp;
-        const LayerWeights& layer = w.layers.front();
-        Tensor* hidden = g_.input("normed_hidden", act_, {shape_.tokens, c_.width});
         layer_ = static_cast<int>(c_.layers);
         g_.set_layer(layer_);
-        const Residual e =
-            embed(g_, name("mtp.embed"), w_.embedding, batch_.token_ids, next(w.embedding_norm));
+    }
+
+    /// All drafts, from the first row of each sequence: the residual stream x before its mixer's output y is added.
+    void draft(Residual x, Tensor* y, MtpTensors& io) {
+        const LayerWeights& layer = w_.mtp->layers.front();
+        const int64_t n = shape_.sequences;
+        const bool full = shape_.full_head || !w_.draft_head;
+        const Weight& head = full ? w_.head : w_.draft_head->weight;
+        const TokenColumns columns =
+            full ? TokenColumns{head.rows, head.rows, shape_.vocab} : w_.draft_head->columns;
+        io.drafts = g_.scratch("drafts", DType::I32, {shape_.drafts, n});
+        g_.output(io.drafts);
+        if (shape_.drafts > 1) {
+            io.later_positions = g_.input("later_positions", DType::I32, {shape_.drafts - 1, n});
+            io.later_sequence = g_.input("later_sequence", DType::I32, {n});
+            io.later_start = g_.input("later_start", DType::I32, {n + 1});
+        }
+        const Batch all = batch_;
+        for (int64_t i = 0;; ++i) {
+            const Residual out = second_half(
+                layer, out_proj(name("attn.out_proj"), layer, y, layer.attention.out_proj, x), w_.mtp->norm);
+            Tensor* logits = norm_linear(g_, name("draft_head"), out, head, c_.eps, shape_.kind, DType::F32);
+            Tensor* ids = row_of(io.drafts, i);
+            best_token(g_, name("best_token"), logits, columns, ids);
+            if (shape_.full_head) {
+                g_.output(logits);
+                io.logits.push_back(logits);
+            }
+            if (i + 1 == shape_.drafts) break;
+            batch_.positions = row_of(io.later_positions, i);
+            batch_.row_sequence = io.later_sequence;
+            batch_.start = io.later_start;
+            x = mtp_input(ids, norm_hidden(out.x, nullptr, w_.mtp->norm));
+            y = attention(layer, x);
+        }
+        batch_ = all;
+    }
+
+    /// What the MTP layer reads of hidden states: normed as the pass that left them norms them, then by a norm of its own.
+    Tensor* norm_hidden(Tensor* hidden, Tensor* rows, const Tensor& norm) {
+        return norm_twice(g_, name("mtp.hidden"), hidden, rows, g_.external(norm),
+                          g_.external(w_.mtp->hidden_norm), c_.eps, act_);
+    }
+
+    /// The MTP layer's residual stream: the sum of two projections, of the normed embedding of a row's next token, and of the
+    /// normed hidden state before that token. Source: DeepSeek-V3 (2024), section 2.2.
+    Residual mtp_input(Tensor* next_ids, Tensor* hidden) {
+        const MtpWeights& w = *w_.mtp;
+        const Residual e = embed(g_, name("mtp.embed"), w_.embedding, next_ids, next(w.embedding_norm));
         Tensor* sum =
             norm_linear(g_, name("mtp.from_embedding"), e, w.from_embedding, c_.eps, shape_.kind, DType::F32);
-        const Residual x =
-            linear_add(g_, name("mtp.from_hidden"), hidden, w.from_hidden, sum, next(layer.input_norm));
-        if (shape_.logit_rows == 0) {
-            g_.output(attention(layer, x));
-            return {std::move(g_), batch_, nullptr, nullptr, nullptr, hidden};
-        }
-        BuiltGraph built = finish(second_half(layer, attention_block(layer, x), w.norm), true);
-        built.normed_hidden = hidden;
-        return built;
+        return linear_add(g_, name("mtp.from_hidden"), hidden, w.from_hidden, sum,
+                          next(w.layers.front().input_norm));
+    }
+
+    /// Row i of a matrix that is read as a vector.
+    Tensor* row_of(Tensor* matrix, int64_t i) {
+        const int64_t n = matrix->shape[1];
+        return g_.view(fmt::format("{}[{}]", matrix->name, i), matrix, i * n, {n}, {1});
+    }
+
+    /// The rings of all slots, as rows.
+    Tensor* hidden_ring() {
+        const Tensor ring = state_.find(layer_, StateRole::hidden);
+        Tensor rows =
+            make_tensor(ring.name, ring.dtype, ring.place, {ring.shape[0] * ring.shape[1], c_.width});
+        rows.data = ring.data;
+        return g_.external(rows);
+    }
+
+    /// Keeps the hidden states of the step's rows for the MTP layer. Of prompts, whose next tokens are known, the layer's keys
+    /// and values are computed at once.
+    void leave_hidden(Tensor* x, BuiltGraph& built) {
+        begin_mtp();
+        write_ring(g_, name("mtp.ring"), x, state(StateRole::hidden), batch_);
+        if (shape_.kind == StepKind::answer) return;
+        built.next_ids = g_.input("next_ids", DType::I32, {shape_.tokens});
+        const Residual in = mtp_input(built.next_ids, norm_hidden(x, nullptr, w_.final_norm));
+        g_.output(attention(w_.mtp->layers.front(), in));
+    }
+
+    /// Keeps the residual stream after this layer for the drafter, if it reads it.
+    void tap(const Residual& x) {
+        if (shape_.pass != Pass::taps) return;
+        const std::vector<int64_t>& taps = drafter_->config().taps;
+        taps_.resize(taps.size());
+        for (size_t i = 0; i < taps.size(); ++i)
+            if (taps[i] == layer_) taps_[i] = x.x;
+    }
+
+    /// The drafter's keys and values of all rows.
+    void add_context() {
+        layer_ = static_cast<int>(c_.layers) + 1;
+        g_.set_layer(layer_);
+        dflash_context(g_, *drafter_, taps_, batch_, state(StateRole::key), state(StateRole::value), act_);
     }
 
     Residual second_half(const LayerWeights& layer, const Residual& x, const Tensor& norm) {
@@ -74,33 +178,19 @@ class Builder {
     }
 
     /// The head, over the rows whose logits are wanted.
-    BuiltGraph finish(const Residual& x, bool hidden) {
+    BuiltGraph finish(const Residual& x) {
         g_.set_layer(-1);
-        if (hidden) g_.output(x.x);
         // If all rows are wanted, they are in order already.
         const bool all = shape_.logit_rows == shape_.tokens;
         const Residual rows = all ? x : gather_rows(g_, "logit_rows", x, batch_.logit_rows);
-        Tensor* logits = norm_linear(g_, "logits", rows, w_.head, c_.eps, shape_.kind, DType::F32);
-        Tensor* top = logits_top(g_, "logits_top", logits, batch_.temperature, shape_.vocab);
-        g_.output(logits);
-        g_.output(top);
-        return {std::move(g_), batch_, logits, top, hidden ? x.x : nullptr};
-    }
-
-    void declare_batch() {
-        const int64_t tokens = shape_.tokens, sequences = shape_.sequences,
-                      logit_rows = std::max<int64_t>(1, shape_.logit_rows);
-        batch_.kind = shape_.kind;
-        batch_.token_ids = g_.input("token_ids", DType::I32, {tokens});
-        batch_.positions = g_.input("positions", DType::I32, {tokens});
-        batch_.row_sequence = g_.input("row_sequence", DType::I32, {tokens});
-        batch_.start = g_.input("start", DType::I32, {sequences + 1});
-        batch_.slots = g_.input("slots", DType::I32, {sequences});
-        batch_.pages = g_.input("pages", DType::I32, {sequences, shape_.pages});
-        batch_.committed = g_.input("committed", DType::I32, {sequences});
-        batch_.journal = g_.input("journal", DType::I32, {sequences});
-        batch_.logit_rows = g_.input("logit_rows", DType::I32, {logit_rows});
-        batch_.temperature = g_.input("temperature", DType::F32, {logit_rows});
+        BuiltGraph built{.batch = batch_};
+        built.logits = norm_linear(g_, "logits", rows, w_.head, c_.eps, shape_.kind, DType::F32);
+        built.top = logits_top(g_, "logits_top", built.logits, batch_.temperature, shape_.vocab);
+        g_.output(built.logits);
+        g_.output(built.top);
+        if (shape_.pass == Pass::hidden) leave_hidden(x.x, built);
+        built.graph = std::move(g_);
+        return built;
     }
 
     /// x + gated attention.
@@ -111,10 +201,9 @@ class Builder {
     /// q, gate, k, v from one product; the gate closes the output.
     Tensor* attention(const LayerWeights& layer, const Residual& x) {
         const AttentionWeights& w = layer.attention;
-        const int64_t tokens = shape_.tokens, d = c_.head_dim, q_columns = 2 * c_.heads * d,
-                      kv = c_.kv_heads * d;
+        const int64_t d = c_.head_dim, q_columns = 2 * c_.heads * d, kv = c_.kv_heads * d;
         Tensor* p = norm_linear(g_, name("attn.in_proj"), x, w.in_proj, c_.eps, shape_.kind, act_);
-        const int64_t width = p->shape[1];
+        const int64_t tokens = p->shape[0], width = p->shape[1];
         const AttentionInputs in{
             .q = g_.view(name("attn.q"), p, 0, {tokens, c_.heads, d}, {width, 2 * d, 1}),
             .gate = g_.view(name("attn.gate"), p, d, {tokens, c_.heads, d}, {width, 2 * d, 1}),
@@ -123,7 +212,11 @@ class Builder {
             .q_norm = g_.external(w.q_norm),
             .k_norm = g_.external(w.k_norm)};
         return gated_attention(g_, name("attn"), in, state(StateRole::key), state(StateRole::value), batch_,
-                               {.eps = c_.eps, .theta = c_.rope_theta, .rotary_dims = c_.rotary_dims});
+                               {.eps = c_.eps,
+                                .theta = c_.rope_theta,
+                                .rotary_dims = c_.rotary_dims,
+                                .k_scale = w.kv_scales.k,
+                                .v_scale = w.kv_scales.v});
     }
 
     /// x + gated DeltaNet: qkv through the convolution, the delta rule over its state, a norm gated by z.
@@ -185,6 +278,8 @@ class Builder {
 
     const Qwen36MoeConfig& c_;
     const Qwen36MoeWeights& w_;
+    const Dflash* drafter_;
+    std::vector<Tensor*> taps_;
     const BatchShape shape_;
     const StateViews& state_;
     const DType act_;
@@ -196,8 +291,15 @@ class Builder {
 }  // namespace
 
 BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeWeights& weights,
-                             const BatchShape& shape, const StateViews& state, DType activations) {
-    return Builder(config, weights, shape, state, activations).build();
+                             const Dflash* drafter, const BatchShape& shape, const StateViews& state,
+                             DType activations) {
+    CHECK(drafter != nullptr || shape.pass < Pass::taps, "[dflash] this model was opened without a drafter");
+    const int layer = static_cast<int>(config.layers) + 1;
+    if (shape.pass == Pass::dflash)
+        return build_dflash(
+            *drafter, weights.embedding, weights.head, weights.draft_head ? &*weights.draft_head : nullptr,
+            shape, state.find(layer, StateRole::key), state.find(layer, StateRole::value), activations);
+    return Builder(config, weights, drafter, shape, state, activations).build();
 }
 
 std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& c, const StateOptions& options) {
@@ -207,10 +309,10 @@ std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& c, const StateOp
         const auto add = [&](StateRole role, DType dtype, bool paged, std::vector<int64_t> shape) {
             specs.push_back({layer, role, dtype, paged, std::move(shape)});
         };
-        if (layer == mtp) add(StateRole::hidden, DType::F32, false, {c.width});
+        if (layer == mtp) add(StateRole::hidden, DType::F32, false, {kHiddenRing, c.width});
         if (layer == mtp || c.full_attention[static_cast<size_t>(layer)]) {
-            add(StateRole::key, options.kv, true, {c.kv_heads, kPageTokens, c.head_dim});
-            add(StateRole::value, options.kv, true, {c.kv_heads, kPageTokens, c.head_dim});
+            add(StateRole::key, options.kv.k, true, {c.kv_heads, kPageTokens, c.head_dim});
+            add(StateRole::value, options.kv.v, true, {c.kv_heads, kPageTokens, c.head_dim});
             continue;
         }
         const int64_t journal = options.journal;

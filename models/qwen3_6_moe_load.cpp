@@ -29,7 +29,7 @@ class Reader {
         return w;
     }
 
-    MtpWeights read_mtp(const Tensor& final_norm, int threads) {
+    MtpWeights read_mtp(int threads) {
         refuse_other_mtp();
         const int64_t d = c_.width;
         MtpWeights w;
@@ -39,9 +39,7 @@ class Reader {
         w.from_hidden = Weight("mtp.from_hidden", {columns(fc.segments[0], d, d)});
         w.layers.push_back(read_layer("mtp.layers.0.", "mtp.", true));
         w.norm = shifted_norm("mtp.norm.weight", d);
-        w.hidden_norm = values(shifted_norm("mtp.pre_fc_norm_hidden.weight", d));
-        w.own_norm = values(w.norm);
-        w.final_norm = values(final_norm);
+        w.hidden_norm = shifted_norm("mtp.pre_fc_norm_hidden.weight", d);
         check(w, fc, threads);
         return w;
     }
@@ -109,10 +107,6 @@ class Reader {
             std::memcpy(to, source + dtype_bytes(out.dtype, begin), bytes);
         }
         return out;
-    }
-
-    static std::vector<float> values(const Tensor& t) {
-        return {t.as<float>(), t.as<float>() + t.elements()};
     }
 
     /// Finds now what placing the weights would refuse.
@@ -252,7 +246,7 @@ class Reader {
     }
 
     /// The scales of a quantized KV cache: compressed-tensors has them beside the projections, ModelOpt in them.
-    /// Nothing reads them yet, so those that make no sense are left out with a note, like none at all.
+    /// Those that make no sense are left out with a note, like none at all: then scales come from the values.
     KvScales read_kv_scales(const std::string& prefix) {
         const auto first = [&](const char* beside, const char* inside) {
             std::vector<float> scales = read_scales(prefix + beside);
@@ -316,10 +310,10 @@ Qwen36MoeWeights read_qwen3_6_moe_weights(const Checkpoint& checkpoint, const Qw
     return Reader(checkpoint, config, use).read(threads);
 }
 
-MtpWeights read_qwen3_6_mtp(const Checkpoint& checkpoint, const Qwen36MoeConfig& config,
-                            const Tensor& final_norm, TensorUse& use, int threads) {
+MtpWeights read_qwen3_6_mtp(const Checkpoint& checkpoint, const Qwen36MoeConfig& config, TensorUse& use,
+                            int threads) {
     TensorUse own(checkpoint, use.mode());
-    MtpWeights w = Reader(checkpoint, config, own).read_mtp(final_norm, threads);
+    MtpWeights w = Reader(checkpoint, config, own).read_mtp(threads);
     use.adopt(std::move(own));
     return w;
 }

@@ -9,6 +9,7 @@
 #include "ggml-like/parallel.h"
 #include "models/chat_format.h"
 #include "models/config_check.h"
+#include "models/dflash.h"
 #include "models/families.h"
 #include "models/generation_config.h"
 #include "models/qwen3_6_moe.h"
@@ -67,7 +68,7 @@ void list_mtp(std::vector<WeightUse>& uses, const Qwen36MoeConfig& config, MtpWe
     for (size_t i = first; i < uses.size(); ++i) {
         uses[i].group = "MTP";
         uses[i].projection = false;
-        uses[i].mtp = true;
+        uses[i].draft = true;
     }
 }
 
@@ -84,6 +85,7 @@ void list_vectors(std::vector<WeightUse>& uses, Qwen36MoeWeights& w) {
     add(w.final_norm);
     if (!w.mtp) return;
     add(w.mtp->embedding_norm);
+    add(w.mtp->hidden_norm);
     add_layer(w.mtp->layers.front());
     add(w.mtp->norm);
 }
@@ -123,9 +125,11 @@ class Qwen36Moe final : public Model {
         std::future<void> text_side;  // takes longer than all the rest; its errors come last
         if (options.tokenizer) text_side = std::async([&] { load_text_side(directory, options.threads); });
         bind_weights(options);
+        add_drafter(options);
         if (text_side.valid()) text_side.get();
         generation_ = read_generation_defaults(*checkpoint_, config_.eos_ids, config_.vocab_rows);
         add_chat_end();
+        add_draft_head(options.draft_head_bytes);
         list_.plan_dense(options.dense);
         summarize(last_part(directory), options.dense);
         notes_.insert(notes_.end(), checkpoint_->notes().begin(), checkpoint_->notes().end());
@@ -139,11 +143,13 @@ class Qwen36Moe final : public Model {
         : family_(family), chat_(family.chat(options.text_from)), config_(config) {
         weights_ = synthetic_weights(config_, mix, options.mtp != MtpUse::none, floats_);
         list_.uses = list_weights(config_, weights_);
+        add_drafter(options);
         generation_ = {
             .temperature = 1.0f, .top_p = 0.95f, .top_k = 20, .origin = "built in: synthetic weights"};
         if (options.tokenizer && !options.text_from.empty())
             load_text_side(options.text_from, options.threads);
         add_chat_end();
+        add_draft_head(options.draft_head_bytes);
         list_.plan_dense(options.dense);
         list_.changes.clear();  // nothing is stored: they are made in the new format
         summarize(fmt::format("synthetic {} ({})", name, mix), options.dense);
@@ -158,6 +164,7 @@ class Qwen36Moe final : public Model {
     uint64_t digest() const override {
         constexpr uint64_t kBeginning = 4096;  // a page of the mapping
         ContentHash hash;
+        if (drafter_) drafter_->add_to(hash);
         if (!checkpoint_) {  // the name says all of it
             hash.add(info_.name);
             hash.add(static_cast<int64_t>(info_.dense));
@@ -175,35 +182,22 @@ class Qwen36Moe final : public Model {
     const ModelWeights& weights() const override { return list_; }
     ModelWeights& weights() override { return list_; }
     void check_weights(std::span<const Weight* const> list, int threads) const override {
-        if (!checkpoint_) return;
-        std::vector<const WeightSegment*> segments;
-        for (const Weight* w : list)
-            for (const WeightSegment& s : w->segments) segments.push_back(&s);
-        const ScaleCheck result = check_scales(*checkpoint_, segments, threads);
-        if (result.problems.empty()) return;
-        std::string text = result.problems[0];
-        if (result.problems.size() > 1)
-            text += fmt::format(" (and {} more like it)", result.problems.size() - 1);
-        FAIL(model, "{}", text);
+        std::vector<const Weight*> own, drafters;
+        for (const Weight* w : list) (drafter_ && drafter_->has(*w) ? drafters : own).push_back(w);
+        if (checkpoint_) require_scales(*checkpoint_, own, threads);
+        if (drafter_ && drafter_->checkpoint()) require_scales(*drafter_->checkpoint(), drafters, threads);
     }
     std::vector<StateSpec> state_specs(const StateOptions& options) const override {
-        return qwen3_6_moe_state(config_, options);
+        std::vector<StateSpec> specs = qwen3_6_moe_state(config_, options);
+        if (!options.dflash) return specs;
+        CHECK(drafter_ != nullptr, "[dflash] this model was opened without a drafter");
+        const int layer = static_cast<int>(config_.layers) + 1;
+        for (StateSpec& spec : dflash_state(drafter_->config(), layer, options.conv))
+            specs.push_back(std::move(spec));
+        return specs;
     }
     BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const override {
-        return build_qwen3_6_moe(config_, weights_, shape, state, activations);
-    }
-    void normed_hidden(Pass from, const float* row, float* out) const override {
-        CHECK(weights_.mtp.has_value(), "[mtp] this model was opened without its MTP layer");
-        const MtpWeights& w = *weights_.mtp;
-        const auto norm = [&](const float* x, const std::vector<float>& weight) {
-            double squares = 0;
-            for (size_t i = 0; i < weight.size(); ++i) squares += double{x[i]} * double{x[i]};
-            const double mean = squares / static_cast<double>(weight.size());
-            const auto factor = static_cast<float>(1 / std::sqrt(mean + double{config_.eps}));
-            for (size_t i = 0; i < weight.size(); ++i) out[i] = x[i] * factor * weight[i];
-        };
-        norm(row, from == Pass::mtp ? w.own_norm : w.final_norm);
-        norm(out, w.hidden_norm);
+        return build_qwen3_6_moe(config_, weights_, drafter_.get(), shape, state, activations);
     }
 
   private:
@@ -227,9 +221,30 @@ class Qwen36Moe final : public Model {
         list_.uses = list_weights(config_, weights_);
     }
 
+    static void require_scales(const Checkpoint& checkpoint, std::span<const Weight* const> list,
+                               int threads) {
+        std::vector<const WeightSegment*> segments;
+        for (const Weight* w : list)
+            for (const WeightSegment& s : w->segments) segments.push_back(&s);
+        const ScaleCheck result = check_scales(checkpoint, segments, threads);
+        if (result.problems.empty()) return;
+        std::string text = result.problems[0];
+        if (result.problems.size() > 1)
+            text += fmt::format(" (and {} more like it)", result.problems.size() - 1);
+        FAIL(model, "{}", text);
+    }
+
+    void add_drafter(const OpenOptions& options) {
+        if (options.draft_model.empty()) return;
+        const DflashTarget target{config_.width, config_.layers, config_.vocab_rows};
+        drafter_ = checkpoint_ ? Dflash::open(options.draft_model, target, options.threads)
+                               : Dflash::synthetic(options.draft_model, target);
+        drafter_->list(list_.uses, static_cast<int>(config_.layers));
+    }
+
     void bind_mtp(const OpenOptions& options, TensorUse& use) {
         try {
-            weights_.mtp = read_qwen3_6_mtp(*checkpoint_, config_, weights_.final_norm, use, options.threads);
+            weights_.mtp = read_qwen3_6_mtp(*checkpoint_, config_, use, options.threads);
         } catch (const Error& error) {
             if (options.mtp == MtpUse::required || error.kind() != ErrorKind::model) throw;
             notes_.push_back(fmt::format("no drafts by MTP: {}", error.what()));
@@ -252,6 +267,18 @@ class Qwen36Moe final : public Model {
         }
     }
 
+    void add_draft_head(int64_t bytes) {
+        if (!weights_.mtp && !drafter_) return;
+        const Tokenizer* t = tokenizer();
+        const int64_t vocab = t != nullptr ? std::min(t->size(), config_.vocab_rows) : config_.vocab_rows;
+        weights_.draft_head = plan_draft_head(weights_.head, bytes, vocab, t);
+        if (!weights_.draft_head) return;
+        DraftHead& head = *weights_.draft_head;
+        info_.draft_head_rows = head.weight.rows;
+        list_.uses.push_back({.group = "draft head", .matrix = &head.weight, .draft = true, .copy = true});
+        list_.copies.push_back({&head.weight, &head.from});
+    }
+
     static std::string last_part(std::string directory) {
         while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
         return directory.substr(directory.find_last_of('/') + 1);
@@ -271,6 +298,10 @@ class Qwen36Moe final : public Model {
         i.vocab = tokenizer_ ? std::min(tokenizer_->size(), config_.vocab_rows) : config_.vocab_rows;
         i.context = config_.context;
         i.mtp = weights_.mtp.has_value();
+        if (drafter_) {
+            const DflashConfig& d = drafter_->config();
+            i.dflash = {drafter_->name(), d.block, d.mask, !d.causal && d.has_windows(), d.taps};
+        }
         count_weights();
     }
 
@@ -282,7 +313,7 @@ class Qwen36Moe final : public Model {
         double token_bytes = 0;
         for (const WeightUse& use : list_.uses) {
             token_bytes += use.share(1) * static_cast<double>(use.bytes());
-            if (use.again()) continue;
+            if (use.again() || use.copy) continue;
             info_.parameters += use.parameters();
             info_.weight_bytes += use.bytes();
             if (use.matrix != nullptr) count_formats(*use.matrix);
@@ -299,7 +330,8 @@ class Qwen36Moe final : public Model {
     Qwen36MoeConfig config_;
     Qwen36MoeWeights weights_;
     std::vector<std::unique_ptr<float[]>> floats_;
-    ModelWeights list_;  // points into weights_
+    std::unique_ptr<Dflash> drafter_;
+    ModelWeights list_;  // points into weights_ and drafter_
     Audit audit_;
     std::optional<Tokenizer> tokenizer_;
     GenerationDefaults generation_;

@@ -54,7 +54,7 @@ class Generator {
         return w;
     }
 
-    MtpWeights make_mtp(const Tensor& final_norm) {
+    MtpWeights make_mtp() {
         const int64_t d = c_.width;
         MtpWeights w;
         w.embedding_norm = vector("mtp.embedding_norm", d, 1.0f, 0.1f);
@@ -62,12 +62,7 @@ class Generator {
         w.from_hidden = matrix("mtp.from_hidden", {d}, d, kBf16);
         w.layers.push_back(layer("mtp.", true));
         w.norm = vector("mtp.norm", d, 1.0f, 0.1f);
-        const auto values = [d](const Tensor& t) {
-            return std::vector<float>(t.as<float>(), t.as<float>() + d);
-        };
-        w.hidden_norm = values(vector("mtp.hidden_norm", d, 1.0f, 0.1f));
-        w.own_norm = values(w.norm);
-        w.final_norm = values(final_norm);
+        w.hidden_norm = vector("mtp.hidden_norm", d, 1.0f, 0.1f);
         return w;
     }
 
@@ -237,7 +232,7 @@ Qwen36MoeConfig synthetic_config(const std::string& name) {
 Qwen36MoeWeights synthetic_weights(const Qwen36MoeConfig& config, const std::string& mix, bool mtp,
                                    std::vector<std::unique_ptr<float[]>>& floats) {
     Qwen36MoeWeights w = Generator(config, find_mix(mix), floats).make();
-    if (mtp) w.mtp = Generator(config, mtp_mix(find_mix(mix)), floats).make_mtp(w.final_norm);
+    if (mtp) w.mtp = Generator(config, mtp_mix(find_mix(mix)), floats).make_mtp();
     return w;
 }
 

@@ -1,5 +1,6 @@
 #include "models/weight_placement.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ggml-like/check.h"
@@ -21,11 +22,13 @@ class Placement {
 
     void run() {
         reserve_memory();
+        const std::vector<std::shared_ptr<void>> made = make_copies();
         const std::vector<Group> groups = layers();
         for (const Group& group : groups)
             for (const WeightUse* use : group) progress_.bytes_total += use->bytes();
         for (const Group& group : groups) place(group);
         backend_.weights_complete();
+        keep_copies(made);
         for (const WeightUse& use : weights_.uses)
             if (use.tied != nullptr && use.again()) share(*use.matrix, *use.tied);
         place_vectors();
@@ -43,6 +46,23 @@ class Placement {
             groups.back().push_back(&use);
         }
         return groups;
+    }
+
+    /// What the copies point into; none of random weights, which the backend makes.
+    std::vector<std::shared_ptr<void>> make_copies() const {
+        std::vector<std::shared_ptr<void>> memory;
+        for (const WeightCopy& c : weights_.copies)
+            if (c.from->segments[0].data != nullptr)
+                memory.emplace_back(
+                    std::shared_ptr<std::byte[]>(requantize(*c.from, *c.weight, backend_.threads())));
+        return memory;
+    }
+
+    /// Those that the backend has not copied are read where they are.
+    void keep_copies(const std::vector<std::shared_ptr<void>>& made) {
+        const bool read_there = std::any_of(weights_.copies.begin(), weights_.copies.end(),
+                                            [](const WeightCopy& c) { return c.weight->placed == nullptr; });
+        if (read_there) weights_.memory.insert(weights_.memory.end(), made.begin(), made.end());
     }
 
     void reserve_memory() {
@@ -81,6 +101,7 @@ class Placement {
     void check(const Group& group) const {
         std::vector<const Weight*> list;
         for (const WeightUse* use : group) {
+            if (use->copy) continue;
             if (use->matrix != nullptr) list.push_back(use->matrix);
             if (use->experts != nullptr)
                 for (const Weight& expert : use->experts->expert) list.push_back(&expert);

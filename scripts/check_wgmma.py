@@ -28,12 +28,12 @@ def width(operation):
 
 def look_at(lines):
     """Yields (kernel, products, findings)."""
-    kernel, products, findings, busy = None, 0, [], set()
+    kernel, products, findings, groups = None, 0, [], [set()]  # registers of A; the last group has no end yet
     for line in lines:
         if begin := re.search(r"Function : (\S+)", line):
             if products:
                 yield kernel, products, findings
-            kernel, products, findings, busy = begin[1], 0, [], set()
+            kernel, products, findings, groups = begin[1], 0, [], [set()]
             continue
         found = INSTRUCTION.match(line)
         if not found:
@@ -43,12 +43,15 @@ def look_at(lines):
             products += 1
             operand = text.split(",")[1].strip()
             if a := re.match(r"R(\d+)", operand):
-                busy |= set(range(int(a[1]), int(a[1]) + 4))
-        elif "WARPGROUP.DEPBAR" in text:
-            busy = set()
+                groups[-1] |= set(range(int(a[1]), int(a[1]) + 4))
+            if "gsb0" in text:
+                groups.append(set())
+        elif wait := re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)", text):
+            running = int(wait[1], 16)
+            groups = groups[len(groups) - 1 - running if running < len(groups) else 0 :]
         elif (to := DESTINATION.match(text)) and not WRITES_NO_REGISTER.match(to[1]):
             first = int(to[2])
-            if busy & set(range(first, first + width(to[1]))):
+            if set().union(*groups) & set(range(first, first + width(to[1]))):
                 findings.append(f"{place}: {text}")
     if products:
         yield kernel, products, findings

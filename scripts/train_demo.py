@@ -2,6 +2,7 @@
 """Trains the demo checkpoint from scratch and writes it, quantised to NVFP4, with its measured quality.
 
     python3 scripts/train_demo.py --out models/demo --bf16 DIR # about 10 minutes on one H100-class GPU
+    python3 scripts/train_demo.py --drafters --out models/demo # its drafters, about 2 minutes: mtp/, dflash/
 
 Needs torch, transformers 5.17, tokenizers, safetensors; a GPU is wanted.
 All text comes from scripts/demo/; seeds are fixed. --minutes stops the training cleanly at that time.
@@ -23,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from demo import chat, evaluate, export, nvfp4
+from demo import chat, drafters, evaluate, export, nvfp4
 from demo import tokenizer as demo_tokenizer
 from demo.common import JOIN, Ctx, plain
 from demo.mix import conversation
@@ -65,14 +66,14 @@ def make_shard(job):
 class Feed:
     """Turns shards, made by other processes, into steps: a list of batches, each of rows of one length."""
 
-    def __init__(self, tokenizer_file: str, budget: int, workers: int, seed: int):
+    def __init__(self, tokenizer_file: str, budget: int, workers: int, seed: int, size: int = SHARD):
         self.pool = mp.get_context("fork").Pool(workers)
-        self.shards = self.pool.imap(make_shard, self.jobs(tokenizer_file, seed))
+        self.shards = self.pool.imap(make_shard, self.jobs(tokenizer_file, seed, size))
         self.budget, self.rng = budget, np.random.default_rng(seed)
 
     @staticmethod
-    def jobs(tokenizer_file: str, seed: int, count: int = 220):
-        return [(seed * 100003 + i, tokenizer_file, SHARD, "train") for i in range(count)]
+    def jobs(tokenizer_file: str, seed: int, size: int):
+        return [(seed * 100003 + i, tokenizer_file, size, "train") for i in range(220 * SHARD // size)]
 
     def steps(self):
         for shard in self.shards:
@@ -237,6 +238,16 @@ def measure(args, trainer: Trainer, tokenizer: Tokenizer, records: list, device:
     return report
 
 
+def train_drafters(args, device: str) -> None:
+    """Of the checkpoint in args.source, from text that it was not trained with."""
+    tokenizer_file = str(args.source / "tokenizer.json")
+    tokenizer, ctx = Tokenizer.from_file(tokenizer_file), Ctx(815, "eval")
+    feed = Feed(tokenizer_file, args.tokens, args.workers, args.seed + 2, size=500)  # the first ones come soon
+    rows = [encode(tokenizer, conversation(ctx)) for _ in range(args.eval_rows)]
+    drafters.train(args.source, args.out, feed.steps(), args.minutes, args.steps, args.lr, rows, device)
+    feed.close()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -253,6 +264,8 @@ def main() -> None:
     parser.add_argument("--per-task", type=int, default=24)
     parser.add_argument("--eval-rows", type=int, default=200)
     parser.add_argument("--bf16", type=Path, help="also write the weights before quantization, as a BF16 checkpoint")
+    parser.add_argument("--drafters", action="store_true", help="train the drafters of the checkpoint in --source instead")
+    parser.add_argument("--source", type=Path, default=Path(__file__).resolve().parents[1] / "models/demo")
     args = parser.parse_args()
 
     began = time.time()
@@ -261,6 +274,8 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     fit_chunks()
     args.out.mkdir(parents=True, exist_ok=True)
+    if args.drafters:
+        return train_drafters(args, device)
     tokenizer = train_tokenizer(args.out)
     print(f"tokenizer after {time.time() - began:.0f} s", flush=True)
     trainer = train(args, str(args.out / "tokenizer.json"), device)

@@ -1,14 +1,20 @@
 #!/usr/bin/env python3
-"""The official openai and anthropic clients, and instructor, against the real server with the demo checkpoint: `make test-api`.
+"""The official openai and anthropic clients, and what is built on them, against the real server with the demo checkpoint:
+`make test-api`.
 
-Usage: api_clients.py QUERN_BINARY. Prints one line a check; exit code 1 if one failed.
+Usage: api_clients.py QUERN_BINARY. Prints one line a check; exit code 1 if one failed. litellm, langchain-openai, llm and lm-eval
+are SKIPPED where they are not installed.
 """
 import asyncio
 import copy
+import importlib.util
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import traceback
 
 import anthropic
@@ -238,6 +244,68 @@ def messages(client):
         raise AssertionError("no error")
 
 
+class Skipped(Exception):
+    pass
+
+
+def needs(module, package):
+    if importlib.util.find_spec(module) is None:
+        raise Skipped(f"{package} is not installed")
+
+
+def litellm_calls(url):
+    needs("litellm", "litellm")
+    import litellm
+    here = dict(model="openai/demo", api_base=url + "/v1", api_key="secret", temperature=0)
+    assert litellm.completion(messages=FRANCE, **here).choices[0].message.content == PARIS
+    parts = list(litellm.completion(messages=FRANCE, stream=True, **here))
+    assert "".join(p.choices[0].delta.content or "" for p in parts) == PARIS, parts
+    r = litellm.completion(messages=[{"role": "user", "content": "What is the weather in Paris?"}], tools=[WEATHER],
+                           tool_choice="required", **here)
+    assert "city" in json.loads(r.choices[0].message.tool_calls[0].function.arguments), r
+    r = litellm.completion(model="anthropic/demo", api_base=url, api_key="secret", messages=FRANCE, temperature=0, max_tokens=200)
+    assert r.choices[0].message.content == PARIS, r
+
+
+def langchain_calls(url):
+    needs("langchain_openai", "langchain-openai")
+    from langchain_openai import ChatOpenAI
+
+    class Sum(pydantic.BaseModel):
+        sum: int
+
+    chat_model = ChatOpenAI(model="demo", base_url=url + "/v1", api_key="secret", temperature=0, max_retries=0)
+    assert chat_model.invoke(FRANCE[0]["content"]).content == PARIS
+    assert "".join(str(p.content) for p in chat_model.stream(FRANCE[0]["content"])) == PARIS
+    for method in ("function_calling", "json_schema"):
+        answer = chat_model.with_structured_output(Sum, method=method).invoke("What is 48 + 37?")
+        assert isinstance(answer.sum, int), (method, answer)
+
+
+def llm_command(url):
+    needs("llm", "llm")
+    with tempfile.TemporaryDirectory() as home:
+        with open(os.path.join(home, "extra-openai-models.yaml"), "w") as file:
+            file.write(f"- model_id: quern\n  model_name: demo\n  api_base: {url}/v1\n")
+        program = shutil.which("llm", path=os.path.dirname(sys.executable)) or "llm"
+        out = subprocess.run([program, "-m", "quern", "--key", "secret", "-o", "temperature", "0", FRANCE[0]["content"]],
+                             env={**os.environ, "LLM_USER_PATH": home}, capture_output=True, text=True, timeout=120)
+        assert out.stdout.strip() == PARIS, out
+
+
+def lm_eval_likelihoods(url):
+    needs("lm_eval", "lm-eval")
+    os.environ["OPENAI_API_KEY"] = "secret"
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.openai_completions import LocalCompletionsAPI
+    demo = os.path.join(os.path.dirname(__file__), "..", "models", "demo")
+    model = LocalCompletionsAPI(model="demo", base_url=url + "/v1/completions", tokenizer=demo, max_length=2048)
+    pairs = [(" The capital of France is", " Paris."), (" The capital of France is", " seven.")]
+    requests = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)]
+    right, wrong = model.loglikelihood(requests)
+    assert right[0] > wrong[0], (right, wrong)
+
+
 def main():
     server = Server(sys.argv[1])
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="secret", max_retries=0)
@@ -246,17 +314,21 @@ def main():
                                     stateful, streamed_tools,
                                     completions)]
     checks += [(asynchronous, server.url), (messages, claude)]
-    failed = 0
+    checks += [(f, server.url) for f in (litellm_calls, langchain_calls, llm_command, lm_eval_likelihoods)]
+    failed = skipped = 0
     for check, argument in checks:
         try:
             check(argument)
             print("ok     ", check.__name__)
+        except Skipped as why:
+            skipped += 1
+            print("SKIPPED", check.__name__, "-", why)
         except Exception:
             failed += 1
             print("FAILED ", check.__name__)
             traceback.print_exc()
     server.stop()
-    print(f"{len(checks) - failed} passed, {failed} failed")
+    print(f"{len(checks) - failed - skipped} passed, {failed} failed, {skipped} skipped")
     return failed > 0
 
 

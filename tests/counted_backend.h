@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -37,7 +38,10 @@ class CountedBackend final : public Backend {
     void upload(void* to, const void* from, int64_t bytes) override { cpu_->upload(to, from, bytes); }
     void download(void* to, const void* from, int64_t bytes) override { cpu_->download(to, from, bytes); }
     void copy(void* to, const void* from, int64_t bytes) override { cpu_->copy(to, from, bytes); }
-    void* alloc_host(int64_t bytes, const char* what) override { return cpu_->alloc_host(bytes, what); }
+    void* alloc_host(int64_t bytes, const char* what) override {
+        if ((host_left -= bytes) < 0) throw Error(ErrorKind::memory, std::string("no memory for ") + what);
+        return cpu_->alloc_host(bytes, what);
+    }
     void free_host(void* memory) override { cpu_->free_host(memory); }
 
     int64_t placed_bytes(const Weight& w, RowOrder) const override { return w.bytes(); }
@@ -68,8 +72,9 @@ class CountedBackend final : public Backend {
     void synchronize() override { cpu_->synchronize(); }
 
     std::function<void()> before_run;
-    int64_t used = 0, most = 0;                     // bytes now; the most at a time
-    int placed = 0, allocations = 0, prepared = 0;  // weights; allocations; plans for repeated use
+    std::atomic<int64_t> host_left = int64_t{1} << 62;  // bytes that alloc_host may give
+    int64_t used = 0, most = 0;                         // bytes now; the most at a time
+    int placed = 0, allocations = 0, prepared = 0;      // weights; allocations; plans for repeated use
 
   private:
     void take(int64_t bytes, const char* what) {

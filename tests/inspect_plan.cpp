@@ -79,8 +79,24 @@ TEST_SUITE("cpu") {
         CHECK(!wide.cards[0].fits);  // RTX 5090
         CHECK(wide.cards[3].fits);
         CHECK(describe(wide).find("does not fit: needs") != std::string::npos);
-        const CostPlan f32 = of_35b({.context = 2048, .kv_type = "f32"});
-        CHECK(f32.cards[0].memory.kv == 2 * plan.cards[0].memory.kv);
+        const CostPlan nvfp4 = of_35b({.context = 2048, .kv_type = "nvfp4"});
+        CHECK(256 * nvfp4.cards[0].memory.kv == 73 * plan.cards[0].memory.kv);
+        REQUIRE(plan.formats.size() == 5);
+        for (size_t i = 0; i < plan.formats.size(); ++i) {
+            const CostPlan::OfFormat &f = plan.formats[i], &bf16 = plan.formats[0];
+            CHECK(f.rooms.size() == 7);
+            CHECK(f.rooms[0].context == 0);  // 22 GB of weights
+            CHECK(f.rooms[6].context == 262144);
+            CHECK(
+                f.rooms[1].context * f.token_bytes ==
+                doctest::Approx(static_cast<double>(bf16.rooms[1].context * bf16.token_bytes)).epsilon(0.02));
+            if (i > 0) CHECK(f.rooms[2].sequences > bf16.rooms[2].sequences);
+        }
+        CHECK(plan.formats[1].name == "fp8");
+        CHECK(plan.formats[1].token_bytes == 10320);
+        CHECK(describe(plan).find("KV cache: context of one sequence, sequences of 32K") !=
+              std::string::npos);
+        CHECK_THROWS_AS(of_35b({.kv_type = "f32"}), Error);  // not on a GPU
         CHECK_THROWS_AS(of_35b({.kv_type = "q8_0"}), Error);
     }
 

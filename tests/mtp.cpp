@@ -226,6 +226,7 @@ TEST_SUITE("cpu") {
         r.on_token = [&](int32_t) { return ++next > 0; };
         drafted.watch(r);
         const Result result = engine.run(std::move(r));
+        CAPTURE(result.error);
         REQUIRE(result.tokens.size() == 60 + c.answer().size() + 1);
         CHECK(std::vector(result.tokens.begin() + 60, result.tokens.end() - 1) == c.answer());
         std::erase_if(drafted.rounds,

@@ -201,7 +201,8 @@ TEST_SUITE("cpu") {
         CHECK(engine.cache_stats().evicted > 0);
     }
 
-    TEST_CASE("prefix cache: a device keeps states in its own memory, taken at the start, as many as fit") {
+    TEST_CASE(
+        "prefix cache: a device also keeps states in its own memory, taken at the start, as many as fit") {
         constexpr const char* kCheckpoint = "/tests/vectors/parity/base/ct";
         constexpr int64_t kPlenty = int64_t{1} << 34;
         const EngineOptions options{.context = 1024, .sequences = 2, .cache_bytes = kPlenty};
@@ -223,10 +224,18 @@ TEST_SUITE("cpu") {
             const auto prompt = random_ids(*model, 280 + i * 15 % 600, i % 2);
             const auto half = static_cast<int64_t>(prompt.size() / 2);
             CHECK(warm.run(request(prompt, {half})).tokens == cold.run(request(prompt)).tokens);
-            CHECK(warm.cache_stats().snapshots <= 7);
+            CHECK(warm.cache_stats().near <= 7);
         }
-        CHECK(warm.cache_stats().hits > 0);
-        CHECK(warm.cache_stats().evicted > 0);
+        CHECK(warm.cache_stats().near == 7);
+        CHECK(warm.cache_stats().snapshots > 7);
+        CHECK(warm.cache_stats().evicted == 0);
+        const int64_t before = warm.cache_stats().loaded;  // the newest is there still, the oldest is not
+        warm.run(request(random_ids(*model, 866, 1)));
+        CHECK(warm.cache_stats().loaded == before);
+        auto oldest = random_ids(*model, 256, 0);
+        oldest.resize(300, 3);
+        CHECK(warm.run(request(oldest)).tokens == cold.run(request(oldest)).tokens);
+        CHECK(warm.cache_stats().loaded == before + 1);
         CHECK(device.allocations == taken);
     }
 
@@ -355,22 +364,20 @@ TEST_SUITE("cpu") {
     TEST_CASE("prefix cache: short requests do not push out a long conversation") {
         Loaded l;
         const auto specs = l.model->state_specs({.kv = DType::F32, .conv = DType::F32});
-        StatePool pool(*l.backend, specs, 1, 64);
-        const int64_t pages = page_bytes(specs), recurrent = slot_bytes(specs);
-        PrefixCache cache(pool, 3 * recurrent + 40 * pages, pages, recurrent);
+        StatePool pool(*l.backend, specs, 1, 64, 0);
+        const int64_t page = page_bytes(specs), blocks = (slot_bytes(specs) + page - 1) / page;
+        PrefixCache cache(*l.backend, pool, (3 * blocks + 40) * page);
         const auto keep = [&](const std::vector<int32_t>& tokens) {
-            SequenceState s = pool.acquire();
-            pool.grow(s, static_cast<int64_t>(tokens.size()));
-            s.length = static_cast<int64_t>(tokens.size());
+            SequenceState s = pool.acquire_for(static_cast<int64_t>(tokens.size()));
             cache.store(tokens, s);
             pool.release(s);
         };
-        const auto conversation = random_ids(*l.model, 1500, 1);
+        const auto conversation = random_ids(*l.model, 1472, 1);
         keep(conversation);
-        for (unsigned i = 0; i < 20; ++i) keep(random_ids(*l.model, 30, 2 + i));
+        for (unsigned i = 0; i < 20; ++i) keep(random_ids(*l.model, 64, 2 + i));
         auto next = conversation;
         next.push_back(1);
-        CHECK(cache.find(next).snapshot != nullptr);
+        CHECK(cache.find(next).entry != nullptr);
         CHECK(cache.stats().evicted > 0);
         while (cache.evict()) {
         }

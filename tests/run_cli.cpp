@@ -55,6 +55,32 @@ TEST_SUITE("model") {
         CHECK(o.out == "48 + 37 = 85.\nThe capital of France is Paris.\n");
     }
 
+    TEST_CASE("run --json-schema and --grammar: the answer has the form that was asked for") {
+        const test::TempDir dir;
+        const std::string schema =
+            R"({"type":"object","properties":{"sum":{"type":"integer","minimum":3,"maximum":400}},"required":["sum"],"not":{}})";
+        std::ofstream(dir / "schema.json") << schema;
+        std::ofstream(dir / "grammar.gbnf") << "root ::= \"yes \" [0-9]{2} | \"no\"";
+        const std::string ask = kQuern + " run -p 'What is 48 + 37?' --temp 0 --reasoning off ";
+        for (const std::string& given : {"'" + schema + "'", dir / "schema.json"}) {
+            const Outcome o = shell(ask + "--json-schema " + given + " 2>&1 </dev/null");
+            CHECK(o.code == 0);
+            CHECK(o.out.find("$.not is not enforced") != std::string::npos);
+            const auto answer = nlohmann::json::parse(o.out.substr(o.out.find('{')));
+            CHECK(answer.size() == 1);
+            CHECK(answer["sum"].get<int>() >= 3);
+            CHECK(answer["sum"].get<int>() <= 400);
+        }
+        const Outcome text = shell(ask + "--grammar " + (dir / "grammar.gbnf") + " 2>/dev/null </dev/null");
+        CHECK(text.code == 0);
+        CHECK(shell(ask + "--format json --grammar " + (dir / "grammar.gbnf") + " 2>/dev/null </dev/null")
+                  .out.find("\"finish_reason\":\"stop\"") != std::string::npos);
+        CHECK((text.out == "no\n" || (text.out.size() == 7 && text.out.starts_with("yes "))));
+        CHECK(shell(ask + "--json-schema '{\"type\":\"text\"}' 2>&1 </dev/null").code == 2);
+        CHECK(shell(ask + "--json-schema /nowhere 2>&1 </dev/null").code == 2);
+        CHECK(shell(ask + "--grammar " + (dir / "grammar.gbnf") + " -j '{}' 2>&1 </dev/null").code == 2);
+    }
+
     TEST_CASE("run --tool-cmd: without a terminal, only with --tool-yes; its faults are the tool's result") {
         const std::string tools = " run -p 'What is the weather in Paris?' --temp 0 --tools " QUERN_SOURCE_DIR
                                   "/tests/vectors/cli/tools.json --tool-cmd ";
@@ -199,11 +225,21 @@ TEST_SUITE("model") {
         const std::string bytes((std::istreambuf_iterator<char>(matrix)), std::istreambuf_iterator<char>());
         CHECK(bytes.find("'shape': (2, 128)") != std::string::npos);
         CHECK(run(model + "--spec lookup --dump-draft-logits " + npy + " 2>&1").code == 2);
-        const Outcome none = run("--spec mtp 2>&1"), noted = run("-v --spec auto 2>&1");
+        const std::string without = std::string(QUERN_SOURCE_DIR) + "/tests/vectors/parity/base/bf16 ";
+        const Outcome none = run(without + "--spec mtp 2>&1"), noted = run(without + "-v --spec auto 2>&1");
         CHECK(none.code == 3);
         CHECK(none.out.find("no MTP layer") != std::string::npos);
         CHECK(noted.code == 0);
         CHECK(noted.out.find("no drafts by MTP") != std::string::npos);
+        const std::string drafter = std::string(QUERN_SOURCE_DIR) + "/tests/vectors/dflash/new ";
+        const Outcome blocks =
+            run(without + "-md " + drafter + "--dump-draft-logits " + npy + " 2>/dev/null");
+        CHECK(blocks.code == 0);
+        CHECK(blocks.out == run(without + "2>/dev/null").out);
+        std::ifstream block(npy, std::ios::binary);
+        const std::string found((std::istreambuf_iterator<char>(block)), std::istreambuf_iterator<char>());
+        CHECK(found.find("'shape': (7, 96)") != std::string::npos);
+        CHECK(run(without + "--spec dflash 2>&1").out.find("-md DIR") != std::string::npos);
     }
 }
 

@@ -226,6 +226,27 @@ TEST_SUITE("cpu") {
         CHECK(answers > total / 3);
     }
 
+    TEST_CASE("among allowed tokens the highest logits alone give the same token, or none") {
+        std::mt19937 random(8);
+        int answers = 0, total = 0;
+        for (int trial = 0; trial < 4000; ++trial) {
+            const Row row = random_row(random);
+            const Sampling s = random_settings(random);
+            const unsigned share = 1 + random() % 9;
+            const auto allow = [&](int32_t id) {
+                return static_cast<unsigned>(id) * 2654435761u % 10 < share;
+            };
+            const Top top = top_of(row, s.temperature == 0 ? 1.0f : s.temperature);
+            const auto got = sample_allowed_top({top.ids, top.logits, top.sum}, row.vocab, s, trial, allow);
+            ++total;
+            if (!got) continue;
+            ++answers;
+            CAPTURE(trial);
+            CHECK(allow(*got));
+            CHECK(*got == sample_allowed(row.logits, row.vocab, s, {}, trial, allow));
+        }
+        CHECK(answers > total / 5);
+    }
     TEST_CASE("the highest logits: what they must answer, and what they cannot") {
         std::mt19937 random(6);
         Row row = random_row(random);

@@ -397,7 +397,8 @@ TEST_SUITE("model") {
         CHECK(completion.status == 200);
         CHECK(completion.body["usage"]["completion_tokens"] == 5);
 
-        ServeLoad load{.url = "http://127.0.0.1:" + std::to_string(server.port())};
+        const std::string url = "http://127.0.0.1:" + std::to_string(server.port());
+        ServeLoad load{.server = {url, ""}};
         load.concurrency = {1, 6};
         load.prompt_words = 20;
         load.answer_tokens = 16;
@@ -409,7 +410,7 @@ TEST_SUITE("model") {
             CHECK(row["median_ttft_ms"] > 0.0);
         }
         const std::string command =
-            fmt::format("{} bench --serve {} -np 1 -p 2 -n 3 --requests 2 -o json", QUERN_BINARY, load.url);
+            fmt::format("{} bench --serve {} -np 1 -p 2 -n 3 --requests 2 -o json", QUERN_BINARY, url);
         std::FILE* pipe = popen(command.c_str(), "r");
         REQUIRE(pipe != nullptr);
         std::string text;

@@ -24,19 +24,34 @@ TEST_SUITE("cpu") {
         CHECK(parse({"--spec-type", "lookup"}).kind == DrafterKind::lookup);
         CHECK(parse({"--spec", "ngram"}).kind == DrafterKind::lookup);
         CHECK(parse({"--spec", "mtp"}).kind == DrafterKind::mtp);
+        CHECK(parse({"--spec", "dflash"}).kind == DrafterKind::dflash);
+        for (const char* flag : {"-md", "--model-draft"}) {
+            CHECK(parse({flag, "DIR"}).draft_model == "DIR");
+            CHECK(parse({flag, "DIR"}).kind == DrafterKind::dflash);
+            CHECK(parse({"--spec", "auto", flag, "DIR"}).kind == DrafterKind::automatic);
+            CHECK(!parse({flag, "DIR", "--spec", "none"}).on());
+        }
         CHECK(!parse({"--spec", "auto", "--spec", "none"}).on());
         for (const char* name : {"--draft-max", "--draft", "--draft-n", "--num-speculative-tokens"})
             CHECK(parse({name, "3"}).draft_max == 3);
+        CHECK(parse({}).short_head);
+        CHECK(!parse({"--draft-head", "full"}).short_head);
+        CHECK(parse({"--draft-head", "full", "--draft-head", "short"}).short_head);
         const auto config =
             parse({"--speculative-config", R"({"method": "ngram", "num_speculative_tokens": 4})"});
         CHECK(config.kind == DrafterKind::lookup);
         CHECK(config.draft_max == 4);
+        const auto drafter = parse({"--speculative-config", R"({"method": "dflash", "model": "DIR"})"});
+        CHECK(drafter.kind == DrafterKind::dflash);
+        CHECK(drafter.draft_model == "DIR");
     }
 
     TEST_CASE("flags of speculation: errors say what there is") {
         CHECK_THROWS_WITH_AS(parse({"--spec", "eagle"}),
-                             doctest::Contains("expected auto, none, lookup or mtp"), Error);
+                             doctest::Contains("expected auto, none, lookup, mtp or dflash"), Error);
         CHECK_THROWS_AS(parse({"--draft-max", "0"}), Error);
+        CHECK_THROWS_WITH_AS(parse({"--draft-head", "half"}), doctest::Contains("expected full or short"),
+                             Error);
         CHECK_THROWS_AS(parse({"--draft-max", "16"}), Error);
         const auto config = [](const char* json) { return parse({"--speculative-config", json}); };
         CHECK_THROWS_WITH_AS(config("{}"), doctest::Contains("'method' is missing"), Error);

@@ -116,7 +116,11 @@ TEST_SUITE("cpu") {
         const auto changed = [](MixtureShape shape, auto change) { return change(shape), shape; };
         const MixtureShape many = changed(m, [](MixtureShape&s) { s.experts = 512; }),
                            wide = changed(m, [](MixtureShape&s) { s.shared_kind = Kind::bf16; }),
-                           used = changed(down, [](MixtureShape&s) { s.used = 40; });
+                           used = changed(down, [](MixtureShape&s) { s.used = 40; }),
+                           wider = changed(m, [](MixtureShape&s) { s.chunks = s.shared_chunks = 48; }),
+                           odd = changed(down, [](MixtureShape&s) { s.chunks = s.shared_chunks = 18; });
+        CHECK(names(choose_gate_up, kH200, wider) == "few few few few few stream stream slices");
+        CHECK(names(choose_down, kH200, odd) == "few few few stream stream stream stream slices");
         CHECK(names(choose_gate_up, kH200, many) ==
               "stream stream stream stream stream stream stream slices");
         CHECK(names(choose_gate_up, kH200, wide) ==
@@ -130,6 +134,8 @@ TEST_SUITE("cpu") {
         CHECK(prompts(kH200, Kind::bf16, 12352, 2048, true) == "short, short, short, tall, wide");
         CHECK(prompts(kH200, Kind::bf16, 2048, 4096, true) ==
               "short halves, short halves, short halves, short halves, halves");
+        CHECK(prompts(kH200, Kind::bf16, 257, 2048, true) ==
+              "short halves, short halves, short halves, short halves, short halves");  // a router
         CHECK(prompts(kH200, Kind::fp8, 2048, 4096, true) == "few, few, narrow, narrow, narrow");
         CHECK(prompts(kRtx5090, Kind::nvfp4, 9216, 2048, true) == "middle, middle, middle, middle, many");
     }
@@ -141,8 +147,7 @@ TEST_SUITE("cpu") {
             const bool one = product == AnswerProduct::one || product == AnswerProduct::tall;
             if (one) REQUIRE(s.rows == 1);
             if (product == AnswerProduct::few) {
-                const bool deep = linear::dense_is_deep(card, s.kind, s.rows, s.chunks, 0);
-                REQUIRE(linear::dense_rows_fit(card, s.kind, deep, s.rows, s.chunks, 0));
+                REQUIRE(linear::dense_rows_fit(card, s.kind, s.rows, s.chunks, 0));
             }
             if (product >= AnswerProduct::quarters)
                 REQUIRE(

@@ -6,6 +6,7 @@
 #include "tools/commands.h"
 #include "tools/common/cli_args.h"
 #include "tools/common/cli_values.h"
+#include "tools/common/kv_flags.h"
 #include "tools/common/loading.h"
 #include "tools/engine/atomic_file.h"
 #include "tools/inspect/health.h"
@@ -39,8 +40,7 @@ void add_plan_flags(ArgParser& p, Options& o) {
             [&w](const std::string& v) { w.engine.context = parse_integer(v, "-c", 0, INT32_MAX); });
     p.value("-np,--parallel", "N", "sequences at the same time; default 1",
             [&w](const std::string& v) { w.engine.sequences = parse_integer(v, "-np", 1, 1024); });
-    p.value("-ctk,--cache-type-k", "TYPE", "KV cache: auto, bf16, f16, f32",
-            [&w](const std::string& v) { w.engine.kv_type = v; });
+    add_kv_flags(p, w.engine.kv_type, w.engine.kv_type_v);
     p.value("--dense", "FORMAT", "what changes under this flag of run and serve: fp8, nvfp4",
             [&w](const std::string& v) { w.dense = parse_dense(v); });
     p.value("--bandwidth", "GB/s", "a card of this memory bandwidth beside those of the table",

@@ -7,6 +7,7 @@
 #include "ggml-like/json_guard.h"
 #include "models/model.h"
 #include "tools/commands.h"
+#include "tools/common/cli_values.h"
 #include "tools/common/doctor/command.h"
 #include "tools/common/fields.h"
 #include "tools/common/loading.h"
@@ -27,6 +28,19 @@ nlohmann::ordered_json read_tools_file(const std::string& path) {
     }
 }
 
+/// Null: answers may be anything. Says what of a schema is not enforced.
+std::shared_ptr<const Grammar> read_grammar(const RunOptions& o) {
+    if (!o.grammar_file.empty()) return Grammar::gbnf(read_input_file(o.grammar_file));
+    if (o.json_schema.empty()) return nullptr;
+    const bool inline_text = o.json_schema.find_first_of("{") == o.json_schema.find_first_not_of(" \t\r\n");
+    const std::string what = inline_text ? "--json-schema" : o.json_schema;
+    const std::string text = inline_text ? o.json_schema : read_input_file(o.json_schema);
+    auto grammar = Grammar::json(parse_json_ordered(text, what, {.kind = ErrorKind::usage}));
+    for (const std::string& place : grammar->not_enforced())
+        note(fmt::format("note: of the schema, {} is not enforced\n", printable(place, 200)));
+    return grammar;
+}
+
 void say_what_was_loaded(const RunContext& c) {
     const ModelInfo& i = c.engine.model().info();
     note(fmt::format("model     {} ({}, {})\nbackend   {}, {}\ncontext   {} tokens\nsettings\n{}", i.name,
@@ -39,6 +53,7 @@ EngineOptions engine_options(const RunOptions& o) {
                     .sequences = 1,
                     .step_tokens = o.step_tokens,
                     .kv_type = o.kv_type,
+                    .kv_type_v = o.kv_type_v,
                     .cache_bytes = o.cache_bytes,
                     .speculation = o.speculation};
     // Logits of a prompt come from the same steps as an answer without them.
@@ -55,6 +70,7 @@ int cmd_run(int argc, char** argv) {
     if (!parse_run_options(argc, argv, options)) return 0;
     if (!options.system_file.empty()) options.system = read_input_file(options.system_file);
     const auto tools = read_tools_file(options.tools_file);
+    const auto grammar = read_grammar(options);
 
     const LoadOptions load{.model = options.model,
                            .synthetic = options.synthetic,
@@ -65,10 +81,11 @@ int cmd_run(int argc, char** argv) {
                            .tokenizer = options.ids_file.empty() || options.doctor.wanted,
                            .dense = options.dense,
                            .engine = engine_options(options),
+                           .allow_loss = options.allow_loss,
                            .verbose = options.verbose};
     if (options.doctor.wanted) return run_doctor(load, options.doctor);
     LoadedModel loaded = load_and_start(load);
-    RunContext context{options, *loaded.engine, signals, default_settings(*loaded.model), tools};
+    RunContext context{options, *loaded.engine, signals, default_settings(*loaded.model), tools, grammar};
     for (const auto& [name, value] : options.settings)
         set_value(context.settings, name, value, "--" + name, "flag");
     if (options.verbose) say_what_was_loaded(context);

@@ -111,15 +111,17 @@ int cmd_serve(int argc, char** argv) {
                                       .sequences = options.sequences,
                                       .step_tokens = options.step_tokens,
                                       .kv_type = options.kv_type,
+                                      .kv_type_v = options.kv_type_v,
                                       .cache_bytes = options.cache_bytes,
                                       .speculation = options.speculation},
+                           .allow_loss = options.allow_loss,
                            .progress = [&](const LoadProgress& p) { api.set_progress(p); }};
     LoadedModel loaded = load_and_start(load);
     Engine& engine = *loaded.engine;
     if (!options.cache_dir.empty()) restore_states(options.cache_dir, engine, loop);
     nlohmann::ordered_json doctor;
     if (options.doctor) doctor = to_json(examine_aloud(load, engine));
-    api.set_ready(engine, loaded.dense_cost, std::move(doctor));
+    api.set_ready(engine, {loaded.dense_cost, loaded.kv_cost}, std::move(doctor));
     signals.serving();
     announce(options, engine, *loaded.backend, port);
     try {

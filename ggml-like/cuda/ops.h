@@ -17,5 +17,8 @@ void moe_gate_up(const Node& node, Context& context);
 void moe_down(const Node& node, Context& context);
 void gather_rows(const Node& node, Context& context);
 void logits_top(const Node& node, Context& context);
+void best_token(const Node& node, Context& context);
+void norm_twice(const Node& node, Context& context);
+void write_ring(const Node& node, Context& context);
 
 }  // namespace quern::cuda

@@ -41,7 +41,7 @@ bool takes_warpgroups(const Card& card, Kind kind) {
 PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
     if (is_split(p)) {
         const bool filled =
-            p.tokens > Short<Kind::bf16>::kTokens && kPromptSplits * blocks<Halves>(p) >= card.sms;
+            p.tiles > kLowTiles && 20 * kPromptSplits * blocks<Halves>(p) >= 9 * int64_t{card.sms};
         return filled ? PromptProduct::halves : PromptProduct::short_halves;
     }
     if (p.tokens > 128 && fills<Wide>(card, p)) return PromptProduct::wide;
@@ -52,8 +52,7 @@ PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
 }  // namespace
 
 AnswerProduct choose(const Card& card, const AnswerShape& s) {
-    const bool deep = dense_is_deep(card, s.kind, s.rows, s.chunks, s.beside);
-    if (dense_rows_fit(card, s.kind, deep, s.rows, s.chunks, s.beside)) {
+    if (dense_rows_fit(card, s.kind, s.rows, s.chunks, s.beside)) {
         const auto one = [&](Extent extent) {
             return s.rows == 1 &&
                    dense_one_fits(card, s.kind, s.normed, s.paired, extent, s.tiles, s.chunks, s.beside);
@@ -118,12 +117,12 @@ PromptProduct choose(const Card& card, const PromptShape& p) {
 }
 
 ExpertsProduct choose(const Card& card, const ExpertsShape& e) {
-    const bool warpgroups =
-        e.kind == Kind::bf16
-            ? warpgroups_fit<Kind::bf16, moe::Tall<Kind::bf16>>(card)
-            : e.kind == Kind::nvfp4 && warpgroups_fit<Kind::nvfp4, moe::Tall<Kind::nvfp4>>(card);
-    if (warpgroups) return e.pairs <= 8 * int64_t{e.experts} ? ExpertsProduct::handful : ExpertsProduct::tall;
-    return e.pairs <= 20 * int64_t{e.experts} ? ExpertsProduct::few : ExpertsProduct::many;
+    const bool warpgroups = e.kind == Kind::bf16
+                                ? moe::tour_fits<Kind::bf16>(card, e.experts)
+                                : e.kind == Kind::nvfp4 && moe::tour_fits<Kind::nvfp4>(card, e.experts);
+    const bool handful = e.kind != Kind::bf16 && e.pairs <= 8 * int64_t{e.experts};
+    if (warpgroups) return handful ? ExpertsProduct::handful : ExpertsProduct::tour;
+    return e.pairs <= 20 * int64_t{e.experts} ? ExpertsProduct::middle : ExpertsProduct::many;
 }
 
 AttentionProduct choose(const Card& card, const AttentionShape& a) {
@@ -193,10 +192,10 @@ const char* name_of(ExpertsProduct product) {
     switch (product) {
         case ExpertsProduct::handful:
             return "experts handful";
-        case ExpertsProduct::tall:
-            return "experts tall";
-        case ExpertsProduct::few:
-            return "experts few";
+        case ExpertsProduct::tour:
+            return "experts tour";
+        case ExpertsProduct::middle:
+            return "experts middle";
         default:
             return "experts many";
     }

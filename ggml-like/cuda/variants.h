@@ -9,7 +9,7 @@
 //
 //     one, tall      dense_one.cuh; of a normed row that is not paired: columns a multiple of 1,024 (BF16) or 2,048; tall: more
 //                    tiles than a block finishes together, or gate and up
-//     few            dense_rows.cuh, where its rows fit into shared memory; deep, or on cards of 99 KB shallow rings
+//     few            dense_rows.cuh, where its rows fit into shared memory; rings as deep as the card's blocks allow
 //     step           step_product.cu: the rest, and every format where there are no products of warpgroups
 //     quarters       gemm_answer.cu: a cluster of four blocks, for up to eight tiles an SM and 16 rows; whole: one block;
 //                    rounds: blocks that stay, for more than 32 rows and 16 tiles an SM. Also up to 8 rows where few does not fit
@@ -21,15 +21,16 @@
 //   NVFP4, down      one    few      stream    stream
 //   other formats    choose_experts, then 16 rows at a time (slices)
 //
-//     NVFP4 that does not fit takes the next kernel to the right; a stream that does not fit, slices
+//     NVFP4 that does not fit takes the next kernel to the right, and so do splits that `one` is not compiled for
+//     (moe/mixture_shapes.h); a stream that does not fit, slices
 //
 // Prompts (a matrix is split or not, whatever the rows; then all variants give the same bits):
 //
 //   tokens           up to 128       more
 //   not split        tall | short    wide | tall | short     the largest whose blocks fill the GPU
-//   split            short halves up to 64, then halves | short halves
+//   split            short halves; halves: more than 64 tiles, nine blocks or more for 20 multiprocessors
 //   FP8, no warpgroups: middle | many;  split: few up to 64 tokens, and where narrow does not fit, else narrow
-//   experts          handful: up to 8 pairs an expert, tall: more;  FP8, no warpgroups: few up to 20 pairs, many
+//   experts          handful: NVFP4, up to 8 pairs an expert; tour;  FP8, no warpgroups: middle up to 20 pairs, many
 //
 // Attention (answers and prompts differ in their bits; warpgroups and tiles do, too, but no card takes both):
 //
@@ -98,7 +99,7 @@ PromptProduct choose(const Card& card, const PromptShape& shape);
 
 // ---- prompts: chosen experts ----
 
-enum class ExpertsProduct { handful, tall, few, many };
+enum class ExpertsProduct { handful, tour, middle, many };
 
 /// `pairs` of a token and an expert.
 struct ExpertsShape {

@@ -5,6 +5,7 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/context.h"
+#include "ggml-like/kv_format.h"
 #include "ggml-like/ops/row_math.h"
 
 namespace quern {
@@ -50,17 +51,60 @@ class Rotation {
     std::vector<float> cosine_, sine_;
 };
 
+/// Keys or values of one layer, as they are kept.
+class CacheRows {
+  public:
+    CacheRows(const Tensor& cache, bool values)
+        : cache_(cache),
+          packing_(kv::packing_of(cache.dtype, values)),
+          block_(kv::layout_of(packing_, cache.dtype, static_cast<int>(cache.shape[3])).head()) {}
+
+    bool rotated() const { return packing_ == kv::Packing::centroids; }
+    void store(int64_t page, int64_t head, int place, float scale, const float* x) const {
+        if (packing_ == kv::Packing::plain)
+            return store_floats(cache_, plain_at(page, head, place), cache_.shape[3], x);
+        kv::pack_row(packing_, x, width(), scale, block(page, head), place);
+    }
+    /// The cache's own memory if it is F32, else converted into `buffer`.
+    const float* load(int64_t page, int64_t head, int place, std::vector<float>& buffer) const {
+        if (packing_ != kv::Packing::plain) {
+            kv::unpack_row(packing_, block(page, head), place, width(), buffer.data());
+            return buffer.data();
+        }
+        const int64_t at = plain_at(page, head, place);
+        if (cache_.dtype == DType::F32) return cache_.as<float>() + at;
+        load_floats(cache_, at, cache_.shape[3], buffer.data());
+        return buffer.data();
+    }
+
+  private:
+    int width() const { return static_cast<int>(cache_.shape[3]); }
+    int64_t plain_at(int64_t page, int64_t head, int place) const {
+        return page * cache_.stride[0] + head * cache_.stride[1] + place * cache_.stride[2];
+    }
+    std::byte* block(int64_t page, int64_t head) const {
+        return cache_.as<std::byte>() + (page * cache_.shape[1] + head) * block_;
+    }
+
+    const Tensor& cache_;
+    kv::Packing packing_;
+    int64_t block_;
+};
+
 /// Step 1 of the contract for q, steps 1 and 2 for k and v, of one row.
 void rotate_and_store(const Node& node, int64_t t) {
     const int32_t position = node.inputs[kPositions]->as<int32_t>()[t];
     const int32_t sequence = node.inputs[kRowSequence]->as<int32_t>()[t];
     const Tensor &q = *node.inputs[kQ], &pages = *node.inputs[kPages], &rotated = *node.outputs[1];
     const Rotation rotation(node, position);
+    const auto& p = node.params<GatedAttentionParams>();
+    const bool rotated_keys = CacheRows(*node.state[0], false).rotated();
     std::vector<float> row(static_cast<size_t>(q.shape[2]));
     const auto width = static_cast<int64_t>(row.size());
     for (int64_t h = 0; h < q.shape[1]; ++h) {
         load_floats(q, t * q.stride[0] + h * q.stride[1], width, row.data());
         rotation.apply(*node.inputs[kQNorm], row);
+        if (rotated_keys) kv::hadamard(row.data(), width);
         store_floats(rotated, t * rotated.stride[0] + h * rotated.stride[1], width, row.data());
     }
     const int64_t page = pages.row<int32_t>(sequence)[position / kPageTokens];
@@ -71,10 +115,9 @@ void rotate_and_store(const Node& node, int64_t t) {
         for (int64_t h = 0; h < x.shape[1]; ++h) {
             load_floats(x, t * x.stride[0] + h * x.stride[1], width, row.data());
             if (part == 0) rotation.apply(*node.inputs[kKNorm], row);
-            store_floats(
-                cache,
-                page * cache.stride[0] + h * cache.stride[1] + position % kPageTokens * cache.stride[2],
-                width, row.data());
+            if (part == 0 && rotated_keys) kv::hadamard(row.data(), width);
+            CacheRows(cache, part == 1)
+                .store(page, h, position % kPageTokens, p.scale(part == 1, h), row.data());
         }
     }
 }
@@ -83,13 +126,6 @@ struct Inputs {
     const Tensor &q, &gate, &positions, &row_sequence, &pages, &k, &v, &y;
 };
 
-/// Row `at` of a cache as floats: the cache's own memory if it is F32, else converted into `buffer`.
-const float* cache_row(const Tensor& cache, int64_t at, std::vector<float>& buffer) {
-    if (cache.dtype == DType::F32) return cache.as<float>() + at;
-    load_floats(cache, at, cache.shape[3], buffer.data());
-    return buffer.data();
-}
-
 /// One KV head of one row: its H/G query heads share each key and value they read.
 void attend(const Inputs& in, const cpu::DotKernels& dot, int64_t t, int64_t kv_head) {
     const int64_t width = in.q.shape[2], group = in.q.shape[1] / in.k.shape[1];
@@ -97,9 +133,9 @@ void attend(const Inputs& in, const cpu::DotKernels& dot, int64_t t, int64_t kv_
     const int32_t* pages = in.pages.row<int32_t>(in.row_sequence.as<int32_t>()[t]);
     std::vector<float> q(static_cast<size_t>(group * width)), scores(static_cast<size_t>(group * keys)),
         out(static_cast<size_t>(group * width), 0.0f), buffer(static_cast<size_t>(width)), sums;
-    const auto cache_at = [&](const Tensor& cache, int64_t key) {
-        return pages[key / kPageTokens] * cache.stride[0] + kv_head * cache.stride[1] +
-               key % kPageTokens * cache.stride[2];
+    const CacheRows keys_of(in.k, false), values_of(in.v, true);
+    const auto load = [&](const CacheRows& rows, int64_t key) {
+        return rows.load(pages[key / kPageTokens], kv_head, static_cast<int>(key % kPageTokens), buffer);
     };
 
     for (int64_t h = 0; h < group; ++h)
@@ -108,7 +144,7 @@ void attend(const Inputs& in, const cpu::DotKernels& dot, int64_t t, int64_t kv_
 
     const float scale = 1.0f / std::sqrt(static_cast<float>(width));
     for (int64_t key = 0; key < keys; ++key) {
-        const float* k = cache_row(in.k, cache_at(in.k, key), buffer);
+        const float* k = load(keys_of, key);
         for (int64_t h = 0; h < group; ++h)
             scores[static_cast<size_t>(h * keys + key)] = dot.dot_f32(q.data() + h * width, k, width) * scale;
     }
@@ -120,7 +156,7 @@ void attend(const Inputs& in, const cpu::DotKernels& dot, int64_t t, int64_t kv_
         sums.push_back(sum);
     }
     for (int64_t key = 0; key < keys; ++key) {
-        const float* v = cache_row(in.v, cache_at(in.v, key), buffer);
+        const float* v = load(values_of, key);
         for (int64_t h = 0; h < group; ++h)
             dot.axpy(scores[static_cast<size_t>(h * keys + key)], v, out.data() + h * width, width);
     }
@@ -164,7 +200,10 @@ Cost cost(const Node& node) {
     // Sequence lengths are data, so the bench adds the cache that is read. Counted here: q, gate and y, and
     // the rows' own k and v.
     const Tensor& k = *node.inputs[kK];
-    return {.state_bytes = 2.0 * static_cast<double>(dtype_bytes(node.state[0]->dtype, k.elements())),
+    double rows = 0;
+    for (size_t part = 0; part < 2; ++part)
+        rows += kv::layout_of(node.state[part]->dtype, part == 1, static_cast<int>(k.shape[2])).row();
+    return {.state_bytes = rows * static_cast<double>(k.shape[0] * k.shape[1]),
             .activation_bytes = 3 * cpu::dense_bytes(*node.outputs[0]) + 2 * cpu::dense_bytes(k)};
 }
 
@@ -183,6 +222,20 @@ void check_inputs(std::string_view name, const AttentionInputs& in, const GatedA
           "[gated_attention] {}: {} rotary dimensions of {}", name, p.rotary_dims, q.shape[2]);
 }
 
+void check_cache(std::string_view name, const Tensor& cache, bool values, const Tensor& k,
+                 const std::vector<float>& scales) {
+    CHECK(cache.rank == 4 && cache.shape[1] == k.shape[1] && cache.shape[2] == kPageTokens &&
+              cache.shape[3] == k.shape[2],
+          "[gated_attention] {}: cache {} does not fit k {}", name, describe(cache), describe(k));
+    const kv::Packing packing = kv::packing_of(cache.dtype, values);
+    CHECK(kv::fits(packing, static_cast<int>(k.shape[2])),
+          "[gated_attention] {}: rows of {} do not fit the format of {}", name, k.shape[2], describe(cache));
+    CHECK(packing == kv::Packing::plain || cache.contiguous(), "[gated_attention] {}: {} has gaps", name,
+          describe(cache));
+    CHECK(scales.size() <= 1 || static_cast<int64_t>(scales.size()) == k.shape[1],
+          "[gated_attention] {}: {} scales of {} KV heads", name, scales.size(), k.shape[1]);
+}
+
 }  // namespace
 
 const Op kGatedAttention{"gated_attention", run, cost};
@@ -192,13 +245,13 @@ Tensor* gated_attention(Graph& g, std::string_view name, const AttentionInputs& 
     check_inputs(name, in, params);
     const Tensor& q = *in.q;
     const int64_t tokens = q.shape[0], heads = q.shape[1], kv_heads = in.k->shape[1], d = q.shape[2];
-    for (const Tensor* cache : {k_cache, v_cache})
-        CHECK(cache->rank == 4 && cache->shape[1] == kv_heads && cache->shape[2] == kPageTokens &&
-                  cache->shape[3] == d,
-              "[gated_attention] {}: cache {} does not fit k {}", name, describe(*cache), describe(*in.k));
+    static_assert(kPageTokens == kv::kPageRows);
+    check_cache(name, *k_cache, false, *in.k, params.k_scale);
+    check_cache(name, *v_cache, true, *in.k, params.v_scale);
     Tensor* y = g.scratch(name, q.dtype, {tokens, heads * d});
     Tensor* rotated = g.scratch(fmt::format("{}.rotated", name), q.dtype, {tokens, heads, d});
-    const int64_t bytes = attention_work_bytes(batch.kind, tokens, kv_heads, d);
+    const int64_t bytes = attention_work_bytes(
+        batch.kind, kv::packing_of(k_cache->dtype, false) != kv::Packing::plain, tokens, kv_heads, d);
     GatedAttentionParams own = params;
     own.kind = batch.kind;
     Tensor* work = g.scratch(fmt::format("{}.work", name), DType::U8, {std::max<int64_t>(1, bytes)});

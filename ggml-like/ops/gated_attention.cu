@@ -23,12 +23,29 @@ HeadRows head_rows(const Tensor& x) {
     return {x.as<const bf16>(), x.stride[0], x.stride[1]};
 }
 
-bf16* cache(const Tensor& x) {
+bf16* cache(const Tensor& x, kv::Packing packing) {
     if (x.dtype == DType::F16) unsupported(kName, "an F16 KV cache");
     if (x.dtype == DType::F32) unsupported(kName, "an F32 KV cache");
-    if (x.dtype != DType::BF16 || !x.contiguous() || x.shape[2] != kKeysPerPage)
-        unsupported(kName, "a KV cache that is not BF16 [pages, G, 64, d]");
+    if ((packing == kv::Packing::plain && x.dtype != DType::BF16) || !x.contiguous() ||
+        x.shape[2] != kKeysPerPage)
+        unsupported(kName, "a KV cache that is not BF16 or packed [pages, G, 64, d]");
     return x.as<bf16>();
+}
+
+/// The caches, and how they are packed.
+void fill_caches(const Node& node, const GatedAttentionParams& p, AttentionCall& c) {
+    const Tensor &k = *node.state[0], &v = *node.state[1];
+    c.k_packing = kv::packing_of(k.dtype, false), c.v_packing = kv::packing_of(v.dtype, true);
+    const int head_dim = static_cast<int>(k.shape[3]);
+    c.k_layout = kv::layout_of(k.dtype, false, head_dim), c.v_layout = kv::layout_of(v.dtype, true, head_dim);
+    if ((c.k_packing == kv::Packing::plain) != (c.v_packing == kv::Packing::plain))
+        unsupported(kName, "keys and values of which only one is packed");
+    c.cache_pages = k.shape[0];
+    c.k_cache = cache(k, c.k_packing), c.v_cache = cache(v, c.v_packing);
+    if ((p.k_scale.size() > 1 || p.v_scale.size() > 1) && k.shape[1] > kScales)
+        unsupported(kName, "scales of more than 16 KV heads");
+    for (int h = 0; h < kScales && h < k.shape[1]; ++h)
+        c.k_scale[h] = p.scale(false, h), c.v_scale[h] = p.scale(true, h);
 }
 
 }  // namespace
@@ -46,8 +63,7 @@ void gated_attention(const Node& node, Context& context) {
     c.max_keys = static_cast<int>(in[9]->shape[1]) * kKeysPerPage;
     c.y = node.outputs[0]->as<bf16>(), c.rotated = node.outputs[1]->as<bf16>();
     c.work = node.outputs[2]->data, c.counters = context.counters;
-    c.cache_pages = node.state[0]->shape[0];
-    c.k_cache = cache(*node.state[0]), c.v_cache = cache(*node.state[1]);
+    fill_caches(node, p, c);
     c.tokens = static_cast<int>(in[0]->shape[0]), c.heads = static_cast<int>(in[0]->shape[1]);
     c.kv_heads = static_cast<int>(in[2]->shape[1]), c.head_dim = static_cast<int>(in[0]->shape[2]);
     c.sequences = static_cast<int>(in[8]->shape[0]) - 1;

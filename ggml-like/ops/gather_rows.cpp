@@ -29,17 +29,21 @@ Cost cost(const Node& node) { return {.activation_bytes = 2 * cpu::dense_bytes(*
 
 const Op kGatherRows{"gather_rows", run, cost};
 
+std::pair<Tensor*, Tensor*> gather_rows(Graph& g, std::string_view name, Tensor* a, Tensor* b, Tensor* rows) {
+    CHECK(a->rank == 2 && a->contiguous() && b->rank == 2 && b->contiguous() && b->dtype == DType::F32 &&
+              a->shape[0] == b->shape[0],
+          "[gather_rows] {}: {} and {}", name, describe(*a), describe(*b));
+    CHECK(rows->rank == 1 && rows->dtype == DType::I32, "[gather_rows] {}: rows {} of {}", name,
+          describe(*rows), describe(*a));
+    Tensor* to_a = g.scratch(name, a->dtype, {rows->shape[0], a->shape[1]});
+    Tensor* to_b = g.scratch(fmt::format("{}.b", name), DType::F32, {rows->shape[0], b->shape[1]});
+    g.add({.op = &kGatherRows, .name = std::string(name), .inputs = {a, b, rows}, .outputs = {to_a, to_b}});
+    return {to_a, to_b};
+}
+
 Residual gather_rows(Graph& g, std::string_view name, const Residual& in, Tensor* rows) {
     check_normed("gather_rows", name, in, in.h->shape[1]);
-    CHECK(rows->rank == 1 && rows->dtype == DType::I32, "[gather_rows] {}: rows {} of h {}", name,
-          describe(*rows), describe(*in.h));
-    Tensor* h = g.scratch(name, in.h->dtype, {rows->shape[0], in.h->shape[1]});
-    Tensor* squares =
-        g.scratch(fmt::format("{}.squares", name), DType::F32, {rows->shape[0], in.squares->shape[1]});
-    g.add({.op = &kGatherRows,
-           .name = std::string(name),
-           .inputs = {in.h, in.squares, rows},
-           .outputs = {h, squares}});
+    const auto [h, squares] = gather_rows(g, name, in.h, in.squares, rows);
     return {.h = h, .squares = squares};
 }
 

@@ -57,7 +57,8 @@ struct After {
     RouteWork work;
     int shared_bytes;  // of the product, before the router's tiles; 0: the block does nothing for a router
 
-    /// Calls product(finish), all threads. `routes`: shared_bytes > 0.
+    /// Calls product(finish), all threads. routes: unless shared_bytes is 0; or always, of a router without tiles then,
+    /// and what is in `own` is of no use.
     template <typename Product>
     __device__ __forceinline__ void run(int rows, bool routes, Product&& product) const {
         extern __shared__ __align__(128) uint8_t shared[];
@@ -72,20 +73,20 @@ struct After {
     }
 };
 
-template <Kind K, bool kDeep>
+template <Kind K>
 __global__ void __launch_bounds__(kThreads, 2)
     linear_add_few(Part part, DenseLaunch dense, PlainRows<K> prologue, After after) {
     after.run(prologue.rows, after.shared_bytes > 0,
-              [&](const auto& finish) { dense_rows<K, kDeep>(part, dense, prologue, finish); });
+              [&](const auto& finish) { dense_rows<K>(part, dense, prologue, finish); });
 }
 
-/// kRoutes is compiled for the sake of registers: with 48 instead of 56 three neighbours fit an SM, and one sequence gets 2 %
-/// fewer tokens.
-template <Kind K, bool kRoutes>
+/// Compiled for a router, which may have no tiles: with 48 registers instead of 56 three neighbours fit an SM, and one sequence
+/// gets 2 % fewer tokens.
+template <Kind K>
 __global__ void __launch_bounds__(kThreads, 2)
     linear_add_one(Part part, OneShape<K, false, Extent::few, false> shape, PlainRows<K, 1> prologue,
                    After after) {
-    after.run(1, kRoutes, [&](const auto& finish) {
+    after.run(1, true, [&](const auto& finish) {
         shape.whole ? dense_one<true>(part, shape, prologue, finish)
                     : dense_one<false>(part, shape, prologue, finish);
     });
@@ -123,20 +124,17 @@ void one(Context& c, const Arguments& a) {
     int bytes = one.bytes(K, false, Extent::few);
     const After after = a.after(bytes);
     const bool routes = a.route != nullptr;
-    launch(c, routes ? "linear_add one with router" : "linear_add one",
-           routes ? linear_add_one<K, true> : linear_add_one<K, false>, one.grid, kThreads, bytes, a.part,
-           OneShape<K, false, Extent::few, false>(one), prologue, after);
+    launch(c, routes ? "linear_add one with router" : "linear_add one", linear_add_one<K>, one.grid, kThreads,
+           bytes, a.part, OneShape<K, false, Extent::few, false>(one), prologue, after);
 }
 
 template <Kind K>
 void few(Context& c, const Arguments& a) {
     const int rows = a.rows(), chunks = a.w.chunks;
-    const bool deep = dense_is_deep(c, K, rows, chunks, a.beside());
     const PlainRows<K> prologue{a.x.as<bf16>(), a.x.stride[0], a.w.cols, rows};
-    int bytes = dense_shared_bytes(K, deep, rows, chunks);
+    int bytes = dense_shared_bytes(K, dense_is_deep(c), rows, chunks);
     const After after = a.after(bytes);
-    launch(c, a.route != nullptr ? "linear_add few with router" : "linear_add few",
-           deep ? linear_add_few<K, true> : linear_add_few<K, false>,
+    launch(c, a.route != nullptr ? "linear_add few with router" : "linear_add few", linear_add_few<K>,
            min(c.sms, dense_groups(K, a.part.tiles, chunks)), kThreads, bytes, a.part,
            DenseLaunch{chunks, rows}, prologue, after);
 }

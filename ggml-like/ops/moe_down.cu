@@ -1,6 +1,6 @@
 // moe_down on the GPU.
 //   answers, NVFP4: cuda/moe/down_fp4.cu
-//   answers, other formats, up to 16 rows at a time: block = one tile of 16 output rows, all terms of it; 8 warps split the
+//   answers, other formats, up to 16 rows at a time, as many as fit: block = one tile of 16 output rows, all terms of it; 8 warps split the
 //     columns of every expert in turn. Experts come in rising order of id, so a row's sum does not depend on its
 //     neighbours. No atomics. The shared expert, which may have another format, comes second, in a launch of its own.
 //   prompts: grouped tiled product (cuda/linear/gemm.h; of up to 64 rows NVFP4 through cuda/moe/down_fp4.cu, which adds in the same
@@ -30,11 +30,17 @@ constexpr int kDownWarps = 8, kDownThreads = kDownWarps * 32;
 
 static_assert(kDownThreads == 16 * kFewRows, "a thread an output");
 
-/// Row n's weight and pair for each listed expert.
+/// Row n's weight and pair for each listed expert, at most one a pair; in shared memory.
 struct Uses {
-    float weight[kMaxPairs][kFewRows];
-    float factor[kMaxPairs][kTileRows];  // of the block's tile
-    short pair[kMaxPairs][kFewRows];     // -1: the row does not use it
+    float (*weight)[kFewRows];
+    float (*factor)[kTileRows];  // of the block's tile
+    short (*pair)[kFewRows];     // -1: the row does not use it
+
+    static constexpr int kBytes = 4 * kFewRows + 4 * kTileRows + 2 * kFewRows;  // of an expert
+    __device__ __forceinline__ Uses(void* memory, int pairs)
+        : weight(static_cast<float (*)[kFewRows]>(memory)),
+          factor(weight + pairs),
+          pair(reinterpret_cast<short (*)[kFewRows]>(factor + pairs)) {}
 };
 
 /// The block's tile of expert after expert.
@@ -72,7 +78,7 @@ __device__ __forceinline__ void add_weighted(float (&sum)[NT][4], const float (&
         }
 }
 
-__device__ __forceinline__ void fill_uses(Uses& uses, const ExpertList& list, const Down& a) {
+__device__ __forceinline__ void fill_uses(const Uses& uses, const ExpertList& list, const Down& a) {
     for (int i = threadIdx.x; i < list.count * kFewRows; i += kDownThreads) {
         uses.weight[i / kFewRows][i % kFewRows] = 0;
         uses.pair[i / kFewRows][i % kFewRows] = -1;
@@ -103,7 +109,7 @@ __global__ void __launch_bounds__(kDownThreads, 2) down_few(Down a, PlainRows<K>
     constexpr int kRing = kRingDepth<K, NT> * chunk_bytes(K);
     const int stride = activation_stride(K, a.experts.chunks);
     bf16* routed = reinterpret_cast<bf16*>(shared + kDownWarps * kRing);
-    Uses& uses = *reinterpret_cast<Uses*>(routed + a.rows * a.used * stride);
+    const Uses uses(routed + a.rows * a.used * stride, a.rows * a.used);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane >> 2;
 
     wait_for_choice(a);
@@ -151,18 +157,40 @@ __global__ void __launch_bounds__(kDownThreads, 2) down_few(Down a, PlainRows<K>
     if (defers) defer_column(a.next, out_column, out_row, y, norm);
 }
 
+/// Eights of rows that the kernel is for. Other formats than FP8 are rare here: one kernel for any number of rows.
+constexpr int eights_of(Kind kind, int rows) { return kind != Kind::fp8 || rows > 8 ? 2 : 1; }
+
+/// Dynamic shared memory.
+template <Kind K, int NT>
+constexpr int few_bytes(int pairs, int chunks) {
+    const int sums = kDownWarps * 256 * static_cast<int>(sizeof(float));
+    const int rows = pairs * (activation_stride(K, chunks) * 2 + Uses::kBytes);
+    return kDownWarps * kRingDepth<K, NT> * chunk_bytes(K) + (rows > sums ? rows : sums);
+}
+bool few_fit(const Context& c, Kind kind, int rows, int used, int chunks) {
+    const int pairs = rows * used;
+    const bool small = eights_of(kind, rows) == 1;
+    const int bytes = kind == Kind::nvfp4  ? few_bytes<Kind::nvfp4, 2>(pairs, chunks)
+                      : kind == Kind::bf16 ? few_bytes<Kind::bf16, 2>(pairs, chunks)
+                      : small              ? few_bytes<Kind::fp8, 1>(pairs, chunks)
+                                           : few_bytes<Kind::fp8, 2>(pairs, chunks);
+    return pairs <= kMaxPairs && bytes + static_cast<int>(sizeof(ExpertList)) <= c.shared_bytes;
+}
+
 template <Kind K, int NT>
 void few(Context& c, const char* what, const Down& a) {
-    const int sums = kDownWarps * 256 * static_cast<int>(sizeof(float));
-    const int rows = a.rows * a.used * activation_stride(K, a.experts.chunks) * 2;
-    const int bytes =
-        kDownWarps * kRingDepth<K, NT> * chunk_bytes(K) + max(rows + static_cast<int>(sizeof(Uses)), sums);
-    launch(c, what, down_few<K, NT>, a.experts.tiles, kDownThreads, bytes, a,
+    const int pairs = a.rows * a.used, needed = few_bytes<K, NT>(pairs, a.experts.chunks);
+    // As much as all pairs need, where it is there: with less, more blocks meet on an SM, and others idle.
+    const int more = needed + (kMaxPairs - pairs) * Uses::kBytes;
+    const bool fits = more + static_cast<int>(sizeof(ExpertList)) <= c.shared_bytes;
+    launch(c, what, down_few<K, NT>, a.experts.tiles, kDownThreads, fits ? more : needed, a,
            PlainRows<K>{a.routed, a.width, a.width, a.rows * a.used});
 }
 template <Kind K>
 void few(Context& c, const Down& a) {
-    a.rows <= 8 ? few<K, 1>(c, "moe_down few 8", a) : few<K, 2>(c, "moe_down few 16", a);
+    if constexpr (K == Kind::fp8)
+        if (eights_of(K, a.rows) == 1) return few<K, 1>(c, "moe_down few 8", a);
+    few<K, 2>(c, "moe_down few 16", a);
 }
 void few_of_kind(Context& c, const Down& a) {
     if (a.experts.kind == Kind::bf16) return few<Kind::bf16>(c, a);
@@ -282,8 +310,11 @@ void moe_down(const Node& node, Context& c) {
     if (p.kind == StepKind::prompt) return prompt(c, a, shared);
     const MixtureProduct product = choose_down(c, shape_of(a));
     if (product != MixtureProduct::slices) return down_fp4(c, product, a);
-    for (int first = 0; first < a.rows; first += kFewRows)
-        few(c, slice_of(a, first, min(a.rows - first, kFewRows)));
+    int each = kFewRows;
+    while (each > 1 && !(few_fit(c, a.experts.kind, min(a.rows, each), a.used, a.experts.chunks) &&
+                         few_fit(c, a.shared.kind, min(a.rows, each), 1, a.shared_chunks)))
+        each /= 2;
+    for (int first = 0; first < a.rows; first += each) few(c, slice_of(a, first, min(a.rows - first, each)));
 }
 
 }  // namespace quern::cuda

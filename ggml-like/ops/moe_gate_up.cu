@@ -179,7 +179,7 @@ __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K
     }
 }
 
-/// 2 to 16 rows: a warp a tile.
+/// 1 to 16 rows: a warp a tile.
 template <Kind K, int NT>
 __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainRows<K> prologue) {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -248,11 +248,10 @@ bool few_fit(const Context& c, int rows, int chunks) {
     return rows <= 8 * NT && bytes + kListBytes <= c.shared_bytes;
 }
 bool few_fit(const Context& c, Kind kind, int rows, int chunks) {
-    if (kind == Kind::bf16)
-        return few_fit<Kind::bf16, 1>(c, rows, chunks) || few_fit<Kind::bf16, 2>(c, rows, chunks);
+    if (kind == Kind::bf16) return few_fit<Kind::bf16, 2>(c, rows, chunks);
     if (kind == Kind::fp8)
         return few_fit<Kind::fp8, 1>(c, rows, chunks) || few_fit<Kind::fp8, 2>(c, rows, chunks);
-    return few_fit<Kind::nvfp4, 1>(c, rows, chunks) || few_fit<Kind::nvfp4, 2>(c, rows, chunks);
+    return few_fit<Kind::nvfp4, 2>(c, rows, chunks);
 }
 
 /// False: too little shared memory.
@@ -278,8 +277,10 @@ void few(Context& c, const GateUp& a) {
     const PlainRows<K> prologue{a.h, a.columns, a.columns, a.rows};
     const int activations = a.rows * activation_stride(K, a.chunks) * 2;
     const int items = a.shared.tiles + min(a.rows * a.used, a.experts.count) * a.experts.tiles;
-    if (a.rows == 1 && one<K>(c, a, prologue, activations, items)) return;
-    if (few<K, 1>(c, a, prologue, activations, items)) return;
+    if constexpr (K != Kind::nvfp4)  // NVFP4 and BF16 are rare here: fewer kernels
+        if (a.rows == 1 && one<K>(c, a, prologue, activations, items)) return;
+    if constexpr (K == Kind::fp8)
+        if (few<K, 1>(c, a, prologue, activations, items)) return;
     if (!few<K, 2>(c, a, prologue, activations, items))
         unsupported("moe_gate_up", "a card with so little shared memory");
 }
@@ -336,7 +337,8 @@ void answer_slices(Context& c, const GateUp& a) {
     choose_experts(c, a.choice);
     int each = kFewRows;
     while (each > 1 && !(few_fit(c, a.experts.kind, min(a.rows, each), a.chunks) &&
-                         few_fit(c, a.shared.kind, min(a.rows, each), a.chunks)))
+                         few_fit(c, a.shared.kind, min(a.rows, each), a.chunks) &&
+                         min(a.rows, each) * a.used <= kMaxPairs))
         each /= 2;
     for (int first = 0; first < a.rows; first += each) {
         GateUp slice = a;

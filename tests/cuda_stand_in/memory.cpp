@@ -141,3 +141,18 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
                             cudaStream_t stream) {
     return in_order(stream, cudaGraphNodeTypeMemcpy, [=] { return copy(to, from, bytes, kind); });
 }
+
+cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
+    return in_order(stream, cudaGraphNodeTypeMemcpy, [=] {
+        if (to_pitch < width || from_pitch < width)
+            return fail(cudaErrorInvalidPitchValue, "cudaMemcpy2DAsync: rows overlap");
+        for (size_t row = 0; row < height; ++row) {
+            const cudaError_t code =
+                copy(static_cast<std::byte*>(to) + row * to_pitch,
+                     static_cast<const std::byte*>(from) + row * from_pitch, width, kind);
+            if (code != cudaSuccess) return code;
+        }
+        return cudaSuccess;
+    });
+}

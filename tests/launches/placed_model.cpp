@@ -8,6 +8,7 @@
 #include "ggml-like/cuda_backend.h"
 #include "ggml-like/error.h"
 #include "models/weight_placement.h"
+#include "tools/engine/kv_types.h"
 
 namespace quern::test {
 namespace {
@@ -65,10 +66,12 @@ PlacedModel::PlacedModel(const ModelChoice& choice, int device)
     place_weights(*model_, *backend_);
     loading_ = take_record().launches;
     const DType type = backend_->activation_dtype();
-    pool_ = std::make_unique<StatePool>(
-        *backend_,
-        model_->state_specs({.kv = type, .conv = type, .journal = choice.journal, .mtp = choice.mtp}), kSlots,
-        kPages);
+    pool_ = std::make_unique<StatePool>(*backend_,
+                                        model_->state_specs({.kv = parse_kv_types(choice.kv, "", type),
+                                                             .conv = type,
+                                                             .journal = choice.journal,
+                                                             .mtp = choice.mtp}),
+                                        kSlots, kPages);
     workspace_ = std::make_unique<Workspace>(*backend_, kArena, kInputs);
 }
 
@@ -92,9 +95,11 @@ BatchShape PlacedModel::prompt(int64_t rows, int64_t sequences) const {
     return shape;
 }
 
-BatchShape PlacedModel::mtp_drafts(int64_t sequences) const {
-    BatchShape shape = answers(sequences);
+BatchShape PlacedModel::mtp_drafts(int64_t sequences, int64_t rows, int64_t drafts) const {
+    BatchShape shape = answers(rows, sequences);
     shape.pass = Pass::mtp;
+    shape.logit_rows = 0;
+    shape.drafts = drafts;
     return shape;
 }
 

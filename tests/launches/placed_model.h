@@ -33,6 +33,7 @@ struct ModelChoice {
     DenseFormat dense = DenseFormat::as_stored;
     int journal = 0;  // entries a slot
     bool mtp = false;
+    std::string kv = "auto";  // EngineOptions::kv_type
 };
 
 class PlacedModel {
@@ -50,8 +51,8 @@ class PlacedModel {
     /// A prompt step whose sequences want the logits of their last row.
     BatchShape prompt(int64_t rows, int64_t sequences = 1) const;
 
-    /// A pass of the MTP layer that drafts a token for each of so many sequences, and one that catches up with rows of one.
-    BatchShape mtp_drafts(int64_t sequences) const;
+    /// A pass of the MTP layer that drafts tokens for each of so many sequences, and one that catches up with rows of one.
+    BatchShape mtp_drafts(int64_t sequences, int64_t rows, int64_t drafts) const;
     BatchShape mtp_catch_up(StepKind kind, int64_t rows) const;
 
     /// Of the whole step, as steps run that are not captured.

@@ -16,6 +16,9 @@ std::vector<ModelChoice> all_models() {
     std::vector<ModelChoice> list;
     for (const char* shape : {"qwen3.6-35b-a3b", "qwen3.6-27b-shape", "tiny", "tiny-dense"})
         for (const char* mix : {"aeon", "xs", "fp8-head"}) list.push_back({shape, mix});
+    for (const char* kv : {"fp8", "nvfp4", "tq4", "k8v4"})
+        for (const char* shape : {"qwen3.6-35b-a3b", "tiny"})
+            list.push_back({.shape = shape, .mix = "aeon", .kv = kv});
     return list;
 }
 
@@ -24,7 +27,9 @@ std::vector<ModelChoice> some_models() {
             {"qwen3.6-35b-a3b", "xs"},
             {"qwen3.6-27b-shape", "fp8-head"},
             {"tiny", "fp8-head"},
-            {"tiny-dense", "aeon"}};
+            {"tiny-dense", "aeon"},
+            {.shape = "qwen3.6-35b-a3b", .mix = "aeon", .kv = "fp8"},
+            {.shape = "tiny", .mix = "aeon", .kv = "tq4"}};
 }
 
 std::vector<ModelChoice> small_checkpoints() {
@@ -42,7 +47,10 @@ std::string name_of(const ModelChoice& c) {
     if (const fs::path path = c.shape; c.mix.empty())
         return (path.parent_path().filename() / path.filename()).string();
     const std::string name = c.shape + " " + c.mix;
-    return c.dense == DenseFormat::as_stored ? name : name + " dense " + dense_format_name(c.dense);
+    const std::string cache = c.kv == "auto" ? "" : " kv " + c.kv;
+    return name +
+           (c.dense == DenseFormat::as_stored ? "" : std::string(" dense ") + dense_format_name(c.dense)) +
+           cache;
 }
 
 std::vector<BatchShape> all_steps(const PlacedModel& model) {

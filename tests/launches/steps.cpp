@@ -1,4 +1,6 @@
 // What steps launch on each of the stand-in's devices.
+#include <algorithm>
+
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 
@@ -128,9 +130,11 @@ TEST_CASE(
 /// The most sequences, of those that plans are made for, that one pass of the MTP layer drafts for.
 int64_t most_drafts(PlacedModel& model) {
     int64_t most = 0;
-    for (int64_t n = 1; n <= kMaxAnswerRows && refusal(model, model.mtp_drafts(n)).empty();
+    for (int64_t n = 1; n <= kMaxAnswerRows && refusal(model, model.mtp_drafts(n, n, 1)).empty();
          n = next_bucket(n)) {
-        CHECK(model.replay(model.mtp_drafts(n)).kernels > 0);
+        const BatchShape chain =
+            draft_shape(model.mtp_drafts(n, std::min(n + n / 2, kMaxAnswerRows), 3), kMaxAnswerRows);
+        CHECK(model.replay(chain).kernels > model.replay(model.mtp_drafts(n, n, 1)).kernels);
         most = n;
     }
     return most;
@@ -143,12 +147,11 @@ TEST_CASE("launches: for how many sequences a pass of the MTP layer drafts") {
         const char *shape, *mix;
         int64_t sequences;
     };
-    // A mixture in BF16 or FP8 takes more shared memory than one in NVFP4.
     constexpr Promise kPromises[] = {
         {kH200, "qwen3.6-35b-a3b", "aeon", 64},          {kH200, "qwen3.6-35b-a3b", "qwen-fp8", 64},
         {kH200, "qwen3.6-27b-shape", "aeon", 64},        {kH200, "qwen3.6-27b-shape", "qwen-fp8", 64},
-        {kRtx5090, "qwen3.6-35b-a3b", "aeon", 0},        {kRtx5090, "qwen3.6-27b-shape", "aeon", 64},
-        {kRtx5090, "qwen3.6-27b-shape", "qwen-fp8", 64}, {kA100, "qwen3.6-35b-a3b", "aeon", 8},
+        {kRtx5090, "qwen3.6-35b-a3b", "aeon", 64},       {kRtx5090, "qwen3.6-27b-shape", "aeon", 64},
+        {kRtx5090, "qwen3.6-27b-shape", "qwen-fp8", 64}, {kA100, "qwen3.6-35b-a3b", "aeon", 64},
         {kA100, "qwen3.6-27b-shape", "aeon", 64},        {kA100, "qwen3.6-27b-shape", "qwen-fp8", 64},
     };
     for (const Promise& p : kPromises) {
@@ -161,8 +164,8 @@ TEST_CASE("launches: for how many sequences a pass of the MTP layer drafts") {
 }
 
 TEST_CASE(
-    "launches: the MTP layer catches up on every device, and steps that leave hidden states launch nothing "
-    "more") {
+    "launches: the MTP layer catches up on every device, and steps that leave hidden states launch one "
+    "kernel more") {
     std::vector<ModelChoice> models;
     for (const char* shape : {"qwen3.6-35b-a3b", "qwen3.6-27b-shape", "tiny", "tiny-dense"})
         models.push_back({.shape = shape, .mix = "aeon", .mtp = true});
@@ -178,7 +181,10 @@ TEST_CASE(
             CHECK(model.replay(model.mtp_catch_up(StepKind::answer, rows)).kernels > 0);
             BatchShape hidden = model.answers(rows);
             hidden.pass = Pass::hidden;
-            CHECK(first_difference(model.launches(model.answers(rows)), model.launches(hidden)) == "");
+            std::vector<Launch> more = model.launches(hidden);
+            REQUIRE(!more.empty());
+            more.pop_back();
+            CHECK(first_difference(model.launches(model.answers(rows)), more) == "");
         }
         for (const int64_t rows : {1, 63, 64, 200, 1024}) {
             CAPTURE(rows);

@@ -184,7 +184,7 @@ void add(Samples& samples, const Run& run) {
     for (const Result& r : run.results) {
         samples.drafted += r.drafted;
         samples.accepted += r.accepted;
-        samples.answered += static_cast<int64_t>(r.tokens.size());
+        samples.answered += std::max<int64_t>(0, static_cast<int64_t>(r.tokens.size()) - 1);
     }
 }
 

@@ -31,7 +31,7 @@ struct Samples {
     int64_t drafted = 0, accepted = 0;  // tokens of all runs that were measured
     double plain_rate = 0;              // with drafts: tokens a second of the same test without, median
 
-    int64_t answered = 0;  // tokens of their answers
+    int64_t answered = 0;  // tokens of their answers, but the first, which a prompt's step gives
 
     double mean_rate() const, stddev_rate() const, median_rate() const;
     double gain() const { return plain_rate > 0 ? median_rate() / plain_rate : 0; }

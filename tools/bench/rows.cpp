@@ -6,6 +6,7 @@
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
 #include "models/model.h"
+#include "tools/engine/kv_types.h"
 #include "tools/engine/memory_plan.h"
 
 namespace quern {
@@ -85,7 +86,7 @@ std::string md_row(const BenchRow& r, const Engine& engine) {
         r.samples.output_hash);
 }
 
-Json json_row(const BenchRow& r, const Engine& engine, const std::string& kv_type, const Ceilings& ceilings) {
+Json json_row(const BenchRow& r, const Engine& engine, const Ceilings& ceilings) {
     const Backend& backend = engine.backend();
     const ModelInfo& i = engine.model().info();
     Json parts = Json::object();
@@ -110,8 +111,8 @@ Json json_row(const BenchRow& r, const Engine& engine, const std::string& kv_typ
         {"model_size", i.weight_bytes},
         {"model_n_params", i.parameters},
         {"n_ubatch", engine.memory_plan().steps.prompt_rows},
-        {"type_k", kv_type},
-        {"type_v", kv_type},
+        {"type_k", kv_name(engine.memory_plan().kv_types.k)},
+        {"type_v", kv_name(engine.memory_plan().kv_types.v)},
         {"n_prompt", r.test.prompt},
         {"n_gen", r.test.answer},
         {"n_depth", r.test.depth},

@@ -32,8 +32,7 @@ std::string md_footer(const std::vector<BenchRow>& rows, const Ceilings& ceiling
 std::string md_drafts(const std::vector<BenchRow>& rows);
 
 /// With llama-bench's names where it has them.
-nlohmann::ordered_json json_row(const BenchRow& row, const Engine& engine, const std::string& kv_type,
-                                const Ceilings& ceilings);
+nlohmann::ordered_json json_row(const BenchRow& row, const Engine& engine, const Ceilings& ceilings);
 /// A line with the names of a JSON row, or with its numbers.
 std::string csv_line(const nlohmann::ordered_json& row, bool header);
 

@@ -8,7 +8,10 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/cuda_backend.h"
+#include "ggml-like/kv_format.h"
 #include "tools/common/cli_values.h"
+#include "tools/engine/kv_cost.h"
+#include "tools/engine/kv_types.h"
 #include "tools/engine/memory_plan.h"
 
 namespace quern {
@@ -89,11 +92,38 @@ MtpUse mtp_use(const EngineOptions& o) {
                                                                                 : MtpUse::none;
 }
 
+bool packs_kv(const EngineOptions& o) {
+    const KvTypes types = parse_kv_types(o.kv_type, o.kv_type_v, DType::F32);
+    return kv::packing_of(types.k, false) != kv::Packing::plain ||
+           kv::packing_of(types.v, true) != kv::Packing::plain;
+}
+
+/// The drafter that is named, or that is in the checkpoint's folder.
+std::string draft_model(const LoadOptions& o) {
+    const SpeculationOptions& s = o.engine.speculation;
+    const bool named = s.kind == DrafterKind::dflash;
+    if (!named && (s.kind != DrafterKind::automatic || o.engine.drafter != nullptr)) return {};
+    if (!s.draft_model.empty()) return s.draft_model;
+    if (!o.synthetic.empty()) return named ? "new" : "";
+    const fs::path beside = fs::path(model_or_demo(o.model)) / "dflash";
+    if (has_model(beside)) return beside.string();
+    if (named)
+        FAIL(usage,
+             "--spec dflash: name the drafter with -md DIR; this checkpoint has none in a folder 'dflash'");
+    return {};
+}
+
 std::unique_ptr<Model> open(const LoadOptions& o, int threads) {
-    OpenOptions options{
-        .tokenizer = o.tokenizer, .dense = o.dense, .threads = threads, .mtp = mtp_use(o.engine)};
+    OpenOptions options{.tokenizer = o.tokenizer,
+                        .dense = o.dense,
+                        .threads = threads,
+                        .mtp = mtp_use(o.engine),
+                        .draft_head_bytes = o.engine.speculation.short_head ? kDraftHeadBytes : 0,
+                        .draft_model = draft_model(o)};
+    if (!options.draft_model.empty()) options.mtp = MtpUse::none;  // the other drafts
     if (o.synthetic.empty()) {
-        options.tokenizer |= o.dense != DenseFormat::as_stored;  // the comparison reads a text
+        // The comparison reads a text.
+        options.tokenizer |= o.dense != DenseFormat::as_stored || packs_kv(o.engine);
         return open_model(model_or_demo(o.model), options);
     }
     if (o.tokenizer) options.text_from = model_or_demo({});
@@ -128,6 +158,21 @@ DenseCost requantize_or_refuse(Model& model, Backend& backend) {
     return cost;
 }
 
+/// Says what a packed KV cache costs, and refuses what costs too much.
+DenseCost measure_kv_or_refuse(Model& model, Backend& backend, const EngineOptions& o, bool allow_loss) {
+    const DenseCost cost =
+        measure_kv_cost(model, backend, kv_cost_tokens(model, backend), o.kv_type, o.kv_type_v);
+    const std::string name = kv_name(parse_kv_types(o.kv_type, o.kv_type_v, backend.activation_dtype()));
+    if (!(cost.kl_mean <= DenseCost::kMaxMeanKl) && !allow_loss)
+        FAIL(model,
+             "a KV cache in {} changes this model too much: {}; accepted is a mean KL of {}. Take another "
+             "format (-ctk fp8), or run it all the same with --allow-loss",
+             name, describe(cost), DenseCost::kMaxMeanKl);
+    std::fprintf(stderr, "quern: KV cache in %s: %s; %.1f s\n", name.c_str(), describe(cost).c_str(),
+                 cost.seconds);
+    return cost;
+}
+
 }  // namespace
 
 LoadedModel load_and_start(const LoadOptions& o) {
@@ -157,6 +202,8 @@ LoadedModel load_and_start(const LoadOptions& o) {
         summary = bar.summary();
     }
     if (compared) loaded.dense_cost = requantize_or_refuse(*loaded.model, backend);
+    if (o.synthetic.empty() && packs_kv(engine))
+        loaded.kv_cost = measure_kv_or_refuse(*loaded.model, backend, engine, o.allow_loss);
     const int64_t weights = plan.device.free_bytes - backend.memory_info().free_bytes;
     engine.context = plan.context;
     if (plan.context_chosen && plan.context < plan.model_context && !o.verbose)

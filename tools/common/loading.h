@@ -73,6 +73,7 @@ struct LoadOptions {
     bool tokenizer = true;
     DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;
+    bool allow_loss = false;    // whatever the KV cache's format costs
     int64_t context_limit = 0;  // of a context that is chosen because it fits (engine.context 0); 0: none
     bool verbose = false;       // the memory plan, the time of the load and the model's notes on stderr
     OnProgress progress;        // called beside showing the bar
@@ -83,11 +84,12 @@ struct LoadedModel {
     std::unique_ptr<Model> model;
     std::unique_ptr<Engine> engine;
     std::optional<DenseCost> dense_cost;  // what LoadOptions::dense cost; not for random weights
+    std::optional<DenseCost> kv_cost;     // what a packed KV cache costs; likewise
 };
 
 /// Backend, weights, engine. What cannot work fails before weights are read: Error(device) without a usable GPU,
-/// Error(memory) if the model will not fit, Error(usage), Error(model). The cost of LoadOptions::dense is measured and
-/// printed on stderr; Error(model) if it is not acceptable.
+/// Error(memory) if the model will not fit, Error(usage), Error(model). The costs of LoadOptions::dense and of a packed KV
+/// cache are measured and printed on stderr; Error(model) if one is not acceptable, unless `allow_loss` takes the latter.
 LoadedModel load_and_start(const LoadOptions& options);
 
 }  // namespace quern

@@ -124,6 +124,13 @@ Part AutomatonBuilder::utf8(char32_t low, char32_t high) {
     return out;
 }
 
+/// A character that a string of JSON cannot have as it is.
+Part AutomatonBuilder::escaped(unsigned char c) {
+    const size_t known = std::string_view("\b\t\n\f\r\"\\").find(static_cast<char>(c));
+    if (known != std::string_view::npos) return text({'\\', "btnfr\"\\"[known]});
+    return text(fmt::format("\\u{:04x}", c));
+}
+
 Part AutomatonBuilder::character(Ranges ranges, bool inverted) {
     constexpr char32_t kLast = 0x10FFFF;
     std::sort(ranges.begin(), ranges.end());
@@ -138,8 +145,14 @@ Part AutomatonBuilder::character(Ranges ranges, bool inverted) {
     } else {
         wanted = ranges;
     }
-    const Ranges scalars = {{0, 0xD7FF}, {0xE000, kLast}};  // no surrogates
+    Ranges scalars = {{0, 0xD7FF}, {0xE000, kLast}};  // no surrogates
     std::vector<Part> parts;
+    if (json_) {
+        scalars = {{' ', '!'}, {'#', '['}, {']', 0xD7FF}, {0xE000, kLast}};
+        for (const auto& [low, high] : wanted)
+            for (char32_t c = low; c <= std::min<char32_t>(high, '\\'); ++c)
+                if (c < ' ' || c == '"' || c == '\\') parts.push_back(escaped(static_cast<unsigned char>(c)));
+    }
     for (const auto& [low, high] : wanted)
         for (const auto& [first, last] : scalars)
             if (low <= last && high >= first)

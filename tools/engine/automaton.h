@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -33,6 +34,9 @@ class AutomatonBuilder {
     static constexpr size_t kMaxStates = 50000;
     static constexpr int kMany = -1;
 
+    /// `json`: characters are written as in a string of JSON, in the shortest way.
+    explicit AutomatonBuilder(bool json = false) : json_(json) {}
+
     Part empty();
     Part text(const std::string& bytes);
     /// One character in one of these ranges, or in none of them, as UTF-8.
@@ -51,10 +55,16 @@ class AutomatonBuilder {
     int32_t add(Automaton::State state);
     Part bytes(uint8_t low, uint8_t high);
     Part copy(Part part);
+    Part escaped(unsigned char c);
     Part utf8(char32_t low, char32_t high);
     void refuse_left_recursion(const std::vector<Part>& rules, const std::vector<std::string>& names) const;
 
+    bool json_;
     Automaton out_;
 };
+
+/// Strings of JSON with their quotes in which the expression matches, somewhere or `whole`. `opened`: without the first quote.
+/// Throws Error(usage) as Grammar::regex.
+Automaton json_string(std::string_view regex, bool whole, bool opened = false);
 
 }  // namespace quern

@@ -34,7 +34,8 @@ ChatAnswer ChatSession::respond(std::span<const Message> messages, const ChatSet
                                        .effort = settings.effort});
     AnswerReader reader(engine_.model(), {.thinking_open = prompt.thinking_open,
                                           .tools = settings.tools,
-                                          .thinking_budget = settings.thinking_budget});
+                                          .thinking_budget = settings.thinking_budget,
+                                          .grammar = settings.grammar});
     Request request;
     std::vector<size_t> boundaries;
     request.prompt = encode_prompt(prompt, tokenizer_, &boundaries);
@@ -44,7 +45,7 @@ ChatAnswer ChatSession::respond(std::span<const Message> messages, const ChatSet
 
 ChatAnswer ChatSession::complete(const std::string& text, const ChatSettings& settings,
                                  const ChatCallbacks& callbacks) {
-    AnswerReader reader(engine_.model(), {.chat = false});
+    AnswerReader reader(engine_.model(), {.chat = false, .grammar = settings.grammar});
     Request request;
     request.prompt = tokenizer_.encode(text, Tokenizer::Markers::control);
     return generate(std::move(request), reader, settings, callbacks);
@@ -70,7 +71,9 @@ ChatAnswer ChatSession::generate(Request request, AnswerReader& reader, const Ch
     ChatAnswer answer;
     answer.message = reader.message();
     answer.message.content = reader.content();
-    answer.reason = result.reason;
+    // What the reader ends looks like a wish of the caller to the engine.
+    answer.reason =
+        reader.ended() && result.reason != FinishReason::error ? FinishReason::stop : result.reason;
     answer.error = result.error;
     answer.prompt_tokens = result.prompt_tokens;
     answer.cached_tokens = result.cached_tokens;

@@ -10,6 +10,7 @@
 
 #include "models/chat_format.h"
 #include "tools/engine/engine.h"
+#include "tools/engine/grammar.h"
 
 namespace quern {
 
@@ -22,6 +23,7 @@ struct ChatSettings {
     int64_t max_tokens = std::numeric_limits<int64_t>::max();
     bool ignore_eos = false;
     nlohmann::ordered_json tools;
+    std::shared_ptr<const Grammar> grammar = nullptr;  // what the answer must be, after the thinking
 };
 
 struct ChatCallbacks {

@@ -30,8 +30,9 @@ Normalizer normalizer(std::span<const float> logits) {
 
 /// Runs the model over `tokens` and calls examine(position, row of logits) on several threads.
 template <typename F>
-void run_text(Model& model, Backend& backend, const std::vector<int32_t>& tokens, const F& examine) {
-    Engine engine(model, backend, dense_cost_options(model));
+void run_text(Model& model, Backend& backend, const std::vector<int32_t>& tokens,
+              const EngineOptions& options, const F& examine) {
+    Engine engine(model, backend, options);
     const auto vocab = static_cast<size_t>(model.info().vocab);
     Request request;
     request.prompt = tokens;
@@ -43,7 +44,7 @@ void run_text(Model& model, Backend& backend, const std::vector<int32_t>& tokens
     };
     const Result result = engine.run(std::move(request));
     if (result.reason == FinishReason::error)
-        FAIL(runtime, "--dense: the comparison failed: {}", result.error);
+        FAIL(runtime, "the comparison of formats failed: {}", result.error);
 }
 
 std::vector<int32_t> sample_tokens(const Model& model) {
@@ -108,20 +109,36 @@ EngineOptions dense_cost_options(const Model& model) {
             .prompt_logits = kRows};
 }
 
+Reading read_text(Model& model, Backend& backend, const std::vector<int32_t>& tokens,
+                  const EngineOptions& options) {
+    const auto most = static_cast<size_t>(kTextTokens);
+    Reading reading{.tokens = tokens, .stride = std::max<size_t>(1, (tokens.size() + most - 1) / most)};
+    const size_t stride = reading.stride;
+    reading.rows.resize((tokens.size() + stride - 1) / stride);
+    run_text(model, backend, tokens, options, [&](size_t position, std::span<const float> row) {
+        if (position % stride == 0) reading.rows[position / stride] = likely_tokens(row);
+    });
+    return reading;
+}
+
+DenseCost compare_reading(const Reading& before, Model& model, Backend& backend,
+                          const EngineOptions& options) {
+    std::vector<double> kl(before.rows.size());
+    std::atomic<int64_t> same = 0;
+    run_text(model, backend, before.tokens, options, [&](size_t position, std::span<const float> row) {
+        if (position % before.stride != 0) return;
+        const LikelyTokens& p = before.rows[position / before.stride];
+        kl[position / before.stride] = divergence(p, row);
+        same += std::max_element(row.begin(), row.end()) - row.begin() == p.best;
+    });
+    return summary(std::move(kl), same);
+}
+
 DenseCost requantize_measured(Model& model, Backend& backend, const OnProgress& progress) {
     const auto begin = std::chrono::steady_clock::now();
-    const std::vector<int32_t> tokens = sample_tokens(model);
-    std::vector<LikelyTokens> before(tokens.size());
-    run_text(model, backend, tokens,
-             [&](size_t position, std::span<const float> row) { before[position] = likely_tokens(row); });
+    const Reading before = read_text(model, backend, sample_tokens(model), dense_cost_options(model));
     requantize_weights(model, backend, progress);
-    std::vector<double> kl(tokens.size());
-    std::atomic<int64_t> same = 0;
-    run_text(model, backend, tokens, [&](size_t position, std::span<const float> row) {
-        kl[position] = divergence(before[position], row);
-        same += std::max_element(row.begin(), row.end()) - row.begin() == before[position].best;
-    });
-    DenseCost cost = summary(std::move(kl), same);
+    DenseCost cost = compare_reading(before, model, backend, dense_cost_options(model));
     cost.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     return cost;
 }

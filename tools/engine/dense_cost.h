@@ -1,11 +1,13 @@
-// DenseCost: what requantizing a model at load does to its answers, measured on a built-in text.
+// DenseCost: what another format of weights, or of the KV cache (kv_cost.h), does to a model's answers, measured on a text.
 //
-// The two models are never in memory together. The first one runs over the text. Of each of its rows of logits p, the
+// Two formats of weights are never in memory together. The first one runs over the text. Of each of its rows of logits p, the
 // tokens of probability 2^-14 and more are kept (at most 16,384, usually some hundred), and the sum of all others as
 // one more outcome. The second one's rows q are compared with that: KL(p || q) in nats, a lower bound that misses only
 // differences among the others.
 #pragma once
 
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,6 +42,24 @@ struct DenseCost {
 };
 /// "mean KL 0.0012, p99 0.0100, most 0.0300 nats; same likeliest token 98.9 % of 2000"
 std::string describe(const DenseCost& cost);
+
+/// What a model made of a text: its distributions at every `stride`-th position.
+struct Reading {
+    std::vector<int32_t> tokens;
+    size_t stride = 1;
+    std::vector<LikelyTokens> rows;
+};
+/// Runs the model over `tokens`; some 2,000 of its rows are kept. Throws Error(memory), Error(runtime).
+Reading read_text(Model& model, Backend& backend, const std::vector<int32_t>& tokens,
+                  const EngineOptions& options);
+/// Runs it over the same tokens once more, changed; `seconds` is not set.
+DenseCost compare_reading(const Reading& before, Model& model, Backend& backend,
+                          const EngineOptions& options);
+
+/// What was measured when a model was loaded.
+struct MeasuredCosts {
+    std::optional<DenseCost> dense, kv;
+};
 
 /// Engine options for the two runs, which take little memory.
 EngineOptions dense_cost_options(const Model& model);

@@ -12,6 +12,9 @@ constexpr double kKept = 0.95;         // of what was learnt, after another draf
 constexpr double kFaded = 0.998;       // after a step without one: half of it after 350 steps
 /// So many steps later a cost may be another one: contexts have grown, other programs have come or gone.
 constexpr int64_t kOld = 1000;
+/// What a size must promise whose cost is not known, and is taken for that of a smaller one, to be tried: gain, and the
+/// probability that its last token is right.
+constexpr double kWorthTrying = 1.03, kLikely = 0.2;
 /// Below this gain a draft is noise.
 constexpr double kWorthwhile = 1.02;
 
@@ -76,6 +79,13 @@ double StepCosts::seconds(int64_t sequences, int64_t rows) const {
     return cost;
 }
 
+std::vector<SpeculationReport::Cost> StepCosts::list() const {
+    std::vector<SpeculationReport::Cost> all;
+    for (const auto& [size, cost] : costs_)
+        all.push_back({size.first, size.second, cost.seconds, knows(size.first, size.second)});
+    return all;
+}
+
 bool StepCosts::old(const Cost& cost) const { return cost.step < steps_ - kOld; }
 
 /// Sizes that are tried: all small ones, then some a third apart.
@@ -107,14 +117,26 @@ std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, c
         if (i < size && i < most) continue;
         size = next_size(i);
         const double rate = tokens / costs.seconds(sequences, rows + i);
-        if (rate > best) {
-            best = rate;
-            taken = i;
-        }
-        if (!costs.knows(sequences, rows + i)) break;  // first this one, then larger ones
+        const bool known = costs.knows(sequences, rows + i);
+        const bool likely = gains[static_cast<size_t>(i - 1)].chance > kLikely;
+        if (rate <= best * (known ? 1 : kWorthTrying) || (!known && !likely)) continue;
+        best = rate;
+        taken = i;
+        if (!known) break;  // first this one, then larger ones
     }
     for (int64_t i = 0; i < taken; ++i) ++lengths[gains[static_cast<size_t>(i)].candidate];
     return lengths;
+}
+
+double expected_tokens(std::span<const DraftCandidate> candidates, std::span<const int64_t> lengths,
+                       int64_t sequences) {
+    auto tokens = static_cast<double>(sequences);
+    for (size_t i = 0; i < candidates.size(); ++i) {
+        double all = 1;
+        for (int64_t at = 0; at < lengths[i]; ++at)
+            tokens += all *= candidates[i].chances[static_cast<size_t>(at)];
+    }
+    return tokens;
 }
 
 }  // namespace quern

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tools/engine/speculation_options.h"
+#include "tools/engine/speculation_report.h"
 
 namespace quern {
 
@@ -44,6 +45,7 @@ class StepCosts {
     /// For a size that is not known: what the next smaller one takes, which is too little, so that what may be good is
     /// tried. Never more than what a larger one took. Infinite if no step of so many sequences was measured.
     double seconds(int64_t sequences, int64_t rows) const;
+    std::vector<SpeculationReport::Cost> list() const;
 
   private:
     struct Cost {
@@ -70,5 +72,9 @@ struct DraftCandidate {
 /// small ones first, as long as they may be better than the best known.
 std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, const StepCosts& costs,
                                    int64_t sequences, int64_t rows, int64_t spare);
+
+/// Tokens that a step of `sequences` sequences with drafts of these lengths gives, on average.
+double expected_tokens(std::span<const DraftCandidate> candidates, std::span<const int64_t> lengths,
+                       int64_t sequences);
 
 }  // namespace quern

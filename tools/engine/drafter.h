@@ -1,8 +1,8 @@
 // Drafter: guesses the next tokens of an answer. The engine verifies a guess in one answer step and takes what the
 // model itself would have chosen, so a drafter decides how fast an answer comes and never what it says.
 //
-// A round: propose -> an answer step with the drafted rows -> computed -> the engine commits the rows whose tokens the model
-// chose -> accept. All other steps: computed -> accept. Drafters hold what they know of committed tokens only.
+// A round: prepare -> propose -> an answer step with the drafted rows -> computed -> the engine commits the rows whose tokens
+// the model chose -> accept. All other steps: prepare -> computed -> accept. Drafters hold what they know of committed tokens only.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +34,8 @@ class Drafter {
     virtual ~Drafter() = default;
     /// As in --spec.
     virtual const char* name() const = 0;
+    /// A step will run, of sequences of which some may be new here; what is committed of them is in their states.
+    virtual void prepare(const Step&) {}
     /// Fills the tokens of drafts that are open to it: ids that the model may sample, or nothing. The sequences have pages for
     /// all tokens that they may get.
     virtual void propose(std::span<Draft> drafts) = 0;

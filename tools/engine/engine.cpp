@@ -43,7 +43,7 @@ Engine::State::State(Model& m, Backend& b, const EngineOptions& o)
       gauge(b),
       pool(b, memory.specs, o.sequences, o.sequences * memory.pages(), memory.kept_states),
       pool_bytes(gauge.taken()),
-      cache(pool, o.cache_bytes, page_bytes(memory.specs), recurrent_bytes(memory.specs)),
+      cache(b, pool, o.cache_bytes),
       workspace(b, memory.arena, memory.inputs),
       workspace_bytes(gauge.taken()),
       host_top(
@@ -60,8 +60,13 @@ Engine::State::State(Model& m, Backend& b, const EngineOptions& o)
 }
 
 void Engine::State::start_speculation() {
-    std::vector<std::shared_ptr<Drafter>> drafters = make_drafters();
-    speculation.emplace(options.speculation, std::move(drafters),
+    drafters = make_drafters();
+    use_drafters();
+}
+
+/// From now on; what was learnt of drafts so far is forgotten.
+void Engine::State::use_drafters() {
+    speculation.emplace(options.speculation, drafters,
                         Speculation::Limits{.context = context,
                                             .answer_rows = memory.steps.answer_rows,
                                             .vocab = model.info().vocab,
@@ -71,14 +76,33 @@ void Engine::State::start_speculation() {
 /// What costs least comes first.
 std::vector<std::shared_ptr<Drafter>> Engine::State::make_drafters() {
     const DrafterKind kind = options.speculation.kind;
-    const std::shared_ptr<Drafter> mtp = make_mtp_drafter();
-    if (options.drafter != nullptr && mtp != nullptr)
-        return {std::make_shared<PaidDrafter>(options.drafter, mtp)};
+    std::shared_ptr<Drafter> weights = make_dflash_drafter();
+    if (weights == nullptr) weights = make_mtp_drafter();
+    if (options.drafter != nullptr && weights != nullptr)
+        return {std::make_shared<PaidDrafter>(options.drafter, weights)};
     if (options.drafter != nullptr) return {options.drafter};
-    std::vector<std::shared_ptr<Drafter>> drafters;
-    if (allows(kind, DrafterKind::lookup)) drafters.push_back(std::make_shared<LookupDrafter>());
-    if (mtp != nullptr) drafters.push_back(mtp);
-    return drafters;
+    std::vector<std::shared_ptr<Drafter>> list;
+    if (allows(kind, DrafterKind::lookup)) list.push_back(std::make_shared<LookupDrafter>());
+    if (weights != nullptr) list.push_back(weights);
+    return list;
+}
+
+/// Null if it is not wanted, or if it does not work here and others may draft.
+std::shared_ptr<Drafter> Engine::State::make_dflash_drafter() {
+    const bool named = options.speculation.kind == DrafterKind::dflash;
+    if (named && !memory.dflash)
+        FAIL(usage,
+             "drafts by DFlash were asked for, but no drafter was opened; name its directory with -md");
+    if (!memory.dflash) return nullptr;
+    try {
+        dflash = std::make_shared<DflashDrafter>(model, backend, plans, memory);
+        pass = Pass::taps;
+        return dflash;
+    } catch (const Error& error) {
+        if (named) throw;
+        notes.push_back(fmt::format("no drafts by DFlash: {}", error.what()));
+        return nullptr;
+    }
 }
 
 /// Null if it is not wanted, or if it does not work here and others may draft.
@@ -88,7 +112,8 @@ std::shared_ptr<Drafter> Engine::State::make_mtp_drafter() {
         FAIL(usage, "drafts by MTP were asked for, but the model was opened without its MTP layer");
     if (!memory.mtp) return nullptr;
     try {
-        auto drafter = std::make_shared<MtpDrafter>(model, backend, pool, plans, memory);
+        auto drafter =
+            std::make_shared<MtpDrafter>(model, backend, plans, memory, options.speculation.draft_max);
         pass = Pass::hidden;
         return drafter;
     } catch (const Error& error) {
@@ -100,6 +125,7 @@ std::shared_ptr<Drafter> Engine::State::make_mtp_drafter() {
 
 Engine::Engine(Model& model, Backend& backend, const EngineOptions& options) {
     state_ = std::make_unique<State>(model, backend, options);
+    state_->test_drafters([this](Request request) { return run(std::move(request)); });
 }
 
 Engine::~Engine() = default;
@@ -176,12 +202,12 @@ int64_t Engine::kernels(int64_t sequences) const {
 std::string Engine::load_states(const std::string& directory) {
     State& e = *state_;
     e.file.emplace(directory, e.binding());
-    return e.file->load(e.cache, e.pool);
+    return e.file->load(e.cache);
 }
 
 bool Engine::save_states(const std::function<bool()>& go_on) {
     CHECK(state_->file.has_value(), "[engine] there is no directory for states yet");
-    return state_->file->save(state_->cache, state_->pool, go_on);
+    return state_->file->save(state_->cache, go_on);
 }
 
 /// A hash of all that a state depends on: its bytes, and what they mean.
@@ -201,6 +227,12 @@ uint64_t Engine::State::binding() const {
 }
 
 PrefixCacheStats Engine::cache_stats() const { return state_->cache.stats(); }
+KeptReport Engine::kept_report() const { return state_->cache.report(); }
+
+std::optional<SpeculationReport> Engine::speculation() const {
+    if (!state_->speculation) return std::nullopt;
+    return state_->speculation->report();
+}
 
 bool Engine::step() {
     try {
@@ -260,10 +292,9 @@ void Engine::State::admit() {
 /// so requests for prompt logits use none.
 void Engine::State::start(Sequence& s) {
     if (caches(s) && !s.request.on_prompt_logits) {
-        make_room(pool.restored_pages());
         const PrefixCache::Match match = cache.find(s.request.prompt);
         s.result.diverged_at = match.common;
-        if (match.snapshot != nullptr) s.state = pool.restore(*match.snapshot);
+        if (match.entry != nullptr) s.state = cache.resume(match);
         s.result.cached_tokens = s.state.length;
     }
     if (caches(s))
@@ -275,21 +306,15 @@ void Engine::State::start(Sequence& s) {
     if (s.request.on_prefill) s.request.on_prefill(s.state.length);
 }
 
-void Engine::State::keep_state(Sequence& s) {
-    CHECK(at_page_end(s.state.length), "[engine] a state of {} tokens would be kept", s.state.length);
-    const std::span<const int32_t> tokens(s.tokens.data(), static_cast<size_t>(s.state.length));
-    if (cache.wants(tokens)) cache.store(tokens, s.state);
-}
-
-/// Evicts kept states until the running ones have so many pages.
-void Engine::State::make_room(int64_t pages) {
-    while (pool.free_pages() < pages && cache.evict()) {
-    }
+void Engine::State::keep_state(const Sequence& s, const SequenceState& state) {
+    CHECK(at_page_end(state.length), "[engine] a state of {} tokens would be kept", state.length);
+    const std::span<const int32_t> tokens(s.tokens.data(), static_cast<size_t>(state.length));
+    if (cache.wants(tokens)) cache.store(tokens, state, s.request.conversation);
 }
 
 /// Makes room for so many tokens in all.
 void Engine::State::reserve(Sequence& s, int64_t tokens) {
-    make_room(round_up_to_page(tokens) / kPageTokens - static_cast<int64_t>(s.state.pages.size()));
+    cache.make_pages(round_up_to_page(tokens) / kPageTokens - static_cast<int64_t>(s.state.pages.size()));
     pool.grow(s.state, tokens);
 }
 

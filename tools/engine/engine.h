@@ -7,12 +7,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "tools/engine/prefix_cache_stats.h"
 #include "tools/engine/request.h"
+#include "tools/engine/speculation_report.h"
 
 namespace quern {
 
@@ -28,13 +30,14 @@ struct EngineOptions {
     /// Prompt rows in one step at most; 0: what suits the backend, 512 or, on a device, 8192. Fewer than 64 count as
     /// 64, since prompts are cut only at multiples of 64 tokens. While answers run: 128 at most, on a device 1024.
     int64_t step_tokens = 0;
-    int64_t prompt_logits = 64;    // of these, rows for requests with on_prompt_logits; at least 64
-    std::string kv_type = "auto";  // auto, f32, bf16, f16; auto: what the backend computes in
-    /// For states of earlier requests (PrefixCache), in the same memory as the sequences' states; 0: none are kept.
+    int64_t prompt_logits = 64;  // of these, rows for requests with on_prompt_logits; at least 64
+    /// Formats of keys and of values, as kv_types.h names them; no second one: as the first.
+    std::string kv_type = "auto", kv_type_v;
+    /// Of host memory, for states of earlier requests (PrefixCache); 0: none are kept.
     int64_t cache_bytes = 0;
     SpeculationOptions speculation;
-    /// In place of those that `speculation` names, where it names any. With DrafterKind::mtp the MTP layer drafts as well, for
-    /// the sake of its cost (paid_drafter.h).
+    /// In place of those that `speculation` names, where it names any. With DrafterKind::mtp or dflash these weights draft as
+    /// well, for the sake of their cost (paid_drafter.h).
     std::shared_ptr<Drafter> drafter;
 };
 
@@ -43,7 +46,9 @@ using RequestId = int64_t;
 class Engine {
   public:
     /// Allocates all memory that it will ever need. Throws Error(memory) that says what to lower, Error(usage) for drafts by an
-    /// MTP layer that the model was opened without, and Error(device) for those by one that the backend cannot run.
+    /// MTP layer or drafter that the model was opened without, and Error(device) for those by one that the backend cannot run.
+    /// With a tokenizer, drafters with weights answer a few built-in questions first: one that is wrong about nearly all of
+    /// the model's tokens is switched off, which a note says.
     Engine(Model& model, Backend& backend, const EngineOptions& options);
     ~Engine();
 
@@ -82,6 +87,10 @@ class Engine {
     bool save_states(const std::function<bool()>& go_on);
     /// What the prefix cache has done so far.
     PrefixCacheStats cache_stats() const;
+    /// What drafts have done so far, and why; nothing without speculation.
+    std::optional<SpeculationReport> speculation() const;
+    /// What it holds, and what it has dropped.
+    KeptReport kept_report() const;
 
   private:
     struct State;

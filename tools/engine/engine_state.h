@@ -11,6 +11,7 @@
 
 #include "ggml-like/backend.h"
 #include "ggml-like/error.h"
+#include "tools/engine/dflash_drafter.h"
 #include "tools/engine/engine.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/engine/plan_cache.h"
@@ -59,8 +60,12 @@ struct Engine::State {
         return plans.get(shape, PlanUse::repeatedly);
     }
     void start_speculation();
+    void use_drafters();
+    /// `answer`: runs a request, as Engine::run.
+    void test_drafters(const std::function<Result(Request)>& answer);
     std::vector<std::shared_ptr<Drafter>> make_drafters();
     std::shared_ptr<Drafter> make_mtp_drafter();
+    std::shared_ptr<Drafter> make_dflash_drafter();
     void capture_rounds();
     StepPlan& plan_for(const Step& step);
 
@@ -70,8 +75,7 @@ struct Engine::State {
     void admit();
     void start(Sequence& s);
     bool caches(const Sequence& s) const { return options.cache_bytes > 0 && s.request.use_cache; }
-    void keep_state(Sequence& s);
-    void make_room(int64_t pages);
+    void keep_state(const Sequence& s, const SequenceState& state);
     void reserve(Sequence& s, int64_t tokens);
     void run(Step& step);
     void read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun);
@@ -98,8 +102,10 @@ struct Engine::State {
     std::shared_ptr<void> host_top, host_logits;
     PlanCache plans;
     Scheduler scheduler;
+    std::vector<std::shared_ptr<Drafter>> drafters;
+    std::shared_ptr<DflashDrafter> dflash;  // of these, or null
     std::optional<Speculation> speculation;
-    Pass pass = Pass::text;  // of steps: Pass::hidden if a drafter reads hidden states
+    Pass pass = Pass::text;  // of steps: Pass::hidden or Pass::taps if a drafter reads hidden states
     std::vector<std::string> notes;
     MemoryMeasured measured;
     RequestId next_id = 1;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <list>
 
 #include "ggml-like/ops/logits_top.h"
 #include "tools/engine/engine_state.h"
@@ -12,6 +13,21 @@ namespace quern {
 namespace {
 
 constexpr int64_t kSecondDraw = int64_t{1} << 40;  // beyond every position
+
+/// The state of a sequence that has come to a cut, and may end before it is kept.
+class AtCut {
+  public:
+    AtCut(StatePool& pool, const Sequence& s) : sequence(s), state(pool.hold(s.state)), pool_(pool) {}
+    ~AtCut() { pool_.let_go(state); }
+    AtCut(const AtCut&) = delete;
+    AtCut& operator=(const AtCut&) = delete;
+
+    const Sequence& sequence;
+    SequenceState state;
+
+  private:
+    StatePool& pool_;
+};
 
 }  // namespace
 
@@ -63,6 +79,7 @@ void Engine::State::read(StepPlan& plan, const Step& step, Sequence::Clock::time
         speculation->measured(step, seconds(begun, Sequence::Clock::now()));
     if (speculation) speculation->computed(step, plan);
     int64_t row = 0;  // of the logits
+    std::list<AtCut> cuts;
     for (const Slice& slice : step.slices) {
         Sequence& s = *slice.sequence;
         if (s.wants_prompt_logits()) report_prompt(s, plan, row, slice.count);
@@ -76,11 +93,13 @@ void Engine::State::read(StepPlan& plan, const Step& step, Sequence::Clock::time
         if (step.kind == StepKind::prompt && s.request.on_prefill) s.request.on_prefill(s.state.length);
         if (!s.cuts.empty() && s.cuts.front() == s.state.length) {
             s.cuts.pop_front();
-            keep_state(s);
+            cuts.emplace_back(pool, s);
         }
         if (slice.last) advance(s, plan, top + (row - 1) * kTopWords, row - 1);
     }
     if (speculation) speculation->committed(step);
+    // Only now drafters have written what they add to the pages. Slots of sequences that have ended are as they were.
+    for (const AtCut& cut : cuts) keep_state(cut.sequence, cut.state);
 }
 
 void Engine::State::report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const {
@@ -106,13 +125,17 @@ int32_t Engine::State::choose(const Sequence& s, const StepPlan& plan, const int
         const TopLogits highest{{top, count}, {values, count}, values[kTopLogits]};
         const auto id = sample_top(highest, model.info().vocab, s.request.sampling, position);
         if (id && (!s.request.allow || s.request.allow(*id))) return *id;
+        // A second, independent draw among the allowed tokens keeps their proportions.
+        if (id)
+            if (const auto other = sample_allowed_top(highest, model.info().vocab, s.request.sampling,
+                                                      position + kSecondDraw, s.request.allow))
+                return *other;
     }
     auto* own = static_cast<float*>(host_logits.get());
     download_logits(plan, row, 1, own);
     const std::span<float> logits(own, static_cast<size_t>(plan.logits->shape[1]));
     const int64_t vocab = model.info().vocab;
     int32_t id = sample(logits, vocab, s.request.sampling, s.tokens, position);
-    // A second, independent draw among the allowed tokens keeps their proportions.
     if (s.request.allow && !s.request.allow(id))
         id = sample_allowed(logits, vocab, s.request.sampling, s.tokens, position + kSecondDraw,
                             s.request.allow);

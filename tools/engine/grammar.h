@@ -1,9 +1,11 @@
 // Grammar: what a text may be, compiled; GrammarMatcher: knows after every byte of it what may follow.
 //
-// Of a JSON schema these are enforced: type, nullable, properties, required, additionalProperties (false where left out
-// beside properties), items, prefixItems, minItems, maxItems, minLength, maxLength, enum, const, anyOf, oneOf (as anyOf),
-// allOf and whatever stands beside a $ref or an anyOf, $ref into the same schema, true, false. Properties may come in any
-// order. Annotations (title, description, default, x-... and such) mean nothing. All else is accepted and listed in
+// Of a JSON schema these are enforced: type, nullable, properties, required, patternProperties, additionalProperties (false
+// where left out beside these), items, prefixItems, minItems, maxItems, minLength, maxLength, pattern and format
+// (string_formats.h) where no length stands beside them, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf of
+// integers and of powers of ten, enum, const, anyOf, oneOf (as anyOf), allOf and whatever stands beside a $ref or an anyOf, $ref
+// into the same schema, true, false. Properties may come in any order. Strings with a pattern or a format are written in the
+// shortest way, numbers with bounds without an exponent. Annotations (title, description, default, x-... and such) mean nothing. All else is accepted and listed in
 // not_enforced().
 #pragma once
 

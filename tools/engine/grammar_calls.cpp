@@ -101,6 +101,8 @@ void SchemaCompiler::texts(Node& node, const ordered_json& schema, const std::st
         return;
     }
     if (!bare) return;
+    for (const char* key : {"pattern", "format"})  // of bare text they are not enforced
+        if (strings.erase(key) > 0) note(where + "." + key);
     Node* text = out_.add();
     fill(*text, strings, where, 0);
     text->height = 1;

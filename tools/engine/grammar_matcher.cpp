@@ -1,5 +1,6 @@
 // GrammarMatcher: a thread for each way to read the text, with a stack of what is open.
 #include <algorithm>
+#include <functional>
 
 #include "tools/engine/grammar_node.h"
 
@@ -166,7 +167,14 @@ void GrammarMatcher::Step::automaton(Thread thread) {
 
 uint64_t GrammarMatcher::Thread::hash() const {
     uint64_t h = stack.size();
-    for (const Frame& f : stack) h = (h ^ static_cast<uint64_t>(f.count)) * 0x9E3779B97F4A7C15u + (h >> 29);
+    const auto add = [&](uint64_t number) { h = (h ^ number) * 0x9E3779B97F4A7C15u + (h >> 29); };
+    for (const Frame& f : stack) {
+        add(static_cast<uint64_t>(f.count));
+        if (f.kind == FrameKind::automaton) continue;
+        add(std::hash<const void*>{}(f.node));
+        add(static_cast<uint64_t>(f.kind) << 32 | uint64_t{f.state} << 16 | f.value);
+        add(std::hash<std::bitset<kMaxProperties>>{}(f.seen));
+    }
     return h;
 }
 
@@ -202,7 +210,8 @@ void GrammarMatcher::Step::settle(Thread thread) {
         }
         case Automaton::Kind::final:
             thread.stack.pop_back();
-            if (thread.stack.empty()) return go(std::move(thread));
+            if (thread.stack.empty() || thread.stack.back().kind != FrameKind::automaton)
+                return go(std::move(thread));
             return settle(std::move(thread));
     }
 }

@@ -80,7 +80,8 @@ bool GrammarMatcher::Frame::between_tokens() const {
 
 bool GrammarMatcher::Frame::number_complete() const {
     return kind == FrameKind::number &&
-           (state == kZero || state == kDigits || state == kFraction || state == kExponentDigits);
+           (state == kZero || state == kDigits || state == kFraction || state == kExponentDigits) &&
+           (!node->bounds || node->bounds->holds(written));
 }
 
 void GrammarMatcher::Step::string(Thread thread) {
@@ -139,10 +140,29 @@ bool GrammarMatcher::Frame::add_to_number(unsigned char byte) {
     }
 }
 
+/// Whether the number with its last byte may still become one within the bounds. Those have no exponent.
+bool GrammarMatcher::Frame::keeps_bounds(unsigned char byte) {
+    const bool integer = (node->types & kNumber) == 0;
+    if (byte == '-') {
+        written.negative = true;
+        return node->bounds->may_be_negative(integer);
+    }
+    if (byte == '.') {
+        written.point = true;
+    } else if (is_digit(byte)) {
+        if (++written.length > NumberBounds::kMaxDigits) return false;
+        written.digits = written.digits * 10 + (byte - '0');
+        written.fraction = static_cast<uint8_t>(written.fraction + written.point);
+    } else {
+        return false;
+    }
+    return node->bounds->reachable(written, integer);
+}
+
 void GrammarMatcher::Step::number(Thread thread) {
     Frame& f = thread.stack.back();
     const bool ends = f.number_complete();
-    if (f.add_to_number(byte)) return go(std::move(thread));
+    if (f.add_to_number(byte) && (!f.node->bounds || f.keeps_bounds(byte))) return go(std::move(thread));
     if (!ends) return;
     thread.stack.pop_back();  // a number ends where something else begins
     step(std::move(thread));
@@ -159,6 +179,24 @@ bool GrammarMatcher::Step::may_be_key(const Thread& around) {
 bool GrammarMatcher::Step::may_be_other_key(const Thread& around) {
     const Grammar::Node* additional = around.stack.back().node->additional;
     return additional != nullptr && room(around, additional->height);
+}
+
+bool GrammarMatcher::Step::may_be_pattern(const Thread& around, const PropertyPattern& pattern) {
+    return room(around, pattern.node->height);
+}
+
+/// Behind the quote that begins a key: ways to read it as one that a pattern matches.
+void GrammarMatcher::Step::begin_patterns(const Thread& around) {
+    const auto& patterns = around.stack.back().node->patterns;
+    for (size_t i = 0; i < patterns.size(); ++i) {
+        if (!may_be_pattern(around, patterns[i])) continue;
+        Thread t = around;
+        t.stack.back().state = kColon;
+        t.stack.back().value = static_cast<uint16_t>(kPatterns + i);
+        const Grammar::Node* key = patterns[i].key;
+        t.stack.push_back({.node = key, .kind = FrameKind::automaton, .count = key->automaton->start});
+        settle(std::move(t));
+    }
 }
 
 /// The key is complete: whose value comes? False if none may.
@@ -208,8 +246,18 @@ void GrammarMatcher::Step::object(Thread thread) {
             }
             if (byte != (f.state == kAfterValue ? ',' : '"')) return;
             f.begin_key();
+            if (f.state == kAfterValue) {
+                const auto fits = [&](const PropertyPattern& p) { return may_be_pattern(thread, p); };
+                const auto& patterns = f.node->patterns;
+                if (!may_be_key(thread) && !may_be_other_key(thread) &&
+                    std::none_of(patterns.begin(), patterns.end(), fits))
+                    return;
+                f.state = kComma;
+                return go(std::move(thread));
+            }
+            begin_patterns(thread);
             if (!may_be_key(thread) && !may_be_other_key(thread)) return;
-            f.state = f.state == kAfterValue ? kComma : kKey;
+            f.state = kKey;
             return go(std::move(thread));
         case kKey:
             // A quote that belongs to the key is written with a backslash.
@@ -227,8 +275,9 @@ void GrammarMatcher::Step::object(Thread thread) {
             return go(std::move(thread));
         default: {
             f.state = kAfterValue;
-            const Grammar::Node* node =
-                f.value == kAdditional ? f.node->additional : f.node->properties[f.value].node;
+            const Grammar::Node* node = f.value == kAdditional ? f.node->additional
+                                        : f.value >= kPatterns ? f.node->patterns[f.value - kPatterns].node
+                                                               : f.node->properties[f.value].node;
             return begin(thread, *node);
         }
     }

@@ -11,6 +11,7 @@
 
 #include "tools/engine/automaton.h"
 #include "tools/engine/grammar.h"
+#include "tools/engine/number_bounds.h"
 #include "tools/engine/tag_watch.h"
 
 namespace quern {
@@ -36,12 +37,20 @@ struct Property {
     bool required;
 };
 
+/// Properties whose keys an expression matches.
+struct PropertyPattern {
+    const Grammar::Node* key;  // an automaton of what follows the first quote
+    const Grammar::Node* node;
+};
+
 struct Grammar::Node {
     std::vector<const Node*> any_of;    // the value may be one of these
     std::vector<std::string> literals;  // or one of these texts, sorted
     unsigned types = 0;                 // or of these types
     std::vector<Property> properties;   // sorted by key
-    const Node* additional = nullptr;   // null: no other properties
+    std::vector<PropertyPattern> patterns;
+    const Node* additional = nullptr;    // null: no other properties
+    std::optional<NumberBounds> bounds;  // of numbers
     std::vector<const Node*> prefix_items;
     const Node* items = nullptr;  // those after the prefix; null: none
     int64_t min_items = 0, max_items = std::numeric_limits<int32_t>::max();
@@ -90,7 +99,7 @@ enum class FrameKind : uint8_t {
     text,
     automaton
 };
-constexpr uint16_t kAdditional = 0xFFFF;
+constexpr uint16_t kAdditional = 0xFFFF, kPatterns = 0x8000;
 
 /// A value that is open.
 struct GrammarMatcher::Frame {
@@ -102,10 +111,12 @@ struct GrammarMatcher::Frame {
     bool spaced = false;                    // text: the last byte was a space
     bool leading = false, newline = false;  // text: it begins with a line feed; the last byte was one
     bool tag_at_line_start = false;         // text: the last < was the first of a line
-    uint16_t value = 0;  // object: the property whose value comes, or kAdditional; number: its exponent
-    int32_t count = 0;   // characters, elements or digits
+    /// object: the property whose value comes, kPatterns and a pattern's number, or kAdditional; number: its exponent
+    uint16_t value = 0;
+    int32_t count = 0;  // characters, elements or digits
     KeyRange keys;
     std::string_view word;             // what is left of it
+    WrittenNumber written;             // of a number with bounds
     std::bitset<kMaxProperties> seen;  // properties that are there
 
     /// Of a block of calls none is: a tool may be called again.
@@ -113,6 +124,7 @@ struct GrammarMatcher::Frame {
     bool between_tokens() const;
     bool number_complete() const;
     bool add_to_number(unsigned char byte);
+    bool keeps_bounds(unsigned char byte);
     bool all_required() const;
     void begin_key();
     bool between_tags() const;
@@ -171,6 +183,8 @@ struct GrammarMatcher::Step {
 
     static bool may_be_key(const Thread& around);
     static bool may_be_other_key(const Thread& around);
+    static bool may_be_pattern(const Thread& around, const PropertyPattern& pattern);
+    void begin_patterns(const Thread& around);
     static bool end_key(Thread& thread);
     bool add_to_key(Thread& thread);
 };

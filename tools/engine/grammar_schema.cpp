@@ -7,6 +7,7 @@
 #include "ggml-like/check.h"
 #include "tools/engine/grammar_node.h"
 #include "tools/engine/schema_compiler.h"
+#include "tools/engine/string_formats.h"
 
 namespace quern {
 
@@ -64,7 +65,9 @@ bool settle_height(Node& node) {
          i < std::min<int64_t>(node.min_items, static_cast<int64_t>(node.prefix_items.size()) + 1); ++i)
         array = std::max(array, 1 + (node.item(i) != nullptr ? node.item(i)->height : kNever));
     if (node.min_items > node.max_items) array = kNever;
-    const bool text = node.types & (kBoolean | kNull | kNumber | kInteger) ||
+    const bool number =
+        node.types & (kNumber | kInteger) && (!node.bounds || node.bounds->any((node.types & kNumber) == 0));
+    const bool text = number || node.types & (kBoolean | kNull) || node.automaton != nullptr ||
                       (node.types & kString && node.min_length <= node.max_length) || !node.literals.empty();
     node.object_height = node.types & kObject ? std::min(object, kNever) : kNever;
     node.array_height = node.types & kArray ? std::min(array, kNever) : kNever;
@@ -164,12 +167,16 @@ void SchemaCompiler::fill(Node& node, const ordered_json& schema, const std::str
     node.types = listed ? 0 : types;
     for (const auto& [key, value] : schema.items()) {
         if (key == "type" || key == "enum" || (!listed && key == "required")) continue;
-        if (listed || !shape(node, key, value, where, depth)) note(where + "." + key);
+        if (listed || !(shape(node, key, value, where, depth) || bound(node, key, value)))
+            note(where + "." + key);
     }
     if (listed) return;
+    strings(node, schema, where);
+    if (!node.patterns.empty() && (node.additional != nullptr || !node.properties.empty()))
+        note(where + ".patternProperties");  // a key may also be read as one of those
     if (node.items == nullptr && !schema.contains("items"))
         node.items = types & kArray ? compile(true, where, depth) : nullptr;
-    if (!schema.contains("additionalProperties") && !schema.contains("properties"))
+    if (!schema.contains("additionalProperties") && !schema.contains("properties") && node.patterns.empty())
         node.additional = types & kObject ? compile(true, where, depth) : nullptr;
     require(node, schema, where);
     std::sort(node.properties.begin(), node.properties.end(),
@@ -205,10 +212,86 @@ bool SchemaCompiler::shape(Node& node, const std::string& key, const ordered_jso
         node.min_length = count_of(value, where, key);
     } else if (key == "maxLength") {
         node.max_length = count_of(value, where, key);
+    } else if (key == "patternProperties" && value.is_object()) {
+        for (const auto& [regex, schema] : value.items()) add_pattern(node, regex, schema, where, depth);
     } else {
-        return false;
+        return key == "pattern" || key == "format";  // see strings
     }
     return true;
+}
+
+/// Bounds of numbers. False for a keyword that is none of them, or says what is not enforced.
+bool SchemaCompiler::bound(Node& node, const std::string& key, const ordered_json& value) {
+    const bool low = key == "minimum" || key == "exclusiveMinimum",
+               high = key == "maximum" || key == "exclusiveMaximum";
+    if ((!low && !high && key != "multipleOf") || !value.is_number()) return false;
+    NumberBounds bounds = node.bounds.value_or(NumberBounds{});
+    const double number = value.get<double>();
+    const bool open = key.starts_with("exclusive");
+    if (low && (number > bounds.low || (number == bounds.low && open))) {
+        bounds.low = number;
+        bounds.low_open = open;
+    }
+    if (high && (number < bounds.high || (number == bounds.high && open))) {
+        bounds.high = number;
+        bounds.high_open = open;
+    }
+    if (key == "multipleOf") {
+        const double parts = 1 / number;
+        int digits = 0;
+        while (digits < 9 && std::abs(std::pow(10.0, digits) - parts) > 1e-9 * parts) ++digits;
+        if (number >= 1 && number == std::floor(number) && number <= 1e15)
+            bounds.multiple = static_cast<int64_t>(number);
+        else if (number > 0 && digits < 9)
+            bounds.fraction_digits = digits;
+        else
+            return false;
+    }
+    node.bounds = bounds;
+    return true;
+}
+
+/// The properties whose keys the expression matches. One that cannot be read, and one that listed keys match, too, is noted.
+void SchemaCompiler::add_pattern(Node& node, const std::string& regex, const ordered_json& schema,
+                                 const std::string& where, int depth) {
+    const std::string place = where + ".patternProperties." + regex;
+    try {
+        Node* key = out_.add();
+        key->automaton = std::make_shared<const Automaton>(json_string(regex, false, true));
+        const Node* value = schema == false ? nullptr : compile(schema, place, depth + 1);
+        if (value != nullptr) node.patterns.push_back({key, value});
+    } catch (const Error& error) {
+        if (!std::string(error.what()).starts_with("pattern:")) throw;
+        note(place);
+    }
+}
+
+/// Strings that an expression or a format describes, as an alternative of their own.
+void SchemaCompiler::strings(Node& node, const ordered_json& schema, const std::string& where) {
+    const auto text = [&](const char* key) {
+        return schema.contains(key) && schema[key].is_string() ? schema[key].get<std::string>()
+                                                               : std::string();
+    };
+    const std::string pattern = text("pattern"), format = text("format");
+    if (!schema.contains("pattern") && !schema.contains("format")) return;
+    const char* known = format_regex(format);
+    try {
+        if ((node.types & kString) && (schema.contains("pattern") ? !pattern.empty() : known != nullptr)) {
+            const bool by_pattern = schema.contains("pattern");
+            Node* own = out_.add();
+            own->automaton =
+                std::make_shared<const Automaton>(json_string(by_pattern ? pattern : known, !by_pattern));
+            node.any_of.push_back(own);
+            node.types &= ~unsigned{kString};
+            for (const char* length : {"minLength", "maxLength"})
+                if (schema.contains(length)) note(where + "." + length);
+            if (by_pattern && !format.empty()) note(where + ".format");
+            return;
+        }
+    } catch (const Error&) {  // what the expression has is not supported
+    }
+    for (const char* key : {"pattern", "format"})
+        if (schema.contains(key) && (node.types & kString)) note(where + "." + key);
 }
 
 void SchemaCompiler::literals(Node& node, const ordered_json& values, unsigned types,

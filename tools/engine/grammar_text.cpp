@@ -20,7 +20,20 @@ class RegexReader : PatternReader {
         return build_.finish({all}, {"regex"});
     }
 
+    /// Of a string of JSON, which the expression may also match only somewhere.
+    RegexReader(std::string_view text, bool whole) : PatternReader(text, "pattern", true), whole_(whole) {}
+
+    Automaton read_string(bool opened) {
+        const Part begun = build_.text(opened ? "" : "\"");
+        const Part all = build_.sequence(begun, alternatives(0));
+        if (!at_end()) fail("')' without '('");
+        const Part ended = build_.text("\"");
+        return build_.finish({build_.sequence(all, ended)}, {"pattern"});
+    }
+
   private:
+    Part anything() { return build_.repeat(build_.character({}, true), 0, AutomatonBuilder::kMany); }
+
     Part alternatives(int depth) {
         if (depth > kMaxDepth) fail("nested too deep");
         Part out = sequence(depth);
@@ -29,18 +42,21 @@ class RegexReader : PatternReader {
     }
 
     Part sequence(int depth) {
-        Part out = build_.empty();
-        if (depth == 0) take("^");  // the whole text is matched
+        bool open = depth == 0 && !whole_ && peek() != '^';
+        Part out = open ? anything() : build_.empty();
+        if (depth == 0) take("^");
+        open = depth == 0 && !whole_;
         while (!at_end() && peek() != '|' && peek() != ')') {
             if (depth == 0 && peek() == '$' && (at_ + 1 == text_.size() || text_[at_ + 1] == '|')) {
                 ++at_;
+                open = false;
                 continue;
             }
             const Part one = repeated(atom(depth));
             take("?");  // lazy or not, the texts are the same
             out = build_.sequence(out, one);
         }
-        return out;
+        return open ? build_.sequence(out, anything()) : out;
     }
 
     Part atom(int depth) {
@@ -75,6 +91,8 @@ class RegexReader : PatternReader {
         if (!c) fail("an escape that is not supported");
         return build_.character({{*c, *c}}, false);
     }
+
+    bool whole_ = true;  // the whole text is matched
 };
 
 class GbnfReader : PatternReader {
@@ -196,6 +214,11 @@ class GbnfReader : PatternReader {
 };
 
 }  // namespace
+
+Automaton json_string(std::string_view regex, bool whole, bool opened) {
+    if (regex.size() > kMaxText) FAIL(usage, "pattern: longer than {} bytes", kMaxText);
+    return RegexReader(regex, whole).read_string(opened);
+}
 
 std::shared_ptr<const Grammar> Grammar::of_text(Automaton automaton) {
     const std::shared_ptr<Grammar> out(new Grammar);

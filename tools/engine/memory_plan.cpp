@@ -5,6 +5,8 @@
 #include <map>
 
 #include "ggml-like/check.h"
+#include "ggml-like/kv_format.h"
+#include "tools/engine/kv_types.h"
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/speculation.h"
 #include "tools/engine/state_pool.h"
@@ -36,12 +38,28 @@ class PlannedState final : public StateViews {
     mutable char nowhere_ = 0;
 };
 
-DType kv_dtype(const std::string& name, const Backend& backend) {
-    if (name == "auto") return backend.activation_dtype();
-    if (name == "f32") return DType::F32;
-    if (name == "bf16") return DType::BF16;
-    if (name == "f16") return DType::F16;
-    FAIL(usage, "KV cache type '{}' is not supported; choose auto, f32, bf16 or f16", name);
+/// A GPU has kernels for BF16, and for keys and values that are both packed.
+KvTypes kv_types_of(const EngineOptions& o, const Backend& backend) {
+    const DType activation = backend.activation_dtype();
+    const KvTypes types = parse_kv_types(o.kv_type, o.kv_type_v, activation);
+    const auto packed = [](DType type) { return kv::packing_of(type, false) != kv::Packing::plain; };
+    const bool runs = types == KvTypes(activation) || (packed(types.k) && packed(types.v));
+    if (backend.captures() && !runs)
+        FAIL(usage,
+             "a KV cache in {} does not run on a GPU; choose bf16, or fp8, nvfp4 or tq4 for both keys and "
+             "values",
+             kv_name(types));
+    return types;
+}
+
+void check_packing(const std::vector<StateSpec>& specs) {
+    for (const StateSpec& s : specs) {
+        if (s.role != StateRole::key && s.role != StateRole::value) continue;
+        const int head_dim = static_cast<int>(s.shape[2]);
+        if (!kv::fits(kv::packing_of(s.dtype, s.role == StateRole::value), head_dim))
+            FAIL(usage, "a KV cache in {} does not fit this model, whose heads have {} elements; choose fp8",
+                 kv_name(s.dtype), head_dim);
+    }
 }
 
 void check_options(const EngineOptions& o, int64_t longest) {
@@ -66,7 +84,7 @@ void count_weights(MemoryPlan& plan, const Model& model, const Backend& backend)
         int64_t bytes = use.vector != nullptr ? aligned(use.vector->bytes()) : 0;
         if (use.matrix != nullptr) bytes = backend.placed_bytes(*use.matrix, use.order);
         if (use.experts != nullptr) bytes = backend.placed_bytes(*use.experts, use.order);
-        if (bytes == 0) plan.mapped += use.bytes();
+        if (bytes == 0 && !use.copy) plan.mapped += use.bytes();
         const auto same = [&](const MemoryPlan::Group& g) { return g.name == use.group; };
         auto group = std::find_if(plan.weights.begin(), plan.weights.end(), same);
         if (group == plan.weights.end()) group = plan.weights.insert(group, {use.group, 0});
@@ -74,11 +92,10 @@ void count_weights(MemoryPlan& plan, const Model& model, const Backend& backend)
     }
 }
 
-/// Drafters in place of those that are named draft alone, but by the side of an MTP layer that is named.
-bool drafts_by_mtp(const Model& model, const EngineOptions& o) {
+/// Drafters in place of those that are named draft alone, but by the side of weights that are named.
+bool drafts_by(DrafterKind drafter, const EngineOptions& o) {
     const DrafterKind kind = o.speculation.kind;
-    return model.info().mtp && allows(kind, DrafterKind::mtp) &&
-           (o.drafter == nullptr || kind == DrafterKind::mtp);
+    return allows(kind, drafter) && (o.drafter == nullptr || kind == drafter);
 }
 
 /// Rows of one answer in a step at most.
@@ -103,9 +120,9 @@ std::vector<int64_t> powers_of_two_and(int64_t last) {
     return list;
 }
 
-/// With the MTP layer, steps leave hidden states, and it has passes of their shapes: with all logits for answers, with none for
-/// both kinds.
-void add_mtp_passes(std::vector<BatchShape>& shapes) {
+/// With the MTP layer, steps leave hidden states, and it has passes of their shapes: that catch up, and for answers that
+/// draft, up to `draft_max` tokens; of one sequence with all logits.
+void add_mtp_passes(std::vector<BatchShape>& shapes, int64_t draft_max) {
     const size_t steps = shapes.size();
     for (size_t i = 0; i < steps; ++i) {
         shapes[i].pass = Pass::hidden;
@@ -114,14 +131,27 @@ void add_mtp_passes(std::vector<BatchShape>& shapes) {
         pass.logit_rows = 0;
         shapes.push_back(pass);
         if (pass.kind == StepKind::prompt) continue;
-        pass.logit_rows = pass.tokens;
+        pass.drafts = draft_max;
         shapes.push_back(pass);
+        pass.sequences = 1;
+        pass.full_head = true;
+        shapes.push_back(pass);
+    }
+}
+
+/// With a DFlash drafter, steps tap hidden states, and there are passes of one block a sequence.
+void add_dflash_passes(std::vector<BatchShape>& shapes, const MemoryPlan& plan) {
+    for (BatchShape& shape : shapes) shape.pass = Pass::taps;
+    for (const int64_t n : powers_of_two_and(block_sequences(plan))) {
+        shapes.push_back(block_shape(plan, n, shapes.front().vocab));
+        shapes.back().full_head = true;
     }
 }
 
 /// Steps that need at least as much memory as all others: of either kind, with every power of two of rows and with the
 /// most rows, for the fewest and the most sequences that may have so many; and the largest padded one.
-std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, int64_t slice_rows, int64_t vocab) {
+std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, const EngineOptions& o, int64_t vocab) {
+    const int64_t slice_rows = longest_slice(o);
     std::vector<BatchShape> shapes;
     const auto add = [&](StepKind kind, int64_t tokens, int64_t sequences, int64_t logit_rows) {
         shapes.push_back({.kind = kind,
@@ -140,16 +170,17 @@ std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, int64_t slice_rows
             add(StepKind::answer, tokens, sequences, tokens);
     shapes.push_back(
         decode_shape(decode_bucket(std::min(plan.sequences, kMaxAnswerRows)), plan.pages(), vocab));
-    if (plan.mtp) add_mtp_passes(shapes);
+    if (plan.mtp) add_mtp_passes(shapes, o.speculation.draft_max);
+    if (plan.dflash) add_dflash_passes(shapes, plan);
     return shapes;
 }
 
 /// First fit is not monotonic: a smaller step may need a little more.
 int64_t with_slack(int64_t bytes) { return aligned(bytes + bytes / 32); }
 
-void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend, int64_t slice_rows) {
+void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend, const EngineOptions& o) {
     const PlannedState state(plan.specs, plan.sequences, plan.sequences * plan.pages());
-    for (const BatchShape& shape : widest_shapes(plan, slice_rows, model.info().vocab)) {
+    for (const BatchShape& shape : widest_shapes(plan, o, model.info().vocab)) {
         const ArenaPlan arena = plan_memory(model.build(shape, state, backend.activation_dtype()).graph);
         plan.arena = std::max(plan.arena, with_slack(arena.arena_bytes));
         plan.inputs = std::max(plan.inputs, arena.input_bytes);
@@ -203,8 +234,8 @@ std::vector<Line> lines_of(const MemoryPlan& p, const MemoryMeasured* m) {
         {"weights", p.weight_bytes(), m ? m->weights : -1,
          p.mapped > 0 ? fmt::format("and {} read where the files are mapped", size(p.mapped)) : ""});
     lines.push_back({"  KV cache", p.kv, -1,
-                     fmt::format("{} a token x {} tokens x {} sequence{}", size(p.token_bytes), p.context,
-                                 p.sequences, p.sequences == 1 ? "" : "s")});
+                     fmt::format("{}, {} a token x {} tokens x {} sequence{}", kv_name(p.kv_types),
+                                 size(p.token_bytes), p.context, p.sequences, p.sequences == 1 ? "" : "s")});
     lines.push_back({"  recurrent", p.recurrent, -1, fmt::format("{} a sequence", size(p.slot_bytes))});
     if (p.kept > 0)
         lines.push_back({"  kept states", p.kept, -1, fmt::format("{} of earlier prompts", p.kept_states)});
@@ -238,6 +269,20 @@ std::string table(const MemoryPlan& p, const MemoryMeasured* m) {
 
 }  // namespace
 
+int64_t block_sequences(const MemoryPlan& plan) {
+    return std::clamp<int64_t>(plan.steps.answer_rows / plan.block_rows, 1, plan.sequences);
+}
+
+BatchShape block_shape(const MemoryPlan& plan, int64_t sequences, int64_t vocab) {
+    return {.kind = StepKind::answer,
+            .tokens = sequences * plan.block_rows,
+            .sequences = sequences,
+            .logit_rows = sequences * (plan.block_rows - 1),
+            .pages = plan.pages(),
+            .vocab = vocab,
+            .pass = Pass::dflash};
+}
+
 int64_t MemoryPlan::pages() const { return (context + kPageTokens - 1) / kPageTokens; }
 
 int64_t MemoryPlan::weight_bytes() const {
@@ -253,11 +298,17 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     MemoryPlan plan;
     plan.device_name = backend.name() + ", " + backend.description();
     plan.device = backend.memory_info();
-    plan.mtp = drafts_by_mtp(model, options);
-    plan.specs = model.state_specs({.kv = kv_dtype(options.kv_type, backend),
+    // Each guesses better than the other sometimes, but both cost.
+    plan.dflash = info.dflash.has_value() && drafts_by(DrafterKind::dflash, options);
+    plan.mtp = info.mtp && !plan.dflash && drafts_by(DrafterKind::mtp, options);
+    if (plan.dflash) plan.block_rows = std::min(info.dflash->block, options.speculation.draft_max + 1);
+    plan.kv_types = kv_types_of(options, backend);
+    plan.specs = model.state_specs({.kv = plan.kv_types,
                                     .conv = backend.activation_dtype(),
                                     .journal = static_cast<int>(journal_entries(options.speculation)),
-                                    .mtp = plan.mtp});
+                                    .mtp = plan.mtp,
+                                    .dflash = plan.dflash});
+    check_packing(plan.specs);
     plan.model_context = info.context;
     plan.context_chosen = options.context == 0;
     plan.context = plan.context_chosen ? info.context : options.context;
@@ -270,7 +321,7 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     if (plan.device.exact)
         plan.reserve =
             kCaptureReserve * (options.speculation.on() ? 2 : 1) + (weights_placed ? 0 : kUploadReserve);
-    count_scratch(plan, model, backend, longest_slice(options));
+    count_scratch(plan, model, backend, options);
     const auto kv_bytes = [&] { return pages_bytes(plan.specs, plan.sequences * plan.pages()); };
     if (!plan.context_chosen) plan.kv = kv_bytes();
     count_kept(plan, options.cache_bytes);

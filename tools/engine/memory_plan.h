@@ -21,17 +21,20 @@ struct MemoryPlan {
     std::vector<Group> weights;  // without placed ones and without `mapped`
     int64_t mapped = 0;          // weights that the CPU reads in the mapped files
 
+    KvTypes kv_types = DType::BF16;
     std::vector<StateSpec> specs;
     int64_t context = 0, model_context = 0;  // tokens a sequence may hold; the most the model was made for
     bool context_chosen = false;             // because it fits, not by the caller
     int64_t sequences = 0;                   // at the same time
     StepLimits steps{};                      // rows of the steps that fit the scratch
     bool mtp = false;                        // the MTP layer drafts: it has state, and passes of its own
+    bool dflash = false;                     // the same of a DFlash drafter
+    int64_t block_rows = 0;                  // of a DFlash drafter's pass for one sequence
     int64_t token_bytes = 0, kv = 0;         // of one token; of all sequences
     int64_t slot_bytes = 0, recurrent = 0;   // of one sequence; of all
-    /// Recurrent states of earlier prompts (PrefixCache): how many a device has room for, and their bytes. -1 on the
-    /// CPU, where each is allocated when it is kept.
-    int64_t kept_states = -1, kept = 0;
+    /// Recurrent states of earlier prompts that a device has room for beside those in host memory (PrefixCache), and their
+    /// bytes.
+    int64_t kept_states = 0, kept = 0;
     int64_t arena = 0, inputs = 0;  // shared by all steps: scratch and outputs; inputs
     int64_t reserve = 0;            // captured graphs, upload buffers, what a driver takes now and then
     std::string device_name;
@@ -54,6 +57,10 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
                             bool weights_placed);
 /// Throws Error(memory), naming what to lower, if it does not fit into the free memory.
 void require_fit(const MemoryPlan& plan);
+
+/// Sequences that one pass of a DFlash drafter drafts for, at most; and the shape of a pass.
+int64_t block_sequences(const MemoryPlan& plan);
+BatchShape block_shape(const MemoryPlan& plan, int64_t sequences, int64_t vocab);
 
 /// A table with a line for each part.
 std::string describe(const MemoryPlan& plan);

@@ -1,284 +1,243 @@
 #include "tools/engine/mtp_drafter.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "ggml-like/check.h"
-#include "ggml-like/ops/logits_top.h"
-#include "ggml-like/parallel.h"
 #include "tools/engine/scheduler.h"
 
 namespace quern {
 namespace {
 
-/// Rows of a pass over a prompt at most: more would need more memory and be no faster.
-constexpr int64_t kPromptRows = 1024;
-/// Without drafts, answers catch up after so many tokens.
-constexpr int64_t kMaxBehind = 32;
-/// Rows that one thread norms.
-constexpr size_t kRowsApiece = 64;
+/// Rows of a pass that only catches up, at most: more would need more memory and be no faster.
+constexpr int64_t kCatchUpRows = 1024;
+/// Positions that may be without keys and values after a step: the ring also holds what the next step leaves.
+constexpr int64_t kMaxBehind = kHiddenRing - (kMaxDraft + 1);
+static_assert(kMaxBehind >= 8 && kMaxDraft + 1 >= kMaxAnswerSlice);
 
 bool wants(const Sequence& s) { return allows(s.request.drafts.kind, DrafterKind::mtp); }
 
-int64_t count_of(const std::vector<InputRows>& inputs) {
+/// Whether somebody looks at the drafts themselves: then they are those of the model's own head.
+bool watched(const Draft& d) {
+    const Request& r = d.sequence->request;
+    return r.on_draft_logits || r.on_round;
+}
+
+template <typename Range>
+int64_t count_of(const Range& list) {
     int64_t rows = 0;
-    for (const InputRows& i : inputs) rows += static_cast<int64_t>(i.tokens.size());
+    for (const auto& r : list) rows += static_cast<int64_t>(r.next.size());
     return rows;
 }
 
 }  // namespace
 
-MtpDrafter::MtpDrafter(const Model& model, Backend& backend, const StatePool& pool, PlanCache& plans,
-                       const MemoryPlan& memory)
+MtpDrafter::MtpDrafter(const Model& model, Backend& backend, PlanCache& plans, const MemoryPlan& memory,
+                       int64_t draft_max)
     : model_(model),
       backend_(backend),
       plans_(plans),
       limits_(memory.steps),
       sequences_(memory.sequences),
       pages_(memory.pages()),
-      width_(model.info().width),
-      kept_(pool.find(static_cast<int>(model.info().layers), StateRole::hidden)) {
-    const int64_t rows = std::max(limits_.prompt_rows, limits_.answer_rows);
-    step_hidden_ = {backend.alloc_host(rows * width_ * int64_t{sizeof(float)}, "hidden states of a step"),
-                    [&backend](void* rows_memory) { backend.free_host(rows_memory); }};
+      draft_max_(draft_max) {
     try_out();
 }
 
-/// The passes that answers need at once, and one over a prompt. Finds out how many sequences a pass drafts for.
+/// The passes that answers need at once. Finds out how many sequences a pass drafts for.
 void MtpDrafter::try_out() {
-    const std::vector<float> zeros(static_cast<size_t>(width_), 0.0f);
-    const int64_t most = backend_.captures() ? kPromptRows : kPageTokens;
     SequenceState nobody;
     nobody.slot = 0;
     nobody.pages.assign(static_cast<size_t>(pages_), 0);
     const auto rows_of = [&](int64_t sequences, int64_t tokens) {
-        Rows rows;
-        for (int64_t i = 0; i < sequences; ++i)
-            rows.inputs.push_back({.state = &nobody,
-                                   .begin = 0,
-                                   .tokens = std::vector<int32_t>(static_cast<size_t>(tokens), 0)});
-        rows.hidden.assign(static_cast<size_t>(sequences * tokens), zeros.data());
-        return rows;
+        const Rows rows{
+            .state = nobody, .begin = 0, .next = std::vector<int32_t>(static_cast<size_t>(tokens), 0)};
+        return std::vector<Rows>(static_cast<size_t>(sequences), rows);
     };
-    run(StepKind::prompt, rows_of(1, std::min({most, limits_.prompt_rows, pages_ * kPageTokens})),
-        Pass::hidden, false);
+    run(StepKind::prompt,
+        rows_of(1, std::min<int64_t>({kPageTokens, limits_.prompt_rows, pages_ * kPageTokens})), 0, false);
     const int64_t sequences =
         backend_.captures() ? decode_bucket(std::min(sequences_, limits_.answer_rows)) : 1;
     for (int64_t n = 1; n <= sequences; n = next_bucket(n)) {
         try {
-            run(StepKind::answer, rows_of(n, 1), Pass::hidden, true);
+            run(StepKind::answer, rows_of(n, 1), 1, false);
         } catch (const Error&) {
             if (n == 1) throw;
             break;
         }
         draft_rows_ = n;
     }
-    if (!backend_.captures()) draft_rows_ = limits_.answer_rows;
-    run(StepKind::answer, rows_of(1, std::min(kMaxAnswerSlice, limits_.answer_rows)), Pass::hidden, false);
+    if (!backend_.captures()) {
+        draft_rows_ = limits_.answer_rows;
+    } else {
+        for (int64_t rows = 1; rows <= std::min(draft_max_ + 1, limits_.answer_rows); rows *= 2)
+            for (int64_t n = 1; n <= draft_max_; ++n) run(StepKind::answer, rows_of(1, rows), n, false);
+    }
+    run(StepKind::answer, rows_of(1, std::min(kMaxAnswerSlice, limits_.answer_rows)), 0, false);
     backend_.synchronize();
 }
 
-/// Pass::mtp of these rows, of which all have logits or none. `from`: the pass that left the hidden states.
-StepPlan& MtpDrafter::run(StepKind kind, const Rows& rows, Pass from, bool logits) {
-    const int64_t count = count_of(rows.inputs);
-    BatchShape shape{.kind = kind,
-                     .tokens = count,
-                     .sequences = static_cast<int64_t>(rows.inputs.size()),
-                     .pages = pages_,
-                     .vocab = model_.info().vocab};
+/// Pass::mtp of these rows, with drafts after each of them or none.
+StepPlan& MtpDrafter::run(StepKind kind, std::span<const Rows> list, int64_t drafts, bool full_head) {
+    const BatchShape wanted{.kind = kind,
+                            .tokens = count_of(list),
+                            .sequences = static_cast<int64_t>(list.size()),
+                            .pages = pages_,
+                            .vocab = model_.info().vocab,
+                            .pass = Pass::mtp,
+                            .drafts = drafts,
+                            .full_head = full_head};
     const bool captured = kind == StepKind::answer && backend_.captures();
-    if (captured && shape.tokens == shape.sequences)
-        shape.tokens = shape.sequences = decode_bucket(shape.sequences);
-    else if (captured)
-        shape = verify_shape(shape, limits_.answer_rows);
-    shape.logit_rows = logits ? shape.tokens : 0;
-    shape.pass = Pass::mtp;
-    StepPlan& plan = plans_.get(shape, captured ? PlanUse::repeatedly : PlanUse::sometimes);
-    fill_inputs(plan, rows.inputs);
-    fill_hidden(plan, rows.hidden, from);
+    StepPlan& plan = plans_.get(captured ? draft_shape(wanted, limits_.answer_rows) : wanted,
+                                captured ? PlanUse::repeatedly : PlanUse::sometimes);
+    fill(plan, list);
     plan.plan->run();
     return plan;
 }
 
-void MtpDrafter::fill_hidden(StepPlan& plan, const std::vector<const float*>& rows, Pass from) const {
-    Tensor to = *plan.normed_hidden;
-    auto* bytes = plan.plan->input<std::byte>(plan.normed_hidden);
-    to.data = bytes;
-    std::fill(bytes + dtype_bytes(to.dtype, static_cast<int64_t>(rows.size()) * width_), bytes + to.bytes(),
-              std::byte{0});
-    const size_t parts = (rows.size() + kRowsApiece - 1) / kRowsApiece;
-    for_each_parallel(backend_.threads(), parts, [&](size_t part) {
-        std::vector<float> normed(static_cast<size_t>(width_));
-        for (size_t i = part * kRowsApiece; i < std::min(rows.size(), (part + 1) * kRowsApiece); ++i) {
-            model_.normed_hidden(from, rows[i], normed.data());
-            store_floats(to, static_cast<int64_t>(i) * width_, width_, normed.data());
-        }
-    });
-}
-
-/// Where a slot keeps the hidden state of its sequence's last token.
-std::byte* MtpDrafter::kept_hidden(const Sequence& s) const {
-    return static_cast<std::byte*>(kept_.data) + s.state.slot * width_ * int64_t{sizeof(float)};
-}
-
-/// `begin`: the committed tokens; of a sequence that is new here, those of a kept state.
-MtpDrafter::Known& MtpDrafter::known(const Sequence& s, int64_t begin) {
-    const auto [at, fresh] = known_.try_emplace(s.id);
-    Known& k = at->second;
-    if (fresh && begin > 0) {
-        k.entries = begin - 1;
-        k.hidden.resize(static_cast<size_t>(width_));
-        backend_.download(k.hidden.data(), kept_hidden(s), width_ * int64_t{sizeof(float)});
-    }
-    return k;
-}
-
-void MtpDrafter::computed(const Step& step, const StepPlan& plan) {
-    prompts_.clear();
-    int64_t rows = 0;
-    bool wanted = step.kind == StepKind::prompt;  // whose states others may go on from
-    for (const Slice& slice : step.slices) {
-        rows += slice.count;
-        wanted |= wants(*slice.sequence);
-    }
-    if (!wanted) return;
-    backend_.download(step_hidden_.get(), plan.hidden->data, rows * width_ * int64_t{sizeof(float)});
-    int64_t row = 0;
-    for (const Slice& slice : step.slices) {
-        Known& k = known(*slice.sequence, slice.begin);
-        k.step_row = row;
-        if (step.kind == StepKind::prompt) prompt_computed(slice, k);
-        row += slice.count;
-    }
-}
-
-/// All of a prompt's rows are committed. Its catch-up comes when the step's logits have been read, and also if its request has
-/// ended then, since its state may be kept.
-void MtpDrafter::prompt_computed(const Slice& slice, Known& k) {
-    const Sequence& s = *slice.sequence;
-    const int64_t end = slice.begin + slice.count;
-    const float* last = step_hidden(k.step_row + slice.count - 1);
-    CatchUp c = catch_up_of(s, k, slice.begin - k.entries);
-    c.memory = std::move(k.hidden);  // where the first row points
-    for (int64_t p = slice.begin; p + 1 < end; ++p) {
-        c.tokens.push_back(s.tokens[static_cast<size_t>(p + 1)]);
-        c.hidden.push_back(step_hidden(k.step_row + p - slice.begin));
-    }
-    prompts_.push_back(std::move(c));
-    k.entries = end - 1;
-    k.hidden.assign(last, last + width_);
-    backend_.upload(kept_hidden(s), last, width_ * int64_t{sizeof(float)});
-}
-
-/// The first `count` positions whose hidden states are known.
-MtpDrafter::CatchUp MtpDrafter::catch_up_of(const Sequence& s, const Known& k, int64_t count) const {
-    CatchUp c{.state = s.state, .begin = k.entries, .tokens = {}, .hidden = {}};
-    for (int64_t i = 0; i < count; ++i) {
-        c.tokens.push_back(s.tokens[static_cast<size_t>(k.entries + i + 1)]);
-        c.hidden.push_back(k.hidden.data() + i * width_);
-    }
-    return c;
-}
-
-void MtpDrafter::catch_up(StepKind kind, const std::vector<CatchUp>& list) {
-    const int64_t most =
-        kind == StepKind::prompt ? std::min(kPromptRows, limits_.prompt_rows) : limits_.answer_rows;
-    Rows rows;
-    const auto flush = [&] {
-        if (!rows.hidden.empty()) run(kind, rows, Pass::hidden, false);
-        rows = {};
+void MtpDrafter::fill(StepPlan& plan, std::span<const Rows> list) const {
+    std::vector<InputRows> inputs;
+    for (const Rows& r : list) inputs.push_back({.state = &r.state, .begin = r.begin, .tokens = r.next});
+    fill_inputs(plan, inputs);
+    const auto input = [&](const Tensor* t) {
+        auto* values = t != nullptr ? plan.plan->input<int32_t>(t) : nullptr;
+        if (values != nullptr) std::fill_n(values, t->elements(), 0);
+        return values;
     };
-    for (const CatchUp& c : list) {
-        const auto count = static_cast<int64_t>(c.tokens.size());
-        for (int64_t at = 0; at < count;) {
-            const int64_t more = std::min(count - at, most - static_cast<int64_t>(rows.hidden.size()));
-            rows.inputs.push_back({.state = &c.state,
-                                   .begin = c.begin + at,
-                                   .tokens = {c.tokens.begin() + at, c.tokens.begin() + at + more}});
-            rows.hidden.insert(rows.hidden.end(), c.hidden.begin() + at, c.hidden.begin() + at + more);
-            at += more;
-            if (static_cast<int64_t>(rows.hidden.size()) == most) flush();
-        }
+    int32_t *ring = input(plan.mtp.ring_rows), *last = input(plan.mtp.last_rows),
+            *positions = input(plan.mtp.later_positions), *sequence = input(plan.mtp.later_sequence),
+            *start = input(plan.mtp.later_start);
+    int32_t row = 0;
+    for (size_t i = 0; i < list.size(); ++i) {
+        const Rows& r = list[i];
+        const auto count = static_cast<int64_t>(r.next.size());
+        for (int64_t p = r.begin; p < r.begin + count; ++p)
+            ring[row++] = static_cast<int32_t>(r.state.slot * kHiddenRing + p % kHiddenRing);
+        if (last != nullptr) last[i] = row - 1;
+        for (int64_t k = 0; k + 1 < plan.shape.drafts; ++k)
+            positions[k * plan.shape.sequences + static_cast<int64_t>(i)] =
+                static_cast<int32_t>(r.begin + count + k);
+    }
+    if (start == nullptr) return;
+    std::iota(start, start + plan.shape.sequences + 1, 0);
+    std::iota(sequence, sequence + plan.shape.sequences, 0);
+    std::fill(sequence + list.size(), sequence + plan.shape.sequences, -1);
+}
+
+/// The positions before `end` that have no keys and values yet.
+MtpDrafter::Rows MtpDrafter::rows_of(const Sequence& s, int64_t end) const {
+    const int64_t begin = entries_.at(s.id);
+    return {
+        .state = s.state, .begin = begin, .next = {s.tokens.begin() + begin + 1, s.tokens.begin() + end + 1}};
+}
+
+/// A sequence that is new here and goes on from a kept state: the last position's keys and values were made with the token
+/// that followed it in another sequence.
+void MtpDrafter::prepare(const Step& step) {
+    std::vector<Rows> behind;
+    for (const Slice& slice : step.slices) {
+        const auto [at, fresh] = entries_.try_emplace(slice.sequence->id, 0);
+        if (!fresh || slice.begin == 0) continue;
+        at->second = slice.begin - 1;
+        behind.push_back(rows_of(*slice.sequence, slice.begin));
+        at->second = slice.begin;
+    }
+    catch_up(behind);
+}
+
+/// All of a prompt's rows are committed, and their keys and values are there, but for one whose next token is not known.
+void MtpDrafter::computed(const Step& step, const StepPlan&) {
+    if (step.kind != StepKind::prompt) return;
+    for (const Slice& slice : step.slices)
+        entries_[slice.sequence->id] =
+            std::min(slice.begin + slice.count, static_cast<int64_t>(slice.sequence->tokens.size()) - 1);
+}
+
+void MtpDrafter::catch_up(const std::vector<Rows>& list) {
+    const bool few = count_of(list) <= limits_.answer_rows;
+    const int64_t most = few ? limits_.answer_rows : std::min(kCatchUpRows, limits_.prompt_rows);
+    std::vector<Rows> together;
+    const auto flush = [&] {
+        if (!together.empty()) run(few ? StepKind::answer : StepKind::prompt, together, 0, false);
+        together.clear();
+    };
+    for (const Rows& r : list) {
+        if (count_of(together) + static_cast<int64_t>(r.next.size()) > most) flush();
+        together.push_back(r);
     }
     flush();
 }
 
 void MtpDrafter::accept(std::span<Sequence* const> sequences) {
-    catch_up(StepKind::prompt, prompts_);
-    std::vector<CatchUp> behind;
+    std::vector<Rows> behind;
     for (const Sequence* s : sequences) {
-        if (!wants(*s)) continue;
-        Known& k = known_.at(s->id);
-        const auto before = static_cast<int64_t>(k.hidden.size()) / width_;
-        const int64_t rows = s->state.length - k.entries - before;  // none of a prompt
-        k.hidden.insert(k.hidden.end(), step_hidden(k.step_row), step_hidden(k.step_row + rows));
-        if (before + rows > kMaxBehind) behind.push_back(catch_up_of(*s, k, before + rows - 1));
+        if (!wants(*s) || s->in_prompt() || s->state.length - entries_.at(s->id) <= kMaxBehind) continue;
+        behind.push_back(rows_of(*s, s->state.length - 1));  // drafts begin with the last one
+        entries_[s->id] = s->state.length - 1;
     }
-    catch_up(StepKind::answer, behind);
-    for (const Sequence* s : sequences) {
-        if (!wants(*s)) continue;
-        Known& k = known_.at(s->id);
-        if (static_cast<int64_t>(k.hidden.size()) <= kMaxBehind * width_) continue;
-        k.hidden.erase(k.hidden.begin(), k.hidden.end() - width_);
-        k.entries = s->state.length - 1;
+    catch_up(behind);
+}
+
+/// Drafts begin with the rows that the last round committed. Where these are more, or of many sequences, all but the last row
+/// of each get their keys and values before.
+void MtpDrafter::shorten(std::vector<Rows>& list) {
+    const bool crowded = list.size() > 1 && count_of(list) > limits_.answer_rows / 2;
+    std::vector<Rows> before;
+    for (Rows& r : list) {
+        const auto rows = static_cast<int64_t>(r.next.size());
+        if (rows == 1 || (!crowded && rows <= draft_max_ + 1)) continue;
+        before.push_back({.state = r.state, .begin = r.begin, .next = {r.next.begin(), r.next.end() - 1}});
+        r.begin += rows - 1;
+        r.next = {r.next.back()};
     }
-    prompts_.clear();
+    catch_up(before);
 }
 
 void MtpDrafter::propose(std::span<Draft> drafts) {
-    std::vector<Guess> guesses;
-    std::vector<CatchUp> behind;
+    std::vector<Rows> list;
     for (Draft& d : drafts) {
         const Sequence& s = *d.sequence;
-        const auto known = known_.find(s.id);
         // The model's hidden states reach to the last committed token: it must be the last but one.
-        if (!d.open_to(DrafterKind::mtp) || known == known_.end() || s.pending() != 1) continue;
-        const Known& k = known->second;
-        behind.push_back(catch_up_of(s, k, s.state.length - 1 - k.entries));
-        guesses.push_back({&d, {k.hidden.end() - width_, k.hidden.end()}, s.tokens.back()});
+        if (!d.open_to(DrafterKind::mtp) || !entries_.contains(s.id) || s.pending() != 1) continue;
+        list.push_back(rows_of(s, s.state.length));
+        list.back().draft = &d;
+        entries_[s.id] = s.state.length;
     }
-    catch_up(StepKind::answer, behind);
-    for (const Guess& g : guesses) {  // the first guess completes the last committed position
-        Known& k = known_.at(g.draft->sequence->id);
-        k.entries = g.draft->sequence->state.length;
-        k.hidden.clear();
-    }
-    for (int64_t step = 0; !guesses.empty(); ++step) {
-        const auto most = static_cast<size_t>(draft_rows_);
-        for (size_t i = 0; i < guesses.size(); i += most)
-            guess(std::span(guesses).subspan(i, std::min(most, guesses.size() - i)), step);
-        std::erase_if(guesses, [](const Guess& g) {
-            return g.token < 0 || static_cast<int64_t>(g.draft->tokens.size()) == g.draft->most;
-        });
+    shorten(list);
+    // As many in a pass as it has rows for; of those that somebody watches one, since it leaves all logits.
+    for (size_t begin = 0, end = 0; begin < list.size(); begin = end) {
+        const bool watch = watched(*list[begin].draft);
+        for (int64_t rows = 0;
+             end < list.size() && end - begin < static_cast<size_t>(watch ? 1 : draft_rows_); ++end) {
+            rows += static_cast<int64_t>(list[end].next.size());
+            if (end > begin && (rows > limits_.answer_rows || watched(*list[end].draft))) break;
+        }
+        draft(std::span(list).subspan(begin, end - begin), watch);
     }
 }
 
-/// One more token of each draft; none (-1) if no logit is a number.
-void MtpDrafter::guess(std::span<Guess> guesses, int64_t step) {
-    Rows rows;
-    for (const Guess& g : guesses) {
-        const SequenceState& state = g.draft->sequence->state;
-        rows.inputs.push_back(
-            {.state = &state, .begin = state.length - 1 + step, .tokens = {g.token}, .logit_rows = 1});
-        rows.hidden.push_back(g.hidden.data());
-    }
-    const StepPlan& plan = run(StepKind::answer, rows, step == 0 ? Pass::hidden : Pass::mtp, true);
-    std::vector<int32_t> top(guesses.size() * kTopWords);
-    std::vector<float> hidden(guesses.size() * static_cast<size_t>(width_));
-    backend_.download(top.data(), plan.top->data, static_cast<int64_t>(top.size() * sizeof(int32_t)));
-    backend_.download(hidden.data(), plan.hidden->data, static_cast<int64_t>(hidden.size() * sizeof(float)));
-    for (size_t i = 0; i < guesses.size(); ++i) {
-        Guess& g = guesses[i];
-        g.token = top[i * kTopWords];
-        const float* row = hidden.data() + i * static_cast<size_t>(width_);
-        g.hidden.assign(row, row + width_);
-        if (g.token < 0) continue;
-        g.draft->tokens.push_back(g.token);
-        const auto& watch = g.draft->sequence->request.on_draft_logits;
-        if (!watch) continue;
-        std::vector<float> logits(static_cast<size_t>(plan.logits->shape[1]));
-        backend_.download(logits.data(), plan.logits->row<float>(static_cast<int64_t>(i)),
-                          static_cast<int64_t>(logits.size() * sizeof(float)));
-        watch(logits);
+void MtpDrafter::draft(std::span<const Rows> list, bool watch) {
+    int64_t most = 0;
+    for (const Rows& r : list) most = std::max(most, r.draft->most);
+    read_drafts(list, run(StepKind::answer, list, most, watch), watch);
+}
+
+void MtpDrafter::read_drafts(std::span<const Rows> list, const StepPlan& plan, bool watch) {
+    const int64_t sequences = plan.shape.sequences, count = plan.shape.drafts;
+    std::vector<int32_t> ids(static_cast<size_t>(sequences * count));
+    backend_.download(ids.data(), plan.mtp.drafts->data, plan.mtp.drafts->bytes());
+    for (size_t i = 0; i < list.size(); ++i) {
+        Draft& d = *list[i].draft;
+        for (int64_t k = 0; k < std::min(d.most, count); ++k) {
+            d.tokens.push_back(ids[static_cast<size_t>(k * sequences) + i]);
+            const auto& on_logits = d.sequence->request.on_draft_logits;
+            if (!watch || !on_logits) continue;
+            const Tensor& rows = *plan.mtp.logits[static_cast<size_t>(k)];
+            std::vector<float> logits(static_cast<size_t>(rows.shape[1]));
+            backend_.download(logits.data(), rows.row<float>(static_cast<int64_t>(i)),
+                              static_cast<int64_t>(logits.size() * sizeof(float)));
+            on_logits(logits);
+        }
     }
 }
 

@@ -15,6 +15,10 @@ class PaidDrafter final : public Drafter {
         : shown_(std::move(shown)), paid_(std::move(paid)) {}
 
     const char* name() const override { return shown_->name(); }
+    void prepare(const Step& step) override {
+        shown_->prepare(step);
+        paid_->prepare(step);
+    }
     /// As many tokens as both have.
     void propose(std::span<Draft> drafts) override {
         std::vector<Draft> paid(drafts.begin(), drafts.end());

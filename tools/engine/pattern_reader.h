@@ -17,7 +17,8 @@ class PatternReader {
     using Part = AutomatonBuilder::Part;
     static constexpr int kMaxDepth = 100, kMaxRepeat = 10000;
 
-    PatternReader(std::string_view text, const char* what) : text_(text), what_(what) {}
+    PatternReader(std::string_view text, const char* what, bool json = false)
+        : text_(text), build_(json), what_(what) {}
 
     bool at_end() const { return at_ >= text_.size(); }
     char peek() const { return at_end() ? '\0' : text_[at_]; }

@@ -4,6 +4,7 @@
 #include <bit>
 
 #include "ggml-like/backend.h"
+#include "ggml-like/check.h"
 
 namespace quern {
 namespace {
@@ -12,11 +13,13 @@ std::list<StepPlan>::iterator find(std::list<StepPlan>& plans, const BatchShape&
     return std::find_if(plans.begin(), plans.end(), [&](const StepPlan& p) { return p.shape == shape; });
 }
 
+/// The next one, or the number itself.
+int64_t power_of_two(int64_t n) { return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))); }
+
 }  // namespace
 
 int64_t decode_bucket(int64_t sequences) {
-    if (sequences <= kMaxUnpadded) return sequences;
-    return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(sequences)));
+    return sequences <= kMaxUnpadded ? sequences : power_of_two(sequences);
 }
 
 BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab) {
@@ -39,14 +42,26 @@ BatchShape verify_shape(const BatchShape& shape, int64_t rows) {
     return out;
 }
 
+/// One row a sequence, or a power of two.
+BatchShape draft_shape(const BatchShape& shape, int64_t rows) {
+    BatchShape out = shape;
+    const bool one_each = shape.tokens == shape.sequences;
+    out.sequences = decode_bucket(shape.sequences);
+    out.tokens =
+        one_each ? out.sequences : std::min(rows, power_of_two(std::max(shape.tokens, out.sequences + 1)));
+    CHECK(out.tokens >= shape.tokens && (one_each || out.tokens > out.sequences),
+          "[plan] {} rows of {} sequences do not fit {}", shape.tokens, shape.sequences, rows);
+    return out;
+}
+
 StepPlan PlanCache::make(const BatchShape& shape, PlanUse use) const {
     BuiltGraph built = model_.build(shape, state_, backend_.activation_dtype());
     return {shape,
             built.batch,
             built.logits,
             built.top,
-            built.hidden,
-            built.normed_hidden,
+            built.next_ids,
+            std::move(built.mtp),
             std::make_unique<Plan>(std::move(built.graph), backend_, workspace_, use)};
 }
 

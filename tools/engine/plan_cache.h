@@ -27,14 +27,18 @@ BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab);
 /// all of them with logits.
 BatchShape verify_shape(const BatchShape& shape, int64_t rows);
 
+/// The shape of an answer pass of the MTP layer, padded from `shape`: at most `rows` rows. Unless each sequence has one row, they
+/// are more than the sequences that these are padded to, which fewer than half of `rows` rows always allow.
+BatchShape draft_shape(const BatchShape& shape, int64_t rows);
+
 /// A plan with the tensors that the engine fills and reads.
 struct StepPlan {
     BatchShape shape;
     Batch batch;
     Tensor* logits;
     Tensor* top;
-    Tensor* hidden;         // BuiltGraph's
-    Tensor* normed_hidden;  // BuiltGraph's
+    Tensor* next_ids;  // BuiltGraph's
+    MtpTensors mtp;    // BuiltGraph's
     std::unique_ptr<Plan> plan;
     int64_t runs = 0;
 };

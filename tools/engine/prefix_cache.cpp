@@ -3,21 +3,43 @@
 #include <algorithm>
 
 #include "ggml-like/check.h"
+#include "tools/engine/page_tokens.h"
 
 namespace quern {
 namespace {
+
+constexpr size_t kDroppedToTell = 64;
+constexpr int64_t kMostUses = 7;  // more do not make a state worth more
+constexpr double kSideWorth = 0.125;
 
 int64_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
     const auto end = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
     return end.first - a.begin();
 }
 
+bool begins(std::span<const int32_t> prefix, std::span<const int32_t> tokens) {
+    return prefix.size() <= tokens.size() && std::equal(prefix.begin(), prefix.end(), tokens.begin());
+}
+
 }  // namespace
 
-PrefixCache::PrefixCache(StatePool& pool, int64_t budget, int64_t page_bytes, int64_t recurrent_bytes)
-    : pool_(pool), page_bytes_(page_bytes), recurrent_bytes_(recurrent_bytes) {
-    stats_.budget = budget;
-}
+struct PrefixCache::Entry {
+    std::vector<int32_t> tokens;
+    HostStates::State state;
+    std::optional<Snapshot> near;  // the same in the device's memory
+    int64_t saved = 0;             // tokens that a hit saves beyond the next shorter entry
+    int64_t uses = 0;
+    uint64_t conversation = 0;
+    bool side = false;  // its conversation has a state that it does not go on from
+    double worth = 0;
+    int64_t last_use = 0;
+    Clock::time_point used{};
+
+    int64_t length() const { return static_cast<int64_t>(tokens.size()); }
+};
+
+PrefixCache::PrefixCache(Backend& backend, StatePool& pool, int64_t budget)
+    : backend_(backend), pool_(pool), memory_(backend, pool, budget) {}
 
 PrefixCache::~PrefixCache() {
     while (evict()) {
@@ -25,89 +47,158 @@ PrefixCache::~PrefixCache() {
 }
 
 PrefixCache::Match PrefixCache::find(std::span<const int32_t> prompt) {
+    memory_.expect();
     Match match;
-    Entry* best = nullptr;
-    // The newest first: it is most likely the longest, so that shorter ones need not be compared.
-    for (auto e = entries_.rbegin(); e != entries_.rend(); ++e) {
-        if (best != nullptr && e->tokens.size() <= best->tokens.size()) continue;
-        const int64_t common = common_prefix(prompt, e->tokens);
+    std::vector<Entry*> prefixes;
+    for (Entry& e : entries_) {
+        const int64_t common = common_prefix(prompt, e.tokens);
         match.common = std::max(match.common, common);
-        const auto length = static_cast<int64_t>(e->tokens.size());
-        if (common == length && length < static_cast<int64_t>(prompt.size())) best = &*e;
+        if (common < e.length() || e.tokens.size() >= prompt.size()) continue;
+        prefixes.push_back(&e);
+        if (match.entry == nullptr || e.length() > match.entry->length()) match.entry = &e;
     }
-    ++(best != nullptr ? stats_.hits : stats_.misses);
-    if (best == nullptr) return match;
-    best->worth = worth(*best);
-    match.snapshot = &best->snapshot;
+    ++(match.entry != nullptr ? stats_.hits : stats_.misses);
+    ++stats_.changes;
+    if (match.entry == nullptr) return match;
+    ++match.entry->uses;
+    for (Entry* e : prefixes) e->worth = std::max(e->worth, clock_ + gain(*e));
     return match;
 }
 
-int64_t PrefixCache::covered(std::span<const int32_t> tokens) const {
-    size_t longest = 0;
-    for (auto e = entries_.rbegin(); e != entries_.rend(); ++e)
-        if (e->tokens.size() > longest && e->tokens.size() <= tokens.size() &&
-            std::equal(e->tokens.begin(), e->tokens.end(), tokens.begin()))
-            longest = e->tokens.size();
-    return static_cast<int64_t>(longest);
+void PrefixCache::touch(Entry& e) {
+    e.last_use = ++uses_;
+    e.used = Clock::now();
+}
+
+SequenceState PrefixCache::resume(const Match& match) {
+    Entry& e = *match.entry;
+    touch(e);
+    if (e.near) {
+        make_pages(pool_.restored_pages());
+        if (e.near) return pool_.restore(*e.near);
+    }
+    make_pages(e.length() / kPageTokens);
+    SequenceState s = memory_.load(e.state);
+    ++stats_.loaded;
+    e.near = near_copy(s);
+    return s;
+}
+
+/// A copy in the device's memory, in place of the one that was used least recently; none where it has no room.
+std::optional<Snapshot> PrefixCache::near_copy(const SequenceState& s) {
+    if (pool_.free_snapshots() == 0) evict_near();
+    if (pool_.free_snapshots() == 0) return std::nullopt;
+    try {
+        Snapshot near = pool_.snapshot(s);
+        ++stats_.near;
+        return near;
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::memory) throw;
+        return std::nullopt;
+    }
+}
+
+void PrefixCache::drop_near(Entry& e) {
+    backend_.order_after_saves();  // which may still read its pages
+    pool_.release(*e.near);
+    e.near.reset();
+    --stats_.near;
+    ++stats_.changes;
+}
+
+bool PrefixCache::evict_near() {
+    Entry* oldest = nullptr;
+    for (Entry& e : entries_)
+        if (e.near && (oldest == nullptr || e.last_use < oldest->last_use)) oldest = &e;
+    if (oldest == nullptr) return false;
+    drop_near(*oldest);
+    return true;
+}
+
+void PrefixCache::make_pages(int64_t pages) {
+    while (pool_.free_pages() < pages && evict_near()) {
+    }
+}
+
+PrefixCache::Entry* PrefixCache::longest_prefix(std::span<const int32_t> tokens, const Entry* except) const {
+    const Entry* longest = nullptr;
+    for (const Entry& e : entries_)
+        if (&e != except && (longest == nullptr || e.tokens.size() > longest->tokens.size()) &&
+            begins(e.tokens, tokens))
+            longest = &e;
+    return const_cast<Entry*>(longest);
 }
 
 bool PrefixCache::wants(std::span<const int32_t> tokens) const {
-    return recurrent_bytes_ <= stats_.budget && covered(tokens) < static_cast<int64_t>(tokens.size());
+    const Entry* kept = longest_prefix(tokens);
+    return kept == nullptr || kept->tokens.size() < tokens.size();
 }
 
-double PrefixCache::worth(const Entry& e) const {
-    const double bytes = static_cast<double>(recurrent_bytes_ + page_bytes_);
-    return clock_ + static_cast<double>(e.saved) / bytes;
+double PrefixCache::gain(const Entry& e) {
+    const auto uses = static_cast<double>(1 + std::min(e.uses, kMostUses));
+    return static_cast<double>(e.saved) * uses * (e.side && e.uses == 0 ? kSideWorth : 1);
 }
 
-void PrefixCache::count_pages(const Snapshot& snapshot, int sign) {
-    for (const int32_t page : snapshot.pages) {
-        int& users = pages_[page];
-        if (users == 0) stats_.bytes += page_bytes_;
-        users += sign;
-        if (users > 0) continue;
-        stats_.bytes -= page_bytes_;
-        pages_.erase(page);
-    }
+void PrefixCache::set_saved(Entry& e, int64_t saved) {
+    const double before = gain(e);
+    e.saved = saved;
+    e.worth += gain(e) - before;
 }
 
-void PrefixCache::store(std::span<const int32_t> tokens, const SequenceState& s) {
+void PrefixCache::store(std::span<const int32_t> tokens, const SequenceState& s, uint64_t conversation) {
     CHECK(static_cast<int64_t>(tokens.size()) == s.length, "[cache] {} tokens for a state of {}",
           tokens.size(), s.length);
-    Entry entry{.tokens = {tokens.begin(), tokens.end()}, .snapshot = {}, .saved = 0, .worth = 0};
-    entry.saved = s.length - covered(tokens);
-    entry.worth = worth(entry);
-    if (!make_room(entry.worth)) return;
-    try {
-        entry.snapshot = pool_.snapshot(s);
-    } catch (const Error& error) {
-        if (error.kind() != ErrorKind::memory) throw;
-        return;  // no memory, or no page to copy the last one to: running sequences need it more
+    Entry entry{.tokens = {tokens.begin(), tokens.end()}, .conversation = conversation};
+    if (const Entry* before = longest_prefix(tokens); before != nullptr) {
+        entry.saved = s.length - before->length();
+        entry.uses = before->uses;
+    } else {
+        entry.saved = s.length;
+        entry.side = conversation != 0 && std::any_of(entries_.begin(), entries_.end(), [&](const Entry& e) {
+                         return e.conversation == conversation;
+                     });
     }
-    insert(std::move(entry));
+    if (!make_room(entry, s)) return;
+    entry.worth = clock_ + gain(entry);
+    entry.near = near_copy(s);
+    if (entry.near) {
+        entry.state = memory_.save(*entry.near);
+    } else {
+        entry.state = memory_.save(s);
+        backend_.order_after_saves();
+    }
+    for (Entry& e : entries_)
+        if (e.length() > entry.length() && e.length() - entry.length() < e.saved && begins(tokens, e.tokens))
+            set_saved(e, e.length() - entry.length());
     ++stats_.stored;
-    while (stats_.bytes > stats_.budget && evict()) {
-    }
+    insert(std::move(entry));
 }
 
-/// Makes room for one more snapshot of that worth, where their number is limited. False: all others are worth more.
-bool PrefixCache::make_room(double worth) {
-    while (pool_.free_snapshots() == 0) {
-        const auto least = least_worth();
-        if (least == entries_.end() || least->worth > worth) {
+/// Makes room in host memory. False: what is there is worth more.
+bool PrefixCache::make_room(const Entry& entry, const SequenceState& s) {
+    if (memory_.most_blocks(s.length) * memory_.block_bytes() > memory_.budget()) {
+        note_drop(s.length, "not kept: larger than --cache-ram");
+        ++stats_.refused;
+        return false;
+    }
+    const double worth = clock_ + gain(entry) / (entry.uses == 0 ? 2 : 1);
+    while (!memory_.make_free(memory_.fresh_blocks(s.pages, s.length))) {
+        Entry* least = least_worth();
+        if (least == nullptr || least->worth > worth) {
             clock_ = std::max(clock_, worth);  // as if it had been kept and evicted at once
+            note_drop(s.length, "not kept: --cache-ram is full of states that are worth more");
+            ++stats_.refused;
             return false;
         }
-        evict();
+        evict(*least, "--cache-ram was full, and it was worth least");
     }
     return true;
 }
 
 void PrefixCache::insert(Entry entry) {
-    stats_.bytes += recurrent_bytes_;
-    count_pages(entry.snapshot, 1);
+    touch(entry);
     entries_.push_back(std::move(entry));
-    stats_.snapshots = static_cast<int64_t>(entries_.size());
+    ++stats_.changes;
 }
 
 std::vector<PrefixCache::Kept> PrefixCache::by_worth() const {
@@ -116,39 +207,77 @@ std::vector<PrefixCache::Kept> PrefixCache::by_worth() const {
     std::stable_sort(order.begin(), order.end(),
                      [](const Entry* a, const Entry* b) { return a->worth > b->worth; });
     std::vector<Kept> out;
-    for (const Entry* e : order) out.push_back({e->tokens, &e->snapshot, e->saved});
+    for (const Entry* e : order) out.push_back({e->tokens, &e->state, e->saved});
     return out;
 }
 
-bool PrefixCache::adopt(std::vector<int32_t> tokens, Snapshot snapshot, int64_t saved) {
-    const auto fresh = std::count_if(snapshot.pages.begin(), snapshot.pages.end(),
-                                     [&](int32_t page) { return !pages_.contains(page); });
-    if (stats_.bytes + recurrent_bytes_ + fresh * page_bytes_ > stats_.budget) {
-        pool_.release(snapshot);
-        return false;
-    }
-    Entry entry{.tokens = std::move(tokens), .snapshot = std::move(snapshot), .saved = saved, .worth = 0};
-    entry.worth = worth(entry);
+void PrefixCache::adopt(std::vector<int32_t> tokens, HostStates::State state, int64_t saved) {
+    Entry entry{.tokens = std::move(tokens), .state = std::move(state), .saved = saved};
+    entry.worth = clock_ + gain(entry);
     insert(std::move(entry));
-    return true;
 }
 
-std::vector<PrefixCache::Entry>::iterator PrefixCache::least_worth() {
-    return std::min_element(entries_.begin(), entries_.end(),
-                            [](const Entry& a, const Entry& b) { return a.worth < b.worth; });
+PrefixCache::Entry* PrefixCache::least_worth() {
+    const auto least = std::min_element(entries_.begin(), entries_.end(),
+                                        [](const Entry& a, const Entry& b) { return a.worth < b.worth; });
+    return least == entries_.end() ? nullptr : &*least;
+}
+
+void PrefixCache::note_drop(int64_t tokens, const char* why) {
+    dropped_.push_front({tokens, why, Clock::now()});
+    if (dropped_.size() > kDroppedToTell) dropped_.pop_back();
+    ++stats_.changes;
+}
+
+void PrefixCache::evict(Entry& entry, const char* why) {
+    clock_ = std::max(clock_, entry.worth);
+    if (entry.near) drop_near(entry);
+    for (Entry& e : entries_)  // which save more without it
+        if (e.length() > entry.length() && e.length() - entry.length() == e.saved &&
+            begins(entry.tokens, e.tokens)) {
+            const Entry* shorter = longest_prefix(entry.tokens, &entry);
+            set_saved(e, e.length() - (shorter != nullptr ? shorter->length() : 0));
+        }
+    memory_.release(entry.state);
+    note_drop(entry.length(), why);
+    const auto same = [&](const Entry& e) { return &e == &entry; };
+    entries_.erase(std::find_if(entries_.begin(), entries_.end(), same));
+    ++stats_.evicted;
 }
 
 bool PrefixCache::evict() {
     if (entries_.empty()) return false;
-    const auto least = least_worth();
-    clock_ = least->worth;
-    stats_.bytes -= recurrent_bytes_;
-    count_pages(least->snapshot, -1);
-    pool_.release(least->snapshot);
-    entries_.erase(least);
-    ++stats_.evicted;
-    stats_.snapshots = static_cast<int64_t>(entries_.size());
+    evict(*least_worth(), "given up");
     return true;
+}
+
+PrefixCacheStats PrefixCache::stats() const {
+    PrefixCacheStats stats = stats_;
+    stats.snapshots = static_cast<int64_t>(entries_.size());
+    stats.bytes = memory_.used_bytes();
+    stats.budget = memory_.budget();
+    return stats;
+}
+
+KeptReport PrefixCache::report() const {
+    const auto since = [now = Clock::now()](Clock::time_point then) {
+        return std::chrono::duration<double>(now - then).count();
+    };
+    std::vector<const Entry*> order;
+    for (const Entry& e : entries_) order.push_back(&e);
+    std::stable_sort(order.begin(), order.end(),
+                     [](const Entry* a, const Entry* b) { return a->worth > b->worth; });
+    KeptReport report;
+    for (const Entry* e : order) {
+        const auto blocks = static_cast<int64_t>(e->state.pages.size() + e->state.recurrent.size());
+        report.kept.push_back({.tokens = e->length(),
+                               .bytes = blocks * memory_.block_bytes(),
+                               .where = e->near ? "device and host memory" : "host memory",
+                               .uses = e->uses,
+                               .idle_seconds = since(e->used)});
+    }
+    for (const Dropped& d : dropped_) report.dropped.push_back({d.tokens, d.why, since(d.at)});
+    return report;
 }
 
 }  // namespace quern

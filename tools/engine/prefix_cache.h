@@ -3,21 +3,27 @@
 // A recurrent state cannot be shortened, so a state is kept at the last multiple of kPageTokens before each place
 // where a later prompt may branch off (prompt_cuts.h). It holds tokens of a prompt only: rows of answers take
 // another numeric path, so a later prompt reads an answer's tokens again. Lookup compares all token ids; no hash
-// stands in for a prefix. One byte budget counts the recurrent parts and the KV pages; pages shared by several
-// snapshots count once.
+// stands in for a prefix.
 //
-// Eviction: GreedyDual-Size-Frequency (Cherkasova 1998), with the tokens that a hit saves as cost. A snapshot is
-// worth its tokens per byte, renewed by each hit: a short request never evicts a long conversation, and what is no
-// longer asked for is evicted in the end. States of few new tokens are kept, too, so that the next turn of a
-// conversation reads hardly anything again; where memory is short they are evicted first, and the next turn
-// continues from an earlier state.
+// All states are in host memory (host_states.h), within a byte budget. On a device those that were used last are in its own
+// memory, too, where running sequences leave room: it is given up without a copy, and going on from it takes none.
+//
+// Eviction: GreedyDual-Size-Frequency (Cherkasova 1998), with the tokens that a hit saves as cost. A state is worth its tokens
+// times the requests that went on from it or from what it goes on from, renewed by each hit, of what it goes on from, too. A
+// state that goes on from none evicts only what is worth half of it: a single question, title or summary never evicts a
+// conversation, but in the end, after many of them, what is no longer asked for goes. States of few new tokens are kept,
+// too, so that the next turn of a conversation reads hardly anything again; where memory is short they go first.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
-#include <map>
+#include <deque>
+#include <list>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "tools/engine/host_states.h"
 #include "tools/engine/prefix_cache_stats.h"
 #include "tools/engine/state_pool.h"
 
@@ -25,60 +31,77 @@ namespace quern {
 
 class PrefixCache {
   public:
-    /// `page_bytes`: of one page; `recurrent_bytes`: of one sequence's recurrent state.
-    PrefixCache(StatePool& pool, int64_t budget, int64_t page_bytes, int64_t recurrent_bytes);
+    /// `budget`: bytes of host memory.
+    PrefixCache(Backend& backend, StatePool& pool, int64_t budget);
     ~PrefixCache();
     PrefixCache(const PrefixCache&) = delete;
     PrefixCache& operator=(const PrefixCache&) = delete;
 
+    struct Entry;
     struct Match {
-        const Snapshot* snapshot = nullptr;  // valid until the next call of another function
-        int64_t common = 0;                  // tokens shared with the most similar entry
+        Entry* entry = nullptr;  // valid until the next call of another function
+        int64_t common = 0;      // tokens shared with the most similar entry
     };
     /// The longest state whose tokens begin `prompt` and leave at least one of them to compute.
     Match find(std::span<const int32_t> prompt);
+    /// A sequence that goes on from what was found. Throws Error(memory) without a slot or pages.
+    SequenceState resume(const Match& match);
 
-    /// Whether a state of these tokens is not kept yet and could fit the budget.
+    /// Whether a state of these tokens is not kept yet.
     bool wants(std::span<const int32_t> tokens) const;
-    /// Keeps the state of `s` after `tokens`, if there is room; may evict others.
-    void store(std::span<const int32_t> tokens, const SequenceState& s);
+    /// Keeps the state of `s` after `tokens`, if there is room; may evict others. `conversation`: states of the same number other
+    /// than 0 belong together; of those, one that goes on from none is worth least while there is another.
+    void store(std::span<const int32_t> tokens, const SequenceState& s, uint64_t conversation = 0);
 
     /// A kept state; valid until the next call of another function.
     struct Kept {
         std::span<const int32_t> tokens;
-        const Snapshot* snapshot;
+        const HostStates::State* state;
         int64_t saved;  // tokens that a hit saves beyond the next shorter state
     };
     /// All kept states, the most valuable first.
     std::vector<Kept> by_worth() const;
-    /// Keeps a state of an earlier process. False: it did not fit the budget and was released.
-    bool adopt(std::vector<int32_t> tokens, Snapshot snapshot, int64_t saved);
+    /// Keeps a state of an earlier process.
+    void adopt(std::vector<int32_t> tokens, HostStates::State state, int64_t saved);
 
+    /// Gives up the copy in the device's memory that was used least recently. False if none is left.
+    bool evict_near();
+    /// Gives up device memory until so many pages are free, if there is enough.
+    void make_pages(int64_t pages);
     /// Releases the state that is worth least. False if none is left.
     bool evict();
-    PrefixCacheStats stats() const { return stats_; }
+
+    PrefixCacheStats stats() const;
+    KeptReport report() const;
+    HostStates& memory() { return memory_; }
 
   private:
-    struct Entry {
-        std::vector<int32_t> tokens;
-        Snapshot snapshot;
-        int64_t saved;  // tokens that a hit saves beyond the next shorter entry
-        double worth;
+    using Clock = std::chrono::steady_clock;
+    struct Dropped {
+        int64_t tokens;
+        const char* why;
+        Clock::time_point at;
     };
 
-    /// Length of the longest entry that is a prefix of `tokens`, itself included.
-    int64_t covered(std::span<const int32_t> tokens) const;
-    double worth(const Entry& e) const;
-    bool make_room(double worth);
-    std::vector<Entry>::iterator least_worth();
+    Entry* longest_prefix(std::span<const int32_t> tokens, const Entry* except = nullptr) const;
+    static double gain(const Entry& e);
+    bool make_room(const Entry& entry, const SequenceState& s);
+    void set_saved(Entry& e, int64_t saved);
     void insert(Entry entry);
-    void count_pages(const Snapshot& snapshot, int sign);
+    void evict(Entry& entry, const char* why);
+    Entry* least_worth();
+    void touch(Entry& e);
+    std::optional<Snapshot> near_copy(const SequenceState& s);
+    void drop_near(Entry& e);
+    void note_drop(int64_t tokens, const char* why);
 
+    Backend& backend_;
     StatePool& pool_;
-    int64_t page_bytes_, recurrent_bytes_;
+    HostStates memory_;
     double clock_ = 0;  // rises to the worth of what was evicted last
-    std::vector<Entry> entries_;
-    std::map<int32_t, int> pages_;  // page -> snapshots that hold it
+    int64_t uses_ = 0;  // counts touches
+    std::list<Entry> entries_;
+    std::deque<Dropped> dropped_;
     PrefixCacheStats stats_;
 };
 

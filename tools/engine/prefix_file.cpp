@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <charconv>
 #include <cstring>
@@ -25,8 +26,8 @@ struct Header {
     uint64_t binding;
     int64_t page_bytes, recurrent_bytes, records;
 };
-/// The last character is the format's version: 2 has states at multiples of kPageTokens, of prompts only.
-constexpr char kMagic[8] = {'Q', 'U', 'E', 'R', 'N', 'P', 'F', '2'};
+/// The last character is the format's version: since 2 states are at multiples of kPageTokens, of prompts only.
+constexpr char kMagic[8] = {'Q', 'U', 'E', 'R', 'N', 'P', 'F', '3'};
 constexpr size_t kOurs = sizeof kMagic - 1;
 
 /// Then tokens, page numbers in the file, the bytes of pages that no earlier record has, the recurrent state,
@@ -123,13 +124,12 @@ void remove_leftovers(const fs::path& directory, const std::string& name) {
 /// Reads records into the cache. False: the file is damaged; what came before is in the cache.
 class Loader {
   public:
-    Loader(Reader& reader, PrefixCache& cache, StatePool& pool)
+    Loader(Reader& reader, PrefixCache& cache)
         : reader_(reader),
           cache_(cache),
-          pool_(pool),
-          page_(static_cast<size_t>(pool.page_bytes())),
-          recurrent_(static_cast<size_t>(pool.recurrent_bytes())) {}
-    ~Loader() { pool_.release(held_); }
+          memory_(cache.memory()),
+          recurrent_(static_cast<size_t>(memory_.recurrent_bytes())) {}
+    ~Loader() { memory_.drop(pages_); }
 
     bool run(int64_t records) {
         for (int64_t i = 0; i < records && !full_; ++i)
@@ -145,29 +145,35 @@ class Loader {
         if (!reader_.read(tokens, h.length) || !reader_.read(numbers, h.pages)) return false;
         if (h.pages != h.length / kPageTokens) return false;
         if (h.fresh_pages < 0 || h.fresh_pages > h.pages) return false;
-        for (int64_t i = 0; i < h.fresh_pages; ++i) {
-            if (!reader_.read(page_.data(), page_.size())) return false;
-            if (pool_.free_pages() == 0) return full_ = true;
-            held_.pages.push_back(pool_.load_page(page_.data()));
+        if (!memory_.make_free(h.fresh_pages + memory_.recurrent_blocks())) return full_ = true;
+        const std::vector<int32_t> fresh = memory_.take(h.fresh_pages);
+        pages_.insert(pages_.end(), fresh.begin(), fresh.end());
+        for (const int32_t number : fresh)
+            for (const StatePool::Part& part : memory_.parts(number))
+                if (!reader_.read(part.data, static_cast<size_t>(part.bytes))) return false;
+        HostStates::State state{.length = h.length, .recurrent = memory_.take(memory_.recurrent_blocks())};
+        if (!reader_.read(recurrent_.data(), recurrent_.size()) || !reader_.end_record() ||
+            !fill(state, numbers)) {
+            memory_.release(state);
+            return false;
         }
-        if (!reader_.read(recurrent_.data(), recurrent_.size()) || !reader_.end_record()) return false;
-        for (const int32_t number : numbers)
-            if (number < 0 || static_cast<size_t>(number) >= held_.pages.size()) return false;
-        if (pool_.free_snapshots() == 0) return full_ = true;
-        Snapshot snapshot;
-        snapshot.length = h.length;
-        pool_.load_recurrent(snapshot, recurrent_.data());
-        for (const int32_t number : numbers)
-            snapshot.pages.push_back(pool_.share_page(held_.pages[static_cast<size_t>(number)]));
-        full_ = !cache_.adopt(std::move(tokens), std::move(snapshot), h.saved);
+        memory_.write_recurrent(state, recurrent_.data());
+        cache_.adopt(std::move(tokens), std::move(state), h.saved);
+        return true;
+    }
+    bool fill(HostStates::State& state, const std::vector<int32_t>& numbers) {
+        for (const int32_t number : numbers) {
+            if (number < 0 || static_cast<size_t>(number) >= pages_.size()) return false;
+            state.pages.push_back(memory_.share(pages_[static_cast<size_t>(number)]));
+        }
         return true;
     }
 
     Reader& reader_;
     PrefixCache& cache_;
-    StatePool& pool_;
-    std::vector<std::byte> page_, recurrent_;
-    Snapshot held_;  // every page of the file so far
+    HostStates& memory_;
+    std::vector<std::byte> recurrent_;
+    std::vector<int32_t> pages_;  // every page of the file so far
     bool full_ = false;
 };
 
@@ -184,7 +190,7 @@ PrefixFile::PrefixFile(const std::string& directory, uint64_t binding) : binding
     remove_leftovers(directory, name);
 }
 
-std::string PrefixFile::load(PrefixCache& cache, StatePool& pool) const {
+std::string PrefixFile::load(PrefixCache& cache) const {
     const Kind kind = kind_of(path_);
     if (kind == Kind::none) return {};
     if (kind == Kind::foreign)
@@ -192,40 +198,40 @@ std::string PrefixFile::load(PrefixCache& cache, StatePool& pool) const {
     Reader reader(path_);
     Header h{};
     const bool known = reader.read(&h, sizeof h) && std::memcmp(h.magic, kMagic, sizeof kMagic) == 0 &&
-                       h.binding == binding_ && h.page_bytes == pool.page_bytes() &&
-                       h.recurrent_bytes == pool.recurrent_bytes() && reader.end_record();
-    if (known && Loader(reader, cache, pool).run(h.records)) return {};
+                       h.binding == binding_ && h.page_bytes == cache.memory().page_bytes() &&
+                       h.recurrent_bytes == cache.memory().recurrent_bytes() && reader.end_record();
+    if (known && Loader(reader, cache).run(h.records)) return {};
     ::unlink(path_.c_str());
     return path_ + (known ? " is damaged" : " is of another model or version") +
            ": removed; what was good is used";
 }
 
-bool PrefixFile::save(const PrefixCache& cache, const StatePool& pool,
-                      const std::function<bool()>& go_on) const {
+bool PrefixFile::save(PrefixCache& cache, const std::function<bool()>& go_on) const {
     if (kind_of(path_) == Kind::foreign) FAIL(runtime, "{} is no file of quern's", path_);
     AtomicFile file(path_, 0600);
     Writer writer(file);
+    HostStates& memory = cache.memory();
+    memory.finish();
     const std::vector<PrefixCache::Kept> states = cache.by_worth();
     Header header{.magic = {},
                   .binding = binding_,
-                  .page_bytes = pool.page_bytes(),
-                  .recurrent_bytes = pool.recurrent_bytes(),
+                  .page_bytes = memory.page_bytes(),
+                  .recurrent_bytes = memory.recurrent_bytes(),
                   .records = static_cast<int64_t>(states.size())};
     std::memcpy(header.magic, kMagic, sizeof kMagic);
     writer.write(&header, sizeof header);
     writer.end_record();
 
-    std::unordered_map<int32_t, int32_t> number_of;  // page in the pool -> in the file
-    std::vector<std::byte> bytes(static_cast<size_t>(pool.page_bytes())),
-        recurrent(static_cast<size_t>(pool.recurrent_bytes()));
+    std::vector<std::byte> recurrent(static_cast<size_t>(memory.recurrent_bytes()));
+    std::unordered_map<int32_t, int32_t> number_of;  // block -> page in the file
     for (const PrefixCache::Kept& state : states) {
         std::vector<int32_t> numbers, fresh;
-        for (const int32_t page : state.snapshot->pages) {
+        for (const int32_t page : state.state->pages) {
             const auto [at, is_new] = number_of.emplace(page, static_cast<int32_t>(number_of.size()));
             numbers.push_back(at->second);
             if (is_new) fresh.push_back(page);
         }
-        const RecordHeader record{.length = state.snapshot->length,
+        const RecordHeader record{.length = state.state->length,
                                   .saved = state.saved,
                                   .pages = static_cast<int64_t>(numbers.size()),
                                   .fresh_pages = static_cast<int64_t>(fresh.size())};
@@ -234,11 +240,11 @@ bool PrefixFile::save(const PrefixCache& cache, const StatePool& pool,
         writer.write(numbers.data(), numbers.size() * sizeof(int32_t));
         for (const int32_t page : fresh) {
             if (!go_on()) return false;
-            pool.read_page(page, bytes.data());
-            writer.write(bytes.data(), bytes.size());
+            for (const StatePool::Part& part : memory.parts(page))
+                writer.write(part.data, static_cast<size_t>(part.bytes));
         }
         if (!go_on()) return false;
-        pool.read_recurrent(*state.snapshot, recurrent.data());
+        memory.read_recurrent(*state.state, recurrent.data());
         writer.write(recurrent.data(), recurrent.size());
         writer.end_record();
     }

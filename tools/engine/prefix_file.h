@@ -11,7 +11,6 @@
 #include <string>
 
 #include "tools/engine/prefix_cache.h"
-#include "tools/engine/state_pool.h"
 
 namespace quern {
 
@@ -21,12 +20,12 @@ class PrefixFile {
     /// file that a process left when it died. Throws Error(runtime) if the directory cannot be made.
     PrefixFile(const std::string& directory, uint64_t binding);
 
-    /// Adds states to the cache until its budget, the pages or the file end. If the file is bad, returns a remark for
+    /// Adds states to the cache until its memory or the file ends. If the file is bad, returns a remark for
     /// people and removes it, unless it is not one of ours.
-    std::string load(PrefixCache& cache, StatePool& pool) const;
+    std::string load(PrefixCache& cache) const;
     /// Replaces the file. Returns false if `go_on` cancels; it is polled, and the old file stays. Throws Error(runtime)
     /// if it cannot be written or is not one of ours.
-    bool save(const PrefixCache& cache, const StatePool& pool, const std::function<bool()>& go_on) const;
+    bool save(PrefixCache& cache, const std::function<bool()>& go_on) const;
 
     const std::string& path() const { return path_; }
 

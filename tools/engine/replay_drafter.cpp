@@ -1,18 +1,20 @@
 #include "tools/engine/replay_drafter.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "ggml-like/content_hash.h"
 
 namespace quern {
 
-/// So many tokens of the draft that follows now are right: the same number at every repetition.
-size_t ReplayDrafter::right_tokens(const Sequence& s) const {
+/// So many tokens of the draft that follows now are right.
+size_t ReplayDrafter::right_tokens(const Sequence& s) {
     ContentHash hash;
     hash.add(static_cast<int64_t>(seed_));
     hash.add(s.request.prompt.data(), s.request.prompt.size() * sizeof(int32_t));
-    hash.add(static_cast<int64_t>(s.tokens.size()));
-    const double drawn = static_cast<double>(hash.value() >> 11) * 0x1p-53;
+    constexpr double kGolden = 0.6180339887498949;
+    const double begin = static_cast<double>(hash.value() >> 11) * 0x1p-53;
+    const double drawn = std::fmod(begin + kGolden * static_cast<double>(rounds_[s.id]++), 1.0);
     return static_cast<size_t>(
         std::count_if(acceptance_.begin(), acceptance_.end(), [&](double a) { return drawn < a; }));
 }

@@ -64,11 +64,13 @@ struct Request {
     DraftOptions drafts;
     /// After every round with a draft: the position of its first token, its tokens, and how many of them were accepted.
     std::function<void(int64_t position, std::span<const int32_t> drafted, int64_t accepted)> on_round;
-    /// Before each token that the MTP layer drafts, with its row of logits: as many entries as rows of the head.
+    /// For each token that the MTP layer or a DFlash drafter drafts, its row of logits: as many entries as rows of the head.
     std::function<void(std::span<const float> logits)> on_draft_logits;
     /// Whether kept states are used, and new ones kept for others. A request with on_prompt_logits uses none, since the
     /// rows that a kept state holds have no logits.
     bool use_cache = true;
+    /// Requests of the same number other than 0 belong to one conversation (PrefixCache::store).
+    uint64_t conversation = 0;
     /// Prompt lengths, rising, at which conversations branch. States are kept there, or at most 63 tokens before.
     std::vector<int64_t> boundaries;
 };

@@ -152,26 +152,23 @@ int32_t sample(std::span<const float> logits, int64_t vocab, const Sampling& s,
 
 namespace {
 
-/// The allowed ids that count, the likeliest first, with their weights.
-std::vector<Candidate> allowed_candidates(const std::vector<float>& x, const Sampling& s,
-                                          const std::function<bool(int32_t)>& allow) {
+/// The allowed ids that count, the likeliest first, with their weights. `next`: the next likeliest id and its logit; when it has
+/// no more, `ran_out` is set.
+template <typename Next>
+std::vector<Candidate> allowed_candidates(const Next& next, size_t ids, const Sampling& s,
+                                          const std::function<bool(int32_t)>& allow, bool& ran_out) {
     constexpr double kNegligible = -40;
     const bool greedy = s.temperature == 0.0f;
-    const size_t most = greedy ? 1 : s.top_k > 0 ? static_cast<size_t>(s.top_k) : x.size();
-    const auto after = [&](int32_t a, int32_t b) {
-        const float u = x[static_cast<size_t>(a)], v = x[static_cast<size_t>(b)];
-        return u != v ? u < v : a > b;
-    };
-    std::vector<int32_t> heap(x.size());
-    std::iota(heap.begin(), heap.end(), 0);
-    std::make_heap(heap.begin(), heap.end(), after);
+    const size_t most = greedy ? 1 : s.top_k > 0 ? static_cast<size_t>(s.top_k) : ids;
     std::vector<Candidate> out;
     double highest = 0;
-    while (!heap.empty() && out.size() < most) {
-        std::pop_heap(heap.begin(), heap.end(), after);
-        const int32_t id = heap.back();
-        const double logit = x[static_cast<size_t>(id)];
-        heap.pop_back();
+    while (out.size() < most) {
+        const std::optional<std::pair<int32_t, double>> one = next();
+        if (!one) {
+            ran_out = true;
+            break;
+        }
+        const auto [id, logit] = *one;
         if (logit == -INFINITY || (!out.empty() && (logit - highest) / s.temperature < kNegligible)) break;
         if (!allow(id)) continue;
         if (out.empty()) highest = logit;
@@ -180,20 +177,60 @@ std::vector<Candidate> allowed_candidates(const std::vector<float>& x, const Sam
     return out;
 }
 
-}  // namespace
+std::vector<Candidate> allowed_candidates(const std::vector<float>& x, const Sampling& s,
+                                          const std::function<bool(int32_t)>& allow) {
+    const auto after = [&](int32_t a, int32_t b) {
+        const float u = x[static_cast<size_t>(a)], v = x[static_cast<size_t>(b)];
+        return u != v ? u < v : a > b;
+    };
+    std::vector<int32_t> heap(x.size());
+    std::iota(heap.begin(), heap.end(), 0);
+    std::make_heap(heap.begin(), heap.end(), after);
+    bool ran_out = false;
+    const auto next = [&]() -> std::optional<std::pair<int32_t, double>> {
+        if (heap.empty()) return {};
+        std::pop_heap(heap.begin(), heap.end(), after);
+        const int32_t id = heap.back();
+        heap.pop_back();
+        return std::pair(id, static_cast<double>(x[static_cast<size_t>(id)]));
+    };
+    return allowed_candidates(next, x.size(), s, allow, ran_out);
+}
 
-int32_t sample_allowed(std::span<const float> logits, int64_t vocab, const Sampling& s,
-                       std::span<const int32_t> history, int64_t position,
-                       const std::function<bool(int32_t)>& allow) {
-    std::vector<Candidate> list = allowed_candidates(adjusted(logits, vocab, s, history), s, allow);
-    if (list.empty())
-        FAIL(runtime,
-             "the form that the answer must have (a schema, a choice, the tools) lets no token follow here");
+int32_t draw_allowed(std::vector<Candidate> list, const Sampling& s, int64_t position) {
     normalize(list);
     keep_top_p(list, s.top_p);
     keep_min_p(list, s.min_p);
     normalize(list);
     return draw(list, s.seed, position);
+}
+
+}  // namespace
+
+int32_t sample_allowed(std::span<const float> logits, int64_t vocab, const Sampling& s,
+                       std::span<const int32_t> history, int64_t position,
+                       const std::function<bool(int32_t)>& allow) {
+    const std::vector<Candidate> list = allowed_candidates(adjusted(logits, vocab, s, history), s, allow);
+    if (list.empty())
+        FAIL(runtime,
+             "the form that the answer must have (a schema, a choice, the tools) lets no token follow here");
+    return draw_allowed(list, s, position);
+}
+
+std::optional<int32_t> sample_allowed_top(const TopLogits& top, int64_t vocab, const Sampling& s,
+                                          int64_t position, const std::function<bool(int32_t)>& allow) {
+    if (penalizes(s) || !s.logit_bias.empty()) return {};
+    size_t at = 0;
+    const auto next = [&]() -> std::optional<std::pair<int32_t, double>> {
+        if (at == top.ids.size()) return {};
+        const size_t i = at++;
+        return std::pair(top.ids[i], static_cast<double>(top.logits[i]));
+    };
+    bool ran_out = false;
+    const std::vector<Candidate> list =
+        allowed_candidates(next, static_cast<size_t>(vocab), s, allow, ran_out);
+    if (list.empty() || (ran_out && static_cast<int64_t>(top.ids.size()) < vocab)) return {};
+    return draw_allowed(list, s, position);
 }
 
 /// The relative error that a device's FP32 sum may have.

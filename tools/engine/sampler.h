@@ -39,6 +39,10 @@ struct TopLogits {
 /// penalty, and the set to draw from is among them.
 std::optional<int32_t> sample_top(const TopLogits& top, int64_t vocab, const Sampling& s, int64_t position);
 
+/// The token that `sample_allowed` would take from the whole row, if the highest logits are enough to know it.
+std::optional<int32_t> sample_allowed_top(const TopLogits& top, int64_t vocab, const Sampling& s,
+                                          int64_t position, const std::function<bool(int32_t)>& allow);
+
 struct Candidate {
     int32_t id;
     double probability;

@@ -31,6 +31,10 @@ class SchemaCompiler {
     void fill(Node& node, const nlohmann::ordered_json& schema, const std::string& where, int depth);
     bool shape(Node& node, const std::string& key, const nlohmann::ordered_json& value,
                const std::string& where, int depth);
+    static bool bound(Node& node, const std::string& key, const nlohmann::ordered_json& value);
+    void add_pattern(Node& node, const std::string& regex, const nlohmann::ordered_json& schema,
+                     const std::string& where, int depth);
+    void strings(Node& node, const nlohmann::ordered_json& schema, const std::string& where);
     static void literals(Node& node, const nlohmann::ordered_json& values, unsigned types,
                          const std::string& where);
     static void require(Node& node, const nlohmann::ordered_json& schema, const std::string& where);

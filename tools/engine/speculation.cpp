@@ -1,6 +1,8 @@
 #include "tools/engine/speculation.h"
 
 #include <algorithm>
+#include <cmath>
+#include <numeric>
 
 #include "ggml-like/check.h"
 #include "tools/engine/plan_cache.h"
@@ -20,7 +22,7 @@ bool always_full(const Slice* slice) { return slice->sequence->request.drafts.fu
 }  // namespace
 
 const char* drafter_name(DrafterKind kind) {
-    constexpr const char* kNames[] = {"none", "auto", "lookup", "mtp"};
+    constexpr const char* kNames[] = {"none", "auto", "lookup", "mtp", "dflash"};
     return kNames[static_cast<size_t>(kind)];
 }
 
@@ -60,7 +62,7 @@ int64_t Speculation::most(const Slice& slice) const {
 }
 
 /// How long the drafts of these slices of the step may be. Those that are always full come first and share alike.
-std::vector<Draft> Speculation::lengths(const Step& step, const std::vector<Slice*>& slices) const {
+std::vector<Draft> Speculation::lengths(const Step& step, const std::vector<Slice*>& slices) {
     std::vector<Draft> drafts;
     std::vector<DraftCandidate> candidates;
     const AcceptanceRecord::Chances expected = all_.chances();
@@ -77,10 +79,33 @@ std::vector<Draft> Speculation::lengths(const Step& step, const std::vector<Slic
         }
     }
     const auto best = draft_lengths(candidates, costs_, cost_size(step), rows, spare);
+    note_choice(candidates, best, cost_size(step), rows);
     auto next = best.begin();
     for (size_t i = 0; i < slices.size(); ++i)
         if (!always_full(slices[i])) drafts[i].most = *next++;
     return drafts;
+}
+
+/// For the report. `rows`: of the step without the drafts of these candidates.
+void Speculation::note_choice(std::span<const DraftCandidate> candidates, std::span<const int64_t> lengths,
+                              int64_t sequences, int64_t rows) {
+    const int64_t drafted = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
+    const double plain = costs_.seconds(sequences, rows), chosen = costs_.seconds(sequences, rows + drafted);
+    ++report_.steps;
+    report_.last_sequences = sequences;
+    report_.last_drafted = drafted;
+    report_.plain_rate = std::isfinite(plain) ? static_cast<double>(sequences) / plain : 0;
+    report_.last_rate = std::isfinite(chosen) ? expected_tokens(candidates, lengths, sequences) / chosen : 0;
+}
+
+SpeculationReport Speculation::report() const {
+    SpeculationReport r = report_;
+    r.costs = costs_.list();
+    double all = 1;
+    const AcceptanceRecord::Chances chances = all_.chances();
+    for (int64_t i = 0; i < options_.draft_max; ++i)
+        r.acceptance.push_back(all *= chances[static_cast<size_t>(i)]);
+    return r;
 }
 
 /// The number of sequences under which the cost of a step is known.
@@ -104,6 +129,7 @@ std::vector<int32_t> Speculation::possible(Draft draft) const {
 }
 
 void Speculation::draft(Step& step, const Reserve& reserve) {
+    for (const auto& drafter : drafters_) drafter->prepare(step);
     if (step.kind != StepKind::answer) return;
     std::vector<Slice*> slices;
     for (Slice& slice : step.slices)
@@ -131,6 +157,7 @@ void Speculation::draft(Step& step, const Reserve& reserve) {
         any |= !slice.draft.empty();
     }
     if (!any) return;
+    ++report_.rounds;
     for (Slice& slice : step.slices) slice.logit_rows = slice.count;
 }
 
@@ -140,6 +167,8 @@ void Speculation::accept(const Slice& slice) {
     const int64_t accepted = std::max<int64_t>(0, matching_rows(slice) - (slice.count - drafted));
     s.result.drafted += drafted;
     s.result.accepted += accepted;
+    report_.drafted += drafted;
+    report_.accepted += accepted;
     if (drafted > 0 && s.request.on_round)
         s.request.on_round(slice.begin + slice.count - drafted, slice.draft, accepted);
     if (s.done()) return;

@@ -44,10 +44,13 @@ class Speculation {
     /// All that a step computed is committed, or was wrong.
     void committed(const Step& step);
     void release(const Sequence& s);
+    SpeculationReport report() const;
 
   private:
     int64_t most(const Slice& slice) const;
-    std::vector<Draft> lengths(const Step& step, const std::vector<Slice*>& slices) const;
+    std::vector<Draft> lengths(const Step& step, const std::vector<Slice*>& slices);
+    void note_choice(std::span<const DraftCandidate> candidates, std::span<const int64_t> lengths,
+                     int64_t sequences, int64_t rows);
     int64_t cost_size(const Step& step) const;
     std::vector<int32_t> possible(Draft draft) const;
 
@@ -57,6 +60,7 @@ class Speculation {
     StepCosts costs_;
     AcceptanceRecord all_;  // of all sequences: what is expected of one of which little is known
     std::map<RequestId, AcceptanceRecord> records_;
+    SpeculationReport report_;  // its counts, and the last step's choice
 };
 
 /// Throws Error(usage) if a request wants drafts that this engine does not make.

@@ -3,11 +3,12 @@
 
 #include <cstdint>
 #include <limits>
+#include <string>
 
 namespace quern {
 
 /// automatic: every drafter that the model has something for.
-enum class DrafterKind : uint8_t { none, automatic, lookup, mtp };
+enum class DrafterKind : uint8_t { none, automatic, lookup, mtp, dflash };
 
 /// As in --spec.
 const char* drafter_name(DrafterKind kind);
@@ -22,7 +23,12 @@ inline constexpr int64_t kMaxDraft = 15;
 
 struct SpeculationOptions {
     DrafterKind kind = DrafterKind::none;
+    bool kind_given = false;  // by the user: naming a drafter's checkpoint does not change it
+    bool short_head =
+        true;  // of a large head drafters read only rows of tokens that occur much (models/draft_head.h)
     int64_t draft_max = 7;  // tokens of a draft, 1 to kMaxDraft
+    /// The checkpoint of a DFlash drafter (OpenOptions::draft_model); empty: none.
+    std::string draft_model = {};
 
     bool on() const { return kind != DrafterKind::none; }
 };

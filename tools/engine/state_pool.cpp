@@ -1,6 +1,7 @@
 #include "tools/engine/state_pool.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 #include "ggml-like/check.h"
@@ -78,6 +79,7 @@ StatePool::StatePool(Backend& backend, const std::vector<StateSpec>& specs, int6
       free_slots_(all_free(slots)),
       free_pages_(all_free(pages)),
       page_users_(static_cast<size_t>(pages), 0),
+      copies_(static_cast<size_t>(pages)),
       kept_(backend, snapshots_bytes(specs, 1), snapshots, "the states of earlier prompts") {
     for (const StateSpec& spec : specs) {
         index_[{spec.layer, spec.role}] = blocks_.size();
@@ -86,6 +88,7 @@ StatePool::StatePool(Backend& backend, const std::vector<StateSpec>& specs, int6
         if (spec.role == StateRole::hidden) open_tokens_ = 1;
     }
     recurrent_bytes_ = quern::recurrent_bytes(specs);
+    std::make_heap(free_pages_.begin(), free_pages_.end(), std::greater<>());
     place(true, pages, "the KV cache");
     place(false, slots, "recurrent state");
 }
@@ -137,9 +140,11 @@ int32_t StatePool::take_page() {
     if (free_pages_.empty())
         FAIL(memory, "the KV cache is full: all {} pages of {} tokens are in use", page_users_.size(),
              kPageTokens);
+    std::pop_heap(free_pages_.begin(), free_pages_.end(), std::greater<>());
     const int32_t page = free_pages_.back();
     free_pages_.pop_back();
     page_users_[static_cast<size_t>(page)] = 1;
+    copies_[static_cast<size_t>(page)] = {};
     return page;
 }
 
@@ -202,42 +207,58 @@ SequenceState StatePool::restore(const Snapshot& snapshot) {
     return s;
 }
 
-void StatePool::read_page(int32_t page, std::byte* to) const {
-    for (const Block& b : blocks_) {
-        if (!b.spec.paged) continue;
-        backend_.download(to, item(b, page), b.item_bytes);
-        to += b.item_bytes;
-    }
-}
-
-int32_t StatePool::load_page(const std::byte* from) {
-    const int32_t page = take_page();
-    for (const Block& b : blocks_) {
-        if (!b.spec.paged) continue;
-        backend_.upload(item(b, page), from, b.item_bytes);
-        from += b.item_bytes;
-    }
-    return page;
-}
-
 void StatePool::read_recurrent(const Snapshot& snapshot, std::byte* to) const {
     backend_.download(to, snapshot.recurrent, recurrent_bytes_);
 }
 
-void StatePool::load_recurrent(Snapshot& snapshot, const std::byte* from) {
-    snapshot.recurrent = kept_.take();
-    backend_.upload(snapshot.recurrent, from, recurrent_bytes_);
+SequenceState StatePool::acquire_for(int64_t length) {
+    SequenceState s;
+    s.slot = take_slot();
+    try {
+        grow(s, length);
+    } catch (...) {
+        release(s);
+        throw;
+    }
+    s.length = length;
+    return s;
 }
 
-int32_t StatePool::share_page(int32_t page) {
-    ++page_users_[static_cast<size_t>(page)];
-    return page;
+std::vector<StatePool::Part> StatePool::page_parts() const {
+    std::vector<Part> parts;
+    for (const Block& b : blocks_)
+        if (b.spec.paged) parts.push_back({item(b, 0), b.item_bytes});
+    return parts;
 }
+
+std::vector<StatePool::Part> StatePool::recurrent_parts(int32_t slot) const {
+    std::vector<Part> parts;
+    for (const Block& b : blocks_)
+        if (b.copied()) parts.push_back({item(b, slot), b.item_bytes});
+    return parts;
+}
+
+int64_t StatePool::final_pages(int64_t length) const { return (length - open_tokens_) / kPageTokens; }
 
 void StatePool::drop_pages(std::vector<int32_t>& pages) {
-    for (int32_t page : pages)
-        if (--page_users_[static_cast<size_t>(page)] == 0) free_pages_.push_back(page);
+    for (int32_t page : pages) {
+        if (--page_users_[static_cast<size_t>(page)] > 0) continue;
+        free_pages_.push_back(page);
+        std::push_heap(free_pages_.begin(), free_pages_.end(), std::greater<>());
+    }
     pages.clear();
+}
+
+SequenceState StatePool::hold(const SequenceState& s) {
+    return {.slot = s.slot,
+            .pages = share_pages(s.pages, s.length),
+            .length = s.length,
+            .journaled = s.journaled};
+}
+
+void StatePool::let_go(SequenceState& held) {
+    drop_pages(held.pages);
+    held = {};
 }
 
 void StatePool::release(SequenceState& s) {

@@ -1,5 +1,6 @@
 // StatePool: memory that sequences keep between steps. KV pages are shared and reference-counted; recurrent state is
-// in slots. Snapshots are in the same memory: on a device, copies in stream order that nobody waits for.
+// in slots. Snapshots are in the same memory: on a device, copies in stream order that nobody waits for. HostStates
+// keeps states outside of it.
 #pragma once
 
 #include <cstdint>
@@ -59,18 +60,35 @@ class StatePool final : public StateViews {
     Snapshot snapshot(const SequenceState& s);
     /// A sequence that continues from a snapshot; the snapshot stays usable. Throws Error(memory) without restored_pages().
     SequenceState restore(const Snapshot& snapshot);
-    /// Reads a page, `page_bytes()` bytes.
-    void read_page(int32_t page, std::byte* to) const;
-    /// A new page with these bytes, which the caller puts into a snapshot. Throws Error(memory).
-    int32_t load_page(const std::byte* from);
     /// Reads the recurrent part of a snapshot, `recurrent_bytes()` bytes.
     void read_recurrent(const Snapshot& snapshot, std::byte* to) const;
-    /// Gives a snapshot its recurrent part. Throws Error(memory).
-    void load_recurrent(Snapshot& snapshot, const std::byte* from);
-    /// Counts one more holder of a page.
-    int32_t share_page(int32_t page);
+    /// A sequence of this length whose contents are undefined, for a state from elsewhere. Throws Error(memory).
+    SequenceState acquire_for(int64_t length);
+    /// Keeps the pages of a state whose length is a multiple of kPageTokens from being used anew; the slot stays the
+    /// sequence's.
+    SequenceState hold(const SequenceState& s);
+    void let_go(SequenceState& held);
     void release(SequenceState& s);
     void release(Snapshot& snapshot);
+
+    /// A stretch of the pool's memory.
+    struct Part {
+        std::byte* data;
+        int64_t bytes;
+    };
+    /// What page 0 consists of; page n is n times each part's bytes further.
+    std::vector<Part> page_parts() const;
+    /// The recurrent state of a slot, as snapshots copy it: `recurrent_bytes()` in all.
+    std::vector<Part> recurrent_parts(int32_t slot) const;
+    /// Pages of a state of so many tokens that nobody writes any more.
+    int64_t final_pages(int64_t length) const;
+
+    /// A copy of a page elsewhere, which is forgotten when the page is used anew.
+    struct Copy {
+        int32_t block = -1;
+        uint32_t serial = 0;
+    };
+    Copy& copy_of(int32_t page) { return copies_[static_cast<size_t>(page)]; }
 
   private:
     struct Block {
@@ -96,8 +114,11 @@ class StatePool final : public StateViews {
     std::vector<std::shared_ptr<void>> memory_;
     std::vector<Block> blocks_;
     std::map<std::pair<int, StateRole>, size_t> index_;
-    std::vector<int32_t> free_slots_, free_pages_;
+    std::vector<int32_t> free_slots_;
+    std::vector<int32_t>
+        free_pages_;  // a heap: the lowest is taken first, so that pages of a sequence are neighbours
     std::vector<int32_t> page_users_;
+    std::vector<Copy> copies_;
     int64_t bytes_ = 0, page_bytes_ = 0, recurrent_bytes_ = 0;
     int64_t open_tokens_ = 0;  // the last tokens of a sequence whose keys and values are not all complete
     BlockPool kept_;

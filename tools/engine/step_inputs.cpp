@@ -29,6 +29,16 @@ void fill_padding(StepPlan& step, size_t filled, int64_t logits) {
     pad(b.temperature, temperature, chosen, logits > 0 ? temperature[0] : 0.0f);
 }
 
+void fill_next_ids(StepPlan& step, const std::vector<Slice>& slices) {
+    auto* ids = step.plan->input<int32_t>(step.next_ids);
+    std::fill_n(ids, step.next_ids->elements(), 0);
+    for (const Slice& slice : slices) {
+        const std::vector<int32_t>& tokens = slice.sequence->tokens;
+        for (int64_t p = slice.begin; p < slice.begin + slice.count; ++p, ++ids)
+            if (const auto next = static_cast<size_t>(p + 1); next < tokens.size()) *ids = tokens[next];
+    }
+}
+
 InputRows input_rows(const Slice& slice) {
     const Sequence& s = *slice.sequence;
     InputRows rows{.state = &s.state,
@@ -85,6 +95,7 @@ void fill_inputs(StepPlan& step, const std::vector<Slice>& slices) {
     std::vector<InputRows> list;
     for (const Slice& slice : slices) list.push_back(input_rows(slice));
     fill_inputs(step, list);
+    if (step.next_ids != nullptr) fill_next_ids(step, slices);
 }
 
 }  // namespace quern

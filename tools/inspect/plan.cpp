@@ -4,6 +4,8 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/planned_gpu.h"
+#include "tools/engine/kv_types.h"
+#include "tools/engine/page_tokens.h"
 
 namespace quern {
 namespace {
@@ -42,12 +44,34 @@ std::vector<CostPlan::Component> components_of(const Model& model, const MemoryP
                                                int64_t sequences) {
     const TokenBytes plain = unquantized_token_bytes(model, sequences);
     std::vector<CostPlan::Component> out;
-    for (const auto& [name, bytes] : token_bytes(model, memory, sequences, CostPlan::kShortDepth)) {
-        const auto same = [&](const auto& part) { return part.first == name; };
+    for (const auto& read : token_bytes(model, memory, sequences, CostPlan::kShortDepth)) {
+        const auto same = [&](const auto& part) { return part.first == read.first; };
         const auto part = std::find_if(plain.begin(), plain.end(), same);
-        out.push_back({name, bytes, part == plain.end() ? 0 : part->second});
+        out.push_back({read.first, read.second, part == plain.end() ? 0 : part->second});
     }
     std::stable_sort(out.begin(), out.end(), [](const auto& a, const auto& b) { return a.bytes > b.bytes; });
+    return out;
+}
+
+/// Cards have so many 10^9 bytes. What a format does not change is planned once, on a card where everything fits.
+CostPlan::OfFormat plan_format(const Model& model, const PlanOptions& o, const char* format) {
+    constexpr int64_t kPlenty = int64_t{1} << 50;
+    EngineOptions engine = o.engine;
+    engine.context = std::min(CostPlan::kSequenceTokens, model.info().context);
+    engine.sequences = 1;
+    engine.kv_type = format, engine.kv_type_v.clear();
+    const auto gpu = make_planned_gpu("any", kPlenty, kPlenty);
+    const MemoryPlan plan = make_memory_plan(model, *gpu, engine, false);
+    const int64_t fixed = plan.needed() - plan.kv - plan.kept - plan.recurrent,
+                  each = plan.token_bytes * engine.context + plan.slot_bytes;
+    CostPlan::OfFormat out{.name = kv_name(plan.kv_types), .token_bytes = plan.token_bytes, .rooms = {}};
+    for (const int64_t gigabytes : CostPlan::kCardGigabytes) {
+        const int64_t left = std::max<int64_t>(0, gigabytes * 1'000'000'000 - kDriver - fixed);
+        const int64_t tokens =
+            std::max<int64_t>(0, left - plan.slot_bytes) / std::max<int64_t>(1, plan.token_bytes);
+        out.rooms.push_back({.context = std::min(round_down_to_page(tokens), model.info().context),
+                             .sequences = left / each});
+    }
     return out;
 }
 
@@ -88,6 +112,23 @@ std::string dense_lines(const CostPlan& plan) {
         before / after);
 }
 
+std::string format_table(const CostPlan& plan) {
+    std::string text =
+        fmt::format("\nKV cache: context of one sequence, sequences of {}K, on cards of\n  {:8}{:>10}",
+                    CostPlan::kSequenceTokens / 1024, "format", "a token");
+    for (const int64_t gigabytes : CostPlan::kCardGigabytes)
+        text += fmt::format("{:>14}", fmt::format("{} GB", gigabytes));
+    text += "\n";
+    for (const CostPlan::OfFormat& f : plan.formats) {
+        text += fmt::format("  {:8}{:>10}", f.name, bytes_text(static_cast<double>(f.token_bytes)));
+        for (const auto& room : f.rooms)
+            text += fmt::format(
+                "{:>14}", room.context == 0 ? "-" : fmt::format("{}, {}", room.context, room.sequences));
+        text += "\n";
+    }
+    return text;
+}
+
 std::string card_line(const CostPlan::OnCard& c) {
     const std::string head = fmt::format("  {:16}{:>9.0f} GB/s", c.name, c.bandwidth / kGiga);
     if (!c.fits)
@@ -109,10 +150,16 @@ double CostPlan::token_bytes() const {
 
 CostPlan make_cost_plan(const PlanOptions& o) {
     const auto model = open_for_planning(o, o.dense);
-    CostPlan plan{.info = model->info(), .sequences = o.engine.sequences, .components = {}, .cards = {}};
+    CostPlan plan{
+        .info = model->info(), .sequences = o.engine.sequences, .components = {}, .cards = {}, .formats = {}};
     for (const Card& c : kCards)
         plan.cards.push_back(plan_card(*model, o, c.name, c.mebibytes << 20, c.gigabytes_per_second * kGiga));
     if (o.bandwidth > 0) plan.cards.push_back(plan_card(*model, o, "--bandwidth", 0, o.bandwidth * kGiga));
+    for (const char* format : {"bf16", "fp8", "k8v4", "nvfp4", "tq4"}) try {
+            plan.formats.push_back(plan_format(*model, o, format));
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::usage) throw;  // the heads do not fit this format
+        }
     plan.components = components_of(*model, plan.cards.front().memory, plan.sequences);
     if (o.dense == DenseFormat::as_stored) return plan;
     const auto stored = open_for_planning(o, DenseFormat::as_stored);
@@ -135,7 +182,7 @@ std::string describe(const CostPlan& plan) {
         "  {:16}{:>14}{:>14}{:>11}{:>12}{:>14}\n",
         "card", "bandwidth", "memory", "context", "tok/s, 1k", "tok/s, full");
     for (const CostPlan::OnCard& c : plan.cards) text += card_line(c);
-    return text;
+    return text + format_table(plan);
 }
 
 nlohmann::ordered_json to_json(const CostPlan& plan) {
@@ -168,6 +215,15 @@ nlohmann::ordered_json to_json(const CostPlan& plan) {
                               {"context", c.memory.context},
                               {"tokens_per_second", c.short_rate},
                               {"tokens_per_second_full_context", c.full_rate}});
+    j["kv_formats"] = nlohmann::ordered_json::array();
+    for (const CostPlan::OfFormat& f : plan.formats) {
+        nlohmann::ordered_json rooms = nlohmann::ordered_json::array();
+        for (size_t i = 0; i < f.rooms.size(); ++i)
+            rooms.push_back({{"card_gigabytes", CostPlan::kCardGigabytes[i]},
+                             {"context", f.rooms[i].context},
+                             {"sequences_of_32k", f.rooms[i].sequences}});
+        j["kv_formats"].push_back({{"format", f.name}, {"token_bytes", f.token_bytes}, {"cards", rooms}});
+    }
     return j;
 }
 

@@ -39,6 +39,18 @@ struct CostPlan {
         double bytes = 0;        // of one token at kShortDepth
         double unquantized = 0;  // of these, in matrices of 16 or 32 bits
     };
+    /// What a format of the KV cache makes room for on cards of kCardGigabytes: the longest context of one sequence, and
+    /// sequences of kSequenceTokens; 0: the weights do not fit.
+    struct OfFormat {
+        struct Room {
+            int64_t context = 0, sequences = 0;
+        };
+        std::string name;
+        int64_t token_bytes = 0;
+        std::vector<Room> rooms;
+    };
+    static constexpr int64_t kCardGigabytes[] = {16, 24, 32, 48, 80, 96, 141};
+    static constexpr int64_t kSequenceTokens = 32768;
     static constexpr double kShortDepth = 1024;  // tokens before the counted one
 
     ModelInfo info;
@@ -47,6 +59,7 @@ struct CostPlan {
     int64_t as_stored_weight_bytes = 0;
     std::vector<Component> components;  // largest first
     std::vector<OnCard> cards;
+    std::vector<OfFormat> formats;
 
     double token_bytes() const;
 };

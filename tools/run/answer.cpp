@@ -55,7 +55,8 @@ ChatSettings chat_settings(RunContext& context) {
             .thinking_budget = s.reasoning_budget,
             .max_tokens = s.max_tokens,
             .ignore_eos = context.options.ignore_eos,
-            .tools = context.tools};
+            .tools = context.tools,
+            .grammar = context.grammar};
 }
 
 std::string stats_line(const ChatAnswer& a, const RunContext& context) {

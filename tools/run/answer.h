@@ -22,6 +22,7 @@ struct RunContext {
     Signals& signals;
     Settings settings;
     nlohmann::ordered_json tools;
+    std::shared_ptr<const Grammar> grammar = nullptr;  // --json-schema or --grammar
 };
 
 /// For --timeout. Seconds count from the start of the process.

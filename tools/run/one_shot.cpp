@@ -143,6 +143,11 @@ std::string ask_person(RunContext& c, const std::string& what, const std::string
     return editor.read(question, line) == LineEditor::End::line ? line : "";
 }
 
+void say_why_drafts(const RunContext& c) {
+    if (const auto report = c.engine.speculation(); report && c.options.verbose)
+        std::fputs(describe(*report).c_str(), stderr);
+}
+
 }  // namespace
 
 int run_one_shot(RunContext& c) {
@@ -187,6 +192,7 @@ int run_one_shot(RunContext& c) {
     printer.finish();
     if (!answer.error.empty()) printer.remark("quern: error: " + answer.error);
     if (o.stats.value_or(isatty(STDERR_FILENO) == 1)) printer.remark(stats_line(answer, c));
+    say_why_drafts(c);
     if (deadline.passed() && answer.reason == FinishReason::cancelled) return kExitTimeout;
     return exit_code(answer, c, printer);
 }
@@ -229,6 +235,7 @@ int run_ids(RunContext& c) {
                              .accepted = result.accepted,
                              .timing = result.timing};
     if (o.stats.value_or(isatty(STDERR_FILENO) == 1)) printer.remark(stats_line(summary, c));
+    say_why_drafts(c);
     if (deadline.passed()) return kExitTimeout;
     return exit_code(summary, c, printer);
 }

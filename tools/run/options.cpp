@@ -5,6 +5,7 @@
 #include "tools/common/cli_args.h"
 #include "tools/common/cli_values.h"
 #include "tools/common/doctor/command.h"
+#include "tools/common/kv_flags.h"
 #include "tools/common/settings.h"
 #include "tools/common/speculation_flags.h"
 
@@ -36,14 +37,6 @@ When parse_when(const std::string& value, const std::string& flag) {
     if (value == "always" || value == "on") return When::always;
     if (value == "never" || value == "off") return When::never;
     FAIL(usage, "{}: expected auto, always or never, found '{}'", flag, printable(value));
-}
-
-std::string parse_kv_type(const std::string& value, const std::string& flag) {
-    for (const char* good : {"auto", "bf16", "f16", "f32"}) {
-        if (value == good) return value;
-    }
-    FAIL(usage, "{}: KV cache type '{}' is not supported; use auto, bf16, f16 or f32", flag,
-         printable(value));
 }
 
 // The names of the template that mean something here; anything else would be ignored silently.
@@ -161,14 +154,13 @@ void Builder::model() {
                   [this](const std::string& v) { o_.step_tokens = parse_integer(v, "-ub", 1, 65536); });
     parser_.value(
         "-cram,--cache-ram", "MiB",
-        "memory for states of earlier turns, so that /regen and /undo are instant; default 1024, 0: none",
+        "host memory for states of earlier turns, so that /regen and /undo are instant; default 1024, 0: "
+        "none",
         [this](const std::string& v) { o_.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
-    parser_.value("-ctk,--cache-type-k", "TYPE", "KV cache: auto, bf16, f16, f32; K and V have the same type",
-                  [this](const std::string& v) { o_.kv_type = parse_kv_type(v, "-ctk"); });
+    add_kv_flags(parser_, o_.kv_type, o_.kv_type_v);
+    add_allow_loss_flag(parser_, o_.allow_loss);
     parser_.value("--dense", "FORMAT", kDenseHelp,
                   [this](const std::string& v) { o_.dense = parse_dense(v); });
-    parser_.value("-ctv,--cache-type-v", "TYPE", "the same as -ctk",
-                  [this](const std::string& v) { o_.kv_type = parse_kv_type(v, "-ctv"); });
 }
 
 void Builder::prompt() {
@@ -184,6 +176,10 @@ void Builder::prompt() {
          "standard input; what it writes is the result. Asks before each call",
          o_.tool_command);
     toggle("--tool-yes", "run --tool-cmd without asking", o_.tool_yes);
+    text("-j,--json-schema", "FILE|JSON", "answers are JSON of this schema, after the thinking",
+         o_.json_schema);
+    text("--grammar", "FILE", "answers are texts of this grammar (GBNF), after the thinking",
+         o_.grammar_file);
     parser_.toggle("-cnv,--conversation",
                    "chat on after the prompt; a line of a pipe is a message or a command each",
                    [this](bool v) { o_.chat = v; });
@@ -255,8 +251,8 @@ void Builder::ids() {
          "--spec. All drafts then have --draft-max tokens where the drafter knows so many",
          o_.drafts_file);
     text("--dump-draft-logits", "OUT.npy",
-         "float32 [drafted, vocabulary] that the MTP layer drafted the first round from; with --ids and "
-         "--spec mtp",
+         "float32 [drafted, vocabulary] that the first round was drafted from; with --ids and --spec mtp or "
+         "dflash",
          o_.draft_logits_file);
 }
 
@@ -294,8 +290,13 @@ bool parse_run_options(int argc, char** argv, RunOptions& options) {
         FAIL(usage, "--tool-cmd answers calls of tools; say with --tools which there are");
     if (options.tool_yes && options.tool_command.empty()) FAIL(usage, "--tool-yes needs --tool-cmd");
     if (!options.draft_logits_file.empty() &&
-        (options.ids_file.empty() || options.speculation.kind != DrafterKind::mtp))
-        FAIL(usage, "--dump-draft-logits needs --ids and --spec mtp");
+        (options.ids_file.empty() ||
+         (options.speculation.kind != DrafterKind::mtp && options.speculation.kind != DrafterKind::dflash)))
+        FAIL(usage, "--dump-draft-logits needs --ids and --spec mtp or dflash");
+    if (!options.json_schema.empty() && !options.grammar_file.empty())
+        FAIL(usage, "--json-schema and --grammar both say what the answer must be; use one");
+    if (!options.ids_file.empty() && !(options.json_schema + options.grammar_file).empty())
+        FAIL(usage, "--ids has no text that --json-schema or --grammar could rule");
     if (options.raw && !options.tools_file.empty())
         FAIL(usage, "--tools needs the chat format; leave out --raw");
     return true;

@@ -23,7 +23,8 @@ struct RunOptions {
     int threads = 0;
     int64_t context = 0;
     int64_t step_tokens = 0;  // 0: what suits the backend
-    std::string kv_type = "auto";
+    std::string kv_type = "auto", kv_type_v;
+    bool allow_loss = false;
     DenseFormat dense = DenseFormat::as_stored;
     int64_t cache_bytes = int64_t{1024} << 20;
     SpeculationOptions speculation;
@@ -31,11 +32,12 @@ struct RunOptions {
     std::optional<std::string> prompt;  // "-": standard input
     std::string prompt_file;
     std::string system, system_file, tools_file;
-    std::string tool_command;  // answers calls of tools; empty: they are only shown
-    bool tool_yes = false;     // without asking
-    bool raw = false;          // plain completion, no chat format
-    bool chat = false;         // -cnv: go on interactively after the prompt
-    bool single_turn = false;  // leave after the first answer
+    std::string tool_command;               // answers calls of tools; empty: they are only shown
+    bool tool_yes = false;                  // without asking
+    std::string json_schema, grammar_file;  // what answers must be; a file, or the schema itself
+    bool raw = false;                       // plain completion, no chat format
+    bool chat = false;                      // -cnv: go on interactively after the prompt
+    bool single_turn = false;               // leave after the first answer
     ReasoningEffort effort = ReasoningEffort::unset;
     std::optional<bool> preserve_thinking = {};  // empty: as the format does it
     bool ignore_eos = false;

@@ -6,6 +6,8 @@
 #include "ggml-like/json_guard.h"
 #include "models/tokenizer.h"
 #include "tools/engine/defaults.h"
+#include "tools/engine/kv_types.h"
+#include "tools/engine/memory_plan.h"
 #include "tools/serve/api_error.h"
 #include "tools/serve/json_repair.h"
 #include "tools/serve/page.h"
@@ -114,9 +116,9 @@ void Api::set_progress(const LoadProgress& progress) {
     to_load_ = progress.bytes_total;
 }
 
-void Api::set_ready(const Engine& engine, const std::optional<DenseCost>& dense, ordered_json doctor) {
+void Api::set_ready(const Engine& engine, const MeasuredCosts& costs, ordered_json doctor) {
     engine_ = &engine;
-    dense_ = dense;
+    costs_ = costs;
     doctor_ = std::move(doctor);
     const auto aliases = options_.aliases.empty()
                              ? decltype(options_.aliases){{engine.model().info().name, {}}}
@@ -260,6 +262,19 @@ ordered_json Api::model_json(const Alias& alias) const {
 
 namespace {
 
+/// Why drafts are as long as they are now, which the sequences of a step have in common.
+ordered_json speculation_json(const SpeculationReport& r) {
+    return {{"steps", r.steps},
+            {"rounds", r.rounds},
+            {"drafted", r.drafted},
+            {"accepted", r.accepted},
+            {"last_sequences", r.last_sequences},
+            {"last_drafted", r.last_drafted},
+            {"expected_rate", r.last_rate},
+            {"plain_rate", r.plain_rate},
+            {"acceptance", r.acceptance}};
+}
+
 /// A model as Codex describes it, so that it knows the context and offers apply_patch.
 ordered_json model_card(const std::string& name, int64_t context) {
     ordered_json levels = ordered_json::array();
@@ -308,10 +323,8 @@ HttpReply Api::model(const HttpRequest& r) {
     throw ApiError(404, "model_not_found", "there is no model of that name; /v1/models lists them", "model");
 }
 
-/// null: weights are as stored. Random weights have no cost.
-ordered_json dense_json(DenseFormat format, const std::optional<DenseCost>& cost) {
-    if (format == DenseFormat::as_stored) return nullptr;
-    ordered_json j{{"format", dense_format_name(format)}};
+/// Random weights have no cost.
+ordered_json cost_json(ordered_json j, const std::optional<DenseCost>& cost) {
     if (cost)
         j.update({{"kl_mean", cost->kl_mean},
                   {"kl_p99", cost->kl_p99},
@@ -320,6 +333,19 @@ ordered_json dense_json(DenseFormat format, const std::optional<DenseCost>& cost
                   {"tokens", cost->tokens},
                   {"seconds", cost->seconds}});
     return j;
+}
+
+/// null: weights are as stored.
+ordered_json dense_json(DenseFormat format, const std::optional<DenseCost>& cost) {
+    if (format == DenseFormat::as_stored) return nullptr;
+    return cost_json({{"format", dense_format_name(format)}}, cost);
+}
+
+ordered_json kv_json(const MemoryPlan& plan, const std::optional<DenseCost>& cost) {
+    return cost_json({{"type_k", kv_name(plan.kv_types.k)},
+                      {"type_v", kv_name(plan.kv_types.v)},
+                      {"token_bytes", plan.token_bytes}},
+                     cost);
 }
 
 HttpReply Api::props(const HttpRequest&) {
@@ -343,7 +369,8 @@ HttpReply Api::props(const HttpRequest&) {
                  {"model", info.name},
                  {"architecture", info.architecture},
                  {"formats", info.formats},
-                 {"dense", dense_json(info.dense, dense_)},
+                 {"dense", dense_json(info.dense, costs_.dense)},
+                 {"kv_cache", kv_json(engine_->memory_plan(), costs_.kv)},
                  {"n_ctx", engine_->context()},
                  {"total_slots", engine_->sequences()},
                  {"queue", options_.queue},
@@ -358,11 +385,33 @@ HttpReply Api::props(const HttpRequest&) {
                  {"aliases", aliases}})};
 }
 
+/// What is kept of earlier requests, where, and why something was dropped.
+ordered_json kept_json(const PrefixCacheStats& stats, const KeptReport& report) {
+    ordered_json kept = ordered_json::array(), dropped = ordered_json::array();
+    for (const KeptReport::Kept& k : report.kept)
+        kept.push_back({{"tokens", k.tokens},
+                        {"bytes", k.bytes},
+                        {"where", k.where},
+                        {"uses", k.uses},
+                        {"idle_seconds", k.idle_seconds}});
+    for (const KeptReport::Dropped& d : report.dropped)
+        dropped.push_back({{"tokens", d.tokens}, {"why", d.why}, {"seconds_ago", d.seconds_ago}});
+    return {{"host_bytes", stats.bytes},
+            {"host_budget_bytes", stats.budget},
+            {"kept", kept},
+            {"dropped", dropped}};
+}
+
+/// States are of no slot in particular: the first one tells of all.
 HttpReply Api::slots(const HttpRequest&) {
     ordered_json list = ordered_json::array();
     const int64_t running = metrics_.running;
-    for (int64_t i = 0; i < engine_->sequences(); ++i)
+    const auto report = metrics_.speculation();
+    for (int64_t i = 0; i < engine_->sequences(); ++i) {
         list.push_back({{"id", i}, {"n_ctx", engine_->context()}, {"is_processing", i < running}});
+        if (report) list.back()["speculation"] = speculation_json(*report);
+    }
+    list[0]["states"] = kept_json(metrics_.cache(), metrics_.kept());
     return {.body = dump(list)};
 }
 

@@ -31,9 +31,9 @@ class Api {
 
     /// From any thread.
     void set_progress(const LoadProgress& progress);
-    /// From now on requests are answered, and read of `engine` what does not change. It must outlive them. `dense`: what
-    /// LoadOptions::dense cost. `doctor`: what --doctor found; null: it was not asked.
-    void set_ready(const Engine& engine, const std::optional<DenseCost>& dense = {},
+    /// From now on requests are answered, and read of `engine` what does not change. It must outlive them. `costs`: what
+    /// was measured at the load. `doctor`: what --doctor found; null: it was not asked.
+    void set_ready(const Engine& engine, const MeasuredCosts& costs = {},
                    nlohmann::ordered_json doctor = nullptr);
     /// New requests get 503.
     void set_draining();
@@ -120,7 +120,7 @@ class Api {
     std::atomic<State> state_ = State::loading;
     std::atomic<int64_t> loaded_ = 0, to_load_ = 0;
     const Engine* engine_ = nullptr;  // set once, before state_ is ready
-    std::optional<DenseCost> dense_;
+    MeasuredCosts costs_;
     nlohmann::ordered_json doctor_;
     std::vector<Alias> aliases_;
     std::unique_ptr<RequestReader> reader_;

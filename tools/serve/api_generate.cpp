@@ -130,6 +130,7 @@ std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
     job->request.max_tokens = g.max_tokens;
     if (!g.ignore_eos) job->request.stop_ids = engine_->model().generation().eos_ids;
     job->request.use_cache = g.use_cache;
+    job->request.conversation = g.conversation;
     job->request.drafts = g.drafts;
     const auto pace = g.return_progress || g.timings_per_token
                           ? std::make_shared<Pace>(static_cast<int64_t>(job->request.prompt.size()))

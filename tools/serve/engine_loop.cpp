@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include <cstdio>
+#include <utility>
 
 #include "ggml-like/check.h"
 #include "tools/common/cli_values.h"
@@ -12,7 +13,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kIdle = 5s, kBetweenSaves = 60s;
+constexpr std::chrono::milliseconds kIdle = 5s, kBetweenSaves = 60s, kBetweenReports = 100ms;
 
 }  // namespace
 
@@ -164,7 +165,13 @@ void EngineLoop::publish(const Engine& engine, const std::vector<Live>& live) {
     const auto count = static_cast<int64_t>(live.size());
     metrics_.running = std::min(count, engine.sequences());
     metrics_.queued = std::max<int64_t>(0, count - engine.sequences());
-    metrics_.set_cache(engine.cache_stats());
+    const PrefixCacheStats stats = engine.cache_stats();
+    metrics_.set_cache(stats);
+    if (std::exchange(told_, stats.changes) != stats.changes) metrics_.set_kept(engine.kept_report());
+    const auto now = Job::Clock::now();
+    if (now < next_report_) return;
+    metrics_.set_speculation(engine.speculation());
+    next_report_ = now + kBetweenReports;
 }
 
 void EngineLoop::run(Engine& engine, const std::function<void()>& lost) {

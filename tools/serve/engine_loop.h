@@ -81,8 +81,9 @@ class EngineLoop {
     std::optional<std::string> lost_;  // the device's error
     std::atomic<bool> stopping_ = false;
     bool keep_states_ = false;
+    int64_t told_ = 0;   // PrefixCacheStats::changes that the metrics know of
     int64_t saved_ = 0;  // states stored when they were saved last
-    Job::Clock::time_point next_save_{};
+    Job::Clock::time_point next_save_{}, next_report_{};
 };
 
 }  // namespace quern

@@ -55,6 +55,17 @@ DraftOptions read_drafts(Fields& f) {
     return out;
 }
 
+/// What a client calls its conversation: prompt_cache_key, else metadata.user_id, which has the session in it. A number for
+/// it; 0: nothing.
+uint64_t conversation_of(Fields& f) {
+    const ordered_json* name = f.value("prompt_cache_key");
+    const ordered_json* metadata = f.value("metadata");
+    if (name == nullptr && metadata != nullptr && metadata->is_object() && metadata->contains("user_id"))
+        name = &metadata->at("user_id");
+    if (name == nullptr || !name->is_string() || name->get_ref<const std::string&>().empty()) return 0;
+    return std::hash<std::string>{}(name->get_ref<const std::string&>()) | 1;
+}
+
 /// A tool as tool_choice names it: {"function": {"name"}} or {"name"}.
 std::string named_tool(const ordered_json& choice, const std::string& where, const AnswerRules& rules) {
     Fields f(choice, where);
@@ -211,13 +222,14 @@ GenerationRequest RequestReader::common(Fields& f, int64_t fewest_tokens) const 
     if (const ordered_json* options = f.object("stream_options"))
         out.include_usage = Fields(*options, "stream_options").boolean("include_usage").value_or(false);
     out.use_cache = f.boolean("cache_prompt").value_or(true);
+    out.conversation = conversation_of(f);
     out.drafts = read_drafts(f);
     out.return_progress = f.boolean("return_progress").value_or(false) && out.stream;
     out.timings_per_token = f.boolean("timings_per_token").value_or(false) && out.stream;
     f.integer("id_slot", -1, INT32_MAX);  // any slot finds any kept state
     out.ignore_eos = f.boolean("ignore_eos").value_or(false);
-    f.ignore({"user", "metadata", "store", "service_tier", "prompt_cache_key", "prompt_cache_retention",
-              "safety_identifier", "verbosity", "cache_salt", "priority"});
+    f.ignore({"user", "store", "service_tier", "prompt_cache_retention", "safety_identifier", "verbosity",
+              "cache_salt", "priority"});
     f.refuse({"functions", "function_call", "audio", "web_search_options", "prediction"});
     return out;
 }

@@ -34,6 +34,7 @@ struct GenerationRequest {
     bool stream = false;
     bool include_usage = false;
     bool use_cache = true;
+    uint64_t conversation = 0;  // Request::conversation
     DraftOptions drafts;
     bool return_progress = false, timings_per_token = false;  // of a stream
     std::vector<std::string>

@@ -5,9 +5,11 @@
 #include <atomic>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 
 #include "tools/engine/prefix_cache_stats.h"
+#include "tools/engine/speculation_report.h"
 
 namespace quern {
 
@@ -37,11 +39,17 @@ struct Metrics {
 
     void set_cache(const PrefixCacheStats& stats);
     PrefixCacheStats cache() const;
+    void set_speculation(std::optional<SpeculationReport> report);
+    std::optional<SpeculationReport> speculation() const;
+    void set_kept(KeptReport report);
+    KeptReport kept() const;
     std::string text() const;
 
   private:
     mutable std::mutex mutex_;
     PrefixCacheStats cache_;
+    std::optional<SpeculationReport> speculation_;
+    KeptReport kept_;
 };
 
 }  // namespace quern

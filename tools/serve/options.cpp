@@ -7,6 +7,7 @@
 #include "tools/common/cli_args.h"
 #include "tools/common/cli_values.h"
 #include "tools/common/doctor/command.h"
+#include "tools/common/kv_flags.h"
 #include "tools/common/settings.h"
 #include "tools/common/speculation_flags.h"
 #include "tools/serve/client_config.h"
@@ -105,14 +106,14 @@ void add_model(ArgParser& p, ServeOptions& o) {
             "tokens of prompts in one step; default 512, on a GPU 8192; while answers run 128 at most, on a "
             "GPU 1024; at least 64",
             [&o](const std::string& v) { o.step_tokens = parse_integer(v, "-ub", 1, 65536); });
-    for (const char* names : {"-ctk,--cache-type-k,--kv-cache-dtype", "-ctv,--cache-type-v"})
-        p.value(names, "TYPE", "KV cache: auto, bf16, f16, f32; K and V have the same type",
-                [&o](const std::string& v) { o.kv_type = v; });
+    add_kv_flags(p, o.kv_type, o.kv_type_v);
+    add_allow_loss_flag(p, o.allow_loss);
     p.value("--dense", "FORMAT", kDenseHelp, [&o](const std::string& v) { o.dense = parse_dense(v); });
-    p.value("-cram,--cache-ram", "MiB",
-            "memory for states of earlier prompts, on a GPU its own as far as it goes; default 8192, 0: none "
-            "are kept",
-            [&o](const std::string& v) { o.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
+    p.value(
+        "-cram,--cache-ram", "MiB",
+        "host memory for states of earlier prompts, taken as they come; default 8192, 0: none are kept; a "
+        "GPU also has as many as fit beside the context",
+        [&o](const std::string& v) { o.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
     p.value("--cache-dir", "DIR",
             "keep these states in this directory over a restart; holds the tokens of conversations",
             [&o](const std::string& v) { o.cache_dir = v; });

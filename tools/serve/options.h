@@ -19,7 +19,8 @@ struct ServeOptions {
     int64_t context = 0;
     int64_t sequences = 4;
     int64_t step_tokens = 0;  // 0: what suits the backend
-    std::string kv_type = "auto";
+    std::string kv_type = "auto", kv_type_v;
+    bool allow_loss = false;
     DenseFormat dense = DenseFormat::as_stored;
     int64_t cache_bytes = int64_t{8192} << 20;
     SpeculationOptions speculation;

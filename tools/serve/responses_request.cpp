@@ -202,11 +202,11 @@ ChatBody chat_from_responses(const ordered_json& body, const ordered_json& items
             out["reasoning_effort"] = *effort;
     if (const ordered_json* n = f.value("max_output_tokens")) out["max_tokens"] = *n;
     for (const char* same : {"model", "temperature", "top_p", "stream", "tool_choice", "parallel_tool_calls",
-                             "metadata", "user"})
+                             "metadata", "user", "prompt_cache_key"})
         if (const ordered_json* value = f.value(same)) out[same] = *value;
     f.ignore({"input", "previous_response_id", "store", "include", "truncation", "service_tier",
-              "prompt_cache_key", "safety_identifier", "stream_options", "max_tool_calls", "top_logprobs",
-              "client_metadata", "background"});
+              "safety_identifier", "stream_options", "max_tool_calls", "top_logprobs", "client_metadata",
+              "background"});
     for (const std::string& name : f.unknown()) out[name] = body[name];
     ChatBody chat = chat_body(std::move(out));
     chat.origins = conversation.take_origins();

@@ -10,7 +10,8 @@
 // Shared memory: of prepare a head a warp (4 KB); of generic each lane's sums (4 KB).
 // Limits: head_dim a multiple of 8 up to 256. Bound: prepare by bytes, generic by reading K and V again for every query
 // head; it is meant for small models.
-#include "ggml-like/cuda/attention/attention.cuh"
+#include "ggml-like/cuda/attention/packed.cuh"
+#include "ggml-like/cuda/attention/prepare.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/variants.h"
 
@@ -24,63 +25,6 @@ namespace {
 
 constexpr int kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kAhead = 5;  // heads of a warp whose loads are under way
-
-__device__ __forceinline__ void unpack8(const uint4& raw, float (&x)[8]) {
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const float2 v = unpack_bf16(words[i]);
-        x[2 * i] = v.x, x[2 * i + 1] = v.y;
-    }
-}
-__device__ __forceinline__ void load8(const bf16* from, float (&x)[8]) {
-    unpack8(*reinterpret_cast<const uint4*>(from), x);
-}
-
-/// What a lane of `prepare` knows of its elements 8l .. 8l + 7 of every head, l < d / 8: weights of the norms, and by which
-/// cos and sin they rotate; the sin is negative for the first of a pair.
-struct Elements {
-    float q_norm[8], k_norm[8], cos[8], sin[8];
-    int pair[8];  // the other one of the pair
-
-    __device__ __forceinline__ Elements(const AttentionCall& c, int first, int position) {
-        const int half = c.rotary_dims / 2;
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int e = first + i;
-            q_norm[i] = e < c.head_dim ? c.q_norm[e] : 0;
-            k_norm[i] = e < c.head_dim ? c.k_norm[e] : 0;
-            const float2 turned =
-                e < 2 * half ? rotation(c.turns[e < half ? e : e - half], position) : float2{1, 0};
-            cos[i] = turned.x, sin[i] = e < half ? -turned.y : turned.y;
-            pair[i] = e < half ? e + half : e < 2 * half ? e - half : e;
-        }
-    }
-    /// Norm and rotation of one head by one warp. `shared`: [R] and up to 7 more, of this warp.
-    __device__ __forceinline__ void norm_rope(const AttentionCall& c, const uint4& raw, bool is_q, int lane,
-                                              float* shared, bf16* to) const {
-        float x[8], sum = 0;
-        unpack8(raw, x);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) sum += x[i] * x[i];
-        const float r = rsqrtf(warp_sum(sum) / static_cast<float>(c.head_dim) + c.eps);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) x[i] *= r * (is_q ? q_norm[i] : k_norm[i]);
-        const bool rotates = lane * 8 < c.rotary_dims;
-        if (rotates) {
-            auto* own = reinterpret_cast<float4*>(shared + lane * 8);
-            own[0] = {x[0], x[1], x[2], x[3]}, own[1] = {x[4], x[5], x[6], x[7]};
-        }
-        __syncwarp();
-        if (rotates)
-#pragma unroll
-            for (int i = 0; i < 8; ++i) x[i] = x[i] * cos[i] + shared[pair[i]] * sin[i];
-        if (lane * 8 < c.head_dim)
-            *reinterpret_cast<uint4*>(to + lane * 8) = {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]),
-                                                        pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
-        __syncwarp();  // before the next head overwrites `shared`
-    }
-};
 
 __global__ void __launch_bounds__(kThreads, 5)
     attention_prepare_kernel(const __grid_constant__ AttentionCall c) {
@@ -114,7 +58,9 @@ __global__ void __launch_bounds__(kThreads, 5)
             if (head >= all) break;
             bf16* to = head < c.heads ? c.rotated + (static_cast<int64_t>(t) * c.heads + head) * d
                                       : c.k_cache + place(head - c.heads);
-            elements.norm_rope(c, raw[i], head < c.heads, lane, shared[warp], to);
+            float x[8];
+            elements.norm_rope(c, raw[i], head < c.heads, lane, shared[warp], x);
+            if (lane * 8 < d) *reinterpret_cast<uint4*>(to + lane * 8) = pack8(x);
         }
     }
     for (int head = warp; head < c.kv_heads; head += kWarps) {
@@ -130,6 +76,22 @@ __device__ __forceinline__ int lanes_per_key(int head_dim) {
     return lanes;
 }
 
+/// Elements at .. at + 7 of a key or value.
+template <bool kPacked>
+__device__ __forceinline__ void load_cached(const AttentionCall& c, bool values, int64_t head, int place,
+                                            int at, float (&x)[8]) {
+    const bf16* cache = values ? c.v_cache : c.k_cache;
+    if constexpr (kPacked) {
+        const kv::Packing packing = values ? c.v_packing : c.k_packing;
+        const packed::Block block(values ? c.v_layout : c.k_layout);
+        const char* from = reinterpret_cast<const char*>(cache) + head * block.bytes;
+        unpack8(packed::load_packed(packing, block, from, place, at), x);
+    } else {
+        load8(cache + (head * kKeysPerPage + place) * c.head_dim + at, x);
+    }
+}
+
+template <bool kPacked>
 __global__ void __launch_bounds__(kThreads)
     attention_generic_kernel(const __grid_constant__ AttentionCall c) {
     __shared__ float outputs[kThreads * 8];  // [lane group][lane][8]
@@ -153,10 +115,8 @@ __global__ void __launch_bounds__(kThreads)
         float k[8] = {}, v[8] = {}, s = 0;
         if (use) {
             const int64_t page = pages[key / kKeysPerPage];
-            const int64_t place =
-                ((page * c.kv_heads + kv_head) * kKeysPerPage + key % kKeysPerPage) * d + at;
-            load8(c.k_cache + place, k);
-            load8(c.v_cache + place, v);
+            load_cached<kPacked>(c, false, page * c.kv_heads + kv_head, key % kKeysPerPage, at, k);
+            load_cached<kPacked>(c, true, page * c.kv_heads + kv_head, key % kKeysPerPage, at, v);
         }
 #pragma unroll
         for (int i = 0; i < 8; ++i) s = fmaf(q[i], k[i], s);
@@ -202,15 +162,24 @@ void attention_prepare(const AttentionCall& c, Context& context) {
 }
 
 void attention_generic(const AttentionCall& c, Context& context) {
-    launch(context, "gated_attention generic", attention_generic_kernel, dim3(c.tokens, c.heads),
-           dim3(kThreads), 0, c);
+    if (c.k_packing == kv::Packing::plain)
+        launch(context, "gated_attention generic", attention_generic_kernel<false>, dim3(c.tokens, c.heads),
+               dim3(kThreads), 0, c);
+    else
+        launch(context, "gated_attention generic packed", attention_generic_kernel<true>,
+               dim3(c.tokens, c.heads), dim3(kThreads), 0, c);
 }
 
 void attend(const AttentionCall& c, Context& context) {
     const AttentionShape shape{c.heads, c.kv_heads, c.head_dim, c.rotary_dims, c.answers};
     const AttentionProduct product = choose(context, shape);
-    if (product == AttentionProduct::split) return attention_decode(c, context);
-    attention_prepare(c, context);
+    const bool packed = c.k_packing != kv::Packing::plain;
+    if (product == AttentionProduct::split && !packed) return attention_decode(c, context);
+    if (packed)
+        attention_prepare_packed(c, context);
+    else
+        attention_prepare(c, context);
+    if (product == AttentionProduct::split) return attention_decode_packed(c, context);
     if (product == AttentionProduct::warpgroups) return attention_prefill_warpgroups(c, context);
     if (product == AttentionProduct::tiles) return attention_prefill(c, context);
     attention_generic(c, context);

@@ -1,13 +1,14 @@
 // Attention as the kernels see it: plain pointers, strides in elements. ops/gated_attention.h has shapes and formulas,
 // ops/gated_attention.cu fills AttentionCall from a node.
 //
-// q, gate, k, v, caches and y are BF16. Norms, rotation, scores, softmax and sums are FP32; q and k are rounded to BF16
+// q, gate, k, v and y are BF16, caches BF16 or packed (kv_format.h). Norms, rotation, scores, softmax and sums are FP32; q and k are rounded to BF16
 // after the rotation, probabilities before they meet the values, y once at the end.
 #pragma once
 
 #include "ggml-like/cuda/attention/split.h"
 #include "ggml-like/cuda/context.h"
 #include "ggml-like/cuda/ptx/ptx.cuh"
+#include "ggml-like/kv_format.h"
 
 namespace quern::cuda::attention {
 
@@ -15,6 +16,7 @@ using namespace ptx;
 
 inline constexpr int kMaxHeadDim = 256;
 inline constexpr int kKeysPerPage = 64;
+inline constexpr int kScales = 16;  // scales of KV heads that a call has room for
 
 /// Heads of rows: element (t, h, 0) is at data + t * row + h * head.
 struct HeadRows {
@@ -31,7 +33,7 @@ struct AttentionCall {
     const int *positions, *row_sequence, *start, *pages;  // ops/batch.h
     int64_t cache_pages;                                  // that a cache has
     int64_t page_row;         // from one sequence's page table to the next, in entries
-    bf16 *k_cache, *v_cache;  // [pages, G, 64, d]
+    bf16 *k_cache, *v_cache;  // [pages, G, 64, d]; of packed caches the first block
     bf16 *y, *rotated;        // [T, H, d]; rotated: of prompts, and where generic
     void* work;               // attention_work_bytes (ops/gated_attention.h)
     unsigned* counters;       // Context::counters
@@ -39,6 +41,9 @@ struct AttentionCall {
     int max_keys;  // that a page table has room for
     bool answers;  // an answer step; else a prompt step
     float eps;
+    kv::Packing k_packing, v_packing;          // both plain, or neither
+    kv::Layout k_layout, v_layout;             // of packed rows
+    float k_scale[kScales], v_scale[kScales];  // of each KV head; 0: from the values
     // [R/2] the angle of position 1 in turns * 2^64; times a position, modulo 2^64, it is the phase there.
     uint64_t turns[kMaxHeadDim / 2];
 };
@@ -53,12 +58,16 @@ void attend(const AttentionCall& call, Context& context);
 
 /// Writes rotated, the normed and rotated q, and puts k (normed and rotated) and v into the cache.
 void attention_prepare(const AttentionCall& call, Context& context);
+/// The same for packed caches, and for answers, too; with keys in tq4 rotated is also multiplied by H.
+void attention_prepare_packed(const AttentionCall& call, Context& context);
 /// Answers: y, and k and v to the cache; needs no attention_prepare. Throws beyond max_answer_rows.
 void attention_decode(const AttentionCall& call, Context& context);
+/// Answers over packed caches, after attention_prepare_packed: y. Throws beyond max_answer_rows.
+void attention_decode_packed(const AttentionCall& call, Context& context);
 /// Prompts, after attention_prepare: y; by products of warpgroups where the card has them (variants.h).
 void attention_prefill_warpgroups(const AttentionCall& call, Context& context);
 void attention_prefill(const AttentionCall& call, Context& context);
-/// Any shape and kind of step, after attention_prepare: y.
+/// Any shape, kind of step and cache, after attention_prepare or attention_prepare_packed: y.
 void attention_generic(const AttentionCall& call, Context& context);
 
 }  // namespace quern::cuda::attention

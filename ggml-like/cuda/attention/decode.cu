@@ -53,7 +53,7 @@ __device__ __forceinline__ void attend_tile(const AttentionCall& c, const Row& r
     float s[4];
     score(k_slot + warp * kWarpKeys * kRowBytes, q, row.keys - key, s);
     const float2 highest{over_keys_max(fmaxf(s[0], s[2])), over_keys_max(fmaxf(s[1], s[3]))};
-    if (lane < 4) shared.highest[warp][lane] = highest;
+    if (lane < 4) shared.exchange.highest[warp][lane] = highest;
     __syncwarp();
     start_ahead(c, row, share, true, k_slot);  // over the rows of K that this warp alone has read
     step_tile(share, share.ahead, share.ahead_left);
@@ -61,10 +61,10 @@ __device__ __forceinline__ void attend_tile(const AttentionCall& c, const Row& r
     wait_copies<2>();
     if (fresh) finish_fresh(c, row, k_norm, angles, share.tile, true, v_slot);
     __syncthreads();
-    raise_maximum(shared, part);
-    share_probabilities(s, shared, part);
+    raise_maximum(shared.exchange, part);
+    share_probabilities(s, shared.exchange, part);
     __syncthreads();
-    add_values(v_slot, shared, part);
+    add_values(v_slot, shared.exchange, part);
 }
 
 CLUSTER_OF(kSplitBlocks)
@@ -120,15 +120,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     if ((share.tile + 1) * kTileKeys > row.fresh)
         wait_copies<0>();  // its fresh keys came with the third group of copies
 
-#if __CUDA_ARCH__ >= 900
-    // The block's eighth of the output: one pair of elements a thread.
-    const bool has_pair = static_cast<int>(threadIdx.x) < row.group * 16;
-    const int pair = rank * row.group * 16 + (has_pair ? threadIdx.x : 0);
-    const uint32_t gate = gate_pair(c, row, pair);
-    const bool one_chunk = first_chunk + clusters >= chunks;
-#else
-    const bool one_chunk = false;
-#endif
+    const Ending end(c, row, first_chunk, chunks);
     int chunk = first_chunk;
     Part part;
     clear(part);
@@ -142,43 +134,12 @@ __global__ void __launch_bounds__(kThreads, 2)
         } else {
             __syncthreads();  // the sums of the chunk before may still be read
         }
-        if (one_chunk) break;
-        float* to = part_at(c, row, chunk, rank);
-        leave_result(part, shared, to, kDim, reinterpret_cast<float2*>(to + kHeads * kDim));
+        if (end.one_chunk) break;
+        float* to = part_at<kMaxChunks>(c, row, chunk, rank);
+        leave_result<false>(part, shared.exchange, to, kDim, reinterpret_cast<float2*>(to + kHeads * kDim));
         clear(part);
     }
-
-#if __CUDA_ARCH__ >= 900
-    const int counted = min(clusters, chunks);
-    float4 all{0, 0, -INFINITY, 0};
-    if (one_chunk)
-        leave_result(part, shared, reinterpret_cast<float*>(shared.ring[kSpare]), kOutRow, shared.totals);
-    cluster_arrive();
-    cluster_wait();
-    for (chunk = first_chunk; chunk < chunks; chunk += clusters) {
-        const float4 mine = one_chunk ? merge_cluster(shared, pair) : merge_parts(c, row, chunk, pair);
-        if (counted == 1)
-            all = merge(all, mine);
-        else if (has_pair)
-            store_chunk(c, row, chunk, pair, mine);
-    }
-    cluster_arrive();
-    bool last = true;
-    if (counted > 1) {
-        last = last_block(c.counters + (t * c.kv_heads + row.kv_head) * kSplitBlocks + rank, counted);
-        if (last) all = merge_chunks(c, row, pair, chunks);
-    }
-    if (last && has_pair) store_pair(c, row, pair, all, gate);
-    cluster_wait();  // peers may still read this block's shared memory
-#else
-    unsigned* counter = c.counters + (t * c.kv_heads + row.kv_head) * kSplitBlocks;
-    if (last_block(counter, min(clusters, chunks) * kSplitBlocks))
-        for (int p = threadIdx.x; p < row.group * kDim / 2; p += kThreads) {
-            float4 all{0, 0, -INFINITY, 0};
-            for (chunk = 0; chunk < chunks; ++chunk) all = merge(all, merge_parts(c, row, chunk, p));
-            store_pair(c, row, p, all, gate_pair(c, row, p));
-        }
-#endif
+    store_row<false>(c, row, end, part, shared.exchange, reinterpret_cast<float*>(shared.ring[kSpare]));
 }
 
 }  // namespace

@@ -18,13 +18,17 @@ constexpr int kTileKeys = kKeysPerPage, kWarpKeys = kTileKeys / kWarps, kWarpDim
 constexpr int kRowBytes = kDim * 2, kSlotBytes = kTileKeys * kRowBytes, kRing = 3;
 static_assert(kWarpKeys == 16 && kWarpDims == 64);
 
-/// Shared memory. Slot 2 first takes q, at the end the block's result, in which head h's values begin at h * kOutRow.
-struct Shared {
-    char ring[kRing][kSlotBytes];
+/// What warps leave for each other.
+struct Exchange {
     char p[kHeads * kTileKeys * 2];      // probabilities [head][key], BF16
     float2 highest[kWarps][kHeads / 2];  // of each warp's scores, heads in pairs
     float2 sums[kWarps][kHeads / 2];
     float2 totals[kHeads];  // the block's maximum and sum
+};
+/// Shared memory. Slot 2 first takes q, at the end the block's result, in which head h's values begin at h * kOutRow.
+struct Shared {
+    char ring[kRing][kSlotBytes];
+    Exchange exchange;
 };
 constexpr int kSpare = 2, kOutRow = kDim + 4;  // the pad spreads heads over the banks
 constexpr int kQueryRows = 8;                  // rows of slot 2 that q takes

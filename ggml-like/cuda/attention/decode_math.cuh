@@ -146,7 +146,7 @@ __device__ __forceinline__ void clear(Part& part) {
 }
 
 /// Raises the maximum to the tile's, which the warps have left in shared memory, and rescales the sums.
-__device__ __forceinline__ void raise_maximum(const Shared& shared, Part& part) {
+__device__ __forceinline__ void raise_maximum(const Exchange& shared, Part& part) {
     float now[2] = {part.maximum[0], part.maximum[1]};
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) {
@@ -170,7 +170,7 @@ __device__ __forceinline__ uint32_t transpose(uint32_t x) {
 }
 
 /// The warp's scores become probabilities, in shared memory for all warps.
-__device__ __forceinline__ void share_probabilities(float (&s)[4], Shared& shared, Part& part) {
+__device__ __forceinline__ void share_probabilities(float (&s)[4], Exchange& shared, Part& part) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = lane / 4;
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
@@ -183,7 +183,7 @@ __device__ __forceinline__ void share_probabilities(float (&s)[4], Shared& share
 }
 
 /// part.o += V^T P^T of a tile.
-__device__ __forceinline__ void add_values(const char* tile, const Shared& shared, Part& part) {
+__device__ __forceinline__ void add_values(const char* tile, const Exchange& shared, Part& part) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint32_t p[kTileKeys / 16][2];
 #pragma unroll

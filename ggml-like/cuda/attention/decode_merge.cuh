@@ -12,7 +12,7 @@ namespace quern::cuda::attention::decode {
 using namespace ptx;
 
 /// The block's maximum and sum of the lane's two heads: the warps' sums, added in order.
-__device__ __forceinline__ void total(const Part& part, Shared& shared, float2 (&totals)[2]) {
+__device__ __forceinline__ void total(const Part& part, Exchange& shared, float2 (&totals)[2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float2 own{over_keys_sum(part.sum[0]), over_keys_sum(part.sum[1])};
     if (lane < 4) shared.sums[warp][lane] = own;
@@ -25,27 +25,30 @@ __device__ __forceinline__ void total(const Part& part, Shared& shared, float2 (
 }
 
 /// Stores the block's result: head h at values + h * row_floats, its maximum and sum at totals + h. `values` may lie in
-/// the ring: a barrier inside comes after all warps' reads of it.
-__device__ __forceinline__ void leave_result(const Part& part, Shared& shared, float* values, int row_floats,
-                                             float2* totals) {
+/// the ring: a barrier inside comes after all warps' reads of it. kPacked: which elements a lane has (Part, add_pairs).
+template <bool kPacked>
+__device__ __forceinline__ void leave_result(const Part& part, Exchange& shared, float* values,
+                                             int row_floats, float2* totals) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = 2 * (lane % 4);
     float2 own[2];
     total(part, shared, own);
-    float* to = values + head * row_floats + warp * kWarpDims + lane / 4;
+    constexpr int kLane = kPacked ? 8 : 1, kProduct = kPacked ? 2 : 16, kLower = kPacked ? 1 : 8;
+    float* to = values + head * row_floats + warp * kWarpDims + lane / 4 * kLane;
 #pragma unroll
     for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int j = 0; j < kWarpDims / 16; ++j) {
-            to[h * row_floats + 16 * j] = part.o[j][h];
-            to[h * row_floats + 16 * j + 8] = part.o[j][h + 2];
+            to[h * row_floats + kProduct * j] = part.o[j][h];
+            to[h * row_floats + kProduct * j + kLower] = part.o[j][h + 2];
         }
     if (threadIdx.x < 4) totals[head] = own[0], totals[head + 1] = own[1];
 }
 
-/// Work space: [T, G, kMaxChunks, 8] block results.
+/// Work space: [T, G, kChunks, 8] block results.
+template <int kChunks>
 __device__ __forceinline__ float* part_at(const AttentionCall& c, const Row& row, int chunk, int rank) {
     const int64_t unit = static_cast<int64_t>(row.t) * c.kv_heads + row.kv_head;
-    return static_cast<float*>(c.work) + ((unit * kMaxChunks + chunk) * kSplitBlocks + rank) * kPartFloats;
+    return static_cast<float*>(c.work) + ((unit * kChunks + chunk) * kSplitBlocks + rank) * kPartFloats;
 }
 
 /// A chunk's result for one pair of elements; of each of its blocks: values, {maximum, sum}.
@@ -65,11 +68,12 @@ __device__ __forceinline__ float4 merge_blocks(const float2 (&values)[kSplitBloc
 }
 
 /// The same, read from work space.
+template <int kChunks>
 __device__ __forceinline__ float4 merge_parts(const AttentionCall& c, const Row& row, int chunk, int pair) {
     float2 values[kSplitBlocks], totals[kSplitBlocks];
 #pragma unroll
     for (int b = 0; b < kSplitBlocks; ++b) {
-        const float2* from = reinterpret_cast<const float2*>(part_at(c, row, chunk, b));
+        const float2* from = reinterpret_cast<const float2*>(part_at<kChunks>(c, row, chunk, b));
         values[b] = __ldcg(from + pair);
         totals[b] = __ldcg(from + kHeads * kDim / 2 + pair / (kDim / 2));
     }
@@ -90,33 +94,36 @@ __device__ __forceinline__ void store_pair(const AttentionCall& c, const Row& ro
 #if __CUDA_ARCH__ >= 900
 
 /// A chunk's result for a pair: overwrites two blocks' values of the same pair, which only this thread reads.
+template <int kChunks>
 __device__ __forceinline__ void store_chunk(const AttentionCall& c, const Row& row, int chunk, int pair,
                                             float4 result) {
-    reinterpret_cast<float2*>(part_at(c, row, chunk, 0))[pair] = {result.x, result.y};
-    reinterpret_cast<float2*>(part_at(c, row, chunk, 1))[pair] = {result.z, result.w};
+    reinterpret_cast<float2*>(part_at<kChunks>(c, row, chunk, 0))[pair] = {result.x, result.y};
+    reinterpret_cast<float2*>(part_at<kChunks>(c, row, chunk, 1))[pair] = {result.z, result.w};
 }
+template <int kChunks>
 __device__ __forceinline__ float4 load_chunk(const AttentionCall& c, const Row& row, int chunk, int pair) {
-    const float2 xy = __ldcg(reinterpret_cast<const float2*>(part_at(c, row, chunk, 0)) + pair);
-    const float2 zw = __ldcg(reinterpret_cast<const float2*>(part_at(c, row, chunk, 1)) + pair);
+    const float2 xy = __ldcg(reinterpret_cast<const float2*>(part_at<kChunks>(c, row, chunk, 0)) + pair);
+    const float2 zw = __ldcg(reinterpret_cast<const float2*>(part_at<kChunks>(c, row, chunk, 1)) + pair);
     return {xy.x, xy.y, zw.x, zw.y};
 }
 
 /// Merges the chunks' results in order; all are loaded first.
+template <int kChunks>
 __device__ __forceinline__ float4 merge_chunks(const AttentionCall& c, const Row& row, int pair, int chunks) {
-    float4 parts[kMaxChunks], all{0, 0, -INFINITY, 0};
+    float4 parts[kChunks], all{0, 0, -INFINITY, 0};
 #pragma unroll
-    for (int i = 0; i < kMaxChunks; ++i)
-        parts[i] = i < chunks ? load_chunk(c, row, i, pair) : float4{0, 0, -INFINITY, 0};
+    for (int i = 0; i < kChunks; ++i)
+        parts[i] = i < chunks ? load_chunk<kChunks>(c, row, i, pair) : float4{0, 0, -INFINITY, 0};
 #pragma unroll
-    for (int i = 0; i < kMaxChunks; ++i) all = merge(all, parts[i]);
+    for (int i = 0; i < kChunks; ++i) all = merge(all, parts[i]);
     return all;
 }
 
 /// The cluster's result for one pair of elements, from the shared memory of its blocks.
-__device__ __forceinline__ float4 merge_cluster(const Shared& shared, int pair) {
+__device__ __forceinline__ float4 merge_cluster(const float* values_of, const Exchange& shared, int pair) {
     float2 values[kSplitBlocks], totals[kSplitBlocks];
     const uint32_t value_at =
-        shared_address(shared.ring[kSpare]) + (pair / (kDim / 2) * kOutRow + pair % (kDim / 2) * 2) * 4;
+        shared_address(values_of) + (pair / (kDim / 2) * kOutRow + pair % (kDim / 2) * 2) * 4;
     const uint32_t total_at = shared_address(&shared.totals[pair / (kDim / 2)]);
 #pragma unroll
     for (int b = 0; b < kSplitBlocks; ++b) {
@@ -127,5 +134,67 @@ __device__ __forceinline__ float4 merge_cluster(const Shared& shared, int pair) 
 }
 
 #endif
+
+/// How a row's chunks are shared, and what a thread stores of it: a pair of elements of the block's eighth.
+struct Ending {
+    int first_chunk, clusters, chunks, rank;
+    bool one_chunk;  // of this cluster; its result then lies in shared memory
+    bool has_pair = false;
+    int pair = 0;
+    uint32_t gate = 0;
+
+    __device__ __forceinline__ Ending(const AttentionCall& c, const Row& row, int first, int count)
+        : first_chunk(first),
+          clusters(gridDim.x / kSplitBlocks),
+          chunks(count),
+          rank(blockIdx.x % kSplitBlocks),
+          one_chunk(false) {
+#if __CUDA_ARCH__ >= 900
+        has_pair = static_cast<int>(threadIdx.x) < row.group * 16;
+        pair = rank * row.group * 16 + (has_pair ? threadIdx.x : 0);
+        gate = gate_pair(c, row, pair);
+        one_chunk = first_chunk + clusters >= chunks;
+#endif
+    }
+};
+
+/// y of the row, once all blocks have left their results: in work space, or where one_chunk at `values` in shared memory.
+template <bool kPacked>
+__device__ __forceinline__ void store_row(const AttentionCall& c, const Row& row, const Ending& end,
+                                          const Part& part, Exchange& shared, float* values) {
+    constexpr int kChunks = kPacked ? kMaxPackedChunks : kMaxChunks;
+    const int unit = row.t * c.kv_heads + row.kv_head;
+#if __CUDA_ARCH__ >= 900
+    const int counted = min(end.clusters, end.chunks);
+    float4 all{0, 0, -INFINITY, 0};
+    if (end.one_chunk) leave_result<kPacked>(part, shared, values, kOutRow, shared.totals);
+    cluster_arrive();
+    cluster_wait();
+    for (int chunk = end.first_chunk; chunk < end.chunks; chunk += end.clusters) {
+        const float4 mine = end.one_chunk ? merge_cluster(values, shared, end.pair)
+                                          : merge_parts<kChunks>(c, row, chunk, end.pair);
+        if (counted == 1)
+            all = merge(all, mine);
+        else if (end.has_pair)
+            store_chunk<kChunks>(c, row, chunk, end.pair, mine);
+    }
+    cluster_arrive();
+    bool last = true;
+    if (counted > 1) {
+        last = last_block(c.counters + unit * kSplitBlocks + end.rank, counted);
+        if (last) all = merge_chunks<kChunks>(c, row, end.pair, end.chunks);
+    }
+    if (last && end.has_pair) store_pair(c, row, end.pair, all, end.gate);
+    cluster_wait();  // peers may still read this block's shared memory
+#else
+    if (last_block(c.counters + unit * kSplitBlocks, min(end.clusters, end.chunks) * kSplitBlocks))
+        for (int p = threadIdx.x; p < row.group * kDim / 2; p += kThreads) {
+            float4 all{0, 0, -INFINITY, 0};
+            for (int chunk = 0; chunk < end.chunks; ++chunk)
+                all = merge(all, merge_parts<kChunks>(c, row, chunk, p));
+            store_pair(c, row, p, all, gate_pair(c, row, p));
+        }
+#endif
+}
 
 }  // namespace quern::cuda::attention::decode

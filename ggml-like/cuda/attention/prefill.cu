@@ -26,6 +26,7 @@
 // memory, since each warp reads all keys of a tile. Tiles with the most keys of a sequence start first. Measured for
 // 2,048 rows: 465 us in a prompt of 8K, 1,651 us in one of 32K, about 330 TFLOP/s (H200, 2026-11).
 // Limits: head_dim 256, at most 8 query heads a KV head.
+#include "ggml-like/cuda/attention/prefill_packed.cuh"
 #include "ggml-like/cuda/attention/prefill_segments.cuh"
 #include "ggml-like/cuda/launch.cuh"
 
@@ -64,6 +65,30 @@ __device__ __forceinline__ void store_rows(const AttentionCall& c, const WarpRow
     }
 }
 
+/// A step of 32 keys that lie in a stage.
+__device__ __forceinline__ void add_step(int step, char* stage, const uint32_t (&q)[kSteps][4],
+                                         int first_position, const int (&last)[2], Softmax& state,
+                                         Output& o) {
+    const int lane = threadIdx.x % 32;
+    const float scale = score_scale(kDim);
+    const uint32_t k_tile = shared_address(stage);
+    Scores s;
+    score(k_tile, q, lane, s);
+    if ((step + 1) * kKeys - 1 > first_position) mask(s, step * kKeys + 2 * (lane % 4), last[0], last[1]);
+    apply(move_maxima(s, scale, state), o);
+    weigh(s, scale, state);
+    add_values(k_tile + kTileBytes, s, lane, o);
+}
+
+/// Before a step that begins a segment: keeps the sums of the segments before it.
+__device__ __forceinline__ void end_segment(int step, const Held& held, Softmax& state, Output& o) {
+    if (step == 0 || step % kSegmentSteps != 0) return;
+    add_lanes(state);
+    if (step > kSegmentSteps) add_held<false>(held, state, o);
+    keep(held, state, o);
+    clear(state, o);
+}
+
 /// The tile's sums over the keys of steps begin .. end-1. kHolds: the steps are of several segments, and `held` keeps
 /// the sums of those before. The ring must be free; afterwards it is free again.
 template <bool kHolds>
@@ -95,7 +120,6 @@ __device__ __forceinline__ void attend(const AttentionCall& c, const Tile& tile,
     page = page_of(begin + kStages - 1);
 
     clear(state, o);
-    const float scale = score_scale(kDim);
     for (int step = begin; step < end; ++step) {
         wait_copies<kStages - 2>();
         __syncthreads();
@@ -104,23 +128,52 @@ __device__ __forceinline__ void attend(const AttentionCall& c, const Tile& tile,
         commit_copies();
         page = page_of(ahead + 1);
 
-        if (kHolds && step > 0 && step % kSegmentSteps == 0) {  // a segment has ended
-            add_lanes(state);
-            if (step > kSegmentSteps) add_held<false>(held, state, o);
-            keep(held, state, o);
-            clear(state, o);
-        }
-        const uint32_t k_tile = shared_address(shared + stage * kStageBytes);
-        Scores s;
-        score(k_tile, q, lane, s);
-        if ((step + 1) * kKeys - 1 > first_position) mask(s, step * kKeys + 2 * (lane % 4), last[0], last[1]);
-        apply(move_maxima(s, scale, state), o);
-        weigh(s, scale, state);
-        add_values(k_tile + kTileBytes, s, lane, o);
+        if (kHolds) end_segment(step, held, state, o);
+        add_step(step, shared + stage * kStageBytes, q, first_position, last, state, o);
         stage = stage == kStages - 1 ? 0 : stage + 1;
     }
     add_lanes(state);
     if (kHolds && end > kSegmentSteps) add_held<false>(held, state, o);
+    __syncthreads();  // the ring is free
+}
+
+/// The same over packed caches (prefill_packed.cuh).
+template <bool kHolds>
+__device__ __forceinline__ void attend_packed(const AttentionCall& c, const Tile& tile, int keys, int begin,
+                                              int end, const Held& held, Softmax& state, Output& o,
+                                              char* shared) {
+    const int lane = threadIdx.x % 32;
+    const WarpRows rows = warp_rows(c, tile, threadIdx.x);
+    char* own_rows = shared + threadIdx.x / 32 * 16 * kDim * 2;  // in the stages
+    start_rows({c.rotated, static_cast<int64_t>(c.heads) * kDim, kDim}, rows, lane, own_rows);
+    commit_copies();
+    Staging staging(c, tile, keys, begin, end, shared);
+    staging.start(begin), staging.start(begin + 1);
+    int last[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) last[h] = c.positions[__shfl_sync(0xffffffffu, rows.row, lane / 4 + 8 * h)];
+    wait_copies<2>();
+    __syncwarp();
+    uint32_t q[kSteps][4];
+    load_queries(shared_address(own_rows), lane, q);
+    wait_copies<1>();
+    __syncthreads();
+    staging.expand(begin);
+    staging.start(begin + 2);
+    const int first_position = c.positions[tile.first];
+    clear(state, o);
+#pragma unroll 1
+    for (int step = begin; step < end; ++step) {
+        wait_copies<1>();
+        __syncthreads();
+        staging.expand(step + 1);
+        staging.start(step + 3);
+        if (kHolds) end_segment(step, held, state, o);
+        add_step(step, shared + step % 2 * kStageBytes, q, first_position, last, state, o);
+    }
+    add_lanes(state);
+    if (kHolds && end > kSegmentSteps) add_held<false>(held, state, o);
+    wait_copies<0>();
     __syncthreads();  // the ring is free
 }
 
@@ -147,7 +200,7 @@ __device__ __forceinline__ int find_block(const AttentionCall& c, int block, Til
 __device__ __forceinline__ int steps_of(int keys) { return (keys + kKeys - 1) / kKeys; }
 
 /// Many tiles: one a block. kInShared: the sums of the segments before lie in shared memory, else in work space.
-template <bool kInShared>
+template <bool kInShared, bool kPacked>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_tiles_kernel(const __grid_constant__ AttentionCall c, int first_block) {
     extern __shared__ __align__(1024) char shared[];
@@ -159,12 +212,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     const Held held(kInShared ? shared + kSharedBytes : static_cast<char*>(c.work) + blockIdx.x * kHeldBytes);
     Output o;
     Softmax state;
-    attend<true>(c, tile, keys, 0, steps_of(keys), held, state, o, shared);
+    if constexpr (kPacked)
+        attend_packed<true>(c, tile, keys, 0, steps_of(keys), held, state, o, shared);
+    else
+        attend<true>(c, tile, keys, 0, steps_of(keys), held, state, o, shared);
     store_tile(c, tile, state, o, shared);
 }
 
 /// Few tiles: a block a segment; the `together` blocks of a round wait for each other. Blocks start in the order of the
 /// grid, round after round, and a round of all tiles fits onto the card; blocks without a segment leave at once.
+template <bool kPacked>
 __global__ void __launch_bounds__(kThreads, 1)
     attention_shared_tiles_kernel(const __grid_constant__ AttentionCall c, int together) {
     extern __shared__ __align__(1024) char shared[];
@@ -186,7 +243,11 @@ __global__ void __launch_bounds__(kThreads, 1)
     const Held own = sharing.held(sharing.own());
     Output o;
     Softmax state;
-    attend<false>(c, tile, keys, begin, min(begin + kSegmentSteps, steps_of(keys)), own, state, o, shared);
+    const int end = min(begin + kSegmentSteps, steps_of(keys));
+    if constexpr (kPacked)
+        attend_packed<false>(c, tile, keys, begin, end, own, state, o, shared);
+    else
+        attend<false>(c, tile, keys, begin, end, own, state, o, shared);
     if (segments == 1) return store_tile(c, tile, state, o, shared);
     add_in_rounds<false>(c, tile, sharing, state, o);
 }
@@ -201,16 +262,19 @@ void attention_prefill(const AttentionCall& call, Context& context) {
     // Blocks of a tile that wait for each other must run at once.
     const int together = std::min(context.sms, kSharingBlocks) / blocks;
     const int segments = (call.max_keys + kSegmentKeys - 1) / kSegmentKeys;
+    const bool packed = call.k_packing != kv::Packing::plain;
+    const int bytes = packed ? kPackedSharedBytes : kSharedBytes;
     if (together > 1 && segments > 1)
-        launch(context, kName, attention_shared_tiles_kernel, dim3(blocks, segments), dim3(kThreads),
-               kSharedBytes, call, std::min(together, segments));
-    else if (context.shared_bytes >= kHeldSharedBytes)
-        launch(context, kName, attention_tiles_kernel<true>, dim3(blocks), dim3(kThreads), kHeldSharedBytes,
-               call, 0);
-    else
-        for (int first = 0; first < blocks; first += kHeldSlots)
-            launch(context, kName, attention_tiles_kernel<false>, dim3(std::min(kHeldSlots, blocks - first)),
-                   dim3(kThreads), kSharedBytes, call, first);
+        return launch(context, kName,
+                      packed ? attention_shared_tiles_kernel<true> : attention_shared_tiles_kernel<false>,
+                      dim3(blocks, segments), dim3(kThreads), bytes, call, std::min(together, segments));
+    if (!packed && context.shared_bytes >= kHeldSharedBytes)
+        return launch(context, kName, attention_tiles_kernel<true, false>, dim3(blocks), dim3(kThreads),
+                      kHeldSharedBytes, call, 0);
+    for (int first = 0; first < blocks; first += kHeldSlots)
+        launch(context, kName,
+               packed ? attention_tiles_kernel<false, true> : attention_tiles_kernel<false, false>,
+               dim3(std::min(kHeldSlots, blocks - first)), dim3(kThreads), bytes, call, first);
 }
 
 }  // namespace quern::cuda::attention

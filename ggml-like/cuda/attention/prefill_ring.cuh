@@ -20,9 +20,9 @@ using namespace ptx;
 
 constexpr int kColumns = 64, kColumnBytes = 64 * kColumns * 2;  // of 64 rows
 constexpr int kQueryBytes = kRows * kDim * 2, kSlotBytes = kKeysPerPage * kDim * 2;
-constexpr int kSlots = 5;
+constexpr int kPlainSlots = 5, kPackedSlots = 4;
 constexpr int kSegmentPages = kSegmentKeys / kKeysPerPage;
-static_assert(kWarpgroupShared == 1024 + kQueryBytes + kSlots * kSlotBytes);
+static_assert(kWarpgroupShared == 1024 + kQueryBytes + kPlainSlots * kSlotBytes);
 
 /// Pages begin .. end-1 of the keys of a tile. `keys`: that its last row sees.
 struct Span {
@@ -32,7 +32,28 @@ struct Span {
     int number, shared;  // which of the shared tiles it is, and how many these are
 };
 
+/// K and V of a span's pages in the order of the ring: item(whether V, page * G + KV head).
+template <class F>
+__device__ __forceinline__ void walk(const AttentionCall& c, const Span& span, const F& item) {
+    const int* pages = c.pages + span.tile.sequence * c.page_row;
+    int next = pages[span.begin], head = 0;
+    for (int begin = span.begin; begin < span.end; begin += kSegmentPages) {
+        const int end = min(begin + kSegmentPages, span.end);
+#pragma unroll 1
+        for (int page = begin; page <= end; ++page) {
+            const int head_before = head;
+            if (page < end) {
+                head = next * c.kv_heads + span.tile.kv_head;
+                next = pages[min(page + 1, span.end - 1)];
+                item(false, head);
+            }
+            if (page > begin) item(true, head_before);
+        }
+    }
+}
+
 /// A place in the ring.
+template <int kSlots>
 struct Place {
     int slot = 0;
     uint32_t phase = 0;
@@ -45,11 +66,14 @@ struct Place {
 /// Static shared memory. Each span passes K and V through the ring, so that of four at least one has been read.
 struct Barriers {
     static constexpr int kSpans = 4;
-    uint64_t full[kSlots], empty[kSlots], told[kSpans];
+    uint64_t full[kPlainSlots], empty[kPlainSlots], told[kSpans];
     Span span[kSpans];
 };
 
+template <int kSlots>
 struct Ring {
+    using Place = prefill::Place<kSlots>;
+
     char* queries;
     Barriers* barriers;
 
@@ -57,9 +81,10 @@ struct Ring {
     __device__ __forceinline__ Ring(char* unaligned, Barriers* b)
         : queries(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024), barriers(b) {}
 
-    __device__ __forceinline__ void init() const {
+    /// `fillers`: who arrives when a slot is full.
+    __device__ __forceinline__ void init(int fillers) const {
         if (threadIdx.x < kSlots) {
-            init_phases(barriers->full + threadIdx.x, 1);
+            init_phases(barriers->full + threadIdx.x, fillers);
             init_phases(barriers->empty + threadIdx.x, kWarps);
         }
         if (threadIdx.x < Barriers::kSpans) init_phases(barriers->told + threadIdx.x, 1);
@@ -97,21 +122,7 @@ struct Ring {
     }
     __device__ __forceinline__ void copy_span(const AttentionCall& c, Place& at, const CUtensorMap& k,
                                               const CUtensorMap& v, const Span& span) const {
-        const int* pages = c.pages + span.tile.sequence * c.page_row;
-        int next = pages[span.begin], row = 0;
-        for (int begin = span.begin; begin < span.end; begin += kSegmentPages) {
-            const int end = min(begin + kSegmentPages, span.end);
-#pragma unroll 1
-            for (int page = begin; page <= end; ++page) {
-                const int row_before = row;
-                if (page < end) {
-                    row = (next * c.kv_heads + span.tile.kv_head) * kKeysPerPage;
-                    next = pages[min(page + 1, span.end - 1)];
-                    copy_page(at, k, row);
-                }
-                if (page > begin) copy_page(at, v, row_before);
-            }
-        }
+        walk(c, span, [&](bool values, int head) { copy_page(at, values ? v : k, head * kKeysPerPage); });
     }
 };
 

@@ -17,6 +17,7 @@
 // once a tile, mostly from L2: 1 KB a key for 128 rows. Bound: the card's power; a step takes 1.4 us, 750 TFLOP/s, and a tile
 // some 4 us more (q, first scores, gates). Measured for 2,048 rows: see PERFORMANCE.md.
 // Limits: head_dim 256, at most 8 query heads a KV head; other cards take prefill.cu.
+#include "ggml-like/cuda/attention/prefill_packed_ring.cuh"
 #include "ggml-like/cuda/attention/prefill_warpgroups.cuh"
 #include "ggml-like/cuda/ptx/tensor_map.cuh"
 
@@ -76,10 +77,10 @@ struct Schedule {
     }
 };
 
-__device__ __forceinline__ void copy_spans(const AttentionCall& c, const Ring& ring, const CUtensorMap& k,
-                                           const CUtensorMap& v) {
+/// Finds the block's spans, tells them, and calls copy(span) for each.
+template <int kSlots, class F>
+__device__ __forceinline__ void copy_spans(const AttentionCall& c, const Ring<kSlots>& ring, const F& copy) {
     const Schedule schedule(c);
-    Place at;
     Span span;
     bool more = true;
 #pragma unroll 1
@@ -88,7 +89,19 @@ __device__ __forceinline__ void copy_spans(const AttentionCall& c, const Ring& r
         if (!more) span.end = 0;
         ring.tell(round, span);
         if (round == 0) wait_for_predecessor();
-        if (more) ring.copy_span(c, at, k, v, span);
+        if (more) copy(span);
+    }
+}
+
+__device__ __forceinline__ void expand_spans(const Staged& staged, int thread) {
+    Place<kStaged> from;
+    Place<kPackedSlots> to;
+    wait_for_predecessor();
+#pragma unroll 1
+    for (int round = 0;; ++round) {
+        const Span& span = staged.ring.told(round);
+        if (span.end == 0) return;
+        staged.expand_span(from, to, span, thread);
     }
 }
 
@@ -103,8 +116,9 @@ __device__ __forceinline__ Sharing sharing_of(const AttentionCall& c, const Span
             .segments = (span.keys + kSegmentKeys - 1) / kSegmentKeys};
 }
 
-__device__ __forceinline__ void multiply_spans(const AttentionCall& c, const Ring& ring) {
-    Warpgroup group{c, ring};
+template <int kSlots>
+__device__ __forceinline__ void multiply_spans(const AttentionCall& c, const Ring<kSlots>& ring) {
+    Warpgroup<kSlots> group{c, ring};
     const Held held(static_cast<char*>(c.work) + blockIdx.x * kHeldBytes);
     if (warpgroup() == 1) pass_turn();  // the first begins
     wait_for_predecessor();
@@ -134,14 +148,43 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     extern __shared__ __align__(1024) char shared[];
     __shared__ Barriers barriers;
     allow_successor();
-    const Ring ring(shared, &barriers);
-    ring.init();
+    const Ring<kPlainSlots> ring(shared, &barriers);
+    ring.init(1);
     __syncthreads();
     if (threadIdx.x >= kThreads) {
         shrink_registers<24>();
-        if (threadIdx.x / 32 == kWarps && elected()) copy_spans(c, ring, k, v);
+        Place<kPlainSlots> at;
+        if (threadIdx.x / 32 == kWarps && elected())
+            copy_spans(c, ring, [&](const Span& span) { ring.copy_span(c, at, k, v, span); });
     } else {
         grow_registers<240>();
+        multiply_spans(c, ring);
+    }
+#endif
+}
+
+__global__ void __launch_bounds__(kBlockThreads, 1)
+    attention_warpgroups_packed_kernel(const __grid_constant__ AttentionCall c) {
+#if QUERN_WGMMA
+    extern __shared__ __align__(1024) char shared[];
+    __shared__ Barriers barriers;
+    __shared__ StagedBarriers staged_barriers;
+    allow_successor();
+    const Ring<kPackedSlots> ring(shared, &barriers);
+    const Staged staged{c, ring, &staged_barriers};
+    staged.init();
+    ring.init(kExpanders);
+    __syncthreads();
+    if (threadIdx.x >= kThreads) {
+        shrink_registers<40>();
+        const int thread = static_cast<int>(threadIdx.x) - kThreads - 32;
+        Place<kStaged> at;
+        if (thread >= 0)
+            expand_spans(staged, thread);
+        else if (elected())
+            copy_spans(c, ring, [&](const Span& span) { staged.copy_span(at, span); });
+    } else {
+        grow_registers<232>();
         multiply_spans(c, ring);
     }
 #endif
@@ -166,6 +209,10 @@ void attention_prefill_warpgroups(const AttentionCall& call, Context& context) {
     const int64_t segments = (call.max_keys + kSegmentKeys - 1) / kSegmentKeys;
     // Blocks wait for each other, so all must run at once.
     const int64_t blocks = std::min<int64_t>({context.sms, kSharingBlocks, tiles * segments});
+    if (call.k_packing != kv::Packing::plain)
+        return launch(context, "gated_attention prefill warpgroups packed",
+                      attention_warpgroups_packed_kernel, dim3(static_cast<unsigned>(blocks)),
+                      dim3(kBlockThreads), kPackedWarpgroupShared, call);
     launch(context, "gated_attention prefill warpgroups", attention_warpgroups_kernel,
            dim3(static_cast<unsigned>(blocks)), dim3(kBlockThreads), kWarpgroupShared, call,
            page_map(call, call.k_cache), page_map(call, call.v_cache));

@@ -94,9 +94,12 @@ struct Sight {
     }
 };
 
+template <int kSlots>
 struct Warpgroup {
+    using Place = prefill::Place<kSlots>;
+
     const AttentionCall& c;
-    const Ring& ring;
+    const Ring<kSlots>& ring;
     Place at{};
 
     /// The warp's 16 rows of q or of the gates; 16-byte piece p of row r lies at p ^ (r % 8).

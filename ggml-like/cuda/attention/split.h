@@ -17,6 +17,8 @@ inline constexpr int kSplitRotaryDims = 64, kSplitGroup = 8;  // likewise; query
 inline constexpr int kSplitBlocks = 8;  // blocks of a cluster, which share a chunk
 /// Chunks of one row and KV head. 132 SMs hold 14 such clusters at once, 7 for each of two KV heads.
 inline constexpr int kMaxChunks = 7;
+inline constexpr int kMaxPackedChunks =
+    14;                                  // likewise of packed caches, where two such blocks an SM run faster
 inline constexpr int kChunkKeys = 1024;  // a row of fewer keys has one chunk
 inline constexpr int kArrivals = 4096;   // counters of answer rows: 8 for each row and KV head
 
@@ -35,6 +37,10 @@ inline constexpr int kHeldSlots = kSharingBlocks * 3 / 2;  // one each, and one 
 
 /// Shared memory of a block of prefill_warpgroups.cu: up to a multiple of 1,024; q; five of K or V of a page.
 inline constexpr int kWarpgroupShared = 1024 + kTileM * 512 + 5 * 64 * 512;
+/// Of packed caches four, and two blocks of a page, of 258 bytes a row at most.
+inline constexpr int kStagedBlock = (64 * 258 + 127) / 128 * 128;
+inline constexpr int kPackedWarpgroupShared = 1024 + kTileM * 512 + 4 * 64 * 512 + 2 * kStagedBlock;
+static_assert(kPackedWarpgroupShared <= 226 * 1024);
 
 /// An upper bound of a prompt step's tiles for one KV head.
 constexpr int64_t prompt_tiles(int64_t tokens, int64_t sequences, int64_t group) {

@@ -54,8 +54,15 @@ struct DenseSource {
     }
 };
 
+/// Whether this code is for cards with deep rings (dense_is_deep).
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
+inline constexpr bool kDeep = false;
+#else
+inline constexpr bool kDeep = true;
+#endif
+
 /// The pieces of one warp on their way.
-template <Kind K, bool kDeep>
+template <Kind K>
 struct DenseRing {
     uint8_t* base;  // of this warp
     int at = 0;     // bytes: the current piece
@@ -117,7 +124,7 @@ struct DenseLaunch {
 /// column n), a Finish::Loaded, comes before the sums are made, finish.store(row, n, loaded value, sum)
 /// after; each once for each sum. With Finish::kPaired the part is in paired order, a row one of gate and up,
 /// and finish.store(row, n, gate sum, up sum).
-template <Kind K, bool kDeep, typename Prologue, typename Finish>
+template <Kind K, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& s, Prologue&& prologue,
                                            const Finish& finish) {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -130,7 +137,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& 
     DenseSource<K> source(part, chunks, warp, lane);
     const int split = source.split, mine = source.rank, steps = source.steps,
               log_group = 4 - source.log_split, group = 1 << log_group;
-    DenseRing<K, kDeep> ring(shared, warp);
+    DenseRing<K> ring(shared, warp);
     ring.fill(source, lane);
     prologue.early();
     wait_for_predecessor();

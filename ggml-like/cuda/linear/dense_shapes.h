@@ -60,9 +60,12 @@ constexpr int kPieceChunks = piece_chunks(K);
 template <Kind K>
 constexpr int kPieceBytes = piece_chunks(K) * chunk_bytes(K);
 
+/// Whether rings are deep: where a block has 227 KB of shared memory. Kernels are compiled for the one or the other
+/// (dense_rows.cuh): machine code for these cards does not run on others.
+constexpr bool dense_is_deep(const Card& card) { return card.capability >= 90 && card.capability < 120; }
 /// Pieces of a warp on their way. deep: a block takes more than half the 227 KB of an SM (two blocks of one kernel on one SM
 /// leave another SM idle). Else it fits beside 8 rows into the 99 KB that a block has on sm_86, 89 and 120, where memory is
-/// slower too.
+/// slower too; sm_80 has 163 KB, too little for deep rings beside 8 rows of many columns.
 QUERN_BOTH constexpr int dense_pieces(Kind kind, bool deep) {
     if (!deep) return kind == Kind::nvfp4 ? 2 : 1;
     return kind == Kind::nvfp4 ? 6 : 3;
@@ -96,12 +99,10 @@ constexpr int dense_shared_bytes(Kind kind, bool deep, int rows, int chunks) {
 inline constexpr int kDenseStatic = 1024;  // static shared memory of prologues and ends
 
 /// Whether a block of dense_rows.cuh has what it takes; `beside`: bytes of others, a router's tiles.
-constexpr bool dense_rows_fit(const Card& card, Kind kind, bool deep, int rows, int chunks, int beside) {
+constexpr bool dense_rows_fit(const Card& card, Kind kind, int rows, int chunks, int beside) {
     return rows <= kPassRows &&
-           dense_shared_bytes(kind, deep, rows, chunks) + kDenseStatic + beside <= card.shared_bytes;
-}
-constexpr bool dense_is_deep(const Card& card, Kind kind, int rows, int chunks, int beside) {
-    return dense_rows_fit(card, kind, true, rows, chunks, beside);
+           dense_shared_bytes(kind, dense_is_deep(card), rows, chunks) + kDenseStatic + beside <=
+               card.shared_bytes;
 }
 
 /// A block that also does a router's work (moe/route_work.cuh): tiles of x that it may have, and of the router a warp; the

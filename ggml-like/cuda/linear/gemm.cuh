@@ -362,26 +362,15 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     store_tile<K, S>(block, acc, warp_m);
 }
 
-/// `blocks` of shape S, `token_tiles` of them per row block.
 template <Kind K, class S>
-void launch_gemm(Context& context, const char* what, GemmTask task, int64_t token_tiles) {
+void launch_gemm(Context& context, const char* what, GemmTask task) {
     const int room = context.shared_bytes / S::kBlocksPerSm;
     const int limit = room > 99 * 1024 && S::kBlocksPerSm == 1 ? room : 99 * 1024;
     task.stages = 4;
     while (task.stages > 2 && gemm_shared<K, S>(task.stages) > limit) --task.stages;
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
-    const dim3 grid(static_cast<unsigned>(task.row_blocks * token_tiles));
+    const dim3 grid(static_cast<unsigned>(task.row_blocks * token_tiles(task, S::kTokens)));
     launch(context, what, gemm_kernel<K, S>, grid, dim3(S::kThreads), gemm_shared<K, S>(task.stages), task);
-}
-
-template <class S>
-void launch_gemm(Context& context, Kind kind, const char* what, const GemmTask& task, int64_t token_tiles) {
-    if (kind == Kind::bf16)
-        launch_gemm<Kind::bf16, S>(context, what, task, token_tiles);
-    else if (kind == Kind::fp8)
-        launch_gemm<Kind::fp8, S>(context, what, task, token_tiles);
-    else
-        launch_gemm<Kind::nvfp4, S>(context, what, task, token_tiles);
 }
 
 }  // namespace quern::cuda::linear

@@ -21,13 +21,12 @@ namespace {
 template <Kind K>
 void run(Context& c, AnswerProduct product, const GemmTask& task) {
     static_assert(Rounds<K>::kTokens >= kStepRows);
-    const int row_tiles = (task.tokens + Whole<K>::kTokens - 1) / Whole<K>::kTokens;
     if (product == AnswerProduct::rounds)
-        launch_warpgroups<K, Rounds<K>>(c, "gemm_answer rounds", task, 1);
+        launch_warpgroups<K, Rounds<K>>(c, "gemm_answer rounds", task);
     else if (product == AnswerProduct::whole)
-        launch_warpgroups<K, Whole<K>>(c, "gemm_answer whole", task, row_tiles);
+        launch_warpgroups<K, Whole<K>>(c, "gemm_answer whole", task);
     else
-        launch_warpgroups<K, Quarters<K>>(c, "gemm_answer quarters", task, row_tiles);
+        launch_warpgroups<K, Quarters<K>>(c, "gemm_answer quarters", task);
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
-// Dense and paired products (gemm.h). gemm.cuh has the kernel: who owns which tile, traffic, limits.
-// The choice among shapes: cuda/variants.h.
-#include "ggml-like/cuda/linear/gemm.cuh"
+// Dense and paired products (gemm.h). gemm_warpgroups.cuh and gemm.cuh have the kernels: who owns which tile, traffic,
+// limits. The choice among shapes: cuda/variants.h.
+#include "ggml-like/cuda/linear/gemm.h"
+
+#include "ggml-like/cuda/linear/gemm_tiles.h"
 #include "ggml-like/cuda/linear/gemm_warpgroups.cuh"
 #include "ggml-like/cuda/variants.h"
 
@@ -11,24 +13,15 @@ using namespace pack;
 
 namespace {
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 template <Kind K>
 void run_warpgroups(Context& context, const GemmTask& task, PromptProduct product) {
     const char* what = name_of(product);
-    const auto tokens = [&](int each) { return ceil_div(task.tokens, each); };
-    if (product == PromptProduct::wide) return launch_warpgroups<K, Wide>(context, what, task, tokens(256));
-    if (product == PromptProduct::tall) return launch_warpgroups<K, Tall>(context, what, task, tokens(96));
-    if (product == PromptProduct::halves)
-        return launch_warpgroups<K, Halves>(context, what, task, tokens(96));
+    if (product == PromptProduct::wide) return launch_warpgroups<K, Wide>(context, what, task);
+    if (product == PromptProduct::tall) return launch_warpgroups<K, Tall>(context, what, task);
+    if (product == PromptProduct::halves) return launch_warpgroups<K, Halves>(context, what, task);
     if (product == PromptProduct::short_halves)
-        return launch_warpgroups<K, ShortHalves<K>>(context, what, task, tokens(64));
-    launch_warpgroups<K, Short<K>>(context, what, task, tokens(64));
-}
-
-template <class S>
-void run(Context& context, Kind kind, const GemmTask& task, PromptProduct product) {
-    launch_gemm<S>(context, kind, name_of(product), task, ceil_div(task.tokens, S::kTokens));
+        return launch_warpgroups<K, ShortHalves<K>>(context, what, task);
+    launch_warpgroups<K, Short<K>>(context, what, task);
 }
 
 void run_part(Context& context, Kind kind, const GemmTask& task, Split split) {
@@ -36,13 +29,10 @@ void run_part(Context& context, Kind kind, const GemmTask& task, Split split) {
         choose(context, PromptShape{kind, task.tokens, task.tiles, task.chunks, split == Split::by_matrix});
     switch (product) {
         case PromptProduct::many:
-            return run<Many>(context, kind, task, product);
         case PromptProduct::middle:
-            return run<Middle>(context, kind, task, product);
         case PromptProduct::narrow:
-            return run<Narrow>(context, kind, task, product);
         case PromptProduct::few:
-            return run<Few>(context, kind, task, product);
+            return gemm_tiles(context, product, kind, name_of(product), task);
         default:
             kind == Kind::bf16 ? run_warpgroups<Kind::bf16>(context, task, product)
                                : run_warpgroups<Kind::nvfp4>(context, task, product);

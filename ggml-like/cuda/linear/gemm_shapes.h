@@ -16,7 +16,7 @@ struct GemmShape {
     static constexpr int kWarpsK = WarpsK;  // also chunks of a stage
     static constexpr int kThreads = 32 * kWarpsM * kWarpsK;
     static constexpr int kBlocksPerSm = BlocksPerSm;
-    static constexpr bool kSkip = Skip;  // leave out the products of absent tokens, by 32
+    static constexpr bool kSkip = Skip;  // leave out the products of absent tokens, by quarters
     static constexpr int kLoadRows = kThreads / 8;
     static constexpr int kLoads = Tokens / kLoadRows;
     static_assert(Tokens % kLoadRows == 0 && Tokens % 32 == 0);
@@ -36,10 +36,11 @@ constexpr int gemm_shared(int stages) {
     return stages * kStage<K, S> + kRowListBytes<S>;
 }
 
-// ---- prompts (gemm_dense.cu) ----
+// ---- prompts (gemm_tiles.cu) ----
 
-using Middle = GemmShape<8, 64, 2, 1, 2, false>;
-using Many = GemmShape<16, 128, 2, 1, 1, false>;  // the least traffic a product
+/// Of dense matrices and of chosen experts.
+using Middle = GemmShape<8, 32, 2, 1, 4, false>;
+using Many = GemmShape<16, 128, 2, 1, 1, true>;  // the least traffic a product
 /// Of a split matrix: 4 warps along the columns. Weights stream once.
 using Few = GemmShape<2, 32, 2, 4, 2, false>;
 using Narrow = GemmShape<4, 64, 2, 4, 1, false>;

@@ -57,6 +57,14 @@ inline GemmTask part_task(const Packed& w, const Part& part, const bf16* x, int6
     return task;
 }
 
+/// Tiles of `size` tokens. Grouped, an upper bound: the sum of ceil(pairs of expert e / size).
+inline int64_t token_tiles(const GemmTask& task, int size) {
+    if (task.groups == nullptr) return (task.tokens + size - 1) / size;
+    const int64_t pairs = static_cast<int64_t>(task.tokens) * task.used;
+    const int64_t owners = pairs < task.experts ? pairs : task.experts;
+    return (pairs + owners * (size - 1)) / size;
+}
+
 /// Where a block works. Everything but `expert` and `pairs` is also known for dense work.
 struct GemmPlace {
     int expert;

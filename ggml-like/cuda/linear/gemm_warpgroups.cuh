@@ -122,11 +122,10 @@ CUtensorMap weight_map(const GemmTask& task) {
          .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE});
 }
 
-/// `token_tiles` of S::kTokens.
 template <Kind K, class S>
-void launch_warpgroups(Context& context, const char* what, GemmTask task, int64_t token_tiles) {
+void launch_warpgroups(Context& context, const char* what, GemmTask task) {
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
-    const int64_t blocks = task.row_blocks * token_tiles * S::kCluster;
+    const int64_t blocks = task.row_blocks * token_tiles(task, S::kTokens) * S::kCluster;
     const dim3 grid(static_cast<unsigned>(S::kStays ? min(blocks, int64_t{context.sms}) : blocks));
     CUtensorMap x{};
     if constexpr (!S::kGather) x = token_map<S>(task);

@@ -80,9 +80,11 @@ using Tall = WarpgroupShape<96, 1, 2, 1, 1, false>;
 template <Kind K>
 using Short = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, 1, 1, false, 4>;
 /// Of a split matrix, a block for each split.
-using Halves = WarpgroupShape<96, 1, 2, kPromptSplits, 1, false>;
+using Halves = WarpgroupShape<256, 1, 1, kPromptSplits, 1, false>;
 template <Kind K>
 using ShortHalves = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kPromptSplits, 1, false, 4>;
+/// Matrices of up to so many tiles (a router's) take short halves for any number of tokens.
+inline constexpr int kLowTiles = 64;
 
 // ---- answers of 9 to 64 rows (gemm_answer.cu): 32 rows of x a warp, with 64 a thread would hold too many sums; a stage is a
 // piece of the columns ----

@@ -97,39 +97,57 @@ __global__ void __launch_bounds__(kManyThreads) choose_many(Choice c) {
 
 constexpr int kGroupThreads = 1024;
 
-/// A block an expert, a run of pairs a warp: it counts the run's pairs of the expert and of those before it, then writes
+/// A block an expert, a run of pairs a thread: it counts the run's pairs of the expert and of those before it, then writes
 /// its own in order.
 __global__ void __launch_bounds__(kGroupThreads) group_many(Choice c) {
-    constexpr int kWarps = kGroupThreads / 32;
+    constexpr int kWarps = kGroupThreads / 32, kTogether = 4;
     static_assert(kWarps == 32, "a lane a warp");
     __shared__ int own_of[kWarps], smaller_of[kWarps];
     allow_successor();
     wait_for_predecessor();
     const int e = blockIdx.x, pairs = c.rows * c.used, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int run = (pairs + kGroupThreads - 1) / kGroupThreads * 32, begin = warp * run,
-              end = min(begin + run, pairs);
-    const auto id_at = [&](int i) { return i < end ? __ldcg(c.ids + i) : kMaxExperts; };
+    const int run = (pairs + kTogether * kGroupThreads - 1) / (kTogether * kGroupThreads) * kTogether,
+              begin = threadIdx.x * run, end = min(begin + run, pairs);
+    // Four ids from pair i on; beyond the end none that exists.
+    const auto ids_at = [&](int i, int(&id)[kTogether]) {
+        if (i + kTogether <= end) {
+            const int4 v = __ldcg(reinterpret_cast<const int4*>(c.ids + i));
+            id[0] = v.x, id[1] = v.y, id[2] = v.z, id[3] = v.w;
+            return;
+        }
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) id[j] = i + j < end ? __ldcg(c.ids + i + j) : kMaxExperts;
+    };
     int own = 0, smaller = 0;
-#pragma unroll 8
-    for (int base = begin; base < end; base += 32) {
-        const int id = id_at(base + lane);
-        own += __popc(__ballot_sync(0xffffffffu, id == e));
-        smaller += __popc(__ballot_sync(0xffffffffu, id < e));
+#pragma unroll 4
+    for (int i = begin; i < end; i += kTogether) {
+        int id[kTogether];
+        ids_at(i, id);
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) own += id[j] == e, smaller += id[j] < e;
     }
-    if (lane == 0) own_of[warp] = own, smaller_of[warp] = smaller;
+    int place = own;  // of the warp's runs up to this one
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, place, d);
+        if (lane >= d) place += other;
+    }
+    smaller = static_cast<int>(__reduce_add_sync(0xffffffffu, smaller));
+    if (lane == 31) own_of[warp] = place, smaller_of[warp] = smaller;
     __syncthreads();
     const int first = static_cast<int>(__reduce_add_sync(0xffffffffu, smaller_of[lane]));
-    int place = first + static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? own_of[lane] : 0));
+    place += first - own + static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? own_of[lane] : 0));
     if (threadIdx.x == 0) {
         c.groups[e] = first;
         if (e == 0) c.groups[c.experts] = pairs;
     }
-#pragma unroll 8
-    for (int base = begin; base < end; base += 32) {
-        const bool mine = id_at(base + lane) == e;
-        const unsigned which = __ballot_sync(0xffffffffu, mine);
-        if (mine) c.groups[c.experts + 1 + place + __popc(which & ((1u << lane) - 1))] = base + lane;
-        place += __popc(which);
+    if (own == 0) return;
+    for (int i = begin; i < end; i += kTogether) {
+        int id[kTogether];
+        ids_at(i, id);
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j)
+            if (id[j] == e) c.groups[c.experts + 1 + place++] = i + j;
     }
 }
 

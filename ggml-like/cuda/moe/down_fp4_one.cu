@@ -27,8 +27,7 @@ using namespace linear;
 
 namespace {
 
-/// kEach: chunks of every split, if a warp's units are all of the same split; else 0.
-template <int kEach>
+/// kDownEach chunks a split; a warp's units are all of the same split.
 __global__ void __launch_bounds__(kThreads, 1) down_fp4_one(Down a, DownShape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float terms[kMaxTerms * kTileRows];
@@ -50,7 +49,6 @@ __global__ void __launch_bounds__(kThreads, 1) down_fp4_one(Down a, DownShape s)
     const int id = term < a.used ? chosen[term].id : -1, last_id = last < a.used ? chosen[last].id : -1;
     const float weight = last <= a.used ? chosen[last].weight : 0.0f;
     const int begin = term < a.used ? s.routed.begin(split) : s.shared.begin(split);
-    const int chunks = (term < a.used ? s.routed.end(split) : s.shared.end(split)) - begin;
     const DownTile mine(a, id);
     const uint8_t* first = mine.data + begin * kFp4Chunk;
     const int count = __popc(__ballot_sync(0xffffffffu, own < units));
@@ -58,9 +56,9 @@ __global__ void __launch_bounds__(kThreads, 1) down_fp4_one(Down a, DownShape s)
     for (int i = 0; i < count; ++i) {
         const auto* from =
             reinterpret_cast<const uint8_t*>(__shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(first), i));
-        const int n = (kEach > 0 ? kEach : __shfl_sync(0xffffffffu, chunks, i)) * kFp4Chunk;
-#pragma unroll(kEach > 0 ? 3 : 1)
-        for (int k = 16 * lane; k < n; k += 512) copy_async16(ring + i * s.piece_bytes + k, from + k);
+#pragma unroll 3
+        for (int k = 16 * lane; k < kDownEach * kFp4Chunk; k += 512)
+            copy_async16(ring + i * s.piece_bytes + k, from + k);
     }
     commit_copies();
     const float factor = last <= a.used ? DownTile(a, last_id).factor[r] * weight : 0.0f;
@@ -77,13 +75,11 @@ __global__ void __launch_bounds__(kThreads, 1) down_fp4_one(Down a, DownShape s)
     wait_copies<0>();
     __syncthreads();
     float* to = sums + warp * kTileRows + (lane >> 2);
-#pragma unroll(kEach == 1 ? 2 : 1)
+#pragma unroll 2
     for (int i = 0; i < count; ++i, x += x_step, to += kWarps * kTileRows) {
-        const int n = kEach > 0 ? kEach : __shfl_sync(0xffffffffu, chunks, i);
-        if constexpr (kEach == 0) x = rows + __shfl_sync(0xffffffffu, x_at, i) + 16 * (lane & 3);
         float acc[4] = {};
-#pragma unroll(kEach > 0 ? kEach : 1)
-        for (int c = 0; c < n; ++c)
+#pragma unroll
+        for (int c = 0; c < kDownEach; ++c)
             multiply_fp4<true>(ring + i * s.piece_bytes + c * kFp4Chunk, x + c * 128, lane, acc);
         if ((lane & 3) == 0) {
             to[0] = acc[0];
@@ -106,8 +102,7 @@ static_assert(kThreads >= kTileRows * 32, "a thread a row of a term of down_fp4_
 
 void launch_down_one(Context& c, const Down& a) {
     const DownLaunch l = down_one_launch(c, a.used, a.experts.chunks, a.shared_chunks);
-    const auto kernel = l.whole ? down_fp4_one<kDownEach> : down_fp4_one<0>;
-    launch(c, "moe_down one", kernel, a.experts.tiles, kThreads, l.bytes, a, l.shape);
+    launch(c, "moe_down one", down_fp4_one, a.experts.tiles, kThreads, l.bytes, a, l.shape);
 }
 
 }  // namespace quern::cuda::moe

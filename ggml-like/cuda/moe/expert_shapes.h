@@ -1,7 +1,7 @@
-// Shapes of the products of chosen experts with rows of prompts (gemm_experts.cu). Plain C++.
+// Shapes of the products of chosen experts with rows of prompts (gemm_experts.cu) on sm_90a; elsewhere
+// these are linear/gemm_shapes.h's middle and many. Plain C++.
 #pragma once
 
-#include "ggml-like/cuda/linear/gemm_shapes.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
 
 namespace quern::cuda::moe {
@@ -9,13 +9,32 @@ namespace quern::cuda::moe {
 using namespace pack;
 using namespace linear;
 
-using Few = GemmShape<8, 32, 2, 1, 4, false>;
-using Many = GemmShape<8, 128, 2, 1, 2, true>;
+/// 128 rows, as many blocks an SM as hide each other's first copies.
+using Handful = WarpgroupShape<16, 4, 3, 1, 1, true>;  // NVFP4
 
-/// On sm_90a: 128 rows, as many blocks an SM as hide each other's first copies.
+/// A block an SM goes from tile to tile, each 256 rows of an expert's matrix and up to 128 of its tokens (expert_tour.cuh).
+/// A stage is a chunk of 64 columns.
 template <Kind K>
-using Handful = WarpgroupShape<16, K == Kind::nvfp4 ? 4 : 1, 3, 1, 1, true>;
+struct Tour {
+    static constexpr int kTokens = 128;
+    static constexpr int kTiles = 16;  // of 16 rows of the matrix, one for each multiplying warp
+    static constexpr int kChunks = 1;  // of a stage
+    static constexpr bool kGather = true;
+    static constexpr int kSumThreads = 32 * kTiles, kCopyThreads = 128;
+    static constexpr int kThreads = kSumThreads + kCopyThreads;
+    static constexpr int kStages = K == Kind::nvfp4 ? 8 : 4;
+    static constexpr int kTokenBytes = kTokens * 128, kWeightBytes = kTiles * chunk_bytes(K);
+    static constexpr int kSlots = kStages + 1;  // tiles that a block knows of
+    static constexpr int kSlotBytes = kTokens * 12 + 16;
+    static constexpr int kMaxExperts = 512;
+    static constexpr int kListBytes = (kMaxExperts + 1) * 8 + 64;
+    static constexpr int kShared = kStages * (kTokenBytes + kWeightBytes) + kSlots * kSlotBytes + kListBytes +
+                                   1024;  // the last aligns it
+};
+
 template <Kind K>
-using Tall = WarpgroupShape<96, K == Kind::nvfp4 ? 2 : 1, 2, 1, 1, true>;
+constexpr bool tour_fits(const Card& card, int experts) {
+    return card.warpgroups && Tour<K>::kShared <= card.shared_bytes && experts <= Tour<K>::kMaxExperts;
+}
 
 }  // namespace quern::cuda::moe

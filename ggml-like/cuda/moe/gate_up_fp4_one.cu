@@ -98,8 +98,6 @@ __device__ __forceinline__ const uint8_t* tile_data(const GateUp& a, const Round
 constexpr int kFirstRanker = kWarps - kRankers;  // the warps that choose
 static_assert(kMaxChoiceExperts == kRankers * 32 && kMaxChoiceUsed == kRankers);
 
-/// kEach: chunks of every split; 0: other numbers.
-template <int kEach>
 __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ RankedChoice choice;
@@ -110,14 +108,13 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
     const bool works = warp < s.splits.count;
     // Split w of a round's tile: its place in shared memory, and its chunks.
     const auto place = [&](int w, int round) { return shared + (w * s.rounds + round) * s.piece_bytes; };
-    const auto chunks_of = [&](int w) { return kEach > 0 ? kEach : s.splits.end(w) - s.splits.begin(w); };
     const auto request = [&](int w, int round, const uint8_t* tile) {
         uint8_t* to = place(w, round) + 16 * lane;
         const uint8_t* from = tile + s.splits.begin(w) * kFp4Chunk + 16 * lane;
-        const int bytes = chunks_of(w) * kFp4Chunk;
-#pragma unroll(kEach > 0 ? 4 : 1)
-        for (int i = 0; i < bytes; i += 512)
-            if (i + 16 * lane < bytes) copy_async16(to + i, from + i);
+        constexpr int kBytes = kGateUpEach * kFp4Chunk;
+#pragma unroll
+        for (int i = 0; i < kBytes; i += 512)
+            if (i + 16 * lane < kBytes) copy_async16(to + i, from + i);
     };
     // Warps that do not choose have the tiles of the shared expert, two splits each.
     const bool chooses = warp >= kFirstRanker;
@@ -156,8 +153,8 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
         const uint8_t* chunk = place(w, round);
         const uint8_t* x = row + 16 * (lane & 3) + s.splits.begin(w) * 128;
         float acc[4] = {};
-#pragma unroll(kEach > 0 ? kEach : 1)
-        for (int c = 0; c < chunks_of(w); ++c)
+#pragma unroll
+        for (int c = 0; c < kGateUpEach; ++c)
             multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
         if ((lane & 3) == 0) {
             float* to = sums + (round * kMaxSplits + w) * kTileRows + (lane >> 2);
@@ -216,9 +213,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
 
 void launch_gate_up_one(Context& c, const GateUp& a) {
     const GateUpOneLaunch one(c, a.used, a.experts.tiles, a.shared.tiles, a.chunks);
-    const bool whole = one.splits.each == kGateUpEach && a.chunks % kGateUpEach == 0;
-    const auto kernel = whole ? gate_up_fp4_one<kGateUpEach> : gate_up_fp4_one<0>;
-    launch(c, "moe_gate_up one", kernel, one.grid, kThreads, one.bytes, a,
+    launch(c, "moe_gate_up one", gate_up_fp4_one, one.grid, kThreads, one.bytes, a,
            Shape{one.splits, one.piece_bytes, one.rounds});
 }
 

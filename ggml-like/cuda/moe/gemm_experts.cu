@@ -1,15 +1,13 @@
-// Products of chosen experts with rows of prompts, grouped by expert (gemm_experts.h). linear/gemm.cuh and
-// linear/gemm_warpgroups.cuh have the kernels: who owns which tile, shared memory, limits.
+// Products of chosen experts with rows of prompts, grouped by expert (gemm_experts.h). Who owns which tile, shared memory,
+// limits: expert_tour.cuh, and for few rows an expert linear/gemm_warpgroups.cuh; without warpgroups linear/gemm.cuh.
 //
-//   grid: (expert, tile of rows) slow, tile of the expert's matrix fast, so that neighbouring blocks read the same
-//   activations. A block finds its expert from the groups in device memory. The grid is sized for the worst spread of
-//   rows over experts; blocks beyond the last tile leave at once.
-//
-// Measured for 2,048 rows in a prompt of 8K: gate and up 284 us, 272 TFLOP/s; down 250 us, 154 TFLOP/s; together half
-// of its time. The same kernels reach 600 TFLOP/s with BF16 weights (in_proj), so decoding bounds them (H200, 2026-11).
-#include "ggml-like/cuda/linear/gemm.cuh"
+//   grid of the latter two: (expert, tile of rows) slow, tile of the expert's matrix fast, so that neighbouring blocks read
+//   the same activations. A block finds its expert from the groups in device memory. The grid is sized for the worst spread
+//   of rows over experts; blocks beyond the last tile leave at once.
+#include "ggml-like/cuda/linear/gemm_tiles.h"
 #include "ggml-like/cuda/linear/gemm_warpgroups.cuh"
 #include "ggml-like/cuda/moe/expert_shapes.h"
+#include "ggml-like/cuda/moe/expert_tour.cuh"
 #include "ggml-like/cuda/moe/gemm_experts.h"
 
 namespace quern::cuda::moe {
@@ -20,19 +18,13 @@ using namespace linear;
 
 namespace {
 
-/// An upper bound of the tiles of `size` rows: the sum of ceil(pairs of expert e / size).
-int64_t most_tiles(int64_t pairs, int experts, int size) {
-    const int64_t owners = pairs < experts ? pairs : experts;
-    return (pairs + owners * (size - 1)) / size;
-}
-
 template <Kind K>
-void run_warpgroups(Context& context, const char* what, const GemmTask& task, bool handful) {
-    const int64_t pairs = static_cast<int64_t>(task.tokens) * task.used;
-    if (handful)
-        launch_warpgroups<K, Handful<K>>(context, what, task, most_tiles(pairs, task.experts, 16));
-    else
-        launch_warpgroups<K, Tall<K>>(context, what, task, most_tiles(pairs, task.experts, 96));
+void run_tour(Context& context, const char* what, GemmTask task) {
+    using S = Tour<K>;
+    task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
+    const int64_t places = task.row_blocks * token_tiles(task, S::kTokens);
+    const dim3 grid(static_cast<unsigned>(min(places, int64_t{context.sms})));
+    launch(context, what, expert_tour<K>, grid, dim3(S::kThreads), S::kShared, task, weight_map<K, S>(task));
 }
 
 void run_experts(Context& context, const PackedExperts& w, GemmTask task) {
@@ -46,15 +38,16 @@ void run_experts(Context& context, const PackedExperts& w, GemmTask task) {
     task.experts = w.count;
     const ExpertsProduct product = choose(context, ExpertsShape{w.kind, pairs, w.count});
     const char* what = name_of(product);
-    const bool handful = product == ExpertsProduct::handful;
-    if (product == ExpertsProduct::few)
-        launch_gemm<Few>(context, w.kind, what, task, most_tiles(pairs, w.count, Few::kTokens));
+    if (product == ExpertsProduct::middle)
+        gemm_tiles(context, PromptProduct::middle, w.kind, what, task);
     else if (product == ExpertsProduct::many)
-        launch_gemm<Many>(context, w.kind, what, task, most_tiles(pairs, w.count, Many::kTokens));
+        gemm_tiles(context, PromptProduct::many, w.kind, what, task);
+    else if (product == ExpertsProduct::handful)
+        launch_warpgroups<Kind::nvfp4, Handful>(context, what, task);
     else if (w.kind == Kind::bf16)
-        run_warpgroups<Kind::bf16>(context, what, task, handful);
+        run_tour<Kind::bf16>(context, what, task);
     else
-        run_warpgroups<Kind::nvfp4>(context, what, task, handful);
+        run_tour<Kind::nvfp4>(context, what, task);
 }
 
 }  // namespace

@@ -28,7 +28,7 @@ inline constexpr int kPieceDepth = 3;   // whole pieces of a ring
 inline constexpr int kMaxSlots = 24;    // rows of x that a block of the stream holds, at most
 
 /// Chunks of a split for which kernels of answers are compiled: gate and up of 1,025 to 2,048 columns, down of up to 1,024.
-/// Other numbers take kernels to which they are told.
+/// Other numbers take kernels to which they are told, also with one row.
 inline constexpr int kGateUpEach = 2, kDownEach = 1;
 
 /// Whether all pieces of both matrices can be whole ones.
@@ -85,7 +85,11 @@ struct GateUpOneLaunch {
             kWarps * rounds * piece_bytes + fp4_row_bytes(chunks) + rounds * kMaxSplits * kTileRows * 4,
             card.shared_bytes / 2 + 1024);  // two blocks on one SM would leave another idle
     }
-    bool fits(const Card& card) const { return bytes <= card.shared_bytes - kStatic && rounds <= kMaxPieces; }
+    /// The kernel is compiled for kGateUpEach chunks a split.
+    bool fits(const Card& card) const {
+        return splits.each == kGateUpEach && splits.chunks % kGateUpEach == 0 &&
+               bytes <= card.shared_bytes - kStatic && rounds <= kMaxPieces;
+    }
 };
 
 /// What a block of down_fp4_one.cu or down_fp4_few.cu is told of its sizes.
@@ -101,7 +105,7 @@ struct DownShape {
 /// A launch of one of them.
 struct DownLaunch {
     DownShape shape;
-    bool whole = false;  // a kernel is compiled for its splits
+    bool whole = false;  // kDownEach chunks a split
     int bytes = 0;       // of dynamic shared memory
     bool fits = false;
 };
@@ -111,7 +115,7 @@ inline int down_rows_bytes(int rows, int used, const DownShape& s) {
     return rows * (used * fp4_row_bytes(s.routed.chunks) + fp4_row_bytes(s.shared.chunks));
 }
 
-/// One row: all splits of all terms are under way at the same time.
+/// One row: all splits of all terms are under way at the same time. The kernel is compiled for whole ones.
 inline DownLaunch down_one_launch(const Card& card, int used, int routed_chunks, int shared_chunks) {
     DownLaunch l{DownShape(routed_chunks, shared_chunks)};
     DownShape& s = l.shape;
@@ -121,7 +125,8 @@ inline DownLaunch down_one_launch(const Card& card, int used, int routed_chunks,
     l.whole = s.routed.each == kDownEach && s.routed.chunks == s.shared.chunks &&
               s.routed.chunks % s.routed.each == 0 && kWarps % s.routed.count == 0;
     l.bytes = kWarps * s.depth * s.piece_bytes + down_rows_bytes(1, used, s) + units * kTileRows * 4;
-    l.fits = l.bytes <= card.shared_bytes - kStatic && s.depth <= kMaxPieces && used < kMaxTerms - 1;
+    l.fits =
+        l.whole && l.bytes <= card.shared_bytes - kStatic && s.depth <= kMaxPieces && used < kMaxTerms - 1;
     return l;
 }
 

@@ -71,7 +71,8 @@ int run_doctor(const LoadOptions& load, const DoctorFlags& flags) {
     options.engine = {.context = load.engine.context,
                       .sequences = kSequences,
                       .step_tokens = load.engine.step_tokens,
-                      .kv_type = load.engine.kv_type};
+                      .kv_type = load.engine.kv_type,
+                      .kv_type_v = load.engine.kv_type_v};
     options.context_limit = kContext;
     const LoadedModel loaded = load_and_start(options);
     const Diagnosis d = examine(*loaded.engine, {.open_on_cpu = opener_on_cpu(load, *loaded.backend)});

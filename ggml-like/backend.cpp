@@ -1,0 +1,17 @@
+#include "ggml-like/backend.h"
+
+namespace quern {
+
+void Backend::save(std::span<const BlockCopy> list) {
+    for (const BlockCopy& c : list)
+        for (int64_t i = 0; i < c.count; ++i)
+            download(c.to + i * c.to_stride, c.from + i * c.from_stride, c.bytes);
+}
+
+void Backend::load(std::span<const BlockCopy> list) {
+    for (const BlockCopy& c : list)
+        for (int64_t i = 0; i < c.count; ++i)
+            upload(c.to + i * c.to_stride, c.from + i * c.from_stride, c.bytes);
+}
+
+}  // namespace quern

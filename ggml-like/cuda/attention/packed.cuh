@@ -1,0 +1,311 @@
+// Packed caches (kv_format.h) on the device: codes to BF16, eight elements at a time, and rows to codes.
+//
+//   a page of a head   codes [64][..] | scales of 16 [64][d/16] | scales of a row [64][1 or 2]
+//
+// E4M3: the exponent's and the mantissa's bits are those of a BF16 that is 2^120 times smaller; a product with the row's
+// scale times 2^120 makes up for it. Codes of 4 bits: byte permutations look up both bytes of a BF16 in tables of eight.
+#pragma once
+
+#include "ggml-like/cuda/attention/attention.cuh"
+#include "ggml-like/kv_format.h"
+
+namespace quern::cuda::attention::packed {
+
+using namespace ptx;
+using kv::Packing;
+
+/// Where the arrays of a block lie; bytes of a row in each of them.
+struct Block {
+    int codes, blocks_at, blocks, scales_at, scales, bytes;
+
+    __device__ __forceinline__ explicit Block(const kv::Layout& l)
+        : codes(l.codes),
+          blocks_at(kKeysPerPage * l.codes),
+          blocks(l.blocks),
+          scales_at(kKeysPerPage * (l.codes + l.blocks)),
+          scales(l.scales),
+          bytes(kKeysPerPage * (l.codes + l.blocks + l.scales)) {}
+};
+
+__device__ __forceinline__ __nv_bfloat162 as_pair(uint32_t bits) {
+    return *reinterpret_cast<const __nv_bfloat162*>(&bits);
+}
+__device__ __forceinline__ uint32_t as_bits(__nv_bfloat162 pair) {
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ uint32_t times(uint32_t a, uint32_t b) {
+    return as_bits(__hmul2(as_pair(a), as_pair(b)));
+}
+__device__ __forceinline__ uint32_t times_plus(uint32_t a, uint32_t b, uint32_t c) {
+    return as_bits(__hfma2(as_pair(a), as_pair(b), as_pair(c)));
+}
+/// A BF16 twice.
+__device__ __forceinline__ uint32_t both(uint16_t x) { return uint32_t{x} * 0x10001u; }
+
+constexpr uint32_t kTwoTo120 = 0x7b807b80u;  // twice, in BF16
+
+/// Two E4M3 codes in bytes 1 and 3, whatever the others hold: their values over 2^120.
+__device__ __forceinline__ uint32_t small_e4m3(uint32_t x) {
+    return (x & 0x80008000u) | ((x >> 4) & 0x07f007f0u);
+}
+
+/// Magnitudes of the eight codes in BF16, low and high bytes.
+struct Table {
+    uint32_t low[2], high[2];
+};
+__device__ __forceinline__ Table e2m1() { return {{0xc0800000u, 0xc0804000u}, {0x3f3f3f00u, 0x40404040u}}; }
+__device__ __forceinline__ Table lloyd() { return {{0x7128c704u, 0x2f04cfa1u}, {0x3f3f3e3eu, 0x40403f3fu}}; }
+__device__ __forceinline__ Table uniform() {
+    return {{0x6020c000u, 0xf0d0b090u}, {0x40403f3fu, 0x40404040u}};
+}
+
+__device__ __forceinline__ Table table_of(Packing packing) {
+    if (packing == Packing::nvfp4) return e2m1();
+    return packing == Packing::centroids ? lloyd() : uniform();
+}
+
+/// Low and high bytes of the BF16 of the four codes in the lower half of `codes`.
+struct Looked {
+    uint32_t low, high;
+
+    __device__ __forceinline__ Looked(const Table& t, uint32_t codes) {
+        const uint32_t magnitudes = codes & 0x7777u;
+        low = __byte_perm(t.low[0], t.low[1], magnitudes);
+        high = __byte_perm(t.high[0], t.high[1], magnitudes);
+        // A selector's bit 3 asks for eight copies of a byte's upper bit: of 0x80 that is 0xff.
+        uint32_t signs;
+        asm("prmt.b32 %0, %1, %1, %2;" : "=r"(signs) : "r"(0x80808080u), "r"(codes));
+        high |= (signs << 1) & 0x80808080u;
+    }
+    /// As pairs: codes 0 and 1, 2 and 3; or 0 and 2, 1 and 3.
+    __device__ __forceinline__ uint32_t first() const { return __byte_perm(low, high, 0x5140); }
+    __device__ __forceinline__ uint32_t second() const { return __byte_perm(low, high, 0x7362); }
+    __device__ __forceinline__ uint32_t even() const { return __byte_perm(low, high, 0x6240); }
+    __device__ __forceinline__ uint32_t odd() const { return __byte_perm(low, high, 0x7351); }
+};
+
+/// What the codes of one or two rows are multiplied by: `by`, then `plus` is added; each a pair of BF16.
+struct Factor {
+    uint32_t by, plus;
+};
+
+__device__ __forceinline__ uint16_t bf16_bits(float x) { return __bfloat16_as_ushort(__float2bfloat16(x)); }
+/// E4M3, not NaN, to BF16.
+__device__ __forceinline__ uint16_t e4m3_bits(uint8_t code) {
+    return bf16_bits(__uint_as_float((uint32_t{code} & 0x7fu) << 20) * 0x1p120f);
+}
+
+/// Eight elements in order, of 8 (fp8) or 4 bytes of codes. `factor`: of fp8 times 2^120, of nvfp4 with the scale of 16.
+__device__ __forceinline__ uint4 expand_fp8(uint32_t a, uint32_t b, uint32_t factor) {
+    return {times(small_e4m3(__byte_perm(a, a, 0x1100)), factor),
+            times(small_e4m3(__byte_perm(a, a, 0x3322)), factor),
+            times(small_e4m3(__byte_perm(b, b, 0x1100)), factor),
+            times(small_e4m3(__byte_perm(b, b, 0x3322)), factor)};
+}
+__device__ __forceinline__ uint4 expand_codes(const Table& t, uint32_t codes, const Factor& f) {
+    const Looked a(t, codes), b(t, codes >> 16);
+    return {times_plus(a.first(), f.by, f.plus), times_plus(a.second(), f.by, f.plus),
+            times_plus(b.first(), f.by, f.plus), times_plus(b.second(), f.by, f.plus)};
+}
+
+/// The factor of a row's elements: `scale` is its one or two scales, `block` that of 16 elements.
+__device__ __forceinline__ Factor factor_of(Packing packing, uint32_t scale, uint8_t block) {
+    const uint32_t s = both(static_cast<uint16_t>(scale));
+    if (packing == Packing::fp8) return {times(s, kTwoTo120), 0};
+    if (packing == Packing::nvfp4) return {times(s, both(e4m3_bits(block))), 0};
+    return {s, packing == Packing::steps ? both(static_cast<uint16_t>(scale >> 16)) : 0x80008000u};
+}
+
+/// Elements at .. at + 7 of row `place` of a block, in BF16.
+__device__ __forceinline__ uint4 load_packed(Packing packing, const Block& b, const char* block, int place,
+                                             int at) {
+    uint32_t scale = *reinterpret_cast<const uint16_t*>(block + b.scales_at + place * b.scales);
+    if (packing == Packing::steps)
+        scale |= uint32_t{*reinterpret_cast<const uint16_t*>(block + b.scales_at + place * b.scales + 2)}
+                 << 16;
+    if (packing == Packing::fp8) {
+        const auto* codes = reinterpret_cast<const uint2*>(block + place * b.codes + at);
+        return expand_fp8(codes->x, codes->y, factor_of(packing, scale, 0).by);
+    }
+    uint8_t of16 = 0;
+    if (packing == Packing::nvfp4)
+        of16 = static_cast<uint8_t>(block[b.blocks_at + place * b.blocks + at / kv::kBlock]);
+    const auto codes = *reinterpret_cast<const uint32_t*>(block + place * b.codes + at / 2);
+    return expand_codes(table_of(packing), codes, factor_of(packing, scale, of16));
+}
+
+// Rows to codes: a warp has a row, lane l its elements 8l .. 8l+7; lanes from d / 8 on have zeros and `active` false.
+
+__device__ __forceinline__ float largest_of(const float (&x)[8]) {
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) most = fmaxf(most, fabsf(x[i]));
+    return most;
+}
+__device__ __forceinline__ float two_to(int k) {
+    return __uint_as_float(static_cast<uint32_t>(k + 127) << 23);
+}
+
+/// kv::scale_exponent; `largest` = mantissa * 2^exponent, 0.5 <= mantissa < 1.
+__device__ __forceinline__ float power_scale(float amax, float mantissa, int exponent) {
+    if (amax == 0) return 1;
+    int e;
+    const float m = frexpf(amax, &e);
+    return two_to(min(max(e - exponent + (m > mantissa), kv::kLeastExponent), kv::kMostExponent));
+}
+__device__ __forceinline__ float row_scale(float amax, float given, float mantissa, int exponent) {
+    if (given > 0) return fminf(__bfloat162float(__float2bfloat16(given)), two_to(kv::kMostExponent));
+    return power_scale(amax, mantissa, exponent);
+}
+
+/// To nearest, ties to even, saturating.
+__device__ __forceinline__ uint32_t to_e4m3(float x) {
+    const uint32_t sign = __float_as_uint(x) >> 24 & 0x80u;
+    const float a = fabsf(x);
+    if (a >= 448.0f) return sign | 0x7eu;
+    if (a < 0.015625f) return sign | static_cast<uint32_t>(__float2int_rn(a * 512.0f));
+    uint32_t bits = __float_as_uint(a);
+    bits += 0x7ffffu + (bits >> 20 & 1u);
+    return sign | min((bits >> 20) - (120u << 3), 0x7eu);
+}
+__device__ __forceinline__ uint32_t to_e2m1(float x) {
+    const float a = fabsf(x);
+    const uint32_t m = a <= 0.25f   ? 0
+                       : a < 0.75f  ? 1
+                       : a <= 1.25f ? 2
+                       : a < 1.75f  ? 3
+                       : a <= 2.5f  ? 4
+                       : a < 3.5f   ? 5
+                       : a <= 5.0f  ? 6
+                                    : 7;
+    return m | (x < 0 ? 8u : 0u);
+}
+__device__ __forceinline__ uint32_t to_centroid(float x, float& square) {
+    constexpr float c[8] = {0.12890625f, 0.388671875f, 0.65625f, 0.94140625f,
+                            1.2578125f,  1.6171875f,   2.0625f,  2.734375f};
+    const float a = fabsf(x);
+    uint32_t m = 0;
+    float value = c[0];
+#pragma unroll
+    for (int i = 0; i < 7; ++i) {
+        const bool more = a > (c[i] + c[i + 1]) / 2;
+        m += more;
+        value = more ? c[i + 1] : value;
+    }
+    square = value * value;
+    return m | (x < 0 ? 8u : 0u);
+}
+
+struct RowAt {
+    char *codes, *blocks, *scales;  // of the row
+
+    __device__ __forceinline__ RowAt(const Block& b, char* block, int place)
+        : codes(block + place * b.codes),
+          blocks(block + b.blocks_at + place * b.blocks),
+          scales(block + b.scales_at + place * b.scales) {}
+    __device__ __forceinline__ void put_scale(int i, float s) const {
+        reinterpret_cast<uint16_t*>(scales)[i] = bf16_bits(s);
+    }
+};
+
+template <class F>
+__device__ __forceinline__ uint32_t eight_codes(const float (&x)[8], const F& code) {
+    uint32_t codes = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) codes |= code(x[i]) << 4 * i;
+    return codes;
+}
+
+__device__ __forceinline__ void pack_fp8(const float (&x)[8], float given, int lane, bool active,
+                                         const RowAt& row) {
+    const float s = row_scale(warp_max(largest_of(x)), given, 0.875f, 9);
+    uint32_t codes[2] = {};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) codes[i / 4] |= to_e4m3(__fdiv_rn(x[i], s)) << i % 4 * 8;
+    if (active) *reinterpret_cast<uint2*>(row.codes + lane * 8) = {codes[0], codes[1]};
+    if (lane == 0) row.put_scale(0, s);
+}
+
+__device__ __forceinline__ void pack_nvfp4(const float (&x)[8], float given, int lane, bool active,
+                                           const RowAt& row) {
+    const float own = largest_of(x), largest = fmaxf(own, __shfl_xor_sync(0xffffffffu, own, 1));
+    const float s = row_scale(warp_max(own), given, 0.65625f, 12);
+    const uint32_t block = to_e4m3(__fdiv_rn(largest / 6.0f, s));
+    const float step = __uint_as_float(block << 20) * 0x1p120f * s;
+    const uint32_t codes =
+        block == 0 ? 0u : eight_codes(x, [&](float v) { return to_e2m1(__fdiv_rn(v, step)); });
+    if (active) *reinterpret_cast<uint32_t*>(row.codes + lane * 4) = codes;
+    if (active && lane % 2 == 0) row.blocks[lane / 2] = static_cast<char>(block);
+    if (lane == 0) row.put_scale(0, s);
+}
+
+/// x has been multiplied by the Hadamard matrix.
+__device__ __forceinline__ void pack_centroids(const float (&x)[8], int d, int lane, bool active,
+                                               const RowAt& row) {
+    const float amax = warp_max(largest_of(x)), over = amax > 0 ? __fdiv_rn(1.0f, amax) : 0.0f;
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) squares += (x[i] * over) * (x[i] * over);
+    const float length = sqrtf(warp_sum(squares));
+    const float to_unit = length > 0 ? sqrtf(static_cast<float>(d)) / length : 0.0f;
+    float of_centroids = 0;
+    const uint32_t codes = eight_codes(x, [&](float v) {
+        float square;
+        const uint32_t code = to_centroid(v * over * to_unit, square);
+        of_centroids += square;
+        return code;
+    });
+    const float sum = warp_sum(active ? of_centroids : 0.0f);
+    if (active) *reinterpret_cast<uint32_t*>(row.codes + lane * 4) = codes;
+    if (lane == 0) row.put_scale(0, over > 0 ? amax * (length * rsqrtf(sum)) : 0.0f);
+}
+
+__device__ __forceinline__ void pack_steps(const float (&x)[8], int lane, bool active, const RowAt& row) {
+    float most = active ? x[0] : -INFINITY, least = active ? x[0] : INFINITY;
+#pragma unroll
+    for (int i = 1; i < 8; ++i)
+        if (active) most = fmaxf(most, x[i]), least = fminf(least, x[i]);
+    most = warp_max(most), least = -warp_max(-least);
+    const float s = __bfloat162float(__float2bfloat16(most / 15.0f - least / 15.0f)),
+                m = __bfloat162float(__float2bfloat16(most / 2.0f + least / 2.0f));
+    const uint32_t codes = eight_codes(x, [&](float v) {
+        const float t = s > 0 ? __fdiv_rn(v - m, s) : 0.0f;
+        return static_cast<uint32_t>(fminf(7.0f, fabsf(t))) | (t < 0 ? 8u : 0u);
+    });
+    if (active) *reinterpret_cast<uint32_t*>(row.codes + lane * 4) = codes;
+    if (lane == 0) row.put_scale(0, s), row.put_scale(1, m);
+}
+
+/// x <- H x over d elements, d a power of two of at least 8.
+__device__ __forceinline__ void hadamard(float (&x)[8], int d, int lane) {
+#pragma unroll
+    for (int half = 1; half < 8; half *= 2)
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if ((i & half) == 0) {
+                const float a = x[i], b = x[i + half];
+                x[i] = a + b, x[i + half] = a - b;
+            }
+    for (int half = 1; half < d / 8; half *= 2)
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const float other = __shfl_xor_sync(0xffffffffu, x[i], half);
+            x[i] = lane & half ? other - x[i] : x[i] + other;
+        }
+    const float scale = rsqrtf(static_cast<float>(d));
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] *= scale;
+}
+
+/// One row by all lanes of a warp.
+__device__ __forceinline__ void pack_row(Packing packing, const Block& layout, const float (&x)[8], int d,
+                                         float given, int lane, char* block, int place) {
+    const bool active = lane * 8 < d;
+    const RowAt row(layout, block, place);
+    if (packing == Packing::fp8) return pack_fp8(x, given, lane, active, row);
+    if (packing == Packing::nvfp4) return pack_nvfp4(x, given, lane, active, row);
+    if (packing == Packing::centroids) return pack_centroids(x, d, lane, active, row);
+    pack_steps(x, lane, active, row);
+}
+
+}  // namespace quern::cuda::attention::packed

@@ -1,0 +1,13 @@
+// As cuda/ops.h, of the ops that only drafters use.
+#pragma once
+
+#include "ggml-like/cuda/context.h"
+#include "ggml-like/op.h"
+
+namespace quern::cuda {
+
+void concat(const Node& node, Context& context);
+void kv_write(const Node& node, Context& context);
+void block_attention(const Node& node, Context& context);
+
+}  // namespace quern::cuda

@@ -1,0 +1,71 @@
+// Products of up to 8 rows whose norm was deferred (norm_rows.h). dense_rows.cuh has the loop: who owns which tile, limits.
+#include "ggml-like/cuda/linear/norm_rows.h"
+
+#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/linear/dense_rows.cuh"
+
+namespace quern::cuda::linear {
+
+using namespace ptx;
+using namespace pack;
+
+namespace {
+
+/// Sums times the rows' factors, BF16 or F32; paired ones BF16.
+template <bool kPairs>
+struct StoreNormed {
+    static constexpr bool kPaired = kPairs;
+    using Loaded = float;
+    void* y;
+    int64_t ld;
+    bool f32;
+    const float* factor;
+
+    __device__ __forceinline__ float load(int, int) const { return 0; }
+    /// first: of paired rows the sum of gate.
+    __device__ __forceinline__ void store(int row, int n, float first, float sum) const {
+        if constexpr (kPairs) {
+            static_cast<bf16*>(y)[n * ld + row] = gated(scaled(first, factor[n]), scaled(sum, factor[n]));
+            return;
+        }
+        const float v = scaled(sum, factor[n]);
+        if (f32)
+            static_cast<float*>(y)[n * ld + row] = v;
+        else
+            static_cast<bf16*>(y)[n * ld + row] = __float2bfloat16(v);
+    }
+};
+
+template <Kind K, bool kPairs>
+__global__ void __launch_bounds__(kThreads, 2)
+    norm_rows_kernel(Part part, DenseLaunch dense, PlainRows<K> rows, RowScale scale,
+                     StoreNormed<kPairs> store) {
+    __shared__ float factor[8];
+    store.factor = factor;
+    dense_rows<K>(part, dense, ScaledRows<K, 8>{rows, scale, factor}, store);
+}
+
+template <Kind K, bool kPairs>
+void run(Context& c, const char* what, const Part& part, const Packed& w, const StepRows& x,
+         const StepOutput& out) {
+    launch(c, what, norm_rows_kernel<K, kPairs>, min(c.sms, dense_groups(K, part.tiles, w.chunks)), kThreads,
+           dense_shared_bytes(K, dense_is_deep(c), x.rows, w.chunks), part, DenseLaunch{w.chunks, x.rows},
+           PlainRows<K>{x.x, x.ld, w.cols, x.rows}, out.scale,
+           StoreNormed<kPairs>{out.y, out.ld, out.f32, nullptr});
+}
+template <Kind K>
+void run(Context& c, const char* what, const Part& part, const Packed& w, const StepRows& x,
+         const StepOutput& out) {
+    out.paired ? run<K, true>(c, what, part, w, x, out) : run<K, false>(c, what, part, w, x, out);
+}
+
+}  // namespace
+
+void norm_rows(Context& c, const char* what, const Part& part, const Packed& w, const StepRows& x,
+               const StepOutput& out) {
+    if (part.kind == Kind::bf16) return run<Kind::bf16>(c, what, part, w, x, out);
+    if (part.kind == Kind::fp8) return run<Kind::fp8>(c, what, part, w, x, out);
+    run<Kind::nvfp4>(c, what, part, w, x, out);
+}
+
+}  // namespace quern::cuda::linear

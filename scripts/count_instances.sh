@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Counts the instances of products: kernels, one for each set of template arguments and source file, that multiply weights
+# with rows of activations. Every kernel counts that is not listed as something else below.
+#
+#   scripts/count_instances.sh [--list] [BUILD]    BUILD: where a build with CUDA is (build)
+#
+# --list: also each of them with its source file. Exit 0: at most kMost; 1: more, or no kernels found; 77: a build without
+# CUDA. What chooses among them: ggml-like/cuda/variants.h.
+set -euo pipefail
+kMost=80
+list=no
+[ "${1:-}" = --list ] && { list=yes; shift; }
+build=${1:-build}
+objects=$build/CMakeFiles/quern_cuda.dir
+[ -d "$objects" ] || { echo "SKIPPED: no objects of CUDA files in $build; instances were not counted"; exit 77; }
+
+# Attention and the delta rule; choices, sums, norms, copies, packing.
+others='attention_\w+_kernel(<[\w, ]+>)?
+block_\w+_kernel(<\d+>)?
+(concat_kernel|kv_write_kernel)
+delta::\w+(<\d+>)?
+(choose_many|choose_and_group|group_many)
+(add_prompt_terms|down_fp4_sum|defer_kernel|norm_twice_kernel)
+(embed_kernel<\w+>|gather_kernel|top_kernel|best_token_kernel|write_ring_kernel)
+(pack_kernel|random_kernel)'
+
+# Machine code has a section .nv.info.NAME for each kernel.
+kernels=$(find "$objects" -name '*.cu.o' | sort | while read -r object; do
+  strings -a -n 8 "$object" | sed -n 's/^\.nv\.info\.\(_Z.*\)/\1/p' | sort -u | c++filt -p |
+    sed "s#(anonymous namespace)::##g; s#_GLOBAL__N__[0-9a-zA-Z_]*::##g; s#quern::cuda::##g;
+         s#^#$(basename "$object" .cu.o)  #"
+done)
+[ -n "$kernels" ] || { echo "count-instances: no kernels in $objects; is their machine code compressed?"; exit 1; }
+products=$kernels
+while read -r other; do
+  rest=$(grep -vP "  (\w+::)*$other\$" <<<"$products") || true
+  [ "$rest" != "$products" ] || { echo "count-instances: no kernel is called $other; mend the list"; exit 1; }
+  products=$rest
+done <<<"$others"
+
+[ $list = no ] || echo "$products"
+count=$(wc -l <<<"$products")
+echo "count-instances: $count instances of products, at most $kMost; $(wc -l <<<"$kernels") kernels in all"
+[ "$count" -le "$kMost" ]

@@ -1,0 +1,163 @@
+// The demo's own drafters, trained by scripts/train_demo.py: how much of its answers they foresee, and that the answers stay
+// what they are. What the start says of drafters that do not fit.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "checkpoint_copy.h"
+#include "counted_backend.h"
+#include "engine_harness.h"
+#include "models/chat_format.h"
+#include "models/tokenizer.h"
+#include "tools/bench/quality.h"
+
+namespace quern {
+namespace {
+
+namespace fs = std::filesystem;
+using test::cpu;
+
+const std::string kDemo = test::source_dir() + "/models/demo", kDrafter = kDemo + "/dflash";
+
+/// The demo with its MTP layer beside it.
+const std::string& with_mtp() {
+    static const test::TempDir dir;
+    static const std::string path = [] {
+        for (const auto& entry : fs::directory_iterator(kDemo))
+            if (entry.is_regular_file())
+                fs::create_symlink(entry.path(), fs::path(dir.str()) / entry.path().filename());
+        const std::string layer = "model_mtp.safetensors";
+        fs::create_symlink(kDemo + "/mtp/" + layer, fs::path(dir.str()) / layer);
+        return dir.str();
+    }();
+    return path;
+}
+
+std::unique_ptr<Model> open(Backend& backend, DrafterKind kind, const std::string& drafter = kDrafter) {
+    const bool mtp = kind == DrafterKind::mtp;
+    return load_model(mtp ? with_mtp() : kDemo, backend,
+                      {.mtp = mtp ? MtpUse::required : MtpUse::none,
+                       .draft_model = kind == DrafterKind::dflash ? drafter : ""});
+}
+
+/// Every n-th question of eval.jsonl.
+std::vector<Request> requests(const Model& model, size_t n) {
+    const auto questions = read_questions(kDemo + "/eval.jsonl");
+    std::vector<Request> list;
+    for (size_t i = 0; i < questions.size(); i += n) {
+        const Question& q = questions[i];
+        Request r;
+        r.prompt = encode_prompt(model.chat().render(q.messages, q.tools, {.thinking = q.thinking}),
+                                 *model.tokenizer());
+        r.sampling.temperature = 0;
+        r.max_tokens = 120;
+        r.stop_ids = model.generation().eos_ids;
+        r.drafts.full = true;
+        list.push_back(std::move(r));
+    }
+    return list;
+}
+
+struct Measured {
+    int64_t rounds = 0, drafted = 0, accepted = 0;
+    double foreseen() const { return static_cast<double>(accepted) / static_cast<double>(drafted); }
+    double a_round() const { return static_cast<double>(accepted) / static_cast<double>(rounds); }
+};
+
+Measured measured(Engine& engine, size_t n) {
+    Measured m;
+    for (Request& r : requests(engine.model(), n)) {
+        r.on_round = [&](int64_t, std::span<const int32_t> drafted, int64_t accepted) {
+            ++m.rounds;
+            m.drafted += static_cast<int64_t>(drafted.size());
+            m.accepted += accepted;
+        };
+        engine.run(std::move(r));
+    }
+    return m;
+}
+
+EngineOptions drafting(DrafterKind kind, int64_t most, int64_t sequences = 1) {
+    return {.context = 1024, .sequences = sequences, .speculation = {.kind = kind, .draft_max = most}};
+}
+
+/// A drafter with another configuration.
+std::string changed_drafter(const test::TempDir& dir, const std::function<void(nlohmann::json&)>& change) {
+    nlohmann::json config = test::read_json(kDrafter + "/config.json");
+    change(config);
+    dir.write("config.json", config.dump());
+    fs::copy(kDrafter + "/model.safetensors", fs::path(dir.str()) / "model.safetensors");
+    return dir.str();
+}
+
+TEST_SUITE("cpu") {
+    TEST_CASE("demo's drafters: how much they foresee") {
+        const auto backend = cpu();
+        {
+            const auto model = open(*backend, DrafterKind::mtp);
+            Engine engine(*model, *backend, drafting(DrafterKind::mtp, 1));
+            CHECK(engine.notes().empty());
+            const Measured m = measured(engine, 8);
+            MESSAGE("MTP, n = 1: " << m.foreseen() << " of " << m.drafted << " tokens");
+            CHECK(m.foreseen() >= 0.70);
+        }
+        const auto model = open(*backend, DrafterKind::dflash);
+        Engine engine(*model, *backend, drafting(DrafterKind::dflash, 7));
+        CHECK(engine.notes().empty());
+        const Measured m = measured(engine, 8);
+        MESSAGE("DFlash, n = 7: " << m.a_round() << " tokens in each of " << m.rounds << " rounds");
+        CHECK(m.a_round() >= 3.0);
+    }
+
+    TEST_CASE("demo's drafters: answers are the same, greedy and drawn, alone and eight together") {
+        const auto backend = cpu();
+        const auto answers = [&](const Model& model, EngineOptions options) {
+            Engine engine(const_cast<Model&>(model), *backend, options);
+            std::vector<RequestId> ids;
+            std::vector<std::vector<int32_t>> results;
+            for (Request& r : requests(model, 13)) {
+                r.sampling.seed = ids.size();
+                r.sampling.temperature = ids.size() % 2 == 0 ? 0.0f : 1.0f;
+                r.max_tokens = 60;
+                ids.push_back(engine.submit(std::move(r)));
+            }
+            while (engine.step()) {
+            }
+            for (const RequestId id : ids) results.push_back(engine.take(id).tokens);
+            return results;
+        };
+        const auto plain = answers(*open(*backend, DrafterKind::none), drafting(DrafterKind::none, 7, 8));
+        for (const DrafterKind kind : {DrafterKind::mtp, DrafterKind::dflash})
+            for (const int64_t sequences : {1, 8})
+                CHECK(answers(*open(*backend, kind),
+                              drafting(kind, kind == DrafterKind::mtp ? 3 : 7, sequences)) == plain);
+    }
+
+    TEST_CASE("start: a drafter with wrong taps is named and switched off, a silent config is found out") {
+        const auto backend = cpu();
+        const test::TempDir wrong, silent;
+        const std::string taps = changed_drafter(wrong, [](auto& c) {
+            c["dflash_config"]["target_layer_ids"] = {7, 0, 2};
+        });
+        const auto other = open(*backend, DrafterKind::dflash, taps);
+        Engine off(*other, *backend, drafting(DrafterKind::dflash, 7));
+        REQUIRE(off.notes().size() == 1);
+        CHECK(off.notes()[0].starts_with("no drafts by dflash: "));
+        CHECK(off.notes()[0].find("7, 0, 2") != std::string::npos);
+        Request r = requests(*other, 400).front();
+        CHECK(off.run(std::move(r)).drafted == 0);
+
+        const std::string open_config =
+            changed_drafter(silent, [](auto& c) { c["dflash_config"].erase("causal"); });
+        const auto model = open(*backend, DrafterKind::dflash, open_config);
+        CHECK(model->info().dflash->causality_open);
+        Engine engine(*model, *backend, drafting(DrafterKind::dflash, 7));
+        REQUIRE(engine.notes().size() == 1);
+        CHECK(engine.notes()[0].find("taken as not causal") != std::string::npos);
+        CHECK(measured(engine, 60).a_round() >= 2.0);
+    }
+}
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,200 @@
+// States in host memory: more conversations than contexts, the bits of a cold run, what is given up first, and what is said of it.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "counted_backend.h"
+#include "engine_harness.h"
+#include "models/weight_placement.h"
+#include "tools/engine/engine.h"
+#include "tools/engine/host_memory.h"
+#include "tools/engine/host_states.h"
+#include "tools/engine/page_tokens.h"
+#include "tools/engine/prefix_cache.h"
+
+namespace quern {
+namespace {
+
+using test::random_ids;
+
+const std::string kCheckpoint = test::parity("base/ct");
+
+Request request(std::vector<int32_t> prompt, int64_t tokens = 6) {
+    Request r;
+    r.prompt = std::move(prompt);
+    r.sampling.temperature = 0.8f;
+    r.sampling.seed = 5;
+    r.max_tokens = tokens;
+    return r;
+}
+
+std::vector<int32_t> longer(std::vector<int32_t> ids, size_t by) {
+    for (size_t i = 0; i < by; ++i) ids.push_back(static_cast<int32_t>(1 + i % 7));
+    return ids;
+}
+
+/// A cache of its own, without an engine: states are as long as they are said to be, and hold what was there.
+struct Cache {
+    Cache(int64_t states, int64_t pages)
+        : l(kCheckpoint, test::cpu()),
+          specs(l.model->state_specs({.kv = DType::F32, .conv = DType::F32})),
+          pool(*l.backend, specs, 1, 256, 0),
+          cache(*l.backend, pool,
+                (states * HostStates(*l.backend, pool, 0).recurrent_blocks() + pages) * page_bytes(specs)) {}
+
+    void keep(const std::vector<int32_t>& tokens, uint64_t conversation = 0) {
+        SequenceState s = pool.acquire_for(static_cast<int64_t>(tokens.size()));
+        cache.store(tokens, s, conversation);
+        pool.release(s);
+    }
+    /// Goes on from the longest state, as a request does; how many tokens it had.
+    int64_t follow(const std::vector<int32_t>& prompt) {
+        const PrefixCache::Match match = cache.find(prompt);
+        if (match.entry == nullptr) return 0;
+        SequenceState s = cache.resume(match);
+        const int64_t length = s.length;
+        pool.release(s);
+        return length;
+    }
+
+    test::Loaded l;
+    std::vector<StateSpec> specs;
+    StatePool pool;
+    PrefixCache cache;
+};
+
+TEST_SUITE("cpu") {
+    TEST_CASE("kept states: 60 conversations beside 4 contexts, every follow-up goes on from its own") {
+        for (const bool device : {false, true}) {
+            CAPTURE(device);
+            test::Loaded l(kCheckpoint, device ? test::device() : test::cpu());
+            const auto cold_backend = test::cpu();
+            const auto cold_model = load_model(kCheckpoint, *cold_backend, {.tokenizer = false});
+            Engine cold(*cold_model, *cold_backend, {.context = 1024});
+            // Four contexts have 64 pages together; the conversations need 840.
+            Engine warm(*l.model, *l.backend, {.context = 1024, .sequences = 4, .cache_bytes = 256 << 20});
+            std::map<unsigned, RequestId> ids;
+            for (unsigned i = 0; i < 60; ++i) ids[i] = warm.submit(request(random_ids(*l.model, 923, i)));
+            while (warm.step()) {
+            }
+            for (const auto& [i, id] : ids) CHECK(warm.take(id).cached_tokens == 0);
+            for (unsigned i = 0; i < 60; ++i)
+                ids[i] = warm.submit(request(longer(random_ids(*l.model, 923, i), 40)));
+            while (warm.step()) {
+            }
+            int cached = 0, same = 0;
+            for (const auto& [i, id] : ids) {
+                const Result result = warm.take(id);
+                cached += result.cached_tokens == 896;
+                if (i % 6 == 0)
+                    same +=
+                        result.tokens == cold.run(request(longer(random_ids(*l.model, 923, i), 40))).tokens;
+            }
+            CHECK(cached == 60);
+            CHECK(same == 10);
+            const PrefixCacheStats stats = warm.cache_stats();
+            CHECK(stats.evicted == 0);
+            CHECK(stats.loaded > 0);
+            CHECK(stats.bytes <= 256 << 20);
+        }
+    }
+
+    TEST_CASE("kept states: what a conversation adds is copied, not all of it again") {
+        Cache c(40, 200);
+        auto tokens = random_ids(*c.l.model, 64 * 20, 1);
+        c.keep(tokens);
+        const int64_t recurrent = c.cache.memory().recurrent_blocks() * c.cache.memory().block_bytes();
+        CHECK(c.cache.stats().bytes == recurrent + 20 * page_bytes(c.specs));
+        // The next turn goes on from the state, so its pages are copies of those in host memory.
+        const auto next = longer(tokens, 128);
+        SequenceState s = c.cache.resume(c.cache.find(next));
+        c.pool.grow(s, 64 * 22);
+        s.length = 64 * 22;
+        c.cache.store(next, s);
+        c.pool.release(s);
+        CHECK(c.cache.stats().bytes == 2 * recurrent + 22 * page_bytes(c.specs));
+    }
+
+    TEST_CASE("kept states: titles and summaries never push out the conversation that they are about") {
+        Cache c(3, 60);
+        auto talk = random_ids(*c.l.model, 64 * 40, 1);
+        c.keep(talk);
+        for (unsigned turn = 0; turn < 12; ++turn) {
+            CAPTURE(turn);
+            // Of a first turn, too: another opening, then the conversation's own words.
+            auto title = random_ids(*c.l.model, 64, 100 + turn);
+            title.insert(title.end(), talk.begin(), talk.end());
+            CHECK(c.follow(title) == 0);
+            c.keep(title);
+            const auto next = longer(talk, 64);
+            CHECK(c.follow(next) >= 64 * 40);
+            c.keep(next);
+            talk = next;
+        }
+        // Somebody who comes again and again with something else gets a place in the end.
+        const auto other = random_ids(*c.l.model, 64 * 40, 77);
+        int tries = 0;
+        while (c.follow(longer(other, 1)) == 0 && ++tries < 40) c.keep(other);
+        CHECK(tries > 1);
+        CHECK(tries < 40);
+    }
+
+    TEST_CASE("kept states: in a named conversation what goes on from nothing is worth least") {
+        for (const uint64_t name : {uint64_t{0}, uint64_t{9}}) {
+            Cache c(3, 60);
+            const auto talk = random_ids(*c.l.model, 64 * 10, 1),
+                       summary = random_ids(*c.l.model, 64 * 25, 2);
+            c.keep(talk, name);
+            c.keep(summary, name);
+            c.keep(random_ids(*c.l.model, 64 * 30, 3));  // has no room beside both
+            CHECK((c.follow(longer(talk, 1)) > 0) == (name != 0));
+        }
+    }
+
+    TEST_CASE("kept states: the report says what is where, and why something was dropped") {
+        Cache c(2, 30);
+        c.keep(random_ids(*c.l.model, 64 * 20, 1));
+        CHECK(c.follow(longer(random_ids(*c.l.model, 64 * 20, 1), 5)) == 64 * 20);
+        c.keep(random_ids(*c.l.model, 64 * 40, 2));
+        c.keep(random_ids(*c.l.model, 64 * 15, 3));
+        KeptReport r = c.cache.report();
+        REQUIRE(r.kept.size() == 1);
+        CHECK(r.kept[0].tokens == 64 * 20);
+        CHECK(r.kept[0].uses == 1);
+        CHECK(std::string(r.kept[0].where) == "host memory");
+        CHECK(r.kept[0].bytes == c.cache.stats().bytes);
+        REQUIRE(r.dropped.size() == 2);
+        CHECK(r.dropped[0].tokens == 64 * 15);
+        CHECK(std::string(r.dropped[0].why).find("worth more") != std::string::npos);
+        CHECK(r.dropped[1].tokens == 64 * 40);
+        CHECK(std::string(r.dropped[1].why).find("larger than --cache-ram") != std::string::npos);
+        for (int i = 0; i < 9; ++i) c.keep(random_ids(*c.l.model, 64 * 15, 3));
+        r = c.cache.report();
+        CHECK(r.kept[0].tokens == 64 * 15);
+        CHECK(std::string(r.dropped[0].why).find("worth least") != std::string::npos);
+
+        test::Loaded l(kCheckpoint, test::device());
+        Engine engine(*l.model, *l.backend, {.context = 1024, .cache_bytes = 64 << 20});
+        engine.run(request(random_ids(*l.model, 300, 1)));
+        CHECK(std::string(engine.kept_report().kept.at(0).where) == "device and host memory");
+    }
+
+    TEST_CASE("kept states: where the machine has no more memory, what there is stays the budget") {
+        test::CountedBackend device(int64_t{1} << 34);
+        const auto model = load_model(kCheckpoint, device, {.tokenizer = false});
+        const auto specs = model->state_specs({.kv = DType::F32, .conv = DType::F32});
+        StatePool pool(device, specs, 1, 64, 0);
+        device.host_left = int64_t{300} << 20;
+        HostStates memory(device, pool, int64_t{10} << 30);
+        int64_t blocks = 1;
+        while (memory.make_free(blocks)) blocks *= 2;
+        CHECK(memory.budget() > int64_t{200} << 20);
+        CHECK(memory.budget() <= int64_t{300} << 20);
+        CHECK(memory.make_free(memory.budget() / memory.block_bytes()));
+        CHECK(host_memory_left() > 0);
+    }
+}
+
+}  // namespace
+}  // namespace quern

@@ -1,0 +1,44 @@
+// DflashDrafter: drafts by a DFlash drafter (models/dflash.h), a whole draft in one pass: of the newest token and masks after
+// it, whose rows say which tokens they stand for.
+//
+// What it knows of committed tokens, its keys and values, is written by the model's own steps (Pass::taps), into the
+// sequence's pages; a block reads only those before its first row. So entries of drafted tokens that were not taken are never
+// seen, and kept states have theirs.
+#pragma once
+
+#include <vector>
+
+#include "tools/engine/drafter.h"
+#include "tools/engine/memory_plan.h"
+#include "tools/engine/plan_cache.h"
+
+namespace quern {
+
+class Backend;
+
+class DflashDrafter final : public Drafter {
+  public:
+    /// All of the engine's; they outlive the drafter. Runs the passes for one sequence and for as many as share one, on states
+    /// that nobody uses yet: throws Error if the backend cannot.
+    DflashDrafter(const Model& model, Backend& backend, PlanCache& plans, const MemoryPlan& memory);
+
+    const char* name() const override { return "dflash"; }
+    void propose(std::span<Draft> drafts) override;
+
+    /// Whether rows of a block in layers with windows see none after them; only where the drafter's config does not say.
+    void causal_windows(bool yes) { causal_windows_ = yes; }
+    bool causal_windows() const { return causal_windows_; }
+
+  private:
+    void fill(std::span<Draft*> drafts);
+    StepPlan& plan(int64_t sequences, bool full_head);
+
+    const Model& model_;
+    Backend& backend_;
+    PlanCache& plans_;
+    const MemoryPlan& memory_;
+    int64_t sequences_;  // of a pass, at most
+    bool causal_windows_ = true;
+};
+
+}  // namespace quern

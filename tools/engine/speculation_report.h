@@ -1,0 +1,34 @@
+// Why drafts are as long as they are: what rounds cost, how far drafts were right, and what was expected of the last choice.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace quern {
+
+struct SpeculationReport {
+    /// Answer steps of that size, drafting included.
+    struct Cost {
+        int64_t sequences, rows;
+        double seconds;
+        bool sure;  // measured more than once, and lately
+    };
+    std::vector<Cost> costs;
+    std::vector<double>
+        acceptance;                 // by position: that a draft is right up to there, of all sequences lately
+    int64_t steps = 0, rounds = 0;  // answer steps that might have had drafts; those that had
+    int64_t drafted = 0, accepted = 0;  // tokens of these, also of answers that are not done
+    /// The last step that might have had drafts: 0 drafted says that none would have paid.
+    int64_t last_sequences = 0, last_drafted = 0;
+    double last_rate = 0,
+           plain_rate = 0;  // expected tokens a second: as chosen, and without drafts; 0: not known yet
+
+    /// Expected speed-up of that choice; 0: not known yet.
+    double gain() const { return plain_rate > 0 ? last_rate / plain_rate : 0; }
+};
+
+/// A few lines of text.
+std::string describe(const SpeculationReport& report);
+
+}  // namespace quern
