@@ -57,10 +57,8 @@ SOAK_SECONDS ?= 600
 soak: build      ## clients that come and go at every moment, for SOAK_SECONDS
 	@python3 tests/soak.py $(BUILD)/quern $(SOAK_SECONDS)
 
-test-asan: deps  ## the fast tests under AddressSanitizer and UndefinedBehaviorSanitizer
-	@cmake -S . -B build-asan -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DQUERN_CUDA=OFF \
-	  -DQUERN_SANITIZE=address,undefined >/dev/null
-	@cmake --build build-asan -j $(JOBS)
+test-asan:       ## the fast tests under AddressSanitizer and UndefinedBehaviorSanitizer (needs clang)
+	@JOBS=$(JOBS) scripts/sanitized_build.sh quern_tests
 	@UBSAN_OPTIONS=print_stacktrace=1 scripts/run_tests.sh build-asan/quern_tests --test-suite-exclude=perf,cuda,slow
 
 # Without random addresses, where the kernel allows that: GCC's ThreadSanitizer cannot place itself otherwise.
@@ -76,7 +74,7 @@ test-tsan: deps  ## what runs on several threads under ThreadSanitizer: engine, 
 	  --synthetic tiny --mix xs -c 4096
 
 FUZZ_SECONDS ?= 60
-fuzz: deps       ## libFuzzer targets, FUZZ_SECONDS each (needs clang)
+fuzz:            ## libFuzzer targets, FUZZ_SECONDS each (needs clang)
 	@scripts/fuzz.sh $(FUZZ_SECONDS)
 
 bench: build     ## speed of the demo checkpoint on this machine
@@ -123,4 +121,4 @@ check-dist: dist ## the packed binary answers from an empty folder, with an empt
 	@scripts/check_dist.sh $(BUILD)/dist/quern-*.tar.gz
 
 clean:           ## remove what was built
-	rm -rf $(BUILD) build-asan build-tsan build-fuzz
+	rm -rf $(BUILD) build-asan build-tsan

@@ -461,7 +461,8 @@ TEST_SUITE("cpu") {
             {ParameterType::null, "x", R"("x")"},
             {ParameterType::null, "null", "null"}};
         for (const auto& [type, text, json] : cases) {
-            CAPTURE(text);
+            const auto& this_text = text;
+            CAPTURE(this_text);
             CHECK(coerce_parameter(text, type) == json);
             CHECK(ordered_json::accept(json));
         }
@@ -488,7 +489,8 @@ TEST_SUITE("cpu") {
             {"none", string},  {"odd", string},  {"weird", string},   {"null", ParameterType::null},
             {"enum", string},  {"date", string}, {"missing", string}};
         for (const auto& [name, type] : expected) {
-            CAPTURE(name);
+            const auto& this_name = name;
+            CAPTURE(this_name);
             CHECK(types.type("t", name) == type);
         }
         CHECK(types.type("flat", "x") == container);

@@ -424,7 +424,8 @@ TEST_SUITE("cpu") {
             {"", ""},
         };
         for (const auto& [name, official] : cases) {
-            CAPTURE(name);
+            const auto& this_name = name;
+            CAPTURE(this_name);
             CHECK(canonical_name(name) == official);
             CHECK(is_canonical(name) == (std::string_view(name) == official));
         }

@@ -132,7 +132,8 @@ TEST_SUITE("cpu") {
         const Matrix m(70, 272, 1);
         for (const auto& [format, least, most] :
              {std::tuple{DenseFormat::fp8, 0.01, 0.03}, std::tuple{DenseFormat::nvfp4, 0.05, 0.1}}) {
-            CAPTURE(std::string(dense_format_name(format)));
+            const auto& this_format = format;
+            CAPTURE(std::string(dense_format_name(this_format)));
             REQUIRE(can_requantize(m.weight, format));
             Weight one = requantized_form(m.weight, format), many = one;
             CHECK(one.segments[0].data == nullptr);

@@ -138,7 +138,8 @@ struct DrafterCopy {
 TEST_SUITE("cpu") {
     TEST_CASE("dflash: drafts are the reference's, whatever was accepted before, far beyond the window") {
         for (const auto& [name, parity] : kCases) {
-            CAPTURE(name);
+            const auto& this_name = name;
+            CAPTURE(this_name);
             const Case c(name, parity);
             const auto backend = device();
             const auto model = c.open(*backend);
@@ -298,7 +299,8 @@ TEST_SUITE("cpu") {
             {"layers.3.", [](auto& d) { d.weights.bf16("layers.3.input_layernorm.weight", {32}); }},
         };
         for (const auto& [what, change] : faults) {
-            CAPTURE(what);
+            const auto& this_what = what;
+            CAPTURE(this_what);
             DrafterCopy copy(c.drafter);
             change(copy);
             CHECK_THROWS_WITH_AS(c.open(*backend, copy.write()), doctest::Contains(what), Error);

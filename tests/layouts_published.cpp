@@ -61,8 +61,10 @@ TEST_SUITE("model") {
         // These have scales of zero, which no weights have: their layout is tests/weight_format.cpp's.
         const std::set<std::string> no_weights = {"fp8_f16scale"};
         for (const auto& [name, report] : all) {
-            CAPTURE(name);
-            CAPTURE(report.text);
+            const auto& this_name = name;
+            CAPTURE(this_name);
+            const auto& this_report = report;
+            CAPTURE(this_report.text);
             if (const auto reason = refused.find(name); reason != refused.end()) {
                 CHECK(report.code == 3);
                 CHECK(test::contains(report.text, reason->second));

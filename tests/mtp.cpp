@@ -263,7 +263,8 @@ TEST_SUITE("cpu") {
         };
         const auto backend = cpu();
         for (const auto& [what, change] : faults) {
-            CAPTURE(what);
+            const auto& this_what = what;
+            CAPTURE(this_what);
             test::SafetensorsWriter damaged = whole;
             change(damaged);
             c.dir.write("model_mtp.safetensors", damaged.bytes());
@@ -272,7 +273,7 @@ TEST_SUITE("cpu") {
             CHECK(!model->info().mtp);
             const auto& notes = model->notes();
             CHECK(std::any_of(notes.begin(), notes.end(), [&](const std::string& note) {
-                return note.starts_with("no drafts by MTP: ") && note.find(what) != std::string::npos;
+                return note.starts_with("no drafts by MTP: ") && note.find(this_what) != std::string::npos;
             }));
             CHECK(Engine(*model, *backend, {.context = 512, .speculation = {.kind = DrafterKind::automatic}})
                       .run(greedy(c.prompt_ids(), c.answer().size()))
@@ -295,7 +296,8 @@ TEST_SUITE("cpu") {
             {attention + "k_proj.weight", attention + "v_proj.weight"},
             {norms + "embedding.weight", norms + "hidden.weight"}};
         for (const auto& [one, other] : swaps) {
-            CAPTURE(one);
+            const auto& this_one = one;
+            CAPTURE(this_one);
             test::SafetensorsWriter changed = writer(file);
             if (one.empty())
                 for (size_t i = 1; i < changed.at("mtp.fc.weight").data.size(); i += 2)

@@ -186,7 +186,8 @@ TEST_SUITE("cpu") {
                                                      {"F8_E5M2FNUZ", 5, 5},
                                                      {"C64", 2, 16},
                                                      {"BF16", 3, 6}}) {
-            CAPTURE(dtype);
+            const auto& this_dtype = dtype;
+            CAPTURE(this_dtype);
             const auto size = static_cast<size_t>(bytes);
             CHECK(sized(dtype, elements, size) == "<no error>");
             CHECK(contains(sized(dtype, elements, size + 1), fmt::format("needs {} bytes", bytes)));

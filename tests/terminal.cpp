@@ -59,7 +59,8 @@ const std::vector<std::pair<std::string, std::string>> kCases = {
 TEST_SUITE("cpu") {
     TEST_CASE("terminal: controls and escape sequences go, text stays") {
         for (const auto& [text, expected] : kCases) {
-            CAPTURE(text);
+            const auto& this_text = text;
+            CAPTURE(this_text);
             CHECK_EQ(whole(text), expected);
         }
     }

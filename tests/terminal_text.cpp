@@ -64,7 +64,8 @@ TEST_SUITE("cpu") {
                                                                 {"❤️", 2},
                                                                 {"नि", 1}};
         for (const auto& [text, width] : cases) {
-            CAPTURE(text);
+            const auto& this_text = text;
+            CAPTURE(this_text);
             CHECK(text_width(text) == width);
         }
     }

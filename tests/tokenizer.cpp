@@ -206,7 +206,8 @@ TEST_SUITE("cpu") {
             {"decomposed Hangul", repeat("\u1100\u1161\u11a8", length / 3)},
         };
         for (const auto& [name, text] : texts) {
-            CAPTURE(name);
+            const auto& this_name = name;
+            CAPTURE(this_name);
             const auto start = std::chrono::steady_clock::now();
             const Ids ids = t.encode(text, Markers::control);
             const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;

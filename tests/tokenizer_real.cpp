@@ -106,7 +106,8 @@ TEST_SUITE("cpu") {
             {"system", {8678}},
         };
         for (const auto& [text, ids] : published) {
-            CAPTURE(text);
+            const auto& this_text = text;
+            CAPTURE(this_text);
             CHECK(t.encode(text, Markers::literal) == ids);
         }
         CHECK(t.encode("<think>easy</think>4", Markers::control) == Ids{248068, 43518, 248069, 19});

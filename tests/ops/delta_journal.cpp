@@ -63,7 +63,8 @@ void check_journal_bits(const Device& device, const Shape& s, int empty) {
     };
     for (const auto& [rows, good] : {std::pair{5, 3}, {4, 0}, {5, 5}, {1, 1}, {3, 2}}) {
         CAPTURE(position);
-        CAPTURE(rows);
+        const auto& this_rows = rows;
+        CAPTURE(this_rows);
         Layout l = layout_of(StepKind::answer, {rows, 0, 2}, {position, 9, other}, {1, 0, 3});
         l.committed[0] = waiting, l.journal[0] = 1;
         for (std::vector<int>* list : {&l.rows, &l.before, &l.slots, &l.committed, &l.journal})

@@ -81,8 +81,10 @@ StepOutputs run_gather(const Device& device, int64_t width, int64_t parts, int32
 
 void gather_bits(Device& device) {
     for (const auto& [width, parts] : {std::pair{16, 1}, {144, 9}, {2048, 128}, {2048, 1}, {5120, 320}}) {
-        CAPTURE(width);
-        CAPTURE(parts);
+        const auto& this_width = width;
+        CAPTURE(this_width);
+        const auto& this_parts = parts;
+        CAPTURE(this_parts);
         const auto pick = [](const std::vector<float>& v, int64_t each) {
             std::vector<double> two(v.begin() + 2 * each, v.end());
             two.insert(two.end(), v.begin(), v.begin() + each);
