@@ -29,14 +29,26 @@ nlohmann::json read_json_file(const std::string& path, std::string* text_out = n
 
 }  // namespace
 
-Checkpoint Checkpoint::open(const std::string& typed, int threads) {
+Checkpoint Checkpoint::open(const std::string& typed, int threads, bool mtp_folder) {
     Checkpoint c;
     c.files_ = find_checkpoint(typed);
     c.notes_ = c.files_.notes;
     c.read_configs();
     c.open_shards(threads);
+    if (mtp_folder) c.open_mtp_folder();
     c.collect_tensors();
     return c;
+}
+
+void Checkpoint::open_mtp_folder() {
+    for (const SafetensorsFile& f : shards_)
+        for (const SafeTensor& t : f.tensors())
+            if (canonical_name(t.name).starts_with("mtp.")) return;
+    const std::string base = files_.directory.ends_with('/') ? files_.directory : files_.directory + "/";
+    for (const std::string& name : mtp_folder_weights(files_)) {
+        shards_.push_back(SafetensorsFile::open(base + name));
+        shard_names_.push_back(name);
+    }
 }
 
 void Checkpoint::read_configs() {

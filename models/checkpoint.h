@@ -39,7 +39,8 @@ class Checkpoint {
 
     /// `typed`: whatever find_checkpoint accepts. Index and headers are read on `threads` threads; of several
     /// errors, the one that a single thread would meet first is thrown.
-    static Checkpoint open(const std::string& typed, int threads = 1);
+    /// mtp_folder: a checkpoint without tensors of an MTP layer also gets those of the safetensors files in its folder `mtp`.
+    static Checkpoint open(const std::string& typed, int threads = 1, bool mtp_folder = false);
     Checkpoint(Checkpoint&&) = default;
     Checkpoint& operator=(Checkpoint&&) = default;
 
@@ -72,6 +73,7 @@ class Checkpoint {
     Checkpoint() = default;
     void read_configs();
     void open_shards(int threads);
+    void open_mtp_folder();
     void collect_tensors();
 
     CheckpointFiles files_;

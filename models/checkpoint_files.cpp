@@ -250,6 +250,13 @@ std::string read_text_file(const std::string& path, uint64_t limit) {
     return text;
 }
 
+std::vector<std::string> mtp_folder_weights(const CheckpointFiles& files) {
+    std::vector<std::string> weights;
+    for (const std::string& name : list_directory(fs::path(files.directory) / "mtp"))
+        if (name.ends_with(".safetensors") && name[0] != '.') weights.push_back("mtp/" + name);
+    return weights;
+}
+
 CheckpointFiles find_checkpoint(const std::string& typed) {
     if (typed.empty()) FAIL(model, "the model path is empty; give a checkpoint directory or a repository id");
     if (typed.find('\0') != std::string::npos) FAIL(model, "the model path holds a NUL character");

@@ -25,6 +25,9 @@ struct CheckpointFiles {
 /// existing path wins over a repository id. Error(model) lists what was tried and what to do.
 CheckpointFiles find_checkpoint(const std::string& typed);
 
+/// The *.safetensors files of its folder `mtp`, as "mtp/NAME", sorted.
+std::vector<std::string> mtp_folder_weights(const CheckpointFiles& files);
+
 /// Reads a regular file of at most `limit` bytes. Error(model) otherwise: missing, larger, a directory, a
 /// FIFO.
 std::string read_text_file(const std::string& path, uint64_t limit);

@@ -60,7 +60,7 @@ const ModelFamily& family_of(const nlohmann::json& config, const std::string& fi
 }
 
 std::unique_ptr<Model> open_model(const std::string& path, const OpenOptions& options) {
-    Checkpoint checkpoint = Checkpoint::open(path, options.threads);
+    Checkpoint checkpoint = Checkpoint::open(path, options.threads, options.mtp != MtpUse::none);
     const ModelFamily& family = family_of(checkpoint.config(), checkpoint.files().config);
     return family.open(family, std::move(checkpoint), options);
 }

@@ -10,6 +10,7 @@
 #include "engine_harness.h"
 #include "models/chat_format.h"
 #include "models/tokenizer.h"
+#include "ops/second_backend.h"
 #include "tools/bench/quality.h"
 
 namespace quern {
@@ -20,23 +21,9 @@ using test::cpu;
 
 const std::string kDemo = test::source_dir() + "/models/demo", kDrafter = kDemo + "/dflash";
 
-/// The demo with its MTP layer beside it.
-const std::string& with_mtp() {
-    static const test::TempDir dir;
-    static const std::string path = [] {
-        for (const auto& entry : fs::directory_iterator(kDemo))
-            if (entry.is_regular_file())
-                fs::create_symlink(entry.path(), fs::path(dir.str()) / entry.path().filename());
-        const std::string layer = "model_mtp.safetensors";
-        fs::create_symlink(kDemo + "/mtp/" + layer, fs::path(dir.str()) / layer);
-        return dir.str();
-    }();
-    return path;
-}
-
 std::unique_ptr<Model> open(Backend& backend, DrafterKind kind, const std::string& drafter = kDrafter) {
     const bool mtp = kind == DrafterKind::mtp;
-    return load_model(mtp ? with_mtp() : kDemo, backend,
+    return load_model(kDemo, backend,
                       {.mtp = mtp ? MtpUse::required : MtpUse::none,
                        .draft_model = kind == DrafterKind::dflash ? drafter : ""});
 }
@@ -91,6 +78,33 @@ std::string changed_drafter(const test::TempDir& dir, const std::function<void(n
     return dir.str();
 }
 
+/// Answers to every n-th question, greedy and drawn in turns, `sequences` at the same time.
+std::vector<std::vector<int32_t>> answers(Backend& backend, DrafterKind kind, int64_t most, int64_t sequences,
+                                          size_t n) {
+    const auto model = open(backend, kind);
+    Engine engine(*model, backend, drafting(kind, most, sequences));
+    CHECK(engine.notes().empty());
+    std::vector<RequestId> ids;
+    std::vector<std::vector<int32_t>> results;
+    for (Request& r : requests(*model, n)) {
+        r.sampling.seed = ids.size();
+        r.sampling.temperature = ids.size() % 2 == 0 ? 0.0f : 1.0f;
+        r.max_tokens = 60;
+        ids.push_back(engine.submit(std::move(r)));
+    }
+    while (engine.step()) {
+    }
+    for (const RequestId id : ids) results.push_back(engine.take(id).tokens);
+    return results;
+}
+
+void check_same_answers(Backend& backend, size_t n) {
+    const auto plain = answers(backend, DrafterKind::none, 7, 8, n);
+    for (const DrafterKind kind : {DrafterKind::mtp, DrafterKind::dflash})
+        for (const int64_t sequences : {1, 8})
+            CHECK(answers(backend, kind, kind == DrafterKind::mtp ? 3 : 7, sequences, n) == plain);
+}
+
 TEST_SUITE("cpu") {
     TEST_CASE("demo's drafters: how much they foresee") {
         const auto backend = cpu();
@@ -111,27 +125,7 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("demo's drafters: answers are the same, greedy and drawn, alone and eight together") {
-        const auto backend = cpu();
-        const auto answers = [&](const Model& model, EngineOptions options) {
-            Engine engine(const_cast<Model&>(model), *backend, options);
-            std::vector<RequestId> ids;
-            std::vector<std::vector<int32_t>> results;
-            for (Request& r : requests(model, 13)) {
-                r.sampling.seed = ids.size();
-                r.sampling.temperature = ids.size() % 2 == 0 ? 0.0f : 1.0f;
-                r.max_tokens = 60;
-                ids.push_back(engine.submit(std::move(r)));
-            }
-            while (engine.step()) {
-            }
-            for (const RequestId id : ids) results.push_back(engine.take(id).tokens);
-            return results;
-        };
-        const auto plain = answers(*open(*backend, DrafterKind::none), drafting(DrafterKind::none, 7, 8));
-        for (const DrafterKind kind : {DrafterKind::mtp, DrafterKind::dflash})
-            for (const int64_t sequences : {1, 8})
-                CHECK(answers(*open(*backend, kind),
-                              drafting(kind, kind == DrafterKind::mtp ? 3 : 7, sequences)) == plain);
+        check_same_answers(*cpu(), 13);
     }
 
     TEST_CASE("start: a drafter with wrong taps is named and switched off, a silent config is found out") {
@@ -156,6 +150,12 @@ TEST_SUITE("cpu") {
         REQUIRE(engine.notes().size() == 1);
         CHECK(engine.notes()[0].find("taken as not causal") != std::string::npos);
         CHECK(measured(engine, 60).a_round() >= 2.0);
+    }
+}
+
+TEST_SUITE("cuda") {
+    TEST_CASE("gpu model: answers are the same with the demo's drafters, alone and eight together") {
+        check_same_answers(*test::make_test_cuda_backend(), 5);
     }
 }
 

@@ -151,7 +151,7 @@ const Op kBlockAttention{"block_attention", run, cost};
 
 int64_t block_attention_splits(int64_t sequences, int64_t kv_heads) {
     constexpr int64_t kBlocks = 264;  // two for each SM of a large card
-    return std::clamp<int64_t>(kBlocks / std::max<int64_t>(1, sequences * kv_heads), 1, 64);
+    return std::clamp<int64_t>(kBlocks / std::max<int64_t>(1, sequences * kv_heads), 1, kMaxBlockSplits);
 }
 
 int64_t block_attention_work_bytes(int64_t tokens, int64_t sequences, int64_t heads, int64_t kv_heads,

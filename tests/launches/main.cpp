@@ -18,14 +18,20 @@ constexpr const char* kUsage =
     "quern_launch_tests --steps      a line a step of every model on every device: kernels, a hash of the "
     "launches\n"
     "quern_launch_tests --kernels    a line a kernel: which steps launch it\n"
-    "quern_launch_tests --launches SHAPE MIX DEVICE answer|prompt ROWS [SEQUENCES]    a line a node: its "
+    "quern_launch_tests --launches SHAPE MIX DEVICE answer|prompt|blocks|tapped ROWS [SEQUENCES]    a line a "
+    "node: its "
     "launches\n"
     "  SHAPE and MIX: as of quern bench --synthetic and --mix; or a checkpoint's directory, and \"\"\n"
+    "  blocks: a DFlash drafter's pass; tapped: a step of one sequence that makes its keys and values\n"
     "  DEVICE: 0 like an H200, 1 like an RTX 5090, 2 like an A100\n";
 
 std::string launches(const std::vector<std::string>& words) {
-    PlacedModel model({.shape = words[1], .mix = words[2]}, std::atoi(words[3].c_str()));
+    const bool drafter = words[4] == "blocks" || words[4] == "tapped";
+    PlacedModel model({.shape = words[1], .mix = words[2], .drafter = drafter ? "new" : ""},
+                      std::atoi(words[3].c_str()));
     const int64_t rows = std::atoll(words[5].c_str());
+    if (drafter)
+        return launches_text(model, words[4] == "blocks" ? model.blocks(1, rows) : model.tapped(rows));
     const int64_t sequences = words.size() > 6 ? std::atoll(words[6].c_str()) : 0;
     return launches_text(model, words[4] == "prompt" ? model.prompt(rows, std::max<int64_t>(sequences, 1))
                                                      : model.answers(rows, sequences));

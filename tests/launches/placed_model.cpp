@@ -47,8 +47,10 @@ void make_all_outputs(Graph& graph) {
 }
 
 std::unique_ptr<Model> open(const ModelChoice& choice) {
-    const OpenOptions options{
-        .tokenizer = false, .dense = choice.dense, .mtp = choice.mtp ? MtpUse::required : MtpUse::none};
+    const OpenOptions options{.tokenizer = false,
+                              .dense = choice.dense,
+                              .mtp = choice.mtp ? MtpUse::required : MtpUse::none,
+                              .draft_model = choice.drafter};
     return choice.mix.empty() ? open_model(choice.shape, options)
                               : open_synthetic(choice.shape, choice.mix, options);
 }
@@ -70,7 +72,8 @@ PlacedModel::PlacedModel(const ModelChoice& choice, int device)
                                         model_->state_specs({.kv = parse_kv_types(choice.kv, "", type),
                                                              .conv = type,
                                                              .journal = choice.journal,
-                                                             .mtp = choice.mtp}),
+                                                             .mtp = choice.mtp,
+                                                             .dflash = !choice.drafter.empty()}),
                                         kSlots, kPages);
     workspace_ = std::make_unique<Workspace>(*backend_, kArena, kInputs);
 }
@@ -108,6 +111,19 @@ BatchShape PlacedModel::mtp_catch_up(StepKind kind, int64_t rows) const {
     shape.kind = kind;
     shape.pass = Pass::mtp;
     shape.logit_rows = 0;
+    return shape;
+}
+
+BatchShape PlacedModel::blocks(int64_t sequences, int64_t rows) const {
+    BatchShape shape = answers(sequences * rows, sequences);
+    shape.pass = Pass::dflash;
+    shape.logit_rows = sequences * (rows - 1);
+    return shape;
+}
+
+BatchShape PlacedModel::tapped(int64_t rows) const {
+    BatchShape shape = answers(rows, 1);
+    shape.pass = Pass::taps;
     return shape;
 }
 

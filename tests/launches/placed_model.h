@@ -33,7 +33,8 @@ struct ModelChoice {
     DenseFormat dense = DenseFormat::as_stored;
     int journal = 0;  // entries a slot
     bool mtp = false;
-    std::string kv = "auto";  // EngineOptions::kv_type
+    std::string kv = "auto";   // EngineOptions::kv_type
+    std::string drafter = {};  // OpenOptions::draft_model
 };
 
 class PlacedModel {
@@ -54,6 +55,10 @@ class PlacedModel {
     /// A pass of the MTP layer that drafts tokens for each of so many sequences, and one that catches up with rows of one.
     BatchShape mtp_drafts(int64_t sequences, int64_t rows, int64_t drafts) const;
     BatchShape mtp_catch_up(StepKind kind, int64_t rows) const;
+    /// A pass of the DFlash drafter: blocks of so many rows.
+    BatchShape blocks(int64_t sequences, int64_t rows) const;
+    /// An answer step of one sequence that also makes the drafter's keys and values.
+    BatchShape tapped(int64_t rows) const;
 
     /// Of the whole step, as steps run that are not captured.
     std::vector<Launch> launches(const BatchShape& shape);

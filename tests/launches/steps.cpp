@@ -193,6 +193,22 @@ TEST_CASE(
     });
 }
 
+TEST_CASE("launches: passes of DFlash drafters, and steps that make their keys and values") {
+    const ModelChoice models[] = {{.shape = "qwen3.6-35b-a3b", .mix = "aeon", .drafter = "new"},
+                                  {.shape = "qwen3.6-35b-a3b", .mix = "aeon", .drafter = "old"},
+                                  {.shape = "qwen3.6-27b-shape", .mix = "aeon", .drafter = "new"}};
+    for (const ModelChoice& choice : models) {
+        CAPTURE(choice.drafter);
+        PlacedModel model(choice, cuda_stand_in::kH200);
+        for (const int64_t rows : {2, 4, 8, 16}) {
+            CAPTURE(rows);
+            CHECK(model.replay(model.blocks(1, rows)).kernels > 0);
+            CHECK(model.replay(model.blocks(64 / rows, rows)).kernels > 0);
+            CHECK(model.replay(model.tapped(rows)).kernels > model.replay(model.answers(rows, 1)).kernels);
+        }
+    }
+}
+
 TEST_CASE("launches: kernels of an answer step of the 35B") {
     struct Promise {
         int device;

@@ -250,7 +250,9 @@ std::string op_table(Engine& engine, const BenchTest& test) {
         if (!kernels.empty()) t.kernels.insert(kernels);
     };
     BenchTest once = test;
-    if (once.prompt == 0) once.answer = std::min<int64_t>(once.answer, 8);
+    // Of drafts enough tokens that nearly all rounds have full ones.
+    const int64_t rounds = 8, most = once.drafts.kind == DrafterKind::none ? 0 : kMaxDraft;
+    if (once.prompt == 0) once.answer = std::min(once.answer, rounds * (1 + most));
     if (once.parallel > 1)
         run_parallel(engine, once, [&] { begun = true; });
     else

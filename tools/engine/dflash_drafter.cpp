@@ -8,7 +8,13 @@
 namespace quern {
 
 DflashDrafter::DflashDrafter(const Model& model, Backend& backend, PlanCache& plans, const MemoryPlan& memory)
-    : model_(model), backend_(backend), plans_(plans), memory_(memory), sequences_(block_sequences(memory)) {
+    : model_(model),
+      backend_(backend),
+      plans_(plans),
+      memory_(memory),
+      sequences_(block_sequences(memory)),
+      ids_(backend.alloc_host(sequences_ * memory.block_rows * int64_t{sizeof(int32_t)}, "drafts"),
+           [&backend](void* m) { backend.free_host(m); }) {
     const int32_t mask = model.info().dflash->mask;
     SequenceState nobody;
     nobody.slot = 0;
@@ -60,13 +66,14 @@ void DflashDrafter::fill(std::span<Draft*> drafts) {
     }
     fill_inputs(pass, rows);
     pass.plan->run();
-    std::vector<int32_t> ids(drafts.size() * static_cast<size_t>(guesses));
-    backend_.download(ids.data(), pass.top->data, static_cast<int64_t>(ids.size() * sizeof(int32_t)));
+    const auto* ids = static_cast<const int32_t*>(ids_.get());
+    backend_.download(ids_.get(), pass.top->data,
+                      static_cast<int64_t>(drafts.size()) * guesses * int64_t{sizeof(int32_t)});
     for (size_t i = 0; i < drafts.size(); ++i) {
         Draft& d = *drafts[i];
         for (int64_t j = 0; j < std::min(guesses, d.most); ++j) {
             const int64_t row = static_cast<int64_t>(i) * guesses + j;
-            d.tokens.push_back(ids[static_cast<size_t>(row)]);
+            d.tokens.push_back(ids[row]);
             const auto& watch = d.sequence->request.on_draft_logits;
             if (!watch) continue;
             std::vector<float> logits(static_cast<size_t>(pass.logits->shape[1]));

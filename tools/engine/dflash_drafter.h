@@ -6,6 +6,7 @@
 // seen, and kept states have theirs.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 #include "tools/engine/drafter.h"
@@ -37,7 +38,8 @@ class DflashDrafter final : public Drafter {
     Backend& backend_;
     PlanCache& plans_;
     const MemoryPlan& memory_;
-    int64_t sequences_;  // of a pass, at most
+    int64_t sequences_;          // of a pass, at most
+    std::shared_ptr<void> ids_;  // of a pass, on the host
     bool causal_windows_ = true;
 };
 

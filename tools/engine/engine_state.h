@@ -78,7 +78,8 @@ struct Engine::State {
     void keep_state(const Sequence& s, const SequenceState& state);
     void reserve(Sequence& s, int64_t tokens);
     void run(Step& step);
-    void read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun);
+    void read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun,
+              Sequence::Clock::time_point drafted);
     int32_t choose(const Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row) const;
     void report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const;
     void download_logits(const StepPlan& plan, int64_t row, int64_t count, float* to) const;

@@ -34,11 +34,12 @@ class AtCut {
 void Engine::State::run(Step& step) {
     const auto begun = Sequence::Clock::now();
     if (speculation) speculation->draft(step, [this](Sequence& s, int64_t tokens) { reserve(s, tokens); });
+    const auto drafted = Sequence::Clock::now();
     for (const Slice& slice : step.slices) reserve(*slice.sequence, slice.begin + slice.count);
     StepPlan& plan = plan_for(step);
     fill_inputs(plan, step.slices);
     plan.plan->run();
-    read(plan, step, begun);
+    read(plan, step, begun, drafted);
 }
 
 /// The plans that verify drafts of one sequence, so that its first rounds do not wait for them. Those of several sequences
@@ -70,13 +71,14 @@ StepPlan& Engine::State::plan_for(const Step& step) {
     return plans.get(shape, PlanUse::sometimes);
 }
 
-/// `begun`: when the step began. A plan's first run says nothing of its cost, since it was made in it; nor do runs that
+/// `begun`: when the step began; `drafted`: when its drafts were there. A plan's first run says nothing of its cost, since it was made in it; nor do runs that
 /// somebody watches.
-void Engine::State::read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun) {
+void Engine::State::read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun,
+                         Sequence::Clock::time_point drafted) {
     auto* top = static_cast<int32_t*>(host_top.get());
     backend.download(top, plan.top->data, plan.top->bytes());
     if (speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node)
-        speculation->measured(step, seconds(begun, Sequence::Clock::now()));
+        speculation->measured(step, seconds(begun, Sequence::Clock::now()), seconds(begun, drafted));
     if (speculation) speculation->computed(step, plan);
     int64_t row = 0;  // of the logits
     std::list<AtCut> cuts;

@@ -40,7 +40,10 @@ MtpDrafter::MtpDrafter(const Model& model, Backend& backend, PlanCache& plans, c
       limits_(memory.steps),
       sequences_(memory.sequences),
       pages_(memory.pages()),
-      draft_max_(draft_max) {
+      draft_max_(draft_max),
+      ids_(backend.alloc_host(decode_bucket(limits_.answer_rows) * draft_max * int64_t{sizeof(int32_t)},
+                              "drafts"),
+           [&backend](void* m) { backend.free_host(m); }) {
     try_out();
 }
 
@@ -224,12 +227,12 @@ void MtpDrafter::draft(std::span<const Rows> list, bool watch) {
 
 void MtpDrafter::read_drafts(std::span<const Rows> list, const StepPlan& plan, bool watch) {
     const int64_t sequences = plan.shape.sequences, count = plan.shape.drafts;
-    std::vector<int32_t> ids(static_cast<size_t>(sequences * count));
-    backend_.download(ids.data(), plan.mtp.drafts->data, plan.mtp.drafts->bytes());
+    const auto* ids = static_cast<const int32_t*>(ids_.get());
+    backend_.download(ids_.get(), plan.mtp.drafts->data, plan.mtp.drafts->bytes());
     for (size_t i = 0; i < list.size(); ++i) {
         Draft& d = *list[i].draft;
         for (int64_t k = 0; k < std::min(d.most, count); ++k) {
-            d.tokens.push_back(ids[static_cast<size_t>(k * sequences) + i]);
+            d.tokens.push_back(ids[k * sequences + static_cast<int64_t>(i)]);
             const auto& on_logits = d.sequence->request.on_draft_logits;
             if (!watch || !on_logits) continue;
             const Tensor& rows = *plan.mtp.logits[static_cast<size_t>(k)];

@@ -13,6 +13,7 @@
 #pragma once
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -62,6 +63,7 @@ class MtpDrafter final : public Drafter {
     int64_t sequences_, pages_, draft_max_;
     int64_t draft_rows_ = 0;                // sequences that one pass drafts for
     std::map<RequestId, int64_t> entries_;  // positions with keys and values
+    std::shared_ptr<void> ids_;             // of a pass's drafts, on the host
 };
 
 }  // namespace quern

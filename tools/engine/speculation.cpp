@@ -114,8 +114,13 @@ int64_t Speculation::cost_size(const Step& step) const {
     return limits_.padded ? decode_bucket(sequences) : sequences;
 }
 
-void Speculation::measured(const Step& step, double seconds) {
-    costs_.add(cost_size(step), rows_of(step), seconds);
+void Speculation::measured(const Step& step, double seconds, double drafting) {
+    const int64_t rows = rows_of(step);
+    costs_.add(cost_size(step), rows, seconds);
+    if (rows == static_cast<int64_t>(step.slices.size())) return;
+    ++report_.timed;
+    report_.round_seconds += seconds;
+    report_.drafting_seconds += drafting;
 }
 
 /// The draft as far as it may be long, up to its first id that the model has no logit for.

@@ -37,8 +37,8 @@ class Speculation {
     void draft(Step& step, const Reserve& reserve);
     /// A step has run, and its results can be read.
     void computed(const Step& step, const StepPlan& plan);
-    /// An answer step took so long, drafting included.
-    void measured(const Step& step, double seconds);
+    /// An answer step took so long, drafting included, which took `drafting` of it.
+    void measured(const Step& step, double seconds, double drafting);
     /// The rows of `slice` that were computed with the sequence's tokens are committed; also if it has ended.
     void accept(const Slice& slice);
     /// All that a step computed is committed, or was wrong.

@@ -19,6 +19,10 @@ struct SpeculationReport {
         acceptance;                 // by position: that a draft is right up to there, of all sequences lately
     int64_t steps = 0, rounds = 0;  // answer steps that might have had drafts; those that had
     int64_t drafted = 0, accepted = 0;  // tokens of these, also of answers that are not done
+    /// Of rounds whose time is known: their number, and seconds from the first draft to the last result on the host, of these
+    /// drafting.
+    int64_t timed = 0;
+    double round_seconds = 0, drafting_seconds = 0;
     /// The last step that might have had drafts: 0 drafted says that none would have paid.
     int64_t last_sequences = 0, last_drafted = 0;
     double last_rate = 0,

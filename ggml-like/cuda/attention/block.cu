@@ -175,7 +175,8 @@ struct Queries {
         }
     }
 
-    __device__ __forceinline__ void store(const BlockCall& c, int split, int lane) {
+    /// Of a part without keys only that it has none.
+    __device__ __forceinline__ void store(const BlockCall& c, int split, int lane, bool any) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             for (int l = 1; l < 4; l *= 2) sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], l);
@@ -183,9 +184,11 @@ struct Queries {
             float* to =
                 c.work +
                 ((static_cast<int64_t>(split) * c.tokens + row[half]) * c.heads + head[half]) * (D + 2);
+            if (any)
 #pragma unroll
-            for (int n = 0; n < D / 8; ++n)
-                *reinterpret_cast<float2*>(to + 8 * n + lane % 4 * 2) = {o[n][2 * half], o[n][2 * half + 1]};
+                for (int n = 0; n < D / 8; ++n)
+                    *reinterpret_cast<float2*>(to + 8 * n + lane % 4 * 2) = {o[n][2 * half],
+                                                                             o[n][2 * half + 1]};
             if (lane % 4 == 0) to[D] = highest[half], to[D + 1] = sum[half];
         }
     }
@@ -220,7 +223,7 @@ __global__ void __launch_bounds__(kThreads)
                     lane);
         __syncthreads();
     }
-    queries.store(c, split, lane);
+    queries.store(c, split, lane, chunks > 0);
 }
 
 __global__ void __launch_bounds__(kThreads) block_merge_kernel(const __grid_constant__ BlockCall c) {
@@ -231,13 +234,17 @@ __global__ void __launch_bounds__(kThreads) block_merge_kernel(const __grid_cons
     if (t >= c.tokens || c.row_sequence[t] < 0) return;
     const int64_t step = static_cast<int64_t>(c.tokens) * c.heads * (d + 2);
     const float* part = c.work + static_cast<int64_t>(at) * (d + 2);
-    float highest = -INFINITY, sum = 0, o[kMaxHeadDim / 64][2] = {};
-    for (int s = 0; s < c.splits; ++s) highest = fmaxf(highest, part[s * step + d]);
+    // Lane s knows part s, and parts without keys are not read.
+    const bool has = lane < c.splits;
+    const float2 own = has ? *reinterpret_cast<const float2*>(part + lane * step + d) : float2{-INFINITY, 0};
+    const float weight = part_weight(own.x, warp_max(own.x)), sum = warp_sum(own.y * weight);
+    float o[kMaxHeadDim / 64][2] = {};
+#pragma unroll 4
     for (int s = 0; s < c.splits; ++s) {
-        const float w = part_weight(part[s * step + d], highest);
-        if (w == 0) continue;
-        sum = fmaf(part[s * step + d + 1], w, sum);
-        for (int i = 0; i < d / 64; ++i) {
+        const float w = __shfl_sync(0xffffffffu, weight, s);
+#pragma unroll
+        for (int i = 0; i < kMaxHeadDim / 64; ++i) {
+            if (w == 0 || i >= d / 64) continue;
             const float2 v = *reinterpret_cast<const float2*>(part + s * step + 64 * i + 2 * lane);
             o[i][0] = fmaf(v.x, w, o[i][0]), o[i][1] = fmaf(v.y, w, o[i][1]);
         }

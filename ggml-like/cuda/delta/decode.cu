@@ -1,4 +1,5 @@
-// Answer rows: convolution, gates, the delta rule, norm and output gate in one kernel.
+// Answer rows: convolution, gates, the delta rule, norm and output gate in one kernel. Steps with more rows than sequences:
+// decode_rows.cu.
 //
 //   block      (sequence, value head); 8 warps, each 16 rows of S [128 v, 128 k]
 //   half warp  one row of S at a time, 8 rows in all; a lane has 8 of its 128 floats: 4l .. 4l + 3, and 64 further on
@@ -20,6 +21,7 @@
 // sequence (2.5 us inside the kernel, 1.0 us of bytes). What comes before the wait is never waited for there: the convolution's window stays raw until it is
 // used, else every block would wait for all of S before it asks for its row (H200, 2026-11).
 #include "ggml-like/cuda/delta/decode_row.cuh"
+#include "ggml-like/cuda/delta/decode_rows.h"
 #include "ggml-like/cuda/delta/decode_stream.h"
 #include "ggml-like/cuda/delta/delta.h"
 #include "ggml-like/cuda/launch.cuh"
@@ -140,7 +142,6 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
 
 __global__ void __launch_bounds__(kBlock, 2) decode_kernel(DeltaStep d) { decode<1>(d); }
 
-constexpr int kSplitBlocks = 4;
 CLUSTER_OF(kSplitBlocks)
 __global__ void __launch_bounds__(kBlock, 2) decode_split_kernel(DeltaStep d) { decode<kSplitBlocks>(d); }
 
@@ -150,7 +151,9 @@ void delta_decode(Context& c, const DeltaStep& d) {
     const int heads = d.value_heads * d.sequences;
     if (d.sequences * d.key_heads > kCounters)
         unsupported("conv_gated_delta_net", "so many answers in a step");
-    if (c.capability >= 90 && heads * kSplitBlocks <= c.sms)
+    const bool split = c.capability >= 90 && heads * kSplitBlocks <= c.sms;
+    if (d.tokens > d.sequences) return decode_rows(c, d, split);
+    if (split)
         return launch(c, "conv_gated_delta_net split", decode_split_kernel,
                       dim3(d.value_heads * kSplitBlocks, d.sequences), kBlock, 0, d);
     if (heads > 2 * c.sms && d.journal.k == nullptr && decode_stream_fits(c)) return decode_stream(c, d);

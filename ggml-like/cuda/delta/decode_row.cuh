@@ -12,6 +12,12 @@ constexpr int kTogether = 2, kLanes = 8 / kTogether;  // rows of a half warp who
 struct Gates {
     float g, decay, beta;
 };
+/// a, b: BF16.
+__device__ __forceinline__ Gates gates_of(uint16_t a, uint16_t b, float rate, float bias) {
+    const float at = as_float(a) + bias, softplus = at > 20.0f ? at : log1pf(__expf(at));
+    const float g = __fmul_rn(rate, softplus);
+    return {g, decay_of(g), 1.0f / (1.0f + __expf(-as_float(b)))};
+}
 
 /// Which channels and output a thread has: threads 0..127 a channel of q, and one of v if their block makes its output; the
 /// others a channel of k.
@@ -43,11 +49,7 @@ struct RowInputs {
           rate(d.decay_rate[head]),
           bias(d.dt_bias[head]) {}
 
-    __device__ __forceinline__ Gates gates() const {
-        const float at = as_float(a) + bias, softplus = at > 20.0f ? at : log1pf(__expf(at));
-        const float g = __fmul_rn(rate, softplus);
-        return {g, decay_of(g), 1.0f / (1.0f + __expf(-as_float(b)))};
-    }
+    __device__ __forceinline__ Gates gates() const { return gates_of(a, b, rate, bias); }
 };
 
 /// Whole warp: writes its sum of squares.
@@ -70,6 +72,14 @@ struct Keys {
         k0 = scaled4(qk, kDim + 4 * l, rk), k1 = scaled4(qk, kDim + 64 + 4 * l, rk);
         product = half_warp_sum(dot(q0, k0) + dot(q1, k1));
     }
+    /// Of q and k that are normed, and their product.
+    __device__ __forceinline__ Keys(const float* normed, float q_k, int l)
+        : q0(load4(normed, 4 * l)),
+          q1(load4(normed, 64 + 4 * l)),
+          k0(load4(normed, kDim + 4 * l)),
+          k1(load4(normed, kDim + 64 + 4 * l)),
+          product(q_k),
+          rk(1) {}
 };
 
 /// What a half warp knows of kTogether rows of S, two apart from row `first` + 2 * `pass` on. kLanes lanes have the same sum:

@@ -28,12 +28,17 @@ struct Channel {
             past[j] = position >= before ? ring[static_cast<int64_t>(p) * channels] : uint16_t{};
         }
     }
-    /// SiLU of the sum over the window and `now`, rounded to BF16 as x in memory is; then `now` belongs to the window.
-    __device__ __forceinline__ float next(uint16_t now) {
+    /// The sum over the window and `now`; then `now` belongs to the window.
+    __device__ __forceinline__ float sum_next(uint16_t now) {
         const float sum = fmaf(taps.w, as_float(now),
                                fmaf(taps.z, as_float(past[2]),
                                     fmaf(taps.y, as_float(past[1]), __fmul_rn(taps.x, as_float(past[0])))));
         past[0] = past[1], past[1] = past[2], past[2] = now;
+        return sum;
+    }
+    /// SiLU of that sum, rounded to BF16 as x in memory is.
+    __device__ __forceinline__ float next(uint16_t now) {
+        const float sum = sum_next(now);
         return __bfloat162float(__float2bfloat16(sum / (1.0f + __expf(-sum))));
     }
 };

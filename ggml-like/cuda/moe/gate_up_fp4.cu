@@ -73,18 +73,20 @@ struct GateUpWork {
 };
 
 constexpr int kMaxChoicePairs = kMaxChoiceRows * kMaxChoiceUsed;
-constexpr int kCountedRows = 8;  // up to which group_few is faster than group_by_bits
 
 /// ids of all rows, then kNoExpert up to a multiple of four; groups; what group_by_bits needs.
 struct BlockChoice {
     __align__(16) int ids[kMaxChoicePairs + 4];
     int groups[kMaxChoiceExperts + 1 + kMaxChoicePairs];
+    ChosenExperts chosen;  // of up to kPassRows rows
     unsigned chose[kMaxChoicePairs / 32 * kMaxChoiceExperts];
     int offset[kMaxChoiceExperts], sums[kWarps];
 };
 
-/// One warp: ids of a row, and the norm's factor. The first block also writes the results.
-__device__ __forceinline__ void choose_row(const GateUp& a, int row, int* ids, float* scale) {
+/// One warp: ids of a row, also into `chosen` where that is of use, and the norm's factor. The first block also writes the
+/// results.
+__device__ __forceinline__ void choose_row(const GateUp& a, int row, int* ids, ChosenExperts& chosen,
+                                           float* scale) {
     const Choice& to = a.choice;
     const int lane = threadIdx.x % 32;
     const bool writes = blockIdx.x == 0;
@@ -93,6 +95,7 @@ __device__ __forceinline__ void choose_row(const GateUp& a, int row, int* ids, f
     const float gate_logit = writes ? read_sum(sums + to.experts) : 0.0f;  // loaded while experts are chosen
     const uint32_t bits = choose_in_order<kMaxChoiceExperts / 32>([&](int e) { return read_sum(sums + e); },
                                                                   to.experts, a.used, ids);
+    if (lane < a.used && a.rows <= kPassRows) chosen.add(ids[lane]);
     const float factor = norm_factor(to.scale, squares);
     if (lane == 0) *scale = factor;
     if (!writes) return;
@@ -104,21 +107,47 @@ __device__ __forceinline__ void choose_row(const GateUp& a, int row, int* ids, f
     if (lane == 0) publish(to.ready + a.used, {0, gate});
 }
 
-/// The whole block: ids and groups of all rows into `choice`, the rows' factors into `scale`; a warp a row, no barrier
-/// at the end. The first block also writes the results of the choice, but not its groups.
-__device__ __forceinline__ void choose_rows(const GateUp& a, BlockChoice& choice, float* scale) {
-    const int warp = threadIdx.x / 32, pairs = a.rows * a.used, experts = a.choice.experts;
+/// The whole block, before the wait: what choose_rows counts in is zeros.
+__device__ __forceinline__ void clear_choice(const GateUp& a, BlockChoice& choice) {
+    if (a.rows > kPassRows)
+        for (int i = threadIdx.x; i < (a.rows * a.used + 31) / 32 * a.choice.experts; i += kThreads)
+            choice.chose[i] = 0;
+    if (threadIdx.x < ChosenExperts::kWords) choice.chosen.bits[threadIdx.x] = 0;
+    __syncthreads();
+}
+
+/// The whole block: what all rows choose, as the list of its groups, and the rows' factors into `scale`; a warp a row. The
+/// first block also writes the results of the choice.
+__device__ __forceinline__ void choose_rows(const GateUp& a, BlockChoice& choice, ExpertGroups& list,
+                                            int pairs, int shared_rows, float* scale) {
+    const int warp = threadIdx.x / 32, all = a.rows * a.used, experts = a.choice.experts;
 #pragma unroll 1
     for (int row = warp; row < a.rows; row += kWarps)
-        choose_row(a, row, choice.ids + row * a.used, scale + row);
-    if (threadIdx.x < 4) choice.ids[pairs + threadIdx.x] = kNoExpert;
+        choose_row(a, row, choice.ids + row * a.used, choice.chosen, scale + row);
+    if (threadIdx.x < 4) choice.ids[all + threadIdx.x] = kNoExpert;
     __syncthreads();
-    if (a.rows <= kCountedRows)
-        group_few(choice.ids, pairs, experts, choice.groups);
+    int* to = a.choice.groups;
+    if (a.rows <= kPassRows && pairs > 0 && shared_rows > 0) {
+        list_chosen(list, choice.ids, choice.chosen, pairs, shared_rows);
+        if (blockIdx.x > 0) return;
+        for (int i = threadIdx.x; i <= experts; i += kThreads) {
+            const int next = 1 + choice.chosen.below(i);  // the first group of this expert or a later one
+            to[i] = next < list.count ? list.group[next].first : pairs;
+        }
+        if (static_cast<int>(threadIdx.x) < pairs) to[experts + 1 + threadIdx.x] = list.pair[threadIdx.x];
+        __syncthreads();
+        return;
+    }
+    const int own = static_cast<int>(threadIdx.x) < all ? choice.ids[threadIdx.x] : 0;
+    if (a.rows <= kPassRows)
+        group_few(choice.ids, all, experts, choice.groups);
     else
-        group_by_bits(choice.chose, choice.offset, choice.sums,
-                      static_cast<int>(threadIdx.x) < pairs ? choice.ids[threadIdx.x] : 0, pairs, experts,
-                      choice.groups);
+        group_by_bits(choice.chose, choice.offset, choice.sums, own, all, experts, choice.groups);
+    __syncthreads();
+    if (blockIdx.x == 0)
+        for (int i = threadIdx.x; i < experts + 1 + pairs; i += kThreads) to[i] = choice.groups[i];
+    list_groups(
+        list, [&](int i) { return choice.groups[i]; }, a.experts.count, pairs, shared_rows);
 }
 static_assert(kMaxChoiceExperts < kThreads && kMaxChoicePairs <= kThreads,
               "a thread an expert, a thread a pair");
@@ -129,21 +158,13 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_few(GateUp a, Stream 
     __shared__ StreamShared k;
     __shared__ float scale[kMaxChoiceRows];
     BlockChoice& choice = *reinterpret_cast<BlockChoice*>(shared);  // the stream uses its memory later
-    if (kMode == Mode::chooses && a.rows > kCountedRows)            // before the wait
-        for (int i = threadIdx.x; i < (a.rows * a.used + 31) / 32 * a.choice.experts; i += kThreads)
-            choice.chose[i] = 0;
+    if constexpr (kMode == Mode::chooses) clear_choice(a, choice);
     wait_for_predecessor();
     allow_successor();  // only now: before its own wait the successor reads what this kernel's predecessor wrote
     const int pairs = a.experts.tiles > 0 ? a.rows * a.used : 0,
               shared_rows = a.shared.tiles > 0 ? a.rows : 0;
     if constexpr (kMode == Mode::chooses) {
-        choose_rows(a, choice, scale);
-        __syncthreads();
-        if (blockIdx.x == 0)
-            for (int i = threadIdx.x; i < a.choice.experts + 1 + pairs; i += kThreads)
-                a.choice.groups[i] = choice.groups[i];
-        list_groups(
-            k.list, [&](int i) { return choice.groups[i]; }, a.experts.count, pairs, shared_rows);
+        choose_rows(a, choice, k.list, pairs, shared_rows, scale);
         if (blockIdx.x == 0 && threadIdx.x == 0 && a.rows > 1) {
             __threadfence();  // what the whole block wrote comes before the flag
             publish(a.choice.ready, {0, 0});

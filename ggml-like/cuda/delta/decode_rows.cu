@@ -1,0 +1,363 @@
+// Answer steps that verify drafts, several rows of a sequence: the work of decode.cu, in batches of rows.
+//
+//   block, cluster   as in decode.cu: (sequence, value head), or a cluster of four blocks that share a head's rows of S
+//   batch            up to 8 rows (4 where a block has a whole head); the block meets three times in it, not twice a row
+//
+//     convolution, gates   all rows' inputs are loaded at once; q and k: a thread a channel goes from row to row; v: a thread an
+//                          output of a row
+//     delta rule           a half warp has its rows of S in registers and takes row after row without waiting for others
+//     norm, output gate    outputs of all rows, a warp 32 of them
+//
+//   A row's operations are those of decode.cu (decode_row.cuh) in the same order: the same bits.
+//
+// Journal: as in decode.cu. Committed entries are loaded several at a time.
+//
+// Shared memory: inputs and outputs of a batch, 20 KB.
+//
+// Traffic: as of decode.cu. Bound: latency of a row's sums over S, which the next row needs; two loads from L2 a batch.
+#include "ggml-like/cuda/delta/decode_row.cuh"
+#include "ggml-like/cuda/delta/decode_rows.h"
+#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/ptx/cluster.cuh"
+#include "ggml-like/cuda/ptx/ptx.cuh"
+
+namespace quern::cuda::delta {
+
+using namespace ptx;
+
+namespace {
+
+/// Rows of a batch: registers of S leave few where a block has all of a head's.
+template <int kSplit>
+constexpr int kBatchOf = kSplit > 1 ? 8 : 4;
+
+template <int kBatch>
+struct BatchMemory {
+    __align__(16) float qk[kBatch][2 * kDim];
+    __align__(16) float v[kBatch][kDim];
+    __align__(16) float outputs[2][kBatch][kDim];  // batches take turns: other blocks may be a batch ahead
+    float deltas[kBatch][kDim];
+    float squares[kBatch][kWarps], products[kBatch];  // of q and k
+    Gates gates[kBatch];
+    uint16_t inputs[kBatch][2 * kDim], v_inputs[kBatch][kDim];  // of the convolution, BF16
+};
+
+/// Applies the committed entries in order, kTogether of which are loaded at once.
+template <int kTogether, int kPasses>
+__device__ __forceinline__ void commit(StateRows<kPasses>& rows, const Entries& entries, int first, int l) {
+#pragma unroll 1
+    for (int e = 0; e < entries.committed; e += kTogether) {
+        float4 k[kTogether][2];
+        float u[kTogether][kPasses], g[kTogether];
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+            const int at = min(e + j, entries.committed - 1);
+            const float* from = entries.k + at * entries.k_step;
+            k[j][0] = load4(from, 4 * l), k[j][1] = load4(from, 64 + 4 * l);
+#pragma unroll
+            for (int i = 0; i < kPasses; ++i) u[j][i] = entries.u[at * entries.u_step + first + 2 * i];
+            g[j] = entries.g[at * entries.g_step];
+        }
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+            if (e + j >= entries.committed) break;
+            const float decay = decay_of(g[j]);
+#pragma unroll
+            for (int i = 0; i < kPasses; ++i)
+#pragma unroll
+                for (int h = 0; h < 2; ++h) rows.s[i][h] = advance4(rows.s[i][h], decay, u[j][i], k[j][h]);
+        }
+    }
+}
+
+/// Gives an output to all blocks of the cluster.
+template <int kSplit>
+__device__ __forceinline__ void share_output(float* to, float value) {
+    if constexpr (kSplit == 1) {
+        *to = value;
+    } else {
+#pragma unroll
+        for (int rank = 0; rank < kSplit; ++rank) store_to_peer(shared_address(to), rank, value);
+    }
+}
+
+/// a / b with the bits of the division operator, where no exponent is extreme; no branch, so that several run side by side.
+__device__ __forceinline__ float divided(float a, float b) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+    r = fmaf(r, fmaf(-b, r, 1.0f), r);
+    const float q = __fmul_rn(a, r);
+    return fmaf(r, fmaf(-b, q, a), q);
+}
+/// SiLU of sums over windows, rounded to BF16: Channel::next's.
+template <int kN>
+__device__ __forceinline__ void activate(float (&x)[kN]) {
+    bool moderate = true;
+#pragma unroll
+    for (const float v : x) moderate &= fabsf(v) < 60.0f && fabsf(v) > 1e-25f;
+    if (moderate) {
+#pragma unroll
+        for (float& v : x) v = divided(v, 1.0f + __expf(-v));
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < kN; ++i)
+#pragma unroll
+            for (int j = 0; j < kN; ++j)  // constant indices keep x in registers
+                if (i == j) x[j] = x[j] / (1.0f + __expf(-x[j]));
+    }
+#pragma unroll
+    for (float& v : x) v = __bfloat162float(__float2bfloat16(v));
+}
+
+/// A sequence's rows [begin, end), one batch after another.
+template <int kSplit>
+struct RowsBlock {
+    static constexpr int kBatch = kBatchOf<kSplit>;
+    static constexpr int kOwn = kDim / kSplit, kPasses = kOwn / kWarps / 2;
+    static constexpr int kParts = kOwn / 32;                // of a row's outputs
+    static constexpr int kEnds = kBatch * kParts / kWarps;  // of all rows' parts, a warp's
+    const DeltaStep& d;
+    BatchMemory<kBatch>& memory;
+    const Channels& own;
+    const Entries& entries;
+    int head, share, begin, end, first;
+    bool writes_keys;
+
+    /// Number n of a warp's shares of a batch: 32 outputs of a row.
+    struct End {
+        int row, element;
+        __device__ __forceinline__ End(int n, int share)
+            : row((static_cast<int>(threadIdx.x) / 32 + n * kWarps) / kParts),
+              element(share * kOwn + (static_cast<int>(threadIdx.x) / 32 + n * kWarps) % kParts * 32 +
+                      static_cast<int>(threadIdx.x) % 32) {}
+        /// Its channel of v.
+        __device__ __forceinline__ int channel(const DeltaStep& d, int head) const {
+            return 2 * d.key_heads * kDim + head * kDim + element;
+        }
+    };
+
+    /// q, k and gates of `count` <= kN rows from `base` on. Rows beyond are copies of the last one, so that no row waits for
+    /// another; a batch that has such rows is the last one.
+    template <int kN>
+    __device__ __forceinline__ void convolve_keys(int base, int count, Channel& of_qk) const {
+        uint16_t u[kN];
+#pragma unroll
+        for (int i = 0; i < kN; ++i)
+            u[i] = load_row(d.u, static_cast<int64_t>(base + min(i, count - 1)) * d.u_ld + own.qk);
+        if (static_cast<int>(threadIdx.x) < count) {
+            const int64_t at = (base + threadIdx.x) * d.ab_ld + head;
+            memory.gates[threadIdx.x] =
+                gates_of(load_row(d.a, at), load_row(d.b, at), d.decay_rate[head], d.dt_bias[head]);
+        }
+        float x[kN];
+#pragma unroll
+        for (int i = 0; i < kN; ++i) x[i] = of_qk.sum_next(u[i]);
+        activate(x);
+#pragma unroll
+        for (int i = 0; i < kN; ++i) {
+            memory.qk[i][threadIdx.x] = x[i];
+            memory.inputs[i][threadIdx.x] = u[i];
+            write_square(x[i], memory.squares[i]);
+        }
+    }
+    /// v of the block's outputs, a thread an output of a row.
+    __device__ __forceinline__ void convolve_values(int base, int count, const Channel (&of_v)[kEnds]) const {
+        uint16_t u[kEnds][kTaps];
+#pragma unroll
+        for (int n = 0; n < kEnds; ++n) {
+            const End at(n, share);
+            const int row = base + min(at.row, count - 1);
+#pragma unroll
+            for (int j = 0; j < kTaps; ++j) {
+                const int input = row - (kTaps - 1) + j,
+                          before = begin - input;  // rows before the step: the window
+                u[n][j] = before <= 0   ? load_row(d.u, input * d.u_ld + at.channel(d, head))
+                          : before == 1 ? of_v[n].past[2]
+                          : before == 2 ? of_v[n].past[1]
+                                        : of_v[n].past[0];
+            }
+        }
+        float x[kEnds];
+#pragma unroll
+        for (int n = 0; n < kEnds; ++n) {
+            Channel channel = of_v[n];
+            channel.past[0] = u[n][0], channel.past[1] = u[n][1], channel.past[2] = u[n][2];
+            x[n] = channel.sum_next(u[n][3]);
+        }
+        activate(x);
+#pragma unroll
+        for (int n = 0; n < kEnds; ++n) {
+            const End at(n, share);
+            memory.v[at.row][at.element] = x[n];
+            memory.v_inputs[at.row][at.element] = u[n][kTaps - 1];
+        }
+    }
+
+    /// A warp a row: norms q and k.
+    __device__ __forceinline__ void norm_keys(int count) const {
+        static_assert(kBatch <= kWarps);
+        const int i = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
+        if (i >= count) return;
+        const Keys keys(memory.qk[i], memory.squares[i], lane % 16);
+        __syncwarp();
+        const bool is_q = lane < 16;
+        auto* to = reinterpret_cast<float4*>(memory.qk[i] + (is_q ? 0 : kDim)) + lane % 16;
+        to[0] = is_q ? keys.q0 : keys.k0, to[16] = is_q ? keys.q1 : keys.k1;
+        if (lane == 0) memory.products[i] = keys.product;
+    }
+
+    /// The delta rule of row i of the batch.
+    __device__ __forceinline__ void advance_row(StateRows<kPasses>& rows, int i, float* o) const {
+        const int lane = threadIdx.x % 32;
+        const Keys keys(memory.qk[i], memory.products[i], lane % 16);
+        const Gates gates = memory.gates[i];
+#pragma unroll
+        for (int pass = 0; pass < kPasses; pass += kTogether) {
+            float4 s[kTogether][2];
+#pragma unroll
+            for (int j = 0; j < kTogether; ++j) s[j][0] = rows.s[pass + j][0], s[j][1] = rows.s[pass + j][1];
+            const RowSums sums(s, keys, gates, memory.v[i], first, pass, lane);
+            if (sums.has_output(lane)) share_output<kSplit>(&o[sums.own], sums.output);
+            if (sums.has_delta(lane)) memory.deltas[i][sums.own] = sums.delta_of_own;
+#pragma unroll
+            for (int j = 0; j < kTogether; ++j) {
+                const float delta = sums.delta_of(j, lane);
+                rows.s[pass + j][0] = advance4(s[j][0], gates.decay, delta, keys.k0);
+                rows.s[pass + j][1] = advance4(s[j][1], gates.decay, delta, keys.k1);
+            }
+        }
+    }
+
+    /// What the batch leaves for later steps: the journal's entries, the convolution's inputs.
+    __device__ __forceinline__ void leave(int base, int count, uint16_t* ring, int place,
+                                          int channels) const {
+        const int thread = static_cast<int>(threadIdx.x), entry = base - begin;
+        if (entries.journaling) {
+            constexpr int kWarpRows = kOwn / kWarps;  // of S: what the warp itself wrote
+            const int from = share * kOwn + thread / 32 * kWarpRows;
+            __syncwarp();
+            for (int at = thread % 32; at < count * kWarpRows; at += 32) {
+                const int i = at / kWarpRows, row = from + at % kWarpRows;
+                entries.u[(entry + i) * entries.u_step + row] = memory.deltas[i][row];
+            }
+            if (writes_keys && !own.is_q)
+                for (int i = 0; i < count; ++i)
+                    entries.k[(entry + i) * entries.k_step + own.element] = memory.qk[i][thread];
+            if (share == 0 && thread < count)
+                entries.g[(entry + thread) * entries.g_step] = memory.gates[thread].g;
+        }
+        for (int i = 0; i < count; ++i) {
+            uint16_t* to = ring + static_cast<int64_t>(place) * channels;
+            if (writes_keys) to[own.qk] = memory.inputs[i][thread];
+            if (own.has_output) to[own.v] = memory.v_inputs[i][own.element];
+            place = place + 1 == d.ring ? 0 : place + 1;
+        }
+    }
+
+    __device__ __forceinline__ void run(StateRows<kPasses>& rows, Channel& of_qk,
+                                        const Channel (&of_v)[kEnds], uint16_t* ring, int place, int channels,
+                                        float* state) const {
+        int turn = 0;
+#pragma unroll 1
+        for (int base = begin; base < end; base += kBatch, turn ^= 1) {
+            const int count = min(kBatch, end - base);
+            uint16_t z[kEnds];
+#pragma unroll
+            for (int n = 0; n < kEnds; ++n) {
+                const End at(n, share);
+                z[n] = load_row(d.z, (base + min(at.row, count - 1)) * d.z_ld + head * kDim + at.element);
+            }
+            if (count <= kBatch / 2)
+                convolve_keys<kBatch / 2>(base, count, of_qk);
+            else
+                convolve_keys<kBatch>(base, count, of_qk);
+            convolve_values(base, count, of_v);
+            __syncthreads();
+            norm_keys(count);
+            __syncthreads();
+#pragma unroll 1
+            for (int i = 0; i < count; ++i) advance_row(rows, i, memory.outputs[turn][i]);
+            if constexpr (kSplit > 1) cluster_arrive();
+            // after the arrival: the cluster need not wait for these stores
+            leave(base, count, ring, place, channels);
+            place += count;
+            while (place >= d.ring) place -= d.ring;
+            if (base + kBatch >= end && !entries.journaling) rows.store(state);
+            if constexpr (kSplit > 1)
+                cluster_wait();
+            else
+                __syncthreads();
+#pragma unroll
+            for (int n = 0; n < kEnds; ++n) {
+                const End at(n, share);
+                if (at.row < count)
+                    store_gated(d, memory.outputs[turn][at.row], base + at.row, head, at.element,
+                                d.norm[at.element], as_float(z[n]));
+            }
+        }
+    }
+};
+
+template <int kSplit>
+__device__ __forceinline__ void decode_rows(const DeltaStep& d) {
+    using Block = RowsBlock<kSplit>;
+    __shared__ BatchMemory<kBatchOf<kSplit>> memory;
+    const int sequence = blockIdx.y, head = blockIdx.x / kSplit, share = blockIdx.x % kSplit;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int group = quotient(d.value_heads, d.key_heads), key_head = quotient(head, group);
+    const int channels = (2 * d.key_heads + d.value_heads) * kDim;
+    allow_successor();
+
+    const int begin = d.start[sequence], end = d.start[sequence + 1];
+    const bool active = end > begin;
+    const int position = active ? d.positions[begin] : 0;
+    const int place = position - quotient(position, d.ring) * d.ring;  // of the first row in the ring
+    const int64_t slot = d.slots[sequence];
+    const int first = share * Block::kOwn + warp * (Block::kOwn / kWarps) + lane / 16;
+    float* state = d.delta + ((slot * d.value_heads + head) * kDim + first) * kDim + 4 * (lane % 16);
+    const bool fresh = position == 0;
+    const Channels own(d, key_head, head, Block::kOwn, share);
+    Channel of_qk, of_v[Block::kEnds];
+    of_qk.early(d, own.qk, slot, position, place, channels);
+#pragma unroll
+    for (int n = 0; n < Block::kEnds; ++n)
+        of_v[n].early(d, typename Block::End(n, share).channel(d, head), slot, position, place, channels);
+    const Entries entries(d, sequence, slot, key_head, head);
+    StateRows<Block::kPasses> rows;
+    rows.load(state, fresh);
+    if (active) commit<8 / Block::kPasses>(rows, entries, first, lane % 16);
+    // Whether this block writes the key head's entries of k and rings of q and k. Nothing here waits for the predecessor:
+    // only earlier steps wrote what it reads, and S belongs to this kernel.
+    bool writes_keys = key_head * group == head && share == 0;
+    if (active && ((entries.journaling && entries.committed > 0) || end - begin > d.ring - (kTaps - 1)))
+        writes_keys = last_block(d.counters + sequence * d.key_heads + key_head, group * kSplit);
+    if (active && entries.journaling && (entries.committed > 0 || fresh)) rows.store(state);
+    // When all have arrived, no block of the cluster still reads entries, and their shared memory may be written.
+    if constexpr (kSplit > 1) cluster_barrier();
+    wait_for_predecessor();
+    if (!active) return;
+
+    auto* ring = static_cast<uint16_t*>(d.conv_state) + slot * d.ring * channels;
+    const Block block{d, memory, own, entries, head, share, begin, end, first, writes_keys};
+    block.run(rows, of_qk, of_v, ring, place, channels, state);
+}
+
+__global__ void __launch_bounds__(kBlock, 2) decode_rows_kernel(DeltaStep d) { decode_rows<1>(d); }
+
+CLUSTER_OF(kSplitBlocks)
+__global__ void __launch_bounds__(kBlock, 2) decode_rows_split_kernel(DeltaStep d) {
+    decode_rows<kSplitBlocks>(d);
+}
+
+}  // namespace
+
+void decode_rows(Context& c, const DeltaStep& d, bool split) {
+    if (split)
+        launch(c, "conv_gated_delta_net rows split", decode_rows_split_kernel,
+               dim3(d.value_heads * kSplitBlocks, d.sequences), kBlock, 0, d);
+    else
+        launch(c, "conv_gated_delta_net rows", decode_rows_kernel, dim3(d.value_heads, d.sequences), kBlock,
+               0, d);
+}
+
+}  // namespace quern::cuda::delta
