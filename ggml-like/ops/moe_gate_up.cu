@@ -316,7 +316,9 @@ GateUp arguments_of(const Node& node) {
         .shared_gate = node.outputs[4]->as<float>(),
         .groups = node.outputs[5]->as<int>(),
         .ready = fixed ? node.outputs[6]->as<uint64_t>() : nullptr,
-        .factor = node.outputs[7]->as<float>()};
+        .factor = node.outputs[7]->as<float>(),
+        .counts = node.outputs[0]->as<uint32_t>(),  // routed, which nobody has written yet
+        .counts_bytes = node.outputs[0]->bytes()};
     return {.experts = experts,
             .shared = shared.part[0],
             .chunks = experts.chunks,

@@ -1,7 +1,8 @@
 // The choice of experts, and their groups, where no kernel of gate and up chooses (gate_up_fp4.cu).
 //
 //   up to 512 pairs   one kernel: eight blocks, a warp a row; one of them makes groups
-//   more (prompts)    a warp a row; then a block an expert, which reads all pairs twice
+//   more (prompts)    a warp a row, 32 rows a block, which counts who chose each expert; then the same blocks, which add
+//                     up all blocks' counts (8 KB for 1,024 rows and 256 experts) and place their own pairs
 //
 // Shared memory: for groups a bit for each pair and expert (32 KB). Bound: latency. Measured with 64 rows, as part of
 // the router's 19.1 us; with one block instead of 16 that took 25.0 (H200, 2026-11).
@@ -85,71 +86,91 @@ __global__ void CLUSTER_OF(kStepBlocks) __launch_bounds__(kStepThreads)
 static_assert(kMaxExperts <= kStepThreads && kStepPairs <= kStepThreads,
               "a thread an expert, a thread a pair");
 
-constexpr int kManyThreads = 256;
+constexpr int kBlockRows = 32;            // of a block, a warp each
+constexpr int kMaxGroupedRows = 1 << 16;  // so that 16 bits hold a thread's counts
+constexpr int kManyThreads = 32 * kBlockRows;
 
-/// A warp a row.
-__global__ void __launch_bounds__(kManyThreads) choose_many(Choice c) {
-    allow_successor();
-    wait_for_predecessor();
-    const int n = blockIdx.x * (kManyThreads / 32) + threadIdx.x / 32;
-    if (n < c.rows) choose_row(c, n);
+/// Counts of blocks: [blocks][words] of four bytes each, how many of the block's rows chose expert 4 w + i.
+__host__ __device__ constexpr int count_words(int experts) {
+    return experts <= 128 ? 32 : experts <= 256 ? 64 : kMaxExperts / 4;
 }
 
-constexpr int kGroupThreads = 1024;
-
-/// A block an expert, a run of pairs a thread: it counts the run's pairs of the expert and of those before it, then writes
-/// its own in order.
-__global__ void __launch_bounds__(kGroupThreads) group_many(Choice c) {
-    constexpr int kWarps = kGroupThreads / 32, kTogether = 4;
-    static_assert(kWarps == 32, "a lane a warp");
-    __shared__ int own_of[kWarps], smaller_of[kWarps];
+/// A warp a row, and of the block's rows who chose each expert: of expert e the bits rows[e].
+__global__ void __launch_bounds__(kManyThreads) choose_many(Choice c) {
+    __shared__ unsigned rows[kMaxExperts];
     allow_successor();
+    const int tid = threadIdx.x, lane = tid % 32, row = tid / 32, n = blockIdx.x * kBlockRows + row,
+              words = count_words(c.experts);
+    if (tid < kMaxExperts) rows[tid] = 0;
     wait_for_predecessor();
-    const int e = blockIdx.x, pairs = c.rows * c.used, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int run = (pairs + kTogether * kGroupThreads - 1) / (kTogether * kGroupThreads) * kTogether,
-              begin = threadIdx.x * run, end = min(begin + run, pairs);
-    // Four ids from pair i on; beyond the end none that exists.
-    const auto ids_at = [&](int i, int(&id)[kTogether]) {
-        if (i + kTogether <= end) {
-            const int4 v = __ldcg(reinterpret_cast<const int4*>(c.ids + i));
-            id[0] = v.x, id[1] = v.y, id[2] = v.z, id[3] = v.w;
-            return;
-        }
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) id[j] = i + j < end ? __ldcg(c.ids + i + j) : kMaxExperts;
-    };
-    int own = 0, smaller = 0;
-#pragma unroll 4
-    for (int i = begin; i < end; i += kTogether) {
-        int id[kTogether];
-        ids_at(i, id);
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) own += id[j] == e, smaller += id[j] < e;
+    __syncthreads();
+    if (n < c.rows) {
+        choose_row(c, n);
+        if (lane < c.used) atomicOr(rows + c.ids[static_cast<int64_t>(n) * c.used + lane], 1u << row);
     }
-    int place = own;  // of the warp's runs up to this one
+    __syncthreads();
+    if (tid >= words) return;
+    uint32_t four = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) four |= static_cast<uint32_t>(__popc(rows[4 * tid + i])) << (8 * i);
+    c.counts[blockIdx.x * words + tid] = four;
+}
+
+/// The same rows a block: their pairs into groups. A pair comes behind all smaller experts' pairs, those of its expert in
+/// the blocks before, and those of the block's rows before its own.
+__global__ void __launch_bounds__(kManyThreads) group_many(Choice c) {
+    __shared__ unsigned rows[kMaxExperts];
+    __shared__ int all[kMaxExperts], before[kMaxExperts], sums[kMaxExperts / 32];
+    allow_successor();
+    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, block = blockIdx.x,
+              words = count_words(c.experts), pairs = min(kBlockRows, c.rows - block * kBlockRows) * c.used;
+    if (tid < kMaxExperts) rows[tid] = 0, all[tid] = 0, before[tid] = 0;
+    wait_for_predecessor();
+    __syncthreads();
+    const int first = block * kBlockRows * c.used, id = tid < pairs ? __ldcg(c.ids + first + tid) : 0;
+    const int row = quotient(tid, c.used);
+    if (tid < pairs) atomicOr(rows + id, 1u << row);
+
+    const int word = tid & (words - 1), by = kManyThreads / words;
+    uint32_t sum[2] = {}, earlier[2] = {};  // of experts 4 word and + 2, of + 1 and + 3, 16 bits each
+#pragma unroll 4
+    for (int b = tid / words; b < static_cast<int>(gridDim.x); b += by) {
+        const uint32_t four = __ldcg(c.counts + b * words + word);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t two = (four >> (8 * i)) & 0x00ff00ffu;
+            sum[i] += two;
+            if (b < block) earlier[i] += two;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const int shift = i / 2 * 16;
+        atomicAdd(all + 4 * word + i, static_cast<int>(sum[i % 2] >> shift & 0xffffu));
+        atomicAdd(before + 4 * word + i, static_cast<int>(earlier[i % 2] >> shift & 0xffffu));
+    }
+    __syncthreads();
+    const int own = tid < kMaxExperts ? all[tid] : 0;
+    int place = own;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
         const int other = __shfl_up_sync(0xffffffffu, place, d);
         if (lane >= d) place += other;
     }
-    smaller = static_cast<int>(__reduce_add_sync(0xffffffffu, smaller));
-    if (lane == 31) own_of[warp] = place, smaller_of[warp] = smaller;
+    if (lane == 31 && tid < kMaxExperts) sums[warp] = place;
     __syncthreads();
-    const int first = static_cast<int>(__reduce_add_sync(0xffffffffu, smaller_of[lane]));
-    place += first - own + static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? own_of[lane] : 0));
-    if (threadIdx.x == 0) {
-        c.groups[e] = first;
-        if (e == 0) c.groups[c.experts] = pairs;
+    if (tid < kMaxExperts) {
+        place -= own;
+        place += static_cast<int>(__reduce_add_sync(0xffffffffu, lane < warp ? sums[lane & 15] : 0));
+        before[tid] += place;
+        if (block == 0 && tid < c.experts) c.groups[tid] = place;
+        if (block == 0 && tid == 0) c.groups[c.experts] = c.rows * c.used;
     }
-    if (own == 0) return;
-    for (int i = begin; i < end; i += kTogether) {
-        int id[kTogether];
-        ids_at(i, id);
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j)
-            if (id[j] == e) c.groups[c.experts + 1 + place++] = i + j;
-    }
+    __syncthreads();
+    if (tid < pairs)
+        c.groups[c.experts + 1 + before[id] + __popc(rows[id] & ((1u << row) - 1))] = first + tid;
 }
+static_assert(kMaxExperts / 32 <= 16 && kMaxUsed * kBlockRows <= kManyThreads, "a thread a pair");
 
 }  // namespace
 
@@ -158,8 +179,11 @@ void choose_experts(Context& context, const Choice& c) {
     if (c.rows * c.used <= kStepPairs)
         return launch(context, "choose_experts", choose_and_group, kStepBlocks, kStepThreads, 0, c,
                       context.counters);
-    launch(context, "choose_experts", choose_many, (c.rows + 7) / 8, kManyThreads, 0, c);
-    launch(context, "group_pairs", group_many, c.experts, kGroupThreads, 0, c);
+    const int blocks = (c.rows + kBlockRows - 1) / kBlockRows;
+    if (int64_t{blocks} * count_words(c.experts) * 4 > c.counts_bytes || c.rows > kMaxGroupedRows)
+        unsupported("moe_gate_up", "so many rows or experts of so few columns");
+    launch(context, "choose_experts", choose_many, blocks, kManyThreads, 0, c);
+    launch(context, "group_pairs", group_many, blocks, kManyThreads, 0, c);
 }
 
 }  // namespace quern::cuda::moe

@@ -38,6 +38,9 @@ struct Choice {
     /// first is a flag: all is complete. Null in prompt steps.
     uint64_t* ready;
     float* factor;  // [rows] of the norm
+    /// Scratch of steps of many rows, a byte for each 32 rows and expert (rounded up); it may be used by whatever comes next.
+    uint32_t* counts;
+    int64_t counts_bytes;
 };
 
 /// ids, weights, shared_gate, groups and factor of all rows. Throws Error(device) for more than 512 experts or kMaxUsed
