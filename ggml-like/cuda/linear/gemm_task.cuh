@@ -40,6 +40,7 @@ struct GemmTask {
     bool down;  // x rows and y rows by pair (y with a free row after each token's), else x by token and y by
                 // pair
     int stages;
+    unsigned* counter;  // of blocks that take tile after tile: zero, and again in the end
 };
 
 /// What any product of one part of a matrix is given. ldx: between rows of x, in elements.

@@ -22,14 +22,16 @@ struct Tour {
     static constexpr bool kGather = true;
     static constexpr int kSumThreads = 32 * kTiles, kCopyThreads = 128;
     static constexpr int kThreads = kSumThreads + kCopyThreads;
-    static constexpr int kStages = K == Kind::nvfp4 ? 8 : 4;
+    static constexpr int kStages = K == Kind::nvfp4 ? 7 : 4;
     static constexpr int kTokenBytes = kTokens * 128, kWeightBytes = kTiles * chunk_bytes(K);
     static constexpr int kSlots = kStages + 1;  // tiles that a block knows of
     static constexpr int kSlotBytes = kTokens * 12 + 16;
     static constexpr int kMaxExperts = 512;
     static constexpr int kListBytes = (kMaxExperts + 1) * 8 + 64;
-    static constexpr int kShared = kStages * (kTokenBytes + kWeightBytes) + kSlots * kSlotBytes + kListBytes +
-                                   1024;  // the last aligns it
+    static constexpr int kTurnedAt =
+        kStages * (kTokenBytes + kWeightBytes) + kSlots * kSlotBytes + (kListBytes + 15) / 16 * 16;
+    static constexpr int kTurnedBytes = 512;  // of a warp: what it turns on the way to y
+    static constexpr int kShared = kTurnedAt + kTiles * kTurnedBytes + 1024;  // the last aligns it
 };
 
 template <Kind K>

@@ -7,8 +7,8 @@
 //             w12.. w15 |                         registers while the next tile's columns arrive.
 //
 // Tiles: an expert's tokens are cut evenly into as few tiles as hold them; (expert, tile of tokens) slow, 256 rows fast,
-// so that neighbouring blocks read the same tokens; block b takes tiles b, b + blocks, ... The copying warps write what
-// a tile is into a slot, which is free once its first stage is.
+// so that neighbouring blocks read the same tokens. Block b takes tile b first, then whichever nobody has taken: they differ
+// in size. The copying warps write what a tile is into a slot, which is free once its first stage is.
 // Operands: A from registers, decoded there: while the products of two blocks of 16 columns run, the next two are
 // decoded. B from shared memory, as many tokens as there are, in steps of 16.
 // Order of sums: columns as they come, as everywhere in prompts of experts (gemm_experts.h).
@@ -144,11 +144,23 @@ struct TourBlock {
     /// One warp: what comes when, and the weights.
     __device__ __forceinline__ void conduct() const {
         constexpr int kEach = S::kTokens / 32;
-        const int lane = threadIdx.x % 32, all = places(), by = static_cast<int>(gridDim.x);
+        const int lane = threadIdx.x % 32, all = places(), blocks = static_cast<int>(gridDim.x);
         int id = static_cast<int>(blockIdx.x), pair[kEach];
         float scale[kEach];
         Turn stage, slot_turn;
         Place next{};
+        // Every block draws until it gets a place that is not there; the last draw of all leaves zero behind.
+        const auto draw = [&] {
+            unsigned n = 0;
+            if (lane == 0) {
+                n = atomicAdd(task.counter, 1u);
+                if (n + 1 == static_cast<unsigned>(max(all, blocks))) *task.counter = 0;
+            }
+            return n;
+        };
+        const auto drawn = [&](unsigned n) {
+            return blocks + static_cast<int>(__shfl_sync(0xffffffffu, n, 0));
+        };
         const auto load_pairs = [&](int wanted) {
             next = place_of(wanted, next.expert);
             const int* pairs = task.groups + task.experts + 1 + next.first;
@@ -162,12 +174,15 @@ struct TourBlock {
                                ? prompt_factor(task.scale, quotient(pair[i], task.used))
                                : 1.0f;
         };
+        unsigned asked = draw();
         if (id < all) load_pairs(id), load_scales();
-        for (; id < all; id += by) {
+        int following = drawn(asked);
+        for (;;) {
             const Place place = next;
             wait_phase(empty + stage.at, stage.phase ^ 1);  // of a new barrier: the phase before its first
             TourSlot& s = slot(slot_turn.at);
-            if (lane == 0) s.expert = place.expert, s.row_block = place.row_block, s.count = place.count;
+            if (lane == 0)
+                s.expert = place.expert, s.row_block = place.row_block, s.count = id < all ? place.count : 0;
 #pragma unroll
             for (int i = 0; i < kEach; ++i) {
                 const int token = quotient(pair[i], task.used), n = lane + 32 * i;
@@ -179,9 +194,10 @@ struct TourBlock {
             __syncwarp();
             if (lane == 0) arrive(ready + slot_turn.at);
             slot_turn.next(S::kSlots);
-            const bool more = id + by < all;
+            if (id >= all) break;
+            const bool more = following < all;
             const int late = min(task.chunks - 1, 4);  // when the next tile's pairs have come
-            if (more) load_pairs(id + by);
+            if (more) asked = draw(), load_pairs(following);
 #pragma unroll 1
             for (int step = 0; step < task.chunks; ++step) {
                 wait_phase(empty + stage.at, stage.phase ^ 1);
@@ -193,13 +209,22 @@ struct TourBlock {
                 if (step == late && more) load_scales();
                 stage.next(S::kStages);
             }
+            id = following;
+            if (more) following = drawn(asked);
         }
+    }
+    /// The next tile, once it is known; null: there is no more.
+    __device__ __forceinline__ const TourSlot* next_slot(Turn& turn) const {
+        wait_phase(ready + turn.at, turn.phase);
+        const TourSlot* s = &slot(turn.at);
+        turn.next(S::kSlots);
+        return s->count > 0 ? s : nullptr;
     }
 
     /// One thread: the fence between cp.async and products, where no other copies have to wait for it.
     __device__ __forceinline__ void hand_over() const {
-        Turn stage;
-        for (int id = static_cast<int>(blockIdx.x); id < places(); id += static_cast<int>(gridDim.x))
+        Turn stage, slot_turn;
+        while (next_slot(slot_turn) != nullptr)
 #pragma unroll 1
             for (int step = 0; step < task.chunks; ++step) {
                 wait_phase(landed + stage.at, stage.phase);
@@ -215,11 +240,9 @@ struct TourBlock {
         const int column = thread % 8, row0 = thread / 8;
         const uint32_t to0 = static_cast<uint32_t>(row0 * 128 + ((column ^ row0) << 4));
         Turn stage, slot_turn;
-        for (int id = static_cast<int>(blockIdx.x); id < places(); id += static_cast<int>(gridDim.x)) {
-            wait_phase(ready + slot_turn.at, slot_turn.phase);
-            const TourSlot& s = slot(slot_turn.at);
+        while (const TourSlot* found = next_slot(slot_turn)) {
+            const TourSlot& s = *found;
             const int count = s.count;
-            slot_turn.next(S::kSlots);
 #pragma unroll 1
             for (int step = 0; step < task.chunks; ++step) {
                 const int k = step * kChunkCols + column * 8;
@@ -313,12 +336,6 @@ struct TourBlock {
         if (threadIdx.x % 32 == 0) arrive(empty + done);
     }
 
-    /// An 8 x 8 matrix of BF16: lane 4g + t has row g, columns 2t and 2t + 1; then row 2t and 2t + 1 of column g.
-    __device__ __forceinline__ static uint32_t transposed(uint32_t v) {
-        uint32_t to;
-        asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(to) : "r"(v));
-        return to;
-    }
     /// Elements of y from `at` on, of which `there` exist.
     template <class V>
     __device__ __forceinline__ void put(int64_t at, V v, int there) const {
@@ -333,35 +350,64 @@ struct TourBlock {
         }
     }
 
-    /// From sums to y, a lane's share of every eighth token.
+    /// Sums j of a lane, two tokens each of its rows g and g + 8, as products.
+    template <int kN>
+    __device__ __forceinline__ static void scale_sums(float (&v)[4], const float (&acc)[kN / 8][4], int j,
+                                                      const TourSlot& s, float low, float high) {
+        const float2 scale = *reinterpret_cast<const float2*>(s.scale + 8 * j + 2 * (threadIdx.x % 4));
+        v[0] = acc[j][0] * low * scale.x, v[1] = acc[j][1] * low * scale.y;
+        v[2] = acc[j][2] * high * scale.x, v[3] = acc[j][3] * high * scale.y;
+    }
+    /// Eight neighbours of y that the warp has put together at shared address `from`.
+    __device__ __forceinline__ void put_eight(int64_t at, uint32_t from, int there) const {
+        put(at, load_shared(from), there);
+    }
+
+    /// From sums to y. The warp turns four 8 x 8 matrices at a time by way of shared memory, so that a lane has 8 neighbours.
     template <int kN>
     __device__ __forceinline__ void store(const TourSlot& s, const float (&acc)[kN / 8][4]) const {
-        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-        const int tile = s.row_block * S::kTiles + static_cast<int>(threadIdx.x) / 32;
+        const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
+        const int tile = s.row_block * S::kTiles + warp, count = s.count;
         if (tile >= task.tiles) return;
-        const float* f = task.factor + (static_cast<int64_t>(s.expert) * task.tiles + tile) * 16 + g;
+        const float* f = task.factor + (static_cast<int64_t>(s.expert) * task.tiles + tile) * 16 + lane / 4;
         const float low = f[0] * kRowLift<K>, high = f[8] * kRowLift<K>;
-        const int count = s.count;
+        const uint32_t buffer = shared_address(shared) + S::kTurnedAt + warp * S::kTurnedBytes;
+        if (task.paired) {  // 8 rows of y, 32 tokens at a time
+            const uint32_t own = buffer + lane * 16;
 #pragma unroll
-        for (int j = 0; j < kN / 8; ++j) {
-            if (j * 8 >= count) break;
-            const float2 scale = *reinterpret_cast<const float2*>(s.scale + 8 * j + 2 * t);
-            const float v[4] = {acc[j][0] * low * scale.x, acc[j][1] * low * scale.y,
-                                acc[j][2] * high * scale.x, acc[j][3] * high * scale.y};
-            const int n = 8 * j + g;
-            const int64_t row = n < count ? s.y[n] * task.ldy : 0;
-            if (task.paired) {
-                const uint32_t two =
-                    transposed(pack_bf16(gated_prompt(v[0], v[2]), gated_prompt(v[1], v[3])));
-                const int at = tile * 8 + 2 * t;
-                if (n < count) put(row + at, two, task.rows - at);
-            } else {
-                // Lanes with even t get columns 2t .. 2t + 3 of the tile, others 8 further.
-                const uint32_t a = transposed(pack_bf16(v[0], v[1])), b = transposed(pack_bf16(v[2], v[3]));
-                const uint32_t other = __shfl_xor_sync(0xffffffffu, t % 2 == 0 ? b : a, 1);
-                const int at = tile * 16 + t / 2 * 4 + t % 2 * 8;
-                const uint2 four = t % 2 == 0 ? make_uint2(a, other) : make_uint2(other, b);
-                if (n < count) put(row + at, four, task.rows - at);
+            for (int j = 0; j < kN / 8; j += 4) {
+                if (j * 8 >= count) break;
+                uint32_t two[4] = {};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    if (j + i >= kN / 8) continue;
+                    float v[4];
+                    scale_sums<kN>(v, acc, j + i, s, low, high);
+                    two[i] = pack_bf16(gated_prompt(v[0], v[2]), gated_prompt(v[1], v[3]));
+                }
+                store_matrices_transposed(own, two);
+                __syncwarp();
+                const int n = 8 * j + lane, at = tile * 8;
+                if (n < count) put_eight(s.y[n] * task.ldy + at, own, task.rows - at);
+                __syncwarp();
+            }
+        } else {                                           // 16 rows, 16 tokens at a time
+            const auto place = [&](int token, int half) {  // without conflicts
+                return buffer + token * 32 + ((half ^ (token >> 2 & 1)) << 4);
+            };
+            const uint32_t to = place(lane % 8 + lane / 16 * 8, lane / 8 % 2),
+                           from = place(lane / 2, lane % 2);
+#pragma unroll
+            for (int j = 0; j < kN / 8; j += 2) {
+                if (j * 8 >= count) break;
+                float v[4], w[4];
+                scale_sums<kN>(v, acc, j, s, low, high), scale_sums<kN>(w, acc, j + 1, s, low, high);
+                store_matrices_transposed(to, {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
+                                               pack_bf16(w[0], w[1]), pack_bf16(w[2], w[3])});
+                __syncwarp();
+                const int n = 8 * j + lane / 2, at = tile * 16 + lane % 2 * 8;
+                if (n < count) put_eight(s.y[n] * task.ldy + at, from, task.rows - at);
+                __syncwarp();
             }
         }
     }
@@ -384,13 +430,11 @@ struct TourBlock {
         multiply<16>(m, s);
     }
     __device__ __forceinline__ void multiply_all() const {
-        const int all = places();
         March m;
-        int n = 0;
-        for (int id = static_cast<int>(blockIdx.x); id < all; id += static_cast<int>(gridDim.x)) {
+        Turn slot_turn;
+        while (const TourSlot* s = next_slot(slot_turn)) {
             wait_phase(full + m.stage, m.phase);
-            multiply_present(m, slot(n));
-            if (++n == S::kSlots) n = 0;
+            multiply_present(m, *s);
         }
     }
 };

@@ -22,6 +22,7 @@ template <Kind K>
 void run_tour(Context& context, const char* what, GemmTask task) {
     using S = Tour<K>;
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
+    task.counter = context.counters;
     const int64_t places = task.row_blocks * token_tiles(task, S::kTokens);
     const dim3 grid(static_cast<unsigned>(min(places, int64_t{context.sms})));
     launch(context, what, expert_tour<K>, grid, dim3(S::kThreads), S::kShared, task, weight_map<K, S>(task));

@@ -303,6 +303,22 @@ __device__ __forceinline__ void copy_chunks(void* to_shared, const CUtensorMap& 
         : "memory");
 }
 
+/// stmatrix, transposed: of four 8 x 8 matrices of 16-bit elements, a register each, lane l gives the shared address where
+/// column l % 8 of matrix l / 8 goes, 16 bytes.
+__device__ __forceinline__ void store_matrices_transposed(uint32_t address, const uint32_t (&r)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+}
+__device__ __forceinline__ uint4 load_shared(uint32_t address) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(address)
+                 : "memory");
+    return v;
+}
+
 /// A whole warpgroup: from here on kRegisters registers a thread, fewer or more than before.
 template <int kRegisters>
 __device__ __forceinline__ void shrink_registers() {
