@@ -258,10 +258,14 @@ void prompt(Context& c, const Down& a, const Packed& shared) {
     if (down_streams(c, shape_of(a))) {
         down_fp4_prompt_terms(c, a);
     } else {
-        gemm_down(c, a.experts, a.routed, a.groups, a.rows, a.used, a.terms);
-        gemm(c, shared, a.shared_in, a.shared_width, a.rows,
-             {.y = static_cast<bf16*>(a.terms) + a.used * columns, .ld = (a.used + 1) * columns},
-             Split::never);
+        bf16* own = static_cast<bf16*>(a.terms) + a.used * columns;  // the shared expert's terms
+        const int64_t ld = (a.used + 1) * columns;
+        const bool with_shared = goes_along(c, a.experts, shared, a.rows, a.used);
+        Along along;
+        if (with_shared) along = {&shared, a.shared_in, own, ld};
+        gemm_down(c, a.experts, a.routed, a.groups, a.rows, a.used, a.terms, along);
+        if (!with_shared)
+            gemm(c, shared, a.shared_in, a.shared_width, a.rows, {.y = own, .ld = ld}, Split::never);
     }
     launch(c, "add terms", add_prompt_terms, a.rows, kAddThreads, 0, a);
 }

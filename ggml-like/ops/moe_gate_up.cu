@@ -357,12 +357,16 @@ void answer_slices(Context& c, const GateUp& a) {
 void prompt(Context& c, const GateUp& a, const Packed& shared) {
     choose_experts(c, a.choice);
     GateUp few_rows = a;
-    const bool fp4 = gate_up_streams(c, shape_of(a)), with_shared = fp4 && a.shared.kind == Kind::nvfp4;
+    const bool fp4 = gate_up_streams(c, shape_of(a));
+    const bool with_shared =
+        fp4 ? a.shared.kind == Kind::nvfp4 : goes_along(c, a.experts, shared, a.rows, a.used);
     if (!with_shared) few_rows.shared.tiles = 0;
+    Along along;
+    if (with_shared) along = {&shared, a.h, a.shared_out, a.shared.rows / 2};
     if (fp4)
         gate_up_fp4_prompt(c, few_rows);
     else
-        gemm_gate_up(c, a.experts, a.h, a.choice.scale, a.groups, a.rows, a.used, a.routed);
+        gemm_gate_up(c, a.experts, a.h, a.choice.scale, a.groups, a.rows, a.used, a.routed, along);
     if (!with_shared)
         gemm_paired(c, shared, a.h, a.columns, a.rows, {a.shared_out, a.shared.rows / 2, a.choice.scale});
 }

@@ -40,6 +40,14 @@ struct GemmTask {
     bool down;  // x rows and y rows by pair (y with a free row after each token's), else x by token and y by
                 // pair
     int stages;
+    struct {         // the shared expert's product beside those of chosen ones: row n of x makes row n of y
+        int tokens;  // 0: not here
+        const uint8_t* data;
+        const float* factor;
+        const bf16* x;
+        void* y;
+        int64_t ldy;
+    } shared;
     unsigned* counter;  // of blocks that take tile after tile: zero, and again in the end
 };
 

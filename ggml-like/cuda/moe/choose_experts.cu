@@ -1,8 +1,8 @@
 // The choice of experts, and their groups, where no kernel of gate and up chooses (gate_up_fp4.cu).
 //
 //   up to 512 pairs   one kernel: eight blocks, a warp a row; one of them makes groups
-//   more (prompts)    a warp a row, 32 rows a block, which counts who chose each expert; then the same blocks, which add
-//                     up all blocks' counts (8 KB for 1,024 rows and 256 experts) and place their own pairs
+//   more (prompts)    a warp a row, 8 rows a block, which counts who chose each expert; then 32 rows a block, which adds up
+//                     all counts (32 KB for 1,024 rows and 256 experts) and places its own pairs
 //
 // Shared memory: for groups a bit for each pair and expert (32 KB). Bound: latency. Measured with 64 rows, as part of
 // the router's 19.1 us; with one block instead of 16 that took 25.0 (H200, 2026-11).
@@ -86,37 +86,37 @@ __global__ void CLUSTER_OF(kStepBlocks) __launch_bounds__(kStepThreads)
 static_assert(kMaxExperts <= kStepThreads && kStepPairs <= kStepThreads,
               "a thread an expert, a thread a pair");
 
-constexpr int kBlockRows = 32;            // of a block, a warp each
+constexpr int kChoiceRows = 8;            // of a block that chooses, a warp each
+constexpr int kBlockRows = 32;            // of a block that makes groups
 constexpr int kMaxGroupedRows = 1 << 16;  // so that 16 bits hold a thread's counts
-constexpr int kManyThreads = 32 * kBlockRows;
+constexpr int kChoiceThreads = 32 * kChoiceRows, kManyThreads = 1024;
 
 /// Counts of blocks: [blocks][words] of four bytes each, how many of the block's rows chose expert 4 w + i.
 __host__ __device__ constexpr int count_words(int experts) {
     return experts <= 128 ? 32 : experts <= 256 ? 64 : kMaxExperts / 4;
 }
 
-/// A warp a row, and of the block's rows who chose each expert: of expert e the bits rows[e].
-__global__ void __launch_bounds__(kManyThreads) choose_many(Choice c) {
-    __shared__ unsigned rows[kMaxExperts];
+/// A warp a row, and how many of the block's rows chose each expert, eight bits in `chose`.
+__global__ void __launch_bounds__(kChoiceThreads) choose_many(Choice c) {
+    __shared__ unsigned chose[kMaxExperts / 4];
     allow_successor();
-    const int tid = threadIdx.x, lane = tid % 32, row = tid / 32, n = blockIdx.x * kBlockRows + row,
+    const int tid = threadIdx.x, lane = tid % 32, n = blockIdx.x * kChoiceRows + tid / 32,
               words = count_words(c.experts);
-    if (tid < kMaxExperts) rows[tid] = 0;
+    if (tid < kMaxExperts / 4) chose[tid] = 0;
     wait_for_predecessor();
     __syncthreads();
     if (n < c.rows) {
         choose_row(c, n);
-        if (lane < c.used) atomicOr(rows + c.ids[static_cast<int64_t>(n) * c.used + lane], 1u << row);
+        if (lane < c.used) {
+            const int e = c.ids[static_cast<int64_t>(n) * c.used + lane];
+            atomicAdd(chose + e / 4, 1u << (e % 4 * 8));
+        }
     }
     __syncthreads();
-    if (tid >= words) return;
-    uint32_t four = 0;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) four |= static_cast<uint32_t>(__popc(rows[4 * tid + i])) << (8 * i);
-    c.counts[blockIdx.x * words + tid] = four;
+    if (tid < words) c.counts[blockIdx.x * words + tid] = chose[tid];
 }
 
-/// The same rows a block: their pairs into groups. A pair comes behind all smaller experts' pairs, those of its expert in
+/// A block the pairs of 32 rows: into groups. A pair comes behind all smaller experts' pairs, those of its expert in
 /// the blocks before, and those of the block's rows before its own.
 __global__ void __launch_bounds__(kManyThreads) group_many(Choice c) {
     __shared__ unsigned rows[kMaxExperts];
@@ -131,16 +131,17 @@ __global__ void __launch_bounds__(kManyThreads) group_many(Choice c) {
     const int row = quotient(tid, c.used);
     if (tid < pairs) atomicOr(rows + id, 1u << row);
 
-    const int word = tid & (words - 1), by = kManyThreads / words;
+    const int word = tid & (words - 1), by = kManyThreads / words,
+              choices = (c.rows + kChoiceRows - 1) / kChoiceRows;
     uint32_t sum[2] = {}, earlier[2] = {};  // of experts 4 word and + 2, of + 1 and + 3, 16 bits each
 #pragma unroll 4
-    for (int b = tid / words; b < static_cast<int>(gridDim.x); b += by) {
+    for (int b = tid / words; b < choices; b += by) {
         const uint32_t four = __ldcg(c.counts + b * words + word);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const uint32_t two = (four >> (8 * i)) & 0x00ff00ffu;
             sum[i] += two;
-            if (b < block) earlier[i] += two;
+            if (b < block * (kBlockRows / kChoiceRows)) earlier[i] += two;
         }
     }
 #pragma unroll
@@ -179,11 +180,11 @@ void choose_experts(Context& context, const Choice& c) {
     if (c.rows * c.used <= kStepPairs)
         return launch(context, "choose_experts", choose_and_group, kStepBlocks, kStepThreads, 0, c,
                       context.counters);
-    const int blocks = (c.rows + kBlockRows - 1) / kBlockRows;
-    if (int64_t{blocks} * count_words(c.experts) * 4 > c.counts_bytes || c.rows > kMaxGroupedRows)
-        unsupported("moe_gate_up", "so many rows or experts of so few columns");
-    launch(context, "choose_experts", choose_many, blocks, kManyThreads, 0, c);
-    launch(context, "group_pairs", group_many, blocks, kManyThreads, 0, c);
+    const int choices = (c.rows + kChoiceRows - 1) / kChoiceRows;
+    if (int64_t{choices} * count_words(c.experts) * 4 > c.counts_bytes || c.rows > kMaxGroupedRows)
+        unsupported("moe_gate_up", "so many rows, or so many experts of so few columns");
+    launch(context, "choose_experts", choose_many, choices, kChoiceThreads, 0, c);
+    launch(context, "group_pairs", group_many, (c.rows + kBlockRows - 1) / kBlockRows, kManyThreads, 0, c);
 }
 
 }  // namespace quern::cuda::moe

@@ -23,12 +23,16 @@ void run_tour(Context& context, const char* what, GemmTask task) {
     using S = Tour<K>;
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
     task.counter = context.counters;
-    const int64_t places = task.row_blocks * token_tiles(task, S::kTokens);
+    const int64_t along = (task.shared.tokens + S::kTokens - 1) / S::kTokens,
+                  places = task.row_blocks * (along + token_tiles(task, S::kTokens));
+    GemmTask of_shared = task;
+    if (along > 0) of_shared.data = task.shared.data, of_shared.experts = 1;
     const dim3 grid(static_cast<unsigned>(min(places, int64_t{context.sms})));
-    launch(context, what, expert_tour<K>, grid, dim3(S::kThreads), S::kShared, task, weight_map<K, S>(task));
+    launch(context, what, expert_tour<K>, grid, dim3(S::kThreads), S::kShared, task, weight_map<K, S>(task),
+           weight_map<K, S>(of_shared));
 }
 
-void run_experts(Context& context, const PackedExperts& w, GemmTask task) {
+void run_experts(Context& context, const PackedExperts& w, GemmTask task, const Along& along) {
     const int64_t pairs = static_cast<int64_t>(task.tokens) * task.used;
     task.data = w.data;
     task.factor = w.factor;
@@ -37,6 +41,11 @@ void run_experts(Context& context, const PackedExperts& w, GemmTask task) {
     task.cols = w.cols;
     task.expert_bytes = w.expert_bytes;
     task.experts = w.count;
+    if (along.w != nullptr) {
+        const Part& part = along.w->part[0];
+        task.shared = {task.tokens, part.data, part.factor, static_cast<const bf16*>(along.x),
+                       along.y,     along.ldy};
+    }
     const ExpertsProduct product = choose(context, ExpertsShape{w.kind, pairs, w.count});
     const char* what = name_of(product);
     if (product == ExpertsProduct::middle)
@@ -53,8 +62,16 @@ void run_experts(Context& context, const PackedExperts& w, GemmTask task) {
 
 }  // namespace
 
+bool goes_along(const Context& context, const PackedExperts& w, const Packed& shared, int tokens, int used) {
+    const Part& part = shared.part[0];
+    const int64_t pairs = static_cast<int64_t>(tokens) * used;
+    return choose(context, ExpertsShape{w.kind, pairs, w.count}) == ExpertsProduct::tour &&
+           shared.parts == 1 && part.kind == w.kind && part.tiles == w.tiles && part.rows == w.rows &&
+           shared.cols == w.cols;
+}
+
 void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const RowScale& scale,
-                  const int* groups, int tokens, int used, void* routed) {
+                  const int* groups, int tokens, int used, void* routed, const Along& along) {
     GemmTask task{};
     task.scale = scale;
     task.rows = w.rows / 2;
@@ -66,11 +83,11 @@ void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const
     task.ldy = w.rows / 2;
     task.groups = groups;
     task.used = used;
-    run_experts(context, w, task);
+    run_experts(context, w, task, along);
 }
 
 void gemm_down(Context& context, const PackedExperts& w, const void* routed, const int* groups, int tokens,
-               int used, void* terms) {
+               int used, void* terms, const Along& along) {
     GemmTask task{};
     task.rows = w.rows;
     task.x = static_cast<const bf16*>(routed);
@@ -81,7 +98,7 @@ void gemm_down(Context& context, const PackedExperts& w, const void* routed, con
     task.groups = groups;
     task.used = used;
     task.down = true;
-    run_experts(context, w, task);
+    run_experts(context, w, task, along);
 }
 
 }  // namespace quern::cuda::moe

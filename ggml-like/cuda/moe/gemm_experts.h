@@ -12,13 +12,24 @@ namespace quern::cuda::moe {
 using namespace pack;
 using namespace linear;
 
+/// The shared expert's product, made beside those of chosen experts where goes_along says so. Row n of x [tokens, cols] makes
+/// row n of y.
+struct Along {
+    const Packed* w = nullptr;  // null: none
+    const void* x = nullptr;
+    void* y = nullptr;
+    int64_t ldy = 0;
+};
+/// Whether the shared expert's matrix is of the experts' shape and format, and the kernel for so many rows takes it along.
+bool goes_along(const Context& context, const PackedExperts& w, const Packed& shared, int tokens, int used);
+
 /// w in paired order. For every pair p of expert e: routed[p] = silu(gate_e h[t]) * (up_e h[t]). h BF16 [tokens, cols],
 /// without the norm's factor, which `scale` gives; routed BF16 [tokens * used, F].
 void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const RowScale& scale,
-                  const int* groups, int tokens, int used, void* routed);
+                  const int* groups, int tokens, int used, void* routed, const Along& along);
 
 /// For every pair p of expert e: terms[t * (used + 1) + j] = down_e routed[p], BF16 [tokens * (used + 1), rows].
 void gemm_down(Context& context, const PackedExperts& w, const void* routed, const int* groups, int tokens,
-               int used, void* terms);
+               int used, void* terms, const Along& along);
 
 }  // namespace quern::cuda::moe

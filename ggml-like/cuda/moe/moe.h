@@ -38,7 +38,7 @@ struct Choice {
     /// first is a flag: all is complete. Null in prompt steps.
     uint64_t* ready;
     float* factor;  // [rows] of the norm
-    /// Scratch of steps of many rows, a byte for each 32 rows and expert (rounded up); it may be used by whatever comes next.
+    /// Scratch of steps of many rows, a byte for each 8 rows and expert (rounded up).
     uint32_t* counts;
     int64_t counts_bytes;
 };

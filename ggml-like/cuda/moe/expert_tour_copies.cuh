@@ -1,0 +1,234 @@
+// The copying warps of expert_tour.cuh: which tile comes next, and its weights and tokens.
+#pragma once
+
+#include "ggml-like/cuda/linear/epilogue.cuh"
+#include "ggml-like/cuda/moe/expert_tour_memory.cuh"
+
+#if QUERN_WGMMA
+
+namespace quern::cuda::moe {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+
+template <Kind K>
+struct TourCopies : TourMemory<K> {
+    using typename TourMemory<K>::Turn;
+    using typename TourMemory<K>::S;
+    using TourMemory<K>::task;
+    using TourMemory<K>::w;
+    using TourMemory<K>::shared_w;
+    using TourMemory<K>::full;
+    using TourMemory<K>::empty;
+    using TourMemory<K>::landed;
+    using TourMemory<K>::ready;
+    using TourMemory<K>::kGatherThreads;
+    using TourMemory<K>::tokens_of;
+    using TourMemory<K>::weights_of;
+    using TourMemory<K>::slot;
+    using TourMemory<K>::lists;
+    using TourMemory<K>::next_slot;
+
+    /// All threads; a barrier at the end. A thread has one expert.
+    __device__ __forceinline__ void list_tiles() const {
+        TourLists& l = lists();
+        const int e = threadIdx.x, warp = e / 32, lane = e % 32;
+        int own = 0, sum = 0;
+        if (warp < 16) {
+            const int begin = task.groups[min(e, task.experts)], end = task.groups[min(e + 1, task.experts)];
+            own = (end - begin + S::kTokens - 1) / S::kTokens;
+            if (e < task.experts) l.pairs[e] = begin, l.pairs[e + 1] = end;  // neighbours write the same
+            sum = own;
+#pragma unroll
+            for (int d = 1; d < 32; d *= 2) {
+                const int other = __shfl_up_sync(0xffffffffu, sum, d);
+                if (lane >= d) sum += other;
+            }
+            if (lane == 31) l.sums[warp] = sum;
+        }
+        __syncthreads();
+        if (warp < 16) {
+            for (int i = 0; i < warp; ++i) sum += l.sums[i];
+            if (e < task.experts) l.tiles[e + 1] = sum;
+            if (e == 0) l.tiles[0] = 0;
+        }
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ int shared_tiles() const {
+        return (task.shared.tokens + S::kTokens - 1) / S::kTokens;
+    }
+    __device__ __forceinline__ int places() const {
+        return (shared_tiles() + lists().tiles[task.experts]) * task.row_blocks;
+    }
+    struct Place {
+        int expert, row_block, first, count;
+    };
+    /// Tile `tile` of `tiles` of pairs [begin, begin + pairs).
+    __device__ __forceinline__ static void cut(Place& p, int begin, int pairs, int tile, int tiles) {
+        const int each = (quotient(pairs + tiles - 1, tiles) + 15) / 16 * 16, before = tile * each;
+        p.first = begin + before;
+        p.count = max(0, min(each, pairs - before));
+    }
+    /// Whole warps. Place `id`, not before those of `expert`; the shared expert's, which are full, come first.
+    __device__ __forceinline__ Place place_of(int id, int expert) const {
+        const TourLists& l = lists();
+        Place p{};
+        int tile = quotient(id, task.row_blocks);
+        const int lane = threadIdx.x % 32, of_shared = shared_tiles();
+        p.row_block = id - tile * task.row_blocks;
+        p.expert = -1;
+        if (tile < of_shared) {
+            cut(p, 0, task.shared.tokens, tile, of_shared);
+            return p;
+        }
+        tile -= of_shared, expert = max(expert, 0);
+        for (;;) {  // past experts whose tiles end before it
+            const bool past = expert + lane < task.experts && l.tiles[expert + lane + 1] <= tile;
+            const int skip = __popc(__ballot_sync(0xffffffffu, past));
+            expert += skip;
+            if (skip < 32) break;
+        }
+        p.expert = expert;
+        cut(p, l.pairs[expert], l.pairs[expert + 1] - l.pairs[expert], tile - l.tiles[expert],
+            l.tiles[expert + 1] - l.tiles[expert]);
+        return p;
+    }
+    /// One warp: what comes when, and the weights.
+    __device__ __forceinline__ void conduct() const {
+        constexpr int kEach = S::kTokens / 32;
+        const int lane = threadIdx.x % 32, all = places(), blocks = static_cast<int>(gridDim.x);
+        int id = static_cast<int>(blockIdx.x), pair[kEach];
+        float scale[kEach];
+        Turn stage, slot_turn;
+        Place next{};
+        // Every block draws until it gets a place that is not there; the last draw of all leaves zero behind.
+        const auto draw = [&] {
+            unsigned n = 0;
+            if (lane == 0) {
+                n = atomicAdd(task.counter, 1u);
+                if (n + 1 == static_cast<unsigned>(max(all, blocks))) *task.counter = 0;
+            }
+            return n;
+        };
+        const auto drawn = [&](unsigned n) {
+            return blocks + static_cast<int>(__shfl_sync(0xffffffffu, n, 0));
+        };
+        const auto load_pairs = [&](int wanted) {
+            next = place_of(wanted, next.expert);
+            const int* pairs = task.groups + task.experts + 1 + next.first;
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) {
+                const int n = lane + 32 * i;
+                pair[i] = n >= next.count ? 0 : next.expert < 0 ? next.first + n : pairs[n];
+            }
+        };
+        const auto token_of = [&](int p, int expert) { return expert < 0 ? p : quotient(p, task.used); };
+        const auto load_scales = [&] {
+#pragma unroll
+            for (int i = 0; i < kEach; ++i)
+                scale[i] = task.scale.squares != nullptr
+                               ? prompt_factor(task.scale, token_of(pair[i], next.expert))
+                               : 1.0f;
+        };
+        unsigned asked = draw();
+        if (id < all) load_pairs(id), load_scales();
+        int following = drawn(asked);
+        for (;;) {
+            const Place place = next;
+            wait_phase(empty + stage.at, stage.phase ^ 1);  // of a new barrier: the phase before its first
+            TourSlot& s = slot(slot_turn.at);
+            if (lane == 0)
+                s.expert = place.expert, s.row_block = place.row_block, s.count = id < all ? place.count : 0;
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) {
+                const int token = token_of(pair[i], place.expert), n = lane + 32 * i;
+                s.x[n] =
+                    static_cast<uint32_t>(task.down ? pair[i] : token) * static_cast<uint32_t>(task.ldx8);
+                s.y[n] = task.down && place.expert >= 0 ? pair[i] + token : pair[i];
+                s.scale[n] = scale[i];
+            }
+            __syncwarp();
+            if (lane == 0) arrive(ready + slot_turn.at);
+            slot_turn.next(S::kSlots);
+            if (id >= all) break;
+            const bool more = following < all;
+            const int late = min(task.chunks - 1, 4);  // when the next tile's pairs have come
+            if (more) asked = draw(), load_pairs(following);
+#pragma unroll 1
+            for (int step = 0; step < task.chunks; ++step) {
+                wait_phase(empty + stage.at, stage.phase ^ 1);
+                if (elected()) {
+                    arrive_and_expect(full + stage.at, S::kWeightBytes);
+                    copy_chunks(weights_of(stage.at), place.expert < 0 ? shared_w : w, step,
+                                place.row_block * S::kTiles, max(place.expert, 0), full + stage.at);
+                }
+                if (step == late && more) load_scales();
+                stage.next(S::kStages);
+            }
+            id = following;
+            if (more) following = drawn(asked);
+        }
+    }
+    /// One thread: the fence between cp.async and products, where no other copies have to wait for it.
+    __device__ __forceinline__ void hand_over() const {
+        Turn stage, slot_turn;
+        while (next_slot(slot_turn) != nullptr)
+#pragma unroll 1
+            for (int step = 0; step < task.chunks; ++step) {
+                wait_phase(landed + stage.at, stage.phase);
+                fence_shared_for_wgmma();
+                arrive(full + stage.at);
+                stage.next(S::kStages);
+            }
+    }
+
+    /// Two warps: the tokens.
+    __device__ __forceinline__ void gather() const {
+        const int thread = static_cast<int>(threadIdx.x) % kGatherThreads;
+        const int column = thread % 8, row0 = thread / 8;
+        const uint32_t to0 = static_cast<uint32_t>(row0 * 128 + ((column ^ row0) << 4));
+        Turn stage, slot_turn;
+        while (const TourSlot* found = next_slot(slot_turn)) {
+            const TourSlot& s = *found;
+            const int count = s.count;
+            const bf16* x = s.expert < 0 ? task.shared.x : task.x;
+#pragma unroll 1
+            for (int step = 0; step < task.chunks; ++step) {
+                const int k = step * kChunkCols + column * 8;
+                // Weights of columns that are absent are zeros: any that are there will do.
+                const int there = k < task.cols ? k : column * 8 < task.cols ? column * 8 : 0;
+                const auto* from = reinterpret_cast<const uint8_t*>(x + there);
+                wait_phase(empty + stage.at, stage.phase ^ 1);
+                uint32_t to = shared_address(tokens_of(stage.at)) + to0;
+#pragma unroll 1
+                for (int n = row0; n < count; n += 32, to += 4096) {
+                    uint32_t row[4];
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) row[i] = s.x[n + 8 * i];
+#pragma unroll
+                    for (int i = 0; i < 4; ++i)
+                        if (n + 8 * i < count) copy_async_at(to + i * 1024, from + uint64_t{row[i]} * 16);
+                }
+                arrive_after_copies(landed + stage.at);
+                stage.next(S::kStages);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void keep_full() const {
+        const int warp = (static_cast<int>(threadIdx.x) - S::kSumThreads) / 32;
+        if (warp == 0)
+            conduct();
+        else if (warp == 1) {
+            if (elected()) hand_over();
+            __syncwarp();
+        } else
+            gather();
+    }
+};
+
+}  // namespace quern::cuda::moe
+
+#endif

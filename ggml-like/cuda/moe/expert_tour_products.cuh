@@ -1,0 +1,183 @@
+// The multiplying warps of expert_tour.cuh: products, and from their sums to y.
+#pragma once
+
+#include "ggml-like/cuda/linear/epilogue.cuh"
+#include "ggml-like/cuda/moe/expert_tour_memory.cuh"
+#include "ggml-like/cuda/pack/weight_chunk.cuh"
+
+#if QUERN_WGMMA
+
+namespace quern::cuda::moe {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+
+template <Kind K>
+struct TourProducts : TourMemory<K> {
+    using typename TourMemory<K>::Turn;
+    using typename TourMemory<K>::S;
+    using TourMemory<K>::task;
+    using TourMemory<K>::shared;
+    using TourMemory<K>::full;
+    using TourMemory<K>::empty;
+    using TourMemory<K>::tokens_of;
+    using TourMemory<K>::weights_of;
+    using TourMemory<K>::next_slot;
+
+    struct March {
+        int stage = 0;
+        uint32_t phase = 0;
+    };
+    __device__ __forceinline__ void load(int stage, WeightChunk<K>& chunk) const {
+        chunk.load(weights_of(stage) + static_cast<int>(threadIdx.x) / 32 * chunk_bytes(K), threadIdx.x % 32);
+    }
+    /// The descriptor of rows of B further on; carries stay in the lower half.
+    __device__ __forceinline__ static uint64_t further(uint64_t rows, uint32_t by) {
+        return (rows & ~uint64_t{0xffffffffu}) | (static_cast<uint32_t>(rows) + by);
+    }
+
+    /// acc = this warp's 16 rows x the first kN tokens of the tile whose first stage has come. A stage's codes are read while
+    /// the products of the one before run, and decoded behind them: other warpgroups multiply meanwhile.
+    template <int kN>
+    __device__ __forceinline__ void march(March& m, float (&acc)[kN / 8][4]) const {
+        int left = task.chunks;
+        uint32_t a[4][4];
+        WeightChunk<K> chunk;
+#pragma unroll
+        for (int i = 0; i < kN / 8; ++i)
+#pragma unroll
+            for (int r = 0; r < 4; ++r) acc[i][r] = 0;
+        hold(acc);  // the zeros are there before the fence
+        load(m.stage, chunk);
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
+#pragma unroll 1
+        for (;;) {
+            const uint64_t rows = wgmma_rows(shared_address(tokens_of(m.stage)));
+            wgmma_fence();
+#pragma unroll
+            for (int kk = 0; kk < 4; ++kk) wgmma<kN>(acc, a[kk], further(rows, 2 * kk));
+            wgmma_commit();
+            const int done = m.stage;
+            if (++m.stage == S::kStages) m.stage = 0, m.phase ^= 1;
+            const bool more = --left > 0;
+            if (more) {
+                wait_phase(full + m.stage, m.phase);
+                load(m.stage, chunk);
+            }
+            wgmma_wait<0>();
+            hold(a, left < 0);
+            if (threadIdx.x % 32 == 0) arrive(empty + done);
+            if (!more) break;
+#pragma unroll
+            for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
+        }
+        hold(acc);
+    }
+
+    /// Elements of y, of which `there` exist.
+    template <class V>
+    __device__ __forceinline__ static void put(bf16* y, V v, int there) {
+        if (there >= static_cast<int>(sizeof(V) / 2) && reinterpret_cast<uintptr_t>(y) % sizeof(V) == 0) {
+            *reinterpret_cast<V*>(y) = v;
+        } else {
+            const auto* each = reinterpret_cast<const bf16*>(&v);
+#pragma unroll
+            for (int i = 0; i < static_cast<int>(sizeof(V) / 2); ++i)
+                if (i < there) y[i] = each[i];
+        }
+    }
+
+    /// Sums j of a lane, two tokens each of its rows g and g + 8, as products.
+    template <int kN>
+    __device__ __forceinline__ static void scale_sums(float (&v)[4], const float (&acc)[kN / 8][4], int j,
+                                                      const TourSlot& s, float low, float high) {
+        const float2 scale = *reinterpret_cast<const float2*>(s.scale + 8 * j + 2 * (threadIdx.x % 4));
+        v[0] = acc[j][0] * low * scale.x, v[1] = acc[j][1] * low * scale.y;
+        v[2] = acc[j][2] * high * scale.x, v[3] = acc[j][3] * high * scale.y;
+    }
+    /// From sums to y. The warp turns four 8 x 8 matrices at a time by way of shared memory, so that a lane has 8 neighbours.
+    template <int kN>
+    __device__ __forceinline__ void store(const TourSlot& s, const float (&acc)[kN / 8][4]) const {
+        const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
+        const int tile = s.row_block * S::kTiles + warp, count = s.count;
+        if (tile >= task.tiles) return;
+        const bool of_shared = s.expert < 0;
+        const float* f = (of_shared ? task.shared.factor
+                                    : task.factor + static_cast<int64_t>(s.expert) * task.tiles * 16) +
+                         tile * 16 + lane / 4;
+        bf16* y = static_cast<bf16*>(of_shared ? task.shared.y : task.y);
+        const int64_t ldy = of_shared ? task.shared.ldy : task.ldy;
+        const float low = f[0] * kRowLift<K>, high = f[8] * kRowLift<K>;
+        const uint32_t buffer = shared_address(shared) + S::kTurnedAt + warp * S::kTurnedBytes;
+        if (task.paired) {  // 8 rows of y, 32 tokens at a time
+            const uint32_t own = buffer + lane * 16;
+#pragma unroll
+            for (int j = 0; j < kN / 8; j += 4) {
+                if (j * 8 >= count) break;
+                uint32_t two[4] = {};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    if (j + i >= kN / 8) continue;
+                    float v[4];
+                    scale_sums<kN>(v, acc, j + i, s, low, high);
+                    two[i] = pack_bf16(gated_prompt(v[0], v[2]), gated_prompt(v[1], v[3]));
+                }
+                store_matrices_transposed(own, two);
+                __syncwarp();
+                const int n = 8 * j + lane, at = tile * 8;
+                if (n < count) put(y + s.y[n] * ldy + at, load_shared(own), task.rows - at);
+                __syncwarp();
+            }
+        } else {                                           // 16 rows, 16 tokens at a time
+            const auto place = [&](int token, int half) {  // without conflicts
+                return buffer + token * 32 + ((half ^ (token >> 2 & 1)) << 4);
+            };
+            const uint32_t to = place(lane % 8 + lane / 16 * 8, lane / 8 % 2),
+                           from = place(lane / 2, lane % 2);
+#pragma unroll
+            for (int j = 0; j < kN / 8; j += 2) {
+                if (j * 8 >= count) break;
+                float v[4], w[4];
+                scale_sums<kN>(v, acc, j, s, low, high), scale_sums<kN>(w, acc, j + 1, s, low, high);
+                store_matrices_transposed(to, {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
+                                               pack_bf16(w[0], w[1]), pack_bf16(w[2], w[3])});
+                __syncwarp();
+                const int n = 8 * j + lane / 2, at = tile * 16 + lane % 2 * 8;
+                if (n < count) put(y + s.y[n] * ldy + at, load_shared(from), task.rows - at);
+                __syncwarp();
+            }
+        }
+    }
+
+    template <int kN>
+    __device__ __forceinline__ void multiply(March& m, const TourSlot& s) const {
+        float acc[kN / 8][4];
+        march<kN>(m, acc);
+        store<kN>(s, acc);
+    }
+    /// Products of absent tokens cost as much as others.
+    __device__ __forceinline__ void multiply_present(March& m, const TourSlot& s) const {
+        const int count = s.count;
+        if (count > 96) return multiply<128>(m, s);
+        if (count > 80) return multiply<96>(m, s);
+        if (count > 64) return multiply<80>(m, s);
+        if (count > 48) return multiply<64>(m, s);
+        if (count > 32) return multiply<48>(m, s);
+        if (count > 16) return multiply<32>(m, s);
+        multiply<16>(m, s);
+    }
+    __device__ __forceinline__ void multiply_all() const {
+        March m;
+        Turn slot_turn;
+        while (const TourSlot* s = next_slot(slot_turn)) {
+            wait_phase(full + m.stage, m.phase);
+            multiply_present(m, *s);
+        }
+    }
+};
+
+}  // namespace quern::cuda::moe
+
+#endif
