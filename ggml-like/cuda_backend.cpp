@@ -18,6 +18,7 @@
 #include "ggml-like/cuda/pack/host_memory.h"
 #include "ggml-like/cuda/pack/packed_layout.h"
 #include "ggml-like/cuda/pack/place.h"
+#include "ggml-like/cuda/vision_ops.h"
 #include "ggml-like/one_format.h"
 #include "ggml-like/ops/best_token.h"
 #include "ggml-like/ops/block_attention.h"
@@ -26,14 +27,18 @@
 #include "ggml-like/ops/embed.h"
 #include "ggml-like/ops/gated_attention.h"
 #include "ggml-like/ops/gather_rows.h"
+#include "ggml-like/ops/grid_attention.h"
 #include "ggml-like/ops/kv_write.h"
+#include "ggml-like/ops/layer_norm.h"
 #include "ggml-like/ops/linear_add.h"
+#include "ggml-like/ops/linear_bias.h"
 #include "ggml-like/ops/logits_top.h"
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
 #include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
 #include "ggml-like/ops/norm_twice.h"
+#include "ggml-like/ops/patches.h"
 #include "ggml-like/ops/write_ring.h"
 
 namespace quern {
@@ -79,6 +84,11 @@ Launch launch_of(const Op* op) {
         {&kBestToken, cuda::best_token},
         {&kNormTwice, cuda::norm_twice},
         {&kWriteRing, cuda::write_ring},
+        {&kLayerNorm, cuda::layer_norm},
+        {&kLinearBias, cuda::linear_bias},
+        {&kPatchValues, cuda::patch_values},
+        {&kGridEmbedding, cuda::grid_embedding},
+        {&kGridAttention, cuda::grid_attention},
     };
     const auto it = kTable.find(op);
     if (it == kTable.end()) FAIL(device, "[{}] has no GPU kernel", op->name);

@@ -10,6 +10,13 @@ std::string RenderedPrompt::text() const {
     return out;
 }
 
+std::vector<ImagePtr> RenderedPrompt::images() const {
+    std::vector<ImagePtr> list;
+    for (const PromptSegment& segment : segments)
+        if (segment.image != nullptr) list.push_back(segment.image);
+    return list;
+}
+
 std::vector<int32_t> encode_prompt(const RenderedPrompt& prompt, const Tokenizer& tokenizer,
                                    std::vector<size_t>* boundaries) {
     std::vector<int32_t> ids;
@@ -36,6 +43,11 @@ std::vector<int32_t> encode_prompt(const RenderedPrompt& prompt, const Tokenizer
         }
         if (i == prompt.segments.size()) break;
         const PromptSegment& segment = prompt.segments[i];
+        if (segment.image != nullptr) {
+            flush();
+            ids.insert(ids.end(), segment.image->keys.begin(), segment.image->keys.end());
+            continue;
+        }
         const auto marker = segment.control ? tokenizer.find_added(segment.text) : std::nullopt;
         if (!marker) {
             pending += segment.text;

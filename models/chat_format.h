@@ -13,6 +13,8 @@
 #include <string_view>
 #include <vector>
 
+#include "models/vision.h"
+
 namespace quern {
 
 class Tokenizer;
@@ -24,6 +26,16 @@ struct ToolCall {
     std::string arguments;
 };
 
+/// An image in a message.
+struct MessageImage {
+    size_t at = 0;      // bytes of the content before it
+    std::string where;  // names it in errors
+    /// As it was sent, until it is read: a part of a content, or a file.
+    nlohmann::ordered_json part = nullptr;
+    std::vector<uint8_t> file = {};
+    ImagePtr image = nullptr;  // as the model reads it; rendering needs it
+};
+
 struct Message {
     std::string role;     // system, developer, user, assistant, tool
     std::string content;  // parts of a list content are joined without anything between them
@@ -31,6 +43,7 @@ struct Message {
     std::optional<std::string> reasoning;
     std::vector<ToolCall> tool_calls;  // assistant
     std::string tool_call_id;          // tool; the format does not show it to the model
+    std::vector<MessageImage> images;  // user, tool: in the order of the content
 };
 
 /// How long a model should think, for formats that tell it in words.
@@ -52,6 +65,8 @@ struct ChatOptions {
 struct PromptSegment {
     std::string text;
     bool control = false;
+    ImagePtr image =
+        nullptr;  // of a control segment that stands for an image: its keys follow in the place of a token
 };
 
 struct RenderedPrompt {
@@ -63,6 +78,8 @@ struct RenderedPrompt {
     std::vector<size_t> boundaries;
 
     std::string text() const;
+    /// In the order of their segments.
+    std::vector<ImagePtr> images() const;
 };
 
 /// The prompt as token ids. The reference encodes the rendered text as a whole; the ids are the same if people's

@@ -15,10 +15,10 @@ int64_t StateSpec::bytes() const {
     return dtype_bytes(dtype, elements);
 }
 
-Batch declare_batch(Graph& g, const BatchShape& shape) {
+Batch declare_batch(Graph& g, const BatchShape& shape, int64_t width) {
     const int64_t tokens = shape.tokens, sequences = shape.sequences,
                   logit_rows = std::max<int64_t>(1, shape.logit_rows);
-    return {.kind = shape.kind,
+    Batch b{.kind = shape.kind,
             .token_ids = g.input("token_ids", DType::I32, {tokens}),
             .positions = g.input("positions", DType::I32, {tokens}),
             .row_sequence = g.input("row_sequence", DType::I32, {tokens}),
@@ -29,6 +29,12 @@ Batch declare_batch(Graph& g, const BatchShape& shape) {
             .journal = g.input("journal", DType::I32, {sequences}),
             .logit_rows = g.input("logit_rows", DType::I32, {logit_rows}),
             .temperature = g.input("temperature", DType::F32, {logit_rows})};
+    if (width > 0) b.rope = g.input("rope", DType::I32, {3, tokens});
+    if (width > 0 && shape.images) {
+        b.image_source = g.input("image_source", DType::I32, {tokens});
+        b.image_rows = g.input("image_rows", DType::F32, {image_row_limit(shape), width});
+    }
+    return b;
 }
 
 }  // namespace quern

@@ -11,6 +11,7 @@
 #include "ggml-like/graph.h"
 #include "ggml-like/ops/batch.h"
 #include "models/model_weights.h"
+#include "models/vision.h"
 
 namespace quern {
 
@@ -30,8 +31,9 @@ struct BatchShape {
     int64_t tokens = 0;
     int64_t sequences = 0;
     int64_t logit_rows = 0;
-    int64_t pages = 0;  // columns of the page table: the most pages a sequence may have
-    int64_t vocab = 0;  // ids that may be sampled
+    int64_t pages = 0;    // columns of the page table: the most pages a sequence may have
+    int64_t vocab = 0;    // ids that may be sampled
+    bool images = false;  // prompts: rows may be of images; others have none
     Pass pass = Pass::text;
     /// Of mtp: tokens that each sequence drafts after its last row; 0: the pass only writes the rows' keys and values.
     int64_t drafts = 0;
@@ -91,10 +93,11 @@ struct MtpTensors {
     // Of passes that draft. Row s of the later forward passes is sequence s of the batch.
     Tensor* last_rows = nullptr;        // I32 [sequences], if there are more rows: each sequence's last one
     Tensor* later_positions = nullptr;  // I32 [drafts - 1, sequences], if there are any: of each later row
-    Tensor* later_sequence = nullptr;   // I32 [sequences]: s; -1: padding
-    Tensor* later_start = nullptr;      // I32 [sequences + 1]
-    Tensor* drafts = nullptr;           // I32 [drafts, sequences], an output: ids
-    std::vector<Tensor*> logits = {};   // with full_head, of each forward pass: F32 [sequences, vocab rows]
+    Tensor* later_rope = nullptr;  // the same shape, of models that read images: by what these rows rotate
+    Tensor* later_sequence = nullptr;  // I32 [sequences]: s; -1: padding
+    Tensor* later_start = nullptr;     // I32 [sequences + 1]
+    Tensor* drafts = nullptr;          // I32 [drafts, sequences], an output: ids
+    std::vector<Tensor*> logits = {};  // with full_head, of each forward pass: F32 [sequences, vocab rows]
 };
 
 struct BuiltGraph {
@@ -105,6 +108,8 @@ struct BuiltGraph {
     Tensor* top = nullptr;
     /// Prompts of Pass::hidden: I32 [tokens], the token after each row; any where it is unknown.
     Tensor* next_ids = nullptr;
+    /// Beside next_ids, with BatchShape::images: I32 [tokens], as Batch::image_source, of the token after each row.
+    Tensor* next_source = nullptr;
     MtpTensors mtp;
 };
 
@@ -136,6 +141,7 @@ struct ModelInfo {
     bool mtp = false;                            // whether Pass::mtp can be built
     int64_t draft_head_rows = 0;                 // of a smaller head to draft with; 0: there is none
     std::optional<DraftModelInfo> dflash;        // whether Pass::taps and Pass::dflash can be built
+    std::optional<VisionInfo> vision;            // whether images can be read
 };
 
 /// From generation_config.json; empty where the file says nothing.
@@ -161,6 +167,7 @@ struct OpenOptions {
     DenseFormat dense = DenseFormat::as_stored;
     int threads = 1;  // to read and check with
     MtpUse mtp = MtpUse::none;
+    bool vision = false;  // read the vision tower, if there is one: whole, or Error(model)
     /// Bytes that a smaller head for drafting may take, if there is an MTP layer or drafter and the model's head is larger (draft_head.h);
     /// 0: drafts come from the model's own head.
     int64_t draft_head_bytes = kDraftHeadBytes;
@@ -168,8 +175,11 @@ struct OpenOptions {
     std::string draft_model;
 };
 
-/// The inputs of a step of this shape, named as in ops/batch.h.
-Batch declare_batch(Graph& g, const BatchShape& shape);
+/// The inputs of a step of this shape, named as in ops/batch.h. `width`: of a model that reads images, its width; else 0.
+Batch declare_batch(Graph& g, const BatchShape& shape, int64_t width = 0);
+
+/// Rows of images that a step may read at most: its own, and the one after each slice.
+inline int64_t image_row_limit(const BatchShape& shape) { return shape.tokens + shape.sequences; }
 
 class Model {
   public:
@@ -191,6 +201,10 @@ class Model {
     virtual void check_weights(std::span<const Weight* const> list, int threads) const = 0;
     virtual std::vector<StateSpec> state_specs(const StateOptions& options) const = 0;
     virtual BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const = 0;
+    /// With ModelInfo::vision: an image, resized to what its tower reads within `sizes`. Throws Error(usage).
+    virtual ImagePart read_image(Image image, const ImageSizes& sizes) const = 0;
+    /// The tower, for `patches` patches of `images` images.
+    virtual VisionGraph build_vision(int64_t patches, int64_t images, DType activations) const = 0;
 };
 
 /// `path`: a directory, a file in it, or a repo id in the local Hugging Face cache. Reads and checks everything but

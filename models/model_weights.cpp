@@ -21,7 +21,7 @@ int64_t WeightUse::parameters() const {
 }
 
 double WeightUse::share(int64_t tokens) const {
-    if (draft) return 0;
+    if (draft || vision) return 0;
     if (picked == 0) return 1;
     const auto choices = static_cast<double>(experts != nullptr ? experts->count() : matrix->rows);
     return 1 - std::pow(1 - static_cast<double>(picked) / choices, static_cast<double>(tokens));

@@ -24,6 +24,7 @@ struct WeightUse {
     int64_t picked = 0;       // experts, or rows of the embedding, that each token picks; 0: it reads all
     bool projection = false;  // whether OpenOptions::dense applies
     bool draft = false;       // of the MTP layer or a drafter: only drafting reads it
+    bool vision = false;      // of the vision tower: only images read it
     bool copy = false;        // made of another weight when the weights are placed: ModelWeights::copies
     const Weight* tied = nullptr;  // of a head that the checkpoint does not store: the embedding
 

@@ -68,10 +68,31 @@ class SegmentWriter {
         segments_.back().text += text;
     }
 
+    /// A message's words, stripped, and images between them.
+    void content(const Message& message) {
+        if (message.images.empty()) return plain(python_strip(message.content));
+        const std::string_view text = message.content;
+        size_t at = 0;
+        for (const MessageImage& image : message.images) {
+            const std::string_view before = text.substr(at, image.at - at);
+            plain(at == 0 && &image == &message.images.front() ? python_lstrip(before) : before);
+            at = image.at;
+            this->image(image);
+        }
+        plain(python_rstrip(text.substr(at)));
+    }
+
     size_t size() const { return segments_.size(); }
     std::vector<PromptSegment> take() { return std::move(segments_); }
 
   private:
+    void image(const MessageImage& image) {
+        if (image.image == nullptr) FAIL(usage, "{}: the image is not read here", image.where);
+        segments_.push_back({"<|vision_start|>", true});
+        segments_.push_back({"<|image_pad|>", true, image.image});
+        segments_.push_back({"<|vision_end|>", true});
+    }
+
     static std::pair<size_t, std::string_view> first_marker(std::string_view text) {
         for (size_t at = text.find('<'); at != text.npos; at = text.find('<', at + 1))
             for (std::string_view marker : kMarkers)
@@ -201,7 +222,7 @@ class Renderer {
         if (message.role == "tool") return tool_result(i);
         if (message.role == "assistant") return assistant(i);
         out_.format(is_system(message) ? "<|im_start|>system\n" : "<|im_start|>user\n");
-        out_.plain(python_strip(message.content));
+        out_.content(message);
         end_turn();
     }
 
@@ -262,7 +283,7 @@ class Renderer {
         else if (i == 0)
             prompt_.boundaries.clear();  // the reference writes no header here: text joins that of the tools
         out_.format("\n<tool_response>\n");
-        out_.plain(python_strip(turns_[i]->content));
+        out_.content(*turns_[i]);
         out_.format("\n</tool_response>");
         if (closes) end_turn();
     }

@@ -16,6 +16,7 @@
 
 #include "models/draft_head.h"
 #include "models/model.h"
+#include "models/qwen3_6_vision.h"
 
 namespace quern {
 
@@ -31,6 +32,8 @@ struct Qwen36MoeConfig {
     std::vector<bool> full_attention;  // [L]
     int64_t heads = 0, kv_heads = 0, head_dim = 0;
     int rotary_dims = 0;
+    int row_pairs = 0,
+        column_pairs = 0;  // of the rotary pairs, those of an image's rows and columns: mrope_section
     float rope_theta = 0;
     int key_heads = 0, value_heads = 0, key_dim = 0, value_dim = 0;
     int64_t conv_taps = 0;
@@ -114,6 +117,7 @@ struct Qwen36MoeWeights {
     bool tied_head = false;  // whether `head` is the embedding's memory
     std::optional<MtpWeights> mtp;
     std::optional<DraftHead> draft_head;
+    std::optional<Qwen36VisionWeights> vision;
 };
 
 /// Reads and checks every tensor of the text model, its layers on `threads` threads, and accounts for them in `use`.

@@ -1,5 +1,6 @@
 // config.json of Qwen3.6: which keys are read, their defaults (those of the reference class) and their
 // limits.
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 
@@ -51,6 +52,24 @@ const Json& rope_settings(const Fields& f) {
     return found == nullptr ? kNone : *found;
 }
 
+/// How many pairs turn by time, by row and by column; more than there are is as many as there are. Interleaved, whether or not
+/// the config says so.
+void read_sections(const Fields& f, Qwen36MoeConfig& c) {
+    const int pairs = c.rotary_dims / 2, third = pairs / 3;
+    c.row_pairs = c.column_pairs = pairs == 32 ? 11 : third;
+    if (pairs == 32) c.column_pairs = 10;
+    const Json* sections = f.find("mrope_section");
+    if (sections == nullptr) return;
+    constexpr int64_t kMost = 1 << 16;
+    const bool three = sections->is_array() && sections->size() == 3 &&
+                       std::all_of(sections->begin(), sections->end(), [&](const Json& n) {
+                           return n.is_number_integer() && n.get<int64_t>() >= 0 && n.get<int64_t>() <= kMost;
+                       });
+    if (!three) f.fail("mrope_section", fmt::format("three numbers up to {}", kMost), *sections);
+    c.row_pairs = (*sections)[1].get<int>();
+    c.column_pairs = (*sections)[2].get<int>();
+}
+
 void read_rope(const Fields& f, Qwen36MoeConfig& c) {
     const Fields inner(rope_settings(f), f.file());
     const double theta = inner.number("rope_theta", f.number("rope_theta", 1e4, 1, 1e12), 1, 1e12);
@@ -58,6 +77,7 @@ void read_rope(const Fields& f, Qwen36MoeConfig& c) {
         inner.number("partial_rotary_factor", f.number("partial_rotary_factor", 0.25, 0, 1), 0, 1);
     c.rope_theta = static_cast<float>(theta);
     c.rotary_dims = static_cast<int>(std::floor(static_cast<double>(c.head_dim) * partial));
+    read_sections(inner, c);
     if (c.rotary_dims % 2 != 0)
         FAIL(model,
              "{}: head_dim {} times partial_rotary_factor {} gives {} rotary dimensions; it must be even",

@@ -30,13 +30,14 @@ class Builder {
         : c_(config), w_(weights), drafter_(drafter), shape_(shape), state_(state), act_(activations) {}
 
     BuiltGraph build() {
-        batch_ = declare_batch(g_, shape_);
+        batch_ = declare_batch(g_, shape_, w_.vision ? c_.width : 0);
         return shape_.pass == Pass::mtp ? build_mtp() : build_text();
     }
 
   private:
     BuiltGraph build_text() {
-        Residual x = embed(g_, "embed", w_.embedding, batch_.token_ids, next(w_.layers.front().input_norm));
+        Residual x = embed(g_, "embed", w_.embedding, batch_.token_ids, next(w_.layers.front().input_norm),
+                           {batch_.image_source, batch_.image_rows});
         for (layer_ = 0; layer_ < static_cast<int>(c_.layers); ++layer_) {
             g_.set_layer(layer_);
             const LayerWeights& w = w_.layers[static_cast<size_t>(layer_)];
@@ -58,7 +59,7 @@ class Builder {
         MtpTensors io;
         io.ring_rows = g_.input("ring_rows", DType::I32, {shape_.tokens});
         Tensor* u = norm_hidden(hidden_ring(), io.ring_rows, w_.final_norm);
-        Residual x = mtp_input(batch_.token_ids, u);
+        Residual x = mtp_input(batch_.token_ids, u, {});
         Tensor* y = attention(layer, x);
         if (shape_.drafts == 0) {
             g_.output(y);
@@ -90,6 +91,7 @@ class Builder {
         g_.output(io.drafts);
         if (shape_.drafts > 1) {
             io.later_positions = g_.input("later_positions", DType::I32, {shape_.drafts - 1, n});
+            if (w_.vision) io.later_rope = g_.input("later_rope", DType::I32, {shape_.drafts - 1, n});
             io.later_sequence = g_.input("later_sequence", DType::I32, {n});
             io.later_start = g_.input("later_start", DType::I32, {n + 1});
         }
@@ -106,9 +108,11 @@ class Builder {
             }
             if (i + 1 == shape_.drafts) break;
             batch_.positions = row_of(io.later_positions, i);
+            if (w_.vision)  // the same on all three axes
+                batch_.rope = g_.view(name("later_rope"), io.later_rope, i * n, {3, n}, {0, 1});
             batch_.row_sequence = io.later_sequence;
             batch_.start = io.later_start;
-            x = mtp_input(ids, norm_hidden(out.x, nullptr, w_.mtp->norm));
+            x = mtp_input(ids, norm_hidden(out.x, nullptr, w_.mtp->norm), {});
             y = attention(layer, x);
         }
         batch_ = all;
@@ -122,9 +126,10 @@ class Builder {
 
     /// The MTP layer's residual stream: the sum of two projections, of the normed embedding of a row's next token, and of the
     /// normed hidden state before that token. Source: DeepSeek-V3 (2024), section 2.2.
-    Residual mtp_input(Tensor* next_ids, Tensor* hidden) {
+    Residual mtp_input(Tensor* next_ids, Tensor* hidden, const ImageRows& images) {
         const MtpWeights& w = *w_.mtp;
-        const Residual e = embed(g_, name("mtp.embed"), w_.embedding, next_ids, next(w.embedding_norm));
+        const Residual e =
+            embed(g_, name("mtp.embed"), w_.embedding, next_ids, next(w.embedding_norm), images);
         Tensor* sum =
             norm_linear(g_, name("mtp.from_embedding"), e, w.from_embedding, c_.eps, shape_.kind, DType::F32);
         return linear_add(g_, name("mtp.from_hidden"), hidden, w.from_hidden, sum,
@@ -153,7 +158,10 @@ class Builder {
         write_ring(g_, name("mtp.ring"), x, state(StateRole::hidden), batch_);
         if (shape_.kind == StepKind::answer) return;
         built.next_ids = g_.input("next_ids", DType::I32, {shape_.tokens});
-        const Residual in = mtp_input(built.next_ids, norm_hidden(x, nullptr, w_.final_norm));
+        if (batch_.image_rows != nullptr)
+            built.next_source = g_.input("next_source", DType::I32, {shape_.tokens});
+        const Residual in = mtp_input(built.next_ids, norm_hidden(x, nullptr, w_.final_norm),
+                                      {built.next_source, batch_.image_rows});
         g_.output(attention(w_.mtp->layers.front(), in));
     }
 
@@ -215,6 +223,8 @@ class Builder {
                                {.eps = c_.eps,
                                 .theta = c_.rope_theta,
                                 .rotary_dims = c_.rotary_dims,
+                                .row_pairs = c_.row_pairs,
+                                .column_pairs = c_.column_pairs,
                                 .k_scale = w.kv_scales.k,
                                 .v_scale = w.kv_scales.v});
     }

@@ -111,6 +111,7 @@ std::vector<WeightUse> list_weights(const Qwen36MoeConfig& config, Qwen36MoeWeig
                     .projection = true,
                     .tied = w.tied_head ? &w.embedding : nullptr});
     list_vectors(uses, w);
+    if (w.vision) list_vision(uses, *w.vision);
     return uses;
 }
 
@@ -200,6 +201,17 @@ class Qwen36Moe final : public Model {
         return build_qwen3_6_moe(config_, weights_, drafter_.get(), shape, state, activations);
     }
 
+    ImagePart read_image(Image image, const ImageSizes& sizes) const override {
+        CHECK(vision_.has_value(), "[vision] this model was opened without its vision tower");
+        const VisionInfo info = vision_->info();
+        const ImageSize size = size_to_read({image.width, image.height}, info.step, sizes);
+        return make_image_part(resize(std::move(image), size), info, vision_->patch, vision_->frames);
+    }
+    VisionGraph build_vision(int64_t patches, int64_t images, DType activations) const override {
+        CHECK(vision_.has_value(), "[vision] this model was opened without its vision tower");
+        return build_qwen3_6_vision(*vision_, *weights_.vision, patches, images, activations);
+    }
+
   private:
     /// Finds every weight in the checkpoint and accounts for all of it.
     void bind_weights(const OpenOptions& options) {
@@ -213,6 +225,10 @@ class Qwen36Moe final : public Model {
                 check_config(*checkpoint_, config_, claims);
         });
         if (options.mtp != MtpUse::none) bind_mtp(options, use);
+        if (options.vision && has_vision(*checkpoint_)) {
+            vision_ = parse_qwen3_6_vision_config(*checkpoint_, config_.width, config_.vocab_rows);
+            weights_.vision = read_qwen3_6_vision(*checkpoint_, *vision_, use);
+        }
         audit_ = use.audit();
         audit_.problems.insert(audit_.problems.end(), claims.problems.begin(), claims.problems.end());
         audit_.notes.insert(audit_.notes.end(), claims.notes.begin(), claims.notes.end());
@@ -298,6 +314,7 @@ class Qwen36Moe final : public Model {
         i.vocab = tokenizer_ ? std::min(tokenizer_->size(), config_.vocab_rows) : config_.vocab_rows;
         i.context = config_.context;
         i.mtp = weights_.mtp.has_value();
+        if (vision_) i.vision = vision_->info();
         if (drafter_) {
             const DflashConfig& d = drafter_->config();
             i.dflash = {drafter_->name(), d.block, d.mask, !d.causal && d.has_windows(), d.taps};
@@ -328,6 +345,7 @@ class Qwen36Moe final : public Model {
     std::optional<Checkpoint> checkpoint_;  // keeps the mapping that the weights point into; none: synthetic
     ChatChoice chat_;
     Qwen36MoeConfig config_;
+    std::optional<Qwen36VisionConfig> vision_;  // with weights_.vision
     Qwen36MoeWeights weights_;
     std::vector<std::unique_ptr<float[]>> floats_;
     std::unique_ptr<Dflash> drafter_;

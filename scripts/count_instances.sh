@@ -20,6 +20,7 @@ block_\w+_kernel(<\d+>)?
 (concat_kernel|kv_write_kernel)
 delta::\w+(<\d+>)?
 (choose_many|choose_and_group|group_many)
+(layer_norm_kernel|add_bias_kernel<\w+>|patch_values_kernel|grid_\w+_kernel)
 (add_prompt_terms|down_fp4_sum|defer_kernel|norm_twice_kernel)
 (embed_kernel<\w+>|gather_kernel|top_kernel|best_token_kernel|write_ring_kernel)
 (pack_kernel|random_kernel)'

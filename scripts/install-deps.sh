@@ -5,6 +5,7 @@ set -euo pipefail
 
 packages=(g++ cmake make libfmt-dev libcli11-dev nlohmann-json3-dev libpcre2-dev libutf8proc-dev
   libedit-dev libncurses-dev libbsd-dev libmd-dev zlib1g-dev doctest-dev
+  libpng-dev libjpeg-dev libwebp-dev libgif-dev
   libjs-marked node-dompurify libjs-highlight.js libjs-katex fonts-katex)
 packages+=("$@")
 

@@ -32,6 +32,15 @@ static_library(pcre2 pcre2.h libpcre2-dev  pcre2-8 libpcre2-dev)
 static_library(utf8proc utf8proc.h libutf8proc-dev  utf8proc libutf8proc-dev)
 static_library(libedit histedit.h libedit-dev  edit libedit-dev  tinfo libncurses-dev  bsd libbsd-dev  md libmd-dev)
 static_library(zlib zlib.h zlib1g-dev  z zlib1g-dev)
+static_library(png png.h libpng-dev  png16 libpng-dev  z zlib1g-dev)
+static_library(jpeg jpeglib.h libjpeg-dev  jpeg libjpeg-dev)
+static_library(webp webp/decode.h libwebp-dev  webpdemux libwebp-dev  webp libwebp-dev)
+# Newer versions of libwebp have a part of it in an archive of its own.
+find_library(webp_sharpyuv NAMES libsharpyuv.a)
+if(webp_sharpyuv)
+  target_link_libraries(webp INTERFACE ${webp_sharpyuv})
+endif()
+static_library(gif gif_lib.h libgif-dev  gif libgif-dev)
 static_library(fmt_headers fmt/format-inl.h libfmt-dev)
 
 # What the server's page uses in the browser; scripts/page_files.cmake embeds it.

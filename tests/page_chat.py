@@ -332,7 +332,7 @@ def test_files(page):
         document.body.dispatchEvent(new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true }))"""
     page.browser.script(drop, [["notes.txt", list("fünf ```x```\n".encode())], ["a.bin", [0, 255, 7]]])
     until("the text file", lambda: page.browser.script("return attached.innerText").strip() == "notes.txt")
-    until("a refusal in words", lambda: "a.bin is no text file" in page.browser.script("return toasts.innerText"))
+    until("a refusal in words", lambda: "a.bin is neither a text file" in page.browser.script("return toasts.innerText"))
     page.ask("What is in it?")
     assert page.sent()["messages"][0]["content"] == "What is in it?\n\nFile notes.txt:\n````\nfünf ```x```\n````"
     assert page.has(".user details.file") == 1 and page.browser.script("return attached.innerText") == ""

@@ -55,7 +55,9 @@ EngineOptions engine_options(const RunOptions& o) {
                     .kv_type = o.kv_type,
                     .kv_type_v = o.kv_type_v,
                     .cache_bytes = o.cache_bytes,
-                    .speculation = o.speculation};
+                    .speculation = o.speculation,
+                    .image_min_tokens = o.vision.min_tokens,
+                    .image_max_tokens = o.vision.max_tokens};
     // Logits of a prompt come from the same steps as an answer without them.
     if (!o.logits_file.empty()) e.prompt_logits = std::numeric_limits<int64_t>::max();
     return e;
@@ -81,6 +83,7 @@ int cmd_run(int argc, char** argv) {
                            .tokenizer = options.ids_file.empty() || options.doctor.wanted,
                            .dense = options.dense,
                            .engine = engine_options(options),
+                           .vision = options.vision.on,
                            .allow_loss = options.allow_loss,
                            .verbose = options.verbose};
     if (options.doctor.wanted) return run_doctor(load, options.doctor);

@@ -113,7 +113,10 @@ int cmd_serve(int argc, char** argv) {
                                       .kv_type = options.kv_type,
                                       .kv_type_v = options.kv_type_v,
                                       .cache_bytes = options.cache_bytes,
-                                      .speculation = options.speculation},
+                                      .speculation = options.speculation,
+                                      .image_min_tokens = options.vision.min_tokens,
+                                      .image_max_tokens = options.vision.max_tokens},
+                           .vision = options.vision.on,
                            .allow_loss = options.allow_loss,
                            .progress = [&](const LoadProgress& p) { api.set_progress(p); }};
     LoadedModel loaded = load_and_start(load);

@@ -38,6 +38,12 @@ struct Batch {
     Tensor* journal = nullptr;       // I32 [S] 1: journal this step instead of updating the state
     Tensor* logit_rows = nullptr;    // I32 [R] rows whose logits are wanted; with R rows in all: 0..R-1
     Tensor* temperature = nullptr;   // F32 [R] for the sums of logits_top
+    // Of models that read images; else null.
+    Tensor* rope =
+        nullptr;  // I32 [3, T] by what q and k of each row rotate: time, row and column; null: positions
+    Tensor* image_source =
+        nullptr;  // I32 [T] the row of image_rows that is a row's embedding; -1: that of token_ids
+    Tensor* image_rows = nullptr;  // F32 [I, D]
 };
 
 }  // namespace quern

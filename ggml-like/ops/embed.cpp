@@ -1,5 +1,7 @@
 #include "ggml-like/ops/embed.h"
 
+#include <algorithm>
+
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/context.h"
 #include "ggml-like/cpu/norms.h"
@@ -12,8 +14,17 @@ void run(const Node& node, cpu::Context& context) {
     const Tensor &ids = *node.inputs[0], &norm = *node.inputs[1];
     const Tensor &x = *node.outputs[0], &h = *node.outputs[1], &squares = *node.outputs[2];
     const Weight& table = *node.params<EmbedParams>().table;
+    const Tensor* source = node.inputs.size() > 2 ? node.inputs[2] : nullptr;
     context.pool.parallel_for(x.shape[0], 8, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; ++t) {
+            if (const int32_t row = source != nullptr ? source->as<int32_t>()[t] : -1; row >= 0) {
+                const Tensor& images = *node.inputs[3];
+                CHECK(row < images.shape[0], "[embed] {}: image row {} of {}", node.name, row,
+                      describe(images));
+                std::copy_n(images.row<float>(row), table.cols, x.row<float>(t));
+                cpu::defer_norm(x.row<float>(t), norm, h, squares, t);
+                continue;
+            }
             const int32_t id = ids.as<int32_t>()[t];
             CHECK(id >= 0 && id < table.rows, "[embed] {}: token id {} is outside the table of {} rows",
                   node.name, id, table.rows);
@@ -35,14 +46,24 @@ Cost cost(const Node& node) {
 
 const Op kEmbed{"embed", run, cost};
 
-Residual embed(Graph& g, std::string_view name, const Weight& table, Tensor* ids, const NextNorm& next) {
+Residual embed(Graph& g, std::string_view name, const Weight& table, Tensor* ids, const NextNorm& next,
+               const ImageRows& images) {
     CHECK(ids->rank == 1 && ids->dtype == DType::I32, "[embed] ids are {}, not I32 [T]", describe(*ids));
     const Residual out = make_residual(g, "embed", name, ids->shape[0], table.cols, next);
-    g.add({.op = &kEmbed,
-           .name = std::string(name),
-           .inputs = {ids, next.weight},
-           .outputs = {out.x, out.h, out.squares},
-           .parameters = EmbedParams{&table, next.kind}});
+    Node node{.op = &kEmbed,
+              .name = std::string(name),
+              .inputs = {ids, next.weight},
+              .outputs = {out.x, out.h, out.squares},
+              .parameters = EmbedParams{&table, next.kind}};
+    if (images.source != nullptr) {
+        const Tensor &source = *images.source, &rows = *images.rows;
+        CHECK(source.dtype == DType::I32 && source.elements() == ids->shape[0] && rows.dtype == DType::F32 &&
+                  rows.rank == 2 && rows.contiguous() && rows.shape[1] == table.cols,
+              "[embed] {}: rows of images {} from {} do not fit", name, describe(source), describe(rows));
+        node.inputs.push_back(images.source);
+        node.inputs.push_back(images.rows);
+    }
+    g.add(std::move(node));
     return out;
 }
 

@@ -35,10 +35,11 @@ __device__ __forceinline__ float element(Kind kind, const uint8_t* chunk, int ro
     return __uint_as_float((code & 8u) << 28 | (code & 7u) << 22) * 0x1p60f * scale[kk];
 }
 
-/// kPrompt: squares are one number a row, else of 16 columns each.
+/// kPrompt: squares are one number a row, else of 16 columns each. `source`, `images`: Batch::image_source and image_rows, or null.
 template <bool kPrompt>
 __global__ void __launch_bounds__(kBlock)
-    embed_kernel(Part table, int chunks, int columns, const int* ids, float* y, Defer defer) {
+    embed_kernel(Part table, int chunks, int columns, const int* ids, const int* source, const float* images,
+                 float* y, Defer defer) {
     allow_successor();
     wait_for_predecessor();
     const int n = blockIdx.x, id = min(max(__ldcg(ids + n), 0), table.rows - 1), row = id % kTileRows;
@@ -46,11 +47,13 @@ __global__ void __launch_bounds__(kBlock)
         table.data + static_cast<int64_t>(id / kTileRows) * chunks * chunk_bytes(table.kind);
     // factors carry the lift of the few-row kernels: codes here are too small by it as well
     const float factor = table.factor[id] * (table.kind == Kind::fp8 ? 0x1p60f : 1.0f);
+    const int64_t image = source != nullptr ? __ldcg(source + n) : -1;
     float squares = 0;
     for (int k = threadIdx.x; k < columns; k += kBlock) {
-        const float x =
-            element(table.kind, tile + k / kChunkCols * chunk_bytes(table.kind), row, k % kChunkCols) *
-            factor;
+        const float x = image >= 0 ? images[image * columns + k]
+                                   : element(table.kind, tile + k / kChunkCols * chunk_bytes(table.kind), row,
+                                             k % kChunkCols) *
+                                         factor;
         y[static_cast<int64_t>(n) * columns + k] = x;
         if constexpr (kPrompt) {
             defer.h[static_cast<int64_t>(n) * columns + k] = __float2bfloat16(x * defer.norm[k]);
@@ -68,9 +71,11 @@ void embed(const Node& node, Context& c) {
     const auto& p = node.params<EmbedParams>();
     const Packed& table = *static_cast<const Packed*>(p.table->placed);
     const Tensor& y = *node.outputs[0];
+    const bool images = node.inputs.size() > 2;
     const auto kernel = p.kind == StepKind::prompt ? embed_kernel<true> : embed_kernel<false>;
     launch(c, "embed", kernel, static_cast<unsigned>(y.shape[0]), kBlock, 0, table.part[0], table.chunks,
-           table.cols, node.inputs[0]->as<int>(), y.as<float>(),
+           table.cols, node.inputs[0]->as<int>(), images ? node.inputs[2]->as<const int>() : nullptr,
+           images ? node.inputs[3]->as<const float>() : nullptr, y.as<float>(),
            defer_of(*node.inputs[1], *node.outputs[1], *node.outputs[2]));
 }
 

@@ -11,14 +11,15 @@
 namespace quern {
 namespace {
 
-enum Input { kQ, kGate, kK, kV, kQNorm, kKNorm, kPositions, kRowSequence, kStart, kPages };
+enum Input { kQ, kGate, kK, kV, kQNorm, kKNorm, kPositions, kRowSequence, kStart, kPages, kRope };
 
 /// cos and sin of one position's angles, in FP64 so that large positions keep their phase.
-void fill_angles(int32_t position, const GatedAttentionParams& p, std::vector<float>& cosine,
+void fill_angles(const int32_t (&position)[3], const GatedAttentionParams& p, std::vector<float>& cosine,
                  std::vector<float>& sine) {
     const int half = p.rotary_dims / 2;
     for (int i = 0; i < half; ++i) {
-        const double angle = position * std::pow(static_cast<double>(p.theta), -2.0 * i / p.rotary_dims);
+        const double angle =
+            position[p.axis(i)] * std::pow(static_cast<double>(p.theta), -2.0 * i / p.rotary_dims);
         cosine[static_cast<size_t>(i)] = static_cast<float>(std::cos(angle));
         sine[static_cast<size_t>(i)] = static_cast<float>(std::sin(angle));
     }
@@ -27,11 +28,15 @@ void fill_angles(int32_t position, const GatedAttentionParams& p, std::vector<fl
 /// Normalises and rotates rows in place: a head at a time.
 class Rotation {
   public:
-    Rotation(const Node& node, int32_t position)
+    Rotation(const Node& node, int64_t t)
         : p_(node.params<GatedAttentionParams>()),
           half_(static_cast<size_t>(p_.rotary_dims / 2)),
           cosine_(half_),
           sine_(half_) {
+        int32_t position[3];
+        for (int64_t axis = 0; axis < 3; ++axis)
+            position[axis] = node.inputs.size() > kRope ? node.inputs[kRope]->row<int32_t>(axis)[t]
+                                                        : node.inputs[kPositions]->as<int32_t>()[t];
         fill_angles(position, p_, cosine_, sine_);
     }
     void apply(const Tensor& norm, std::vector<float>& row) const {
@@ -96,7 +101,7 @@ void rotate_and_store(const Node& node, int64_t t) {
     const int32_t position = node.inputs[kPositions]->as<int32_t>()[t];
     const int32_t sequence = node.inputs[kRowSequence]->as<int32_t>()[t];
     const Tensor &q = *node.inputs[kQ], &pages = *node.inputs[kPages], &rotated = *node.outputs[1];
-    const Rotation rotation(node, position);
+    const Rotation rotation(node, t);
     const auto& p = node.params<GatedAttentionParams>();
     const bool rotated_keys = CacheRows(*node.state[0], false).rotated();
     std::vector<float> row(static_cast<size_t>(q.shape[2]));
@@ -255,13 +260,21 @@ Tensor* gated_attention(Graph& g, std::string_view name, const AttentionInputs& 
     GatedAttentionParams own = params;
     own.kind = batch.kind;
     Tensor* work = g.scratch(fmt::format("{}.work", name), DType::U8, {std::max<int64_t>(1, bytes)});
-    g.add({.op = &kGatedAttention,
-           .name = std::string(name),
-           .inputs = {in.q, in.gate, in.k, in.v, in.q_norm, in.k_norm, batch.positions, batch.row_sequence,
-                      batch.start, batch.pages},
-           .outputs = {y, rotated, work},
-           .state = {k_cache, v_cache},
-           .parameters = own});
+    Node node{.op = &kGatedAttention,
+              .name = std::string(name),
+              .inputs = {in.q, in.gate, in.k, in.v, in.q_norm, in.k_norm, batch.positions, batch.row_sequence,
+                         batch.start, batch.pages},
+              .outputs = {y, rotated, work},
+              .state = {k_cache, v_cache},
+              .parameters = own};
+    if (batch.rope != nullptr) {
+        const Tensor& rope = *batch.rope;
+        CHECK(rope.dtype == DType::I32 && rope.rank == 2 && rope.shape[0] == 3 && rope.shape[1] == tokens &&
+                  rope.stride[1] == 1,
+              "[gated_attention] {}: rope is {}", name, describe(rope));
+        node.inputs.push_back(batch.rope);
+    }
+    g.add(std::move(node));
     return y;
 }
 

@@ -4,7 +4,8 @@
 // v_cache [pages, G, 64, d] in a format of kv_format.h -> y [T, H*d] in q's dtype.
 //   1. q', k' = x / sqrt(mean(x^2) + eps) * norm per head; for i < R/2: angle = position * theta^(-2i/R), and
 //      the pair (i, i + R/2) rotates by it; dimensions from R on pass through. FP32, one rounding to q's
-//      dtype. For text the three M-RoPE axes are equal, so the interleaved sections do not show.
+//      dtype. With rope I32 [3, T] the pair i takes, in place of `position`, rope[1][t] if i % 3 = 1 and i < 3 * row_pairs, rope[2][t]
+//      if i % 3 = 2 and i < 3 * column_pairs, else rope[0][t] (interleaved M-RoPE).
 //   2. k' and v of row t (sequence s, position p) go to page pages[s][p / 64], place p % 64, rounded to the
 //      cache's dtype or packed from FP32 (kv_format.h; with keys in tq4, q' and k' are multiplied by H first). Padding
 //      rows (row_sequence = -1) are skipped everywhere.
@@ -24,11 +25,16 @@ namespace quern {
 struct GatedAttentionParams {
     float eps;
     float theta;
-    int rotary_dims;                   // R, even
-    StepKind kind = StepKind::prompt;  // the batch's: gated_attention sets it
+    int rotary_dims;                      // R, even
+    StepKind kind = StepKind::prompt;     // the batch's: gated_attention sets it
+    int row_pairs = 0, column_pairs = 0;  // with rope
     // Scales of keys and values in fp8 and nvfp4: none (from the values), one, or one for each KV head.
     std::vector<float> k_scale = {}, v_scale = {};
 
+    /// By which of the three axes the pair i rotates.
+    int axis(int i) const {
+        return i % 3 == 1 && i < 3 * row_pairs ? 1 : i % 3 == 2 && i < 3 * column_pairs ? 2 : 0;
+    }
     /// That of a head; 0: from the values.
     float scale(bool values, int64_t kv_head) const {
         const std::vector<float>& s = values ? v_scale : k_scale;
@@ -45,7 +51,7 @@ struct AttentionInputs {
     Tensor* k_norm;
 };
 
-/// inputs {q, gate, k, v, q_norm, k_norm, positions, row_sequence, start, pages}; outputs {y, rotated, work}:
+/// inputs {q, gate, k, v, q_norm, k_norm, positions, row_sequence, start, pages} and, if there is one, rope; outputs {y, rotated, work}:
 /// rotated [T, H, d] in q's dtype and work U8 [attention_work_bytes] are kernel scratch. state {k_cache,
 /// v_cache}.
 extern const Op kGatedAttention;

@@ -120,6 +120,7 @@ std::unique_ptr<Model> open(const LoadOptions& o, int threads) {
                         .mtp = mtp_use(o.engine),
                         .draft_head_bytes = o.engine.speculation.short_head ? kDraftHeadBytes : 0,
                         .draft_model = draft_model(o)};
+    options.vision = o.vision;
     if (!options.draft_model.empty()) options.mtp = MtpUse::none;  // the other drafts
     if (o.synthetic.empty()) {
         // The comparison reads a text.

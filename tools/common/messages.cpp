@@ -6,6 +6,7 @@
 
 #include "tools/common/content_parts.h"
 #include "tools/common/fields.h"
+#include "tools/common/images/read_images.h"
 
 namespace quern {
 
@@ -40,7 +41,13 @@ ToolCall read_call(const ordered_json& call, const std::string& where) {
 
 }  // namespace
 
-std::string read_content(const ordered_json& content, const std::string& where) {
+ordered_json content_with_images(const ordered_json& content, const std::string& where) {
+    const std::string text = read_content(content, where);
+    return has_image_part(content) ? content : ordered_json(text);
+}
+
+std::string read_content(const ordered_json& content, const std::string& where,
+                         std::vector<MessageImage>* images) {
     if (content.is_null()) return "";
     if (content.is_string()) return content.get<std::string>();
     if (!content.is_array()) throw FieldError(where, where + " must be a string or a list of parts");
@@ -49,6 +56,10 @@ std::string read_content(const ordered_json& content, const std::string& where) 
         const std::string at = fmt::format("{}[{}]", where, i);
         if (content[i].is_string()) {
             text += content[i].get<std::string>();
+            continue;
+        }
+        if (images != nullptr && is_image_part(content[i])) {
+            images->push_back({.at = text.size(), .where = at, .part = content[i]});
             continue;
         }
         text += part_text(content[i], at);
@@ -71,7 +82,10 @@ std::vector<Message> read_messages(const ordered_json& list, const std::string& 
             throw FieldError(fields.full("role"),
                              fields.full("role") + " must be system, developer, user, assistant or tool");
         if (const ordered_json* content = fields.value("content")) {
-            m.content = read_content(*content, fields.full("content"));
+            m.content = read_content(*content, fields.full("content"), &m.images);
+            if (!m.images.empty() && m.role != "user" && m.role != "tool")
+                throw FieldError(m.images[0].where,
+                                 m.images[0].where + ": images belong to messages of users and tools");
             thinking = thinking_of(*content);
         }
         auto reasoning = fields.string("reasoning_content");

@@ -40,6 +40,7 @@ ChatAnswer ChatSession::respond(std::span<const Message> messages, const ChatSet
     std::vector<size_t> boundaries;
     request.prompt = encode_prompt(prompt, tokenizer_, &boundaries);
     request.boundaries.assign(boundaries.begin(), boundaries.end());
+    request.images = prompt.images();
     return generate(std::move(request), reader, settings, callbacks);
 }
 

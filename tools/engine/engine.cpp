@@ -17,6 +17,8 @@ namespace quern {
 namespace {
 
 constexpr size_t kPlans = 8;
+/// Of host memory, for what the tower made of earlier images, at most.
+constexpr int64_t kFeatureBytes = 256ll << 20;
 /// On a device an extra step takes as long as some 400 more prompt rows: too much for the first state of a short
 /// conversation.
 constexpr int64_t kFewestKept = 256;
@@ -50,6 +52,7 @@ Engine::State::State(Model& m, Backend& b, const EngineOptions& o)
           host_memory(b, top_rows() * kTopWords * int64_t{sizeof(int32_t)}, "the highest logits of a step")),
       host_logits(host_memory(b, m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
       plans(m, b, pool, workspace, kPlans),
+      tower(m, b, workspace, std::min(o.cache_bytes, kFeatureBytes)),
       scheduler(memory.steps) {
     if (o.speculation.on()) start_speculation();
     if (b.captures())
@@ -142,8 +145,11 @@ RequestId Engine::submit(Request request) {
     if (prompt > e.context)
         FAIL(too_long, "the prompt has {} tokens; the maximum context length is {} tokens", prompt,
              e.context);
+    if (!request.images.empty() && !e.model.info().vision)
+        FAIL(usage, "the prompt has images, but this model reads text only");
+    PromptImages images(request.prompt, request.images);
     for (int32_t id : request.prompt)
-        if (id < 0 || id >= e.model.info().vocab_rows)
+        if (!is_image_key(id) && id >= e.model.info().vocab_rows)
             FAIL(usage, "token id {} in the prompt is outside the vocabulary of {}", id,
                  e.model.info().vocab_rows);
     check_sampling(request.sampling, e.model.info().vocab);
@@ -156,6 +162,7 @@ RequestId Engine::submit(Request request) {
     s->tokens = request.prompt;
     s->result.prompt_tokens = prompt;
     s->request = std::move(request);
+    s->images = std::move(images);
     e.queue.push_back(s.get());
     const RequestId id = s->id;
     e.sequences[id] = std::move(s);
@@ -187,6 +194,7 @@ Result Engine::run(Request request) {
     return take(id);
 }
 
+const ImageSizes& Engine::image_sizes() const { return state_->memory.image_sizes; }
 int64_t Engine::context() const { return state_->context; }
 const std::vector<std::string>& Engine::notes() const { return state_->notes; }
 int64_t Engine::sequences() const { return state_->options.sequences; }
@@ -249,7 +257,7 @@ bool Engine::State::step() {
     if (running.empty()) return !queue.empty();
     Step step = scheduler.next(running);
     try {
-        run(step);
+        if (!encode_images(step)) run(step);
     } catch (const std::exception& error) {
         rethrow_if_device(error);
         // The step is lost for everyone in it: their states are half written.
@@ -297,11 +305,14 @@ void Engine::State::start(Sequence& s) {
         if (match.entry != nullptr) s.state = cache.resume(match);
         s.result.cached_tokens = s.state.length;
     }
+    const std::vector<int64_t> image_ends = s.images.ends();
     if (caches(s))
         s.cuts = cuts_to_keep({.boundaries = s.request.boundaries,
                                .tokens = s.prompt_tokens(),
                                .done = s.state.length,
-                               .fewest = backend.captures() ? kFewestKept : 0});
+                               .fewest = backend.captures() ? kFewestKept : 0,
+                               .images = image_ends});
+    std::erase_if(s.cuts, [&](int64_t tokens) { return !s.images.tells_apart(tokens); });
     if (s.state.slot < 0) s.state = pool.acquire();
     if (s.request.on_prefill) s.request.on_prefill(s.state.length);
 }
@@ -324,6 +335,8 @@ void Engine::State::finish(Sequence& s, FinishReason reason, std::string error) 
     s.result.reason = reason;
     s.result.error = std::move(error);
     pool.release(s.state);
+    s.images = {};
+    s.request.images.clear();
 }
 
 }  // namespace quern

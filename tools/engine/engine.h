@@ -36,6 +36,9 @@ struct EngineOptions {
     /// Of host memory, for states of earlier requests (PrefixCache); 0: none are kept.
     int64_t cache_bytes = 0;
     SpeculationOptions speculation;
+    /// Tokens that an image takes, at least and at most, if the model reads images; 0: as its preprocessor says, and 1024 at most
+    /// on the CPU.
+    int64_t image_min_tokens = 0, image_max_tokens = 0;
     /// In place of those that `speculation` names, where it names any. With DrafterKind::mtp or dflash these weights draft as
     /// well, for the sake of their cost (paid_drafter.h).
     std::shared_ptr<Drafter> drafter;
@@ -67,6 +70,8 @@ class Engine {
     /// submit + step until finished + take.
     Result run(Request request);
 
+    /// Between how many pixels images are read; with ModelInfo::vision.
+    const ImageSizes& image_sizes() const;
     int64_t context() const;
     int64_t sequences() const;
     /// One-line remarks for the user: drafters that do not work here.

@@ -21,6 +21,7 @@
 #include "tools/engine/sequence.h"
 #include "tools/engine/speculation.h"
 #include "tools/engine/state_pool.h"
+#include "tools/engine/tower.h"
 
 namespace quern {
 
@@ -77,6 +78,7 @@ struct Engine::State {
     bool caches(const Sequence& s) const { return options.cache_bytes > 0 && s.request.use_cache; }
     void keep_state(const Sequence& s, const SequenceState& state);
     void reserve(Sequence& s, int64_t tokens);
+    bool encode_images(const Step& step);
     void run(Step& step);
     void read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun,
               Sequence::Clock::time_point drafted);
@@ -102,6 +104,7 @@ struct Engine::State {
     int64_t workspace_bytes;
     std::shared_ptr<void> host_top, host_logits;
     PlanCache plans;
+    Tower tower;  // used if the model has one
     Scheduler scheduler;
     std::vector<std::shared_ptr<Drafter>> drafters;
     std::shared_ptr<DflashDrafter> dflash;  // of these, or null

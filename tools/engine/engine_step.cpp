@@ -31,6 +31,28 @@ class AtCut {
 
 }  // namespace
 
+/// In place of a step that needs images: makes their features, so that answers wait no longer than for a step. False: none are
+/// missing.
+bool Engine::State::encode_images(const Step& step) {
+    std::vector<PromptImages::Item*> missing;
+    const auto find = [&] {
+        missing.clear();
+        for (const Slice& slice : step.slices)
+            for (PromptImages::Item& item : slice.sequence->images.items())
+                // an MTP layer also reads the token after the last one
+                if (item.features == nullptr && item.first <= slice.begin + slice.count &&
+                    item.end() > slice.begin)
+                    missing.push_back(&item);
+    };
+    find();
+    if (missing.empty()) return false;
+    tower.recall(missing);
+    find();
+    if (missing.empty()) return false;
+    tower.encode(missing);
+    return true;
+}
+
 void Engine::State::run(Step& step) {
     const auto begun = Sequence::Clock::now();
     if (speculation) speculation->draft(step, [this](Sequence& s, int64_t tokens) { reserve(s, tokens); });
@@ -62,6 +84,7 @@ StepPlan& Engine::State::plan_for(const Step& step) {
     for (const Slice& slice : step.slices) {
         shape.tokens += slice.count;
         shape.logit_rows += slice.logit_rows;
+        shape.images |= step.kind == StepKind::prompt && !slice.sequence->images.empty();
     }
     const bool answers = step.kind == StepKind::answer && backend.captures();
     if (answers && shape.tokens == shape.sequences) return decode_plan(decode_bucket(shape.sequences));

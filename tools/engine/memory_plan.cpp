@@ -10,6 +10,7 @@
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/speculation.h"
 #include "tools/engine/state_pool.h"
+#include "tools/engine/tower.h"
 
 namespace quern {
 namespace {
@@ -178,9 +179,44 @@ std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, const EngineOption
 /// First fit is not monotonic: a smaller step may need a little more.
 int64_t with_slack(int64_t bytes) { return aligned(bytes + bytes / 32); }
 
+/// Those of the model's preprocessor, and of the caller.
+ImageSizes image_sizes(const VisionInfo& vision, const Backend& backend, const EngineOptions& o) {
+    constexpr int64_t kCpuTokens = 1024;
+    ImageSizes sizes = vision.sizes;
+    const int64_t pixels = vision.token_pixels();
+    if (o.image_min_tokens < 0 || o.image_max_tokens < 0 ||
+        (o.image_max_tokens > 0 && o.image_min_tokens > o.image_max_tokens))
+        FAIL(usage, "images of {} to {} tokens; choose positive numbers that rise", o.image_min_tokens,
+             o.image_max_tokens);
+    if (o.image_min_tokens > 0) sizes.fewest = o.image_min_tokens * pixels;
+    if (o.image_max_tokens > 0)
+        sizes.most = std::min(sizes.most, o.image_max_tokens * pixels);
+    else if (!backend.captures())
+        sizes.most = std::min(sizes.most, kCpuTokens * pixels);
+    sizes.fewest = std::min(sizes.fewest, sizes.most);
+    return sizes;
+}
+
+/// Of the tower: one image of the largest size, or several small ones.
+void count_tower(MemoryPlan& plan, const Model& model, const Backend& backend) {
+    const VisionInfo& vision = *model.info().vision;
+    const int64_t each = vision.merge * vision.merge;
+    const int64_t largest =
+        std::max(plan.image_sizes.most / vision.token_pixels() * each, kTowerPatches / each * each);
+    for (const auto& [patches, images] :
+         {std::pair{largest, int64_t{1}}, {kTowerPatches / each * each, kTowerPatches / each}}) {
+        const ArenaPlan arena =
+            plan_memory(model.build_vision(patches, images, backend.activation_dtype()).graph);
+        plan.arena = std::max(plan.arena, with_slack(arena.arena_bytes));
+        plan.inputs = std::max(plan.inputs, arena.input_bytes);
+    }
+}
+
 void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend, const EngineOptions& o) {
     const PlannedState state(plan.specs, plan.sequences, plan.sequences * plan.pages());
-    for (const BatchShape& shape : widest_shapes(plan, o, model.info().vocab)) {
+    if (model.info().vision) count_tower(plan, model, backend);
+    for (BatchShape shape : widest_shapes(plan, o, model.info().vocab)) {
+        shape.images = model.info().vision && shape.kind == StepKind::prompt;
         const ArenaPlan arena = plan_memory(model.build(shape, state, backend.activation_dtype()).graph);
         plan.arena = std::max(plan.arena, with_slack(arena.arena_bytes));
         plan.inputs = std::max(plan.inputs, arena.input_bytes);
@@ -314,6 +350,7 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     plan.context = plan.context_chosen ? info.context : options.context;
     plan.sequences = options.sequences;
     plan.steps = step_limits(options, backend);
+    if (info.vision) plan.image_sizes = image_sizes(*info.vision, backend, options);
     if (!weights_placed) count_weights(plan, model, backend);
     plan.token_bytes = page_bytes(plan.specs) / kPageTokens;
     plan.slot_bytes = slot_bytes(plan.specs);

@@ -27,6 +27,7 @@ struct MemoryPlan {
     bool context_chosen = false;             // because it fits, not by the caller
     int64_t sequences = 0;                   // at the same time
     StepLimits steps{};                      // rows of the steps that fit the scratch
+    ImageSizes image_sizes;                  // between which images are read, if the model reads them
     bool mtp = false;                        // the MTP layer drafts: it has state, and passes of its own
     bool dflash = false;                     // the same of a DFlash drafter
     int64_t block_rows = 0;                  // of a DFlash drafter's pass for one sequence

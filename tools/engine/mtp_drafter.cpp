@@ -100,7 +100,8 @@ StepPlan& MtpDrafter::run(StepKind kind, std::span<const Rows> list, int64_t dra
 
 void MtpDrafter::fill(StepPlan& plan, std::span<const Rows> list) const {
     std::vector<InputRows> inputs;
-    for (const Rows& r : list) inputs.push_back({.state = &r.state, .begin = r.begin, .tokens = r.next});
+    for (const Rows& r : list)
+        inputs.push_back({.state = &r.state, .begin = r.begin, .tokens = r.next, .images = r.images});
     fill_inputs(plan, inputs);
     const auto input = [&](const Tensor* t) {
         auto* values = t != nullptr ? plan.plan->input<int32_t>(t) : nullptr;
@@ -109,7 +110,7 @@ void MtpDrafter::fill(StepPlan& plan, std::span<const Rows> list) const {
     };
     int32_t *ring = input(plan.mtp.ring_rows), *last = input(plan.mtp.last_rows),
             *positions = input(plan.mtp.later_positions), *sequence = input(plan.mtp.later_sequence),
-            *start = input(plan.mtp.later_start);
+            *rope = input(plan.mtp.later_rope), *start = input(plan.mtp.later_start);
     int32_t row = 0;
     for (size_t i = 0; i < list.size(); ++i) {
         const Rows& r = list[i];
@@ -117,9 +118,12 @@ void MtpDrafter::fill(StepPlan& plan, std::span<const Rows> list) const {
         for (int64_t p = r.begin; p < r.begin + count; ++p)
             ring[row++] = static_cast<int32_t>(r.state.slot * kHiddenRing + p % kHiddenRing);
         if (last != nullptr) last[i] = row - 1;
-        for (int64_t k = 0; k + 1 < plan.shape.drafts; ++k)
-            positions[k * plan.shape.sequences + static_cast<int64_t>(i)] =
-                static_cast<int32_t>(r.begin + count + k);
+        for (int64_t k = 0; k + 1 < plan.shape.drafts; ++k) {
+            const int64_t at = k * plan.shape.sequences + static_cast<int64_t>(i),
+                          token = r.begin + count + k;
+            positions[at] = static_cast<int32_t>(token);
+            if (rope != nullptr) rope[at] = r.images != nullptr ? r.images->place(token).time : positions[at];
+        }
     }
     if (start == nullptr) return;
     std::iota(start, start + plan.shape.sequences + 1, 0);
@@ -130,8 +134,10 @@ void MtpDrafter::fill(StepPlan& plan, std::span<const Rows> list) const {
 /// The positions before `end` that have no keys and values yet.
 MtpDrafter::Rows MtpDrafter::rows_of(const Sequence& s, int64_t end) const {
     const int64_t begin = entries_.at(s.id);
-    return {
-        .state = s.state, .begin = begin, .next = {s.tokens.begin() + begin + 1, s.tokens.begin() + end + 1}};
+    return {.state = s.state,
+            .begin = begin,
+            .next = {s.tokens.begin() + begin + 1, s.tokens.begin() + end + 1},
+            .images = &s.images};
 }
 
 /// A sequence that is new here and goes on from a kept state: the last position's keys and values were made with the token
@@ -189,7 +195,10 @@ void MtpDrafter::shorten(std::vector<Rows>& list) {
     for (Rows& r : list) {
         const auto rows = static_cast<int64_t>(r.next.size());
         if (rows == 1 || (!crowded && rows <= draft_max_ + 1)) continue;
-        before.push_back({.state = r.state, .begin = r.begin, .next = {r.next.begin(), r.next.end() - 1}});
+        before.push_back({.state = r.state,
+                          .begin = r.begin,
+                          .next = {r.next.begin(), r.next.end() - 1},
+                          .images = r.images});
         r.begin += rows - 1;
         r.next = {r.next.back()};
     }

@@ -45,6 +45,7 @@ class MtpDrafter final : public Drafter {
         int64_t begin;
         std::vector<int32_t> next;  // the tokens after the positions
         Draft* draft = nullptr;
+        const PromptImages* images = nullptr;
     };
 
     Rows rows_of(const Sequence& s, int64_t end) const;

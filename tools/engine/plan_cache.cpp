@@ -61,6 +61,7 @@ StepPlan PlanCache::make(const BatchShape& shape, PlanUse use) const {
             built.logits,
             built.top,
             built.next_ids,
+            built.next_source,
             std::move(built.mtp),
             std::make_unique<Plan>(std::move(built.graph), backend_, workspace_, use)};
 }

@@ -37,8 +37,8 @@ struct StepPlan {
     Batch batch;
     Tensor* logits;
     Tensor* top;
-    Tensor* next_ids;  // BuiltGraph's
-    MtpTensors mtp;    // BuiltGraph's
+    Tensor *next_ids, *next_source;  // BuiltGraph's
+    MtpTensors mtp;                  // BuiltGraph's
     std::unique_ptr<Plan> plan;
     int64_t runs = 0;
 };

@@ -15,6 +15,7 @@ struct PromptShape {
     /// A prompt that uses no kept state leaves none of fewer tokens: reading them again is faster than the extra step
     /// that a cut costs.
     int64_t fewest = 0;
+    std::span<const int64_t> images = {};  // where images end, rising: other questions may follow each
 };
 
 /// The lengths at which the state is kept, rising, beyond `done`; no slice runs past one of them. The next request most

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "models/vision.h"
 #include "tools/engine/speculation_options.h"
 
 namespace quern {
@@ -41,7 +42,9 @@ struct PromptLogits {
 };
 
 struct Request {
-    std::vector<int32_t> prompt;  // at least one token
+    std::vector<int32_t>
+        prompt;  // at least one token; in place of an image's tokens its keys (models/vision.h)
+    std::vector<ImagePtr> images;  // of the prompt, in order
     Sampling sampling;
     int64_t max_tokens = std::numeric_limits<int64_t>::max();  // also bounded by the context
     std::vector<int32_t> stop_ids;                             // end the answer; not part of it

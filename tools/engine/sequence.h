@@ -5,6 +5,7 @@
 #include <deque>
 
 #include "tools/engine/engine.h"
+#include "tools/engine/prompt_images.h"
 #include "tools/engine/request.h"
 #include "tools/engine/state_pool.h"
 
@@ -18,8 +19,9 @@ struct Sequence {
     Result result;
     SequenceState state;
     std::vector<int32_t> tokens;  // prompt and answer; state.length of them are in the state
-    std::deque<int64_t> cuts;     // the next lengths at which the state is kept
-    int64_t last_step = 0;        // the scheduler's number of the last step with rows of this sequence
+    PromptImages images;
+    std::deque<int64_t> cuts;  // the next lengths at which the state is kept
+    int64_t last_step = 0;     // the scheduler's number of the last step with rows of this sequence
     bool cancelled = false;
     Clock::time_point submitted = Clock::now(), started{}, first_token{};
 

@@ -1,6 +1,7 @@
 #include "tools/engine/step_inputs.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace quern {
 namespace {
@@ -21,6 +22,9 @@ void fill_padding(StepPlan& step, size_t filled, int64_t logits) {
     pad(b.slots, slots, filled, slots[0]);
     pad(b.token_ids, ids, rows, ids[0]);
     pad(b.positions, p.input<int32_t>(b.positions), rows, 0);
+    for (int64_t axis = 0; b.rope != nullptr && axis < 3; ++axis)
+        std::fill(p.input<int32_t>(b.rope) + axis * b.rope->shape[1] + static_cast<int64_t>(rows),
+                  p.input<int32_t>(b.rope) + (axis + 1) * b.rope->shape[1], 0);
     pad(b.row_sequence, p.input<int32_t>(b.row_sequence), rows, -1);
     pad(b.committed, p.input<int32_t>(b.committed), filled, 0);
     pad(b.journal, p.input<int32_t>(b.journal), filled, 0);
@@ -35,7 +39,35 @@ void fill_next_ids(StepPlan& step, const std::vector<Slice>& slices) {
     for (const Slice& slice : slices) {
         const std::vector<int32_t>& tokens = slice.sequence->tokens;
         for (int64_t p = slice.begin; p < slice.begin + slice.count; ++p, ++ids)
-            if (const auto next = static_cast<size_t>(p + 1); next < tokens.size()) *ids = tokens[next];
+            if (const auto next = static_cast<size_t>(p + 1); next < tokens.size())
+                *ids = std::max(tokens[next], 0);
+    }
+}
+
+/// The features of images that the rows, and what follows each slice, are embedded by.
+void fill_image_rows(StepPlan& step, const std::vector<Slice>& slices) {
+    Plan& p = *step.plan;
+    const Batch& b = step.batch;
+    const int64_t width = b.image_rows->shape[1];
+    auto* source = p.input<int32_t>(b.image_source);
+    auto* rows = p.input<float>(b.image_rows);
+    auto* next = step.next_source != nullptr ? p.input<int32_t>(step.next_source) : nullptr;
+    std::fill_n(source, b.image_source->elements(), -1);
+    if (next != nullptr) std::fill_n(next, step.next_source->elements(), -1);
+    int64_t row = 0, image_row = 0;
+    for (const Slice& slice : slices) {
+        const PromptImages& images = slice.sequence->images;
+        const int64_t end = slice.begin + slice.count;
+        for (int64_t t = slice.begin; t < end + (next != nullptr ? 1 : 0); ++t) {
+            const float* features = images.row(t, width);
+            if (features == nullptr) continue;
+            std::memcpy(rows + image_row * width, features, static_cast<size_t>(width) * sizeof(float));
+            if (t < end) source[row + t - slice.begin] = static_cast<int32_t>(image_row);
+            if (next != nullptr && t > slice.begin)
+                next[row + t - 1 - slice.begin] = static_cast<int32_t>(image_row);
+            ++image_row;
+        }
+        row += slice.count;
     }
 }
 
@@ -46,9 +78,18 @@ InputRows input_rows(const Slice& slice) {
                    .tokens = {},
                    .logit_rows = slice.logit_rows,
                    .temperature = s.request.sampling.temperature,
-                   .journal = !slice.draft.empty()};
+                   .journal = !slice.draft.empty(),
+                   .images = &s.images};
     for (int64_t i = 0; i < slice.count; ++i) rows.tokens.push_back(slice.token(slice.begin + i));
     return rows;
+}
+
+/// The three axes are `stride` apart.
+void set_rope(int32_t* rope, int64_t stride, const InputRows& rows, int64_t token) {
+    const auto plain = static_cast<int32_t>(token);
+    const PromptImages::Place place =
+        rows.images != nullptr ? rows.images->place(token) : PromptImages::Place{plain, plain, plain};
+    rope[0] = place.time, rope[stride] = place.row, rope[2 * stride] = place.column;
 }
 
 }  // namespace
@@ -65,6 +106,7 @@ void fill_inputs(StepPlan& step, const std::vector<InputRows>& list) {
     auto* temperature = plan.input<float>(step.batch.temperature);
     auto* committed = plan.input<int32_t>(step.batch.committed);
     auto* journal = plan.input<int32_t>(step.batch.journal);
+    auto* rope = step.batch.rope != nullptr ? plan.input<int32_t>(step.batch.rope) : nullptr;
     std::fill_n(pages, step.shape.sequences * step.shape.pages, 0);
 
     int32_t row = 0;
@@ -79,8 +121,10 @@ void fill_inputs(StepPlan& step, const std::vector<InputRows>& list) {
         std::copy(rows.state->pages.begin(), rows.state->pages.end(),
                   pages + static_cast<int64_t>(i) * step.shape.pages);
         for (int64_t k = 0; k < count; ++k, ++row) {
-            token_ids[row] = rows.tokens[static_cast<size_t>(k)];
+            token_ids[row] =
+                std::max(rows.tokens[static_cast<size_t>(k)], 0);  // those of images are replaced
             positions[row] = static_cast<int32_t>(rows.begin + k);
+            if (rope != nullptr) set_rope(rope + row, step.shape.tokens, rows, rows.begin + k);
             row_sequence[row] = static_cast<int32_t>(i);
             if (k < count - rows.logit_rows) continue;
             logit_rows[logits] = row;
@@ -96,6 +140,7 @@ void fill_inputs(StepPlan& step, const std::vector<Slice>& slices) {
     for (const Slice& slice : slices) list.push_back(input_rows(slice));
     fill_inputs(step, list);
     if (step.next_ids != nullptr) fill_next_ids(step, slices);
+    if (step.batch.image_rows != nullptr) fill_image_rows(step, slices);
 }
 
 }  // namespace quern

@@ -15,7 +15,8 @@ struct InputRows {
     std::vector<int32_t> tokens;  // one a row
     int64_t logit_rows = 0;       // so many of the last rows get logits
     float temperature = 0;
-    bool journal = false;  // whether the rows go to the journal
+    bool journal = false;                  // whether the rows go to the journal
+    const PromptImages* images = nullptr;  // of the sequence; null: none
 };
 
 /// Writes ids, positions, slots, pages and temperatures of the rows, in order, into the inputs of the plan, whose shape has

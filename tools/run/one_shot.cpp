@@ -8,6 +8,7 @@
 #include "models/model.h"
 #include "models/tokenizer.h"
 #include "tools/common/cli_values.h"
+#include "tools/common/images/read_images.h"
 #include "tools/run/answer.h"
 #include "tools/run/input.h"
 #include "tools/run/line_editor.h"
@@ -113,10 +114,11 @@ class DraftLogitDump {
 };
 
 /// Logits of a text prompt: a run of its own, before the answer.
-void dump_prompt_logits(RunContext& c, std::vector<int32_t> prompt) {
+void dump_prompt_logits(RunContext& c, std::vector<int32_t> prompt, std::vector<ImagePtr> images) {
     LogitDump dump(c.options, static_cast<int64_t>(prompt.size()), c.engine.model().info().vocab_rows);
     Request request;
     request.prompt = std::move(prompt);
+    request.images = std::move(images);
     request.max_tokens = 0;
     dump.attach(request);
     const Result result = c.engine.run(std::move(request));
@@ -130,6 +132,34 @@ std::vector<int32_t> prompt_ids(RunContext& c, const std::vector<Message>& messa
     const ChatFormat& format = c.engine.model().chat();
     const ChatOptions options{.thinking = c.settings.thinking, .effort = c.options.effort};
     return encode_prompt(format.render(messages, c.tools, options), tokenizer);
+}
+
+std::vector<MessageImage> files_as_images(const std::vector<std::string>& files) {
+    std::vector<MessageImage> images;
+    for (const std::string& file : files) images.push_back(image_of_file(file));
+    return images;
+}
+
+/// Each image token of the prompt becomes the tokens of the next image.
+void put_images(Request& request, std::vector<ImagePtr> images, int32_t token) {
+    std::vector<int32_t> prompt;
+    size_t used = 0;
+    for (const int32_t id : request.prompt) {
+        if (id != token) {
+            prompt.push_back(id);
+            continue;
+        }
+        if (used == images.size())
+            FAIL(usage,
+                 "--ids has more image tokens ({}) than there are images: give one with --image for each",
+                 token);
+        prompt.insert(prompt.end(), images[used]->keys.begin(), images[used]->keys.end());
+        ++used;
+    }
+    if (used < images.size())
+        FAIL(usage, "--ids has {} image tokens ({}) for {} images", used, token, images.size());
+    request.prompt = std::move(prompt);
+    request.images = std::move(images);
 }
 
 std::string ask_person(RunContext& c, const std::string& what, const std::string& question) {
@@ -156,8 +186,13 @@ int run_one_shot(RunContext& c) {
     if (prompt.empty()) FAIL(usage, "the prompt is empty: give one with -p, -f or through a pipe");
     std::vector<Message> messages;
     if (!o.system.empty()) messages.push_back({.role = "system", .content = o.system});
-    messages.push_back({.role = "user", .content = prompt});
-    if (!o.logits_file.empty()) dump_prompt_logits(c, prompt_ids(c, messages, prompt));
+    messages.push_back({.role = "user", .content = prompt, .images = files_as_images(o.images)});
+    read_images(messages, c.engine.model(), c.engine.image_sizes());
+    if (!o.logits_file.empty()) {
+        std::vector<ImagePtr> images;
+        for (const MessageImage& image : messages.back().images) images.push_back(image.image);
+        dump_prompt_logits(c, prompt_ids(c, messages, prompt), std::move(images));
+    }
 
     Printer printer(o.show_thinking, o.color);
     const Deadline deadline(o.timeout);
@@ -203,6 +238,10 @@ int run_ids(RunContext& c) {
     Request request;
     request.prompt = parse_ids(piped ? read_standard_input() : read_input_file(o.ids_file),
                                piped ? "standard input" : o.ids_file);
+    std::vector<ImagePtr> images;
+    for (const std::string& file : o.images)
+        images.push_back(read_image_file(file, c.engine.model(), c.engine.image_sizes()));
+    if (!images.empty()) put_images(request, std::move(images), c.engine.model().info().vision->token);
     const ChatSettings settings = chat_settings(c);
     request.sampling = settings.sampling;
     request.max_tokens = settings.max_tokens;

@@ -69,6 +69,7 @@ class Builder {
     void add_all() {
         model();
         add_speculation_flags(parser_, o_.speculation);
+        add_vision_flags(parser_, o_.vision);
         prompt();
         sampling();
         thinking();
@@ -168,6 +169,10 @@ void Builder::prompt() {
     parser_.value("-p,--prompt", "TEXT", "answer this and exit; -: read it from standard input",
                   [this](const std::string& v) { o_.prompt = v; });
     text("-f,--file", "FILE", "prompt from a file; after -p it follows an empty line", o_.prompt_file);
+    parser_.values(
+        "--image", "FILE",
+        "an image before the text of the prompt; may be repeated; with --ids: in the place of an image token",
+        [this](const std::string& v) { o_.images.push_back(v); });
     text("-sys,--system-prompt", "TEXT", "system message", o_.system);
     text("-sysf,--system-prompt-file", "FILE", "system message from a file", o_.system_file);
     text("--tools", "FILE", "tools the model may call: a JSON array as in the OpenAI API", o_.tools_file);
@@ -279,6 +284,7 @@ bool parse_run_options(int argc, char** argv, RunOptions& options) {
              printable(options.model));
     if (!options.ids_file.empty() && (options.prompt || !options.prompt_file.empty()))
         FAIL(usage, "--ids is the prompt already; it does not go with -p or -f");
+    if (options.raw && !options.images.empty()) FAIL(usage, "--image needs the chat format; leave out --raw");
     if (!options.system.empty() && !options.system_file.empty())
         FAIL(usage, "-sys and -sysf both give a system message; use one");
     if (!options.logits_file.empty() && options.ids_file.empty() && !options.prompt &&

@@ -10,6 +10,7 @@
 #include "models/chat_format.h"
 #include "tools/common/doctor/flags.h"
 #include "tools/common/loading.h"
+#include "tools/common/vision_flags.h"
 
 namespace quern {
 
@@ -28,9 +29,11 @@ struct RunOptions {
     DenseFormat dense = DenseFormat::as_stored;
     int64_t cache_bytes = int64_t{1024} << 20;
     SpeculationOptions speculation;
+    VisionOptions vision;
 
     std::optional<std::string> prompt;  // "-": standard input
     std::string prompt_file;
+    std::vector<std::string> images;  // files; before the prompt's text, or for the image tokens of --ids
     std::string system, system_file, tools_file;
     std::string tool_command;               // answers calls of tools; empty: they are only shown
     bool tool_yes = false;                  // without asking

@@ -8,6 +8,7 @@
 #include "models/model.h"
 #include "models/python_text.h"
 #include "tools/common/cli_values.h"
+#include "tools/common/images/read_images.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/run/answer.h"
 #include "tools/run/input.h"
@@ -32,6 +33,7 @@ class Repl {
           })) {
         editor_.on_tab([](std::string_view line) { return complete_line(line, command_names()); });
         if (!c_.options.system.empty()) system_ = c_.options.system;
+        for (const std::string& file : c_.options.images) add_image(file);
     }
 
     int run() {
@@ -129,6 +131,7 @@ class Repl {
     }
 
     void handle(const std::string& line) {
+        if (const auto file = dropped_image(line)) return read_image(*file);
         if (!line.starts_with('/')) return ask(line);
         if (line.starts_with("//")) return ask(line.substr(1));
         const size_t space = line.find_first_of(" \n");
@@ -160,7 +163,8 @@ class Repl {
     void ask(const std::string& text) {
         std::string content = attached_.empty() ? text : join_prompt(text, attached_);
         attached_.clear();
-        messages_.push_back({.role = "user", .content = std::move(content)});
+        messages_.push_back({.role = "user", .content = std::move(content), .images = std::move(images_)});
+        images_.clear();
         answer();
     }
 
@@ -205,12 +209,12 @@ class Repl {
         return true;
     }
 
-    /// Removes the last question and all after it; returns its text, or nothing.
-    std::optional<std::string> drop_last_question() {
+    /// Removes the last question and all after it; returns it, or nothing.
+    std::optional<Message> drop_last_question() {
         while (!messages_.empty()) {
             const Message m = messages_.back();
             messages_.pop_back();
-            if (m.role == "user") return m.content;
+            if (m.role == "user") return m;
         }
         return {};
     }
@@ -218,7 +222,7 @@ class Repl {
     void regenerate() {
         const auto question = drop_last_question();
         if (!question) return remark("there is no answer to make again");
-        messages_.push_back({.role = "user", .content = *question});
+        messages_.push_back(*question);
         answer();
     }
 
@@ -229,6 +233,7 @@ class Repl {
     void clear() {
         messages_.clear();
         attached_.clear();
+        images_.clear();
         file_.clear();
         remark("a new conversation");
     }
@@ -283,6 +288,23 @@ class Repl {
         if (path.empty()) FAIL(usage, "/read FILE attaches a text to the next message");
         attached_ += (attached_.empty() ? "" : "\n\n") + read_input_file(path);
         remark(fmt::format("{} bytes go with the next message", attached_.size()));
+    }
+
+    void add_image(const std::string& path) {
+        MessageImage image{.where = path};
+        image.image = read_image_file(path, c_.engine.model(), c_.engine.image_sizes());
+        images_.push_back(std::move(image));
+    }
+
+    void read_image(const std::string& path) {
+        if (path.empty()) FAIL(usage, "/image FILE attaches an image to the next message");
+        try {
+            add_image(path);
+        } catch (const Error& error) {
+            return remark(printable(error.what(), 2000));
+        }
+        remark(
+            fmt::format("an image of {} tokens goes with the next message", images_.back().image->tokens()));
     }
 
     /// What this conversation was saved to or loaded from before is not asked about.
@@ -352,6 +374,7 @@ class Repl {
     ChatSession session_;
     std::vector<Message> messages_;
     std::string system_, attached_, file_;
+    std::vector<MessageImage> images_;  // of the next message
     bool stats_, leaving_ = false, answered_ = false;
     ChatAnswer last_;
     LineEditor editor_;
@@ -378,6 +401,10 @@ const std::vector<Repl::Command>& Repl::commands() {
         {{"stats"}, "[on|off]", "numbers of the last answer", [](R r, S a) { r.set_stats(a); }},
         {{"ctx"}, "", "how much of the context is used", [](R r, S) { r.context(); }},
         {{"read"}, "FILE", "attach a text file to the next message", [](R r, S a) { r.read_file(a); }},
+        {{"image"},
+         "FILE",
+         "attach an image to the next message; a path that is dropped here does, too",
+         [](R r, S a) { r.read_image(a); }},
         {{"save"}, "[NAME]", "keep this conversation", [](R r, S a) { r.save(a); }},
         {{"load"}, "[NAME]", "go on with a kept one", [](R r, S a) { r.load(a); }},
         {{"list"}, "", "kept conversations", [](R r, S) { r.list(); }},

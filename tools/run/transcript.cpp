@@ -26,6 +26,8 @@ Json to_json(const Message& m) {
         j["tool_calls"].push_back({{"id", c.id},
                                    {"type", "function"},
                                    {"function", {{"name", c.name}, {"arguments", c.arguments}}}});
+    for (const MessageImage& image : m.images)  // transcripts keep words
+        j["content"] = fmt::format("[image {}]\n{}", image.where, j["content"].get<std::string>());
     if (!m.tool_call_id.empty()) j["tool_call_id"] = m.tool_call_id;
     return j;
 }

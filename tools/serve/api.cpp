@@ -131,7 +131,8 @@ void Api::set_ready(const Engine& engine, const MeasuredCosts& costs, ordered_js
             set_value(alias.settings, key, value, "--alias " + name, "alias");
         aliases_.push_back(std::move(alias));
     }
-    reader_ = std::make_unique<RequestReader>(engine.model(), aliases_, options_.strict);
+    reader_ =
+        std::make_unique<RequestReader>(engine.model(), aliases_, options_.strict, engine.image_sizes());
     State loading = State::loading;
     state_.compare_exchange_strong(loading, State::ready);
 }
@@ -244,20 +245,30 @@ HttpReply Api::metrics(const HttpRequest&) {
     return {.body = metrics_.text(), .type = "text/plain; version=0.0.4; charset=utf-8"};
 }
 
+namespace {
+
+ordered_json input_modalities(const ModelInfo& info) {
+    return info.vision ? ordered_json{"text", "image"} : ordered_json::array({"text"});
+}
+
+}  // namespace
+
 ordered_json Api::model_json(const Alias& alias) const {
     const ModelInfo& info = engine_->model().info();
-    return {{"id", alias.name},
-            {"object", "model"},
-            {"created", 0},
-            {"owned_by", "quern"},
-            {"max_model_len", engine_->context()},
-            {"context_length", engine_->context()},
-            {"meta",
-             {{"n_ctx", engine_->context()},
-              {"n_ctx_train", info.context},
-              {"n_vocab", info.vocab},
-              {"n_params", info.parameters},
-              {"size", info.weight_bytes}}}};
+    return {
+        {"id", alias.name},
+        {"object", "model"},
+        {"created", 0},
+        {"owned_by", "quern"},
+        {"max_model_len", engine_->context()},
+        {"context_length", engine_->context()},
+        {"meta",
+         {{"n_ctx", engine_->context()},
+          {"n_ctx_train", info.context},
+          {"n_vocab", info.vocab},
+          {"n_params", info.parameters},
+          {"size", info.weight_bytes}}},
+        {"architecture", {{"input_modalities", input_modalities(info)}, {"output_modalities", {"text"}}}}};
 }
 
 namespace {
@@ -276,7 +287,7 @@ ordered_json speculation_json(const SpeculationReport& r) {
 }
 
 /// A model as Codex describes it, so that it knows the context and offers apply_patch.
-ordered_json model_card(const std::string& name, int64_t context) {
+ordered_json model_card(const std::string& name, int64_t context, const ordered_json& modalities) {
     ordered_json levels = ordered_json::array();
     for (const char* effort : {"none", "low", "medium", "high"})
         levels.push_back({{"effort", effort}, {"description", effort}});
@@ -303,7 +314,7 @@ ordered_json model_card(const std::string& name, int64_t context) {
             {"context_window", context},
             {"max_context_window", context},
             {"experimental_supported_tools", ordered_json::array()},
-            {"input_modalities", {"text"}}};
+            {"input_modalities", modalities}};
 }
 
 }  // namespace
@@ -312,7 +323,9 @@ HttpReply Api::models(const HttpRequest&) {
     ordered_json list = ordered_json::array();
     for (const Alias& alias : aliases_) list.push_back(model_json(alias));
     ordered_json cards = ordered_json::array();
-    for (const Alias& alias : aliases_) cards.push_back(model_card(alias.name, engine_->context()));
+    for (const Alias& alias : aliases_)
+        cards.push_back(
+            model_card(alias.name, engine_->context(), input_modalities(engine_->model().info())));
     return {.body = dump({{"object", "list"}, {"data", list}, {"models", cards}})};
 }
 
@@ -371,6 +384,7 @@ HttpReply Api::props(const HttpRequest&) {
                  {"formats", info.formats},
                  {"dense", dense_json(info.dense, costs_.dense)},
                  {"kv_cache", kv_json(engine_->memory_plan(), costs_.kv)},
+                 {"modalities", {{"vision", info.vision.has_value()}, {"audio", false}}},
                  {"n_ctx", engine_->context()},
                  {"total_slots", engine_->sequences()},
                  {"queue", options_.queue},

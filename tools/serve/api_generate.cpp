@@ -122,6 +122,7 @@ std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
     job->deadline = x.deadline;
     job->reader = std::make_unique<AnswerReader>(engine_->model(), g.rules);
     job->request.prompt = g.prompt_of(choice);
+    job->request.images = g.images;
     const std::vector<int32_t> opening = job->reader->opening();
     job->request.prompt.insert(job->request.prompt.end(), opening.begin(), opening.end());
     job->request.boundaries = g.boundaries;

@@ -108,7 +108,8 @@ HttpReply Api::ollama_show(const HttpRequest& r) {
         throw ApiError(404, "model_not_found", "there is no model of that name; /api/tags lists them");
     const ModelInfo& info = engine_->model().info();
     const Sampling& s = found->settings.sampling;
-    ordered_json one = ollama_model(*found);
+    ordered_json one = ollama_model(*found), capabilities = {"completion", "tools", "thinking", "insert"};
+    if (info.vision) capabilities.push_back("vision");
     return {.body = dump({{"modelfile", ""},
                           {"parameters", fmt::format("temperature {}\ntop_k {}\ntop_p {}\nmin_p {}",
                                                      s.temperature, s.top_k, s.top_p, s.min_p)},
@@ -120,7 +121,7 @@ HttpReply Api::ollama_show(const HttpRequest& r) {
                             {info.architecture + ".context_length", engine_->context()},
                             {info.architecture + ".block_count", info.layers},
                             {info.architecture + ".embedding_length", info.width}}},
-                          {"capabilities", {"completion", "tools", "thinking", "insert"}},
+                          {"capabilities", capabilities},
                           {"modified_at", kNoDate}})};
 }
 

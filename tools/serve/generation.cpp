@@ -4,6 +4,7 @@
 
 #include "ggml-like/error.h"
 #include "models/tokenizer.h"
+#include "tools/common/images/read_images.h"
 #include "tools/common/messages.h"
 #include "tools/common/speculation_flags.h"
 #include "tools/serve/api_error.h"
@@ -288,6 +289,7 @@ GenerationRequest RequestReader::read_chat(const ordered_json& body,
     std::vector<size_t> boundaries;
     out.prompts = {encode_prompt(prompt, *model_.tokenizer(), &boundaries)};
     out.boundaries.assign(boundaries.begin(), boundaries.end());
+    out.images = prompt.images();
     out.rules.thinking_open = prompt.thinking_open;
     out.rules.thinking_budget = think.budget;
     settle(f, ignored);
@@ -296,7 +298,8 @@ GenerationRequest RequestReader::read_chat(const ordered_json& body,
 
 RenderedPrompt RequestReader::render(Fields& f, const ordered_json& list, const ordered_json& tools,
                                      ChatOptions options) const {
-    const std::vector<Message> messages = read_messages(list);
+    std::vector<Message> messages = read_messages(list);
+    read_images(messages, model_, sizes_);
     const ordered_json& last = list.back();
     const bool go_on = continues(f, messages, last.contains("prefix") && last["prefix"] == true);
     options.add_generation_prompt = !go_on && f.boolean("add_generation_prompt").value_or(true);

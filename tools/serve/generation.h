@@ -25,6 +25,7 @@ struct Alias {
 struct GenerationRequest {
     std::string model;                          // the name to answer with
     std::vector<std::vector<int32_t>> prompts;  // completions: one or more
+    std::vector<ImagePtr> images;               // of a chat's prompt
     std::vector<int64_t> boundaries;
     Sampling sampling;
     int64_t max_tokens = std::numeric_limits<int64_t>::max();
@@ -54,8 +55,9 @@ struct GenerationRequest {
 /// Reads requests; fields that the APIs share are read in one place.
 class RequestReader {
   public:
-    RequestReader(const Model& model, const std::vector<Alias>& aliases, bool strict)
-        : model_(model), aliases_(aliases), strict_(strict) {}
+    /// `sizes`: of images, if the model reads them.
+    RequestReader(const Model& model, const std::vector<Alias>& aliases, bool strict, const ImageSizes& sizes)
+        : model_(model), aliases_(aliases), strict_(strict), sizes_(sizes) {}
 
     /// `ignored`, if given: fields and parts that have no effect.
     GenerationRequest chat(const ChatBody& chat, std::vector<std::string>* ignored) const;
@@ -88,6 +90,7 @@ class RequestReader {
     const Model& model_;
     const std::vector<Alias>& aliases_;
     bool strict_;
+    ImageSizes sizes_;
 };
 
 }  // namespace quern

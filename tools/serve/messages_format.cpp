@@ -53,7 +53,8 @@ void add_message(const ordered_json& message, const std::string& where, Conversa
             const ordered_json* result = block.value("content");
             out.add({{"role", "tool"},
                      {"tool_call_id", block.string("tool_use_id").value_or("")},
-                     {"content", result != nullptr ? read_content(*result, at + ".content") : ""}},
+                     {"content",
+                      result != nullptr ? content_with_images(*result, at + ".content") : ordered_json("")}},
                     at);
         } else if (type == "tool_use") {
             const ordered_json* input = block.object("input");

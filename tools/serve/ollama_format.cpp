@@ -45,8 +45,10 @@ void read_format(const ordered_json& format, ordered_json& out) {
 /// Pictures have a field of their own.
 ordered_json content_of(const std::string& text, const ordered_json* images) {
     if (images == nullptr || images->empty()) return text;
-    ordered_json parts = ordered_json::array({{{"type", "text"}, {"text", text}}});
-    for (size_t i = 0; i < images->size(); ++i) parts.push_back({{"type", "image"}});
+    ordered_json parts = ordered_json::array();
+    for (const ordered_json& image : *images)
+        parts.push_back({{"type", "image"}, {"source", {{"type", "base64"}, {"data", image}}}});
+    parts.push_back({{"type", "text"}, {"text", text}});
     return parts;
 }
 

@@ -218,6 +218,7 @@ bool parse_serve_options(int argc, char** argv, ServeOptions& options) {
     ArgParser parser("serve", "answer many clients through the OpenAI and Anthropic APIs", "[MODEL] [FLAGS]");
     add_model(parser, options);
     add_speculation_flags(parser, options.speculation);
+    add_vision_flags(parser, options.vision);
     add_network(parser, options);
     add_settings(parser, options);
     std::string client;

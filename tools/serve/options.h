@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tools/common/loading.h"
+#include "tools/common/vision_flags.h"
 #include "tools/serve/http_server.h"
 
 namespace quern {
@@ -24,6 +25,7 @@ struct ServeOptions {
     DenseFormat dense = DenseFormat::as_stored;
     int64_t cache_bytes = int64_t{8192} << 20;
     SpeculationOptions speculation;
+    VisionOptions vision;
     std::string cache_dir;  // keeps states over a restart; empty: they are lost
 
     std::string host = "127.0.0.1";

@@ -24,7 +24,7 @@ HttpReply index_reply() {
     reply.headers = {
         {"Content-Security-Policy",
          fmt::format("default-src 'none'; script-src 'nonce-{0}'; style-src 'nonce-{0}'; connect-src 'self'; "
-                     "img-src 'self'; font-src 'self'; base-uri 'none'; form-action 'none'; "
+                     "img-src 'self' data:; font-src 'self'; base-uri 'none'; form-action 'none'; "
                      "frame-ancestors 'none'",
                      nonce)},
         {"Referrer-Policy", "no-referrer"},

@@ -56,7 +56,8 @@ class Conversation {
     void message(Fields& f) {
         const ordered_json* content = f.value("content");
         const std::string role = f.string("role").value_or("");
-        const std::string text = content != nullptr ? read_content(*content, f.full("content")) : "";
+        const ordered_json text =
+            content != nullptr ? content_with_images(*content, f.full("content")) : ordered_json("");
         if (role == "assistant" && only_thought())
             messages_.back()["content"] = text;
         else
@@ -97,9 +98,9 @@ class Conversation {
 
     void output(Fields& f) {
         const ordered_json* value = f.value("output");
-        std::string text;
+        ordered_json text = "";
         if (value != nullptr && value->is_array() && !value->empty() && (*value)[0].contains("type"))
-            text = read_content(*value, f.full("output"));
+            text = content_with_images(*value, f.full("output"));
         else if (value != nullptr)
             text = value->is_string() || value->is_array() ? readable_text(*value) : dump(*value);
         messages_.push_back(

@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(kThreads, 5)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int t = blockIdx.x, sequence = c.row_sequence[t], position = c.positions[t], d = c.head_dim;
     const int64_t page = sequence < 0 ? 0 : c.pages[sequence * c.page_row + position / kKeysPerPage];
-    const Elements elements(c, lane * 8, position);
+    const Elements elements(c, lane * 8, t, position);
     wait_for_predecessor();
     if (sequence < 0) return;
     const auto place = [&](int head) {

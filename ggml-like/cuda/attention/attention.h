@@ -31,12 +31,14 @@ struct AttentionCall {
     HeadRows q, gate, k, v;
     const float *q_norm, *k_norm;                         // [d]
     const int *positions, *row_sequence, *start, *pages;  // ops/batch.h
-    int64_t cache_pages;                                  // that a cache has
-    int64_t page_row;         // from one sequence's page table to the next, in entries
-    bf16 *k_cache, *v_cache;  // [pages, G, 64, d]; of packed caches the first block
-    bf16 *y, *rotated;        // [T, H, d]; rotated: of prompts, and where generic
-    void* work;               // attention_work_bytes (ops/gated_attention.h)
-    unsigned* counters;       // Context::counters
+    const int* rope;                                      // ops/batch.h, or null
+    int rope_row, row_pairs, column_pairs;  // from one axis to the next; pairs of the second and third axis
+    int64_t cache_pages;                    // that a cache has
+    int64_t page_row;                       // from one sequence's page table to the next, in entries
+    bf16 *k_cache, *v_cache;                // [pages, G, 64, d]; of packed caches the first block
+    bf16 *y, *rotated;                      // [T, H, d]; rotated: of prompts, and where generic
+    void* work;                             // attention_work_bytes (ops/gated_attention.h)
+    unsigned* counters;                     // Context::counters
     int tokens, sequences, heads, kv_heads, head_dim, rotary_dims;
     int max_keys;  // that a page table has room for
     bool answers;  // an answer step; else a prompt step

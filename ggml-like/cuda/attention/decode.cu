@@ -100,6 +100,8 @@ __global__ void __launch_bounds__(kThreads, 2)
     commit_copies();
     const int kept = threadIdx.x < 32 ? kQueryRows : 0;  // these rows of the slot take q first
     start_old(c, row, share.ahead, share.ahead_page, false, shared.ring[kSpare], kept, kWarpKeys);
+    // rows of answers are text, whose three axes are equal, and as far behind as the sequence's other rows of the step
+    if (c.rope != nullptr) row.shift = c.rope[t] - position;
     row.own_place = cache_place(c, row, page_of(row, position / kTileKeys), position);
     float q_norm[8], k_norm[8];
     Angles angles;

@@ -42,6 +42,7 @@ struct Row {
     int fresh, fresh_row;  // the first fresh key; its row of the step
     const int* pages;
     int64_t own_place;  // of the row's own key in the caches
+    int shift = 0;      // from a fresh key's position to what it rotates by
 };
 
 __device__ __forceinline__ int page_of(const Row& row, int tile) {

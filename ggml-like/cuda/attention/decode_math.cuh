@@ -61,7 +61,7 @@ __device__ __forceinline__ void finish_fresh(const AttentionCall& c, const Row& 
     for (int r = max(0, (values ? row.keys - 1 : row.fresh) - key); r < end; ++r) {
         uint4* at = reinterpret_cast<uint4*>(slot + piece_at(first + r, lane));
         uint4 x = *at;
-        if (!values) *at = x = norm_rope(c, x, k_norm, Rotations(angles, key + r, lane), lane);
+        if (!values) *at = x = norm_rope(c, x, k_norm, Rotations(angles, key + r + row.shift, lane), lane);
         if (key + r == row.keys - 1)
             *reinterpret_cast<uint4*>((values ? c.v_cache : c.k_cache) + row.own_place + lane * 8) = x;
     }
@@ -83,7 +83,7 @@ __device__ __forceinline__ void load_query(const AttentionCall& c, const Row& ro
         const int head = row.kv_head * row.group + min(warp + i * kWarps, row.group - 1);
         raw[i] = *reinterpret_cast<const uint4*>(c.q.at(row.t, head) + lane * 8);
     }
-    const Rotations rotations(angles, row.keys - 1, lane);
+    const Rotations rotations(angles, row.keys - 1 + row.shift, lane);
 #pragma unroll
     for (int i = 0; i < kHeads / kWarps; ++i)
         *reinterpret_cast<uint4*>(shared.ring[kSpare] + piece_at(warp + i * kWarps, lane)) =

@@ -19,21 +19,29 @@ __device__ __forceinline__ void load8(const bf16* from, float (&x)[8]) {
     unpack8(*reinterpret_cast<const uint4*>(from), x);
 }
 
+/// By what pair i of row t rotates (ops/gated_attention.h).
+__device__ __forceinline__ int rope_position(const AttentionCall& c, int i, int t, int position) {
+    if (c.rope == nullptr) return position;
+    const int axis = i % 3 == 1 && i < 3 * c.row_pairs ? 1 : i % 3 == 2 && i < 3 * c.column_pairs ? 2 : 0;
+    return c.rope[axis * c.rope_row + t];
+}
+
 /// What a lane of `prepare` knows of its elements 8l .. 8l + 7 of every head, l < d / 8: weights of the norms, and by which
 /// cos and sin they rotate; the sin is negative for the first of a pair.
 struct Elements {
     float q_norm[8], k_norm[8], cos[8], sin[8];
     int pair[8];  // the other one of the pair
 
-    __device__ __forceinline__ Elements(const AttentionCall& c, int first, int position) {
+    __device__ __forceinline__ Elements(const AttentionCall& c, int first, int t, int position) {
         const int half = c.rotary_dims / 2;
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const int e = first + i;
             q_norm[i] = e < c.head_dim ? c.q_norm[e] : 0;
             k_norm[i] = e < c.head_dim ? c.k_norm[e] : 0;
+            const int of = e < half ? e : e - half;
             const float2 turned =
-                e < 2 * half ? rotation(c.turns[e < half ? e : e - half], position) : float2{1, 0};
+                e < 2 * half ? rotation(c.turns[of], rope_position(c, of, t, position)) : float2{1, 0};
             cos[i] = turned.x, sin[i] = e < half ? -turned.y : turned.y;
             pair[i] = e < half ? e + half : e < 2 * half ? e - half : e;
         }

@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads)
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int t = blockIdx.x, sequence = c.row_sequence[t], position = c.positions[t], d = c.head_dim;
     const int64_t page = sequence < 0 ? 0 : c.pages[sequence * c.page_row + position / kKeysPerPage];
-    const Elements elements(c, lane * 8, position);
+    const Elements elements(c, lane * 8, t, position);
     const packed::Block key_block(c.k_layout), value_block(c.v_layout);
     const bool rotates = c.k_packing == kv::Packing::centroids;
     wait_for_predecessor();

@@ -20,9 +20,16 @@ function fileText({ name, text }) {
   return `\n\nFile ${name}:\n${fence}\n${text}${text.endsWith('\n') ? '' : '\n'}${fence}`;
 }
 
+/// Images before the words.
+function questionContent(m) {
+  const files = m.files ?? [], text = m.content + files.filter(f => !f.image).map(fileText).join('');
+  const images = files.filter(f => f.image).map(f => ({ type: 'image_url', image_url: { url: f.image } }));
+  return images.length ? [...images, { type: 'text', text }] : text;
+}
+
 function requestMessage(m, afterLastQuestion) {
   if (m.role === 'tool') return { role: 'tool', tool_call_id: m.callId, content: m.content };
-  if (m.role === 'user') return { role: 'user', content: m.content + (m.files ?? []).map(fileText).join('') };
+  if (m.role === 'user') return { role: 'user', content: questionContent(m) };
   const out = { role: 'assistant', content: m.content };
   if (m.reasoning && afterLastQuestion) out.reasoning_content = m.reasoning;
   if (m.calls?.length)

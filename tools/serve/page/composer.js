@@ -2,10 +2,12 @@
 import * as answers from './answers.js';
 import { $, element, iconButton, toast } from './dom.js';
 import * as model from './model.js';
+import { server } from './settings.js';
 import { current, follow, lastTurn } from './thread.js';
 import { growBox } from './turn.js';
 
-const kLargestFile = 4 << 20, kTitle = 60;
+const kLargestFile = 4 << 20, kLargestImage = 20 << 20, kTitle = 60;
+const kImages = ['image/png', 'image/jpeg', 'image/webp', 'image/gif', 'image/bmp'];
 let files = [], go = () => {};
 
 const draftKey = () => 'quern.draft.' + (current() ?? '');
@@ -32,7 +34,8 @@ export function drawButton() {
 }
 
 function drawFiles() {
-  $('attached').replaceChildren(...files.map(file => element('span', { className: 'chip' }, file.name,
+  $('attached').replaceChildren(...files.map(file => element('span', { className: 'chip' },
+    file.image ? element('img', { src: file.image, alt: '' }) : '', file.name,
     iconButton('close', `Leave out ${file.name}`, () => { files = files.filter(f => f !== file); drawFiles(); }))));
   drawButton();
 }
@@ -44,14 +47,26 @@ async function readText(file) {
     if (text.includes('\0')) throw new Error();
     return text;
   } catch {
-    throw new Error(`${file.name} is no text file (UTF-8), and this page sends text only.`);
+    throw new Error(`${file.name} is neither a text file (UTF-8) nor an image.`);
   }
+}
+
+async function readImage(file) {
+  if (!server.props?.modalities?.vision) throw new Error(`${file.name} is an image, and this model reads text only.`);
+  if (file.size > kLargestImage) throw new Error(`${file.name} is larger than ${kLargestImage >> 20} MiB.`);
+  return new Promise((done, fail) => {
+    const reader = new FileReader();
+    reader.onload = () => done(reader.result);
+    reader.onerror = () => fail(new Error(`${file.name} cannot be read.`));
+    reader.readAsDataURL(file);
+  });
 }
 
 export async function attach(list) {
   for (const file of list) {
     try {
-      files.push({ name: file.name, text: await readText(file) });
+      const read = kImages.includes(file.type) ? { image: await readImage(file) } : { text: await readText(file) };
+      files.push({ name: file.name, ...read });
     } catch (error) {
       toast(error.message);
     }

@@ -36,7 +36,7 @@ export async function importFile(file) {
 export function saveMarkdown(chat) {
   const { title } = model.chats.get(chat), names = { user: 'You', assistant: 'Answer', tool: 'Result of a tool' };
   const parts = model.path(chat).map(m => `## ${names[m.role]}\n\n` + m.content +
-    (m.files ?? []).map(f => `\n\n### ${f.name}\n\n~~~~\n${f.text}\n~~~~`).join('') +
+    (m.files ?? []).map(f => f.image ? `\n\n![${f.name}](${f.image})` : `\n\n### ${f.name}\n\n~~~~\n${f.text}\n~~~~`).join('') +
     (m.calls ?? []).map(c => `\n\nCalls \`${c.name}\` with \`${c.arguments}\``).join(''));
   download(title.replace(/[^\p{L}\p{N} _-]/gu, '').trim().slice(0, 60) + '.md', 'text/markdown', [`# ${title}`, ...parts].join('\n\n') + '\n');
 }

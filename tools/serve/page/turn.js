@@ -54,7 +54,8 @@ export class Turn {
     const m = this.message, bubble = element('div', { className: 'bubble' }, m.content);
     if (m.role === 'tool') bubble.prepend(element('b', {}, `${m.name} returned`), '\n');
     for (const file of m.files ?? [])
-      bubble.append(element('details', { className: 'file' }, element('summary', {}, file.name), element('pre', { tabIndex: 0 }, file.text)));
+      bubble.append(file.image ? element('img', { className: 'picture', src: file.image, alt: file.name }) :
+        element('details', { className: 'file' }, element('summary', {}, file.name), element('pre', { tabIndex: 0 }, file.text)));
     this.body.replaceChildren(bubble);
   }
 

@@ -1,0 +1,227 @@
+// Images through every API, on the real server: the demo with a small tower of random weights (vision_demo.h).
+#include <memory>
+
+#include "serve_client.h"
+#include "tools/common/images/read_images.h"
+#include "vision_demo.h"
+
+namespace quern {
+namespace {
+
+using namespace test;
+
+std::string base64(const std::string& bytes) {
+    constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    std::string out;
+    for (size_t i = 0; i < bytes.size(); i += 3) {
+        uint32_t bits = 0;
+        for (size_t k = 0; k < 3; ++k)
+            bits = bits << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
+        for (size_t k = 0; k < 4; ++k) out += i + k > bytes.size() ? '=' : kDigits[bits >> (18 - 6 * k) & 63];
+    }
+    return out;
+}
+
+/// A file of tests/vectors/images: 19 x 13 pixels, which become 64 x 48 and 12 tokens.
+std::string file(const std::string& name) {
+    const SafetensorsFile files =
+        SafetensorsFile::open(source_dir() + "/tests/vectors/images/files.safetensors");
+    const SafeTensor* t = files.find(name + ".file");
+    REQUIRE(t != nullptr);
+    return {reinterpret_cast<const char*>(t->data), t->bytes()};
+}
+std::string url(const std::string& name) { return "data:image/png;base64," + base64(file(name)); }
+
+constexpr int kTokens = 12;
+
+json image_part(const std::string& address) {
+    return {{"type", "image_url"}, {"image_url", {{"url", address}}}};
+}
+
+json about(const json& part, const std::string& text = "What is 48 + 37?") {
+    return {{"messages", {{{"role", "user"}, {"content", {part, {{"type", "text"}, {"text", text}}}}}}},
+            {"temperature", 0},
+            {"max_tokens", 8}};
+}
+
+int64_t prompt_tokens(const Reply& r) { return r.body["usage"]["prompt_tokens"]; }
+
+std::string message(const Reply& r) { return r.body["error"]["message"]; }
+
+}  // namespace
+
+TEST_SUITE("cpu") {
+    TEST_CASE("serve: images in every API count as tokens and change the answer's prompt") {
+        const VisionDemo demo;
+        const ServerProcess server({"-m", demo.dir.str(), "--alias", "m", "--strict-params"});
+        const int64_t plain = prompt_tokens(chat(server, question("What is 48 + 37?")));
+        const int64_t with = plain + kTokens + 2;  // the marks
+
+        for (const json& part :
+             {image_part(url("rgb.png")), json{{"type", "image_url"}, {"image_url", url("rgb.png")}},
+              json{{"type", "input_image"}, {"image_url", url("rgb.jpg")}, {"detail", "high"}}}) {
+            const Reply r = chat(server, about(part));
+            CAPTURE(r.body.dump());
+            CHECK(r.status == 200);
+            CHECK(prompt_tokens(r) == with);
+        }
+        const json source = {
+            {"type", "base64"}, {"media_type", "image/webp"}, {"data", base64(file("lossless.webp"))}};
+        const json anthropic = {{"model", "m"},
+                                {"max_tokens", 4},
+                                {"messages",
+                                 {{{"role", "user"},
+                                   {"content",
+                                    {{{"type", "image"}, {"source", source}},
+                                     {{"type", "text"}, {"text", "What is 48 + 37?"}}}}}}}};
+        json words = anthropic;  // this API's default is not to think: its prompts are longer
+        words["messages"][0]["content"] = "What is 48 + 37?";
+        const int64_t counted = post(server, "/v1/messages/count_tokens", words).body["input_tokens"];
+        Reply r = post(server, "/v1/messages", anthropic);
+        CAPTURE(r.body.dump());
+        CHECK(r.body["usage"]["input_tokens"].get<int64_t>() +
+                  r.body["usage"].value("cache_read_input_tokens", 0) ==
+              counted + kTokens + 2);
+        CHECK(post(server, "/v1/messages/count_tokens", anthropic).body["input_tokens"] ==
+              counted + kTokens + 2);
+        r = post(server, "/v1/responses",
+                 {{"input",
+                   {{{"role", "user"},
+                     {"content",
+                      {{{"type", "input_image"}, {"image_url", url("palette.gif")}},
+                       {{"type", "input_text"}, {"text", "What is 48 + 37?"}}}}}}},
+                  {"max_output_tokens", 4}});
+        CHECK(r.body["usage"]["input_tokens"] == with);
+        r = post(
+            server, "/api/chat",
+            {{"model", "m"},
+             {"stream", false},
+             {"options", {{"num_predict", 4}}},
+             {"messages",
+              {{{"role", "user"}, {"content", "What is 48 + 37?"}, {"images", {base64(file("rgb.bmp"))}}}}}});
+        CAPTURE(r.body.dump());
+        CHECK(r.body["prompt_eval_count"] == with);
+        r = post(server, "/api/generate",
+                 {{"model", "m"},
+                  {"stream", false},
+                  {"options", {{"num_predict", 4}}},
+                  {"prompt", "What is 48 + 37?"},
+                  {"images", {base64(file("rgb.png"))}}});
+        CHECK(r.body["prompt_eval_count"] == with);
+    }
+
+    TEST_CASE("serve: an image in a tool's result is seen, and again from the kept state") {
+        const VisionDemo demo;
+        const ServerProcess server({"-m", demo.dir.str()});
+        json body = {
+            {"max_tokens", 4},
+            {"temperature", 0},
+            {"tools",
+             {{{"name", "look"}, {"input_schema", {{"type", "object"}, {"properties", json::object()}}}}}},
+            {"messages",
+             {{{"role", "user"}, {"content", "Look! " + std::string(600, 'x')}},
+              {{"role", "assistant"},
+               {"content",
+                {{{"type", "tool_use"}, {"id", "t"}, {"name", "look"}, {"input", json::object()}}}}},
+              {{"role", "user"},
+               {"content",
+                {{{"type", "tool_result"},
+                  {"tool_use_id", "t"},
+                  {"content",
+                   {{{"type", "text"}, {"text", "seen"}},
+                    {{"type", "image"},
+                     {"source",
+                      {{"type", "base64"},
+                       {"media_type", "image/png"},
+                       {"data", base64(file("rgb.png"))}}}}}}}}}}}}};
+        const auto tokens = [&] {
+            return post(server, "/v1/messages/count_tokens", body).body["input_tokens"].get<int64_t>();
+        };
+        const int64_t with = tokens();
+        json words = body;
+        words["messages"][2]["content"][0]["content"] = "seen";
+        std::swap(words, body);
+        CHECK(tokens() == with - kTokens - 2);
+        std::swap(words, body);
+        const Reply first = post(server, "/v1/messages", body), second = post(server, "/v1/messages", body);
+        CHECK(first.status == 200);
+        CHECK(second.body["content"] == first.body["content"]);
+        CHECK(second.body["usage"]["cache_read_input_tokens"].get<int64_t>() >= 64);
+    }
+
+    TEST_CASE("serve: bad images are errors of the request that say which part") {
+        const VisionDemo demo;
+        const ServerProcess server({"-m", demo.dir.str()});
+        const auto refused = [&](const json& part, const std::string& words) {
+            const Reply r = chat(server, about(part));
+            CAPTURE(r.body.dump());
+            CHECK(r.status == 400);
+            CHECK(message(r).find("messages[0].content[0]") != std::string::npos);
+            CHECK(message(r).find(words) != std::string::npos);
+        };
+        refused(image_part("http://127.0.0.1/a.png"), "nothing is fetched");
+        refused(image_part("file:///etc/passwd"), "data: URLs only");
+        refused(image_part("data:image/png;base64,!!!!"), "base64");
+        refused(image_part("data:image/png;base64,aGVsbG8="), "unknown format");
+        refused(image_part(url("rgb.png").substr(0, 200)), "damaged");
+        refused({{"type", "image_url"}, {"image_url", {{"url", url("rgb.png")}, {"detail", "finest"}}}},
+                "detail");
+        refused({{"type", "input_image"}, {"file_id", "f"}}, "data: URL");
+        refused({{"type", "image"}, {"source", {{"type", "url"}, {"url", "http://x"}}}}, "base64");
+        json system = question("x");
+        system["messages"].insert(system["messages"].begin(),
+                                  {{"role", "system"}, {"content", {image_part(url("rgb.png"))}}});
+        CHECK(chat(server, system).status == 400);
+        json many = about(image_part(url("rgb.png")));
+        for (int i = 0; i < 64; ++i) many["messages"][0]["content"].push_back(image_part(url("rgb.png")));
+        CHECK(message(chat(server, many)).find("65 images") != std::string::npos);
+        CHECK(chat(server, question("What is 48 + 37?")).status == 200);
+    }
+
+    TEST_CASE("serve: /props and the list of models say whether images are read") {
+        const VisionDemo demo;
+        const auto says = [](const ServerProcess& server, bool vision) {
+            auto c = server.client();
+            const json props = json::parse(c.Get("/props")->body),
+                       models = json::parse(c.Get("/v1/models")->body);
+            const json expected = vision ? json{"text", "image"} : json::array({"text"});
+            CHECK(props["modalities"]["vision"] == vision);
+            CHECK(models["data"][0]["architecture"]["input_modalities"] == expected);
+            CHECK(models["models"][0]["input_modalities"] == expected);
+            const json show = json::parse(
+                c.Post("/api/show", R"({"model": ")" + models["data"][0]["id"].get<std::string>() + "\"}",
+                       "application/json")
+                    ->body);
+            CHECK((show["capabilities"].dump().find("vision") != std::string::npos) == vision);
+        };
+        says(ServerProcess({"-m", demo.dir.str()}), true);
+        for (const char* flag : {"--no-vision", "--mmproj=off"}) {
+            const ServerProcess server({"-m", demo.dir.str(), flag});
+            says(server, false);
+            const Reply r = chat(server, about(image_part(url("rgb.png"))));
+            CHECK(r.status == 400);
+            CHECK(message(r).find("messages[0].content[0]: this model reads text only") == 0);
+            // a tool's picture is no reason to end a conversation
+            json body = about(image_part(url("rgb.png")));
+            body["messages"].push_back({{"role", "assistant"}, {"content", "85"}});
+            body["messages"].push_back({{"role", "user"}, {"content", "And 1 + 1?"}});
+            CHECK(chat(server, body).status == 200);
+        }
+    }
+
+    TEST_CASE("a path that is dropped on a terminal is an image if it is one") {
+        const TempDir dir;
+        const std::string path = dir.write("a picture.png", "x"), other = dir.write("b.txt", "x");
+        std::string escaped = path;
+        escaped.replace(escaped.find(' '), 1, "\\ ");
+        CHECK(dropped_image(escaped + " ") == path);
+        CHECK(dropped_image("'" + path + "'") == path);
+        CHECK(dropped_image(path) == path);
+        CHECK(!dropped_image(other));
+        CHECK(!dropped_image(path + "x"));
+        CHECK(!dropped_image("/help"));
+        CHECK(!dropped_image("What is " + path));
+    }
+}
+
+}  // namespace quern

@@ -1,0 +1,35 @@
+// Images of messages, from files to what a model reads.
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/chat_format.h"
+#include "models/model.h"
+
+namespace quern {
+
+/// Whether a part of a content is an image, in the form of any API.
+bool is_image_part(const nlohmann::ordered_json& part);
+/// Whether a content is a list with such a part.
+bool has_image_part(const nlohmann::ordered_json& content);
+
+/// Decodes all images of the messages into what the model reads, and drops the files. For a model that reads text only, those of
+/// tools and of earlier turns become words. Throws FieldError naming the image: one that cannot be read or, for such a model, that a
+/// person has just sent.
+void read_images(std::vector<Message>& messages, const Model& model, const ImageSizes& sizes);
+
+/// The file as an image of a message that stands before its text. Throws Error(usage).
+MessageImage image_of_file(const std::string& path);
+
+/// The path in a line that a terminal wrote when a file was dropped on it, quoted or escaped: of an image file that exists; else
+/// nothing.
+std::optional<std::string> dropped_image(std::string_view line);
+
+/// One file as what the model reads. Throws Error(usage) naming it.
+ImagePtr read_image_file(const std::string& path, const Model& model, const ImageSizes& sizes);
+
+}  // namespace quern
