@@ -104,7 +104,8 @@ TEST_SUITE("cpu") {
         CHECK(prompt_kinds().size() == 6);
     }
 
-    TEST_CASE("bench --suite: a row for everything that was asked, in each of the forms") {
+    TEST_CASE("bench --suite: a row for everything that was asked, in each of the forms" *
+              doctest::test_suite("slow")) {
         const ServerProcess server({"--synthetic", "tiny", "-np", "4", "-c", "2048", "--spec", "lookup"});
         SuitePlan plan{.people = {1, 3}, .depth_tokens = {500, 100000}, .readers = 3};
         plan.shortest_text = 300;
@@ -143,7 +144,8 @@ TEST_SUITE("cpu") {
         CHECK(suite_plot(json::array(), "").find("</svg>") != std::string::npos);
     }
 
-    TEST_CASE("bench --suite: without a server it starts one, and its report has all forms") {
+    TEST_CASE("bench --suite: without a server it starts one, and its report has all forms" *
+              doctest::test_suite("slow")) {
         test::TempDir directory;
         const std::string command = std::string(QUERN_BINARY) +
                                     " bench --suite -ngl 0 -np 1 -d 200 -n 4 -r 1 -o csv --report " +

@@ -254,7 +254,8 @@ TEST_SUITE("cpu") {
 }
 
 TEST_SUITE("model") {
-    TEST_CASE("--dense fp8: the demo answers as before, and its cost is measured") {
+    TEST_CASE("--dense fp8: the demo answers as before, and its cost is measured" *
+              doctest::test_suite("slow")) {
         const LoadedModel loaded =
             load_and_start({.gpu = GpuOptions::none, .dense = DenseFormat::fp8, .engine = {.context = 256}});
         REQUIRE(loaded.dense_cost);
@@ -269,7 +270,7 @@ TEST_SUITE("model") {
         CHECK(loaded.engine->memory_plan().context == 256);
     }
 
-    TEST_CASE("--dense: what changes a model too much is refused") {
+    TEST_CASE("--dense: what changes a model too much is refused" * doctest::test_suite("slow")) {
         test::TempDir dir;
         write_sure_demo(dir, 6);
         const std::string text = message_of(

@@ -203,7 +203,8 @@ TEST_SUITE("model") {
         CHECK(kv_name(loaded.engine->memory_plan().kv_types) == "fp8");
     }
 
-    TEST_CASE("packed KV caches: what changes a model too much is refused, unless --allow-loss") {
+    TEST_CASE("packed KV caches: what changes a model too much is refused, unless --allow-loss" *
+              doctest::test_suite("slow")) {
         test::DemoCopy copy;  // whose logits are 64 times as large
         std::string& head = copy.weights.at("lm_head.weight").data;
         for (size_t i = 0; i < head.size(); i += 2) {

@@ -18,7 +18,8 @@ std::vector<double> doubles(const std::vector<float>& v) { return {v.begin(), v.
 
 void test_layer_norm(Device& device) {
     for (const auto& [rows, width] : {std::pair<int64_t, int64_t>{1, 72}, {7, 144}, {33, 1152}}) {
-        CAPTURE(width);
+        const auto& this_width = width;
+        CAPTURE(this_width);
         Random random(3);
         std::vector<float> x = random.normals(rows * width), w = random.normals(width),
                            b = random.normals(width);
