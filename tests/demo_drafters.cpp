@@ -106,7 +106,7 @@ void check_same_answers(Backend& backend, size_t n) {
 }
 
 TEST_SUITE("cpu") {
-    TEST_CASE("demo's drafters: how much they foresee") {
+    TEST_CASE("demo's drafters: how much they foresee" * doctest::test_suite("slow")) {
         const auto backend = cpu();
         {
             const auto model = open(*backend, DrafterKind::mtp);

@@ -235,7 +235,7 @@ TEST_SUITE("cpu") {
               "--dense: expected fp8 or nvfp4, found 'int8'");
     }
 
-    TEST_CASE("--dense: the plan counts requantized bytes") {
+    TEST_CASE("--dense: the plan counts requantized bytes" * doctest::test_suite("slow")) {
         const auto plan = [](DenseFormat dense) {
             return make_cost_plan(
                 {.synthetic = "qwen3.6-35b-a3b", .dense = dense, .engine = {.context = 2048}});

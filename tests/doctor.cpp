@@ -99,7 +99,7 @@ const Fault kFaults[] = {
 }  // namespace
 
 TEST_SUITE("model") {
-    TEST_CASE("doctor: the demo checkpoint is sound") {
+    TEST_CASE("doctor: the demo checkpoint is sound" * doctest::test_suite("slow")) {
         const Diagnosis d = diagnosis_of(kDemo);
         CAPTURE(describe(d));
         CHECK(d.exit_code() == 0);

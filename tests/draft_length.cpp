@@ -82,7 +82,8 @@ const auto kStairs = [](int64_t, int64_t rows) {
 };
 
 TEST_SUITE("cpu") {
-    TEST_CASE("lengths of drafts come near the best fixed one, for any cost of rows and any drafter") {
+    TEST_CASE("lengths of drafts come near the best fixed one, for any cost of rows and any drafter" *
+              doctest::test_suite("slow")) {
         for (const auto& seconds : {+kFlat, +kMixture, +kLinear, +kStairs})
             for (const auto& chances : {+kAgents, +kChat})
                 for (const int64_t sequences : {1, 5, 8})

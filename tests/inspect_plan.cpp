@@ -64,7 +64,7 @@ TEST_SUITE("cpu") {
         CHECK(xs.info.weight_bytes == doctest::Approx(18.79e9).epsilon(0.002));
     }
 
-    TEST_CASE("plan: cards by memory and bandwidth") {
+    TEST_CASE("plan: cards by memory and bandwidth" * doctest::test_suite("slow")) {
         const CostPlan plan = of_35b({.context = 2048}, "aeon", 1000);
         REQUIRE(plan.cards.size() == 5);
         for (const CostPlan::OnCard& c : plan.cards) {

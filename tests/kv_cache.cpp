@@ -192,7 +192,7 @@ TEST_SUITE("cpu") {
 }
 
 TEST_SUITE("model") {
-    TEST_CASE("packed KV caches: what fp8 costs the demo is measured") {
+    TEST_CASE("packed KV caches: what fp8 costs the demo is measured" * doctest::test_suite("slow")) {
         const LoadedModel loaded =
             load_and_start({.gpu = GpuOptions::none, .engine = {.context = 256, .kv_type = "fp8"}});
         REQUIRE(loaded.kv_cost);
