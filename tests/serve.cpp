@@ -111,7 +111,7 @@ TEST_SUITE("model") {
     TEST_CASE("serve: tools, schemas, stops, budgets, logprobs") {
         const ServerProcess server;
         json body = question("What is the weather in Paris?");
-        body["tools"] = {kWeather};
+        body["tools"] = json::array({kWeather});
         Reply r = chat(server, body);
         REQUIRE(r.status == 200);
         json choice = r.body["choices"][0];

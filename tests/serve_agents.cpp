@@ -294,8 +294,9 @@ TEST_SUITE("model") {
     TEST_CASE("serve: arguments of a call come piece by piece") {
         const ServerProcess server;
         json weather = question("What is the weather in Paris?");
-        weather["tools"] = {json::parse(R"({"type":"function","function":{"name":"get_weather","parameters":
-            {"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}}})")};
+        weather["tools"] =
+            json::array({json::parse(R"({"type":"function","function":{"name":"get_weather","parameters":
+            {"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}}})")});
         int pieces = 0;
         std::string arguments;
         for (const json& e : events(server, weather, "/v1/chat/completions")) {

@@ -80,8 +80,9 @@ TEST_SUITE("model") {
         CHECK(all.back()["done_reason"] == "stop");
         CHECK(all.back()["eval_count"] > 5);
         body["stream"] = body["think"] = false;
-        body["tools"] = {json::parse(R"({"type":"function","function":{"name":"get_weather","parameters":
-            {"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}}})")};
+        body["tools"] =
+            json::array({json::parse(R"({"type":"function","function":{"name":"get_weather","parameters":
+            {"type":"object","properties":{"city":{"type":"string"}},"required":["city"]}}})")});
         body["messages"][0]["content"] = "What is the weather in Paris?";
         const Reply call = post(server, "/api/chat", body);
         REQUIRE(call.status == 200);
