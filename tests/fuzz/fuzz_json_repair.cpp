@@ -17,6 +17,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     require(quern::is_valid_utf8(repaired));
     require(quern::repaired_json(repaired) == repaired);
     require(repaired.size() <= 3 * text.size());
-    if (nlohmann::json::accept(text)) require(repaired == text);
+    // nlohmann takes a zero byte for the end of the text: what follows it may be anything.
+    if (text.find('\0') == text.npos && nlohmann::json::accept(text)) require(repaired == text);
     return 0;
 }
