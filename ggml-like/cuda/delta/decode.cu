@@ -24,8 +24,8 @@
 #include "ggml-like/cuda/delta/decode_rows.h"
 #include "ggml-like/cuda/delta/decode_stream.h"
 #include "ggml-like/cuda/delta/delta.h"
+#include "ggml-like/cuda/delta/shared_outputs.cuh"
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/ptx/cluster.cuh"
 #include "ggml-like/cuda/ptx/ptx.cuh"
 
 namespace quern::cuda::delta {
@@ -34,17 +34,6 @@ using namespace ptx;
 
 namespace {
 
-/// Gives one thread's output to all blocks of the cluster.
-template <int kSplit>
-__device__ __forceinline__ void share_output(float* to, float value) {
-    if constexpr (kSplit == 1) {
-        *to = value;
-    } else {
-#pragma unroll
-        for (int rank = 0; rank < kSplit; ++rank) store_to_peer(shared_address(to), rank, value);
-    }
-}
-
 /// kSplit blocks share a head's rows of S; more than one: a cluster.
 template <int kSplit>
 __device__ __forceinline__ void decode(const DeltaStep& d) {
@@ -52,12 +41,13 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     __shared__ __align__(16) float qk[2 * kDim], v[kDim];
     __shared__ __align__(16) float outputs[2][kDim];  // rows take turns: other blocks may be a row ahead
     __shared__ float squares[kWarps];
+    __shared__ SharedOutputs<kSplit> shared_outputs;
     const int sequence = blockIdx.y, head = blockIdx.x / kSplit, share = blockIdx.x % kSplit,
               tid = threadIdx.x, warp = tid / 32, lane = tid % 32;
     const int group = quotient(d.value_heads, d.key_heads), key_head = quotient(head, group);
     const int channels = (2 * d.key_heads + d.value_heads) * kDim;
     allow_successor();
-    if constexpr (kSplit > 1) cluster_arrive();
+    shared_outputs.begin();
 
     const int begin = d.start[sequence], end = d.start[sequence + 1];
     const bool active = end > begin;
@@ -76,7 +66,7 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     StateRows<kPasses> rows;
     rows.load(state, fresh);  // after the windows, which are needed first
     if (active) rows.commit(entries, first, l);
-    if constexpr (kSplit > 1) cluster_wait();  // all blocks have begun: their shared memory may be written
+    shared_outputs.wait_for_all_blocks();
     wait_for_predecessor();
     if (!active) return;
 
@@ -91,6 +81,7 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
         const bool stores = row + 1 == end && !entries.journaling;
         const int entry = row - begin;
         float* o = outputs[entry % 2];
+        shared_outputs.expect(entry, kDim);
         const RowInputs in(d, row, head, own);
         const float x = of_qk.next(in.u_qk);
         qk[tid] = x;
@@ -106,11 +97,9 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
 #pragma unroll
             for (int j = 0; j < kTogether; ++j) s[j][0] = rows.s[pass + j][0], s[j][1] = rows.s[pass + j][1];
             const RowSums sums(s, keys, gates, v, first, pass, lane);
-            if (sums.has_output(lane)) share_output<kSplit>(&o[sums.own], sums.output);
+            if (sums.has_output(lane)) shared_outputs.share(entry, &o[sums.own], sums.output);
             if (entries.journaling && sums.has_delta(lane))
                 entries.u[entry * entries.u_step + sums.own] = sums.delta_of_own;
-            // before the stores of S, which the cluster need not wait for
-            if (kSplit > 1 && pass + kTogether == kPasses) cluster_arrive();
 #pragma unroll
             for (int j = 0; j < kTogether; ++j) {
                 const float delta = sums.delta_of(j, lane);
@@ -132,10 +121,7 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
                 entries.k[entry * entries.k_step + own.element] = __fmul_rn(x, keys.rk);
             if (share == 0 && tid == 0) entries.g[entry * entries.g_step] = gates.g;
         }
-        if constexpr (kSplit > 1)
-            cluster_wait();
-        else
-            __syncthreads();
+        shared_outputs.wait(entry);
         if (own.has_output) store_gated(d, o, row, head, own.element, norm, as_float(in.z));
     }
 }

@@ -17,8 +17,8 @@
 // Traffic: as of decode.cu. Bound: latency of a row's sums over S, which the next row needs; two loads from L2 a batch.
 #include "ggml-like/cuda/delta/decode_row.cuh"
 #include "ggml-like/cuda/delta/decode_rows.h"
+#include "ggml-like/cuda/delta/shared_outputs.cuh"
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/ptx/cluster.cuh"
 #include "ggml-like/cuda/ptx/ptx.cuh"
 
 namespace quern::cuda::delta {
@@ -70,17 +70,6 @@ __device__ __forceinline__ void commit(StateRows<kPasses>& rows, const Entries& 
     }
 }
 
-/// Gives an output to all blocks of the cluster.
-template <int kSplit>
-__device__ __forceinline__ void share_output(float* to, float value) {
-    if constexpr (kSplit == 1) {
-        *to = value;
-    } else {
-#pragma unroll
-        for (int rank = 0; rank < kSplit; ++rank) store_to_peer(shared_address(to), rank, value);
-    }
-}
-
 /// a / b with the bits of the division operator, where no exponent is extreme; no branch, so that several run side by side.
 __device__ __forceinline__ float divided(float a, float b) {
     float r;
@@ -118,6 +107,7 @@ struct RowsBlock {
     static constexpr int kEnds = kBatch * kParts / kWarps;  // of all rows' parts, a warp's
     const DeltaStep& d;
     BatchMemory<kBatch>& memory;
+    SharedOutputs<kSplit>& shared_outputs;
     const Channels& own;
     const Entries& entries;
     int head, share, begin, end, first;
@@ -207,17 +197,18 @@ struct RowsBlock {
     }
 
     /// The delta rule of row i of the batch.
-    __device__ __forceinline__ void advance_row(StateRows<kPasses>& rows, int i, float* o) const {
+    __device__ __forceinline__ void advance_row(StateRows<kPasses>& rows, int i, int turn) const {
         const int lane = threadIdx.x % 32;
         const Keys keys(memory.qk[i], memory.products[i], lane % 16);
         const Gates gates = memory.gates[i];
+        float* o = memory.outputs[turn % 2][i];
 #pragma unroll
         for (int pass = 0; pass < kPasses; pass += kTogether) {
             float4 s[kTogether][2];
 #pragma unroll
             for (int j = 0; j < kTogether; ++j) s[j][0] = rows.s[pass + j][0], s[j][1] = rows.s[pass + j][1];
             const RowSums sums(s, keys, gates, memory.v[i], first, pass, lane);
-            if (sums.has_output(lane)) share_output<kSplit>(&o[sums.own], sums.output);
+            if (sums.has_output(lane)) shared_outputs.share(turn, &o[sums.own], sums.output);
             if (sums.has_delta(lane)) memory.deltas[i][sums.own] = sums.delta_of_own;
 #pragma unroll
             for (int j = 0; j < kTogether; ++j) {
@@ -259,8 +250,10 @@ struct RowsBlock {
                                         float* state) const {
         int turn = 0;
 #pragma unroll 1
-        for (int base = begin; base < end; base += kBatch, turn ^= 1) {
+        for (int base = begin; base < end; base += kBatch, ++turn) {
             const int count = min(kBatch, end - base);
+            if (turn > 0) __syncthreads();  // what the batch before leaves was read by all warps
+            shared_outputs.expect(turn, count * kDim);
             uint16_t z[kEnds];
 #pragma unroll
             for (int n = 0; n < kEnds; ++n) {
@@ -276,22 +269,17 @@ struct RowsBlock {
             norm_keys(count);
             __syncthreads();
 #pragma unroll 1
-            for (int i = 0; i < count; ++i) advance_row(rows, i, memory.outputs[turn][i]);
-            if constexpr (kSplit > 1) cluster_arrive();
-            // after the arrival: the cluster need not wait for these stores
+            for (int i = 0; i < count; ++i) advance_row(rows, i, turn);
             leave(base, count, ring, place, channels);
             place += count;
             while (place >= d.ring) place -= d.ring;
             if (base + kBatch >= end && !entries.journaling) rows.store(state);
-            if constexpr (kSplit > 1)
-                cluster_wait();
-            else
-                __syncthreads();
+            shared_outputs.wait(turn);
 #pragma unroll
             for (int n = 0; n < kEnds; ++n) {
                 const End at(n, share);
                 if (at.row < count)
-                    store_gated(d, memory.outputs[turn][at.row], base + at.row, head, at.element,
+                    store_gated(d, memory.outputs[turn % 2][at.row], base + at.row, head, at.element,
                                 d.norm[at.element], as_float(z[n]));
             }
         }
@@ -302,11 +290,13 @@ template <int kSplit>
 __device__ __forceinline__ void decode_rows(const DeltaStep& d) {
     using Block = RowsBlock<kSplit>;
     __shared__ BatchMemory<kBatchOf<kSplit>> memory;
+    __shared__ SharedOutputs<kSplit> shared_outputs;
     const int sequence = blockIdx.y, head = blockIdx.x / kSplit, share = blockIdx.x % kSplit;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int group = quotient(d.value_heads, d.key_heads), key_head = quotient(head, group);
     const int channels = (2 * d.key_heads + d.value_heads) * kDim;
     allow_successor();
+    shared_outputs.begin();
 
     const int begin = d.start[sequence], end = d.start[sequence + 1];
     const bool active = end > begin;
@@ -332,13 +322,12 @@ __device__ __forceinline__ void decode_rows(const DeltaStep& d) {
     if (active && ((entries.journaling && entries.committed > 0) || end - begin > d.ring - (kTaps - 1)))
         writes_keys = last_block(d.counters + sequence * d.key_heads + key_head, group * kSplit);
     if (active && entries.journaling && (entries.committed > 0 || fresh)) rows.store(state);
-    // When all have arrived, no block of the cluster still reads entries, and their shared memory may be written.
-    if constexpr (kSplit > 1) cluster_barrier();
+    shared_outputs.wait_for_all_blocks();
     wait_for_predecessor();
     if (!active) return;
 
     auto* ring = static_cast<uint16_t*>(d.conv_state) + slot * d.ring * channels;
-    const Block block{d, memory, own, entries, head, share, begin, end, first, writes_keys};
+    const Block block{d, memory, shared_outputs, own, entries, head, share, begin, end, first, writes_keys};
     block.run(rows, of_qk, of_v, ring, place, channels, state);
 }
 

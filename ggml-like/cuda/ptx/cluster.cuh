@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "ggml-like/cuda/ptx/phases.cuh"
+
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 #define CLUSTER_OF(n) __cluster_dims__(n, 1, 1)
 #else
@@ -28,6 +30,13 @@ __device__ __forceinline__ void cluster_wait() {
 __device__ __forceinline__ void cluster_barrier() {
     cluster_arrive();
     cluster_wait();
+}
+/// An arrival that tells the others of nothing but itself, and of barriers made before publish_phases (phases.cuh). The other one
+/// waits, on an H200 half a microsecond or more, until everything that its thread has written is visible on the whole card.
+__device__ __forceinline__ void cluster_arrive_only() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
 }
 /// Of the block.
 __device__ __forceinline__ int cluster_rank() {
@@ -61,12 +70,16 @@ __device__ __forceinline__ float2 peer_value(uint32_t address, int rank) {
 #endif
     return v;
 }
-/// Writes a float there.
-__device__ __forceinline__ void store_to_peer(uint32_t address, int rank, float value) {
+/// Sends a float to the same shared address of block `rank`, whose barrier at the same address as `barrier` counts its 4 bytes.
+__device__ __forceinline__ void send_to_block(float* to, int rank, float value, const uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
-    uint32_t at;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(address), "r"(rank));
-    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
+    asm volatile(
+        "{\n.reg .b32 at, counts;\n"
+        "mapa.shared::cluster.u32 at, %0, %3;\nmapa.shared::cluster.u32 counts, %1, %3;\n"
+        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [at], %2, [counts];\n}\n" ::"r"(
+            shared_address(to)),
+        "r"(shared_address(barrier)), "f"(value), "r"(rank)
+        : "memory");
 #endif
 }
 

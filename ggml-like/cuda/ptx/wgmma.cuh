@@ -8,6 +8,7 @@
 
 #include <cuda.h>
 
+#include "ggml-like/cuda/ptx/phases.cuh"
 #include "ggml-like/cuda/ptx/ptx.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -244,31 +245,9 @@ __device__ __forceinline__ void wgmma_shared_fresh(float (&d)[8][4], uint64_t a,
 #undef QUERN_D2
 #undef QUERN_D1
 
-/// Barriers (mbarrier) between warps of a block: `count` arrivals, and all bytes that were announced, end a phase.
-__device__ __forceinline__ void init_phases(uint64_t* barrier, int count) {
-    asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(count) : "memory");
-}
-__device__ __forceinline__ void publish_phases() {
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-}
-__device__ __forceinline__ void arrive(uint64_t* barrier) {
-    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ __forceinline__ void arrive_and_expect(uint64_t* barrier, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-                 "r"(bytes)
-                 : "memory");
-}
 /// Arrives once all cp.async of this thread so far have ended.
 __device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-__device__ __forceinline__ void wait_phase(uint64_t* barrier, uint32_t parity) {
-    asm volatile(
-        "{\n.reg .pred p;\nagain:\nmbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra again;\n}\n" ::
-            "r"(shared_address(barrier)),
-        "r"(parity)
-        : "memory");
 }
 /// 16 bytes by cp.async, to a shared address.
 __device__ __forceinline__ void copy_async_at(uint32_t to, const void* from) {
