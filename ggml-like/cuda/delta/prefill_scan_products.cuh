@@ -33,16 +33,35 @@ __device__ __forceinline__ void load_triangle(uint4 (&to)[kTriangle], const uint
     for (int i = 0; i < kTriangle; ++i) to[i] = from[i][lane];
 }
 
-/// sum[first .. first + 3] += (high + low) right.
+/// Four right operands of 16 x 16.
+using FourRight = uint32_t[4][4];
+
+/// sum[first .. first + 7] += (high + low) right. Eight sums lie between the products of one: a warp has a tensor core for itself
+/// and would wait for each product with fewer.
 template <int kSums>
-__device__ __forceinline__ void multiply_pair(float (&sum)[kSums][4], int first, const uint32_t (&high)[4],
-                                              const uint32_t (&low)[4], const uint32_t (&right)[2][4]) {
+__device__ __forceinline__ void multiply_four(float (&sum)[kSums][4], int first, const uint32_t (&high)[4],
+                                              const uint32_t (&low)[4], const FourRight& right) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < 8; ++i)
         mma(sum[first + i], low, right[i / 2][i % 2 * 2], right[i / 2][i % 2 * 2 + 1]);
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
+    for (int i = 0; i < 8; ++i)
         mma(sum[first + i], high, right[i / 2][i % 2 * 2], right[i / 2][i % 2 * 2 + 1]);
+}
+
+/// Of a tile of 64 rows: columns 16d .. 16d + 15, for left tile^T.
+__device__ __forceinline__ void load_columns(FourRight& right, uint32_t tile, int d, int lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        load_matrices(right[i],
+                      tile + tile_byte(16 * i + lane % 8 + 8 * (lane / 16), 2 * d + lane / 8 % 2));
+}
+/// Of the tile's rows 16j .. 16j + 15 the columns 64d .. 64d + 63, for left tile.
+__device__ __forceinline__ void load_rows(FourRight& right, uint32_t tile, int j, int d, int lane) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        load_matrices_transposed(
+            right[i], tile + tile_byte(16 * j + lane % 8 + 8 * (lane / 8 % 2), 8 * d + 2 * i + lane / 16));
 }
 
 /// sum += left tile^T for a tile of 64 rows; columns 16d .. 16d + 15.
@@ -54,20 +73,6 @@ __device__ __forceinline__ void multiply_tile(float (&sum)[8][4], const uint32_t
         load_matrices(right, tile + tile_byte(16 * i + lane % 8 + 8 * (lane / 16), 2 * d + lane / 8 % 2));
         mma(sum[2 * i], left, right[0], right[1]);
         mma(sum[2 * i + 1], left, right[2], right[3]);
-    }
-}
-
-/// sum += (high + low) tile^T. With two right operands at a time, products to the same sum are four apart.
-__device__ __forceinline__ void multiply_tile(float (&sum)[8][4], const uint32_t (&high)[4],
-                                              const uint32_t (&low)[4], uint32_t tile, int d, int lane) {
-#pragma unroll
-    for (int pair = 0; pair < 2; ++pair) {
-        uint32_t right[2][4];
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            load_matrices(right[i], tile + tile_byte(32 * pair + 16 * i + lane % 8 + 8 * (lane / 16),
-                                                     2 * d + lane / 8 % 2));
-        multiply_pair(sum, 4 * pair, high, low, right);
     }
 }
 
@@ -124,14 +129,17 @@ __device__ __forceinline__ void advance_state(float (&s)[16][4], uint4 (&solve)[
     uint4 solve_low[kTriangle];
     load_triangle(solve_low, record.solve_low, lane);
     float sum[8][4] = {};
+    FourRight right[2];  // taking turns: the next products' are asked for before these
+    load_columns(right[0], k, 0, lane);
 #pragma unroll
     for (int d = 0; d < kDim / 16; ++d) {
+        if (d + 1 < kDim / 16) load_columns(right[(d + 1) % 2], k, d + 1, lane);
         uint32_t left[4], left_low[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             split(s[2 * d + i / 2][2 * (i % 2)], s[2 * d + i / 2][2 * (i % 2) + 1], left[i], left_low[i]);
         passed.state[d][lane] = make_uint4(left[0], left[1], left[2], left[3]);
-        multiply_tile(sum, left, left_low, k, d, lane);
+        multiply_four(sum, 0, left, left_low, right[d % 2]);
     }
     uint32_t high[4][4], low[4][4];
     find_errors(high, low, sum, stage, half, lane);
@@ -139,6 +147,7 @@ __device__ __forceinline__ void advance_state(float (&s)[16][4], uint4 (&solve)[
     multiply_triangle(u, high, low, solve, solve_low);
     if (next != nullptr) load_triangle(solve, next->solve, lane);
 
+    load_rows(right[0], k, 0, 0, lane);
     const float last = stage.factors[2 * kChunk];
 #pragma unroll
     for (int t = 0; t < 16; ++t) {
@@ -158,13 +167,10 @@ __device__ __forceinline__ void advance_state(float (&s)[16][4], uint4 (&solve)[
         }
         passed.u[j][lane] = make_uint4(plain[0], plain[1], plain[2], plain[3]);
 #pragma unroll
-        for (int d = 0; d < kDim / 32; ++d) {
-            uint32_t right[2][4];
-#pragma unroll
-            for (int i = 0; i < 2; ++i)
-                load_matrices_transposed(right[i], k + tile_byte(16 * j + lane % 8 + 8 * (lane / 8 % 2),
-                                                                 4 * d + 2 * i + lane / 16));
-            multiply_pair(s, 4 * d, scaled, scaled_low, right);
+        for (int d = 0; d < 2; ++d) {  // halves of the 128 columns
+            const int next = 2 * j + d + 1;
+            if (next < 8) load_rows(right[next % 2], k, next / 2, next % 2, lane);
+            multiply_four(s, 8 * d, scaled, scaled_low, right[d]);
         }
     }
 }
