@@ -184,7 +184,7 @@ TEST_SUITE("cpu") {
                     experts.insert(choose(card, ExpertsShape{kind, tokens * 8, 256}));
                 }
         CHECK(prompt.size() == 9);
-        CHECK(experts.size() == 4);
+        CHECK(experts.size() == 3);
     }
 
     TEST_CASE(

@@ -120,8 +120,7 @@ ExpertsProduct choose(const Card& card, const ExpertsShape& e) {
     const bool warpgroups = e.kind == Kind::bf16
                                 ? moe::tour_fits<Kind::bf16>(card, e.experts)
                                 : e.kind == Kind::nvfp4 && moe::tour_fits<Kind::nvfp4>(card, e.experts);
-    const bool handful = e.kind != Kind::bf16 && e.pairs <= 8 * int64_t{e.experts};
-    if (warpgroups) return handful ? ExpertsProduct::handful : ExpertsProduct::tour;
+    if (warpgroups) return ExpertsProduct::tour;
     return e.pairs <= 20 * int64_t{e.experts} ? ExpertsProduct::middle : ExpertsProduct::many;
 }
 
@@ -190,8 +189,6 @@ const char* name_of(PromptProduct product) {
 
 const char* name_of(ExpertsProduct product) {
     switch (product) {
-        case ExpertsProduct::handful:
-            return "experts handful";
         case ExpertsProduct::tour:
             return "experts tour";
         case ExpertsProduct::middle:

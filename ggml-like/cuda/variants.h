@@ -30,7 +30,7 @@
 //   not split        tall | short    wide | tall | short     the largest whose blocks fill the GPU
 //   split            short halves; halves: more than 64 tiles, nine blocks or more for 20 multiprocessors
 //   FP8, no warpgroups: middle | many;  split: few up to 64 tokens, and where narrow does not fit, else narrow
-//   experts          handful: NVFP4, up to 8 pairs an expert; tour;  FP8, no warpgroups: middle up to 20 pairs, many
+//   experts          tour;  FP8, no warpgroups: middle up to 20 pairs an expert, many
 //
 // Attention (answers and prompts differ in their bits; warpgroups and tiles do, too, but no card takes both):
 //
@@ -99,7 +99,7 @@ PromptProduct choose(const Card& card, const PromptShape& shape);
 
 // ---- prompts: chosen experts ----
 
-enum class ExpertsProduct { handful, tour, middle, many };
+enum class ExpertsProduct { tour, middle, many };
 
 /// `pairs` of a token and an expert.
 struct ExpertsShape {

@@ -1,14 +1,13 @@
 // The products of gemm.cuh on sm_90a: warpgroup products, and warps of their own that copy.
 //
 //               tokens: kTokens a block
-//   128 rows  w0..w3 | sums: 16 rows      A block owns 128 weight rows (or 64) of one part or one expert, and a tile of
+//   128 rows  w0..w3 | sums: 16 rows      A block owns 128 weight rows (or 64) of one part, and a tile of
 //             w4..w7 | x all tokens,      tokens. Eight warps (or four) multiply, 16 rows each. One more keeps a ring of
 //                      each warp          kStages stages full, each kChunks chunks of 64 columns. With kCluster > 1 the blocks
 //                                         of a cluster share the columns; their sums meet in the order of the ranks. With
 //                                         kSides = 2, sixteen warps multiply, and a block takes place after place.
 //
-// Traffic: as in gemm.cuh. A stage's weights come by the copy engine as one box; so do tokens that are neighbours. Chosen
-// tokens come by cp.async, and another warp hands them over to the products.
+// Traffic: as in gemm.cuh. A stage's weights come by the copy engine as one box, and so do its tokens.
 // Operands: A from registers: packed weights are in its order, and codes are decoded there; for prompts while the products of
 // the chunk before run. B from shared memory.
 // Files: warpgroup_shapes.h, shapes and shared memory; warpgroup_block.cuh, copies and products; warpgroup_store.cuh, from
@@ -31,33 +30,24 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
 #if QUERN_WGMMA
     using R = StageRing<K, S>;
     extern __shared__ __align__(1024) uint8_t unaligned[];
-    __shared__ uint64_t barriers[3 * R::kStages];
+    __shared__ uint64_t barriers[2 * R::kStages];
     allow_successor();
     uint8_t* shared = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
     WarpgroupSums<K, S> block{
-        {task, w, x, shared, barriers, barriers + R::kStages, barriers + 2 * R::kStages}};
+        {task, w, x, shared, barriers, barriers + R::kStages}};
     block.init_barriers();
     const int id = static_cast<int>(blockIdx.x) / S::kCluster;
-    const int warp = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
-    if constexpr (S::kGather) {
-        wait_for_predecessor();
-        block.place = grouped_place<S>(task, id);
-        if (block.place.count == 0) return;
-    } else {
-        block.place = dense_place<S>(task, id);
-    }
+    const int warp = static_cast<int>(threadIdx.x) / 32;
+    block.place = dense_place<S>(task, id);
     block.find_extent();
-    if (warp == 0 && elected()) {
-        prefetch_map(w);
-        if constexpr (!S::kGather) prefetch_map(x);
-    }
+    if (warp == 0 && elected()) prefetch_map(w), prefetch_map(x);
     __syncthreads();
     const int primed = min(R::kStages, block.steps());
-    constexpr int kSumWarps = S::kSumThreads / 32, kCopyWarp = S::kGather ? kSumWarps + 1 : kSumWarps;
-    if (warp == kCopyWarp && elected())
+    constexpr int kSumWarps = S::kSumThreads / 32;
+    if (warp == kSumWarps && elected())
         for (int i = 0; i < primed; ++i) block.copy_weights(i);
     __syncwarp();
-    if constexpr (!S::kGather) wait_for_predecessor();
+    wait_for_predecessor();
     if constexpr (S::kStays) {
         if (warp >= kSumWarps)
             block.copy_rounds(primed);
@@ -67,13 +57,7 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
     }
     if (warp >= kSumWarps) {
         if constexpr (S::kMoveRegisters) shrink_registers<40>();
-        if (S::kGather && warp == kSumWarps) block.gather_full(lane);
-        if (warp == kCopyWarp && elected()) {
-            if constexpr (S::kGather)
-                block.hand_over(primed);
-            else
-                block.keep_full(primed);
-        }
+        if (warp == kSumWarps && elected()) block.keep_full(primed);
         __syncwarp();
     } else {
         if constexpr (S::kMoveRegisters) grow_registers<232>();
@@ -110,14 +94,15 @@ template <Kind K, class S>
 CUtensorMap weight_map(const GemmTask& task) {
     constexpr int kBytes = chunk_bytes(K);
     const auto chunks = static_cast<cuuint64_t>(task.chunks), tiles = static_cast<cuuint64_t>(task.tiles);
-    const cuuint64_t expert_bytes = tiles * chunks * kBytes;
+    const bool grouped = task.experts > 0;
+    const cuuint64_t experts = grouped ? task.experts : 1,
+                     expert_bytes = grouped ? task.expert_bytes : tiles * chunks * kBytes;
     return make_map(
         task.data,
         {.type = CU_TENSOR_MAP_DATA_TYPE_UINT64,
          .dimensions = 4,
-         .size = {kBytes / 8, chunks, tiles, S::kGather ? static_cast<cuuint64_t>(task.experts) : 1},
-         .stride = {kBytes, chunks * kBytes,
-                    S::kGather ? static_cast<cuuint64_t>(task.expert_bytes) : expert_bytes},
+         .size = {kBytes / 8, chunks, tiles, experts},
+         .stride = {kBytes, chunks * kBytes, expert_bytes},
          .box = {kBytes / 8, S::kChunks, S::kTiles, 1},
          .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE});
 }
@@ -127,10 +112,8 @@ void launch_warpgroups(Context& context, const char* what, GemmTask task) {
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
     const int64_t blocks = task.row_blocks * token_tiles(task, S::kTokens) * S::kCluster;
     const dim3 grid(static_cast<unsigned>(S::kStays ? min(blocks, int64_t{context.sms}) : blocks));
-    CUtensorMap x{};
-    if constexpr (!S::kGather) x = token_map<S>(task);
     launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), StageRing<K, S>::kShared, task,
-           weight_map<K, S>(task), x);
+           weight_map<K, S>(task), token_map<S>(task));
 }
 
 }  // namespace quern::cuda::linear

@@ -21,10 +21,9 @@ struct WarpgroupBlock {
     using R = StageRing<K, S>;
     const GemmTask& task;
     const CUtensorMap& w;
-    const CUtensorMap& x;  // unless S::kGather
+    const CUtensorMap& x;
     uint8_t* shared;
     uint64_t* full;
-    uint64_t* landed;  // chosen tokens are there, but not yet for products
     uint64_t* empty;
     GemmPlace place;
     int tiles;  // of the block that exist
@@ -68,8 +67,7 @@ struct WarpgroupBlock {
 
     __device__ __forceinline__ void init_barriers() const {
         if (threadIdx.x < R::kStages) {
-            init_phases(full + threadIdx.x, S::kGather ? 2 : 1);
-            init_phases(landed + threadIdx.x, 32);
+            init_phases(full + threadIdx.x, 1);
             init_phases(empty + threadIdx.x, S::kSumThreads / 32);
         }
         publish_phases();
@@ -97,7 +95,7 @@ struct WarpgroupBlock {
     /// where the matrix ends.
     __device__ __forceinline__ void copy_weights(int step) const {
         const int stage = (round_begin + step) % R::kStages;
-        arrive_and_expect(full + stage, R::kWeights + (S::kGather ? 0 : R::kTokens));
+        arrive_and_expect(full + stage, R::kWeights + R::kTokens);
         copy_chunks(weights_of(stage), w, chunk_at(chunk_begin + step * S::kChunks),
                     place.row_block * S::kTiles, place.expert, full + stage);
     }
@@ -114,67 +112,6 @@ struct WarpgroupBlock {
             for (int c = 0; c < S::kChunks; ++c)
                 copy_box(tokens_of(stage) + c * (S::kTokens * 128), x, chunk_at(first + c) * kChunkCols,
                          place.first, full + stage);
-        }
-    }
-
-    /// As keep_full for chosen tokens, without weights. Few instructions: this warp's pace is the block's.
-    __device__ __forceinline__ void gather_full(int lane) const {
-        uint32_t row[S::kTokens / 4];  // of x, in 16 bytes; absent ones repeat the last
-#pragma unroll
-        for (int i = 0; i < S::kTokens / 4; ++i) {
-            if (i * 4 >= place.count) break;
-            const int n = place.first + min(i * 4 + lane / 8, place.count - 1);
-            row[i] = static_cast<uint32_t>(rows_of(task, n).x) * static_cast<uint32_t>(task.ldx8);
-        }
-        const int column = lane % 8;
-        const uint32_t place_of[2] = {
-            static_cast<uint32_t>(lane / 8 * 128 + ((column ^ (lane / 8)) << 4)),
-            static_cast<uint32_t>(512 + lane / 8 * 128 + ((column ^ (lane / 8 + 4)) << 4))};
-        const int all = steps();
-        int stage = 0;
-        uint32_t phase = 1;
-#pragma unroll 1
-        for (int step = 0; step < all; ++step) {
-            wait_phase(empty + stage, phase);  // a new barrier's phase before its first has ended
-            const uint8_t* to = tokens_of(stage);
-            const int k = (chunk_begin + step * S::kChunks) * kChunkCols + column * 8;
-            const uint8_t* from[S::kChunks];
-#pragma unroll
-            for (int c = 0; c < S::kChunks; ++c) {
-                // Weights of columns that are absent are zeros: any that are there will do.
-                const int there = k + c * kChunkCols < task.cols ? k + c * kChunkCols
-                                  : column * 8 < task.cols       ? column * 8
-                                                                 : 0;
-                from[c] = reinterpret_cast<const uint8_t*>(task.x + there);
-            }
-#pragma unroll
-            for (int i = 0; i < S::kTokens / 4; ++i) {
-                if (i * 4 >= place.count) break;
-#pragma unroll
-                for (int c = 0; c < S::kChunks; ++c)
-                    copy_async_at(
-                        shared_address(to) + place_of[i % 2] + i / 2 * 1024 + c * (S::kTokens * 128),
-                        from[c] + uint64_t{row[i]} * 16);
-            }
-            arrive_after_copies(landed + stage);
-            if (++stage == R::kStages) stage = 0, phase ^= 1;
-        }
-    }
-
-    /// One thread, beside gather_full: the fence between cp.async and products, where no other copies or
-    /// products have to wait for it; and the weights.
-    __device__ __forceinline__ void hand_over(int primed) const {
-        const int all = steps();
-#pragma unroll 1
-        for (int step = 0; step < all; ++step) {
-            wait_phase(landed + step % R::kStages, (step / R::kStages) & 1);
-            fence_shared_for_wgmma();
-            arrive(full + step % R::kStages);
-            const int next = step + R::kStages - 1;
-            if (next >= primed && next < all) {
-                wait_empty(next);
-                copy_weights(next);
-            }
         }
     }
 

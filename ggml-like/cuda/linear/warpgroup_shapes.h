@@ -18,8 +18,7 @@ inline constexpr int kAnswerSplits = 16, kAnswerFours = 4;
 /// Cluster: blocks that share the columns. Splits: 1, or kAnswerSplits for the sums of answers, of which a block makes all fours
 /// or, with Cluster = kAnswerFours, one. Sides: 2 for blocks that stay on their SM and go from rows of the matrix to rows, without
 /// emptying their ring in between; each half of the tokens has its own multiplying warps.
-template <int Tokens, int Chunks, int BlocksPerSm, int Cluster, int Splits, bool Gather, int Tiles = 8,
-          int Sides = 1>
+template <int Tokens, int Chunks, int BlocksPerSm, int Cluster, int Splits, int Tiles = 8, int Sides = 1>
 struct WarpgroupShape {
     static constexpr int kTokens = Tokens;
     static constexpr int kChunks = Chunks;  // of a stage
@@ -29,16 +28,15 @@ struct WarpgroupShape {
     static constexpr bool kAnswer = Splits == kAnswerSplits;
     static_assert((Splits == 1 && (Cluster == 1 || Cluster == kPromptSplits)) ||
                   (kAnswer && (Cluster == 1 || Cluster == kAnswerFours)));
-    static constexpr bool kGather = Gather;  // grouped: any rows of x
     static constexpr int kTiles = Tiles;     // of 16 rows of the matrix, one for each warp of a side
     static constexpr int kSides = Sides, kSideTokens = Tokens / Sides;
     static constexpr bool kStays = Sides > 1;
     static constexpr int kSumThreads = 32 * Tiles * Sides;
-    static_assert(Tiles % 4 == 0 && (!kStays || (kAnswer && Cluster == 1 && !Gather)));
+    static_assert(Tiles % 4 == 0 && (!kStays || (kAnswer && Cluster == 1)));
     // A block that has its multiprocessor for itself moves registers from the copying warps, a whole group,
     // to the others.
     static constexpr bool kMoveRegisters = BlocksPerSm == 1 && !kStays;
-    static constexpr int kThreads = kSumThreads + (kMoveRegisters ? 128 : Gather ? 64 : 32);
+    static constexpr int kThreads = kSumThreads + (kMoveRegisters ? 128 : 32);
     static constexpr int kPitch = kTiles * 16 + 4;  // of sums, in floats
     static constexpr int kSumBytes = Tokens * kPitch * 4;
 };
@@ -75,14 +73,14 @@ constexpr bool warpgroups_fit(const Card& card) {
 // ---- prompts (gemm_dense.cu): 128 rows of the matrix and so many tokens; short ones 64 rows, since few blocks have to bring
 // all of the matrix ----
 
-using Wide = WarpgroupShape<256, 1, 1, 1, 1, false>;
-using Tall = WarpgroupShape<96, 1, 2, 1, 1, false>;
+using Wide = WarpgroupShape<256, 1, 1, 1, 1>;
+using Tall = WarpgroupShape<96, 1, 2, 1, 1>;
 template <Kind K>
-using Short = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, 1, 1, false, 4>;
+using Short = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, 1, 1, 4>;
 /// Of a split matrix, a block for each split.
-using Halves = WarpgroupShape<256, 1, 1, kPromptSplits, 1, false>;
+using Halves = WarpgroupShape<256, 1, 1, kPromptSplits, 1>;
 template <Kind K>
-using ShortHalves = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kPromptSplits, 1, false, 4>;
+using ShortHalves = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kPromptSplits, 1, 4>;
 /// Matrices of up to so many tiles (a router's) take short halves for any number of tokens.
 inline constexpr int kLowTiles = 64;
 
@@ -90,11 +88,11 @@ inline constexpr int kLowTiles = 64;
 // piece of the columns ----
 
 template <Kind K>
-using Whole = WarpgroupShape<32, kPieceChunks<K>, 2, 1, kAnswerSplits, false>;
+using Whole = WarpgroupShape<32, kPieceChunks<K>, 2, 1, kAnswerSplits>;
 template <Kind K>
-using Rounds = WarpgroupShape<64, kPieceChunks<K>, 1, 1, kAnswerSplits, false, 8, 2>;
+using Rounds = WarpgroupShape<64, kPieceChunks<K>, 1, 1, kAnswerSplits, 8, 2>;
 template <Kind K>
-using Quarters = WarpgroupShape<32, kPieceChunks<K>, 2, kAnswerFours, kAnswerSplits, false>;
+using Quarters = WarpgroupShape<32, kPieceChunks<K>, 2, kAnswerFours, kAnswerSplits>;
 
 /// Whether a part's columns are whole pieces.
 template <Kind K>

@@ -9,9 +9,6 @@ namespace quern::cuda::moe {
 using namespace pack;
 using namespace linear;
 
-/// 128 rows, as many blocks an SM as hide each other's first copies.
-using Handful = WarpgroupShape<16, 4, 3, 1, 1, true>;  // NVFP4
-
 /// A block an SM goes from tile to tile, each 256 rows of an expert's matrix and up to 128 of its tokens (expert_tour.cuh).
 /// A stage is a chunk of 64 columns.
 template <Kind K>
@@ -19,7 +16,6 @@ struct Tour {
     static constexpr int kTokens = 128;
     static constexpr int kTiles = 16;  // of 16 rows of the matrix, one for each multiplying warp
     static constexpr int kChunks = 1;  // of a stage
-    static constexpr bool kGather = true;
     static constexpr int kSumThreads = 32 * kTiles, kCopyThreads = 128;
     static constexpr int kThreads = kSumThreads + kCopyThreads;
     static constexpr int kStages = K == Kind::nvfp4 ? 7 : 4;

@@ -1,7 +1,7 @@
 // Products of chosen experts with rows of prompts, grouped by expert (gemm_experts.h). Who owns which tile, shared memory,
-// limits: expert_tour.cuh, and for few rows an expert linear/gemm_warpgroups.cuh; without warpgroups linear/gemm.cuh.
+// limits: expert_tour.cuh; without warpgroups linear/gemm.cuh.
 //
-//   grid of the latter two: (expert, tile of rows) slow, tile of the expert's matrix fast, so that neighbouring blocks read
+//   grid of the latter: (expert, tile of rows) slow, tile of the expert's matrix fast, so that neighbouring blocks read
 //   the same activations. A block finds its expert from the groups in device memory. The grid is sized for the worst spread
 //   of rows over experts; blocks beyond the last tile leave at once.
 #include "ggml-like/cuda/linear/gemm_tiles.h"
@@ -52,8 +52,6 @@ void run_experts(Context& context, const PackedExperts& w, GemmTask task, const 
         gemm_tiles(context, PromptProduct::middle, w.kind, what, task);
     else if (product == ExpertsProduct::many)
         gemm_tiles(context, PromptProduct::many, w.kind, what, task);
-    else if (product == ExpertsProduct::handful)
-        launch_warpgroups<Kind::nvfp4, Handful>(context, what, task);
     else if (w.kind == Kind::bf16)
         run_tour<Kind::bf16>(context, what, task);
     else
