@@ -44,7 +44,9 @@ PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
             p.tiles > kLowTiles && 20 * kPromptSplits * blocks<Halves>(p) >= 9 * int64_t{card.sms};
         return filled ? PromptProduct::halves : PromptProduct::short_halves;
     }
-    if (p.tokens > 128 && fills<Wide>(card, p)) return PromptProduct::wide;
+    // A second round of tall blocks takes longer than wide blocks on some of the multiprocessors.
+    const bool rounds = blocks<Tall>(p) > int64_t{Tall::kBlocksPerSm} * card.sms;
+    if (p.tokens > 128 && (rounds || fills<Wide>(card, p))) return PromptProduct::wide;
     if (fills<Tall>(card, p)) return PromptProduct::tall;
     return PromptProduct::short_;
 }

@@ -27,7 +27,7 @@
 // Prompts (a matrix is split or not, whatever the rows; then all variants give the same bits):
 //
 //   tokens           up to 128       more
-//   not split        tall | short    wide | tall | short     the largest whose blocks fill the GPU
+//   not split        tall | short    wide | tall | short     the largest whose blocks fill the GPU; wide before two rounds of tall
 //   split            short halves; halves: more than 64 tiles, nine blocks or more for 20 multiprocessors
 //   FP8, no warpgroups: middle | many;  split: few up to 64 tokens, and where narrow does not fit, else narrow
 //   experts          tour;  FP8, no warpgroups: middle up to 20 pairs an expert, many
