@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, from prebuilt binaries, in some 10 minutes: one line a check, exit 1 if one failed.
+# Everything that needs a GPU, from prebuilt binaries, in some 15 minutes: one line a check, exit 1 if one failed.
 #
 #   scripts/gpu_check.sh [--bin DIR] [--out FILE] [--scratch DIR] [CHECK...]
 #
@@ -47,7 +47,7 @@ export QUERN_SOURCE_DIR=$root PYTHONUNBUFFERED=1
 logs=$(mktemp -d) checkpoint=
 trap 'rm -rf "$logs" "$checkpoint"' EXIT
 
-tests() { timeout -k 5 120 "$bin/quern_tests" --no-colors "$@"; }
+tests() { timeout -k 5 300 "$bin/quern_tests" --no-colors "$@"; }
 
 # As many layers of the full width, `most` at best, as fit the card in float32, transformers' side. Units of 100 MB: a
 # layer, and what does not depend on their number.

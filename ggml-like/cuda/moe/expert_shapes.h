@@ -10,16 +10,17 @@ using namespace pack;
 using namespace linear;
 
 /// A block an SM goes from tile to tile, each 256 rows of an expert's matrix and up to 128 of its tokens (expert_tour.cuh).
-/// A stage is a chunk of 64 columns.
+/// A stage is kChunks chunks of 64 columns; the last may have fewer.
 template <Kind K>
 struct Tour {
     static constexpr int kTokens = 128;
     static constexpr int kTiles = 16;  // of 16 rows of the matrix, one for each multiplying warp
-    static constexpr int kChunks = 1;  // of a stage
+    static constexpr int kChunks = K == Kind::nvfp4 ? 2 : 1;
     static constexpr int kSumThreads = 32 * kTiles, kCopyThreads = 128;
     static constexpr int kThreads = kSumThreads + kCopyThreads;
-    static constexpr int kStages = K == Kind::nvfp4 ? 7 : 4;
-    static constexpr int kTokenBytes = kTokens * 128, kWeightBytes = kTiles * chunk_bytes(K);
+    static constexpr int kStages = 4;
+    static constexpr int kChunkTokenBytes = kTokens * 128, kTileBytes = kChunks * chunk_bytes(K);  // of a stage
+    static constexpr int kTokenBytes = kChunks * kChunkTokenBytes, kWeightBytes = kTiles * kTileBytes;
     static constexpr int kSlots = kStages + 1;  // tiles that a block knows of
     static constexpr int kSlotBytes = kTokens * 12 + 16;
     static constexpr int kMaxExperts = 512;

@@ -2,7 +2,7 @@
 //
 //               tokens of an expert: up to 128
 //   256 rows  w0 ..  w3 | sums: 16 rows of the    Sixteen warps multiply, 16 rows of the expert's matrix each; four more keep
-//   of its    w4 ..  w7 | matrix x all tokens,    a ring of kStages stages full, each 64 columns of the rows and of the
+//   of its    w4 ..  w7 | matrix x all tokens,    a ring of kStages stages full, each kChunks x 64 columns of the rows and the
 //   matrix    w8 .. w11 | each warp               tokens. The ring never empties between tiles: sums leave straight from
 //             w12.. w15 |                         registers while the next tile's columns arrive.
 //

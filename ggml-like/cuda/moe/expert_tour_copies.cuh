@@ -29,6 +29,7 @@ struct TourCopies : TourMemory<K> {
     using TourMemory<K>::slot;
     using TourMemory<K>::lists;
     using TourMemory<K>::next_slot;
+    using TourMemory<K>::steps;
 
     /// All threads; a barrier at the end. A thread has one expert.
     __device__ __forceinline__ void list_tiles() const {
@@ -154,14 +155,14 @@ struct TourCopies : TourMemory<K> {
             slot_turn.next(S::kSlots);
             if (id >= all) break;
             const bool more = following < all;
-            const int late = min(task.chunks - 1, 4);  // when the next tile's pairs have come
+            const int late = min(steps() - 1, 2);  // when the next tile's pairs have come
             if (more) asked = draw(), load_pairs(following);
 #pragma unroll 1
-            for (int step = 0; step < task.chunks; ++step) {
+            for (int step = 0; step < steps(); ++step) {
                 wait_phase(empty + stage.at, stage.phase ^ 1);
                 if (elected()) {
                     arrive_and_expect(full + stage.at, S::kWeightBytes);
-                    copy_chunks(weights_of(stage.at), place.expert < 0 ? shared_w : w, step,
+                    copy_chunks(weights_of(stage.at), place.expert < 0 ? shared_w : w, step * S::kChunks,
                                 place.row_block * S::kTiles, max(place.expert, 0), full + stage.at);
                 }
                 if (step == late && more) load_scales();
@@ -176,7 +177,7 @@ struct TourCopies : TourMemory<K> {
         Turn stage, slot_turn;
         while (next_slot(slot_turn) != nullptr)
 #pragma unroll 1
-            for (int step = 0; step < task.chunks; ++step) {
+            for (int step = 0; step < steps(); ++step) {
                 wait_phase(landed + stage.at, stage.phase);
                 fence_shared_for_wgmma();
                 arrive(full + stage.at);
@@ -195,21 +196,25 @@ struct TourCopies : TourMemory<K> {
             const int count = s.count;
             const bf16* x = s.expert < 0 ? task.shared.x : task.x;
 #pragma unroll 1
-            for (int step = 0; step < task.chunks; ++step) {
-                const int k = step * kChunkCols + column * 8;
-                // Weights of columns that are absent are zeros: any that are there will do.
-                const int there = k < task.cols ? k : column * 8 < task.cols ? column * 8 : 0;
-                const auto* from = reinterpret_cast<const uint8_t*>(x + there);
+            for (int step = 0; step < steps(); ++step) {
                 wait_phase(empty + stage.at, stage.phase ^ 1);
-                uint32_t to = shared_address(tokens_of(stage.at)) + to0;
+#pragma unroll
+                for (int c = 0; c < S::kChunks; ++c) {
+                    const int k = (step * S::kChunks + c) * kChunkCols + column * 8;
+                    // Weights of columns that are absent are zeros: any that are there will do.
+                    const int there = k < task.cols ? k : column * 8 < task.cols ? column * 8 : 0;
+                    const auto* from = reinterpret_cast<const uint8_t*>(x + there);
+                    uint32_t to = shared_address(tokens_of(stage.at)) + c * S::kChunkTokenBytes + to0;
 #pragma unroll 1
-                for (int n = row0; n < count; n += 32, to += 4096) {
-                    uint32_t row[4];
+                    for (int n = row0; n < count; n += 32, to += 4096) {
+                        uint32_t row[4];
 #pragma unroll
-                    for (int i = 0; i < 4; ++i) row[i] = s.x[n + 8 * i];
+                        for (int i = 0; i < 4; ++i) row[i] = s.x[n + 8 * i];
 #pragma unroll
-                    for (int i = 0; i < 4; ++i)
-                        if (n + 8 * i < count) copy_async_at(to + i * 1024, from + uint64_t{row[i]} * 16);
+                        for (int i = 0; i < 4; ++i)
+                            if (n + 8 * i < count)
+                                copy_async_at(to + i * 1024, from + uint64_t{row[i]} * 16);
+                    }
                 }
                 arrive_after_copies(landed + stage.at);
                 stage.next(S::kStages);

@@ -62,6 +62,9 @@ struct TourMemory {
         publish_phases();
     }
 
+    /// Stages of a tile.
+    __device__ __forceinline__ int steps() const { return (task.chunks + S::kChunks - 1) / S::kChunks; }
+
     /// Of the list of `size` that goes round.
     struct Turn {
         int at = 0;

@@ -29,19 +29,21 @@ struct TourProducts : TourMemory<K> {
         int stage = 0;
         uint32_t phase = 0;
     };
-    __device__ __forceinline__ void load(int stage, WeightChunk<K>& chunk) const {
-        chunk.load(weights_of(stage) + static_cast<int>(threadIdx.x) / 32 * chunk_bytes(K), threadIdx.x % 32);
+    __device__ __forceinline__ void load(int stage, int c, WeightChunk<K>& chunk) const {
+        chunk.load(
+            weights_of(stage) + static_cast<int>(threadIdx.x) / 32 * S::kTileBytes + c * chunk_bytes(K),
+            threadIdx.x % 32);
     }
     /// The descriptor of rows of B further on; carries stay in the lower half.
     __device__ __forceinline__ static uint64_t further(uint64_t rows, uint32_t by) {
         return (rows & ~uint64_t{0xffffffffu}) | (static_cast<uint32_t>(rows) + by);
     }
 
-    /// acc = this warp's 16 rows x the first kN tokens of the tile whose first stage has come. A stage's codes are read while
+    /// acc = this warp's 16 rows x the first kN tokens of the tile whose first stage has come. A chunk's codes are read while
     /// the products of the one before run, and decoded behind them: other warpgroups multiply meanwhile.
     template <int kN>
     __device__ __forceinline__ void march(March& m, float (&acc)[kN / 8][4]) const {
-        int left = task.chunks;
+        int left = this->steps();
         uint32_t a[4][4];
         WeightChunk<K> chunk;
 #pragma unroll
@@ -49,30 +51,40 @@ struct TourProducts : TourMemory<K> {
 #pragma unroll
             for (int r = 0; r < 4; ++r) acc[i][r] = 0;
         hold(acc);  // the zeros are there before the fence
-        load(m.stage, chunk);
+        load(m.stage, 0, chunk);
 #pragma unroll
         for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
 #pragma unroll 1
-        for (;;) {
-            const uint64_t rows = wgmma_rows(shared_address(tokens_of(m.stage)));
-            wgmma_fence();
+        do {
+            const int stage = m.stage;
+            const uint64_t rows = wgmma_rows(shared_address(tokens_of(stage)));
+            --left;
 #pragma unroll
-            for (int kk = 0; kk < 4; ++kk) wgmma<kN>(acc, a[kk], further(rows, 2 * kk));
-            wgmma_commit();
-            const int done = m.stage;
-            if (++m.stage == S::kStages) m.stage = 0, m.phase ^= 1;
-            const bool more = --left > 0;
-            if (more) {
-                wait_phase(full + m.stage, m.phase);
-                load(m.stage, chunk);
+            for (int c = 0; c < S::kChunks; ++c) {
+                wgmma_fence();
+#pragma unroll
+                for (int kk = 0; kk < 4; ++kk)
+                    wgmma<kN>(acc, a[kk], further(rows, c * (S::kChunkTokenBytes / 16) + 2 * kk));
+                wgmma_commit();
+                if (c + 1 < S::kChunks) {
+                    load(stage, c + 1, chunk);
+                } else {
+                    if (++m.stage == S::kStages) m.stage = 0, m.phase ^= 1;
+                    if (left > 0) {
+                        wait_phase(full + m.stage, m.phase);
+                        load(m.stage, 0, chunk);
+                    }
+                }
+                wgmma_wait<0>();
+                hold(a, left < 0);
+                if (c + 1 == S::kChunks) {
+                    if (threadIdx.x % 32 == 0) arrive(empty + stage);
+                    if (left == 0) break;
+                }
+#pragma unroll
+                for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
             }
-            wgmma_wait<0>();
-            hold(a, left < 0);
-            if (threadIdx.x % 32 == 0) arrive(empty + done);
-            if (!more) break;
-#pragma unroll
-            for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
-        }
+        } while (left > 0);
         hold(acc);
     }
 
