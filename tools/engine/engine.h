@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -60,10 +61,13 @@ class Engine {
     RequestId submit(Request request);
     /// Ends a request at the next step with FinishReason::cancelled; unknown or finished ids are ignored.
     void cancel(RequestId id);
-    /// Runs one step. False: nothing was left to do. An error of a request ends that request only, an error of a step
-    /// the requests in it. Throws Error(device) if the device failed, which is final: all requests have ended with
-    /// that error, and later ones would, too.
-    bool step();
+    /// Runs one step: chooses the tokens that it gives, and calls the requests' callbacks. On a device that computes by
+    /// itself the next step is launched between the two, so that it never waits for callbacks or for what the caller does
+    /// between two calls; not with speculation, whose drafts depend on them. `before_next`: called just before the rows
+    /// of a step are chosen; the place to submit and to cancel for that step. False: nothing was left to do. An error of a
+    /// request ends that request only, an error of a step the requests in it. Throws Error(device) if the device failed,
+    /// which is final: all requests have ended with that error, and later ones would, too.
+    bool step(const std::function<void()>& before_next = {});
     /// Whether the request has finished; its Result stays until taken.
     bool finished(RequestId id) const;
     Result take(RequestId id);
