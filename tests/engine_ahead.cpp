@@ -62,7 +62,8 @@ std::unique_ptr<Trial> trial(const Model& model, unsigned number, int32_t stop_i
         t->request.force = [t] {
             return t->told.size() == 4 ? std::vector<int32_t>{5, 6, 7} : std::vector<int32_t>();
         };
-    if (number == 3) t->request.allow = [t](int32_t id) { return id % 3 == static_cast<int>(t->told.size() % 3); };
+    if (number == 3)
+        t->request.allow = [t](int32_t id) { return id % 3 == static_cast<int>(t->told.size() % 3); };
     if (number == 4) t->request.stop_ids = {stop_id};
     return made;
 }
@@ -74,7 +75,8 @@ Trials all_trials(const Model& model, int32_t stop_id) {
 }
 
 TEST_SUITE("cpu") {
-    TEST_CASE("engine: the next step is launched before callbacks are called, but for an answer's last token") {
+    TEST_CASE(
+        "engine: the next step is launched before callbacks are called, but for an answer's last token") {
         Device d;
         std::string order;
         d.backend->before_run = [&] { order += 'r'; };
@@ -89,9 +91,9 @@ TEST_SUITE("cpu") {
             return order;
         };
         CHECK(requests(*d.engine({.context = 256, .sequences = 2})) == "rrabrabbraa");
-        CHECK(requests(*d.engine({.context = 256,
-                                  .sequences = 2,
-                                  .speculation = {.kind = DrafterKind::lookup}})).substr(0, 6) == "rabrab");
+        CHECK(requests(
+                  *d.engine({.context = 256, .sequences = 2, .speculation = {.kind = DrafterKind::lookup}}))
+                  .substr(0, 6) == "rabrab");
     }
 
     TEST_CASE("engine: callbacks that stop, force and allow give the same answers on a device") {

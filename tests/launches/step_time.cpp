@@ -147,7 +147,8 @@ class StepTime {
 }  // namespace
 
 std::string step_time_text(const std::vector<int64_t>& sequences) {
-    std::string out = "| sequences | tokens only, µs | read as text | served |\n| ---: | ---: | ---: | ---: |\n";
+    std::string out =
+        "| sequences | tokens only, µs | read as text | served |\n| ---: | ---: | ---: | ---: |\n";
     for (const int64_t n : sequences) {
         StepTime time(n);
         const double plain = time.tokens_only(), text = time.with_text(), served = time.served();
