@@ -85,6 +85,8 @@ class Backend {
     /// Called once by Plan, when all its memory is known.
     virtual void prepare(Plan& plan) = 0;
     virtual void run(Plan& plan) = 0;
+    /// Whether `run` returns while the plan runs, so that the host may work meanwhile.
+    virtual bool asynchronous() const { return false; }
     virtual void synchronize() = 0;
 
     /// If set: called after each node with its wall time and the names of the kernels that it launched, for the bench and for

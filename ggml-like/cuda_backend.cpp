@@ -284,6 +284,7 @@ class CudaBackend final : public Backend {
     }
 
     bool captures() const override { return true; }
+    bool asynchronous() const override { return true; }
     void prepare(Plan& plan) override {
         for (const Node& node : plan.graph().nodes()) launch_of(node.op);
         if (plan.use() == PlanUse::sometimes) return;

@@ -1,4 +1,5 @@
-// The CPU backend that looks like a device: its memory is counted and may run out, and plans are padded and captured.
+// The CPU backend that looks like a device: its memory is counted and may run out, plans are padded and captured, and the
+// engine launches the next step before it tells of the last one.
 #pragma once
 
 #include <algorithm>
@@ -64,6 +65,7 @@ class CountedBackend final : public Backend {
     void weights_complete() override { cpu_->weights_complete(); }
 
     bool captures() const override { return true; }
+    bool asynchronous() const override { return true; }
     void prepare(Plan& plan) override { prepared += plan.use() == PlanUse::repeatedly; }
     void run(Plan& plan) override {
         if (before_run) before_run();

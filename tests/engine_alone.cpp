@@ -310,11 +310,10 @@ TEST_SUITE("cpu") {
         Answer answering, waiting;
         const RequestId first = engine.submit(recorded(list[5], 0, answering));
         engine.step();
-        engine.step();  // its prompt of 226 tokens
+        engine.step();  // its prompt of 226 tokens; a row of its answer is launched
         const RequestId second = engine.submit(recorded(list[9], 1, waiting));
-        engine.step();  // a row of the first
         fails = true;
-        engine.step();  // of the second's prompt
+        engine.step();  // launches the second's prompt
         CHECK(engine.finished(second));
         CHECK(!engine.finished(first));
         while (engine.step()) {

@@ -177,14 +177,15 @@ TEST_SUITE("cpu") {
         const auto limits = [&](const Backend& backend, int64_t sequences, int64_t step_tokens) {
             const EngineOptions options{.context = 64, .sequences = sequences, .step_tokens = step_tokens};
             const StepLimits l = make_memory_plan(*model, backend, options, true).steps;
-            return std::vector<int64_t>{l.prompt_rows, l.gap_rows, l.prompt_logits, l.answer_rows};
+            return std::vector<int64_t>{l.prompt_rows, l.gap_rows, l.prompt_logits, l.answer_rows,
+                                        l.gap_depth};
         };
         using Rows = std::vector<int64_t>;
-        CHECK(limits(device, 16, 0) == Rows{8192, 1024, 64, 64});
-        CHECK(limits(device, 100, 512) == Rows{512, 512, 64, 64});
-        CHECK(limits(device, 1, 1) == Rows{64, 64, 64, 8});  // no step is too short for a piece of 64
-        CHECK(limits(*cpu, 1, 0) == Rows{512, 128, 64, 8});
-        CHECK(limits(*cpu, 100, 2048) == Rows{2048, 128, 64, 100});
+        CHECK(limits(device, 16, 0) == Rows{8192, 1536, 64, 64, 65536});
+        CHECK(limits(device, 100, 512) == Rows{512, 512, 64, 64, 65536});
+        CHECK(limits(device, 1, 1) == Rows{64, 64, 64, 8, 65536});  // no step is too short for a piece of 64
+        CHECK(limits(*cpu, 1, 0) == Rows{512, 128, 64, 8, 0});
+        CHECK(limits(*cpu, 100, 2048) == Rows{2048, 128, 64, 100, 0});
     }
 
     TEST_CASE("padding a decode step changes nothing: tokens and logits of sequences alone") {

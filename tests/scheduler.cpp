@@ -179,6 +179,45 @@ TEST_SUITE("cpu") {
         CHECK(run(1000) == std::vector<int64_t>{300, 128});
     }
 
+    TEST_CASE("scheduler: beside answers, rows far into a prompt count as more than one") {
+        // Attention over what comes before: the time of a row is 1 + before / depth.
+        constexpr int64_t kDepth = 1024, kGap = 512;
+        const auto seconds = [](const Slice& slice) {
+            double sum = 0;
+            for (int64_t i = 0; i < slice.count; ++i) sum += 1 + static_cast<double>(slice.begin) / kDepth;
+            return sum;
+        };
+        Sequence answering = answer_of(100, 1), prompt = prompt_of(20000), late = prompt_of(300);
+        const StepLimits limits{4096, kGap, 64, 8, kDepth};
+        const auto at = [&](int64_t begin, std::vector<Sequence*> running) {
+            prompt.state.length = begin;
+            for (Sequence* s : running) s->last_step = 0;
+            Scheduler scheduler(limits);
+            if (!running.front()->in_prompt()) apply(scheduler.next(running), [] { return 1; });
+            return scheduler.next(running);
+        };
+        for (int64_t begin = 0; begin < 19000; begin += 640) {
+            CAPTURE(begin);
+            const Step step = at(begin, {&answering, &prompt});
+            REQUIRE(step.slices.size() == 1);
+            CHECK(step.slices[0].count % kPageTokens == 0);
+            if (begin < 7 * kDepth) {  // a page and no more than that fits
+                CHECK(seconds(step.slices[0]) <= kGap);
+                CHECK(seconds(step.slices[0]) * (step.slices[0].count + kPageTokens) / step.slices[0].count >
+                      kGap);
+            } else {
+                CHECK(step.slices[0].count == kPageTokens);  // it still moves on
+            }
+            // With nobody who waits for the next token, it is as long as may be.
+            CHECK(at(begin, {&prompt}).slices[0].count == std::min<int64_t>(4096, 20000 - begin));
+        }
+        // What the long one leaves goes to the short one, which comes at its full length.
+        const Step step = at(2048, {&answering, &prompt, &late});
+        REQUIRE(step.slices.size() == 2);
+        CHECK((step.slices[0].sequence == &prompt && step.slices[0].count == 64));
+        CHECK((step.slices[1].sequence == &late && step.slices[1].last));
+    }
+
     TEST_CASE("scheduler: prompts that want all logits share the rows that have them") {
         Sequence first = prompt_of(40), second = prompt_of(100), third = prompt_of(20);
         for (Sequence* s : {&first, &second, &third})

@@ -10,6 +10,7 @@
 
 #include "cuda_stand_in/device.h"
 #include "cuda_stand_in/errors.h"
+#include "cuda_stand_in/pace.h"
 #include "cuda_stand_in/streams.h"
 
 namespace quern::cuda_stand_in {
@@ -93,6 +94,7 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) 
     if (kind != cudaMemcpyHostToDevice && !on_device(from, bytes))
         return fail(cudaErrorInvalidValue, "cudaMemcpyAsync: the source is not this device's memory");
     std::memcpy(to, from, bytes);
+    if (kind == cudaMemcpyDeviceToHost) downloaded(to, bytes);
     return cudaSuccess;
 }
 

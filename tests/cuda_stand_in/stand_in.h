@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -45,6 +46,21 @@ struct Record {
 };
 /// What came since the last call.
 Record take_record();
+
+/// A device that takes its time: each launched graph keeps it busy for so long, and a stream's synchronization waits for that.
+struct Pace {
+    double graph_seconds = 0;  // 0: everything has ended at once
+    /// Called with what came to the host, in place of kernels that would have written it.
+    std::function<void(void* to, size_t bytes)> after_download = {};
+};
+void set_pace(Pace pace);
+
+struct DeviceTime {
+    double idle_seconds = 0;  // between the end of a graph and the next one's launch
+    int64_t graphs = 0;
+};
+/// Since the last call.
+DeviceTime take_device_time();
 
 /// As if no kernel had asked for more shared memory than 48 KB yet.
 void forget_allowed_memory();

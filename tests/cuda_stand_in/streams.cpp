@@ -7,6 +7,7 @@
 
 #include "cuda_stand_in/device.h"
 #include "cuda_stand_in/errors.h"
+#include "cuda_stand_in/pace.h"
 
 struct CUgraphNode_st {
     cudaGraphNodeType type;
@@ -65,7 +66,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
     return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
-    return capturing() ? refuse_in_capture("cudaStreamSynchronize") : cudaSuccess;
+    if (capturing()) return refuse_in_capture("cudaStreamSynchronize");
+    wait_for_graphs();
+    return cudaSuccess;
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
@@ -130,6 +133,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
     return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    begin_graph();
     for (const CUgraphNode_st& node : exec->nodes)
         if (const cudaError_t code = in_order(stream, node.type, node.work); code != cudaSuccess) return code;
     return cudaSuccess;

@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "launches/listing.h"
+#include "launches/step_time.h"
 
 namespace {
 
@@ -17,6 +18,7 @@ constexpr const char* kUsage =
     "quern_launch_tests              the tests; flags: doctest's\n"
     "quern_launch_tests --steps      a line a step of every model on every device: kernels, a hash of the "
     "launches\n"
+    "quern_launch_tests --step-time [N...]    what the host costs an answer step of N sequences\n"
     "quern_launch_tests --kernels    a line a kernel: which steps launch it\n"
     "quern_launch_tests --launches SHAPE MIX DEVICE answer|prompt|blocks|tapped ROWS [SEQUENCES]    a line a "
     "node: its "
@@ -37,11 +39,18 @@ std::string launches(const std::vector<std::string>& words) {
                                                      : model.answers(rows, sequences));
 }
 
+std::string step_time(const std::vector<std::string>& words) {
+    std::vector<int64_t> sequences;
+    for (size_t i = 1; i < words.size(); ++i) sequences.push_back(std::atoll(words[i].c_str()));
+    return step_time_text(sequences.empty() ? std::vector<int64_t>{1, 8, 32, 64} : sequences);
+}
+
 /// Empty: no listing is asked for.
 std::string listing(const std::vector<std::string>& words) {
     const std::string first = words.empty() ? "" : words[0];
     if (first == "--steps") return steps_text();
     if (first == "--kernels") return kernels_text();
+    if (first == "--step-time") return step_time(words);
     if (first == "--launches") return words.size() == 6 || words.size() == 7 ? launches(words) : kUsage;
     return {};
 }

@@ -2,7 +2,9 @@
 #include <cuda.h>
 #include <doctest/doctest.h>
 
+#include <chrono>
 #include <string>
+#include <thread>
 
 #include "cuda_stand_in/kernel_name.h"
 #include "cuda_stand_in/kernels.h"
@@ -164,6 +166,38 @@ TEST_CASE("stand-in: the compiler's notes on each kernel are found") {
         for (const auto& [capability, code] : compiled) with_threads += code.most_threads < 1024;
     }
     CHECK(with_threads > kernels().size() / 2);
+}
+
+TEST_CASE("stand-in: graphs take the time that was set, and the time between them is counted") {
+    using Clock = std::chrono::steady_clock;
+    const auto pause = std::chrono::milliseconds(50);
+    CHECK(cudaSetDevice(kH200) == cudaSuccess);
+    cudaStream_t stream = nullptr;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+
+    set_pace({.graph_seconds = 0.05});
+    const auto begun = Clock::now();
+    CHECK(cudaGraphLaunch(exec, stream) == cudaSuccess);
+    CHECK(cudaGraphLaunch(exec, stream) == cudaSuccess);  // follows at once
+    CHECK(Clock::now() - begun < pause);
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK(Clock::now() - begun >= 2 * pause);
+    std::this_thread::sleep_for(pause);
+    CHECK(cudaGraphLaunch(exec, stream) == cudaSuccess);
+    const DeviceTime time = take_device_time();
+    CHECK(time.graphs == 3);
+    CHECK(time.idle_seconds >= 0.05);
+    CHECK(take_device_time().graphs == 0);
+
+    set_pace({});
+    CHECK(cudaGraphExecDestroy(exec) == cudaSuccess);
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+    CHECK(cudaStreamDestroy(stream) == cudaSuccess);
 }
 
 }  // namespace

@@ -176,6 +176,7 @@ Run run_parallel(Engine& engine, const BenchTest& test, const std::function<void
         run.seconds = since(begin) * static_cast<double>(test.parallel * test.answer) /
                       static_cast<double>(std::max<int64_t>(tokens, 1));
     run.results = crowd.results(test.answer + 1);
+    engine.backend().synchronize();  // a step that was launched before the last answers ended
     return run;
 }
 

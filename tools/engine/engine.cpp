@@ -133,6 +133,14 @@ Engine::Engine(Model& model, Backend& backend, const EngineOptions& options) {
 
 Engine::~Engine() = default;
 
+/// A step that nobody reads may still run.
+Engine::State::~State() {
+    try {
+        backend.synchronize();
+    } catch (const std::exception&) {  // the device has failed, which was reported
+    }
+}
+
 RequestId Engine::submit(Request request) {
     State& e = *state_;
     const auto prompt = static_cast<int64_t>(request.prompt.size());
@@ -242,45 +250,87 @@ std::optional<SpeculationReport> Engine::speculation() const {
     return state_->speculation->report();
 }
 
-bool Engine::step() {
+bool Engine::step(const std::function<void()>& before_next) {
     try {
-        return state_->step();
+        return state_->step(before_next);
     } catch (const Error& error) {
         if (error.kind() == ErrorKind::device) state_->lose(error.what());
         throw;
     }
 }
 
-bool Engine::State::step() {
+bool Engine::State::step(const std::function<void()>& before_next) {
+    end_cancelled();
+    forget_ended();
+    if (launched && !launched->awaited()) read_launched();  // it may still need its inputs
+    if (!launched) launch_next(before_next);
+    if (launched) {
+        read_launched();
+        if (runs_ahead()) launch_next(before_next);
+    }
+    tell_all();
+    forget_ended();
+    return !running.empty() || !queue.empty();
+}
+
+void Engine::State::launch_next(const std::function<void()>& before_next) {
+    if (before_next) before_next();
+    end_cancelled();
     admit();
-    std::erase_if(running, [](const Sequence* s) { return s->done(); });
-    if (running.empty()) return !queue.empty();
+    if (running.empty()) return;
     Step step = scheduler.next(running);
+    guarded(step, [&] {
+        if (!encode_images(step)) launch(step);
+    });
+}
+
+void Engine::State::read_launched() {
+    LaunchedStep done = std::move(*launched);
+    launched.reset();
+    guarded(done.step, [&] { read(done); });
+}
+
+void Engine::State::guarded(Step& step, const std::function<void()>& work) {
     try {
-        if (!encode_images(step)) run(step);
+        work();
     } catch (const std::exception& error) {
         rethrow_if_device(error);
         // The step is lost for everyone in it: their states are half written.
-        for (const Slice& slice : step.slices) finish(*slice.sequence, FinishReason::error, error.what());
+        for (const Slice& slice : step.slices)
+            if (slice.sequence != nullptr) finish(*slice.sequence, FinishReason::error, error.what());
     }
     std::erase_if(running, [](const Sequence* s) { return s->done(); });
-    return !running.empty() || !queue.empty();
+}
+
+/// Before the caller can take the results of sequences that have ended.
+void Engine::State::forget_ended() {
+    std::erase_if(running, [](const Sequence* s) { return s->done(); });
+    if (!launched) return;
+    for (Slice& slice : launched->step.slices)
+        if (slice.sequence != nullptr && slice.sequence->done()) slice.sequence = nullptr;
 }
 
 /// Ends all requests: the device has failed.
 void Engine::State::lose(const std::string& error) {
+    launched.reset();
     for (auto& [id, s] : sequences) finish(*s, FinishReason::error, error);
+    tell_all();  // what was chosen before that
     running.clear();
     queue.clear();
 }
 
-/// Ends what was cancelled and starts what was queued while slots are free.
-void Engine::State::admit() {
+void Engine::State::end_cancelled() {
     for (Sequence* s : running)
         if (s->cancelled) finish(*s, FinishReason::cancelled);
     for (Sequence* s : queue)
         if (s->cancelled) finish(*s, FinishReason::cancelled);
-    std::erase_if(queue, [](const Sequence* s) { return s->done(); });
+    const auto done = [](const Sequence* s) { return s->done(); };
+    std::erase_if(running, done);
+    std::erase_if(queue, done);
+}
+
+/// Starts what was queued while slots are free.
+void Engine::State::admit() {
     while (!queue.empty() && pool.free_slots() > 0) {
         Sequence* s = queue.front();
         queue.pop_front();

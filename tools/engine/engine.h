@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -28,7 +29,8 @@ struct EngineOptions {
     int64_t context = 0;    // tokens a sequence may hold; 0: the largest that fits, at most the model's
     int64_t sequences = 1;  // that run at the same time
     /// Prompt rows in one step at most; 0: what suits the backend, 512 or, on a device, 8192. Fewer than 64 count as
-    /// 64, since prompts are cut only at multiples of 64 tokens. While answers run: 128 at most, on a device 1024.
+    /// 64, since prompts are cut only at multiples of 64 tokens. While answers run: 128 at most, on a device 1024, or
+    /// of a mixture 1536, fewer of them far into a long prompt.
     int64_t step_tokens = 0;
     int64_t prompt_logits = 64;  // of these, rows for requests with on_prompt_logits; at least 64
     /// Formats of keys and of values, as kv_types.h names them; no second one: as the first.
@@ -60,10 +62,13 @@ class Engine {
     RequestId submit(Request request);
     /// Ends a request at the next step with FinishReason::cancelled; unknown or finished ids are ignored.
     void cancel(RequestId id);
-    /// Runs one step. False: nothing was left to do. An error of a request ends that request only, an error of a step
-    /// the requests in it. Throws Error(device) if the device failed, which is final: all requests have ended with
-    /// that error, and later ones would, too.
-    bool step();
+    /// Runs one step: chooses the tokens that it gives, and calls the requests' callbacks. On a device that computes by
+    /// itself the next step is launched between the two, so that it never waits for callbacks or for what the caller does
+    /// between two calls; not with speculation, whose drafts depend on them. `before_next`: called just before the rows
+    /// of a step are chosen; the place to submit and to cancel for that step. False: nothing was left to do. An error of a
+    /// request ends that request only, an error of a step the requests in it. Throws Error(device) if the device failed,
+    /// which is final: all requests have ended with that error, and later ones would, too.
+    bool step(const std::function<void()>& before_next = {});
     /// Whether the request has finished; its Result stays until taken.
     bool finished(RequestId id) const;
     Result take(RequestId id);

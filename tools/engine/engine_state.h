@@ -2,6 +2,7 @@
 // and chooses tokens.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <memory>
@@ -49,8 +50,30 @@ inline void rethrow_if_device(const std::exception& error) {
     if (known != nullptr && known->kind() == ErrorKind::device) throw;
 }
 
+/// A step that was launched, and whose results nobody has read.
+struct LaunchedStep {
+    Step step;  // sequences that have ended since are null
+    StepPlan* plan;
+    Sequence::Clock::time_point begun, drafted;  // when it began, when its drafts were there
+
+    /// Whether any of its sequences goes on.
+    bool awaited() const {
+        return std::any_of(step.slices.begin(), step.slices.end(),
+                           [](const Slice& slice) { return slice.sequence != nullptr; });
+    }
+};
+
+/// A token of an answer that the request's callbacks do not know of yet.
+struct UntoldToken {
+    Sequence* sequence;
+    int32_t id;
+};
+
 struct Engine::State {
     State(Model& model, Backend& backend, const EngineOptions& options);
+    ~State();
+    State(const State&) = delete;
+    State& operator=(const State&) = delete;
 
     int64_t top_rows() const {
         return std::max(memory.steps.prompt_logits + memory.sequences, memory.steps.answer_rows);
@@ -71,7 +94,15 @@ struct Engine::State {
     StepPlan& plan_for(const Step& step);
 
     uint64_t binding() const;
-    bool step();
+    /// Whether the next step is launched before callbacks learn of the last one's tokens.
+    bool runs_ahead() const { return backend.asynchronous() && !speculation; }
+    bool step(const std::function<void()>& before_next);
+    void launch_next(const std::function<void()>& before_next);
+    void read_launched();
+    void end_cancelled();
+    void forget_ended();
+    /// `work` is about this step: its error ends the sequences in it.
+    void guarded(Step& step, const std::function<void()>& work);
     void lose(const std::string& error);
     void admit();
     void start(Sequence& s);
@@ -79,13 +110,15 @@ struct Engine::State {
     void keep_state(const Sequence& s, const SequenceState& state);
     void reserve(Sequence& s, int64_t tokens);
     bool encode_images(const Step& step);
-    void run(Step& step);
-    void read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun,
-              Sequence::Clock::time_point drafted);
+    void launch(Step& step);
+    void read(const LaunchedStep& done);
     int32_t choose(const Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row) const;
     void report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const;
     void download_logits(const StepPlan& plan, int64_t row, int64_t count, float* to) const;
-    bool append(Sequence& s, int32_t id);
+    bool append(Sequence& s, int32_t id, bool now);
+    void tell(Sequence& s, int32_t id);
+    void tell_all();
+    void add_forced(Sequence& s);
     void advance(Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row);
     void verify(const Slice& slice, const StepPlan& plan, const int32_t* top, int64_t row);
     void finish(Sequence& s, FinishReason reason, std::string error = {});
@@ -116,6 +149,8 @@ struct Engine::State {
     std::map<RequestId, std::unique_ptr<Sequence>> sequences;
     std::deque<Sequence*> queue;
     std::vector<Sequence*> running;  // in order of arrival
+    std::optional<LaunchedStep> launched;
+    std::vector<UntoldToken> untold;
 };
 
 }  // namespace quern

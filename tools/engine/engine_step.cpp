@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <list>
+#include <utility>
 
 #include "ggml-like/ops/logits_top.h"
 #include "tools/engine/engine_state.h"
@@ -53,7 +54,7 @@ bool Engine::State::encode_images(const Step& step) {
     return true;
 }
 
-void Engine::State::run(Step& step) {
+void Engine::State::launch(Step& step) {
     const auto begun = Sequence::Clock::now();
     if (speculation) speculation->draft(step, [this](Sequence& s, int64_t tokens) { reserve(s, tokens); });
     const auto drafted = Sequence::Clock::now();
@@ -61,7 +62,7 @@ void Engine::State::run(Step& step) {
     StepPlan& plan = plan_for(step);
     fill_inputs(plan, step.slices);
     plan.plan->run();
-    read(plan, step, begun, drafted);
+    launched = LaunchedStep{std::move(step), &plan, begun, drafted};
 }
 
 /// The plans that verify drafts of one sequence, so that its first rounds do not wait for them. Those of several sequences
@@ -94,23 +95,26 @@ StepPlan& Engine::State::plan_for(const Step& step) {
     return plans.get(shape, PlanUse::sometimes);
 }
 
-/// `begun`: when the step began; `drafted`: when its drafts were there. A plan's first run says nothing of its cost, since it was made in it; nor do runs that
-/// somebody watches.
-void Engine::State::read(StepPlan& plan, const Step& step, Sequence::Clock::time_point begun,
-                         Sequence::Clock::time_point drafted) {
+/// Waits for the results. A plan's first run says nothing of its cost, since it was made in it; nor do runs that somebody
+/// watches.
+void Engine::State::read(const LaunchedStep& done) {
+    StepPlan& plan = *done.plan;
+    const Step& step = done.step;
     auto* top = static_cast<int32_t*>(host_top.get());
     backend.download(top, plan.top->data, plan.top->bytes());
     if (speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node)
-        speculation->measured(step, seconds(begun, Sequence::Clock::now()), seconds(begun, drafted));
+        speculation->measured(step, seconds(done.begun, Sequence::Clock::now()),
+                              seconds(done.begun, done.drafted));
     if (speculation) speculation->computed(step, plan);
     int64_t row = 0;  // of the logits
     std::list<AtCut> cuts;
     for (const Slice& slice : step.slices) {
+        const int64_t first_row = std::exchange(row, row + slice.logit_rows);
+        if (slice.sequence == nullptr || slice.sequence->done()) continue;
         Sequence& s = *slice.sequence;
-        if (s.wants_prompt_logits()) report_prompt(s, plan, row, slice.count);
-        row += slice.logit_rows;
+        if (s.wants_prompt_logits()) report_prompt(s, plan, first_row, slice.count);
         if (!slice.draft.empty()) {
-            verify(slice, plan, top, row - slice.logit_rows);
+            verify(slice, plan, top, first_row);
             continue;
         }
         s.state.length += slice.count;
@@ -120,7 +124,8 @@ void Engine::State::read(StepPlan& plan, const Step& step, Sequence::Clock::time
             s.cuts.pop_front();
             cuts.emplace_back(pool, s);
         }
-        if (slice.last) advance(s, plan, top + (row - 1) * kTopWords, row - 1);
+        // Since the step was launched callbacks may have added tokens, which run before another is chosen.
+        if (s.pending() == 0) advance(s, plan, top + (row - 1) * kTopWords, row - 1);
     }
     if (speculation) speculation->committed(step);
     // Only now drafters have written what they add to the pages. Slots of sequences that have ended are as they were.
@@ -168,16 +173,43 @@ int32_t Engine::State::choose(const Sequence& s, const StepPlan& plan, const int
     return id;
 }
 
-/// Adds a token to the answer. False if that ended it.
-bool Engine::State::append(Sequence& s, int32_t id) {
+/// Adds a token to the answer. Callbacks learn of it `now` or with tell_all; now also of a last one. False if that ended it.
+bool Engine::State::append(Sequence& s, int32_t id, bool now) {
     s.tokens.push_back(id);
     s.result.tokens.push_back(id);
     const auto answered = static_cast<int64_t>(s.result.tokens.size());
+    const bool last = answered >= s.request.max_tokens || static_cast<int64_t>(s.tokens.size()) >= context;
+    if (!now && !last) {
+        untold.push_back({&s, id});
+        return true;
+    }
     if (s.request.on_token && !s.request.on_token(id))
         finish(s, FinishReason::cancelled);
-    else if (answered >= s.request.max_tokens || static_cast<int64_t>(s.tokens.size()) >= context)
+    else if (last)
         finish(s, FinishReason::length);
     return !s.done();
+}
+
+/// Tells a request of a token of its answer, and adds those that must follow.
+void Engine::State::tell(Sequence& s, int32_t id) {
+    if (s.request.on_token && !s.request.on_token(id)) finish(s, FinishReason::cancelled);
+    if (!s.done()) add_forced(s);
+}
+
+/// An error ends the request that it comes from.
+void Engine::State::tell_all() {
+    for (const auto& [s, id] : std::exchange(untold, {})) try {
+            tell(*s, id);
+        } catch (const std::exception& error) {
+            rethrow_if_device(error);
+            finish(*s, FinishReason::error, error.what());
+        }
+}
+
+void Engine::State::add_forced(Sequence& s) {
+    if (!s.request.force) return;
+    for (const int32_t forced : s.request.force())
+        if (!append(s, forced, true)) return;
 }
 
 /// Chooses the next token of a sequence and ends it if it should end.
@@ -199,9 +231,8 @@ void Engine::State::advance(Sequence& s, const StepPlan& plan, const int32_t* to
     }
     const auto& stops = s.request.stop_ids;
     if (std::find(stops.begin(), stops.end(), id) != stops.end()) return finish(s, FinishReason::stop);
-    if (!append(s, id) || !s.request.force) return;
-    for (const int32_t forced : s.request.force())
-        if (!append(s, forced)) return;
+    const bool now = !runs_ahead();
+    if (append(s, id, now) && now) add_forced(s);
 }
 
 /// Chooses tokens after the rows of a slice that ends with a draft, as long as its next row was computed with the token that

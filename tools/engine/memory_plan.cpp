@@ -19,7 +19,10 @@ constexpr int64_t kCaptureReserve = 64ll << 20;  // captured steps, and what a d
 constexpr int64_t kUploadReserve = 128ll << 20;  // buffers of the load
 constexpr int64_t kCpuStep = 512, kGpuStep = 8192;
 /// Prompt rows between two answer steps at most: the answers pause for as long as these take.
-constexpr int64_t kCpuGap = 128, kGpuGap = 1024;
+/// Rows of mixtures take a sixth of a dense model's time.
+constexpr int64_t kCpuGap = 128, kGpuGap = 1024, kGpuMixtureGap = 1536;
+/// On an H200 a row of the 35B's prompts takes 14 us, and attention as much again after so many tokens.
+constexpr int64_t kGpuGapDepth = 65536;
 
 /// State tensors with shapes but no memory of their own, to build graphs that are only measured.
 class PlannedState final : public StateViews {
@@ -104,15 +107,18 @@ int64_t longest_slice(const EngineOptions& o) {
     return std::max(kMaxAnswerSlice, journal_entries(o.speculation));
 }
 
-StepLimits step_limits(const EngineOptions& o, const Backend& backend) {
-    const bool device = backend.captures();
+StepLimits step_limits(const EngineOptions& o, const Model& model, const Backend& backend) {
+    const bool device = backend.captures(), mixture = model.info().experts > 0;
     const int64_t chosen = o.step_tokens > 0 ? o.step_tokens : device ? kGpuStep : kCpuStep;
     const int64_t rows = std::max<int64_t>(chosen, kPageTokens);
     const int64_t answers = device ? kMaxAnswerRows : std::max(kMaxAnswerRows, o.sequences);
     return {.prompt_rows = rows,
-            .gap_rows = std::min(rows, device ? kGpuGap : kCpuGap),
+            .gap_rows = std::min(rows, !device   ? kCpuGap
+                                       : mixture ? kGpuMixtureGap
+                                                 : kGpuGap),
             .prompt_logits = std::clamp<int64_t>(o.prompt_logits, kPageTokens, rows),
-            .answer_rows = std::min(answers, longest_slice(o) * o.sequences)};
+            .answer_rows = std::min(answers, longest_slice(o) * o.sequences),
+            .gap_depth = device && mixture ? kGpuGapDepth : 0};
 }
 
 std::vector<int64_t> powers_of_two_and(int64_t last) {
@@ -349,7 +355,7 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     plan.context_chosen = options.context == 0;
     plan.context = plan.context_chosen ? info.context : options.context;
     plan.sequences = options.sequences;
-    plan.steps = step_limits(options, backend);
+    plan.steps = step_limits(options, model, backend);
     if (info.vision) plan.image_sizes = image_sizes(*info.vision, backend, options);
     if (!weights_placed) count_weights(plan, model, backend);
     plan.token_bytes = page_bytes(plan.specs) / kPageTokens;

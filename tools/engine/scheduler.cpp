@@ -15,26 +15,40 @@ int64_t ready_rows(const Sequence& s, int64_t most) {
     return std::max<int64_t>(0, round_down_to_page(begin + most) - begin);
 }
 
-/// Hands out the rows of a prompt step.
+/// Hands out the rows of a prompt step. `depth`: StepLimits::gap_depth.
 class PromptRows {
   public:
-    PromptRows(int64_t rows, int64_t logits) : rows_(rows), logits_(logits) {}
+    PromptRows(int64_t rows, int64_t logits, int64_t depth) : rows_(rows), logits_(logits), depth_(depth) {}
 
-    /// Adds up to `most` rows of the prompt to `slice`.
+    /// Adds rows of the prompt to `slice` that count as up to `most`. The first that are asked for are a page at least, so that
+    /// a prompt moves on.
     void grow(Slice& slice, int64_t most) {
         Sequence& s = *slice.sequence;
+        const int64_t before = slice.begin + slice.count;
         most = std::min(most, rows_);
+        most = first_ ? std::max(fitting(most, before), std::min<int64_t>(most, kPageTokens))
+                      : fitting(most, before);
+        first_ = false;
         if (s.wants_prompt_logits()) most = std::min(most, logits_);
         const int64_t more = ready_rows(s, slice.count + most) - slice.count;
         if (more <= 0) return;
         slice.count += more;
-        rows_ -= more;
+        rows_ = std::max<int64_t>(0, rows_ - counted(more, before));
         if (s.wants_prompt_logits()) logits_ -= more;
     }
     int64_t left() const { return rows_; }
 
   private:
-    int64_t rows_, logits_;
+    /// As how many rows these count, after so many tokens; and how many count as `rows`.
+    int64_t counted(int64_t rows, int64_t before) const {
+        return depth_ > 0 ? rows + (rows * before + depth_ - 1) / depth_ : rows;
+    }
+    int64_t fitting(int64_t rows, int64_t before) const {
+        return depth_ > 0 ? rows * depth_ / (depth_ + before) : rows;
+    }
+
+    int64_t rows_, logits_, depth_;
+    bool first_ = true;
 };
 
 }  // namespace
@@ -46,19 +60,20 @@ Step Scheduler::next(std::span<Sequence* const> running) {
     const bool due = std::any_of(answers.begin(), answers.end(),
                                  [&](const Sequence* s) { return s->last_step <= last_prompt_step_; });
     const bool prompts_next = !prompts.empty() && !due;
-    const int64_t rows = answers.empty() ? limits_.prompt_rows : limits_.gap_rows;
-    Step step = prompts_next ? prompt_step(std::move(prompts), rows) : answer_step(std::move(answers));
+    const int64_t rows = answers.empty() ? limits_.prompt_rows : limits_.gap_rows,
+                  depth = answers.empty() ? 0 : limits_.gap_depth;
+    Step step = prompts_next ? prompt_step(std::move(prompts), rows, depth) : answer_step(std::move(answers));
     for (const Slice& slice : step.slices) slice.sequence->last_step = steps_;
     if (prompts_next) last_prompt_step_ = steps_;
     return step;
 }
 
-Step Scheduler::prompt_step(std::vector<Sequence*> prompts, int64_t rows) const {
+Step Scheduler::prompt_step(std::vector<Sequence*> prompts, int64_t rows, int64_t depth) const {
     std::stable_sort(prompts.begin() + 1, prompts.end(),
                      [](const Sequence* a, const Sequence* b) { return a->pending() < b->pending(); });
     Step step{.kind = StepKind::prompt, .slices = {}};
     for (Sequence* s : prompts) step.slices.push_back({s, s->state.length, 0, 0, false});
-    PromptRows budget(rows, limits_.prompt_logits);
+    PromptRows budget(rows, limits_.prompt_logits, depth);
     Slice& oldest = step.slices.front();
     budget.grow(oldest, prompts.size() > 1 ? round_up_to_page((rows + 1) / 2) : rows);
     for (auto slice = step.slices.begin() + 1; slice != step.slices.end(); ++slice)

@@ -44,9 +44,12 @@ struct Step {
 /// Rows in one step at most; the first three are at least kPageTokens.
 struct StepLimits {
     int64_t prompt_rows;    // of prompts, while no answer runs
-    int64_t gap_rows;       // of prompts, while answers run
+    int64_t gap_rows;       // of prompts, while answers run, if they are at the beginning of their prompts
     int64_t prompt_logits;  // of prompts that want all their logits
     int64_t answer_rows;
+    /// While answers run, a row after so many tokens counts as two rows, after twice as many as three: attention makes it
+    /// take as long. 0: each counts as one.
+    int64_t gap_depth = 0;
 };
 
 class Scheduler {
@@ -56,8 +59,9 @@ class Scheduler {
     /// The next step of `running`, which is in order of arrival; it counts as run. It has at least one row if
     /// anything is pending.
     ///
-    /// Prompt step: a slice ends at a multiple of kPageTokens of its sequence, at a cut or at the end of the prompt;
-    /// a prompt without room for such a slice waits. The oldest prompt gets half of the rows, rounded up to
+    /// Prompt step: beside answers it is short, so that these wait for no longer than some rows take. A slice ends at a
+    /// multiple of kPageTokens of its sequence, at a cut or at the end of the prompt; a prompt without room for such a slice
+    /// waits. The oldest prompt gets half of the rows, rounded up to
     /// kPageTokens; the rest goes to the prompts with the fewest rows left, so that short ones do not wait for long
     /// ones, and then to the oldest again.
     ///
@@ -66,7 +70,7 @@ class Scheduler {
     Step next(std::span<Sequence* const> running);
 
   private:
-    Step prompt_step(std::vector<Sequence*> prompts, int64_t rows) const;
+    Step prompt_step(std::vector<Sequence*> prompts, int64_t rows, int64_t depth) const;
     Step answer_step(std::vector<Sequence*> answers) const;
 
     StepLimits limits_;

@@ -97,13 +97,17 @@ void EngineLoop::admit(Engine& engine, std::vector<Live>& live) {
     }
 }
 
-/// Cancels what nobody waits for any more and hands out what is finished.
-void EngineLoop::check(Engine& engine, std::vector<Live>& live) {
+/// Cancels what nobody waits for any more.
+void EngineLoop::cancel_unwanted(Engine& engine, std::vector<Live>& live) const {
     const auto now = Job::Clock::now();
     for (Live& l : live) {
         if (now > l.job->deadline) l.late = true;
         if (l.job->cancelled || l.late || stopping_) engine.cancel(l.id);
     }
+}
+
+/// What is finished.
+void EngineLoop::hand_out(Engine& engine, std::vector<Live>& live) {
     std::erase_if(live, [&](Live& l) {
         if (!engine.finished(l.id)) return false;
         finish(l, engine.take(l.id));
@@ -190,9 +194,13 @@ void EngineLoop::run(Engine& engine, const std::function<void()>& lost) {
 }
 
 void EngineLoop::serve(Engine& engine, std::vector<Live>& live) {
-    while (true) {
+    const auto before_step = [&] {
         admit(engine, live);
-        check(engine, live);
+        cancel_unwanted(engine, live);
+    };
+    while (true) {
+        before_step();
+        hand_out(engine, live);
         publish(engine, live);
         if (stopping_ && live.empty()) break;
         if (live.empty()) {
@@ -200,16 +208,16 @@ void EngineLoop::serve(Engine& engine, std::vector<Live>& live) {
             continue;
         }
         const auto start = Job::Clock::now();
-        engine.step();
+        engine.step(before_step);
         notifier_.flush();
         metrics_.step.add(std::chrono::duration<double>(Job::Clock::now() - start).count());
-        check(engine, live);
+        hand_out(engine, live);
     }
     slots_ = -queue_;  // nothing is accepted any more
     admit(engine, live);
     for (Live& l : live) engine.cancel(l.id);
     engine.step();
-    check(engine, live);
+    hand_out(engine, live);
     save_states(engine, [] { return true; });
 }
 

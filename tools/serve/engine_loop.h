@@ -66,7 +66,8 @@ class EngineLoop {
     void save_when_idle(Engine& engine);
     void refuse_all(const std::string& error);
     void refuse(Job& job, const std::string& error);
-    void check(Engine& engine, std::vector<Live>& live);
+    void cancel_unwanted(Engine& engine, std::vector<Live>& live) const;
+    void hand_out(Engine& engine, std::vector<Live>& live);
     void finish(Live& l, Result result);
     void end(Job& job, Event event);
     void publish(const Engine& engine, const std::vector<Live>& live);
