@@ -131,7 +131,14 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("variants: prompts of the 35B's matrices") {
-        CHECK(prompts(kH200, Kind::bf16, 12352, 2048, true) == "short, short, short, tall, wide");
+        CHECK(prompts(kH200, Kind::bf16, 12352, 2048, true) == "short, short, short, wide, wide");
+        // two blocks a multiprocessor of tall: one round up to 192 tokens
+        const auto in_proj = [](int tokens) {
+            return name_of(choose(kH200, PromptShape{Kind::bf16, tokens, 772, 32, true}));
+        };
+        CHECK(std::string(in_proj(100)) == "gemm tall");
+        CHECK(std::string(in_proj(192)) == "gemm tall");
+        CHECK(std::string(in_proj(193)) == "gemm wide");
         CHECK(prompts(kH200, Kind::bf16, 2048, 4096, true) ==
               "short halves, short halves, short halves, short halves, halves");
         CHECK(prompts(kH200, Kind::bf16, 257, 2048, true) ==
@@ -178,7 +185,7 @@ TEST_SUITE("cpu") {
         std::set<ExpertsProduct> experts;
         for (const Card& card : kCards)
             for (const Kind kind : kKinds)
-                for (const int tokens : {1, 65, 200, 8192}) {
+                for (const int tokens : {1, 65, 128, 200, 8192}) {
                     for (const int tiles : {128, 772})
                         prompt.insert(choose(card, PromptShape{kind, tokens, tiles, 32, true}));
                     experts.insert(choose(card, ExpertsShape{kind, tokens * 8, 256}));
