@@ -38,6 +38,9 @@ class Backend {
     /// Host threads that ops use.
     virtual int threads() const = 0;
     virtual MemoryInfo memory_info() const = 0;
+    /// The calling thread uses this backend from now on, until it calls this of another one. Threads that make or use only
+    /// one backend need not call it.
+    virtual void use_on_this_thread() const {}
     /// The type of activations between ops.
     virtual DType activation_dtype() const = 0;
 
@@ -77,8 +80,19 @@ class Backend {
     /// As place_weight, but in memory of its own, which is freed when the weight is placed apart again with other
     /// segments: plans that read it may not run after that. Has read the segments when it returns.
     virtual void place_apart(Weight& weight, RowOrder order) = 0;
+    /// Returns when all segments placed so far have been read: their memory may go where the weight is `placed`.
+    virtual void finish_reading() {}
     /// Call after the last weight: waits for uploads and frees their buffers.
     virtual void weights_complete() = 0;
+
+    /// A group (backend_group.h) is several ranks, whose memory is taken, copied and cleared together; all others are one.
+    virtual int ranks() const { return 1; }
+    virtual Backend& of_rank(int) { return *this; }
+    /// Where rank `rank` has its part of what is at `memory`, of alloc or alloc_host, on rank 0.
+    virtual void* memory_of(int, const void* memory) const { return const_cast<void*>(memory); }
+    /// Calls work(rank) for all ranks at the same time, rank 0's on this thread, and returns when all calls have ended. If one
+    /// throws, the others do not go on waiting for it, and the error that came first is rethrown.
+    virtual void on_ranks(const std::function<void(int rank)>& work) { work(0); }
 
     /// Whether it captures plans that run repeatedly; then few shapes, with padding, are faster than many.
     virtual bool captures() const = 0;
@@ -94,7 +108,11 @@ class Backend {
     std::function<void(const Node&, double seconds, const std::string& kernels)> after_node;
 };
 
-/// threads: 0 = as many as this process may use.
-std::unique_ptr<Backend> make_cpu_backend(int threads);
+class Communicator;
+
+/// threads: 0 = as many as this process may use. `communicator`: of the ranks that this one belongs to as rank `rank`; null:
+/// to none.
+std::unique_ptr<Backend> make_cpu_backend(int threads, std::shared_ptr<Communicator> communicator = nullptr,
+                                          int rank = 0);
 
 }  // namespace quern

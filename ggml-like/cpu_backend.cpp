@@ -8,6 +8,7 @@
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
+#include "ggml-like/communicator.h"
 #include "ggml-like/cpu/context.h"
 
 namespace quern {
@@ -15,7 +16,10 @@ namespace {
 
 class CpuBackend final : public Backend {
   public:
-    explicit CpuBackend(int threads) : pool_(threads), context_{pool_, cpu::dot_kernels(), {}} {}
+    CpuBackend(int threads, std::shared_ptr<Communicator> communicator, int rank)
+        : communicator_(std::move(communicator)),
+          pool_(threads),
+          context_{pool_, cpu::dot_kernels(), {}, communicator_.get(), rank} {}
 
     std::string name() const override { return "CPU"; }
     std::string description() const override {
@@ -136,6 +140,7 @@ class CpuBackend final : public Backend {
         }
     }
 
+    std::shared_ptr<Communicator> communicator_;
     cpu::ThreadPool pool_;
     cpu::Context context_;
     std::deque<std::vector<uint64_t>> synthetic_;
@@ -143,6 +148,8 @@ class CpuBackend final : public Backend {
 
 }  // namespace
 
-std::unique_ptr<Backend> make_cpu_backend(int threads) { return std::make_unique<CpuBackend>(threads); }
+std::unique_ptr<Backend> make_cpu_backend(int threads, std::shared_ptr<Communicator> communicator, int rank) {
+    return std::make_unique<CpuBackend>(threads, std::move(communicator), rank);
+}
 
 }  // namespace quern

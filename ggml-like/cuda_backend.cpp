@@ -181,6 +181,7 @@ class CudaBackend final : public Backend {
         CUDA_CHECK(cudaMemGetInfo(&available, &total));
         return {static_cast<int64_t>(total), static_cast<int64_t>(available), true};
     }
+    void use_on_this_thread() const override { CUDA_CHECK(cudaSetDevice(device_)); }
     DType activation_dtype() const override { return DType::BF16; }
 
     void* alloc(int64_t bytes, const char* what) override {
@@ -278,6 +279,7 @@ class CudaBackend final : public Backend {
         weight.placed = &apart->packed;
         apart_[weight.placed] = std::move(apart);
     }
+    void finish_reading() override { uploader_->flush(); }
     void weights_complete() override {
         uploader_->finish();
         CUDA_CHECK(cudaDeviceSynchronize());  // random weights are filled on the default stream
@@ -443,6 +445,11 @@ std::string cuda_unavailable(int device) {
 std::unique_ptr<Backend> make_cuda_backend(int device, int max_shared) {
     if (const std::string reason = cuda_unavailable(device); !reason.empty()) FAIL(device, "{}", reason);
     return std::make_unique<CudaBackend>(device, max_shared);
+}
+
+std::unique_ptr<Backend> make_cuda_backends(const std::vector<int>& devices) {
+    if (devices.size() > 1) FAIL(device, "several GPUs cannot run one model yet; use one, or -ngl 0");
+    return make_cuda_backend(devices.at(0));
 }
 
 }  // namespace quern

@@ -53,6 +53,8 @@ class Plan {
     T* input(const Tensor* t) {
         return reinterpret_cast<T*>(host_input(t));
     }
+    /// Takes over the inputs of a plan of the same shapes.
+    void copy_inputs(const Plan& from);
     /// Uploads the inputs and runs. Results are readable after Backend::synchronize().
     void run();
 

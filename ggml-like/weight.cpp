@@ -9,6 +9,8 @@
 namespace quern {
 namespace {
 
+constexpr int64_t kFp8Block = 128;
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 int64_t scale_bytes(const WeightSegment& s) {
@@ -74,7 +76,86 @@ void scale_runs(float* values, int64_t cols, int64_t run, F&& scale) {
     }
 }
 
+/// Bytes of a row's values, and of the scales of a row, or of the 128 rows that share them.
+struct RowBytes {
+    int64_t values, scales;
+};
+
+RowBytes row_bytes(const WeightSegment& s, int64_t cols) {
+    const int64_t values = dtype_bytes(s.dtype, cols);
+    if (s.scale_kind == ScaleKind::nvfp4) return {values, cols / nvfp4::kBlock};
+    return {values, s.scale_kind == ScaleKind::block128 ? 4 * ceil_div(cols, kFp8Block) : 0};
+}
+
+/// Such runs of scales; 0: scales are not those of blocks.
+int64_t scale_rows(const WeightSegment& s) {
+    if (s.scale_kind == ScaleKind::nvfp4) return s.rows;
+    return s.scale_kind == ScaleKind::block128 ? ceil_div(s.rows, kFp8Block) : 0;
+}
+
+const std::byte* bytes_at(const void* data, int64_t offset) {
+    return data != nullptr ? static_cast<const std::byte*>(data) + offset : nullptr;
+}
+
+void gather(const void* from, int64_t rows, int64_t bytes, int64_t stored_bytes, std::byte* to) {
+    for (int64_t r = 0; r < rows; ++r, to += bytes)
+        std::memcpy(to, bytes_at(from, r * stored_bytes), static_cast<size_t>(bytes));
+}
+
 }  // namespace
+
+WeightSegment slice_rows(const WeightSegment& s, int64_t begin, int64_t rows, const std::string& name) {
+    CHECK(begin >= 0 && rows > 0 && begin + rows <= s.rows, "[slice_rows] {}: rows {} + {} of {}", s.name,
+          begin, rows, s.rows);
+    CHECK(s.scale_kind != ScaleKind::block128 || begin % kFp8Block == 0,
+          "[slice_rows] {}: row {} inside a block", s.name, begin);
+    const RowBytes row = row_bytes(s, s.stored_cols > 0 ? s.stored_cols : s.cols);
+    WeightSegment out = s;
+    out.name = name;
+    out.rows = rows;
+    out.data = bytes_at(s.data, begin * row.values);
+    if (s.scale_kind == ScaleKind::per_row) out.scale = bytes_at(s.scale, begin * 4);
+    if (s.scale_kind == ScaleKind::block128) out.scale = bytes_at(s.scale, begin / kFp8Block * row.scales);
+    if (s.scale_kind == ScaleKind::nvfp4) out.scale = bytes_at(s.scale, begin * row.scales);
+    return out;
+}
+
+WeightSegment slice_columns(const WeightSegment& s, int64_t begin, int64_t cols, const std::string& name) {
+    CHECK(s.stored_cols == 0 && begin >= 0 && cols > 0 && begin + cols <= s.cols,
+          "[slice_columns] {}: columns {} + {} of {}", s.name, begin, cols, s.cols);
+    const int64_t block = s.scale_kind == ScaleKind::nvfp4      ? nvfp4::kBlock
+                          : s.scale_kind == ScaleKind::block128 ? kFp8Block
+                                                                : 2;
+    CHECK(begin % block == 0 && (cols % block == 0 || begin + cols == s.cols),
+          "[slice_columns] {}: columns {} + {} cut a block of {}", s.name, begin, cols, block);
+    const RowBytes before = row_bytes(s, begin);
+    WeightSegment out = s;
+    out.name = name;
+    out.cols = cols;
+    if (s.data == nullptr) return out;
+    out.stored_cols = s.cols;
+    out.data = bytes_at(s.data, before.values);
+    if (scale_rows(s) > 0) out.scale = bytes_at(s.scale, before.scales);
+    return out;
+}
+
+int64_t gathered_bytes(const WeightSegment& s) {
+    const RowBytes own = row_bytes(s, s.cols);
+    return ceil_div(s.rows * own.values, 4) * 4 + scale_rows(s) * own.scales;
+}
+
+void gather_columns(WeightSegment& s, std::byte* to) {
+    if (s.stored_cols == 0) return;
+    const RowBytes own = row_bytes(s, s.cols), stored = row_bytes(s, s.stored_cols);
+    gather(s.data, s.rows, own.values, stored.values, to);
+    s.data = to;
+    to += ceil_div(s.rows * own.values, 4) * 4;  // scales may be floats
+    if (scale_rows(s) > 0) {
+        gather(s.scale, scale_rows(s), own.scales, stored.scales, to);
+        s.scale = to;
+    }
+    s.stored_cols = 0;
+}
 
 int64_t WeightSegment::bytes() const { return dtype_bytes(dtype, rows * cols) + scale_bytes(*this); }
 

@@ -5,6 +5,7 @@
 // Memory belongs to the checkpoint (a read-only mapping, possibly unaligned) or to the model.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,8 @@ struct WeightSegment {
     ScaleKind scale_kind = ScaleKind::none;
     const void* scale = nullptr;
     float global_scale = 1.0f;  // multiplier form, whatever the checkpoint stores
+    /// Columns of the stored matrix of which these are some, until gather_columns has copied them; 0: these are all.
+    int64_t stored_cols = 0;
 
     /// Bytes a full read touches: values and scales.
     int64_t bytes() const;
@@ -65,6 +68,15 @@ struct ExpertWeights {
     int64_t count() const { return static_cast<int64_t>(expert.size()); }
     int64_t bytes() const;
 };
+
+/// Rows [begin, begin + rows) of a segment, as a segment of its own. With scales a block, `begin` must be a multiple of 128.
+WeightSegment slice_rows(const WeightSegment& s, int64_t begin, int64_t rows, const std::string& name);
+/// Columns [begin, begin + cols), to be copied by gather_columns. `begin` must be a multiple of the columns of a block of
+/// scales (16 or 128) or, in BF16, F16 and F32, of 2.
+WeightSegment slice_columns(const WeightSegment& s, int64_t begin, int64_t cols, const std::string& name);
+/// Bytes of a copy, which gather_columns makes at `to` and `s` then points into.
+int64_t gathered_bytes(const WeightSegment& s);
+void gather_columns(WeightSegment& s, std::byte* to);
 
 /// Row `row` as floats, all scales applied in FP32: out[cols]. The plain definition of every format.
 void dequantize_row(const WeightSegment& s, int64_t row, float* out);

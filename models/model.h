@@ -11,6 +11,7 @@
 #include "ggml-like/graph.h"
 #include "ggml-like/ops/batch.h"
 #include "models/model_weights.h"
+#include "models/shard.h"
 #include "models/vision.h"
 
 namespace quern {
@@ -103,8 +104,8 @@ struct MtpTensors {
 struct BuiltGraph {
     Graph graph;
     Batch batch;               // inputs to fill
-    Tensor* logits = nullptr;  // F32 [logit_rows, vocab rows]
-    /// I32 [logit_rows, kTopWords]: ops/logits_top.h. Of Pass::dflash I32 [logit_rows], ids; its logits with full_head only.
+    Tensor* logits = nullptr;  // F32 [logit_rows, vocab rows], of a shard its equal part of these
+    /// I32 [logit_rows, kTopWords]: ops/logits_top.h; of a shard ids count from its first row. Of Pass::dflash I32 [logit_rows], ids; its logits with full_head only.
     Tensor* top = nullptr;
     /// Prompts of Pass::hidden: I32 [tokens], the token after each row; any where it is unknown.
     Tensor* next_ids = nullptr;
@@ -171,6 +172,8 @@ struct OpenOptions {
     /// Bytes that a smaller head for drafting may take, if there is an MTP layer or drafter and the model's head is larger (draft_head.h);
     /// 0: drafts come from the model's own head.
     int64_t draft_head_bytes = kDraftHeadBytes;
+    /// Of several ranks: the part that this model is. Error(usage) if they cannot share it, or with `dense`, `mtp` or a drafter.
+    Shard shard;
     /// A DFlash drafter: its checkpoint as of open_model or, for random weights, the name of a shape; empty: none.
     std::string draft_model;
 };
@@ -184,6 +187,9 @@ inline int64_t image_row_limit(const BatchShape& shape) { return shape.tokens + 
 class Model {
   public:
     virtual ~Model() = default;
+    /// A group (model_group.h) is several ranks' parts of one model; then what is said of weights, and built, is of rank 0.
+    virtual Model& of_rank(int) { return *this; }
+    virtual const Model& of_rank(int) const { return *this; }
     virtual const ModelInfo& info() const = 0;
     virtual const GenerationDefaults& generation() const = 0;
     /// Null if loaded without one.

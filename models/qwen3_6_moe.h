@@ -17,6 +17,7 @@
 #include "models/draft_head.h"
 #include "models/model.h"
 #include "models/qwen3_6_vision.h"
+#include "models/shard.h"
 
 namespace quern {
 
@@ -43,6 +44,7 @@ struct Qwen36MoeConfig {
     int64_t context = 0;           // max_position_embeddings
     bool tied_head = false;        // tie_word_embeddings; a head of its own in the checkpoint wins
     std::vector<int32_t> eos_ids;  // of config.json; generation_config.json wins
+    Shard shard;                   // of several ranks: heads and inner widths above are then this rank's
 
     bool dense() const { return dense_width > 0; }
     /// model_type of the family: "qwen3_5_moe" or "qwen3_5".
@@ -130,6 +132,13 @@ Qwen36MoeWeights read_qwen3_6_moe_weights(const Checkpoint& checkpoint, const Qw
 /// or its scales cannot be right; `use` then counts none of its tensors as read.
 MtpWeights read_qwen3_6_mtp(const Checkpoint& checkpoint, const Qwen36MoeConfig& config, TensorUse& use,
                             int threads = 1);
+
+/// A rank's part of the model: heads and inner widths divided, vocab_rows and width as they are. A KV head, or a key head of
+/// the delta rule, is on several ranks where there are fewer of them. Throws Error(usage) if the ranks cannot share it.
+Qwen36MoeConfig shard_qwen3_6_moe(const Qwen36MoeConfig& whole, const Shard& shard);
+/// Leaves that rank's part of the weights; `floats` gets memory that they point into. Not for models with an MTP layer.
+void shard_qwen3_6_moe(Qwen36MoeWeights& weights, const Qwen36MoeConfig& whole, const Shard& shard,
+                       std::vector<std::unique_ptr<float[]>>& floats);
 
 /// The forward pass as a graph: qwen3_6_moe_graph.cpp.
 /// `drafter`: null but for Pass::taps and Pass::dflash.

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "ggml-like/check.h"
+#include "ggml-like/ops/all_reduce.h"
 #include "ggml-like/ops/best_token.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ggml-like/ops/embed.h"
@@ -16,6 +17,7 @@
 #include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
 #include "ggml-like/ops/norm_twice.h"
+#include "ggml-like/ops/residual_add.h"
 #include "ggml-like/ops/write_ring.h"
 #include "models/dflash.h"
 #include "models/qwen3_6_moe.h"
@@ -193,12 +195,21 @@ class Builder {
         const Residual rows = all ? x : gather_rows(g_, "logit_rows", x, batch_.logit_rows);
         BuiltGraph built{.batch = batch_};
         built.logits = norm_linear(g_, "logits", rows, w_.head, c_.eps, shape_.kind, DType::F32);
-        built.top = logits_top(g_, "logits_top", built.logits, batch_.temperature, shape_.vocab);
+        built.top = logits_top(g_, "logits_top", built.logits, batch_.temperature, own_vocab());
         g_.output(built.logits);
         g_.output(built.top);
         if (shape_.pass == Pass::hidden) leave_hidden(x.x, built);
         built.graph = std::move(g_);
         return built;
+    }
+
+    /// Ids of this rank's rows of the head that may be sampled.
+    int64_t own_vocab() const {
+        const int64_t own = std::min(shape_.vocab - c_.shard.begin(c_.vocab_rows), w_.head.rows);
+        if (own <= 0)
+            FAIL(usage, "--tensor-parallel-size {}: {} tokens leave rank {} without any; choose fewer ranks",
+                 c_.shard.of, shape_.vocab, c_.shard.rank);
+        return own;
     }
 
     /// x + gated attention.
@@ -262,8 +273,23 @@ class Builder {
     /// The end of a mixer: x + y W^T, and what the norm before the mixture or MLP, and its router, need.
     Residual out_proj(const std::string& node, const LayerWeights& layer, Tensor* y, const Weight& w,
                       const Residual& x) {
-        return linear_add(g_, node, y, w, x.x, next(layer.post_norm),
-                          c_.dense() ? nullptr : &layer.moe.router);
+        const Weight* router = c_.dense() ? nullptr : &layer.moe.router;
+        if (c_.shard.whole()) return linear_add(g_, node, y, w, x.x, next(layer.post_norm), router);
+        const NextNorm norm = next(layer.post_norm);
+        return add_parts(node, linear_add(g_, node, y, w, nothing(), norm), x, norm, router);
+    }
+
+    /// x + what the ranks have each computed a part of.
+    Residual add_parts(const std::string& node, const Residual& part, const Residual& x, const NextNorm& norm,
+                       const Weight* router = nullptr) {
+        Tensor* sum = all_reduce(g_, node + ".sum", part.x);
+        return residual_add(g_, node + ".add", sum, x.x, norm, router);
+    }
+
+    /// What a rank's part of a sum is added to.
+    Tensor* nothing() {
+        if (nothing_ == nullptr) nothing_ = g_.zeros("nothing", DType::F32, {shape_.tokens, c_.width});
+        return nothing_;
     }
 
     /// x + mixture of experts: the K best of E, and one shared expert behind its own gate.
@@ -271,14 +297,19 @@ class Builder {
         const MoeWeights& w = layer.moe;
         const auto act = moe_gate_up(g_, name("moe.gate_up"), x, w.gate_up, w.shared_gate_up,
                                      static_cast<int>(c_.experts_used), c_.eps, shape_.kind);
-        return moe_down(g_, name("moe.down"), act, x.x, w.down, w.shared_down, next(norm));
+        const std::string node = name("moe.down");
+        if (c_.shard.whole()) return moe_down(g_, node, act, x.x, w.down, w.shared_down, next(norm));
+        return add_parts(node, moe_down(g_, node, act, nothing(), w.down, w.shared_down, next(norm)), x,
+                         next(norm));
     }
 
     /// x + one MLP that every token takes.
     Residual mlp_block(const LayerWeights& layer, const Residual& x, const Tensor& norm) {
         const MlpWeights& w = layer.mlp;
         Tensor* y = norm_gate_up(g_, name("mlp.gate_up"), x, w.gate_up, c_.eps, shape_.kind);
-        return linear_add(g_, name("mlp.down"), y, w.down, x.x, next(norm));
+        const std::string node = name("mlp.down");
+        if (c_.shard.whole()) return linear_add(g_, node, y, w.down, x.x, next(norm));
+        return add_parts(node, linear_add(g_, node, y, w.down, nothing(), next(norm)), x, next(norm));
     }
 
     /// The norm that comes next.
@@ -295,6 +326,7 @@ class Builder {
     const DType act_;
     Graph g_;
     Batch batch_;
+    Tensor* nothing_ = nullptr;
     int layer_ = 0;
 };
 

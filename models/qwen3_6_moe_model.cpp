@@ -111,7 +111,7 @@ std::vector<WeightUse> list_weights(const Qwen36MoeConfig& config, Qwen36MoeWeig
                     .projection = true,
                     .tied = w.tied_head ? &w.embedding : nullptr});
     list_vectors(uses, w);
-    if (w.vision) list_vision(uses, *w.vision);
+    if (w.vision && config.shard.rank == 0) list_vision(uses, *w.vision);  // other ranks get what it makes
     return uses;
 }
 
@@ -133,6 +133,7 @@ class Qwen36Moe final : public Model {
         add_draft_head(options.draft_head_bytes);
         list_.plan_dense(options.dense);
         summarize(last_part(directory), options.dense);
+        keep_shard(options);
         notes_.insert(notes_.end(), checkpoint_->notes().begin(), checkpoint_->notes().end());
         notes_.insert(notes_.end(), audit_.notes.begin(), audit_.notes.end());
     }
@@ -154,6 +155,7 @@ class Qwen36Moe final : public Model {
         list_.plan_dense(options.dense);
         list_.changes.clear();  // nothing is stored: they are made in the new format
         summarize(fmt::format("synthetic {} ({})", name, mix), options.dense);
+        keep_shard(options);
     }
 
     const ModelInfo& info() const override { return info_; }
@@ -234,6 +236,21 @@ class Qwen36Moe final : public Model {
         audit_.notes.insert(audit_.notes.end(), claims.notes.begin(), claims.notes.end());
         audit_.require_ok();
         floats_ = use.take_floats();
+        list_.uses = list_weights(config_, weights_);
+    }
+
+    /// Info is of the whole model; what is placed and built, of the shard.
+    void keep_shard(const OpenOptions& options) {
+        if (options.shard.whole()) return;
+        if (options.dense != DenseFormat::as_stored)
+            FAIL(usage, "--dense does not run with --tensor-parallel-size yet; leave one of them out");
+        if (weights_.mtp || drafter_)
+            FAIL(usage,
+                 "drafts by MTP or DFlash do not run with --tensor-parallel-size yet; choose --spec lookup "
+                 "or none");
+        const Qwen36MoeConfig whole = config_;
+        config_ = shard_qwen3_6_moe(whole, options.shard);
+        shard_qwen3_6_moe(weights_, whole, options.shard, floats_);
         list_.uses = list_weights(config_, weights_);
     }
 

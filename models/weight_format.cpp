@@ -299,26 +299,6 @@ std::vector<WeightSegment> read_stacked(const Checkpoint& checkpoint, const std:
     return out;
 }
 
-WeightSegment slice_rows(const WeightSegment& s, int64_t begin, int64_t rows, const std::string& name) {
-    CHECK(begin >= 0 && rows > 0 && begin + rows <= s.rows, "[slice_rows] {}: rows {} + {} of {}", s.name,
-          begin, rows, s.rows);
-    CHECK(s.scale_kind != ScaleKind::block128 || begin % kFp8Block == 0,
-          "[slice_rows] {}: row {} inside a block", s.name, begin);
-    WeightSegment out = s;
-    out.name = name;
-    out.rows = rows;
-    const auto* data = static_cast<const std::byte*>(s.data);
-    if (data != nullptr) out.data = data + dtype_bytes(s.dtype, begin * s.cols);
-    if (s.scale == nullptr) return out;
-    const auto* floats = static_cast<const float*>(s.scale);
-    if (s.scale_kind == ScaleKind::per_row) out.scale = floats + begin;
-    if (s.scale_kind == ScaleKind::block128) out.scale = floats + begin / kFp8Block * blocks_of(s.cols);
-    if (s.scale_kind == ScaleKind::nvfp4) {
-        out.scale = static_cast<const std::byte*>(s.scale) + begin * (s.cols / nvfp4::kBlock);
-    }
-    return out;
-}
-
 Tensor read_floats(const Checkpoint& checkpoint, const std::string& name,
                    std::initializer_list<int64_t> shape, TensorUse& use) {
     const std::span<const int64_t> dims(shape.begin(), shape.size());

@@ -40,10 +40,6 @@ bool has_stacked(const Checkpoint& checkpoint, const std::string& name);
 std::vector<WeightSegment> read_stacked(const Checkpoint& checkpoint, const std::string& name, int64_t count,
                                         int64_t rows, int64_t cols, TensorUse& use);
 
-/// Rows [begin, begin + rows) of a segment, as a segment of its own: gate or up of a fused gate_up_proj. `begin` must
-/// be a multiple of 128 when the scales are per block.
-WeightSegment slice_rows(const WeightSegment& segment, int64_t begin, int64_t rows, const std::string& name);
-
 /// A small tensor (norm, A_log, conv1d) of exactly this shape, converted to F32 in memory owned by `use`; all
 /// values must be finite. BF16, F16 and F32 are read. With ReadMode::headers data is null.
 Tensor read_floats(const Checkpoint& checkpoint, const std::string& name,

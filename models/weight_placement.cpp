@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "ggml-like/check.h"
+#include "ggml-like/parallel.h"
+#include "models/model_group.h"
 
 namespace quern {
 namespace {
@@ -14,6 +17,47 @@ int64_t placed_bytes(const WeightUse& use, const Backend& backend) {
     return use.matrix != nullptr ? backend.placed_bytes(*use.matrix, use.order)
                                  : backend.placed_bytes(*use.experts, use.order);
 }
+
+std::vector<WeightSegment*> segments_of(const WeightUse& use) {
+    std::vector<WeightSegment*> list;
+    const auto add = [&](Weight& w) {
+        for (WeightSegment& s : w.segments) list.push_back(&s);
+    };
+    if (use.matrix != nullptr) add(*use.matrix);
+    if (use.experts != nullptr)
+        for (Weight& expert : use.experts->expert) add(expert);
+    return list;
+}
+
+/// Copies of the columns that this rank has of some matrices.
+class Columns {
+  public:
+    Columns(std::span<const WeightUse* const> uses, int threads) {
+        for (const WeightUse* use : uses)
+            for (WeightSegment* s : segments_of(*use))
+                if (s->stored_cols > 0) segments_.push_back(s);
+        std::vector<int64_t> at;
+        int64_t bytes = 0;
+        for (const WeightSegment* s : segments_) {
+            at.push_back(bytes);
+            bytes += aligned(gathered_bytes(*s));
+        }
+        if (bytes == 0) return;
+        memory_ = std::shared_ptr<std::byte[]>(new std::byte[static_cast<size_t>(bytes)]);
+        for_each_parallel(threads, segments_.size(),
+                          [&](size_t i) { gather_columns(*segments_[i], memory_.get() + at[i]); });
+    }
+
+    bool any() const { return !segments_.empty(); }
+    const std::shared_ptr<std::byte[]>& memory() const { return memory_; }
+    void forget() {
+        for (WeightSegment* s : segments_) s->data = s->scale = nullptr;
+    }
+
+  private:
+    std::vector<WeightSegment*> segments_;
+    std::shared_ptr<std::byte[]> memory_;
+};
 
 class Placement {
   public:
@@ -85,6 +129,7 @@ class Placement {
     }
 
     void place(const Group& group) {
+        Columns columns(group, backend_.threads());
         check(group);
         for (const WeightUse* use : group) {
             if (use->experts != nullptr)
@@ -95,7 +140,21 @@ class Placement {
                 backend_.place_weight(*use->matrix, use->order);
             progress_.bytes_done += use->bytes();
         }
+        if (columns.any()) keep(columns, group);
         if (on_progress_) on_progress_(progress_);
+    }
+
+    /// Where the backend has placed what it read, the copies go.
+    void keep(Columns& columns, const Group& group) {
+        const bool read_there = std::any_of(group.begin(), group.end(), [](const WeightUse* use) {
+            return (use->matrix != nullptr ? use->matrix->placed : use->experts->placed) == nullptr;
+        });
+        if (read_there) {
+            weights_.memory.push_back(columns.memory());
+            return;
+        }
+        backend_.finish_reading();
+        columns.forget();
     }
 
     void check(const Group& group) const {
@@ -129,7 +188,7 @@ class Placement {
     Model& model_;
     ModelWeights& weights_;
     Backend& backend_;
-    const OnProgress& on_progress_;
+    const OnProgress on_progress_;
     LoadProgress progress_;
     std::shared_ptr<void> vectors_;  // all norms and other small vectors, on the backend
 };
@@ -137,8 +196,11 @@ class Placement {
 }  // namespace
 
 void place_weights(Model& model, Backend& backend, const OnProgress& progress) {
-    for (DenseChange& c : model.weights().changes) std::swap(*c.weight, c.other);
-    Placement(model, backend, progress).run();
+    backend.on_ranks([&](int rank) {
+        Model& own = model.of_rank(rank);
+        for (DenseChange& c : own.weights().changes) std::swap(*c.weight, c.other);
+        Placement(own, backend.of_rank(rank), rank == 0 ? progress : OnProgress{}).run();
+    });
 }
 
 int64_t extra_bytes_as_stored(const Model& model, const Backend& backend) {
@@ -173,7 +235,8 @@ void requantize_weights(Model& model, Backend& backend, const OnProgress& progre
 std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, OpenOptions options,
                                   const OnProgress& progress) {
     options.threads = backend.threads();
-    std::unique_ptr<Model> model = open_model(path, options);
+    std::unique_ptr<Model> model =
+        open_ranks(backend.ranks(), options, [&](const OpenOptions& own) { return open_model(path, own); });
     place_weights(*model, backend, progress);
     return model;
 }

@@ -18,7 +18,8 @@ struct LoadProgress {
 };
 using OnProgress = std::function<void(const LoadProgress&)>;
 
-/// Reads every scale once and places the weights, layer by layer, on `backend`, which must outlive the model.
+/// Reads every scale once and places the weights, layer by layer, on `backend`, which must outlive the model. Of ranks, each
+/// its own part, at the same time; progress is then rank 0's.
 /// What OpenOptions::dense will change is placed as stored, so that both forms can be compared; random weights are
 /// made in the new form. Throws Error(model) for weights that cannot be right and, before any is read,
 /// Error(memory).
@@ -32,7 +33,7 @@ int64_t extra_bytes_as_stored(const Model& model, const Backend& backend);
 /// Error(model) if a weight is not finite.
 void requantize_weights(Model& model, Backend& backend, const OnProgress& progress = {});
 
-/// open_model, with the backend's number of threads, and place_weights.
+/// open_model, with the backend's number of threads, for each of its ranks, and place_weights.
 std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, OpenOptions options = {},
                                   const OnProgress& progress = {});
 

@@ -17,7 +17,9 @@ namespace quern::test {
 
 class CountedBackend final : public Backend {
   public:
-    explicit CountedBackend(int64_t total) : total_(total), cpu_(make_cpu_backend(2)) {}
+    /// `cpu`: what computes.
+    explicit CountedBackend(int64_t total, std::unique_ptr<Backend> cpu = make_cpu_backend(2))
+        : total_(total), cpu_(std::move(cpu)) {}
 
     std::string name() const override { return "counted"; }
     std::string description() const override { return "for tests"; }

@@ -47,11 +47,11 @@ struct Options {
     SpeculationOptions speculation;
     std::vector<int64_t> draft_lengths;  // a row for each; empty: one row, as pays
     std::vector<double> acceptance;      // of drafts made up for it; empty: --spec's own drafters
-    bool tests_given = false, linear = false, ops = false, verbose = false, device_given = false;
+    bool tests_given = false, linear = false, ops = false, verbose = false;
     bool allow_loss = false;
     int repetitions = 5, threads = 0;
     int64_t step_tokens = 0;  // 0: what suits the backend
-    int device = 0;
+    DeviceChoice devices;
     DoctorFlags doctor;
     std::string serve_url, serve_key, questions, trace, report;
     int64_t requests = 0;
@@ -187,10 +187,7 @@ bool parse(int argc, char** argv, Options& o) {
              [&](bool v) { o.verbose = v; });
     p.value("-ngl,--gpu-layers,--n-gpu-layers", "N", "0, auto, all, or as many as the model has layers",
             [&](const std::string& v) { o.gpu = parse_gpu_layers(v); });
-    p.value("--device", "N", "the GPU to use, from 0", [&](const std::string& v) {
-        o.device = static_cast<int>(number(v, "--device", 0, 1023));
-        o.device_given = true;
-    });
+    add_device_flags(p, o.devices);
     p.value("--synthetic", "NAME",
             "random weights instead of a checkpoint: qwen3.6-35b-a3b, qwen3.6-27b-shape, tiny, tiny-dense",
             [&](const std::string& v) { o.synthetic = v; });
@@ -250,7 +247,7 @@ bool parse(int argc, char** argv, Options& o) {
     if (!o.speculation.on() && (!o.acceptance.empty() || !o.draft_lengths.empty()))
         FAIL(usage, "--accept and --draft-max need drafts; add --spec auto");
     o.speculation.draft_max = longest_draft(o);
-    if (o.device_given && o.gpu == GpuOptions::automatic) o.gpu = GpuOptions::all;
+    if (o.devices.named() && o.gpu == GpuOptions::automatic) o.gpu = GpuOptions::all;
     return true;
 }
 
@@ -310,7 +307,7 @@ LoadOptions load_options(const Options& o, const EngineOptions& engine, bool tok
             .synthetic = o.synthetic,
             .mix = o.mix,
             .gpu = o.gpu,
-            .device = o.device,
+            .devices = o.devices,
             .threads = o.threads,
             .tokenizer = tokenizer,
             .dense = o.dense,
@@ -336,7 +333,7 @@ int bench_kl(const Options& o) {
     std::ifstream file(o.kl_text, std::ios::binary);
     if (!file) FAIL(usage, "--kl: cannot read '{}'", printable(o.kl_text));
     const std::string text{std::istreambuf_iterator<char>(file), {}};
-    const auto backend = make_backend(o.gpu, o.threads, o.device);
+    const auto backend = make_backend(o.gpu, o.threads, o.devices);
     const auto model = load_model(model_or_demo(o.model), *backend, {.tokenizer = true, .dense = o.dense});
     std::vector<std::pair<std::string, std::string>> kv = {{o.kv_type, o.kv_type_v}};
     if (o.kv_type == "auto" && o.kv_type_v.empty())
@@ -367,7 +364,8 @@ std::vector<std::string> server_flags(const Options& o) {
         add("--mix", o.mix);
     }
     if (o.gpu != GpuOptions::automatic) add("-ngl", o.gpu == GpuOptions::all ? "all" : "0");
-    if (o.device_given) add("--device", fmt::format("{}", o.device));
+    if (o.devices.named()) add("--device", fmt::format("{}", fmt::join(o.devices.devices, ",")));
+    if (o.devices.ranks > 1) add("-tp", fmt::format("{}", o.devices.ranks));
     if (o.threads > 0) add("-t", fmt::format("{}", o.threads));
     if (o.step_tokens > 0) add("-ub", fmt::format("{}", o.step_tokens));
     if (o.dense != DenseFormat::as_stored) add("--dense", dense_format_name(o.dense));
@@ -469,7 +467,7 @@ int cmd_bench(int argc, char** argv) {
     if (o.doctor.wanted) return bench_doctor(o);
     if (!o.questions.empty()) return bench_quality(o);
     if (!o.kl_text.empty()) return bench_kl(o);
-    if (o.linear) return bench_linear(o, *make_backend(o.gpu, o.threads, o.device));
+    if (o.linear) return bench_linear(o, *make_backend(o.gpu, o.threads, o.devices));
     const std::vector<BenchTest> tests = tests_of(o);
     if (tests.empty())
         FAIL(usage,
@@ -491,7 +489,7 @@ int cmd_bench(int argc, char** argv) {
     Engine& engine = *loaded.engine;
     Backend& backend = *loaded.backend;
 
-    const Ceilings ceilings = measure_ceilings(backend);
+    const Ceilings ceilings = measure_ceilings(backend.of_rank(0));
     Output out(1);
     std::vector<BenchRow> rows;
     Json all = Json::array();

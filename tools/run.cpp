@@ -78,7 +78,7 @@ int cmd_run(int argc, char** argv) {
                            .synthetic = options.synthetic,
                            .mix = options.mix,
                            .gpu = options.gpu,
-                           .device = options.device,
+                           .devices = options.devices,
                            .threads = options.threads,
                            .tokenizer = options.ids_file.empty() || options.doctor.wanted,
                            .dense = options.dense,

@@ -104,7 +104,7 @@ int cmd_serve(int argc, char** argv) {
                            .synthetic = options.synthetic,
                            .mix = options.mix,
                            .gpu = options.gpu,
-                           .device = options.device,
+                           .devices = options.devices,
                            .threads = options.threads,
                            .dense = options.dense,
                            .engine = {.context = options.context,

@@ -8,12 +8,18 @@
 #include "ggml-like/cpu/dot.h"
 #include "ggml-like/cpu/thread_pool.h"
 
+namespace quern {
+class Communicator;
+}
+
 namespace quern::cpu {
 
 struct Context {
     ThreadPool& pool;
     const DotKernels& dot;
     std::array<std::vector<float>, 4> buffers;
+    Communicator* communicator = nullptr;  // of the ranks that this one belongs to, if it belongs to several
+    int rank = 0;
 
     /// Scratch for one op call, contents undefined; `which` 0..3 are separate buffers. Not for use inside
     /// workers.

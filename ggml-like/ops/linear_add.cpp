@@ -38,16 +38,6 @@ Cost cost(const Node& node) {
     return cost;
 }
 
-/// I64 logits are added up by a GPU's blocks, so they begin at zero.
-Tensor* make_logits(Graph& g, std::string_view name, int64_t tokens, const Weight& router,
-                    const NextNorm& next) {
-    const std::string own = fmt::format("{}.logits", name);
-    const int64_t width = (router.rows + 7) / 8 * 8;
-    if (next.kind == StepKind::answer && next.activation == DType::BF16)
-        return g.zeros(own, DType::I64, {tokens, width});
-    return g.scratch(own, DType::F32, {tokens, width});
-}
-
 }  // namespace
 
 const Op kLinearAdd{"linear_add", run, cost};
@@ -72,7 +62,7 @@ Residual linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w,
         CHECK(router->cols == w.rows, "[linear_add] {}: router [{}, {}] does not fit x' [T, {}]", name,
               router->rows, router->cols, w.rows);
         cpu::check_weight("linear_add", name, *router);
-        node.outputs.push_back(out.logits = make_logits(g, name, x->shape[0], *router, next));
+        node.outputs.push_back(out.logits = make_router_logits(g, name, x->shape[0], *router, next));
     }
     g.add(std::move(node));
     return out;

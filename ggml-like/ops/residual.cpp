@@ -19,6 +19,16 @@ Residual make_residual(Graph& g, const char* op, std::string_view name, int64_t 
             .squares = g.scratch(fmt::format("{}.squares", name), DType::F32, {tokens, parts})};
 }
 
+/// I64 logits are added up by a GPU's blocks, so they begin at zero.
+Tensor* make_router_logits(Graph& g, std::string_view name, int64_t tokens, const Weight& router,
+                           const NextNorm& next) {
+    const std::string own = fmt::format("{}.logits", name);
+    const int64_t width = (router.rows + 7) / 8 * 8;
+    if (next.kind == StepKind::answer && next.activation == DType::BF16)
+        return g.zeros(own, DType::I64, {tokens, width});
+    return g.scratch(own, DType::F32, {tokens, width});
+}
+
 void check_normed(const char* op, std::string_view name, const Residual& in, int64_t cols) {
     CHECK(in.h->rank == 2 && in.h->contiguous() && in.h->shape[1] == cols, "[{}] {}: h {} should be [T, {}]",
           op, name, describe(*in.h), cols);

@@ -31,6 +31,9 @@ struct NextNorm {
 /// The tensors x [tokens, width], h and squares of a node called `name`; checks the norm's shape.
 Residual make_residual(Graph& g, const char* op, std::string_view name, int64_t tokens, int64_t width,
                        const NextNorm& next);
+/// The logits of a router [E + 1, width], as linear_add.h has them.
+Tensor* make_router_logits(Graph& g, std::string_view name, int64_t tokens, const Weight& router,
+                           const NextNorm& next);
 /// Throws Error unless h and squares are what an op with a weight of `cols` columns reads.
 void check_normed(const char* op, std::string_view name, const Residual& in, int64_t cols);
 

@@ -6,9 +6,11 @@
 #include <filesystem>
 #include <string_view>
 
+#include "ggml-like/backend_group.h"
 #include "ggml-like/check.h"
 #include "ggml-like/cuda_backend.h"
 #include "ggml-like/kv_format.h"
+#include "models/model_group.h"
 #include "tools/common/cli_values.h"
 #include "tools/engine/kv_cost.h"
 #include "tools/engine/kv_types.h"
@@ -65,16 +67,28 @@ void check_layers(const GpuOptions& gpu, int64_t layers) {
              gpu.layers, layers);
 }
 
-std::unique_ptr<Backend> make_backend(const GpuOptions& gpu, int threads, int device) {
-    if (gpu.kind == GpuOptions::Kind::none) return make_cpu_backend(threads);
-    const std::string reason = cuda_unavailable(device);
-    if (reason.empty()) return make_cuda_backend(device);
+namespace {
+
+std::unique_ptr<Backend> make_gpus(const std::vector<int>& devices) {
+    for (const int device : devices)
+        if (const std::string reason = cuda_unavailable(device); !reason.empty())
+            FAIL(device, "-tp {} needs {} GPUs, but {}", devices.size(), devices.size(), reason);
+    return make_cuda_backends(devices);
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_backend(const GpuOptions& gpu, int threads, const DeviceChoice& devices) {
+    const std::vector<int> of_ranks = devices.of_ranks();
+    if (gpu.kind == GpuOptions::Kind::none) return make_cpu_backends(threads, devices.ranks);
+    const std::string reason = cuda_unavailable(of_ranks.front());
+    if (reason.empty()) return make_gpus(of_ranks);
     if (gpu.kind == GpuOptions::Kind::all)
         FAIL(device,
              "a GPU was asked for (-ngl, --device), but {}; use -ngl 0 or -ngl auto to run on the CPU",
              reason);
     if (cuda_built()) std::fprintf(stderr, "quern: running on the CPU: %s\n", reason.c_str());
-    return make_cpu_backend(threads);
+    return make_cpu_backends(threads, devices.ranks);
 }
 
 DenseFormat parse_dense(const std::string& value) {
@@ -85,11 +99,13 @@ DenseFormat parse_dense(const std::string& value) {
 
 namespace {
 
-/// Other drafters in place of those that are named need no MTP layer, unless it is named.
-MtpUse mtp_use(const EngineOptions& o) {
+/// Other drafters in place of those that are named need no MTP layer, unless it is named. Several ranks run none yet.
+MtpUse mtp_use(const LoadOptions& load) {
+    const EngineOptions& o = load.engine;
     if (o.speculation.kind == DrafterKind::mtp) return MtpUse::required;
-    return o.speculation.kind == DrafterKind::automatic && o.drafter == nullptr ? MtpUse::if_readable
-                                                                                : MtpUse::none;
+    return o.speculation.kind == DrafterKind::automatic && o.drafter == nullptr && load.devices.ranks == 1
+               ? MtpUse::if_readable
+               : MtpUse::none;
 }
 
 bool packs_kv(const EngineOptions& o) {
@@ -102,7 +118,8 @@ bool packs_kv(const EngineOptions& o) {
 std::string draft_model(const LoadOptions& o) {
     const SpeculationOptions& s = o.engine.speculation;
     const bool named = s.kind == DrafterKind::dflash;
-    if (!named && (s.kind != DrafterKind::automatic || o.engine.drafter != nullptr)) return {};
+    if (!named && (s.kind != DrafterKind::automatic || o.engine.drafter != nullptr || o.devices.ranks > 1))
+        return {};
     if (!s.draft_model.empty()) return s.draft_model;
     if (!o.synthetic.empty()) return named ? "new" : "";
     const fs::path beside = fs::path(model_or_demo(o.model)) / "dflash";
@@ -117,18 +134,21 @@ std::unique_ptr<Model> open(const LoadOptions& o, int threads) {
     OpenOptions options{.tokenizer = o.tokenizer,
                         .dense = o.dense,
                         .threads = threads,
-                        .mtp = mtp_use(o.engine),
+                        .mtp = mtp_use(o),
                         .draft_head_bytes = o.engine.speculation.short_head ? kDraftHeadBytes : 0,
                         .draft_model = draft_model(o)};
     options.vision = o.vision;
     if (!options.draft_model.empty()) options.mtp = MtpUse::none;  // the other drafts
+    const int ranks = o.devices.ranks;
     if (o.synthetic.empty()) {
         // The comparison reads a text.
         options.tokenizer |= o.dense != DenseFormat::as_stored || packs_kv(o.engine);
-        return open_model(model_or_demo(o.model), options);
+        const std::string path = model_or_demo(o.model);
+        return open_ranks(ranks, options, [&](const OpenOptions& own) { return open_model(path, own); });
     }
     if (o.tokenizer) options.text_from = model_or_demo({});
-    return open_synthetic(o.synthetic, o.mix, options);
+    return open_ranks(ranks, options,
+                      [&](const OpenOptions& own) { return open_synthetic(o.synthetic, o.mix, own); });
 }
 
 /// The comparison runs with the weights as they are stored.
@@ -178,7 +198,7 @@ DenseCost measure_kv_or_refuse(Model& model, Backend& backend, const EngineOptio
 
 LoadedModel load_and_start(const LoadOptions& o) {
     LoadedModel loaded;
-    loaded.backend = make_backend(o.gpu, o.threads, o.device);
+    loaded.backend = make_backend(o.gpu, o.threads, o.devices);
     Backend& backend = *loaded.backend;
     EngineOptions engine = o.engine;
     const bool compared = o.dense != DenseFormat::as_stored && o.synthetic.empty();

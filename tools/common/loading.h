@@ -8,6 +8,7 @@
 
 #include "models/model.h"
 #include "models/weight_placement.h"
+#include "tools/common/device_flags.h"
 #include "tools/engine/dense_cost.h"
 #include "tools/engine/engine.h"
 
@@ -33,8 +34,9 @@ GpuOptions parse_gpu_layers(const std::string& value);
 void check_layers(const GpuOptions& gpu, int64_t layers);
 
 /// Throws Error(device) if a GPU is demanded and there is none to use. With GpuOptions::automatic, a build with CUDA
-/// says on stderr why it runs on the CPU. `threads`: 0 = as many as this process may use.
-std::unique_ptr<Backend> make_backend(const GpuOptions& gpu, int threads, int device = 0);
+/// says on stderr why it runs on the CPU. `threads`: 0 = as many as this process may use. With several ranks: a group of
+/// them, each on a GPU of its own, or on the CPU, where they share the threads.
+std::unique_ptr<Backend> make_backend(const GpuOptions& gpu, int threads, const DeviceChoice& devices = {});
 
 /// fp8 or nvfp4. Throws Error(usage) for other values.
 DenseFormat parse_dense(const std::string& value);
@@ -69,7 +71,8 @@ struct LoadOptions {
     std::string model;           // empty: the demo checkpoint
     std::string synthetic, mix;  // instead: random weights of this name, with the demo checkpoint's tokenizer
     GpuOptions gpu = GpuOptions::automatic;
-    int device = 0, threads = 0;
+    DeviceChoice devices;
+    int threads = 0;
     bool tokenizer = true;
     DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;

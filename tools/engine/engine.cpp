@@ -46,13 +46,13 @@ Engine::State::State(Model& m, Backend& b, const EngineOptions& o)
       pool(b, memory.specs, o.sequences, o.sequences * memory.pages(), memory.kept_states),
       pool_bytes(gauge.taken()),
       cache(b, pool, o.cache_bytes),
-      workspace(b, memory.arena, memory.inputs),
+      workspace(b.of_rank(0), memory.arena, memory.inputs),
       workspace_bytes(gauge.taken()),
-      host_top(
-          host_memory(b, top_rows() * kTopWords * int64_t{sizeof(int32_t)}, "the highest logits of a step")),
-      host_logits(host_memory(b, m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
+      host_top(host_memory(b.of_rank(0), top_rows() * kTopWords * int64_t{sizeof(int32_t)},
+                           "the highest logits of a step")),
+      host_logits(host_memory(b.of_rank(0), m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
       plans(m, b, pool, workspace, kPlans),
-      tower(m, b, workspace, std::min(o.cache_bytes, kFeatureBytes)),
+      tower(m, b.of_rank(0), workspace, std::min(o.cache_bytes, kFeatureBytes)),
       scheduler(memory.steps) {
     if (o.speculation.on()) start_speculation();
     if (b.captures())
@@ -231,6 +231,7 @@ uint64_t Engine::State::binding() const {
     ContentHash hash;
     hash.add(QUERN_VERSION);
     hash.add(backend.name());
+    if (backend.ranks() > 1) hash.add(int64_t{backend.ranks()});  // each has a part
     hash.add(static_cast<int64_t>(model.digest()));
     hash.add(kPageTokens);
     for (const StateSpec& spec : memory.specs) {

@@ -114,7 +114,6 @@ struct Engine::State {
     void read(const LaunchedStep& done);
     int32_t choose(const Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row) const;
     void report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const;
-    void download_logits(const StepPlan& plan, int64_t row, int64_t count, float* to) const;
     bool append(Sequence& s, int32_t id, bool now);
     void tell(Sequence& s, int32_t id);
     void tell_all();
@@ -133,7 +132,7 @@ struct Engine::State {
     int64_t pool_bytes;
     PrefixCache cache;
     std::optional<PrefixFile> file;
-    Workspace workspace;
+    Workspace workspace;  // rank 0's
     int64_t workspace_bytes;
     std::shared_ptr<void> host_top, host_logits;
     PlanCache plans;

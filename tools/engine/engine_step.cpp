@@ -6,6 +6,7 @@
 
 #include "ggml-like/ops/logits_top.h"
 #include "tools/engine/engine_state.h"
+#include "tools/engine/head_ranks.h"
 #include "tools/engine/page_tokens.h"
 #include "tools/engine/sampler.h"
 #include "tools/engine/step_inputs.h"
@@ -61,7 +62,7 @@ void Engine::State::launch(Step& step) {
     for (const Slice& slice : step.slices) reserve(*slice.sequence, slice.begin + slice.count);
     StepPlan& plan = plan_for(step);
     fill_inputs(plan, step.slices);
-    plan.plan->run();
+    plan.run();
     launched = LaunchedStep{std::move(step), &plan, begun, drafted};
 }
 
@@ -101,7 +102,8 @@ void Engine::State::read(const LaunchedStep& done) {
     StepPlan& plan = *done.plan;
     const Step& step = done.step;
     auto* top = static_cast<int32_t*>(host_top.get());
-    backend.download(top, plan.top->data, plan.top->bytes());
+    const auto logit_rows = static_cast<size_t>(plan.shape.logit_rows);
+    download_top(plan, {plan.plan->input<float>(plan.batch.temperature), logit_rows}, top);
     if (speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node)
         speculation->measured(step, seconds(done.begun, Sequence::Clock::now()),
                               seconds(done.begun, done.drafted));
@@ -133,15 +135,10 @@ void Engine::State::read(const LaunchedStep& done) {
 }
 
 void Engine::State::report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const {
-    const auto width = static_cast<size_t>(plan.logits->shape[1]);
+    const auto width = static_cast<size_t>(logit_columns(plan));
     std::vector<float> logits(static_cast<size_t>(count) * width);
     download_logits(plan, row, count, logits.data());
     s.request.on_prompt_logits({s.state.length, logits, width});
-}
-
-void Engine::State::download_logits(const StepPlan& plan, int64_t row, int64_t count, float* to) const {
-    backend.download(to, plan.logits->row<float>(row),
-                     count * plan.logits->shape[1] * int64_t{sizeof(float)});
 }
 
 /// Chooses from the highest logits of the row if they are enough, else from all.
@@ -163,7 +160,7 @@ int32_t Engine::State::choose(const Sequence& s, const StepPlan& plan, const int
     }
     auto* own = static_cast<float*>(host_logits.get());
     download_logits(plan, row, 1, own);
-    const std::span<float> logits(own, static_cast<size_t>(plan.logits->shape[1]));
+    const std::span<float> logits(own, static_cast<size_t>(logit_columns(plan)));
     const int64_t vocab = model.info().vocab;
     int32_t id = sample(logits, vocab, s.request.sampling, s.tokens, position);
     if (s.request.allow && !s.request.allow(id))

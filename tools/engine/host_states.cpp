@@ -29,7 +29,7 @@ HostStates::HostStates(Backend& backend, StatePool& pool, int64_t budget)
       pool_(pool),
       parts_(part_sizes(pool)),
       block_bytes_(std::accumulate(parts_.begin(), parts_.end(), int64_t{0})),
-      most_(budget / block_bytes_),
+      most_(budget / block_bytes()),
       slab_blocks_(std::clamp<int64_t>(kSlabBytes / block_bytes_, 1, std::max<int64_t>(most_, 1))) {}
 
 HostStates::~HostStates() {
@@ -65,10 +65,10 @@ int64_t HostStates::next_slab() const {
 
 /// Null without memory.
 std::byte* HostStates::take_slab(int64_t blocks) const {
-    const int64_t bytes = blocks * block_bytes_;
-    if (bytes > host_memory_left() / 4) return nullptr;
+    if (blocks * block_bytes() > host_memory_left() / 4) return nullptr;
     try {
-        return static_cast<std::byte*>(backend_.alloc_host(bytes, "states of earlier prompts"));
+        return static_cast<std::byte*>(
+            backend_.alloc_host(blocks * block_bytes_, "states of earlier prompts"));
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::memory) throw;
         return nullptr;
@@ -155,7 +155,10 @@ std::byte* HostStates::place(int32_t block, size_t part) const {
 
 std::vector<StatePool::Part> HostStates::parts(int32_t number) const {
     std::vector<StatePool::Part> out;
-    for (size_t part = 0; part < parts_.size(); ++part) out.push_back({place(number, part), parts_[part]});
+    for (int rank = 0; rank < backend_.ranks(); ++rank)
+        for (size_t part = 0; part < parts_.size(); ++part)
+            out.push_back(
+                {static_cast<std::byte*>(backend_.memory_of(rank, place(number, part))), parts_[part]});
     return out;
 }
 
@@ -222,23 +225,31 @@ std::vector<BlockCopy> HostStates::recurrent_copies(std::span<const StatePool::P
     return copies;
 }
 
+/// The recurrent part of a state, of one rank after the other.
+std::vector<StatePool::Part> HostStates::recurrent_parts(const State& state) const {
+    std::vector<StatePool::Part> out;
+    for (int rank = 0; rank < backend_.ranks(); ++rank) {
+        int64_t left = pool_.recurrent_bytes();
+        for (const StatePool::Part& s : stretches(state.recurrent)) {
+            out.push_back(
+                {static_cast<std::byte*>(backend_.memory_of(rank, s.data)), std::min(left, s.bytes)});
+            left -= out.back().bytes;
+        }
+    }
+    return out;
+}
+
 void HostStates::read_recurrent(const State& state, std::byte* to) const {
-    int64_t left = pool_.recurrent_bytes();
-    for (const StatePool::Part& s : stretches(state.recurrent)) {
-        const int64_t bytes = std::min(left, s.bytes);
-        std::memcpy(to, s.data, static_cast<size_t>(bytes));
-        to += bytes;
-        left -= bytes;
+    for (const StatePool::Part& part : recurrent_parts(state)) {
+        std::memcpy(to, part.data, static_cast<size_t>(part.bytes));
+        to += part.bytes;
     }
 }
 
 void HostStates::write_recurrent(const State& state, const std::byte* from) const {
-    int64_t left = pool_.recurrent_bytes();
-    for (const StatePool::Part& s : stretches(state.recurrent)) {
-        const int64_t bytes = std::min(left, s.bytes);
-        std::memcpy(s.data, from, static_cast<size_t>(bytes));
-        from += bytes;
-        left -= bytes;
+    for (const StatePool::Part& part : recurrent_parts(state)) {
+        std::memcpy(part.data, from, static_cast<size_t>(part.bytes));
+        from += part.bytes;
     }
 }
 

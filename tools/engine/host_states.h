@@ -52,17 +52,18 @@ class HostStates {
     /// Counts one more holder of a block.
     int32_t share(int32_t block);
     void drop(std::vector<int32_t>& blocks);
-    /// The parts of a block, in the order of StatePool::page_parts.
+    /// The parts of a block, in the order of StatePool::page_parts, of one rank after the other.
     std::vector<StatePool::Part> parts(int32_t number) const;
     /// The recurrent part of a state, recurrent_bytes().
     void read_recurrent(const State& state, std::byte* to) const;
     void write_recurrent(const State& state, const std::byte* from) const;
-    int64_t block_bytes() const { return block_bytes_; }
-    int64_t page_bytes() const { return pool_.page_bytes(); }
-    int64_t recurrent_bytes() const { return pool_.recurrent_bytes(); }
+    /// Sizes in bytes are of all ranks together.
+    int64_t block_bytes() const { return backend_.ranks() * block_bytes_; }
+    int64_t page_bytes() const { return backend_.ranks() * pool_.page_bytes(); }
+    int64_t recurrent_bytes() const { return backend_.ranks() * pool_.recurrent_bytes(); }
     int64_t recurrent_blocks() const;
-    int64_t used_bytes() const { return used_ * block_bytes_; }
-    int64_t budget() const { return most_ * block_bytes_; }
+    int64_t used_bytes() const { return used_ * block_bytes(); }
+    int64_t budget() const { return most_ * block_bytes(); }
     /// Waits until all that was saved is in the blocks.
     void finish() { backend_.finish_saves(); }
 
@@ -84,14 +85,15 @@ class HostStates {
                                        Direction direction) const;
     std::byte* place(int32_t block, size_t part) const;
     size_t run_length(std::span<const int32_t> blocks) const;
+    std::vector<StatePool::Part> recurrent_parts(const State& state) const;
     std::vector<StatePool::Part> stretches(std::span<const int32_t> blocks) const;
     std::vector<BlockCopy> recurrent_copies(std::span<const StatePool::Part> parts,
                                             std::span<const int32_t> blocks, Direction direction) const;
 
     Backend& backend_;
     StatePool& pool_;
-    std::vector<int64_t> parts_;  // bytes of each part of a block
-    int64_t block_bytes_, most_, slab_blocks_;
+    std::vector<int64_t> parts_;                // bytes of each part of a block
+    int64_t block_bytes_, most_, slab_blocks_;  // bytes of one rank
     int64_t used_ = 0;
     struct Slab {
         std::byte* memory;

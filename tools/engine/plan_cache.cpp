@@ -54,16 +54,58 @@ BatchShape draft_shape(const BatchShape& shape, int64_t rows) {
     return out;
 }
 
+void StepPlan::run() {
+    backend->on_ranks([this](int rank) {
+        if (rank == 0) return plan->run();
+        Plan& own = *others[static_cast<size_t>(rank) - 1].plan;
+        own.copy_inputs(*plan);
+        own.run();
+    });
+}
+
+PlanCache::PlanCache(const Model& model, Backend& backend, const StateViews& state, Workspace& workspace,
+                     size_t capacity)
+    : model_(model), backend_(backend), state_(state), workspace_(workspace), capacity_(capacity) {
+    for (int rank = 1; rank < backend.ranks(); ++rank) others_.push_back({{state, backend, rank}, nullptr});
+    backend.on_ranks([&](int rank) {
+        if (rank > 0)
+            others_[static_cast<size_t>(rank) - 1].workspace = std::make_unique<Workspace>(
+                backend.of_rank(rank), workspace.arena_bytes(), workspace.input_bytes());
+    });
+}
+
+Tensor PlanCache::RankState::find(int layer, StateRole role) const {
+    Tensor t = state_.find(layer, role);
+    t.data = backend_.memory_of(rank_, t.data);
+    return t;
+}
+
+RankPlan PlanCache::make_other(const BatchShape& shape, PlanUse use, int rank) const {
+    const Rank& own = others_[static_cast<size_t>(rank) - 1];
+    Backend& backend = backend_.of_rank(rank);
+    BuiltGraph built = model_.of_rank(rank).build(shape, own.state, backend.activation_dtype());
+    return {built.logits, built.top,
+            std::make_unique<Plan>(std::move(built.graph), backend, *own.workspace, use)};
+}
+
 StepPlan PlanCache::make(const BatchShape& shape, PlanUse use) const {
-    BuiltGraph built = model_.build(shape, state_, backend_.activation_dtype());
-    return {shape,
-            built.batch,
-            built.logits,
-            built.top,
-            built.next_ids,
-            built.next_source,
-            std::move(built.mtp),
-            std::make_unique<Plan>(std::move(built.graph), backend_, workspace_, use)};
+    StepPlan step{.shape = shape, .backend = &backend_};
+    step.others.resize(others_.size());
+    backend_.on_ranks([&](int rank) {
+        if (rank > 0) {
+            step.others[static_cast<size_t>(rank) - 1] = make_other(shape, use, rank);
+            return;
+        }
+        BuiltGraph built = model_.of_rank(0).build(shape, state_, backend_.activation_dtype());
+        step.batch = built.batch;
+        step.logits = built.logits;
+        step.top = built.top;
+        step.next_ids = built.next_ids;
+        step.next_source = built.next_source;
+        step.mtp = std::move(built.mtp);
+        step.plan = std::make_unique<Plan>(std::move(built.graph), backend_.of_rank(0), workspace_, use);
+    });
+    return step;
 }
 
 StepPlan& PlanCache::get(const BatchShape& shape, PlanUse use) {

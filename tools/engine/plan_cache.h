@@ -4,6 +4,7 @@
 
 #include <list>
 #include <memory>
+#include <vector>
 
 #include "ggml-like/plan.h"
 #include "models/model.h"
@@ -31,7 +32,13 @@ BatchShape verify_shape(const BatchShape& shape, int64_t rows);
 /// are more than the sequences that these are padded to, which fewer than half of `rows` rows always allow.
 BatchShape draft_shape(const BatchShape& shape, int64_t rows);
 
-/// A plan with the tensors that the engine fills and reads.
+/// What a rank other than the first runs of a step.
+struct RankPlan {
+    Tensor *logits, *top;
+    std::unique_ptr<Plan> plan;
+};
+
+/// A plan with the tensors that the engine fills and reads. With several ranks these are rank 0's.
 struct StepPlan {
     BatchShape shape;
     Batch batch;
@@ -40,26 +47,51 @@ struct StepPlan {
     Tensor *next_ids, *next_source;  // BuiltGraph's
     MtpTensors mtp;                  // BuiltGraph's
     std::unique_ptr<Plan> plan;
+    Backend* backend;              // of all ranks
+    std::vector<RankPlan> others;  // rank 1 and up
     int64_t runs = 0;
+
+    /// Every rank's plan, with the inputs of rank 0's.
+    void run();
 };
 
 class PlanCache {
   public:
+    /// `workspace`: rank 0's; other ranks get one of the same size each.
     PlanCache(const Model& model, Backend& backend, const StateViews& state, Workspace& workspace,
-              size_t capacity)
-        : model_(model), backend_(backend), state_(state), workspace_(workspace), capacity_(capacity) {}
+              size_t capacity);
 
     /// PlanUse::repeatedly: the plan is never dropped.
     StepPlan& get(const BatchShape& shape, PlanUse use);
 
   private:
+    /// The pool's state as a rank other than the first has it.
+    class RankState final : public StateViews {
+      public:
+        RankState(const StateViews& state, const Backend& backend, int rank)
+            : state_(state), backend_(backend), rank_(rank) {}
+        Tensor find(int layer, StateRole role) const override;
+        bool has(int layer, StateRole role) const override { return state_.has(layer, role); }
+
+      private:
+        const StateViews& state_;
+        const Backend& backend_;
+        int rank_;
+    };
+    struct Rank {
+        RankState state;
+        std::unique_ptr<Workspace> workspace;
+    };
+
     StepPlan make(const BatchShape& shape, PlanUse use) const;
+    RankPlan make_other(const BatchShape& shape, PlanUse use, int rank) const;
 
     const Model& model_;
     Backend& backend_;
     const StateViews& state_;
     Workspace& workspace_;
     size_t capacity_;
+    std::vector<Rank> others_;  // rank 1 and up
     std::list<StepPlan> kept_;
     std::list<StepPlan> plans_;  // newest first
 };

@@ -83,7 +83,7 @@ class Builder {
     /// After the parse: applies flags that change others.
     void finish() {
         check_doctor_flags(o_.doctor);
-        if (device_given_ && o_.gpu == GpuOptions::automatic) o_.gpu = GpuOptions::all;
+        if (o_.devices.named() && o_.gpu == GpuOptions::automatic) o_.gpu = GpuOptions::all;
     }
 
   private:
@@ -117,7 +117,6 @@ class Builder {
 
     ArgParser& parser_;
     RunOptions& o_;
-    bool device_given_ = false;
 };
 
 void Builder::model() {
@@ -142,11 +141,7 @@ void Builder::model() {
     parser_.value("-ngl,--gpu-layers,--n-gpu-layers", "all|auto|0",
                   "run on the GPU; default auto: if there is one; as many as the model has layers: all",
                   [this](const std::string& v) { o_.gpu = parse_gpu_layers(v); });
-    parser_.value("--device", "N", "the GPU to use, from 0; with -ngl auto this asks for it",
-                  [this](const std::string& v) {
-                      o_.device = static_cast<int>(parse_integer(v, "--device", 0, 1023));
-                      device_given_ = true;
-                  });
+    add_device_flags(parser_, o_.devices);
     parser_.value(
         "-t,--threads", "N", "CPU threads; default: as many as this process may use",
         [this](const std::string& v) { o_.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });

@@ -20,7 +20,7 @@ struct RunOptions {
     std::string model;                    // empty: the demo checkpoint
     std::string synthetic, mix = "aeon";  // random weights in place of a checkpoint
     GpuOptions gpu = GpuOptions::automatic;
-    int device = 0;
+    DeviceChoice devices;
     int threads = 0;
     int64_t context = 0;
     int64_t step_tokens = 0;  // 0: what suits the backend

@@ -97,9 +97,7 @@ void add_model(ArgParser& p, ServeOptions& o) {
             [&o](const std::string& v) { o.sequences = parse_integer(v, "-np", 1, 1024); });
     p.value("-ngl,--gpu-layers,--n-gpu-layers", "all|auto|0", "run on the GPU; default auto: if there is one",
             [&o](const std::string& v) { o.gpu = parse_gpu_layers(v); });
-    p.value("--device", "N", "the GPU to use, from 0", [&o](const std::string& v) {
-        o.device = static_cast<int>(parse_integer(v, "--device", 0, 1023));
-    });
+    add_device_flags(p, o.devices);
     p.value("-t,--threads", "N", "CPU threads; default: as many as this process may use",
             [&o](const std::string& v) { o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
     p.value("-ub,--ubatch-size,--max-num-batched-tokens", "N",
@@ -232,7 +230,10 @@ bool parse_serve_options(int argc, char** argv, ServeOptions& options) {
     if (!options.synthetic.empty() && !options.model.empty())
         FAIL(usage, "--synthetic {} and the checkpoint {}: name one of them", printable(options.synthetic),
              printable(options.model));
-    if (options.doctor) require_real_weights(options.synthetic);
+    if (options.doctor) {
+        require_real_weights(options.synthetic);
+        require_one_rank(options.devices.ranks);
+    }
     if (!options.cache_dir.empty() && options.cache_bytes == 0)
         FAIL(usage, "--cache-dir {}: -cram 0 keeps no states that could be saved",
              printable(options.cache_dir));

@@ -16,7 +16,8 @@ struct ServeOptions {
     std::string model;
     std::string synthetic, mix = "aeon";  // random weights in place of a checkpoint
     GpuOptions gpu = GpuOptions::automatic;
-    int threads = 0, device = 0;
+    DeviceChoice devices;
+    int threads = 0;
     int64_t context = 0;
     int64_t sequences = 4;
     int64_t step_tokens = 0;  // 0: what suits the backend

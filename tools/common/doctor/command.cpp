@@ -65,8 +65,13 @@ void require_real_weights(const std::string& synthetic) {
              printable(synthetic));
 }
 
+void require_one_rank(int ranks) {
+    if (ranks > 1) FAIL(usage, "--doctor examines a model on one device; leave out -tp {}", ranks);
+}
+
 int run_doctor(const LoadOptions& load, const DoctorFlags& flags) {
     require_real_weights(load.synthetic);
+    require_one_rank(load.devices.ranks);
     LoadOptions options = load;
     options.engine = {.context = load.engine.context,
                       .sequences = kSequences,

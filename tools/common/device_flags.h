@@ -1,0 +1,23 @@
+// The flags that say on which devices a model runs, and as how many ranks: the same for run, serve and bench.
+#pragma once
+
+#include <vector>
+
+namespace quern {
+
+class ArgParser;
+
+struct DeviceChoice {
+    std::vector<int> devices;  // GPUs, by number; empty: the first ones
+    int ranks = 1;             // that share the model: tensor parallelism
+
+    /// Whether a GPU was named.
+    bool named() const { return !devices.empty(); }
+    /// One GPU for each rank. Throws Error(usage) unless as many were named, or none.
+    std::vector<int> of_ranks() const;
+};
+
+/// Adds --device and -tp, which write to `choice`.
+void add_device_flags(ArgParser& parser, DeviceChoice& choice);
+
+}  // namespace quern
