@@ -29,8 +29,10 @@ BackendGroup::BackendGroup(std::vector<std::unique_ptr<Backend>> ranks,
     for (const auto& r : ranks_)
         CHECK(r->captures() == captures() && r->activation_dtype() == activation_dtype(),
               "[group] {} beside {}", r->name(), name());
-    threads_ =
-        std::make_unique<RankThreads>(this->ranks(), [this](int r) { of_rank(r).use_on_this_thread(); });
+    // Between two steps of a device there is less time than it takes to wake a thread; CPU ranks need the cores.
+    const std::chrono::microseconds spin(captures() ? 300 : 0);
+    threads_ = std::make_unique<RankThreads>(
+        this->ranks(), [this](int r) { of_rank(r).use_on_this_thread(); }, spin);
 }
 
 BackendGroup::~BackendGroup() { threads_.reset(); }

@@ -42,6 +42,9 @@ class PeerGroup final : public Communicator {
     void enable_access() const;
     void clear();
     void test_size(int64_t count);
+    void compare(int rank, const float* sum, const std::vector<float>& expected) const;
+    /// Makes the rank's device the thread's.
+    cudaStream_t use_stream(int rank) const;
     double microseconds(int64_t count);
 
     std::vector<int> devices_;
