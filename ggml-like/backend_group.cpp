@@ -6,17 +6,33 @@
 #include "ggml-like/cpu/thread_pool.h"
 
 namespace quern {
+namespace {
+
+/// Whatever happens, a thread that has called several ranks ends as rank 0's.
+struct FirstAgain {
+    const Backend& first;
+    ~FirstAgain() {
+        try {
+            first.use_on_this_thread();
+        } catch (const Error&) {  // the device has failed, which the next call of it says
+        }
+    }
+};
+
+}  // namespace
 
 BackendGroup::BackendGroup(std::vector<std::unique_ptr<Backend>> ranks,
-                           std::shared_ptr<Communicator> communicator)
-    : ranks_(std::move(ranks)), communicator_(std::move(communicator)) {
+                           std::shared_ptr<Communicator> communicator, std::string note)
+    : ranks_(std::move(ranks)), communicator_(std::move(communicator)), note_(std::move(note)) {
     CHECK(!ranks_.empty() && communicator_->ranks() == this->ranks(),
           "[group] {} backends, and a communicator of {}", ranks_.size(), communicator_->ranks());
     for (const auto& r : ranks_)
         CHECK(r->captures() == captures() && r->activation_dtype() == activation_dtype(),
               "[group] {} beside {}", r->name(), name());
-    threads_ =
-        std::make_unique<RankThreads>(this->ranks(), [this](int r) { of_rank(r).use_on_this_thread(); });
+    // Between two steps of a device there is less time than it takes to wake a thread; CPU ranks need the cores.
+    const std::chrono::microseconds spin(captures() ? 300 : 0);
+    threads_ = std::make_unique<RankThreads>(
+        this->ranks(), [this](int r) { of_rank(r).use_on_this_thread(); }, spin);
 }
 
 BackendGroup::~BackendGroup() { threads_.reset(); }
@@ -32,31 +48,32 @@ void BackendGroup::refuse(const char* what) {
 }
 
 std::string BackendGroup::description() const {
-    return fmt::format("{} x {}", ranks(), first().description());
+    const std::string text = fmt::format("{} x {}", ranks(), first().description());
+    return note_.empty() ? text : fmt::format("{}; {}", text, note_);
 }
 
 /// Ranks on a GPU share the host's threads; those on the CPU have them to themselves.
 int BackendGroup::threads() const { return captures() ? first().threads() : ranks() * first().threads(); }
 
 MemoryInfo BackendGroup::memory_info() const {
+    const FirstAgain again{first()};
     MemoryInfo least = first().memory_info();
     for (const auto& r : ranks_) {
         r->use_on_this_thread();
         const MemoryInfo info = r->memory_info();
         if (info.free_bytes < least.free_bytes) least = info;
     }
-    first().use_on_this_thread();
     if (least.exact) return least;
     return {least.total_bytes / ranks(), least.free_bytes / ranks(), false};  // they share the host's memory
 }
 
 template <typename F>
 void BackendGroup::each(F&& work) {
+    const FirstAgain again{first()};
     for (int r = 0; r < ranks(); ++r) {
         of_rank(r).use_on_this_thread();
         work(r, of_rank(r));
     }
-    if (ranks() > 1) first().use_on_this_thread();
 }
 
 /// `take_on`, of a backend, allocates. On an error what was taken already is given back by `give_back`.
@@ -65,7 +82,7 @@ void* BackendGroup::take(int64_t bytes, Take&& take_on) {
     Block block{bytes, {}};
     each([&](int, Backend& b) { block.of_rank.push_back(static_cast<std::byte*>(take_on(b, block))); });
     const std::lock_guard lock(mutex_);
-    std::byte* address = block.of_rank[0];
+    std::byte* const address = block.of_rank[0];
     blocks_[address] = std::move(block);
     return address;
 }

@@ -18,8 +18,9 @@ namespace quern {
 
 class BackendGroup final : public Backend {
   public:
-    /// The backends' all_reduce must use `communicator`.
-    BackendGroup(std::vector<std::unique_ptr<Backend>> ranks, std::shared_ptr<Communicator> communicator);
+    /// The backends' all_reduce must use `communicator`. `note`: what description() says at its end.
+    BackendGroup(std::vector<std::unique_ptr<Backend>> ranks, std::shared_ptr<Communicator> communicator,
+                 std::string note = {});
     ~BackendGroup() override;
 
     std::string name() const override { return first().name(); }
@@ -82,6 +83,7 @@ class BackendGroup final : public Backend {
 
     std::vector<std::unique_ptr<Backend>> ranks_;
     std::shared_ptr<Communicator> communicator_;
+    std::string note_;
     mutable std::mutex mutex_;                  // of blocks_: host memory is taken on any thread
     std::map<const std::byte*, Block> blocks_;  // by rank 0's address
     std::unique_ptr<RankThreads> threads_;

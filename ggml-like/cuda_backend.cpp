@@ -10,8 +10,10 @@
 #include <thread>
 #include <vector>
 
+#include "ggml-like/backend_group.h"
 #include "ggml-like/check.h"
 #include "ggml-like/cuda/check_cuda.h"
+#include "ggml-like/cuda/comm/peer_group.h"
 #include "ggml-like/cuda/drafter_ops.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
 #include "ggml-like/cuda/ops.h"
@@ -20,6 +22,7 @@
 #include "ggml-like/cuda/pack/place.h"
 #include "ggml-like/cuda/vision_ops.h"
 #include "ggml-like/one_format.h"
+#include "ggml-like/ops/all_reduce.h"
 #include "ggml-like/ops/best_token.h"
 #include "ggml-like/ops/block_attention.h"
 #include "ggml-like/ops/concat.h"
@@ -39,6 +42,7 @@
 #include "ggml-like/ops/norm_linear.h"
 #include "ggml-like/ops/norm_twice.h"
 #include "ggml-like/ops/patches.h"
+#include "ggml-like/ops/residual_add.h"
 #include "ggml-like/ops/write_ring.h"
 
 namespace quern {
@@ -76,6 +80,8 @@ Launch launch_of(const Op* op) {
         {&kGatedAttention, cuda::gated_attention},
         {&kMoeGateUp, cuda::moe_gate_up},
         {&kMoeDown, cuda::moe_down},
+        {&kAllReduce, cuda::all_reduce},
+        {&kResidualAdd, cuda::residual_add},
         {&kGatherRows, cuda::gather_rows},
         {&kConcat, cuda::concat},
         {&kKvWrite, cuda::kv_write},
@@ -139,7 +145,10 @@ struct Apart {
 
 class CudaBackend final : public Backend {
   public:
-    CudaBackend(int device, int max_shared) : device_(device) {
+    /// `peers`: of the ranks that this backend belongs to, if it belongs to several.
+    CudaBackend(int device, int max_shared, std::shared_ptr<cuda::comm::PeerGroup> peers = nullptr,
+                int rank = 0)
+        : device_(device), peers_(std::move(peers)), rank_(rank) {
         CUDA_CHECK(cudaGetDeviceProperties(&properties_, device));
         CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
         CUDA_CHECK(cudaStreamCreateWithFlags(&saves_, cudaStreamNonBlocking));
@@ -152,6 +161,9 @@ class CudaBackend final : public Backend {
             cudaMalloc(reinterpret_cast<void**>(&context_.counters), cuda::kCounters * sizeof(unsigned)));
         CUDA_CHECK(cudaMemset(context_.counters, 0, cuda::kCounters * sizeof(unsigned)));
         uploader_ = std::make_unique<cuda::pack::Uploader>(context_.stream, threads());
+        if (peers_ == nullptr) return;
+        context_.peers = &peers_->peers(rank_);
+        peers_->attach(rank_, context_);
     }
     ~CudaBackend() override {
         cudaStreamSynchronize(context_.stream);
@@ -317,7 +329,10 @@ class CudaBackend final : public Backend {
         }
         launch_all(plan);
     }
-    void synchronize() override { CUDA_CHECK(cudaStreamSynchronize(context_.stream)); }
+    void synchronize() override {
+        CUDA_CHECK(cudaStreamSynchronize(context_.stream));
+        if (peers_ != nullptr) peers_->check(rank_);
+    }
 
   private:
     void launch_all(const Plan& plan) {
@@ -393,6 +408,8 @@ class CudaBackend final : public Backend {
     }
 
     const Chosen device_;
+    const std::shared_ptr<cuda::comm::PeerGroup> peers_;
+    const int rank_;
     cudaDeviceProp properties_{};
     Context context_;
     cudaStream_t saves_ = nullptr;
@@ -447,9 +464,17 @@ std::unique_ptr<Backend> make_cuda_backend(int device, int max_shared) {
     return std::make_unique<CudaBackend>(device, max_shared);
 }
 
-std::unique_ptr<Backend> make_cuda_backends(const std::vector<int>& devices) {
-    if (devices.size() > 1) FAIL(device, "several GPUs cannot run one model yet; use one, or -ngl 0");
-    return make_cuda_backend(devices.at(0));
+std::unique_ptr<Backend> make_cuda_backends(const std::vector<int>& devices, bool test) {
+    for (const int device : devices)
+        if (const std::string reason = cuda_unavailable(device); !reason.empty()) FAIL(device, "{}", reason);
+    if (devices.size() == 1) return std::make_unique<CudaBackend>(devices[0], 0);
+    const auto peers = std::make_shared<cuda::comm::PeerGroup>(devices);
+    std::vector<std::unique_ptr<Backend>> ranks;
+    for (const int device : devices)
+        ranks.push_back(std::make_unique<CudaBackend>(device, 0, peers, static_cast<int>(ranks.size())));
+    const std::string note = test ? peers->test() : "";
+    ranks.front()->use_on_this_thread();
+    return std::make_unique<BackendGroup>(std::move(ranks), peers, note);
 }
 
 }  // namespace quern

@@ -4,12 +4,12 @@
 
 namespace quern {
 
-RankThreads::RankThreads(int ranks, const std::function<void(int)>& begin) {
-    busy_ = ranks - 1;
+RankThreads::RankThreads(int ranks, const std::function<void(int)>& begin, std::chrono::microseconds spin)
+    : spin_(spin), busy_(ranks - 1) {
     for (int rank = 1; rank < ranks; ++rank)
         threads_.emplace_back([this, rank, begin] { serve(rank, begin); });
+    await([&] { return busy_ == 0; });
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return busy_ == 0; });
     if (!error_) return;
     const std::exception_ptr error = error_;
     ending_ = true;
@@ -28,24 +28,34 @@ RankThreads::~RankThreads() {
     for (std::thread& t : threads_) t.join();
 }
 
+/// What `so` looks at is changed under the mutex, so that nobody falls asleep just then.
+template <typename F>
+void RankThreads::await(F&& so) {
+    const auto until = std::chrono::steady_clock::now() + spin_;
+    while (std::chrono::steady_clock::now() < until)
+        if (so()) return;
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, so);
+}
+
+void RankThreads::end_work() {
+    const std::lock_guard lock(mutex_);
+    if (--busy_ == 0) changed_.notify_all();
+}
+
 void RankThreads::serve(int rank, const std::function<void(int)>& begin) {
-    int64_t seen = 0;
-    std::exception_ptr unusable;
     try {
         begin(rank);
     } catch (...) {
-        unusable = std::current_exception();
+        const std::lock_guard lock(mutex_);
+        if (!error_) error_ = std::current_exception();
     }
-    std::unique_lock lock(mutex_);
-    if (unusable && !error_) error_ = unusable;
-    for (;;) {
-        if (--busy_ == 0) changed_.notify_all();
-        changed_.wait(lock, [&] { return ending_ || runs_ != seen; });
+    end_work();
+    for (int64_t seen = 0;; ++seen) {
+        await([&] { return ending_ || runs_ != seen; });
         if (ending_) return;
-        seen = runs_;
-        lock.unlock();
         do_work(rank);
-        lock.lock();
+        end_work();
     }
 }
 
@@ -72,8 +82,8 @@ void RankThreads::run(const std::function<void(int)>& work, const std::function<
         changed_.notify_all();
     }
     do_work(0);
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return busy_ == 0; });
+    await([&] { return busy_ == 0; });
+    const std::lock_guard lock(mutex_);
     if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 

@@ -4,8 +4,11 @@
 
 #include <chrono>
 
+#include "ggml-like/cuda_backend.h"
 #include "ggml-like/error.h"
+#include "ggml-like/ops/all_reduce.h"
 #include "models/model_group.h"
+#include "ops/second_backend.h"
 #include "rank_models.h"
 #include "tools/engine/memory_plan.h"
 
@@ -53,8 +56,8 @@ Outcome run(Engine& engine, std::vector<int32_t> prompt, bool prompt_logits = fa
     return out;
 }
 
-Outcome on_ranks(const std::string& checkpoint, int ranks) {
-    const test::Loaded l(checkpoint, make_cpu_backends(2, ranks));
+Outcome on_ranks(const std::string& checkpoint, std::unique_ptr<Backend> backend) {
+    const test::Loaded l(checkpoint, std::move(backend));
     Engine engine(*l.model, *l.backend, {.context = 256, .step_tokens = 64});
     Outcome out = run(engine, random_ids(*l.model, 90, 5), true);
     CHECK(out.error == "");
@@ -89,10 +92,10 @@ TEST_SUITE("cpu") {
                 CAPTURE(dense);
                 CAPTURE(format);
                 const std::string checkpoint = rank_model(dense).in(format);
-                const Outcome one = on_ranks(checkpoint, 1);
+                const Outcome one = on_ranks(checkpoint, test::cpu());
                 for (const int ranks : {2, 4}) {
                     CAPTURE(ranks);
-                    const Outcome several = on_ranks(checkpoint, ranks);
+                    const Outcome several = on_ranks(checkpoint, make_cpu_backends(2, ranks));
                     CHECK(difference(several.logits, one.logits) < 1e-6);
                     CHECK(several.tokens == one.tokens);
                 }
@@ -280,6 +283,75 @@ TEST_SUITE("cpu") {
             }
         }
         CHECK(model->info().parameters == whole->info().parameters);
+    }
+}
+
+/// Ranks on GPUs: each on its own, or both on the only one.
+std::unique_ptr<Backend> two_gpus() {
+    REQUIRE_NOTHROW(test::make_test_cuda_backend());
+    const bool second = cuda_unavailable(1).empty();
+    return make_cuda_backends({0, second ? 1 : 0});
+}
+
+TEST_SUITE("cuda") {
+    TEST_CASE("gpu ranks: the logits of the CPU, but for BF16, in every format (CUDA)") {
+        for (const bool dense : {false, true})
+            for (const std::string format : {"bf16", "nvfp4", "fp8", "fp8-block", "fp8-tensor"}) {
+                CAPTURE(dense);
+                CAPTURE(format);
+                const std::string checkpoint = rank_model(dense).in(format);
+                const Outcome cpu = on_ranks(checkpoint, make_cpu_backends(2, 1));
+                const double one =
+                    difference(on_ranks(checkpoint, make_cuda_backends({0})).logits, cpu.logits);
+                const double two = difference(on_ranks(checkpoint, two_gpus()).logits, cpu.logits);
+                MESSAGE(fmt::format("from the CPU: one GPU {:.5f}, two {:.5f}", one, two));
+                CHECK(two < 1.5 * one + 0.002);
+            }
+    }
+
+    TEST_CASE("gpu ranks: answers alone and beside 63 others (CUDA)") {
+        const test::Loaded l(test::source_dir() + "/models/demo", two_gpus());
+        Engine engine(*l.model, *l.backend, {.context = 512, .sequences = 64});
+        std::vector<std::vector<int32_t>> prompts;
+        for (unsigned i = 0; i < 64; ++i) prompts.push_back(random_ids(*l.model, 1 + 5 * i, i));
+        std::vector<Outcome> alone, crowd(prompts.size());
+        for (const auto& prompt : prompts) alone.push_back(run(engine, prompt));
+        std::vector<RequestId> ids;
+        for (size_t i = 0; i < prompts.size(); ++i)
+            ids.push_back(engine.submit(recorded(prompts[i], crowd[i], false)));
+        while (engine.step()) {
+        }
+        int equal = 0;
+        for (size_t i = 0; i < prompts.size(); ++i) {
+            take(engine, ids[i], crowd[i]);
+            equal += crowd[i].error.empty() && crowd[i].tokens == alone[i].tokens &&
+                     crowd[i].logits == alone[i].logits;
+        }
+        MESSAGE(fmt::format("{} of {} answers equal", equal, prompts.size()));
+        CHECK(equal == 64);
+    }
+
+    TEST_CASE("gpu ranks: one that fails wakes the other, and the next step works (CUDA)") {
+        const test::Loaded l(rank_model().in("bf16"), two_gpus());
+        Engine engine(*l.model, *l.backend, {.context = 256});
+        const auto prompt = random_ids(*l.model, 40, 2);
+        const Outcome expected = run(engine, prompt);
+        const std::string error = error_of([&] {
+            l.backend->on_ranks([&](int rank) {
+                if (rank == 1) throw Error(ErrorKind::runtime, "no part");
+                Graph g;
+                Tensor* x = g.input("x", DType::F32, {1, 128});
+                g.output(all_reduce(g, "y", x));
+                Plan plan(std::move(g), l.backend->of_rank(0));
+                const auto begun = std::chrono::steady_clock::now();
+                plan.run();
+                CHECK(error_of([&] { l.backend->of_rank(0).synchronize(); }).find("another rank") !=
+                      std::string::npos);
+                CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(1));
+            });
+        });
+        CHECK(error == "no part");
+        CHECK(run(engine, prompt).logits == expected.logits);
     }
 }
 

@@ -13,6 +13,9 @@ struct Tensor;
 }  // namespace quern
 
 namespace quern::cuda {
+namespace comm {
+struct Peers;
+}
 
 inline constexpr int kCounters = 4096;
 inline constexpr int kMaxUsed = 32;  // experts of a row
@@ -26,8 +29,9 @@ struct Launched {
 
 struct Context : Card {
     cudaStream_t stream = nullptr;
-    unsigned* counters = nullptr;  // [kCounters] zeros; a kernel that counts leaves zeros behind
-    Launched* launched = nullptr;  // where launches are told, if somebody wants to know
+    unsigned* counters = nullptr;        // [kCounters] zeros; a kernel that counts leaves zeros behind
+    const comm::Peers* peers = nullptr;  // of a rank of several: how it reaches the others
+    Launched* launched = nullptr;        // where launches are told, if somebody wants to know
 };
 
 }  // namespace quern::cuda

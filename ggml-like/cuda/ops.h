@@ -15,6 +15,8 @@ void conv_gated_delta_net(const Node& node, Context& context);
 void gated_attention(const Node& node, Context& context);
 void moe_gate_up(const Node& node, Context& context);
 void moe_down(const Node& node, Context& context);
+void all_reduce(const Node& node, Context& context);
+void residual_add(const Node& node, Context& context);
 void gather_rows(const Node& node, Context& context);
 void logits_top(const Node& node, Context& context);
 void best_token(const Node& node, Context& context);

@@ -70,3 +70,16 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
 }
 
 cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
+
+cudaError_t cudaDeviceCanAccessPeer(int* possible, int device, int peer) {
+    if (!exists(device) || !exists(peer))
+        return fail(cudaErrorInvalidDevice, "cudaDeviceCanAccessPeer: there is no such device");
+    *possible = device != peer;
+    return cudaSuccess;
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+    if (!exists(peer) || peer == current)
+        return fail(cudaErrorInvalidDevice, "cudaDeviceEnablePeerAccess: this is no other device");
+    return cudaSuccess;
+}

@@ -118,6 +118,14 @@ cudaError_t cudaMalloc(void** memory, size_t bytes) {
 }
 cudaError_t cudaFree(void* memory) { return give_back(memory, "cudaFree", false); }
 cudaError_t cudaMallocHost(void** memory, size_t bytes) { return take(memory, bytes, kHost); }
+cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) { return take(memory, bytes, kHost); }
+cudaError_t cudaHostGetDevicePointer(void** seen, void* memory, unsigned) {
+    const Block* block = block_of(memory, 1);
+    if (block == nullptr || block->device != kHost)
+        return fail(cudaErrorInvalidValue, "cudaHostGetDevicePointer: this memory was not taken so");
+    *seen = memory;
+    return cudaSuccess;
+}
 cudaError_t cudaFreeHost(void* memory) { return give_back(memory, "cudaFreeHost", true); }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory) {

@@ -50,6 +50,7 @@ std::unique_ptr<Model> open(const ModelChoice& choice) {
     const OpenOptions options{.tokenizer = false,
                               .dense = choice.dense,
                               .mtp = choice.mtp ? MtpUse::required : MtpUse::none,
+                              .shard = {.rank = 0, .of = choice.ranks},
                               .draft_model = choice.drafter};
     return choice.mix.empty() ? open_model(choice.shape, options)
                               : open_synthetic(choice.shape, choice.mix, options);
@@ -63,7 +64,11 @@ size_t count_names(const std::string& list) {
 }  // namespace
 
 PlacedModel::PlacedModel(const ModelChoice& choice, int device)
-    : choice_(choice), device_(device), backend_(make_cuda_backend(device)), model_(open(choice)) {
+    : choice_(choice),
+      device_(device),
+      group_(make_cuda_backends(std::vector<int>(static_cast<size_t>(choice.ranks), device), false)),
+      backend_(&group_->of_rank(0)),
+      model_(open(choice)) {
     take_record();
     place_weights(*model_, *backend_);
     loading_ = take_record().launches;

@@ -35,6 +35,7 @@ struct ModelChoice {
     bool mtp = false;
     std::string kv = "auto";   // EngineOptions::kv_type
     std::string drafter = {};  // OpenOptions::draft_model
+    int ranks = 1;             // of which it is the first
 };
 
 class PlacedModel {
@@ -77,7 +78,8 @@ class PlacedModel {
     ModelChoice choice_;
     int device_;
     std::vector<Launch> loading_;
-    std::unique_ptr<Backend> backend_;
+    std::unique_ptr<Backend> group_;  // of all ranks
+    Backend* backend_;                // of the first
     std::unique_ptr<Model> model_;
     std::unique_ptr<StatePool> pool_;
     std::unique_ptr<Workspace> workspace_;

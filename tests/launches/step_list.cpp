@@ -19,6 +19,10 @@ std::vector<ModelChoice> all_models() {
     for (const char* kv : {"fp8", "nvfp4", "tq4", "k8v4"})
         for (const char* shape : {"qwen3.6-35b-a3b", "tiny"})
             list.push_back({.shape = shape, .mix = "aeon", .kv = kv});
+    for (const char* mix : {"aeon", "xs", "nvidia", "qwen-fp8"})
+        for (const int ranks : {2, 4})
+            for (const char* shape : {"qwen3.6-35b-a3b", "qwen3.6-27b-shape"})
+                list.push_back({.shape = shape, .mix = mix, .ranks = ranks});
     return list;
 }
 
@@ -29,7 +33,9 @@ std::vector<ModelChoice> some_models() {
             {"tiny", "fp8-head"},
             {"tiny-dense", "aeon"},
             {.shape = "qwen3.6-35b-a3b", .mix = "aeon", .kv = "fp8"},
-            {.shape = "tiny", .mix = "aeon", .kv = "tq4"}};
+            {.shape = "tiny", .mix = "aeon", .kv = "tq4"},
+            {.shape = "qwen3.6-35b-a3b", .mix = "aeon", .ranks = 2},
+            {.shape = "qwen3.6-27b-shape", .mix = "aeon", .ranks = 4}};
 }
 
 std::vector<ModelChoice> small_checkpoints() {
@@ -50,7 +56,7 @@ std::string name_of(const ModelChoice& c) {
     const std::string cache = c.kv == "auto" ? "" : " kv " + c.kv;
     return name +
            (c.dense == DenseFormat::as_stored ? "" : std::string(" dense ") + dense_format_name(c.dense)) +
-           cache;
+           cache + (c.ranks == 1 ? "" : fmt::format(" on {} ranks", c.ranks));
 }
 
 std::vector<BatchShape> all_steps(const PlacedModel& model) {

@@ -232,5 +232,37 @@ TEST_CASE("launches: kernels of an answer step of the 35B") {
     }
 }
 
+/// Each of the 80 sums becomes three kernels instead of one, and a router's logits one of their own where they were none.
+TEST_CASE("launches: kernels of an answer step of the 35B on two ranks") {
+    struct Promise {
+        int64_t rows, one, two;
+    };
+    constexpr Promise kPromises[] = {{1, 203, 403}, {8, 203, 403}, {16, 283, 443}, {64, 323, 483}};
+    for (const Promise& p : kPromises) {
+        CAPTURE(p.rows);
+        for (const int ranks : {1, 2}) {
+            CAPTURE(ranks);
+            PlacedModel model({.shape = "qwen3.6-35b-a3b", .mix = "aeon", .ranks = ranks},
+                              cuda_stand_in::kH200);
+            CHECK(model.replay(model.answers(p.rows)).kernels == (ranks == 1 ? p.one : p.two));
+        }
+    }
+}
+
+TEST_CASE("launches: sums of few rows go in packets, those of many in chunks") {
+    for (const int ranks : {2, 4}) {
+        PlacedModel model({.shape = "qwen3.6-27b-shape", .mix = "aeon", .ranks = ranks},
+                          cuda_stand_in::kH200);
+        const auto names = [&](const BatchShape& step) {
+            std::vector<std::string> found;
+            for (const Launch& l : model.launches(step))
+                if (l.kernel->name.find("all_reduce") != std::string::npos) found.push_back(l.kernel->name);
+            return found;
+        };
+        CHECK(names(model.answers(64)) == std::vector<std::string>(128, "comm::all_reduce_small"));
+        CHECK(names(model.prompt(65)) == std::vector<std::string>(128, "comm::all_reduce_large"));
+    }
+}
+
 }  // namespace
 }  // namespace quern::test

@@ -13,7 +13,8 @@ void download_top(const StepPlan& step, std::span<const float> temperatures, int
 /// Downloads `count` rows of logits, from `row` on, to `to` [count, logit_columns].
 void download_logits(const StepPlan& step, int64_t row, int64_t count, float* to);
 
-/// The highest logits of one row, from those of ranks: `tops` kTopWords each, ids of rank r from r * `rows` on.
+/// The highest logits of one row, from those of ranks: `tops` kTopWords each, ids of rank r from r * `rows` on. Exact if all
+/// of these are: a rank without a valid id is not.
 void merge_top(std::span<const int32_t* const> tops, int64_t rows, float temperature, int32_t* out);
 
 }  // namespace quern

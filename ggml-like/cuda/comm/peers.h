@@ -1,0 +1,62 @@
+// Memory through which the GPUs of one model, its ranks, reach each other.
+//
+// Every rank has a mailbox that the others write into; nobody reads from another GPU. A mailbox has two places for each
+// message, used in turns: a rank writes its message number n only when it has received number n - 1 of all others, which
+// have then read number n - 2. Messages are numbered by counters in device memory, one a block, so a captured step is the same
+// launches every time.
+//
+//   small messages: packets of 16 bytes, two numbers and the message's number twice. Who receives looks at the packet itself.
+//     [2 places][ranks][kSmallPairs] packets
+//   large messages: chunks, and for each block a flag that says which message has arrived.
+//     [2 places][2 halves][ranks][kLargeBlocks][kChunk] floats; [2 halves][ranks][kLargeBlocks] flags
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quern::cuda::comm {
+
+inline constexpr int kMaxRanks = 8;
+inline constexpr int kSmallThreads = 256, kSmallBlocks = 256;
+inline constexpr int64_t kSmallPairs = 160 << 10;  // 1.25 MB of numbers: 64 rows of 5,120
+inline constexpr int kLargeThreads = 512,
+                     kLargeBlocks = 96;  // blocks that wait for others must all be resident
+inline constexpr int kChunk = 4096;      // numbers
+
+/// A rank's own device memory: how far it is.
+struct Progress {
+    uint32_t small[kSmallBlocks], large[kLargeBlocks];  // messages so far
+    uint32_t lost;                                      // 1: a message did not come; nobody waits any more
+};
+
+/// In host memory that all GPUs see.
+struct Watch {
+    uint32_t abort;            // set by the host: a rank has failed
+    uint32_t lost[kMaxRanks];  // set by a rank whose message did not come
+};
+
+/// What a kernel of rank `rank` gets.
+struct Peers {
+    int rank, ranks;
+    std::byte* box[kMaxRanks];    // mailboxes, by rank
+    int64_t chunks_at, flags_at;  // bytes of a mailbox before its chunks, before its flags
+    Progress* own;
+    volatile Watch* watch;
+    uint64_t patience;  // nanoseconds that a message may take
+};
+
+inline constexpr int64_t kPacket = 16;
+
+/// Bytes of a mailbox, and where its parts begin. For the host.
+struct BoxLayout {
+    int64_t ranks;
+
+    int64_t small_bytes() const { return 2 * ranks * kSmallPairs * kPacket; }
+    int64_t chunk_bytes() const {
+        return 4 * ranks * kLargeBlocks * int64_t{kChunk} * int64_t{sizeof(float)};
+    }
+    int64_t flags_at() const { return small_bytes() + chunk_bytes(); }
+    int64_t bytes() const { return flags_at() + 2 * ranks * kLargeBlocks * int64_t{sizeof(uint32_t)}; }
+};
+
+}  // namespace quern::cuda::comm
