@@ -1,0 +1,6 @@
+// libFuzzer: PNG files.
+#include "image_target.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    return quern::test::fuzz_image("\x89PNG\r\n\x1a\n", data, size);
+}
