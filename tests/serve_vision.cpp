@@ -214,13 +214,33 @@ TEST_SUITE("cpu") {
         const std::string path = dir.write("a picture.png", "x"), other = dir.write("b.txt", "x");
         std::string escaped = path;
         escaped.replace(escaped.find(' '), 1, "\\ ");
-        CHECK(dropped_image(escaped + " ") == path);
-        CHECK(dropped_image("'" + path + "'") == path);
-        CHECK(dropped_image(path) == path);
-        CHECK(!dropped_image(other));
-        CHECK(!dropped_image(path + "x"));
-        CHECK(!dropped_image("/help"));
-        CHECK(!dropped_image("What is " + path));
+        const auto one = [&](const std::string& line, const std::string& expected,
+                             const std::string& text = "") {
+            CAPTURE(line);
+            const DroppedImages dropped = dropped_images(line);
+            CHECK(dropped.paths == std::vector<std::string>{expected});
+            CHECK(dropped.text == text);
+        };
+        one(escaped + " ", path);
+        one("'" + path + "'", path);
+        one("\"" + path + "\"\n", path);
+        one(escaped + " What is 'this'?", path, "What is 'this'?");
+        std::string url = "file://" + path;
+        url.replace(url.find(' '), 1, "%20");
+        one(url, path);
+        const std::string quoted = dir.write("it's \"so\".JPG", "x");
+        std::string shell = quoted;  // as terminals write it
+        shell.replace(shell.find('\''), 1, "'\\''");
+        one("'" + shell + "'", quoted);
+        const DroppedImages two = dropped_images(escaped + " '" + shell + "' compare");
+        CHECK(two.paths == std::vector<std::string>{path, quoted});
+        CHECK(two.text == "compare");
+        for (const std::string& line :
+             {other, path + "x", std::string("/help"), "What is " + path, std::string()}) {
+            CAPTURE(line);
+            CHECK(dropped_images(line).paths.empty());
+            CHECK(dropped_images(line).text == line);
+        }
     }
 }
 

@@ -107,8 +107,8 @@ double relative(std::span<const float> got, std::span<const float> expected) {
 std::vector<float> features(const Loaded& l, const std::vector<ImagePtr>& images) {
     int64_t patches = 0;
     for (const ImagePtr& image : images) patches += static_cast<int64_t>(image->place.size()) / 4;
-    VisionGraph v =
-        l.model->build_vision(patches, static_cast<int64_t>(images.size()), l.backend->activation_dtype());
+    VisionGraph v = l.model->build_vision({.patches = patches, .images = static_cast<int64_t>(images.size())},
+                                          l.backend->activation_dtype());
     const Tensor *pixels = v.patches, *place = v.place, *start = v.start, *out = v.features;
     Plan plan(std::move(v.graph), *l.backend);
     auto* to_pixels = plan.input<uint8_t>(pixels);

@@ -197,24 +197,38 @@ ImageSizes image_sizes(const VisionInfo& vision, const Backend& backend, const E
     return sizes;
 }
 
-/// Of the tower: one image of the largest size, or several small ones.
-void count_tower(MemoryPlan& plan, const Model& model, const Backend& backend) {
+/// The steps of the tower: several small images, or the first, a middle and the last part of one of the largest size.
+std::vector<VisionShape> tower_shapes(const VisionInfo& vision, int64_t largest, int64_t together) {
+    std::vector<VisionShape> shapes = {
+        {.patches = together, .images = together / (vision.merge * vision.merge)}};
+    if (largest <= together) return shapes;
+    const int64_t blocks = tower_step_blocks(vision, largest, together);
+    VisionShape part{.patches = largest, .images = 1};
+    part.between = make_tensor("between", DType::F32, Place::state, {largest, vision.inner_width});
+    for (const int64_t begin : {int64_t{0}, blocks, (vision.blocks - 1) / blocks * blocks}) {
+        part.begin = begin, part.end = std::min(begin + blocks, vision.blocks);
+        if (part.begin < part.end) shapes.push_back(part);
+    }
+    return shapes;
+}
+
+void count_tower(MemoryPlan& plan, const Model& model, const Backend& backend, const EngineOptions& o) {
+    constexpr int64_t kMaxFeatures = 256 << 20;
     const VisionInfo& vision = *model.info().vision;
-    const int64_t each = vision.merge * vision.merge;
-    const int64_t largest =
-        std::max(plan.image_sizes.most / vision.token_pixels() * each, kTowerPatches / each * each);
-    for (const auto& [patches, images] :
-         {std::pair{largest, int64_t{1}}, {kTowerPatches / each * each, kTowerPatches / each}}) {
-        const ArenaPlan arena =
-            plan_memory(model.build_vision(patches, images, backend.activation_dtype()).graph);
+    const int64_t each = vision.merge * vision.merge, together = tower_step_patches(vision, plan.steps);
+    const int64_t largest = plan.image_sizes.most / vision.token_pixels() * each;
+    for (const VisionShape& shape : tower_shapes(vision, largest, together)) {
+        const ArenaPlan arena = plan_memory(model.build_vision(shape, backend.activation_dtype()).graph);
         plan.arena = std::max(plan.arena, with_slack(arena.arena_bytes));
         plan.inputs = std::max(plan.inputs, arena.input_bytes);
     }
+    if (largest > together) plan.between = aligned(largest * vision.inner_width * int64_t{sizeof(float)});
+    plan.features = std::min(o.cache_bytes / 4, kMaxFeatures);
 }
 
 void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend, const EngineOptions& o) {
     const PlannedState state(plan.specs, plan.sequences, plan.sequences * plan.pages());
-    if (model.info().vision) count_tower(plan, model, backend);
+    if (model.info().vision) count_tower(plan, model, backend, o);
     for (BatchShape shape : widest_shapes(plan, o, model.info().vocab)) {
         shape.images = model.info().vision && shape.kind == StepKind::prompt;
         const ArenaPlan arena = plan_memory(model.build(shape, state, backend.activation_dtype()).graph);
@@ -361,7 +375,7 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     count_scratch(plan, model, backend, options);
     const auto kv_bytes = [&] { return pages_bytes(plan.specs, plan.sequences * plan.pages()); };
     if (!plan.context_chosen) plan.kv = kv_bytes();
-    count_kept(plan, options.cache_bytes);
+    count_kept(plan, options.cache_bytes - plan.features);
     if (plan.context_chosen) {
         plan.context = largest_context(plan);
         plan.kv = kv_bytes();

@@ -34,6 +34,7 @@ class Repl {
         editor_.on_tab([](std::string_view line) { return complete_line(line, command_names()); });
         if (!c_.options.system.empty()) system_ = c_.options.system;
         for (const std::string& file : c_.options.images) add_image(file);
+        for (const std::string& files : c_.options.videos) add_frames(files);
     }
 
     int run() {
@@ -131,7 +132,8 @@ class Repl {
     }
 
     void handle(const std::string& line) {
-        if (const auto file = dropped_image(line)) return read_image(*file);
+        if (const DroppedImages dropped = dropped_images(line); !dropped.paths.empty())
+            return take_dropped(dropped);
         if (!line.starts_with('/')) return ask(line);
         if (line.starts_with("//")) return ask(line.substr(1));
         const size_t space = line.find_first_of(" \n");
@@ -296,15 +298,44 @@ class Repl {
         images_.push_back(std::move(image));
     }
 
-    void read_image(const std::string& path) {
+    void add_frames(const std::string& files) {
+        images_.push_back(
+            {.where = files,
+             .pairs = read_frame_files(files, c_.options.fps, c_.engine.model(), c_.engine.image_sizes())});
+    }
+
+    /// False, and said, if it cannot be read.
+    bool read_image(const std::string& path) {
         if (path.empty()) FAIL(usage, "/image FILE attaches an image to the next message");
         try {
             add_image(path);
         } catch (const Error& error) {
-            return remark(printable(error.what(), 2000));
+            remark(printable(error.what(), 2000));
+            return false;
         }
         remark(
             fmt::format("an image of {} tokens goes with the next message", images_.back().image->tokens()));
+        return true;
+    }
+
+    void read_video(const std::string& files) {
+        if (files.empty())
+            FAIL(usage, "/frames PATTERN attaches the files with such names as a video to the next message");
+        try {
+            add_frames(files);
+        } catch (const Error& error) {
+            return remark(printable(error.what(), 2000));
+        }
+        const std::vector<FramePair>& pairs = images_.back().pairs;
+        remark(fmt::format("a video of {} pairs of frames, {} tokens each, goes with the next message",
+                           pairs.size(), pairs[0].image->tokens()));
+    }
+
+    /// Attaches files that were dropped at the beginning of a line, and asks what follows them.
+    void take_dropped(const DroppedImages& dropped) {
+        for (const std::string& path : dropped.paths)
+            if (!read_image(path)) return;
+        if (!dropped.text.empty()) ask(dropped.text);
     }
 
     /// What this conversation was saved to or loaded from before is not asked about.
@@ -405,6 +436,10 @@ const std::vector<Repl::Command>& Repl::commands() {
          "FILE",
          "attach an image to the next message; a path that is dropped here does, too",
          [](R r, S a) { r.read_image(a); }},
+        {{"frames"},
+         "PATTERN",
+         "attach a video, image files with such names, to the next message",
+         [](R r, S a) { r.read_video(a); }},
         {{"save"}, "[NAME]", "keep this conversation", [](R r, S a) { r.save(a); }},
         {{"load"}, "[NAME]", "go on with a kept one", [](R r, S a) { r.load(a); }},
         {{"list"}, "", "kept conversations", [](R r, S) { r.list(); }},
