@@ -10,18 +10,6 @@ namespace {
 
 using namespace test;
 
-std::string base64(const std::string& bytes) {
-    constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    std::string out;
-    for (size_t i = 0; i < bytes.size(); i += 3) {
-        uint32_t bits = 0;
-        for (size_t k = 0; k < 3; ++k)
-            bits = bits << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
-        for (size_t k = 0; k < 4; ++k) out += i + k > bytes.size() ? '=' : kDigits[bits >> (18 - 6 * k) & 63];
-    }
-    return out;
-}
-
 /// A file of tests/vectors/images: 19 x 13 pixels, which become 64 x 48 and 12 tokens.
 std::string file(const std::string& name) {
     const SafetensorsFile files =

@@ -10,7 +10,7 @@
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/speculation.h"
 #include "tools/engine/state_pool.h"
-#include "tools/engine/tower.h"
+#include "tools/engine/tower_plan.h"
 
 namespace quern {
 namespace {
@@ -77,12 +77,10 @@ void check_options(const EngineOptions& o, int64_t longest) {
              longest);
 }
 
-int64_t aligned(int64_t bytes) { return (bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment; }
-
 void count_weights(MemoryPlan& plan, const Model& model, const Backend& backend) {
     for (const WeightUse& use : model.weights().uses) {
         if (use.again()) continue;
-        int64_t bytes = use.vector != nullptr ? aligned(use.vector->bytes()) : 0;
+        int64_t bytes = use.vector != nullptr ? aligned_bytes(use.vector->bytes()) : 0;
         if (use.matrix != nullptr) bytes = backend.placed_bytes(*use.matrix, use.order);
         if (use.experts != nullptr) bytes = backend.placed_bytes(*use.experts, use.order);
         if (bytes == 0 && !use.copy) plan.mapped += use.bytes();
@@ -174,56 +172,6 @@ std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, const EngineOption
     if (plan.mtp) add_mtp_passes(shapes, o.speculation.draft_max);
     if (plan.dflash) add_dflash_passes(shapes, plan);
     return shapes;
-}
-
-/// First fit is not monotonic: a smaller step may need a little more.
-int64_t with_slack(int64_t bytes) { return aligned(bytes + bytes / 32); }
-
-/// Those of the model's preprocessor, and of the caller.
-ImageSizes image_sizes(const VisionInfo& vision, const Backend& backend, const EngineOptions& o) {
-    constexpr int64_t kCpuTokens = 1024;
-    ImageSizes sizes = vision.sizes;
-    const int64_t pixels = vision.token_pixels();
-    if (o.image_min_tokens < 0 || o.image_max_tokens < 0 ||
-        (o.image_max_tokens > 0 && o.image_min_tokens > o.image_max_tokens))
-        FAIL(usage, "images of {} to {} tokens; choose positive numbers that rise", o.image_min_tokens,
-             o.image_max_tokens);
-    if (o.image_min_tokens > 0) sizes.fewest = o.image_min_tokens * pixels;
-    if (o.image_max_tokens > 0)
-        sizes.most = std::min(sizes.most, o.image_max_tokens * pixels);
-    else if (!backend.captures())
-        sizes.most = std::min(sizes.most, kCpuTokens * pixels);
-    sizes.fewest = std::min(sizes.fewest, sizes.most);
-    return sizes;
-}
-
-/// The steps of the tower: several small images, or the first, a middle and the last part of one of the largest size.
-std::vector<VisionShape> tower_shapes(const VisionInfo& vision, int64_t largest, int64_t together) {
-    std::vector<VisionShape> shapes = {
-        {.patches = together, .images = together / (vision.merge * vision.merge)}};
-    if (largest <= together) return shapes;
-    const int64_t blocks = tower_step_blocks(vision, largest, together);
-    VisionShape part{.patches = largest, .images = 1};
-    part.between = make_tensor("between", DType::F32, Place::state, {largest, vision.inner_width});
-    for (const int64_t begin : {int64_t{0}, blocks, (vision.blocks - 1) / blocks * blocks}) {
-        part.begin = begin, part.end = std::min(begin + blocks, vision.blocks);
-        if (part.begin < part.end) shapes.push_back(part);
-    }
-    return shapes;
-}
-
-void count_tower(MemoryPlan& plan, const Model& model, const Backend& backend, const EngineOptions& o) {
-    constexpr int64_t kMaxFeatures = 256 << 20;
-    const VisionInfo& vision = *model.info().vision;
-    const int64_t each = vision.merge * vision.merge, together = tower_step_patches(vision, plan.steps);
-    const int64_t largest = plan.image_sizes.most / vision.token_pixels() * each;
-    for (const VisionShape& shape : tower_shapes(vision, largest, together)) {
-        const ArenaPlan arena = plan_memory(model.build_vision(shape, backend.activation_dtype()).graph);
-        plan.arena = std::max(plan.arena, with_slack(arena.arena_bytes));
-        plan.inputs = std::max(plan.inputs, arena.input_bytes);
-    }
-    if (largest > together) plan.between = aligned(largest * vision.inner_width * int64_t{sizeof(float)});
-    plan.features = std::min(o.cache_bytes / 4, kMaxFeatures);
 }
 
 void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend, const EngineOptions& o) {

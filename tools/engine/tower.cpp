@@ -4,6 +4,7 @@
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
+#include "tools/engine/tower_plan.h"
 
 namespace quern {
 namespace {
@@ -15,20 +16,6 @@ int64_t bytes_of(const FeaturesPtr& f) { return static_cast<int64_t>(f->size() *
 int64_t patches_of(const ImagePart& image) { return static_cast<int64_t>(image.place.size()) / 4; }
 
 }  // namespace
-
-int64_t tower_step_patches(const VisionInfo& vision, const StepLimits& steps) {
-    return vision.merge * vision.merge * steps.gap_rows;
-}
-
-int64_t tower_step_blocks(const VisionInfo& vision, int64_t patches, int64_t step_patches) {
-    // Products with weights and attention, by the patch: in units of what a patch costs another one in attention.
-    const auto work = [&](int64_t n) {
-        return static_cast<double>(n) * static_cast<double>(6 * vision.inner_width + n);
-    };
-    if (patches <= step_patches) return vision.blocks;
-    const double share = work(step_patches) / work(patches);
-    return std::max<int64_t>(1, static_cast<int64_t>(share * static_cast<double>(vision.blocks)));
-}
 
 Tower::Tower(const Model& model, Backend& backend, Workspace& workspace, const MemoryPlan& memory)
     : model_(model),

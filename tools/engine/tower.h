@@ -19,11 +19,6 @@ namespace quern {
 
 class Backend;
 
-/// Patches of images that one step encodes together at most: as many tokens as it has rows of prompts beside answers.
-int64_t tower_step_patches(const VisionInfo& vision, const StepLimits& steps);
-/// Blocks that one step runs for an image of so many patches.
-int64_t tower_step_blocks(const VisionInfo& vision, int64_t patches, int64_t step_patches);
-
 class Tower {
   public:
     /// Does nothing for a model that reads text only. Throws Error(memory).
