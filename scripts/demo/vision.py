@@ -130,6 +130,7 @@ def write(tower: Tower, source: Path, folder: Path) -> float:
             shutil.copytree(source / name, folder / name, dirs_exist_ok=True)
     weights = {"model.visual." + n: w for n, w in rounded(tower).items()}
     save_file(weights, str(folder / FILE), metadata={"format": "pt"})
+    (folder / FILE).chmod(0o644)
     text = load_file(str(folder / "model.safetensors"))
     index = {**{n: "model.safetensors" for n in text}, **{n: FILE for n in weights}}
     size = sum(w.numel() * w.element_size() for w in [*text.values(), *weights.values()])
