@@ -4,6 +4,7 @@
 #include <random>
 
 #include "checkpoint_writer.h"
+#include "ops/second_backend.h"
 #include "tools/engine/memory_plan.h"
 #include "vision_models.h"
 
@@ -15,7 +16,9 @@ using namespace test;
 
 /// The MoE model, which reads images of up to 1,024 patches.
 struct Large {
-    Large(const OpenOptions& options = {.tokenizer = false, .vision = true}) : backend(make_cpu_backend(2)) {
+    explicit Large(std::unique_ptr<Backend> on = make_cpu_backend(2),
+                   const OpenOptions& options = {.tokenizer = false, .vision = true})
+        : backend(std::move(on)) {
         const fs::path to = fs::path(dir.str()) / "model";
         fs::copy(vision_folder("moe") + "/checkpoint", to);
         std::ofstream(to / "preprocessor_config.json")
@@ -82,18 +85,42 @@ EngineOptions small_steps(int64_t cache = 0) {
     return {.context = 1024, .sequences = 3, .step_tokens = kStep, .cache_bytes = cache};
 }
 
+void check_parts(const Large& l) {
+    const ImagePtr image = l.image(256, 1);  // 1,024 patches
+    Engine whole(*l.model, *l.backend, {.context = 1024, .step_tokens = 1024});
+    const Run expected = run(whole, Large::about({image}));
+    Engine parts(*l.model, *l.backend, small_steps());
+    CHECK(run(parts, Large::about({image})) == expected);
+}
+
+std::vector<float> fp8_features(std::unique_ptr<Backend> backend, const std::vector<ImagePtr>& images) {
+    Seeing l("moe", std::move(backend));
+    l.model = load_model(vision_folder("moe") + "/checkpoint", *l.backend,
+                         {.tokenizer = false, .vision = true, .vision_format = DenseFormat::fp8});
+    requantize_weights(*l.model, *l.backend);
+    return features(l, images);
+}
+
 }  // namespace
+
+TEST_SUITE("cuda") {
+    TEST_CASE("tower: a large image in several steps gives the same bits (CUDA)") {
+        check_parts(Large(make_test_cuda_backend()));
+    }
+
+    TEST_CASE("tower: --vision fp8 gives the CPU's features (CUDA)") {
+        const std::vector<ImagePtr> images = {Large().image(64, 10)};
+        CHECK(relative(fp8_features(make_test_cuda_backend(), images),
+                       fp8_features(make_cpu_backend(2), images)) < 0.03);
+    }
+}
 
 TEST_SUITE("cpu") {
     TEST_CASE("tower: a large image in several steps gives the same bits") {
+        check_parts(Large());
         const Large l;
-        const ImagePtr image = l.image(256, 1);  // 1,024 patches
-        Engine whole(*l.model, *l.backend, {.context = 1024, .step_tokens = 1024});
-        const Run expected = run(whole, Large::about({image}));
-        Engine parts(*l.model, *l.backend, small_steps());
-        CHECK(run(parts, Large::about({image})) == expected);
-        Engine again(*l.model, *l.backend, small_steps());
-        CHECK(tower_steps(again, Large::about({image})) == 3);  // one for each block
+        Engine engine(*l.model, *l.backend, small_steps());
+        CHECK(tower_steps(engine, Large::about({l.image(256, 1)})) == 3);  // one for each block
     }
 
     TEST_CASE("tower: answers go on while a large image is encoded") {
@@ -162,7 +189,8 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("tower: --vision fp8 halves its matrices and changes features a little") {
-        const Large stored, packed({.tokenizer = false, .vision = true, .vision_format = DenseFormat::fp8});
+        const Large stored, packed(make_cpu_backend(2),
+                                   {.tokenizer = false, .vision = true, .vision_format = DenseFormat::fp8});
         CHECK(!packed.model->weights().changes.empty());
         requantize_weights(*packed.model, *packed.backend);
         const auto bytes = [](const Large& l) {
@@ -174,12 +202,8 @@ TEST_SUITE("cpu") {
         CHECK(bytes(packed) < 0.53 * static_cast<double>(bytes(stored)));
         CHECK(packed.model->digest() != stored.model->digest());
         const Seeing plain("moe", make_cpu_backend(2));
-        Seeing fp8("moe", make_cpu_backend(2));
-        fp8.model = load_model(vision_folder("moe") + "/checkpoint", *fp8.backend,
-                               {.tokenizer = false, .vision = true, .vision_format = DenseFormat::fp8});
-        requantize_weights(*fp8.model, *fp8.backend);
         const std::vector<ImagePtr> images = {stored.image(64, 10)};
-        const double change = relative(features(fp8, images), features(plain, images));
+        const double change = relative(fp8_features(make_cpu_backend(2), images), features(plain, images));
         CHECK(change > 0.005);
         CHECK(change < 0.1);
     }

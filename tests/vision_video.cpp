@@ -3,6 +3,7 @@
 #include <filesystem>
 
 #include "models/qwen3_6_chat.h"
+#include "ops/second_backend.h"
 #include "serve_client.h"
 #include "tools/common/images/decode.h"
 #include "tools/common/images/frames.h"
@@ -86,6 +87,22 @@ json about(const json& video) {
 }
 
 }  // namespace
+
+TEST_SUITE("cuda") {
+    TEST_CASE("videos: features are near those of transformers (CUDA)") {
+        for (const char* name : kVisionModels) {
+            const Seeing l(name, make_test_cuda_backend());
+            for (const VideoGolden& g : video_goldens(name)) {
+                CAPTURE(g.name);
+                CHECK(relative(features(l, pairs_of(l, g)), g.features) < 0.03);
+                Engine engine(*l.model, *l.backend, {.context = 512});
+                const Result result = engine.run(request(l, g));
+                CHECK(result.error == "");
+                CHECK(result.tokens.size() == g.greedy.size());
+            }
+        }
+    }
+}
 
 TEST_SUITE("cpu") {
     TEST_CASE("videos: pixels, positions, features, logits and answers are those of transformers") {
