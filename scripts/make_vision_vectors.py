@@ -7,13 +7,15 @@ about drawn images, in float32.
 <model>/checkpoint                the checkpoint
 <model>/<case>.golden.safetensors image.<i> U8, PNG files; patches U8 [N, K], all images' as the processor has them; features
                                   F32 [S, D]; ids I32, with one image token for each image; expanded I32 [T]; positions I32 [3, T];
-                                  logits F32 [T, V]; greedy I32, the ids that follow
+                                  logits F32 [T, V]; greedy I32, the ids that follow; bf16 F32 [2], how far transformers' own
+                                  BF16 is from its float32, relative: features, and the median row of logits
 <model>/<case>.video.safetensors  frame.<i> U8, PNG files; times I32 [pairs], by how many words each pair is preceded; patches,
                                   features, expanded, positions, logits, greedy as above, of a prompt in which each pair of
                                   frames has marks of its own
 positions.safetensors             of 500 random layouts: texts I32 [500, 5], tokens before each image and behind the last one;
                                   grids I32 [500, 4, 2], rows and columns of each image in tokens, 0: none; positions I16 [sum, 3]
 """
+import copy
 import io
 import json
 import pathlib
@@ -119,6 +121,24 @@ def processor():
     return Qwen2VLImageProcessorFast(**{k: v for k, v in PREPROCESSOR.items() if k != "image_processor_type"})
 
 
+def relative(own, other):
+    return float((own.float() - other).norm() / other.norm())
+
+
+def in_bf16(model):
+    """The same model with its parameters in BF16; buffers, such as frequencies, stay."""
+    copied = copy.deepcopy(model)
+    for p in copied.parameters():
+        p.data = p.data.to(torch.bfloat16)
+    return copied
+
+
+def features_of(model, pixels, grid):
+    features = model.model.get_image_features(pixels.to(next(model.parameters()).dtype), grid)
+    features = features.pooler_output if hasattr(features, "pooler_output") else features
+    return (torch.cat(list(features)) if isinstance(features, (list, tuple)) else features).float()
+
+
 def answer(run, tokens):
     """The ids that follow, up to the first that is nearly a tie, which would be chance."""
     ids = []
@@ -154,26 +174,26 @@ def golden(spec, model, number, sizes, texts):
             marks = [spec.vocab - 6, spec.vocab - 5]  # around the image
             ids += [marks[0], token, marks[1]]
             expanded += [marks[0]] + [token] * int(grid[i].prod() // 4) + [marks[1]]
-    features = model.model.get_image_features(data["pixel_values"].float(), grid)
-    features = features.pooler_output if hasattr(features, "pooler_output") else features
-    features = torch.cat(list(features)) if isinstance(features, (list, tuple)) else features
+    features = features_of(model, data["pixel_values"], grid)
 
-    def run(tokens):
+    def run(tokens, model=model):
         tokens = torch.tensor([tokens])
-        kinds = (tokens == token).int()
-        return model(input_ids=tokens, pixel_values=data["pixel_values"].float(), image_grid_thw=grid, mm_token_type_ids=kinds,
+        kinds, dtype = (tokens == token).int(), next(model.parameters()).dtype
+        return model(input_ids=tokens, pixel_values=data["pixel_values"].to(dtype), image_grid_thw=grid, mm_token_type_ids=kinds,
                      attention_mask=torch.ones_like(tokens), use_cache=False).logits[0].float()
 
     tokens = torch.tensor([expanded])
     positions, _ = model.model.get_rope_index(tokens, mm_token_type_ids=(tokens == token).int(), image_grid_thw=grid,
                                               attention_mask=torch.ones_like(tokens))
-    logits = run(expanded)
+    logits, rounded = run(expanded), in_bf16(model)
+    rows = [relative(own, other) for own, other in zip(run(expanded, rounded), logits)]
+    out["bf16"] = torch.tensor([relative(features_of(rounded, data["pixel_values"], grid), features), float(np.median(rows))])
     out["patches"] = (data["pixel_values"].float() * 127.5 + 127.5).round().to(torch.uint8)
     out["features"] = features.float().contiguous()
     out["ids"], out["expanded"] = torch.tensor(ids, dtype=torch.int32), torch.tensor(expanded, dtype=torch.int32)
     out["positions"] = positions[:, 0].to(torch.int32).contiguous()
     out["logits"], out["greedy"] = logits.contiguous(), torch.tensor(answer(run, expanded), dtype=torch.int32)
-    print(spec.name, sizes, grid.tolist(), len(expanded), "tokens,", len(out["greedy"]), "greedy")
+    print(spec.name, sizes, grid.tolist(), len(expanded), "tokens,", len(out["greedy"]), "greedy; BF16:", out["bf16"].tolist())
     return out
 
 
