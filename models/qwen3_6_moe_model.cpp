@@ -144,7 +144,8 @@ class Qwen36Moe final : public Model {
     Qwen36Moe(const ModelFamily& family, const Qwen36MoeConfig& config, const std::string& name,
               const std::string& mix, const OpenOptions& options)
         : family_(family), chat_(family.chat(options.text_from)), config_(config) {
-        weights_ = synthetic_weights(config_, mix, options.mtp != MtpUse::none, floats_);
+        if (options.vision) vision_ = synthetic_vision(name);
+        weights_ = synthetic_weights(config_, mix, options.mtp != MtpUse::none, vision_, floats_);
         list_.uses = list_weights(config_, weights_);
         add_drafter(options);
         generation_ = {
@@ -154,8 +155,10 @@ class Qwen36Moe final : public Model {
         add_chat_end();
         add_draft_head(options.draft_head_bytes);
         list_.plan_dense(options.dense);
+        list_.plan_vision(options.vision_format);
         list_.changes.clear();  // nothing is stored: they are made in the new format
         summarize(fmt::format("synthetic {} ({})", name, mix), options.dense);
+        if (info_.vision) info_.vision->format = options.vision_format;
     }
 
     const ModelInfo& info() const override { return info_; }

@@ -197,6 +197,16 @@ TEST_SUITE("cpu") {
         }
     }
 
+    TEST_CASE("serve: random weights read images where their name says so") {
+        const ServerProcess server({"--synthetic", "tiny+vision", "-c", "2048"});
+        const Reply r = chat(server, about(image_part(url("rgb.png"))));
+        CAPTURE(r.body.dump());
+        CHECK(r.status == 200);
+        CHECK(prompt_tokens(r) >= 64);  // 256 x 256 pixels at least
+        CHECK(chat(ServerProcess({"--synthetic", "tiny", "-c", "2048"}), about(image_part(url("rgb.png"))))
+                  .status == 400);
+    }
+
     TEST_CASE("a path that is dropped on a terminal is an image if it is one") {
         const TempDir dir;
         const std::string path = dir.write("a picture.png", "x"), other = dir.write("b.txt", "x");
