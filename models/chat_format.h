@@ -26,14 +26,15 @@ struct ToolCall {
     std::string arguments;
 };
 
-/// An image in a message.
+/// An image in a message, or a video as frames.
 struct MessageImage {
     size_t at = 0;      // bytes of the content before it
     std::string where;  // names it in errors
     /// As it was sent, until it is read: a part of a content, or a file.
     nlohmann::ordered_json part = nullptr;
     std::vector<uint8_t> file = {};
-    ImagePtr image = nullptr;  // as the model reads it; rendering needs it
+    ImagePtr image = nullptr;           // as the model reads it; rendering needs it,
+    std::vector<FramePair> pairs = {};  // or these
 };
 
 struct Message {

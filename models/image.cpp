@@ -112,27 +112,59 @@ int64_t near_multiple(int64_t side, int64_t step) {
     return static_cast<int64_t>(std::nearbyint(static_cast<double>(side) / static_cast<double>(step))) * step;
 }
 
-}  // namespace
-
-ImageSize size_to_read(ImageSize image, int64_t step, const ImageSizes& sizes) {
-    if (image.width < 1 || image.height < 1)
-        FAIL(usage, "the image has {} x {} pixels; expected at least one", image.width, image.height);
+/// Of images, and of all frames of a video: `frames` as they are, `rounded_frames` a multiple of what a patch has.
+ImageSize scaled(ImageSize image, int64_t step, double frames, double rounded_frames,
+                 const ImageSizes& sizes) {
     const auto h = static_cast<double>(image.height), w = static_cast<double>(image.width),
                s = static_cast<double>(step);
-    if (std::max(h, w) / std::min(h, w) > kMaxAspect)
-        FAIL(usage, "the image has {} x {} pixels; one side may be {} times as long as the other at most",
-             image.width, image.height, kMaxAspect);
     int64_t height = near_multiple(image.height, step), width = near_multiple(image.width, step);
-    if (height * width > sizes.most) {
-        const double by = std::sqrt(h * w / static_cast<double>(sizes.most));
+    const double pixels = rounded_frames * static_cast<double>(height * width);
+    if (pixels > static_cast<double>(sizes.most)) {
+        const double by = std::sqrt(frames * h * w / static_cast<double>(sizes.most));
         height = std::max(step, static_cast<int64_t>(std::floor(h / by / s)) * step);
         width = std::max(step, static_cast<int64_t>(std::floor(w / by / s)) * step);
-    } else if (height * width < sizes.fewest) {
-        const double by = std::sqrt(static_cast<double>(sizes.fewest) / (h * w));
+    } else if (pixels < static_cast<double>(sizes.fewest)) {
+        const double by = std::sqrt(static_cast<double>(sizes.fewest) / (frames * h * w));
         height = static_cast<int64_t>(std::ceil(h * by / s)) * step;
         width = static_cast<int64_t>(std::ceil(w * by / s)) * step;
     }
     return {width, height};
+}
+
+void check_sides(ImageSize image) {
+    if (image.width < 1 || image.height < 1)
+        FAIL(usage, "the image has {} x {} pixels; expected at least one", image.width, image.height);
+    const auto h = static_cast<double>(image.height), w = static_cast<double>(image.width);
+    if (std::max(h, w) / std::min(h, w) > kMaxAspect)
+        FAIL(usage, "the image has {} x {} pixels; one side may be {} times as long as the other at most",
+             image.width, image.height, kMaxAspect);
+}
+
+}  // namespace
+
+ImageSize size_to_read(ImageSize image, int64_t step, const ImageSizes& sizes) {
+    check_sides(image);
+    return scaled(image, step, 1, 1, sizes);
+}
+
+ImageSize frame_size_to_read(int64_t frames, ImageSize frame, int64_t step, int64_t step_frames,
+                             const VideoSizes& sizes, int64_t frame_most) {
+    constexpr int64_t kFrameTokens = 768;
+    CHECK(frames >= 1 && step_frames >= 1, "[image] {} frames, {} in a patch", frames, step_frames);
+    check_sides(frame);
+    const auto h = static_cast<double>(frame.height), w = static_cast<double>(frame.width);
+    if (std::min(frame.height, frame.width) < step) {
+        const double by = static_cast<double>(step) / std::min(h, w);
+        frame = {static_cast<int64_t>(w * by), static_cast<int64_t>(h * by)};
+    }
+    frames = std::max(frames, step_frames);
+    const int64_t least = static_cast<int64_t>(static_cast<double>(sizes.fewest) * 1.05);
+    const int64_t each = std::max(std::min(kFrameTokens * step * step, sizes.most / frames), least);
+    const auto count = static_cast<double>(frames);
+    const double rounded =
+        std::nearbyint(count / static_cast<double>(step_frames)) * static_cast<double>(step_frames);
+    const int64_t most = std::min({sizes.most, frames * each, frames * frame_most});
+    return scaled(frame, step, count, rounded, {std::min(sizes.fewest, most), most});
 }
 
 Image resize(Image image, ImageSize to) {

@@ -15,6 +15,14 @@ int64_t StateSpec::bytes() const {
     return dtype_bytes(dtype, elements);
 }
 
+ImagePart Model::read_image(Image image, const ImageSizes& sizes) const {
+    CHECK(info().vision.has_value(), "[vision] this model was opened without its vision tower");
+    const VisionInfo& vision = *info().vision;
+    const ImageSize size = size_to_read({image.width, image.height}, vision.step, sizes);
+    image = resize(std::move(image), size);
+    return make_image_part({&image, 1}, vision);
+}
+
 Batch declare_batch(Graph& g, const BatchShape& shape, int64_t width) {
     const int64_t tokens = shape.tokens, sequences = shape.sequences,
                   logit_rows = std::max<int64_t>(1, shape.logit_rows);

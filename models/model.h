@@ -169,6 +169,8 @@ struct OpenOptions {
     int threads = 1;  // to read and check with
     MtpUse mtp = MtpUse::none;
     bool vision = false;  // read the vision tower, if there is one: whole, or Error(model)
+    /// The format that the tower's matrices get where they are stored in 16 or 32 bits.
+    DenseFormat vision_format = DenseFormat::as_stored;
     /// Bytes that a smaller head for drafting may take, if there is an MTP layer or drafter and the model's head is larger (draft_head.h);
     /// 0: drafts come from the model's own head.
     int64_t draft_head_bytes = kDraftHeadBytes;
@@ -208,9 +210,9 @@ class Model {
     virtual std::vector<StateSpec> state_specs(const StateOptions& options) const = 0;
     virtual BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const = 0;
     /// With ModelInfo::vision: an image, resized to what its tower reads within `sizes`. Throws Error(usage).
-    virtual ImagePart read_image(Image image, const ImageSizes& sizes) const = 0;
-    /// The tower, for `patches` patches of `images` images.
-    virtual VisionGraph build_vision(int64_t patches, int64_t images, DType activations) const = 0;
+    ImagePart read_image(Image image, const ImageSizes& sizes) const;
+    /// The tower, or a part of it.
+    virtual VisionGraph build_vision(const VisionShape& shape, DType activations) const = 0;
 };
 
 /// `path`: a directory, a file in it, or a repo id in the local Hugging Face cache. Reads and checks everything but

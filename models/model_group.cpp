@@ -32,11 +32,8 @@ class ModelGroup final : public Model {
     BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const override {
         return first().build(shape, state, activations);
     }
-    ImagePart read_image(Image image, const ImageSizes& sizes) const override {
-        return first().read_image(std::move(image), sizes);
-    }
-    VisionGraph build_vision(int64_t patches, int64_t images, DType activations) const override {
-        return first().build_vision(patches, images, activations);
+    VisionGraph build_vision(const VisionShape& shape, DType activations) const override {
+        return first().build_vision(shape, activations);
     }
 
   private:

@@ -31,13 +31,22 @@ bool ModelWeights::changes_later(const Weight& w) const {
     return std::any_of(changes.begin(), changes.end(), [&](const DenseChange& c) { return c.weight == &w; });
 }
 
+void ModelWeights::plan_change(const WeightUse& use, DenseFormat format) {
+    if (!can_requantize(*use.matrix, format)) return;
+    changes.push_back({use.matrix, requantized_form(*use.matrix, format), use.tied != nullptr});
+    std::swap(*use.matrix, changes.back().other);
+}
+
+void ModelWeights::plan_vision(DenseFormat format) {
+    if (format == DenseFormat::as_stored) return;
+    for (const WeightUse& use : uses)
+        if (use.vision && use.matrix != nullptr) plan_change(use, format);
+}
+
 void ModelWeights::plan_dense(DenseFormat format) {
     if (format == DenseFormat::as_stored) return;
-    for (const WeightUse& use : uses) {
-        if (!use.projection || !can_requantize(*use.matrix, format)) continue;
-        changes.push_back({use.matrix, requantized_form(*use.matrix, format), use.tied != nullptr});
-        std::swap(*use.matrix, changes.back().other);
-    }
+    for (const WeightUse& use : uses)
+        if (use.projection) plan_change(use, format);
     if (changes.empty())
         FAIL(usage,
              "--dense {}: the attention and DeltaNet projections and the head of this checkpoint are "

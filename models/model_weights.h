@@ -62,6 +62,11 @@ struct ModelWeights {
     /// Gives projections that are stored in 16 or 32 bits the form that they will have, without data, until they are
     /// placed. Throws Error(usage) if there are none.
     void plan_dense(DenseFormat format);
+    /// The same for the matrices of the vision tower; those that are quantized already stay.
+    void plan_vision(DenseFormat format);
+
+  private:
+    void plan_change(const WeightUse& use, DenseFormat format);
 };
 
 }  // namespace quern

@@ -87,9 +87,18 @@ class SegmentWriter {
 
   private:
     void image(const MessageImage& image) {
+        for (const FramePair& pair : image.pairs) {  // as transformers to 5.9: no marks around all of them
+            plain(pair.time);
+            marked("<|video_pad|>", pair.image);
+        }
+        if (!image.pairs.empty()) return;
         if (image.image == nullptr) FAIL(usage, "{}: the image is not read here", image.where);
+        marked("<|image_pad|>", image.image);
+    }
+
+    void marked(const char* token, const ImagePtr& image) {
         segments_.push_back({"<|vision_start|>", true});
-        segments_.push_back({"<|image_pad|>", true, image.image});
+        segments_.push_back({token, true, image});
         segments_.push_back({"<|vision_end|>", true});
     }
 

@@ -132,8 +132,10 @@ class Qwen36Moe final : public Model {
         add_chat_end();
         add_draft_head(options.draft_head_bytes);
         list_.plan_dense(options.dense);
+        list_.plan_vision(options.vision_format);
         summarize(last_part(directory), options.dense);
         keep_shard(options);
+        if (info_.vision) info_.vision->format = options.vision_format;
         notes_.insert(notes_.end(), checkpoint_->notes().begin(), checkpoint_->notes().end());
         notes_.insert(notes_.end(), audit_.notes.begin(), audit_.notes.end());
     }
@@ -143,7 +145,8 @@ class Qwen36Moe final : public Model {
     Qwen36Moe(const ModelFamily& family, const Qwen36MoeConfig& config, const std::string& name,
               const std::string& mix, const OpenOptions& options)
         : family_(family), chat_(family.chat(options.text_from)), config_(config) {
-        weights_ = synthetic_weights(config_, mix, options.mtp != MtpUse::none, floats_);
+        if (options.vision) vision_ = synthetic_vision(name);
+        weights_ = synthetic_weights(config_, mix, options.mtp != MtpUse::none, vision_, floats_);
         list_.uses = list_weights(config_, weights_);
         add_drafter(options);
         generation_ = {
@@ -153,9 +156,11 @@ class Qwen36Moe final : public Model {
         add_chat_end();
         add_draft_head(options.draft_head_bytes);
         list_.plan_dense(options.dense);
+        list_.plan_vision(options.vision_format);
         list_.changes.clear();  // nothing is stored: they are made in the new format
         summarize(fmt::format("synthetic {} ({})", name, mix), options.dense);
         keep_shard(options);
+        if (info_.vision) info_.vision->format = options.vision_format;
     }
 
     const ModelInfo& info() const override { return info_; }
@@ -174,6 +179,8 @@ class Qwen36Moe final : public Model {
             return hash.value();
         }
         if (info_.dense != DenseFormat::as_stored) hash.add(static_cast<int64_t>(info_.dense));
+        if (info_.vision && info_.vision->format != DenseFormat::as_stored)
+            hash.add("vision"), hash.add(static_cast<int64_t>(info_.vision->format));
         hash.add(checkpoint_->config_text());
         for (const CheckpointTensor& t : checkpoint_->tensors()) {
             hash.add(t.name);
@@ -203,15 +210,9 @@ class Qwen36Moe final : public Model {
         return build_qwen3_6_moe(config_, weights_, drafter_.get(), shape, state, activations);
     }
 
-    ImagePart read_image(Image image, const ImageSizes& sizes) const override {
+    VisionGraph build_vision(const VisionShape& shape, DType activations) const override {
         CHECK(vision_.has_value(), "[vision] this model was opened without its vision tower");
-        const VisionInfo info = vision_->info();
-        const ImageSize size = size_to_read({image.width, image.height}, info.step, sizes);
-        return make_image_part(resize(std::move(image), size), info, vision_->patch, vision_->frames);
-    }
-    VisionGraph build_vision(int64_t patches, int64_t images, DType activations) const override {
-        CHECK(vision_.has_value(), "[vision] this model was opened without its vision tower");
-        return build_qwen3_6_vision(*vision_, *weights_.vision, patches, images, activations);
+        return build_qwen3_6_vision(*vision_, *weights_.vision, shape, activations);
     }
 
   private:

@@ -24,8 +24,9 @@ struct Qwen36VisionConfig {
     int64_t side = 0;                                         // S
     int64_t out_width = 0;                                    // O
     float theta = 10000, eps = 1e-6f;
-    int32_t image_token = 0;
+    int32_t image_token = 0, video_token = 0;
     ImageSizes sizes;
+    VideoSizes video_sizes;
 
     VisionInfo info() const;
 };
@@ -33,7 +34,8 @@ struct Qwen36VisionConfig {
 /// Whether the checkpoint has a tower: any tensor of one, unless its config.json says language_model_only.
 bool has_vision(const Checkpoint& checkpoint);
 
-/// Reads vision_config of config.json and preprocessor_config.json beside it, where there is one. Throws Error(model) naming key,
+/// Reads vision_config of config.json and, where they are beside it, preprocessor_config.json and
+/// video_preprocessor_config.json. Throws Error(model) naming key,
 /// expected, found.
 Qwen36VisionConfig parse_qwen3_6_vision_config(const Checkpoint& checkpoint, int64_t text_width,
                                                int64_t vocab_rows);
@@ -69,8 +71,8 @@ Qwen36VisionWeights read_qwen3_6_vision(const Checkpoint& checkpoint, const Qwen
 /// For ModelWeights::uses. `w` must stay where it is.
 void list_vision(std::vector<WeightUse>& uses, Qwen36VisionWeights& w);
 
-/// The tower over `patches` patches of `images` images.
+/// The tower, or a part of it, over the patches of some images.
 VisionGraph build_qwen3_6_vision(const Qwen36VisionConfig& config, const Qwen36VisionWeights& weights,
-                                 int64_t patches, int64_t images, DType activations);
+                                 const VisionShape& shape, DType activations);
 
 }  // namespace quern

@@ -13,41 +13,49 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kMaxFile = 1 << 20;
 
-/// The settings of images: preprocessor_config.json, or a part of processor_config.json.
+/// The settings of images or videos: a file, or a part of processor_config.json.
 struct ImageSettings {
     Json json = Json::object();
     std::string file;
 };
 
-ImageSettings read_image_settings(const Checkpoint& checkpoint) {
+/// `own`: its own file; `part`: the name of it in the file of all.
+ImageSettings read_image_settings(const Checkpoint& checkpoint, const char* own, const char* part) {
     const std::filesystem::path directory = checkpoint.files().directory;
-    for (const char* name : {"preprocessor_config.json", "processor_config.json"}) {
+    for (const char* name : {own, "processor_config.json"}) {
         const std::string path = (directory / name).string();
         if (!std::filesystem::exists(path)) continue;
         Json json = parse_json(read_text_file(path, kMaxFile), path);
-        if (json.is_object() && json.contains("image_processor")) json = json["image_processor"];
+        if (json.is_object() && json.contains(part))
+            json = json[part];
+        else if (name != own)
+            continue;
         if (!json.is_object()) FAIL(model, "{}: should be a JSON object", path);
         if (json.contains("size") || json.contains("patch_size")) return {std::move(json), path};
     }
     return {};
 }
 
-void read_sizes(const ImageSettings& settings, Qwen36VisionConfig& c) {
-    constexpr int64_t kMost = int64_t{1} << 28;
+/// `Sizes`: of images or videos.
+template <typename Sizes>
+void read_sizes(const ImageSettings& settings, const Qwen36VisionConfig& c, Sizes& sizes) {
+    constexpr int64_t kMost = int64_t{1} << 30;
     const ConfigFields f(settings.json, settings.file);
     if (const Json* size = f.find("size"); size != nullptr && size->is_object()) {
         const ConfigFields inner(*size, settings.file);
-        c.sizes.fewest = inner.integer("shortest_edge", c.sizes.fewest, 1, kMost);
-        c.sizes.most = inner.integer("longest_edge", c.sizes.most, 1, kMost);
+        sizes.fewest = inner.integer("shortest_edge", sizes.fewest, 1, kMost);
+        sizes.most = inner.integer("longest_edge", sizes.most, 1, kMost);
     }
-    c.sizes.fewest = f.integer("min_pixels", c.sizes.fewest, 1, kMost);
-    c.sizes.most = f.integer("max_pixels", c.sizes.most, 1, kMost);
+    sizes.fewest = f.integer("min_pixels", sizes.fewest, 1, kMost);
+    sizes.most = f.integer("max_pixels", sizes.most, 1, kMost);
     const Json half = Json::array({0.5, 0.5, 0.5});
     f.must_be("image_mean", half, "as in all models of this family");
     f.must_be("image_std", half, "as in all models of this family");
     f.must_be("patch_size", c.patch, "as in config.json");
     f.must_be("temporal_patch_size", c.frames, "as in config.json");
     f.must_be("merge_size", c.merge, "as in config.json");
+    if (sizes.fewest > sizes.most)
+        FAIL(model, "{}: sizes of {} to {} pixels make no sense", settings.file, sizes.fewest, sizes.most);
 }
 
 int64_t square_side(const ConfigFields& f, const char* key, int64_t fallback) {
@@ -102,20 +110,26 @@ Qwen36VisionConfig parse_qwen3_6_vision_config(const Checkpoint& checkpoint, int
     read_tower(ConfigFields(*vision, file), c, text_width);
     c.image_token = static_cast<int32_t>(
         ConfigFields(checkpoint.config(), file).integer("image_token_id", 248056, 0, vocab_rows - 1));
-    read_sizes(read_image_settings(checkpoint), c);
-    if (c.sizes.fewest > c.sizes.most)
-        FAIL(model, "{}: images of {} to {} pixels make no sense", checkpoint.files().directory,
-             c.sizes.fewest, c.sizes.most);
+    c.video_token = static_cast<int32_t>(
+        ConfigFields(checkpoint.config(), file).integer("video_token_id", 248057, 0, int64_t{1} << 30));
+    read_sizes(read_image_settings(checkpoint, "preprocessor_config.json", "image_processor"), c, c.sizes);
+    read_sizes(read_image_settings(checkpoint, "video_preprocessor_config.json", "video_processor"), c,
+               c.video_sizes);
     return c;
 }
 
 VisionInfo Qwen36VisionConfig::info() const {
     return {.sizes = sizes,
+            .video_sizes = video_sizes,
             .merge = merge,
             .step = patch * merge,
             .patch_bytes = 3 * frames * patch * patch,
+            .frames = frames,
+            .blocks = blocks,
+            .inner_width = width,
             .width = out_width,
-            .token = image_token};
+            .token = image_token,
+            .video_token = video_token};
 }
 
 }  // namespace quern

@@ -15,40 +15,57 @@ class Builder {
     Builder(const Qwen36VisionConfig& config, const Qwen36VisionWeights& weights, DType activations)
         : c_(config), w_(weights), act_(activations) {}
 
-    VisionGraph build(int64_t patches, int64_t images) {
-        VisionGraph v;
-        v.patches = g_.input("patches", DType::U8, {patches, c_.info().patch_bytes});
-        v.place = g_.input("place", DType::I32, {patches, 4});
-        v.start = g_.input("start", DType::I32, {images + 1});
-        Tensor* positions = grid_embedding(g_, "vision.positions", v.place, g_.external(w_.positions));
-        Tensor* x = linear("vision.patches", patch_values(g_, "vision.values", v.patches, act_), w_.patches,
-                           Activation::none, positions, DType::F32);
-        for (size_t i = 0; i < w_.blocks.size(); ++i) {
-            const VisionBlockWeights& b = w_.blocks[i];
-            const auto name = [&](const char* part) { return fmt::format("V{}.{}", i, part); };
-            Tensor* qkv =
-                linear(name("qkv"), norm(name("norm1"), x, b.norm1), b.qkv, Activation::none, nullptr, act_);
-            Tensor* a = grid_attention(g_, name("attn"), qkv, v.place, v.start,
-                                       {.heads = static_cast<int>(c_.heads), .theta = c_.theta});
-            x = linear(name("proj"), a, b.proj, Activation::none, x, DType::F32);
-            Tensor* y = linear(name("fc1"), norm(name("norm2"), x, b.norm2), b.fc1, Activation::gelu_tanh,
-                               nullptr, act_);
-            x = linear(name("fc2"), y, b.fc2, Activation::none, x, DType::F32);
+    VisionGraph build(const VisionShape& shape) {
+        const int64_t end = shape.end == 0 ? c_.blocks : shape.end;
+        const bool whole = shape.begin == 0 && end == c_.blocks;
+        CHECK(0 <= shape.begin && shape.begin < end && end <= c_.blocks, "[vision] blocks {} to {} of {}",
+              shape.begin, end, c_.blocks);
+        Tensor* between = whole ? nullptr : g_.external(shape.between);
+        CHECK(whole || (between->dtype == DType::F32 && between->shape[0] == shape.patches &&
+                        between->shape[1] == c_.width),
+              "[vision] between parts {}", describe(*between));
+        v_.place = g_.input("place", DType::I32, {shape.patches, 4});
+        v_.start = g_.input("start", DType::I32, {shape.images + 1});
+        Tensor* x = shape.begin == 0 ? embed(shape.patches) : between;
+        for (int64_t i = shape.begin; i < end; ++i)
+            x = block(i, x, i + 1 == end && end < c_.blocks ? between : nullptr);
+        if (end == c_.blocks) {
+            v_.features = merge(x);
+            g_.output(v_.features);
         }
-        v.features = merge(x);
-        g_.output(v.features);
-        v.graph = std::move(g_);
-        return v;
+        v_.graph = std::move(g_);
+        return std::move(v_);
     }
 
   private:
+    Tensor* embed(int64_t patches) {
+        v_.patches = g_.input("patches", DType::U8, {patches, c_.info().patch_bytes});
+        Tensor* positions = grid_embedding(g_, "vision.positions", v_.place, g_.external(w_.positions));
+        return linear("vision.patches", patch_values(g_, "vision.values", v_.patches, act_), w_.patches,
+                      Activation::none, positions, DType::F32);
+    }
+
+    /// `to`: where its result goes; null: to scratch.
+    Tensor* block(int64_t i, Tensor* x, Tensor* to) {
+        const VisionBlockWeights& b = w_.blocks[static_cast<size_t>(i)];
+        const auto name = [&](const char* part) { return fmt::format("V{}.{}", i, part); };
+        Tensor* qkv =
+            linear(name("qkv"), norm(name("norm1"), x, b.norm1), b.qkv, Activation::none, nullptr, act_);
+        Tensor* a = grid_attention(g_, name("attn"), qkv, v_.place, v_.start,
+                                   {.heads = static_cast<int>(c_.heads), .theta = c_.theta});
+        x = linear(name("proj"), a, b.proj, Activation::none, x, DType::F32);
+        Tensor* y =
+            linear(name("fc1"), norm(name("norm2"), x, b.norm2), b.fc1, Activation::gelu_tanh, nullptr, act_);
+        return linear(name("fc2"), y, b.fc2, Activation::none, x, DType::F32, to);
+    }
+
     Tensor* norm(const std::string& name, Tensor* x, const LayerNormWeights& w) {
         return layer_norm(g_, name, x, g_.external(w.weight), g_.external(w.bias), c_.eps, act_);
     }
 
     Tensor* linear(const std::string& name, Tensor* x, const BiasedWeight& w, Activation activation,
-                   Tensor* add, DType output) {
-        return linear_bias(g_, name, x, w.weight, g_.external(w.bias), activation, add, output);
+                   Tensor* add, DType output, Tensor* to = nullptr) {
+        return linear_bias(g_, name, x, w.weight, g_.external(w.bias), activation, add, output, to);
     }
 
     /// The patches of a square lie one behind the other.
@@ -65,13 +82,14 @@ class Builder {
     const Qwen36VisionWeights& w_;
     const DType act_;
     Graph g_;
+    VisionGraph v_;
 };
 
 }  // namespace
 
 VisionGraph build_qwen3_6_vision(const Qwen36VisionConfig& config, const Qwen36VisionWeights& weights,
-                                 int64_t patches, int64_t images, DType activations) {
-    return Builder(config, weights, activations).build(patches, images);
+                                 const VisionShape& shape, DType activations) {
+    return Builder(config, weights, activations).build(shape);
 }
 
 }  // namespace quern

@@ -66,7 +66,37 @@ class Generator {
         return w;
     }
 
+    Qwen36VisionWeights make_vision(const Qwen36VisionConfig& v) {
+        const int64_t d = v.width, square = v.merge * v.merge * d;
+        Qwen36VisionWeights w;
+        w.patches = biased("vision.patches", d, 3 * v.frames * v.patch * v.patch);
+        w.positions = vector("vision.positions", v.side * v.side * d, 0.0f, 0.3f);
+        w.positions.rank = 2;
+        w.positions.shape[0] = v.side * v.side, w.positions.shape[1] = d;
+        w.positions.stride[0] = d, w.positions.stride[1] = 1;
+        for (int64_t i = 0; i < v.blocks; ++i) {
+            const std::string name = fmt::format("vision.blocks.{}.", i);
+            w.blocks.push_back({.norm1 = layer_norm(name + "norm1", d),
+                                .norm2 = layer_norm(name + "norm2", d),
+                                .qkv = biased(name + "qkv", 3 * d, d),
+                                .proj = biased(name + "proj", d, d),
+                                .fc1 = biased(name + "fc1", v.mlp_width, d),
+                                .fc2 = biased(name + "fc2", d, v.mlp_width)});
+        }
+        w.merger_norm = layer_norm("vision.merger_norm", d);
+        w.merger_fc1 = biased("vision.merger_fc1", square, square);
+        w.merger_fc2 = biased("vision.merger_fc2", v.out_width, square);
+        return w;
+    }
+
   private:
+    BiasedWeight biased(const std::string& name, int64_t rows, int64_t cols) {
+        return {matrix(name, {rows}, cols, kBf16), vector(name + ".bias", rows, 0.0f, 0.1f)};
+    }
+    LayerNormWeights layer_norm(const std::string& name, int64_t width) {
+        return {vector(name + ".weight", width, 1.0f, 0.1f), vector(name + ".bias", width, 0.0f, 0.1f)};
+    }
+
     struct Rows {
         int64_t count;
         Format format;
@@ -221,18 +251,48 @@ Qwen36MoeConfig dense_config(bool tiny) {
     return c;
 }
 
+constexpr std::string_view kWithVision = "+vision";
+
+Qwen36MoeConfig text_config(const std::string& name) {
+    if (name == "qwen3.6-35b-a3b" || name == "tiny") return moe_config(name == "tiny");
+    if (name == "qwen3.6-27b-shape" || name == "tiny-dense") return dense_config(name == "tiny-dense");
+    FAIL(usage,
+         "--synthetic {}: expected qwen3.6-35b-a3b, qwen3.6-27b-shape, tiny or tiny-dense, each also with {}",
+         name, kWithVision);
+}
+
 }  // namespace
 
 Qwen36MoeConfig synthetic_config(const std::string& name) {
-    if (name == "qwen3.6-35b-a3b" || name == "tiny") return moe_config(name == "tiny");
-    if (name == "qwen3.6-27b-shape" || name == "tiny-dense") return dense_config(name == "tiny-dense");
-    FAIL(usage, "--synthetic {}: expected qwen3.6-35b-a3b, qwen3.6-27b-shape, tiny or tiny-dense", name);
+    if (!name.ends_with(kWithVision)) return text_config(name);
+    Qwen36MoeConfig c = text_config(name.substr(0, name.size() - kWithVision.size()));
+    c.row_pairs = 11, c.column_pairs = 10;
+    return c;
+}
+
+std::optional<Qwen36VisionConfig> synthetic_vision(const std::string& name) {
+    if (!name.ends_with(kWithVision)) return {};
+    const Qwen36MoeConfig text = synthetic_config(name);
+    const bool tiny = name.starts_with("tiny");
+    const auto token = static_cast<int32_t>(tiny ? text.vocab_rows - 4 : 248056);
+    Qwen36VisionConfig v;
+    v.width = tiny ? 64 : 1152;
+    v.blocks = tiny ? 2 : 27;
+    v.heads = tiny ? 2 : 16;
+    v.mlp_width = tiny ? 96 : 4304;
+    v.patch = 16, v.frames = 2, v.merge = 2;
+    v.side = tiny ? 8 : 48;
+    v.out_width = text.width;
+    v.image_token = token, v.video_token = token + 1;
+    return v;
 }
 
 Qwen36MoeWeights synthetic_weights(const Qwen36MoeConfig& config, const std::string& mix, bool mtp,
+                                   const std::optional<Qwen36VisionConfig>& vision,
                                    std::vector<std::unique_ptr<float[]>>& floats) {
     Qwen36MoeWeights w = Generator(config, find_mix(mix), floats).make();
     if (mtp) w.mtp = Generator(config, mtp_mix(find_mix(mix)), floats).make_mtp();
+    if (vision) w.vision = Generator(config, find_mix(mix), floats).make_vision(*vision);
     return w;
 }
 

@@ -7,10 +7,15 @@ about drawn images, in float32.
 <model>/checkpoint                the checkpoint
 <model>/<case>.golden.safetensors image.<i> U8, PNG files; patches U8 [N, K], all images' as the processor has them; features
                                   F32 [S, D]; ids I32, with one image token for each image; expanded I32 [T]; positions I32 [3, T];
-                                  logits F32 [T, V]; greedy I32, the ids that follow
+                                  logits F32 [T, V]; greedy I32, the ids that follow; bf16 F32 [2], how far transformers' own
+                                  BF16 is from its float32, relative: features, and the median row of logits
+<model>/<case>.video.safetensors  frame.<i> U8, PNG files; times I32 [pairs], by how many words each pair is preceded; patches,
+                                  features, expanded, positions, logits, greedy as above, of a prompt in which each pair of
+                                  frames has marks of its own
 positions.safetensors             of 500 random layouts: texts I32 [500, 5], tokens before each image and behind the last one;
                                   grids I32 [500, 4, 2], rows and columns of each image in tokens, 0: none; positions I16 [sum, 3]
 """
+import copy
 import io
 import json
 import pathlib
@@ -39,6 +44,12 @@ SPECS = [
 # Widths and heights of the images, and how many text tokens stand before each image and behind the last one.
 CASES = {"one": ([(50, 90)], [5, 9]), "two": ([(70, 33), (20, 21)], [3, 4, 6]), "wide": ([(200, 30)], [0, 7]),
          "three": ([(64, 64), (31, 64), (90, 45)], [70, 1, 0, 80])}
+
+# Numbers of frames, their size, and how many text tokens stand before and behind them.
+VIDEOS = {"four": (4, (70, 44), [3, 6]), "five": (5, (33, 90), [0, 4]), "single": (1, (40, 20), [2, 2])}
+VIDEO_PREPROCESSOR = {"size": {"shortest_edge": 1024, "longest_edge": 12288}, "patch_size": 8, "temporal_patch_size": 2,
+                      "merge_size": 2, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+                      "video_processor_type": "Qwen3VLVideoProcessor"}
 
 
 def tower(spec):
@@ -80,6 +91,7 @@ def write_checkpoint(spec, folder):
     (folder / "config.json").write_text(json.dumps(make_config(spec), indent=1) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(parity_models.generation_config(spec), indent=1) + "\n")
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR, indent=1) + "\n")
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(VIDEO_PREPROCESSOR, indent=1) + "\n")
     weights = {(n if n.startswith("lm_head") else "model.language_model." + n): w
                for n, w in parity_models.random_weights(spec).items()}
     weights.update(tower(spec))
@@ -109,6 +121,36 @@ def processor():
     return Qwen2VLImageProcessorFast(**{k: v for k, v in PREPROCESSOR.items() if k != "image_processor_type"})
 
 
+def relative(own, other):
+    return float((own.float() - other).norm() / other.norm())
+
+
+def in_bf16(model):
+    """The same model with its parameters in BF16; buffers, such as frequencies, stay."""
+    copied = copy.deepcopy(model)
+    for p in copied.parameters():
+        p.data = p.data.to(torch.bfloat16)
+    return copied
+
+
+def features_of(model, pixels, grid):
+    features = model.model.get_image_features(pixels.to(next(model.parameters()).dtype), grid)
+    features = features.pooler_output if hasattr(features, "pooler_output") else features
+    return (torch.cat(list(features)) if isinstance(features, (list, tuple)) else features).float()
+
+
+def answer(run, tokens):
+    """The ids that follow, up to the first that is nearly a tie, which would be chance."""
+    ids = []
+    for _ in range(STEPS):
+        row = run(tokens + ids)[-1]
+        best = row.topk(2).values
+        if float(best[0] - best[1]) < 2e-3 * float(row.abs().max()):
+            break
+        ids.append(int(row.argmax()))
+    return ids
+
+
 @torch.no_grad()
 def golden(spec, model, number, sizes, texts):
     from transformers.image_utils import load_image  # noqa: F401  (the processor takes PIL images)
@@ -132,32 +174,76 @@ def golden(spec, model, number, sizes, texts):
             marks = [spec.vocab - 6, spec.vocab - 5]  # around the image
             ids += [marks[0], token, marks[1]]
             expanded += [marks[0]] + [token] * int(grid[i].prod() // 4) + [marks[1]]
-    features = model.model.get_image_features(data["pixel_values"].float(), grid)
-    features = features.pooler_output if hasattr(features, "pooler_output") else features
-    features = torch.cat(list(features)) if isinstance(features, (list, tuple)) else features
+    features = features_of(model, data["pixel_values"], grid)
 
-    def run(tokens):
+    def run(tokens, model=model):
         tokens = torch.tensor([tokens])
-        kinds = (tokens == token).int()
-        return model(input_ids=tokens, pixel_values=data["pixel_values"].float(), image_grid_thw=grid, mm_token_type_ids=kinds,
+        kinds, dtype = (tokens == token).int(), next(model.parameters()).dtype
+        return model(input_ids=tokens, pixel_values=data["pixel_values"].to(dtype), image_grid_thw=grid, mm_token_type_ids=kinds,
                      attention_mask=torch.ones_like(tokens), use_cache=False).logits[0].float()
 
     tokens = torch.tensor([expanded])
     positions, _ = model.model.get_rope_index(tokens, mm_token_type_ids=(tokens == token).int(), image_grid_thw=grid,
                                               attention_mask=torch.ones_like(tokens))
-    logits, answer = run(expanded), []
-    for _ in range(STEPS):
-        row = run(expanded + answer)[-1]
-        best = row.topk(2).values
-        if float(best[0] - best[1]) < 2e-3 * float(row.abs().max()):
-            break  # a tie would be chance
-        answer.append(int(row.argmax()))
+    logits, rounded = run(expanded), in_bf16(model)
+    rows = [relative(own, other) for own, other in zip(run(expanded, rounded), logits)]
+    out["bf16"] = torch.tensor([relative(features_of(rounded, data["pixel_values"], grid), features), float(np.median(rows))])
     out["patches"] = (data["pixel_values"].float() * 127.5 + 127.5).round().to(torch.uint8)
     out["features"] = features.float().contiguous()
     out["ids"], out["expanded"] = torch.tensor(ids, dtype=torch.int32), torch.tensor(expanded, dtype=torch.int32)
     out["positions"] = positions[:, 0].to(torch.int32).contiguous()
-    out["logits"], out["greedy"] = logits.contiguous(), torch.tensor(answer, dtype=torch.int32)
-    print(spec.name, sizes, grid.tolist(), len(expanded), "tokens,", len(answer), "greedy")
+    out["logits"], out["greedy"] = logits.contiguous(), torch.tensor(answer(run, expanded), dtype=torch.int32)
+    print(spec.name, sizes, grid.tolist(), len(expanded), "tokens,", len(out["greedy"]), "greedy; BF16:", out["bf16"].tolist())
+    return out
+
+
+def frames(count, width, height, seed):
+    """A picture that moves to the right, under noise of its own."""
+    wide = picture(width + 7 * count, height, seed)
+    return [wide.crop((7 * i, 0, 7 * i + width, height)) for i in range(count)]
+
+
+@torch.no_grad()
+def video_golden(spec, model, number, count, size, texts):
+    from transformers import Qwen3VLVideoProcessor
+
+    random = np.random.default_rng(spec.seed + 90 + number)
+    token = model.config.video_token_id
+    images, out = frames(count, *size, 80 + number), {}
+    for i, image in enumerate(images):
+        buffer = io.BytesIO()
+        image.save(buffer, "PNG")
+        out[f"frame.{i}"] = torch.from_numpy(np.frombuffer(buffer.getvalue(), np.uint8).copy())
+    settings = {k: v for k, v in VIDEO_PREPROCESSOR.items() if k != "video_processor_type"}
+    clip = np.stack([np.asarray(i) for i in images])
+    if count == 1:
+        clip = np.repeat(clip, 2, 0)
+    data = Qwen3VLVideoProcessor(**settings)(videos=[torch.from_numpy(clip.copy()).permute(0, 3, 1, 2)], do_sample_frames=False,
+                                             cap_pixels_per_frame=True, return_tensors="pt")
+    grid, pixels = data["video_grid_thw"], data["pixel_values_videos"].float()
+    pads, expanded, times = int(grid[0, 1] * grid[0, 2] // 4), random.integers(0, spec.special, texts[0]).tolist(), []
+    for _ in range(int(grid[0, 0])):
+        times.append(int(random.integers(3, 6)))
+        expanded += random.integers(0, spec.special, times[-1]).tolist()
+        expanded += [spec.vocab - 6] + [token] * pads + [spec.vocab - 5]
+    expanded += random.integers(0, spec.special, texts[1]).tolist()
+    features = model.model.get_video_features(pixels, grid)
+    features = features.pooler_output if hasattr(features, "pooler_output") else features
+    features = torch.cat(list(features)) if isinstance(features, (list, tuple)) else features
+
+    def run(tokens):
+        tokens = torch.tensor([tokens])
+        return model(input_ids=tokens, pixel_values_videos=pixels, video_grid_thw=grid, mm_token_type_ids=(tokens == token).int() * 2,
+                     attention_mask=torch.ones_like(tokens), use_cache=False).logits[0].float()
+
+    tokens = torch.tensor([expanded])
+    positions, _ = model.model.get_rope_index(tokens, mm_token_type_ids=(tokens == token).int() * 2, video_grid_thw=grid,
+                                              attention_mask=torch.ones_like(tokens))
+    out["patches"] = (pixels * 127.5 + 127.5).round().to(torch.uint8)
+    out["features"], out["expanded"] = features.float().contiguous(), torch.tensor(expanded, dtype=torch.int32)
+    out["times"], out["positions"] = torch.tensor(times, dtype=torch.int32), positions[:, 0].to(torch.int32).contiguous()
+    out["logits"], out["greedy"] = run(expanded).contiguous(), torch.tensor(answer(run, expanded), dtype=torch.int32)
+    print(spec.name, "video", count, size, grid.tolist(), len(expanded), "tokens,", len(out["greedy"]), "greedy")
     return out
 
 
@@ -185,6 +271,8 @@ def main():
         model = load(spec, write_checkpoint(spec, OUT / spec.name / "checkpoint"))
         for number, (name, (sizes, texts)) in enumerate(CASES.items()):
             save_file(golden(spec, model, number, sizes, texts), OUT / spec.name / f"{name}.golden.safetensors")
+        for number, (name, (count, size, texts)) in enumerate(VIDEOS.items()):
+            save_file(video_golden(spec, model, number, count, size, texts), OUT / spec.name / f"{name}.video.safetensors")
     save_file(layouts(model), OUT / "positions.safetensors")
 
 

@@ -31,11 +31,8 @@ class Noted final : public Model {
                           shape.logit_rows});
         return model_.build(shape, state, activations);
     }
-    ImagePart read_image(Image image, const ImageSizes& sizes) const override {
-        return model_.read_image(std::move(image), sizes);
-    }
-    VisionGraph build_vision(int64_t patches, int64_t images, DType activations) const override {
-        return model_.build_vision(patches, images, activations);
+    VisionGraph build_vision(const VisionShape& shape, DType activations) const override {
+        return model_.build_vision(shape, activations);
     }
 
     using Shape = std::tuple<std::string, int64_t, int64_t, int64_t>;

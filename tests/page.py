@@ -11,6 +11,7 @@ import shutil
 import sys
 
 import page_chat
+import page_images
 import page_look
 from browser import Browser, Page, Server
 
@@ -21,7 +22,7 @@ def main():
         print(f"SKIPPED: no {' and no '.join(missing)} on the PATH; the web page was not tested")
         return 0
     wanted = sys.argv[2:]
-    tests = [test for module in (page_chat, page_look) for name, test in vars(module).items()
+    tests = [test for module in (page_chat, page_images, page_look) for name, test in vars(module).items()
              if name.startswith("test_") and (not wanted or name in wanted)]
     failed = 0
     with contextlib.closing(Server(sys.argv[1])) as server, contextlib.closing(Browser()) as browser:

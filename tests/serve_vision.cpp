@@ -10,18 +10,6 @@ namespace {
 
 using namespace test;
 
-std::string base64(const std::string& bytes) {
-    constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    std::string out;
-    for (size_t i = 0; i < bytes.size(); i += 3) {
-        uint32_t bits = 0;
-        for (size_t k = 0; k < 3; ++k)
-            bits = bits << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
-        for (size_t k = 0; k < 4; ++k) out += i + k > bytes.size() ? '=' : kDigits[bits >> (18 - 6 * k) & 63];
-    }
-    return out;
-}
-
 /// A file of tests/vectors/images: 19 x 13 pixels, which become 64 x 48 and 12 tokens.
 std::string file(const std::string& name) {
     const SafetensorsFile files =
@@ -209,18 +197,48 @@ TEST_SUITE("cpu") {
         }
     }
 
+    TEST_CASE("serve: random weights read images where their name says so") {
+        const ServerProcess server({"--synthetic", "tiny+vision", "-c", "2048"});
+        const Reply r = chat(server, about(image_part(url("rgb.png"))));
+        CAPTURE(r.body.dump());
+        CHECK(r.status == 200);
+        CHECK(prompt_tokens(r) >= 64);  // 256 x 256 pixels at least
+        CHECK(chat(ServerProcess({"--synthetic", "tiny", "-c", "2048"}), about(image_part(url("rgb.png"))))
+                  .status == 400);
+    }
+
     TEST_CASE("a path that is dropped on a terminal is an image if it is one") {
         const TempDir dir;
         const std::string path = dir.write("a picture.png", "x"), other = dir.write("b.txt", "x");
         std::string escaped = path;
         escaped.replace(escaped.find(' '), 1, "\\ ");
-        CHECK(dropped_image(escaped + " ") == path);
-        CHECK(dropped_image("'" + path + "'") == path);
-        CHECK(dropped_image(path) == path);
-        CHECK(!dropped_image(other));
-        CHECK(!dropped_image(path + "x"));
-        CHECK(!dropped_image("/help"));
-        CHECK(!dropped_image("What is " + path));
+        const auto one = [&](const std::string& line, const std::string& expected,
+                             const std::string& text = "") {
+            CAPTURE(line);
+            const DroppedImages dropped = dropped_images(line);
+            CHECK(dropped.paths == std::vector<std::string>{expected});
+            CHECK(dropped.text == text);
+        };
+        one(escaped + " ", path);
+        one("'" + path + "'", path);
+        one("\"" + path + "\"\n", path);
+        one(escaped + " What is 'this'?", path, "What is 'this'?");
+        std::string url = "file://" + path;
+        url.replace(url.find(' '), 1, "%20");
+        one(url, path);
+        const std::string quoted = dir.write("it's \"so\".JPG", "x");
+        std::string shell = quoted;  // as terminals write it
+        shell.replace(shell.find('\''), 1, "'\\''");
+        one("'" + shell + "'", quoted);
+        const DroppedImages two = dropped_images(escaped + " '" + shell + "' compare");
+        CHECK(two.paths == std::vector<std::string>{path, quoted});
+        CHECK(two.text == "compare");
+        for (const std::string& line :
+             {other, path + "x", std::string("/help"), "What is " + path, std::string()}) {
+            CAPTURE(line);
+            CHECK(dropped_images(line).paths.empty());
+            CHECK(dropped_images(line).text == line);
+        }
     }
 }
 

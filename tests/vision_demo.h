@@ -3,10 +3,23 @@
 
 #include <nlohmann/json.hpp>
 #include <random>
+#include <string>
 
 #include "demo_copy.h"
 
 namespace quern::test {
+
+inline std::string base64(const std::string& bytes) {
+    constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    std::string out;
+    for (size_t i = 0; i < bytes.size(); i += 3) {
+        uint32_t bits = 0;
+        for (size_t k = 0; k < 3; ++k)
+            bits = bits << 8 | (i + k < bytes.size() ? static_cast<uint8_t>(bytes[i + k]) : 0);
+        for (size_t k = 0; k < 4; ++k) out += i + k > bytes.size() ? '=' : kDigits[bits >> (18 - 6 * k) & 63];
+    }
+    return out;
+}
 
 struct VisionDemo : DemoCopy {
     static constexpr int64_t kWidth = 48, kHeads = 2, kMlp = 40, kPatch = 8, kSide = 4;

@@ -46,7 +46,8 @@ class Tower {
     double run(int64_t side, int64_t images, int times, std::map<std::string, double>* ops = nullptr) {
         const int64_t grid = side / 16, each = grid * grid;
         Backend& backend = *device_.backend;
-        VisionGraph v = build_qwen3_6_vision(c_, w_, images * each, images, device_.activation);
+        VisionGraph v =
+            build_qwen3_6_vision(c_, w_, {.patches = images * each, .images = images}, device_.activation);
         const Tensor *pixels = v.patches, *place = v.place, *start = v.start, *out = v.features;
         Plan plan(std::move(v.graph), backend);
         for (int64_t i = 0; i < pixels->elements(); ++i)

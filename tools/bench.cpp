@@ -330,15 +330,12 @@ int bench_quality(const Options& o) {
 
 int bench_kl(const Options& o) {
     if (!o.synthetic.empty()) FAIL(usage, "--kl: random weights predict nothing; name a checkpoint");
-    std::ifstream file(o.kl_text, std::ios::binary);
-    if (!file) FAIL(usage, "--kl: cannot read '{}'", printable(o.kl_text));
-    const std::string text{std::istreambuf_iterator<char>(file), {}};
     const auto backend = make_backend(o.gpu, o.threads, o.devices);
     const auto model = load_model(model_or_demo(o.model), *backend, {.tokenizer = true, .dense = o.dense});
     std::vector<std::pair<std::string, std::string>> kv = {{o.kv_type, o.kv_type_v}};
     if (o.kv_type == "auto" && o.kv_type_v.empty())
         kv = {{"fp8", ""}, {"fp8", "nvfp4"}, {"k8v4", ""}, {"nvfp4", ""}, {"tq4", ""}};
-    const KlTable table = measure_kl(*model, *backend, text, kv);
+    const KlTable table = measure_kl(*model, *backend, kl_tokens(*model, o.kl_text), kv);
     Output(1).write(o.format == "json" ? to_json(table).dump(2) + "\n" : describe(table));
     return 0;
 }

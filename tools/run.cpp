@@ -84,6 +84,7 @@ int cmd_run(int argc, char** argv) {
                            .dense = options.dense,
                            .engine = engine_options(options),
                            .vision = options.vision.on,
+                           .vision_format = options.vision.format,
                            .allow_loss = options.allow_loss,
                            .verbose = options.verbose};
     if (options.doctor.wanted) return run_doctor(load, options.doctor);

@@ -117,6 +117,7 @@ int cmd_serve(int argc, char** argv) {
                                       .image_min_tokens = options.vision.min_tokens,
                                       .image_max_tokens = options.vision.max_tokens},
                            .vision = options.vision.on,
+                           .vision_format = options.vision.format,
                            .allow_loss = options.allow_loss,
                            .progress = [&](const LoadProgress& p) { api.set_progress(p); }};
     LoadedModel loaded = load_and_start(load);

@@ -66,7 +66,7 @@ Cost cost(const Node& node) {
 const Op kLinearBias{"linear_bias", run, cost};
 
 Tensor* linear_bias(Graph& g, std::string_view name, Tensor* x, const Weight& weight, Tensor* bias,
-                    Activation activation, Tensor* add, DType output) {
+                    Activation activation, Tensor* add, DType output, Tensor* to) {
     CHECK(x->rank == 2 && x->shape[1] == weight.cols && x->contiguous(), "[linear_bias] {}: x {} of [{}, {}]",
           name, describe(*x), weight.rows, weight.cols);
     CHECK(bias->dtype == DType::F32 && bias->elements() == weight.rows,
@@ -74,7 +74,10 @@ Tensor* linear_bias(Graph& g, std::string_view name, Tensor* x, const Weight& we
     CHECK(add == nullptr || (add->dtype == DType::F32 && add->contiguous() && add->shape[0] == x->shape[0] &&
                              add->shape[1] == weight.rows),
           "[linear_bias] {}: add {}", name, describe(*add));
-    Tensor* y = g.scratch(name, output, {x->shape[0], weight.rows});
+    CHECK(to == nullptr || (to != x && to != add && to->dtype == output && to->contiguous() &&
+                            to->shape[0] == x->shape[0] && to->shape[1] == weight.rows),
+          "[linear_bias] {}: into {}", name, describe(*to));
+    Tensor* y = to != nullptr ? to : g.scratch(name, output, {x->shape[0], weight.rows});
     Node node{.op = &kLinearBias,
               .name = std::string(name),
               .inputs = {x, bias},

@@ -22,7 +22,8 @@ struct LinearBiasParams {
 /// inputs {x, bias} and, if there is one, add; outputs {y}.
 extern const Op kLinearBias;
 
+/// `to`: a tensor for y, of that shape and dtype, which is none of the inputs; null: scratch.
 Tensor* linear_bias(Graph& g, std::string_view name, Tensor* x, const Weight& weight, Tensor* bias,
-                    Activation activation, Tensor* add, DType output);
+                    Activation activation, Tensor* add, DType output, Tensor* to = nullptr);
 
 }  // namespace quern

@@ -58,6 +58,7 @@ struct Product {
     Activation activation;
     bool add;
     bool narrow;  // stored as activations are
+    Form form = Form::bf16;
 };
 
 void test_linear_bias(Device& device) {
@@ -66,13 +67,15 @@ void test_linear_bias(Device& device) {
                              {70, 208, 144, Activation::none, true, false},
                              {300, 1536, 96, Activation::none, true, false},
                              {20, 576, 320, Activation::gelu_erf, false, true},
-                             {9, 4304, 64, Activation::none, true, false}}) {
+                             {9, 4304, 64, Activation::none, true, false},
+                             {40, 1152, 208, Activation::gelu_tanh, false, true, Form::f8_row},
+                             {9, 4304, 64, Activation::none, true, false, Form::f8_row}}) {
         CAPTURE(p.in);
         CAPTURE(p.rows);
         Random random(5);
         WeightStore store(6);
         std::vector<double> w;
-        const Weight weight = placed(device, Weight("w", {store.segment("w", Form::bf16, p.out, p.in, w)}));
+        const Weight weight = placed(device, Weight("w", {store.segment("w", p.form, p.out, p.in, w)}));
         const std::vector<float> x = device.rounded(random.normals(p.rows * p.in)), b = random.normals(p.out),
                                  add = random.normals(p.rows * p.out);
         Guarded bias(device, "b", DType::F32, Place::weight, {p.out});

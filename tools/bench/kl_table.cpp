@@ -2,21 +2,55 @@
 
 #include <fmt/format.h>
 
+#include <fstream>
+#include <iterator>
+
 #include "ggml-like/check.h"
 #include "models/tokenizer.h"
 #include "models/weight_placement.h"
+#include "tools/bench/quality.h"
 #include "tools/engine/kv_cost.h"
 #include "tools/engine/kv_types.h"
 
 namespace quern {
 
-KlTable measure_kl(Model& model, Backend& backend, const std::string& text,
-                   const std::vector<std::pair<std::string, std::string>>& kv) {
+namespace {
+
+std::vector<int32_t> tokens_of_questions(const Model& model, const std::string& path) {
+    const ChatFormat& format = model.chat();
+    std::vector<int32_t> tokens;
+    for (const Question& q : read_questions(path)) {
+        const std::vector<int32_t> prompt =
+            encode_prompt(format.render(q.messages, q.tools, {.thinking = false}), *model.tokenizer());
+        const std::vector<int32_t> answer =
+            model.tokenizer()->encode(q.expect + format.turn_end + "\n", Tokenizer::Markers::control);
+        tokens.insert(tokens.end(), prompt.begin(), prompt.end());
+        tokens.insert(tokens.end(), answer.begin(), answer.end());
+    }
+    return tokens;
+}
+
+std::vector<int32_t> tokens_of_text(const Model& model, const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) FAIL(usage, "--kl: cannot read '{}'", path);
+    const std::string text{std::istreambuf_iterator<char>(file), {}};
+    return model.tokenizer()->encode(text, Tokenizer::Markers::control);
+}
+
+}  // namespace
+
+std::vector<int32_t> kl_tokens(const Model& model, const std::string& path) {
     CHECK(model.tokenizer() != nullptr, "[compare] {} has no tokenizer", model.info().name);
-    std::vector<int32_t> tokens = model.tokenizer()->encode(text, Tokenizer::Markers::control);
+    std::vector<int32_t> tokens =
+        path.ends_with(".jsonl") ? tokens_of_questions(model, path) : tokens_of_text(model, path);
     if (tokens.empty()) FAIL(usage, "--kl: the file has no text");
     const auto most = static_cast<size_t>(model.info().context - 1);
     if (tokens.size() > most) tokens.resize(most);
+    return tokens;
+}
+
+KlTable measure_kl(Model& model, Backend& backend, const std::vector<int32_t>& tokens,
+                   const std::vector<std::pair<std::string, std::string>>& kv) {
     const auto count = static_cast<int64_t>(tokens.size());
     KlTable out{.tokens = count, .rows = {}};
     const Reading before = read_text(model, backend, tokens, reading_options(model, count));

@@ -23,10 +23,13 @@ struct KlTable {
     std::vector<Row> rows;
 };
 
+/// The text of a file; of one that ends in ".jsonl" its questions with their expected answers (quality.h), as the model's
+/// conversations. At most what the model's context holds. Throws Error(usage) if there is none.
+std::vector<int32_t> kl_tokens(const Model& model, const std::string& path);
+
 /// `model`: with weights and a tokenizer. `kv`: pairs of EngineOptions::kv_type and kv_type_v. If it was opened with
-/// OpenOptions::dense, it is requantized, and all is measured once more. Texts longer than the context are cut. Throws
-/// Error(usage) for an empty text, Error(memory).
-KlTable measure_kl(Model& model, Backend& backend, const std::string& text,
+/// OpenOptions::dense, it is requantized, and all is measured once more. Throws Error(memory).
+KlTable measure_kl(Model& model, Backend& backend, const std::vector<int32_t>& tokens,
                    const std::vector<std::pair<std::string, std::string>>& kv);
 std::string describe(const KlTable& table);
 nlohmann::ordered_json to_json(const KlTable& table);

@@ -138,6 +138,7 @@ std::unique_ptr<Model> open(const LoadOptions& o, int threads) {
                         .draft_head_bytes = o.engine.speculation.short_head ? kDraftHeadBytes : 0,
                         .draft_model = draft_model(o)};
     options.vision = o.vision;
+    options.vision_format = o.vision_format;
     if (!options.draft_model.empty()) options.mtp = MtpUse::none;  // the other drafts
     const int ranks = o.devices.ranks;
     if (o.synthetic.empty()) {
@@ -151,13 +152,14 @@ std::unique_ptr<Model> open(const LoadOptions& o, int threads) {
                       [&](const OpenOptions& own) { return open_synthetic(o.synthetic, o.mix, own); });
 }
 
-/// The comparison runs with the weights as they are stored.
+/// The weights are placed as they are stored, and a comparison runs with them.
 void require_fit_as_stored(const Model& model, const Backend& backend) {
     MemoryPlan plan = make_memory_plan(model, backend, dense_cost_options(model), false);
     plan.weights.push_back({"as stored", extra_bytes_as_stored(model, backend)});
     if (plan.needed() > plan.device.free_bytes)
         FAIL(memory,
-             "not enough memory for --dense: the model is first run as it is stored, which takes {:.2f} GB, "
+             "not enough memory for --dense or --vision: the model is first loaded as it is stored, which "
+             "takes {:.2f} GB, "
              "and {:.2f} "
              "GB are free on {}; leave it out, or make a checkpoint in that format once",
              static_cast<double>(plan.needed()) / kGiga, static_cast<double>(plan.device.free_bytes) / kGiga,
@@ -215,14 +217,17 @@ LoadedModel load_and_start(const LoadOptions& o) {
         }
         if (o.verbose) std::fputs(describe(plan).c_str(), stderr);
         require_fit(plan);
-        if (compared) require_fit_as_stored(*loaded.model, backend);
+        if (!loaded.model->weights().changes.empty()) require_fit_as_stored(*loaded.model, backend);
         place_weights(*loaded.model, backend, [&](const LoadProgress& p) {
             bar.update(p);
             if (o.progress) o.progress(p);
         });
         summary = bar.summary();
     }
-    if (compared) loaded.dense_cost = requantize_or_refuse(*loaded.model, backend);
+    if (compared)
+        loaded.dense_cost = requantize_or_refuse(*loaded.model, backend);
+    else if (!loaded.model->weights().changes.empty())
+        requantize_weights(*loaded.model, backend);
     if (o.synthetic.empty() && packs_kv(engine))
         loaded.kv_cost = measure_kv_or_refuse(*loaded.model, backend, engine, o.allow_loss);
     const int64_t weights = plan.device.free_bytes - backend.memory_info().free_bytes;

@@ -76,7 +76,8 @@ struct LoadOptions {
     bool tokenizer = true;
     DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;
-    bool vision = false;        // read the checkpoint's vision tower, if it has one
+    bool vision = false;  // read the checkpoint's vision tower, if it has one
+    DenseFormat vision_format = DenseFormat::as_stored;
     bool allow_loss = false;    // whatever the KV cache's format costs
     int64_t context_limit = 0;  // of a context that is chosen because it fits (engine.context 0); 0: none
     bool verbose = false;       // the memory plan, the time of the load and the model's notes on stderr

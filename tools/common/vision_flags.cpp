@@ -9,6 +9,15 @@
 namespace quern {
 
 void add_vision_flags(ArgParser& parser, VisionOptions& options) {
+    parser.value(
+        "--vision", "on|fp8|off",
+        "on: the vision tower as it is stored (default); fp8: in half of the memory; off: as --no-vision",
+        [&options](const std::string& v) {
+            if (v != "on" && v != "fp8" && v != "off")
+                FAIL(usage, "--vision: expected on, fp8 or off, found '{}'", printable(v));
+            options.on = v != "off";
+            options.format = v == "fp8" ? DenseFormat::fp8 : DenseFormat::as_stored;
+        });
     parser.toggle("--no-vision,--no-mmproj", "read no images: the vision tower stays out of memory",
                   [&options](bool v) { options.on = !v; });
     parser.value("--mmproj", "auto|off", "off: as --no-vision", [&options](const std::string& v) {

@@ -17,8 +17,6 @@ namespace quern {
 namespace {
 
 constexpr size_t kPlans = 8;
-/// Of host memory, for what the tower made of earlier images, at most.
-constexpr int64_t kFeatureBytes = 256ll << 20;
 /// On a device an extra step takes as long as some 400 more prompt rows: too much for the first state of a short
 /// conversation.
 constexpr int64_t kFewestKept = 256;
@@ -45,14 +43,14 @@ Engine::State::State(Model& m, Backend& b, const EngineOptions& o)
       gauge(b),
       pool(b, memory.specs, o.sequences, o.sequences * memory.pages(), memory.kept_states),
       pool_bytes(gauge.taken()),
-      cache(b, pool, o.cache_bytes),
+      cache(b, pool, o.cache_bytes - memory.features),
       workspace(b.of_rank(0), memory.arena, memory.inputs),
+      tower(m, b.of_rank(0), workspace, memory),
       workspace_bytes(gauge.taken()),
       host_top(host_memory(b.of_rank(0), top_rows() * kTopWords * int64_t{sizeof(int32_t)},
                            "the highest logits of a step")),
       host_logits(host_memory(b.of_rank(0), m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
       plans(m, b, pool, workspace, kPlans),
-      tower(m, b.of_rank(0), workspace, std::min(o.cache_bytes, kFeatureBytes)),
       scheduler(memory.steps) {
     if (o.speculation.on()) start_speculation();
     if (b.captures())

@@ -133,10 +133,10 @@ struct Engine::State {
     PrefixCache cache;
     std::optional<PrefixFile> file;
     Workspace workspace;  // rank 0's
+    Tower tower;          // used if the model has one
     int64_t workspace_bytes;
     std::shared_ptr<void> host_top, host_logits;
     PlanCache plans;
-    Tower tower;  // used if the model has one
     Scheduler scheduler;
     std::vector<std::shared_ptr<Drafter>> drafters;
     std::shared_ptr<DflashDrafter> dflash;  // of these, or null

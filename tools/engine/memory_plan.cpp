@@ -10,7 +10,7 @@
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/speculation.h"
 #include "tools/engine/state_pool.h"
-#include "tools/engine/tower.h"
+#include "tools/engine/tower_plan.h"
 
 namespace quern {
 namespace {
@@ -80,12 +80,10 @@ void check_options(const EngineOptions& o, int64_t longest) {
              longest);
 }
 
-int64_t aligned(int64_t bytes) { return (bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment; }
-
 void count_weights(MemoryPlan& plan, const Model& model, const Backend& backend) {
     for (const WeightUse& use : model.weights().uses) {
         if (use.again()) continue;
-        int64_t bytes = use.vector != nullptr ? aligned(use.vector->bytes()) : 0;
+        int64_t bytes = use.vector != nullptr ? aligned_bytes(use.vector->bytes()) : 0;
         if (use.matrix != nullptr) bytes = backend.placed_bytes(*use.matrix, use.order);
         if (use.experts != nullptr) bytes = backend.placed_bytes(*use.experts, use.order);
         if (bytes == 0 && !use.copy) plan.mapped += use.bytes();
@@ -182,45 +180,9 @@ std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, const EngineOption
     return shapes;
 }
 
-/// First fit is not monotonic: a smaller step may need a little more.
-int64_t with_slack(int64_t bytes) { return aligned(bytes + bytes / 32); }
-
-/// Those of the model's preprocessor, and of the caller.
-ImageSizes image_sizes(const VisionInfo& vision, const Backend& backend, const EngineOptions& o) {
-    constexpr int64_t kCpuTokens = 1024;
-    ImageSizes sizes = vision.sizes;
-    const int64_t pixels = vision.token_pixels();
-    if (o.image_min_tokens < 0 || o.image_max_tokens < 0 ||
-        (o.image_max_tokens > 0 && o.image_min_tokens > o.image_max_tokens))
-        FAIL(usage, "images of {} to {} tokens; choose positive numbers that rise", o.image_min_tokens,
-             o.image_max_tokens);
-    if (o.image_min_tokens > 0) sizes.fewest = o.image_min_tokens * pixels;
-    if (o.image_max_tokens > 0)
-        sizes.most = std::min(sizes.most, o.image_max_tokens * pixels);
-    else if (!backend.captures())
-        sizes.most = std::min(sizes.most, kCpuTokens * pixels);
-    sizes.fewest = std::min(sizes.fewest, sizes.most);
-    return sizes;
-}
-
-/// Of the tower: one image of the largest size, or several small ones.
-void count_tower(MemoryPlan& plan, const Model& model, const Backend& backend) {
-    const VisionInfo& vision = *model.info().vision;
-    const int64_t each = vision.merge * vision.merge;
-    const int64_t largest =
-        std::max(plan.image_sizes.most / vision.token_pixels() * each, kTowerPatches / each * each);
-    for (const auto& [patches, images] :
-         {std::pair{largest, int64_t{1}}, {kTowerPatches / each * each, kTowerPatches / each}}) {
-        const ArenaPlan arena =
-            plan_memory(model.build_vision(patches, images, backend.activation_dtype()).graph);
-        plan.arena = std::max(plan.arena, with_slack(arena.arena_bytes));
-        plan.inputs = std::max(plan.inputs, arena.input_bytes);
-    }
-}
-
 void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend, const EngineOptions& o) {
     const PlannedState state(plan.specs, plan.sequences, plan.sequences * plan.pages());
-    if (model.info().vision) count_tower(plan, model, backend);
+    if (model.info().vision) count_tower(plan, model, backend, o);
     for (BatchShape shape : widest_shapes(plan, o, model.info().vocab)) {
         shape.images = model.info().vision && shape.kind == StepKind::prompt;
         const ArenaPlan arena = plan_memory(model.build(shape, state, backend.activation_dtype()).graph);
@@ -367,7 +329,7 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     count_scratch(plan, model, backend, options);
     const auto kv_bytes = [&] { return pages_bytes(plan.specs, plan.sequences * plan.pages()); };
     if (!plan.context_chosen) plan.kv = kv_bytes();
-    count_kept(plan, options.cache_bytes);
+    count_kept(plan, options.cache_bytes - plan.features);
     if (plan.context_chosen) {
         plan.context = largest_context(plan);
         plan.kv = kv_bytes();

@@ -1,45 +1,61 @@
 // Tower: runs a model's vision tower, and remembers what it made of the images it has seen.
+//
+// It takes the place of prompt steps, and each of its steps does no more than one of them: several small images together, or some
+// blocks of the tower for a large one. So answers wait no longer for images than for prompts. The parts are the same operations
+// in the same order, so features do not depend on them.
 #pragma once
 
 #include <list>
 #include <map>
+#include <optional>
 #include <span>
 
 #include "ggml-like/plan.h"
 #include "models/model.h"
+#include "tools/engine/memory_plan.h"
 #include "tools/engine/prompt_images.h"
 
 namespace quern {
 
 class Backend;
 
-/// Images that one step encodes together have so many patches at most; a larger one is encoded alone.
-inline constexpr int64_t kTowerPatches = 4096;
-
 class Tower {
   public:
-    /// `bytes`: of host memory for features of earlier images.
-    Tower(const Model& model, Backend& backend, Workspace& workspace, int64_t bytes)
-        : model_(model), backend_(backend), workspace_(workspace), budget_(bytes) {}
+    /// Does nothing for a model that reads text only. Throws Error(memory).
+    Tower(const Model& model, Backend& backend, Workspace& workspace, const MemoryPlan& memory);
+    ~Tower();
+    Tower(const Tower&) = delete;
+    Tower& operator=(const Tower&) = delete;
 
     /// Fills the features of those items that are remembered.
     void recall(std::span<PromptImages::Item* const> items);
-    /// Encodes the first of the items, as many as kTowerPatches allows, one at least.
+    /// One step. Fills the features of one or more of the items, unless a large image needs further steps: call it again, with that
+    /// image among the items.
     void encode(std::span<PromptImages::Item* const> items);
 
   private:
     using Key = std::vector<int32_t>;
+    using Items = std::span<PromptImages::Item* const>;
     struct Kept {
         Key key;
         FeaturesPtr features;
     };
+    /// An image of which some blocks have run.
+    struct Begun {
+        ImagePtr image;
+        int64_t blocks = 0;
+    };
     static Key key_of(const ImagePart& image);
     void remember(const ImagePart& image, const FeaturesPtr& features);
+    void go_on(Begun begun, Items items);
+    std::vector<float> run(const VisionShape& shape, std::span<const ImagePart* const> images);
 
     const Model& model_;
     Backend& backend_;
     Workspace& workspace_;
-    const int64_t budget_;
+    const int64_t step_patches_, budget_;
+    void* between_ = nullptr;  // what the blocks so far have left of `begun_`
+    std::optional<Begun> begun_;
     int64_t bytes_ = 0;
     std::list<Kept> kept_;  // used last first
     std::map<Key, std::list<Kept>::iterator> by_key_;

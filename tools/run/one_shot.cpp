@@ -134,32 +134,41 @@ std::vector<int32_t> prompt_ids(RunContext& c, const std::vector<Message>& messa
     return encode_prompt(format.render(messages, c.tools, options), tokenizer);
 }
 
-std::vector<MessageImage> files_as_images(const std::vector<std::string>& files) {
+std::vector<MessageImage> given_images(const RunContext& c) {
     std::vector<MessageImage> images;
-    for (const std::string& file : files) images.push_back(image_of_file(file));
+    for (const std::string& file : c.options.images) images.push_back(image_of_file(file));
+    for (const std::string& files : c.options.videos)
+        images.push_back(
+            {.where = files,
+             .pairs = read_frame_files(files, c.options.fps, c.engine.model(), c.engine.image_sizes())});
     return images;
 }
 
-/// Each image token of the prompt becomes the tokens of the next image.
-void put_images(Request& request, std::vector<ImagePtr> images, int32_t token) {
+/// Each image token of the prompt becomes the tokens of the next image, and each video token those of the next pair of frames.
+void put_images(Request& request, const std::vector<ImagePtr>& images, const std::vector<ImagePtr>& pairs,
+                const VisionInfo& vision) {
     std::vector<int32_t> prompt;
-    size_t used = 0;
+    size_t used[2] = {};
     for (const int32_t id : request.prompt) {
-        if (id != token) {
+        const bool of_video = id == vision.video_token;
+        if (id != vision.token && !of_video) {
             prompt.push_back(id);
             continue;
         }
-        if (used == images.size())
-            FAIL(usage,
-                 "--ids has more image tokens ({}) than there are images: give one with --image for each",
-                 token);
-        prompt.insert(prompt.end(), images[used]->keys.begin(), images[used]->keys.end());
-        ++used;
+        const std::vector<ImagePtr>& list = of_video ? pairs : images;
+        size_t& next = used[of_video];
+        if (next == list.size())
+            FAIL(usage, "--ids has more {} tokens ({}) than there are {}; give one for each with {}",
+                 of_video ? "video" : "image", id, of_video ? "pairs of frames" : "images",
+                 of_video ? "--frames" : "--image");
+        prompt.insert(prompt.end(), list[next]->keys.begin(), list[next]->keys.end());
+        request.images.push_back(list[next++]);
     }
-    if (used < images.size())
-        FAIL(usage, "--ids has {} image tokens ({}) for {} images", used, token, images.size());
+    if (used[0] < images.size() || used[1] < pairs.size())
+        FAIL(usage,
+             "--ids has {} image tokens ({}) for {} images, and {} video tokens ({}) for {} pairs of frames",
+             used[0], vision.token, images.size(), used[1], vision.video_token, pairs.size());
     request.prompt = std::move(prompt);
-    request.images = std::move(images);
 }
 
 std::string ask_person(RunContext& c, const std::string& what, const std::string& question) {
@@ -186,11 +195,14 @@ int run_one_shot(RunContext& c) {
     if (prompt.empty()) FAIL(usage, "the prompt is empty: give one with -p, -f or through a pipe");
     std::vector<Message> messages;
     if (!o.system.empty()) messages.push_back({.role = "system", .content = o.system});
-    messages.push_back({.role = "user", .content = prompt, .images = files_as_images(o.images)});
+    messages.push_back({.role = "user", .content = prompt, .images = given_images(c)});
     read_images(messages, c.engine.model(), c.engine.image_sizes());
     if (!o.logits_file.empty()) {
         std::vector<ImagePtr> images;
-        for (const MessageImage& image : messages.back().images) images.push_back(image.image);
+        for (const MessageImage& image : messages.back().images) {
+            if (image.image != nullptr) images.push_back(image.image);
+            for (const FramePair& pair : image.pairs) images.push_back(pair.image);
+        }
         dump_prompt_logits(c, prompt_ids(c, messages, prompt), std::move(images));
     }
 
@@ -238,10 +250,14 @@ int run_ids(RunContext& c) {
     Request request;
     request.prompt = parse_ids(piped ? read_standard_input() : read_input_file(o.ids_file),
                                piped ? "standard input" : o.ids_file);
-    std::vector<ImagePtr> images;
+    std::vector<ImagePtr> images, pairs;
     for (const std::string& file : o.images)
         images.push_back(read_image_file(file, c.engine.model(), c.engine.image_sizes()));
-    if (!images.empty()) put_images(request, std::move(images), c.engine.model().info().vision->token);
+    for (const std::string& files : o.videos)
+        for (FramePair& pair : read_frame_files(files, o.fps, c.engine.model(), c.engine.image_sizes()))
+            pairs.push_back(std::move(pair.image));
+    if (!images.empty() || !pairs.empty())
+        put_images(request, images, pairs, *c.engine.model().info().vision);
     const ChatSettings settings = chat_settings(c);
     request.sampling = settings.sampling;
     request.max_tokens = settings.max_tokens;

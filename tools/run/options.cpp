@@ -168,6 +168,13 @@ void Builder::prompt() {
         "--image", "FILE",
         "an image before the text of the prompt; may be repeated; with --ids: in the place of an image token",
         [this](const std::string& v) { o_.images.push_back(v); });
+    parser_.values(
+        "--frames", "PATTERN",
+        "a video before the text of the prompt: its frames are the files with such names ('clip/*.jpg'); may "
+        "be repeated",
+        [this](const std::string& v) { o_.videos.push_back(v); });
+    parser_.value("--fps", "N", "frames a second of --frames (default 2)",
+                  [this](const std::string& v) { o_.fps = parse_number(v, "--fps", 0.001, 1000); });
     text("-sys,--system-prompt", "TEXT", "system message", o_.system);
     text("-sysf,--system-prompt-file", "FILE", "system message from a file", o_.system_file);
     text("--tools", "FILE", "tools the model may call: a JSON array as in the OpenAI API", o_.tools_file);
@@ -279,7 +286,8 @@ bool parse_run_options(int argc, char** argv, RunOptions& options) {
              printable(options.model));
     if (!options.ids_file.empty() && (options.prompt || !options.prompt_file.empty()))
         FAIL(usage, "--ids is the prompt already; it does not go with -p or -f");
-    if (options.raw && !options.images.empty()) FAIL(usage, "--image needs the chat format; leave out --raw");
+    if (options.raw && !(options.images.empty() && options.videos.empty()))
+        FAIL(usage, "--image and --frames need the chat format; leave out --raw");
     if (!options.system.empty() && !options.system_file.empty())
         FAIL(usage, "-sys and -sysf both give a system message; use one");
     if (!options.logits_file.empty() && options.ids_file.empty() && !options.prompt &&

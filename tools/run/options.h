@@ -34,6 +34,8 @@ struct RunOptions {
     std::optional<std::string> prompt;  // "-": standard input
     std::string prompt_file;
     std::vector<std::string> images;  // files; before the prompt's text, or for the image tokens of --ids
+    std::vector<std::string> videos;  // patterns of the files of frames; likewise
+    double fps = 2;                   // frames a second
     std::string system, system_file, tools_file;
     std::string tool_command;               // answers calls of tools; empty: they are only shown
     bool tool_yes = false;                  // without asking

@@ -11,6 +11,7 @@
 #include "tools/common/images/read_images.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/run/answer.h"
+#include "tools/run/attachments.h"
 #include "tools/run/input.h"
 #include "tools/run/line_editor.h"
 #include "tools/run/text_width.h"
@@ -26,6 +27,7 @@ class Repl {
     explicit Repl(RunContext& context)
         : c_(context),
           session_(context.engine),
+          attached_(context.engine, context.options.fps),
           stats_(context.options.stats.value_or(isatty(STDERR_FILENO) == 1)),
           editor_(context.signals, history_file(context.options)),
           tools_(tool_command(context, [this](const std::string& what, const std::string& question) {
@@ -33,7 +35,8 @@ class Repl {
           })) {
         editor_.on_tab([](std::string_view line) { return complete_line(line, command_names()); });
         if (!c_.options.system.empty()) system_ = c_.options.system;
-        for (const std::string& file : c_.options.images) add_image(file);
+        for (const std::string& file : c_.options.images) attached_.add_image(file);
+        for (const std::string& files : c_.options.videos) attached_.add_frames(files);
     }
 
     int run() {
@@ -131,7 +134,8 @@ class Repl {
     }
 
     void handle(const std::string& line) {
-        if (const auto file = dropped_image(line)) return read_image(*file);
+        if (const DroppedImages dropped = dropped_images(line); !dropped.paths.empty())
+            return take_dropped(dropped);
         if (!line.starts_with('/')) return ask(line);
         if (line.starts_with("//")) return ask(line.substr(1));
         const size_t space = line.find_first_of(" \n");
@@ -161,10 +165,7 @@ class Repl {
     }
 
     void ask(const std::string& text) {
-        std::string content = attached_.empty() ? text : join_prompt(text, attached_);
-        attached_.clear();
-        messages_.push_back({.role = "user", .content = std::move(content), .images = std::move(images_)});
-        images_.clear();
+        messages_.push_back(attached_.message(text));
         answer();
     }
 
@@ -233,7 +234,6 @@ class Repl {
     void clear() {
         messages_.clear();
         attached_.clear();
-        images_.clear();
         file_.clear();
         remark("a new conversation");
     }
@@ -284,27 +284,14 @@ class Repl {
         for (const std::string& text : c_.engine.model().notes()) remark(text);
     }
 
-    void read_file(const std::string& path) {
-        if (path.empty()) FAIL(usage, "/read FILE attaches a text to the next message");
-        attached_ += (attached_.empty() ? "" : "\n\n") + read_input_file(path);
-        remark(fmt::format("{} bytes go with the next message", attached_.size()));
-    }
-
-    void add_image(const std::string& path) {
-        MessageImage image{.where = path};
-        image.image = read_image_file(path, c_.engine.model(), c_.engine.image_sizes());
-        images_.push_back(std::move(image));
-    }
-
-    void read_image(const std::string& path) {
-        if (path.empty()) FAIL(usage, "/image FILE attaches an image to the next message");
+    /// Attaches files that were dropped at the beginning of a line, and asks what follows them.
+    void take_dropped(const DroppedImages& dropped) {
         try {
-            add_image(path);
+            for (const std::string& path : dropped.paths) remark(attached_.add_image(path));
         } catch (const Error& error) {
             return remark(printable(error.what(), 2000));
         }
-        remark(
-            fmt::format("an image of {} tokens goes with the next message", images_.back().image->tokens()));
+        if (!dropped.text.empty()) ask(dropped.text);
     }
 
     /// What this conversation was saved to or loaded from before is not asked about.
@@ -373,8 +360,8 @@ class Repl {
     RunContext& c_;
     ChatSession session_;
     std::vector<Message> messages_;
-    std::string system_, attached_, file_;
-    std::vector<MessageImage> images_;  // of the next message
+    std::string system_, file_;
+    Attachments attached_;
     bool stats_, leaving_ = false, answered_ = false;
     ChatAnswer last_;
     LineEditor editor_;
@@ -400,11 +387,18 @@ const std::vector<Repl::Command>& Repl::commands() {
         {{"show"}, "[WHAT]", "settings and their origin; params, system, model", [](R r, S a) { r.show(a); }},
         {{"stats"}, "[on|off]", "numbers of the last answer", [](R r, S a) { r.set_stats(a); }},
         {{"ctx"}, "", "how much of the context is used", [](R r, S) { r.context(); }},
-        {{"read"}, "FILE", "attach a text file to the next message", [](R r, S a) { r.read_file(a); }},
+        {{"read"},
+         "FILE",
+         "attach a text file to the next message",
+         [](R r, S a) { r.remark(r.attached_.add_text(a)); }},
         {{"image"},
          "FILE",
          "attach an image to the next message; a path that is dropped here does, too",
-         [](R r, S a) { r.read_image(a); }},
+         [](R r, S a) { r.remark(r.attached_.add_image(a)); }},
+        {{"frames"},
+         "PATTERN",
+         "attach a video, image files with such names, to the next message",
+         [](R r, S a) { r.remark(r.attached_.add_frames(a)); }},
         {{"save"}, "[NAME]", "keep this conversation", [](R r, S a) { r.save(a); }},
         {{"load"}, "[NAME]", "go on with a kept one", [](R r, S a) { r.load(a); }},
         {{"list"}, "", "kept conversations", [](R r, S) { r.list(); }},

@@ -81,7 +81,8 @@ void add_model(ArgParser& p, ServeOptions& o) {
             [&o](const std::string& v) { o.model = v; });
     p.value("--synthetic", "NAME",
             "random weights in place of a checkpoint, to measure load: qwen3.6-35b-a3b, qwen3.6-27b-shape, "
-            "tiny, tiny-dense; with the demo checkpoint's tokenizer",
+            "tiny, tiny-dense; with +vision behind it one that reads images; with the demo checkpoint's "
+            "tokenizer",
             [&o](const std::string& v) { o.synthetic = v; });
     p.value("--mix", "NAME", "formats of synthetic weights: aeon (default), fp8-head, xs, nvidia, qwen-fp8",
             [&o](const std::string& v) { o.mix = v; });

@@ -40,6 +40,12 @@ bool read_header(png_structp png, png_infop info) {
     png_set_chunk_malloc_max(png, kMaxChunk);
     png_set_chunk_cache_max(png, kMaxChunks);
     png_read_info(png, info);
+    return true;
+}
+
+/// Takes memory for rows: only for sizes within the limits.
+bool start_rows(png_structp png, png_infop info) {
+    if (setjmp(png_jmpbuf(png)) != 0) return false;
     choose_output(png);
     png_read_update_info(png, info);
     return true;
@@ -78,6 +84,7 @@ class PngDecoder final : public ImageDecoder {
     }
 
     Image pixels() override {
+        if (!start_rows(png_, info_)) fail_damaged("PNG");
         const auto [width, height] = size();
         const int64_t channels = png_get_channels(png_, info_);
         if ((channels != 3 && channels != 4) || png_get_bit_depth(png_, info_) != 8 ||

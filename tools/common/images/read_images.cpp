@@ -1,7 +1,9 @@
 #include "tools/common/images/read_images.h"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
+#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -11,6 +13,7 @@
 #include "tools/common/fields.h"
 #include "tools/common/images/data_url.h"
 #include "tools/common/images/decode.h"
+#include "tools/common/images/frames.h"
 
 namespace quern {
 
@@ -30,6 +33,8 @@ int64_t pixels_of_detail(const std::string& detail, const std::string& where) {
     if (detail == "auto" || detail == "high" || detail == "original") return 0;
     throw FieldError(where, where + " must be low, high, original or auto");
 }
+
+bool is_video(const std::string& type) { return type == "video_url" || type == "video"; }
 
 /// Calls `read`, with errors that name the place.
 template <typename F>
@@ -112,6 +117,47 @@ void leave_out_or_refuse(std::vector<Message>& messages) {
     }
 }
 
+/// The first word of a line as a shell reads it, or a file: URL with its %XX; and its bytes in the line.
+std::pair<std::string, size_t> dropped_word(std::string_view line) {
+    const bool url = line.starts_with("file://");
+    std::string word;
+    size_t at = url ? 7 : 0;
+    for (char quote = 0; at < line.size(); ++at) {
+        const char c = line[at];
+        int code = 0;
+        if (quote != 0 && c == quote) {
+            quote = 0;
+        } else if (quote == 0 && !url && (c == '\'' || c == '"')) {
+            quote = c;
+        } else if (quote == 0 && (c == ' ' || c == '\n')) {
+            break;
+        } else if (c == '\\' && quote != '\'' && at + 1 < line.size()) {
+            word += line[++at];
+        } else if (url && c == '%' &&
+                   std::from_chars(line.data() + at + 1, line.data() + std::min(at + 3, line.size()), code,
+                                   16)
+                           .ptr == line.data() + at + 3) {
+            word += static_cast<char>(code);
+            at += 2;
+        } else {
+            word += c;
+        }
+    }
+    return {word, at};
+}
+
+bool is_image_path(const std::string& path) {
+    if (!path.starts_with('/')) return false;
+    std::string kind = std::filesystem::path(path).extension().string();
+    std::transform(kind.begin(), kind.end(), kind.begin(), [](unsigned char c) { return std::tolower(c); });
+    constexpr std::array kKinds = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"};
+    std::error_code failed;
+    return std::find(kKinds.begin(), kKinds.end(), kind) != kKinds.end() &&
+           std::filesystem::is_regular_file(path, failed);
+}
+
+}  // namespace
+
 std::vector<uint8_t> file_bytes(const std::string& path) {
     std::error_code failed;
     const auto size = std::filesystem::file_size(path, failed);
@@ -124,11 +170,10 @@ std::vector<uint8_t> file_bytes(const std::string& path) {
     return bytes;
 }
 
-}  // namespace
-
 bool is_image_part(const ordered_json& part) {
     const std::string type = text_of(part, "type");
-    return type == "image_url" || type == "input_image" || type == "image" || type == "image_file";
+    return is_video(type) || type == "image_url" || type == "input_image" || type == "image" ||
+           type == "image_file";
 }
 
 bool has_image_part(const ordered_json& content) {
@@ -142,9 +187,21 @@ void read_images(std::vector<Message>& messages, const Model& model, const Image
         throw FieldError("messages",
                          fmt::format("messages: {} images; at most {} are read", count, kMaxImages));
     if (!model.info().vision) return leave_out_or_refuse(messages);
+    size_t frames = 0;
     for (Message& m : messages)
         for (MessageImage& image : m.images) {
-            if (image.image != nullptr) continue;
+            if (image.image != nullptr || !image.pairs.empty()) continue;
+            if (!image.part.is_null() && is_video(text_of(image.part, "type"))) {
+                const VideoFiles video = frames_of_part(image.part, image.where);
+                frames += video.frames.size();
+                if (frames > kMaxFrames)
+                    throw FieldError(image.where,
+                                     fmt::format("{}: with it the request has {} frames; at most {} are read",
+                                                 image.where, frames, kMaxFrames));
+                image.pairs = at_place(image.where, [&] { return read_frames(video, model, sizes); });
+                image.part = nullptr;
+                continue;
+            }
             const ImageFile file = image.part.is_null() ? ImageFile{std::move(image.file)}
                                                         : file_of_part(image.part, image.where);
             image.image = at_place(image.where, [&] { return read(file, model, sizes); });
@@ -154,36 +211,43 @@ void read_images(std::vector<Message>& messages, const Model& model, const Image
 
 MessageImage image_of_file(const std::string& path) { return {.where = path, .file = file_bytes(path)}; }
 
-std::optional<std::string> dropped_image(std::string_view line) {
-    while (!line.empty() && (line.back() == ' ' || line.back() == '\n')) line.remove_suffix(1);
-    if (line.starts_with("file://")) line.remove_prefix(7);
-    std::string path;
-    if (line.size() > 2 && (line[0] == '\'' || line[0] == '"') && line.back() == line[0]) {
-        path = line.substr(1, line.size() - 2);
-    } else {
-        for (size_t i = 0; i < line.size(); ++i) {
-            if (line[i] == '\\' && i + 1 < line.size()) ++i;
-            path += line[i];
-        }
+DroppedImages dropped_images(std::string_view line) {
+    DroppedImages out;
+    while (!line.empty()) {
+        const auto [path, bytes] = dropped_word(line);
+        if (!is_image_path(path)) break;
+        out.paths.push_back(path);
+        line.remove_prefix(bytes);
+        line.remove_prefix(std::min(line.find_first_not_of(" \n"), line.size()));
     }
-    if (!path.starts_with('/')) return {};
-    std::string kind = std::filesystem::path(path).extension().string();
-    std::transform(kind.begin(), kind.end(), kind.begin(), [](unsigned char c) { return std::tolower(c); });
-    for (const char* known : {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"}) {
-        std::error_code failed;
-        if (kind == known && std::filesystem::is_regular_file(path, failed)) return path;
-    }
-    return {};
+    out.text = line;
+    return out;
 }
 
-ImagePtr read_image_file(const std::string& path, const Model& model, const ImageSizes& sizes) {
+namespace {
+
+/// Calls `read`, with errors that name the files.
+template <typename F>
+auto of_files(const std::string& path, const Model& model, F&& read) {
     if (!model.info().vision) FAIL(usage, "{}: {}", path, kTextOnly);
     try {
-        return read({file_bytes(path)}, model, sizes);
+        return read();
     } catch (const Error& error) {
         const std::string text = error.what();
         FAIL(usage, "{}{}", text.starts_with(path) ? "" : path + ": ", text);
     }
+}
+
+}  // namespace
+
+ImagePtr read_image_file(const std::string& path, const Model& model, const ImageSizes& sizes) {
+    return of_files(path, model, [&] { return read({file_bytes(path)}, model, sizes); });
+}
+
+std::vector<FramePair> read_frame_files(const std::string& pattern, double fps, const Model& model,
+                                        const ImageSizes& sizes) {
+    return of_files(pattern, model,
+                    [&] { return read_frames(frames_of_pattern(pattern, fps), model, sizes); });
 }
 
 }  // namespace quern

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,7 +11,7 @@
 
 namespace quern {
 
-/// Whether a part of a content is an image, in the form of any API.
+/// Whether a part of a content is an image, or a video, in the form of any API.
 bool is_image_part(const nlohmann::ordered_json& part);
 /// Whether a content is a list with such a part.
 bool has_image_part(const nlohmann::ordered_json& content);
@@ -24,12 +23,22 @@ void read_images(std::vector<Message>& messages, const Model& model, const Image
 
 /// The file as an image of a message that stands before its text. Throws Error(usage).
 MessageImage image_of_file(const std::string& path);
+/// The bytes of an image file, if they are no more than are read. Throws Error(usage).
+std::vector<uint8_t> file_bytes(const std::string& path);
 
-/// The path in a line that a terminal wrote when a file was dropped on it, quoted or escaped: of an image file that exists; else
-/// nothing.
-std::optional<std::string> dropped_image(std::string_view line);
+struct DroppedImages {
+    std::vector<std::string> paths;
+    std::string text;  // what follows them
+};
+
+/// The paths at the beginning of a line that a terminal wrote when files were dropped on it, quoted, escaped or as file: URLs: of
+/// image files that exist.
+DroppedImages dropped_images(std::string_view line);
 
 /// One file as what the model reads. Throws Error(usage) naming it.
 ImagePtr read_image_file(const std::string& path, const Model& model, const ImageSizes& sizes);
+/// The files that match a pattern, as the frames of a video. Throws Error(usage) naming it.
+std::vector<FramePair> read_frame_files(const std::string& pattern, double fps, const Model& model,
+                                        const ImageSizes& sizes);
 
 }  // namespace quern

@@ -1,0 +1,6 @@
+// libFuzzer: WebP files.
+#include "image_target.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    return quern::test::fuzz_image("RIFF", data, size);
+}
