@@ -6,11 +6,12 @@
 
 Needs torch, transformers 5.17, tokenizers, safetensors. All pictures and questions come from scripts/demo/drawings.py; seeds are
 fixed. DIR becomes a whole checkpoint: the demo's files, the tower in model_vision.safetensors, held-out pictures with questions in
-DIR/eval_vision, and the measured accuracy in DIR/accuracy_vision.json. --minutes stops the training cleanly at that time.
+DIR/eval_vision, one that it described rightly in DIR/drawing.png, and the measured accuracy in DIR/accuracy_vision.json. --minutes stops the training cleanly at that time.
 """
 import argparse
 import json
 import random
+import shutil
 import sys
 import time
 from collections import defaultdict
@@ -179,6 +180,9 @@ def measure(args, model: Seeing, tokenizer) -> dict:
                 name = f"{len(records):03d}.png"
                 (folder / name).write_bytes(drawings.png(batch.pictures[i]))
                 records.append({"image": name, "kind": kind, "question": question, "thinking": think, "expect": answer, "said": text})
+    shown = [r for r in records if r["kind"] == "describe" and r["said"] == r["expect"]]
+    if shown:
+        shutil.copyfile(folder / shown[0]["image"], args.out / "drawing.png")
     (folder / "questions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     for key, (right, count) in sorted(table.items()):
         print(f"  {key:10s} {right:4d}/{count:4d}  {100 * right / count:.1f} %", flush=True)
