@@ -193,7 +193,8 @@ TEST_SUITE("cpu") {
         REQUIRE(formats.size() == 5);
         std::mt19937 random(11);
         for (const auto& [format, samples] : formats) {
-            CAPTURE(format);
+            const std::string name = format;  // what a lambda may name
+            CAPTURE(name);
             int readable = 0;
             for (size_t i = 0; i < 1000; ++i) {
                 std::string file = samples[i % samples.size()];
