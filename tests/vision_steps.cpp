@@ -137,7 +137,8 @@ TEST_SUITE("cpu") {
         seeing.on_token = [&](int32_t) { return there = true; };
         engine.submit(std::move(seeing));
         int steps = 0, waited = 0, longest = 0;
-        for (int64_t before = answered; !there; before = answered) {
+        for (int64_t before = answered;; before = answered) {
+            if (there) break;
             engine.step();
             ++steps;
             waited = answered > before ? 0 : waited + 1;

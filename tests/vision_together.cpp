@@ -122,7 +122,8 @@ TEST_SUITE("cpu") {
 }
 
 TEST_SUITE("model") {
-    TEST_CASE("vision: the demo's MTP layer foresees as much after an image as without") {
+    TEST_CASE("vision: the demo's MTP layer foresees as much after an image as without" *
+              doctest::test_suite("slow")) {
         const VisionDemo demo;
         std::filesystem::copy(source_dir() + "/models/demo/mtp", demo.dir / "mtp");
         const auto backend = make_cpu_backend(2);
