@@ -6,7 +6,7 @@
 
 #include "ggml-like/cuda_backend.h"
 #include "ggml-like/error.h"
-#include "ggml-like/ops/all_reduce.h"
+#include "ggml-like/ops/all_reduce_add.h"
 #include "models/model_group.h"
 #include "ops/second_backend.h"
 #include "rank_models.h"
@@ -358,7 +358,8 @@ TEST_SUITE("cuda") {
                 if (rank == 1) throw Error(ErrorKind::runtime, "no part");
                 Graph g;
                 Tensor* x = g.input("x", DType::F32, {1, 128});
-                g.output(all_reduce(g, "y", x));
+                const NextNorm norm{g.input("norm", DType::F32, {128}), DType::BF16, StepKind::answer};
+                g.output(all_reduce_add(g, "y", x, x, norm).x);
                 Plan plan(std::move(g), l.backend->of_rank(0));
                 const auto begun = std::chrono::steady_clock::now();
                 plan.run();
