@@ -22,7 +22,7 @@
 #include "ggml-like/cuda/pack/place.h"
 #include "ggml-like/cuda/vision_ops.h"
 #include "ggml-like/one_format.h"
-#include "ggml-like/ops/all_reduce.h"
+#include "ggml-like/ops/all_reduce_add.h"
 #include "ggml-like/ops/best_token.h"
 #include "ggml-like/ops/block_attention.h"
 #include "ggml-like/ops/concat.h"
@@ -42,7 +42,6 @@
 #include "ggml-like/ops/norm_linear.h"
 #include "ggml-like/ops/norm_twice.h"
 #include "ggml-like/ops/patches.h"
-#include "ggml-like/ops/residual_add.h"
 #include "ggml-like/ops/write_ring.h"
 
 namespace quern {
@@ -80,8 +79,7 @@ Launch launch_of(const Op* op) {
         {&kGatedAttention, cuda::gated_attention},
         {&kMoeGateUp, cuda::moe_gate_up},
         {&kMoeDown, cuda::moe_down},
-        {&kAllReduce, cuda::all_reduce},
-        {&kResidualAdd, cuda::residual_add},
+        {&kAllReduceAdd, cuda::all_reduce_add},
         {&kGatherRows, cuda::gather_rows},
         {&kConcat, cuda::concat},
         {&kKvWrite, cuda::kv_write},

@@ -4,7 +4,7 @@
 #include <tuple>
 
 #include "ggml-like/check.h"
-#include "ggml-like/ops/all_reduce.h"
+#include "ggml-like/ops/all_reduce_add.h"
 #include "ggml-like/ops/best_token.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ggml-like/ops/embed.h"
@@ -17,7 +17,6 @@
 #include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
 #include "ggml-like/ops/norm_twice.h"
-#include "ggml-like/ops/residual_add.h"
 #include "ggml-like/ops/write_ring.h"
 #include "models/dflash.h"
 #include "models/qwen3_6_moe.h"
@@ -282,8 +281,7 @@ class Builder {
     /// x + what the ranks have each computed a part of.
     Residual add_parts(const std::string& node, const Residual& part, const Residual& x, const NextNorm& norm,
                        const Weight* router = nullptr) {
-        Tensor* sum = all_reduce(g_, node + ".sum", part.x);
-        return residual_add(g_, node + ".add", sum, x.x, norm, router);
+        return all_reduce_add(g_, node + ".sum", part.x, x.x, norm, router);
     }
 
     /// What a rank's part of a sum is added to.

@@ -237,6 +237,8 @@ LoadedModel load_and_start(const LoadOptions& o) {
                      "quern: context %lld tokens, the largest that fits; the model was made for %lld\n",
                      static_cast<long long>(plan.context), static_cast<long long>(plan.model_context));
     loaded.engine = std::make_unique<Engine>(*loaded.model, backend, engine);
+    if (o.devices.ranks > 1 && o.engine.speculation.kind == DrafterKind::automatic)
+        std::fprintf(stderr, "quern: drafts by lookup alone: others do not run with -tp yet\n");
     for (const std::string& note : loaded.engine->notes()) std::fprintf(stderr, "quern: %s\n", note.c_str());
     if (!o.verbose) return loaded;
     std::fprintf(stderr, "loaded    %s\n", summary.c_str());

@@ -15,7 +15,7 @@
 // Traffic over the link: small 2 (N - 1) messages, large 2 (N - 1) / N. Bound: small by one way's latency, large by the link.
 #include "ggml-like/cuda/comm/all_reduce.h"
 
-#include "ggml-like/cuda/comm/peers.h"
+#include "ggml-like/cuda/comm/packets.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ptx/ptx.cuh"
 
@@ -25,92 +25,18 @@ using namespace ptx;
 
 namespace {
 
-constexpr int kPolls = 1024;  // between two looks at the clock and at the host's word
-
-__device__ __forceinline__ uint64_t nanoseconds() {
-    uint64_t now;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-    return now;
-}
-
-/// How long somebody waits for one message.
-class Waiting {
-  public:
-    __device__ explicit Waiting(const Peers& p) : p_(p), lost_(__ldcg(&p.own->lost) != 0) {}
-
-    /// Whether to give up; called after each look that was in vain.
-    __device__ bool over() {
-        if (lost_) return true;
-        if (++polls_ % kPolls != 0) return false;
-        const uint64_t now = nanoseconds();
-        if (begun_ == 0) begun_ = now;
-        if (p_.watch->abort == 0 && now - begun_ < p_.patience) return false;
-        lost_ = true;
-        p_.own->lost = 1;
-        p_.watch->lost[p_.rank] = 1;
-        __threadfence_system();
-        return true;
-    }
-
-  private:
-    const Peers& p_;
-    bool lost_;
-    unsigned polls_ = 0;
-    uint64_t begun_ = 0;
-};
-
 // ---- small ----
 
-__device__ __forceinline__ uint4* packets(const Peers& p, int box, uint32_t number, int from) {
-    return reinterpret_cast<uint4*>(p.box[box]) + ((number & 1) * p.ranks + from) * kSmallPairs;
-}
-
-__device__ __forceinline__ void send_packet(uint4* to, float2 v, uint32_t number) {
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(__float_as_uint(v.x)),
-                 "r"(number), "r"(__float_as_uint(v.y)), "r"(number)
-                 : "memory");
-}
-
-/// Halves of a packet, 8 bytes each, arrive whole.
-__device__ __forceinline__ float2 receive_packet(const uint4* from, uint32_t number, Waiting& waiting) {
-    uint32_t a, first, b, second;
-    do {
-        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(a), "=r"(first), "=r"(b), "=r"(second)
-                     : "l"(from)
-                     : "memory");
-    } while ((first != number || second != number) && !waiting.over());
-    return make_float2(__uint_as_float(a), __uint_as_float(b));
-}
-
 __global__ void __launch_bounds__(kSmallThreads)
-    all_reduce_small(const __grid_constant__ Peers p, const float* part, float* sum, int64_t pairs) {
+    all_reduce_small(const __grid_constant__ Peers p, const float* part, float* sum, int64_t count) {
     allow_successor();
     wait_for_predecessor();
-    const uint32_t number = __ldcg(&p.own->small[blockIdx.x]) + 1;
-    const auto* mine = reinterpret_cast<const float2*>(part);
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * kSmallThreads + threadIdx.x,
-                  step = static_cast<int64_t>(kSmallBlocks) * kSmallThreads;
-    for (int64_t i = first; i < pairs; i += step) {
-        const float2 v = __ldcg(mine + i);
-        for (int r = 1; r < p.ranks; ++r) {  // everybody begins with another one
-            const int to = (p.rank + r) % p.ranks;
-            send_packet(packets(p, to, number, p.rank) + i, v, number);
-        }
-    }
-    Waiting waiting(p);
-    for (int64_t i = first; i < pairs; i += step) {
-        float2 total = make_float2(0, 0);
-        for (int from = 0; from < p.ranks; ++from) {
-            const float2 v = from == p.rank
-                                 ? __ldcg(mine + i)
-                                 : receive_packet(packets(p, p.rank, number, from) + i, number, waiting);
-            total = from == 0 ? v : make_float2(__fadd_rn(total.x, v.x), __fadd_rn(total.y, v.y));
-        }
-        reinterpret_cast<float2*>(sum)[i] = total;
-    }
-    __syncthreads();
-    if (threadIdx.x == 0) p.own->small[blockIdx.x] = number;
+    Packets packets(p);
+    const auto* mine = reinterpret_cast<const float4*>(part);
+    for (int64_t i = Packets::first(); i < count / 4; i += Packets::kStep) packets.send(i, __ldcg(mine + i));
+    for (int64_t i = Packets::first(); i < count / 4; i += Packets::kStep)
+        reinterpret_cast<float4*>(sum)[i] = packets.sum(i, __ldcg(mine + i));
+    packets.end();
 }
 
 // ---- large ----
@@ -210,11 +136,9 @@ void all_reduce(Context& c, const float* part, float* sum, int64_t count) {
     if (c.peers == nullptr) unsupported("all_reduce", "a GPU that is no rank of several");
     if (count % 4 != 0) unsupported("all_reduce", "a count that is no multiple of 4");
     const Peers& p = *c.peers;
-    if (const int64_t pairs = count / 2; pairs <= kSmallPairs) {
-        const int64_t blocks = min((pairs + kSmallThreads - 1) / kSmallThreads, int64_t{kSmallBlocks});
-        return launch(c, "all_reduce small", all_reduce_small, static_cast<unsigned>(blocks), kSmallThreads,
-                      0, p, part, sum, pairs);
-    }
+    if (fits_packets(count))
+        return launch(c, "all_reduce small", all_reduce_small, packet_blocks(count), kSmallThreads, 0, p,
+                      part, sum, count);
     const int64_t each = int64_t{kChunk} * p.ranks;
     const int64_t blocks = min((count + each - 1) / each, int64_t{kLargeBlocks});
     launch(c, "all_reduce large", all_reduce_large, static_cast<unsigned>(blocks), kLargeThreads, 0, p, part,

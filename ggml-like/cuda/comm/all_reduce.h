@@ -1,4 +1,4 @@
-// The sum over ranks (ops/all_reduce.h) as a kernel of each rank's own.
+// The sum over ranks (ops/all_reduce_add.h) as a kernel of each rank's own.
 #pragma once
 
 #include "ggml-like/cuda/context.h"

@@ -6,7 +6,7 @@
 // launches every time.
 //
 //   small messages: packets of 16 bytes, two numbers and the message's number twice. Who receives looks at the packet itself.
-//     [2 places][ranks][kSmallPairs] packets
+//     [2 places][ranks][kSmallPairs] packets (packets.cuh)
 //   large messages: chunks, and for each block a flag that says which message has arrived.
 //     [2 places][2 halves][ranks][kLargeBlocks][kChunk] floats; [2 halves][ranks][kLargeBlocks] flags
 #pragma once

@@ -1,14 +1,12 @@
-// all_reduce over ranks, against sums in the order of the ranks; residual_add after it, against plain sums and double.
-#include "ggml-like/ops/all_reduce.h"
+// all_reduce_add: sums over ranks in their order, what follows them against plain sums and double, and ranks that fail.
+#include "ggml-like/ops/all_reduce_add.h"
 
-#include <array>
 #include <chrono>
 #include <thread>
 
 #include "ggml-like/backend_group.h"
 #include "ggml-like/cuda_backend.h"
 #include "ggml-like/error.h"
-#include "ggml-like/ops/residual_add.h"
 #include "ops/matrix.h"
 #include "ops/residual_rows.h"
 
@@ -28,59 +26,78 @@ std::vector<std::vector<float>> parts_of(int ranks, int64_t count, unsigned seed
     return parts;
 }
 
-std::vector<double> sum_of(const std::vector<std::vector<float>>& parts) {
-    std::vector<double> sum;
-    for (size_t i = 0; i < parts[0].size(); ++i) {
+/// residual + (the parts in the order of the ranks), in FP32.
+std::vector<float> sum_of(const std::vector<float>& residual, const std::vector<std::vector<float>>& parts) {
+    std::vector<float> sum;
+    for (size_t i = 0; i < residual.size(); ++i) {
         float total = parts[0][i];
         for (size_t r = 1; r < parts.size(); ++r) total += parts[r][i];
-        sum.push_back(total);
+        sum.push_back(residual[i] + total);
     }
     return sum;
 }
 
-/// A chain of sums on all ranks: of the parts, and of that sum again.
-void check_sums(Backend& group, int64_t rows, int64_t width) {
+/// A rank's plan: x' of its part, and x'' of x' as the part.
+struct TwoSums {
+    TwoSums(Backend& backend, StepKind kind, int64_t rows, int64_t width) {
+        Graph g;
+        part = g.input("part", DType::F32, {rows, width});
+        residual = g.input("residual", DType::F32, {rows, width});
+        norm = g.input("norm", DType::F32, {width});
+        const NextNorm next{norm, backend.activation_dtype(), kind};
+        first = all_reduce_add(g, "first", part, residual, next).x;
+        second = all_reduce_add(g, "second", first, residual, next).x;
+        g.output(first);
+        g.output(second);
+        plan = std::make_unique<Plan>(std::move(g), backend);
+    }
+    void fill(const std::vector<float>& own, const std::vector<float>& before) {
+        set_input(*plan, part, own);
+        set_input(*plan, residual, before);
+        set_input(*plan, norm, std::vector<float>(static_cast<size_t>(norm->shape[0]), 1.0f));
+    }
+
+    Tensor *part, *residual, *norm, *first, *second;
+    std::unique_ptr<Plan> plan;
+};
+
+void check_numbers(const char* what, const std::vector<double>& found, const std::vector<float>& expected) {
+    REQUIRE(found.size() == expected.size());
+    const std::vector<double> wide(expected.begin(), expected.end());
+    check_bits(what, "the sum is", found.data(), wide.data(), static_cast<int64_t>(wide.size()));
+}
+
+void check_sums(Backend& group, StepKind kind, int64_t rows, int64_t width) {
     const int ranks = group.ranks();
     CAPTURE(ranks);
+    CAPTURE(kind_name(kind));
     CAPTURE(rows);
     const auto parts = parts_of(ranks, rows * width, static_cast<unsigned>(rows));
-    const std::vector<double> expected = sum_of(parts);
-    std::vector<std::vector<double>> once(static_cast<size_t>(ranks)), twice(once);
-    std::vector<std::unique_ptr<Plan>> plans(static_cast<size_t>(ranks));
-    std::vector<std::array<Tensor*, 3>> tensors(static_cast<size_t>(ranks));
+    const std::vector<float> residual = Random(99).normals(rows * width), expected = sum_of(residual, parts),
+                             again = sum_of(residual, std::vector(parts.size(), expected));
+    std::vector<std::vector<double>> first(parts.size()), second(parts.size());
+    std::vector<std::unique_ptr<TwoSums>> sums(parts.size());
     group.on_ranks([&](int rank) {
-        const auto r = static_cast<size_t>(rank);
-        Graph g;
-        Tensor* x = g.input("x", DType::F32, {rows, width});
-        Tensor* y = all_reduce(g, "y", x);
-        Tensor* z = all_reduce(g, "z", y);
-        g.output(y);
-        g.output(z);
-        plans[r] = std::make_unique<Plan>(std::move(g), group.of_rank(rank));
-        tensors[r] = {x, y, z};
+        sums[static_cast<size_t>(rank)] = std::make_unique<TwoSums>(group.of_rank(rank), kind, rows, width);
     });
     for (int turn = 0; turn < 3; ++turn) {
         group.on_ranks([&](int rank) {
             const auto r = static_cast<size_t>(rank);
             if (turn == 1) std::this_thread::sleep_for(std::chrono::milliseconds(3 * rank));
-            set_input(*plans[r], tensors[r][0], parts[r]);
-            plans[r]->run();
-            once[r] = download(group.of_rank(rank), *tensors[r][1]);
-            twice[r] = download(group.of_rank(rank), *tensors[r][2]);
+            sums[r]->fill(parts[r], residual);
+            sums[r]->plan->run();
+            first[r] = download(group.of_rank(rank), *sums[r]->first);
+            second[r] = download(group.of_rank(rank), *sums[r]->second);
         });
-        for (int rank = 0; rank < ranks; ++rank) {
-            CAPTURE(rank);
-            const auto r = static_cast<size_t>(rank);
-            check_bits("sum", "added in the order of the ranks", once[r].data(), expected.data(),
-                       rows * width);
-            std::vector<std::vector<float>> again(static_cast<size_t>(ranks));
-            for (auto& part : again) part.assign(expected.begin(), expected.end());
-            check_bits("sum of sums", "expected", twice[r].data(), sum_of(again).data(), rows * width);
+        for (size_t r = 0; r < parts.size(); ++r) {
+            CAPTURE(r);
+            check_numbers("x'", first[r], expected);
+            check_numbers("x''", second[r], again);
         }
     }
 }
 
-/// The outputs of residual_add for these rows: x', h, squares and, with a router, logits.
+/// The outputs of all_reduce_add for these rows: x', h, squares and, with a router, logits.
 struct AddTest {
     AddTest(const Device& d, StepKind k, int64_t width, int64_t experts, int64_t most)
         : device(d), kind(k), store(7), norm(d, 3, width), y(1, width, most), residual(2, width, most) {
@@ -92,8 +109,8 @@ struct AddTest {
         Graph g;
         Tensor *part = g.input("y", DType::F32, {n, width}),
                *before = g.input("residual", DType::F32, {n, width});
-        const Residual out = residual_add(g, "x", part, before, norm.next(g, device, kind),
-                                          router ? &router->weight : nullptr);
+        const Residual out = all_reduce_add(g, "x", part, before, norm.next(g, device, kind),
+                                            router ? &router->weight : nullptr);
         for (Tensor* t : {out.x, out.h, out.squares}) g.output(t);
         if (router) g.output(out.logits);
         StepOutputs found = run_graph(device, std::move(g), [&](Plan& p) {
@@ -126,7 +143,7 @@ struct AddTest {
     std::optional<Router> router;
 };
 
-void residual_add_rows(Device& device) {
+void add_rows(Device& device) {
     for (const StepKind kind : kKinds)
         for (const auto& [width, experts] :
              {std::pair<int64_t, int64_t>{256, 0}, {48, 7}, {2048, 256}, {5120, 0}}) {
@@ -143,46 +160,42 @@ void residual_add_rows(Device& device) {
 
 }  // namespace
 
-DEVICE_TEST_CASE("residual_add: the sum, what the norm and the router need of it, and rows alone",
-                 residual_add_rows)
+DEVICE_TEST_CASE("all_reduce_add: the sum, what the norm and the router need of it, and rows alone", add_rows)
 
 TEST_SUITE("cpu") {
-    TEST_CASE("all_reduce adds in the order of the ranks, whoever comes last") {
+    TEST_CASE("all_reduce_add adds in the order of the ranks, whoever comes last") {
         for (const int ranks : {2, 3, 4}) {
             const auto group = make_cpu_backends(2, ranks);
-            for (const int64_t rows : {1, 5}) check_sums(*group, rows, 50);
+            for (const StepKind kind : kKinds)
+                for (const int64_t rows : {1, 5}) check_sums(*group, kind, rows, 50);
         }
     }
 
-    TEST_CASE("all_reduce: a rank that fails wakes those that wait, and the next step works") {
+    TEST_CASE("all_reduce_add: a rank that fails wakes those that wait, and the next step works") {
         const auto group = make_cpu_backends(3, 3);
         const auto begun = std::chrono::steady_clock::now();
         CHECK_THROWS_WITH_AS(group->on_ranks([&](int rank) {
             if (rank == 1) throw Error(ErrorKind::runtime, "no part");
-            Graph g;
-            Tensor* x = g.input("x", DType::F32, {1, 16});
-            g.output(all_reduce(g, "y", x));
-            Plan(std::move(g), group->of_rank(rank)).run();
+            TwoSums(group->of_rank(rank), StepKind::answer, 1, 16).plan->run();
         }),
                              "no part", Error);
         CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(1));
-        check_sums(*group, 2, 16);
+        check_sums(*group, StepKind::answer, 2, 16);
     }
 
-    TEST_CASE("all_reduce: a backend that is no rank, and what is no F32 matrix, are refused") {
-        const auto alone = make_cpu_backend(1);
+    TEST_CASE("all_reduce_add: parts and residuals that do not fit are refused") {
         Graph g;
-        g.output(all_reduce(g, "y", g.input("x", DType::F32, {1, 16})));
-        Plan plan(std::move(g), *alone);
-        CHECK_THROWS_WITH_AS(plan.run(), doctest::Contains("is no rank of several"), Error);
-        Graph other;
-        CHECK_THROWS_AS(all_reduce(other, "y", other.input("x", DType::BF16, {1, 16})), Error);
+        const NextNorm next{g.input("norm", DType::F32, {16}), DType::F32, StepKind::answer};
+        Tensor* x = g.input("x", DType::F32, {2, 16});
+        CHECK_THROWS_AS(all_reduce_add(g, "y", g.input("a", DType::BF16, {2, 16}), x, next), Error);
+        CHECK_THROWS_AS(all_reduce_add(g, "y", g.input("b", DType::F32, {3, 16}), x, next), Error);
+        CHECK_THROWS_AS(all_reduce_add(g, "y", x, g.input("c", DType::F32, {2, 32}), next), Error);
     }
 }
 
 TEST_SUITE("cuda") {
     /// On one GPU both ranks are on it; with several each has its own.
-    TEST_CASE("all_reduce on GPUs: small and large messages, bit for bit (CUDA)") {
+    TEST_CASE("all_reduce_add on GPUs: messages in packets and in chunks, bit for bit (CUDA)") {
         REQUIRE_NOTHROW(make_test_cuda_backend());
         std::vector<int> devices = {0};
         while (devices.size() < 4 && cuda_unavailable(static_cast<int>(devices.size())).empty())
@@ -190,7 +203,10 @@ TEST_SUITE("cuda") {
         if (devices.size() == 1) devices.push_back(0);
         const auto group = make_cuda_backends(devices);
         MESSAGE(group->description());
-        for (const int64_t rows : {1, 3, 64, 65, 500, 2048}) check_sums(*group, rows, 2048);
-        for (const int64_t rows : {1, 64, 65, 1000}) check_sums(*group, rows, 5120);
+        // Kinds and sizes take turns, since they share mailboxes.
+        for (const int64_t rows : {1, 64, 3, 65, 1, 500, 2, 2048, 64})
+            for (const StepKind kind : kKinds)
+                for (const int64_t width : {2048, 5120})
+                    if (kind == StepKind::prompt || rows <= 65) check_sums(*group, kind, rows, width);
     }
 }

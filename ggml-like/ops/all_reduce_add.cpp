@@ -1,6 +1,7 @@
-#include "ggml-like/ops/residual_add.h"
+#include "ggml-like/ops/all_reduce_add.h"
 
 #include "ggml-like/check.h"
+#include "ggml-like/communicator.h"
 #include "ggml-like/cpu/linear_rows.h"
 #include "ggml-like/cpu/norms.h"
 #include "ggml-like/cpu/weight_rows.h"
@@ -12,24 +13,30 @@ namespace {
 void run(const Node& node, cpu::Context& context) {
     const Tensor &y = *node.inputs[0], &residual = *node.inputs[1], &norm = *node.inputs[2];
     const Tensor &x = *node.outputs[0], &h = *node.outputs[1], &squares = *node.outputs[2];
+    const Tensor* sum = &y;
+    if (context.communicator != nullptr) {
+        context.communicator->all_reduce(context.rank, y.as<float>(), x.as<float>(), y.elements());
+        sum = &x;
+    }
     context.pool.parallel_for(x.shape[0], 8, [&](int64_t begin, int64_t end, int) {
         for (int64_t t = begin; t < end; ++t) {
             float* to = x.row<float>(t);
-            for (int64_t i = 0; i < x.shape[1]; ++i) to[i] = residual.row<float>(t)[i] + y.row<float>(t)[i];
+            const float* part = sum->row<float>(t);
+            for (int64_t i = 0; i < x.shape[1]; ++i) to[i] = residual.row<float>(t)[i] + part[i];
             cpu::defer_norm(to, norm, h, squares, t);
         }
     });
-    const Weight* router = node.params<ResidualAddParams>().router;
+    const Weight* router = node.params<AllReduceAddParams>().router;
     if (router == nullptr) return;
     const Tensor& logits = *node.outputs[3];
-    CHECK(logits.dtype == DType::F32, "[residual_add] {}: the CPU makes logits in F32, not {}", node.name,
+    CHECK(logits.dtype == DType::F32, "[all_reduce_add] {}: the CPU makes logits in F32, not {}", node.name,
           dtype_name(logits.dtype));
     cpu::linear_rows(h, *router, logits.as<float>(), logits.stride[0], context);
 }
 
 Cost cost(const Node& node) {
     const Tensor& x = *node.outputs[0];
-    const Weight* router = node.params<ResidualAddParams>().router;
+    const Weight* router = node.params<AllReduceAddParams>().router;
     Cost cost{.activation_bytes = 3 * cpu::dense_bytes(x) + cpu::dense_bytes(*node.outputs[1])};
     if (router == nullptr) return cost;
     cost.weight_bytes = static_cast<double>(router->bytes());
@@ -39,24 +46,24 @@ Cost cost(const Node& node) {
 
 }  // namespace
 
-const Op kResidualAdd{"residual_add", run, cost};
+const Op kAllReduceAdd{"all_reduce_add", run, cost};
 
-Residual residual_add(Graph& g, std::string_view name, Tensor* y, Tensor* residual, const NextNorm& next,
-                      const Weight* router) {
+Residual all_reduce_add(Graph& g, std::string_view name, Tensor* y, Tensor* residual, const NextNorm& next,
+                        const Weight* router) {
     for (const Tensor* t : {y, residual})
         CHECK(t->rank == 2 && t->dtype == DType::F32 && t->contiguous() && t->shape[0] == y->shape[0] &&
                   t->shape[1] == y->shape[1],
-              "[residual_add] {}: {} should be F32 [{}, {}]", name, describe(*t), y->shape[0], y->shape[1]);
-    Residual out = make_residual(g, "residual_add", name, y->shape[0], y->shape[1], next);
-    Node node{.op = &kResidualAdd,
+              "[all_reduce_add] {}: {} should be F32 [{}, {}]", name, describe(*t), y->shape[0], y->shape[1]);
+    Residual out = make_residual(g, "all_reduce_add", name, y->shape[0], y->shape[1], next);
+    Node node{.op = &kAllReduceAdd,
               .name = std::string(name),
               .inputs = {y, residual, next.weight},
               .outputs = {out.x, out.h, out.squares},
-              .parameters = ResidualAddParams{router, next.kind}};
+              .parameters = AllReduceAddParams{router, next.kind}};
     if (router != nullptr) {
-        CHECK(router->cols == y->shape[1], "[residual_add] {}: router [{}, {}] does not fit x' [T, {}]", name,
-              router->rows, router->cols, y->shape[1]);
-        cpu::check_weight("residual_add", name, *router);
+        CHECK(router->cols == y->shape[1], "[all_reduce_add] {}: router [{}, {}] does not fit x' [T, {}]",
+              name, router->rows, router->cols, y->shape[1]);
+        cpu::check_weight("all_reduce_add", name, *router);
         node.outputs.push_back(out.logits = make_router_logits(g, name, y->shape[0], *router, next));
     }
     g.add(std::move(node));

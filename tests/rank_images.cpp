@@ -1,0 +1,66 @@
+// Images on a model that several ranks run: one of them makes the features, and all read them.
+#include <doctest/doctest.h>
+
+#include "ggml-like/backend_group.h"
+#include "vision_demo.h"
+
+namespace quern {
+namespace {
+
+Image noise(unsigned seed) {
+    std::mt19937 random(seed);
+    Image image{.width = 96, .height = 64, .rgb = std::vector<uint8_t>(96 * 64 * 3)};
+    for (uint8_t& byte : image.rgb) byte = static_cast<uint8_t>(random());
+    return image;
+}
+
+/// The logits of a prompt with an image in its middle, then those of its answer.
+std::vector<float> logits_of(const test::VisionDemo& demo, int ranks, unsigned image_seed) {
+    const auto backend = make_cpu_backends(2, ranks);
+    const auto model = load_model(demo.dir.str(), *backend, {.tokenizer = false, .vision = true});
+    Engine engine(*model, *backend, {.context = 512, .step_tokens = 64});
+    const auto image =
+        std::make_shared<const ImagePart>(model->read_image(noise(image_seed), engine.image_sizes()));
+    Request r{.prompt = test::random_ids(*model, 50, 1), .images = {image}};
+    r.prompt.insert(r.prompt.end(), image->keys.begin(), image->keys.end());
+    const auto rest = test::random_ids(*model, 30, 2);
+    r.prompt.insert(r.prompt.end(), rest.begin(), rest.end());
+    r.sampling.temperature = 0;
+    r.max_tokens = 6;
+    std::vector<float> logits;
+    r.on_prompt_logits = [&](const PromptLogits& rows) {
+        logits.insert(logits.end(), rows.values.begin(), rows.values.end());
+    };
+    r.on_logits = [&](int32_t, std::span<const float> row) {
+        logits.insert(logits.end(), row.begin(), row.end());
+    };
+    const Result result = engine.run(std::move(r));
+    CHECK(result.error == "");
+    CHECK(result.tokens.size() == 6);
+    return logits;
+}
+
+double difference(const std::vector<float>& a, const std::vector<float>& b) {
+    REQUIRE(a.size() == b.size());
+    double squares = 0, all = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+        squares += std::pow(static_cast<double>(a[i]) - b[i], 2);
+        all += std::pow(static_cast<double>(b[i]), 2);
+    }
+    return std::sqrt(squares / all);
+}
+
+TEST_SUITE("cpu") {
+    TEST_CASE("ranks: images are seen by all of them") {
+        const test::VisionDemo demo;
+        const std::vector<float> one = logits_of(demo, 1, 5);
+        for (const int ranks : {2, 4}) {
+            CAPTURE(ranks);
+            CHECK(difference(logits_of(demo, ranks, 5), one) < 5e-6);
+            CHECK(difference(logits_of(demo, ranks, 6), one) > 1e-3);
+        }
+    }
+}
+
+}  // namespace
+}  // namespace quern
