@@ -8,7 +8,6 @@
 #include "ggml-like/error.h"
 #include "ggml-like/ops/all_reduce_add.h"
 #include "models/model_group.h"
-#include "ops/second_backend.h"
 #include "rank_models.h"
 #include "tools/engine/memory_plan.h"
 
@@ -303,15 +302,10 @@ TEST_SUITE("cpu") {
     }
 }
 
-/// Ranks on GPUs: each on its own, or both on the only one.
-std::unique_ptr<Backend> two_gpus() {
-    REQUIRE_NOTHROW(test::make_test_cuda_backend());
-    const bool second = cuda_unavailable(1).empty();
-    return make_cuda_backends({0, second ? 1 : 0});
-}
+std::unique_ptr<Backend> two_gpus() { return make_cuda_backends({0, 1}); }
 
-TEST_SUITE("cuda") {
-    TEST_CASE("gpu ranks: the logits of the CPU, but for BF16, in every format (CUDA)") {
+TEST_SUITE("gpus") {
+    TEST_CASE("gpu ranks: the logits of the CPU, but for BF16, in every format") {
         for (const bool dense : {false, true})
             for (const std::string format : {"bf16", "nvfp4", "fp8", "fp8-block", "fp8-tensor"}) {
                 CAPTURE(dense);
@@ -326,7 +320,7 @@ TEST_SUITE("cuda") {
             }
     }
 
-    TEST_CASE("gpu ranks: answers alone and beside 63 others (CUDA)") {
+    TEST_CASE("gpu ranks: answers alone and beside 63 others") {
         const test::Loaded l(test::source_dir() + "/models/demo", two_gpus());
         Engine engine(*l.model, *l.backend, {.context = 512, .sequences = 64});
         std::vector<std::vector<int32_t>> prompts;
@@ -348,7 +342,7 @@ TEST_SUITE("cuda") {
         CHECK(equal == 64);
     }
 
-    TEST_CASE("gpu ranks: one that fails wakes the other, and the next step works (CUDA)") {
+    TEST_CASE("gpu ranks: one that fails wakes the other, and the next step works") {
         const test::Loaded l(rank_model().in("bf16"), two_gpus());
         Engine engine(*l.model, *l.backend, {.context = 256});
         const auto prompt = random_ids(*l.model, 40, 2);
