@@ -34,7 +34,7 @@ export QUERN_SOURCE_DIR=$root
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 
-tests() { timeout -k 5 300 "$bin/quern_tests" --no-colors -s -ts=cuda "$@"; }
+tests() { timeout -k 5 300 "$bin/quern_tests" --no-colors -s -ts=cuda,gpus "$@"; }
 
 # bench N: a line "test<tab>median" for each measurement with N ranks; what the group says of its sums goes to standard error.
 bench() {

@@ -181,7 +181,7 @@ TEST_SUITE("cpu") {
                                         l.gap_depth};
         };
         using Rows = std::vector<int64_t>;
-        CHECK(limits(device, 16, 0) == Rows{8192, 1536, 64, 64, 65536});
+        CHECK(limits(device, 16, 0) == Rows{8192, 1408, 64, 64, 65536});
         CHECK(limits(device, 100, 512) == Rows{512, 512, 64, 64, 65536});
         CHECK(limits(device, 1, 1) == Rows{64, 64, 64, 8, 65536});  // no step is too short for a piece of 64
         CHECK(limits(*cpu, 1, 0) == Rows{512, 128, 64, 8, 0});

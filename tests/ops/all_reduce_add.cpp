@@ -193,14 +193,11 @@ TEST_SUITE("cpu") {
     }
 }
 
-TEST_SUITE("cuda") {
-    /// On one GPU both ranks are on it; with several each has its own.
-    TEST_CASE("all_reduce_add on GPUs: messages in packets and in chunks, bit for bit (CUDA)") {
-        REQUIRE_NOTHROW(make_test_cuda_backend());
-        std::vector<int> devices = {0};
+TEST_SUITE("gpus") {
+    TEST_CASE("all_reduce_add on two to four GPUs: messages in packets and in chunks, bit for bit") {
+        std::vector<int> devices = {0, 1};
         while (devices.size() < 4 && cuda_unavailable(static_cast<int>(devices.size())).empty())
             devices.push_back(static_cast<int>(devices.size()));
-        if (devices.size() == 1) devices.push_back(0);
         const auto group = make_cuda_backends(devices);
         MESSAGE(group->description());
         // Kinds and sizes take turns, since they share mailboxes.

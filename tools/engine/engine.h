@@ -30,7 +30,7 @@ struct EngineOptions {
     int64_t sequences = 1;  // that run at the same time
     /// Prompt rows in one step at most; 0: what suits the backend, 512 or, on a device, 8192. Fewer than 64 count as
     /// 64, since prompts are cut only at multiples of 64 tokens. While answers run: 128 at most, on a device 1024, or
-    /// of a mixture 1536, fewer of them far into a long prompt.
+    /// of a mixture 1408, fewer of them far into a long prompt.
     int64_t step_tokens = 0;
     int64_t prompt_logits = 64;  // of these, rows for requests with on_prompt_logits; at least 64
     /// Formats of keys and of values, as kv_types.h names them; no second one: as the first.

@@ -20,7 +20,7 @@ constexpr int64_t kUploadReserve = 128ll << 20;  // buffers of the load
 constexpr int64_t kCpuStep = 512, kGpuStep = 8192;
 /// Prompt rows between two answer steps at most: the answers pause for as long as these take.
 /// Rows of mixtures take a sixth of a dense model's time.
-constexpr int64_t kCpuGap = 128, kGpuGap = 1024, kGpuMixtureGap = 1536;
+constexpr int64_t kCpuGap = 128, kGpuGap = 1024, kGpuMixtureGap = 1408;
 /// On an H200 a row of the 35B's prompts takes 14 us, and attention as much again after so many tokens.
 constexpr int64_t kGpuGapDepth = 65536;
 

@@ -13,8 +13,9 @@ namespace quern::cuda::comm {
 
 class PeerGroup final : public Communicator {
   public:
-    /// One rank on each of these GPUs, of which two may be the same, for tests. Takes a mailbox on each. Throws Error(device) if
-    /// one of them cannot write into another's memory, or if they are cards of different kinds.
+    /// One rank on each of these GPUs; takes a mailbox on each. Not two on one: there kernels that wait could keep those from
+    /// running that they wait for. Throws Error(device) if one GPU cannot write into another's memory, or if they are cards of
+    /// different kinds.
     explicit PeerGroup(const std::vector<int>& devices);
     ~PeerGroup() override;
     PeerGroup(const PeerGroup&) = delete;
