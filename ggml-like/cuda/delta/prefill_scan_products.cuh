@@ -53,8 +53,7 @@ __device__ __forceinline__ void multiply_four(float (&sum)[kSums][4], int first,
 __device__ __forceinline__ void load_columns(FourRight& right, uint32_t tile, int d, int lane) {
 #pragma unroll
     for (int i = 0; i < 4; ++i)
-        load_matrices(right[i],
-                      tile + tile_byte(16 * i + lane % 8 + 8 * (lane / 16), 2 * d + lane / 8 % 2));
+        load_matrices(right[i], tile + tile_byte(16 * i + lane % 8 + 8 * (lane / 16), 2 * d + lane / 8 % 2));
 }
 /// Of the tile's rows 16j .. 16j + 15 the columns 64d .. 64d + 63, for left tile.
 __device__ __forceinline__ void load_rows(FourRight& right, uint32_t tile, int j, int d, int lane) {

@@ -33,8 +33,7 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
     __shared__ uint64_t barriers[2 * R::kStages];
     allow_successor();
     uint8_t* shared = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-    WarpgroupSums<K, S> block{
-        {task, w, x, shared, barriers, barriers + R::kStages}};
+    WarpgroupSums<K, S> block{{task, w, x, shared, barriers, barriers + R::kStages}};
     block.init_barriers();
     const int id = static_cast<int>(blockIdx.x) / S::kCluster;
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -97,14 +96,12 @@ CUtensorMap weight_map(const GemmTask& task) {
     const bool grouped = task.experts > 0;
     const cuuint64_t experts = grouped ? task.experts : 1,
                      expert_bytes = grouped ? task.expert_bytes : tiles * chunks * kBytes;
-    return make_map(
-        task.data,
-        {.type = CU_TENSOR_MAP_DATA_TYPE_UINT64,
-         .dimensions = 4,
-         .size = {kBytes / 8, chunks, tiles, experts},
-         .stride = {kBytes, chunks * kBytes, expert_bytes},
-         .box = {kBytes / 8, S::kChunks, S::kTiles, 1},
-         .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE});
+    return make_map(task.data, {.type = CU_TENSOR_MAP_DATA_TYPE_UINT64,
+                                .dimensions = 4,
+                                .size = {kBytes / 8, chunks, tiles, experts},
+                                .stride = {kBytes, chunks * kBytes, expert_bytes},
+                                .box = {kBytes / 8, S::kChunks, S::kTiles, 1},
+                                .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE});
 }
 
 template <Kind K, class S>

@@ -28,7 +28,7 @@ struct WarpgroupShape {
     static constexpr bool kAnswer = Splits == kAnswerSplits;
     static_assert((Splits == 1 && (Cluster == 1 || Cluster == kPromptSplits)) ||
                   (kAnswer && (Cluster == 1 || Cluster == kAnswerFours)));
-    static constexpr int kTiles = Tiles;     // of 16 rows of the matrix, one for each warp of a side
+    static constexpr int kTiles = Tiles;  // of 16 rows of the matrix, one for each warp of a side
     static constexpr int kSides = Sides, kSideTokens = Tokens / Sides;
     static constexpr bool kStays = Sides > 1;
     static constexpr int kSumThreads = 32 * Tiles * Sides;

@@ -19,7 +19,8 @@ struct Tour {
     static constexpr int kSumThreads = 32 * kTiles, kCopyThreads = 128;
     static constexpr int kThreads = kSumThreads + kCopyThreads;
     static constexpr int kStages = 4;
-    static constexpr int kChunkTokenBytes = kTokens * 128, kTileBytes = kChunks * chunk_bytes(K);  // of a stage
+    static constexpr int kChunkTokenBytes = kTokens * 128,
+                         kTileBytes = kChunks * chunk_bytes(K);  // of a stage
     static constexpr int kTokenBytes = kChunks * kChunkTokenBytes, kWeightBytes = kTiles * kTileBytes;
     static constexpr int kSlots = kStages + 1;  // tiles that a block knows of
     static constexpr int kSlotBytes = kTokens * 12 + 16;

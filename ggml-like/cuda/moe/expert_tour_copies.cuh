@@ -212,8 +212,7 @@ struct TourCopies : TourMemory<K> {
                         for (int i = 0; i < 4; ++i) row[i] = s.x[n + 8 * i];
 #pragma unroll
                         for (int i = 0; i < 4; ++i)
-                            if (n + 8 * i < count)
-                                copy_async_at(to + i * 1024, from + uint64_t{row[i]} * 16);
+                            if (n + 8 * i < count) copy_async_at(to + i * 1024, from + uint64_t{row[i]} * 16);
                     }
                 }
                 arrive_after_copies(landed + stage.at);
