@@ -286,7 +286,7 @@ def llm_command(url):
     needs("llm", "llm")
     with tempfile.TemporaryDirectory() as home:
         with open(os.path.join(home, "extra-openai-models.yaml"), "w") as file:
-            file.write(f"- model_id: quern\n  model_name: demo\n  api_base: {url}/v1\n")
+            file.write(f"- model_id: quern\n  model_name: demo\n  api_base: {url}/v1\n  api_key_name: quern\n")
         program = shutil.which("llm", path=os.path.dirname(sys.executable)) or "llm"
         out = subprocess.run([program, "-m", "quern", "--key", "secret", "-o", "temperature", "0", FRANCE[0]["content"]],
                              env={**os.environ, "LLM_USER_PATH": home}, capture_output=True, text=True, timeout=120)

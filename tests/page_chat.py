@@ -102,6 +102,50 @@ def test_reload_during_an_answer(page):
     until("an answer", lambda: page.stats().startswith("2 tokens"))
 
 
+def test_continue(page):
+    """An answer that was cut off goes on where it ends, in its words or in its thinking, in the same place."""
+    whole = "The capital of France is Paris."
+    thoughts = "return document.querySelector('.turn:last-child .thoughts').textContent"
+    for think, limit in (("off", 3), ("on", 5), ("on", 17)):
+        page.load({"max_tokens": limit})
+        page.set("think", think)
+        begun = page.ask("What is the capital of France?")
+        thought = page.browser.script(thoughts)
+        assert whole.startswith(begun) and begun != whole and "Cut off" in page.note(), (begun, page.note())
+        assert (thought != "") == (think == "on") and (begun == "") == (limit == 5), (begun, thought)
+        page.watch()
+        page.browser.click(".proceed")
+        until("the whole answer", lambda: page.last() == whole)
+        page.finish()
+        assert page.browser.script(thoughts).startswith(thought)
+        assert page.count() == 2 and page.has(".proceed") == 0 and page.note() == "", page.note()
+        body = page.sent()
+        assert body["continue_final_message"] is True and body["messages"][-1]["role"] == "assistant", body
+        page.reload()
+        assert page.last() == whole and page.has(".proceed") == 0
+    page.set("think", "off")
+
+
+def test_continue_after_a_stop_and_a_broken_connection(page):
+    page.load(ENDLESS)
+    page.send("Tell me a story.")
+    until("some text", lambda: len(page.last()) > 60)
+    page.browser.keys(ESCAPE)
+    page.finish()
+    assert page.has(".proceed") == 1
+    page.load()
+    page.model_says("Half of", more=[[5, None]])
+    page.send("Break")
+    page.finish()
+    page.model_says(" it.")
+    page.browser.click(".proceed")
+    until("both halves", lambda: page.last() == "Half of it.")
+    page.finish()
+    assert page.note() == "" and page.sent()["messages"][-1]["content"] == "Half of", (page.note(), page.sent())
+    page.ask("More")
+    assert page.has(".proceed") == 0
+
+
 def test_a_crash_keeps_what_was_saved(page):
     with contextlib.closing(Browser()) as browser:
         crashing = Page(browser, page.server)

@@ -70,6 +70,11 @@ TEST_SUITE("model") {
         old = messages;
         old["chat_template_kwargs"] = {{"preserve_thinking", false}};
         CHECK(prompt_of(server, old).find("hm") == std::string::npos);
+        old = messages;
+        old["preserve_thinking"] = false;
+        CHECK(prompt_of(server, old).find("hm") == std::string::npos);
+        old["chat_template_kwargs"] = {{"preserve_thinking", true}};  // the inner one is the more exact word
+        CHECK(prompt_of(server, old).find("hm") != std::string::npos);
         const auto bad =
             post(server, "/apply-template",
                  {{"messages", old["messages"]}, {"chat_template_kwargs", {{"reasoning_effort", "most"}}}});

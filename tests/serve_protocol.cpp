@@ -173,6 +173,8 @@ TEST_SUITE("model") {
             const std::string reply = ask(server, request);
             CAPTURE(reply);
             CHECK(reply.find(allowed) != std::string::npos);
+            CHECK(reply.find("X-Quern-Ignored, X-Not-Enforced\r\n") !=
+                  std::string::npos);  // pages may read them
             CHECK(reply.find("X-Request-Id: ") != std::string::npos);
         }
         const std::string foreign =

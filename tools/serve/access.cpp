@@ -125,7 +125,7 @@ std::vector<std::pair<std::string, std::string>> cors_headers(const HttpRequest&
     if (origin.empty() || (!any && !contains(rules.cors_origins, origin))) return {};
     std::vector<std::pair<std::string, std::string>> out = {
         {"Access-Control-Allow-Origin", any ? "*" : origin},
-        {"Access-Control-Expose-Headers", "X-Request-Id, Retry-After, X-Quern-Ignored"},
+        {"Access-Control-Expose-Headers", "X-Request-Id, Retry-After, X-Quern-Ignored, X-Not-Enforced"},
         {"Vary", "Origin"}};
     if (r.method != "OPTIONS") return out;
     // Clients add headers of their own: whatever the page asks for.

@@ -183,6 +183,7 @@ RequestReader::Thinking RequestReader::thinking(Fields& f, const Settings& defau
          {"thinking_budget", "thinking_token_budget", "thinking_budget_tokens", "reasoning_budget"})
         if (const auto budget = f.integer(name, -1, INT64_MAX)) t.budget = *budget;
     if (const auto on = f.boolean("enable_thinking")) t.on = *on;
+    t.preserve = f.boolean("preserve_thinking");
     if (const ordered_json* thinking = f.object("thinking")) {
         Fields inner(*thinking, "thinking");
         t.on = inner.string("type").value_or("enabled") != "disabled";
@@ -191,7 +192,7 @@ RequestReader::Thinking RequestReader::thinking(Fields& f, const Settings& defau
     if (const ordered_json* kwargs = f.object("chat_template_kwargs")) {
         Fields inner(*kwargs, "chat_template_kwargs");
         t.on = inner.boolean("enable_thinking").value_or(t.on);
-        t.preserve = inner.boolean("preserve_thinking");
+        if (const auto preserve = inner.boolean("preserve_thinking")) t.preserve = *preserve;
         if (const auto effort = inner.string("reasoning_effort")) {
             t.effort = parse_effort(*effort).value_or(ReasoningEffort::unset);
             if (t.effort == ReasoningEffort::unset)

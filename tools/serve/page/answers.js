@@ -68,13 +68,13 @@ function take(m, event, run) {
   if (delta.reasoning_content) {
     run.thinkingSince ??= Date.now();
     m.reasoning += delta.reasoning_content;
-    m.thinkMs = Date.now() - run.thinkingSince;
+    m.thinkMs = run.thought + Date.now() - run.thinkingSince;
   }
   if (delta.content) m.content += delta.content;
   if (delta.tool_calls) addCalls(m, delta.tool_calls);
   if (delta.reasoning_content || delta.content || delta.tool_calls) run.progress = null;
   if (choice?.finish_reason === 'length') m.cut = true;
-  if (event.usage && run.timings) m.stats = statsOf(event.usage, run.timings, Date.now() - m.time);
+  if (event.usage && run.timings) m.stats = statsOf(event.usage, run.timings, Date.now() - run.begun);
 }
 
 /// What the answer's foot says while it is written.
@@ -92,19 +92,36 @@ export function liveShare(m) {
   return p && p.total > 0 ? p.processed / p.total : null;
 }
 
+/// Whether an answer ends in the middle, so that the model can write on. A call that was begun cannot be gone on with.
+export const isUnfinished = m => m.role === 'assistant' && !isAlive(m) && (m.content || m.reasoning) && !m.calls?.length &&
+  (m.state !== 'done' || m.cut === true);
+
 /// Answers the path that ends with `parent`.
-export async function begin(chat, parent) {
+export function begin(chat, parent) {
   stop(chat);
   const messages = requestMessages(model.path(chat, parent));
-  const abort = new AbortController();
-  const m = model.add({ chat, parent, role: 'assistant', content: '', reasoning: '', state: 'streaming', saved: Date.now() });
-  const run = { chat, abort, message: m };
+  write(model.add({ chat, parent, role: 'assistant', content: '', reasoning: '', state: 'streaming', saved: Date.now() }), messages);
+}
+
+/// The model writes on where an unfinished answer ends, in its thinking if there are no words yet.
+export function proceed(m) {
+  stop(m.chat);
+  const messages = requestMessages(model.path(m.chat, m.parent));
+  messages.push({ ...requestMessage(m, true), reasoning_content: m.reasoning || undefined });
+  Object.assign(m, { state: 'streaming', saved: Date.now(), cut: false, error: '', errorKind: '', errorDetail: '' });
+  write(m, messages, { continue_final_message: true });
+}
+
+/// Puts what comes into `m`; `fields`: of the request, beside those of the settings.
+async function write(m, messages, fields = {}) {
+  const { chat } = m, abort = new AbortController();
+  const run = { chat, abort, message: m, begun: Date.now(), thought: m.thinkMs ?? 0 };
   running.set(m.id, run);
   model.drawn(m);
   announce('Answering');
   const saving = setInterval(() => model.save(m), kSaveMs);
   try {
-    for await (const event of stream('v1/chat/completions', { messages, ...requestFields() }, abort.signal)) {
+    for await (const event of stream('v1/chat/completions', { messages, ...requestFields(), ...fields }, abort.signal)) {
       take(m, event, run);
       model.drawn(m);
     }

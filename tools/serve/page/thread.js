@@ -21,6 +21,10 @@ const actions = {
     follow();
     answers.begin(m.chat, m.parent);
   },
+  proceed(m) {
+    follow();
+    answers.proceed(m);
+  },
   branch: m => { go(model.branch(m.chat, m.id)); toast('This is a new conversation; the old one is as it was.'); },
   remove(m) {
     if (answers.runningIn(m.chat)) answers.stop(m.chat);

@@ -16,7 +16,7 @@ function pretty(json) {
 }
 
 export class Turn {
-  /// `actions`: {edit, again, branch, remove, sibling, result, settings}, each called with the message.
+  /// `actions`: {edit, again, proceed, branch, remove, sibling, result, settings}, each called with the message.
   constructor(message, actions) {
     this.actions = actions;
     this.message = message;
@@ -73,7 +73,7 @@ export class Turn {
     this.progress.hidden = share === null;
     if (share !== null) this.progress.value = share;
     this.stats.textContent = alive ? answers.liveText(m) : m.stats ?? '';
-    this.drawNote(alive);
+    this.drawNote(alive, last);
   }
 
   drawCalls(open) {
@@ -93,20 +93,22 @@ export class Turn {
     return box;
   }
 
-  drawNote(alive) {
+  drawNote(alive, last) {
     const m = this.message, lines = [];
     if (m.state === 'stopped') lines.push('Stopped.');
     if (!alive && (m.state === 'interrupted' || m.state === 'streaming'))
       lines.push('The page was closed while this was written. What had come is kept.');
     if (m.cut) lines.push('Cut off: the longest answer or the context is reached.');
     if (m.error) lines.push(m.error);
-    const key = JSON.stringify([lines, m.errorDetail]);
+    const unfinished = answers.isUnfinished(m), key = JSON.stringify([lines, m.errorDetail, unfinished, last]);
     if (this.noteKey === key) return;
     this.noteKey = key;
     this.note.className = m.error ? 'note error' : 'note';
     this.note.replaceChildren(...lines.map(line => element('p', {}, line)));
     if (m.errorDetail) this.note.append(element('details', {}, element('summary', {}, "The server's words"), m.errorDetail));
     if (m.errorKind === 'key') this.note.append(element('button', { type: 'button', onclick: () => this.actions.settings('key') }, 'Enter the key'));
+    if (unfinished && last)
+      this.note.append(element('button', { type: 'button', className: 'proceed', onclick: () => this.actions.proceed(this.message) }, 'Continue'));
     if (m.error || m.state === 'interrupted' || (m.state === 'streaming' && !alive))
       this.note.append(element('button', { type: 'button', className: 'retry', onclick: () => this.actions.again(this.message) }, 'Try again'));
   }
