@@ -60,19 +60,17 @@ struct Placed {
     Lifetime life;
 };
 
-/// First fit among tensors whose lifetimes overlap. The biggest come first, which wastes least.
+/// First fit among tensors whose lifetimes overlap. The biggest come first, which wastes least. `placed`: in order of `begin`.
 int64_t place(std::vector<Placed>& placed, int64_t bytes, Lifetime life) {
-    std::vector<Placed> conflicts;
-    for (const Placed& p : placed)
-        if (p.life.first <= life.last && life.first <= p.life.last) conflicts.push_back(p);
-    std::sort(conflicts.begin(), conflicts.end(),
-              [](const Placed& a, const Placed& b) { return a.begin < b.begin; });
     int64_t offset = 0;
-    for (const Placed& p : conflicts) {
+    for (const Placed& p : placed) {
         if (offset + bytes <= p.begin) break;
-        offset = std::max(offset, p.end);
+        const bool conflict = p.life.first <= life.last && life.first <= p.life.last;
+        if (conflict) offset = std::max(offset, p.end);
     }
-    placed.push_back({offset, offset + bytes, life});
+    const auto after = std::upper_bound(placed.begin(), placed.end(), offset,
+                                        [](int64_t begin, const Placed& p) { return begin < p.begin; });
+    placed.insert(after, {offset, offset + bytes, life});
     return offset;
 }
 
@@ -86,6 +84,7 @@ ArenaPlan plan_memory(const Graph& graph) {
 
     const Lifetimes lifetimes(graph);
     std::vector<size_t> order;
+    std::vector<int64_t> size(tensors.size(), 0);  // bytes of those in `order`
     for (size_t i = 0; i < tensors.size(); ++i) {
         const Tensor& t = tensors[i];
         if (t.base >= 0) continue;
@@ -94,17 +93,17 @@ ArenaPlan plan_memory(const Graph& graph) {
             plan.input_bytes += align(t.bytes());
         } else if (lifetimes.all()[i].first >= 0) {
             order.push_back(i);
+            size[i] = t.bytes();
         }
     }
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return tensors[a].bytes() > tensors[b].bytes(); });
+    std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return size[a] > size[b]; });
 
     std::vector<Placed> placed;
     const auto zeroed_first = [&](size_t i) { return tensors[i].zeroed; };  // so that they are neighbours
     const auto rest = std::stable_partition(order.begin(), order.end(), zeroed_first);
-    for (auto i = order.begin(); i != rest; ++i) plan.zero_bytes += align(tensors[*i].bytes());
+    for (auto i = order.begin(); i != rest; ++i) plan.zero_bytes += align(size[*i]);
     for (size_t i : order) {
-        const int64_t bytes = align(tensors[i].bytes());
+        const int64_t bytes = align(size[i]);
         plan.offset[i] = place(placed, bytes, lifetimes.all()[i]);
         plan.arena_bytes = std::max(plan.arena_bytes, plan.offset[i] + bytes);
     }

@@ -37,8 +37,9 @@ void begin_graph() {
     Busy& b = busy();
     if (b.pace.graph_seconds <= 0) return;
     const auto now = Clock::now();
-    if (b.until != Clock::time_point{} && now > b.until)
-        b.time.idle_seconds += std::chrono::duration<double>(now - b.until).count();
+    if (b.until != Clock::time_point{})
+        b.time.idle_seconds.push_back(
+            std::chrono::duration<double>(std::max(now, b.until) - b.until).count());
     ++b.time.graphs;
     b.until = std::max(now, b.until) + seconds(b.pace.graph_seconds);
 }

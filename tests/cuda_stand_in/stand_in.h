@@ -56,7 +56,8 @@ struct Pace {
 void set_pace(Pace pace);
 
 struct DeviceTime {
-    double idle_seconds = 0;  // between the end of a graph and the next one's launch
+    std::vector<double>
+        idle_seconds;  // between the end of each graph and the next one's launch; 0: it was waiting
     int64_t graphs = 0;
 };
 /// Since the last call.

@@ -255,6 +255,7 @@ std::optional<int32_t> sample_top(const TopLogits& top, int64_t vocab, const Sam
     const bool by_count = s.top_k > 0 && static_cast<size_t>(s.top_k) <= top.ids.size();
     const size_t count = by_count ? static_cast<size_t>(s.top_k) : top.ids.size();
     std::vector<Candidate> list;
+    list.reserve(count);
     double kept = 0;
     for (size_t i = 0; i < count; ++i) {
         const double p = std::exp((static_cast<double>(top.logits[i]) - top.logits[0]) / s.temperature);
