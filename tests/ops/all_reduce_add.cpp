@@ -145,8 +145,8 @@ struct AddTest {
 
 void add_rows(Device& device) {
     for (const StepKind kind : kKinds)
-        for (const auto& [width, experts] :
-             {std::pair<int64_t, int64_t>{256, 0}, {48, 7}, {2048, 256}, {5120, 0}}) {
+        for (const auto& shape : {std::pair<int64_t, int64_t>{256, 0}, {48, 7}, {2048, 256}, {5120, 0}}) {
+            const int64_t width = shape.first, experts = shape.second;
             CAPTURE(kind_name(kind));
             CAPTURE(width);
             const auto counts = row_counts(device, kind, device.exact() && width > 256 ? 17 : 130);

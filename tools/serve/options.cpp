@@ -103,7 +103,7 @@ void add_model(ArgParser& p, ServeOptions& o) {
             [&o](const std::string& v) { o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
     p.value("-ub,--ubatch-size,--max-num-batched-tokens", "N",
             "tokens of prompts in one step; default 512, on a GPU 8192; while answers run 128 at most, on a "
-            "GPU 1024, of a mixture of experts 1536; at least 64",
+            "GPU 1024, of a mixture of experts 1408; at least 64",
             [&o](const std::string& v) { o.step_tokens = parse_integer(v, "-ub", 1, 65536); });
     add_kv_flags(p, o.kv_type, o.kv_type_v);
     add_allow_loss_flag(p, o.allow_loss);
