@@ -107,8 +107,9 @@ void gather(const void* from, int64_t rows, int64_t bytes, int64_t stored_bytes,
 WeightSegment slice_rows(const WeightSegment& s, int64_t begin, int64_t rows, const std::string& name) {
     CHECK(begin >= 0 && rows > 0 && begin + rows <= s.rows, "[slice_rows] {}: rows {} + {} of {}", s.name,
           begin, rows, s.rows);
-    CHECK(s.scale_kind != ScaleKind::block128 || begin % kFp8Block == 0,
-          "[slice_rows] {}: row {} inside a block", s.name, begin);
+    if (s.scale_kind == ScaleKind::block128 && begin % kFp8Block != 0)
+        FAIL(model, "{}: a scale stands for 128 rows, and a matrix of its own begins at row {}", s.name,
+             begin);
     const RowBytes row = row_bytes(s, s.stored_cols > 0 ? s.stored_cols : s.cols);
     WeightSegment out = s;
     out.name = name;

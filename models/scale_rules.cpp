@@ -123,6 +123,20 @@ std::string explain_block_scale(const SafeTensor& t, int64_t rows, int64_t cols)
     return expected_found(text2(rows, blocks) + " F8_E4M3 (one scale for 16 values)", t, cause);
 }
 
+std::optional<Fp8Scales> fp8_scales(const SafeTensor& t, int64_t count, int64_t rows, int64_t cols) {
+    const int64_t down = (rows + 127) / 128, across = (cols + 127) / 128;
+    if (t.elements() == 1 && t.rank <= 2) return Fp8Scales{ScaleKind::per_tensor, 0};
+    if (count > 1 && (t.has_shape({count}) || t.has_shape({count, 1}) || t.has_shape({count, 1, 1})))
+        return Fp8Scales{ScaleKind::per_tensor, 1};
+    if (t.has_shape({count * rows}) || t.has_shape({count * rows, 1}) ||
+        (count > 1 && (t.has_shape({count, rows}) || t.has_shape({count, rows, 1}))))
+        return Fp8Scales{ScaleKind::per_row, rows};
+    if (t.has_shape({count * down, across}) || (count == 1 && t.has_shape({down, 1, across, 1})) ||
+        (count > 1 && t.has_shape({count, down, across})))
+        return Fp8Scales{ScaleKind::block128, down * across};
+    return std::nullopt;
+}
+
 std::string explain_fp8_scale(const SafeTensor& t, int64_t rows, int64_t cols) {
     const int64_t down = (rows + 127) / 128, across = (cols + 127) / 128;
     const char* cause = "is this another block size?";

@@ -2,6 +2,7 @@
 // file or the tensor; an empty string means that all is well.
 #pragma once
 
+#include <optional>
 #include <span>
 #include <string>
 
@@ -20,6 +21,16 @@ void to_floats(const SafeTensor& t, float* out);
 std::string explain_codes(const SafeTensor& t, int64_t rows, int64_t cols);
 /// What is wrong with its block scales.
 std::string explain_block_scale(const SafeTensor& t, int64_t rows, int64_t cols);
+/// How the scales of FP8 matrices are laid out.
+struct Fp8Scales {
+    ScaleKind kind;  // per_tensor, per_row or block128
+    int64_t each;    // scales of one matrix; 0: one scale for all matrices
+};
+/// By the shape of the scales of `count` matrices [rows, cols], which lie in one tensor if there are several; none if it
+/// is no shape of theirs. In this order, D and A being blocks of 128 down and across:
+///   one matrix   [] | [1] | [1, 1], [rows] | [rows, 1], [D, A] | [D, 1, A, 1]
+///   several      the same with `count` in front, or with count * rows and count * D; or one scale for all of them
+std::optional<Fp8Scales> fp8_scales(const SafeTensor& t, int64_t count, int64_t rows, int64_t cols);
 /// What is wrong with the dtype or the shape of the scales of an FP8 matrix.
 std::string explain_fp8_scale(const SafeTensor& t, int64_t rows, int64_t cols);
 /// The expected and the found shape, and whether this one looks transposed, stacked or padded.

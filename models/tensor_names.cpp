@@ -78,9 +78,8 @@ bool known_unused(std::string_view canonical, UnusedReason& reason) {
     };
     if (canonical.starts_with("model.visual.")) return found(UnusedReason::vision);
     if (canonical.starts_with("mtp.")) return found(UnusedReason::mtp);
-    if (canonical.ends_with(".input_global_scale") || canonical.ends_with(".input_scale")) {
-        return found(UnusedReason::activation_scale);
-    }
+    for (const std::string_view scale : {".input_global_scale", ".input_scale", "activation_scale"})
+        if (canonical.ends_with(scale)) return found(UnusedReason::activation_scale);
     for (const std::string_view scale : {".q_scale", ".k_scale", ".v_scale"})
         if (canonical.ends_with(scale)) return found(UnusedReason::kv_scale);
     if (canonical.ends_with("rotary_emb.inv_freq")) return found(UnusedReason::rotary);

@@ -19,17 +19,29 @@ constexpr int64_t kMaxDim = int64_t{1} << 30;  // products of two cannot overflo
 
 int64_t blocks_of(int64_t n) { return (n + kFp8Block - 1) / kFp8Block; }
 
+/// How the tensors of a matrix are called.
+enum class Naming : uint8_t {
+    module,  // P.weight, P.weight_scale, ...
+    bare,    // P, P_scale_inv: parameters that no module holds
+};
+
 /// One linear module, or several of the same size stacked in its tensors, while it is read.
 class LinearReader {
   public:
     LinearReader(const Checkpoint& checkpoint, const std::string& module, int64_t count, int64_t rows,
-                 int64_t cols, TensorUse& use)
+                 int64_t cols, TensorUse& use, Naming naming = Naming::module)
         : checkpoint_(checkpoint), module_(module), name_(module), use_(use), count_(count), each_(rows) {
         CHECK(count > 0 && rows > 0 && cols > 0 && rows <= kMaxDim / count && cols <= kMaxDim,
               "[read_linear] {}: bad size [{}, {}, {}]", module, count, rows, cols);
         out_.name = module;
         out_.rows = count * rows;
         out_.cols = cols;
+        if (naming == Naming::bare) {
+            weight_ = find("");
+            scale_ = find("_scale");
+            scale_inv_ = find("_scale_inv");
+            return;
+        }
         weight_ = find(".weight");
         packed_ = find(".weight_packed");
         scale_ = find(".weight_scale");
@@ -63,7 +75,9 @@ class LinearReader {
         const WeightSegment all = read();
         std::vector<WeightSegment> each;
         for (int64_t i = 0; i < count_; ++i) {
-            each.push_back(slice_rows(all, i * each_, each_, fmt::format("{}[{}]", module_, i)));
+            const std::string name = fmt::format("{}[{}]", module_, i);
+            each.push_back(all.dtype == DType::F8_E4M3 ? fp8_matrix(all, i, name)
+                                                       : slice_rows(all, i * each_, each_, name));
             if (globals_.size() > 1) each.back().global_scale = globals_[static_cast<size_t>(i)];
         }
         return each;
@@ -165,46 +179,60 @@ class LinearReader {
 
     void read_fp8() {
         const SafeTensor& w = at(weight_);
-        if (count_ > 1) {
-            fail(weight_,
-                 fmt::format("found {}: matrices stacked in one tensor are not read in FP8; expected "
-                             "one tensor for each expert",
-                             describe(w)));
-        }
-        if (!w.has_shape({out_.rows, out_.cols}))
-            fail(weight_, explain_shape(w, std::array{out_.rows, out_.cols}));
+        if (!has_columns(w, out_.cols)) fail(weight_, explain_shape(w, std::array{out_.rows, out_.cols}));
         expect_absent(scale_2_, "an F8_E4M3 weight");
         expect_absent(global_, "an F8_E4M3 weight");
         if (scale_ != kNone && scale_inv_ != kNone) expect_absent(scale_inv_, "weight_scale");
         const uint32_t scale_index =
             expect_there(scale_ != kNone ? scale_ : scale_inv_, ".weight_scale", "an F8_E4M3 weight");
         const SafeTensor& scale = at(scale_index);
-        if (DType dtype; !plain_dtype(scale.dtype, dtype))
-            fail(scale_index, explain_fp8_scale(scale, out_.rows, out_.cols));
-        if (scale.elements() == 1 && scale.rank <= 2)
-            out_.scale_kind = ScaleKind::per_tensor;
-        else if (scale.has_shape({out_.rows}) || scale.has_shape({out_.rows, 1}))
-            out_.scale_kind = ScaleKind::per_row;
-        else if (const int64_t down = blocks_of(out_.rows), across = blocks_of(out_.cols);
-                 scale.has_shape({down, across}) || scale.has_shape({down, 1, across, 1}))
-            out_.scale_kind = ScaleKind::block128;
-        else
-            fail(scale_index, explain_fp8_scale(scale, out_.rows, out_.cols));
+        const std::optional<Fp8Scales> scales = fp8_scales(scale, count_, each_, out_.cols);
+        if (DType dtype; !plain_dtype(scale.dtype, dtype) || !scales)
+            fail(scale_index, (count_ > 1 ? fmt::format("of each of {} matrices: ", count_) : "") +
+                                  explain_fp8_scale(scale, each_, out_.cols));
+        fp8_each_ = scales->each;
+        out_.scale_kind = scales->kind;
         out_.dtype = DType::F8_E4M3;
         out_.data = w.data;
         if (values()) {
-            float* floats = use_.new_floats(static_cast<size_t>(scale.elements()));
+            const auto count = static_cast<size_t>(scale.elements());
+            float* floats = use_.new_floats(count);
             to_floats(scale, floats);
-            const std::string problem =
-                check_fp8_scales(out_, {floats, static_cast<size_t>(scale.elements())});
-            if (!problem.empty()) fail(scale_index, problem);
-            if (out_.scale_kind == ScaleKind::per_tensor)
-                out_.global_scale = floats[0];
-            else
-                out_.scale = floats;
+            fp8_scales_ = {floats, count};
+            if (const std::string problem = check_scales_of_each(); !problem.empty())
+                fail(scale_index, problem);
+            if (count_ == 1) out_ = fp8_matrix(out_, 0, module_);
         }
         use_.use(weight_, "values");
         use_.use(scale_index, "scales");
+    }
+
+    /// One of the matrices, with its own scales.
+    WeightSegment fp8_matrix(const WeightSegment& all, int64_t i, const std::string& name) const {
+        WeightSegment one = all;
+        one.name = name;
+        one.rows = each_;
+        one.data = static_cast<const std::byte*>(all.data) + i * each_ * all.cols;
+        if (fp8_scales_.empty()) return one;
+        const float* scales = fp8_scales_.data() + i * fp8_each_;
+        if (one.scale_kind == ScaleKind::per_tensor)
+            one.global_scale = *scales;
+        else
+            one.scale = scales;
+        return one;
+    }
+
+    std::string check_scales_of_each() const {
+        const int64_t different = fp8_each_ == 0 ? 1 : count_;
+        for (int64_t i = 0; i < different; ++i) {
+            WeightSegment one = fp8_matrix(out_, i, module_);
+            if (fp8_each_ == 0) one.rows = out_.rows;
+            const auto each = fp8_scales_.size() / static_cast<size_t>(different);
+            std::string problem =
+                check_fp8_scales(one, fp8_scales_.subspan(static_cast<size_t>(i) * each, each));
+            if (!problem.empty()) return count_ == 1 ? problem : fmt::format("matrix {}: {}", i, problem);
+        }
+        return "";
     }
 
     void read_plain() {
@@ -233,8 +261,10 @@ class LinearReader {
     TensorUse& use_;
     const int64_t count_, each_;  // matrices, and rows of each
     WeightSegment out_;
-    std::vector<float> globals_;  // NVFP4, ReadMode::values: one, or one a matrix
-    uint32_t weight_, packed_, scale_, scale_inv_, scale_2_, global_;
+    std::vector<float> globals_;         // NVFP4, ReadMode::values: one, or one a matrix
+    std::span<const float> fp8_scales_;  // FP8, ReadMode::values: of all matrices
+    int64_t fp8_each_ = 0;               // of these, how many a matrix has; 0: all have the same one
+    uint32_t weight_, packed_ = kNone, scale_, scale_inv_, scale_2_ = kNone, global_ = kNone;
 };
 
 uint32_t require_tensor(const Checkpoint& checkpoint, const std::string& name,
@@ -284,6 +314,8 @@ std::vector<WeightSegment> read_stacked(const Checkpoint& checkpoint, const std:
         return LinearReader(checkpoint, name, count, rows, cols, use).read_each();
     const int64_t shape[] = {count, rows, cols};
     const uint32_t index = require_tensor(checkpoint, name, shape);
+    if (checkpoint.tensors()[index].tensor->dtype == SafeDType::F8_E4M3)
+        return LinearReader(checkpoint, name, count, rows, cols, use, Naming::bare).read_each();
     DType dtype = DType::BF16;
     const SafeTensor& t = require_plain(checkpoint, index, shape, dtype);
     use.use(index, "values");

@@ -35,8 +35,8 @@ WeightSegment read_linear(const Checkpoint& checkpoint, const std::string& modul
 bool has_stacked(const Checkpoint& checkpoint, const std::string& name);
 
 /// `count` matrices [rows, cols] that are stacked in one tensor (the experts of a layer), as segments "name[i]".
-/// Either a tensor `name` [count, rows, cols] in BF16, F16 or F32; or a module `name` in one of the formats above but
-/// FP8, whose tensors are [count, rows, ...] or [count * rows, ...], with one global scale for all or `count` of them.
+/// Either a tensor `name` [count, rows, cols] in BF16, F16, F32, or FP8 beside `name`_scale_inv; or a module `name` in one of
+/// the formats above, whose tensors are [count, rows, ...] or [count * rows, ...], with scales for each or one for all.
 std::vector<WeightSegment> read_stacked(const Checkpoint& checkpoint, const std::string& name, int64_t count,
                                         int64_t rows, int64_t cols, TensorUse& use);
 

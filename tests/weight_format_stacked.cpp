@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
+#include <functional>
 
 #include "weight_format_fixture.h"
 
@@ -25,8 +26,7 @@ TEST_SUITE("cpu") {
         fp8.add("model.layers.0.mlp.experts.gate_up_proj", "F8_E4M3", {3, 4, 2}, std::string(24, '8'));
         Fixture quantized(fp8);
         CHECK(contains(model_error([&] { read_stacked(quantized.checkpoint, name, 3, 4, 2, quantized.use); }),
-                       "found [3, 4, 2] F8_E4M3; in a tensor without a module's name, matrices are stacked "
-                       "unquantized only"));
+                       "gate_up_proj.weight_scale': expected beside an F8_E4M3 weight, found none"));
         const std::vector<WeightSegment> all = read_stacked(f.checkpoint, name, 3, 4, 2, f.use);
         REQUIRE(all.size() == 3);
         const auto first = [](const WeightSegment& s) {
@@ -103,13 +103,83 @@ TEST_SUITE("cpu") {
         SafetensorsWriter short_one = stack(true, false, {4096});
         short_one.at(name + ".weight_packed").shape = {kCount * kEach / 2, kWide};
         CHECK(contains(error(short_one), "expected [24, 16] U8"));
-        SafetensorsWriter fp8;
-        fp8.fill(name + ".weight", "F8_E4M3", {kCount, kEach, kWide}, kCount * kEach * kWide, 0x38);
-        fp8.add(name + ".weight_scale", "F32", {1}, f32_bytes(0.01f));
-        CHECK(contains(error(fp8), "are not read in FP8; expected one tensor for each expert"));
         SafetensorsWriter plain;
         plain.bf16(name + ".weight", {kCount, kEach, kWide});
         CHECK(error(plain) == "<no error>");
+    }
+
+    TEST_CASE("weight format: FP8 matrices stacked in one tensor, with scales of every kind") {
+        // Values of matrix e, row r, column c and what their scale is are different for every place.
+        constexpr int64_t kCount = 3, kEach = 160, kWide = 192, kDown = 2, kAcross = 2;
+        const std::string name = "model.language_model.layers.0.mlp.experts.down_proj";
+        const auto code = [](int64_t e, int64_t r, int64_t c) { return 0x30 + (e * 5 + r * 3 + c) % 16; };
+        std::string values;
+        for (int64_t e = 0; e < kCount; ++e)
+            for (int64_t r = 0; r < kEach; ++r)
+                for (int64_t c = 0; c < kWide; ++c) values += static_cast<char>(code(e, r, c));
+        const auto read = [&](Fixture& f) {
+            return read_stacked(f.checkpoint, name, kCount, kEach, kWide, f.use);
+        };
+        const auto stacked = [&](std::vector<int64_t> shape, bool bare, bool flat) {
+            int64_t count = 1;
+            for (const int64_t d : shape) count *= d;
+            std::string scales;
+            for (int64_t i = 0; i < count; ++i) scales += f32_bytes(0.01f + 0.001f * static_cast<float>(i));
+            SafetensorsWriter w;
+            w.add(name + (bare ? "" : ".weight"), "F8_E4M3",
+                  flat ? std::vector{kCount * kEach, kWide} : std::vector{kCount, kEach, kWide}, values);
+            return w.add(name + (bare ? "_scale_inv" : ".weight_scale"), "F32", std::move(shape), scales);
+        };
+        struct Case {
+            std::vector<int64_t> shape;
+            std::function<int64_t(int64_t e, int64_t r, int64_t c)> scale;  // its index
+        };
+        const auto one = [](int64_t, int64_t, int64_t) { return int64_t{0}; };
+        const auto matrix = [](int64_t e, int64_t, int64_t) { return e; };
+        const auto row = [](int64_t e, int64_t r, int64_t) { return e * kEach + r; };
+        const auto block = [](int64_t e, int64_t r, int64_t c) {
+            return (e * kDown + r / 128) * kAcross + c / 128;
+        };
+        for (const auto& [shape, scale] :
+             {Case{{1}, one}, Case{{kCount}, matrix}, Case{{kCount, 1, 1}, matrix},
+              Case{{kCount, kEach}, row}, Case{{kCount, kEach, 1}, row}, Case{{kCount * kEach, 1}, row},
+              Case{{kCount, kDown, kAcross}, block}, Case{{kCount * kDown, kAcross}, block}}) {
+            CAPTURE(shape_text(shape));
+            for (const auto& [bare, flat] :
+                 {std::pair{true, false}, std::pair{false, false}, std::pair{false, true}}) {
+                Fixture f(stacked(shape, bare, flat));
+                const std::vector<WeightSegment> all = read(f);
+                REQUIRE(all.size() == kCount);
+                int64_t wrong = 0;
+                for (int64_t e = 0; e < kCount; ++e) {
+                    for (int64_t r = 0; r < kEach; ++r) {
+                        float found[kWide];
+                        dequantize_row(Weight("x", {all[static_cast<size_t>(e)]}), r, found);
+                        for (int64_t c = 0; c < kWide; ++c) {
+                            const int64_t bits = code(e, r, c);  // exponent 6 or 7 of bias 7
+                            const float value =
+                                (bits < 0x38 ? 0.5f : 1.0f) * (1 + static_cast<float>(bits % 8) / 8);
+                            wrong +=
+                                found[c] != value * (0.01f + 0.001f * static_cast<float>(scale(e, r, c)));
+                        }
+                    }
+                }
+                CHECK(wrong == 0);
+                CHECK(f.use.audit().ok());
+            }
+        }
+        const auto error = [&](const SafetensorsWriter& w) {
+            Fixture f(w);
+            return model_error([&] { read(f); });
+        };
+        CHECK(contains(error(stacked({kCount, 2}, true, false)),
+                       "of each of 3 matrices: expected one scale, [160, 1] or [2, 2], found [3, 2]"));
+        SafetensorsWriter negative = stacked({kCount}, true, false);
+        negative.at(name + "_scale_inv").data.replace(4, 4, f32_bytes(-1));
+        CHECK(contains(error(negative), "matrix 1: expected positive numbers, found -1"));
+        SafetensorsWriter narrow = stacked({kCount}, false, false);
+        narrow.at(name + ".weight").shape = {kCount, kWide, kEach};
+        CHECK(contains(error(narrow), "expected [480, 192], found [3, 192, 160]"));
     }
 
     TEST_CASE("weight format: slices keep their scales") {

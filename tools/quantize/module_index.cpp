@@ -34,6 +34,16 @@ uint32_t values_of(const Checkpoint& checkpoint, const std::string& module) {
     return packed != Checkpoint::kNone ? packed : checkpoint.find(module + ".weight");
 }
 
+/// Those that are there of the tensors `name` + suffix.
+std::vector<uint32_t> tensors_of(const Checkpoint& checkpoint, std::string_view name,
+                                 std::initializer_list<const char*> suffixes) {
+    std::vector<uint32_t> out;
+    for (const char* suffix : suffixes)
+        if (const uint32_t t = checkpoint.find(std::string(name) + suffix); t != Checkpoint::kNone)
+            out.push_back(t);
+    return out;
+}
+
 /// How many experts lie in the tensor. Of two dimensions it does not say: there the rows of gate and up, of all experts,
 /// are counted in columns of down.
 int64_t stacked_experts(const Checkpoint& checkpoint, uint32_t tensor) {
@@ -79,7 +89,9 @@ ModuleIndex::ModuleIndex(const Checkpoint& checkpoint)
     : use_(checkpoint), of_tensor_(checkpoint.tensors().size()) {
     for (uint32_t i = 0; i < checkpoint.tensors().size(); ++i) {
         const CheckpointTensor& t = checkpoint.tensors()[i];
-        if (is_fused_experts(t)) add_fused(checkpoint, i, t.name, t.tensor->name, {i});
+        if (is_fused_experts(t))
+            add_fused(checkpoint, i, t.name, t.tensor->name,
+                      tensors_of(checkpoint, t.name, {"", "_scale", "_scale_inv", "_activation_scale"}));
         if (t.tensor->rank != 2 && t.tensor->rank != 3) continue;
         for (const std::string_view end : {".weight", ".weight_packed"})
             if (t.name.ends_with(end))
@@ -101,13 +113,10 @@ void ModuleIndex::add_named(const Checkpoint& checkpoint, uint32_t values, std::
                             std::string_view in_file) {
     if (by_name_.contains(std::string(official)))
         return;  // `weight` and `weight_packed`: the reader refuses it
-    std::vector<uint32_t> tensors;
-    for (const char* suffix :
-         {".weight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_scale_2",
-          ".weight_global_scale", ".input_scale", ".input_global_scale"}) {
-        const uint32_t t = checkpoint.find(std::string(official) + suffix);
-        if (t != Checkpoint::kNone) tensors.push_back(t);
-    }
+    std::vector<uint32_t> tensors =
+        tensors_of(checkpoint, official,
+                   {".weight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".weight_scale_2",
+                    ".weight_global_scale", ".input_scale", ".input_global_scale"});
     if (is_stack_name(official)) {
         add_fused(checkpoint, values, official, in_file, std::move(tensors));
     } else if (const SafeTensor& t = *checkpoint.tensors()[values].tensor; t.rank == 2) {
@@ -141,7 +150,7 @@ void ModuleIndex::add_fused(const Checkpoint& checkpoint, uint32_t values, std::
             m.in_file = expert_name(in_file, e, part);
             m.segment = slice_rows(all[e], begin, part_rows, m.name);
             m.tensors = tensors;
-            m.fused = true;
+            m.stack = {count, static_cast<int64_t>(e), rows, begin};
             add(std::move(m));
         };
         if (both) {

@@ -35,6 +35,14 @@ const char* role_name(ModuleRole role);
 /// The role of an official module name (models/tensor_names.h, without ".weight").
 ModuleRole role_of(std::string_view module);
 
+/// Where a matrix lies in tensors that hold several.
+struct StackPlace {
+    int64_t count = 0;  // matrices in the tensors; 0: one module of its own
+    int64_t index = 0;  // which of them
+    int64_t rows = 0;   // of each
+    int64_t first = 0;  // the module's first row in it: up follows gate
+};
+
 struct Module {
     std::string name;     // official: "model.language_model.layers.0.mlp.experts.3.gate_proj"
     std::string in_file;  // as the checkpoint spells it; matrices of a fused tensor have a name each
@@ -42,7 +50,7 @@ struct Module {
     std::string group;              // fused_name: matrices of one group share a global scale
     WeightSegment segment;          // data in the mapping
     std::vector<uint32_t> tensors;  // of the checkpoint: values, scales, activation scale
-    bool fused = false;             // one of several matrices in its tensors
+    StackPlace stack;
 };
 
 class ModuleIndex {

@@ -130,8 +130,10 @@ class Result {
     Format format_of(uint32_t module) const {
         Format out{plan_.stored[module]};
         if (out.storage != WeightStorage::nvfp4 && out.storage != WeightStorage::fp8_tensor) return out;
-        for (const uint32_t t : index_.modules()[module].tensors)
-            out.scaled |= source_.tensors()[t].name.find(".input_") != std::string_view::npos;
+        for (const uint32_t t : index_.modules()[module].tensors) {
+            const std::string_view name = source_.tensors()[t].name;
+            out.scaled |= name.find(".input_") != name.npos || name.ends_with("activation_scale");
+        }
         return out;
     }
 

@@ -174,10 +174,11 @@ void encode_unit(const Checkpoint& checkpoint, const ModuleIndex& index, const W
             break;
     }
     const SafeTensor& from = *checkpoint.tensors()[unit.source].tensor;
-    for (uint64_t at = 0; at < from.bytes(); at += kCopyBytes) {
-        const size_t bytes = std::min<uint64_t>(kCopyBytes, from.bytes() - at);
-        sink(unit.out[0], at, from.data + at, bytes);
-        release_pages(from.data + at, bytes);
+    const std::byte* data = from.data + unit.source_begin;
+    for (uint64_t at = 0; at < unit.bytes(); at += kCopyBytes) {
+        const size_t bytes = std::min<uint64_t>(kCopyBytes, unit.bytes() - at);
+        sink(unit.out[0], at, data + at, bytes);
+        release_pages(data + at, bytes);
     }
 }
 

@@ -10,6 +10,8 @@
 #include "ggml-like/check.h"
 #include "ggml-like/nvfp4.h"
 #include "models/scale_rules.h"
+#include "tools/quantize/output_form.h"
+#include "tools/quantize/unstack.h"
 
 namespace quern {
 namespace {
@@ -17,55 +19,6 @@ namespace {
 constexpr const char* kMetadataPrefix = "quern:";
 
 bool ends(std::string_view text, std::string_view end) { return text.ends_with(end); }
-
-WeightStorage storage_of(const WeightSegment& s) {
-    switch (s.scale_kind) {
-        case ScaleKind::nvfp4:
-            return WeightStorage::nvfp4;
-        case ScaleKind::per_tensor:
-            return WeightStorage::fp8_tensor;
-        case ScaleKind::per_row:
-            return WeightStorage::fp8;
-        case ScaleKind::block128:
-            return WeightStorage::fp8_block;
-        case ScaleKind::none:
-            break;
-    }
-    return WeightStorage::keep;
-}
-
-/// The divisor whose reciprocal in FP32, which is what readers multiply with, is `multiplier`; without one,
-/// the nearest.
-float divisor_of(float multiplier) {
-    const float nearest = 1.0f / multiplier;
-    for (const float candidate : {nearest, std::nextafter(nearest, 0.0f), std::nextafter(nearest, INFINITY)})
-        if (1.0f / candidate == multiplier) return candidate;
-    return nearest;
-}
-
-float inverse_of(float stored, GlobalForm to) {
-    return to == GlobalForm::divisor ? divisor_of(stored) : 1.0f / stored;
-}
-
-/// As the readers of each format expect the scales of an FP8 matrix [n, k]: ModelOpt writes a vector for
-/// rows, and four dimensions for blocks.
-std::vector<int64_t> fp8_scale_shape(WeightStorage storage, int64_t n, int64_t k, CheckpointFormat format) {
-    const bool ct = format == CheckpointFormat::compressed_tensors;
-    const int64_t down = (n + 127) / 128, across = (k + 127) / 128;
-    if (storage == WeightStorage::fp8) return ct ? std::vector{n, int64_t{1}} : std::vector{n};
-    if (storage == WeightStorage::fp8_block)
-        return ct ? std::vector{down, across} : std::vector{down, int64_t{1}, across, int64_t{1}};
-    return ct ? std::vector{int64_t{1}} : std::vector<int64_t>{};
-}
-
-bool is_fp8(ScaleKind kind) { return kind != ScaleKind::none && kind != ScaleKind::nvfp4; }
-
-/// A tensor that is a global scale of NVFP4, and its name in the other format.
-struct ScalarName {
-    std::string_view divisor, multiplier;
-};
-constexpr ScalarName kScalars[] = {{".weight_global_scale", ".weight_scale_2"},
-                                   {".input_global_scale", ".input_scale"}};
 
 class Planner {
   public:
@@ -99,11 +52,6 @@ class Planner {
     void choose() {
         for (const Module& m : index_.modules()) {
             const WeightStorage now = storage_of(m.segment);
-            if (m.fused && now != WeightStorage::keep)
-                FAIL(model,
-                     "{}: {} experts stacked in one tensor are run and compared, but not written: no other "
-                     "format has them so; start from the BF16 original, or from one module for each expert",
-                     c_.where(m.tensors[0]), storage_name(now));
             WeightStorage wanted = recipe_ == nullptr ? WeightStorage::keep : recipe_->storage_of(m);
             if (wanted == WeightStorage::nvfp4 && now == WeightStorage::keep &&
                 m.segment.cols % nvfp4::kBlock != 0) {
@@ -128,7 +76,7 @@ class Planner {
     void check_activations(const Module& m, WeightStorage storage) const {
         if (storage != WeightStorage::fp8_tensor || plan_.format != CheckpointFormat::modelopt) return;
         for (const uint32_t t : m.tensors)
-            if (ends(tensor(t).name, ".input_scale")) return;
+            if (ends(tensor(t).name, ".input_scale") || ends(tensor(t).name, "activation_scale")) return;
         FAIL(usage,
              "{}: ModelOpt's format needs an input_scale beside an FP8 matrix with one scale, found none; "
              "take fp8 or fp8-block in the recipe, or --format compressed-tensors",
@@ -168,15 +116,30 @@ class Planner {
     void add_tensor(uint32_t t) {
         if (done_.contains(t)) return;
         const std::vector<uint32_t>& modules = index_.of_tensor(t);
-        if (modules.empty() || !change_[modules[0]]) {
-            plan_kept(t);
-            return;
-        }
+        if (modules.empty()) return plan_kept(t);
+        const Module& first = index_.modules()[modules[0]];
+        if (first.stack.count > 0 && storage_of(first.segment) != WeightStorage::keep)
+            return plan_unstacked(modules);
+        if (!change_[modules[0]]) return plan_kept(t);
         for (const uint32_t m : modules) {
             if (planned_.contains(m)) continue;
             const std::vector<uint32_t> alone = {m};
             const bool shared = plan_.stored[m] == WeightStorage::nvfp4;
             plan_quantized(shared ? changed_[index_.modules()[m].group] : alone);
+        }
+    }
+
+    void plan_unstacked(const std::vector<uint32_t>& modules) {
+        for (const uint32_t i : modules) {
+            const Module& m = index_.modules()[i];
+            done_.insert(m.tensors.begin(), m.tensors.end());
+            std::vector<WriteUnit> units = unstack(
+                c_, m, plan_.format, [&](float stored, const std::string& name, const std::string& renamed) {
+                    ++plan_.converted;
+                    return converted(stored, name, renamed);
+                });
+            std::move(units.begin(), units.end(), std::back_inserter(units_));
+            ++renamed_;
         }
     }
 
@@ -204,8 +167,7 @@ class Planner {
         if (unit.storage == WeightStorage::nvfp4) {
             add(ct ? ".weight_packed" : ".weight", SafeDType::U8, {n, k / 2});
             add(".weight_scale", SafeDType::F8_E4M3, {n, k / nvfp4::kBlock});
-            add(ct ? ".weight_global_scale" : ".weight_scale_2", SafeDType::F32,
-                ct ? std::vector<int64_t>{1} : std::vector<int64_t>{});
+            add(ct ? ".weight_global_scale" : ".weight_scale_2", SafeDType::F32, scalar_shape(plan_.format));
             return;
         }
         add(".weight", SafeDType::F8_E4M3, {n, k});
@@ -258,7 +220,7 @@ class Planner {
     bool plan_scalar(uint32_t t) {
         const bool ct = plan_.format == CheckpointFormat::compressed_tensors;
         const std::string name(tensor(t).name);
-        for (const ScalarName& s : kScalars) {
+        for (const ScalarName& s : kScalarNames) {
             const std::string_view from = ct ? s.multiplier : s.divisor, to = ct ? s.divisor : s.multiplier;
             if (!ends(name, from)) continue;
             if (DType dtype; !plain_dtype(tensor(t).dtype, dtype) || tensor(t).elements() != 1)
@@ -267,9 +229,12 @@ class Planner {
             const std::string renamed = name.substr(0, name.size() - from.size()).append(to);
             WriteUnit unit;
             unit.kind = WriteUnit::Kind::scalar;
-            unit.value = converted(t, name, renamed);
-            unit.out.push_back(
-                {renamed, SafeDType::F32, ct ? std::vector<int64_t>{1} : std::vector<int64_t>{}});
+            float stored;
+            to_floats(tensor(t), &stored);
+            if (!std::isnormal(stored) || stored < 0)
+                FAIL(model, "{}: expected a positive number, found {}", c_.where(t), stored);
+            unit.value = converted(stored, name, renamed);
+            unit.out.push_back({renamed, SafeDType::F32, scalar_shape(plan_.format)});
             units_.push_back(std::move(unit));
             ++plan_.converted;
             ++renamed_;
@@ -278,11 +243,7 @@ class Planner {
         return false;
     }
 
-    float converted(uint32_t t, const std::string& name, const std::string& renamed) {
-        float stored;
-        to_floats(tensor(t), &stored);
-        if (!std::isnormal(stored) || stored < 0)
-            FAIL(model, "{}: expected a positive number, found {}", c_.where(t), stored);
+    float converted(float stored, const std::string& name, const std::string& renamed) {
         const bool ct = plan_.format == CheckpointFormat::compressed_tensors;
         const GlobalForm to = ct ? GlobalForm::divisor : GlobalForm::multiplier;
         const GlobalForm back = ct ? GlobalForm::multiplier : GlobalForm::divisor;

@@ -32,13 +32,14 @@ struct OutTensor {
 /// What is computed together.
 struct WriteUnit {
     enum class Kind : uint8_t {
-        copy,      // tensor `source` as it is, perhaps under another name
+        copy,      // bytes of tensor `source` from `source_begin` on, perhaps under another name
         quantize,  // `modules`, which share a global scale if NVFP4; out: values, scales, global scale of each
         scalar,    // a global scale in its other form: `value`
     };
     Kind kind = Kind::copy;
     WeightStorage storage = WeightStorage::keep;
     uint32_t source = Checkpoint::kNone;
+    uint64_t source_begin = 0;
     std::vector<uint32_t> modules;
     float value = 0;
     std::vector<OutTensor> out;
@@ -72,7 +73,7 @@ struct WritePlan {
 /// Readers of a divisor G multiply by 1 / G in FP32, so a divisor becomes that multiplier. A multiplier s becomes the
 /// divisor whose reciprocal is s; where FP32 has none, the nearest one, and readers differ by 2^-24 (`inexact`). An
 /// original that converting back would not give is kept in the header (`__metadata__`, "quern:" and the tensor's name),
-/// so that it gives the same bytes.
+/// so that it gives the same bytes. Quantized experts that are stacked in one tensor become modules of their own.
 WritePlan plan_write(const Checkpoint& checkpoint, const ModuleIndex& index, const Recipe* recipe,
                      CheckpointFormat format, uint64_t shard_bytes);
 
