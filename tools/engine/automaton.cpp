@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <unordered_set>
 
 #include "ggml-like/check.h"
 
@@ -205,6 +206,38 @@ void AutomatonBuilder::refuse_left_recursion(const std::vector<Part>& rules,
             if (s.kind == Kind::split) open.push_back(s.other);
         }
     }
+}
+
+bool may_share_a_text(const Automaton& a, const Automaton& b) {
+    constexpr size_t kMaxPairs = 1u << 20;
+    std::unordered_set<uint64_t> seen;
+    std::vector<std::pair<int32_t, int32_t>> open;
+    const auto visit = [&](int32_t i, int32_t j) {
+        const uint64_t both =
+            static_cast<uint64_t>(static_cast<uint32_t>(i)) << 32 | static_cast<uint32_t>(j);
+        if (i >= 0 && j >= 0 && seen.insert(both).second) open.emplace_back(i, j);
+    };
+    visit(a.start, b.start);
+    while (!open.empty()) {
+        const auto [i, j] = open.back();
+        open.pop_back();
+        const Automaton::State &one = a.states[static_cast<size_t>(i)],
+                               &two = b.states[static_cast<size_t>(j)];
+        if (seen.size() > kMaxPairs || one.kind == Kind::call || two.kind == Kind::call) return true;
+        if (one.kind == Kind::split) {
+            visit(one.next, j);
+            visit(one.other, j);
+        } else if (two.kind == Kind::split) {
+            visit(i, two.next);
+            visit(i, two.other);
+        } else if (one.kind == Kind::final && two.kind == Kind::final) {
+            return true;
+        } else if (one.kind == Kind::bytes && two.kind == Kind::bytes && one.low <= two.high &&
+                   two.low <= one.high) {
+            visit(one.next, two.next);
+        }
+    }
+    return false;
 }
 
 }  // namespace quern

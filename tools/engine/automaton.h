@@ -23,6 +23,9 @@ struct Automaton {
     int32_t start = 0;
 };
 
+/// Whether some text is one of both. True also if that is too much work to tell, or rules are called.
+bool may_share_a_text(const Automaton& a, const Automaton& b);
+
 /// From the smallest parts to larger ones. Each part is used once. Throws Error(usage) for more than kMaxStates.
 class AutomatonBuilder {
   public:

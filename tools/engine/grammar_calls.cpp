@@ -7,6 +7,7 @@
 #include "models/tool_schema.h"
 #include "tools/engine/grammar_node.h"
 #include "tools/engine/schema_compiler.h"
+#include "tools/engine/schema_refs.h"
 
 namespace quern {
 
@@ -210,9 +211,8 @@ std::shared_ptr<const Grammar> Grammar::calls(const ordered_json& tools,
             allowed.empty() || std::find(allowed.begin(), allowed.end(), name) != allowed.end();
         if (!offered || !readable(name)) continue;
         const auto parameters = function.find("parameters");
-        root->properties.push_back(
-            {name, out->add_tool(parameters != function.end() ? *parameters : kNothing, schemas, name),
-             false});
+        const ordered_json described = with_local_refs(parameters != function.end() ? *parameters : kNothing);
+        root->properties.push_back({name, out->add_tool(described, schemas, name), false});
     }
     std::sort(root->properties.begin(), root->properties.end(),
               [](const Property& a, const Property& b) { return a.key < b.key; });

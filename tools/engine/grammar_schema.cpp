@@ -7,6 +7,7 @@
 #include "ggml-like/check.h"
 #include "tools/engine/grammar_node.h"
 #include "tools/engine/schema_compiler.h"
+#include "tools/engine/schema_refs.h"
 #include "tools/engine/string_formats.h"
 
 namespace quern {
@@ -54,6 +55,17 @@ size_t count_alternatives(Node& node) {
         FAIL(usage, "$: more than {} alternatives for one value", SchemaMerger::kMaxAlternatives);
     node.state = static_cast<int>(total);
     return total;
+}
+
+/// Whether a key of an expression may also be read as another one's, as a listed or as an additional one: then it is any of
+/// these, not all.
+bool keys_are_ambiguous(const Node& node) {
+    const auto& patterns = node.patterns;
+    if (!patterns.empty() && (node.additional != nullptr || !node.properties.empty())) return true;
+    for (size_t i = 0; i < patterns.size(); ++i)
+        for (size_t j = 0; j < i; ++j)
+            if (may_share_a_text(*patterns[i].key->automaton, *patterns[j].key->automaton)) return true;
+    return false;
 }
 
 /// Heights from those of what is inside. True if one became smaller.
@@ -172,13 +184,12 @@ void SchemaCompiler::fill(Node& node, const ordered_json& schema, const std::str
     }
     if (listed) return;
     strings(node, schema, where);
-    if (!node.patterns.empty() && (node.additional != nullptr || !node.properties.empty()))
-        note(where + ".patternProperties");  // a key may also be read as one of those
+    if (keys_are_ambiguous(node)) note(where + ".patternProperties");
     if (node.items == nullptr && !schema.contains("items"))
         node.items = types & kArray ? compile(true, where, depth) : nullptr;
     if (!schema.contains("additionalProperties") && !schema.contains("properties") && node.patterns.empty())
         node.additional = types & kObject ? compile(true, where, depth) : nullptr;
-    require(node, schema, where);
+    require(node, schema, where, depth);
     std::sort(node.properties.begin(), node.properties.end(),
               [](const Property& a, const Property& b) { return a.key < b.key; });
 }
@@ -259,7 +270,10 @@ void SchemaCompiler::add_pattern(Node& node, const std::string& regex, const ord
         Node* key = out_.add();
         key->automaton = std::make_shared<const Automaton>(json_string(regex, false, true));
         const Node* value = schema == false ? nullptr : compile(schema, place, depth + 1);
-        if (value != nullptr) node.patterns.push_back({key, value});
+        if (value != nullptr)
+            node.patterns.push_back({key, value});
+        else
+            note(place);
     } catch (const Error& error) {
         if (!std::string(error.what()).starts_with("pattern:")) throw;
         note(place);
@@ -305,8 +319,9 @@ void SchemaCompiler::literals(Node& node, const ordered_json& values, unsigned t
     node.literals.assign(texts.begin(), texts.end());
 }
 
-/// A required property that is not described may be anything that additional ones may be.
-void SchemaCompiler::require(Node& node, const ordered_json& schema, const std::string& where) {
+/// A required property that is not described may be anything that additional ones may be; if nothing is said of those,
+/// anything.
+void SchemaCompiler::require(Node& node, const ordered_json& schema, const std::string& where, int depth) {
     const auto list = schema.find("required");
     if (list == schema.end()) return;
     if (!list->is_array()) FAIL(usage, "{}: 'required' must be a list", where);
@@ -316,10 +331,14 @@ void SchemaCompiler::require(Node& node, const ordered_json& schema, const std::
         auto found = std::find_if(node.properties.begin(), node.properties.end(),
                                   [&](const Property& p) { return p.key == key; });
         if (found == node.properties.end()) {
-            if (node.additional == nullptr && (node.types & kObject))
+            const Node* value =
+                schema.contains("additionalProperties") || !(node.types & kObject) || !node.patterns.empty()
+                    ? node.additional
+                    : compile(true, where, depth);
+            if (value == nullptr && (node.types & kObject))
                 FAIL(usage, "{}: 'required' names \"{}\", which is not among the properties", where, key);
-            if (node.properties.size() >= kMaxProperties || node.additional == nullptr) continue;
-            node.properties.push_back({key, node.additional, false});
+            if (node.properties.size() >= kMaxProperties || value == nullptr) continue;
+            node.properties.push_back({key, value, false});
             found = node.properties.end() - 1;
         }
         found->required = true;
@@ -351,8 +370,9 @@ Node* Grammar::add() {
 
 std::shared_ptr<const Grammar> Grammar::json(const ordered_json& schema) {
     const std::shared_ptr<Grammar> out(new Grammar);
-    SchemaCompiler compiler(*out, schema);
-    out->root_ = compiler.compile(schema, "$", 0);
+    const ordered_json root = with_local_refs(schema);
+    SchemaCompiler compiler(*out, root);
+    out->root_ = compiler.compile(root, "$", 0);
     compiler.finish();
     if (out->root_->height > kMaxHeight)
         FAIL(usage, "$: no document fits this schema, or only one that is nested deeper than {}", kMaxHeight);

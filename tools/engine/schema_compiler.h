@@ -14,7 +14,7 @@ class SchemaCompiler {
   public:
     static constexpr int kMaxCombinations = 16;
 
-    /// `root`: what references lead into.
+    /// `root`: what references lead into, after with_local_refs (schema_refs.h).
     SchemaCompiler(Grammar& out, const nlohmann::ordered_json& root) : out_(out), merger_(root) {}
 
     /// Equal schemas become one node. Throws Error(usage) as Grammar::json does.
@@ -37,7 +37,7 @@ class SchemaCompiler {
     void strings(Node& node, const nlohmann::ordered_json& schema, const std::string& where);
     static void literals(Node& node, const nlohmann::ordered_json& values, unsigned types,
                          const std::string& where);
-    static void require(Node& node, const nlohmann::ordered_json& schema, const std::string& where);
+    void require(Node& node, const nlohmann::ordered_json& schema, const std::string& where, int depth);
     void texts(Node& node, const nlohmann::ordered_json& schema, const std::string& where, int depth,
                bool bare);
     void add_value(Node& node, const Node* value);

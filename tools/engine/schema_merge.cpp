@@ -4,6 +4,7 @@
 #include <array>
 
 #include "ggml-like/check.h"
+#include "tools/engine/schema_refs.h"
 
 namespace quern {
 
@@ -139,7 +140,8 @@ bool is_annotation(const std::string& key) {
            std::find(kAnnotations.begin(), kAnnotations.end(), key) != kAnnotations.end();
 }
 
-const ordered_json& SchemaMerger::target(const ordered_json& ref, const std::string& where) const {
+const ordered_json& SchemaMerger::target(const ordered_json& ref, const std::string& where) {
+    static const ordered_json kAnything = true;
     if (!ref.is_string()) FAIL(usage, "{}: '$ref' must be a string", where);
     const auto& name = ref.get_ref<const std::string&>();
     if (name == "#") return root_;
@@ -149,6 +151,10 @@ const ordered_json& SchemaMerger::target(const ordered_json& ref, const std::str
             if (root_.contains(place)) return root_.at(place);
         } catch (const ordered_json::exception&) {
         }
+    }
+    if (is_external(name)) {
+        lost_.push_back(where + ".$ref");
+        return kAnything;
     }
     FAIL(usage, "{}: '$ref' leads to '{}', which is not in this schema", where, name);
 }
@@ -206,12 +212,53 @@ ordered_json SchemaMerger::both(ordered_json a, const ordered_json& b, const std
     return a;
 }
 
+/// Whether no document fits two of them, so that oneOf is anyOf. False if that is not plain to see.
+bool SchemaMerger::exclude_each_other(const ordered_json& list, const std::string& where) {
+    if (!list.is_array() || list.size() > kMaxAlternatives) return true;  // an error of its own
+    for (size_t i = 0; i < list.size(); ++i)
+        for (size_t j = 0; j < i; ++j)
+            if (!exclude_each_other(list[j], list[i], where, true)) return false;
+    return true;
+}
+
+/// `by_tag`: also objects one of which requires a property that has other values in the other one.
+bool SchemaMerger::exclude_each_other(ordered_json a, ordered_json b, const std::string& where, bool by_tag) {
+    for (ordered_json* schema : {&a, &b})
+        for (int depth = 0; depth < kMaxDepth && schema->is_object() && schema->contains("$ref"); ++depth)
+            *schema = ordered_json(target((*schema)["$ref"], where));
+    if (a == false || b == false) return true;
+    if (!a.is_object() || !b.is_object()) return false;
+    const auto values = [](const ordered_json& schema) {
+        return schema.contains("const") ? ordered_json::array({schema["const"]})
+                                        : schema.value("enum", ordered_json());
+    };
+    const ordered_json mine = values(a), other = values(b);
+    if (mine.is_array() && other.is_array()) return common(mine, other).empty();
+    if (a.contains("type") && b.contains("type") && common_types(a["type"], b["type"]).empty()) return true;
+    const auto tag = [&](const ordered_json& one, const ordered_json& two) {  // one has it, two has another
+        if (!one.contains("required") || !one["required"].is_array()) return false;
+        const ordered_json none = ordered_json::object();
+        const ordered_json here = one.value("properties", none), there = two.value("properties", none);
+        return std::any_of(one["required"].begin(), one["required"].end(), [&](const ordered_json& key) {
+            if (!key.is_string()) return false;
+            const auto x = here.find(key.get<std::string>()), y = there.find(key.get<std::string>());
+            return x != here.end() && y != there.end() && exclude_each_other(*x, *y, where, false);
+        });
+    };
+    const auto is_object = [](const ordered_json& schema) {
+        return schema.contains("type") ? schema["type"] == "object" : schema.contains("properties");
+    };
+    return by_tag && is_object(a) && is_object(b) && (tag(a, b) || tag(b, a));
+}
+
 /// Without $ref and allOf.
 ordered_json SchemaMerger::combined(const ordered_json& schema, const std::string& where, int depth) {
     if (depth > kMaxDepth)
         FAIL(usage, "{}: references and combinations nest deeper than {}", where, kMaxDepth);
     if (schema.is_boolean()) return schema;
     if (!schema.is_object()) FAIL(usage, "{}: a schema must be an object, true or false", where);
+    if (schema.contains("oneOf") && !exclude_each_other(schema["oneOf"], where))
+        lost_.push_back(where + ".oneOf");
     ordered_json out = modern(schema);
     std::vector<ordered_json> others;
     if (out.contains("$ref")) {

@@ -11,13 +11,14 @@ namespace quern {
 /// that it says; or true or false. Schemas of members and items are as they were.
 class SchemaMerger {
   public:
+    /// `root`: what with_local_refs (schema_refs.h) gave.
     explicit SchemaMerger(const nlohmann::ordered_json& root) : root_(root) {}
 
-    /// Throws Error(usage) naming `where`: a $ref that leads nowhere or out of the schema, combinations without end, more
-    /// alternatives than kMaxAlternatives.
+    /// Throws Error(usage) naming `where`: a $ref that leads nowhere, combinations without end, more alternatives than
+    /// kMaxAlternatives. A $ref to another document is left out.
     nlohmann::ordered_json flat(const nlohmann::ordered_json& schema, const std::string& where);
     /// The schema that a $ref leads to.
-    const nlohmann::ordered_json& target(const nlohmann::ordered_json& ref, const std::string& where) const;
+    const nlohmann::ordered_json& target(const nlohmann::ordered_json& ref, const std::string& where);
     /// What merging had to leave out.
     const std::vector<std::string>& lost() const { return lost_; }
 
@@ -30,6 +31,9 @@ class SchemaMerger {
                                 const std::string& where);
     void add(nlohmann::ordered_json& to, const std::string& key, const nlohmann::ordered_json& value,
              const std::string& where);
+    bool exclude_each_other(const nlohmann::ordered_json& list, const std::string& where);
+    bool exclude_each_other(nlohmann::ordered_json a, nlohmann::ordered_json b, const std::string& where,
+                            bool by_tag);
 
     const nlohmann::ordered_json& root_;
     std::vector<std::string> lost_;

@@ -1,0 +1,129 @@
+// References of JSON schemas by pointer, by $id and by anchor, against places written by hand.
+#include "tools/engine/schema_refs.h"
+
+#include <doctest/doctest.h>
+
+#include "ggml-like/error.h"
+#include "tools/engine/grammar.h"
+
+namespace quern {
+namespace {
+
+using nlohmann::ordered_json;
+
+std::string ref_at(const char* schema, const char* place) {
+    const ordered_json out = with_local_refs(ordered_json::parse(schema));
+    return out.at(ordered_json::json_pointer(place))["$ref"].get<std::string>();
+}
+
+bool fits(const ordered_json& schema, const char* document, const char* not_enforced = "") {
+    const auto grammar = Grammar::json(schema);
+    std::string remarks;
+    for (const std::string& remark : grammar->not_enforced())
+        remarks += (remarks.empty() ? "" : " ") + remark;
+    CHECK(remarks == not_enforced);
+    GrammarMatcher matcher(grammar);
+    matcher.push(document);
+    return matcher.complete();
+}
+
+TEST_SUITE("cpu") {
+    TEST_CASE("schema references: by pointer, identifier and anchor") {
+        CHECK(ref_at(R"({"a":{"$ref":"#/$defs/x%20y"},"$defs":{"x y":{}}})", "/a") == "#/$defs/x y");
+        CHECK(ref_at(R"({"a":{"$ref":"#/$defs/x~1y"},"$defs":{"x/y":{}}})", "/a") == "#/$defs/x~1y");
+        CHECK(ref_at(R"({"a":{"$ref":"T0"},"$defs":{"T":{"$id":"T0"}}})", "/a") == "#/$defs/T");
+        CHECK(ref_at(R"({"$id":"T0","a":{"$ref":"T0"}})", "/a") == "#");
+        CHECK(ref_at(R"({"a":{"$ref":"#here"},"$defs":{"T":{"$anchor":"here"}}})", "/a") == "#/$defs/T");
+        constexpr const char* kNested = R"({"$id":"http://a.example/x/root.json","a":{"$ref":"item.json"},
+            "b":{"$ref":"/y/other.json#/$defs/n"},"c":{"$ref":"http://a.example/x/item.json#top"},
+            "d":{"$ref":"missing.json"},
+            "$defs":{"i":{"$id":"item.json","$anchor":"top","e":{"$ref":"#/f"},"f":{}},
+                     "o":{"$id":"http://a.example/y/other.json","$defs":{"n":{}}}}})";
+        CHECK(ref_at(kNested, "/a") == "#/$defs/i");
+        CHECK(ref_at(kNested, "/b") == "#/$defs/o/$defs/n");
+        CHECK(ref_at(kNested, "/c") == "#/$defs/i");
+        CHECK(ref_at(kNested, "/d") == "missing.json");
+        CHECK(ref_at(kNested, "/$defs/i/e") == "#/$defs/i/f");
+        // URNs have no folders; names of properties are no keywords; values are no schemas.
+        CHECK(ref_at(R"({"$id":"urn:uuid:1","a":{"$ref":"urn:uuid:1#/b"},"b":{}})", "/a") == "#/b");
+        CHECK(ref_at(R"({"properties":{"default":{"$ref":"T"},"$id":{"$id":"T"}}})", "/properties/default") ==
+              "#/properties/$id");
+        CHECK(ref_at(R"({"const":{"$ref":"T"},"$defs":{"T":{"$id":"T"}}})", "/const") == "T");
+    }
+
+    TEST_CASE("schema references: what is not there is refused, what is elsewhere is a remark") {
+        const ordered_json tree = ordered_json::parse(
+            R"({"$id":"node","type":"object","properties":{"next":{"anyOf":[{"$ref":"node"},{"type":"null"}]}},
+                "required":["next"]})");
+        CHECK(fits(tree, R"({"next":{"next":null}})"));
+        CHECK_FALSE(fits(tree, R"({"next":{"next":1}})"));
+        const auto refused = [](const char* schema) {
+            try {
+                Grammar::json(ordered_json::parse(schema));
+            } catch (const Error& error) {
+                return std::string(error.what());
+            }
+            return std::string();
+        };
+        CHECK(refused(R"({"$ref":"#/$defs/none"})") ==
+              "$: '$ref' leads to '#/$defs/none', which is not in this schema");
+        CHECK(refused(R"({"$ref":"#none"})") == "$: '$ref' leads to '#none', which is not in this schema");
+        CHECK(fits({{"type", "integer"}, {"$ref", "http://example.org/x"}}, "3", "$.$ref"));
+        CHECK_FALSE(fits({{"type", "integer"}, {"$ref", "http://example.org/x"}}, "\"3\"", "$.$ref"));
+    }
+
+    TEST_CASE("oneOf: a remark only where documents may fit two alternatives") {
+        const auto schema = [](const char* list) {
+            return ordered_json{{"oneOf", ordered_json::parse(list)}};
+        };
+        CHECK(fits(schema(R"([{"type":"string"},{"type":["integer","null"]}])"), "1"));
+        CHECK(fits(schema(R"([{"type":"number"},{"type":"integer"}])"), "1", "$.oneOf"));
+        CHECK(fits(schema(R"([{"const":"a"},{"enum":["b","c"]}])"), "\"b\""));
+        CHECK(fits(schema(R"([{"enum":["a","b"]},{"enum":["b","c"]}])"), "\"b\"", "$.oneOf"));
+        constexpr const char* kTagged =
+            R"([{"type":"object","properties":{"kind":{"const":"cat"},"lives":{"type":"integer"}},
+            "required":["kind"]},{"type":"object","properties":{"kind":{"const":"dog"}},"required":["kind"]}])";
+        CHECK(fits(schema(kTagged), R"({"kind":"cat","lives":9})"));
+        CHECK(fits(schema(R"([{"type":"object","properties":{"a":{"type":"integer"}},"required":["a"]},
+                             {"type":"object","properties":{"b":{"type":"integer"}},"required":["b"]}])"),
+                   R"({"a":1})", "$.oneOf"));
+        const ordered_json referred = ordered_json::parse(
+            R"({"oneOf":[{"$ref":"#/$defs/a"},{"$ref":"#/$defs/b"}],"$defs":{
+                "a":{"type":"object","properties":{"t":{"enum":["x"]},"n":{"$ref":"#"}},"required":["t"]},
+                "b":{"type":"object","properties":{"t":{"enum":["y"]},"n":{"$ref":"#"}}}}})");
+        CHECK(fits(referred, R"({"t":"x","n":{"t":"y"}})"));
+        // Alternatives that contain themselves end the search, too.
+        CHECK(fits(ordered_json::parse(
+                       R"({"oneOf":[{"$ref":"#/$defs/a"},{"$ref":"#/$defs/b"}],"$defs":{
+                "a":{"type":"object","properties":{"n":{"$ref":"#/$defs/a"}},"required":["n"]},
+                "b":{"type":"object","properties":{"n":{"anyOf":[{"$ref":"#/$defs/a"},{"type":"null"}]}},"required":["n"]}}})"),
+                   R"({"n":null})", "$.oneOf"));
+    }
+
+    TEST_CASE("required: a property that is not listed is any value, unless others are ruled out") {
+        const ordered_json open = ordered_json::parse(
+            R"({"type":"object","properties":{"a":{"type":"integer"}},"required":["a","b"]})");
+        CHECK(fits(open, R"({"a":1,"b":[2]})"));
+        CHECK_FALSE(fits(open, R"({"a":1})"));
+        CHECK_FALSE(fits(open, R"({"a":1,"b":2,"c":3})"));
+        ordered_json closed = open;
+        closed["additionalProperties"] = false;
+        CHECK_THROWS_AS(Grammar::json(closed), Error);
+    }
+
+    TEST_CASE("keys that several expressions match are a remark") {
+        const auto schema = [](const char* patterns) {
+            return ordered_json{{"type", "object"},
+                                {"patternProperties", ordered_json::parse(patterns)},
+                                {"additionalProperties", false}};
+        };
+        CHECK(fits(schema(R"({"^n_":{"type":"integer"},"^s_":{"type":"string"}})"), R"({"n_a":1})"));
+        CHECK(fits(schema(R"({"^n":{"type":"integer"},"_$":{"type":"string"}})"), R"({"na":1})",
+                   "$.patternProperties"));
+        CHECK(fits(schema(R"({"^[0-9]+$":{"type":"integer"},"^[a-f]+$":{}})"), R"({"12":1,"ab":"c"})"));
+        CHECK(fits(schema(R"({"^a":{"type":"integer"},"b":false})"), R"({"a":1})", "$.patternProperties.b"));
+    }
+}
+
+}  // namespace
+}  // namespace quern
