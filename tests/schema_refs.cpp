@@ -111,6 +111,35 @@ TEST_SUITE("cpu") {
         CHECK_THROWS_AS(Grammar::json(closed), Error);
     }
 
+    TEST_CASE("propertyNames: lists and expressions are enforced, the rest is a remark") {
+        const auto record = [](const char* names, const char* more = "{}") {
+            ordered_json out = {{"type", "object"},
+                                {"propertyNames", ordered_json::parse(names)},
+                                {"additionalProperties", {{"type", "integer"}}}};
+            out.update(ordered_json::parse(more));
+            return out;
+        };
+        CHECK(fits(record(R"({"type":"string"})"), R"({"any":1})"));
+        CHECK(fits(record("true"), R"({"any":1})"));
+        const ordered_json listed = record(R"({"type":"string","enum":["a","b"]})", R"({"required":["a"]})");
+        CHECK(fits(listed, R"({"a":1,"b":2})"));
+        CHECK_FALSE(fits(listed, R"({"b":2})"));
+        CHECK_FALSE(fits(listed, R"({"a":1,"c":2})"));
+        CHECK_FALSE(fits(listed, R"({"a":"x"})"));
+        const ordered_json both =
+            record(R"({"enum":["a","b"]})", R"({"properties":{"a":{"type":"null"},"z":{}}})");
+        CHECK(fits(both, R"({"a":null,"b":3})"));
+        CHECK_FALSE(fits(both, R"({"z":1})"));
+        const ordered_json expression = record(R"({"pattern":"^[a-z]+$"})");
+        CHECK(fits(expression, R"({"ab":1,"c":2})"));
+        CHECK_FALSE(fits(expression, R"({"a1":1})"));
+        CHECK_FALSE(fits(expression, R"({"ab":"x"})"));
+        CHECK(fits(record(R"({"const":"only"})"), R"({"only":1})"));
+        CHECK(fits(record(R"({"maxLength":2})"), R"({"ab":1})", "$.propertyNames"));
+        CHECK(fits(record(R"({"pattern":"^a"})", R"({"properties":{"b":{}}})"), R"({"b":1})",
+                   "$.propertyNames"));
+    }
+
     TEST_CASE("keys that several expressions match are a remark") {
         const auto schema = [](const char* patterns) {
             return ordered_json{{"type", "object"},

@@ -1,12 +1,13 @@
 // Grammar: what a text may be, compiled; GrammarMatcher: knows after every byte of it what may follow.
 //
-// Of a JSON schema these are enforced: type, nullable, properties, required, patternProperties, additionalProperties (false
-// where left out beside these), items, prefixItems, minItems, maxItems, minLength, maxLength, pattern and format
-// (string_formats.h) where no length stands beside them, minimum, maximum, exclusiveMinimum, exclusiveMaximum, multipleOf of
-// integers and of powers of ten, enum, const, anyOf, oneOf (as anyOf), allOf and whatever stands beside a $ref or an anyOf, $ref
-// into the same schema, true, false. Properties may come in any order. Strings with a pattern or a format are written in the
-// shortest way, numbers with bounds without an exponent. Annotations (title, description, default, x-... and such) mean nothing. All else is accepted and listed in
-// not_enforced().
+// Of a JSON schema these are enforced: type, nullable, properties, required, patternProperties, propertyNames (a list or an
+// expression), additionalProperties (false where left out beside properties and patternProperties), items, prefixItems, minItems,
+// maxItems, minLength, maxLength, pattern and format (string_formats.h) where no length stands beside them, minimum, maximum,
+// exclusiveMinimum, exclusiveMaximum, multipleOf of integers and of powers of ten, enum, const, anyOf, oneOf (as anyOf), allOf
+// and whatever stands beside a $ref or an anyOf, $ref into the same schema (schema_refs.h), true, false. Properties may come in
+// any order. Strings with a pattern or a format are written in the shortest way, numbers with bounds without an exponent.
+// Annotations (title, description, default, x-... and such) mean nothing. All else is accepted and listed in not_enforced(), also
+// a oneOf whose alternatives do not plainly exclude each other, and a $ref to another document.
 #pragma once
 
 #include <bitset>

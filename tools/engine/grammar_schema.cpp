@@ -7,6 +7,7 @@
 #include "ggml-like/check.h"
 #include "tools/engine/grammar_node.h"
 #include "tools/engine/schema_compiler.h"
+#include "tools/engine/schema_names.h"
 #include "tools/engine/schema_refs.h"
 #include "tools/engine/string_formats.h"
 
@@ -150,7 +151,7 @@ const Node* SchemaCompiler::compile(const ordered_json& schema, const std::strin
     if (out_.nodes_.size() >= kMaxNodes) FAIL(usage, "the schema has more than {} parts", kMaxNodes);
     Node* node = out_.add();
     at->second = node;  // before it is filled: schemas may be recursive
-    const ordered_json flat = merger_.flat(schema, where);
+    const ordered_json flat = without_property_names(merger_.flat(schema, where));
     if (flat == false) return node;
     if (flat == true)
         fill(*node, ordered_json::object(), where, depth);
