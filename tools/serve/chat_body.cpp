@@ -4,6 +4,8 @@
 
 #include <charconv>
 
+#include "tools/serve/legacy_functions.h"
+
 namespace quern {
 
 using nlohmann::ordered_json;
@@ -138,6 +140,7 @@ ChatBody chat_body(ordered_json body) {
     ChatBody chat{.body = std::move(body)};
     if (!chat.body.is_object()) return chat;
     drop_empty_fields(chat.body);
+    chat.kinds.legacy = functions_to_tools(chat.body);
     settle_tools(chat);
     settle_tool_choice(chat);
     settle_history(chat.body);

@@ -18,6 +18,7 @@ struct ToolKinds {
     };
     std::set<std::string> custom;         // of free text, which is the parameter kCustomInput
     std::map<std::string, Place> spaces;  // functions of a namespace, by the name that the model sees
+    bool legacy = false;  // functions, as they were before tools: an answer has one call at most
 };
 
 inline constexpr const char* kCustomInput = "input";
@@ -30,7 +31,7 @@ struct ChatBody {
 };
 
 /// Of a chat request itself: what clients send and means nothing is left out (empty stops, grammars and efforts,
-/// "functions" without any), a tool_choice that is an object of a plain word becomes the word, tools of free text
+/// "functions" without any), functions become tools (legacy_functions.h), a tool_choice that is an object of a plain word becomes the word, tools of free text
 /// become functions, and other tools that are no functions are dropped. Throws FieldError.
 ChatBody chat_body(nlohmann::ordered_json body);
 

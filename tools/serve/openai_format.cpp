@@ -122,7 +122,7 @@ class OpenAiFormat final : public AnswerFormat {
             else
                 one["text"] = echo(i) + c.content;
             one["logprobs"] = logprobs(i, c.logprobs);
-            one["finish_reason"] = c.finish_reason();
+            one["finish_reason"] = finish_reason(c);
             out["choices"].push_back(std::move(one));
         }
         out["usage"] = usage_json(choices, each_);
@@ -167,7 +167,7 @@ class OpenAiFormat final : public AnswerFormat {
     std::string end(int i, const Choice& all) override {
         timings_ = timings_json(all.outcome);
         return chunk(static_cast<size_t>(i), chat_ ? ordered_json::object() : ordered_json(""), nullptr,
-                     all.finish_reason());
+                     finish_reason(all));
     }
 
     std::string close(const std::vector<Choice>& choices) override {
@@ -212,7 +212,20 @@ class OpenAiFormat final : public AnswerFormat {
         return "data: " + dump(out) + "\n\n";
     }
 
+    const char* finish_reason(const Choice& c) const {
+        const bool call = kinds_.legacy && c.outcome.end != Outcome::End::length && !c.calls.empty();
+        return call ? "function_call" : c.finish_reason();
+    }
+
+    /// A piece of the one call that an answer with functions has.
+    std::string function_chunk(size_t i, const ToolCallPiece& piece) {
+        ordered_json call = {{"arguments", piece.arguments}};
+        if (!piece.name.empty()) call["name"] = piece.name;
+        return piece.index > 0 ? "" : chunk(i, {{"function_call", call}}, nullptr, nullptr);
+    }
+
     std::string call_chunks(size_t i, const ToolCallPiece& piece) {
+        if (kinds_.legacy) return function_chunk(i, piece);
         const auto one = [&](const ordered_json& call) {
             return chunk(i, {{"tool_calls", ordered_json::array({call})}}, nullptr, nullptr);
         };
@@ -231,6 +244,11 @@ class OpenAiFormat final : public AnswerFormat {
     ordered_json message(const Choice& c) const {
         ordered_json m = {{"role", "assistant"}, {"content", c.content}};
         if (!c.reasoning.empty()) m["reasoning_content"] = m["reasoning"] = c.reasoning;
+        if (kinds_.legacy && !c.calls.empty()) {
+            m["content"] = c.content.empty() ? ordered_json() : ordered_json(c.content);
+            m["function_call"] = {{"name", c.calls[0].name}, {"arguments", c.calls[0].arguments}};
+            return m;
+        }
         for (const ToolCall& call : c.calls) m["tool_calls"].push_back(call_json(call, kinds_));
         return m;
     }
