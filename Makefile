@@ -45,9 +45,9 @@ test: configure  ## build and run every test that needs no GPU
 	@! test -x $(BUILD)/quern_launch_tests || $(BUILD)/quern_launch_tests
 	@scripts/run_tests.sh $(BUILD)/quern_tests --test-suite-exclude=perf,cuda
 
-test-api: build  ## official and other clients against the server (installs them into a Python environment; lm-eval if it is there)
+test-api: build  ## official and other clients against the server (installs them into a Python environment)
 	@test -x build-venv/bin/python || python3 -m venv build-venv
-	@build-venv/bin/pip install -q openai anthropic instructor litellm langchain-openai llm
+	@build-venv/bin/pip install -q openai anthropic instructor litellm langchain-openai llm lm-eval transformers tenacity tiktoken
 	@build-venv/bin/python tests/api_clients.py $(BUILD)/quern
 
 test-page: build ## the web page in a headless Chromium (installs it; SKIPPED where it cannot); pictures in build/page-pictures

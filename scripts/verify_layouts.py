@@ -185,7 +185,7 @@ def refill(folder, target, random):
 
 def run(quern, folder, ids, out, device="0"):
     command = [quern, "run", "--ids", "-", "-n", str(ANSWER), "--temp", "0", "-t", "2", "-ngl", device, "--ignore-eos",
-               "--dump-logits", str(out), str(folder)]
+               "--no-vision", "--dump-logits", str(out), str(folder)]
     done = subprocess.run(command, input=ids, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{folder}: {done.stderr}")

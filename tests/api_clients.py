@@ -295,6 +295,7 @@ def llm_command(url):
 
 def lm_eval_likelihoods(url):
     needs("lm_eval", "lm-eval")
+    needs("transformers", "transformers")  # its tokenizer
     os.environ["OPENAI_API_KEY"] = "secret"
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
