@@ -11,6 +11,7 @@
 #include "tools/serve/api_error.h"
 #include "tools/serve/json_repair.h"
 #include "tools/serve/page.h"
+#include "tools/serve/sampling_fields.h"
 
 namespace quern {
 
@@ -366,13 +367,13 @@ HttpReply Api::props(const HttpRequest&) {
     for (const Alias& a : aliases_) {
         const Sampling& s = a.settings.sampling;
         aliases.push_back({{"name", a.name},
-                           {"temperature", s.temperature},
+                           {"temperature", as_written(s.temperature)},
                            {"top_k", s.top_k},
-                           {"top_p", s.top_p},
-                           {"min_p", s.min_p},
-                           {"repeat_penalty", s.repetition_penalty},
-                           {"presence_penalty", s.presence_penalty},
-                           {"frequency_penalty", s.frequency_penalty},
+                           {"top_p", as_written(s.top_p)},
+                           {"min_p", as_written(s.min_p)},
+                           {"repeat_penalty", as_written(s.repetition_penalty)},
+                           {"presence_penalty", as_written(s.presence_penalty)},
+                           {"frequency_penalty", as_written(s.frequency_penalty)},
                            {"thinking", a.settings.thinking},
                            {"reasoning_budget", a.settings.reasoning_budget}});
     }

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "tools/serve/other_formats.h"
+#include "tools/serve/sampling_fields.h"
 
 namespace quern {
 
@@ -23,11 +24,11 @@ ordered_json repeated(const GenerationRequest& request, const ordered_json& body
                         {"reasoning", nullptr},
                         {"service_tier", "default"},
                         {"store", true},
-                        {"temperature", request.sampling.temperature},
+                        {"temperature", as_written(request.sampling.temperature)},
                         {"text", {{"format", {{"type", "text"}}}}},
                         {"tool_choice", "auto"},
                         {"tools", ordered_json::array()},
-                        {"top_p", request.sampling.top_p},
+                        {"top_p", as_written(request.sampling.top_p)},
                         {"truncation", "disabled"},
                         {"user", nullptr}};
     for (const auto& [name, value] : out.items())

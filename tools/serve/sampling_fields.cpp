@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cstdlib>
 #include <limits>
 
 #include "tools/common/cli_values.h"
@@ -52,5 +53,7 @@ void read_sampling(Fields& fields, Sampling& s, bool fixed_seed, int64_t vocab) 
         s.logit_bias.emplace_back(id, static_cast<float>(bias));
     }
 }
+
+double as_written(float value) { return std::strtod(fmt::format("{}", value).c_str(), nullptr); }
 
 }  // namespace quern
