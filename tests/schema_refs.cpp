@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <chrono>
+
 #include "ggml-like/error.h"
 #include "tools/engine/grammar.h"
 
@@ -70,6 +72,28 @@ TEST_SUITE("cpu") {
         CHECK(refused(R"({"$ref":"#none"})") == "$: '$ref' leads to '#none', which is not in this schema");
         CHECK(fits({{"type", "integer"}, {"$ref", "http://example.org/x"}}, "3", "$.$ref"));
         CHECK_FALSE(fits({{"type", "integer"}, {"$ref", "http://example.org/x"}}, "\"3\"", "$.$ref"));
+    }
+
+    TEST_CASE("schema references: hostile schemas cost no more than their size") {
+        const auto begun = std::chrono::steady_clock::now();
+        const std::string longest(1 << 20, 'x');
+        ordered_json many = {{"$id", longest}, {"type", "integer"}};
+        for (int i = 0; i < 20000; ++i)
+            many[longest.substr(0, 50000)]["allOf"].push_back(
+                {{"$anchor", "a" + std::to_string(i)}, {"$ref", "#a" + std::to_string(i / 2)}});
+        CHECK(with_local_refs(many).size() == many.size());
+        ordered_json alternatives = ordered_json::array();
+        for (int i = 0; i < 200; ++i) {
+            ordered_json values = ordered_json::array();
+            for (int j = 0; j < 1000; ++j) values.push_back(i * 1000 + j);
+            alternatives.push_back({{"enum", values}});
+        }
+        CHECK(fits({{"oneOf", alternatives}}, "150007", "$.oneOf"));
+        ordered_json patterns;
+        for (int i = 0; i < 100; ++i) patterns["(a|b|c){1,50}" + std::to_string(i)] = true;
+        CHECK(fits({{"type", "object"}, {"patternProperties", patterns}}, R"({"ab7":1})",
+                   "$.patternProperties"));
+        CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(10));
     }
 
     TEST_CASE("oneOf: a remark only where documents may fit two alternatives") {

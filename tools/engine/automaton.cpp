@@ -209,7 +209,7 @@ void AutomatonBuilder::refuse_left_recursion(const std::vector<Part>& rules,
 }
 
 bool may_share_a_text(const Automaton& a, const Automaton& b) {
-    constexpr size_t kMaxPairs = 1u << 20;
+    constexpr size_t kMaxPairs = 1u << 16;
     std::unordered_set<uint64_t> seen;
     std::vector<std::pair<int32_t, int32_t>> open;
     const auto visit = [&](int32_t i, int32_t j) {

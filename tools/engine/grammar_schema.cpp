@@ -61,7 +61,9 @@ size_t count_alternatives(Node& node) {
 /// Whether a key of an expression may also be read as another one's, as a listed or as an additional one: then it is any of
 /// these, not all.
 bool keys_are_ambiguous(const Node& node) {
+    constexpr size_t kMaxPatterns = 16;  // each is compared with each
     const auto& patterns = node.patterns;
+    if (patterns.size() > kMaxPatterns) return true;
     if (!patterns.empty() && (node.additional != nullptr || !node.properties.empty())) return true;
     for (size_t i = 0; i < patterns.size(); ++i)
         for (size_t j = 0; j < i; ++j)

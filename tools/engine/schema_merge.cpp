@@ -4,6 +4,7 @@
 #include <array>
 
 #include "ggml-like/check.h"
+#include "tools/engine/schema_exclusive.h"
 #include "tools/engine/schema_refs.h"
 
 namespace quern {
@@ -18,30 +19,6 @@ ordered_json all_of(const ordered_json& a, const ordered_json& b) {
     if (a == b || b == true) return a;
     if (a == true) return b;
     return {{"allOf", {a, b}}};
-}
-
-ordered_json common(const ordered_json& a, const ordered_json& b) {
-    ordered_json out = ordered_json::array();
-    for (const auto& value : a)
-        if (std::find(b.begin(), b.end(), value) != b.end()) out.push_back(value);
-    return out;
-}
-
-ordered_json as_list(const ordered_json& value) {
-    return value.is_array() ? value : ordered_json::array({value});
-}
-
-/// Types that both allow: an integer is a number.
-ordered_json common_types(const ordered_json& a, const ordered_json& b) {
-    const ordered_json one = as_list(a), other = as_list(b);
-    ordered_json out = common(one, other);
-    const auto has = [](const ordered_json& list, const char* type) {
-        return std::find(list.begin(), list.end(), type) != list.end();
-    };
-    const bool integer =
-        (has(one, "integer") && has(other, "number")) || (has(one, "number") && has(other, "integer"));
-    if (integer && !has(out, "number") && !has(out, "integer")) out.push_back("integer");
-    return out;
 }
 
 /// Elements by elements, then what comes after the shorter list.
@@ -169,7 +146,7 @@ void SchemaMerger::add(ordered_json& to, const std::string& key, const ordered_j
     if (key == "type") {
         mine = common_types(mine, value);
     } else if (key == "enum" && mine.is_array() && value.is_array()) {
-        mine = common(mine, value);
+        mine = common_values(mine, value);
     } else if (key == "required" && mine.is_array() && value.is_array()) {
         for (const auto& name : value)
             if (std::find(mine.begin(), mine.end(), name) == mine.end()) mine.push_back(name);
@@ -212,52 +189,16 @@ ordered_json SchemaMerger::both(ordered_json a, const ordered_json& b, const std
     return a;
 }
 
-/// Whether no document fits two of them, so that oneOf is anyOf. False if that is not plain to see.
-bool SchemaMerger::exclude_each_other(const ordered_json& list, const std::string& where) {
-    if (!list.is_array() || list.size() > kMaxAlternatives) return true;  // an error of its own
-    for (size_t i = 0; i < list.size(); ++i)
-        for (size_t j = 0; j < i; ++j)
-            if (!exclude_each_other(list[j], list[i], where, true)) return false;
-    return true;
-}
-
-/// `by_tag`: also objects one of which requires a property that has other values in the other one.
-bool SchemaMerger::exclude_each_other(ordered_json a, ordered_json b, const std::string& where, bool by_tag) {
-    for (ordered_json* schema : {&a, &b})
-        for (int depth = 0; depth < kMaxDepth && schema->is_object() && schema->contains("$ref"); ++depth)
-            *schema = ordered_json(target((*schema)["$ref"], where));
-    if (a == false || b == false) return true;
-    if (!a.is_object() || !b.is_object()) return false;
-    const auto values = [](const ordered_json& schema) {
-        return schema.contains("const") ? ordered_json::array({schema["const"]})
-                                        : schema.value("enum", ordered_json());
-    };
-    const ordered_json mine = values(a), other = values(b);
-    if (mine.is_array() && other.is_array()) return common(mine, other).empty();
-    if (a.contains("type") && b.contains("type") && common_types(a["type"], b["type"]).empty()) return true;
-    const auto tag = [&](const ordered_json& one, const ordered_json& two) {  // one has it, two has another
-        if (!one.contains("required") || !one["required"].is_array()) return false;
-        const ordered_json none = ordered_json::object();
-        const ordered_json here = one.value("properties", none), there = two.value("properties", none);
-        return std::any_of(one["required"].begin(), one["required"].end(), [&](const ordered_json& key) {
-            if (!key.is_string()) return false;
-            const auto x = here.find(key.get<std::string>()), y = there.find(key.get<std::string>());
-            return x != here.end() && y != there.end() && exclude_each_other(*x, *y, where, false);
-        });
-    };
-    const auto is_object = [](const ordered_json& schema) {
-        return schema.contains("type") ? schema["type"] == "object" : schema.contains("properties");
-    };
-    return by_tag && is_object(a) && is_object(b) && (tag(a, b) || tag(b, a));
-}
-
 /// Without $ref and allOf.
 ordered_json SchemaMerger::combined(const ordered_json& schema, const std::string& where, int depth) {
     if (depth > kMaxDepth)
         FAIL(usage, "{}: references and combinations nest deeper than {}", where, kMaxDepth);
     if (schema.is_boolean()) return schema;
     if (!schema.is_object()) FAIL(usage, "{}: a schema must be an object, true or false", where);
-    if (schema.contains("oneOf") && !exclude_each_other(schema["oneOf"], where))
+    if (const auto one_of = schema.find("oneOf");
+        one_of != schema.end() &&
+        !exclude_each_other(
+            *one_of, [&](const ordered_json& ref) -> const ordered_json& { return target(ref, where); }))
         lost_.push_back(where + ".oneOf");
     ordered_json out = modern(schema);
     std::vector<ordered_json> others;

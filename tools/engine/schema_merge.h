@@ -31,9 +31,6 @@ class SchemaMerger {
                                 const std::string& where);
     void add(nlohmann::ordered_json& to, const std::string& key, const nlohmann::ordered_json& value,
              const std::string& where);
-    bool exclude_each_other(const nlohmann::ordered_json& list, const std::string& where);
-    bool exclude_each_other(nlohmann::ordered_json a, nlohmann::ordered_json b, const std::string& where,
-                            bool by_tag);
 
     const nlohmann::ordered_json& root_;
     std::vector<std::string> lost_;

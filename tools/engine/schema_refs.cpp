@@ -74,6 +74,8 @@ constexpr std::array kData = {"enum", "const", "default", "examples", "example"}
 constexpr std::array kMaps = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"};
 
 constexpr int kMaxDepth = 256;  // deeper schemas are refused anyway
+// What is longer, or more, is no name: a hostile schema must not cost more than its own size.
+constexpr size_t kMaxName = 2048, kMaxPlaces = 10000, kMaxLookups = 10000;
 
 const std::string* text_of(const ordered_json& schema, const char* key) {
     const auto at = schema.find(key);
@@ -83,33 +85,42 @@ const std::string* text_of(const ordered_json& schema, const char* key) {
 class References {
   public:
     explicit References(ordered_json& root) : root_(root) {
-        places_[kRoot] = "";
-        note_names(root, "", kRoot, false, 0);
+        places_.emplace(kRoot, "");
+        note_names(root, kRoot, false, 0);
         rewrite(root, kRoot, false, 0);
     }
 
   private:
     static std::string base_of(const ordered_json& schema, const std::string& base) {
         const std::string* id = schema.is_object() ? text_of(schema, "$id") : nullptr;
-        return id != nullptr ? joined(base, split(*id).document) : base;
+        if (id == nullptr || id->size() > kMaxName || base.size() > kMaxName) return base;
+        return joined(base, split(*id).document);
+    }
+
+    void note_name(const std::string& name) {
+        if (name.size() <= 2 * kMaxName && place_.size() <= kMaxName && places_.size() < kMaxPlaces)
+            places_.emplace(name, place_);
     }
 
     /// `map`: the keys are names.
-    void note_names(const ordered_json& schema, const std::string& place, const std::string& outer, bool map,
-                    int depth) {
+    void note_names(const ordered_json& schema, const std::string& outer, bool map, int depth) {
         if (depth > kMaxDepth) return;
+        const size_t length = place_.size();
+        const auto enter = [&](const std::string& key, const ordered_json& value, const std::string& base,
+                               bool inner_map) {
+            place_ += "/" + escaped(key);
+            note_names(value, base, inner_map, depth + 1);
+            place_.resize(length);
+        };
         if (schema.is_array())
-            for (size_t i = 0; i < schema.size(); ++i)
-                note_names(schema[i], fmt::format("{}/{}", place, i), outer, false, depth + 1);
+            for (size_t i = 0; i < schema.size(); ++i) enter(std::to_string(i), schema[i], outer, false);
         if (!schema.is_object()) return;
         const std::string base = map ? outer : base_of(schema, outer);
-        if (base != outer) places_.emplace(base, place);
+        if (base != outer) note_name(base);
         for (const char* key : {"$anchor", "$dynamicAnchor"})
-            if (const std::string* name = map ? nullptr : text_of(schema, key))
-                places_.emplace(base + "#" + *name, place);
+            if (const std::string* name = map ? nullptr : text_of(schema, key)) note_name(base + "#" + *name);
         for (const auto& [key, value] : schema.items())
-            if (map || !is_one_of(key, kData))
-                note_names(value, place + "/" + escaped(key), base, !map && is_one_of(key, kMaps), depth + 1);
+            if (map || !is_one_of(key, kData)) enter(key, value, base, !map && is_one_of(key, kMaps));
     }
 
     static std::string escaped(const std::string& key) {
@@ -124,14 +135,21 @@ class References {
             for (ordered_json& one : schema) rewrite(one, outer, false, depth + 1);
         if (!schema.is_object()) return;
         const std::string base = map ? outer : base_of(schema, outer);
-        if (const std::string* ref = map ? nullptr : text_of(schema, "$ref"))
+        const std::string* ref = map ? nullptr : text_of(schema, "$ref");
+        if (ref != nullptr && !(base == kRoot && is_plain(*ref)))
             if (const std::string* place = find(*ref, base)) schema["$ref"] = "#" + *place;
         for (auto& [key, value] : schema.items())
             if (map || !is_one_of(key, kData)) rewrite(value, base, !map && is_one_of(key, kMaps), depth + 1);
     }
 
+    /// A pointer that says where it leads as it is.
+    static bool is_plain(const std::string& ref) {
+        return ref == "#" || (ref.starts_with("#/") && ref.find('%') == ref.npos);
+    }
+
     /// The pointer to what a reference leads to; null if that is not in the document.
     const std::string* find(const std::string& reference, const std::string& base) {
+        if (reference.size() > kMaxName || ++lookups_ > kMaxLookups) return nullptr;
         const Split parts = split(reference);
         const std::string document = joined(base, parts.document);
         const bool pointer = parts.fragment.empty() || parts.fragment.starts_with("/");
@@ -148,7 +166,8 @@ class References {
 
     const ordered_json& root_;
     std::map<std::string, std::string> places_;  // pointers by name: "https://a.b/c", "https://a.b/c#anchor"
-    std::string found_;
+    std::string place_, found_;                  // where note_names is; what find found
+    size_t lookups_ = 0;
 };
 
 }  // namespace
