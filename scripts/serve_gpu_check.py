@@ -21,6 +21,13 @@ REQUESTS = int(os.environ.get("REQUESTS", 2000))
 CROWD = int(os.environ.get("CROWD", 64))
 CROWD_PROMPT = [int(n) for n in os.environ.get("CROWD_PROMPT", "40,1500").split(",")]
 CROWD_ANSWER = int(os.environ.get("CROWD_ANSWER", 96))
+# Forms whose cost is measured. Random weights rarely propose what fits the second: each of its tokens is drawn from all logits.
+FORMS = {"a long text of JSON": {"type": "string", "minLength": 100000},
+         "a list of objects": {"type": "array", "minItems": 10000, "items": {
+             "type": "object", "properties": {"name": {"type": "string", "minLength": 3, "maxLength": 30},
+                                              "count": {"type": "integer"}, "kind": {"enum": ["stone", "grain"]}},
+             "required": ["name", "count", "kind"]}}}
+FORM_COST = float(os.environ.get("FORM_COST", 3))  # per cent, of the first
 # What is wanted: milliseconds to the first token of a next turn and between tokens (p99), tokens a second together.
 FOLLOW_UP_MS = float(os.environ.get("FOLLOW_UP_MS", 35))
 GAP_MS = float(os.environ.get("GAP_MS", 45))
@@ -98,6 +105,17 @@ def at_once(server, requests):
     """The same of each (prompt, fields), all sent together."""
     with concurrent.futures.ThreadPoolExecutor(len(requests)) as people:
         return list(people.map(lambda r: complete(server, r[0], **r[1]), requests))
+
+
+def decode_rate(server, prompt, people, fields):
+    """Tokens a second of answers that are written together."""
+    def one(seed):
+        body = {"prompt": prompt, "max_tokens": ANSWER_TOKENS, "ignore_eos": True, "seed": seed, **fields}
+        with server.call("/v1/completions", body, 200) as reply:
+            return json.load(reply)["timings"]
+    with concurrent.futures.ThreadPoolExecutor(people) as pool:
+        timings = list(pool.map(one, range(people)))
+    return sum(t["predicted_n"] for t in timings) / max(t["predicted_ms"] for t in timings) * 1e3
 
 
 def words(server, tokens):
@@ -219,6 +237,21 @@ class Check:
         self.row(f"{most['max_concurrency']} at once: first token p95", f"{most['p95_ttft_ms']:.0f} ms", "<= 1000 ms",
                  most["p95_ttft_ms"] <= 1000)
 
+    def structure(self, server):
+        """What it costs that answers have a form: alternating runs, the median of their ratios."""
+        self.data["structure"] = {}
+        for people in (1, 16):
+            for name, schema in FORMS.items():
+                decode_rate(server, [5, 6, 7], people, {"json_schema": schema})  # compiles the form, starts the sizes
+                pairs = [(decode_rate(server, [5, 6, 7], people, {}),
+                          decode_rate(server, [5, 6, 7], people, {"json_schema": schema})) for _ in range(5)]
+                self.asked += people * 11
+                self.data["structure"][f"{name}, {people} at once"] = pairs
+                cost = 100 * (1 - sorted(with_form / plain for plain, with_form in pairs)[2])
+                limited = name == next(iter(FORMS))
+                self.row(f"{name}, {people} at once, {sorted(p for p, _ in pairs)[2]:.0f} tokens a second without: costs",
+                         f"{cost:.1f} %", f"<= {FORM_COST:g} %" if limited else "-", not limited or cost <= FORM_COST)
+
     def long_prompt(self, server):
         people, result = max(1, PEOPLE[-1] - 1), {}
 
@@ -268,7 +301,7 @@ class Check:
                   f"{r['median_itl_ms']:.2f} / {r['p99_itl_ms']:.2f} | {r['failed']} |")
 
 
-CHECKS = ["follow-up", "crowd", "load", "long", "requests"]
+CHECKS = ["follow-up", "crowd", "structure", "load", "long", "requests"]
 
 
 def main():
@@ -281,7 +314,7 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         try:
             server = check.conversation(directory) if "follow-up" in wanted else Server(check.binary)
-            steps = {"crowd": check.crowd, "load": check.load, "long": check.long_prompt, "requests": check.rest}
+            steps = {"crowd": check.crowd, "structure": check.structure, "load": check.load, "long": check.long_prompt, "requests": check.rest}
             for name, step in steps.items():
                 if name in wanted:
                     step(server)

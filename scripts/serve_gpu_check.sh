@@ -8,16 +8,17 @@
 #   crowd       64 requests alone and together: the same answers and log-probabilities; greedy, and drawn with a seed; before it
 #               4 of them alone twice, and 2 together; follow-ups that go on from the states that the crowd left: the
 #               answers of a cold run
+#   structure   what a JSON schema costs in tokens a second, 1 and 16 at once
 #   load        people at once from 1 to 64 with short prompts: tokens a second, times to the first and between tokens
 #   long        a long prompt that comes while 63 others are answered: the times between their tokens
 #   requests    how many there were in all; none may fail
 #
 # --bin: where quern is (build). --json: also write what was measured there. Sizes and what is wanted can be set in the
 # environment, for another card: SERVER (flags of quern serve), CONTEXT_TOKENS, LONG_TOKENS, PEOPLE, ANSWER_TOKENS, REQUESTS,
-# CROWD, CROWD_PROMPT, CROWD_ANSWER, FOLLOW_UP_MS, GAP_MS, TOKENS_A_SECOND. On a CPU:
+# CROWD, CROWD_PROMPT, CROWD_ANSWER, FORM_COST, FOLLOW_UP_MS, GAP_MS, TOKENS_A_SECOND. On a CPU:
 #
 #   SERVER="--synthetic tiny -np 8 -c 2048" CONTEXT_TOKENS=900 LONG_TOKENS=900 PEOPLE=1,4 ANSWER_TOKENS=20 REQUESTS=60 \
-#     CROWD=24 CROWD_PROMPT=70,400 CROWD_ANSWER=16 FOLLOW_UP_MS=1000 GAP_MS=1000 TOKENS_A_SECOND=1 scripts/serve_gpu_check.sh
+#     CROWD=24 CROWD_PROMPT=70,400 CROWD_ANSWER=16 FORM_COST=50 FOLLOW_UP_MS=1000 GAP_MS=1000 TOKENS_A_SECOND=1 scripts/serve_gpu_check.sh
 set -u
 root=$(cd "$(dirname "$0")/.." && pwd)
 bin=$root/build json=/dev/null
