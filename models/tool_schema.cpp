@@ -155,15 +155,33 @@ ToolSchemas::ToolSchemas(const ordered_json& tools) {
         if (!name) continue;
         const auto [it, fresh] = tools_.try_emplace(*name);
         const ordered_json* parameters = member(function, "parameters");
-        const ordered_json* properties = parameters ? member(*parameters, "properties") : nullptr;
         if (!fresh || !parameters) continue;
         const SchemaReader reader(*parameters);
+        const ordered_json& object = parameters_object(*parameters);
+        const ordered_json* properties = member(object, "properties");
         if (properties && properties->is_object())
             for (const auto& [key, schema] : properties->items())
                 it->second.listed.try_emplace(key, reader.type(schema));
-        const ordered_json* others = member(*parameters, "additionalProperties");
+        const ordered_json* others = member(object, "additionalProperties");
         if (others && *others != false) it->second.others = reader.type(*others);
     }
+}
+
+const ordered_json& parameters_object(const ordered_json& parameters) {
+    constexpr int kMaxRefs = 8;
+    const ordered_json* at = &parameters;
+    for (int i = 0; i < kMaxRefs; ++i) {
+        const std::string* ref = text_of(member(*at, "$ref"));
+        if (ref == nullptr || !ref->starts_with("#/")) break;
+        try {
+            const ordered_json::json_pointer place(ref->substr(1));
+            if (!parameters.contains(place)) break;
+            at = &parameters.at(place);
+        } catch (const ordered_json::exception&) {
+            break;
+        }
+    }
+    return *at;
 }
 
 bool ToolSchemas::may_have(const std::string& tool, const std::string& parameter) const {

@@ -37,6 +37,10 @@ class ToolSchemas {
     bool any_ = false;
 };
 
+/// What a tool's parameters say: the schema itself, or what it refers to within itself, as generators write it for types that
+/// contain themselves.
+const nlohmann::ordered_json& parameters_object(const nlohmann::ordered_json& parameters);
+
 /// The JSON text for a value of this type:
 /// - string: the text as it is.
 /// - any other type: "null" and "none" in any case are null.

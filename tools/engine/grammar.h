@@ -60,7 +60,7 @@ class Grammar {
     static std::shared_ptr<const Grammar> of_text(struct Automaton automaton);
     const Node* add_parameter(const nlohmann::ordered_json& schema, const nlohmann::ordered_json& root,
                               ParameterType type, const std::string& where);
-    const Node* add_tool(const nlohmann::ordered_json& parameters, const ToolSchemas& schemas,
+    const Node* add_tool(const nlohmann::ordered_json& root, const ToolSchemas& schemas,
                          const std::string& name);
 
     std::vector<std::unique_ptr<Node>> nodes_;

@@ -154,15 +154,15 @@ const Node* Grammar::add_parameter(const ordered_json& schema, const ordered_jso
     FAIL(usage, "{}: no value fits", where);
 }
 
-const Node* Grammar::add_tool(const ordered_json& parameters, const ToolSchemas& schemas,
-                              const std::string& name) {
+const Node* Grammar::add_tool(const ordered_json& root, const ToolSchemas& schemas, const std::string& name) {
     Node* tool = add();
     tool->types = kObject;
     const std::string where = "tools." + name;
+    const ordered_json& parameters = parameters_object(root);
     const ordered_json& properties = part(parameters, "properties");
     const bool listed = parameters.is_object() && parameters.contains("properties");
     const auto parameter = [&](const ordered_json& schema, const std::string& key) {
-        return add_parameter(schema, parameters, schemas.type(name, key), where + "." + key);
+        return add_parameter(schema, root, schemas.type(name, key), where + "." + key);
     };
     for (const auto& [key, schema] : properties.items()) {
         if (readable(key) && tool->properties.size() < kMaxProperties)
