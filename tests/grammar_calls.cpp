@@ -1,13 +1,11 @@
 // Tool calls while decoding: what the grammar lets through is read by the chat parser as a call that fits its schema, and
 // every such call is let through. Schemas, calls and choices are random; the validator knows nothing of the grammar.
 #include <doctest/doctest.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <random>
 
 #include "models/qwen3_6_chat.h"
-#include "models/tool_schema.h"
 #include "tools/engine/grammar.h"
 
 namespace quern {
@@ -377,33 +375,6 @@ TEST_SUITE("cpu") {
         CHECK(accepted(many, two));
         CHECK_FALSE(accepted(one, two));
         CHECK(Grammar::calls(ordered_json::array(), {}, true) == nullptr);
-    }
-
-    TEST_CASE("grammar of calls: parameters of a type that contains itself") {
-        const ordered_json tools = ordered_json::parse(R"([{"name":"f","parameters":{"$ref":"#/$defs/Node",
-            "$defs":{"Node":{"type":"object","properties":{"value":{"type":"integer"},"label":{"type":"string"},
-                "next":{"anyOf":[{"$ref":"#/$defs/Node"},{"type":"null"}]}},"required":["value"],
-                "additionalProperties":false}}}}])");
-        const auto grammar = Grammar::calls(tools, {}, true);
-        CHECK(grammar->not_enforced().empty());
-        const auto call = [](const char* parameters) {
-            return fmt::format("<function=f>\n{}\n</function>\n</tool_call>", parameters);
-        };
-        CHECK(accepted(grammar, call("<parameter=value>\n3\n</parameter>")));
-        CHECK(accepted(grammar, call("<parameter=next>\n{\"value\": 1, \"next\": null}\n</parameter>\n"
-                                     "<parameter=value>\n3\n</parameter>")));
-        CHECK_FALSE(accepted(grammar, call("<parameter=value>\nthree\n</parameter>")));
-        CHECK_FALSE(accepted(grammar, call("<parameter=label>\nx\n</parameter>")));
-        CHECK_FALSE(accepted(grammar,
-                             call("<parameter=value>\n3\n</parameter>\n<parameter=other>\n3\n</parameter>")));
-        const ToolSchemas types(tools);
-        CHECK(types.type("f", "value") == ParameterType::integer);
-        CHECK(types.type("f", "next") == ParameterType::container);
-        CHECK_FALSE(types.may_have("f", "other"));
-        // Loops and places that are not there are schemas that say nothing.
-        for (const char* odd : {R"({"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/a"}}})",
-                                R"({"$ref":"#/x"})", R"({"$ref":"#/~"})"})
-            CHECK(parameters_object(ordered_json::parse(odd)).contains("$ref"));
     }
 
     TEST_CASE("grammar of calls: schemas that cannot be used are accepted by their type and named") {

@@ -15,6 +15,7 @@
 #include "models/weight_format.h"
 #include "models/weight_placement.h"
 #include "ops/second_backend.h"
+#include "stacked_experts.h"
 #include "tools/engine/engine.h"
 
 namespace quern {
@@ -23,9 +24,7 @@ namespace {
 using test::CheckpointCopy;
 using test::contains;
 using test::SafetensorsWriter;
-
-const std::string kPrefix = "model.language_model.layers.";
-constexpr int kLayers = 4, kExperts = 8;  // of base
+using namespace test::stacked;
 
 struct Answer {
     std::vector<float> logits;  // of all rows of the prompt
@@ -86,97 +85,6 @@ Answer after(const std::function<void(CheckpointCopy&)>& change, const std::stri
     CheckpointCopy copy(name);
     change(copy);
     return answer_of(copy);
-}
-
-std::string experts_of(int layer) { return fmt::format("{}{}.mlp.experts.", kPrefix, layer); }
-
-/// What one tensor of all experts has, expert after expert.
-std::string gather(SafetensorsWriter& w, int layer, std::initializer_list<const char*> parts,
-                   const char* suffix, int experts = kExperts) {
-    std::string data;
-    for (int e = 0; e < experts; ++e)
-        for (const char* part : parts) {
-            const std::string name = fmt::format("{}{}.{}{}", experts_of(layer), e, part, suffix);
-            data += w.at(name).data;
-        }
-    return data;
-}
-
-/// Compressed-tensors' experts as one matrix [E * rows, cols] a projection. `globals`: the values to store.
-void stack(SafetensorsWriter& w, bool one_global) {
-    SafetensorsWriter out;
-    for (int layer = 0; layer < kLayers; ++layer) {
-        const auto add = [&](const std::string& name, std::initializer_list<const char*> parts, int64_t rows,
-                             int64_t cols) {
-            const std::string module = experts_of(layer) + name;
-            std::string globals = gather(w, layer, {*parts.begin()}, ".weight_global_scale");
-            if (one_global) globals.resize(sizeof(float));
-            const auto count = static_cast<int64_t>(globals.size() / sizeof(float));
-            out.add(module + ".weight_packed", "U8", {kExperts * rows, cols / 2},
-                    gather(w, layer, parts, ".weight_packed"));
-            out.add(module + ".weight_scale", "F8_E4M3", {kExperts * rows, cols / 16},
-                    gather(w, layer, parts, ".weight_scale"));
-            out.add(module + ".weight_global_scale", "F32", {count}, globals);
-            if (!one_global)
-                out.add(module + ".input_global_scale", "F32", {kExperts},
-                        gather(w, layer, {*parts.begin()}, ".input_global_scale"));
-        };
-        add("gate_up_proj", {"gate_proj", "up_proj"}, 32, 32);
-        add("down_proj", {"down_proj"}, 32, 16);
-    }
-    std::erase_if(w.entries, [](const auto& e) { return contains(e.name, ".mlp.experts."); });
-    w.entries.insert(w.entries.end(), out.entries.begin(), out.entries.end());
-}
-
-/// The other experts of a layer, or up, get the scale of the first, or of gate: then it can be stored once.
-void level(SafetensorsWriter& w, int layer, const char* suffix, bool all_experts) {
-    for (int e = 0; e < kExperts; ++e)
-        for (const char* part : {"gate_proj", "up_proj", "down_proj"}) {
-            const bool down = std::string_view(part) == "down_proj";
-            w.at(fmt::format("{}{}.{}{}", experts_of(layer), e, part, suffix)).data =
-                w.at(fmt::format("{}{}.{}{}", experts_of(layer), all_experts ? 0 : e,
-                                 down || all_experts ? part : "gate_proj", suffix))
-                    .data;
-        }
-}
-
-constexpr int kFp8Layers = 2, kFp8Experts = 4;  // of real_heads
-
-/// FP8 experts as parameters [E, rows, cols] with a scale each, as transformers holds them; gate and up share theirs.
-void stack_fp8(SafetensorsWriter& w, bool stacked) {
-    SafetensorsWriter out;
-    for (int layer = 0; layer < kFp8Layers; ++layer) {
-        for (int e = 0; e < kFp8Experts; ++e) {
-            const std::string expert = fmt::format("{}{}.", experts_of(layer), e);
-            w.at(expert + "up_proj.weight_scale_inv").data = w.at(expert + "gate_proj.weight_scale_inv").data;
-        }
-        const auto add = [&](const std::string& name, std::initializer_list<const char*> parts, int64_t rows,
-                             int64_t cols) {
-            const std::string parameter = experts_of(layer) + name;
-            out.add(parameter, "F8_E4M3", {kFp8Experts, rows, cols},
-                    gather(w, layer, parts, ".weight", kFp8Experts));
-            out.add(parameter + "_scale_inv", "BF16", {kFp8Experts, 1, 1},
-                    gather(w, layer, {*parts.begin()}, ".weight_scale_inv", kFp8Experts));
-        };
-        add("gate_up_proj", {"gate_proj", "up_proj"}, 32, 32);
-        add("down_proj", {"down_proj"}, 32, 16);
-    }
-    if (!stacked) return;
-    std::erase_if(w.entries, [](const auto& e) { return contains(e.name, ".mlp.experts."); });
-    w.entries.insert(w.entries.end(), out.entries.begin(), out.entries.end());
-}
-
-/// Whether two directories have the same tensors, to the last byte, whatever their order.
-bool same_tensors(const std::string& a, const std::string& b) {
-    const Checkpoint one = Checkpoint::open(a), other = Checkpoint::open(b);
-    if (one.tensors().size() != other.tensors().size()) return false;
-    return std::all_of(one.tensors().begin(), one.tensors().end(), [&](const CheckpointTensor& t) {
-        const uint32_t at = other.find(t.name);
-        if (at == Checkpoint::kNone) return false;
-        const SafeTensor& same = *other.tensors()[at].tensor;
-        return describe(same) == describe(*t.tensor) &&
-               std::equal(t.tensor->data, t.tensor->data + t.tensor->bytes(), same.data);
-    });
 }
 
 /// The matrix in F32, decoded by its definition.
@@ -240,46 +148,6 @@ TEST_SUITE("cpu") {
         CHECK(stacked.logits == single.logits);
         CHECK(stacked.tokens == single.tokens);
         CHECK(stacked.notes == single.notes);
-    }
-
-    TEST_CASE("layouts: quantized experts in a stack are written as modules of their own") {
-        const auto compare = [](const CheckpointCopy& single, const CheckpointCopy& stacked,
-                                const std::string& options) {
-            CAPTURE(options);
-            const auto write = [&](const CheckpointCopy& c) {
-                c.write();
-                std::string said;
-                const int code = test::inspect_exit_code(
-                    "--write " + c.dir / "new --format " + options + " " + c.dir.str(), &said);
-                CAPTURE(said);
-                CHECK(code == 0);
-                return c.dir / "new";
-            };
-            const std::string a = write(single), b = write(stacked);
-            CHECK(same_tensors(a, b));
-            const bool same_config =
-                test::read_json(a + "/config.json") == test::read_json(b + "/config.json");
-            CHECK(same_config);
-            CHECK(test::inspect_exit_code("--audit " + b) == 0);
-        };
-        for (const bool one_global : {false, true}) {
-            CheckpointCopy single("base/ct"), stacked("base/ct");
-            for (auto* w : {&single.weights, &stacked.weights})
-                for (int layer = 0; layer < kLayers; ++layer) {
-                    level(*w, layer, ".input_global_scale", false);
-                    level(*w, layer, ".weight_global_scale", one_global);
-                }
-            stack(stacked.weights, one_global);
-            if (one_global)
-                std::erase_if(single.weights.entries, [](const auto& e) {
-                    return contains(e.name, ".experts.") && contains(e.name, "input_global_scale");
-                });
-            compare(single, stacked, "modelopt");
-        }
-        CheckpointCopy single("real_heads/fp8_block"), stacked("real_heads/fp8_block");
-        stack_fp8(single.weights, false);
-        stack_fp8(stacked.weights, true);
-        compare(single, stacked, "compressed-tensors");
     }
 
     TEST_CASE("layouts: stacked NVFP4 experts are inspected and compared") {

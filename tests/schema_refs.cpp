@@ -2,10 +2,12 @@
 #include "tools/engine/schema_refs.h"
 
 #include <doctest/doctest.h>
+#include <fmt/format.h>
 
 #include <chrono>
 
 #include "ggml-like/error.h"
+#include "models/tool_schema.h"
 #include "tools/engine/grammar.h"
 
 namespace quern {
@@ -26,6 +28,12 @@ bool fits(const ordered_json& schema, const char* document, const char* not_enfo
     CHECK(remarks == not_enforced);
     GrammarMatcher matcher(grammar);
     matcher.push(document);
+    return matcher.complete();
+}
+
+bool accepted(const std::shared_ptr<const Grammar>& grammar, const std::string& text) {
+    GrammarMatcher matcher(grammar);
+    matcher.push(text);
     return matcher.complete();
 }
 
@@ -94,6 +102,33 @@ TEST_SUITE("cpu") {
         CHECK(fits({{"type", "object"}, {"patternProperties", patterns}}, R"({"ab7":1})",
                    "$.patternProperties"));
         CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(10));
+    }
+
+    TEST_CASE("grammar of calls: parameters of a type that contains itself") {
+        const ordered_json tools = ordered_json::parse(R"([{"name":"f","parameters":{"$ref":"#/$defs/Node",
+            "$defs":{"Node":{"type":"object","properties":{"value":{"type":"integer"},"label":{"type":"string"},
+                "next":{"anyOf":[{"$ref":"#/$defs/Node"},{"type":"null"}]}},"required":["value"],
+                "additionalProperties":false}}}}])");
+        const auto grammar = Grammar::calls(tools, {}, true);
+        CHECK(grammar->not_enforced().empty());
+        const auto call = [](const char* parameters) {
+            return fmt::format("<function=f>\n{}\n</function>\n</tool_call>", parameters);
+        };
+        CHECK(accepted(grammar, call("<parameter=value>\n3\n</parameter>")));
+        CHECK(accepted(grammar, call("<parameter=next>\n{\"value\": 1, \"next\": null}\n</parameter>\n"
+                                     "<parameter=value>\n3\n</parameter>")));
+        CHECK_FALSE(accepted(grammar, call("<parameter=value>\nthree\n</parameter>")));
+        CHECK_FALSE(accepted(grammar, call("<parameter=label>\nx\n</parameter>")));
+        CHECK_FALSE(accepted(grammar,
+                             call("<parameter=value>\n3\n</parameter>\n<parameter=other>\n3\n</parameter>")));
+        const ToolSchemas types(tools);
+        CHECK(types.type("f", "value") == ParameterType::integer);
+        CHECK(types.type("f", "next") == ParameterType::container);
+        CHECK_FALSE(types.may_have("f", "other"));
+        // Loops and places that are not there are schemas that say nothing.
+        for (const char* odd : {R"({"$ref":"#/$defs/a","$defs":{"a":{"$ref":"#/$defs/a"}}})",
+                                R"({"$ref":"#/x"})", R"({"$ref":"#/~"})"})
+            CHECK(parameters_object(ordered_json::parse(odd)).contains("$ref"));
     }
 
     TEST_CASE("oneOf: a remark only where documents may fit two alternatives") {
