@@ -14,10 +14,7 @@ namespace quern {
 namespace {
 
 constexpr uint32_t kNone = Checkpoint::kNone;
-constexpr int64_t kFp8Block = 128;
 constexpr int64_t kMaxDim = int64_t{1} << 30;  // products of two cannot overflow
-
-int64_t blocks_of(int64_t n) { return (n + kFp8Block - 1) / kFp8Block; }
 
 /// How the tensors of a matrix are called.
 enum class Naming : uint8_t {
