@@ -144,7 +144,8 @@ TEST_SUITE("cpu") {
              {Case{{1}, one}, Case{{kCount}, matrix}, Case{{kCount, 1, 1}, matrix},
               Case{{kCount, kEach}, row}, Case{{kCount, kEach, 1}, row}, Case{{kCount * kEach, 1}, row},
               Case{{kCount, kDown, kAcross}, block}, Case{{kCount * kDown, kAcross}, block}}) {
-            CAPTURE(shape_text(shape));
+            const std::string shown = shape_text(shape);
+            CAPTURE(shown);
             for (const auto& [bare, flat] :
                  {std::pair{true, false}, std::pair{false, false}, std::pair{false, true}}) {
                 Fixture f(stacked(shape, bare, flat));
