@@ -7,13 +7,16 @@
 #include <cstdlib>
 #include <deque>
 #include <map>
+#include <optional>
 #include <thread>
 #include <vector>
 
 #include "ggml-like/backend_group.h"
 #include "ggml-like/check.h"
 #include "ggml-like/cuda/check_cuda.h"
+#include "ggml-like/cuda/comm/mailboxes.h"
 #include "ggml-like/cuda/comm/peer_group.h"
+#include "ggml-like/cuda/comm/sum_test.h"
 #include "ggml-like/cuda/drafter_ops.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
 #include "ggml-like/cuda/ops.h"
@@ -462,17 +465,43 @@ std::unique_ptr<Backend> make_cuda_backend(int device, int max_shared) {
     return std::make_unique<CudaBackend>(device, max_shared);
 }
 
-std::unique_ptr<Backend> make_cuda_backends(const std::vector<int>& devices, bool test) {
-    for (const int device : devices)
-        if (const std::string reason = cuda_unavailable(device); !reason.empty()) FAIL(device, "{}", reason);
-    if (devices.size() == 1) return std::make_unique<CudaBackend>(devices[0], 0);
-    const auto peers = std::make_shared<cuda::comm::PeerGroup>(devices);
+namespace {
+
+/// Nothing if a message between them got lost.
+std::unique_ptr<Backend> make_ranks(const std::vector<int>& devices, cuda::comm::Link link, bool test,
+                                    const std::string& why) {
+    const auto peers = std::make_shared<cuda::comm::PeerGroup>(devices, link);
     std::vector<std::unique_ptr<Backend>> ranks;
     for (const int device : devices)
         ranks.push_back(std::make_unique<CudaBackend>(device, 0, peers, static_cast<int>(ranks.size())));
-    const std::string note = test ? peers->test() : "";
+    std::string note;
+    if (test) {
+        const std::optional<std::string> tested = cuda::comm::test_sums(*peers);
+        if (!tested) return nullptr;
+        note = why.empty() ? *tested : fmt::format("{} through host memory ({})", *tested, why);
+    }
     ranks.front()->use_on_this_thread();
     return std::make_unique<BackendGroup>(std::move(ranks), peers, note);
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cuda_backends(const std::vector<int>& devices, const RankOptions& options) {
+    using cuda::comm::Link;
+    for (const int device : devices)
+        if (const std::string reason = cuda_unavailable(device); !reason.empty()) FAIL(device, "{}", reason);
+    if (devices.size() == 1) return std::make_unique<CudaBackend>(devices[0], 0);
+    cuda::comm::require_one_kind(devices);
+    std::string why =
+        options.peer_access ? cuda::comm::no_peer_access(devices) : "peer access is switched off";
+    if (why.empty()) {
+        if (auto group = make_ranks(devices, Link::peer_access, options.test, why)) return group;
+        why = "a sum by peer access did not come within 2 s";
+        std::fprintf(stderr, "quern: %s; the GPUs add up through host memory, which is slower\n",
+                     why.c_str());
+    }
+    if (auto group = make_ranks(devices, Link::host_memory, options.test, why)) return group;
+    FAIL(device, "these GPUs cannot run one model together: {}, and no sum came through host memory", why);
 }
 
 }  // namespace quern

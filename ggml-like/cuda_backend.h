@@ -17,9 +17,15 @@ std::string cuda_unavailable(int device);
 /// Throws Error(device) that says why it cannot be had. `max_shared`: bytes of shared memory that a block may have, to run
 /// what smaller cards run, which have no products of warpgroups either; 0: all that this one has.
 std::unique_ptr<Backend> make_cuda_backend(int device, int max_shared = 0);
-/// A group (backend_group.h) of ranks, one on each of these GPUs; of one GPU: its backend. `test`: sums over the ranks are
-/// first compared with the host's, in some tenths of a second. Throws Error(device) if one of the GPUs cannot be had, if one
-/// cannot write into another's memory, if they are of different kinds, and if a sum is wrong or does not come.
-std::unique_ptr<Backend> make_cuda_backends(const std::vector<int>& devices, bool test = true);
+
+/// How ranks add up.
+struct RankOptions {
+    bool peer_access = true;  // by writing into each other's memory, where they can; else through the host's
+    bool test = true;         // sums are first compared with the host's, in some tenths of a second
+};
+/// A group (backend_group.h) of ranks, one on each of these GPUs; of one GPU: its backend. Sums that do not come by peer access
+/// go through the host's memory, which stderr is told. Throws Error(device) if one of the GPUs cannot be had, if they are of
+/// different kinds, if a sum is wrong, and if none comes through the host's memory either.
+std::unique_ptr<Backend> make_cuda_backends(const std::vector<int>& devices, const RankOptions& options = {});
 
 }  // namespace quern

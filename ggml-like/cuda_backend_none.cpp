@@ -11,7 +11,7 @@ std::string cuda_unavailable(int) {
 
 std::unique_ptr<Backend> make_cuda_backend(int device, int) { FAIL(device, "{}", cuda_unavailable(device)); }
 
-std::unique_ptr<Backend> make_cuda_backends(const std::vector<int>&, bool) {
+std::unique_ptr<Backend> make_cuda_backends(const std::vector<int>&, const RankOptions&) {
     FAIL(device, "{}", cuda_unavailable(0));
 }
 

@@ -4,7 +4,7 @@
 #   scripts/tp_gpu_check.sh [--bin DIR] [--out FILE] [CHECK...]
 #
 #   sums     sums over ranks bit for bit, what follows them, ranks that fail                      quern_tests
-#   tokens   every format against the CPU; 64 answers of the demo alone and together              quern_tests
+#   tokens   every format against the CPU; 64 answers of the demo alone, together, through host memory   quern_tests
 #   crowd    the same through the server in the 35B's shape; turns that go on from kept states    scripts/serve_gpu_check.sh
 #   speed    -tp 1 and -tp 2 on the same cards: answers of 1, 8 and 64 people, prompts of 8K and 32K, how many times as
 #            fast, and one sum by itself                                                          quern bench
@@ -58,7 +58,7 @@ speed() {
 run() {
   case $1 in
     sums) tests -tc="*all_reduce*,gpu ranks: one that fails*" ;;
-    tokens) tests -tc="gpu ranks: the logits*,gpu ranks: answers alone*" ;;
+    tokens) tests -tc="gpu ranks: the logits*,gpu ranks: answers alone*,gpu ranks: the same bits*" ;;
     crowd)
       SERVER="--synthetic $shape --mix $mix -ngl $ngl -tp $ranks -np 64 -c 40960 --cache-ram 16384" \
         "$root/scripts/serve_gpu_check.sh" --bin "$bin" follow-up crowd ;;

@@ -173,6 +173,8 @@ TEST_SUITE("cpu") {
         CHECK(parse({"--device", "3"}).of_ranks() == std::vector<int>{3});
         CHECK(parse({"-tp", "4"}).of_ranks() == std::vector<int>{0, 1, 2, 3});
         CHECK(parse({"--tensor-parallel-size", "2", "--device", "1,0"}).of_ranks() == std::vector<int>{1, 0});
+        CHECK(parse({"-tp", "2"}).peer_access);
+        CHECK(!parse({"-tp", "2", "--no-peer-access"}).peer_access);
         for (const std::vector<std::string>& wrong :
              std::vector<std::vector<std::string>>{{"-tp", "2", "--device", "1"},
                                                    {"--device", "0,1"},

@@ -313,7 +313,9 @@ TEST_SUITE("cpu") {
     }
 }
 
-std::unique_ptr<Backend> two_gpus() { return make_cuda_backends({0, 1}); }
+std::unique_ptr<Backend> two_gpus(bool peer_access = true) {
+    return make_cuda_backends({0, 1}, {.peer_access = peer_access});
+}
 
 TEST_SUITE("gpus") {
     TEST_CASE("gpu ranks: the logits of the CPU, but for BF16, in every format") {
@@ -352,6 +354,22 @@ TEST_SUITE("gpus") {
                      crowd[i].logits == alone[i].logits;
         }
         MESSAGE(fmt::format("{} of {} answers equal", equal, prompts.size()));
+        CHECK(equal == 64);
+    }
+
+    TEST_CASE("gpu ranks: the same bits through host memory as by peer access") {
+        std::vector<Outcome> direct, through_host;
+        for (const bool peer_access : {true, false}) {
+            const test::Loaded l(test::source_dir() + "/models/demo", two_gpus(peer_access));
+            Engine engine(*l.model, *l.backend, {.context = 512, .sequences = 64});
+            std::vector<Outcome>& outcomes = peer_access ? direct : through_host;
+            for (unsigned i = 0; i < 64; ++i)
+                outcomes.push_back(run(engine, random_ids(*l.model, 1 + 5 * i, i)));
+        }
+        int equal = 0;
+        for (size_t i = 0; i < direct.size(); ++i)
+            equal += direct[i].tokens == through_host[i].tokens && direct[i].logits == through_host[i].logits;
+        MESSAGE(fmt::format("{} of {} answers equal", equal, direct.size()));
         CHECK(equal == 64);
     }
 

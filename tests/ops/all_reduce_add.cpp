@@ -198,12 +198,16 @@ TEST_SUITE("gpus") {
         std::vector<int> devices = {0, 1};
         while (devices.size() < 4 && cuda_unavailable(static_cast<int>(devices.size())).empty())
             devices.push_back(static_cast<int>(devices.size()));
-        const auto group = make_cuda_backends(devices);
-        MESSAGE(group->description());
-        // Kinds and sizes take turns, since they share mailboxes.
-        for (const int64_t rows : {1, 64, 3, 65, 1, 500, 2, 2048, 64})
-            for (const StepKind kind : kKinds)
-                for (const int64_t width : {2048, 5120})
-                    if (kind == StepKind::prompt || rows <= 65) check_sums(*group, kind, rows, width);
+        for (const bool peer_access : {true, false}) {
+            const auto group = make_cuda_backends(devices, {.peer_access = peer_access});
+            const std::string description = group->description();
+            MESSAGE(description);
+            CHECK((description.find("host memory") == std::string::npos) == peer_access);
+            // Kinds and sizes take turns, since they share mailboxes.
+            for (const int64_t rows : {1, 64, 3, 65, 1, 500, 2, 2048, 64})
+                for (const StepKind kind : kKinds)
+                    for (const int64_t width : {2048, 5120})
+                        if (kind == StepKind::prompt || rows <= 65) check_sums(*group, kind, rows, width);
+        }
     }
 }

@@ -50,6 +50,9 @@ void add_device_flags(ArgParser& parser, DeviceChoice& choice) {
                  [&choice](const std::string& v) {
                      choice.ranks = static_cast<int>(parse_integer(v, "-tp", 1, kMaxRanks));
                  });
+    parser.toggle("--no-peer-access",
+                  "with -tp: GPUs add up through host memory, not by writing into each other's",
+                  [&choice](bool) { choice.peer_access = false; });
 }
 
 }  // namespace quern

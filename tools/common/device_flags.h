@@ -10,6 +10,7 @@ class ArgParser;
 struct DeviceChoice {
     std::vector<int> devices;  // GPUs, by number; empty: the first ones
     int ranks = 1;             // that share the model: tensor parallelism
+    bool peer_access = true;   // by which they add up, where they can; else through host memory
 
     /// Whether a GPU was named.
     bool named() const { return !devices.empty(); }
@@ -17,7 +18,7 @@ struct DeviceChoice {
     std::vector<int> of_ranks() const;
 };
 
-/// Adds --device and -tp, which write to `choice`.
+/// Adds --device, -tp and --no-peer-access, which write to `choice`.
 void add_device_flags(ArgParser& parser, DeviceChoice& choice);
 
 }  // namespace quern

@@ -69,11 +69,11 @@ void check_layers(const GpuOptions& gpu, int64_t layers) {
 
 namespace {
 
-std::unique_ptr<Backend> make_gpus(const std::vector<int>& devices) {
+std::unique_ptr<Backend> make_gpus(const std::vector<int>& devices, bool peer_access) {
     for (const int device : devices)
         if (const std::string reason = cuda_unavailable(device); !reason.empty())
             FAIL(device, "-tp {} needs {} GPUs, but {}", devices.size(), devices.size(), reason);
-    return make_cuda_backends(devices);
+    return make_cuda_backends(devices, {.peer_access = peer_access});
 }
 
 }  // namespace
@@ -82,7 +82,7 @@ std::unique_ptr<Backend> make_backend(const GpuOptions& gpu, int threads, const 
     const std::vector<int> of_ranks = devices.of_ranks();
     if (gpu.kind == GpuOptions::Kind::none) return make_cpu_backends(threads, devices.ranks);
     const std::string reason = cuda_unavailable(of_ranks.front());
-    if (reason.empty()) return make_gpus(of_ranks);
+    if (reason.empty()) return make_gpus(of_ranks, devices.peer_access);
     if (gpu.kind == GpuOptions::Kind::all)
         FAIL(device,
              "a GPU was asked for (-ngl, --device), but {}; use -ngl 0 or -ngl auto to run on the CPU",

@@ -1,11 +1,11 @@
 // PeerGroup: the GPUs that run one model together as ranks, and the memory through which they add up (peers.h).
 #pragma once
 
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "ggml-like/communicator.h"
+#include "ggml-like/cuda/comm/mailboxes.h"
 #include "ggml-like/cuda/comm/peers.h"
 #include "ggml-like/cuda/context.h"
 
@@ -13,10 +13,9 @@ namespace quern::cuda::comm {
 
 class PeerGroup final : public Communicator {
   public:
-    /// One rank on each of these GPUs; takes a mailbox on each. Not two on one: there kernels that wait could keep those from
-    /// running that they wait for. Throws Error(device) if one GPU cannot write into another's memory, or if they are cards of
-    /// different kinds.
-    explicit PeerGroup(const std::vector<int>& devices);
+    /// One rank on each of these GPUs, which are of one kind, with a mailbox each. Not two on one: there kernels that wait could
+    /// keep those from running that they wait for.
+    PeerGroup(const std::vector<int>& devices, Link link);
     ~PeerGroup() override;
     PeerGroup(const PeerGroup&) = delete;
     PeerGroup& operator=(const PeerGroup&) = delete;
@@ -34,21 +33,21 @@ class PeerGroup final : public Communicator {
 
     /// After the rank's work has ended: throws Error(device) if it has not got a message.
     void check(int rank) const;
-    /// All attached: adds up random numbers in messages of every kind and compares them with sums by the host, bit for bit.
-    /// Throws Error(device) for a wrong sum, or if a message does not come within seconds. Returns what to tell a user:
-    /// "8 KB added up in 6.2 us".
-    std::string test();
+    /// Whether it has not got one.
+    bool lost(int rank) const;
+
+    /// How long a message may take, in nanoseconds, of what is launched from now on. Returns what it was.
+    uint64_t set_patience(uint64_t nanoseconds);
+    Link link() const { return boxes_.link(); }
+    const std::vector<int>& devices() const { return devices_; }
+    /// Makes the rank's device the thread's. Returns the stream of its backend.
+    cudaStream_t use_stream(int rank) const;
 
   private:
-    void enable_access() const;
     void clear();
-    void test_size(int64_t count);
-    void compare(int rank, const float* sum, const std::vector<float>& expected) const;
-    /// Makes the rank's device the thread's.
-    cudaStream_t use_stream(int rank) const;
-    double microseconds(int64_t count);
 
-    std::vector<int> devices_;
+    const std::vector<int> devices_;
+    Mailboxes boxes_;
     std::vector<Peers> peers_;
     std::vector<Context*> contexts_;
     Watch* watch_ = nullptr;

@@ -1,6 +1,7 @@
 // Memory through which the GPUs of one model, its ranks, reach each other.
 //
-// Every rank has a mailbox that the others write into; nobody reads from another GPU. A mailbox has two places for each
+// Every rank has a mailbox that the others write into, in its own memory or, where they cannot reach that, in the host's
+// (mailboxes.h); nobody reads from another GPU. A mailbox has two places for each
 // message, used in turns: a rank writes its message number n only when it has received number n - 1 of all others, which
 // have then read number n - 2. Messages are numbered by counters in device memory, one a block, so a captured step is the same
 // launches every time.
