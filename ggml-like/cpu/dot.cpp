@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "ggml-like/cpu/dot_tiles.h"
+#include "ggml-like/cpu/vector_tiles.h"
 #include "ggml-like/nvfp4.h"
 #include "ggml-like/tensor.h"
 
@@ -18,6 +19,7 @@ struct Scalar {
     static constexpr int kLanes = 8;
     static constexpr int kMaxTokens = 4;
     static constexpr int kRows = 1;
+    static constexpr int kColumns = 1;
     static constexpr int kPrefetch = 4096;
 
     static V set1(float a) { return {{a, a, a, a, a, a, a, a}}; }
@@ -40,6 +42,29 @@ struct Scalar {
     static V add(V a, V b) {
         for (int i = 0; i < 8; ++i) a.v[i] += b.v[i];
         return a;
+    }
+    static V mul(V a, V b) {
+        for (int i = 0; i < 8; ++i) a.v[i] *= b.v[i];
+        return a;
+    }
+    static V div(V a, V b) {
+        for (int i = 0; i < 8; ++i) a.v[i] /= b.v[i];
+        return a;
+    }
+    static V max(V a, V b) {
+        for (int i = 0; i < 8; ++i) b.v[i] = a.v[i] > b.v[i] ? a.v[i] : b.v[i];
+        return b;
+    }
+    static V min(V a, V b) {
+        for (int i = 0; i < 8; ++i) b.v[i] = a.v[i] < b.v[i] ? a.v[i] : b.v[i];
+        return b;
+    }
+    static V power(V magic) {
+        uint32_t bits[8];
+        std::memcpy(bits, magic.v, sizeof bits);
+        for (uint32_t& b : bits) b = (b + 127) << 23;
+        std::memcpy(magic.v, bits, sizeof bits);
+        return magic;
     }
     static V fma(V a, V b, V c) {
         for (int i = 0; i < 8; ++i) c.v[i] += a.v[i] * b.v[i];
@@ -123,6 +148,9 @@ const DotKernels& scalar_dot_kernels() {
         pack_even_odd,
         dot_product<Scalar>,
         add_scaled<Scalar>,
+        combine_rows<Scalar>,
+        softmax<Scalar>,
+        gelu_tanh<Scalar>,
     };
     return kKernels;
 }

@@ -40,6 +40,14 @@ struct DotKernels {
     float (*dot_f32)(const float* a, const float* b, int64_t n);
     /// y[i] += a * x[i]; the bits of an element do not depend on its place.
     void (*axpy)(float a, const float* x, float* y, int64_t n);
+    /// y[t][c] = a[t][0] * b[0][c] + a[t][1] * b[1][c] + ..., added in this order, for c < columns; b has `rows` rows,
+    /// row_floats apart.
+    void (*combine_rows)(const float* b, int64_t row_floats, int64_t columns, const float* const* a,
+                         int64_t rows, float* const* y, int64_t tokens);
+    /// Of n numbers, in place; what lies more than 87 below the highest counts as 87. NaN anywhere makes all NaN.
+    void (*softmax)(float* x, int64_t n);
+    /// In place; with u as in its tanh u, within 2e-7 (3 + |2 u|) of it, relative.
+    void (*gelu_tanh)(float* x, int64_t n);
 };
 
 /// The best set for this CPU, chosen once.

@@ -9,6 +9,7 @@
 #include <immintrin.h>
 
 #include "ggml-like/cpu/dot_tiles.h"
+#include "ggml-like/cpu/vector_tiles.h"
 
 namespace quern::cpu {
 namespace {
@@ -25,6 +26,7 @@ struct Avx2 {
     static constexpr int kLanes = 8;
     static constexpr int kMaxTokens = 4;
     static constexpr int kRows = 2;
+    static constexpr int kColumns = 2;
     static constexpr int kPrefetch = 4096;
 
     static V once(V a) {
@@ -38,6 +40,14 @@ struct Avx2 {
     static void store(float* p, V a) { _mm256_storeu_ps(p, a); }
     static void store_first(float* p, V a, int n) { _mm256_maskstore_ps(p, first(n), a); }
     static V add(V a, V b) { return _mm256_add_ps(a, b); }
+    static V mul(V a, V b) { return _mm256_mul_ps(a, b); }
+    static V div(V a, V b) { return _mm256_div_ps(a, b); }
+    static V max(V a, V b) { return _mm256_max_ps(a, b); }
+    static V min(V a, V b) { return _mm256_min_ps(a, b); }
+    static V power(V magic) {
+        const __m256i exponent = _mm256_add_epi32(_mm256_castps_si256(magic), _mm256_set1_epi32(127));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+    }
     static V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
     static float sum(V a) {
         __m128 c = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -193,6 +203,9 @@ const DotKernels& avx2_dot_kernels() {
         pack_even_odd,
         dot_product<Avx2>,
         add_scaled<Avx2>,
+        combine_rows<Avx2>,
+        softmax<Avx2>,
+        gelu_tanh<Avx2>,
     };
     return kKernels;
 }

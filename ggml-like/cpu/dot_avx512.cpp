@@ -9,6 +9,7 @@
 #include <immintrin.h>
 
 #include "ggml-like/cpu/dot_tiles.h"
+#include "ggml-like/cpu/vector_tiles.h"
 
 namespace quern::cpu {
 namespace {
@@ -23,6 +24,7 @@ struct Avx512 {
     static constexpr int kLanes = 16;
     static constexpr int kMaxTokens = 4;
     static constexpr int kRows = 4;
+    static constexpr int kColumns = 4;
     static constexpr int kPrefetch = 8192;
 
     static V once(V a) {
@@ -36,6 +38,14 @@ struct Avx512 {
     static void store(float* p, V a) { _mm512_storeu_ps(p, a); }
     static void store_first(float* p, V a, int n) { _mm512_mask_storeu_ps(p, first(n), a); }
     static V add(V a, V b) { return _mm512_add_ps(a, b); }
+    static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+    static V div(V a, V b) { return _mm512_div_ps(a, b); }
+    static V max(V a, V b) { return _mm512_max_ps(a, b); }
+    static V min(V a, V b) { return _mm512_min_ps(a, b); }
+    static V power(V magic) {
+        const __m512i exponent = _mm512_add_epi32(_mm512_castps_si512(magic), _mm512_set1_epi32(127));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(exponent, 23));
+    }
     static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
     static float sum(V a) {
         const __m256 b = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
@@ -224,6 +234,9 @@ const DotKernels& avx512_dot_kernels() {
         pack,
         dot_product<Avx512>,
         add_scaled<Avx512>,
+        combine_rows<Avx512>,
+        softmax<Avx512>,
+        gelu_tanh<Avx512>,
     };
     return kKernels;
 }

@@ -7,6 +7,7 @@
 #include <arm_neon.h>
 
 #include "ggml-like/cpu/dot_tiles.h"
+#include "ggml-like/cpu/vector_tiles.h"
 
 namespace quern::cpu {
 namespace {
@@ -19,6 +20,7 @@ struct Neon {
     static constexpr int kLanes = 8;
     static constexpr int kMaxTokens = 4;
     static constexpr int kRows = 2;
+    static constexpr int kColumns = 2;
     static constexpr int kPrefetch = 1024;
 
     static V once(V a) {
@@ -44,6 +46,14 @@ struct Neon {
     }
     static V add(V a, V b) { return {vaddq_f32(a.low, b.low), vaddq_f32(a.high, b.high)}; }
     static V mul(V a, V b) { return {vmulq_f32(a.low, b.low), vmulq_f32(a.high, b.high)}; }
+    static V div(V a, V b) { return {vdivq_f32(a.low, b.low), vdivq_f32(a.high, b.high)}; }
+    static V max(V a, V b) { return {vmaxq_f32(a.low, b.low), vmaxq_f32(a.high, b.high)}; }
+    static V min(V a, V b) { return {vminq_f32(a.low, b.low), vminq_f32(a.high, b.high)}; }
+    static V power(V magic) { return {power(magic.low), power(magic.high)}; }
+    static float32x4_t power(float32x4_t magic) {
+        const int32x4_t exponent = vaddq_s32(vreinterpretq_s32_f32(magic), vdupq_n_s32(127));
+        return vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23));
+    }
     static V fma(V a, V b, V c) {
         return {vfmaq_f32(c.low, a.low, b.low), vfmaq_f32(c.high, a.high, b.high)};
     }
@@ -166,6 +176,9 @@ const DotKernels& neon_dot_kernels() {
         pack_even_odd,
         dot_product<Neon>,
         add_scaled<Neon>,
+        combine_rows<Neon>,
+        softmax<Neon>,
+        gelu_tanh<Neon>,
     };
     return kKernels;
 }

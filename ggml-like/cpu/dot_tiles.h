@@ -140,9 +140,9 @@ inline void all_rows(const RowBlock& w, int64_t k, const float* const* x, float*
     for (; row < w.rows; ++row) K::template tile<1, T>(w, row, k, x, y);
 }
 
-/// All rows, all tokens. Tokens are the outer loop: a tile's activations stay in the cache over the rows.
+/// Tokens are the outer loop: a tile's activations stay in the nearest cache over the rows.
 template <typename S, typename K>
-void run_rows(const RowBlock& w, int64_t k, const float* const* x, float* const* y, int64_t tokens) {
+void run_block(const RowBlock& w, int64_t k, const float* const* x, float* const* y, int64_t tokens) {
     int64_t t = 0;
     for (; t + S::kMaxTokens <= tokens; t += S::kMaxTokens) all_rows<S, K, S::kMaxTokens>(w, k, x + t, y + t);
     for (; t + 2 <= tokens; t += 2) all_rows<S, K, 2>(w, k, x + t, y + t);
@@ -150,6 +150,27 @@ void run_rows(const RowBlock& w, int64_t k, const float* const* x, float* const*
     for (int64_t row = 0; row < w.rows; ++row) {
         if (!K::poisoned(w, row, k)) continue;
         for (t = 0; t < tokens; ++t) y[t][row] = nan_value();
+    }
+}
+
+/// All rows, all tokens: for many tokens in blocks of rows that stay in a core's second cache over all of them.
+template <typename S, typename K>
+void run_rows(const RowBlock& w, int64_t k, const float* const* x, float* const* y, int64_t tokens) {
+    constexpr int64_t kBlockBytes = 256 << 10, kTokens = 256;
+    const int64_t fitting = kBlockBytes / (w.row_bytes > 0 ? w.row_bytes : 1) / K::kRows * K::kRows,
+                  block = fitting > K::kRows ? fitting : K::kRows;
+    if (tokens <= S::kMaxTokens || w.rows <= block) return run_block<S, K>(w, k, x, y, tokens);
+    for (int64_t first = 0; first < tokens; first += kTokens) {
+        const int64_t count = tokens - first < kTokens ? tokens - first : kTokens;
+        for (int64_t r = 0; r < w.rows; r += block) {
+            const RowBlock rows = {static_cast<const uint8_t*>(w.data) + r * w.row_bytes, w.row_bytes,
+                                   w.rows - r < block ? w.rows - r : block,
+                                   static_cast<const uint8_t*>(w.scale) + r * w.scale_row_bytes,
+                                   w.scale_row_bytes};
+            float* to[kTokens];
+            for (int64_t t = 0; t < count; ++t) to[t] = y[first + t] + r;
+            run_block<S, K>(rows, k, x + first, to, count);
+        }
     }
 }
 

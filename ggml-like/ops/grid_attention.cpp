@@ -41,10 +41,10 @@ class GridRotation {
 
 struct Frame {
     int64_t begin, rows, heads, width;  // width of a head
-    float *q, *k, *v;                   // [heads, rows, width], v [heads, width, rows]
+    float *q, *k, *v;                   // [heads, rows, width], k [heads, width, rows]
 };
 
-/// Rotated queries, scaled, and keys; values with their rows along the last axis.
+/// Rotated queries, scaled, and keys, these with their rows along the last axis; values.
 void spread(const Node& node, const Frame& f, cpu::Context& context) {
     const Tensor &qkv = *node.inputs[0], &place = *node.inputs[1];
     const float theta = node.params<GridAttentionParams>().theta,
@@ -61,9 +61,9 @@ void spread(const Node& node, const Frame& f, cpu::Context& context) {
                 rotation.apply(k);
                 for (int64_t i = 0; i < f.width; ++i) {
                     f.q[(h * f.rows + t) * f.width + i] = q[i] * scale;
-                    f.v[(h * f.width + i) * f.rows + t] = v[i];
+                    f.k[(h * f.width + i) * f.rows + t] = k[i];
                 }
-                std::copy_n(k, f.width, f.k + (h * f.rows + t) * f.width);
+                std::copy_n(v, f.width, f.v + (h * f.rows + t) * f.width);
             }
         }
     });
@@ -79,18 +79,13 @@ void attend(const Frame& f, const cpu::DotKernels& dot, int64_t head, int64_t fi
         from[t] = f.q + (head * f.rows + first + t) * f.width;
         to[t] = scores.data() + t * f.rows;
     }
-    const int64_t float_bytes = sizeof(float);
-    dot.f32({f.k + head * f.rows * f.width, f.width * float_bytes, f.rows}, f.width, from, to, rows);
+    dot.combine_rows(f.k + head * f.width * f.rows, f.rows, f.rows, from, f.width, to, rows);
     for (int64_t t = 0; t < rows; ++t) {
-        float* s = to[t];
-        const float highest = *std::max_element(s, s + f.rows);
-        float sum = 0;
-        for (int64_t i = 0; i < f.rows; ++i) sum += s[i] = std::exp(s[i] - highest);
-        for (int64_t i = 0; i < f.rows; ++i) s[i] /= sum;
-        from[t] = s;
+        dot.softmax(to[t], f.rows);
+        from[t] = to[t];
         to[t] = out.data() + t * f.width;
     }
-    dot.f32({f.v + head * f.rows * f.width, f.rows * float_bytes, f.width}, f.rows, from, to, rows);
+    dot.combine_rows(f.v + head * f.rows * f.width, f.width, f.width, from, f.rows, to, rows);
     for (int64_t t = 0; t < rows; ++t)
         store_floats(y, (f.begin + first + t) * y.shape[1] + head * f.width, f.width, to[t]);
 }

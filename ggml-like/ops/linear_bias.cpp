@@ -13,22 +13,12 @@ namespace {
 /// Rows whose sums are held at a time.
 constexpr int64_t kTileRows = 256;
 
-float gelu_tanh(float v) {
-    constexpr float kFactor = 0.7978845608028654f;  // sqrt(2/pi)
-    return 0.5f * v * (1.0f + std::tanh(kFactor * (v + 0.044715f * v * v * v)));
-}
-
 float gelu_erf(float v) { return 0.5f * v * (1.0f + std::erf(v / std::numbers::sqrt2_v<float>)); }
 
-float apply(Activation activation, float v) {
-    switch (activation) {
-        case Activation::gelu_tanh:
-            return gelu_tanh(v);
-        case Activation::gelu_erf:
-            return gelu_erf(v);
-        default:
-            return v;
-    }
+void apply(Activation activation, float* row, int64_t width, const cpu::DotKernels& dot) {
+    if (activation == Activation::gelu_tanh) dot.gelu_tanh(row, width);
+    if (activation != Activation::gelu_erf) return;
+    for (int64_t i = 0; i < width; ++i) row[i] = gelu_erf(row[i]);
 }
 
 void run(const Node& node, cpu::Context& context) {
@@ -43,10 +33,9 @@ void run(const Node& node, cpu::Context& context) {
         rows.data = x.as<std::byte>() + first * x.stride[0] * element;
         cpu::linear(rows, *p.weight, context, [&](int64_t t, float* row) {
             const float* more = add != nullptr ? add->row<float>(first + t) : nullptr;
-            for (int64_t i = 0; i < width; ++i) {
-                row[i] = apply(p.activation, row[i] + bias[i]);
-                if (more != nullptr) row[i] += more[i];
-            }
+            for (int64_t i = 0; i < width; ++i) row[i] += bias[i];
+            apply(p.activation, row, width, context.dot);
+            for (int64_t i = 0; more != nullptr && i < width; ++i) row[i] += more[i];
             store_floats(y, (first + t) * width, width, row);
         });
     }
