@@ -1,7 +1,7 @@
 // Parsing of generated text: rules one by one, any cut of the stream, values by schema, and back from render.
 #include <doctest/doctest.h>
 
-#include <chrono>
+#include <ctime>
 #include <functional>
 #include <map>
 #include <random>
@@ -144,7 +144,7 @@ std::string random_text(std::mt19937& random, int most) {
 }
 
 double seconds_for(std::string_view text, bool thinking, size_t piece) {
-    const auto start = std::chrono::steady_clock::now();
+    const std::clock_t start = std::clock();  // of this process: others may be busy, too
     const auto parser = make_qwen3_6_parser(thinking, tools(), 1);
     size_t given = 0;
     for (std::string_view rest = text; !rest.empty(); rest.remove_prefix(std::min(piece, rest.size()))) {
@@ -155,7 +155,7 @@ double seconds_for(std::string_view text, bool thinking, size_t piece) {
     given += delta.content.size() + delta.reasoning.size();
     for (const auto& call : parser->message().tool_calls) given += call.arguments.size();
     CHECK(given > 0);
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
 }
 
 }  // namespace
@@ -413,8 +413,8 @@ TEST_SUITE("cpu") {
             std::string text;
             while (text.size() < kBytes) text += unit;
             CAPTURE(unit);
-            CHECK(seconds_for(text + "x", true, kBytes) < 2);
-            CHECK(seconds_for(text + "x", false, 4096) < 2);
+            CHECK(seconds_for(text + "x", true, kBytes) < 4);  // some 0.1; 2 under sanitizers
+            CHECK(seconds_for(text + "x", false, 4096) < 4);
         }
         const std::string value = "<tool_call><function=f><parameter=s>" + std::string(kBytes, ' ') +
                                   "</parameter>" + std::string(kBytes, '\n') + "x";

@@ -85,7 +85,7 @@ Outcome read(const std::string& file) {
     return out;
 }
 
-constexpr int64_t kLittle = 24 << 20;  // bytes, with what sanitizers add
+constexpr int64_t kLittle = 40 << 20;  // bytes, with what sanitizers add
 
 /// An error, in little memory.
 void refused(const std::string& file, const std::string& words) {
