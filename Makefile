@@ -71,7 +71,7 @@ test-tsan: deps  ## what runs on several threads under ThreadSanitizer: engine, 
 	@cmake -S . -B build-tsan -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DQUERN_CUDA=OFF \
 	  -DQUERN_SANITIZE=thread -DQUERN_TEST_FILES="$(THREADED_TESTS)" >/dev/null
 	@cmake --build build-tsan -j $(JOBS)
-	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) scripts/run_tests.sh build-tsan/quern_tests --test-suite-exclude=perf,cuda
+	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) scripts/run_tests.sh build-tsan/quern_tests --test-suite-exclude=perf,cuda,slow
 	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) python3 tests/soak.py --slow build-tsan/quern $(TSAN_SOAK_SECONDS) \
 	  --synthetic tiny --mix xs -c 4096
 

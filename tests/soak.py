@@ -3,8 +3,8 @@
 
 Usage: soak.py [--slow] QUERN_BINARY SECONDS [FLAGS OF QUERN SERVE...]. --slow: for a binary that is watched by a
 sanitizer: fewer clients, and more patience. Needs no packages. Checks that /health answers within a second throughout, that
-every request which was sent whole and waited for gets a proper answer, that clients which do not read their answers
-lose them, and that afterwards nothing runs, no descriptor is open and memory is no more than after the first part. A
+every request which was sent whole and waited for gets a proper answer (soak_requests.py: as the schema, expression, choice or
+tool says that it asked for), that clients which do not read their answers lose them, and that afterwards nothing runs, no descriptor is open and memory is no more than after the first part. A
 thousand connections are idle all the time.
 """
 import json
@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 import urllib.request
+
+from soak_requests import make_request
 
 
 class Soak:
@@ -54,18 +56,16 @@ class Soak:
         return len(os.listdir(f"/proc/{self.server.pid}/fd")), mib
 
     def request(self, rnd):
-        words = "grain " * (rnd.randint(0, 60) if rnd.random() < 0.95 else 2000)
-        body = json.dumps({"messages": [{"role": "user", "content": f"What is {rnd.randint(1, 99)} + 7? {words}"}],
-                           "max_tokens": rnd.randint(1, 60), "stream": rnd.random() < 0.5,
-                           "n": rnd.choice([1, 1, 1, 2])}).encode()
+        asked, fault_of = make_request(rnd)
+        body = json.dumps(asked).encode()
         head = (f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
                 f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n").encode()
-        return head, body
+        return head, body, fault_of
 
     def person(self, seed):
         rnd = random.Random(seed)
         while time.time() < self.end:
-            head, body = self.request(rnd)
+            head, body, fault_of = self.request(rnd)
             with socket.create_connection(("127.0.0.1", self.port), timeout=self.patience) as s:
                 fate = rnd.random()
                 if fate < 0.2:  # leaves within the head or the body
@@ -82,11 +82,13 @@ class Soak:
                 status, text = reply[9:12], reply.decode(errors="replace")
                 if status == b"429":
                     self.count("refused")
-                elif status == b"200" and ("[DONE]" in text or '"usage"' in text):
+                    continue
+                fault = fault_of(text) if status == b"200" else text[:300]
+                if fault is None:
                     self.count("answered")
-                else:
-                    with self.lock:
-                        self.faults.append(text[:300])
+                    continue
+                with self.lock:
+                    self.faults.append(fault)
 
     def silent(self):
         """Asks for long answers and does not read them: the server gives up, and its place is free."""
