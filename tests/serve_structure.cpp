@@ -51,6 +51,27 @@ TEST_SUITE("model") {
                   .find('{') == std::string::npos);
     }
 
+    TEST_CASE("serve: an answer whose form was asked for does not end while it thinks") {
+        const ServerProcess server;
+        json body = question("What is 48 + 37?");
+        body["enable_thinking"] = true;
+        body["logit_bias"] = {{"3000", 30}};  // the end of a turn, at every place
+        body["max_tokens"] = 200;
+        json choice = post(server, "/v1/chat/completions", body).body["choices"][0];
+        CHECK(choice["finish_reason"] == "stop");  // it may, if nothing was asked for
+        CHECK(choice["message"]["content"] == "");
+        for (const json& form : {json{{"guided_choice", {"rather not", "perhaps"}}},
+                                 json{{"json_schema", kSum}}, json{{"guided_regex", "[0-9]{3}"}}}) {
+            body.update(form);
+            choice = post(server, "/v1/chat/completions", body).body["choices"][0];
+            const std::string content = choice["message"]["content"];
+            CAPTURE(content);
+            CHECK(choice["finish_reason"] == "stop");
+            CHECK(content.size() >= 3);
+            for (const auto& [field, value] : form.items()) body.erase(field);
+        }
+    }
+
     TEST_CASE(
         "serve: demanded calls are whole: offered names, required parameters, their types, and nothing "
         "else") {

@@ -310,7 +310,7 @@ bool AnswerReader::allows(int32_t id) const {
     const bool required = rules_.calls == AnswerRules::Calls::required;
     if (rules_.calls == AnswerRules::Calls::none && !names_.empty() && call_id_ == id) return false;
     if (call_) return !stop && allows_in_call(id);
-    if (parser_->in_reasoning()) return !stop || !required;
+    if (parser_->in_reasoning()) return !stop || !(required || rules_.grammar);  // it is to say something yet
     if (required) return calls_ == 0 ? !stop : stop || allows_after_call(id);
     if (!matching_) return true;
     if (stop) return matcher_.complete();
