@@ -22,4 +22,11 @@ std::unique_ptr<Backend> make_cuda_backend(int device, int max_shared = 0);
 /// cannot write into another's memory, if they are of different kinds, and if a sum is wrong or does not come.
 std::unique_ptr<Backend> make_cuda_backends(const std::vector<int>& devices, bool test = true);
 
+/// A group (stage_group.h) of stages, one on each of these GPUs, of any kinds; of one GPU: its backend. Hidden states go from
+/// GPU to GPU where one can read the other's memory and rows that are sent for a test arrive right, else through host memory.
+/// Throws Error(device) if one of the GPUs cannot be had, or if rows arrive wrong through host memory, too.
+std::unique_ptr<Backend> make_cuda_stages(const std::vector<int>& devices);
+/// GPUs that this process can see, usable or not.
+int cuda_devices();
+
 }  // namespace quern

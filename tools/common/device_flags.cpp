@@ -7,6 +7,7 @@
 #include "ggml-like/check.h"
 #include "tools/common/cli_args.h"
 #include "tools/common/cli_values.h"
+#include "tools/common/split_flags.h"
 
 namespace quern {
 namespace {
@@ -42,14 +43,17 @@ std::vector<int> DeviceChoice::of_ranks() const {
 }
 
 void add_device_flags(ArgParser& parser, DeviceChoice& choice) {
-    parser.value("--device", "N[,N...]", "the GPU to use, from 0; with -tp one for each rank",
-                 [&choice](const std::string& v) { choice.devices = parse_devices(v); });
+    parser.value(
+        "--device", "N[,N...]",
+        "the GPU to use, from 0; with -tp one for each rank, with -sm layer all that share the layers",
+        [&choice](const std::string& v) { choice.devices = parse_devices(v); });
     parser.value("-tp,--tensor-parallel-size", "N",
                  "run the model on N GPUs together, each with a part of every layer; on the CPU as N ranks; "
                  "default 1",
                  [&choice](const std::string& v) {
                      choice.ranks = static_cast<int>(parse_integer(v, "-tp", 1, kMaxRanks));
                  });
+    add_split_flags(parser, choice);
 }
 
 }  // namespace quern

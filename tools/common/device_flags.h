@@ -8,8 +8,10 @@ namespace quern {
 class ArgParser;
 
 struct DeviceChoice {
-    std::vector<int> devices;  // GPUs, by number; empty: the first ones
-    int ranks = 1;             // that share the model: tensor parallelism
+    std::vector<int> devices;         // GPUs, by number; empty: the first ones
+    int ranks = 1;                    // that share the model: tensor parallelism
+    bool by_layers = false;           // the layers of the model are on several devices (split_flags.h)
+    std::vector<double> shares = {};  // of these devices; empty: by free memory
 
     /// Whether a GPU was named.
     bool named() const { return !devices.empty(); }
@@ -17,7 +19,7 @@ struct DeviceChoice {
     std::vector<int> of_ranks() const;
 };
 
-/// Adds --device and -tp, which write to `choice`.
+/// Adds --device, -tp, -sm and -ts, which write to `choice`.
 void add_device_flags(ArgParser& parser, DeviceChoice& choice);
 
 }  // namespace quern

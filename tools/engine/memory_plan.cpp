@@ -9,6 +9,7 @@
 #include "tools/engine/kv_types.h"
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/speculation.h"
+#include "tools/engine/stage_memory.h"
 #include "tools/engine/state_pool.h"
 #include "tools/engine/tower_plan.h"
 
@@ -297,6 +298,7 @@ int64_t MemoryPlan::weight_bytes() const {
 
 MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const EngineOptions& options,
                             bool weights_placed) {
+    if (backend.stages() > 1) return plan_stages(model, backend, options, weights_placed);
     const ModelInfo& info = model.info();
     check_options(options, info.context);
     MemoryPlan plan;
@@ -338,6 +340,8 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
 }
 
 void require_fit(const MemoryPlan& p) {
+    for (const MemoryPlan& stage : p.stages) require_fit(stage);
+    if (!p.stages.empty()) return;
     const int64_t have = p.device.free_bytes;
     if (p.needed() <= have) return;
     const std::string where = fmt::format("{:.2f} of {:.2f} GB are free on {}", giga(have),
@@ -362,7 +366,12 @@ void require_fit(const MemoryPlan& p) {
          giga(p.reserve), where, advice);
 }
 
-std::string describe(const MemoryPlan& plan) { return table(plan, nullptr); }
+std::string describe(const MemoryPlan& plan) {
+    if (plan.stages.empty()) return table(plan, nullptr);
+    std::string text;
+    for (const MemoryPlan& stage : plan.stages) text += table(stage, nullptr);
+    return text;
+}
 
 std::string describe(const MemoryPlan& plan, const MemoryMeasured& measured) {
     const int64_t planned = plan.needed() - plan.reserve;
