@@ -153,7 +153,7 @@ class CudaBackend final : public Backend {
     /// `peers`: of the ranks that this backend belongs to, if it belongs to several.
     CudaBackend(int device, int max_shared, std::shared_ptr<cuda::comm::PeerGroup> peers = nullptr,
                 int rank = 0)
-        : device_(device), peers_(std::move(peers)), rank_(rank) {
+        : device_(device), peers_(std::move(peers)), rank_(rank), handover_(device) {
         CUDA_CHECK(cudaGetDeviceProperties(&properties_, device));
         CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
         CUDA_CHECK(cudaStreamCreateWithFlags(&saves_, cudaStreamNonBlocking));

@@ -228,6 +228,7 @@ TEST_SUITE("cpu") {
         const std::string error =
             error_of([&] { require_fit(make_memory_plan(*other, *tight.group, more, false)); });
         CHECK(error.find("device 2 of 2 (layers 4-7, head)") != std::string::npos);
+        CHECK(error.find("give this device fewer layers with -ts") != std::string::npos);
         CHECK(describe(plan).find("device 1 of 2 (embedding, layers 0-3)") != std::string::npos);
     }
 

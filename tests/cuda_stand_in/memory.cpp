@@ -91,7 +91,9 @@ cudaError_t set(void* memory, int value, size_t bytes, const char* call) {
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     if (kind != cudaMemcpyDeviceToHost && !on_device(to, bytes))
         return fail(cudaErrorInvalidValue, "cudaMemcpyAsync: the target is not this device's memory");
-    if (kind != cudaMemcpyHostToDevice && !on_device(from, bytes))
+    const Block* source = block_of(from, bytes);
+    const bool peer = kind == cudaMemcpyDeviceToDevice && source != nullptr && reads_peer(source->device);
+    if (kind != cudaMemcpyHostToDevice && !on_device(from, bytes) && !peer)
         return fail(cudaErrorInvalidValue, "cudaMemcpyAsync: the source is not this device's memory");
     std::memcpy(to, from, bytes);
     if (kind == cudaMemcpyDeviceToHost) downloaded(to, bytes);

@@ -339,9 +339,10 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     return plan;
 }
 
-void require_fit(const MemoryPlan& p) {
-    for (const MemoryPlan& stage : p.stages) require_fit(stage);
-    if (!p.stages.empty()) return;
+namespace {
+
+/// `advice_here`: what else to do about this device.
+void require_fit(const MemoryPlan& p, const char* advice_here) {
     const int64_t have = p.device.free_bytes;
     if (p.needed() <= have) return;
     const std::string where = fmt::format("{:.2f} of {:.2f} GB are free on {}", giga(have),
@@ -350,8 +351,8 @@ void require_fit(const MemoryPlan& p) {
         FAIL(memory,
              "not enough memory: the weights alone take {:.2f} GB, and {}; close what uses the memory or "
              "choose a "
-             "smaller checkpoint{}",
-             giga(p.weight_bytes() + p.reserve), where,
+             "smaller checkpoint{}{}",
+             giga(p.weight_bytes() + p.reserve), where, advice_here,
              p.device.exact ? ", or run on the CPU with -ngl 0" : "");
     std::string advice = fmt::format("lower -c (now {}; {} for each 1000 tokens)", p.context,
                                      size(1000 * p.token_bytes * p.sequences));
@@ -363,7 +364,14 @@ void require_fit(const MemoryPlan& p) {
          "not enough memory: {:.2f} GB are needed (weights {:.2f}, KV cache {:.2f}, recurrent state {:.2f}, "
          "scratch {:.2f}, reserve {:.2f}), and {}; {}",
          giga(p.needed()), giga(p.weight_bytes()), giga(p.kv), giga(p.recurrent), giga(p.scratch_bytes()),
-         giga(p.reserve), where, advice);
+         giga(p.reserve), where, advice + advice_here);
+}
+
+}  // namespace
+
+void require_fit(const MemoryPlan& p) {
+    if (p.stages.empty()) return require_fit(p, "");
+    for (const MemoryPlan& stage : p.stages) require_fit(stage, ", give this device fewer layers with -ts");
 }
 
 std::string describe(const MemoryPlan& plan) {

@@ -14,7 +14,7 @@ void copy_rows(void* to, const void* from, const BlockCopy& c, cudaMemcpyKind ki
 
 }  // namespace
 
-Handover::Handover() {
+Handover::Handover(int device) : device_(device) {
     CUDA_CHECK(cudaEventCreateWithFlags(&sent_, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&received_, cudaEventDisableTiming));
 }
@@ -32,9 +32,10 @@ void Handover::receive(Handover& sender, cudaStream_t sender_stream, cudaStream_
         CHECK(c.count == 1, "[handover] {} blocks in one copy", c.count);
         bytes += c.bytes;
     }
+    if (!directly_) enlarge(bytes, own_stream);
+    CUDA_CHECK(cudaSetDevice(sender.device_));
     if (!directly_) {
         // The mailbox is empty by then: the sender's stream waits until the last rows were received.
-        enlarge(bytes, own_stream);
         std::byte* at = mailbox_;
         for (const BlockCopy& c : list) {
             copy_rows(at, c.from, c, cudaMemcpyDeviceToHost, sender_stream);
@@ -42,6 +43,7 @@ void Handover::receive(Handover& sender, cudaStream_t sender_stream, cudaStream_
         }
     }
     CUDA_CHECK(cudaEventRecord(sender.sent_, sender_stream));
+    CUDA_CHECK(cudaSetDevice(device_));
     CUDA_CHECK(cudaStreamWaitEvent(own_stream, sender.sent_, 0));
     const std::byte* at = mailbox_;
     for (const BlockCopy& c : list) {

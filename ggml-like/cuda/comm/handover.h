@@ -9,10 +9,10 @@
 
 namespace quern::cuda::comm {
 
-/// Of one device, which is the thread's when it is made.
+/// Of one device, which is the thread's when it is made and when it receives.
 class Handover {
   public:
-    Handover();
+    explicit Handover(int device);
     ~Handover();
     Handover(const Handover&) = delete;
     Handover& operator=(const Handover&) = delete;
@@ -27,6 +27,7 @@ class Handover {
   private:
     void enlarge(int64_t bytes, cudaStream_t own_stream);
 
+    const int device_;
     bool directly_ = false;
     cudaEvent_t sent_ = nullptr, received_ = nullptr;
     std::byte* mailbox_ = nullptr;  // pinned
