@@ -20,7 +20,7 @@ constexpr Device kDevices[] = {
     {.name = "like an A100", .major = 8, .minor = 0, .sms = 108, .shared_bytes = 163 * kKilo},
 };
 
-int current = 0;
+thread_local int current = 0;
 bool peers_allowed = true;
 std::set<std::pair<int, int>> readers;  // a device, and the one whose memory it may read
 
