@@ -14,4 +14,11 @@ void Backend::load(std::span<const BlockCopy> list) {
             upload(c.to + i * c.to_stride, c.from + i * c.from_stride, c.bytes);
 }
 
+void Backend::receive(Backend& sender, std::span<const BlockCopy> list) {
+    sender.synchronize();
+    for (const BlockCopy& c : list)
+        for (int64_t i = 0; i < c.count; ++i)
+            copy(c.to + i * c.to_stride, c.from + i * c.from_stride, c.bytes);
+}
+
 }  // namespace quern

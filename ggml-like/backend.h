@@ -94,6 +94,15 @@ class Backend {
     /// throws, the others do not go on waiting for it, and the error that came first is rethrown.
     virtual void on_ranks(const std::function<void(int rank)>& work) { work(0); }
 
+    /// A group (stage_group.h) is several devices, each with some of a model's layers, that run one after another; all others
+    /// are one. What of_stage gives may be called on any thread.
+    virtual int stages() const { return 1; }
+    virtual Backend& of_stage(int) { return *this; }
+    virtual const Backend& of_stage(int) const { return *this; }
+    /// Copies what another stage's queued work leaves in its memory to this one's. Begins when all work queued so far on both has
+    /// ended; later work of either waits for it.
+    virtual void receive(Backend& sender, std::span<const BlockCopy> list);
+
     /// Whether it captures plans that run repeatedly; then few shapes, with padding, are faster than many.
     virtual bool captures() const = 0;
     /// Called once by Plan, when all its memory is known.

@@ -9,11 +9,13 @@
 #include <map>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ggml-like/backend_group.h"
 #include "ggml-like/check.h"
 #include "ggml-like/cuda/check_cuda.h"
+#include "ggml-like/cuda/comm/handover.h"
 #include "ggml-like/cuda/comm/mailboxes.h"
 #include "ggml-like/cuda/comm/peer_group.h"
 #include "ggml-like/cuda/comm/sum_test.h"
@@ -26,6 +28,7 @@
 #include "ggml-like/cuda/vision_ops.h"
 #include "ggml-like/one_format.h"
 #include "ggml-like/ops/all_reduce_add.h"
+#include "ggml-like/ops/arrived_rows.h"
 #include "ggml-like/ops/best_token.h"
 #include "ggml-like/ops/block_attention.h"
 #include "ggml-like/ops/concat.h"
@@ -46,6 +49,7 @@
 #include "ggml-like/ops/norm_twice.h"
 #include "ggml-like/ops/patches.h"
 #include "ggml-like/ops/write_ring.h"
+#include "ggml-like/stage_group.h"
 
 namespace quern {
 namespace cuda {
@@ -72,8 +76,11 @@ constexpr int64_t kSpareBlock = 32ll << 20;  // for weights that nobody reserved
 
 using Launch = void (*)(const Node&, Context&);
 
+void launch_nothing(const Node&, Context&) {}
+
 Launch launch_of(const Op* op) {
     static const std::map<const Op*, Launch> kTable{
+        {&kArrivedRows, launch_nothing},
         {&kEmbed, cuda::embed},
         {&kNormLinear, cuda::norm_linear},
         {&kNormGateUp, cuda::norm_gate_up},
@@ -149,7 +156,7 @@ class CudaBackend final : public Backend {
     /// `peers`: of the ranks that this backend belongs to, if it belongs to several.
     CudaBackend(int device, int max_shared, std::shared_ptr<cuda::comm::PeerGroup> peers = nullptr,
                 int rank = 0)
-        : device_(device), peers_(std::move(peers)), rank_(rank) {
+        : device_(device), peers_(std::move(peers)), rank_(rank), handover_(device) {
         CUDA_CHECK(cudaGetDeviceProperties(&properties_, device));
         CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
         CUDA_CHECK(cudaStreamCreateWithFlags(&saves_, cudaStreamNonBlocking));
@@ -239,6 +246,12 @@ class CudaBackend final : public Backend {
         order_after_saves();
         for (const BlockCopy& c : list) copy_blocks(c, cudaMemcpyHostToDevice, context_.stream);
     }
+
+    void receive(Backend& sender, std::span<const BlockCopy> list) override {
+        auto& from = dynamic_cast<CudaBackend&>(sender);
+        handover_.receive(from.handover_, from.context_.stream, context_.stream, list);
+    }
+    void read_directly(bool directly) { handover_.read_directly(directly); }
 
     void* alloc_host(int64_t bytes, const char* what) override {
         CUDA_CHECK(cudaSetDevice(device_));  // of this thread
@@ -415,6 +428,7 @@ class CudaBackend final : public Backend {
     Context context_;
     cudaStream_t saves_ = nullptr;
     Event computed_, saved_;  // the work before the last save, and that save
+    cuda::comm::Handover handover_;
     std::unique_ptr<cuda::pack::Uploader> uploader_;
     std::deque<cuda::pack::Packed> packed_;
     std::deque<cuda::pack::PackedExperts> experts_;
@@ -502,6 +516,46 @@ std::unique_ptr<Backend> make_cuda_backends(const std::vector<int>& devices, con
     }
     if (auto group = make_ranks(devices, Link::host_memory, options.test, why)) return group;
     FAIL(device, "these GPUs cannot run one model together: {}, and no sum came through host memory", why);
+}
+
+int cuda_devices() {
+    int count = 0;
+    const bool known = cudaGetDeviceCount(&count) == cudaSuccess;
+    cudaGetLastError();
+    return known ? count : 0;
+}
+
+namespace {
+
+std::unique_ptr<StageGroup> connect_stages(const std::vector<int>& devices, bool directly) {
+    std::vector<std::unique_ptr<Backend>> stages;
+    std::string note;
+    for (size_t s = 0; s < devices.size(); ++s) {
+        auto stage = std::make_unique<CudaBackend>(devices[s], 0);
+        const bool reads = s > 0 && directly && cuda::comm::enable_reading(devices[s], devices[s - 1]);
+        stage->read_directly(reads);
+        if (s > 0 && !reads) note = "hidden states go through host memory";
+        stages.push_back(std::move(stage));
+    }
+    return std::make_unique<StageGroup>(std::move(stages), note);
+}
+
+}  // namespace
+
+std::unique_ptr<Backend> make_cuda_stages(const std::vector<int>& devices, bool peer_access) {
+    constexpr int64_t kTestBytes = 4 << 20;
+    for (const int device : devices)
+        if (const std::string reason = cuda_unavailable(device); !reason.empty()) FAIL(device, "{}", reason);
+    if (devices.size() == 1) return std::make_unique<CudaBackend>(devices[0], 0);
+    auto group = connect_stages(devices, peer_access);
+    if (first_wrong_link(*group, kTestBytes) < 0) return group;
+    group.reset();
+    group = connect_stages(devices, false);
+    const int wrong = first_wrong_link(*group, kTestBytes);
+    if (wrong < 0) return group;
+    const auto s = static_cast<size_t>(wrong);
+    FAIL(device, "rows that GPU {} sends to GPU {} arrive wrong; choose other GPUs with --device", devices[s],
+         devices[s + 1]);
 }
 
 }  // namespace quern

@@ -28,4 +28,11 @@ struct RankOptions {
 /// different kinds, if a sum is wrong, and if none comes through the host's memory either.
 std::unique_ptr<Backend> make_cuda_backends(const std::vector<int>& devices, const RankOptions& options = {});
 
+/// A group (stage_group.h) of stages, one on each of these GPUs, of any kinds; of one GPU: its backend. Hidden states go from
+/// GPU to GPU with `peer_access` where one can read the other's memory and rows that are sent for a test arrive right, else through host memory.
+/// Throws Error(device) if one of the GPUs cannot be had, or if rows arrive wrong through host memory, too.
+std::unique_ptr<Backend> make_cuda_stages(const std::vector<int>& devices, bool peer_access = true);
+/// GPUs that this process can see, usable or not.
+int cuda_devices();
+
 }  // namespace quern

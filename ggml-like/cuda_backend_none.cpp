@@ -15,4 +15,10 @@ std::unique_ptr<Backend> make_cuda_backends(const std::vector<int>&, const RankO
     FAIL(device, "{}", cuda_unavailable(0));
 }
 
+std::unique_ptr<Backend> make_cuda_stages(const std::vector<int>&, bool) {
+    FAIL(device, "{}", cuda_unavailable(0));
+}
+
+int cuda_devices() { return 0; }
+
 }  // namespace quern

@@ -53,7 +53,7 @@ class Plan {
     T* input(const Tensor* t) {
         return reinterpret_cast<T*>(host_input(t));
     }
-    /// Takes over the inputs of a plan of the same shapes.
+    /// Takes over the inputs of a plan whose first ones are the same as all of this one's.
     void copy_inputs(const Plan& from);
     /// Uploads the inputs and runs. Results are readable after Backend::synchronize().
     void run();

@@ -15,6 +15,10 @@ int64_t StateSpec::bytes() const {
     return dtype_bytes(dtype, elements);
 }
 
+void Model::keep_layers(const LayerRange&) {
+    FAIL(usage, "--split-mode layer: {} cannot be split by layers", info().name);
+}
+
 ImagePart Model::read_image(Image image, const ImageSizes& sizes) const {
     CHECK(info().vision.has_value(), "[vision] this model was opened without its vision tower");
     const VisionInfo& vision = *info().vision;

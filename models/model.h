@@ -10,6 +10,7 @@
 
 #include "ggml-like/graph.h"
 #include "ggml-like/ops/batch.h"
+#include "models/layer_range.h"
 #include "models/model_weights.h"
 #include "models/shard.h"
 #include "models/vision.h"
@@ -58,6 +59,7 @@ struct StateSpec {
     DType dtype;
     bool paged;                  // outer dimension: pages, else slots
     std::vector<int64_t> shape;  // without the outer dimension
+    int stage = 0;               // of a model that several devices hold by layers: which of them has it
 
     int64_t bytes() const;
     bool journal() const { return role >= StateRole::journal_k; }
@@ -112,6 +114,9 @@ struct BuiltGraph {
     /// Beside next_ids, with BatchShape::images: I32 [tokens], as Batch::image_source, of the token after each row.
     Tensor* next_source = nullptr;
     MtpTensors mtp;
+    /// Of a device that holds some of the layers: what it goes on from, where it is not the first, and what it leaves, where it is
+    /// not the last, which has no logits then. The next one's are of the same shapes, in the same order.
+    std::vector<Tensor*> arriving, leaving;
 };
 
 /// A DFlash drafter beside a model.
@@ -192,6 +197,15 @@ class Model {
     /// A group (model_group.h) is several ranks' parts of one model; then what is said of weights, and built, is of rank 0.
     virtual Model& of_rank(int) { return *this; }
     virtual const Model& of_rank(int) const { return *this; }
+    /// Several devices' parts of one model by layers (stage_models.h); then weights are of all, and graphs are built by one.
+    virtual int stages() const { return 1; }
+    virtual Model& of_stage(int) { return *this; }
+    virtual const Model& of_stage(int) const { return *this; }
+    /// The layers that are placed and built.
+    virtual LayerRange own_layers() const { return {0, static_cast<int>(info().layers)}; }
+    /// Leaves these layers, with the first the embedding and the tower, with the last one the head; info() stays the whole
+    /// model's. For an opened model that is not placed yet. Throws Error(usage) for what does not run so.
+    virtual void keep_layers(const LayerRange& range);
     virtual const ModelInfo& info() const = 0;
     virtual const GenerationDefaults& generation() const = 0;
     /// Null if loaded without one.

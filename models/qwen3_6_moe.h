@@ -41,11 +41,15 @@ struct Qwen36MoeConfig {
     int64_t experts = 0, experts_used = 0, expert_width = 0, shared_width = 0;  // all 0 in the dense family
     int64_t dense_width = 0;                                                    // M; 0 in the MoE family
     float eps = 1e-6f;
-    int64_t context = 0;           // max_position_embeddings
-    bool tied_head = false;        // tie_word_embeddings; a head of its own in the checkpoint wins
-    std::vector<int32_t> eos_ids;  // of config.json; generation_config.json wins
-    Shard shard;                   // of several ranks: heads and inner widths above are then this rank's
+    int64_t context = 0;             // max_position_embeddings
+    bool tied_head = false;          // tie_word_embeddings; a head of its own in the checkpoint wins
+    std::vector<int32_t> eos_ids;    // of config.json; generation_config.json wins
+    Shard shard;                     // of several ranks: heads and inner widths above are then this rank's
+    std::optional<LayerRange> part;  // of several devices: the layers that this one has
 
+    LayerRange own_layers() const { return part ? *part : LayerRange{0, static_cast<int>(layers)}; }
+    bool is_first() const { return own_layers().begin == 0; }
+    bool is_last() const { return own_layers().end == layers; }
     bool dense() const { return dense_width > 0; }
     /// model_type of the family: "qwen3_5_moe" or "qwen3_5".
     const char* architecture() const { return dense() ? "qwen3_5" : "qwen3_5_moe"; }

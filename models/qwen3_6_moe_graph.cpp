@@ -5,6 +5,7 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/ops/all_reduce_add.h"
+#include "ggml-like/ops/arrived_rows.h"
 #include "ggml-like/ops/best_token.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ggml-like/ops/embed.h"
@@ -31,15 +32,18 @@ class Builder {
         : c_(config), w_(weights), drafter_(drafter), shape_(shape), state_(state), act_(activations) {}
 
     BuiltGraph build() {
-        batch_ = declare_batch(g_, shape_, w_.vision ? c_.width : 0);
+        BatchShape declared = shape_;
+        declared.images &= c_.is_first();  // where they are embedded
+        batch_ = declare_batch(g_, declared, w_.vision ? c_.width : 0);
         return shape_.pass == Pass::mtp ? build_mtp() : build_text();
     }
 
   private:
     BuiltGraph build_text() {
-        Residual x = embed(g_, "embed", w_.embedding, batch_.token_ids, next(w_.layers.front().input_norm),
-                           {batch_.image_source, batch_.image_rows});
-        for (layer_ = 0; layer_ < static_cast<int>(c_.layers); ++layer_) {
+        const LayerRange own = c_.own_layers();
+        Residual x = begin(own.begin);
+        const Residual arrived = x;
+        for (layer_ = own.begin; layer_ < own.end; ++layer_) {
             g_.set_layer(layer_);
             const LayerWeights& w = w_.layers[static_cast<size_t>(layer_)];
             x = c_.full_attention[static_cast<size_t>(layer_)] ? attention_block(w, x) : delta_block(w, x);
@@ -49,7 +53,26 @@ class Builder {
             tap(x);
         }
         if (shape_.pass == Pass::taps) add_context();
-        return finish(x);
+        BuiltGraph built = c_.is_last() ? finish(x) : leave(x);
+        if (!c_.is_first()) built.arriving = {arrived.x, arrived.h, arrived.squares};
+        return built;
+    }
+
+    /// The rows as they come to a layer: the first one's are embedded here.
+    Residual begin(int layer) {
+        const NextNorm norm = next(w_.layers[static_cast<size_t>(layer)].input_norm);
+        if (!c_.is_first()) return arrived_rows(g_, "arrived", shape_.tokens, c_.width, norm);
+        return embed(g_, "embed", w_.embedding, batch_.token_ids, norm,
+                     {batch_.image_source, batch_.image_rows});
+    }
+
+    /// What the device with the next layers goes on from.
+    BuiltGraph leave(const Residual& x) {
+        CHECK(shape_.pass == Pass::text, "[stages] a drafter reads a model that is split by layers");
+        BuiltGraph built{.batch = batch_, .leaving = {x.x, x.h, x.squares}};
+        for (Tensor* t : built.leaving) g_.output(t);
+        built.graph = std::move(g_);
+        return built;
     }
 
     /// The MTP layer alone. Its first forward pass reads hidden states from the ring; those after it, one row a sequence, what
@@ -345,7 +368,8 @@ BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeWeigh
 std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& c, const StateOptions& options) {
     std::vector<StateSpec> specs;
     const int mtp = static_cast<int>(c.layers);  // the MTP layer's number
-    for (int layer = 0; layer < (options.mtp ? mtp + 1 : mtp); ++layer) {
+    const LayerRange own = c.own_layers();
+    for (int layer = own.begin; layer < (options.mtp ? mtp + 1 : own.end); ++layer) {
         const auto add = [&](StateRole role, DType dtype, bool paged, std::vector<int64_t> shape) {
             specs.push_back({layer, role, dtype, paged, std::move(shape)});
         };

@@ -72,7 +72,7 @@ void list_mtp(std::vector<WeightUse>& uses, const Qwen36MoeConfig& config, MtpWe
     }
 }
 
-void list_vectors(std::vector<WeightUse>& uses, Qwen36MoeWeights& w) {
+void list_vectors(std::vector<WeightUse>& uses, const Qwen36MoeConfig& config, Qwen36MoeWeights& w) {
     const auto add = [&](Tensor& t) {
         if (t.data != nullptr) uses.push_back({.group = "norms", .vector = &t});
     };
@@ -81,8 +81,10 @@ void list_vectors(std::vector<WeightUse>& uses, Qwen36MoeWeights& w) {
                           &l.delta.conv, &l.delta.decay_rate, &l.delta.dt_bias, &l.delta.norm})
             add(*t);
     };
-    for (LayerWeights& l : w.layers) add_layer(l);
-    add(w.final_norm);
+    const LayerRange own = config.own_layers();
+    for (int i = own.begin; i < own.end; ++i) add_layer(w.layers[static_cast<size_t>(i)]);
+    // The norm that the last layer's rows leave with.
+    add(config.is_last() ? w.final_norm : w.layers[static_cast<size_t>(own.end)].input_norm);
     if (!w.mtp) return;
     add(w.mtp->embedding_norm);
     add(w.mtp->hidden_norm);
@@ -93,8 +95,9 @@ void list_vectors(std::vector<WeightUse>& uses, Qwen36MoeWeights& w) {
 /// ModelWeights::uses. `w` must stay where it is.
 std::vector<WeightUse> list_weights(const Qwen36MoeConfig& config, Qwen36MoeWeights& w) {
     std::vector<WeightUse> uses;
-    for (size_t i = 0; i < w.layers.size(); ++i) {
-        const int layer = static_cast<int>(i);
+    const LayerRange own = config.own_layers();
+    for (int layer = own.begin; layer < own.end; ++layer) {
+        const auto i = static_cast<size_t>(layer);
         if (config.full_attention[i])
             list_attention(uses, layer, w.layers[i].attention);
         else
@@ -105,13 +108,15 @@ std::vector<WeightUse> list_weights(const Qwen36MoeConfig& config, Qwen36MoeWeig
             list_moe(uses, layer, w.layers[i].moe, config.experts_used);
     }
     if (w.mtp) list_mtp(uses, config, *w.mtp);
-    uses.push_back({.group = "embedding", .matrix = &w.embedding, .picked = 1});
-    uses.push_back({.group = "head",
-                    .matrix = &w.head,
-                    .projection = true,
-                    .tied = w.tied_head ? &w.embedding : nullptr});
-    list_vectors(uses, w);
-    if (w.vision && config.shard.rank == 0) list_vision(uses, *w.vision);  // other ranks get what it makes
+    if (config.is_first()) uses.push_back({.group = "embedding", .matrix = &w.embedding, .picked = 1});
+    if (config.is_last())
+        uses.push_back({.group = "head",
+                        .matrix = &w.head,
+                        .projection = true,
+                        .tied = w.tied_head && config.is_first() ? &w.embedding : nullptr});
+    list_vectors(uses, config, w);
+    if (w.vision && config.shard.rank == 0 && config.is_first())
+        list_vision(uses, *w.vision);  // other ranks get what it makes
     return uses;
 }
 
@@ -163,6 +168,22 @@ class Qwen36Moe final : public Model {
         if (info_.vision) info_.vision->format = options.vision_format;
     }
 
+    LayerRange own_layers() const override { return config_.own_layers(); }
+    void keep_layers(const LayerRange& range) override {
+        if (info_.dense != DenseFormat::as_stored)
+            FAIL(usage, "--dense does not run with --split-mode layer yet; leave one of them out");
+        if (info_.vision && info_.vision->format != DenseFormat::as_stored)
+            FAIL(usage, "--vision fp8 does not run with --split-mode layer yet; choose --vision on");
+        if (weights_.mtp || drafter_)
+            FAIL(usage,
+                 "drafts by MTP or DFlash do not run with --split-mode layer yet; choose --spec lookup or "
+                 "none");
+        if (!config_.shard.whole())
+            FAIL(usage, "--split-mode layer does not run with -tp yet; leave one of them out");
+        config_.part = range;
+        list_.uses = list_weights(config_, weights_);
+        if (!config_.is_first()) info_.vision.reset();
+    }
     const ModelInfo& info() const override { return info_; }
     const GenerationDefaults& generation() const override { return generation_; }
     const Tokenizer* tokenizer() const override { return tokenizer_ ? &*tokenizer_ : nullptr; }

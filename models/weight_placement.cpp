@@ -1,6 +1,8 @@
 #include "models/weight_placement.h"
 
 #include <algorithm>
+#include <mutex>
+#include <numeric>
 #include <utility>
 #include <vector>
 
@@ -195,7 +197,56 @@ class Placement {
 
 }  // namespace
 
+namespace {
+
+/// Adds up what stages say at the same time.
+class TotalProgress {
+  public:
+    TotalProgress(const Model& model, const OnProgress& tell)
+        : done_(static_cast<size_t>(model.stages()), 0), tell_(tell) {
+        for (const WeightUse& use : model.weights().uses)
+            if (use.vector == nullptr && !use.again()) total_ += use.bytes();
+    }
+    OnProgress of_stage(int stage) {
+        return [this, stage](const LoadProgress& p) {
+            const std::lock_guard lock(mutex_);
+            done_[static_cast<size_t>(stage)] = p.bytes_done;
+            if (tell_) tell_({std::accumulate(done_.begin(), done_.end(), int64_t{0}), total_});
+        };
+    }
+
+  private:
+    std::mutex mutex_;
+    std::vector<int64_t> done_;
+    int64_t total_ = 0;
+    const OnProgress& tell_;
+};
+
+void place_stages(Model& model, Backend& backend, const OnProgress& progress) {
+    TotalProgress total(model, progress);
+    for_each_parallel(model.stages(), static_cast<size_t>(model.stages()), [&](size_t i) {
+        const int stage = static_cast<int>(i);
+        Placement(model.of_stage(stage), backend.of_stage(stage), total.of_stage(stage)).run();
+    });
+}
+
+}  // namespace
+
+std::unique_ptr<Model> open_for(const Backend& backend, const std::vector<double>& shares,
+                                const OpenOptions& options,
+                                const std::function<std::unique_ptr<Model>(const OpenOptions&)>& open) {
+    const int stages = backend.stages();
+    if (stages == 1) return open_ranks(backend.ranks(), options, open);
+    if (!shares.empty() && shares.size() != static_cast<size_t>(stages))
+        FAIL(usage, "--tensor-split has {} numbers for {} devices; give one for each", shares.size(), stages);
+    StageShares split{.of_device = shares, .by_bytes = shares.empty()};
+    for (int s = 0; s < stages && split.by_bytes; ++s)
+        split.of_device.push_back(static_cast<double>(backend.of_stage(s).memory_info().free_bytes));
+    return open_stages(split, options, open);
+}
+
 void place_weights(Model& model, Backend& backend, const OnProgress& progress) {
+    if (model.stages() > 1) return place_stages(model, backend, progress);
     backend.on_ranks([&](int rank) {
         Model& own = model.of_rank(rank);
         for (DenseChange& c : own.weights().changes) std::swap(*c.weight, c.other);
@@ -233,10 +284,10 @@ void requantize_weights(Model& model, Backend& backend, const OnProgress& progre
 }
 
 std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, OpenOptions options,
-                                  const OnProgress& progress) {
+                                  const OnProgress& progress, const std::vector<double>& shares) {
     options.threads = backend.threads();
     std::unique_ptr<Model> model =
-        open_ranks(backend.ranks(), options, [&](const OpenOptions& own) { return open_model(path, own); });
+        open_for(backend, shares, options, [&](const OpenOptions& own) { return open_model(path, own); });
     place_weights(*model, backend, progress);
     return model;
 }

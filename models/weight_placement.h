@@ -9,6 +9,7 @@
 
 #include "ggml-like/backend.h"
 #include "models/model.h"
+#include "models/stage_models.h"
 
 namespace quern {
 
@@ -18,8 +19,15 @@ struct LoadProgress {
 };
 using OnProgress = std::function<void(const LoadProgress&)>;
 
+/// Opens a model for this backend: for each of its ranks, or for each of its stages, which get layers in proportion to
+/// `shares` or, if there are none, so many bytes as each has free. `open`: as of open_ranks. Throws Error(usage) if there are
+/// not as many shares as stages.
+std::unique_ptr<Model> open_for(const Backend& backend, const std::vector<double>& shares,
+                                const OpenOptions& options,
+                                const std::function<std::unique_ptr<Model>(const OpenOptions&)>& open);
+
 /// Reads every scale once and places the weights, layer by layer, on `backend`, which must outlive the model. Of ranks, each
-/// its own part, at the same time; progress is then rank 0's.
+/// its own part, at the same time; progress is then rank 0's. Of stages, too; progress is then of all.
 /// What OpenOptions::dense will change is placed as stored, so that both forms can be compared; random weights are
 /// made in the new form. Throws Error(model) for weights that cannot be right and, before any is read,
 /// Error(memory).
@@ -33,8 +41,8 @@ int64_t extra_bytes_as_stored(const Model& model, const Backend& backend);
 /// Error(model) if a weight is not finite.
 void requantize_weights(Model& model, Backend& backend, const OnProgress& progress = {});
 
-/// open_model, with the backend's number of threads, for each of its ranks, and place_weights.
+/// open_model, with the backend's number of threads, for each of its ranks or stages (open_for), and place_weights.
 std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, OpenOptions options = {},
-                                  const OnProgress& progress = {});
+                                  const OnProgress& progress = {}, const std::vector<double>& shares = {});
 
 }  // namespace quern

@@ -8,11 +8,12 @@
 #   crowd    the same through the server in the 35B's shape; turns that go on from kept states    scripts/serve_gpu_check.sh
 #   speed    -tp 1 and -tp 2 on the same cards: answers of 1, 8 and 64 people, prompts of 8K and 32K, how many times as
 #            fast, and one sum by itself                                                          quern bench
+#   layers   -sm layer: the bits of one GPU; answers of 1 and 8 people by layers against one of the cards: times   both
 #
 # --bin: where quern and quern_tests are (build). --out: the report (tp-gpu-check.txt beside them). In the environment: SHAPE
 # (qwen3.6-35b-a3b), MIX (aeon), RANKS (2), NGL (all), PROMPTS, ANSWER, PEOPLE, REPEATS. On a CPU, to try the script:
 #
-#   NGL=0 SHAPE=tiny PROMPTS=64,128 ANSWER=8 PEOPLE=1,2 REPEATS=1 scripts/tp_gpu_check.sh speed
+#   NGL=0 SHAPE=tiny PROMPTS=64,128 ANSWER=8 PEOPLE=1,2 REPEATS=1 scripts/tp_gpu_check.sh speed layers
 set -u -o pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 bin=$root/build out='' checks=()
@@ -20,12 +21,12 @@ while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
-    -h|--help) sed -n '2,17p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,18p' "$0"; exit 0 ;;
     -*) echo "tp-gpu-check: unknown flag $1 (--help lists them)"; exit 2 ;;
     *) checks+=("$1"); shift ;;
   esac
 done
-[ ${#checks[@]} -gt 0 ] || checks=(sums tokens crowd speed)
+[ ${#checks[@]} -gt 0 ] || checks=(sums tokens crowd speed layers)
 bin=$(cd "$bin" && pwd) || exit 2
 out=${out:-$bin/tp-gpu-check.txt}
 shape=${SHAPE:-qwen3.6-35b-a3b} mix=${MIX:-aeon} ranks=${RANKS:-2} ngl=${NGL:-all}
@@ -55,6 +56,31 @@ speed() {
     { best = $4 > $6 ? $4 : $6; printf "%-16s %12.1f %12.1f %12.1f %8.2f\n", $1, $2, $4, $6, best / $2 }'
 }
 
+# by_layers ARGS: a line "test<tab>median<tab>hash of the tokens" for answers of 1 and 8 people.
+by_layers() {
+  timeout -k 5 300 "$bin/quern" bench --synthetic "$shape" --mix "$mix" -ngl "$ngl" "$@" \
+    -p 0 -n "${ANSWER:-64}" -np 1,8 -r "${REPEATS:-3}" -v 2>>"$logs/verbose" |
+    awk -F' *[|] *' '/±/ { print $7 "\t" $9 "\t" $(NF - 1) }'
+}
+
+# Half of the layers on each of two cards against all on the first: the same tokens, and how fast.
+layers() {
+  if [ "$ngl" != 0 ]; then
+    tests -tc="gpu stages:*" >"$logs/stages" || { cat "$logs/stages"; return 1; }
+    grep -E '\[doctest\] (test cases|assertions)' "$logs/stages"
+  fi
+  : >"$logs/verbose"
+  if ! { by_layers -ts 1,1 >"$logs/split" && by_layers -ts 1 >"$logs/one" && [ -s "$logs/one" ]; }; then
+    cat "$logs/verbose"
+    return 1
+  fi
+  grep -m1 -oE '[0-9]+ devices by layers.*' "$logs/verbose" | sed 's/^/group: /'
+  paste "$logs/one" "$logs/split" | awk -F'\t' '
+    { same = $3 != "" && $3 == $6; all += !same
+      printf "%-10s one %10.1f  by layers %10.1f  %6.2f times  tokens %s\n", $1, $2, $5, $5 / $2, same ? "equal" : "DIFFER" }
+    END { exit all > 0 }'
+}
+
 run() {
   case $1 in
     sums) tests -tc="*all_reduce*,gpu ranks: one that fails*" ;;
@@ -63,6 +89,7 @@ run() {
       SERVER="--synthetic $shape --mix $mix -ngl $ngl -tp $ranks -np 64 -c 40960 --cache-ram 16384" \
         "$root/scripts/serve_gpu_check.sh" --bin "$bin" follow-up crowd ;;
     speed) speed ;;
+    layers) layers ;;
     *) echo "tp-gpu-check: unknown check '$1'"; return 2 ;;
   esac
 }

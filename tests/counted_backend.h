@@ -75,7 +75,13 @@ class CountedBackend final : public Backend {
     }
     void synchronize() override { cpu_->synchronize(); }
 
+    void receive(Backend& sender, std::span<const BlockCopy> list) override {
+        Backend::receive(sender, list);
+        if (after_receive) after_receive(list);
+    }
+
     std::function<void()> before_run;
+    std::function<void(std::span<const BlockCopy>)> after_receive;
     std::atomic<int64_t> host_left = int64_t{1} << 62;  // bytes that alloc_host may give
     int64_t used = 0, most = 0;                         // bytes now; the most at a time
     int placed = 0, allocations = 0, prepared = 0;      // weights; allocations; plans for repeated use

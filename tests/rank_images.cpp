@@ -1,7 +1,8 @@
-// Images on a model that several ranks run: one of them makes the features, and all read them.
+// Images on a model that several ranks or stages run: the first makes the features; all ranks read them, and the first stage.
 #include <doctest/doctest.h>
 
 #include "ggml-like/backend_group.h"
+#include "stage_models.h"
 #include "vision_demo.h"
 
 namespace quern {
@@ -15,8 +16,8 @@ Image noise(unsigned seed) {
 }
 
 /// The logits of a prompt with an image in its middle, then those of its answer.
-std::vector<float> logits_of(const test::VisionDemo& demo, int ranks, unsigned image_seed) {
-    const auto backend = make_cpu_backends(2, ranks);
+std::vector<float> logits_of(const test::VisionDemo& demo, const std::unique_ptr<Backend>& backend,
+                             unsigned image_seed) {
     const auto model = load_model(demo.dir.str(), *backend, {.tokenizer = false, .vision = true});
     Engine engine(*model, *backend, {.context = 512, .step_tokens = 64});
     const auto image =
@@ -53,12 +54,22 @@ double difference(const std::vector<float>& a, const std::vector<float>& b) {
 TEST_SUITE("cpu") {
     TEST_CASE("ranks: images are seen by all of them") {
         const test::VisionDemo demo;
-        const std::vector<float> one = logits_of(demo, 1, 5);
+        const std::vector<float> one = logits_of(demo, test::cpu(), 5);
         for (const int ranks : {2, 4}) {
             CAPTURE(ranks);
-            CHECK(difference(logits_of(demo, ranks, 5), one) < 5e-6);
-            CHECK(difference(logits_of(demo, ranks, 6), one) > 1e-3);
+            CHECK(difference(logits_of(demo, make_cpu_backends(2, ranks), 5), one) < 5e-6);
+            CHECK(difference(logits_of(demo, make_cpu_backends(2, ranks), 6), one) > 1e-3);
         }
+    }
+
+    TEST_CASE("stages: images have the bits of one device") {
+        const test::VisionDemo demo;
+        const std::vector<float> one = logits_of(demo, test::cpu(), 5);
+        for (const int stages : {2, 3}) {
+            CAPTURE(stages);
+            CHECK(logits_of(demo, make_cpu_stages(2, stages), 5) == one);
+        }
+        CHECK(logits_of(demo, test::DeviceStages(2).group, 5) == logits_of(demo, test::device(), 5));
     }
 }
 

@@ -25,6 +25,7 @@
 #include "tools/common/loading.h"
 #include "tools/common/output.h"
 #include "tools/common/speculation_flags.h"
+#include "tools/common/split_flags.h"
 #include "tools/engine/atomic_file.h"
 #include "tools/engine/defaults.h"
 #include "tools/engine/memory_plan.h"
@@ -331,7 +332,8 @@ int bench_quality(const Options& o) {
 int bench_kl(const Options& o) {
     if (!o.synthetic.empty()) FAIL(usage, "--kl: random weights predict nothing; name a checkpoint");
     const auto backend = make_backend(o.gpu, o.threads, o.devices);
-    const auto model = load_model(model_or_demo(o.model), *backend, {.tokenizer = true, .dense = o.dense});
+    const auto model = load_model(model_or_demo(o.model), *backend, {.tokenizer = true, .dense = o.dense}, {},
+                                  o.devices.shares);
     std::vector<std::pair<std::string, std::string>> kv = {{o.kv_type, o.kv_type_v}};
     if (o.kv_type == "auto" && o.kv_type_v.empty())
         kv = {{"fp8", ""}, {"fp8", "nvfp4"}, {"k8v4", ""}, {"nvfp4", ""}, {"tq4", ""}};
@@ -363,6 +365,8 @@ std::vector<std::string> server_flags(const Options& o) {
     if (o.gpu != GpuOptions::automatic) add("-ngl", o.gpu == GpuOptions::all ? "all" : "0");
     if (o.devices.named()) add("--device", fmt::format("{}", fmt::join(o.devices.devices, ",")));
     if (o.devices.ranks > 1) add("-tp", fmt::format("{}", o.devices.ranks));
+    if (o.devices.by_layers) add("-sm", "layer");
+    if (!o.devices.shares.empty()) add("-ts", fmt::format("{}", fmt::join(o.devices.shares, ",")));
     if (o.threads > 0) add("-t", fmt::format("{}", o.threads));
     if (o.step_tokens > 0) add("-ub", fmt::format("{}", o.step_tokens));
     if (o.dense != DenseFormat::as_stored) add("--dense", dense_format_name(o.dense));
@@ -464,6 +468,7 @@ int cmd_bench(int argc, char** argv) {
     if (o.doctor.wanted) return bench_doctor(o);
     if (!o.questions.empty()) return bench_quality(o);
     if (!o.kl_text.empty()) return bench_kl(o);
+    if (o.linear) require_no_split(o.devices, "--linear");
     if (o.linear) return bench_linear(o, *make_backend(o.gpu, o.threads, o.devices));
     const std::vector<BenchTest> tests = tests_of(o);
     if (tests.empty())

@@ -1,6 +1,8 @@
 #include "cuda_stand_in/device.h"
 
 #include <cstdio>
+#include <set>
+#include <utility>
 
 #include "cuda_stand_in/errors.h"
 #include "cuda_stand_in/kernels.h"
@@ -18,7 +20,9 @@ constexpr Device kDevices[] = {
     {.name = "like an A100", .major = 8, .minor = 0, .sms = 108, .shared_bytes = 163 * kKilo},
 };
 
-int current = 0;
+thread_local int current = 0;
+bool peers_allowed = true;
+std::set<std::pair<int, int>> readers;  // a device, and the one whose memory it may read
 
 bool exists(int number) { return number >= 0 && number < static_cast<int>(std::size(kDevices)); }
 
@@ -26,6 +30,11 @@ bool exists(int number) { return number >= 0 && number < static_cast<int>(std::s
 
 std::span<const Device> devices() { return kDevices; }
 int current_device() { return current; }
+bool reads_peer(int peer) { return readers.contains({current, peer}); }
+void allow_peers(bool allowed) {
+    peers_allowed = allowed;
+    readers.clear();
+}
 
 }  // namespace quern::cuda_stand_in
 
@@ -74,12 +83,13 @@ cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaDeviceCanAccessPeer(int* possible, int device, int peer) {
     if (!exists(device) || !exists(peer))
         return fail(cudaErrorInvalidDevice, "cudaDeviceCanAccessPeer: there is no such device");
-    *possible = device != peer;
+    *possible = peers_allowed && device != peer;
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
-    if (!exists(peer) || peer == current)
+    if (!exists(peer) || peer == current || !peers_allowed)
         return fail(cudaErrorInvalidDevice, "cudaDeviceEnablePeerAccess: this is no other device");
+    readers.insert({current, peer});
     return cudaSuccess;
 }

@@ -6,6 +6,7 @@
 
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <string>
 
 #include "cuda_stand_in/device.h"
@@ -30,10 +31,13 @@ std::map<uintptr_t, Block>& blocks() {
     return map;
 }
 
+std::mutex blocks_mutex;  // host memory may be taken on any thread
+
 uintptr_t address(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
 /// The block that has all of these bytes; null: none has.
 const Block* block_of(const void* memory, size_t bytes) {
+    const std::lock_guard lock(blocks_mutex);
     auto it = blocks().upper_bound(address(memory));
     if (it == blocks().begin()) return nullptr;
     --it;
@@ -50,6 +54,7 @@ cudaError_t take(void** memory, size_t bytes, int device) {
     void* mapped =
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapped == MAP_FAILED) return fail(cudaErrorMemoryAllocation, "the host maps no more memory");
+    const std::lock_guard lock(blocks_mutex);
     blocks()[address(mapped)] = {static_cast<int64_t>(bytes), device};
     *memory = mapped;
     return cudaSuccess;
@@ -57,6 +62,7 @@ cudaError_t take(void** memory, size_t bytes, int device) {
 
 cudaError_t give_back(void* memory, const char* call, bool host) {
     if (memory == nullptr) return cudaSuccess;
+    const std::lock_guard lock(blocks_mutex);
     const auto it = blocks().find(address(memory));
     if (it == blocks().end() || (it->second.device == kHost) != host)
         return fail(cudaErrorInvalidValue, std::string(call) + ": this memory was not taken so");
@@ -91,7 +97,9 @@ cudaError_t set(void* memory, int value, size_t bytes, const char* call) {
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
     if (kind != cudaMemcpyDeviceToHost && !on_device(to, bytes))
         return fail(cudaErrorInvalidValue, "cudaMemcpyAsync: the target is not this device's memory");
-    if (kind != cudaMemcpyHostToDevice && !on_device(from, bytes))
+    const Block* source = block_of(from, bytes);
+    const bool peer = kind == cudaMemcpyDeviceToDevice && source != nullptr && reads_peer(source->device);
+    if (kind != cudaMemcpyHostToDevice && !on_device(from, bytes) && !peer)
         return fail(cudaErrorInvalidValue, "cudaMemcpyAsync: the source is not this device's memory");
     std::memcpy(to, from, bytes);
     if (kind == cudaMemcpyDeviceToHost) downloaded(to, bytes);
@@ -101,6 +109,7 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) 
 }  // namespace
 
 int64_t taken_bytes(int device) {
+    const std::lock_guard lock(blocks_mutex);
     int64_t bytes = 0;
     for (const auto& [at, block] : blocks()) bytes += block.device == device ? block.bytes : 0;
     return bytes;

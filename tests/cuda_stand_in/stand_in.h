@@ -24,6 +24,9 @@ struct Device {
 std::span<const Device> devices();
 inline constexpr int kH200 = 0, kRtx5090 = 1, kA100 = 2;
 
+/// Whether devices can read each other's memory, where they ask for it; at first they can.
+void allow_peers(bool allowed);
+
 /// A kernel of the program: an instance, where it is a template.
 struct Kernel {
     std::string name;    // without namespaces and parameters

@@ -7,6 +7,7 @@
 #include "ggml-like/check.h"
 #include "tools/common/cli_args.h"
 #include "tools/common/cli_values.h"
+#include "tools/common/split_flags.h"
 
 namespace quern {
 namespace {
@@ -42,8 +43,10 @@ std::vector<int> DeviceChoice::of_ranks() const {
 }
 
 void add_device_flags(ArgParser& parser, DeviceChoice& choice) {
-    parser.value("--device", "N[,N...]", "the GPU to use, from 0; with -tp one for each rank",
-                 [&choice](const std::string& v) { choice.devices = parse_devices(v); });
+    parser.value(
+        "--device", "N[,N...]",
+        "the GPU to use, from 0; with -tp one for each rank, with -sm layer all that share the layers",
+        [&choice](const std::string& v) { choice.devices = parse_devices(v); });
     parser.value("-tp,--tensor-parallel-size", "N",
                  "run the model on N GPUs together, each with a part of every layer; on the CPU as N ranks; "
                  "default 1",
@@ -51,8 +54,9 @@ void add_device_flags(ArgParser& parser, DeviceChoice& choice) {
                      choice.ranks = static_cast<int>(parse_integer(v, "-tp", 1, kMaxRanks));
                  });
     parser.toggle("--no-peer-access",
-                  "with -tp: GPUs add up through host memory, not by writing into each other's",
+                  "several GPUs send through host memory, not from one's memory to another's",
                   [&choice](bool) { choice.peer_access = false; });
+    add_split_flags(parser, choice);
 }
 
 }  // namespace quern

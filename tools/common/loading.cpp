@@ -10,8 +10,8 @@
 #include "ggml-like/check.h"
 #include "ggml-like/cuda_backend.h"
 #include "ggml-like/kv_format.h"
-#include "models/model_group.h"
 #include "tools/common/cli_values.h"
+#include "tools/common/split_flags.h"
 #include "tools/engine/kv_cost.h"
 #include "tools/engine/kv_types.h"
 #include "tools/engine/memory_plan.h"
@@ -79,6 +79,7 @@ std::unique_ptr<Backend> make_gpus(const std::vector<int>& devices, bool peer_ac
 }  // namespace
 
 std::unique_ptr<Backend> make_backend(const GpuOptions& gpu, int threads, const DeviceChoice& devices) {
+    if (devices.by_layers) return make_split_backend(gpu, threads, devices);
     const std::vector<int> of_ranks = devices.of_ranks();
     if (gpu.kind == GpuOptions::Kind::none) return make_cpu_backends(threads, devices.ranks);
     const std::string reason = cuda_unavailable(of_ranks.front());
@@ -130,26 +131,26 @@ std::string draft_model(const LoadOptions& o) {
     return {};
 }
 
-std::unique_ptr<Model> open(const LoadOptions& o, int threads) {
+std::unique_ptr<Model> open(const LoadOptions& o, const Backend& backend) {
     OpenOptions options{.tokenizer = o.tokenizer,
                         .dense = o.dense,
-                        .threads = threads,
+                        .threads = backend.threads(),
                         .mtp = mtp_use(o),
                         .draft_head_bytes = o.engine.speculation.short_head ? kDraftHeadBytes : 0,
                         .draft_model = draft_model(o)};
     options.vision = o.vision;
     options.vision_format = o.vision_format;
     if (!options.draft_model.empty()) options.mtp = MtpUse::none;  // the other drafts
-    const int ranks = o.devices.ranks;
     if (o.synthetic.empty()) {
         // The comparison reads a text.
         options.tokenizer |= o.dense != DenseFormat::as_stored || packs_kv(o.engine);
         const std::string path = model_or_demo(o.model);
-        return open_ranks(ranks, options, [&](const OpenOptions& own) { return open_model(path, own); });
+        return open_for(backend, o.devices.shares, options,
+                        [&](const OpenOptions& own) { return open_model(path, own); });
     }
     if (o.tokenizer) options.text_from = model_or_demo({});
-    return open_ranks(ranks, options,
-                      [&](const OpenOptions& own) { return open_synthetic(o.synthetic, o.mix, own); });
+    return open_for(backend, o.devices.shares, options,
+                    [&](const OpenOptions& own) { return open_synthetic(o.synthetic, o.mix, own); });
 }
 
 /// The weights are placed as they are stored, and a comparison runs with them.
@@ -198,7 +199,8 @@ DenseCost measure_kv_or_refuse(Model& model, Backend& backend, const EngineOptio
 
 }  // namespace
 
-LoadedModel load_and_start(const LoadOptions& o) {
+LoadedModel load_and_start(const LoadOptions& given) {
+    const LoadOptions o = for_split(given);
     LoadedModel loaded;
     loaded.backend = make_backend(o.gpu, o.threads, o.devices);
     Backend& backend = *loaded.backend;
@@ -208,7 +210,7 @@ LoadedModel load_and_start(const LoadOptions& o) {
     std::string summary;
     {
         ProgressBar bar;
-        loaded.model = open(o, backend.threads());
+        loaded.model = open(o, backend);
         check_layers(o.gpu, loaded.model->info().layers);
         plan = make_memory_plan(*loaded.model, backend, engine, false);
         if (engine.context == 0 && o.context_limit > 0 && plan.context > o.context_limit) {

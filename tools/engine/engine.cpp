@@ -27,6 +27,13 @@ MemoryPlan fitting_plan(const Model& model, const Backend& backend, const Engine
     return plan;
 }
 
+std::vector<ScratchSize> later_scratch(const MemoryPlan& plan) {
+    std::vector<ScratchSize> sizes;
+    for (size_t s = 1; s < plan.stages.size(); ++s)
+        sizes.push_back({plan.stages[s].arena, plan.stages[s].inputs});
+    return sizes;
+}
+
 /// Host memory that lives as long as the backend's transfers need it.
 std::shared_ptr<void> host_memory(Backend& backend, int64_t bytes, const char* what) {
     return {backend.alloc_host(bytes, what), [&backend](void* memory) { backend.free_host(memory); }};
@@ -44,13 +51,13 @@ Engine::State::State(Model& m, Backend& b, const EngineOptions& o)
       pool(b, memory.specs, o.sequences, o.sequences * memory.pages(), memory.kept_states),
       pool_bytes(gauge.taken()),
       cache(b, pool, o.cache_bytes - memory.features),
-      workspace(b.of_rank(0), memory.arena, memory.inputs),
+      workspace(b.of_rank(0), memory.of_stage(0).arena, memory.of_stage(0).inputs),
       tower(m, b.of_rank(0), workspace, memory),
       workspace_bytes(gauge.taken()),
       host_top(host_memory(b.of_rank(0), top_rows() * kTopWords * int64_t{sizeof(int32_t)},
                            "the highest logits of a step")),
       host_logits(host_memory(b.of_rank(0), m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
-      plans(m, b, pool, workspace, kPlans),
+      plans(m, b, pool, workspace, kPlans, later_scratch(memory)),
       scheduler(memory.steps) {
     if (o.speculation.on()) start_speculation();
     if (b.captures())
@@ -211,7 +218,7 @@ const MemoryPlan& Engine::memory_plan() const { return state_->memory; }
 const MemoryMeasured& Engine::memory_measured() const { return state_->measured; }
 int64_t Engine::kernels(int64_t sequences) const {
     if (!state_->backend.captures() || sequences > kMaxAnswerRows) return 0;
-    return state_->decode_plan(decode_bucket(sequences)).plan->kernels;
+    return state_->decode_plan(decode_bucket(sequences)).kernels();
 }
 std::string Engine::load_states(const std::string& directory) {
     State& e = *state_;

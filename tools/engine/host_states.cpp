@@ -279,8 +279,7 @@ HostStates::State HostStates::save(const std::vector<int32_t>& pages, int64_t le
 }
 
 HostStates::State HostStates::save(const Snapshot& from) {
-    const StatePool::Part whole{from.recurrent, pool_.recurrent_bytes()};
-    return save(from.pages, from.length, {&whole, 1});
+    return save(from.pages, from.length, pool_.recurrent_parts(from));
 }
 
 HostStates::State HostStates::save(const SequenceState& from) {

@@ -9,6 +9,7 @@
 #include "tools/engine/kv_types.h"
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/speculation.h"
+#include "tools/engine/stage_memory.h"
 #include "tools/engine/state_pool.h"
 #include "tools/engine/tower_plan.h"
 
@@ -297,6 +298,7 @@ int64_t MemoryPlan::weight_bytes() const {
 
 MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const EngineOptions& options,
                             bool weights_placed) {
+    if (backend.stages() > 1) return plan_stages(model, backend, options, weights_placed);
     const ModelInfo& info = model.info();
     check_options(options, info.context);
     MemoryPlan plan;
@@ -337,7 +339,10 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     return plan;
 }
 
-void require_fit(const MemoryPlan& p) {
+namespace {
+
+/// `advice_here`: what else to do about this device.
+void require_fit(const MemoryPlan& p, const char* advice_here) {
     const int64_t have = p.device.free_bytes;
     if (p.needed() <= have) return;
     const std::string where = fmt::format("{:.2f} of {:.2f} GB are free on {}", giga(have),
@@ -346,8 +351,8 @@ void require_fit(const MemoryPlan& p) {
         FAIL(memory,
              "not enough memory: the weights alone take {:.2f} GB, and {}; close what uses the memory or "
              "choose a "
-             "smaller checkpoint{}",
-             giga(p.weight_bytes() + p.reserve), where,
+             "smaller checkpoint{}{}",
+             giga(p.weight_bytes() + p.reserve), where, advice_here,
              p.device.exact ? ", or run on the CPU with -ngl 0" : "");
     std::string advice = fmt::format("lower -c (now {}; {} for each 1000 tokens)", p.context,
                                      size(1000 * p.token_bytes * p.sequences));
@@ -359,10 +364,22 @@ void require_fit(const MemoryPlan& p) {
          "not enough memory: {:.2f} GB are needed (weights {:.2f}, KV cache {:.2f}, recurrent state {:.2f}, "
          "scratch {:.2f}, reserve {:.2f}), and {}; {}",
          giga(p.needed()), giga(p.weight_bytes()), giga(p.kv), giga(p.recurrent), giga(p.scratch_bytes()),
-         giga(p.reserve), where, advice);
+         giga(p.reserve), where, advice + advice_here);
 }
 
-std::string describe(const MemoryPlan& plan) { return table(plan, nullptr); }
+}  // namespace
+
+void require_fit(const MemoryPlan& p) {
+    if (p.stages.empty()) return require_fit(p, "");
+    for (const MemoryPlan& stage : p.stages) require_fit(stage, ", give this device fewer layers with -ts");
+}
+
+std::string describe(const MemoryPlan& plan) {
+    if (plan.stages.empty()) return table(plan, nullptr);
+    std::string text;
+    for (const MemoryPlan& stage : plan.stages) text += table(stage, nullptr);
+    return text;
+}
 
 std::string describe(const MemoryPlan& plan, const MemoryMeasured& measured) {
     const int64_t planned = plan.needed() - plan.reserve;

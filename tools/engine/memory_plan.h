@@ -42,7 +42,12 @@ struct MemoryPlan {
     int64_t reserve = 0;            // captured graphs, upload buffers, what a driver takes now and then
     std::string device_name;
     MemoryInfo device;  // when this was planned
+    /// Of a model that several devices hold by layers: of each device; all else is the sum of these. Else empty.
+    std::vector<MemoryPlan> stages;
 
+    const MemoryPlan& of_stage(int stage) const {
+        return stages.empty() ? *this : stages[static_cast<size_t>(stage)];
+    }
     int64_t pages() const;  // of one sequence
     int64_t weight_bytes() const;
     int64_t state_bytes() const { return kv + recurrent + kept; }

@@ -54,7 +54,37 @@ BatchShape draft_shape(const BatchShape& shape, int64_t rows) {
     return out;
 }
 
+int64_t StepPlan::kernels() const {
+    int64_t sum = plan->kernels;
+    for (const StagePlan& stage : later) sum += stage.plan->kernels;
+    return sum;
+}
+
+/// Each stage goes on from what the one before leaves.
+void StepPlan::run_later() {
+    const std::vector<Tensor*>* left = &leaving;
+    for (size_t i = 0; i < later.size(); ++i) {
+        StagePlan& own = later[i];
+        std::vector<BlockCopy> rows;
+        for (size_t t = 0; t < left->size(); ++t) {
+            const Tensor &from = *(*left)[t], &to = *own.arriving[t];
+            CHECK(from.bytes() == to.bytes(), "[plan] {} arrives as {}", describe(from), describe(to));
+            rows.push_back({static_cast<std::byte*>(to.data), static_cast<const std::byte*>(from.data),
+                            to.bytes(), to.bytes(), to.bytes(), 1});
+        }
+        own.plan->copy_inputs(*plan);
+        const int stage = static_cast<int>(i) + 1;
+        backend->of_stage(stage).receive(backend->of_stage(stage - 1), rows);
+        own.plan->run();
+        left = &own.leaving;
+    }
+}
+
 void StepPlan::run() {
+    if (!later.empty()) {
+        plan->run();
+        return run_later();
+    }
     backend->on_ranks([this](int rank) {
         if (rank == 0) return plan->run();
         Plan& own = *others[static_cast<size_t>(rank) - 1].plan;
@@ -64,8 +94,15 @@ void StepPlan::run() {
 }
 
 PlanCache::PlanCache(const Model& model, Backend& backend, const StateViews& state, Workspace& workspace,
-                     size_t capacity)
+                     size_t capacity, const std::vector<ScratchSize>& later_stages)
     : model_(model), backend_(backend), state_(state), workspace_(workspace), capacity_(capacity) {
+    for (int stage = 1; stage < backend.stages(); ++stage) {
+        const auto i = static_cast<size_t>(stage) - 1;
+        const ScratchSize size = i < later_stages.size()
+                                     ? later_stages[i]
+                                     : ScratchSize{workspace.arena_bytes(), workspace.input_bytes()};
+        later_.push_back(std::make_unique<Workspace>(backend.of_stage(stage), size.arena, size.inputs));
+    }
     for (int rank = 1; rank < backend.ranks(); ++rank) others_.push_back({{state, backend, rank}, nullptr});
     backend.on_ranks([&](int rank) {
         if (rank > 0)
@@ -88,8 +125,31 @@ RankPlan PlanCache::make_other(const BatchShape& shape, PlanUse use, int rank) c
             std::make_unique<Plan>(std::move(built.graph), backend, *own.workspace, use)};
 }
 
+void PlanCache::make_stages(StepPlan& step, PlanUse use) const {
+    const auto build = [&](int stage) {
+        return model_.of_stage(stage).build(step.shape, state_, backend_.activation_dtype());
+    };
+    BuiltGraph built = build(0);
+    step.batch = built.batch;
+    step.leaving = built.leaving;
+    step.plan = std::make_unique<Plan>(std::move(built.graph), backend_.of_stage(0), workspace_, use);
+    for (int stage = 1; stage < backend_.stages(); ++stage) {
+        built = build(stage);
+        step.logits = built.logits;
+        step.top = built.top;
+        Workspace& own = *later_[static_cast<size_t>(stage) - 1];
+        step.later.push_back(
+            {built.arriving, built.leaving,
+             std::make_unique<Plan>(std::move(built.graph), backend_.of_stage(stage), own, use)});
+    }
+}
+
 StepPlan PlanCache::make(const BatchShape& shape, PlanUse use) const {
     StepPlan step{.shape = shape, .backend = &backend_};
+    if (backend_.stages() > 1) {
+        make_stages(step, use);
+        return step;
+    }
     step.others.resize(others_.size());
     backend_.on_ranks([&](int rank) {
         if (rank > 0) {

@@ -32,13 +32,25 @@ BatchShape verify_shape(const BatchShape& shape, int64_t rows);
 /// are more than the sequences that these are padded to, which fewer than half of `rows` rows always allow.
 BatchShape draft_shape(const BatchShape& shape, int64_t rows);
 
+/// Bytes of a plan's memory: scratch and outputs; inputs.
+struct ScratchSize {
+    int64_t arena, inputs;
+};
+
+/// What a stage other than the first runs of a step.
+struct StagePlan {
+    std::vector<Tensor*> arriving, leaving;  // BuiltGraph's
+    std::unique_ptr<Plan> plan;
+};
+
 /// What a rank other than the first runs of a step.
 struct RankPlan {
     Tensor *logits, *top;
     std::unique_ptr<Plan> plan;
 };
 
-/// A plan with the tensors that the engine fills and reads. With several ranks these are rank 0's.
+/// A plan with the tensors that the engine fills and reads. With several ranks these are rank 0's; with several stages inputs are
+/// the first one's, logits and top the last one's.
 struct StepPlan {
     BatchShape shape;
     Batch batch;
@@ -49,17 +61,24 @@ struct StepPlan {
     std::unique_ptr<Plan> plan;
     Backend* backend;              // of all ranks
     std::vector<RankPlan> others;  // rank 1 and up
+    std::vector<Tensor*> leaving;  // of the first of several stages
+    std::vector<StagePlan> later;  // stage 1 and up
     int64_t runs = 0;
 
-    /// Every rank's plan, with the inputs of rank 0's.
+    /// Every rank's plan, with the inputs of rank 0's; or each stage's in turn.
     void run();
+    /// Kernels that one run launches, in all stages; of ranks those of the first. 0: unknown.
+    int64_t kernels() const;
+
+  private:
+    void run_later();
 };
 
 class PlanCache {
   public:
-    /// `workspace`: rank 0's; other ranks get one of the same size each.
+    /// `workspace`: rank 0's or the first stage's; other ranks and stages get one of the same size each, or later stages these.
     PlanCache(const Model& model, Backend& backend, const StateViews& state, Workspace& workspace,
-              size_t capacity);
+              size_t capacity, const std::vector<ScratchSize>& later_stages = {});
 
     /// PlanUse::repeatedly: the plan is never dropped.
     StepPlan& get(const BatchShape& shape, PlanUse use);
@@ -84,6 +103,7 @@ class PlanCache {
     };
 
     StepPlan make(const BatchShape& shape, PlanUse use) const;
+    void make_stages(StepPlan& step, PlanUse use) const;
     RankPlan make_other(const BatchShape& shape, PlanUse use, int rank) const;
 
     const Model& model_;
@@ -91,7 +111,8 @@ class PlanCache {
     const StateViews& state_;
     Workspace& workspace_;
     size_t capacity_;
-    std::vector<Rank> others_;  // rank 1 and up
+    std::vector<Rank> others_;                       // rank 1 and up
+    std::vector<std::unique_ptr<Workspace>> later_;  // of stage 1 and up
     std::list<StepPlan> kept_;
     std::list<StepPlan> plans_;  // newest first
 };

@@ -73,14 +73,26 @@ int64_t snapshots_bytes(const std::vector<StateSpec>& specs, int64_t snapshots) 
     return snapshots * aligned(recurrent_bytes(specs));
 }
 
+std::vector<StateSpec> of_stage(const std::vector<StateSpec>& specs, int stage) {
+    std::vector<StateSpec> own;
+    for (const StateSpec& s : specs)
+        if (s.stage == stage) own.push_back(s);
+    return own;
+}
+
 StatePool::StatePool(Backend& backend, const std::vector<StateSpec>& specs, int64_t slots, int64_t pages,
                      int64_t snapshots)
     : backend_(backend),
       free_slots_(all_free(slots)),
       free_pages_(all_free(pages)),
       page_users_(static_cast<size_t>(pages), 0),
-      copies_(static_cast<size_t>(pages)),
-      kept_(backend, snapshots_bytes(specs, 1), snapshots, "the states of earlier prompts") {
+      copies_(static_cast<size_t>(pages)) {
+    for (int stage = 0; stage < backend.stages(); ++stage) {
+        const std::vector<StateSpec> own = of_stage(specs, stage);
+        kept_.push_back({std::make_unique<BlockPool>(backend.of_stage(stage), snapshots_bytes(own, 1),
+                                                     snapshots, "the states of earlier prompts"),
+                         quern::recurrent_bytes(own)});
+    }
     for (const StateSpec& spec : specs) {
         index_[{spec.layer, spec.role}] = blocks_.size();
         blocks_.push_back({spec, state_tensor(spec, spec.paged ? pages : slots), spec.bytes()});
@@ -94,14 +106,19 @@ StatePool::StatePool(Backend& backend, const std::vector<StateSpec>& specs, int6
 }
 
 void StatePool::place(bool paged, int64_t outer, const char* what) {
+    for (int stage = 0; stage < backend_.stages(); ++stage) place(stage, paged, outer, what);
+}
+
+void StatePool::place(int stage, bool paged, int64_t outer, const char* what) {
+    const auto own = [&](const Block& b) { return b.spec.paged == paged && b.spec.stage == stage; };
     int64_t total = 0;
     for (const Block& b : blocks_)
-        if (b.spec.paged == paged) total += aligned(outer * b.item_bytes);
-    void* memory = backend_.alloc(total, what);
+        if (own(b)) total += aligned(outer * b.item_bytes);
+    void* memory = backend_.of_stage(stage).alloc(total, what);
     memory_.emplace_back(memory, [this](void* m) { backend_.free(m); });
     int64_t offset = 0;
     for (Block& b : blocks_) {
-        if (b.spec.paged != paged) continue;
+        if (!own(b)) continue;
         b.tensor.data = static_cast<std::byte*>(memory) + offset;
         offset += aligned(outer * b.item_bytes);
     }
@@ -172,20 +189,26 @@ Snapshot StatePool::snapshot(const SequenceState& s) {
           s.journaled);
     Snapshot snapshot;
     snapshot.length = s.length;
-    snapshot.recurrent = kept_.take();
     try {
+        for (const Kept& kept : kept_) snapshot.recurrent.push_back(kept.pool->take());
         snapshot.pages = share_pages(s.pages, s.length);
     } catch (...) {
         release(snapshot);
         throw;
     }
-    std::byte* to = snapshot.recurrent;
+    copy_recurrent(s, snapshot, true);
+    return snapshot;
+}
+
+void StatePool::copy_recurrent(const SequenceState& s, const Snapshot& snapshot, bool to_snapshot) const {
+    std::vector<std::byte*> at = snapshot.recurrent;
     for (const Block& b : blocks_) {
         if (!b.copied()) continue;
-        backend_.copy(to, item(b, s.slot), b.item_bytes);
-        to += b.item_bytes;
+        std::byte*& kept = at[static_cast<size_t>(b.spec.stage)];
+        std::byte* own = item(b, s.slot);
+        backend_.copy(to_snapshot ? kept : own, to_snapshot ? own : kept, b.item_bytes);
+        kept += b.item_bytes;
     }
-    return snapshot;
 }
 
 SequenceState StatePool::restore(const Snapshot& snapshot) {
@@ -198,17 +221,15 @@ SequenceState StatePool::restore(const Snapshot& snapshot) {
         throw;
     }
     s.length = snapshot.length;
-    const std::byte* from = snapshot.recurrent;
-    for (const Block& b : blocks_) {
-        if (!b.copied()) continue;
-        backend_.copy(item(b, s.slot), from, b.item_bytes);
-        from += b.item_bytes;
-    }
+    copy_recurrent(s, snapshot, false);
     return s;
 }
 
 void StatePool::read_recurrent(const Snapshot& snapshot, std::byte* to) const {
-    backend_.download(to, snapshot.recurrent, recurrent_bytes_);
+    for (const Part& part : recurrent_parts(snapshot)) {
+        backend_.download(to, part.data, part.bytes);
+        to += part.bytes;
+    }
 }
 
 SequenceState StatePool::acquire_for(int64_t length) {
@@ -236,6 +257,19 @@ std::vector<StatePool::Part> StatePool::recurrent_parts(int32_t slot) const {
     for (const Block& b : blocks_)
         if (b.copied()) parts.push_back({item(b, slot), b.item_bytes});
     return parts;
+}
+
+std::vector<StatePool::Part> StatePool::recurrent_parts(const Snapshot& snapshot) const {
+    std::vector<Part> parts;
+    for (size_t stage = 0; stage < kept_.size(); ++stage)
+        if (kept_[stage].bytes > 0) parts.push_back({snapshot.recurrent[stage], kept_[stage].bytes});
+    return parts;
+}
+
+int64_t StatePool::free_snapshots() const {
+    int64_t least = kept_.front().pool->left();
+    for (const Kept& kept : kept_) least = std::min(least, kept.pool->left());
+    return least;
 }
 
 int64_t StatePool::final_pages(int64_t length) const { return (length - open_tokens_) / kPageTokens; }
@@ -269,7 +303,8 @@ void StatePool::release(SequenceState& s) {
 
 void StatePool::release(Snapshot& snapshot) {
     drop_pages(snapshot.pages);
-    if (snapshot.recurrent != nullptr) kept_.give_back(snapshot.recurrent);
+    for (size_t stage = 0; stage < snapshot.recurrent.size(); ++stage)
+        kept_[stage].pool->give_back(snapshot.recurrent[stage]);
     snapshot = {};
 }
 

@@ -27,7 +27,7 @@ struct SequenceState {
 struct Snapshot {
     int64_t length = 0;
     std::vector<int32_t> pages;
-    std::byte* recurrent = nullptr;  // in the backend's memory, layer after layer
+    std::vector<std::byte*> recurrent;  // of each stage, in the backend's memory, layer after layer
 };
 
 class StatePool final : public StateViews {
@@ -43,7 +43,7 @@ class StatePool final : public StateViews {
 
     int64_t free_slots() const { return static_cast<int64_t>(free_slots_.size()); }
     int64_t free_pages() const { return static_cast<int64_t>(free_pages_.size()); }
-    int64_t free_snapshots() const { return kept_.left(); }
+    int64_t free_snapshots() const;
     int64_t bytes() const { return bytes_; }                      // without snapshots
     int64_t page_bytes() const { return page_bytes_; }            // of one page, all layers
     int64_t recurrent_bytes() const { return recurrent_bytes_; }  // of a snapshot's recurrent part
@@ -80,6 +80,8 @@ class StatePool final : public StateViews {
     std::vector<Part> page_parts() const;
     /// The recurrent state of a slot, as snapshots copy it: `recurrent_bytes()` in all.
     std::vector<Part> recurrent_parts(int32_t slot) const;
+    /// The same of a snapshot.
+    std::vector<Part> recurrent_parts(const Snapshot& snapshot) const;
     /// Pages of a state of so many tokens that nobody writes any more.
     int64_t final_pages(int64_t length) const;
 
@@ -107,8 +109,10 @@ class StatePool final : public StateViews {
     std::vector<int32_t> share_pages(const std::vector<int32_t>& from, int64_t length);
     std::byte* item(const Block& block, int64_t index) const;
 
-    /// One allocation for all state of a kind: pages or slots.
+    /// One allocation on each stage for all its state of a kind: pages or slots.
     void place(bool paged, int64_t outer, const char* what);
+    void place(int stage, bool paged, int64_t outer, const char* what);
+    void copy_recurrent(const SequenceState& s, const Snapshot& snapshot, bool to_snapshot) const;
 
     Backend& backend_;
     std::vector<std::shared_ptr<void>> memory_;
@@ -121,8 +125,15 @@ class StatePool final : public StateViews {
     std::vector<Copy> copies_;
     int64_t bytes_ = 0, page_bytes_ = 0, recurrent_bytes_ = 0;
     int64_t open_tokens_ = 0;  // the last tokens of a sequence whose keys and values are not all complete
-    BlockPool kept_;
+    struct Kept {
+        std::unique_ptr<BlockPool> pool;
+        int64_t bytes;  // of a snapshot
+    };
+    std::vector<Kept> kept_;  // of each stage
 };
+
+/// Those of one stage.
+std::vector<StateSpec> of_stage(const std::vector<StateSpec>& specs, int stage);
 
 /// Bytes of one page over all layers (64 tokens of KV), and of one slot.
 int64_t page_bytes(const std::vector<StateSpec>& specs);

@@ -10,6 +10,7 @@
 #include "tools/common/kv_flags.h"
 #include "tools/common/settings.h"
 #include "tools/common/speculation_flags.h"
+#include "tools/common/split_flags.h"
 #include "tools/serve/client_config.h"
 
 namespace quern {
@@ -234,6 +235,7 @@ bool parse_serve_options(int argc, char** argv, ServeOptions& options) {
     if (options.doctor) {
         require_real_weights(options.synthetic);
         require_one_rank(options.devices.ranks);
+        require_no_split(options.devices, "--doctor");
     }
     if (!options.cache_dir.empty() && options.cache_bytes == 0)
         FAIL(usage, "--cache-dir {}: -cram 0 keeps no states that could be saved",

@@ -8,6 +8,7 @@
 #include "ggml-like/check.h"
 #include "tools/common/cli_values.h"
 #include "tools/common/output.h"
+#include "tools/common/split_flags.h"
 
 namespace quern {
 namespace {
@@ -72,6 +73,7 @@ void require_one_rank(int ranks) {
 int run_doctor(const LoadOptions& load, const DoctorFlags& flags) {
     require_real_weights(load.synthetic);
     require_one_rank(load.devices.ranks);
+    require_no_split(load.devices, "--doctor");
     LoadOptions options = load;
     options.engine = {.context = load.engine.context,
                       .sequences = kSequences,
