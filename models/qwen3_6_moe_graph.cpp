@@ -225,13 +225,9 @@ class Builder {
         return built;
     }
 
-    /// Ids of this rank's rows of the head that may be sampled.
+    /// Ids of this rank's rows of the head that may be sampled. A rank that has none looks at one row, which nobody reads.
     int64_t own_vocab() const {
-        const int64_t own = std::min(shape_.vocab - c_.shard.begin(c_.vocab_rows), w_.head.rows);
-        if (own <= 0)
-            FAIL(usage, "--tensor-parallel-size {}: {} tokens leave rank {} without any; choose fewer ranks",
-                 c_.shard.of, shape_.vocab, c_.shard.rank);
-        return own;
+        return std::clamp<int64_t>(shape_.vocab - c_.shard.begin(c_.vocab_rows), 1, w_.head.rows);
     }
 
     /// x + gated attention.

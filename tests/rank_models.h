@@ -14,15 +14,17 @@
 
 namespace quern::test {
 
-/// In BF16: 128 columns, 4 layers or 2 of them, heads of 128, two KV and two key heads, inner widths of 512.
+/// In BF16: 128 columns, 4 layers or 2 of them, heads of 128, two KV and two key heads, inner widths of 512. With `text_from`
+/// that directory's tokenizer.
 class RankModel {
   public:
-    explicit RankModel(bool dense) : dense_(dense) {
+    explicit RankModel(bool dense, int vocab_rows = 512, const std::string& text_from = {})
+        : dense_(dense), vocab_rows_(vocab_rows) {
         const std::string like = parity(dense ? "dense/bf16" : "base/bf16");
         nlohmann::json config = read_json(like + "/config.json");
         nlohmann::json& text = config.contains("text_config") ? config["text_config"] : config;
         for (const auto& [key, value] : std::map<std::string, int>{{"hidden_size", kWidth},
-                                                                   {"vocab_size", kVocab},
+                                                                   {"vocab_size", vocab_rows_},
                                                                    {"head_dim", kHead},
                                                                    {"num_attention_heads", kHeads},
                                                                    {"num_key_value_heads", kKvHeads},
@@ -40,6 +42,9 @@ class RankModel {
         dir_.write("bf16/config.json", config.dump());
         dir_.write("bf16/generation_config.json", read_json(like + "/generation_config.json").dump());
         dir_.write("bf16/model.safetensors", weights_.bytes());
+        if (text_from.empty()) return;
+        for (const char* file : {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja"})
+            std::filesystem::copy_file(text_from + "/" + file, dir_ / ("bf16/" + std::string(file)));
     }
 
     /// The checkpoint with projections, experts and head in a format of a recipe (tools/quantize/recipe.h), or as it is: bf16.
@@ -55,8 +60,8 @@ class RankModel {
     }
 
   private:
-    static constexpr int kWidth = 128, kVocab = 512, kHead = 128, kHeads = 4, kKvHeads = 2, kKeyHeads = 2,
-                         kValueHeads = 4, kInner = 512, kExperts = 4;
+    static constexpr int kWidth = 128, kHead = 128, kHeads = 4, kKvHeads = 2, kKeyHeads = 2, kValueHeads = 4,
+                         kInner = 512, kExperts = 4;
 
     void add(const std::string& name, std::vector<int64_t> shape, float mean, float deviation) {
         int64_t count = 1;
@@ -113,7 +118,7 @@ class RankModel {
 
     void add_weights(const nlohmann::json& layer_types) {
         const std::string text = "model.language_model.";
-        matrix(text + "embed_tokens", kVocab, kWidth);
+        matrix(text + "embed_tokens", vocab_rows_, kWidth);
         for (size_t i = 0; i < layer_types.size(); ++i) {
             const std::string layer = fmt::format("{}layers.{}.", text, i);
             norm(layer + "input_layernorm", kWidth);
@@ -123,10 +128,11 @@ class RankModel {
             dense_ ? mlp(layer + "mlp.", kInner) : mixture(layer + "mlp.");
         }
         norm(text + "norm", kWidth);
-        matrix("lm_head", kVocab, kWidth);
+        matrix("lm_head", vocab_rows_, kWidth);
     }
 
     bool dense_;
+    int vocab_rows_;
     int64_t taps_ = 0;
     std::mt19937 random_{77};
     SafetensorsWriter weights_;

@@ -69,13 +69,14 @@ void check_merge(const std::vector<float>& logits, float temperature, int64_t vo
     std::vector<const int32_t*> tops;
     for (int r = 0; r < ranks; ++r)
         parts.push_back(top_of({logits.begin() + r * rows, logits.begin() + (r + 1) * rows}, temperature,
-                               std::min(rows, vocab - r * rows)));
+                               std::clamp<int64_t>(vocab - r * rows, 1, rows)));
     for (const auto& part : parts) tops.push_back(part.data());
     std::vector<int32_t> merged(kTopWords);
-    merge_top(tops, rows, temperature, merged.data());
+    merge_top(tops, rows, vocab, temperature, merged.data());
     const std::vector<int32_t> whole = top_of(logits, temperature, vocab);
+    const auto with_ids = parts.begin() + (vocab + rows - 1) / rows;
     const bool all_exact =
-        std::all_of(parts.begin(), parts.end(), [](const auto& part) { return part[kTopWords - 1] != 0; });
+        std::all_of(parts.begin(), with_ids, [](const auto& part) { return part[kTopWords - 1] != 0; });
     CHECK(merged[kTopWords - 1] == (all_exact ? 1 : 0));
     if (!all_exact) return;  // then all logits are read
     CHECK(whole[kTopWords - 1] == 1);
@@ -164,6 +165,17 @@ TEST_SUITE("cpu") {
             for (const int ranks : {2, 3, 4})
                 for (const float temperature : {0.0f, 0.7f, 2.0f})
                     check_merge(logits, temperature, 1150, ranks);
+        }
+    }
+
+    TEST_CASE("rank parts: ranks beyond the vocabulary add nothing to the merged head, whatever is there") {
+        std::vector<float> logits = Random(9).normals(1200);
+        for (const int64_t vocab : {70, 299, 300, 301, 600}) {
+            CAPTURE(vocab);
+            std::fill(logits.begin() + vocab, logits.end(), std::numeric_limits<float>::quiet_NaN());
+            for (const int ranks : {2, 3, 4})
+                for (const float temperature : {0.0f, 0.7f}) check_merge(logits, temperature, vocab, ranks);
+            logits = Random(9).normals(1200);
         }
     }
 

@@ -160,6 +160,30 @@ TEST_SUITE("cpu") {
         CHECK(answers[2] == answers[0]);
     }
 
+    TEST_CASE("ranks: those whose rows of the head are all beyond the vocabulary change nothing") {
+        const test::RankModel long_head(false, 8192, test::source_dir() + "/models/demo");
+        for (const float temperature : {0.0f, 1.0f}) {
+            CAPTURE(temperature);
+            std::vector<std::vector<int32_t>> answers;
+            for (const int ranks : {1, 2, 4}) {
+                const test::Loaded l(long_head.in("bf16"), make_cpu_backends(2, ranks), true);
+                CHECK(l.model->info().vocab < l.model->info().vocab_rows / 2);
+                Engine engine(*l.model, *l.backend, {.context = 256});
+                Request r;
+                r.prompt = random_ids(*l.model, 40, 3);
+                for (int32_t& id : r.prompt) id %= static_cast<int32_t>(l.model->info().vocab);
+                r.max_tokens = 40;
+                r.sampling = {.temperature = temperature, .top_k = 20, .top_p = 0.95f, .seed = 9};
+                Result result = engine.run(std::move(r));
+                CHECK(result.error == "");
+                answers.push_back(std::move(result.tokens));
+            }
+            CHECK(answers[0].size() == 40);
+            CHECK(answers[1] == answers[0]);
+            CHECK(answers[2] == answers[0]);
+        }
+    }
+
     TEST_CASE("ranks: going on from a kept state changes nothing, nor does a file that was written before") {
         const std::string checkpoint = rank_model().in("fp8");
         const test::TempDir dir;

@@ -42,10 +42,14 @@ List* highest(std::vector<List>& lists) {
 
 }  // namespace
 
-void merge_top(std::span<const int32_t* const> tops, int64_t rows, float temperature, int32_t* out) {
+void merge_top(std::span<const int32_t* const> tops, int64_t rows, int64_t vocab, float temperature,
+               int32_t* out) {
     std::vector<List> lists;
-    for (const int32_t* top : tops)
-        lists.push_back({top, static_cast<int32_t>(static_cast<int64_t>(lists.size()) * rows)});
+    for (const int32_t* top : tops) {
+        const int64_t first = static_cast<int64_t>(lists.size()) * rows;
+        if (first >= vocab) break;
+        lists.push_back({top, static_cast<int32_t>(first)});
+    }
     float values[kTopLogits];
     for (int i = 0; i < kTopLogits; ++i) {
         List* best = highest(lists);
@@ -79,7 +83,7 @@ void download_top(const StepPlan& step, std::span<const float> temperatures, int
     for (size_t row = 0; row < temperatures.size(); ++row) {
         std::vector<const int32_t*> tops;
         for (const auto& own : each) tops.push_back(own.data() + row * kTopWords);
-        merge_top(tops, step.logits->shape[1], temperatures[row], top + row * kTopWords);
+        merge_top(tops, step.logits->shape[1], step.shape.vocab, temperatures[row], top + row * kTopWords);
     }
 }
 

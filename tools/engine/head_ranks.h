@@ -13,8 +13,9 @@ void download_top(const StepPlan& step, std::span<const float> temperatures, int
 /// Downloads `count` rows of logits, from `row` on, to `to` [count, logit_columns].
 void download_logits(const StepPlan& step, int64_t row, int64_t count, float* to);
 
-/// The highest logits of one row, from those of ranks: `tops` kTopWords each, ids of rank r from r * `rows` on. Exact if all
-/// of these are: a rank without a valid id is not.
-void merge_top(std::span<const int32_t* const> tops, int64_t rows, float temperature, int32_t* out);
+/// The highest logits of one row, from those of ranks: `tops` kTopWords each, ids of rank r from r * `rows` on. Those of ranks
+/// whose ids all are `vocab` or more are not read. Exact if all others are: one whose ids are all -infinity is not.
+void merge_top(std::span<const int32_t* const> tops, int64_t rows, int64_t vocab, float temperature,
+               int32_t* out);
 
 }  // namespace quern
