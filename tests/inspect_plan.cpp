@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "ggml-like/error.h"
+#include "tools/inspect/cards.h"
 #include "tools/inspect/plan.h"
 
 namespace quern {
@@ -98,6 +99,71 @@ TEST_SUITE("cpu") {
               std::string::npos);
         CHECK_THROWS_AS(of_35b({.kv_type = "f32"}), Error);  // not on a GPU
         CHECK_THROWS_AS(of_35b({.kv_type = "q8_0"}), Error);
+    }
+
+    TEST_CASE("plan: two cards that share every layer have half of it each") {
+        const auto plan_on = [](int ranks) {
+            return make_cost_plan({.model = {},
+                                   .synthetic = "qwen3.6-35b-a3b",
+                                   .engine = {.context = 32768},
+                                   .cards = {"rtx-3090"},
+                                   .ranks = ranks});
+        };
+        const CostPlan one = plan_on(1), two = plan_on(2);
+        REQUIRE(two.cards.size() == 1);
+        const CostPlan::OnCard &whole = one.cards[0], &half = two.cards[0];
+        CHECK(half.name == "RTX 3090");
+        CHECK(half.bandwidth == 936e9);
+        for (const char* part : {"DeltaNet", "routed experts", "attention", "head", "KV cache"}) {
+            CAPTURE(part);
+            CHECK(component(two, part).bytes ==
+                  doctest::Approx(component(one, part).bytes / 2).epsilon(0.01));
+        }
+        CHECK(component(two, "router").bytes == component(one, "router").bytes);  // on both
+        CHECK(2 * half.memory.kv == whole.memory.kv);
+        const int64_t everywhere =
+            int64_t{248320} * 2048 * 2 + int64_t{40} * 256 * 2048 * 2;  // embedding, routers
+        CHECK(
+            static_cast<double>(half.memory.weight_bytes() - everywhere) ==
+            doctest::Approx(static_cast<double>(whole.memory.weight_bytes() - everywhere) / 2).epsilon(0.01));
+        CHECK(half.short_rate > 1.9 * whole.short_rate);
+        CHECK(two.formats.size() == 5);
+        CHECK(2 * two.formats[0].token_bytes == one.formats[0].token_bytes);
+        CHECK(describe(two).find("on each of 2 GPUs") != std::string::npos);
+        CHECK(to_json(two)["ranks"] == 2);
+        CHECK_THROWS_AS(plan_on(3), Error);
+    }
+
+    TEST_CASE("plan: cards that have some layers each need room for these alone") {
+        const auto plan_on = [](const std::vector<double>& shares) {
+            return make_cost_plan({.model = {},
+                                   .synthetic = "qwen3.6-35b-a3b",
+                                   .engine = {.context = 32768},
+                                   .cards = {"RTX 5080"},
+                                   .shares = shares});
+        };
+        const CostPlan one = plan_on({}), even = plan_on({1, 1}), uneven = plan_on({3, 1});
+        CHECK(!one.cards[0].fits);
+        CHECK(even.cards[0].fits);
+        CHECK(!uneven.cards[0].fits);
+        REQUIRE(even.cards[0].memory.stages.size() == 2);
+        CHECK(static_cast<double>(even.cards[0].memory.weight_bytes()) ==
+              doctest::Approx(static_cast<double>(one.cards[0].memory.weight_bytes())).epsilon(0.001));
+        CHECK(even.token_bytes() == doctest::Approx(one.token_bytes()).epsilon(0.001));
+        CHECK(describe(even).find("device 2 of 2 (layers 20-39, head)") != std::string::npos);
+        CHECK(to_json(even)["stages"] == 2);
+        CHECK_THROWS_AS(
+            make_cost_plan(
+                {.model = {}, .synthetic = "qwen3.6-35b-a3b", .cards = {}, .ranks = 2, .shares = {1, 1}}),
+            Error);
+    }
+
+    TEST_CASE("plan: cards by their names") {
+        for (const char* name : {"rtx-3090", "RTX 3090", "rtx3090"})
+            CHECK(find_card(name).mebibytes == 24576);
+        for (const Card& card : usual_cards()) CHECK(find_card(card.name).name == card.name);
+        CHECK_THROWS_AS(find_card("gtx 1080"), Error);
+        CHECK_THROWS_AS(find_card(""), Error);
     }
 
     TEST_CASE("plan: a checkpoint's files, and JSON") {

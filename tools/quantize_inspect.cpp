@@ -8,6 +8,7 @@
 #include "tools/common/cli_values.h"
 #include "tools/common/kv_flags.h"
 #include "tools/common/loading.h"
+#include "tools/common/split_flags.h"
 #include "tools/engine/atomic_file.h"
 #include "tools/inspect/health.h"
 #include "tools/inspect/plan.h"
@@ -45,6 +46,12 @@ void add_plan_flags(ArgParser& p, Options& o) {
             [&w](const std::string& v) { w.dense = parse_dense(v); });
     p.value("--bandwidth", "GB/s", "a card of this memory bandwidth beside those of the table",
             [&w](const std::string& v) { w.bandwidth = parse_number(v, "--bandwidth", 0.001, 1e6); });
+    p.values("--card", "NAME", "this card instead of the usual ones, such as rtx-3090; may be repeated",
+             [&w](const std::string& v) { w.cards.push_back(v); });
+    p.value("-tp,--tensor-parallel-size", "N", "so many cards that share every layer",
+            [&w](const std::string& v) { w.ranks = static_cast<int>(parse_integer(v, "-tp", 1, 16)); });
+    p.value("-ts,--tensor-split", "N,N[,...]", "so many cards that have such shares of the layers",
+            [&w](const std::string& v) { w.shares = parse_shares(v); });
     p.value("--synthetic", "NAME", "shapes of a model that is not here: qwen3.6-35b-a3b, qwen3.6-27b-shape",
             [&w](const std::string& v) { w.synthetic = v; });
     p.value("--mix", "NAME", "formats of --synthetic: aeon (default), fp8-head, xs, nvidia, qwen-fp8",

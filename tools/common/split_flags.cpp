@@ -18,25 +18,6 @@ namespace {
 
 constexpr size_t kMaxStages = 16;
 
-/// As llama.cpp: numbers between commas or slashes.
-std::vector<double> parse_shares(const std::string& text) {
-    std::vector<double> shares;
-    for (size_t begin = 0; begin <= text.size();) {
-        const size_t end = std::min(text.find_first_of(",/", begin), text.size());
-        double share = 0;
-        const char *first = text.data() + begin, *last = text.data() + end;
-        const auto [rest, error] = std::from_chars(first, last, share);
-        if (error != std::errc{} || rest != last || !(share > 0) || !(share < 1e12))
-            FAIL(usage, "-ts: expected positive numbers like 3,2, one for each device, found '{}'",
-                 printable(text));
-        shares.push_back(share);
-        begin = end + 1;
-    }
-    if (shares.size() > kMaxStages)
-        FAIL(usage, "-ts: a model runs on {} devices at most, not {}", kMaxStages, shares.size());
-    return shares;
-}
-
 void set_mode(DeviceChoice& choice, const std::string& mode) {
     if (mode == "row" || mode == "tensor")
         FAIL(usage, "-sm {}: say -tp N instead, for the number of GPUs that share every layer", mode);
@@ -83,6 +64,24 @@ std::unique_ptr<Backend> make_cpu(int threads, const DeviceChoice& choice) {
 }
 
 }  // namespace
+
+std::vector<double> parse_shares(const std::string& text) {
+    std::vector<double> shares;
+    for (size_t begin = 0; begin <= text.size();) {
+        const size_t end = std::min(text.find_first_of(",/", begin), text.size());
+        double share = 0;
+        const char *first = text.data() + begin, *last = text.data() + end;
+        const auto [rest, error] = std::from_chars(first, last, share);
+        if (error != std::errc{} || rest != last || !(share > 0) || !(share < 1e12))
+            FAIL(usage, "-ts: expected positive numbers like 3,2, one for each device, found '{}'",
+                 printable(text));
+        shares.push_back(share);
+        begin = end + 1;
+    }
+    if (shares.size() > kMaxStages)
+        FAIL(usage, "-ts: a model runs on {} devices at most, not {}", kMaxStages, shares.size());
+    return shares;
+}
 
 void add_split_flags(ArgParser& parser, DeviceChoice& choice) {
     parser.value("-sm,--split-mode", "none|layer",

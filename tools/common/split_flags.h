@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "tools/common/device_flags.h"
 
@@ -11,6 +13,8 @@ class Backend;
 struct GpuOptions;
 struct LoadOptions;
 
+/// Positive numbers between commas or slashes, as llama.cpp takes them. Throws Error(usage).
+std::vector<double> parse_shares(const std::string& text);
 /// Adds -sm and -ts, which write to `choice`.
 void add_split_flags(ArgParser& parser, DeviceChoice& choice);
 

@@ -4,34 +4,53 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/planned_gpu.h"
+#include "ggml-like/stage_group.h"
+#include "models/model_group.h"
+#include "models/stage_models.h"
 #include "tools/engine/kv_types.h"
 #include "tools/engine/page_tokens.h"
+#include "tools/inspect/cards.h"
 
 namespace quern {
 namespace {
 
 constexpr double kGiga = 1e9;
 constexpr int64_t kDriver = 600ll << 20;  // what a driver and a context take of a card before anyone asks
-// Memory as nvidia-smi shows it; bandwidth of the data sheet, which no program reaches: expect 85 to 93 %.
-constexpr Card kCards[] = {{"RTX 5090", 32607, 1792},
-                           {"RTX PRO 6000", 97887, 1792},
-                           {"H100 SXM", 81559, 3350},
-                           {"H200", 143771, 4800}};
-constexpr double kWorthNaming = 0.05;  // of a token's bytes
+constexpr double kWorthNaming = 0.05;     // of a token's bytes
 
 std::unique_ptr<Model> open_for_planning(const PlanOptions& o, DenseFormat dense) {
     const OpenOptions options{.tokenizer = false, .dense = dense};
-    return o.synthetic.empty() ? open_model(o.model, options) : open_synthetic(o.synthetic, o.mix, options);
+    const auto open = [&o](const OpenOptions& own) {
+        return o.synthetic.empty() ? open_model(o.model, own) : open_synthetic(o.synthetic, o.mix, own);
+    };
+    if (o.ranks > 1 && o.shares.size() > 1)
+        FAIL(usage, "-ts and -tp {}: a model is split one way; leave one of them out", o.ranks);
+    if (o.shares.size() > 1) return open_stages({.of_device = o.shares}, options, open);
+    return open_ranks(o.ranks, options, open);
+}
+
+/// What one rank sees, or all stages.
+std::unique_ptr<Backend> make_planned(const PlanOptions& o, const std::string& name, int64_t total) {
+    if (o.shares.size() < 2) return make_planned_gpu(name, total, total - kDriver);
+    std::vector<std::unique_ptr<Backend>> stages;
+    for (size_t i = 0; i < o.shares.size(); ++i)
+        stages.push_back(make_planned_gpu(name, total, total - kDriver));
+    return std::make_unique<StageGroup>(std::move(stages));
+}
+
+bool fits(const MemoryPlan& plan) {
+    if (plan.stages.empty()) return plan.needed() <= plan.device.free_bytes;
+    return std::all_of(plan.stages.begin(), plan.stages.end(), fits);
 }
 
 CostPlan::OnCard plan_card(const Model& model, const PlanOptions& o, const std::string& name, int64_t bytes,
                            double bandwidth) {
     const bool known = bytes > 0;
     const int64_t total = known ? bytes : int64_t{1} << 50;
-    const auto gpu = make_planned_gpu(name, total, total - kDriver);
+    const auto gpu = make_planned(o, name, total);
     CostPlan::OnCard card{.name = name, .bandwidth = bandwidth, .memory = {}, .known_memory = known};
     card.memory = make_memory_plan(model, *gpu, o.engine, false);
-    card.fits = card.memory.needed() <= card.memory.device.free_bytes;
+    card.fits = fits(card.memory);
     const auto rate = [&](double depth) {
         return bandwidth / quern::total(token_bytes(model, card.memory, o.engine.sequences, depth));
     };
@@ -75,6 +94,17 @@ CostPlan::OfFormat plan_format(const Model& model, const PlanOptions& o, const c
     return out;
 }
 
+/// Those that the model's heads fit.
+std::vector<CostPlan::OfFormat> plan_formats(const Model& model, const PlanOptions& o) {
+    std::vector<CostPlan::OfFormat> formats;
+    for (const char* format : {"bf16", "fp8", "k8v4", "nvfp4", "tq4"}) try {
+            formats.push_back(plan_format(model, o, format));
+        } catch (const Error& error) {
+            if (error.kind() != ErrorKind::usage) throw;
+        }
+    return formats;
+}
+
 std::string bytes_text(double bytes) {
     if (bytes >= kGiga) return fmt::format("{:.3f} GB", bytes / kGiga);
     return bytes >= 1e6 ? fmt::format("{:.1f} MB", bytes / 1e6) : fmt::format("{:.1f} kB", bytes / 1e3);
@@ -85,9 +115,14 @@ double gain(const CostPlan& plan, const CostPlan::Component& c) {
     return plan.token_bytes() / (plan.token_bytes() - c.unquantized / 2);
 }
 
+std::string of_each(const CostPlan& plan) {
+    return plan.ranks == 1 ? "" : fmt::format(" on each of {} GPUs", plan.ranks);
+}
+
 std::string component_table(const CostPlan& plan) {
-    std::string text = fmt::format("bytes of a decoded token, {} sequence{}, {:.0f} tokens before it\n",
-                                   plan.sequences, plan.sequences == 1 ? "" : "s", CostPlan::kShortDepth);
+    std::string text =
+        fmt::format("bytes of a decoded token{}, {} sequence{}, {:.0f} tokens before it\n", of_each(plan),
+                    plan.sequences, plan.sequences == 1 ? "" : "s", CostPlan::kShortDepth);
     for (const CostPlan::Component& c : plan.components)
         text += fmt::format("  {:16}{:>12}{:>7.1f} %{}\n", c.name, bytes_text(c.bytes),
                             100 * c.bytes / plan.token_bytes(),
@@ -129,6 +164,18 @@ std::string format_table(const CostPlan& plan) {
     return text;
 }
 
+/// What the ceilings leave out.
+std::string split_lines(const CostPlan& plan) {
+    if (plan.ranks > 1)
+        return fmt::format(
+            "  {} cards share every layer: memory is of each, and the time of their sums comes on top\n",
+            plan.ranks);
+    if (plan.stages > 1)
+        return fmt::format("  {} cards have some layers each: memory is of all, one works at a time\n",
+                           plan.stages);
+    return {};
+}
+
 std::string card_line(const CostPlan::OnCard& c) {
     const std::string head = fmt::format("  {:16}{:>9.0f} GB/s", c.name, c.bandwidth / kGiga);
     if (!c.fits)
@@ -152,14 +199,13 @@ CostPlan make_cost_plan(const PlanOptions& o) {
     const auto model = open_for_planning(o, o.dense);
     CostPlan plan{
         .info = model->info(), .sequences = o.engine.sequences, .components = {}, .cards = {}, .formats = {}};
-    for (const Card& c : kCards)
+    plan.ranks = o.ranks, plan.stages = std::max(1, static_cast<int>(o.shares.size()));
+    std::vector<Card> cards;
+    for (const std::string& name : o.cards) cards.push_back(find_card(name));
+    for (const Card& c : cards.empty() ? usual_cards() : cards)
         plan.cards.push_back(plan_card(*model, o, c.name, c.mebibytes << 20, c.gigabytes_per_second * kGiga));
     if (o.bandwidth > 0) plan.cards.push_back(plan_card(*model, o, "--bandwidth", 0, o.bandwidth * kGiga));
-    for (const char* format : {"bf16", "fp8", "k8v4", "nvfp4", "tq4"}) try {
-            plan.formats.push_back(plan_format(*model, o, format));
-        } catch (const Error& error) {
-            if (error.kind() != ErrorKind::usage) throw;  // the heads do not fit this format
-        }
+    if (plan.stages == 1) plan.formats = plan_formats(*model, o);
     plan.components = components_of(*model, plan.cards.front().memory, plan.sequences);
     if (o.dense == DenseFormat::as_stored) return plan;
     const auto stored = open_for_planning(o, DenseFormat::as_stored);
@@ -178,11 +224,12 @@ std::string describe(const CostPlan& plan) {
                                       [](const CostPlan::OnCard& c) { return c.known_memory && c.fits; });
     if (fitting != plan.cards.end()) text += "\n" + describe(fitting->memory);
     text += fmt::format(
-        "\nceilings by memory bandwidth; what is reached is usually 60 to 90 % of them\n"
+        "\nceilings by memory bandwidth; what is reached is usually 60 to 90 % of them\n{}"
         "  {:16}{:>14}{:>14}{:>11}{:>12}{:>14}\n",
-        "card", "bandwidth", "memory", "context", "tok/s, 1k", "tok/s, full");
+        split_lines(plan), plan.ranks * plan.stages == 1 ? "card" : "cards", "bandwidth", "memory", "context",
+        "tok/s, 1k", "tok/s, full");
     for (const CostPlan::OnCard& c : plan.cards) text += card_line(c);
-    return text + format_table(plan);
+    return plan.formats.empty() ? text : text + format_table(plan);
 }
 
 nlohmann::ordered_json to_json(const CostPlan& plan) {
@@ -190,6 +237,8 @@ nlohmann::ordered_json to_json(const CostPlan& plan) {
                              {"parameters", plan.info.parameters},
                              {"weight_bytes", plan.info.weight_bytes},
                              {"sequences", plan.sequences},
+                             {"ranks", plan.ranks},
+                             {"stages", plan.stages},
                              {"depth", CostPlan::kShortDepth},
                              {"token_bytes", plan.token_bytes()},
                              {"dense", dense_format_name(plan.info.dense)}};

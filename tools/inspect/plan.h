@@ -16,23 +16,19 @@ struct PlanOptions {
     std::string synthetic, mix = "aeon";  // instead: the shapes of this name
     DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;
-    double bandwidth = 0;  // GB/s of a card that is not in the table; 0: none
-};
-
-/// A graphics card by its data sheet.
-struct Card {
-    const char* name;
-    int64_t mebibytes;
-    double gigabytes_per_second;
+    double bandwidth = 0;             // GB/s of a card that is not in the table; 0: none
+    std::vector<std::string> cards;   // find_card; empty: the usual ones
+    int ranks = 1;                    // cards that share every layer: -tp
+    std::vector<double> shares = {};  // cards that have some layers each: -ts; empty: one has all
 };
 
 struct CostPlan {
     struct OnCard {
         std::string name;
-        double bandwidth = 0;  // bytes a second
-        MemoryPlan memory;     // for a card of unknown memory: as if everything fits
-        bool known_memory = false, fits = true;
-        double short_rate = 0, full_rate = 0;  // at most so many tokens a second, all sequences together
+        double bandwidth = 0;                    // bytes a second
+        MemoryPlan memory;                       // for a card of unknown memory: as if everything fits
+        bool known_memory = false, fits = true;  // each device's part its card
+        double short_rate = 0, full_rate = 0;    // at most so many tokens a second, all sequences together
     };
     struct Component {
         std::string name;
@@ -55,11 +51,12 @@ struct CostPlan {
 
     ModelInfo info;
     int64_t sequences = 1;
+    int ranks = 1, stages = 1;         // of several ranks all else is of each; of several stages the sum
     double as_stored_token_bytes = 0;  // without PlanOptions::dense, if it is given
     int64_t as_stored_weight_bytes = 0;
     std::vector<Component> components;  // largest first
     std::vector<OnCard> cards;
-    std::vector<OfFormat> formats;
+    std::vector<OfFormat> formats;  // none for several stages
 
     double token_bytes() const;
 };
