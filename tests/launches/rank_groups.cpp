@@ -1,12 +1,15 @@
-// Groups of GPUs are refused where they would answer wrongly.
+// Groups of GPUs take the memory that was planned, and are refused where they would answer wrongly.
 #include <doctest/doctest.h>
 
 #include <string>
 
 #include "cuda_stand_in/stand_in.h"
 #include "ggml-like/backend.h"
-#include "ggml-like/error.h"
 #include "ggml-like/cuda_backend.h"
+#include "ggml-like/error.h"
+#include "models/model_group.h"
+#include "models/weight_placement.h"
+#include "tools/inspect/plan.h"
 
 namespace quern {
 namespace {
@@ -41,6 +44,21 @@ TEST_CASE("rank groups: wrong sums are refused, for the stand-in adds nothing") 
     CHECK(has(direct, "--no-peer-access"));
     CHECK(has(through_host, "adds up wrong"));
     CHECK(has(through_host, "cannot run one model together"));
+}
+
+TEST_CASE("rank groups: two ranks take what was planned for two cards, within 1 %") {
+    const auto group = make_cuda_backends({kH200, kH200}, {.test = false});
+    const auto model = open_ranks(2, {.tokenizer = false}, [](const OpenOptions& own) {
+        return open_synthetic("qwen3.6-35b-a3b", "aeon", own);
+    });
+    const int64_t before = group->of_rank(0).memory_info().free_bytes;
+    place_weights(*model, *group);
+    const int64_t taken =
+        before - group->of_rank(0).memory_info().free_bytes;  // by both: they are on one card
+    const CostPlan plan = make_cost_plan(
+        {.model = {}, .synthetic = "qwen3.6-35b-a3b", .engine = {.context = 4096}, .cards = {}, .ranks = 2});
+    CHECK(static_cast<double>(taken) / 2 ==
+          doctest::Approx(static_cast<double>(plan.cards[0].memory.weight_bytes())).epsilon(0.01));
 }
 
 TEST_CASE("rank groups: more GPUs than mailboxes have places for are refused") {
