@@ -66,7 +66,8 @@ size_t count_names(const std::string& list) {
 PlacedModel::PlacedModel(const ModelChoice& choice, int device)
     : choice_(choice),
       device_(device),
-      group_(make_cuda_backends(std::vector<int>(static_cast<size_t>(choice.ranks), device), {.test = false})),
+      group_(
+          make_cuda_backends(std::vector<int>(static_cast<size_t>(choice.ranks), device), {.test = false})),
       backend_(&group_->of_rank(0)),
       model_(open(choice)) {
     take_record();
