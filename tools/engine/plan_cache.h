@@ -48,7 +48,7 @@ struct StepPlan {
     MtpTensors mtp;                  // BuiltGraph's
     std::unique_ptr<Plan> plan;
     Backend* backend;              // of all ranks
-    std::vector<RankPlan> others;  // rank 1 and up
+    std::vector<RankPlan> others;  // rank 1 and up; none of passes that draft, which rank 0 runs alone
     int64_t runs = 0;
 
     /// Every rank's plan, with the inputs of rank 0's.
@@ -84,6 +84,7 @@ class PlanCache {
     };
 
     StepPlan make(const BatchShape& shape, PlanUse use) const;
+    void make_first(StepPlan& step, PlanUse use) const;
     RankPlan make_other(const BatchShape& shape, PlanUse use, int rank) const;
 
     const Model& model_;
