@@ -123,6 +123,8 @@ struct Qwen36MoeWeights {
     bool tied_head = false;  // whether `head` is the embedding's memory
     std::optional<MtpWeights> mtp;
     std::optional<DraftHead> draft_head;
+    std::optional<Weight>
+        whole_head;  // of rank 0 of several, to draft with: `head` is a part, and draft_head is none
     std::optional<Qwen36VisionWeights> vision;
 };
 
@@ -140,17 +142,20 @@ MtpWeights read_qwen3_6_mtp(const Checkpoint& checkpoint, const Qwen36MoeConfig&
 /// A rank's part of the model: heads and inner widths divided, vocab_rows and width as they are. A KV head, or a key head of
 /// the delta rule, is on several ranks where there are fewer of them. Throws Error(usage) if the ranks cannot share it.
 Qwen36MoeConfig shard_qwen3_6_moe(const Qwen36MoeConfig& whole, const Shard& shard);
-/// Leaves that rank's part of the weights; `floats` gets memory that they point into. Not for models with an MTP layer.
+/// Leaves that rank's part of the weights; `floats` gets memory that they point into. MTP layer and draft head stay whole on
+/// rank 0, which drafts alone; other ranks have none.
 void shard_qwen3_6_moe(Qwen36MoeWeights& weights, const Qwen36MoeConfig& whole, const Shard& shard,
                        std::vector<std::unique_ptr<float[]>>& floats);
 
 /// The forward pass as a graph: qwen3_6_moe_graph.cpp.
-/// `drafter`: null but for Pass::taps and Pass::dflash.
-BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeWeights& weights,
-                             const Dflash* drafter, const BatchShape& shape, const StateViews& state,
-                             DType activations);
+/// `config`: of this rank; `whole`: of the model, and of its MTP layer. `drafter`: null but for Pass::taps and Pass::dflash of
+/// rank 0.
+BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeConfig& whole,
+                             const Qwen36MoeWeights& weights, const Dflash* drafter, const BatchShape& shape,
+                             const StateViews& state, DType activations);
 
-std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& config, const StateOptions& options);
+std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& config, const Qwen36MoeConfig& whole,
+                                         const StateOptions& options);
 
 /// ModelFamily::open of both families: qwen3_6_moe_model.cpp.
 std::unique_ptr<Model> open_qwen3_6_moe(const ModelFamily& family, Checkpoint checkpoint,

@@ -25,11 +25,20 @@
 namespace quern {
 namespace {
 
+/// The head of all tokens.
+const Weight& drafting_head(const Qwen36MoeWeights& w) { return w.whole_head ? *w.whole_head : w.head; }
+
 class Builder {
   public:
-    Builder(const Qwen36MoeConfig& config, const Qwen36MoeWeights& weights, const Dflash* drafter,
-            const BatchShape& shape, const StateViews& state, DType activations)
-        : c_(config), w_(weights), drafter_(drafter), shape_(shape), state_(state), act_(activations) {}
+    Builder(const Qwen36MoeConfig& config, const Qwen36MoeConfig& whole, const Qwen36MoeWeights& weights,
+            const Dflash* drafter, const BatchShape& shape, const StateViews& state, DType activations)
+        : c_(config),
+          whole_(whole),
+          w_(weights),
+          drafter_(drafter),
+          shape_(shape),
+          state_(state),
+          act_(activations) {}
 
     BuiltGraph build() {
         BatchShape declared = shape_;
@@ -52,7 +61,7 @@ class Builder {
             x = second_half(w, x, norm);
             tap(x);
         }
-        if (shape_.pass == Pass::taps) add_context();
+        if (drafter_ != nullptr && shape_.pass == Pass::taps) add_context();
         BuiltGraph built = c_.is_last() ? finish(x) : leave(x);
         if (!c_.is_first()) built.arriving = {arrived.x, arrived.h, arrived.squares};
         return built;
@@ -99,6 +108,7 @@ class Builder {
 
     void begin_mtp() {
         CHECK(w_.mtp.has_value(), "[mtp] this model was opened without its MTP layer");
+        c_ = whole_;
         layer_ = static_cast<int>(c_.layers);
         g_.set_layer(layer_);
     }
@@ -108,7 +118,7 @@ class Builder {
         const LayerWeights& layer = w_.mtp->layers.front();
         const int64_t n = shape_.sequences;
         const bool full = shape_.full_head || !w_.draft_head;
-        const Weight& head = full ? w_.head : w_.draft_head->weight;
+        const Weight& head = full ? drafting_head(w_) : w_.draft_head->weight;
         const TokenColumns columns =
             full ? TokenColumns{head.rows, head.rows, shape_.vocab} : w_.draft_head->columns;
         io.drafts = g_.scratch("drafts", DType::I32, {shape_.drafts, n});
@@ -176,14 +186,17 @@ class Builder {
     }
 
     /// Keeps the hidden states of the step's rows for the MTP layer. Of prompts, whose next tokens are known, the layer's keys
-    /// and values are computed at once.
+    /// and values are computed at once. All ranks have these inputs, but only the first drafts.
     void leave_hidden(Tensor* x, BuiltGraph& built) {
+        if (shape_.kind == StepKind::prompt) {
+            built.next_ids = g_.input("next_ids", DType::I32, {shape_.tokens});
+            if (batch_.image_rows != nullptr)
+                built.next_source = g_.input("next_source", DType::I32, {shape_.tokens});
+        }
+        if (c_.shard.rank > 0) return;
         begin_mtp();
         write_ring(g_, name("mtp.ring"), x, state(StateRole::hidden), batch_);
         if (shape_.kind == StepKind::answer) return;
-        built.next_ids = g_.input("next_ids", DType::I32, {shape_.tokens});
-        if (batch_.image_rows != nullptr)
-            built.next_source = g_.input("next_source", DType::I32, {shape_.tokens});
         const Residual in = mtp_input(built.next_ids, norm_hidden(x, nullptr, w_.final_norm),
                                       {built.next_source, batch_.image_rows});
         g_.output(attention(w_.mtp->layers.front(), in));
@@ -191,7 +204,7 @@ class Builder {
 
     /// Keeps the residual stream after this layer for the drafter, if it reads it.
     void tap(const Residual& x) {
-        if (shape_.pass != Pass::taps) return;
+        if (shape_.pass != Pass::taps || drafter_ == nullptr) return;
         const std::vector<int64_t>& taps = drafter_->config().taps;
         taps_.resize(taps.size());
         for (size_t i = 0; i < taps.size(); ++i)
@@ -334,7 +347,8 @@ class Builder {
     std::string name(const char* part) const { return fmt::format("L{}.{}", layer_, part); }
     Tensor* state(StateRole role) { return g_.external(state_.find(layer_, role)); }
 
-    const Qwen36MoeConfig& c_;
+    Qwen36MoeConfig c_;  // of the layer that is built: of this rank or, of the MTP layer, whole_
+    const Qwen36MoeConfig& whole_;
     const Qwen36MoeWeights& w_;
     const Dflash* drafter_;
     std::vector<Tensor*> taps_;
@@ -349,19 +363,25 @@ class Builder {
 
 }  // namespace
 
-BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeWeights& weights,
-                             const Dflash* drafter, const BatchShape& shape, const StateViews& state,
-                             DType activations) {
-    CHECK(drafter != nullptr || shape.pass < Pass::taps, "[dflash] this model was opened without a drafter");
+BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeConfig& whole,
+                             const Qwen36MoeWeights& weights, const Dflash* drafter, const BatchShape& wanted,
+                             const StateViews& state, DType activations) {
+    CHECK(drafter != nullptr || wanted.pass < Pass::taps ||
+              (config.shard.rank > 0 && wanted.pass == Pass::taps),
+          "[dflash] this model was opened without a drafter");
+    BatchShape shape = wanted;
+    if (weights.draft_head && !config.shard.whole()) shape.full_head = false;  // no rank has all of it
     const int layer = static_cast<int>(config.layers) + 1;
     if (shape.pass == Pass::dflash)
-        return build_dflash(
-            *drafter, weights.embedding, weights.head, weights.draft_head ? &*weights.draft_head : nullptr,
-            shape, state.find(layer, StateRole::key), state.find(layer, StateRole::value), activations);
-    return Builder(config, weights, drafter, shape, state, activations).build();
+        return build_dflash(*drafter, weights.embedding, drafting_head(weights),
+                            weights.draft_head ? &*weights.draft_head : nullptr, shape,
+                            state.find(layer, StateRole::key), state.find(layer, StateRole::value),
+                            activations);
+    return Builder(config, whole, weights, drafter, shape, state, activations).build();
 }
 
-std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& c, const StateOptions& options) {
+std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& c, const Qwen36MoeConfig& whole,
+                                         const StateOptions& options) {
     std::vector<StateSpec> specs;
     const int mtp = static_cast<int>(c.layers);  // the MTP layer's number
     const LayerRange own = c.own_layers();
@@ -371,8 +391,9 @@ std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& c, const StateOp
         };
         if (layer == mtp) add(StateRole::hidden, DType::F32, false, {kHiddenRing, c.width});
         if (layer == mtp || c.full_attention[static_cast<size_t>(layer)]) {
-            add(StateRole::key, options.kv.k, true, {c.kv_heads, kPageTokens, c.head_dim});
-            add(StateRole::value, options.kv.v, true, {c.kv_heads, kPageTokens, c.head_dim});
+            const int64_t heads = layer == mtp ? whole.kv_heads : c.kv_heads;
+            add(StateRole::key, options.kv.k, true, {heads, kPageTokens, c.head_dim});
+            add(StateRole::value, options.kv.v, true, {heads, kPageTokens, c.head_dim});
             continue;
         }
         const int64_t journal = options.journal;

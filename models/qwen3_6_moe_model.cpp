@@ -219,7 +219,7 @@ class Qwen36Moe final : public Model {
         if (drafter_ && drafter_->checkpoint()) require_scales(*drafter_->checkpoint(), drafters, threads);
     }
     std::vector<StateSpec> state_specs(const StateOptions& options) const override {
-        std::vector<StateSpec> specs = qwen3_6_moe_state(config_, options);
+        std::vector<StateSpec> specs = qwen3_6_moe_state(config_, whole_, options);
         if (!options.dflash) return specs;
         CHECK(drafter_ != nullptr, "[dflash] this model was opened without a drafter");
         const int layer = static_cast<int>(config_.layers) + 1;
@@ -228,7 +228,7 @@ class Qwen36Moe final : public Model {
         return specs;
     }
     BuiltGraph build(const BatchShape& shape, const StateViews& state, DType activations) const override {
-        return build_qwen3_6_moe(config_, weights_, drafter_.get(), shape, state, activations);
+        return build_qwen3_6_moe(config_, whole_, weights_, drafter_.get(), shape, state, activations);
     }
 
     VisionGraph build_vision(const VisionShape& shape, DType activations) const override {
@@ -261,19 +261,35 @@ class Qwen36Moe final : public Model {
         list_.uses = list_weights(config_, weights_);
     }
 
-    /// Info is of the whole model; what is placed and built, of the shard.
+    /// Info is of the whole model; what is placed and built, of the shard. Rank 0 drafts for all.
     void keep_shard(const OpenOptions& options) {
+        whole_ = config_;
         if (options.shard.whole()) return;
         if (options.dense != DenseFormat::as_stored)
             FAIL(usage, "--dense does not run with --tensor-parallel-size yet; leave one of them out");
-        if (weights_.mtp || drafter_)
-            FAIL(usage,
-                 "drafts by MTP or DFlash do not run with --tensor-parallel-size yet; choose --spec lookup "
-                 "or none");
-        const Qwen36MoeConfig whole = config_;
-        config_ = shard_qwen3_6_moe(whole, options.shard);
-        shard_qwen3_6_moe(weights_, whole, options.shard, floats_);
+        const bool tied = weights_.tied_head, drafts = (weights_.mtp || drafter_) && options.shard.rank == 0;
+        if (drafts && !weights_.draft_head) weights_.whole_head = weights_.head;
+        config_ = shard_qwen3_6_moe(whole_, options.shard);
+        shard_qwen3_6_moe(weights_, whole_, options.shard, floats_);
         list_.uses = list_weights(config_, weights_);
+        if (!drafts) {
+            drafter_.reset();
+            list_.copies.clear();
+            return;
+        }
+        if (drafter_) drafter_->list(list_.uses, static_cast<int>(config_.layers));
+        if (weights_.draft_head)
+            list_draft_head();
+        else
+            list_.uses.push_back({.group = "draft head",
+                                  .matrix = &*weights_.whole_head,
+                                  .draft = true,
+                                  .tied = tied ? &weights_.embedding : nullptr});
+    }
+
+    void list_draft_head() {
+        list_.uses.push_back(
+            {.group = "draft head", .matrix = &weights_.draft_head->weight, .draft = true, .copy = true});
     }
 
     static void require_scales(const Checkpoint& checkpoint, std::span<const Weight* const> list,
@@ -330,7 +346,7 @@ class Qwen36Moe final : public Model {
         if (!weights_.draft_head) return;
         DraftHead& head = *weights_.draft_head;
         info_.draft_head_rows = head.weight.rows;
-        list_.uses.push_back({.group = "draft head", .matrix = &head.weight, .draft = true, .copy = true});
+        list_draft_head();
         list_.copies.push_back({&head.weight, &head.from});
     }
 
@@ -383,7 +399,8 @@ class Qwen36Moe final : public Model {
     const ModelFamily& family_;
     std::optional<Checkpoint> checkpoint_;  // keeps the mapping that the weights point into; none: synthetic
     ChatChoice chat_;
-    Qwen36MoeConfig config_;
+    Qwen36MoeConfig config_;  // of this rank's part
+    Qwen36MoeConfig whole_;
     std::optional<Qwen36VisionConfig> vision_;  // with weights_.vision
     Qwen36MoeWeights weights_;
     std::vector<std::unique_ptr<float[]>> floats_;

@@ -1,5 +1,5 @@
 // The part of a Qwen3.6 model that one of several ranks holds: whole heads, a part of every expert's inner width, rows of the
-// head. Norms, routers and the embedding are on every rank.
+// head. Norms, routers and the embedding are on every rank, an MTP layer on the first.
 #include <algorithm>
 #include <initializer_list>
 
@@ -151,7 +151,10 @@ Qwen36MoeConfig shard_qwen3_6_moe(const Qwen36MoeConfig& whole, const Shard& sha
 
 void shard_qwen3_6_moe(Qwen36MoeWeights& w, const Qwen36MoeConfig& whole, const Shard& shard,
                        std::vector<std::unique_ptr<float[]>>& floats) {
-    CHECK(!w.mtp && !w.draft_head, "[shard] an MTP layer is not shared by ranks");
+    if (shard.rank > 0) {
+        w.mtp.reset();
+        w.draft_head.reset();
+    }
     const Sharder sharder(whole, shard, floats);
     for (size_t i = 0; i < w.layers.size(); ++i) {
         LayerWeights& layer = w.layers[i];

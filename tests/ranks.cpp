@@ -291,8 +291,6 @@ TEST_SUITE("cpu") {
               std::string::npos);
         CHECK(refusal(test::parity("odd_pattern/bf16"), 2).find("101 rows of the head") != std::string::npos);
         CHECK(refusal(model, 2, {.dense = DenseFormat::fp8}).find("--dense does not run with") == 0);
-        CHECK(refusal(test::source_dir() + "/models/demo", 2, {.mtp = MtpUse::required})
-                  .find("drafts by MTP") == 0);
     }
 
     TEST_CASE("ranks: two, four and eight share the published shapes, where no block of FP8 is in the way") {

@@ -100,13 +100,12 @@ DenseFormat parse_dense(const std::string& value) {
 
 namespace {
 
-/// Other drafters in place of those that are named need no MTP layer, unless it is named. Several ranks run none yet.
+/// Other drafters in place of those that are named need no MTP layer, unless it is named.
 MtpUse mtp_use(const LoadOptions& load) {
     const EngineOptions& o = load.engine;
     if (o.speculation.kind == DrafterKind::mtp) return MtpUse::required;
-    return o.speculation.kind == DrafterKind::automatic && o.drafter == nullptr && load.devices.ranks == 1
-               ? MtpUse::if_readable
-               : MtpUse::none;
+    return o.speculation.kind == DrafterKind::automatic && o.drafter == nullptr ? MtpUse::if_readable
+                                                                                : MtpUse::none;
 }
 
 bool packs_kv(const EngineOptions& o) {
@@ -119,8 +118,7 @@ bool packs_kv(const EngineOptions& o) {
 std::string draft_model(const LoadOptions& o) {
     const SpeculationOptions& s = o.engine.speculation;
     const bool named = s.kind == DrafterKind::dflash;
-    if (!named && (s.kind != DrafterKind::automatic || o.engine.drafter != nullptr || o.devices.ranks > 1))
-        return {};
+    if (!named && (s.kind != DrafterKind::automatic || o.engine.drafter != nullptr)) return {};
     if (!s.draft_model.empty()) return s.draft_model;
     if (!o.synthetic.empty()) return named ? "new" : "";
     const fs::path beside = fs::path(model_or_demo(o.model)) / "dflash";
@@ -239,8 +237,6 @@ LoadedModel load_and_start(const LoadOptions& given) {
                      "quern: context %lld tokens, the largest that fits; the model was made for %lld\n",
                      static_cast<long long>(plan.context), static_cast<long long>(plan.model_context));
     loaded.engine = std::make_unique<Engine>(*loaded.model, backend, engine);
-    if (o.devices.ranks > 1 && o.engine.speculation.kind == DrafterKind::automatic)
-        std::fprintf(stderr, "quern: drafts by lookup alone: others do not run with -tp yet\n");
     for (const std::string& note : loaded.engine->notes()) std::fprintf(stderr, "quern: %s\n", note.c_str());
     if (!o.verbose) return loaded;
     std::fprintf(stderr, "loaded    %s\n", summary.c_str());

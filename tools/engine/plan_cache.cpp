@@ -150,22 +150,29 @@ StepPlan PlanCache::make(const BatchShape& shape, PlanUse use) const {
         make_stages(step, use);
         return step;
     }
+    if (shape.pass == Pass::mtp || shape.pass == Pass::dflash) {
+        make_first(step, use);
+        return step;
+    }
     step.others.resize(others_.size());
     backend_.on_ranks([&](int rank) {
-        if (rank > 0) {
+        if (rank > 0)
             step.others[static_cast<size_t>(rank) - 1] = make_other(shape, use, rank);
-            return;
-        }
-        BuiltGraph built = model_.of_rank(0).build(shape, state_, backend_.activation_dtype());
-        step.batch = built.batch;
-        step.logits = built.logits;
-        step.top = built.top;
-        step.next_ids = built.next_ids;
-        step.next_source = built.next_source;
-        step.mtp = std::move(built.mtp);
-        step.plan = std::make_unique<Plan>(std::move(built.graph), backend_.of_rank(0), workspace_, use);
+        else
+            make_first(step, use);
     });
     return step;
+}
+
+void PlanCache::make_first(StepPlan& step, PlanUse use) const {
+    BuiltGraph built = model_.of_rank(0).build(step.shape, state_, backend_.activation_dtype());
+    step.batch = built.batch;
+    step.logits = built.logits;
+    step.top = built.top;
+    step.next_ids = built.next_ids;
+    step.next_source = built.next_source;
+    step.mtp = std::move(built.mtp);
+    step.plan = std::make_unique<Plan>(std::move(built.graph), backend_.of_rank(0), workspace_, use);
 }
 
 StepPlan& PlanCache::get(const BatchShape& shape, PlanUse use) {

@@ -60,7 +60,7 @@ struct StepPlan {
     MtpTensors mtp;                  // BuiltGraph's
     std::unique_ptr<Plan> plan;
     Backend* backend;              // of all ranks
-    std::vector<RankPlan> others;  // rank 1 and up
+    std::vector<RankPlan> others;  // rank 1 and up; none of passes that draft, which rank 0 runs alone
     std::vector<Tensor*> leaving;  // of the first of several stages
     std::vector<StagePlan> later;  // stage 1 and up
     int64_t runs = 0;
@@ -104,6 +104,7 @@ class PlanCache {
 
     StepPlan make(const BatchShape& shape, PlanUse use) const;
     void make_stages(StepPlan& step, PlanUse use) const;
+    void make_first(StepPlan& step, PlanUse use) const;
     RankPlan make_other(const BatchShape& shape, PlanUse use, int rank) const;
 
     const Model& model_;
