@@ -223,7 +223,7 @@ TEST_SUITE("cpu") {
         check_identity("dense/ct", 512, {});
     }
 
-    TEST_CASE("drafts by an MTP layer change no bit of an answer") {
+    TEST_CASE("drafts by an MTP layer change no bit of an answer" * doctest::test_suite("slow")) {
         check_mtp("vision_mtp/ct", 512, {});
         check_mtp("tied_text/modelopt", 289, [](Request& r, size_t i) {
             r.max_tokens = i % 3 == 0 ? 1000 : static_cast<int64_t>(1 + i);
@@ -283,7 +283,8 @@ TEST_SUITE("cpu") {
         }
     }
 
-    TEST_CASE("the demo's answers are the same with lookup, greedy and drawn, alone and eight together") {
+    TEST_CASE("the demo's answers are the same with lookup, greedy and drawn, alone and eight together" *
+              doctest::test_suite("slow")) {
         test::Loaded l(test::source_dir() + "/models/demo", cpu(), true);
         const auto questions = read_questions(test::source_dir() + "/models/demo/eval.jsonl");
         const auto answers = [&](EngineOptions options) {
