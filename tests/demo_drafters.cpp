@@ -124,7 +124,8 @@ TEST_SUITE("cpu") {
         CHECK(m.a_round() >= 3.0);
     }
 
-    TEST_CASE("demo's drafters: answers are the same, greedy and drawn, alone and eight together") {
+    TEST_CASE("demo's drafters: answers are the same, greedy and drawn, alone and eight together" *
+              doctest::test_suite("slow")) {
         check_same_answers(*cpu(), 13);
     }
 

@@ -150,7 +150,8 @@ class PoisonedModel {
 };
 
 TEST_SUITE("cpu") {
-    TEST_CASE("alone or beside others, steps of any size, with kept states or without: the same bits") {
+    TEST_CASE("alone or beside others, steps of any size, with kept states or without: the same bits" *
+              doctest::test_suite("slow")) {
         for (const char* checkpoint : {"base/ct", "dense/ct"})
             for (const auto make : {cpu, device}) {
                 CAPTURE(checkpoint);

@@ -47,7 +47,8 @@ TEST_SUITE("cpu") {
         CHECK(component(fp8, "head").bytes == component(plan, "head").bytes);
     }
 
-    TEST_CASE("plan: the dense 27B, 24.5 GB a token, 16.5 GB with its DeltaNet in NVFP4") {
+    TEST_CASE("plan: the dense 27B, 24.5 GB a token, 16.5 GB with its DeltaNet in NVFP4" *
+              doctest::test_suite("slow")) {
         const CostPlan plan = of_27b("aeon");
         CHECK(component(plan, "DeltaNet").bytes == doctest::Approx(11.12e9).epsilon(0.005));
         CHECK(component(plan, "head").bytes == doctest::Approx(2.54e9).epsilon(0.005));
@@ -101,7 +102,7 @@ TEST_SUITE("cpu") {
         CHECK_THROWS_AS(of_35b({.kv_type = "q8_0"}), Error);
     }
 
-    TEST_CASE("plan: two cards that share every layer have half of it each") {
+    TEST_CASE("plan: two cards that share every layer have half of it each" * doctest::test_suite("slow")) {
         const auto plan_on = [](int ranks) {
             return make_cost_plan({.model = {},
                                    .synthetic = "qwen3.6-35b-a3b",
@@ -134,7 +135,8 @@ TEST_SUITE("cpu") {
         CHECK_THROWS_AS(plan_on(3), Error);
     }
 
-    TEST_CASE("plan: cards that have some layers each need room for these alone") {
+    TEST_CASE("plan: cards that have some layers each need room for these alone" *
+              doctest::test_suite("slow")) {
         const auto plan_on = [](const std::vector<double>& shares) {
             return make_cost_plan({.model = {},
                                    .synthetic = "qwen3.6-35b-a3b",

@@ -65,7 +65,8 @@ struct Cache {
 };
 
 TEST_SUITE("cpu") {
-    TEST_CASE("kept states: 60 conversations beside 4 contexts, every follow-up goes on from its own") {
+    TEST_CASE("kept states: 60 conversations beside 4 contexts, every follow-up goes on from its own" *
+              doctest::test_suite("slow")) {
         for (const bool device : {false, true}) {
             CAPTURE(device);
             test::Loaded l(kCheckpoint, device ? test::device() : test::cpu());

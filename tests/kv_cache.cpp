@@ -85,7 +85,8 @@ std::string message_of(const std::function<void()>& run, ErrorKind kind) {
 }
 
 TEST_SUITE("cpu") {
-    TEST_CASE("packed KV caches: alone or beside others, steps of any size, kept states: the same bits") {
+    TEST_CASE("packed KV caches: alone or beside others, steps of any size, kept states: the same bits" *
+              doctest::test_suite("slow")) {
         for (const char* type : kPacked)
             for (const auto make : {cpu, device}) {
                 CAPTURE(std::string(type));
