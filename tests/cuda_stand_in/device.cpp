@@ -1,6 +1,7 @@
 #include "cuda_stand_in/device.h"
 
 #include <cstdio>
+#include <mutex>
 #include <set>
 #include <utility>
 
@@ -21,6 +22,7 @@ constexpr Device kDevices[] = {
 };
 
 thread_local int current = 0;
+std::mutex peers_mutex;  // of the next two
 bool peers_allowed = true;
 std::set<std::pair<int, int>> readers;  // a device, and the one whose memory it may read
 
@@ -30,8 +32,12 @@ bool exists(int number) { return number >= 0 && number < static_cast<int>(std::s
 
 std::span<const Device> devices() { return kDevices; }
 int current_device() { return current; }
-bool reads_peer(int peer) { return readers.contains({current, peer}); }
+bool reads_peer(int peer) {
+    const std::lock_guard lock(peers_mutex);
+    return readers.contains({current, peer});
+}
 void allow_peers(bool allowed) {
+    const std::lock_guard lock(peers_mutex);
     peers_allowed = allowed;
     readers.clear();
 }
@@ -83,11 +89,13 @@ cudaError_t cudaDeviceSynchronize() { return cudaSuccess; }
 cudaError_t cudaDeviceCanAccessPeer(int* possible, int device, int peer) {
     if (!exists(device) || !exists(peer))
         return fail(cudaErrorInvalidDevice, "cudaDeviceCanAccessPeer: there is no such device");
+    const std::lock_guard lock(peers_mutex);
     *possible = peers_allowed && device != peer;
     return cudaSuccess;
 }
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
+    const std::lock_guard lock(peers_mutex);
     if (!exists(peer) || peer == current || !peers_allowed)
         return fail(cudaErrorInvalidDevice, "cudaDeviceEnablePeerAccess: this is no other device");
     readers.insert({current, peer});

@@ -10,7 +10,7 @@ struct LastError {
 };
 
 LastError& last() {
-    static LastError error;
+    thread_local LastError error;  // as in the runtime library
     return error;
 }
 

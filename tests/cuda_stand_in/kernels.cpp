@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <mutex>
 #include <vector>
 
 #include "cuda_stand_in/device.h"
@@ -24,6 +25,8 @@ std::deque<CompiledCode>& codes() {
     static std::deque<CompiledCode> list;
     return list;
 }
+
+std::mutex allowed_mutex;  // of allowed_shared of all kernels
 
 }  // namespace
 
@@ -50,7 +53,14 @@ void add_kernel(const void* host, const std::string& symbol, std::map<int, Compi
 
 void remove_kernel(const void* host) { known().erase(host); }
 
+int64_t allowed_shared(const KnownKernel& kernel) {
+    const std::lock_guard lock(allowed_mutex);
+    const auto it = kernel.allowed_shared.find(current_device());
+    return it == kernel.allowed_shared.end() ? 0 : it->second;
+}
+
 void forget_allowed_memory() {
+    const std::lock_guard lock(allowed_mutex);
     for (auto& [host, kernel] : known()) kernel.allowed_shared.clear();
 }
 
@@ -98,6 +108,7 @@ cudaError_t cudaFuncSetAttribute(const void* host, cudaFuncAttribute attribute, 
         return fail(cudaErrorInvalidValue,
                     fmt::format("{} asks for {} bytes of shared memory beside {} static ones; a block has {}",
                                 kernel->name, value, fixed, device().shared_bytes));
+    const std::lock_guard lock(allowed_mutex);
     kernel->allowed_shared[current_device()] = value;
     return cudaSuccess;
 }

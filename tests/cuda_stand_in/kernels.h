@@ -20,6 +20,9 @@ struct KnownKernel : Kernel {
 /// By the address of its host function; null: no kernel of this program.
 KnownKernel* find_kernel(const void* host);
 
+/// What cudaFuncSetAttribute allowed the kernel on the device in use; 0: it was not asked. Kernels belong to all threads.
+int64_t allowed_shared(const KnownKernel& kernel);
+
 /// `compiled`: by compute capability. A host function that is known stays what it is.
 void add_kernel(const void* host, const std::string& symbol, std::map<int, CompiledKernel> compiled);
 void remove_kernel(const void* host);

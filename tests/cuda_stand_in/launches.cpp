@@ -1,6 +1,7 @@
 // Kernels' launches: checked as a GPU would, then recorded.
 #include <fmt/format.h>
 
+#include <mutex>
 #include <tuple>
 #include <utility>
 
@@ -12,6 +13,9 @@
 namespace quern::cuda_stand_in {
 namespace {
 
+std::mutex record_mutex;
+
+/// Only with the mutex.
 Record& record() {
     static Record all;
     return all;
@@ -45,8 +49,7 @@ std::string fault_of_shared(const KnownKernel& kernel, int64_t dynamic, const Co
     if (dynamic + code.static_shared > device().shared_bytes)
         return fmt::format("{} static bytes of shared memory beside these, where a block has {}",
                            code.static_shared, device().shared_bytes);
-    const auto allowed = kernel.allowed_shared.find(current_device());
-    const int64_t most = allowed == kernel.allowed_shared.end() ? 0 : allowed->second;
+    const int64_t most = allowed_shared(kernel);
     if (dynamic > most && dynamic + code.static_shared > kPlainShared)
         return fmt::format("more shared memory than 48 KB, where cudaFuncSetAttribute allowed {} bytes",
                            most);
@@ -79,6 +82,7 @@ cudaError_t launch(const KnownKernel* kernel, const cudaLaunchConfig_t& config) 
     if (!fault.empty())
         return fail(cudaErrorInvalidValue, fmt::format("{}: {}: {}", device().name, describe(made), fault));
     return in_order(config.stream, cudaGraphNodeTypeKernel, [made] {
+        const std::lock_guard lock(record_mutex);
         record().launches.push_back(made);
         return cudaSuccess;
     });
@@ -93,7 +97,7 @@ cudaLaunchConfig_t plain_config(dim3 grid, dim3 block, size_t shared, cudaStream
 
 /// Of the launch that is written with <<< >>>.
 cudaLaunchConfig_t& pushed() {
-    static cudaLaunchConfig_t config{};
+    thread_local cudaLaunchConfig_t config{};
     return config;
 }
 
@@ -109,9 +113,15 @@ std::string describe(const Launch& l) {
                        l.shared_bytes, l.programmatic ? " programmatic" : "");
 }
 
-Record take_record() { return std::exchange(record(), {}); }
+Record take_record() {
+    const std::lock_guard lock(record_mutex);
+    return std::exchange(record(), {});
+}
 
-void record_mark() { record().marks.push_back(record().launches.size()); }
+void record_mark() {
+    const std::lock_guard lock(record_mutex);
+    record().marks.push_back(record().launches.size());
+}
 
 }  // namespace quern::cuda_stand_in
 

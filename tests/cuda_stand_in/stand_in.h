@@ -1,6 +1,6 @@
 // A stand-in for the CUDA runtime library on machines without a GPU: it runs no kernels, and records which ones the CUDA
 // backend launches. Memory is the host's and costs nothing until it is touched; streams run in order at once. What a GPU
-// would refuse is refused, with a message that says why. For one thread.
+// would refuse is refused, with a message that says why. Calls may come from several threads at once.
 #pragma once
 
 #include <cuda_runtime_api.h>

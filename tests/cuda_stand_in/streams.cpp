@@ -34,7 +34,7 @@ struct CUevent_st {
 namespace quern::cuda_stand_in {
 namespace {
 
-int captures = 0;
+thread_local int captures = 0;
 
 }  // namespace
 

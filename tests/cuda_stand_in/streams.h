@@ -10,7 +10,7 @@ namespace quern::cuda_stand_in {
 /// Does the work, or makes it a node of the graph that the stream captures.
 cudaError_t in_order(cudaStream_t stream, cudaGraphNodeType type, const std::function<cudaError_t()>& work);
 
-/// Whether any stream captures: some calls are refused then.
+/// Whether a stream captures what this thread does: some of its calls are refused then.
 bool capturing();
 cudaError_t refuse_in_capture(const char* call);
 

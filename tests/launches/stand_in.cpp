@@ -5,6 +5,7 @@
 #include <chrono>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "cuda_stand_in/kernel_name.h"
 #include "cuda_stand_in/kernels.h"
@@ -86,6 +87,36 @@ TEST_CASE("stand-in: programmatic launch is recorded from sm_90 on, and refused 
     CHECK(take_record().launches.at(0).programmatic);
     CHECK(cudaSetDevice(kA100) == cudaSuccess);
     CHECK(cudaLaunchKernelExC(&config, &k, nullptr) != cudaSuccess);
+}
+
+TEST_CASE("stand-in: several threads may launch at once, each with its own device, capture and errors") {
+    constexpr int kThreads = 4, kLaunches = 2000;
+    FakeKernel k;
+    take_record();
+    const auto work = [&](int thread) {
+        REQUIRE(cudaSetDevice(thread % 2 == 0 ? kH200 : kRtx5090) == cudaSuccess);
+        cudaStream_t stream = nullptr;
+        REQUIRE(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
+        int refused = 0;
+        for (int i = 0; i < kLaunches; ++i) {
+            k.allow(32 * 1024 + thread);
+            refused += cudaLaunchKernel(&k, {4}, {32}, nullptr, 128, stream) != cudaSuccess;
+            refused += cudaLaunchKernel(&k, {4}, {513}, nullptr, 0, stream) == cudaSuccess;
+            refused += !has(cudaGetErrorString(cudaGetLastError()), "launch bounds");
+        }
+        CHECK(refused == 0);
+        cudaGraph_t graph = nullptr;
+        CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+        CHECK(cudaLaunchKernel(&k, {4}, {32}, nullptr, 128, stream) == cudaSuccess);
+        CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+        CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+        cudaGraphDestroy(graph);
+        cudaStreamDestroy(stream);
+    };
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < kThreads; ++i) threads.emplace_back(work, i);
+    threads.clear();
+    CHECK(take_record().launches.size() == size_t{kThreads} * kLaunches);
 }
 
 TEST_CASE("stand-in: a stream of another device is refused, and so is memory") {
