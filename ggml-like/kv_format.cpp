@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "ggml-like/nvfp4.h"
 
@@ -105,6 +106,15 @@ void pack_steps(const float* x, int d, const Row& row) {
     write_bf16(row.scales + 2, m);
 }
 
+/// A row of NaN.
+void pack_nothing(Packing packing, int d, const Row& row) {
+    const Layout l = layout_of(packing, DType::BF16, d);
+    std::fill_n(row.codes, l.codes, std::byte{});
+    std::fill_n(row.blocks, l.blocks, std::byte{});
+    for (int at = 0; at < l.scales; at += 2)
+        write_bf16(row.scales + at, std::numeric_limits<float>::quiet_NaN());
+}
+
 std::array<float, 16> with_signs(const float (&magnitudes)[8]) {
     std::array<float, 16> table;
     for (size_t i = 0; i < 8; ++i) table[i] = magnitudes[i], table[i + 8] = -magnitudes[i];
@@ -177,6 +187,8 @@ void hadamard(float* x, int64_t count) {
 
 void pack_row(Packing packing, const float* x, int head_dim, float scale, std::byte* block, int place) {
     const Row row(packing, block, place, head_dim);
+    if (!std::all_of(x, x + head_dim, [](float v) { return std::isfinite(v); }))
+        return pack_nothing(packing, head_dim, row);
     switch (packing) {
         case Packing::fp8:
             return pack_fp8(x, head_dim, scale, row);

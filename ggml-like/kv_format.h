@@ -23,6 +23,8 @@
 //                kept. It differs from vLLM's bytes by what s has divided already, and by BF16 for FP16 there.
 //   tq4, values  16 equal steps from the least to the largest value: m is the middle, s a step, codes at m +- s/2, 3s/2 ...
 //
+// A row with an infinity or a NaN has NaN for s: all of it is NaN, and so is what attends to it, as with F32 and BF16.
+//
 // Rows are packed from FP32. Readers compute an element in FP32, or round it once to BF16. Source: OCP E4M3 and E2M1; Zandieh
 // et al., TurboQuant (2025); vLLM's presets turboquant_4bit_nc and turboquant_k8v4, whose "k8v4" is keys in fp8, values in tq4.
 #pragma once
@@ -99,7 +101,7 @@ int scale_exponent(float amax, float largest);
 void hadamard(float* x, int64_t count);
 
 /// Packs row `place` of a block. Keys of tq4 must have been multiplied by H. `scale`: what the checkpoint says for fp8 and
-/// nvfp4; 0: from the values, which are finite.
+/// nvfp4; 0: from the values.
 void pack_row(Packing packing, const float* x, int head_dim, float scale, std::byte* block, int place);
 void unpack_row(Packing packing, const std::byte* block, int place, int head_dim, float* out);
 

@@ -112,6 +112,27 @@ TEST_SUITE("cpu") {
             }
     }
 
+    TEST_CASE("KV formats: a row with an infinity or a NaN is NaN, and its neighbours are what they were") {
+        for (const Format& f : kFormats)
+            for (const float bad : {INFINITY, -INFINITY, NAN}) {
+                CAPTURE(static_cast<int>(f.packing()));
+                CAPTURE(bad);
+                std::vector<std::byte> block(
+                    static_cast<size_t>(kv::layout_of(f.dtype, f.values, 256).head()));
+                auto x = random_row(256, 8);
+                std::vector<float> y(256);
+                kv::pack_row(f.packing(), x.data(), 256, 0, block.data(), 4);
+                kv::unpack_row(f.packing(), block.data(), 4, 256, y.data());
+                x[77] = bad;
+                kv::pack_row(f.packing(), x.data(), 256, 0, block.data(), 5);
+                std::vector<float> after(256), broken(256);
+                kv::unpack_row(f.packing(), block.data(), 4, 256, after.data());
+                kv::unpack_row(f.packing(), block.data(), 5, 256, broken.data());
+                CHECK(after == y);
+                CHECK(std::all_of(broken.begin(), broken.end(), [](float v) { return std::isnan(v); }));
+            }
+    }
+
     TEST_CASE("KV formats: the error of normal values, and lengths that tq4 keeps") {
         const auto error = [](const Format& f) {
             std::vector<std::byte> block(static_cast<size_t>(kv::layout_of(f.dtype, f.values, 256).head()));

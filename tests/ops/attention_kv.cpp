@@ -116,7 +116,41 @@ void packed_cuts(Device& device) {
     }
 }
 
+/// A sequence whose keys, or values, have an infinity: its answers are NaN from there on, its neighbours' what they were; and
+/// a sequence that gets its pages later reads nothing of it.
+void packed_infinities(Device& device) {
+    for (const Shape& s : packed_shapes(16, 2, 256, 64))
+        for (const bool values : {false, true})
+            for (const StepKind kind : {StepKind::answer, StepKind::prompt}) {
+                CAPTURE(std::string(dtype_name(s.k)));
+                CAPTURE(std::string(dtype_name(s.v)));
+                CAPTURE(values);
+                CAPTURE(static_cast<int>(kind));
+                const std::vector<int> rows = {3, 3};
+                const Layout l = layout_of(kind, rows, {64, 64}, 3);
+                Memory m(device, s, 6);
+                const auto sound = device.rounded(Random(53).normals(l.tokens() * s.columns()));
+                m.remember(42);
+                const auto expected = run_step(device, l, sound, m);
+                auto broken = sound;
+                broken[static_cast<size_t>(s.columns() + (values ? s.v_begin() : s.k_begin()) + 5)] =
+                    INFINITY;
+                m.remember(42);
+                const auto y = run_step(device, l, broken, m);
+                const auto failed = rows_of(y, s.out(), 1, 2);
+                CHECK(std::any_of(failed.begin(), failed.end(), [](double v) { return std::isnan(v); }));
+                CHECK(rows_of(y, s.out(), 3, 3) == rows_of(expected, s.out(), 3, 3));
+                if (kind == StepKind::answer)
+                    CHECK(rows_of(y, s.out(), 0, 1) == rows_of(expected, s.out(), 0, 1));
+                // The page still has the broken rows behind the one that another sequence writes.
+                Layout one = layout_of(kind, {1, 0}, {64, 64}, 3);
+                CHECK(run_step(device, one, rows_of(sound, s.columns(), 0, 1), m) ==
+                      rows_of(expected, s.out(), 0, 1));
+            }
+}
+
 }  // namespace
 
+DEVICE_TEST_CASE("gated_attention: packed caches, a row that is not finite", packed_infinities)
 DEVICE_TEST_CASE("gated_attention: packed caches, rows alone and beside others", packed_steps)
 DEVICE_TEST_CASE("gated_attention: packed caches, a prompt cut or whole", packed_cuts)

@@ -297,15 +297,27 @@ __device__ __forceinline__ void hadamard(float (&x)[8], int d, int lane) {
     for (int i = 0; i < 8; ++i) x[i] *= scale;
 }
 
-/// One row by all lanes of a warp.
+__device__ __forceinline__ bool not_finite(const float (&x)[8]) {
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) most = max(most, __float_as_uint(x[i]) & 0x7fffffffu);
+    return most >= 0x7f800000u;
+}
+
+/// One row by all lanes of a warp. One that is not finite becomes NaN, whatever its codes are.
 __device__ __forceinline__ void pack_row(Packing packing, const Block& layout, const float (&x)[8], int d,
                                          float given, int lane, char* block, int place) {
     const bool active = lane * 8 < d;
     const RowAt row(layout, block, place);
-    if (packing == Packing::fp8) return pack_fp8(x, given, lane, active, row);
-    if (packing == Packing::nvfp4) return pack_nvfp4(x, given, lane, active, row);
-    if (packing == Packing::centroids) return pack_centroids(x, d, lane, active, row);
-    pack_steps(x, lane, active, row);
+    if (packing == Packing::fp8)
+        pack_fp8(x, given, lane, active, row);
+    else if (packing == Packing::nvfp4)
+        pack_nvfp4(x, given, lane, active, row);
+    else if (packing == Packing::centroids)
+        pack_centroids(x, d, lane, active, row);
+    else
+        pack_steps(x, lane, active, row);
+    if (__any_sync(0xffffffffu, not_finite(x)) && lane == 0) row.put_scale(0, NAN);
 }
 
 }  // namespace quern::cuda::attention::packed
