@@ -203,6 +203,37 @@ TEST_SUITE("cpu") {
         CHECK_FALSE(whole(compile(R"({"type":"number"})"), "1e999"));
     }
 
+    TEST_CASE("json schema: several bytes at once are accepted as they are one by one, wherever they come") {
+        const auto schema = compile(R"({"type":"object","properties":{"name":{"type":"string","minLength":2,
+            "maxLength":9},"any":true,"text":{"anyOf":[{"type":"string","maxLength":3},{"type":"string","minLength":5},
+            {"type":"null"}]}},"additionalProperties":{"type":"string","pattern":"^[a-c]+$"}})");
+        const std::vector<std::string> pieces = {
+            "a",    "ab",      "\"", "a\"",  "\",",  "\":",      "\\",   "\\u",  "\\n",      "00e9",
+            "d83d", "\\ude00", "é",  "\xC3", "\xA9", "\xF0\x9F", "\n",   "\x01", "abcdefgh", "abcdefghij",
+            "x\\",  "{\"",     "}",  ",",    ":",    " ",        "null", "1",    "\\\"",     "\xFF"};
+        const auto one_by_one = [](GrammarMatcher m, std::string_view bytes) {
+            for (const char c : bytes) m.push({&c, 1});
+            return !m.dead();
+        };
+        for (const char* document : {R"({"name":"\u00e9\ud83d\ude00b","text":"ab"})",
+                                     R"({"any":{"x":["é\\","😀"]},"text":"abcdé\n"})",
+                                     R"({"abc":"abca","name":"ñandú","any":"\\\""})"}) {
+            GrammarMatcher m(schema);
+            for (const char* c = document; *c != 0; ++c) {
+                CAPTURE(std::string_view(document, static_cast<size_t>(c - document)));
+                for (int again = 0; again < 2;
+                     ++again)  // later questions at one place have a way of their own
+                    for (const std::string& piece : pieces) {
+                        CAPTURE(piece);
+                        REQUIRE(m.accepts(piece) == one_by_one(m, piece));
+                    }
+                m.push({c, 1});
+                REQUIRE(!m.dead());
+            }
+            CHECK(m.complete());
+        }
+    }
+
     TEST_CASE("grammar: a choice among texts") {
         const auto schema = Grammar::choice({"yes", "no", "yes please"});
         for (const char* good : {"yes", "no", "yes please"}) CHECK(whole(schema, good));

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -97,11 +98,14 @@ class GrammarMatcher {
     struct Step;
 
     static std::vector<Thread> run(std::vector<Thread> threads, std::string_view bytes);
+    std::optional<bool> stays_in_string(std::string_view bytes) const;
+    bool may_begin(char byte) const;
 
     std::shared_ptr<const Grammar> grammar_;
     std::vector<Thread> threads_;
-    mutable int asked_ = 0;           // calls of accepts since the last push
-    mutable std::bitset<256> first_;  // bytes that may come next, once it pays to know them
+    mutable int asked_ = 0;  // calls of accepts since the last push
+    mutable std::bitset<256> known_,
+        first_;  // bytes that were asked for, and those of them that may come next
 };
 
 }  // namespace quern

@@ -10,8 +10,7 @@ namespace {
 
 constexpr size_t kMaxThreads = 1024, kMaxSettled = 8192;
 constexpr size_t kMaxCalls = 200;  // rules of a grammar within each other
-constexpr int kAskedOften =
-    8;  // so many questions at one place are answered faster with the bytes that may come
+constexpr int kAskedOften = 4;     // from so many questions at one place on, first bytes are kept
 
 }  // namespace
 
@@ -28,17 +27,20 @@ GrammarMatcher::~GrammarMatcher() = default;
 
 bool GrammarMatcher::accepts(std::string_view bytes) const {
     if (bytes.empty()) return false;
-    if (++asked_ == kAskedOften)
-        for (unsigned b = 0; b < 256; ++b) {
-            const char byte = static_cast<char>(b);
-            first_[b] = !run(threads_, {&byte, 1}).empty();
-        }
-    if (asked_ >= kAskedOften && !first_[static_cast<unsigned char>(bytes.front())]) return false;
+    if (const auto stays = stays_in_string(bytes)) return *stays;
+    if (++asked_ >= kAskedOften && !may_begin(bytes.front())) return false;
     return !run(threads_, bytes).empty();
+}
+
+bool GrammarMatcher::may_begin(char byte) const {
+    const auto at = static_cast<unsigned char>(byte);
+    if (!known_[at]) known_.set(at), first_[at] = !run(threads_, {&byte, 1}).empty();
+    return first_[at];
 }
 
 void GrammarMatcher::push(std::string_view bytes) {
     asked_ = 0;
+    known_.reset();
     threads_ = run(std::move(threads_), bytes);
 }
 

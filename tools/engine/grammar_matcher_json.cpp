@@ -84,25 +84,51 @@ bool GrammarMatcher::Frame::number_complete() const {
            (!node->bounds || node->bounds->holds(written));
 }
 
+/// One more byte of a string.
+GrammarMatcher::Frame::Goes GrammarMatcher::Frame::string_goes(unsigned char byte) {
+    if (state != kPlain) {
+        const auto next = escape_step(state, byte);
+        if (!next) return Goes::nowhere;
+        state = *next;
+        return Goes::on;
+    }
+    if (utf8 == 0) {
+        if (byte == '"') return count >= node->min_length ? Goes::to_end : Goes::nowhere;
+        if (byte < 0x20 || count >= node->max_length) return Goes::nowhere;
+        ++count;
+    }
+    if (!utf8_step(utf8, byte)) return Goes::nowhere;
+    if (byte == '\\') state = kEscape;
+    return Goes::on;
+}
+
 void GrammarMatcher::Step::string(Thread thread) {
-    Frame& f = thread.stack.back();
-    if (f.state != kPlain) {
-        const auto next = escape_step(f.state, byte);
-        if (!next) return;
-        f.state = *next;
-        return go(std::move(thread));
+    switch (thread.stack.back().string_goes(byte)) {
+        case Frame::Goes::on:
+            return go(std::move(thread));
+        case Frame::Goes::to_end:
+            return end(std::move(thread));
+        case Frame::Goes::nowhere:
+            break;
     }
-    if (f.utf8 == 0) {
-        if (byte == '"') {
-            if (f.count >= f.node->min_length) end(std::move(thread));
-            return;
+}
+
+/// Of a text that can only be read as an open string, without copies of all that is open: most bytes of most documents.
+std::optional<bool> GrammarMatcher::stays_in_string(std::string_view bytes) const {
+    if (threads_.size() != 1 || threads_[0].stack.empty() || threads_[0].watch.on) return {};
+    const Frame& open = threads_[0].stack.back();
+    if (open.kind != FrameKind::string) return {};
+    Frame f{
+        .node = open.node, .kind = open.kind, .state = open.state, .utf8 = open.utf8, .count = open.count};
+    for (const char c : bytes) switch (f.string_goes(static_cast<unsigned char>(c))) {
+            case Frame::Goes::on:
+                break;
+            case Frame::Goes::to_end:
+                return {};
+            case Frame::Goes::nowhere:
+                return false;
         }
-        if (byte < 0x20 || f.count >= f.node->max_length) return;
-        ++f.count;
-    }
-    if (!utf8_step(f.utf8, byte)) return;
-    if (byte == '\\') f.state = kEscape;
-    go(std::move(thread));
+    return true;
 }
 
 /// Adds a digit, a sign, a point or an e; false if it cannot follow.

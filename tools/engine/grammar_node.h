@@ -123,6 +123,8 @@ struct GrammarMatcher::Frame {
     bool has(size_t property) const { return kind != FrameKind::block && seen[property]; }
     bool between_tokens() const;
     bool number_complete() const;
+    enum class Goes : uint8_t { on, to_end, nowhere };
+    Goes string_goes(unsigned char byte);
     bool add_to_number(unsigned char byte);
     bool keeps_bounds(unsigned char byte);
     bool all_required() const;
