@@ -107,7 +107,7 @@ TEST_SUITE("cpu") {
         std::set<std::string> answers;
         for (const int64_t rows : {64, 512}) {
             Engine engine(*model, *cpu,
-                          {.context = test.context(64), .sequences = test.parallel, .step_tokens = rows});
+                          {.context = test.context(64, 2), .sequences = test.parallel, .step_tokens = rows});
             CHECK(op_table(engine, test).find("node by node, 5 steps") != std::string::npos);
             const Samples samples = run_test(engine, test, 2);
             CHECK(samples.tokens == 4 * 5);
@@ -124,7 +124,7 @@ TEST_SUITE("cpu") {
         place_weights(*model, *cpu);
         const BenchTest test{.prompt = 200, .parallel = 3};
         CHECK(test.name() == "pp200 x3");
-        Engine engine(*model, *cpu, {.context = test.context(128), .sequences = 3});
+        Engine engine(*model, *cpu, {.context = test.context(128, 2), .sequences = 3});
         const Samples samples = run_test(engine, test, 2);
         CHECK(samples.tokens == 600);
         CHECK(samples.seconds.size() == 2);

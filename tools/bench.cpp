@@ -1,14 +1,11 @@
 // quern bench: llama-bench's tests and tables for a checkpoint on this machine.
 #include <algorithm>
-#include <chrono>
 #include <fstream>
-#include <future>
 #include <nlohmann/json.hpp>
 
 #include "ggml-like/check.h"
 #include "models/model.h"
 #include "models/weight_placement.h"
-#include "tools/bench/gpu_state.h"
 #include "tools/bench/kl_table.h"
 #include "tools/bench/measure.h"
 #include "tools/bench/own_server.h"
@@ -17,6 +14,7 @@
 #include "tools/bench/rows.h"
 #include "tools/bench/serve_load.h"
 #include "tools/bench/suite.h"
+#include "tools/bench/watched.h"
 #include "tools/commands.h"
 #include "tools/common/cli_args.h"
 #include "tools/common/cli_values.h"
@@ -59,15 +57,6 @@ struct Options {
     uint64_t seed = random_seed();
     bool suite = false;
 };
-
-/// Looks at the device while the test runs once more, since idle clocks say nothing.
-std::string watch(Engine& engine, const BenchTest& test) {
-    const std::string bus_id = engine.backend().bus_id();
-    if (bus_id.empty()) return {};
-    auto taint = std::async(std::launch::async, [&] { return gpu_taint(bus_id); });
-    while (taint.wait_for(std::chrono::seconds(0)) != std::future_status::ready) run_test(engine, test, 0);
-    return taint.get();
-}
 
 /// "512,1024" and ranges "128-1024+128" or "128-4096*2".
 std::vector<int64_t> parse_list(const std::string& text, const std::string& flag) {
@@ -481,7 +470,7 @@ int cmd_bench(int argc, char** argv) {
     const int64_t gap = o.step_tokens > 0 ? std::max<int64_t>(o.step_tokens, kPageTokens) : kLeastGap;
     settings.speculation = o.speculation;
     for (const BenchTest& t : tests) {
-        settings.context = std::max(settings.context, t.context(std::min(gap, kLeastGap)));
+        settings.context = std::max(settings.context, t.context(std::min(gap, kLeastGap), o.repetitions));
         settings.sequences = std::max(settings.sequences, t.parallel);
     }
     std::shared_ptr<ReplayDrafter> drafter;
@@ -498,9 +487,10 @@ int cmd_bench(int argc, char** argv) {
     std::string ops_text;
     if (o.format == "md") out.write(md_header());
     for (const BenchTest& test : tests) {
-        const BenchRow& row = rows.emplace_back(
-            make_row(test, run_test(engine, test, o.repetitions, drafter.get()), engine, ceilings));
-        rows.back().taint = watch(engine, test);
+        std::string taint;
+        const Samples samples = run_watched(engine, test, o.repetitions, drafter.get(), taint);
+        BenchRow& row = rows.emplace_back(make_row(test, samples, engine, ceilings));
+        row.taint = taint;
         if (o.ops) ops_text += op_table(engine, test);
         if (const auto report = engine.speculation(); report && o.verbose)
             std::fputs(describe(*report).c_str(), stderr);

@@ -55,9 +55,14 @@ std::string BenchTest::name() const {
     return text + (drafts.full ? fmt::format(" n={}", drafts.most) : " n=auto");
 }
 
-int64_t BenchTest::context(int64_t prompt_rows) const {
+namespace {
+constexpr int64_t kWatchedTokens = 512;  // of each sequence, at most, after the runs of a test that goes on
+}
+
+int64_t BenchTest::context(int64_t prompt_rows, int repetitions) const {
     const int64_t waiting = parallel > 1 && answer > 0 ? parallel * (depth / prompt_rows + 2) : 0;
-    return prompt + answer + depth + waiting + 2;
+    const int64_t answers = goes_on() ? answer * (1 + repetitions) + kWatchedTokens : answer;
+    return prompt + answers + depth + waiting + 2;
 }
 
 double Samples::mean_rate() const {
@@ -134,6 +139,20 @@ class Crowd {
         while (std::find(tokens_.begin(), tokens_.end(), 0) != tokens_.end())
             if (!engine_.step()) break;
     }
+    /// Runs until every sequence has `count` tokens more. Returns how many those were together.
+    int64_t go_on(int64_t count) {
+        const std::vector<int64_t> before = tokens_;
+        const auto missing = [&] {
+            for (size_t i = 0; i < tokens_.size(); ++i)
+                if (tokens_[i] < before[i] + count) return true;
+            return false;
+        };
+        while (missing())
+            if (!engine_.step())
+                FAIL(runtime, "a sequence ended before its answer: the context is too small");
+        return std::accumulate(tokens_.begin(), tokens_.end(), int64_t{0}) -
+               std::accumulate(before.begin(), before.end(), int64_t{0});
+    }
     /// Runs until every sequence has `count` tokens more, and ends them. Returns how many those were together.
     int64_t finish(int64_t count) {
         const int64_t before = std::accumulate(tokens_.begin(), tokens_.end(), int64_t{0});
@@ -162,6 +181,12 @@ class Crowd {
     std::vector<RequestId> ids_;
 };
 
+/// Seconds of parallel * answer tokens, at the speed of `tokens`.
+double seconds_of(const BenchTest& test, double seconds, int64_t tokens) {
+    return seconds * static_cast<double>(test.parallel * test.answer) /
+           static_cast<double>(std::max<int64_t>(tokens, 1));
+}
+
 /// Prompts of many sequences, or answers: from the step after which all of them answer. `on_begin`: there.
 Run run_parallel(Engine& engine, const BenchTest& test, const std::function<void()>& on_begin = {}) {
     Run run;
@@ -172,9 +197,26 @@ Run run_parallel(Engine& engine, const BenchTest& test, const std::function<void
     if (on_begin) on_begin();
     begin = Clock::now();
     const int64_t tokens = crowd.finish(test.answer);
-    if (test.answer > 0)
-        run.seconds = since(begin) * static_cast<double>(test.parallel * test.answer) /
-                      static_cast<double>(std::max<int64_t>(tokens, 1));
+    if (test.answer > 0) run.seconds = seconds_of(test, since(begin), tokens);
+    run.results = crowd.results(test.answer + 1);
+    engine.backend().synchronize();  // a step that was launched before the last answers ended
+    return run;
+}
+
+/// All runs of a test that goes on; of the first, which warms up, only the tokens.
+Run run_on(Engine& engine, const BenchTest& test, int repetitions, Samples& samples,
+           const std::function<bool()>& watched) {
+    Run run;
+    Crowd crowd(engine, test, run.prompts);
+    crowd.begin();
+    for (int i = -1; i < repetitions; ++i) {
+        const Clock::time_point begin = Clock::now();
+        const int64_t tokens = crowd.go_on(test.answer);
+        if (i >= 0) samples.seconds.push_back(seconds_of(test, since(begin), tokens));
+    }
+    constexpr int64_t kEach = 16;
+    for (int64_t n = 0; n < kWatchedTokens - kEach && watched && watched(); n += kEach) crowd.go_on(kEach);
+    crowd.finish(0);
     run.results = crowd.results(test.answer + 1);
     engine.backend().synchronize();  // a step that was launched before the last answers ended
     return run;
@@ -206,9 +248,14 @@ struct OpTime {
 
 }  // namespace
 
-Samples run_test(Engine& engine, const BenchTest& test, int repetitions, ReplayDrafter* drafter) {
+Samples run_test(Engine& engine, const BenchTest& test, int repetitions, ReplayDrafter* drafter,
+                 const std::function<bool()>& watched) {
     Samples samples;
     samples.tokens = (test.prompt + test.answer) * test.parallel;
+    if (test.goes_on()) {
+        samples.output_hash = hash_of(run_on(engine, test, repetitions, samples, watched), test.answer + 1);
+        return samples;
+    }
     const auto run = [&](const BenchTest& t) {
         return t.parallel > 1 ? run_parallel(engine, t) : run_one(engine, t);
     };
@@ -225,6 +272,7 @@ Samples run_test(Engine& engine, const BenchTest& test, int repetitions, ReplayD
         samples.output_hash = hash_of(one, std::max<int64_t>(test.answer + 1, 1));
         if (i >= 0) add(samples, one);
     }
+    while (watched && watched()) run(test);
     return samples;
 }
 

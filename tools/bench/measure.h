@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -19,9 +20,13 @@ struct BenchTest {
     DraftOptions drafts = {.kind = DrafterKind::none};
     /// "pp512", "tg128", "tg128 x8", "pp512+tg128 @ d4096", "tg128 n=3", "tg128 n=auto"
     std::string name() const;
-    /// Tokens a sequence may come to, in steps of `prompt_rows` rows of prompts while others answer: sequences that reach
-    /// their depth early go on answering until all have.
-    int64_t context(int64_t prompt_rows) const;
+    /// Whether all runs are one: `depth` tokens are read once, and one answer follows the other.
+    bool goes_on() const {
+        return depth > 0 && prompt == 0 && answer > 0 && drafts.kind == DrafterKind::none;
+    }
+    /// Tokens a sequence may come to in so many runs, in steps of `prompt_rows` rows of prompts while others answer: sequences
+    /// that reach their depth early go on answering until all have.
+    int64_t context(int64_t prompt_rows, int repetitions) const;
 };
 
 struct Samples {
@@ -42,8 +47,10 @@ struct Samples {
 };
 
 /// Runs a test `repetitions` times after one warm-up. Includes greedy sampling, no tokenization. With drafts: first as
-/// often without; `drafter`, where there is one, then knows the answers.
-Samples run_test(Engine& engine, const BenchTest& test, int repetitions, ReplayDrafter* drafter = nullptr);
+/// often without; `drafter`, where there is one, then knows the answers. `watched`: asked when all runs are over; while it
+/// says true, the engine goes on (goes_on(): as long as there is room), so that somebody can look at a device that works.
+Samples run_test(Engine& engine, const BenchTest& test, int repetitions, ReplayDrafter* drafter = nullptr,
+                 const std::function<bool()>& watched = {});
 
 /// Runs one step of the test's kind node by node: time, bytes and calls of each op, as a markdown table.
 std::string op_table(Engine& engine, const BenchTest& test);
