@@ -60,12 +60,13 @@ TEST_SUITE("cpu") {
         const AnswerShape bf16{.kind = Kind::bf16, .normed = true}, fp4{.kind = Kind::nvfp4, .normed = true};
         const AnswerShape out{.kind = Kind::bf16};
         CHECK(answers(kH200, bf16, 248320, 2048) == "tall few few whole whole whole rounds");  // head
-        CHECK(answers(kH200, bf16, 12352, 2048) ==
-              "one few few quarters quarters whole whole");  // DeltaNet in
+        CHECK(answers(kH200, bf16, 12352, 2048) == "one few few whole whole whole whole");     // DeltaNet in
         CHECK(answers(kH200, fp4, 9216, 2048) ==
-              "one few few quarters quarters whole whole");  // attention in
+              "one few few quarters quarters quarters whole");  // attention in
         CHECK(answers(kH200, out, 2048, 4096) ==
-              "one few few quarters quarters quarters quarters");  // DeltaNet out
+              "one few few quarters quarters low quarters quarters");  // DeltaNet out
+        CHECK(answers(kH200, out, 5120, 6144) ==
+              "one few few quarters quarters quarters whole");  // the 27B's DeltaNet out
         CHECK(answers(kA100, bf16, 12352, 2048) == "one few few step step step step");
         CHECK(answers(kRtx5090, fp4, 9216, 2048) == "few few few step step step step");
         AnswerShape gate_up{.kind = Kind::nvfp4, .normed = true, .paired = true};
@@ -180,7 +181,7 @@ TEST_SUITE("cpu") {
     TEST_CASE("variants: each of them is chosen for some shape") {
         std::set<AnswerProduct> answer;
         for_each_answer([&](const Card& card, const AnswerShape& s) { answer.insert(choose(card, s)); });
-        CHECK(answer.size() == 7);
+        CHECK(answer.size() == 8);
         std::set<PromptProduct> prompt;
         std::set<ExpertsProduct> experts;
         for (const Card& card : kCards)

@@ -53,6 +53,17 @@ PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
 
 }  // namespace
 
+namespace {
+
+bool takes_quarters(const Card& card, const AnswerShape& s) {
+    const bool codes = s.kind == Kind::nvfp4;  // instructions, not bytes: best spread over all SMs
+    if (s.tiles * ceil_div(s.rows, 16) > (codes ? 9 : 8) * card.sms) return false;
+    using Blocks = Whole<Kind::bf16>;
+    return codes || 3 * ceil_div(s.tiles, Blocks::kTiles) * ceil_div(s.rows, Blocks::kTokens) < 2 * card.sms;
+}
+
+}  // namespace
+
 AnswerProduct choose(const Card& card, const AnswerShape& s) {
     if (dense_rows_fit(card, s.kind, s.rows, s.chunks, s.beside)) {
         const auto one = [&](Extent extent) {
@@ -67,7 +78,10 @@ AnswerProduct choose(const Card& card, const AnswerShape& s) {
                             : s.kind == Kind::nvfp4 ? answers_fit<Kind::nvfp4>(card, s.chunks)
                                                     : false;
     if (!warpgroups) return AnswerProduct::step;
-    if (s.tiles * ceil_div(s.rows, 16) <= 8 * card.sms) return AnswerProduct::quarters;
+    if (takes_quarters(card, s)) {
+        const bool low = s.kind == Kind::bf16 && s.rows > 16 && s.rows <= LowQuarters::kTokens;
+        return low && s.tiles <= card.sms ? AnswerProduct::low_quarters : AnswerProduct::quarters;
+    }
     const bool many = s.rows > Whole<Kind::bf16>::kTokens && s.tiles > 16 * card.sms;
     return many ? AnswerProduct::rounds : AnswerProduct::whole;
 }
@@ -148,6 +162,8 @@ const char* name_of(AnswerProduct product) {
             return "step";
         case AnswerProduct::quarters:
             return "quarters";
+        case AnswerProduct::low_quarters:
+            return "low quarters";
         case AnswerProduct::whole:
             return "whole";
         default:

@@ -7,7 +7,8 @@
 //
 // Shared memory: 48 KB of S; q, k, v and outputs of the row, sums of squares: 2.2 KB.
 //
-// Traffic: S read and written once a row (4.2 MB a sequence and layer of the 35B). The pieces of the first blocks are asked for
+// Traffic: S read and written once a row (4.2 MB a sequence and layer of the 35B); written so that it leaves the L2 cache first,
+// since nobody reads it before the next step. The pieces of the first blocks are asked for
 // before the wait for the predecessor. Bound: bytes.
 #include "ggml-like/cuda/delta/decode_stream.h"
 
@@ -131,8 +132,8 @@ __global__ void __launch_bounds__(kBlock, kBlocks) decode_stream_kernel(DeltaSte
                 const float delta = sums.delta_of(j, lane);
 #pragma unroll
                 for (int h = 0; h < 2; ++h)
-                    *reinterpret_cast<float4*>(state + state_place(piece * kTogether + j, h)) =
-                        advance4(s[j][h], gates.decay, delta, h == 0 ? keys.k0 : keys.k1);
+                    __stcs(reinterpret_cast<float4*>(state + state_place(piece * kTogether + j, h)),
+                           advance4(s[j][h], gates.decay, delta, h == 0 ? keys.k0 : keys.k1));
             }
         }
         // The convolution's input of this position.

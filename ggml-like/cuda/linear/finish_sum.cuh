@@ -49,19 +49,28 @@ __device__ __forceinline__ void store_numbers(float* to, const float (&v)[4], in
         if (i < there) to[i] = v[i];
 }
 
+/// What finish_four adds to its sums and multiplies them with, where there is a residual: may be loaded before the sums are there.
+struct Beside {
+    float4 residual, norm;
+};
+__device__ __forceinline__ Beside load_beside(const StepOutput& out, int n, int row) {
+    if (out.residual == nullptr) return {};
+    return {__ldcg(reinterpret_cast<const float4*>(out.residual + n * out.ld + row)),
+            *reinterpret_cast<const float4*>(out.defer.norm + out.row_begin + row)};
+}
+
 /// finish_sum of rows row .. row + 3, of which `there` exist. With a residual all do, and four neighbouring lanes have the
 /// rows of a tile.
 __device__ __forceinline__ void finish_four(const StepOutput& out, int n, int row, const float (&sum)[4],
-                                            const float (&up)[4], float scale, int there) {
+                                            const float (&up)[4], float scale, int there,
+                                            const Beside& beside) {
     const int64_t to = n * out.ld + row;
     if (out.residual != nullptr) {
-        const int column = out.row_begin + row;
-        const float4 before = __ldcg(reinterpret_cast<const float4*>(out.residual + to));
-        const float4 norm = *reinterpret_cast<const float4*>(out.defer.norm + column);
+        const float4& before = beside.residual;
         const float4 x = make_float4(add_residual(before.x, sum[0]), add_residual(before.y, sum[1]),
                                      add_residual(before.z, sum[2]), add_residual(before.w, sum[3]));
         *reinterpret_cast<float4*>(static_cast<float*>(out.y) + to) = x;
-        return defer_four(out.defer, n, column, x, norm);
+        return defer_four(out.defer, n, out.row_begin + row, x, beside.norm);
     }
     float v[4];
 #pragma unroll

@@ -1,6 +1,7 @@
 // BF16 and NVFP4 products of an answer step of many rows on sm_90a (gemm_warpgroups.cuh has the kernel): step_product.h's
 // sums, whose splits are products of warpgroups.
-//   quarters  a cluster of four blocks, each four of the splits
+//   quarters  a cluster of four blocks, each four of the splits, which send each other their sums
+//   low quarters  the same with half as many rows of the matrix: twice as many blocks where these were fewer than SMs
 //   whole     a block makes all splits of a sum: where blocks are many
 //   rounds    the same for up to 64 rows, by blocks that go from place to place: where these are many more than SMs
 //
@@ -25,8 +26,10 @@ void run(Context& c, AnswerProduct product, const GemmTask& task) {
         launch_warpgroups<K, Rounds<K>>(c, "gemm_answer rounds", task);
     else if (product == AnswerProduct::whole)
         launch_warpgroups<K, Whole<K>>(c, "gemm_answer whole", task);
-    else
+    else if (product == AnswerProduct::quarters)
         launch_warpgroups<K, Quarters<K>>(c, "gemm_answer quarters", task);
+    else if constexpr (K == Kind::bf16)
+        launch_warpgroups<K, LowQuarters>(c, "gemm_answer low quarters", task);
 }
 
 }  // namespace

@@ -30,10 +30,11 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
 #if QUERN_WGMMA
     using R = StageRing<K, S>;
     extern __shared__ __align__(1024) uint8_t unaligned[];
-    __shared__ uint64_t barriers[2 * R::kStages];
+    __shared__ uint64_t barriers[2 * R::kStages + 1];
     allow_successor();
     uint8_t* shared = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
-    WarpgroupSums<K, S> block{{task, w, x, shared, barriers, barriers + R::kStages}};
+    WarpgroupSums<K, S> block{
+        {task, w, x, shared, barriers, barriers + R::kStages, barriers + 2 * R::kStages}};
     block.init_barriers();
     const int id = static_cast<int>(blockIdx.x) / S::kCluster;
     const int warp = static_cast<int>(threadIdx.x) / 32;
@@ -58,12 +59,14 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
         if constexpr (S::kMoveRegisters) shrink_registers<40>();
         if (warp == kSumWarps && elected()) block.keep_full(primed);
         __syncwarp();
+        if constexpr (S::kSendsSums) cluster_arrive_only();
     } else {
         if constexpr (S::kMoveRegisters) grow_registers<232>();
         block.find_y_rows();
         block.multiply_present();
     }
-    if constexpr (S::kCluster > 1) cluster_barrier();
+    constexpr bool kReadsSums = S::kCluster > 1 && !S::kSendsSums;  // of other blocks, where they lie
+    if constexpr (kReadsSums) cluster_barrier();
     if (warp < kSumWarps) {
         if constexpr (S::kCluster == 1) block.sum_barrier();
         if constexpr (S::kAnswer)
@@ -73,7 +76,7 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
         else
             block.template store_sums<false>();
     }
-    if constexpr (S::kCluster > 1) cluster_barrier();
+    if constexpr (kReadsSums) cluster_barrier();
 #endif
 }
 

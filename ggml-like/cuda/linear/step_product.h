@@ -38,7 +38,7 @@ constexpr bool takes_step_product(AnswerProduct product) { return product >= Ans
 /// `part` of w by such a product. Throws Error(device) for more than kStepRows rows.
 void step_product(Context& context, AnswerProduct product, const Part& part, const Packed& w,
                   const StepRows& x, const StepOutput& out);
-/// The same for BF16 and NVFP4 by products of warpgroups: quarters, whole or rounds.
+/// The same for BF16 and NVFP4 by products of warpgroups: (low) quarters, whole or rounds.
 void gemm_answer(Context& context, AnswerProduct product, const Part& part, const Packed& w,
                  const StepRows& x, const StepOutput& out);
 

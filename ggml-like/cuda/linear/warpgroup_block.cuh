@@ -25,6 +25,7 @@ struct WarpgroupBlock {
     uint8_t* shared;
     uint64_t* full;
     uint64_t* empty;
+    uint64_t* arrived;  // of answers by a cluster: counts the sums that its blocks send each other
     GemmPlace place;
     int tiles;  // of the block that exist
     int chunk_begin, chunk_end;
@@ -70,6 +71,7 @@ struct WarpgroupBlock {
             init_phases(full + threadIdx.x, 1);
             init_phases(empty + threadIdx.x, S::kSumThreads / 32);
         }
+        if (S::kSendsSums && threadIdx.x == 0) init_phases(arrived, 1);
         publish_phases();
     }
 

@@ -28,6 +28,8 @@ struct WarpgroupShape {
     static constexpr bool kAnswer = Splits == kAnswerSplits;
     static_assert((Splits == 1 && (Cluster == 1 || Cluster == kPromptSplits)) ||
                   (kAnswer && (Cluster == 1 || Cluster == kAnswerFours)));
+    static constexpr bool kSendsSums = kAnswer && Cluster > 1;  // to the block that stores a token
+    static constexpr int kOwnTokens = Tokens / Cluster;         // that a block stores
     static constexpr int kTiles = Tiles;  // of 16 rows of the matrix, one for each warp of a side
     static constexpr int kSides = Sides, kSideTokens = Tokens / Sides;
     static constexpr bool kStays = Sides > 1;
@@ -93,12 +95,14 @@ template <Kind K>
 using Rounds = WarpgroupShape<64, kPieceChunks<K>, 1, 1, kAnswerSplits, 8, 2>;
 template <Kind K>
 using Quarters = WarpgroupShape<32, kPieceChunks<K>, 2, kAnswerFours, kAnswerSplits>;
+using LowQuarters = WarpgroupShape<32, kPieceChunks<Kind::bf16>, 2, kAnswerFours, kAnswerSplits, 4>;
 
 /// Whether a part's columns are whole pieces.
 template <Kind K>
 constexpr bool answers_fit(const Card& card, int chunks) {
     return chunks % kPieceChunks<K> == 0 && warpgroups_fit<K, Whole<K>>(card) &&
-           warpgroups_fit<K, Quarters<K>>(card) && warpgroups_fit<K, Rounds<K>>(card);
+           warpgroups_fit<K, Quarters<K>>(card) && warpgroups_fit<K, Rounds<K>>(card) &&
+           warpgroups_fit<Kind::bf16, LowQuarters>(card);
 }
 
 }  // namespace quern::cuda::linear

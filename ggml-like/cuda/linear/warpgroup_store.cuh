@@ -1,5 +1,6 @@
 // A block of gemm_warpgroups.cuh from its sums to y: they meet in shared memory, [token][row], and go out as 32 bytes, or
-// as finish_sum.cuh has it.
+// as finish_sum.cuh has it. Blocks of a cluster read each other's sums of prompts; sums of answers they send to the block that
+// stores the token, [rank][token][row], since a barrier after which others may read waits for the whole card (cluster.cuh).
 #pragma once
 
 #include "ggml-like/cuda/linear/epilogue.cuh"
@@ -85,55 +86,105 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
         }
     }
 
-    /// Of answers: a lane four rows of a tile, or of paired ones' gate and up, as finish_four wants them.
-    __device__ __forceinline__ void store_answer() const {
+    /// Of answers: four rows of a tile for one token, or of paired ones' gate and up, as finish_four wants them.
+    struct Four {
+        int number, token;    // of the block, of the place
+        int row, there, raw;  // of y, of which so many exist; of the block's sums
+    };
+    __device__ __forceinline__ Four four_at(int i) const {
         const StepOutput& out = task.answer;
         const int fours = out.paired ? 2 : 4, height = out.paired ? task.rows / 2 : task.rows;
-        const int rank = rank_of(), mine = tokens_of_rank(rank), each = fours * tiles;
-        const float* factors = task.factor + place.row_block * S::kTiles * kTileRows;
-        for (int i = threadIdx.x; i < each * mine; i += S::kSumThreads) {
-            const int n = quotient(i, each), at = i - n * each, tile = at / fours, r = at % fours * 4;
-            const int row = (place.row_block * S::kTiles + tile) * fours * 4 + r, there = height - row;
-            if (there <= 0) continue;
-            const int token = n * S::kCluster + rank, raw = tile * kTileRows + r;
-            float sum[4], up[4] = {};
-            answer_sums(token * S::kPitch + raw, factors + raw, sum);
-            if (out.paired) answer_sums(token * S::kPitch + raw + 8, factors + raw + 8, up);
-            finish_four(out, place.first + token, row, sum, up,
-                        out.scale.squares != nullptr ? scales()[n] : 1.0f, there);
+        const int each = fours * tiles, number = quotient(i, each), at = i - number * each;
+        const int tile = at / fours, r = at % fours * 4;
+        const int row = (place.row_block * S::kTiles + tile) * fours * 4 + r;
+        return {number, number * S::kCluster + rank_of(), row, height - row, tile * kTileRows + r};
+    }
+    /// How many a block has; of a cluster's, a thread has one at most.
+    __device__ __forceinline__ int fours() const {
+        return (task.answer.paired ? 2 : 4) * tiles * tokens_of_rank(rank_of());
+    }
+    static_assert(!S::kSendsSums || 4 * S::kTiles * S::kOwnTokens <= S::kSumThreads);
+    Four own{};  // of a cluster's thread, and what it adds to the sums
+    Beside beside{};
+
+    __device__ __forceinline__ void store_four(const Four& four, const Beside& beside) const {
+        const StepOutput& out = task.answer;
+        const float* factors = task.factor + place.row_block * S::kTiles * kTileRows + four.raw;
+        float sum[4], up[4] = {};
+        answer_sums(four.number, four.raw, factors, sum);
+        if (out.paired) answer_sums(four.number, four.raw + 8, factors + 8, up);
+        finish_four(out, place.first + four.token, four.row, sum, up,
+                    out.scale.squares != nullptr ? scales()[four.number] : 1.0f, four.there, beside);
+    }
+    __device__ __forceinline__ void store_answer() const {
+        if constexpr (S::kSendsSums) {
+            wait_cluster_phase(this->arrived, 0);
+            if (own.there > 0) store_four(own, beside);
+        } else {
+            for (int i = threadIdx.x; i < fours(); i += S::kSumThreads) {
+                const Four four = four_at(i);
+                if (four.there > 0)
+                    store_four(four, load_beside(task.answer, place.first + four.token, four.row));
+            }
         }
     }
-    /// Four sums of the blocks' fours, in the order of the ranks, times their rows' factors.
-    __device__ __forceinline__ void answer_sums(int at, const float* factor, float (&sum)[4]) const {
-        const float* here = sums_of(0) + at;
-        if constexpr (S::kCluster == 1) {
-            const float4 v = *reinterpret_cast<const float4*>(here);
-            sum[0] = v.x, sum[1] = v.y, sum[2] = v.z, sum[3] = v.w;
-        } else {
-            float4 v[S::kCluster];
+    /// Four sums of a token, of all blocks in the order of the ranks, times their rows' factors.
+    __device__ __forceinline__ void answer_sums(int number, int raw, const float* factor,
+                                                float (&sum)[4]) const {
+        const auto part = [&](int rank) {
+            return *reinterpret_cast<const float4*>(sums_of(rank * S::kOwnTokens + number) + raw);
+        };
+        float4 v = part(0);
+        if constexpr (S::kSendsSums) {
+            v = make_float4(0 + v.x, 0 + v.y, 0 + v.z, 0 + v.w);
 #pragma unroll
-            for (int rank = 0; rank < S::kCluster; ++rank)
-                v[rank] = load_of_block(shared_address(here), rank);
-            sum[0] = sum[1] = sum[2] = sum[3] = 0;
-#pragma unroll
-            for (int rank = 0; rank < S::kCluster; ++rank)
-                sum[0] += v[rank].x, sum[1] += v[rank].y, sum[2] += v[rank].z, sum[3] += v[rank].w;
+            for (int rank = 1; rank < S::kCluster; ++rank) {
+                const float4 more = part(rank);
+                v.x += more.x, v.y += more.y, v.z += more.z, v.w += more.w;
+            }
         }
+        sum[0] = v.x, sum[1] = v.y, sum[2] = v.z, sum[3] = v.w;
         if constexpr (K == Kind::bf16) return;
         const float4 f = *reinterpret_cast<const float4*>(factor);
         sum[0] = scaled(sum[0], f.x), sum[1] = scaled(sum[1], f.y);
         sum[2] = scaled(sum[2], f.z), sum[3] = scaled(sum[3], f.w);
     }
+    /// Of answers by a cluster, once all of its blocks are done with their rings: each sum to the block that stores its token.
+    template <int kN>
+    __device__ __forceinline__ void send_sums(const float (&acc)[kN / 8][4]) {
+        sum_barrier();  // the rows' factors are there
+        cluster_arrive_only();
+        if (threadIdx.x == 0)
+            arrive_and_expect(this->arrived, S::kCluster * kTileRows * 4 * tiles * tokens_of_rank(rank_of()));
+        if (static_cast<int>(threadIdx.x) < fours()) own = four_at(threadIdx.x);
+        if (own.there > 0) beside = load_beside(task.answer, place.first + own.token, own.row);
+        cluster_wait();
+        const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, tile = this->tile_of_warp();
+        if (tile >= tiles) return;
+        float* to = sums_of(rank_of() * S::kOwnTokens) + tile * kTileRows + g;
+#pragma unroll
+        for (int j = 0; j < kN / 8; ++j)
+#pragma unroll
+            for (int r = 0; r < 4; ++r) {
+                const int token = j * 8 + 2 * t + r % 2;
+                if (token < place.count)
+                    send_to_block(to + token / S::kCluster * S::kPitch + r / 2 * 8, token % S::kCluster,
+                                  acc[j][r], this->arrived);
+            }
+    }
 
     template <int kN>
-    __device__ __forceinline__ void multiply() const {
+    __device__ __forceinline__ void multiply() {
         float acc[kN / 8][4];
         this->template march<kN>(acc);
-        put_sums<kN>(acc);
+        if constexpr (S::kSendsSums)
+            send_sums<kN>(acc);
+        else
+            put_sums<kN>(acc);
     }
 
     /// Products of absent tokens cost as much as others: as few as there are, in steps of 16.
-    __device__ __forceinline__ void multiply_present() const {
+    __device__ __forceinline__ void multiply_present() {
         const int count = this->count_of_side();
         if constexpr (S::kTokens == 256) {
             if (count > 96) return multiply<256>();
