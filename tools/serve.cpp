@@ -69,8 +69,8 @@ void announce(const ServeOptions& o, const Engine& engine, int port) {
     const std::string times = o.replicas > 1 ? std::to_string(o.replicas) + " x " : "";
     std::fprintf(stderr, "quern: %s on %s%s, %s%ld answers at a time, context %ld, at http://%s%s%s:%d\n",
                  engine.model().info().name.c_str(), times.c_str(), engine.backend().name().c_str(),
-                 times.c_str(), static_cast<long>(engine.sequences()), static_cast<long>(engine.context()), ipv6 ? "[" : "",
-                 o.host.c_str(), ipv6 ? "]" : "", port);
+                 times.c_str(), static_cast<long>(engine.sequences()), static_cast<long>(engine.context()),
+                 ipv6 ? "[" : "", o.host.c_str(), ipv6 ? "]" : "", port);
 }
 
 void restore_states(const std::string& directory, const LoadedReplicas& loaded, Replicas& replicas) {

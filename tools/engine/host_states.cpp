@@ -75,8 +75,8 @@ std::vector<StatePool::Part> HostStates::parts(int32_t number) const {
     std::vector<StatePool::Part> out;
     for (int rank = 0; rank < backend_.ranks(); ++rank)
         for (size_t part = 0; part < blocks_->parts().size(); ++part)
-            out.push_back(
-                {static_cast<std::byte*>(backend_.memory_of(rank, blocks_->place(number, part))), blocks_->parts()[part]});
+            out.push_back({static_cast<std::byte*>(backend_.memory_of(rank, blocks_->place(number, part))),
+                           blocks_->parts()[part]});
     return out;
 }
 
@@ -106,7 +106,8 @@ std::vector<StatePool::Part> HostStates::stretches(std::span<const int32_t> bloc
     for (size_t begin = 0; begin < blocks.size();) {
         const size_t count = blocks_->run_length(blocks.subspan(begin));
         for (size_t part = 0; part < blocks_->parts().size(); ++part)
-            out.push_back({blocks_->place(blocks[begin], part), static_cast<int64_t>(count) * blocks_->parts()[part]});
+            out.push_back(
+                {blocks_->place(blocks[begin], part), static_cast<int64_t>(count) * blocks_->parts()[part]});
         begin += count;
     }
     return out;

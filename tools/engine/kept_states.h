@@ -32,7 +32,7 @@ class KeptStates {
         std::vector<std::optional<Snapshot>> near = {};  // the same in the memory of each replica's device
         size_t saving = kNobody;                         // the replica that still copies it to host memory
         bool gone = false;                               // given up
-        int64_t saved = 0;                               // tokens that a hit saves beyond the next shorter entry
+        int64_t saved = 0;  // tokens that a hit saves beyond the next shorter entry
         int64_t uses = 0;
         uint64_t conversation = 0;
         bool side = false;  // its conversation has a state that it does not go on from

@@ -221,8 +221,7 @@ void PrefixCache::store(std::span<const int32_t> tokens, const SequenceState& s,
     } else {
         const auto same = [&](const auto& e) { return e->conversation == conversation; };
         entry.saved = s.length;
-        entry.side =
-            conversation != 0 && std::any_of(kept_->entries.begin(), kept_->entries.end(), same);
+        entry.side = conversation != 0 && std::any_of(kept_->entries.begin(), kept_->entries.end(), same);
     }
     if (!make_room(entry, s)) return;
     entry.worth = kept_->clock + gain(entry);

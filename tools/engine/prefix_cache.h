@@ -113,7 +113,7 @@ class PrefixCache {
     std::shared_ptr<KeptStates> kept_;
     HostStates memory_;
     size_t me_;
-    int64_t saving_ = 0;      // entries whose copies run, if others share them
+    int64_t saving_ = 0;  // entries whose copies run, if others share them
     bool abandoned_ = false;
     int64_t near_ = 0, hits_ = 0, misses_ = 0, loaded_ = 0;
 };

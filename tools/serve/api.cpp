@@ -370,7 +370,8 @@ ordered_json kv_json(const MemoryPlan& plan, const std::optional<DenseCost>& cos
 ordered_json replicas_json(const std::vector<Replicas::Described>& list) {
     ordered_json out = ordered_json::array();
     for (const Replicas::Described& replica : list) {
-        out.push_back({{"device", replica.device}, {"total_slots", replica.slots}, {"up", replica.error.empty()}});
+        out.push_back(
+            {{"device", replica.device}, {"total_slots", replica.slots}, {"up", replica.error.empty()}});
         if (!replica.error.empty()) out.back()["error"] = replica.error;
     }
     return out;
@@ -392,26 +393,26 @@ HttpReply Api::props(const HttpRequest&) {
                            {"reasoning_budget", a.settings.reasoning_budget}});
     }
     const ModelInfo& info = engine_->model().info();
-    ordered_json props =
-                {{"build_info", "quern " QUERN_VERSION},
-                 {"model", info.name},
-                 {"architecture", info.architecture},
-                 {"formats", info.formats},
-                 {"dense", dense_json(info.dense, costs_.dense)},
-                 {"kv_cache", kv_json(engine_->memory_plan(), costs_.kv)},
-                 {"modalities", {{"vision", info.vision.has_value()}, {"audio", false}}},
-                 {"n_ctx", engine_->context()},
-                 {"total_slots", slot_count()},
-                 {"queue", options_.queue},
-                 {"cache_ram_bytes", options_.cache_bytes},
-                 {"speculation", drafter_name(options_.speculation.kind)},
-                 {"draft_max", options_.speculation.on() ? options_.speculation.draft_max : 0},
-                 {"batch_invariant", true},
-                 {"batch_invariant_over", {"concurrent requests", "ubatch size", "prompt cache", "restarts"}},
-                 {"batch_invariant_except", {"GPUs or CPUs of different kinds"}},
-                 {"max_body_bytes", options_.limits.body_bytes},
-                 {"doctor", doctor_},
-                 {"aliases", aliases}};
+    ordered_json props = {
+        {"build_info", "quern " QUERN_VERSION},
+        {"model", info.name},
+        {"architecture", info.architecture},
+        {"formats", info.formats},
+        {"dense", dense_json(info.dense, costs_.dense)},
+        {"kv_cache", kv_json(engine_->memory_plan(), costs_.kv)},
+        {"modalities", {{"vision", info.vision.has_value()}, {"audio", false}}},
+        {"n_ctx", engine_->context()},
+        {"total_slots", slot_count()},
+        {"queue", options_.queue},
+        {"cache_ram_bytes", options_.cache_bytes},
+        {"speculation", drafter_name(options_.speculation.kind)},
+        {"draft_max", options_.speculation.on() ? options_.speculation.draft_max : 0},
+        {"batch_invariant", true},
+        {"batch_invariant_over", {"concurrent requests", "ubatch size", "prompt cache", "restarts"}},
+        {"batch_invariant_except", {"GPUs or CPUs of different kinds"}},
+        {"max_body_bytes", options_.limits.body_bytes},
+        {"doctor", doctor_},
+        {"aliases", aliases}};
     if (const auto list = replicas_.list(); list.size() > 1) props["replicas"] = replicas_json(list);
     return {.body = dump(props)};
 }
@@ -443,7 +444,8 @@ HttpReply Api::slots(const HttpRequest&) {
         const int64_t running = replica.running;
         const auto report = replica.speculation();
         for (int64_t i = 0; i < engine_->sequences(); ++i) {
-            list.push_back({{"id", list.size()}, {"n_ctx", engine_->context()}, {"is_processing", i < running}});
+            list.push_back(
+                {{"id", list.size()}, {"n_ctx", engine_->context()}, {"is_processing", i < running}});
             if (metrics_.replicas() > 1) list.back()["replica"] = r;
             if (report) list.back()["speculation"] = speculation_json(*report);
         }

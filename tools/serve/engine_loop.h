@@ -18,7 +18,11 @@ class EngineLoop {
   public:
     /// Replica number `replica` of the queue's.
     EngineLoop(JobQueue& queue, Metrics& metrics, size_t replica, Engine& engine)
-        : queue_(queue), metrics_(metrics), own_(metrics.replica(replica)), replica_(replica), engine_(engine) {}
+        : queue_(queue),
+          metrics_(metrics),
+          own_(metrics.replica(replica)),
+          replica_(replica),
+          engine_(engine) {}
 
     /// Runs jobs until the queue stops, which cancels what still runs. If the device fails, calls `lost` and throws
     /// Error(device); what it ran then goes to other replicas, or ends with that error.

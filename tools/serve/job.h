@@ -49,7 +49,7 @@ class Job {
     int64_t prompt_tokens = 0;
     int64_t unread = 0;  // of these, that its replica has to read
     Clock::time_point queued{};
-    double waited = 0;  // seconds until a replica took it; of a single one, its engine counts them
+    double waited = 0;             // seconds until a replica took it; of a single one, its engine counts them
     Notifier* notifier = nullptr;  // of the replica that runs it
 
   private:

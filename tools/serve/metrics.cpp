@@ -163,7 +163,8 @@ std::string Metrics::text() const {
     const PrefixCacheStats c = newest().cache();
     std::string out;
     OfReplicas of(out, *this);
-    const auto counter = [&](const char* name, const char* help, std::atomic<int64_t> ReplicaMetrics::*value) {
+    const auto counter = [&](const char* name, const char* help,
+                             std::atomic<int64_t> ReplicaMetrics::*value) {
         of.add("counter", name, help, [&](const ReplicaMetrics& m) { return (m.*value).load(); });
     };
     const auto cache = [&](const char* type, const char* name, const char* help,

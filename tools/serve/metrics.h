@@ -60,7 +60,7 @@ class Metrics {
     explicit Metrics(size_t replicas = 1);
 
     std::atomic<int64_t> requests = 0, failed = 0, refused = 0, slow = 0;
-    std::atomic<int64_t> waiting = 0;                // answers that no replica has
+    std::atomic<int64_t> waiting = 0;                 // answers that no replica has
     std::array<std::atomic<int64_t>, 3> cancelled{};  // by Phase
     Histogram first_token, whole;
 

@@ -104,7 +104,8 @@ void add_model(ArgParser& p, ServeOptions& o) {
             [&o](const std::string& v) { o.gpu = parse_gpu_layers(v); });
     add_device_flags(p, o.devices);
     p.value("-dp,--data-parallel,--data-parallel-size", "N",
-            "N replicas of the model, each on a GPU of its own (--device names them), behind this one port; on the "
+            "N replicas of the model, each on a GPU of its own (--device names them), behind this one port; "
+            "on the "
             "CPU they share its threads; default 1",
             [&o](const std::string& v) {
                 o.replicas = static_cast<int>(parse_integer(v, "--data-parallel", 1, kMaxReplicas));
