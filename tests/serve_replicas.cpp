@@ -253,10 +253,10 @@ TEST_SUITE("model") {
         for (int i = 0; i < 20; ++i) next.push_back(i);
         choice(server.ask(completion(next, 4), "/v1/completions"), &cached);
         CHECK(cached == 640);
-        CHECK(server.metrics.replica(1 - home).computed_tokens == 0);  // where its state is
-        server.devices[home]->slow_ms = 20;
+        CHECK(server.metrics.replica(1 - home).computed_tokens == 0);  // it was where its state is
+        REQUIRE(within(5s, [&] { return server.running(0) + server.running(1) == 0; }));
+        for (const auto& device : server.devices) device->slow_ms = 20;
         std::thread busy([&] { server.ask(completion(numbers(300, 9), 100), "/v1/completions"); });
-        // the one that has the fewest tokens to read gets it: keep the first replica busy with it
         REQUIRE(within(5s, [&] { return server.running(0) + server.running(1) == 1; }));
         const size_t taken = server.running(0) == 1 ? 0 : 1;
         json last = next;
@@ -268,6 +268,8 @@ TEST_SUITE("model") {
         again["cache_prompt"] = false;
         CHECK(choice(server.ask(again, "/v1/completions")) == warm);
         busy.join();
+        CHECK(server.metrics.replica(taken).answer_tokens + server.metrics.replica(1 - taken).answer_tokens ==
+              4 + 4 + 6 + 6 + 100);
     }
 
     TEST_CASE("serve replicas: clients that leave the queue, and requests that wait too long") {

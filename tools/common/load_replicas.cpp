@@ -67,6 +67,17 @@ bool uses_gpu(const GpuOptions& gpu, int first) {
     return false;
 }
 
+/// One replica is loaded after the other.
+OnProgress part_of(const OnProgress& all, int replica, int count) {
+    if (!all) return {};
+    return [all, replica, count](const LoadProgress& p) {
+        LoadProgress sum = p;
+        sum.bytes_done += replica * p.bytes_total;
+        sum.bytes_total *= count;
+        all(sum);
+    };
+}
+
 }  // namespace
 
 void require_whole_replicas(const DeviceChoice& choice) {
@@ -92,12 +103,21 @@ LoadedReplicas load_replicas(const LoadOptions& options, int count) {
     Backends backends = on_gpu ? on_gpus(gpus) : on_cpu(options.threads, count);
     LoadOptions o = options;
     o.engine.sharing = count;
-    for (size_t r = 0; r < backends.size(); ++r) {
-        loaded.devices.push_back(on_gpu ? fmt::format("GPU {}", gpus[r]) : fmt::format("replica {}", r));
-        backends[r]->use_on_this_thread();
-        loaded.list.push_back(load_and_start(o, std::move(backends[r])));
-        o.engine.context = loaded.list[0].engine->context();
-        o.engine.kept = loaded.list[0].engine->kept_states();
+    for (int r = 0; r < count; ++r) {
+        std::unique_ptr<Backend>& backend = backends[static_cast<size_t>(r)];
+        loaded.devices.push_back(on_gpu ? fmt::format("GPU {}", gpus[static_cast<size_t>(r)])
+                                        : fmt::format("replica {}", r));
+        o.progress = part_of(options.progress, r, count);
+        backend->use_on_this_thread();
+        try {
+            loaded.list.push_back(load_and_start(o, std::move(backend)));
+        } catch (const Error& error) {
+            throw Error(error.kind(), fmt::format("{}: {}", loaded.devices.back(), error.what()));
+        }
+        const LoadedModel& first = loaded.list.front();
+        o.engine.context = first.engine->context();
+        o.engine.kept = first.engine->kept_states();
+        o.shared_tokenizer = first.model->tokenizer();
         o.measured = true;
     }
     loaded.list[0].backend->use_on_this_thread();

@@ -21,8 +21,8 @@ struct LoadedReplicas {
 };
 
 /// `count` engines, each with the whole model on a GPU of its own: those of --device, else the first ones; all of one kind. On
-/// the CPU they share its threads, and read the same weights in the page cache. The first has the tokenizer; the others have
-/// its context. Its costs are those of all. Throws as load_and_start, Error(usage) with -tp or -sm layer, and Error(device) for
+/// the CPU they share its threads, and read the same weights in the page cache. They have the first one's tokenizer,
+/// context and states in host memory. Its costs are those of all. Throws as load_and_start, Error(usage) with -tp or -sm layer, and Error(device) for
 /// a GPU that is missing or of another kind.
 LoadedReplicas load_replicas(const LoadOptions& options, int count);
 

@@ -132,6 +132,7 @@ std::string draft_model(const LoadOptions& o) {
 
 std::unique_ptr<Model> open(const LoadOptions& o, const Backend& backend) {
     OpenOptions options{.tokenizer = o.tokenizer,
+                        .shared_tokenizer = o.shared_tokenizer,
                         .dense = o.dense,
                         .threads = backend.threads(),
                         .mtp = mtp_use(o),

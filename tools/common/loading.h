@@ -14,6 +14,8 @@
 
 namespace quern {
 
+class Tokenizer;
+
 /// `given`, or if empty the demo checkpoint: ../models/demo or ../share/quern/models/demo from the program, else where
 /// it was built. If there is none, throws Error(model) that says how to name a model.
 std::string model_or_demo(const std::string& given);
@@ -74,6 +76,7 @@ struct LoadOptions {
     DeviceChoice devices;
     int threads = 0;
     bool tokenizer = true;
+    const Tokenizer* shared_tokenizer = nullptr;  // OpenOptions::shared_tokenizer
     DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;
     bool vision = false;  // read the checkpoint's vision tower, if it has one

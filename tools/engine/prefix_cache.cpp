@@ -361,6 +361,7 @@ bool PrefixCache::evict() {
 
 void PrefixCache::settle(bool wait) {
     if (saving_ == 0 || (!wait && !backend_.saves_ended())) return;
+    memory_.finish();  // the wait is not the others'
     const Lock lock(kept_->mutex);
     settle_all();
 }

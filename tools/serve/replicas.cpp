@@ -48,7 +48,7 @@ void Replicas::run(const std::vector<One>& list, const std::function<void()>& lo
     std::vector<std::exception_ptr> failed(list.size());
     const auto drive = [&](size_t r) {
         try {
-            list[r].engine->backend().use_on_this_thread();
+            if (list.size() > 1) list[r].engine->backend().use_on_this_thread();
             loops_[r]->run([&](const std::string& error) { note_loss(r, error, lost); });
         } catch (...) {
             failed[r] = std::current_exception();
@@ -65,7 +65,7 @@ void Replicas::run(const std::vector<One>& list, const std::function<void()>& lo
     const size_t alive = first_alive();
     for (size_t r = 0; r < list.size(); ++r)
         if (failed[r] != nullptr && (alive == list.size() || !is_lost(r))) std::rethrow_exception(failed[r]);
-    list[alive].engine->backend().use_on_this_thread();
+    if (list.size() > 1) list[alive].engine->backend().use_on_this_thread();
     loops_[alive]->save_states([] { return true; });
 }
 
