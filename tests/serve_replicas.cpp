@@ -359,6 +359,45 @@ TEST_SUITE("model") {
         CHECK(content(whole[0]) == content(whole[1]));
     }
 
+    TEST_CASE(
+        "serve replicas: a stream that has not begun runs again, too, and so do several answers of one "
+        "request") {
+        Server server(2, 2);
+        json several = story(12, false, "a stone");
+        several["n"] = 2;
+        const json streamed = story(12, true);
+        const std::string expected = server.ask(streamed);
+        const auto texts = [](const std::string& answer) {  // without ids and times
+            std::string all;
+            for (size_t at = answer.find("data: {"); at != std::string::npos;
+                 at = answer.find("data: {", at + 1)) {
+                const json event = json::parse(answer.substr(at + 6, answer.find('\n', at) - at - 6));
+                for (const json& c : event.value("choices", json::array())) all += c["delta"].dump();
+            }
+            return all;
+        };
+        const std::string both = server.ask(several);
+        REQUIRE(both.find("200 ") == 0);
+        REQUIRE(within(5s, [&] { return server.running(0) + server.running(1) == 0; }));
+        for (const auto& device : server.devices) device->slow_ms = 300;
+        std::string answers[3];
+        std::vector<std::thread> people;
+        for (int i = 0; i < 2; ++i) people.emplace_back([&, i] { answers[i] = server.ask(streamed); });
+        people.emplace_back([&] { answers[2] = server.ask(several); });
+        REQUIRE(within(5s, [&] { return server.running(0) > 0 && server.running(1) > 0; }));
+        server.devices[1]->broken = true;  // in the step that reads their prompts
+        REQUIRE(within(1s, [&] { return !server.metrics.replica(1).up; }));
+        for (const auto& device : server.devices) device->slow_ms = 0;
+        for (std::thread& person : people) person.join();
+        for (int i = 0; i < 2; ++i) {
+            CHECK(answers[i].find("error") == std::string::npos);
+            CHECK(texts(answers[i]) == texts(expected));
+        }
+        REQUIRE(answers[2].find("200 ") == 0);
+        CHECK(json::parse(answers[2].substr(4))["choices"] == json::parse(both.substr(4))["choices"]);
+        CHECK(server.metrics.failed == 0);
+    }
+
     TEST_CASE("serve replicas: all devices fail at once: everyone is told, nobody hangs") {
         Server server(3, 1);
         for (const auto& device : server.devices) device->slow_ms = 5;

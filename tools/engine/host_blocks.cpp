@@ -23,8 +23,7 @@ HostBlocks::HostBlocks(std::vector<int64_t> parts, int ranks, int64_t budget)
       slab_blocks_(std::clamp<int64_t>(kSlabBytes / rank_bytes_, 1, std::max<int64_t>(most_, 1))) {}
 
 HostBlocks::~HostBlocks() {
-    if (growing_.valid())
-        if (const Slab slab = growing_.get(); slab.memory != nullptr) slabs_.push_back(slab);
+    if (const auto slab = grown(); slab && slab->memory != nullptr) slabs_.push_back(*slab);
     for (const Slab& slab : slabs_) slab.of->free_host(slab.memory);
 }
 
@@ -51,6 +50,16 @@ void HostBlocks::grow_ahead(Backend& backend) {
             std::async(std::launch::async, [this, &backend, blocks] { return take_slab(backend, blocks); });
 }
 
+/// What was begun ahead, if anything was; nothing if it failed, since it may be another engine's whose device is no more.
+std::optional<HostBlocks::Slab> HostBlocks::grown() {
+    if (!growing_.valid()) return std::nullopt;
+    try {
+        return growing_.get();
+    } catch (const Error&) {
+        return std::nullopt;
+    }
+}
+
 void HostBlocks::expect(Backend& backend) {
     if (slabs_.empty()) grow_ahead(backend);
 }
@@ -62,7 +71,8 @@ void HostBlocks::keep_ahead(Backend& backend) {
 bool HostBlocks::grow(Backend& backend) {
     const int64_t blocks = next_slab();
     if (blocks <= 0) return false;
-    const Slab slab = growing_.valid() ? growing_.get() : take_slab(backend, blocks);
+    const std::optional<Slab> ahead = grown();
+    const Slab slab = ahead ? *ahead : take_slab(backend, blocks);
     if (slab.memory == nullptr) {
         most_ = static_cast<int64_t>(blocks_.size());
         return false;

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <future>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -65,6 +66,7 @@ class HostBlocks {
     const Holders& holders(int32_t block) const { return blocks_[static_cast<size_t>(block)]; }
     bool grow(Backend& backend);
     void grow_ahead(Backend& backend);
+    std::optional<Slab> grown();
     int64_t next_slab() const;
     Slab take_slab(Backend& backend, int64_t blocks) const;
 

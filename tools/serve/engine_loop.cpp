@@ -20,6 +20,7 @@ constexpr std::chrono::milliseconds kIdle = 5s, kBetweenSaves = 60s, kBetweenRep
 /// A single replica has room for all, and nothing to compare.
 ReplicaLoad EngineLoop::load_of(const std::vector<Live>& live) const {
     ReplicaLoad load;
+    if (metrics_.replicas() == 1) return load;
     for (const Live& l : live) {
         if (engine_.finished(l.id)) continue;
         ++load.running;
@@ -186,6 +187,7 @@ void EngineLoop::serve(std::vector<Live>& live) {
     for (Live& l : live) engine_.cancel(l.id);
     engine_.step();
     hand_out(live);
+    engine_.settle_states();  // which another one may save
 }
 
 void EngineLoop::wait_for_work() {
