@@ -1,11 +1,15 @@
 // Replicas on cards of their own that share states in host memory, each driven by a thread: every call is one that CUDA takes.
 #include <doctest/doctest.h>
 
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "cuda_stand_in/stand_in.h"
 #include "ggml-like/cuda_backend.h"
+#include "ggml-like/error.h"
 #include "models/weight_placement.h"
+#include "tools/common/load_replicas.h"
 #include "tools/engine/engine.h"
 #include "tools/engine/kept_states.h"
 
@@ -62,6 +66,24 @@ TEST_CASE("replicas: one goes on from what another card's engine has left") {
     second.engine.reset();
     first.engine.reset();
     cuda_stand_in::take_record();
+}
+
+TEST_CASE("replicas: cards of different kinds, and missing ones, are refused by name") {
+    const auto refused = [](std::vector<int> gpus) {
+        LoadOptions load{.synthetic = "tiny", .mix = "aeon", .gpu = GpuOptions::all};
+        load.devices.devices = std::move(gpus);
+        try {
+            load_replicas(load, 2);
+        } catch (const Error& error) {
+            CHECK(error.kind() == ErrorKind::device);
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    const std::string kinds = refused({kH200, kA100}), missing = refused({kH200, 99});
+    for (const char* part : {"GPUs of one kind", "H200", "A100"})
+        CHECK(kinds.find(part) != std::string::npos);
+    CHECK(missing.find("--data-parallel 2 needs 2 GPUs, but there is no GPU 99") != std::string::npos);
 }
 
 }  // namespace

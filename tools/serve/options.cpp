@@ -98,7 +98,8 @@ void add_model(ArgParser& p, ServeOptions& o) {
     p.value("-c,--ctx-size,--max-model-len", "N",
             "context of one answer in tokens; 0 (default): the largest that fits",
             [&o](const std::string& v) { o.context = parse_integer(v, "-c", 0, INT32_MAX); });
-    p.value("-np,--parallel,--max-num-seqs", "N", "answers computed at the same time; default 4",
+    p.value("-np,--parallel,--max-num-seqs", "N",
+            "answers computed at the same time, by each replica; default 4",
             [&o](const std::string& v) { o.sequences = parse_integer(v, "-np", 1, 1024); });
     p.value("-ngl,--gpu-layers,--n-gpu-layers", "all|auto|0", "run on the GPU; default auto: if there is one",
             [&o](const std::string& v) { o.gpu = parse_gpu_layers(v); });
@@ -119,11 +120,10 @@ void add_model(ArgParser& p, ServeOptions& o) {
     add_kv_flags(p, o.kv_type, o.kv_type_v);
     add_allow_loss_flag(p, o.allow_loss);
     p.value("--dense", "FORMAT", kDenseHelp, [&o](const std::string& v) { o.dense = parse_dense(v); });
-    p.value(
-        "-cram,--cache-ram", "MiB",
-        "host memory for states of earlier prompts, taken as they come; default 8192, 0: none are kept; a "
-        "GPU also has as many as fit beside the context",
-        [&o](const std::string& v) { o.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
+    p.value("-cram,--cache-ram", "MiB",
+            "host memory for states of earlier prompts, of all replicas together, taken as they come; default "
+            "8192, 0: none are kept; a GPU also has as many as fit beside the context",
+            [&o](const std::string& v) { o.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
     p.value("--cache-dir", "DIR",
             "keep these states in this directory over a restart; holds the tokens of conversations",
             [&o](const std::string& v) { o.cache_dir = v; });
