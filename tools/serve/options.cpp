@@ -120,10 +120,11 @@ void add_model(ArgParser& p, ServeOptions& o) {
     add_kv_flags(p, o.kv_type, o.kv_type_v);
     add_allow_loss_flag(p, o.allow_loss);
     p.value("--dense", "FORMAT", kDenseHelp, [&o](const std::string& v) { o.dense = parse_dense(v); });
-    p.value("-cram,--cache-ram", "MiB",
-            "host memory for states of earlier prompts, of all replicas together, taken as they come; default "
-            "8192, 0: none are kept; a GPU also has as many as fit beside the context",
-            [&o](const std::string& v) { o.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
+    p.value(
+        "-cram,--cache-ram", "MiB",
+        "host memory for states of earlier prompts, of all replicas together, taken as they come; default "
+        "8192, 0: none are kept; a GPU also has as many as fit beside the context",
+        [&o](const std::string& v) { o.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
     p.value("--cache-dir", "DIR",
             "keep these states in this directory over a restart; holds the tokens of conversations",
             [&o](const std::string& v) { o.cache_dir = v; });
