@@ -74,6 +74,8 @@ test-tsan: deps  ## what runs on several threads under ThreadSanitizer: engine, 
 	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) scripts/run_tests.sh build-tsan/quern_tests --test-suite-exclude=perf,cuda,slow
 	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) python3 tests/soak.py --slow build-tsan/quern $(TSAN_SOAK_SECONDS) \
 	  --synthetic tiny --mix xs -c 4096
+	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) python3 tests/soak.py --slow build-tsan/quern $(TSAN_SOAK_SECONDS) \
+	  --synthetic tiny --mix xs -c 4096 --data-parallel 2
 
 FUZZ_SECONDS ?= 60
 fuzz:            ## libFuzzer targets, FUZZ_SECONDS each (needs clang)
