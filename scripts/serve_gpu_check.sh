@@ -33,4 +33,4 @@ while [ $# -gt 0 ]; do
   esac
 done
 [ -x "$bin/quern" ] || { echo "serve-gpu-check: no $bin/quern; build it first, or name its directory with --bin"; exit 2; }
-exec timeout -k 5 235 python3 "$root/scripts/serve_gpu_check.py" "$bin/quern" "$json" "$@"
+exec timeout -k 5 "${LIMIT:-235}" python3 "$root/scripts/serve_gpu_check.py" "$bin/quern" "$json" "$@"

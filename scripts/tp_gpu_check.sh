@@ -93,7 +93,7 @@ run() {
         "$root/scripts/serve_gpu_check.sh" --bin "$bin" follow-up crowd ;;
     speed) speed ;;
     replicas)
-      SERVER="--synthetic $shape --mix $mix -ngl $ngl -np 64 -c 8192 --cache-ram 16384" REPLICAS=$ranks PEOPLE=${PEOPLE:-64} \
+      SERVER="--synthetic $shape --mix $mix -ngl $ngl -np 64 -c 8192 --cache-ram 16384" REPLICAS=$ranks PEOPLE=${PEOPLE:-64} LIMIT=290 \
         "$root/scripts/serve_gpu_check.sh" --bin "$bin" replicas ;;
     layers) layers ;;
     *) echo "tp-gpu-check: unknown check '$1'"; return 2 ;;

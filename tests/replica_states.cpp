@@ -12,6 +12,8 @@
 #include "tools/engine/engine.h"
 #include "tools/engine/kept_states.h"
 #include "tools/engine/page_tokens.h"
+#include "tools/engine/prefix_cache.h"
+#include "tools/engine/state_pool.h"
 
 namespace quern {
 namespace {
@@ -142,6 +144,34 @@ TEST_SUITE("model") {
             CHECK(r.tokens == cold(next));
         }
         CHECK(found > 0);
+    }
+
+    TEST_CASE(
+        "replica states: what another one gives up between the search and the start is not gone on from") {
+        test::Loaded a(kCheckpoint, test::cpu()), b(kCheckpoint, test::cpu());
+        const auto specs = a.model->state_specs({.kv = DType::F32, .conv = DType::F32});
+        StatePool of_a(*a.backend, specs, 1, 64), of_b(*b.backend, specs, 1, 64);
+        PrefixCache first(*a.backend, of_a, int64_t{64} << 20);
+        PrefixCache second(*b.backend, of_b, 0, first.shared());
+        const auto tokens = random_ids(*a.model, 128, 1), next = longer(tokens, 1);
+        SequenceState s = of_a.acquire_for(128);
+        first.store(tokens, s);
+        of_a.release(s);
+        CHECK(second.find(next).entry == nullptr);  // the copy may still run
+        first.settle(true);
+        const PrefixCache::Match found = second.find(next);
+        REQUIRE(found.entry != nullptr);
+        CHECK(first.stats().near == 1);
+        CHECK(of_a.free_pages() == 62);
+        CHECK(second.evict());  // the copy on the first one's device is the first one's to release
+        CHECK(of_a.free_pages() == 62);
+        CHECK(second.resume(found).slot < 0);
+        CHECK(of_b.free_pages() == 64);
+        CHECK_FALSE(first.evict_near());
+        CHECK(of_a.free_pages() == 64);
+        CHECK(first.stats().near == 0);
+        CHECK(second.stats().bytes == 0);
+        CHECK(second.stats().evicted == 1);
     }
 
     TEST_CASE("replica states: engines on threads of their own") {
