@@ -52,12 +52,13 @@ using Reports = std::vector<std::pair<std::string, SpeculationReport>>;  // by l
 void add_speculation(std::string& out, const Reports& reports) {
     const auto each = [&](const char* type, const char* name, const char* help, const auto& say) {
         out += fmt::format("# HELP quern_{0} {1}\n# TYPE quern_{0} {2}\n", name, help, type);
-        for (const auto& [label, r] : reports) {
+        for (const auto& report : reports) {
+            const std::string& label = report.first;
             const auto line = [&](const std::string& more, auto value) {
                 const std::string both = label.empty() || more.empty() ? label + more : label + "," + more;
                 out += fmt::format("quern_{}{} {}\n", name, in_braces(both), value);
             };
-            say(r, line);
+            say(report.second, line);
         }
     };
     using Report = SpeculationReport;
