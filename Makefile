@@ -66,7 +66,7 @@ test-asan:       ## the fast tests under AddressSanitizer and UndefinedBehaviorS
 # Without random addresses, where the kernel allows that: GCC's ThreadSanitizer cannot place itself otherwise.
 FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 TSAN_SOAK_SECONDS ?= 20
-THREADED_TESTS = main.cpp;serve*.cpp;engine.cpp;scheduler.cpp;prefix_cache.cpp;thread_pool.cpp;parallel.cpp;checkpoint.cpp;model_faults.cpp;ranks.cpp;ops/all_reduce_add.cpp;ops/second_backend.cpp
+THREADED_TESTS = main.cpp;serve*.cpp;replica_states.cpp;engine.cpp;scheduler.cpp;prefix_cache.cpp;thread_pool.cpp;parallel.cpp;checkpoint.cpp;model_faults.cpp;ranks.cpp;ops/all_reduce_add.cpp;ops/second_backend.cpp
 test-tsan: deps  ## what runs on several threads under ThreadSanitizer: engine, server, a short soak
 	@cmake -S . -B build-tsan -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DQUERN_CUDA=OFF \
 	  -DQUERN_SANITIZE=thread -DQUERN_TEST_FILES="$(THREADED_TESTS)" >/dev/null
@@ -74,6 +74,8 @@ test-tsan: deps  ## what runs on several threads under ThreadSanitizer: engine, 
 	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) scripts/run_tests.sh build-tsan/quern_tests --test-suite-exclude=perf,cuda,slow
 	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) python3 tests/soak.py --slow build-tsan/quern $(TSAN_SOAK_SECONDS) \
 	  --synthetic tiny --mix xs -c 4096
+	@TSAN_OPTIONS="halt_on_error=1 suppressions=$(CURDIR)/tests/tsan.supp" $(FIXED_ADDRESSES) python3 tests/soak.py --slow build-tsan/quern $(TSAN_SOAK_SECONDS) \
+	  --synthetic tiny --mix xs -c 4096 --data-parallel 2
 
 FUZZ_SECONDS ?= 60
 fuzz:            ## libFuzzer targets, FUZZ_SECONDS each (needs clang)

@@ -59,6 +59,11 @@ class Backend {
     virtual void order_after_saves() {}
     /// Returns when all saves so far have ended.
     virtual void finish_saves() {}
+    /// Whether all saves so far have ended, without a wait where that can be known.
+    virtual bool saves_ended() {
+        finish_saves();
+        return true;
+    }
     /// Copies from memory of alloc_host, in the order of all other work, after all saves so far.
     virtual void load(std::span<const BlockCopy> list);
 

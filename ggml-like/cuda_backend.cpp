@@ -238,6 +238,15 @@ class CudaBackend final : public Backend {
     }
     void order_after_saves() override { CUDA_CHECK(cudaStreamWaitEvent(context_.stream, saved_.get(), 0)); }
     void finish_saves() override { CUDA_CHECK(cudaStreamSynchronize(saves_)); }
+    bool saves_ended() override {
+        const cudaError_t code = cudaStreamQuery(saves_);
+        if (code == cudaErrorNotReady) {
+            cudaGetLastError();
+            return false;
+        }
+        CUDA_CHECK(code);
+        return true;
+    }
     void load(std::span<const BlockCopy> list) override {
         order_after_saves();
         for (const BlockCopy& c : list) copy_blocks(c, cudaMemcpyHostToDevice, context_.stream);

@@ -167,6 +167,8 @@ enum class MtpUse : uint8_t { none, if_readable, required };
 
 struct OpenOptions {
     bool tokenizer = true;  // false: token ids only
+    /// In place of one of its own: that of another replica of the same model, which must outlive this one.
+    const Tokenizer* shared_tokenizer = nullptr;
     std::string text_from;  // random weights: the directory with their tokenizer; empty: none
     /// The format that attention and DeltaNet projections and the head get where they are stored in 16 or 32 bits.
     /// Error(usage) if none of them is. Random weights are made in it.

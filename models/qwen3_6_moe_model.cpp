@@ -129,7 +129,7 @@ class Qwen36Moe final : public Model {
           config_(parse_qwen3_6_moe_config(checkpoint_->config(), checkpoint_->files().config)) {
         const std::string& directory = checkpoint_->files().directory;
         std::future<void> text_side;  // takes longer than all the rest; its errors come last
-        if (options.tokenizer) text_side = std::async([&] { load_text_side(directory, options.threads); });
+        if (options.tokenizer) text_side = std::async([&] { load_text_side(directory, options); });
         bind_weights(options);
         add_drafter(options);
         if (text_side.valid()) text_side.get();
@@ -156,8 +156,7 @@ class Qwen36Moe final : public Model {
         add_drafter(options);
         generation_ = {
             .temperature = 1.0f, .top_p = 0.95f, .top_k = 20, .origin = "built in: synthetic weights"};
-        if (options.tokenizer && !options.text_from.empty())
-            load_text_side(options.text_from, options.threads);
+        if (options.tokenizer && !options.text_from.empty()) load_text_side(options.text_from, options);
         add_chat_end();
         add_draft_head(options.draft_head_bytes);
         list_.plan_dense(options.dense);
@@ -186,7 +185,7 @@ class Qwen36Moe final : public Model {
     }
     const ModelInfo& info() const override { return info_; }
     const GenerationDefaults& generation() const override { return generation_; }
-    const Tokenizer* tokenizer() const override { return tokenizer_ ? &*tokenizer_ : nullptr; }
+    const Tokenizer* tokenizer() const override { return tokenizer_; }
     const ChatFormat& chat() const override { return *chat_.format; }
     const Audit& audit() const override { return audit_; }
     const std::vector<std::string>& notes() const override { return notes_; }
@@ -322,15 +321,18 @@ class Qwen36Moe final : public Model {
         }
     }
 
-    void load_text_side(const std::string& directory, int threads) {
-        tokenizer_.emplace(Tokenizer::load(directory, config_.vocab_rows, threads));
+    void load_text_side(const std::string& directory, const OpenOptions& options) {
+        tokenizer_ = options.shared_tokenizer;
+        if (tokenizer_ == nullptr)
+            tokenizer_ =
+                &own_tokenizer_.emplace(Tokenizer::load(directory, config_.vocab_rows, options.threads));
         if (!chat_.note.empty()) notes_.push_back(chat_.note);
     }
 
     /// A chat turn ends with these, whatever the configurations name: config.json alone names the document's
     /// end.
     void add_chat_end() {
-        if (!tokenizer_) return;
+        if (tokenizer_ == nullptr) return;
         std::vector<int32_t>& ids = generation_.eos_ids;
         for (const char* marker : {chat().turn_end, chat().text_end}) {
             const auto id = tokenizer_->find_added(marker);
@@ -407,7 +409,8 @@ class Qwen36Moe final : public Model {
     std::unique_ptr<Dflash> drafter_;
     ModelWeights list_;  // points into weights_ and drafter_
     Audit audit_;
-    std::optional<Tokenizer> tokenizer_;
+    std::optional<Tokenizer> own_tokenizer_;
+    const Tokenizer* tokenizer_ = nullptr;
     GenerationDefaults generation_;
     ModelInfo info_;
     std::vector<std::string> notes_;

@@ -21,6 +21,9 @@ REQUESTS = int(os.environ.get("REQUESTS", 2000))
 CROWD = int(os.environ.get("CROWD", 64))
 CROWD_PROMPT = [int(n) for n in os.environ.get("CROWD_PROMPT", "40,1500").split(",")]
 CROWD_ANSWER = int(os.environ.get("CROWD_ANSWER", 96))
+# Of the check of replicas: how many there are, and how many times as many tokens a second they should write as one.
+REPLICAS = int(os.environ.get("REPLICAS", 2))
+REPLICAS_FACTOR = float(os.environ.get("REPLICAS_FACTOR", 1.9))
 # Forms whose cost is measured. Random weights rarely propose what fits the second: each of its tokens is drawn from all logits.
 FORMS = {"a long text of JSON": {"type": "string", "minLength": 100000},
          "a list of objects": {"type": "array", "minItems": 10000, "items": {
@@ -285,6 +288,44 @@ class Check:
         self.row("slowest /health under that load", f"{health['slowest'] * 1e3:.0f} ms", "<= 1000 ms",
                  health["slowest"] <= 1)
 
+    def replicas(self):
+        """People at once through several replicas and through one; who answers changes nothing. The replicas first and last: cards
+        that warm up show."""
+        draw = random.Random(8)
+        most, each = PEOPLE[-1], PEOPLE[-1] * REPLICAS
+        prompts = [[draw.randrange(1000) for _ in range(draw.randint(*CROWD_PROMPT))] for _ in range(CROWD)]
+        greedy = [(p, {"temperature": 0, "logprobs": 1}) for p in prompts]
+        later = [(p + [draw.randrange(1000) for _ in range(50)], {"temperature": 0, "logprobs": 1}) for p in prompts]
+
+        def measure(replicas):
+            server = Server(self.binary, "--data-parallel", str(replicas))
+            try:
+                self.bench(server, str(most), most, max(8, ANSWER_TOKENS // 4))  # starts the sizes
+                speed = [self.bench(server, str(n), 4 * n, ANSWER_TOKENS)[0]["output_throughput"]
+                         for n in ((most, each) if replicas > 1 else (most,))]
+                first = at_once(server, greedy)
+                second = at_once(server, later)
+                self.asked += len(first) + len(second)
+                code, _ = server.stop()
+                return speed, first, second, code
+            finally:
+                server.process.kill()
+                server.process.wait()
+
+        several, one, again = measure(REPLICAS), measure(1), measure(REPLICAS)
+        self.data["replicas"] = {"several": several[0], "one": one[0], "again": again[0]}
+        for i, people in enumerate((most, each)):
+            best = max(several[0][i], again[0][i])
+            self.row(f"{people} at once through {REPLICAS} replicas, {most} through one: "
+                     f"{several[0][i]:.0f}, {again[0][i]:.0f} and {one[0][0]:.0f} tokens a second",
+                     f"{best / one[0][0]:.2f} times", f">= {REPLICAS_FACTOR:g}", best / one[0][0] >= REPLICAS_FACTOR)
+        for what, part in (("answers and their log-probabilities", 1), ("follow-ups of what any of them has kept", 2)):
+            same = sum(a[:2] == b[:2] == c[:2] for a, b, c in zip(several[part], one[part], again[part]))
+            self.row(f"replicas and one: {what}", f"{same} of {CROWD}", "all", same == CROWD)
+        kept = sum(cached > 0 for _, _, cached in several[2])
+        self.row("of these follow-ups from a kept state", f"{kept} of {CROWD}", "most", 2 * kept >= CROWD)
+        self.row("replicas end when told", f"exit {several[3]}, {again[3]}", "exit 0, 0", several[3] == again[3] == 0)
+
     def rest(self, server):
         left = REQUESTS - self.asked
         if left > 0:
@@ -302,18 +343,24 @@ class Check:
 
 
 CHECKS = ["follow-up", "crowd", "structure", "load", "long", "requests"]
+ON_REQUEST = ["replicas"]  # need more than one GPU
 
 
 def main():
     begun = time.time()
     wanted = sys.argv[3:] or CHECKS
-    if unknown := set(wanted) - set(CHECKS):
-        sys.exit(f"serve-gpu-check: unknown check {', '.join(sorted(unknown))}: there are {', '.join(CHECKS)}")
+    if unknown := set(wanted) - set(CHECKS + ON_REQUEST):
+        sys.exit(f"serve-gpu-check: unknown check {', '.join(sorted(unknown))}: there are {', '.join(CHECKS + ON_REQUEST)}")
     check = Check(sys.argv[1])
     server = None
     with tempfile.TemporaryDirectory() as directory:
         try:
-            server = check.conversation(directory) if "follow-up" in wanted else Server(check.binary)
+            if "replicas" in wanted:
+                check.replicas()
+            if "follow-up" in wanted:
+                server = check.conversation(directory)
+            elif set(wanted) & set(CHECKS):
+                server = Server(check.binary)
             steps = {"crowd": check.crowd, "structure": check.structure, "load": check.load, "long": check.long_prompt, "requests": check.rest}
             for name, step in steps.items():
                 if name in wanted:

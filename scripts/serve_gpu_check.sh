@@ -12,10 +12,12 @@
 #   load        people at once from 1 to 64 with short prompts: tokens a second, times to the first and between tokens
 #   long        a long prompt that comes while 63 others are answered: the times between their tokens
 #   requests    how many there were in all; none may fail
+#   replicas    only if named, on several GPUs: people at once through --data-parallel and through one, how many times as fast; the
+#               same answers, also to follow-ups
 #
 # --bin: where quern is (build). --json: also write what was measured there. Sizes and what is wanted can be set in the
 # environment, for another card: SERVER (flags of quern serve), CONTEXT_TOKENS, LONG_TOKENS, PEOPLE, ANSWER_TOKENS, REQUESTS,
-# CROWD, CROWD_PROMPT, CROWD_ANSWER, FORM_COST, FOLLOW_UP_MS, GAP_MS, TOKENS_A_SECOND. On a CPU:
+# REPLICAS, REPLICAS_FACTOR, CROWD, CROWD_PROMPT, CROWD_ANSWER, FORM_COST, FOLLOW_UP_MS, GAP_MS, TOKENS_A_SECOND. On a CPU:
 #
 #   SERVER="--synthetic tiny -np 8 -c 2048" CONTEXT_TOKENS=900 LONG_TOKENS=900 PEOPLE=1,4 ANSWER_TOKENS=20 REQUESTS=60 \
 #     CROWD=24 CROWD_PROMPT=70,400 CROWD_ANSWER=16 FORM_COST=50 FOLLOW_UP_MS=1000 GAP_MS=1000 TOKENS_A_SECOND=1 scripts/serve_gpu_check.sh
@@ -26,9 +28,9 @@ while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=$2; shift 2 ;;
     --json) json=$2; shift 2 ;;
-    -*) sed -n '2,22p' "$0"; exit 2 ;;
+    -*) sed -n '2,23p' "$0"; exit 2 ;;
     *) break ;;
   esac
 done
 [ -x "$bin/quern" ] || { echo "serve-gpu-check: no $bin/quern; build it first, or name its directory with --bin"; exit 2; }
-exec timeout -k 5 235 python3 "$root/scripts/serve_gpu_check.py" "$bin/quern" "$json" "$@"
+exec timeout -k 5 "${LIMIT:-235}" python3 "$root/scripts/serve_gpu_check.py" "$bin/quern" "$json" "$@"

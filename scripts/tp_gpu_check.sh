@@ -8,12 +8,15 @@
 #   crowd    the same through the server in the 35B's shape; turns that go on from kept states    scripts/serve_gpu_check.sh
 #   speed    -tp 1 and -tp 2 on the same cards: answers of 1, 8 and 64 people, prompts of 8K and 32K, how many times as
 #            fast, and one sum by itself                                                          quern bench
+#   replicas 64 people, 100-token prompts and 200-token answers, through --data-parallel and through one: times, and the same
+#            answers                                                                              scripts/serve_gpu_check.sh
 #   layers   -sm layer: the bits of one GPU; answers of 1 and 8 people by layers against one of the cards: times   both
 #
 # --bin: where quern and quern_tests are (build). --out: the report (tp-gpu-check.txt beside them). In the environment: SHAPE
 # (qwen3.6-35b-a3b), MIX (aeon), RANKS (2), NGL (all), PROMPTS, ANSWER, PEOPLE, REPEATS. On a CPU, to try the script:
 #
 #   NGL=0 SHAPE=tiny PROMPTS=64,128 ANSWER=8 PEOPLE=1,2 REPEATS=1 scripts/tp_gpu_check.sh speed layers
+#   NGL=0 SHAPE=tiny PEOPLE=4 ANSWER_TOKENS=20 CROWD=8 CROWD_ANSWER=8 REPLICAS_FACTOR=0.5 scripts/tp_gpu_check.sh replicas
 set -u -o pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 bin=$root/build out='' checks=()
@@ -21,12 +24,12 @@ while [ $# -gt 0 ]; do
   case $1 in
     --bin) bin=$2; shift 2 ;;
     --out) out=$2; shift 2 ;;
-    -h|--help) sed -n '2,18p' "$0"; exit 0 ;;
+    -h|--help) sed -n '2,19p' "$0"; exit 0 ;;
     -*) echo "tp-gpu-check: unknown flag $1 (--help lists them)"; exit 2 ;;
     *) checks+=("$1"); shift ;;
   esac
 done
-[ ${#checks[@]} -gt 0 ] || checks=(sums tokens crowd speed layers)
+[ ${#checks[@]} -gt 0 ] || checks=(sums tokens crowd speed replicas layers)
 bin=$(cd "$bin" && pwd) || exit 2
 out=${out:-$bin/tp-gpu-check.txt}
 shape=${SHAPE:-qwen3.6-35b-a3b} mix=${MIX:-aeon} ranks=${RANKS:-2} ngl=${NGL:-all}
@@ -89,6 +92,9 @@ run() {
       SERVER="--synthetic $shape --mix $mix -ngl $ngl -tp $ranks -np 64 -c 40960 --cache-ram 16384" \
         "$root/scripts/serve_gpu_check.sh" --bin "$bin" follow-up crowd ;;
     speed) speed ;;
+    replicas)
+      SERVER="--synthetic $shape --mix $mix -ngl $ngl -np 64 -c 8192 --cache-ram 16384" REPLICAS=$ranks PEOPLE=${PEOPLE:-64} LIMIT=290 \
+        "$root/scripts/serve_gpu_check.sh" --bin "$bin" replicas ;;
     layers) layers ;;
     *) echo "tp-gpu-check: unknown check '$1'"; return 2 ;;
   esac

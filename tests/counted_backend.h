@@ -66,6 +66,8 @@ class CountedBackend final : public Backend {
     }
     void weights_complete() override { cpu_->weights_complete(); }
 
+    bool saves_ended() override { return !saving; }
+
     bool captures() const override { return true; }
     bool asynchronous() const override { return true; }
     void prepare(Plan& plan) override { prepared += plan.use() == PlanUse::repeatedly; }
@@ -83,8 +85,9 @@ class CountedBackend final : public Backend {
     std::function<void()> before_run;
     std::function<void(std::span<const BlockCopy>)> after_receive;
     std::atomic<int64_t> host_left = int64_t{1} << 62;  // bytes that alloc_host may give
-    int64_t used = 0, most = 0;                         // bytes now; the most at a time
-    int placed = 0, allocations = 0, prepared = 0;      // weights; allocations; plans for repeated use
+    std::atomic<bool> saving = false;  // copies to host memory seem to run until they are waited for
+    int64_t used = 0, most = 0;        // bytes now; the most at a time
+    int placed = 0, allocations = 0, prepared = 0;  // weights; allocations; plans for repeated use
 
   private:
     void take(int64_t bytes, const char* what) {

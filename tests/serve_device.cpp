@@ -115,8 +115,8 @@ TEST_SUITE("model") {
         ServeOptions options;
         options.log_requests = false;
         Metrics metrics;
-        EngineLoop loop(metrics, 8);
-        Api api(options, loop, metrics);
+        Replicas replicas(metrics, 8);
+        Api api(options, replicas, metrics);
         HttpServer server(options.limits, api.callbacks());
         const int port = server.bind("127.0.0.1", 0);
         server.start();
@@ -124,7 +124,7 @@ TEST_SUITE("model") {
         int code = 0;
         std::thread running([&] {
             try {
-                loop.run(engine, [&] { api.set_lost(); });
+                replicas.run({{&engine, "CPU"}}, [&] { api.set_lost(); });
             } catch (const Error& error) {
                 code = error.exit_code();
             }
@@ -139,7 +139,7 @@ TEST_SUITE("model") {
         std::thread people[] = {std::thread([&] { whole = ask(false); }),
                                 std::thread([&] { streamed = ask(true); }),
                                 std::thread([&] { queued = ask(false); })};
-        while (metrics.running + metrics.queued < 3)
+        while (metrics.running() + metrics.queued() < 3)
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
         f.broken = true;
         running.join();

@@ -48,7 +48,9 @@ class Soak:
             return reply.read().decode()
 
     def metric(self, name):
-        return float(re.search(rf"^{name} (\S+)$", self.get("/metrics"), re.M)[1])
+        """Of all replicas together."""
+        values = re.findall(rf'^{name}(?:{{replica="\d+"}})? (\S+)$', self.get("/metrics"), re.M)
+        return sum(map(float, values)) if values else None
 
     def state(self):
         with open(f"/proc/{self.server.pid}/status") as status:

@@ -11,7 +11,7 @@
 #include "tools/commands.h"
 #include "tools/common/cli_values.h"
 #include "tools/common/doctor/command.h"
-#include "tools/common/loading.h"
+#include "tools/common/load_replicas.h"
 #include "tools/serve/api.h"
 #include "tools/serve/options.h"
 
@@ -30,8 +30,8 @@ sigset_t ending_signals() {
 /// Waits for signals: the first drains, the second ends the process. All other threads have them blocked.
 class SignalThread {
   public:
-    SignalThread(Api& api, EngineLoop& loop, double drain_seconds)
-        : thread_([this, &api, &loop, drain_seconds] {
+    SignalThread(Api& api, Replicas& replicas, double drain_seconds)
+        : thread_([this, &api, &replicas, drain_seconds] {
               const sigset_t set = ending_signals();
               int signal = 0;
               sigwait(&set, &signal);
@@ -42,8 +42,8 @@ class SignalThread {
               const auto end = Job::Clock::now() + std::chrono::duration<double>(drain_seconds);
               bool stopped = false;
               while (!done_) {  // states are saved after the drain, which may take a while, too
-                  if (!stopped && (loop.busy() == 0 || Job::Clock::now() >= end)) {
-                      loop.stop();
+                  if (!stopped && (replicas.queue().busy() == 0 || Job::Clock::now() >= end)) {
+                      replicas.stop();
                       stopped = true;
                   }
                   const timespec moment{.tv_sec = 0, .tv_nsec = 50'000'000};
@@ -64,22 +64,32 @@ class SignalThread {
     std::thread thread_;
 };
 
-void announce(const ServeOptions& o, const Engine& engine, const Backend& backend, int port) {
+void announce(const ServeOptions& o, const Engine& engine, int port) {
     const bool ipv6 = o.host.find(':') != std::string::npos;
-    std::fprintf(stderr, "quern: %s on %s, %ld answers at a time, context %ld, at http://%s%s%s:%d\n",
-                 engine.model().info().name.c_str(), backend.name().c_str(),
-                 static_cast<long>(engine.sequences()), static_cast<long>(engine.context()), ipv6 ? "[" : "",
-                 o.host.c_str(), ipv6 ? "]" : "", port);
+    const std::string times = o.replicas > 1 ? std::to_string(o.replicas) + " x " : "";
+    std::fprintf(stderr, "quern: %s on %s%s, %s%ld answers at a time, context %ld, at http://%s%s%s:%d\n",
+                 engine.model().info().name.c_str(), times.c_str(), engine.backend().name().c_str(),
+                 times.c_str(), static_cast<long>(engine.sequences()), static_cast<long>(engine.context()),
+                 ipv6 ? "[" : "", o.host.c_str(), ipv6 ? "]" : "", port);
 }
 
-void restore_states(const std::string& directory, Engine& engine, EngineLoop& loop) {
+void restore_states(const std::string& directory, const LoadedReplicas& loaded, Replicas& replicas) {
+    Engine& engine = *loaded.list.front().engine;
+    for (const LoadedModel& other : loaded.list) other.engine->name_directory(directory);
     const std::string remark = engine.load_states(directory);
     if (!remark.empty()) std::fprintf(stderr, "quern: %s\n", printable(remark, 500).c_str());
     const PrefixCacheStats stats = engine.cache_stats();
     std::fprintf(stderr, "quern: %ld states of earlier prompts from %s, %ld MiB\n",
                  static_cast<long>(stats.snapshots), printable(directory, 200).c_str(),
                  static_cast<long>(stats.bytes >> 20));
-    loop.keep_states();
+    replicas.keep_states();
+}
+
+std::vector<Replicas::One> engines_of(const LoadedReplicas& loaded) {
+    std::vector<Replicas::One> list;
+    for (size_t r = 0; r < loaded.list.size(); ++r)
+        list.push_back({loaded.list[r].engine.get(), loaded.devices[r]});
+    return list;
 }
 
 }  // namespace
@@ -91,12 +101,12 @@ int cmd_serve(int argc, char** argv) {
     pthread_sigmask(SIG_BLOCK, &set, nullptr);  // inherited by all threads made from here on
     std::signal(SIGPIPE, SIG_IGN);
 
-    Metrics metrics;
-    EngineLoop loop(metrics, options.queue);
-    Api api(options, loop, metrics);
+    Metrics metrics(static_cast<size_t>(options.replicas));
+    Replicas replicas(metrics, options.queue);
+    Api api(options, replicas, metrics);
     HttpServer server(options.limits, api.callbacks());
     const int port = server.bind(options.host, options.port);
-    SignalThread signals(api, loop, options.drain_seconds);
+    SignalThread signals(api, replicas, options.drain_seconds);
     server.start();
     std::fprintf(stderr, "quern: listening on %s port %d, loading the model\n", options.host.c_str(), port);
 
@@ -120,16 +130,17 @@ int cmd_serve(int argc, char** argv) {
                            .vision_format = options.vision.format,
                            .allow_loss = options.allow_loss,
                            .progress = [&](const LoadProgress& p) { api.set_progress(p); }};
-    LoadedModel loaded = load_and_start(load);
-    Engine& engine = *loaded.engine;
-    if (!options.cache_dir.empty()) restore_states(options.cache_dir, engine, loop);
+    LoadedReplicas loaded = load_replicas(load, options.replicas);
+    LoadedModel& first = loaded.list.front();
+    Engine& engine = *first.engine;
+    if (!options.cache_dir.empty()) restore_states(options.cache_dir, loaded, replicas);
     nlohmann::ordered_json doctor;
     if (options.doctor) doctor = to_json(examine_aloud(load, engine));
-    api.set_ready(engine, {loaded.dense_cost, loaded.kv_cost}, std::move(doctor));
+    api.set_ready(engine, {first.dense_cost, first.kv_cost}, std::move(doctor));
     signals.serving();
-    announce(options, engine, *loaded.backend, port);
+    announce(options, engine, port);
     try {
-        loop.run(engine, [&] { api.set_lost(); });
+        replicas.run(engines_of(loaded), [&] { api.set_lost(); });
     } catch (const Error&) {
         server.stop(options.drain_seconds);  // everyone was told; the exit code says the rest
         throw;

@@ -70,6 +70,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t) {
     wait_for_graphs();
     return cudaSuccess;
 }
+/// Copies are made at once, so nothing is ever left of them.
+cudaError_t cudaStreamQuery(cudaStream_t) {
+    if (capturing()) return refuse_in_capture("cudaStreamQuery");
+    return cudaSuccess;
+}
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
     *event = new CUevent_st{};

@@ -14,7 +14,7 @@
 #include "models/weight_placement.h"
 #include "tools/engine/answer_reader.h"
 #include "tools/engine/engine.h"
-#include "tools/serve/engine_loop.h"
+#include "tools/serve/replicas.h"
 
 namespace quern::test {
 namespace {
@@ -94,12 +94,12 @@ class StepTime {
     /// Each client's thread only takes its events.
     double served() {
         Metrics metrics;
-        EngineLoop loop(metrics, sequences_);
+        Replicas replicas(metrics, sequences_);
         std::vector<std::thread> clients;
         std::atomic<int64_t> left = sequences_;
         const double idle = measured([&] {
-            for (int64_t i = 0; i < sequences_; ++i) loop.submit(job(loop, i, clients, left));
-            loop.run(*engine_, [] {});
+            for (int64_t i = 0; i < sequences_; ++i) replicas.queue().submit(job(replicas, i, clients, left));
+            replicas.run({{engine_.get(), "GPU 0"}}, [] {});
         });
         for (std::thread& t : clients) t.join();
         return idle;
@@ -108,19 +108,19 @@ class StepTime {
   private:
     static AnswerRules rules() { return {.thinking_open = true}; }
 
-    std::shared_ptr<Job> job(EngineLoop& loop, int64_t number, std::vector<std::thread>& clients,
+    std::shared_ptr<Job> job(Replicas& replicas, int64_t number, std::vector<std::thread>& clients,
                              std::atomic<int64_t>& left) {
         auto job = std::make_shared<Job>();
         job->mailbox = std::make_shared<Mailbox>();
         job->reader = std::make_unique<AnswerReader>(*model_, rules());
         job->request = one_request(*model_, number);
-        job->reader->attach(job->request, [&loop, mailbox = job->mailbox](const AnswerDelta& delta) {
-            return loop.deliver(mailbox, {.delta = delta});
+        job->reader->attach(job->request, [raw = job.get()](const AnswerDelta& delta) {
+            return raw->deliver({.delta = delta});
         });
-        clients.emplace_back([&loop, &left, mailbox = job->mailbox] {
+        clients.emplace_back([&replicas, &left, mailbox = job->mailbox] {
             for (std::optional<Event> event; !event || !event->outcome;)
                 event = mailbox->pop(std::chrono::seconds(1));
-            if (--left == 0) loop.stop();
+            if (--left == 0) replicas.stop();
         });
         return job;
     }

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <string_view>
+#include <utility>
 
 #include "ggml-like/backend_group.h"
 #include "ggml-like/check.h"
@@ -131,6 +132,7 @@ std::string draft_model(const LoadOptions& o) {
 
 std::unique_ptr<Model> open(const LoadOptions& o, const Backend& backend) {
     OpenOptions options{.tokenizer = o.tokenizer,
+                        .shared_tokenizer = o.shared_tokenizer,
                         .dense = o.dense,
                         .threads = backend.threads(),
                         .mtp = mtp_use(o),
@@ -199,11 +201,15 @@ DenseCost measure_kv_or_refuse(Model& model, Backend& backend, const EngineOptio
 
 LoadedModel load_and_start(const LoadOptions& given) {
     const LoadOptions o = for_split(given);
+    return load_and_start(o, make_backend(o.gpu, o.threads, o.devices));
+}
+
+LoadedModel load_and_start(const LoadOptions& o, std::unique_ptr<Backend> on) {
     LoadedModel loaded;
-    loaded.backend = make_backend(o.gpu, o.threads, o.devices);
+    loaded.backend = std::move(on);
     Backend& backend = *loaded.backend;
     EngineOptions engine = o.engine;
-    const bool compared = o.dense != DenseFormat::as_stored && o.synthetic.empty();
+    const bool compared = o.dense != DenseFormat::as_stored && o.synthetic.empty() && !o.measured;
     MemoryPlan plan;
     std::string summary;
     {
@@ -228,7 +234,7 @@ LoadedModel load_and_start(const LoadOptions& given) {
         loaded.dense_cost = requantize_or_refuse(*loaded.model, backend);
     else if (!loaded.model->weights().changes.empty())
         requantize_weights(*loaded.model, backend);
-    if (o.synthetic.empty() && packs_kv(engine))
+    if (o.synthetic.empty() && packs_kv(engine) && !o.measured)
         loaded.kv_cost = measure_kv_or_refuse(*loaded.model, backend, engine, o.allow_loss);
     const int64_t weights = plan.device.free_bytes - backend.memory_info().free_bytes;
     engine.context = plan.context;

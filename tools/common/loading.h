@@ -14,6 +14,8 @@
 
 namespace quern {
 
+class Tokenizer;
+
 /// `given`, or if empty the demo checkpoint: ../models/demo or ../share/quern/models/demo from the program, else where
 /// it was built. If there is none, throws Error(model) that says how to name a model.
 std::string model_or_demo(const std::string& given);
@@ -74,11 +76,13 @@ struct LoadOptions {
     DeviceChoice devices;
     int threads = 0;
     bool tokenizer = true;
+    const Tokenizer* shared_tokenizer = nullptr;  // OpenOptions::shared_tokenizer
     DenseFormat dense = DenseFormat::as_stored;
     EngineOptions engine;
     bool vision = false;  // read the checkpoint's vision tower, if it has one
     DenseFormat vision_format = DenseFormat::as_stored;
     bool allow_loss = false;    // whatever the KV cache's format costs
+    bool measured = false;      // what `dense` and the KV cache cost is known, and accepted
     int64_t context_limit = 0;  // of a context that is chosen because it fits (engine.context 0); 0: none
     bool verbose = false;       // the memory plan, the time of the load and the model's notes on stderr
     OnProgress progress;        // called beside showing the bar
@@ -96,5 +100,7 @@ struct LoadedModel {
 /// Error(memory) if the model will not fit, Error(usage), Error(model). The costs of LoadOptions::dense and of a packed KV
 /// cache are measured and printed on stderr; Error(model) if one is not acceptable, unless `allow_loss` takes the latter.
 LoadedModel load_and_start(const LoadOptions& options);
+/// The same on this backend, which is this thread's.
+LoadedModel load_and_start(const LoadOptions& options, std::unique_ptr<Backend> backend);
 
 }  // namespace quern

@@ -50,7 +50,7 @@ Engine::State::State(Model& m, Backend& b, const EngineOptions& o)
       gauge(b),
       pool(b, memory.specs, o.sequences, o.sequences * memory.pages(), memory.kept_states),
       pool_bytes(gauge.taken()),
-      cache(b, pool, o.cache_bytes - memory.features),
+      cache(b, pool, o.cache_bytes - o.sharing * memory.features, o.kept),
       workspace(b.of_rank(0), memory.of_stage(0).arena, memory.of_stage(0).inputs),
       tower(m, b.of_rank(0), workspace, memory),
       workspace_bytes(gauge.taken()),
@@ -228,6 +228,10 @@ std::string Engine::load_states(const std::string& directory) {
     return e.file->load(e.cache);
 }
 
+void Engine::name_directory(const std::string& directory) {
+    state_->file.emplace(directory, state_->binding());
+}
+
 bool Engine::save_states(const std::function<bool()>& go_on) {
     CHECK(state_->file.has_value(), "[engine] there is no directory for states yet");
     return state_->file->save(state_->cache, go_on);
@@ -250,6 +254,10 @@ uint64_t Engine::State::binding() const {
     return hash.value();
 }
 
+std::shared_ptr<KeptStates> Engine::kept_states() const { return state_->cache.shared(); }
+void Engine::settle_states() { state_->cache.settle(true); }
+void Engine::abandon_states() { state_->cache.abandon(); }
+
 PrefixCacheStats Engine::cache_stats() const { return state_->cache.stats(); }
 KeptReport Engine::kept_report() const { return state_->cache.report(); }
 
@@ -268,6 +276,7 @@ bool Engine::step(const std::function<void()>& before_next) {
 }
 
 bool Engine::State::step(const std::function<void()>& before_next) {
+    cache.settle(false);
     end_cancelled();
     forget_ended();
     if (launched && !launched->awaited()) read_launched();  // it may still need its inputs
@@ -360,7 +369,7 @@ void Engine::State::start(Sequence& s) {
     if (caches(s) && !s.request.on_prompt_logits) {
         const PrefixCache::Match match = cache.find(s.request.prompt);
         s.result.diverged_at = match.common;
-        if (match.entry != nullptr) s.state = cache.resume(match);
+        if (match.entry != nullptr) s.state = cache.resume(match);  // none: another engine has given it up
         s.result.cached_tokens = s.state.length;
     }
     const std::vector<int64_t> image_ends = s.images.ends();

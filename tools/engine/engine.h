@@ -22,6 +22,7 @@ namespace quern {
 class Backend;
 class Drafter;
 class Model;
+class KeptStates;
 struct MemoryPlan;
 struct MemoryMeasured;
 
@@ -37,6 +38,10 @@ struct EngineOptions {
     std::string kv_type = "auto", kv_type_v;
     /// Of host memory, for states of earlier requests (PrefixCache); 0: none are kept.
     int64_t cache_bytes = 0;
+    /// With these engines, of the same model on devices of one kind, this one shares the states: each goes on from what the others
+    /// have left. Then cache_bytes is theirs; `sharing`: how many there will be. Null: it keeps its own.
+    std::shared_ptr<KeptStates> kept;
+    int64_t sharing = 1;
     SpeculationOptions speculation;
     /// Tokens that an image takes, at least and at most, if the model reads images; 0: as its preprocessor says, and 1024 at most
     /// on the CPU.
@@ -93,8 +98,17 @@ class Engine {
     /// Names the directory for save_states (prefix_file.h), and loads the states that an earlier process with the same
     /// model and layout saved there. Returns a remark if the file was bad. Throws Error(runtime).
     std::string load_states(const std::string& directory);
+    /// Names the directory alone: another engine that shares the states has loaded them.
+    void name_directory(const std::string& directory);
     /// Saves the states of the prefix cache. Returns false if `go_on` cancels; it is polled. Throws Error(runtime).
     bool save_states(const std::function<bool()>& go_on);
+    /// For EngineOptions::kept of others, and for routing. Its states are in memory that engines have taken: none may be touched
+    /// when the last one is gone.
+    std::shared_ptr<KeptStates> kept_states() const;
+    /// Waits until the others can go on from all that it has kept. Call before it has nothing to do for long.
+    void settle_states();
+    /// The device has failed: what it has kept and others cannot go on from is given up.
+    void abandon_states();
     /// What the prefix cache has done so far.
     PrefixCacheStats cache_stats() const;
     /// What drafts have done so far, and why; nothing without speculation.

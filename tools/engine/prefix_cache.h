@@ -8,6 +8,9 @@
 // All states are in host memory (host_states.h), within a byte budget. On a device those that were used last are in its own
 // memory, too, where running sequences leave room: it is given up without a copy, and going on from it takes none.
 //
+// Several replicas may keep their states in the same host memory (kept_states.h): each finds what the others have left, as bits
+// depend on the request alone. Then what is kept in a device's memory is each one's own.
+//
 // Eviction: GreedyDual-Size-Frequency (Cherkasova 1998), with the tokens that a hit saves as cost. A state is worth its tokens
 // times the requests that went on from it or from what it goes on from, renewed by each hit, of what it goes on from, too. A
 // state that goes on from none evicts only what is worth half of it: a single question, title or summary never evicts a
@@ -15,15 +18,14 @@
 // too, so that the next turn of a conversation reads hardly anything again; where memory is short they go first.
 #pragma once
 
-#include <chrono>
 #include <cstdint>
-#include <deque>
-#include <list>
+#include <memory>
 #include <optional>
 #include <span>
 #include <vector>
 
 #include "tools/engine/host_states.h"
+#include "tools/engine/kept_states.h"
 #include "tools/engine/prefix_cache_stats.h"
 #include "tools/engine/state_pool.h"
 
@@ -31,20 +33,21 @@ namespace quern {
 
 class PrefixCache {
   public:
-    /// `budget`: bytes of host memory.
-    PrefixCache(Backend& backend, StatePool& pool, int64_t budget);
+    /// `budget`: bytes of host memory. `shared`: with another replica; then the budget is that one's.
+    PrefixCache(Backend& backend, StatePool& pool, int64_t budget, std::shared_ptr<KeptStates> shared = {});
     ~PrefixCache();
     PrefixCache(const PrefixCache&) = delete;
     PrefixCache& operator=(const PrefixCache&) = delete;
 
-    struct Entry;
+    using Entry = KeptStates::Entry;
     struct Match {
-        Entry* entry = nullptr;  // valid until the next call of another function
-        int64_t common = 0;      // tokens shared with the most similar entry
+        std::shared_ptr<Entry> entry;
+        int64_t common = 0;  // tokens shared with the most similar entry
     };
     /// The longest state whose tokens begin `prompt` and leave at least one of them to compute.
     Match find(std::span<const int32_t> prompt);
-    /// A sequence that goes on from what was found. Throws Error(memory) without a slot or pages.
+    /// A sequence that goes on from what was found. Throws Error(memory) without a slot or pages. Without a slot: another replica
+    /// has given it up meanwhile.
     SequenceState resume(const Match& match);
 
     /// Whether a state of these tokens is not kept yet.
@@ -53,14 +56,15 @@ class PrefixCache {
     /// than 0 belong together; of those, one that goes on from none is worth least while there is another.
     void store(std::span<const int32_t> tokens, const SequenceState& s, uint64_t conversation = 0);
 
-    /// A kept state; valid until the next call of another function.
     struct Kept {
-        std::span<const int32_t> tokens;
-        const HostStates::State* state;
+        std::shared_ptr<const Entry> entry;
         int64_t saved;  // tokens that a hit saves beyond the next shorter state
     };
     /// All kept states, the most valuable first.
     std::vector<Kept> by_worth() const;
+    /// The blocks of a state, kept from being used anew until they are let go; nothing if it was given up meanwhile.
+    std::optional<HostStates::State> hold(const Kept& kept);
+    void let_go(HostStates::State& held);
     /// Keeps a state of an earlier process.
     void adopt(std::vector<int32_t> tokens, HostStates::State state, int64_t saved);
 
@@ -71,38 +75,47 @@ class PrefixCache {
     /// Releases the state that is worth least. False if none is left.
     bool evict();
 
+    /// Makes states others' whose copies have ended; `wait`: all of them. One replica alone has nothing to do.
+    void settle(bool wait);
+    /// The device has failed: gives up what was not copied to host memory, and touches neither again.
+    void abandon();
+
     PrefixCacheStats stats() const;
     KeptReport report() const;
     HostStates& memory() { return memory_; }
+    const std::shared_ptr<KeptStates>& shared() const { return kept_; }
 
   private:
-    using Clock = std::chrono::steady_clock;
-    struct Dropped {
-        int64_t tokens;
-        const char* why;
-        Clock::time_point at;
-    };
+    using Lock = std::lock_guard<std::mutex>;
 
+    bool is_readable(const Entry& e) const;
     Entry* longest_prefix(std::span<const int32_t> tokens, const Entry* except = nullptr) const;
     static double gain(const Entry& e);
     bool make_room(const Entry& entry, const SequenceState& s);
     void set_saved(Entry& e, int64_t saved);
-    void insert(Entry entry);
+    void insert(std::shared_ptr<Entry> entry);
+    bool give_up();
     void evict(Entry& entry, const char* why);
-    Entry* least_worth();
+    Entry* least_worth() const;
     void touch(Entry& e);
+    SequenceState load(Entry& e);
     std::optional<Snapshot> near_copy(const SequenceState& s);
+    std::optional<Snapshot>& near(Entry& e) const;
     void drop_near(Entry& e);
+    bool drop_oldest_near();
+    void free_pages(int64_t pages);
+    void release_orphans();
+    void settle_all();
     void note_drop(int64_t tokens, const char* why);
 
     Backend& backend_;
     StatePool& pool_;
+    std::shared_ptr<KeptStates> kept_;
     HostStates memory_;
-    double clock_ = 0;  // rises to the worth of what was evicted last
-    int64_t uses_ = 0;  // counts touches
-    std::list<Entry> entries_;
-    std::deque<Dropped> dropped_;
-    PrefixCacheStats stats_;
+    size_t me_;
+    int64_t saving_ = 0;  // entries whose copies run, if others share them
+    bool abandoned_ = false;
+    int64_t near_ = 0, hits_ = 0, misses_ = 0, loaded_ = 0;
 };
 
 }  // namespace quern

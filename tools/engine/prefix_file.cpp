@@ -9,6 +9,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <unordered_map>
 
 #include "ggml-like/check.h"
@@ -177,6 +178,22 @@ class Loader {
     bool full_ = false;
 };
 
+/// A state whose blocks stay as they are while it is written.
+class Held {
+  public:
+    Held(PrefixCache& cache, const PrefixCache::Kept& kept) : cache_(cache), state_(cache.hold(kept)) {}
+    ~Held() {
+        if (state_) cache_.let_go(*state_);
+    }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+    const std::optional<HostStates::State>& get() const { return state_; }
+
+  private:
+    PrefixCache& cache_;
+    std::optional<HostStates::State> state_;
+};
+
 }  // namespace
 
 PrefixFile::PrefixFile(const std::string& directory, uint64_t binding) : binding_(binding) {
@@ -211,6 +228,7 @@ bool PrefixFile::save(PrefixCache& cache, const std::function<bool()>& go_on) co
     AtomicFile file(path_, 0600);
     Writer writer(file);
     HostStates& memory = cache.memory();
+    cache.settle(true);
     memory.finish();
     const std::vector<PrefixCache::Kept> states = cache.by_worth();
     Header header{.magic = {},
@@ -224,19 +242,23 @@ bool PrefixFile::save(PrefixCache& cache, const std::function<bool()>& go_on) co
 
     std::vector<std::byte> recurrent(static_cast<size_t>(memory.recurrent_bytes()));
     std::unordered_map<int32_t, int32_t> number_of;  // block -> page in the file
-    for (const PrefixCache::Kept& state : states) {
+    for (const PrefixCache::Kept& kept : states) {
+        // Another replica may run, and give it up; the next save will have what there is then.
+        const Held state(cache, kept);
+        if (!state.get()) return false;
+        const std::vector<int32_t>& tokens = kept.entry->tokens;
         std::vector<int32_t> numbers, fresh;
-        for (const int32_t page : state.state->pages) {
+        for (const int32_t page : state.get()->pages) {
             const auto [at, is_new] = number_of.emplace(page, static_cast<int32_t>(number_of.size()));
             numbers.push_back(at->second);
             if (is_new) fresh.push_back(page);
         }
-        const RecordHeader record{.length = state.state->length,
-                                  .saved = state.saved,
+        const RecordHeader record{.length = state.get()->length,
+                                  .saved = kept.saved,
                                   .pages = static_cast<int64_t>(numbers.size()),
                                   .fresh_pages = static_cast<int64_t>(fresh.size())};
         writer.write(&record, sizeof record);
-        writer.write(state.tokens.data(), state.tokens.size_bytes());
+        writer.write(tokens.data(), tokens.size() * sizeof(int32_t));
         writer.write(numbers.data(), numbers.size() * sizeof(int32_t));
         for (const int32_t page : fresh) {
             if (!go_on()) return false;
@@ -244,7 +266,7 @@ bool PrefixFile::save(PrefixCache& cache, const std::function<bool()>& go_on) co
                 writer.write(part.data, static_cast<size_t>(part.bytes));
         }
         if (!go_on()) return false;
-        memory.read_recurrent(*state.state, recurrent.data());
+        memory.read_recurrent(*state.get(), recurrent.data());
         writer.write(recurrent.data(), recurrent.size());
         writer.end_record();
     }

@@ -34,8 +34,8 @@ std::string request_id(const HttpRequest& r) {
 
 }  // namespace
 
-Api::Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics)
-    : options_(options), loop_(loop), metrics_(metrics), store_(kResponseBytes, kResponseLifetime) {
+Api::Api(const ServeOptions& options, Replicas& replicas, Metrics& metrics)
+    : options_(options), replicas_(replicas), metrics_(metrics), store_(kResponseBytes, kResponseLifetime) {
     access_ = {options.keys, options.hosts, options.cors_origins, options.limits.body_bytes};
     routes_.insert({
         {"/health", {.method = "GET", .handler = &Api::health, .open = true, .always = true}},
@@ -226,7 +226,11 @@ Api::Body Api::parse(const HttpRequest& r) const {
 
 HttpReply Api::health(const HttpRequest&) {
     const State state = state_;
-    if (state == State::ready) return {.body = R"({"status":"ok"})"};
+    if (state == State::ready) {
+        const std::string warning = replicas_.warning();
+        if (warning.empty()) return {.body = R"({"status":"ok"})"};
+        return {.body = dump({{"status", "ok"}, {"warning", warning}})};
+    }
     const ApiError error = unavailable();
     HttpReply reply = error.reply(ErrorForm::openai);
     if (state != State::loading) return reply;
@@ -362,6 +366,17 @@ ordered_json kv_json(const MemoryPlan& plan, const std::optional<DenseCost>& cos
                      cost);
 }
 
+/// What each runs on, and what made it fail.
+ordered_json replicas_json(const std::vector<Replicas::Described>& list) {
+    ordered_json out = ordered_json::array();
+    for (const Replicas::Described& replica : list) {
+        out.push_back(
+            {{"device", replica.device}, {"total_slots", replica.slots}, {"up", replica.error.empty()}});
+        if (!replica.error.empty()) out.back()["error"] = replica.error;
+    }
+    return out;
+}
+
 HttpReply Api::props(const HttpRequest&) {
     ordered_json aliases = ordered_json::array();
     for (const Alias& a : aliases_) {
@@ -378,26 +393,28 @@ HttpReply Api::props(const HttpRequest&) {
                            {"reasoning_budget", a.settings.reasoning_budget}});
     }
     const ModelInfo& info = engine_->model().info();
-    return {.body = dump(
-                {{"build_info", "quern " QUERN_VERSION},
-                 {"model", info.name},
-                 {"architecture", info.architecture},
-                 {"formats", info.formats},
-                 {"dense", dense_json(info.dense, costs_.dense)},
-                 {"kv_cache", kv_json(engine_->memory_plan(), costs_.kv)},
-                 {"modalities", {{"vision", info.vision.has_value()}, {"audio", false}}},
-                 {"n_ctx", engine_->context()},
-                 {"total_slots", engine_->sequences()},
-                 {"queue", options_.queue},
-                 {"cache_ram_bytes", options_.cache_bytes},
-                 {"speculation", drafter_name(options_.speculation.kind)},
-                 {"draft_max", options_.speculation.on() ? options_.speculation.draft_max : 0},
-                 {"batch_invariant", true},
-                 {"batch_invariant_over", {"concurrent requests", "ubatch size", "prompt cache", "restarts"}},
-                 {"batch_invariant_except", {"GPUs or CPUs of different kinds"}},
-                 {"max_body_bytes", options_.limits.body_bytes},
-                 {"doctor", doctor_},
-                 {"aliases", aliases}})};
+    ordered_json props = {
+        {"build_info", "quern " QUERN_VERSION},
+        {"model", info.name},
+        {"architecture", info.architecture},
+        {"formats", info.formats},
+        {"dense", dense_json(info.dense, costs_.dense)},
+        {"kv_cache", kv_json(engine_->memory_plan(), costs_.kv)},
+        {"modalities", {{"vision", info.vision.has_value()}, {"audio", false}}},
+        {"n_ctx", engine_->context()},
+        {"total_slots", slot_count()},
+        {"queue", options_.queue},
+        {"cache_ram_bytes", options_.cache_bytes},
+        {"speculation", drafter_name(options_.speculation.kind)},
+        {"draft_max", options_.speculation.on() ? options_.speculation.draft_max : 0},
+        {"batch_invariant", true},
+        {"batch_invariant_over", {"concurrent requests", "ubatch size", "prompt cache", "restarts"}},
+        {"batch_invariant_except", {"GPUs or CPUs of different kinds"}},
+        {"max_body_bytes", options_.limits.body_bytes},
+        {"doctor", doctor_},
+        {"aliases", aliases}};
+    if (const auto list = replicas_.list(); list.size() > 1) props["replicas"] = replicas_json(list);
+    return {.body = dump(props)};
 }
 
 /// What is kept of earlier requests, where, and why something was dropped.
@@ -417,16 +434,24 @@ ordered_json kept_json(const PrefixCacheStats& stats, const KeptReport& report) 
             {"dropped", dropped}};
 }
 
+int64_t Api::slot_count() const { return engine_->sequences() * static_cast<int64_t>(metrics_.replicas()); }
+
 /// States are of no slot in particular: the first one tells of all.
 HttpReply Api::slots(const HttpRequest&) {
     ordered_json list = ordered_json::array();
-    const int64_t running = metrics_.running;
-    const auto report = metrics_.speculation();
-    for (int64_t i = 0; i < engine_->sequences(); ++i) {
-        list.push_back({{"id", i}, {"n_ctx", engine_->context()}, {"is_processing", i < running}});
-        if (report) list.back()["speculation"] = speculation_json(*report);
+    for (size_t r = 0; r < metrics_.replicas(); ++r) {
+        const ReplicaMetrics& replica = metrics_.replica(r);
+        const int64_t running = replica.running;
+        const auto report = replica.speculation();
+        for (int64_t i = 0; i < engine_->sequences(); ++i) {
+            list.push_back(
+                {{"id", list.size()}, {"n_ctx", engine_->context()}, {"is_processing", i < running}});
+            if (metrics_.replicas() > 1) list.back()["replica"] = r;
+            if (report) list.back()["speculation"] = speculation_json(*report);
+        }
     }
-    list[0]["states"] = kept_json(metrics_.cache(), metrics_.kept());
+    const ReplicaMetrics& newest = metrics_.newest();
+    list[0]["states"] = kept_json(newest.cache(), newest.kept());
     return {.body = dump(list)};
 }
 

@@ -14,24 +14,25 @@
 #include "tools/engine/engine.h"
 #include "tools/serve/access.h"
 #include "tools/serve/answer_format.h"
-#include "tools/serve/engine_loop.h"
 #include "tools/serve/generation.h"
 #include "tools/serve/http_server.h"
 #include "tools/serve/metrics.h"
 #include "tools/serve/options.h"
+#include "tools/serve/replicas.h"
 #include "tools/serve/response_store.h"
 
 namespace quern {
 
 class Api {
   public:
-    Api(const ServeOptions& options, EngineLoop& loop, Metrics& metrics);
+    Api(const ServeOptions& options, Replicas& replicas, Metrics& metrics);
 
     HttpServer::Callbacks callbacks();
 
     /// From any thread.
     void set_progress(const LoadProgress& progress);
-    /// From now on requests are answered, and read of `engine` what does not change. It must outlive them. `costs`: what
+    /// From now on requests are answered, and read of `engine` what does not change: of several replicas it is the first one's. It
+    /// must outlive them. `costs`: what
     /// was measured at the load. `doctor`: what --doctor found; null: it was not asked.
     void set_ready(const Engine& engine, const MeasuredCosts& costs = {},
                    nlohmann::ordered_json doctor = nullptr);
@@ -108,12 +109,14 @@ class Api {
     bool answer_stream(Exchange& exchange, const HttpWriter& write);
     bool next(Exchange& exchange, std::optional<Event>& event);
     static bool has_gone(Exchange& exchange);
-    std::shared_ptr<Job> make_job(Exchange& exchange, int choice) const;
+    std::shared_ptr<Job> make_job(const std::shared_ptr<Exchange>& exchange, int choice) const;
+    void prepare(Job& job, const Exchange& exchange) const;
+    int64_t slot_count() const;
     void log(const Exchange& exchange, int status, const char* end) const;
     Body model_json(const Alias& alias) const;
 
     const ServeOptions& options_;
-    EngineLoop& loop_;
+    Replicas& replicas_;
     Metrics& metrics_;
     AccessRules access_;
     std::map<std::string, Route> routes_;

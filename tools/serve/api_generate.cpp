@@ -17,14 +17,14 @@ using namespace std::chrono_literals;
 struct Api::Exchange {
     using Clock = Job::Clock;
 
-    explicit Exchange(EngineLoop& l) : loop(l) {}
+    explicit Exchange(JobQueue& q) : queue(q) {}
     /// However the request ended, even without a reply: its jobs stop.
     ~Exchange() {
         for (auto& job : jobs) job->cancelled = true;
-        loop.give_back(places);
+        queue.give_back(places);
     }
 
-    EngineLoop& loop;
+    JobQueue& queue;
     std::string id, path, remote, key;
     GenerationRequest request;
     std::unique_ptr<AnswerFormat> format;
@@ -39,7 +39,7 @@ struct Api::Exchange {
     int ended = 0;
     void submit(size_t job) {
         --places;
-        loop.submit(jobs[job]);
+        queue.submit(jobs[job]);
     }
     /// The other answers to a prompt start from the state that the first one has left.
     void submit_others(int answer) {
@@ -114,44 +114,59 @@ class Pace {
 
 }  // namespace
 
-std::shared_ptr<Job> Api::make_job(Exchange& x, int choice) const {
-    const GenerationRequest& g = x.request;
+std::shared_ptr<Job> Api::make_job(const std::shared_ptr<Exchange>& x, int choice) const {
     auto job = std::make_shared<Job>();
-    job->mailbox = x.mailbox;
+    job->mailbox = x->mailbox;
     job->choice = choice;
-    job->deadline = x.deadline;
-    job->reader = std::make_unique<AnswerReader>(engine_->model(), g.rules);
-    job->request.prompt = g.prompt_of(choice);
-    job->request.images = g.images;
-    const std::vector<int32_t> opening = job->reader->opening();
-    job->request.prompt.insert(job->request.prompt.end(), opening.begin(), opening.end());
-    job->request.boundaries = g.boundaries;
-    job->request.sampling = g.sampling;
-    job->request.sampling.seed += static_cast<uint64_t>(choice % g.choices);
-    job->request.max_tokens = g.max_tokens;
-    if (!g.ignore_eos) job->request.stop_ids = engine_->model().generation().eos_ids;
-    job->request.use_cache = g.use_cache;
-    job->request.conversation = g.conversation;
-    job->request.drafts = g.drafts;
+    job->deadline = x->deadline;
+    job->streamed = x->request.stream;
+    prepare(*job, *x);
+    job->renew = [this, weak = std::weak_ptr(x)](Job& again) {
+        const std::shared_ptr<Exchange> exchange = weak.lock();
+        if (exchange == nullptr || again.cancelled) return false;
+        if (again.begun()) again.mailbox->push({.choice = again.choice, .again = true});
+        prepare(again, *exchange);
+        return true;
+    };
+    return job;
+}
+
+/// Makes the request of a job and the reader of its answer, which another replica may need anew.
+void Api::prepare(Job& job, const Exchange& x) const {
+    const GenerationRequest& g = x.request;
+    const int choice = job.choice;
+    auto reader = std::make_unique<AnswerReader>(engine_->model(), g.rules);
+    Request& request = job.request = {};
+    request.prompt = g.prompt_of(choice);
+    request.images = g.images;
+    const std::vector<int32_t> opening = reader->opening();
+    request.prompt.insert(request.prompt.end(), opening.begin(), opening.end());
+    request.boundaries = g.boundaries;
+    request.sampling = g.sampling;
+    request.sampling.seed += static_cast<uint64_t>(choice % g.choices);
+    request.max_tokens = g.max_tokens;
+    if (!g.ignore_eos) request.stop_ids = engine_->model().generation().eos_ids;
+    request.use_cache = g.use_cache;
+    request.conversation = g.conversation;
+    request.drafts = g.drafts;
     const auto pace = g.return_progress || g.timings_per_token
-                          ? std::make_shared<Pace>(static_cast<int64_t>(job->request.prompt.size()))
+                          ? std::make_shared<Pace>(static_cast<int64_t>(request.prompt.size()))
                           : nullptr;
     if (pace != nullptr)
-        job->request.on_prefill = [mailbox = x.mailbox, choice, pace](int64_t done) {
-            mailbox->push({.choice = choice, .progress = pace->prefill(done)});
+        request.on_prefill = [raw = &job, choice, pace](int64_t done) {
+            raw->tell({.choice = choice, .progress = pace->prefill(done)});
         };
-    job->reader->attach(job->request,
-                        [this, mailbox = x.mailbox, choice, raw = job.get(), pace](const AnswerDelta& delta) {
-                            Event event{.choice = choice, .delta = delta};
-                            if (pace != nullptr) event.progress = pace->answer(raw->reader->tokens());
-                            return loop_.deliver(mailbox, std::move(event)) && !raw->cancelled;
-                        });
-    return job;
+    reader->attach(request, [choice, raw = &job, pace](const AnswerDelta& delta) {
+        Event event{.choice = choice, .delta = delta};
+        if (pace != nullptr) event.progress = pace->answer(raw->reader->tokens());
+        return raw->deliver(std::move(event)) && !raw->cancelled;
+    });
+    job.set_reader(std::move(reader));
 }
 
 HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::unique_ptr<AnswerFormat> format,
                         std::vector<std::string> ignored) {
-    auto x = std::make_shared<Exchange>(loop_);
+    auto x = std::make_shared<Exchange>(replicas_.queue());
     x->id = r.id;
     x->path = r.path;
     x->remote = r.remote;
@@ -172,13 +187,13 @@ HttpReply Api::generate(const HttpRequest& r, GenerationRequest request, std::un
                             prompt.size(), engine_->context()),
                 x->request.rules.chat ? "messages" : "prompt");
     const int n = x->request.answers();
-    if (const int64_t most = engine_->sequences() + options_.queue; n > most)
+    if (const int64_t most = slot_count() + options_.queue; n > most)
         throw FieldError(x->request.rules.chat ? "n" : "prompt",
                          fmt::format("{} answers in one request; this server takes {} at once", n, most));
-    for (int i = 0; i < n; ++i) x->jobs.push_back(make_job(*x, i));
+    for (int i = 0; i < n; ++i) x->jobs.push_back(make_job(x, i));
     x->choices.resize(static_cast<size_t>(n));
     x->waiting.assign(x->request.prompts.size(), x->request.choices - 1);
-    if (!loop_.reserve(n)) {
+    if (!replicas_.queue().reserve(n)) {
         ++metrics_.refused;
         throw ApiError(429, "queue_full", "too many requests are waiting; try again in a moment");
     }
@@ -224,6 +239,10 @@ bool Api::next(Exchange& x, std::optional<Event>& event) {
         return false;
     }
     if (!event) return true;
+    if (event->again) {
+        x.choices[static_cast<size_t>(event->choice)] = {};
+        return true;
+    }
     const bool reading = event->progress && event->progress->answer_tokens == 0;
     if (!x.first && !reading) {
         x.first = Exchange::Clock::now();
@@ -254,7 +273,7 @@ HttpReply Api::control(const HttpRequest& r) {
     }
     if (x == nullptr || x->key != api_key(r))
         throw ApiError(404, "not_found", "no answer of that id is being written", "id");
-    for (const auto& job : x->jobs) job->reader->end_thinking();
+    for (const auto& job : x->jobs) job->end_thinking();
     return {.body = dump({{"success", true}})};
 }
 

@@ -17,72 +17,26 @@ constexpr std::chrono::milliseconds kIdle = 5s, kBetweenSaves = 60s, kBetweenRep
 
 }  // namespace
 
-bool EngineLoop::reserve(int64_t count) {
-    int64_t places = places_;
-    do {
-        if (places + count > slots_ + queue_) return false;
-    } while (!places_.compare_exchange_weak(places, places + count));
-    return true;
-}
-
-void EngineLoop::give_back(int64_t count) { places_ -= count; }
-
-bool EngineLoop::deliver(const std::shared_ptr<Mailbox>& mailbox, Event event) {
-    notifier_.add(mailbox);
-    return mailbox->put(std::move(event));
-}
-
-void EngineLoop::submit(std::shared_ptr<Job> job) {
-    {
-        const std::lock_guard lock(mutex_);
-        if (lost_) return refuse(*job, *lost_);
-        inbox_.push_back(std::move(job));
+/// A single replica has room for all, and nothing to compare.
+ReplicaLoad EngineLoop::load_of(const std::vector<Live>& live) const {
+    ReplicaLoad load;
+    if (metrics_.replicas() == 1) return load;
+    for (const Live& l : live) {
+        if (engine_.finished(l.id)) continue;
+        ++load.running;
+        if (!l.job->begun()) load.unread += l.job->unread;
     }
-    changed_.notify_one();
+    return load;
 }
 
-void EngineLoop::refuse(Job& job, const std::string& error) {
-    Event event;
-    Outcome& o = event.outcome.emplace();
-    o.error = error;
-    o.error_status = 503;
-    o.error_code = "device_error";
-    end(job, std::move(event));
-}
-
-void EngineLoop::refuse_all(const std::string& error) {
-    const std::lock_guard lock(mutex_);
-    lost_ = error;
-    for (const auto& job : inbox_) refuse(*job, error);
-    inbox_.clear();
-}
-
-void EngineLoop::stop() {
-    {
-        const std::lock_guard lock(mutex_);
-        stopping_ = true;
-    }
-    changed_.notify_one();
-}
-
-void EngineLoop::end(Job& job, Event event) {
-    event.choice = job.choice;
-    --places_;  // before the event: who reads it may ask again at once
-    job.mailbox->push(std::move(event));
-}
-
-/// Jobs from the inbox to the engine.
-void EngineLoop::admit(Engine& engine, std::vector<Live>& live) {
-    std::vector<std::shared_ptr<Job>> fresh;
-    {
-        const std::lock_guard lock(mutex_);
-        fresh.swap(inbox_);
-    }
-    for (auto& job : fresh) {
+/// Jobs from the queue to the engine.
+void EngineLoop::admit(std::vector<Live>& live) {
+    for (auto& job : queue_.take(replica_, load_of(live))) {
+        job->notifier = &notifier_;
         Event failed;
         failed.outcome.emplace();
         try {
-            live.push_back({engine.submit(std::move(job->request)), job});
+            live.push_back({engine_.submit(std::move(job->request)), job});
             continue;
         } catch (const Error& error) {
             failed.outcome->error = error.what();
@@ -93,24 +47,24 @@ void EngineLoop::admit(Engine& engine, std::vector<Live>& live) {
         } catch (const std::exception& error) {
             failed.outcome->error = error.what();
         }
-        end(*job, std::move(failed));
+        queue_.end(*job, std::move(failed));
     }
 }
 
 /// Cancels what nobody waits for any more.
-void EngineLoop::cancel_unwanted(Engine& engine, std::vector<Live>& live) const {
+void EngineLoop::cancel_unwanted(std::vector<Live>& live) const {
     const auto now = Job::Clock::now();
     for (Live& l : live) {
         if (now > l.job->deadline) l.late = true;
-        if (l.job->cancelled || l.late || stopping_) engine.cancel(l.id);
+        if (l.job->cancelled || l.late || queue_.stopping()) engine_.cancel(l.id);
     }
 }
 
 /// What is finished.
-void EngineLoop::hand_out(Engine& engine, std::vector<Live>& live) {
+void EngineLoop::hand_out(std::vector<Live>& live) {
     std::erase_if(live, [&](Live& l) {
-        if (!engine.finished(l.id)) return false;
-        finish(l, engine.take(l.id));
+        if (!engine_.finished(l.id)) return false;
+        finish(l, engine_.take(l.id));
         return true;
     });
 }
@@ -128,6 +82,7 @@ void EngineLoop::finish(Live& l, Result result) {
     o.drafted = result.drafted;
     o.accepted = result.accepted;
     o.timing = result.timing;
+    o.timing.queue_seconds += l.job->waited;
     o.stop_text = reader.stop_text();
     o.error = result.error;
     switch (result.reason) {
@@ -157,96 +112,107 @@ void EngineLoop::finish(Live& l, Result result) {
         const Phase phase = o.answer_tokens > 0 ? Phase::decode : started ? Phase::prefill : Phase::queued;
         ++metrics_.cancelled[static_cast<size_t>(phase)];
     }
-    metrics_.cached_tokens += o.cached_tokens;
-    metrics_.computed_tokens += o.prompt_tokens - o.cached_tokens;
-    metrics_.answer_tokens += o.answer_tokens;
-    metrics_.drafted_tokens += o.drafted;
-    metrics_.accepted_tokens += o.accepted;
-    end(*l.job, std::move(event));
+    own_.cached_tokens += o.cached_tokens;
+    own_.computed_tokens += o.prompt_tokens - o.cached_tokens;
+    own_.answer_tokens += o.answer_tokens;
+    own_.drafted_tokens += o.drafted;
+    own_.accepted_tokens += o.accepted;
+    queue_.end(*l.job, std::move(event));
 }
 
-void EngineLoop::publish(const Engine& engine, const std::vector<Live>& live) {
+void EngineLoop::publish(const std::vector<Live>& live) {
     const auto count = static_cast<int64_t>(live.size());
-    metrics_.running = std::min(count, engine.sequences());
-    metrics_.queued = std::max<int64_t>(0, count - engine.sequences());
-    const PrefixCacheStats stats = engine.cache_stats();
-    metrics_.set_cache(stats);
-    if (std::exchange(told_, stats.changes) != stats.changes) metrics_.set_kept(engine.kept_report());
+    own_.running = std::min(count, engine_.sequences());
+    own_.queued = std::max<int64_t>(0, count - engine_.sequences());
+    const PrefixCacheStats stats = engine_.cache_stats();
+    own_.set_cache(stats);
+    if (std::exchange(told_, stats.changes) != stats.changes) own_.set_kept(engine_.kept_report());
     const auto now = Job::Clock::now();
     if (now < next_report_) return;
-    metrics_.set_speculation(engine.speculation());
+    own_.set_speculation(engine_.speculation());
     next_report_ = now + kBetweenReports;
 }
 
-void EngineLoop::run(Engine& engine, const std::function<void()>& lost) {
-    slots_ = engine.sequences();
+void EngineLoop::run(const std::function<void(const std::string& error)>& lost) {
     std::vector<Live> live;
     try {
-        serve(engine, live);
+        serve(live);
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::device) throw;
-        lost();
-        for (Live& l : live) refuse(*l.job, error.what());
-        refuse_all(error.what());
-        publish(engine, {});
+        lost(error.what());
+        if (metrics_.replicas() > 1) engine_.abandon_states();
+        const bool others = queue_.lose(replica_, error.what());
+        pass_on(live, error.what(), others);
+        publish({});
         throw;
     }
 }
 
-void EngineLoop::serve(Engine& engine, std::vector<Live>& live) {
+/// After an error of the device. What no client has had anything of runs again elsewhere: its bits depend on the request
+/// alone. The newest goes to the front of the queue first, so that they stay in order.
+void EngineLoop::pass_on(std::vector<Live>& live, const std::string& error, bool others) {
+    std::vector<std::shared_ptr<Job>> again;
+    for (Live& l : live) {
+        Job& job = *l.job;
+        if (others && !l.late && !job.sent() && job.renew && job.renew(job))
+            again.push_back(l.job);
+        else
+            queue_.refuse(job, error);
+    }
+    for (auto job = again.rbegin(); job != again.rend(); ++job) queue_.submit_again(*job);
+}
+
+void EngineLoop::serve(std::vector<Live>& live) {
     const auto before_step = [&] {
-        admit(engine, live);
-        cancel_unwanted(engine, live);
+        admit(live);
+        cancel_unwanted(live);
     };
     while (true) {
         before_step();
-        hand_out(engine, live);
-        publish(engine, live);
-        if (stopping_ && live.empty()) break;
+        hand_out(live);
+        publish(live);
+        if (queue_.stopping() && live.empty()) break;
         if (live.empty()) {
-            if (!wait_for_work()) save_when_idle(engine);
+            wait_for_work();
             continue;
         }
         const auto start = Job::Clock::now();
-        engine.step(before_step);
+        engine_.step(before_step);
         notifier_.flush();
-        metrics_.step.add(std::chrono::duration<double>(Job::Clock::now() - start).count());
-        hand_out(engine, live);
+        own_.step.add(std::chrono::duration<double>(Job::Clock::now() - start).count());
+        hand_out(live);
     }
-    slots_ = -queue_;  // nothing is accepted any more
-    admit(engine, live);
-    for (Live& l : live) engine.cancel(l.id);
-    engine.step();
-    hand_out(engine, live);
-    save_states(engine, [] { return true; });
+    queue_.close();
+    admit(live);
+    for (Live& l : live) engine_.cancel(l.id);
+    engine_.step();
+    hand_out(live);
+    engine_.settle_states();  // which another one may save
 }
 
-/// False: nobody came for a while.
-bool EngineLoop::wait_for_work() {
-    std::unique_lock lock(mutex_);
-    const auto some = [&] { return stopping_ || !inbox_.empty(); };
-    if (keep_states_) return changed_.wait_for(lock, kIdle, some);
-    changed_.wait(lock, some);
-    return true;
+void EngineLoop::wait_for_work() {
+    engine_.settle_states();
+    if (!saves_) {
+        queue_.wait(replica_, std::nullopt);
+    } else if (!queue_.wait(replica_, kIdle) && saves_()) {
+        save_when_idle();
+    }
 }
 
-void EngineLoop::save_when_idle(Engine& engine) {
+void EngineLoop::save_when_idle() {
     const auto begun = Job::Clock::now();
     if (begun < next_save_) return;
-    save_states(engine, [&] {
-        const std::lock_guard lock(mutex_);
-        return !stopping_ && inbox_.empty();
-    });
+    save_states([&] { return queue_.idle(); });
     next_save_ =
         Job::Clock::now() + std::max<Job::Clock::duration>(kBetweenSaves, 50 * (Job::Clock::now() - begun));
 }
 
 /// A disk that is full is no reason to end.
-void EngineLoop::save_states(Engine& engine, const std::function<bool()>& go_on) {
-    const int64_t stored = engine.cache_stats().stored;
-    if (!keep_states_ || stored == saved_) return;
+void EngineLoop::save_states(const std::function<bool()>& go_on) {
+    const int64_t stored = engine_.cache_stats().stored;
+    if (!saves_ || stored == saved_) return;
     try {
-        if (engine.save_states(go_on)) saved_ = stored;
+        if (engine_.save_states(go_on)) saved_ = stored;
     } catch (const Error& error) {
         if (error.kind() == ErrorKind::device) throw;
         std::fprintf(stderr, "quern: the states are not saved: %s\n", printable(error.what(), 500).c_str());

@@ -41,6 +41,7 @@ struct Event {
     AnswerDelta delta;
     std::optional<Outcome> outcome = {};    // the last event of a choice
     std::optional<Progress> progress = {};  // if asked for; while the prompt is read it comes without a delta
+    bool again = false;                     // what came so far is void: the choice begins anew
 };
 
 /// Events of the choices of one request, from the engine's thread to the request's. Bounded, so that the server does

@@ -8,6 +8,7 @@
 #include "tools/common/cli_values.h"
 #include "tools/common/doctor/command.h"
 #include "tools/common/kv_flags.h"
+#include "tools/common/load_replicas.h"
 #include "tools/common/settings.h"
 #include "tools/common/speculation_flags.h"
 #include "tools/common/split_flags.h"
@@ -29,6 +30,8 @@ Examples:
     quern serve -m DIR --port 8080 -np 16
     quern serve -m DIR --alias fast:temp=0:think=off,deep:temp=0.7
     quern serve --port 8080 --alias qwen -c 131072 --print-config codex)";
+
+constexpr int kMaxReplicas = 16;
 
 std::vector<std::string> split(const std::string& text, char at) {
     std::vector<std::string> out;
@@ -95,11 +98,19 @@ void add_model(ArgParser& p, ServeOptions& o) {
     p.value("-c,--ctx-size,--max-model-len", "N",
             "context of one answer in tokens; 0 (default): the largest that fits",
             [&o](const std::string& v) { o.context = parse_integer(v, "-c", 0, INT32_MAX); });
-    p.value("-np,--parallel,--max-num-seqs", "N", "answers computed at the same time; default 4",
+    p.value("-np,--parallel,--max-num-seqs", "N",
+            "answers computed at the same time, by each replica; default 4",
             [&o](const std::string& v) { o.sequences = parse_integer(v, "-np", 1, 1024); });
     p.value("-ngl,--gpu-layers,--n-gpu-layers", "all|auto|0", "run on the GPU; default auto: if there is one",
             [&o](const std::string& v) { o.gpu = parse_gpu_layers(v); });
     add_device_flags(p, o.devices);
+    p.value("-dp,--data-parallel,--data-parallel-size", "N",
+            "N replicas of the model, each on a GPU of its own (--device names them), behind this one port; "
+            "on the "
+            "CPU they share its threads; default 1",
+            [&o](const std::string& v) {
+                o.replicas = static_cast<int>(parse_integer(v, "--data-parallel", 1, kMaxReplicas));
+            });
     p.value("-t,--threads", "N", "CPU threads; default: as many as this process may use",
             [&o](const std::string& v) { o.threads = static_cast<int>(parse_integer(v, "-t", 0, 4096)); });
     p.value("-ub,--ubatch-size,--max-num-batched-tokens", "N",
@@ -111,8 +122,8 @@ void add_model(ArgParser& p, ServeOptions& o) {
     p.value("--dense", "FORMAT", kDenseHelp, [&o](const std::string& v) { o.dense = parse_dense(v); });
     p.value(
         "-cram,--cache-ram", "MiB",
-        "host memory for states of earlier prompts, taken as they come; default 8192, 0: none are kept; a "
-        "GPU also has as many as fit beside the context",
+        "host memory for states of earlier prompts, of all replicas together, taken as they come; default "
+        "8192, 0: none are kept; a GPU also has as many as fit beside the context",
         [&o](const std::string& v) { o.cache_bytes = parse_integer(v, "-cram", 0, 1 << 30) << 20; });
     p.value("--cache-dir", "DIR",
             "keep these states in this directory over a restart; holds the tokens of conversations",
@@ -232,6 +243,7 @@ bool parse_serve_options(int argc, char** argv, ServeOptions& options) {
     if (!options.synthetic.empty() && !options.model.empty())
         FAIL(usage, "--synthetic {} and the checkpoint {}: name one of them", printable(options.synthetic),
              printable(options.model));
+    if (options.replicas > 1) require_whole_replicas(options.devices);
     if (options.doctor) {
         require_real_weights(options.synthetic);
         require_one_rank(options.devices.ranks);

@@ -17,6 +17,7 @@ struct ServeOptions {
     std::string synthetic, mix = "aeon";  // random weights in place of a checkpoint
     GpuOptions gpu = GpuOptions::automatic;
     DeviceChoice devices;
+    int replicas = 1;  // engines, each on a device of its own
     int threads = 0;
     int64_t context = 0;
     int64_t sequences = 4;

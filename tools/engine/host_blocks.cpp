@@ -1,0 +1,135 @@
+#include "tools/engine/host_blocks.h"
+
+#include <algorithm>
+#include <functional>
+#include <numeric>
+#include <utility>
+
+#include "ggml-like/check.h"
+#include "tools/engine/host_memory.h"
+
+namespace quern {
+namespace {
+
+constexpr int64_t kSlabBytes = 128ll << 20;
+
+}  // namespace
+
+HostBlocks::HostBlocks(std::vector<int64_t> parts, int ranks, int64_t budget)
+    : parts_(std::move(parts)),
+      ranks_(ranks),
+      rank_bytes_(std::accumulate(parts_.begin(), parts_.end(), int64_t{0})),
+      most_(budget / block_bytes()),
+      slab_blocks_(std::clamp<int64_t>(kSlabBytes / rank_bytes_, 1, std::max<int64_t>(most_, 1))) {}
+
+HostBlocks::~HostBlocks() {
+    if (const auto slab = grown(); slab && slab->memory != nullptr) slabs_.push_back(*slab);
+    for (const Slab& slab : slabs_) slab.of->free_host(slab.memory);
+}
+
+/// Blocks of the next slab; 0: the budget ends.
+int64_t HostBlocks::next_slab() const {
+    return std::min(slab_blocks_, most_ - static_cast<int64_t>(blocks_.size()));
+}
+
+/// Null without memory.
+HostBlocks::Slab HostBlocks::take_slab(Backend& backend, int64_t blocks) const {
+    if (blocks * block_bytes() > host_memory_left() / 4) return {};
+    try {
+        void* memory = backend.alloc_host(blocks * rank_bytes_, "states of earlier prompts");
+        return {static_cast<std::byte*>(memory), blocks, &backend};
+    } catch (const Error& error) {
+        if (error.kind() != ErrorKind::memory) throw;
+        return {};
+    }
+}
+
+void HostBlocks::grow_ahead(Backend& backend) {
+    if (const int64_t blocks = next_slab(); blocks > 0 && !growing_.valid())
+        growing_ =
+            std::async(std::launch::async, [this, &backend, blocks] { return take_slab(backend, blocks); });
+}
+
+/// What was begun ahead, if anything was; nothing if it failed, since it may be another engine's whose device is no more.
+std::optional<HostBlocks::Slab> HostBlocks::grown() {
+    if (!growing_.valid()) return std::nullopt;
+    try {
+        return growing_.get();
+    } catch (const Error&) {
+        return std::nullopt;
+    }
+}
+
+void HostBlocks::expect(Backend& backend) {
+    if (slabs_.empty()) grow_ahead(backend);
+}
+
+void HostBlocks::keep_ahead(Backend& backend) {
+    if (free_.size() < static_cast<size_t>(slab_blocks_)) grow_ahead(backend);
+}
+
+bool HostBlocks::grow(Backend& backend) {
+    const int64_t blocks = next_slab();
+    if (blocks <= 0) return false;
+    const std::optional<Slab> ahead = grown();
+    const Slab slab = ahead ? *ahead : take_slab(backend, blocks);
+    if (slab.memory == nullptr) {
+        most_ = static_cast<int64_t>(blocks_.size());
+        return false;
+    }
+    slabs_.push_back(slab);
+    for (int64_t i = 0; i < blocks; ++i) {
+        free_.push_back(static_cast<int32_t>(blocks_.size()));
+        std::push_heap(free_.begin(), free_.end(), std::greater<>());
+        blocks_.emplace_back();
+    }
+    return true;
+}
+
+bool HostBlocks::make_free(Backend& backend, int64_t blocks) {
+    while (static_cast<int64_t>(free_.size()) < blocks)
+        if (!grow(backend)) return false;
+    return true;
+}
+
+int32_t HostBlocks::take() {
+    CHECK(!free_.empty(), "[cache] no block is free: all {} are in use", blocks_.size());
+    std::pop_heap(free_.begin(), free_.end(), std::greater<>());
+    const int32_t number = free_.back();
+    free_.pop_back();
+    Holders& h = blocks_[static_cast<size_t>(number)];
+    h.count = 1;
+    ++h.serial;
+    ++used_;
+    return number;
+}
+
+int32_t HostBlocks::share(int32_t block) {
+    ++blocks_[static_cast<size_t>(block)].count;
+    return block;
+}
+
+void HostBlocks::drop(std::vector<int32_t>& blocks) {
+    for (const int32_t number : blocks) {
+        if (--blocks_[static_cast<size_t>(number)].count > 0) continue;
+        free_.push_back(number);
+        std::push_heap(free_.begin(), free_.end(), std::greater<>());
+        --used_;
+    }
+    blocks.clear();
+}
+
+std::byte* HostBlocks::place(int32_t block, size_t part) const {
+    const Slab& slab = slabs_[static_cast<size_t>(block / slab_blocks_)];
+    const int64_t before =
+        std::accumulate(parts_.begin(), parts_.begin() + static_cast<std::ptrdiff_t>(part), int64_t{0});
+    return slab.memory + before * slab.blocks + block % slab_blocks_ * parts_[part];
+}
+
+size_t HostBlocks::run_length(std::span<const int32_t> blocks) const {
+    size_t n = 1;
+    while (n < blocks.size() && blocks[n] == blocks[n - 1] + 1 && blocks[n] % slab_blocks_ != 0) ++n;
+    return n;
+}
+
+}  // namespace quern
