@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Packed KV caches on a GPU, from prebuilt binaries, in some 8 minutes: a line for each thing that is measured, exit 1 if one falls
+# Packed KV caches on a GPU, from prebuilt binaries, in some 6 minutes: a line for each thing that is measured, exit 1 if one falls
 # short of what is wanted beside BF16 on the same card.
 #
 #   scripts/kv_gpu_check.sh [--bin DIR] [--json FILE] [CHECK...]

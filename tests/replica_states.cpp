@@ -158,6 +158,7 @@ TEST_SUITE("model") {
         first.store(tokens, s);
         of_a.release(s);
         CHECK(second.find(next).entry == nullptr);  // the copy may still run
+        CHECK_FALSE(second.evict());
         first.settle(true);
         const PrefixCache::Match found = second.find(next);
         REQUIRE(found.entry != nullptr);

@@ -315,9 +315,11 @@ void PrefixCache::evict(Entry& entry, const char* why) {
     ++kept_->evicted;
 }
 
+/// What another replica still copies is not this one's to give up.
 bool PrefixCache::give_up() {
-    if (kept_->entries.empty()) return false;
-    evict(*least_worth(), "given up");
+    Entry* least = least_worth();
+    if (least == nullptr) return false;
+    evict(*least, "given up");
     return true;
 }
 
