@@ -111,7 +111,8 @@ void check_prompt(std::unique_ptr<Backend> backend, const char* shape, int64_t t
 }
 
 TEST_SUITE("cpu") {
-    TEST_CASE("prompt rows: the same logits in steps of any size, alone or beside answers, tiny models") {
+    TEST_CASE("prompt rows: the same logits in steps of any size, alone or beside answers, tiny models" *
+              doctest::test_suite("slow")) {
         for (const char* shape : {"tiny", "tiny-dense"}) {
             CAPTURE(shape);
             check_prompt(make_cpu_backend(2), shape, 700,

@@ -115,7 +115,7 @@ TEST_SUITE("cpu") {
         check({DrafterKind::dflash, 0}, 4);
     }
 
-    TEST_CASE("rank drafters: nor on devices, whose plans are captured") {
+    TEST_CASE("rank drafters: nor on devices, whose plans are captured" * doctest::test_suite("slow")) {
         for (const DrafterKind kind : {DrafterKind::mtp, DrafterKind::dflash}) {
             const std::string drafter = drafter_name(kind);
             CAPTURE(drafter);

@@ -159,7 +159,8 @@ void check_rows(std::unique_ptr<Backend> backend, const char* shape) {
 }
 
 TEST_SUITE("cpu") {
-    TEST_CASE("step rows: every op gives a row of many what it gives alone, tiny models") {
+    TEST_CASE("step rows: every op gives a row of many what it gives alone, tiny models" *
+              doctest::test_suite("slow")) {
         for (const char* shape : {"tiny", "tiny-dense"}) check_rows(make_cpu_backend(2), shape);
     }
 }
