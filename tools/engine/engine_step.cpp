@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstring>
 #include <list>
+#include <optional>
 #include <utility>
 
 #include "ggml-like/ops/logits_top.h"
@@ -145,15 +146,16 @@ void Engine::State::report_prompt(Sequence& s, const StepPlan& plan, int64_t row
 int32_t Engine::State::choose(const Sequence& s, const StepPlan& plan, const int32_t* top,
                               int64_t row) const {
     const auto position = static_cast<int64_t>(s.tokens.size());
+    std::optional<int32_t> first;  // what comes first, allowed or not
     if (top[kTopWords - 1] != 0 && !s.request.on_logits) {
         const auto count = static_cast<size_t>(std::find(top, top + kTopLogits, -1) - top);
         float values[kTopLogits + 1];
         std::memcpy(values, top + kTopLogits, sizeof values);
         const TopLogits highest{{top, count}, {values, count}, values[kTopLogits]};
-        const auto id = sample_top(highest, model.info().vocab, s.request.sampling, position);
-        if (id && (!s.request.allow || s.request.allow(*id))) return *id;
+        first = sample_top(highest, model.info().vocab, s.request.sampling, position);
+        if (first && (!s.request.allow || s.request.allow(*first))) return *first;
         // A second, independent draw among the allowed tokens keeps their proportions.
-        if (id)
+        if (first)
             if (const auto other = sample_allowed_top(highest, model.info().vocab, s.request.sampling,
                                                       position + kSecondDraw, s.request.allow))
                 return *other;
@@ -162,8 +164,8 @@ int32_t Engine::State::choose(const Sequence& s, const StepPlan& plan, const int
     download_logits(plan, row, 1, own);
     const std::span<float> logits(own, static_cast<size_t>(logit_columns(plan)));
     const int64_t vocab = model.info().vocab;
-    int32_t id = sample(logits, vocab, s.request.sampling, s.tokens, position);
-    if (s.request.allow && !s.request.allow(id))
+    int32_t id = first ? *first : sample(logits, vocab, s.request.sampling, s.tokens, position);
+    if (first || (s.request.allow && !s.request.allow(id)))
         id = sample_allowed(logits, vocab, s.request.sampling, s.tokens, position + kSecondDraw,
                             s.request.allow);
     if (s.request.on_logits) s.request.on_logits(id, logits);

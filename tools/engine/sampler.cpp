@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <unordered_map>
 
 #include "ggml-like/check.h"
+#include "tools/engine/ranked_ids.h"
 
 namespace quern {
 namespace {
@@ -179,20 +179,12 @@ std::vector<Candidate> allowed_candidates(const Next& next, size_t ids, const Sa
 
 std::vector<Candidate> allowed_candidates(const std::vector<float>& x, const Sampling& s,
                                           const std::function<bool(int32_t)>& allow) {
-    const auto after = [&](int32_t a, int32_t b) {
-        const float u = x[static_cast<size_t>(a)], v = x[static_cast<size_t>(b)];
-        return u != v ? u < v : a > b;
-    };
-    std::vector<int32_t> heap(x.size());
-    std::iota(heap.begin(), heap.end(), 0);
-    std::make_heap(heap.begin(), heap.end(), after);
+    RankedIds ids(x);
     bool ran_out = false;
     const auto next = [&]() -> std::optional<std::pair<int32_t, double>> {
-        if (heap.empty()) return {};
-        std::pop_heap(heap.begin(), heap.end(), after);
-        const int32_t id = heap.back();
-        heap.pop_back();
-        return std::pair(id, static_cast<double>(x[static_cast<size_t>(id)]));
+        const auto id = ids.next();
+        if (!id) return {};
+        return std::pair(*id, static_cast<double>(x[static_cast<size_t>(*id)]));
     };
     return allowed_candidates(next, x.size(), s, allow, ran_out);
 }
