@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "cached_requests.h"
 #include "counted_backend.h"
 #include "engine_harness.h"
 #include "tools/engine/engine.h"
@@ -18,23 +19,11 @@
 namespace quern {
 namespace {
 
+using test::longer;
 using test::random_ids;
+using test::request;
 
 const std::string kCheckpoint = test::parity("base/ct");
-
-Request request(std::vector<int32_t> prompt, int64_t tokens = 6) {
-    Request r;
-    r.prompt = std::move(prompt);
-    r.sampling.temperature = 0.8f;
-    r.sampling.seed = 5;
-    r.max_tokens = tokens;
-    return r;
-}
-
-std::vector<int32_t> longer(std::vector<int32_t> ids, size_t by) {
-    for (size_t i = 0; i < by; ++i) ids.push_back(static_cast<int32_t>(1 + i % 7));
-    return ids;
-}
 
 /// Engines of one model on devices of their own.
 struct Engines {
