@@ -403,8 +403,7 @@ TEST_SUITE("cpu") {
         }
     }
 
-    TEST_CASE("parse: time is linear on hostile text, in one piece and byte by byte" *
-              doctest::test_suite("slow")) {
+    TEST_CASE("parse: time is linear on hostile text, whole and in bytes" * doctest::test_suite("slow")) {
         constexpr size_t kBytes = 1 << 20;
         for (const char* unit :
              {"<", "<tool_call>", "<tool_call>\n<function=f>", "<tool_call><function=f><parameter=s>", " ",

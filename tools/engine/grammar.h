@@ -103,9 +103,9 @@ class GrammarMatcher {
 
     std::shared_ptr<const Grammar> grammar_;
     std::vector<Thread> threads_;
-    mutable int asked_ = 0;  // calls of accepts since the last push
-    mutable std::bitset<256> known_,
-        first_;  // bytes that were asked for, and those of them that may come next
+    mutable int asked_ = 0;           // calls of accepts since the last push
+    mutable std::bitset<256> known_;  // first bytes that were asked for
+    mutable std::bitset<256> first_;  // those of them that may come next
 };
 
 }  // namespace quern
