@@ -11,17 +11,28 @@ namespace quern::cuda::attention::decode {
 
 using namespace ptx;
 
-/// The block's maximum and sum of the lane's two heads: the warps' sums, added in order.
-__device__ __forceinline__ void total(const Part& part, Exchange& shared, float2 (&totals)[2]) {
+/// The block's maximum and sum of the lane's two heads: the warps' sums, added in order. kPacked: and what all elements have
+/// in common.
+template <bool kPacked>
+__device__ __forceinline__ float2 total(const Part& part, Exchange& shared, float2 (&totals)[2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float2 own{over_keys_sum(part.sum[0]), over_keys_sum(part.sum[1])};
     if (lane < 4) shared.sums[warp][lane] = own;
+    if constexpr (kPacked) {
+        const float2 middle{over_keys_sum(part.middle[0]), over_keys_sum(part.middle[1])};
+        if (lane < 4) shared.middles[warp][lane] = middle;
+    }
     __syncthreads();
-    float2 sum{0, 0};
+    float2 sum{0, 0}, middle{0, 0};
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) sum.x += shared.sums[w][lane % 4].x, sum.y += shared.sums[w][lane % 4].y;
+    for (int w = 0; w < kWarps; ++w) {
+        sum.x += shared.sums[w][lane % 4].x, sum.y += shared.sums[w][lane % 4].y;
+        if constexpr (kPacked)
+            middle.x += shared.middles[w][lane % 4].x, middle.y += shared.middles[w][lane % 4].y;
+    }
     totals[0] = {part.maximum[0], sum.x};
     totals[1] = {part.maximum[1], sum.y};
+    return middle;
 }
 
 /// Stores the block's result: head h at values + h * row_floats, its maximum and sum at totals + h. `values` may lie in
@@ -31,16 +42,18 @@ __device__ __forceinline__ void leave_result(const Part& part, Exchange& shared,
                                              int row_floats, float2* totals) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = 2 * (lane % 4);
     float2 own[2];
-    total(part, shared, own);
+    const float2 middles = total<kPacked>(part, shared, own);
     constexpr int kLane = kPacked ? 8 : 1, kProduct = kPacked ? 2 : 16, kLower = kPacked ? 1 : 8;
     float* to = values + head * row_floats + warp * kWarpDims + lane / 4 * kLane;
 #pragma unroll
-    for (int h = 0; h < 2; ++h)
+    for (int h = 0; h < 2; ++h) {
+        const float middle = kPacked ? (h == 0 ? middles.x : middles.y) : 0.0f;
 #pragma unroll
         for (int j = 0; j < kWarpDims / 16; ++j) {
-            to[h * row_floats + kProduct * j] = part.o[j][h];
-            to[h * row_floats + kProduct * j + kLower] = part.o[j][h + 2];
+            to[h * row_floats + kProduct * j] = kPacked ? part.o[j][h] + middle : part.o[j][h];
+            to[h * row_floats + kProduct * j + kLower] = kPacked ? part.o[j][h + 2] + middle : part.o[j][h + 2];
         }
+    }
     if (threadIdx.x < 4) totals[head] = own[0], totals[head + 1] = own[1];
 }
 

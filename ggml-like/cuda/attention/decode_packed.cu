@@ -1,7 +1,7 @@
 // Attention of answer rows over packed caches, after attention_prepare_packed: clusters, chunks, runs of tiles and the merging
-// of results are those of decode.cu, with 14 chunks a row at most.
+// of results are those of decode.cu, with 22 chunks a row at most.
 //
-//   slot     a page's K block and V block, as they lie in the cache (decode_packed.cuh); as many slots as 96 KB hold, 3 or 4
+//   slot     a page's K block and V block, as they lie in the cache (decode_packed.cuh); as many slots as 72 KB hold, 2 to 4
 //   tile     S^T[16 keys a warp, 8 heads] = K q^T, O^T[64 of d a warp, 8 heads] += V^T P^T; codes become BF16 in registers
 //
 // Traffic: packed K and V once, 0.29 to 0.5 of BF16's bytes. Bound: issue slots, some 5 instructions for two elements, and
@@ -21,7 +21,7 @@ namespace {
 
 using namespace decode;
 
-constexpr int kMaxSlots = 4, kRingBytes = 96 * 1024 + 1024;
+constexpr int kBlocksPerSm = 3, kMaxSlots = 4, kRingBytes = 72 * 1024;
 /// Slots that fit, at least 2.
 constexpr int slots_of(int tile_bytes) {
     return kRingBytes / tile_bytes < kMaxSlots ? kRingBytes / tile_bytes : kMaxSlots;
@@ -73,13 +73,14 @@ __device__ __forceinline__ void attend_tile(const Feed& feed, Share& share, int 
     if (lane < 4) shared.highest[warp][lane] = highest;
     __syncthreads();
     raise_maximum(shared, part);
-    share_probabilities(s, shared, part);
+    const char* values = slot + feed.k.block.bytes;
+    share_weights(feed.v, values, feed.row.keys - first - warp * kWarpKeys, s, shared, part);
     __syncthreads();
-    add_values_packed(feed.v, slot + feed.k.block.bytes, feed.row.keys - first, shared, part);
+    add_values_packed(feed.v, values, shared, part);
 }
 
 CLUSTER_OF(kSplitBlocks)
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     attention_decode_packed_kernel(const __grid_constant__ AttentionCall c, int slots) {
     extern __shared__ __align__(1024) char ring[];
     __shared__ __align__(16) Exchange shared;
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     wait_for_predecessor();
     while (started < slots - 1) feed.start(share, started++);
     Query q;
-    load_query(c, row, run_of(k.packing), q);
+    load_query(c, row, k.packing, q);
     const Ending end(c, row, first_chunk, chunks);
     Part part;
     clear(part);
@@ -136,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 }  // namespace
 
 void attention_decode_packed(const AttentionCall& call, Context& context) {
-    const int at_once = 2 * (context.sms / kSplitBlocks - 1), units = call.tokens * call.kv_heads;
+    const int at_once = kBlocksPerSm * (context.sms / kSplitBlocks - 1), units = call.tokens * call.kv_heads;
     const int clusters = std::clamp(at_once / units, 1, kMaxPackedChunks);
     if (call.tokens > max_answer_rows(call.kv_heads)) unsupported("gated_attention", "so many answer rows");
     const int tile = static_cast<int>(call.k_layout.head() + call.v_layout.head());

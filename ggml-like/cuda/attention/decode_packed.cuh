@@ -22,171 +22,238 @@ struct Pages {
     Packing packing;
     packed::Block block;
     const char* cache;
+    int from, to, rest;  // the thread's first piece of codes in a block and in a slot; how many pieces follow the codes
 
     __device__ __forceinline__ Pages(Packing p, const kv::Layout& layout, const bf16* data)
-        : packing(p), block(layout), cache(reinterpret_cast<const char*>(data)) {}
+        : packing(p), block(layout), cache(reinterpret_cast<const char*>(data)) {
+        const int thread = threadIdx.x, bits = p == Packing::fp8 ? 4 : 3, r = thread >> bits;
+        const int mixed = r << bits | ((thread & ((1 << bits) - 1)) ^ swizzled(r));
+        from = thread * 16, to = mixed * 16, rest = (block.bytes - kTileKeys * block.codes) / 16;
+    }
     __device__ __forceinline__ const char* of(int64_t head) const { return cache + head * block.bytes; }
 };
 
-/// Starts copying a block into a slot, by all threads.
+/// Starts copying a block into a slot, by all threads. Their pieces of codes are kThreads apart, in rows that are mixed alike.
 __device__ __forceinline__ void start_block(const Pages& pages, const char* from, char* to) {
-    const int codes = kTileKeys * pages.block.codes / 16, all = pages.block.bytes / 16;
-    const int row_pieces = pages.block.codes / 16;  // 16 or 8
-    for (int i = threadIdx.x; i < all; i += kThreads) {
-        const int r = i / row_pieces;
-        const int at = i < codes ? r * row_pieces + (i % row_pieces ^ swizzled(r)) : i;
-        copy_async16(to + at * 16, from + i * 16);
-    }
+    const char* source = from + pages.from;
+    char* target = to + pages.to;
+    constexpr int kStep = kThreads * 16, kHalf = 4;
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) copy_async16(target + i * kStep, source + i * kStep);
+    if (pages.packing == Packing::fp8)
+#pragma unroll
+        for (int i = kHalf; i < 2 * kHalf; ++i) copy_async16(target + i * kStep, source + i * kStep);
+    if (static_cast<int>(threadIdx.x) < pages.rest)
+        copy_async16(to + pages.block.blocks_at + pages.from, from + pages.block.blocks_at + pages.from);
 }
 __device__ __forceinline__ const char* piece(const Pages& pages, const char* slot, int r, int p) {
     return slot + r * pages.block.codes + ((p ^ swizzled(r)) << 4);
 }
 
-/// A lane's run of elements of K: of codes in one piece.
-__device__ __forceinline__ int run_of(Packing packing) { return packing == Packing::fp8 ? 16 : 32; }
+// What codes become, and what is left to multiply by: fp8 a value over 2^120 (q has 2^60 of it), e2m1 times its scale of 16 a
+// value over 2^8, the others their value. Rows' scales multiply scores of K, and probabilities of V's rows.
 
-/// The B operand of S^T from the rotated query: lane l has head l / 4, and of every 4 * run elements those of its own run.
-__device__ __forceinline__ void load_query(const AttentionCall& c, const Row& row, int run, Query& q) {
+/// What a score of raw products is multiplied by beside the row's scale.
+__device__ __forceinline__ float lift_of_scores(Packing packing) {
+    return packing == Packing::fp8 ? 0x1p60f : packing == Packing::nvfp4 ? 0x1p8f : 1.0f;
+}
+__device__ __forceinline__ float lift_of_values(Packing packing) {
+    return packing == Packing::fp8 ? 0x1p120f : packing == Packing::nvfp4 ? 0x1p8f : 1.0f;
+}
+
+/// The lane's eight elements of q as pairs, in the order in which codes of K come out.
+__device__ __forceinline__ uint4 ordered(Packing packing, const uint4& x) {
+    if (packing == Packing::fp8) {  // 0 2, 1 3, 4 6, 5 7
+        constexpr uint32_t kLift = 0x5d805d80u;
+        return {packed::times(__byte_perm(x.x, x.y, 0x5410), kLift),
+                packed::times(__byte_perm(x.x, x.y, 0x7632), kLift),
+                packed::times(__byte_perm(x.z, x.w, 0x5410), kLift),
+                packed::times(__byte_perm(x.z, x.w, 0x7632), kLift)};
+    }
+    if (packing == Packing::nvfp4)  // 0 4, 1 5, 2 6, 3 7
+        return {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
+                __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632)};
+    return x;
+}
+
+/// The B operand of S^T from the rotated query: lane l has head l / 4, and of every 4 * run elements those of its own run,
+/// the codes of one piece.
+__device__ __forceinline__ void load_query(const AttentionCall& c, const Row& row, Packing packing, Query& q) {
     const int lane = threadIdx.x % 32, head = row.kv_head * row.group + min(lane / 4, row.group - 1);
+    const int run = packing == Packing::fp8 ? 16 : 32;
     const bf16* from = c.rotated + (static_cast<int64_t>(row.t) * c.heads + head) * kDim + lane % 4 * run;
 #pragma unroll
     for (int i = 0; i < kDim / 32; ++i) {  // eight elements, two products
         const int at = run == 16 ? i / 2 * 64 + i % 2 * 8 : i / 4 * 128 + i % 4 * 8;
-        const uint4 x = *reinterpret_cast<const uint4*>(from + at);
+        const uint4 x = ordered(packing, *reinterpret_cast<const uint4*>(from + at));
         q.b[2 * i][0] = x.x, q.b[2 * i][1] = x.y, q.b[2 * i + 1][0] = x.z, q.b[2 * i + 1][1] = x.w;
     }
 }
 
-/// Two products over the eight elements of a and b, rows l / 4 and l / 4 + 8.
-__device__ __forceinline__ void add_eight(float (&s)[2][4], const uint4& a, const uint4& b, const Query& q,
-                                          int i) {
-    const uint32_t low[4] = {a.x, b.x, a.y, b.y}, high[4] = {a.z, b.z, a.w, b.w};
-    mma(s[0], low, q.b[2 * i][0], q.b[2 * i][1]);
-    mma(s[1], high, q.b[2 * i + 1][0], q.b[2 * i + 1][1]);
-}
+/// Sums of products that do not wait for each other.
+using Sums = float[4][4];
 
-__device__ __forceinline__ void score_fp8(const Pages& k, const char* slot, int r, const Query& q,
-                                          float (&s)[2][4]) {
+__device__ __forceinline__ void score_fp8(const Pages& k, const char* slot, int r, const Query& q, Sums& s) {
     const int c = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const uint4 a = *reinterpret_cast<const uint4*>(piece(k, slot, r, 4 * i + c)),
                     b = *reinterpret_cast<const uint4*>(piece(k, slot, r + 8, 4 * i + c));
-        add_eight(s, packed::expand_fp8(a.x, a.y, packed::kTwoTo120),
-                  packed::expand_fp8(b.x, b.y, packed::kTwoTo120), q, 2 * i);
-        add_eight(s, packed::expand_fp8(a.z, a.w, packed::kTwoTo120),
-                  packed::expand_fp8(b.z, b.w, packed::kTwoTo120), q, 2 * i + 1);
+        const uint32_t codes_a[4] = {a.x, a.y, a.z, a.w}, codes_b[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const uint32_t operand[4] = {packed::low_e4m3(codes_a[j]), packed::low_e4m3(codes_b[j]),
+                                         packed::high_e4m3(codes_a[j]), packed::high_e4m3(codes_b[j])};
+            mma(s[j], operand, q.b[4 * i + j][0], q.b[4 * i + j][1]);
+        }
     }
 }
 
-/// Eight codes of 4 bits, as they are or times the scale of 16.
-template <bool kScaled>
-__device__ __forceinline__ uint4 eight(const packed::Table& t, uint32_t codes, uint32_t factor) {
-    const packed::Looked a(t, codes), b(t, codes >> 16);
-    const uint4 x{a.first(), a.second(), b.first(), b.second()};
-    if constexpr (!kScaled) return x;
-    return {packed::times(x.x, factor), packed::times(x.y, factor), packed::times(x.z, factor),
-            packed::times(x.w, factor)};
-}
-/// The scale of 16 twice.
-__device__ __forceinline__ uint32_t scale_pair(uint32_t of16) {
-    return packed::both(packed::e4m3_bits(static_cast<uint8_t>(of16)));
+/// Two products over eight codes of 4 bits of rows l / 4 and l / 4 + 8.
+template <class F>
+__device__ __forceinline__ void add_eight(Sums& s, uint32_t a, uint32_t b, const Query& q, int i,
+                                          const F& expand) {
+    uint32_t x[4], y[4];
+    expand(a, x, false), expand(b, y, true);
+    const uint32_t low[4] = {x[0], y[0], x[1], y[1]}, high[4] = {x[2], y[2], x[3], y[3]};
+    mma(s[2 * (i % 2)], low, q.b[2 * i][0], q.b[2 * i][1]);
+    mma(s[2 * (i % 2) + 1], high, q.b[2 * i + 1][0], q.b[2 * i + 1][1]);
 }
 
-template <bool kScaled>
-__device__ __forceinline__ void score_codes(const Pages& k, const packed::Table& t, const char* slot, int r,
-                                            const Query& q, float (&s)[2][4]) {
+/// Two scales of 16, each twice, over 2^8 times 2^126.
+__device__ __forceinline__ void scale_pairs(uint32_t two, uint32_t (&pairs)[2]) {
+    pairs[0] = packed::lifted_scales(__byte_perm(two, 0, 0x0404));
+    pairs[1] = packed::lifted_scales(__byte_perm(two, 0, 0x1414));
+}
+
+__device__ __forceinline__ void score_nvfp4(const Pages& k, const char* slot, int r, const Query& q,
+                                            Sums& s) {
     const int c = threadIdx.x % 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         const uint4 a = *reinterpret_cast<const uint4*>(piece(k, slot, r, 4 * i + c)),
                     b = *reinterpret_cast<const uint4*>(piece(k, slot, r + 8, 4 * i + c));
-        uint32_t sa = 0, sb = 0;  // scales of the run's two sixteens
-        if constexpr (kScaled) {
-            const char* scales = slot + k.block.blocks_at + 8 * i + 2 * c;
-            sa = *reinterpret_cast<const uint16_t*>(scales + r * k.block.blocks);
-            sb = *reinterpret_cast<const uint16_t*>(scales + (r + 8) * k.block.blocks);
-        }
+        const char* scales = slot + k.block.blocks_at + 8 * i + 2 * c + r * (kDim / kv::kBlock);
+        uint32_t of_a[2], of_b[2];
+        scale_pairs(*reinterpret_cast<const uint16_t*>(scales), of_a);
+        scale_pairs(*reinterpret_cast<const uint16_t*>(scales + 8 * (kDim / kv::kBlock)), of_b);
         const uint32_t codes_a[4] = {a.x, a.y, a.z, a.w}, codes_b[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const uint32_t fa = kScaled ? scale_pair(sa >> 8 * half & 0xff) : 0,
-                           fb = kScaled ? scale_pair(sb >> 8 * half & 0xff) : 0;
+        for (int j = 0; j < 4; ++j)
+            add_eight(s, codes_a[j], codes_b[j], q, 4 * i + j,
+                      [&](uint32_t codes, uint32_t(&x)[4], bool second) {
+                          packed::small_e2m1(codes, x);
+                          const uint32_t by = second ? of_b[j / 2] : of_a[j / 2];
 #pragma unroll
-            for (int j = 2 * half; j < 2 * half + 2; ++j)
-                add_eight(s, eight<kScaled>(t, codes_a[j], fa), eight<kScaled>(t, codes_b[j], fb), q,
-                          4 * i + j);
-        }
+                          for (uint32_t& pair : x) pair = packed::times(pair, by);
+                      });
     }
 }
 
-__device__ __forceinline__ float row_scale(const Pages& pages, const char* slot, int r) {
-    return as_float(
-        *reinterpret_cast<const uint16_t*>(slot + pages.block.scales_at + r * pages.block.scales));
+__device__ __forceinline__ void score_centroids(const Pages& k, const char* slot, int r, const Query& q,
+                                                Sums& s) {
+    const int c = threadIdx.x % 4;
+    const packed::Table table = packed::lloyd();
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const uint4 a = *reinterpret_cast<const uint4*>(piece(k, slot, r, 4 * i + c)),
+                    b = *reinterpret_cast<const uint4*>(piece(k, slot, r + 8, 4 * i + c));
+        const uint32_t codes_a[4] = {a.x, a.y, a.z, a.w}, codes_b[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            add_eight(s, codes_a[j], codes_b[j], q, 4 * i + j,
+                      [&](uint32_t codes, uint32_t(&x)[4], bool) {
+                          const packed::Looked low(table, codes), high(table, codes >> 16);
+                          x[0] = low.first(), x[1] = low.second(), x[2] = high.first(), x[3] = high.second();
+                      });
+    }
+}
+
+/// Of K or V, number `which`.
+__device__ __forceinline__ float row_scale(const Pages& pages, const char* slot, int r, int which = 0) {
+    const char* at = slot + pages.block.scales_at + r * pages.block.scales + 2 * which;
+    return as_float(*reinterpret_cast<const uint16_t*>(at));
 }
 
 /// Scores of the warp's 16 keys, as score() in decode_math.cuh.
 __device__ __forceinline__ void score_packed(const Pages& k, const char* slot, const Query& q, int keys_left,
                                              float (&s)[4]) {
     const int lane = threadIdx.x % 32, r = threadIdx.x / 32 * kWarpKeys + lane / 4;
-    float parts[2][4] = {};
+    Sums parts = {};
     if (k.packing == Packing::fp8)
         score_fp8(k, slot, r, q, parts);
     else if (k.packing == Packing::nvfp4)
-        score_codes<true>(k, packed::e2m1(), slot, r, q, parts);
+        score_nvfp4(k, slot, r, q, parts);
     else
-        score_codes<false>(k, packed::lloyd(), slot, r, q, parts);
-    const float scale[2] = {row_scale(k, slot, r) * score_scale(kDim),
-                            row_scale(k, slot, r + 8) * score_scale(kDim)};
+        score_centroids(k, slot, r, q, parts);
+    const float lift = score_scale(kDim) * lift_of_scores(k.packing);
+    const float scale[2] = {row_scale(k, slot, r) * lift, row_scale(k, slot, r + 8) * lift};
 #pragma unroll
-    for (int e = 0; e < 4; ++e)
-        s[e] = lane / 4 + e / 2 * 8 < keys_left ? (parts[0][e] + parts[1][e]) * scale[e / 2] : -INFINITY;
+    for (int e = 0; e < 4; ++e) {
+        const float sum = (parts[0][e] + parts[1][e]) + (parts[2][e] + parts[3][e]);
+        s[e] = lane / 4 + e / 2 * 8 < keys_left ? sum * scale[e / 2] : -INFINITY;
+    }
 }
 
-/// Two rows' scales as a pair; of rows without a key 0.
-__device__ __forceinline__ uint32_t two_scales(const Pages& v, const char* slot, int r, int which,
-                                               int keys_left) {
-    const char* at = slot + v.block.scales_at + r * v.block.scales + 2 * which;
-    const uint32_t a = *reinterpret_cast<const uint16_t*>(at),
-                   b = *reinterpret_cast<const uint16_t*>(at + v.block.scales);
-    return (r < keys_left ? a : 0) | (r + 1 < keys_left ? b << 16 : 0);
+/// The warp's scores become probabilities times their values' scales, in shared memory for all warps. Values in equal steps
+/// have a middle beside the scale, the same for all elements of a row: sums of these are apart (Part::middle).
+__device__ __forceinline__ void share_weights(const Pages& v, const char* slot, int keys_left, float (&s)[4],
+                                              Exchange& shared, Part& part) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = lane / 4;
+    const float lift = lift_of_values(v.packing);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const int key = lane / 4 + 8 * half, r = warp * kWarpKeys + key;
+        const bool there = key < keys_left;  // what lies beyond may be NaN
+        const float scale = there ? row_scale(v, slot, r) * lift : 0.0f;
+        const float middle = v.packing == Packing::steps && there ? row_scale(v, slot, r, 1) : 0.0f;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            float& x = s[2 * half + h];
+            x = fast_exp2(x - part.maximum[h]);
+            part.sum[h] += x;
+            part.middle[h] = fmaf(x, middle, part.middle[h]);
+            x *= scale;
+        }
+    }
+    char* to = shared.p + head * kTileKeys * 2 + lane % 4 * 4;
+    *reinterpret_cast<uint32_t*>(to + ((2 * warp ^ head) << 4)) = transpose(pack_bf16(s[0], s[1]));
+    *reinterpret_cast<uint32_t*>(to + ((2 * warp + 1 ^ head) << 4)) = transpose(pack_bf16(s[2], s[3]));
 }
 
-/// Eight elements of V's rows r and r + 1, as pairs: x[i] is element i of both.
-__device__ __forceinline__ void pairs_fp8(const Pages& v, const char* slot, int r, int at, int keys_left,
-                                          uint32_t (&x)[8]) {
+/// Eight elements of V's rows r and r + 1, as pairs: x[i] is element i of both, without the rows' scales.
+__device__ __forceinline__ void pairs_fp8(const Pages& v, const char* slot, int r, int at, uint32_t (&x)[8]) {
     const uint2 a = *reinterpret_cast<const uint2*>(piece(v, slot, r, at / 16) + at % 16),
                 b = *reinterpret_cast<const uint2*>(piece(v, slot, r + 1, at / 16) + at % 16);
-    const uint32_t factor = packed::times(two_scales(v, slot, r, 0, keys_left), packed::kTwoTo120);
-    constexpr uint32_t kSelect[4] = {0x4400, 0x5511, 0x6622, 0x7733};
+    const uint32_t both[4] = {__byte_perm(a.x, b.x, 0x5410), __byte_perm(a.x, b.x, 0x7632),
+                              __byte_perm(a.y, b.y, 0x5410), __byte_perm(a.y, b.y, 0x7632)};
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        x[i] = packed::times(packed::small_e4m3(__byte_perm(a.x, b.x, kSelect[i])), factor);
-        x[i + 4] = packed::times(packed::small_e4m3(__byte_perm(a.y, b.y, kSelect[i])), factor);
-    }
+    for (int i = 0; i < 4; ++i)
+        x[2 * i] = packed::low_e4m3(both[i]), x[2 * i + 1] = packed::high_e4m3(both[i]);
 }
 
-template <bool kSteps>
-__device__ __forceinline__ void pairs_codes(const Pages& v, const packed::Table& t, const char* slot, int r,
-                                            int at, int keys_left, uint32_t (&x)[8]) {
+template <class F>
+__device__ __forceinline__ void pairs_codes(const Pages& v, const char* slot, int r, int at, const F& expand,
+                                            uint32_t (&x)[8]) {
     const uint32_t a = *reinterpret_cast<const uint32_t*>(piece(v, slot, r, at / 32) + at % 32 / 2),
                    b = *reinterpret_cast<const uint32_t*>(piece(v, slot, r + 1, at / 32) + at % 32 / 2);
-    uint32_t by = two_scales(v, slot, r, 0, keys_left), plus = 0x80008000u;
-    if constexpr (kSteps) {
-        plus = two_scales(v, slot, r, 1, keys_left);
-    } else {
-        const char* scales = slot + v.block.blocks_at + r * v.block.blocks + at / kv::kBlock;
-        by = packed::times(
-            by, packed::e4m3_bits(static_cast<uint8_t>(scales[0])) |
-                    uint32_t{packed::e4m3_bits(static_cast<uint8_t>(scales[v.block.blocks]))} << 16);
-    }
-    const uint32_t low = __byte_perm(a, b, 0x5140), high = __byte_perm(a, b, 0x7362);
-    const packed::Looked looked[4] = {{t, low}, {t, low >> 16}, {t, high}, {t, high >> 16}};
+    uint32_t low[4], high[4];
+    expand(__byte_perm(a, b, 0x5410), low), expand(__byte_perm(a, b, 0x7632), high);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        x[2 * i] = packed::times_plus(looked[i].even(), by, plus);
-        x[2 * i + 1] = packed::times_plus(looked[i].odd(), by, plus);
-    }
+    for (int i = 0; i < 4; ++i) x[i] = low[i], x[i + 4] = high[i];
+}
+__device__ __forceinline__ void pairs_nvfp4(const Pages& v, const char* slot, int r, int at,
+                                            uint32_t (&x)[8]) {
+    const char* scales = slot + v.block.blocks_at + r * (kDim / kv::kBlock) + at / kv::kBlock;
+    const uint32_t a = static_cast<uint8_t>(scales[0]), b = static_cast<uint8_t>(scales[kDim / kv::kBlock]);
+    const uint32_t by = packed::lifted_scales(a << 8 | b << 24);
+    pairs_codes(v, slot, r, at, [](uint32_t codes, uint32_t(&y)[4]) { packed::small_e2m1(codes, y); }, x);
+#pragma unroll
+    for (uint32_t& pair : x) pair = packed::times(pair, by);
+}
+__device__ __forceinline__ void pairs_steps(const Pages& v, const char* slot, int r, int at,
+                                            uint32_t (&x)[8]) {
+    pairs_codes(v, slot, r, at, [](uint32_t codes, uint32_t(&y)[4]) { packed::steps_of(codes, y); }, x);
 }
 
 /// part.o += V^T P^T of a tile. Of its 64 elements the warp has in o[j] rows l / 4 and l / 4 + 8: elements 8 (l / 4) + 2j and
@@ -215,19 +282,14 @@ __device__ __forceinline__ void add_pairs(const Exchange& shared, Part& part, co
     }
 }
 
-__device__ __forceinline__ void add_values_packed(const Pages& v, const char* slot, int keys_left,
-                                                  const Exchange& shared, Part& part) {
+__device__ __forceinline__ void add_values_packed(const Pages& v, const char* slot, const Exchange& shared,
+                                                  Part& part) {
     if (v.packing == Packing::fp8)
-        add_pairs(shared, part,
-                  [&](int r, int at, uint32_t(&x)[8]) { pairs_fp8(v, slot, r, at, keys_left, x); });
+        add_pairs(shared, part, [&](int r, int at, uint32_t(&x)[8]) { pairs_fp8(v, slot, r, at, x); });
     else if (v.packing == Packing::nvfp4)
-        add_pairs(shared, part, [&](int r, int at, uint32_t(&x)[8]) {
-            pairs_codes<false>(v, packed::e2m1(), slot, r, at, keys_left, x);
-        });
+        add_pairs(shared, part, [&](int r, int at, uint32_t(&x)[8]) { pairs_nvfp4(v, slot, r, at, x); });
     else
-        add_pairs(shared, part, [&](int r, int at, uint32_t(&x)[8]) {
-            pairs_codes<true>(v, packed::uniform(), slot, r, at, keys_left, x);
-        });
+        add_pairs(shared, part, [&](int r, int at, uint32_t(&x)[8]) { pairs_steps(v, slot, r, at, x); });
 }
 
 }  // namespace quern::cuda::attention::decode

@@ -49,6 +49,35 @@ __device__ __forceinline__ uint32_t small_e4m3(uint32_t x) {
     return (x & 0x80008000u) | ((x >> 4) & 0x07f007f0u);
 }
 
+/// Of four E4M3 codes the first and the third, or the second and the fourth: their values over 2^120.
+__device__ __forceinline__ uint32_t low_e4m3(uint32_t codes) {
+    return ((codes << 8) & 0x80008000u) | ((codes << 4) & 0x07f007f0u);
+}
+__device__ __forceinline__ uint32_t high_e4m3(uint32_t codes) { return small_e4m3(codes); }
+
+/// Of eight E2M1 codes pairs i and i + 4: their values over 2^126.
+__device__ __forceinline__ void small_e2m1(uint32_t codes, uint32_t (&pairs)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t magnitude = i < 2 ? codes << (6 - 4 * i) : codes >> (4 * i - 6);
+        pairs[i] = ((codes << (12 - 4 * i)) & 0x80008000u) | (magnitude & 0x01c001c0u);
+    }
+}
+/// Two E4M3 scales, in bytes 1 and 3, times 2^118: with what small_e2m1 gives, values over 2^8.
+__device__ __forceinline__ uint32_t lifted_scales(uint32_t scales) {
+    return times(times((scales >> 4) & 0x07f007f0u, kTwoTo120), 0x7a807a80u);
+}
+/// Of eight codes in equal steps pairs i and i + 4: kSteps with their signs. 128 + n is what a BF16 of 128 has with n in its last
+/// bits.
+__device__ __forceinline__ void steps_of(uint32_t codes, uint32_t (&pairs)[4]) {
+    constexpr uint32_t kOne = 0x3f803f80u, kMinus = 0xc2ffc2ffu;  // 1, -127.5
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t magnitude = times_plus(((codes >> (4 * i)) & 0x00070007u) | 0x43004300u, kOne, kMinus);
+        pairs[i] = magnitude ^ ((codes << (12 - 4 * i)) & 0x80008000u);
+    }
+}
+
 /// Magnitudes of the eight codes in BF16, low and high bytes.
 struct Table {
     uint32_t low[2], high[2];
@@ -219,9 +248,11 @@ __device__ __forceinline__ uint32_t eight_codes(const float (&x)[8], const F& co
 __device__ __forceinline__ void pack_fp8(const float (&x)[8], float given, int lane, bool active,
                                          const RowAt& row) {
     const float s = row_scale(warp_max(largest_of(x)), given, 0.875f, 9);
+    const float over = given > 0 ? 0.0f : 1.0f / s;  // exact, of a power of two
     uint32_t codes[2] = {};
 #pragma unroll
-    for (int i = 0; i < 8; ++i) codes[i / 4] |= to_e4m3(__fdiv_rn(x[i], s)) << i % 4 * 8;
+    for (int i = 0; i < 8; ++i)
+        codes[i / 4] |= to_e4m3(given > 0 ? __fdiv_rn(x[i], s) : x[i] * over) << i % 4 * 8;
     if (active) *reinterpret_cast<uint2*>(row.codes + lane * 8) = {codes[0], codes[1]};
     if (lane == 0) row.put_scale(0, s);
 }
