@@ -2,8 +2,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <random>
+#include <thread>
 
 #include "cached_requests.h"
 #include "counted_backend.h"
@@ -259,6 +261,28 @@ TEST_SUITE("cpu") {
         CHECK(device.host_pieces == first + 1);
         cache.memory().drop(used);
         pool.release(s);
+    }
+
+    TEST_CASE("kept states: as much memory is taken ahead as a state has needed last") {
+        test::CountedBackend device(int64_t{1} << 34);
+        const auto model = load_model(kCheckpoint, device, {.tokenizer = false});
+        const auto specs = model->state_specs({.kv = DType::F32, .conv = DType::F32});
+        StatePool pool(device, specs, 1, 64, 0);
+        HostStates memory(device, pool, int64_t{10} << 30);
+        const int64_t slab = (int64_t{128} << 20) / memory.block_bytes();
+        REQUIRE(memory.make_free(3 * slab));
+        CHECK(device.host_pieces == 3);
+        std::vector<int32_t> used = memory.take(2 * slab + 1);
+        memory.keep_ahead();
+        for (int i = 0; i < 1000 && device.host_pieces < 6; ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        CHECK(device.host_pieces == 6);
+        REQUIRE(memory.make_free(3 * slab));
+        CHECK(device.host_pieces == 6);
+        memory.drop(used);
+        memory.keep_ahead();  // there is enough
+        REQUIRE(memory.make_free(1));
+        CHECK(device.host_pieces == 6);
     }
 
     TEST_CASE("kept states: where the machine has no more memory, what there is stays the budget") {
