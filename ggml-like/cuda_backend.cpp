@@ -19,6 +19,7 @@
 #include "ggml-like/cuda/drafter_ops.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
 #include "ggml-like/cuda/ops.h"
+#include "ggml-like/cuda/pack/block_copies.h"
 #include "ggml-like/cuda/pack/host_memory.h"
 #include "ggml-like/cuda/pack/packed_layout.h"
 #include "ggml-like/cuda/pack/place.h"
@@ -156,6 +157,7 @@ class CudaBackend final : public Backend {
         CUDA_CHECK(cudaGetDeviceProperties(&properties_, device));
         CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
         CUDA_CHECK(cudaStreamCreateWithFlags(&saves_, cudaStreamNonBlocking));
+        reads_registered_ = properties_.canUseHostPointerForRegisteredMem != 0;
         context_.sms = properties_.multiProcessorCount;
         context_.capability = properties_.major * 10 + properties_.minor;
         context_.shared_bytes = static_cast<int>(properties_.sharedMemPerBlockOptin);
@@ -233,7 +235,7 @@ class CudaBackend final : public Backend {
     void save(std::span<const BlockCopy> list) override {
         CUDA_CHECK(cudaEventRecord(computed_.get(), context_.stream));
         CUDA_CHECK(cudaStreamWaitEvent(saves_, computed_.get(), 0));
-        for (const BlockCopy& c : list) copy_blocks(c, cudaMemcpyDeviceToHost, saves_);
+        cuda::pack::copy_blocks(list, cudaMemcpyDeviceToHost, saves_, reaches_host());
         CUDA_CHECK(cudaEventRecord(saved_.get(), saves_));
     }
     void order_after_saves() override { CUDA_CHECK(cudaStreamWaitEvent(context_.stream, saved_.get(), 0)); }
@@ -249,7 +251,7 @@ class CudaBackend final : public Backend {
     }
     void load(std::span<const BlockCopy> list) override {
         order_after_saves();
-        for (const BlockCopy& c : list) copy_blocks(c, cudaMemcpyHostToDevice, context_.stream);
+        cuda::pack::copy_blocks(list, cudaMemcpyHostToDevice, context_.stream, reaches_host());
     }
 
     void receive(Backend& sender, std::span<const BlockCopy> list) override {
@@ -417,20 +419,15 @@ class CudaBackend final : public Backend {
         return [this](int64_t bytes, const char* what) { return take(bytes, what); };
     }
 
-    static void copy_blocks(const BlockCopy& c, cudaMemcpyKind kind, cudaStream_t stream) {
-        const auto bytes = static_cast<size_t>(c.bytes), count = static_cast<size_t>(c.count);
-        if (count == 1 || (c.to_stride == c.bytes && c.from_stride == c.bytes))
-            CUDA_CHECK(cudaMemcpyAsync(c.to, c.from, bytes * count, kind, stream));
-        else
-            CUDA_CHECK(cudaMemcpy2DAsync(c.to, static_cast<size_t>(c.to_stride), c.from,
-                                         static_cast<size_t>(c.from_stride), bytes, count, kind, stream));
-    }
+    /// Whether kernels may read and write what alloc_host has given.
+    bool reaches_host() const { return reads_registered_ && cuda::pack::all_pinned(); }
 
     const Chosen device_;
     const std::shared_ptr<cuda::comm::PeerGroup> peers_;
     const int rank_;
     cudaDeviceProp properties_{};
     Context context_;
+    bool reads_registered_ = false;  // pinned memory, at the host's addresses
     cudaStream_t saves_ = nullptr;
     Event computed_, saved_;  // the work before the last save, and that save
     cuda::comm::Handover handover_;

@@ -24,7 +24,7 @@ delta::\w+(<\d+>)?
 (add_prompt_terms|down_fp4_sum|defer_kernel|norm_twice_kernel)
 (embed_kernel<\w+>|gather_kernel|top_kernel|best_token_kernel|write_ring_kernel)
 (all_reduce_small|all_reduce_large|add_answer|add_answer_of_ranks|add_prompt)
-(pack_kernel|random_kernel)'
+(pack_kernel|random_kernel|copy_pieces_kernel)'
 
 # Machine code has a section .nv.info.NAME for each kernel.
 kernels=$(find "$objects" -name '*.cu.o' | sort | while read -r object; do

@@ -9,7 +9,7 @@ Host memory of 0.7 GB a conversation of 30,000 tokens is needed for qwen3.6-35b-
 serve), WANTED_MS (100: the most milliseconds to the first token of a follow-up), BACK_MS (20: the most that the way from host memory
 may take). On a CPU:
 
-  SERVER="--synthetic tiny -np 4 -c 1024 --cache-ram 256" WANTED_MS=1000 BACK_MS=50 scripts/kept_states_check.py build/quern 60 923
+  SERVER="--synthetic tiny -np 4 -c 1024 --cache-ram 640" WANTED_MS=1000 BACK_MS=50 scripts/kept_states_check.py build/quern 60 923
 """
 import json
 import os
@@ -96,10 +96,11 @@ def main():
               min(cached) >= least)
         times.sort()
         check(f"their first token, wanted: <= {WANTED_MS:g} ms each",
-              f"median {statistics.median(times):.1f} ms, p95 {times[int(0.95 * (len(times) - 1))]:.1f} ms, "
+              f"quartiles {', '.join(f'{q:.1f}' for q in statistics.quantiles(times, n=4))} ms, p95 {times[int(0.95 * (len(times) - 1))]:.1f} ms, "
               f"slowest {times[-1]:.1f} ms", times[-1] <= WANTED_MS)
         last = order[-1]
-        again = min(ask(follow_up(last))[1] for _ in range(3))
+        # The same work without it: other follow-ups of the last conversation, whose state is in the device's memory now.
+        again = statistics.median(ask(prompt(last) + [i] * MORE)[1] for i in range(5))
         back = statistics.median(times) - again
         check(f"the way back from host memory, wanted: <= {BACK_MS:g} ms",
               f"{back:.1f} ms ({again:.1f} ms to the first token without it)", back <= BACK_MS)

@@ -42,6 +42,7 @@ class CountedBackend final : public Backend {
     void download(void* to, const void* from, int64_t bytes) override { cpu_->download(to, from, bytes); }
     void copy(void* to, const void* from, int64_t bytes) override { cpu_->copy(to, from, bytes); }
     void* alloc_host(int64_t bytes, const char* what) override {
+        ++host_pieces;
         if ((host_left -= bytes) < 0) throw Error(ErrorKind::memory, std::string("no memory for ") + what);
         return cpu_->alloc_host(bytes, what);
     }
@@ -67,6 +68,11 @@ class CountedBackend final : public Backend {
     void weights_complete() override { cpu_->weights_complete(); }
 
     bool saves_ended() override { return !saving; }
+    void load(std::span<const BlockCopy> list) override {
+        ++loads;
+        loaded += static_cast<int64_t>(list.size());
+        Backend::load(list);
+    }
 
     bool captures() const override { return true; }
     bool asynchronous() const override { return true; }
@@ -85,8 +91,10 @@ class CountedBackend final : public Backend {
     std::function<void()> before_run;
     std::function<void(std::span<const BlockCopy>)> after_receive;
     std::atomic<int64_t> host_left = int64_t{1} << 62;  // bytes that alloc_host may give
+    std::atomic<int> host_pieces = 0;                   // calls of alloc_host
     std::atomic<bool> saving = false;  // copies to host memory seem to run until they are waited for
     int64_t used = 0, most = 0;        // bytes now; the most at a time
+    int64_t loads = 0, loaded = 0;     // calls of load; copies that they asked for
     int placed = 0, allocations = 0, prepared = 0;  // weights; allocations; plans for repeated use
 
   private:

@@ -2,7 +2,10 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <map>
+#include <random>
+#include <thread>
 
 #include "cached_requests.h"
 #include "counted_backend.h"
@@ -168,6 +171,118 @@ TEST_SUITE("cpu") {
         Engine engine(*l.model, *l.backend, {.context = 1024, .cache_bytes = 64 << 20});
         engine.run(request(random_ids(*l.model, 300, 1)));
         CHECK(std::string(engine.kept_report().kept.at(0).where) == "device and host memory");
+    }
+
+    TEST_CASE("kept states: from scattered pages and blocks comes back what was there, in two calls") {
+        test::CountedBackend device(int64_t{1} << 34);
+        const auto model = load_model(kCheckpoint, device, {.tokenizer = false});
+        const auto specs = model->state_specs({.kv = DType::F32, .conv = DType::F32});
+        StatePool pool(device, specs, 2, 128, 0);
+        HostStates memory(device, pool, int64_t{1} << 30);
+        const auto parts = static_cast<int64_t>(pool.page_parts().size());
+        const int64_t count = 24;
+        const auto pages_of = [&](const SequenceState& s) {
+            std::vector<std::byte> bytes;
+            for (const int32_t page : s.pages)
+                for (const StatePool::Part& p : pool.page_parts())
+                    bytes.insert(bytes.end(), p.data + page * p.bytes, p.data + (page + 1) * p.bytes);
+            for (const StatePool::Part& p : pool.recurrent_parts(s.slot))
+                bytes.insert(bytes.end(), p.data, p.data + p.bytes);
+            return bytes;
+        };
+        const auto fill = [&](const SequenceState& s) {
+            std::mt19937 draw(7);
+            const auto write = [&](std::byte* to, int64_t bytes) {
+                for (int64_t i = 0; i < bytes; ++i) to[i] = static_cast<std::byte>(draw());
+            };
+            for (const int32_t page : s.pages)
+                for (const StatePool::Part& p : pool.page_parts()) write(p.data + page * p.bytes, p.bytes);
+            for (const StatePool::Part& p : pool.recurrent_parts(s.slot)) write(p.data, p.bytes);
+        };
+        for (const bool scattered : {false, true}) {
+            CAPTURE(scattered);
+            REQUIRE(memory.make_free(2 * (count + memory.recurrent_blocks()) + 100));
+            // Every second page, and every second block, are somebody else's.
+            std::vector<int32_t> others;
+            SequenceState s = pool.acquire_for(kPageTokens * count * 2), other = s;
+            other.pages.clear();
+            if (scattered) {
+                std::vector<int32_t> blocks = memory.take(100), even;
+                for (size_t i = 0; i < blocks.size(); ++i) (i % 2 == 0 ? even : others).push_back(blocks[i]);
+                memory.drop(even);
+                std::vector<int32_t> own;
+                for (size_t i = 0; i < s.pages.size(); ++i)
+                    (i % 2 == 0 ? own : other.pages).push_back(s.pages[i]);
+                s.pages = own;
+            } else {
+                s.pages.resize(static_cast<size_t>(count));
+            }
+            s.length = kPageTokens * count;
+            fill(s);
+            const std::vector<std::byte> bytes = pages_of(s);
+            HostStates::State kept = memory.save(s);
+            memory.finish();
+            pool.release(s);
+            device.loads = device.loaded = 0;
+            SequenceState again = memory.load(kept);
+            CHECK(pages_of(again) == bytes);
+            CHECK(device.loads == 2);
+            const auto recurrent = static_cast<int64_t>(pool.recurrent_parts(again.slot).size());
+            const int64_t stretches = parts * memory.recurrent_blocks();
+            CHECK(device.loaded <= (scattered ? count * parts : 2 * parts) + recurrent + stretches);
+            if (scattered) CHECK(device.loaded >= count * parts);
+            pool.release(again);
+            memory.release(kept);
+            memory.drop(others);
+        }
+    }
+
+    TEST_CASE("kept states: memory ahead is taken when nobody waits for a first token") {
+        test::CountedBackend device(int64_t{1} << 34);
+        const auto model = load_model(kCheckpoint, device, {.tokenizer = false});
+        const auto specs = model->state_specs({.kv = DType::F32, .conv = DType::F32});
+        StatePool pool(device, specs, 1, 64, 0);
+        PrefixCache cache(device, pool, int64_t{10} << 30);
+        // The first piece of memory is nearly all used, so that another one is wanted.
+        cache.find(random_ids(*model, 64, 1));
+        std::vector<int32_t> used;
+        REQUIRE(cache.memory().make_free(1));
+        const int first = device.host_pieces;
+        const int64_t slab = (int64_t{128} << 20) / cache.memory().block_bytes();
+        used = cache.memory().take(slab - 100);
+        SequenceState s = pool.acquire_for(kPageTokens * 2);
+        cache.store(random_ids(*model, kPageTokens * 2, 2), s);
+        CHECK(device.host_pieces == first);
+        cache.keep_ahead();
+        REQUIRE(cache.memory().make_free(slab));  // waits for it
+        CHECK(device.host_pieces == first + 1);
+        cache.keep_ahead();  // nothing was kept since
+        REQUIRE(cache.memory().make_free(slab));
+        CHECK(device.host_pieces == first + 1);
+        cache.memory().drop(used);
+        pool.release(s);
+    }
+
+    TEST_CASE("kept states: as much memory is taken ahead as a state has needed last") {
+        test::CountedBackend device(int64_t{1} << 34);
+        const auto model = load_model(kCheckpoint, device, {.tokenizer = false});
+        const auto specs = model->state_specs({.kv = DType::F32, .conv = DType::F32});
+        StatePool pool(device, specs, 1, 64, 0);
+        HostStates memory(device, pool, int64_t{10} << 30);
+        const int64_t slab = (int64_t{128} << 20) / memory.block_bytes();
+        REQUIRE(memory.make_free(3 * slab));
+        CHECK(device.host_pieces == 3);
+        std::vector<int32_t> used = memory.take(2 * slab + 1);
+        memory.keep_ahead();
+        for (int i = 0; i < 1000 && device.host_pieces < 6; ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        CHECK(device.host_pieces == 6);
+        REQUIRE(memory.make_free(3 * slab));
+        CHECK(device.host_pieces == 6);
+        memory.drop(used);
+        memory.keep_ahead();  // there is enough
+        REQUIRE(memory.make_free(1));
+        CHECK(device.host_pieces == 6);
     }
 
     TEST_CASE("kept states: where the machine has no more memory, what there is stays the budget") {

@@ -21,9 +21,9 @@ constexpr uintptr_t kPage = 4096;
 
 struct Block {
     int64_t bytes;
-    int device;  // kHost: memory of the host
+    int device;  // kHost: memory of the host; kRegistered: of the program, pinned
 };
-constexpr int kHost = -1;
+constexpr int kHost = -1, kRegistered = -2;
 
 /// By address.
 std::map<uintptr_t, Block>& blocks() {
@@ -135,14 +135,28 @@ cudaError_t cudaHostGetDevicePointer(void** seen, void* memory, unsigned) {
     *seen = memory;
     return cudaSuccess;
 }
+cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
+    const std::lock_guard lock(blocks_mutex);
+    if (!blocks().try_emplace(address(memory), Block{static_cast<int64_t>(bytes), kRegistered}).second)
+        return fail(cudaErrorHostMemoryAlreadyRegistered, "cudaHostRegister: this memory is pinned already");
+    return cudaSuccess;
+}
+cudaError_t cudaHostUnregister(void* memory) {
+    const std::lock_guard lock(blocks_mutex);
+    const auto it = blocks().find(address(memory));
+    if (it == blocks().end() || it->second.device != kRegistered)
+        return fail(cudaErrorHostMemoryNotRegistered, "cudaHostUnregister: this memory was not pinned");
+    blocks().erase(it);
+    return cudaSuccess;
+}
 cudaError_t cudaFreeHost(void* memory) { return give_back(memory, "cudaFreeHost", true); }
 
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* memory) {
     const Block* block = block_of(memory, 1);
     *attributes = {};
-    attributes->type = block == nullptr         ? cudaMemoryTypeUnregistered
-                       : block->device == kHost ? cudaMemoryTypeHost
-                                                : cudaMemoryTypeDevice;
+    attributes->type = block == nullptr    ? cudaMemoryTypeUnregistered
+                       : block->device < 0 ? cudaMemoryTypeHost
+                                           : cudaMemoryTypeDevice;
     return cudaSuccess;
 }
 

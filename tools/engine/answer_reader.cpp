@@ -114,6 +114,8 @@ void AnswerReader::attach(Request& request, std::function<bool(const AnswerDelta
     const bool no_calls = rules_.calls == AnswerRules::Calls::none && !names_.empty();
     if (required || no_calls || rules_.grammar || rules_.call_grammar)
         request.allow = [this](int32_t id) { return allows(id); };
+    if (rules_.grammar || rules_.call_grammar)
+        request.narrow = [this](std::span<float> logits) { narrow(logits); };
     if (!names_.empty() && call_id_)
         request.copies = [this](std::span<const int32_t> tokens) { return copies(tokens); };
     if (rules_.top_logprobs >= 0)
@@ -316,6 +318,32 @@ bool AnswerReader::allows(int32_t id) const {
     if (stop) return matcher_.complete();
     if (call_id_ == id) return rules_.calls == AnswerRules::Calls::free && content_.empty();
     return !tokenizer_.is_added(id) && matcher_.accepts(tokenizer_.piece(id));
+}
+
+/// The grammar that all tokens must follow now, but those that end the answer or begin a call; null: none.
+const GrammarMatcher* AnswerReader::ruling() const {
+    if (call_) return call_in_thinking_ ? nullptr : &*call_;
+    const bool free = rules_.calls != AnswerRules::Calls::required && !parser_->in_reasoning();
+    return free && matching_ ? &matcher_ : nullptr;
+}
+
+/// By first bytes: inside a character, or between the tokens of JSON, few of them may follow.
+void AnswerReader::narrow(std::span<float> logits) const {
+    const GrammarMatcher* grammar = ruling();
+    if (grammar == nullptr) return;
+    std::vector<std::pair<size_t, float>> others;  // that the grammar says nothing of
+    const auto keep = [&](int32_t id) {
+        const auto at = static_cast<size_t>(id);
+        if (at < logits.size()) others.emplace_back(at, logits[at]);
+    };
+    for (const int32_t id : stop_ids_) keep(id);
+    if (call_id_) keep(*call_id_);
+    const std::bitset<256>& first = grammar->first_bytes();
+    for (size_t i = 0; i < logits.size(); ++i) {
+        const std::string_view piece = tokenizer_.piece(static_cast<int32_t>(i));
+        if (piece.empty() || !first[static_cast<unsigned char>(piece.front())]) logits[i] = -INFINITY;
+    }
+    for (const auto& [at, logit] : others) logits[at] = logit;
 }
 
 TokenLogprob AnswerReader::report(int32_t id, std::span<const float> logits) const {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -100,6 +101,8 @@ class AnswerReader {
     std::string call_prefix();
     std::vector<int32_t> forced();
     bool allows(int32_t id) const;
+    const GrammarMatcher* ruling() const;
+    void narrow(std::span<float> logits) const;
     bool allows_in_call(int32_t id) const;
     bool allows_after_call(int32_t id) const;
     void follow_call(int32_t id);

@@ -286,6 +286,7 @@ bool Engine::State::step(const std::function<void()>& before_next) {
         if (runs_ahead()) launch_next(before_next);
     }
     tell_all();
+    if (!launched || launched->step.kind == StepKind::answer) cache.keep_ahead();
     forget_ended();
     return !running.empty() || !queue.empty();
 }

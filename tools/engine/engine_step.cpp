@@ -167,7 +167,7 @@ int32_t Engine::State::choose(const Sequence& s, const StepPlan& plan, const int
     int32_t id = first ? *first : sample(logits, vocab, s.request.sampling, s.tokens, position);
     if (first || (s.request.allow && !s.request.allow(id)))
         id = sample_allowed(logits, vocab, s.request.sampling, s.tokens, position + kSecondDraw,
-                            s.request.allow);
+                            s.request.allow, s.request.narrow);
     if (s.request.on_logits) s.request.on_logits(id, logits);
     return id;
 }

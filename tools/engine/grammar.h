@@ -83,6 +83,8 @@ class GrammarMatcher {
 
     /// Whether the text so far and `bytes` begin a text of the grammar; false for no bytes.
     bool accepts(std::string_view bytes) const;
+    /// The bytes that acceptable ones may begin with.
+    const std::bitset<256>& first_bytes() const;
     /// Adds bytes. After bytes that were not acceptable, no others are.
     void push(std::string_view bytes);
     /// The text so far is whole.

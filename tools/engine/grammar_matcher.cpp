@@ -34,8 +34,16 @@ bool GrammarMatcher::accepts(std::string_view bytes) const {
 
 bool GrammarMatcher::may_begin(char byte) const {
     const auto at = static_cast<unsigned char>(byte);
-    if (!known_[at]) known_.set(at), first_[at] = !run(threads_, {&byte, 1}).empty();
+    if (known_[at]) return first_[at];
+    known_.set(at);
+    const auto stays = stays_in_string({&byte, 1});
+    first_[at] = stays ? *stays : !run(threads_, {&byte, 1}).empty();
     return first_[at];
+}
+
+const std::bitset<256>& GrammarMatcher::first_bytes() const {
+    for (int byte = 0; byte < 256; ++byte) may_begin(static_cast<char>(byte));
+    return first_;
 }
 
 void GrammarMatcher::push(std::string_view bytes) {

@@ -23,13 +23,8 @@ HostBlocks::HostBlocks(std::vector<int64_t> parts, int ranks, int64_t budget)
       slab_blocks_(std::clamp<int64_t>(kSlabBytes / rank_bytes_, 1, std::max<int64_t>(most_, 1))) {}
 
 HostBlocks::~HostBlocks() {
-    if (const auto slab = grown(); slab && slab->memory != nullptr) slabs_.push_back(*slab);
+    for (const Slab& slab : grown()) slabs_.push_back(slab);
     for (const Slab& slab : slabs_) slab.of->free_host(slab.memory);
-}
-
-/// Blocks of the next slab; 0: the budget ends.
-int64_t HostBlocks::next_slab() const {
-    return std::min(slab_blocks_, most_ - static_cast<int64_t>(blocks_.size()));
 }
 
 /// Null without memory.
@@ -44,49 +39,69 @@ HostBlocks::Slab HostBlocks::take_slab(Backend& backend, int64_t blocks) const {
     }
 }
 
-void HostBlocks::grow_ahead(Backend& backend) {
-    if (const int64_t blocks = next_slab(); blocks > 0 && !growing_.valid())
-        growing_ =
-            std::async(std::launch::async, [this, &backend, blocks] { return take_slab(backend, blocks); });
+/// Slabs with so many blocks together, or as many as there is memory for; `left`: blocks in all that may be taken.
+std::vector<HostBlocks::Slab> HostBlocks::take_slabs(Backend& backend, int64_t blocks, int64_t left) const {
+    std::vector<Slab> slabs;
+    while (blocks > 0 && left > 0) {
+        Slab slab;
+        try {
+            slab = take_slab(backend, std::min(slab_blocks_, left));
+        } catch (const Error&) {
+            if (slabs.empty()) throw;
+        }
+        if (slab.memory == nullptr) break;
+        blocks -= slab.blocks;
+        left -= slab.blocks;
+        slabs.push_back(slab);
+    }
+    return slabs;
+}
+
+void HostBlocks::grow_ahead(Backend& backend, int64_t blocks) {
+    if (left() > 0 && !growing_.valid())
+        growing_ = std::async(std::launch::async, [this, &backend, blocks, left = left()] {
+            return take_slabs(backend, blocks, left);
+        });
 }
 
 /// What was begun ahead, if anything was; nothing if it failed, since it may be another engine's whose device is no more.
-std::optional<HostBlocks::Slab> HostBlocks::grown() {
-    if (!growing_.valid()) return std::nullopt;
+std::vector<HostBlocks::Slab> HostBlocks::grown() {
+    if (!growing_.valid()) return {};
     try {
         return growing_.get();
     } catch (const Error&) {
-        return std::nullopt;
+        return {};
     }
 }
 
 void HostBlocks::expect(Backend& backend) {
-    if (slabs_.empty()) grow_ahead(backend);
+    if (slabs_.empty()) grow_ahead(backend, 1);
 }
 
 void HostBlocks::keep_ahead(Backend& backend) {
-    if (free_.size() < static_cast<size_t>(slab_blocks_)) grow_ahead(backend);
+    const int64_t wanted = std::max(slab_blocks_, needed_), free = static_cast<int64_t>(free_.size());
+    if (free < wanted) grow_ahead(backend, wanted - free);
 }
 
-bool HostBlocks::grow(Backend& backend) {
-    const int64_t blocks = next_slab();
-    if (blocks <= 0) return false;
-    const std::optional<Slab> ahead = grown();
-    const Slab slab = ahead ? *ahead : take_slab(backend, blocks);
-    if (slab.memory == nullptr) {
-        most_ = static_cast<int64_t>(blocks_.size());
-        return false;
-    }
+void HostBlocks::add(const Slab& slab) {
     slabs_.push_back(slab);
-    for (int64_t i = 0; i < blocks; ++i) {
+    for (int64_t i = 0; i < slab.blocks; ++i) {
         free_.push_back(static_cast<int32_t>(blocks_.size()));
         std::push_heap(free_.begin(), free_.end(), std::greater<>());
         blocks_.emplace_back();
     }
-    return true;
+}
+
+bool HostBlocks::grow(Backend& backend) {
+    std::vector<Slab> slabs = grown();
+    if (slabs.empty()) slabs = take_slabs(backend, 1, left());
+    for (const Slab& slab : slabs) add(slab);
+    if (slabs.empty()) most_ = static_cast<int64_t>(blocks_.size());
+    return !slabs.empty();
 }
 
 bool HostBlocks::make_free(Backend& backend, int64_t blocks) {
+    needed_ = blocks;
     while (static_cast<int64_t>(free_.size()) < blocks)
         if (!grow(backend)) return false;
     return true;

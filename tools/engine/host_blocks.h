@@ -1,6 +1,6 @@
 // HostBlocks: equal blocks of host memory, which states of sequences consist of; several engines may share them.
 //
-// The memory is taken in slabs as it is needed, up to a budget, the next slab by another thread before it is; on a GPU it is
+// The memory is taken in slabs as it is needed, up to a budget, the next slabs by another thread before they are; on a GPU it is
 // pinned. A slab has the first parts of all its blocks (a layer's keys, say) side by side, then the second ones, as a pool of
 // pages has: neighbours are copied in one go. Not thread-safe: engines that share it take turns (kept_states.h).
 #pragma once
@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <future>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -29,7 +28,7 @@ class HostBlocks {
     void expect(Backend& backend);
     /// Takes memory until so many blocks are free. False: the budget or the machine's memory ends before.
     bool make_free(Backend& backend, int64_t blocks);
-    /// Begins to take the next slab, if the free blocks are fewer than one has.
+    /// Begins to take the next slabs, if the free blocks are fewer than one has, or than were needed last.
     void keep_ahead(Backend& backend);
 
     int32_t take();
@@ -65,19 +64,21 @@ class HostBlocks {
 
     const Holders& holders(int32_t block) const { return blocks_[static_cast<size_t>(block)]; }
     bool grow(Backend& backend);
-    void grow_ahead(Backend& backend);
-    std::optional<Slab> grown();
-    int64_t next_slab() const;
+    void grow_ahead(Backend& backend, int64_t blocks);
+    std::vector<Slab> grown();
+    std::vector<Slab> take_slabs(Backend& backend, int64_t blocks, int64_t left) const;
     Slab take_slab(Backend& backend, int64_t blocks) const;
+    void add(const Slab& slab);
+    int64_t left() const { return most_ - static_cast<int64_t>(blocks_.size()); }  // to take, in blocks
 
     std::vector<int64_t> parts_;
     int ranks_;
     int64_t rank_bytes_, most_, slab_blocks_;
-    int64_t used_ = 0;
+    int64_t used_ = 0, needed_ = 0;  // blocks; free ones that were asked for last
     std::vector<Slab> slabs_;
     std::vector<Holders> blocks_;
     std::vector<int32_t> free_;  // a heap: the lowest first
-    std::future<Slab> growing_;
+    std::future<std::vector<Slab>> growing_;
 };
 
 }  // namespace quern

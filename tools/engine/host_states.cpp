@@ -186,7 +186,6 @@ HostStates::State HostStates::save(const std::vector<int32_t>& pages, int64_t le
     }
     backend_.save(page_copies(fresh_pages, fresh_blocks, Direction::to_host));
     backend_.save(recurrent_copies(recurrent, state.recurrent, Direction::to_host));
-    blocks_->keep_ahead(backend_);
     return state;
 }
 

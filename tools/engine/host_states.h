@@ -33,6 +33,8 @@ class HostStates {
 
     /// Begins to take memory, if there is none yet.
     void expect() { blocks_->expect(backend_); }
+    /// Begins to take the next memory, if little is left.
+    void keep_ahead() { blocks_->keep_ahead(backend_); }
     /// Blocks that a state of these pages of the pool would take beside what is there already.
     int64_t fresh_blocks(const std::vector<int32_t>& pages, int64_t length);
     /// Blocks of a state that shares none.

@@ -232,6 +232,7 @@ void PrefixCache::store(std::span<const int32_t> tokens, const SequenceState& s,
         entry.state = memory_.save(s);
         backend_.order_after_saves();
     }
+    used_memory_ = true;
     if (!kept_->alone()) {
         entry.saving = me_;
         ++saving_;
@@ -326,6 +327,12 @@ bool PrefixCache::give_up() {
 bool PrefixCache::evict() {
     const Lock lock(kept_->mutex);
     return give_up();
+}
+
+void PrefixCache::keep_ahead() {
+    if (!std::exchange(used_memory_, false) || abandoned_) return;
+    const Lock lock(kept_->mutex);
+    memory_.keep_ahead();
 }
 
 void PrefixCache::settle(bool wait) {

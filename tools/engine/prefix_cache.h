@@ -75,6 +75,9 @@ class PrefixCache {
     /// Releases the state that is worth least. False if none is left.
     bool evict();
 
+    /// Begins to take the host memory that the next states need, if one was kept since the last call. For when nobody waits for a
+    /// first token: the device's driver is busy meanwhile.
+    void keep_ahead();
     /// Makes states others' whose copies have ended; `wait`: all of them. One replica alone has nothing to do.
     void settle(bool wait);
     /// The device has failed: gives up what was not copied to host memory, and touches neither again.
@@ -114,7 +117,7 @@ class PrefixCache {
     HostStates memory_;
     size_t me_;
     int64_t saving_ = 0;  // entries whose copies run, if others share them
-    bool abandoned_ = false;
+    bool abandoned_ = false, used_memory_ = false;
     int64_t near_ = 0, hits_ = 0, misses_ = 0, loaded_ = 0;
 };
 

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 
 namespace quern {
 namespace {
 
+constexpr float kNone = -std::numeric_limits<float>::infinity();
 constexpr uint32_t kKeys = 1 << 16, kFirst = 4096, kGrowth = 4;
 
 /// The upper half of a number that grows with the logit; both zeros have the same. Without a branch, which half of all logits
@@ -17,9 +19,27 @@ uint32_t key_of(float logit) {
 
 }  // namespace
 
-RankedIds::RankedIds(std::span<const float> logits)
-    : logits_(logits), with_key_(kKeys), bound_(kKeys), portion_(kFirst) {
+RankedIds::RankedIds(std::span<const float> logits) : logits_(logits), portion_(kFirst) {
+    const auto none = static_cast<size_t>(std::count(logits.begin(), logits.end(), kNone));
+    if (logits.size() - none <= kFirst) {
+        find_all();
+        return;
+    }
+    with_key_.resize(kKeys);
+    bound_ = kKeys;
     for (const float x : logits) ++with_key_[key_of(x)];
+    with_key_[key_of(kNone)] -= static_cast<uint32_t>(none);
+}
+
+bool RankedIds::comes_later(int32_t a, int32_t b) const {
+    const float u = logits_[static_cast<size_t>(a)], v = logits_[static_cast<size_t>(b)];
+    return u != v ? u < v : a > b;
+}
+
+void RankedIds::find_all() {
+    for (size_t i = 0; i < logits_.size(); ++i)
+        if (logits_[i] != kNone) found_.push_back(static_cast<int32_t>(i));
+    std::make_heap(found_.begin(), found_.end(), [this](int32_t a, int32_t b) { return comes_later(a, b); });
 }
 
 /// The ids of the next lower keys, a portion at least. False: there are none.
@@ -30,17 +50,15 @@ bool RankedIds::find_more() {
     portion_ *= kGrowth;
     found_.reserve(count);
     for (size_t i = 0; i < logits_.size() && found_.size() < count; ++i)
-        if (const uint32_t key = key_of(logits_[i]); key >= bound_ && key < end)
+        if (const uint32_t key = key_of(logits_[i]); key >= bound_ && key < end && logits_[i] != kNone)
             found_.push_back(static_cast<int32_t>(i));
-    std::sort(found_.begin(), found_.end(), [this](int32_t a, int32_t b) {
-        const float u = logits_[static_cast<size_t>(a)], v = logits_[static_cast<size_t>(b)];
-        return u != v ? u < v : a > b;
-    });
+    std::make_heap(found_.begin(), found_.end(), [this](int32_t a, int32_t b) { return comes_later(a, b); });
     return count > 0;
 }
 
 std::optional<int32_t> RankedIds::next() {
     if (found_.empty() && !find_more()) return {};
+    std::pop_heap(found_.begin(), found_.end(), [this](int32_t a, int32_t b) { return comes_later(a, b); });
     const int32_t id = found_.back();
     found_.pop_back();
     return id;

@@ -59,6 +59,9 @@ struct Request {
     std::function<void(int32_t id, std::span<const float> logits)> on_logits;
     /// Whether a token may come next. Refused ones are never chosen; the others keep their proportions.
     std::function<bool(int32_t id)> allow;
+    /// Sets the logits of many of the ids that `allow` refuses to -infinity, which takes less than asking for each; absent: of
+    /// none. Changes nothing that is chosen.
+    std::function<void(std::span<float> logits)> narrow;
     /// After every token of the answer. The tokens it returns follow, whatever the model says, and go to on_token.
     std::function<std::vector<int32_t>()> force;
     /// How many of these tokens, which followed the same words before, may be drafted; absent: all. Only saves work: what

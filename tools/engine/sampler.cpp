@@ -201,8 +201,11 @@ int32_t draw_allowed(std::vector<Candidate> list, const Sampling& s, int64_t pos
 
 int32_t sample_allowed(std::span<const float> logits, int64_t vocab, const Sampling& s,
                        std::span<const int32_t> history, int64_t position,
-                       const std::function<bool(int32_t)>& allow) {
-    const std::vector<Candidate> list = allowed_candidates(adjusted(logits, vocab, s, history), s, allow);
+                       const std::function<bool(int32_t)>& allow,
+                       const std::function<void(std::span<float>)>& narrow) {
+    std::vector<float> x = adjusted(logits, vocab, s, history);
+    if (narrow) narrow(x);
+    const std::vector<Candidate> list = allowed_candidates(x, s, allow);
     if (list.empty())
         FAIL(runtime,
              "the form that the answer must have (a schema, a choice, the tools) lets no token follow here");

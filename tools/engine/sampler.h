@@ -24,10 +24,12 @@ int32_t sample(std::span<const float> logits, int64_t vocab, const Sampling& s,
 
 /// The same among the ids that `allow` lets through, as if the logits of the others were -infinity. It is asked from the
 /// likeliest on, and no longer than the settings make a difference: ids that are e^-40 times as likely as the likeliest are
-/// left out. Throws Error(runtime) also if no id is allowed.
+/// left out. `narrow`, if there is one, first sets logits of ids that are not allowed to -infinity (Request::narrow). Throws
+/// Error(runtime) also if no id is allowed.
 int32_t sample_allowed(std::span<const float> logits, int64_t vocab, const Sampling& s,
                        std::span<const int32_t> history, int64_t position,
-                       const std::function<bool(int32_t)>& allow);
+                       const std::function<bool(int32_t)>& allow,
+                       const std::function<void(std::span<float>)>& narrow = {});
 
 /// The highest logits of a row, falling, and the sum of exp((logit - highest) / temperature) over all ids.
 struct TopLogits {
