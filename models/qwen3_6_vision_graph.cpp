@@ -16,20 +16,15 @@ class Builder {
         : c_(config), w_(weights), act_(activations) {}
 
     VisionGraph build(const VisionShape& shape) {
-        const int64_t end = shape.end == 0 ? c_.blocks : shape.end;
-        const bool whole = shape.begin == 0 && end == c_.blocks;
-        CHECK(0 <= shape.begin && shape.begin < end && end <= c_.blocks, "[vision] blocks {} to {} of {}",
-              shape.begin, end, c_.blocks);
-        Tensor* between = whole ? nullptr : g_.external(shape.between);
-        CHECK(whole || (between->dtype == DType::F32 && between->shape[0] == shape.patches &&
-                        between->shape[1] == c_.width),
-              "[vision] between parts {}", describe(*between));
+        const int64_t end = shape.end < 0 ? c_.blocks : shape.end;
+        check(shape, end);
         v_.place = g_.input("place", DType::I32, {shape.patches, 4});
         v_.start = g_.input("start", DType::I32, {shape.images + 1});
-        Tensor* x = shape.begin == 0 ? embed(shape.patches) : between;
-        for (int64_t i = shape.begin; i < end; ++i)
-            x = block(i, x, i + 1 == end && end < c_.blocks ? between : nullptr);
-        if (end == c_.blocks) {
+        Tensor* to = shape.to.data != nullptr ? g_.external(own_rows(shape.to, shape)) : nullptr;
+        Tensor* x = shape.from.data != nullptr ? g_.external(shape.from)
+                                               : embed(shape.patches, shape.begin == end ? to : nullptr);
+        for (int64_t i = shape.begin; i < end; ++i) x = block(i, x, i + 1 == end ? to : nullptr, shape);
+        if (to == nullptr) {
             v_.features = merge(x);
             g_.output(v_.features);
         }
@@ -38,21 +33,47 @@ class Builder {
     }
 
   private:
-    Tensor* embed(int64_t patches) {
+    void check(const VisionShape& shape, int64_t end) const {
+        CHECK(0 <= shape.begin && shape.begin <= end && end <= c_.blocks, "[vision] blocks {} to {} of {}",
+              shape.begin, end, c_.blocks);
+        CHECK(end == c_.blocks || shape.to.data != nullptr, "[vision] block {} leaves nothing", end);
+        for (const Tensor* t : {&shape.from, &shape.to})
+            CHECK(t->data == nullptr ||
+                      (t->dtype == DType::F32 && t->shape[0] == shape.patches && t->shape[1] == c_.width),
+                  "[vision] between parts {}", describe(*t));
+        CHECK(shape.rows == 0 ||
+                  (end == shape.begin + 1 && shape.images == 1 && shape.from.data != nullptr &&
+                   shape.from.data != shape.to.data && shape.first + shape.rows <= shape.patches),
+              "[vision] rows {} to {} of {}", shape.first, shape.first + shape.rows, shape.patches);
+    }
+
+    /// Those of all patches' rows that this part computes.
+    static Tensor own_rows(Tensor t, const VisionShape& shape) {
+        if (shape.rows == 0) return t;
+        t.data = static_cast<std::byte*>(t.data) + dtype_bytes(t.dtype, shape.first * t.stride[0]);
+        t.shape[0] = shape.rows;
+        return t;
+    }
+
+    Tensor* embed(int64_t patches, Tensor* to) {
         v_.patches = g_.input("patches", DType::U8, {patches, c_.info().patch_bytes});
         Tensor* positions = grid_embedding(g_, "vision.positions", v_.place, g_.external(w_.positions));
         return linear("vision.patches", patch_values(g_, "vision.values", v_.patches, act_), w_.patches,
-                      Activation::none, positions, DType::F32);
+                      Activation::none, positions, DType::F32, to);
     }
 
     /// `to`: where its result goes; null: to scratch.
-    Tensor* block(int64_t i, Tensor* x, Tensor* to) {
+    Tensor* block(int64_t i, Tensor* x, Tensor* to, const VisionShape& shape) {
         const VisionBlockWeights& b = w_.blocks[static_cast<size_t>(i)];
         const auto name = [&](const char* part) { return fmt::format("V{}.{}", i, part); };
         Tensor* qkv =
             linear(name("qkv"), norm(name("norm1"), x, b.norm1), b.qkv, Activation::none, nullptr, act_);
         Tensor* a = grid_attention(g_, name("attn"), qkv, v_.place, v_.start,
-                                   {.heads = static_cast<int>(c_.heads), .theta = c_.theta});
+                                   {.heads = static_cast<int>(c_.heads),
+                                    .theta = c_.theta,
+                                    .first = shape.first,
+                                    .rows = shape.rows});
+        if (shape.rows > 0) x = g_.external(own_rows(shape.from, shape));
         x = linear(name("proj"), a, b.proj, Activation::none, x, DType::F32);
         Tensor* y =
             linear(name("fc1"), norm(name("norm2"), x, b.norm2), b.fc1, Activation::gelu_tanh, nullptr, act_);

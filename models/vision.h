@@ -54,22 +54,23 @@ struct VisionInfo {
     int64_t token_pixels() const { return step * step; }
 };
 
-/// A part of the tower, so that a large image can be read in several steps: blocks begin .. end-1, what is before the first one, and
-/// what is behind the last one.
+/// A part of the tower, so that a large image can be read in several steps: what is before the blocks, blocks begin .. end-1, and
+/// what is behind the last one; or one block for some of the patches, which look at all of them.
 struct VisionShape {
     int64_t patches = 0, images = 0;
-    int64_t begin = 0, end = 0;  // 0: all blocks
-    /// F32 [patches, inner_width]: what the blocks before have left, if begin > 0, and where these leave theirs, if end is not the
-    /// last. Null if the part is the whole.
-    Tensor between = {};
+    int64_t begin = 0, end = -1;  // -1: all from `begin` on
+    int64_t first = 0, rows = 0;  // the patches that one block is computed for; 0 rows: all
+    /// F32 [patches, inner_width]: what the parts before have left, and where this one leaves its own rows. Without memory: it begins
+    /// with the images; it ends with features. They may be the same if all rows are computed.
+    Tensor from = {}, to = {};
 };
 
 struct VisionGraph {
     Graph graph;
-    Tensor* patches = nullptr;   // U8 [N, patch_bytes], an input; of the first part
+    Tensor* patches = nullptr;   // U8 [N, patch_bytes], an input, if it begins with the images
     Tensor* place = nullptr;     // I32 [N, 4], an input
     Tensor* start = nullptr;     // I32 [images + 1], an input: rows of patches
-    Tensor* features = nullptr;  // F32 [N / merge^2, width], an output; of the last part
+    Tensor* features = nullptr;  // F32 [rows / merge^2, width], an output, if it ends with them
 };
 
 /// Images in their right size (size_to_read or frame_size_to_read, with VisionInfo::step), all of one size, as patches: one image, or

@@ -6,6 +6,7 @@
 #include "checkpoint_writer.h"
 #include "ops/second_backend.h"
 #include "tools/engine/memory_plan.h"
+#include "tools/engine/tower_plan.h"
 #include "vision_models.h"
 
 namespace quern {
@@ -65,7 +66,7 @@ Run run(Engine& engine, Request r) {
 }
 
 /// Steps until the request has ended in which its prompt did not move: those of the tower.
-int tower_steps(Engine& engine, Request r) {
+int steps_without_prompt(Engine& engine, Request r) {
     int64_t moved = 0, idle = 0;
     int64_t progress = 0;
     r.on_prefill = [&](int64_t tokens) { progress = tokens; };
@@ -86,11 +87,15 @@ EngineOptions small_steps(int64_t cache = 0) {
 }
 
 void check_parts(const Large& l) {
-    const ImagePtr image = l.image(256, 1);  // 1,024 patches
     Engine whole(*l.model, *l.backend, {.context = 1024, .step_tokens = 1024});
-    const Run expected = run(whole, Large::about({image}));
     Engine parts(*l.model, *l.backend, small_steps());
-    CHECK(run(parts, Large::about({image})) == expected);
+    for (const int64_t side :
+         {256, 176, 240}) {  // 1,024 patches, rows of a block a step; 484, a block a step; 900
+        CAPTURE(side);
+        const ImagePtr image = l.image(side, 1);
+        const Run expected = run(whole, Large::about({image}));
+        CHECK(run(parts, Large::about({image})) == expected);
+    }
 }
 
 std::vector<float> fp8_features(std::unique_ptr<Backend> backend, const std::vector<ImagePtr>& images) {
@@ -120,7 +125,36 @@ TEST_SUITE("cpu") {
         check_parts(Large());
         const Large l;
         Engine engine(*l.model, *l.backend, small_steps());
-        CHECK(tower_steps(engine, Large::about({l.image(256, 1)})) == 3);  // one for each block
+        CHECK(steps_without_prompt(engine, Large::about({l.image(176, 1)})) == 3);  // one for each block
+        // the patches, then four parts of each block
+        CHECK(steps_without_prompt(engine, Large::about({l.image(256, 1)})) == 1 + 3 * 4);
+    }
+
+    TEST_CASE("tower: no step of the 35B's tower does more than 7.2 TFLOP, and together they do all of it") {
+        constexpr double kPatches = 2.0 * 1536 * 1152, kQkv = 2.0 * 3 * 1152 * 1152,
+                         kRest = kQkv / 3 + 4.0 * 4304 * 1152;
+        const VisionInfo vision{.merge = 2, .blocks = 27, .inner_width = 1152};
+        const int64_t most = tower_step_patches(vision, {.prompt_rows = 8192, .gap_rows = 1408});
+        for (const int64_t patches : {4096, 5632, 16384, 36000, 36100, 65536}) {
+            const std::vector<TowerStep> steps = tower_steps(vision, patches, most);
+            const auto n = static_cast<double>(patches);
+            int64_t block = 0, row = 0;
+            double largest = 0;
+            for (const TowerStep& s : steps) {
+                CHECK(s.begin == block);
+                CHECK(s.first == row);
+                const auto rows = static_cast<double>(s.rows > 0 ? s.rows : patches);
+                largest = std::max(largest, static_cast<double>(s.end - s.begin) *
+                                                    (n * kQkv + rows * (kRest + 4 * n * 1152)) +
+                                                (&s == steps.data() ? n * kPatches : 0));
+                row = s.first + s.rows == patches ? 0 : s.first + s.rows;
+                if (row == 0) block = s.end;
+            }
+            CHECK(block == 27);
+            CHECK(largest < 7.2e12);
+            CHECK(static_cast<double>(steps.size()) < 2 + 27 * n * (kQkv + kRest + 4 * n * 1152) / 3e12);
+        }
+        CHECK(tower_steps(vision, 4096, most).size() == 1);  // 1024 x 1024 pixels
     }
 
     TEST_CASE("tower: answers go on while a large image is encoded") {
@@ -145,7 +179,7 @@ TEST_SUITE("cpu") {
             longest = std::max(longest, waited);
         }
         CHECK(longest == 1);
-        CHECK(steps > 2 * (3 + 3));  // both images, a block at a time
+        CHECK(steps > 2 * (13 + 10));  // both images, some rows of a block at a time
     }
 
     TEST_CASE("tower: who leaves in the middle of an image spoils nothing for others") {
@@ -154,7 +188,7 @@ TEST_SUITE("cpu") {
         Engine fresh(*l.model, *l.backend, small_steps());
         const Run expected = run(fresh, Large::about({second})),
                   expected_first = run(fresh, Large::about({first}));
-        for (const int steps : {1, 2}) {
+        for (const int steps : {1, 2, 6}) {
             Engine engine(*l.model, *l.backend, small_steps());
             const RequestId leaving = engine.submit(Large::about({first}));
             for (int i = 0; i < steps; ++i) engine.step();
@@ -171,20 +205,20 @@ TEST_SUITE("cpu") {
         Engine engine(*l.model, *l.backend, small_steps(64 << 20));
         Engine apart(*l.model, *l.backend, small_steps());
         const Run expected = run(apart, Large::about(images, 70));
-        CHECK(tower_steps(engine, Large::about(images)) == 1);
-        CHECK(tower_steps(engine, Large::about(images, 70)) == 0);
+        CHECK(steps_without_prompt(engine, Large::about(images)) == 1);
+        CHECK(steps_without_prompt(engine, Large::about(images, 70)) == 0);
         CHECK(run(engine, Large::about(images, 70)) == expected);
         const ImagePtr large = l.image(256, 9);
-        CHECK(tower_steps(engine, Large::about({large})) == 3);
-        CHECK(tower_steps(engine, Large::about({large}, 70)) == 0);
-        CHECK(tower_steps(apart, Large::about(images, 69)) == 1);  // without a cache again
+        CHECK(steps_without_prompt(engine, Large::about({large})) == 13);
+        CHECK(steps_without_prompt(engine, Large::about({large}, 70)) == 0);
+        CHECK(steps_without_prompt(apart, Large::about(images, 69)) == 1);  // without a cache again
     }
 
     TEST_CASE("tower: what images before have left is a part of the cache's memory, and of the plan") {
         const Large l;
         const MemoryPlan plan = make_memory_plan(*l.model, *l.backend, small_steps(64 << 20), true);
         CHECK(plan.features == 16 << 20);
-        CHECK(plan.between >= 1024 * 144 * 4);
+        CHECK(plan.between >= 2 * 1024 * 144 * 4);  // a block's rows go where none of them is read
         CHECK(make_memory_plan(*l.model, *l.backend, {.context = 1024, .step_tokens = 4096}, true).features ==
               0);
     }

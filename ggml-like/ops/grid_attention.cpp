@@ -69,9 +69,9 @@ void spread(const Node& node, const Frame& f, cpu::Context& context) {
     });
 }
 
-/// Some rows of one head: all scores, softmax, then the values.
+/// Some rows of one head: all scores, softmax, then the values, to the rows from `to_row` on.
 void attend(const Frame& f, const cpu::DotKernels& dot, int64_t head, int64_t first, int64_t rows,
-            const Tensor& y) {
+            const Tensor& y, int64_t to_row) {
     std::vector<float> scores(static_cast<size_t>(rows * f.rows)), out(static_cast<size_t>(rows * f.width));
     const float* from[kTile];
     float* to[kTile];
@@ -87,16 +87,17 @@ void attend(const Frame& f, const cpu::DotKernels& dot, int64_t head, int64_t fi
     }
     dot.combine_rows(f.v + head * f.rows * f.width, f.width, f.width, from, f.rows, to, rows);
     for (int64_t t = 0; t < rows; ++t)
-        store_floats(y, (f.begin + first + t) * y.shape[1] + head * f.width, f.width, to[t]);
+        store_floats(y, (to_row + t) * y.shape[1] + head * f.width, f.width, to[t]);
 }
 
 void run(const Node& node, cpu::Context& context) {
-    const Tensor &start = *node.inputs[2], &y = *node.outputs[0];
-    const int64_t heads = node.params<GridAttentionParams>().heads, width = y.shape[1] / heads;
+    const Tensor &qkv = *node.inputs[0], &start = *node.inputs[2], &y = *node.outputs[0];
+    const auto& p = node.params<GridAttentionParams>();
+    const int64_t heads = p.heads, width = y.shape[1] / heads;
     const int32_t* border = start.as<int32_t>();
     const int64_t frames = start.shape[0] - 1;
-    CHECK(border[0] == 0 && border[frames] == y.shape[0], "[grid_attention] {}: frames end at {} of {} rows",
-          node.name, border[frames], y.shape[0]);
+    CHECK(border[0] == 0 && border[frames] == qkv.shape[0],
+          "[grid_attention] {}: frames end at {} of {} rows", node.name, border[frames], qkv.shape[0]);
     for (int64_t k = 0; k < frames; ++k) {
         const int64_t rows = border[k + 1] - border[k], elements = rows * y.shape[1];
         CHECK(rows > 0, "[grid_attention] {}: frame {} is empty", node.name, k);
@@ -108,11 +109,12 @@ void run(const Node& node, cpu::Context& context) {
                       context.buffer(1, elements),
                       context.buffer(2, elements)};
         spread(node, f, context);
-        const int64_t tiles = (rows + kTile - 1) / kTile;
+        const int64_t asked = p.rows > 0 ? p.rows : rows, tiles = (asked + kTile - 1) / kTile;
         context.pool.parallel_for(heads * tiles, 1, [&](int64_t begin, int64_t end, int) {
             for (int64_t i = begin; i < end; ++i) {
                 const int64_t first = i % tiles * kTile;
-                attend(f, context.dot, i / tiles, first, std::min(kTile, rows - first), y);
+                attend(f, context.dot, i / tiles, p.first + first, std::min(kTile, asked - first), y,
+                       f.begin + first);
             }
         });
     }
@@ -120,9 +122,9 @@ void run(const Node& node, cpu::Context& context) {
 
 /// As if all rows were of one frame.
 Cost cost(const Node& node) {
-    const Tensor& y = *node.outputs[0];
-    return {.activation_bytes = 4 * cpu::dense_bytes(y),
-            .flops = 4.0 * static_cast<double>(y.shape[0]) * static_cast<double>(y.elements())};
+    const Tensor &qkv = *node.inputs[0], &y = *node.outputs[0];
+    return {.activation_bytes = cpu::dense_bytes(qkv) + cpu::dense_bytes(y),
+            .flops = 4.0 * static_cast<double>(qkv.shape[0]) * static_cast<double>(y.elements())};
 }
 
 }  // namespace
@@ -142,7 +144,12 @@ Tensor* grid_attention(Graph& g, std::string_view name, Tensor* qkv, Tensor* pla
           "[grid_attention] {}: place is {}", name, describe(*place));
     CHECK(start->dtype == DType::I32 && start->rank == 1 && start->shape[0] >= 2,
           "[grid_attention] {}: start is {}", name, describe(*start));
-    Tensor* y = g.scratch(name, qkv->dtype, {qkv->shape[0], qkv->shape[1] / 3});
+    CHECK(params.rows == 0 || (start->shape[0] == 2 && params.rows > 0 && params.first >= 0 &&
+                               params.first + params.rows <= qkv->shape[0]),
+          "[grid_attention] {}: rows {} to {} of {}", name, params.first, params.first + params.rows,
+          describe(*qkv));
+    Tensor* y =
+        g.scratch(name, qkv->dtype, {params.rows > 0 ? params.rows : qkv->shape[0], qkv->shape[1] / 3});
     Tensor* work =
         g.scratch(fmt::format("{}.work", name), DType::U8, {grid_attention_work_bytes(*qkv, params.heads)});
     g.add({.op = &kGridAttention,

@@ -35,7 +35,8 @@ struct Call {
     const bf16 *qkv, *work;
     const int* start;
     int frames, rows, heads, width;
-    float scale;  // of scores, with log2(e)
+    int query, queries;  // the rows that are asked
+    float scale;         // of scores, with log2(e)
     bf16* y;
 
     __device__ const bf16* rotated(int part, int head, int row) const {
@@ -75,17 +76,18 @@ __global__ void __launch_bounds__(kRotateThreads)
     }
 }
 
-/// The queries of a block, and the frame they look at.
+/// The queries of a block, `first` to `last` - 1, and the frame they look at.
 struct Span {
-    int first, begin, end;
+    int first, last, begin, end;
 
     /// False: no frame has so many tiles.
-    __device__ bool find(const int* start, int frames, int tile) {
-        for (int f = 0; f < frames; ++f) {
-            begin = start[f], end = start[f + 1];
-            const int tiles = (end - begin + kQueries - 1) / kQueries;
+    __device__ bool find(const Call& c, int tile) {
+        for (int f = 0; f < c.frames; ++f) {
+            begin = c.start[f], end = c.start[f + 1];
+            first = max(begin, c.query), last = min(end, c.query + c.queries);
+            const int tiles = max(last - first + kQueries - 1, 0) / kQueries;
             if (tile < tiles) {
-                first = begin + tile * kQueries;
+                first += tile * kQueries;
                 return true;
             }
             tile -= tiles;
@@ -210,9 +212,9 @@ __device__ __forceinline__ void write(const Call& c, const Span& s, int head, in
         t.sum[h] += __shfl_xor_sync(0xffffffffu, t.sum[h], 1);
         t.sum[h] += __shfl_xor_sync(0xffffffffu, t.sum[h], 2);
         const int row = first + lane / 4 + 8 * h;
-        if (row >= s.end) continue;
+        if (row >= s.last) continue;
         const float by = 1.0f / t.sum[h];
-        bf16* to = c.y + (static_cast<int64_t>(row) * c.heads + head) * c.width + 2 * (lane % 4);
+        bf16* to = c.y + (static_cast<int64_t>(row - c.query) * c.heads + head) * c.width + 2 * (lane % 4);
 #pragma unroll
         for (int n = 0; n < kValues / 8; ++n)
             if (8 * n < c.width)
@@ -228,7 +230,7 @@ __global__ void __launch_bounds__(kThreads, 2) grid_attention_kernel(Call c) {
     wait_for_predecessor();
     const int head = blockIdx.y, lane = threadIdx.x % 32, own = threadIdx.x / 32 * kWarpQueries;
     Span s;
-    if (!s.find(c.start, c.frames, blockIdx.x)) return;
+    if (!s.find(c, blockIdx.x)) return;
     copy_rows<kDepth / 8>(shared.k[0], kKeyRow, c.rotated(0, head, s.first), kDepth, kQueries, s.first, s.end,
                           kDepth / 8);
     commit_copies();
@@ -279,7 +281,7 @@ void grid_attention(const Node& node, Context& c) {
                  &y = *node.outputs[0];
     const auto& p = node.params<GridAttentionParams>();
     const int rows = static_cast<int>(qkv.shape[0]), width = static_cast<int>(y.shape[1]) / p.heads;
-    const int frames = static_cast<int>(start.shape[0]) - 1;
+    const int frames = static_cast<int>(start.shape[0]) - 1, queries = static_cast<int>(y.shape[0]);
     if (qkv.dtype != DType::BF16) unsupported("grid_attention", "activations other than BF16");
     if (width > kValues || width % 8 != 0)
         unsupported("grid_attention", "heads that are no multiple of 8 up to 72");
@@ -293,9 +295,11 @@ void grid_attention(const Node& node, Context& c) {
                     rows,
                     p.heads,
                     width,
+                    static_cast<int>(p.first),
+                    queries,
                     1.4426950408889634f / sqrtf(static_cast<float>(width)),
                     y.as<bf16>()};
-    launch(c, "grid_attention", grid_attention_kernel, dim3(rows / kQueries + frames, p.heads), kThreads,
+    launch(c, "grid_attention", grid_attention_kernel, dim3(queries / kQueries + frames, p.heads), kThreads,
            static_cast<int>(sizeof(Shared)), call);
 }
 

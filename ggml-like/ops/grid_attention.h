@@ -6,7 +6,8 @@
 //      column * theta^(-4(j - d/4)/d) from there on. The angle in FP64 on the CPU, FP32 on the GPU.
 //   2. y = softmax(q k^T / sqrt(d)) v over all rows of the frame, without a mask; rows of other frames are never seen.
 // d is a multiple of 4. Scores, softmax (maximum subtracted) and sums in FP32; one rounding to qkv's dtype. What goes into the
-// products may be rounded to that dtype before. A row's bits depend on its frame alone. start[K] = N; no frame is empty.
+// products may be rounded to that dtype before. With `rows` > 0 only the queries of rows first .. first + rows - 1 are asked, y is
+// [rows, H * d], and there is one frame. A row's bits depend on its frame alone. start[K] = N; no frame is empty.
 // Source: HF transformers, Qwen3-VL vision attention.
 #pragma once
 
@@ -17,6 +18,7 @@ namespace quern {
 struct GridAttentionParams {
     int heads;
     float theta;
+    int64_t first = 0, rows = 0;
 };
 
 /// inputs {qkv, place, start}; outputs {y, work}: work, kernel scratch, is U8 [grid_attention_work_bytes].

@@ -205,14 +205,17 @@ std::vector<double> attention_in_double(const Grids& s, const std::vector<float>
     return y;
 }
 
-std::vector<double> run_attention(const Device& device, const Grids& s, const std::vector<float>& qkv) {
+/// `asked`: of a single frame; 0: all.
+std::vector<double> run_attention(const Device& device, const Grids& s, const std::vector<float>& qkv,
+                                  int64_t first = 0, int64_t asked = 0) {
     const std::vector<int32_t> place = places(s.grids);
     const auto rows = static_cast<int64_t>(place.size() / 4);
     Graph g;
     Tensor* in = g.input("qkv", device.activation, {rows, 3 * s.heads * s.width});
     Tensor* at = g.input("place", DType::I32, {rows, 4});
     Tensor* start = g.input("start", DType::I32, {static_cast<int64_t>(s.grids.size()) + 1});
-    g.output(grid_attention(g, "attn", in, at, start, {.heads = s.heads, .theta = 1e4f}));
+    g.output(grid_attention(g, "attn", in, at, start,
+                            {.heads = s.heads, .theta = 1e4f, .first = first, .rows = asked}));
     return run_graph(device, std::move(g), [&](Plan& plan) {
         set_input(plan, in, qkv);
         std::copy(place.begin(), place.end(), plan.input<int32_t>(at));
@@ -248,10 +251,22 @@ void test_attention_alone(Device& device) {
     CHECK(rows_of(all, 144, 24, 80) == one);
 }
 
+/// Rows that are asked have the bits that they have among all.
+void test_attention_rows(Device& device) {
+    const Grids s{2, 72, {{15, 20}}};
+    Random random(13);
+    const std::vector<float> qkv = device.rounded(random.normals(300 * 3 * 144));
+    const auto all = run_attention(device, s, qkv);
+    for (const auto& [first, rows] :
+         {std::pair<int64_t, int64_t>{0, 128}, {128, 128}, {256, 44}, {3, 290}, {299, 1}})
+        CHECK(run_attention(device, s, qkv, first, rows) == rows_of(all, 144, first, rows));
+}
+
 DEVICE_TEST_CASE("layer_norm against double precision", test_layer_norm)
 DEVICE_TEST_CASE("linear_bias against double precision", test_linear_bias)
 DEVICE_TEST_CASE("patch_values and grid_embedding against double precision", test_patches)
 DEVICE_TEST_CASE("grid_attention against double precision", test_attention)
 DEVICE_TEST_CASE("grid_attention: a frame does not depend on the others", test_attention_alone)
+DEVICE_TEST_CASE("grid_attention: some rows of a frame", test_attention_rows)
 
 }  // namespace

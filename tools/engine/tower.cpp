@@ -4,7 +4,6 @@
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
-#include "tools/engine/tower_plan.h"
 
 namespace quern {
 namespace {
@@ -22,8 +21,10 @@ Tower::Tower(const Model& model, Backend& backend, Workspace& workspace, const M
       backend_(backend),
       workspace_(workspace),
       step_patches_(model.info().vision ? tower_step_patches(*model.info().vision, memory.steps) : 0),
-      budget_(memory.features) {
-    if (memory.between > 0) between_ = backend.alloc(memory.between, "large images between steps");
+      budget_(memory.features),
+      between_bytes_(memory.between) {
+    if (memory.between > 0)
+        between_ = static_cast<std::byte*>(backend.alloc(memory.between, "large images between steps"));
 }
 
 Tower::~Tower() {
@@ -55,9 +56,15 @@ void Tower::encode(Items items) {
             return key_of(*item->image) == key_of(image);
         });
     };
-    const std::optional<Begun> begun = std::exchange(begun_, {});
-    if (begun && awaited(*begun->image)) return go_on(*begun, items);
-    if (patches_of(*items[0]->image) > step_patches_) return go_on({items[0]->image, 0}, items);
+    std::optional<Begun> begun = std::exchange(begun_, {});
+    if (begun && awaited(*begun->image)) return go_on(std::move(*begun), items);
+    const ImagePtr& first = items[0]->image;
+    if (patches_of(*first) <= step_patches_) return encode_together(items);
+    go_on({first, tower_steps(*model_.info().vision, patches_of(*first), step_patches_)}, items);
+}
+
+/// As many of the images as fit a step.
+void Tower::encode_together(Items items) {
     std::vector<const ImagePart*> images;
     VisionShape shape;
     for (const PromptImages::Item* item : items) {
@@ -67,43 +74,55 @@ void Tower::encode(Items items) {
         shape.patches += patches;
     }
     shape.images = static_cast<int64_t>(images.size());
-    const std::vector<float> rows = run(shape, images);
+    std::vector<float> rows;
+    run(shape, images, rows);
     const float* from = rows.data();
     for (PromptImages::Item* item : items.first(images.size())) {
         const int64_t values = item->image->tokens() * model_.info().vision->width;
-        item->features = std::make_shared<const std::vector<float>>(from, from + values);
+        item->features = images.size() == 1 ? std::make_shared<const std::vector<float>>(std::move(rows))
+                                            : std::make_shared<const std::vector<float>>(from, from + values);
         from += values;
         remember(*item->image, item->features);
     }
 }
 
-/// The next blocks of a large image.
+/// What the blocks before `block` leave: rows of one never go where it still reads.
+Tensor Tower::between(int64_t patches, int64_t block) const {
+    Tensor t = make_tensor("between", DType::F32, Place::state, {patches, model_.info().vision->inner_width});
+    t.data = between_ + block % 2 * (between_bytes_ / 2);
+    return t;
+}
+
+/// The next step of a large image.
 void Tower::go_on(Begun begun, Items items) {
-    const VisionInfo& vision = *model_.info().vision;
     const ImagePart& image = *begun.image;
-    VisionShape shape{.patches = patches_of(image), .images = 1, .begin = begun.blocks};
-    shape.end =
-        std::min(vision.blocks, shape.begin + tower_step_blocks(vision, shape.patches, step_patches_));
-    shape.between = make_tensor("between", DType::F32, Place::state, {shape.patches, vision.inner_width});
-    shape.between.data = between_;
+    const TowerStep step = begun.steps[begun.done];
+    VisionShape shape{.patches = patches_of(image),
+                      .images = 1,
+                      .begin = step.begin,
+                      .end = step.end,
+                      .first = step.first,
+                      .rows = step.rows};
+    if (begun.done > 0) shape.from = between(shape.patches, step.begin);
+    if (step.end < model_.info().vision->blocks) shape.to = between(shape.patches, step.end);
     const ImagePart* const images[] = {&image};
-    std::vector<float> rows = run(shape, images);
-    begun.blocks = shape.end;
-    if (shape.end < vision.blocks) {
+    run(shape, images, begun.features);
+    if (++begun.done < begun.steps.size()) {
         begun_ = std::move(begun);
         return;
     }
-    const auto features = std::make_shared<const std::vector<float>>(std::move(rows));
+    const auto features = std::make_shared<const std::vector<float>>(std::move(begun.features));
     for (PromptImages::Item* item : items)
         if (key_of(*item->image) == key_of(image)) item->features = features;
     remember(image, features);
 }
 
-/// The features; of a part that is not the last one nothing.
-std::vector<float> Tower::run(const VisionShape& shape, std::span<const ImagePart* const> images) {
+/// Adds the features to `features`, if the part ends with any.
+void Tower::run(const VisionShape& shape, std::span<const ImagePart* const> images,
+                std::vector<float>& features) {
     CHECK(shape.patches > 0, "[vision] an image without pixels");
     VisionGraph v = model_.build_vision(shape, backend_.activation_dtype());
-    const Tensor *pixels = v.patches, *place = v.place, *start = v.start, *features = v.features;
+    const Tensor *pixels = v.patches, *place = v.place, *start = v.start, *out = v.features;
     Plan plan(std::move(v.graph), backend_, workspace_, PlanUse::sometimes);
     auto* to_pixels = pixels != nullptr ? plan.input<uint8_t>(pixels) : nullptr;
     auto *to_place = plan.input<int32_t>(place), *to_start = plan.input<int32_t>(start);
@@ -116,13 +135,12 @@ std::vector<float> Tower::run(const VisionShape& shape, std::span<const ImagePar
         ++to_start;
     }
     plan.run();
-    if (features == nullptr) {
-        backend_.synchronize();
-        return {};
-    }
-    std::vector<float> rows(static_cast<size_t>(features->elements()));
-    backend_.download(rows.data(), features->data, features->bytes());
-    return rows;
+    if (out == nullptr) return backend_.synchronize();
+    const size_t before = features.size();
+    const int64_t tokens = shape.patches / (model_.info().vision->merge * model_.info().vision->merge);
+    features.reserve(static_cast<size_t>(tokens * out->shape[1]));
+    features.resize(before + static_cast<size_t>(out->elements()));
+    backend_.download(features.data() + before, out->data, out->bytes());
 }
 
 void Tower::remember(const ImagePart& image, const FeaturesPtr& features) {

@@ -1,8 +1,8 @@
 // Tower: runs a model's vision tower, and remembers what it made of the images it has seen.
 //
 // It takes the place of prompt steps, and each of its steps does no more than one of them: several small images together, or some
-// blocks of the tower for a large one. So answers wait no longer for images than for prompts. The parts are the same operations
-// in the same order, so features do not depend on them.
+// blocks of the tower for a large one, or some rows of a block (tower_plan.h). So answers wait no longer for images than for prompts.
+// The parts are the same operations in the same order, so features do not depend on them.
 #pragma once
 
 #include <list>
@@ -14,6 +14,7 @@
 #include "models/model.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/engine/prompt_images.h"
+#include "tools/engine/tower_plan.h"
 
 namespace quern {
 
@@ -40,21 +41,26 @@ class Tower {
         Key key;
         FeaturesPtr features;
     };
-    /// An image of which some blocks have run.
+    /// An image of which some steps have run.
     struct Begun {
         ImagePtr image;
-        int64_t blocks = 0;
+        std::vector<TowerStep> steps;
+        size_t done = 0;
+        std::vector<float> features = {};  // of the rows so far
     };
     static Key key_of(const ImagePart& image);
     void remember(const ImagePart& image, const FeaturesPtr& features);
+    void encode_together(Items items);
     void go_on(Begun begun, Items items);
-    std::vector<float> run(const VisionShape& shape, std::span<const ImagePart* const> images);
+    Tensor between(int64_t patches, int64_t block) const;
+    void run(const VisionShape& shape, std::span<const ImagePart* const> images,
+             std::vector<float>& features);
 
     const Model& model_;
     Backend& backend_;
     Workspace& workspace_;
-    const int64_t step_patches_, budget_;
-    void* between_ = nullptr;  // what the blocks so far have left of `begun_`
+    const int64_t step_patches_, budget_, between_bytes_;
+    std::byte* between_ = nullptr;  // what blocks have left of `begun_`, twice: a row goes where none is read
     std::optional<Begun> begun_;
     int64_t bytes_ = 0;
     std::list<Kept> kept_;  // used last first
