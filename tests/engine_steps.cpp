@@ -1,8 +1,11 @@
 // The shapes of the steps that an engine builds plans for: the kind of each, and how many rows.
 #include <doctest/doctest.h>
 
+#include <random>
+
 #include "counted_backend.h"
 #include "engine_harness.h"
+#include "vision_models.h"
 
 namespace quern {
 namespace {
@@ -32,11 +35,13 @@ class Noted final : public Model {
         return model_.build(shape, state, activations);
     }
     VisionGraph build_vision(const VisionShape& shape, DType activations) const override {
+        ++tower_steps;
         return model_.build_vision(shape, activations);
     }
 
     using Shape = std::tuple<std::string, int64_t, int64_t, int64_t>;
     mutable std::vector<Shape> shapes;
+    mutable int tower_steps = 0;
 
   private:
     Model& model_;
@@ -66,7 +71,50 @@ std::unique_ptr<test::Loaded> load(std::unique_ptr<Backend> backend) {
                                           std::move(backend));
 }
 
+/// With three images of 100 patches, of which two fit a step of the tower.
+Request question(const Model& model, unsigned seed) {
+    std::mt19937 random(seed);
+    Request r = greedy(3, 4);
+    for (int i = 0; i < 3; ++i) {
+        Image pixels{80, 80, std::vector<uint8_t>(3 * 80 * 80)};
+        for (uint8_t& v : pixels.rgb) v = static_cast<uint8_t>(random());
+        r.images.push_back(
+            std::make_shared<const ImagePart>(model.read_image(pixels, model.info().vision->sizes)));
+        r.prompt.insert(r.prompt.end(), r.images.back()->keys.begin(), r.images.back()->keys.end());
+    }
+    r.prompt.push_back(5);
+    return r;
+}
+
 TEST_SUITE("cpu") {
+    TEST_CASE("engine: between two tokens of an answer is one step of prompts or of the tower at most") {
+        const test::Seeing l("moe", std::make_unique<test::CountedBackend>(int64_t{1} << 34));
+        Noted model(*l.model);
+        Engine engine(model, *l.backend, {.context = 256, .sequences = 3, .step_tokens = 64});
+        int64_t answered = 0, ended = 0, steps = 0, all = 0;
+        Request text = greedy(5, 200);
+        text.on_token = [&](int32_t) { return ++answered > 0; };
+        engine.submit(std::move(text));
+        while (answered < 3) engine.step();
+        model.tower_steps = 0;
+        bool read = false;
+        for (const unsigned seed : {1, 2}) {
+            Request r = question(*l.model, seed);
+            r.on_prefill = [&](int64_t rows) { read |= rows > 0; };
+            r.on_token = [&](int32_t) { return ++ended > 0; };
+            engine.submit(std::move(r));
+        }
+        for (int64_t told = answered; ended < 8; told = answered, steps = 0) {
+            while (answered == told) {
+                engine.step();  // at its end clients get what there is
+                steps += std::exchange(model.tower_steps, 0) + std::exchange(read, false);
+            }
+            CHECK(steps <= 1);
+            all += steps;
+        }
+        CHECK(all >= 4 + 3);
+    }
+
     TEST_CASE("engine: a single row of a prompt is a prompt step, forced tokens are one answer step") {
         const auto l = load(make_cpu_backend(1));
         Noted model(*l->model);

@@ -280,6 +280,7 @@ bool Engine::State::step(const std::function<void()>& before_next) {
     end_cancelled();
     forget_ended();
     if (launched && !launched->awaited()) read_launched();  // it may still need its inputs
+    encode_images();
     if (!launched) launch_next(before_next);
     if (launched) {
         read_launched();
@@ -296,10 +297,7 @@ void Engine::State::launch_next(const std::function<void()>& before_next) {
     end_cancelled();
     admit();
     if (running.empty()) return;
-    Step step = scheduler.next(running);
-    guarded(step, [&] {
-        if (!encode_images(step)) launch(step);
-    });
+    take_turn(scheduler.next(running));
 }
 
 void Engine::State::read_launched() {
@@ -323,6 +321,8 @@ void Engine::State::guarded(Step& step, const std::function<void()>& work) {
 /// Before the caller can take the results of sequences that have ended.
 void Engine::State::forget_ended() {
     std::erase_if(running, [](const Sequence* s) { return s->done(); });
+    if (before_images)
+        std::erase_if(before_images->slices, [](const Slice& slice) { return slice.sequence->done(); });
     if (!launched) return;
     for (Slice& slice : launched->step.slices)
         if (slice.sequence != nullptr && slice.sequence->done()) slice.sequence = nullptr;
@@ -331,6 +331,7 @@ void Engine::State::forget_ended() {
 /// Ends all requests: the device has failed.
 void Engine::State::lose(const std::string& error) {
     launched.reset();
+    before_images.reset();
     for (auto& [id, s] : sequences) finish(*s, FinishReason::error, error);
     tell_all();  // what was chosen before that
     running.clear();
@@ -383,18 +384,6 @@ void Engine::State::start(Sequence& s) {
     std::erase_if(s.cuts, [&](int64_t tokens) { return !s.images.tells_apart(tokens); });
     if (s.state.slot < 0) s.state = pool.acquire();
     if (s.request.on_prefill) s.request.on_prefill(s.state.length);
-}
-
-void Engine::State::keep_state(const Sequence& s, const SequenceState& state) {
-    CHECK(at_page_end(state.length), "[engine] a state of {} tokens would be kept", state.length);
-    const std::span<const int32_t> tokens(s.tokens.data(), static_cast<size_t>(state.length));
-    if (cache.wants(tokens)) cache.store(tokens, state, s.request.conversation);
-}
-
-/// Makes room for so many tokens in all.
-void Engine::State::reserve(Sequence& s, int64_t tokens) {
-    cache.make_pages(round_up_to_page(tokens) / kPageTokens - static_cast<int64_t>(s.state.pages.size()));
-    pool.grow(s.state, tokens);
 }
 
 void Engine::State::finish(Sequence& s, FinishReason reason, std::string error) {

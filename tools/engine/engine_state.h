@@ -109,7 +109,9 @@ struct Engine::State {
     bool caches(const Sequence& s) const { return options.cache_bytes > 0 && s.request.use_cache; }
     void keep_state(const Sequence& s, const SequenceState& state);
     void reserve(Sequence& s, int64_t tokens);
-    bool encode_images(const Step& step);
+    std::vector<PromptImages::Item*> missing_images(const Step& step);
+    void take_turn(Step step);
+    void encode_images();
     void launch(Step& step);
     void read(const LaunchedStep& done);
     int32_t choose(const Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row) const;
@@ -149,6 +151,8 @@ struct Engine::State {
     std::deque<Sequence*> queue;
     std::vector<Sequence*> running;  // in order of arrival
     std::optional<LaunchedStep> launched;
+    std::optional<Step>
+        before_images;  // in whose place images are encoded next; without those who have ended
     std::vector<UntoldToken> untold;
 };
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "ggml-like/check.h"
 #include "ggml-like/ops/logits_top.h"
 #include "tools/engine/engine_state.h"
 #include "tools/engine/head_ranks.h"
@@ -34,9 +35,8 @@ class AtCut {
 
 }  // namespace
 
-/// In place of a step that needs images: makes their features, so that answers wait no longer than for a step. False: none are
-/// missing.
-bool Engine::State::encode_images(const Step& step) {
+/// Images whose features a step needs and that are not remembered.
+std::vector<PromptImages::Item*> Engine::State::missing_images(const Step& step) {
     std::vector<PromptImages::Item*> missing;
     const auto find = [&] {
         missing.clear();
@@ -48,12 +48,41 @@ bool Engine::State::encode_images(const Step& step) {
                     missing.push_back(&item);
     };
     find();
-    if (missing.empty()) return false;
+    if (missing.empty()) return missing;
     tower.recall(missing);
     find();
-    if (missing.empty()) return false;
-    tower.encode(missing);
-    return true;
+    return missing;
+}
+
+/// Images are encoded in place of a step that needs them, so that answers wait no longer than for that; and since the tower is waited
+/// for, only when callbacks know of all tokens.
+void Engine::State::take_turn(Step step) {
+    guarded(step, [&] {
+        if (missing_images(step).empty()) return launch(step);
+        before_images = std::move(step);
+        if (untold.empty()) encode_images();
+    });
+}
+
+void Engine::State::encode_images() {
+    if (!before_images) return;
+    Step step = *std::exchange(before_images, {});
+    guarded(step, [&] {
+        const std::vector<PromptImages::Item*> missing = missing_images(step);
+        if (!missing.empty()) tower.encode(missing);
+    });
+}
+
+void Engine::State::keep_state(const Sequence& s, const SequenceState& state) {
+    CHECK(at_page_end(state.length), "[engine] a state of {} tokens would be kept", state.length);
+    const std::span<const int32_t> tokens(s.tokens.data(), static_cast<size_t>(state.length));
+    if (cache.wants(tokens)) cache.store(tokens, state, s.request.conversation);
+}
+
+/// Makes room for so many tokens in all.
+void Engine::State::reserve(Sequence& s, int64_t tokens) {
+    cache.make_pages(round_up_to_page(tokens) / kPageTokens - static_cast<int64_t>(s.state.pages.size()));
+    pool.grow(s.state, tokens);
 }
 
 void Engine::State::launch(Step& step) {
