@@ -67,15 +67,16 @@ __device__ __forceinline__ void small_e2m1(uint32_t codes, uint32_t (&pairs)[4])
 __device__ __forceinline__ uint32_t lifted_scales(uint32_t scales) {
     return times(times((scales >> 4) & 0x07f007f0u, kTwoTo120), 0x7a807a80u);
 }
-/// Of eight codes in equal steps pairs i and i + 4: kSteps with their signs. 128 + n is what a BF16 of 128 has with n in its last
-/// bits.
-__device__ __forceinline__ void steps_of(uint32_t codes, uint32_t (&pairs)[4]) {
+/// kSteps of the last three bits n of each half: 128 + n is what a BF16 of 128 has with n in its last bits.
+__device__ __forceinline__ uint32_t step_magnitudes(uint32_t x) {
     constexpr uint32_t kOne = 0x3f803f80u, kMinus = 0xc2ffc2ffu;  // 1, -127.5
+    return times_plus((x & 0x00070007u) | 0x43004300u, kOne, kMinus);
+}
+/// Of eight codes in equal steps pairs i and i + 4, with their signs.
+__device__ __forceinline__ void steps_of(uint32_t codes, uint32_t (&pairs)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t magnitude = times_plus(((codes >> (4 * i)) & 0x00070007u) | 0x43004300u, kOne, kMinus);
-        pairs[i] = magnitude ^ ((codes << (12 - 4 * i)) & 0x80008000u);
-    }
+    for (int i = 0; i < 4; ++i)
+        pairs[i] = step_magnitudes(codes >> (4 * i)) ^ ((codes << (12 - 4 * i)) & 0x80008000u);
 }
 
 /// Magnitudes of the eight codes in BF16, low and high bytes.
@@ -126,10 +127,33 @@ __device__ __forceinline__ uint16_t e4m3_bits(uint8_t code) {
 
 /// Eight elements in order, of 8 (fp8) or 4 bytes of codes. `factor`: of fp8 times 2^120, of nvfp4 with the scale of 16.
 __device__ __forceinline__ uint4 expand_fp8(uint32_t a, uint32_t b, uint32_t factor) {
-    return {times(small_e4m3(__byte_perm(a, a, 0x1100)), factor),
-            times(small_e4m3(__byte_perm(a, a, 0x3322)), factor),
-            times(small_e4m3(__byte_perm(b, b, 0x1100)), factor),
-            times(small_e4m3(__byte_perm(b, b, 0x3322)), factor)};
+    return {times(low_e4m3(__byte_perm(a, a, 0x1100)), factor),
+            times(low_e4m3(__byte_perm(a, a, 0x3322)), factor),
+            times(low_e4m3(__byte_perm(b, b, 0x1100)), factor),
+            times(low_e4m3(__byte_perm(b, b, 0x3322)), factor)};
+}
+/// Codes 2j and 2j + 1 in the last four bits of each half; the other bits are of no account.
+__device__ __forceinline__ void split_codes(uint32_t codes, uint32_t (&pairs)[4]) {
+    const uint32_t odd = codes >> 4;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) pairs[j] = __byte_perm(codes, odd, 0x4400 + j * 0x1111);
+}
+/// `of16`: lifted_scales; `row`: the row's scale times 2^8.
+__device__ __forceinline__ uint4 expand_e2m1(uint32_t codes, uint32_t of16, uint32_t row) {
+    uint32_t x[4];
+    split_codes(codes, x);
+#pragma unroll
+    for (uint32_t& pair : x)
+        pair = times(times(((pair << 12) & 0x80008000u) | ((pair << 6) & 0x01c001c0u), of16), row);
+    return {x[0], x[1], x[2], x[3]};
+}
+__device__ __forceinline__ uint4 expand_steps(uint32_t codes, const Factor& f) {
+    uint32_t x[4];
+    split_codes(codes, x);
+#pragma unroll
+    for (uint32_t& pair : x)
+        pair = times_plus(step_magnitudes(pair) ^ ((pair << 12) & 0x80008000u), f.by, f.plus);
+    return {x[0], x[1], x[2], x[3]};
 }
 __device__ __forceinline__ uint4 expand_codes(const Table& t, uint32_t codes, const Factor& f) {
     const Looked a(t, codes), b(t, codes >> 16);

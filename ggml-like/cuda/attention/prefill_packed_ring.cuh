@@ -1,9 +1,11 @@
 // Attention of prompt rows by products of warpgroups over packed caches: four warps beside those that multiply.
 //
-//   warp 8        copies blocks of pages, as they are packed, to two places in shared memory, in the order of the ring
-//   warps 9..11   expand them to BF16 in the ring's slots, in the swizzled form that the copy engine would leave
+//   unit     half a page of K or V, as it is packed: 32 rows of codes, of scales of 16, of rows' scales; the copy engine brings
+//            as many as there are places for, which take the memory of the ring's fifth slot
+//   warp     of every unit 8 rows, a row four lanes, which take turns with its 16-byte pieces of codes; expands them to BF16 in
+//            the ring's slots, in the swizzled form that the copy engine would leave. Every fourth unit it asks for another one
 //
-// The ring has four slots then (prefill_ring.cuh); what is staged takes the fifth one's memory.
+// Lanes that read or store together have eight rows and, of these, pieces that are in different banks.
 #pragma once
 
 #include "ggml-like/cuda/attention/packed.cuh"
@@ -16,12 +18,11 @@ namespace quern::cuda::attention::prefill {
 using namespace ptx;
 using kv::Packing;
 
-constexpr int kStaged = 2, kExpanders = 3;
-static_assert(kPackedWarpgroupShared ==
-              1024 + kQueryBytes + kPackedSlots * kSlotBytes + kStaged * kStagedBlock);
+constexpr int kExpanders = 4, kPlaces = 8, kUnitRows = kKeysPerPage / 2;
+static_assert(kPackedWarpgroupShared == 1024 + kQueryBytes + kPackedSlots * kSlotBytes + kUnitsBytes);
 
 /// So many consecutive bytes, a multiple of 16, to shared memory, by the copy engine.
-__device__ __forceinline__ void copy_bytes(void* to_shared, const void* from, int bytes, uint64_t* barrier) {
+__device__ __forceinline__ void copy_bytes(char* to_shared, const char* from, int bytes, uint64_t* barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
             shared_address(to_shared)),
@@ -29,110 +30,229 @@ __device__ __forceinline__ void copy_bytes(void* to_shared, const void* from, in
         : "memory");
 }
 
-/// Static shared memory.
-struct StagedBarriers {
-    uint64_t full[kStaged], empty[kStaged];
+/// K or V of which page of a span is item `number`, in the order of the ring.
+struct Item {
+    bool values;
+    int page;
+
+    __device__ __forceinline__ Item(int number, int pages) {
+        const int begin = number / (2 * kSegmentPages) * kSegmentPages, i = number % (2 * kSegmentPages);
+        const int count = min(kSegmentPages, pages - begin);
+        const bool last = i + 1 == 2 * count;
+        values = last || (i > 0 && i % 2 == 0);
+        page = begin + (last ? count - 1 : values ? i / 2 - 1 : (i + 1) / 2);
+    }
 };
 
+/// Static shared memory.
+struct UnitBarriers {
+    uint64_t full[kPlaces], empty[kPlaces];
+};
+
+/// Where a unit is staged.
 struct Staged {
+    int place = 0;
+    uint32_t phase = 0;
+
+    /// `by`: at most `places`.
+    __device__ __forceinline__ void go_on(int by, int places) {
+        place += by;
+        if (place >= places) place -= places, phase ^= 1;
+    }
+};
+
+/// One side of the caches.
+struct Side {
+    Packing packing;
+    packed::Block block;
+    const char* cache;
+
+    __device__ __forceinline__ Side(const AttentionCall& c, bool values)
+        : packing(values ? c.v_packing : c.k_packing),
+          block(values ? c.v_layout : c.k_layout),
+          cache(reinterpret_cast<const char*>(values ? c.v_cache : c.k_cache)) {}
+    __device__ __forceinline__ int unit_bytes() const { return block.bytes / 2; }
+};
+
+/// The lane's row of a unit and its pieces. Made anew wherever it is needed: what is kept of it over the loop takes registers
+/// that are not there.
+struct Lane {
+    int thread;
+
+    __device__ __forceinline__ Lane() : thread(static_cast<int>(threadIdx.x) - kThreads) {
+        asm volatile("" : "+r"(thread));
+    }
+    __device__ __forceinline__ int row() const { return thread / 32 * 8 + thread % 8; }
+    /// Of every four pieces the lane's.
+    __device__ __forceinline__ int piece() const { return (thread / 8 ^ thread) & 3; }
+};
+
+/// What a lane has of a unit: its row's scale or scales, up to four pieces of codes, of nvfp4 the two scales of each piece.
+struct Pieces {
+    uint4 codes[4];
+    uint32_t of16[2];
+    uint32_t scale;
+};
+
+struct Expander {
     using Ring = prefill::Ring<kPackedSlots>;
 
     const AttentionCall& c;
     const Ring& ring;
-    StagedBarriers* barriers;
+    UnitBarriers* barriers;
+    int thread, places;
 
+    __device__ __forceinline__ Expander(const AttentionCall& call, const Ring& to, UnitBarriers* b)
+        : c(call), ring(to), barriers(b), thread(static_cast<int>(threadIdx.x) - kThreads) {
+        const int most = max(Side(c, false).unit_bytes(), Side(c, true).unit_bytes());
+        places = min(kPlaces, quotient(kUnitsBytes, most));
+    }
     __device__ __forceinline__ void init() const {
-        if (threadIdx.x >= kStaged) return;
-        init_phases(barriers->full + threadIdx.x, 1);
-        init_phases(barriers->empty + threadIdx.x, kExpanders);
+        const int i = threadIdx.x;
+        if (i < kPlaces) init_phases(barriers->full + i, 1), init_phases(barriers->empty + i, kExpanders);
     }
-    __device__ __forceinline__ char* block(int place) const {
-        return ring.queries + kQueryBytes + kPackedSlots * kSlotBytes + place * kStagedBlock;
-    }
-
-    /// One lane: the blocks of a span. `at`: of the next block.
-    __device__ __forceinline__ void copy_span(Place<kStaged>& at, const Span& span) const {
-        const int k_bytes = packed::Block(c.k_layout).bytes, v_bytes = packed::Block(c.v_layout).bytes;
-        walk(c, span, [&](bool values, int head) {
-            const int bytes = values ? v_bytes : k_bytes;
-            const char* from = reinterpret_cast<const char*>(values ? c.v_cache : c.k_cache) +
-                               static_cast<int64_t>(head) * bytes;
-            uint64_t* full = barriers->full + at.slot;
-            wait_phase(barriers->empty + at.slot, at.phase ^ 1);
-            arrive_and_expect(full, bytes);
-            copy_bytes(block(at.slot), from, bytes, full);
-            at.go_on();
-        });
+    __device__ __forceinline__ char* unit(int place) const {
+        const int most = max(Side(c, false).unit_bytes(), Side(c, true).unit_bytes());
+        return ring.queries + kQueryBytes + kPackedSlots * kSlotBytes + place * most;
     }
 
-    /// Eight elements of row r: piece p of 16 bytes, as copy_box would leave it.
-    __device__ __forceinline__ static void put(char* slot, int r, int p, const uint4& x) {
-        *reinterpret_cast<uint4*>(slot + p / 8 * kColumnBytes + r * 128 + (((p ^ r) & 7) << 4)) = x;
+    /// One lane: half of K or V of a page to a place, once that is free.
+    __device__ __forceinline__ void copy(bool values, int head, int half, const Staged& to) const {
+        const Side s(c, values);
+        const char* block = s.cache + static_cast<int64_t>(head) * s.block.bytes;
+        char* place = unit(to.place);
+        uint64_t* full = barriers->full + to.place;
+        wait_phase(barriers->empty + to.place, to.phase ^ 1);
+        arrive_and_expect(full, s.unit_bytes());
+        const int codes = kUnitRows * s.block.codes, blocks = kUnitRows * s.block.blocks,
+                  scales = kUnitRows * s.block.scales;
+        copy_bytes(place, block + half * codes, codes, full);
+        if (blocks > 0) copy_bytes(place + codes, block + s.block.blocks_at + half * blocks, blocks, full);
+        copy_bytes(place + codes + blocks, block + s.block.scales_at + half * scales, scales, full);
     }
-    __device__ __forceinline__ void expand_fp8(const packed::Block& b, const char* from, char* to,
-                                               int thread) const {
-        for (int i = thread; i < kKeysPerPage * kDim / 16; i += 32 * kExpanders) {
-            const uint4 x = *reinterpret_cast<const uint4*>(from + i * 16);
-            const int r = i / 16, p = i % 16 * 2,
-                      odd = i >> 2 & 1;  // odd: the second piece first, for other banks
-            const uint32_t scale = *reinterpret_cast<const uint16_t*>(from + b.scales_at + r * 2);
-            const uint32_t by = packed::factor_of(Packing::fp8, scale, 0).by;
-            const uint4 low = packed::expand_fp8(x.x, x.y, by), high = packed::expand_fp8(x.z, x.w, by);
-            put(to, r, p + odd, odd ? high : low);
-            put(to, r, p + 1 - odd, odd ? low : high);
-        }
-    }
-    template <Packing kPacking>
-    __device__ __forceinline__ void expand_codes(const packed::Block& b, const char* from, char* to,
-                                                 int thread) const {
-        const packed::Table table = packed::table_of(kPacking);
-        for (int i = thread; i < kKeysPerPage * kDim / 32; i += 32 * kExpanders) {
-            const uint4 x = *reinterpret_cast<const uint4*>(from + i * 16);
-            const int r = i / 8, first = i % 8;
-            const char* scales = from + b.scales_at + r * b.scales;
-            uint32_t scale = *reinterpret_cast<const uint16_t*>(scales), of16 = 0;
-            if constexpr (kPacking == Packing::steps)
-                scale |= uint32_t{*reinterpret_cast<const uint16_t*>(scales + 2)} << 16;
-            if constexpr (kPacking == Packing::nvfp4)
-                of16 = *reinterpret_cast<const uint16_t*>(from + b.blocks_at + r * b.blocks + first * 2);
-            const packed::Factor low = packed::factor_of(kPacking, scale, static_cast<uint8_t>(of16)),
-                                 high = packed::factor_of(kPacking, scale, static_cast<uint8_t>(of16 >> 8));
-            const uint32_t codes[4] = {x.x, x.y, x.z, x.w};
+
+    __device__ __forceinline__ static void load(const Side& s, const char* from, Pieces& p) {
+        const Lane lane;
+        const int r = lane.row();
+        const char* codes = from + r * s.block.codes + lane.piece() * 16;
+        const char* of16 = from + kUnitRows * s.block.codes + r * s.block.blocks + lane.piece() * 2;
+        const char* scales = from + kUnitRows * (s.block.codes + s.block.blocks) + r * s.block.scales;
+        p.scale = *reinterpret_cast<const uint16_t*>(scales);
+        if (s.packing == Packing::steps) p.scale |= uint32_t{*reinterpret_cast<const uint16_t*>(scales + 2)} << 16;
 #pragma unroll
-            for (int j = 0; j < 4; ++j)
-                put(to, r, 4 * first + j, packed::expand_codes(table, codes[j], j < 2 ? low : high));
+        for (int i = 0; i < 2; ++i) {
+            p.codes[i] = *reinterpret_cast<const uint4*>(codes + i * 64);
+            if (s.packing == Packing::nvfp4) p.of16[i] = *reinterpret_cast<const uint16_t*>(of16 + i * 8);
         }
-    }
-    __device__ __forceinline__ void expand(Packing packing, const packed::Block& b, const char* from,
-                                           char* to, int thread) const {
-        if (packing == Packing::fp8) return expand_fp8(b, from, to, thread);
-        if (packing == Packing::nvfp4) return expand_codes<Packing::nvfp4>(b, from, to, thread);
-        if (packing == Packing::centroids) return expand_codes<Packing::centroids>(b, from, to, thread);
-        expand_codes<Packing::steps>(b, from, to, thread);
+        if (s.packing == Packing::fp8)
+#pragma unroll
+            for (int i = 2; i < 4; ++i) p.codes[i] = *reinterpret_cast<const uint4*>(codes + i * 64);
     }
 
-    /// Warps 9 to 11, of which `thread` is one: all blocks of a span, to the ring.
-    __device__ __forceinline__ void expand_span(Place<kStaged>& from, Ring::Place& to, const Span& span,
-                                                int thread) const {
-        const packed::Block k(c.k_layout), v(c.v_layout);
-        for (int begin = span.begin; begin < span.end; begin += kSegmentPages) {
-            const int items = 2 * (min(begin + kSegmentPages, span.end) - begin);
+    // Eight elements: 16-byte piece p of row r of a slot lies at p ^ (r % 8), as copy_box would leave it. The lane's pieces of
+    // codes are four apart, so 64 columns apart in fp8, 128 in 4 bits.
+
+    __device__ __forceinline__ static void put(uint32_t at, int columns, const uint4& x) {
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at + columns / kColumns * kColumnBytes),
+                     "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+                     : "memory");
+    }
+    __device__ __forceinline__ static void expand_fp8(const Pieces& p, uint32_t half) {
+        const Lane lane;
+        const int r = lane.row();
+        const uint32_t at = half + r * 128 + (((2 * lane.piece() ^ r) & 7) << 4);
+        const uint32_t by = packed::factor_of(Packing::fp8, p.scale, 0).by;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint4& x = p.codes[i];
+            put(at, 64 * i, packed::expand_fp8(x.x, x.y, by));
+            put(at ^ 16, 64 * i, packed::expand_fp8(x.z, x.w, by));
+        }
+    }
+    template <class F>
+    __device__ __forceinline__ static void expand_codes(const Pieces& p, uint32_t half, const F& expand_eight) {
+        const Lane lane;
+        const int r = lane.row(), piece = lane.piece();
+        const uint32_t at = half + r * 128 + piece / 2 * kColumnBytes + (((4 * piece ^ r) & 7) << 4);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint32_t codes[4] = {p.codes[i].x, p.codes[i].y, p.codes[i].z, p.codes[i].w};
+#pragma unroll
+            for (int j = 0; j < 4; ++j) put(at ^ j << 4, 128 * i, expand_eight(codes[j], i, j));
+        }
+    }
+    __device__ __forceinline__ static void expand(Packing packing, const Pieces& p, uint32_t half) {
+        const uint32_t scale = packed::both(static_cast<uint16_t>(p.scale));
+        if (packing == Packing::fp8) return expand_fp8(p, half);
+        if (packing == Packing::nvfp4) {
+            constexpr uint32_t kTwoTo8 = 0x43804380u;
+            const uint32_t row = packed::times(scale, kTwoTo8);
+            return expand_codes(p, half, [&](uint32_t codes, int i, int j) {
+                const uint32_t of16 = __byte_perm(p.of16[i], 0, j < 2 ? 0x0404 : 0x1414);
+                return packed::expand_e2m1(codes, packed::lifted_scales(of16), row);
+            });
+        }
+        if (packing == Packing::centroids) {
+            const packed::Table table = packed::lloyd();
+            const packed::Factor by{scale, 0x80008000u};
+            return expand_codes(p, half, [&](uint32_t codes, int, int) {
+                return packed::expand_codes(table, codes, by);
+            });
+        }
+        const packed::Factor by{scale, packed::both(static_cast<uint16_t>(p.scale >> 16))};
+        expand_codes(p, half, [&](uint32_t codes, int, int) { return packed::expand_steps(codes, by); });
+    }
+
+    /// The units that the warp asks for: every kExpanders-th of a span. The next one's page is loaded ahead.
+    struct Asking {
+        int number, end, page = 0;
+        Staged to;
+    };
+    __device__ __forceinline__ void load_page(const Span& span, Asking& asking) const {
+        if (asking.number >= asking.end) return;
+        const Item item(asking.number / 2, span.end - span.begin);
+        asking.page = c.pages[span.tile.sequence * c.page_row + span.begin + item.page];
+    }
+    __device__ __forceinline__ Asking asking_of(const Span& span, const Staged& from) const {
+        const int warp = thread / 32;
+        Asking asking{.number = warp, .end = 4 * (span.end - span.begin), .to = from};
+        asking.to.go_on(warp, places);
+        load_page(span, asking);
+        return asking;
+    }
+    __device__ __forceinline__ void ask(const Span& span, Asking& asking) const {
+        const Item item(asking.number / 2, span.end - span.begin);
+        if (elected())
+            copy(item.values, asking.page * c.kv_heads + span.tile.kv_head, asking.number % 2, asking.to);
+        __syncwarp();
+        asking.number += kExpanders;
+        asking.to.go_on(kExpanders, places);
+        load_page(span, asking);
+    }
+
+    /// All pages of a span, to the ring. `from`, `to`: the places of the next unit and page.
+    __device__ __forceinline__ void expand_span(Staged& from, Ring::Place& to, const Span& span) const {
+        Asking asking = asking_of(span, from);
+        while (asking.number < min(places, asking.end)) ask(span, asking);
 #pragma unroll 1
-            for (int i = 0; i < items; ++i) {
-                // K0 K1 V0 K2 V1 ... Kn Vn-1 Vn
-                const bool values = i > 1 && (i % 2 == 0 || i + 1 == items) || (items == 2 && i == 1);
-                wait_phase(barriers->full + from.slot, from.phase);
-                wait_phase(ring.barriers->empty + to.slot, to.phase ^ 1);
-                expand(values ? c.v_packing : c.k_packing, values ? v : k, block(from.slot), ring.slot(to),
-                       thread);
+        for (int n = 0; n < asking.end; ++n) {
+            const int half = n % 2;
+            const Side s(c, Item(n / 2, span.end - span.begin).values);
+            Pieces p;
+            wait_phase(barriers->full + from.place, from.phase);
+            load(s, unit(from.place), p);
+            __syncwarp();
+            if (thread % 32 == 0) arrive(barriers->empty + from.place);
+            from.go_on(1, places);
+            if (half == 0) wait_phase(ring.barriers->empty + to.slot, to.phase ^ 1);
+            expand(s.packing, p, shared_address(ring.slot(to)) + half * (kUnitRows * 128));
+            if (half == 1) {
                 fence_shared_for_wgmma();
                 __syncwarp();
-                if (thread % 32 == 0) {
-                    arrive(ring.barriers->full + to.slot);
-                    arrive(barriers->empty + from.slot);
-                }
-                from.go_on(), to.go_on();
+                if (thread % 32 == 0) arrive(ring.barriers->full + to.slot);
+                to.go_on();
             }
+            if (asking.number == n + places && asking.number < asking.end) ask(span, asking);
         }
     }
 };

@@ -63,9 +63,9 @@ struct Place {
     }
 };
 
-/// Static shared memory. Each span passes K and V through the ring, so that of four at least one has been read.
+/// Static shared memory. Each span passes K and V through the ring, so that of the last eight that are told four have been read.
 struct Barriers {
-    static constexpr int kSpans = 4;
+    static constexpr int kSpans = 8;
     uint64_t full[kPlainSlots], empty[kPlainSlots], told[kSpans];
     Span span[kSpans];
 };

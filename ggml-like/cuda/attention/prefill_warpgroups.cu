@@ -13,7 +13,9 @@
 // A row's bits depend on its keys alone: pages are walked in the same order from the same places, a page that a row does not
 // see leaves its sums as they are (weights of zero, factors of one), and no product mixes rows.
 //
-// Shared memory: 225 KB. Registers: 240 of a thread that multiplies, 176 of them O, S and P. Traffic: q, gate and y once; K and V
+// Packed caches: four warps copy and expand pages in place of the one that copies (prefill_packed_ring.cuh).
+//
+// Shared memory: 225 KB. Registers: 240 (packed 224) of a thread that multiplies, 176 of them O, S and P. Traffic: q, gate and y once; K and V
 // once a tile, mostly from L2: 1 KB a key for 128 rows. Bound: the card's power; a step takes 1.4 us, 750 TFLOP/s, and a tile
 // some 4 us more (q, first scores, gates). Measured for 2,048 rows: see PERFORMANCE.md.
 // Limits: head_dim 256, at most 8 query heads a KV head; other cards take prefill.cu.
@@ -77,31 +79,49 @@ struct Schedule {
     }
 };
 
-/// Finds the block's spans, tells them, and calls copy(span) for each.
-template <int kSlots, class F>
-__device__ __forceinline__ void copy_spans(const AttentionCall& c, const Ring<kSlots>& ring, const F& copy) {
+/// Finds the block's next span and tells it; one lane. False: there are no more.
+template <int kSlots>
+__device__ __forceinline__ bool tell_span(const Schedule& schedule, const Ring<kSlots>& ring, int round,
+                                          Span& span) {
+    const bool more = schedule.find(round, span);
+    if (!more) span.end = 0;
+    ring.tell(round, span);
+    return more;
+}
+
+/// One lane: finds, tells and copies all spans.
+__device__ __forceinline__ void copy_spans(const AttentionCall& c, const Ring<kPlainSlots>& ring,
+                                           const CUtensorMap& k, const CUtensorMap& v) {
     const Schedule schedule(c);
+    Place<kPlainSlots> at;
     Span span;
     bool more = true;
 #pragma unroll 1
     for (int round = 0; more; ++round) {
-        more = schedule.find(round, span);
-        if (!more) span.end = 0;
-        ring.tell(round, span);
+        more = tell_span(schedule, ring, round, span);
         if (round == 0) wait_for_predecessor();
-        if (more) copy(span);
+        if (more) ring.copy_span(c, at, k, v, span);
     }
 }
 
-__device__ __forceinline__ void expand_spans(const Staged& staged, int thread) {
-    Place<kStaged> from;
+/// Four warps, of which the first has the lane that finds spans, one ahead of what is expanded.
+__device__ __forceinline__ void expand_spans(const Expander& expander) {
+    const Ring<kPackedSlots>& ring = expander.ring;
+    const auto tell = [&](int round) {
+        Span span;
+        if (expander.thread == 0) tell_span(Schedule(expander.c), ring, round, span);
+    };
+    Staged from;
     Place<kPackedSlots> to;
+    tell(0);
     wait_for_predecessor();
 #pragma unroll 1
     for (int round = 0;; ++round) {
-        const Span& span = staged.ring.told(round);
+        const Span& span = ring.told(round);
         if (span.end == 0) return;
-        staged.expand_span(from, to, span, thread);
+        tell(round + 1);
+        __syncwarp();
+        expander.expand_span(from, to, span);
     }
 }
 
@@ -153,9 +173,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     __syncthreads();
     if (threadIdx.x >= kThreads) {
         shrink_registers<24>();
-        Place<kPlainSlots> at;
-        if (threadIdx.x / 32 == kWarps && elected())
-            copy_spans(c, ring, [&](const Span& span) { ring.copy_span(c, at, k, v, span); });
+        if (threadIdx.x / 32 == kWarps && elected()) copy_spans(c, ring, k, v);
     } else {
         grow_registers<240>();
         multiply_spans(c, ring);
@@ -168,23 +186,18 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
 #if QUERN_WGMMA
     extern __shared__ __align__(1024) char shared[];
     __shared__ Barriers barriers;
-    __shared__ StagedBarriers staged_barriers;
+    __shared__ UnitBarriers unit_barriers;
     allow_successor();
     const Ring<kPackedSlots> ring(shared, &barriers);
-    const Staged staged{c, ring, &staged_barriers};
-    staged.init();
+    const Expander expander(c, ring, &unit_barriers);
+    expander.init();
     ring.init(kExpanders);
     __syncthreads();
     if (threadIdx.x >= kThreads) {
-        shrink_registers<40>();
-        const int thread = static_cast<int>(threadIdx.x) - kThreads - 32;
-        Place<kStaged> at;
-        if (thread >= 0)
-            expand_spans(staged, thread);
-        else if (elected())
-            copy_spans(c, ring, [&](const Span& span) { staged.copy_span(at, span); });
+        shrink_registers<56>();
+        expand_spans(expander);
     } else {
-        grow_registers<232>();
+        grow_registers<224>();
         multiply_spans(c, ring);
     }
 #endif

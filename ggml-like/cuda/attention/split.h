@@ -36,9 +36,9 @@ inline constexpr int kHeldSlots = kSharingBlocks * 3 / 2;  // one each, and one 
 
 /// Shared memory of a block of prefill_warpgroups.cu: up to a multiple of 1,024; q; five of K or V of a page.
 inline constexpr int kWarpgroupShared = 1024 + kTileM * 512 + 5 * 64 * 512;
-/// Of packed caches four, and two blocks of a page, of 258 bytes a row at most.
-inline constexpr int kStagedBlock = (64 * 258 + 127) / 128 * 128;
-inline constexpr int kPackedWarpgroupShared = 1024 + kTileM * 512 + 4 * 64 * 512 + 2 * kStagedBlock;
+/// Of packed caches four, and so many bytes of half pages as they are packed, of 258 bytes a row at most.
+inline constexpr int kUnitsBytes = 4 * 32 * 258;
+inline constexpr int kPackedWarpgroupShared = 1024 + kTileM * 512 + 4 * 64 * 512 + kUnitsBytes;
 static_assert(kPackedWarpgroupShared <= 226 * 1024);
 
 /// An upper bound of a prompt step's tiles for one KV head.
