@@ -232,6 +232,14 @@ TEST_CASE("launches: kernels of an answer step of the 35B") {
     }
 }
 
+TEST_CASE("launches: an answer step over packed caches has as many kernels as over BF16") {
+    for (const char* kv : {"fp8", "nvfp4", "tq4", "k8v4"}) {
+        PlacedModel model({.shape = "qwen3.6-35b-a3b", .mix = "aeon", .kv = kv}, cuda_stand_in::kH200);
+        CAPTURE(std::string(kv));
+        for (const int64_t rows : {1, 8}) CHECK(model.replay(model.answers(rows)).kernels == 203);
+    }
+}
+
 /// Each of the 80 sums becomes two kernels instead of one, and a router's logits one of their own where they were none.
 TEST_CASE("launches: kernels of an answer step of the 35B on two ranks") {
     struct Promise {

@@ -1,4 +1,4 @@
-// Attention: which kernels run, and two of them: `prepare`, before all kernels but that of answers, and `generic`, for
+// Attention: which kernels run, and two of them: `prepare`, before all kernels but those of answers, and `generic`, for
 // shapes without a fast kernel.
 //
 //   prepare: block = one row; 4 warps, each five heads at a time: q -> rotated, k and v -> cache
@@ -174,12 +174,12 @@ void attend(const AttentionCall& c, Context& context) {
     const AttentionShape shape{c.heads, c.kv_heads, c.head_dim, c.rotary_dims, c.answers};
     const AttentionProduct product = choose(context, shape);
     const bool packed = c.k_packing != kv::Packing::plain;
-    if (product == AttentionProduct::split && !packed) return attention_decode(c, context);
+    if (product == AttentionProduct::split)
+        return packed ? attention_decode_packed(c, context) : attention_decode(c, context);
     if (packed)
         attention_prepare_packed(c, context);
     else
         attention_prepare(c, context);
-    if (product == AttentionProduct::split) return attention_decode_packed(c, context);
     if (product == AttentionProduct::warpgroups) return attention_prefill_warpgroups(c, context);
     if (product == AttentionProduct::tiles) return attention_prefill(c, context);
     attention_generic(c, context);

@@ -60,11 +60,11 @@ void attend(const AttentionCall& call, Context& context);
 
 /// Writes rotated, the normed and rotated q, and puts k (normed and rotated) and v into the cache.
 void attention_prepare(const AttentionCall& call, Context& context);
-/// The same for packed caches, and for answers, too; with keys in tq4 rotated is also multiplied by H.
+/// The same for packed caches; with keys in tq4 rotated is also multiplied by H.
 void attention_prepare_packed(const AttentionCall& call, Context& context);
 /// Answers: y, and k and v to the cache; needs no attention_prepare. Throws beyond max_answer_rows.
 void attention_decode(const AttentionCall& call, Context& context);
-/// Answers over packed caches, after attention_prepare_packed: y. Throws beyond max_answer_rows.
+/// The same over packed caches.
 void attention_decode_packed(const AttentionCall& call, Context& context);
 /// Prompts, after attention_prepare: y; by products of warpgroups where the card has them (variants.h).
 void attention_prefill_warpgroups(const AttentionCall& call, Context& context);

@@ -20,6 +20,7 @@ struct Angles {
 struct Rotations {
     float2 of[8];
 
+    Rotations() = default;
     __device__ __forceinline__ Rotations(const Angles& angles, int position, int lane) {
         if (lane < 8)
 #pragma unroll
@@ -27,11 +28,11 @@ struct Rotations {
     }
 };
 
-/// Norm and rotation of a head of which lane l holds elements 8l .. 8l+7.
-__device__ __forceinline__ uint4 norm_rope(const AttentionCall& c, uint4 raw, const float (&norm)[8],
-                                           const Rotations& rotations, int lane) {
+/// Norm and rotation of a head of which lane l holds elements 8l .. 8l+7, to x.
+__device__ __forceinline__ void norm_rope(const AttentionCall& c, uint4 raw, const float (&norm)[8],
+                                          const Rotations& rotations, int lane, float (&x)[8]) {
     const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-    float x[8], sum = 0;
+    float sum = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
         const float2 v = unpack_bf16(words[i]);
@@ -49,6 +50,12 @@ __device__ __forceinline__ uint4 norm_rope(const AttentionCall& c, uint4 raw, co
             x[i] = lane < 4 ? x[i] * turn.x - other * turn.y : x[i] * turn.x + other * turn.y;
         }
     }
+}
+/// The same, rounded.
+__device__ __forceinline__ uint4 norm_rope(const AttentionCall& c, uint4 raw, const float (&norm)[8],
+                                           const Rotations& rotations, int lane) {
+    float x[8];
+    norm_rope(c, raw, norm, rotations, lane, x);
     return {pack_bf16(x[0], x[1]), pack_bf16(x[2], x[3]), pack_bf16(x[4], x[5]), pack_bf16(x[6], x[7])};
 }
 

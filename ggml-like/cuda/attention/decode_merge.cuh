@@ -51,7 +51,8 @@ __device__ __forceinline__ void leave_result(const Part& part, Exchange& shared,
 #pragma unroll
         for (int j = 0; j < kWarpDims / 16; ++j) {
             to[h * row_floats + kProduct * j] = kPacked ? part.o[j][h] + middle : part.o[j][h];
-            to[h * row_floats + kProduct * j + kLower] = kPacked ? part.o[j][h + 2] + middle : part.o[j][h + 2];
+            to[h * row_floats + kProduct * j + kLower] =
+                kPacked ? part.o[j][h + 2] + middle : part.o[j][h + 2];
         }
     }
     if (threadIdx.x < 4) totals[head] = own[0], totals[head + 1] = own[1];

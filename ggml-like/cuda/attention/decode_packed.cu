@@ -1,14 +1,17 @@
-// Attention of answer rows over packed caches, after attention_prepare_packed: clusters, chunks, runs of tiles and the merging
-// of results are those of decode.cu, with 22 chunks a row at most.
+// Attention of answer rows over packed caches: norm, rotation, packing of K and V, attention and the output gate in one kernel.
+// Clusters, chunks, runs of tiles and the merging of results are those of decode.cu, with 22 chunks a row at most.
 //
-//   slot     a page's K block and V block, as they lie in the cache (decode_packed.cuh); as many slots as 72 KB hold, 2 to 4
+//   slot     a page's K block and V block, as they lie in the cache (decode_packed.cuh); as many slots as 66 KB hold, 2 to 4
+//   fresh    a tile's keys and values of this step are packed over the copied block (decode_packed_rows.cuh), by every block that
+//            attends to them; the one of the row's own key also puts that one into the cache
 //   tile     S^T[16 keys a warp, 8 heads] = K q^T, O^T[64 of d a warp, 8 heads] += V^T P^T; codes become BF16 in registers
 //
-// Traffic: packed K and V once, 0.29 to 0.5 of BF16's bytes. Bound: issue slots, some 5 instructions for two elements, and
-// bytes from some 32K keys on. A row's bits depend on its position and keys alone, as in decode.cu.
+// Traffic: packed K and V once, 0.29 to 0.5 of BF16's bytes; copies start before the predecessor ends. Bound: latency of
+// preparation and the first tile; from some thousand keys on issue slots, some 5 instructions for two elements; bytes from some
+// 32K keys on. A row's bits depend on its position and keys alone, as in decode.cu.
 // Limits: head_dim 256, at most 8 query heads a KV head, at most max_answer_rows rows.
 #include "ggml-like/cuda/attention/decode_merge.cuh"
-#include "ggml-like/cuda/attention/decode_packed.cuh"
+#include "ggml-like/cuda/attention/decode_packed_rows.cuh"
 #include "ggml-like/cuda/launch.cuh"
 
 #include <algorithm>
@@ -21,7 +24,7 @@ namespace {
 
 using namespace decode;
 
-constexpr int kBlocksPerSm = 3, kMaxSlots = 4, kRingBytes = 72 * 1024;
+constexpr int kBlocksPerSm = 3, kMaxSlots = 4, kRingBytes = 66 * 1024;
 /// Slots that fit, at least 2.
 constexpr int slots_of(int tile_bytes) {
     return kRingBytes / tile_bytes < kMaxSlots ? kRingBytes / tile_bytes : kMaxSlots;
@@ -61,12 +64,19 @@ struct Feed {
     }
 };
 
-__device__ __forceinline__ void attend_tile(const Feed& feed, Share& share, int n, const Query& q,
-                                            Exchange& shared, Part& part) {
+/// Tile n of the block; before the first, q.
+__device__ __forceinline__ void attend_tile(const Feed& feed, Share& share, int n, Query& q, Beside& beside,
+                                            Part& part) {
+    Exchange& shared = beside.exchange;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = share.tile * kTileKeys;
     feed.wait();  // also for all warps' reads of the tile before
     feed.start(share, n + feed.slots - 1);
-    const char* slot = feed.slot(n);
+    char* slot = feed.slot(n);
+    if (n == 0 || first + kTileKeys > feed.row.fresh) {
+        prepare(feed.c, feed.row, feed.k, share.tile, n == 0, slot, beside);
+        __syncthreads();
+        if (n == 0) load_query(beside.q, feed.row.group, feed.k.packing, q);
+    }
     float s[4];
     score_packed(feed.k, slot, q, feed.row.keys - first - warp * kWarpKeys, s);
     const float2 highest{over_keys_max(fmaxf(s[0], s[2])), over_keys_max(fmaxf(s[1], s[3]))};
@@ -82,8 +92,8 @@ __device__ __forceinline__ void attend_tile(const Feed& feed, Share& share, int 
 CLUSTER_OF(kSplitBlocks)
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     attention_decode_packed_kernel(const __grid_constant__ AttentionCall c, int slots) {
-    extern __shared__ __align__(1024) char ring[];
-    __shared__ __align__(16) Exchange shared;
+    extern __shared__ __align__(128) char ring[];
+    __shared__ Beside beside;
     allow_successor();
     const int t = blockIdx.z, sequence = c.row_sequence[t], position = c.positions[t];
     const int clusters = gridDim.x / kSplitBlocks, rank = blockIdx.x % kSplitBlocks;
@@ -93,24 +103,24 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         if (first_chunk == 0) wait_for_predecessor();  // as in decode.cu
         return;
     }
-    const Row row{t,
-                  static_cast<int>(blockIdx.y),
-                  c.heads / c.kv_heads,
-                  position + 1,
-                  c.positions[c.start[sequence]],
-                  0,
-                  c.pages + sequence * c.page_row,
-                  0};
+    const int fresh_row = c.start[sequence];
+    Row row{t,
+            static_cast<int>(blockIdx.y),
+            c.heads / c.kv_heads,
+            position + 1,
+            c.positions[fresh_row],
+            fresh_row,
+            c.pages + sequence * c.page_row,
+            0};
+    if (c.rope != nullptr) row.shift = c.rope[t] - position;  // as in decode.cu
     const Pages k(c.k_packing, c.k_layout, c.k_cache), v(c.v_packing, c.v_layout, c.v_cache);
     Share share = share_of(row, first_chunk, chunks, clusters);
     share.ahead = share.tile, share.ahead_left = share.each, share.ahead_page = page_of(row, share.tile);
     const Feed feed{c, row, k, v, ring, slots};
-    int started = 0;
-    while (started < slots - 1 && (share.ahead + 1) * kTileKeys <= row.fresh) feed.start(share, started++);
+    start_beside(c, row, beside);
+    for (int n = 0; n < slots - 1; ++n) feed.start(share, n);  // with what fresh rows will overwrite
     wait_for_predecessor();
-    while (started < slots - 1) feed.start(share, started++);
     Query q;
-    load_query(c, row, k.packing, q);
     const Ending end(c, row, first_chunk, chunks);
     Part part;
     clear(part);
@@ -119,19 +129,19 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
         if (share.tile < share.tiles) {
             const int run = min(share.each, share.tiles - share.tile);
             for (int i = 0; i < run; ++i, ++n) {
-                attend_tile(feed, share, n, q, shared, part);
+                attend_tile(feed, share, n, q, beside, part);
                 step_tile(share, share.tile, share.left);
             }
         }
         __syncthreads();  // sums and probabilities of the chunk before may still be read
         if (end.one_chunk) break;
         float* to = part_at<kMaxPackedChunks>(c, row, chunk, rank);
-        leave_result<true>(part, shared, to, kDim, reinterpret_cast<float2*>(to + kHeads * kDim));
+        leave_result<true>(part, beside.exchange, to, kDim, reinterpret_cast<float2*>(to + kHeads * kDim));
         clear(part);
     }
     wait_copies<0>();
     __syncthreads();
-    store_row<true>(c, row, end, part, shared, reinterpret_cast<float*>(ring));
+    store_row<true>(c, row, end, part, beside.exchange, reinterpret_cast<float*>(ring));
 }
 
 }  // namespace

@@ -22,7 +22,8 @@ struct Pages {
     Packing packing;
     packed::Block block;
     const char* cache;
-    int from, to, rest;  // the thread's first piece of codes in a block and in a slot; how many pieces follow the codes
+    int from, to,
+        rest;  // the thread's first piece of codes in a block and in a slot; how many pieces follow the codes
 
     __device__ __forceinline__ Pages(Packing p, const kv::Layout& layout, const bf16* data)
         : packing(p), block(layout), cache(reinterpret_cast<const char*>(data)) {
@@ -71,21 +72,23 @@ __device__ __forceinline__ uint4 ordered(Packing packing, const uint4& x) {
                 packed::times(__byte_perm(x.z, x.w, 0x7632), kLift)};
     }
     if (packing == Packing::nvfp4)  // 0 4, 1 5, 2 6, 3 7
-        return {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632),
-                __byte_perm(x.y, x.w, 0x5410), __byte_perm(x.y, x.w, 0x7632)};
+        return {__byte_perm(x.x, x.z, 0x5410), __byte_perm(x.x, x.z, 0x7632), __byte_perm(x.y, x.w, 0x5410),
+                __byte_perm(x.y, x.w, 0x7632)};
     return x;
 }
 
-/// The B operand of S^T from the rotated query: lane l has head l / 4, and of every 4 * run elements those of its own run,
-/// the codes of one piece.
-__device__ __forceinline__ void load_query(const AttentionCall& c, const Row& row, Packing packing, Query& q) {
-    const int lane = threadIdx.x % 32, head = row.kv_head * row.group + min(lane / 4, row.group - 1);
-    const int run = packing == Packing::fp8 ? 16 : 32;
-    const bf16* from = c.rotated + (static_cast<int64_t>(row.t) * c.heads + head) * kDim + lane % 4 * run;
+constexpr int kQueryRow =
+    kDim * 2 + 16;  // bytes from a head of q in shared memory to the next: they meet other banks
+
+/// The B operand of S^T from q's heads in shared memory: lane l has head l / 4, and of every 4 * run elements those of its own
+/// run, the codes of one piece.
+__device__ __forceinline__ void load_query(const char* heads, int group, Packing packing, Query& q) {
+    const int lane = threadIdx.x % 32, run = packing == Packing::fp8 ? 16 : 32;
+    const char* from = heads + min(lane / 4, group - 1) * kQueryRow + lane % 4 * run * 2;
 #pragma unroll
     for (int i = 0; i < kDim / 32; ++i) {  // eight elements, two products
         const int at = run == 16 ? i / 2 * 64 + i % 2 * 8 : i / 4 * 128 + i % 4 * 8;
-        const uint4 x = ordered(packing, *reinterpret_cast<const uint4*>(from + at));
+        const uint4 x = ordered(packing, *reinterpret_cast<const uint4*>(from + at * 2));
         q.b[2 * i][0] = x.x, q.b[2 * i][1] = x.y, q.b[2 * i + 1][0] = x.z, q.b[2 * i + 1][1] = x.w;
     }
 }
@@ -161,11 +164,10 @@ __device__ __forceinline__ void score_centroids(const Pages& k, const char* slot
         const uint32_t codes_a[4] = {a.x, a.y, a.z, a.w}, codes_b[4] = {b.x, b.y, b.z, b.w};
 #pragma unroll
         for (int j = 0; j < 4; ++j)
-            add_eight(s, codes_a[j], codes_b[j], q, 4 * i + j,
-                      [&](uint32_t codes, uint32_t(&x)[4], bool) {
-                          const packed::Looked low(table, codes), high(table, codes >> 16);
-                          x[0] = low.first(), x[1] = low.second(), x[2] = high.first(), x[3] = high.second();
-                      });
+            add_eight(s, codes_a[j], codes_b[j], q, 4 * i + j, [&](uint32_t codes, uint32_t(&x)[4], bool) {
+                const packed::Looked low(table, codes), high(table, codes >> 16);
+                x[0] = low.first(), x[1] = low.second(), x[2] = high.first(), x[3] = high.second();
+            });
     }
 }
 
@@ -247,13 +249,15 @@ __device__ __forceinline__ void pairs_nvfp4(const Pages& v, const char* slot, in
     const char* scales = slot + v.block.blocks_at + r * (kDim / kv::kBlock) + at / kv::kBlock;
     const uint32_t a = static_cast<uint8_t>(scales[0]), b = static_cast<uint8_t>(scales[kDim / kv::kBlock]);
     const uint32_t by = packed::lifted_scales(a << 8 | b << 24);
-    pairs_codes(v, slot, r, at, [](uint32_t codes, uint32_t(&y)[4]) { packed::small_e2m1(codes, y); }, x);
+    pairs_codes(
+        v, slot, r, at, [](uint32_t codes, uint32_t(&y)[4]) { packed::small_e2m1(codes, y); }, x);
 #pragma unroll
     for (uint32_t& pair : x) pair = packed::times(pair, by);
 }
 __device__ __forceinline__ void pairs_steps(const Pages& v, const char* slot, int r, int at,
                                             uint32_t (&x)[8]) {
-    pairs_codes(v, slot, r, at, [](uint32_t codes, uint32_t(&y)[4]) { packed::steps_of(codes, y); }, x);
+    pairs_codes(
+        v, slot, r, at, [](uint32_t codes, uint32_t(&y)[4]) { packed::steps_of(codes, y); }, x);
 }
 
 /// part.o += V^T P^T of a tile. Of its 64 elements the warp has in o[j] rows l / 4 and l / 4 + 8: elements 8 (l / 4) + 2j and

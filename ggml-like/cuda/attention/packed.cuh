@@ -249,11 +249,17 @@ __device__ __forceinline__ uint32_t to_centroid(float x, float& square) {
     return m | (x < 0 ? 8u : 0u);
 }
 
-struct RowAt {
-    char *codes, *blocks, *scales;  // of the row
+/// Bytes of a lane's codes.
+__device__ __forceinline__ int lane_bytes(Packing packing) { return packing == Packing::fp8 ? 8 : 4; }
 
-    __device__ __forceinline__ RowAt(const Block& b, char* block, int place)
-        : codes(block + place * b.codes),
+/// Where a lane puts its part of row `place` of a block.
+struct RowAt {
+    char* codes;            // of the lane
+    char *blocks, *scales;  // of the row
+
+    /// `at`: where in the row's codes those of the lane are, in the cache lane * lane_bytes.
+    __device__ __forceinline__ RowAt(const Block& b, char* block, int place, int at)
+        : codes(block + place * b.codes + at),
           blocks(block + b.blocks_at + place * b.blocks),
           scales(block + b.scales_at + place * b.scales) {}
     __device__ __forceinline__ void put_scale(int i, float s) const {
@@ -272,12 +278,19 @@ __device__ __forceinline__ uint32_t eight_codes(const float (&x)[8], const F& co
 __device__ __forceinline__ void pack_fp8(const float (&x)[8], float given, int lane, bool active,
                                          const RowAt& row) {
     const float s = row_scale(warp_max(largest_of(x)), given, 0.875f, 9);
-    const float over = given > 0 ? 0.0f : 1.0f / s;  // exact, of a power of two
+    float y[8];
+    if (given > 0) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) y[i] = __fdiv_rn(x[i], s);
+    } else {
+        const float over = 1.0f / s;  // exact, of a power of two
+#pragma unroll
+        for (int i = 0; i < 8; ++i) y[i] = x[i] * over;
+    }
     uint32_t codes[2] = {};
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-        codes[i / 4] |= to_e4m3(given > 0 ? __fdiv_rn(x[i], s) : x[i] * over) << i % 4 * 8;
-    if (active) *reinterpret_cast<uint2*>(row.codes + lane * 8) = {codes[0], codes[1]};
+    for (int i = 0; i < 8; ++i) codes[i / 4] |= to_e4m3(y[i]) << i % 4 * 8;
+    if (active) *reinterpret_cast<uint2*>(row.codes) = {codes[0], codes[1]};
     if (lane == 0) row.put_scale(0, s);
 }
 
@@ -289,7 +302,7 @@ __device__ __forceinline__ void pack_nvfp4(const float (&x)[8], float given, int
     const float step = __uint_as_float(block << 20) * 0x1p120f * s;
     const uint32_t codes =
         block == 0 ? 0u : eight_codes(x, [&](float v) { return to_e2m1(__fdiv_rn(v, step)); });
-    if (active) *reinterpret_cast<uint32_t*>(row.codes + lane * 4) = codes;
+    if (active) *reinterpret_cast<uint32_t*>(row.codes) = codes;
     if (active && lane % 2 == 0) row.blocks[lane / 2] = static_cast<char>(block);
     if (lane == 0) row.put_scale(0, s);
 }
@@ -311,7 +324,7 @@ __device__ __forceinline__ void pack_centroids(const float (&x)[8], int d, int l
         return code;
     });
     const float sum = warp_sum(active ? of_centroids : 0.0f);
-    if (active) *reinterpret_cast<uint32_t*>(row.codes + lane * 4) = codes;
+    if (active) *reinterpret_cast<uint32_t*>(row.codes) = codes;
     if (lane == 0) row.put_scale(0, over > 0 ? amax * (length * rsqrtf(sum)) : 0.0f);
 }
 
@@ -327,7 +340,7 @@ __device__ __forceinline__ void pack_steps(const float (&x)[8], int lane, bool a
         const float t = s > 0 ? __fdiv_rn(v - m, s) : 0.0f;
         return static_cast<uint32_t>(fminf(7.0f, fabsf(t))) | (t < 0 ? 8u : 0u);
     });
-    if (active) *reinterpret_cast<uint32_t*>(row.codes + lane * 4) = codes;
+    if (active) *reinterpret_cast<uint32_t*>(row.codes) = codes;
     if (lane == 0) row.put_scale(0, s), row.put_scale(1, m);
 }
 
@@ -360,10 +373,9 @@ __device__ __forceinline__ bool not_finite(const float (&x)[8]) {
 }
 
 /// One row by all lanes of a warp. One that is not finite becomes NaN, whatever its codes are.
-__device__ __forceinline__ void pack_row(Packing packing, const Block& layout, const float (&x)[8], int d,
-                                         float given, int lane, char* block, int place) {
+__device__ __forceinline__ void pack_row(Packing packing, const float (&x)[8], int d, float given, int lane,
+                                         const RowAt& row) {
     const bool active = lane * 8 < d;
-    const RowAt row(layout, block, place);
     if (packing == Packing::fp8)
         pack_fp8(x, given, lane, active, row);
     else if (packing == Packing::nvfp4)

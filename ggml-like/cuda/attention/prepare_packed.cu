@@ -1,4 +1,5 @@
-// What comes before attention over packed caches, for answers and prompts: q -> rotated, k and v -> packed rows.
+// What comes before attention over packed caches, for prompts, and for answers where generic: q -> rotated, k and v -> packed
+// rows.
 //
 //   block = one row, or of an answer's row four heads; 4 warps, each a head of q, k or v at a time (prepare.cuh, packed.cuh),
 //           with the loads of two more under way
@@ -50,9 +51,10 @@ struct Preparer {
         }
         const packed::Block layout(is_v ? c.v_layout : c.k_layout);
         char* cache = reinterpret_cast<char*>(is_v ? c.v_cache : c.k_cache);
-        packed::pack_row(is_v ? c.v_packing : c.k_packing, layout, x, c.head_dim,
-                         (is_v ? c.v_scale : c.k_scale)[kv_head % kScales], lane,
-                         cache + (page * c.kv_heads + kv_head) * layout.bytes, place);
+        const kv::Packing packing = is_v ? c.v_packing : c.k_packing;
+        packed::pack_row(packing, x, c.head_dim, (is_v ? c.v_scale : c.k_scale)[kv_head % kScales], lane,
+                         packed::RowAt(layout, cache + (page * c.kv_heads + kv_head) * layout.bytes, place,
+                                       lane * packed::lane_bytes(packing)));
     }
 };
 
@@ -91,8 +93,8 @@ __global__ void __launch_bounds__(kThreads)
 void attention_prepare_packed(const AttentionCall& c, Context& context) {
     // Few rows: a head a warp, so that it takes no longer than one head does.
     const int heads = c.heads + 2 * c.kv_heads, groups = c.answers ? (heads + kWarps - 1) / kWarps : 1;
-    launch(context, "gated_attention prepare packed", attention_prepare_packed_kernel,
-           dim3(c.tokens, groups), dim3(kThreads), 0, c);
+    launch(context, "gated_attention prepare packed", attention_prepare_packed_kernel, dim3(c.tokens, groups),
+           dim3(kThreads), 0, c);
 }
 
 }  // namespace quern::cuda::attention

@@ -17,7 +17,8 @@ inline constexpr int kSplitRotaryDims = 64, kSplitGroup = 8;  // likewise; query
 inline constexpr int kSplitBlocks = 8;  // blocks of a cluster, which share a chunk
 /// Chunks of one row and KV head. 132 SMs hold 14 such clusters at once, 7 for each of two KV heads.
 inline constexpr int kMaxChunks = 7;
-inline constexpr int kMaxPackedChunks = 22;  // likewise of packed caches, whose clusters run three blocks an SM
+inline constexpr int kMaxPackedChunks =
+    22;                                  // likewise of packed caches, whose clusters run three blocks an SM
 inline constexpr int kChunkKeys = 1024;  // a row of fewer keys has one chunk
 inline constexpr int kArrivals = 4096;   // counters of answer rows: 8 for each row and KV head
 
