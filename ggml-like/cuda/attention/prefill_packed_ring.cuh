@@ -8,6 +8,7 @@
 
 #include "ggml-like/cuda/attention/packed.cuh"
 #include "ggml-like/cuda/attention/prefill_ring.cuh"
+#include "ggml-like/cuda/ptx/copy_bytes.cuh"
 
 #if QUERN_WGMMA
 
@@ -19,15 +20,6 @@ using kv::Packing;
 constexpr int kStaged = 2, kExpanders = 3;
 static_assert(kPackedWarpgroupShared ==
               1024 + kQueryBytes + kPackedSlots * kSlotBytes + kStaged * kStagedBlock);
-
-/// So many consecutive bytes, a multiple of 16, to shared memory, by the copy engine.
-__device__ __forceinline__ void copy_bytes(void* to_shared, const void* from, int bytes, uint64_t* barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(to_shared)),
-        "l"(from), "r"(bytes), "r"(shared_address(barrier))
-        : "memory");
-}
 
 /// Static shared memory.
 struct StagedBarriers {
