@@ -88,6 +88,16 @@ TEST_SUITE("cpu") {
         CHECK(names(kH200, 4, 2, 64, 32) == "generic generic");
     }
 
+    TEST_CASE("variants: attention among patches") {
+        const auto name = [](const Card& card, int head_dim) {
+            return std::string(name_of(choose(card, GridShape{head_dim})));
+        };
+        CHECK(name(kH200, 72) == "warpgroups");  // the published towers
+        CHECK(name(kH200, 64) == "tiles");
+        CHECK(name(kA100, 72) == "tiles");
+        CHECK(name(kRtx5090, 72) == "tiles");
+    }
+
     TEST_CASE("variants: answers of mixtures") {
         const MixtureShape m{.experts_kind = Kind::nvfp4,  // the 35B's gate and up
                              .shared_kind = Kind::nvfp4,

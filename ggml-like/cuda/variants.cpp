@@ -1,5 +1,6 @@
 #include "ggml-like/cuda/variants.h"
 
+#include "ggml-like/cuda/attention/grid_shapes.h"
 #include "ggml-like/cuda/attention/split.h"
 #include "ggml-like/cuda/linear/dense_shapes.h"
 #include "ggml-like/cuda/linear/gemm_shapes.h"
@@ -150,6 +151,11 @@ AttentionProduct choose(const Card& card, const AttentionShape& a) {
                                                                                : AttentionProduct::tiles;
 }
 
+GridProduct choose(const Card& card, const GridShape& g) {
+    const bool fits = card.warpgroups && card.shared_bytes >= attention::kGridShared;
+    return fits && g.head_dim == attention::kGridWidth ? GridProduct::warpgroups : GridProduct::tiles;
+}
+
 const char* name_of(AnswerProduct product) {
     switch (product) {
         case AnswerProduct::one:
@@ -227,6 +233,10 @@ const char* name_of(AttentionProduct product) {
         default:
             return "generic";
     }
+}
+
+const char* name_of(GridProduct product) {
+    return product == GridProduct::warpgroups ? "warpgroups" : "tiles";
 }
 
 }  // namespace quern::cuda

@@ -39,6 +39,7 @@
 //   heads            256, 64 rotated, up to 8 for one of KV                    others
 //   answers          split                                                     generic
 //   prompts          warpgroups; where these are not, or do not fit: tiles     generic
+//   patches          warpgroups for heads of 72; where these are not, and other heads: tiles
 #pragma once
 
 #include "ggml-like/cuda/card.h"
@@ -123,11 +124,21 @@ struct AttentionShape {
 
 AttentionProduct choose(const Card& card, const AttentionShape& shape);
 
+/// Among the patches of an image.
+enum class GridProduct { warpgroups, tiles };
+
+struct GridShape {
+    int head_dim;
+};
+
+GridProduct choose(const Card& card, const GridShape& shape);
+
 /// For messages and bench --ops; those of answers and of attention for the tests of choices.
 const char* name_of(AnswerProduct product);
 const char* name_of(MixtureProduct product);
 const char* name_of(PromptProduct product);
 const char* name_of(ExpertsProduct product);
 const char* name_of(AttentionProduct product);
+const char* name_of(GridProduct product);
 
 }  // namespace quern::cuda

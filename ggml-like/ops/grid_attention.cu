@@ -1,5 +1,6 @@
-// grid_attention on the GPU: first queries and keys are rotated into work space, where heads are padded with zeros to 80
-// elements, five steps of mma.m16n8k16; then a block takes 128 queries of a frame and head, and goes over its keys.
+// grid_attention on the GPU: heads of 72 elements on Hopper take attention/grid_warpgroups.cu, all others the kernel here. Queries
+// and keys are rotated into work space, where heads are padded with zeros to 80 elements, five steps of mma.m16n8k16; then a
+// block takes 128 queries of a frame and head, and goes over its keys.
 //
 //   work        [q, k][head][row][80]       values stay in qkv
 //   a warp      32 queries in registers, two tiles of 16; scores of 64 keys; outputs of 72 elements
@@ -10,7 +11,9 @@
 #include "ggml-like/ops/grid_attention.h"
 
 #include "ggml-like/cuda/attention/attention.cuh"
+#include "ggml-like/cuda/attention/grid_attention.h"
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/variants.h"
 #include "ggml-like/cuda/vision_ops.h"
 
 namespace quern::cuda {
@@ -286,6 +289,19 @@ void grid_attention(const Node& node, Context& c) {
     if (width > kValues || width % 8 != 0)
         unsupported("grid_attention", "heads that are no multiple of 8 up to 72");
     auto* work = node.outputs[1]->as<bf16>();
+    const float scale = 1.4426950408889634f / sqrtf(static_cast<float>(width));
+    if (choose(c, GridShape{width}) == GridProduct::warpgroups)
+        return attention::grid_attention_warpgroups({.qkv = qkv.as<const bf16>(),
+                                                     .place = place.as<const int4>(),
+                                                     .start = start.as<const int>(),
+                                                     .frames = frames,
+                                                     .rows = rows,
+                                                     .heads = p.heads,
+                                                     .theta = p.theta,
+                                                     .scale = scale,
+                                                     .work = work,
+                                                     .y = y.as<bf16>()},
+                                                    c);
     launch(c, "grid_attention rotate", grid_rotate_kernel, static_cast<unsigned>(rows), kRotateThreads, 0,
            qkv.as<const bf16>(), place.as<const int4>(), rows, p.heads, width, p.theta, work);
     const Call call{qkv.as<const bf16>(),
@@ -297,7 +313,7 @@ void grid_attention(const Node& node, Context& c) {
                     width,
                     static_cast<int>(p.first),
                     queries,
-                    1.4426950408889634f / sqrtf(static_cast<float>(width)),
+                    scale,
                     y.as<bf16>()};
     launch(c, "grid_attention", grid_attention_kernel, dim3(queries / kQueries + frames, p.heads), kThreads,
            static_cast<int>(sizeof(Shared)), call);

@@ -24,7 +24,8 @@ struct GridAttentionParams {
 /// inputs {qkv, place, start}; outputs {y, work}: work, kernel scratch, is U8 [grid_attention_work_bytes].
 extern const Op kGridAttention;
 
-/// Elements of a head in a device's scratch, which has rotated queries and keys; what is beyond the head is zeros.
+/// Elements of a head in a device's scratch, which has rotated queries and keys with zeros beyond the head, or rotated keys and
+/// values (cuda/attention/grid_warpgroups.cu).
 inline constexpr int kGridHead = 80;
 
 /// Kernel scratch of a device; none where activations are F32.

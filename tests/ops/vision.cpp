@@ -230,7 +230,9 @@ std::vector<double> run_attention(const Device& device, const Grids& s, const st
 void test_attention(Device& device) {
     for (const Grids& s :
          {Grids{1, 8, {{1, 1}}}, Grids{2, 72, {{4, 6}}}, Grids{3, 72, {{2, 5}, {1, 1}, {9, 8}}},
-          Grids{2, 64, {{10, 14}}}, Grids{1, 72, {{3, 70}}}}) {
+          Grids{2, 64, {{10, 14}}}, Grids{1, 72, {{3, 70}}}, Grids{2, 72, {{16, 24}, {7, 19}, {11, 35}}},
+          Grids{1, 72, {{27, 40}, {8, 16}}},
+          Grids{16, 72, std::vector<std::pair<int, int>>(100, {2, 3})}}) {  // a dozen for each block
         CAPTURE(s.width);
         Random random(11);
         int64_t rows = 0;
@@ -239,6 +241,21 @@ void test_attention(Device& device) {
         const std::vector<double> expected = attention_in_double(s, qkv, places(s.grids));
         CHECK(relative_error(run_attention(device, s, qkv), expected) < device.bound(2e-6));
     }
+}
+
+/// Scores whose range grows along the keys: maxima move again and again.
+void test_attention_range(Device& device) {
+    const Grids s{1, 72, {{25, 30}}};
+    const int64_t rows = 750;
+    Random random(13);
+    std::vector<float> qkv = random.normals(rows * 3 * 72);
+    for (int64_t t = 0; t < rows; ++t)
+        for (int64_t i = 0; i < 2 * 72; ++i)
+            qkv[static_cast<size_t>(t * 3 * 72 + i)] *= i < 72 ? 2.0f : static_cast<float>(t) / 250.0f;
+    qkv = device.rounded(qkv);
+    const std::vector<double> expected = attention_in_double(s, qkv, places(s.grids));
+    // rotated queries and keys are rounded: of scores of 20 that leaves an error of some hundredths
+    CHECK(relative_error(run_attention(device, s, qkv), expected) < 2 * device.bound(5e-6));
 }
 
 /// A frame has the bits that it has alone.
@@ -266,6 +283,7 @@ DEVICE_TEST_CASE("layer_norm against double precision", test_layer_norm)
 DEVICE_TEST_CASE("linear_bias against double precision", test_linear_bias)
 DEVICE_TEST_CASE("patch_values and grid_embedding against double precision", test_patches)
 DEVICE_TEST_CASE("grid_attention against double precision", test_attention)
+DEVICE_TEST_CASE("grid_attention: maxima that move", test_attention_range)
 DEVICE_TEST_CASE("grid_attention: a frame does not depend on the others", test_attention_alone)
 DEVICE_TEST_CASE("grid_attention: some rows of a frame", test_attention_rows)
 

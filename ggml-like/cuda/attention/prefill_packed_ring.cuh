@@ -10,6 +10,7 @@
 
 #include "ggml-like/cuda/attention/packed.cuh"
 #include "ggml-like/cuda/attention/prefill_ring.cuh"
+#include "ggml-like/cuda/ptx/copy_bytes.cuh"
 
 #if QUERN_WGMMA
 
@@ -20,15 +21,6 @@ using kv::Packing;
 
 constexpr int kExpanders = 4, kPlaces = 8, kUnitRows = kKeysPerPage / 2;
 static_assert(kPackedWarpgroupShared == 1024 + kQueryBytes + kPackedSlots * kSlotBytes + kUnitsBytes);
-
-/// So many consecutive bytes, a multiple of 16, to shared memory, by the copy engine.
-__device__ __forceinline__ void copy_bytes(char* to_shared, const char* from, int bytes, uint64_t* barrier) {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-            shared_address(to_shared)),
-        "l"(from), "r"(bytes), "r"(shared_address(barrier))
-        : "memory");
-}
 
 /// K or V of which page of a span is item `number`, in the order of the ring.
 struct Item {

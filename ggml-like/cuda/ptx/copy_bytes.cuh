@@ -1,0 +1,19 @@
+// Copies of consecutive bytes by the copy engine (sm_90).
+#pragma once
+
+#include "ggml-like/cuda/ptx/phases.cuh"
+
+namespace quern::cuda::ptx {
+
+/// So many consecutive bytes, a multiple of 16, to shared memory, by the copy engine.
+__device__ __forceinline__ void copy_bytes(void* to_shared, const void* from, int bytes, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(to_shared)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+#endif
+}
+
+}  // namespace quern::cuda::ptx
