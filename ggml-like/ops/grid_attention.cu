@@ -297,6 +297,8 @@ void grid_attention(const Node& node, Context& c) {
                                                      .frames = frames,
                                                      .rows = rows,
                                                      .heads = p.heads,
+                                                     .query = static_cast<int>(p.first),
+                                                     .queries = queries,
                                                      .theta = p.theta,
                                                      .scale = scale,
                                                      .work = work,
