@@ -41,7 +41,9 @@ struct AttentionCall {
     unsigned* counters;                     // Context::counters
     int tokens, sequences, heads, kv_heads, head_dim, rotary_dims;
     int max_keys;  // that a page table has room for
-    bool answers;  // an answer step; else a prompt step
+    bool answers;   // an answer step; else a prompt step
+    int unpacked_room;  // pages of a prompt step over packed caches that work has room for, in BF16
+    bool unpacked;  // the caches are what attention_unpack has left: a sequence's pages follow each other (unpacked.cuh)
     float eps;
     kv::Packing k_packing, v_packing;          // both plain, or neither
     kv::Layout k_layout, v_layout;             // of packed rows
@@ -62,6 +64,8 @@ void attend(const AttentionCall& call, Context& context);
 void attention_prepare(const AttentionCall& call, Context& context);
 /// The same for packed caches; with keys in tq4 rotated is also multiplied by H.
 void attention_prepare_packed(const AttentionCall& call, Context& context);
+/// Prompts, after attention_prepare_packed: the pages of all sequences of the step in BF16, in call.work, if they fit there.
+void attention_unpack(const AttentionCall& call, Context& context);
 /// Answers: y, and k and v to the cache; needs no attention_prepare. Throws beyond max_answer_rows.
 void attention_decode(const AttentionCall& call, Context& context);
 /// The same over packed caches.

@@ -161,6 +161,31 @@ __device__ __forceinline__ uint4 expand_codes(const Table& t, uint32_t codes, co
             times_plus(b.first(), f.by, f.plus), times_plus(b.second(), f.by, f.plus)};
 }
 
+/// A 16-byte piece of a row's codes, eight elements at a time: put(i, elements). `scale`: the row's one or two; `of16`: of nvfp4
+/// the two of the piece's sixteens.
+template <class F>
+__device__ __forceinline__ void expand_piece(Packing packing, const uint4& x, uint32_t scale, uint32_t of16,
+                                             const F& put) {
+    const uint32_t s = both(static_cast<uint16_t>(scale));
+    if (packing == Packing::fp8) {
+        const uint32_t by = times(s, kTwoTo120);
+        put(0, expand_fp8(x.x, x.y, by)), put(1, expand_fp8(x.z, x.w, by));
+        return;
+    }
+    const uint32_t codes[4] = {x.x, x.y, x.z, x.w};
+    constexpr uint32_t kTwoTo8 = 0x43804380u;
+    const uint32_t lifted = times(s, kTwoTo8);
+    const Factor by{s, packing == Packing::steps ? both(static_cast<uint16_t>(scale >> 16)) : 0x80008000u};
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        if (packing == Packing::nvfp4)
+            put(i, expand_e2m1(codes[i], lifted_scales(__byte_perm(of16, 0, i < 2 ? 0x0404 : 0x1414)), lifted));
+        else if (packing == Packing::centroids)
+            put(i, expand_codes(lloyd(), codes[i], by));
+        else
+            put(i, expand_steps(codes[i], by));
+}
+
 /// The factor of a row's elements: `scale` is its one or two scales, `block` that of 16 elements.
 __device__ __forceinline__ Factor factor_of(Packing packing, uint32_t scale, uint8_t block) {
     const uint32_t s = both(static_cast<uint16_t>(scale));

@@ -149,50 +149,22 @@ struct Expander {
                      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                      : "memory");
     }
-    __device__ __forceinline__ static void expand_fp8(const Pieces& p, uint32_t half) {
-        const Lane lane;
-        const int r = lane.row();
-        const uint32_t at = half + r * 128 + (((2 * lane.piece() ^ r) & 7) << 4);
-        const uint32_t by = packed::factor_of(Packing::fp8, p.scale, 0).by;
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const uint4& x = p.codes[i];
-            put(at, 64 * i, packed::expand_fp8(x.x, x.y, by));
-            put(at ^ 16, 64 * i, packed::expand_fp8(x.z, x.w, by));
-        }
-    }
-    template <class F>
-    __device__ __forceinline__ static void expand_codes(const Pieces& p, uint32_t half, const F& expand_eight) {
+    __device__ __forceinline__ static void expand(Packing packing, const Pieces& p, uint32_t half) {
         const Lane lane;
         const int r = lane.row(), piece = lane.piece();
+        if (packing == Packing::fp8) {
+            const uint32_t at = half + r * 128 + (((2 * piece ^ r) & 7) << 4);
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                packed::expand_piece(Packing::fp8, p.codes[i], p.scale, 0,
+                                     [&](int j, const uint4& x) { put(at ^ j << 4, 64 * i, x); });
+            return;
+        }
         const uint32_t at = half + r * 128 + piece / 2 * kColumnBytes + (((4 * piece ^ r) & 7) << 4);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const uint32_t codes[4] = {p.codes[i].x, p.codes[i].y, p.codes[i].z, p.codes[i].w};
-#pragma unroll
-            for (int j = 0; j < 4; ++j) put(at ^ j << 4, 128 * i, expand_eight(codes[j], i, j));
-        }
-    }
-    __device__ __forceinline__ static void expand(Packing packing, const Pieces& p, uint32_t half) {
-        const uint32_t scale = packed::both(static_cast<uint16_t>(p.scale));
-        if (packing == Packing::fp8) return expand_fp8(p, half);
-        if (packing == Packing::nvfp4) {
-            constexpr uint32_t kTwoTo8 = 0x43804380u;
-            const uint32_t row = packed::times(scale, kTwoTo8);
-            return expand_codes(p, half, [&](uint32_t codes, int i, int j) {
-                const uint32_t of16 = __byte_perm(p.of16[i], 0, j < 2 ? 0x0404 : 0x1414);
-                return packed::expand_e2m1(codes, packed::lifted_scales(of16), row);
-            });
-        }
-        if (packing == Packing::centroids) {
-            const packed::Table table = packed::lloyd();
-            const packed::Factor by{scale, 0x80008000u};
-            return expand_codes(p, half, [&](uint32_t codes, int, int) {
-                return packed::expand_codes(table, codes, by);
-            });
-        }
-        const packed::Factor by{scale, packed::both(static_cast<uint16_t>(p.scale >> 16))};
-        expand_codes(p, half, [&](uint32_t codes, int, int) { return packed::expand_steps(codes, by); });
+        for (int i = 0; i < 2; ++i)
+            packed::expand_piece(packing, p.codes[i], p.scale, p.of16[i],
+                                 [&](int j, const uint4& x) { put(at ^ j << 4, 128 * i, x); });
     }
 
     /// The units that the warp asks for: every kExpanders-th of a span. The next one's page is loaded ahead.

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "ggml-like/cuda/attention/prefill_segments.cuh"
+#include "ggml-like/cuda/attention/unpacked.cuh"
 #include "ggml-like/cuda/ptx/wgmma.cuh"
 
 #if QUERN_WGMMA
@@ -35,8 +36,8 @@ struct Span {
 /// K and V of a span's pages in the order of the ring: item(whether V, page * G + KV head).
 template <class F>
 __device__ __forceinline__ void walk(const AttentionCall& c, const Span& span, const F& item) {
-    const int* pages = c.pages + span.tile.sequence * c.page_row;
-    int next = pages[span.begin], head = 0;
+    const PageTable pages(c, span.tile.sequence);
+    int next = pages.at(span.begin), head = 0;
     for (int begin = span.begin; begin < span.end; begin += kSegmentPages) {
         const int end = min(begin + kSegmentPages, span.end);
 #pragma unroll 1
@@ -44,7 +45,7 @@ __device__ __forceinline__ void walk(const AttentionCall& c, const Span& span, c
             const int head_before = head;
             if (page < end) {
                 head = next * c.kv_heads + span.tile.kv_head;
-                next = pages[min(page + 1, span.end - 1)];
+                next = pages.at(min(page + 1, span.end - 1));
                 item(false, head);
             }
             if (page > begin) item(true, head_before);

@@ -13,7 +13,8 @@
 // A row's bits depend on its keys alone: pages are walked in the same order from the same places, a page that a row does not
 // see leaves its sums as they are (weights of zero, factors of one), and no product mixes rows.
 //
-// Packed caches: four warps copy and expand pages in place of the one that copies (prefill_packed_ring.cuh).
+// Packed caches: pages are unpacked before (unpacked.cuh), or, where there are too many, by four warps in place of the one that
+// copies, anew for each tile (prefill_packed_ring.cuh).
 //
 // Shared memory: 225 KB. Registers: 240 (packed 224) of a thread that multiplies, 176 of them O, S and P. Traffic: q, gate and y once; K and V
 // once a tile, mostly from L2: 1 KB a key for 128 rows. Bound: the card's power; a step takes 1.4 us, 750 TFLOP/s, and a tile
@@ -168,6 +169,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     extern __shared__ __align__(1024) char shared[];
     __shared__ Barriers barriers;
     allow_successor();
+    if (c.unpacked && !fits_unpacked(c)) return wait_for_predecessor();
     const Ring<kPlainSlots> ring(shared, &barriers);
     ring.init(1);
     __syncthreads();
@@ -188,6 +190,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     __shared__ Barriers barriers;
     __shared__ UnitBarriers unit_barriers;
     allow_successor();
+    if (fits_unpacked(c)) return wait_for_predecessor();
     const Ring<kPackedSlots> ring(shared, &barriers);
     const Expander expander(c, ring, &unit_barriers);
     expander.init();
@@ -222,13 +225,18 @@ void attention_prefill_warpgroups(const AttentionCall& call, Context& context) {
     const int64_t segments = (call.max_keys + kSegmentKeys - 1) / kSegmentKeys;
     // Blocks wait for each other, so all must run at once.
     const int64_t blocks = std::min<int64_t>({context.sms, kSharingBlocks, tiles * segments});
-    if (call.k_packing != kv::Packing::plain)
-        return launch(context, "gated_attention prefill warpgroups packed",
-                      attention_warpgroups_packed_kernel, dim3(static_cast<unsigned>(blocks)),
-                      dim3(kBlockThreads), kPackedWarpgroupShared, call);
-    launch(context, "gated_attention prefill warpgroups", attention_warpgroups_kernel,
-           dim3(static_cast<unsigned>(blocks)), dim3(kBlockThreads), kWarpgroupShared, call,
-           page_map(call, call.k_cache), page_map(call, call.v_cache));
+    const dim3 grid(static_cast<unsigned>(blocks));
+    const bool packed = call.k_packing != kv::Packing::plain;
+    if (packed) {  // with room to unpack, one of the two that follow does all, the other nothing
+        if (call.unpacked_room > 0) attention_unpack(call, context);
+        launch(context, "gated_attention prefill warpgroups packed", attention_warpgroups_packed_kernel, grid,
+               dim3(kBlockThreads), kPackedWarpgroupShared, call);
+        if (call.unpacked_room == 0) return;
+    }
+    const AttentionCall plain = packed ? over_unpacked(call) : call;
+    launch(context, "gated_attention prefill warpgroups", attention_warpgroups_kernel, grid,
+           dim3(kBlockThreads), kWarpgroupShared, plain, page_map(plain, plain.k_cache),
+           page_map(plain, plain.v_cache));
 }
 
 }  // namespace quern::cuda::attention
