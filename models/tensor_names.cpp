@@ -58,7 +58,7 @@ std::string fused_name(std::string_view module) {
 const char* unused_reason_text(UnusedReason reason) {
     switch (reason) {
         case UnusedReason::vision:
-            return "vision tower: text only for now";
+            return "vision tower: only images read it";
         case UnusedReason::mtp:
             return "MTP layer: drafts nothing";
         case UnusedReason::activation_scale:

@@ -20,7 +20,7 @@ std::string fused_name(std::string_view module);
 
 /// What a tensor that the text model does not read is for.
 enum class UnusedReason : unsigned char {
-    vision,            // image and video tower; text only for now
+    vision,            // tower; only images and videos read it
     mtp,               // layer for multi-token prediction, where it does not draft
     activation_scale,  // input scales of W4A4 and W8A8; activations are not quantized
     kv_scale,          // scales of a quantized attention: q, and k and v, which the model keeps
@@ -28,7 +28,7 @@ enum class UnusedReason : unsigned char {
 };
 inline constexpr int kUnusedReasons = 5;
 
-/// "vision tower: text only for now"
+/// "vision tower: only images read it"
 const char* unused_reason_text(UnusedReason reason);
 
 /// Finds the reason why a tensor of this official name may stay unread; false if there is none.
