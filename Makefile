@@ -24,12 +24,13 @@ configure: deps
 build: configure ## build/quern
 	@cmake --build $(BUILD) --target quern -j $(JOBS)
 
-demo: build      ## the demo checkpoint answers a real prompt
+demo: build      ## the demo checkpoint answers a real prompt, and says what it sees
 	@echo
 	@echo '$$ $(BUILD)/quern run -p "$(DEMO_PROMPT)"'
 	@$(BUILD)/quern run -p "$(DEMO_PROMPT)" --show-thinking always
-	@! test -f models/demo/drawing.png || { echo; echo '$$ $(BUILD)/quern run --image models/demo/drawing.png -p "What do you see?"'; \
-	  $(BUILD)/quern run --image models/demo/drawing.png -p "What do you see?"; }
+	@echo
+	@echo '$$ $(BUILD)/quern run --image models/demo/drawing.png -p "What do you see?"'
+	@$(BUILD)/quern run --image models/demo/drawing.png -p "What do you see?"
 	@echo
 	@echo 'Chat with it:  $(BUILD)/quern run'
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Trains a vision tower for the demo checkpoint, whose text model stays as it is, and measures what it sees.
 
-    python3 scripts/train_demo_vision.py --out DIR --minutes 3.5   # on one H100-class GPU
+    python3 scripts/train_demo_vision.py --out DIR --minutes 4.5   # on one H100-class GPU
     python3 scripts/train_demo_vision.py --out DIR --check         # no training: the tower against transformers' own
 
 Needs torch, transformers 5.17, tokenizers, safetensors. All pictures and questions come from scripts/demo/drawings.py; seeds are
 fixed. DIR becomes a whole checkpoint: the demo's files, the tower in model_vision.safetensors, held-out pictures with questions in
-DIR/eval_vision, one that it described rightly in DIR/drawing.png, and the measured accuracy in DIR/accuracy_vision.json. --minutes stops the training cleanly at that time.
+DIR/eval_vision, one that it described rightly in DIR/drawing.png, the measured accuracy in DIR/accuracy_vision.json, and in
+DIR/vectors what tests/vectors/demo/vision is. --minutes stops the training cleanly at that time.
 """
 import argparse
 import json
@@ -184,11 +185,24 @@ def measure(args, model: Seeing, tokenizer) -> dict:
     if shown:
         shutil.copyfile(folder / shown[0]["image"], args.out / "drawing.png")
     (folder / "questions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    write_vectors(records, folder, args.out / "vectors")
     for key, (right, count) in sorted(table.items()):
         print(f"  {key:10s} {right:4d}/{count:4d}  {100 * right / count:.1f} %", flush=True)
     for r in [r for r in records if r["said"] != r["expect"]][:12]:
         print("WRONG", json.dumps(r), flush=True)
     return {k: v for k, v in table.items()}
+
+
+def write_vectors(records: list, pictures: Path, folder: Path) -> None:
+    """Of each kind, direct and with thinking, the first that was answered rightly: pictures and questions.jsonl for the tests."""
+    chosen = {}
+    for r in records:
+        if r["said"] == r["expect"]:
+            chosen.setdefault((r["kind"], r["thinking"]), r)
+    folder.mkdir(parents=True, exist_ok=True)
+    for r in chosen.values():
+        shutil.copyfile(pictures / r["image"], folder / r["image"])
+    (folder / "questions.jsonl").write_text("".join(json.dumps(r) + "\n" for r in chosen.values()))
 
 
 def check(model: Seeing) -> None:
@@ -211,7 +225,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--source", type=Path, default=Path(__file__).resolve().parents[1] / "models/demo")
-    parser.add_argument("--minutes", type=float, default=3.5, help="of training")
+    parser.add_argument("--minutes", type=float, default=4.5, help="of training")
     parser.add_argument("--steps", type=int, default=100000)
     parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--lr", type=float, default=3e-3)

@@ -16,12 +16,14 @@ struct DemoCopy {
     DemoCopy() {
         const std::string demo = source_dir() + "/models/demo";
         for (const char* name : {"config.json", "generation_config.json", "tokenizer.json",
-                                 "tokenizer_config.json", "chat_template.jinja"})
+                                 "tokenizer_config.json", "chat_template.jinja", "preprocessor_config.json"})
             std::filesystem::copy(demo + "/" + name, dir / name);
-        const SafetensorsFile file = SafetensorsFile::open(demo + "/model.safetensors");
-        for (const SafeTensor& t : file.tensors())
-            weights.add(std::string(t.name), safe_dtype_name(t.dtype), {t.dims().begin(), t.dims().end()},
-                        {reinterpret_cast<const char*>(t.data), t.bytes()});
+        for (const char* name : {"/model.safetensors", "/model_vision.safetensors"}) {
+            const SafetensorsFile file = SafetensorsFile::open(demo + name);
+            for (const SafeTensor& t : file.tensors())
+                weights.add(std::string(t.name), safe_dtype_name(t.dtype), {t.dims().begin(), t.dims().end()},
+                            {reinterpret_cast<const char*>(t.data), t.bytes()});
+        }
     }
     void write() const { dir.write("model.safetensors", weights.bytes()); }
 

@@ -3,7 +3,6 @@
 
 #include "ggml-like/backend_group.h"
 #include "stage_models.h"
-#include "vision_demo.h"
 
 namespace quern {
 namespace {
@@ -16,9 +15,9 @@ Image noise(unsigned seed) {
 }
 
 /// The logits of a prompt with an image in its middle, then those of its answer.
-std::vector<float> logits_of(const test::VisionDemo& demo, const std::unique_ptr<Backend>& backend,
-                             unsigned image_seed) {
-    const auto model = load_model(demo.dir.str(), *backend, {.tokenizer = false, .vision = true});
+std::vector<float> logits_of(const std::unique_ptr<Backend>& backend, unsigned image_seed) {
+    const auto model =
+        load_model(test::source_dir() + "/models/demo", *backend, {.tokenizer = false, .vision = true});
     Engine engine(*model, *backend, {.context = 512, .step_tokens = 64});
     const auto image =
         std::make_shared<const ImagePart>(model->read_image(noise(image_seed), engine.image_sizes()));
@@ -53,23 +52,21 @@ double difference(const std::vector<float>& a, const std::vector<float>& b) {
 
 TEST_SUITE("cpu") {
     TEST_CASE("ranks: images are seen by all of them") {
-        const test::VisionDemo demo;
-        const std::vector<float> one = logits_of(demo, test::cpu(), 5);
+        const std::vector<float> one = logits_of(test::cpu(), 5);
         for (const int ranks : {2, 4}) {
             CAPTURE(ranks);
-            CHECK(difference(logits_of(demo, make_cpu_backends(2, ranks), 5), one) < 5e-6);
-            CHECK(difference(logits_of(demo, make_cpu_backends(2, ranks), 6), one) > 1e-3);
+            CHECK(difference(logits_of(make_cpu_backends(2, ranks), 5), one) < 5e-6);
+            CHECK(difference(logits_of(make_cpu_backends(2, ranks), 6), one) > 1e-3);
         }
     }
 
     TEST_CASE("stages: images have the bits of one device") {
-        const test::VisionDemo demo;
-        const std::vector<float> one = logits_of(demo, test::cpu(), 5);
+        const std::vector<float> one = logits_of(test::cpu(), 5);
         for (const int stages : {2, 3}) {
             CAPTURE(stages);
-            CHECK(logits_of(demo, make_cpu_stages(2, stages), 5) == one);
+            CHECK(logits_of(make_cpu_stages(2, stages), 5) == one);
         }
-        CHECK(logits_of(demo, test::DeviceStages(2).group, 5) == logits_of(demo, test::device(), 5));
+        CHECK(logits_of(test::DeviceStages(2).group, 5) == logits_of(test::device(), 5));
     }
 }
 

@@ -256,7 +256,7 @@ TEST_SUITE("cpu") {
 
 TEST_SUITE("model") {
     TEST_CASE("serve: sessions of Claude Code and Codex go on, and find their states again") {
-        const ServerProcess server;
+        const ServerProcess server({"--no-vision"});  // what their tools showed becomes words
         const auto claude = events(server, claude_code("1"), "/v1/messages");
         REQUIRE(claude.size() > 3);
         CHECK(claude[0]["type"] == "message_start");

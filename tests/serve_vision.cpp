@@ -1,26 +1,21 @@
-// Images through every API, on the real server: the demo with a small tower of random weights (vision_demo.h).
+// Images through every API, on the real server with the demo.
 #include <memory>
 
+#include "checkpoint_writer.h"
+#include "image_files.h"
 #include "serve_client.h"
 #include "tools/common/images/read_images.h"
-#include "vision_demo.h"
 
 namespace quern {
 namespace {
 
 using namespace test;
 
-/// A file of tests/vectors/images: 19 x 13 pixels, which become 64 x 48 and 12 tokens.
-std::string file(const std::string& name) {
-    const SafetensorsFile files =
-        SafetensorsFile::open(source_dir() + "/tests/vectors/images/files.safetensors");
-    const SafeTensor* t = files.find(name + ".file");
-    REQUIRE(t != nullptr);
-    return {reinterpret_cast<const char*>(t->data), t->bytes()};
-}
-std::string url(const std::string& name) { return "data:image/png;base64," + base64(file(name)); }
+const std::string kDemo = source_dir() + "/models/demo";
 
-constexpr int kTokens = 12;
+std::string url(const std::string& name) { return "data:image/png;base64," + base64(image_file(name)); }
+
+constexpr int kTokens = 20;  // of each image_file here
 
 json image_part(const std::string& address) {
     return {{"type", "image_url"}, {"image_url", {{"url", address}}}};
@@ -40,8 +35,7 @@ std::string message(const Reply& r) { return r.body["error"]["message"]; }
 
 TEST_SUITE("cpu") {
     TEST_CASE("serve: images in every API count as tokens and change the answer's prompt") {
-        const VisionDemo demo;
-        const ServerProcess server({"-m", demo.dir.str(), "--alias", "m", "--strict-params"});
+        const ServerProcess server({"-m", kDemo, "--alias", "m", "--strict-params"});
         const int64_t plain = prompt_tokens(chat(server, question("What is 48 + 37?")));
         const int64_t with = plain + kTokens + 2;  // the marks
 
@@ -54,7 +48,7 @@ TEST_SUITE("cpu") {
             CHECK(prompt_tokens(r) == with);
         }
         const json source = {
-            {"type", "base64"}, {"media_type", "image/webp"}, {"data", base64(file("lossless.webp"))}};
+            {"type", "base64"}, {"media_type", "image/webp"}, {"data", base64(image_file("lossless.webp"))}};
         const json anthropic = {{"model", "m"},
                                 {"max_tokens", 4},
                                 {"messages",
@@ -80,13 +74,14 @@ TEST_SUITE("cpu") {
                        {{"type", "input_text"}, {"text", "What is 48 + 37?"}}}}}}},
                   {"max_output_tokens", 4}});
         CHECK(r.body["usage"]["input_tokens"] == with);
-        r = post(
-            server, "/api/chat",
-            {{"model", "m"},
-             {"stream", false},
-             {"options", {{"num_predict", 4}}},
-             {"messages",
-              {{{"role", "user"}, {"content", "What is 48 + 37?"}, {"images", {base64(file("rgb.bmp"))}}}}}});
+        r = post(server, "/api/chat",
+                 {{"model", "m"},
+                  {"stream", false},
+                  {"options", {{"num_predict", 4}}},
+                  {"messages",
+                   {{{"role", "user"},
+                     {"content", "What is 48 + 37?"},
+                     {"images", {base64(image_file("rgb.bmp"))}}}}}});
         CAPTURE(r.body.dump());
         CHECK(r.body["prompt_eval_count"] == with);
         r = post(server, "/api/generate",
@@ -94,13 +89,12 @@ TEST_SUITE("cpu") {
                   {"stream", false},
                   {"options", {{"num_predict", 4}}},
                   {"prompt", "What is 48 + 37?"},
-                  {"images", {base64(file("rgb.png"))}}});
+                  {"images", {base64(image_file("rgb.png"))}}});
         CHECK(r.body["prompt_eval_count"] == with);
     }
 
     TEST_CASE("serve: an image in a tool's result is seen, and again from the kept state") {
-        const VisionDemo demo;
-        const ServerProcess server({"-m", demo.dir.str()});
+        const ServerProcess server({"-m", kDemo});
         json body = {
             {"max_tokens", 4},
             {"temperature", 0},
@@ -121,7 +115,7 @@ TEST_SUITE("cpu") {
                      {"source",
                       {{"type", "base64"},
                        {"media_type", "image/png"},
-                       {"data", base64(file("rgb.png"))}}}}}}}}}}}}};
+                       {"data", base64(image_file("rgb.png"))}}}}}}}}}}}}};
         const auto tokens = [&] {
             return post(server, "/v1/messages/count_tokens", body).body["input_tokens"].get<int64_t>();
         };
@@ -138,8 +132,7 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("serve: bad images are errors of the request that say which part") {
-        const VisionDemo demo;
-        const ServerProcess server({"-m", demo.dir.str()});
+        const ServerProcess server({"-m", kDemo});
         const auto refused = [&](const json& part, const std::string& words) {
             const Reply r = chat(server, about(part));
             CAPTURE(r.body.dump());
@@ -167,7 +160,6 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("serve: /props and the list of models say whether images are read") {
-        const VisionDemo demo;
         const auto says = [](const ServerProcess& server, bool vision) {
             auto c = server.client();
             const json props = json::parse(c.Get("/props")->body),
@@ -182,9 +174,9 @@ TEST_SUITE("cpu") {
                     ->body);
             CHECK((show["capabilities"].dump().find("vision") != std::string::npos) == vision);
         };
-        says(ServerProcess({"-m", demo.dir.str()}), true);
+        says(ServerProcess({"-m", kDemo}), true);
         for (const char* flag : {"--no-vision", "--mmproj=off"}) {
-            const ServerProcess server({"-m", demo.dir.str(), flag});
+            const ServerProcess server({"-m", kDemo, flag});
             says(server, false);
             const Reply r = chat(server, about(image_part(url("rgb.png"))));
             CHECK(r.status == 400);

@@ -1,12 +1,10 @@
 // Images together with drafts and packed KV caches: the same answers, and drafts that are as good after an image as without one.
-#include <filesystem>
-
 #include "models/chat_format.h"
 #include "models/tokenizer.h"
 #include "tools/bench/quality.h"
 #include "tools/common/images/decode.h"
+#include "tools/common/images/read_images.h"
 #include "tools/engine/replay_drafter.h"
-#include "vision_demo.h"
 #include "vision_models.h"
 
 namespace quern {
@@ -58,18 +56,19 @@ Answers together(const Seeing& l, Engine& engine) {
     return answers;
 }
 
-/// The share of the MTP layer's drafts that the demo accepts; with an image before each question or without.
-double foreseen(const Model& model, Engine& engine, bool seeing, unsigned seed) {
+/// The share of the MTP layer's drafts that the demo accepts; after a question about an image or without.
+double foreseen(const Model& model, Engine& engine, bool seeing) {
     int64_t drafted = 0, accepted = 0;
     const auto questions = read_questions(source_dir() + "/models/demo/eval.jsonl");
-    std::mt19937 random(seed);
+    const auto drawing =
+        read_image_file(source_dir() + "/models/demo/drawing.png", model, engine.image_sizes());
     for (size_t i = 0; i < questions.size(); i += 24) {
         std::vector<Message> messages = questions[i].messages;
         if (seeing) {
-            Image image{64, 64, std::vector<uint8_t>(3 * 64 * 64)};
-            for (uint8_t& v : image.rgb) v = static_cast<uint8_t>(random());
-            messages.back().images.push_back({.image = std::make_shared<const ImagePart>(
-                                                  model.read_image(image, model.info().vision->sizes))});
+            Message look{.role = "user", .content = "What do you see?"};
+            look.images.push_back({.image = drawing});
+            const auto at = messages.begin() + (messages.front().role == "system");
+            messages.insert(at, {look, {.role = "assistant", .content = "An orange 4."}});
         }
         const RenderedPrompt prompt =
             model.chat().render(messages, questions[i].tools, {.thinking = questions[i].thinking});
@@ -124,13 +123,12 @@ TEST_SUITE("cpu") {
 TEST_SUITE("model") {
     TEST_CASE("vision: the demo's MTP layer foresees as much after an image as without" *
               doctest::test_suite("slow")) {
-        const VisionDemo demo;
-        std::filesystem::copy(source_dir() + "/models/demo/mtp", demo.dir / "mtp");
         const auto backend = make_cpu_backend(2);
-        const auto model = load_model(demo.dir.str(), *backend, {.mtp = MtpUse::required, .vision = true});
+        const auto model =
+            load_model(source_dir() + "/models/demo", *backend, {.mtp = MtpUse::required, .vision = true});
         Engine engine(*model, *backend,
                       {.context = 1024, .speculation = {.kind = DrafterKind::mtp, .draft_max = 1}});
-        const double without = foreseen(*model, engine, false, 1), with = foreseen(*model, engine, true, 1);
+        const double without = foreseen(*model, engine, false), with = foreseen(*model, engine, true);
         MESSAGE("accepted " << without << " without, " << with << " with images");
         CHECK(without > 0.7);
         CHECK(with > without - 0.15);

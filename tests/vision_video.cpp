@@ -2,13 +2,14 @@
 // prompt's text, the APIs and the command line.
 #include <filesystem>
 
+#include "ggml-like/error.h"
+#include "image_files.h"
 #include "models/qwen3_6_chat.h"
 #include "ops/second_backend.h"
 #include "serve_client.h"
 #include "tools/common/images/decode.h"
 #include "tools/common/images/frames.h"
 #include "tools/engine/prompt_images.h"
-#include "vision_demo.h"
 #include "vision_models.h"
 
 namespace quern {
@@ -58,18 +59,10 @@ Request request(const Seeing& l, const VideoGolden& g) {
     return r;
 }
 
-std::string sample_file(const std::string& name) {
-    const SafetensorsFile files =
-        SafetensorsFile::open(source_dir() + "/tests/vectors/images/files.safetensors");
-    const SafeTensor* t = files.find(name + ".file");
-    REQUIRE(t != nullptr);
-    return {reinterpret_cast<const char*>(t->data), t->bytes()};
-}
-
-/// 19 x 13 pixels; of three or five of them a pair becomes 48 x 32 and 6 tokens.
+/// 19 x 13 pixels; to the demo a pair of them is 32 x 32 pixels and one token.
 std::vector<std::string> some_frames(int count) {
     std::vector<std::string> frames;
-    for (int i = 0; i < count; ++i) frames.push_back(base64(sample_file(i % 2 == 0 ? "rgb.jpg" : "rgb.png")));
+    for (int i = 0; i < count; ++i) frames.push_back(base64(image_file(i % 2 == 0 ? "rgb.jpg" : "rgb.png")));
     return frames;
 }
 
@@ -193,8 +186,8 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("serve: a list of frames is a video, in either form") {
-        const VisionDemo demo;
-        const ServerProcess server({"-m", demo.dir.str(), "--strict-params"});
+        const std::string demo = source_dir() + "/models/demo";
+        const ServerProcess server({"-m", demo, "--strict-params"});
         const auto tokens = [&](const json& video) {
             const Reply r = chat(server, about(video));
             CAPTURE(r.body.dump());
@@ -206,7 +199,7 @@ TEST_SUITE("cpu") {
         };
         const int64_t three = tokens(as_url(3)), five = tokens(as_url(5));
         const json words = post(server, "/tokenize", {{"content", "<2.0 seconds>"}}).body["tokens"];
-        CHECK(five - three == 6 + 2 + static_cast<int64_t>(words.size()));
+        CHECK(five - three == 1 + 2 + static_cast<int64_t>(words.size()));
         CHECK(tokens({{"type", "video_url"}, {"video_url", video_url(some_frames(3))}, {"fps", 2.0}}) ==
               three);
         json list = json::array();
@@ -226,15 +219,15 @@ TEST_SUITE("cpu") {
         };
         refused(url("https://a/b.mp4"), "nothing is fetched");
         refused(url("data:video/mp4;base64,AAAA"), "video files are not read");
-        refused(url("data:video/jpeg;base64," + base64(sample_file("rgb.jpg")) + ",AAAA"), "unknown format");
-        refused(url(video_url({base64(sample_file("rgb.jpg")), base64(sample_file("lossy.webp"))})),
+        refused(url("data:video/jpeg;base64," + base64(image_file("rgb.jpg")) + ",AAAA"), "unknown format");
+        refused(url(video_url({base64(image_file("rgb.jpg")), base64(image_file("lossy.webp"))})),
                 "frame 1 has 61 x 47");
         refused({{"type", "video"}, {"video", json::array()}}, "no frames");
         refused({{"type", "video_url"}, {"video_url", video_url(some_frames(2))}, {"fps", 0}}, "fps");
         std::vector<std::string> many(769, "AAAA");
         refused(url(video_url(many)), "more than 768 frames");
-        CHECK(chat(ServerProcess({"-m", demo.dir.str(), "--vision", "off"}), about(as_url(2))).status == 400);
-        CHECK(chat(ServerProcess({"-m", demo.dir.str(), "--vision", "fp8"}), about(as_url(2))).status == 200);
+        CHECK(chat(ServerProcess({"-m", demo, "--vision", "off"}), about(as_url(2))).status == 400);
+        CHECK(chat(ServerProcess({"-m", demo, "--vision", "fp8"}), about(as_url(2))).status == 200);
     }
 }
 

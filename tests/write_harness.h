@@ -94,8 +94,8 @@ inline const std::string& demo_bf16() {
         nlohmann::json config = read_json(demo + "/config.json");
         config.erase("quantization_config");
         dir.write("config.json", config.dump());
-        for (const char* name :
-             {"generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"})
+        for (const char* name : {"generation_config.json", "preprocessor_config.json", "tokenizer.json",
+                                 "tokenizer_config.json", "chat_template.jinja"})
             dir.write(name, read_file(demo + "/" + name));
         return dir.str();
     }();

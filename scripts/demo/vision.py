@@ -135,7 +135,7 @@ def write(tower: Tower, source: Path, folder: Path) -> float:
     index = {**{n: "model.safetensors" for n in text}, **{n: FILE for n in weights}}
     size = sum(w.numel() * w.element_size() for w in [*text.values(), *weights.values()])
     (folder / "model.safetensors.index.json").write_text(
-        json.dumps({"metadata": {"total_size": size}, "weight_map": dict(sorted(index.items()))}, indent=1) + "\n")
+        json.dumps({"metadata": {"total_size": size}, "weight_map": dict(sorted(index.items()))}, separators=(",", ":")) + "\n")
     config = json.loads((folder / "config.json").read_text())
     config = {**config, **{k: ROOT_CONFIG[k] for k in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")},
               "language_model_only": False, "vision_config": CONFIG}
