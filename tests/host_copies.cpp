@@ -26,7 +26,7 @@ std::vector<std::byte> random_bytes(int64_t count) {
 
 /// Pieces in order, from places in one order to places in another, with gaps between them.
 struct Places {
-    Places(int64_t pieces, int64_t bytes) : bytes(bytes) {
+    Places(int64_t pieces, int64_t each) : bytes(each) {
         for (int64_t i = 0; i < pieces; ++i) device.push_back(2 * i * bytes), host.push_back(2 * i * bytes);
         std::mt19937 draw(5);
         std::shuffle(device.begin(), device.end(), draw);

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "ggml-like/cuda/attention/decode_packed.cuh"
+#include "ggml-like/cuda/attention/pack_rows.cuh"
 #include "ggml-like/cuda/attention/prepare.cuh"
 
 namespace quern::cuda::attention::decode {

@@ -130,7 +130,8 @@ struct Expander {
         const char* of16 = from + kUnitRows * s.block.codes + r * s.block.blocks + lane.piece() * 2;
         const char* scales = from + kUnitRows * (s.block.codes + s.block.blocks) + r * s.block.scales;
         p.scale = *reinterpret_cast<const uint16_t*>(scales);
-        if (s.packing == Packing::steps) p.scale |= uint32_t{*reinterpret_cast<const uint16_t*>(scales + 2)} << 16;
+        if (s.packing == Packing::steps)
+            p.scale |= uint32_t{*reinterpret_cast<const uint16_t*>(scales + 2)} << 16;
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             p.codes[i] = *reinterpret_cast<const uint4*>(codes + i * 64);

@@ -6,7 +6,7 @@
 //
 // With keys in tq4, q and k are multiplied by the Hadamard matrix. Shared memory: a head a warp (4 KB). Bound: bytes of q, k
 // and v; of one row latency. Limits: head_dim a multiple of 8 up to 256 that the formats fit.
-#include "ggml-like/cuda/attention/packed.cuh"
+#include "ggml-like/cuda/attention/pack_rows.cuh"
 #include "ggml-like/cuda/attention/prepare.cuh"
 #include "ggml-like/cuda/launch.cuh"
 

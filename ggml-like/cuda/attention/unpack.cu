@@ -33,7 +33,8 @@ __device__ __forceinline__ void unpack_piece(kv::Packing packing, const packed::
 }
 
 __global__ void __launch_bounds__(kUnpackThreads)
-    attention_unpack_kernel(const __grid_constant__ AttentionCall c, const __grid_constant__ AttentionCall to) {
+    attention_unpack_kernel(const __grid_constant__ AttentionCall c,
+                            const __grid_constant__ AttentionCall to) {
     allow_successor();
     wait_for_predecessor();
     if (!fits_unpacked(c)) return;

@@ -34,7 +34,9 @@ struct PageTable {
         : pages(c.unpacked ? nullptr : c.pages + sequence * c.page_row) {
         if (c.unpacked) first = pages_before(c, sequence);
     }
-    __device__ __forceinline__ int at(int page) const { return pages == nullptr ? first + page : pages[page]; }
+    __device__ __forceinline__ int at(int page) const {
+        return pages == nullptr ? first + page : pages[page];
+    }
 };
 
 /// The same call over unpacked pages.
