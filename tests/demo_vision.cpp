@@ -121,7 +121,8 @@ TEST_SUITE("model") {
             {"Which shape do you see?", "They are circles."},
             {"Count them.", "There are 4."},
         };
-        for (const auto& [question, expect] : known) {
+        for (const auto& answered : known) {
+            const std::string &question = answered.first, &expect = answered.second;
             CAPTURE(question);
             const Result result = warm.run(asking(question));
             CHECK(result.error == "");
