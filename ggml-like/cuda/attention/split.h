@@ -42,16 +42,16 @@ inline constexpr int kUnitsBytes = 4 * 32 * 258;
 inline constexpr int kPackedWarpgroupShared = 1024 + kTileM * 512 + 4 * 64 * 512 + kUnitsBytes;
 static_assert(kPackedWarpgroupShared <= 226 * 1024);
 
-/// A prompt step over packed caches has room to unpack so many keys for each of its rows, as many bytes as its experts' rows
-/// take later. Rows after more keys than that meet them packed, and so do those of a short step, whose few tiles do not expand a
-/// page often enough.
-inline constexpr int64_t kUnpackedKeys = 16, kUnpackingRows = 256;
+/// A prompt step over packed caches has room to unpack keys and values of so many heads for each of its rows, as many bytes as
+/// its experts' rows take later: 16 tokens with two KV heads, 8 with four. Rows after more tokens than that meet them packed, and
+/// so do those of a short step, whose few tiles do not expand a page often enough.
+inline constexpr int64_t kUnpackedHeads = 32, kUnpackingRows = 256;
 /// Pages of one KV head's keys, and as many of its values.
-constexpr int64_t unpacked_pages(int64_t tokens) {
-    return tokens < kUnpackingRows ? 0 : tokens * kUnpackedKeys / 64;
+constexpr int64_t unpacked_pages(int64_t tokens, int64_t kv_heads) {
+    return tokens < kUnpackingRows ? 0 : tokens * kUnpackedHeads / kv_heads / 64;
 }
 constexpr int64_t unpacked_bytes(int64_t tokens, int64_t kv_heads) {
-    return 2 * unpacked_pages(tokens) * kv_heads * 64 * kSplitHeadDim * 2;
+    return 2 * unpacked_pages(tokens, kv_heads) * kv_heads * 64 * kSplitHeadDim * 2;
 }
 
 /// An upper bound of a prompt step's tiles for one KV head.
