@@ -17,12 +17,13 @@
 #include "ggml-like/cuda/comm/handover.h"
 #include "ggml-like/cuda/comm/peer_group.h"
 #include "ggml-like/cuda/drafter_ops.h"
+#include "ggml-like/cuda/event.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
 #include "ggml-like/cuda/ops.h"
-#include "ggml-like/cuda/pack/block_copies.h"
 #include "ggml-like/cuda/pack/host_memory.h"
 #include "ggml-like/cuda/pack/packed_layout.h"
 #include "ggml-like/cuda/pack/place.h"
+#include "ggml-like/cuda/pack/state_copies.h"
 #include "ggml-like/cuda/vision_ops.h"
 #include "ggml-like/one_format.h"
 #include "ggml-like/ops/all_reduce_add.h"
@@ -116,18 +117,6 @@ class Chosen {
     int device_;
 };
 
-class Event {
-  public:
-    Event() { CUDA_CHECK(cudaEventCreate(&event_)); }
-    ~Event() { cudaEventDestroy(event_); }
-    Event(const Event&) = delete;
-    Event& operator=(const Event&) = delete;
-    cudaEvent_t get() const { return event_; }
-
-  private:
-    cudaEvent_t event_ = nullptr;
-};
-
 /// Makes the device's context, which fails on devices in exclusive use.
 cudaError_t open_device(int device) {
     cudaError_t code = cudaSetDevice(device);
@@ -156,8 +145,8 @@ class CudaBackend final : public Backend {
         : device_(device), peers_(std::move(peers)), rank_(rank), handover_(device) {
         CUDA_CHECK(cudaGetDeviceProperties(&properties_, device));
         CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
-        CUDA_CHECK(cudaStreamCreateWithFlags(&saves_, cudaStreamNonBlocking));
-        reads_registered_ = properties_.canUseHostPointerForRegisteredMem != 0;
+        states_ = std::make_unique<cuda::pack::StateCopies>(
+            context_.stream, properties_.canUseHostPointerForRegisteredMem != 0);
         context_.sms = properties_.multiProcessorCount;
         context_.capability = properties_.major * 10 + properties_.minor;
         context_.shared_bytes = static_cast<int>(properties_.sharedMemPerBlockOptin);
@@ -173,12 +162,11 @@ class CudaBackend final : public Backend {
     }
     ~CudaBackend() override {
         cudaStreamSynchronize(context_.stream);
-        cudaStreamSynchronize(saves_);
+        states_.reset();
         uploader_.reset();
         apart_.clear();
         for (const Block& block : weights_) cudaFree(block.memory);
         cudaFree(context_.counters);
-        cudaStreamDestroy(saves_);
         cudaStreamDestroy(context_.stream);
     }
 
@@ -232,27 +220,11 @@ class CudaBackend final : public Backend {
             cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, context_.stream));
     }
 
-    void save(std::span<const BlockCopy> list) override {
-        CUDA_CHECK(cudaEventRecord(computed_.get(), context_.stream));
-        CUDA_CHECK(cudaStreamWaitEvent(saves_, computed_.get(), 0));
-        cuda::pack::copy_blocks(list, cudaMemcpyDeviceToHost, saves_, reaches_host());
-        CUDA_CHECK(cudaEventRecord(saved_.get(), saves_));
-    }
-    void order_after_saves() override { CUDA_CHECK(cudaStreamWaitEvent(context_.stream, saved_.get(), 0)); }
-    void finish_saves() override { CUDA_CHECK(cudaStreamSynchronize(saves_)); }
-    bool saves_ended() override {
-        const cudaError_t code = cudaStreamQuery(saves_);
-        if (code == cudaErrorNotReady) {
-            cudaGetLastError();
-            return false;
-        }
-        CUDA_CHECK(code);
-        return true;
-    }
-    void load(std::span<const BlockCopy> list) override {
-        order_after_saves();
-        cuda::pack::copy_blocks(list, cudaMemcpyHostToDevice, context_.stream, reaches_host());
-    }
+    void save(std::span<const BlockCopy> list) override { states_->save(list); }
+    void order_after_saves() override { states_->order_after_saves(); }
+    void finish_saves() override { states_->finish_saves(); }
+    bool saves_ended() override { return states_->saves_ended(); }
+    void load(std::span<const BlockCopy> list) override { states_->load(list); }
 
     void receive(Backend& sender, std::span<const BlockCopy> list) override {
         auto& from = dynamic_cast<CudaBackend&>(sender);
@@ -377,7 +349,7 @@ class CudaBackend final : public Backend {
     /// Node by node between events; times include the launch gaps that a captured plan does not have.
     void run_timed(Plan& plan) {
         const auto& nodes = plan.graph().nodes();
-        const std::vector<Event> events(nodes.size() + 1);
+        const std::vector<cuda::Event> events(nodes.size() + 1);
         zero(plan.zeros(), plan.zero_bytes());
         CUDA_CHECK(cudaEventRecord(events[0].get(), context_.stream));
         std::vector<cuda::Launched> launched(nodes.size());
@@ -419,17 +391,12 @@ class CudaBackend final : public Backend {
         return [this](int64_t bytes, const char* what) { return take(bytes, what); };
     }
 
-    /// Whether kernels may read and write what alloc_host has given.
-    bool reaches_host() const { return reads_registered_ && cuda::pack::all_pinned(); }
-
     const Chosen device_;
     const std::shared_ptr<cuda::comm::PeerGroup> peers_;
     const int rank_;
     cudaDeviceProp properties_{};
     Context context_;
-    bool reads_registered_ = false;  // pinned memory, at the host's addresses
-    cudaStream_t saves_ = nullptr;
-    Event computed_, saved_;  // the work before the last save, and that save
+    std::unique_ptr<cuda::pack::StateCopies> states_;
     cuda::comm::Handover handover_;
     std::unique_ptr<cuda::pack::Uploader> uploader_;
     std::deque<cuda::pack::Packed> packed_;

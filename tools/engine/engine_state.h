@@ -151,8 +151,8 @@ struct Engine::State {
     std::deque<Sequence*> queue;
     std::vector<Sequence*> running;  // in order of arrival
     std::optional<LaunchedStep> launched;
-    std::optional<Step>
-        before_images;  // in whose place images are encoded next; without those who have ended
+    /// In whose place images are encoded next; without those who have ended.
+    std::optional<Step> before_images;
     std::vector<UntoldToken> untold;
 };
 

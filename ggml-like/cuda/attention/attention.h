@@ -43,8 +43,7 @@ struct AttentionCall {
     int max_keys;       // that a page table has room for
     bool answers;       // an answer step; else a prompt step
     int unpacked_room;  // pages of a prompt step over packed caches that work has room for, in BF16
-    bool
-        unpacked;  // the caches are what attention_unpack has left: a sequence's pages follow each other (unpacked.cuh)
+    bool unpacked;      // the caches are what attention_unpack has left (unpacked.cuh)
     float eps;
     kv::Packing k_packing, v_packing;          // both plain, or neither
     kv::Layout k_layout, v_layout;             // of packed rows

@@ -6,9 +6,9 @@
 //            attends to them; the one of the row's own key also puts that one into the cache
 //   tile     S^T[16 keys a warp, 8 heads] = K q^T, O^T[64 of d a warp, 8 heads] += V^T P^T; codes become BF16 in registers
 //
-// Traffic: packed K and V once, 0.29 to 0.5 of BF16's bytes; copies start before the predecessor ends. Bound: latency of
-// preparation and the first tile; from some thousand keys on issue slots, some 5 instructions for two elements; bytes from some
-// 32K keys on. A row's bits depend on its position and keys alone, as in decode.cu.
+// Traffic: packed K and V once, 0.29 to 0.5 of BF16's bytes; copies start before the predecessor ends. Bound: latency, of
+// preparation and the first tile, then of a tile's three barriers: 3.75 us a block, whatever the format (H200, 2026-11). A row's bits
+// depend on its position and keys alone, as in decode.cu.
 // Limits: head_dim 256, at most 8 query heads a KV head, at most max_answer_rows rows.
 #include "ggml-like/cuda/attention/decode_merge.cuh"
 #include "ggml-like/cuda/attention/decode_packed_rows.cuh"

@@ -22,8 +22,8 @@ struct Pages {
     Packing packing;
     packed::Block block;
     const char* cache;
-    int from, to,
-        rest;  // the thread's first piece of codes in a block and in a slot; how many pieces follow the codes
+    int from, to;  // the thread's first piece of codes in a block and in a slot
+    int rest;      // how many pieces follow the codes
 
     __device__ __forceinline__ Pages(Packing p, const kv::Layout& layout, const bf16* data)
         : packing(p), block(layout), cache(reinterpret_cast<const char*>(data)) {
@@ -77,8 +77,8 @@ __device__ __forceinline__ uint4 ordered(Packing packing, const uint4& x) {
     return x;
 }
 
-constexpr int kQueryRow =
-    kDim * 2 + 16;  // bytes from a head of q in shared memory to the next: they meet other banks
+/// Bytes from a head of q in shared memory to the next, so that they meet other banks.
+constexpr int kQueryRow = kDim * 2 + 16;
 
 /// The B operand of S^T from q's heads in shared memory: lane l has head l / 4, and of every 4 * run elements those of its own
 /// run, the codes of one piece.
@@ -123,7 +123,7 @@ __device__ __forceinline__ void add_eight(Sums& s, uint32_t a, uint32_t b, const
     mma(s[2 * (i % 2) + 1], high, q.b[2 * i + 1][0], q.b[2 * i + 1][1]);
 }
 
-/// Two scales of 16, each twice, over 2^8 times 2^126.
+/// Two scales of 16, each twice (packed::lifted_scales).
 __device__ __forceinline__ void scale_pairs(uint32_t two, uint32_t (&pairs)[2]) {
     pairs[0] = packed::lifted_scales(__byte_perm(two, 0, 0x0404));
     pairs[1] = packed::lifted_scales(__byte_perm(two, 0, 0x1414));
