@@ -29,6 +29,8 @@ struct BlockCopy {
 
 class Backend {
   public:
+    static constexpr int kMarks = 16;
+
     virtual ~Backend() = default;
 
     virtual std::string name() const = 0;         // "CPU"
@@ -51,6 +53,13 @@ class Backend {
     virtual void upload(void* to, const void* from_host, int64_t bytes) = 0;
     virtual void download(void* to_host, const void* from, int64_t bytes) = 0;
     virtual void copy(void* to, const void* from, int64_t bytes) = 0;
+    /// As download, in the order of all other work and without a wait: the bytes are there after await_mark of a mark that is
+    /// set later. `to_host`: of alloc_host.
+    virtual void send(void* to_host, const void* from, int64_t bytes) { download(to_host, from, bytes); }
+    /// Number `mark`, 0 .. kMarks - 1, stands for all work queued so far from now on.
+    virtual void set_mark(int) {}
+    /// Returns when the work that the mark stands for has ended, whatever was queued since; at once if it was never set.
+    virtual void await_mark(int) {}
 
     /// Copies to memory of alloc_host, beside the plans: begins when all work queued so far has ended, and later work does
     /// not wait for it.

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <deque>
 #include <map>
@@ -220,6 +221,20 @@ class CudaBackend final : public Backend {
             cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToDevice, context_.stream));
     }
 
+    void send(void* to, const void* from, int64_t bytes) override {
+        CUDA_CHECK(
+            cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, context_.stream));
+    }
+    void set_mark(int mark) override {
+        std::unique_ptr<cuda::Event>& event = marks_.at(static_cast<size_t>(mark));
+        if (event == nullptr) event = std::make_unique<cuda::Event>();
+        CUDA_CHECK(cudaEventRecord(event->get(), context_.stream));
+    }
+    void await_mark(int mark) override {
+        const auto& event = marks_.at(static_cast<size_t>(mark));
+        if (event != nullptr) CUDA_CHECK(cudaEventSynchronize(event->get()));
+    }
+
     void save(std::span<const BlockCopy> list) override { states_->save(list); }
     void order_after_saves() override { states_->order_after_saves(); }
     void finish_saves() override { states_->finish_saves(); }
@@ -403,6 +418,7 @@ class CudaBackend final : public Backend {
     std::deque<cuda::pack::PackedExperts> experts_;
     std::vector<Block> weights_;
     std::map<const void*, std::unique_ptr<Apart>> apart_;  // by what Weight::placed points to
+    std::array<std::unique_ptr<cuda::Event>, kMarks> marks_;
 };
 
 }  // namespace

@@ -76,8 +76,12 @@ void Plan::copy_inputs(const Plan& from) {
 }
 
 void Plan::run() {
-    backend_.upload(workspace_.inputs(), workspace_.host_inputs(), memory_.input_bytes);
-    backend_.run(*this);
+    upload();
+    run_uploaded();
 }
+
+void Plan::upload() { backend_.upload(workspace_.inputs(), workspace_.host_inputs(), memory_.input_bytes); }
+
+void Plan::run_uploaded() { backend_.run(*this); }
 
 }  // namespace quern

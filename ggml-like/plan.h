@@ -57,6 +57,9 @@ class Plan {
     void copy_inputs(const Plan& from);
     /// Uploads the inputs and runs. Results are readable after Backend::synchronize().
     void run();
+    /// The same in two: the backend may still read the host's side of the inputs when `upload` returns.
+    void upload();
+    void run_uploaded();
 
     const Graph& graph() const { return graph_; }
     PlanUse use() const { return use_; }

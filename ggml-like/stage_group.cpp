@@ -41,6 +41,9 @@ class StageGroup::Stage final : public Backend {
     void upload(void* to, const void* from, int64_t bytes) override { here().upload(to, from, bytes); }
     void download(void* to, const void* from, int64_t bytes) override { here().download(to, from, bytes); }
     void copy(void* to, const void* from, int64_t bytes) override { here().copy(to, from, bytes); }
+    void send(void* to, const void* from, int64_t bytes) override { here().send(to, from, bytes); }
+    void set_mark(int mark) override { here().set_mark(mark); }
+    void await_mark(int mark) override { here().await_mark(mark); }
     void save(std::span<const BlockCopy> list) override { here().save(list); }
     void order_after_saves() override { here().order_after_saves(); }
     void finish_saves() override { here().finish_saves(); }

@@ -16,10 +16,11 @@
 namespace quern {
 namespace {
 
-constexpr size_t kPlans = 8;
+constexpr size_t kPlans = 16;
 /// On a device an extra step takes as long as some 400 more prompt rows: too much for the first state of a short
 /// conversation.
 constexpr int64_t kFewestKept = 256;
+constexpr int64_t kWarmUpTokens = 64;
 
 MemoryPlan fitting_plan(const Model& model, const Backend& backend, const EngineOptions& options) {
     MemoryPlan plan = make_memory_plan(model, backend, options, true);
@@ -53,6 +54,7 @@ Engine::State::State(Model& m, Backend& b, const EngineOptions& o)
       cache(b, pool, o.cache_bytes - o.sharing * memory.features, o.kept),
       workspace(b.of_rank(0), memory.of_stage(0).arena, memory.of_stage(0).inputs),
       tower(m, b.of_rank(0), workspace, memory),
+      results(b, steps_on_their_way(b, o), o.sequences, m.info().vocab_rows),
       workspace_bytes(gauge.taken()),
       host_top(host_memory(b.of_rank(0), top_rows() * kTopWords * int64_t{sizeof(int32_t)},
                            "the highest logits of a step")),
@@ -133,7 +135,19 @@ std::shared_ptr<Drafter> Engine::State::make_mtp_drafter() {
 
 Engine::Engine(Model& model, Backend& backend, const EngineOptions& options) {
     state_ = std::make_unique<State>(model, backend, options);
-    state_->test_drafters([this](Request request) { return run(std::move(request)); });
+    const auto answer = [this](Request request) { return run(std::move(request)); };
+    state_->warm_up(answer);
+    state_->test_drafters(answer);
+}
+
+/// A device loads a kernel, and the plan of a step, when it first runs them.
+void Engine::State::warm_up(const std::function<Result(Request)>& answer) {
+    if (!backend.captures()) return;
+    Request request;
+    request.prompt.assign(static_cast<size_t>(std::min<int64_t>(kWarmUpTokens, context - 1)), 0);
+    request.max_tokens = 2;
+    request.use_cache = false;
+    answer(std::move(request));
 }
 
 Engine::~Engine() = default;
@@ -279,31 +293,71 @@ bool Engine::State::step(const std::function<void()>& before_next) {
     cache.settle(false);
     end_cancelled();
     forget_ended();
-    if (launched && !launched->awaited()) read_launched();  // it may still need its inputs
-    encode_images();
-    if (!launched) launch_next(before_next);
-    if (launched) {
+    while (!launched.empty() && !launched.front().awaited()) read_launched();  // it may still need its inputs
+    if (launched.empty()) encode_images();
+    fill_stages(before_next);
+    if (!launched.empty()) {
         read_launched();
-        if (runs_ahead()) launch_next(before_next);
+        if (runs_ahead()) fill_stages(before_next);
     }
     tell_all();
-    if (!launched || launched->step.kind == StepKind::answer) cache.keep_ahead();
+    if (launched.empty() || launched.front().step.kind == StepKind::answer) cache.keep_ahead();
     forget_ended();
     return !running.empty() || !queue.empty();
 }
 
-void Engine::State::launch_next(const std::function<void()>& before_next) {
+/// Launches steps until one is on its way for every stage, or none can be.
+void Engine::State::fill_stages(const std::function<void()>& before_next) {
+    while (may_launch() && launch_next(before_next)) {
+    }
+}
+
+/// Images are encoded with nothing on its way, and logits of a prompt are read before anything is launched after them.
+bool Engine::State::may_launch() const {
+    if (launched.empty()) return true;
+    const auto told = [](const Sequence* s) { return s->wants_prompt_logits(); };
+    return launched.size() < static_cast<size_t>(results.rooms()) && launched.back().room >= 0 &&
+           !before_images && std::none_of(running.begin(), running.end(), told);
+}
+
+/// Whether a step may have rows of the sequence although others are on their way: what these will tell is not needed for more
+/// of a prompt, but for a state that is kept.
+bool Engine::State::ready(const Sequence& s) const {
+    const bool on_its_way =
+        std::any_of(launched.begin(), launched.end(), [&](const LaunchedStep& step) { return step.has(s); });
+    const bool kept = !s.cuts.empty() && s.cuts.front() == s.state.length;
+    return !on_its_way || (s.in_prompt() && !kept);
+}
+
+/// Without slices if all sequences wait for steps that are on their way.
+Step Engine::State::next_step() {
+    std::vector<Sequence*> free;
+    Scheduler::Others others{.answers = 0, .steps = std::max(1, results.rooms())};
+    for (Sequence* s : running)
+        if (ready(*s))
+            free.push_back(s);
+        else if (!s->in_prompt())
+            ++others.answers;
+    return free.empty() ? Step{} : scheduler.next(free, others);
+}
+
+/// False: nothing was launched.
+bool Engine::State::launch_next(const std::function<void()>& before_next) {
     if (before_next) before_next();
     end_cancelled();
     admit();
-    if (running.empty()) return;
-    take_turn(scheduler.next(running));
+    Step step = next_step();
+    if (step.slices.empty()) return false;
+    const size_t before = launched.size();
+    take_turn(std::move(step));
+    return launched.size() > before;
 }
 
 void Engine::State::read_launched() {
-    LaunchedStep done = std::move(*launched);
-    launched.reset();
+    LaunchedStep done = std::move(launched.front());
+    launched.pop_front();
     guarded(done.step, [&] { read(done); });
+    if (done.room >= 0) results.leave(done.room);
 }
 
 void Engine::State::guarded(Step& step, const std::function<void()>& work) {
@@ -323,14 +377,14 @@ void Engine::State::forget_ended() {
     std::erase_if(running, [](const Sequence* s) { return s->done(); });
     if (before_images)
         std::erase_if(before_images->slices, [](const Slice& slice) { return slice.sequence->done(); });
-    if (!launched) return;
-    for (Slice& slice : launched->step.slices)
-        if (slice.sequence != nullptr && slice.sequence->done()) slice.sequence = nullptr;
+    for (LaunchedStep& l : launched)
+        for (Slice& slice : l.step.slices)
+            if (slice.sequence != nullptr && slice.sequence->done()) slice.sequence = nullptr;
 }
 
 /// Ends all requests: the device has failed.
 void Engine::State::lose(const std::string& error) {
-    launched.reset();
+    launched.clear();
     before_images.reset();
     for (auto& [id, s] : sequences) finish(*s, FinishReason::error, error);
     tell_all();  // what was chosen before that

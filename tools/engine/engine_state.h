@@ -18,6 +18,7 @@
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/prefix_cache.h"
 #include "tools/engine/prefix_file.h"
+#include "tools/engine/result_rooms.h"
 #include "tools/engine/scheduler.h"
 #include "tools/engine/sequence.h"
 #include "tools/engine/speculation.h"
@@ -54,12 +55,17 @@ inline void rethrow_if_device(const std::exception& error) {
 struct LaunchedStep {
     Step step;  // sequences that have ended since are null
     StepPlan* plan;
+    int room;                                    // of its results; -1: they are where the plan leaves them
     Sequence::Clock::time_point begun, drafted;  // when it began, when its drafts were there
 
     /// Whether any of its sequences goes on.
     bool awaited() const {
         return std::any_of(step.slices.begin(), step.slices.end(),
                            [](const Slice& slice) { return slice.sequence != nullptr; });
+    }
+    bool has(const Sequence& s) const {
+        return std::any_of(step.slices.begin(), step.slices.end(),
+                           [&](const Slice& slice) { return slice.sequence == &s; });
     }
 };
 
@@ -91,14 +97,20 @@ struct Engine::State {
     std::shared_ptr<Drafter> make_mtp_drafter();
     std::shared_ptr<Drafter> make_dflash_drafter();
     void capture_rounds();
+    /// So that the first request does not wait for kernels to be loaded. `answer`: as above.
+    void warm_up(const std::function<Result(Request)>& answer);
     StepPlan& plan_for(const Step& step);
 
     uint64_t binding() const;
     /// Whether the next step is launched before callbacks learn of the last one's tokens.
     bool runs_ahead() const { return backend.asynchronous() && !speculation; }
     bool step(const std::function<void()>& before_next);
-    void launch_next(const std::function<void()>& before_next);
+    bool launch_next(const std::function<void()>& before_next);
+    void fill_stages(const std::function<void()>& before_next);
     void read_launched();
+    bool may_launch() const;
+    bool ready(const Sequence& s) const;
+    Step next_step();
     void end_cancelled();
     void forget_ended();
     /// `work` is about this step: its error ends the sequences in it.
@@ -113,15 +125,16 @@ struct Engine::State {
     void take_turn(Step step);
     void encode_images();
     void launch(Step& step);
+    StepResults results_of(const LaunchedStep& done);
     void read(const LaunchedStep& done);
-    int32_t choose(const Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row) const;
-    void report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const;
+    int32_t choose(const Sequence& s, const StepResults& found, int64_t row) const;
+    void report_prompt(Sequence& s, const StepResults& found, const Slice& slice, int64_t row) const;
     bool append(Sequence& s, int32_t id, bool now);
     void tell(Sequence& s, int32_t id);
     void tell_all();
     void add_forced(Sequence& s);
-    void advance(Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row);
-    void verify(const Slice& slice, const StepPlan& plan, const int32_t* top, int64_t row);
+    void advance(Sequence& s, const StepResults& found, int64_t row);
+    void verify(const Slice& slice, const StepResults& found, int64_t row);
     void finish(Sequence& s, FinishReason reason, std::string error = {});
 
     Model& model;
@@ -136,6 +149,7 @@ struct Engine::State {
     std::optional<PrefixFile> file;
     Workspace workspace;  // rank 0's
     Tower tower;          // used if the model has one
+    ResultRooms results;
     int64_t workspace_bytes;
     std::shared_ptr<void> host_top, host_logits;
     PlanCache plans;
@@ -150,7 +164,8 @@ struct Engine::State {
     std::map<RequestId, std::unique_ptr<Sequence>> sequences;
     std::deque<Sequence*> queue;
     std::vector<Sequence*> running;  // in order of arrival
-    std::optional<LaunchedStep> launched;
+    std::deque<LaunchedStep>
+        launched;  // the oldest first; more than one only if there are rooms for their results
     /// In whose place images are encoded next; without those who have ended.
     std::optional<Step> before_images;
     std::vector<UntoldToken> untold;

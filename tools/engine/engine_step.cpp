@@ -91,9 +91,20 @@ void Engine::State::launch(Step& step) {
     const auto drafted = Sequence::Clock::now();
     for (const Slice& slice : step.slices) reserve(*slice.sequence, slice.begin + slice.count);
     StepPlan& plan = plan_for(step);
+    plan.await_inputs();
     fill_inputs(plan, step.slices);
     plan.run();
-    launched = LaunchedStep{std::move(step), &plan, begun, drafted};
+    int64_t rows = 0;
+    bool told = false;
+    for (const Slice& slice : step.slices) {
+        rows += slice.logit_rows;
+        told |= slice.wants_prompt_logits();
+        if (!slice.draft.empty()) continue;  // verify() says how many rows are the sequence's
+        slice.sequence->state.length = slice.end();
+        slice.sequence->state.journaled = 0;
+    }
+    const int room = results.rooms() > 0 && !told ? results.keep(plan, rows) : -1;
+    launched.push_back({std::move(step), &plan, room, begun, drafted});
 }
 
 /// The plans that verify drafts of one sequence, so that its first rounds do not wait for them. Those of several sequences
@@ -126,14 +137,22 @@ StepPlan& Engine::State::plan_for(const Step& step) {
     return plans.get(shape, PlanUse::sometimes);
 }
 
-/// Waits for the results. A plan's first run says nothing of its cost, since it was made in it; nor do runs that somebody
+/// Waits for them.
+StepResults Engine::State::results_of(const LaunchedStep& done) {
+    StepPlan& plan = *done.plan;
+    if (done.room >= 0) return results.await(done.room, plan);
+    auto* top = static_cast<int32_t*>(host_top.get());
+    const auto logit_rows = static_cast<size_t>(plan.shape.logit_rows);
+    download_top(plan, {plan.plan->input<float>(plan.batch.temperature), logit_rows}, top);
+    return {plan, top};
+}
+
+/// A plan's first run says nothing of its cost, since it was made in it; nor do runs that somebody
 /// watches.
 void Engine::State::read(const LaunchedStep& done) {
     StepPlan& plan = *done.plan;
     const Step& step = done.step;
-    auto* top = static_cast<int32_t*>(host_top.get());
-    const auto logit_rows = static_cast<size_t>(plan.shape.logit_rows);
-    download_top(plan, {plan.plan->input<float>(plan.batch.temperature), logit_rows}, top);
+    const StepResults found = results_of(done);
     if (speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node)
         speculation->measured(step, seconds(done.begun, Sequence::Clock::now()),
                               seconds(done.begun, done.drafted));
@@ -144,36 +163,35 @@ void Engine::State::read(const LaunchedStep& done) {
         const int64_t first_row = std::exchange(row, row + slice.logit_rows);
         if (slice.sequence == nullptr || slice.sequence->done()) continue;
         Sequence& s = *slice.sequence;
-        if (s.wants_prompt_logits()) report_prompt(s, plan, first_row, slice.count);
+        if (slice.wants_prompt_logits()) report_prompt(s, found, slice, first_row);
         if (!slice.draft.empty()) {
-            verify(slice, plan, top, first_row);
+            verify(slice, found, first_row);
             continue;
         }
-        s.state.length += slice.count;
-        s.state.journaled = 0;
-        if (step.kind == StepKind::prompt && s.request.on_prefill) s.request.on_prefill(s.state.length);
-        if (!s.cuts.empty() && s.cuts.front() == s.state.length) {
+        if (step.kind == StepKind::prompt && s.request.on_prefill) s.request.on_prefill(slice.end());
+        if (!s.cuts.empty() && s.cuts.front() == slice.end()) {
             s.cuts.pop_front();
             cuts.emplace_back(pool, s);
         }
         // Since the step was launched callbacks may have added tokens, which run before another is chosen.
-        if (s.pending() == 0) advance(s, plan, top + (row - 1) * kTopWords, row - 1);
+        if (slice.end() == static_cast<int64_t>(s.tokens.size())) advance(s, found, row - 1);
     }
     if (speculation) speculation->committed(step);
     // Only now drafters have written what they add to the pages. Slots of sequences that have ended are as they were.
     for (const AtCut& cut : cuts) keep_state(cut.sequence, cut.state);
 }
 
-void Engine::State::report_prompt(Sequence& s, const StepPlan& plan, int64_t row, int64_t count) const {
-    const auto width = static_cast<size_t>(logit_columns(plan));
-    std::vector<float> logits(static_cast<size_t>(count) * width);
-    download_logits(plan, row, count, logits.data());
-    s.request.on_prompt_logits({s.state.length, logits, width});
+void Engine::State::report_prompt(Sequence& s, const StepResults& found, const Slice& slice,
+                                  int64_t row) const {
+    const auto width = static_cast<size_t>(logit_columns(found.plan));
+    std::vector<float> logits(static_cast<size_t>(slice.count) * width);
+    found.download_logits(row, slice.count, logits.data());
+    s.request.on_prompt_logits({slice.begin, logits, width});
 }
 
 /// Chooses from the highest logits of the row if they are enough, else from all.
-int32_t Engine::State::choose(const Sequence& s, const StepPlan& plan, const int32_t* top,
-                              int64_t row) const {
+int32_t Engine::State::choose(const Sequence& s, const StepResults& found, int64_t row) const {
+    const int32_t* top = found.top_of(row);
     const auto position = static_cast<int64_t>(s.tokens.size());
     std::optional<int32_t> first;  // what comes first, allowed or not
     if (top[kTopWords - 1] != 0 && !s.request.on_logits) {
@@ -190,8 +208,8 @@ int32_t Engine::State::choose(const Sequence& s, const StepPlan& plan, const int
                 return *other;
     }
     auto* own = static_cast<float*>(host_logits.get());
-    download_logits(plan, row, 1, own);
-    const std::span<float> logits(own, static_cast<size_t>(logit_columns(plan)));
+    found.download_logits(row, 1, own);
+    const std::span<float> logits(own, static_cast<size_t>(logit_columns(found.plan)));
     const int64_t vocab = model.info().vocab;
     int32_t id = first ? *first : sample(logits, vocab, s.request.sampling, s.tokens, position);
     if (first || (s.request.allow && !s.request.allow(id)))
@@ -241,7 +259,7 @@ void Engine::State::add_forced(Sequence& s) {
 }
 
 /// Chooses the next token of a sequence and ends it if it should end.
-void Engine::State::advance(Sequence& s, const StepPlan& plan, const int32_t* top, int64_t row) {
+void Engine::State::advance(Sequence& s, const StepResults& found, int64_t row) {
     const auto answered = static_cast<int64_t>(s.result.tokens.size());
     if (answered == 0) {
         s.first_token = Sequence::Clock::now();
@@ -252,7 +270,7 @@ void Engine::State::advance(Sequence& s, const StepPlan& plan, const int32_t* to
     if (s.request.max_tokens <= answered) return finish(s, FinishReason::length);
     int32_t id;
     try {
-        id = choose(s, plan, top, row);
+        id = choose(s, found, row);
     } catch (const Error& error) {
         rethrow_if_device(error);
         return finish(s, FinishReason::error, error.what());
@@ -265,12 +283,11 @@ void Engine::State::advance(Sequence& s, const StepPlan& plan, const int32_t* to
 
 /// Chooses tokens after the rows of a slice that ends with a draft, as long as its next row was computed with the token that
 /// was chosen, and commits these rows. `row`: of the slice's first logits.
-void Engine::State::verify(const Slice& slice, const StepPlan& plan, const int32_t* top, int64_t row) {
+void Engine::State::verify(const Slice& slice, const StepResults& found, int64_t row) {
     Sequence& s = *slice.sequence;
     int64_t rows = matching_rows(slice);
     do {
-        const int64_t newest = row + rows - 1;
-        advance(s, plan, top + newest * kTopWords, newest);
+        advance(s, found, row + rows - 1);
         rows = matching_rows(slice);
     } while (!s.done() && slice.begin + rows == static_cast<int64_t>(s.tokens.size()));
     speculation->accept(slice);

@@ -38,6 +38,7 @@ struct MemoryPlan {
     int64_t kept_states = 0, kept = 0;
     int64_t arena = 0, inputs = 0;  // shared by all steps: scratch and outputs; inputs
     int64_t between = 0;            // of the vision tower: what a large image leaves between its steps
+    int64_t results = 0;            // of several devices, on the last: logits of steps that are on their way
     int64_t features = 0;           // host memory for images that were read before: a part of the cache's
     int64_t reserve = 0;            // captured graphs, upload buffers, what a driver takes now and then
     std::string device_name;
@@ -51,7 +52,7 @@ struct MemoryPlan {
     int64_t pages() const;  // of one sequence
     int64_t weight_bytes() const;
     int64_t state_bytes() const { return kv + recurrent + kept; }
-    int64_t scratch_bytes() const { return arena + inputs + between; }
+    int64_t scratch_bytes() const { return arena + inputs + between + results; }
     int64_t needed() const { return weight_bytes() + state_bytes() + scratch_bytes() + reserve; }
 };
 

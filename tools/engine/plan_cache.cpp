@@ -13,6 +13,13 @@ std::list<StepPlan>::iterator find(std::list<StepPlan>& plans, const BatchShape&
     return std::find_if(plans.begin(), plans.end(), [&](const StepPlan& p) { return p.shape == shape; });
 }
 
+/// Runs a stage's plan; the mark tells when its inputs may be filled again.
+void run_marked(Plan& plan, Backend& device) {
+    plan.upload();
+    device.set_mark(kInputsMark);
+    plan.run_uploaded();
+}
+
 /// The next one, or the number itself.
 int64_t power_of_two(int64_t n) { return static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))); }
 
@@ -72,17 +79,23 @@ void StepPlan::run_later() {
             rows.push_back({static_cast<std::byte*>(to.data), static_cast<const std::byte*>(from.data),
                             to.bytes(), to.bytes(), to.bytes(), 1});
         }
-        own.plan->copy_inputs(*plan);
         const int stage = static_cast<int>(i) + 1;
-        backend->of_stage(stage).receive(backend->of_stage(stage - 1), rows);
-        own.plan->run();
+        Backend& device = backend->of_stage(stage);
+        device.await_mark(kInputsMark);
+        own.plan->copy_inputs(*plan);
+        device.receive(backend->of_stage(stage - 1), rows);
+        run_marked(*own.plan, device);
         left = &own.leaving;
     }
 }
 
+void StepPlan::await_inputs() {
+    if (!later.empty()) backend->of_stage(0).await_mark(kInputsMark);
+}
+
 void StepPlan::run() {
     if (!later.empty()) {
-        plan->run();
+        run_marked(*plan, backend->of_stage(0));
         return run_later();
     }
     backend->on_ranks([this](int rank) {

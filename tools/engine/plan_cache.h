@@ -37,6 +37,9 @@ struct ScratchSize {
     int64_t arena, inputs;
 };
 
+/// Backend::set_mark of a stage whose inputs are uploaded; higher ones are the engine's.
+inline constexpr int kInputsMark = 0;
+
 /// What a stage other than the first runs of a step.
 struct StagePlan {
     std::vector<Tensor*> arriving, leaving;  // BuiltGraph's
@@ -67,6 +70,8 @@ struct StepPlan {
 
     /// Every rank's plan, with the inputs of rank 0's; or each stage's in turn.
     void run();
+    /// Call before the inputs are filled: of stages those of the step before may still be on their way.
+    void await_inputs();
     /// Kernels that one run launches, in all stages; of ranks those of the first. 0: unknown.
     int64_t kernels() const;
 

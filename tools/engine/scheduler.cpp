@@ -53,16 +53,18 @@ class PromptRows {
 
 }  // namespace
 
-Step Scheduler::next(std::span<Sequence* const> running) {
+Step Scheduler::next(std::span<Sequence* const> running, const Others& others) {
     ++steps_;
     std::vector<Sequence*> prompts, answers;
     for (Sequence* s : running) (s->in_prompt() ? prompts : answers).push_back(s);
     const bool due = std::any_of(answers.begin(), answers.end(),
                                  [&](const Sequence* s) { return s->last_step <= last_prompt_step_; });
     const bool prompts_next = !prompts.empty() && !due;
-    const int64_t rows = answers.empty() ? limits_.prompt_rows : limits_.gap_rows,
-                  depth = answers.empty() ? 0 : limits_.gap_depth;
-    Step step = prompts_next ? prompt_step(std::move(prompts), rows, depth) : answer_step(std::move(answers));
+    const auto all = static_cast<int64_t>(answers.size()) + others.answers;
+    const int64_t rows = all == 0 ? limits_.prompt_rows : limits_.gap_rows,
+                  depth = all == 0 ? 0 : limits_.gap_depth;
+    Step step = prompts_next ? prompt_step(std::move(prompts), rows, depth)
+                             : answer_step(std::move(answers), (all + others.steps - 1) / others.steps);
     for (const Slice& slice : step.slices) slice.sequence->last_step = steps_;
     if (prompts_next) last_prompt_step_ = steps_;
     return step;
@@ -87,11 +89,11 @@ Step Scheduler::prompt_step(std::vector<Sequence*> prompts, int64_t rows, int64_
     return step;
 }
 
-Step Scheduler::answer_step(std::vector<Sequence*> answers) const {
+Step Scheduler::answer_step(std::vector<Sequence*> answers, int64_t most) const {
     std::stable_sort(answers.begin(), answers.end(),
                      [](const Sequence* a, const Sequence* b) { return a->last_step < b->last_step; });
-    if (static_cast<int64_t>(answers.size()) > limits_.answer_rows)
-        answers.resize(static_cast<size_t>(limits_.answer_rows));
+    most = std::min(most, limits_.answer_rows);
+    if (static_cast<int64_t>(answers.size()) > most) answers.resize(static_cast<size_t>(most));
     int64_t left = limits_.answer_rows - static_cast<int64_t>(answers.size());
     Step step{.kind = StepKind::answer, .slices = {}};
     for (Sequence* s : answers) {

@@ -30,6 +30,11 @@ struct Slice {
     bool last;                        // it has the sequence's newest token, whose logits choose the next one
     std::vector<int32_t> draft = {};  // tokens after the sequence's own, to verify (drafter.h)
 
+    int64_t end() const { return begin + count; }
+    bool wants_prompt_logits() const {
+        return sequence->request.on_prompt_logits && begin < sequence->prompt_tokens();
+    }
+
     int32_t token(int64_t position) const {
         const auto at = static_cast<size_t>(position), own = sequence->tokens.size();
         return at < own ? sequence->tokens[at] : draft[at - own];
@@ -56,6 +61,12 @@ class Scheduler {
   public:
     explicit Scheduler(const StepLimits& limits) : limits_(limits) {}
 
+    /// Steps that are on their way.
+    struct Others {
+        int64_t answers = 0;  // that they have rows of
+        int64_t steps =
+            1;  // on their way at the same time, with the next one: each gets its share of the answers
+    };
     /// The next step of `running`, which is in order of arrival; it counts as run. It has at least one row if
     /// anything is pending.
     ///
@@ -65,13 +76,14 @@ class Scheduler {
     /// kPageTokens; the rest goes to the prompts with the fewest rows left, so that short ones do not wait for long
     /// ones, and then to the oldest again.
     ///
-    /// Answer step: one row of every answer, those that waited longest first; then further rows of answers that have
-    /// more, kMaxAnswerSlice each at most.
-    Step next(std::span<Sequence* const> running);
+    /// Answer step: one row of every answer, or of its share of them, those that waited longest first; then further rows of
+    /// answers that have more, kMaxAnswerSlice each at most.
+    Step next(std::span<Sequence* const> running, const Others& others);
+    Step next(std::span<Sequence* const> running) { return next(running, {}); }
 
   private:
     Step prompt_step(std::vector<Sequence*> prompts, int64_t rows, int64_t depth) const;
-    Step answer_step(std::vector<Sequence*> answers) const;
+    Step answer_step(std::vector<Sequence*> answers, int64_t most) const;
 
     StepLimits limits_;
     int64_t steps_ = 0, last_prompt_step_ = 0;  // steps are counted from 1

@@ -3,10 +3,14 @@
 #include <algorithm>
 
 #include "ggml-like/check.h"
+#include "tools/engine/result_rooms.h"
 #include "tools/engine/state_pool.h"
 
 namespace quern {
 namespace {
+
+/// Rows of prompts in a step: of several steps each stage has one at the same time.
+constexpr int64_t kStagedStep = 2048;
 
 std::string stage_name(const Model& model, const Backend& backend, int stage) {
     const LayerRange own = model.of_stage(stage).own_layers();
@@ -19,11 +23,15 @@ std::string stage_name(const Model& model, const Backend& backend, int stage) {
 std::vector<MemoryPlan> plan_each(const Model& model, const Backend& backend, const EngineOptions& options,
                                   bool weights_placed) {
     std::vector<MemoryPlan> plans;
+    EngineOptions each = options;
+    if (each.step_tokens == 0 && backend.captures()) each.step_tokens = kStagedStep;
     for (int s = 0; s < model.stages(); ++s) {
-        plans.push_back(make_memory_plan(model.of_stage(s), backend.of_stage(s), options, weights_placed));
+        plans.push_back(make_memory_plan(model.of_stage(s), backend.of_stage(s), each, weights_placed));
         plans.back().device_name = stage_name(model, backend, s);
         for (StateSpec& spec : plans.back().specs) spec.stage = s;
     }
+    plans.back().results =
+        ResultRooms::bytes(steps_on_their_way(backend, options), options.sequences, model.info().vocab_rows);
     return plans;
 }
 
@@ -54,9 +62,10 @@ void add_weights(MemoryPlan& sum, const MemoryPlan& part) {
 void add(MemoryPlan& sum, const MemoryPlan& part) {
     add_weights(sum, part);
     sum.specs.insert(sum.specs.end(), part.specs.begin(), part.specs.end());
-    for (const auto field : {&MemoryPlan::token_bytes, &MemoryPlan::kv, &MemoryPlan::slot_bytes,
-                             &MemoryPlan::recurrent, &MemoryPlan::kept, &MemoryPlan::arena,
-                             &MemoryPlan::inputs, &MemoryPlan::between, &MemoryPlan::reserve})
+    for (const auto field :
+         {&MemoryPlan::token_bytes, &MemoryPlan::kv, &MemoryPlan::slot_bytes, &MemoryPlan::recurrent,
+          &MemoryPlan::kept, &MemoryPlan::arena, &MemoryPlan::inputs, &MemoryPlan::between,
+          &MemoryPlan::results, &MemoryPlan::reserve})
         sum.*field += part.*field;
 }
 
