@@ -261,6 +261,28 @@ TEST_SUITE("cpu") {
         CHECK(counts(5) == std::vector<int64_t>{3, 1, 1});
         CHECK(counts(3) == std::vector<int64_t>{1, 1, 1});
     }
+
+    TEST_CASE(
+        "scheduler: steps on their way at the same time share the answers, and answers there make a prompt's "
+        "step short") {
+        std::vector<Sequence> answers;
+        for (int i = 0; i < 5; ++i) answers.push_back(answer_of(10, 1));
+        std::vector<Sequence*> running;
+        for (Sequence& s : answers) running.push_back(&s);
+        Scheduler scheduler(kLimits);
+        const Step first = scheduler.next(running, {.answers = 0, .steps = 2});
+        CHECK(first.slices.size() == 3);
+        const std::vector<Sequence*> left(running.begin() + 3, running.end());
+        const Step second = scheduler.next(left, {.answers = 3, .steps = 2});
+        REQUIRE(second.slices.size() == 2);
+        CHECK(second.slices[0].sequence == left[0]);
+        CHECK(scheduler.next(std::vector{left[1]}, {.answers = 4, .steps = 2}).slices.size() == 1);
+
+        Sequence prompt = prompt_of(1000);
+        const std::vector<Sequence*> alone = {&prompt};
+        CHECK(rows_of(scheduler.next(alone, {.answers = 1, .steps = 2})) == kLimits.gap_rows);
+        CHECK(rows_of(scheduler.next(alone, {.answers = 0, .steps = 2})) == kLimits.prompt_rows);
+    }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "ggml-like/cuda_backend.h"
 #include "ggml-like/error.h"
+#include "lazy_backend.h"
 #include "rank_models.h"
 #include "stage_models.h"
 #include "tools/engine/memory_plan.h"
@@ -76,6 +77,42 @@ TEST_SUITE("cpu") {
                     CHECK(bits_of(test::parity(name), shares, device) == one);
                 }
             }
+        }
+    }
+
+    TEST_CASE("stages: each has a step of its own, and devices that work late change nothing") {
+        const std::string checkpoint = test::parity("deep/bf16");
+        const EngineOptions options{.context = 512, .sequences = 5, .step_tokens = 64};
+        // Some by their highest logits alone, some by all; one with a prompt of many steps.
+        const auto answers = [&](Model& model, Backend& backend) {
+            Engine engine(model, backend, options);
+            std::vector<Outcome> out(7);
+            std::vector<RequestId> ids;
+            for (size_t i = 0; i < out.size(); ++i) {
+                const auto seed = static_cast<unsigned>(i);
+                Request r = test::recorded(random_ids(model, i == 2 ? 400 : 20 + 30 * i, seed), out[i],
+                                           i == 5, 10 + 3 * static_cast<int64_t>(i));
+                if (i % 2 == 0) r.on_logits = {};
+                if (i == 3) r.sampling = {.temperature = 1, .seed = 7};
+                ids.push_back(engine.submit(std::move(r)));
+                if (i > 3) engine.step();
+            }
+            engine.cancel(ids[1]);
+            while (engine.step()) {
+            }
+            for (size_t i = 0; i < out.size(); ++i) test::take(engine, ids[i], out[i]);
+            out[1] = {};  // how far it came depends on the others
+            return out;
+        };
+        const SplitModel one(checkpoint, {1}, true);
+        const std::vector<Outcome> expected = answers(*one.model, *one.backend);
+        for (const Outcome& o : expected) CHECK(o.error == "");
+        for (const int stages : {2, 3}) {
+            CAPTURE(stages);
+            const test::LazyStages lazy(stages);
+            const auto model = load_model(checkpoint, *lazy.group, {.tokenizer = false});
+            CHECK(answers(*model, *lazy.group) == expected);
+            CHECK(lazy.each[0]->most_ahead == 2);
         }
     }
 
