@@ -42,6 +42,7 @@ class CountedBackend final : public Backend {
     void download(void* to, const void* from, int64_t bytes) override { cpu_->download(to, from, bytes); }
     void copy(void* to, const void* from, int64_t bytes) override { cpu_->copy(to, from, bytes); }
     void* alloc_host(int64_t bytes, const char* what) override {
+        if (before_host_memory) before_host_memory();
         ++host_pieces;
         if ((host_left -= bytes) < 0) throw Error(ErrorKind::memory, std::string("no memory for ") + what);
         return cpu_->alloc_host(bytes, what);
@@ -88,7 +89,7 @@ class CountedBackend final : public Backend {
         if (after_receive) after_receive(list);
     }
 
-    std::function<void()> before_run;
+    std::function<void()> before_run, before_host_memory;
     std::function<void(std::span<const BlockCopy>)> after_receive;
     std::atomic<int64_t> host_left = int64_t{1} << 62;  // bytes that alloc_host may give
     std::atomic<int> host_pieces = 0;                   // calls of alloc_host

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <map>
 #include <random>
 #include <thread>
@@ -263,7 +264,7 @@ TEST_SUITE("cpu") {
         pool.release(s);
     }
 
-    TEST_CASE("kept states: as much memory is taken ahead as a state has needed last") {
+    TEST_CASE("kept states: as much memory is taken ahead as a state has needed last, and a piece more") {
         test::CountedBackend device(int64_t{1} << 34);
         const auto model = load_model(kCheckpoint, device, {.tokenizer = false});
         const auto specs = model->state_specs({.kv = DType::F32, .conv = DType::F32});
@@ -274,15 +275,40 @@ TEST_SUITE("cpu") {
         CHECK(device.host_pieces == 3);
         std::vector<int32_t> used = memory.take(2 * slab + 1);
         memory.keep_ahead();
-        for (int i = 0; i < 1000 && device.host_pieces < 6; ++i)
+        for (int i = 0; i < 1000 && device.host_pieces < 7; ++i)
             std::this_thread::sleep_for(std::chrono::milliseconds(5));
-        CHECK(device.host_pieces == 6);
+        CHECK(device.host_pieces == 7);
         REQUIRE(memory.make_free(3 * slab));
-        CHECK(device.host_pieces == 6);
+        CHECK(device.host_pieces == 7);
         memory.drop(used);
         memory.keep_ahead();  // there is enough
         REQUIRE(memory.make_free(1));
-        CHECK(device.host_pieces == 6);
+        CHECK(device.host_pieces == 7);
+    }
+
+    TEST_CASE("kept states: a small state waits for one piece of memory, not for all that is taken ahead") {
+        test::CountedBackend device(int64_t{1} << 34);
+        const auto model = load_model(kCheckpoint, device, {.tokenizer = false});
+        const auto specs = model->state_specs({.kv = DType::F32, .conv = DType::F32});
+        StatePool pool(device, specs, 1, 64, 0);
+        std::promise<void> go_on;
+        device.before_host_memory = [&, all = go_on.get_future().share()] {
+            if (device.host_pieces == 4)
+                all.wait();  // three were needed at first, and one is there of those ahead
+        };
+        {
+            HostStates memory(device, pool, int64_t{10} << 30);
+            const int64_t slab = (int64_t{128} << 20) / memory.block_bytes();
+            REQUIRE(memory.make_free(3 * slab));
+            std::vector<int32_t> used = memory.take(3 * slab);
+            memory.keep_ahead();
+            CHECK(memory.make_free(1));
+            used.push_back(memory.take(1).front());
+            go_on.set_value();
+            CHECK(memory.make_free(3 * slab));
+            memory.drop(used);
+        }
+        CHECK(device.host_pieces >= 7);
     }
 
     TEST_CASE("kept states: where the machine has no more memory, what there is stays the budget") {

@@ -11,7 +11,7 @@
 namespace quern {
 namespace {
 
-constexpr int64_t kSlabBytes = 128ll << 20;
+constexpr int64_t kSlabBytes = 128ll << 20;  // pinned in some 40 ms
 
 }  // namespace
 
@@ -23,7 +23,8 @@ HostBlocks::HostBlocks(std::vector<int64_t> parts, int ranks, int64_t budget)
       slab_blocks_(std::clamp<int64_t>(kSlabBytes / rank_bytes_, 1, std::max<int64_t>(most_, 1))) {}
 
 HostBlocks::~HostBlocks() {
-    for (const Slab& slab : grown()) slabs_.push_back(slab);
+    while (growing_.valid())
+        for (const Slab& slab : grown(true)) slabs_.push_back(slab);
     for (const Slab& slab : slabs_) slab.of->free_host(slab.memory);
 }
 
@@ -39,39 +40,43 @@ HostBlocks::Slab HostBlocks::take_slab(Backend& backend, int64_t blocks) const {
     }
 }
 
-/// Slabs with so many blocks together, or as many as there is memory for; `left`: blocks in all that may be taken.
-std::vector<HostBlocks::Slab> HostBlocks::take_slabs(Backend& backend, int64_t blocks, int64_t left) const {
-    std::vector<Slab> slabs;
-    while (blocks > 0 && left > 0) {
+/// The other thread: slabs with so many blocks together, or as many as there is memory for; `left`: blocks in all that may be
+/// taken. An error ends it: whose device fails will tell of it.
+void HostBlocks::take_ahead(Backend& backend, int64_t blocks, int64_t left) {
+    bool more = true;
+    while (more) {
         Slab slab;
         try {
             slab = take_slab(backend, std::min(slab_blocks_, left));
         } catch (const Error&) {
-            if (slabs.empty()) throw;
         }
-        if (slab.memory == nullptr) break;
         blocks -= slab.blocks;
         left -= slab.blocks;
-        slabs.push_back(slab);
+        more = slab.memory != nullptr && blocks > 0 && left > 0;
+        const std::lock_guard lock(ahead_.mutex);
+        if (slab.memory != nullptr) ahead_.slabs.push_back(slab);
+        ahead_.ended = !more;
+        ahead_.changed.notify_one();
     }
-    return slabs;
 }
 
 void HostBlocks::grow_ahead(Backend& backend, int64_t blocks) {
-    if (left() > 0 && !growing_.valid())
-        growing_ = std::async(std::launch::async, [this, &backend, blocks, left = left()] {
-            return take_slabs(backend, blocks, left);
-        });
+    if (left() == 0 || growing_.valid()) return;
+    ahead_.ended = false;
+    growing_ = std::async(std::launch::async,
+                          [this, &backend, blocks, left = left()] { take_ahead(backend, blocks, left); });
 }
 
-/// What was begun ahead, if anything was; nothing if it failed, since it may be another engine's whose device is no more.
-std::vector<HostBlocks::Slab> HostBlocks::grown() {
+/// Slabs that the other thread has taken since the last call. `wait`: for one, if it still takes any.
+std::vector<HostBlocks::Slab> HostBlocks::grown(bool wait) {
     if (!growing_.valid()) return {};
-    try {
-        return growing_.get();
-    } catch (const Error&) {
-        return {};
-    }
+    std::unique_lock lock(ahead_.mutex);
+    if (wait) ahead_.changed.wait(lock, [this] { return ahead_.ended || !ahead_.slabs.empty(); });
+    std::vector<Slab> slabs = std::exchange(ahead_.slabs, {});
+    const bool ended = ahead_.ended;
+    lock.unlock();
+    if (ended) growing_.get();
+    return slabs;
 }
 
 void HostBlocks::expect(Backend& backend) {
@@ -79,7 +84,8 @@ void HostBlocks::expect(Backend& backend) {
 }
 
 void HostBlocks::keep_ahead(Backend& backend) {
-    const int64_t wanted = std::max(slab_blocks_, needed_), free = static_cast<int64_t>(free_.size());
+    for (const Slab& slab : grown(false)) add(slab);
+    const int64_t wanted = needed_ + slab_blocks_, free = static_cast<int64_t>(free_.size());
     if (free < wanted) grow_ahead(backend, wanted - free);
 }
 
@@ -93,8 +99,10 @@ void HostBlocks::add(const Slab& slab) {
 }
 
 bool HostBlocks::grow(Backend& backend) {
-    std::vector<Slab> slabs = grown();
-    if (slabs.empty()) slabs = take_slabs(backend, 1, left());
+    std::vector<Slab> slabs = grown(true);
+    if (slabs.empty() && left() > 0)
+        if (const Slab slab = take_slab(backend, std::min(slab_blocks_, left())); slab.memory != nullptr)
+            slabs.push_back(slab);
     for (const Slab& slab : slabs) add(slab);
     if (slabs.empty()) most_ = static_cast<int64_t>(blocks_.size());
     return !slabs.empty();

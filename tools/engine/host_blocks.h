@@ -5,9 +5,11 @@
 // pages has: neighbours are copied in one go. Not thread-safe: engines that share it take turns (kept_states.h).
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <future>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -28,7 +30,8 @@ class HostBlocks {
     void expect(Backend& backend);
     /// Takes memory until so many blocks are free. False: the budget or the machine's memory ends before.
     bool make_free(Backend& backend, int64_t blocks);
-    /// Begins to take the next slabs, if the free blocks are fewer than one has, or than were needed last.
+    /// Begins to take the next slabs, if the free blocks are fewer than were needed last and one has: what follows a large state
+    /// is often a small one, and need not wait.
     void keep_ahead(Backend& backend);
 
     int32_t take();
@@ -65,8 +68,8 @@ class HostBlocks {
     const Holders& holders(int32_t block) const { return blocks_[static_cast<size_t>(block)]; }
     bool grow(Backend& backend);
     void grow_ahead(Backend& backend, int64_t blocks);
-    std::vector<Slab> grown();
-    std::vector<Slab> take_slabs(Backend& backend, int64_t blocks, int64_t left) const;
+    std::vector<Slab> grown(bool wait);
+    void take_ahead(Backend& backend, int64_t blocks, int64_t left);
     Slab take_slab(Backend& backend, int64_t blocks) const;
     void add(const Slab& slab);
     int64_t left() const { return most_ - static_cast<int64_t>(blocks_.size()); }  // to take, in blocks
@@ -78,7 +81,16 @@ class HostBlocks {
     std::vector<Slab> slabs_;
     std::vector<Holders> blocks_;
     std::vector<int32_t> free_;  // a heap: the lowest first
-    std::future<std::vector<Slab>> growing_;
+
+    /// What another thread takes, slab by slab.
+    struct Ahead {
+        std::mutex mutex;
+        std::condition_variable changed;
+        std::vector<Slab> slabs;  // that nobody has added yet
+        bool ended = false;
+    };
+    Ahead ahead_;
+    std::future<void> growing_;  // valid until all that it took was added
 };
 
 }  // namespace quern
