@@ -10,10 +10,10 @@
 #            fast, and one sum by itself                                                          quern bench
 #   replicas 64 people, 100-token prompts and 200-token answers, through --data-parallel and through one: times, and the same
 #            answers                                                                              scripts/serve_gpu_check.sh
-#   layers   -sm layer: the bits of one GPU; answers of 1 and 8 people by layers against one of the cards: times   both
+#   layers   -sm layer: the bits of one GPU; answers of 1, 8 and 64 people and prompts by layers against one of the cards: times   both
 #
 # --bin: where quern and quern_tests are (build). --out: the report (tp-gpu-check.txt beside them). In the environment: SHAPE
-# (qwen3.6-35b-a3b), MIX (aeon), RANKS (2), NGL (all), PROMPTS, ANSWER, PEOPLE, REPEATS. On a CPU, to try the script:
+# (qwen3.6-35b-a3b), MIX (aeon), RANKS (2), SPLIT (1,1), NGL (all), PROMPTS, ANSWER, PEOPLE, REPEATS. On a CPU, to try the script:
 #
 #   NGL=0 SHAPE=tiny PROMPTS=64,128 ANSWER=8 PEOPLE=1,2 REPEATS=1 scripts/tp_gpu_check.sh speed layers
 #   NGL=0 SHAPE=tiny PEOPLE=4 ANSWER_TOKENS=20 CROWD=8 CROWD_ANSWER=8 REPLICAS_FACTOR=0.5 scripts/tp_gpu_check.sh replicas
@@ -59,10 +59,10 @@ speed() {
     { best = $4 > $6 ? $4 : $6; printf "%-16s %12.1f %12.1f %12.1f %8.2f\n", $1, $2, $4, $6, best / $2 }'
 }
 
-# by_layers ARGS: a line "test<tab>median<tab>hash of the tokens" for answers of 1 and 8 people.
+# by_layers ARGS: a line "test<tab>median<tab>hash of the tokens" for answers and prompts.
 by_layers() {
   timeout -k 5 300 "$bin/quern" bench --synthetic "$shape" --mix "$mix" -ngl "$ngl" "$@" \
-    -p 0 -n "${ANSWER:-64}" -np 1,8 -r "${REPEATS:-3}" -v 2>>"$logs/verbose" |
+    -p "${PROMPTS:-8192,32768}" -n "${ANSWER:-64}" -np "${PEOPLE:-1,8,64}" -r "${REPEATS:-3}" -v 2>>"$logs/verbose" |
     awk -F' *[|] *' '/±/ { print $7 "\t" $9 "\t" $(NF - 1) }'
 }
 
@@ -73,7 +73,7 @@ layers() {
     grep -E '\[doctest\] (test cases|assertions)' "$logs/stages"
   fi
   : >"$logs/verbose"
-  if ! { by_layers -ts 1,1 >"$logs/split" && by_layers -ts 1 >"$logs/one" && [ -s "$logs/one" ]; }; then
+  if ! { by_layers -ts "${SPLIT:-1,1}" >"$logs/split" && by_layers -ts 1 >"$logs/one" && [ -s "$logs/one" ]; }; then
     cat "$logs/verbose"
     return 1
   fi
