@@ -264,6 +264,22 @@ TEST_SUITE("cpu") {
         pool.release(s);
     }
 
+    TEST_CASE("kept states: memory for the first ones is taken before any request, if asked for") {
+        for (const int64_t budget : {int64_t{10} << 30, int64_t{0}}) {
+            CAPTURE(budget);
+            test::CountedBackend device(int64_t{1} << 34);
+            const auto model = load_model(kCheckpoint, device, {.tokenizer = false});
+            Engine engine(*model, device, {.context = 256, .cache_bytes = budget});
+            const int before = device.host_pieces;
+            engine.expect_states(1 << 19);  // more than 128 MB
+            const int wanted = budget > 0 ? before + 2 : before;
+            for (int i = 0; i < 1000 && device.host_pieces < wanted; ++i)
+                std::this_thread::sleep_for(std::chrono::milliseconds(5));
+            CHECK(device.host_pieces >= wanted);
+            if (budget == 0) CHECK(device.host_pieces == before);
+        }
+    }
+
     TEST_CASE("kept states: as much memory is taken ahead as a state has needed last, and a piece more") {
         test::CountedBackend device(int64_t{1} << 34);
         const auto model = load_model(kCheckpoint, device, {.tokenizer = false});

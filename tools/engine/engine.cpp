@@ -20,7 +20,6 @@ constexpr size_t kPlans = 16;
 /// On a device an extra step takes as long as some 400 more prompt rows: too much for the first state of a short
 /// conversation.
 constexpr int64_t kFewestKept = 256;
-constexpr int64_t kWarmUpTokens = 64;
 
 MemoryPlan fitting_plan(const Model& model, const Backend& backend, const EngineOptions& options) {
     MemoryPlan plan = make_memory_plan(model, backend, options, true);
@@ -135,19 +134,7 @@ std::shared_ptr<Drafter> Engine::State::make_mtp_drafter() {
 
 Engine::Engine(Model& model, Backend& backend, const EngineOptions& options) {
     state_ = std::make_unique<State>(model, backend, options);
-    const auto answer = [this](Request request) { return run(std::move(request)); };
-    state_->warm_up(answer);
-    state_->test_drafters(answer);
-}
-
-/// A device loads a kernel, and the plan of a step, when it first runs them.
-void Engine::State::warm_up(const std::function<Result(Request)>& answer) {
-    if (!backend.captures()) return;
-    Request request;
-    request.prompt.assign(static_cast<size_t>(std::min<int64_t>(kWarmUpTokens, context - 1)), 0);
-    request.max_tokens = 2;
-    request.use_cache = false;
-    answer(std::move(request));
+    state_->test_drafters([this](Request request) { return run(std::move(request)); });
 }
 
 Engine::~Engine() = default;
@@ -269,6 +256,9 @@ uint64_t Engine::State::binding() const {
 }
 
 std::shared_ptr<KeptStates> Engine::kept_states() const { return state_->cache.shared(); }
+void Engine::expect_states(int64_t tokens) {
+    if (state_->backend.captures() && state_->options.cache_bytes > 0) state_->cache.expect(tokens);
+}
 void Engine::settle_states() { state_->cache.settle(true); }
 void Engine::abandon_states() { state_->cache.abandon(); }
 

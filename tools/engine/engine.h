@@ -105,6 +105,9 @@ class Engine {
     /// For EngineOptions::kept of others, and for routing. Its states are in memory that engines have taken: none may be touched
     /// when the last one is gone.
     std::shared_ptr<KeptStates> kept_states() const;
+    /// Begins to take host memory for kept states of so many tokens, by another thread: on a GPU it is pinned, 0.3 s a GB, which the
+    /// first request whose state is kept would wait for.
+    void expect_states(int64_t tokens);
     /// Waits until the others can go on from all that it has kept. Call before it has nothing to do for long.
     void settle_states();
     /// The device has failed: what it has kept and others cannot go on from is given up.

@@ -97,8 +97,6 @@ struct Engine::State {
     std::shared_ptr<Drafter> make_mtp_drafter();
     std::shared_ptr<Drafter> make_dflash_drafter();
     void capture_rounds();
-    /// So that the first request does not wait for kernels to be loaded. `answer`: as above.
-    void warm_up(const std::function<Result(Request)>& answer);
     StepPlan& plan_for(const Step& step);
 
     uint64_t binding() const;

@@ -79,8 +79,8 @@ std::vector<HostBlocks::Slab> HostBlocks::grown(bool wait) {
     return slabs;
 }
 
-void HostBlocks::expect(Backend& backend) {
-    if (slabs_.empty()) grow_ahead(backend, 1);
+void HostBlocks::expect(Backend& backend, int64_t blocks) {
+    if (slabs_.empty()) grow_ahead(backend, blocks);
 }
 
 void HostBlocks::keep_ahead(Backend& backend) {

@@ -26,8 +26,8 @@ class HostBlocks {
     HostBlocks(const HostBlocks&) = delete;
     HostBlocks& operator=(const HostBlocks&) = delete;
 
-    /// Begins to take memory, if there is none yet.
-    void expect(Backend& backend);
+    /// Begins to take so many blocks, if there are none yet.
+    void expect(Backend& backend, int64_t blocks);
     /// Takes memory until so many blocks are free. False: the budget or the machine's memory ends before.
     bool make_free(Backend& backend, int64_t blocks);
     /// Begins to take the next slabs, if the free blocks are fewer than were needed last and one has: what follows a large state

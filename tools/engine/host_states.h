@@ -31,8 +31,8 @@ class HostStates {
     HostStates(const HostStates&) = delete;
     HostStates& operator=(const HostStates&) = delete;
 
-    /// Begins to take memory, if there is none yet.
-    void expect() { blocks_->expect(backend_); }
+    /// Begins to take memory for so many tokens, if there is none yet.
+    void expect(int64_t tokens) { blocks_->expect(backend_, most_blocks(tokens)); }
     /// Begins to take the next memory, if little is left.
     void keep_ahead() { blocks_->keep_ahead(backend_); }
     /// Blocks that a state of these pages of the pool would take beside what is there already.

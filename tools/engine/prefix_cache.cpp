@@ -58,9 +58,14 @@ std::optional<Snapshot>& PrefixCache::near(Entry& e) const {
     return e.near[me_];
 }
 
+void PrefixCache::expect(int64_t tokens) {
+    const Lock lock(kept_->mutex);
+    memory_.expect(tokens);
+}
+
 PrefixCache::Match PrefixCache::find(std::span<const int32_t> prompt) {
     const Lock lock(kept_->mutex);
-    memory_.expect();
+    memory_.expect(kPageTokens);
     Match match;
     std::vector<Entry*> prefixes;
     for (const auto& e : kept_->entries) {

@@ -46,6 +46,8 @@ class PrefixCache {
     };
     /// The longest state whose tokens begin `prompt` and leave at least one of them to compute.
     Match find(std::span<const int32_t> prompt);
+    /// Begins to take host memory for states of so many tokens.
+    void expect(int64_t tokens);
     /// A sequence that goes on from what was found. Throws Error(memory) without a slot or pages. Without a slot: another replica
     /// has given it up meanwhile.
     SequenceState resume(const Match& match);

@@ -270,7 +270,7 @@ void Builder::accepted() {
                   [](const std::string& v) { parse_integer(v, "-np", 1); });
     parser_.ignored("-fa,--flash-attn", "on, off or auto", {"on", "off", "auto"});
     parser_.ignored("--jinja,--no-jinja", "the chat format is built in");
-    parser_.ignored("--warmup,--no-warmup", "a GPU is always warmed up");
+    parser_.ignored("--warmup,--no-warmup", "there is nothing to warm up");
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::chrono::milliseconds kIdle = 5s, kBetweenSaves = 60s, kBetweenReports = 100ms;
+constexpr int64_t kExpectedTokens = 32768;  // that the first requests leave states of
 
 }  // namespace
 
@@ -136,6 +137,7 @@ void EngineLoop::publish(const std::vector<Live>& live) {
 void EngineLoop::run(const std::function<void(const std::string& error)>& lost) {
     std::vector<Live> live;
     try {
+        engine_.expect_states(kExpectedTokens);
         serve(live);
     } catch (const Error& error) {
         if (error.kind() != ErrorKind::device) throw;

@@ -209,7 +209,7 @@ void add_settings(ArgParser& p, ServeOptions& o) {
     p.value("-b,--batch-size", "N", "see -ub", [](const std::string& v) { parse_integer(v, "-b", 1); });
     p.ignored("-fa,--flash-attn", "on, off or auto", {"on", "off", "auto"});
     p.ignored("--jinja,--no-jinja", "the chat format is built in");
-    p.ignored("--warmup,--no-warmup", "a GPU is always warmed up");
+    p.ignored("--warmup,--no-warmup", "there is nothing to warm up");
     p.ignored("--metrics", "always on");
     p.ignored("--cache-prompt,--enable-prefix-caching", "always on; -cram 0: off");
     p.ignored("--reasoning-format", "thinking always comes apart", {"auto", "deepseek"});
