@@ -2,6 +2,7 @@
 
 #include "ggml-like/cuda/attention/grid_shapes.h"
 #include "ggml-like/cuda/attention/split.h"
+#include "ggml-like/cuda/comm/peers.h"
 #include "ggml-like/cuda/linear/dense_shapes.h"
 #include "ggml-like/cuda/linear/gemm_shapes.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
@@ -96,6 +97,12 @@ bool product_routes(const Card& card, const AnswerShape& s, int router_tiles) {
            s.tiles <= kOwnTiles * card.sms;
 }
 
+bool product_sums(const Card& card, const AnswerShape& s) {
+    const AnswerProduct product = choose(card, s);
+    const bool few = product == AnswerProduct::one || product == AnswerProduct::few;
+    return few && s.kind != Kind::fp8 && s.tiles <= comm::kSumTiles && s.rows <= comm::kSumRows;
+}
+
 bool gate_up_streams(const Card& card, const MixtureShape& m) {
     moe::StreamShape stream(m.chunks, m.shared_chunks, 0);
     return m.experts_kind == Kind::nvfp4 && m.rows <= moe::kMaxFp4Rows &&
@@ -122,6 +129,13 @@ MixtureProduct choose_down(const Card& card, const MixtureShape& m) {
     if (moe::down_few_launch(card, m.rows, m.used, m.chunks, m.shared_chunks).fits)
         return MixtureProduct::few;
     return down_streams(card, m) ? MixtureProduct::stream : MixtureProduct::slices;
+}
+
+/// A block has one tile, and those that wait for other ranks must all be resident.
+bool down_sums(const Card& card, const MixtureShape& m) {
+    const MixtureProduct product = choose_down(card, m);
+    const bool few = product == MixtureProduct::one || product == MixtureProduct::few;
+    return few && m.tiles <= std::min(card.sms, comm::kSumTiles) && m.rows <= comm::kSumRows;
 }
 
 bool is_split(const PromptShape& p) { return p.may_split && p.tiles <= 256 && p.chunks >= 16; }

@@ -16,6 +16,7 @@
 #include "ggml-like/cuda/moe/moe.h"
 #include "ggml-like/cuda/moe/route.cuh"
 #include "ggml-like/cuda/ops.h"
+#include "ggml-like/cuda/parts_of_answer.h"
 
 namespace quern::cuda {
 
@@ -284,6 +285,16 @@ Down slice_of(const Down& a, int first, int count) {
     return d;
 }
 
+void answer(Context& c, const Down& a, const comm::Peers* peers) {
+    const MixtureProduct product = choose_down(c, shape_of(a));
+    if (product != MixtureProduct::slices) return down_fp4(c, product, a, peers);
+    int each = kFewRows;
+    while (each > 1 && !(few_fit(c, a.experts.kind, min(a.rows, each), a.used, a.experts.chunks) &&
+                         few_fit(c, a.shared.kind, min(a.rows, each), 1, a.shared_chunks)))
+        each /= 2;
+    for (int first = 0; first < a.rows; first += each) few(c, slice_of(a, first, min(a.rows - first, each)));
+}
+
 }  // namespace
 
 void moe_down(const Node& node, Context& c) {
@@ -292,7 +303,7 @@ void moe_down(const Node& node, Context& c) {
     const auto& shared = *static_cast<const Packed*>(p.shared->placed);
     const Tensor &routed = *node.inputs[0], &shared_in = *node.inputs[1];
     const Tensor& y = *node.outputs[0];
-    const Down a{.experts = experts,
+    Down a{.experts = experts,
                  .shared = shared.part[0],
                  .shared_chunks = shared.chunks,
                  .routed = routed.as<bf16>(),
@@ -312,13 +323,12 @@ void moe_down(const Node& node, Context& c) {
                  .ready = p.kind == StepKind::prompt ? nullptr : node.inputs[6]->as<uint64_t>(),
                  .next = defer_of(*node.inputs[8], *node.outputs[1], *node.outputs[2])};
     if (p.kind == StepKind::prompt) return prompt(c, a, shared);
-    const MixtureProduct product = choose_down(c, shape_of(a));
-    if (product != MixtureProduct::slices) return down_fp4(c, product, a);
-    int each = kFewRows;
-    while (each > 1 && !(few_fit(c, a.experts.kind, min(a.rows, each), a.used, a.experts.chunks) &&
-                         few_fit(c, a.shared.kind, min(a.rows, each), 1, a.shared_chunks)))
-        each /= 2;
-    for (int first = 0; first < a.rows; first += each) few(c, slice_of(a, first, min(a.rows - first, each)));
+    if (!p.over_ranks || c.peers == nullptr) return answer(c, a, nullptr);
+    if (down_sums(c, shape_of(a))) return answer(c, a, c.peers);
+    const float* residual = a.residual;
+    a.residual = node.inputs[9]->as<float>();
+    answer(c, a, nullptr);
+    add_parts_of_answer(c, a.y, residual, a.y, a.next, y.elements());
 }
 
 }  // namespace quern::cuda
