@@ -332,8 +332,7 @@ class Builder {
         const auto act = moe_gate_up(g_, name("moe.gate_up"), x, w.gate_up, w.shared_gate_up,
                                      static_cast<int>(c_.experts_used), c_.eps, shape_.kind);
         const std::string node = name("moe.down");
-        if (sums_itself())
-            return moe_down(g_, node, act, x.x, w.down, w.shared_down, next(norm), nothing());
+        if (sums_itself()) return moe_down(g_, node, act, x.x, w.down, w.shared_down, next(norm), nothing());
         return add_parts(node, moe_down(g_, node, act, nothing(), w.down, w.shared_down, next(norm)), x,
                          next(norm));
     }

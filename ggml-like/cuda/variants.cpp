@@ -131,9 +131,10 @@ MixtureProduct choose_down(const Card& card, const MixtureShape& m) {
     return down_streams(card, m) ? MixtureProduct::stream : MixtureProduct::slices;
 }
 
-/// A block has one tile, and those that wait for other ranks must all be resident.
+/// Of few rows a block has one tile, and those that wait for other ranks must all be resident.
 bool down_sums(const Card& card, const MixtureShape& m) {
     const MixtureProduct product = choose_down(card, m);
+    if (product == MixtureProduct::stream) return int64_t{m.rows} * m.height <= 2 * comm::kSmallPairs;
     const bool few = product == MixtureProduct::one || product == MixtureProduct::few;
     return few && m.tiles <= std::min(card.sms, comm::kSumTiles) && m.rows <= comm::kSumRows;
 }

@@ -154,8 +154,8 @@ struct Arguments {
     const Part& part;
     const Tensor &x, &residual, &y;
     const Defer& defer;
-    const RouteWork* route;     // null: the product's blocks do nothing for a router
-    const comm::Peers* peers;   // null: the sum is not over ranks
+    const RouteWork* route;    // null: the product's blocks do nothing for a router
+    const comm::Peers* peers;  // null: the sum is not over ranks
 
     int rows() const { return static_cast<int>(x.shape[0]); }
     int beside() const { return route != nullptr ? RouterTiles::bytes(*route) : 0; }
@@ -290,7 +290,8 @@ void add_answer(const Node& node, Context& c, const Packed& w, const Defer& defe
             product<Kind::nvfp4>(c, a, chosen);
     }
     if (sum_follows)
-        add_parts_of_answer(c, y.as<float>(), node.inputs[1]->as<float>(), y.as<float>(), defer, y.elements());
+        add_parts_of_answer(c, y.as<float>(), node.inputs[1]->as<float>(), y.as<float>(), defer,
+                            y.elements());
     if (p.router != nullptr && !routes)
         route_logits(c, *static_cast<const Packed*>(p.router->placed), defer.h, rows, route.sums,
                      route.pitch);

@@ -304,24 +304,24 @@ void moe_down(const Node& node, Context& c) {
     const Tensor &routed = *node.inputs[0], &shared_in = *node.inputs[1];
     const Tensor& y = *node.outputs[0];
     Down a{.experts = experts,
-                 .shared = shared.part[0],
-                 .shared_chunks = shared.chunks,
-                 .routed = routed.as<bf16>(),
-                 .shared_in = shared_in.as<bf16>(),
-                 .width = static_cast<int>(routed.shape[2]),
-                 .shared_width = static_cast<int>(shared_in.shape[1]),
-                 .ids = node.inputs[2]->as<int>(),
-                 .groups = node.inputs[5]->as<int>(),
-                 .weights = node.inputs[3]->as<float>(),
-                 .shared_gate = node.inputs[4]->as<float>(),
-                 .residual = node.inputs[7]->as<float>(),
-                 .rows = static_cast<int>(routed.shape[0]),
-                 .used = static_cast<int>(routed.shape[1]),
-                 .y = y.as<float>(),
-                 .ld = y.stride[0],
-                 .terms = node.outputs[3]->data,
-                 .ready = p.kind == StepKind::prompt ? nullptr : node.inputs[6]->as<uint64_t>(),
-                 .next = defer_of(*node.inputs[8], *node.outputs[1], *node.outputs[2])};
+           .shared = shared.part[0],
+           .shared_chunks = shared.chunks,
+           .routed = routed.as<bf16>(),
+           .shared_in = shared_in.as<bf16>(),
+           .width = static_cast<int>(routed.shape[2]),
+           .shared_width = static_cast<int>(shared_in.shape[1]),
+           .ids = node.inputs[2]->as<int>(),
+           .groups = node.inputs[5]->as<int>(),
+           .weights = node.inputs[3]->as<float>(),
+           .shared_gate = node.inputs[4]->as<float>(),
+           .residual = node.inputs[7]->as<float>(),
+           .rows = static_cast<int>(routed.shape[0]),
+           .used = static_cast<int>(routed.shape[1]),
+           .y = y.as<float>(),
+           .ld = y.stride[0],
+           .terms = node.outputs[3]->data,
+           .ready = p.kind == StepKind::prompt ? nullptr : node.inputs[6]->as<uint64_t>(),
+           .next = defer_of(*node.inputs[8], *node.outputs[1], *node.outputs[2])};
     if (p.kind == StepKind::prompt) return prompt(c, a, shared);
     if (!p.over_ranks || c.peers == nullptr) return answer(c, a, nullptr);
     if (down_sums(c, shape_of(a))) return answer(c, a, c.peers);

@@ -105,10 +105,9 @@ struct MixtureRanks {
         const NextNorm next = norm.next(g, device, StepKind::answer);
         const auto up = moe_gate_up(g, "up", normed, layer.gate_up, layer.shared_gate_up,
                                     static_cast<int>(shape.used), kEps, StepKind::answer);
-        const Residual
-            whole = moe_down(g, "whole", up, residual, layer.down, layer.shared_down, next, zeros),
-            part = moe_down(g, "part", up, zeros, layer.down, layer.shared_down, next),
-            sum = all_reduce_add(g, "sum", part.x, residual, next);
+        const Residual whole = moe_down(g, "whole", up, residual, layer.down, layer.shared_down, next, zeros),
+                       part = moe_down(g, "part", up, zeros, layer.down, layer.shared_down, next),
+                       sum = all_reduce_add(g, "sum", part.x, residual, next);
         return run_both(*device.backend, std::move(g), {whole, sum}, [&](Plan& p) {
             in.fill(p, normed);
             moe::set_logits(p, normed.logits, moe::make_logits(7, rows, shape.experts), shape.experts);

@@ -24,8 +24,8 @@ inline constexpr int kMaxRanks = 8;
 inline constexpr int kSmallThreads = 256, kSmallBlocks = 256;
 inline constexpr int64_t kSmallPairs = 160 << 10;  // 1.25 MB of numbers: 64 rows of 5,120
 inline constexpr int kLargeThreads = 512,
-                     kLargeBlocks = 96;  // blocks that wait for others must all be resident
-inline constexpr int kChunk = 4096;      // numbers
+                     kLargeBlocks = 96;              // blocks that wait for others must all be resident
+inline constexpr int kChunk = 4096;                  // numbers
 inline constexpr int kSumTiles = 512, kSumRows = 8;  // of 16 columns: up to 8,192; rows of a step
 
 /// A rank's own device memory: how far it is.
@@ -44,7 +44,7 @@ struct Watch {
 /// What a kernel of rank `rank` gets.
 struct Peers {
     int rank, ranks;
-    std::byte* box[kMaxRanks];    // mailboxes, by rank
+    std::byte* box[kMaxRanks];              // mailboxes, by rank
     int64_t chunks_at, flags_at, lines_at;  // bytes of a mailbox before its chunks, flags, lines
     Progress* own;
     volatile Watch* watch;

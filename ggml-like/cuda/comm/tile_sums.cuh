@@ -52,7 +52,8 @@ class TileSums {
   private:
     __device__ __forceinline__ uint2* word(int box, int from, int tile, int row, int column,
                                            uint32_t number) const {
-        const int64_t place = (number & 1) * p_.ranks + from, line = (place * kSumTiles + tile) * kSumRows + row;
+        const int64_t place = (number & 1) * p_.ranks + from,
+                      line = (place * kSumTiles + tile) * kSumRows + row;
         return reinterpret_cast<uint2*>(p_.box[box] + p_.lines_at) + line * 16 + column;
     }
     /// The 8 bytes arrive whole.

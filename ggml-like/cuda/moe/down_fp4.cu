@@ -21,7 +21,8 @@ void down_fp4(Context& c, MixtureProduct product, const Down& a, const comm::Pee
     Down arguments = a;
     // With one row, `ready` tells which experts were chosen, and says nothing of groups.
     if (a.rows == 1) arguments.ready = nullptr;
-    product == MixtureProduct::few ? launch_down_few(c, arguments, peers) : launch_down_stream(c, arguments);
+    product == MixtureProduct::few ? launch_down_few(c, arguments, peers)
+                                   : launch_down_stream(c, arguments, peers);
 }
 
 }  // namespace quern::cuda::moe

@@ -139,6 +139,6 @@ __device__ __forceinline__ void wait_for_choice(const Down& a) {
 /// The launches. peers: the sums are over ranks; or null.
 void launch_down_one(Context& c, const Down& a, const comm::Peers* peers);
 void launch_down_few(Context& c, const Down& a, const comm::Peers* peers);
-void launch_down_stream(Context& c, const Down& a);
+void launch_down_stream(Context& c, const Down& a, const comm::Peers* peers);
 
 }  // namespace quern::cuda::moe
