@@ -58,17 +58,16 @@ struct AddOverRanks {
     static constexpr bool kPaired = false;
     struct Loaded {
         AddDeferred::Loaded before;
-        uint32_t number;
+        comm::TileWord word;
     };
     const AddDeferred& add;
     comm::TileSums sums;
 
     __device__ __forceinline__ Loaded load(int row, int n) const {
-        return {add.load(row, n), sums.number(row / kTileRows)};
+        return {add.load(row, n), sums.word(row / kTileRows, n, row % kTileRows)};
     }
     __device__ __forceinline__ void store(int row, int n, const Loaded& loaded, float sum) const {
-        const int tile = row / kTileRows;
-        add.store(row, n, loaded.before, sums.sum(tile, n, row % kTileRows, sum, loaded.number));
+        add.store(row, n, loaded.before, sums.sum(loaded.word, sum));
     }
 };
 

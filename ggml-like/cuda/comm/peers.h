@@ -51,7 +51,8 @@ struct Peers {
     uint64_t patience;  // nanoseconds that a message may take
 };
 
-inline constexpr int64_t kPacket = 16, kSumLine = 128;
+inline constexpr int64_t kPacket = 16;
+inline constexpr int kSumLine = 128;
 
 static_assert(2 * kLargeBlocks * sizeof(uint32_t) % kSumLine == 0, "lines begin at one of a GPU's");
 

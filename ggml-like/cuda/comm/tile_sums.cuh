@@ -18,29 +18,43 @@
 
 namespace quern::cuda::comm {
 
+/// A number of the next message of a tile: what one lane sends and gets. What it needs to know is loaded as early as it can be, so that
+/// nothing is between the sum and the link.
+struct TileWord {
+    uint32_t at = 0;  // its place in a box, in bytes: of rank 0's messages
+    uint32_t number = 0;
+    bool lost = false;
+};
+
 class TileSums {
   public:
     __device__ explicit TileSums(const Peers& p) : p_(p) {}
 
-    /// The number of the tile's next message. After wait_for_predecessor.
-    __device__ __forceinline__ uint32_t number(int tile) const { return __ldcg(&p_.own->tiles[tile]) + 1; }
+    /// Column 0 .. 15 of a tile of row `row`. After wait_for_predecessor.
+    __device__ __forceinline__ TileWord word(int tile, int row, int column) const {
+        TileWord w;
+        w.number = __ldcg(&p_.own->tiles[tile]) + 1;
+        w.lost = __ldcg(&p_.own->lost) != 0;
+        const uint32_t line = ((w.number & 1) * p_.ranks * kSumTiles + tile) * kSumRows + row;
+        w.at = static_cast<uint32_t>(p_.lines_at) + line * kSumLine + column * 8;
+        // The box too: constants that no cache has yet.
+        asm volatile("" ::"l"(p_.box[next(p_.rank)]));
+        return w;
+    }
 
-    /// By 16 neighbouring lanes, for columns 0 .. 15 of a tile of row `row`: the sum in the order of the ranks. A message that does not
-    /// come in time: any number, and Watch::lost says so.
-    __device__ __forceinline__ float sum(int tile, int row, int column, float own, uint32_t number) const {
-        Waiting waiting(p_);
-        for (int r = 1; r < p_.ranks; ++r) {  // everybody begins with another one
-            const int to = p_.rank + r < p_.ranks ? p_.rank + r : p_.rank + r - p_.ranks;
-            asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(
-                             word(to, p_.rank, tile, row, column, number)),
-                         "r"(__float_as_uint(own)), "r"(number)
+    /// By 16 neighbouring lanes, for the columns of a tile: the sum in the order of the ranks. A message that does not come in time: any
+    /// number, and Watch::lost says so.
+    __device__ __forceinline__ float sum(const TileWord& w, float own) const {
+#pragma unroll 1
+        for (int to = next(p_.rank); to != p_.rank; to = next(to))  // everybody begins with another one
+            asm volatile("st.volatile.global.v2.u32 [%0], {%1, %2};" ::"l"(place(to, p_.rank, w)),
+                         "r"(__float_as_uint(own)), "r"(w.number)
                          : "memory");
-        }
+        Waiting waiting(p_, w.lost);
         float total = 0;
+#pragma unroll 1
         for (int from = 0; from < p_.ranks; ++from) {
-            const float v = from == p_.rank
-                                ? own
-                                : receive(word(p_.rank, from, tile, row, column, number), number, waiting);
+            const float v = from == p_.rank ? own : receive(place(p_.rank, from, w), w.number, waiting);
             total = from == 0 ? v : __fadd_rn(total, v);
         }
         return total;
@@ -50,14 +64,13 @@ class TileSums {
     __device__ __forceinline__ void count(int tile) const { atomicAdd(&p_.own->tiles[tile], 1u); }
 
   private:
-    __device__ __forceinline__ uint2* word(int box, int from, int tile, int row, int column,
-                                           uint32_t number) const {
-        const int64_t place = (number & 1) * p_.ranks + from,
-                      line = (place * kSumTiles + tile) * kSumRows + row;
-        return reinterpret_cast<uint2*>(p_.box[box] + p_.lines_at) + line * 16 + column;
+    __device__ __forceinline__ int next(int rank) const { return rank + 1 < p_.ranks ? rank + 1 : 0; }
+    __device__ __forceinline__ std::byte* place(int box, int from, const TileWord& w) const {
+        return p_.box[box] + (w.at + from * (kSumTiles * kSumRows * kSumLine));
     }
     /// The 8 bytes arrive whole.
-    __device__ __forceinline__ static float receive(const uint2* from, uint32_t number, Waiting& waiting) {
+    __device__ __forceinline__ static float receive(const std::byte* from, uint32_t number,
+                                                    Waiting& waiting) {
         uint32_t value, seen;
         do {
             asm volatile("ld.volatile.global.v2.u32 {%0, %1}, [%2];"

@@ -95,7 +95,7 @@ struct AddTerms {
     struct Parameter {};
 
     __device__ explicit AddTerms(const Parameter&) {}
-    __device__ __forceinline__ void begin(bool) const {}
+    __device__ __forceinline__ void begin(bool, int, int) const {}
     __device__ __forceinline__ void add(const Down& a, const float* terms, int n, int r,
                                         const Before& before) const {
         add_terms(a, terms, n, r, before);
@@ -106,12 +106,13 @@ struct AddTerms {
 struct AddTermsOverRanks {
     using Parameter = comm::Peers;
     comm::TileSums sums;
-    uint32_t number = 0;
+    comm::TileWord word;
 
     __device__ explicit AddTermsOverRanks(const comm::Peers& peers) : sums(peers) {}
-    /// After wait_for_predecessor, and before a barrier that comes before `add`.
-    __device__ __forceinline__ void begin(bool adds) {
-        if (adds) number = sums.number(blockIdx.x);
+    /// adds: this thread will, row r of the tile for row n of the step. After wait_for_predecessor, and before a barrier that comes before
+    /// `add`.
+    __device__ __forceinline__ void begin(bool adds, int n, int r) {
+        if (adds) word = sums.word(blockIdx.x, n, r);
     }
     __device__ __forceinline__ void add(const Down& a, const float* terms, int n, int r,
                                         const Before& before) const {
@@ -120,7 +121,7 @@ struct AddTermsOverRanks {
         float part = 0;
 #pragma unroll 9
         for (int j = 0; j <= a.used; ++j) part += terms[j * kTileRows + r];
-        const float x = add_residual(before.residual, sums.sum(blockIdx.x, n, r, part, number));
+        const float x = add_residual(before.residual, sums.sum(word, part));
         a.y[n * a.ld + row] = x;
         defer_column(a.next, n, row, x, before.norm);
     }

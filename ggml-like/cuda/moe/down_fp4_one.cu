@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int x_step = quotient(kWarps, s.routed.count) * row_bytes;
     wait_for_predecessor();
     allow_successor();
-    end.begin(last == 0);
+    end.begin(last == 0, 0, r);
     own_block.copy();
     load_rows<1>(a, kThreads, rows, row_bytes, rows + a.used * row_bytes, 0);
     wait_copies<0>();

@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(comm::kSmallThreads)
     down_fp4_sum_of_ranks(Down a, const __grid_constant__ comm::Peers peers) {
     constexpr int kEach = (2 * comm::kSmallPairs + 4 * comm::Packets::kStep - 1) / (4 * comm::Packets::kStep);
     const int columns = a.experts.rows, fours = a.rows * columns / 4;
-    wait_for_predecessor();
     allow_successor();
+    wait_for_predecessor();
     comm::Packets packets(peers);
     float4 part[kEach];
 #pragma unroll
