@@ -31,10 +31,10 @@ beside quantize_inspect 'run|serve|bench'
 forbid 'tools/*' 'ggml-like/cuda/' 'tools never see CUDA'
 forbid 'tools/*' 'ggml-like/ops/' 'tools never see ops; the engine and the bench may' '^tools/(engine|bench)/'
 forbid 'main.cpp' 'ggml-like/ops/|models/' 'main knows the subcommands only'
-# Folders of kernels: ptx <- pack <- linear <- moe; attention, delta and comm stand on ptx alone; mixtures add up over ranks.
+# Folders of kernels: ptx <- pack <- linear <- moe; attention, delta and comm stand on ptx alone; products add up over ranks.
 forbid 'ggml-like/cuda/ptx/*' 'ggml-like/cuda/(pack|linear|moe|attention|delta|comm)/' 'instructions know no kernels'
 forbid 'ggml-like/cuda/pack/*' 'ggml-like/cuda/(linear|moe|attention|delta|comm)/' 'packed weights know no products'
-forbid 'ggml-like/cuda/linear/*' 'ggml-like/cuda/(moe|attention|delta|comm)/' 'dense products know no other kernels'
+forbid 'ggml-like/cuda/linear/*' 'ggml-like/cuda/(moe|attention|delta)/' 'dense products know no other kernels'
 forbid 'ggml-like/cuda/moe/*' 'ggml-like/cuda/(attention|delta)/' 'mixtures know no attention and no delta rule'
 forbid 'ggml-like/cuda/attention/*' 'ggml-like/cuda/(pack|linear|moe|delta|comm)/' 'attention knows no other kernels'
 forbid 'ggml-like/cuda/delta/*' 'ggml-like/cuda/(pack|linear|moe|attention|comm)/' 'the delta rule knows no other kernels'

@@ -222,7 +222,7 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE(
-        "variants: answer products add up over ranks where their blocks are for few rows and all run at "
+        "variants: answer products add up over ranks where all of their blocks run at once"
         "once") {
         const AnswerShape out{.kind = Kind::bf16, .rows = 1, .tiles = 128, .chunks = 32};
         const auto with = [&](auto change) {
@@ -232,9 +232,13 @@ TEST_SUITE("cpu") {
         };
         CHECK(with([](AnswerShape&) {}));
         CHECK(with([](AnswerShape& s) { s.rows = 8, s.kind = Kind::nvfp4; }));
-        CHECK_FALSE(with([](AnswerShape& s) { s.rows = 9; }));
+        CHECK(with([](AnswerShape& s) { s.rows = 20; }));  // low quarters
+        CHECK(with([](AnswerShape& s) { s.rows = 64, s.kind = Kind::nvfp4; }));
+        CHECK(with([](AnswerShape& s) { s.tiles = 320; }));
+        CHECK_FALSE(with([](AnswerShape& s) { s.tiles = 321; }));
+        CHECK_FALSE(with([](AnswerShape& s) { s.tiles = 320, s.rows = 9; }));  // 160 blocks of quarters
+        CHECK_FALSE(with([](AnswerShape& s) { s.tiles = 320, s.rows = 64; }));
         CHECK_FALSE(with([](AnswerShape& s) { s.kind = Kind::fp8; }));
-        CHECK_FALSE(with([](AnswerShape& s) { s.tiles = 513; }));
         const MixtureShape down{.experts_kind = Kind::nvfp4,
                                 .shared_kind = Kind::nvfp4,
                                 .rows = 1,

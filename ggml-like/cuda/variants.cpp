@@ -99,8 +99,11 @@ bool product_routes(const Card& card, const AnswerShape& s, int router_tiles) {
 
 bool product_sums(const Card& card, const AnswerShape& s) {
     const AnswerProduct product = choose(card, s);
-    const bool few = product == AnswerProduct::one || product == AnswerProduct::few;
-    return few && s.kind != Kind::fp8 && s.tiles <= comm::kSumTiles && s.rows <= comm::kSumRows;
+    if (s.kind == Kind::fp8 || s.tiles > comm::kSumTiles || s.rows > comm::kSumRows) return false;
+    if (product == AnswerProduct::quarters)
+        return blocks_of<Quarters<Kind::bf16>>(s.tiles, s.rows) <= card.sms;
+    if (product == AnswerProduct::low_quarters) return blocks_of<LowQuarters>(s.tiles, s.rows) <= card.sms;
+    return product == AnswerProduct::one || product == AnswerProduct::few;
 }
 
 bool gate_up_streams(const Card& card, const MixtureShape& m) {

@@ -23,8 +23,8 @@
 //   NVFP4, down      one    few      stream    stream
 //   other formats    choose_experts, then 16 rows at a time (slices)
 //
-//   Over ranks one and few of BF16 and NVFP4, and every down of NVFP4, also add up (product_sums, down_sums); after others a kernel
-//   does (ops/all_reduce_add.cu).
+//   Over ranks one, few and (low) quarters of BF16 and NVFP4, and every down of NVFP4, also add up, if all of their blocks run at
+//   once (product_sums, down_sums); after others a kernel does (ops/all_reduce_add.cu).
 //
 //     NVFP4 that does not fit takes the next kernel to the right, and so do splits that `one` is not compiled for
 //     (moe/mixture_shapes.h); a stream that does not fit, slices

@@ -58,28 +58,18 @@ struct AddOverRanks {
     static constexpr bool kPaired = false;
     struct Loaded {
         AddDeferred::Loaded before;
-        comm::TileWord word;
+        comm::LinePart line;
     };
     const AddDeferred& add;
     comm::TileSums sums;
 
     __device__ __forceinline__ Loaded load(int row, int n) const {
-        return {add.load(row, n), sums.word(row / kTileRows, n, row % kTileRows)};
+        return {add.load(row, n), sums.part(row / kTileRows, n, row % kTileRows)};
     }
     __device__ __forceinline__ void store(int row, int n, const Loaded& loaded, float sum) const {
-        add.store(row, n, loaded.before, sums.sum(loaded.word, sum));
+        add.store(row, n, loaded.before, sums.sum(loaded.line, sum));
     }
 };
-
-/// Whole block, at its end: its tiles, which lie in groups, have sent their messages.
-__device__ __forceinline__ void count_messages(const comm::TileSums& sums, int tiles, int group) {
-    __syncthreads();
-    for (int i = threadIdx.x;; i += kThreads) {
-        const int tile = static_cast<int>(blockIdx.x + i / group * gridDim.x) * group + i % group;
-        if (tile >= tiles) break;
-        sums.count(tile);
-    }
-}
 
 /// What comes after a sum.
 struct After {
@@ -127,11 +117,9 @@ template <Kind K>
 __global__ void __launch_bounds__(kThreads, 2)
     linear_add_few_of_ranks(const __grid_constant__ comm::Peers peers, Part part, DenseLaunch dense,
                             PlainRows<K> prologue, After after) {
-    const comm::TileSums sums(peers);
     after.run(prologue.rows, after.shared_bytes > 0, [&](const AddDeferred& add) {
-        dense_rows<K>(part, dense, prologue, AddOverRanks{add, sums});
+        dense_rows<K>(part, dense, prologue, AddOverRanks{add, comm::TileSums(peers)});
     });
-    count_messages(sums, part.tiles, kWarps >> log_warps_per_tile(pieces_for(K, dense.chunks)));
 }
 
 template <Kind K>
@@ -139,13 +127,11 @@ __global__ void __launch_bounds__(kThreads, 2)
     linear_add_one_of_ranks(const __grid_constant__ comm::Peers peers, Part part,
                             OneShape<K, false, Extent::few, false> shape, PlainRows<K, 1> prologue,
                             After after) {
-    const comm::TileSums sums(peers);
     after.run(1, true, [&](const AddDeferred& add) {
-        const AddOverRanks finish{add, sums};
+        const AddOverRanks finish{add, comm::TileSums(peers)};
         shape.whole ? dense_one<true>(part, shape, prologue, finish)
                     : dense_one<false>(part, shape, prologue, finish);
     });
-    count_messages(sums, part.tiles, 1);
 }
 
 struct Arguments {
@@ -280,7 +266,8 @@ void add_answer(const Node& node, Context& c, const Packed& w, const Defer& defe
                           .f32 = true,
                           .residual = residual.as<float>() + part.row_begin,
                           .row_begin = part.row_begin,
-                          .defer = defer});
+                          .defer = defer},
+                         a.peers);
         else if (part.kind == Kind::bf16)
             product<Kind::bf16>(c, a, chosen);
         else if (part.kind == Kind::fp8)

@@ -10,8 +10,8 @@
 //     [2 places][ranks][kSmallPairs] packets (packets.cuh)
 //   large messages: chunks, and for each block a flag that says which message has arrived.
 //     [2 places][2 halves][ranks][kLargeBlocks][kChunk] floats; [2 halves][ranks][kLargeBlocks] flags
-//   sums inside products: lines of 16 columns of a row, each a number and the message's number (tile_sums.cuh); a tile of columns has
-//     a counter and places of its own.
+//   sums inside products: lines, each 16 columns of a row, with the message's number beside each (tile_sums.cuh). A line has a
+//     counter and places of its own.
 //     [2 places][ranks][kSumTiles][kSumRows] lines
 #pragma once
 
@@ -24,15 +24,15 @@ inline constexpr int kMaxRanks = 8;
 inline constexpr int kSmallThreads = 256, kSmallBlocks = 256;
 inline constexpr int64_t kSmallPairs = 160 << 10;  // 1.25 MB of numbers: 64 rows of 5,120
 inline constexpr int kLargeThreads = 512,
-                     kLargeBlocks = 96;              // blocks that wait for others must all be resident
-inline constexpr int kChunk = 4096;                  // numbers
-inline constexpr int kSumTiles = 512, kSumRows = 8;  // of 16 columns: up to 8,192; rows of a step
+                     kLargeBlocks = 96;               // blocks that wait for others must all be resident
+inline constexpr int kChunk = 4096;                   // numbers
+inline constexpr int kSumTiles = 320, kSumRows = 64;  // of 16 columns: up to 5,120; rows of a step
 
 /// A rank's own device memory: how far it is.
 struct Progress {
     uint32_t small[kSmallBlocks], large[kLargeBlocks];  // messages so far
     uint32_t lost;                                      // 1: a message did not come; nobody waits any more
-    uint32_t tiles[kSumTiles];                          // messages so far
+    uint32_t lines[kSumTiles * kSumRows];               // messages so far
 };
 
 /// In host memory that all GPUs see.

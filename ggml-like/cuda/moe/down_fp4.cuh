@@ -100,19 +100,18 @@ struct AddTerms {
                                         const Before& before) const {
         add_terms(a, terms, n, r, before);
     }
-    __device__ __forceinline__ void end() const {}
 };
 /// The same of the sums over ranks.
 struct AddTermsOverRanks {
     using Parameter = comm::Peers;
     comm::TileSums sums;
-    comm::TileWord word;
+    comm::LinePart line;
 
     __device__ explicit AddTermsOverRanks(const comm::Peers& peers) : sums(peers) {}
     /// adds: this thread will, row r of the tile for row n of the step. After wait_for_predecessor, and before a barrier that comes before
     /// `add`.
     __device__ __forceinline__ void begin(bool adds, int n, int r) {
-        if (adds) word = sums.word(blockIdx.x, n, r);
+        if (adds) line = sums.part(blockIdx.x, n, r);
     }
     __device__ __forceinline__ void add(const Down& a, const float* terms, int n, int r,
                                         const Before& before) const {
@@ -121,12 +120,9 @@ struct AddTermsOverRanks {
         float part = 0;
 #pragma unroll 9
         for (int j = 0; j <= a.used; ++j) part += terms[j * kTileRows + r];
-        const float x = add_residual(before.residual, sums.sum(word, part));
+        const float x = add_residual(before.residual, sums.sum(line, part));
         a.y[n * a.ld + row] = x;
         defer_column(a.next, n, row, x, before.norm);
-    }
-    __device__ __forceinline__ void end() const {
-        if (threadIdx.x == 0) sums.count(blockIdx.x);
     }
 };
 

@@ -154,7 +154,6 @@ __device__ __forceinline__ void add_groups(const Down& a, const DownShape& s, En
     }
     __syncthreads();
     if (n < a.rows) end.add(a, terms + n * (a.used + 1) * kTileRows, n, r, before);
-    end.end();
 }
 
 template <int kEach>

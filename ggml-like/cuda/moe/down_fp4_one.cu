@@ -98,7 +98,6 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
     __syncthreads();
     if (last == 0) end.add(a, terms, 0, r, before);
-    end.end();
 }
 
 static_assert(kThreads >= kTileRows * 32, "a thread a row of a term of down_fp4_one");
