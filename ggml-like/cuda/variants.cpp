@@ -97,12 +97,22 @@ bool product_routes(const Card& card, const AnswerShape& s, int router_tiles) {
            s.tiles <= kOwnTiles * card.sms;
 }
 
+namespace {
+
+/// At once: blocks that wait for other ranks must.
+template <class S>
+bool all_run(const Card& card, const AnswerShape& s) {
+    const int64_t blocks = ceil_div(s.tiles, S::kTiles) * ceil_div(s.rows, S::kTokens) * S::kCluster;
+    return blocks <= int64_t{S::kBlocksPerSm} * card.sms;
+}
+
+}  // namespace
+
 bool product_sums(const Card& card, const AnswerShape& s) {
     const AnswerProduct product = choose(card, s);
     if (s.kind == Kind::fp8 || s.tiles > comm::kSumTiles || s.rows > comm::kSumRows) return false;
-    if (product == AnswerProduct::quarters)
-        return blocks_of<Quarters<Kind::bf16>>(s.tiles, s.rows) <= card.sms;
-    if (product == AnswerProduct::low_quarters) return blocks_of<LowQuarters>(s.tiles, s.rows) <= card.sms;
+    if (product == AnswerProduct::quarters) return all_run<Quarters<Kind::bf16>>(card, s);
+    if (product == AnswerProduct::low_quarters) return all_run<LowQuarters>(card, s);
     return product == AnswerProduct::one || product == AnswerProduct::few;
 }
 

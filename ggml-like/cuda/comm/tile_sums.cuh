@@ -8,8 +8,9 @@
 // two places, used in turns. A rank sends message n of a line only in a kernel after the one in which it received n - 1 of all
 // others, and these had sent n - 1 after the kernel in which they read n - 2: so nobody reads the place any more.
 //
-// Blocks that wait keep their SMs, but nobody waits in vain: kernels that send have no more blocks than the card has SMs (all of
-// them run), every rank launches the same ones in the same order, and a later kernel's blocks come only when all have begun.
+// Blocks that wait keep their SMs, but nobody waits in vain: kernels that send have no more blocks than run at once (product_sums and
+// down_sums of cuda/variants.h), every rank launches the same ones in the same order, and a later kernel's blocks come only when all
+// of its predecessor's have begun.
 //
 // Bound: one way over the link; twice the bytes.
 #pragma once

@@ -107,11 +107,6 @@ struct OverRanks : S {
     using Task = RankTask;
     static constexpr bool kOverRanks = true;
 };
-/// Blocks for so many tiles and rows of x.
-template <class S>
-constexpr int blocks_of(int tiles, int rows) {
-    return (tiles + S::kTiles - 1) / S::kTiles * ((rows + S::kTokens - 1) / S::kTokens) * S::kCluster;
-}
 
 /// Whether a part's columns are whole pieces.
 template <Kind K>
