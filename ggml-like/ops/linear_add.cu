@@ -1,7 +1,7 @@
 // linear_add on the GPU: x' = residual + x W^T, h and squares of it (cuda/linear/epilogue.cuh), a router's logits.
 //   answers: cuda/linear/dense_one.cuh, dense_rows.cuh, step_product.h: the same bits a row (the choice: cuda/variants.h).
-//     Up to 8 rows a block that has whole columns to itself also adds up over ranks (cuda/comm/tile_sums.cuh) and does the
-//     router's work (cuda/moe/route_work.cuh); else kernels for the sum and for the logits follow
+//     Up to 8 rows a block that has whole columns to itself also does the router's work (cuda/moe/route_work.cuh); else a
+//     kernel for the logits follows. Over ranks the product's blocks add up (cuda/comm/tile_sums.cuh), or a kernel after it does
 //   prompts: the tiled product of cuda/linear/gemm.h, then a kernel for h and squares, then the logits' product
 #include "ggml-like/ops/linear_add.h"
 
@@ -112,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     });
 }
 
-/// Parts of a matrix that is in one part.
+/// Over ranks.
 template <Kind K>
 __global__ void __launch_bounds__(kThreads, 2)
     linear_add_few_of_ranks(const __grid_constant__ comm::Peers peers, Part part, DenseLaunch dense,

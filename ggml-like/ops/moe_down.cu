@@ -5,6 +5,7 @@
 //     neighbours. No atomics. The shared expert, which may have another format, comes second, in a launch of its own.
 //   prompts: grouped tiled product (cuda/linear/gemm.h; of up to 64 rows NVFP4 through cuda/moe/down_fp4.cu, which adds in the same
 //     order) writes the terms in BF16, then one kernel weighs and adds them and does the next norm's part.
+//   over ranks, answers: the kernels of down_fp4.cu add up; of other formats a kernel that follows does (cuda/parts_of_answer.h)
 // Traffic of few rows: the weights of each needed expert once.
 #include "ggml-like/ops/moe_down.h"
 

@@ -108,8 +108,7 @@ struct AddTermsOverRanks {
     comm::LinePart line;
 
     __device__ explicit AddTermsOverRanks(const comm::Peers& peers) : sums(peers) {}
-    /// adds: this thread will, row r of the tile for row n of the step. After wait_for_predecessor, and before a barrier that comes before
-    /// `add`.
+    /// adds: this thread will, row r of the tile for row n of the step. Between wait_for_predecessor and a barrier before `add`.
     __device__ __forceinline__ void begin(bool adds, int n, int r) {
         if (adds) line = sums.part(blockIdx.x, n, r);
     }
