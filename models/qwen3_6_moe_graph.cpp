@@ -305,10 +305,13 @@ class Builder {
     Residual out_proj(const std::string& node, const LayerWeights& layer, Tensor* y, const Weight& w,
                       const Residual& x) {
         const Weight* router = c_.dense() ? nullptr : &layer.moe.router;
-        if (c_.shard.whole()) return linear_add(g_, node, y, w, x.x, next(layer.post_norm), router);
         const NextNorm norm = next(layer.post_norm);
+        if (sums_itself()) return linear_add(g_, node, y, w, x.x, norm, router, nothing());
         return add_parts(node, linear_add(g_, node, y, w, nothing(), norm), x, norm, router);
     }
+
+    /// Whether a product ends with the residual stream: else it makes a rank's part of a prompt's.
+    bool sums_itself() const { return c_.shard.whole() || shape_.kind == StepKind::answer; }
 
     /// x + what the ranks have each computed a part of.
     Residual add_parts(const std::string& node, const Residual& part, const Residual& x, const NextNorm& norm,
@@ -316,8 +319,9 @@ class Builder {
         return all_reduce_add(g_, node + ".sum", part.x, x.x, norm, router);
     }
 
-    /// What a rank's part of a sum is added to.
+    /// What a rank's part of a sum is added to; null where there is one rank.
     Tensor* nothing() {
+        if (c_.shard.whole()) return nullptr;
         if (nothing_ == nullptr) nothing_ = g_.zeros("nothing", DType::F32, {shape_.tokens, c_.width});
         return nothing_;
     }
@@ -328,7 +332,7 @@ class Builder {
         const auto act = moe_gate_up(g_, name("moe.gate_up"), x, w.gate_up, w.shared_gate_up,
                                      static_cast<int>(c_.experts_used), c_.eps, shape_.kind);
         const std::string node = name("moe.down");
-        if (c_.shard.whole()) return moe_down(g_, node, act, x.x, w.down, w.shared_down, next(norm));
+        if (sums_itself()) return moe_down(g_, node, act, x.x, w.down, w.shared_down, next(norm), nothing());
         return add_parts(node, moe_down(g_, node, act, nothing(), w.down, w.shared_down, next(norm)), x,
                          next(norm));
     }
@@ -338,7 +342,7 @@ class Builder {
         const MlpWeights& w = layer.mlp;
         Tensor* y = norm_gate_up(g_, name("mlp.gate_up"), x, w.gate_up, c_.eps, shape_.kind);
         const std::string node = name("mlp.down");
-        if (c_.shard.whole()) return linear_add(g_, node, y, w.down, x.x, next(norm));
+        if (sums_itself()) return linear_add(g_, node, y, w.down, x.x, next(norm), nullptr, nothing());
         return add_parts(node, linear_add(g_, node, y, w.down, nothing(), next(norm)), x, next(norm));
     }
 

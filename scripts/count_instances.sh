@@ -7,7 +7,7 @@
 # --list: also each of them with its source file. Exit 0: at most kMost; 1: more, or no kernels found; 77: a build without
 # CUDA. What chooses among them: ggml-like/cuda/variants.h.
 set -euo pipefail
-kMost=80
+kMost=90  # 10 of them end in sums over ranks, which would be kernels of their own else
 list=no
 [ "${1:-}" = --list ] && { list=yes; shift; }
 build=${1:-build}
@@ -21,7 +21,7 @@ block_\w+_kernel(<\d+>)?
 delta::\w+(<\d+>)?
 (choose_many|choose_and_group|group_many)
 (layer_norm_kernel|add_bias_kernel<\w+>|patch_values_kernel|grid_\w+_kernel)
-(add_prompt_terms|down_fp4_sum|defer_kernel|norm_twice_kernel)
+(add_prompt_terms|down_fp4_sum|down_fp4_sum_of_ranks|defer_kernel|norm_twice_kernel)
 (embed_kernel<\w+>|gather_kernel|top_kernel|best_token_kernel|write_ring_kernel)
 (all_reduce_small|all_reduce_large|add_answer|add_answer_of_ranks|add_prompt)
 (pack_kernel|random_kernel|copy_pieces_kernel)'

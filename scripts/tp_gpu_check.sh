@@ -86,7 +86,7 @@ layers() {
 
 run() {
   case $1 in
-    sums) tests -tc="*all_reduce*,gpu ranks: one that fails*" ;;
+    sums) tests -tc="*all_reduce*,sums over ranks*,gpu ranks: one that fails*" ;;
     tokens) tests -tc="gpu ranks: the logits*,gpu ranks: answers alone*,gpu ranks: the same bits*" ;;
     crowd)
       SERVER="--synthetic $shape --mix $mix -ngl $ngl -tp $ranks -np 64 -c 40960 --cache-ram 16384" \

@@ -220,6 +220,46 @@ TEST_SUITE("cpu") {
         CHECK_FALSE(with([](AnswerShape& s) { s.tiles = 2 * 132 + 1; }));
         CHECK_FALSE(product_routes(kH200, out, 33));  // more experts than warps have tiles
     }
+
+    TEST_CASE(
+        "variants: answer products add up over ranks where all of their blocks run at once"
+        "once") {
+        const AnswerShape out{.kind = Kind::bf16, .rows = 1, .tiles = 128, .chunks = 32};
+        const auto with = [&](auto change) {
+            AnswerShape s = out;
+            change(s);
+            return product_sums(kH200, s);
+        };
+        CHECK(with([](AnswerShape&) {}));
+        CHECK(with([](AnswerShape& s) { s.rows = 8, s.kind = Kind::nvfp4; }));
+        CHECK(with([](AnswerShape& s) { s.rows = 20; }));  // low quarters
+        CHECK(with([](AnswerShape& s) { s.rows = 64, s.kind = Kind::nvfp4; }));
+        CHECK(with([](AnswerShape& s) { s.tiles = 320; }));
+        CHECK_FALSE(with([](AnswerShape& s) { s.tiles = 321; }));
+        CHECK(with([](AnswerShape& s) { s.tiles = 320, s.rows = 9; }));         // 160 blocks of quarters
+        CHECK_FALSE(with([](AnswerShape& s) { s.tiles = 320, s.rows = 64; }));  // whole
+        CHECK_FALSE(with([](AnswerShape& s) { s.kind = Kind::fp8; }));
+        const MixtureShape down{.experts_kind = Kind::nvfp4,
+                                .shared_kind = Kind::nvfp4,
+                                .rows = 1,
+                                .used = 8,
+                                .experts = 256,
+                                .tiles = 128,
+                                .shared_tiles = 128,
+                                .chunks = 4,
+                                .shared_chunks = 4,
+                                .height = 2048};
+        const auto mixture = [&](const Card& card, auto change) {
+            MixtureShape s = down;
+            change(s);
+            return down_sums(card, s);
+        };
+        for (const int rows : {1, 8, 9, 64}) CHECK(mixture(kH200, [&](MixtureShape& s) { s.rows = rows; }));
+        CHECK_FALSE(mixture(kH200, [](MixtureShape& s) { s.rows = 65; }));
+        CHECK_FALSE(mixture(kH200, [](MixtureShape& s) { s.shared_kind = Kind::bf16; }));
+        CHECK_FALSE(mixture(kA100, [](MixtureShape&) {}));  // more tiles than multiprocessors
+        CHECK_FALSE(mixture(kH200, [](MixtureShape& s) { s.rows = 64, s.height = 5136; }));
+    }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "ggml-like/cuda/attention/grid_shapes.h"
 #include "ggml-like/cuda/attention/split.h"
+#include "ggml-like/cuda/comm/peers.h"
 #include "ggml-like/cuda/linear/dense_shapes.h"
 #include "ggml-like/cuda/linear/gemm_shapes.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
@@ -96,6 +97,25 @@ bool product_routes(const Card& card, const AnswerShape& s, int router_tiles) {
            s.tiles <= kOwnTiles * card.sms;
 }
 
+namespace {
+
+/// At once: blocks that wait for other ranks must.
+template <class S>
+bool all_run(const Card& card, const AnswerShape& s) {
+    const int64_t blocks = ceil_div(s.tiles, S::kTiles) * ceil_div(s.rows, S::kTokens) * S::kCluster;
+    return blocks <= int64_t{S::kBlocksPerSm} * card.sms;
+}
+
+}  // namespace
+
+bool product_sums(const Card& card, const AnswerShape& s) {
+    const AnswerProduct product = choose(card, s);
+    if (s.kind == Kind::fp8 || s.tiles > comm::kSumTiles || s.rows > comm::kSumRows) return false;
+    if (product == AnswerProduct::quarters) return all_run<Quarters<Kind::bf16>>(card, s);
+    if (product == AnswerProduct::low_quarters) return all_run<LowQuarters>(card, s);
+    return product == AnswerProduct::one || product == AnswerProduct::few;
+}
+
 bool gate_up_streams(const Card& card, const MixtureShape& m) {
     moe::StreamShape stream(m.chunks, m.shared_chunks, 0);
     return m.experts_kind == Kind::nvfp4 && m.rows <= moe::kMaxFp4Rows &&
@@ -122,6 +142,14 @@ MixtureProduct choose_down(const Card& card, const MixtureShape& m) {
     if (moe::down_few_launch(card, m.rows, m.used, m.chunks, m.shared_chunks).fits)
         return MixtureProduct::few;
     return down_streams(card, m) ? MixtureProduct::stream : MixtureProduct::slices;
+}
+
+/// Of few rows a block has one tile, and those that wait for other ranks must all be resident.
+bool down_sums(const Card& card, const MixtureShape& m) {
+    const MixtureProduct product = choose_down(card, m);
+    if (product == MixtureProduct::stream) return int64_t{m.rows} * m.height <= 2 * comm::kSmallPairs;
+    const bool few = product == MixtureProduct::one || product == MixtureProduct::few;
+    return few && m.tiles <= std::min(card.sms, comm::kSumTiles) && m.rows <= comm::kSumRows;
 }
 
 bool is_split(const PromptShape& p) { return p.may_split && p.tiles <= 256 && p.chunks >= 16; }

@@ -23,6 +23,9 @@
 //   NVFP4, down      one    few      stream    stream
 //   other formats    choose_experts, then 16 rows at a time (slices)
 //
+//   Over ranks one, few and (low) quarters of BF16 and NVFP4, and every down of NVFP4, also add up, if all of their blocks run at
+//   once (product_sums, down_sums); after others a kernel does (ops/all_reduce_add.cu).
+//
 //     NVFP4 that does not fit takes the next kernel to the right, and so do splits that `one` is not compiled for
 //     (moe/mixture_shapes.h); a stream that does not fit, slices
 //
@@ -66,6 +69,10 @@ AnswerProduct choose(const Card& card, const AnswerShape& shape);
 /// `router_tiles`: of 16 logits. The product is the matrix's only part.
 bool product_routes(const Card& card, const AnswerShape& shape, int router_tiles);
 
+/// Whether these blocks also add up over ranks, for which there are kernels of BF16 and NVFP4 (comm/tile_sums.cuh). The product is the
+/// matrix's only part.
+bool product_sums(const Card& card, const AnswerShape& shape);
+
 // ---- answers: mixtures ----
 
 enum class MixtureProduct { one, few, stream, slices };
@@ -81,6 +88,8 @@ struct MixtureShape {
 
 MixtureProduct choose_gate_up(const Card& card, const MixtureShape& shape);
 MixtureProduct choose_down(const Card& card, const MixtureShape& shape);
+/// Whether the blocks of this choice of choose_down also add up over ranks.
+bool down_sums(const Card& card, const MixtureShape& shape);
 /// Whether up to 64 rows fit a stream, of answers or of prompts. gate and up: the shared expert may be of another format.
 bool gate_up_streams(const Card& card, const MixtureShape& shape);
 bool down_streams(const Card& card, const MixtureShape& shape);

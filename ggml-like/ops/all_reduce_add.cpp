@@ -1,9 +1,8 @@
 #include "ggml-like/ops/all_reduce_add.h"
 
 #include "ggml-like/check.h"
-#include "ggml-like/communicator.h"
 #include "ggml-like/cpu/linear_rows.h"
-#include "ggml-like/cpu/norms.h"
+#include "ggml-like/cpu/rank_sums.h"
 #include "ggml-like/cpu/weight_rows.h"
 #include "ggml-like/ops/row_math.h"
 
@@ -13,19 +12,7 @@ namespace {
 void run(const Node& node, cpu::Context& context) {
     const Tensor &y = *node.inputs[0], &residual = *node.inputs[1], &norm = *node.inputs[2];
     const Tensor &x = *node.outputs[0], &h = *node.outputs[1], &squares = *node.outputs[2];
-    const Tensor* sum = &y;
-    if (context.communicator != nullptr) {
-        context.communicator->all_reduce(context.rank, y.as<float>(), x.as<float>(), y.elements());
-        sum = &x;
-    }
-    context.pool.parallel_for(x.shape[0], 8, [&](int64_t begin, int64_t end, int) {
-        for (int64_t t = begin; t < end; ++t) {
-            float* to = x.row<float>(t);
-            const float* part = sum->row<float>(t);
-            for (int64_t i = 0; i < x.shape[1]; ++i) to[i] = residual.row<float>(t)[i] + part[i];
-            cpu::defer_norm(to, norm, h, squares, t);
-        }
-    });
+    cpu::add_over_ranks(y.as<float>(), residual, norm, x, h, squares, context);
     const Weight* router = node.params<AllReduceAddParams>().router;
     if (router == nullptr) return;
     const Tensor& logits = *node.outputs[3];

@@ -17,6 +17,7 @@
 #include "ggml-like/cuda/linear/gemm.h"
 #include "ggml-like/cuda/moe/route_logits.h"
 #include "ggml-like/cuda/ops.h"
+#include "ggml-like/cuda/parts_of_answer.h"
 
 namespace quern::cuda {
 
@@ -125,6 +126,11 @@ void add_logits(const Node& node, Context& c, const Defer& defer, int rows) {
 }
 
 }  // namespace
+
+void add_parts_of_answer(Context& c, const float* y, const float* residual, float* x, const Defer& defer,
+                         int64_t count) {
+    answer(c, {y, residual, x, defer}, count);
+}
 
 void all_reduce_add(const Node& node, Context& c) {
     const Tensor &y = *node.inputs[0], &residual = *node.inputs[1], &x = *node.outputs[0];

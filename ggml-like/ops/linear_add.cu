@@ -1,10 +1,11 @@
 // linear_add on the GPU: x' = residual + x W^T, h and squares of it (cuda/linear/epilogue.cuh), a router's logits.
 //   answers: cuda/linear/dense_one.cuh, dense_rows.cuh, step_product.h: the same bits a row (the choice: cuda/variants.h).
 //     Up to 8 rows a block that has whole columns to itself also does the router's work (cuda/moe/route_work.cuh); else a
-//     kernel for the logits follows
+//     kernel for the logits follows. Over ranks the product's blocks add up (cuda/comm/tile_sums.cuh), or a kernel after it does
 //   prompts: the tiled product of cuda/linear/gemm.h, then a kernel for h and squares, then the logits' product
 #include "ggml-like/ops/linear_add.h"
 
+#include "ggml-like/cuda/comm/tile_sums.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/dense_one.cuh"
 #include "ggml-like/cuda/linear/dense_rows.cuh"
@@ -14,6 +15,7 @@
 #include "ggml-like/cuda/moe/route_logits.h"
 #include "ggml-like/cuda/moe/route_work.cuh"
 #include "ggml-like/cuda/ops.h"
+#include "ggml-like/cuda/parts_of_answer.h"
 
 namespace quern::cuda {
 
@@ -48,6 +50,24 @@ struct AddDeferred {
         if (own == nullptr) return;
         const int tile = row / kTileRows;
         own->h[tile == static_cast<int>(blockIdx.x) ? 0 : 1][n][row % kTileRows] = h;
+    }
+};
+
+/// The same of the sum over ranks.
+struct AddOverRanks {
+    static constexpr bool kPaired = false;
+    struct Loaded {
+        AddDeferred::Loaded before;
+        comm::LinePart line;
+    };
+    const AddDeferred& add;
+    comm::TileSums sums;
+
+    __device__ __forceinline__ Loaded load(int row, int n) const {
+        return {add.load(row, n), sums.part(row / kTileRows, n, row % kTileRows)};
+    }
+    __device__ __forceinline__ void store(int row, int n, const Loaded& loaded, float sum) const {
+        add.store(row, n, loaded.before, sums.sum(loaded.line, sum));
     }
 };
 
@@ -92,12 +112,35 @@ __global__ void __launch_bounds__(kThreads, 2)
     });
 }
 
+/// Over ranks.
+template <Kind K>
+__global__ void __launch_bounds__(kThreads, 2)
+    linear_add_few_of_ranks(const __grid_constant__ comm::Peers peers, Part part, DenseLaunch dense,
+                            PlainRows<K> prologue, After after) {
+    after.run(prologue.rows, after.shared_bytes > 0, [&](const AddDeferred& add) {
+        dense_rows<K>(part, dense, prologue, AddOverRanks{add, comm::TileSums(peers)});
+    });
+}
+
+template <Kind K>
+__global__ void __launch_bounds__(kThreads, 2)
+    linear_add_one_of_ranks(const __grid_constant__ comm::Peers peers, Part part,
+                            OneShape<K, false, Extent::few, false> shape, PlainRows<K, 1> prologue,
+                            After after) {
+    after.run(1, true, [&](const AddDeferred& add) {
+        const AddOverRanks finish{add, comm::TileSums(peers)};
+        shape.whole ? dense_one<true>(part, shape, prologue, finish)
+                    : dense_one<false>(part, shape, prologue, finish);
+    });
+}
+
 struct Arguments {
     const Packed& w;
     const Part& part;
     const Tensor &x, &residual, &y;
     const Defer& defer;
-    const RouteWork* route;  // null: the product's blocks do nothing for a router
+    const RouteWork* route;    // null: the product's blocks do nothing for a router
+    const comm::Peers* peers;  // null: the sum is not over ranks
 
     int rows() const { return static_cast<int>(x.shape[0]); }
     int beside() const { return route != nullptr ? RouterTiles::bytes(*route) : 0; }
@@ -120,12 +163,18 @@ struct Arguments {
 template <Kind K>
 void one(Context& c, const Arguments& a) {
     const OneLaunch one(c, K, a.part.tiles, a.w.chunks);
+    const OneShape<K, false, Extent::few, false> shape(one);
     const PlainRows<K, 1> prologue{a.x.as<bf16>(), 0, a.w.cols, 1};
     int bytes = one.bytes(K, false, Extent::few);
     const After after = a.after(bytes);
     const bool routes = a.route != nullptr;
+    if constexpr (K != Kind::fp8)
+        if (a.peers != nullptr)
+            return launch(c, routes ? "linear_add one of ranks with router" : "linear_add one of ranks",
+                          linear_add_one_of_ranks<K>, one.grid, kThreads, bytes, *a.peers, a.part, shape,
+                          prologue, after);
     launch(c, routes ? "linear_add one with router" : "linear_add one", linear_add_one<K>, one.grid, kThreads,
-           bytes, a.part, OneShape<K, false, Extent::few, false>(one), prologue, after);
+           bytes, a.part, shape, prologue, after);
 }
 
 template <Kind K>
@@ -134,9 +183,16 @@ void few(Context& c, const Arguments& a) {
     const PlainRows<K> prologue{a.x.as<bf16>(), a.x.stride[0], a.w.cols, rows};
     int bytes = dense_shared_bytes(K, dense_is_deep(c), rows, chunks);
     const After after = a.after(bytes);
-    launch(c, a.route != nullptr ? "linear_add few with router" : "linear_add few", linear_add_few<K>,
-           min(c.sms, dense_groups(K, a.part.tiles, chunks)), kThreads, bytes, a.part,
-           DenseLaunch{chunks, rows}, prologue, after);
+    const bool routes = a.route != nullptr;
+    const unsigned grid = min(c.sms, dense_groups(K, a.part.tiles, chunks));
+    const DenseLaunch dense{chunks, rows};
+    if constexpr (K != Kind::fp8)
+        if (a.peers != nullptr)
+            return launch(c, routes ? "linear_add few of ranks with router" : "linear_add few of ranks",
+                          linear_add_few_of_ranks<K>, grid, kThreads, bytes, *a.peers, a.part, dense,
+                          prologue, after);
+    launch(c, routes ? "linear_add few with router" : "linear_add few", linear_add_few<K>, grid, kThreads,
+           bytes, a.part, dense, prologue, after);
 }
 
 template <Kind K>
@@ -144,12 +200,20 @@ void product(Context& c, const Arguments& a, AnswerProduct chosen) {
     chosen == AnswerProduct::one ? one<K>(c, a) : few<K>(c, a);
 }
 
+AnswerShape shape_of(const Packed& w, int rows) {
+    return {.kind = w.part[0].kind, .rows = rows, .tiles = w.part[0].tiles, .chunks = w.chunks};
+}
 /// Whether the product's blocks do the router's work.
 bool routes_in_product(const Context& c, const Packed& w, const Packed& router, int rows) {
     if (w.parts != 1 || router.parts != 1 || router.part[0].kind != Kind::bf16) return false;
-    const Part& part = w.part[0];
-    return product_routes(c, {.kind = part.kind, .rows = rows, .tiles = part.tiles, .chunks = w.chunks},
-                          router.part[0].tiles);
+    return product_routes(c, shape_of(w, rows), router.part[0].tiles);
+}
+/// Whether they add up over ranks. route: whose work they do, or null.
+bool sums_in_product(const Context& c, const Packed& w, int rows, const RouteWork* route) {
+    if (w.parts != 1) return false;
+    AnswerShape shape = shape_of(w, rows);
+    shape.beside = route != nullptr ? RouterTiles::bytes(*route) : 0;
+    return product_sums(c, shape);
 }
 
 void add_prompt(const Node& node, Context& c, const Packed& w, const Defer& defer) {
@@ -171,15 +235,10 @@ void add_prompt(const Node& node, Context& c, const Packed& w, const Defer& defe
          Split::by_matrix);
 }
 
-}  // namespace
-
-void linear_add(const Node& node, Context& c) {
-    const Tensor &x = *node.inputs[0], &residual = *node.inputs[1], &y = *node.outputs[0];
+void add_answer(const Node& node, Context& c, const Packed& w, const Defer& defer) {
+    const Tensor &x = *node.inputs[0], &y = *node.outputs[0];
     const auto& p = node.params<LinearAddParams>();
-    const Packed& w = *static_cast<const Packed*>(p.weight->placed);
     const int rows = static_cast<int>(x.shape[0]);
-    const Defer defer = defer_of(*node.inputs[2], *node.outputs[1], *node.outputs[2]);
-    if (p.kind == StepKind::prompt) return add_prompt(node, c, w, defer);
     RouteWork route{};
     bool routes = false;
     if (p.router != nullptr) {
@@ -189,9 +248,16 @@ void linear_add(const Node& node, Context& c) {
                  static_cast<int>(logits.stride[0])};
         routes = routes_in_product(c, w, router, rows);
     }
+    const bool over_ranks = p.over_ranks && c.peers != nullptr,
+               sums = over_ranks && sums_in_product(c, w, rows, routes ? &route : nullptr);
+    // A sum that follows is of this rank's part without the residual.
+    const bool sum_follows = over_ranks && !sums;
+    const Tensor& residual = *node.inputs[sum_follows ? 3 : 1];
+    routes = routes && !sum_follows;
     for (int i = 0; i < w.parts; ++i) {
         const Part& part = w.part[i];
-        const Arguments a{w, part, x, residual, y, defer, routes ? &route : nullptr};
+        const Arguments a{
+            w, part, x, residual, y, defer, routes ? &route : nullptr, sums ? c.peers : nullptr};
         const AnswerProduct chosen = choose(c, a.shape());
         if (takes_step_product(chosen))
             step_product(c, chosen, part, w, {x.as<bf16>(), x.stride[0], rows},
@@ -200,7 +266,8 @@ void linear_add(const Node& node, Context& c) {
                           .f32 = true,
                           .residual = residual.as<float>() + part.row_begin,
                           .row_begin = part.row_begin,
-                          .defer = defer});
+                          .defer = defer},
+                         a.peers);
         else if (part.kind == Kind::bf16)
             product<Kind::bf16>(c, a, chosen);
         else if (part.kind == Kind::fp8)
@@ -208,9 +275,21 @@ void linear_add(const Node& node, Context& c) {
         else
             product<Kind::nvfp4>(c, a, chosen);
     }
+    if (sum_follows)
+        add_parts_of_answer(c, y.as<float>(), node.inputs[1]->as<float>(), y.as<float>(), defer,
+                            y.elements());
     if (p.router != nullptr && !routes)
         route_logits(c, *static_cast<const Packed*>(p.router->placed), defer.h, rows, route.sums,
                      route.pitch);
+}
+
+}  // namespace
+
+void linear_add(const Node& node, Context& c) {
+    const auto& p = node.params<LinearAddParams>();
+    const Packed& w = *static_cast<const Packed*>(p.weight->placed);
+    const Defer defer = defer_of(*node.inputs[2], *node.outputs[1], *node.outputs[2]);
+    p.kind == StepKind::prompt ? add_prompt(node, c, w, defer) : add_answer(node, c, w, defer);
 }
 
 }  // namespace quern::cuda

@@ -3,6 +3,7 @@
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/context.h"
 #include "ggml-like/cpu/norms.h"
+#include "ggml-like/cpu/rank_sums.h"
 #include "ggml-like/cpu/weight_rows.h"
 #include "ggml-like/ops/row_math.h"
 
@@ -69,8 +70,11 @@ std::vector<Group> make_groups(const Node& node, const cpu::ActivationRows& rout
 }
 
 void run(const Node& node, cpu::Context& context) {
-    const Tensor &routed = *node.inputs[0], &shared = *node.inputs[1], &y = *node.outputs[0];
+    const Tensor &routed = *node.inputs[0], &shared = *node.inputs[1];
     const auto& p = node.params<MoeDownParams>();
+    Tensor y = *node.outputs[0];
+    std::vector<float> part(p.over_ranks ? static_cast<size_t>(y.elements()) : 0);
+    if (p.over_ranks) y.data = part.data();
     const int64_t tokens = routed.shape[0], used = routed.shape[1], width = routed.shape[2];
     if (tokens == 0) return;
     bool pack = false;
@@ -83,7 +87,7 @@ void run(const Node& node, cpu::Context& context) {
                                        cpu::has_nvfp4(*p.shared), context, 2),
         .weights = node.inputs[3],
         .shared_gate = node.inputs[4],
-        .residual = node.inputs[7],
+        .residual = node.inputs[p.over_ranks ? 9 : 7],
         .y = &y,
         .shared_weight = p.shared,
         .tokens = tokens,
@@ -97,7 +101,11 @@ void run(const Node& node, cpu::Context& context) {
     context.pool.parallel_for(y.shape[1], step, [&](int64_t begin, int64_t end, int) {
         run_columns(work, begin, end, context.dot);
     });
-    cpu::defer_norm(y, *node.inputs[8], *node.outputs[1], *node.outputs[2], context);
+    const Tensor &norm = *node.inputs[8], &h = *node.outputs[1], &squares = *node.outputs[2];
+    if (p.over_ranks)
+        cpu::add_over_ranks(y.as<float>(), *node.inputs[7], norm, *node.outputs[0], h, squares, context);
+    else
+        cpu::defer_norm(y, norm, h, squares, context);
 }
 
 /// Counts experts as if tokens chose different ones, as far as there are enough.
@@ -146,19 +154,22 @@ void check(std::string_view name, const MoeGateUpResult& in, const Tensor& resid
 const Op kMoeDown{"moe_down", run, cost};
 
 Residual moe_down(Graph& g, std::string_view name, const MoeGateUpResult& in, Tensor* residual,
-                  const ExpertWeights& experts, const Weight& shared, const NextNorm& next) {
+                  const ExpertWeights& experts, const Weight& shared, const NextNorm& next, Tensor* zeros) {
     check(name, in, *residual, experts, shared);
+    check_zeros("moe_down", name, zeros, *residual, next);
     const int64_t tokens = in.routed->shape[0], used = in.routed->shape[1];
     const Residual out = make_residual(g, "moe_down", name, tokens, experts.rows, next);
     Tensor* terms = g.scratch(fmt::format("{}.terms", name),
                               next.kind == StepKind::answer ? DType::F32 : in.routed->dtype,
                               {tokens * (used + 1), experts.rows});
-    g.add({.op = &kMoeDown,
-           .name = std::string(name),
-           .inputs = {in.routed, in.shared, in.ids, in.weights, in.shared_gate, in.groups, in.ready, residual,
-                      next.weight},
-           .outputs = {out.x, out.h, out.squares, terms},
-           .parameters = MoeDownParams{&experts, &shared, next.kind}});
+    Node node{.op = &kMoeDown,
+              .name = std::string(name),
+              .inputs = {in.routed, in.shared, in.ids, in.weights, in.shared_gate, in.groups, in.ready,
+                         residual, next.weight},
+              .outputs = {out.x, out.h, out.squares, terms},
+              .parameters = MoeDownParams{&experts, &shared, next.kind, zeros != nullptr}};
+    if (zeros != nullptr) node.inputs.push_back(zeros);
+    g.add(std::move(node));
     return out;
 }
 

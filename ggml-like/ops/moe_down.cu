@@ -5,6 +5,7 @@
 //     neighbours. No atomics. The shared expert, which may have another format, comes second, in a launch of its own.
 //   prompts: grouped tiled product (cuda/linear/gemm.h; of up to 64 rows NVFP4 through cuda/moe/down_fp4.cu, which adds in the same
 //     order) writes the terms in BF16, then one kernel weighs and adds them and does the next norm's part.
+//   over ranks, answers: the kernels of down_fp4.cu add up; of other formats a kernel that follows does (cuda/parts_of_answer.h)
 // Traffic of few rows: the weights of each needed expert once.
 #include "ggml-like/ops/moe_down.h"
 
@@ -16,6 +17,7 @@
 #include "ggml-like/cuda/moe/moe.h"
 #include "ggml-like/cuda/moe/route.cuh"
 #include "ggml-like/cuda/ops.h"
+#include "ggml-like/cuda/parts_of_answer.h"
 
 namespace quern::cuda {
 
@@ -284,6 +286,16 @@ Down slice_of(const Down& a, int first, int count) {
     return d;
 }
 
+void answer(Context& c, const Down& a, const comm::Peers* peers) {
+    const MixtureProduct product = choose_down(c, shape_of(a));
+    if (product != MixtureProduct::slices) return down_fp4(c, product, a, peers);
+    int each = kFewRows;
+    while (each > 1 && !(few_fit(c, a.experts.kind, min(a.rows, each), a.used, a.experts.chunks) &&
+                         few_fit(c, a.shared.kind, min(a.rows, each), 1, a.shared_chunks)))
+        each /= 2;
+    for (int first = 0; first < a.rows; first += each) few(c, slice_of(a, first, min(a.rows - first, each)));
+}
+
 }  // namespace
 
 void moe_down(const Node& node, Context& c) {
@@ -292,33 +304,32 @@ void moe_down(const Node& node, Context& c) {
     const auto& shared = *static_cast<const Packed*>(p.shared->placed);
     const Tensor &routed = *node.inputs[0], &shared_in = *node.inputs[1];
     const Tensor& y = *node.outputs[0];
-    const Down a{.experts = experts,
-                 .shared = shared.part[0],
-                 .shared_chunks = shared.chunks,
-                 .routed = routed.as<bf16>(),
-                 .shared_in = shared_in.as<bf16>(),
-                 .width = static_cast<int>(routed.shape[2]),
-                 .shared_width = static_cast<int>(shared_in.shape[1]),
-                 .ids = node.inputs[2]->as<int>(),
-                 .groups = node.inputs[5]->as<int>(),
-                 .weights = node.inputs[3]->as<float>(),
-                 .shared_gate = node.inputs[4]->as<float>(),
-                 .residual = node.inputs[7]->as<float>(),
-                 .rows = static_cast<int>(routed.shape[0]),
-                 .used = static_cast<int>(routed.shape[1]),
-                 .y = y.as<float>(),
-                 .ld = y.stride[0],
-                 .terms = node.outputs[3]->data,
-                 .ready = p.kind == StepKind::prompt ? nullptr : node.inputs[6]->as<uint64_t>(),
-                 .next = defer_of(*node.inputs[8], *node.outputs[1], *node.outputs[2])};
+    Down a{.experts = experts,
+           .shared = shared.part[0],
+           .shared_chunks = shared.chunks,
+           .routed = routed.as<bf16>(),
+           .shared_in = shared_in.as<bf16>(),
+           .width = static_cast<int>(routed.shape[2]),
+           .shared_width = static_cast<int>(shared_in.shape[1]),
+           .ids = node.inputs[2]->as<int>(),
+           .groups = node.inputs[5]->as<int>(),
+           .weights = node.inputs[3]->as<float>(),
+           .shared_gate = node.inputs[4]->as<float>(),
+           .residual = node.inputs[7]->as<float>(),
+           .rows = static_cast<int>(routed.shape[0]),
+           .used = static_cast<int>(routed.shape[1]),
+           .y = y.as<float>(),
+           .ld = y.stride[0],
+           .terms = node.outputs[3]->data,
+           .ready = p.kind == StepKind::prompt ? nullptr : node.inputs[6]->as<uint64_t>(),
+           .next = defer_of(*node.inputs[8], *node.outputs[1], *node.outputs[2])};
     if (p.kind == StepKind::prompt) return prompt(c, a, shared);
-    const MixtureProduct product = choose_down(c, shape_of(a));
-    if (product != MixtureProduct::slices) return down_fp4(c, product, a);
-    int each = kFewRows;
-    while (each > 1 && !(few_fit(c, a.experts.kind, min(a.rows, each), a.used, a.experts.chunks) &&
-                         few_fit(c, a.shared.kind, min(a.rows, each), 1, a.shared_chunks)))
-        each /= 2;
-    for (int first = 0; first < a.rows; first += each) few(c, slice_of(a, first, min(a.rows - first, each)));
+    if (!p.over_ranks || c.peers == nullptr) return answer(c, a, nullptr);
+    if (down_sums(c, shape_of(a))) return answer(c, a, c.peers);
+    const float* residual = a.residual;
+    a.residual = node.inputs[9]->as<float>();
+    answer(c, a, nullptr);
+    add_parts_of_answer(c, a.y, residual, a.y, a.next, y.elements());
 }
 
 }  // namespace quern::cuda

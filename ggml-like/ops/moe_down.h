@@ -5,6 +5,7 @@
 // -> Residual of x' [T, D]. Each product is an FP32 sum as in linear_add; prompt steps on a GPU round it to BF16.
 // A row's terms are added in the order of its choices, the shared expert's last, so its bits depend on that row and
 // the kind of the step only.
+// Of ranks that each have some columns of all experts, the terms' sum is added up over the ranks as in linear_add.
 #pragma once
 
 #include "ggml-like/ops/moe_gate_up.h"
@@ -15,13 +16,15 @@ struct MoeDownParams {
     const ExpertWeights* experts;
     const Weight* shared;
     StepKind kind;
+    bool over_ranks;
 };
 
-/// inputs {routed, shared, ids, weights, shared_gate, groups, ready, residual, next norm}; outputs {x', h, squares,
-/// terms}: terms [T * (K + 1), D] is kernel scratch, F32 in answer steps, else in routed's dtype.
+/// inputs {routed, shared, ids, weights, shared_gate, groups, ready, residual, next norm} and, over ranks, zeros; outputs
+/// {x', h, squares, terms}: terms [T * (K + 1), D] is kernel scratch, F32 in answer steps, else in routed's dtype.
 extern const Op kMoeDown;
 
 Residual moe_down(Graph& g, std::string_view name, const MoeGateUpResult& in, Tensor* residual,
-                  const ExpertWeights& experts, const Weight& shared, const NextNorm& next);
+                  const ExpertWeights& experts, const Weight& shared, const NextNorm& next,
+                  Tensor* zeros = nullptr);
 
 }  // namespace quern

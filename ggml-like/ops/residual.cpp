@@ -29,6 +29,16 @@ Tensor* make_router_logits(Graph& g, std::string_view name, int64_t tokens, cons
     return g.scratch(own, DType::F32, {tokens, width});
 }
 
+void check_zeros(const char* op, std::string_view name, const Tensor* zeros, const Tensor& residual,
+                 const NextNorm& next) {
+    if (zeros == nullptr) return;
+    CHECK(next.kind == StepKind::answer, "[{}] {}: prompts are added up over ranks by all_reduce_add", op,
+          name);
+    CHECK(zeros->rank == 2 && zeros->dtype == DType::F32 && zeros->contiguous() &&
+              zeros->shape[0] == residual.shape[0] && zeros->shape[1] == residual.shape[1],
+          "[{}] {}: zeros {} should be like the residual {}", op, name, describe(*zeros), describe(residual));
+}
+
 void check_normed(const char* op, std::string_view name, const Residual& in, int64_t cols) {
     CHECK(in.h->rank == 2 && in.h->contiguous() && in.h->shape[1] == cols, "[{}] {}: h {} should be [T, {}]",
           op, name, describe(*in.h), cols);

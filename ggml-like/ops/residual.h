@@ -34,6 +34,9 @@ Residual make_residual(Graph& g, const char* op, std::string_view name, int64_t 
 /// The logits of a router [E + 1, width], as linear_add.h has them.
 Tensor* make_router_logits(Graph& g, std::string_view name, int64_t tokens, const Weight& router,
                            const NextNorm& next);
+/// Throws Error unless `zeros`, if not null, are what a product over ranks of an answer step may be given beside `residual`.
+void check_zeros(const char* op, std::string_view name, const Tensor* zeros, const Tensor& residual,
+                 const NextNorm& next);
 /// Throws Error unless h and squares are what an op with a weight of `cols` columns reads.
 void check_normed(const char* op, std::string_view name, const Residual& in, int64_t cols);
 

@@ -17,7 +17,9 @@ __device__ __forceinline__ uint64_t nanoseconds() {
 /// How long somebody waits for one message.
 class Waiting {
   public:
-    __device__ explicit Waiting(const Peers& p) : p_(p), lost_(__ldcg(&p.own->lost) != 0) {}
+    __device__ explicit Waiting(const Peers& p) : Waiting(p, __ldcg(&p.own->lost) != 0) {}
+    /// lost: Progress::lost, loaded before.
+    __device__ Waiting(const Peers& p, bool lost) : p_(p), lost_(lost) {}
 
     /// Whether to give up; called after each look that was in vain.
     __device__ bool over() {

@@ -31,6 +31,7 @@ PeerGroup::PeerGroup(const std::vector<int>& devices, Link link)
         for (int other = 0; other < ranks(); ++other) own.box[other] = boxes_.of(other);
         own.chunks_at = layout.small_bytes();
         own.flags_at = layout.flags_at();
+        own.lines_at = layout.lines_at();
         own.own = static_cast<Progress*>(progress);
         own.watch = static_cast<volatile Watch*>(seen);
         own.patience = kPatience;

@@ -10,6 +10,9 @@
 //     [2 places][ranks][kSmallPairs] packets (packets.cuh)
 //   large messages: chunks, and for each block a flag that says which message has arrived.
 //     [2 places][2 halves][ranks][kLargeBlocks][kChunk] floats; [2 halves][ranks][kLargeBlocks] flags
+//   sums inside products: lines, each 16 columns of a row, with the message's number beside each (tile_sums.cuh). A line has a
+//     counter and places of its own.
+//     [2 places][ranks][kSumTiles][kSumRows] lines
 #pragma once
 
 #include <cstddef>
@@ -21,13 +24,15 @@ inline constexpr int kMaxRanks = 8;
 inline constexpr int kSmallThreads = 256, kSmallBlocks = 256;
 inline constexpr int64_t kSmallPairs = 160 << 10;  // 1.25 MB of numbers: 64 rows of 5,120
 inline constexpr int kLargeThreads = 512,
-                     kLargeBlocks = 96;  // blocks that wait for others must all be resident
-inline constexpr int kChunk = 4096;      // numbers
+                     kLargeBlocks = 96;               // blocks that wait for others must all be resident
+inline constexpr int kChunk = 4096;                   // numbers
+inline constexpr int kSumTiles = 320, kSumRows = 64;  // of 16 columns: up to 5,120; rows of a step
 
 /// A rank's own device memory: how far it is.
 struct Progress {
     uint32_t small[kSmallBlocks], large[kLargeBlocks];  // messages so far
     uint32_t lost;                                      // 1: a message did not come; nobody waits any more
+    uint32_t lines[kSumTiles * kSumRows];               // messages so far
 };
 
 /// In host memory that all GPUs see.
@@ -39,14 +44,17 @@ struct Watch {
 /// What a kernel of rank `rank` gets.
 struct Peers {
     int rank, ranks;
-    std::byte* box[kMaxRanks];    // mailboxes, by rank
-    int64_t chunks_at, flags_at;  // bytes of a mailbox before its chunks, before its flags
+    std::byte* box[kMaxRanks];              // mailboxes, by rank
+    int64_t chunks_at, flags_at, lines_at;  // bytes of a mailbox before its chunks, flags, lines
     Progress* own;
     volatile Watch* watch;
     uint64_t patience;  // nanoseconds that a message may take
 };
 
 inline constexpr int64_t kPacket = 16;
+inline constexpr int kSumLine = 128;
+
+static_assert(2 * kLargeBlocks * sizeof(uint32_t) % kSumLine == 0, "lines begin at one of a GPU's");
 
 /// Bytes of a mailbox, and where its parts begin. For the host.
 struct BoxLayout {
@@ -57,7 +65,8 @@ struct BoxLayout {
         return 4 * ranks * kLargeBlocks * int64_t{kChunk} * int64_t{sizeof(float)};
     }
     int64_t flags_at() const { return small_bytes() + chunk_bytes(); }
-    int64_t bytes() const { return flags_at() + 2 * ranks * kLargeBlocks * int64_t{sizeof(uint32_t)}; }
+    int64_t lines_at() const { return flags_at() + 2 * ranks * kLargeBlocks * int64_t{sizeof(uint32_t)}; }
+    int64_t bytes() const { return lines_at() + 2 * ranks * kSumTiles * kSumRows * kSumLine; }
 };
 
 }  // namespace quern::cuda::comm

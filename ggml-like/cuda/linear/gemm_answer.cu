@@ -5,6 +5,8 @@
 //   whole     a block makes all splits of a sum: where blocks are many
 //   rounds    the same for up to 64 rows, by blocks that go from place to place: where these are many more than SMs
 //
+// Over ranks (low) quarters add up themselves (comm/tile_sums.cuh).
+//
 // NVFP4: x is lifted where it lies in shared memory, and the scale of each 16 columns meets the sum of their products.
 //
 // Traffic: weights once for each 32 rows (rounds: 64), x once a place. Bound: latency of few steps (DeltaNet in_proj, 32 rows: 20 us,
@@ -32,12 +34,26 @@ void run(Context& c, AnswerProduct product, const GemmTask& task) {
         launch_warpgroups<K, LowQuarters>(c, "gemm_answer low quarters", task);
 }
 
+template <Kind K>
+void run(Context& c, AnswerProduct product, const RankTask& task) {
+    if (product == AnswerProduct::quarters)
+        launch_warpgroups<K, OverRanks<Quarters<K>>>(c, "gemm_answer quarters of ranks", task);
+    else if constexpr (K == Kind::bf16)
+        launch_warpgroups<K, OverRanks<LowQuarters>>(c, "gemm_answer low quarters of ranks", task);
+}
+
 }  // namespace
 
 void gemm_answer(Context& c, AnswerProduct product, const Part& part, const Packed& w, const StepRows& x,
-                 const StepOutput& out) {
+                 const StepOutput& out, const comm::Peers* peers) {
     GemmTask task = part_task(w, part, x.x, x.ld, x.rows);
     task.answer = out;
+    if (peers != nullptr) {
+        const RankTask over_ranks{task, *peers};
+        part.kind == Kind::bf16 ? run<Kind::bf16>(c, product, over_ranks)
+                                : run<Kind::nvfp4>(c, product, over_ranks);
+        return;
+    }
     part.kind == Kind::bf16 ? run<Kind::bf16>(c, product, task) : run<Kind::nvfp4>(c, product, task);
 }
 

@@ -1,6 +1,7 @@
 // What a product of packed weights with many rows is given, and which part of it a block takes.
 #pragma once
 
+#include "ggml-like/cuda/comm/peers.h"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/gemm.h"
 #include "ggml-like/cuda/linear/gemm_shapes.h"
@@ -49,6 +50,11 @@ struct GemmTask {
         int64_t ldy;
     } shared;
     unsigned* counter;  // of blocks that take tile after tile: zero, and again in the end
+};
+
+/// Of answers whose sums are over ranks.
+struct RankTask : GemmTask {
+    comm::Peers peers;
 };
 
 /// What any product of one part of a matrix is given. ldx: between rows of x, in elements.

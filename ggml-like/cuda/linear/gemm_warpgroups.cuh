@@ -25,7 +25,7 @@ using namespace pack;
 /// Barriers are static shared memory: a kernel that has none was not compiled for sm_90a.
 template <Kind K, class S>
 __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlocksPerSm)
-    warpgroup_kernel(const __grid_constant__ GemmTask task, const __grid_constant__ CUtensorMap w,
+    warpgroup_kernel(const __grid_constant__ typename S::Task task, const __grid_constant__ CUtensorMap w,
                      const __grid_constant__ CUtensorMap x) {
 #if QUERN_WGMMA
     using R = StageRing<K, S>;
@@ -108,7 +108,7 @@ CUtensorMap weight_map(const GemmTask& task) {
 }
 
 template <Kind K, class S>
-void launch_warpgroups(Context& context, const char* what, GemmTask task) {
+void launch_warpgroups(Context& context, const char* what, typename S::Task task) {
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
     const int64_t blocks = task.row_blocks * token_tiles(task, S::kTokens) * S::kCluster;
     const dim3 grid(static_cast<unsigned>(S::kStays ? min(blocks, int64_t{context.sms}) : blocks));

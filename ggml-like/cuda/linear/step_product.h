@@ -35,11 +35,12 @@ struct StepOutput {
 };
 
 constexpr bool takes_step_product(AnswerProduct product) { return product >= AnswerProduct::step; }
-/// `part` of w by such a product. Throws Error(device) for more than kStepRows rows.
+/// `part` of w by such a product. peers: the sums, which a residual is added to, are over ranks (product_sums); or null. Throws
+/// Error(device) for more than kStepRows rows.
 void step_product(Context& context, AnswerProduct product, const Part& part, const Packed& w,
-                  const StepRows& x, const StepOutput& out);
+                  const StepRows& x, const StepOutput& out, const comm::Peers* peers = nullptr);
 /// The same for BF16 and NVFP4 by products of warpgroups: (low) quarters, whole or rounds.
 void gemm_answer(Context& context, AnswerProduct product, const Part& part, const Packed& w,
-                 const StepRows& x, const StepOutput& out);
+                 const StepRows& x, const StepOutput& out, const comm::Peers* peers);
 
 }  // namespace quern::cuda::linear

@@ -15,11 +15,16 @@ inline constexpr int kPromptSplits = 2;
 /// Splits of the sums of answers (few_rows.cuh): of split p pieces p, p + 16, ...; they are added in fours, then the fours.
 inline constexpr int kAnswerSplits = 16, kAnswerFours = 4;
 
+struct GemmTask;
+struct RankTask;
+
 /// Cluster: blocks that share the columns. Splits: 1, or kAnswerSplits for the sums of answers, of which a block makes all fours
 /// or, with Cluster = kAnswerFours, one. Sides: 2 for blocks that stay on their SM and go from rows of the matrix to rows, without
 /// emptying their ring in between; each half of the tokens has its own multiplying warps.
 template <int Tokens, int Chunks, int BlocksPerSm, int Cluster, int Splits, int Tiles = 8, int Sides = 1>
 struct WarpgroupShape {
+    using Task = GemmTask;
+    static constexpr bool kOverRanks = false;
     static constexpr int kTokens = Tokens;
     static constexpr int kChunks = Chunks;  // of a stage
     static constexpr int kBlocksPerSm = BlocksPerSm;
@@ -96,6 +101,12 @@ using Rounds = WarpgroupShape<64, kPieceChunks<K>, 1, 1, kAnswerSplits, 8, 2>;
 template <Kind K>
 using Quarters = WarpgroupShape<32, kPieceChunks<K>, 2, kAnswerFours, kAnswerSplits>;
 using LowQuarters = WarpgroupShape<32, kPieceChunks<Kind::bf16>, 2, kAnswerFours, kAnswerSplits, 4>;
+/// The same by blocks that add up over ranks (comm/tile_sums.cuh).
+template <class S>
+struct OverRanks : S {
+    using Task = RankTask;
+    static constexpr bool kOverRanks = true;
+};
 
 /// Whether a part's columns are whole pieces.
 template <Kind K>

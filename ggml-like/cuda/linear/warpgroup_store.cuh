@@ -3,6 +3,7 @@
 // stores the token, [rank][token][row], since a barrier after which others may read waits for the whole card (cluster.cuh).
 #pragma once
 
+#include "ggml-like/cuda/comm/tile_sums.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/linear/finish_sum.cuh"
 #include "ggml-like/cuda/linear/gemm_store.cuh"
@@ -106,13 +107,19 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     static_assert(!S::kSendsSums || 4 * S::kTiles * S::kOwnTokens <= S::kSumThreads);
     Four own{};  // of a cluster's thread, and what it adds to the sums
     Beside beside{};
+    struct Nothing {};
+    std::conditional_t<S::kOverRanks, comm::LinePart, Nothing> line{};
 
+    __device__ __forceinline__ comm::TileSums over_ranks() const {
+        return comm::TileSums(static_cast<const RankTask&>(task).peers);
+    }
     __device__ __forceinline__ void store_four(const Four& four, const Beside& beside) const {
         const StepOutput& out = task.answer;
         const float* factors = task.factor + place.row_block * S::kTiles * kTileRows + four.raw;
         float sum[4], up[4] = {};
         answer_sums(four.number, four.raw, factors, sum);
         if (out.paired) answer_sums(four.number, four.raw + 8, factors + 8, up);
+        if constexpr (S::kOverRanks) over_ranks().sum_four(line, sum);
         finish_four(out, place.first + four.token, four.row, sum, up,
                     out.scale.squares != nullptr ? scales()[four.number] : 1.0f, four.there, beside);
     }
@@ -158,6 +165,9 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
             arrive_and_expect(this->arrived, S::kCluster * kTileRows * 4 * tiles * tokens_of_rank(rank_of()));
         if (static_cast<int>(threadIdx.x) < fours()) own = four_at(threadIdx.x);
         if (own.there > 0) beside = load_beside(task.answer, place.first + own.token, own.row);
+        if constexpr (S::kOverRanks)
+            if (own.there > 0)
+                line = over_ranks().part(own.row / kTileRows, place.first + own.token, own.row % kTileRows);
         cluster_wait();
         const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, tile = this->tile_of_warp();
         if (tile >= tiles) return;

@@ -16,12 +16,13 @@ using namespace ptx;
 using namespace pack;
 using namespace linear;
 
-void down_fp4(Context& c, MixtureProduct product, const Down& a) {
-    if (product == MixtureProduct::one) return launch_down_one(c, a);
+void down_fp4(Context& c, MixtureProduct product, const Down& a, const comm::Peers* peers) {
+    if (product == MixtureProduct::one) return launch_down_one(c, a, peers);
     Down arguments = a;
     // With one row, `ready` tells which experts were chosen, and says nothing of groups.
     if (a.rows == 1) arguments.ready = nullptr;
-    product == MixtureProduct::few ? launch_down_few(c, arguments) : launch_down_stream(c, arguments);
+    product == MixtureProduct::few ? launch_down_few(c, arguments, peers)
+                                   : launch_down_stream(c, arguments, peers);
 }
 
 }  // namespace quern::cuda::moe

@@ -1,6 +1,7 @@
 // What the NVFP4 kernels of moe_down share: their tiles, the rows that they read, the end of those that add terms.
 #pragma once
 
+#include "ggml-like/cuda/comm/tile_sums.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/linear/few_rows.cuh"
 #include "ggml-like/cuda/moe/moe.h"
@@ -89,6 +90,41 @@ __device__ __forceinline__ void add_terms(const Down& a, const float* terms, int
     defer_column(a.next, n, row, sum, before.norm);
 }
 
+/// How a kernel that has all terms of its tile ends, and what it is given for that: with add_terms.
+struct AddTerms {
+    struct Parameter {};
+
+    __device__ explicit AddTerms(const Parameter&) {}
+    __device__ __forceinline__ void begin(bool, int, int) const {}
+    __device__ __forceinline__ void add(const Down& a, const float* terms, int n, int r,
+                                        const Before& before) const {
+        add_terms(a, terms, n, r, before);
+    }
+};
+/// The same of the sums over ranks.
+struct AddTermsOverRanks {
+    using Parameter = comm::Peers;
+    comm::TileSums sums;
+    comm::LinePart line;
+
+    __device__ explicit AddTermsOverRanks(const comm::Peers& peers) : sums(peers) {}
+    /// adds: this thread will, row r of the tile for row n of the step. Between wait_for_predecessor and a barrier before `add`.
+    __device__ __forceinline__ void begin(bool adds, int n, int r) {
+        if (adds) line = sums.part(blockIdx.x, n, r);
+    }
+    __device__ __forceinline__ void add(const Down& a, const float* terms, int n, int r,
+                                        const Before& before) const {
+        const int row = blockIdx.x * kTileRows + r;
+        if (row >= a.experts.rows) return;
+        float part = 0;
+#pragma unroll 9
+        for (int j = 0; j <= a.used; ++j) part += terms[j * kTileRows + r];
+        const float x = add_residual(before.residual, sums.sum(line, part));
+        a.y[n * a.ld + row] = x;
+        defer_column(a.next, n, row, x, before.norm);
+    }
+};
+
 /// Waits until groups, ids and weights are complete: for the flag, or, without one, for the predecessor.
 __device__ __forceinline__ void wait_for_choice(const Down& a) {
     if (a.ready == nullptr) return wait_for_predecessor();
@@ -96,9 +132,9 @@ __device__ __forceinline__ void wait_for_choice(const Down& a) {
     __syncthreads();
 }
 
-/// The launches.
-void launch_down_one(Context& c, const Down& a);
-void launch_down_few(Context& c, const Down& a);
-void launch_down_stream(Context& c, const Down& a);
+/// The launches. peers: the sums are over ranks; or null.
+void launch_down_one(Context& c, const Down& a, const comm::Peers* peers);
+void launch_down_few(Context& c, const Down& a, const comm::Peers* peers);
+void launch_down_stream(Context& c, const Down& a, const comm::Peers* peers);
 
 }  // namespace quern::cuda::moe

@@ -6,7 +6,7 @@
 //     warp                                      0         1          2          3       ...    then warp + 16, ...
 //
 //   A warp makes whole sums of its groups' rows, split after split. Terms meet in shared memory, where a thread an
-//   output adds them in order and does the next norm's part.
+//   output adds them in order, of ranks also these sums (comm/tile_sums.cuh), and does the next norm's part.
 //
 // Shared memory: a ring of pieces a warp, rows of routed and shared_in, terms.
 //
@@ -80,8 +80,8 @@ __device__ __forceinline__ void sum_group(Ring& ring, const ColumnSplits& splits
 }
 
 /// kEach: chunks of every split if pieces go through WholePieceRing, else 0.
-template <int kEach>
-__global__ void __launch_bounds__(kThreads, 1) down_fp4_few(Down a, DownShape s) {
+template <int kEach, class End>
+__device__ __forceinline__ void add_groups(const Down& a, const DownShape& s, End end) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint64_t barriers[kWarps][kMaxPieces];
     __shared__ ExpertGroups list;
@@ -112,6 +112,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_fp4_few(Down a, DownShape s)
     if (n < a.rows) before.load(a, n, r);
     wait_for_predecessor();
     allow_successor();
+    end.begin(n < a.rows, n, r);
     load_rows<4>(a, 0, rows, routed_bytes, shared_rows, shared_bytes);
 #pragma unroll 1
     for (int i = 1; i < s.depth; ++i) pieces.next(ring);
@@ -152,17 +153,32 @@ __global__ void __launch_bounds__(kThreads, 1) down_fp4_few(Down a, DownShape s)
         }
     }
     __syncthreads();
-    if (n < a.rows) add_terms(a, terms + n * (a.used + 1) * kTileRows, n, r, before);
+    if (n < a.rows) end.add(a, terms + n * (a.used + 1) * kTileRows, n, r, before);
+}
+
+template <int kEach>
+__global__ void __launch_bounds__(kThreads, 1) down_fp4_few(Down a, DownShape s) {
+    add_groups<kEach>(a, s, AddTerms({}));
+}
+
+template <int kEach>
+__global__ void __launch_bounds__(kThreads, 1)
+    down_fp4_few_of_ranks(Down a, DownShape s, const __grid_constant__ comm::Peers peers) {
+    add_groups<kEach>(a, s, AddTermsOverRanks(peers));
 }
 
 static_assert(kThreads >= kTileRows * kFewStepRows, "a thread an output of down_fp4_few");
 
 }  // namespace
 
-void launch_down_few(Context& c, const Down& a) {
+void launch_down_few(Context& c, const Down& a, const comm::Peers* peers) {
     const DownLaunch l = down_few_launch(c, a.rows, a.used, a.experts.chunks, a.shared_chunks);
     const auto kernel = l.whole ? down_fp4_few<kDownEach> : down_fp4_few<0>;
-    launch(c, "moe_down few", kernel, a.experts.tiles, kThreads, l.bytes, a, l.shape);
+    const auto of_ranks = l.whole ? down_fp4_few_of_ranks<kDownEach> : down_fp4_few_of_ranks<0>;
+    if (peers == nullptr)
+        launch(c, "moe_down few", kernel, a.experts.tiles, kThreads, l.bytes, a, l.shape);
+    else
+        launch(c, "moe_down few of ranks", of_ranks, a.experts.tiles, kThreads, l.bytes, a, l.shape, *peers);
 }
 
 }  // namespace quern::cuda::moe

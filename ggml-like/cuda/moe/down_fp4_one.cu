@@ -6,8 +6,8 @@
 //     split       0  1  2 ..     0  1  2 ..               0  1  2 ..
 //     unit        0  1  2 ..     n n+1 ..                                  warp w has units w, w + 16, ...
 //
-//   then thread = row r of a term: adds its splits in order; then 16 threads add the terms in order, and do the next
-//   norm's part
+//   then thread = row r of a term: adds its splits in order; then 16 threads add the terms in order, of ranks also these sums
+//   (comm/tile_sums.cuh), and do the next norm's part
 //
 // Shared memory: a place for every unit's weights (no ring: all are under way at once, and before the kernel waits for
 // gate and up, because ids and weights come while that runs: Choice::ready); x of all terms; the units' sums.
@@ -28,7 +28,10 @@ using namespace linear;
 namespace {
 
 /// kDownEach chunks a split; a warp's units are all of the same split.
-__global__ void __launch_bounds__(kThreads, 1) down_fp4_one(Down a, DownShape s) {
+template <class End>
+__global__ void __launch_bounds__(kThreads, 1)
+    down_fp4_one(Down a, DownShape s, const __grid_constant__ typename End::Parameter given) {
+    End end(given);
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ float terms[kMaxTerms * kTileRows];
     __shared__ Chosen chosen[kMaxTerms];
@@ -70,6 +73,7 @@ __global__ void __launch_bounds__(kThreads, 1) down_fp4_one(Down a, DownShape s)
     const int x_step = quotient(kWarps, s.routed.count) * row_bytes;
     wait_for_predecessor();
     allow_successor();
+    end.begin(last == 0, 0, r);
     own_block.copy();
     load_rows<1>(a, kThreads, rows, row_bytes, rows + a.used * row_bytes, 0);
     wait_copies<0>();
@@ -93,16 +97,21 @@ __global__ void __launch_bounds__(kThreads, 1) down_fp4_one(Down a, DownShape s)
             factor * add_in_order(last < a.used ? s.routed.count : s.shared.count, from, kTileRows);
     }
     __syncthreads();
-    if (last == 0) add_terms(a, terms, 0, r, before);
+    if (last == 0) end.add(a, terms, 0, r, before);
 }
 
 static_assert(kThreads >= kTileRows * 32, "a thread a row of a term of down_fp4_one");
 
 }  // namespace
 
-void launch_down_one(Context& c, const Down& a) {
+void launch_down_one(Context& c, const Down& a, const comm::Peers* peers) {
     const DownLaunch l = down_one_launch(c, a.used, a.experts.chunks, a.shared_chunks);
-    launch(c, "moe_down one", down_fp4_one, a.experts.tiles, kThreads, l.bytes, a, l.shape);
+    if (peers == nullptr)
+        launch(c, "moe_down one", down_fp4_one<AddTerms>, a.experts.tiles, kThreads, l.bytes, a, l.shape,
+               AddTerms::Parameter{});
+    else
+        launch(c, "moe_down one of ranks", down_fp4_one<AddTermsOverRanks>, a.experts.tiles, kThreads,
+               l.bytes, a, l.shape, *peers);
 }
 
 }  // namespace quern::cuda::moe

@@ -3,9 +3,10 @@
 // stream writes terms in BF16, summed as gemm.h does; ops/moe_down.cu adds these.
 //
 //   down_fp4_terms   fp4_stream.cuh has tiles and shared memory; weights first, rows after the wait for gate and up
-//   down_fp4_sum     a thread 4 columns of one row; no shared memory
+//   down_fp4_sum     a thread 4 columns of one row; no shared memory. Of ranks: the blocks of comm/packets.cuh, which add up over them
 //
 // Measured with 64 rows: the terms 44 us for 133 MB (ncu), the op 51.7 us with launch gaps (H200, 2026-11).
+#include "ggml-like/cuda/comm/packets.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/moe/down_fp4.cuh"
@@ -76,22 +77,60 @@ __global__ void __launch_bounds__(kThreads, 1) down_fp4_terms(Down a, Stream s) 
 
 constexpr int kSumThreads = 256;
 
+/// sum += the terms of four columns of row n, from `column` on.
+__device__ __forceinline__ void add_four_terms(const Down& a, int n, int column, float4& sum) {
+    const int columns = a.experts.rows;
+    const float* terms =
+        static_cast<const float*>(a.terms) + static_cast<int64_t>(n) * (a.used + 1) * columns + column;
+#pragma unroll 9
+    for (int j = 0; j <= a.used; ++j) {
+        const float4 v = __ldcg(reinterpret_cast<const float4*>(terms + static_cast<int64_t>(j) * columns));
+        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
+}
+
 /// A thread 4 columns of a row: y, h and squares.
 __global__ void __launch_bounds__(kSumThreads) down_fp4_sum(Down a) {
     const int n = blockIdx.x, columns = a.experts.rows, column = (blockIdx.y * kSumThreads + threadIdx.x) * 4;
     wait_for_predecessor();
     allow_successor();
     if (column >= columns) return;
-    const float* terms =
-        static_cast<const float*>(a.terms) + static_cast<int64_t>(n) * (a.used + 1) * columns + column;
     float4 sum = __ldcg(reinterpret_cast<const float4*>(a.residual + n * a.ld + column));
-#pragma unroll 9
-    for (int j = 0; j <= a.used; ++j) {
-        const float4 v = __ldcg(reinterpret_cast<const float4*>(terms + static_cast<int64_t>(j) * columns));
-        sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
-    }
+    add_four_terms(a, n, column, sum);
     *reinterpret_cast<float4*>(a.y + n * a.ld + column) = sum;
     defer_four(a.next, n, column, sum, *reinterpret_cast<const float4*>(a.next.norm + column));
+}
+
+/// The same of the sums over ranks; y is contiguous.
+__global__ void __launch_bounds__(comm::kSmallThreads)
+    down_fp4_sum_of_ranks(Down a, const __grid_constant__ comm::Peers peers) {
+    constexpr int kEach = (2 * comm::kSmallPairs + 4 * comm::Packets::kStep - 1) / (4 * comm::Packets::kStep);
+    const int columns = a.experts.rows, fours = a.rows * columns / 4;
+    allow_successor();
+    wait_for_predecessor();
+    comm::Packets packets(peers);
+    float4 part[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+        const int i = static_cast<int>(comm::Packets::first() + j * comm::Packets::kStep);
+        if (i >= fours) break;
+        part[j] = make_float4(0, 0, 0, 0);
+        add_four_terms(a, 4 * i / columns, 4 * i % columns, part[j]);
+        packets.send(i, part[j]);
+    }
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+        const int i = static_cast<int>(comm::Packets::first() + j * comm::Packets::kStep);
+        if (i >= fours) break;
+        const float4 before = __ldcg(reinterpret_cast<const float4*>(a.residual) + i);
+        const float4 sum = packets.sum(i, part[j]);
+        const float4 x = make_float4(add_residual(before.x, sum.x), add_residual(before.y, sum.y),
+                                     add_residual(before.z, sum.z), add_residual(before.w, sum.w));
+        reinterpret_cast<float4*>(a.y)[i] = x;
+        const int n = 4 * i / columns, column = 4 * i % columns;
+        defer_four(a.next, n, column, x, *reinterpret_cast<const float4*>(a.next.norm + column));
+    }
+    packets.end();
 }
 
 template <bool kPrompt>
@@ -108,8 +147,12 @@ void make_terms(Context& c, const Down& a) {
 
 }  // namespace
 
-void launch_down_stream(Context& c, const Down& a) {
+void launch_down_stream(Context& c, const Down& a, const comm::Peers* peers) {
     make_terms<false>(c, a);
+    if (peers != nullptr)
+        return launch(c, "add terms of ranks", down_fp4_sum_of_ranks,
+                      comm::packet_blocks(int64_t{a.rows} * a.experts.rows), comm::kSmallThreads, 0, a,
+                      *peers);
     const dim3 grid(a.rows, (a.experts.rows + 4 * kSumThreads - 1) / (4 * kSumThreads));
     launch(c, "add terms", down_fp4_sum, grid, kSumThreads, 0, a);
 }

@@ -104,8 +104,9 @@ void gate_up_fp4(Context& context, MixtureProduct product, const GateUp& a);
 /// A prompt step of up to kMaxFp4Rows rows, with the sums of gemm.h.
 void gate_up_fp4_prompt(Context& context, const GateUp& a);
 
-/// NVFP4, an answer step, by `product`: one, few or stream. y, h and squares.
-void down_fp4(Context& context, MixtureProduct product, const Down& a);
+/// NVFP4, an answer step, by `product`: one, few or stream. y, h and squares. peers: the sum of the terms is over ranks (down_sums);
+/// or null.
+void down_fp4(Context& context, MixtureProduct product, const Down& a, const comm::Peers* peers);
 /// Terms of a prompt step, with the bits of gemm_down and gemm.
 void down_fp4_prompt_terms(Context& context, const Down& a);
 

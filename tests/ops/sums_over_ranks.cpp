@@ -1,0 +1,239 @@
+// linear_add and moe_down that add up over ranks, against the same products whose parts all_reduce_add adds up: the same bits,
+// on every rank, for every number of rows.
+#include <array>
+#include <chrono>
+
+#include "ggml-like/backend_group.h"
+#include "ggml-like/cuda_backend.h"
+#include "ggml-like/error.h"
+#include "ggml-like/ops/all_reduce_add.h"
+#include "ggml-like/ops/linear_add.h"
+#include "ops/matrix.h"
+#include "ops/moe_layer.h"
+
+using namespace quern;
+using namespace quern::test;
+
+namespace {
+
+/// A rank's backend as the tests' helpers take one.
+class RankDevice {
+  public:
+    RankDevice(Backend& group, int rank) {
+        Backend& own = group.of_rank(rank);
+        const DType activation = own.activation_dtype();
+        device_ = {std::unique_ptr<Backend>(&own), activation, activation == DType::F32 ? 0 : 1e-2};
+    }
+    ~RankDevice() { (void)device_.backend.release(); }
+    RankDevice(const RankDevice&) = delete;
+    const Device& operator*() const { return device_; }
+
+  private:
+    Device device_;
+};
+
+/// x', h, squares and logits, by both ways.
+using BothWays = std::array<std::vector<std::vector<double>>, 2>;
+
+std::vector<Tensor*> outputs_of(const Residual& r) {
+    std::vector<Tensor*> all = {r.x, r.h, r.squares};
+    if (r.logits != nullptr) all.push_back(r.logits);
+    return all;
+}
+
+/// Runs a graph that has both ways in it, three times: both places of a mailbox, one of them again.
+template <typename Fill>
+BothWays run_both(Backend& backend, Graph g, const std::array<Residual, 2>& ways, const Fill& fill) {
+    for (const Residual& way : ways)
+        for (Tensor* t : outputs_of(way)) g.output(t);
+    backend.weights_complete();
+    Plan plan(std::move(g), backend);
+    BothWays found;
+    for (int turn = 0; turn < 3; ++turn) {
+        fill(plan);
+        plan.run();
+        for (size_t w = 0; w < 2; ++w) {
+            found[w].clear();
+            for (const Tensor* t : outputs_of(ways[w])) found[w].push_back(download(backend, *t));
+        }
+        if (turn < 2) CHECK(found[0] == found[1]);
+    }
+    return found;
+}
+
+struct LinearRanks {
+    Form form;
+    int64_t rows, width, columns, experts;
+
+    BothWays run(const Device& device, int rank) const {
+        const auto own = static_cast<unsigned>(rank);
+        WeightStore store(10 + own), router_store(3);
+        const Weight w = placed(device, random_matrix(store, {form}, {width}, columns).weight);
+        std::optional<Router> router;
+        if (experts > 0) router.emplace(device, router_store, experts, width);
+        const Weight* logits = router ? &router->weight : nullptr;
+        const Norm norm(device, 4, width);
+        Graph g;
+        Tensor *x = g.input("x", device.activation, {rows, columns}),
+               *residual = g.input("residual", DType::F32, {rows, width}),
+               *zeros = g.zeros("zeros", DType::F32, {rows, width});
+        const NextNorm next = norm.next(g, device, StepKind::answer);
+        const Residual whole = linear_add(g, "whole", x, w, residual, next, logits, zeros),
+                       part = linear_add(g, "part", x, w, zeros, next),
+                       sum = all_reduce_add(g, "sum", part.x, residual, next, logits);
+        return run_both(*device.backend, std::move(g), {whole, sum}, [&](Plan& p) {
+            set_input(p, x, device.rounded(Random(20 + own).normals(rows * columns)));
+            set_input(p, residual, Random(5).normals(rows * width));
+        });
+    }
+};
+
+struct MixtureRanks {
+    moe::Shape shape;
+    int64_t rows;
+
+    BothWays run(const Device& device, int rank) const {
+        const auto own = static_cast<unsigned>(rank);
+        const moe::Layer layer(device, shape, 30 + own);
+        const Norm norm(device, 4, shape.model);
+        const std::vector<float> ones(static_cast<size_t>(shape.model), 1.0f);
+        const NormedInput in(device, StepKind::answer, Random(6).normals(rows * shape.model), ones);
+        Graph g;
+        Residual normed = in.declare(g, device.activation);
+        normed.logits = moe::declare_logits(g, device, StepKind::answer, rows, shape.experts);
+        Tensor *residual = g.input("residual", DType::F32, {rows, shape.model}),
+               *zeros = g.zeros("zeros", DType::F32, {rows, shape.model});
+        const NextNorm next = norm.next(g, device, StepKind::answer);
+        const auto up = moe_gate_up(g, "up", normed, layer.gate_up, layer.shared_gate_up,
+                                    static_cast<int>(shape.used), kEps, StepKind::answer);
+        const Residual whole = moe_down(g, "whole", up, residual, layer.down, layer.shared_down, next, zeros),
+                       part = moe_down(g, "part", up, zeros, layer.down, layer.shared_down, next),
+                       sum = all_reduce_add(g, "sum", part.x, residual, next);
+        return run_both(*device.backend, std::move(g), {whole, sum}, [&](Plan& p) {
+            in.fill(p, normed);
+            moe::set_logits(p, normed.logits, moe::make_logits(7, rows, shape.experts), shape.experts);
+            set_input(p, residual, Random(5).normals(rows * shape.model));
+        });
+    }
+};
+
+template <typename Case>
+void check_ranks(Backend& group, const Case& c) {
+    std::vector<BothWays> found(static_cast<size_t>(group.ranks()));
+    group.on_ranks([&](int rank) {
+        const RankDevice device(group, rank);
+        found[static_cast<size_t>(rank)] = c.run(*device, rank);
+    });
+    for (size_t r = 0; r < found.size(); ++r) {
+        CAPTURE(r);
+        CHECK(found[r][0] == found[r][1]);
+        CHECK(found[r][0] == found[0][0]);
+    }
+}
+
+void linear_ranks(Backend& group, const std::vector<std::array<int64_t, 3>>& shapes) {
+    for (const Form form : {Form::bf16, Form::nvfp4, Form::f8_row})
+        for (const auto& [width, columns, experts] : shapes)
+            for (const int64_t rows : {1, 2, 8, 1, 9, 20, 64}) {
+                CAPTURE(shape_name({form}, {width}, columns));
+                CAPTURE(rows);
+                check_ranks(group, LinearRanks{form, rows, width, columns, experts});
+            }
+}
+
+void mixture_ranks(Backend& group, const std::vector<moe::Shape>& shapes) {
+    for (const moe::Shape& shape : shapes)
+        for (const int64_t rows : {1, 2, 8, 1, 9, 20, 64}) {
+            CAPTURE(shape.name());
+            CAPTURE(rows);
+            check_ranks(group, MixtureRanks{shape, rows});
+        }
+}
+
+/// Microseconds of a product [2,048, 2,048] of one row, of many one after another, over ranks or not.
+double chain_time(Backend& group, bool over_ranks) {
+    constexpr int kProducts = 100, kSteps = 20;
+    constexpr int64_t kWidth = 2048;
+    std::vector<double> found(static_cast<size_t>(group.ranks()));
+    group.on_ranks([&](int rank) {
+        const RankDevice device(group, rank);
+        Backend& backend = *(*device).backend;
+        WeightStore store(1);
+        const Weight w = placed(*device, random_matrix(store, {Form::nvfp4}, {kWidth}, kWidth).weight);
+        const Norm norm(*device, 4, kWidth, 1e-3f);
+        Graph g;
+        Tensor *first = g.input("x", (*device).activation, {1, kWidth}),
+               *residual = g.input("residual", DType::F32, {1, kWidth}),
+               *zeros = over_ranks ? g.zeros("zeros", DType::F32, {1, kWidth}) : nullptr;
+        const NextNorm next = norm.next(g, *device, StepKind::answer);
+        Residual x{.x = residual, .h = first};
+        for (int i = 0; i < kProducts; ++i)
+            x = linear_add(g, fmt::format("y{}", i), x.h, w, x.x, next, nullptr, zeros);
+        g.output(x.x);
+        backend.weights_complete();
+        Plan plan(std::move(g), backend);
+        const std::vector<float> ones(static_cast<size_t>(kWidth), 1.0f);
+        double least = 1e9;
+        for (int i = 0; i < kSteps; ++i) {
+            set_input(plan, first, ones);
+            set_input(plan, residual, ones);
+            const auto begun = std::chrono::steady_clock::now();
+            plan.run();
+            backend.synchronize();
+            const std::chrono::duration<double, std::micro> time = std::chrono::steady_clock::now() - begun;
+            least = std::min(least, time.count());
+        }
+        found[static_cast<size_t>(rank)] = least / kProducts;
+    });
+    return *std::max_element(found.begin(), found.end());
+}
+
+}  // namespace
+
+TEST_SUITE("cpu") {
+    TEST_CASE("sums over ranks: products have the bits of a product and all_reduce_add") {
+        for (const int ranks : {2, 3}) {
+            const auto group = make_cpu_backends(2, ranks);
+            linear_ranks(*group, {{64, 48, 7}, {80, 128, 0}});
+            mixture_ranks(*group, {{64, 32, 32, 8, 2, Form::nvfp4, Form::nvfp4},
+                                   {48, 16, 32, 5, 3, Form::bf16, Form::f8_row}});
+        }
+    }
+
+    TEST_CASE("sums over ranks: zeros that do not fit, or of prompts, are refused") {
+        WeightStore store(1);
+        const Matrix m = random_matrix(store, {Form::bf16}, {16}, 32);
+        for (const StepKind kind : kKinds) {
+            Graph g;
+            const NextNorm next{g.input("norm", DType::F32, {16}), DType::F32, kind};
+            Tensor *x = g.input("x", DType::F32, {2, 32}), *residual = g.input("r", DType::F32, {2, 16});
+            CHECK_THROWS_AS(linear_add(g, "y", x, m.weight, residual, next, nullptr,
+                                       g.zeros("zeros", DType::F32, {kind == StepKind::answer ? 3 : 2, 16})),
+                            Error);
+        }
+    }
+}
+
+TEST_SUITE("gpus") {
+    TEST_CASE("sums over ranks on two GPUs: products have the bits of a product and all_reduce_add") {
+        for (const bool peer_access : {true, false}) {
+            const auto group = make_cuda_backends({0, 1}, {.peer_access = peer_access});
+            CAPTURE(peer_access);
+            linear_ranks(*group, {{2048, 512, 256}, {64, 64, 7}});
+            mixture_ranks(*group, {{512, 128, 128, 16, 4, Form::nvfp4, Form::nvfp4}});
+            if (!peer_access) continue;
+            linear_ranks(*group, {{512, 2048, 256}, {5120, 192, 0}});
+            mixture_ranks(*group, {{512, 256, 256, 16, 8, Form::nvfp4, Form::nvfp4},
+                                   {128, 64, 192, 8, 2, Form::nvfp4, Form::nvfp4},
+                                   {256, 64, 64, 8, 2, Form::bf16, Form::f8_row}});
+        }
+    }
+
+    TEST_CASE("sums over ranks on two GPUs: 8 KB take 3 us at most where a product ends with them") {
+        const auto group = make_cuda_backends({0, 1});
+        const double with = chain_time(*group, true), without = chain_time(*group, false);
+        MESSAGE(fmt::format("a product {:.2f} us, with a sum over ranks {:.2f} us: {:.2f} us more", without,
+                            with, with - without));
+        CHECK(with - without <= 3);
+    }
+}
