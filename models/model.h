@@ -181,8 +181,8 @@ struct OpenOptions {
     /// Bytes that a smaller head for drafting may take, if there is an MTP layer or drafter and the model's head is larger (draft_head.h);
     /// 0: drafts come from the model's own head.
     int64_t draft_head_bytes = kDraftHeadBytes;
-    /// Of several ranks: the part that this model is. Error(usage) if they cannot share it, or with `dense`. An MTP layer
-    /// or drafter is on rank 0, whole.
+    /// Of several ranks: the part that this model is. Error(usage) if they cannot share it. An MTP layer or drafter is on
+    /// rank 0, whole.
     Shard shard;
     /// A DFlash drafter: its checkpoint as of open_model or, for random weights, the name of a shape; empty: none.
     std::string draft_model;

@@ -169,10 +169,6 @@ class Qwen36Moe final : public Model {
 
     LayerRange own_layers() const override { return config_.own_layers(); }
     void keep_layers(const LayerRange& range) override {
-        if (info_.dense != DenseFormat::as_stored)
-            FAIL(usage, "--dense does not run with --split-mode layer yet; leave one of them out");
-        if (info_.vision && info_.vision->format != DenseFormat::as_stored)
-            FAIL(usage, "--vision fp8 does not run with --split-mode layer yet; choose --vision on");
         if (weights_.mtp || drafter_)
             FAIL(usage,
                  "drafts by MTP or DFlash do not run with --split-mode layer yet; choose --spec lookup or "
@@ -181,6 +177,7 @@ class Qwen36Moe final : public Model {
             FAIL(usage, "--split-mode layer does not run with -tp yet; leave one of them out");
         config_.part = range;
         list_.uses = list_weights(config_, weights_);
+        list_.drop_unused();
         if (!config_.is_first()) info_.vision.reset();
     }
     const ModelInfo& info() const override { return info_; }
@@ -264,26 +261,22 @@ class Qwen36Moe final : public Model {
     void keep_shard(const OpenOptions& options) {
         whole_ = config_;
         if (options.shard.whole()) return;
-        if (options.dense != DenseFormat::as_stored)
-            FAIL(usage, "--dense does not run with --tensor-parallel-size yet; leave one of them out");
+        list_.begin_parts();
         const bool tied = weights_.tied_head, drafts = (weights_.mtp || drafter_) && options.shard.rank == 0;
-        if (drafts && !weights_.draft_head) weights_.whole_head = weights_.head;
+        if (drafts && !weights_.draft_head)
+            list_.change_copy(weights_.whole_head.emplace(weights_.head), weights_.head);
         config_ = shard_qwen3_6_moe(whole_, options.shard);
         shard_qwen3_6_moe(weights_, whole_, options.shard, floats_);
         list_.uses = list_weights(config_, weights_);
-        if (!drafts) {
-            drafter_.reset();
-            list_.copies.clear();
-            return;
-        }
+        if (!drafts) drafter_.reset();
         if (drafter_) drafter_->list(list_.uses, static_cast<int>(config_.layers));
-        if (weights_.draft_head)
-            list_draft_head();
-        else
+        if (drafts && weights_.draft_head) list_draft_head();
+        if (weights_.whole_head)
             list_.uses.push_back({.group = "draft head",
                                   .matrix = &*weights_.whole_head,
                                   .draft = true,
                                   .tied = tied ? &weights_.embedding : nullptr});
+        list_.plan_parts();
     }
 
     void list_draft_head() {
