@@ -202,8 +202,8 @@ DenseCost measure_kv_or_refuse(Model& model, Backend& backend, const EngineOptio
 
 }  // namespace
 
-LoadedModel load_and_start(const LoadOptions& given) {
-    const LoadOptions o = for_split(given);
+LoadedModel load_and_start(const LoadOptions& o) {
+    require_one_split(o.devices);
     return load_and_start(o, make_backend(o.gpu, o.threads, o.devices));
 }
 
