@@ -71,8 +71,8 @@ void ModelWeights::plan_parts() {
 }
 
 void ModelWeights::change_copy(Weight& copy, const Weight& of) {
-    const auto same = std::find_if(changes.begin(), changes.end(),
-                                   [&](const DenseChange& c) { return c.weight == &of; });
+    const auto same =
+        std::find_if(changes.begin(), changes.end(), [&](const DenseChange& c) { return c.weight == &of; });
     if (same == changes.end()) return;
     DenseChange c = *same;
     c.weight = &copy;

@@ -71,9 +71,7 @@ class Builder {
     }
 
     /// Where tokens of prompts, and images, are embedded: for the model, or for its MTP layer.
-    bool embeds_prompts() const {
-        return c_.is_first() || (c_.is_last() && shape_.pass == Pass::hidden);
-    }
+    bool embeds_prompts() const { return c_.is_first() || (c_.is_last() && shape_.pass == Pass::hidden); }
 
     /// The rows as they come to a layer: the first one's are embedded here.
     Residual begin(int layer) {

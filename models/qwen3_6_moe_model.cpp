@@ -110,10 +110,8 @@ std::vector<WeightUse> list_weights(const Qwen36MoeConfig& config, Qwen36MoeWeig
     }
     if (w.mtp) list_mtp(uses, config, *w.mtp);
     if (embeds)
-        uses.push_back({.group = "embedding",
-                        .matrix = &w.embedding,
-                        .picked = 1,
-                        .draft = !config.is_first()});
+        uses.push_back(
+            {.group = "embedding", .matrix = &w.embedding, .picked = 1, .draft = !config.is_first()});
     if (config.is_last())
         uses.push_back({.group = "head",
                         .matrix = &w.head,

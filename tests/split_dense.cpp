@@ -3,6 +3,7 @@
 
 #include "ggml-like/cuda_backend.h"
 #include "ggml-like/error.h"
+#include "models/shard.h"
 #include "rank_models.h"
 #include "stage_models.h"
 #include "tools/common/loading.h"
@@ -11,7 +12,7 @@
 namespace quern {
 namespace {
 
-using test::Outcome, test::random_ids;
+using test::Outcome, test::random_ids, test::run, test::run_together;
 using Shares = std::vector<double>;
 
 constexpr DenseFormat kFormats[] = {DenseFormat::fp8, DenseFormat::nvfp4};
@@ -25,8 +26,7 @@ struct Bits {
 
 Bits bits_of(const std::string& checkpoint, DenseFormat format, const Shares& shares,
              std::unique_ptr<Backend> backend) {
-    const auto model =
-        load_model(checkpoint, *backend, {.tokenizer = false, .dense = format}, {}, shares);
+    const auto model = load_model(checkpoint, *backend, {.tokenizer = false, .dense = format}, {}, shares);
     CHECK(changes_later(*model));
     const EngineOptions options{.context = 256, .sequences = 3, .step_tokens = 64};
     const auto prompt = random_ids(*model, 90, 5);
@@ -78,11 +78,10 @@ TEST_SUITE("cpu") {
             const char* checkpoint;
             std::vector<Shares> splits;
         };
-        for (const auto& [checkpoint, splits] :
-             std::vector<Case>{{"base/ct", {{1, 1}}},
-                               {"deep/bf16", {{3, 2}, {5, 2, 1}}},
-                               {"tied_text/bf16", {{1, 1}, {1, 1, 2}}},
-                               {"dense/bf16", {{1, 1}}}}) {
+        for (const auto& [checkpoint, splits] : std::vector<Case>{{"base/ct", {{1, 1}}},
+                                                                  {"deep/bf16", {{3, 2}, {5, 2, 1}}},
+                                                                  {"tied_text/bf16", {{1, 1}, {1, 1, 2}}},
+                                                                  {"dense/bf16", {{1, 1}}}}) {
             const std::string name = test::parity(checkpoint);
             CAPTURE(name);
             for (const DenseFormat format : kFormats)
@@ -111,7 +110,8 @@ TEST_SUITE("cpu") {
                     CHECK(several.alone.tokens == one.alone.tokens);
                     CHECK(difference(several.alone.logits, one.alone.logits) < 1e-6);
                     CHECK(difference(one.alone.logits, one.stored.logits) > 1e-3);
-                    const Bits device = bits_of(checkpoint, format, {}, std::move(test::DeviceRanks(ranks).group));
+                    const Bits device =
+                        bits_of(checkpoint, format, {}, std::move(test::DeviceRanks(ranks).group));
                     CHECK(device.alone == several.alone);
                 }
             }
@@ -146,8 +146,7 @@ TEST_SUITE("cpu") {
         test::DeviceRanks ranks(2);
         const auto model = open_for(*ranks.group, {}, {.tokenizer = false, .dense = DenseFormat::fp8},
                                     [&](const OpenOptions& o) { return open_model(checkpoint, o); });
-        const int64_t planned =
-            make_memory_plan(*model, *ranks.group, {.context = 64}, false).weight_bytes();
+        const int64_t planned = make_memory_plan(*model, *ranks.group, {.context = 64}, false).weight_bytes();
         const int64_t extra = extra_bytes_as_stored(*model, *ranks.group);
         CHECK(extra > 0);
         place_weights(*model, *ranks.group);
@@ -174,13 +173,25 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("split dense: what a rank cannot have in whole blocks is refused") {
-        const auto open = [](int ranks) {
-            OpenOptions options{.tokenizer = false, .dense = DenseFormat::nvfp4};
-            options.shard = {.rank = 0, .of = ranks};
-            return error_of([&] { open_model(test::parity("dense/bf16"), options); });
-        };
-        CHECK(open(2).find("which are no whole blocks of 16; choose --dense fp8, or fewer ranks") !=
-              std::string::npos);
+        const std::vector<uint16_t> values(4 * 48, 0x3f80);
+        for (const DenseFormat format : kFormats) {
+            WeightSegment s;
+            s.name = "w", s.rows = 4, s.cols = 48, s.data = values.data();
+            Weight w("L0.attn.out_proj", {s});
+            ModelWeights list;
+            list.uses.push_back({.group = "attention", .matrix = &w, .projection = true});
+            list.plan_dense(format);
+            list.begin_parts();
+            w = take_shard(w, {.rank = 1, .of = 2, .axis = ShardAxis::columns});
+            const std::string error = error_of([&] { list.plan_parts(); });
+            if (format == DenseFormat::fp8)
+                CHECK(error == "");
+            else
+                CHECK(
+                    error ==
+                    "--dense nvfp4: of L0.attn.out_proj each rank has 24 columns, which are no whole blocks "
+                    "of 16; choose --dense fp8, or fewer ranks");
+        }
     }
 
     TEST_CASE("split dense: the cost is that of one device" * doctest::test_suite("slow")) {

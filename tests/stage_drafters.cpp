@@ -119,9 +119,7 @@ void check(const Setting& s, const std::vector<Shares>& splits) {
     CAPTURE(s.draft_head_bytes);
     for (const bool device : {false, true}) {
         CAPTURE(device);
-        const auto on = [&](size_t count) {
-            return test::SplitModel::on(static_cast<int>(count), device);
-        };
+        const auto on = [&](size_t count) { return test::SplitModel::on(static_cast<int>(count), device); };
         const std::vector<Drafted> one = answers(s, {1}, on(1));
         int64_t kept = 0;
         for (const Drafted& d : one) {

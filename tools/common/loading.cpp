@@ -158,8 +158,7 @@ void require_fit_as_stored(const Model& model, const Backend& backend) {
     const MemoryPlan all = make_memory_plan(model, backend, dense_cost_options(model), false);
     for (int s = 0; s < model.stages(); ++s) {
         MemoryPlan plan = all.of_stage(s);
-        plan.weights.push_back(
-            {"as stored", extra_bytes_as_stored(model.of_stage(s), backend.of_stage(s))});
+        plan.weights.push_back({"as stored", extra_bytes_as_stored(model.of_stage(s), backend.of_stage(s))});
         if (plan.needed() > plan.device.free_bytes)
             FAIL(memory,
                  "not enough memory for --dense or --vision: the model is first loaded as it is stored, "

@@ -27,8 +27,7 @@ constexpr size_t kPart = 1 << 18;
 size_t parts_of(size_t values) { return (values + kPart - 1) / kPart; }
 
 bool writes_residual(const Node& node) {
-    return node.op == &kEmbed || node.op == &kAllReduceAdd || node.op == &kLinearAdd ||
-           node.op == &kMoeDown;
+    return node.op == &kEmbed || node.op == &kAllReduceAdd || node.op == &kLinearAdd || node.op == &kMoeDown;
 }
 
 /// Whether it leaves one rank's part of a sum, which is no activation.
@@ -161,8 +160,7 @@ class TracedStep {
         for (int stage = 1; stage < backend_.stages(); ++stage) {
             BuiltGraph built = build(model_.of_stage(stage), state);
             step_.logits = built.logits;
-            step_.later.push_back(
-                {built.arriving, built.leaving, plan_of(built, backend_.of_stage(stage))});
+            step_.later.push_back({built.arriving, built.leaving, plan_of(built, backend_.of_stage(stage))});
         }
     }
     void make_ranks(const StateViews& state) {
