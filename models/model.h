@@ -207,8 +207,8 @@ class Model {
     virtual const Model& of_stage(int) const { return *this; }
     /// The layers that are placed and built.
     virtual LayerRange own_layers() const { return {0, static_cast<int>(info().layers)}; }
-    /// Leaves these layers, with the first the embedding and the tower, with the last one the head and what drafts: an MTP layer
-    /// or drafter, with an embedding of its own; info() stays the whole model's. For an opened model that is not placed yet. Throws Error(usage) for what does not run so.
+    /// Leaves these layers, with the first the embedding and the tower, with the last one the head and what drafts, with an
+    /// embedding of its own; info() stays the whole model's. For a model that is not placed yet. Throws Error(usage).
     virtual void keep_layers(const LayerRange& range);
     virtual const ModelInfo& info() const = 0;
     virtual const GenerationDefaults& generation() const = 0;

@@ -41,8 +41,8 @@ bool changes_later(const Model& model);
 int64_t extra_bytes_as_stored(const Model& model, const Backend& backend);
 
 /// Changes a placed model to OpenOptions::dense, matrix by matrix; ranks do so at the same time, stages one after another.
-/// Graphs built before may not run any more. Throws
-/// Error(model) if a weight is not finite.
+/// Graphs built before may not run any more.
+/// Throws Error(model) if a weight is not finite.
 void requantize_weights(Model& model, Backend& backend, const OnProgress& progress = {});
 
 /// open_model, with the backend's number of threads, for each of its ranks or stages (open_for), and place_weights.
