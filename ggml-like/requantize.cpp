@@ -26,35 +26,59 @@ int64_t scale_bytes(const WeightSegment& s) {
                                               : s.rows * (s.cols / nvfp4::kBlock);
 }
 
+/// Where a segment begins in a larger one.
+struct Corner {
+    const WeightSegment* whole;
+    int64_t row = 0, col = 0;
+};
+
+Corner corner_of(const WeightSegment& part, const Weight& whole) {
+    for (const WeightSegment& s : whole.segments) {
+        const int64_t row_bytes = dtype_bytes(s.dtype, s.cols);
+        const auto at = reinterpret_cast<intptr_t>(part.data) - reinterpret_cast<intptr_t>(s.data);
+        if (at < 0 || at >= s.rows * row_bytes) continue;
+        const Corner corner{&s, at / row_bytes, at % row_bytes / dtype_bytes(s.dtype, 1)};
+        CHECK(corner.row + part.rows <= s.rows && corner.col + part.cols <= s.cols,
+              "[requantize] {} is beyond {}", part.name, s.name);
+        return corner;
+    }
+    FAIL(runtime, "[requantize] {} is no part of {}", part.name, whole.name);
+}
+
 /// Requantizes one segment, a chunk of its rows a call.
 class Requantizer {
   public:
-    Requantizer(const WeightSegment& from, WeightSegment& to, std::byte* memory)
-        : from_(from.name, {from}), to_(to), values_(reinterpret_cast<uint8_t*>(memory)) {
+    Requantizer(const Corner& from, WeightSegment& to, std::byte* memory)
+        : whole_(from.whole->name, {*from.whole}),
+          row_(from.row),
+          col_(from.col),
+          to_(to),
+          values_(reinterpret_cast<uint8_t*>(memory)) {
         to.data = memory;
         to.scale = memory + aligned(dtype_bytes(to.dtype, to.rows * to.cols));
     }
 
     void run(cpu::ThreadPool& pool) {
         if (to_.scale_kind == ScaleKind::nvfp4) {
-            std::vector<float> largest(static_cast<size_t>(to_.rows));
-            for_rows(pool, [&](int64_t row, std::span<const float> w) {
+            std::vector<float> largest(static_cast<size_t>(whole_.rows));
+            for_rows(pool, whole_.rows, 0, [&](int64_t row, std::span<const float> w) {
                 largest[static_cast<size_t>(row)] = checked_magnitude(w);
             });
             global_ =
                 Nvfp4Global::of(*std::max_element(largest.begin(), largest.end()), GlobalForm::multiplier);
             to_.global_scale = global_.stored;
         }
-        for_rows(pool, [&](int64_t row, std::span<const float> w) { encode(row, w); });
+        for_rows(pool, to_.rows, row_, [&](int64_t row, std::span<const float> w) { encode(row, w); });
     }
 
   private:
+    /// Calls f(row, values) for `rows` rows of the whole matrix, from `first` on.
     template <typename F>
-    void for_rows(cpu::ThreadPool& pool, F&& f) {
-        pool.parallel_for(to_.rows, kGrain, [&](int64_t begin, int64_t end, int) {
-            std::vector<float> w(static_cast<size_t>(to_.cols));
+    void for_rows(cpu::ThreadPool& pool, int64_t rows, int64_t first, F&& f) {
+        pool.parallel_for(rows, kGrain, [&](int64_t begin, int64_t end, int) {
+            std::vector<float> w(static_cast<size_t>(whole_.cols));
             for (int64_t row = begin; row < end; ++row) {
-                dequantize_row(from_, row, w.data());
+                dequantize_row(whole_, first + row, w.data());
                 f(row, std::span<const float>(w));
             }
         });
@@ -66,19 +90,22 @@ class Requantizer {
                  to_.name);
         return largest;
     }
-    void encode(int64_t row, std::span<const float> w) const {
+    /// `whole_row`: also what is beside this segment's columns.
+    void encode(int64_t row, std::span<const float> whole_row) const {
         auto* scale = static_cast<uint8_t*>(const_cast<void*>(to_.scale));
+        const auto w = whole_row.subspan(static_cast<size_t>(col_), static_cast<size_t>(to_.cols));
         if (to_.scale_kind == ScaleKind::nvfp4) {
             encode_nvfp4(w, global_, ScaleChoice::mse, values_ + row * (to_.cols / 2),
                          scale + row * (to_.cols / nvfp4::kBlock));
             return;
         }
-        const float factor = fp8_scale(checked_magnitude(w));
+        const float factor = fp8_scale(checked_magnitude(whole_row));
         std::memcpy(scale + row * int64_t{sizeof factor}, &factor, sizeof factor);
         encode_fp8(w, factor, values_ + row * to_.cols);
     }
 
-    const Weight from_;
+    const Weight whole_;
+    const int64_t row_, col_;  // where to_ begins in it
     WeightSegment& to_;
     uint8_t* values_;
     Nvfp4Global global_;
@@ -111,6 +138,11 @@ Weight requantized_form(const Weight& w, DenseFormat format) {
 }
 
 std::unique_ptr<std::byte[]> requantize(const Weight& from, Weight& to, int threads) {
+    return requantize_part(from, from, to, threads);
+}
+
+std::unique_ptr<std::byte[]> requantize_part(const Weight& from, const Weight& whole, Weight& to,
+                                             int threads) {
     CHECK(from.segments.size() == to.segments.size(), "[requantize] {} is not the form of {}", to.name,
           from.name);
     const auto same = [&](size_t i) { return from.segments[i].dtype == to.segments[i].dtype; };
@@ -125,7 +157,7 @@ std::unique_ptr<std::byte[]> requantize(const Weight& from, Weight& to, int thre
     for (size_t i = 0; i < to.segments.size(); ++i) {
         if (same(i)) continue;
         WeightSegment& s = to.segments[i];
-        Requantizer(from.segments[i], s, memory.get() + at).run(pool);
+        Requantizer(corner_of(from.segments[i], whole), s, memory.get() + at).run(pool);
         at += aligned(dtype_bytes(s.dtype, s.rows * s.cols)) + aligned(scale_bytes(s));
     }
     return memory;

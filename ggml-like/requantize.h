@@ -26,5 +26,9 @@ bool can_requantize(const Weight& w, DenseFormat format);
 /// Fills the data of `to`, made by requantized_form(from), and returns the memory that it points into. Throws
 /// Error(model) if a value is NaN or infinite.
 std::unique_ptr<std::byte[]> requantize(const Weight& from, Weight& to, int threads);
+/// The same for a rank's part of a matrix, with the values and scales of the whole one requantized. `from`: slices of the
+/// segments of `whole` (slice_rows, slice_columns), in whose memory they are still.
+std::unique_ptr<std::byte[]> requantize_part(const Weight& from, const Weight& whole, Weight& to,
+                                             int threads);
 
 }  // namespace quern

@@ -115,7 +115,8 @@ struct BuiltGraph {
     Tensor* next_source = nullptr;
     MtpTensors mtp;
     /// Of a device that holds some of the layers: what it goes on from, where it is not the first, and what it leaves, where it is
-    /// not the last, which has no logits then. The next one's are of the same shapes, in the same order.
+    /// not the last, which has no logits then: its rows, with Pass::taps also what was tapped so far. The next one's are of the
+    /// same shapes, in the same order.
     std::vector<Tensor*> arriving, leaving;
 };
 
@@ -181,8 +182,8 @@ struct OpenOptions {
     /// Bytes that a smaller head for drafting may take, if there is an MTP layer or drafter and the model's head is larger (draft_head.h);
     /// 0: drafts come from the model's own head.
     int64_t draft_head_bytes = kDraftHeadBytes;
-    /// Of several ranks: the part that this model is. Error(usage) if they cannot share it, or with `dense`. An MTP layer
-    /// or drafter is on rank 0, whole.
+    /// Of several ranks: the part that this model is. Error(usage) if they cannot share it. An MTP layer or drafter is on
+    /// rank 0, whole.
     Shard shard;
     /// A DFlash drafter: its checkpoint as of open_model or, for random weights, the name of a shape; empty: none.
     std::string draft_model;
@@ -206,8 +207,8 @@ class Model {
     virtual const Model& of_stage(int) const { return *this; }
     /// The layers that are placed and built.
     virtual LayerRange own_layers() const { return {0, static_cast<int>(info().layers)}; }
-    /// Leaves these layers, with the first the embedding and the tower, with the last one the head; info() stays the whole
-    /// model's. For an opened model that is not placed yet. Throws Error(usage) for what does not run so.
+    /// Leaves these layers, with the first the embedding and the tower, with the last one the head and what drafts, with an
+    /// embedding of its own; info() stays the whole model's. For a model that is not placed yet. Throws Error(usage).
     virtual void keep_layers(const LayerRange& range);
     virtual const ModelInfo& info() const = 0;
     virtual const GenerationDefaults& generation() const = 0;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "ggml-like/check.h"
+#include "ggml-like/nvfp4.h"
 
 namespace quern {
 
@@ -33,8 +34,49 @@ bool ModelWeights::changes_later(const Weight& w) const {
 
 void ModelWeights::plan_change(const WeightUse& use, DenseFormat format) {
     if (!can_requantize(*use.matrix, format)) return;
-    changes.push_back({use.matrix, requantized_form(*use.matrix, format), use.tied != nullptr});
+    changes.push_back({use.matrix, requantized_form(*use.matrix, format), use.tied != nullptr, format});
     std::swap(*use.matrix, changes.back().other);
+}
+
+void ModelWeights::drop_unused() {
+    const auto use_of = [&](const Weight* w) {
+        return std::find_if(uses.begin(), uses.end(), [&](const WeightUse& use) { return use.matrix == w; });
+    };
+    std::erase_if(changes, [&](const DenseChange& c) { return use_of(c.weight) == uses.end(); });
+    for (DenseChange& c : changes) c.tied = use_of(c.weight)->tied != nullptr;
+    std::erase_if(copies, [&](const WeightCopy& c) { return use_of(c.weight) == uses.end(); });
+}
+
+void ModelWeights::begin_parts() {
+    for (DenseChange& c : changes) {
+        std::swap(*c.weight, c.other);
+        c.whole = *c.weight;
+    }
+}
+
+void ModelWeights::plan_parts() {
+    drop_unused();
+    for (DenseChange& c : changes) {
+        c.part = *c.weight;
+        *c.weight = requantized_form(c.part, c.format);
+        c.other = c.part;
+        for (const WeightSegment& s : c.part.segments)
+            if (c.format == DenseFormat::nvfp4 && c.whole.cols % nvfp4::kBlock == 0 &&
+                s.cols % nvfp4::kBlock != 0)
+                FAIL(usage,
+                     "--dense nvfp4: of {} each rank has {} columns, which are no whole blocks of {}; choose "
+                     "--dense fp8, or fewer ranks",
+                     c.whole.name, s.cols, nvfp4::kBlock);
+    }
+}
+
+void ModelWeights::change_copy(Weight& copy, const Weight& of) {
+    const auto same =
+        std::find_if(changes.begin(), changes.end(), [&](const DenseChange& c) { return c.weight == &of; });
+    if (same == changes.end()) return;
+    DenseChange c = *same;
+    c.weight = &copy;
+    changes.push_back(std::move(c));
 }
 
 void ModelWeights::plan_vision(DenseFormat format) {

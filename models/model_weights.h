@@ -43,6 +43,8 @@ struct DenseChange {
     Weight* weight;
     Weight other;
     bool tied;  // whether the stored form is the embedding's memory
+    DenseFormat format;
+    Weight part = {}, whole = {};  // of a rank: as stored, its part and the matrix; else empty
 };
 
 /// A matrix that the checkpoint does not store: requantize.h makes it of rows that it stores. Without data until then.
@@ -64,6 +66,14 @@ struct ModelWeights {
     void plan_dense(DenseFormat format);
     /// The same for the matrices of the vision tower; those that are quantized already stay.
     void plan_vision(DenseFormat format);
+    /// Drops what was planned of weights that are not among `uses` any more.
+    void drop_unused();
+    /// Gives weights that will change the form that they are stored in, until a rank has its part of them and calls
+    /// plan_parts, which throws Error(usage) if a part is no whole blocks of the new format.
+    void begin_parts();
+    void plan_parts();
+    /// The same change for a copy of a weight that is not a rank's part, if that will change.
+    void change_copy(Weight& copy, const Weight& of);
 
   private:
     void plan_change(const WeightUse& use, DenseFormat format);

@@ -42,7 +42,7 @@ class Builder {
 
     BuiltGraph build() {
         BatchShape declared = shape_;
-        declared.images &= c_.is_first();  // where they are embedded
+        declared.images &= embeds_prompts();
         batch_ = declare_batch(g_, declared, w_.vision ? c_.width : 0);
         return shape_.pass == Pass::mtp ? build_mtp() : build_text();
     }
@@ -52,6 +52,7 @@ class Builder {
         const LayerRange own = c_.own_layers();
         Residual x = begin(own.begin);
         const Residual arrived = x;
+        const std::vector<Tensor*> arrived_taps = taps_before(own.begin);
         for (layer_ = own.begin; layer_ < own.end; ++layer_) {
             g_.set_layer(layer_);
             const LayerWeights& w = w_.layers[static_cast<size_t>(layer_)];
@@ -61,11 +62,16 @@ class Builder {
             x = second_half(w, x, norm);
             tap(x);
         }
-        if (drafter_ != nullptr && shape_.pass == Pass::taps) add_context();
+        if (drafter_ != nullptr && shape_.pass == Pass::taps && c_.is_last()) add_context();
         BuiltGraph built = c_.is_last() ? finish(x) : leave(x);
-        if (!c_.is_first()) built.arriving = {arrived.x, arrived.h, arrived.squares};
+        if (own.begin == 0) return built;
+        built.arriving = {arrived.x, arrived.h, arrived.squares};
+        built.arriving.insert(built.arriving.end(), arrived_taps.begin(), arrived_taps.end());
         return built;
     }
+
+    /// Where tokens of prompts, and images, are embedded: for the model, or for its MTP layer.
+    bool embeds_prompts() const { return c_.is_first() || (c_.is_last() && shape_.pass == Pass::hidden); }
 
     /// The rows as they come to a layer: the first one's are embedded here.
     Residual begin(int layer) {
@@ -77,8 +83,10 @@ class Builder {
 
     /// What the device with the next layers goes on from.
     BuiltGraph leave(const Residual& x) {
-        CHECK(shape_.pass == Pass::text, "[stages] a drafter reads a model that is split by layers");
         BuiltGraph built{.batch = batch_, .leaving = {x.x, x.h, x.squares}};
+        for (Tensor* t : taps_)
+            if (t != nullptr) built.leaving.push_back(t);
+        if (c_.is_first()) declare_next(built);
         for (Tensor* t : built.leaving) g_.output(t);
         built.graph = std::move(g_);
         return built;
@@ -185,14 +193,19 @@ class Builder {
         return g_.external(rows);
     }
 
+    /// What the MTP layer reads of prompts beside hidden states. All ranks have these inputs, and the first device, which the last
+    /// one gets them from.
+    void declare_next(BuiltGraph& built) {
+        if (shape_.pass != Pass::hidden || shape_.kind != StepKind::prompt) return;
+        built.next_ids = g_.input("next_ids", DType::I32, {shape_.tokens});
+        if (batch_.image_rows != nullptr)
+            built.next_source = g_.input("next_source", DType::I32, {shape_.tokens});
+    }
+
     /// Keeps the hidden states of the step's rows for the MTP layer. Of prompts, whose next tokens are known, the layer's keys
-    /// and values are computed at once. All ranks have these inputs, but only the first drafts.
+    /// and values are computed at once. Of ranks only the first drafts.
     void leave_hidden(Tensor* x, BuiltGraph& built) {
-        if (shape_.kind == StepKind::prompt) {
-            built.next_ids = g_.input("next_ids", DType::I32, {shape_.tokens});
-            if (batch_.image_rows != nullptr)
-                built.next_source = g_.input("next_source", DType::I32, {shape_.tokens});
-        }
+        declare_next(built);
         if (c_.shard.rank > 0) return;
         begin_mtp();
         write_ring(g_, name("mtp.ring"), x, state(StateRole::hidden), batch_);
@@ -202,11 +215,24 @@ class Builder {
         g_.output(attention(w_.mtp->layers.front(), in));
     }
 
+    /// What the drafter reads of layers that other devices have: it arrives with the rows.
+    std::vector<Tensor*> taps_before(int layer) {
+        std::vector<Tensor*> arrived;
+        if (shape_.pass != Pass::taps || drafter_ == nullptr) return arrived;
+        const std::vector<int64_t>& taps = drafter_->config().taps;
+        taps_.resize(taps.size());
+        for (size_t i = 0; i < taps.size(); ++i) {
+            if (taps[i] >= layer) continue;
+            taps_[i] = arrived_tap(g_, fmt::format("arrived.tap{}", i), shape_.tokens, c_.width);
+            arrived.push_back(taps_[i]);
+        }
+        return arrived;
+    }
+
     /// Keeps the residual stream after this layer for the drafter, if it reads it.
     void tap(const Residual& x) {
         if (shape_.pass != Pass::taps || drafter_ == nullptr) return;
         const std::vector<int64_t>& taps = drafter_->config().taps;
-        taps_.resize(taps.size());
         for (size_t i = 0; i < taps.size(); ++i)
             if (taps[i] == layer_) taps_[i] = x.x;
     }
@@ -389,7 +415,8 @@ std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& c, const Qwen36M
     std::vector<StateSpec> specs;
     const int mtp = static_cast<int>(c.layers);  // the MTP layer's number
     const LayerRange own = c.own_layers();
-    for (int layer = own.begin; layer < (options.mtp ? mtp + 1 : own.end); ++layer) {
+    const int end = options.mtp && c.is_last() ? mtp + 1 : own.end;
+    for (int layer = own.begin; layer < end; ++layer) {
         const auto add = [&](StateRole role, DType dtype, bool paged, std::vector<int64_t> shape) {
             specs.push_back({layer, role, dtype, paged, std::move(shape)});
         };

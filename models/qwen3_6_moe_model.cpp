@@ -92,9 +92,10 @@ void list_vectors(std::vector<WeightUse>& uses, const Qwen36MoeConfig& config, Q
     add(w.mtp->norm);
 }
 
-/// ModelWeights::uses. `w` must stay where it is.
-std::vector<WeightUse> list_weights(const Qwen36MoeConfig& config, Qwen36MoeWeights& w) {
+/// ModelWeights::uses. `w` must stay where it is. `drafts`: whether an MTP layer or drafter is here, which reads the embedding.
+std::vector<WeightUse> list_weights(const Qwen36MoeConfig& config, Qwen36MoeWeights& w, bool drafts) {
     std::vector<WeightUse> uses;
+    const bool embeds = config.is_first() || drafts;
     const LayerRange own = config.own_layers();
     for (int layer = own.begin; layer < own.end; ++layer) {
         const auto i = static_cast<size_t>(layer);
@@ -108,12 +109,14 @@ std::vector<WeightUse> list_weights(const Qwen36MoeConfig& config, Qwen36MoeWeig
             list_moe(uses, layer, w.layers[i].moe, config.experts_used);
     }
     if (w.mtp) list_mtp(uses, config, *w.mtp);
-    if (config.is_first()) uses.push_back({.group = "embedding", .matrix = &w.embedding, .picked = 1});
+    if (embeds)
+        uses.push_back(
+            {.group = "embedding", .matrix = &w.embedding, .picked = 1, .draft = !config.is_first()});
     if (config.is_last())
         uses.push_back({.group = "head",
                         .matrix = &w.head,
                         .projection = true,
-                        .tied = w.tied_head && config.is_first() ? &w.embedding : nullptr});
+                        .tied = w.tied_head && embeds ? &w.embedding : nullptr});
     list_vectors(uses, config, w);
     if (w.vision && config.shard.rank == 0 && config.is_first())
         list_vision(uses, *w.vision);  // other ranks get what it makes
@@ -152,7 +155,7 @@ class Qwen36Moe final : public Model {
         : family_(family), chat_(family.chat(options.text_from)), config_(config) {
         if (options.vision) vision_ = synthetic_vision(name);
         weights_ = synthetic_weights(config_, mix, options.mtp != MtpUse::none, vision_, floats_);
-        list_.uses = list_weights(config_, weights_);
+        list_.uses = list_weights(config_, weights_, drafts());
         add_drafter(options);
         generation_ = {
             .temperature = 1.0f, .top_p = 0.95f, .top_k = 20, .origin = "built in: synthetic weights"};
@@ -169,19 +172,16 @@ class Qwen36Moe final : public Model {
 
     LayerRange own_layers() const override { return config_.own_layers(); }
     void keep_layers(const LayerRange& range) override {
-        if (info_.dense != DenseFormat::as_stored)
-            FAIL(usage, "--dense does not run with --split-mode layer yet; leave one of them out");
-        if (info_.vision && info_.vision->format != DenseFormat::as_stored)
-            FAIL(usage, "--vision fp8 does not run with --split-mode layer yet; choose --vision on");
-        if (weights_.mtp || drafter_)
-            FAIL(usage,
-                 "drafts by MTP or DFlash do not run with --split-mode layer yet; choose --spec lookup or "
-                 "none");
         if (!config_.shard.whole())
             FAIL(usage, "--split-mode layer does not run with -tp yet; leave one of them out");
         config_.part = range;
-        list_.uses = list_weights(config_, weights_);
-        if (!config_.is_first()) info_.vision.reset();
+        if (!config_.is_last()) {
+            weights_.mtp.reset();
+            weights_.draft_head.reset();
+        }
+        list_.uses = list_weights(config_, weights_, drafts());
+        list_drafting();
+        list_.drop_unused();
     }
     const ModelInfo& info() const override { return info_; }
     const GenerationDefaults& generation() const override { return generation_; }
@@ -219,7 +219,7 @@ class Qwen36Moe final : public Model {
     }
     std::vector<StateSpec> state_specs(const StateOptions& options) const override {
         std::vector<StateSpec> specs = qwen3_6_moe_state(config_, whole_, options);
-        if (!options.dflash) return specs;
+        if (!options.dflash || !config_.is_last()) return specs;
         CHECK(drafter_ != nullptr, "[dflash] this model was opened without a drafter");
         const int layer = static_cast<int>(config_.layers) + 1;
         for (StateSpec& spec : dflash_state(drafter_->config(), layer, options.conv))
@@ -257,33 +257,37 @@ class Qwen36Moe final : public Model {
         audit_.notes.insert(audit_.notes.end(), claims.notes.begin(), claims.notes.end());
         audit_.require_ok();
         floats_ = use.take_floats();
-        list_.uses = list_weights(config_, weights_);
+        list_.uses = list_weights(config_, weights_, drafts());
     }
 
     /// Info is of the whole model; what is placed and built, of the shard. Rank 0 drafts for all.
     void keep_shard(const OpenOptions& options) {
         whole_ = config_;
         if (options.shard.whole()) return;
-        if (options.dense != DenseFormat::as_stored)
-            FAIL(usage, "--dense does not run with --tensor-parallel-size yet; leave one of them out");
-        const bool tied = weights_.tied_head, drafts = (weights_.mtp || drafter_) && options.shard.rank == 0;
-        if (drafts && !weights_.draft_head) weights_.whole_head = weights_.head;
+        list_.begin_parts();
+        const bool tied = weights_.tied_head;
+        if (options.shard.rank > 0) drafter_.reset();
+        if (options.shard.rank == 0 && drafts() && !weights_.draft_head)
+            list_.change_copy(weights_.whole_head.emplace(weights_.head), weights_.head);
         config_ = shard_qwen3_6_moe(whole_, options.shard);
         shard_qwen3_6_moe(weights_, whole_, options.shard, floats_);
-        list_.uses = list_weights(config_, weights_);
-        if (!drafts) {
-            drafter_.reset();
-            list_.copies.clear();
-            return;
-        }
-        if (drafter_) drafter_->list(list_.uses, static_cast<int>(config_.layers));
-        if (weights_.draft_head)
-            list_draft_head();
-        else
+        list_.uses = list_weights(config_, weights_, drafts());
+        list_drafting();
+        if (weights_.whole_head)
             list_.uses.push_back({.group = "draft head",
                                   .matrix = &*weights_.whole_head,
                                   .draft = true,
                                   .tied = tied ? &weights_.embedding : nullptr});
+        list_.plan_parts();
+    }
+
+    /// Whether an MTP layer or drafter is here. A drafter's taps are of all devices, its weights of the last.
+    bool drafts() const { return weights_.mtp || (drafter_ && config_.is_last()); }
+
+    /// What drafting reads, but for the MTP layer, the embedding and a whole head.
+    void list_drafting() {
+        if (drafter_ && config_.is_last()) drafter_->list(list_.uses, static_cast<int>(config_.layers));
+        if (weights_.draft_head) list_draft_head();
     }
 
     void list_draft_head() {

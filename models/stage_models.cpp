@@ -62,14 +62,21 @@ LayerSizes sizes_of(const Model& model, bool by_bytes) {
     LayerSizes sizes;
     sizes.layer.assign(static_cast<size_t>(model.info().layers), by_bytes ? 0.0 : 1.0);
     if (!by_bytes) return sizes;
+    bool drafts = false, shared = false;  // drafting reads the embedding, too; the head may be its memory
+    double embedding_bytes = 0;
     for (const WeightUse& use : model.weights().uses) {
         if (use.vector != nullptr) continue;
         const auto bytes = static_cast<double>(use.bytes());
-        if (use.layer >= 0)
+        const bool embedding = use.group == std::string_view("embedding");
+        if (use.layer >= 0 && use.layer < model.info().layers)
             sizes.layer[static_cast<size_t>(use.layer)] += bytes;
         else
-            (use.group == std::string_view("head") ? sizes.after : sizes.before) += bytes;
+            (embedding || use.vision ? sizes.before : sizes.after) += bytes;
+        drafts |= use.draft;
+        if (embedding) embedding_bytes = bytes;
+        shared |= use.again();
     }
+    if (drafts && !shared) sizes.after += embedding_bytes;
     return sizes;
 }
 
@@ -80,11 +87,19 @@ std::unique_ptr<Model> open_stages(const StageShares& shares, const OpenOptions&
     const size_t count = shares.of_device.size();
     if (count == 1) return open(options);
     std::vector<std::unique_ptr<Model>> models(count);
-    for_each_parallel(static_cast<int>(count), count, [&](size_t stage) {
+    const auto open_one = [&](size_t stage, const Tokenizer* tokenizer) {
         OpenOptions own = options;
-        own.tokenizer = options.tokenizer && stage == 0;
+        own.tokenizer = options.tokenizer && (stage == 0 || tokenizer != nullptr);
+        if (stage > 0 && tokenizer != nullptr) own.shared_tokenizer = tokenizer;
         models[stage] = open(own);
-    });
+    };
+    // The last one chooses rows of a head for drafting by the first one's tokenizer.
+    const bool drafts = options.mtp != MtpUse::none || !options.draft_model.empty();
+    const size_t alone = drafts ? 1 : 0;
+    if (drafts) open_one(0, nullptr);
+    const Tokenizer* tokenizer = drafts ? models[0]->tokenizer() : nullptr;
+    for_each_parallel(static_cast<int>(count - alone), count - alone,
+                      [&](size_t i) { open_one(alone + i, tokenizer); });
     const std::vector<LayerRange> ranges =
         split_layers(sizes_of(*models[0], shares.by_bytes), shares.of_device);
     for (size_t stage = 0; stage < count; ++stage) models[stage]->keep_layers(ranges[stage]);

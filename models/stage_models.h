@@ -17,7 +17,7 @@ struct StageShares {
     bool by_bytes = false;
 };
 
-/// Opens the model once for each share, at the same time, and leaves each its layers; only the first has the tokenizer. With one
+/// Opens the model once for each share, at the same time, and leaves each its layers; the first has the tokenizer. With one
 /// share: what `open` returns. Throws Error(usage) if the model cannot be shared so.
 std::unique_ptr<Model> open_stages(const StageShares& shares, const OpenOptions& options,
                                    const std::function<std::unique_ptr<Model>(const OpenOptions&)>& open);

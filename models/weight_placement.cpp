@@ -199,14 +199,12 @@ class Placement {
 
 namespace {
 
-/// Adds up what stages say at the same time.
+/// Adds up what stages say, also at the same time.
 class TotalProgress {
   public:
-    TotalProgress(const Model& model, const OnProgress& tell)
-        : done_(static_cast<size_t>(model.stages()), 0), tell_(tell) {
-        for (const WeightUse& use : model.weights().uses)
-            if (use.vector == nullptr && !use.again()) total_ += use.bytes();
-    }
+    /// `total`: bytes of all.
+    TotalProgress(int stages, int64_t total, const OnProgress& tell)
+        : done_(static_cast<size_t>(stages), 0), total_(total), tell_(tell) {}
     OnProgress of_stage(int stage) {
         return [this, stage](const LoadProgress& p) {
             const std::lock_guard lock(mutex_);
@@ -218,12 +216,23 @@ class TotalProgress {
   private:
     std::mutex mutex_;
     std::vector<int64_t> done_;
-    int64_t total_ = 0;
+    const int64_t total_;
     const OnProgress& tell_;
 };
 
+/// Weights that will change take the form that they are stored in.
+void begin_as_stored(ModelWeights& weights) {
+    for (DenseChange& c : weights.changes) std::swap(*c.weight, c.other);
+}
+
 void place_stages(Model& model, Backend& backend, const OnProgress& progress) {
-    TotalProgress total(model, progress);
+    int64_t bytes = 0;
+    for (int s = 0; s < model.stages(); ++s) {
+        begin_as_stored(model.of_stage(s).weights());
+        for (const WeightUse& use : model.of_stage(s).weights().uses)
+            if (use.vector == nullptr && !use.again()) bytes += use.bytes();
+    }
+    TotalProgress total(model.stages(), bytes, progress);
     for_each_parallel(model.stages(), static_cast<size_t>(model.stages()), [&](size_t i) {
         const int stage = static_cast<int>(i);
         Placement(model.of_stage(stage), backend.of_stage(stage), total.of_stage(stage)).run();
@@ -249,9 +258,15 @@ void place_weights(Model& model, Backend& backend, const OnProgress& progress) {
     if (model.stages() > 1) return place_stages(model, backend, progress);
     backend.on_ranks([&](int rank) {
         Model& own = model.of_rank(rank);
-        for (DenseChange& c : own.weights().changes) std::swap(*c.weight, c.other);
+        begin_as_stored(own.weights());
         Placement(own, backend.of_rank(rank), rank == 0 ? progress : OnProgress{}).run();
     });
+}
+
+bool changes_later(const Model& model) {
+    for (int s = 0; s < model.stages(); ++s)
+        if (!model.of_stage(s).weights().changes.empty()) return true;
+    return false;
 }
 
 int64_t extra_bytes_as_stored(const Model& model, const Backend& backend) {
@@ -263,12 +278,21 @@ int64_t extra_bytes_as_stored(const Model& model, const Backend& backend) {
     return extra;
 }
 
-void requantize_weights(Model& model, Backend& backend, const OnProgress& progress) {
-    ModelWeights& weights = model.weights();
-    LoadProgress done;
-    for (const DenseChange& c : weights.changes) done.bytes_total += c.weight->bytes();
+namespace {
+
+int64_t bytes_to_change(const ModelWeights& weights) {
+    int64_t bytes = 0;
+    for (const DenseChange& c : weights.changes) bytes += c.weight->bytes();
+    return bytes;
+}
+
+/// Of one device.
+void requantize_own(ModelWeights& weights, Backend& backend, const OnProgress& progress) {
+    LoadProgress done{0, bytes_to_change(weights)};
     for (DenseChange& c : weights.changes) {
-        std::shared_ptr<std::byte[]> memory = requantize(*c.weight, c.other, backend.threads());
+        std::shared_ptr<std::byte[]> memory =
+            c.whole ? requantize_part(c.part, c.whole, c.other, backend.threads())
+                    : requantize(*c.weight, c.other, backend.threads());
         if (!c.tied) c.other.placed = c.weight->placed;  // to be given back
         done.bytes_done += c.weight->bytes();
         *c.weight = std::move(c.other);
@@ -281,6 +305,23 @@ void requantize_weights(Model& model, Backend& backend, const OnProgress& progre
     }
     weights.changes.clear();
     backend.weights_complete();
+}
+
+}  // namespace
+
+void requantize_weights(Model& model, Backend& backend, const OnProgress& progress) {
+    if (model.stages() == 1) {
+        backend.on_ranks([&](int rank) {
+            requantize_own(model.of_rank(rank).weights(), backend.of_rank(rank),
+                           rank == 0 ? progress : OnProgress{});
+        });
+        return;
+    }
+    int64_t bytes = 0;
+    for (int s = 0; s < model.stages(); ++s) bytes += bytes_to_change(model.of_stage(s).weights());
+    TotalProgress total(model.stages(), bytes, progress);
+    for (int s = 0; s < model.stages(); ++s)  // one after another, each by all threads
+        requantize_own(model.of_stage(s).weights(), backend.of_stage(s), total.of_stage(s));
 }
 
 std::unique_ptr<Model> load_model(const std::string& path, Backend& backend, OpenOptions options,

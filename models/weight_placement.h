@@ -33,12 +33,16 @@ std::unique_ptr<Model> open_for(const Backend& backend, const std::vector<double
 /// Error(memory).
 void place_weights(Model& model, Backend& backend, const OnProgress& progress = {});
 
+/// Whether requantize_weights has something to do.
+bool changes_later(const Model& model);
+
 /// Bytes that the weights as stored need beyond the weights with OpenOptions::dense. For an opened model that is not
-/// placed yet.
+/// placed yet; of several devices by layers one of them, of ranks each.
 int64_t extra_bytes_as_stored(const Model& model, const Backend& backend);
 
-/// Changes a placed model to OpenOptions::dense, matrix by matrix. Graphs built before may not run any more. Throws
-/// Error(model) if a weight is not finite.
+/// Changes a placed model to OpenOptions::dense, matrix by matrix; ranks do so at the same time, stages one after another.
+/// Graphs built before may not run any more.
+/// Throws Error(model) if a weight is not finite.
 void requantize_weights(Model& model, Backend& backend, const OnProgress& progress = {});
 
 /// open_model, with the backend's number of threads, for each of its ranks or stages (open_for), and place_weights.

@@ -15,9 +15,13 @@ Image noise(unsigned seed) {
 }
 
 /// The logits of a prompt with an image in its middle, then those of its answer.
-std::vector<float> logits_of(const std::unique_ptr<Backend>& backend, unsigned image_seed) {
-    const auto model =
-        load_model(test::source_dir() + "/models/demo", *backend, {.tokenizer = false, .vision = true});
+std::vector<float> logits_of(const std::unique_ptr<Backend>& backend, unsigned image_seed,
+                             DenseFormat tower = DenseFormat::as_stored) {
+    OpenOptions options{.tokenizer = false, .vision = true};
+    options.vision_format = tower;
+    const auto model = load_model(test::source_dir() + "/models/demo", *backend, options);
+    CHECK(changes_later(*model) == (tower != DenseFormat::as_stored));
+    requantize_weights(*model, *backend);
     Engine engine(*model, *backend, {.context = 512, .step_tokens = 64});
     const auto image =
         std::make_shared<const ImagePart>(model->read_image(noise(image_seed), engine.image_sizes()));
@@ -67,6 +71,14 @@ TEST_SUITE("cpu") {
             CHECK(logits_of(make_cpu_stages(2, stages), 5) == one);
         }
         CHECK(logits_of(test::DeviceStages(2).group, 5) == logits_of(test::device(), 5));
+    }
+
+    TEST_CASE("stages and ranks: a tower in FP8 makes the features that it makes on one device") {
+        const std::vector<float> one = logits_of(test::cpu(), 5, DenseFormat::fp8);
+        CHECK(difference(one, logits_of(test::cpu(), 5)) > 1e-4);
+        for (const int stages : {2, 3})
+            CHECK(logits_of(make_cpu_stages(2, stages), 5, DenseFormat::fp8) == one);
+        CHECK(difference(logits_of(make_cpu_backends(2, 2), 5, DenseFormat::fp8), one) < 5e-6);
     }
 }
 

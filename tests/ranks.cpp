@@ -290,7 +290,6 @@ TEST_SUITE("cpu") {
                   .find("the expert width of this model is 16, and 2 ranks need a multiple of 32") !=
               std::string::npos);
         CHECK(refusal(test::parity("odd_pattern/bf16"), 2).find("101 rows of the head") != std::string::npos);
-        CHECK(refusal(model, 2, {.dense = DenseFormat::fp8}).find("--dense does not run with") == 0);
     }
 
     TEST_CASE("ranks: two, four and eight share the published shapes, where no block of FP8 is in the way") {

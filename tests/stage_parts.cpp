@@ -136,9 +136,8 @@ TEST_SUITE("cpu") {
             CHECK(error_of([&] { parse({"-ts", wrong}); }) != "");
         }
         CHECK(error_of([] { parse({"-sm", "layers"}); }).find("expected none or layer") != std::string::npos);
-        LoadOptions both;
-        both.devices = parse({"-tp", "2", "-sm", "layer"});
-        CHECK(error_of([&] { for_split(both); }).find("split one way") != std::string::npos);
+        const DeviceChoice both = parse({"-tp", "2", "-sm", "layer"});
+        CHECK(error_of([&] { require_one_split(both); }).find("split one way") != std::string::npos);
     }
 }
 

@@ -300,9 +300,6 @@ TEST_SUITE("cpu") {
         };
         CHECK(refusal(test::parity("dense/bf16"), {1, 1, 1}).find("has 2 layers, too few for 3 devices") !=
               std::string::npos);
-        CHECK(refusal(demo(), {1, 1}, {.mtp = MtpUse::required}).find("drafts by MTP or DFlash do not run") ==
-              0);
-        CHECK(refusal(demo(), {1, 1}, {.dense = DenseFormat::fp8}).find("--dense does not run with") == 0);
         CHECK(refusal(demo(), {1, 1}) == "");
     }
 }

@@ -17,4 +17,10 @@ Residual arrived_rows(Graph& g, std::string_view name, int64_t tokens, int64_t w
     return out;
 }
 
+Tensor* arrived_tap(Graph& g, std::string_view name, int64_t tokens, int64_t width) {
+    Tensor* x = g.scratch(name, DType::F32, {tokens, width});
+    g.add({.op = &kArrivedRows, .name = std::string(name), .outputs = {x}});
+    return x;
+}
+
 }  // namespace quern

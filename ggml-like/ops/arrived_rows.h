@@ -13,5 +13,7 @@ extern const Op kArrivedRows;
 
 /// `norm`: the one that the other device has applied: h is x times its weights.
 Residual arrived_rows(Graph& g, std::string_view name, int64_t tokens, int64_t width, const NextNorm& norm);
+/// Of x alone, after an earlier layer: F32 [T, D]. No other node may come before it.
+Tensor* arrived_tap(Graph& g, std::string_view name, int64_t tokens, int64_t width);
 
 }  // namespace quern

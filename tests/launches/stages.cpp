@@ -13,17 +13,21 @@ namespace {
 using cuda_stand_in::kA100, cuda_stand_in::kH200, cuda_stand_in::kRtx5090;
 
 /// Runs two prompts and their answers, from kept states, too. Kernels compute nothing: all logits are zeros.
-void run_on(const std::vector<int>& devices, bool peers) {
+void run_on(const std::vector<int>& devices, bool peers, DrafterKind drafts = DrafterKind::none) {
     cuda_stand_in::allow_peers(peers);
     const auto group = make_cuda_stages(devices);
     const std::string description = group->description();
     CAPTURE(description);
     CHECK((description.find("through host memory") != std::string::npos) == !peers);
-    const auto model = open_for(*group, {1, 2, 1}, {.tokenizer = false},
+    OpenOptions options{.tokenizer = false};
+    if (drafts == DrafterKind::mtp) options.mtp = MtpUse::required;
+    if (drafts == DrafterKind::dflash) options.draft_model = "new";
+    const auto model = open_for(*group, {1, 2, 1}, options,
                                 [](const OpenOptions& o) { return open_synthetic("tiny", "aeon", o); });
     // One after the other: the stand-in is for one thread.
     for (int s = 0; s < group->stages(); ++s) place_weights(model->of_stage(s), group->of_stage(s));
-    Engine engine(*model, *group, {.context = 512, .sequences = 2, .cache_bytes = 64 << 20});
+    Engine engine(*model, *group,
+                  {.context = 512, .sequences = 2, .cache_bytes = 64 << 20, .speculation = {.kind = drafts}});
     cuda_stand_in::take_record();
     for (int turn = 0; turn < 2; ++turn) {
         std::vector<RequestId> ids;
@@ -31,6 +35,7 @@ void run_on(const std::vector<int>& devices, bool peers) {
             Request r{.prompt = std::vector<int32_t>(300, 5 + i)};
             r.sampling.temperature = 0;
             r.max_tokens = 5;
+            r.drafts.full = drafts != DrafterKind::none;
             ids.push_back(engine.submit(std::move(r)));
         }
         while (engine.step()) {
@@ -48,6 +53,10 @@ void run_on(const std::vector<int>& devices, bool peers) {
 TEST_CASE("stages: three different cards run a model together") {
     run_on({kH200, kRtx5090, kA100}, true);
     run_on({kA100, kH200, kRtx5090}, false);
+    for (const DrafterKind drafts : {DrafterKind::mtp, DrafterKind::dflash}) {
+        run_on({kH200, kRtx5090, kA100}, true, drafts);
+        run_on({kA100, kH200, kRtx5090}, false, drafts);
+    }
     cuda_stand_in::allow_peers(true);
 }
 

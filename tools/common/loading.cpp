@@ -155,16 +155,18 @@ std::unique_ptr<Model> open(const LoadOptions& o, const Backend& backend) {
 
 /// The weights are placed as they are stored, and a comparison runs with them.
 void require_fit_as_stored(const Model& model, const Backend& backend) {
-    MemoryPlan plan = make_memory_plan(model, backend, dense_cost_options(model), false);
-    plan.weights.push_back({"as stored", extra_bytes_as_stored(model, backend)});
-    if (plan.needed() > plan.device.free_bytes)
-        FAIL(memory,
-             "not enough memory for --dense or --vision: the model is first loaded as it is stored, which "
-             "takes {:.2f} GB, "
-             "and {:.2f} "
-             "GB are free on {}; leave it out, or make a checkpoint in that format once",
-             static_cast<double>(plan.needed()) / kGiga, static_cast<double>(plan.device.free_bytes) / kGiga,
-             plan.device_name);
+    const MemoryPlan all = make_memory_plan(model, backend, dense_cost_options(model), false);
+    for (int s = 0; s < model.stages(); ++s) {
+        MemoryPlan plan = all.of_stage(s);
+        plan.weights.push_back({"as stored", extra_bytes_as_stored(model.of_stage(s), backend.of_stage(s))});
+        if (plan.needed() > plan.device.free_bytes)
+            FAIL(memory,
+                 "not enough memory for --dense or --vision: the model is first loaded as it is stored, "
+                 "which takes {:.2f} GB, and {:.2f} GB are free on {}; leave it out, or make a checkpoint in "
+                 "that format once",
+                 static_cast<double>(plan.needed()) / kGiga,
+                 static_cast<double>(plan.device.free_bytes) / kGiga, plan.device_name);
+    }
 }
 
 /// Requantizes, says what it cost, and refuses what costs too much.
@@ -199,8 +201,8 @@ DenseCost measure_kv_or_refuse(Model& model, Backend& backend, const EngineOptio
 
 }  // namespace
 
-LoadedModel load_and_start(const LoadOptions& given) {
-    const LoadOptions o = for_split(given);
+LoadedModel load_and_start(const LoadOptions& o) {
+    require_one_split(o.devices);
     return load_and_start(o, make_backend(o.gpu, o.threads, o.devices));
 }
 
@@ -223,7 +225,7 @@ LoadedModel load_and_start(const LoadOptions& o, std::unique_ptr<Backend> on) {
         }
         if (o.verbose) std::fputs(describe(plan).c_str(), stderr);
         require_fit(plan);
-        if (!loaded.model->weights().changes.empty()) require_fit_as_stored(*loaded.model, backend);
+        if (changes_later(*loaded.model)) require_fit_as_stored(*loaded.model, backend);
         place_weights(*loaded.model, backend, [&](const LoadProgress& p) {
             bar.update(p);
             if (o.progress) o.progress(p);
@@ -232,7 +234,7 @@ LoadedModel load_and_start(const LoadOptions& o, std::unique_ptr<Backend> on) {
     }
     if (compared)
         loaded.dense_cost = requantize_or_refuse(*loaded.model, backend);
-    else if (!loaded.model->weights().changes.empty())
+    else if (changes_later(*loaded.model))
         requantize_weights(*loaded.model, backend);
     if (o.synthetic.empty() && packs_kv(engine) && !o.measured)
         loaded.kv_cost = measure_kv_or_refuse(*loaded.model, backend, engine, o.allow_loss);

@@ -109,15 +109,9 @@ std::unique_ptr<Backend> make_split_backend(const GpuOptions& gpu, int threads, 
     return make_cpu(threads, choice);
 }
 
-LoadOptions for_split(LoadOptions o) {
-    if (!o.devices.by_layers) return o;
-    if (o.devices.ranks > 1)
-        FAIL(usage, "-sm layer and -tp {}: a model is split one way; leave one of them out", o.devices.ranks);
-    if (o.engine.speculation.kind == DrafterKind::automatic) {
-        o.engine.speculation.kind = DrafterKind::lookup;
-        std::fprintf(stderr, "quern: drafts by lookup alone: others do not run with -sm layer yet\n");
-    }
-    return o;
+void require_one_split(const DeviceChoice& choice) {
+    if (choice.by_layers && choice.ranks > 1)
+        FAIL(usage, "-sm layer and -tp {}: a model is split one way; leave one of them out", choice.ranks);
 }
 
 void require_no_split(const DeviceChoice& choice, const char* what) {

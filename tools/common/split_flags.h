@@ -11,7 +11,6 @@ namespace quern {
 
 class Backend;
 struct GpuOptions;
-struct LoadOptions;
 
 /// Positive numbers between commas or slashes, as llama.cpp takes them. Throws Error(usage).
 std::vector<double> parse_shares(const std::string& text);
@@ -22,8 +21,8 @@ void add_split_flags(ArgParser& parser, DeviceChoice& choice);
 /// or as many simulated ones on the CPU as there are shares. Throws Error(usage) and Error(device).
 std::unique_ptr<Backend> make_split_backend(const GpuOptions& gpu, int threads, const DeviceChoice& choice);
 
-/// What can be loaded so: by layers drafts come from lookup alone, which a line on stderr says. Throws Error(usage) with -tp.
-LoadOptions for_split(LoadOptions options);
+/// Throws Error(usage) for -sm layer with -tp.
+void require_one_split(const DeviceChoice& choice);
 
 /// Throws Error(usage) for a model by layers, which `what` does not take.
 void require_no_split(const DeviceChoice& choice, const char* what);

@@ -25,8 +25,9 @@ DflashDrafter::DflashDrafter(const Model& model, Backend& backend, PlanCache& pl
                              .begin = 0,
                              .tokens = std::vector<int32_t>(static_cast<size_t>(memory.block_rows), mask),
                              .logit_rows = memory.block_rows - 1};
+        pass.await_inputs();
         fill_inputs(pass, std::vector<InputRows>(static_cast<size_t>(n), rows));
-        pass.plan->run();
+        pass.run();
     }
     backend.synchronize();
 }
@@ -64,8 +65,9 @@ void DflashDrafter::fill(std::span<Draft*> drafts) {
         rows.push_back(
             {.state = &state, .begin = state.length, .tokens = std::move(tokens), .logit_rows = guesses});
     }
+    pass.await_inputs();
     fill_inputs(pass, rows);
-    pass.plan->run();
+    pass.run();
     const auto* ids = static_cast<const int32_t*>(ids_.get());
     backend_.download(ids_.get(), pass.top->data,
                       static_cast<int64_t>(drafts.size()) * guesses * int64_t{sizeof(int32_t)});

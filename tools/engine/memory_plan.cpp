@@ -183,8 +183,11 @@ std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, const EngineOption
 
 void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend, const EngineOptions& o) {
     const PlannedState state(plan.specs, plan.sequences, plan.sequences * plan.pages());
-    if (model.info().vision) count_tower(plan, model, backend, o);
+    const LayerRange own = model.own_layers();
+    if (model.info().vision && own.begin == 0) count_tower(plan, model, backend, o);
+    const bool drafts = own.end == static_cast<int>(model.info().layers);  // of several devices the last
     for (BatchShape shape : widest_shapes(plan, o, model.info().vocab)) {
+        if (!drafts && (shape.pass == Pass::mtp || shape.pass == Pass::dflash)) continue;
         shape.images = model.info().vision && shape.kind == StepKind::prompt;
         const ArenaPlan arena = plan_memory(model.build(shape, state, backend.activation_dtype()).graph);
         plan.arena = std::max(plan.arena, with_slack(arena.arena_bytes));

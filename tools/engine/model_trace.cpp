@@ -5,11 +5,14 @@
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
+#include "ggml-like/ops/all_reduce_add.h"
 #include "ggml-like/ops/embed.h"
 #include "ggml-like/ops/linear_add.h"
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
 #include "ggml-like/parallel.h"
+#include "tools/engine/head_ranks.h"
+#include "tools/engine/plan_cache.h"
 #include "tools/engine/state_pool.h"
 #include "tools/engine/step_inputs.h"
 
@@ -24,20 +27,27 @@ constexpr size_t kPart = 1 << 18;
 size_t parts_of(size_t values) { return (values + kPart - 1) / kPart; }
 
 bool writes_residual(const Node& node) {
-    return node.op == &kEmbed || node.op == &kLinearAdd || node.op == &kMoeDown;
+    return node.op == &kEmbed || node.op == &kAllReduceAdd || node.op == &kLinearAdd || node.op == &kMoeDown;
 }
 
-/// Outputs of a node that the next one reads as activations. Ops that write the residual stream also write its
-/// normed form, moe_gate_up both the routed experts' and the shared one's.
-std::vector<Tensor*> activations(const Node& node) {
+/// Whether it leaves one rank's part of a sum, which is no activation.
+bool leaves_part(const Graph& graph, const Node& node) {
+    return std::any_of(graph.nodes().begin(), graph.nodes().end(), [&](const Node& other) {
+        return other.op == &kAllReduceAdd && other.inputs[0] == node.outputs[0];
+    });
+}
+
+/// Outputs of a node that the next one reads as activations. Ops that write the residual stream also write its normed form,
+/// moe_gate_up both the routed experts' and the shared one's.
+std::vector<Tensor*> activations(const Graph& graph, const Node& node) {
+    if ((node.layer < 0 && node.op != &kEmbed) || leaves_part(graph, node)) return {};
     const bool two = writes_residual(node) || node.op == &kMoeGateUp;
     return {node.outputs.begin(), node.outputs.begin() + (two ? 2 : 1)};
 }
 
 void keep_outputs(Graph& graph) {
     for (const Node& node : graph.nodes()) {
-        if (node.layer < 0 && node.op != &kEmbed) continue;
-        for (Tensor* t : activations(node)) graph.output(t);
+        for (Tensor* t : activations(graph, node)) graph.output(t);
         if (node.op == &kMoeGateUp) graph.output(node.outputs[kIds]);
     }
 }
@@ -85,14 +95,14 @@ void measure(LayerTrace& layer, const std::string& node, const std::vector<float
     }
 }
 
-void read_node(Backend& backend, const Node& node, ModelTrace& trace) {
+void read_node(Backend& backend, const Graph& graph, const Node& node, ModelTrace& trace) {
     if (node.op == &kEmbed) {
         trace.embedding = read_floats(backend, *node.outputs[0]);
         return;
     }
-    if (node.layer < 0) return;
+    const std::vector<Tensor*> list = activations(graph, node);
+    if (list.empty()) return;
     LayerTrace& layer = trace.layers[static_cast<size_t>(node.layer)];
-    const std::vector<Tensor*> list = activations(node);
     for (size_t i = 0; i < list.size(); ++i) {
         std::vector<float> values = read_floats(backend, *list[i]);
         measure(layer, node.name, values, backend.threads());
@@ -101,6 +111,85 @@ void read_node(Backend& backend, const Node& node, ModelTrace& trace) {
     }
     if (node.op == &kMoeGateUp) layer.experts = read_ids(backend, *node.outputs[kIds]);
 }
+
+/// One step of a graph whose traced tensors are outputs, on all devices or ranks of a backend.
+class TracedStep {
+  public:
+    TracedStep(const Model& model, Backend& backend, const StateViews& state, const BatchShape& shape)
+        : model_(model), backend_(backend) {
+        step_.shape = shape;
+        step_.backend = &backend;
+        step_.device = &backend.of_stage(0);
+        if (backend.stages() > 1)
+            make_stages(state);
+        else
+            make_ranks(state);
+    }
+
+    StepPlan& step() { return step_; }
+
+    void read(ModelTrace& trace) {
+        std::vector<ModelTrace> others(step_.others.size());
+        backend_.on_ranks([&](int rank) {
+            if (rank == 0) return read_plan(*step_.plan, backend_.of_rank(0), trace);
+            const auto i = static_cast<size_t>(rank) - 1;
+            others[i].layers.resize(trace.layers.size());
+            read_plan(*step_.others[i].plan, backend_.of_rank(rank), others[i]);
+        });
+        for (size_t i = 0; i < step_.later.size(); ++i)
+            read_plan(*step_.later[i].plan, backend_.of_stage(static_cast<int>(i) + 1), trace);
+        for (const ModelTrace& other : others) add_largest(trace, other);
+    }
+
+  private:
+    static std::unique_ptr<Plan> plan_of(BuiltGraph& built, Backend& device) {
+        keep_outputs(built.graph);
+        return std::make_unique<Plan>(std::move(built.graph), device);
+    }
+    BuiltGraph build(const Model& model, const StateViews& state) const {
+        return model.build(step_.shape, state, backend_.activation_dtype());
+    }
+    void make_first(BuiltGraph built, Backend& device) {
+        step_.batch = built.batch;
+        step_.logits = built.logits;
+        step_.leaving = built.leaving;
+        step_.plan = plan_of(built, device);
+    }
+    void make_stages(const StateViews& state) {
+        make_first(build(model_.of_stage(0), state), backend_.of_stage(0));
+        for (int stage = 1; stage < backend_.stages(); ++stage) {
+            BuiltGraph built = build(model_.of_stage(stage), state);
+            step_.logits = built.logits;
+            step_.later.push_back({built.arriving, built.leaving, plan_of(built, backend_.of_stage(stage))});
+        }
+    }
+    void make_ranks(const StateViews& state) {
+        step_.others.resize(static_cast<size_t>(backend_.ranks()) - 1);
+        backend_.on_ranks([&](int rank) {
+            if (rank == 0) return make_first(build(model_.of_rank(0), state), backend_.of_rank(0));
+            BuiltGraph built = build(model_.of_rank(rank), RankState(state, backend_, rank));
+            RankPlan& own = step_.others[static_cast<size_t>(rank) - 1];
+            own = {built.logits, built.top, plan_of(built, backend_.of_rank(rank))};
+        });
+    }
+    static void read_plan(const Plan& plan, Backend& device, ModelTrace& trace) {
+        for (const Node& node : plan.graph().nodes()) read_node(device, plan.graph(), node, trace);
+    }
+    static void add_largest(ModelTrace& trace, const ModelTrace& other) {
+        for (size_t l = 0; l < trace.layers.size(); ++l) {
+            const LayerTrace& from = other.layers[l];
+            LayerTrace& to = trace.layers[l];
+            to.not_finite += from.not_finite;
+            if (from.largest <= to.largest) continue;
+            to.largest = from.largest;
+            to.largest_in = from.largest_in;
+        }
+    }
+
+    const Model& model_;
+    Backend& backend_;
+    StepPlan step_{};
+};
 
 }  // namespace
 
@@ -121,27 +210,28 @@ ModelTrace trace_prompt(const Model& model, Backend& backend, std::span<const in
     sequence.tokens.assign(tokens.begin(), tokens.end());
     sequence.state = pool.acquire();
     pool.grow(sequence.state, count);
-    StepPlan step{.shape = {.kind = StepKind::prompt,
-                            .tokens = count,
-                            .sequences = 1,
-                            .logit_rows = logits ? count : 1,
-                            .pages = pages,
-                            .vocab = model.info().vocab}};
-    BuiltGraph built = model.build(step.shape, pool, activation);
-    keep_outputs(built.graph);
-    step.batch = built.batch;
-    step.plan = std::make_unique<Plan>(std::move(built.graph), backend);
+    TracedStep traced(model, backend, pool,
+                      {.kind = StepKind::prompt,
+                       .tokens = count,
+                       .sequences = 1,
+                       .logit_rows = logits ? count : 1,
+                       .pages = pages,
+                       .vocab = model.info().vocab});
+    StepPlan& step = traced.step();
     fill_inputs(step, {{.sequence = &sequence,
                         .begin = 0,
                         .count = count,
                         .logit_rows = step.shape.logit_rows,
                         .last = true}});
-    step.plan->run();
+    step.run();
     backend.synchronize();
     ModelTrace trace{.tokens = count, .activation = activation};
     trace.layers.resize(static_cast<size_t>(model.info().layers));
-    for (const Node& node : step.plan->graph().nodes()) read_node(backend, node, trace);
-    if (logits) trace.logits = read_floats(backend, *built.logits);
+    traced.read(trace);
+    if (logits) {
+        trace.logits.resize(static_cast<size_t>(count * logit_columns(step)));
+        download_logits(step, 0, count, trace.logits.data());
+    }
     return trace;
 }
 

@@ -38,7 +38,7 @@ struct ModelTrace {
 /// The longest prompt that trace_prompt takes: one step, without cuts.
 inline constexpr int64_t kMaxTraceTokens = 512;
 
-/// Runs `tokens` (1 to kMaxTraceTokens) from an empty state. Needs memory for the traced tensors: on a GPU some 1.4 GB
+/// Runs `tokens` (1 to kMaxTraceTokens) from an empty state, on all devices or ranks of the backend. Needs memory for the traced tensors: on a GPU some 1.4 GB
 /// for 512 tokens of a 35B. `logits`: also those of all tokens. Throws Error(memory), Error(device).
 ModelTrace trace_prompt(const Model& model, Backend& backend, std::span<const int32_t> tokens,
                         bool logits = false);

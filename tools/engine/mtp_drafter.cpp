@@ -93,8 +93,9 @@ StepPlan& MtpDrafter::run(StepKind kind, std::span<const Rows> list, int64_t dra
     const bool captured = kind == StepKind::answer && backend_.captures();
     StepPlan& plan = plans_.get(captured ? draft_shape(wanted, limits_.answer_rows) : wanted,
                                 captured ? PlanUse::repeatedly : PlanUse::sometimes);
+    plan.await_inputs();
     fill(plan, list);
-    plan.plan->run();
+    plan.run();
     return plan;
 }
 

@@ -80,24 +80,25 @@ void StepPlan::run_later() {
                             to.bytes(), to.bytes(), to.bytes(), 1});
         }
         const int stage = static_cast<int>(i) + 1;
-        Backend& device = backend->of_stage(stage);
-        device.await_mark(kInputsMark);
+        Backend& receiver = backend->of_stage(stage);
+        receiver.await_mark(kInputsMark);
         own.plan->copy_inputs(*plan);
-        device.receive(backend->of_stage(stage - 1), rows);
-        run_marked(*own.plan, device);
+        receiver.receive(backend->of_stage(stage - 1), rows);
+        run_marked(*own.plan, receiver);
         left = &own.leaving;
     }
 }
 
 void StepPlan::await_inputs() {
-    if (!later.empty()) backend->of_stage(0).await_mark(kInputsMark);
+    if (backend->stages() > 1) device->await_mark(kInputsMark);
 }
 
 void StepPlan::run() {
-    if (!later.empty()) {
-        run_marked(*plan, backend->of_stage(0));
+    if (backend->stages() > 1) {
+        run_marked(*plan, *device);
         return run_later();
     }
+    if (others.empty()) return plan->run();
     backend->on_ranks([this](int rank) {
         if (rank == 0) return plan->run();
         Plan& own = *others[static_cast<size_t>(rank) - 1].plan;
@@ -124,7 +125,7 @@ PlanCache::PlanCache(const Model& model, Backend& backend, const StateViews& sta
     });
 }
 
-Tensor PlanCache::RankState::find(int layer, StateRole role) const {
+Tensor RankState::find(int layer, StateRole role) const {
     Tensor t = state_.find(layer, role);
     t.data = backend_.memory_of(rank_, t.data);
     return t;
@@ -144,7 +145,10 @@ void PlanCache::make_stages(StepPlan& step, PlanUse use) const {
     };
     BuiltGraph built = build(0);
     step.batch = built.batch;
+    step.next_ids = built.next_ids;
+    step.next_source = built.next_source;
     step.leaving = built.leaving;
+    step.device = &backend_.of_stage(0);
     step.plan = std::make_unique<Plan>(std::move(built.graph), backend_.of_stage(0), workspace_, use);
     for (int stage = 1; stage < backend_.stages(); ++stage) {
         built = build(stage);
@@ -159,12 +163,12 @@ void PlanCache::make_stages(StepPlan& step, PlanUse use) const {
 
 StepPlan PlanCache::make(const BatchShape& shape, PlanUse use) const {
     StepPlan step{.shape = shape, .backend = &backend_};
-    if (backend_.stages() > 1) {
-        make_stages(step, use);
+    if (shape.pass == Pass::mtp || shape.pass == Pass::dflash) {
+        make_drafting(step, use);
         return step;
     }
-    if (shape.pass == Pass::mtp || shape.pass == Pass::dflash) {
-        make_first(step, use);
+    if (backend_.stages() > 1) {
+        make_stages(step, use);
         return step;
     }
     step.others.resize(others_.size());
@@ -178,14 +182,26 @@ StepPlan PlanCache::make(const BatchShape& shape, PlanUse use) const {
 }
 
 void PlanCache::make_first(StepPlan& step, PlanUse use) const {
-    BuiltGraph built = model_.of_rank(0).build(step.shape, state_, backend_.activation_dtype());
+    make_own(step, use, model_.of_rank(0), backend_.of_rank(0), workspace_);
+}
+
+void PlanCache::make_drafting(StepPlan& step, PlanUse use) const {
+    if (backend_.stages() == 1) return make_first(step, use);
+    const int last = backend_.stages() - 1;
+    make_own(step, use, model_.of_stage(last), backend_.of_stage(last), *later_.back());
+}
+
+void PlanCache::make_own(StepPlan& step, PlanUse use, const Model& model, Backend& device,
+                         Workspace& workspace) const {
+    BuiltGraph built = model.build(step.shape, state_, backend_.activation_dtype());
+    step.device = &device;
     step.batch = built.batch;
     step.logits = built.logits;
     step.top = built.top;
     step.next_ids = built.next_ids;
     step.next_source = built.next_source;
     step.mtp = std::move(built.mtp);
-    step.plan = std::make_unique<Plan>(std::move(built.graph), backend_.of_rank(0), workspace_, use);
+    step.plan = std::make_unique<Plan>(std::move(built.graph), device, workspace, use);
 }
 
 StepPlan& PlanCache::get(const BatchShape& shape, PlanUse use) {

@@ -53,7 +53,7 @@ struct RankPlan {
 };
 
 /// A plan with the tensors that the engine fills and reads. With several ranks these are rank 0's; with several stages inputs are
-/// the first one's, logits and top the last one's.
+/// the first one's, logits and top the last one's. Passes that draft are rank 0's or the last stage's alone.
 struct StepPlan {
     BatchShape shape;
     Batch batch;
@@ -62,7 +62,8 @@ struct StepPlan {
     Tensor *next_ids, *next_source;  // BuiltGraph's
     MtpTensors mtp;                  // BuiltGraph's
     std::unique_ptr<Plan> plan;
-    Backend* backend;              // of all ranks
+    Backend* backend;              // of all ranks or stages
+    Backend* device;               // that `plan` runs on
     std::vector<RankPlan> others;  // rank 1 and up; none of passes that draft, which rank 0 runs alone
     std::vector<Tensor*> leaving;  // of the first of several stages
     std::vector<StagePlan> later;  // stage 1 and up
@@ -70,13 +71,27 @@ struct StepPlan {
 
     /// Every rank's plan, with the inputs of rank 0's; or each stage's in turn.
     void run();
-    /// Call before the inputs are filled: of stages those of the step before may still be on their way.
+    /// Call before the inputs are filled: of stages those of what ran before may still be on their way.
     void await_inputs();
     /// Kernels that one run launches, in all stages; of ranks those of the first. 0: unknown.
     int64_t kernels() const;
 
   private:
     void run_later();
+};
+
+/// The pool's state as a rank other than the first has it.
+class RankState final : public StateViews {
+  public:
+    RankState(const StateViews& state, const Backend& backend, int rank)
+        : state_(state), backend_(backend), rank_(rank) {}
+    Tensor find(int layer, StateRole role) const override;
+    bool has(int layer, StateRole role) const override { return state_.has(layer, role); }
+
+  private:
+    const StateViews& state_;
+    const Backend& backend_;
+    int rank_;
 };
 
 class PlanCache {
@@ -89,19 +104,6 @@ class PlanCache {
     StepPlan& get(const BatchShape& shape, PlanUse use);
 
   private:
-    /// The pool's state as a rank other than the first has it.
-    class RankState final : public StateViews {
-      public:
-        RankState(const StateViews& state, const Backend& backend, int rank)
-            : state_(state), backend_(backend), rank_(rank) {}
-        Tensor find(int layer, StateRole role) const override;
-        bool has(int layer, StateRole role) const override { return state_.has(layer, role); }
-
-      private:
-        const StateViews& state_;
-        const Backend& backend_;
-        int rank_;
-    };
     struct Rank {
         RankState state;
         std::unique_ptr<Workspace> workspace;
@@ -110,6 +112,9 @@ class PlanCache {
     StepPlan make(const BatchShape& shape, PlanUse use) const;
     void make_stages(StepPlan& step, PlanUse use) const;
     void make_first(StepPlan& step, PlanUse use) const;
+    void make_drafting(StepPlan& step, PlanUse use) const;
+    void make_own(StepPlan& step, PlanUse use, const Model& model, Backend& device,
+                  Workspace& workspace) const;
     RankPlan make_other(const BatchShape& shape, PlanUse use, int rank) const;
 
     const Model& model_;

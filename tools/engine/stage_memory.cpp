@@ -12,11 +12,16 @@ namespace {
 /// Rows of prompts in a step: of several steps each stage has one at the same time.
 constexpr int64_t kStagedStep = 2048;
 
-std::string stage_name(const Model& model, const Backend& backend, int stage) {
+/// What the last device has beside its layers.
+const char* at_the_end(const MemoryPlan& plan) {
+    return plan.mtp ? ", head, MTP layer" : plan.dflash ? ", head, drafter" : ", head";
+}
+
+std::string stage_name(const Model& model, const Backend& backend, int stage, const MemoryPlan& plan) {
     const LayerRange own = model.of_stage(stage).own_layers();
     return fmt::format("device {} of {} ({}{}{}), {}, {}", stage + 1, model.stages(),
                        stage == 0 ? "embedding, " : "", describe(own),
-                       stage + 1 == model.stages() ? ", head" : "", backend.of_stage(stage).name(),
+                       stage + 1 == model.stages() ? at_the_end(plan) : "", backend.of_stage(stage).name(),
                        backend.of_stage(stage).description());
 }
 
@@ -27,7 +32,7 @@ std::vector<MemoryPlan> plan_each(const Model& model, const Backend& backend, co
     if (each.step_tokens == 0 && backend.captures()) each.step_tokens = kStagedStep;
     for (int s = 0; s < model.stages(); ++s) {
         plans.push_back(make_memory_plan(model.of_stage(s), backend.of_stage(s), each, weights_placed));
-        plans.back().device_name = stage_name(model, backend, s);
+        plans.back().device_name = stage_name(model, backend, s, plans.back());
         for (StateSpec& spec : plans.back().specs) spec.stage = s;
     }
     plans.back().results =

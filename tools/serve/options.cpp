@@ -244,11 +244,7 @@ bool parse_serve_options(int argc, char** argv, ServeOptions& options) {
         FAIL(usage, "--synthetic {} and the checkpoint {}: name one of them", printable(options.synthetic),
              printable(options.model));
     if (options.replicas > 1) require_whole_replicas(options.devices);
-    if (options.doctor) {
-        require_real_weights(options.synthetic);
-        require_one_rank(options.devices.ranks);
-        require_no_split(options.devices, "--doctor");
-    }
+    if (options.doctor) require_real_weights(options.synthetic);
     if (!options.cache_dir.empty() && options.cache_bytes == 0)
         FAIL(usage, "--cache-dir {}: -cram 0 keeps no states that could be saved",
              printable(options.cache_dir));

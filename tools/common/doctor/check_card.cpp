@@ -1,4 +1,5 @@
-// The card: errors of its memory, clocks, its place on the bus, and how fast it copies.
+// The card, or each of several: errors of its memory, clocks, its place on the bus, and how fast it copies.
+#include <algorithm>
 
 #include <fmt/format.h>
 
@@ -82,9 +83,9 @@ void judge_copy_speed(double speed, double possible, CheckReport& report) {
         verdict == Verdict::ok ? "" : "another program on the card, a slowdown, or damaged memory");
 }
 
-void check_card(Examination& e, CheckReport& report) {
-    Backend& backend = e.engine().backend();
-    if (!backend.memory_info().exact) return report.add(Verdict::skipped, "the model runs on the CPU");
+namespace {
+
+void check_one(Backend& backend, CheckReport& report) {
     CardAnswer answer;  // under load: an idle card clocks down
     const double speed = measure_copy_speed(backend, [&] { answer = ask_card(backend.bus_id()); });
     if (answer.state)
@@ -93,6 +94,32 @@ void check_card(Examination& e, CheckReport& report) {
         report.add(Verdict::note, answer.problem,
                    "errors of the card's memory and its clocks were not looked at");
     judge_copy_speed(speed, answer.state ? answer.state->memory_speed() : 0, report);
+}
+
+}  // namespace
+
+void add_card(int number, int count, const CheckReport& card, CheckReport& report) {
+    for (const CheckFinding& f : card.findings)
+        report.add(f.verdict, fmt::format("GPU {} of {}: {}", number, count, f.text), f.advice);
+    report.numbers["cards"].push_back(card.numbers);
+}
+
+/// One after another: cards that copy at the same time may share what limits them.
+void check_card(Examination& e, CheckReport& report) {
+    Backend& backend = e.engine().backend();
+    if (!backend.memory_info().exact) return report.add(Verdict::skipped, "the model runs on the CPU");
+    const int count = std::max(backend.ranks(), backend.stages());
+    if (count == 1) return check_one(backend, report);
+    for (int i = 0; i < count; ++i) {
+        CheckReport card;
+        if (backend.stages() > 1)
+            check_one(backend.of_stage(i), card);
+        else
+            backend.on_ranks([&](int rank) {
+                if (rank == i) check_one(backend.of_rank(i), card);
+            });
+        add_card(i + 1, count, card, report);
+    }
 }
 
 }  // namespace quern

@@ -8,7 +8,6 @@
 #include "ggml-like/check.h"
 #include "tools/common/cli_values.h"
 #include "tools/common/output.h"
-#include "tools/common/split_flags.h"
 
 namespace quern {
 namespace {
@@ -66,14 +65,8 @@ void require_real_weights(const std::string& synthetic) {
              printable(synthetic));
 }
 
-void require_one_rank(int ranks) {
-    if (ranks > 1) FAIL(usage, "--doctor examines a model on one device; leave out -tp {}", ranks);
-}
-
 int run_doctor(const LoadOptions& load, const DoctorFlags& flags) {
     require_real_weights(load.synthetic);
-    require_one_rank(load.devices.ranks);
-    require_no_split(load.devices, "--doctor");
     LoadOptions options = load;
     options.engine = {.context = load.engine.context,
                       .sequences = kSequences,

@@ -18,8 +18,6 @@ void check_doctor_flags(const DoctorFlags& flags);
 /// Throws Error(usage) if the weights are random, which says nothing that could be judged. `synthetic`: their name, or
 /// empty.
 void require_real_weights(const std::string& synthetic);
-/// Throws Error(usage) for several ranks: the checks look into the one graph of one rank.
-void require_one_rank(int ranks);
 
 /// Loads a model for nothing but the doctor (of load.engine, context, step_tokens and kv_type count), examines it and
 /// prints the report on standard output. Returns the exit code: 0, or 3 if something is wrong. Throws Error(usage) as

@@ -18,5 +18,7 @@ void judge_entropy(double mean, double uniform, CheckReport& report);
 void judge_card(const CardState& state, CheckReport& report);
 /// Bytes a second: measured, and what the memory could do (0: unknown).
 void judge_copy_speed(double speed, double possible, CheckReport& report);
+/// Adds what was found of card `number` of `count`, from 1 on.
+void add_card(int number, int count, const CheckReport& card, CheckReport& report);
 
 }  // namespace quern
