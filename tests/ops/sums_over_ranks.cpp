@@ -133,11 +133,11 @@ void check_ranks(Backend& group, const Case& c) {
 
 void linear_ranks(Backend& group, const std::vector<std::array<int64_t, 3>>& shapes) {
     for (const Form form : {Form::bf16, Form::nvfp4, Form::f8_row})
-        for (const auto& [width, columns, experts] : shapes)
+        for (const auto& shape : shapes)
             for (const int64_t rows : {1, 2, 8, 1, 9, 20, 64}) {
-                CAPTURE(shape_name({form}, {width}, columns));
+                CAPTURE(shape_name({form}, {shape[0]}, shape[1]));
                 CAPTURE(rows);
-                check_ranks(group, LinearRanks{form, rows, width, columns, experts});
+                check_ranks(group, LinearRanks{form, rows, shape[0], shape[1], shape[2]});
             }
 }
 
