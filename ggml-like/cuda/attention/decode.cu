@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     if ((share.tile + 1) * kTileKeys > row.fresh)
         wait_copies<0>();  // its fresh keys came with the third group of copies
 
-    const Ending end(c, row, first_chunk, chunks);
+    const Ending end(c, row, first_chunk, chunks, clusters);
     int chunk = first_chunk;
     Part part;
     clear(part);
@@ -138,10 +138,13 @@ __global__ void __launch_bounds__(kThreads, 2)
         }
         if (end.one_chunk) break;
         float* to = part_at<kMaxChunks>(c, row, chunk, rank);
-        leave_result<false>(part, shared.exchange, to, kDim, reinterpret_cast<float2*>(to + kHeads * kDim));
+        leave_result(part, shared.exchange, to, kDim, reinterpret_cast<float2*>(to + kHeads * kDim));
         clear(part);
     }
-    store_row<false>(c, row, end, part, shared.exchange, reinterpret_cast<float*>(shared.ring[kSpare]));
+    float* values = reinterpret_cast<float*>(shared.ring[kSpare]);
+    store_row<kMaxChunks>(c, row, end, values, shared.exchange.totals, [&] {
+        leave_result(part, shared.exchange, values, kOutRow, shared.exchange.totals);
+    });
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ static_assert(kWarpKeys == 16 && kWarpDims == 64);
 struct Exchange {
     char p[kHeads * kTileKeys * 2];      // probabilities [head][key], BF16
     float2 highest[kWarps][kHeads / 2];  // of each warp's scores, heads in pairs
-    float2 sums[kWarps][kHeads / 2], middles[kWarps][kHeads / 2];
+    float2 sums[kWarps][kHeads / 2];
     float2 totals[kHeads];  // the block's maximum and sum
 };
 /// Shared memory. Slot 2 first takes q, at the end the block's result, in which head h's values begin at h * kOutRow.

@@ -141,7 +141,6 @@ __device__ __forceinline__ void score(const char* rows, const Query& q, int keys
 struct Part {
     float o[kWarpDims / 16][4];
     float maximum[2], sum[2];
-    float middle[2];  // likewise its addends of what all elements have in common (decode_packed.cuh)
 };
 
 __device__ __forceinline__ void clear(Part& part) {
@@ -150,7 +149,7 @@ __device__ __forceinline__ void clear(Part& part) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) part.o[j][e] = 0;
     part.maximum[0] = part.maximum[1] = -INFINITY;
-    part.sum[0] = part.sum[1] = part.middle[0] = part.middle[1] = 0;
+    part.sum[0] = part.sum[1] = 0;
 }
 
 /// Raises the maximum to the tile's, which the warps have left in shared memory, and rescales the sums.
@@ -165,7 +164,7 @@ __device__ __forceinline__ void raise_maximum(const Exchange& shared, Part& part
     for (int h = 0; h < 2; ++h) {
         const float f = fast_exp2(part.maximum[h] - now[h]);
         part.maximum[h] = now[h];
-        part.sum[h] *= f, part.middle[h] *= f;
+        part.sum[h] *= f;
 #pragma unroll
         for (int j = 0; j < kWarpDims / 16; ++j) part.o[j][h] *= f, part.o[j][h + 2] *= f;
     }

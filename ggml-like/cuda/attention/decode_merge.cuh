@@ -11,50 +11,34 @@ namespace quern::cuda::attention::decode {
 
 using namespace ptx;
 
-/// The block's maximum and sum of the lane's two heads: the warps' sums, added in order. kPacked: and what all elements have
-/// in common.
-template <bool kPacked>
-__device__ __forceinline__ float2 total(const Part& part, Exchange& shared, float2 (&totals)[2]) {
+/// The block's maximum and sum of the lane's two heads: the warps' sums, added in order.
+__device__ __forceinline__ void total(const Part& part, Exchange& shared, float2 (&totals)[2]) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float2 own{over_keys_sum(part.sum[0]), over_keys_sum(part.sum[1])};
     if (lane < 4) shared.sums[warp][lane] = own;
-    if constexpr (kPacked) {
-        const float2 middle{over_keys_sum(part.middle[0]), over_keys_sum(part.middle[1])};
-        if (lane < 4) shared.middles[warp][lane] = middle;
-    }
     __syncthreads();
-    float2 sum{0, 0}, middle{0, 0};
+    float2 sum{0, 0};
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-        sum.x += shared.sums[w][lane % 4].x, sum.y += shared.sums[w][lane % 4].y;
-        if constexpr (kPacked)
-            middle.x += shared.middles[w][lane % 4].x, middle.y += shared.middles[w][lane % 4].y;
-    }
+    for (int w = 0; w < kWarps; ++w) sum.x += shared.sums[w][lane % 4].x, sum.y += shared.sums[w][lane % 4].y;
     totals[0] = {part.maximum[0], sum.x};
     totals[1] = {part.maximum[1], sum.y};
-    return middle;
 }
 
 /// Stores the block's result: head h at values + h * row_floats, its maximum and sum at totals + h. `values` may lie in
-/// the ring: a barrier inside comes after all warps' reads of it. kPacked: which elements a lane has (Part, add_pairs).
-template <bool kPacked>
+/// the ring: a barrier inside comes after all warps' reads of it.
 __device__ __forceinline__ void leave_result(const Part& part, Exchange& shared, float* values,
                                              int row_floats, float2* totals) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = 2 * (lane % 4);
     float2 own[2];
-    const float2 middles = total<kPacked>(part, shared, own);
-    constexpr int kLane = kPacked ? 8 : 1, kProduct = kPacked ? 2 : 16, kLower = kPacked ? 1 : 8;
-    float* to = values + head * row_floats + warp * kWarpDims + lane / 4 * kLane;
+    total(part, shared, own);
+    float* to = values + head * row_floats + warp * kWarpDims + lane / 4;
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        const float middle = kPacked ? (h == 0 ? middles.x : middles.y) : 0.0f;
+    for (int h = 0; h < 2; ++h)
 #pragma unroll
         for (int j = 0; j < kWarpDims / 16; ++j) {
-            to[h * row_floats + kProduct * j] = kPacked ? part.o[j][h] + middle : part.o[j][h];
-            to[h * row_floats + kProduct * j + kLower] =
-                kPacked ? part.o[j][h + 2] + middle : part.o[j][h + 2];
+            to[h * row_floats + 16 * j] = part.o[j][h];
+            to[h * row_floats + 16 * j + 8] = part.o[j][h + 2];
         }
-    }
     if (threadIdx.x < 4) totals[head] = own[0], totals[head + 1] = own[1];
 }
 
@@ -121,24 +105,29 @@ __device__ __forceinline__ float4 load_chunk(const AttentionCall& c, const Row& 
     return {xy.x, xy.y, zw.x, zw.y};
 }
 
-/// Merges the chunks' results in order; all are loaded first.
+/// Merges the chunks' results in order; as many as there is room for are loaded first.
 template <int kChunks>
 __device__ __forceinline__ float4 merge_chunks(const AttentionCall& c, const Row& row, int pair, int chunks) {
-    float4 parts[kChunks], all{0, 0, -INFINITY, 0};
+    constexpr int kAtOnce = kChunks > 24 ? (kChunks + 1) / 2 : kChunks;
+    float4 parts[kAtOnce], all{0, 0, -INFINITY, 0};
+#pragma unroll 1
+    for (int first = 0; first < kChunks; first += kAtOnce) {
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i)
-        parts[i] = i < chunks ? load_chunk<kChunks>(c, row, i, pair) : float4{0, 0, -INFINITY, 0};
+        for (int i = 0; i < kAtOnce; ++i)
+            parts[i] = first + i < chunks ? load_chunk<kChunks>(c, row, first + i, pair)
+                                          : float4{0, 0, -INFINITY, 0};
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) all = merge(all, parts[i]);
+        for (int i = 0; i < kAtOnce; ++i) all = merge(all, parts[i]);
+    }
     return all;
 }
 
 /// The cluster's result for one pair of elements, from the shared memory of its blocks.
-__device__ __forceinline__ float4 merge_cluster(const float* values_of, const Exchange& shared, int pair) {
+__device__ __forceinline__ float4 merge_cluster(const float* values_of, const float2* totals_of, int pair) {
     float2 values[kSplitBlocks], totals[kSplitBlocks];
     const uint32_t value_at =
         shared_address(values_of) + (pair / (kDim / 2) * kOutRow + pair % (kDim / 2) * 2) * 4;
-    const uint32_t total_at = shared_address(&shared.totals[pair / (kDim / 2)]);
+    const uint32_t total_at = shared_address(totals_of + pair / (kDim / 2));
 #pragma unroll
     for (int b = 0; b < kSplitBlocks; ++b) {
         totals[b] = peer_value(total_at, b);
@@ -157,9 +146,10 @@ struct Ending {
     int pair = 0;
     uint32_t gate = 0;
 
-    __device__ __forceinline__ Ending(const AttentionCall& c, const Row& row, int first, int count)
+    __device__ __forceinline__ Ending(const AttentionCall& c, const Row& row, int first, int count,
+                                      int sharing)
         : first_chunk(first),
-          clusters(gridDim.x / kSplitBlocks),
+          clusters(sharing),
           chunks(count),
           rank(blockIdx.x % kSplitBlocks),
           one_chunk(false) {
@@ -172,20 +162,20 @@ struct Ending {
     }
 };
 
-/// y of the row, once all blocks have left their results: in work space, or where one_chunk at `values` in shared memory.
-template <bool kPacked>
+/// y of the row, once all blocks have left their results: in work space, or where one_chunk in shared memory, by `leave` if not
+/// before.
+template <int kChunks, class F>
 __device__ __forceinline__ void store_row(const AttentionCall& c, const Row& row, const Ending& end,
-                                          const Part& part, Exchange& shared, float* values) {
-    constexpr int kChunks = kPacked ? kMaxPackedChunks : kMaxChunks;
+                                          const float* values, const float2* totals, const F& leave) {
     const int unit = row.t * c.kv_heads + row.kv_head;
 #if __CUDA_ARCH__ >= 900
     const int counted = min(end.clusters, end.chunks);
     float4 all{0, 0, -INFINITY, 0};
-    if (end.one_chunk) leave_result<kPacked>(part, shared, values, kOutRow, shared.totals);
+    if (end.one_chunk) leave();
     cluster_arrive();
     cluster_wait();
     for (int chunk = end.first_chunk; chunk < end.chunks; chunk += end.clusters) {
-        const float4 mine = end.one_chunk ? merge_cluster(values, shared, end.pair)
+        const float4 mine = end.one_chunk ? merge_cluster(values, totals, end.pair)
                                           : merge_parts<kChunks>(c, row, chunk, end.pair);
         if (counted == 1)
             all = merge(all, mine);

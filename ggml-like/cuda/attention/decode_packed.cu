@@ -1,20 +1,26 @@
 // Attention of answer rows over packed caches: norm, rotation, packing of K and V, attention and the output gate in one kernel.
-// Clusters, chunks, runs of tiles and the merging of results are those of decode.cu, with 22 chunks a row at most.
+// Clusters, chunks and the merging of blocks' results are those of decode.cu, with 30 chunks a row at most, 22 where keys or
+// values are fp8, and no chunk without keys.
 //
-//   slot     a page's K block and V block, as they lie in the cache (decode_packed.cuh); as many slots as 66 KB hold, 2 to 4
-//   fresh    a tile's keys and values of this step are packed over the copied block (decode_packed_rows.cuh), by every block that
+//   slot     a page's K block and V block, as they lie in the cache (decode_packed.cuh); two a block
+//   warp     16 keys of each page, all 8 heads and 256 elements: it copies, scores and adds them without waiting for other warps;
+//            K of the page after next is on its way before V of this one is read
+//   run      a block's tiles of a chunk, from the last to the first, so that fresh keys come first; at its end the warps' results
+//            become the block's (decode_packed_merge.cuh)
+//   fresh    keys and values of this step are packed over the copied block (decode_packed_rows.cuh), by every block that
 //            attends to them; the one of the row's own key also puts that one into the cache
-//   tile     S^T[16 keys a warp, 8 heads] = K q^T, O^T[64 of d a warp, 8 heads] += V^T P^T; codes become BF16 in registers
 //
-// Traffic: packed K and V once, 0.29 to 0.5 of BF16's bytes; copies start before the predecessor ends. Bound: latency, of
-// preparation and the first tile, then of a tile's three barriers: 3.75 us a block, whatever the format (H200, 2026-11). A row's bits
-// depend on its position and keys alone, as in decode.cu.
+// Traffic: packed K and V once, 0.26 to 0.5 of BF16's bytes; copies start before the predecessor ends. Bound: after 128K tokens
+// bytes with fp8 (some 30 us a layer), with codes of 4 bits instructions: decoding 16 keys takes a warp 850 to 950, half of them
+// on the ALUs, which take one in two cycles. After few tokens instructions, too: they come from memory each time, some five cycles
+// each, so there are loops where registers let them be. To run through the code once before the predecessor ends was tried; it
+// takes longer than there is time (H200, 2026-11). A row's bits depend on its position and keys alone, as in decode.cu.
 // Limits: head_dim 256, at most 8 query heads a KV head, at most max_answer_rows rows.
-#include "ggml-like/cuda/attention/decode_merge.cuh"
+#include "ggml-like/cuda/attention/decode_packed_merge.cuh"
 #include "ggml-like/cuda/attention/decode_packed_rows.cuh"
 #include "ggml-like/cuda/launch.cuh"
 
-#include <algorithm>
+#include <cmath>
 
 namespace quern::cuda::attention {
 
@@ -24,137 +30,256 @@ namespace {
 
 using namespace decode;
 
-constexpr int kBlocksPerSm = 3, kMaxSlots = 4, kRingBytes = 66 * 1024;
-/// Slots that fit, at least 2.
-constexpr int slots_of(int tile_bytes) {
-    return kRingBytes / tile_bytes < kMaxSlots ? kRingBytes / tile_bytes : kMaxSlots;
-}
+/// Registers allow four blocks an SM, shared memory three where a slot is large; a row's clusters fill the card so.
+template <class K, class V>
+constexpr int kBlocksPerSm = K::kBytes + V::kBytes > 20 * 1024 ? 3 : 4;
+template <class K, class V>
+constexpr int kMostChunks = kBlocksPerSm<K, V> == 4 ? kMaxPackedChunks : kMaxLargeChunks;
+#if __CUDA_ARCH__ >= 900
+constexpr bool kClusters = true;
+#else
+constexpr bool kClusters = false;
+#endif
 
-/// Where a block's tiles come from and go to.
-struct Feed {
-    const AttentionCall& c;
-    const Row& row;
-    const Pages &k, &v;
-    char* ring;
-    int slots;
-
-    __device__ __forceinline__ char* slot(int n) const {
-        return ring + n % slots * (k.block.bytes + v.block.bytes);
-    }
-    /// Starts tile share.ahead, the block's number n, and goes on to the next; a group of copies, empty after the last.
-    __device__ __forceinline__ void start(Share& share, int n) const {
-        if (share.ahead < share.tiles) {
-            const int64_t head = static_cast<int64_t>(share.ahead_page) * c.kv_heads + row.kv_head;
-            start_block(k, k.of(head), slot(n));
-            start_block(v, v.of(head), slot(n) + k.block.bytes);
-        }
-        commit_copies();
-        step_tile(share, share.ahead, share.ahead_left);
-        share.ahead_page = page_of(row, share.ahead);
-    }
-    /// Waits until only the tiles after the current one are on their way.
-    __device__ __forceinline__ void wait() const {
-        if (slots == 4)
-            wait_copies<2>();
-        else if (slots == 3)
-            wait_copies<1>();
-        else
-            wait_copies<0>();
-        __syncthreads();
-    }
-};
-
-/// Tile n of the block; before the first, q.
-__device__ __forceinline__ void attend_tile(const Feed& feed, Share& share, int n, Query& q, Beside& beside,
-                                            Part& part) {
-    Exchange& shared = beside.exchange;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first = share.tile * kTileKeys;
-    feed.wait();  // also for all warps' reads of the tile before
-    feed.start(share, n + feed.slots - 1);
-    char* slot = feed.slot(n);
-    if (n == 0 || first + kTileKeys > feed.row.fresh) {
-        prepare(feed.c, feed.row, feed.k, share.tile, n == 0, slot, beside);
-        __syncthreads();
-        if (n == 0) load_query(beside.q, feed.row.group, feed.k.packing, q);
-    }
-    float s[4];
-    score_packed(feed.k, slot, q, feed.row.keys - first - warp * kWarpKeys, s);
-    const float2 highest{over_keys_max(fmaxf(s[0], s[2])), over_keys_max(fmaxf(s[1], s[3]))};
-    if (lane < 4) shared.highest[warp][lane] = highest;
-    __syncthreads();
-    raise_maximum(shared, part);
-    const char* values = slot + feed.k.block.bytes;
-    share_weights(feed.v, values, feed.row.keys - first - warp * kWarpKeys, s, shared, part);
-    __syncthreads();
-    add_values_packed(feed.v, values, shared, part);
-}
-
-CLUSTER_OF(kSplitBlocks)
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-    attention_decode_packed_kernel(const __grid_constant__ AttentionCall c, int slots) {
-    extern __shared__ __align__(128) char ring[];
-    __shared__ Beside beside;
-    allow_successor();
-    const int t = blockIdx.z, sequence = c.row_sequence[t], position = c.positions[t];
-    const int clusters = gridDim.x / kSplitBlocks, rank = blockIdx.x % kSplitBlocks;
-    const int first_chunk = blockIdx.x / kSplitBlocks;
-    const int chunks = min(position / kChunkKeys + 1, kMaxPackedChunks);
-    if (sequence < 0 || first_chunk >= chunks) {
-        if (first_chunk == 0) wait_for_predecessor();  // as in decode.cu
-        return;
-    }
-    const int fresh_row = c.start[sequence];
+/// The block's row.
+__device__ __forceinline__ Row row_of(const AttentionCall& c) {
+    const int t = blockIdx.z, sequence = c.row_sequence[t], position = c.positions[t],
+              fresh_row = c.start[sequence];
     Row row{t,
-            static_cast<int>(blockIdx.y),
-            c.heads / c.kv_heads,
+            static_cast<int>(blockIdx.x) / kSplitBlocks,
+            quotient(c.heads, c.kv_heads),
             position + 1,
             c.positions[fresh_row],
             fresh_row,
             c.pages + sequence * c.page_row,
             0};
     if (c.rope != nullptr) row.shift = c.rope[t] - position;  // as in decode.cu
-    const Pages k(c.k_packing, c.k_layout, c.k_cache), v(c.v_packing, c.v_layout, c.v_cache);
-    Share share = share_of(row, first_chunk, chunks, clusters);
-    share.ahead = share.tile, share.ahead_left = share.each, share.ahead_page = page_of(row, share.tile);
-    const Feed feed{c, row, k, v, ring, slots};
-    start_beside(c, row, beside);
-    for (int n = 0; n < slots - 1; ++n) feed.start(share, n);  // with what fresh rows will overwrite
-    wait_for_predecessor();
-    Query q;
-    const Ending end(c, row, first_chunk, chunks);
-    Part part;
-    clear(part);
-    int chunk = first_chunk;
-    for (int n = 0; chunk < chunks; chunk += clusters) {
-        if (share.tile < share.tiles) {
-            const int run = min(share.each, share.tiles - share.tile);
-            for (int i = 0; i < run; ++i, ++n) {
-                attend_tile(feed, share, n, q, beside, part);
-                step_tile(share, share.tile, share.left);
-            }
-        }
-        __syncthreads();  // sums and probabilities of the chunk before may still be read
-        if (end.one_chunk) break;
-        float* to = part_at<kMaxPackedChunks>(c, row, chunk, rank);
-        leave_result<true>(part, beside.exchange, to, kDim, reinterpret_cast<float2*>(to + kHeads * kDim));
-        clear(part);
+    return row;
+}
+
+/// A place in a block's runs of tiles.
+struct Place {
+    int begin, tile;  // the run's first tile, and the current one; `tiles` or more: past the end
+};
+struct Runs {
+    int chunks, each, stride, tiles;  // tiles of a run, from one to the next, of the row
+
+    /// As many chunks as have tiles; each block of all of them but the last one's has the same number.
+    __device__ __forceinline__ Runs(int position, int most, int clusters) {
+        tiles = position / kTileKeys + 1;
+        const int blocks = min(position / kChunkKeys + 1, most) * kSplitBlocks;
+        each = quotient(tiles + blocks - 1, blocks);
+        chunks = quotient(tiles + each * kSplitBlocks - 1, each * kSplitBlocks);
+        stride = clusters * kSplitBlocks * each;
     }
-    wait_copies<0>();
-    __syncthreads();
-    store_row<true>(c, row, end, part, beside.exchange, reinterpret_cast<float*>(ring));
+    __device__ __forceinline__ Place at(int begin) const {
+        return {begin, begin < tiles ? min(begin + each, tiles) - 1 : begin};
+    }
+    __device__ __forceinline__ Place first(int chunk) const {
+        return at((chunk * kSplitBlocks + static_cast<int>(blockIdx.x) % kSplitBlocks) * each);
+    }
+    __device__ __forceinline__ Place after(const Place& p) const {
+        if (p.tile > p.begin) return {p.begin, p.tile - 1};
+        return at(p.begin + stride);
+    }
+    /// Tiles of the run.
+    __device__ __forceinline__ int count(const Place& p) const { return max(min(each, tiles - p.begin), 0); }
+};
+
+/// What a block copies: K and V of tiles in their order, two ahead of the one it attends to.
+template <class K, class V>
+struct Feed {
+    const AttentionCall& c;
+    const Runs& runs;
+    char* ring;
+    const int* pages;
+    int keys, fresh;  // of the row
+    Place ahead;
+    int page;
+
+    __device__ __forceinline__ Feed(const AttentionCall& call, const Row& r, const Runs& all,
+                                    const Place& first, char* shared)
+        : c(call), runs(all), ring(shared), pages(r.pages), keys(r.keys), fresh(r.fresh), ahead(first) {
+        page = page_of_ahead();
+    }
+    __device__ __forceinline__ int page_of_ahead() const { return pages[min(ahead.tile, runs.tiles - 1)]; }
+
+    /// Tile n's slot.
+    __device__ __forceinline__ char* slot(int n) const { return ring + n % 2 * (K::kBytes + V::kBytes); }
+    __device__ __forceinline__ int64_t head() const {
+        return static_cast<int64_t>(page) * c.kv_heads + blockIdx.x / kSplitBlocks;
+    }
+
+    /// Starts the warp's rows of tile n; a group of copies, empty after the last tile.
+    __device__ __forceinline__ void start_keys(int n) const {
+        if (ahead.tile < runs.tiles)
+            start_rows<K>(reinterpret_cast<const char*>(c.k_cache) + head() * K::kBytes,
+                          shared_address(slot(n)));
+        commit_copies();
+    }
+    /// And goes on to the next tile.
+    __device__ __forceinline__ void start_values(int n) {
+        if (ahead.tile < runs.tiles)
+            start_rows<V>(reinterpret_cast<const char*>(c.v_cache) + head() * V::kBytes,
+                          shared_address(slot(n)) + K::kBytes);
+        commit_copies();
+        ahead = runs.after(ahead);
+        page = page_of_ahead();
+    }
+};
+
+/// Packs the fresh keys and values of the warp's 16 of a tile after the first. The result waits in local memory: registers do not
+/// suffice for both, and few blocks come here.
+template <class K, class V>
+__device__ __forceinline__ void prepare_later(const AttentionCall& c, int key, char* slot, Beside& beside,
+                                              WarpPart& part) {
+    volatile float kept[kDim / 16][4];
+#pragma unroll
+    for (int j = 0; j < kDim / 16; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) kept[j][e] = part.o[j][e];
+    const Row row = row_of(c);
+    __syncwarp();
+    prepare<K, V>(c, row, max(row.fresh, key), min(row.keys, key + kWarpKeys), false, slot, beside);
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < kDim / 16; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) part.o[j][e] = kept[j][e];
+}
+
+/// Brings the gate near, which the block multiplies its eighth of the elements by at the end.
+__device__ __forceinline__ void prefetch_gate(const AttentionCall& c, const Row& row, int rank) {
+    const int pair = rank * row.group * 16 + static_cast<int>(threadIdx.x);
+    if (static_cast<int>(threadIdx.x) < row.group * 16)
+        prefetch_line(c.gate.at(row.t, row.kv_head * row.group + pair / (kDim / 2)) + pair % (kDim / 2) * 2);
+}
+
+/// Tile n of the block. After a run's last the slot is not filled again yet.
+template <class K, class V>
+__device__ __forceinline__ void attend_tile(Feed<K, V>& feed, int tile, int n, bool last, Beside& beside,
+                                            WarpPart& part) {
+    const int key = tile * kTileKeys + static_cast<int>(threadIdx.x) / 32 * kWarpKeys, left = feed.keys - key;
+    char* slot = feed.slot(n);
+    if (n > 0 && key + kWarpKeys > feed.fresh && left > 0) {
+        wait_copies<2>();  // this tile's
+        prepare_later<K, V>(feed.c, key, slot, beside, part);
+    }
+    wait_copies<3>();
+    __syncwarp();
+    float s[4];
+    const uint32_t keys = shared_address(slot), values = keys + K::kBytes;
+    if (left > 0) score_packed<K>(keys, beside.q, left, s);
+    __syncwarp();
+    if (last) {
+        wait_copies<2>();
+    } else {
+        feed.start_keys(n + 2);
+        wait_copies<3>();
+    }
+    __syncwarp();
+    if (left > 0) add_values<V>(values, left, s, part);
+    __syncwarp();
+    if (!last) feed.start_values(n + 2);
+}
+
+/// Of two packings, as numbers.
+template <int kKeys, int kValues>
+CLUSTER_OF(kSplitBlocks)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm<BlockOf<Packing{kKeys}>, BlockOf<Packing{kValues}>>)
+    attention_decode_packed_kernel(const __grid_constant__ AttentionCall c) {
+    using K = BlockOf<Packing{kKeys}>;
+    using V = BlockOf<Packing{kValues}>;
+    extern __shared__ __align__(128) char ring[];
+    __shared__ Beside beside;
+    __shared__ Totals totals;
+    allow_successor();
+    const int t = blockIdx.z, sequence = c.row_sequence[t], position = c.positions[t];
+    const int clusters = gridDim.y, first_chunk = blockIdx.y, rank = blockIdx.x % kSplitBlocks;
+    const Runs runs(position, kMostChunks<K, V>, clusters);
+    const int chunks = runs.chunks;
+    if (sequence < 0 || first_chunk >= chunks) {
+        if (first_chunk == 0) wait_for_predecessor();  // as in decode.cu
+        return;
+    }
+    const Row row = row_of(c);
+    Place now = runs.first(first_chunk);
+    Feed<K, V> feed(c, row, runs, now, ring);
+    start_beside(c, row, beside);
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i)
+        feed.start_keys(i), feed.start_values(i);  // with what fresh rows will overwrite
+    wait_for_predecessor();
+    prefetch_gate(c, row, rank);
+    if (now.tile < runs.tiles) {
+        const int begin = now.tile * kTileKeys, end = min(row.keys, begin + kTileKeys);
+        if (end > row.fresh)
+            wait_copies<2>();  // the first tile's
+        else
+            wait_copies<4>();  // `beside`
+        __syncthreads();
+        prepare<K, V>(c, row, max(row.fresh, begin), end, true, ring, beside);
+        __syncthreads();
+    }
+    WarpPart part;
+    clear(part);
+    const bool one_chunk = kClusters && first_chunk + clusters >= chunks;
+    float* values = reinterpret_cast<float*>(ring);
+    float2* block_totals = totals.of_block;
+    int n = 0;
+#pragma unroll 1
+    for (int chunk = first_chunk; chunk < chunks; chunk += clusters) {
+        for (int left = runs.count(now); left > 0; --left, ++n) {
+            attend_tile(feed, now.tile, n, left == 1, beside, part);
+            if (left > 1) --now.tile;
+        }
+        now = runs.at(now.begin + runs.stride);
+        if (!one_chunk) {
+            values = part_at<kMostChunks<K, V>>(c, row, chunk, rank);
+            block_totals = reinterpret_cast<float2*>(values + kHeads * kDim);
+        }
+        leave_result<V>(part, totals, feed.slot(one_chunk ? 1 : n + 1), values, one_chunk ? kOutRow : kDim,
+                        block_totals);
+        if (one_chunk) break;
+        clear(part);
+        __syncthreads();
+        feed.start_keys(n + 1), feed.start_values(n + 1);
+    }
+    const Ending end(c, row, first_chunk, chunks, clusters);
+    store_row<kMostChunks<K, V>>(c, row, end, values, block_totals, [] {});
+}
+
+/// Clusters that share a row's chunks: as many rounds of clusters as take the least time, of which a tenth of a row's chunks is
+/// what each cluster needs beside its chunks.
+int clusters_of(int units, int at_once, int most) {
+    int best = 1;
+    float least = INFINITY;
+    for (int n = 1; n <= most; ++n) {
+        const int rounds = (units * n + at_once - 1) / at_once;
+        const float time = static_cast<float>(rounds) * (1.0f / static_cast<float>(n) + 0.1f);
+        if (time < least) least = time, best = n;
+    }
+    return best;
 }
 
 }  // namespace
 
 void attention_decode_packed(const AttentionCall& call, Context& context) {
-    const int at_once = kBlocksPerSm * (context.sms / kSplitBlocks - 1), units = call.tokens * call.kv_heads;
-    const int clusters = std::clamp(at_once / units, 1, kMaxPackedChunks);
     if (call.tokens > max_answer_rows(call.kv_heads)) unsupported("gated_attention", "so many answer rows");
-    const int tile = static_cast<int>(call.k_layout.head() + call.v_layout.head());
-    const int slots = slots_of(tile);
-    launch(context, "gated_attention decode packed", attention_decode_packed_kernel,
-           dim3(clusters * kSplitBlocks, call.kv_heads, call.tokens), dim3(kThreads), slots * tile, call,
-           slots);
+    with_keys(call.k_packing, [&](auto k) {
+        with_values(call.v_packing, [&](auto v) {
+            using K = decltype(k);
+            using V = decltype(v);
+            // Clusters that run at once; one in sixteen does not fit into the card's groups of SMs.
+            const int at_once = kBlocksPerSm<K, V> * (context.sms / kSplitBlocks - 1);
+            const int clusters = clusters_of(call.tokens * call.kv_heads, at_once, kMostChunks<K, V>);
+            launch(
+                context, "gated_attention decode packed",
+                attention_decode_packed_kernel<static_cast<int>(K::kPacking), static_cast<int>(V::kPacking)>,
+                dim3(kSplitBlocks * call.kv_heads, clusters, call.tokens), dim3(kThreads),
+                2 * (K::kBytes + V::kBytes), call);
+        });
+    });
 }
 
 }  // namespace quern::cuda::attention

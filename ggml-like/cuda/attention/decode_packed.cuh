@@ -1,9 +1,13 @@
-// Attention of answer rows over packed caches: a tile of 64 keys in shared memory, its scores and its values.
+// Attention of answer rows over packed caches: a warp's 16 keys of a page in shared memory, their scores and their values.
 //
 //   slot    K block | V block     of one page, codes in 16-byte pieces: piece p of row r lies at p ^ swizzled(r)
+//   warp    rows 16w .. 16w + 15 of both, which it alone copies and reads
 //
-// Codes become operands in registers: a lane reads runs of codes of the rows it has, and which element of d an operand's slot
-// stands for follows from that; the query has the same order. The rest is as in decode_math.cuh.
+//   S^T[16 keys, 8 heads] = K q^T         codes of K become the A operand in registers, q is the B operand
+//   O^T[256, 8 heads] += V^T P^T          codes of V likewise; P goes from S to the B operand by `transpose`
+//
+// A lane reads runs of codes of the rows it has, and which element of d an operand's slot stands for follows from that: the
+// query has the same order, and the result is put in order when warps merge (decode_packed_merge.cuh).
 #pragma once
 
 #include "ggml-like/cuda/attention/decode_math.cuh"
@@ -14,41 +18,65 @@ namespace quern::cuda::attention::decode {
 using namespace ptx;
 using kv::Packing;
 
-/// A piece's row, mixed so that lanes that read at the same time meet different banks: rows r and r + 1 of K, and rows 2i of V.
-__device__ __forceinline__ int swizzled(int r) { return (r >> 1 & 3) << 1 ^ (r & 1) << 2; }
+/// A piece's row, mixed so that lanes that read at the same time meet different banks: of K rows r and r + 1, of V rows 2i, or
+/// eight rows one after the other.
+__device__ __forceinline__ int swizzled(int r) { return (r & 6) ^ (r & 1) * 5; }
 
-/// K or V of a call: where its blocks are, in memory and in a slot.
-struct Pages {
-    Packing packing;
-    packed::Block block;
-    const char* cache;
-    int from, to;  // the thread's first piece of codes in a block and in a slot
-    int rest;      // how many pieces follow the codes
-
-    __device__ __forceinline__ Pages(Packing p, const kv::Layout& layout, const bf16* data)
-        : packing(p), block(layout), cache(reinterpret_cast<const char*>(data)) {
-        const int thread = threadIdx.x, bits = p == Packing::fp8 ? 4 : 3, r = thread >> bits;
-        const int mixed = r << bits | ((thread & ((1 << bits) - 1)) ^ swizzled(r));
-        from = thread * 16, to = mixed * 16, rest = (block.bytes - kTileKeys * block.codes) / 16;
-    }
-    __device__ __forceinline__ const char* of(int64_t head) const { return cache + head * block.bytes; }
+/// Where the arrays of a block lie, as the compiler knows them.
+template <Packing kOf>
+struct BlockOf {
+    static constexpr kv::Layout kLayout = kv::layout_of(kOf, DType::BF16, kDim);
+    static constexpr Packing kPacking = kOf;
+    static constexpr int kCodes = kLayout.codes, kBlocks = kLayout.blocks,
+                         kScales = kLayout.scales;  // of a row
+    static constexpr int kBlocksAt = static_cast<int>(kLayout.blocks_at());
+    static constexpr int kScalesAt = static_cast<int>(kLayout.scales_at());
+    static constexpr int kBytes = static_cast<int>(kLayout.head());
+    static_assert(kBytes % 128 == 0);
 };
-
-/// Starts copying a block into a slot, by all threads. Their pieces of codes are kThreads apart, in rows that are mixed alike.
-__device__ __forceinline__ void start_block(const Pages& pages, const char* from, char* to) {
-    const char* source = from + pages.from;
-    char* target = to + pages.to;
-    constexpr int kStep = kThreads * 16, kHalf = 4;
-#pragma unroll
-    for (int i = 0; i < kHalf; ++i) copy_async16(target + i * kStep, source + i * kStep);
-    if (pages.packing == Packing::fp8)
-#pragma unroll
-        for (int i = kHalf; i < 2 * kHalf; ++i) copy_async16(target + i * kStep, source + i * kStep);
-    if (static_cast<int>(threadIdx.x) < pages.rest)
-        copy_async16(to + pages.block.blocks_at + pages.from, from + pages.block.blocks_at + pages.from);
+/// f(BlockOf<packing>()) of a packing of keys, or of values.
+template <class F>
+void with_keys(Packing packing, const F& f) {
+    if (packing == Packing::fp8)
+        f(BlockOf<Packing::fp8>());
+    else if (packing == Packing::nvfp4)
+        f(BlockOf<Packing::nvfp4>());
+    else
+        f(BlockOf<Packing::centroids>());
 }
-__device__ __forceinline__ const char* piece(const Pages& pages, const char* slot, int r, int p) {
-    return slot + r * pages.block.codes + ((p ^ swizzled(r)) << 4);
+template <class F>
+void with_values(Packing packing, const F& f) {
+    if (packing == Packing::fp8)
+        f(BlockOf<Packing::fp8>());
+    else if (packing == Packing::nvfp4)
+        f(BlockOf<Packing::nvfp4>());
+    else
+        f(BlockOf<Packing::steps>());
+}
+
+__device__ __forceinline__ void copy_piece(uint32_t to, const char* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
+}
+template <class T>
+__device__ __forceinline__ T shared_at(uint32_t address) {
+    return *static_cast<const T*>(__cvta_shared_to_generic(address));
+}
+
+/// Starts copying the warp's rows of a block into a slot.
+template <class B>
+__device__ __forceinline__ void start_rows(const char* block, uint32_t slot) {
+    constexpr int kPieces = B::kCodes / 16, kRows = 32 / kPieces;  // of a row; of the warp's copies at once
+    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * kWarpKeys, r = lane / kPieces;
+    const char* from = block + first * B::kCodes + lane * 16;
+    const uint32_t to = slot + first * B::kCodes + r * B::kCodes + ((lane % kPieces ^ swizzled(r)) << 4);
+#pragma unroll
+    for (int i = 0; i < kWarpKeys / kRows; ++i)
+        copy_piece((to ^ ((i * kRows & 6) << 4)) + i * 512, from + i * 512);
+    // scales, a piece a lane: a row of them for each 16 elements, eight rows of one, four of two
+    const bool blocks = lane < B::kBlocks;
+    const int at = blocks ? B::kBlocksAt + first * B::kBlocks + lane * 16
+                          : B::kScalesAt + first * B::kScales + (lane - B::kBlocks) * 16;
+    if (lane < B::kBlocks + B::kScales) copy_piece(slot + at, block + at);
 }
 
 // What codes become, and what is left to multiply by: fp8 a value over 2^120 (q has 2^60 of it), e2m1 times its scale of 16 a
@@ -77,223 +105,274 @@ __device__ __forceinline__ uint4 ordered(Packing packing, const uint4& x) {
     return x;
 }
 
-/// Bytes from a head of q in shared memory to the next, so that they meet other banks.
-constexpr int kQueryRow = kDim * 2 + 16;
-
-/// The B operand of S^T from q's heads in shared memory: lane l has head l / 4, and of every 4 * run elements those of its own
-/// run, the codes of one piece.
-__device__ __forceinline__ void load_query(const char* heads, int group, Packing packing, Query& q) {
-    const int lane = threadIdx.x % 32, run = packing == Packing::fp8 ? 16 : 32;
-    const char* from = heads + min(lane / 4, group - 1) * kQueryRow + lane % 4 * run * 2;
-#pragma unroll
-    for (int i = 0; i < kDim / 32; ++i) {  // eight elements, two products
-        const int at = run == 16 ? i / 2 * 64 + i % 2 * 8 : i / 4 * 128 + i % 4 * 8;
-        const uint4 x = ordered(packing, *reinterpret_cast<const uint4*>(from + at * 2));
-        q.b[2 * i][0] = x.x, q.b[2 * i][1] = x.y, q.b[2 * i + 1][0] = x.z, q.b[2 * i + 1][1] = x.w;
-    }
+/// q in shared memory as the B operand of S^T. Products take 64 elements at a time, four of them: lane l has head l / 4, and of the
+/// keys' codes 16 that follow each other, so their first eight elements in [.][0][l] and the others in [.][1][l].
+struct SharedQuery {
+    uint4 pairs[kDim / 64][2][32];
+};
+/// Puts eight elements of a head, from 8 * eighth on, where they belong.
+template <class K>
+__device__ __forceinline__ void put_query(SharedQuery& q, int head, int eighth, const uint4& x) {
+    // a lane's 16 codes: of fp8 a piece, of 4 bits half of one
+    const int step = K::kPacking == Packing::fp8 ? eighth / 8 : eighth / 16 * 2 + eighth / 2 % 2;
+    const int c = K::kPacking == Packing::fp8 ? eighth / 2 % 4 : eighth / 4 % 4;
+    q.pairs[step][eighth % 2][head * 4 + c] = ordered(K::kPacking, x);
 }
 
 /// Sums of products that do not wait for each other.
-using Sums = float[4][4];
+using Sums = float[2][4];
 
-__device__ __forceinline__ void score_fp8(const Pages& k, const char* slot, int r, const Query& q, Sums& s) {
-    const int c = threadIdx.x % 4;
+/// Two products over eight elements of rows l / 4 and l / 4 + 8 as pairs.
+__device__ __forceinline__ void add_eight(Sums& s, const uint32_t (&x)[4], const uint32_t (&y)[4],
+                                          const uint4& q) {
+    const uint32_t low[4] = {x[0], y[0], x[1], y[1]}, high[4] = {x[2], y[2], x[3], y[3]};
+    mma(s[0], low, q.x, q.y);
+    mma(s[1], high, q.z, q.w);
+}
+__device__ __forceinline__ void scale(uint32_t (&pairs)[4], uint32_t by) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint4 a = *reinterpret_cast<const uint4*>(piece(k, slot, r, 4 * i + c)),
-                    b = *reinterpret_cast<const uint4*>(piece(k, slot, r + 8, 4 * i + c));
-        const uint32_t codes_a[4] = {a.x, a.y, a.z, a.w}, codes_b[4] = {b.x, b.y, b.z, b.w};
+    for (uint32_t& pair : pairs) pair = packed::times(pair, by);
+}
+
+/// Products of 64 elements: `a` and `b` are the lane's 16 codes of rows l / 4 and l / 4 + 8, a_16 and b_16 their scale of 16.
+template <class K>
+__device__ __forceinline__ void add_keys(Sums& s, const uint32_t (&a)[K::kCodes / 64],
+                                         const uint32_t (&b)[K::kCodes / 64], uint32_t a_16, uint32_t b_16,
+                                         const uint4 (&q)[2]) {
+    if constexpr (K::kPacking == Packing::nvfp4)
+        a_16 = packed::lifted_scales(a_16 * 0x1000100u), b_16 = packed::lifted_scales(b_16 * 0x1000100u);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const uint32_t operand[4] = {packed::low_e4m3(codes_a[j]), packed::low_e4m3(codes_b[j]),
-                                         packed::high_e4m3(codes_a[j]), packed::high_e4m3(codes_b[j])};
-            mma(s[j], operand, q.b[4 * i + j][0], q.b[4 * i + j][1]);
+    for (int j = 0; j < 2; ++j) {
+        uint32_t x[4], y[4];
+        if constexpr (K::kPacking == Packing::fp8) {
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+                x[2 * i] = packed::low_e4m3(a[2 * j + i]), x[2 * i + 1] = packed::high_e4m3(a[2 * j + i]);
+                y[2 * i] = packed::low_e4m3(b[2 * j + i]), y[2 * i + 1] = packed::high_e4m3(b[2 * j + i]);
+            }
+        } else if constexpr (K::kPacking == Packing::nvfp4) {
+            packed::small_e2m1(a[j], x), packed::small_e2m1(b[j], y);
+            scale(x, a_16), scale(y, b_16);
+        } else {
+            const packed::Table table = packed::lloyd();
+            const packed::Looked a0(table, a[j]), a1(table, a[j] >> 16), b0(table, b[j]),
+                b1(table, b[j] >> 16);
+            x[0] = a0.first(), x[1] = a0.second(), x[2] = a1.first(), x[3] = a1.second();
+            y[0] = b0.first(), y[1] = b0.second(), y[2] = b1.first(), y[3] = b1.second();
+        }
+        add_eight(s, x, y, q[j]);
+    }
+}
+
+/// The warp's scores without scales. A loop, since instructions that have not run for a while take longer to come than to run.
+template <class K>
+__device__ __forceinline__ void score_products(uint32_t slot, const SharedQuery& q, Sums& s) {
+    constexpr bool kBytes = K::kPacking == Packing::fp8;
+    const int lane = threadIdx.x % 32, g = lane / 4, row = threadIdx.x / 32 * kWarpKeys + g;
+    const uint32_t own = slot + row * K::kCodes + ((lane % 4 ^ swizzled(g)) << 4);
+    const uint32_t scales = slot + K::kBlocksAt + row * K::kBlocks + lane % 4 * 2;
+#pragma unroll 1
+    for (int i = 0; i < kDim / 64; ++i) {
+        const uint32_t at = kBytes ? (own ^ (i % 2 << 6)) + i / 2 * 128 : (own ^ (i / 2 << 6)) + i % 2 * 8;
+        const uint4 pairs[2] = {q.pairs[i][0][lane], q.pairs[i][1][lane]};
+        if constexpr (kBytes) {
+            const uint4 x = shared_at<uint4>(at), y = shared_at<uint4>(at + 8 * K::kCodes);
+            add_keys<K>(s, {x.x, x.y, x.z, x.w}, {y.x, y.y, y.z, y.w}, 0, 0, pairs);
+        } else {
+            const uint2 x = shared_at<uint2>(at), y = shared_at<uint2>(at + 8 * K::kCodes);
+            uint32_t a_16 = 0, b_16 = 0;
+            if constexpr (K::kBlocks > 0) {
+                const uint32_t of = scales + i / 2 * 8 + i % 2;
+                a_16 = shared_at<uint8_t>(of), b_16 = shared_at<uint8_t>(of + 8 * K::kBlocks);
+            }
+            add_keys<K>(s, {x.x, x.y}, {y.x, y.y}, a_16, b_16, pairs);
         }
     }
 }
 
-/// Two products over eight codes of 4 bits of rows l / 4 and l / 4 + 8.
-template <class F>
-__device__ __forceinline__ void add_eight(Sums& s, uint32_t a, uint32_t b, const Query& q, int i,
-                                          const F& expand) {
-    uint32_t x[4], y[4];
-    expand(a, x, false), expand(b, y, true);
-    const uint32_t low[4] = {x[0], y[0], x[1], y[1]}, high[4] = {x[2], y[2], x[3], y[3]};
-    mma(s[2 * (i % 2)], low, q.b[2 * i][0], q.b[2 * i][1]);
-    mma(s[2 * (i % 2) + 1], high, q.b[2 * i + 1][0], q.b[2 * i + 1][1]);
-}
-
-/// Two scales of 16, each twice (packed::lifted_scales).
-__device__ __forceinline__ void scale_pairs(uint32_t two, uint32_t (&pairs)[2]) {
-    pairs[0] = packed::lifted_scales(__byte_perm(two, 0, 0x0404));
-    pairs[1] = packed::lifted_scales(__byte_perm(two, 0, 0x1414));
-}
-
-__device__ __forceinline__ void score_nvfp4(const Pages& k, const char* slot, int r, const Query& q,
-                                            Sums& s) {
-    const int c = threadIdx.x % 4;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const uint4 a = *reinterpret_cast<const uint4*>(piece(k, slot, r, 4 * i + c)),
-                    b = *reinterpret_cast<const uint4*>(piece(k, slot, r + 8, 4 * i + c));
-        const char* scales = slot + k.block.blocks_at + 8 * i + 2 * c + r * (kDim / kv::kBlock);
-        uint32_t of_a[2], of_b[2];
-        scale_pairs(*reinterpret_cast<const uint16_t*>(scales), of_a);
-        scale_pairs(*reinterpret_cast<const uint16_t*>(scales + 8 * (kDim / kv::kBlock)), of_b);
-        const uint32_t codes_a[4] = {a.x, a.y, a.z, a.w}, codes_b[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-            add_eight(s, codes_a[j], codes_b[j], q, 4 * i + j,
-                      [&](uint32_t codes, uint32_t(&x)[4], bool second) {
-                          packed::small_e2m1(codes, x);
-                          const uint32_t by = second ? of_b[j / 2] : of_a[j / 2];
-#pragma unroll
-                          for (uint32_t& pair : x) pair = packed::times(pair, by);
-                      });
-    }
-}
-
-__device__ __forceinline__ void score_centroids(const Pages& k, const char* slot, int r, const Query& q,
-                                                Sums& s) {
-    const int c = threadIdx.x % 4;
-    const packed::Table table = packed::lloyd();
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const uint4 a = *reinterpret_cast<const uint4*>(piece(k, slot, r, 4 * i + c)),
-                    b = *reinterpret_cast<const uint4*>(piece(k, slot, r + 8, 4 * i + c));
-        const uint32_t codes_a[4] = {a.x, a.y, a.z, a.w}, codes_b[4] = {b.x, b.y, b.z, b.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-            add_eight(s, codes_a[j], codes_b[j], q, 4 * i + j, [&](uint32_t codes, uint32_t(&x)[4], bool) {
-                const packed::Looked low(table, codes), high(table, codes >> 16);
-                x[0] = low.first(), x[1] = low.second(), x[2] = high.first(), x[3] = high.second();
-            });
-    }
-}
-
-/// Of K or V, number `which`.
-__device__ __forceinline__ float row_scale(const Pages& pages, const char* slot, int r, int which = 0) {
-    const char* at = slot + pages.block.scales_at + r * pages.block.scales + 2 * which;
-    return as_float(*reinterpret_cast<const uint16_t*>(at));
+/// Number `which` of the scales of the warp's row r.
+template <class B>
+__device__ __forceinline__ float row_scale(uint32_t slot, int r, int which = 0) {
+    return as_float(shared_at<uint16_t>(slot + B::kScalesAt +
+                                        (threadIdx.x / 32 * kWarpKeys + r) * B::kScales + 2 * which));
 }
 
 /// Scores of the warp's 16 keys, as score() in decode_math.cuh.
-__device__ __forceinline__ void score_packed(const Pages& k, const char* slot, const Query& q, int keys_left,
+template <class B>
+__device__ __forceinline__ void score_packed(uint32_t slot, const SharedQuery& q, int keys_left,
                                              float (&s)[4]) {
-    const int lane = threadIdx.x % 32, r = threadIdx.x / 32 * kWarpKeys + lane / 4;
+    const int r = threadIdx.x % 32 / 4;
     Sums parts = {};
-    if (k.packing == Packing::fp8)
-        score_fp8(k, slot, r, q, parts);
-    else if (k.packing == Packing::nvfp4)
-        score_nvfp4(k, slot, r, q, parts);
-    else
-        score_centroids(k, slot, r, q, parts);
-    const float lift = score_scale(kDim) * lift_of_scores(k.packing);
-    const float scale[2] = {row_scale(k, slot, r) * lift, row_scale(k, slot, r + 8) * lift};
+    score_products<B>(slot, q, parts);
+    const float lift = score_scale(kDim) * lift_of_scores(B::kPacking);
+    const float scales[2] = {row_scale<B>(slot, r) * lift, row_scale<B>(slot, r + 8) * lift};
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-        const float sum = (parts[0][e] + parts[1][e]) + (parts[2][e] + parts[3][e]);
-        s[e] = lane / 4 + e / 2 * 8 < keys_left ? sum * scale[e / 2] : -INFINITY;
+    for (int e = 0; e < 4; ++e)
+        s[e] = r + e / 2 * 8 < keys_left ? (parts[0][e] + parts[1][e]) * scales[e / 2] : -INFINITY;
+}
+
+/// The warp's running result, of heads 2(l%4) + {0, 1}: values, not yet divided by the sum, of the elements that element() says
+/// (decode_packed_merge.cuh); what exponents are relative to; the lane's own addends of the sum, and of what all elements have in
+/// common (`steps`).
+struct WarpPart {
+    float o[kDim / 16][4];
+    float ceiling[2], sum[2], middle[2];
+};
+__device__ __forceinline__ void clear(WarpPart& part) {
+#pragma unroll
+    for (int j = 0; j < kDim / 16; ++j)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) part.o[j][e] = 0;
+    part.ceiling[0] = part.ceiling[1] = -INFINITY;
+    part.sum[0] = part.sum[1] = part.middle[0] = part.middle[1] = 0;
+}
+
+/// A score above its head's ceiling raises that to this much above the highest score, so that it seldom happens again.
+constexpr float kRoom = 8;
+
+__device__ __forceinline__ void raise_ceilings(const float (&s)[4], WarpPart& part) {
+    const bool above = fmaxf(s[0], s[2]) > part.ceiling[0] || fmaxf(s[1], s[3]) > part.ceiling[1];
+    if (!__any_sync(0xffffffffu, above)) return;
+    const bool first = __all_sync(0xffffffffu, fmaxf(part.ceiling[0], part.ceiling[1]) == -INFINITY);
+    float f[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        const float highest = over_keys_max(fmaxf(s[h], s[h + 2])), before = part.ceiling[h];
+        part.ceiling[h] = highest > before ? highest + kRoom : before;
+        f[h] = part_weight(before, part.ceiling[h]);
+    }
+    if (first) return;  // nothing to rescale
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+        part.sum[h] *= f[h], part.middle[h] *= f[h];
+#pragma unroll
+        for (int j = 0; j < kDim / 16; ++j) part.o[j][h] *= f[h], part.o[j][h + 2] *= f[h];
     }
 }
 
-/// The warp's scores become probabilities times their values' scales, in shared memory for all warps. Values in equal steps
-/// have a middle beside the scale, the same for all elements of a row: sums of these are apart (Part::middle).
-__device__ __forceinline__ void share_weights(const Pages& v, const char* slot, int keys_left, float (&s)[4],
-                                              Exchange& shared, Part& part) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = lane / 4;
-    const float lift = lift_of_values(v.packing);
+/// Scores become probabilities times their values' scales, as the B operand. Values in equal steps have a middle beside the scale,
+/// the same for all elements of a row: sums of these are apart (WarpPart::middle).
+template <class B>
+__device__ __forceinline__ void weigh(uint32_t slot, int keys_left, float (&s)[4], WarpPart& part,
+                                      uint32_t (&p)[2]) {
+    const float lift = lift_of_values(B::kPacking);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        const int key = lane / 4 + 8 * half, r = warp * kWarpKeys + key;
-        const bool there = key < keys_left;  // what lies beyond may be NaN
-        const float scale = there ? row_scale(v, slot, r) * lift : 0.0f;
-        const float middle = v.packing == Packing::steps && there ? row_scale(v, slot, r, 1) : 0.0f;
+        const int r = threadIdx.x % 32 / 4 + 8 * half;
+        const bool there = r < keys_left;  // what lies beyond may be NaN
+        const float scale = there ? row_scale<B>(slot, r) * lift : 0.0f;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             float& x = s[2 * half + h];
-            x = fast_exp2(x - part.maximum[h]);
+            x = fast_exp2(x - part.ceiling[h]);
             part.sum[h] += x;
-            part.middle[h] = fmaf(x, middle, part.middle[h]);
+            if constexpr (B::kPacking == Packing::steps) {
+                const float middle = there ? row_scale<B>(slot, r, 1) : 0.0f;
+                part.middle[h] = fmaf(x, middle, part.middle[h]);
+            }
             x *= scale;
         }
     }
-    char* to = shared.p + head * kTileKeys * 2 + lane % 4 * 4;
-    *reinterpret_cast<uint32_t*>(to + ((2 * warp ^ head) << 4)) = transpose(pack_bf16(s[0], s[1]));
-    *reinterpret_cast<uint32_t*>(to + ((2 * warp + 1 ^ head) << 4)) = transpose(pack_bf16(s[2], s[3]));
+    p[0] = transpose(pack_bf16(s[0], s[1])), p[1] = transpose(pack_bf16(s[2], s[3]));
 }
 
-/// Eight elements of V's rows r and r + 1, as pairs: x[i] is element i of both, without the rows' scales.
-__device__ __forceinline__ void pairs_fp8(const Pages& v, const char* slot, int r, int at, uint32_t (&x)[8]) {
-    const uint2 a = *reinterpret_cast<const uint2*>(piece(v, slot, r, at / 16) + at % 16),
-                b = *reinterpret_cast<const uint2*>(piece(v, slot, r + 1, at / 16) + at % 16);
-    const uint32_t both[4] = {__byte_perm(a.x, b.x, 0x5410), __byte_perm(a.x, b.x, 0x7632),
-                              __byte_perm(a.y, b.y, 0x5410), __byte_perm(a.y, b.y, 0x7632)};
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-        x[2 * i] = packed::low_e4m3(both[i]), x[2 * i + 1] = packed::high_e4m3(both[i]);
+/// One product: elements of row l / 4 and of row l / 4 + 8 of the result, as pairs of V's rows 2(l%4) and the next, and eight on.
+__device__ __forceinline__ void add_product(WarpPart& part, int j, const uint32_t (&x)[4],
+                                            const uint32_t (&y)[4], int pair, const uint32_t (&p)[2]) {
+    const uint32_t a[4] = {x[pair], x[pair + 1], y[pair], y[pair + 1]};
+    mma(part.o[j], a, p[0], p[1]);
 }
 
-template <class F>
-__device__ __forceinline__ void pairs_codes(const Pages& v, const char* slot, int r, int at, const F& expand,
-                                            uint32_t (&x)[8]) {
-    const uint32_t a = *reinterpret_cast<const uint32_t*>(piece(v, slot, r, at / 32) + at % 32 / 2),
-                   b = *reinterpret_cast<const uint32_t*>(piece(v, slot, r + 1, at / 32) + at % 32 / 2);
-    uint32_t low[4], high[4];
-    expand(__byte_perm(a, b, 0x5410), low), expand(__byte_perm(a, b, 0x7632), high);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) x[i] = low[i], x[i + 4] = high[i];
-}
-__device__ __forceinline__ void pairs_nvfp4(const Pages& v, const char* slot, int r, int at,
-                                            uint32_t (&x)[8]) {
-    const char* scales = slot + v.block.blocks_at + r * (kDim / kv::kBlock) + at / kv::kBlock;
-    const uint32_t a = static_cast<uint8_t>(scales[0]), b = static_cast<uint8_t>(scales[kDim / kv::kBlock]);
-    const uint32_t by = packed::lifted_scales(a << 8 | b << 24);
-    pairs_codes(
-        v, slot, r, at, [](uint32_t codes, uint32_t(&y)[4]) { packed::small_e2m1(codes, y); }, x);
-#pragma unroll
-    for (uint32_t& pair : x) pair = packed::times(pair, by);
-}
-__device__ __forceinline__ void pairs_steps(const Pages& v, const char* slot, int r, int at,
-                                            uint32_t (&x)[8]) {
-    pairs_codes(
-        v, slot, r, at, [](uint32_t codes, uint32_t(&y)[4]) { packed::steps_of(codes, y); }, x);
-}
-
-/// part.o += V^T P^T of a tile. Of its 64 elements the warp has in o[j] rows l / 4 and l / 4 + 8: elements 8 (l / 4) + 2j and
-/// + 1.
-template <class F>
-__device__ __forceinline__ void add_pairs(const Exchange& shared, Part& part, const F& pairs) {
+/// Words of 16 bits of V's rows in pairs, two rows' in each register: of two pieces that follow each other rows 2(l%4), + 1 and
+/// + 8, + 9 of the first, then of the second piece; word l / 4 of each.
+template <class B>
+__device__ __forceinline__ void load_pairs(uint32_t slot, int two_pieces, uint32_t (&v)[4]) {
     const int lane = threadIdx.x % 32;
-    const int at = threadIdx.x / 32 * kWarpDims + lane / 4 * 8;
+    const uint32_t own = slot + (threadIdx.x / 32 * kWarpKeys + lane % 16) * B::kCodes +
+                         ((lane / 16 ^ swizzled(lane % 8)) << 4);
+    load_matrices_transposed(v, (own ^ ((2 * two_pieces & 6) << 4)) + two_pieces / 4 * 128);
+}
+
+__device__ __forceinline__ void add_fp8(uint32_t slot, const uint32_t (&p)[2], WarpPart& part) {
 #pragma unroll
-    for (int k = 0; k < kTileKeys / 16; k += 2) {
-        uint32_t p[4];
-        load_matrices(
-            p, shared_address(shared.p + lane % 8 * kTileKeys * 2 + ((2 * k + lane / 8 ^ lane % 8) << 4)));
+    for (int i = 0; i < kDim / 32; ++i) {
+        uint32_t v[4];
+        load_pairs<BlockOf<Packing::fp8>>(slot, i, v);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-            uint32_t x[8], y[8];
-            const int r = (k + h) * 16 + lane % 4 * 2;
-            pairs(r, at, x);
-            pairs(r + 8, at, y);
-#pragma unroll
-            for (int j = 0; j < kWarpDims / 16; ++j) {
-                const uint32_t a[4] = {x[2 * j], x[2 * j + 1], y[2 * j], y[2 * j + 1]};
-                mma(part.o[j], a, p[2 * h], p[2 * h + 1]);
-            }
+            const uint32_t a[4] = {packed::low_e4m3(v[2 * h]), packed::high_e4m3(v[2 * h]),
+                                   packed::low_e4m3(v[2 * h + 1]), packed::high_e4m3(v[2 * h + 1])};
+            mma(part.o[2 * i + h], a, p[0], p[1]);
         }
     }
 }
 
-__device__ __forceinline__ void add_values_packed(const Pages& v, const char* slot, const Exchange& shared,
-                                                  Part& part) {
-    if (v.packing == Packing::fp8)
-        add_pairs(shared, part, [&](int r, int at, uint32_t(&x)[8]) { pairs_fp8(v, slot, r, at, x); });
-    else if (v.packing == Packing::nvfp4)
-        add_pairs(shared, part, [&](int r, int at, uint32_t(&x)[8]) { pairs_nvfp4(v, slot, r, at, x); });
+__device__ __forceinline__ void add_steps(uint32_t slot, const uint32_t (&p)[2], WarpPart& part) {
+#pragma unroll
+    for (int i = 0; i < kDim / 64; ++i) {
+        uint32_t v[4];
+        load_pairs<BlockOf<Packing::steps>>(slot, i, v);
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            uint32_t x[4], y[4];
+            packed::steps_of(v[2 * h], x), packed::steps_of(v[2 * h + 1], y);
+            add_product(part, 4 * i + 2 * h, x, y, 0, p);
+            add_product(part, 4 * i + 2 * h + 1, x, y, 2, p);
+        }
+    }
+}
+
+/// Scales of 16 of V's rows 2(l%4), + 1 in the first register, + 8, + 9 in the other: of elements 32(l/4) and 16 more.
+__device__ __forceinline__ void load_scales(uint32_t blocks, uint32_t (&v)[2]) {
+    const uint32_t own = blocks + (threadIdx.x / 32 * kWarpKeys + threadIdx.x % 16) * (kDim / kv::kBlock);
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
+                 : "=r"(v[0]), "=r"(v[1])
+                 : "r"(own));
+}
+
+/// A lane has piece l / 4 of V's rows, two blocks of 16, since scales take more instructions than pairs.
+__device__ __forceinline__ void add_nvfp4(uint32_t slot, const uint32_t (&p)[2], WarpPart& part) {
+    using B = BlockOf<Packing::nvfp4>;
+    const int lane = threadIdx.x % 32, r = lane % 4 * 2;
+    const uint32_t own =
+        slot + (threadIdx.x / 32 * kWarpKeys + r) * B::kCodes + ((lane / 4 ^ swizzled(r)) << 4);
+    uint4 rows[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+        rows[i] = shared_at<uint4>((own ^ (i % 2 * 5 << 4)) + (i / 2 * 8 + i % 2) * B::kCodes);
+    uint32_t scales[2];
+    load_scales(slot + B::kBlocksAt, scales);
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+        const auto word = [&](int i) {
+            return w == 0 ? rows[i].x : w == 1 ? rows[i].y : w == 2 ? rows[i].z : rows[i].w;
+        };
+        const uint32_t by[2] = {packed::lifted_scales(w < 2 ? scales[0] << 8 : scales[0]),
+                                packed::lifted_scales(w < 2 ? scales[1] << 8 : scales[1])};
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {  // four elements
+            uint32_t x[4], y[4];
+            packed::small_e2m1(__byte_perm(word(0), word(1), h == 0 ? 0x5410 : 0x7632), x);
+            packed::small_e2m1(__byte_perm(word(2), word(3), h == 0 ? 0x5410 : 0x7632), y);
+            scale(x, by[0]), scale(y, by[1]);
+            add_product(part, 4 * w + 2 * h, x, y, 0, p);
+            add_product(part, 4 * w + 2 * h + 1, x, y, 2, p);
+        }
+    }
+}
+
+/// part += V^T P^T of the warp's 16 keys, of which s are the scores.
+template <class B>
+__device__ __forceinline__ void add_values(uint32_t slot, int keys_left, float (&s)[4], WarpPart& part) {
+    uint32_t p[2];
+    raise_ceilings(s, part);
+    weigh<B>(slot, keys_left, s, part, p);
+    if constexpr (B::kPacking == Packing::fp8)
+        add_fp8(slot, p, part);
+    else if constexpr (B::kPacking == Packing::nvfp4)
+        add_nvfp4(slot, p, part);
     else
-        add_pairs(shared, part, [&](int r, int at, uint32_t(&x)[8]) { pairs_steps(v, slot, r, at, x); });
+        add_steps(slot, p, part);
 }
 
 }  // namespace quern::cuda::attention::decode

@@ -1,6 +1,8 @@
 // Attention of answer rows over packed caches: q, and the keys and values of this step.
 //
-//   block   K row, V row of each fresh key of the tile, then before the first tile the heads of q: one warp each, in turn
+//   item    two heads of q, or two rows of K or of V, by one warp, side by side
+//   block   before the first tile: its fresh rows of K and V, then the heads of q, items to warps 0 1 2 3, 3 2 1 0, 0 1 ...
+//   warp    before a later tile: the fresh rows of its 16
 //
 // A key that a later row reads from the cache is packed by the same instructions as here, so rows have the same bits whether
 // their predecessors came in the same step or before.
@@ -10,21 +12,21 @@
 #include "ggml-like/cuda/attention/pack_rows.cuh"
 #include "ggml-like/cuda/attention/prepare.cuh"
 
+#include <type_traits>
+
 namespace quern::cuda::attention::decode {
 
 using namespace ptx;
 
-/// Shared memory beside the slots.
+/// Shared memory of the preparation.
 struct __align__(16) Beside {
-    Exchange exchange;
-    char q[kHeads * kQueryRow];
+    SharedQuery q;
     float norms[2][kDim];                  // q_norm, k_norm
     float2 own[kSplitRotaryDims / 2];      // cos and sin at the row's own position
     uint64_t turns[kSplitRotaryDims / 2];  // AttentionCall::turns
 };
-static_assert(sizeof(Beside) <= 9 * 1024 && sizeof(Exchange) % 16 == 0);
 
-/// Starts loading what all heads need; part of the next group of copies.
+/// Starts loading what all heads need; a group of copies.
 __device__ __forceinline__ void start_beside(const AttentionCall& c, const Row& row, Beside& beside) {
     static_assert(kThreads * 4 == 2 * kDim);
     const int thread = threadIdx.x, half = thread / (kThreads / 2), at = thread % (kThreads / 2) * 4;
@@ -33,6 +35,7 @@ __device__ __forceinline__ void start_beside(const AttentionCall& c, const Row& 
         beside.turns[thread] = c.turns[thread];
         beside.own[thread] = rotation(c.turns[thread], row.keys - 1 + row.shift);
     }
+    commit_copies();
 }
 
 /// Copies row r of K or V from a slot to its block in the cache; by one warp, which has written it.
@@ -49,60 +52,86 @@ __device__ __forceinline__ void store_packed(const packed::Block& b, const char*
         *reinterpret_cast<uint16_t*>(to + scale) = *reinterpret_cast<const uint16_t*>(from + scale);
 }
 
-/// Packs the tile's fresh keys and values over what was copied to its slot, and puts the row's own into the cache; where
-/// `query`, leaves the heads of q, normed, rotated, of keys in tq4 times H, and rounded.
-__device__ __forceinline__ void prepare(const AttentionCall& c, const Row& row, const Pages& k, int tile,
+/// Packs a row of K or V over what was copied to `part` of its slot, and puts the row's own into the cache.
+template <class B>
+__device__ __forceinline__ void pack_fresh(const AttentionCall& c, const Row& row, int key, float given,
+                                           const float (&x)[8], char* part, bf16* cache) {
+    const int lane = threadIdx.x % 32, r = key % kTileKeys;
+    constexpr kv::Layout kLayout = B::kLayout;
+    const packed::Block block(kLayout);
+    packed::pack_row(
+        B::kPacking, x, kDim, given, lane,
+        packed::RowAt(block, part, r, lane * packed::lane_bytes(B::kPacking) ^ swizzled(r) << 4));
+    if (key != row.keys - 1) return;
+    const int64_t head = static_cast<int64_t>(page_of(row, key / kTileKeys)) * c.kv_heads + row.kv_head;
+    store_packed(block, part, r, reinterpret_cast<char*>(cache) + head * block.bytes);
+}
+
+/// Items of a warp: fresh keys begin .. end-1 and their values; where `query`, all warps', and the heads of q, normed, rotated,
+/// of keys in tq4 times H, and rounded.
+template <class K, class V>
+__device__ __forceinline__ void prepare(const AttentionCall& c, const Row& row, int begin, int end,
                                         bool query, char* slot, Beside& beside) {
-    const int lane = threadIdx.x % 32;
-    const int first = max(row.fresh, tile * kTileKeys), end = min(row.keys, (tile + 1) * kTileKeys);
-    const int packs = 2 * max(end - first, 0), items = packs + (query ? row.group : 0);
-    const auto load = [&](int item) {
-        item = min(item, items - 1);
-        const int t = row.fresh_row + first + item / 2 - row.fresh;
-        const bf16* from = item >= packs   ? c.q.at(row.t, row.kv_head * row.group + item - packs)
-                           : item % 2 == 0 ? c.k.at(t, row.kv_head)
-                                           : c.v.at(t, row.kv_head);
-        return *reinterpret_cast<const uint4*>(from + lane * 8);
-    };
-    int item = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // so that it is known to be the whole warp's
-    uint4 next = load(item);
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    const int packs = 2 * (max(end - begin + 1, 0) / 2), items = packs + (query ? kHeads / 2 : 0);
 #pragma unroll 1
-    for (; item < items; item += kWarps) {
-        const uint4 raw = next;
-        next = load(item + kWarps);
+    for (int round = 0;; ++round) {
+        const int item = query ? round * kWarps + (round % 2 == 0 ? warp : kWarps - 1 - warp) : round;
+        if (item >= items) return;
         const bool is_q = item >= packs, is_v = !is_q && item % 2 == 1;
-        const int key = is_q ? row.keys - 1 : first + item / 2, r = key % kTileKeys;
-        float x[8];
+        const int first = is_q ? (item - packs) * 2 : begin + item / 2 * 2;  // head or key
+        const int last = is_q ? first + 1 : min(first + 1, end - 1);
+        uint4 raw[2];
+        float x[2][8];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int at = i == 0 ? first : last;
+            const int t = row.fresh_row + at - row.fresh;
+            const bf16* from = is_q   ? c.q.at(row.t, row.kv_head * row.group + min(at, row.group - 1))
+                               : is_v ? c.v.at(t, row.kv_head)
+                                      : c.k.at(t, row.kv_head);
+            raw[i] = *reinterpret_cast<const uint4*>(from + lane * 8);
+        }
         if (is_v) {
-            unpack8(raw, x);
+            unpack8(raw[0], x[0]), unpack8(raw[1], x[1]);
         } else {
             float norm[8];
 #pragma unroll
             for (int i = 0; i < 8; ++i) norm[i] = beside.norms[is_q ? 0 : 1][lane * 8 + i];
-            Rotations rotations;
+            Rotations rotations[2];
 #pragma unroll
-            for (int i = 0; i < 8; ++i) rotations.of[i] = beside.own[lane % 4 * 8 + i];
-            if (key != row.keys - 1)
+            for (int i = 0; i < 8; ++i)
+                rotations[0].of[i] = rotations[1].of[i] = beside.own[lane % 4 * 8 + i];
+            if (!is_q && first != row.keys - 1)
 #pragma unroll
-                for (int i = 0; i < 8; ++i)
-                    rotations.of[i] = rotation(beside.turns[lane % 4 * 8 + i], key + row.shift);
-            norm_rope(c, raw, norm, rotations, lane, x);
-            if (k.packing == Packing::centroids) packed::hadamard(x, kDim, lane);
+                for (int i = 0; i < 8; ++i) {
+                    rotations[0].of[i] = rotation(beside.turns[lane % 4 * 8 + i], first + row.shift);
+                    rotations[1].of[i] = rotation(beside.turns[lane % 4 * 8 + i], last + row.shift);
+                }
+#pragma unroll
+            for (int i = 0; i < 2; ++i) norm_rope(c, raw[i], norm, rotations[i], lane, x[i]);
+            if constexpr (K::kPacking == Packing::centroids)
+#pragma unroll
+                for (int i = 0; i < 2; ++i) packed::hadamard(x[i], kDim, lane);
         }
         if (is_q) {
-            *reinterpret_cast<uint4*>(beside.q + (item - packs) * kQueryRow + lane * 16) = pack8(x);
+            put_query<K>(beside.q, first, lane, pack8(x[0]));
+            put_query<K>(beside.q, last, lane, pack8(x[1]));
             continue;
         }
-        const Packing packing = is_v ? c.v_packing : c.k_packing;
-        const packed::Block block(is_v ? c.v_layout : c.k_layout);
-        char* part = slot + (is_v ? k.block.bytes : 0);
-        packed::pack_row(
-            packing, x, kDim, (is_v ? c.v_scale : c.k_scale)[row.kv_head % kScales], lane,
-            packed::RowAt(block, part, r, lane * packed::lane_bytes(packing) ^ swizzled(r) << 4));
-        if (key == row.keys - 1) {
-            const int64_t head = static_cast<int64_t>(page_of(row, tile)) * c.kv_heads + row.kv_head;
-            store_packed(block, part, r,
-                         reinterpret_cast<char*>(is_v ? c.v_cache : c.k_cache) + head * block.bytes);
+#pragma unroll 1
+        for (int key = first; key <= last; ++key) {
+            const float given = (is_v ? c.v_scale : c.k_scale)[row.kv_head % kScales];
+            char* part = slot + (is_v ? K::kBytes : 0);
+            bf16* cache = is_v ? c.v_cache : c.k_cache;
+            if constexpr (std::is_same_v<K, V>)
+                pack_fresh<K>(c, row, key, given, x[0], part, cache);
+            else if (is_v)
+                pack_fresh<V>(c, row, key, given, x[0], part, cache);
+            else
+                pack_fresh<K>(c, row, key, given, x[0], part, cache);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) x[0][i] = x[1][i];
         }
     }
 }

@@ -37,16 +37,21 @@ __device__ __forceinline__ uint32_t to_e4m3(float x) {
     bits += 0x7ffffu + (bits >> 20 & 1u);
     return sign | min((bits >> 20) - (120u << 3), 0x7eu);
 }
-__device__ __forceinline__ uint32_t to_e2m1(float x) {
+/// x / step to nearest, ties to even, saturating. Without a division, but the same: borders between codes have three bits and steps
+/// at most twelve, so that their products are exact, and no quotient is rounded to a border that x does not lie on.
+__device__ __forceinline__ uint32_t to_e2m1(float x, float step) {
     const float a = fabsf(x);
-    const uint32_t m = a <= 0.25f   ? 0
-                       : a < 0.75f  ? 1
-                       : a <= 1.25f ? 2
-                       : a < 1.75f  ? 3
-                       : a <= 2.5f  ? 4
-                       : a < 3.5f   ? 5
-                       : a <= 5.0f  ? 6
-                                    : 7;
+    const uint32_t m = (a > 0.25f * step) + (a >= 0.75f * step) + (a > 1.25f * step) + (a >= 1.75f * step) +
+                       (a > 2.5f * step) + (a >= 3.5f * step) + (a > 5.0f * step);
+    return m | (x < 0 ? 8u : 0u);
+}
+/// |x / step| without its fraction, at most 7, and the sign; step BF16, not negative. Likewise.
+__device__ __forceinline__ uint32_t to_steps(float x, float step) {
+    if (step <= 0) return 0;
+    const float a = fabsf(x);
+    uint32_t m = 0;
+#pragma unroll
+    for (int i = 1; i < 8; ++i) m += a >= static_cast<float>(i) * step;
     return m | (x < 0 ? 8u : 0u);
 }
 __device__ __forceinline__ uint32_t to_centroid(float x, float& square) {
@@ -116,8 +121,7 @@ __device__ __forceinline__ void pack_nvfp4(const float (&x)[8], float given, int
     const float s = row_scale(warp_max(own), given, 0.65625f, 12);
     const uint32_t block = to_e4m3(__fdiv_rn(largest / 6.0f, s));
     const float step = __uint_as_float(block << 20) * 0x1p120f * s;
-    const uint32_t codes =
-        block == 0 ? 0u : eight_codes(x, [&](float v) { return to_e2m1(__fdiv_rn(v, step)); });
+    const uint32_t codes = block == 0 ? 0u : eight_codes(x, [&](float v) { return to_e2m1(v, step); });
     if (active) *reinterpret_cast<uint32_t*>(row.codes) = codes;
     if (active && lane % 2 == 0) row.blocks[lane / 2] = static_cast<char>(block);
     if (lane == 0) row.put_scale(0, s);
@@ -152,10 +156,7 @@ __device__ __forceinline__ void pack_steps(const float (&x)[8], int lane, bool a
     most = warp_max(most), least = -warp_max(-least);
     const float s = __bfloat162float(__float2bfloat16(most / 15.0f - least / 15.0f)),
                 m = __bfloat162float(__float2bfloat16(most / 2.0f + least / 2.0f));
-    const uint32_t codes = eight_codes(x, [&](float v) {
-        const float t = s > 0 ? __fdiv_rn(v - m, s) : 0.0f;
-        return static_cast<uint32_t>(fminf(7.0f, fabsf(t))) | (t < 0 ? 8u : 0u);
-    });
+    const uint32_t codes = eight_codes(x, [&](float v) { return to_steps(v - m, s); });
     if (active) *reinterpret_cast<uint32_t*>(row.codes) = codes;
     if (lane == 0) row.put_scale(0, s), row.put_scale(1, m);
 }
@@ -170,6 +171,7 @@ __device__ __forceinline__ void hadamard(float (&x)[8], int d, int lane) {
                 const float a = x[i], b = x[i + half];
                 x[i] = a + b, x[i + half] = a - b;
             }
+#pragma unroll 1
     for (int half = 1; half < d / 8; half *= 2)
 #pragma unroll
         for (int i = 0; i < 8; ++i) {

@@ -56,12 +56,14 @@ __device__ __forceinline__ uint32_t low_e4m3(uint32_t codes) {
 }
 __device__ __forceinline__ uint32_t high_e4m3(uint32_t codes) { return small_e4m3(codes); }
 
-/// Of eight E2M1 codes pairs i and i + 4: their values over 2^126.
+/// Of eight E2M1 codes pairs i and i + 4: their values over 2^126. A product puts a code's sign and its magnitude where they belong,
+/// and what is between is masked out.
 __device__ __forceinline__ void small_e2m1(uint32_t codes, uint32_t (&pairs)[4]) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t magnitude = i < 2 ? codes << (6 - 4 * i) : codes >> (4 * i - 6);
-        pairs[i] = ((codes << (12 - 4 * i)) & 0x80008000u) | (magnitude & 0x01c001c0u);
+    for (int i = 0; i < 2; ++i) {
+        const uint32_t x = i == 0 ? codes : codes >> 8;
+        pairs[2 * i] = (x & 0x000f000fu) * 0x1040u & 0x81c081c0u;
+        pairs[2 * i + 1] = (x & 0x00f000f0u) * 0x104u & 0x81c081c0u;
     }
 }
 /// Two E4M3 scales, in bytes 1 and 3, times 2^118: with what small_e2m1 gives, values over 2^8.
@@ -73,11 +75,18 @@ __device__ __forceinline__ uint32_t step_magnitudes(uint32_t x) {
     constexpr uint32_t kOne = 0x3f803f80u, kMinus = 0xc2ffc2ffu;  // 1, -127.5
     return times_plus((x & 0x00070007u) | 0x43004300u, kOne, kMinus);
 }
-/// Of eight codes in equal steps pairs i and i + 4, with their signs.
+/// Of eight codes in equal steps pairs i and i + 4, with their signs. Of every second nibble the bits stay where they are: there
+/// they count from 8, not from 128.
 __device__ __forceinline__ void steps_of(uint32_t codes, uint32_t (&pairs)[4]) {
+    constexpr uint32_t kOne = 0x3f803f80u, kMinus = 0xc0f0c0f0u;  // 1, -7.5
+    const uint32_t upper = codes >> 8;
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-        pairs[i] = step_magnitudes(codes >> (4 * i)) ^ ((codes << (12 - 4 * i)) & 0x80008000u);
+    for (int i = 0; i < 4; ++i) {
+        const uint32_t x = i < 2 ? codes : upper;
+        const uint32_t magnitude =
+            i % 2 == 0 ? step_magnitudes(x) : times_plus((x & 0x00700070u) | 0x41004100u, kOne, kMinus);
+        pairs[i] = magnitude ^ ((codes << (12 - 4 * i)) & 0x80008000u);
+    }
 }
 
 /// Magnitudes of the eight codes in BF16, low and high bytes.
