@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "ggml-like/backend_group.h"
+#include "lazy_backend.h"
 #include "stage_models.h"
 
 namespace quern {
@@ -71,6 +72,34 @@ TEST_SUITE("cpu") {
             CHECK(logits_of(make_cpu_stages(2, stages), 5) == one);
         }
         CHECK(logits_of(test::DeviceStages(2).group, 5) == logits_of(test::device(), 5));
+    }
+
+    TEST_CASE("stages: an image is encoded when nothing is on its way, whoever else runs") {
+        const auto answers = [](Backend& backend) {
+            const auto model = load_model(test::source_dir() + "/models/demo", backend,
+                                          {.tokenizer = false, .vision = true});
+            Engine engine(*model, backend, {.context = 512, .sequences = 2, .step_tokens = 64});
+            const auto image =
+                std::make_shared<const ImagePart>(model->read_image(noise(5), engine.image_sizes()));
+            std::vector<test::Outcome> out(2);
+            std::vector<RequestId> ids;
+            for (const unsigned i : {0u, 1u}) {
+                Request r = test::recorded(test::random_ids(*model, 200 + 150 * i, i), out[i], false);
+                r.images = {image};
+                r.prompt.insert(r.prompt.end(), image->keys.begin(), image->keys.end());
+                ids.push_back(engine.submit(std::move(r)));
+            }
+            while (engine.step()) {
+            }
+            for (size_t i = 0; i < out.size(); ++i) test::take(engine, ids[i], out[i]);
+            return out;
+        };
+        const auto expected = answers(*test::device());
+        CHECK(expected[0].tokens.size() == 12);
+        for (const int stages : {2, 3}) {
+            CAPTURE(stages);
+            CHECK(answers(*test::LazyStages(stages).group) == expected);
+        }
     }
 
     TEST_CASE("stages and ranks: a tower in FP8 makes the features that it makes on one device") {

@@ -55,12 +55,12 @@ std::vector<PromptImages::Item*> Engine::State::missing_images(const Step& step)
 }
 
 /// Images are encoded in place of a step that needs them, so that answers wait no longer than for that; and since the tower is waited
-/// for, only when callbacks know of all tokens.
+/// for and fills inputs that a step on its way may not have read, only when none is and callbacks know of all tokens.
 void Engine::State::take_turn(Step step) {
     guarded(step, [&] {
         if (missing_images(step).empty()) return launch(step);
         before_images = std::move(step);
-        if (untold.empty()) encode_images();
+        if (launched.empty() && untold.empty()) encode_images();
     });
 }
 
