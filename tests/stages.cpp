@@ -260,6 +260,16 @@ TEST_SUITE("cpu") {
         CHECK(plan.context == plan.stages[1].context);
         CHECK(plan.context == plan.stages[0].context);
         CHECK(error_of([&] { require_fit(plan); }) == "");
+        // However much is left over of a page for each sequence, logits of steps on their way have room
+        const int64_t pages = page_bytes(all.stages[1].specs) * options.sequences;
+        for (int64_t part = 0; part < 32; ++part) {
+            CAPTURE(part);
+            test::DeviceStages device(
+                {int64_t{1} << 34, all.stages[1].needed() - all.stages[1].kv / 2 + part * pages / 32});
+            const MemoryPlan fitting = make_memory_plan(*other, *device.group, options, false);
+            CHECK(fitting.stages[1].results > pages / 32);
+            CHECK(error_of([&] { require_fit(fitting); }) == "");
+        }
         EngineOptions more = options;
         more.context = plan.context + 64;
         const std::string error =

@@ -300,7 +300,7 @@ int64_t MemoryPlan::weight_bytes() const {
 }
 
 MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const EngineOptions& options,
-                            bool weights_placed) {
+                            bool weights_placed, int64_t results) {
     if (backend.stages() > 1) return plan_stages(model, backend, options, weights_placed);
     const ModelInfo& info = model.info();
     check_options(options, info.context);
@@ -322,6 +322,7 @@ MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const En
     plan.context_chosen = options.context == 0;
     plan.context = plan.context_chosen ? info.context : options.context;
     plan.sequences = options.sequences;
+    plan.results = results;
     plan.steps = step_limits(options, model, backend);
     if (info.vision) plan.image_sizes = image_sizes(*info.vision, backend, options);
     if (!weights_placed) count_weights(plan, model, backend);

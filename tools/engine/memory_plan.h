@@ -61,9 +61,10 @@ struct MemoryMeasured {
     int64_t weights = 0, state = 0, scratch = 0, other = 0;
 };
 
-/// `weights_placed`: the model's weights are in memory already. Throws Error(usage) for options out of range.
+/// `weights_placed`: the model's weights are in memory already. `results`: MemoryPlan::results of one of several devices. Throws
+/// Error(usage) for options out of range.
 MemoryPlan make_memory_plan(const Model& model, const Backend& backend, const EngineOptions& options,
-                            bool weights_placed);
+                            bool weights_placed, int64_t results = 0);
 /// Throws Error(memory), naming what to lower, if it does not fit into the free memory.
 void require_fit(const MemoryPlan& plan);
 

@@ -30,13 +30,15 @@ std::vector<MemoryPlan> plan_each(const Model& model, const Backend& backend, co
     std::vector<MemoryPlan> plans;
     EngineOptions each = options;
     if (each.step_tokens == 0 && backend.captures()) each.step_tokens = kStagedStep;
+    const int64_t results =
+        ResultRooms::bytes(steps_on_their_way(backend, options), options.sequences, model.info().vocab_rows);
     for (int s = 0; s < model.stages(); ++s) {
-        plans.push_back(make_memory_plan(model.of_stage(s), backend.of_stage(s), each, weights_placed));
+        const bool last = s + 1 == model.stages();
+        plans.push_back(make_memory_plan(model.of_stage(s), backend.of_stage(s), each, weights_placed,
+                                         last ? results : 0));
         plans.back().device_name = stage_name(model, backend, s, plans.back());
         for (StateSpec& spec : plans.back().specs) spec.stage = s;
     }
-    plans.back().results =
-        ResultRooms::bytes(steps_on_their_way(backend, options), options.sequences, model.info().vocab_rows);
     return plans;
 }
 
