@@ -11,10 +11,12 @@
 #include "cached_requests.h"
 #include "counted_backend.h"
 #include "engine_harness.h"
+#include "lazy_backend.h"
 #include "models/weight_placement.h"
 #include "tools/engine/engine.h"
 #include "tools/engine/host_memory.h"
 #include "tools/engine/host_states.h"
+#include "tools/engine/memory_plan.h"
 #include "tools/engine/page_tokens.h"
 #include "tools/engine/prefix_cache.h"
 
@@ -57,6 +59,42 @@ struct Cache {
     PrefixCache cache;
 };
 
+constexpr int64_t kLength = 4 * kPageTokens;
+
+/// All memory of a sequence of kLength tokens: its recurrent parts, then its pages.
+std::vector<StatePool::Part> parts_of(const StatePool& pool, const SequenceState& s) {
+    std::vector<StatePool::Part> parts = pool.recurrent_parts(s.slot);
+    for (const int32_t page : s.pages)
+        for (const StatePool::Part& part : pool.page_parts())
+            parts.push_back({part.data + page * part.bytes, part.bytes});
+    return parts;
+}
+
+std::vector<std::byte> read_all(Backend& backend, const StatePool& pool, const SequenceState& s) {
+    std::vector<std::byte> bytes;
+    for (const StatePool::Part& part : parts_of(pool, s)) {
+        bytes.resize(bytes.size() + static_cast<size_t>(part.bytes));
+        backend.download(bytes.data() + bytes.size() - part.bytes, part.data, part.bytes);
+    }
+    return bytes;
+}
+
+/// A sequence of kLength tokens whose state is random bytes.
+struct Painted {
+    Painted(Backend& backend, StatePool& pool, unsigned seed) : state(pool.acquire_for(kLength)) {
+        std::mt19937 random(seed);
+        for (const StatePool::Part& part : parts_of(pool, state)) {
+            std::vector<std::byte> own(static_cast<size_t>(part.bytes));
+            for (std::byte& byte : own) byte = static_cast<std::byte>(random());
+            backend.upload(part.data, own.data(), part.bytes);
+            backend.synchronize();
+            bytes.insert(bytes.end(), own.begin(), own.end());
+        }
+    }
+    SequenceState state;
+    std::vector<std::byte> bytes;
+};
+
 TEST_SUITE("cpu") {
     TEST_CASE("kept states: 60 conversations beside 4 contexts, every follow-up goes on from its own" *
               doctest::test_suite("slow")) {
@@ -91,6 +129,38 @@ TEST_SUITE("cpu") {
             CHECK(stats.evicted == 0);
             CHECK(stats.loaded > 0);
             CHECK(stats.bytes <= 256 << 20);
+        }
+    }
+
+    TEST_CASE("kept states: a block is another state's when no device copies to or from it any more") {
+        for (const int stages : {1, 2, 3}) {
+            CAPTURE(stages);
+            const test::LazyStages lazy(stages);
+            const auto model = load_model(test::parity("deep/bf16"), *lazy.group, {.tokenizer = false});
+            const MemoryPlan plan = make_memory_plan(*model, *lazy.group, {.context = 512}, true);
+            StatePool pool(*lazy.group, plan.specs, 8, 64);
+            HostStates states(*lazy.group, pool, 16 << 20);
+            REQUIRE(states.make_free(4 * states.most_blocks(kLength)));
+            const Painted a(*lazy.group, pool, 1), b(*lazy.group, pool, 2), c(*lazy.group, pool, 3);
+            // A gap before the first, so that the second has pages where the first has recurrent state
+            std::vector<int32_t> gap = states.take(1);
+            HostStates::State kept = states.save(a.state);
+            states.drop(gap);
+            states.release(kept);
+            kept = states.save(b.state);
+            states.finish();
+            const SequenceState loaded = states.load(kept);
+            CHECK(read_all(*lazy.group, pool, loaded) == b.bytes);
+
+            const SequenceState loading = states.load(kept);
+            gap = states.take(1);  // behind it
+            states.release(kept);
+            states.drop(gap);
+            gap = states.take(1);
+            kept = states.save(c.state);
+            states.finish();
+            CHECK(read_all(*lazy.group, pool, loading) == b.bytes);
+            CHECK(read_all(*lazy.group, pool, states.load(kept)) == c.bytes);
         }
     }
 

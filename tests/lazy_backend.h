@@ -49,6 +49,17 @@ class LazyBackend final : public Backend {
         synchronize();
         cpu_->download(to, from, bytes);
     }
+    void save(std::span<const BlockCopy> list) override {
+        for (const BlockCopy& c : list) saves_.push_back({c, queued()});
+    }
+    void order_after_saves() override {
+        queue([this, count = saves_queued()] { save_until(count); });
+    }
+    void finish_saves() override { save_until(saves_queued()); }
+    void load(std::span<const BlockCopy> list) override {
+        order_after_saves();
+        Backend::load(list);
+    }
     void set_mark(int mark) override { marks_.at(static_cast<size_t>(mark)) = queued(); }
     void await_mark(int mark) override { work_until(marks_.at(static_cast<size_t>(mark))); }
     void synchronize() override { work_until(queued()); }
@@ -98,7 +109,25 @@ class LazyBackend final : public Backend {
         }
     }
 
+    /// Copies to host memory, each after so much of other work; that work does not wait for them.
+    struct Save {
+        BlockCopy copy;
+        int64_t after;
+    };
+    int64_t saves_queued() const { return saved_ + static_cast<int64_t>(saves_.size()); }
+    void save_until(int64_t count) {
+        while (saved_ < count) {
+            const Save save = saves_.front();
+            saves_.pop_front();
+            ++saved_;
+            work_until(save.after);
+            cpu_->save({&save.copy, 1});
+        }
+    }
+
     std::unique_ptr<Backend> cpu_ = make_cpu_backend(2);
+    std::deque<Save> saves_;
+    int64_t saved_ = 0;
     std::deque<std::function<void()>> waiting_;
     int64_t done_ = 0;
     std::array<int64_t, kMarks> marks_{};

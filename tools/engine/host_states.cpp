@@ -7,6 +7,7 @@
 
 #include "ggml-like/check.h"
 #include "tools/engine/page_tokens.h"
+#include "tools/engine/stage_marks.h"
 
 namespace quern {
 namespace {
@@ -57,6 +58,19 @@ std::vector<int32_t> HostStates::take(int64_t blocks) {
     std::vector<int32_t> taken;
     for (int64_t i = 0; i < blocks; ++i) taken.push_back(blocks_->take());
     return taken;
+}
+
+void HostStates::drop(std::vector<int32_t>& blocks) {
+    dropped_ |= !blocks.empty();
+    blocks_->drop(blocks);
+}
+
+/// One device copies to and from host memory in an order. Several do not know of each other: what one copies to a block that was
+/// dropped may be overtaken by what another still copies to or from it. So the copies end before such a block is used.
+void HostStates::await_stages() {
+    if (backend_.stages() == 1 || !std::exchange(dropped_, false)) return;
+    backend_.finish_saves();
+    for (int s = 0; s < backend_.stages(); ++s) backend_.of_stage(s).await_mark(kLoadsMark);
 }
 
 HostStates::State HostStates::share(const State& state) {
@@ -168,6 +182,7 @@ void HostStates::write_recurrent(const State& state, const std::byte* from) cons
 HostStates::State HostStates::save(const std::vector<int32_t>& pages, int64_t length,
                                    std::span<const StatePool::Part> recurrent) {
     CHECK(at_page_end(length), "[cache] a state of {} tokens would be saved", length);
+    await_stages();
     State state{.length = length, .pages = {}, .recurrent = take(recurrent_blocks())};
     std::vector<int32_t> fresh_pages, fresh_blocks;
     for (int64_t i = 0; i < length / kPageTokens; ++i) {
@@ -201,6 +216,7 @@ SequenceState HostStates::load(const State& state) {
     SequenceState s = pool_.acquire_for(state.length);
     backend_.load(page_copies(s.pages, state.pages, Direction::to_pool));
     backend_.load(recurrent_copies(pool_.recurrent_parts(s.slot), state.recurrent, Direction::to_pool));
+    for (int stage = 0; stage < backend_.stages(); ++stage) backend_.of_stage(stage).set_mark(kLoadsMark);
     for (int64_t i = 0; i < pool_.final_pages(state.length); ++i) {
         const int32_t number = state.pages[static_cast<size_t>(i)];
         pool_.copy_of(s.pages[static_cast<size_t>(i)]) = {number, blocks_->serial(number)};

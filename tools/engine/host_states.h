@@ -54,7 +54,7 @@ class HostStates {
     std::vector<int32_t> take(int64_t blocks);
     /// Counts one more holder of a block.
     int32_t share(int32_t block) { return blocks_->share(block); }
-    void drop(std::vector<int32_t>& blocks) { blocks_->drop(blocks); }
+    void drop(std::vector<int32_t>& blocks);
     /// One more holder of all its blocks.
     State share(const State& state);
     /// The parts of a block, in the order of StatePool::page_parts, of one rank after the other.
@@ -78,6 +78,7 @@ class HostStates {
 
     bool is_copy(const StatePool::Copy& copy) const;
     State save(const std::vector<int32_t>& pages, int64_t length, std::span<const StatePool::Part> recurrent);
+    void await_stages();
     std::vector<BlockCopy> page_copies(std::span<const int32_t> pages, std::span<const int32_t> blocks,
                                        Direction direction) const;
     std::vector<StatePool::Part> recurrent_parts(const State& state) const;
@@ -88,6 +89,7 @@ class HostStates {
     Backend& backend_;
     StatePool& pool_;
     std::shared_ptr<HostBlocks> blocks_;
+    bool dropped_ = false;  // blocks, since copies were waited for
 };
 
 }  // namespace quern

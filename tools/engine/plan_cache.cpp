@@ -5,6 +5,7 @@
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
+#include "tools/engine/stage_marks.h"
 
 namespace quern {
 namespace {

@@ -37,9 +37,6 @@ struct ScratchSize {
     int64_t arena, inputs;
 };
 
-/// Backend::set_mark of a stage whose inputs are uploaded; higher ones are the engine's.
-inline constexpr int kInputsMark = 0;
-
 /// What a stage other than the first runs of a step.
 struct StagePlan {
     std::vector<Tensor*> arriving, leaving;  // BuiltGraph's

@@ -6,6 +6,7 @@
 #include "ggml-like/check.h"
 #include "ggml-like/ops/logits_top.h"
 #include "tools/engine/head_ranks.h"
+#include "tools/engine/stage_marks.h"
 
 namespace quern {
 namespace {
@@ -14,7 +15,7 @@ constexpr int kMostOnTheirWay = 8;  // fewer than PlanCache keeps plans of steps
 constexpr int64_t kTopBytes = kTopWords * int64_t{sizeof(int32_t)};
 
 /// Backend::set_mark of a room.
-constexpr int mark_of(size_t room) { return kInputsMark + 1 + static_cast<int>(room); }
+constexpr int mark_of(size_t room) { return kResultsMark + static_cast<int>(room); }
 
 }  // namespace
 
