@@ -102,6 +102,29 @@ TEST_SUITE("cpu") {
         }
     }
 
+    TEST_CASE("stages: an image waits for no answer to end") {
+        const test::LazyStages lazy(3);
+        const auto model = load_model(test::source_dir() + "/models/demo", *lazy.group,
+                                      {.tokenizer = false, .vision = true});
+        Engine engine(*model, *lazy.group, {.context = 512, .sequences = 5, .step_tokens = 64});
+        std::vector<test::Outcome> texts(4);
+        int64_t told = 0;
+        for (const unsigned i : {0u, 1u, 2u, 3u}) {
+            Request text = test::recorded(test::random_ids(*model, 20, i), texts[i], false, 200);
+            if (i == 0) text.on_token = [&](int32_t) { return ++told > 0; };
+            engine.submit(std::move(text));
+        }
+        while (told < 3) engine.step();
+        test::Outcome out;
+        Request r = test::recorded(test::random_ids(*model, 20, 7), out, false, 1);
+        r.images = {std::make_shared<const ImagePart>(model->read_image(noise(5), engine.image_sizes()))};
+        r.prompt.insert(r.prompt.end(), r.images[0]->keys.begin(), r.images[0]->keys.end());
+        const RequestId id = engine.submit(std::move(r));
+        while (!engine.finished(id) && told < 100) engine.step();
+        CHECK(engine.finished(id));
+        CHECK(told < 20);
+    }
+
     TEST_CASE("stages and ranks: a tower in FP8 makes the features that it makes on one device") {
         const std::vector<float> one = logits_of(test::cpu(), 5, DenseFormat::fp8);
         CHECK(difference(one, logits_of(test::cpu(), 5)) > 1e-4);

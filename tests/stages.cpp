@@ -116,6 +116,52 @@ TEST_SUITE("cpu") {
         }
     }
 
+    TEST_CASE("stages: states that are copied late, and clients that leave, change nothing") {
+        const std::string checkpoint = test::parity("deep/bf16");
+        const EngineOptions options{
+            .context = 512, .sequences = 3, .step_tokens = 64, .cache_bytes = 64 << 20};
+        // Two turns of three conversations; beside each turn somebody leaves while a step is on its way.
+        const auto answers = [&](Model& model, Backend& backend) {
+            Engine engine(model, backend, options);
+            std::vector<Outcome> out(6);
+            Outcome left;
+            for (size_t turn = 0; turn < 2; ++turn) {
+                std::vector<RequestId> ids;
+                const auto leaves = engine.submit(test::recorded(random_ids(model, 200, 9), left, false));
+                for (size_t i = 0; i < 3; ++i) {
+                    std::vector<int32_t> prompt = random_ids(model, 300, static_cast<unsigned>(i));
+                    for (size_t more = 0; more < 40 * turn; ++more)
+                        prompt.push_back(static_cast<int32_t>(3 + (more + i) % 9));
+                    ids.push_back(engine.submit(test::recorded(prompt, out[3 * turn + i], false)));
+                }
+                for (size_t step = 0; step < 2 + turn; ++step) engine.step();
+                engine.cancel(leaves);
+                engine.step();
+                REQUIRE(engine.finished(leaves));
+                CHECK(engine.take(leaves).reason == FinishReason::cancelled);
+                while (engine.step()) {
+                }
+                for (size_t i = 0; i < 3; ++i) test::take(engine, ids[i], out[3 * turn + i]);
+            }
+            return out;
+        };
+        const SplitModel one(checkpoint, {1}, true);
+        const std::vector<Outcome> expected = answers(*one.model, *one.backend);
+        for (size_t i = 0; i < expected.size(); ++i) {
+            CHECK(expected[i].error == "");
+            CHECK(expected[i].cached == (i < 3 ? 0 : 256));
+        }
+        for (const int stages : {1, 2, 3})
+            for (const bool near : {true, false}) {
+                CAPTURE(stages);
+                CAPTURE(near);
+                const test::LazyStages lazy(stages);
+                for (test::LazyBackend* stage : lazy.each) stage->exact = near;
+                const auto model = load_model(checkpoint, *lazy.group, {.tokenizer = false});
+                CHECK(answers(*model, *lazy.group) == expected);
+            }
+    }
+
     TEST_CASE("stages: drafts, right and wrong ones, change nothing") {
         const auto answer = [](const Shares& shares, const std::shared_ptr<Drafter>& drafter) {
             const SplitModel l(demo(), shares, true);
