@@ -305,9 +305,8 @@ void Engine::State::fill_stages(const std::function<void()>& before_next) {
 /// Images are encoded with nothing on its way, and logits of a prompt are read before anything is launched after them.
 bool Engine::State::may_launch() const {
     if (launched.empty()) return true;
-    const auto told = [](const Sequence* s) { return s->wants_prompt_logits(); };
     return launched.size() < static_cast<size_t>(results.rooms()) && launched.back().room >= 0 &&
-           !before_images && std::none_of(running.begin(), running.end(), told);
+           !before_images;
 }
 
 /// Whether a step may have rows of the sequence although others are on their way: what these will tell is not needed for more
