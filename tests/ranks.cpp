@@ -417,6 +417,32 @@ TEST_SUITE("gpus") {
         CHECK(error == "no part");
         CHECK(run(engine, prompt).logits == expected.logits);
     }
+
+    TEST_CASE("gpu ranks: the next step waits for kernels of the one that failed, and then works") {
+        const test::Loaded l(rank_model().in("bf16"), two_gpus());
+        Engine engine(*l.model, *l.backend, {.context = 256});
+        const auto prompt = random_ids(*l.model, 40, 2);
+        const Outcome expected = run(engine, prompt);
+        std::unique_ptr<Plan> plan;
+        l.backend->on_ranks([&](int rank) {
+            if (rank != 0) return;
+            Graph g;
+            Tensor* x = g.input("x", DType::F32, {1, 128});
+            const NextNorm norm{g.input("norm", DType::F32, {128}), DType::BF16, StepKind::answer};
+            g.output(all_reduce_add(g, "y", x, x, norm).x);
+            plan = std::make_unique<Plan>(std::move(g), l.backend->of_rank(0));
+        });
+        const auto begun = std::chrono::steady_clock::now();
+        const std::string error = error_of([&] {
+            l.backend->on_ranks([&](int rank) {
+                if (rank == 1) throw Error(ErrorKind::runtime, "no part");
+                plan->run();
+            });
+        });
+        CHECK(error == "no part");
+        CHECK(run(engine, prompt).logits == expected.logits);
+        CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(5));
+    }
 }
 
 }  // namespace

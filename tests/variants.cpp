@@ -221,9 +221,7 @@ TEST_SUITE("cpu") {
         CHECK_FALSE(product_routes(kH200, out, 33));  // more experts than warps have tiles
     }
 
-    TEST_CASE(
-        "variants: answer products add up over ranks where all of their blocks run at once"
-        "once") {
+    TEST_CASE("variants: answer products add up over ranks where all of their blocks run at once") {
         const AnswerShape out{.kind = Kind::bf16, .rows = 1, .tiles = 128, .chunks = 32};
         const auto with = [&](auto change) {
             AnswerShape s = out;

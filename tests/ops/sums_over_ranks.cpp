@@ -150,6 +150,35 @@ void mixture_ranks(Backend& group, const std::vector<moe::Shape>& shapes) {
         }
 }
 
+/// x' of each rank against residual + the sum over all ranks' columns, in double.
+void check_against_doubles(Backend& group, const LinearRanks& c) {
+    std::vector<BothWays> found(static_cast<size_t>(group.ranks()));
+    group.on_ranks([&](int rank) {
+        const RankDevice device(group, rank);
+        found[static_cast<size_t>(rank)] = c.run(*device, rank);
+    });
+    const std::vector<float> residual = Random(5).normals(c.rows * c.width);
+    std::vector<double> sum(residual.begin(), residual.end()), bound(sum.size());
+    for (size_t i = 0; i < sum.size(); ++i) bound[i] = 1e-6 * std::fabs(sum[i]);
+    for (unsigned rank = 0; rank < found.size(); ++rank) {
+        WeightStore store(10 + rank);
+        const Matrix m = random_matrix(store, {c.form}, {c.width}, c.columns);
+        const std::vector<float> x = Random(20 + rank).normals(c.rows * c.columns);
+        const std::vector<double> wide(x.begin(), x.end());
+        for (int64_t t = 0; t < c.rows; ++t)
+            for (int64_t i = 0; i < c.width; ++i) {
+                const Sum s = row_product(m.values, i, c.columns, wide.data() + t * c.columns);
+                const auto at = static_cast<size_t>(t * c.width + i);
+                sum[at] += s.value;
+                bound[at] += sum_bound(s, c.columns) + 1e-6 * s.magnitude;
+            }
+    }
+    for (const BothWays& ways : found)
+        for (size_t i = 0; i < sum.size(); ++i)
+            if (!(std::fabs(ways[0][0][i] - sum[i]) <= bound[i]))
+                FAIL_CHECK(fmt::format("number {} is {}, expected {}", i, ways[0][0][i], sum[i]));
+}
+
 /// Microseconds of a product [2,048, 2,048] of one row, of many one after another, over ranks or not.
 double chain_time(Backend& group, bool over_ranks) {
     constexpr int kProducts = 100, kSteps = 20;
@@ -192,11 +221,46 @@ double chain_time(Backend& group, bool over_ranks) {
 
 TEST_SUITE("cpu") {
     TEST_CASE("sums over ranks: products have the bits of a product and all_reduce_add") {
-        for (const int ranks : {2, 3}) {
+        for (const int ranks : {2, 3, 4, 8}) {
+            CAPTURE(ranks);
             const auto group = make_cpu_backends(2, ranks);
             linear_ranks(*group, {{64, 48, 7}, {80, 128, 0}});
             mixture_ranks(*group, {{64, 32, 32, 8, 2, Form::nvfp4, Form::nvfp4},
                                    {48, 16, 32, 5, 3, Form::bf16, Form::f8_row}});
+        }
+    }
+
+    TEST_CASE("sums over ranks: products are those of all columns, in double precision") {
+        for (const int ranks : {2, 3, 4, 8}) {
+            CAPTURE(ranks);
+            const auto group = make_cpu_backends(2, ranks);
+            for (const Form form : {Form::bf16, Form::nvfp4, Form::f8_row})
+                for (const int64_t rows : {64, 1, 7, 2, 33}) {
+                    CAPTURE(form_name(form));
+                    CAPTURE(rows);
+                    check_against_doubles(*group, {form, rows, 80, 48, 0});
+                }
+        }
+    }
+
+    TEST_CASE("sums over ranks: one that fails between two sums of a step wakes the others") {
+        for (const int failing : {0, 1, 3}) {
+            CAPTURE(failing);
+            const auto group = make_cpu_backends(4, 4);
+            const LinearRanks c{Form::bf16, 5, 64, 48, 0};
+            const auto begun = std::chrono::steady_clock::now();
+            CHECK_THROWS_WITH_AS(group->on_ranks([&](int rank) {
+                const RankDevice device(*group, rank);
+                (*device).backend->after_node = [&, sums = 0](const Node&, double,
+                                                              const std::string&) mutable {
+                    if (rank == failing && ++sums == 1) throw Error(ErrorKind::runtime, "no part");
+                };
+                c.run(*device, rank);
+            }),
+                                 "no part", Error);
+            CHECK(std::chrono::steady_clock::now() - begun < std::chrono::seconds(10));
+            for (int r = 0; r < 4; ++r) group->of_rank(r).after_node = nullptr;
+            check_ranks(*group, c);
         }
     }
 

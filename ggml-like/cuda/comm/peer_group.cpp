@@ -49,14 +49,17 @@ PeerGroup::~PeerGroup() {
     cudaSetDevice(devices_[0]);
 }
 
-/// As if no message had been sent yet. Nothing may run.
+/// As if no message had been sent yet. Kernels of a step that failed may still run: first they end, which they do as long as the
+/// host's word stands.
 void PeerGroup::clear() {
+    for (const int device : devices_) {
+        CUDA_CHECK(cudaSetDevice(device));
+        CUDA_CHECK(cudaDeviceSynchronize());
+    }
     std::memset(watch_, 0, sizeof *watch_);
     for (int r = 0; r < ranks(); ++r) {
-        const Peers& p = peers_[static_cast<size_t>(r)];
         CUDA_CHECK(cudaSetDevice(devices_[static_cast<size_t>(r)]));
-        CUDA_CHECK(cudaDeviceSynchronize());
-        CUDA_CHECK(cudaMemset(p.own, 0, sizeof(Progress)));
+        CUDA_CHECK(cudaMemset(peers_[static_cast<size_t>(r)].own, 0, sizeof(Progress)));
         CUDA_CHECK(cudaDeviceSynchronize());
     }
     boxes_.clear();
