@@ -4,7 +4,6 @@
 #include <tuple>
 
 #include "ggml-like/check.h"
-#include "ggml-like/ops/all_reduce_add.h"
 #include "ggml-like/ops/arrived_rows.h"
 #include "ggml-like/ops/best_token.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
@@ -331,25 +330,15 @@ class Builder {
     Residual out_proj(const std::string& node, const LayerWeights& layer, Tensor* y, const Weight& w,
                       const Residual& x) {
         const Weight* router = c_.dense() ? nullptr : &layer.moe.router;
-        const NextNorm norm = next(layer.post_norm);
-        if (sums_itself()) return linear_add(g_, node, y, w, x.x, norm, router, nothing());
-        return add_parts(node, linear_add(g_, node, y, w, nothing(), norm), x, norm, router);
+        return linear_add(g_, node, y, w, x.x, next(layer.post_norm), router, over_ranks());
     }
 
-    /// Whether a product ends with the residual stream: else it makes a rank's part of a prompt's.
-    bool sums_itself() const { return c_.shard.whole() || shape_.kind == StepKind::answer; }
-
-    /// x + what the ranks have each computed a part of.
-    Residual add_parts(const std::string& node, const Residual& part, const Residual& x, const NextNorm& norm,
-                       const Weight* router = nullptr) {
-        return all_reduce_add(g_, node + ".sum", part.x, x.x, norm, router);
-    }
-
-    /// What a rank's part of a sum is added to; null where there is one rank.
-    Tensor* nothing() {
-        if (c_.shard.whole()) return nullptr;
+    /// How products end of which each rank has a part. Drafters and other devices read the residual stream itself.
+    OverRanks over_ranks() {
+        if (c_.shard.whole()) return {};
         if (nothing_ == nullptr) nothing_ = g_.zeros("nothing", DType::F32, {shape_.tokens, c_.width});
-        return nothing_;
+        return {.zeros = nothing_,
+                .whole = shape_.pass != Pass::text || !c_.is_last()};
     }
 
     /// x + mixture of experts: the K best of E, and one shared expert behind its own gate.
@@ -357,19 +346,14 @@ class Builder {
         const MoeWeights& w = layer.moe;
         const auto act = moe_gate_up(g_, name("moe.gate_up"), x, w.gate_up, w.shared_gate_up,
                                      static_cast<int>(c_.experts_used), c_.eps, shape_.kind);
-        const std::string node = name("moe.down");
-        if (sums_itself()) return moe_down(g_, node, act, x.x, w.down, w.shared_down, next(norm), nothing());
-        return add_parts(node, moe_down(g_, node, act, nothing(), w.down, w.shared_down, next(norm)), x,
-                         next(norm));
+        return moe_down(g_, name("moe.down"), act, x.x, w.down, w.shared_down, next(norm), over_ranks());
     }
 
     /// x + one MLP that every token takes.
     Residual mlp_block(const LayerWeights& layer, const Residual& x, const Tensor& norm) {
         const MlpWeights& w = layer.mlp;
         Tensor* y = norm_gate_up(g_, name("mlp.gate_up"), x, w.gate_up, c_.eps, shape_.kind);
-        const std::string node = name("mlp.down");
-        if (sums_itself()) return linear_add(g_, node, y, w.down, x.x, next(norm), nullptr, nothing());
-        return add_parts(node, linear_add(g_, node, y, w.down, nothing(), next(norm)), x, next(norm));
+        return linear_add(g_, name("mlp.down"), y, w.down, x.x, next(norm), nullptr, over_ranks());
     }
 
     /// The norm that comes next.

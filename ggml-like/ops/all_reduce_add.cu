@@ -5,9 +5,9 @@
 //     thread  y, 4 columns -> 2 packets to every rank | poll theirs, add in order | + residual -> x', h, squares
 //
 //     The logits are those of cuda/moe/route_logits.h
-//   prompts: the sum in a kernel before, a block a row; the logits' product is that of linear_add
+//   prompts: added up in the same kernel (cuda/comm/chunks.cuh), a block a row; the logits' product is that of linear_add
 //
-// Traffic: y and the residual once, x' and h once. Bound: answers by the launch and one way over the link, prompts by memory.
+// Traffic: y and the residual once, x' and h once. Bound: answers by the launch and one way over the link, prompts by the link.
 #include "ggml-like/ops/all_reduce_add.h"
 
 #include "ggml-like/cuda/comm/all_reduce.h"
@@ -15,9 +15,10 @@
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/linear/gemm.h"
+#include "ggml-like/cuda/linear/rank_rows.cuh"
 #include "ggml-like/cuda/moe/route_logits.h"
 #include "ggml-like/cuda/ops.h"
-#include "ggml-like/cuda/parts_of_answer.h"
+#include "ggml-like/cuda/parts_of_ranks.h"
 
 namespace quern::cuda {
 
@@ -93,6 +94,24 @@ __global__ void __launch_bounds__(kPromptThreads) add_prompt(Add a) {
     write_squares<kPromptThreads>(a.defer, n, sum);
 }
 
+template <bool kWhole>
+struct PartRows : RankRows<kWhole> {
+    const float* y;
+
+    __device__ __forceinline__ float4 part(int64_t row, int column) const {
+        return __ldcg(reinterpret_cast<const float4*>(y + this->at(row, column)));
+    }
+};
+
+template <bool kWhole>
+__global__ void __launch_bounds__(kRankRowThreads)
+    add_prompt_of_ranks(const __grid_constant__ comm::Peers p, PartRows<kWhole> rows,
+                        const __grid_constant__ comm::Cut cut) {
+    allow_successor();
+    wait_for_predecessor();
+    comm::Chunks<PartRows<kWhole>>(p, cut, rows).run();
+}
+
 void answer(Context& c, Add add, int64_t count) {
     if (c.peers != nullptr && comm::fits_packets(count))
         return launch(c, "all_reduce_add answer", add_answer_of_ranks, comm::packet_blocks(count),
@@ -105,11 +124,16 @@ void answer(Context& c, Add add, int64_t count) {
     launch(c, "add answer", add_answer, static_cast<unsigned>(blocks), kAnswerThreads, 0, add, count);
 }
 
-void prompt(Context& c, Add add, int64_t count) {
-    if (c.peers != nullptr) {
-        comm::all_reduce(c, add.y, add.x, count);
-        add.y = add.x;
-    }
+template <bool kWhole>
+void prompt_of_ranks(Context& c, const Add& add, int64_t count) {
+    const comm::Cut cut(c.peers->ranks, add.defer.columns, count);
+    launch(c, "all_reduce_add prompt", add_prompt_of_ranks<kWhole>, static_cast<unsigned>(cut.blocks),
+           kRankRowThreads, 0, *c.peers, PartRows<kWhole>{{add.residual, add.x, add.defer}, add.y}, cut);
+}
+
+void prompt(Context& c, const Add& add, int64_t count, bool whole) {
+    if (c.peers != nullptr)
+        return whole ? prompt_of_ranks<true>(c, add, count) : prompt_of_ranks<false>(c, add, count);
     launch(c, "add prompt", add_prompt, static_cast<unsigned>(count / add.defer.columns), kPromptThreads, 0,
            add);
 }
@@ -132,12 +156,17 @@ void add_parts_of_answer(Context& c, const float* y, const float* residual, floa
     answer(c, {y, residual, x, defer}, count);
 }
 
+void add_parts_of_prompt(Context& c, const float* y, const float* residual, float* x, const Defer& defer,
+                         int64_t count, bool whole) {
+    prompt(c, {y, residual, x, defer}, count, whole);
+}
+
 void all_reduce_add(const Node& node, Context& c) {
     const Tensor &y = *node.inputs[0], &residual = *node.inputs[1], &x = *node.outputs[0];
     const auto& p = node.params<AllReduceAddParams>();
     const Defer defer = defer_of(*node.inputs[2], *node.outputs[1], *node.outputs[2]);
     const Add add{y.as<float>(), residual.as<float>(), x.as<float>(), defer};
-    p.kind == StepKind::answer ? answer(c, add, x.elements()) : prompt(c, add, x.elements());
+    p.kind == StepKind::answer ? answer(c, add, x.elements()) : prompt(c, add, x.elements(), true);
     if (p.router != nullptr) add_logits(node, c, defer, static_cast<int>(x.shape[0]));
 }
 

@@ -14,7 +14,7 @@ void run(const Node& node, cpu::Context& context) {
     const Tensor &residual = *node.inputs[1], &norm = *node.inputs[2];
     const Tensor &x = *node.outputs[0], &h = *node.outputs[1], &squares = *node.outputs[2];
     const auto& p = node.params<LinearAddParams>();
-    if (p.over_ranks) {
+    if (p.sums != Sums::none) {
         float* part = context.buffer(3, x.elements());
         cpu::linear_rows(*node.inputs[0], *p.weight, part, x.shape[1], context);
         cpu::add_over_ranks(part, residual, norm, x, h, squares, context);
@@ -50,7 +50,7 @@ Cost cost(const Node& node) {
 const Op kLinearAdd{"linear_add", run, cost};
 
 Residual linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w, Tensor* residual,
-                    const NextNorm& next, const Weight* router, Tensor* zeros) {
+                    const NextNorm& next, const Weight* router, const OverRanks& ranks) {
     CHECK(x->rank == 2 && x->shape[1] == w.cols && x->stride[1] == 1,
           "[linear_add] {}: weight {} [{}, {}] does not fit x {}", name, w.name, w.rows, w.cols,
           describe(*x));
@@ -59,14 +59,14 @@ Residual linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w,
           "[linear_add] {}: residual {} should be F32 [{}, {}]", name, describe(*residual), x->shape[0],
           w.rows);
     cpu::check_weight("linear_add", name, w);
-    check_zeros("linear_add", name, zeros, *residual, next);
+    check_zeros("linear_add", name, ranks.zeros, *residual);
     Residual out = make_residual(g, "linear_add", name, x->shape[0], w.rows, next);
     Node node{.op = &kLinearAdd,
               .name = std::string(name),
               .inputs = {x, residual, next.weight},
               .outputs = {out.x, out.h, out.squares},
-              .parameters = LinearAddParams{&w, router, next.kind, zeros != nullptr}};
-    if (zeros != nullptr) node.inputs.push_back(zeros);
+              .parameters = LinearAddParams{&w, router, next.kind, ranks.sums()}};
+    if (ranks.zeros != nullptr) node.inputs.push_back(ranks.zeros);
     if (router != nullptr) {
         CHECK(router->cols == w.rows, "[linear_add] {}: router [{}, {}] does not fit x' [T, {}]", name,
               router->rows, router->cols, w.rows);

@@ -15,7 +15,7 @@
 #include "ggml-like/cuda/moe/route_logits.h"
 #include "ggml-like/cuda/moe/route_work.cuh"
 #include "ggml-like/cuda/ops.h"
-#include "ggml-like/cuda/parts_of_answer.h"
+#include "ggml-like/cuda/parts_of_ranks.h"
 
 namespace quern::cuda {
 
@@ -220,14 +220,19 @@ void add_prompt(const Node& node, Context& c, const Packed& w, const Defer& defe
     const Tensor &x = *node.inputs[0], &residual = *node.inputs[1], &y = *node.outputs[0];
     const auto& p = node.params<LinearAddParams>();
     const int rows = static_cast<int>(x.shape[0]);
+    const bool over_ranks = p.sums != Sums::none && c.peers != nullptr;
     gemm(c, w, x.data, x.stride[0], rows,
          {.y = y.data,
           .ld = y.stride[0],
           .f32 = true,
-          .residual = residual.as<float>(),
+          .residual = over_ranks ? nullptr : residual.as<float>(),
           .residual_ld = residual.stride[0]},
          Split::by_matrix);
-    defer_rows(c, y.as<float>(), defer, rows);
+    if (over_ranks)
+        add_parts_of_prompt(c, y.as<float>(), residual.as<float>(), y.as<float>(), defer, y.elements(),
+                            p.sums == Sums::whole);
+    else
+        defer_rows(c, y.as<float>(), defer, rows);
     if (p.router == nullptr) return;
     const Packed& router = *static_cast<const Packed*>(p.router->placed);
     const Tensor& logits = *node.outputs[3];
@@ -248,7 +253,7 @@ void add_answer(const Node& node, Context& c, const Packed& w, const Defer& defe
                  static_cast<int>(logits.stride[0])};
         routes = routes_in_product(c, w, router, rows);
     }
-    const bool over_ranks = p.over_ranks && c.peers != nullptr,
+    const bool over_ranks = p.sums != Sums::none && c.peers != nullptr,
                sums = over_ranks && sums_in_product(c, w, rows, routes ? &route : nullptr);
     // A sum that follows is of this rank's part without the residual.
     const bool sum_follows = over_ranks && !sums;

@@ -6,9 +6,8 @@
 //   logits [T, E + 1 rounded up to 8]: h times the router, without the norm's factor. F32; in answer steps with BF16
 //   activations I64 in units of 2^-32: each sum over 16 columns is rounded to such units, so these sums may be added
 //   in any order.
-// Of ranks that each have some columns of W, and x of these, x W^T is the sum over the ranks, in their order: in answer steps. (Of
-// prompts all_reduce_add makes that sum.) All get the same bits. Every rank runs the same nodes in the same order (communicator.h); a
-// backend that belongs to no ranks has its own part alone.
+// Of ranks that each have some columns of W, and x of these, x W^T is the sum over the ranks, in their order. All get the same
+// bits. Every rank runs the same nodes in the same order (communicator.h); a backend that belongs to no ranks has its own part alone.
 // A row's bits depend on that row and the kind of the step only.
 #pragma once
 
@@ -20,14 +19,13 @@ struct LinearAddParams {
     const Weight* weight;
     const Weight* router;  // or null
     StepKind kind;
-    bool over_ranks;
+    Sums sums;
 };
 
 /// inputs {x, residual, next norm} and, over ranks, zeros; outputs {x', h, squares} and, with a router, logits.
 extern const Op kLinearAdd;
 
-/// zeros: over ranks, F32 [T, N]; else null.
 Residual linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w, Tensor* residual,
-                    const NextNorm& next, const Weight* router = nullptr, Tensor* zeros = nullptr);
+                    const NextNorm& next, const Weight* router = nullptr, const OverRanks& ranks = {});
 
 }  // namespace quern

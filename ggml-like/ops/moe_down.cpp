@@ -73,8 +73,9 @@ void run(const Node& node, cpu::Context& context) {
     const Tensor &routed = *node.inputs[0], &shared = *node.inputs[1];
     const auto& p = node.params<MoeDownParams>();
     Tensor y = *node.outputs[0];
-    std::vector<float> part(p.over_ranks ? static_cast<size_t>(y.elements()) : 0);
-    if (p.over_ranks) y.data = part.data();
+    const bool over_ranks = p.sums != Sums::none;
+    std::vector<float> part(over_ranks ? static_cast<size_t>(y.elements()) : 0);
+    if (over_ranks) y.data = part.data();
     const int64_t tokens = routed.shape[0], used = routed.shape[1], width = routed.shape[2];
     if (tokens == 0) return;
     bool pack = false;
@@ -87,7 +88,7 @@ void run(const Node& node, cpu::Context& context) {
                                        cpu::has_nvfp4(*p.shared), context, 2),
         .weights = node.inputs[3],
         .shared_gate = node.inputs[4],
-        .residual = node.inputs[p.over_ranks ? 9 : 7],
+        .residual = node.inputs[over_ranks ? 9 : 7],
         .y = &y,
         .shared_weight = p.shared,
         .tokens = tokens,
@@ -102,7 +103,7 @@ void run(const Node& node, cpu::Context& context) {
         run_columns(work, begin, end, context.dot);
     });
     const Tensor &norm = *node.inputs[8], &h = *node.outputs[1], &squares = *node.outputs[2];
-    if (p.over_ranks)
+    if (over_ranks)
         cpu::add_over_ranks(y.as<float>(), *node.inputs[7], norm, *node.outputs[0], h, squares, context);
     else
         cpu::defer_norm(y, norm, h, squares, context);
@@ -154,9 +155,10 @@ void check(std::string_view name, const MoeGateUpResult& in, const Tensor& resid
 const Op kMoeDown{"moe_down", run, cost};
 
 Residual moe_down(Graph& g, std::string_view name, const MoeGateUpResult& in, Tensor* residual,
-                  const ExpertWeights& experts, const Weight& shared, const NextNorm& next, Tensor* zeros) {
+                  const ExpertWeights& experts, const Weight& shared, const NextNorm& next,
+                  const OverRanks& ranks) {
     check(name, in, *residual, experts, shared);
-    check_zeros("moe_down", name, zeros, *residual, next);
+    check_zeros("moe_down", name, ranks.zeros, *residual);
     const int64_t tokens = in.routed->shape[0], used = in.routed->shape[1];
     const Residual out = make_residual(g, "moe_down", name, tokens, experts.rows, next);
     Tensor* terms = g.scratch(fmt::format("{}.terms", name),
@@ -167,8 +169,8 @@ Residual moe_down(Graph& g, std::string_view name, const MoeGateUpResult& in, Te
               .inputs = {in.routed, in.shared, in.ids, in.weights, in.shared_gate, in.groups, in.ready,
                          residual, next.weight},
               .outputs = {out.x, out.h, out.squares, terms},
-              .parameters = MoeDownParams{&experts, &shared, next.kind, zeros != nullptr}};
-    if (zeros != nullptr) node.inputs.push_back(zeros);
+              .parameters = MoeDownParams{&experts, &shared, next.kind, ranks.sums()}};
+    if (ranks.zeros != nullptr) node.inputs.push_back(ranks.zeros);
     g.add(std::move(node));
     return out;
 }

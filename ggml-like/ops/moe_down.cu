@@ -5,19 +5,21 @@
 //     neighbours. No atomics. The shared expert, which may have another format, comes second, in a launch of its own.
 //   prompts: grouped tiled product (cuda/linear/gemm.h; of up to 64 rows NVFP4 through cuda/moe/down_fp4.cu, which adds in the same
 //     order) writes the terms in BF16, then one kernel weighs and adds them and does the next norm's part.
-//   over ranks, answers: the kernels of down_fp4.cu add up; of other formats a kernel that follows does (cuda/parts_of_answer.h)
+//   over ranks, answers: the kernels of down_fp4.cu add up; of other formats a kernel that follows does (cuda/parts_of_ranks.h).
+//     Prompts: the kernel that adds the terms sends and adds the ranks' sums, too (cuda/comm/chunks.cuh)
 // Traffic of few rows: the weights of each needed expert once.
 #include "ggml-like/ops/moe_down.h"
 
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/few_rows.cuh"
+#include "ggml-like/cuda/linear/rank_rows.cuh"
 #include "ggml-like/cuda/moe/down_fp4.cuh"
 #include "ggml-like/cuda/moe/expert_rows.cuh"
 #include "ggml-like/cuda/moe/gemm_experts.h"
 #include "ggml-like/cuda/moe/moe.h"
 #include "ggml-like/cuda/moe/route.cuh"
 #include "ggml-like/cuda/ops.h"
-#include "ggml-like/cuda/parts_of_answer.h"
+#include "ggml-like/cuda/parts_of_ranks.h"
 
 namespace quern::cuda {
 
@@ -227,25 +229,32 @@ void few(Context& c, const Down& a) {
 
 constexpr int kAddThreads = 512;
 
+/// sum + the weighed terms of a row of a prompt, four columns from `column` on.
+__device__ __forceinline__ float4 add_terms(const Down& a, int64_t n, int column, float4 sum) {
+    const int columns = a.experts.rows;
+    const bf16* row = static_cast<const bf16*>(a.terms) + n * (a.used + 1) * columns + column;
+#pragma unroll 9
+    for (int j = 0; j <= a.used; ++j) {
+        const float w = __ldcg(j < a.used ? a.weights + n * a.used + j : a.shared_gate + n);
+        const uint2 v = __ldcg(reinterpret_cast<const uint2*>(row + static_cast<int64_t>(j) * columns));
+        const float2 p = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.x));
+        const float2 q = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.y));
+        sum = make_float4(__fmaf_rn(w, p.x, sum.x), __fmaf_rn(w, p.y, sum.y), __fmaf_rn(w, q.x, sum.z),
+                          __fmaf_rn(w, q.y, sum.w));
+    }
+    return sum;
+}
+
 /// Weighs and adds the terms of one row of a prompt, a thread 4 columns at a time; then h and squares of it.
 __global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
     allow_successor();
     wait_for_predecessor();
     const int64_t n = blockIdx.x;
     const int columns = a.experts.rows;
-    const bf16* row = static_cast<const bf16*>(a.terms) + n * (a.used + 1) * columns;
     float squares = 0;
     for (int k = threadIdx.x * 4; k < columns; k += kAddThreads * 4) {
-        float4 sum = __ldcg(reinterpret_cast<const float4*>(a.residual + n * a.ld + k));
-#pragma unroll 9
-        for (int j = 0; j <= a.used; ++j) {
-            const float w = __ldcg(j < a.used ? a.weights + n * a.used + j : a.shared_gate + n);
-            const uint2 v =
-                __ldcg(reinterpret_cast<const uint2*>(row + static_cast<int64_t>(j) * columns + k));
-            const float2 p = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.x));
-            const float2 q = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.y));
-            sum.x += w * p.x, sum.y += w * p.y, sum.z += w * q.x, sum.w += w * q.y;
-        }
+        const float4 sum =
+            add_terms(a, n, k, __ldcg(reinterpret_cast<const float4*>(a.residual + n * a.ld + k)));
         *reinterpret_cast<float4*>(a.y + n * a.ld + k) = sum;
         const float4 norm = *reinterpret_cast<const float4*>(a.next.norm + k);
         *reinterpret_cast<uint2*>(a.next.h + n * columns + k) =
@@ -255,7 +264,34 @@ __global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
     write_squares<kAddThreads>(a.next, n, squares);
 }
 
-void prompt(Context& c, const Down& a, const Packed& shared) {
+/// Rows of which each rank has terms of its own.
+template <bool kWhole>
+struct TermRows : RankRows<kWhole> {
+    Down a;
+
+    __device__ __forceinline__ float4 part(int64_t row, int column) const {
+        return add_terms(a, row, column, make_float4(0, 0, 0, 0));
+    }
+};
+
+template <bool kWhole>
+__global__ void __launch_bounds__(kRankRowThreads)
+    add_prompt_terms_of_ranks(const __grid_constant__ comm::Peers p,
+                              const __grid_constant__ TermRows<kWhole> rows,
+                              const __grid_constant__ comm::Cut cut) {
+    allow_successor();
+    wait_for_predecessor();
+    comm::Chunks<TermRows<kWhole>>(p, cut, rows).run();
+}
+
+template <bool kWhole>
+void add_terms_of_ranks(Context& c, const Down& a) {
+    const comm::Cut cut(c.peers->ranks, a.experts.rows, int64_t{a.rows} * a.experts.rows);
+    launch(c, "add terms of ranks", add_prompt_terms_of_ranks<kWhole>, static_cast<unsigned>(cut.blocks),
+           kRankRowThreads, 0, *c.peers, TermRows<kWhole>{{a.residual, a.y, a.next}, a}, cut);
+}
+
+void prompt(Context& c, const Down& a, const Packed& shared, Sums sums) {
     const int64_t columns = a.experts.rows;
     if (down_streams(c, shape_of(a))) {
         down_fp4_prompt_terms(c, a);
@@ -269,7 +305,9 @@ void prompt(Context& c, const Down& a, const Packed& shared) {
         if (!with_shared)
             gemm(c, shared, a.shared_in, a.shared_width, a.rows, {.y = own, .ld = ld}, Split::never);
     }
-    launch(c, "add terms", add_prompt_terms, a.rows, kAddThreads, 0, a);
+    if (sums == Sums::none || c.peers == nullptr)
+        return launch(c, "add terms", add_prompt_terms, a.rows, kAddThreads, 0, a);
+    sums == Sums::whole ? add_terms_of_ranks<true>(c, a) : add_terms_of_ranks<false>(c, a);
 }
 
 /// Rows [first, first + count).
@@ -323,8 +361,8 @@ void moe_down(const Node& node, Context& c) {
            .terms = node.outputs[3]->data,
            .ready = p.kind == StepKind::prompt ? nullptr : node.inputs[6]->as<uint64_t>(),
            .next = defer_of(*node.inputs[8], *node.outputs[1], *node.outputs[2])};
-    if (p.kind == StepKind::prompt) return prompt(c, a, shared);
-    if (!p.over_ranks || c.peers == nullptr) return answer(c, a, nullptr);
+    if (p.kind == StepKind::prompt) return prompt(c, a, shared, p.sums);
+    if (p.sums == Sums::none || c.peers == nullptr) return answer(c, a, nullptr);
     if (down_sums(c, shape_of(a))) return answer(c, a, c.peers);
     const float* residual = a.residual;
     a.residual = node.inputs[9]->as<float>();

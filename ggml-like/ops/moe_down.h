@@ -16,7 +16,7 @@ struct MoeDownParams {
     const ExpertWeights* experts;
     const Weight* shared;
     StepKind kind;
-    bool over_ranks;
+    Sums sums;
 };
 
 /// inputs {routed, shared, ids, weights, shared_gate, groups, ready, residual, next norm} and, over ranks, zeros; outputs
@@ -25,6 +25,6 @@ extern const Op kMoeDown;
 
 Residual moe_down(Graph& g, std::string_view name, const MoeGateUpResult& in, Tensor* residual,
                   const ExpertWeights& experts, const Weight& shared, const NextNorm& next,
-                  Tensor* zeros = nullptr);
+                  const OverRanks& ranks = {});
 
 }  // namespace quern

@@ -29,11 +29,8 @@ Tensor* make_router_logits(Graph& g, std::string_view name, int64_t tokens, cons
     return g.scratch(own, DType::F32, {tokens, width});
 }
 
-void check_zeros(const char* op, std::string_view name, const Tensor* zeros, const Tensor& residual,
-                 const NextNorm& next) {
+void check_zeros(const char* op, std::string_view name, const Tensor* zeros, const Tensor& residual) {
     if (zeros == nullptr) return;
-    CHECK(next.kind == StepKind::answer, "[{}] {}: prompts are added up over ranks by all_reduce_add", op,
-          name);
     CHECK(zeros->rank == 2 && zeros->dtype == DType::F32 && zeros->contiguous() &&
               zeros->shape[0] == residual.shape[0] && zeros->shape[1] == residual.shape[1],
           "[{}] {}: zeros {} should be like the residual {}", op, name, describe(*zeros), describe(residual));

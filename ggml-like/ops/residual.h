@@ -28,15 +28,28 @@ struct NextNorm {
     StepKind kind;
 };
 
+/// What a product of which each rank has a part does about the sum over ranks.
+enum class Sums : uint8_t {
+    none,  // nothing: there is one rank, or somebody else adds up
+    own,  // of prompts x of some rows only, the backend's choice and the same in all nodes of a step; h and squares of all
+    whole,  // x, h and squares of all rows
+};
+
+struct OverRanks {
+    Tensor* zeros = nullptr;  // F32, as x: what a part is added to; null: Sums::none
+    bool whole = true;        // else Sums::own
+
+    Sums sums() const { return zeros == nullptr ? Sums::none : whole ? Sums::whole : Sums::own; }
+};
+
 /// The tensors x [tokens, width], h and squares of a node called `name`; checks the norm's shape.
 Residual make_residual(Graph& g, const char* op, std::string_view name, int64_t tokens, int64_t width,
                        const NextNorm& next);
 /// The logits of a router [E + 1, width], as linear_add.h has them.
 Tensor* make_router_logits(Graph& g, std::string_view name, int64_t tokens, const Weight& router,
                            const NextNorm& next);
-/// Throws Error unless `zeros`, if not null, are what a product over ranks of an answer step may be given beside `residual`.
-void check_zeros(const char* op, std::string_view name, const Tensor* zeros, const Tensor& residual,
-                 const NextNorm& next);
+/// Throws Error unless `zeros`, if not null, are what a product over ranks may be given beside `residual`.
+void check_zeros(const char* op, std::string_view name, const Tensor* zeros, const Tensor& residual);
 /// Throws Error unless h and squares are what an op with a weight of `cols` columns reads.
 void check_normed(const char* op, std::string_view name, const Residual& in, int64_t cols);
 

@@ -270,7 +270,7 @@ TEST_CASE("launches: sums of few rows go in packets, those of many in chunks") {
             return found;
         };
         CHECK(names(model.answers(64)) == std::vector<std::string>(128, "add_answer_of_ranks"));
-        CHECK(names(model.prompt(65)) == std::vector<std::string>(128, "comm::all_reduce_large"));
+        CHECK(names(model.prompt(65)) == std::vector<std::string>(128, "add_prompt_of_ranks"));
     }
 }
 

@@ -45,9 +45,11 @@ struct TwoSums {
         residual = g.input("residual", DType::F32, {rows, width});
         norm = g.input("norm", DType::F32, {width});
         const NextNorm next{norm, backend.activation_dtype(), kind};
-        first = all_reduce_add(g, "first", part, residual, next).x;
+        const Residual sum = all_reduce_add(g, "first", part, residual, next);
+        first = sum.x;
+        ended = {sum.x, sum.h, sum.squares};
         second = all_reduce_add(g, "second", first, residual, next).x;
-        g.output(first);
+        for (Tensor* t : ended) g.output(t);
         g.output(second);
         plan = std::make_unique<Plan>(std::move(g), backend);
     }
@@ -58,6 +60,7 @@ struct TwoSums {
     }
 
     Tensor *part, *residual, *norm, *first, *second;
+    std::vector<Tensor*> ended;  // x' and what the next norm needs of it
     std::unique_ptr<Plan> plan;
 };
 
@@ -95,6 +98,39 @@ void check_sums(Backend& group, StepKind kind, int64_t rows, int64_t width) {
             check_numbers("x''", second[r], again);
         }
     }
+}
+
+using Rows = std::vector<std::vector<double>>;  // of each tensor of TwoSums::ended
+
+/// The first rows of a prompt, of the last rank, where `rows` of them are added up.
+Rows first_rows(Backend& group, int64_t rows, int64_t width, int64_t first,
+                const std::vector<std::vector<float>>& parts, const std::vector<float>& residual) {
+    Rows found;
+    group.on_ranks([&](int rank) {
+        Backend& own = group.of_rank(rank);
+        const auto head = [&](const std::vector<float>& all) {
+            return std::vector<float>(all.begin(), all.begin() + rows * width);
+        };
+        TwoSums sums(own, StepKind::prompt, rows, width);
+        sums.fill(head(parts[static_cast<size_t>(rank)]), head(residual));
+        sums.plan->run();
+        if (rank != group.ranks() - 1) return;
+        for (const Tensor* t : sums.ended) {
+            found.push_back(download(own, *t));
+            found.back().resize(static_cast<size_t>(first * t->elements() / rows));
+        }
+    });
+    return found;
+}
+
+/// A row's h and squares are the same bits in a message of packets and in one of chunks.
+void check_rows_alone(Backend& group, int64_t few, int64_t many, int64_t width) {
+    CAPTURE(many);
+    CAPTURE(width);
+    const auto parts = parts_of(group.ranks(), many * width, 5);
+    const std::vector<float> residual = Random(98).normals(many * width);
+    CHECK(first_rows(group, few, width, few, parts, residual) ==
+          first_rows(group, many, width, few, parts, residual));
 }
 
 /// The outputs of all_reduce_add for these rows: x', h, squares and, with a router, logits.
@@ -208,6 +244,8 @@ TEST_SUITE("gpus") {
                 for (const StepKind kind : kKinds)
                     for (const int64_t width : {2048, 5120})
                         if (kind == StepKind::prompt || rows <= 65) check_sums(*group, kind, rows, width);
+            for (const int64_t width : {2048, 5120})
+                for (const int64_t rows : {200, 1001, 4100}) check_rows_alone(*group, 60, rows, width);
         }
     }
 }

@@ -41,11 +41,31 @@ std::vector<Tensor*> outputs_of(const Residual& r) {
     return all;
 }
 
+using Tensors = std::vector<Tensor*>;
+
+/// A product that adds up over ranks, whole and with x' of own rows only, and its part that all_reduce_add adds up: x', h, squares
+/// and logits, then what each rank's part added to the first and to the second gives.
+std::array<Tensors, 2> both_ways(Graph& g, const Residual& whole, const Residual& own, Tensor* part,
+                                 const Residual& sum, const NextNorm& next) {
+    std::array<Tensors, 2> ways = {outputs_of(whole), outputs_of(sum)};
+    const Tensors h_of_all = ways[0], h_of_own = outputs_of(own);
+    for (size_t i = 1; i < h_of_all.size(); ++i) {
+        ways[0].push_back(h_of_all[i]);
+        ways[1].push_back(h_of_own[i]);
+    }
+    for (size_t w = 0; w < 2; ++w) {
+        Tensor* before = (w == 0 ? whole : own).x;
+        for (Tensor* t : outputs_of(all_reduce_add(g, fmt::format("again{}", w), part, before, next)))
+            ways[w].push_back(t);
+    }
+    return ways;
+}
+
 /// Runs a graph that has both ways in it, three times: both places of a mailbox, one of them again.
 template <typename Fill>
-BothWays run_both(Backend& backend, Graph g, const std::array<Residual, 2>& ways, const Fill& fill) {
-    for (const Residual& way : ways)
-        for (Tensor* t : outputs_of(way)) g.output(t);
+BothWays run_both(Backend& backend, Graph g, const std::array<Tensors, 2>& ways, const Fill& fill) {
+    for (const Tensors& way : ways)
+        for (Tensor* t : way) g.output(t);
     backend.weights_complete();
     Plan plan(std::move(g), backend);
     BothWays found;
@@ -54,7 +74,7 @@ BothWays run_both(Backend& backend, Graph g, const std::array<Residual, 2>& ways
         plan.run();
         for (size_t w = 0; w < 2; ++w) {
             found[w].clear();
-            for (const Tensor* t : outputs_of(ways[w])) found[w].push_back(download(backend, *t));
+            for (const Tensor* t : ways[w]) found[w].push_back(download(backend, *t));
         }
         if (turn < 2) CHECK(found[0] == found[1]);
     }
@@ -64,6 +84,7 @@ BothWays run_both(Backend& backend, Graph g, const std::array<Residual, 2>& ways
 struct LinearRanks {
     Form form;
     int64_t rows, width, columns, experts;
+    StepKind kind = StepKind::answer;
 
     BothWays run(const Device& device, int rank) const {
         const auto own = static_cast<unsigned>(rank);
@@ -77,11 +98,13 @@ struct LinearRanks {
         Tensor *x = g.input("x", device.activation, {rows, columns}),
                *residual = g.input("residual", DType::F32, {rows, width}),
                *zeros = g.zeros("zeros", DType::F32, {rows, width});
-        const NextNorm next = norm.next(g, device, StepKind::answer);
-        const Residual whole = linear_add(g, "whole", x, w, residual, next, logits, zeros),
+        const NextNorm next = norm.next(g, device, kind);
+        const Residual whole = linear_add(g, "whole", x, w, residual, next, logits, {zeros}),
+                       some = linear_add(g, "own", x, w, residual, next, logits, {zeros, false}),
                        part = linear_add(g, "part", x, w, zeros, next),
                        sum = all_reduce_add(g, "sum", part.x, residual, next, logits);
-        return run_both(*device.backend, std::move(g), {whole, sum}, [&](Plan& p) {
+        const auto ways = both_ways(g, whole, some, part.x, sum, next);
+        return run_both(*device.backend, std::move(g), ways, [&](Plan& p) {
             set_input(p, x, device.rounded(Random(20 + own).normals(rows * columns)));
             set_input(p, residual, Random(5).normals(rows * width));
         });
@@ -91,25 +114,30 @@ struct LinearRanks {
 struct MixtureRanks {
     moe::Shape shape;
     int64_t rows;
+    StepKind kind = StepKind::answer;
 
     BothWays run(const Device& device, int rank) const {
         const auto own = static_cast<unsigned>(rank);
         const moe::Layer layer(device, shape, 30 + own);
         const Norm norm(device, 4, shape.model);
         const std::vector<float> ones(static_cast<size_t>(shape.model), 1.0f);
-        const NormedInput in(device, StepKind::answer, Random(6).normals(rows * shape.model), ones);
+        const NormedInput in(device, kind, Random(6).normals(rows * shape.model), ones);
         Graph g;
         Residual normed = in.declare(g, device.activation);
-        normed.logits = moe::declare_logits(g, device, StepKind::answer, rows, shape.experts);
+        normed.logits = moe::declare_logits(g, device, kind, rows, shape.experts);
         Tensor *residual = g.input("residual", DType::F32, {rows, shape.model}),
                *zeros = g.zeros("zeros", DType::F32, {rows, shape.model});
-        const NextNorm next = norm.next(g, device, StepKind::answer);
+        const NextNorm next = norm.next(g, device, kind);
         const auto up = moe_gate_up(g, "up", normed, layer.gate_up, layer.shared_gate_up,
-                                    static_cast<int>(shape.used), kEps, StepKind::answer);
-        const Residual whole = moe_down(g, "whole", up, residual, layer.down, layer.shared_down, next, zeros),
+                                    static_cast<int>(shape.used), kEps, kind);
+        const Residual whole =
+                           moe_down(g, "whole", up, residual, layer.down, layer.shared_down, next, {zeros}),
+                       some = moe_down(g, "own", up, residual, layer.down, layer.shared_down, next,
+                                       {zeros, false}),
                        part = moe_down(g, "part", up, zeros, layer.down, layer.shared_down, next),
                        sum = all_reduce_add(g, "sum", part.x, residual, next);
-        return run_both(*device.backend, std::move(g), {whole, sum}, [&](Plan& p) {
+        const auto ways = both_ways(g, whole, some, part.x, sum, next);
+        return run_both(*device.backend, std::move(g), ways, [&](Plan& p) {
             in.fill(p, normed);
             moe::set_logits(p, normed.logits, moe::make_logits(7, rows, shape.experts), shape.experts);
             set_input(p, residual, Random(5).normals(rows * shape.model));
@@ -131,22 +159,28 @@ void check_ranks(Backend& group, const Case& c) {
     }
 }
 
+constexpr auto kAnswer = StepKind::answer, kPrompt = StepKind::prompt;
+/// Kinds and sizes take turns, since they share mailboxes.
+constexpr std::pair<StepKind, int64_t> kSteps[] = {{kAnswer, 1},  {kAnswer, 2},  {kPrompt, 3},  {kAnswer, 8},
+                                                   {kAnswer, 1},  {kAnswer, 9},  {kPrompt, 70}, {kAnswer, 20},
+                                                   {kAnswer, 64}, {kPrompt, 300}};
+
 void linear_ranks(Backend& group, const std::vector<std::array<int64_t, 3>>& shapes) {
     for (const Form form : {Form::bf16, Form::nvfp4, Form::f8_row})
         for (const auto& shape : shapes)
-            for (const int64_t rows : {1, 2, 8, 1, 9, 20, 64}) {
+            for (const auto& [kind, rows] : kSteps) {
                 CAPTURE(shape_name({form}, {shape[0]}, shape[1]));
-                CAPTURE(rows);
-                check_ranks(group, LinearRanks{form, rows, shape[0], shape[1], shape[2]});
+                CAPTURE(kind_name(kind));
+                check_ranks(group, LinearRanks{form, rows, shape[0], shape[1], shape[2], kind});
             }
 }
 
 void mixture_ranks(Backend& group, const std::vector<moe::Shape>& shapes) {
     for (const moe::Shape& shape : shapes)
-        for (const int64_t rows : {1, 2, 8, 1, 9, 20, 64}) {
+        for (const auto& [kind, rows] : kSteps) {
             CAPTURE(shape.name());
-            CAPTURE(rows);
-            check_ranks(group, MixtureRanks{shape, rows});
+            CAPTURE(kind_name(kind));
+            check_ranks(group, MixtureRanks{shape, rows, kind});
         }
 }
 
@@ -197,7 +231,7 @@ double chain_time(Backend& group, bool over_ranks) {
         const NextNorm next = norm.next(g, *device, StepKind::answer);
         Residual x{.x = residual, .h = first};
         for (int i = 0; i < kProducts; ++i)
-            x = linear_add(g, fmt::format("y{}", i), x.h, w, x.x, next, nullptr, zeros);
+            x = linear_add(g, fmt::format("y{}", i), x.h, w, x.x, next, nullptr, {zeros});
         g.output(x.x);
         backend.weights_complete();
         Plan plan(std::move(g), backend);
@@ -264,7 +298,7 @@ TEST_SUITE("cpu") {
         }
     }
 
-    TEST_CASE("sums over ranks: zeros that do not fit, or of prompts, are refused") {
+    TEST_CASE("sums over ranks: zeros that do not fit are refused") {
         WeightStore store(1);
         const Matrix m = random_matrix(store, {Form::bf16}, {16}, 32);
         for (const StepKind kind : kKinds) {
@@ -272,7 +306,7 @@ TEST_SUITE("cpu") {
             const NextNorm next{g.input("norm", DType::F32, {16}), DType::F32, kind};
             Tensor *x = g.input("x", DType::F32, {2, 32}), *residual = g.input("r", DType::F32, {2, 16});
             CHECK_THROWS_AS(linear_add(g, "y", x, m.weight, residual, next, nullptr,
-                                       g.zeros("zeros", DType::F32, {kind == StepKind::answer ? 3 : 2, 16})),
+                                       {g.zeros("zeros", DType::F32, {3, 16})}),
                             Error);
         }
     }

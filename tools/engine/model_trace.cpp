@@ -5,7 +5,6 @@
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
-#include "ggml-like/ops/all_reduce_add.h"
 #include "ggml-like/ops/embed.h"
 #include "ggml-like/ops/linear_add.h"
 #include "ggml-like/ops/moe_down.h"
@@ -27,27 +26,20 @@ constexpr size_t kPart = 1 << 18;
 size_t parts_of(size_t values) { return (values + kPart - 1) / kPart; }
 
 bool writes_residual(const Node& node) {
-    return node.op == &kEmbed || node.op == &kAllReduceAdd || node.op == &kLinearAdd || node.op == &kMoeDown;
-}
-
-/// Whether it leaves one rank's part of a sum, which is no activation.
-bool leaves_part(const Graph& graph, const Node& node) {
-    return std::any_of(graph.nodes().begin(), graph.nodes().end(), [&](const Node& other) {
-        return other.op == &kAllReduceAdd && other.inputs[0] == node.outputs[0];
-    });
+    return node.op == &kEmbed || node.op == &kLinearAdd || node.op == &kMoeDown;
 }
 
 /// Outputs of a node that the next one reads as activations. Ops that write the residual stream also write its normed form,
 /// moe_gate_up both the routed experts' and the shared one's.
-std::vector<Tensor*> activations(const Graph& graph, const Node& node) {
-    if ((node.layer < 0 && node.op != &kEmbed) || leaves_part(graph, node)) return {};
+std::vector<Tensor*> activations(const Node& node) {
+    if (node.layer < 0 && node.op != &kEmbed) return {};
     const bool two = writes_residual(node) || node.op == &kMoeGateUp;
     return {node.outputs.begin(), node.outputs.begin() + (two ? 2 : 1)};
 }
 
 void keep_outputs(Graph& graph) {
     for (const Node& node : graph.nodes()) {
-        for (Tensor* t : activations(graph, node)) graph.output(t);
+        for (Tensor* t : activations(node)) graph.output(t);
         if (node.op == &kMoeGateUp) graph.output(node.outputs[kIds]);
     }
 }
@@ -95,12 +87,12 @@ void measure(LayerTrace& layer, const std::string& node, const std::vector<float
     }
 }
 
-void read_node(Backend& backend, const Graph& graph, const Node& node, ModelTrace& trace) {
+void read_node(Backend& backend, const Node& node, ModelTrace& trace) {
     if (node.op == &kEmbed) {
         trace.embedding = read_floats(backend, *node.outputs[0]);
         return;
     }
-    const std::vector<Tensor*> list = activations(graph, node);
+    const std::vector<Tensor*> list = activations(node);
     if (list.empty()) return;
     LayerTrace& layer = trace.layers[static_cast<size_t>(node.layer)];
     for (size_t i = 0; i < list.size(); ++i) {
@@ -173,7 +165,7 @@ class TracedStep {
         });
     }
     static void read_plan(const Plan& plan, Backend& device, ModelTrace& trace) {
-        for (const Node& node : plan.graph().nodes()) read_node(device, plan.graph(), node, trace);
+        for (const Node& node : plan.graph().nodes()) read_node(device, node, trace);
     }
     static void add_largest(ModelTrace& trace, const ModelTrace& other) {
         for (size_t l = 0; l < trace.layers.size(); ++l) {

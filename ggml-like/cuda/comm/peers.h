@@ -1,15 +1,16 @@
 // Memory through which the GPUs of one model, its ranks, reach each other.
 //
 // Every rank has a mailbox that the others write into, in its own memory or, where they cannot reach that, in the host's
-// (mailboxes.h); nobody reads from another GPU. A mailbox has two places for each
-// message, used in turns: a rank writes its message number n only when it has received number n - 1 of all others, which
-// have then read number n - 2. Messages are numbered by counters in device memory, one a block, so a captured step is the same
-// launches every time.
+// (mailboxes.h); nobody reads from another GPU. Messages are numbered by counters in device memory, one a block, so a captured
+// step is the same launches every time. Small messages and sums inside products have two places in a mailbox, used in turns: a rank
+// writes its message number n only when it has received number n - 1 of all others, which have then read number n - 2. Large
+// ones have one: a block has received the sums of number n - 1 before it sends parts of number n, and who added them up has read
+// its parts; whoever sends sums of number n has got its parts, sent after the sums of number n - 1 were read.
 //
 //   small messages: packets of 16 bytes, two numbers and the message's number twice. Who receives looks at the packet itself.
 //     [2 places][ranks][kSmallPairs] packets (packets.cuh)
-//   large messages: chunks, and for each block a flag that says which message has arrived.
-//     [2 places][2 halves][ranks][kLargeBlocks][kChunk] floats; [2 halves][ranks][kLargeBlocks] flags
+//   large messages: chunks, and for each block a flag that says which message has arrived (chunks.cuh).
+//     [2 halves][ranks][kLargeBlocks][kChunk] floats; [2 halves][ranks][kLargeBlocks] flags
 //   sums inside products: lines, each 16 columns of a row, with the message's number beside each (tile_sums.cuh). A line has a
 //     counter and places of its own.
 //     [2 places][ranks][kSumTiles][kSumRows] lines
@@ -24,8 +25,8 @@ inline constexpr int kMaxRanks = 8;
 inline constexpr int kSmallThreads = 256, kSmallBlocks = 256;
 inline constexpr int64_t kSmallPairs = 160 << 10;  // 1.25 MB of numbers: 64 rows of 5,120
 inline constexpr int kLargeThreads = 512,
-                     kLargeBlocks = 96;               // blocks that wait for others must all be resident
-inline constexpr int kChunk = 4096;                   // numbers
+                     kLargeBlocks = 128;              // blocks that wait for others must all be resident
+inline constexpr int kChunk = 16384;                  // numbers
 inline constexpr int kSumTiles = 320, kSumRows = 64;  // of 16 columns: up to 5,120; rows of a step
 
 /// A rank's own device memory: how far it is.
@@ -62,7 +63,7 @@ struct BoxLayout {
 
     int64_t small_bytes() const { return 2 * ranks * kSmallPairs * kPacket; }
     int64_t chunk_bytes() const {
-        return 4 * ranks * kLargeBlocks * int64_t{kChunk} * int64_t{sizeof(float)};
+        return 2 * ranks * kLargeBlocks * int64_t{kChunk} * int64_t{sizeof(float)};
     }
     int64_t flags_at() const { return small_bytes() + chunk_bytes(); }
     int64_t lines_at() const { return flags_at() + 2 * ranks * kLargeBlocks * int64_t{sizeof(uint32_t)}; }

@@ -1,0 +1,222 @@
+// Large messages between ranks (peers.h): chunks of whole rows, a flag for each. A block has as many chunks a round as there are
+// ranks, one for each to add. It sends every chunk to who adds it (reduce-scatter), adds its own, ends its rows and sends what
+// they became to all (all-gather); a flag follows each of the two.
+//
+//     chunks of block b   | 0 | 1 | ... | ranks - 1 |  next round: + blocks * ranks
+//
+// Traffic over the link: 2 (N - 1) / N of the message. Bound: the link; each round waits for two ways over it.
+#pragma once
+
+#include "ggml-like/cuda/comm/packets.cuh"
+
+namespace quern::cuda::comm {
+
+/// How a message is cut.
+struct Cut {
+    int columns;    // of a row, a multiple of 4
+    int rows;       // of a chunk: rows * columns <= kChunk
+    int64_t count;  // numbers of the message; its last row may be shorter
+    int blocks;
+
+    Cut(int ranks, int of_columns, int64_t of_count) : columns(of_columns), count(of_count) {
+        const int64_t all = (count + columns - 1) / columns, most = kChunk / columns,
+                      wide = int64_t{ranks} * kLargeBlocks, rounds = (all + wide * most - 1) / (wide * most);
+        rows = static_cast<int>((all + wide * rounds - 1) / (wide * rounds));
+        const int64_t each = int64_t{ranks} * rows, needed = (all + each - 1) / each;
+        blocks = static_cast<int>(needed < kLargeBlocks ? needed : kLargeBlocks);
+    }
+};
+
+enum class Half : int { parts, sums };
+
+/// A block of kLargeThreads of a kernel with Cut::blocks of them; after wait_for_predecessor. Of End, four numbers of a row at a time:
+///   float4 part(int64_t row, int column)                 this rank's part
+///   float4 become(int64_t row, int column, float4 sum)   of the sum: what the row becomes; writes nothing
+///   void keep(int64_t row, int column, float4 v, float& squares)   of own rows, and of all if kWhole: what it became
+///   void end_rows(int64_t row, int rows, const float (&squares)[kRowsAtOnce], send)   whole block, after keep() of these rows;
+///                                                        send(i, float): to all ranks, unless kWhole, of the i-th of them
+///   kWhole: all ranks get what a row became; else its short form and one number:
+///   uint2 shorten(int column, float4 v)
+///   void keep_short(int64_t row, int column, uint2 v), void keep_number(int64_t row, float number)
+template <typename End>
+class Chunks {
+  public:
+    static constexpr int kRowsAtOnce = 4;
+
+    __device__ Chunks(const Peers& p, const Cut& cut, const End& end)
+        : p_(p), cut_(cut), end_(end), number_(__ldcg(&p.own->large[blockIdx.x])) {}
+
+    __device__ void run() {
+        const int64_t rows = (cut_.count + cut_.columns - 1) / cut_.columns,
+                      round = int64_t{cut_.blocks} * p_.ranks * cut_.rows;
+        for (int64_t row = int64_t{blockIdx.x} * p_.ranks * cut_.rows; row < rows; row += round) {
+            ++number_;
+            first_ = row;
+            for (int r = 1; r < p_.ranks; ++r) send_part(other(r));
+            raise_flags(Half::parts);
+            await_flags(Half::parts);
+            add_own();
+            raise_flags(Half::sums);
+            await_flags(Half::sums);
+            for (int r = 1; r < p_.ranks; ++r) take_sum(other(r));
+        }
+        __syncthreads();
+        if (threadIdx.x == 0) p_.own->large[blockIdx.x] = number_;
+    }
+
+  private:
+    static constexpr int kStep = 4 * kLargeThreads;
+    static constexpr int kNumbers = kChunk / 2;  // where rows' numbers follow their short forms
+
+    __device__ int other(int r) const { return (p_.rank + r) % p_.ranks; }
+
+    /// Of the chunk that `owner` adds: its first row, and how many numbers there are.
+    __device__ int64_t begin(int owner) const { return first_ + int64_t{owner} * cut_.rows; }
+    __device__ int numbers(int owner) const {
+        const int64_t left = cut_.count - begin(owner) * cut_.columns;
+        return static_cast<int>(max(int64_t{0}, min(left, int64_t{cut_.rows} * cut_.columns)));
+    }
+    /// In `box`: a chunk's part of rank `from`, or its sum by rank `from`.
+    __device__ float* place(int box, Half half, int from) const {
+        const int64_t at = (int64_t{static_cast<int>(half)} * p_.ranks + from) * kLargeBlocks + blockIdx.x;
+        return reinterpret_cast<float*>(p_.box[box] + p_.chunks_at) + at * kChunk;
+    }
+    __device__ uint32_t* flag(int box, Half half, int from) const {
+        auto* flags = reinterpret_cast<uint32_t*>(p_.box[box] + p_.flags_at);
+        return flags + (static_cast<int>(half) * p_.ranks + from) * kLargeBlocks + blockIdx.x;
+    }
+
+    /// All that the block's threads have written so far is with the others before the flags are: a release is cumulative.
+    __device__ void raise_flags(Half half) const {
+        __syncthreads();
+        const int to = static_cast<int>(threadIdx.x);
+        if (to < p_.ranks && to != p_.rank)
+            asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(flag(to, half, p_.rank)), "r"(number_)
+                         : "memory");
+    }
+    /// What the others wrote before they raised their flags is here.
+    __device__ void await_flags(Half half) const {
+        const int from = static_cast<int>(threadIdx.x);
+        if (from < p_.ranks && from != p_.rank) {
+            Waiting waiting(p_);
+            uint32_t seen;
+            do {
+                asm volatile("ld.acquire.sys.global.u32 %0, [%1];"
+                             : "=r"(seen)
+                             : "l"(flag(p_.rank, half, from))
+                             : "memory");
+            } while (static_cast<int32_t>(seen - number_) < 0 && !waiting.over());
+        }
+        __syncthreads();
+    }
+
+    /// All numbers of `owner`'s chunk: load(row, column), which writes nothing, then use(k, row, column, value) with k of
+    /// kRowsAtOnce; done(row, rows) after these rows. Rows are counted in the chunk.
+    template <typename Load, typename Use, typename Done>
+    __device__ void for_rows(int owner, const Load& load, const Use& use, const Done& done) {
+        const int count = numbers(owner), columns = cut_.columns;
+        for (int row = 0; row * columns < count; row += kRowsAtOnce) {
+            for (int column = 4 * static_cast<int>(threadIdx.x); column < columns; column += kStep) {
+                decltype(load(0, 0)) v[kRowsAtOnce];
+#pragma unroll
+                for (int k = 0; k < kRowsAtOnce; ++k)
+                    if ((row + k) * columns + column < count) v[k] = load(row + k, column);
+#pragma unroll
+                for (int k = 0; k < kRowsAtOnce; ++k)
+                    if ((row + k) * columns + column < count) use(k, row + k, column, v[k]);
+            }
+            done(row, min(kRowsAtOnce, (count + columns - 1) / columns - row));
+        }
+    }
+
+    __device__ void send_part(int owner) {
+        const int64_t first = begin(owner);
+        float* to = place(owner, Half::parts, p_.rank);
+        for_rows(
+            owner, [&](int row, int column) { return end_.part(first + row, column); },
+            [&](int, int row, int column, const float4& v) { put(to, row, column, v); }, [](int, int) {});
+    }
+
+    __device__ void add_own() {
+        const int64_t first = begin(p_.rank);
+        float squares[kRowsAtOnce] = {};
+        for_rows(
+            p_.rank,
+            [&](int row, int column) {
+                float4 total;
+                for (int from = 0; from < p_.ranks; ++from) {
+                    const float4 v = from == p_.rank
+                                         ? end_.part(first + row, column)
+                                         : get<float4>(place(p_.rank, Half::parts, from), row, column);
+                    total = from == 0 ? v : add(total, v);
+                }
+                return end_.become(first + row, column, total);
+            },
+            [&](int k, int row, int column, const float4& v) {
+                end_.keep(first + row, column, v, squares[k]);
+                if constexpr (End::kWhole)
+                    for_others([&](float* to) { put(to, row, column, v); });
+                else
+                    for_others([&](float* to) { put(to, row, column, end_.shorten(column, v)); });
+            },
+            [&](int row, int rows) {
+                end_.end_rows(first + row, rows, squares, [&](int i, float number) {
+                    for_others([&](float* to) { to[kNumbers + row + i] = number; });
+                });
+                for (float& sum : squares) sum = 0;
+            });
+    }
+
+    __device__ void take_sum(int owner) {
+        const int64_t first = begin(owner);
+        const float* here = place(p_.rank, Half::sums, owner);
+        if constexpr (End::kWhole) {
+            float squares[kRowsAtOnce] = {};
+            for_rows(
+                owner, [&](int row, int column) { return get<float4>(here, row, column); },
+                [&](int k, int row, int column, const float4& v) {
+                    end_.keep(first + row, column, v, squares[k]);
+                },
+                [&](int row, int rows) {
+                    end_.end_rows(first + row, rows, squares, [](int, float) {});
+                    for (float& sum : squares) sum = 0;
+                });
+        } else {
+            for_rows(
+                owner, [&](int row, int column) { return get<uint2>(here, row, column); },
+                [&](int, int row, int column, const uint2& v) { end_.keep_short(first + row, column, v); },
+                [&](int row, int rows) {
+                    const int i = static_cast<int>(threadIdx.x);
+                    if (i < rows) end_.keep_number(first + row + i, __ldcg(here + kNumbers + row + i));
+                });
+        }
+    }
+
+    /// The other ranks' chunks of this rank's sums.
+    template <typename Visit>
+    __device__ void for_others(const Visit& visit) const {
+        for (int r = 1; r < p_.ranks; ++r) visit(place(other(r), Half::sums, p_.rank));
+    }
+
+    /// Four numbers of a row, or their short form.
+    template <typename Four>
+    __device__ void put(float* chunk, int row, int column, const Four& v) const {
+        reinterpret_cast<Four*>(chunk)[(row * cut_.columns + column) / 4] = v;
+    }
+    template <typename Four>
+    __device__ Four get(const float* chunk, int row, int column) const {
+        return __ldcg(reinterpret_cast<const Four*>(chunk) + (row * cut_.columns + column) / 4);
+    }
+    __device__ static float4 add(const float4& a, const float4& b) {
+        return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z),
+                           __fadd_rn(a.w, b.w));
+    }
+
+    const Peers& p_;
+    const Cut& cut_;
+    End end_;
+    uint32_t number_;
+    int64_t first_ = 0;  // row of the round
+};
+
+}  // namespace quern::cuda::comm

@@ -1,0 +1,69 @@
+// The end of a prompt's product of which each rank has a part: x' = residual + the sum over the ranks, FP32, h and squares of x'
+// (epilogue.cuh). A rank ends the rows that it adds up and those that others did (comm/chunks.cuh), in the same way.
+#pragma once
+
+#include "ggml-like/cuda/comm/chunks.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
+
+namespace quern::cuda::linear {
+
+inline constexpr int kRankRowThreads = comm::kLargeThreads;
+
+/// All of an End of comm/chunks.cuh but part(). kWhole: every rank gets x' of all rows; else x' of rows that another rank adds up
+/// is left as it is. The arithmetic is spelled out: a row's bits do not depend on where it is in which kernel.
+template <bool kWholeRows>
+struct RankRows {
+    static constexpr bool kWhole = kWholeRows;
+
+    const float* residual;
+    float* x;
+    Defer defer;
+
+    __device__ __forceinline__ int64_t at(int64_t row, int column) const {
+        return row * defer.columns + column;
+    }
+    __device__ __forceinline__ float4 become(int64_t row, int column, const float4& sum) const {
+        const float4 a = __ldcg(reinterpret_cast<const float4*>(residual + at(row, column)));
+        return make_float4(add_residual(a.x, sum.x), add_residual(a.y, sum.y), add_residual(a.z, sum.z),
+                           add_residual(a.w, sum.w));
+    }
+    __device__ __forceinline__ void keep(int64_t row, int column, const float4& v, float& squares) const {
+        *reinterpret_cast<float4*>(x + at(row, column)) = v;
+        squares = __fmaf_rn(v.w, v.w, __fmaf_rn(v.z, v.z, __fmaf_rn(v.y, v.y, __fmaf_rn(v.x, v.x, squares))));
+        keep_short(row, column, shorten(column, v));
+    }
+    /// h.
+    __device__ __forceinline__ uint2 shorten(int column, const float4& v) const {
+        const float4 norm = __ldg(reinterpret_cast<const float4*>(defer.norm + column));
+        return make_uint2(ptx::pack_bf16(v.x * norm.x, v.y * norm.y),
+                          ptx::pack_bf16(v.z * norm.z, v.w * norm.w));
+    }
+    __device__ __forceinline__ void keep_short(int64_t row, int column, const uint2& h) const {
+        *reinterpret_cast<uint2*>(defer.h + at(row, column)) = h;
+    }
+    __device__ __forceinline__ void keep_number(int64_t row, float squares) const {
+        defer.squares[row] = squares;
+    }
+    /// As write_squares, for `rows` rows from number n on.
+    template <int kRows, typename Send>
+    __device__ __forceinline__ void end_rows(int64_t n, int rows, const float (&own)[kRows],
+                                             const Send& send) const {
+        __shared__ float partial[kRows][kRankRowThreads / 32];
+        __syncthreads();
+#pragma unroll
+        for (int row = 0; row < kRows; ++row) {
+            const float sum = ptx::warp_sum(own[row]);
+            if (threadIdx.x % 32 == 0) partial[row][threadIdx.x / 32] = sum;
+        }
+        __syncthreads();
+        const int i = static_cast<int>(threadIdx.x);
+        if (i >= rows) return;
+        float total = 0;
+#pragma unroll
+        for (int w = 0; w < kRankRowThreads / 32; ++w) total += partial[i][w];
+        keep_number(n + i, total);
+        if constexpr (!kWhole) send(i, total);
+    }
+};
+
+}  // namespace quern::cuda::linear
