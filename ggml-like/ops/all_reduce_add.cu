@@ -94,22 +94,35 @@ __global__ void __launch_bounds__(kPromptThreads) add_prompt(Add a) {
     write_squares<kPromptThreads>(a.defer, n, sum);
 }
 
-template <bool kWhole>
+/// y: float or bf16, [rows, columns].
+template <typename T, bool kWhole>
 struct PartRows : RankRows<kWhole> {
-    const float* y;
+    const T* y;
 
-    __device__ __forceinline__ float4 part(int64_t row, int column) const {
-        return __ldcg(reinterpret_cast<const float4*>(y + this->at(row, column)));
+    __device__ __forceinline__ uint2 part(int64_t row, int column) const {
+        const T* from = y + this->at(row, column);
+        if constexpr (sizeof(T) == 2)
+            return __ldcg(reinterpret_cast<const uint2*>(from));
+        else
+            return this->round(__ldcg(reinterpret_cast<const float4*>(from)));
     }
 };
 
-template <bool kWhole>
+template <typename T, bool kWhole>
 __global__ void __launch_bounds__(kRankRowThreads)
-    add_prompt_of_ranks(const __grid_constant__ comm::Peers p, PartRows<kWhole> rows,
+    add_prompt_of_ranks(const __grid_constant__ comm::Peers p, PartRows<T, kWhole> rows,
                         const __grid_constant__ comm::Cut cut) {
     allow_successor();
     wait_for_predecessor();
-    comm::Chunks<PartRows<kWhole>>(p, cut, rows).run();
+    comm::Chunks<PartRows<T, kWhole>>(p, cut, rows).run();
+}
+
+template <bool kWhole, typename T>
+void prompt_of_ranks(Context& c, const T* y, const float* residual, float* x, const Defer& defer,
+                     int64_t count) {
+    const comm::Cut cut = cut_rows<kWhole>(c.peers->ranks, defer.columns, count);
+    launch(c, "all_reduce_add prompt", add_prompt_of_ranks<T, kWhole>, static_cast<unsigned>(cut.blocks),
+           kRankRowThreads, 0, *c.peers, PartRows<T, kWhole>{{residual, x, defer}, y}, cut);
 }
 
 void answer(Context& c, Add add, int64_t count) {
@@ -124,16 +137,8 @@ void answer(Context& c, Add add, int64_t count) {
     launch(c, "add answer", add_answer, static_cast<unsigned>(blocks), kAnswerThreads, 0, add, count);
 }
 
-template <bool kWhole>
-void prompt_of_ranks(Context& c, const Add& add, int64_t count) {
-    const comm::Cut cut(c.peers->ranks, add.defer.columns, count);
-    launch(c, "all_reduce_add prompt", add_prompt_of_ranks<kWhole>, static_cast<unsigned>(cut.blocks),
-           kRankRowThreads, 0, *c.peers, PartRows<kWhole>{{add.residual, add.x, add.defer}, add.y}, cut);
-}
-
-void prompt(Context& c, const Add& add, int64_t count, bool whole) {
-    if (c.peers != nullptr)
-        return whole ? prompt_of_ranks<true>(c, add, count) : prompt_of_ranks<false>(c, add, count);
+void prompt(Context& c, const Add& add, int64_t count) {
+    if (c.peers != nullptr) return prompt_of_ranks<true>(c, add.y, add.residual, add.x, add.defer, count);
     launch(c, "add prompt", add_prompt, static_cast<unsigned>(count / add.defer.columns), kPromptThreads, 0,
            add);
 }
@@ -156,9 +161,10 @@ void add_parts_of_answer(Context& c, const float* y, const float* residual, floa
     answer(c, {y, residual, x, defer}, count);
 }
 
-void add_parts_of_prompt(Context& c, const float* y, const float* residual, float* x, const Defer& defer,
-                         int64_t count, bool whole) {
-    prompt(c, {y, residual, x, defer}, count, whole);
+void add_parts_of_prompt(Context& c, const float* residual, float* x, const Defer& defer, int64_t count,
+                         bool whole) {
+    whole ? prompt_of_ranks<true>(c, defer.h, residual, x, defer, count)
+          : prompt_of_ranks<false>(c, defer.h, residual, x, defer, count);
 }
 
 void all_reduce_add(const Node& node, Context& c) {
@@ -166,7 +172,7 @@ void all_reduce_add(const Node& node, Context& c) {
     const auto& p = node.params<AllReduceAddParams>();
     const Defer defer = defer_of(*node.inputs[2], *node.outputs[1], *node.outputs[2]);
     const Add add{y.as<float>(), residual.as<float>(), x.as<float>(), defer};
-    p.kind == StepKind::answer ? answer(c, add, x.elements()) : prompt(c, add, x.elements(), true);
+    p.kind == StepKind::answer ? answer(c, add, x.elements()) : prompt(c, add, x.elements());
     if (p.router != nullptr) add_logits(node, c, defer, static_cast<int>(x.shape[0]));
 }
 

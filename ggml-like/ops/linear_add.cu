@@ -220,19 +220,20 @@ void add_prompt(const Node& node, Context& c, const Packed& w, const Defer& defe
     const Tensor &x = *node.inputs[0], &residual = *node.inputs[1], &y = *node.outputs[0];
     const auto& p = node.params<LinearAddParams>();
     const int rows = static_cast<int>(x.shape[0]);
-    const bool over_ranks = p.sums != Sums::none && c.peers != nullptr;
-    gemm(c, w, x.data, x.stride[0], rows,
-         {.y = y.data,
-          .ld = y.stride[0],
-          .f32 = true,
-          .residual = over_ranks ? nullptr : residual.as<float>(),
-          .residual_ld = residual.stride[0]},
-         Split::by_matrix);
-    if (over_ranks)
-        add_parts_of_prompt(c, y.as<float>(), residual.as<float>(), y.as<float>(), defer, y.elements(),
+    if (p.sums != Sums::none && c.peers != nullptr) {
+        gemm(c, w, x.data, x.stride[0], rows, {.y = defer.h, .ld = defer.columns}, Split::by_matrix);
+        add_parts_of_prompt(c, residual.as<float>(), y.as<float>(), defer, y.elements(),
                             p.sums == Sums::whole);
-    else
+    } else {
+        gemm(c, w, x.data, x.stride[0], rows,
+             {.y = y.data,
+              .ld = y.stride[0],
+              .f32 = true,
+              .residual = residual.as<float>(),
+              .residual_ld = residual.stride[0]},
+             Split::by_matrix);
         defer_rows(c, y.as<float>(), defer, rows);
+    }
     if (p.router == nullptr) return;
     const Packed& router = *static_cast<const Packed*>(p.router->placed);
     const Tensor& logits = *node.outputs[3];

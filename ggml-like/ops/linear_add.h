@@ -6,8 +6,8 @@
 //   logits [T, E + 1 rounded up to 8]: h times the router, without the norm's factor. F32; in answer steps with BF16
 //   activations I64 in units of 2^-32: each sum over 16 columns is rounded to such units, so these sums may be added
 //   in any order.
-// Of ranks that each have some columns of W, and x of these, x W^T is the sum over the ranks, in their order. All get the same
-// bits. Every rank runs the same nodes in the same order (communicator.h); a backend that belongs to no ranks has its own part alone.
+// Of ranks that each have some columns of W, and x of these, x W^T is the sum over the ranks, in their order. In prompt steps on
+// GPUs each rank's part is rounded to BF16 first. All get the same bits. Every rank runs the same nodes in the same order (communicator.h); a backend that belongs to no ranks has its own part alone.
 // A row's bits depend on that row and the kind of the step only.
 #pragma once
 

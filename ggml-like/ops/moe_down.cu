@@ -267,10 +267,12 @@ __global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
 /// Rows of which each rank has terms of its own.
 template <bool kWhole>
 struct TermRows : RankRows<kWhole> {
+    static constexpr int kRowsAtOnce = 2;  // each with all its terms
+
     Down a;
 
-    __device__ __forceinline__ float4 part(int64_t row, int column) const {
-        return add_terms(a, row, column, make_float4(0, 0, 0, 0));
+    __device__ __forceinline__ uint2 part(int64_t row, int column) const {
+        return this->round(add_terms(a, row, column, make_float4(0, 0, 0, 0)));
     }
 };
 
@@ -286,7 +288,7 @@ __global__ void __launch_bounds__(kRankRowThreads)
 
 template <bool kWhole>
 void add_terms_of_ranks(Context& c, const Down& a) {
-    const comm::Cut cut(c.peers->ranks, a.experts.rows, int64_t{a.rows} * a.experts.rows);
+    const comm::Cut cut = cut_rows<kWhole>(c.peers->ranks, a.experts.rows, int64_t{a.rows} * a.experts.rows);
     launch(c, "add terms of ranks", add_prompt_terms_of_ranks<kWhole>, static_cast<unsigned>(cut.blocks),
            kRankRowThreads, 0, *c.peers, TermRows<kWhole>{{a.residual, a.y, a.next}, a}, cut);
 }

@@ -26,12 +26,14 @@ std::vector<std::vector<float>> parts_of(int ranks, int64_t count, unsigned seed
     return parts;
 }
 
-/// residual + (the parts in the order of the ranks), in FP32.
-std::vector<float> sum_of(const std::vector<float>& residual, const std::vector<std::vector<float>>& parts) {
+/// residual + (the parts in the order of the ranks), in FP32; `rounded`: each part is rounded to BF16 first.
+std::vector<float> sum_of(const std::vector<float>& residual, const std::vector<std::vector<float>>& parts,
+                          bool rounded) {
+    const auto part = [&](float v) { return rounded ? bf16_to_float(float_to_bf16(v)) : v; };
     std::vector<float> sum;
     for (size_t i = 0; i < residual.size(); ++i) {
-        float total = parts[0][i];
-        for (size_t r = 1; r < parts.size(); ++r) total += parts[r][i];
+        float total = part(parts[0][i]);
+        for (size_t r = 1; r < parts.size(); ++r) total += part(parts[r][i]);
         sum.push_back(residual[i] + total);
     }
     return sum;
@@ -76,8 +78,10 @@ void check_sums(Backend& group, StepKind kind, int64_t rows, int64_t width) {
     CAPTURE(kind_name(kind));
     CAPTURE(rows);
     const auto parts = parts_of(ranks, rows * width, static_cast<unsigned>(rows));
-    const std::vector<float> residual = Random(99).normals(rows * width), expected = sum_of(residual, parts),
-                             again = sum_of(residual, std::vector(parts.size(), expected));
+    const bool rounded = kind == StepKind::prompt && group.of_rank(0).activation_dtype() == DType::BF16;
+    const std::vector<float> residual = Random(99).normals(rows * width),
+                             expected = sum_of(residual, parts, rounded),
+                             again = sum_of(residual, std::vector(parts.size(), expected), rounded);
     std::vector<std::vector<double>> first(parts.size()), second(parts.size());
     std::vector<std::unique_ptr<TwoSums>> sums(parts.size());
     group.on_ranks([&](int rank) {

@@ -35,37 +35,49 @@ class RankDevice {
 /// x', h, squares and logits, by both ways.
 using BothWays = std::array<std::vector<std::vector<double>>, 2>;
 
-std::vector<Tensor*> outputs_of(const Residual& r) {
-    std::vector<Tensor*> all = {r.x, r.h, r.squares};
-    if (r.logits != nullptr) all.push_back(r.logits);
+/// Columns of an output that are compared: logits are followed by what nobody reads.
+struct Output {
+    const Tensor* tensor;
+    int64_t columns;
+
+    std::vector<double> read(Backend& backend) const {
+        return first_columns(download(backend, *tensor), tensor->shape[0], columns);
+    }
+};
+using Outputs = std::vector<Output>;
+
+Outputs outputs_of(Graph& g, const Residual& r, int64_t logits = 0) {
+    Outputs all;
+    for (Tensor* t : {r.x, r.h, r.squares}) all.push_back({t, t->shape[1]});
+    if (r.logits != nullptr) all.push_back({r.logits, logits});
+    for (Tensor* t : {r.x, r.h, r.squares, r.logits})
+        if (t != nullptr) g.output(t);
     return all;
 }
 
-using Tensors = std::vector<Tensor*>;
-
 /// A product that adds up over ranks, whole and with x' of own rows only, and its part that all_reduce_add adds up: x', h, squares
 /// and logits, then what each rank's part added to the first and to the second gives.
-std::array<Tensors, 2> both_ways(Graph& g, const Residual& whole, const Residual& own, Tensor* part,
-                                 const Residual& sum, const NextNorm& next) {
-    std::array<Tensors, 2> ways = {outputs_of(whole), outputs_of(sum)};
-    const Tensors h_of_all = ways[0], h_of_own = outputs_of(own);
+std::array<Outputs, 2> both_ways(Graph& g, const Residual& whole, const Residual& own, Tensor* part,
+                                 const Residual& sum, const NextNorm& next, int64_t logits = 0) {
+    std::array<Outputs, 2> ways = {outputs_of(g, whole, logits), outputs_of(g, sum, logits)};
+    const Outputs h_of_all = ways[0], h_of_own = outputs_of(g, own, logits);
     for (size_t i = 1; i < h_of_all.size(); ++i) {
         ways[0].push_back(h_of_all[i]);
         ways[1].push_back(h_of_own[i]);
     }
-    for (size_t w = 0; w < 2; ++w) {
+    // Messages of more rows are cut in another way where x' is whole.
+    for (size_t w = 0; w < 2 && part->shape[0] <= 300; ++w) {
         Tensor* before = (w == 0 ? whole : own).x;
-        for (Tensor* t : outputs_of(all_reduce_add(g, fmt::format("again{}", w), part, before, next)))
-            ways[w].push_back(t);
+        for (const Output& o :
+             outputs_of(g, all_reduce_add(g, fmt::format("again{}", w), part, before, next)))
+            ways[w].push_back(o);
     }
     return ways;
 }
 
 /// Runs a graph that has both ways in it, three times: both places of a mailbox, one of them again.
 template <typename Fill>
-BothWays run_both(Backend& backend, Graph g, const std::array<Tensors, 2>& ways, const Fill& fill) {
-    for (const Tensors& way : ways)
-        for (Tensor* t : way) g.output(t);
+BothWays run_both(Backend& backend, Graph g, const std::array<Outputs, 2>& ways, const Fill& fill) {
     backend.weights_complete();
     Plan plan(std::move(g), backend);
     BothWays found;
@@ -74,7 +86,7 @@ BothWays run_both(Backend& backend, Graph g, const std::array<Tensors, 2>& ways,
         plan.run();
         for (size_t w = 0; w < 2; ++w) {
             found[w].clear();
-            for (const Tensor* t : ways[w]) found[w].push_back(download(backend, *t));
+            for (const Output& o : ways[w]) found[w].push_back(o.read(backend));
         }
         if (turn < 2) CHECK(found[0] == found[1]);
     }
@@ -103,7 +115,7 @@ struct LinearRanks {
                        some = linear_add(g, "own", x, w, residual, next, logits, {zeros, false}),
                        part = linear_add(g, "part", x, w, zeros, next),
                        sum = all_reduce_add(g, "sum", part.x, residual, next, logits);
-        const auto ways = both_ways(g, whole, some, part.x, sum, next);
+        const auto ways = both_ways(g, whole, some, part.x, sum, next, experts + 1);
         return run_both(*device.backend, std::move(g), ways, [&](Plan& p) {
             set_input(p, x, device.rounded(Random(20 + own).normals(rows * columns)));
             set_input(p, residual, Random(5).normals(rows * width));
@@ -215,7 +227,7 @@ void check_against_doubles(Backend& group, const LinearRanks& c) {
 
 /// Microseconds of a product [2,048, 2,048] of one row, of many one after another, over ranks or not.
 double chain_time(Backend& group, bool over_ranks) {
-    constexpr int kProducts = 100, kSteps = 20;
+    constexpr int kProducts = 100, kTimes = 20;
     constexpr int64_t kWidth = 2048;
     std::vector<double> found(static_cast<size_t>(group.ranks()));
     group.on_ranks([&](int rank) {
@@ -237,7 +249,7 @@ double chain_time(Backend& group, bool over_ranks) {
         Plan plan(std::move(g), backend);
         const std::vector<float> ones(static_cast<size_t>(kWidth), 1.0f);
         double least = 1e9;
-        for (int i = 0; i < kSteps; ++i) {
+        for (int i = 0; i < kTimes; ++i) {
             set_input(plan, first, ones);
             set_input(plan, residual, ones);
             const auto begun = std::chrono::steady_clock::now();
@@ -321,6 +333,8 @@ TEST_SUITE("gpus") {
             mixture_ranks(*group, {{512, 128, 128, 16, 4, Form::nvfp4, Form::nvfp4}});
             if (!peer_access) continue;
             linear_ranks(*group, {{512, 2048, 256}, {5120, 192, 0}});
+            for (const int64_t rows : {1000, 4100, 8192})  // in one round and in several
+                check_ranks(*group, LinearRanks{Form::bf16, rows, 5120, 192, 0, kPrompt});
             mixture_ranks(*group, {{512, 256, 256, 16, 8, Form::nvfp4, Form::nvfp4},
                                    {128, 64, 192, 8, 2, Form::nvfp4, Form::nvfp4},
                                    {256, 64, 64, 8, 2, Form::bf16, Form::f8_row}});

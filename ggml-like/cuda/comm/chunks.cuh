@@ -14,13 +14,15 @@ namespace quern::cuda::comm {
 /// How a message is cut.
 struct Cut {
     int columns;    // of a row, a multiple of 4
-    int rows;       // of a chunk: rows * columns <= kChunk
+    int rows;       // of a chunk
     int64_t count;  // numbers of the message; its last row may be shorter
     int blocks;
 
-    Cut(int ranks, int of_columns, int64_t of_count) : columns(of_columns), count(of_count) {
-        const int64_t all = (count + columns - 1) / columns, most = kChunk / columns,
-                      wide = int64_t{ranks} * kLargeBlocks, rounds = (all + wide * most - 1) / (wide * most);
+    /// bytes: that a number takes in a chunk.
+    Cut(int ranks, int of_columns, int64_t of_count, int bytes) : columns(of_columns), count(of_count) {
+        const int64_t all = (count + columns - 1) / columns, fit = row_bytes(ranks) / bytes / columns,
+                      most = fit < kChunkRows ? fit : kChunkRows, wide = int64_t{ranks} * kLargeBlocks,
+                      rounds = (all + wide * most - 1) / (wide * most);
         rows = static_cast<int>((all + wide * rounds - 1) / (wide * rounds));
         const int64_t each = int64_t{ranks} * rows, needed = (all + each - 1) / each;
         blocks = static_cast<int>(needed < kLargeBlocks ? needed : kLargeBlocks);
@@ -30,18 +32,19 @@ struct Cut {
 enum class Half : int { parts, sums };
 
 /// A block of kLargeThreads of a kernel with Cut::blocks of them; after wait_for_predecessor. Of End, four numbers of a row at a time:
-///   float4 part(int64_t row, int column)                 this rank's part
+///   Part part(int64_t row, int column)                   this rank's part: float4, or uint2 of BF16
 ///   float4 become(int64_t row, int column, float4 sum)   of the sum: what the row becomes; writes nothing
 ///   void keep(int64_t row, int column, float4 v, float& squares)   of own rows, and of all if kWhole: what it became
 ///   void end_rows(int64_t row, int rows, const float (&squares)[kRowsAtOnce], send)   whole block, after keep() of these rows;
 ///                                                        send(i, float): to all ranks, unless kWhole, of the i-th of them
+///   kRowsAtOnce: rows of which a thread has numbers in registers
 ///   kWhole: all ranks get what a row became; else its short form and one number:
 ///   uint2 shorten(int column, float4 v)
 ///   void keep_short(int64_t row, int column, uint2 v), void keep_number(int64_t row, float number)
 template <typename End>
 class Chunks {
   public:
-    static constexpr int kRowsAtOnce = 4;
+    static constexpr int kRowsAtOnce = End::kRowsAtOnce;
 
     __device__ Chunks(const Peers& p, const Cut& cut, const End& end)
         : p_(p), cut_(cut), end_(end), number_(__ldcg(&p.own->large[blockIdx.x])) {}
@@ -66,7 +69,8 @@ class Chunks {
 
   private:
     static constexpr int kStep = 4 * kLargeThreads;
-    static constexpr int kNumbers = kChunk / 2;  // where rows' numbers follow their short forms
+
+    using Part = typename End::Part;
 
     __device__ int other(int r) const { return (p_.rank + r) % p_.ranks; }
 
@@ -77,9 +81,12 @@ class Chunks {
         return static_cast<int>(max(int64_t{0}, min(left, int64_t{cut_.rows} * cut_.columns)));
     }
     /// In `box`: a chunk's part of rank `from`, or its sum by rank `from`.
-    __device__ float* place(int box, Half half, int from) const {
+    __device__ std::byte* place(int box, Half half, int from) const {
         const int64_t at = (int64_t{static_cast<int>(half)} * p_.ranks + from) * kLargeBlocks + blockIdx.x;
-        return reinterpret_cast<float*>(p_.box[box] + p_.chunks_at) + at * kChunk;
+        return p_.box[box] + p_.chunks_at + at * (p_.row_bytes + kChunkRows * int64_t{sizeof(float)});
+    }
+    __device__ float* numbers_of(std::byte* chunk) const {
+        return reinterpret_cast<float*>(chunk + p_.row_bytes);
     }
     __device__ uint32_t* flag(int box, Half half, int from) const {
         auto* flags = reinterpret_cast<uint32_t*>(p_.box[box] + p_.flags_at);
@@ -131,10 +138,10 @@ class Chunks {
 
     __device__ void send_part(int owner) {
         const int64_t first = begin(owner);
-        float* to = place(owner, Half::parts, p_.rank);
+        std::byte* to = place(owner, Half::parts, p_.rank);
         for_rows(
             owner, [&](int row, int column) { return end_.part(first + row, column); },
-            [&](int, int row, int column, const float4& v) { put(to, row, column, v); }, [](int, int) {});
+            [&](int, int row, int column, const Part& v) { put(to, row, column, v); }, [](int, int) {});
     }
 
     __device__ void add_own() {
@@ -145,9 +152,9 @@ class Chunks {
             [&](int row, int column) {
                 float4 total;
                 for (int from = 0; from < p_.ranks; ++from) {
-                    const float4 v = from == p_.rank
-                                         ? end_.part(first + row, column)
-                                         : get<float4>(place(p_.rank, Half::parts, from), row, column);
+                    const float4 v =
+                        wide(from == p_.rank ? end_.part(first + row, column)
+                                             : get<Part>(place(p_.rank, Half::parts, from), row, column));
                     total = from == 0 ? v : add(total, v);
                 }
                 return end_.become(first + row, column, total);
@@ -155,13 +162,13 @@ class Chunks {
             [&](int k, int row, int column, const float4& v) {
                 end_.keep(first + row, column, v, squares[k]);
                 if constexpr (End::kWhole)
-                    for_others([&](float* to) { put(to, row, column, v); });
+                    for_others([&](std::byte* to) { put(to, row, column, v); });
                 else
-                    for_others([&](float* to) { put(to, row, column, end_.shorten(column, v)); });
+                    for_others([&](std::byte* to) { put(to, row, column, end_.shorten(column, v)); });
             },
             [&](int row, int rows) {
                 end_.end_rows(first + row, rows, squares, [&](int i, float number) {
-                    for_others([&](float* to) { to[kNumbers + row + i] = number; });
+                    for_others([&](std::byte* to) { numbers_of(to)[row + i] = number; });
                 });
                 for (float& sum : squares) sum = 0;
             });
@@ -169,7 +176,7 @@ class Chunks {
 
     __device__ void take_sum(int owner) {
         const int64_t first = begin(owner);
-        const float* here = place(p_.rank, Half::sums, owner);
+        std::byte* here = place(p_.rank, Half::sums, owner);
         if constexpr (End::kWhole) {
             float squares[kRowsAtOnce] = {};
             for_rows(
@@ -187,7 +194,7 @@ class Chunks {
                 [&](int, int row, int column, const uint2& v) { end_.keep_short(first + row, column, v); },
                 [&](int row, int rows) {
                     const int i = static_cast<int>(threadIdx.x);
-                    if (i < rows) end_.keep_number(first + row + i, __ldcg(here + kNumbers + row + i));
+                    if (i < rows) end_.keep_number(first + row + i, __ldcg(numbers_of(here) + row + i));
                 });
         }
     }
@@ -200,12 +207,17 @@ class Chunks {
 
     /// Four numbers of a row, or their short form.
     template <typename Four>
-    __device__ void put(float* chunk, int row, int column, const Four& v) const {
+    __device__ void put(std::byte* chunk, int row, int column, const Four& v) const {
         reinterpret_cast<Four*>(chunk)[(row * cut_.columns + column) / 4] = v;
     }
     template <typename Four>
-    __device__ Four get(const float* chunk, int row, int column) const {
+    __device__ Four get(const std::byte* chunk, int row, int column) const {
         return __ldcg(reinterpret_cast<const Four*>(chunk) + (row * cut_.columns + column) / 4);
+    }
+    __device__ static float4 wide(const float4& v) { return v; }
+    __device__ static float4 wide(const uint2& v) {
+        return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
+                           __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
     }
     __device__ static float4 add(const float4& a, const float4& b) {
         return make_float4(__fadd_rn(a.x, b.x), __fadd_rn(a.y, b.y), __fadd_rn(a.z, b.z),

@@ -32,6 +32,7 @@ PeerGroup::PeerGroup(const std::vector<int>& devices, Link link)
         own.chunks_at = layout.small_bytes();
         own.flags_at = layout.flags_at();
         own.lines_at = layout.lines_at();
+        own.row_bytes = row_bytes(ranks());
         own.own = static_cast<Progress*>(progress);
         own.watch = static_cast<volatile Watch*>(seen);
         own.patience = kPatience;

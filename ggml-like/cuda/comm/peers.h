@@ -10,7 +10,7 @@
 //   small messages: packets of 16 bytes, two numbers and the message's number twice. Who receives looks at the packet itself.
 //     [2 places][ranks][kSmallPairs] packets (packets.cuh)
 //   large messages: chunks, and for each block a flag that says which message has arrived (chunks.cuh).
-//     [2 halves][ranks][kLargeBlocks][kChunk] floats; [2 halves][ranks][kLargeBlocks] flags
+//     [2 halves][ranks][kLargeBlocks] chunks; [2 halves][ranks][kLargeBlocks] flags
 //   sums inside products: lines, each 16 columns of a row, with the message's number beside each (tile_sums.cuh). A line has a
 //     counter and places of its own.
 //     [2 places][ranks][kSumTiles][kSumRows] lines
@@ -26,7 +26,7 @@ inline constexpr int kSmallThreads = 256, kSmallBlocks = 256;
 inline constexpr int64_t kSmallPairs = 160 << 10;  // 1.25 MB of numbers: 64 rows of 5,120
 inline constexpr int kLargeThreads = 512,
                      kLargeBlocks = 128;              // blocks that wait for others must all be resident
-inline constexpr int kChunk = 16384;                  // numbers
+inline constexpr int kChunkRows = 64;                 // of a chunk, at most
 inline constexpr int kSumTiles = 320, kSumRows = 64;  // of 16 columns: up to 5,120; rows of a step
 
 /// A rank's own device memory: how far it is.
@@ -47,6 +47,7 @@ struct Peers {
     int rank, ranks;
     std::byte* box[kMaxRanks];              // mailboxes, by rank
     int64_t chunks_at, flags_at, lines_at;  // bytes of a mailbox before its chunks, flags, lines
+    int64_t row_bytes;                      // of a chunk
     Progress* own;
     volatile Watch* watch;
     uint64_t patience;  // nanoseconds that a message may take
@@ -57,13 +58,16 @@ inline constexpr int kSumLine = 128;
 
 static_assert(2 * kLargeBlocks * sizeof(uint32_t) % kSumLine == 0, "lines begin at one of a GPU's");
 
+/// Of a chunk, for its rows; a number for each row follows. Of two ranks' messages of 8,192 rows of 2,048 numbers in BF16 all fits.
+constexpr int64_t row_bytes(int64_t ranks) { return (256 << 10) / ranks / 256 * 256; }
+
 /// Bytes of a mailbox, and where its parts begin. For the host.
 struct BoxLayout {
     int64_t ranks;
 
     int64_t small_bytes() const { return 2 * ranks * kSmallPairs * kPacket; }
     int64_t chunk_bytes() const {
-        return 2 * ranks * kLargeBlocks * int64_t{kChunk} * int64_t{sizeof(float)};
+        return 2 * ranks * kLargeBlocks * (row_bytes(ranks) + kChunkRows * int64_t{sizeof(float)});
     }
     int64_t flags_at() const { return small_bytes() + chunk_bytes(); }
     int64_t lines_at() const { return flags_at() + 2 * ranks * kLargeBlocks * int64_t{sizeof(uint32_t)}; }

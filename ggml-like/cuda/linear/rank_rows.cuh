@@ -1,5 +1,5 @@
-// The end of a prompt's product of which each rank has a part: x' = residual + the sum over the ranks, FP32, h and squares of x'
-// (epilogue.cuh). A rank ends the rows that it adds up and those that others did (comm/chunks.cuh), in the same way.
+// The end of a prompt's product of which each rank has a part, rounded to BF16: x' = residual + their sum in the order of the ranks,
+// FP32, h and squares of x' (epilogue.cuh). A rank ends the rows that it adds up and those that others did (comm/chunks.cuh), in the same way.
 #pragma once
 
 #include "ggml-like/cuda/comm/chunks.cuh"
@@ -14,6 +14,8 @@ inline constexpr int kRankRowThreads = comm::kLargeThreads;
 template <bool kWholeRows>
 struct RankRows {
     static constexpr bool kWhole = kWholeRows;
+    static constexpr int kRowsAtOnce = 4;
+    using Part = uint2;
 
     const float* residual;
     float* x;
@@ -21,6 +23,9 @@ struct RankRows {
 
     __device__ __forceinline__ int64_t at(int64_t row, int column) const {
         return row * defer.columns + column;
+    }
+    __device__ static __forceinline__ uint2 round(const float4& v) {
+        return make_uint2(ptx::pack_bf16(v.x, v.y), ptx::pack_bf16(v.z, v.w));
     }
     __device__ __forceinline__ float4 become(int64_t row, int column, const float4& sum) const {
         const float4 a = __ldcg(reinterpret_cast<const float4*>(residual + at(row, column)));
@@ -35,8 +40,7 @@ struct RankRows {
     /// h.
     __device__ __forceinline__ uint2 shorten(int column, const float4& v) const {
         const float4 norm = __ldg(reinterpret_cast<const float4*>(defer.norm + column));
-        return make_uint2(ptx::pack_bf16(v.x * norm.x, v.y * norm.y),
-                          ptx::pack_bf16(v.z * norm.z, v.w * norm.w));
+        return round(make_float4(v.x * norm.x, v.y * norm.y, v.z * norm.z, v.w * norm.w));
     }
     __device__ __forceinline__ void keep_short(int64_t row, int column, const uint2& h) const {
         *reinterpret_cast<uint2*>(defer.h + at(row, column)) = h;
@@ -65,5 +69,10 @@ struct RankRows {
         if constexpr (!kWhole) send(i, total);
     }
 };
+
+template <bool kWhole>
+comm::Cut cut_rows(int ranks, int columns, int64_t count) {
+    return {ranks, columns, count, kWhole ? 4 : 2};
+}
 
 }  // namespace quern::cuda::linear
