@@ -43,6 +43,8 @@ struct BatchShape {
     bool full_head = false;
     /// Of dflash, where its config does not say it: whether rows of a block in layers with windows see none after them.
     bool causal_windows = false;
+    /// Of ranks: each has the residual stream of all rows after every layer; else of prompts' rows that it adds up itself.
+    bool whole_residual = false;
     auto operator<=>(const BatchShape&) const = default;
 };
 

@@ -338,7 +338,7 @@ class Builder {
         if (c_.shard.whole()) return {};
         if (nothing_ == nullptr) nothing_ = g_.zeros("nothing", DType::F32, {shape_.tokens, c_.width});
         return {.zeros = nothing_,
-                .whole = shape_.pass != Pass::text || !c_.is_last()};
+                .whole = shape_.whole_residual || shape_.pass != Pass::text || !c_.is_last()};
     }
 
     /// x + mixture of experts: the K best of E, and one shared expert behind its own gate.

@@ -109,7 +109,7 @@ struct PartRows : RankRows<kWhole> {
 };
 
 template <typename T, bool kWhole>
-__global__ void __launch_bounds__(kRankRowThreads)
+__global__ void __launch_bounds__(kRankRowThreads, 1)
     add_prompt_of_ranks(const __grid_constant__ comm::Peers p, PartRows<T, kWhole> rows,
                         const __grid_constant__ comm::Cut cut) {
     allow_successor();

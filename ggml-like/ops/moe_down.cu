@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
 /// Rows of which each rank has terms of its own.
 template <bool kWhole>
 struct TermRows : RankRows<kWhole> {
-    static constexpr int kRowsAtOnce = 2;  // each with all its terms
+    static constexpr int kPartsAtOnce = 2, kRowsAtOnce = 2;  // each with all its terms
 
     Down a;
 
@@ -277,7 +277,7 @@ struct TermRows : RankRows<kWhole> {
 };
 
 template <bool kWhole>
-__global__ void __launch_bounds__(kRankRowThreads)
+__global__ void __launch_bounds__(kRankRowThreads, 1)
     add_prompt_terms_of_ranks(const __grid_constant__ comm::Peers p,
                               const __grid_constant__ TermRows<kWhole> rows,
                               const __grid_constant__ comm::Cut cut) {

@@ -208,7 +208,8 @@ ModelTrace trace_prompt(const Model& model, Backend& backend, std::span<const in
                        .sequences = 1,
                        .logit_rows = logits ? count : 1,
                        .pages = pages,
-                       .vocab = model.info().vocab});
+                       .vocab = model.info().vocab,
+                       .whole_residual = true});
     StepPlan& step = traced.step();
     fill_inputs(step, {{.sequence = &sequence,
                         .begin = 0,

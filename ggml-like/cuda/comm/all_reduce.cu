@@ -39,8 +39,9 @@ __global__ void __launch_bounds__(kSmallThreads)
 
 struct Store {
     static constexpr bool kWhole = true;
-    static constexpr int kRowsAtOnce = 2;
+    static constexpr int kPartsAtOnce = 2, kRowsAtOnce = 2;
     using Part = float4;
+    struct Before {};
 
     const float* own;
     float* sum;
@@ -48,12 +49,15 @@ struct Store {
     __device__ float4 part(int64_t row, int column) const {
         return __ldcg(reinterpret_cast<const float4*>(own + row * kColumns + column));
     }
-    __device__ float4 become(int64_t, int, const float4& v) const { return v; }
+    __device__ Before before(int64_t, int) const { return {}; }
+    __device__ float4 become(Before, const float4& v) const { return v; }
     __device__ void keep(int64_t row, int column, const float4& v, float&) const {
         *reinterpret_cast<float4*>(sum + row * kColumns + column) = v;
     }
-    template <int kRows, typename Send>
-    __device__ void end_rows(int64_t, int, const float (&)[kRows], const Send&) const {}
+    template <int kRows>
+    __device__ void note(int, int, const float (&)[kRows]) const {}
+    template <typename Send>
+    __device__ void end_chunk(int64_t, int, const Send&) const {}
 };
 
 __global__ void __launch_bounds__(kLargeThreads)

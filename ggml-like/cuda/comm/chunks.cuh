@@ -33,11 +33,13 @@ enum class Half : int { parts, sums };
 
 /// A block of kLargeThreads of a kernel with Cut::blocks of them; after wait_for_predecessor. Of End, four numbers of a row at a time:
 ///   Part part(int64_t row, int column)                   this rank's part: float4, or uint2 of BF16
-///   float4 become(int64_t row, int column, float4 sum)   of the sum: what the row becomes; writes nothing
+///   Before before(int64_t row, int column)               what is there before
+///   float4 become(Before, float4 sum)                    of both: what the row becomes
 ///   void keep(int64_t row, int column, float4 v, float& squares)   of own rows, and of all if kWhole: what it became
-///   void end_rows(int64_t row, int rows, const float (&squares)[kRowsAtOnce], send)   whole block, after keep() of these rows;
-///                                                        send(i, float): to all ranks, unless kWhole, of the i-th of them
-///   kRowsAtOnce: rows of which a thread has numbers in registers
+///   void note(int i, int rows, const float (&squares)[kRowsAtOnce])   after keep() of rows i, ... of the chunk
+///   void end_chunk(int64_t row, int rows, send)          whole block, after all rows of a chunk: send(i, float): to all ranks,
+///                                                        unless kWhole, of the i-th of them
+///   kPartsAtOnce, kRowsAtOnce: rows of which a thread has parts, sums in registers
 ///   kWhole: all ranks get what a row became; else its short form and one number:
 ///   uint2 shorten(int column, float4 v)
 ///   void keep_short(int64_t row, int column, uint2 v), void keep_number(int64_t row, float number)
@@ -80,6 +82,7 @@ class Chunks {
         const int64_t left = cut_.count - begin(owner) * cut_.columns;
         return static_cast<int>(max(int64_t{0}, min(left, int64_t{cut_.rows} * cut_.columns)));
     }
+    __device__ int rows(int owner) const { return (numbers(owner) + cut_.columns - 1) / cut_.columns; }
     /// In `box`: a chunk's part of rank `from`, or its sum by rank `from`.
     __device__ std::byte* place(int box, Half half, int from) const {
         const int64_t at = (int64_t{static_cast<int>(half)} * p_.ranks + from) * kLargeBlocks + blockIdx.x;
@@ -117,61 +120,86 @@ class Chunks {
         __syncthreads();
     }
 
-    /// All numbers of `owner`'s chunk: load(row, column), which writes nothing, then use(k, row, column, value) with k of
-    /// kRowsAtOnce; done(row, rows) after these rows. Rows are counted in the chunk.
-    template <typename Load, typename Use, typename Done>
-    __device__ void for_rows(int owner, const Load& load, const Use& use, const Done& done) {
+    /// Visits `owner`'s chunk, kAtOnce rows at a time: at(row, column, there) for four numbers of each, there(k): whether row + k has
+    /// them; then done(row, rows). Rows are counted in the chunk.
+    template <int kAtOnce, typename At, typename Done>
+    __device__ void for_rows(int owner, const At& at, const Done& done) {
         const int count = numbers(owner), columns = cut_.columns;
-        for (int row = 0; row * columns < count; row += kRowsAtOnce) {
-            for (int column = 4 * static_cast<int>(threadIdx.x); column < columns; column += kStep) {
-                decltype(load(0, 0)) v[kRowsAtOnce];
-#pragma unroll
-                for (int k = 0; k < kRowsAtOnce; ++k)
-                    if ((row + k) * columns + column < count) v[k] = load(row + k, column);
-#pragma unroll
-                for (int k = 0; k < kRowsAtOnce; ++k)
-                    if ((row + k) * columns + column < count) use(k, row + k, column, v[k]);
-            }
-            done(row, min(kRowsAtOnce, (count + columns - 1) / columns - row));
+        for (int row = 0; row * columns < count; row += kAtOnce) {
+            for (int column = 4 * static_cast<int>(threadIdx.x); column < columns; column += kStep)
+                at(row, column, [&](int k) { return (row + k) * columns + column < count; });
+            done(row, min(kAtOnce, rows(owner) - row));
         }
+    }
+
+    /// load(row, column), which writes nothing, of all rows of a visit, then use(k, row, column, value).
+    template <int kAtOnce, typename Load, typename Use>
+    __device__ static auto loads_first(const Load& load, const Use& use) {
+        return [&load, &use](int row, int column, const auto& there) {
+            decltype(load(0, 0)) v[kAtOnce];
+#pragma unroll
+            for (int k = 0; k < kAtOnce; ++k)
+                if (there(k)) v[k] = load(row + k, column);
+#pragma unroll
+            for (int k = 0; k < kAtOnce; ++k)
+                if (there(k)) use(k, row + k, column, v[k]);
+        };
     }
 
     __device__ void send_part(int owner) {
         const int64_t first = begin(owner);
         std::byte* to = place(owner, Half::parts, p_.rank);
-        for_rows(
-            owner, [&](int row, int column) { return end_.part(first + row, column); },
-            [&](int, int row, int column, const Part& v) { put(to, row, column, v); }, [](int, int) {});
+        const auto load = [&](int row, int column) { return end_.part(first + row, column); };
+        const auto use = [&](int, int row, int column, const Part& v) { put(to, row, column, v); };
+        for_rows<End::kPartsAtOnce>(owner, loads_first<End::kPartsAtOnce>(load, use), [](int, int) {});
     }
 
     __device__ void add_own() {
         const int64_t first = begin(p_.rank);
         float squares[kRowsAtOnce] = {};
-        for_rows(
+        for_rows<kRowsAtOnce>(
             p_.rank,
-            [&](int row, int column) {
-                float4 total;
-                for (int from = 0; from < p_.ranks; ++from) {
-                    const float4 v =
-                        wide(from == p_.rank ? end_.part(first + row, column)
-                                             : get<Part>(place(p_.rank, Half::parts, from), row, column));
-                    total = from == 0 ? v : add(total, v);
+            [&](int row, int column, const auto& there) {
+                typename End::Before before[kRowsAtOnce];
+#pragma unroll
+                for (int k = 0; k < kRowsAtOnce; ++k)
+                    if (there(k)) before[k] = end_.before(first + row + k, column);
+                float4 total[kRowsAtOnce];
+                add_parts(first, row, column, there, total);
+#pragma unroll
+                for (int k = 0; k < kRowsAtOnce; ++k) {
+                    if (!there(k)) continue;
+                    const float4 v = end_.become(before[k], total[k]);
+                    end_.keep(first + row + k, column, v, squares[k]);
+                    if constexpr (End::kWhole)
+                        send_sum(row + k, column, v);
+                    else
+                        send_sum(row + k, column, end_.shorten(column, v));
                 }
-                return end_.become(first + row, column, total);
             },
-            [&](int k, int row, int column, const float4& v) {
-                end_.keep(first + row, column, v, squares[k]);
-                if constexpr (End::kWhole)
-                    for_others([&](std::byte* to) { put(to, row, column, v); });
-                else
-                    for_others([&](std::byte* to) { put(to, row, column, end_.shorten(column, v)); });
-            },
-            [&](int row, int rows) {
-                end_.end_rows(first + row, rows, squares, [&](int i, float number) {
-                    for_others([&](std::byte* to) { numbers_of(to)[row + i] = number; });
-                });
-                for (float& sum : squares) sum = 0;
-            });
+            [&](int row, int rows) { note(row, rows, squares); });
+        end_.end_chunk(first, rows(p_.rank), [&](int i, float number) {
+            for (int r = 1; r < p_.ranks; ++r) numbers_of(place(other(r), Half::sums, p_.rank))[i] = number;
+        });
+    }
+
+    /// The sums of a visit's rows, in the order of the ranks: all rows' parts of a rank are asked for at once.
+    template <typename There>
+    __device__ void add_parts(int64_t first, int row, int column, const There& there,
+                              float4 (&total)[kRowsAtOnce]) {
+#pragma unroll 2
+        for (int from = 0; from < p_.ranks; ++from) {
+            Part v[kRowsAtOnce];
+            std::byte* chunk = place(p_.rank, Half::parts, from);
+#pragma unroll
+            for (int k = 0; k < kRowsAtOnce; ++k)
+                if (there(k))
+                    v[k] = from == p_.rank ? end_.part(first + row + k, column)
+                                           : get<Part>(chunk, row + k, column);
+#pragma unroll
+            for (int k = 0; k < kRowsAtOnce; ++k)
+                if (there(k)) total[k] = from == 0 ? wide(v[k]) : add(total[k], wide(v[k]));
+        }
     }
 
     __device__ void take_sum(int owner) {
@@ -179,33 +207,37 @@ class Chunks {
         std::byte* here = place(p_.rank, Half::sums, owner);
         if constexpr (End::kWhole) {
             float squares[kRowsAtOnce] = {};
-            for_rows(
-                owner, [&](int row, int column) { return get<float4>(here, row, column); },
-                [&](int k, int row, int column, const float4& v) {
-                    end_.keep(first + row, column, v, squares[k]);
-                },
-                [&](int row, int rows) {
-                    end_.end_rows(first + row, rows, squares, [](int, float) {});
-                    for (float& sum : squares) sum = 0;
-                });
+            const auto load = [&](int row, int column) { return get<float4>(here, row, column); };
+            const auto use = [&](int k, int row, int column, const float4& v) {
+                end_.keep(first + row, column, v, squares[k]);
+            };
+            for_rows<kRowsAtOnce>(owner, loads_first<kRowsAtOnce>(load, use),
+                                  [&](int row, int rows) { note(row, rows, squares); });
+            end_.end_chunk(first, rows(owner), [](int, float) {});
         } else {
-            for_rows(
-                owner, [&](int row, int column) { return get<uint2>(here, row, column); },
-                [&](int, int row, int column, const uint2& v) { end_.keep_short(first + row, column, v); },
-                [&](int row, int rows) {
-                    const int i = static_cast<int>(threadIdx.x);
-                    if (i < rows) end_.keep_number(first + row + i, __ldcg(numbers_of(here) + row + i));
-                });
+            constexpr int kAtOnce = 8;
+            const auto load = [&](int row, int column) { return get<uint2>(here, row, column); };
+            const auto use = [&](int, int row, int column, const uint2& v) {
+                end_.keep_short(first + row, column, v);
+            };
+            for_rows<kAtOnce>(owner, loads_first<kAtOnce>(load, use), [](int, int) {});
+            const int i = static_cast<int>(threadIdx.x);
+            if (i < rows(owner)) end_.keep_number(first + i, __ldcg(numbers_of(here) + i));
         }
     }
 
-    /// The other ranks' chunks of this rank's sums.
-    template <typename Visit>
-    __device__ void for_others(const Visit& visit) const {
-        for (int r = 1; r < p_.ranks; ++r) visit(place(other(r), Half::sums, p_.rank));
+    __device__ void note(int row, int rows, float (&squares)[kRowsAtOnce]) {
+        end_.note(row, rows, squares);
+#pragma unroll
+        for (float& sum : squares) sum = 0;
     }
 
-    /// Four numbers of a row, or their short form.
+    /// Four numbers of a row, or their short form, to all other ranks.
+    template <typename Four>
+    __device__ void send_sum(int row, int column, const Four& v) const {
+        for (int to = 0; to < p_.ranks; ++to)
+            if (to != p_.rank) put(place(to, Half::sums, p_.rank), row, column, v);
+    }
     template <typename Four>
     __device__ void put(std::byte* chunk, int row, int column, const Four& v) const {
         reinterpret_cast<Four*>(chunk)[(row * cut_.columns + column) / 4] = v;

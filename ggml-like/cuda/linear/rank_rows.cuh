@@ -14,8 +14,9 @@ inline constexpr int kRankRowThreads = comm::kLargeThreads;
 template <bool kWholeRows>
 struct RankRows {
     static constexpr bool kWhole = kWholeRows;
-    static constexpr int kRowsAtOnce = 4;
+    static constexpr int kPartsAtOnce = 8, kRowsAtOnce = 4;
     using Part = uint2;
+    using Before = float4;
 
     const float* residual;
     float* x;
@@ -27,8 +28,10 @@ struct RankRows {
     __device__ static __forceinline__ uint2 round(const float4& v) {
         return make_uint2(ptx::pack_bf16(v.x, v.y), ptx::pack_bf16(v.z, v.w));
     }
-    __device__ __forceinline__ float4 become(int64_t row, int column, const float4& sum) const {
-        const float4 a = __ldcg(reinterpret_cast<const float4*>(residual + at(row, column)));
+    __device__ __forceinline__ float4 before(int64_t row, int column) const {
+        return __ldcg(reinterpret_cast<const float4*>(residual + at(row, column)));
+    }
+    __device__ __forceinline__ float4 become(const float4& a, const float4& sum) const {
         return make_float4(add_residual(a.x, sum.x), add_residual(a.y, sum.y), add_residual(a.z, sum.z),
                            add_residual(a.w, sum.w));
     }
@@ -48,25 +51,36 @@ struct RankRows {
     __device__ __forceinline__ void keep_number(int64_t row, float squares) const {
         defer.squares[row] = squares;
     }
-    /// As write_squares, for `rows` rows from number n on.
-    template <int kRows, typename Send>
-    __device__ __forceinline__ void end_rows(int64_t n, int rows, const float (&own)[kRows],
-                                             const Send& send) const {
-        __shared__ float partial[kRows][kRankRowThreads / 32];
-        __syncthreads();
+    template <int kRows>
+    __device__ __forceinline__ void note(int i, int rows, const float (&squares)[kRows]) const {
 #pragma unroll
-        for (int row = 0; row < kRows; ++row) {
-            const float sum = ptx::warp_sum(own[row]);
-            if (threadIdx.x % 32 == 0) partial[row][threadIdx.x / 32] = sum;
+        for (int k = 0; k < kRows; ++k) {
+            const float sum = ptx::warp_sum(squares[k]);
+            if (k < rows && threadIdx.x % 32 == 0) partial()[i + k][threadIdx.x / 32] = sum;
         }
+    }
+    /// The rows' squares, as write_squares makes them.
+    template <typename Send>
+    __device__ __forceinline__ void end_chunk(int64_t n, int rows, const Send& send) const {
         __syncthreads();
         const int i = static_cast<int>(threadIdx.x);
-        if (i >= rows) return;
-        float total = 0;
+        if (i < rows) {
+            float total = 0;
 #pragma unroll
-        for (int w = 0; w < kRankRowThreads / 32; ++w) total += partial[i][w];
-        keep_number(n + i, total);
-        if constexpr (!kWhole) send(i, total);
+            for (int w = 0; w < kWarps; ++w) total += partial()[i][w];
+            keep_number(n + i, total);
+            if constexpr (!kWhole) send(i, total);
+        }
+        __syncthreads();
+    }
+
+  private:
+    static constexpr int kWarps = kRankRowThreads / 32;
+    using Partial = float (*)[kWarps];
+
+    __device__ static __forceinline__ Partial partial() {
+        __shared__ float memory[comm::kChunkRows][kWarps];
+        return memory;
     }
 };
 
