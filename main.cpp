@@ -9,7 +9,9 @@
 
 #include "ggml-like/check.h"
 #include "tools/commands.h"
+#include "tools/common/cli_args.h"
 #include "tools/common/cli_values.h"
+#include "tools/common/output.h"
 
 namespace quern {
 namespace {
@@ -37,8 +39,8 @@ std::string help() {
 
 int dispatch(int argc, char** argv) {
     const std::string name = argc > 1 ? argv[1] : "";
-    if (name == "--version") return std::puts("quern " QUERN_VERSION) < 0;
-    if (name == "--help" || name == "-h" || name == "help") return std::fputs(help().c_str(), stdout) < 0;
+    if (name == "--version") return print("quern " QUERN_VERSION "\n"), 0;
+    if (name == "--help" || name == "-h" || name == "help") return print(help()), 0;
     if (name.empty()) {
         std::fputs(help().c_str(), stderr);
         return static_cast<int>(ErrorKind::usage);
@@ -63,7 +65,7 @@ int main(int argc, char** argv) {
     try {
         return quern::dispatch(argc, argv);
     } catch (const quern::Error& error) {
-        report(error.what());
+        report(quern::in_typed_names(error.what()).c_str());
         return error.exit_code();
     } catch (const std::bad_alloc&) {
         report("out of memory");

@@ -13,6 +13,9 @@
 namespace quern {
 namespace {
 
+constexpr const char* kAdvice =
+    "; was the file cut off or damaged? Compare its size with the original's, or download it again";
+
 /// For messages, which go to terminals and into JSON answers: at most `limit` bytes of printable ASCII.
 std::string printable(std::string_view text, size_t limit) {
     std::string out;
@@ -92,8 +95,10 @@ class GuardedBuilder : public nlohmann::json_sax<Json> {
     static constexpr bool kOrdered = std::is_same_v<Json, nlohmann::ordered_json>;
 
     [[noreturn]] void fail(const std::string& reason) const {
-        throw Error(options_.kind, fmt::format("{} is not valid JSON: {}", what_, reason), __FILE__,
-                    __LINE__);
+        const bool of_model = options_.kind == ErrorKind::model;
+        throw Error(options_.kind,
+                    fmt::format("{} is not valid JSON: {}{}", what_, reason, of_model ? kAdvice : ""),
+                    __FILE__, __LINE__);
     }
 
     [[noreturn]] void fail_duplicate(std::string_view name) const {

@@ -33,7 +33,8 @@ const ModelFamily& family_of_type(const std::string& type, const std::string& fi
     for (const ModelFamily& f : kFamilies)
         if (type == f.architecture || type == f.text_type) return f;
     FAIL(model, "{}: model_type should be {}, but is {}", file, known_families(),
-         type.empty() ? "missing" : fmt::format("'{}'", type));
+         type.empty() ? "missing; is this the model's config.json, and is it whole? Download it again"
+                      : fmt::format("'{}'", type));
 }
 
 }  // namespace

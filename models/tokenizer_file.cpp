@@ -32,6 +32,12 @@ std::string show_json(const json& value) {
     return show(std::string_view(value.dump(-1, ' ', true, json::error_handler_t::replace)));
 }
 
+/// What is in the place of something that must be there.
+std::string show_found(const json& value) {
+    if (!value.is_null()) return show_json(value);
+    return "none; is the file whole? Compare its size with the original's, or download it again";
+}
+
 /// The member, or null (the JSON value) when it is not there.
 const json& member(const json& object, const char* key) {
     static const json null;
@@ -42,13 +48,15 @@ const json& member(const json& object, const char* key) {
 /// `where` is a path such as "model.vocab".
 const json& object_at(const json& parent, const char* key, std::string_view where) {
     const json& value = member(parent, key);
-    if (!value.is_object()) FAIL(model, "{}: \"{}\" is missing or not an object", kMain, where);
+    if (!value.is_object())
+        FAIL(model, "{}: expected an object \"{}\", found {}", kMain, where, show_found(value));
     return value;
 }
 
 const std::string& string_at(const json& parent, const char* key, std::string_view where) {
     const json& value = member(parent, key);
-    if (!value.is_string()) FAIL(model, "{}: \"{}.{}\" is missing or not a string", kMain, where, key);
+    if (!value.is_string())
+        FAIL(model, "{}: expected a string \"{}.{}\", found {}", kMain, where, key, show_found(value));
     return value.get_ref<const std::string&>();
 }
 
@@ -269,7 +277,8 @@ class Builder {
     }
 
     void read_merges(const json& list) {
-        if (!list.is_array()) FAIL(model, "{}: \"model.merges\" is missing or not a list", kMain);
+        if (!list.is_array())
+            FAIL(model, "{}: expected a list \"model.merges\", found {}", kMain, show_found(list));
         std::vector<MergeRule> found = find_parts();
         // Trainers number the products in the order of the merges, so the next id is mostly the one.
         int32_t guess = 256;

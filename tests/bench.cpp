@@ -206,6 +206,17 @@ TEST_SUITE("model") {
         CHECK(test::contains(error("\n{\"messages\": []"), "line 2"));
         CHECK(test::contains(error("{\"messages\": [{\"role\": \"user\", \"content\": \"x\"}]}"), "expect"));
         CHECK_THROWS_AS(read_questions(dir / "none.jsonl"), Error);
+        for (const char* text : {"A text for people.\n", "[1]\n", "\"x\"\n", "{\"messages\": [\n"}) {
+            const std::string says = error(std::string("\n") + text);
+            CAPTURE(says);
+            CHECK(test::contains(says, "q.jsonl: line 2: expected a JSON object like {\"messages\""));
+            CHECK(test::contains(says, "found '" + std::string(text, 2)));
+            CHECK(test::contains(says, "--kl"));
+            CHECK(!test::contains(says, "json.exception"));
+        }
+        CHECK(
+            test::contains(error("{\"messages\": 3, \"expect\": \"\"}"), "messages must be a list, found 3"));
+        CHECK(test::contains(error("{\"expect\": \"\"}"), "messages is missing"));
     }
 }
 

@@ -104,8 +104,11 @@ TEST_SUITE("cpu") {
         says(R"({"type":"object","properties":{"next":{"$ref":"#"}},"required":["next"]})",
              "no document fits");
         says(R"({"allOf":[{"type":"string"},{"type":"integer"}]})", "no document fits");
-        says(R"({"properties":3})", "must be an object");
-        says("[]", "must be an object");
+        says(R"({"properties":3})", "'properties' must be an object, found 3");
+        says("[]", "must be an object, true or false, found a list");
+        says(R"({"anyOf":"x"})", "'anyOf' must be a list, found \"x\"");
+        says(R"({"type":"object","required":[1]})", "must be a list of names, found 1 in it");
+        says(R"({"type":"string","minLength":-1})", "must be a whole number from 0 on, found -1");
         std::string deep = "{}", wide = R"({"anyOf":[)", product = R"({"allOf":[)";
         for (int i = 0; i < 100; ++i) deep = R"({"items":)" + deep + "}";
         says(deep.c_str(), "nested");

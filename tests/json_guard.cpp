@@ -95,6 +95,9 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("json_guard: error kind of the caller") {
-        CHECK(error_of("{", {.kind = ErrorKind::usage}) != "");  // error_of compares the kind
+        const std::string typed = error_of("{", {.kind = ErrorKind::usage});  // error_of compares the kind
+        CHECK(typed != "");
+        CHECK(!contains(typed, "download"));
+        CHECK(contains(error_of("{\"a\": 1, \"b"), "or download it again"));  // of a checkpoint
     }
 }

@@ -117,6 +117,17 @@ class Chat {
     }
 
     void send(int signal) const { kill(pid_, signal); }
+    void resize(unsigned short columns) const {
+        const winsize size{24, columns, 0, 0};
+        ioctl(terminal_, TIOCSWINSZ, &size);
+    }
+
+    /// Whether what is typed is shown, within some time.
+    bool echoes(bool on) const {
+        for (const double end = now() + kPatience; now() < end; usleep(5000))
+            if (((settings().c_lflag & ECHO) != 0) == on) return true;
+        return false;
+    }
 
     termios settings() const {
         termios now{};

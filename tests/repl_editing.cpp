@@ -114,6 +114,53 @@ TEST_SUITE("cpu") {
         CHECK(saved_question(chat, home / "a.json") == "half a thought more");
     }
 
+    TEST_CASE(
+        "run: Ctrl-Z in an answer gives the shell a terminal that shows what is typed, fg a quiet one") {
+        for (const char* prompt : {"", " -p 'What is the capital of France?'"}) {
+            CAPTURE(prompt);
+            TempDir home;
+            Chat chat = Chat::shell(home);
+            chat.type(std::string(QUERN_BINARY) + " run -t 2 --temp 0 --ignore-eos" + prompt + "\r");
+            if (*prompt == 0) {
+                REQUIRE(chat.prompts());
+                chat.type("What is the capital of France?\r");
+            }
+            REQUIRE(chat.sees("Paris"));
+            CHECK(chat.echoes(false));
+            for (int round = 0; round < 2; ++round) {
+                chat.type(kCtrlZ);
+                REQUIRE(chat.sees("Stopped"));
+                CHECK(chat.echoes(true));
+                chat.type("fg\r");
+                CHECK(chat.echoes(false));
+            }
+            chat.type(kCtrlC);
+            REQUIRE(chat.sees("cancelled"));
+            if (*prompt == 0) {
+                REQUIRE(chat.prompts());
+                chat.type(kCtrlD);
+            }
+            CHECK(chat.echoes(true));
+        }
+    }
+
+    TEST_CASE("run: Ctrl-Z without a shell to come back to changes nothing") {
+        TempDir home;
+        Chat chat(home, {"--temp", "0", "--ignore-eos"});
+        REQUIRE(chat.prompts());
+        chat.type("What is the capital of France?\r");
+        REQUIRE(chat.sees("Paris"));
+        chat.type(kCtrlZ);
+        CHECK(chat.echoes(false));
+        chat.type(kCtrlC);
+        REQUIRE(chat.sees("(stopped)"));
+        CHECK(chat.screen().find("^") == std::string::npos);
+        REQUIRE(chat.prompts());
+        chat.type(kCtrlD);
+        CHECK(chat.wait() == 0);
+        CHECK(chat.restored());
+    }
+
     TEST_CASE("repl: narrow terminals break between words") {
         TempDir home;
         Chat chat(home, {"--temp", "0"}, "", 20);
@@ -125,6 +172,21 @@ TEST_SUITE("cpu") {
         REQUIRE(chat.prompts());
         chat.type("/help\r");
         CHECK(chat.sees("answer the\r\n      last question\r\n      again"));
+    }
+
+    TEST_CASE("repl: a window that is made narrower in an answer breaks no words") {
+        TempDir home;
+        Chat chat(home, {"--temp", "0", "--ignore-eos", "--reasoning", "off"});
+        REQUIRE(chat.prompts());
+        chat.type("What is the capital of France?\r");
+        REQUIRE(chat.sees("The capital of the United Kingdom is London."));  // what the demo goes on with
+        chat.resize(20);
+        CHECK(chat.sees("The capital of the\r\nUnited Kingdom is\r\nLondon."));
+        chat.resize(60);
+        CHECK(chat.sees("The capital of the United Kingdom is London."));
+        chat.type(kCtrlC);
+        REQUIRE(chat.sees("(stopped)"));
+        REQUIRE(chat.prompts());
     }
 
     TEST_CASE("repl: /think says what it set, /save asks before it replaces") {
@@ -161,13 +223,15 @@ TEST_SUITE("cpu") {
         write_file(home / "tools.json", kTools, 0600);
         write_file(home / "weather",
                    "#!/bin/sh\ncat >" + home.str() + "/got\necho \"$1\" >>" + home.str() +
-                       "/got\necho '{\"temp_c\": 17, \"sky\": \"rainy\"}'\n",
+                       "/got\nwhile [ ! -e " + home.str() +
+                       "/go ]; do sleep 0.02; done\necho '{\"temp_c\": 17, \"sky\": \"rainy\"}'\n",
                    0700);
         Chat chat(home, {"--temp", "0", "--tools", home / "tools.json", "--tool-cmd", home / "weather"});
         REQUIRE(chat.prompts());
         chat.type("What is the weather in Paris?\r");
         REQUIRE((chat.sees("get_weather") && chat.sees("Run it? [y, N, always]")));
         chat.type("n\r");
+        CHECK(chat.sees("(not run"));
         REQUIRE(chat.prompts());
         CHECK(contents(home / "got").empty());
         chat.type("/clear\r");
@@ -175,6 +239,11 @@ TEST_SUITE("cpu") {
         chat.type("What is the weather in Paris?\r");
         REQUIRE(chat.sees("Run it? [y, N, always]"));
         chat.type("y\r");
+        CHECK(chat.echoes(false));
+        for (int i = 0; i < 500 && contents(home / "got").empty(); ++i) usleep(20000);
+        CHECK(chat.echoes(false));  // it runs
+        chat.type("for later");
+        write_file(home / "go", "", 0600);
         CHECK(chat.sees("In Paris it is 17"));
         CHECK(contents(home / "got") == "{\"city\": \"Paris\"}get_weather\n");
     }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -119,6 +120,108 @@ TEST_SUITE("model") {
         }
         CHECK(shell(kQuern + " run --synthetic tiny-dens -p hi 2>/dev/null </dev/null").code == 2);
         CHECK(shell(kQuern + " run --synthetic tiny DIR -p hi 2>/dev/null </dev/null").code == 2);
+    }
+
+    TEST_CASE("what was asked for and cannot be written is an error") {
+        for (const char* what : {"--help", "--version", "run --help", "serve --version", "bench --help",
+                                 "quantize-inspect --help", "serve --print-config codex"}) {
+            CAPTURE(what);
+            const Outcome o = shell(kQuern + " " + what + " 2>&1 >/dev/full");
+            CHECK(o.code == 1);
+            CHECK(o.out == "quern: error: cannot write to standard output: No space left on device\n");
+            CHECK(shell(kQuern + " " + what + " 2>/dev/null >&-").code == 1);
+        }
+    }
+
+    TEST_CASE("errors name flags as they were typed, or set in the environment") {
+        const auto says = [&](const std::string& command, const std::string& before = "") {
+            const Outcome o = shell(before + " " + kQuern + " " + command + " 2>&1 </dev/null");
+            CHECK(o.code == 2);
+            const std::string head = "quern: error: ";
+            return o.out.substr(0, o.out.find(':', head.size()) + 1);
+        };
+        for (const char* flag : {"-tp",
+                                 "--tensor-parallel-size",
+                                 "-t",
+                                 "--threads",
+                                 "-cram",
+                                 "--cache-ram",
+                                 "-ub",
+                                 "--ubatch-size",
+                                 "-c",
+                                 "--ctx-size",
+                                 "-ts",
+                                 "--tensor-split",
+                                 "-sm",
+                                 "--split-mode",
+                                 "-ctk",
+                                 "--cache-type-k",
+                                 "-n",
+                                 "--n-predict",
+                                 "--temperature",
+                                 "--draft-n"})
+            for (const char* program : {"run", "serve"}) {
+                CAPTURE(flag);
+                const std::string name(flag), error = "quern: error: " + name + ":";
+                CHECK(says(std::string(program) + " " + name + " x") == error);
+                CHECK(says(std::string(program) + " " + name + "=x") == error);
+            }
+        CHECK(says("run -c 4k --ctx-size x") == "quern: error: --ctx-size:");
+        CHECK(says("run -p hi", "QUERN_ARG_CTX_SIZE=x") == "quern: error: QUERN_ARG_CTX_SIZE:");
+        CHECK(says("run -c x", "QUERN_ARG_CTX_SIZE=4k") == "quern: error: -c:");
+        CHECK(says("bench --n-prompt x") == "quern: error: --n-prompt:");
+        const Outcome two =
+            shell(kQuern + " run --split-mode layer --tensor-parallel-size 2 2>&1 </dev/null");
+        CHECK(two.code == 2);
+        CHECK(two.out.find("--split-mode layer and --tensor-parallel-size 2: ") != std::string::npos);
+        const Outcome quoted = shell(kQuern + " run --ctx-size '-c' 2>&1 </dev/null");
+        CHECK(quoted.out.find("found '-c'") != std::string::npos);  // a value stays as it is
+    }
+
+    TEST_CASE("flags: limits and possible values are told") {
+        const auto says = [&](const std::string& command) {
+            const Outcome o = shell(kQuern + " " + command + " 2>&1 </dev/null");
+            CHECK(o.code == 2);
+            return o.out;
+        };
+        CHECK(says("run -n 99999999999999999999").find("from -1 to 9223372036854775807") !=
+              std::string::npos);
+        CHECK(says("run -n -2").find("of at least -1") != std::string::npos);
+        const std::string alias = says("serve --alias a:tmp=1");
+        CHECK(alias.find("--alias a: there is no setting 'tmp'; did you mean 'temp'?") != std::string::npos);
+        CHECK(alias.find("top_p") != std::string::npos);
+        CHECK(says("serve --alias a:foo=1").find("reasoning_budget") != std::string::npos);
+    }
+
+    TEST_CASE("serve --cache-dir: a directory that is none is a wrong command line") {
+        const test::TempDir dir;
+        dir.write("file", "x");
+        for (const char* path : {"file", "file/below"}) {
+            const Outcome o = shell("timeout 60 " + kQuern + " serve -ngl 0 --port 0 --cache-dir " +
+                                    (dir / path) + " 2>&1 </dev/null");
+            CHECK(o.code == 2);
+            CHECK(o.out.find("--cache-dir " + (dir / path)) != std::string::npos);
+        }
+        const Outcome o =
+            shell("timeout 60 " + kQuern + " serve -ngl 0 --port 0 --cache-dir /proc 2>&1 </dev/null");
+        CHECK(o.code == 2);  // for root, too
+    }
+
+    TEST_CASE("a cut-off or empty file of a checkpoint: what to do") {
+        for (const char* file : {"config.json", "tokenizer.json"})
+            for (const bool empty : {false, true}) {
+                CAPTURE(file);
+                const test::TempDir dir;
+                shell("cp -r " QUERN_SOURCE_DIR "/models/demo/. " + dir.str());
+                if (empty)
+                    std::ofstream(dir / file) << "{}";
+                else
+                    std::filesystem::resize_file(dir / file, std::filesystem::file_size(dir / file) / 2);
+                const Outcome o = shell(kQuern + " run -ngl 0 -p hi " + dir.str() + " 2>&1 </dev/null");
+                CHECK(o.code == 3);
+                CHECK(o.out.find(file) != std::string::npos);
+                CHECK(o.out.find("ownload it again") != std::string::npos);
+            }
     }
 
     TEST_CASE("errors of several lines are printed as such") {

@@ -82,6 +82,21 @@ TEST_SUITE("cpu") {
         CHECK(previous_grapheme(text, 0) == 0);
     }
 
+    TEST_CASE("word wrap: the width may change within a line") {
+        WordWrap wrap(30);
+        std::string out = wrap.push("- one two three four ");
+        wrap.resize(12);
+        out += wrap.push("five six seven ");
+        wrap.resize(0);  // a terminal that does not say
+        wrap.resize(40);
+        out += wrap.push("eight nine ten");
+        out += wrap.finish();
+        CHECK(out == "- one two three four\n  five six\n  seven eight nine ten");
+        WordWrap off(0);
+        off.resize(5);
+        CHECK(off.push("as it is") == "as it is");
+    }
+
     TEST_CASE("word wrap: lines fit, words stay whole, nothing is lost") {
         CHECK(wrap_text("one two three four", 9) == "one two\nthree\nfour");
         CHECK(wrap_text("one two\n\nthree", 40) == "one two\n\nthree");

@@ -64,11 +64,11 @@ TEST_SUITE("cpu") {
         };
         CHECK(refused("[]") == "should be a JSON object with a list 'messages'");
         CHECK(refused(R"({"messages": 1})") == "should be a JSON object with a list 'messages'");
-        CHECK(refused(R"({"messages": [1]})") == "messages[0] must be a JSON object");
+        CHECK(refused(R"({"messages": [1]})") == "messages[0] must be a JSON object, found 1");
         CHECK(refused(R"({"messages": [{"content": "x"}]})") ==
-              "messages[0].role must be system, developer, user, assistant or tool");
+              "messages[0].role must be system, developer, user, assistant or tool, found null");
         CHECK(refused(R"({"messages": [{"role": "user", "content": 3}]})") ==
-              "messages[0].content must be a string or a list of parts");
+              "messages[0].content must be a string or a list of parts, found 3");
     }
 }
 

@@ -8,6 +8,8 @@
 #include "ggml-like/check.h"
 #include "models/model.h"
 #include "models/tokenizer.h"
+#include "tools/common/cli_values.h"
+#include "tools/common/fields.h"
 #include "tools/common/messages.h"
 
 namespace quern {
@@ -15,13 +17,27 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Question parse_question(const Json& line) {
+Question parse_question(const std::string& text) {
+    const Json line = Json::parse(text, nullptr, false);
+    if (!line.is_object())
+        FAIL(usage,
+             "expected a JSON object like {{\"messages\": [{{\"role\": \"user\", \"content\": \"...\"}}], "
+             "\"expect\": "
+             "\"...\"}}, one a line, found '{}'; see models/demo/eval.jsonl. A plain text can be measured "
+             "with --kl, "
+             "if its name does not end with .jsonl",
+             printable(text));
+    Fields f(line);
+    const Json* messages = f.list("messages");
+    if (messages == nullptr) FAIL(usage, "messages is missing: the conversation that is to be answered");
+    const auto expect = f.string("expect");
+    if (!expect) FAIL(usage, "expect is missing: the right answer, as a string");
     Question q;
-    q.messages = read_messages(line.at("messages"));
-    q.expect = line.at("expect").get<std::string>();
-    q.task = line.value("task", q.task);
-    q.thinking = line.value("thinking", q.thinking);
-    if (line.contains("tools")) q.tools = line["tools"];
+    q.messages = read_messages(*messages);
+    q.expect = *expect;
+    q.task = f.string("task").value_or(q.task);
+    q.thinking = f.boolean("thinking").value_or(q.thinking);
+    if (const Json* tools = f.value("tools")) q.tools = read_tools(*tools);
     return q;
 }
 
@@ -126,18 +142,18 @@ class QualityRun {
 
 std::vector<Question> read_questions(const std::string& path) {
     std::ifstream in(path);
-    if (!in) FAIL(usage, "--perplexity {}: cannot read it", path);
+    if (!in) FAIL(usage, "{}: expected a file of questions, found none that can be read", path);
     std::vector<Question> out;
     std::string line;
     for (int64_t number = 1; std::getline(in, line); ++number) {
         if (stripped(line).empty()) continue;
         try {
-            out.push_back(parse_question(Json::parse(line)));
-        } catch (const std::exception& error) {
-            FAIL(usage, "--perplexity {}: line {}: {}", path, number, error.what());
+            out.push_back(parse_question(line));
+        } catch (const Error& error) {
+            FAIL(usage, "{}: line {}: {}", path, number, error.what());
         }
     }
-    if (out.empty()) FAIL(usage, "--perplexity {}: no questions in it", path);
+    if (out.empty()) FAIL(usage, "{}: there are no questions in it; expected one a line", path);
     return out;
 }
 

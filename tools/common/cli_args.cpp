@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <map>
 
 #include "ggml-like/check.h"
 #include "tools/common/cli_values.h"
+#include "tools/common/output.h"
 
 namespace quern {
 namespace {
@@ -50,6 +52,14 @@ bool starts_number(std::string_view text) {
     const size_t sign = !text.empty() && text[0] == '-' ? 1 : 0;
     return text.size() > sign && (std::isdigit(static_cast<unsigned char>(text[sign])) || text[sign] == '.');
 }
+
+/// Names of flags that were given by another one of their names, with that one.
+std::map<std::string, std::string, std::less<>>& typed_names() {
+    static std::map<std::string, std::string, std::less<>> names;
+    return names;
+}
+
+bool is_name_part(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_'; }
 
 void append_wrapped(const std::string& text, std::string& out) {
     size_t column = kHelpColumn, start = 0;
@@ -122,8 +132,8 @@ void ArgParser::positional(std::string name, std::string help, Setter set) {
     positional_set_ = std::move(set);
 }
 
-const ArgParser::Flag* ArgParser::find(std::string_view name, bool* negative) const {
-    for (const Flag& flag : flags_) {
+ArgParser::Flag* ArgParser::find(std::string_view name, bool* negative) {
+    for (Flag& flag : flags_) {
         *negative = std::find(flag.negative.begin(), flag.negative.end(), name) != flag.negative.end();
         if (*negative) return &flag;
         if (std::find(flag.names.begin(), flag.names.end(), name) != flag.names.end()) return &flag;
@@ -145,10 +155,10 @@ void ArgParser::append_flag(const Flag& flag, bool negative, std::vector<std::st
 }
 
 void ArgParser::normalise_flag(const std::vector<std::string>& args, size_t& i,
-                               std::vector<std::string>& out) const {
+                               std::vector<std::string>& out) {
     const std::string& arg = args[i];
     bool negative = false;
-    const Flag* flag = find(arg, &negative);
+    Flag* flag = find(arg, &negative);
     const size_t equals = arg.find('=');
     if (flag == nullptr && equals != std::string::npos) {
         flag = find(std::string_view(arg).substr(0, equals), &negative);
@@ -158,6 +168,7 @@ void ArgParser::normalise_flag(const std::vector<std::string>& args, size_t& i,
             return append_flag(*flag, on == negative, out);
         }
         if (flag != nullptr) {
+            flag->typed = arg.substr(0, equals);
             append_flag(*flag, false, out);
             out.push_back(arg.substr(equals + 1));
             return;
@@ -167,6 +178,7 @@ void ArgParser::normalise_flag(const std::vector<std::string>& args, size_t& i,
         starts_number(std::string_view(arg).substr(2))) {
         flag = find(std::string_view(arg).substr(0, 2), &negative);
         if (flag != nullptr && flag->takes_value()) {
+            flag->typed = arg.substr(0, 2);
             append_flag(*flag, false, out);
             out.push_back(arg.substr(2));
             return;
@@ -184,13 +196,14 @@ void ArgParser::normalise_flag(const std::vector<std::string>& args, size_t& i,
             ++i;
         return;
     }
+    if (!negative) flag->typed = arg;
     append_flag(*flag, negative, out);
     if (!flag->takes_value()) return;
     if (i + 1 == args.size()) FAIL(usage, "{} needs a value: {} {}", arg, arg, flag->value_name);
     out.push_back(args[++i]);
 }
 
-std::vector<std::string> ArgParser::normalise(const std::vector<std::string>& args) const {
+std::vector<std::string> ArgParser::normalise(const std::vector<std::string>& args) {
     std::vector<std::string> out, rest;
     bool only_positional = false;
     for (size_t i = 0; i < args.size(); ++i) {
@@ -219,7 +232,7 @@ std::vector<std::string> ArgParser::normalise(const std::vector<std::string>& ar
 }
 
 std::vector<std::string> ArgParser::from_environment(const std::vector<std::string>& environment,
-                                                     std::vector<std::string>* warnings) const {
+                                                     std::vector<std::string>* warnings) {
     std::vector<std::string> out, known;
     for (const std::string& entry : environment) {
         if (entry.rfind(kEnvironmentPrefix, 0) != 0) continue;
@@ -227,9 +240,9 @@ std::vector<std::string> ArgParser::from_environment(const std::vector<std::stri
         if (equals == std::string::npos) continue;
         const std::string name = entry.substr(kEnvironmentPrefix.size(), equals - kEnvironmentPrefix.size());
         const std::string text = entry.substr(equals + 1);
-        const Flag* found = nullptr;
+        Flag* found = nullptr;
         known.clear();
-        for (const Flag& flag : flags_) {
+        for (Flag& flag : flags_) {
             for (const std::string& candidate : flag.names) {
                 if (candidate.rfind("--", 0) != 0) continue;
                 known.push_back(std::string(kEnvironmentPrefix) + environment_name(candidate));
@@ -245,6 +258,8 @@ std::vector<std::string> ArgParser::from_environment(const std::vector<std::stri
                                             printable(full), did_you_mean(full, known)));
         }
         if (found == nullptr || found->kind == Kind::ignored) continue;
+        if (found->typed.empty())
+            found->typed = std::string(kEnvironmentPrefix) + name;  // else the line wins
         if (found->takes_value()) {
             append_flag(*found, false, out);
             out.push_back(text);
@@ -296,11 +311,11 @@ bool ArgParser::parse(int argc, char** argv) {
     const std::vector<std::string> args(argv + std::min(argc, 1), argv + argc);
     const std::vector<std::string> given = normalise(args);
     if (!given.empty() && given[0] == "--help") {
-        std::fputs(help().c_str(), stdout);
+        print(help());
         return false;
     }
     if (!given.empty() && given[0] == "--version") {
-        std::fputs("quern " QUERN_VERSION "\n", stdout);
+        print("quern " QUERN_VERSION "\n");
         return false;
     }
     std::vector<std::string> environment, warnings;
@@ -309,8 +324,15 @@ bool ArgParser::parse(int argc, char** argv) {
     std::vector<std::string> all = from_environment(environment, &warnings);
     for (const std::string& warning : warnings) std::fprintf(stderr, "quern: %s\n", warning.c_str());
     all.insert(all.end(), given.begin(), given.end());
+    remember_names();
     apply(all);
     return true;
+}
+
+void ArgParser::remember_names() const {
+    for (const Flag& flag : flags_)
+        for (const std::string& name : flag.names)
+            if (!flag.typed.empty() && name != flag.typed) typed_names()[name] = flag.typed;
 }
 
 void ArgParser::append_help(const Flag& flag, std::string& out) const {
@@ -345,6 +367,24 @@ std::string ArgParser::help() const {
     out += "\n  -h, --help" + std::string(kHelpColumn - 12, ' ') + "print this\n";
     out += "  --version" + std::string(kHelpColumn - 11, ' ') + "print the version\n";
     if (!footer_.empty()) out += "\n" + footer_ + (footer_.ends_with('\n') ? "" : "\n");
+    return out;
+}
+
+std::string in_typed_names(std::string_view message) {
+    std::string out;
+    while (!message.empty()) {
+        size_t length = 0;
+        while (length < message.size() && is_name_part(message[length])) ++length;
+        const std::string_view word = message.substr(0, length);
+        const bool free =
+            out.empty() || std::string_view(" \n(,;").find(out.back()) != std::string_view::npos;
+        const auto found = free ? typed_names().find(word) : typed_names().end();
+        out += found != typed_names().end() ? std::string_view(found->second) : word;
+        message.remove_prefix(length);
+        if (message.empty()) break;
+        out += message.front();
+        message.remove_prefix(1);
+    }
     return out;
 }
 

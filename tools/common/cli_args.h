@@ -40,9 +40,9 @@ class ArgParser {
     bool parse(int argc, char** argv);
 
     /// The two halves of parse, for tests. `environment`: "NAME=value" strings.
-    std::vector<std::string> normalise(const std::vector<std::string>& args) const;
+    std::vector<std::string> normalise(const std::vector<std::string>& args);
     std::vector<std::string> from_environment(const std::vector<std::string>& environment,
-                                              std::vector<std::string>* warnings) const;
+                                              std::vector<std::string>* warnings);
     void apply(const std::vector<std::string>& normalised);
     std::string help() const;
 
@@ -59,13 +59,15 @@ class ArgParser {
         size_t section;
         Setter set;
         std::function<void(bool)> set_bool;
+        std::string typed = {};  // the name by which it was given
         bool takes_value() const { return kind == Kind::value || kind == Kind::values; }
     };
 
     void add(Flag flag, const std::string& names);
-    const Flag* find(std::string_view name, bool* negative) const;
+    Flag* find(std::string_view name, bool* negative);
     std::vector<std::string> all_names() const;
-    void normalise_flag(const std::vector<std::string>& args, size_t& i, std::vector<std::string>& out) const;
+    void normalise_flag(const std::vector<std::string>& args, size_t& i, std::vector<std::string>& out);
+    void remember_names() const;
     void append_flag(const Flag& flag, bool negative, std::vector<std::string>& out) const;
     void append_help(const Flag& flag, std::string& out) const;
 
@@ -75,5 +77,9 @@ class ArgParser {
     std::vector<std::string> sections_;
     std::vector<Flag> flags_;
 };
+
+/// The message of an error with flags named as they were typed (or set in the environment) in this process: "-tp: expected"
+/// becomes "--tensor-parallel-size: expected". Names in quotes stay.
+std::string in_typed_names(std::string_view message);
 
 }  // namespace quern

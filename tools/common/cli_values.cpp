@@ -19,9 +19,23 @@ struct Suffix {
 constexpr std::array<Suffix, 6> kSuffixes = {
     {{"Ki", 1024}, {"Mi", 1024 * 1024}, {"k", 1000}, {"K", 1000}, {"M", 1000 * 1000}, {"", 1}}};
 
-std::string range_text(int64_t min, int64_t max) {
-    const bool low = min != std::numeric_limits<int64_t>::min();
-    const bool high = max != std::numeric_limits<int64_t>::max();
+const Suffix* suffix_of(std::string_view rest) {
+    const auto* found =
+        std::find_if(kSuffixes.begin(), kSuffixes.end(), [&](const Suffix& s) { return s.text == rest; });
+    return found == kSuffixes.end() ? nullptr : found;
+}
+
+/// A whole number that 64 bits do not hold.
+bool is_too_large(std::string_view text) {
+    const size_t sign = text.starts_with('-') || text.starts_with('+') ? 1 : 0;
+    const size_t end = std::min(text.find_first_not_of("0123456789", sign), text.size());
+    return end > sign && suffix_of(text.substr(end)) != nullptr && !integer_of(text);
+}
+
+/// `all`: limits that 64 bits set are told, too.
+std::string range_text(int64_t min, int64_t max, bool all) {
+    const bool low = all || min != std::numeric_limits<int64_t>::min();
+    const bool high = all || max != std::numeric_limits<int64_t>::max();
     if (low && high) return fmt::format(" from {} to {}", min, max);
     if (low) return fmt::format(" of at least {}", min);
     if (high) return fmt::format(" of at most {}", max);
@@ -84,9 +98,8 @@ std::optional<int64_t> integer_of(std::string_view text) {
     int64_t value = 0;
     const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
     const std::string_view rest(end, static_cast<size_t>(digits.data() + digits.size() - end));
-    const auto* suffix =
-        std::find_if(kSuffixes.begin(), kSuffixes.end(), [&](const Suffix& s) { return s.text == rest; });
-    if (code != std::errc{} || suffix == kSuffixes.end()) return {};
+    const Suffix* suffix = suffix_of(rest);
+    if (code != std::errc{} || suffix == nullptr) return {};
     if (__builtin_mul_overflow(value, suffix->factor, &value)) return {};
     return value;
 }
@@ -95,7 +108,7 @@ int64_t parse_integer(std::string_view text, const std::string& what, int64_t mi
     const auto value = integer_of(text);
     if (!value || *value < min || *value > max)
         FAIL(usage, "{}: expected a whole number{} (suffixes k, M, Ki, Mi), found '{}'", what,
-             range_text(min, max), printable(text));
+             range_text(min, max, is_too_large(text)), printable(text));
     return *value;
 }
 

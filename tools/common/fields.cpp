@@ -2,14 +2,27 @@
 
 #include <fmt/format.h>
 
+#include "tools/common/cli_values.h"
+
 namespace quern {
 
 using nlohmann::ordered_json;
 
+std::string found_text(const ordered_json& value) {
+    if (value.is_string()) return fmt::format("'{}'", printable(value.get_ref<const std::string&>()));
+    if (value.is_array()) return value.empty() ? "an empty list" : fmt::format("a list of {}", value.size());
+    return value.is_object() ? "an object" : dump(value);
+}
+
+FieldError wrong_value(const std::string& field, const std::string& expected, const ordered_json& found) {
+    return {field, fmt::format("{} must be {}, found {}", field, expected, found_text(found))};
+}
+
 Fields::Fields(const ordered_json& object, std::string where) : object_(object), where_(std::move(where)) {
     if (!object_.is_object())
-        throw FieldError(
-            where_, fmt::format("{} must be a JSON object", where_.empty() ? "the request body" : where_));
+        throw FieldError(where_,
+                         fmt::format("{} must be a JSON object, found {}",
+                                     where_.empty() ? "the request body" : where_, found_text(object_)));
 }
 
 std::string Fields::full(const std::string& name) const {
@@ -24,20 +37,20 @@ const ordered_json* Fields::value(const std::string& name) {
 
 const ordered_json* Fields::list(const std::string& name) {
     const ordered_json* v = value(name);
-    if (v != nullptr && !v->is_array()) throw FieldError(full(name), full(name) + " must be a list");
+    if (v != nullptr && !v->is_array()) throw wrong_value(full(name), "a list", *v);
     return v;
 }
 
 const ordered_json* Fields::object(const std::string& name) {
     const ordered_json* v = value(name);
-    if (v != nullptr && !v->is_object()) throw FieldError(full(name), full(name) + " must be an object");
+    if (v != nullptr && !v->is_object()) throw wrong_value(full(name), "an object", *v);
     return v;
 }
 
 std::optional<bool> Fields::boolean(const std::string& name) {
     const ordered_json* v = value(name);
     if (v == nullptr) return {};
-    if (!v->is_boolean()) throw FieldError(full(name), full(name) + " must be true or false");
+    if (!v->is_boolean()) throw wrong_value(full(name), "true or false", *v);
     return v->get<bool>();
 }
 
@@ -48,15 +61,18 @@ std::optional<int64_t> Fields::integer(const std::string& name, int64_t min, int
     if (v->is_number_unsigned()) good = v->get<uint64_t>() <= static_cast<uint64_t>(INT64_MAX);
     const int64_t n = good ? v->get<int64_t>() : 0;
     if (!good || n < min || n > max)
-        throw FieldError(full(name),
-                         fmt::format("{} must be a whole number from {} to {}", full(name), min, max));
+        throw wrong_value(full(name),
+                          max == INT64_MAX && min > INT64_MIN
+                              ? fmt::format("a whole number of at least {}", min)
+                              : fmt::format("a whole number from {} to {}", min, max),
+                          *v);
     return n;
 }
 
 std::optional<std::string> Fields::string(const std::string& name) {
     const ordered_json* v = value(name);
     if (v == nullptr) return {};
-    if (!v->is_string()) throw FieldError(full(name), full(name) + " must be a string");
+    if (!v->is_string()) throw wrong_value(full(name), "a string", *v);
     return v->get<std::string>();
 }
 

@@ -21,6 +21,12 @@ struct FieldError : Error {
     std::string field, code;
 };
 
+/// A value as messages show it: texts in quotes, shortened; of lists and objects only that they are some.
+std::string found_text(const nlohmann::ordered_json& value);
+/// "FIELD must be EXPECTED, found VALUE"
+FieldError wrong_value(const std::string& field, const std::string& expected,
+                       const nlohmann::ordered_json& found);
+
 class Fields {
   public:
     /// `where`: the name of the object in messages; empty for the body of a request. Throws FieldError if it is not

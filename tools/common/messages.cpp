@@ -14,6 +14,8 @@ using nlohmann::ordered_json;
 
 namespace {
 
+constexpr size_t kMaxTools = 4096;
+
 bool is_tool_name(const std::string& name) {
     return !name.empty() && name.size() <= 256 &&
            name.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.:/") ==
@@ -50,7 +52,7 @@ std::string read_content(const ordered_json& content, const std::string& where,
                          std::vector<MessageImage>* images) {
     if (content.is_null()) return "";
     if (content.is_string()) return content.get<std::string>();
-    if (!content.is_array()) throw FieldError(where, where + " must be a string or a list of parts");
+    if (!content.is_array()) throw wrong_value(where, "a string or a list of parts", content);
     std::string text;
     for (size_t i = 0; i < content.size(); ++i) {
         const std::string at = fmt::format("{}[{}]", where, i);
@@ -68,7 +70,7 @@ std::string read_content(const ordered_json& content, const std::string& where,
 }
 
 std::vector<Message> read_messages(const ordered_json& list, const std::string& where) {
-    if (!list.is_array()) throw FieldError(where, where + " must be a list");
+    if (!list.is_array()) throw wrong_value(where, "a list", list);
     if (list.empty()) throw FieldError(where, where + " is empty");
     std::vector<Message> out;
     out.reserve(list.size());
@@ -79,14 +81,19 @@ std::vector<Message> read_messages(const ordered_json& list, const std::string& 
         m.role = fields.string("role").value_or("");
         constexpr const char* kRoles[] = {"system", "developer", "user", "assistant", "tool"};
         if (std::find(std::begin(kRoles), std::end(kRoles), m.role) == std::end(kRoles))
-            throw FieldError(fields.full("role"),
-                             fields.full("role") + " must be system, developer, user, assistant or tool");
+            throw wrong_value(fields.full("role"), "system, developer, user, assistant or tool",
+                              list[i].value("role", ordered_json()));
         if (const ordered_json* content = fields.value("content")) {
             m.content = read_content(*content, fields.full("content"), &m.images);
             if (!m.images.empty() && m.role != "user" && m.role != "tool")
                 throw FieldError(m.images[0].where,
                                  m.images[0].where + ": images belong to messages of users and tools");
             thinking = thinking_of(*content);
+        } else if (m.role != "assistant" && m.role != "tool") {  // those may have nothing to say
+            throw FieldError(
+                fields.full("content"),
+                fmt::format("{} is missing: a message of the role {} needs a string or a list of parts",
+                            fields.full("content"), m.role));
         }
         auto reasoning = fields.string("reasoning_content");
         if (!reasoning) reasoning = fields.string("reasoning");
@@ -104,20 +111,21 @@ std::vector<Message> read_messages(const ordered_json& list, const std::string& 
 
 ordered_json read_tools(const ordered_json& list) {
     std::set<std::string> names;
-    if (!list.is_array()) throw FieldError("tools", "tools must be a list");
-    if (list.size() > 4096) throw FieldError("tools", "tools: at most 4096 are supported");
+    if (!list.is_array()) throw wrong_value("tools", "a list", list);
+    if (list.size() > kMaxTools)
+        throw FieldError("tools",
+                         fmt::format("tools: {} of them; at most {} are supported", list.size(), kMaxTools));
     for (size_t i = 0; i < list.size(); ++i) {
         Fields tool(list[i], fmt::format("tools[{}]", i));
         if (tool.string("type").value_or("function") != "function")
-            throw FieldError(tool.full("type"), tool.full("type") + " must be 'function'");
+            throw wrong_value(tool.full("type"), "'function'", list[i]["type"]);
         const ordered_json* function = tool.object("function");
         if (function == nullptr)
             throw FieldError(tool.full("function"), tool.full("function") + " is missing");
         Fields inner(*function, tool.full("function"));
         const std::string name = inner.string("name").value_or("");
         if (!is_tool_name(name))
-            throw FieldError(inner.full("name"),
-                             inner.full("name") + " must be 1 to 256 letters, digits and _-.:/");
+            throw wrong_value(inner.full("name"), "1 to 256 letters, digits and _-.:/", name);
         if (!names.insert(name).second)
             throw FieldError(inner.full("name"),
                              fmt::format("{}: two tools are named '{}'", inner.full("name"), name));

@@ -48,6 +48,8 @@ bool Output::write(std::string_view text) {
 
 bool Output::is_terminal() const { return ::isatty(fd_) == 1; }
 
+void print(std::string_view text) { Output(STDOUT_FILENO).write(text); }
+
 void note(std::string_view text) {
     while (!text.empty()) {
         const ssize_t n = write_some(STDERR_FILENO, text);

@@ -24,6 +24,10 @@ class Output {
     char last_ = '\n';
 };
 
+/// Writes to standard output what a command was asked to print: its help, its version. As Output::write; a reader that has
+/// gone is no error.
+void print(std::string_view text);
+
 /// Writes a note of the program itself to stderr. Ignores failures: there is nowhere to report them.
 void note(std::string_view text);
 

@@ -13,6 +13,12 @@ namespace {
 
 constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
 
+std::string with_underscores(std::string_view name) {
+    std::string key(name);
+    std::replace(key.begin(), key.end(), '-', '_');
+    return key;
+}
+
 void set_sampling(const SamplingField& field, Settings& s, std::string_view text, const std::string& shown) {
     const auto value = field.range.whole ? std::optional<double>(integer_of(text)) : number_of(text);
     if (!value || !field.range.holds(*value))
@@ -83,6 +89,8 @@ const std::vector<Entry>& other_entries() {
     return table;
 }
 
+}  // namespace
+
 std::vector<std::string> setting_names() {
     std::vector<std::string> names;
     for (const SamplingField& f : sampling_fields()) {
@@ -96,7 +104,10 @@ std::vector<std::string> setting_names() {
     return names;
 }
 
-}  // namespace
+bool is_setting(std::string_view name) {
+    const std::vector<std::string> names = setting_names();
+    return std::find(names.begin(), names.end(), with_underscores(name)) != names.end();
+}
 
 Settings default_settings(const Model& model) {
     Settings out;
@@ -116,8 +127,7 @@ Settings default_settings(const Model& model) {
 
 void set_value(Settings& settings, std::string_view name, std::string_view value, const std::string& shown,
                const std::string& origin) {
-    std::string key(name);
-    std::replace(key.begin(), key.end(), '-', '_');
+    const std::string key = with_underscores(name);
     if (const SamplingField* field = find_sampling_field(key)) {
         set_sampling(*field, settings, value, shown);
         settings.origin[field->name] = origin;

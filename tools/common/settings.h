@@ -36,6 +36,10 @@ Settings default_settings(const Model& model);
 void set_value(Settings& settings, std::string_view name, std::string_view value, const std::string& shown,
                const std::string& origin);
 
+/// What set_value knows, by its first names and by those that other programs use.
+std::vector<std::string> setting_names();
+bool is_setting(std::string_view name);
+
 /// Lines "name  value  (origin)", for /show params and --verbose.
 std::string describe(const Settings& settings);
 

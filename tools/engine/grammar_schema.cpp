@@ -40,7 +40,7 @@ unsigned type_of(const ordered_json& value) {
 int64_t count_of(const ordered_json& value, const std::string& where, const std::string& key) {
     const double count = value.is_number() ? value.get<double>() : -1;
     if (!(count >= 0) || count != std::floor(count))
-        FAIL(usage, "{}: '{}' must be a whole number from 0 on", where, key);
+        FAIL(usage, "{}: '{}' must be a whole number from 0 on, found {}", where, key, brief(value));
     return static_cast<int64_t>(std::min<double>(count, std::numeric_limits<int32_t>::max()));
 }
 
@@ -165,7 +165,9 @@ const Node* SchemaCompiler::compile(const ordered_json& schema, const std::strin
 }
 
 void SchemaCompiler::alternatives(Node& node, const ordered_json& list, const std::string& where, int depth) {
-    if (!list.is_array() || list.empty()) FAIL(usage, "{}: 'anyOf' must be a list", where);
+    if (!list.is_array() || list.empty())
+        FAIL(usage, "{}: 'anyOf' must be a list, found {}", where,
+             list.empty() ? "an empty one" : brief(list));
     for (size_t i = 0; i < list.size(); ++i) {
         const Node* one = compile(list[i], fmt::format("{}.anyOf[{}]", where, i), depth + 1);
         if (std::find(node.any_of.begin(), node.any_of.end(), one) == node.any_of.end())
@@ -203,7 +205,8 @@ bool SchemaCompiler::shape(Node& node, const std::string& key, const ordered_jso
         return schema == false ? nullptr : compile(schema, where + "." + name, depth + 1);
     };
     if (key == "properties") {
-        if (!value.is_object()) FAIL(usage, "{}: 'properties' must be an object", where);
+        if (!value.is_object())
+            FAIL(usage, "{}: 'properties' must be an object, found {}", where, brief(value));
         if (value.size() > kMaxProperties)
             FAIL(usage, "{}: more than {} 'properties'", where, kMaxProperties);
         for (const auto& [name, schema] : value.items())
@@ -214,7 +217,7 @@ bool SchemaCompiler::shape(Node& node, const std::string& key, const ordered_jso
     } else if (key == "items") {
         node.items = inner(value, key);
     } else if (key == "prefixItems") {
-        if (!value.is_array()) FAIL(usage, "{}: 'prefixItems' must be a list", where);
+        if (!value.is_array()) FAIL(usage, "{}: 'prefixItems' must be a list, found {}", where, brief(value));
         for (size_t i = 0; i < value.size(); ++i)
             node.prefix_items.push_back(
                 compile(value[i], fmt::format("{}.prefixItems[{}]", where, i), depth + 1));
@@ -314,7 +317,8 @@ void SchemaCompiler::strings(Node& node, const ordered_json& schema, const std::
 void SchemaCompiler::literals(Node& node, const ordered_json& values, unsigned types,
                               const std::string& where) {
     if (!values.is_array() || values.size() > kMaxLiterals)
-        FAIL(usage, "{}: 'enum' must be a list of at most {} values", where, kMaxLiterals);
+        FAIL(usage, "{}: 'enum' must be a list of at most {} values, found {}", where, kMaxLiterals,
+             values.is_array() ? fmt::format("{}", values.size()) : brief(values));
     std::set<std::string> texts;
     for (const auto& value : values)
         if (type_of(value) & types)
@@ -327,9 +331,10 @@ void SchemaCompiler::literals(Node& node, const ordered_json& values, unsigned t
 void SchemaCompiler::require(Node& node, const ordered_json& schema, const std::string& where, int depth) {
     const auto list = schema.find("required");
     if (list == schema.end()) return;
-    if (!list->is_array()) FAIL(usage, "{}: 'required' must be a list", where);
+    if (!list->is_array()) FAIL(usage, "{}: 'required' must be a list, found {}", where, brief(*list));
     for (const auto& name : *list) {
-        if (!name.is_string()) FAIL(usage, "{}: 'required' must be a list of names", where);
+        if (!name.is_string())
+            FAIL(usage, "{}: 'required' must be a list of names, found {} in it", where, brief(name));
         const std::string key = json_text(name.get<std::string>());
         auto found = std::find_if(node.properties.begin(), node.properties.end(),
                                   [&](const Property& p) { return p.key == key; });

@@ -198,13 +198,23 @@ class Held {
 
 PrefixFile::PrefixFile(const std::string& directory, uint64_t binding) : binding_(binding) {
     std::error_code failed;
-    if (fs::create_directories(directory, failed)) fs::permissions(directory, fs::perms::owner_all, failed);
-    if (!fs::is_directory(directory))
-        FAIL(runtime, "--cache-dir {}: there is no such directory, and it cannot be made: {}", directory,
-             failed.message());
+    const bool made = fs::create_directories(directory, failed);
+    const std::string reason = failed.message();
+    if (made) fs::permissions(directory, fs::perms::owner_all, failed);
+    if (fs::exists(directory, failed) && !fs::is_directory(directory, failed))
+        FAIL(usage, "--cache-dir {}: this is no directory; name one, or a path where one can be made",
+             directory);
+    if (!fs::is_directory(directory, failed))
+        FAIL(usage, "--cache-dir {}: there is no such directory, and it cannot be made: {}", directory,
+             reason);
     const std::string name = fmt::format("quern-states-{:016x}", binding);
     path_ = (fs::path(directory) / name).string();
     remove_leftovers(directory, name);
+    try {
+        const AtomicFile tried(path_, 0600);  // goes again at once
+    } catch (const Error& error) {
+        FAIL(usage, "--cache-dir {}: states could not be saved there: {}", directory, error.what());
+    }
 }
 
 std::string PrefixFile::load(PrefixCache& cache) const {

@@ -117,9 +117,16 @@ bool is_annotation(const std::string& key) {
            std::find(kAnnotations.begin(), kAnnotations.end(), key) != kAnnotations.end();
 }
 
+std::string brief(const ordered_json& value) {
+    constexpr size_t kMost = 60;
+    if (value.is_structured()) return value.is_array() ? "a list" : "an object";
+    const std::string text = value.dump(-1, ' ', true, ordered_json::error_handler_t::replace);
+    return text.size() > kMost ? text.substr(0, kMost) + "..." : text;
+}
+
 const ordered_json& SchemaMerger::target(const ordered_json& ref, const std::string& where) {
     static const ordered_json kAnything = true;
-    if (!ref.is_string()) FAIL(usage, "{}: '$ref' must be a string", where);
+    if (!ref.is_string()) FAIL(usage, "{}: '$ref' must be a string, found {}", where, brief(ref));
     const auto& name = ref.get_ref<const std::string&>();
     if (name == "#") return root_;
     if (name.starts_with("#/")) {
@@ -194,7 +201,8 @@ ordered_json SchemaMerger::combined(const ordered_json& schema, const std::strin
     if (depth > kMaxDepth)
         FAIL(usage, "{}: references and combinations nest deeper than {}", where, kMaxDepth);
     if (schema.is_boolean()) return schema;
-    if (!schema.is_object()) FAIL(usage, "{}: a schema must be an object, true or false", where);
+    if (!schema.is_object())
+        FAIL(usage, "{}: a schema must be an object, true or false, found {}", where, brief(schema));
     if (const auto one_of = schema.find("oneOf");
         one_of != schema.end() &&
         !exclude_each_other(
@@ -209,7 +217,7 @@ ordered_json SchemaMerger::combined(const ordered_json& schema, const std::strin
     if (out.contains("allOf")) {
         const ordered_json list = out["allOf"];
         out.erase("allOf");
-        if (!list.is_array()) FAIL(usage, "{}: 'allOf' must be a list", where);
+        if (!list.is_array()) FAIL(usage, "{}: 'allOf' must be a list, found {}", where, brief(list));
         if (list.size() > kMaxAlternatives)
             FAIL(usage, "{}: more than {} in 'allOf'", where, kMaxAlternatives);
         for (const auto& one : list) others.push_back(combined(one, where, depth + 1));
@@ -221,7 +229,8 @@ ordered_json SchemaMerger::combined(const ordered_json& schema, const std::strin
 ordered_json SchemaMerger::flat(const ordered_json& schema, const std::string& where) {
     ordered_json out = combined(schema, where, 0);
     if (!out.is_object() || !out.contains("anyOf") || out.size() == 1) return out;
-    if (!out["anyOf"].is_array()) FAIL(usage, "{}: 'anyOf' must be a list", where);
+    if (!out["anyOf"].is_array())
+        FAIL(usage, "{}: 'anyOf' must be a list, found {}", where, brief(out["anyOf"]));
     ordered_json alternatives = ordered_json::array(), base = out;
     base.erase("anyOf");
     for (const auto& one : out["anyOf"]) alternatives.push_back({{"allOf", {base, one}}});

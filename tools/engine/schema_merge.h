@@ -36,6 +36,9 @@ class SchemaMerger {
     std::vector<std::string> lost_;
 };
 
+/// A value of a schema for a message: ASCII, shortened.
+std::string brief(const nlohmann::ordered_json& value);
+
 /// Words that say nothing about what fits.
 bool is_annotation(const std::string& keyword);
 

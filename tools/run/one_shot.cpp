@@ -226,10 +226,11 @@ int run_one_shot(RunContext& c) {
     });
     ChatAnswer answer;
     for (bool more = true; more;) {
-        c.signals.quiet(true);
-        answer = o.raw ? session.complete(prompt, settings, callbacks)
-                       : session.respond(messages, settings, callbacks);
-        c.signals.quiet(false);
+        {
+            const QuietTerminal quiet(c.signals);
+            answer = o.raw ? session.complete(prompt, settings, callbacks)
+                           : session.respond(messages, settings, callbacks);
+        }
         messages.push_back(answer.message);
         more = run_tools(tools, answer, messages) && callbacks.keep_going();
     }

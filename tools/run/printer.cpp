@@ -26,6 +26,11 @@ Printer::Printer(When thinking, When color)
       show_thinking_(thinking == When::always || (thinking == When::automatic && terminal_)),
       wrap_(terminal_ ? terminal_columns(STDOUT_FILENO) : 0) {}
 
+std::string Printer::wrapped(const std::string& text) {
+    wrap_.resize(terminal_columns(STDOUT_FILENO));  // windows are resized while answers arrive
+    return wrap_.push(text);
+}
+
 void Printer::reasoning(const std::string& text) {
     if (!show_thinking_) return;
     if (!terminal_) {
@@ -35,7 +40,7 @@ void Printer::reasoning(const std::string& text) {
     }
     if (!thinking_ && color_) out_.write("\033[2m");
     thinking_ = true;
-    out_.write(wrap_.push(filter_.push(text)));
+    out_.write(wrapped(filter_.push(text)));
 }
 
 void Printer::begin_content() {
@@ -57,7 +62,7 @@ void Printer::content(const std::string& text) {
         return;
     }
     const std::string harmless = filter_.push(text);
-    out_.write(wrap_.push(color_ ? style_.push(harmless) : harmless));
+    out_.write(wrapped(color_ ? style_.push(harmless) : harmless));
 }
 
 /// Writes what was held back.

@@ -32,6 +32,8 @@ class Printer {
     void remark(const std::string& text, int indent = 0) const;
 
   private:
+    /// With lines broken at the width that the terminal has now.
+    std::string wrapped(const std::string& text);
     void begin_content();
     void end_part();
     void end_line();

@@ -172,6 +172,8 @@ class Repl {
     void answer() {
         while (respond() && run_tools(tools_, last_, messages_)) {
         }
+        if (!messages_.empty() && messages_.back().role == "tool")
+            remark("(not run; the next message goes on from there)");
     }
 
     /// One answer of the model. False: there is none.
@@ -186,18 +188,16 @@ class Repl {
                                                      c_.signals.terminated() == 0;
                                           }};
         c_.signals.polite(true);
-        c_.signals.quiet(true);
         try {
+            const QuietTerminal quiet(c_.signals);
             last_ = session_.respond(conversation(), chat_settings(c_), callbacks);
         } catch (const Error& error) {
             printer.finish();
-            c_.signals.quiet(false);
             drop_last_question();
             remark(printable(error.what(), 2000));
             return false;
         }
         printer.finish();
-        c_.signals.quiet(false);
         c_.signals.take_interrupt();
         answered_ = true;
         if (printer.closed()) leaving_ = true;

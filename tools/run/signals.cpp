@@ -19,11 +19,12 @@ std::atomic<int> g_interrupts{0};
 std::atomic<int> g_terminations{0};
 std::atomic<bool> g_resized{false};
 std::atomic<bool> g_stopped{false};
+std::atomic<bool> g_quiet{false};
 int g_wake[2] = {-1, -1};
 termios g_terminal;
 int g_terminal_fd = -1;
 
-constexpr int kHandled[] = {SIGINT, SIGTERM, SIGHUP, SIGWINCH, SIGPIPE};
+constexpr int kHandled[] = {SIGINT, SIGTERM, SIGHUP, SIGWINCH, SIGCONT, SIGPIPE};
 struct sigaction g_previous[std::size(kHandled)];
 
 void restore_terminal() {
@@ -47,6 +48,16 @@ void restore_terminal() {
     ::_exit(code);
 }
 
+/// Only in the foreground: elsewhere the terminal is somebody else's. Safe in handlers.
+void show_typing(bool on) {
+    termios mode{};
+    if (g_terminal_fd < 0 || ::tcgetpgrp(g_terminal_fd) != ::getpgrp()) return;
+    if (::tcgetattr(g_terminal_fd, &mode) != 0) return;
+    const auto echo = static_cast<tcflag_t>(ECHO);
+    mode.c_lflag = on ? mode.c_lflag | (g_terminal.c_lflag & echo) : mode.c_lflag & ~echo;
+    ::tcsetattr(g_terminal_fd, TCSANOW, &mode);
+}
+
 void wake() {
     const int saved = errno;
     [[maybe_unused]] const ssize_t n = ::write(g_wake[1], "s", 1);
@@ -68,6 +79,9 @@ void on_signal(int signal) {
         case SIGTSTP:
             g_stopped = true;
             break;
+        case SIGCONT:  // after a stop that could not be caught, or in the foreground at last
+            if (g_quiet) show_typing(false);
+            break;
         default:
             break;
     }
@@ -80,6 +94,22 @@ void set_handler(int signal, void (*handler)(int), struct sigaction* previous) {
     action.sa_flags = SA_RESTART;  // wake_fd interrupts waits; system calls elsewhere should not fail
     sigfillset(&action.sa_mask);
     ::sigaction(signal, &action, previous);
+}
+
+/// Ctrl-Z while the terminal is quiet: the shell gets it as it was.
+void stop_aloud(int signal) {
+    const int saved = errno;
+    show_typing(true);
+    set_handler(signal, SIG_DFL, nullptr);
+    ::raise(signal);
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, signal);
+    ::pthread_sigmask(SIG_UNBLOCK, &only, nullptr);  // stops here
+    ::pthread_sigmask(SIG_BLOCK, &only, nullptr);
+    set_handler(signal, stop_aloud, nullptr);
+    show_typing(false);
+    errno = saved;
 }
 
 }  // namespace
@@ -105,6 +135,7 @@ Signals::Signals() {
 Signals::~Signals() {
     for (size_t i = 0; i < std::size(kHandled); ++i) ::sigaction(kHandled[i], &g_previous[i], nullptr);
     catch_stop(false);
+    g_quiet = false;
     restore_terminal();
     g_terminal_fd = -1;
     g_polite = false;
@@ -127,12 +158,10 @@ int Signals::wake_fd() const { return g_wake[0]; }
 void Signals::catch_stop(bool on) { set_handler(SIGTSTP, on ? on_signal : SIG_DFL, nullptr); }
 
 void Signals::quiet(bool on) {
-    termios mode{};
-    if (g_terminal_fd < 0 || ::tcgetpgrp(g_terminal_fd) != ::getpgrp()) return;
-    if (::tcgetattr(g_terminal_fd, &mode) != 0) return;
-    const auto echo = static_cast<tcflag_t>(ECHO);
-    mode.c_lflag = on ? mode.c_lflag & ~echo : mode.c_lflag | (g_terminal.c_lflag & echo);
-    ::tcsetattr(g_terminal_fd, TCSANOW, &mode);
+    if (g_terminal_fd < 0) return;
+    g_quiet = on;
+    set_handler(SIGTSTP, on ? stop_aloud : SIG_DFL, nullptr);
+    show_typing(!on);
 }
 
 void Signals::drain() {

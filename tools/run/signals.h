@@ -33,7 +33,8 @@ class Signals {
     /// Whether Ctrl-Z came while catch_stop was on: the line editor must restore the terminal before stopping.
     bool take_stop();
     void catch_stop(bool on);
-    /// While `on`, the terminal does not show what is typed, nor ^C.
+    /// While `on`, the terminal does not show what is typed, nor ^C; while the process is stopped (Ctrl-Z) it does. Not
+    /// together with catch_stop.
     void quiet(bool on);
     /// Becomes readable when a signal arrives.
     int wake_fd() const;
@@ -41,6 +42,18 @@ class Signals {
     void drain();
     /// Stops the process like SIGTSTP; returns when it is continued.
     void stop_self();
+};
+
+/// A terminal that is quiet for a while.
+class QuietTerminal {
+  public:
+    explicit QuietTerminal(Signals& signals) : signals_(signals) { signals_.quiet(true); }
+    ~QuietTerminal() { signals_.quiet(false); }
+    QuietTerminal(const QuietTerminal&) = delete;
+    QuietTerminal& operator=(const QuietTerminal&) = delete;
+
+  private:
+    Signals& signals_;
 };
 
 }  // namespace quern

@@ -104,7 +104,7 @@ class Child {
 
 }  // namespace
 
-ToolCommand::ToolCommand(const std::string& program, const Signals& signals,
+ToolCommand::ToolCommand(const std::string& program, Signals& signals,
                          std::function<bool(const std::string& what)> agree)
     : program_(program), signals_(signals), agree_(std::move(agree)) {
     if (!can_run(program))
@@ -126,6 +126,7 @@ std::vector<Message> ToolCommand::answer(const std::vector<ToolCall>& calls, boo
 }
 
 std::string ToolCommand::run(const ToolCall& call) const {
+    const QuietTerminal quiet(signals_);
     Child child(program_, call.name);
     const auto go_on = [this] { return !signals_.interrupted() && signals_.terminated() == 0; };
     std::string output = child.talk(call.arguments, go_on);

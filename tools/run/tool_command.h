@@ -14,7 +14,7 @@ class ToolCommand {
   public:
     /// `program`: a path, or a name that is looked for in PATH. Throws Error(usage) if it cannot be run. `agree` is
     /// told what is to be run, and says whether it may.
-    ToolCommand(const std::string& program, const Signals& signals,
+    ToolCommand(const std::string& program, Signals& signals,
                 std::function<bool(const std::string& what)> agree);
 
     /// Messages with the results of all calls, in their order. A call that was not agreed to has a result that says so;
@@ -25,7 +25,7 @@ class ToolCommand {
     std::string run(const ToolCall& call) const;
 
     std::string program_;
-    const Signals& signals_;
+    Signals& signals_;
     std::function<bool(const std::string&)> agree_;
 };
 

@@ -131,6 +131,12 @@ std::string WordWrap::finish() {
     return out;
 }
 
+void WordWrap::resize(int columns) {
+    if (columns_ <= 0 || columns <= 0) return;
+    columns_ = columns;
+    indent_ = std::min(indent_, columns / 2);
+}
+
 std::string wrap_text(const std::string& text, int columns, int indent) {
     WordWrap wrap(columns, indent);
     std::string out = wrap.push(text);

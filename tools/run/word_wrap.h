@@ -17,6 +17,9 @@ class WordWrap {
     std::string push(std::string_view text);
     /// What is held back.
     std::string finish();
+    /// The lines from here on, the one that is begun included, have so many cells. Nothing happens where nothing is broken,
+    /// or with 0.
+    void resize(int columns);
 
   private:
     void take(std::string_view character, std::string& out);

@@ -1,10 +1,12 @@
 #include "tools/serve/access.h"
 
 #include <arpa/inet.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cctype>
 
+#include "tools/common/cli_values.h"
 #include "tools/serve/api_error.h"
 
 namespace quern {
@@ -48,7 +50,9 @@ void check_framing(const HttpRequest& r, const AccessRules& rules) {
         throw ApiError(411, "length_required", "send the body with one Content-Length header, or in chunks");
     const std::string length = r.header("Content-Length");
     if (length.empty() || length.size() > 18 || length.find_first_not_of("0123456789") != std::string::npos)
-        throw ApiError(400, "bad_length", "Content-Length must be a number of bytes");
+        throw ApiError(
+            400, "bad_length",
+            fmt::format("Content-Length must be a number of bytes, found '{}'", printable(length)));
     if (r.content_length > rules.body_bytes)
         throw ApiError(413, "body_too_long",
                        "the body has " + std::to_string(r.content_length) + " bytes; at most " +
@@ -60,12 +64,15 @@ void check_body(const HttpRequest& r, const AccessRules& rules) {
     check_framing(r, rules);
     const std::string packing = r.header("Content-Encoding");
     if (!packing.empty() && packing != "gzip" && packing != "deflate")
-        throw ApiError(415, "unsupported_encoding",
-                       "Content-Encoding must be gzip or deflate, or the body not compressed");
+        throw ApiError(
+            415, "unsupported_encoding",
+            fmt::format("Content-Encoding must be gzip or deflate, or the body not compressed, found '{}'",
+                        printable(packing)));
     const std::string type = r.header("Content-Type");
     if (!type.empty() && type.find("json") == std::string::npos)
         throw ApiError(415, "unsupported_media_type",
-                       "send JSON with the header Content-Type: application/json");
+                       fmt::format("send JSON with the header Content-Type: application/json, found '{}'",
+                                   printable(type)));
 }
 
 }  // namespace

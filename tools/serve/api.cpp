@@ -480,7 +480,8 @@ HttpReply Api::detokenize(const HttpRequest& r) {
     std::vector<int32_t> ids;
     for (const ordered_json& id : *tokens) {
         if (!id.is_number_integer() || id < 0 || id >= engine_->model().info().vocab_rows)
-            throw FieldError("tokens", "tokens must be token ids");
+            throw wrong_value(
+                "tokens", fmt::format("token ids from 0 to {}", engine_->model().info().vocab_rows - 1), id);
         ids.push_back(id.get<int32_t>());
     }
     const std::string text = engine_->model().tokenizer()->decode(ids, false);

@@ -264,8 +264,9 @@ HttpReply Api::control(const HttpRequest& r) {
     const Body body = parse(r);
     Fields f(body);
     const std::string id = f.string("id").value_or("");
-    if (f.string("action").value_or("") != "reasoning_end")
-        throw FieldError("action", "action must be reasoning_end");
+    const ordered_json* action = f.value("action");
+    if (action == nullptr) throw FieldError("action", "action is missing; there is reasoning_end");
+    if (*action != "reasoning_end") throw wrong_value("action", "reasoning_end", *action);
     std::shared_ptr<Exchange> x;
     {
         const std::lock_guard lock(running_mutex_);

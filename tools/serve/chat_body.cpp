@@ -147,6 +147,16 @@ ChatBody chat_body(ordered_json body) {
     return chat;
 }
 
+FieldError as_named(const FieldError& error, const std::map<std::string, std::string>& names) {
+    for (const auto& [ours, theirs] : names) {
+        if (error.field != ours && !error.field.starts_with(ours + ".")) continue;
+        std::string message = error.what();
+        if (message.starts_with(ours)) message.replace(0, ours.size(), theirs);
+        return {theirs + error.field.substr(ours.size()), message, error.code};
+    }
+    return error;
+}
+
 FieldError at_origin(const FieldError& error, const std::vector<std::string>& origins) {
     constexpr std::string_view kHead = "messages[";
     if (!error.field.starts_with(kHead)) return error;

@@ -26,6 +26,8 @@ inline constexpr const char* kCustomInput = "input";
 struct ChatBody {
     nlohmann::ordered_json body;
     std::vector<std::string> origins;  // of every message: where it was in the request; empty: as it is
+    std::map<std::string, std::string>
+        names;                         // fields that the request has under another name, with that one
     std::vector<std::string> dropped;  // parts of the request that have no effect
     ToolKinds kinds;
 };
@@ -41,6 +43,9 @@ nlohmann::ordered_json custom_as_function(const nlohmann::ordered_json& tool);
 std::string custom_input(const std::string& arguments);
 /// The arguments of a call with this free text.
 std::string custom_arguments(const std::string& input);
+
+/// The error with the name that the field has in the request that was sent.
+FieldError as_named(const FieldError& error, const std::map<std::string, std::string>& names);
 
 /// The error with the place in the request that was sent, not in the one it was made into.
 FieldError at_origin(const FieldError& error, const std::vector<std::string>& origins);

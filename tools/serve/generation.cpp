@@ -4,6 +4,7 @@
 
 #include "ggml-like/error.h"
 #include "models/tokenizer.h"
+#include "tools/common/cli_values.h"
 #include "tools/common/images/read_images.h"
 #include "tools/common/messages.h"
 #include "tools/common/speculation_flags.h"
@@ -25,15 +26,29 @@ std::vector<std::string> read_stops(Fields& f) {
     const ordered_json* stop = f.value("stop");
     if (stop == nullptr) return {};
     const ordered_json list = stop->is_array() ? *stop : ordered_json::array({*stop});
-    if (list.size() > kMaxStops) throw FieldError("stop", fmt::format("stop: at most {} texts", kMaxStops));
+    if (list.size() > kMaxStops)
+        throw FieldError("stop", fmt::format("stop: {} texts; at most {} are taken", list.size(), kMaxStops));
     std::vector<std::string> out;
     for (const ordered_json& text : list) {
         if (!text.is_string() || text.get_ref<const std::string&>().empty() ||
             text.get_ref<const std::string&>().size() > kLongestStop)
-            throw FieldError("stop", fmt::format("stop must be texts of 1 to {} bytes", kLongestStop));
+            throw wrong_value("stop", fmt::format("texts of 1 to {} bytes", kLongestStop), text);
         out.push_back(text.get<std::string>());
     }
     return out;
+}
+
+/// Tokens of an answer at most; -1: no limit.
+std::optional<int64_t> read_limit(Fields& f, const char* name, int64_t fewest) {
+    const ordered_json* value = f.value(name);
+    if (value == nullptr) return {};
+    const bool whole = value->is_number_unsigned() ? value->get<uint64_t>() <= uint64_t{INT64_MAX}
+                                                   : value->is_number_integer();
+    const int64_t n = whole ? value->get<int64_t>() : 0;
+    if (!whole || (n < fewest && n != -1))
+        throw wrong_value(name, fmt::format("a whole number of at least {}, or -1 for no limit", fewest),
+                          *value);
+    return n < 0 ? INT64_MAX : n;
 }
 
 /// {"type": "lookup", "n": 4}
@@ -76,7 +91,8 @@ std::string named_tool(const ordered_json& choice, const std::string& where, con
                                  : f.string("name").value_or("");
     for (const ordered_json& tool : rules.tools)
         if (tool["function"]["name"] == name) return name;
-    throw FieldError("tool_choice", fmt::format("tool_choice names '{}', which is not in tools", name));
+    throw FieldError("tool_choice",
+                     fmt::format("tool_choice names '{}', which is not in tools", printable(name)));
 }
 
 /// {"mode", "tools"}: the names go to the rules.
@@ -113,8 +129,7 @@ void read_tool_choice(Fields& f, AnswerRules& rules) {
     else if (mode == "required")
         rules.calls = AnswerRules::Calls::required;
     else if (mode != "auto")
-        throw FieldError("tool_choice",
-                         "tool_choice must be auto, none, required, a function of tools or allowed_tools");
+        throw wrong_value("tool_choice", "auto, none, required, a function of tools or allowed_tools", mode);
     if (rules.calls == AnswerRules::Calls::required && rules.tools.empty())
         throw FieldError("tool_choice", "tool_choice demands a call, but there are no tools");
     if (rules.calls != AnswerRules::Calls::none)
@@ -159,7 +174,7 @@ int64_t budget_of_effort(const std::string& effort) {
     if (effort == "low") return 2048;
     if (effort == "medium") return 8192;
     if (parse_effort(effort) == ReasoningEffort::high) return -1;
-    throw FieldError("reasoning_effort", fmt::format("reasoning_effort must be none, {}", kEffortNames));
+    throw wrong_value("reasoning_effort", fmt::format("none, {}", kEffortNames), effort);
 }
 
 }  // namespace
@@ -196,8 +211,7 @@ RequestReader::Thinking RequestReader::thinking(Fields& f, const Settings& defau
         if (const auto effort = inner.string("reasoning_effort")) {
             t.effort = parse_effort(*effort).value_or(ReasoningEffort::unset);
             if (t.effort == ReasoningEffort::unset)
-                throw FieldError(inner.full("reasoning_effort"),
-                                 fmt::format("{} must be {}", inner.full("reasoning_effort"), kEffortNames));
+                throw wrong_value(inner.full("reasoning_effort"), kEffortNames, *effort);
         }
         for (const std::string& name : inner.unknown()) f.note_unknown(inner.full(name));
     }
@@ -213,10 +227,7 @@ GenerationRequest RequestReader::common(Fields& f, int64_t fewest_tokens) const 
     out.max_tokens = a.settings.max_tokens;
     read_sampling(f, out.sampling, !a.settings.random_seed, model_.info().vocab);
     for (const char* name : {"max_tokens", "max_completion_tokens", "n_predict"}) {
-        const auto n = f.integer(name, -1, INT64_MAX);
-        if (n && *n == 0 && fewest_tokens > 0)
-            throw FieldError(name, fmt::format("{} must be at least 1, or -1 for no limit", name));
-        if (n) out.max_tokens = *n < 0 ? std::numeric_limits<int64_t>::max() : *n;
+        if (const auto n = read_limit(f, name, fewest_tokens)) out.max_tokens = *n;
     }
     out.rules.stops = read_stops(f);
     out.choices = static_cast<int>(f.integer("n", 1, kMaxChoices).value_or(1));
@@ -265,7 +276,7 @@ GenerationRequest RequestReader::chat(const ChatBody& chat, std::vector<std::str
         if (ignored != nullptr) ignored->insert(ignored->end(), chat.dropped.begin(), chat.dropped.end());
         return out;
     } catch (const FieldError& error) {
-        throw at_origin(error, chat.origins);
+        throw as_named(at_origin(error, chat.origins), chat.names);
     }
 }
 
@@ -282,7 +293,8 @@ GenerationRequest RequestReader::read_chat(const ordered_json& body,
         throw FieldError("top_logprobs", "top_logprobs needs logprobs: true");
     if (const ordered_json* modalities = f.list("modalities");
         modalities != nullptr && *modalities != ordered_json{"text"})
-        throw FieldError("modalities", "modalities: only [\"text\"] is supported");
+        throw FieldError("modalities", fmt::format("modalities must be [\"text\"], found {}",
+                                                   printable(dump(*modalities))));
     const ordered_json* messages = f.list("messages");
     if (messages == nullptr) throw FieldError("messages", "messages is missing");
     const Thinking think = thinking(f, alias(out.model).settings);
@@ -325,11 +337,12 @@ std::vector<std::vector<int32_t>> RequestReader::prompts(const ordered_json& val
             return model_.tokenizer()->encode(prompt.get<std::string>(), Tokenizer::Markers::control);
         std::vector<int32_t> ids;
         if (!prompt.is_array() || (!prompt.empty() && !prompt[0].is_number()))
-            throw FieldError("prompt", "prompt must be a text, a list of token ids, or a list of such");
+            throw wrong_value("prompt", "a text, a list of token ids, or a list of such",
+                              prompt.is_array() ? prompt[0] : prompt);
         for (const ordered_json& id : prompt) {
             if (!id.is_number_integer() || id < 0 || id >= model_.info().vocab)
-                throw FieldError(
-                    "prompt", fmt::format("prompt: token ids must be from 0 to {}", model_.info().vocab - 1));
+                throw wrong_value("prompt", fmt::format("token ids from 0 to {}", model_.info().vocab - 1),
+                                  id);
             ids.push_back(id.get<int32_t>());
         }
         return ids;

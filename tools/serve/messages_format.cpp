@@ -100,7 +100,7 @@ ordered_json chat_tool_choice(Fields choice) {
     if (type == "tool")
         return {{"type", "function"}, {"function", {{"name", choice.string("name").value_or("")}}}};
     if (type == "auto" || type == "none") return type;
-    throw FieldError("tool_choice.type", "tool_choice.type must be auto, any, tool or none");
+    throw wrong_value("tool_choice.type", "auto, any, tool or none", type);
 }
 
 /// {"format": {"type": "json_schema", "schema"}, "effort"}; the first form of the API had the format alone.
@@ -239,7 +239,8 @@ ChatBody chat_from_messages(const ordered_json& body) {
         if (const std::string text = system_text(*system); !text.empty())
             conversation.add({{"role", "system"}, {"content", text}}, "system");
     const ordered_json* list = f.list("messages");
-    if (list == nullptr || list->empty()) throw FieldError("messages", "messages is missing");
+    if (list == nullptr) throw FieldError("messages", "messages is missing");
+    if (list->empty()) throw FieldError("messages", "messages is empty");
     for (size_t i = 0; i < list->size(); ++i)
         add_message((*list)[i], fmt::format("messages[{}]", i), conversation);
     out["messages"] = std::move(conversation.messages);
@@ -263,6 +264,10 @@ ChatBody chat_from_messages(const ordered_json& body) {
     for (const std::string& name : f.unknown()) out[name] = body[name];
     ChatBody chat = chat_body(std::move(out));
     chat.origins = std::move(conversation.origins);
+    chat.names = {{"stop", "stop_sequences"}};
+    if (f.value("output_config") != nullptr)
+        chat.names.insert(
+            {{"response_format", "output_config.format"}, {"reasoning_effort", "output_config.effort"}});
     chat.dropped.insert(chat.dropped.end(), dropped.begin(), dropped.end());
     return chat;
 }

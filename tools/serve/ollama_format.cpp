@@ -39,7 +39,7 @@ void read_format(const ordered_json& format, ordered_json& out) {
         out["response_format"] = {{"type", "json_schema"},
                                   {"json_schema", {{"name", "format"}, {"schema", format}}}};
     else if (format != "")
-        throw FieldError("format", "format must be \"json\" or a JSON schema");
+        throw wrong_value("format", "\"json\" or a JSON schema", format);
 }
 
 /// Pictures have a field of their own.
@@ -54,8 +54,10 @@ ordered_json content_of(const std::string& text, const ordered_json* images) {
 
 ordered_json chat_message(const ordered_json& message, const std::string& where) {
     Fields f(message, where);
-    ordered_json out = {{"role", f.string("role").value_or("")},
-                        {"content", content_of(f.string("content").value_or(""), f.list("images"))}};
+    ordered_json out = {{"role", f.string("role").value_or("")}};
+    const auto text = f.string("content");
+    if (const ordered_json* images = f.list("images"); text || images != nullptr)
+        out["content"] = content_of(text.value_or(""), images);
     if (const auto thinking = f.string("thinking")) out["reasoning_content"] = *thinking;
     const ordered_json* calls = f.list("tool_calls");
     for (size_t i = 0; calls != nullptr && i < calls->size(); ++i) {
@@ -96,6 +98,11 @@ void read_shared(Fields& f, ordered_json& out, std::vector<std::string>& dropped
 ChatBody finished(Fields& f, ordered_json out, std::vector<std::string> dropped) {
     ChatBody chat = chat_body(std::move(out));
     chat.dropped.insert(chat.dropped.end(), dropped.begin(), dropped.end());
+    chat.names = {{"max_tokens", "options.num_predict"},
+                  {"reasoning_effort", "think"},
+                  {"enable_thinking", "think"},
+                  {"response_format.json_schema.schema", "format"}};
+    for (const auto& [theirs, ours] : kOptions) chat.names[ours] = std::string("options.") + theirs;
     for (const std::string& name : f.unknown()) chat.dropped.push_back(name);
     return chat;
 }

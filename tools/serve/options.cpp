@@ -1,6 +1,5 @@
 #include "tools/serve/options.h"
 
-#include <cstdio>
 #include <fstream>
 
 #include "ggml-like/check.h"
@@ -9,6 +8,7 @@
 #include "tools/common/doctor/command.h"
 #include "tools/common/kv_flags.h"
 #include "tools/common/load_replicas.h"
+#include "tools/common/output.h"
 #include "tools/common/settings.h"
 #include "tools/common/speculation_flags.h"
 #include "tools/common/split_flags.h"
@@ -59,7 +59,11 @@ void add_alias(ServeOptions& o, const std::string& text) {
             FAIL(usage, "--alias {}: expected setting=value, found '{}'", printable(parts[0]),
                  printable(parts[i]));
         settings.emplace_back(parts[i].substr(0, equals), parts[i].substr(equals + 1));
-        check_setting(settings.back().first, settings.back().second, "--alias " + parts[0]);
+        if (!is_setting(settings.back().first))
+            FAIL(usage, "--alias {}: there is no setting '{}'{}; there are {}", printable(parts[0]),
+                 printable(settings.back().first), did_you_mean(settings.back().first, setting_names()),
+                 fmt::join(setting_names(), ", "));
+        check_setting(settings.back().first, settings.back().second, "--alias " + printable(parts[0]));
     }
     o.aliases.emplace_back(parts[0], std::move(settings));
 }
@@ -189,8 +193,8 @@ void add_network(ArgParser& p, ServeOptions& o) {
 void add_settings(ArgParser& p, ServeOptions& o) {
     p.section("What requests get that say nothing else (defaults: the checkpoint's generation_config.json)");
     const auto add = [&](const std::string& flag, const std::string& setting, const std::string& help) {
-        p.value(flag, "X", help, [&o, setting, flag](const std::string& v) {
-            check_setting(setting, v, flag);
+        p.value(flag, "X", help, [&o, setting, shown = flag.substr(0, flag.find(','))](const std::string& v) {
+            check_setting(setting, v, shown);
             o.settings.emplace_back(setting, v);
         });
     };
@@ -255,7 +259,7 @@ bool parse_serve_options(int argc, char** argv, ServeOptions& options) {
             "say --allow-anonymous if anybody may use this server",
             printable(options.host));
     if (client.empty()) return true;
-    std::fputs(client_config(client, options).c_str(), stdout);
+    print(client_config(client, options));
     return false;
 }
 

@@ -56,8 +56,9 @@ class Conversation {
     void message(Fields& f) {
         const ordered_json* content = f.value("content");
         const std::string role = f.string("role").value_or("");
-        const ordered_json text =
-            content != nullptr ? content_with_images(*content, f.full("content")) : ordered_json("");
+        const ordered_json text = content != nullptr    ? content_with_images(*content, f.full("content"))
+                                  : role == "assistant" ? ordered_json("")
+                                                        : ordered_json();
         if (role == "assistant" && only_thought())
             messages_.back()["content"] = text;
         else
@@ -172,7 +173,7 @@ ordered_json response_items(const ordered_json& body) {
     const ordered_json* input = f.value("input");
     if (input == nullptr) throw FieldError("input", "input is missing");
     if (input->is_array()) return *input;
-    if (!input->is_string()) throw FieldError("input", "input must be a text or a list of items");
+    if (!input->is_string()) throw wrong_value("input", "a text or a list of items", *input);
     return ordered_json::array({{{"type", "message"}, {"role", "user"}, {"content", *input}}});
 }
 
@@ -211,6 +212,9 @@ ChatBody chat_from_responses(const ordered_json& body, const ordered_json& items
     for (const std::string& name : f.unknown()) out[name] = body[name];
     ChatBody chat = chat_body(std::move(out));
     chat.origins = conversation.take_origins();
+    chat.names = {{"max_tokens", "max_output_tokens"},
+                  {"reasoning_effort", "reasoning.effort"},
+                  {"response_format", "text.format"}};
     chat.kinds.spaces = std::move(kinds.spaces);
     return chat;
 }

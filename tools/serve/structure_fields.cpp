@@ -25,8 +25,11 @@ GrammarPtr from_schema(const ordered_json& value, const std::string& field) {
 
 GrammarPtr from_choice(const ordered_json& value, const std::string& field) {
     std::vector<std::string> texts;
-    for (const ordered_json& text : value.is_array() ? value : ordered_json::array({nullptr})) {
-        if (!text.is_string()) throw FieldError(field, field + " must be a list of texts");
+    if (!value.is_array()) throw wrong_value(field, "a list of texts", value);
+    for (const ordered_json& text : value) {
+        if (!text.is_string())
+            throw FieldError(
+                field, fmt::format("{} must be a list of texts, found {} in it", field, found_text(text)));
         texts.push_back(text.get<std::string>());
     }
     try {
@@ -38,7 +41,7 @@ GrammarPtr from_choice(const ordered_json& value, const std::string& field) {
 
 template <GrammarPtr (*Compile)(std::string_view)>
 GrammarPtr from_text(const ordered_json& value, const std::string& field) {
-    if (!value.is_string()) throw FieldError(field, field + " must be a text");
+    if (!value.is_string()) throw wrong_value(field, "a text", value);
     try {
         return Compile(value.get_ref<const std::string&>());
     } catch (const Error& error) {
@@ -86,8 +89,7 @@ GrammarPtr read_response_format(const ordered_json& format) {
     const std::string type = inner.string("type").value_or("text");
     if (type == "text") return nullptr;
     if (type != "json_schema" && type != "json_object")
-        throw FieldError("response_format.type",
-                         "response_format.type must be text, json_object or json_schema");
+        throw wrong_value("response_format.type", "text, json_object or json_schema", type);
     std::string field = "response_format.schema";
     const ordered_json* schema = inner.value("schema");
     if (const ordered_json* named = inner.object("json_schema")) {

@@ -52,7 +52,7 @@ void add_frames_of_url(VideoFiles& video, const std::string& url, const std::str
 void add_frames_of_list(VideoFiles& video, const ordered_json& list, const std::string& where) {
     for (size_t i = 0; i < list.size(); ++i) {
         const std::string at = fmt::format("{}[{}]", where, i);
-        if (!list[i].is_string()) throw FieldError(at, at + " must be a data: URL");
+        if (!list[i].is_string()) throw wrong_value(at, "a data: URL", list[i]);
         add_frame(video, frame_of_url(list[i].get<std::string>(), at), at);
     }
 }
@@ -67,8 +67,8 @@ VideoFiles frames_of_part(const ordered_json& part, const std::string& where) {
         if (fps == nullptr || fps->is_null()) return;
         if (fps->is_number()) video.fps = fps->get<double>();
         if (!fps->is_number() || !(video.fps >= kMinFps && video.fps <= kMaxFps))
-            throw FieldError(fields.full("fps"), fmt::format("{} must be a number from {} to {}",
-                                                             fields.full("fps"), kMinFps, kMaxFps));
+            throw wrong_value(fields.full("fps"), fmt::format("a number from {} to {}", kMinFps, kMaxFps),
+                              *fps);
     };
     read_fps(f);
     const ordered_json *url = f.value("video_url"), *list = f.value("video");

@@ -31,7 +31,7 @@ const char* const kTextOnly =
 int64_t pixels_of_detail(const std::string& detail, const std::string& where) {
     if (detail == "low") return kLowPixels;
     if (detail == "auto" || detail == "high" || detail == "original") return 0;
-    throw FieldError(where, where + " must be low, high, original or auto");
+    throw wrong_value(where, "low, high, original or auto", detail);
 }
 
 bool is_video(const std::string& type) { return type == "video_url" || type == "video"; }
@@ -59,8 +59,7 @@ std::vector<uint8_t> from_source(Fields& part) {
     Fields f(*source, part.full("source"));
     const std::string type = f.string("type").value_or("");
     if (type != "base64")
-        throw FieldError(f.full("type"),
-                         f.full("type") + " must be base64: images are read from requests only");
+        throw wrong_value(f.full("type"), "base64 (images are read from requests only)", type);
     return at_place(f.full("data"),
                     [&] { return decode_base64(f.string("data").value_or(""), ImageLimits{}.bytes); });
 }
