@@ -4,11 +4,11 @@
 #include <sys/wait.h>
 
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "checkpoint_writer.h"
 #include "engine_harness.h"
+#include "ggml-like/json.h"
 #include "ggml-like/safetensors.h"
 
 namespace quern::test {
