@@ -43,7 +43,7 @@ serve: build     ## answer clients at http://127.0.0.1:8080 with the demo checkp
 test: configure  ## build and run every test that needs no GPU
 	@cmake --build $(BUILD) -j $(JOBS)
 	@scripts/check_layers.sh
-	@! test -x $(BUILD)/quern_launch_tests || $(BUILD)/quern_launch_tests
+	@! test -x $(BUILD)/quern_launch_tests || scripts/run_tests.sh $(BUILD)/quern_launch_tests
 	@scripts/run_tests.sh $(BUILD)/quern_tests --test-suite-exclude=perf,cuda
 
 test-api: build  ## official and other clients against the server (installs them into a Python environment)

@@ -5,11 +5,11 @@
 // byte order mark at the very start is accepted.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
 #include "ggml-like/error.h"
+#include "ggml-like/json.h"
 
 namespace quern {
 

@@ -6,13 +6,13 @@
 
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "models/vision.h"
 
 namespace quern {

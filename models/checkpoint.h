@@ -7,11 +7,11 @@
 #pragma once
 
 #include <deque>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "ggml-like/name_hash.h"
 #include "ggml-like/safetensors.h"
 #include "models/checkpoint_files.h"

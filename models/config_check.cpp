@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cctype>
-#include <nlohmann/json.hpp>
 
 #include "ggml-like/check.h"
+#include "ggml-like/json.h"
 #include "ggml-like/json_pull.h"
 #include "models/module_list.h"
 #include "models/tokenizer.h"

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "ggml-like/check.h"
+#include "ggml-like/json.h"
 
 namespace quern {
 

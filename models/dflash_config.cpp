@@ -1,9 +1,9 @@
 // config.json of DFlash drafters: which keys are read, where they may be, and what must fit the model.
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "ggml-like/check.h"
+#include "ggml-like/json.h"
 #include "models/config_fields.h"
 #include "models/dflash.h"
 

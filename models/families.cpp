@@ -1,8 +1,7 @@
 #include "models/families.h"
 
-#include <nlohmann/json.hpp>
-
 #include "ggml-like/check.h"
+#include "ggml-like/json.h"
 #include "models/checkpoint.h"
 #include "models/qwen3_6_chat.h"
 #include "models/qwen3_6_moe.h"

@@ -1,9 +1,9 @@
 #include "models/module_list.h"
 
 #include <cctype>
-#include <nlohmann/json.hpp>
 #include <optional>
 
+#include "ggml-like/json.h"
 #include "models/tensor_names.h"
 
 namespace quern {

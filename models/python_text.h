@@ -2,10 +2,11 @@
 // compared byte for byte with transformers, so these follow CPython.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
+
+#include "ggml-like/json.h"
 
 namespace quern {
 

@@ -1,9 +1,9 @@
 // Reading what a checkpoint's configuration says about its quantization.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "ggml-like/json.h"
 #include "models/checkpoint.h"
 
 namespace quern {

@@ -2,11 +2,11 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "ggml-like/check.h"
 #include "ggml-like/content_hash.h"
+#include "ggml-like/json.h"
 #include "ggml-like/json_guard.h"
 #include "models/qwen3_6_chat.h"
 

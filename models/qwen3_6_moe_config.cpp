@@ -2,9 +2,9 @@
 // limits.
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
 #include "ggml-like/check.h"
+#include "ggml-like/json.h"
 #include "models/config_fields.h"
 #include "models/families.h"
 #include "models/qwen3_6_moe.h"

@@ -1,6 +1,6 @@
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
+#include "ggml-like/json.h"
 #include "ggml-like/json_guard.h"
 #include "models/checkpoint.h"
 #include "models/config_fields.h"

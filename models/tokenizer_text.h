@@ -4,12 +4,12 @@
 
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "ggml-like/name_hash.h"
 
 namespace quern {

@@ -1,11 +1,12 @@
 // The type of a tool's parameter, and its value as JSON from the text that the model wrote.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
+
+#include "ggml-like/json.h"
 
 namespace quern {
 

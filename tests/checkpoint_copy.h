@@ -4,11 +4,11 @@
 #include <sys/wait.h>
 
 #include <cstdio>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "checkpoint_writer.h"
 #include "engine_harness.h"
+#include "ggml-like/json.h"
 #include "ggml-like/safetensors.h"
 
 namespace quern::test {
@@ -16,7 +16,8 @@ namespace quern::test {
 inline nlohmann::json read_json(const std::string& path) {
     std::ifstream stream(path, std::ios::binary);
     if (!stream) throw std::runtime_error("cannot read " + path);
-    return nlohmann::json::parse(stream);
+    return nlohmann::json::parse(
+        std::string(std::istreambuf_iterator<char>(stream), {}));  // as json.h compiles it
 }
 
 /// Runs the binary's `quantize-inspect`: its exit code, or -1 if it did not exit by itself. `text`: gets its output.

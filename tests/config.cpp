@@ -3,9 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <functional>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint_writer.h"
+#include "ggml-like/json.h"
 #include "models/qwen3_6_moe.h"
 
 using namespace quern;

@@ -1,9 +1,9 @@
 // The demo checkpoint gives the tokens that transformers gives in float32 with the same dequantised weights.
 // Vectors: tests/vectors/demo/greedy.json, made by scripts/verify_demo.py.
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "engine_harness.h"
+#include "ggml-like/json.h"
 #include "models/tokenizer.h"
 #include "tools/engine/chat_session.h"
 

@@ -3,11 +3,11 @@
 #include <doctest/doctest.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint_copy.h"
 #include "counted_backend.h"
 #include "engine_harness.h"
+#include "ggml-like/json.h"
 #include "models/chat_format.h"
 #include "models/tokenizer.h"
 #include "ops/second_backend.h"

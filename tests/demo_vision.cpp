@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include "engine_harness.h"
+#include "ggml-like/json.h"
 #include "models/tokenizer.h"
 #include "tools/common/images/read_images.h"
 #include "tools/engine/chat_session.h"

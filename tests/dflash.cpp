@@ -6,13 +6,13 @@
 #include <filesystem>
 #include <functional>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint_copy.h"
 #include "checkpoint_writer.h"
 #include "counted_backend.h"
 #include "engine_harness.h"
 #include "ggml-like/error.h"
+#include "ggml-like/json.h"
 #include "ggml-like/safetensors.h"
 #include "models/dflash.h"
 #include "tools/engine/replay_drafter.h"

@@ -2,10 +2,10 @@
 #include <doctest/doctest.h>
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint_copy.h"
 #include "demo_copy.h"
+#include "ggml-like/json.h"
 #include "server_process.h"
 
 using namespace quern;

@@ -1,9 +1,8 @@
 // The table of model families: which row a configuration names, and what an opened model has from its row.
 #include "models/families.h"
+#include "ggml-like/json.h"
 
 #include <doctest/doctest.h>
-
-#include <nlohmann/json.hpp>
 
 #include "ggml-like/error.h"
 #include "models/chat_format.h"

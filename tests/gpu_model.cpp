@@ -6,10 +6,10 @@
 #include <cmath>
 #include <cstring>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <random>
 
 #include "engine_harness.h"
+#include "ggml-like/json.h"
 #include "models/chat_format.h"
 #include "models/tokenizer.h"
 #include "ops/second_backend.h"

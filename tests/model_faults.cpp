@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
-#include <nlohmann/json.hpp>
 
 #include "checkpoint_copy.h"
+#include "ggml-like/json.h"
 #include "models/checkpoint.h"
 #include "models/tensor_use.h"
 #include "models/tokenizer.h"

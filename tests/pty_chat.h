@@ -14,11 +14,11 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
 #include "checkpoint_writer.h"
+#include "ggml-like/json.h"
 
 #include <doctest/doctest.h>
 

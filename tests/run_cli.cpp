@@ -8,9 +8,8 @@
 #include <sstream>
 #include <string>
 
-#include <nlohmann/json.hpp>
-
 #include "checkpoint_writer.h"
+#include "ggml-like/json.h"
 
 #include <doctest/doctest.h>
 

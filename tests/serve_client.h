@@ -5,8 +5,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
-#include <nlohmann/json.hpp>
-
+#include "ggml-like/json.h"
 #include "server_process.h"
 
 namespace quern::test {

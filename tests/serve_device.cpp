@@ -2,10 +2,10 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
-#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "counted_backend.h"
+#include "ggml-like/json.h"
 #include "models/weight_placement.h"
 #include "tools/common/httplib.h"
 #include "tools/engine/engine.h"

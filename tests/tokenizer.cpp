@@ -1,6 +1,7 @@
 // The tokenizer against Hugging Face tokenizers (vectors of scripts/make_tokenizer_vectors.py) and against
 // itself.
 #include "models/tokenizer.h"
+#include "ggml-like/json.h"
 
 #include "models/nfc.h"
 #include "models/utf8.h"
@@ -11,7 +12,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <random>
 
 #include "tokenizer_cases.h"

@@ -3,9 +3,9 @@
 
 #include <doctest/doctest.h>
 
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "ggml-like/json.h"
 #include "models/tokenizer.h"
 #include "models/utf8.h"
 #include "tokenizer_vectors.h"

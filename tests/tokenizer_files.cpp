@@ -2,9 +2,9 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "ggml-like/error.h"
+#include "ggml-like/json.h"
 #include "tokenizer_vectors.h"
 
 using namespace quern::test;

@@ -3,12 +3,12 @@
 #include <doctest/doctest.h>
 
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "ggml-like/error.h"
+#include "ggml-like/json.h"
 #include "ggml-like/json_guard.h"
 #include "ggml-like/json_pull.h"
 #include "tokenizer_vectors.h"

@@ -1,8 +1,8 @@
 // quantize-inspect --write: the names and shapes that other engines look for. What they do with them is
 // checked with the engines themselves: scripts/verify_engines.py.
-#include <nlohmann/json.hpp>
 #include <regex>
 
+#include "ggml-like/json.h"
 #include "write_harness.h"
 
 using namespace quern;

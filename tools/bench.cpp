@@ -1,9 +1,9 @@
 // quern bench: llama-bench's tests and tables for a checkpoint on this machine.
 #include <algorithm>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "ggml-like/check.h"
+#include "ggml-like/json.h"
 #include "models/model.h"
 #include "models/weight_placement.h"
 #include "tools/bench/kl_table.h"

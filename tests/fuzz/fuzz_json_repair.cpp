@@ -1,10 +1,10 @@
 // libFuzzer: text that clients mean as JSON. It becomes UTF-8, repaired text stays as it is, and what was JSON is the same JSON.
 #include <cstdint>
 #include <cstdlib>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 
+#include "ggml-like/json.h"
 #include "models/utf8.h"
 #include "tools/serve/json_repair.h"
 

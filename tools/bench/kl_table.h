@@ -1,11 +1,11 @@
 // How far settings move a model's predictions on a text of the user's: `bench --kl`.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "models/model.h"
 #include "tools/engine/dense_cost.h"
 

@@ -3,10 +3,10 @@
 
 #include <cstdint>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "models/chat_format.h"
 #include "tools/engine/engine.h"
 

@@ -1,10 +1,10 @@
 // Rows of `quern bench`: what was measured beside what bounds it, as markdown, JSON and CSV.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "tools/bench/measure.h"
 #include "tools/bench/roofline.h"
 #include "tools/engine/token_bytes.h"

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "tools/bench/api_client.h"
 
 namespace quern {

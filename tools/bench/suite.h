@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "tools/bench/api_client.h"
 
 namespace quern {

@@ -2,8 +2,9 @@
 // say so: a conversation with such a part must go on.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include "ggml-like/json.h"
 
 namespace quern {
 

@@ -3,13 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
 #include "ggml-like/error.h"
+#include "ggml-like/json.h"
 
 namespace quern {
 

@@ -1,10 +1,10 @@
 // Conversations and tools in the form of the OpenAI API: in requests, transcripts, tool files and questions.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "models/chat_format.h"
 
 namespace quern {

@@ -8,12 +8,12 @@
 #include <atomic>
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "models/chat_format.h"
 #include "models/tokenizer.h"
 #include "tools/engine/grammar.h"

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <functional>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "models/chat_format.h"
 #include "tools/engine/engine.h"
 #include "tools/engine/grammar.h"

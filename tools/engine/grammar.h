@@ -13,11 +13,12 @@
 #include <bitset>
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "ggml-like/json.h"
 
 namespace quern {
 

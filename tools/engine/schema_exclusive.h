@@ -2,7 +2,8 @@
 #pragma once
 
 #include <functional>
-#include <nlohmann/json.hpp>
+
+#include "ggml-like/json.h"
 
 namespace quern {
 

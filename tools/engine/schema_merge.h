@@ -1,9 +1,10 @@
 // JSON Schema with references and combinations worked out, one level at a time.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "ggml-like/json.h"
 
 namespace quern {
 

@@ -1,7 +1,7 @@
 // propertyNames of a JSON Schema in other words.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include "ggml-like/json.h"
 
 namespace quern {
 

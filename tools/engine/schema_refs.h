@@ -1,8 +1,9 @@
 // References of a JSON Schema, led back to places in it.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include "ggml-like/json.h"
 
 namespace quern {
 

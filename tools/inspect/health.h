@@ -6,10 +6,10 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "tools/common/inspection.h"
 #include "tools/inspect/segment_stats.h"
 

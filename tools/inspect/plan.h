@@ -2,10 +2,10 @@
 #pragma once
 
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/engine/token_bytes.h"
 

@@ -1,9 +1,9 @@
 // What `quern quantize-inspect` prints about an inspection.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 
+#include "ggml-like/json.h"
 #include "tools/common/inspection.h"
 #include "tools/common/output.h"
 

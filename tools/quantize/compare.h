@@ -3,10 +3,10 @@
 
 #include <cmath>
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "tools/quantize/module_index.h"
 
 namespace quern {

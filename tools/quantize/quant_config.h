@@ -2,8 +2,7 @@
 // compressed-tensors, vLLM and ModelOpt read.
 #pragma once
 
-#include <nlohmann/json.hpp>
-
+#include "ggml-like/json.h"
 #include "tools/quantize/write_plan.h"
 
 namespace quern {

@@ -1,9 +1,9 @@
 #include "tools/quantize/recipe.h"
 
 #include <filesystem>
-#include <nlohmann/json.hpp>
 
 #include "ggml-like/check.h"
+#include "ggml-like/json.h"
 #include "models/checkpoint_files.h"
 #include "tools/common/cli_values.h"
 

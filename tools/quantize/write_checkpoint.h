@@ -7,10 +7,10 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "tools/quantize/write_plan.h"
 
 namespace quern {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
 
 #include "ggml-like/check.h"
+#include "ggml-like/json.h"
 #include "ggml-like/nvfp4.h"
 #include "models/scale_rules.h"
 #include "tools/quantize/output_form.h"

@@ -1,10 +1,10 @@
 // ApiError: an error as a reply, in the form of the API that was asked.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
 
+#include "ggml-like/json.h"
 #include "tools/common/fields.h"
 #include "tools/serve/http_server.h"
 

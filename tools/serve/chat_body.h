@@ -2,11 +2,11 @@
 #pragma once
 
 #include <map>
-#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "tools/common/fields.h"
 
 namespace quern {

@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "ggml-like/check.h"
+#include "ggml-like/json.h"
 #include "tools/common/cli_values.h"
 
 namespace quern {

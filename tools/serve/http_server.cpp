@@ -11,6 +11,11 @@
 #include <mutex>
 #include <thread>
 
+#include "tools/common/httplib.h"
+// The library's definitions, once in the program; its loop over a connection's requests, which the one below is like, stands
+// on functions and a class that are declared nowhere else.
+#include <httplib.cc>
+
 #include "ggml-like/check.h"
 #include "tools/serve/connection_stream.h"
 

@@ -1,7 +1,7 @@
 // Functions, as chat requests had them before tools.
 #pragma once
 
-#include <nlohmann/json.hpp>
+#include "ggml-like/json.h"
 
 namespace quern {
 

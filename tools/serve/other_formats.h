@@ -4,8 +4,8 @@
 
 #include <functional>
 #include <memory>
-#include <nlohmann/json.hpp>
 
+#include "ggml-like/json.h"
 #include "tools/serve/answer_format.h"
 #include "tools/serve/chat_body.h"
 

@@ -6,8 +6,9 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <nlohmann/json.hpp>
 #include <string>
+
+#include "ggml-like/json.h"
 
 namespace quern {
 

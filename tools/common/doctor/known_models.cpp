@@ -1,9 +1,9 @@
 #include "tools/common/doctor/known_models.h"
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 
 #include "ggml-like/check.h"
+#include "ggml-like/json.h"
 #include "models/tokenizer.h"
 
 namespace quern {

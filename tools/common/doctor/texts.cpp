@@ -1,6 +1,6 @@
 #include "tools/common/doctor/texts.h"
 
-#include <nlohmann/json.hpp>
+#include "ggml-like/json.h"
 
 namespace quern {
 

@@ -1,10 +1,10 @@
 // Videos as lists of frames: image files of one size. Video files are not read.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "models/model.h"
 
 namespace quern {

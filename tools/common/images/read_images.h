@@ -1,11 +1,11 @@
 // Images of messages, from files to what a model reads.
 #pragma once
 
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "ggml-like/json.h"
 #include "models/chat_format.h"
 #include "models/model.h"
 
