@@ -11,8 +11,8 @@
 //            attends to them; the one of the row's own key also puts that one into the cache
 //
 // Traffic: packed K and V once, 0.26 to 0.5 of BF16's bytes; copies start before the predecessor ends. Bound: after 128K tokens
-// bytes with fp8, with codes of 4 bits the ALUs, which take one instruction in two cycles: 16 keys take a warp 420 (fp8), 830
-// (nvfp4), 640 (tq4) instructions, of which the ALUs have 230, 450, 450. After few tokens instructions, too: they come from memory
+// bytes with fp8, with codes of 4 bits the ALUs, which take one instruction in two cycles: 16 keys take a warp 440 (fp8), 830
+// (nvfp4), 640 (tq4) instructions, of which the ALUs have 250, 450, 440. After few tokens instructions, too: they come from memory
 // each time, some five cycles each, so there are loops where registers let them be. To run through the code once before the
 // predecessor ends was tried; it takes longer than there is time (H200, 2026-11). A row's bits depend on its position and keys
 // alone, as in decode.cu.

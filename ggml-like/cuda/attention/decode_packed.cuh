@@ -208,13 +208,12 @@ __device__ __forceinline__ void expand_key(uint32_t codes, uint32_t of16, uint32
     }
 }
 
-/// The warp's scores without scales. Of 4 bits a loop, since instructions that have not run for a while take longer to come than
-/// to run.
+/// The warp's scores without scales. A loop, since instructions that have not run for a while take longer to come than to run.
 template <class K>
 __device__ __forceinline__ void score_products(uint32_t keys, uint32_t of16, const SharedQuery& q, Sums& s) {
     const int lane = threadIdx.x % 32;
     if constexpr (K::kPacking == Packing::fp8) {
-#pragma unroll
+#pragma unroll 2
         for (int i = 0; i < kDim / 64; ++i) {
             const uint32_t at = (keys ^ (i % 2 << 6)) + i / 2 * 128;
             const uint4 a = shared_at<uint4>(at), b = shared_at<uint4>(at + 8 * K::kCodes);
@@ -287,6 +286,11 @@ __device__ __forceinline__ void clear(WarpPart& part) {
     part.unit = 0x1p100f;
 }
 
+/// 1 / x of a power of two.
+__device__ __forceinline__ float over_power(float x) {
+    return __uint_as_float((254u << 23) - __float_as_uint(x));
+}
+
 /// A score above its head's ceiling raises that to this much above the highest score, so that it seldom happens again.
 constexpr float kRoom = 8;
 /// What scales of V's rows times `unit` stay below, and where one beyond brings them: as seldom.
@@ -313,7 +317,7 @@ __device__ __forceinline__ void raise_ceilings(const float (&s)[4], const float 
         // 2^100 at most, and not so little that what it is divided by overflows
         const uint32_t exponent = min(__float_as_uint(scale) >> 23, 127u + 112u);
         const float unit = __uint_as_float((254 + kScaleExponent - exponent) << 23);
-        g = unit / part.unit, part.unit = unit;
+        g = unit * over_power(part.unit), part.unit = unit;
     }
     if (first) return;  // nothing to rescale
 #pragma unroll

@@ -31,7 +31,7 @@ __device__ __forceinline__ void leave_result(const WarpPart& part, Totals& share
                                              int row_floats, float2* totals) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = 2 * (lane % 4);
     float sums[2], middles[2] = {0, 0}, weights[2];
-    const float over_unit = 1.0f / part.unit;  // exact
+    const float over_unit = over_power(part.unit);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         sums[h] = over_keys_sum(part.sum[h]);
