@@ -116,6 +116,41 @@ void packed_cuts(Device& device) {
     }
 }
 
+/// Queries beyond what F16 holds, keys as small, values of which some are 2^23 times others; what lies behind the last row is no
+/// number, whichever format reads it.
+void packed_sizes(Device& device) {
+    constexpr float kLarge = 1 << 20;
+    for (const Shape& s : packed_shapes(16, 2, 256, 64))
+        for (const StepKind kind : {StepKind::answer, StepKind::prompt}) {
+            if (!s.k_scale.empty()) continue;
+            CAPTURE(std::string(dtype_name(s.k)));
+            CAPTURE(std::string(dtype_name(s.v)));
+            CAPTURE(static_cast<int>(kind));
+            const int before = 200;
+            const int64_t pages = before / kPageTokens + 1;
+            const Layout l = layout_of(kind, {1}, {before}, pages);
+            Memory m(device, s, pages);
+            m.q_norm.set(std::vector<float>(256, kLarge)), m.k_norm.set(std::vector<float>(256, 1 / kLarge));
+            for (const bool values : {false, true}) {
+                auto& bytes = (values ? m.v : m.k).bytes;
+                std::fill(bytes.begin(), bytes.end(), uint8_t{0xff});
+                for (int key = 0; key < before; ++key)
+                    for (int64_t g = 0; g < s.kv_heads; ++g) {
+                        auto x =
+                            Random(static_cast<unsigned>(70 + 4 * key + 2 * g + values)).normals(s.width);
+                        for (float& e : x) e *= values ? std::ldexp(1.0f, key * 5 % 24) : 1 / kLarge;
+                        ref::pack(s.kind(values), {x.begin(), x.end()}, 0,
+                                  m.block(values, page_of(l, 0, key / kPageTokens), g),
+                                  static_cast<size_t>(key % kPageTokens));
+                    }
+            }
+            m.k.upload(), m.v.upload();
+            const auto p = device.rounded(Random(54).normals(s.columns()));
+            const auto y = run_step(device, l, p, m);
+            CHECK(relative_error(y, reference_row(p.data(), m, l, 0, before)) < device.bound(1.5e-5));
+        }
+}
+
 /// A sequence whose keys, or values, have an infinity: its answers are NaN from there on, its neighbours' what they were; and
 /// a sequence that gets its pages later reads nothing of it.
 void packed_infinities(Device& device) {
@@ -154,3 +189,4 @@ void packed_infinities(Device& device) {
 DEVICE_TEST_CASE("gated_attention: packed caches, a row that is not finite", packed_infinities)
 DEVICE_TEST_CASE("gated_attention: packed caches, rows alone and beside others", packed_steps)
 DEVICE_TEST_CASE("gated_attention: packed caches, a prompt cut or whole", packed_cuts)
+DEVICE_TEST_CASE("gated_attention: packed caches, queries, keys and values of any size", packed_sizes)

@@ -1,20 +1,21 @@
 // Attention of answer rows over packed caches: norm, rotation, packing of K and V, attention and the output gate in one kernel.
-// Clusters, chunks and the merging of blocks' results are those of decode.cu, with 30 chunks a row at most, 22 where keys or
+// Clusters, chunks and the merging of blocks' results are those of decode.cu, with 33 chunks a row at most, 22 where keys or
 // values are fp8, and no chunk without keys.
 //
 //   slot     a page's K block and V block, as they lie in the cache (decode_packed.cuh); two a block
 //   warp     16 keys of each page, all 8 heads and 256 elements: it copies, scores and adds them without waiting for other warps;
-//            K of the page after next is on its way before V of this one is read
+//            K of the page after next is on its way before V of this one is read, so lanes meet twice a page
 //   run      a block's tiles of a chunk, from the last to the first, so that fresh keys come first; at its end the warps' results
 //            become the block's (decode_packed_merge.cuh)
 //   fresh    keys and values of this step are packed over the copied block (decode_packed_rows.cuh), by every block that
 //            attends to them; the one of the row's own key also puts that one into the cache
 //
 // Traffic: packed K and V once, 0.26 to 0.5 of BF16's bytes; copies start before the predecessor ends. Bound: after 128K tokens
-// bytes with fp8 (some 30 us a layer), with codes of 4 bits instructions: decoding 16 keys takes a warp 850 to 950, half of them
-// on the ALUs, which take one in two cycles. After few tokens instructions, too: they come from memory each time, some five cycles
-// each, so there are loops where registers let them be. To run through the code once before the predecessor ends was tried; it
-// takes longer than there is time (H200, 2026-11). A row's bits depend on its position and keys alone, as in decode.cu.
+// bytes with fp8, with codes of 4 bits the ALUs, which take one instruction in two cycles: 16 keys take a warp 440 (fp8), 830
+// (nvfp4), 640 (tq4) instructions, of which the ALUs have 250, 450, 440. After few tokens instructions, too: they come from memory
+// each time, some five cycles each, so there are loops where registers let them be. To run through the code once before the
+// predecessor ends was tried; it takes longer than there is time (H200, 2026-11). A row's bits depend on its position and keys
+// alone, as in decode.cu.
 // Limits: head_dim 256, at most 8 query heads a KV head, at most max_answer_rows rows.
 #include "ggml-like/cuda/attention/decode_packed_merge.cuh"
 #include "ggml-like/cuda/attention/decode_packed_rows.cuh"
@@ -89,39 +90,44 @@ struct Runs {
 /// What a block copies: K and V of tiles in their order, two ahead of the one it attends to.
 template <class K, class V>
 struct Feed {
-    const AttentionCall& c;
+    static constexpr uint32_t kSlot = K::kBytes + V::kBytes;  // slots begin at 0 and there
+
     const Runs& runs;
     char* ring;
     const int* pages;
-    int keys, fresh;  // of the row
+    int keys, fresh;             // of the row
+    int64_t k_stride, v_stride;  // of a page
+    Copier<K> copy_keys;
+    Copier<V> copy_values;
+    LaneAt<K, V> at;
     Place ahead;
     int page;
 
-    __device__ __forceinline__ Feed(const AttentionCall& call, const Row& r, const Runs& all,
-                                    const Place& first, char* shared)
-        : c(call), runs(all), ring(shared), pages(r.pages), keys(r.keys), fresh(r.fresh), ahead(first) {
+    __device__ __forceinline__ Feed(const AttentionCall& c, const Row& r, const Runs& all, const Place& first,
+                                    char* shared)
+        : runs(all),
+          ring(shared),
+          pages(r.pages),
+          keys(r.keys),
+          fresh(r.fresh),
+          k_stride(c.kv_heads * K::kBytes),
+          v_stride(c.kv_heads * V::kBytes),
+          copy_keys(c.k_cache, r.kv_head, shared_address(shared)),
+          copy_values(c.v_cache, r.kv_head, shared_address(shared) + K::kBytes),
+          at(shared_address(shared)),
+          ahead(first) {
         page = page_of_ahead();
     }
     __device__ __forceinline__ int page_of_ahead() const { return pages[min(ahead.tile, runs.tiles - 1)]; }
 
-    /// Tile n's slot.
-    __device__ __forceinline__ char* slot(int n) const { return ring + n % 2 * (K::kBytes + V::kBytes); }
-    __device__ __forceinline__ int64_t head() const {
-        return static_cast<int64_t>(page) * c.kv_heads + blockIdx.x / kSplitBlocks;
-    }
-
-    /// Starts the warp's rows of tile n; a group of copies, empty after the last tile.
-    __device__ __forceinline__ void start_keys(int n) const {
-        if (ahead.tile < runs.tiles)
-            start_rows<K>(reinterpret_cast<const char*>(c.k_cache) + head() * K::kBytes,
-                          shared_address(slot(n)));
+    /// Starts the warp's rows of a tile; a group of copies, empty after the last tile.
+    __device__ __forceinline__ void start_keys(uint32_t slot) const {
+        if (ahead.tile < runs.tiles) copy_keys.start(page * k_stride, slot);
         commit_copies();
     }
     /// And goes on to the next tile.
-    __device__ __forceinline__ void start_values(int n) {
-        if (ahead.tile < runs.tiles)
-            start_rows<V>(reinterpret_cast<const char*>(c.v_cache) + head() * V::kBytes,
-                          shared_address(slot(n)) + K::kBytes);
+    __device__ __forceinline__ void start_values(uint32_t slot) {
+        if (ahead.tile < runs.tiles) copy_values.start(page * v_stride, slot);
         commit_copies();
         ahead = runs.after(ahead);
         page = page_of_ahead();
@@ -155,32 +161,31 @@ __device__ __forceinline__ void prefetch_gate(const AttentionCall& c, const Row&
         prefetch_line(c.gate.at(row.t, row.kv_head * row.group + pair / (kDim / 2)) + pair % (kDim / 2) * 2);
 }
 
-/// Tile n of the block. After a run's last the slot is not filled again yet.
+/// Tile n of the block, whose keys are there. After a run's last the slot is not filled again yet.
 template <class K, class V>
-__device__ __forceinline__ void attend_tile(Feed<K, V>& feed, int tile, int n, bool last, Beside& beside,
-                                            WarpPart& part) {
+__device__ __forceinline__ void attend_tile(const AttentionCall& c, Feed<K, V>& feed, int tile, bool first,
+                                            uint32_t slot, bool last, Beside& beside, WarpPart& part) {
     const int key = tile * kTileKeys + static_cast<int>(threadIdx.x) / 32 * kWarpKeys, left = feed.keys - key;
-    char* slot = feed.slot(n);
-    if (n > 0 && key + kWarpKeys > feed.fresh && left > 0) {
+    if (!first && key + kWarpKeys > feed.fresh && left > 0) {
         wait_copies<2>();  // this tile's
-        prepare_later<K, V>(feed.c, key, slot, beside, part);
+        prepare_later<K, V>(c, key, feed.ring + slot, beside, part);
     }
-    wait_copies<3>();
-    __syncwarp();
     float s[4];
-    const uint32_t keys = shared_address(slot), values = keys + K::kBytes;
-    if (left > 0) score_packed<K>(keys, beside.q, left, s);
+    if (left > 0) score_packed<K, V>(feed.at, slot, beside.q, left, s);
+    wait_copies<2>();  // its values
     __syncwarp();
+    if (!last) feed.start_keys(slot);
+    if (left > 0) {
+        if (left < kWarpKeys) clear_rows<V>(shared_address(feed.ring) + slot + K::kBytes, left);
+        add_values<K, V>(feed.at, slot, s, part);
+    }
     if (last) {
-        wait_copies<2>();
+        wait_copies<1>();  // the next one's keys
     } else {
-        feed.start_keys(n + 2);
-        wait_copies<3>();
+        wait_copies<2>();
     }
     __syncwarp();
-    if (left > 0) add_values<V>(values, left, s, part);
-    __syncwarp();
-    if (!last) feed.start_values(n + 2);
+    if (!last) feed.start_values(slot);
 }
 
 /// Of two packings, as numbers.
@@ -207,8 +212,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<BlockOf<Packing{kKeys}>
     Feed<K, V> feed(c, row, runs, now, ring);
     start_beside(c, row, beside);
 #pragma unroll 1
-    for (int i = 0; i < 2; ++i)
-        feed.start_keys(i), feed.start_values(i);  // with what fresh rows will overwrite
+    for (uint32_t slot = 0; slot <= feed.kSlot; slot += feed.kSlot)
+        feed.start_keys(slot), feed.start_values(slot);  // with what fresh rows will overwrite
     wait_for_predecessor();
     prefetch_gate(c, row, rank);
     if (now.tile < runs.tiles) {
@@ -221,29 +226,33 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm<BlockOf<Packing{kKeys}>
         prepare<K, V>(c, row, max(row.fresh, begin), end, true, ring, beside);
         __syncthreads();
     }
+    wait_copies<3>();  // the first tile's keys
+    __syncwarp();
     WarpPart part;
     clear(part);
     const bool one_chunk = kClusters && first_chunk + clusters >= chunks;
     float* values = reinterpret_cast<float*>(ring);
     float2* block_totals = totals.of_block;
-    int n = 0;
+    bool first = true;
+    uint32_t slot = 0;
 #pragma unroll 1
     for (int chunk = first_chunk; chunk < chunks; chunk += clusters) {
-        for (int left = runs.count(now); left > 0; --left, ++n) {
-            attend_tile(feed, now.tile, n, left == 1, beside, part);
+        for (int left = runs.count(now); left > 0; --left) {
+            attend_tile<K, V>(c, feed, now.tile, first, slot, left == 1, beside, part);
             if (left > 1) --now.tile;
+            first = false, slot = feed.kSlot - slot;
         }
         now = runs.at(now.begin + runs.stride);
         if (!one_chunk) {
             values = part_at<kMostChunks<K, V>>(c, row, chunk, rank);
             block_totals = reinterpret_cast<float2*>(values + kHeads * kDim);
         }
-        leave_result<V>(part, totals, feed.slot(one_chunk ? 1 : n + 1), values, one_chunk ? kOutRow : kDim,
-                        block_totals);
+        leave_result<V>(part, totals, ring + (one_chunk ? feed.kSlot : feed.kSlot - slot), values,
+                        one_chunk ? kOutRow : kDim, block_totals);
         if (one_chunk) break;
         clear(part);
         __syncthreads();
-        feed.start_keys(n + 1), feed.start_values(n + 1);
+        feed.start_keys(feed.kSlot - slot), feed.start_values(feed.kSlot - slot);
     }
     const Ending end(c, row, first_chunk, chunks, clusters);
     store_row<kMostChunks<K, V>>(c, row, end, values, block_totals, [] {});
@@ -270,8 +279,9 @@ void attention_decode_packed(const AttentionCall& call, Context& context) {
         with_values(call.v_packing, [&](auto v) {
             using K = decltype(k);
             using V = decltype(v);
-            // Clusters that run at once; one in sixteen does not fit into the card's groups of SMs.
-            const int at_once = kBlocksPerSm<K, V> * (context.sms / kSplitBlocks - 1);
+            // Clusters that run at once. Of three blocks an SM one in sixteen does not fit into the card's groups of SMs.
+            const int at_once =
+                kBlocksPerSm<K, V> == 4 ? context.sms / 2 : 3 * (context.sms / kSplitBlocks - 1);
             const int clusters = clusters_of(call.tokens * call.kv_heads, at_once, kMostChunks<K, V>);
             launch(
                 context, "gated_attention decode packed",

@@ -31,6 +31,7 @@ __device__ __forceinline__ void leave_result(const WarpPart& part, Totals& share
                                              int row_floats, float2* totals) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = 2 * (lane % 4);
     float sums[2], middles[2] = {0, 0}, weights[2];
+    const float over_unit = over_power(part.unit);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         sums[h] = over_keys_sum(part.sum[h]);
@@ -50,6 +51,7 @@ __device__ __forceinline__ void leave_result(const WarpPart& part, Totals& share
                 shared.middles[warp][head + h] = middles[h] * weights[h];
             if (warp == 0) shared.of_block[head + h].x = highest;
         }
+        weights[h] *= over_unit;
     }
     constexpr int kPairs = kDim / 4;  // of a head, in the room
     static_assert(kThreads == 2 * kPairs);
@@ -63,7 +65,8 @@ __device__ __forceinline__ void leave_result(const WarpPart& part, Totals& share
             for (int j = 0; j < kDim / 32; ++j) {
                 const float(&o)[4] = part.o[half * kDim / 32 + j];
                 pairs[(warp * kHeads + head + h) * kPairs + ((j * 8 + lane / 4) ^ head << 1)] = {
-                    o[h] * weights[h], o[h + 2] * weights[h]};
+                    o[h] * (weights[h] * lift_of_values(V::kPacking, 0)),
+                    o[h + 2] * (weights[h] * lift_of_values(V::kPacking, 1))};
             }
         __syncthreads();
         // two heads at once

@@ -115,8 +115,8 @@ __device__ __forceinline__ void prepare(const AttentionCall& c, const Row& row, 
                 for (int i = 0; i < 2; ++i) packed::hadamard(x[i], kDim, lane);
         }
         if (is_q) {
-            put_query<K>(beside.q, first, lane, pack8(x[0]));
-            put_query<K>(beside.q, last, lane, pack8(x[1]));
+            put_query<K>(beside.q, first, x[0]);
+            put_query<K>(beside.q, last, x[1]);
             continue;
         }
 #pragma unroll 1

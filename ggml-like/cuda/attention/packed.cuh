@@ -1,14 +1,22 @@
-// Packed caches (kv_format.h) on the device: codes to BF16, eight elements at a time. pack_rows.cuh has the way back.
+// Packed caches (kv_format.h) on the device: codes to BF16, eight elements at a time, or to F16. pack_rows.cuh has the way back.
 //
 //   a page of a head   codes [64][..] | scales of 16 [64][d/16] | scales of a row [64][1 or 2]
 //
-// E4M3: the exponent's and the mantissa's bits are those of a BF16 that is 2^120 times smaller; a product with the row's
-// scale times 2^120 makes up for it. E2M1: likewise, 2^126 times. Equal steps: 128 + n in BF16 has n in its last bits. Centroids, and
-// all codes of 4 bits where speed does not matter: byte permutations look up both bytes of a BF16 in tables of eight.
+// BF16. E4M3: the exponent's and the mantissa's bits are those of a BF16 that is 2^120 times smaller; a product with the row's
+// scale times 2^120 makes up for it. E2M1: likewise, 2^126 times. Equal steps: 128 + n in BF16 has n in its last bits.
+//
+// F16. E4M3: the conversion of sm_89. E2M1: its bits where E4M3 has them are the value over 2^6. Equal steps: the number of steps
+// from the least one is a subnormal F16, its value times 2^24.
+//
+// Centroids, and all codes of 4 bits where speed does not matter: byte permutations look up both bytes in tables of eight.
 #pragma once
 
 #include "ggml-like/cuda/attention/attention.cuh"
 #include "ggml-like/kv_format.h"
+
+#include <cuda_fp16.h>
+
+#include <bit>
 
 namespace quern::cuda::attention::packed {
 
@@ -45,28 +53,12 @@ __device__ __forceinline__ uint32_t both(uint16_t x) { return uint32_t{x} * 0x10
 
 constexpr uint32_t kTwoTo120 = 0x7b807b80u;  // twice, in BF16
 
-/// Two E4M3 codes in bytes 1 and 3, whatever the others hold: their values over 2^120.
-__device__ __forceinline__ uint32_t small_e4m3(uint32_t x) {
-    return (x & 0x80008000u) | ((x >> 4) & 0x07f007f0u);
-}
-
-/// Of four E4M3 codes the first and the third, or the second and the fourth: their values over 2^120.
+/// Of four E4M3 codes the first and the third: their values over 2^120.
 __device__ __forceinline__ uint32_t low_e4m3(uint32_t codes) {
     return ((codes << 8) & 0x80008000u) | ((codes << 4) & 0x07f007f0u);
 }
-__device__ __forceinline__ uint32_t high_e4m3(uint32_t codes) { return small_e4m3(codes); }
 
-/// Of eight E2M1 codes pairs i and i + 4: their values over 2^126. A product puts a code's sign and its magnitude where they belong,
-/// and what is between is masked out.
-__device__ __forceinline__ void small_e2m1(uint32_t codes, uint32_t (&pairs)[4]) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const uint32_t x = i == 0 ? codes : codes >> 8;
-        pairs[2 * i] = (x & 0x000f000fu) * 0x1040u & 0x81c081c0u;
-        pairs[2 * i + 1] = (x & 0x00f000f0u) * 0x104u & 0x81c081c0u;
-    }
-}
-/// Two E4M3 scales, in bytes 1 and 3, times 2^118: with what small_e2m1 gives, values over 2^8.
+/// Two E4M3 scales, in bytes 1 and 3, times 2^118: with E2M1 over 2^126, values over 2^8.
 __device__ __forceinline__ uint32_t lifted_scales(uint32_t scales) {
     return times(times((scales >> 4) & 0x07f007f0u, kTwoTo120), 0x7a807a80u);
 }
@@ -75,21 +67,7 @@ __device__ __forceinline__ uint32_t step_magnitudes(uint32_t x) {
     constexpr uint32_t kOne = 0x3f803f80u, kMinus = 0xc2ffc2ffu;  // 1, -127.5
     return times_plus((x & 0x00070007u) | 0x43004300u, kOne, kMinus);
 }
-/// Of eight codes in equal steps pairs i and i + 4, with their signs. Of every second nibble the bits stay where they are: there
-/// they count from 8, not from 128.
-__device__ __forceinline__ void steps_of(uint32_t codes, uint32_t (&pairs)[4]) {
-    constexpr uint32_t kOne = 0x3f803f80u, kMinus = 0xc0f0c0f0u;  // 1, -7.5
-    const uint32_t upper = codes >> 8;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const uint32_t x = i < 2 ? codes : upper;
-        const uint32_t magnitude =
-            i % 2 == 0 ? step_magnitudes(x) : times_plus((x & 0x00700070u) | 0x41004100u, kOne, kMinus);
-        pairs[i] = magnitude ^ ((codes << (12 - 4 * i)) & 0x80008000u);
-    }
-}
-
-/// Magnitudes of the eight codes in BF16, low and high bytes.
+/// Magnitudes of the eight codes in BF16, or in F16, low and high bytes.
 struct Table {
     uint32_t low[2], high[2];
 };
@@ -97,6 +75,22 @@ __device__ __forceinline__ Table e2m1() { return {{0xc0800000u, 0xc0804000u}, {0
 __device__ __forceinline__ Table lloyd() { return {{0x7128c704u, 0x2f04cfa1u}, {0x3f3f3e3eu, 0x40403f3fu}}; }
 __device__ __forceinline__ Table uniform() {
     return {{0x6020c000u, 0xf0d0b090u}, {0x40403f3fu, 0x40404040u}};
+}
+
+/// A positive, normal FP32 that F16 can hold.
+constexpr uint32_t half_bits(float x) { return (std::bit_cast<uint32_t>(x) >> 13) - (112u << 10); }
+/// Byte `byte` of the F16 of centroids 4 * part .. + 3.
+constexpr uint32_t bytes_of_centroids(int part, int byte) {
+    uint32_t bytes = 0;
+    for (int i = 0; i < 4; ++i)
+        bytes |= (half_bits(kv::kCentroids[4 * part + i]) >> 8 * byte & 0xffu) << 8 * i;
+    return bytes;
+}
+inline constexpr uint32_t kLloydLow0 = bytes_of_centroids(0, 0), kLloydLow1 = bytes_of_centroids(1, 0),
+                          kLloydHigh0 = bytes_of_centroids(0, 1), kLloydHigh1 = bytes_of_centroids(1, 1);
+/// kCentroids in F16.
+__device__ __forceinline__ Table lloyd_half() {
+    return {{kLloydLow0, kLloydLow1}, {kLloydHigh0, kLloydHigh1}};
 }
 
 __device__ __forceinline__ Table table_of(Packing packing) {
@@ -121,6 +115,51 @@ struct Looked {
     __device__ __forceinline__ uint32_t first() const { return __byte_perm(low, high, 0x5140); }
     __device__ __forceinline__ uint32_t second() const { return __byte_perm(low, high, 0x7362); }
 };
+
+__device__ __forceinline__ __half2 as_halves(uint32_t bits) {
+    return *reinterpret_cast<const __half2*>(&bits);
+}
+__device__ __forceinline__ uint32_t as_bits(__half2 pair) {
+    return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ uint32_t times_half(uint32_t a, uint32_t b) {
+    return as_bits(__hmul2(as_halves(a), as_halves(b)));
+}
+/// The lower or the upper half, twice.
+__device__ __forceinline__ uint32_t half_twice(uint32_t pair, int upper) {
+    return as_bits(upper == 0 ? __low2half2(as_halves(pair)) : __high2half2(as_halves(pair)));
+}
+
+/// Of four E4M3 codes the first two and the last two in F16.
+__device__ __forceinline__ void halves_of(uint32_t codes, uint32_t& low, uint32_t& high) {
+#if __CUDA_ARCH__ >= 890
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
+        : "=r"(low), "=r"(high)
+        : "r"(codes));
+#else
+    constexpr uint32_t kTwoTo8 = 0x5c005c00u;
+    const auto value = [](uint32_t x) {  // codes in bytes 1 and 3
+        return times_half((x & 0x80008000u) | ((x >> 1) & 0x3f803f80u), kTwoTo8);
+    };
+    low = value(__byte_perm(codes, 0, 0x1404)), high = value(__byte_perm(codes, 0, 0x3424));
+#endif
+}
+/// Two columns of codes, of two rows each, from two rows of two columns.
+__device__ __forceinline__ uint32_t by_column(uint32_t rows) { return __byte_perm(rows, 0, 0x3120); }
+
+/// Eight E2M1 codes as E4M3 of values over 2^6.
+struct ByteCodes {
+    uint32_t even, odd;
+
+    __device__ __forceinline__ explicit ByteCodes(uint32_t codes)
+        : even(((codes << 4) & 0x80808080u) | ((codes << 2) & 0x1c1c1c1cu)),
+          odd((codes & 0x80808080u) | ((codes >> 2) & 0x1c1c1c1cu)) {}
+};
+
+/// Eight codes in equal steps, each as the number of steps from the least one.
+__device__ __forceinline__ uint32_t from_least(uint32_t codes) {
+    return codes ^ 0x88888888u ^ ((codes >> 3) & 0x11111111u) * 7u;
+}
 
 /// What the codes of one or two rows are multiplied by: `by`, then `plus` is added; each a pair of BF16.
 struct Factor {
