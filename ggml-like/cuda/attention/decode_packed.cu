@@ -1,5 +1,5 @@
 // Attention of answer rows over packed caches: norm, rotation, packing of K and V, attention and the output gate in one kernel.
-// Clusters, chunks and the merging of blocks' results are those of decode.cu, with 33 chunks a row at most, 22 where keys or
+// Clusters, chunks and the merging of blocks' results are those of decode.cu, with 30 chunks a row at most, 22 where keys or
 // values are fp8, and no chunk without keys.
 //
 //   slot     a page's K block and V block, as they lie in the cache (decode_packed.cuh); two a block
@@ -279,9 +279,8 @@ void attention_decode_packed(const AttentionCall& call, Context& context) {
         with_values(call.v_packing, [&](auto v) {
             using K = decltype(k);
             using V = decltype(v);
-            // Clusters that run at once. Of three blocks an SM one in sixteen does not fit into the card's groups of SMs.
-            const int at_once =
-                kBlocksPerSm<K, V> == 4 ? context.sms / 2 : 3 * (context.sms / kSplitBlocks - 1);
+            // Clusters that run at once; one in sixteen does not fit into the card's groups of SMs.
+            const int at_once = kBlocksPerSm<K, V> * (context.sms / kSplitBlocks - 1);
             const int clusters = clusters_of(call.tokens * call.kv_heads, at_once, kMostChunks<K, V>);
             launch(
                 context, "gated_attention decode packed",

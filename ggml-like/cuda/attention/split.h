@@ -1,7 +1,7 @@
 // How attention splits the keys of a row among blocks, and the work space that takes. Plain C++, since the planner
 // sizes it in builds without CUDA, too.
 //
-//   answer rows   a chunk for each 1,024 keys begun, at most 7, or 22 or 33 of packed ones; a chunk is computed by a cluster of 8
+//   answer rows   a chunk for each 1,024 keys begun, at most 7, or 22 or 30 of packed ones; a chunk is computed by a cluster of 8
 //                 blocks
 //   prompt rows   segments of 2,048 keys, whose results are added in order
 //
@@ -18,9 +18,8 @@ inline constexpr int kSplitRotaryDims = 64, kSplitGroup = 8;  // likewise; query
 inline constexpr int kSplitBlocks = 8;  // blocks of a cluster, which share a chunk
 /// Chunks of one row and KV head. 132 SMs hold 14 such clusters at once, 7 for each of two KV heads.
 inline constexpr int kMaxChunks = 7;
-/// Likewise of packed caches, whose blocks run four an SM, so that each pair of SMs holds a cluster (SMs come in pairs), or three
-/// where a page is large: 66 clusters or 44.
-inline constexpr int kMaxPackedChunks = 33, kMaxLargeChunks = 22;
+/// Likewise of packed caches, whose blocks run four an SM, or three where a page is large.
+inline constexpr int kMaxPackedChunks = 30, kMaxLargeChunks = 22;
 inline constexpr int kChunkKeys = 1024;  // a row of fewer keys has one chunk
 inline constexpr int kArrivals = 4096;   // counters of answer rows: 8 for each row and KV head
 
