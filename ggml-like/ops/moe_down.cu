@@ -229,13 +229,15 @@ void few(Context& c, const Down& a) {
 
 constexpr int kAddThreads = 512;
 
-/// sum + the weighed terms of a row of a prompt, four columns from `column` on.
+/// sum + the weighed terms of a row of a prompt, four columns from `column` on. kUsed: experts of a row, known beforehand so that all
+/// terms are asked for at once; 0: any number.
+template <int kUsed>
 __device__ __forceinline__ float4 add_terms(const Down& a, int64_t n, int column, float4 sum) {
-    const int columns = a.experts.rows;
-    const bf16* row = static_cast<const bf16*>(a.terms) + n * (a.used + 1) * columns + column;
-#pragma unroll 9
-    for (int j = 0; j <= a.used; ++j) {
-        const float w = __ldcg(j < a.used ? a.weights + n * a.used + j : a.shared_gate + n);
+    const int columns = a.experts.rows, used = kUsed == 0 ? a.used : kUsed;
+    const bf16* row = static_cast<const bf16*>(a.terms) + n * (used + 1) * columns + column;
+#pragma unroll
+    for (int j = 0; j <= used; ++j) {
+        const float w = __ldcg(j < used ? a.weights + n * used + j : a.shared_gate + n);
         const uint2 v = __ldcg(reinterpret_cast<const uint2*>(row + static_cast<int64_t>(j) * columns));
         const float2 p = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.x));
         const float2 q = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.y));
@@ -246,6 +248,7 @@ __device__ __forceinline__ float4 add_terms(const Down& a, int64_t n, int column
 }
 
 /// Weighs and adds the terms of one row of a prompt, a thread 4 columns at a time; then h and squares of it.
+template <int kUsed>
 __global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
     allow_successor();
     wait_for_predecessor();
@@ -254,7 +257,7 @@ __global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
     float squares = 0;
     for (int k = threadIdx.x * 4; k < columns; k += kAddThreads * 4) {
         const float4 sum =
-            add_terms(a, n, k, __ldcg(reinterpret_cast<const float4*>(a.residual + n * a.ld + k)));
+            add_terms<kUsed>(a, n, k, __ldcg(reinterpret_cast<const float4*>(a.residual + n * a.ld + k)));
         *reinterpret_cast<float4*>(a.y + n * a.ld + k) = sum;
         const float4 norm = *reinterpret_cast<const float4*>(a.next.norm + k);
         *reinterpret_cast<uint2*>(a.next.h + n * columns + k) =
@@ -265,32 +268,40 @@ __global__ void __launch_bounds__(kAddThreads) add_prompt_terms(Down a) {
 }
 
 /// Rows of which each rank has terms of its own.
-template <bool kWhole>
+template <bool kWhole, int kUsed>
 struct TermRows : RankRows<kWhole> {
     static constexpr int kPartsAtOnce = 2, kRowsAtOnce = 2;  // each with all its terms
 
     Down a;
 
     __device__ __forceinline__ uint2 part(int64_t row, int column) const {
-        return this->round(add_terms(a, row, column, make_float4(0, 0, 0, 0)));
+        return this->round(add_terms<kUsed>(a, row, column, make_float4(0, 0, 0, 0)));
     }
 };
 
-template <bool kWhole>
+template <bool kWhole, int kUsed>
 __global__ void __launch_bounds__(kRankRowThreads, 1)
     add_prompt_terms_of_ranks(const __grid_constant__ comm::Peers p,
-                              const __grid_constant__ TermRows<kWhole> rows,
+                              const __grid_constant__ TermRows<kWhole, kUsed> rows,
                               const __grid_constant__ comm::Cut cut) {
     allow_successor();
     wait_for_predecessor();
-    comm::Chunks<TermRows<kWhole>>(p, cut, rows).run();
+    comm::Chunks<TermRows<kWhole, kUsed>>(p, cut, rows).run();
 }
 
-template <bool kWhole>
+template <bool kWhole, int kUsed>
 void add_terms_of_ranks(Context& c, const Down& a) {
     const comm::Cut cut = cut_rows<kWhole>(c.peers->ranks, a.experts.rows, int64_t{a.rows} * a.experts.rows);
-    launch(c, "add terms of ranks", add_prompt_terms_of_ranks<kWhole>, static_cast<unsigned>(cut.blocks),
-           kRankRowThreads, 0, *c.peers, TermRows<kWhole>{{a.residual, a.y, a.next}, a}, cut);
+    launch(c, "add terms of ranks", add_prompt_terms_of_ranks<kWhole, kUsed>,
+           static_cast<unsigned>(cut.blocks), kRankRowThreads, 0, *c.peers,
+           TermRows<kWhole, kUsed>{{a.residual, a.y, a.next}, a}, cut);
+}
+
+template <int kUsed>
+void add_terms(Context& c, const Down& a, Sums sums) {
+    if (sums == Sums::none || c.peers == nullptr)
+        return launch(c, "add terms", add_prompt_terms<kUsed>, a.rows, kAddThreads, 0, a);
+    sums == Sums::whole ? add_terms_of_ranks<true, kUsed>(c, a) : add_terms_of_ranks<false, kUsed>(c, a);
 }
 
 void prompt(Context& c, const Down& a, const Packed& shared, Sums sums) {
@@ -307,9 +318,7 @@ void prompt(Context& c, const Down& a, const Packed& shared, Sums sums) {
         if (!with_shared)
             gemm(c, shared, a.shared_in, a.shared_width, a.rows, {.y = own, .ld = ld}, Split::never);
     }
-    if (sums == Sums::none || c.peers == nullptr)
-        return launch(c, "add terms", add_prompt_terms, a.rows, kAddThreads, 0, a);
-    sums == Sums::whole ? add_terms_of_ranks<true>(c, a) : add_terms_of_ranks<false>(c, a);
+    a.used == 8 ? add_terms<8>(c, a, sums) : add_terms<0>(c, a, sums);
 }
 
 /// Rows [first, first + count).

@@ -120,26 +120,27 @@ class Chunks {
         __syncthreads();
     }
 
-    /// Visits `owner`'s chunk, kAtOnce rows at a time: at(row, column, there) for four numbers of each, there(k): whether row + k has
-    /// them; then done(row, rows). Rows are counted in the chunk.
+    /// Visits `owner`'s chunk, kAtOnce rows at a time: at(row, column, there) for four numbers of each; there(k): whether row + k has
+    /// them, as row has; then done(row, rows). Rows are counted in the chunk.
     template <int kAtOnce, typename At, typename Done>
     __device__ void for_rows(int owner, const At& at, const Done& done) {
         const int count = numbers(owner), columns = cut_.columns;
         for (int row = 0; row * columns < count; row += kAtOnce) {
             for (int column = 4 * static_cast<int>(threadIdx.x); column < columns; column += kStep)
-                at(row, column, [&](int k) { return (row + k) * columns + column < count; });
+                if (row * columns + column < count)
+                    at(row, column, [&](int k) { return (row + k) * columns + column < count; });
             done(row, min(kAtOnce, rows(owner) - row));
         }
     }
 
-    /// load(row, column), which writes nothing, of all rows of a visit, then use(k, row, column, value).
+    /// load(row, column), which writes nothing, of all rows of a visit, then use(k, row, column, value). Without branches between
+    /// them loads do not wait for each other: a row that is not there is the first one once more.
     template <int kAtOnce, typename Load, typename Use>
     __device__ static auto loads_first(const Load& load, const Use& use) {
         return [&load, &use](int row, int column, const auto& there) {
             decltype(load(0, 0)) v[kAtOnce];
 #pragma unroll
-            for (int k = 0; k < kAtOnce; ++k)
-                if (there(k)) v[k] = load(row + k, column);
+            for (int k = 0; k < kAtOnce; ++k) v[k] = load(there(k) ? row + k : row, column);
 #pragma unroll
             for (int k = 0; k < kAtOnce; ++k)
                 if (there(k)) use(k, row + k, column, v[k]);
@@ -163,7 +164,7 @@ class Chunks {
                 typename End::Before before[kRowsAtOnce];
 #pragma unroll
                 for (int k = 0; k < kRowsAtOnce; ++k)
-                    if (there(k)) before[k] = end_.before(first + row + k, column);
+                    before[k] = end_.before(first + (there(k) ? row + k : row), column);
                 float4 total[kRowsAtOnce];
                 add_parts(first, row, column, there, total);
 #pragma unroll
@@ -183,22 +184,23 @@ class Chunks {
         });
     }
 
-    /// The sums of a visit's rows, in the order of the ranks: all rows' parts of a rank are asked for at once.
+    /// The sums of a visit's rows, in the order of the ranks: all rows' parts of a rank are asked for at once, this rank's first.
     template <typename There>
     __device__ void add_parts(int64_t first, int row, int column, const There& there,
                               float4 (&total)[kRowsAtOnce]) {
-#pragma unroll 2
+        Part own[kRowsAtOnce];
+#pragma unroll
+        for (int k = 0; k < kRowsAtOnce; ++k) own[k] = end_.part(first + (there(k) ? row + k : row), column);
         for (int from = 0; from < p_.ranks; ++from) {
             Part v[kRowsAtOnce];
-            std::byte* chunk = place(p_.rank, Half::parts, from);
+            const std::byte* chunk = place(p_.rank, Half::parts, from == p_.rank ? other(1) : from);
 #pragma unroll
-            for (int k = 0; k < kRowsAtOnce; ++k)
-                if (there(k))
-                    v[k] = from == p_.rank ? end_.part(first + row + k, column)
-                                           : get<Part>(chunk, row + k, column);
+            for (int k = 0; k < kRowsAtOnce; ++k) v[k] = get<Part>(chunk, there(k) ? row + k : row, column);
 #pragma unroll
-            for (int k = 0; k < kRowsAtOnce; ++k)
-                if (there(k)) total[k] = from == 0 ? wide(v[k]) : add(total[k], wide(v[k]));
+            for (int k = 0; k < kRowsAtOnce; ++k) {
+                const float4 part = wide(from == p_.rank ? own[k] : v[k]);
+                total[k] = from == 0 ? part : add(total[k], part);
+            }
         }
     }
 
