@@ -21,9 +21,9 @@ block_\w+_kernel(<\d+>)?
 delta::\w+(<\d+>)?
 (choose_many|choose_and_group|group_many)
 (layer_norm_kernel|add_bias_kernel<\w+>|patch_values_kernel|grid_\w+_kernel)
-(add_prompt_terms|down_fp4_sum|down_fp4_sum_of_ranks|defer_kernel|norm_twice_kernel)
+(add_prompt_terms(_of_ranks)?<[\w, ]+>|down_fp4_sum|down_fp4_sum_of_ranks|defer_kernel|norm_twice_kernel)
 (embed_kernel<\w+>|gather_kernel|top_kernel|best_token_kernel|write_ring_kernel)
-(all_reduce_small|all_reduce_large|add_answer|add_answer_of_ranks|add_prompt)
+(all_reduce_small|all_reduce_large|add_answer|add_answer_of_ranks|add_prompt|add_prompt_of_ranks<[\w, ]+>)
 (pack_kernel|random_kernel|copy_pieces_kernel)'
 
 # Machine code has a section .nv.info.NAME for each kernel.

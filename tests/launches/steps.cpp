@@ -270,7 +270,10 @@ TEST_CASE("launches: sums of few rows go in packets, those of many in chunks") {
             return found;
         };
         CHECK(names(model.answers(64)) == std::vector<std::string>(128, "add_answer_of_ranks"));
-        CHECK(names(model.prompt(65)) == std::vector<std::string>(128, "add_prompt_of_ranks"));
+        BatchShape prompt = model.prompt(65);
+        CHECK(names(prompt) == std::vector<std::string>(128, "add_prompt_of_ranks<__nv_bfloat16, false>"));
+        prompt.whole_residual = true;
+        CHECK(names(prompt) == std::vector<std::string>(128, "add_prompt_of_ranks<__nv_bfloat16, true>"));
     }
 }
 
