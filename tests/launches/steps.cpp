@@ -1,5 +1,6 @@
 // What steps launch on each of the stand-in's devices.
 #include <algorithm>
+#include <map>
 
 #include <doctest/doctest.h>
 #include <fmt/format.h>
@@ -275,6 +276,23 @@ TEST_CASE("launches: sums of few rows go in packets, those of many in chunks") {
         prompt.whole_residual = true;
         CHECK(names(prompt) == std::vector<std::string>(128, "add_prompt_of_ranks<__nv_bfloat16, true>"));
     }
+}
+
+TEST_CASE("launches: of prompts that a drafter reads every rank has the residual stream of all rows") {
+    PlacedModel model({.shape = "qwen3.6-35b-a3b", .mix = "aeon", .mtp = true, .ranks = 2},
+                      cuda_stand_in::kH200);
+    const auto sums = [&](Pass pass) {
+        BatchShape prompt = model.prompt(100);
+        prompt.pass = pass;
+        std::map<std::string, int> found;
+        for (const Launch& l : model.launches(prompt))
+            if (l.kernel->name.find("of_ranks") != std::string::npos) ++found[l.kernel->name];
+        return found;
+    };
+    CHECK(sums(Pass::text) == std::map<std::string, int>{{"add_prompt_of_ranks<__nv_bfloat16, false>", 40},
+                                                         {"add_prompt_terms_of_ranks<false, 8>", 40}});
+    CHECK(sums(Pass::hidden) == std::map<std::string, int>{{"add_prompt_of_ranks<__nv_bfloat16, true>", 40},
+                                                           {"add_prompt_terms_of_ranks<true, 8>", 40}});
 }
 
 }  // namespace
