@@ -3,6 +3,7 @@
 #pragma once
 
 #include "ggml-like/cuda/comm/chunks.cuh"
+#include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
 
 namespace quern::cuda::linear {
@@ -84,9 +85,12 @@ struct RankRows {
     }
 };
 
+/// How messages of rows are cut. Throws Error(device) where a row is wider than a chunk.
 template <bool kWhole>
 comm::Cut cut_rows(int ranks, int columns, int64_t count) {
-    return {ranks, columns, count, kWhole ? 4 : 2};
+    constexpr int kBytes = kWhole ? 4 : 2;
+    if (int64_t{columns} * kBytes > comm::row_bytes(ranks)) unsupported("sums over ranks", "rows so wide");
+    return {ranks, columns, count, kBytes};
 }
 
 }  // namespace quern::cuda::linear
