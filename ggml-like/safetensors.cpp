@@ -85,7 +85,7 @@ SafetensorsFile SafetensorsFile::open(const std::string& path) {
 
     void* map = mmap(nullptr, f.size_, PROT_READ, MAP_PRIVATE, f.fd_, 0);
     if (map == MAP_FAILED) {
-        FAIL(model, "{}: cannot map {} bytes: {}; is the address space limited (ulimit -v)?", path, f.size_,
+        FAIL(model, "{}: cannot map {} bytes: {}; is the address space limited ('ulimit -v')?", path, f.size_,
              strerror(errno));
     }
     f.map_ = static_cast<const std::byte*>(map);

@@ -27,7 +27,14 @@ failed=0
 for log in "$logs"/*.failed; do
   [ -e "$log" ] || continue
   grep -avE '^[0-9.]+ s: |^\[doctest\] (doctest version|run with)' "${log%.failed}"
-  failed=$((failed + $(cat "$log")))
+  bad=$(cat "$log")
+  failed=$((failed + ${bad:-1}))
+done
+# Each group ends with doctest's summary, or is among those above: xargs stops early if one of its shells is killed.
+for first in $(seq 1 "$each" "$count"); do
+  [ -e "$logs/$first.failed" ] || grep -aqE '\[doctest\] test cases:' "$logs/$first" 2>/dev/null && continue
+  echo "ERROR: cases $first to $((first + each - 1)) did not run"
+  failed=$((failed + 1))
 done
 echo "slowest:"
 cat "$logs"/* | grep -aE '^[0-9.]+ s: ' | sort -rn | head -n 5

@@ -107,6 +107,8 @@ TEST_SUITE("cpu") {
         says(R"({"properties":3})", "'properties' must be an object, found 3");
         says("[]", "must be an object, true or false, found a list");
         says(R"({"anyOf":"x"})", "'anyOf' must be a list, found \"x\"");
+        says(R"({"anyOf":null})", "'anyOf' must be a list, found null");
+        says(R"({"anyOf":[]})", "'anyOf' must be a list, found an empty one");
         says(R"({"type":"object","required":[1]})", "must be a list of names, found 1 in it");
         says(R"({"type":"string","minLength":-1})", "must be a whole number from 0 on, found -1");
         std::string deep = "{}", wide = R"({"anyOf":[)", product = R"({"allOf":[)";

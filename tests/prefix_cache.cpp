@@ -16,6 +16,7 @@
 #include "tools/engine/memory_plan.h"
 #include "tools/engine/page_tokens.h"
 #include "tools/engine/prefix_cache.h"
+#include "tools/engine/prefix_file.h"
 #include "tools/engine/prompt_cuts.h"
 
 namespace quern {
@@ -383,6 +384,18 @@ TEST_SUITE("cpu") {
         }
         CHECK(pool.free_pages() == 64);
         CHECK(cache.stats().bytes == 0);
+    }
+
+    TEST_CASE("prefix cache: where states are already, a directory need not be written to at the start") {
+        const test::Loaded l(test::parity("base/ct"), test::cpu());
+        const auto specs = l.model->state_specs({.kv = DType::F32, .conv = DType::F32});
+        StatePool pool(*l.backend, specs, 1, 8, 0);
+        PrefixCache cache(*l.backend, pool, 1 << 20);
+        const test::TempDir dir;
+        std::filesystem::create_directory(dir /
+                                          "quern-states-0000000000000007");  // which nobody can write to
+        const PrefixFile file(dir.str(), 7);
+        CHECK(file.load(cache).find("is no file of quern's: it is left alone") != std::string::npos);
     }
 }
 

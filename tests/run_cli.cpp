@@ -173,6 +173,8 @@ TEST_SUITE("model") {
             shell(kQuern + " run --split-mode layer --tensor-parallel-size 2 2>&1 </dev/null");
         CHECK(two.code == 2);
         CHECK(two.out.find("--split-mode layer and --tensor-parallel-size 2: ") != std::string::npos);
+        const Outcome path = shell(kQuern + " run --ctx-size 1k -m '/tmp/no -c model' -p x 2>&1 </dev/null");
+        CHECK(path.out.find("'/tmp/no -c model'") != std::string::npos);
         const Outcome quoted = shell(kQuern + " run --ctx-size '-c' 2>&1 </dev/null");
         CHECK(quoted.out.find("found '-c'") != std::string::npos);  // a value stays as it is
     }

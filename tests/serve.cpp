@@ -206,7 +206,7 @@ TEST_SUITE("model") {
         const ServerProcess server;
         const auto says = [&](json change, const std::string& path = "/v1/chat/completions") {
             json body = question("Hi");
-            body["prompt"] = "Hi";
+            if (path == "/v1/completions") body["prompt"] = "Hi";
             body.update(change);
             const Reply r = post(server, path, body);
             CAPTURE(body.dump());
@@ -279,6 +279,9 @@ TEST_SUITE("model") {
         CHECK(chat(server, {{"messages", {hi, {{"role", "assistant"}, {"tool_calls", {call}}}, hi}},
                             {"max_tokens", 4}})
                   .status == 200);
+        CHECK(
+            chat(server, {{"messages", {{{"role", "system"}, {"content", nullptr}}, hi}}, {"max_tokens", 4}})
+                .status == 200);
     }
 
     TEST_CASE("serve: bad requests are told what is wrong and end nothing") {

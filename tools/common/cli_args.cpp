@@ -61,6 +61,15 @@ std::map<std::string, std::string, std::less<>>& typed_names() {
 
 bool is_name_part(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '-' || c == '_'; }
 
+/// The length of the text in quotes that begins a message after `before`; 0: there is none. An apostrophe in a word opens
+/// and closes nothing.
+size_t quoted_length(char before, std::string_view message) {
+    if (message.front() != '\'' || std::string_view(" \n(").find(before) == std::string_view::npos) return 0;
+    for (size_t end = message.find('\'', 1); end != std::string_view::npos; end = message.find('\'', end + 1))
+        if (end + 1 == message.size() || !is_name_part(message[end + 1])) return end + 1;
+    return 0;
+}
+
 void append_wrapped(const std::string& text, std::string& out) {
     size_t column = kHelpColumn, start = 0;
     while (start < text.size()) {
@@ -373,6 +382,11 @@ std::string ArgParser::help() const {
 std::string in_typed_names(std::string_view message) {
     std::string out;
     while (!message.empty()) {
+        if (const size_t quoted = quoted_length(out.empty() ? ' ' : out.back(), message); quoted > 0) {
+            out += message.substr(0, quoted);
+            message.remove_prefix(quoted);
+            continue;
+        }
         size_t length = 0;
         while (length < message.size() && is_name_part(message[length])) ++length;
         const std::string_view word = message.substr(0, length);

@@ -89,11 +89,11 @@ std::vector<Message> read_messages(const ordered_json& list, const std::string& 
                 throw FieldError(m.images[0].where,
                                  m.images[0].where + ": images belong to messages of users and tools");
             thinking = thinking_of(*content);
-        } else if (m.role != "assistant" && m.role != "tool") {  // those may have nothing to say
+        } else if (m.role == "user") {  // others may have nothing to say
             throw FieldError(
                 fields.full("content"),
-                fmt::format("{} is missing: a message of the role {} needs a string or a list of parts",
-                            fields.full("content"), m.role));
+                fmt::format("{} is missing: a message of the role user needs a string or a list of parts",
+                            fields.full("content")));
         }
         auto reasoning = fields.string("reasoning_content");
         if (!reasoning) reasoning = fields.string("reasoning");

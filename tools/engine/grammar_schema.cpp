@@ -167,7 +167,7 @@ const Node* SchemaCompiler::compile(const ordered_json& schema, const std::strin
 void SchemaCompiler::alternatives(Node& node, const ordered_json& list, const std::string& where, int depth) {
     if (!list.is_array() || list.empty())
         FAIL(usage, "{}: 'anyOf' must be a list, found {}", where,
-             list.empty() ? "an empty one" : brief(list));
+             list.is_array() ? "an empty one" : brief(list));
     for (size_t i = 0; i < list.size(); ++i) {
         const Node* one = compile(list[i], fmt::format("{}.anyOf[{}]", where, i), depth + 1);
         if (std::find(node.any_of.begin(), node.any_of.end(), one) == node.any_of.end())

@@ -210,6 +210,8 @@ PrefixFile::PrefixFile(const std::string& directory, uint64_t binding) : binding
     const std::string name = fmt::format("quern-states-{:016x}", binding);
     path_ = (fs::path(directory) / name).string();
     remove_leftovers(directory, name);
+    if (kind_of(path_) != Kind::none)
+        return;  // load() says what is there; a directory may be for reading only
     try {
         const AtomicFile tried(path_, 0600);  // goes again at once
     } catch (const Error& error) {

@@ -17,7 +17,8 @@ namespace quern {
 class PrefixFile {
   public:
     /// `binding`: a hash of all that a state depends on. Makes the directory if there is none, and removes a temporary
-    /// file that a process left when it died. Throws Error(usage) if the directory cannot be made or written to.
+    /// file that a process left when it died. Throws Error(usage) if the directory cannot be made or,
+    /// where there are no states yet, written to.
     PrefixFile(const std::string& directory, uint64_t binding);
 
     /// Adds states to the cache until its memory or the file ends. If the file is bad, returns a remark for

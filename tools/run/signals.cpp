@@ -58,13 +58,10 @@ void show_typing(bool on) {
     ::tcsetattr(g_terminal_fd, TCSANOW, &mode);
 }
 
-void wake() {
-    const int saved = errno;
-    [[maybe_unused]] const ssize_t n = ::write(g_wake[1], "s", 1);
-    errno = saved;
-}
+void wake() { [[maybe_unused]] const ssize_t n = ::write(g_wake[1], "s", 1); }
 
 void on_signal(int signal) {
+    const int saved = errno;
     switch (signal) {
         case SIGINT:
             if (!g_polite || ++g_interrupts > 1) leave_now(kExitInterrupted);
@@ -86,6 +83,7 @@ void on_signal(int signal) {
             break;
     }
     wake();
+    errno = saved;
 }
 
 void set_handler(int signal, void (*handler)(int), struct sigaction* previous) {
@@ -107,8 +105,10 @@ void stop_aloud(int signal) {
     sigaddset(&only, signal);
     ::pthread_sigmask(SIG_UNBLOCK, &only, nullptr);  // stops here
     ::pthread_sigmask(SIG_BLOCK, &only, nullptr);
-    set_handler(signal, stop_aloud, nullptr);
-    show_typing(false);
+    if (g_quiet) {  // the answer may have ended meanwhile
+        set_handler(signal, stop_aloud, nullptr);
+        show_typing(false);
+    }
     errno = saved;
 }
 
