@@ -77,7 +77,7 @@ void all_reduce(Context& c, const float* part, float* sum, int64_t count) {
     if (fits_packets(count))
         return launch(c, "all_reduce small", all_reduce_small, packet_blocks(count), kSmallThreads, 0, p,
                       part, sum, count);
-    const Cut cut(p.ranks, kColumns, count, sizeof(float));
+    const Cut cut(p.ranks, kColumns, count, sizeof(float), c.sms);
     launch(c, "all_reduce large", all_reduce_large, static_cast<unsigned>(cut.blocks), kLargeThreads, 0, p,
            part, sum, cut);
 }

@@ -18,14 +18,16 @@ struct Cut {
     int64_t count;  // numbers of the message; its last row may be shorter
     int blocks;
 
-    /// bytes: that a number takes in a chunk.
-    Cut(int ranks, int of_columns, int64_t of_count, int bytes) : columns(of_columns), count(of_count) {
+    /// bytes: that a number takes in a chunk. sms: of the card: blocks that wait for others must all run at once.
+    Cut(int ranks, int of_columns, int64_t of_count, int bytes, int sms)
+        : columns(of_columns), count(of_count) {
         const int64_t all = (count + columns - 1) / columns, fit = row_bytes(ranks) / bytes / columns,
-                      most = fit < kChunkRows ? fit : kChunkRows, wide = int64_t{ranks} * kLargeBlocks,
+                      most = fit < kChunkRows ? fit : kChunkRows,
+                      at_once = sms < kLargeBlocks ? sms : kLargeBlocks, wide = ranks * at_once,
                       rounds = (all + wide * most - 1) / (wide * most);
         rows = static_cast<int>((all + wide * rounds - 1) / (wide * rounds));
         const int64_t each = int64_t{ranks} * rows, needed = (all + each - 1) / each;
-        blocks = static_cast<int>(needed < kLargeBlocks ? needed : kLargeBlocks);
+        blocks = static_cast<int>(needed < at_once ? needed : at_once);
     }
 };
 

@@ -25,8 +25,8 @@ inline constexpr int kMaxRanks = 8;
 inline constexpr int kSmallThreads = 256, kSmallBlocks = 256;
 inline constexpr int64_t kSmallPairs = 160 << 10;  // 1.25 MB of numbers: 64 rows of 5,120
 inline constexpr int kLargeThreads = 512,
-                     kLargeBlocks = 128;  // each waits for its like only: not all need to run at once
-inline constexpr int kChunkRows = 64;     // of a chunk, at most
+                     kLargeBlocks = 128;              // at most, one an SM
+inline constexpr int kChunkRows = 64;                 // of a chunk, at most
 inline constexpr int kSumTiles = 320, kSumRows = 64;  // of 16 columns: up to 5,120; rows of a step
 
 /// A rank's own device memory: how far it is.
