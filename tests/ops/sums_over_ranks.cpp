@@ -180,7 +180,10 @@ constexpr std::pair<StepKind, int64_t> kSteps[] = {{kAnswer, 1},  {kAnswer, 2}, 
 void linear_ranks(Backend& group, const std::vector<std::array<int64_t, 3>>& shapes) {
     for (const Form form : {Form::bf16, Form::nvfp4, Form::f8_row})
         for (const auto& shape : shapes)
-            for (const auto& [kind, rows] : kSteps) {
+            for (const auto& step : kSteps) {
+                const StepKind kind = step.first;
+                const int64_t rows = step.second;
+                CAPTURE(rows);
                 CAPTURE(shape_name({form}, {shape[0]}, shape[1]));
                 CAPTURE(kind_name(kind));
                 check_ranks(group, LinearRanks{form, rows, shape[0], shape[1], shape[2], kind});
@@ -189,7 +192,10 @@ void linear_ranks(Backend& group, const std::vector<std::array<int64_t, 3>>& sha
 
 void mixture_ranks(Backend& group, const std::vector<moe::Shape>& shapes) {
     for (const moe::Shape& shape : shapes)
-        for (const auto& [kind, rows] : kSteps) {
+        for (const auto& step : kSteps) {
+            const StepKind kind = step.first;
+            const int64_t rows = step.second;
+            CAPTURE(rows);
             CAPTURE(shape.name());
             CAPTURE(kind_name(kind));
             check_ranks(group, MixtureRanks{shape, rows, kind});
