@@ -12,6 +12,11 @@ namespace quern::test {
 
 using json = nlohmann::ordered_json;
 
+/// A tool that needs no arguments.
+inline const json kTime =
+    json::parse(R"({"type":"function","function":{"name":"get_time","parameters":{"type":"object",
+    "properties":{"zone":{"type":"string"}}}}})");
+
 inline json question(const std::string& text) {
     return {{"messages", {{{"role", "user"}, {"content", text}}}}, {"temperature", 0}};
 }

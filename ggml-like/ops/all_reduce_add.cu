@@ -120,7 +120,7 @@ __global__ void __launch_bounds__(kRankRowThreads, 1)
 template <bool kWhole, typename T>
 void prompt_of_ranks(Context& c, const T* y, const float* residual, float* x, const Defer& defer,
                      int64_t count) {
-    const comm::Cut cut = cut_rows<kWhole>(c, c.peers->ranks, defer.columns, count);
+    const comm::Cut cut = cut_rows<kWhole>(c, defer.columns, count);
     launch(c, "all_reduce_add prompt", add_prompt_of_ranks<T, kWhole>, static_cast<unsigned>(cut.blocks),
            kRankRowThreads, 0, *c.peers, PartRows<T, kWhole>{{residual, x, defer}, y}, cut);
 }

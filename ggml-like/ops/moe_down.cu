@@ -291,8 +291,7 @@ __global__ void __launch_bounds__(kRankRowThreads, 1)
 
 template <bool kWhole, int kUsed>
 void add_terms_of_ranks(Context& c, const Down& a) {
-    const comm::Cut cut =
-        cut_rows<kWhole>(c, c.peers->ranks, a.experts.rows, int64_t{a.rows} * a.experts.rows);
+    const comm::Cut cut = cut_rows<kWhole>(c, a.experts.rows, int64_t{a.rows} * a.experts.rows);
     launch(c, "add terms of ranks", add_prompt_terms_of_ranks<kWhole, kUsed>,
            static_cast<unsigned>(cut.blocks), kRankRowThreads, 0, *c.peers,
            TermRows<kWhole, kUsed>{{a.residual, a.y, a.next}, a}, cut);

@@ -87,8 +87,9 @@ struct RankRows {
 
 /// How messages of rows are cut. Throws Error(device) where a row is wider than a chunk.
 template <bool kWhole>
-comm::Cut cut_rows(const Context& c, int ranks, int columns, int64_t count) {
+comm::Cut cut_rows(const Context& c, int columns, int64_t count) {
     constexpr int kBytes = kWhole ? 4 : 2;
+    const int ranks = c.peers->ranks;
     if (int64_t{columns} * kBytes > comm::row_bytes(ranks)) unsupported("sums over ranks", "rows so wide");
     return {ranks, columns, count, kBytes, c.sms};
 }
