@@ -98,6 +98,14 @@ TEST_SUITE("cpu") {
         CHECK(name(kRtx5090, 72) == "tiles");
     }
 
+    TEST_CASE("variants: scan of the delta rule") {
+        CHECK(std::string(name_of(choose_scan(kH200))) == "warpgroups");
+        for (const Card& card : {kA100, kRtx5090}) CHECK(std::string(name_of(choose_scan(card))) == "tiles");
+        Card small = kH200;
+        small.shared_bytes = 219 * 1024;
+        CHECK(std::string(name_of(choose_scan(small))) == "tiles");
+    }
+
     TEST_CASE("variants: answers of mixtures") {
         const MixtureShape m{.experts_kind = Kind::nvfp4,  // the 35B's gate and up
                              .shared_kind = Kind::nvfp4,

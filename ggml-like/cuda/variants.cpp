@@ -3,6 +3,7 @@
 #include "ggml-like/cuda/attention/grid_shapes.h"
 #include "ggml-like/cuda/attention/split.h"
 #include "ggml-like/cuda/comm/peers.h"
+#include "ggml-like/cuda/delta/chunks.h"
 #include "ggml-like/cuda/linear/dense_shapes.h"
 #include "ggml-like/cuda/linear/gemm_shapes.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
@@ -184,6 +185,11 @@ GridProduct choose(const Card& card, const GridShape& g) {
     return fits && g.head_dim == attention::kGridWidth ? GridProduct::warpgroups : GridProduct::tiles;
 }
 
+ScanProduct choose_scan(const Card& card) {
+    return card.warpgroups && card.shared_bytes >= delta::kScanShared ? ScanProduct::warpgroups
+                                                                      : ScanProduct::tiles;
+}
+
 const char* name_of(AnswerProduct product) {
     switch (product) {
         case AnswerProduct::one:
@@ -265,6 +271,10 @@ const char* name_of(AttentionProduct product) {
 
 const char* name_of(GridProduct product) {
     return product == GridProduct::warpgroups ? "warpgroups" : "tiles";
+}
+
+const char* name_of(ScanProduct product) {
+    return product == ScanProduct::warpgroups ? "warpgroups" : "tiles";
 }
 
 }  // namespace quern::cuda

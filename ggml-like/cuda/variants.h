@@ -43,6 +43,8 @@
 //   answers          split                                                     generic
 //   prompts          warpgroups; where these are not, or do not fit: tiles     generic
 //   patches          warpgroups for heads of 72; where these are not, and other heads: tiles
+//
+// Delta rule of prompts, its scan (the same bits): warpgroups; where these are not, or do not fit: tiles
 #pragma once
 
 #include "ggml-like/cuda/card.h"
@@ -142,6 +144,13 @@ struct GridShape {
 
 GridProduct choose(const Card& card, const GridShape& shape);
 
+// ---- delta rule ----
+
+/// The scan of prompts.
+enum class ScanProduct { warpgroups, tiles };
+
+ScanProduct choose_scan(const Card& card);
+
 /// For messages and bench --ops; those of answers and of attention for the tests of choices.
 const char* name_of(AnswerProduct product);
 const char* name_of(MixtureProduct product);
@@ -149,5 +158,6 @@ const char* name_of(PromptProduct product);
 const char* name_of(ExpertsProduct product);
 const char* name_of(AttentionProduct product);
 const char* name_of(GridProduct product);
+const char* name_of(ScanProduct product);
 
 }  // namespace quern::cuda

@@ -114,7 +114,39 @@ void delta_prompts(Device& device) {
     if (!device.exact()) check_prompt(device, kReal, 5000);
 }
 
+/// On the card as it is, and without products of warpgroups: the same bits of outputs and state.
+void check_variants(const Shape& s, const std::vector<int>& rows) {
+    CAPTURE(s.nv);
+    CAPTURE(rows[1]);
+    const auto run = [&](const Device& device) {
+        Memory m(device, s);
+        std::vector<double> all;
+        std::vector<int> before(3, 0);
+        for (int step = 0; step < 2; ++step) {
+            const Layout l = layout_of(StepKind::prompt, rows, before, {1, 0, 3});
+            const auto p =
+                device.rounded(Random(92 + static_cast<unsigned>(step)).normals(l.tokens() * s.columns()));
+            const auto y = run_step(device, l, p, m);
+            all.insert(all.end(), y.begin(), y.end());
+            for (size_t i = 0; i < 3; ++i) before[i] += rows[i];
+        }
+        for (const int64_t slot : {1, 0, 3}) {
+            const auto state = state_of(m, slot);
+            all.insert(all.end(), state.begin(), state.end());
+        }
+        return all;
+    };
+    CHECK(run(cuda_device()) == run(cuda_device(99 * 1024)));
+}
+
 }  // namespace
+
+TEST_SUITE("cuda") {
+    TEST_CASE("conv_gated_delta_net: prompts by warpgroups or not, the same bits") {
+        for (const Shape& s : {kReal, kThree})
+            for (const int rows : {1, 63, 64, 65, 200, 1000}) check_variants(s, {70, rows, 3});
+    }
+}
 
 DEVICE_TEST_CASE("conv_gated_delta_net: an answer's row alone or beside others, the same bits", delta_alone)
 DEVICE_TEST_CASE("conv_gated_delta_net: a prompt's rows cut or whole, alone or not, the same bits",

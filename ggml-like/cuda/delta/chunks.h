@@ -10,6 +10,9 @@ inline constexpr int kDeltaChunk = 64;
 /// Work space of one chunk of one value head, in bytes (Record, prefill.cuh).
 inline constexpr int64_t kDeltaRecordBytes = 16384;
 
+/// Shared memory of a block of the scan by products of warpgroups (prefill_scan_warpgroups.cuh).
+inline constexpr int kScanShared = 220 * 1024;
+
 /// Whether heads of this shape have the fast kernels: prompts in chunks, answers with S in registers.
 constexpr bool has_chunked_heads(int key_dim, int value_dim) { return key_dim == 128 && value_dim == 128; }
 

@@ -36,6 +36,7 @@
 // L2, q and k once for each of 8 blocks. Measured: 174 us for 2,048 rows in a prompt of 8K, 12 % of its time (H200,
 // 2026-11). Limits: heads of 128, 4 taps, 98 KB of shared memory.
 #include "ggml-like/cuda/delta/prefill.cuh"
+#include "ggml-like/cuda/variants.h"
 
 namespace quern::cuda::delta {
 
@@ -44,7 +45,10 @@ using namespace ptx;
 void delta_prefill(Context& context, const DeltaStep& p) {
     if (p.tokens <= 0 || p.sequences <= 0) return;
     launch_prepare(context, p, delta_chunks(p.tokens, p.sequences));
-    launch_scan(context, p);
+    if (choose_scan(context) == ScanProduct::warpgroups)
+        launch_scan_warpgroups(context, p);
+    else
+        launch_scan(context, p);
 }
 
 }  // namespace quern::cuda::delta

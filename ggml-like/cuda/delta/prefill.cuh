@@ -11,22 +11,36 @@ using namespace ptx;
 
 constexpr int kDim = 128;
 constexpr int kChunk = kDeltaChunk;
-/// Blocks of 16 x 16 on and below the diagonal of 64 x 64; block (i, j) is number i (i + 1) / 2 + j.
+/// Blocks of 16 x 16 on and below the diagonal of 64 x 64.
 constexpr int kTriangle = 10;
 constexpr int kTileBytes = kChunk * kDim * 2;
 
-/// What prepare leaves for scan, one for each chunk and value head. A block of A or P lies as the right operand of mma
-/// wants it: lane l's four registers are element l.
+/// A lower triangle of 64 x 64 BF16 numbers as 8 x 8 matrices of 128 bytes, row after row: word l is the register of lane l of a
+/// right operand of mma, and a matrix is what products of warpgroups call a core matrix. Columns of blocks follow each
+/// other, in these rows of matrices, from the diagonal block down, of which each has two.
+using Triangle = uint32_t[4 * kTriangle][32];
+/// Where the blocks of column j begin, in matrices.
+__device__ __forceinline__ constexpr int first_matrix(int j) { return 2 * j * (9 - j); }
+/// Of block (i, j), the matrix in its upper left corner; to its right + 1, below + 2.
+__device__ __forceinline__ constexpr int matrix_of(int i, int j) { return first_matrix(j) + 4 * (i - j); }
+
+/// What prepare leaves for scan, one for each chunk and value head.
 struct Record {
-    uint4 solve[kTriangle][32];      // A, rounded to BF16
-    uint4 solve_low[kTriangle][32];  // what the rounding left of it
-    uint4 scores[kTriangle][32];     // P
-    float error[kChunk];             // exp(G) n
-    float write[kChunk];             // exp(G_last - G) n
-    float last[kChunk];              // [0] is exp(G_last)
-    float read[kChunk];              // exp(G) m
+    Triangle solve;       // A, rounded to BF16
+    Triangle solve_low;   // what the rounding left of it
+    float error[kChunk];  // exp(G) n
+    float write[kChunk];  // exp(G_last - G) n
+    float last[kChunk];   // [0] is exp(G_last)
+    Triangle scores;      // P
+    float read[kChunk];   // exp(G) m
 };
 static_assert(sizeof(Record) == kDeltaRecordBytes);
+
+/// Block (i, j) of a triangle, as the lane's registers of a right operand of 16 x 16.
+__device__ __forceinline__ void store_block(Triangle& to, int i, int j, int lane, const uint32_t (&r)[4]) {
+#pragma unroll
+    for (int m = 0; m < 4; ++m) to[matrix_of(i, j) + m][lane] = r[m];
+}
 
 __device__ __forceinline__ int chunks_of(const int* start, int sequence) {
     return (start[sequence + 1] - start[sequence] + kChunk - 1) / kChunk;
@@ -60,5 +74,6 @@ __device__ __forceinline__ void split(float x, float y, uint32_t& high, uint32_t
 /// The launches. `chunks`: the chunks of the step, or more.
 void launch_prepare(Context& context, const DeltaStep& p, int64_t chunks);
 void launch_scan(Context& context, const DeltaStep& p);
+void launch_scan_warpgroups(Context& context, const DeltaStep& p);
 
 }  // namespace quern::cuda::delta

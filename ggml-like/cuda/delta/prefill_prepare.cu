@@ -174,9 +174,7 @@ __device__ __forceinline__ void find_scores(PrepareShared& shared, int half, boo
                         make_float2(j < i ? first : 0.0f, j + 1 < i ? second : 0.0f);
             }
         }
-        if (of_q)
-            record.scores[block * (block + 1) / 2 + b][lane] =
-                make_uint4(scores[0], scores[1], scores[2], scores[3]);
+        if (of_q) store_block(record.scores, block, b, lane, scores);
     }
 }
 

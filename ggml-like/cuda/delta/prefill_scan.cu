@@ -21,15 +21,6 @@ namespace {
 
 constexpr int kThreads = 128;
 
-/// Chunks of all sequences before this one.
-__device__ int chunks_before(const int* start, int sequence, int lane) {
-    int sum = 0;
-    for (int s = lane; s < sequence; s += 32) sum += chunks_of(start, s);
-#pragma unroll
-    for (int d = 16; d > 0; d /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, d);
-    return sum;
-}
-
 /// A barrier for warps of both roles, which meet from different places in the code; __syncthreads does not promise to
 /// allow that.
 __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory"); }
@@ -38,19 +29,6 @@ template <int kStages>
 struct ScanShared {
     Stage stages[kStages];
     Passed passed[2][kSlice / 16];
-};
-
-/// A block's sequence, and its columns of x.
-struct ScanBlock {
-    const bf16* x;          // the sequence's first row
-    const Record* records;  // of the first chunk; the next chunk's is value_heads further
-    int channels;
-    int value_heads;
-    int q_column;
-    int k_column;
-    int v_column;
-    int length;
-    int chunks;
 };
 
 /// 64 threads: starts copying a chunk's rows of kParts 16-byte parts; zeros past the sequence's end.
@@ -76,12 +54,12 @@ __device__ __forceinline__ void load_stage(Stage& stage, const ScanBlock& b, int
     if (round < b.chunks) {
         load_tile<16>(stage.k, b, round, b.k_column, thread);
         load_tile<4>(stage.v, b, round, b.v_column, thread);
-        const float* factors = b.records[int64_t{round} * b.value_heads].error;
+        const float* factors = b.record(round)->error;
         if (thread < 33) copy_async16(stage.factors + 4 * thread, factors + 4 * thread);
     }
     if (round > 0 && round <= b.chunks) {
         load_tile<16>(stage.q, b, round - 1, b.q_column, thread);
-        const float* factors = b.records[int64_t{round - 1} * b.value_heads].read;
+        const float* factors = b.record(round - 1)->read;
         if (thread < 16) copy_async16(stage.factors + 3 * kChunk + 4 * thread, factors + 4 * thread);
     }
     commit_copies();
@@ -95,56 +73,31 @@ __global__ __launch_bounds__(kThreads) void scan(DeltaStep p) {
     wait_for_predecessor();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int head = static_cast<int>(blockIdx.x) / (kDim / kSlice), slice = blockIdx.x % (kDim / kSlice);
-    const int sequence = static_cast<int>(blockIdx.y);
-    const int begin = p.start[sequence];
-    ScanBlock b;
-    b.length = p.start[sequence + 1] - begin;
+    ScanBlock b(p, head, static_cast<int>(blockIdx.y), lane);
     if (b.length == 0) return;
-    b.chunks = (b.length + kChunk - 1) / kChunk;
-    b.value_heads = p.value_heads;
-    b.channels = (2 * p.key_heads + p.value_heads) * kDim;
-    b.x = static_cast<const bf16*>(p.x) + int64_t{begin} * b.channels;
-    b.records = static_cast<const Record*>(p.work) +
-                int64_t{chunks_before(p.start, sequence, lane)} * p.value_heads + head;
-    const int key_head = head / (p.value_heads / p.key_heads);
-    b.q_column = key_head * kDim;
-    b.k_column = (p.key_heads + key_head) * kDim;
-    b.v_column = (2 * p.key_heads + head) * kDim + slice * kSlice;
+    b.v_column += slice * kSlice;
 
     const int half = warp % 2;  // which 16 columns of the slice
     const int v = slice * kSlice + 16 * half;
     if (warp < 2) {
-        float* delta = p.delta +
-                       ((int64_t{p.slots[sequence]} * p.value_heads + head) * kDim + v + lane / 4) * kDim +
-                       2 * (lane % 4);
-        const bool fresh = p.positions[begin] == 0;
+        float* delta = b.state(p, v, lane);
         float s[16][4];
-#pragma unroll
-        for (int t = 0; t < 16; ++t) {
-            const float2 zero = make_float2(0.0f, 0.0f);
-            const float2 lo = fresh ? zero : *reinterpret_cast<const float2*>(delta + 8 * t);
-            const float2 hi = fresh ? zero : *reinterpret_cast<const float2*>(delta + 8 * kDim + 8 * t);
-            s[t][0] = lo.x, s[t][1] = lo.y, s[t][2] = hi.x, s[t][3] = hi.y;
-        }
+        load_state(s, delta, p.positions[b.begin] == 0);
         uint4 solve[kTriangle];
         load_triangle(solve, b.records->solve, lane);
         for (int round = 0; round <= b.chunks; ++round) {
             meet();
             if (round == b.chunks) break;
-            const Record* record = b.records + int64_t{round} * b.value_heads;
-            const Record* next = round + 1 < b.chunks ? record + b.value_heads : nullptr;
+            const Record* record = b.record(round);
+            const Record* next = round + 1 < b.chunks ? b.record(round + 1) : nullptr;
             advance_state(s, solve, shared.stages[round % kStages], shared.passed[round % 2][half], *record,
                           next, half, lane);
         }
-#pragma unroll
-        for (int t = 0; t < 16; ++t) {
-            *reinterpret_cast<float2*>(delta + 8 * t) = make_float2(s[t][0], s[t][1]);
-            *reinterpret_cast<float2*>(delta + 8 * kDim + 8 * t) = make_float2(s[t][2], s[t][3]);
-        }
+        store_state(s, delta);
     } else {
         const int thread = threadIdx.x - 64;
         const int64_t ld = int64_t{p.value_heads} * kDim;
-        bf16* to = static_cast<bf16*>(p.o) + begin * ld + head * kDim + v;
+        bf16* to = static_cast<bf16*>(p.o) + b.begin * ld + head * kDim + v;
         uint4 scores[kTriangle];
         load_triangle(scores, b.records->scores, lane);
 #pragma unroll
@@ -154,7 +107,7 @@ __global__ __launch_bounds__(kThreads) void scan(DeltaStep p) {
             meet();
             load_stage(shared.stages[(round + kStages - 1) % kStages], b, round + kStages - 1, thread);
             if (round == 0) continue;
-            const Record* next = round < b.chunks ? b.records + int64_t{round} * b.value_heads : nullptr;
+            const Record* next = round < b.chunks ? b.record(round) : nullptr;
             find_output(scores, shared.stages[round % kStages], shared.passed[(round - 1) % 2][half], next,
                         to + (round - 1) * kChunk * ld, ld, b.length - (round - 1) * kChunk, lane);
         }

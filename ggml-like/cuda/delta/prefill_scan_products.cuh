@@ -4,7 +4,7 @@
 // (load_triangle), where they are asked for a chunk ahead.
 #pragma once
 
-#include "ggml-like/cuda/delta/prefill.cuh"
+#include "ggml-like/cuda/delta/prefill_scan.cuh"
 
 namespace quern::cuda::delta {
 
@@ -26,11 +26,15 @@ struct Passed {
     uint4 u[kChunk / 16][32];
 };
 
-/// The lane's registers of all blocks of A or P.
-__device__ __forceinline__ void load_triangle(uint4 (&to)[kTriangle], const uint4 (&from)[kTriangle][32],
-                                              int lane) {
+/// The lane's registers of all blocks of A or P; block (i, j) is number i (i + 1) / 2 + j.
+__device__ __forceinline__ void load_triangle(uint4 (&to)[kTriangle], const Triangle& from, int lane) {
 #pragma unroll
-    for (int i = 0; i < kTriangle; ++i) to[i] = from[i][lane];
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int j = 0; j <= i; ++j) {
+            const uint32_t(*m)[32] = from + matrix_of(i, j);
+            to[i * (i + 1) / 2 + j] = make_uint4(m[0][lane], m[1][lane], m[2][lane], m[3][lane]);
+        }
 }
 
 /// Four right operands of 16 x 16.
@@ -99,26 +103,6 @@ __device__ __forceinline__ void multiply_triangle(float (&sum)[8][4], const uint
     multiply_triangle(sum, high, blocks_low);  // last: they were asked for last
 }
 
-/// high + low = V^T - error (S X_k^T), from the sums in e.
-__device__ __forceinline__ void find_errors(uint32_t (&high)[4][4], uint32_t (&low)[4][4],
-                                            const float (&e)[8][4], const Stage& stage, int half, int lane) {
-    const uint32_t v = shared_address(stage.v);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        uint32_t two[4];
-        load_matrices_transposed(
-            two, v + slice_byte(16 * i + lane % 8 + 8 * (lane / 16), 2 * half + lane / 8 % 2));
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-            const float2 f =
-                *reinterpret_cast<const float2*>(stage.factors + 16 * i + 8 * (t / 2) + 2 * (lane % 4));
-            const float* s = e[2 * i + t / 2] + 2 * (t % 2);
-            const float2 value = unpack(two[t]);
-            split(value.x - f.x * s[0], value.y - f.y * s[1], high[i][t], low[i][t]);
-        }
-    }
-}
-
 /// One chunk of a state warp: S [16 v, 128 k] moves on by up to 64 rows. `solve` holds A, and becomes the next chunk's;
 /// to ask for solve_low as early there are no registers.
 __device__ __forceinline__ void advance_state(float (&s)[16][4], uint4 (&solve)[kTriangle],
@@ -134,14 +118,14 @@ __device__ __forceinline__ void advance_state(float (&s)[16][4], uint4 (&solve)[
     for (int d = 0; d < kDim / 16; ++d) {
         if (d + 1 < kDim / 16) load_columns(right[(d + 1) % 2], k, d + 1, lane);
         uint32_t left[4], left_low[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-            split(s[2 * d + i / 2][2 * (i % 2)], s[2 * d + i / 2][2 * (i % 2) + 1], left[i], left_low[i]);
+        split_state(s, d, left, left_low);
         passed.state[d][lane] = make_uint4(left[0], left[1], left[2], left[3]);
         multiply_four(sum, 0, left, left_low, right[d % 2]);
     }
     uint32_t high[4][4], low[4][4];
-    find_errors(high, low, sum, stage, half, lane);
+    const uint32_t v = shared_address(stage.v);
+    find_errors(high, low, sum, stage.factors, [&](int row, int part) { return v + slice_byte(row, 2 * half + part); },
+                lane);
     float u[8][4] = {};
     multiply_triangle(u, high, low, solve, solve_low);
     if (next != nullptr) load_triangle(solve, next->solve, lane);
@@ -156,14 +140,7 @@ __device__ __forceinline__ void advance_state(float (&s)[16][4], uint4 (&solve)[
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         uint32_t plain[4], scaled[4], scaled_low[4];
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-            const float2 f = *reinterpret_cast<const float2*>(stage.factors + kChunk + 16 * j + 8 * (t / 2) +
-                                                              2 * (lane % 4));
-            const float* x = u[2 * j + t / 2] + 2 * (t % 2);
-            plain[t] = pack_bf16(x[0], x[1]);
-            split(f.x * x[0], f.y * x[1], scaled[t], scaled_low[t]);
-        }
+        split_update(u, j, stage.factors + kChunk, lane, plain, scaled, scaled_low);
         passed.u[j][lane] = make_uint4(plain[0], plain[1], plain[2], plain[3]);
 #pragma unroll
         for (int d = 0; d < 2; ++d) {  // halves of the 128 columns
@@ -171,22 +148,6 @@ __device__ __forceinline__ void advance_state(float (&s)[16][4], uint4 (&solve)[
             if (next < 8) load_rows(right[next % 2], k, next / 2, next % 2, lane);
             multiply_four(s, 8 * d, scaled, scaled_low, right[d]);
         }
-    }
-}
-
-/// Stores 16 columns of o. The sums have v along the rows, so blocks of 8 x 8 are transposed, and neighbouring lanes
-/// swap halves for stores of 8 bytes.
-__device__ __forceinline__ void store_output(const float (&o)[8][4], bf16* to, int64_t ld, int rows,
-                                             int lane) {
-    const bool odd = lane % 2 != 0;
-    to += (lane / 4) * ld + (odd ? 8 + 2 * (lane % 4 - 1) : 2 * (lane % 4));
-#pragma unroll
-    for (int t = 0; t < 8; ++t) {
-        const uint32_t low = transpose(pack_bf16(o[t][0], o[t][1]));
-        const uint32_t high = transpose(pack_bf16(o[t][2], o[t][3]));
-        const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? low : high, 1);
-        if (8 * t + lane / 4 < rows)
-            *reinterpret_cast<uint2*>(to + 8 * t * ld) = odd ? make_uint2(got, high) : make_uint2(low, got);
     }
 }
 
@@ -208,12 +169,7 @@ __device__ __forceinline__ void find_output(uint4 (&scores)[kTriangle], const St
         const uint4 v = passed.u[i][lane];
         u[i][0] = v.x, u[i][1] = v.y, u[i][2] = v.z, u[i][3] = v.w;
     }
-#pragma unroll
-    for (int t = 0; t < 8; ++t) {
-        const float2 f =
-            *reinterpret_cast<const float2*>(stage.factors + 3 * kChunk + 8 * t + 2 * (lane % 4));
-        o[t][0] *= f.x, o[t][1] *= f.y, o[t][2] *= f.x, o[t][3] *= f.y;
-    }
+    scale_rows(o, stage.factors + 3 * kChunk, lane);
     multiply_triangle(o, u, scores);
     if (next != nullptr) load_triangle(scores, next->scores, lane);
     store_output(o, to, ld, rows, lane);

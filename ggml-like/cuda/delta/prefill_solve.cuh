@@ -56,11 +56,11 @@ __device__ __forceinline__ void multiply(float (&sum)[2][4], const Split& left, 
     }
 }
 
-/// Block `block` of A to the record.
-__device__ __forceinline__ void store_block(Record& record, int block, int lane, const uint32_t (&high)[4],
+/// Block (i, j) of A to the record.
+__device__ __forceinline__ void store_block(Record& record, int i, int j, int lane, const uint32_t (&high)[4],
                                             const uint32_t (&low)[4]) {
-    record.solve[block][lane] = make_uint4(high[0], high[1], high[2], high[3]);
-    record.solve_low[block][lane] = make_uint4(low[0], low[1], low[2], low[3]);
+    store_block(record.solve, i, j, lane, high);
+    store_block(record.solve_low, i, j, lane, low);
 }
 
 /// One warp: the blocks (i, column), i >= column, of A, from L with inverted diagonal blocks. Works on X^T, whose sums
@@ -79,7 +79,7 @@ __device__ void solve_column(const float* lower, const float* beta, int column, 
         split(x.x * b0.x, x.y * b0.y, high[2 * i], low[2 * i]);
         split(y.x * b1.x, y.y * b1.y, high[2 * i + 1], low[2 * i + 1]);
     }
-    store_block(record, column * (column + 3) / 2, lane, high, low);
+    store_block(record, column, column, lane, high, low);
 
     Split x[3];
     float first[2][4];
@@ -107,7 +107,7 @@ __device__ void solve_column(const float* lower, const float* beta, int column, 
             high[t] = transpose(high[t]);
             low[t] = transpose(low[t]);
         }
-        store_block(record, i * (i + 1) / 2 + column, lane, high, low);
+        store_block(record, i, column, lane, high, low);
     }
 }
 

@@ -142,18 +142,18 @@ __device__ __forceinline__ void wgmma<96>(float (&d)[12][4], const uint32_t (&a)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
 
+#define QUERN_WGMMA_128(transposed)                                                                \
+    "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                                     \
+    "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"                                      \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                       \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "             \
+    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "             \
+    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "            \
+    "{%64, %65, %66, %67}, %68, p, 1, 1, " transposed ";\n}\n"
+
 template <>
 __device__ __forceinline__ void wgmma<128>(float (&d)[16][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "{%64, %65, %66, %67}, %68, p, 1, 1, 0;\n}\n"
-        : QUERN_D16(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+    asm volatile(QUERN_WGMMA_128("0") : QUERN_D16(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
 
 #define QUERN_WGMMA_256(transposed)                                                                     \
@@ -174,7 +174,7 @@ __device__ __forceinline__ void wgmma<256>(float (&d)[32][4], const uint32_t (&a
     asm volatile(QUERN_WGMMA_256("0") : QUERN_D32(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
 
-/// The descriptor of 16 rows of 256 columns at shared address `at`: 64 columns of a row are 128 bytes, `apart` bytes before
+/// The descriptor of 16 rows of 128 or 256 columns at shared address `at`: 64 columns of a row are 128 bytes, `apart` bytes before
 /// the next 64. + 128 for every further 16 rows.
 __device__ __forceinline__ uint64_t wgmma_columns(uint32_t at, uint32_t apart) {
     return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{apart >> 4} << 16) | ((at & 0x3ffffu) >> 4);
@@ -187,6 +187,14 @@ __device__ __forceinline__ void wgmma_by_columns(float (&d)[32][4], const uint32
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns));
 }
 #undef QUERN_WGMMA_256
+/// d += a times 16 rows of 128 columns.
+__device__ __forceinline__ void wgmma_by_columns(float (&d)[16][4], const uint32_t (&a)[4],
+                                                 uint64_t columns) {
+    asm volatile(QUERN_WGMMA_128("1")
+                 : QUERN_D16(0)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns));
+}
+#undef QUERN_WGMMA_128
 
 /// d = a times 16 columns of kRows rows of B.
 template <int kRows>

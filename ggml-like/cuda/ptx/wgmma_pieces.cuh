@@ -9,9 +9,14 @@
 
 namespace quern::cuda::ptx {
 
-/// The descriptor of A, or of B by rows: 16 columns, two pieces that are `apart` bytes from each other.
+/// The descriptor of A, or of B by rows: 16 columns, made of 8 x 8 matrices of 128 bytes; bytes to the one on the right, and to
+/// the one below.
+__device__ __forceinline__ uint64_t wgmma_matrices(uint32_t at, uint32_t right, uint32_t below) {
+    return (uint64_t{below >> 4} << 32) | (uint64_t{right >> 4} << 16) | ((at & 0x3ffffu) >> 4);
+}
+/// The same of two pieces that are `apart` bytes from each other.
 __device__ __forceinline__ uint64_t wgmma_pieces(uint32_t at, uint32_t apart) {
-    return (uint64_t{128 >> 4} << 32) | (uint64_t{apart >> 4} << 16) | ((at & 0x3ffffu) >> 4);
+    return wgmma_matrices(at, apart, 128);
 }
 /// The descriptor of B by columns: 16 rows of all pieces; + 16 for the next 16 rows.
 __device__ __forceinline__ uint64_t wgmma_piece_columns(uint32_t at, uint32_t apart) {
