@@ -108,9 +108,20 @@ __device__ __forceinline__ void defer_four(const Defer& d, int n, int column, co
 
 /// One warp: the factor of row n in two steps, a load and what can wait for it.
 __device__ __forceinline__ float load_squares(const RowScale& s, int n) {
+    constexpr int kTogether = 4;  // loads of a lane that are under way at the same time
+    const float* from = s.squares + n * s.numbers;
     float sum = 0;
-#pragma unroll 4
-    for (int i = threadIdx.x % 32; i < s.numbers; i += 32) sum += __ldcg(s.squares + n * s.numbers + i);
+#pragma unroll 1
+    for (int base = 0; base < s.numbers; base += 32 * kTogether) {
+        float square[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            const int at = base + static_cast<int>(threadIdx.x) % 32 + 32 * i;
+            square[i] = at < s.numbers ? __ldcg(from + at) : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) sum += square[i];
+    }
     return sum;
 }
 __device__ __forceinline__ float norm_factor(const RowScale& s, float loaded) {

@@ -20,33 +20,42 @@ using namespace linear;
 
 namespace {
 
+/// One warp: a row's logits of experts lane + 32 i. All loads are under way before the first is used.
+template <int kEach>
+__device__ __forceinline__ void load_logits(const Logits& l, int64_t row, int experts,
+                                            float (&logits)[kEach]) {
+    if (l.floats == nullptr) return read_sums(l.sums + row * l.pitch, experts, logits);
+    const float* from = l.floats + row * l.pitch + threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i)
+        logits[i] = static_cast<int>(threadIdx.x) % 32 + 32 * i < experts ? __ldcg(from + 32 * i) : 0.0f;
+}
 __device__ __forceinline__ float logit_at(const Logits& l, int64_t row, int e) {
     return l.floats != nullptr ? __ldcg(l.floats + row * l.pitch + e) : read_sum(l.sums + row * l.pitch + e);
 }
 
 /// One warp: the choice of row n, its weights, the gate of the shared expert, the norm's factor. kEach: experts of a
-/// lane, at most.
+/// lane, at most. Lane j of those that choose gets number j's expert.
 template <int kEach>
-__device__ __forceinline__ void choose_row(const Choice& c, int n) {
+__device__ __forceinline__ int choose_row(const Choice& c, int n) {
     const int lane = threadIdx.x % 32;
-    const float squares = load_squares(c.scale, n), gate = logit_at(c.logits, n, c.experts);
-    int* ids = c.ids + static_cast<int64_t>(n) * c.used;
-    const uint32_t bits =
-        choose_in_order<kEach>([&](int e) { return logit_at(c.logits, n, e); }, c.experts, c.used, ids);
-    const float factor = norm_factor(c.scale, squares), weight = weight_of(bits, c.used, factor);
+    float logits[kEach];
+    load_logits(c.logits, n, c.experts, logits);
+    const float gate = logit_at(c.logits, n, c.experts), squares = load_squares(c.scale, n);
+    const InOrder own = choose_in_order(logits, c.experts, c.used);
+    const float factor = norm_factor(c.scale, squares), weight = weight_of(own.key, c.used, factor);
     const float own_gate = gate_of(gate * factor);
-    __syncwarp();
-    if (lane < c.used) c.weights[static_cast<int64_t>(n) * c.used + lane] = weight;
+    const int64_t to = static_cast<int64_t>(n) * c.used + lane;
+    if (lane < c.used) c.ids[to] = own.id, c.weights[to] = weight;
     if (lane == 0) c.shared_gate[n] = own_gate, c.factor[n] = factor;
-    if (c.rows > 1 || c.ready == nullptr) return;
-    if (lane < c.used) publish(c.ready + lane, {ids[lane], weight});
-    if (lane == 0) publish(c.ready + c.used, {0, own_gate});
+    if (c.rows == 1 && c.ready != nullptr) {
+        if (lane < c.used) publish(c.ready + lane, {own.id, weight});
+        if (lane == 0) publish(c.ready + c.used, {0, own_gate});
+    }
+    return own.id;
 }
-__device__ __forceinline__ void choose_row(const Choice& c, int n) {
-    if (c.experts <= 256)
-        choose_row<8>(c, n);
-    else
-        choose_row<kMaxExperts / 32>(c, n);
+__device__ __forceinline__ int choose_row(const Choice& c, int n) {
+    return c.experts <= 256 ? choose_row<8>(c, n) : choose_row<kMaxExperts / 32>(c, n);
 }
 
 constexpr int kStepThreads = 512, kStepBlocks = 8, kStepPairs = 512;
@@ -106,11 +115,8 @@ __global__ void __launch_bounds__(kChoiceThreads) choose_many(Choice c) {
     wait_for_predecessor();
     __syncthreads();
     if (n < c.rows) {
-        choose_row(c, n);
-        if (lane < c.used) {
-            const int e = c.ids[static_cast<int64_t>(n) * c.used + lane];
-            atomicAdd(chose + e / 4, 1u << (e % 4 * 8));
-        }
+        const int e = choose_row(c, n);
+        if (lane < c.used) atomicAdd(chose + e / 4, 1u << (e % 4 * 8));
     }
     __syncthreads();
     if (tid < words) c.counts[blockIdx.x * words + tid] = chose[tid];

@@ -91,19 +91,23 @@ __device__ __forceinline__ void choose_row(const GateUp& a, int row, int* ids, C
     const int lane = threadIdx.x % 32;
     const bool writes = blockIdx.x == 0;
     const int64_t* sums = to.logits.sums + static_cast<int64_t>(row) * to.logits.pitch;
+    float logits[kMaxChoiceExperts / 32];
+    read_sums(sums, to.experts, logits);
     const float squares = load_squares(to.scale, row);
     const float gate_logit = writes ? read_sum(sums + to.experts) : 0.0f;  // loaded while experts are chosen
-    const uint32_t bits = choose_in_order<kMaxChoiceExperts / 32>([&](int e) { return read_sum(sums + e); },
-                                                                  to.experts, a.used, ids);
-    if (lane < a.used && a.rows <= kPassRows) chosen.add(ids[lane]);
+    const InOrder own = choose_in_order(logits, to.experts, a.used);
+    if (lane < a.used) {
+        ids[lane] = own.id;
+        if (a.rows <= kPassRows) chosen.add(own.id);
+    }
     const float factor = norm_factor(to.scale, squares);
     if (lane == 0) *scale = factor;
     if (!writes) return;
-    const float weight = weight_of(bits, a.used, factor), gate = gate_of(gate_logit * factor);
-    if (lane < a.used) to.ids[row * a.used + lane] = ids[lane], to.weights[row * a.used + lane] = weight;
+    const float weight = weight_of(own.key, a.used, factor), gate = gate_of(gate_logit * factor);
+    if (lane < a.used) to.ids[row * a.used + lane] = own.id, to.weights[row * a.used + lane] = weight;
     if (lane == 0) to.shared_gate[row] = gate;
     if (a.rows > 1) return;
-    if (lane < a.used) publish(to.ready + lane, {ids[lane], weight});  // down_fp4_one waits for it
+    if (lane < a.used) publish(to.ready + lane, {own.id, weight});  // down_fp4_one waits for it
     if (lane == 0) publish(to.ready + a.used, {0, gate});
 }
 

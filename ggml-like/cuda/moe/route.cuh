@@ -26,37 +26,38 @@ __device__ __forceinline__ float from_ordered_bits(uint32_t key) {
     return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
-/// One warp: the `used` best experts into ids. Returns in lane j the key of number j. logit(e): of expert e.
-template <int kEach, typename Logit>
-__device__ __forceinline__ uint32_t choose_in_order(const Logit& logit, int experts, int used, int* ids) {
+/// What a lane got of a row's choice: in lane j number j.
+struct InOrder {
+    uint32_t key = 0;
+    int id = 0;
+};
+
+/// One warp: the `used` best experts. logits: of the lane's experts, lane + 32 i. No branches, since warps that part and meet
+/// again in each round take longer than what they leave out.
+template <int kEach>
+__device__ __forceinline__ InOrder choose_in_order(const float (&logits)[kEach], int experts, int used) {
     const int lane = threadIdx.x % 32;
-    uint32_t key[kEach], mine = 0;
+    uint32_t key[kEach];
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-        const int e = lane + 32 * i;
-        key[i] = e < experts ? ordered_bits(logit(e)) : 0;
-    }
-    uint32_t own = 0;  // the lane's best, and where
-    int at = 0;
-    const auto find_own = [&] {
-        own = key[0], at = 0;
-#pragma unroll
-        for (int i = 1; i < kEach; ++i)
-            if (key[i] > own) own = key[i], at = i;
-    };
-    find_own();
+    for (int i = 0; i < kEach; ++i) key[i] = lane + 32 * i < experts ? ordered_bits(logits[i]) : 0;
+    InOrder mine;
 #pragma unroll 1
     for (int j = 0; j < used; ++j) {
-        const uint32_t best = __reduce_max_sync(0xffffffffu, own);
-        const int id =
-            static_cast<int>(__reduce_min_sync(0xffffffffu, own == best ? lane + 32 * at : 0xffffu));
-        if (j == lane) mine = best, ids[j] = min(id, experts - 1);
-        if (id % 32 == lane) {
+        uint32_t most[kEach];
 #pragma unroll
-            for (int i = 0; i < kEach; ++i)
-                if (i == at) key[i] = 0;
-            find_own();
-        }
+        for (int i = 0; i < kEach; ++i) most[i] = key[i];
+#pragma unroll
+        for (int n = kEach / 2; n > 0; n /= 2)
+#pragma unroll
+            for (int i = 0; i < n; ++i) most[i] = max(most[i], most[i + n]);
+        const uint32_t best = __reduce_max_sync(0xffffffffu, most[0]);
+        unsigned own = 0xffffu;
+#pragma unroll
+        for (int i = kEach - 1; i >= 0; --i) own = key[i] == best ? lane + 32 * i : own;
+        const int id = static_cast<int>(__reduce_min_sync(0xffffffffu, own));
+        if (j == lane) mine = {best, min(id, experts - 1)};
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) key[i] = id == lane + 32 * i ? 0 : key[i];
     }
     return mine;
 }
