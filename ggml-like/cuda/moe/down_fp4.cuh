@@ -48,10 +48,15 @@ struct RowBlock {
         if (block * 16 < width)
             from = (is_shared ? a.shared_in : a.routed) + static_cast<int64_t>(n) * width + block * 16;
     }
+    __device__ __forceinline__ void load(Fp4Block& numbers) const {
+        if (from != nullptr) numbers.load(from);
+    }
+    __device__ __forceinline__ void store(const Fp4Block& numbers) const {
+        if (row != nullptr) numbers.store(row, block);
+    }
     __device__ __forceinline__ void copy() const {
         Fp4Block numbers;
-        if (from != nullptr) numbers.load(from);
-        if (row != nullptr) numbers.store(row, block);
+        load(numbers), store(numbers);
     }
 };
 
@@ -61,9 +66,18 @@ template <int kTogether>
 __device__ __forceinline__ void load_rows(const Down& a, int first, uint8_t* routed, int routed_bytes,
                                           uint8_t* shared, int shared_bytes) {
     const int all = a.rows * 4 * (a.used * a.experts.chunks + a.shared_chunks);
-#pragma unroll(kTogether)
-    for (int b = first + threadIdx.x; b < all; b += kThreads)
-        RowBlock(a, b, routed, routed_bytes, shared, shared_bytes).copy();
+#pragma unroll 1
+    for (int begin = first; begin < all; begin += kTogether * kThreads) {
+        const auto block = [&](int i) {
+            return RowBlock(a, begin + static_cast<int>(threadIdx.x) + i * kThreads, routed, routed_bytes,
+                            shared, shared_bytes);
+        };
+        Fp4Block numbers[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) block(i).load(numbers[i]);
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) block(i).store(numbers[i]);
+    }
 }
 
 /// What add_terms needs for row n of the step and row r of the tile, loaded early.

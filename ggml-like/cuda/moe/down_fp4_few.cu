@@ -113,7 +113,7 @@ __device__ __forceinline__ void add_groups(const Down& a, const DownShape& s, En
     wait_for_predecessor();
     allow_successor();
     end.begin(n < a.rows, n, r);
-    load_rows<4>(a, 0, rows, routed_bytes, shared_rows, shared_bytes);
+    load_rows<5>(a, 0, rows, routed_bytes, shared_rows, shared_bytes);
 #pragma unroll 1
     for (int i = 1; i < s.depth; ++i) pieces.next(ring);
     __syncthreads();

@@ -34,9 +34,20 @@ struct TourProducts : TourMemory<K> {
             weights_of(stage) + static_cast<int>(threadIdx.x) / 32 * S::kTileBytes + c * chunk_bytes(K),
             threadIdx.x % 32);
     }
-    /// The descriptor of rows of B further on; carries stay in the lower half.
-    __device__ __forceinline__ static uint64_t further(uint64_t rows, uint32_t by) {
-        return (rows & ~uint64_t{0xffffffffu}) | (static_cast<uint32_t>(rows) + by);
+    /// The descriptor of rows of B further on; the upper half of all of them is one constant.
+    __device__ __forceinline__ static uint64_t further(uint32_t rows, uint32_t by) {
+        return wgmma_rows(0) >> 32 << 32 | (rows + by);
+    }
+
+    /// Starts acc += a, decoded from chunk c of a stage, x the stage's first kN tokens.
+    template <int kN>
+    __device__ __forceinline__ static void multiply_chunk(uint32_t rows, int c, const uint32_t (&a)[4][4],
+                                                          float (&acc)[kN / 8][4]) {
+        wgmma_fence();
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk)
+            wgmma<kN>(acc, a[kk], further(rows, c * (S::kChunkTokenBytes / 16) + 2 * kk));
+        wgmma_commit();
     }
 
     /// acc = this warp's 16 rows x the first kN tokens of the tile whose first stage has come. A chunk's codes are read while
@@ -52,39 +63,32 @@ struct TourProducts : TourMemory<K> {
             for (int r = 0; r < 4; ++r) acc[i][r] = 0;
         hold(acc);  // the zeros are there before the fence
         load(m.stage, 0, chunk);
-#pragma unroll
-        for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
 #pragma unroll 1
-        do {
+        for (;;) {
+#pragma unroll
+            for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
             const int stage = m.stage;
-            const uint64_t rows = wgmma_rows(shared_address(tokens_of(stage)));
-            --left;
+            const auto rows = static_cast<uint32_t>(wgmma_rows(shared_address(tokens_of(stage))));
+            multiply_chunk<kN>(rows, 0, a, acc);
 #pragma unroll
-            for (int c = 0; c < S::kChunks; ++c) {
-                wgmma_fence();
-#pragma unroll
-                for (int kk = 0; kk < 4; ++kk)
-                    wgmma<kN>(acc, a[kk], further(rows, c * (S::kChunkTokenBytes / 16) + 2 * kk));
-                wgmma_commit();
-                if (c + 1 < S::kChunks) {
-                    load(stage, c + 1, chunk);
-                } else {
-                    if (++m.stage == S::kStages) m.stage = 0, m.phase ^= 1;
-                    if (left > 0) {
-                        wait_phase(full + m.stage, m.phase);
-                        load(m.stage, 0, chunk);
-                    }
-                }
+            for (int c = 1; c < S::kChunks; ++c) {
+                load(stage, c, chunk);
                 wgmma_wait<0>();
                 hold(a, left < 0);
-                if (c + 1 == S::kChunks) {
-                    if (threadIdx.x % 32 == 0) arrive(empty + stage);
-                    if (left == 0) break;
-                }
 #pragma unroll
                 for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
+                multiply_chunk<kN>(rows, c, a, acc);
             }
-        } while (left > 0);
+            if (++m.stage == S::kStages) m.stage = 0, m.phase ^= 1;
+            if (--left > 0) {
+                wait_phase(full + m.stage, m.phase);
+                load(m.stage, 0, chunk);
+            }
+            wgmma_wait<0>();
+            hold(a, left < 0);
+            if (threadIdx.x % 32 == 0) arrive(empty + stage);
+            if (left == 0) break;
+        }
         hold(acc);
     }
 
