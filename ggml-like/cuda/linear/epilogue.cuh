@@ -109,19 +109,20 @@ __device__ __forceinline__ void defer_four(const Defer& d, int n, int column, co
 /// One warp: the factor of row n in two steps, a load and what can wait for it.
 __device__ __forceinline__ float load_squares(const RowScale& s, int n) {
     constexpr int kTogether = 4;  // loads of a lane that are under way at the same time
-    const float* from = s.squares + n * s.numbers;
+    const int lane = threadIdx.x % 32;
+    const float* from = s.squares + n * s.numbers + lane;
     float sum = 0;
+    int left = s.numbers;
 #pragma unroll 1
-    for (int base = 0; base < s.numbers; base += 32 * kTogether) {
+    for (; left >= 32 * kTogether; left -= 32 * kTogether, from += 32 * kTogether) {
         float square[kTogether];
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-            const int at = base + static_cast<int>(threadIdx.x) % 32 + 32 * i;
-            square[i] = at < s.numbers ? __ldcg(from + at) : 0.0f;
-        }
+        for (int i = 0; i < kTogether; ++i) square[i] = __ldcg(from + 32 * i);
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) sum += square[i];
     }
+#pragma unroll 1
+    for (; left > 0; left -= 32, from += 32) sum += lane < left ? __ldcg(from) : 0.0f;
     return sum;
 }
 __device__ __forceinline__ float norm_factor(const RowScale& s, float loaded) {
