@@ -34,8 +34,8 @@ struct Device {
 
 inline Device cpu_device(int threads = 2) { return {make_cpu_backend(threads)}; }
 
-inline Device cuda_device(int shared_bytes = 0) {
-    return {.backend = make_test_cuda_backend(shared_bytes), .activation = DType::BF16, .tolerance = 1e-2};
+inline Device cuda_device() {
+    return {.backend = make_test_cuda_backend(), .activation = DType::BF16, .tolerance = 1e-2};
 }
 
 using DeviceCase = void (*)(Device& device);

@@ -80,15 +80,14 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
 #endif
 }
 
-/// The dense x as boxes of S::kTokens rows and 64 columns, in the order of products.
-template <class S>
-CUtensorMap token_map(const GemmTask& task) {
+/// The dense x as boxes of box_tokens rows and 64 columns, in the order of products.
+inline CUtensorMap token_map(const GemmTask& task) {
     return make_map(task.x,
                     {.type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
                      .dimensions = 2,
                      .size = {static_cast<cuuint64_t>(task.cols), static_cast<cuuint64_t>(task.tokens)},
                      .stride = {static_cast<cuuint64_t>(task.ldx8) * 16},
-                     .box = {kChunkCols, S::kTokens},
+                     .box = {kChunkCols, static_cast<cuuint32_t>(task.box_tokens)},
                      .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
 }
 /// Packed weights as boxes of a block's tiles and a stage's chunks.
@@ -110,10 +109,12 @@ CUtensorMap weight_map(const GemmTask& task) {
 template <Kind K, class S>
 void launch_warpgroups(Context& context, const char* what, typename S::Task task) {
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
+    // Rows that are not there would cost the copy engine as much as others. Products that read beyond make sums that nobody stores.
+    task.box_tokens = min(S::kTokens, (task.tokens + 15) / 16 * 16);
     const int64_t blocks = task.row_blocks * token_tiles(task, S::kTokens) * S::kCluster;
     const dim3 grid(static_cast<unsigned>(S::kStays ? min(blocks, int64_t{context.sms}) : blocks));
     launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), StageRing<K, S>::kShared, task,
-           weight_map<K, S>(task), token_map<S>(task));
+           weight_map<K, S>(task), token_map(task));
 }
 
 }  // namespace quern::cuda::linear

@@ -97,7 +97,7 @@ struct WarpgroupBlock {
     /// where the matrix ends.
     __device__ __forceinline__ void copy_weights(int step) const {
         const int stage = (round_begin + step) % R::kStages;
-        arrive_and_expect(full + stage, R::kWeights + R::kTokens);
+        arrive_and_expect(full + stage, R::kWeights + S::kChunks * 128 * task.box_tokens);
         copy_chunks(weights_of(stage), w, chunk_at(chunk_begin + step * S::kChunks),
                     place.row_block * S::kTiles, place.expert, full + stage);
     }
