@@ -18,7 +18,7 @@ objects=$build/CMakeFiles/quern_cuda.dir
 others='attention_\w+_kernel(<[\w, ]+>)?
 block_\w+_kernel(<\d+>)?
 (concat_kernel|kv_write_kernel)
-delta::\w+(<\d+>)?
+delta::\w+(<[\w, ]+>)?
 (choose_many|choose_and_group|group_many)
 (layer_norm_kernel|add_bias_kernel<\w+>|patch_values_kernel|grid_\w+_kernel)
 (add_prompt_terms(_of_ranks)?<[\w, ]+>|down_fp4_sum|down_fp4_sum_of_ranks|defer_kernel|norm_twice_kernel)

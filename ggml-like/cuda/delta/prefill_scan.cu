@@ -1,4 +1,5 @@
-// The chunked delta rule's second kernel: chunk after chunk, S and the output (prefill.cu has the formulas).
+// The chunked delta rule's second kernel: chunk after chunk, S and the output (prefill.cu has the formulas). Cards with products of
+// warpgroups take prefill_scan_warpgroups.cu.
 //
 //   block = (sequence, value head, 32 columns of v); 4 warps
 //

@@ -124,8 +124,9 @@ __device__ __forceinline__ void advance_state(float (&s)[16][4], uint4 (&solve)[
     }
     uint32_t high[4][4], low[4][4];
     const uint32_t v = shared_address(stage.v);
-    find_errors(high, low, sum, stage.factors, [&](int row, int part) { return v + slice_byte(row, 2 * half + part); },
-                lane);
+    find_errors(
+        high, low, sum, stage.factors,
+        [&](int row, int part) { return v + slice_byte(row, 2 * half + part); }, lane);
     float u[8][4] = {};
     multiply_triangle(u, high, low, solve, solve_low);
     if (next != nullptr) load_triangle(solve, next->solve, lane);

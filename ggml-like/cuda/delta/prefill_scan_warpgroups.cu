@@ -11,6 +11,8 @@
 //
 // Shared memory (prefill_scan_warpgroups.cuh, 220 KB, so one block an SM): three stages of x_k, v and A, two of x_q and P, two
 // chunks of what is passed on. The zeros of A and P above the diagonal are written once, and copies leave them out.
+// Bound: latency. A chunk takes some 3,100 cycles, of which its products need 1,400; 32 heads make 64 blocks. Measured for
+// 1,000 and 8,192 rows of one sequence: 34 and 233 us (H200, 2026-11).
 #include "ggml-like/cuda/delta/prefill_scan_warpgroups.cuh"
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ptx/copy_bytes.cuh"
@@ -34,7 +36,8 @@ __device__ __forceinline__ void init(Shared& shared) {
             for (int i = 0; i < stages; ++i) init_phases(barriers + i, count);
         };
         init_all(shared.key_turns.full, kKeyStages, 1), init_all(shared.key_turns.empty, kKeyStages, 4);
-        init_all(shared.query_turns.full, kQueryStages, 1), init_all(shared.query_turns.empty, kQueryStages, 4);
+        init_all(shared.query_turns.full, kQueryStages, 1),
+            init_all(shared.query_turns.empty, kQueryStages, 4);
         init_all(shared.state_full, kPassed, 4), init_all(shared.u_full, kPassed, 4);
         init_all(shared.passed_empty, kPassed, 4);
         publish_phases();
@@ -61,8 +64,7 @@ struct Copies {
     }
     __device__ __forceinline__ void copy_triangle(Square& to, const Triangle& from, uint64_t* full) const {
 #pragma unroll
-        for (int j = 0; j < 4; ++j)
-            copy_bytes(to[j][2 * j], from + first_matrix(j), (4 - j) * 4 * 128, full);
+        for (int j = 0; j < 4; ++j) copy_bytes(to[j][2 * j], from + first_matrix(j), (4 - j) * 4 * 128, full);
     }
     __device__ __forceinline__ void copy_all() const {
         Place<kKeyStages> key;
@@ -126,8 +128,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     scan_warpgroups(const __grid_constant__ DeltaStep p, const __grid_constant__ CUtensorMap x) {
 #if QUERN_WGMMA
     extern __shared__ __align__(1024) uint8_t unaligned[];
-    Shared& shared =
-        *reinterpret_cast<Shared*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
+    Shared& shared = *reinterpret_cast<Shared*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
     allow_successor();
     init(shared);
     wait_for_predecessor();

@@ -134,7 +134,9 @@ __device__ __forceinline__ void advance_state(Shared& shared, float (&s)[16][4],
     {
         uint32_t high[4][4], low[4][4];
         const uint32_t v = shared_address(tiles.v), solve = shared_address(shared.solve[key.at]);
-        const auto v_at = [&](int row, int part) { return v + row * 128 + (((2 * warp + part) ^ (row & 7)) << 4); };
+        const auto v_at = [&](int row, int part) {
+            return v + row * 128 + (((2 * warp + part) ^ (row & 7)) << 4);
+        };
         find_errors(high, low, sum, factors.error, v_at, lane);
         hold(u);
         wgmma_fence();
@@ -172,11 +174,14 @@ __device__ __forceinline__ void advance_state(Shared& shared, float (&s)[16][4],
 }
 
 /// One chunk of the outputs' warpgroup: o [64 v, 64 rows].
-__device__ __forceinline__ void find_output(Shared& shared, float (&o)[8][4], const Place<kQueryStages>& query,
-                                            const Place<kPassed>& pass, bool never) {
+__device__ __forceinline__ void find_output(Shared& shared, float (&o)[8][4],
+                                            const Place<kQueryStages>& query, const Place<kPassed>& pass,
+                                            bool never) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     const Passed& passed = shared.passed[pass.at];
-    const auto take = [](uint32_t(&to)[4], const uint4& v) { to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w; };
+    const auto take = [](uint32_t(&to)[4], const uint4& v) {
+        to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+    };
     uint32_t state[8][4];
     wait_phase(shared.state_full + pass.at, pass.phase);
 #pragma unroll

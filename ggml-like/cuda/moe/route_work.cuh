@@ -57,7 +57,9 @@ __device__ __forceinline__ void read_sums(const int64_t* sums, int experts, floa
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
         logits[i] = sum_of(fixed[i]);
-        asm volatile("" : "+f"(logits[i]));  // else a branch leaves out what no expert needs, eight times in a row
+        asm volatile(
+            ""
+            : "+f"(logits[i]));  // else a branch leaves out what no expert needs, eight times in a row
     }
 }
 
