@@ -186,8 +186,8 @@ GridProduct choose(const Card& card, const GridShape& g) {
 }
 
 ScanProduct choose_scan(const Card& card) {
-    return card.warpgroups && card.shared_bytes >= delta::kScanShared ? ScanProduct::warpgroups
-                                                                      : ScanProduct::tiles;
+    return card.warpgroups && card.shared_bytes >= delta::kWarpgroupScanBytes ? ScanProduct::warpgroups
+                                                                              : ScanProduct::tiles;
 }
 
 const char* name_of(AnswerProduct product) {

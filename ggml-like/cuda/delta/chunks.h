@@ -1,4 +1,5 @@
-// What the graph's builder must know of the work space of the gated delta rule's prompt kernels. Plain C++.
+// What the graph's builder and the choice of kernels must know of the gated delta rule's prompt kernels: work space, shared
+// memory. Plain C++.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +11,8 @@ inline constexpr int kDeltaChunk = 64;
 /// Work space of one chunk of one value head, in bytes (Record, prefill.cuh).
 inline constexpr int64_t kDeltaRecordBytes = 16384;
 
-/// Shared memory of a block of the scan by products of warpgroups (prefill_scan_warpgroups.cuh).
-inline constexpr int kScanShared = 220 * 1024;
+/// Bytes of shared memory of a block of the scan by products of warpgroups (prefill_scan_warpgroups.cuh).
+inline constexpr int kWarpgroupScanBytes = 220 * 1024;
 
 /// Whether heads of this shape have the fast kernels: prompts in chunks, answers with S in registers.
 constexpr bool has_chunked_heads(int key_dim, int value_dim) { return key_dim == 128 && value_dim == 128; }

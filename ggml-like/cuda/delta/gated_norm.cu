@@ -96,7 +96,8 @@ bool begins_at_eights(const void* p) { return reinterpret_cast<uintptr_t>(p) % 8
 
 void gated_norm_rows(Context& c, const GatedNormRows& a) {
     if (a.dim > 256) unsupported("conv_gated_delta_net", "heads of more than 256");
-    if (int64_t{a.rows} * a.heads >= 1 << 24) unsupported("conv_gated_delta_net", "so many rows at once");
+    if (a.rows >= 1 << 20 || int64_t{a.rows} * a.heads >= 1 << 24)  // Divisor takes no more
+        unsupported("conv_gated_delta_net", "so many rows at once");
     const bool whole = a.dim == 128 && a.z_ld % 4 == 0 && begins_at_eights(a.o) && begins_at_eights(a.z) &&
                        begins_at_eights(a.h);
     const int warps = kNormThreads / 32, blocks = (a.rows * a.heads + warps - 1) / warps;

@@ -1,4 +1,4 @@
-// What the two kernels of the chunked gated delta rule share. Formulas and letters: prefill.cu.
+// What the kernels of the chunked gated delta rule share. Formulas and letters: prefill.cu.
 #pragma once
 
 #include "ggml-like/cuda/delta/chunks.h"
@@ -15,9 +15,13 @@ constexpr int kChunk = kDeltaChunk;
 constexpr int kTriangle = 10;
 constexpr int kTileBytes = kChunk * kDim * 2;
 
-/// A lower triangle of 64 x 64 BF16 numbers as 8 x 8 matrices of 128 bytes, row after row: word l is the register of lane l of a
-/// right operand of mma, and a matrix is what products of warpgroups call a core matrix. Columns of blocks follow each
-/// other, in these rows of matrices, from the diagonal block down, of which each has two.
+/// A lower triangle of 64 x 64 BF16 numbers as 8 x 8 matrices of 128 bytes, two of which lie side by side in a block:
+///
+///     blocks of column 0   matrices  0  1 | 2  3 | ... | 14 15      rows 0 .. 7, 8 .. 15, ... 56 .. 63
+///     of column 1                   16 17 | ...       | 26 27      rows 16 .. 23, ... 56 .. 63
+///     of column 2, of column 3      28 .. 35, 36 .. 39
+///
+/// Word l of a matrix is the register of lane l of a right operand of mma; products of warpgroups call it a core matrix.
 using Triangle = uint32_t[4 * kTriangle][32];
 /// Where the blocks of column j begin, in matrices.
 __device__ __forceinline__ constexpr int first_matrix(int j) { return 2 * j * (9 - j); }

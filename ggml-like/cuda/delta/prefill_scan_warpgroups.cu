@@ -168,8 +168,8 @@ CUtensorMap map_of_x(const DeltaStep& p) {
 void launch_scan_warpgroups(Context& context, const DeltaStep& p) {
     const dim3 grid(static_cast<unsigned>(p.value_heads * (kDim / kColumns)),
                     static_cast<unsigned>(p.sequences));
-    launch(context, "delta_prefill: scan warpgroups", scan_warpgroups, grid, dim3(kThreads), kScanShared, p,
-           map_of_x(p));
+    launch(context, "delta_prefill: scan warpgroups", scan_warpgroups, grid, dim3(kThreads),
+           kWarpgroupScanBytes, p, map_of_x(p));
 }
 
 }  // namespace quern::cuda::delta

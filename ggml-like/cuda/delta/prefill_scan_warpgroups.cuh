@@ -54,7 +54,7 @@ struct Shared {
     Turns<kQueryStages> query_turns;
     uint64_t state_full[kPassed], u_full[kPassed], passed_empty[kPassed];
 };
-static_assert(sizeof(Shared) + 1024 <= kScanShared);
+static_assert(sizeof(Shared) + 1024 <= kWarpgroupScanBytes);
 
 #if QUERN_WGMMA
 
@@ -121,6 +121,7 @@ __device__ __forceinline__ void advance_state(Shared& shared, float (&s)[16][4],
             wgmma<64>(sum, high[d], k + columns_on(d));
         }
         wgmma_commit();
+        // Meanwhile `high` is read, by these stores and by the products; nothing writes it before hold().
         wait_phase(shared.passed_empty + pass.at, pass.phase ^ 1);
 #pragma unroll
         for (int d = 0; d < 8; ++d)

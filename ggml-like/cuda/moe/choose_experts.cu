@@ -5,7 +5,7 @@
 //                     all counts (32 KB for 1,024 rows and 256 experts) and places its own pairs
 //
 // Shared memory: for groups a bit for each pair and expert (32 KB). Bound: latency. Measured with 64 rows, as part of
-// the router's 19.1 us; with one block instead of 16 that took 25.0 (H200, 2026-11).
+// the router's 19.1 us; with one block instead of 16 that took 25.0 (H200, early in 2026-11; a row's choice has become 7 us shorter).
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/moe/moe.h"
 #include "ggml-like/cuda/moe/route.cuh"
@@ -20,7 +20,7 @@ using namespace linear;
 
 namespace {
 
-/// One warp: a row's logits of experts lane + 32 i. All loads are under way before the first is used.
+/// One warp: a row's logits of experts lane + 32 i, 0 of those that do not exist. All loads are under way before the first is used.
 template <int kEach>
 __device__ __forceinline__ void load_logits(const Logits& l, int64_t row, int experts,
                                             float (&logits)[kEach]) {
@@ -35,7 +35,7 @@ __device__ __forceinline__ float logit_at(const Logits& l, int64_t row, int e) {
 }
 
 /// One warp: the choice of row n, its weights, the gate of the shared expert, the norm's factor. kEach: experts of a
-/// lane, at most. Lane j of those that choose gets number j's expert.
+/// lane, at most. Returns in lane j < used the id of number j.
 template <int kEach>
 __device__ __forceinline__ int choose_row(const Choice& c, int n) {
     const int lane = threadIdx.x % 32;

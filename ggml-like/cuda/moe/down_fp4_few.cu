@@ -11,7 +11,8 @@
 // Shared memory: a ring of pieces a warp, rows of routed and shared_in, terms.
 //
 // Traffic: the weights of each needed expert once; every block reads all rows of x. Bound: instructions and latency
-// rather than bytes: 8 rows take 18.7 us with launch gap, 8.0 us of them for bytes (H200, 2026-11). As a stream
+// rather than bytes: 8 rows took 18.7 us with launch gap, 8.0 us of them for bytes, before all rows were
+// asked for at once (some 1 us; H200, 2026-11). As a stream
 // (down_fp4_terms.cu) 2 and 4 rows were 2 to 3 % of a step slower.
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/moe/down_fp4.cuh"

@@ -11,8 +11,8 @@
 // The choice takes the same shared memory before.
 //
 // Traffic: the weights of each needed expert once (again, from L2, for an expert's groups after its first). Measured
-// with launch gaps: 8 rows 23.2 us, of which bytes take 16; 64 rows, with choose_experts, 91 us, bytes 63 (H200,
-// 2026-11).
+// with launch gaps, before the choice was 2 us shorter: 8 rows 23.2 us, of which bytes take 16; 64 rows, with choose_experts, 91 us,
+// bytes 63 (H200, 2026-11).
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/moe/fp4_stream.cuh"

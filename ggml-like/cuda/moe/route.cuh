@@ -36,6 +36,7 @@ struct InOrder {
 /// again in each round take longer than what they leave out.
 template <int kEach>
 __device__ __forceinline__ InOrder choose_in_order(const float (&logits)[kEach], int experts, int used) {
+    static_assert((kEach & (kEach - 1)) == 0, "maxima are found in halves");
     const int lane = threadIdx.x % 32;
     uint32_t key[kEach];
 #pragma unroll

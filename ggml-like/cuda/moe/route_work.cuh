@@ -46,7 +46,7 @@ __device__ __forceinline__ float sum_of(long long fixed) { return __ll2float_rn(
 __device__ __forceinline__ float read_sum(const int64_t* sum) {
     return sum_of(__ldcg(reinterpret_cast<const long long*>(sum)));
 }
-/// One warp: of a row's sums those of experts lane + 32 i. All loads are under way before the first is used.
+/// One warp: of a row's sums those of experts lane + 32 i, 0 of those that do not exist. All loads are under way before the first is used.
 template <int kEach>
 __device__ __forceinline__ void read_sums(const int64_t* sums, int experts, float (&logits)[kEach]) {
     const auto* from = reinterpret_cast<const long long*>(sums) + threadIdx.x % 32;
