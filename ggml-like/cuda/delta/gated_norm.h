@@ -17,7 +17,7 @@ struct GatedNormRows {
 };
 
 /// h = rms_norm(o, norm) * silu(z), head by head (ops/conv_gated_delta_net.h). Throws Error(device) for heads of more
-/// than 256, and for 2^20 rows or 2^24 heads of all rows, and more.
+/// than 256, for 2^20 rows or more, and where rows * heads is 2^24 or more.
 void gated_norm_rows(Context& context, const GatedNormRows& a);
 
 }  // namespace quern::cuda::delta

@@ -32,8 +32,8 @@
 // of the next product as they stand, and all right operands come from tiles that all blocks of a key head share.
 //
 // A row's o has the same bits whatever finite rows follow it in its chunk, or none: sums of gates run forwards, A and P have
-// zeros above the diagonal, and absent rows are zeros. (What is not finite reaches the rows before it in the same 16, by
-// products of warpgroups in the same chunk.)
+// zeros above the diagonal, and absent rows are zeros. (A row that is not finite also spoils rows before it: of its 16 by
+// mma.sync, of its chunk by products of warpgroups.)
 //
 // Traffic a row and layer (nk 16, nv 32): u 16 KB, x 16 KB, records 8 KB written and read, o 8 KB; scan reads x through
 // L2, q and k once for each of 8 blocks, or 4. Measured for 8,192 rows: prepare 194 us, scan by warpgroups 233, by the other
