@@ -131,17 +131,18 @@ MixtureProduct choose_gate_up(const Card& card, const MixtureShape& m) {
     const bool chooses =
         m.rows <= moe::kMaxChoiceRows && m.experts <= moe::kMaxChoiceExperts && m.used <= moe::kMaxChoiceUsed;
     if (!chooses) return MixtureProduct::stream;
-    const bool one = m.rows == 1 && m.tiles > 0 && m.shared_tiles > 0 &&
-                     moe::GateUpOneLaunch(card, m.used, m.tiles, m.shared_tiles, m.chunks).fits(card);
-    return one ? MixtureProduct::one : MixtureProduct::few;
+    if (m.tiles == 0 || m.shared_tiles == 0) return MixtureProduct::choosing;
+    if (m.rows == 1 && moe::GateUpOneLaunch(card, m.used, m.tiles, m.shared_tiles, m.chunks).fits(card))
+        return MixtureProduct::one;
+    const moe::GateUpFewLaunch few(card, m.rows, m.used, m.tiles, m.shared_tiles, m.chunks);
+    return few.fits(card, m.rows) ? MixtureProduct::few : MixtureProduct::choosing;
 }
 
 MixtureProduct choose_down(const Card& card, const MixtureShape& m) {
     if (m.experts_kind != Kind::nvfp4 || m.shared_kind != Kind::nvfp4) return MixtureProduct::slices;
     if (m.rows == 1 && moe::down_one_launch(card, m.used, m.chunks, m.shared_chunks).fits)
         return MixtureProduct::one;
-    if (moe::down_few_launch(card, m.rows, m.used, m.chunks, m.shared_chunks).fits)
-        return MixtureProduct::few;
+    if (moe::DownFewLaunch(card, m.rows, m.used, m.chunks, m.shared_chunks).fits) return MixtureProduct::few;
     return down_streams(card, m) ? MixtureProduct::stream : MixtureProduct::slices;
 }
 
@@ -216,6 +217,8 @@ const char* name_of(MixtureProduct product) {
             return "one";
         case MixtureProduct::few:
             return "few";
+        case MixtureProduct::choosing:
+            return "choosing";
         case MixtureProduct::stream:
             return "stream";
         default:

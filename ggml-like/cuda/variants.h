@@ -19,7 +19,8 @@
 // Answers, mixtures (the same bits again):
 //
 //   rows             1      2 to 8   9 to 32   33 to 64
-//   NVFP4, gate, up  one    few      few       stream   one and few choose experts themselves: up to 256, 8 used
+//   NVFP4, gate, up  one    few      choosing  stream   all but stream choose experts themselves: up to 256, 8 used; choosing is a
+//                                                      stream, too
 //   NVFP4, down      one    few      stream    stream
 //   other formats    choose_experts, then 16 rows at a time (slices)
 //
@@ -77,7 +78,7 @@ bool product_sums(const Card& card, const AnswerShape& shape);
 
 // ---- answers: mixtures ----
 
-enum class MixtureProduct { one, few, stream, slices };
+enum class MixtureProduct { one, few, choosing, stream, slices };
 
 /// The experts' and the shared expert's matrices of one op.
 struct MixtureShape {

@@ -161,7 +161,7 @@ MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in,
         .weights = g.scratch(part("weights"), DType::F32, {tokens, used}),
         .shared_gate = g.scratch(part("shared_gate"), DType::F32, {tokens}),
         .groups = g.scratch(part("groups"), DType::I32, {experts.count() + 1 + tokens * used}),
-        .ready = g.zeros(part("ready"), DType::I64, {used + 1}),
+        .ready = g.zeros(part("ready"), DType::I64, {told_words(tokens, used)}),
     };
     g.add({.op = &kMoeGateUp,
            .name = std::string(name),

@@ -26,6 +26,8 @@ using namespace moe;
 
 namespace {
 
+static_assert(kToldRows == kFewStepRows);
+
 /// One tile of the list: the shared expert's come first. Moves on without divisions.
 struct ListedTile {
     int expert;  // in the list; -1: the shared expert

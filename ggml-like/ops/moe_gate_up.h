@@ -9,8 +9,8 @@
 //     pairs[offset[e]] .. pairs[offset[e+1] - 1]
 //   routed [T, K, F], shared [T, Fs] in h's dtype: both products are FP32 sums as in linear_add, times r; silu and the
 //     product of the two in FP32; one rounding.
-//   ready I64 [K + 1], zeros before: a GPU tells moe_down here that ids, weights, gate and groups are complete, before
-//     routed and shared are
+//   ready I64 [told_words(T, K)], zeros before: a GPU tells moe_down here what was chosen, or that ids, weights, gate and groups are
+//     complete, before routed and shared are
 // NaN counts as the lowest logit. If fewer than K logits of a row are numbers, the lowest ids of the others are chosen
 // too and the row's weights are NaN; other rows do not change.
 #pragma once
@@ -26,6 +26,12 @@ struct MoeGateUpParams {
     float eps;
     StepKind kind;
 };
+
+/// Rows up to which `ready` has two words for each row's K + 1 terms; of one row, and of more rows, K + 1 words.
+inline constexpr int64_t kToldRows = 8;
+constexpr int64_t told_words(int64_t rows, int64_t used) {
+    return rows > 1 && rows <= kToldRows ? 2 * rows * (used + 1) : used + 1;
+}
 
 struct MoeGateUpResult {
     Tensor *routed, *shared, *ids, *weights, *shared_gate, *groups, *ready;

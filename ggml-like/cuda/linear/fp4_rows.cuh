@@ -17,6 +17,13 @@ using namespace pack;
 
 // ---- activations ----
 
+/// Two numbers of x times kActivationLift.
+__device__ __forceinline__ uint32_t lifted(uint32_t v) {
+    const __nv_bfloat162 p = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&v),
+                                     __float2bfloat162_rn(kActivationLift<Kind::nvfp4>));
+    return *reinterpret_cast<const uint32_t*>(&p);
+}
+
 /// 16 neighbouring numbers of a row of x.
 struct Fp4Block {
     uint4 first{}, second{};
@@ -37,12 +44,38 @@ struct Fp4Block {
             *reinterpret_cast<uint2*>(to + 16 * t) =
                 kLifted ? make_uint2(lifted(a[t]), lifted(b[t])) : make_uint2(a[t], b[t]);
     }
+};
 
-  private:
-    __device__ static __forceinline__ uint32_t lifted(uint32_t v) {
-        const __nv_bfloat162 p = __hmul2(*reinterpret_cast<const __nv_bfloat162*>(&v),
-                                         __float2bfloat162_rn(kActivationLift<Kind::nvfp4>));
-        return *reinterpret_cast<const uint32_t*>(&p);
+/// A warp's 256 neighbouring numbers of a row of x, eight a lane: loads and stores of whole lines, where Fp4Block has halves of
+/// sectors and banks that collide.
+struct Fp4Piece {
+    static constexpr int kNumbers = 256, kBytes = 2 * kNumbers;
+    uint4 eight{};
+
+    __device__ __forceinline__ void load(const bf16* from) {
+        eight = __ldcg(reinterpret_cast<const uint4*>(from + 8 * (threadIdx.x % 32)));
+    }
+    /// As Fp4Block stores them. to: the place of the first number in its row. Whole warp.
+    template <bool kLifted = true>
+    __device__ __forceinline__ void store(uint8_t* to) const {
+        const auto word = [](uint32_t v) { return kLifted ? lifted(v) : v; };
+        const uint32_t w[4] = {word(eight.x), word(eight.y), word(eight.z), word(eight.w)};
+        const int lane = threadIdx.x % 32;
+#if __CUDA_ARCH__ >= 900
+        // Word i of four lanes becomes 16 neighbouring bytes: four matrices of 8 x 16 bytes, turned so that rows are in
+        // different banks.
+        const bool one = lane & 8, two = lane & 16;
+        const uint32_t v[4] = {one ? w[1] : w[0], one ? w[2] : w[1], one ? w[3] : w[2], one ? w[0] : w[3]};
+        const uint8_t* row = to + lane % 8 * 64 + (lane / 8 + lane % 8 / 2) % 4 * 16;
+        asm volatile(
+            "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+            "r"(two ? v[2] : v[0]), "r"(two ? v[3] : v[1]), "r"(two ? v[0] : v[2]), "r"(two ? v[1] : v[3])
+            : "memory");
+#else
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            *reinterpret_cast<uint32_t*>(to + lane / 4 * 64 + 16 * i + 4 * (lane % 4)) = w[i];
+#endif
     }
 };
 

@@ -7,6 +7,7 @@
 // Shared memory: for groups a bit for each pair and expert (32 KB). Bound: latency. Measured with 64 rows, as part of
 // the router's 19.1 us; with one block instead of 16 that took 25.0 (H200, early in 2026-11; a row's choice has become 7 us shorter).
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/moe/choice_list.cuh"
 #include "ggml-like/cuda/moe/moe.h"
 #include "ggml-like/cuda/moe/route.cuh"
 #include "ggml-like/cuda/moe/route_work.cuh"
@@ -75,6 +76,7 @@ __global__ void CLUSTER_OF(kStepBlocks) __launch_bounds__(kStepThreads)
     choose_and_group(Choice c, unsigned* counter) {
     __shared__ unsigned chose[kStepPairs / 32 * kMaxExperts];
     __shared__ int offset[kMaxExperts], sums[kStepThreads / 32];
+    __shared__ ChoiceList list;
     const int tid = threadIdx.x, warp = tid / 32, pairs = c.rows * c.used;
     allow_successor();
     for (int i = tid; i < kStepPairs / 32 * kMaxExperts; i += kStepThreads) chose[i] = 0;
@@ -87,7 +89,9 @@ __global__ void CLUSTER_OF(kStepBlocks) __launch_bounds__(kStepThreads)
     group_by_bits(chose, offset, sums, id, pairs, c.experts, c.groups);
     if (c.ready == nullptr || c.rows == 1) return;
     __syncthreads();
-    if (tid == 0) {
+    if (c.rows <= kFewStepRows && c.used <= kMaxChoiceUsed) {
+        tell_choices(c, list);
+    } else if (tid == 0) {
         __threadfence();  // what all blocks wrote comes before the flag
         publish(c.ready, {0, 0});
     }

@@ -2,21 +2,26 @@
 //
 //   block = a tile of 16 output rows; 16 warps
 //
-//     groups (up to 8 rows of one expert)   | shared | expert 3 | expert 7 | expert 9 | ...
-//     warp                                      0         1          2          3       ...    then warp + 16, ...
+//     groups (up to 8 rows of one expert)   | shared | expert 3 | expert 9 | expert 7 | expert 12 ...    (choice_list.cuh)
+//     splits 0, 1 | 2, 3 | 4, 5 | 6, 7        warp     warp       warp       warp       warp
+//                                            0 .. 3   4 .. 7     8 .. 11    12 .. 15    0 .. 3
 //
-//   A warp makes whole sums of its groups' rows, split after split. Terms meet in shared memory, where a thread an
-//   output adds them in order, of ranks also these sums (comm/tile_sums.cuh), and does the next norm's part.
+//   A warp has the same two splits of every fourth group. Their sums meet in shared memory, where a thread an output row and term
+//   adds splits in order, then a thread an output terms in order, of ranks also these sums (comm/tile_sums.cuh), and does the
+//   next norm's part.
 //
-// Shared memory: a ring of pieces a warp, rows of routed and shared_in, terms.
+//   What was chosen is told before gate and up end, so that weights are asked for before the wait: two chunks of each warp's four,
+//   lest rows of x queue behind them.
 //
-// Traffic: the weights of each needed expert once; every block reads all rows of x. Bound: instructions and latency
-// rather than bytes: 8 rows took 18.7 us with launch gap, 8.0 us of them for bytes, before all rows were
-// asked for at once (some 1 us; H200, 2026-11). As a stream
-// (down_fp4_terms.cu) 2 and 4 rows were 2 to 3 % of a step slower.
+// Shared memory: a ring of two chunks a warp, four deep; rows of routed and shared_in; sums; terms.
+//
+// Traffic: the weights of each needed expert once; every block reads all rows of x. Bound: instructions, some 95 for 16 x 64
+// weights: of 4 rows 0.6 us until it is known what was chosen, 2.8 from the end of gate and up until x is there, 4.6 products (bytes
+// 4.6), 0.6 end (H200, 2026-11).
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/linear/fp4_rows.cuh"
+#include "ggml-like/cuda/moe/choice_list.cuh"
 #include "ggml-like/cuda/moe/down_fp4.cuh"
-#include "ggml-like/cuda/moe/fp4_stream.cuh"
 
 namespace quern::cuda::moe {
 
@@ -26,160 +31,209 @@ using namespace linear;
 
 namespace {
 
-/// Asks for the pieces of one warp's groups, every kWarps-th of the list, one after another.
-template <int kEach>
-struct GroupPieces {
-    const Down& a;
-    const DownShape& s;
-    const ExpertGroups& list;
-    int ahead, split = 0;
-    const uint8_t* from = nullptr;
+using Launch = DownFewLaunch;
+constexpr int kUnitBytes = Launch::kUnit * kFp4Chunk, kRingBytes = Launch::kDepth * kUnitBytes;
+constexpr int kEarly = 2;  // units of a warp that are asked for before the wait
 
-    template <class Ring>
-    __device__ __forceinline__ void next(Ring& ring) {
-        if (ahead >= list.count) {
-            if constexpr (kEach > 0) ring.request(nullptr);
-            return;
+struct Shape {
+    ColumnSplits splits;
+    int column;  // floats of a term's sums
+};
+
+/// A group: the block's tile of its expert, its rows, the place of the first.
+struct Group {
+    const uint8_t* weights;
+    int count, place;
+};
+struct Memory {
+    Group group[kFewPlaces];
+    int x_at[kFewPlaces],
+        sums_at[kFewPlaces];   // of a place: bytes before its row of x, floats before its term's sums
+    int expert[kFewPlaces];    // of a term; -1: the shared one
+    float weight[kFewPlaces];  // of a term
+};
+
+/// The whole block: what was chosen, as soon as it was. Returns the number of groups, with a barrier.
+__device__ __forceinline__ int read_choices(const Down& a, int column, Memory& m) {
+    constexpr int kSecond = kThreads / 2;
+    static_assert(kFewPlaces <= kSecond);
+    const int tid = threadIdx.x, pairs = a.rows * a.used, places = pairs + a.rows;
+    bool is_group = false;
+    if (tid < places) {
+        const ListedGroup listed = ListedGroup::of(told(a.ready + tid));
+        is_group = listed.count > 0;
+        m.group[tid] = {DownTile(a, listed.expert).data, listed.count, listed.place};
+    } else if (tid >= kSecond && tid < kSecond + places) {
+        const int place = tid - kSecond;
+        const ListedRow listed = ListedRow::of(told(a.ready + places + place));
+        const int row = quotient(listed.term, a.used + 1);
+        const int x = listed.expert < 0 ? pairs + row : listed.term - row;
+        m.x_at[place] = x * fp4_row_bytes(a.experts.chunks);
+        m.sums_at[place] = listed.term * column;
+        m.expert[listed.term] = listed.expert, m.weight[listed.term] = listed.weight;
+    }
+    return __syncthreads_count(is_group);
+}
+
+/// A warp's chunks, of the same splits of every by-th group, on their way into its ring.
+struct OwnChunks {
+    const Memory& m;
+    uint8_t* ring;
+    int offset;  // of the lane's bytes in a tile
+    int next, by, groups;
+    int to = 0, from = 0;
+
+    __device__ __forceinline__ void request() {
+        if (next < groups) {
+            const int lane = threadIdx.x % 32;
+            const uint8_t* source = m.group[next].weights + offset;
+            uint8_t* place = ring + to + 16 * lane;
+            copy_async16(place, source), copy_async16(place + 512, source + 512);
+            if (lane < kUnitBytes / 16 - 64) copy_async16(place + 1024, source + 1024);
         }
-        const int expert = list.group[ahead].expert;
-        if (split == 0) from = DownTile(a, expert).data;
-        const int all = expert < 0 ? s.shared.chunks : s.routed.chunks;
-        if constexpr (kEach > 0) {
-            ring.request(from);
-            from += WholePieceRing::kBytes;
-            split += kPieceChunks;
-            if (split >= all) split = 0, ahead += kWarps;
-        } else {
-            const int count = expert < 0 ? s.shared.count : s.routed.count,
-                      each = expert < 0 ? s.shared.each : s.routed.each;
-            const int bytes = (min((split + s.piece_splits) * each, all) - split * each) * kFp4Chunk;
-            ring.request(from, bytes);
-            from += bytes;
-            split += s.piece_splits;
-            if (split >= count) split = 0, ahead += kWarps;
-        }
+        commit_copies();
+        next += by;
+        to = to + kUnitBytes == kRingBytes ? 0 : to + kUnitBytes;
+    }
+    __device__ __forceinline__ const uint8_t* wait() {
+        wait_copies<Launch::kDepth - 1>();
+        __syncwarp();
+        const uint8_t* unit = ring + from;
+        from = from + kUnitBytes == kRingBytes ? 0 : from + kUnitBytes;
+        return unit;
     }
 };
 
-/// total = the sums of one group over the block's tile; its pieces come through the ring.
-template <int kEach, bool kHalf, class Ring>
-__device__ __forceinline__ void sum_group(Ring& ring, const ColumnSplits& splits, const DownShape& s,
-                                          const uint8_t* x, int lane, GroupPieces<kEach>& pieces,
-                                          float (&total)[4]) {
-    if constexpr (kEach == 0) {
-        sum_tile<kHalf>(
-            ring, splits, s.piece_splits, x, lane, [&] { pieces.next(ring); }, total);
-    } else {
+/// The whole block: the rows of pairs, then those of the shared expert. once_asked(): when the first loads are under way.
+template <class Then>
+__device__ __forceinline__ void load_all_rows(const Down& a, uint8_t* rows, Then&& once_asked) {
+    constexpr int kTogether = 5;  // pieces of a warp that are under way at the same time
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, pairs = a.rows * a.used;
+    const int each = a.experts.chunks * kChunkCols / Fp4Piece::kNumbers, all = (pairs + a.rows) * each;
+    const Divisor of_row(each);
+#pragma unroll 1
+    for (int first = warp; first == warp || first < all; first += kTogether * kWarps) {
+        Fp4Piece x[kTogether];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) total[i] = 0;
-        for (int c = 0; c < splits.chunks; c += kPieceChunks) {
-            add_whole_piece<kEach, kHalf>(ring.wait(), x + c * 128, lane, total);
-            ring.release();
-            pieces.next(ring);
+        for (int i = 0; i < kTogether; ++i) {
+            const int p = first + i * kWarps, row = of_row.quotient(p);
+            const int column = (p - row * each) * Fp4Piece::kNumbers;
+            if (p >= all) break;
+            const bool is_shared = row >= pairs;
+            const int width = is_shared ? a.shared_width : a.width;
+            const bf16* from = is_shared ? a.shared_in + (row - pairs) * width : a.routed + row * width;
+            if (column + 8 * lane < width) x[i].load(from + column);
+        }
+        if (first == warp) once_asked();
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            const int p = first + i * kWarps, row = of_row.quotient(p);
+            if (p >= all) break;
+            x[i].store(rows + row * fp4_row_bytes(a.experts.chunks) + (p - row * each) * Fp4Piece::kBytes);
         }
     }
 }
 
-/// kEach: chunks of every split if pieces go through WholePieceRing, else 0.
-template <int kEach, class End>
-__device__ __forceinline__ void add_groups(const Down& a, const DownShape& s, End end) {
+/// One warp: the sums of its splits of its groups, into [term][split][16]. rows, sums: from its split on.
+__device__ __forceinline__ void multiply(const Memory& m, OwnChunks& chunks, int set, const uint8_t* rows,
+                                         float* sums) {
+    const int lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
+    rows += 16 * t, sums += g;
+#pragma unroll 1
+    for (int i = set; i < chunks.groups; i += chunks.by) {
+        const int count = m.group[i].count, place = m.group[i].place;
+        // With up to four rows, row i is columns 2i and 2i + 1 of the products, and only the first is summed.
+        const bool half = count <= kPassRows / 2;
+        const uint8_t* x = rows + m.x_at[place + min(half ? g / 2 : g, count - 1)];
+        float* to[2];
+#pragma unroll
+        for (int j = 0; j < 2; ++j) to[j] = sums + m.sums_at[place + min(half ? t : 2 * t + j, count - 1)];
+        float acc[Launch::kUnit][4] = {};
+        const uint8_t* chunk = chunks.wait();
+        if (half) {
+#pragma unroll
+            for (int c = 0; c < Launch::kUnit; ++c)
+                multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc[c]);
+            if (t < count)
+#pragma unroll
+                for (int c = 0; c < Launch::kUnit; ++c)
+                    to[0][c * kTileRows] = acc[c][0], to[0][c * kTileRows + 8] = acc[c][2];
+        } else {
+#pragma unroll
+            for (int c = 0; c < Launch::kUnit; ++c)
+                multiply_fp4<false>(chunk + c * kFp4Chunk, x + c * 128, lane, acc[c]);
+#pragma unroll
+            for (int j = 0; j < 2; ++j)
+                if (2 * t + j < count)
+#pragma unroll
+                    for (int c = 0; c < Launch::kUnit; ++c)
+                        to[j][c * kTileRows] = acc[c][j], to[j][c * kTileRows + 8] = acc[c][2 + j];
+        }
+        __syncwarp();
+        chunks.request();
+    }
+}
+
+template <class End>
+__global__ void __launch_bounds__(kThreads, 1)
+    down_fp4_few(Down a, Shape s, const __grid_constant__ typename End::Parameter given) {
     extern __shared__ __align__(128) uint8_t shared[];
-    __shared__ uint64_t barriers[kWarps][kMaxPieces];
-    __shared__ ExpertGroups list;
-    __shared__ float weights[kFewStepRows * kMaxTerms];  // of pairs, then the shared expert's of rows
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2;
-    const int routed_bytes = fp4_row_bytes(a.experts.chunks), shared_bytes = fp4_row_bytes(a.shared_chunks);
-    const int pairs = a.rows * a.used;
-    uint8_t* rows = shared + kWarps * s.depth * s.piece_bytes;
-    uint8_t* shared_rows = rows + pairs * routed_bytes;
-    float* terms = reinterpret_cast<float*>(shared_rows + a.rows * shared_bytes);  // [rows][used + 1][16]
-    uint8_t* own_ring = shared + warp * s.depth * s.piece_bytes;
-    auto ring = [&] {
-        if constexpr (kEach > 0)
-            return WholePieceRing(own_ring, lane);
-        else
-            return PieceRing(own_ring, barriers[warp], s.piece_bytes, s.depth, lane);
-    }();
-    wait_for_choice(a);
-    list_groups(list, a.groups, a.experts.count, pairs, a.rows);
-    GroupPieces<kEach> pieces{a, s, list, warp};
-    pieces.next(ring);
-    static_assert(kThreads >= kFewStepRows * kMaxTerms);
-    if (threadIdx.x < pairs + a.rows)
-        weights[threadIdx.x] =
-            __ldcg(threadIdx.x < pairs ? a.weights + threadIdx.x : a.shared_gate + threadIdx.x - pairs);
+    __shared__ Memory m;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, places = a.rows * (a.used + 1);
+    uint8_t* rows = shared + kWarps * kRingBytes;
+    float* sums = reinterpret_cast<float*>(rows + places * fp4_row_bytes(a.experts.chunks));
+    float* terms = sums + places * s.column;                             // [row][used + 1][16]
     const int r = threadIdx.x % kTileRows, n = threadIdx.x / kTileRows;  // of the output
+    const bool adds = n < a.rows;
+    End end(given);
     Before before;
-    if (n < a.rows) before.load(a, n, r);
+    if (adds) before.load(a, n, r);
+    const int groups = read_choices(a, s.column, m);
+    const int warps = s.splits.count / Launch::kUnit, set = quotient(warp, warps);  // those of one group
+    const int split = (warp - set * warps) * Launch::kUnit;
+    OwnChunks chunks{m,   shared + warp * kRingBytes, split * kFp4Chunk + 16 * lane,
+                     set, quotient(kWarps, warps),    groups};
+#pragma unroll
+    for (int i = 0; i < kEarly; ++i) chunks.request();
     wait_for_predecessor();
     allow_successor();
-    end.begin(n < a.rows, n, r);
-    load_rows<5>(a, 0, rows, routed_bytes, shared_rows, shared_bytes);
-#pragma unroll 1
-    for (int i = 1; i < s.depth; ++i) pieces.next(ring);
-    __syncthreads();
-    for (int index = warp; index < list.count; index += kWarps) {
-        const ExpertGroup group = list.group[index];
-        const bool is_shared = group.expert < 0;
-        // The pair of the group's row i; of the shared expert the row of the step.
-        const auto pair_of = [&](int i) {
-            const int at = group.first + min(i, group.count - 1);
-            return is_shared ? at : static_cast<int>(list.pair[at]);
-        };
-        const DownTile tile(a, group.expert);
-        const float low_factor = tile.factor[g], high_factor = tile.factor[g + 8];
-        // With up to four rows, row i is columns 2i and 2i + 1 of the products, and only the first is summed.
-        const bool half = group.count <= kPassRows / 2;
-        const int own = pair_of(half ? g / 2 : g);
-        const uint8_t* x =
-            (is_shared ? shared_rows + own * shared_bytes : rows + own * routed_bytes) + 16 * (lane & 3);
-        ColumnSplits splits = s.routed;
-        if (is_shared) splits = s.shared;
-        float acc[4];
-        if (half)
-            sum_group<kEach, true>(ring, splits, s, x, lane, pieces, acc);
-        else
-            sum_group<kEach, false>(ring, splits, s, x, lane, pieces, acc);
+    end.begin(adds, n, r);
+    load_all_rows(a, rows, [&] {
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int at = half ? lane & 3 : 2 * (lane & 3) + i;
-            if (at >= group.count || (half && i > 0)) continue;
-            const int pair = pair_of(at);
-            const float weight = weights[is_shared ? pairs + pair : pair];
-            float* to =
-                terms +
-                (is_shared ? pair * (a.used + 1) + a.used : pair + quotient(pair, a.used)) * kTileRows + g;
-            to[0] = low_factor * weight * acc[i];
-            to[8] = high_factor * weight * acc[2 + i];
-        }
+        for (int i = kEarly; i < Launch::kDepth; ++i) chunks.request();
+    });
+    constexpr int kEach = (kFewPlaces * kTileRows + kThreads - 1) / kThreads;  // terms of a thread
+    float factor[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        const int term = n + i * kThreads / kTileRows;
+        factor[i] = term < places ? DownTile(a, m.expert[term]).factor[r] * m.weight[term] : 0.0f;
     }
     __syncthreads();
-    if (n < a.rows) end.add(a, terms + n * (a.used + 1) * kTileRows, n, r, before);
+    multiply(m, chunks, set, rows + split * 128, sums + split * kTileRows);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        const int term = n + i * kThreads / kTileRows;
+        if (term < places)
+            terms[term * kTileRows + r] =
+                factor[i] * add_in_order(s.splits.count, sums + term * s.column + r, kTileRows);
+    }
+    __syncthreads();
+    if (adds) end.add(a, terms + n * (a.used + 1) * kTileRows, n, r, before);
 }
-
-template <int kEach>
-__global__ void __launch_bounds__(kThreads, 1) down_fp4_few(Down a, DownShape s) {
-    add_groups<kEach>(a, s, AddTerms({}));
-}
-
-template <int kEach>
-__global__ void __launch_bounds__(kThreads, 1)
-    down_fp4_few_of_ranks(Down a, DownShape s, const __grid_constant__ comm::Peers peers) {
-    add_groups<kEach>(a, s, AddTermsOverRanks(peers));
-}
-
-static_assert(kThreads >= kTileRows * kFewStepRows, "a thread an output of down_fp4_few");
 
 }  // namespace
 
 void launch_down_few(Context& c, const Down& a, const comm::Peers* peers) {
-    const DownLaunch l = down_few_launch(c, a.rows, a.used, a.experts.chunks, a.shared_chunks);
-    const auto kernel = l.whole ? down_fp4_few<kDownEach> : down_fp4_few<0>;
-    const auto of_ranks = l.whole ? down_fp4_few_of_ranks<kDownEach> : down_fp4_few_of_ranks<0>;
+    const DownFewLaunch l(c, a.rows, a.used, a.experts.chunks, a.shared_chunks);
+    const Shape s{l.splits, l.column};
     if (peers == nullptr)
-        launch(c, "moe_down few", kernel, a.experts.tiles, kThreads, l.bytes, a, l.shape);
+        launch(c, "moe_down few", down_fp4_few<AddTerms>, a.experts.tiles, kThreads, l.bytes, a, s,
+               AddTerms::Parameter{});
     else
-        launch(c, "moe_down few of ranks", of_ranks, a.experts.tiles, kThreads, l.bytes, a, l.shape, *peers);
+        launch(c, "moe_down few of ranks", down_fp4_few<AddTermsOverRanks>, a.experts.tiles, kThreads,
+               l.bytes, a, s, *peers);
 }
 
 }  // namespace quern::cuda::moe

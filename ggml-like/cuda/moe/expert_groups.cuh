@@ -71,57 +71,6 @@ __device__ __forceinline__ void list_groups(ExpertGroups& list, const GroupAt& g
     __syncthreads();
 }
 
-/// The experts that some row chose, a bit each.
-struct ChosenExperts {
-    static constexpr int kWords = kMaxChoiceExperts / 32;
-    unsigned bits[kWords];
-
-    __device__ __forceinline__ void add(int expert) { atomicOr(bits + expert / 32, 1u << expert % 32); }
-    /// Of them, those below `expert`.
-    __device__ __forceinline__ int below(int expert) const {
-        int count = 0;
-#pragma unroll
-        for (int i = 0; i < kWords; ++i) {
-            const int first = expert - 32 * i;  // bits of this word that count
-            const unsigned mask = first <= 0 ? 0u : first >= 32 ? ~0u : (1u << first) - 1;
-            count += __popc(bits[i] & mask);
-        }
-        return count;
-    }
-};
-
-/// The same list for up to kPassRows rows from what they chose, by all kGroupThreads threads: eight count for a pair. Behind
-/// the ids comes kNoExpert, up to a multiple of four.
-__device__ __forceinline__ void list_chosen(ExpertGroups& list, const int* ids, const ChosenExperts& chosen,
-                                            int pairs, int rows) {
-    constexpr int kEach = 8, kSame = 1 << 10, kBefore = 1 << 20;
-    static_assert(kGroupThreads / kEach >= kPassRows * kMaxChoiceUsed);
-    const int p = static_cast<int>(threadIdx.x) / kEach, part = threadIdx.x % kEach;
-    const int own = p < pairs ? ids[p] : -1;
-    int counts = 0;  // of pairs with a smaller id, with the same one, with the same one and before p
-    const auto count = [&](int id, int j) {
-        counts += (id < own ? 1 : 0) + (id == own ? (j < p ? kSame + kBefore : kSame) : 0);
-    };
-#pragma unroll 1
-    for (int j = 4 * part; j < pairs; j += 4 * kEach) {
-        const int4 four = *reinterpret_cast<const int4*>(ids + j);
-        count(four.x, j), count(four.y, j + 1), count(four.z, j + 2), count(four.w, j + 3);
-    }
-#pragma unroll
-    for (int d = 1; d < kEach; d *= 2) counts += __shfl_xor_sync(0xffffffffu, counts, d);
-    if (part == 0 && p < pairs) {
-        const int less = counts % kSame, same = counts / kSame % (kBefore / kSame), before = counts / kBefore;
-        list.pair[less + before] = static_cast<short>(p);
-        if (before == 0)
-            list.group[1 + chosen.below(own)] = {static_cast<short>(own), static_cast<short>(same), less};
-    }
-    if (threadIdx.x == 0) {
-        list.group[0] = {-1, static_cast<short>(rows), 0};
-        list.count = 1 + chosen.below(kMaxChoiceExperts), list.shared = 1;
-    }
-    __syncthreads();
-}
-
 /// The same for groups in memory.
 __device__ __forceinline__ void list_groups(ExpertGroups& list, const int* groups, int experts, int pairs,
                                             int shared_rows) {

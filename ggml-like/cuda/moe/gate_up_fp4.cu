@@ -1,22 +1,23 @@
 // moe_gate_up with NVFP4 weights: the choice of the kernel, and the one for more than one row.
 //
-//   rows of the step      kernel
-//   1, answer             gate_up_fp4_one.cu
-//   2 to 32, answers      gate_up_fp4_few<chooses>   every block chooses experts and makes groups, then the stream
-//   others, answers       gate_up_fp4_few<chosen>    choose_experts.cu has chosen; the stream
-//   up to 64, prompts     gate_up_fp4_few<prompt>    the same, with sums as gemm.h makes them
+//   rows of the step        kernel
+//   1, answer               gate_up_fp4_one.cu
+//   2 to 8, answers         gate_up_fp4_few.cu
+//   9 to 32, answers        gate_up_fp4_stream<chooses>   every block chooses experts and makes groups, then the stream
+//   others, answers         gate_up_fp4_stream<chosen>    choose_experts.cu has chosen; the stream
+//   up to 64, prompts       gate_up_fp4_stream<prompt>    the same, with sums as gemm.h makes them
 //
 // A tile of 16 packed rows has 8 rows of gate and the same 8 of up, so the lane with a row's gate also has its up.
 // Tiles and shared memory: fp4_stream.cuh; rows of x are requested before weights, as both can only be after the wait.
 // The choice takes the same shared memory before.
 //
 // Traffic: the weights of each needed expert once (again, from L2, for an expert's groups after its first). Measured
-// with launch gaps, before the choice was 2 us shorter: 8 rows 23.2 us, of which bytes take 16; 64 rows, with choose_experts, 91 us,
-// bytes 63 (H200, 2026-11).
+// with launch gaps: 64 rows, with choose_experts, 91 us, bytes 63 (H200, 2026-11).
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
+#include "ggml-like/cuda/moe/choice_list.cuh"
 #include "ggml-like/cuda/moe/fp4_stream.cuh"
-#include "ggml-like/cuda/moe/gate_up_fp4_one.h"
+#include "ggml-like/cuda/moe/gate_up_fp4.h"
 #include "ggml-like/cuda/moe/moe.h"
 #include "ggml-like/cuda/moe/route.cuh"
 #include "ggml-like/cuda/moe/route_work.cuh"
@@ -74,19 +75,17 @@ struct GateUpWork {
 
 constexpr int kMaxChoicePairs = kMaxChoiceRows * kMaxChoiceUsed;
 
-/// ids of all rows, then kNoExpert up to a multiple of four; groups; what group_by_bits needs.
+/// ids of all rows, then kNoExpert up to a multiple of four; groups; what group_by_bits and tell_choices need.
 struct BlockChoice {
     __align__(16) int ids[kMaxChoicePairs + 4];
     int groups[kMaxChoiceExperts + 1 + kMaxChoicePairs];
-    ChosenExperts chosen;  // of up to kPassRows rows
     unsigned chose[kMaxChoicePairs / 32 * kMaxChoiceExperts];
     int offset[kMaxChoiceExperts], sums[kWarps];
+    ChoiceList told;
 };
 
-/// One warp: ids of a row, also into `chosen` where that is of use, and the norm's factor. The first block also writes the
-/// results.
-__device__ __forceinline__ void choose_row(const GateUp& a, int row, int* ids, ChosenExperts& chosen,
-                                           float* scale) {
+/// One warp: ids of a row, and the norm's factor. The first block also writes the results.
+__device__ __forceinline__ void choose_row(const GateUp& a, int row, int* ids, float* scale) {
     const Choice& to = a.choice;
     const int lane = threadIdx.x % 32;
     const bool writes = blockIdx.x == 0;
@@ -96,10 +95,7 @@ __device__ __forceinline__ void choose_row(const GateUp& a, int row, int* ids, C
     const float squares = load_squares(to.scale, row);
     const float gate_logit = writes ? read_sum(sums + to.experts) : 0.0f;  // loaded while experts are chosen
     const InOrder own = choose_in_order(logits, to.experts, a.used);
-    if (lane < a.used) {
-        ids[lane] = own.id;
-        if (a.rows <= kPassRows) chosen.add(own.id);
-    }
+    if (lane < a.used) ids[lane] = own.id;
     const float factor = norm_factor(to.scale, squares);
     if (lane == 0) *scale = factor;
     if (!writes) return;
@@ -116,7 +112,6 @@ __device__ __forceinline__ void clear_choice(const GateUp& a, BlockChoice& choic
     if (a.rows > kPassRows)
         for (int i = threadIdx.x; i < (a.rows * a.used + 31) / 32 * a.choice.experts; i += kThreads)
             choice.chose[i] = 0;
-    if (threadIdx.x < ChosenExperts::kWords) choice.chosen.bits[threadIdx.x] = 0;
     __syncthreads();
 }
 
@@ -127,21 +122,10 @@ __device__ __forceinline__ void choose_rows(const GateUp& a, BlockChoice& choice
     const int warp = threadIdx.x / 32, all = a.rows * a.used, experts = a.choice.experts;
 #pragma unroll 1
     for (int row = warp; row < a.rows; row += kWarps)
-        choose_row(a, row, choice.ids + row * a.used, choice.chosen, scale + row);
+        choose_row(a, row, choice.ids + row * a.used, scale + row);
     if (threadIdx.x < 4) choice.ids[all + threadIdx.x] = kNoExpert;
     __syncthreads();
     int* to = a.choice.groups;
-    if (a.rows <= kPassRows && pairs > 0 && shared_rows > 0) {
-        list_chosen(list, choice.ids, choice.chosen, pairs, shared_rows);
-        if (blockIdx.x > 0) return;
-        for (int i = threadIdx.x; i <= experts; i += kThreads) {
-            const int next = 1 + choice.chosen.below(i);  // the first group of this expert or a later one
-            to[i] = next < list.count ? list.group[next].first : pairs;
-        }
-        if (static_cast<int>(threadIdx.x) < pairs) to[experts + 1 + threadIdx.x] = list.pair[threadIdx.x];
-        __syncthreads();
-        return;
-    }
     const int own = static_cast<int>(threadIdx.x) < all ? choice.ids[threadIdx.x] : 0;
     if (a.rows <= kPassRows)
         group_few(choice.ids, all, experts, choice.groups);
@@ -156,8 +140,21 @@ __device__ __forceinline__ void choose_rows(const GateUp& a, BlockChoice& choice
 static_assert(kMaxChoiceExperts < kThreads && kMaxChoicePairs <= kThreads,
               "a thread an expert, a thread a pair");
 
+/// The whole first block: what was chosen is complete, in memory.
+__device__ __forceinline__ void tell_down(const GateUp& a, BlockChoice& choice) {
+    if (a.rows == 1) return;  // choose_row told
+    __syncthreads();
+    if (a.rows <= kFewStepRows) {
+        tell_choices(a.choice, choice.told);
+        __syncthreads();
+    } else if (threadIdx.x == 0) {
+        __threadfence();  // what the whole block wrote comes before the flag
+        publish(a.choice.ready, {0, 0});
+    }
+}
+
 template <int kEach, Mode kMode>
-__global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_few(GateUp a, Stream s) {
+__global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_stream(GateUp a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
     __shared__ float scale[kMaxChoiceRows];
@@ -169,10 +166,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_few(GateUp a, Stream 
               shared_rows = a.shared.tiles > 0 ? a.rows : 0;
     if constexpr (kMode == Mode::chooses) {
         choose_rows(a, choice, k.list, pairs, shared_rows, scale);
-        if (blockIdx.x == 0 && threadIdx.x == 0 && a.rows > 1) {
-            __threadfence();  // what the whole block wrote comes before the flag
-            publish(a.choice.ready, {0, 0});
-        }
+        if (blockIdx.x == 0) tell_down(a, choice);
     } else {
         list_groups(k.list, a.groups, a.experts.count, pairs, shared_rows);
     }
@@ -181,17 +175,17 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_few(GateUp a, Stream 
 }
 
 template <Mode kMode>
-void launch_few(Context& c, const GateUp& a) {
+void launch_stream(Context& c, const GateUp& a) {
     StreamShape shape(a.chunks, a.chunks, kMode == Mode::prompt ? 0 : kGateUpEach);
     fit_stream(shape, c.shared_bytes - kStatic);  // it does: the step was chosen
     const Stream stream(shape,
                         {a.experts.data, a.experts.factor, a.experts.expert_bytes, a.experts.tiles, a.chunks},
                         {a.shared.data, a.shared.factor, 0, a.shared.tiles, a.chunks});
     const int tiles = a.rows * a.shared.tiles + a.rows * a.used * a.experts.tiles;
-    constexpr const char* kName = kMode == Mode::chooses  ? "moe_gate_up few"
+    constexpr const char* kName = kMode == Mode::chooses  ? "moe_gate_up choosing stream"
                                   : kMode == Mode::chosen ? "moe_gate_up stream"
                                                           : "moe_gate_up prompt stream";
-    const auto kernel = stream.whole ? gate_up_fp4_few<kGateUpEach, kMode> : gate_up_fp4_few<0, kMode>;
+    const auto kernel = stream.whole ? gate_up_fp4_stream<kGateUpEach, kMode> : gate_up_fp4_stream<0, kMode>;
     const int bytes = max(shape.bytes(), kMode == Mode::chooses ? static_cast<int>(sizeof(BlockChoice)) : 0);
     launch(c, kName, kernel, min(c.sms, tiles), kThreads, bytes, a, stream);
 }
@@ -200,9 +194,11 @@ void launch_few(Context& c, const GateUp& a) {
 
 void gate_up_fp4(Context& c, MixtureProduct product, const GateUp& a) {
     if (product == MixtureProduct::one) return launch_gate_up_one(c, a);
-    product == MixtureProduct::few ? launch_few<Mode::chooses>(c, a) : launch_few<Mode::chosen>(c, a);
+    if (product == MixtureProduct::few) return launch_gate_up_few(c, a);
+    product == MixtureProduct::choosing ? launch_stream<Mode::chooses>(c, a)
+                                        : launch_stream<Mode::chosen>(c, a);
 }
 
-void gate_up_fp4_prompt(Context& c, const GateUp& a) { launch_few<Mode::prompt>(c, a); }
+void gate_up_fp4_prompt(Context& c, const GateUp& a) { launch_stream<Mode::prompt>(c, a); }
 
 }  // namespace quern::cuda::moe

@@ -20,7 +20,7 @@
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/linear/few_rows.cuh"
-#include "ggml-like/cuda/moe/gate_up_fp4_one.h"
+#include "ggml-like/cuda/moe/gate_up_fp4.h"
 #include "ggml-like/cuda/moe/piece_ring.cuh"
 #include "ggml-like/cuda/moe/route.cuh"
 #include "ggml-like/cuda/moe/route_work.cuh"

@@ -83,4 +83,56 @@ struct RowLoads {
     }
 };
 
+/// The same for rows of whole pieces, a warp a piece at a time.
+template <class Work>
+struct RowPieces {
+    static constexpr int kTogether = 4;
+    const Work& work;
+    const HeldRows& held;
+    const ExpertGroups& list;
+    uint8_t* rows;
+    int row_bytes;
+    Divisor of_row;
+    Fp4Piece early[kTogether];
+
+    __device__ __forceinline__ RowPieces(const Work& w, const HeldRows& h, const ExpertGroups& l, uint8_t* r,
+                                         int bytes)
+        : work(w), held(h), list(l), rows(r), row_bytes(bytes), of_row(bytes / Fp4Piece::kBytes) {}
+    __device__ __forceinline__ void begin() { load(early, threadIdx.x / 32); }
+    __device__ __forceinline__ void end() const {
+        store(early, threadIdx.x / 32);
+#pragma unroll 1
+        for (int p = threadIdx.x / 32 + kTogether * kWarps; p < held.slots * of_row.by();
+             p += kTogether * kWarps) {
+            Fp4Piece pieces[kTogether];
+            load(pieces, p);
+            store(pieces, p);
+        }
+    }
+
+  private:
+    /// Pieces first, first + kWarps, ...
+    __device__ __forceinline__ void load(Fp4Piece (&pieces)[kTogether], int first) const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            const int p = first + i * kWarps, slot = of_row.quotient(p);
+            if (slot >= held.slots) break;
+            const int column = (p - slot * of_row.by()) * Fp4Piece::kNumbers;
+            const bool shared = held.is_shared(slot);
+            if (column + 8 * lane < work.width(shared))
+                pieces[i].load(work.row(shared, held.index(list, slot)) + column);
+        }
+    }
+    __device__ __forceinline__ void store(const Fp4Piece (&pieces)[kTogether], int first) const {
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+            const int p = first + i * kWarps, slot = of_row.quotient(p);
+            if (slot >= held.slots) break;
+            pieces[i].template store<!Work::kPrompt>(rows + slot * row_bytes +
+                                                     (p - slot * of_row.by()) * Fp4Piece::kBytes);
+        }
+    }
+};
+
 }  // namespace quern::cuda::moe

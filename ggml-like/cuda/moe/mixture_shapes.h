@@ -11,7 +11,8 @@ namespace quern::cuda::moe {
 using namespace pack;
 using namespace linear;
 
-/// Rows up to which moe_down adds terms in shared memory: one kernel less, but every block reads all rows.
+/// Rows up to which gate and up and moe_down have kernels that hold all of them; moe_down adds terms in shared memory: one kernel
+/// less, but every block reads all rows.
 inline constexpr int kFewStepRows = 8;
 /// Static shared memory of an NVFP4 kernel, at most, in bytes.
 inline constexpr int kStatic = 8 * 1024;
@@ -30,6 +31,7 @@ inline constexpr int kMaxSlots = 24;    // rows of x that a block of the stream 
 /// Chunks of a split for which kernels of answers are compiled: gate and up of 1,025 to 2,048 columns, down of up to 1,024.
 /// Other numbers take kernels to which they are told, also with one row.
 inline constexpr int kGateUpEach = 2, kDownEach = 1;
+inline constexpr int kFp4PieceChunks = 4;  // of an Fp4Piece (linear/fp4_rows.cuh)
 
 /// Whether all pieces of both matrices can be whole ones.
 inline bool has_whole_pieces(const ColumnSplits& a, const ColumnSplits& b) {
@@ -92,21 +94,51 @@ struct GateUpOneLaunch {
     }
 };
 
-/// What a block of down_fp4_one.cu or down_fp4_few.cu is told of its sizes.
+/// A launch of gate_up_fp4_few.cu: 2 to kFewStepRows rows.
+struct GateUpFewLaunch {
+    static constexpr int kMaxDepth = 4, kMaxTiles = 32;  // tiles on their way, tiles of a block
+    static constexpr int kMaxColumns = 96;               // of a block's sums
+    /// Floats of a column of sums: 16 of each split, and 16 more, so that neighbours are in other banks.
+    static constexpr int kColumn = (kMaxSplits + 1) * kTileRows;
+
+    ColumnSplits splits;
+    int grid, tiles, columns;  // blocks; tiles and columns of a block, at most
+    int depth, bytes;          // tiles on their way; of dynamic shared memory
+
+    GateUpFewLaunch(const Card& card, int rows, int used, int expert_tiles, int shared_tiles, int chunks)
+        : splits(chunks) {
+        const int all = rows * used * expert_tiles + shared_tiles;
+        grid = std::min(card.sms, all + 1);  // the first block only writes what was chosen
+        const int blocks = std::max(1, grid - 1);
+        const auto of_block = [&](int n) { return (n + blocks - 1) / blocks; };
+        tiles = of_block(all);
+        columns = rows * (used * of_block(expert_tiles) + of_block(shared_tiles));
+        const int rest = rows * fp4_row_bytes(chunks) + columns * kColumn * 4;
+        depth = std::min(kMaxDepth, (card.shared_bytes - kStatic - rest) / (chunks * kFp4Chunk));
+        // two blocks on one SM would leave another idle
+        bytes = std::max(depth * chunks * kFp4Chunk + rest, card.shared_bytes / 2 + 1024);
+    }
+    /// The kernel is compiled for kGateUpEach chunks a split, and has the copy engine bring its tiles.
+    bool fits(const Card& card, int rows) const {
+        return card.capability >= 90 && rows > 1 && rows <= kFewStepRows && splits.each == kGateUpEach &&
+               splits.chunks % kFp4PieceChunks == 0 && tiles <= kMaxTiles && columns <= kMaxColumns &&
+               depth >= 2;
+    }
+};
+
+/// What a block of down_fp4_one.cu is told of its sizes.
 struct DownShape {
     ColumnSplits routed, shared;  // of the columns of an expert, of the shared expert
-    int piece_splits = 1;         // splits a piece
     int piece_bytes = 0;
     int depth = 0;  // pieces of a warp's ring
 
     DownShape(int routed_chunks, int shared_chunks) : routed(routed_chunks), shared(shared_chunks) {}
 };
 
-/// A launch of one of them.
+/// Such a launch.
 struct DownLaunch {
     DownShape shape;
-    bool whole = false;  // kDownEach chunks a split
-    int bytes = 0;       // of dynamic shared memory
+    int bytes = 0;  // of dynamic shared memory
     bool fits = false;
 };
 
@@ -122,35 +154,32 @@ inline DownLaunch down_one_launch(const Card& card, int used, int routed_chunks,
     const int units = used * s.routed.count + s.shared.count;
     s.piece_bytes = std::max(s.routed.each, s.shared.each) * kFp4Chunk;
     s.depth = (units + kWarps - 1) / kWarps;
-    l.whole = s.routed.each == kDownEach && s.routed.chunks == s.shared.chunks &&
-              s.routed.chunks % s.routed.each == 0 && kWarps % s.routed.count == 0;
+    const bool whole = s.routed.each == kDownEach && s.routed.chunks == s.shared.chunks &&
+                       s.routed.chunks % s.routed.each == 0 && kWarps % s.routed.count == 0;
     l.bytes = kWarps * s.depth * s.piece_bytes + down_rows_bytes(1, used, s) + units * kTileRows * 4;
-    l.fits =
-        l.whole && l.bytes <= card.shared_bytes - kStatic && s.depth <= kMaxPieces && used < kMaxTerms - 1;
+    l.fits = whole && l.bytes <= card.shared_bytes - kStatic && s.depth <= kMaxPieces && used < kMaxTerms - 1;
     return l;
 }
 
-/// Up to kFewStepRows rows.
-inline DownLaunch down_few_launch(const Card& card, int rows, int used, int routed_chunks,
-                                  int shared_chunks) {
-    DownLaunch l{DownShape(routed_chunks, shared_chunks)};
-    DownShape& s = l.shape;
-    const int rest = down_rows_bytes(rows, used, s) + rows * (used + 1) * kTileRows * 4;
-    const auto fits = [&] {
-        l.bytes = kWarps * s.depth * s.piece_bytes + rest;
-        return l.fits = l.bytes <= card.shared_bytes - kStatic;
-    };
-    if (rows > kFewStepRows || used >= kMaxTerms - 1) return l;
-    const int each = std::max(s.routed.each, s.shared.each);
-    s.depth = kPieceDepth, s.piece_bytes = kPieceChunks * kFp4Chunk;
-    l.whole = each == kDownEach && has_whole_pieces(s.routed, s.shared) && fits();
-    if (l.whole) return l;
-    s.depth = 2;
-    for (s.piece_splits = 4; s.piece_splits > 0; s.piece_splits /= 2) {
-        s.piece_bytes = s.piece_splits * each * kFp4Chunk;
-        if (fits()) return l;
+/// A launch of down_fp4_few.cu: 2 to kFewStepRows rows.
+struct DownFewLaunch {
+    static constexpr int kUnit = 2;   // chunks of a warp that come together
+    static constexpr int kDepth = 4;  // of these, on their way
+    ColumnSplits splits;              // of the columns of an expert and of the shared expert alike
+    int column, bytes;                // floats of a term's sums; of dynamic shared memory
+    bool fits;
+
+    DownFewLaunch(const Card& card, int rows, int used, int routed_chunks, int shared_chunks)
+        : splits(routed_chunks) {
+        column =
+            (splits.count + 1) * kTileRows;  // 16 more than there are, so that neighbours are in other banks
+        const int terms = rows * (used + 1);
+        bytes = kWarps * kDepth * kUnit * kFp4Chunk +
+                terms * (fp4_row_bytes(routed_chunks) + (column + kTileRows) * 4);
+        fits = rows > 1 && rows <= kFewStepRows && used <= kMaxChoiceUsed && splits.each == kDownEach &&
+               shared_chunks == routed_chunks && routed_chunks % kFp4PieceChunks == 0 &&
+               kUnit * kWarps % splits.count == 0 && bytes <= card.shared_bytes - kStatic;
     }
-    return l;
-}
+};
 
 }  // namespace quern::cuda::moe

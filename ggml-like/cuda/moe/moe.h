@@ -34,14 +34,18 @@ struct Choice {
     int* ids;
     float *weights, *shared_gate;
     int* groups;
-    /// [used + 1] zeros before the run. Of one row route.cuh's Chosen, the shared expert's gate last; of more rows the
-    /// first is a flag: all is complete. Null in prompt steps.
+    /// Zeros before the run, as many as told_words(rows, used). Of one row route.cuh's Chosen, the shared expert's gate last; of up
+    /// to kFewStepRows rows choice_list.cuh's words, if no more than kMaxChoiceUsed experts are used; else the first is a flag: all is
+    /// complete. Null in prompt steps.
     uint64_t* ready;
     float* factor;  // [rows] of the norm
     /// Scratch of steps of many rows, a byte for each 8 rows and expert (rounded up).
     uint32_t* counts;
     int64_t counts_bytes;
 };
+
+/// Whether Choice::ready of so many rows is a flag; else it says nothing of groups.
+inline bool ready_is_flag(int rows) { return rows > kFewStepRows; }
 
 /// ids, weights, shared_gate, groups and factor of all rows. Throws Error(device) for more than 512 experts or kMaxUsed
 /// used ones.
@@ -72,10 +76,11 @@ struct Down {
     int rows, used;
     float* y;
     int64_t ld;
-    void* terms;            // [rows * (used + 1), D]: F32, in prompt steps BF16
-    const uint64_t* ready;  // Choice::ready; null: the choice is complete when the predecessor has ended
-    Defer next;             // of the norm that follows
-    int first_pair = 0;     // in groups, of the launch's rows
+    void* terms;  // [rows * (used + 1), D]: F32, in prompt steps BF16
+    /// Choice::ready; null: the choice is complete when the predecessor has ended. Kernels that read groups take the flag alone.
+    const uint64_t* ready;
+    Defer next;          // of the norm that follows
+    int first_pair = 0;  // in groups, of the launch's rows
 };
 
 /// For the choice of a kernel (cuda/variants.h).
@@ -99,7 +104,7 @@ inline MixtureShape shape_of(const Down& a) {
     return shape_of(a.experts, a.shared, a.shared_chunks, a.rows, a.used);
 }
 
-/// NVFP4, an answer step, by `product`: one, few or stream. routed and shared_out; one and few also choose experts.
+/// NVFP4, an answer step, by `product`: one, few, choosing or stream. routed and shared_out; all but stream also choose experts.
 void gate_up_fp4(Context& context, MixtureProduct product, const GateUp& a);
 /// A prompt step of up to kMaxFp4Rows rows, with the sums of gemm.h.
 void gate_up_fp4_prompt(Context& context, const GateUp& a);

@@ -29,20 +29,6 @@ __device__ __forceinline__ void add_splits_of(const ColumnSplits& splits, int fi
     }
 }
 
-/// total = the sums over a tile whose pieces come through a ring, piece_splits splits each. `request` asks for the next
-/// piece.
-template <bool kHalf, typename Request>
-__device__ __forceinline__ void sum_tile(PieceRing& ring, const ColumnSplits& splits, int piece_splits,
-                                         const uint8_t* x, int lane, Request&& request, float (&total)[4]) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) total[i] = 0;
-    for (int p = 0; p < splits.count; p += piece_splits) {
-        add_splits_of<kHalf>(splits, p, min(p + piece_splits, splits.count), ring.wait(), x, lane, total);
-        ring.release();
-        request();
-    }
-}
-
 /// total += a whole piece of a tile, of splits of kEach chunks. x: the lane's row at the piece, plus 16 t bytes.
 template <int kEach, bool kHalf>
 __device__ __forceinline__ void add_whole_piece(const uint8_t* chunk, const uint8_t* x, int lane,

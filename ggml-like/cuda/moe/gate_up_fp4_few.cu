@@ -1,0 +1,346 @@
+// moe_gate_up with NVFP4 weights and 2 to 8 answer rows; it also chooses the experts.
+//
+//   tile = 8 rows of gate and the same 8 of up, for the up to 8 rows of x that chose its expert
+//
+//   all tiles   | shared: 0 .. 63 | first group: 0 .. 63 | second group ...     tile i to block 1 + i % (blocks - 1)
+//   a block     its tiles, one after another; 16 warps share each, a split of its columns each
+//               a 17th warp plans: groups, the block's tiles, and asks the copy engine for them, a few at a time
+//   epilogue    a thread adds the splits of one sum in order: a column of sums (a tile and one of its rows of x) has 16
+//
+//   Every block chooses, as in gate_up_fp4_one.cu. The first block has no tiles: it writes the choice's results and tells `down`.
+//   Blocks hold all rows of x, which come while experts are chosen.
+//
+// Shared memory: a ring of whole tiles (four of 18 KB), rows of x, all sums of the block; before that, candidates of the choice.
+//
+// Traffic: the weights of each needed expert once for its up to 8 rows. Bound: bytes, from the moment they can be asked for. Of
+// 4 rows (39 MB): 2.4 us until then, 1.2 until they come, 9.3 at 4.2 TB/s, 0.6 end; the last blocks 1 us later (H200, 2026-11).
+#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/linear/epilogue.cuh"
+#include "ggml-like/cuda/linear/fp4_rows.cuh"
+#include "ggml-like/cuda/moe/few_choice.cuh"
+#include "ggml-like/cuda/moe/gate_up_fp4.h"
+#include "ggml-like/cuda/ptx/copy_bytes.cuh"
+
+namespace quern::cuda::moe {
+
+using namespace ptx;
+using namespace pack;
+using namespace linear;
+
+namespace {
+
+using Launch = GateUpFewLaunch;
+constexpr int kPlanner = kWarps;  // the warp that plans
+constexpr int kFewThreads = kThreads + 32;
+
+struct Shape {
+    ColumnSplits splits;
+    int depth;  // tiles on their way
+};
+
+/// A tile of the block: the place in x_at of its first row, its rows, its first column of sums.
+struct FewTile {
+    int x, count, column;
+};
+/// A column of sums: its tile's place in the factors, and its pair, or ~row of the shared expert.
+struct FewColumn {
+    int factor, index;
+};
+
+struct Memory {
+    uint64_t full[Launch::kMaxDepth], empty[Launch::kMaxDepth];  // of the ring
+    FewChoices chosen;
+    union {
+        FewGroups groups;
+        ChoiceList list;  // of the first block
+    };
+    int x_at[kFewStepRows + kFewPairs];  // bytes before a row of x: rows of the shared expert, then of pairs by group
+    FewTile tile[Launch::kMaxTiles];
+    FewColumn column[Launch::kMaxColumns];
+    int tiles, columns;
+};
+
+/// The planner's part.
+struct Plan {
+    const GateUp& a;
+    const Shape& s;
+    Memory& m;
+    uint8_t* ring;
+    const uint8_t* source = nullptr;  // of the tile whose number is the lane's
+    int bytes, tiles = 0;             // of a tile; of the block
+
+    __device__ __forceinline__ Plan(const GateUp& arguments, const Shape& shape, Memory& memory,
+                                    uint8_t* data)
+        : a(arguments), s(shape), m(memory), ring(data), bytes(a.chunks * kFp4Chunk) {}
+    /// Before the wait: the block's first tile, if it is one of the shared expert's.
+    __device__ __forceinline__ void begin() const {
+        if (begins_early() && threadIdx.x % 32 == 0) request(0, shared_tile(block()));
+    }
+    /// When all choices are complete: the block's tiles; asks for the first of them.
+    __device__ __forceinline__ void make() {
+        const int lane = threadIdx.x % 32, pairs = a.rows * a.used;
+        const int groups = group_choices(m.chosen, pairs, a.used, m.groups);
+        const Divisor each(a.experts.tiles);
+        const int all = a.shared.tiles + groups * a.experts.tiles, at = block() + lane * blocks();
+        const bool of_shared = at < a.shared.tiles;
+        const int routed = max(0, at - a.shared.tiles), number = each.quotient(routed);
+        const int tile = of_shared ? at : routed - number * each.by();
+        tiles = __popc(__ballot_sync(0xffffffffu, at < all));
+        FewGroup group = {0, a.rows, 0};
+        if (!of_shared) group = at < all ? m.groups.group[number] : FewGroup{0, 0, 0};
+        source = of_shared ? shared_tile(tile)
+                           : a.experts.data + group.expert * a.experts.expert_bytes +
+                                 static_cast<int64_t>(tile) * bytes;
+        if (lane < min(tiles, s.depth) && !(lane == 0 && begins_early())) request(lane, source);
+        list_columns(of_shared, group, ((of_shared ? 0 : group.expert * a.experts.tiles) + tile) * kTileRows);
+        const int row_bytes = fp4_row_bytes(a.chunks);
+        if (lane < a.rows) m.x_at[lane] = lane * row_bytes;
+        for (int p = lane; p < pairs; p += 32)
+            m.x_at[a.rows + p] = quotient(m.groups.pair[p], a.used) * row_bytes;
+    }
+    /// Asks for the other tiles, each when all warps have read what is in its place.
+    __device__ __forceinline__ void run() const {
+        int stage = 0;
+        uint32_t parity = 0;
+#pragma unroll 1
+        for (int i = s.depth; i < tiles; ++i) {
+            wait_phase(m.empty + stage, parity);
+            if (static_cast<int>(threadIdx.x) % 32 == i) request(stage, source);
+            if (++stage == s.depth) stage = 0, parity ^= 1;
+        }
+    }
+
+  private:
+    __device__ __forceinline__ static int blocks() { return static_cast<int>(gridDim.x) - 1; }
+    __device__ __forceinline__ static int block() { return static_cast<int>(blockIdx.x) - 1; }
+    __device__ __forceinline__ bool begins_early() const { return block() < a.shared.tiles; }
+    __device__ __forceinline__ const uint8_t* shared_tile(int tile) const {
+        return a.shared.data + static_cast<int64_t>(tile) * bytes;
+    }
+    __device__ __forceinline__ void request(int stage, const uint8_t* from) const {
+        arrive_and_expect(m.full + stage, bytes);
+        copy_bytes(ring + stage * bytes, from, bytes, m.full + stage);
+    }
+    /// Of the lane's tile, for `group`.
+    __device__ __forceinline__ void list_columns(bool of_shared, const FewGroup& group, int factor) const {
+        const int lane = threadIdx.x % 32;
+        int end = group.count;  // columns of the tiles up to the lane's
+#pragma unroll
+        for (int d = 1; d < 32; d *= 2) {
+            const int other = __shfl_up_sync(0xffffffffu, end, d);
+            if (lane >= d) end += other;
+        }
+        if (lane == 31) m.tiles = tiles, m.columns = end;
+        const int column = end - group.count;
+        m.tile[lane] = {of_shared ? 0 : a.rows + group.first, group.count, column};
+#pragma unroll 1
+        for (int c = 0; c < group.count; ++c)
+            m.column[column + c] = {factor, of_shared ? ~c : m.groups.pair[group.first + c]};
+    }
+};
+static_assert(Launch::kMaxTiles == 32, "a lane a tile");
+
+/// Rows of x on their way into shared memory, a warp a piece at a time.
+struct RowPieces {
+    static constexpr int kMost = 4;
+    const GateUp& a;
+    int each, all;  // pieces of a row, of all rows
+    Fp4Piece x[kMost];
+
+    __device__ __forceinline__ explicit RowPieces(const GateUp& arguments)
+        : a(arguments), each(a.chunks * kChunkCols / Fp4Piece::kNumbers), all(a.rows * each) {}
+    __device__ __forceinline__ void load() {
+        const Divisor of_row(each);
+#pragma unroll
+        for (int i = 0; i < kMost; ++i) {
+            const int p = threadIdx.x / 32 + i * kWarps, row = of_row.quotient(p);
+            const int column = (p - row * each) * Fp4Piece::kNumbers;
+            if (p >= all) break;
+            if (column + 8 * static_cast<int>(threadIdx.x % 32) < a.columns)
+                x[i].load(a.h + static_cast<int64_t>(row) * a.columns + column);
+        }
+    }
+    __device__ __forceinline__ void store(uint8_t* rows) const {
+        const Divisor of_row(each);
+#pragma unroll
+        for (int i = 0; i < kMost; ++i) {
+            const int p = threadIdx.x / 32 + i * kWarps, row = of_row.quotient(p);
+            if (p >= all) break;
+            x[i].store(rows + row * fp4_row_bytes(a.chunks) + (p - row * each) * Fp4Piece::kBytes);
+        }
+    }
+};
+
+/// The multiplying warps: experts are chosen, and rows of x come. gate_logit: of the shared expert; of the first block.
+__device__ __forceinline__ void choose_and_load(const GateUp& a, Memory& m, const ChoiceShare& share,
+                                                RowCandidates* candidates, uint8_t* rows, float& gate_logit) {
+    const Choice& to = a.choice;
+    const int64_t* sums = to.logits.sums + static_cast<int64_t>(share.row) * to.logits.pitch;
+    const bool chooses = share.row < a.rows;
+    float logits[ChoiceShare::kMost] = {}, squares = 0;
+    if (chooses) {
+        read_logits(sums, share, to.experts, logits);
+        if (share.is_last()) squares = load_squares(to.scale, share.row);
+        if (blockIdx.x == 0) gate_logit = read_sum(sums + to.experts);
+    }
+    RowPieces pieces(a);
+    pieces.load();
+    if (chooses) {
+        choose_few(share, logits, to.experts, a.used, candidates[share.row], m.chosen);
+        if (share.is_last()) {
+            const float factor = norm_factor(to.scale, squares);
+            if (threadIdx.x % 32 == 0) m.chosen.scale[share.row] = factor;
+        }
+    }
+    pieces.store(rows);
+}
+
+/// The whole first block: the results of the choice.
+__device__ __forceinline__ void write_choices(const GateUp& a, Memory& m, const ChoiceShare& share,
+                                              float gate_logit) {
+    const Choice& to = a.choice;
+    const FewChoices& from = m.chosen;
+    const int lane = threadIdx.x % 32;
+    if (share.row < a.rows && share.part == 0) {
+        const int at = share.row * a.used + lane;
+        const float factor = from.scale[share.row], gate = gate_of(gate_logit * factor);
+        const float weight = weight_of(lane < a.used ? from.keys[at] : 0, a.used, factor);
+        if (lane < a.used) to.ids[at] = from.ids[at], to.weights[at] = weight;
+        if (lane == 0) to.shared_gate[share.row] = gate;
+    }
+    __syncthreads();
+    tell_choices(to, m.list);
+    group_few(from.ids, a.rows * a.used, to.experts, to.groups);
+}
+
+/// One warp: its split of the block's tiles, as they come; sums into [column][split][16].
+__device__ __forceinline__ void multiply(const GateUp& a, const Shape& s, Memory& m, const uint8_t* ring,
+                                         const uint8_t* rows, float* sums) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
+    const int tile_bytes = a.chunks * kFp4Chunk, tiles = m.tiles;
+    rows += s.splits.begin(warp) * 128 + 16 * t;
+    ring += s.splits.begin(warp) * kFp4Chunk;
+    sums += warp * kTileRows + g;
+    int stage = 0;
+    uint32_t parity = 0;
+#pragma unroll 1
+    for (int i = 0; i < tiles; ++i) {
+        const FewTile tile = m.tile[i];
+        // With up to four rows, row i is columns 2i and 2i + 1 of the products, and only the first is summed.
+        const bool half = tile.count <= kPassRows / 2;
+        const uint8_t* x = rows + m.x_at[tile.x + min(half ? g / 2 : g, tile.count - 1)];
+        const uint8_t* chunk = ring + stage * tile_bytes;
+        float* to = sums + tile.column * Launch::kColumn;
+        float acc[4] = {};
+        wait_phase(m.full + stage, parity);
+        if (half) {
+#pragma unroll
+            for (int c = 0; c < kGateUpEach; ++c)
+                multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
+            if (t < tile.count) {
+                to += t * Launch::kColumn;
+                to[0] = acc[0], to[8] = acc[2];
+            }
+        } else {
+#pragma unroll
+            for (int c = 0; c < kGateUpEach; ++c)
+                multiply_fp4<false>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
+#pragma unroll
+            for (int c = 0; c < 2; ++c)
+                if (2 * t + c < tile.count) {
+                    float* of_row = to + (2 * t + c) * Launch::kColumn;
+                    of_row[0] = acc[c], of_row[8] = acc[2 + c];
+                }
+        }
+        __syncwarp();
+        if (lane == 0) arrive(m.empty + stage);
+        if (++stage == s.depth) stage = 0, parity ^= 1;
+    }
+}
+
+/// The epilogue: 16 threads have the 16 rows of a column, kEach columns each.
+struct Columns {
+    static constexpr int kTogether = kThreads / kTileRows;
+    static constexpr int kEach = Launch::kMaxColumns / kTogether;
+    const GateUp& a;
+    const Memory& m;
+    FewColumn own[kEach];
+    float factor[kEach];
+
+    __device__ __forceinline__ static int number(int i) { return threadIdx.x / kTileRows + i * kTogether; }
+    /// The factors of the weights' rows are asked for early.
+    __device__ __forceinline__ Columns(const GateUp& arguments, const Memory& memory)
+        : a(arguments), m(memory) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            own[i] = {0, 0}, factor[i] = 0;
+            if (number(i) >= m.columns) continue;
+            own[i] = m.column[number(i)];
+            factor[i] =
+                (own[i].index < 0 ? a.shared.factor : a.experts.factor)[own[i].factor + threadIdx.x % kTileRows];
+        }
+    }
+    __device__ __forceinline__ void store(int splits, const float* sums) const {
+        const int r = threadIdx.x % kTileRows;
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            if (i * kTogether >= m.columns) break;
+            const int q = number(i);
+            const bool is_shared = own[i].index < 0;
+            const int row = is_shared ? ~own[i].index : quotient(own[i].index, a.used);
+            float value = 0;
+            if (q < m.columns)
+                value = add_in_order(splits, sums + q * Launch::kColumn + r, kTileRows) * factor[i] *
+                        m.chosen.scale[row];
+            const float up = __shfl_down_sync(0xffffffffu, value, 8);
+            if (q >= m.columns || r >= 8) continue;
+            const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2;
+            const int first = is_shared ? own[i].factor : own[i].factor % (a.experts.tiles * kTileRows);
+            bf16* to = is_shared ? a.shared_out + row * width : a.routed + own[i].index * width;
+            if (first / 2 + r < width) to[first / 2 + r] = gated(value, up);
+        }
+    }
+};
+
+__global__ void __launch_bounds__(kFewThreads, 1) gate_up_fp4_few(GateUp a, Shape s) {
+    extern __shared__ __align__(128) uint8_t shared[];
+    __shared__ Memory m;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    uint8_t* rows = shared + s.depth * a.chunks * kFp4Chunk;
+    float* sums = reinterpret_cast<float*>(rows + a.rows * fp4_row_bytes(a.chunks));
+    RowCandidates* candidates = reinterpret_cast<RowCandidates*>(sums);
+    const bool writes = blockIdx.x == 0;
+    Plan plan(a, s, m, shared);
+    if (warp == kPlanner) {
+        if (lane < s.depth) init_phases(m.full + lane, 1), init_phases(m.empty + lane, s.splits.count);
+        publish_phases();
+        __syncwarp();
+        if (!writes) plan.begin();
+    }
+    clear_choices(m.chosen, candidates, a.rows, a.rows * a.used, kFewThreads);
+    __syncthreads();
+    wait_for_predecessor();
+    allow_successor();  // only now: before its own wait the successor reads what this kernel's predecessor wrote
+    const ChoiceShare share(a.rows, warp);
+    float gate_logit = 0;
+    if (warp < kWarps) choose_and_load(a, m, share, candidates, rows, gate_logit);
+    __syncthreads();
+    if (writes) return write_choices(a, m, share, gate_logit);
+    if (warp == kPlanner) plan.make();
+    __syncthreads();
+    if (warp == kPlanner) return plan.run();
+    const Columns columns(a, m);
+    if (warp < s.splits.count) multiply(a, s, m, shared, rows, sums);
+    asm volatile("bar.sync 1, %0;" ::"n"(kThreads) : "memory");
+    columns.store(s.splits.count, sums);
+}
+
+}  // namespace
+
+void launch_gate_up_few(Context& c, const GateUp& a) {
+    const GateUpFewLaunch few(c, a.rows, a.used, a.experts.tiles, a.shared.tiles, a.chunks);
+    launch(c, "moe_gate_up few", gate_up_fp4_few, few.grid, kFewThreads, few.bytes, a,
+           Shape{few.splits, few.depth});
+}
+
+}  // namespace quern::cuda::moe
