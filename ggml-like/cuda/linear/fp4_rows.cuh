@@ -55,11 +55,9 @@ struct Fp4Piece {
     __device__ __forceinline__ void load(const bf16* from) {
         eight = __ldcg(reinterpret_cast<const uint4*>(from + 8 * (threadIdx.x % 32)));
     }
-    /// As Fp4Block stores them. to: the place of the first number in its row. Whole warp.
-    template <bool kLifted = true>
+    /// Times kActivationLift, as Fp4Block stores them. to: the place of the first number in its row. Whole warp.
     __device__ __forceinline__ void store(uint8_t* to) const {
-        const auto word = [](uint32_t v) { return kLifted ? lifted(v) : v; };
-        const uint32_t w[4] = {word(eight.x), word(eight.y), word(eight.z), word(eight.w)};
+        const uint32_t w[4] = {lifted(eight.x), lifted(eight.y), lifted(eight.z), lifted(eight.w)};
         const int lane = threadIdx.x % 32;
 #if __CUDA_ARCH__ >= 900
         // Word i of four lanes becomes 16 neighbouring bytes: four matrices of 8 x 16 bytes, turned so that rows are in

@@ -72,7 +72,8 @@ __device__ __forceinline__ void tell_choices(const Choice& c, ChoiceList& list) 
     if (tid < pairs) list.ids[tid] = __ldcg(c.ids + tid);
     __syncthreads();
     const int own = tid < pairs ? list.ids[tid] : -1;
-    int smaller = 0, same = 0, before = 0;  // pairs with a smaller id, with the same one, those of them before this one
+    int smaller = 0, same = 0,
+        before = 0;  // pairs with a smaller id, with the same one, those of them before this one
 #pragma unroll 4
     for (int j = 0; j < pairs; ++j) {
         const int id = list.ids[j];

@@ -13,7 +13,7 @@
 //   What was chosen is told before gate and up end, so that weights are asked for before the wait: two chunks of each warp's four,
 //   lest rows of x queue behind them.
 //
-// Shared memory: a ring of two chunks a warp, four deep; rows of routed and shared_in; sums; terms.
+// Shared memory: a ring of two chunks a warp, four deep, or two where that does not fit; rows of routed and shared_in; sums; terms.
 //
 // Traffic: the weights of each needed expert once; every block reads all rows of x. Bound: instructions, some 95 for 16 x 64
 // weights: of 4 rows 0.6 us until it is known what was chosen, 2.8 from the end of gate and up until x is there, 4.6 products (bytes
@@ -32,12 +32,12 @@ using namespace linear;
 namespace {
 
 using Launch = DownFewLaunch;
-constexpr int kUnitBytes = Launch::kUnit * kFp4Chunk, kRingBytes = Launch::kDepth * kUnitBytes;
-constexpr int kEarly = 2;  // units of a warp that are asked for before the wait
+constexpr int kUnitBytes = Launch::kUnit * kFp4Chunk;
+constexpr int kEarly = 2;  // of these, asked for before the wait
 
 struct Shape {
     ColumnSplits splits;
-    int column;  // floats of a term's sums
+    int column, depth;  // floats of a term's sums; units of a warp on their way
 };
 
 /// A group: the block's tile of its expert, its rows, the place of the first.
@@ -56,7 +56,7 @@ struct Memory {
 /// The whole block: what was chosen, as soon as it was. Returns the number of groups, with a barrier.
 __device__ __forceinline__ int read_choices(const Down& a, int column, Memory& m) {
     constexpr int kSecond = kThreads / 2;
-    static_assert(kFewPlaces <= kSecond);
+    static_assert(kFewPlaces <= kSecond && kEarly <= Launch::kShallow);
     const int tid = threadIdx.x, pairs = a.rows * a.used, places = pairs + a.rows;
     bool is_group = false;
     if (tid < places) {
@@ -81,6 +81,7 @@ struct OwnChunks {
     uint8_t* ring;
     int offset;  // of the lane's bytes in a tile
     int next, by, groups;
+    int bytes;  // of the ring
     int to = 0, from = 0;
 
     __device__ __forceinline__ void request() {
@@ -93,13 +94,16 @@ struct OwnChunks {
         }
         commit_copies();
         next += by;
-        to = to + kUnitBytes == kRingBytes ? 0 : to + kUnitBytes;
+        to = to + kUnitBytes == bytes ? 0 : to + kUnitBytes;
     }
     __device__ __forceinline__ const uint8_t* wait() {
-        wait_copies<Launch::kDepth - 1>();
+        if (bytes == Launch::kDeep * kUnitBytes)
+            wait_copies<Launch::kDeep - 1>();
+        else
+            wait_copies<Launch::kShallow - 1>();
         __syncwarp();
         const uint8_t* unit = ring + from;
-        from = from + kUnitBytes == kRingBytes ? 0 : from + kUnitBytes;
+        from = from + kUnitBytes == bytes ? 0 : from + kUnitBytes;
         return unit;
     }
 };
@@ -180,7 +184,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ Memory m;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, places = a.rows * (a.used + 1);
-    uint8_t* rows = shared + kWarps * kRingBytes;
+    const int ring_bytes = s.depth * kUnitBytes;
+    uint8_t* rows = shared + kWarps * ring_bytes;
     float* sums = reinterpret_cast<float*>(rows + places * fp4_row_bytes(a.experts.chunks));
     float* terms = sums + places * s.column;                             // [row][used + 1][16]
     const int r = threadIdx.x % kTileRows, n = threadIdx.x / kTileRows;  // of the output
@@ -191,16 +196,17 @@ __global__ void __launch_bounds__(kThreads, 1)
     const int groups = read_choices(a, s.column, m);
     const int warps = s.splits.count / Launch::kUnit, set = quotient(warp, warps);  // those of one group
     const int split = (warp - set * warps) * Launch::kUnit;
-    OwnChunks chunks{m,   shared + warp * kRingBytes, split * kFp4Chunk + 16 * lane,
-                     set, quotient(kWarps, warps),    groups};
+    OwnChunks chunks{m,         shared + warp * ring_bytes, split * kFp4Chunk + 16 * lane,
+                     set,       quotient(kWarps, warps),    groups,
+                     ring_bytes};
 #pragma unroll
     for (int i = 0; i < kEarly; ++i) chunks.request();
     wait_for_predecessor();
     allow_successor();
     end.begin(adds, n, r);
     load_all_rows(a, rows, [&] {
-#pragma unroll
-        for (int i = kEarly; i < Launch::kDepth; ++i) chunks.request();
+#pragma unroll 1
+        for (int i = kEarly; i < s.depth; ++i) chunks.request();
     });
     constexpr int kEach = (kFewPlaces * kTileRows + kThreads - 1) / kThreads;  // terms of a thread
     float factor[kEach];
@@ -227,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 void launch_down_few(Context& c, const Down& a, const comm::Peers* peers) {
     const DownFewLaunch l(c, a.rows, a.used, a.experts.chunks, a.shared_chunks);
-    const Shape s{l.splits, l.column};
+    const Shape s{l.splits, l.column, l.depth};
     if (peers == nullptr)
         launch(c, "moe_down few", down_fp4_few<AddTerms>, a.experts.tiles, kThreads, l.bytes, a, s,
                AddTerms::Parameter{});

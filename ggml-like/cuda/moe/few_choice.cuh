@@ -20,7 +20,8 @@ inline constexpr int kChoiceGroups = kMaxChoiceExperts / 32;
 
 /// What was chosen, in shared memory.
 struct FewChoices {
-    __align__(16) int ids[kFewPairs + 4];  // of row after row, in order; then kNoExpert up to a multiple of four
+    __align__(
+        16) int ids[kFewPairs + 4];  // of row after row, in order; then kNoExpert up to a multiple of four
     uint32_t keys[kFewPairs];
     float scale[kFewStepRows];  // the norm's factors
     /// Of an expert: four bits a row, 8 + its number among what the row chose, or 0.
@@ -98,8 +99,7 @@ __device__ __forceinline__ void choose_few(const ChoiceShare& share,
     }
     barrier();
     const uint4 a = *reinterpret_cast<const uint4*>(c.best), b = *reinterpret_cast<const uint4*>(c.best + 4);
-    const uint32_t least =
-        max(1u, min(min(min(a.x, a.y), min(a.z, a.w)), min(min(b.x, b.y), min(b.z, b.w))));
+    const uint32_t least = max(1u, min(min(min(a.x, a.y), min(a.z, a.w)), min(min(b.x, b.y), min(b.z, b.w))));
     unsigned wanted[kMost];
     int count = 0;
 #pragma unroll

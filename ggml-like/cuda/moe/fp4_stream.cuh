@@ -17,8 +17,6 @@
 // % of its peak and the issue slots at 74 %; the busiest SM works 6 to 8 % longer than the mean (ncu, H200, 2026-11).
 #pragma once
 
-#include <type_traits>
-
 #include "ggml-like/cuda/moe/held_rows.cuh"
 #include "ggml-like/cuda/moe/piece_sums.cuh"
 
@@ -183,8 +181,7 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
     for (int from = line.begin_of(blockIdx.x, gridDim.x); from < end; from = to) {
         const HeldRows held(k.list, line, from, end);
         to = min(end, line.first_tile(held.next_group));
-        std::conditional_t<(kEach > 0), RowPieces<Work>, RowLoads<Work>> loads(work, held, k.list, rows,
-                                                                               s.row_bytes);
+        RowLoads<Work> loads(work, held, k.list, rows, s.row_bytes);
         if constexpr (Work::kRowsFirst) loads.begin();
         const int slot = threadIdx.x;
         if (slot < held.slots) {

@@ -54,7 +54,8 @@ struct Memory {
         FewGroups groups;
         ChoiceList list;  // of the first block
     };
-    int x_at[kFewStepRows + kFewPairs];  // bytes before a row of x: rows of the shared expert, then of pairs by group
+    int x_at[kFewStepRows +
+             kFewPairs];  // bytes before a row of x: rows of the shared expert, then of pairs by group
     FewTile tile[Launch::kMaxTiles];
     FewColumn column[Launch::kMaxColumns];
     int tiles, columns;
@@ -276,8 +277,8 @@ struct Columns {
             own[i] = {0, 0}, factor[i] = 0;
             if (number(i) >= m.columns) continue;
             own[i] = m.column[number(i)];
-            factor[i] =
-                (own[i].index < 0 ? a.shared.factor : a.experts.factor)[own[i].factor + threadIdx.x % kTileRows];
+            factor[i] = (own[i].index < 0 ? a.shared.factor
+                                          : a.experts.factor)[own[i].factor + threadIdx.x % kTileRows];
         }
     }
     __device__ __forceinline__ void store(int splits, const float* sums) const {

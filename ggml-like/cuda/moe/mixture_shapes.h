@@ -163,10 +163,10 @@ inline DownLaunch down_one_launch(const Card& card, int used, int routed_chunks,
 
 /// A launch of down_fp4_few.cu: 2 to kFewStepRows rows.
 struct DownFewLaunch {
-    static constexpr int kUnit = 2;   // chunks of a warp that come together
-    static constexpr int kDepth = 4;  // of these, on their way
-    ColumnSplits splits;              // of the columns of an expert and of the shared expert alike
-    int column, bytes;                // floats of a term's sums; of dynamic shared memory
+    static constexpr int kUnit = 2;                // chunks of a warp that come together
+    static constexpr int kDeep = 4, kShallow = 2;  // of these, on their way
+    ColumnSplits splits;       // of the columns of an expert and of the shared expert alike
+    int column, depth, bytes;  // floats of a term's sums; kDeep if it fits; dynamic shared memory
     bool fits;
 
     DownFewLaunch(const Card& card, int rows, int used, int routed_chunks, int shared_chunks)
@@ -174,8 +174,10 @@ struct DownFewLaunch {
         column =
             (splits.count + 1) * kTileRows;  // 16 more than there are, so that neighbours are in other banks
         const int terms = rows * (used + 1);
-        bytes = kWarps * kDepth * kUnit * kFp4Chunk +
-                terms * (fp4_row_bytes(routed_chunks) + (column + kTileRows) * 4);
+        const int rest = terms * (fp4_row_bytes(routed_chunks) + (column + kTileRows) * 4);
+        const auto with = [&](int d) { return rest + kWarps * d * kUnit * kFp4Chunk; };
+        depth = with(kDeep) <= card.shared_bytes - kStatic ? kDeep : kShallow;
+        bytes = with(depth);
         fits = rows > 1 && rows <= kFewStepRows && used <= kMaxChoiceUsed && splits.each == kDownEach &&
                shared_chunks == routed_chunks && routed_chunks % kFp4PieceChunks == 0 &&
                kUnit * kWarps % splits.count == 0 && bytes <= card.shared_bytes - kStatic;
