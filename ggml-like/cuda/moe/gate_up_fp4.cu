@@ -143,7 +143,6 @@ static_assert(kMaxChoiceExperts < kThreads && kMaxChoicePairs <= kThreads,
 /// The whole first block: what was chosen is complete, in memory.
 __device__ __forceinline__ void tell_down(const GateUp& a, BlockChoice& choice) {
     if (a.rows == 1) return;  // choose_row told
-    __syncthreads();
     if (a.rows <= kFewStepRows) {
         tell_choices(a.choice, choice.told);
         __syncthreads();
