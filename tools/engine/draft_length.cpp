@@ -7,7 +7,7 @@ namespace quern {
 namespace {
 
 constexpr double kExpected = 0.8;      // that a token is right, before any was drafted
-constexpr double kExpectedWeight = 1;  // what is expected counts as much as so many trials
+constexpr double kExpectedWeight = 3;  // what is expected counts as much as so many trials
 constexpr double kKept = 0.95;         // of what was learnt, after another draft
 constexpr double kFaded = 0.998;       // after a step without one: half of it after 350 steps
 /// So many steps later a cost may be another one: contexts have grown, other programs have come or gone.
