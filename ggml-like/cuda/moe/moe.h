@@ -35,8 +35,8 @@ struct Choice {
     float *weights, *shared_gate;
     int* groups;
     /// Zeros before the run, as many as told_words(rows, used). Of one row route.cuh's Chosen, the shared expert's gate last; of up
-    /// to kFewStepRows rows choice_list.cuh's words, if no more than kMaxChoiceUsed experts are used; else the first is a flag: all is
-    /// complete. Null in prompt steps.
+    /// to kFewStepRows rows choice_list.cuh's words, if no more than kMaxChoiceUsed experts are used. Of more than one row the first
+    /// is, in any case, a flag: all is complete. Null in prompt steps.
     uint64_t* ready;
     float* factor;  // [rows] of the norm
     /// Scratch of steps of many rows, a byte for each 8 rows and expert (rounded up).
@@ -44,8 +44,8 @@ struct Choice {
     int64_t counts_bytes;
 };
 
-/// Whether Choice::ready of so many rows is a flag; else it says nothing of groups.
-inline bool ready_is_flag(int rows) { return rows > kFewStepRows; }
+/// Whether the first word of Choice::ready of so many rows is a flag; else it says nothing of groups.
+inline bool ready_is_flag(int rows) { return rows > 1; }
 
 /// ids, weights, shared_gate, groups and factor of all rows. Throws Error(device) for more than 512 experts or kMaxUsed
 /// used ones.
