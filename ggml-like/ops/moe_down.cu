@@ -324,7 +324,7 @@ void prompt(Context& c, const Down& a, const Packed& shared, Sums sums) {
 /// Rows [first, first + count).
 Down slice_of(const Down& a, int first, int count) {
     Down d = a;
-    if (!ready_is_flag(a.rows)) d.ready = nullptr;
+    if (!ready_is_flag(a.rows, a.used)) d.ready = nullptr;
     d.rows = count;
     d.first_pair = first * a.used;
     d.routed += static_cast<int64_t>(first) * a.used * a.width;

@@ -218,9 +218,9 @@ TEST_CASE("launches: kernels of an answer step of the 35B") {
     using namespace cuda_stand_in;
     // PERFORMANCE.md states those of an H200.
     constexpr Promise kPromises[] = {
-        {kH200, 1, 203},  {kH200, 2, 203},    {kH200, 8, 203},    {kH200, 16, 283},    {kH200, 32, 283},
-        {kH200, 64, 323}, {kRtx5090, 1, 203}, {kRtx5090, 8, 283}, {kRtx5090, 64, 323}, {kA100, 1, 203},
-        {kA100, 4, 203},  {kA100, 8, 243},    {kA100, 64, 323},
+        {kH200, 1, 203},     {kH200, 2, 203},  {kH200, 8, 203},    {kH200, 16, 283},
+        {kH200, 32, 283},    {kH200, 64, 323}, {kRtx5090, 1, 203}, {kRtx5090, 8, 283},
+        {kRtx5090, 64, 323}, {kA100, 1, 203},  {kA100, 8, 203},    {kA100, 64, 323},
     };
     for (int device = 0; device < static_cast<int>(devices().size()); ++device) {
         PlacedModel model({.shape = "qwen3.6-35b-a3b", .mix = "aeon"}, device);

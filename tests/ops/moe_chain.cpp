@@ -195,7 +195,7 @@ void chain_shapes(Device& device) {
     check_chain(device, {{512, 16, 32, 256, 8, kFp4, kFp4}, 1024, Form::bf16, true}, ++seed, 64, {4, 5});
     check_chain(device, {{80, 48, 80, 5, 4, kFp4, kFp4}, 1024, Form::bf16, true}, ++seed, 130);
     check_chain(device, {{512, 16, 32, 300, 4, kFp4, kFp4}, 1024}, ++seed, 17);
-    check_chain(device, {{512, 16, 32, 40, 10, kFp4, kFp4}, 1024}, ++seed, 17);
+    check_chain(device, {{512, 16, 32, 40, 10, kFp4, kFp4}, 1024}, ++seed, 64);  // 640 pairs, too
     check_chain(device, {{3072, 16, 32, 20, 4, kFp4, kFp4}, 1024}, ++seed, 17);
     check_chain(device, {{1024, 912, 1024, 10, 8, kFp4, kFp4}, 1024}, ++seed, 9);
 }
@@ -209,6 +209,8 @@ void chain_few(Device& device) {
     check_chain(device, {{1280, 256, 256, 40, 5, kFp4, kFp4}, 1024}, ++seed, 9, {4, 4});
     check_chain(device, {{1536, 496, 512, 33, 8, kFp4, kFp4}, 1024, Form::bf16, true}, ++seed, 9, {4, 4});
     check_chain(device, {{2048, 512, 512, 3, 1, kFp4, kFp4}, 1024}, ++seed, 9, {4, 4});
+    ChainTest(device, {{2048, 256, 256, 24, 8, kFp4, kFp4}, 1024}, ++seed, 9)
+        .check(StepKind::answer, {3, 4, 5, 6});
 }
 
 /// The 35B's widths.

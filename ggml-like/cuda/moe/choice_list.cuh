@@ -1,8 +1,8 @@
 // What moe_down is told of the choices of a step of 2 to 8 rows (Choice::ready), as soon as they are made: a list of groups, each
 // the rows of one expert, and these rows side by side.
 //
-//     groups   | shared | expert 3 | expert 9 | expert 7 | none ...         a word each, rows * (used + 1) of them
-//     places   | shared: rows 0, 1 .. | rows of expert 3 | of expert 9 ..   a word each, as many
+//     groups   | shared | expert 3 | expert 7 | expert 9 | none ...         a word each, rows * (used + 1) of them
+//     places   | shared: rows 0, 1 .. | rows of expert 3 | of expert 7 ..   a word each, as many
 //
 // A word is 8 bytes that are written and read at once, and not 0: who finds 0 asks again. The first also says that ids, weights,
 // gates and groups are complete in memory.
@@ -10,7 +10,6 @@
 
 #include "ggml-like/cuda/moe/mixture_shapes.h"
 #include "ggml-like/cuda/moe/moe.h"
-#include "ggml-like/cuda/moe/route.cuh"
 
 namespace quern::cuda::moe {
 

@@ -96,6 +96,7 @@ __global__ void CLUSTER_OF(kStepBlocks) __launch_bounds__(kStepThreads)
         publish(c.ready, {0, 0});
     }
 }
+static_assert(kStepPairs == kGroupPairs);
 static_assert(kMaxExperts <= kStepThreads && kStepPairs <= kStepThreads,
               "a thread an expert, a thread a pair");
 

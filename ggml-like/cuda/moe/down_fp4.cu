@@ -20,7 +20,7 @@ void down_fp4(Context& c, MixtureProduct product, const Down& a, const comm::Pee
     if (product == MixtureProduct::one) return launch_down_one(c, a, peers);
     if (product == MixtureProduct::few) return launch_down_few(c, a, peers);
     Down arguments = a;
-    if (!ready_is_flag(a.rows)) arguments.ready = nullptr;
+    if (!ready_is_flag(a.rows, a.used)) arguments.ready = nullptr;
     launch_down_stream(c, arguments, peers);
 }
 

@@ -2,11 +2,11 @@
 //
 //   block = a tile of 16 output rows; 16 warps
 //
-//     groups (up to 8 rows of one expert)   | shared | expert 3 | expert 9 | expert 7 | expert 12 ...    (choice_list.cuh)
+//     groups (up to 8 rows of one expert)   | shared | expert 3 | expert 7 | expert 9 | expert 12 ...    (choice_list.cuh)
 //     splits 0, 1 | 2, 3 | 4, 5 | 6, 7        warp     warp       warp       warp       warp
 //                                            0 .. 3   4 .. 7     8 .. 11    12 .. 15    0 .. 3
 //
-//   A warp has the same two splits of every fourth group. Their sums meet in shared memory, where a thread an output row and term
+//   A warp has the same two splits of every fourth group (of eight splits). Their sums meet in shared memory, where a thread an output row and term
 //   adds splits in order, then a thread an output terms in order, of ranks also these sums (comm/tile_sums.cuh), and does the
 //   next norm's part.
 //
@@ -45,6 +45,8 @@ struct Group {
     const uint8_t* weights;
     int count, place;
 };
+static_assert(kFp4PieceChunks * kChunkCols == Fp4Piece::kNumbers);
+
 struct Memory {
     Group group[kFewPlaces];
     int x_at[kFewPlaces],
@@ -52,6 +54,7 @@ struct Memory {
     int expert[kFewPlaces];    // of a term; -1: the shared one
     float weight[kFewPlaces];  // of a term
 };
+static_assert(sizeof(Memory) + 512 <= Launch::kStaticBytes);
 
 /// The whole block: what was chosen, as soon as it was. Returns the number of groups, with a barrier.
 __device__ __forceinline__ int read_choices(const Down& a, int column, Memory& m) {

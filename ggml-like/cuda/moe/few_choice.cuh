@@ -9,6 +9,7 @@
 #pragma once
 
 #include "ggml-like/cuda/moe/choice_list.cuh"
+#include "ggml-like/cuda/moe/route.cuh"
 #include "ggml-like/cuda/moe/route_work.cuh"
 
 namespace quern::cuda::moe {
@@ -138,6 +139,7 @@ __device__ __forceinline__ void choose_few(const ChoiceShare& share,
         to.ids[at] = id, to.keys[at] = static_cast<uint32_t>(own >> 32);
         atomicOr(to.rows_of + id, (8u + rank) << 4 * share.row);
     }
+    __syncwarp();
 }
 static_assert(kMaxChoiceExperts % RowCandidates::kTogether == 0, "zeros behind the candidates");
 
@@ -150,7 +152,7 @@ struct FewGroup {
 struct FewGroups {
     FewGroup group[kFewPairs];
     short pair[kFewPairs];
-    int first_of[kFewPairs];  // of a group's first pair: the place of it
+    int first_of[kFewPairs];  // the place of a pair that is the first of its group
 };
 
 /// One warp: the groups of what was chosen, in the order of the first pair that has their expert. Returns their number.

@@ -1,9 +1,10 @@
-// moe_gate_up with NVFP4 weights: the choice of the kernel, and the one for more than one row.
+// moe_gate_up with NVFP4 weights: the choice of the kernel, and the stream.
 //
 //   rows of the step        kernel
 //   1, answer               gate_up_fp4_one.cu
 //   2 to 8, answers         gate_up_fp4_few.cu
-//   9 to 32, answers        gate_up_fp4_stream<chooses>   every block chooses experts and makes groups, then the stream
+//   9 to 32, answers        gate_up_fp4_stream<chooses>   every block chooses experts and makes groups, then the stream; fewer where
+//                                                         those do not fit
 //   others, answers         gate_up_fp4_stream<chosen>    choose_experts.cu has chosen; the stream
 //   up to 64, prompts       gate_up_fp4_stream<prompt>    the same, with sums as gemm.h makes them
 //
@@ -112,7 +113,6 @@ __device__ __forceinline__ void clear_choice(const GateUp& a, BlockChoice& choic
     if (a.rows > kPassRows)
         for (int i = threadIdx.x; i < (a.rows * a.used + 31) / 32 * a.choice.experts; i += kThreads)
             choice.chose[i] = 0;
-    __syncthreads();
 }
 
 /// The whole block: what all rows choose, as the list of its groups, and the rows' factors into `scale`; a warp a row. The

@@ -140,10 +140,13 @@ struct Plan {
     }
 };
 static_assert(Launch::kMaxTiles == 32, "a lane a tile");
+static_assert(sizeof(RowCandidates) <= 2 * Launch::kColumn * sizeof(float),
+              "a row has two columns of sums or more");
 
 /// Rows of x on their way into shared memory, a warp a piece at a time.
 struct RowPieces {
     static constexpr int kMost = 4;
+    static_assert(kMost * kWarps * kFp4PieceChunks >= kFewStepRows * kGateUpEach * kMaxSplits);
     const GateUp& a;
     int each, all;  // pieces of a row, of all rows
     Fp4Piece x[kMost];
@@ -263,6 +266,7 @@ __device__ __forceinline__ void multiply(const GateUp& a, const Shape& s, Memory
 struct Columns {
     static constexpr int kTogether = kThreads / kTileRows;
     static constexpr int kEach = Launch::kMaxColumns / kTogether;
+    static_assert(Launch::kMaxColumns % kTogether == 0);
     const GateUp& a;
     const Memory& m;
     FewColumn own[kEach];

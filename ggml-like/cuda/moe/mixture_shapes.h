@@ -142,9 +142,9 @@ struct DownLaunch {
     bool fits = false;
 };
 
-/// Bytes of all rows of routed and shared_in in shared memory.
-inline int down_rows_bytes(int rows, int used, const DownShape& s) {
-    return rows * (used * fp4_row_bytes(s.routed.chunks) + fp4_row_bytes(s.shared.chunks));
+/// Bytes of a row's routed and shared_in in shared memory.
+inline int down_row_bytes(int used, const DownShape& s) {
+    return used * fp4_row_bytes(s.routed.chunks) + fp4_row_bytes(s.shared.chunks);
 }
 
 /// One row: all splits of all terms are under way at the same time. The kernel is compiled for whole ones.
@@ -156,7 +156,7 @@ inline DownLaunch down_one_launch(const Card& card, int used, int routed_chunks,
     s.depth = (units + kWarps - 1) / kWarps;
     const bool whole = s.routed.each == kDownEach && s.routed.chunks == s.shared.chunks &&
                        s.routed.chunks % s.routed.each == 0 && kWarps % s.routed.count == 0;
-    l.bytes = kWarps * s.depth * s.piece_bytes + down_rows_bytes(1, used, s) + units * kTileRows * 4;
+    l.bytes = kWarps * s.depth * s.piece_bytes + down_row_bytes(used, s) + units * kTileRows * 4;
     l.fits = whole && l.bytes <= card.shared_bytes - kStatic && s.depth <= kMaxPieces && used < kMaxTerms - 1;
     return l;
 }
@@ -164,6 +164,7 @@ inline DownLaunch down_one_launch(const Card& card, int used, int routed_chunks,
 /// A launch of down_fp4_few.cu: 2 to kFewStepRows rows.
 struct DownFewLaunch {
     static constexpr int kUnit = 2;                // chunks of a warp that come together
+    static constexpr int kStaticBytes = 4 * 1024;  // shared memory beside, at most
     static constexpr int kDeep = 4, kShallow = 2;  // of these, on their way
     ColumnSplits splits;       // of the columns of an expert and of the shared expert alike
     int column, depth, bytes;  // floats of a term's sums; kDeep if it fits; dynamic shared memory
@@ -176,11 +177,11 @@ struct DownFewLaunch {
         const int terms = rows * (used + 1);
         const int rest = terms * (fp4_row_bytes(routed_chunks) + (column + kTileRows) * 4);
         const auto with = [&](int d) { return rest + kWarps * d * kUnit * kFp4Chunk; };
-        depth = with(kDeep) <= card.shared_bytes - kStatic ? kDeep : kShallow;
+        depth = with(kDeep) <= card.shared_bytes - kStaticBytes ? kDeep : kShallow;
         bytes = with(depth);
         fits = rows > 1 && rows <= kFewStepRows && used <= kMaxChoiceUsed && splits.each == kDownEach &&
                shared_chunks == routed_chunks && routed_chunks % kFp4PieceChunks == 0 &&
-               kUnit * kWarps % splits.count == 0 && bytes <= card.shared_bytes - kStatic;
+               kUnit * kWarps % splits.count == 0 && bytes <= card.shared_bytes - kStaticBytes;
     }
 };
 
