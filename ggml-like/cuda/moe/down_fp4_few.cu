@@ -6,9 +6,9 @@
 //     splits 0, 1 | 2, 3 | 4, 5 | 6, 7        warp     warp       warp       warp       warp
 //                                            0 .. 3   4 .. 7     8 .. 11    12 .. 15    0 .. 3
 //
-//   A warp has the same two splits of every fourth group (of eight splits). Their sums meet in shared memory, where a thread an output row and term
-//   adds splits in order, then a thread an output terms in order, of ranks also these sums (comm/tile_sums.cuh), and does the
-//   next norm's part.
+//   A warp has the same two splits of every fourth group (where there are eight splits). Their sums meet in shared memory, where a
+//   thread an output row and term adds splits in order, then a thread an output terms in order, of ranks also these sums
+//   (comm/tile_sums.cuh), and does the next norm's part.
 //
 //   What was chosen is told before gate and up end, so that weights are asked for before the wait: two chunks of each warp's four,
 //   lest rows of x queue behind them.
