@@ -4,8 +4,7 @@
 //     groups   | shared | expert 3 | expert 7 | expert 9 | none ...         a word each, rows * (used + 1) of them
 //     places   | shared: rows 0, 1 .. | rows of expert 3 | of expert 7 ..   a word each, as many
 //
-// A word is 8 bytes that are written and read at once, and not 0: who finds 0 asks again. The first also says that ids, weights,
-// gates and groups are complete in memory.
+// A word is 8 bytes that are written and read at once, and not 0: who finds 0 asks again.
 #pragma once
 
 #include "ggml-like/cuda/moe/mixture_shapes.h"
@@ -66,8 +65,7 @@ struct ChoiceList {
     bool leads[kFewPairs];  // the first row that has the pair's expert
 };
 
-/// The whole block, whose threads see ids, weights, shared_gate and groups of all rows: c.ready. At least as many threads as
-/// places.
+/// The whole block, whose threads see ids, weights, shared_gate of all rows: c.ready. At least as many threads as places.
 __device__ __forceinline__ void tell_choices(const Choice& c, ChoiceList& list) {
     const int tid = threadIdx.x, pairs = c.rows * c.used, terms = c.used + 1, places = c.rows * terms;
     if (tid < pairs) list.ids[tid] = __ldcg(c.ids + tid);
@@ -99,10 +97,7 @@ __device__ __forceinline__ void tell_choices(const Choice& c, ChoiceList& list) 
         const ListedRow listed{tid * terms + c.used, -1, __ldcg(c.shared_gate + tid)};
         tell(c.ready + places + tid, listed.word());
     }
-    if (tid == 0) {
-        __threadfence();  // what the whole block wrote comes before the first word
-        tell(c.ready, ListedGroup{-1, c.rows, 0}.word());
-    }
+    if (tid == 0) tell(c.ready, ListedGroup{-1, c.rows, 0}.word());
     if (tid >= groups && tid < places) tell(c.ready + tid, ListedGroup{0, 0, 0}.word());
 }
 

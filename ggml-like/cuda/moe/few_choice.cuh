@@ -139,7 +139,6 @@ __device__ __forceinline__ void choose_few(const ChoiceShare& share,
         to.ids[at] = id, to.keys[at] = static_cast<uint32_t>(own >> 32);
         atomicOr(to.rows_of + id, (8u + rank) << 4 * share.row);
     }
-    __syncwarp();
 }
 static_assert(kMaxChoiceExperts % RowCandidates::kTogether == 0, "zeros behind the candidates");
 

@@ -113,6 +113,7 @@ __device__ __forceinline__ void clear_choice(const GateUp& a, BlockChoice& choic
     if (a.rows > kPassRows)
         for (int i = threadIdx.x; i < (a.rows * a.used + 31) / 32 * a.choice.experts; i += kThreads)
             choice.chose[i] = 0;
+    __syncthreads();
 }
 
 /// The whole block: what all rows choose, as the list of its groups, and the rows' factors into `scale`; a warp a row. The

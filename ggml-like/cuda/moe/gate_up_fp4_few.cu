@@ -212,9 +212,9 @@ __device__ __forceinline__ void write_choices(const GateUp& a, Memory& m, const 
         if (lane < a.used) to.ids[at] = from.ids[at], to.weights[at] = weight;
         if (lane == 0) to.shared_gate[share.row] = gate;
     }
-    group_few(from.ids, a.rows * a.used, to.experts, to.groups);
     __syncthreads();
     tell_choices(to, m.list);
+    group_few(from.ids, a.rows * a.used, to.experts, to.groups);
 }
 
 /// One warp: its split of the block's tiles, as they come; sums into [column][split][16].

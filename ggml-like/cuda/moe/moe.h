@@ -36,7 +36,7 @@ struct Choice {
     int* groups;
     /// Zeros before the run, as many as told_words(rows, used). Of one row route.cuh's Chosen, the shared expert's gate last; of up
     /// to kFewStepRows rows choice_list.cuh's words, if no more than kMaxChoiceUsed experts are used. If ready_is_flag the first
-    /// is, in any case, a flag: all is complete. Null in prompt steps.
+    /// is a flag: all is complete. Null in prompt steps.
     uint64_t* ready;
     float* factor;  // [rows] of the norm
     /// Scratch of steps of many rows, a byte for each 8 rows and expert (rounded up).
@@ -44,9 +44,9 @@ struct Choice {
     int64_t counts_bytes;
 };
 
-/// Whether the first word of Choice::ready is a flag: of one row it says nothing of groups, and beyond kGroupPairs pairs nobody
-/// writes it.
-inline bool ready_is_flag(int rows, int used) { return rows > 1 && rows * used <= kGroupPairs; }
+/// Whether the first word of Choice::ready is a flag: of up to kFewStepRows rows it says nothing of groups, and beyond kGroupPairs
+/// pairs nobody writes it.
+inline bool ready_is_flag(int rows, int used) { return rows > kFewStepRows && rows * used <= kGroupPairs; }
 
 /// ids, weights, shared_gate, groups and factor of all rows. Throws Error(device) for more than 512 experts or kMaxUsed
 /// used ones.
