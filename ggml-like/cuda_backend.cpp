@@ -150,6 +150,7 @@ class CudaBackend final : public Backend {
             context_.stream, properties_.canUseHostPointerForRegisteredMem != 0);
         context_.sms = properties_.multiProcessorCount;
         context_.capability = properties_.major * 10 + properties_.minor;
+        context_.window_bytes = properties_.accessPolicyMaxWindowSize;
         context_.shared_bytes = static_cast<int>(properties_.sharedMemPerBlockOptin);
         if (max_shared > 0) context_.shared_bytes = std::min(context_.shared_bytes, max_shared);
         context_.warpgroups = max_shared == 0 && context_.capability == 90 && cuda::linear::has_warpgroups();

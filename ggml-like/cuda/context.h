@@ -32,6 +32,7 @@ struct Context : Card {
     unsigned* counters = nullptr;        // [kCounters] zeros; a kernel that counts leaves zeros behind
     const comm::Peers* peers = nullptr;  // of a rank of several: how it reaches the others
     Launched* launched = nullptr;        // where launches are told, if somebody wants to know
+    int64_t window_bytes = 0;            // that a launch may name as read once (ReadOnce), at most
 };
 
 }  // namespace quern::cuda

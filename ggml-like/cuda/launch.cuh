@@ -3,6 +3,8 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
+
 #include "ggml-like/cuda/context.h"
 
 namespace quern::cuda {
@@ -12,12 +14,20 @@ void check_launch(cudaError_t code, const char* what);
 /// Throws: a kernel of `op` does not take `what` ("F16 caches"). Defined in cuda_backend.cpp.
 [[noreturn]] void unsupported(const char* op, const char* what);
 
+/// Memory of which a kernel reads each byte once, as weights of a step of few rows. In the L2 cache it makes room first, so that
+/// what the next kernels need stays there, their code above all: kernels of a layer have more than an SM's instruction cache
+/// holds, and from memory instructions come at half of the speed. Of more than Context::window_bytes the beginning.
+struct ReadOnce {
+    const void* data = nullptr;
+    int64_t bytes = 0;
+};
+
 /// Launches on context.stream. `what`: the kernel's name, for messages and bench --ops. The kernel may start before its
 /// predecessor ends: it calls wait_for_predecessor() (ptx.cuh) before it touches anything but weights and state of earlier
 /// steps, and every kernel calls it.
 template <typename... P, typename... A>
-void launch(Context& context, const char* what, void (*kernel)(P...), dim3 grid, dim3 block, int shared_bytes,
-            A... arguments) {
+void launch_reading(Context& context, const ReadOnce& read, const char* what, void (*kernel)(P...), dim3 grid,
+                    dim3 block, int shared_bytes, A... arguments) {
     if (shared_bytes > context.shared_bytes) unsupported(what, "a card with so little shared memory");
     const auto set = [&](cudaFuncAttribute attribute, int value) {
         check_launch(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), attribute, value), what);
@@ -31,14 +41,29 @@ void launch(Context& context, const char* what, void (*kernel)(P...), dim3 grid,
     config.blockDim = block;
     config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config.stream = context.stream;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.attrs = &attribute;
-    config.numAttrs = context.capability >= 90 ? 1 : 0;
+    cudaLaunchAttribute attributes[2]{};
+    config.attrs = attributes;
+    if (context.capability >= 90) {
+        cudaLaunchAttribute& early = attributes[config.numAttrs++];
+        early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        early.val.programmaticStreamSerializationAllowed = 1;
+    }
+    if (const int64_t bytes = std::min(read.bytes, context.window_bytes); bytes > 0) {
+        cudaLaunchAttribute& window = attributes[config.numAttrs++];
+        window.id = cudaLaunchAttributeAccessPolicyWindow;
+        window.val.accessPolicyWindow = {const_cast<void*>(read.data), static_cast<size_t>(bytes), 1.0f,
+                                         cudaAccessPropertyStreaming, cudaAccessPropertyStreaming};
+    }
     check_launch(cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...), what);
     if (Launched* l = context.launched; l != nullptr && l->count < Launched::kMax)
         l->kernel[l->count++] = what;
+}
+
+/// The same, of a kernel that reads nothing of the kind.
+template <typename... P, typename... A>
+void launch(Context& context, const char* what, void (*kernel)(P...), dim3 grid, dim3 block, int shared_bytes,
+            A... arguments) {
+    launch_reading(context, {}, what, kernel, grid, block, shared_bytes, arguments...);
 }
 
 }  // namespace quern::cuda

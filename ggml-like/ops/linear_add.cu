@@ -143,6 +143,7 @@ struct Arguments {
     const comm::Peers* peers;  // null: the sum is not over ranks
 
     int rows() const { return static_cast<int>(x.shape[0]); }
+    ReadOnce weights() const { return {part.data, weight_bytes(part, w.chunks)}; }
     int beside() const { return route != nullptr ? RouterTiles::bytes(*route) : 0; }
     AnswerShape shape() const {
         return {
@@ -170,11 +171,12 @@ void one(Context& c, const Arguments& a) {
     const bool routes = a.route != nullptr;
     if constexpr (K != Kind::fp8)
         if (a.peers != nullptr)
-            return launch(c, routes ? "linear_add one of ranks with router" : "linear_add one of ranks",
-                          linear_add_one_of_ranks<K>, one.grid, kThreads, bytes, *a.peers, a.part, shape,
-                          prologue, after);
-    launch(c, routes ? "linear_add one with router" : "linear_add one", linear_add_one<K>, one.grid, kThreads,
-           bytes, a.part, shape, prologue, after);
+            return launch_reading(c, a.weights(),
+                                  routes ? "linear_add one of ranks with router" : "linear_add one of ranks",
+                                  linear_add_one_of_ranks<K>, one.grid, kThreads, bytes, *a.peers, a.part,
+                                  shape, prologue, after);
+    launch_reading(c, a.weights(), routes ? "linear_add one with router" : "linear_add one",
+                   linear_add_one<K>, one.grid, kThreads, bytes, a.part, shape, prologue, after);
 }
 
 template <Kind K>
@@ -188,11 +190,11 @@ void few(Context& c, const Arguments& a) {
     const DenseLaunch dense{chunks, rows};
     if constexpr (K != Kind::fp8)
         if (a.peers != nullptr)
-            return launch(c, routes ? "linear_add few of ranks with router" : "linear_add few of ranks",
-                          linear_add_few_of_ranks<K>, grid, kThreads, bytes, *a.peers, a.part, dense,
-                          prologue, after);
-    launch(c, routes ? "linear_add few with router" : "linear_add few", linear_add_few<K>, grid, kThreads,
-           bytes, a.part, dense, prologue, after);
+            return launch_reading(
+                c, a.weights(), routes ? "linear_add few of ranks with router" : "linear_add few of ranks",
+                linear_add_few_of_ranks<K>, grid, kThreads, bytes, *a.peers, a.part, dense, prologue, after);
+    launch_reading(c, a.weights(), routes ? "linear_add few with router" : "linear_add few",
+                   linear_add_few<K>, grid, kThreads, bytes, a.part, dense, prologue, after);
 }
 
 template <Kind K>

@@ -48,10 +48,11 @@ __global__ void __launch_bounds__(kThreads, 2)
 template <Kind K, bool kPairs>
 void run(Context& c, const char* what, const Part& part, const Packed& w, const StepRows& x,
          const StepOutput& out) {
-    launch(c, what, norm_rows_kernel<K, kPairs>, min(c.sms, dense_groups(K, part.tiles, w.chunks)), kThreads,
-           dense_shared_bytes(K, dense_is_deep(c), x.rows, w.chunks), part, DenseLaunch{w.chunks, x.rows},
-           PlainRows<K>{x.x, x.ld, w.cols, x.rows}, out.scale,
-           StoreNormed<kPairs>{out.y, out.ld, out.f32, nullptr});
+    launch_reading(c, {part.data, weight_bytes(part, w.chunks)}, what, norm_rows_kernel<K, kPairs>,
+                   min(c.sms, dense_groups(K, part.tiles, w.chunks)), kThreads,
+                   dense_shared_bytes(K, dense_is_deep(c), x.rows, w.chunks), part,
+                   DenseLaunch{w.chunks, x.rows}, PlainRows<K>{x.x, x.ld, w.cols, x.rows}, out.scale,
+                   StoreNormed<kPairs>{out.y, out.ld, out.f32, nullptr});
 }
 template <Kind K>
 void run(Context& c, const char* what, const Part& part, const Packed& w, const StepRows& x,

@@ -62,6 +62,10 @@ struct Part {
     int row_begin;  // first row of the part in y
     int tiles;
 };
+/// Bytes of a part's tiles.
+inline int64_t weight_bytes(const Part& part, int chunks) {
+    return int64_t{part.tiles} * chunks * chunk_bytes(part.kind);
+}
 
 /// An nvfp4 code at its place in half a word. odd: of block 2j (0) or 2j + 1 (1); upper_columns: 2t (0) or 2t + 8 (1).
 QUERN_BOTH constexpr uint32_t nvfp4_place(uint32_t code, int odd, int upper_columns) {
