@@ -171,12 +171,11 @@ void one(Context& c, const Arguments& a) {
     const bool routes = a.route != nullptr;
     if constexpr (K != Kind::fp8)
         if (a.peers != nullptr)
-            return launch_reading(c, a.weights(),
-                                  routes ? "linear_add one of ranks with router" : "linear_add one of ranks",
-                                  linear_add_one_of_ranks<K>, one.grid, kThreads, bytes, *a.peers, a.part,
-                                  shape, prologue, after);
-    launch_reading(c, a.weights(), routes ? "linear_add one with router" : "linear_add one",
-                   linear_add_one<K>, one.grid, kThreads, bytes, a.part, shape, prologue, after);
+            return launch(c, routes ? "linear_add one of ranks with router" : "linear_add one of ranks",
+                          linear_add_one_of_ranks<K>, one.grid, kThreads, bytes, *a.peers, a.part, shape,
+                          prologue, after);
+    launch(c, routes ? "linear_add one with router" : "linear_add one", linear_add_one<K>, one.grid, kThreads,
+           bytes, a.part, shape, prologue, after);
 }
 
 template <Kind K>

@@ -40,10 +40,9 @@ template <Kind K>
 void one(Context& c, const Packed& w, const Tensor& h, const RowScale& scale, const Tensor& y) {
     const Part& part = w.part[0];  // paired order has one
     const OneLaunch one(c, K, part.tiles, w.chunks);
-    launch_reading(c, {part.data, weight_bytes(part, w.chunks)}, "norm_gate_up tall", norm_gate_up_one<K>,
-                   one.grid, kThreads, one.bytes(K, true, Extent::many), part,
-                   OneShape<K, true, Extent::many, false>(one), PlainRows<K, 1>{h.as<bf16>(), 0, w.cols, 1},
-                   scale, y.as<bf16>());
+    launch(c, "norm_gate_up tall", norm_gate_up_one<K>, one.grid, kThreads, one.bytes(K, true, Extent::many),
+           part, OneShape<K, true, Extent::many, false>(one), PlainRows<K, 1>{h.as<bf16>(), 0, w.cols, 1},
+           scale, y.as<bf16>());
 }
 
 }  // namespace

@@ -68,10 +68,8 @@ __global__ void __maxnreg__((kOneRegisters<K, E>))
 template <Kind K, Extent E>
 void one(Context& c, const Packed& w, const Part& part, const Row& row) {
     const OneLaunch one(c, K, part.tiles, w.chunks);
-    launch_reading(c, {part.data, weight_bytes(part, w.chunks)},
-                   E == Extent::few ? "norm_linear one" : "norm_linear tall", norm_linear_one<K, E>, one.grid,
-                   kThreads, one.bytes(K, true, E), part,
-                   OneShape<K, true, E, one_holds(K, true, false)>(one), row);
+    launch(c, E == Extent::few ? "norm_linear one" : "norm_linear tall", norm_linear_one<K, E>, one.grid,
+           kThreads, one.bytes(K, true, E), part, OneShape<K, true, E, one_holds(K, true, false)>(one), row);
 }
 
 template <Kind K>
