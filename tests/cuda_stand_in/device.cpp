@@ -75,6 +75,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int number) {
     properties->sharedMemPerBlockOptin = static_cast<size_t>(d.shared_bytes);
     properties->totalGlobalMem = static_cast<size_t>(kDeviceBytes);
     properties->pciBusID = number + 1;
+    properties->accessPolicyMaxWindowSize = static_cast<int>(kMostWindow);
     properties->canUseHostPointerForRegisteredMem = 1;
     return cudaSuccess;
 }

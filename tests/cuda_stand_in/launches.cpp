@@ -56,26 +56,39 @@ std::string fault_of_shared(const KnownKernel& kernel, int64_t dynamic, const Co
     return {};
 }
 
-/// The only attribute of launches that is known here.
-bool is_programmatic(const cudaLaunchConfig_t& config, std::string& fault) {
-    bool programmatic = false;
+std::string fault_of_window(const cudaAccessPolicyWindow& w) {
+    if (w.base_ptr == nullptr || w.num_bytes == 0) return "an access policy window of nothing";
+    if (static_cast<int64_t>(w.num_bytes) > kMostWindow)
+        return fmt::format("an access policy window of {} bytes, where {} are the most", w.num_bytes,
+                           kMostWindow);
+    if (!(w.hitRatio >= 0 && w.hitRatio <= 1)) return "a hit ratio that is not between 0 and 1";
+    if (w.missProp == cudaAccessPropertyPersisting) return "misses that persist";
+    return {};
+}
+
+/// The attributes of launches that are known here, into `made`. What a GPU would refuse; empty: nothing.
+std::string read_attributes(const cudaLaunchConfig_t& config, Launch& made) {
     for (unsigned i = 0; i < config.numAttrs; ++i) {
-        if (config.attrs[i].id != cudaLaunchAttributeProgrammaticStreamSerialization)
-            fault = "an attribute that the stand-in does not know";
-        else if (device().major < 9)
-            fault = "programmatic launch, which begins with sm_90";
-        else
-            programmatic = config.attrs[i].val.programmaticStreamSerializationAllowed != 0;
+        const cudaLaunchAttribute& attribute = config.attrs[i];
+        if (attribute.id == cudaLaunchAttributeProgrammaticStreamSerialization) {
+            if (device().major < 9) return "programmatic launch, which begins with sm_90";
+            made.programmatic = attribute.val.programmaticStreamSerializationAllowed != 0;
+        } else if (attribute.id == cudaLaunchAttributeAccessPolicyWindow) {
+            const cudaAccessPolicyWindow& window = attribute.val.accessPolicyWindow;
+            if (std::string fault = fault_of_window(window); !fault.empty()) return fault;
+            made.window = static_cast<int64_t>(window.num_bytes);
+        } else {
+            return "an attribute that the stand-in does not know";
+        }
     }
-    return programmatic;
+    return {};
 }
 
 cudaError_t launch(const KnownKernel* kernel, const cudaLaunchConfig_t& config) {
     if (kernel == nullptr) return fail(cudaErrorInvalidDeviceFunction, "launch of what is no kernel");
-    std::string fault;
-    const bool programmatic = is_programmatic(config, fault);
-    const Launch made{kernel, config.gridDim, config.blockDim, static_cast<int64_t>(config.dynamicSmemBytes),
-                      programmatic};
+    Launch made{kernel, config.gridDim, config.blockDim, static_cast<int64_t>(config.dynamicSmemBytes), false,
+                0};
+    std::string fault = read_attributes(config, made);
     const CompiledKernel code = kernel->code();
     if (fault.empty()) fault = fault_of_grid(made.grid, made.block, code);
     if (fault.empty()) fault = fault_of_shared(*kernel, made.shared_bytes, code);
@@ -105,12 +118,13 @@ cudaLaunchConfig_t& pushed() {
 
 bool operator==(const Launch& a, const Launch& b) {
     return a.kernel == b.kernel && tie(a.grid) == tie(b.grid) && tie(a.block) == tie(b.block) &&
-           a.shared_bytes == b.shared_bytes && a.programmatic == b.programmatic;
+           a.shared_bytes == b.shared_bytes && a.programmatic == b.programmatic && a.window == b.window;
 }
 
 std::string describe(const Launch& l) {
-    return fmt::format("{} grid {} block {} shared {}{}", l.kernel->name, text(l.grid), text(l.block),
-                       l.shared_bytes, l.programmatic ? " programmatic" : "");
+    return fmt::format("{} grid {} block {} shared {}{}{}", l.kernel->name, text(l.grid), text(l.block),
+                       l.shared_bytes, l.programmatic ? " programmatic" : "",
+                       l.window > 0 ? fmt::format(" window {}", l.window) : "");
 }
 
 Record take_record() {

@@ -23,6 +23,7 @@ struct Device {
 /// By number.
 std::span<const Device> devices();
 inline constexpr int kH200 = 0, kRtx5090 = 1, kA100 = 2;
+inline constexpr int64_t kMostWindow = 128 << 20;  // of all of them
 
 /// Whether devices can read each other's memory, where they ask for it; at first they can.
 void allow_peers(bool allowed);
@@ -38,9 +39,10 @@ struct Launch {
     uint3 grid, block;
     int64_t shared_bytes;  // dynamic
     bool programmatic;     // may start before its predecessor ends
+    int64_t window;        // bytes of its access policy window, 0: none
 };
 bool operator==(const Launch& a, const Launch& b);
-/// "name grid 132 block 256 shared 65536 programmatic"
+/// "name grid 132 block 256 shared 65536 programmatic window 4096"
 std::string describe(const Launch& launch);
 
 struct Record {

@@ -89,6 +89,24 @@ TEST_CASE("stand-in: programmatic launch is recorded from sm_90 on, and refused 
     CHECK(cudaLaunchKernelExC(&config, &k, nullptr) != cudaSuccess);
 }
 
+TEST_CASE("stand-in: access policy windows are recorded, and refused where they are too large") {
+    FakeKernel k;
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeAccessPolicyWindow;
+    attribute.val.accessPolicyWindow = {&k, kMostWindow, 1.0f, cudaAccessPropertyStreaming,
+                                        cudaAccessPropertyStreaming};
+    cudaLaunchConfig_t config{};
+    config.gridDim = {4}, config.blockDim = {32};
+    config.attrs = &attribute, config.numAttrs = 1;
+    take_record();
+    CHECK(cudaLaunchKernelExC(&config, &k, nullptr) == cudaSuccess);
+    CHECK(take_record().launches.at(0).window == kMostWindow);
+    attribute.val.accessPolicyWindow.num_bytes += 1;
+    CHECK(cudaLaunchKernelExC(&config, &k, nullptr) != cudaSuccess);
+    attribute.val.accessPolicyWindow.num_bytes = 0;
+    CHECK(cudaLaunchKernelExC(&config, &k, nullptr) != cudaSuccess);
+}
+
 TEST_CASE("stand-in: several threads may launch at once, each with its own device, capture and errors") {
     constexpr int kThreads = 4, kLaunches = 2000;
     FakeKernel k;
