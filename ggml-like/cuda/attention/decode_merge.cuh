@@ -105,19 +105,19 @@ __device__ __forceinline__ float4 load_chunk(const AttentionCall& c, const Row& 
     return {xy.x, xy.y, zw.x, zw.y};
 }
 
-/// Merges the chunks' results in order; as many as there is room for are loaded first.
+/// Merges the chunks' results in order. So many are loaded at once: to load all 21 of packed caches' takes so much code that it is
+/// slower.
 template <int kChunks>
 __device__ __forceinline__ float4 merge_chunks(const AttentionCall& c, const Row& row, int pair, int chunks) {
-    constexpr int kAtOnce = kChunks > 24 ? (kChunks + 1) / 2 : kChunks;
-    float4 parts[kAtOnce], all{0, 0, -INFINITY, 0};
+    float4 parts[kMaxChunks], all{0, 0, -INFINITY, 0};
 #pragma unroll 1
-    for (int first = 0; first < kChunks; first += kAtOnce) {
+    for (int first = 0; first < kChunks && (first == 0 || first < chunks); first += kMaxChunks) {
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i)
+        for (int i = 0; i < kMaxChunks; ++i)
             parts[i] = first + i < chunks ? load_chunk<kChunks>(c, row, first + i, pair)
                                           : float4{0, 0, -INFINITY, 0};
 #pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) all = merge(all, parts[i]);
+        for (int i = 0; i < kMaxChunks; ++i) all = merge(all, parts[i]);
     }
     return all;
 }

@@ -1,24 +1,22 @@
 // Attention of answer rows over packed caches: norm, rotation, packing of K and V, attention and the output gate in one kernel.
-// Clusters, chunks and the merging of blocks' results are those of decode.cu, with 30 chunks a row at most, 22 where keys or
-// values are fp8, and no chunk without keys.
+// Clusters, chunks and the merging of blocks' results are those of decode.cu, with 21 chunks a row at most.
 //
-//   slot     a page's K block and V block, as they lie in the cache (decode_packed.cuh); two a block
-//   warp     16 keys of each page, all 8 heads and 256 elements: it copies, scores and adds them without waiting for other warps;
-//            K of the page after next is on its way before V of this one is read, so lanes meet twice a page
-//   run      a block's tiles of a chunk, from the last to the first, so that fresh keys come first; at its end the warps' results
-//            become the block's (decode_packed_merge.cuh)
-//   fresh    keys and values of this step are packed over the copied block (decode_packed_rows.cuh), by every block that
-//            attends to them; the one of the row's own key also puts that one into the cache
+//   slot     a unit of 16 keys' K and V, as they lie in a page (decode_packed.cuh); two a warp
+//   warp     attends to its units without waiting for other warps: all 8 heads and 256 elements; K of the unit after next is on its
+//            way before V of this one is read, so lanes meet twice a unit
+//   run      a block's units of a chunk; at its end the warps' results become the block's (decode_packed_merge.cuh)
+//   fresh    keys and values of this step are packed over the copied ones (decode_packed_rows.cuh), by every block that attends
+//            to them; the one of the row's own key also puts that one into the cache
 //
-// Traffic: packed K and V once, 0.26 to 0.5 of BF16's bytes; copies start before the predecessor ends. Bound: after 128K tokens
-// bytes with fp8, with codes of 4 bits the ALUs, which take one instruction in two cycles: 16 keys take a warp 440 (fp8), 830
-// (nvfp4), 640 (tq4) instructions, of which the ALUs have 250, 450, 440. After few tokens instructions, too: they come from memory
-// each time, some five cycles each, so there are loops where registers let them be. To run through the code once before the
-// predecessor ends was tried; it takes longer than there is time (H200, 2026-11). A row's bits depend on its position and keys
+// Traffic: packed K and V once, 0.26 to 0.5 of BF16's bytes. Bound: after 128K tokens bytes with fp8, with codes of 4 bits the ALUs,
+// which take one instruction in two cycles: 16 keys take a warp 440 (fp8), 830 (nvfp4), 640 (tq4) instructions, of which the ALUs
+// have 250, 450, 440. After few tokens instructions, too: they come from memory each time, some five cycles each, so there are
+// loops where registers let them be, and little is computed before copies start. A row's bits depend on its position and keys
 // alone, as in decode.cu.
 // Limits: head_dim 256, at most 8 query heads a KV head, at most max_answer_rows rows.
 #include "ggml-like/cuda/attention/decode_packed_merge.cuh"
 #include "ggml-like/cuda/attention/decode_packed_rows.cuh"
+#include "ggml-like/cuda/attention/decode_packed_runs.cuh"
 #include "ggml-like/cuda/launch.cuh"
 
 #include <cmath>
@@ -31,11 +29,7 @@ namespace {
 
 using namespace decode;
 
-/// Registers allow four blocks an SM, shared memory three where a slot is large; a row's clusters fill the card so.
-template <class K, class V>
-constexpr int kBlocksPerSm = K::kBytes + V::kBytes > 20 * 1024 ? 3 : 4;
-template <class K, class V>
-constexpr int kMostChunks = kBlocksPerSm<K, V> == 4 ? kMaxPackedChunks : kMaxLargeChunks;
+constexpr int kBlocksPerSm = 3;  // what registers and, in fp8, shared memory allow
 #if __CUDA_ARCH__ >= 900
 constexpr bool kClusters = true;
 #else
@@ -58,83 +52,7 @@ __device__ __forceinline__ Row row_of(const AttentionCall& c) {
     return row;
 }
 
-/// A place in a block's runs of tiles.
-struct Place {
-    int begin, tile;  // the run's first tile, and the current one; `tiles` or more: past the end
-};
-struct Runs {
-    int chunks, each, stride, tiles;  // tiles of a run, from one to the next, of the row
-
-    /// As many chunks as have tiles; each block of all of them but the last one's has the same number.
-    __device__ __forceinline__ Runs(int position, int most, int clusters) {
-        tiles = position / kTileKeys + 1;
-        const int blocks = min(position / kChunkKeys + 1, most) * kSplitBlocks;
-        each = quotient(tiles + blocks - 1, blocks);
-        chunks = quotient(tiles + each * kSplitBlocks - 1, each * kSplitBlocks);
-        stride = clusters * kSplitBlocks * each;
-    }
-    __device__ __forceinline__ Place at(int begin) const {
-        return {begin, begin < tiles ? min(begin + each, tiles) - 1 : begin};
-    }
-    __device__ __forceinline__ Place first(int chunk) const {
-        return at((chunk * kSplitBlocks + static_cast<int>(blockIdx.x) % kSplitBlocks) * each);
-    }
-    __device__ __forceinline__ Place after(const Place& p) const {
-        if (p.tile > p.begin) return {p.begin, p.tile - 1};
-        return at(p.begin + stride);
-    }
-    /// Tiles of the run.
-    __device__ __forceinline__ int count(const Place& p) const { return max(min(each, tiles - p.begin), 0); }
-};
-
-/// What a block copies: K and V of tiles in their order, two ahead of the one it attends to.
-template <class K, class V>
-struct Feed {
-    static constexpr uint32_t kSlot = K::kBytes + V::kBytes;  // slots begin at 0 and there
-
-    const Runs& runs;
-    char* ring;
-    const int* pages;
-    int keys, fresh;             // of the row
-    int64_t k_stride, v_stride;  // of a page
-    Copier<K> copy_keys;
-    Copier<V> copy_values;
-    LaneAt<K, V> at;
-    Place ahead;
-    int page;
-
-    __device__ __forceinline__ Feed(const AttentionCall& c, const Row& r, const Runs& all, const Place& first,
-                                    char* shared)
-        : runs(all),
-          ring(shared),
-          pages(r.pages),
-          keys(r.keys),
-          fresh(r.fresh),
-          k_stride(c.kv_heads * K::kBytes),
-          v_stride(c.kv_heads * V::kBytes),
-          copy_keys(c.k_cache, r.kv_head, shared_address(shared)),
-          copy_values(c.v_cache, r.kv_head, shared_address(shared) + K::kBytes),
-          at(shared_address(shared)),
-          ahead(first) {
-        page = page_of_ahead();
-    }
-    __device__ __forceinline__ int page_of_ahead() const { return pages[min(ahead.tile, runs.tiles - 1)]; }
-
-    /// Starts the warp's rows of a tile; a group of copies, empty after the last tile.
-    __device__ __forceinline__ void start_keys(uint32_t slot) const {
-        if (ahead.tile < runs.tiles) copy_keys.start(page * k_stride, slot);
-        commit_copies();
-    }
-    /// And goes on to the next tile.
-    __device__ __forceinline__ void start_values(uint32_t slot) {
-        if (ahead.tile < runs.tiles) copy_values.start(page * v_stride, slot);
-        commit_copies();
-        ahead = runs.after(ahead);
-        page = page_of_ahead();
-    }
-};
-
-/// Packs the fresh keys and values of the warp's 16 of a tile after the first. The result waits in local memory: registers do not
+/// Packs the fresh keys and values of the warp's 16 of a unit after its first. The result waits in local memory: registers do not
 /// suffice for both, and few blocks come here.
 template <class K, class V>
 __device__ __forceinline__ void prepare_later(const AttentionCall& c, int key, char* slot, Beside& beside,
@@ -146,7 +64,9 @@ __device__ __forceinline__ void prepare_later(const AttentionCall& c, int key, c
         for (int e = 0; e < 4; ++e) kept[j][e] = part.o[j][e];
     const Row row = row_of(c);
     __syncwarp();
-    prepare<K, V>(c, row, max(row.fresh, key), min(row.keys, key + kWarpKeys), false, slot, beside);
+    prepare<K, V>(
+        c, row, max(row.fresh, key), min(row.keys, key + kWarpKeys), false, [&](int) { return slot; },
+        beside);
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < kDim / 16; ++j)
@@ -161,24 +81,22 @@ __device__ __forceinline__ void prefetch_gate(const AttentionCall& c, const Row&
         prefetch_line(c.gate.at(row.t, row.kv_head * row.group + pair / (kDim / 2)) + pair % (kDim / 2) * 2);
 }
 
-/// Tile n of the block, whose keys are there. After a run's last the slot is not filled again yet.
+/// The warp's next unit, whose keys are there. After a run's last the slot is not filled again yet.
 template <class K, class V>
-__device__ __forceinline__ void attend_tile(const AttentionCall& c, Feed<K, V>& feed, int tile, bool first,
+__device__ __forceinline__ void attend_unit(const AttentionCall& c, Feed<K, V>& feed, int unit, bool first,
                                             uint32_t slot, bool last, Beside& beside, WarpPart& part) {
-    const int key = tile * kTileKeys + static_cast<int>(threadIdx.x) / 32 * kWarpKeys, left = feed.keys - key;
-    if (!first && key + kWarpKeys > feed.fresh && left > 0) {
-        wait_copies<2>();  // this tile's
-        prepare_later<K, V>(c, key, feed.ring + slot, beside, part);
+    const int key = unit * kWarpKeys, left = feed.keys - key;
+    if (!first && left < feed.keys - feed.fresh + kWarpKeys) {
+        wait_copies<2>();  // this unit's
+        prepare_later<K, V>(c, key, feed.own + slot, beside, part);
     }
     float s[4];
-    if (left > 0) score_packed<K, V>(feed.at, slot, beside.q, left, s);
+    score_packed<K, V>(feed.at, slot, beside.q, left, s);
     wait_copies<2>();  // its values
     __syncwarp();
     if (!last) feed.start_keys(slot);
-    if (left > 0) {
-        if (left < kWarpKeys) clear_rows<V>(shared_address(feed.ring) + slot + K::kBytes, left);
-        add_values<K, V>(feed.at, slot, s, part);
-    }
+    if (left < kWarpKeys) clear_rows<V>(shared_address(feed.own) + slot + K::kUnitBytes, left);
+    add_values<K, V>(feed.at, slot, s, part);
     if (last) {
         wait_copies<1>();  // the next one's keys
     } else {
@@ -188,74 +106,83 @@ __device__ __forceinline__ void attend_tile(const AttentionCall& c, Feed<K, V>& 
     if (!last) feed.start_values(slot);
 }
 
+/// q, and the keys and values of this step among the warps' first units; by all warps. Leaves the first unit's keys there.
+template <class K, class V>
+__device__ __forceinline__ void prepare_first(const AttentionCall& c, const Row& row, const Runs& runs,
+                                              const Place& now, char* slots, Beside& beside) {
+    const int newest = runs.units - 1 - now.begin, end = min(row.keys, (newest + 1) * kWarpKeys);
+    const int begin = max(row.fresh, (runs.units - min(now.begin + kWarps, now.end)) * kWarpKeys);
+    if (end > begin)
+        wait_copies<2>();  // the first unit's
+    else
+        wait_copies<4>();  // `beside`
+    __syncthreads();
+    const auto slot_of = [&](int key) { return slots + (newest - key / kWarpKeys) * Feed<K, V>::kUnit; };
+    prepare<K, V>(c, row, begin, end, true, slot_of, beside);
+    __syncthreads();
+    wait_copies<3>();
+    __syncwarp();
+}
+
 /// Of two packings, as numbers.
 template <int kKeys, int kValues>
 CLUSTER_OF(kSplitBlocks)
-__global__ void __launch_bounds__(kThreads, kBlocksPerSm<BlockOf<Packing{kKeys}>, BlockOf<Packing{kValues}>>)
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     attention_decode_packed_kernel(const __grid_constant__ AttentionCall c) {
     using K = BlockOf<Packing{kKeys}>;
     using V = BlockOf<Packing{kValues}>;
-    extern __shared__ __align__(128) char ring[];
+    extern __shared__ __align__(128) char slots[];
     __shared__ Beside beside;
     __shared__ Totals totals;
     allow_successor();
     const int t = blockIdx.z, sequence = c.row_sequence[t], position = c.positions[t];
     const int clusters = gridDim.y, first_chunk = blockIdx.y, rank = blockIdx.x % kSplitBlocks;
-    const Runs runs(position, kMostChunks<K, V>, clusters);
-    const int chunks = runs.chunks;
-    if (sequence < 0 || first_chunk >= chunks) {
+    const Runs runs(position + 1, clusters);
+    if (sequence < 0 || first_chunk >= runs.chunks) {
         if (first_chunk == 0) wait_for_predecessor();  // as in decode.cu
         return;
     }
     const Row row = row_of(c);
-    Place now = runs.first(first_chunk);
-    Feed<K, V> feed(c, row, runs, now, ring);
+    Place now(runs, runs.begin(first_chunk));
+    Feed<K, V> feed(c, row, runs, now, slots);
+    constexpr uint32_t kSlot = Feed<K, V>::kSlot;
     start_beside(c, row, beside);
 #pragma unroll 1
-    for (uint32_t slot = 0; slot <= feed.kSlot; slot += feed.kSlot)
+    for (uint32_t slot = 0; slot <= kSlot; slot += kSlot)
         feed.start_keys(slot), feed.start_values(slot);  // with what fresh rows will overwrite
     wait_for_predecessor();
     prefetch_gate(c, row, rank);
-    if (now.tile < runs.tiles) {
-        const int begin = now.tile * kTileKeys, end = min(row.keys, begin + kTileKeys);
-        if (end > row.fresh)
-            wait_copies<2>();  // the first tile's
-        else
-            wait_copies<4>();  // `beside`
-        __syncthreads();
-        prepare<K, V>(c, row, max(row.fresh, begin), end, true, ring, beside);
-        __syncthreads();
-    }
-    wait_copies<3>();  // the first tile's keys
-    __syncwarp();
+    prepare_first<K, V>(c, row, runs, now, slots, beside);
     WarpPart part;
     clear(part);
-    const bool one_chunk = kClusters && first_chunk + clusters >= chunks;
-    float* values = reinterpret_cast<float*>(ring);
+    const bool one_chunk = kClusters && first_chunk + clusters >= runs.chunks;
+    float* values = reinterpret_cast<float*>(slots);
     float2* block_totals = totals.of_block;
     bool first = true;
     uint32_t slot = 0;
 #pragma unroll 1
-    for (int chunk = first_chunk; chunk < chunks; chunk += clusters) {
-        for (int left = runs.count(now); left > 0; --left) {
-            attend_tile<K, V>(c, feed, now.tile, first, slot, left == 1, beside, part);
-            if (left > 1) --now.tile;
-            first = false, slot = feed.kSlot - slot;
+    for (int chunk = first_chunk; chunk < runs.chunks; chunk += clusters) {
+#pragma unroll 1
+        for (; now.valid(); now.unit += kWarps) {
+            const bool last = now.unit + kWarps >= now.end;
+            attend_unit<K, V>(c, feed, feed.from_oldest(now.unit), first, slot, last, beside, part);
+            first = false, slot = kSlot - slot;
         }
-        now = runs.at(now.begin + runs.stride);
         if (!one_chunk) {
-            values = part_at<kMostChunks<K, V>>(c, row, chunk, rank);
+            values = part_at<kMaxPackedChunks>(c, row, chunk, rank);
             block_totals = reinterpret_cast<float2*>(values + kHeads * kDim);
         }
-        leave_result<V>(part, totals, ring + (one_chunk ? feed.kSlot : feed.kSlot - slot), values,
-                        one_chunk ? kOutRow : kDim, block_totals);
+        const uint32_t room = one_chunk ? kSlot : kSlot - slot;
+        leave_result<V>(part, totals, shared_address(feed.own) + room, values, one_chunk ? kOutRow : kDim,
+                        block_totals);
         if (one_chunk) break;
+        now.next_run(runs);
         clear(part);
         __syncthreads();
-        feed.start_keys(feed.kSlot - slot), feed.start_values(feed.kSlot - slot);
+        feed.start_keys(room), feed.start_values(room);
     }
-    const Ending end(c, row, first_chunk, chunks, clusters);
-    store_row<kMostChunks<K, V>>(c, row, end, values, block_totals, [] {});
+    const Ending end(c, row, first_chunk, runs.chunks, clusters);
+    store_row<kMaxPackedChunks>(c, row, end, values, block_totals, [] {});
 }
 
 /// Clusters that share a row's chunks: as many rounds of clusters as take the least time, of which a tenth of a row's chunks is
@@ -264,8 +191,9 @@ int clusters_of(int units, int at_once, int most) {
     int best = 1;
     float least = INFINITY;
     for (int n = 1; n <= most; ++n) {
-        const int rounds = (units * n + at_once - 1) / at_once;
-        const float time = static_cast<float>(rounds) * (1.0f / static_cast<float>(n) + 0.1f);
+        const int rounds = (units * n + at_once - 1) / at_once, chunks = (most + n - 1) / n;
+        const float time =
+            static_cast<float>(rounds) * (static_cast<float>(chunks) + 0.1f * static_cast<float>(most));
         if (time < least) least = time, best = n;
     }
     return best;
@@ -280,13 +208,13 @@ void attention_decode_packed(const AttentionCall& call, Context& context) {
             using K = decltype(k);
             using V = decltype(v);
             // Clusters that run at once; one in sixteen does not fit into the card's groups of SMs.
-            const int at_once = kBlocksPerSm<K, V> * (context.sms / kSplitBlocks - 1);
-            const int clusters = clusters_of(call.tokens * call.kv_heads, at_once, kMostChunks<K, V>);
+            const int at_once = kBlocksPerSm * (context.sms / kSplitBlocks - 1);
+            const int clusters = clusters_of(call.tokens * call.kv_heads, at_once, kMaxPackedChunks);
             launch(
                 context, "gated_attention decode packed",
                 attention_decode_packed_kernel<static_cast<int>(K::kPacking), static_cast<int>(V::kPacking)>,
                 dim3(kSplitBlocks * call.kv_heads, clusters, call.tokens), dim3(kThreads),
-                2 * (K::kBytes + V::kBytes), call);
+                2 * Feed<K, V>::kSlot, call);
         });
     });
 }

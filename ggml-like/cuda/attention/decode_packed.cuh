@@ -1,7 +1,7 @@
 // Attention of answer rows over packed caches: a warp's 16 keys of a page in shared memory, their scores and their values.
 //
-//   slot    K block | V block     of one page, codes in 16-byte pieces: piece p of row r lies at p ^ swizzled(r)
-//   warp    rows 16w .. 16w + 15 of both, which it alone copies and reads
+//   slot    K | V of a warp's unit: 16 rows each of codes, scales of 16 and scales, as a page has 64 of them; codes in 16-byte
+//           pieces: piece p of row r lies at p ^ swizzled(r)
 //
 //   S^T[16 keys, 8 heads] = K q^T         codes of K become the A operand in registers, q is the B operand
 //   O^T[256, 8 heads] += V^T P^T          codes of V likewise; P goes from S to the B operand by `transpose`
@@ -37,6 +37,9 @@ struct BlockOf {
     static constexpr int kScalesAt = static_cast<int>(kLayout.scales_at());
     static constexpr int kBytes = static_cast<int>(kLayout.head());
     static_assert(kBytes % 128 == 0);
+    // Of a warp's rows in shared memory, which begin where bits of addresses below 128 can be exchanged.
+    static constexpr int kUnitBlocksAt = kWarpKeys * kCodes, kUnitScalesAt = kWarpKeys * (kCodes + kBlocks),
+                         kUnitBytes = (kWarpKeys * (kCodes + kBlocks + kScales) + 127) / 128 * 128;
 };
 /// f(BlockOf<packing>()) of a packing of keys, or of values.
 template <class F>
@@ -74,27 +77,29 @@ struct Copier {
                          kRows = 32 / kPieces;  // of a row; of the warp's copies at once
 
     const char* from;
-    int scales;              // from there to its piece of scales
-    uint32_t to, scales_to;  // the same in the slot
+    int scales, scales_of_unit;  // from the block to its piece of scales, and from there to the next unit's
+    uint32_t to, scales_to;      // the same in the slot
 
     __device__ __forceinline__ Copier(const void* cache, int kv_head, uint32_t slot) {
-        const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * kWarpKeys, r = lane / kPieces;
+        const int lane = threadIdx.x % 32, r = lane / kPieces;
         // a row of scales for each 16 elements, then eight rows of one, four of two
-        const int codes = first * B::kCodes + lane * 16, piece = min(lane, B::kBlocks + B::kScales - 1);
-        const int at = piece < B::kBlocks ? B::kBlocksAt + first * B::kBlocks + piece * 16
-                                          : B::kScalesAt + first * B::kScales + (piece - B::kBlocks) * 16;
-        from = static_cast<const char*>(cache) + kv_head * B::kBytes + codes;
-        scales = at - codes;
-        to = slot + (first + r) * B::kCodes + ((lane % kPieces ^ swizzled(r)) << 4);
-        scales_to = slot + at;
+        const int piece = min(lane, B::kBlocks + B::kScales - 1), of_scales = piece - B::kBlocks;
+        from = static_cast<const char*>(cache) + kv_head * B::kBytes;
+        scales = of_scales < 0 ? B::kBlocksAt + piece * 16 : B::kScalesAt + of_scales * 16;
+        scales_of_unit = of_scales < 0 ? kWarpKeys * B::kBlocks : kWarpKeys * B::kScales;
+        to = slot + r * B::kCodes + ((lane % kPieces ^ swizzled(r)) << 4);
+        scales_to =
+            slot + (of_scales < 0 ? B::kUnitBlocksAt + piece * 16 : B::kUnitScalesAt + of_scales * 16);
     }
-    /// `block`: from the head's first block to the one to copy; `slot`: from the first slot to the one to fill.
-    __device__ __forceinline__ void start(int64_t block, uint32_t slot) const {
-        const char* codes = from + block;
+    /// `block`: from the head's first block to that of the page; `unit`: of its four; `slot`: from the first slot to the one to
+    /// fill.
+    __device__ __forceinline__ void start(int64_t block, int unit, uint32_t slot) const {
+        const char* base = from + block;
+        const char* codes = base + unit * (kWarpKeys * B::kCodes) + threadIdx.x % 32 * 16;
 #pragma unroll
         for (int i = 0; i < kWarpKeys / kRows; ++i)
             copy_piece(((to + slot) ^ ((i * kRows & 6) << 4)) + i * 512, codes + i * 512);
-        copy_piece(scales_to + slot, codes + scales);
+        copy_piece(scales_to + slot, base + scales + unit * scales_of_unit);
     }
 };
 
@@ -109,19 +114,18 @@ struct LaneAt {
     uint32_t rows, rows_v;       // scales of rows l / 4
 
     __device__ __forceinline__ explicit LaneAt(uint32_t slot) {
-        const int lane = threadIdx.x % 32, g = lane / 4, first = threadIdx.x / 32 * kWarpKeys,
-                  row = first + g;
-        keys = slot + row * K::kCodes + ((lane % 4 ^ swizzled(g)) << 4);
-        of16 = slot + K::kBlocksAt + row * K::kBlocks + lane % 4 * 2;
-        rows = slot + K::kScalesAt + row * K::kScales;
+        const int lane = threadIdx.x % 32, g = lane / 4;
+        keys = slot + g * K::kCodes + ((lane % 4 ^ swizzled(g)) << 4);
+        of16 = slot + K::kUnitBlocksAt + g * K::kBlocks + lane % 4 * 2;
+        rows = slot + K::kUnitScalesAt + g * K::kScales;
         keys = kept(keys);
-        slot += K::kBytes;
-        rows_v = slot + V::kScalesAt + row * V::kScales;
-        values_16 = slot + V::kBlocksAt + (first + lane % 16) * V::kBlocks;
+        slot += K::kUnitBytes;
+        rows_v = slot + V::kUnitScalesAt + g * V::kScales;
+        values_16 = slot + V::kUnitBlocksAt + lane % 16 * V::kBlocks;
         if constexpr (V::kPacking == Packing::nvfp4)
-            values = slot + (first + lane % 4 * 2) * V::kCodes + ((g ^ swizzled(lane % 4 * 2)) << 4);
+            values = slot + lane % 4 * 2 * V::kCodes + ((g ^ swizzled(lane % 4 * 2)) << 4);
         else
-            values = slot + (first + lane % 16) * V::kCodes + ((lane / 16 ^ swizzled(lane % 8)) << 4);
+            values = slot + lane % 16 * V::kCodes + ((lane / 16 ^ swizzled(lane % 8)) << 4);
         values = kept(values);
     }
 };
@@ -442,17 +446,16 @@ __device__ __forceinline__ void add_nvfp4(uint32_t values, uint32_t blocks, cons
 /// they are.
 template <class V>
 __device__ __forceinline__ void clear_rows(uint32_t slot, int keys_left) {
-    const int lane = threadIdx.x % 32, first = threadIdx.x / 32 * kWarpKeys;
+    const int lane = threadIdx.x % 32;
     const auto zero = [&](int at, int row_bytes) {
-        const uint32_t rows = slot + at + first * row_bytes;
+        const uint32_t rows = slot + at;
         for (int i = keys_left * row_bytes + lane * 16; i < kWarpKeys * row_bytes; i += 32 * 16)
             asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(rows + i), "r"(0) : "memory");
     };
     if constexpr (V::kPacking == Packing::fp8) zero(0, V::kCodes);
-    if constexpr (V::kBlocks > 0) zero(V::kBlocksAt, V::kBlocks);
+    if constexpr (V::kBlocks > 0) zero(V::kUnitBlocksAt, V::kBlocks);
     if (lane * 2 >= keys_left * V::kScales && lane * 2 < kWarpKeys * V::kScales)
-        asm volatile("st.shared.u16 [%0], %1;" ::"r"(slot + V::kScalesAt + first * V::kScales + lane * 2),
-                     "h"(uint16_t{0})
+        asm volatile("st.shared.u16 [%0], %1;" ::"r"(slot + V::kUnitScalesAt + lane * 2), "h"(uint16_t{0})
                      : "memory");
     __syncwarp();
 }

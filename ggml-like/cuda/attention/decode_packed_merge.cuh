@@ -1,10 +1,11 @@
 // Attention of answer rows over packed caches: the results of a block's four warps, each over its own keys, become the block's.
 //
-//   room    [4 warps][8 heads][64 pairs], 16 KB: half of the elements at a time; then a thread adds four warps' pairs, in order
+//   room    [8 heads][64 pairs] of each warp, 4 KB, in a slot that it has read: half of the elements at a time; then a thread adds
+//           four warps' pairs, in order
 #pragma once
 
 #include "ggml-like/cuda/attention/decode_merge.cuh"
-#include "ggml-like/cuda/attention/decode_packed.cuh"
+#include "ggml-like/cuda/attention/decode_packed_runs.cuh"
 
 namespace quern::cuda::attention::decode {
 
@@ -18,44 +19,62 @@ __device__ __forceinline__ constexpr int element(int g, int j) {
     return 32 * (j / 2) + 4 * g + 2 * (j % 2);
 }
 
-/// What warps leave for each other beside values; the block's maximum and sum of each head.
+/// What warps leave for each other beside values: the maximum, the sum and the middle of each head, and where values are; of the
+/// block the middle, and the maximum and sum.
 struct Totals {
     float ceilings[kWarps][kHeads], sums[kWarps][kHeads], middles[kWarps][kHeads];
+    uint32_t rooms[kWarps];
+    float middle[kHeads];
     float2 of_block[kHeads];
 };
 
-/// Stores the block's result as leave_result() does. `room` may be what warps have read until now; a barrier has to follow before
-/// it is used again.
+__device__ __forceinline__ void put_pair(uint32_t at, float x, float y) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
+}
+
+/// Stores the block's result as leave_result() of decode_merge.cuh does. `room`: what the warp has read until now; a barrier has to
+/// follow before it is used again.
 template <class V>
-__device__ __forceinline__ void leave_result(const WarpPart& part, Totals& shared, char* room, float* values,
-                                             int row_floats, float2* totals) {
+__device__ __forceinline__ void leave_result(const WarpPart& part, Totals& shared, uint32_t room,
+                                             float* values, int row_floats, float2* totals) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, head = 2 * (lane % 4);
-    float sums[2], middles[2] = {0, 0}, weights[2];
     const float over_unit = over_power(part.unit);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        sums[h] = over_keys_sum(part.sum[h]);
-        if constexpr (V::kPacking == Packing::steps) middles[h] = over_keys_sum(part.middle[h]);
-        if (lane < 4) shared.ceilings[warp][head + h] = part.ceiling[h];
-    }
-    __syncthreads();
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-        float highest = -INFINITY;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) highest = fmaxf(highest, shared.ceilings[w][head + h]);
-        weights[h] = part_weight(part.ceiling[h], highest);
+        const float sum = over_keys_sum(part.sum[h]);
+        float middle = 0;
+        if constexpr (V::kPacking == Packing::steps) middle = over_keys_sum(part.middle[h]);
         if (lane < 4) {
-            shared.sums[warp][head + h] = sums[h] * weights[h];
-            if constexpr (V::kPacking == Packing::steps)
-                shared.middles[warp][head + h] = middles[h] * weights[h];
-            if (warp == 0) shared.of_block[head + h].x = highest;
+            shared.ceilings[warp][head + h] = part.ceiling[h], shared.sums[warp][head + h] = sum;
+            if constexpr (V::kPacking == Packing::steps) shared.middles[warp][head + h] = middle;
         }
-        weights[h] *= over_unit;
     }
-    constexpr int kPairs = kDim / 4;  // of a head, in the room
+    if (lane == 0) shared.rooms[warp] = room;
+    __syncthreads();
+    const auto highest_of = [&](int h) {
+        float highest = shared.ceilings[0][h];
+#pragma unroll
+        for (int w = 1; w < kWarps; ++w) highest = fmaxf(highest, shared.ceilings[w][h]);
+        return highest;
+    };
+    float weights[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) weights[h] = part_weight(part.ceiling[h], highest_of(head + h)) * over_unit;
+    if (warp == 0 && lane < kHeads) {
+        const float highest = highest_of(lane);
+        float sum = 0, middle = 0;
+#pragma unroll
+        for (int w = 0; w < kWarps; ++w) {
+            const float weight = part_weight(shared.ceilings[w][lane], highest);
+            sum = fmaf(shared.sums[w][lane], weight, sum);
+            if constexpr (V::kPacking == Packing::steps)
+                middle = fmaf(shared.middles[w][lane], weight, middle);
+        }
+        totals[lane] = {highest, sum};
+        if constexpr (V::kPacking == Packing::steps) shared.middle[lane] = middle;
+    }
+    constexpr int kPairs = kDim / 4;  // of a head, in a room
     static_assert(kThreads == 2 * kPairs);
-    auto* pairs = reinterpret_cast<float2*>(room);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         if (half > 0) __syncthreads();
@@ -64,9 +83,9 @@ __device__ __forceinline__ void leave_result(const WarpPart& part, Totals& share
 #pragma unroll
             for (int j = 0; j < kDim / 32; ++j) {
                 const float(&o)[4] = part.o[half * kDim / 32 + j];
-                pairs[(warp * kHeads + head + h) * kPairs + ((j * 8 + lane / 4) ^ head << 1)] = {
-                    o[h] * (weights[h] * lift_of_values(V::kPacking, 0)),
-                    o[h + 2] * (weights[h] * lift_of_values(V::kPacking, 1))};
+                put_pair(room + ((head + h) * kPairs + ((j * 8 + lane / 4) ^ head << 1)) * 8,
+                         o[h] * (weights[h] * lift_of_values(V::kPacking, 0)),
+                         o[h + 2] * (weights[h] * lift_of_values(V::kPacking, 1)));
             }
         __syncthreads();
         // two heads at once
@@ -75,21 +94,16 @@ __device__ __forceinline__ void leave_result(const WarpPart& part, Totals& share
 #pragma unroll 2
         for (int of = 0; of < kHeads; of += 2) {
             float2 sum{0, 0};
-            float middle = 0;
+            const uint32_t from = ((of + odd) * kPairs + (place ^ of << 1)) * 8;
 #pragma unroll
             for (int w = 0; w < kWarps; ++w) {
-                const float2 x = pairs[(w * kHeads + of + odd) * kPairs + (place ^ of << 1)];
+                const float2 x = shared_at<float2>(shared.rooms[w] + from);
                 sum.x += x.x, sum.y += x.y;
-                if constexpr (V::kPacking == Packing::steps) middle += shared.middles[w][of + odd];
             }
-            *reinterpret_cast<float2*>(to + of * row_floats) = {sum.x + middle, sum.y + middle};
+            if constexpr (V::kPacking == Packing::steps)
+                sum.x += shared.middle[of + odd], sum.y += shared.middle[of + odd];
+            *reinterpret_cast<float2*>(to + of * row_floats) = sum;
         }
-    }
-    if (threadIdx.x < kHeads) {
-        float sum = 0;
-#pragma unroll
-        for (int w = 0; w < kWarps; ++w) sum += shared.sums[w][threadIdx.x];
-        totals[threadIdx.x] = {shared.of_block[threadIdx.x].x, sum};
     }
 }
 

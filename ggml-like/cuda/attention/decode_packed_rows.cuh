@@ -1,8 +1,8 @@
 // Attention of answer rows over packed caches: q, and the keys and values of this step.
 //
 //   item    two heads of q, or two rows of K or of V, by one warp, side by side
-//   block   before the first tile: its fresh rows of K and V, then the heads of q, items to warps 0 1 2 3, 3 2 1 0, 0 1 ...
-//   warp    before a later tile: the fresh rows of its 16
+//   block   before the first units: their fresh rows of K and V, then the heads of q, items to warps 0 1 2 3, 3 2 1 0, 0 1 ...
+//   warp    before a later unit: its fresh rows
 //
 // A key that a later row reads from the cache is packed by the same instructions as here, so rows have the same bits whether
 // their predecessors came in the same step or before.
@@ -38,40 +38,40 @@ __device__ __forceinline__ void start_beside(const AttentionCall& c, const Row& 
     commit_copies();
 }
 
-/// Copies row r of K or V from a slot to its block in the cache; by one warp, which has written it.
-__device__ __forceinline__ void store_packed(const packed::Block& b, const char* from, int r, char* to) {
+/// Copies row r of a unit of K or V to row `key` of its block in the cache; by one warp, which has written it.
+__device__ __forceinline__ void store_packed(const packed::Block& unit, const packed::Block& b,
+                                             const char* from, int r, int key, char* to) {
     const int lane = threadIdx.x % 32;
     __syncwarp();
 #pragma unroll 1
     for (int at = lane * 4; at < b.codes; at += 32 * 4)
-        *reinterpret_cast<uint32_t*>(to + r * b.codes + at) =
+        *reinterpret_cast<uint32_t*>(to + key * b.codes + at) =
             *reinterpret_cast<const uint32_t*>(from + r * b.codes + (at ^ swizzled(r) << 4));
-    const int block = b.blocks_at + r * b.blocks + lane, scale = b.scales_at + r * b.scales + lane * 2;
-    if (lane < b.blocks) to[block] = from[block];
+    if (lane < b.blocks) to[b.blocks_at + key * b.blocks + lane] = from[unit.blocks_at + r * b.blocks + lane];
     if (lane * 2 < b.scales)
-        *reinterpret_cast<uint16_t*>(to + scale) = *reinterpret_cast<const uint16_t*>(from + scale);
+        *reinterpret_cast<uint16_t*>(to + b.scales_at + key * b.scales + lane * 2) =
+            *reinterpret_cast<const uint16_t*>(from + unit.scales_at + r * b.scales + lane * 2);
 }
 
 /// Packs a row of K or V over what was copied to `part` of its slot, and puts the row's own into the cache.
 template <class B>
 __device__ __forceinline__ void pack_fresh(const AttentionCall& c, const Row& row, int key, float given,
                                            const float (&x)[8], char* part, bf16* cache) {
-    const int lane = threadIdx.x % 32, r = key % kTileKeys;
+    const int lane = threadIdx.x % 32, r = key % kWarpKeys;
     constexpr kv::Layout kLayout = B::kLayout;
-    const packed::Block block(kLayout);
-    packed::pack_row(
-        B::kPacking, x, kDim, given, lane,
-        packed::RowAt(block, part, r, lane * packed::lane_bytes(B::kPacking) ^ swizzled(r) << 4));
+    const packed::Block unit(kLayout, kWarpKeys), block(kLayout);
+    packed::pack_row(B::kPacking, x, kDim, given, lane,
+                     packed::RowAt(unit, part, r, lane * packed::lane_bytes(B::kPacking) ^ swizzled(r) << 4));
     if (key != row.keys - 1) return;
     const int64_t head = static_cast<int64_t>(page_of(row, key / kTileKeys)) * c.kv_heads + row.kv_head;
-    store_packed(block, part, r, reinterpret_cast<char*>(cache) + head * block.bytes);
+    store_packed(unit, block, part, r, key % kTileKeys, reinterpret_cast<char*>(cache) + head * block.bytes);
 }
 
 /// Items of a warp: fresh keys begin .. end-1 and their values; where `query`, all warps', and the heads of q, normed, rotated,
-/// of keys in tq4 times H, and rounded.
-template <class K, class V>
+/// of keys in tq4 times H, and rounded. `slot_of`: of a key's unit.
+template <class K, class V, class F>
 __device__ __forceinline__ void prepare(const AttentionCall& c, const Row& row, int begin, int end,
-                                        bool query, char* slot, Beside& beside) {
+                                        bool query, const F& slot_of, Beside& beside) {
     const int lane = threadIdx.x % 32, warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     const int packs = 2 * (max(end - begin + 1, 0) / 2), items = packs + (query ? kHeads / 2 : 0);
 #pragma unroll 1
@@ -122,7 +122,7 @@ __device__ __forceinline__ void prepare(const AttentionCall& c, const Row& row, 
 #pragma unroll 1
         for (int key = first; key <= last; ++key) {
             const float given = (is_v ? c.v_scale : c.k_scale)[row.kv_head % kScales];
-            char* part = slot + (is_v ? K::kBytes : 0);
+            char* part = slot_of(key) + (is_v ? K::kUnitBytes : 0);
             bf16* cache = is_v ? c.v_cache : c.k_cache;
             if constexpr (std::is_same_v<K, V>)
                 pack_fresh<K>(c, row, key, given, x[0], part, cache);

@@ -27,13 +27,13 @@ using kv::Packing;
 struct Block {
     int codes, blocks_at, blocks, scales_at, scales, bytes;
 
-    __device__ __forceinline__ explicit Block(const kv::Layout& l)
+    __device__ __forceinline__ explicit Block(const kv::Layout& l, int rows = kKeysPerPage)
         : codes(l.codes),
-          blocks_at(kKeysPerPage * l.codes),
+          blocks_at(rows * l.codes),
           blocks(l.blocks),
-          scales_at(kKeysPerPage * (l.codes + l.blocks)),
+          scales_at(rows * (l.codes + l.blocks)),
           scales(l.scales),
-          bytes(kKeysPerPage * (l.codes + l.blocks + l.scales)) {}
+          bytes(rows * (l.codes + l.blocks + l.scales)) {}
 };
 
 __device__ __forceinline__ __nv_bfloat162 as_pair(uint32_t bits) {

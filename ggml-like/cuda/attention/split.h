@@ -1,8 +1,7 @@
 // How attention splits the keys of a row among blocks, and the work space that takes. Plain C++, since the planner
 // sizes it in builds without CUDA, too.
 //
-//   answer rows   a chunk for each 1,024 keys begun, at most 7, or 22 or 30 of packed ones; a chunk is computed by a cluster of 8
-//                 blocks
+//   answer rows   a chunk for each 1,024 keys begun, at most 7, or 21 of packed ones; a chunk is computed by a cluster of 8 blocks
 //   prompt rows   segments of 2,048 keys, whose results are added in order
 //
 // Both depend on the row's position alone, so a row has the same bits whatever rows are beside it.
@@ -18,8 +17,8 @@ inline constexpr int kSplitRotaryDims = 64, kSplitGroup = 8;  // likewise; query
 inline constexpr int kSplitBlocks = 8;  // blocks of a cluster, which share a chunk
 /// Chunks of one row and KV head. 132 SMs hold 14 such clusters at once, 7 for each of two KV heads.
 inline constexpr int kMaxChunks = 7;
-/// Likewise of packed caches, whose blocks run four an SM, or three where a page is large.
-inline constexpr int kMaxPackedChunks = 30, kMaxLargeChunks = 22;
+/// Likewise of packed caches, whose blocks run three an SM. (22 would fit, but do not always.)
+inline constexpr int kMaxPackedChunks = 3 * kMaxChunks;
 inline constexpr int kChunkKeys = 1024;  // a row of fewer keys has one chunk
 inline constexpr int kArrivals = 4096;   // counters of answer rows: 8 for each row and KV head
 
