@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     allow_successor();
     const int t = blockIdx.z, sequence = c.row_sequence[t], position = c.positions[t];
     const int clusters = gridDim.y, first_chunk = blockIdx.y, rank = blockIdx.x % kSplitBlocks;
-    const Runs runs(position + 1, clusters);
+    const Runs runs(position + 1, kChunkKeysOf<K, V>, clusters);
     if (sequence < 0 || first_chunk >= runs.chunks) {
         if (first_chunk == 0) wait_for_predecessor();  // as in decode.cu
         return;

@@ -1,7 +1,7 @@
 // Attention of answer rows over packed caches: which keys a warp has, and how they come into its slots in shared memory.
 //
 //   units    16 keys of a page, counted from the row's newest key backwards, so that keys of this step come first
-//   chunks   one for each 1,024 keys begun, at most 21; a chunk has 8 runs of `each` units, one for each block of its cluster
+//   chunks   one for each 1,024 or 2,048 keys begun, at most 21; a chunk has 8 runs of `each` units, one for each block of its cluster
 //   warps    take a run's units in turns
 #pragma once
 
@@ -13,14 +13,19 @@ using namespace ptx;
 
 constexpr int kUnitsPerPage = kTileKeys / kWarpKeys;
 
+/// Keys of a chunk, where there are not too many. Two units a warp with codes of 4 bits, which take the ALUs longer than the memory;
+/// four in fp8: results of as many keys have to be merged half as often.
+template <class K, class V>
+constexpr int kChunkKeysOf = K::kBytes + V::kBytes > 20 * 1024 ? 2 * kChunkKeys : kChunkKeys;
+
 /// How a row's keys are divided, and what a block has of them.
 struct Runs {
     int units, chunks, each;  // of the row; of a run
     int stride;               // from the begin of a block's run to that of its next one
 
-    __device__ __forceinline__ Runs(int keys, int clusters) {
+    __device__ __forceinline__ Runs(int keys, int chunk_keys, int clusters) {
         units = (keys + kWarpKeys - 1) / kWarpKeys;
-        chunks = min((keys + kChunkKeys - 1) / kChunkKeys, kMaxPackedChunks);
+        chunks = min((keys + chunk_keys - 1) / chunk_keys, kMaxPackedChunks);
         each = quotient(units + chunks * kSplitBlocks - 1, chunks * kSplitBlocks);
         stride = clusters * kSplitBlocks * each;
     }
@@ -43,7 +48,7 @@ struct Place {
         if (!valid()) next_run(r);
     }
 
-private:
+  private:
     __device__ __forceinline__ void enter(const Runs& r, int first) {
         begin = first, end = min(first + r.each, r.units), unit = first + static_cast<int>(threadIdx.x) / 32;
     }
@@ -88,14 +93,12 @@ struct Feed {
 
     /// Starts a unit's rows of K; a group of copies, empty after the last unit.
     __device__ __forceinline__ void start_keys(uint32_t slot) const {
-        if (ahead.valid())
-            copy_keys.start(page * k_stride, from_oldest(ahead.unit) % kUnitsPerPage, slot);
+        if (ahead.valid()) copy_keys.start(page * k_stride, from_oldest(ahead.unit) % kUnitsPerPage, slot);
         commit_copies();
     }
     /// The same of V, and goes on to the next unit.
     __device__ __forceinline__ void start_values(uint32_t slot) {
-        if (ahead.valid())
-            copy_values.start(page * v_stride, from_oldest(ahead.unit) % kUnitsPerPage, slot);
+        if (ahead.valid()) copy_values.start(page * v_stride, from_oldest(ahead.unit) % kUnitsPerPage, slot);
         commit_copies();
         ahead.next(runs);
         page = page_of_ahead();

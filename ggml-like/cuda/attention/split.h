@@ -1,7 +1,7 @@
 // How attention splits the keys of a row among blocks, and the work space that takes. Plain C++, since the planner
 // sizes it in builds without CUDA, too.
 //
-//   answer rows   a chunk for each 1,024 keys begun, at most 7, or 21 of packed ones; a chunk is computed by a cluster of 8 blocks
+//   answer rows   a chunk for each 1,024 keys begun, at most 7; of packed ones, or for 2,048, at most 21; a chunk is computed by a cluster of 8 blocks
 //   prompt rows   segments of 2,048 keys, whose results are added in order
 //
 // Both depend on the row's position alone, so a row has the same bits whatever rows are beside it.
