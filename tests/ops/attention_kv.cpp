@@ -84,6 +84,10 @@ void packed_steps(Device& device) {
         check_rows(device, s, StepKind::answer, {1, 1, 1, 1, 8, 1, 1, 1, 5},
                    {0, 63, 64, 1023, 1024, 3000, 4000, 5000, 5500});
         check_rows(device, s, StepKind::answer, {1}, {60'000});
+        // 16 keys, so many chunks as there can be and beyond, in both sizes; more rows than a block packs at first
+        check_rows(device, s, StepKind::answer, {4, 1}, {21'502, 15});
+        check_rows(device, s, StepKind::answer, {3, 2}, {43'007, 2'047});
+        check_rows(device, s, StepKind::answer, {150, 1}, {1100, 16});
         check_rows(device, s, StepKind::prompt, {1100, 7}, {0, 64});
         check_rows(device, s, StepKind::prompt, {130, 1000}, {4096, 2048});
         check_rows(device, s, StepKind::prompt, {65}, {24'640});

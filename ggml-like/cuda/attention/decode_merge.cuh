@@ -105,13 +105,12 @@ __device__ __forceinline__ float4 load_chunk(const AttentionCall& c, const Row& 
     return {xy.x, xy.y, zw.x, zw.y};
 }
 
-/// Merges the chunks' results in order. So many are loaded at once: to load all 21 of packed caches' takes so much code that it is
-/// slower.
+/// Merges the chunks' results in order. kMaxChunks are loaded at once: all 21 of packed caches take so much code that it is slower.
 template <int kChunks>
 __device__ __forceinline__ float4 merge_chunks(const AttentionCall& c, const Row& row, int pair, int chunks) {
     float4 parts[kMaxChunks], all{0, 0, -INFINITY, 0};
 #pragma unroll 1
-    for (int first = 0; first < kChunks && (first == 0 || first < chunks); first += kMaxChunks) {
+    for (int first = 0; first < kChunks && (kChunks == kMaxChunks || first < chunks); first += kMaxChunks) {
 #pragma unroll
         for (int i = 0; i < kMaxChunks; ++i)
             parts[i] = first + i < chunks ? load_chunk<kChunks>(c, row, first + i, pair)

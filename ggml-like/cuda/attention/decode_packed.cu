@@ -1,5 +1,5 @@
 // Attention of answer rows over packed caches: norm, rotation, packing of K and V, attention and the output gate in one kernel.
-// Clusters, chunks and the merging of blocks' results are those of decode.cu, with 21 chunks a row at most.
+// Clusters and the merging of their results are those of decode.cu; chunks are in decode_packed_runs.cuh.
 //
 //   slot     a unit of 16 keys' K and V, as they lie in a page (decode_packed.cuh); two a warp
 //   warp     attends to its units without waiting for other warps: all 8 heads and 256 elements; K of the unit after next is on its
@@ -19,6 +19,7 @@
 #include "ggml-like/cuda/attention/decode_packed_runs.cuh"
 #include "ggml-like/cuda/launch.cuh"
 
+#include <algorithm>
 #include <cmath>
 
 namespace quern::cuda::attention {
@@ -29,7 +30,7 @@ namespace {
 
 using namespace decode;
 
-constexpr int kBlocksPerSm = 3;  // what registers and, in fp8, shared memory allow
+constexpr int kBlocksPerSm = 3;  // what registers and, in fp8, shared memory allow on an H100
 #if __CUDA_ARCH__ >= 900
 constexpr bool kClusters = true;
 #else
@@ -86,7 +87,7 @@ template <class K, class V>
 __device__ __forceinline__ void attend_unit(const AttentionCall& c, Feed<K, V>& feed, int unit, bool first,
                                             uint32_t slot, bool last, Beside& beside, WarpPart& part) {
     const int key = unit * kWarpKeys, left = feed.keys - key;
-    if (!first && left < feed.keys - feed.fresh + kWarpKeys) {
+    if (!first && key + kWarpKeys > feed.fresh) {
         wait_copies<2>();  // this unit's
         prepare_later<K, V>(c, key, feed.own + slot, beside, part);
     }
@@ -146,6 +147,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     Place now(runs, runs.begin(first_chunk));
     Feed<K, V> feed(c, row, runs, now, slots);
     constexpr uint32_t kSlot = Feed<K, V>::kSlot;
+    static_assert(kRoomBytes <= Feed<K, V>::kUnit && kHeads * kOutRow * 4 <= kSlot);
     start_beside(c, row, beside);
 #pragma unroll 1
     for (uint32_t slot = 0; slot <= kSlot; slot += kSlot)
@@ -172,6 +174,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
             values = part_at<kMaxPackedChunks>(c, row, chunk, rank);
             block_totals = reinterpret_cast<float2*>(values + kHeads * kDim);
         }
+        // of one chunk nothing is being copied any more, and the first slots take the block's values; else the second to next unit is
         const uint32_t room = one_chunk ? kSlot : kSlot - slot;
         leave_result<V>(part, totals, shared_address(feed.own) + room, values, one_chunk ? kOutRow : kDim,
                         block_totals);
@@ -208,7 +211,7 @@ void attention_decode_packed(const AttentionCall& call, Context& context) {
             using K = decltype(k);
             using V = decltype(v);
             // Clusters that run at once; one in sixteen does not fit into the card's groups of SMs.
-            const int at_once = kBlocksPerSm * (context.sms / kSplitBlocks - 1);
+            const int at_once = kBlocksPerSm * std::max(1, context.sms / kSplitBlocks - 1);
             const int clusters = clusters_of(call.tokens * call.kv_heads, at_once, kMaxPackedChunks);
             launch(
                 context, "gated_attention decode packed",

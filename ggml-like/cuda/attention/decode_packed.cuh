@@ -36,8 +36,8 @@ struct BlockOf {
     static constexpr int kBlocksAt = static_cast<int>(kLayout.blocks_at());
     static constexpr int kScalesAt = static_cast<int>(kLayout.scales_at());
     static constexpr int kBytes = static_cast<int>(kLayout.head());
-    static_assert(kBytes % 128 == 0);
-    // Of a warp's rows in shared memory, which begin where bits of addresses below 128 can be exchanged.
+    static_assert(kBytes % 16 == 0 && kBlocksAt % 16 == 0 && kScalesAt % 16 == 0);
+    // Of a unit in shared memory; a multiple of 128 bytes, so that the exchange of pieces stays within a row.
     static constexpr int kUnitBlocksAt = kWarpKeys * kCodes, kUnitScalesAt = kWarpKeys * (kCodes + kBlocks),
                          kUnitBytes = (kWarpKeys * (kCodes + kBlocks + kScales) + 127) / 128 * 128;
 };

@@ -1,11 +1,11 @@
 // Attention of answer rows over packed caches: the results of a block's four warps, each over its own keys, become the block's.
 //
-//   room    [8 heads][64 pairs] of each warp, 4 KB, in a slot that it has read: half of the elements at a time; then a thread adds
-//           four warps' pairs, in order
+//   room    [8 heads][64 pairs] of each warp, 4 KB, in a slot that it does not need any more: half of the elements at a time; then a
+//           thread adds four warps' pairs, in order
 #pragma once
 
 #include "ggml-like/cuda/attention/decode_merge.cuh"
-#include "ggml-like/cuda/attention/decode_packed_runs.cuh"
+#include "ggml-like/cuda/attention/decode_packed.cuh"
 
 namespace quern::cuda::attention::decode {
 
@@ -28,11 +28,13 @@ struct Totals {
     float2 of_block[kHeads];
 };
 
+constexpr uint32_t kRoomBytes = kHeads * kDim / 2 * 4;
+
 __device__ __forceinline__ void put_pair(uint32_t at, float x, float y) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(x), "f"(y) : "memory");
 }
 
-/// Stores the block's result as leave_result() of decode_merge.cuh does. `room`: what the warp has read until now; a barrier has to
+/// Stores the block's result as leave_result() of decode_merge.cuh does. `room`: the warp's kRoomBytes; a barrier has to
 /// follow before it is used again.
 template <class V>
 __device__ __forceinline__ void leave_result(const WarpPart& part, Totals& shared, uint32_t room,

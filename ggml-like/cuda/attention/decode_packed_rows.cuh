@@ -38,18 +38,19 @@ __device__ __forceinline__ void start_beside(const AttentionCall& c, const Row& 
     commit_copies();
 }
 
-/// Copies row r of a unit of K or V to row `key` of its block in the cache; by one warp, which has written it.
+/// Copies row r of a unit of K or V to row `place` of its block in the cache; by one warp, which has written it.
 __device__ __forceinline__ void store_packed(const packed::Block& unit, const packed::Block& b,
-                                             const char* from, int r, int key, char* to) {
+                                             const char* from, int r, int place, char* to) {
     const int lane = threadIdx.x % 32;
     __syncwarp();
 #pragma unroll 1
     for (int at = lane * 4; at < b.codes; at += 32 * 4)
-        *reinterpret_cast<uint32_t*>(to + key * b.codes + at) =
+        *reinterpret_cast<uint32_t*>(to + place * b.codes + at) =
             *reinterpret_cast<const uint32_t*>(from + r * b.codes + (at ^ swizzled(r) << 4));
-    if (lane < b.blocks) to[b.blocks_at + key * b.blocks + lane] = from[unit.blocks_at + r * b.blocks + lane];
+    if (lane < b.blocks)
+        to[b.blocks_at + place * b.blocks + lane] = from[unit.blocks_at + r * b.blocks + lane];
     if (lane * 2 < b.scales)
-        *reinterpret_cast<uint16_t*>(to + b.scales_at + key * b.scales + lane * 2) =
+        *reinterpret_cast<uint16_t*>(to + b.scales_at + place * b.scales + lane * 2) =
             *reinterpret_cast<const uint16_t*>(from + unit.scales_at + r * b.scales + lane * 2);
 }
 

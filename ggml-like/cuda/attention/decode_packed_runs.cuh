@@ -1,7 +1,8 @@
 // Attention of answer rows over packed caches: which keys a warp has, and how they come into its slots in shared memory.
 //
 //   units    16 keys of a page, counted from the row's newest key backwards, so that keys of this step come first
-//   chunks   one for each 1,024 or 2,048 keys begun, at most 21; a chunk has 8 runs of `each` units, one for each block of its cluster
+//   chunks   one for each 1,024 or 2,048 keys begun, at most 21; a chunk has 8 runs of `each` units, one for each block of its
+//            cluster; the last runs, or chunks, may have none: their results weigh nothing
 //   warps    take a run's units in turns
 #pragma once
 
@@ -13,10 +14,11 @@ using namespace ptx;
 
 constexpr int kUnitsPerPage = kTileKeys / kWarpKeys;
 
-/// Keys of a chunk, where there are not too many. Two units a warp with codes of 4 bits, which take the ALUs longer than the memory;
-/// four in fp8: results of as many keys have to be merged half as often.
+/// Keys of a chunk, where there are not too many: two units a warp, or four where keys or values are fp8, which take the ALUs less
+/// time; results of as many keys have to be merged half as often.
 template <class K, class V>
-constexpr int kChunkKeysOf = K::kBytes + V::kBytes > 20 * 1024 ? 2 * kChunkKeys : kChunkKeys;
+constexpr int kChunkKeysOf =
+    K::kPacking == Packing::fp8 || V::kPacking == Packing::fp8 ? 2 * kChunkKeys : kChunkKeys;
 
 /// How a row's keys are divided, and what a block has of them.
 struct Runs {
@@ -35,9 +37,10 @@ struct Runs {
     }
 };
 
-/// A place in a warp's units: of a run, or of none where the warp has no unit in it, and then in none after it.
+/// A warp's current unit, and the run that it is in. Where it is not valid the warp has no unit left, in this run or in any later one.
 struct Place {
-    int begin, end, unit;  // of the run
+    int begin, end;  // of the run
+    int unit;
 
     __device__ __forceinline__ Place(const Runs& r, int first) { enter(r, first); }
     __device__ __forceinline__ bool valid() const { return unit < end; }

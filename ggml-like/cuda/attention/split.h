@@ -1,7 +1,8 @@
 // How attention splits the keys of a row among blocks, and the work space that takes. Plain C++, since the planner
 // sizes it in builds without CUDA, too.
 //
-//   answer rows   a chunk for each 1,024 keys begun, at most 7; of packed ones, or for 2,048, at most 21; a chunk is computed by a cluster of 8 blocks
+//   answer rows   a chunk for each 1,024 keys begun, at most 7; of packed caches at most 21, in fp8 one for each 2,048. A cluster of
+//                 8 blocks computes a chunk
 //   prompt rows   segments of 2,048 keys, whose results are added in order
 //
 // Both depend on the row's position alone, so a row has the same bits whatever rows are beside it.
@@ -19,7 +20,7 @@ inline constexpr int kSplitBlocks = 8;  // blocks of a cluster, which share a ch
 inline constexpr int kMaxChunks = 7;
 /// Likewise of packed caches, whose blocks run three an SM. (22 would fit, but do not always.)
 inline constexpr int kMaxPackedChunks = 3 * kMaxChunks;
-inline constexpr int kChunkKeys = 1024;  // a row of fewer keys has one chunk
+inline constexpr int kChunkKeys = 1024;  // a row of fewer keys has one chunk (in fp8 of twice as many)
 inline constexpr int kArrivals = 4096;   // counters of answer rows: 8 for each row and KV head
 
 /// Floats of a block's result: values of 8 heads of 256 elements, then maximum and sum of each head.
