@@ -84,6 +84,29 @@ TEST_SUITE("cpu") {
         }
     }
 
+    TEST_CASE(
+        "drafts after a depth: the context has room for the same answers without them, which follow each "
+        "other") {
+        const auto cpu = make_cpu_backend(2);
+        const auto model = open_synthetic("tiny", "aeon", {.tokenizer = false});
+        place_weights(*model, *cpu);
+        const auto drafter = std::make_shared<ReplayDrafter>(std::vector<double>{0.8, 0.5});
+        for (const int64_t parallel : {1, 2}) {
+            const BenchTest test{
+                .answer = 40, .depth = 70, .parallel = parallel, .drafts = {.most = 2, .full = true}};
+            Engine engine(*model, *cpu,
+                          {.context = test.context(64, 3),
+                           .sequences = parallel,
+                           .step_tokens = 64,
+                           .speculation = {.kind = DrafterKind::automatic, .draft_max = 2},
+                           .drafter = drafter});
+            const Samples samples = run_test(engine, test, 3, drafter.get());
+            CHECK(samples.plain_rate > 0);
+            CHECK(samples.drafted > 0);
+            CHECK(samples.output_hash == run_test(engine, test.plain(), 1).output_hash);
+        }
+    }
+
     TEST_CASE("node by node: only steps of the kind that a test measures") {
         const auto cpu = make_cpu_backend(2);
         const auto model = open_synthetic("tiny", "aeon", {.tokenizer = false});

@@ -61,7 +61,7 @@ constexpr int64_t kWatchedTokens = 512;  // of each sequence, at most, after the
 
 int64_t BenchTest::context(int64_t prompt_rows, int repetitions) const {
     const int64_t waiting = parallel > 1 && answer > 0 ? parallel * (depth / prompt_rows + 2) : 0;
-    const int64_t answers = goes_on() ? answer * (1 + repetitions) + kWatchedTokens : answer;
+    const int64_t answers = plain().goes_on() ? answer * (1 + repetitions) + kWatchedTokens : answer;
     return prompt + answers + depth + waiting + 2;
 }
 
@@ -260,8 +260,7 @@ Samples run_test(Engine& engine, const BenchTest& test, int repetitions, ReplayD
         return t.parallel > 1 ? run_parallel(engine, t) : run_one(engine, t);
     };
     if (test.drafts.kind != DrafterKind::none) {
-        BenchTest plain = test;
-        plain.drafts = {.kind = DrafterKind::none};
+        const BenchTest plain = test.plain();
         samples.plain_rate = run_test(engine, plain, std::max(repetitions, 1)).median_rate();
         const Run known = run(plain);
         for (size_t i = 0; drafter != nullptr && i < known.prompts.size(); ++i)

@@ -24,6 +24,12 @@ struct BenchTest {
     bool goes_on() const {
         return depth > 0 && prompt == 0 && answer > 0 && drafts.kind == DrafterKind::none;
     }
+    /// The same without drafts, which is measured beside it.
+    BenchTest plain() const {
+        BenchTest test = *this;
+        test.drafts = {.kind = DrafterKind::none};
+        return test;
+    }
     /// Tokens a sequence may come to in so many runs, in steps of `prompt_rows` rows of prompts while others answer: sequences
     /// that reach their depth early go on answering until all have.
     int64_t context(int64_t prompt_rows, int repetitions) const;
