@@ -174,7 +174,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
             values = part_at<kMaxPackedChunks>(c, row, chunk, rank);
             block_totals = reinterpret_cast<float2*>(values + kHeads * kDim);
         }
-        // of one chunk nothing is being copied any more, and the first slots take the block's values; else the second to next unit is
+        // of one chunk: nothing is being copied, and first slots take the block's values; else: the last unit's, as the other one waits
+        // for the next run
         const uint32_t room = one_chunk ? kSlot : kSlot - slot;
         leave_result<V>(part, totals, shared_address(feed.own) + room, values, one_chunk ? kOutRow : kDim,
                         block_totals);

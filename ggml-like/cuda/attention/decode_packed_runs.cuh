@@ -37,7 +37,7 @@ struct Runs {
     }
 };
 
-/// A warp's current unit, and the run that it is in. Where it is not valid the warp has no unit left, in this run or in any later one.
+/// A warp's current unit, and the run that it is in. Not valid on entering a run: the warp has no unit there, nor in any later one.
 struct Place {
     int begin, end;  // of the run
     int unit;
