@@ -8,10 +8,10 @@
 //   fresh    keys and values of this step are packed over the copied ones (decode_packed_rows.cuh), by every block that attends
 //            to them; the one of the row's own key also puts that one into the cache
 //
-// Traffic: packed K and V once, 0.26 to 0.5 of BF16's bytes. Bound: after 128K tokens bytes with fp8, with codes of 4 bits the ALUs,
-// which take one instruction in two cycles: 16 keys take a warp 440 (fp8), 830 (nvfp4), 640 (tq4) instructions, of which the ALUs
-// have 250, 450, 440. After few tokens instructions, too: they come from memory each time, some five cycles each, so there are
-// loops where registers let them be, and little is computed before copies start. A row's bits depend on its position and keys
+// Traffic: packed K and V once, 0.26 to 0.5 of BF16's bytes. Bound: after 128K tokens bytes with fp8; with codes of 4 bits warps that
+// wait, for 16 keys take one of them 830 (nvfp4) or 640 (tq4) instructions after another, with fp8 440, and fewer warps are slower
+// though all SMs have as much to do. After few tokens instructions: they come from memory each time, some five cycles each, so there
+// are loops where registers let them be, and little is computed before copies start. A row's bits depend on its position and keys
 // alone, as in decode.cu.
 // Limits: head_dim 256, at most 8 query heads a KV head, at most max_answer_rows rows.
 #include "ggml-like/cuda/attention/decode_packed_merge.cuh"
@@ -53,7 +53,7 @@ __device__ __forceinline__ Row row_of(const AttentionCall& c) {
     return row;
 }
 
-/// Packs the fresh keys and values of the warp's 16 of a unit after its first. The result waits in local memory: registers do not
+/// Packs the fresh keys and values of a unit after the warp's first. The result waits in local memory: registers do not
 /// suffice for both, and few blocks come here.
 template <class K, class V>
 __device__ __forceinline__ void prepare_later(const AttentionCall& c, int key, char* slot, Beside& beside,

@@ -14,8 +14,8 @@ using namespace ptx;
 
 constexpr int kUnitsPerPage = kTileKeys / kWarpKeys;
 
-/// Keys of a chunk, where there are not too many: two units a warp, or four where keys or values are fp8, which take the ALUs less
-/// time; results of as many keys have to be merged half as often.
+/// Keys of a chunk, where there are not too many: two units a warp, or four where keys or values are fp8, of which a warp needs less time
+/// for each; results of as many keys have to be merged half as often.
 template <class K, class V>
 constexpr int kChunkKeysOf =
     K::kPacking == Packing::fp8 || V::kPacking == Packing::fp8 ? 2 * kChunkKeys : kChunkKeys;
