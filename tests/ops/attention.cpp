@@ -364,7 +364,20 @@ void attention_answers(Device& device) {
         check_answers(device, s, rows, before);
         check_answers(device, s, {1, 2, 1}, {5000, 1023, 8000});
         check_answers(device, s, {1, 1, 1, 1, 1, 1, 1, 1, 1}, {0, 5, 63, 64, 1023, 1024, 2048, 4000, 5000});
+        // rows of a sequence share what is read of its keys, after some thousand, but not where their chunks differ
+        for (const int position : {0, 1022, 3070, 4094, 7000, 8254, 10750})
+            check_answers(device, s, {4}, {position});
+        for (const int position : {1020, 2044, 2049, 7164, 8250}) check_answers(device, s, {8}, {position});
+        check_answers(device, s, {3}, {5000});
+        check_answers(device, s, {16}, {3064});
+        check_answers(device, s, {4, 7}, {510, 12000});
+        check_answers(device, s, {8, 8, 8, 8, 8, 8, 8, 8}, {0, 56, 505, 1016, 1017, 4000, 6143, 10744});
+        check_answers(device, s, {64}, {4000});
     }
+    std::vector<int> some(40, 2), far(40);  // more sequences than a warp has lanes
+    for (int i = 0; i < 40; ++i) far[static_cast<size_t>(i)] = 90 * i;
+    some[33] = 0, some[39] = 9;
+    check_answers(device, {6, 1, 256, 64, cache}, some, far);
     check_answers(device, {4, 2, 64, 32, cache}, {8, 1, 7, 3}, {0, 5, 60, 1023});
 }
 

@@ -174,8 +174,11 @@ void attend(const AttentionCall& c, Context& context) {
     const AttentionShape shape{c.heads, c.kv_heads, c.head_dim, c.rotary_dims, c.answers};
     const AttentionProduct product = choose(context, shape);
     const bool packed = c.k_packing != kv::Packing::plain;
-    if (product == AttentionProduct::split)
-        return packed ? attention_decode_packed(c, context) : attention_decode(c, context);
+    if (product == AttentionProduct::split) {
+        if (packed) return attention_decode_packed(c, context);
+        // Two rows of a sequence are as fast alone: only more of them share what is read of their keys.
+        return c.tokens > 2 * c.sequences ? attention_decode_rows(c, context) : attention_decode(c, context);
+    }
     if (packed)
         attention_prepare_packed(c, context);
     else

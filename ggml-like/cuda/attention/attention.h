@@ -68,7 +68,9 @@ void attention_prepare_packed(const AttentionCall& call, Context& context);
 void attention_unpack(const AttentionCall& call, Context& context);
 /// Answers: y, and k and v to the cache; needs no attention_prepare. Throws beyond max_answer_rows.
 void attention_decode(const AttentionCall& call, Context& context);
-/// The same over packed caches.
+/// The same with the same bits, where sequences have several rows.
+void attention_decode_rows(const AttentionCall& call, Context& context);
+/// As attention_decode, over packed caches.
 void attention_decode_packed(const AttentionCall& call, Context& context);
 /// Prompts, after attention_prepare: y; by products of warpgroups where the card has them (variants.h).
 void attention_prefill_warpgroups(const AttentionCall& call, Context& context);
