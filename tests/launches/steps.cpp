@@ -96,6 +96,34 @@ TEST_CASE("launches: dense weights of 2 to 8 rows are read once, as far as a win
     }
 }
 
+TEST_CASE("launches: more than two rows of a sequence share their keys, as many as shared memory holds") {
+    on_all_devices({{.shape = "qwen3.6-35b-a3b", .mix = "aeon"}}, [](PlacedModel& model) {
+        const auto sharing = [&](int64_t rows, int64_t sequences) {
+            std::string blocks;  // of one launch: clusters, KV heads and groups of rows
+            int found = 0;
+            for (const Launch& l : model.launches(model.answers(rows, sequences)))
+                if (l.kernel->name.find("attention_decode_rows_kernel") != std::string::npos) {
+                    ++found;
+                    blocks = fmt::format("{} {} {} {}", l.kernel->name, l.grid.x / 8, l.grid.y, l.grid.z);
+                }
+            CHECK((found == 0 || found == 10));
+            return blocks;
+        };
+        CHECK(sharing(8, 8) == "");
+        CHECK(sharing(8, 4) == "");
+        const std::string few = sharing(4, 1), more = sharing(8, 1), crowd = sharing(32, 8);
+        CAPTURE(few);
+        CAPTURE(more);
+        CAPTURE(crowd);
+        // KV heads and groups: pairs where all of their chunks run at once or four rows do not fit, else four, uneven at worst
+        const bool h200 = model.device() == cuda_stand_in::kH200,
+                   small = model.device() == cuda_stand_in::kRtx5090;
+        CHECK(few.ends_with(h200 || small ? " 2 2" : " 2 1"));
+        CHECK(more.ends_with(small ? " 2 4" : " 2 2"));
+        CHECK(crowd.ends_with(small ? " 2 20" : " 2 14"));
+    });
+}
+
 TEST_CASE("launches: what a node launches depends on the node alone") {
     on_some_steps([](PlacedModel& model, const BatchShape& step) {
         const std::vector<NodeLaunches> nodes = model.by_node(step);

@@ -176,8 +176,9 @@ void attend(const AttentionCall& c, Context& context) {
     const bool packed = c.k_packing != kv::Packing::plain;
     if (product == AttentionProduct::split) {
         if (packed) return attention_decode_packed(c, context);
-        // Two rows of a sequence are as fast alone: only more of them share what is read of their keys.
-        return c.tokens > 2 * c.sequences ? attention_decode_rows(c, context) : attention_decode(c, context);
+        // Two rows of a sequence are as fast alone: if there are more, on average, they share what is read of their keys.
+        const bool share = c.sequences > 0 && c.tokens > 2 * c.sequences;
+        return share ? attention_decode_rows(c, context) : attention_decode(c, context);
     }
     if (packed)
         attention_prepare_packed(c, context);

@@ -68,7 +68,7 @@ void attention_prepare_packed(const AttentionCall& call, Context& context);
 void attention_unpack(const AttentionCall& call, Context& context);
 /// Answers: y, and k and v to the cache; needs no attention_prepare. Throws beyond max_answer_rows.
 void attention_decode(const AttentionCall& call, Context& context);
-/// The same with the same bits, where sequences have several rows.
+/// The same, with the same bits as long as values are finite, where sequences have several rows.
 void attention_decode_rows(const AttentionCall& call, Context& context);
 /// As attention_decode, over packed caches.
 void attention_decode_packed(const AttentionCall& call, Context& context);

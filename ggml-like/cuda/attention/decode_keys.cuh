@@ -34,7 +34,8 @@ constexpr int kSpare = 2, kOutRow = kDim + 4;  // the pad spreads heads over the
 constexpr int kQueryRows = 8;                  // rows of slot 2 that q takes
 static_assert(sizeof(Shared) <= 99 * 1024 && kHeads * kOutRow * 4 <= kSlotBytes);
 
-/// A block's row. Keys from `fresh` on are of this step, and not in the cache yet.
+/// A block's row, or what its rows have in common (decode_rows.cu). Keys from `fresh` on are of this step, and not in the cache
+/// yet.
 struct Row {
     int t, kv_head;
     int group;             // query heads of the KV head

@@ -1,4 +1,4 @@
-// Attention of one answer row by a cluster of eight blocks: what decode.cu describes, for a row and the first of its chunks.
+// Attention of one answer row by a cluster of eight blocks, as decode.cu describes it.
 #pragma once
 
 #include "ggml-like/cuda/attention/decode_merge.cuh"
@@ -40,7 +40,7 @@ __device__ __forceinline__ void attend_tile(const AttentionCall& c, const Row& r
     add_values(v_slot, shared.exchange, part);
 }
 
-/// y of row t, of which this cluster has every chunk from first_chunk on in steps of `clusters`; they are so many.
+/// y of row t. This cluster attends chunks first_chunk, first_chunk + clusters, ... of its `chunks`. As in decode.cu, line by line.
 __device__ __forceinline__ void attend_row(const AttentionCall& c, int t, int sequence, int position,
                                            int first_chunk, int chunks, int clusters, Shared& shared) {
     const int lane = threadIdx.x % 32, rank = blockIdx.x % kSplitBlocks;

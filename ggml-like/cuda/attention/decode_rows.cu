@@ -5,24 +5,27 @@
 //
 //     few keys       the group's clusters are dealt out to its rows, each of which is attended as in decode.cu (decode_one.cuh);
 //                    likewise rows whose chunks have different tiles
-//     more keys      chunks and runs of 64-key tiles as in decode.cu, those that each of the rows has alone; two warps have one
-//                    or two of the rows (decode_rows.cuh); fresh keys of a tile are shared among all warps
+//     more keys      chunks and runs of 64-key tiles, the same that each of the rows would have on its own; two warps have one
+//                    or two of the rows (decode_rows.cuh); the work of norming fresh keys is divided among all warps
 //
 //   end       as in decode.cu, two rows side by side (decode_rows_merge.cuh)
 //
-// Shared memory (RowsShared, 101 KB of four rows, so two blocks an SM; 99 KB of two): a ring of three slots of K or V; the
-// third first takes q of all rows; at the end the rows' results take the place of the first two.
+// Shared memory (RowsShared, 101 KB of four rows, 99 KB of two; on sm_90 two blocks an SM): a ring of three slots of K or V; the
+// third first takes q of all rows; at the end the rows' results take the place of the first two. Registers: 255, so that two
+// blocks leave none for the next kernel's.
 //
-// A row has the bits that it has alone (decode.cu): its tiles, their order, and the order of sums in a tile are the same.
+// A row has the bits that it has alone (decode.cu): its tiles, their order, and the order of sums in a tile are the same. Values
+// have to be finite: in a tile that rows share, those of later rows are multiplied by zero.
 //
-// K and V are read once a group. Bound: latency of the steps of a tile, 2.3 us one after the other, of which bytes would take
-// half. Measured, 4 and 8 rows with launch gap and a small kernel before: after 4,096 keys 16.7 and 22.8 us, as single rows 19.4
-// and 25.8; after 32,768 40 and 56, as single rows 57 and 116 (H200, 2026-11).
+// K and V are read once a group. Bound: latency; the steps of a tile follow each other and take 2.3 us, its bytes half of that.
+// Measured, with launch gap and a small kernel before: 4 rows after 4,096 and 32,768 keys 16.7 and 40 us, by decode.cu 19.4 and
+// 57; 8 rows 22.8 and 56, by decode.cu 25.8 and 116 (H200, 2026-11).
 // Limits: as of decode.cu.
 #include "ggml-like/cuda/attention/decode_one.cuh"
 #include "ggml-like/cuda/attention/decode_rows.cuh"
 #include "ggml-like/cuda/attention/decode_rows_merge.cuh"
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/ptx/cluster.cuh"
 
 #include <algorithm>
 
@@ -42,13 +45,16 @@ constexpr bool kClusters = false;
 constexpr int kRowFloats = kHeads * kOutRow;  // of a row's result in shared memory
 constexpr int kStatic = 128;                  // bytes of shared memory that the kernel has besides
 static_assert(kStatic + sizeof(RowsShared<1>) <= 99 * 1024 && sizeof(Shared) <= sizeof(RowsShared<1>));
-static_assert(4 * (kRowFloats + kHeads * 2) * 4 <= 2 * kSlotBytes && 4 * kHeads <= kTileKeys);
+constexpr int kMostRows = 2 * kPairs;
+static_assert(kMostRows * (kRowFloats + kHeads * 2) * 4 <= 2 * kSlotBytes && kMostRows * kHeads <= kTileKeys);
 
-/// Tile n of the block, as attend_tile of decode.cu. `row` has the group's last row; the first one's position is `position`.
+/// Tile n of the block, as attend_tile (decode_one.cuh). `row` has t of the group's first row and the keys of its last; the first
+/// one's position is `position`.
 template <int kOwn>
 __device__ __forceinline__ void attend_rows(const AttentionCall& c, const Row& row, const OwnRows& own,
                                             int position, Share& share, int n, const Query (&q)[kOwn],
-                                            const float (&k_norm)[8], RowsShared<kOwn>& shared, RowPart (&part)[kOwn]) {
+                                            const float (&k_norm)[8], RowsShared<kOwn>& shared,
+                                            RowPart (&part)[kOwn]) {
     const int begin = share.tile * kTileKeys;
     const int keys_left = position + own.first + 1 - begin;  // of the pair's first row
     const bool fresh = begin + kTileKeys > row.fresh;
@@ -93,7 +99,7 @@ __device__ __forceinline__ void store_rows(const AttentionCall& c, const Row& fi
 #if __CUDA_ARCH__ >= 900
     const int rank = blockIdx.x % kSplitBlocks, thread = threadIdx.x;
     const bool one_chunk = first_chunk + clusters >= chunks;
-    const int quads = first.group * kHeadQuads / kSplitBlocks;  // of the block's eighth of a row
+    const int quads = first.group * kHeadQuads / kSplitBlocks;               // of the block's eighth of a row
     const int r = thread / quads, quad = rank * quads + thread - r * quads;  // of rows r, r + kPairs, ...
     const int own = r < kPairs ? (count - r + kPairs - 1) / kPairs : 0;
     uint2 gate[kOwn];

@@ -5,7 +5,7 @@
 //                   they have read of K or V serves all of their rows
 //
 // Each step is that of decode_math.cuh for the same 16 keys (a slice) or the same elements, in the same order: the same bits, if
-// keys and values are finite.
+// values are finite.
 #pragma once
 
 #include "ggml-like/cuda/attention/decode_math.cuh"
@@ -22,8 +22,8 @@ constexpr int kSharedFrom = (kOwn == 1 ? 3 : 2) * kChunkKeys;
 
 /// What the two warps of a row leave for each other.
 struct RowExchange {
-    char p[kHeads * kTileKeys * 2];       // probabilities [head][key], BF16
-    float2 highest[kPair][kHeads / 2];    // of each warp's scores, heads in pairs
+    char p[kHeads * kTileKeys * 2];     // probabilities [head][key], BF16
+    float2 highest[kPair][kHeads / 2];  // of each warp's scores, heads in pairs
     float2 sums[kSlices][kHeads / 2];
 };
 template <int kOwn>
@@ -41,8 +41,8 @@ __device__ __forceinline__ void meet_pair() {
 struct RowGroup {
     int sequence, t, count, position;
 
-    /// Whether all of its rows have the same tiles in their chunks. Where not, one of so many keys is the first of a chunk, or
-    /// of one more tile for each block.
+    /// Whether all of its rows have the same tiles in their chunks. They have not where one of them begins another chunk, or makes
+    /// the run of every block a tile longer.
     __device__ __forceinline__ bool alike() const {
         const int chunks = min(position / kChunkKeys + 1, kMaxChunks), last = position + count - 1;
         const int run = chunks * kSplitBlocks * kTileKeys;
@@ -58,7 +58,8 @@ constexpr __host__ __device__ int groups_of(int rows) {
 
 /// Group `index` of the rows of a sequence, of which row t is the first.
 template <int kRows>
-__device__ __forceinline__ RowGroup group_of(const AttentionCall& c, int sequence, int t, int rows, int index) {
+__device__ __forceinline__ RowGroup group_of(const AttentionCall& c, int sequence, int t, int rows,
+                                             int index) {
     const int skipped = index * kRows;
     return {sequence, t + skipped, min(kRows, rows - skipped), c.positions[t] + skipped};
 }
@@ -145,7 +146,8 @@ __device__ __forceinline__ void load_queries(const AttentionCall& c, const Row& 
 #pragma unroll
         for (int s = 0; s < kDim / 16; s += 2) {
             uint32_t b[4];
-            load_matrices(b, shared_address(slot + piece_at(own.at(i) * kHeads + lane % 8, 2 * s + lane / 8)));
+            load_matrices(b,
+                          shared_address(slot + piece_at(own.at(i) * kHeads + lane % 8, 2 * s + lane / 8)));
             q[i].b[s][0] = b[0], q[i].b[s][1] = b[1], q[i].b[s + 1][0] = b[2], q[i].b[s + 1][1] = b[3];
         }
     __syncthreads();
@@ -154,8 +156,7 @@ __device__ __forceinline__ void load_queries(const AttentionCall& c, const Row& 
 /// The group's fresh keys of a tile, in turns over the block's warps: norms and rotates keys in their slot; those of the
 /// group's own rows, from position own_from on, also go to the cache, as do their values.
 __device__ __forceinline__ void finish_group(const AttentionCall& c, const Row& row, int own_from,
-                                             const float (&k_norm)[8], int tile, bool values,
-                                             char* slot) {
+                                             const float (&k_norm)[8], int tile, bool values, char* slot) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, begin = tile * kTileKeys;
     const int end = min(begin + kTileKeys, row.keys);
 #pragma unroll 1
@@ -286,8 +287,8 @@ __device__ __forceinline__ void add_values(const char* tile, const OwnRows& own,
             load_matrices(b, shared_address(from + ((2 * j + lane / 8 ^ lane % 8) << 4)));
             p[i][j][0] = b[0], p[i][j][1] = b[1], p[i][j + 1][0] = b[2], p[i][j + 1][1] = b[3];
         }
-    const uint32_t base = shared_address(tile + piece_at(lane % 8 + lane / 16 * 8, lane / 8 & 1)) +
-                          half * kPairDims * 2;
+    const uint32_t base =
+        shared_address(tile + piece_at(lane % 8 + lane / 16 * 8, lane / 8 & 1)) + half * kPairDims * 2;
 #pragma unroll
     for (int k = 0; k < kSlices; ++k)
 #pragma unroll

@@ -25,8 +25,8 @@ __device__ __forceinline__ void merge(Quad& all, const Quad& part) {
     const float highest = fmaxf(all.maximum, part.maximum);
     const float wa = part_weight(all.maximum, highest), wb = part_weight(part.maximum, highest);
     const float4 v = all.value;
-    all.value = scaled_onto(
-        part.value, wb, {__fmul_rn(v.x, wa), __fmul_rn(v.y, wa), __fmul_rn(v.z, wa), __fmul_rn(v.w, wa)});
+    all.value = scaled_onto(part.value, wb,
+                            {__fmul_rn(v.x, wa), __fmul_rn(v.y, wa), __fmul_rn(v.z, wa), __fmul_rn(v.w, wa)});
     all.maximum = highest;
     all.sum = fmaf(part.sum, wb, __fmul_rn(all.sum, wa));
 }
@@ -69,9 +69,8 @@ __device__ __forceinline__ uint2 gate_quad(const AttentionCall& c, const Row& ro
 __device__ __forceinline__ void store_quad(const AttentionCall& c, const Row& row, int quad, const Quad& all,
                                            const uint2& gate) {
     bf16* y = c.y + (static_cast<int64_t>(row.t) * c.heads + row.kv_head * row.group) * kDim + 4 * quad;
-    *reinterpret_cast<uint2*>(y) = {
-        gated_pair({all.value.x, all.value.y, all.maximum, all.sum}, gate.x),
-        gated_pair({all.value.z, all.value.w, all.maximum, all.sum}, gate.y)};
+    *reinterpret_cast<uint2*>(y) = {gated_pair({all.value.x, all.value.y, all.maximum, all.sum}, gate.x),
+                                    gated_pair({all.value.z, all.value.w, all.maximum, all.sum}, gate.y)};
 }
 
 #if __CUDA_ARCH__ >= 900
