@@ -103,6 +103,8 @@ TEST_SUITE("cpu") {
             const Samples samples = run_test(engine, test, 3, drafter.get());
             CHECK(samples.plain_rate > 0);
             CHECK(samples.drafted > 0);
+            CHECK(samples.answered >= parallel * (1 + 3) * 40);  // they follow each other, too
+            CHECK(samples.seconds.size() == 3);
             CHECK(samples.output_hash == run_test(engine, test.plain(), 1).output_hash);
         }
     }

@@ -57,11 +57,22 @@ std::string BenchTest::name() const {
 
 namespace {
 constexpr int64_t kWatchedTokens = 512;  // of each sequence, at most, after the runs of a test that goes on
+
+bool drafts(const BenchTest& test) { return test.drafts.kind != DrafterKind::none; }
+
+/// Tokens of a sequence in so many runs of a test that goes on, the first and those for the watcher included. With drafts a run may
+/// end in the middle of a step's tokens, and some sequences are ahead of others: by less than half of the tokens.
+int64_t going_on(const BenchTest& test, int repetitions) {
+    const int64_t runs = 1 + repetitions;
+    const int64_t ahead = !drafts(test) ? 0 : kMaxDraft + (test.parallel > 1 ? test.answer / 2 : 0);
+    return runs * (test.answer + ahead) + kWatchedTokens;
 }
+}  // namespace
 
 int64_t BenchTest::context(int64_t prompt_rows, int repetitions) const {
-    const int64_t waiting = parallel > 1 && answer > 0 ? parallel * (depth / prompt_rows + 2) : 0;
-    const int64_t answers = plain().goes_on() ? answer * (1 + repetitions) + kWatchedTokens : answer;
+    const int64_t steps = parallel > 1 && answer > 0 ? parallel * (depth / prompt_rows + 2) : 0;
+    const int64_t waiting = steps * (quern::drafts(*this) ? 1 + kMaxDraft : 1);
+    const int64_t answers = goes_on() ? going_on(*this, repetitions) : answer;
     return prompt + answers + depth + waiting + 2;
 }
 
@@ -203,6 +214,19 @@ Run run_parallel(Engine& engine, const BenchTest& test, const std::function<void
     return run;
 }
 
+void add_drafts(Samples& samples, const Run& run) {
+    for (const Result& r : run.results) {
+        samples.drafted += r.drafted;
+        samples.accepted += r.accepted;
+        samples.answered += std::max<int64_t>(0, static_cast<int64_t>(r.tokens.size()) - 1);
+    }
+}
+
+void add(Samples& samples, const Run& run) {
+    samples.seconds.push_back(run.seconds);
+    add_drafts(samples, run);
+}
+
 /// All runs of a test that goes on; of the first, which warms up, only the tokens.
 Run run_on(Engine& engine, const BenchTest& test, int repetitions, Samples& samples,
            const std::function<bool()>& watched) {
@@ -218,17 +242,22 @@ Run run_on(Engine& engine, const BenchTest& test, int repetitions, Samples& samp
     for (int64_t n = 0; n < kWatchedTokens - kEach && watched && watched(); n += kEach) crowd.go_on(kEach);
     crowd.finish(0);
     run.results = crowd.results(test.answer + 1);
+    add_drafts(samples, run);
     engine.backend().synchronize();  // a step that was launched before the last answers ended
     return run;
 }
 
-void add(Samples& samples, const Run& run) {
-    samples.seconds.push_back(run.seconds);
-    for (const Result& r : run.results) {
-        samples.drafted += r.drafted;
-        samples.accepted += r.accepted;
-        samples.answered += std::max<int64_t>(0, static_cast<int64_t>(r.tokens.size()) - 1);
-    }
+/// The test without drafts, as fast as it is; then the tokens that a run with drafts will have, which `drafter` expects.
+double run_plain(Engine& engine, const BenchTest& test, int repetitions, ReplayDrafter* drafter) {
+    const BenchTest plain = test.plain();
+    const double rate = run_test(engine, plain, std::max(repetitions, 1)).median_rate();
+    if (drafter == nullptr) return rate;
+    BenchTest all = plain;
+    if (test.goes_on()) all.answer = going_on(test, repetitions);
+    const Run known = all.parallel > 1 ? run_parallel(engine, all) : run_one(engine, all);
+    for (size_t i = 0; i < known.prompts.size(); ++i)
+        drafter->expect(known.prompts[i], known.results[i].tokens);
+    return rate;
 }
 
 /// Of all tokens, or of the first `most` of each sequence, since some answer longer while they wait for others.
@@ -252,6 +281,7 @@ Samples run_test(Engine& engine, const BenchTest& test, int repetitions, ReplayD
                  const std::function<bool()>& watched) {
     Samples samples;
     samples.tokens = (test.prompt + test.answer) * test.parallel;
+    if (drafts(test)) samples.plain_rate = run_plain(engine, test, repetitions, drafter);
     if (test.goes_on()) {
         samples.output_hash = hash_of(run_on(engine, test, repetitions, samples, watched), test.answer + 1);
         return samples;
@@ -259,13 +289,6 @@ Samples run_test(Engine& engine, const BenchTest& test, int repetitions, ReplayD
     const auto run = [&](const BenchTest& t) {
         return t.parallel > 1 ? run_parallel(engine, t) : run_one(engine, t);
     };
-    if (test.drafts.kind != DrafterKind::none) {
-        const BenchTest plain = test.plain();
-        samples.plain_rate = run_test(engine, plain, std::max(repetitions, 1)).median_rate();
-        const Run known = run(plain);
-        for (size_t i = 0; drafter != nullptr && i < known.prompts.size(); ++i)
-            drafter->expect(known.prompts[i], known.results[i].tokens);
-    }
     for (int i = -1; i < repetitions; ++i) {
         const Run one = run(test);
         samples.output_hash = hash_of(one, std::max<int64_t>(test.answer + 1, 1));

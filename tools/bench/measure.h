@@ -21,9 +21,7 @@ struct BenchTest {
     /// "pp512", "tg128", "tg128 x8", "pp512+tg128 @ d4096", "tg128 n=3", "tg128 n=auto"
     std::string name() const;
     /// Whether all runs are one: `depth` tokens are read once, and one answer follows the other.
-    bool goes_on() const {
-        return depth > 0 && prompt == 0 && answer > 0 && drafts.kind == DrafterKind::none;
-    }
+    bool goes_on() const { return depth > 0 && prompt == 0 && answer > 0; }
     /// The same without drafts, which is measured beside it.
     BenchTest plain() const {
         BenchTest test = *this;
@@ -37,10 +35,11 @@ struct BenchTest {
 
 struct Samples {
     std::vector<double> seconds;
-    int64_t tokens = 0;                 // counted in each run
-    std::string output_hash;            // of the greedy answer, or of its first token if only a prompt runs
-    int64_t drafted = 0, accepted = 0;  // tokens of all runs that were measured
-    double plain_rate = 0;              // with drafts: tokens a second of the same test without, median
+    int64_t tokens = 0;       // counted in each run
+    std::string output_hash;  // of the greedy answer, or of its first token if only a prompt runs
+    // Tokens of all runs that were measured, and of the first where one answer follows the other.
+    int64_t drafted = 0, accepted = 0;
+    double plain_rate = 0;  // with drafts: tokens a second of the same test without, median
 
     int64_t answered = 0;  // tokens of their answers, but the first, which a prompt's step gives
 
