@@ -227,9 +227,9 @@ void add(Samples& samples, const Run& run) {
     add_drafts(samples, run);
 }
 
-/// All runs of a test that goes on; of the first, which warms up, only the tokens.
+/// All runs of a test that goes on; of the first, which warms up, only the tokens; then so many `more` that are not measured.
 Run run_on(Engine& engine, const BenchTest& test, int repetitions, Samples& samples,
-           const std::function<bool()>& watched) {
+           const std::function<bool()>& watched, int64_t more = 0) {
     Run run;
     Crowd crowd(engine, test, run.prompts);
     crowd.begin();
@@ -238,6 +238,7 @@ Run run_on(Engine& engine, const BenchTest& test, int repetitions, Samples& samp
         const int64_t tokens = crowd.go_on(test.answer);
         if (i >= 0) samples.seconds.push_back(seconds_of(test, since(begin), tokens));
     }
+    if (more > 0) crowd.go_on(more);
     constexpr int64_t kEach = 16;
     for (int64_t n = 0; n < kWatchedTokens - kEach && watched && watched(); n += kEach) crowd.go_on(kEach);
     crowd.finish(0);
@@ -247,17 +248,27 @@ Run run_on(Engine& engine, const BenchTest& test, int repetitions, Samples& samp
     return run;
 }
 
-/// The test without drafts, as fast as it is; then the tokens that a run with drafts will have, which `drafter` expects.
+Run run_once(Engine& engine, const BenchTest& test) {
+    return test.parallel > 1 ? run_parallel(engine, test) : run_one(engine, test);
+}
+
+/// Tokens a second of the test without drafts, median; `drafter`, where there is one, then knows the answers.
 double run_plain(Engine& engine, const BenchTest& test, int repetitions, ReplayDrafter* drafter) {
     const BenchTest plain = test.plain();
-    const double rate = run_test(engine, plain, std::max(repetitions, 1)).median_rate();
-    if (drafter == nullptr) return rate;
-    BenchTest all = plain;
-    if (test.goes_on()) all.answer = going_on(test, repetitions);
-    const Run known = all.parallel > 1 ? run_parallel(engine, all) : run_one(engine, all);
-    for (size_t i = 0; i < known.prompts.size(); ++i)
+    const int runs = std::max(repetitions, 1);
+    Samples samples;
+    Run known;
+    if (plain.goes_on()) {
+        samples.tokens = plain.answer * plain.parallel;
+        const int64_t most = going_on(test, repetitions), measured = plain.answer * (1 + runs);
+        known = run_on(engine, plain, runs, samples, {}, drafter != nullptr ? most - measured : 0);
+    } else {
+        samples = run_test(engine, plain, runs);
+        if (drafter != nullptr) known = run_once(engine, plain);
+    }
+    for (size_t i = 0; drafter != nullptr && i < known.prompts.size(); ++i)
         drafter->expect(known.prompts[i], known.results[i].tokens);
-    return rate;
+    return samples.median_rate();
 }
 
 /// Of all tokens, or of the first `most` of each sequence, since some answer longer while they wait for others.
@@ -286,15 +297,12 @@ Samples run_test(Engine& engine, const BenchTest& test, int repetitions, ReplayD
         samples.output_hash = hash_of(run_on(engine, test, repetitions, samples, watched), test.answer + 1);
         return samples;
     }
-    const auto run = [&](const BenchTest& t) {
-        return t.parallel > 1 ? run_parallel(engine, t) : run_one(engine, t);
-    };
     for (int i = -1; i < repetitions; ++i) {
-        const Run one = run(test);
+        const Run one = run_once(engine, test);
         samples.output_hash = hash_of(one, std::max<int64_t>(test.answer + 1, 1));
         if (i >= 0) add(samples, one);
     }
-    while (watched && watched()) run(test);
+    while (watched && watched()) run_once(engine, test);
     return samples;
 }
 
