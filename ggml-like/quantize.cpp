@@ -4,6 +4,7 @@
 #include <bit>
 #include <cfloat>
 #include <cmath>
+#include <limits>
 
 #include "ggml-like/check.h"
 #include "ggml-like/nvfp4.h"
@@ -94,17 +95,30 @@ void encode_block(const float* values, const Nvfp4Global& global, ScaleChoice ch
     for (int i = 0; i < kBlock; i += 2) codes[i / 2] = static_cast<uint8_t>(code[i] | code[i + 1] << 4);
 }
 
+/// nvfp4::float_to_e4m3 without branches, so that a loop of it is compiled to vectors.
+uint8_t e4m3_of(float x) {
+    constexpr float kHalfSteps = 24576.0f;  // 1.5 * 2^14: a step of its last bit is 2^-9, that of subnormals
+    constexpr auto kSmallestNormal = std::bit_cast<int32_t>(0x1p-6f),
+                   kLargest = std::bit_cast<int32_t>(448.0f),
+                   kInfinity = std::bit_cast<int32_t>(std::numeric_limits<float>::infinity());
+    const auto bits = std::bit_cast<int32_t>(x), magnitude = bits & std::numeric_limits<int32_t>::max();
+    const int32_t subnormal = std::bit_cast<int32_t>(std::bit_cast<float>(magnitude) + kHalfSteps) -
+                              std::bit_cast<int32_t>(kHalfSteps);
+    const int32_t most = std::min(magnitude, kLargest);
+    const int32_t rounded = most + 0x7ffff + (most >> 20 & 1);  // to 3 mantissa bits, ties to even
+    const int32_t normal = (rounded >> 20) - (120 << 3);
+    const int32_t code = (magnitude < kSmallestNormal ? subnormal : normal) | (bits >> 24 & 0x80);
+    return static_cast<uint8_t>(magnitude > kInfinity ? 0x7f : code);
+}
+
 }  // namespace
 
 float largest_magnitude(std::span<const float> values) {
-    float largest = 0;
-    bool nan = false;
-    for (const float v : values) {
-        const float a = std::fabs(v);
-        nan |= std::isnan(a);
-        largest = a > largest ? a : largest;
-    }
-    return nan ? NAN : largest;
+    int32_t largest = 0;  // the bits of magnitudes have their order, and those of NaN are above all
+    for (const float v : values)
+        largest = std::max(largest, std::bit_cast<int32_t>(v) & std::numeric_limits<int32_t>::max());
+    const auto magnitude = std::bit_cast<float>(largest);
+    return std::isnan(magnitude) ? NAN : magnitude;
 }
 
 Nvfp4Global Nvfp4Global::of(float amax, GlobalForm form) {
@@ -132,7 +146,7 @@ float fp8_scale(float amax) {
 }
 
 void encode_fp8(std::span<const float> values, float scale, uint8_t* out) {
-    for (size_t i = 0; i < values.size(); ++i) out[i] = nvfp4::float_to_e4m3(values[i] / scale);
+    for (size_t i = 0; i < values.size(); ++i) out[i] = e4m3_of(values[i] / scale);
 }
 
 }  // namespace quern

@@ -196,6 +196,14 @@ TEST_SUITE("cpu") {
             CHECK((out[i] >> 7) == std::signbit(w[i]));
         }
         CHECK(fp8_scale(0) == 1);
+        std::vector<float> borders = {0.0f, -0.0f, NAN, -NAN, INFINITY, -INFINITY, 1e-40f, 3.4e38f};
+        for (const double t : table)
+            for (const double at :
+                 {t, t + 0x1p-11, t * (1 + 0x1p-5), t * (1 + 0x1p-4), t * (1 + 0x1p-4 + 0x1p-20)})
+                for (const double sign : {1.0, -1.0}) borders.push_back(static_cast<float>(sign * at));
+        out.resize(borders.size());
+        encode_fp8(borders, 1.0f, out.data());
+        for (size_t i = 0; i < borders.size(); ++i) CHECK(out[i] == nvfp4::float_to_e4m3(borders[i]));
         CHECK_THROWS_AS(fp8_scale(std::numeric_limits<float>::infinity()), Error);
     }
 }
