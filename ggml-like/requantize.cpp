@@ -86,7 +86,8 @@ class Requantizer {
     float checked_magnitude(std::span<const float> w) const {
         const float largest = largest_magnitude(w);
         if (!std::isfinite(largest))
-            FAIL(model, "{}: a weight is NaN or infinite, so it cannot be requantized; leave --dense out",
+            FAIL(model,
+                 "{}: a weight is NaN or infinite, so it cannot be requantized; the file may be damaged",
                  to_.name);
         return largest;
     }

@@ -45,6 +45,7 @@ void ModelWeights::drop_unused() {
     std::erase_if(changes, [&](const DenseChange& c) { return use_of(c.weight) == uses.end(); });
     for (DenseChange& c : changes) c.tied = use_of(c.weight)->tied != nullptr;
     std::erase_if(copies, [&](const WeightCopy& c) { return use_of(c.weight) == uses.end(); });
+    for (const WeightCopy& c : copies) use_of(c.weight)->copy = true;
 }
 
 void ModelWeights::begin_parts() {
@@ -83,6 +84,16 @@ void ModelWeights::plan_vision(DenseFormat format) {
     if (format == DenseFormat::as_stored) return;
     for (const WeightUse& use : uses)
         if (use.vision && use.matrix != nullptr) plan_change(use, format);
+}
+
+void ModelWeights::plan_drafters(DenseFormat format) {
+    if (format == DenseFormat::as_stored) return;
+    for (WeightUse& use : uses) {
+        if (!use.drafts || !can_requantize(*use.matrix, format)) continue;
+        copies.push_back({use.matrix, *use.matrix});
+        *use.matrix = requantized_form(copies.back().from, format);
+        use.copy = true;
+    }
 }
 
 void ModelWeights::plan_dense(DenseFormat format) {

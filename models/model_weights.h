@@ -23,9 +23,11 @@ struct WeightUse {
     RowOrder order = RowOrder::stacked;
     int64_t picked = 0;       // experts, or rows of the embedding, that each token picks; 0: it reads all
     bool projection = false;  // whether OpenOptions::dense applies
-    bool draft = false;       // of the MTP layer or a drafter: only drafting reads it
-    bool vision = false;      // of the vision tower: only images read it
-    bool copy = false;        // made of another weight when the weights are placed: ModelWeights::copies
+    bool drafts =
+        false;  // whether OpenOptions::draft_format applies: prompts do not read it, answers only to draft
+    bool draft = false;            // of the MTP layer or a drafter: only drafting reads it
+    bool vision = false;           // of the vision tower: only images read it
+    bool copy = false;             // made of another weight when the weights are placed: ModelWeights::copies
     const Weight* tied = nullptr;  // of a head that the checkpoint does not store: the embedding
 
     /// Whether another use has counted this memory: a tied head that was not requantized.
@@ -50,7 +52,7 @@ struct DenseChange {
 /// A matrix that the checkpoint does not store: requantize.h makes it of rows that it stores. Without data until then.
 struct WeightCopy {
     Weight* weight;
-    const Weight* from;
+    Weight from;
 };
 
 struct ModelWeights {
@@ -66,7 +68,11 @@ struct ModelWeights {
     void plan_dense(DenseFormat format);
     /// The same for the matrices of the vision tower; those that are quantized already stay.
     void plan_vision(DenseFormat format);
-    /// Drops what was planned of weights that are not among `uses` any more.
+    /// Gives matrices that only drafts read, where they are stored in 16 or 32 bits, this form: they become copies, and what is
+    /// stored is not placed.
+    void plan_drafters(DenseFormat format);
+    /// After `uses` has changed: drops what was planned of weights that are not among them any more, and says of the others
+    /// which are copies.
     void drop_unused();
     /// Gives weights that will change the form that they are stored in, until a rank has its part of them and calls
     /// plan_parts, which throws Error(usage) if a part is no whole blocks of the new format.

@@ -142,6 +142,7 @@ class Qwen36Moe final : public Model {
         list_.plan_dense(options.dense);
         list_.plan_vision(options.vision_format);
         summarize(last_part(directory), options.dense);
+        list_.plan_drafters(options.draft_format);
         keep_shard(options);
         if (info_.vision) info_.vision->format = options.vision_format;
         notes_.insert(notes_.end(), checkpoint_->notes().begin(), checkpoint_->notes().end());
@@ -166,6 +167,7 @@ class Qwen36Moe final : public Model {
         list_.plan_vision(options.vision_format);
         list_.changes.clear();  // nothing is stored: they are made in the new format
         summarize(fmt::format("synthetic {} ({})", name, mix), options.dense);
+        list_.plan_drafters(options.draft_format);
         keep_shard(options);
         if (info_.vision) info_.vision->format = options.vision_format;
     }
@@ -353,7 +355,7 @@ class Qwen36Moe final : public Model {
         DraftHead& head = *weights_.draft_head;
         info_.draft_head_rows = head.weight.rows;
         list_draft_head();
-        list_.copies.push_back({&head.weight, &head.from});
+        list_.copies.push_back({&head.weight, head.from});
     }
 
     static std::string last_part(std::string directory) {

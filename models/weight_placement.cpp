@@ -98,9 +98,9 @@ class Placement {
     std::vector<std::shared_ptr<void>> make_copies() const {
         std::vector<std::shared_ptr<void>> memory;
         for (const WeightCopy& c : weights_.copies)
-            if (c.from->segments[0].data != nullptr)
+            if (c.from.segments[0].data != nullptr)
                 memory.emplace_back(
-                    std::shared_ptr<std::byte[]>(requantize(*c.from, *c.weight, backend_.threads())));
+                    std::shared_ptr<std::byte[]>(requantize(c.from, *c.weight, backend_.threads())));
         return memory;
     }
 

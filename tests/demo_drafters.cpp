@@ -21,11 +21,12 @@ using test::cpu;
 
 const std::string kDemo = test::source_dir() + "/models/demo", kDrafter = kDemo + "/dflash";
 
-std::unique_ptr<Model> open(Backend& backend, DrafterKind kind, const std::string& drafter = kDrafter) {
+std::unique_ptr<Model> open(Backend& backend, DrafterKind kind, const std::string& drafter = kDrafter,
+                            DenseFormat format = DenseFormat::as_stored) {
     const bool mtp = kind == DrafterKind::mtp;
-    return load_model(kDemo, backend,
-                      {.mtp = mtp ? MtpUse::required : MtpUse::none,
-                       .draft_model = kind == DrafterKind::dflash ? drafter : ""});
+    OpenOptions options{.mtp = mtp ? MtpUse::required : MtpUse::none, .draft_format = format};
+    if (kind == DrafterKind::dflash) options.draft_model = drafter;
+    return load_model(kDemo, backend, options);
 }
 
 /// Every n-th question of eval.jsonl.
@@ -81,7 +82,7 @@ std::string changed_drafter(const test::TempDir& dir, const std::function<void(n
 /// Answers to every n-th question, greedy and drawn in turns, `sequences` at the same time.
 std::vector<std::vector<int32_t>> answers(Backend& backend, DrafterKind kind, int64_t most, int64_t sequences,
                                           size_t n) {
-    const auto model = open(backend, kind);
+    const auto model = open(backend, kind, kDrafter, DenseFormat::fp8);
     Engine engine(*model, backend, drafting(kind, most, sequences));
     CHECK(engine.notes().empty());
     std::vector<RequestId> ids;
@@ -116,12 +117,15 @@ TEST_SUITE("cpu") {
             MESSAGE("MTP, n = 1: " << m.foreseen() << " of " << m.drafted << " tokens");
             CHECK(m.foreseen() >= 0.70);
         }
-        const auto model = open(*backend, DrafterKind::dflash);
-        Engine engine(*model, *backend, drafting(DrafterKind::dflash, 7));
-        CHECK(engine.notes().empty());
-        const Measured m = measured(engine, 8);
-        MESSAGE("DFlash, n = 7: " << m.a_round() << " tokens in each of " << m.rounds << " rounds");
-        CHECK(m.a_round() >= 3.0);
+        for (const DenseFormat format : {DenseFormat::as_stored, DenseFormat::fp8}) {
+            const auto model = open(*backend, DrafterKind::dflash, kDrafter, format);
+            Engine engine(*model, *backend, drafting(DrafterKind::dflash, 7));
+            CHECK(engine.notes().empty());
+            const Measured m = measured(engine, 8);
+            MESSAGE("DFlash " << dense_format_name(format) << ", n = 7: " << m.a_round()
+                              << " tokens in each of " << m.rounds << " rounds");
+            CHECK(m.a_round() >= 3.0);
+        }
     }
 
     TEST_CASE("demo's drafters: answers are the same, greedy and drawn, alone and eight together" *

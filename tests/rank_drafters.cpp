@@ -23,6 +23,7 @@ std::unique_ptr<Model> open(Backend& backend, const Setting& s) {
                       {.tokenizer = false,
                        .mtp = s.kind == DrafterKind::mtp ? MtpUse::required : MtpUse::none,
                        .draft_head_bytes = s.draft_head_bytes,
+                       .draft_format = s.draft_head_bytes > 0 ? DenseFormat::fp8 : DenseFormat::as_stored,
                        .draft_model = s.kind == DrafterKind::dflash ? kDemo + "/dflash" : ""});
 }
 

@@ -26,6 +26,7 @@ OpenOptions open_options(const Setting& s) {
                   .mtp = s.kind == DrafterKind::mtp ? MtpUse::required : MtpUse::none,
                   .vision = s.vision};
     o.draft_head_bytes = s.draft_head_bytes;
+    if (s.draft_head_bytes > 0) o.draft_format = DenseFormat::fp8;
     if (s.kind == DrafterKind::dflash) o.draft_model = s.checkpoint + "/dflash";
     return o;
 }

@@ -50,6 +50,7 @@ std::unique_ptr<Model> open(const ModelChoice& choice) {
     const OpenOptions options{.tokenizer = false,
                               .dense = choice.dense,
                               .mtp = choice.mtp ? MtpUse::required : MtpUse::none,
+                              .draft_format = DenseFormat::fp8,  // as on every GPU
                               .shard = {.rank = 0, .of = choice.ranks},
                               .draft_model = choice.drafter};
     return choice.mix.empty() ? open_model(choice.shape, options)

@@ -21,7 +21,7 @@ void run_on(const std::vector<int>& devices, bool peers, DrafterKind drafts = Dr
     CHECK((description.find("through host memory") != std::string::npos) == !peers);
     OpenOptions options{.tokenizer = false};
     if (drafts == DrafterKind::mtp) options.mtp = MtpUse::required;
-    if (drafts == DrafterKind::dflash) options.draft_model = "new";
+    if (drafts == DrafterKind::dflash) options.draft_model = "new", options.draft_format = DenseFormat::fp8;
     const auto model = open_for(*group, {1, 2, 1}, options,
                                 [](const OpenOptions& o) { return open_synthetic("tiny", "aeon", o); });
     // One after the other: the stand-in is for one thread.

@@ -138,6 +138,7 @@ std::unique_ptr<Model> open(const LoadOptions& o, const Backend& backend) {
                         .mtp = mtp_use(o),
                         .draft_head_bytes = o.engine.speculation.short_head ? kDraftHeadBytes : 0,
                         .draft_model = draft_model(o)};
+    if (o.engine.speculation.short_head && backend.captures()) options.draft_format = DenseFormat::fp8;
     options.vision = o.vision;
     options.vision_format = o.vision_format;
     if (!options.draft_model.empty()) options.mtp = MtpUse::none;  // the other drafts

@@ -24,8 +24,9 @@ inline constexpr int64_t kMaxDraft = 15;
 struct SpeculationOptions {
     DrafterKind kind = DrafterKind::none;
     bool kind_given = false;  // by the user: naming a drafter's checkpoint does not change it
-    bool short_head =
-        true;  // of a large head drafters read only rows of tokens that occur much (models/draft_head.h)
+    /// Of a large head drafters read only rows of tokens that occur much (models/draft_head.h), and on a GPU of a drafter's layers
+    /// copies in FP8. False: both as stored.
+    bool short_head = true;
     int64_t draft_max = 7;  // tokens of a draft, 1 to kMaxDraft
     /// The checkpoint of a DFlash drafter (OpenOptions::draft_model); empty: none.
     std::string draft_model = {};

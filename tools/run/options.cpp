@@ -295,6 +295,8 @@ bool parse_run_options(int argc, char** argv, RunOptions& options) {
         FAIL(usage, "--dump-logits needs a prompt: --ids, -p or -f");
     if (!options.drafts_file.empty() && (options.ids_file.empty() || !options.speculation.on()))
         FAIL(usage, "--dump-drafts needs --ids and drafts to dump: add --spec");
+    if (!(options.drafts_file + options.draft_logits_file).empty())
+        options.speculation.short_head = false;  // somebody compares
     if (!options.tool_command.empty() && options.tools_file.empty())
         FAIL(usage, "--tool-cmd answers calls of tools; say with --tools which there are");
     if (options.tool_yes && options.tool_command.empty()) FAIL(usage, "--tool-yes needs --tool-cmd");
