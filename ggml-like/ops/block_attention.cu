@@ -13,6 +13,7 @@ using namespace attention;
 namespace {
 
 constexpr const char* kName = "block_attention";
+static_assert(kMaxBlockSplits <= kMaxBlockParts);
 
 HeadRows head_rows(const Tensor& x) {
     if (x.dtype != DType::BF16) unsupported(kName, "activations other than BF16");

@@ -37,7 +37,7 @@ struct BlockAttentionInputs {
 extern const Op kBlockAttention;
 
 /// Parts that the cached keys of a sequence and KV head are split into on a GPU.
-inline constexpr int64_t kMaxBlockSplits = 32;  // a lane of a warp each
+inline constexpr int64_t kMaxBlockSplits = 32;
 int64_t block_attention_splits(int64_t sequences, int64_t kv_heads);
 /// Kernel scratch for the partial results of split keys.
 int64_t block_attention_work_bytes(int64_t tokens, int64_t sequences, int64_t heads, int64_t kv_heads,

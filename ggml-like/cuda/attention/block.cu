@@ -7,10 +7,12 @@
 //              ...                    | keys ->  scores and sums by mma in BF16, a running softmax; what it has at the
 //              warp 3 | 16 query rows |          end, not yet divided by the sum, goes to `work`
 //
-//   merge:   a warp a head of a row: the parts in order
+//   merge:   a block a head of a row: a warp every fourth part, then the warps in order
 //
-// Traffic: the keys before the block once for each 64 query rows; the block's own keys are the first part's. Shared memory: two
-// times 64 keys and values, 70 KB. Limits: head_dim 64 or 128. Bound: bytes of K and V at depth, launches without.
+// Parts: the pages before the block, as many for each; the block's own keys are the last part's, which has the fewest pages. Keys
+// of pages are asked for before the predecessor ends: only earlier steps write them.
+// Traffic: the keys before the block once for each 64 query rows. Shared memory: two times 64 keys and values, 70 KB. Limits:
+// head_dim 64 or 128. Bound: bytes of K and V at depth, latency without.
 #include "ggml-like/cuda/attention/block.h"
 
 #include <cmath>
@@ -40,23 +42,34 @@ __global__ void __launch_bounds__(kThreads) block_prepare_kernel(const __grid_co
                 c.rotated_k + (static_cast<int64_t>(t) * c.kv_heads + kv) * d, lane);
 }
 
-/// What a block of `attend` works on.
-struct Part {
-    int kv_head, begin, rows, context;  // first row and rows of the sequence; positions before it
-    int first_page, pages;              // of the context
-    int own;                            // chunks of the block's own keys
+/// How the keys of a sequence are split.
+struct Parts {
+    int begin, rows, context;  // first row and rows of the sequence; positions before it
+    int from, all, each;       // first page, pages, pages of a part
 
-    __device__ __forceinline__ Part(const BlockCall& c, int split, int head, int sequence) {
-        kv_head = head;
+    __device__ __forceinline__ Parts(const BlockCall& c, int sequence) {
         begin = c.start[sequence];
         rows = c.start[sequence + 1] - begin;
         context = rows > 0 ? c.positions[begin] : 0;
         const int lowest = c.window > 0 ? max(0, context - c.window + 1) : 0;
-        const int from = lowest / kKeys, all = (context + kKeys - 1) / kKeys - from;
-        const int each = (all + c.splits - 1) / c.splits;
+        from = lowest / kKeys, all = (context + kKeys - 1) / kKeys - from;
+        each = (all + c.splits - 1) / c.splits;
+    }
+    /// Parts that have pages: the first ones.
+    __device__ __forceinline__ int paged() const { return each > 0 ? (all + each - 1) / each : 0; }
+};
+
+/// What a block of `attend` works on.
+struct Part : Parts {
+    int kv_head;
+    int first_page, pages;  // of the context
+    int chunks;             // of 64 keys: its pages, then the block's own keys
+
+    __device__ __forceinline__ Part(const BlockCall& c, int split, int head, int sequence)
+        : Parts(c, sequence), kv_head(head) {
         first_page = from + split * each;
         pages = max(0, min(each, from + all - first_page));
-        own = split == 0 ? (rows + kKeys - 1) / kKeys : 0;
+        chunks = pages + (split == c.splits - 1 ? (rows + kKeys - 1) / kKeys : 0);
     }
 };
 
@@ -175,8 +188,7 @@ struct Queries {
         }
     }
 
-    /// Of a part without keys only that it has none.
-    __device__ __forceinline__ void store(const BlockCall& c, int split, int lane, bool any) {
+    __device__ __forceinline__ void store(const BlockCall& c, int split, int lane) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             for (int l = 1; l < 4; l *= 2) sum[half] += __shfl_xor_sync(0xffffffffu, sum[half], l);
@@ -184,11 +196,9 @@ struct Queries {
             float* to =
                 c.work +
                 ((static_cast<int64_t>(split) * c.tokens + row[half]) * c.heads + head[half]) * (D + 2);
-            if (any)
 #pragma unroll
-                for (int n = 0; n < D / 8; ++n)
-                    *reinterpret_cast<float2*>(to + 8 * n + lane % 4 * 2) = {o[n][2 * half],
-                                                                             o[n][2 * half + 1]};
+            for (int n = 0; n < D / 8; ++n)
+                *reinterpret_cast<float2*>(to + 8 * n + lane % 4 * 2) = {o[n][2 * half], o[n][2 * half + 1]};
             if (lane % 4 == 0) to[D] = highest[half], to[D + 1] = sum[half];
         }
     }
@@ -204,54 +214,103 @@ __global__ void __launch_bounds__(kThreads)
     allow_successor();
     const int split = blockIdx.x, tile = blockIdx.y % tiles, sequence = blockIdx.z, lane = threadIdx.x % 32;
     const Part part(c, split, blockIdx.y / tiles, sequence);
+    const int chunks = tile * kTile < part.rows * (c.heads / c.kv_heads) ? part.chunks : 0;
+    const auto ask_for = [&](int i) { ask<D>(c, part, sequence, i, keys(i), keys(i) + kChunk); };
+    const int early = min(min(2, part.pages), chunks);
+    for (int i = 0; i < early; ++i) ask_for(i);
     wait_for_predecessor();
-    if (tile * kTile >= part.rows * (c.heads / c.kv_heads)) return;
+    if (chunks == 0) return;
+    for (int i = early; i < min(2, chunks); ++i) ask_for(i);
     Queries<D> queries(c, part, tile * kTile + threadIdx.x / 32 * 16, lane);
-    const int chunks = part.pages + part.own;
-    if (chunks > 0) ask<D>(c, part, sequence, 0, keys(0), keys(0) + kChunk);
     for (int i = 0; i < chunks; ++i) {
-        if (i + 1 < chunks) {
-            ask<D>(c, part, sequence, i + 1, keys(i + 1), keys(i + 1) + kChunk);
+        if (i + 1 < chunks)
             wait_copies<1>();
-        } else {
+        else
             wait_copies<0>();
-        }
         __syncthreads();
         const bool cached = i < part.pages;
         const int first = cached ? (part.first_page + i) * kKeys : part.context + (i - part.pages) * kKeys;
         queries.add(c, keys(i), keys(i) + kChunk, first, cached ? part.context : part.context + part.rows,
                     lane);
         __syncthreads();
+        if (i + 2 < chunks) ask_for(i + 2);
     }
-    queries.store(c, split, lane, chunks > 0);
+    queries.store(c, split, lane);
 }
 
-__global__ void __launch_bounds__(kThreads) block_merge_kernel(const __grid_constant__ BlockCall c) {
-    allow_successor();
-    const int lane = threadIdx.x % 32, at = blockIdx.x * kWarps + threadIdx.x / 32;
-    const int t = at / c.heads, d = c.head_dim;
-    wait_for_predecessor();
-    if (t >= c.tokens || c.row_sequence[t] < 0) return;
-    const int64_t step = static_cast<int64_t>(c.tokens) * c.heads * (d + 2);
-    const float* part = c.work + static_cast<int64_t>(at) * (d + 2);
-    // Lane s knows part s, and parts without keys are not read.
-    const bool has = lane < c.splits;
-    const float2 own = has ? *reinterpret_cast<const float2*>(part + lane * step + d) : float2{-INFINITY, 0};
-    const float weight = part_weight(own.x, warp_max(own.x)), sum = warp_sum(own.y * weight);
-    float o[kMaxHeadDim / 64][2] = {};
-#pragma unroll 4
-    for (int s = 0; s < c.splits; ++s) {
-        const float w = __shfl_sync(0xffffffffu, weight, s);
+/// Two elements of a result in each lane for each 64, not yet divided by the sum.
+template <int D>
+struct Partial {
+    float2 o[D / 64];
+    float highest, sum;
+
+    __device__ __forceinline__ void load(const float* from, int lane) {
 #pragma unroll
-        for (int i = 0; i < kMaxHeadDim / 64; ++i) {
-            if (w == 0 || i >= d / 64) continue;
-            const float2 v = *reinterpret_cast<const float2*>(part + s * step + 64 * i + 2 * lane);
-            o[i][0] = fmaf(v.x, w, o[i][0]), o[i][1] = fmaf(v.y, w, o[i][1]);
-        }
+        for (int i = 0; i < D / 64; ++i) o[i] = *reinterpret_cast<const float2*>(from + 64 * i + 2 * lane);
+        highest = from[D], sum = from[D + 1];
     }
-    for (int i = 0; i < d / 64; ++i)
-        *reinterpret_cast<uint32_t*>(c.y + static_cast<int64_t>(at) * d + 64 * i + 2 * lane) =
-            pack_bf16(o[i][0] / sum, o[i][1] / sum);
+    __device__ __forceinline__ void add(const Partial& p, float weight) {
+#pragma unroll
+        for (int i = 0; i < D / 64; ++i)
+            o[i].x = fmaf(p.o[i].x, weight, o[i].x), o[i].y = fmaf(p.o[i].y, weight, o[i].y);
+        sum = fmaf(p.sum, weight, sum);
+    }
+};
+
+/// Adds up partial results in order; those without keys have the maximum -infinity.
+template <int D, int kCount>
+__device__ __forceinline__ Partial<D> merged(const Partial<D> (&parts)[kCount]) {
+    Partial<D> all{};
+    all.highest = -INFINITY;
+#pragma unroll
+    for (const Partial<D>& p : parts) all.highest = fmaxf(all.highest, p.highest);
+#pragma unroll
+    for (const Partial<D>& p : parts)
+        if (p.highest != -INFINITY) all.add(p, fast_exp2(p.highest - all.highest));
+    return all;
+}
+
+template <int D>
+__global__ void __launch_bounds__(kThreads) block_merge_kernel(const __grid_constant__ BlockCall c) {
+    constexpr int kEach = kMaxBlockParts / kWarps;  // parts of a warp, at most
+    __shared__ __align__(8) float shared[kWarps][D + 2];
+    allow_successor();
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, at = blockIdx.x, t = at / c.heads;
+    const int sequence = c.row_sequence[t];
+    int paged = 0;
+    if (sequence >= 0) paged = Parts(c, sequence).paged();
+    wait_for_predecessor();
+    if (sequence < 0) return;
+    const int parts = min(paged + 1, c.splits);  // the last one of all has the block's own keys
+    const int64_t step = static_cast<int64_t>(c.tokens) * c.heads * (D + 2);
+    const float* work = c.work + static_cast<int64_t>(at) * (D + 2);
+    Partial<D> own[kEach];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+        const int part = warp + i * kWarps;
+        own[i].highest = -INFINITY;
+        if (part < parts) own[i].load(work + (part + 1 < parts ? part : c.splits - 1) * step, lane);
+    }
+    const Partial<D> mine = merged(own);
+#pragma unroll
+    for (int i = 0; i < D / 64; ++i) *reinterpret_cast<float2*>(shared[warp] + 64 * i + 2 * lane) = mine.o[i];
+    if (lane == 0) shared[warp][D] = mine.highest, shared[warp][D + 1] = mine.sum;
+    __syncthreads();
+    if (warp > 0) return;
+    Partial<D> of_warps[kWarps];
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) of_warps[w].load(shared[w], lane);
+    const Partial<D> all = merged(of_warps);
+#pragma unroll
+    for (int i = 0; i < D / 64; ++i)
+        *reinterpret_cast<uint32_t*>(c.y + static_cast<int64_t>(at) * D + 64 * i + 2 * lane) =
+            pack_bf16(all.o[i].x / all.sum, all.o[i].y / all.sum);
+}
+
+template <int D>
+void launch_merge(const BlockCall& c, Context& context) {
+    launch(context, "block_attention merge", block_merge_kernel<D>, dim3(c.tokens * c.heads), dim3(kThreads),
+           0, c);
 }
 
 template <int D>
@@ -278,8 +337,7 @@ void block_attend(const BlockCall& c, Context& context) {
     launch(context, "block_attention prepare", block_prepare_kernel,
            dim3(c.tokens, (c.heads + c.kv_heads + kWarps - 1) / kWarps), dim3(kThreads), 0, c);
     c.head_dim == 64 ? launch_attend<64>(c, context) : launch_attend<128>(c, context);
-    launch(context, "block_attention merge", block_merge_kernel,
-           dim3((c.tokens * c.heads + kWarps - 1) / kWarps), dim3(kThreads), 0, c);
+    c.head_dim == 64 ? launch_merge<64>(c, context) : launch_merge<128>(c, context);
 }
 
 }  // namespace quern::cuda::attention

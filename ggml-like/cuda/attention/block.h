@@ -6,6 +6,8 @@
 
 namespace quern::cuda::attention {
 
+inline constexpr int kMaxBlockParts = 32;  // BlockCall::splits at most
+
 struct BlockCall {
     HeadRows q, k, v;
     const float *q_norm, *k_norm;                         // [d]
