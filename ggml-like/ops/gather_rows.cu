@@ -3,6 +3,7 @@
 
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ops.h"
+#include "ggml-like/cuda/ptx/batches.cuh"
 #include "ggml-like/cuda/ptx/ptx.cuh"
 
 namespace quern::cuda {
@@ -20,10 +21,12 @@ __global__ void __launch_bounds__(kBlock)
     allow_successor();
     wait_for_predecessor();
     const int64_t from = min(max(__ldcg(rows + blockIdx.x), 0), count - 1), to = blockIdx.x;
-    for (int k = threadIdx.x; k < columns; k += kBlock)
-        to_h[to * columns + k] = __ldcg(h + from * columns + k);
-    for (int k = threadIdx.x; k < numbers; k += kBlock)
-        to_squares[to * numbers + k] = __ldcg(squares + from * numbers + k);
+    in_batches<kBlock, 8>(
+        columns, [&](int k) { return __ldcg(h + from * columns + k); },
+        [&](int k, uint16_t x) { to_h[to * columns + k] = x; });
+    in_batches<kBlock, 1>(
+        numbers, [&](int k) { return __ldcg(squares + from * numbers + k); },
+        [&](int k, float x) { to_squares[to * numbers + k] = x; });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ops.h"
+#include "ggml-like/cuda/ptx/batches.cuh"
 #include "ggml-like/cuda/ptx/ptx.cuh"
 
 namespace quern::cuda {
@@ -28,7 +29,9 @@ __global__ void __launch_bounds__(kBlock) write_ring_kernel(Rows r) {
     const int64_t row =
         static_cast<int64_t>(__ldcg(r.slots + s)) * r.entries + __ldcg(r.positions + t) % r.entries;
     const float* from = r.x + static_cast<int64_t>(t) * r.width;
-    for (int k = threadIdx.x; k < r.width; k += kBlock) r.ring[row * r.width + k] = __ldcg(from + k);
+    in_batches<kBlock, 8>(
+        r.width, [&](int k) { return __ldcg(from + k); },
+        [&](int k, float x) { r.ring[row * r.width + k] = x; });
 }
 
 }  // namespace
