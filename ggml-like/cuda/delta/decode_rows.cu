@@ -10,11 +10,12 @@
 //
 //   A row's operations are those of decode.cu (decode_row.cuh) in the same order: the same bits.
 //
-// Journal: as in decode.cu. Committed entries are loaded several at a time.
+// Journal: as in decode.cu. All entries are asked for with S, before it is known how many of them are committed.
 //
-// Shared memory: inputs and outputs of a batch, 20 KB.
+// Shared memory: inputs and outputs of a batch, 31 KB, and entries, 10 KB.
 //
-// Traffic: as of decode.cu. Bound: latency of a row's sums over S, which the next row needs; two loads from L2 a batch.
+// Traffic: as of decode.cu, and entries. Bound: latency of a row's sums over S, which the next row needs; two loads from L2 a
+// batch. Some clusters find room only when the predecessor ends; what they do before the wait comes after it.
 #include "ggml-like/cuda/delta/decode_row.cuh"
 #include "ggml-like/cuda/delta/decode_rows.h"
 #include "ggml-like/cuda/delta/shared_outputs.cuh"
@@ -30,6 +31,7 @@ namespace {
 /// Rows of a batch: registers of S leave few where a block has all of a head's.
 template <int kSplit>
 constexpr int kBatchOf = kSplit > 1 ? 8 : 4;
+constexpr int kMostEntries = 16;  // of the journal
 
 template <int kBatch>
 struct BatchMemory {
@@ -40,33 +42,54 @@ struct BatchMemory {
     float squares[kBatch][kWarps], products[kBatch];  // of q and k
     Gates gates[kBatch];
     uint16_t inputs[kBatch][2 * kDim], v_inputs[kBatch][kDim];  // of the convolution, BF16
+    bool writes_keys;
 };
 
-/// Applies the committed entries in order, kTogether of which are loaded at once.
-template <int kTogether, int kPasses>
-__device__ __forceinline__ void commit(StateRows<kPasses>& rows, const Entries& entries, int first, int l) {
+/// Entries of the journal on their way to shared memory: k of the key head, u of the block's rows of S, g.
+template <int kOwn>
+struct EntryCopies {
+    struct Memory {
+        __align__(16) float k[kMostEntries][kDim];
+        __align__(16) float u[kMostEntries][kOwn];
+        float g[kMostEntries];
+    };
+    Memory& memory;
+    const Entries& entries;
+    int share;
+
+    /// Asks for `count` of them.
+    __device__ __forceinline__ void ask(int count) const {
+        constexpr int kPieces = kDim / 4, kOwnPieces = kOwn / 4, kAll = kPieces + kOwnPieces;
 #pragma unroll 1
-    for (int e = 0; e < entries.committed; e += kTogether) {
-        float4 k[kTogether][2];
-        float u[kTogether][kPasses], g[kTogether];
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-            const int at = min(e + j, entries.committed - 1);
-            const float* from = entries.k + at * entries.k_step;
-            k[j][0] = load4(from, 4 * l), k[j][1] = load4(from, 64 + 4 * l);
-#pragma unroll
-            for (int i = 0; i < kPasses; ++i) u[j][i] = entries.u[at * entries.u_step + first + 2 * i];
-            g[j] = entries.g[at * entries.g_step];
+        for (int at = static_cast<int>(threadIdx.x); at < count * kAll; at += kBlock) {
+            const int e = at / kAll, piece = at % kAll, own = 4 * (piece - kPieces);
+            if (piece < kPieces)
+                copy_async16(memory.k[e] + 4 * piece, entries.k + e * entries.k_step + 4 * piece);
+            else
+                copy_async16(memory.u[e] + own, entries.u + e * entries.u_step + share * kOwn + own);
         }
+        if (const int e = static_cast<int>(threadIdx.x); e < count)
+            copy_async4(memory.g + e, entries.g + e * entries.g_step);
+        commit_copies();
+    }
+};
+
+/// The whole block: applies the first `count` entries in order. first: the lane's row of S among the block's.
+template <int kOwn, int kPasses>
+__device__ __forceinline__ void commit(StateRows<kPasses>& rows,
+                                       const typename EntryCopies<kOwn>::Memory& entries, int count,
+                                       int first, int l) {
+    wait_copies<0>();
+    __syncthreads();
+#pragma unroll 1
+    for (int e = 0; e < count; ++e) {
+        const float decay = decay_of(entries.g[e]);
+        const float4 k[2] = {load4(entries.k[e], 4 * l), load4(entries.k[e], 64 + 4 * l)};
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-            if (e + j >= entries.committed) break;
-            const float decay = decay_of(g[j]);
+        for (int i = 0; i < kPasses; ++i)
 #pragma unroll
-            for (int i = 0; i < kPasses; ++i)
-#pragma unroll
-                for (int h = 0; h < 2; ++h) rows.s[i][h] = advance4(rows.s[i][h], decay, u[j][i], k[j][h]);
-        }
+            for (int h = 0; h < 2; ++h)
+                rows.s[i][h] = advance4(rows.s[i][h], decay, entries.u[e][first + 2 * i], k[h]);
     }
 }
 
@@ -98,6 +121,28 @@ __device__ __forceinline__ void activate(float (&x)[kN]) {
     for (float& v : x) v = __bfloat162float(__float2bfloat16(v));
 }
 
+/// Whether the block writes what the blocks of a key head share. If that is decided by a ticket, which comes while other things go
+/// on, thread 0 knows it first.
+struct KeyWriter {
+    bool writes;
+    unsigned* counter = nullptr;
+    unsigned blocks = 0, before = 0;
+
+    /// All threads, when they have read what may be overwritten.
+    __device__ __forceinline__ void ask(unsigned* of, unsigned count) {
+        counter = of, blocks = count;
+        __syncthreads();
+        if (threadIdx.x == 0) before = take_ticket(counter);
+    }
+    /// Thread 0.
+    __device__ __forceinline__ bool decide() const {
+        if (counter == nullptr) return writes;
+        const bool last = before + 1 == blocks;
+        if (last) *counter = 0;
+        return last;
+    }
+};
+
 /// A sequence's rows [begin, end), one batch after another.
 template <int kSplit>
 struct RowsBlock {
@@ -110,8 +155,10 @@ struct RowsBlock {
     SharedOutputs<kSplit>& shared_outputs;
     const Channels& own;
     const Entries& entries;
+    const KeyWriter& writer;
     int head, share, begin, end, first;
-    bool writes_keys;
+    float norm, rate,
+        bias;  // of the thread's outputs, of the head: asked for before the wait, as they come from memory
 
     /// Number n of a warp's shares of a batch: 32 outputs of a row.
     struct End {
@@ -136,8 +183,7 @@ struct RowsBlock {
             u[i] = load_row(d.u, static_cast<int64_t>(base + min(i, count - 1)) * d.u_ld + own.qk);
         if (static_cast<int>(threadIdx.x) < count) {
             const int64_t at = (base + threadIdx.x) * d.ab_ld + head;
-            memory.gates[threadIdx.x] =
-                gates_of(load_row(d.a, at), load_row(d.b, at), d.decay_rate[head], d.dt_bias[head]);
+            memory.gates[threadIdx.x] = gates_of(load_row(d.a, at), load_row(d.b, at), rate, bias);
         }
         float x[kN];
 #pragma unroll
@@ -231,7 +277,7 @@ struct RowsBlock {
                 const int i = at / kWarpRows, row = from + at % kWarpRows;
                 entries.u[(entry + i) * entries.u_step + row] = memory.deltas[i][row];
             }
-            if (writes_keys && !own.is_q)
+            if (memory.writes_keys && !own.is_q)
                 for (int i = 0; i < count; ++i)
                     entries.k[(entry + i) * entries.k_step + own.element] = memory.qk[i][thread];
             if (share == 0 && thread < count)
@@ -239,7 +285,7 @@ struct RowsBlock {
         }
         for (int i = 0; i < count; ++i) {
             uint16_t* to = ring + static_cast<int64_t>(place) * channels;
-            if (writes_keys) to[own.qk] = memory.inputs[i][thread];
+            if (memory.writes_keys) to[own.qk] = memory.inputs[i][thread];
             if (own.has_output) to[own.v] = memory.v_inputs[i][own.element];
             place = place + 1 == d.ring ? 0 : place + 1;
         }
@@ -265,6 +311,7 @@ struct RowsBlock {
             else
                 convolve_keys<kBatch>(base, count, of_qk);
             convolve_values(base, count, of_v);
+            if (turn == 0 && threadIdx.x == 0) memory.writes_keys = writer.decide();
             __syncthreads();
             norm_keys(count);
             __syncthreads();
@@ -279,8 +326,8 @@ struct RowsBlock {
             for (int n = 0; n < kEnds; ++n) {
                 const End at(n, share);
                 if (at.row < count)
-                    store_gated(d, memory.outputs[turn % 2][at.row], base + at.row, head, at.element,
-                                d.norm[at.element], as_float(z[n]));
+                    store_gated(d, memory.outputs[turn % 2][at.row], base + at.row, head, at.element, norm,
+                                as_float(z[n]));
             }
         }
     }
@@ -289,7 +336,9 @@ struct RowsBlock {
 template <int kSplit>
 __device__ __forceinline__ void decode_rows(const DeltaStep& d) {
     using Block = RowsBlock<kSplit>;
+    using Copies = EntryCopies<Block::kOwn>;
     __shared__ BatchMemory<kBatchOf<kSplit>> memory;
+    __shared__ typename Copies::Memory entry_memory;
     __shared__ SharedOutputs<kSplit> shared_outputs;
     const int sequence = blockIdx.y, head = blockIdx.x / kSplit, share = blockIdx.x % kSplit;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -298,13 +347,23 @@ __device__ __forceinline__ void decode_rows(const DeltaStep& d) {
     allow_successor();
     shared_outputs.begin();
 
+    // Nothing before the wait waits for the predecessor: only earlier steps wrote what is read here, and S belongs to this kernel.
+    // First what needs the slot alone, then what needs the position, too: some blocks begin when the predecessor is about to end.
+    const int64_t slot = d.slots[sequence];
     const int begin = d.start[sequence], end = d.start[sequence + 1];
+    const Entries entries(d, sequence, slot, key_head, head);
+    const int own_first = warp * (Block::kOwn / kWarps) + lane / 16;  // row of S among the block's
+    const int first = share * Block::kOwn + own_first;
+    float* state = d.delta + ((slot * d.value_heads + head) * kDim + first) * kDim + 4 * (lane % 16);
+    StateRows<Block::kPasses> rows;
+    rows.load(state, false);
+    const Copies copies{entry_memory, entries, share};
+    if (d.journal.k != nullptr) copies.ask(d.journal.entries);
     const bool active = end > begin;
     const int position = active ? d.positions[begin] : 0;
+    const float norm = d.norm[Block::End(0, share).element], rate = d.decay_rate[head],
+                bias = d.dt_bias[head];
     const int place = position - quotient(position, d.ring) * d.ring;  // of the first row in the ring
-    const int64_t slot = d.slots[sequence];
-    const int first = share * Block::kOwn + warp * (Block::kOwn / kWarps) + lane / 16;
-    float* state = d.delta + ((slot * d.value_heads + head) * kDim + first) * kDim + 4 * (lane % 16);
     const bool fresh = position == 0;
     const Channels own(d, key_head, head, Block::kOwn, share);
     Channel of_qk, of_v[Block::kEnds];
@@ -312,22 +371,23 @@ __device__ __forceinline__ void decode_rows(const DeltaStep& d) {
 #pragma unroll
     for (int n = 0; n < Block::kEnds; ++n)
         of_v[n].early(d, typename Block::End(n, share).channel(d, head), slot, position, place, channels);
-    const Entries entries(d, sequence, slot, key_head, head);
-    StateRows<Block::kPasses> rows;
-    rows.load(state, fresh);
-    if (active) commit<8 / Block::kPasses>(rows, entries, first, lane % 16);
-    // Whether this block writes the key head's entries of k and rings of q and k. Nothing here waits for the predecessor:
-    // only earlier steps wrote what it reads, and S belongs to this kernel.
-    bool writes_keys = key_head * group == head && share == 0;
+    if (fresh) rows = {};
+    if (entries.committed > 0)
+        commit<Block::kOwn>(rows, entry_memory, entries.committed, own_first, lane % 16);
+    // Which block writes the key head's entries of k and rings of q and k: where others may still have to read what is there, the
+    // last one.
+    KeyWriter writer{key_head * group == head && share == 0};
     if (active && ((entries.journaling && entries.committed > 0) || end - begin > d.ring - (kTaps - 1)))
-        writes_keys = last_block(d.counters + sequence * d.key_heads + key_head, group * kSplit);
+        writer.ask(d.counters + sequence * d.key_heads + key_head, group * kSplit);
     if (active && entries.journaling && (entries.committed > 0 || fresh)) rows.store(state);
     shared_outputs.wait_for_all_blocks();
     wait_for_predecessor();
+    wait_copies<0>();  // of entries that are not committed
     if (!active) return;
 
     auto* ring = static_cast<uint16_t*>(d.conv_state) + slot * d.ring * channels;
-    const Block block{d, memory, shared_outputs, own, entries, head, share, begin, end, first, writes_keys};
+    Block block{d,     memory, shared_outputs, own,  entries, writer, head, share,
+                begin, end,    first,          norm, rate,    bias};
     block.run(rows, of_qk, of_v, ring, place, channels, state);
 }
 
@@ -341,6 +401,8 @@ __global__ void __launch_bounds__(kBlock, 2) decode_rows_split_kernel(DeltaStep 
 }  // namespace
 
 void decode_rows(Context& c, const DeltaStep& d, bool split) {
+    if (d.journal.k != nullptr && d.journal.entries > kMostEntries)
+        unsupported("conv_gated_delta_net", "a journal of so many entries");
     if (split)
         launch(c, "conv_gated_delta_net rows split", decode_rows_split_kernel,
                dim3(d.value_heads * kSplitBlocks, d.sequences), kBlock, 0, d);

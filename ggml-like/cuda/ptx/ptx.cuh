@@ -53,15 +53,20 @@ class Divisor {
 };
 __device__ __forceinline__ int quotient(int x, int by) { return Divisor(by).quotient(x); }
 
+/// Counts one up; the number before. What the block has done before it called this comes before what the others do after it.
+__device__ __forceinline__ unsigned take_ticket(unsigned* counter) {
+    unsigned before;
+    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+}
+
 /// All threads of a block: true in the last of `blocks` blocks to call with this counter, which is then zero again. It
 /// sees what the others wrote before.
 __device__ __forceinline__ bool last_block(unsigned* counter, unsigned blocks) {
     __shared__ bool last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        unsigned before;
-        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-        last = before + 1 == blocks;
+        last = take_ticket(counter) + 1 == blocks;
         if (last) *counter = 0;
     }
     __syncthreads();
@@ -71,6 +76,10 @@ __device__ __forceinline__ bool last_block(unsigned* counter, unsigned blocks) {
 /// cp.async: 16 bytes from global to shared memory, past L1.
 __device__ __forceinline__ void copy_async16(void* to_shared, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to_shared)), "l"(from));
+}
+/// Four bytes, by way of L1.
+__device__ __forceinline__ void copy_async4(void* to_shared, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to_shared)), "l"(from));
 }
 /// As copy_async16; `valid` false: writes zeros and reads nothing.
 __device__ __forceinline__ void copy_async16(void* to_shared, const void* from, bool valid) {
