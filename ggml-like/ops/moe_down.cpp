@@ -169,7 +169,13 @@ Residual moe_down(Graph& g, std::string_view name, const MoeGateUpResult& in, Te
               .inputs = {in.routed, in.shared, in.ids, in.weights, in.shared_gate, in.groups, in.ready,
                          residual, next.weight},
               .outputs = {out.x, out.h, out.squares, terms},
-              .parameters = MoeDownParams{&experts, &shared, next.kind, ranks.sums()}};
+              .parameters = MoeDownParams{.experts = &experts,
+                                          .shared = &shared,
+                                          .kind = next.kind,
+                                          .sums = ranks.sums(),
+                                          .gate_up_experts = in.ordered != nullptr ? in.experts : nullptr,
+                                          .gate_up_shared = in.shared_expert}};
+    if (in.ordered != nullptr) node.inputs.push_back(in.ordered);
     if (ranks.zeros != nullptr) node.inputs.push_back(ranks.zeros);
     g.add(std::move(node));
     return out;

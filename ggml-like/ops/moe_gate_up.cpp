@@ -152,7 +152,9 @@ const Op kMoeGateUp{"moe_gate_up", run, cost};
 MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in, const ExpertWeights& experts,
                             const Weight& shared, int used, float eps, StepKind kind) {
     check(name, in, experts, shared, used);
-    const int64_t tokens = in.h->shape[0];
+    const int64_t tokens = in.h->shape[0], width = experts.rows / 2;
+    const bool ordered = kind == StepKind::answer && tokens > 1 && tokens <= kToldRows && width % 64 == 0 &&
+                         shared.rows == experts.rows;
     const auto part = [&](const char* what) { return fmt::format("{}.{}", name, what); };
     const MoeGateUpResult out{
         .routed = g.scratch(part("routed"), in.h->dtype, {tokens, used, experts.rows / 2}),
@@ -162,13 +164,20 @@ MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in,
         .shared_gate = g.scratch(part("shared_gate"), DType::F32, {tokens}),
         .groups = g.scratch(part("groups"), DType::I32, {experts.count() + 1 + tokens * used}),
         .ready = g.zeros(part("ready"), DType::I64, {told_words(tokens, used)}),
+        .ordered =
+            ordered ? g.scratch(part("ordered"), DType::U8, {tokens * (used + 1), ordered_row_bytes(width)})
+                    : nullptr,
+        .experts = &experts,
+        .shared_expert = &shared,
     };
-    g.add({.op = &kMoeGateUp,
-           .name = std::string(name),
-           .inputs = {in.h, in.squares, in.logits},
-           .outputs = {out.routed, out.shared, out.ids, out.weights, out.shared_gate, out.groups, out.ready,
-                       g.scratch(part("factor"), DType::F32, {tokens})},
-           .parameters = MoeGateUpParams{&experts, &shared, used, eps, kind}});
+    Node node{.op = &kMoeGateUp,
+              .name = std::string(name),
+              .inputs = {in.h, in.squares, in.logits},
+              .outputs = {out.routed, out.shared, out.ids, out.weights, out.shared_gate, out.groups,
+                          out.ready, g.scratch(part("factor"), DType::F32, {tokens})},
+              .parameters = MoeGateUpParams{&experts, &shared, used, eps, kind}};
+    if (ordered) node.outputs.push_back(out.ordered);
+    g.add(std::move(node));
     return out;
 }
 

@@ -333,7 +333,8 @@ GateUp arguments_of(const Node& node) {
             .routed = node.outputs[0]->as<bf16>(),
             .shared_out = node.outputs[1]->as<bf16>(),
             .factor = choice.factor,
-            .choice = choice};
+            .choice = choice,
+            .ordered = node.outputs.size() > 8 ? node.outputs[8]->as<uint8_t>() : nullptr};
 }
 
 /// Formats that the NVFP4 kernels do not take: one of them, or both.

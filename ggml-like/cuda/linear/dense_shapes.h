@@ -184,6 +184,7 @@ struct ColumnSplits {
 
 /// A row of x in shared memory: 128 bytes a chunk, then a pad that keeps rows of a quarter warp in different
 /// banks.
-QUERN_BOTH constexpr int fp4_row_bytes(int chunks) { return chunks * 128 + 64; }
+inline constexpr int kFp4RowPad = 64;
+QUERN_BOTH constexpr int fp4_row_bytes(int chunks) { return chunks * 128 + kFp4RowPad; }
 
 }  // namespace quern::cuda::linear

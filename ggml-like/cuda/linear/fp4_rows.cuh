@@ -24,6 +24,11 @@ __device__ __forceinline__ uint32_t lifted(uint32_t v) {
     return *reinterpret_cast<const uint32_t*>(&p);
 }
 
+/// One of them.
+__device__ __forceinline__ bf16 lifted(bf16 x) {
+    return __hmul(x, __float2bfloat16(kActivationLift<Kind::nvfp4>));
+}
+
 /// 16 neighbouring numbers of a row of x.
 struct Fp4Block {
     uint4 first{}, second{};
@@ -76,6 +81,11 @@ struct Fp4Piece {
 #endif
     }
 };
+
+/// Where number k of a row then begins, in bytes.
+__device__ __forceinline__ int fp4_place(int k) {
+    return k / 32 * 64 + k % 8 / 2 * 16 + k / 16 % 2 * 8 + k / 8 % 2 * 4 + k % 2 * 2;
+}
 
 // ---- products ----
 

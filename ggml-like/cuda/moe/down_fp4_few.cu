@@ -11,17 +11,19 @@
 //   (comm/tile_sums.cuh), and does the next norm's part.
 //
 //   What was chosen is told before gate and up end, so that weights are asked for before the wait: two chunks of each warp's four,
-//   lest rows of x queue behind them.
+//   lest rows of x queue behind them. Where gate and up came from gate_up_fp4_few.cu, it has left rows as they lie in shared memory,
+//   and the copy engine brings all of them in one piece; else the block's threads sort them.
 //
 // Shared memory: a ring of two chunks a warp, four deep, or two where that does not fit; rows of routed and shared_in; sums; terms.
 //
 // Traffic: the weights of each needed expert once; every block reads all rows of x. Bound: instructions, some 95 for 16 x 64
-// weights: of 4 rows 0.6 us until it is known what was chosen, 2.8 from the end of gate and up until x is there, 4.6 products (bytes
-// 4.6), 0.6 end (H200, 2026-11).
+// weights: of 4 rows 0.6 us until it is known what was chosen, from the end of gate and up 2.8 until x is there (sorted by threads), 4.6
+// products (bytes 4.6), 0.6 end (H200, 2026-11).
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/fp4_rows.cuh"
 #include "ggml-like/cuda/moe/choice_list.cuh"
 #include "ggml-like/cuda/moe/down_fp4.cuh"
+#include "ggml-like/cuda/ptx/copy_bytes.cuh"
 
 namespace quern::cuda::moe {
 
@@ -53,6 +55,7 @@ struct Memory {
         sums_at[kFewPlaces];   // of a place: bytes before its row of x, floats before its term's sums
     int expert[kFewPlaces];    // of a term; -1: the shared one
     float weight[kFewPlaces];  // of a term
+    uint64_t rows_here;        // a barrier: all rows have come
 };
 static_assert(sizeof(Memory) + 512 <= Launch::kStaticBytes);
 
@@ -111,7 +114,7 @@ struct OwnChunks {
     }
 };
 
-/// The whole block: the rows of pairs, then those of the shared expert. once_asked(): when the first loads are under way.
+/// The whole block sorts the rows of pairs, then those of the shared expert. once_asked(): when the first loads are under way.
 template <class Then>
 __device__ __forceinline__ void load_all_rows(const Down& a, uint8_t* rows, Then&& once_asked) {
     constexpr int kTogether = 5;  // pieces of a warp that are under way at the same time
@@ -193,6 +196,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     float* terms = sums + places * s.column;                             // [row][used + 1][16]
     const int r = threadIdx.x % kTileRows, n = threadIdx.x / kTileRows;  // of the output
     const bool adds = n < a.rows;
+    if (threadIdx.x == 0) init_phases(&m.rows_here, 1), publish_phases();
     End end(given);
     Before before;
     if (adds) before.load(a, n, r);
@@ -207,10 +211,20 @@ __global__ void __launch_bounds__(kThreads, 1)
     wait_for_predecessor();
     allow_successor();
     end.begin(adds, n, r);
-    load_all_rows(a, rows, [&] {
+    const auto ask_for_more = [&] {
 #pragma unroll 1
         for (int i = kEarly; i < s.depth; ++i) chunks.request();
-    });
+    };
+    if (a.ordered != nullptr) {
+        if (threadIdx.x == 0) {
+            const int bytes = places * fp4_row_bytes(a.experts.chunks);
+            arrive_and_expect(&m.rows_here, bytes);
+            copy_bytes(rows, a.ordered, bytes, &m.rows_here);
+        }
+        ask_for_more();
+    } else {
+        load_all_rows(a, rows, ask_for_more);
+    }
     constexpr int kEach = (kFewPlaces * kTileRows + kThreads - 1) / kThreads;  // terms of a thread
     float factor[kEach];
 #pragma unroll
@@ -219,6 +233,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         factor[i] = term < places ? DownTile(a, m.expert[term]).factor[r] * m.weight[term] : 0.0f;
     }
     __syncthreads();
+    if (a.ordered != nullptr) wait_phase(&m.rows_here, 0);
     multiply(m, chunks, set, rows + split * 128, sums + split * kTileRows);
     __syncthreads();
 #pragma unroll

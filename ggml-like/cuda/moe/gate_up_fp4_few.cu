@@ -7,7 +7,8 @@
 //               a 17th warp plans: groups, the block's tiles, and asks the copy engine for them, a few at a time
 //   epilogue    a thread adds the splits of one sum in order: a column of sums (a tile and one of its rows of x) has 16
 //
-//   Every block chooses, as in gate_up_fp4_one.cu. The first block has no tiles: it writes the choice's results and tells `down`.
+//   Every block chooses, as in gate_up_fp4_one.cu. The first block has no tiles: it writes the choice's results and tells `down`, for
+//   which results are stored a second time, in the order of its shared memory (GateUp::ordered).
 //   Blocks hold all rows of x, which come while experts are chosen.
 //
 // Shared memory: a ring of whole tiles (four of 18 KB), rows of x, all sums of the block; before that, candidates of the choice.
@@ -175,6 +176,14 @@ struct RowPieces {
     }
 };
 
+constexpr int kComplete = 1 + kFewStepRows;  // a barrier: all have chosen, and the planner may plan
+__device__ __forceinline__ void choices_complete() {
+    asm volatile("bar.arrive %0, %1;" ::"n"(kComplete), "n"(kFewThreads) : "memory");
+}
+__device__ __forceinline__ void await_choices() {
+    asm volatile("bar.sync %0, %1;" ::"n"(kComplete), "n"(kFewThreads) : "memory");
+}
+
 /// The multiplying warps: experts are chosen, and rows of x come. gate_logit: of the shared expert; of the first block.
 __device__ __forceinline__ void choose_and_load(const GateUp& a, Memory& m, const ChoiceShare& share,
                                                 RowCandidates* candidates, uint8_t* rows, float& gate_logit) {
@@ -196,6 +205,7 @@ __device__ __forceinline__ void choose_and_load(const GateUp& a, Memory& m, cons
             if (threadIdx.x % 32 == 0) m.chosen.scale[share.row] = factor;
         }
     }
+    choices_complete();
     pieces.store(rows);
 }
 
@@ -302,7 +312,14 @@ struct Columns {
             const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2;
             const int first = is_shared ? own[i].factor : own[i].factor % (a.experts.tiles * kTileRows);
             bf16* to = is_shared ? a.shared_out + row * width : a.routed + own[i].index * width;
-            if (first / 2 + r < width) to[first / 2 + r] = gated(value, up);
+            const int column = first / 2 + r;
+            if (column >= width) continue;
+            const bf16 y = gated(value, up);
+            to[column] = y;
+            if (a.ordered == nullptr) continue;
+            const int place = is_shared ? a.rows * a.used + row : own[i].index;
+            uint8_t* row_of_down = a.ordered + place * (2 * width + kFp4RowPad);
+            *reinterpret_cast<bf16*>(row_of_down + fp4_place(column)) = lifted(y);
         }
     }
 };
@@ -328,9 +345,14 @@ __global__ void __launch_bounds__(kFewThreads, 1) gate_up_fp4_few(GateUp a, Shap
     allow_successor();  // only now: before its own wait the successor reads what this kernel's predecessor wrote
     const ChoiceShare share(a.rows, warp);
     float gate_logit = 0;
-    if (warp < kWarps) choose_and_load(a, m, share, candidates, rows, gate_logit);
-    __syncthreads();
-    if (writes) return write_choices(a, m, share, gate_logit);
+    if (warp < kWarps)
+        choose_and_load(a, m, share, candidates, rows, gate_logit);
+    else
+        await_choices();
+    if (writes) {
+        __syncthreads();
+        return write_choices(a, m, share, gate_logit);
+    }
     if (warp == kPlanner) plan.make();
     __syncthreads();
     if (warp == kPlanner) return plan.run();

@@ -63,7 +63,8 @@ struct GateUp {
     bf16 *routed, *shared_out;  // [rows * used, F], [rows, Fs]
     const float* factor;        // [rows] of the norm, for kernels that do not choose
     Choice choice;              // for kernels that choose
-    int first_pair = 0;         // in groups, of the launch's rows
+    uint8_t* ordered;  // [rows * (used + 1), fp4_row_bytes]: both once more, for gate_up_fp4_few.cu; or null
+    int first_pair = 0;  // in groups, of the launch's rows
 };
 
 struct Down {
@@ -80,8 +81,9 @@ struct Down {
     void* terms;  // [rows * (used + 1), D]: F32, in prompt steps BF16
     /// Choice::ready; null: the choice is complete when the predecessor has ended. Kernels that read groups take the flag alone.
     const uint64_t* ready;
-    Defer next;          // of the norm that follows
-    int first_pair = 0;  // in groups, of the launch's rows
+    Defer next;                        // of the norm that follows
+    const uint8_t* ordered = nullptr;  // GateUp::ordered, where it was written
+    int first_pair = 0;                // in groups, of the launch's rows
 };
 
 /// For the choice of a kernel (cuda/variants.h).
