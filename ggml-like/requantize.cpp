@@ -87,7 +87,9 @@ class Requantizer {
         const float largest = largest_magnitude(w);
         if (!std::isfinite(largest))
             FAIL(model,
-                 "{}: a weight is NaN or infinite, so it cannot be requantized; the file may be damaged",
+                 "{}: a weight is NaN or infinite, so it cannot be requantized; the file may be damaged. "
+                 "Without "
+                 "--dense, and with --draft-head full for a drafter, weights stay as they are stored",
                  to_.name);
         return largest;
     }

@@ -101,26 +101,25 @@ std::unique_ptr<Dflash> Dflash::open(const std::string& path, const DflashTarget
 }
 
 void Dflash::list(std::vector<WeightUse>& uses, int layer) {
-    const auto matrix = [&](Weight& w, int at, RowOrder order = RowOrder::stacked) {
-        const bool of_layer = at != layer;  // prompts read the others: their tokens' keys and values
+    const auto matrix = [&](Weight& w, int at, bool of_layer, RowOrder order = RowOrder::stacked) {
         uses.push_back({.group = "DFlash",
                         .layer = at,
                         .matrix = &w,
                         .order = order,
-                        .drafts = of_layer,
+                        .draft_layer = of_layer,
                         .draft = true});
     };
     const auto vector = [&](Tensor& t) { uses.push_back({.group = "DFlash", .vector = &t, .draft = true}); };
     DflashWeights& w = weights_;
-    matrix(w.fc, layer);
-    matrix(w.context, layer);
+    matrix(w.fc, layer, false);
+    matrix(w.context, layer, false);
     int at = layer;
     for (DflashLayer& l : w.layers) {
         ++at;
-        matrix(l.in_proj, at);
-        matrix(l.out_proj, at);
-        matrix(l.gate_up, at, RowOrder::paired);
-        matrix(l.down, at);
+        matrix(l.in_proj, at, true);
+        matrix(l.out_proj, at, true);
+        matrix(l.gate_up, at, true, RowOrder::paired);
+        matrix(l.down, at, true);
         for (Tensor* t : {&l.input_norm, &l.post_norm, &l.q_norm, &l.k_norm}) vector(*t);
     }
     for (Tensor* t : {&w.hidden_norm, &w.norm, &w.k_norms}) vector(*t);

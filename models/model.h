@@ -184,7 +184,7 @@ struct OpenOptions {
     /// Bytes that a smaller head for drafting may take, if there is an MTP layer or drafter and the model's head is larger (draft_head.h);
     /// 0: drafts come from the model's own head.
     int64_t draft_head_bytes = kDraftHeadBytes;
-    /// The format that matrices which only drafts read get where they are stored in 16 or 32 bits, made when they are placed.
+    /// The format that a DFlash drafter's layers get where they are stored in 16 or 32 bits, made when they are placed.
     DenseFormat draft_format = DenseFormat::as_stored;
     /// Of several ranks: the part that this model is. Error(usage) if they cannot share it. An MTP layer or drafter is on
     /// rank 0, whole.

@@ -89,7 +89,7 @@ void ModelWeights::plan_vision(DenseFormat format) {
 void ModelWeights::plan_drafters(DenseFormat format) {
     if (format == DenseFormat::as_stored) return;
     for (WeightUse& use : uses) {
-        if (!use.drafts || !can_requantize(*use.matrix, format)) continue;
+        if (!use.draft_layer || !can_requantize(*use.matrix, format)) continue;
         copies.push_back({use.matrix, *use.matrix});
         *use.matrix = requantized_form(copies.back().from, format);
         use.copy = true;

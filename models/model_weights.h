@@ -21,13 +21,12 @@ struct WeightUse {
     ExpertWeights* experts = nullptr;
     Tensor* vector = nullptr;
     RowOrder order = RowOrder::stacked;
-    int64_t picked = 0;       // experts, or rows of the embedding, that each token picks; 0: it reads all
-    bool projection = false;  // whether OpenOptions::dense applies
-    bool drafts =
-        false;  // whether OpenOptions::draft_format applies: prompts do not read it, answers only to draft
-    bool draft = false;            // of the MTP layer or a drafter: only drafting reads it
-    bool vision = false;           // of the vision tower: only images read it
-    bool copy = false;             // made of another weight when the weights are placed: ModelWeights::copies
+    int64_t picked = 0;        // experts, or rows of the embedding, that each token picks; 0: it reads all
+    bool projection = false;   // whether OpenOptions::dense applies
+    bool draft_layer = false;  // of a DFlash drafter's layers: OpenOptions::draft_format applies
+    bool draft = false;        // of the MTP layer or a drafter: only drafting reads it
+    bool vision = false;       // of the vision tower: only images read it
+    bool copy = false;         // made of another weight when the weights are placed: ModelWeights::copies
     const Weight* tied = nullptr;  // of a head that the checkpoint does not store: the embedding
 
     /// Whether another use has counted this memory: a tied head that was not requantized.
@@ -68,8 +67,8 @@ struct ModelWeights {
     void plan_dense(DenseFormat format);
     /// The same for the matrices of the vision tower; those that are quantized already stay.
     void plan_vision(DenseFormat format);
-    /// Gives matrices that only drafts read, where they are stored in 16 or 32 bits, this form: they become copies, and what is
-    /// stored is not placed.
+    /// Gives the matrices of a DFlash drafter's layers that are stored in 16 or 32 bits this form: they become copies, and what is stored
+    /// is not placed.
     void plan_drafters(DenseFormat format);
     /// After `uses` has changed: drops what was planned of weights that are not among them any more, and says of the others
     /// which are copies.

@@ -14,6 +14,8 @@ using namespace delta;
 
 namespace {
 
+static_assert(delta::DeltaJournal::kMaxEntries == kMaxJournalEntries);
+
 DeltaJournal journal_of(const Node& node) {
     if (node.state.size() <= 2) return {};
     return {.k = node.state[2]->as<float>(),

@@ -20,13 +20,16 @@
 //   delta F32 [slots, nv, dv, dk].
 //   Journal of J entries a slot: journal_k F32 [slots, J, nk, dk] (normalised k), journal_u F32
 //     [slots, J, nv, dv], journal_g F32 [slots, J, nv]; all null if J = 0. A step first does S = exp(g) S + u k^T
-//     for committed[s] entries, with the bits that their rows would have left. Only answer steps journal.
+//     for committed[s] entries, with the bits that their rows would have left. Only answer steps journal. J is at most
+//     kMaxJournalEntries.
 // Source: Yang et al. 2024 (Gated DeltaNet); HF transformers Qwen3_5Moe.
 #pragma once
 
 #include "ggml-like/ops/batch.h"
 
 namespace quern {
+
+inline constexpr int64_t kMaxJournalEntries = 16;  // a GPU's kernel holds all of them
 
 struct ConvGatedDeltaNetParams {
     int key_heads;                     // nk

@@ -100,6 +100,7 @@ void embed(const Node& node, Context& c) {
     const Tensor& y = *node.outputs[0];
     const bool images = node.inputs.size() > 2;
     const auto kernel = p.kind == StepKind::prompt ? embed_kernel<true> : embed_kernel<false>;
+    if (table.cols % 4 != 0) unsupported("embed", "a width that is not a multiple of 4");
     const int shared = 2 * static_cast<int>(table.cols * sizeof(float));
     launch(c, "embed", kernel, static_cast<unsigned>(y.shape[0]), kBlock, shared, table.part[0], table.chunks,
            table.cols, node.inputs[0]->as<int>(), images ? node.inputs[2]->as<const int>() : nullptr,

@@ -173,9 +173,9 @@ Residual moe_down(Graph& g, std::string_view name, const MoeGateUpResult& in, Te
                                           .shared = &shared,
                                           .kind = next.kind,
                                           .sums = ranks.sums(),
-                                          .gate_up_experts = in.ordered != nullptr ? in.experts : nullptr,
+                                          .gate_up_experts = in.permuted != nullptr ? in.experts : nullptr,
                                           .gate_up_shared = in.shared_expert}};
-    if (in.ordered != nullptr) node.inputs.push_back(in.ordered);
+    if (in.permuted != nullptr) node.inputs.push_back(in.permuted);
     if (ranks.zeros != nullptr) node.inputs.push_back(ranks.zeros);
     g.add(std::move(node));
     return out;

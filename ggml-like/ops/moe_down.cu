@@ -345,14 +345,15 @@ void answer(Context& c, const Down& a, const comm::Peers* peers) {
     for (int first = 0; first < a.rows; first += each) few(c, slice_of(a, first, min(a.rows - first, each)));
 }
 
-/// What moe_gate_up left for down_fp4_few.cu; null if it was another kernel.
-const uint8_t* ordered_rows(const Node& node, const Context& c, int rows, int used) {
+/// What moe_gate_up left for down_fp4_few.cu, or null.
+const uint8_t* permuted_rows(const Node& node, const Context& c, int rows, int used) {
     const auto& p = node.params<MoeDownParams>();
     if (p.gate_up_experts == nullptr) return nullptr;
     const auto& experts = *static_cast<const PackedExperts*>(p.gate_up_experts->placed);
     const auto& shared = *static_cast<const Packed*>(p.gate_up_shared->placed);
     const MixtureShape shape = shape_of(experts, shared.part[0], experts.chunks, rows, used);
-    return choose_gate_up(c, shape) == MixtureProduct::few ? node.inputs[9]->as<const uint8_t>() : nullptr;
+    constexpr size_t kPermuted = 9;  // of the inputs
+    return leaves_permuted(c, shape) ? node.inputs[kPermuted]->as<const uint8_t>() : nullptr;
 }
 
 }  // namespace
@@ -382,7 +383,7 @@ void moe_down(const Node& node, Context& c) {
            .terms = node.outputs[3]->data,
            .ready = p.kind == StepKind::prompt ? nullptr : node.inputs[6]->as<uint64_t>(),
            .next = defer_of(*node.inputs[8], *node.outputs[1], *node.outputs[2])};
-    if (p.kind == StepKind::answer) a.ordered = ordered_rows(node, c, a.rows, a.used);
+    if (p.kind == StepKind::answer) a.permuted = permuted_rows(node, c, a.rows, a.used);
     if (p.kind == StepKind::prompt) return prompt(c, a, shared, p.sums);
     if (p.sums == Sums::none || c.peers == nullptr) return answer(c, a, nullptr);
     if (down_sums(c, shape_of(a))) return answer(c, a, c.peers);

@@ -17,12 +17,12 @@ struct MoeDownParams {
     const Weight* shared;
     StepKind kind;
     Sums sums;
-    /// Of the moe_gate_up before, if it has `ordered`, else null.
+    /// Of the moe_gate_up before, if it has `permuted`, else null.
     const ExpertWeights* gate_up_experts;
     const Weight* gate_up_shared;
 };
 
-/// inputs {routed, shared, ids, weights, shared_gate, groups, ready, residual, next norm}, ordered, if there is one, and, over ranks,
+/// inputs {routed, shared, ids, weights, shared_gate, groups, ready, residual, next norm}, `permuted`, if there is one, and, over ranks,
 /// zeros; outputs
 /// {x', h, squares, terms}: terms [T * (K + 1), D] is kernel scratch, F32 in answer steps, else in routed's dtype.
 extern const Op kMoeDown;

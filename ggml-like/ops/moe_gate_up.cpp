@@ -153,8 +153,8 @@ MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in,
                             const Weight& shared, int used, float eps, StepKind kind) {
     check(name, in, experts, shared, used);
     const int64_t tokens = in.h->shape[0], width = experts.rows / 2;
-    const bool ordered = kind == StepKind::answer && tokens > 1 && tokens <= kToldRows && width % 64 == 0 &&
-                         shared.rows == experts.rows;
+    const bool permuted = kind == StepKind::answer && tokens > 1 && tokens <= kToldRows && width % 64 == 0 &&
+                          shared.rows == experts.rows;
     const auto part = [&](const char* what) { return fmt::format("{}.{}", name, what); };
     const MoeGateUpResult out{
         .routed = g.scratch(part("routed"), in.h->dtype, {tokens, used, experts.rows / 2}),
@@ -164,9 +164,9 @@ MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in,
         .shared_gate = g.scratch(part("shared_gate"), DType::F32, {tokens}),
         .groups = g.scratch(part("groups"), DType::I32, {experts.count() + 1 + tokens * used}),
         .ready = g.zeros(part("ready"), DType::I64, {told_words(tokens, used)}),
-        .ordered =
-            ordered ? g.scratch(part("ordered"), DType::U8, {tokens * (used + 1), ordered_row_bytes(width)})
-                    : nullptr,
+        .permuted = permuted ? g.scratch(part("permuted"), DType::U8,
+                                         {tokens * (used + 1), permuted_row_bytes(width)})
+                             : nullptr,
         .experts = &experts,
         .shared_expert = &shared,
     };
@@ -176,7 +176,7 @@ MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in,
               .outputs = {out.routed, out.shared, out.ids, out.weights, out.shared_gate, out.groups,
                           out.ready, g.scratch(part("factor"), DType::F32, {tokens})},
               .parameters = MoeGateUpParams{&experts, &shared, used, eps, kind}};
-    if (ordered) node.outputs.push_back(out.ordered);
+    if (permuted) node.outputs.push_back(out.permuted);
     g.add(std::move(node));
     return out;
 }

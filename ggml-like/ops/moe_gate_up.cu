@@ -27,6 +27,7 @@ using namespace moe;
 namespace {
 
 static_assert(kToldRows == kFewStepRows);
+static_assert(permuted_row_bytes(3 * kChunkCols) == fp4_row_bytes(3));
 
 /// One tile of the list: the shared expert's come first. Moves on without divisions.
 struct ListedTile {
@@ -334,7 +335,7 @@ GateUp arguments_of(const Node& node) {
             .shared_out = node.outputs[1]->as<bf16>(),
             .factor = choice.factor,
             .choice = choice,
-            .ordered = node.outputs.size() > 8 ? node.outputs[8]->as<uint8_t>() : nullptr};
+            .permuted = nullptr};
 }
 
 /// Formats that the NVFP4 kernels do not take: one of them, or both.
@@ -377,12 +378,14 @@ void prompt(Context& c, const GateUp& a, const Packed& shared) {
 }  // namespace
 
 void moe_gate_up(const Node& node, Context& c) {
-    const GateUp a = arguments_of(node);
+    GateUp a = arguments_of(node);
     const auto& p = node.params<MoeGateUpParams>();
     if (p.kind == StepKind::prompt) return prompt(c, a, *static_cast<const Packed*>(p.shared->placed));
     const MixtureProduct product = choose_gate_up(c, shape_of(a));
     if (product == MixtureProduct::slices) return answer_slices(c, a);
     if (product == MixtureProduct::stream) choose_experts(c, a.choice);
+    if (leaves_permuted(c, shape_of(a)) && node.outputs.size() > 8)
+        a.permuted = node.outputs[8]->as<uint8_t>();
     gate_up_fp4(c, product, a);
 }
 

@@ -33,17 +33,17 @@ constexpr int64_t told_words(int64_t rows, int64_t used) {
     return rows > 1 && rows <= kToldRows ? 2 * rows * (used + 1) : used + 1;
 }
 
-/// Answer steps of 2 to kToldRows rows have `ordered`, where F = Fs is a multiple of 64, else null: a GPU leaves routed and shared here
-/// once more, rows of pairs, then of tokens, as its kernel of moe_down holds them (cuda/moe/down_fp4_few.cu).
+/// Answer steps of 2 to kToldRows rows have `permuted`, if F = Fs is a multiple of 64; else it is null. A GPU leaves routed and shared
+/// there once more, rows of pairs, then of tokens, as its kernel of moe_down holds them (cuda/moe/down_fp4_few.cu).
 struct MoeGateUpResult {
-    Tensor *routed, *shared, *ids, *weights, *shared_gate, *groups, *ready, *ordered;
+    Tensor *routed, *shared, *ids, *weights, *shared_gate, *groups, *ready, *permuted;
     const ExpertWeights* experts;  // of this op
     const Weight* shared_expert;
 };
-/// Bytes of a row of `ordered`.
-constexpr int64_t ordered_row_bytes(int64_t width) { return 2 * width + 64; }
+/// Bytes of a row of `permuted`.
+constexpr int64_t permuted_row_bytes(int64_t width) { return 2 * width + 64; }
 
-/// inputs {h, squares, logits}; outputs in the order of MoeGateUpResult, but factor F32 [T], which is kernel scratch, before `ordered`.
+/// inputs {h, squares, logits}; outputs in the order of MoeGateUpResult, but before `permuted` factor F32 [T]; both are kernel scratch.
 extern const Op kMoeGateUp;
 
 MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in, const ExpertWeights& experts,

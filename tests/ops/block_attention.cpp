@@ -164,6 +164,13 @@ struct Run {
     std::vector<float> p;
 };
 
+/// So many sequences that a GPU does not split their keys.
+Layout crowd() {
+    Layout l{.pages_each = 4, .kind = StepKind::answer};
+    for (int i = 0; i < 40; ++i) l.rows.push_back(1 + i % 3), l.before.push_back(5 * i), l.slots.push_back(i);
+    return l;
+}
+
 void blocks(Device& device) {
     const Shape shapes[] = {
         {.heads = 8, .kv_heads = 2, .width = 64, .cache_heads = 6, .first_head = 2},
@@ -193,6 +200,8 @@ void blocks(Device& device) {
          .pages_each = 4,
          .padding = 3,
          .kind = StepKind::answer},
+        {.rows = {8}, .before = {5000}, .slots = {0}, .pages_each = 79, .kind = StepKind::answer},
+        crowd(),
     };
     for (const Shape& s : shapes)
         for (const Layout& l : layouts) {

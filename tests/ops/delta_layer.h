@@ -10,7 +10,7 @@
 namespace quern::test::delta {
 
 inline constexpr float kEps = 1e-6f;
-inline constexpr int64_t kTaps = 4, kSlots = 4, kJournal = 5;
+inline constexpr int64_t kTaps = 4, kSlots = 4, kJournal = kMaxJournalEntries;
 
 struct Shape {
     int nk, nv, dk, dv;

@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "ggml-like/ops/conv_gated_delta_net.h"
 #include "tools/engine/draft_length.h"
 #include "tools/engine/drafter.h"
 #include "tools/engine/scheduler.h"
@@ -15,6 +16,7 @@ namespace quern {
 
 /// Rows of an answer step of a sequence with a draft of `draft_max` tokens at most; the entries of its journal. 0: without
 /// speculation.
+static_assert(1 + kMaxDraft <= kMaxJournalEntries);
 inline int64_t journal_entries(const SpeculationOptions& o) { return o.on() ? 1 + o.draft_max : 0; }
 
 class Speculation {

@@ -12,10 +12,10 @@
 //
 // Journal: as in decode.cu. All entries are asked for with S, before it is known how many of them are committed.
 //
-// Shared memory: inputs and outputs of a batch, 31 KB, and entries, 10 KB.
+// Shared memory: inputs and outputs of a batch, and entries: 41 KB, of blocks that have a whole head 32.
 //
 // Traffic: as of decode.cu, and entries. Bound: latency of a row's sums over S, which the next row needs; two loads from L2 a
-// batch. Some clusters find room only when the predecessor ends; what they do before the wait comes after it.
+// batch. Some clusters get an SM only when the predecessor is about to end; for them little is early.
 #include "ggml-like/cuda/delta/decode_row.cuh"
 #include "ggml-like/cuda/delta/decode_rows.h"
 #include "ggml-like/cuda/delta/shared_outputs.cuh"
@@ -31,7 +31,6 @@ namespace {
 /// Rows of a batch: registers of S leave few where a block has all of a head's.
 template <int kSplit>
 constexpr int kBatchOf = kSplit > 1 ? 8 : 4;
-constexpr int kMostEntries = 16;  // of the journal
 
 template <int kBatch>
 struct BatchMemory {
@@ -49,9 +48,9 @@ struct BatchMemory {
 template <int kOwn>
 struct EntryCopies {
     struct Memory {
-        __align__(16) float k[kMostEntries][kDim];
-        __align__(16) float u[kMostEntries][kOwn];
-        float g[kMostEntries];
+        __align__(16) float k[DeltaJournal::kMaxEntries][kDim];
+        __align__(16) float u[DeltaJournal::kMaxEntries][kOwn];
+        float g[DeltaJournal::kMaxEntries];
     };
     Memory& memory;
     const Entries& entries;
@@ -121,26 +120,20 @@ __device__ __forceinline__ void activate(float (&x)[kN]) {
     for (float& v : x) v = __bfloat162float(__float2bfloat16(v));
 }
 
-/// Whether the block writes what the blocks of a key head share. If that is decided by a ticket, which comes while other things go
-/// on, thread 0 knows it first.
+/// Whether the block writes what the blocks of a key head share. Where a ticket decides that, its atomic is under way until the first
+/// batch needs to know.
 struct KeyWriter {
     bool writes;
-    unsigned* counter = nullptr;
-    unsigned blocks = 0, before = 0;
+    unsigned blocks = 0, before = 0;  // of a ticket, which thread 0 has
 
     /// All threads, when they have read what may be overwritten.
-    __device__ __forceinline__ void ask(unsigned* of, unsigned count) {
-        counter = of, blocks = count;
+    __device__ __forceinline__ void ask(unsigned* counter, unsigned count) {
+        blocks = count;
         __syncthreads();
-        if (threadIdx.x == 0) before = take_ticket(counter);
+        if (threadIdx.x == 0) before = take_ticket(counter, blocks);
     }
     /// Thread 0.
-    __device__ __forceinline__ bool decide() const {
-        if (counter == nullptr) return writes;
-        const bool last = before + 1 == blocks;
-        if (last) *counter = 0;
-        return last;
-    }
+    __device__ __forceinline__ bool decide() const { return blocks == 0 ? writes : before + 1 == blocks; }
 };
 
 /// A sequence's rows [begin, end), one batch after another.
@@ -157,8 +150,8 @@ struct RowsBlock {
     const Entries& entries;
     const KeyWriter& writer;
     int head, share, begin, end, first;
-    float norm, rate,
-        bias;  // of the thread's outputs, of the head: asked for before the wait, as they come from memory
+    /// Of the thread's outputs; of the head's gates. Asked for before the wait, as they come from memory.
+    float norm, rate, bias;
 
     /// Number n of a warp's shares of a batch: 32 outputs of a row.
     struct End {
@@ -173,24 +166,24 @@ struct RowsBlock {
         }
     };
 
-    /// q, k and gates of `count` <= kN rows from `base` on. Rows beyond are copies of the last one, so that no row waits for
-    /// another; a batch that has such rows is the last one.
-    template <int kN>
+    /// q, k and gates of `count` rows from `base` on. Rows beyond are copies of the last one, so that no row waits for another; a
+    /// batch that has such rows is the last one. (A second version for half as many rows is slower: code that comes from the L2
+    /// cache, out of line.)
     __device__ __forceinline__ void convolve_keys(int base, int count, Channel& of_qk) const {
-        uint16_t u[kN];
+        uint16_t u[kBatch];
 #pragma unroll
-        for (int i = 0; i < kN; ++i)
+        for (int i = 0; i < kBatch; ++i)
             u[i] = load_row(d.u, static_cast<int64_t>(base + min(i, count - 1)) * d.u_ld + own.qk);
         if (static_cast<int>(threadIdx.x) < count) {
             const int64_t at = (base + threadIdx.x) * d.ab_ld + head;
             memory.gates[threadIdx.x] = gates_of(load_row(d.a, at), load_row(d.b, at), rate, bias);
         }
-        float x[kN];
+        float x[kBatch];
 #pragma unroll
-        for (int i = 0; i < kN; ++i) x[i] = of_qk.sum_next(u[i]);
+        for (int i = 0; i < kBatch; ++i) x[i] = of_qk.sum_next(u[i]);
         activate(x);
 #pragma unroll
-        for (int i = 0; i < kN; ++i) {
+        for (int i = 0; i < kBatch; ++i) {
             memory.qk[i][threadIdx.x] = x[i];
             memory.inputs[i][threadIdx.x] = u[i];
             write_square(x[i], memory.squares[i]);
@@ -273,16 +266,17 @@ struct RowsBlock {
             constexpr int kWarpRows = kOwn / kWarps;  // of S: what the warp itself wrote
             const int from = share * kOwn + thread / 32 * kWarpRows;
             __syncwarp();
+#pragma unroll 1
             for (int at = thread % 32; at < count * kWarpRows; at += 32) {
                 const int i = at / kWarpRows, row = from + at % kWarpRows;
                 entries.u[(entry + i) * entries.u_step + row] = memory.deltas[i][row];
             }
             if (memory.writes_keys && !own.is_q)
+#pragma unroll 1
                 for (int i = 0; i < count; ++i)
                     entries.k[(entry + i) * entries.k_step + own.element] = memory.qk[i][thread];
-            if (share == 0 && thread < count)
-                entries.g[(entry + thread) * entries.g_step] = memory.gates[thread].g;
         }
+#pragma unroll 1
         for (int i = 0; i < count; ++i) {
             uint16_t* to = ring + static_cast<int64_t>(place) * channels;
             if (memory.writes_keys) to[own.qk] = memory.inputs[i][thread];
@@ -306,10 +300,7 @@ struct RowsBlock {
                 const End at(n, share);
                 z[n] = load_row(d.z, (base + min(at.row, count - 1)) * d.z_ld + head * kDim + at.element);
             }
-            if (count <= kBatch / 2)
-                convolve_keys<kBatch / 2>(base, count, of_qk);
-            else
-                convolve_keys<kBatch>(base, count, of_qk);
+            convolve_keys(base, count, of_qk);
             convolve_values(base, count, of_v);
             if (turn == 0 && threadIdx.x == 0) memory.writes_keys = writer.decide();
             __syncthreads();
@@ -321,7 +312,9 @@ struct RowsBlock {
             place += count;
             while (place >= d.ring) place -= d.ring;
             if (base + kBatch >= end && !entries.journaling) rows.store(state);
-            shared_outputs.wait(turn);
+            shared_outputs.wait(turn);  // so all blocks of the head have applied the entries that were here
+            if (entries.journaling && share == 0 && static_cast<int>(threadIdx.x) < count)
+                entries.g[(base - begin + threadIdx.x) * entries.g_step] = memory.gates[threadIdx.x].g;
 #pragma unroll
             for (int n = 0; n < kEnds; ++n) {
                 const End at(n, share);
@@ -401,7 +394,7 @@ __global__ void __launch_bounds__(kBlock, 2) decode_rows_split_kernel(DeltaStep 
 }  // namespace
 
 void decode_rows(Context& c, const DeltaStep& d, bool split) {
-    if (d.journal.k != nullptr && d.journal.entries > kMostEntries)
+    if (d.journal.k != nullptr && d.journal.entries > DeltaJournal::kMaxEntries)
         unsupported("conv_gated_delta_net", "a journal of so many entries");
     if (split)
         launch(c, "conv_gated_delta_net rows split", decode_rows_split_kernel,

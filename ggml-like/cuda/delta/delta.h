@@ -17,7 +17,8 @@ struct DeltaJournal {
     float* g;               // [slots, entries, nv]
     const int* committed;   // [S] entries to apply first
     const int* journaling;  // [S] 1: rows write entries and leave S unchanged
-    int entries;
+    int entries;            // kMaxEntries at most
+    static constexpr int kMaxEntries = 16;
 };
 
 struct DeltaStep {

@@ -184,7 +184,6 @@ struct ColumnSplits {
 
 /// A row of x in shared memory: 128 bytes a chunk, then a pad that keeps rows of a quarter warp in different
 /// banks.
-inline constexpr int kFp4RowPad = 64;
-QUERN_BOTH constexpr int fp4_row_bytes(int chunks) { return chunks * 128 + kFp4RowPad; }
+QUERN_BOTH constexpr int fp4_row_bytes(int chunks) { return chunks * 128 + 64; }
 
 }  // namespace quern::cuda::linear

@@ -11,13 +11,13 @@
 //   (comm/tile_sums.cuh), and does the next norm's part.
 //
 //   What was chosen is told before gate and up end, so that weights are asked for before the wait: two chunks of each warp's four,
-//   lest rows of x queue behind them. Where gate and up came from gate_up_fp4_few.cu, it has left rows as they lie in shared memory,
-//   and the copy engine brings all of them in one piece; else the block's threads sort them.
+//   lest rows of x queue behind them. Where gate_up_fp4_few.cu ran before, it has left rows permuted as they lie in shared memory, and
+//   the copy engine brings all of them at once; else the block's threads permute them.
 //
 // Shared memory: a ring of two chunks a warp, four deep, or two where that does not fit; rows of routed and shared_in; sums; terms.
 //
 // Traffic: the weights of each needed expert once; every block reads all rows of x. Bound: instructions, some 95 for 16 x 64
-// weights: of 4 rows 0.6 us until it is known what was chosen, from the end of gate and up 2.8 until x is there (sorted by threads), 4.6
+// weights: of 4 rows 0.6 us until it is known what was chosen, from the end of gate and up 2.8 until x is there (permuted by threads), 4.6
 // products (bytes 4.6), 0.6 end (H200, 2026-11).
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/fp4_rows.cuh"
@@ -114,7 +114,7 @@ struct OwnChunks {
     }
 };
 
-/// The whole block sorts the rows of pairs, then those of the shared expert. once_asked(): when the first loads are under way.
+/// The whole block brings the rows of pairs, then those of the shared expert. once_asked(): when the first loads are under way.
 template <class Then>
 __device__ __forceinline__ void load_all_rows(const Down& a, uint8_t* rows, Then&& once_asked) {
     constexpr int kTogether = 5;  // pieces of a warp that are under way at the same time
@@ -215,11 +215,11 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll 1
         for (int i = kEarly; i < s.depth; ++i) chunks.request();
     };
-    if (a.ordered != nullptr) {
+    if (a.permuted != nullptr) {
         if (threadIdx.x == 0) {
             const int bytes = places * fp4_row_bytes(a.experts.chunks);
             arrive_and_expect(&m.rows_here, bytes);
-            copy_bytes(rows, a.ordered, bytes, &m.rows_here);
+            copy_bytes(rows, a.permuted, bytes, &m.rows_here);
         }
         ask_for_more();
     } else {
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         factor[i] = term < places ? DownTile(a, m.expert[term]).factor[r] * m.weight[term] : 0.0f;
     }
     __syncthreads();
-    if (a.ordered != nullptr) wait_phase(&m.rows_here, 0);
+    if (a.permuted != nullptr) wait_phase(&m.rows_here, 0);
     multiply(m, chunks, set, rows + split * 128, sums + split * kTileRows);
     __syncthreads();
 #pragma unroll

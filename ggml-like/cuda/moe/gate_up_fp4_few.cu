@@ -7,8 +7,8 @@
 //               a 17th warp plans: groups, the block's tiles, and asks the copy engine for them, a few at a time
 //   epilogue    a thread adds the splits of one sum in order: a column of sums (a tile and one of its rows of x) has 16
 //
-//   Every block chooses, as in gate_up_fp4_one.cu. The first block has no tiles: it writes the choice's results and tells `down`, for
-//   which results are stored a second time, in the order of its shared memory (GateUp::ordered).
+//   Every block chooses, as in gate_up_fp4_one.cu. The first block has no tiles: it writes the choice's results and tells `down`.
+//   The others store their sums twice, once permuted as `down` holds them in shared memory (GateUp::permuted).
 //   Blocks hold all rows of x, which come while experts are chosen.
 //
 // Shared memory: a ring of whole tiles (four of 18 KB), rows of x, all sums of the block; before that, candidates of the choice.
@@ -316,9 +316,9 @@ struct Columns {
             if (column >= width) continue;
             const bf16 y = gated(value, up);
             to[column] = y;
-            if (a.ordered == nullptr) continue;
+            if (a.permuted == nullptr) continue;
             const int place = is_shared ? a.rows * a.used + row : own[i].index;
-            uint8_t* row_of_down = a.ordered + place * (2 * width + kFp4RowPad);
+            uint8_t* row_of_down = a.permuted + place * fp4_row_bytes(width / kChunkCols);
             *reinterpret_cast<bf16*>(row_of_down + fp4_place(column)) = lifted(y);
         }
     }

@@ -63,7 +63,7 @@ struct GateUp {
     bf16 *routed, *shared_out;  // [rows * used, F], [rows, Fs]
     const float* factor;        // [rows] of the norm, for kernels that do not choose
     Choice choice;              // for kernels that choose
-    uint8_t* ordered;  // [rows * (used + 1), fp4_row_bytes]: both once more, for gate_up_fp4_few.cu; or null
+    uint8_t* permuted;   // [rows * (used + 1), fp4_row_bytes]: both once more, for down_fp4_few.cu; or null
     int first_pair = 0;  // in groups, of the launch's rows
 };
 
@@ -81,9 +81,9 @@ struct Down {
     void* terms;  // [rows * (used + 1), D]: F32, in prompt steps BF16
     /// Choice::ready; null: the choice is complete when the predecessor has ended. Kernels that read groups take the flag alone.
     const uint64_t* ready;
-    Defer next;                        // of the norm that follows
-    const uint8_t* ordered = nullptr;  // GateUp::ordered, where it was written
-    int first_pair = 0;                // in groups, of the launch's rows
+    Defer next;                         // of the norm that follows
+    const uint8_t* permuted = nullptr;  // GateUp::permuted, where it was written
+    int first_pair = 0;                 // in groups, of the launch's rows
 };
 
 /// For the choice of a kernel (cuda/variants.h).
@@ -105,6 +105,11 @@ inline MixtureShape shape_of(const GateUp& a) {
 }
 inline MixtureShape shape_of(const Down& a) {
     return shape_of(a.experts, a.shared, a.shared_chunks, a.rows, a.used);
+}
+
+/// Whether the kernel of moe_gate_up also writes `permuted`, where the node has it.
+inline bool leaves_permuted(const Card& card, const MixtureShape& gate_up) {
+    return choose_gate_up(card, gate_up) == MixtureProduct::few;
 }
 
 /// NVFP4, an answer step, by `product`: one, few, choosing or stream. routed and shared_out; all but stream also choose experts.

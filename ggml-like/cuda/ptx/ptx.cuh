@@ -53,10 +53,14 @@ class Divisor {
 };
 __device__ __forceinline__ int quotient(int x, int by) { return Divisor(by).quotient(x); }
 
-/// Counts one up; the number before. What the block has done before it called this comes before what the others do after it.
-__device__ __forceinline__ unsigned take_ticket(unsigned* counter) {
+/// Counts one up, and from `blocks` - 1 to zero again; the number before. What the block has done before comes before what others do
+/// after their tickets.
+__device__ __forceinline__ unsigned take_ticket(unsigned* counter, unsigned blocks) {
     unsigned before;
-    asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    asm volatile("atom.inc.acq_rel.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(counter), "r"(blocks - 1)
+                 : "memory");
     return before;
 }
 
@@ -66,7 +70,9 @@ __device__ __forceinline__ bool last_block(unsigned* counter, unsigned blocks) {
     __shared__ bool last;
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = take_ticket(counter) + 1 == blocks;
+        unsigned before;
+        asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+        last = before + 1 == blocks;
         if (last) *counter = 0;
     }
     __syncthreads();
