@@ -175,8 +175,8 @@ Residual moe_down(Graph& g, std::string_view name, const MoeGateUpResult& in, Te
                                           .sums = ranks.sums(),
                                           .gate_up_experts = in.permuted != nullptr ? in.experts : nullptr,
                                           .gate_up_shared = in.shared_expert}};
-    if (in.permuted != nullptr) node.inputs.push_back(in.permuted);
     if (ranks.zeros != nullptr) node.inputs.push_back(ranks.zeros);
+    if (in.permuted != nullptr) node.inputs.push_back(in.permuted);
     g.add(std::move(node));
     return out;
 }

@@ -352,8 +352,7 @@ const uint8_t* permuted_rows(const Node& node, const Context& c, int rows, int u
     const auto& experts = *static_cast<const PackedExperts*>(p.gate_up_experts->placed);
     const auto& shared = *static_cast<const Packed*>(p.gate_up_shared->placed);
     const MixtureShape shape = shape_of(experts, shared.part[0], experts.chunks, rows, used);
-    constexpr size_t kPermuted = 9;  // of the inputs
-    return leaves_permuted(c, shape) ? node.inputs[kPermuted]->as<const uint8_t>() : nullptr;
+    return leaves_permuted(c, shape) ? node.inputs.back()->as<const uint8_t>() : nullptr;
 }
 
 }  // namespace
@@ -388,7 +387,7 @@ void moe_down(const Node& node, Context& c) {
     if (p.sums == Sums::none || c.peers == nullptr) return answer(c, a, nullptr);
     if (down_sums(c, shape_of(a))) return answer(c, a, c.peers);
     const float* residual = a.residual;
-    a.residual = node.inputs.back()->as<float>();
+    a.residual = node.inputs[9]->as<float>();
     answer(c, a, nullptr);
     add_parts_of_answer(c, a.y, residual, a.y, a.next, y.elements());
 }

@@ -22,9 +22,8 @@ struct MoeDownParams {
     const Weight* gate_up_shared;
 };
 
-/// inputs {routed, shared, ids, weights, shared_gate, groups, ready, residual, next norm}, `permuted`, if there is one, and, over ranks,
-/// zeros; outputs
-/// {x', h, squares, terms}: terms [T * (K + 1), D] is kernel scratch, F32 in answer steps, else in routed's dtype.
+/// inputs {routed, shared, ids, weights, shared_gate, groups, ready, residual, next norm}, over ranks zeros, and `permuted`, if there is
+/// one; outputs {x', h, squares, terms}: terms [T * (K + 1), D] is kernel scratch, F32 in answer steps, else in routed's dtype.
 extern const Op kMoeDown;
 
 Residual moe_down(Graph& g, std::string_view name, const MoeGateUpResult& in, Tensor* residual,

@@ -168,6 +168,7 @@ struct Run {
 Layout crowd() {
     Layout l{.pages_each = 4, .kind = StepKind::answer};
     for (int i = 0; i < 40; ++i) l.rows.push_back(1 + i % 3), l.before.push_back(5 * i), l.slots.push_back(i);
+    l.committed = l.journal = std::vector<int>(l.rows.size(), 0);
     return l;
 }
 
