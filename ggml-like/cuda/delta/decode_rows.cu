@@ -167,8 +167,7 @@ struct RowsBlock {
     };
 
     /// q, k and gates of `count` rows from `base` on. Rows beyond are copies of the last one, so that no row waits for another; a
-    /// batch that has such rows is the last one. (A second version for half as many rows is slower: code that comes from the L2
-    /// cache, out of line.)
+    /// batch that has such rows is the last one.
     __device__ __forceinline__ void convolve_keys(int base, int count, Channel& of_qk) const {
         uint16_t u[kBatch];
 #pragma unroll
