@@ -1,8 +1,8 @@
 // best_token on the GPU, in one kernel: each block finds the best of its columns, the last one the best of these.
-// Traffic: the logits once. Bound: latency. An edge of the graph that all kernels before it must cross: see launch_after_all.
+// Traffic: the logits once. Bound: latency. An edge of the graph that all kernels before it must cross.
 #include "ggml-like/ops/best_token.h"
 
-#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/launch_after_all.cuh"
 #include "ggml-like/cuda/moe/route.cuh"
 #include "ggml-like/cuda/ops.h"
 
@@ -73,15 +73,6 @@ __global__ void __launch_bounds__(kBlock) best_token_kernel(Best b) {
     b.ids[row] = own == 0 ? 0 : column < b.first ? column : b.second + column - b.first;
 }
 
-/// Without programmatic dependent launch: the kernel starts when all before it have ended. The forward pass that comes
-/// next reads keys of this one, and its attention does so before it waits (attention/decode_keys.cuh).
-void launch_after_all(Context& c, dim3 grid, const Best& b) {
-    best_token_kernel<<<grid, kBlock, 0, c.stream>>>(b);
-    check_launch(cudaGetLastError(), "best_token");
-    if (Launched* l = c.launched; l != nullptr && l->count < Launched::kMax)
-        l->kernel[l->count++] = "best_token";
-}
-
 }  // namespace
 
 void best_token(const Node& node, Context& c) {
@@ -99,8 +90,11 @@ void best_token(const Node& node, Context& c) {
                    c.counters};
     int blocks = min((count + kColumns - 1) / kColumns, kMaxBlocks);
     while (blocks > 4 && blocks * rows > 2 * c.sms) blocks = (blocks + 1) / 2;
+    // The forward pass that comes next reads keys of this one, and its attention does so before it waits
+    // (attention/decode_keys.cuh).
     for (int first = 0; first < rows; first += kCounters)
-        launch_after_all(c, dim3(blocks, min(kCounters, rows - first)), all.from_row(first));
+        launch_after_all(c, "best_token", best_token_kernel, dim3(blocks, min(kCounters, rows - first)),
+                         kBlock, 0, all.from_row(first));
 }
 
 }  // namespace quern::cuda

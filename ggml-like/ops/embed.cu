@@ -2,7 +2,7 @@
 // to shared memory first: after a store to y the next load would wait, since as far as the compiler knows it may read what was stored.
 #include "ggml-like/ops/embed.h"
 
-#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/launch_after_all.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/ops.h"
 #include "ggml-like/cuda/pack/decode.cuh"
@@ -40,11 +40,11 @@ __device__ __forceinline__ float element(Kind kind, const uint8_t* chunk, int ro
     return __uint_as_float((code & 8u) << 28 | (code & 7u) << 22) * 0x1p60f * scale[kk];
 }
 
-/// kPrompt: squares are one number a row, else of 16 columns each. `source`, `images`: Batch::image_source and image_rows, or null.
+/// kPrompt: squares are one number a row, else of 16 columns each. `source`, `images`, `later`: of OtherRows, or null; `later`: its ids.
 template <bool kPrompt>
 __global__ void __launch_bounds__(kBlock)
     embed_kernel(Part table, int chunks, int columns, const int* ids, const int* source, const float* images,
-                 float* y, Defer defer) {
+                 const int* later, float* y, Defer defer) {
     extern __shared__ float4 memory[];
     float *norm = reinterpret_cast<float*>(memory), *values = norm + columns;
     allow_successor();
@@ -53,12 +53,14 @@ __global__ void __launch_bounds__(kBlock)
         copy_async16(norm + k, defer.norm + k);
     commit_copies();
     wait_for_predecessor();
-    const int n = blockIdx.x, id = min(max(__ldcg(ids + n), 0), table.rows - 1), row = id % kTileRows;
+    const int n = blockIdx.x, other = source != nullptr ? __ldcg(source + n) : -1;
+    const int given = __ldcg(later != nullptr && other >= 0 ? later + other : ids + n);
+    const int id = min(max(given, 0), table.rows - 1), row = id % kTileRows;
     const uint8_t* tile =
         table.data + static_cast<int64_t>(id / kTileRows) * chunks * chunk_bytes(table.kind);
     // factors carry the lift of the few-row kernels: codes here are too small by it as well
     const float factor = table.factor[id] * (table.kind == Kind::fp8 ? 0x1p60f : 1.0f);
-    const int64_t image = source != nullptr ? __ldcg(source + n) : -1;
+    const int64_t image = images != nullptr ? other : -1;
     const int own = static_cast<int>(threadIdx.x), column = own % kChunkCols;
     const int step = kBlock / kChunkCols * chunk_bytes(table.kind);
     const uint8_t* from = tile + own / kChunkCols * chunk_bytes(table.kind);
@@ -98,14 +100,23 @@ void embed(const Node& node, Context& c) {
     const auto& p = node.params<EmbedParams>();
     const Packed& table = *static_cast<const Packed*>(p.table->placed);
     const Tensor& y = *node.outputs[0];
-    const bool images = node.inputs.size() > 2;
+    const Tensor* others = node.inputs.size() > 2 ? node.inputs[3] : nullptr;
+    const bool images = others != nullptr && others->dtype == DType::F32;
     const auto kernel = p.kind == StepKind::prompt ? embed_kernel<true> : embed_kernel<false>;
     if (table.cols % 4 != 0) unsupported("embed", "a width that is not a multiple of 4");
     const int shared = 2 * static_cast<int>(table.cols * sizeof(float));
-    launch(c, "embed", kernel, static_cast<unsigned>(y.shape[0]), kBlock, shared, table.part[0], table.chunks,
-           table.cols, node.inputs[0]->as<int>(), images ? node.inputs[2]->as<const int>() : nullptr,
-           images ? node.inputs[3]->as<const float>() : nullptr, y.as<float>(),
-           defer_of(*node.inputs[1], *node.outputs[1], *node.outputs[2]));
+    const auto start = [&](auto launch_kernel) {
+        launch_kernel(c, "embed", kernel, static_cast<unsigned>(y.shape[0]), kBlock, shared, table.part[0],
+                      table.chunks, table.cols, node.inputs[0]->as<int>(),
+                      others != nullptr ? node.inputs[2]->as<const int>() : nullptr,
+                      images ? others->as<const float>() : nullptr,
+                      others != nullptr && !images ? others->as<const int>() : nullptr, y.as<float>(),
+                      defer_of(*node.inputs[1], *node.outputs[1], *node.outputs[2]));
+    };
+    if (p.after_all)
+        start([](auto&&... a) { launch_after_all(a...); });
+    else
+        start([](auto&&... a) { launch(a...); });
 }
 
 }  // namespace quern::cuda

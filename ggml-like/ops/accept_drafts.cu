@@ -1,0 +1,52 @@
+// accept_drafts on the GPU: a warp a sequence. Bound: latency.
+#include "ggml-like/ops/accept_drafts.h"
+
+#include "ggml-like/cuda/drafter_ops.h"
+#include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/ptx/ptx.cuh"
+#include "ggml-like/ops/logits_top.h"
+
+namespace quern::cuda {
+
+using namespace ptx;
+
+namespace {
+
+struct Drafted {
+    const int *ids, *start, *slots, *top, *source, *later;
+    int* chosen;
+};
+
+__global__ void __launch_bounds__(32) accept_drafts_kernel(Drafted d) {
+    allow_successor();
+    wait_for_predecessor();
+    const int s = blockIdx.x, lane = threadIdx.x, begin = __ldcg(d.start + s), end = __ldcg(d.start + s + 1);
+    if (begin == end) return;
+    int rows = 1;
+    for (bool go_on = true; go_on && begin + rows < end;) {
+        const int t = begin + rows + lane;
+        bool right = t < end;
+        if (right) {
+            const int source = d.source != nullptr ? __ldcg(d.source + t) : -1;
+            right = __ldcg(source >= 0 ? d.later + source : d.ids + t) == __ldcg(d.top + (t - 1) * kTopWords);
+        }
+        const unsigned wrong = __ballot_sync(0xffffffffu, !right);
+        go_on = wrong == 0;
+        rows += go_on ? 32 : __ffs(wrong) - 1;
+    }
+    if (lane > 0) return;
+    int* chosen = d.chosen + 2 * __ldcg(d.slots + s);
+    chosen[0] = rows, chosen[1] = __ldcg(d.top + (begin + rows - 1) * kTopWords);
+}
+
+}  // namespace
+
+void accept_drafts(const Node& node, Context& c) {
+    const bool later = node.inputs.size() > 4;
+    launch(c, "accept_drafts", accept_drafts_kernel, static_cast<unsigned>(node.inputs[2]->shape[0]), 32, 0,
+           Drafted{node.inputs[0]->as<int>(), node.inputs[1]->as<int>(), node.inputs[2]->as<int>(),
+                   node.inputs[3]->as<int>(), later ? node.inputs[4]->as<int>() : nullptr,
+                   later ? node.inputs[5]->as<int>() : nullptr, node.state[0]->as<int>()});
+}
+
+}  // namespace quern::cuda
