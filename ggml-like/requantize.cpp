@@ -7,7 +7,6 @@
 #include "ggml-like/check.h"
 #include "ggml-like/cpu/thread_pool.h"
 #include "ggml-like/nvfp4.h"
-#include "ggml-like/quantize.h"
 
 namespace quern {
 namespace {
@@ -48,10 +47,11 @@ Corner corner_of(const WeightSegment& part, const Weight& whole) {
 /// Requantizes one segment, a chunk of its rows a call.
 class Requantizer {
   public:
-    Requantizer(const Corner& from, WeightSegment& to, std::byte* memory)
+    Requantizer(const Corner& from, WeightSegment& to, std::byte* memory, ScaleChoice choice)
         : whole_(from.whole->name, {*from.whole}),
           row_(from.row),
           col_(from.col),
+          choice_(choice),
           to_(to),
           values_(reinterpret_cast<uint8_t*>(memory)) {
         to.data = memory;
@@ -98,7 +98,7 @@ class Requantizer {
         auto* scale = static_cast<uint8_t*>(const_cast<void*>(to_.scale));
         const auto w = whole_row.subspan(static_cast<size_t>(col_), static_cast<size_t>(to_.cols));
         if (to_.scale_kind == ScaleKind::nvfp4) {
-            encode_nvfp4(w, global_, ScaleChoice::mse, values_ + row * (to_.cols / 2),
+            encode_nvfp4(w, global_, choice_, values_ + row * (to_.cols / 2),
                          scale + row * (to_.cols / nvfp4::kBlock));
             return;
         }
@@ -109,6 +109,7 @@ class Requantizer {
 
     const Weight whole_;
     const int64_t row_, col_;  // where to_ begins in it
+    const ScaleChoice choice_;
     WeightSegment& to_;
     uint8_t* values_;
     Nvfp4Global global_;
@@ -140,12 +141,12 @@ Weight requantized_form(const Weight& w, DenseFormat format) {
     return form;
 }
 
-std::unique_ptr<std::byte[]> requantize(const Weight& from, Weight& to, int threads) {
-    return requantize_part(from, from, to, threads);
+std::unique_ptr<std::byte[]> requantize(const Weight& from, Weight& to, int threads, ScaleChoice choice) {
+    return requantize_part(from, from, to, threads, choice);
 }
 
-std::unique_ptr<std::byte[]> requantize_part(const Weight& from, const Weight& whole, Weight& to,
-                                             int threads) {
+std::unique_ptr<std::byte[]> requantize_part(const Weight& from, const Weight& whole, Weight& to, int threads,
+                                             ScaleChoice choice) {
     CHECK(from.segments.size() == to.segments.size(), "[requantize] {} is not the form of {}", to.name,
           from.name);
     const auto same = [&](size_t i) { return from.segments[i].dtype == to.segments[i].dtype; };
@@ -160,7 +161,7 @@ std::unique_ptr<std::byte[]> requantize_part(const Weight& from, const Weight& w
     for (size_t i = 0; i < to.segments.size(); ++i) {
         if (same(i)) continue;
         WeightSegment& s = to.segments[i];
-        Requantizer(corner_of(from.segments[i], whole), s, memory.get() + at).run(pool);
+        Requantizer(corner_of(from.segments[i], whole), s, memory.get() + at, choice).run(pool);
         at += aligned(dtype_bytes(s.dtype, s.rows * s.cols)) + aligned(scale_bytes(s));
     }
     return memory;

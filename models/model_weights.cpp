@@ -44,8 +44,13 @@ void ModelWeights::drop_unused() {
     };
     std::erase_if(changes, [&](const DenseChange& c) { return use_of(c.weight) == uses.end(); });
     for (DenseChange& c : changes) c.tied = use_of(c.weight)->tied != nullptr;
-    std::erase_if(copies, [&](const WeightCopy& c) { return use_of(c.weight) == uses.end(); });
-    for (const WeightCopy& c : copies) use_of(c.weight)->copy = true;
+    const auto use_of_copy = [&](const WeightCopy& c) {
+        return std::find_if(uses.begin(), uses.end(), [&](const WeightUse& use) {
+            return c.of != nullptr ? use.experts == c.of : use.matrix == c.weight;
+        });
+    };
+    std::erase_if(copies, [&](const WeightCopy& c) { return use_of_copy(c) == uses.end(); });
+    for (const WeightCopy& c : copies) use_of_copy(c)->copy = true;
 }
 
 void ModelWeights::begin_parts() {
@@ -86,13 +91,30 @@ void ModelWeights::plan_vision(DenseFormat format) {
         if (use.vision && use.matrix != nullptr) plan_change(use, format);
 }
 
+void ModelWeights::plan_copy(WeightUse& use, DenseFormat format) {
+    const auto can = [&](const Weight& w) { return can_requantize(w, format); };
+    if (use.matrix != nullptr ? !can(*use.matrix)
+                              : !std::all_of(use.experts->expert.begin(), use.experts->expert.end(), can))
+        return;
+    const auto plan = [&](Weight& w, const ExpertWeights* of) {
+        copies.push_back({&w, w, of});
+        w = requantized_form(copies.back().from, format);
+    };
+    if (use.matrix != nullptr) plan(*use.matrix, nullptr);
+    if (use.experts != nullptr)
+        for (Weight& expert : use.experts->expert) plan(expert, use.experts);
+    use.copy = true;
+}
+
 void ModelWeights::plan_drafters(DenseFormat format) {
     if (format == DenseFormat::as_stored) return;
+    const bool nvfp4 = std::any_of(uses.begin(), uses.end(), [](const WeightUse& use) {
+        return use.experts != nullptr && !use.draft &&
+               use.experts->expert.front().segments.front().dtype == DType::NVFP4;
+    });
     for (WeightUse& use : uses) {
-        if (!use.draft_layer || !can_requantize(*use.matrix, format)) continue;
-        copies.push_back({use.matrix, *use.matrix});
-        *use.matrix = requantized_form(copies.back().from, format);
-        use.copy = true;
+        if (use.draft_layer) plan_copy(use, format);
+        if (use.draft_expert && nvfp4) plan_copy(use, DenseFormat::nvfp4);
     }
 }
 

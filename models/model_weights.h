@@ -24,9 +24,11 @@ struct WeightUse {
     int64_t picked = 0;        // experts, or rows of the embedding, that each token picks; 0: it reads all
     bool projection = false;   // whether OpenOptions::dense applies
     bool draft_layer = false;  // of a DFlash drafter's layers: OpenOptions::draft_format applies
-    bool draft = false;        // of the MTP layer or a drafter: only drafting reads it
-    bool vision = false;       // of the vision tower: only images read it
-    bool copy = false;         // made of another weight when the weights are placed: ModelWeights::copies
+    bool draft_expert =
+        false;            // of the MTP layer's mixture: likewise, but NVFP4 if the model's own experts are
+    bool draft = false;   // of the MTP layer or a drafter: only drafting reads it
+    bool vision = false;  // of the vision tower: only images read it
+    bool copy = false;    // made of another weight when the weights are placed: ModelWeights::copies
     const Weight* tied = nullptr;  // of a head that the checkpoint does not store: the embedding
 
     /// Whether another use has counted this memory: a tied head that was not requantized.
@@ -52,6 +54,9 @@ struct DenseChange {
 struct WeightCopy {
     Weight* weight;
     Weight from;
+    const ExpertWeights* of = nullptr;  // whose expert it is, if it is one
+
+    bool placed() const { return (of != nullptr ? of->placed : weight->placed) != nullptr; }
 };
 
 struct ModelWeights {
@@ -67,8 +72,8 @@ struct ModelWeights {
     void plan_dense(DenseFormat format);
     /// The same for the matrices of the vision tower; those that are quantized already stay.
     void plan_vision(DenseFormat format);
-    /// Gives the matrices of a DFlash drafter's layers that are stored in 16 or 32 bits this form: they become copies, and what is stored
-    /// is not placed.
+    /// Gives the matrices of a DFlash drafter's layers that are stored in 16 or 32 bits this form, and the experts of an MTP layer that of
+    /// the model's own, if that is NVFP4: they become copies, and what is stored is not placed.
     void plan_drafters(DenseFormat format);
     /// After `uses` has changed: drops what was planned of weights that are not among them any more, and says of the others
     /// which are copies.
@@ -82,6 +87,7 @@ struct ModelWeights {
 
   private:
     void plan_change(const WeightUse& use, DenseFormat format);
+    void plan_copy(WeightUse& use, DenseFormat format);
 };
 
 }  // namespace quern

@@ -66,6 +66,8 @@ void list_mtp(std::vector<WeightUse>& uses, const Qwen36MoeConfig& config, MtpWe
     else
         list_moe(uses, layer, l.moe, config.experts_used);
     for (size_t i = first; i < uses.size(); ++i) {
+        const std::string_view group = uses[i].group;
+        uses[i].draft_expert = group == "routed experts" || group == "shared experts";
         uses[i].group = "MTP";
         uses[i].projection = false;
         uses[i].draft = true;
@@ -224,7 +226,7 @@ class Qwen36Moe final : public Model {
         if (!options.dflash || !config_.is_last()) return specs;
         CHECK(drafter_ != nullptr, "[dflash] this model was opened without a drafter");
         const int layer = static_cast<int>(config_.layers) + 1;
-        for (StateSpec& spec : dflash_state(drafter_->config(), layer, options.conv))
+        for (StateSpec& spec : dflash_state(drafter_->config(), layer, options.conv, options.journal))
             specs.push_back(std::move(spec));
         return specs;
     }

@@ -13,6 +13,9 @@
 namespace quern {
 namespace {
 
+/// A copy of more bytes than that is made by all threads together, others each by one.
+constexpr int64_t kLargeCopy = 16 << 20;
+
 int64_t aligned(int64_t bytes) { return (bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment; }
 
 int64_t placed_bytes(const WeightUse& use, const Backend& backend) {
@@ -96,18 +99,26 @@ class Placement {
 
     /// What the copies point into; none of random weights, which the backend makes.
     std::vector<std::shared_ptr<void>> make_copies() const {
-        std::vector<std::shared_ptr<void>> memory;
+        std::vector<const WeightCopy*> large, small;
         for (const WeightCopy& c : weights_.copies)
             if (c.from.segments[0].data != nullptr)
-                memory.emplace_back(
-                    std::shared_ptr<std::byte[]>(requantize(c.from, *c.weight, backend_.threads())));
+                (c.from.bytes() > kLargeCopy ? large : small).push_back(&c);
+        std::vector<std::shared_ptr<void>> memory(small.size());
+        const auto make = [](const WeightCopy& c, int threads) {
+            const ScaleChoice choice =
+                c.of != nullptr ? ScaleChoice::amax : ScaleChoice::mse;  // many, and soon
+            return std::shared_ptr<std::byte[]>(requantize(c.from, *c.weight, threads, choice));
+        };
+        for_each_parallel(backend_.threads(), small.size(),
+                          [&](size_t i) { memory[i] = make(*small[i], 1); });
+        for (const WeightCopy* c : large) memory.push_back(make(*c, backend_.threads()));
         return memory;
     }
 
     /// Those that the backend has not copied are read where they are.
     void keep_copies(const std::vector<std::shared_ptr<void>>& made) {
         const bool read_there = std::any_of(weights_.copies.begin(), weights_.copies.end(),
-                                            [](const WeightCopy& c) { return c.weight->placed == nullptr; });
+                                            [](const WeightCopy& c) { return !c.placed(); });
         if (read_there) weights_.memory.insert(weights_.memory.end(), made.begin(), made.end());
     }
 

@@ -91,11 +91,11 @@ struct Drafted {
     }
 };
 
-/// The largest |ours - theirs| / |theirs| of a row of logits.
-double error(const Case& c, const Drafted& drafted) {
+/// The largest |ours - theirs| / |theirs| of a row of logits, of the first so many tokens of a draft.
+double error(const Case& c, const Drafted& drafted, size_t tokens = kDrafted) {
     double worst = 0;
     for (const auto& [position, rows] : drafted.rounds)
-        for (size_t i = 0; i < rows.size(); ++i) {
+        for (size_t i = 0; i < std::min(rows.size(), tokens); ++i) {
             const size_t round = static_cast<size_t>(position) - c.prompt - 1;
             const float* expected = c.logits.data() + (round * kDrafted + i) * rows[i].size();
             double difference = 0, norm = 0;
@@ -361,6 +361,38 @@ TEST_SUITE("cpu") {
             CHECK(drafted[i].rounds.size() >= 8);
             CHECK(error(c, drafted[i]) < kClose);
         }
+    }
+
+    TEST_CASE("mtp: experts in 16 bits beside NVFP4 ones become NVFP4, where drafters get smaller copies") {
+        int changed = 0;
+        for (const std::string& name : case_names()) {
+            CAPTURE(name);
+            const Case c(name);
+            const auto backend = device();
+            const auto model =
+                load_model(c.dir.str(), *backend,
+                           {.tokenizer = false, .mtp = MtpUse::required, .draft_format = DenseFormat::fp8});
+            const ModelWeights& weights = model->weights();
+            if (std::none_of(weights.copies.begin(), weights.copies.end(),
+                             [](const WeightCopy& copy) { return copy.of != nullptr; }))
+                continue;
+            ++changed;
+            for (const WeightUse& use : weights.uses) {
+                CHECK(use.copy == use.draft_expert);
+                if (use.experts == nullptr) continue;
+                for (const Weight& expert : use.experts->expert)
+                    for (const WeightSegment& s : expert.segments) CHECK(s.dtype == DType::NVFP4);
+            }
+            Engine engine(*model, *backend, drafting(c, {}));
+            Drafted drafted;
+            Request r = greedy(c.prompt_ids(), c.answer().size() + 1);
+            drafted.watch(r);
+            const Result result = engine.run(std::move(r));
+            CHECK(std::vector(result.tokens.begin(), result.tokens.end() - 1) == c.answer());
+            CHECK(error(c, drafted, 1) > kClose);
+            CHECK(error(c, drafted, 1) < 0.4);  // a second token follows what was drafted first
+        }
+        CHECK(changed >= 1);
     }
 
     TEST_CASE("mtp: random weights in the shapes of real ones have the layer, where it is wanted") {
