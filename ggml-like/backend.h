@@ -56,6 +56,12 @@ class Backend {
     /// As download, in the order of all other work and without a wait: the bytes are there after await_mark of a mark that is
     /// set later. `to_host`: of alloc_host.
     virtual void send(void* to_host, const void* from, int64_t bytes) { download(to_host, from, bytes); }
+    /// As send and set_mark, but later work does not wait for the copy: it may not write to `from` before the mark was awaited. Such
+    /// copies are made in the order of their calls.
+    virtual void send_beside(void* to_host, const void* from, int64_t bytes, int mark) {
+        send(to_host, from, bytes);
+        set_mark(mark);
+    }
     /// Number `mark`, 0 .. kMarks - 1, stands for all work queued so far from now on.
     virtual void set_mark(int) {}
     /// Returns when the work that the mark stands for has ended, whatever was queued since; at once if it was never set.

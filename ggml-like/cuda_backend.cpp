@@ -27,6 +27,7 @@
 #include "ggml-like/cuda/pack/state_copies.h"
 #include "ggml-like/cuda/vision_ops.h"
 #include "ggml-like/one_format.h"
+#include "ggml-like/ops/accept_drafts.h"
 #include "ggml-like/ops/all_reduce_add.h"
 #include "ggml-like/ops/arrived_rows.h"
 #include "ggml-like/ops/best_token.h"
@@ -34,6 +35,8 @@
 #include "ggml-like/ops/concat.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ggml-like/ops/embed.h"
+#include "ggml-like/ops/follow_choice.h"
+#include "ggml-like/ops/follow_draft.h"
 #include "ggml-like/ops/gated_attention.h"
 #include "ggml-like/ops/gather_rows.h"
 #include "ggml-like/ops/grid_attention.h"
@@ -97,6 +100,9 @@ Launch launch_of(const Op* op) {
         {&kBestToken, cuda::best_token},
         {&kNormTwice, cuda::norm_twice},
         {&kWriteRing, cuda::write_ring},
+        {&kAcceptDrafts, cuda::accept_drafts},
+        {&kFollowChoice, cuda::follow_choice},
+        {&kFollowDraft, cuda::follow_draft},
         {&kLayerNorm, cuda::layer_norm},
         {&kLinearBias, cuda::linear_bias},
         {&kPatchValues, cuda::patch_values},
@@ -146,6 +152,7 @@ class CudaBackend final : public Backend {
         : device_(device), peers_(std::move(peers)), rank_(rank), handover_(device) {
         CUDA_CHECK(cudaGetDeviceProperties(&properties_, device));
         CUDA_CHECK(cudaStreamCreateWithFlags(&context_.stream, cudaStreamNonBlocking));
+        CUDA_CHECK(cudaStreamCreateWithFlags(&sending_, cudaStreamNonBlocking));
         states_ = std::make_unique<cuda::pack::StateCopies>(
             context_.stream, properties_.canUseHostPointerForRegisteredMem != 0);
         context_.sms = properties_.multiProcessorCount;
@@ -169,6 +176,8 @@ class CudaBackend final : public Backend {
         apart_.clear();
         for (const Block& block : weights_) cudaFree(block.memory);
         cudaFree(context_.counters);
+        cudaStreamSynchronize(sending_);
+        cudaStreamDestroy(sending_);
         cudaStreamDestroy(context_.stream);
     }
 
@@ -226,11 +235,14 @@ class CudaBackend final : public Backend {
         CUDA_CHECK(
             cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, context_.stream));
     }
-    void set_mark(int mark) override {
-        std::unique_ptr<cuda::Event>& event = marks_.at(static_cast<size_t>(mark));
-        if (event == nullptr) event = std::make_unique<cuda::Event>();
-        CUDA_CHECK(cudaEventRecord(event->get(), context_.stream));
+    void send_beside(void* to, const void* from, int64_t bytes, int mark) override {
+        CUDA_CHECK(cudaEventRecord(before_sending_.get(), context_.stream));
+        CUDA_CHECK(cudaStreamWaitEvent(sending_, before_sending_.get()));
+        CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, sending_));
+        CUDA_CHECK(cudaEventRecord(event_of(mark), sending_));
+        sends_ = true;
     }
+    void set_mark(int mark) override { CUDA_CHECK(cudaEventRecord(event_of(mark), context_.stream)); }
     void await_mark(int mark) override {
         const auto& event = marks_.at(static_cast<size_t>(mark));
         if (event != nullptr) CUDA_CHECK(cudaEventSynchronize(event->get()));
@@ -340,10 +352,16 @@ class CudaBackend final : public Backend {
     }
     void synchronize() override {
         CUDA_CHECK(cudaStreamSynchronize(context_.stream));
+        if (std::exchange(sends_, false)) CUDA_CHECK(cudaStreamSynchronize(sending_));
         if (peers_ != nullptr) peers_->check(rank_);
     }
 
   private:
+    cudaEvent_t event_of(int mark) {
+        std::unique_ptr<cuda::Event>& event = marks_.at(static_cast<size_t>(mark));
+        if (event == nullptr) event = std::make_unique<cuda::Event>();
+        return event->get();
+    }
     void launch_all(const Plan& plan) {
         zero(plan.zeros(), plan.zero_bytes());
         for (const Node& node : plan.graph().nodes()) launch_of(node.op)(node, context_);
@@ -365,7 +383,7 @@ class CudaBackend final : public Backend {
     /// Node by node between events; times include the launch gaps that a captured plan does not have.
     void run_timed(Plan& plan) {
         const auto& nodes = plan.graph().nodes();
-        const std::vector<cuda::Event> events(nodes.size() + 1);
+        const std::vector<cuda::TimedEvent> events(nodes.size() + 1);
         zero(plan.zeros(), plan.zero_bytes());
         CUDA_CHECK(cudaEventRecord(events[0].get(), context_.stream));
         std::vector<cuda::Launched> launched(nodes.size());
@@ -420,6 +438,9 @@ class CudaBackend final : public Backend {
     std::vector<Block> weights_;
     std::map<const void*, std::unique_ptr<Apart>> apart_;  // by what Weight::placed points to
     std::array<std::unique_ptr<cuda::Event>, kMarks> marks_;
+    cudaStream_t sending_ = nullptr;  // of send_beside
+    cuda::Event before_sending_;
+    bool sends_ = false;  // something is on its way there, perhaps
 };
 
 }  // namespace

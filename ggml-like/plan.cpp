@@ -1,16 +1,18 @@
 #include "ggml-like/plan.h"
 
 #include <cstring>
+#include <utility>
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
 
 namespace quern {
 
-Workspace::Workspace(Backend& backend, int64_t arena_bytes, int64_t input_bytes)
+Workspace::Workspace(Backend& backend, int64_t arena_bytes, int64_t input_bytes, int mark)
     : backend_(backend),
       arena_bytes_((arena_bytes + kPlanAlignment - 1) / kPlanAlignment * kPlanAlignment),
-      input_bytes_(input_bytes) {
+      input_bytes_(input_bytes),
+      mark_(mark) {
     device_ =
         static_cast<std::byte*>(backend_.alloc(arena_bytes_ + input_bytes_, "scratch and inputs of a step"));
     try {
@@ -77,11 +79,26 @@ void Plan::copy_inputs(const Plan& from) {
 
 void Plan::run() {
     upload();
+    backend_.run(*this);
+}
+
+void Plan::run_marked() {
+    upload_marked();
     run_uploaded();
 }
 
-void Plan::upload() { backend_.upload(workspace_.inputs(), workspace_.host_inputs(), memory_.input_bytes); }
+void Plan::upload_marked() {
+    upload();
+    backend_.set_mark(workspace_.mark_);
+    workspace_.marked_ = true;
+}
 
 void Plan::run_uploaded() { backend_.run(*this); }
+
+void Plan::await_inputs() {
+    if (std::exchange(workspace_.marked_, false)) backend_.await_mark(workspace_.mark_);
+}
+
+void Plan::upload() { backend_.upload(workspace_.inputs(), workspace_.host_inputs(), memory_.input_bytes); }
 
 }  // namespace quern

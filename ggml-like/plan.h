@@ -14,9 +14,9 @@ class Backend;
 /// another plan's inputs are filled.
 class Workspace {
   public:
-    /// `arena_bytes`: the most scratch and outputs of a plan; `input_bytes`: the most inputs. Throws
-    /// Error(memory).
-    Workspace(Backend& backend, int64_t arena_bytes, int64_t input_bytes);
+    /// `arena_bytes`: the most scratch and outputs of a plan; `input_bytes`: the most inputs. `mark`: of Backend::set_mark, for
+    /// Plan::run_marked: no other workspace whose plans are run so has it. Throws Error(memory).
+    Workspace(Backend& backend, int64_t arena_bytes, int64_t input_bytes, int mark = 0);
     ~Workspace();
     Workspace(const Workspace&) = delete;
     Workspace& operator=(const Workspace&) = delete;
@@ -28,8 +28,12 @@ class Workspace {
     std::byte* host_inputs() const { return host_; }
 
   private:
+    friend class Plan;
+
     Backend& backend_;
     int64_t arena_bytes_, input_bytes_;
+    const int mark_;       // stands for an upload of the inputs ...
+    bool marked_ = false;  // ... that nobody has waited for
     std::byte* device_ = nullptr;
     std::byte* host_ = nullptr;
 };
@@ -55,10 +59,14 @@ class Plan {
     }
     /// Takes over the inputs of a plan whose first ones are the same as all of this one's.
     void copy_inputs(const Plan& from);
-    /// Uploads the inputs and runs. Results are readable after Backend::synchronize().
+    /// Uploads the inputs and runs. Results are readable after Backend::synchronize(); only then may inputs be filled again.
     void run();
-    /// The same in two: the backend may still read the host's side of the inputs when `upload` returns.
-    void upload();
+    /// The same where a plan of this workspace may be filled before anybody waits for the results: it calls await_inputs() first,
+    /// which returns when these inputs were uploaded.
+    void run_marked();
+    void await_inputs();
+    /// The same in two: other work may be queued between them.
+    void upload_marked();
     void run_uploaded();
 
     const Graph& graph() const { return graph_; }
@@ -77,6 +85,7 @@ class Plan {
   private:
     Plan(Graph graph, Backend& backend, Workspace* workspace, PlanUse use);
     std::byte* host_input(const Tensor* t);
+    void upload();
 
     Graph graph_;
     Backend& backend_;

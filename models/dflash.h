@@ -106,12 +106,12 @@ class Dflash {
 void dflash_context(Graph& g, const Dflash& drafter, const std::vector<Tensor*>& taps, const Batch& batch,
                     Tensor* k_cache, Tensor* v_cache, DType activations);
 
-/// Pass::dflash: blocks of drafted tokens. `short_head`: null, or a smaller head (draft_head.h).
+/// Pass::dflash: blocks of drafted tokens. `short_head`: null, or a smaller head (draft_head.h). State is that of layer `layer`.
 BuiltGraph build_dflash(const Dflash& drafter, const Weight& embedding, const Weight& head,
-                        const DraftHead* short_head, const BatchShape& shape, Tensor k_cache, Tensor v_cache,
-                        DType activations);
+                        const DraftHead* short_head, const BatchShape& shape, const StateViews& state,
+                        int layer, DType activations);
 
-/// Keys and values of all its layers, as layer `layer`.
-std::vector<StateSpec> dflash_state(const DflashConfig& config, int layer, DType dtype);
+/// Keys and values of all its layers, as layer `layer`, and drafts of up to `journal` - 1 tokens.
+std::vector<StateSpec> dflash_state(const DflashConfig& config, int layer, DType dtype, int journal);
 
 }  // namespace quern

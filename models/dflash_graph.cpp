@@ -1,9 +1,12 @@
 // The passes of a DFlash drafter.
+#include <tuple>
+
 #include "ggml-like/check.h"
 #include "ggml-like/ops/best_token.h"
 #include "ggml-like/ops/block_attention.h"
 #include "ggml-like/ops/concat.h"
 #include "ggml-like/ops/embed.h"
+#include "ggml-like/ops/follow_choice.h"
 #include "ggml-like/ops/gather_rows.h"
 #include "ggml-like/ops/kv_write.h"
 #include "ggml-like/ops/linear_add.h"
@@ -18,17 +21,22 @@ namespace {
 /// Blocks of rows through all layers.
 class BlockBuilder {
   public:
-    BlockBuilder(const Dflash& drafter, const BatchShape& shape, Tensor k_cache, Tensor v_cache,
+    BlockBuilder(const Dflash& drafter, const BatchShape& shape, const StateViews& state, int layer,
                  DType activations)
         : c_(drafter.config()), w_(drafter.weights()), shape_(shape), act_(activations) {
-        k_cache_ = g_.external(k_cache);
-        v_cache_ = g_.external(v_cache);
-        batch_ = declare_batch(g_, shape);
+        k_cache_ = g_.external(state.find(layer, StateRole::key));
+        v_cache_ = g_.external(state.find(layer, StateRole::value));
+        declared_ = declare_batch(g_, shape);
+        declared_.follows = g_.input("follows", DType::I32, {shape.sequences});
+        batch_ = declared_;
+        std::tie(batch_.token_ids, batch_.positions) =
+            follow_choice(g_, "dflash.follow", declared_, g_.external(state.find(layer, StateRole::chosen)));
+        drafts_ = draft_ids(g_, state, layer, {1, shape.logit_rows});
     }
 
     BuiltGraph build(const Weight& embedding, const Weight& head, const DraftHead* short_head) {
-        Residual x =
-            embed(g_, "dflash.embed", embedding, batch_.token_ids, next(w_.layers.front().input_norm));
+        Residual x = embed(g_, "dflash.embed", embedding, batch_.token_ids,
+                           next(w_.layers.front().input_norm), {}, true);
         for (layer_ = 0; layer_ < w_.layers.size(); ++layer_) {
             const DflashLayer& l = w_.layers[layer_];
             g_.set_layer(static_cast<int>(layer_));
@@ -44,11 +52,10 @@ class BlockBuilder {
         const Weight& w = full ? head : short_head->weight;
         const TokenColumns columns = full ? TokenColumns{w.rows, w.rows, shape_.vocab} : short_head->columns;
         Tensor* logits = norm_linear(g_, "dflash.logits", rows, w, c_.eps, shape_.kind, DType::F32);
-        Tensor* ids = g_.scratch("dflash.drafts", DType::I32, {shape_.logit_rows});
+        Tensor* ids = g_.view("dflash.drafts", drafts_, 0, {shape_.logit_rows}, {1});
         best_token(g_, "dflash.best_token", logits, columns, ids);
-        g_.output(ids);
         if (shape_.full_head) g_.output(logits);
-        BuiltGraph built{.batch = batch_, .logits = shape_.full_head ? logits : nullptr, .top = ids};
+        BuiltGraph built{.batch = declared_, .logits = shape_.full_head ? logits : nullptr, .top = ids};
         built.graph = std::move(g_);
         return built;
     }
@@ -80,8 +87,8 @@ class BlockBuilder {
     const BatchShape shape_;
     const DType act_;
     Graph g_;
-    Batch batch_;
-    Tensor *k_cache_, *v_cache_;
+    Batch declared_, batch_;  // as the host fills it; as the layers read it
+    Tensor *k_cache_, *v_cache_, *drafts_;
     size_t layer_ = 0;
 };
 
@@ -104,14 +111,17 @@ void dflash_context(Graph& g, const Dflash& drafter, const std::vector<Tensor*>&
 }
 
 BuiltGraph build_dflash(const Dflash& drafter, const Weight& embedding, const Weight& head,
-                        const DraftHead* short_head, const BatchShape& shape, Tensor k_cache, Tensor v_cache,
-                        DType activations) {
-    return BlockBuilder(drafter, shape, k_cache, v_cache, activations).build(embedding, head, short_head);
+                        const DraftHead* short_head, const BatchShape& shape, const StateViews& state,
+                        int layer, DType activations) {
+    return BlockBuilder(drafter, shape, state, layer, activations).build(embedding, head, short_head);
 }
 
-std::vector<StateSpec> dflash_state(const DflashConfig& c, int layer, DType dtype) {
+std::vector<StateSpec> dflash_state(const DflashConfig& c, int layer, DType dtype, int journal) {
     const std::vector<int64_t> shape = {c.layers * c.kv_heads, kPageTokens, c.head_dim};
-    return {{layer, StateRole::key, dtype, true, shape}, {layer, StateRole::value, dtype, true, shape}};
+    std::vector<StateSpec> specs = draft_specs(layer, journal);
+    for (const StateRole role : {StateRole::key, StateRole::value})
+        specs.push_back({layer, role, dtype, true, shape});
+    return specs;
 }
 
 }  // namespace quern

@@ -27,6 +27,22 @@ ImagePart Model::read_image(Image image, const ImageSizes& sizes) const {
     return make_image_part({&image, 1}, vision);
 }
 
+std::vector<StateSpec> draft_specs(int layer, int journal) {
+    return {{layer, StateRole::drafts, DType::I32, false, {2 * std::max(1, journal)}},
+            {layer, StateRole::chosen, DType::I32, false, {2}}};
+}
+
+Tensor flat(const Tensor& t) {
+    Tensor out = make_tensor(t.name, t.dtype, t.place, {t.elements()});
+    out.data = t.data;
+    return out;
+}
+
+Tensor* draft_ids(Graph& g, const StateViews& state, int layer, std::initializer_list<int64_t> shape) {
+    const int64_t columns = *(shape.end() - 1);
+    return g.view("drafts", g.external(flat(state.find(layer, StateRole::drafts))), 0, shape, {columns, 1});
+}
+
 Batch declare_batch(Graph& g, const BatchShape& shape, int64_t width) {
     const int64_t tokens = shape.tokens, sequences = shape.sequences,
                   logit_rows = std::max<int64_t>(1, shape.logit_rows);

@@ -49,7 +49,20 @@ struct BatchShape {
 };
 
 /// hidden: hidden states of a sequence's last tokens, by position in a ring: the MTP layer needs each with the token after it.
-enum class StateRole : uint8_t { key, value, conv, delta, hidden, journal_k, journal_u, journal_g };
+/// drafts: of all slots together, the ids that the last pass that drafted left, in its order. chosen: what the last step that
+/// verified drafts chose, if it chose the highest logits (ops/accept_drafts.h).
+enum class StateRole : uint8_t {
+    key,
+    value,
+    conv,
+    delta,
+    hidden,
+    journal_k,
+    journal_u,
+    journal_g,
+    drafts,
+    chosen
+};
 
 /// Positions of a sequence whose hidden states are kept, for the MTP layer.
 inline constexpr int64_t kHiddenRing = 32;
@@ -64,7 +77,8 @@ struct StateSpec {
     int stage = 0;               // of a model that several devices hold by layers: which of them has it
 
     int64_t bytes() const;
-    bool journal() const { return role >= StateRole::journal_k; }
+    /// From one step to the next only: no part of a sequence's state.
+    bool transient() const { return role >= StateRole::journal_k; }
 };
 
 /// Formats of keys and of values (ggml-like/kv_format.h).
@@ -195,6 +209,14 @@ struct OpenOptions {
 
 /// The inputs of a step of this shape, named as in ops/batch.h. `width`: of a model that reads images, its width; else 0.
 Batch declare_batch(Graph& g, const BatchShape& shape, int64_t width = 0);
+
+/// Of a layer that drafts up to `journal` - 1 tokens, StateRole::drafts, with room for sequences that are padded to twice as many,
+/// and chosen.
+std::vector<StateSpec> draft_specs(int layer, int journal);
+/// A pass's drafts, I32 of this shape, at the beginning of StateRole::drafts.
+Tensor* draft_ids(Graph& g, const StateViews& state, int layer, std::initializer_list<int64_t> shape);
+/// The tensor as a vector.
+Tensor flat(const Tensor& t);
 
 /// Rows of images that a step may read at most: its own, and the one after each slice.
 inline int64_t image_row_limit(const BatchShape& shape) { return shape.tokens + shape.sequences; }

@@ -4,10 +4,12 @@
 #include <tuple>
 
 #include "ggml-like/check.h"
+#include "ggml-like/ops/accept_drafts.h"
 #include "ggml-like/ops/arrived_rows.h"
 #include "ggml-like/ops/best_token.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
 #include "ggml-like/ops/embed.h"
+#include "ggml-like/ops/follow_draft.h"
 #include "ggml-like/ops/gated_attention.h"
 #include "ggml-like/ops/gather_rows.h"
 #include "ggml-like/ops/linear_add.h"
@@ -43,6 +45,7 @@ class Builder {
         BatchShape declared = shape_;
         declared.images &= embeds_prompts();
         batch_ = declare_batch(g_, declared, w_.vision ? c_.width : 0);
+        if (reads_drafts()) batch_.draft_source = g_.input("draft_source", DType::I32, {shape_.tokens});
         return shape_.pass == Pass::mtp ? build_mtp() : build_text();
     }
 
@@ -76,9 +79,23 @@ class Builder {
     Residual begin(int layer) {
         const NextNorm norm = next(w_.layers[static_cast<size_t>(layer)].input_norm);
         if (!c_.is_first()) return arrived_rows(g_, "arrived", shape_.tokens, c_.width, norm);
+        if (batch_.draft_source != nullptr) {
+            late_ = {batch_.draft_source,
+                     g_.external(flat(state_.find(drafting_layer(), StateRole::drafts)))};
+            return embed(g_, "embed", w_.embedding, batch_.token_ids, norm, late_);
+        }
         return embed(g_, "embed", w_.embedding, batch_.token_ids, norm,
                      {batch_.image_source, batch_.image_rows});
     }
+
+    /// Whether rows may be of tokens that a pass of this device drafted, and that the host does not know yet.
+    bool reads_drafts() const {
+        return shape_.kind == StepKind::answer && shape_.tokens > shape_.sequences &&
+               (shape_.pass == Pass::hidden || shape_.pass == Pass::taps) && c_.is_first() && c_.is_last() &&
+               c_.shard.whole() && state_.has(drafting_layer(), StateRole::drafts);
+    }
+    /// The number of the layer whose state the drafter has.
+    int drafting_layer() const { return static_cast<int>(c_.layers) + (shape_.pass == Pass::taps ? 1 : 0); }
 
     /// What the device with the next layers goes on from.
     BuiltGraph leave(const Residual& x) {
@@ -98,19 +115,39 @@ class Builder {
         const LayerWeights& layer = w_.mtp->layers.front();
         MtpTensors io;
         io.ring_rows = g_.input("ring_rows", DType::I32, {shape_.tokens});
+        const FollowedRows rows = shape_.drafts > 0 ? followed_rows(io) : FollowedRows{batch_.token_ids};
         Tensor* u = norm_hidden(hidden_ring(), io.ring_rows, w_.final_norm);
-        Residual x = mtp_input(batch_.token_ids, u, {});
+        Residual x = mtp_input(rows.ids, u, {});
         Tensor* y = attention(layer, x);
         if (shape_.drafts == 0) {
             g_.output(y);
         } else {
-            if (shape_.tokens > shape_.sequences) {
-                io.last_rows = g_.input("last_rows", DType::I32, {shape_.sequences});
-                std::tie(y, x.x) = gather_rows(g_, name("mtp.last"), y, x.x, io.last_rows);
-            }
-            draft(x, y, io);
+            if (rows.last_rows != nullptr)
+                std::tie(y, x.x) = gather_rows(g_, name("mtp.last"), y, x.x, rows.last_rows);
+            draft(x, y, io, rows);
         }
         return {.graph = std::move(g_), .batch = batch_, .mtp = std::move(io)};
+    }
+
+    /// What of a pass that drafts depends on the last step's choice, which the host may not know yet.
+    FollowedRows followed_rows(MtpTensors& io) {
+        const int64_t n = shape_.sequences;
+        FollowedRows rows{batch_.token_ids};
+        if (shape_.tokens > n) rows.last_rows = io.last_rows = g_.input("last_rows", DType::I32, {n});
+        if (shape_.drafts > 1) {
+            const auto declare = [&](const char* what) {
+                return g_.input(what, DType::I32, {shape_.drafts - 1, n});
+            };
+            rows.later_positions = io.later_positions = declare("later_positions");
+            if (w_.vision) rows.later_rope = io.later_rope = declare("later_rope");
+            io.later_sequence = g_.input("later_sequence", DType::I32, {n});
+            io.later_start = g_.input("later_start", DType::I32, {n + 1});
+        }
+        batch_.follows = g_.input("follows", DType::I32, {n});
+        batch_.draft_source = g_.input("draft_source", DType::I32, {shape_.tokens});
+        return follow_draft(g_, name("mtp.follow"), batch_,
+                            {batch_.draft_source, g_.external(flat(state_.find(layer_, StateRole::drafts)))},
+                            rows, state(StateRole::chosen));
     }
 
     void begin_mtp() {
@@ -121,21 +158,14 @@ class Builder {
     }
 
     /// All drafts, from the first row of each sequence: the residual stream x before its mixer's output y is added.
-    void draft(Residual x, Tensor* y, MtpTensors& io) {
+    void draft(Residual x, Tensor* y, MtpTensors& io, const FollowedRows& rows) {
         const LayerWeights& layer = w_.mtp->layers.front();
         const int64_t n = shape_.sequences;
         const bool full = shape_.full_head || !w_.draft_head;
         const Weight& head = full ? drafting_head(w_) : w_.draft_head->weight;
         const TokenColumns columns =
             full ? TokenColumns{head.rows, head.rows, shape_.vocab} : w_.draft_head->columns;
-        io.drafts = g_.scratch("drafts", DType::I32, {shape_.drafts, n});
-        g_.output(io.drafts);
-        if (shape_.drafts > 1) {
-            io.later_positions = g_.input("later_positions", DType::I32, {shape_.drafts - 1, n});
-            if (w_.vision) io.later_rope = g_.input("later_rope", DType::I32, {shape_.drafts - 1, n});
-            io.later_sequence = g_.input("later_sequence", DType::I32, {n});
-            io.later_start = g_.input("later_start", DType::I32, {n + 1});
-        }
+        io.drafts = draft_ids(g_, state_, layer_, {shape_.drafts, n});
         const Batch all = batch_;
         for (int64_t i = 0;; ++i) {
             const Residual out = second_half(
@@ -148,9 +178,9 @@ class Builder {
                 io.logits.push_back(logits);
             }
             if (i + 1 == shape_.drafts) break;
-            batch_.positions = row_of(io.later_positions, i);
+            batch_.positions = row_of(rows.later_positions, i);
             if (w_.vision)  // the same on all three axes
-                batch_.rope = g_.view(name("later_rope"), io.later_rope, i * n, {3, n}, {0, 1});
+                batch_.rope = g_.view(name("later_rope"), rows.later_rope, i * n, {3, n}, {0, 1});
             batch_.row_sequence = io.later_sequence;
             batch_.start = io.later_start;
             x = mtp_input(ids, norm_hidden(out.x, nullptr, w_.mtp->norm), {});
@@ -167,7 +197,7 @@ class Builder {
 
     /// The MTP layer's residual stream: the sum of two projections, of the normed embedding of a row's next token, and of the
     /// normed hidden state before that token. Source: DeepSeek-V3 (2024), section 2.2.
-    Residual mtp_input(Tensor* next_ids, Tensor* hidden, const ImageRows& images) {
+    Residual mtp_input(Tensor* next_ids, Tensor* hidden, const OtherRows& images) {
         const MtpWeights& w = *w_.mtp;
         const Residual e =
             embed(g_, name("mtp.embed"), w_.embedding, next_ids, next(w.embedding_norm), images);
@@ -258,6 +288,9 @@ class Builder {
         built.top = logits_top(g_, "logits_top", built.logits, batch_.temperature, own_vocab());
         g_.output(built.logits);
         g_.output(built.top);
+        if (all && batch_.draft_source != nullptr)
+            accept_drafts(g_, "accept_drafts", batch_, late_, built.top,
+                          g_.external(state_.find(drafting_layer(), StateRole::chosen)));
         if (shape_.pass == Pass::hidden) leave_hidden(x.x, built);
         built.graph = std::move(g_);
         return built;
@@ -371,6 +404,7 @@ class Builder {
     const DType act_;
     Graph g_;
     Batch batch_;
+    OtherRows late_;  // drafts that the host does not know yet
     Tensor* nothing_ = nullptr;
     int layer_ = 0;
 };
@@ -388,8 +422,7 @@ BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeConfi
     const int layer = static_cast<int>(config.layers) + 1;
     if (shape.pass == Pass::dflash)
         return build_dflash(*drafter, weights.embedding, drafting_head(weights),
-                            weights.draft_head ? &*weights.draft_head : nullptr, shape,
-                            state.find(layer, StateRole::key), state.find(layer, StateRole::value),
+                            weights.draft_head ? &*weights.draft_head : nullptr, shape, state, layer,
                             activations);
     return Builder(config, whole, weights, drafter, shape, state, activations).build();
 }
@@ -404,7 +437,10 @@ std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& c, const Qwen36M
         const auto add = [&](StateRole role, DType dtype, bool paged, std::vector<int64_t> shape) {
             specs.push_back({layer, role, dtype, paged, std::move(shape)});
         };
-        if (layer == mtp) add(StateRole::hidden, DType::F32, false, {kHiddenRing, c.width});
+        if (layer == mtp) {
+            add(StateRole::hidden, DType::F32, false, {kHiddenRing, c.width});
+            for (StateSpec& spec : draft_specs(mtp, options.journal)) specs.push_back(std::move(spec));
+        }
         if (layer == mtp || c.full_attention[static_cast<size_t>(layer)]) {
             const int64_t heads = layer == mtp ? whole.kv_heads : c.kv_heads;
             add(StateRole::key, options.kv.k, true, {heads, kPageTokens, c.head_dim});

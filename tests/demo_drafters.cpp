@@ -8,6 +8,7 @@
 #include "counted_backend.h"
 #include "engine_harness.h"
 #include "ggml-like/json.h"
+#include "lazy_backend.h"
 #include "models/chat_format.h"
 #include "models/tokenizer.h"
 #include "ops/second_backend.h"
@@ -106,7 +107,87 @@ void check_same_answers(Backend& backend, size_t n) {
             CHECK(answers(backend, kind, kind == DrafterKind::mtp ? 3 : 7, sequences, n) == plain);
 }
 
+/// Drafts that stay on the device, made ahead or not, are as right as those that somebody looks at.
+void check_late_drafts(Backend& backend, size_t n) {
+    for (const DrafterKind kind : {DrafterKind::mtp, DrafterKind::dflash}) {
+        const auto model = open(backend, kind);
+        Engine engine(*model, backend, drafting(kind, kind == DrafterKind::mtp ? 3 : 7));
+        for (const bool ahead : {false, true}) {
+            CAPTURE(ahead);
+            const auto run = [&](Request r, bool watched) {
+                r.max_tokens = 800;
+                // The highest logit in another way, after which nothing is drafted ahead.
+                if (!ahead) r.allow = [](int32_t) { return true; };
+                if (watched) r.on_round = [](int64_t, std::span<const int32_t>, int64_t) {};
+                return engine.run(std::move(r));
+            };
+            for (const Request& r : requests(*model, n)) {
+                const Result seen = run(r, true), late = run(r, false);
+                REQUIRE(late.reason == FinishReason::stop);
+                CHECK(late.tokens == seen.tokens);
+                CHECK(late.drafted == seen.drafted);
+                CHECK(late.accepted == seen.accepted);
+                CHECK(late.accepted > 0);
+            }
+            CHECK((engine.speculation()->ahead > 0) == (ahead && backend.asynchronous()));
+        }
+    }
+}
+
+/// What happens while a draft is made ahead changes no token: the answer or the context ends, a callback stops it or adds tokens,
+/// others come and go, lengths of drafts change, what was read before is kept.
+void check_surprises(Backend& backend, DrafterKind kind) {
+    const auto plain_model = open(backend, DrafterKind::none);
+    Engine plain(*plain_model, backend, drafting(DrafterKind::none, 7, 3));
+    const auto model = open(backend, kind);
+    EngineOptions options = drafting(kind, kind == DrafterKind::mtp ? 3 : 7, 3);
+    options.cache_bytes = 64 << 20;
+    Engine engine(*model, backend, options);
+    const auto same = [&](const std::function<void(Request&)>& change) {
+        Request a = requests(*model, 70).front(), b = a;
+        change(a), change(b);
+        CHECK(engine.run(std::move(a)).tokens == plain.run(std::move(b)).tokens);
+    };
+    for (int64_t tokens = 1; tokens < 30; tokens += 3)
+        same([&](Request& r) {
+            r.max_tokens = tokens;
+            r.drafts.full = tokens % 2 == 0;
+            r.use_cache = tokens > 10;
+        });
+    for (const size_t stop : {1, 7, 8, 9})
+        same([&](Request& r) { r.on_token = [n = size_t{0}, stop](int32_t) mutable { return ++n < stop; }; });
+    for (const size_t at : {3, 4, 5, 6})
+        same([&](Request& r) {
+            auto told = std::make_shared<size_t>(0);
+            r.max_tokens = 40;
+            r.on_token = [told](int32_t) { return ++*told > 0; };
+            r.force = [told, at] {
+                return *told == at ? std::vector<int32_t>{300, 301} : std::vector<int32_t>();
+            };
+        });
+    std::vector<Request> others = requests(*model, 60);
+    std::vector<RequestId> ids;
+    for (size_t i = 0; i < others.size(); ++i) {
+        others[i].max_tokens = 20 + 9 * static_cast<int64_t>(i);
+        others[i].drafts.full = i % 2 == 0;
+        ids.push_back(engine.submit(others[i]));
+        for (size_t n = 0; n < 3 + i; ++n) engine.step();
+    }
+    while (engine.step()) {
+    }
+    for (size_t i = 0; i < others.size(); ++i)
+        CHECK(engine.take(ids[i]).tokens == plain.run(others[i]).tokens);
+    CHECK(engine.speculation()->ahead > 0);
+}
+
 TEST_SUITE("cpu") {
+    TEST_CASE("demo's drafters: drafts that stay on the device are as right" * doctest::test_suite("slow")) {
+        check_late_drafts(*cpu(), 50);
+        test::LazyBackend late;  // what is queued is done as late as it may be
+        check_late_drafts(late, 100);
+        for (const DrafterKind kind : {DrafterKind::mtp, DrafterKind::dflash}) check_surprises(late, kind);
+    }
+
     TEST_CASE("demo's drafters: how much they foresee" * doctest::test_suite("slow")) {
         const auto backend = cpu();
         {
@@ -161,6 +242,12 @@ TEST_SUITE("cpu") {
 TEST_SUITE("cuda") {
     TEST_CASE("gpu model: answers are the same with the demo's drafters, alone and eight together") {
         check_same_answers(*test::make_test_cuda_backend(), 5);
+    }
+    TEST_CASE("gpu model: the demo's drafts that stay on the device are as right") {
+        const auto backend = test::make_test_cuda_backend();
+        check_late_drafts(*backend, 15);
+        for (const DrafterKind kind : {DrafterKind::mtp, DrafterKind::dflash})
+            check_surprises(*backend, kind);
     }
 }
 

@@ -60,9 +60,22 @@ class LazyBackend final : public Backend {
         order_after_saves();
         Backend::load(list);
     }
+    void send_beside(void* to, const void* from, int64_t bytes, int mark) override {
+        beside_.push_back([=, this, after = queued()] {
+            work_until(after);
+            cpu_->download(to, from, bytes);
+        });
+        beside_marks_.at(static_cast<size_t>(mark)) = sent_ + std::ssize(beside_);
+    }
     void set_mark(int mark) override { marks_.at(static_cast<size_t>(mark)) = queued(); }
-    void await_mark(int mark) override { work_until(marks_.at(static_cast<size_t>(mark))); }
-    void synchronize() override { work_until(queued()); }
+    void await_mark(int mark) override {
+        work_until(marks_.at(static_cast<size_t>(mark)));
+        send_until(beside_marks_.at(static_cast<size_t>(mark)));
+    }
+    void synchronize() override {
+        work_until(queued());
+        send_until(sent_ + std::ssize(beside_));
+    }
 
     void receive(Backend& sender, std::span<const BlockCopy> list) override {
         auto& from = dynamic_cast<LazyBackend&>(sender);
@@ -101,6 +114,12 @@ class LazyBackend final : public Backend {
   private:
     void queue(std::function<void()> work) { waiting_.push_back(std::move(work)); }
     int64_t queued() const { return done_ + static_cast<int64_t>(waiting_.size()); }
+    void send_until(int64_t count) {
+        for (; sent_ < count; ++sent_) {
+            beside_.front()();
+            beside_.pop_front();
+        }
+    }
     void work_until(int64_t count) {
         while (done_ < count) {
             const std::function<void()> work = std::move(waiting_.front());
@@ -132,6 +151,9 @@ class LazyBackend final : public Backend {
     std::deque<std::function<void()>> waiting_;
     int64_t done_ = 0;
     std::array<int64_t, kMarks> marks_{};
+    std::deque<std::function<void()>> beside_;  // of send_beside
+    int64_t sent_ = 0;
+    std::array<int64_t, kMarks> beside_marks_{};
 };
 
 /// Stages of such devices.

@@ -194,6 +194,9 @@ TEST_SUITE("cpu") {
         CHECK(decode_bucket(9) == 16);
         CHECK(decode_bucket(33) == 64);
         CHECK(decode_bucket(64) == 64);
+        CHECK(most_answer_rows(0) == 64);
+        CHECK(most_answer_rows(8) == 64);
+        CHECK(most_answer_rows(10) == 32);
         for (const char* checkpoint :
              {"base/ct", "real_heads/modelopt", "odd_pattern/ct", "dense/fp8_block"}) {
             const auto cpu = make_cpu_backend(2);

@@ -352,7 +352,7 @@ TEST_SUITE("cpu") {
         test::Loaded l(parity("base/ct"), cpu());
         const auto specs = l.model->state_specs({.kv = DType::F32, .conv = DType::F32, .journal = 8});
         int64_t journal = 0;
-        for (const StateSpec& spec : specs) journal += spec.journal() ? spec.bytes() : 0;
+        for (const StateSpec& spec : specs) journal += spec.transient() ? spec.bytes() : 0;
         CHECK(journal > 0);
         CHECK(recurrent_bytes(specs) + journal == slot_bytes(specs));
         StatePool pool(*l.backend, specs, 1, 2);

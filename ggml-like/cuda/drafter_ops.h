@@ -9,5 +9,8 @@ namespace quern::cuda {
 void concat(const Node& node, Context& context);
 void kv_write(const Node& node, Context& context);
 void block_attention(const Node& node, Context& context);
+void accept_drafts(const Node& node, Context& context);
+void follow_choice(const Node& node, Context& context);
+void follow_draft(const Node& node, Context& context);
 
 }  // namespace quern::cuda

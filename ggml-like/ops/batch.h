@@ -38,6 +38,10 @@ struct Batch {
     Tensor* journal = nullptr;       // I32 [S] 1: journal this step instead of updating the state
     Tensor* logit_rows = nullptr;    // I32 [R] rows whose logits are wanted; with R rows in all: 0..R-1
     Tensor* temperature = nullptr;   // F32 [R] for the sums of logits_top
+    Tensor* follows =
+        nullptr;  // I32 [S] 1: rows begin after what the last step chose (ops/follow_choice.h). Null: never
+    Tensor* draft_source =
+        nullptr;  // I32 [T] where embed finds the id of a row that only the device knows; -1: in token_ids. Null: never
     // Of models that read images; else null.
     Tensor* rope =
         nullptr;  // I32 [3, T] by what q and k of each row rotate: time, row and column; null: positions

@@ -11,6 +11,7 @@
 //     product of the two in FP32; one rounding.
 //   ready I64 [told_words(T, K)], zeros before: a GPU tells moe_down here what was chosen, or that ids, weights, gate and groups are
 //     complete, before routed and shared are
+// Answer steps on a GPU: the bits of a row depend on itself alone for up to 512 choices T * K.
 // NaN counts as the lowest logit. If fewer than K logits of a row are numbers, the lowest ids of the others are chosen
 // too and the row's weights are NaN; other rows do not change.
 #pragma once

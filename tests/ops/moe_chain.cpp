@@ -195,7 +195,7 @@ void chain_shapes(Device& device) {
     check_chain(device, {{512, 16, 32, 256, 8, kFp4, kFp4}, 1024, Form::bf16, true}, ++seed, 64, {4, 5});
     check_chain(device, {{80, 48, 80, 5, 4, kFp4, kFp4}, 1024, Form::bf16, true}, ++seed, 130);
     check_chain(device, {{512, 16, 32, 300, 4, kFp4, kFp4}, 1024}, ++seed, 17);
-    check_chain(device, {{512, 16, 32, 40, 10, kFp4, kFp4}, 1024}, ++seed, 64);  // 640 pairs, too
+    check_chain(device, {{512, 16, 32, 40, 10, kFp4, kFp4}, 1024}, ++seed, 51);  // 510 choices
     check_chain(device, {{3072, 16, 32, 20, 4, kFp4, kFp4}, 1024}, ++seed, 17);
     check_chain(device, {{1024, 912, 1024, 10, 8, kFp4, kFp4}, 1024}, ++seed, 9);
 }

@@ -1,8 +1,10 @@
 #include "tools/engine/dflash_drafter.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ggml-like/backend.h"
+#include "tools/engine/stage_marks.h"
 #include "tools/engine/step_inputs.h"
 
 namespace quern {
@@ -27,7 +29,7 @@ DflashDrafter::DflashDrafter(const Model& model, Backend& backend, PlanCache& pl
                              .logit_rows = memory.block_rows - 1};
         pass.await_inputs();
         fill_inputs(pass, std::vector<InputRows>(static_cast<size_t>(n), rows));
-        pass.run();
+        pass.run_pass();
     }
     backend.synchronize();
 }
@@ -41,7 +43,24 @@ StepPlan& DflashDrafter::plan(int64_t sequences, bool full_head) {
     return plans_.get(shape, captured ? PlanUse::repeatedly : PlanUse::sometimes);
 }
 
+/// The newest token, which begins there, and masks.
+InputRows DflashDrafter::block_of(const SequenceState& state, int64_t begin, int32_t first) const {
+    std::vector<int32_t> tokens(static_cast<size_t>(memory_.block_rows), model_.info().dflash->mask);
+    tokens.front() = first;
+    return {
+        .state = &state, .begin = begin, .tokens = std::move(tokens), .logit_rows = memory_.block_rows - 1};
+}
+
 void DflashDrafter::propose(std::span<Draft> drafts) {
+    const RequestId ahead = std::exchange(ahead_, 0);
+    Draft& first = drafts.front();
+    late_ = first.sequence->id == ahead && first.sequence->state.length == ahead_length_ &&
+            first.sequence->pending() == 1 && first.may_be_late && first.open_to(DrafterKind::dflash);
+    if (late_) {
+        first.late = std::min(memory_.block_rows - 1, first.most);
+        first.ahead = true;
+        return;
+    }
     std::vector<Draft*> wanted;
     for (Draft& d : drafts)  // the newest token of a sequence begins its block; all before it are committed
         if (d.open_to(DrafterKind::dflash) && d.sequence->pending() == 1) wanted.push_back(&d);
@@ -52,22 +71,55 @@ void DflashDrafter::propose(std::span<Draft> drafts) {
 
 void DflashDrafter::fill(std::span<Draft*> drafts) {
     const int64_t guesses = memory_.block_rows - 1;
-    const bool full_head = std::any_of(drafts.begin(), drafts.end(), [](const Draft* d) {
-        const Request& r = d->sequence->request;
-        return r.on_draft_logits || r.on_round;  // somebody compares
-    });
+    const bool full_head =
+        std::any_of(drafts.begin(), drafts.end(), [](const Draft* d) { return d->watched(); });
     StepPlan& pass = plan(static_cast<int64_t>(drafts.size()), full_head);
     std::vector<InputRows> rows;
     for (const Draft* d : drafts) {
-        std::vector<int32_t> tokens(static_cast<size_t>(memory_.block_rows), model_.info().dflash->mask);
-        tokens.front() = d->sequence->tokens.back();
         const SequenceState& state = d->sequence->state;
-        rows.push_back(
-            {.state = &state, .begin = state.length, .tokens = std::move(tokens), .logit_rows = guesses});
+        rows.push_back(block_of(state, state.length, d->sequence->tokens.back()));
     }
     pass.await_inputs();
     fill_inputs(pass, rows);
-    pass.run();
+    pass.run_pass();
+    if (!drafts.front()->may_be_late) return read(pass, drafts);
+    drafts.front()->late = std::min(guesses, drafts.front()->most);
+    late_ = true;
+    send(pass);
+}
+
+/// Sends its ids to the host.
+void DflashDrafter::send(const StepPlan& pass) {
+    pass.device->send_beside(ids_.get(), pass.top->data, (memory_.block_rows - 1) * int64_t{sizeof(int32_t)},
+                             kDraftsMark);
+}
+
+void DflashDrafter::ready_ahead(const Slice& slice, int64_t) {
+    StepPlan& pass = plan(1, false);
+    InputRows rows = block_of(slice.sequence->state, slice.begin, model_.info().dflash->mask);
+    rows.follows = true;
+    pass.await_inputs();
+    fill_inputs(pass, std::vector<InputRows>{std::move(rows)});
+    pass.plan->upload_marked();
+    ahead_pass_ = &pass;
+    ahead_ = slice.sequence->id;
+    ahead_length_ = -1;
+}
+
+void DflashDrafter::propose_ahead() {
+    ahead_pass_->plan->run_uploaded();
+    send(*ahead_pass_);
+}
+
+std::span<const int32_t> DflashDrafter::late_tokens() {
+    if (!late_) return {};
+    backend_.await_mark(kDraftsMark);
+    return {static_cast<const int32_t*>(ids_.get()), static_cast<size_t>(memory_.block_rows - 1)};
+}
+
+/// Waits for the pass.
+void DflashDrafter::read(const StepPlan& pass, std::span<Draft*> drafts) {
+    const int64_t guesses = memory_.block_rows - 1;
     const auto* ids = static_cast<const int32_t*>(ids_.get());
     backend_.download(ids_.get(), pass.top->data,
                       static_cast<int64_t>(drafts.size()) * guesses * int64_t{sizeof(int32_t)});

@@ -12,6 +12,7 @@
 #include "tools/engine/drafter.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/engine/plan_cache.h"
+#include "tools/engine/step_inputs.h"
 
 namespace quern {
 
@@ -25,21 +26,33 @@ class DflashDrafter final : public Drafter {
 
     const char* name() const override { return "dflash"; }
     void propose(std::span<Draft> drafts) override;
+    std::span<const int32_t> late_tokens() override;
+    bool drafts_ahead() const override { return true; }
+    void ready_ahead(const Slice& slice, int64_t most) override;
+    void propose_ahead() override;
+    void settle_ahead(int64_t length) override { ahead_length_ = length; }
 
     /// Whether rows of a block in layers with windows see none after them; only where the drafter's config does not say.
     void causal_windows(bool yes) { causal_windows_ = yes; }
     bool causal_windows() const { return causal_windows_; }
 
   private:
+    InputRows block_of(const SequenceState& state, int64_t begin, int32_t first) const;
     void fill(std::span<Draft*> drafts);
+    void read(const StepPlan& pass, std::span<Draft*> drafts);
+    void send(const StepPlan& pass);
     StepPlan& plan(int64_t sequences, bool full_head);
 
     const Model& model_;
     Backend& backend_;
     PlanCache& plans_;
     const MemoryPlan& memory_;
-    int64_t sequences_;          // of a pass, at most
-    std::shared_ptr<void> ids_;  // of a pass, on the host
+    int64_t sequences_;               // of a pass, at most
+    std::shared_ptr<void> ids_;       // of a pass, on the host
+    bool late_ = false;               // whether the last draft is
+    StepPlan* ahead_pass_ = nullptr;  // that is ready
+    RequestId ahead_ = 0;             // of the sequence that it has drafted ahead for; 0: none
+    int64_t ahead_length_ = -1;       // that the sequence has then; -1: unknown, or the draft is wrong
     bool causal_windows_ = true;
 };
 

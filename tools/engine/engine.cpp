@@ -12,6 +12,7 @@
 #include "tools/engine/paid_drafter.h"
 #include "tools/engine/prompt_cuts.h"
 #include "tools/engine/sampling_ranges.h"
+#include "tools/engine/stage_marks.h"
 
 namespace quern {
 namespace {
@@ -52,17 +53,22 @@ Engine::State::State(Model& m, Backend& b, const EngineOptions& o)
       pool_bytes(gauge.taken()),
       cache(b, pool, o.cache_bytes - o.sharing * memory.features, o.kept),
       workspace(b.of_rank(0), memory.of_stage(0).arena, memory.of_stage(0).inputs),
+      drafting(memory.drafting_arena == 0
+                   ? nullptr
+                   : std::make_unique<Workspace>(b.of_rank(0), memory.drafting_arena, memory.drafting_inputs,
+                                                 kDraftInputsMark)),
       tower(m, b.of_rank(0), workspace, memory),
       results(b, steps_on_their_way(b, o), o.sequences, m.info().vocab_rows),
       workspace_bytes(gauge.taken()),
       host_top(host_memory(b.of_rank(0), top_rows() * kTopWords * int64_t{sizeof(int32_t)},
                            "the highest logits of a step")),
       host_logits(host_memory(b.of_rank(0), m.info().vocab_rows * int64_t{sizeof(float)}, "a row of logits")),
-      plans(m, b, pool, workspace, kPlans, later_scratch(memory)),
+      plans(m, b, pool, workspace, kPlans, later_scratch(memory), drafting.get()),
       scheduler(memory.steps) {
     if (o.speculation.on()) start_speculation();
     if (b.captures())
-        for (int64_t n = 1; n <= decode_bucket(std::min(o.sequences, kMaxAnswerRows)); n = next_bucket(n))
+        for (int64_t n = 1; n <= decode_bucket(std::min(o.sequences, memory.steps.answer_rows));
+             n = next_bucket(n))
             decode_plan(n);
     if (b.captures() && speculation) capture_rounds();
     measured = {.state = pool_bytes, .scratch = workspace_bytes, .other = gauge.taken()};
@@ -79,7 +85,9 @@ void Engine::State::use_drafters() {
                         Speculation::Limits{.context = context,
                                             .answer_rows = memory.steps.answer_rows,
                                             .vocab = model.info().vocab,
-                                            .padded = backend.captures()});
+                                            .padded = backend.captures(),
+                                            .whole = backend.ranks() == 1 && backend.stages() == 1,
+                                            .asynchronous = backend.asynchronous()});
 }
 
 /// What costs least comes first.
@@ -220,7 +228,7 @@ const Backend& Engine::backend() const { return state_->backend; }
 const MemoryPlan& Engine::memory_plan() const { return state_->memory; }
 const MemoryMeasured& Engine::memory_measured() const { return state_->measured; }
 int64_t Engine::kernels(int64_t sequences) const {
-    if (!state_->backend.captures() || sequences > kMaxAnswerRows) return 0;
+    if (!state_->backend.captures() || sequences > state_->memory.steps.answer_rows) return 0;
     return state_->decode_plan(decode_bucket(sequences)).kernels();
 }
 std::string Engine::load_states(const std::string& directory) {

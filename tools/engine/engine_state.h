@@ -55,8 +55,11 @@ inline void rethrow_if_device(const std::exception& error) {
 struct LaunchedStep {
     Step step;  // sequences that have ended since are null
     StepPlan* plan;
-    int room;                                    // of its results; -1: they are where the plan leaves them
-    Sequence::Clock::time_point begun, drafted;  // when it began, when its drafts were there
+    int room;  // of its results; -1: they are where the plan leaves them
+    bool ahead =
+        false;  // a draft after it is queued behind it; its highest logits come to the host: kVerifiedMark
+    Sequence::Clock::time_point begun;
+    double drafting;  // seconds until its drafts were there
 
     /// Whether any of its sequences goes on.
     bool awaited() const {
@@ -123,6 +126,7 @@ struct Engine::State {
     void take_turn(Step step);
     void encode_images();
     void launch(Step& step);
+    bool ready_ahead(const Step& step);
     StepResults results_of(const LaunchedStep& done);
     void read(const LaunchedStep& done);
     int32_t choose(const Sequence& s, const StepResults& found, int64_t row) const;
@@ -145,8 +149,9 @@ struct Engine::State {
     int64_t pool_bytes;
     PrefixCache cache;
     std::optional<PrefixFile> file;
-    Workspace workspace;  // rank 0's
-    Tower tower;          // used if the model has one
+    Workspace workspace;                  // rank 0's
+    std::unique_ptr<Workspace> drafting;  // of passes that draft for one sequence, if there are any
+    Tower tower;                          // used if the model has one
     ResultRooms results;
     int64_t workspace_bytes;
     std::shared_ptr<void> host_top, host_logits;

@@ -11,12 +11,28 @@
 #include "tools/engine/head_ranks.h"
 #include "tools/engine/page_tokens.h"
 #include "tools/engine/sampler.h"
+#include "tools/engine/stage_marks.h"
 #include "tools/engine/step_inputs.h"
 
 namespace quern {
 namespace {
 
 constexpr int64_t kSecondDraw = int64_t{1} << 40;  // beyond every position
+
+/// What accept_drafts has left of this slice on the device.
+std::pair<int64_t, int32_t> greedy_choice(const Slice& slice, const StepResults& found, int64_t row) {
+    int64_t rows = 1;
+    while (rows < slice.count &&
+           slice.draft[static_cast<size_t>(rows - 1)] == found.top_of(row + rows - 1)[0])
+        ++rows;
+    return {rows, found.top_of(row + rows - 1)[0]};
+}
+
+/// Sends a step's highest logits to the host, which has them after kVerifiedMark.
+void send_top(const StepPlan& plan, int32_t* to) {
+    plan.device->send_beside(to, plan.top->data, plan.shape.logit_rows * kTopWords * int64_t{sizeof(int32_t)},
+                             kVerifiedMark);
+}
 
 /// The state of a sequence that has come to a cut, and may end before it is kept.
 class AtCut {
@@ -88,11 +104,12 @@ void Engine::State::reserve(Sequence& s, int64_t tokens) {
 void Engine::State::launch(Step& step) {
     const auto begun = Sequence::Clock::now();
     if (speculation) speculation->draft(step, [this](Sequence& s, int64_t tokens) { reserve(s, tokens); });
-    const auto drafted = Sequence::Clock::now();
+    double drafting = seconds(begun, Sequence::Clock::now());
     for (const Slice& slice : step.slices) reserve(*slice.sequence, slice.begin + slice.count);
     StepPlan& plan = plan_for(step);
     plan.await_inputs();
     fill_inputs(plan, step.slices);
+    const bool ahead = ready_ahead(step);
     plan.run();
     int64_t rows = 0;
     bool told = false;
@@ -104,7 +121,20 @@ void Engine::State::launch(Step& step) {
         slice.sequence->state.journaled = 0;
     }
     const int room = results.rooms() > 0 && !told ? results.keep(plan, rows) : -1;
-    launched.push_back({std::move(step), &plan, room, begun, drafted});
+    if (ahead) send_top(plan, static_cast<int32_t*>(host_top.get()));
+    if (speculation) speculation->queued(step);
+    if (backend.asynchronous()) drafting = seconds(begun, Sequence::Clock::now());
+    if (ahead) speculation->propose_ahead();
+    launched.push_back({std::move(step), &plan, room, ahead, begun, drafting});
+}
+
+/// Readies the pass that drafts behind this step, if there should be one.
+bool Engine::State::ready_ahead(const Step& step) {
+    const int64_t most = speculation ? speculation->ahead(step) : 0;
+    if (most == 0) return false;
+    reserve(*step.slices.front().sequence, step.slices.front().end() + most);
+    speculation->ready_ahead(step, most);
+    return true;
 }
 
 /// The plans that verify drafts of one sequence, so that its first rounds do not wait for them. Those of several sequences
@@ -142,6 +172,10 @@ StepResults Engine::State::results_of(const LaunchedStep& done) {
     StepPlan& plan = *done.plan;
     if (done.room >= 0) return results.await(done.room, plan);
     auto* top = static_cast<int32_t*>(host_top.get());
+    if (done.ahead) {
+        plan.device->await_mark(kVerifiedMark);
+        return {plan, top};
+    }
     const auto logit_rows = static_cast<size_t>(plan.shape.logit_rows);
     download_top(plan, {plan.plan->input<float>(plan.batch.temperature), logit_rows}, top);
     return {plan, top};
@@ -154,8 +188,7 @@ void Engine::State::read(const LaunchedStep& done) {
     const Step& step = done.step;
     const StepResults found = results_of(done);
     if (speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node)
-        speculation->measured(step, seconds(done.begun, Sequence::Clock::now()),
-                              seconds(done.begun, done.drafted));
+        speculation->measured(step, seconds(done.begun, Sequence::Clock::now()), done.drafting);
     if (speculation) speculation->computed(step, plan);
     int64_t row = 0;  // of the logits
     std::list<AtCut> cuts;
@@ -166,6 +199,7 @@ void Engine::State::read(const LaunchedStep& done) {
         if (slice.wants_prompt_logits()) report_prompt(s, found, slice, first_row);
         if (!slice.draft.empty()) {
             verify(slice, found, first_row);
+            if (done.ahead) speculation->settle_ahead(slice, greedy_choice(slice, found, first_row));
             continue;
         }
         if (step.kind == StepKind::prompt && s.request.on_prefill) s.request.on_prefill(slice.end());

@@ -110,7 +110,8 @@ StepLimits step_limits(const EngineOptions& o, const Model& model, const Backend
     const bool device = backend.captures(), mixture = model.info().experts > 0;
     const int64_t chosen = o.step_tokens > 0 ? o.step_tokens : device ? kGpuStep : kCpuStep;
     const int64_t rows = std::max<int64_t>(chosen, kPageTokens);
-    const int64_t answers = device ? kMaxAnswerRows : std::max(kMaxAnswerRows, o.sequences);
+    const int64_t answers =
+        device ? most_answer_rows(model.info().experts_used) : std::max(kMaxAnswerRows, o.sequences);
     return {.prompt_rows = rows,
             .gap_rows = std::min(rows, !device   ? kCpuGap
                                        : mixture ? kGpuMixtureGap
@@ -154,6 +155,22 @@ void add_dflash_passes(std::vector<BatchShape>& shapes, const MemoryPlan& plan) 
     }
 }
 
+/// Passes that draft for one sequence.
+std::vector<BatchShape> alone_shapes(const MemoryPlan& plan, const EngineOptions& o, int64_t vocab) {
+    if (plan.dflash) return {block_shape(plan, 1, vocab)};
+    if (!plan.mtp) return {};
+    BatchShape shape = decode_shape(1, plan.pages(), vocab);
+    shape.pass = Pass::mtp;
+    shape.logit_rows = 0;
+    shape.drafts = o.speculation.draft_max;
+    std::vector<BatchShape> shapes;
+    for (const int64_t rows : powers_of_two_and(o.speculation.draft_max + 1)) {
+        shape.tokens = rows;
+        shapes.push_back(draft_shape(shape, plan.steps.answer_rows));
+    }
+    return shapes;
+}
+
 /// Steps that need at least as much memory as all others: of either kind, with every power of two of rows and with the
 /// most rows, for the fewest and the most sequences that may have so many; and the largest padded one.
 std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, const EngineOptions& o, int64_t vocab) {
@@ -175,7 +192,7 @@ std::vector<BatchShape> widest_shapes(const MemoryPlan& plan, const EngineOption
              {(tokens + slice_rows - 1) / slice_rows, decode_bucket(std::min(plan.sequences, tokens))})
             add(StepKind::answer, tokens, sequences, tokens);
     shapes.push_back(
-        decode_shape(decode_bucket(std::min(plan.sequences, kMaxAnswerRows)), plan.pages(), vocab));
+        decode_shape(decode_bucket(std::min(plan.sequences, plan.steps.answer_rows)), plan.pages(), vocab));
     if (plan.mtp) add_mtp_passes(shapes, o.speculation.draft_max);
     if (plan.dflash) add_dflash_passes(shapes, plan);
     return shapes;
@@ -192,6 +209,12 @@ void count_scratch(MemoryPlan& plan, const Model& model, const Backend& backend,
         const ArenaPlan arena = plan_memory(model.build(shape, state, backend.activation_dtype()).graph);
         plan.arena = std::max(plan.arena, with_slack(arena.arena_bytes));
         plan.inputs = std::max(plan.inputs, arena.input_bytes);
+    }
+    if (!drafts || own.begin > 0) return;
+    for (const BatchShape& shape : alone_shapes(plan, o, model.info().vocab)) {
+        const ArenaPlan arena = plan_memory(model.build(shape, state, backend.activation_dtype()).graph);
+        plan.drafting_arena = std::max(plan.drafting_arena, with_slack(arena.arena_bytes));
+        plan.drafting_inputs = std::max(plan.drafting_inputs, arena.input_bytes);
     }
 }
 

@@ -37,10 +37,12 @@ struct MemoryPlan {
     /// bytes.
     int64_t kept_states = 0, kept = 0;
     int64_t arena = 0, inputs = 0;  // shared by all steps: scratch and outputs; inputs
-    int64_t between = 0;            // of the vision tower: what a large image leaves between its steps
-    int64_t results = 0;            // of several devices, on the last: logits of steps that are on their way
-    int64_t features = 0;           // host memory for images that were read before: a part of the cache's
-    int64_t reserve = 0;            // captured graphs, upload buffers, what a driver takes now and then
+    /// The same of passes that draft for one sequence (plan_cache.h), where one device has the whole model.
+    int64_t drafting_arena = 0, drafting_inputs = 0;
+    int64_t between = 0;   // of the vision tower: what a large image leaves between its steps
+    int64_t results = 0;   // of several devices, on the last: logits of steps that are on their way
+    int64_t features = 0;  // host memory for images that were read before: a part of the cache's
+    int64_t reserve = 0;   // captured graphs, upload buffers, what a driver takes now and then
     std::string device_name;
     MemoryInfo device;  // when this was planned
     /// Of a model that several devices hold by layers: of each device; all else is the sum of these. Else empty.
@@ -52,7 +54,9 @@ struct MemoryPlan {
     int64_t pages() const;  // of one sequence
     int64_t weight_bytes() const;
     int64_t state_bytes() const { return kv + recurrent + kept; }
-    int64_t scratch_bytes() const { return arena + inputs + between + results; }
+    int64_t scratch_bytes() const {
+        return arena + inputs + drafting_arena + drafting_inputs + between + results;
+    }
     int64_t needed() const { return weight_bytes() + state_bytes() + scratch_bytes() + reserve; }
 };
 

@@ -1,10 +1,13 @@
 #include "tools/engine/mtp_drafter.h"
 
 #include <algorithm>
+#include <bit>
 #include <numeric>
+#include <utility>
 
 #include "ggml-like/check.h"
 #include "tools/engine/scheduler.h"
+#include "tools/engine/stage_marks.h"
 
 namespace quern {
 namespace {
@@ -16,12 +19,6 @@ constexpr int64_t kMaxBehind = kHiddenRing - (kMaxDraft + 1);
 static_assert(kMaxBehind >= 8 && kMaxDraft + 1 >= kMaxAnswerSlice);
 
 bool wants(const Sequence& s) { return allows(s.request.drafts.kind, DrafterKind::mtp); }
-
-/// Whether somebody looks at the drafts themselves: then they are those of the model's own head.
-bool watched(const Draft& d) {
-    const Request& r = d.sequence->request;
-    return r.on_draft_logits || r.on_round;
-}
 
 template <typename Range>
 int64_t count_of(const Range& list) {
@@ -73,15 +70,16 @@ void MtpDrafter::try_out() {
     if (!backend_.captures()) {
         draft_rows_ = limits_.answer_rows;
     } else {
-        for (int64_t rows = 1; rows <= std::min(draft_max_ + 1, limits_.answer_rows); rows *= 2)
+        const auto longest = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(draft_max_ + 1)));
+        for (int64_t rows = 1; rows <= std::min(longest, limits_.answer_rows); rows *= 2)
             for (int64_t n = 1; n <= draft_max_; ++n) run(StepKind::answer, rows_of(1, rows), n, false);
     }
     run(StepKind::answer, rows_of(1, std::min(kMaxAnswerSlice, limits_.answer_rows)), 0, false);
     backend_.synchronize();
 }
 
-/// Pass::mtp of these rows, with drafts after each of them or none.
-StepPlan& MtpDrafter::run(StepKind kind, std::span<const Rows> list, int64_t drafts, bool full_head) {
+/// Pass::mtp of these rows, with drafts after each of them or none, ready to run.
+StepPlan& MtpDrafter::filled(StepKind kind, std::span<const Rows> list, int64_t drafts, bool full_head) {
     const BatchShape wanted{.kind = kind,
                             .tokens = count_of(list),
                             .sequences = static_cast<int64_t>(list.size()),
@@ -95,14 +93,24 @@ StepPlan& MtpDrafter::run(StepKind kind, std::span<const Rows> list, int64_t dra
                                 captured ? PlanUse::repeatedly : PlanUse::sometimes);
     plan.await_inputs();
     fill(plan, list);
-    plan.run();
     return plan;
+}
+
+StepPlan& MtpDrafter::run(StepKind kind, std::span<const Rows> list, int64_t drafts, bool full_head) {
+    StepPlan& pass = filled(kind, list, drafts, full_head);
+    pass.run_pass();
+    return pass;
 }
 
 void MtpDrafter::fill(StepPlan& plan, std::span<const Rows> list) const {
     std::vector<InputRows> inputs;
     for (const Rows& r : list)
-        inputs.push_back({.state = &r.state, .begin = r.begin, .tokens = r.next, .images = r.images});
+        inputs.push_back({.state = &r.state,
+                          .begin = r.begin,
+                          .tokens = r.next,
+                          .late = r.late,
+                          .follows = r.follows,
+                          .images = r.images});
     fill_inputs(plan, inputs);
     const auto input = [&](const Tensor* t) {
         auto* values = t != nullptr ? plan.plan->input<int32_t>(t) : nullptr;
@@ -121,7 +129,7 @@ void MtpDrafter::fill(StepPlan& plan, std::span<const Rows> list) const {
         if (last != nullptr) last[i] = row - 1;
         for (int64_t k = 0; k + 1 < plan.shape.drafts; ++k) {
             const int64_t at = k * plan.shape.sequences + static_cast<int64_t>(i),
-                          token = r.begin + count + k;
+                          token = r.begin + (r.follows ? 0 : count) + k;
             positions[at] = static_cast<int32_t>(token);
             if (rope != nullptr) rope[at] = r.images != nullptr ? r.images->place(token).time : positions[at];
         }
@@ -206,7 +214,42 @@ void MtpDrafter::shorten(std::vector<Rows>& list) {
     catch_up(before);
 }
 
+/// All rows of the step that is queued, of which those count that it finds right.
+void MtpDrafter::ready_ahead(const Slice& slice, int64_t most) {
+    const Sequence& s = *slice.sequence;
+    Rows rows{.state = s.state, .begin = slice.begin, .next = slice.draft, .images = &s.images};
+    rows.next.push_back(0);  // what the step chooses
+    rows.late = slice.late ? std::ssize(slice.draft) : 0;
+    rows.follows = true;
+    ahead_pass_ = &filled(StepKind::answer, {&rows, 1}, most, false);
+    ahead_pass_->plan->upload_marked();
+    ahead_ = s.id;
+    ahead_tokens_ = most;
+    ahead_length_ = -1;
+}
+
+void MtpDrafter::propose_ahead() {
+    ahead_pass_->plan->run_uploaded();
+    send(*ahead_pass_);
+}
+
+/// Whether what was drafted ahead is a draft of these.
+bool MtpDrafter::take_ahead(std::span<Draft> drafts) {
+    const RequestId ahead = std::exchange(ahead_, 0);
+    Draft& d = drafts.front();
+    if (d.sequence->id != ahead || d.sequence->state.length != ahead_length_ || d.sequence->pending() != 1 ||
+        !d.may_be_late || !d.open_to(DrafterKind::mtp))
+        return false;
+    late_ = ahead_tokens_;
+    d.late = std::min(late_, d.most);
+    d.ahead = true;
+    entries_[ahead] = d.sequence->state.length;
+    return true;
+}
+
 void MtpDrafter::propose(std::span<Draft> drafts) {
+    if (take_ahead(drafts)) return;
+    late_ = 0;
     std::vector<Rows> list;
     for (Draft& d : drafts) {
         const Sequence& s = *d.sequence;
@@ -219,11 +262,11 @@ void MtpDrafter::propose(std::span<Draft> drafts) {
     shorten(list);
     // As many in a pass as it has rows for; of those that somebody watches one, since it leaves all logits.
     for (size_t begin = 0, end = 0; begin < list.size(); begin = end) {
-        const bool watch = watched(*list[begin].draft);
+        const bool watch = list[begin].draft->watched();
         for (int64_t rows = 0;
              end < list.size() && end - begin < static_cast<size_t>(watch ? 1 : draft_rows_); ++end) {
             rows += static_cast<int64_t>(list[end].next.size());
-            if (end > begin && (rows > limits_.answer_rows || watched(*list[end].draft))) break;
+            if (end > begin && (rows > limits_.answer_rows || list[end].draft->watched())) break;
         }
         draft(std::span(list).subspan(begin, end - begin), watch);
     }
@@ -232,7 +275,21 @@ void MtpDrafter::propose(std::span<Draft> drafts) {
 void MtpDrafter::draft(std::span<const Rows> list, bool watch) {
     int64_t most = 0;
     for (const Rows& r : list) most = std::max(most, r.draft->most);
-    read_drafts(list, run(StepKind::answer, list, most, watch), watch);
+    const StepPlan& pass = run(StepKind::answer, list, most, watch);
+    if (!list.front().draft->may_be_late) return read_drafts(list, pass, watch);
+    list.front().draft->late = late_ = most;
+    send(pass);
+}
+
+/// Sends its ids to the host.
+void MtpDrafter::send(const StepPlan& pass) {
+    pass.device->send_beside(ids_.get(), pass.mtp.drafts->data, pass.mtp.drafts->bytes(), kDraftsMark);
+}
+
+std::span<const int32_t> MtpDrafter::late_tokens() {
+    if (late_ == 0) return {};
+    backend_.await_mark(kDraftsMark);
+    return {static_cast<const int32_t*>(ids_.get()), static_cast<size_t>(late_)};
 }
 
 void MtpDrafter::read_drafts(std::span<const Rows> list, const StepPlan& plan, bool watch) {

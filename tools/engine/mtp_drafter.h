@@ -34,6 +34,11 @@ class MtpDrafter final : public Drafter {
     const char* name() const override { return "mtp"; }
     void prepare(const Step& step) override;
     void propose(std::span<Draft> drafts) override;
+    std::span<const int32_t> late_tokens() override;
+    bool drafts_ahead() const override { return true; }
+    void ready_ahead(const Slice& slice, int64_t most) override;
+    void propose_ahead() override;
+    void settle_ahead(int64_t length) override { ahead_length_ = length; }
     void computed(const Step& step, const StepPlan& plan) override;
     void accept(std::span<Sequence* const> sequences) override;
     void release(const Sequence& s) override { entries_.erase(s.id); }
@@ -46,6 +51,8 @@ class MtpDrafter final : public Drafter {
         std::vector<int32_t> next;  // the tokens after the positions
         Draft* draft = nullptr;
         const PromptImages* images = nullptr;
+        int64_t late = 0;      // so many of `next`, from the first on, are in StateRole::drafts
+        bool follows = false;  // only as many rows count as the last step has found right
     };
 
     Rows rows_of(const Sequence& s, int64_t end) const;
@@ -53,7 +60,10 @@ class MtpDrafter final : public Drafter {
     void catch_up(const std::vector<Rows>& list);
     void draft(std::span<const Rows> list, bool watched);
     void read_drafts(std::span<const Rows> list, const StepPlan& plan, bool watched);
+    StepPlan& filled(StepKind kind, std::span<const Rows> list, int64_t drafts, bool full_head);
     StepPlan& run(StepKind kind, std::span<const Rows> list, int64_t drafts, bool full_head);
+    bool take_ahead(std::span<Draft> drafts);
+    void send(const StepPlan& pass);
     void fill(StepPlan& plan, std::span<const Rows> list) const;
     void try_out();
 
@@ -65,6 +75,11 @@ class MtpDrafter final : public Drafter {
     int64_t draft_rows_ = 0;                // sequences that one pass drafts for
     std::map<RequestId, int64_t> entries_;  // positions with keys and values
     std::shared_ptr<void> ids_;             // of a pass's drafts, on the host
+    int64_t late_ = 0;                      // tokens of the last draft, if it is late
+    StepPlan* ahead_pass_ = nullptr;        // that is ready
+    RequestId ahead_ = 0;                   // of the sequence that it has drafted ahead for; 0: none
+    int64_t ahead_tokens_ = 0;              // of that draft
+    int64_t ahead_length_ = -1;             // that the sequence has then; -1: unknown, or the draft is wrong
 };
 
 }  // namespace quern

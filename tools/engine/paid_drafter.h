@@ -19,14 +19,26 @@ class PaidDrafter final : public Drafter {
         shown_->prepare(step);
         paid_->prepare(step);
     }
-    /// As many tokens as both have.
+    /// As many tokens as both have, late ones included.
     void propose(std::span<Draft> drafts) override {
         std::vector<Draft> paid(drafts.begin(), drafts.end());
         paid_->propose(paid);
         shown_->propose(drafts);
-        for (size_t i = 0; i < paid.size(); ++i)
-            drafts[i].tokens.resize(std::min(drafts[i].tokens.size(), paid[i].tokens.size()));
+        for (size_t i = 0; i < paid.size(); ++i) {
+            const auto most = std::max(paid[i].tokens.size(), static_cast<size_t>(paid[i].late));
+            drafts[i].tokens.resize(std::min(drafts[i].tokens.size(), most));
+            drafts[i].ahead = paid[i].ahead;
+        }
     }
+    /// It has none, but waits for those that are paid for.
+    std::span<const int32_t> late_tokens() override {
+        paid_->late_tokens();
+        return {};
+    }
+    bool drafts_ahead() const override { return paid_->drafts_ahead(); }
+    void ready_ahead(const Slice& slice, int64_t most) override { paid_->ready_ahead(slice, most); }
+    void propose_ahead() override { paid_->propose_ahead(); }
+    void settle_ahead(int64_t length) override { paid_->settle_ahead(length); }
     void computed(const Step& step, const StepPlan& plan) override {
         shown_->computed(step, plan);
         paid_->computed(step, plan);

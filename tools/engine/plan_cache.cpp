@@ -5,20 +5,12 @@
 
 #include "ggml-like/backend.h"
 #include "ggml-like/check.h"
-#include "tools/engine/stage_marks.h"
 
 namespace quern {
 namespace {
 
 std::list<StepPlan>::iterator find(std::list<StepPlan>& plans, const BatchShape& shape) {
     return std::find_if(plans.begin(), plans.end(), [&](const StepPlan& p) { return p.shape == shape; });
-}
-
-/// Runs a stage's plan; the mark tells when its inputs may be filled again.
-void run_marked(Plan& plan, Backend& device) {
-    plan.upload();
-    device.set_mark(kInputsMark);
-    plan.run_uploaded();
 }
 
 /// The next one, or the number itself.
@@ -62,6 +54,11 @@ BatchShape draft_shape(const BatchShape& shape, int64_t rows) {
     return out;
 }
 
+bool drafts_alone(const BatchShape& shape) {
+    const bool drafts = shape.pass == Pass::dflash || (shape.pass == Pass::mtp && shape.drafts > 0);
+    return drafts && shape.sequences == 1 && !shape.full_head;
+}
+
 int64_t StepPlan::kernels() const {
     int64_t sum = plan->kernels;
     for (const StagePlan& stage : later) sum += stage.plan->kernels;
@@ -82,21 +79,19 @@ void StepPlan::run_later() {
         }
         const int stage = static_cast<int>(i) + 1;
         Backend& receiver = backend->of_stage(stage);
-        receiver.await_mark(kInputsMark);
+        own.plan->await_inputs();
         own.plan->copy_inputs(*plan);
         receiver.receive(backend->of_stage(stage - 1), rows);
-        run_marked(*own.plan, receiver);
+        own.plan->run_marked();
         left = &own.leaving;
     }
 }
 
-void StepPlan::await_inputs() {
-    if (backend->stages() > 1) device->await_mark(kInputsMark);
-}
+void StepPlan::await_inputs() { plan->await_inputs(); }
 
 void StepPlan::run() {
     if (backend->stages() > 1) {
-        run_marked(*plan, *device);
+        plan->run_marked();
         return run_later();
     }
     if (others.empty()) return plan->run();
@@ -109,8 +104,13 @@ void StepPlan::run() {
 }
 
 PlanCache::PlanCache(const Model& model, Backend& backend, const StateViews& state, Workspace& workspace,
-                     size_t capacity, const std::vector<ScratchSize>& later_stages)
-    : model_(model), backend_(backend), state_(state), workspace_(workspace), capacity_(capacity) {
+                     size_t capacity, const std::vector<ScratchSize>& later_stages, Workspace* drafting)
+    : model_(model),
+      backend_(backend),
+      state_(state),
+      workspace_(workspace),
+      drafting_(drafting),
+      capacity_(capacity) {
     for (int stage = 1; stage < backend.stages(); ++stage) {
         const auto i = static_cast<size_t>(stage) - 1;
         const ScratchSize size = i < later_stages.size()
@@ -187,7 +187,10 @@ void PlanCache::make_first(StepPlan& step, PlanUse use) const {
 }
 
 void PlanCache::make_drafting(StepPlan& step, PlanUse use) const {
-    if (backend_.stages() == 1) return make_first(step, use);
+    if (backend_.stages() == 1) {
+        Workspace& own = drafting_ != nullptr && drafts_alone(step.shape) ? *drafting_ : workspace_;
+        return make_own(step, use, model_.of_rank(0), backend_.of_rank(0), own);
+    }
     const int last = backend_.stages() - 1;
     make_own(step, use, model_.of_stage(last), backend_.of_stage(last), *later_.back());
 }

@@ -14,6 +14,12 @@ namespace quern {
 /// Rows of an answer step at most, where plans are captured. Steps of one row a sequence are padded to a few sizes,
 /// each of which has a captured plan.
 inline constexpr int64_t kMaxAnswerRows = 64;
+/// The same of a model whose rows choose so many experts each: a step has at most 512 of these choices (ops/moe_gate_up.h).
+constexpr int64_t most_answer_rows(int64_t experts_used) {
+    int64_t rows = kMaxAnswerRows;
+    while (rows > 1 && rows * experts_used > 512) rows /= 2;
+    return rows;
+}
 /// Up to this many sequences are not padded: a padding row would cost up to 10 % of the step.
 inline constexpr int64_t kMaxUnpadded = 8;
 
@@ -31,6 +37,10 @@ BatchShape verify_shape(const BatchShape& shape, int64_t rows);
 /// The shape of an answer pass of the MTP layer, padded from `shape`: at most `rows` rows. Unless each sequence has one row, they
 /// are more than the sequences that these are padded to, which fewer than half of `rows` rows always allow.
 BatchShape draft_shape(const BatchShape& shape, int64_t rows);
+
+/// Whether it drafts for one sequence, by a smaller head if there is one. Such passes have a workspace of their own: they
+/// are queued while the inputs of the step before may still be read, and the step after them is queued likewise.
+bool drafts_alone(const BatchShape& shape);
 
 /// Bytes of a plan's memory: scratch and outputs; inputs.
 struct ScratchSize {
@@ -68,7 +78,9 @@ struct StepPlan {
 
     /// Every rank's plan, with the inputs of rank 0's; or each stage's in turn.
     void run();
-    /// Call before the inputs are filled: of stages those of what ran before may still be on their way.
+    /// A pass that drafts, or catches up, whose results nobody waits for before other inputs are filled.
+    void run_pass() { plan->run_marked(); }
+    /// Call before the inputs are filled: those of what ran before may still be on their way.
     void await_inputs();
     /// Kernels that one run launches, in all stages; of ranks those of the first. 0: unknown.
     int64_t kernels() const;
@@ -94,8 +106,10 @@ class RankState final : public StateViews {
 class PlanCache {
   public:
     /// `workspace`: rank 0's or the first stage's; other ranks and stages get one of the same size each, or later stages these.
+    /// `drafting`: for passes that draft alone; null: they have no other.
     PlanCache(const Model& model, Backend& backend, const StateViews& state, Workspace& workspace,
-              size_t capacity, const std::vector<ScratchSize>& later_stages = {});
+              size_t capacity, const std::vector<ScratchSize>& later_stages = {},
+              Workspace* drafting = nullptr);
 
     /// PlanUse::repeatedly: the plan is never dropped.
     StepPlan& get(const BatchShape& shape, PlanUse use);
@@ -118,6 +132,7 @@ class PlanCache {
     Backend& backend_;
     const StateViews& state_;
     Workspace& workspace_;
+    Workspace* drafting_;
     size_t capacity_;
     std::vector<Rank> others_;                       // rank 1 and up
     std::vector<std::unique_ptr<Workspace>> later_;  // of stage 1 and up

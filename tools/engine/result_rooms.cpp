@@ -29,7 +29,7 @@ void StepResults::download_logits(int64_t row, int64_t count, float* to) const {
 
 ResultRooms::ResultRooms(Backend& backend, int rooms, int64_t rows, int64_t columns)
     : last_(backend.of_stage(backend.stages() - 1)), rows_(rows), columns_(columns) {
-    CHECK(mark_of(static_cast<size_t>(rooms)) <= Backend::kMarks, "[results] {} rooms", rooms);
+    CHECK(mark_of(static_cast<size_t>(rooms)) <= kDraftInputsMark, "[results] {} rooms", rooms);
     for (int i = 0; i < rooms; ++i)
         rooms_.push_back({.top = {last_.alloc_host(rows * kTopBytes, "the highest logits of a step"),
                                   [this](void* memory) { last_.free_host(memory); }},

@@ -126,6 +126,10 @@ void keep_min_p(std::vector<Candidate>& list, float min_p) {
 
 }  // namespace
 
+bool takes_highest(const Sampling& s) {
+    return (s.temperature == 0.0f || s.top_k == 1) && !penalizes(s) && s.logit_bias.empty();
+}
+
 const char* finish_reason_name(FinishReason reason) {
     constexpr const char* kNames[] = {"none", "stop", "length", "cancelled", "error"};
     return kNames[static_cast<size_t>(reason)];

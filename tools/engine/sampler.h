@@ -37,6 +37,8 @@ struct TopLogits {
     std::span<const float> logits;
     double sum;
 };
+/// Whether `sample` takes the highest logit, whatever the others are.
+bool takes_highest(const Sampling& s);
 /// The token that `sample` would take from the whole row, if the highest logits are enough to know it: no bias, no
 /// penalty, and the set to draw from is among them.
 std::optional<int32_t> sample_top(const TopLogits& top, int64_t vocab, const Sampling& s, int64_t position);

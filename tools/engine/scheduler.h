@@ -29,6 +29,7 @@ struct Slice {
     int64_t logit_rows;               // 1 to count: so many of the last rows get logits
     bool last;                        // it has the sequence's newest token, whose logits choose the next one
     std::vector<int32_t> draft = {};  // tokens after the sequence's own, to verify (drafter.h)
+    bool late = false;                // these are on the device only, and -1 here, until the step has ended
 
     int64_t end() const { return begin + count; }
     bool wants_prompt_logits() const {

@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "ggml-like/check.h"
 #include "tools/engine/plan_cache.h"
+#include "tools/engine/sampler.h"
 
 namespace quern {
 
@@ -50,15 +52,19 @@ Speculation::Speculation(const SpeculationOptions& options, std::vector<std::sha
                          const Limits& limits)
     : options_(options), limits_(limits), drafters_(std::move(drafters)) {}
 
+/// Tokens that the answer may still get.
+int64_t Speculation::left(const Sequence& s) const {
+    return std::min(limits_.context - static_cast<int64_t>(s.tokens.size()),
+                    s.request.max_tokens - static_cast<int64_t>(s.result.tokens.size()));
+}
+
 /// Tokens that a draft may add to a slice. The last token of an answer is never run, so a draft ends two tokens before the
 /// end.
 int64_t Speculation::most(const Slice& slice) const {
     const Sequence& s = *slice.sequence;
     const DraftOptions& wanted = s.request.drafts;
     if (!slice.last || wanted.kind == DrafterKind::none) return 0;
-    const int64_t left = std::min(limits_.context - static_cast<int64_t>(s.tokens.size()),
-                                  s.request.max_tokens - static_cast<int64_t>(s.result.tokens.size()));
-    return std::min({options_.draft_max, wanted.most, journal_entries(options_) - slice.count, left - 1});
+    return std::min({options_.draft_max, wanted.most, journal_entries(options_) - slice.count, left(s) - 1});
 }
 
 /// How long the drafts of these slices of the step may be. Those that are always full come first and share alike.
@@ -115,6 +121,7 @@ int64_t Speculation::cost_size(const Step& step) const {
 }
 
 void Speculation::measured(const Step& step, double seconds, double drafting) {
+    if (in_vain_) return;
     const int64_t rows = rows_of(step);
     costs_.add(cost_size(step), rows, seconds);
     if (rows == static_cast<int64_t>(step.slices.size())) return;
@@ -134,6 +141,7 @@ std::vector<int32_t> Speculation::possible(Draft draft) const {
 }
 
 void Speculation::draft(Step& step, const Reserve& reserve) {
+    in_vain_ = std::exchange(ahead_, false);
     for (const auto& drafter : drafters_) drafter->prepare(step);
     if (step.kind != StepKind::answer) return;
     std::vector<Slice*> slices;
@@ -149,15 +157,27 @@ void Speculation::draft(Step& step, const Reserve& reserve) {
     for (size_t i = 0; i < drafts.size(); ++i)
         if (drafts[i].most > 0) {
             reserve(*slices[i]->sequence, slices[i]->begin + slices[i]->count + drafts[i].most);
+            drafts[i].may_be_late = limits_.whole && step.slices.size() == 1 && !drafts[i].watched();
             wanted.push_back(std::move(drafts[i]));
             drafting.push_back(slices[i]);
         }
     if (wanted.empty()) return;
-    for (const auto& drafter : drafters_) drafter->propose(wanted);
+    drafted_ = nullptr;
+    for (const auto& drafter : drafters_) {
+        drafter->propose(wanted);
+        const Draft& first = wanted.front();
+        if (drafted_ == nullptr && (first.late > 0 || !first.tokens.empty())) drafted_ = drafter.get();
+    }
+    if (wanted.front().ahead) {
+        in_vain_ = false;
+        ++report_.ahead;
+    }
     bool any = false;
     for (size_t i = 0; i < wanted.size(); ++i) {
         Slice& slice = *drafting[i];
-        slice.draft = possible(std::move(wanted[i]));
+        slice.late = wanted[i].late > 0;
+        slice.draft = slice.late ? std::vector<int32_t>(static_cast<size_t>(wanted[i].late), -1)
+                                 : possible(std::move(wanted[i]));
         slice.count += static_cast<int64_t>(slice.draft.size());
         any |= !slice.draft.empty();
     }
@@ -179,6 +199,43 @@ void Speculation::accept(const Slice& slice) {
     if (s.done()) return;
     all_.add(drafted, accepted);
     records_[s.id].add(drafted, accepted);
+}
+
+void Speculation::queued(Step& step) {
+    Slice& slice = step.slices.front();
+    if (step.slices.size() != 1 || slice.draft.empty() || drafted_ == nullptr) return;
+    const auto tokens = drafted_->late_tokens();
+    if (std::exchange(slice.late, false))
+        slice.draft.assign(tokens.begin(), tokens.begin() + std::ssize(slice.draft));
+}
+
+void Speculation::propose_ahead() {
+    drafted_->propose_ahead();
+    ahead_ = true;
+}
+
+int64_t Speculation::ahead(const Step& step) const {
+    const bool alone = step.kind == StepKind::answer && step.slices.size() == 1;
+    if (!alone || !limits_.whole || !limits_.asynchronous) return 0;
+    const Slice& slice = step.slices.front();
+    const auto drafted = static_cast<int64_t>(slice.draft.size());
+    if (drafted == 0 || drafted + 1 != slice.count || drafted_ == nullptr || !drafted_->drafts_ahead())
+        return 0;
+    const Request& r = slice.sequence->request;
+    if (!takes_highest(r.sampling) || r.allow || r.on_draft_logits || r.on_round) return 0;
+    // If all of the draft is right, there is as much left.
+    const int64_t most = std::min(
+        {options_.draft_max, r.drafts.most, limits_.answer_rows - 1, left(*slice.sequence) - drafted - 2});
+    if (most <= 0 || r.drafts.full) return std::max<int64_t>(most, 0);
+    const DraftCandidate candidate{records_.at(slice.sequence->id).chances(all_.chances()), most};
+    return draft_lengths({&candidate, 1}, costs_, cost_size(step), 1, limits_.answer_rows - 1).front();
+}
+
+void Speculation::settle_ahead(const Slice& slice, std::pair<int64_t, int32_t> chosen) {
+    const Sequence& s = *slice.sequence;
+    const bool right = !s.done() && s.pending() == 1 && s.state.length == slice.begin + chosen.first &&
+                       s.tokens.back() == chosen.second;
+    drafted_->settle_ahead(right ? s.state.length : -1);
 }
 
 void Speculation::computed(const Step& step, const StepPlan& plan) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "ggml-like/ops/conv_gated_delta_net.h"
@@ -26,6 +27,8 @@ class Speculation {
         int64_t answer_rows;  // of a step
         int64_t vocab;        // ids that may be sampled
         bool padded;          // steps are padded to few numbers of sequences
+        bool whole;           // one device has all of the model, and drafts may stay on it
+        bool asynchronous;    // the device works while the host does: it may draft ahead
     };
     /// Makes room in a sequence's state for so many tokens in all.
     using Reserve = std::function<void(Sequence&, int64_t tokens)>;
@@ -37,6 +40,15 @@ class Speculation {
     /// Adds drafts to the slices of an answer step that end with their sequence's newest token, as far as its rows go.
     /// With a draft in it, every row of the step gets its logits.
     void draft(Step& step, const Reserve& reserve);
+    /// The step is queued: waits for the tokens of a late draft.
+    void queued(Step& step);
+    /// How long a draft should be made ahead, after this step; 0: none. Else ready_ahead readies the pass before the step is queued, and
+    /// propose_ahead queues it behind.
+    int64_t ahead(const Step& step) const;
+    void ready_ahead(const Step& step, int64_t most) { drafted_->ready_ahead(step.slices.front(), most); }
+    void propose_ahead();
+    /// `chosen`: what the device took for the step's choice (ops/accept_drafts.h). After accept().
+    void settle_ahead(const Slice& slice, std::pair<int64_t, int32_t> chosen);
     /// A step has run, and its results can be read.
     void computed(const Step& step, const StepPlan& plan);
     /// An answer step took so long, drafting included, which took `drafting` of it.
@@ -49,6 +61,7 @@ class Speculation {
     SpeculationReport report() const;
 
   private:
+    int64_t left(const Sequence& s) const;
     int64_t most(const Slice& slice) const;
     std::vector<Draft> lengths(const Step& step, const std::vector<Slice*>& slices);
     void note_choice(std::span<const DraftCandidate> candidates, std::span<const int64_t> lengths,
@@ -59,6 +72,9 @@ class Speculation {
     SpeculationOptions options_;
     Limits limits_;
     std::vector<std::shared_ptr<Drafter>> drafters_;
+    Drafter* drafted_ = nullptr;  // whose draft a step of one sequence verifies
+    bool ahead_ = false;          // a pass that drafts ahead is queued
+    bool in_vain_ = false;        // the step waits for one that nobody uses
     StepCosts costs_;
     AcceptanceRecord all_;  // of all sequences: what is expected of one of which little is known
     std::map<RequestId, AcceptanceRecord> records_;

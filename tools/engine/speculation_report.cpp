@@ -7,6 +7,7 @@ namespace quern {
 std::string describe(const SpeculationReport& r) {
     std::string text = fmt::format("drafts    {} of {} steps had drafts: {} tokens, {} accepted\n", r.rounds,
                                    r.steps, r.drafted, r.accepted);
+    if (r.ahead > 0) text += fmt::format("  {} of these drafts were made ahead\n", r.ahead);
     if (r.plain_rate > 0)
         text += fmt::format(
             "  last step: {} tokens drafted for {} sequence{}; {:.0f} tokens/s expected, {:.0f} without "

@@ -18,6 +18,7 @@ struct SpeculationReport {
     std::vector<double>
         acceptance;                 // by position: that a draft is right up to there, of all sequences lately
     int64_t steps = 0, rounds = 0;  // answer steps that might have had drafts; those that had
+    int64_t ahead = 0;              // of these, whose draft was made ahead (drafter.h)
     int64_t drafted = 0, accepted = 0;  // tokens of these, also of answers that are not done
     /// Of rounds whose time is known: their number, and seconds from the first draft to the last result on the host, of these
     /// drafting.

@@ -11,8 +11,8 @@ namespace quern {
 namespace {
 
 const char* role_name(StateRole role) {
-    constexpr const char* kNames[] = {"key",    "value",     "conv",      "delta",
-                                      "hidden", "journal_k", "journal_u", "journal_g"};
+    constexpr const char* kNames[] = {"key",       "value",     "conv",      "delta",  "hidden",
+                                      "journal_k", "journal_u", "journal_g", "drafts", "chosen"};
     return kNames[static_cast<size_t>(role)];
 }
 
@@ -59,7 +59,7 @@ int64_t slot_bytes(const std::vector<StateSpec>& specs) { return sum_bytes(specs
 int64_t recurrent_bytes(const std::vector<StateSpec>& specs) {
     int64_t total = 0;
     for (const StateSpec& s : specs)
-        if (!s.paged && !s.journal()) total += s.bytes();
+        if (!s.paged && !s.transient()) total += s.bytes();
     return total;
 }
 int64_t pages_bytes(const std::vector<StateSpec>& specs, int64_t pages) {

@@ -99,7 +99,7 @@ class StatePool final : public StateViews {
         int64_t item_bytes;  // of one slot or page
 
         /// A sequence's recurrent state; journals hold what is not yet part of it.
-        bool copied() const { return !spec.paged && !spec.journal(); }
+        bool copied() const { return !spec.paged && !spec.transient(); }
     };
 
     int32_t take_slot();

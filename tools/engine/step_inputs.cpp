@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ggml-like/check.h"
+
 namespace quern {
 namespace {
 
@@ -79,6 +81,8 @@ InputRows input_rows(const Slice& slice) {
                    .logit_rows = slice.logit_rows,
                    .temperature = s.request.sampling.temperature,
                    .journal = !slice.draft.empty(),
+                   .late_from = slice.count - std::ssize(slice.draft),
+                   .late = slice.late ? std::ssize(slice.draft) : 0,
                    .images = &s.images};
     for (int64_t i = 0; i < slice.count; ++i) rows.tokens.push_back(slice.token(slice.begin + i));
     return rows;
@@ -107,17 +111,27 @@ void fill_inputs(StepPlan& step, const std::vector<InputRows>& list) {
     auto* committed = plan.input<int32_t>(step.batch.committed);
     auto* journal = plan.input<int32_t>(step.batch.journal);
     auto* rope = step.batch.rope != nullptr ? plan.input<int32_t>(step.batch.rope) : nullptr;
+    auto* source =
+        step.batch.draft_source != nullptr ? plan.input<int32_t>(step.batch.draft_source) : nullptr;
     std::fill_n(pages, step.shape.sequences * step.shape.pages, 0);
+    if (source != nullptr) std::fill_n(source, step.shape.tokens, -1);
+    auto* follows = step.batch.follows != nullptr ? plan.input<int32_t>(step.batch.follows) : nullptr;
+    if (follows != nullptr) std::fill_n(follows, step.shape.sequences, 0);
 
     int32_t row = 0;
     int64_t logits = 0;
     for (size_t i = 0; i < list.size(); ++i) {
         const InputRows& rows = list[i];
         const auto count = static_cast<int64_t>(rows.tokens.size());
+        CHECK(rows.late == 0 || (source != nullptr && list.size() == 1), "[plan] {} drafts come late",
+              rows.late);
+        for (int64_t k = 0; k < rows.late; ++k) source[rows.late_from + k] = static_cast<int32_t>(k);
         start[i] = row;
         slots[i] = rows.state->slot;
         committed[i] = static_cast<int32_t>(rows.state->journaled);
         journal[i] = rows.journal ? 1 : 0;
+        if (rows.follows) CHECK(follows != nullptr, "[plan] rows of this pass follow no choice");
+        if (rows.follows) follows[i] = 1;
         std::copy(rows.state->pages.begin(), rows.state->pages.end(),
                   pages + static_cast<int64_t>(i) * step.shape.pages);
         for (int64_t k = 0; k < count; ++k, ++row) {

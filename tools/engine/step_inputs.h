@@ -16,6 +16,8 @@ struct InputRows {
     int64_t logit_rows = 0;       // so many of the last rows get logits
     float temperature = 0;
     bool journal = false;                  // whether the rows go to the journal
+    int64_t late_from = 0, late = 0;       // rows whose tokens are in StateRole::drafts: the first, how many
+    bool follows = false;                  // whether they begin after what the last step chose
     const PromptImages* images = nullptr;  // of the sequence; null: none
 };
 

@@ -124,6 +124,7 @@ void Tower::run(const VisionShape& shape, std::span<const ImagePart* const> imag
     VisionGraph v = model_.build_vision(shape, backend_.activation_dtype());
     const Tensor *pixels = v.patches, *place = v.place, *start = v.start, *out = v.features;
     Plan plan(std::move(v.graph), backend_, workspace_, PlanUse::sometimes);
+    plan.await_inputs();
     auto* to_pixels = pixels != nullptr ? plan.input<uint8_t>(pixels) : nullptr;
     auto *to_place = plan.input<int32_t>(place), *to_start = plan.input<int32_t>(start);
     *to_start++ = 0;
