@@ -1,6 +1,7 @@
 #include "models/weight_placement.h"
 
 #include <algorithm>
+#include <future>
 #include <mutex>
 #include <numeric>
 #include <utility>
@@ -71,11 +72,18 @@ class Placement {
 
     void run() {
         reserve_memory();
-        const std::vector<std::shared_ptr<void>> made = make_copies();
+        // Beside the placing of those that are stored, which come first.
+        std::future<std::vector<std::shared_ptr<void>>> making =
+            std::async(std::launch::async, [this] { return make_copies(); });
+        std::vector<std::shared_ptr<void>> made;
         const std::vector<Group> groups = layers();
         for (const Group& group : groups)
             for (const WeightUse* use : group) progress_.bytes_total += use->bytes();
-        for (const Group& group : groups) place(group);
+        for (const Group& group : groups) {
+            if (making.valid() && has_copies(group)) made = making.get();
+            place(group);
+        }
+        if (making.valid()) made = making.get();
         backend_.weights_complete();
         keep_copies(made);
         for (const WeightUse& use : weights_.uses)
@@ -95,6 +103,10 @@ class Placement {
             groups.back().push_back(&use);
         }
         return groups;
+    }
+
+    static bool has_copies(const Group& group) {
+        return std::any_of(group.begin(), group.end(), [](const WeightUse* use) { return use->copy; });
     }
 
     /// What the copies point into; none of random weights, which the backend makes.
