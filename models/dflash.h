@@ -111,7 +111,7 @@ BuiltGraph build_dflash(const Dflash& drafter, const Weight& embedding, const We
                         const DraftHead* short_head, const BatchShape& shape, const StateViews& state,
                         int layer, DType activations);
 
-/// Keys and values of all its layers, as layer `layer`, and drafts of up to `journal` - 1 tokens.
-std::vector<StateSpec> dflash_state(const DflashConfig& config, int layer, DType dtype, int journal);
+/// Keys and values of all its layers, as layer `layer`, and what a layer that drafts has.
+std::vector<StateSpec> dflash_state(const DflashConfig& config, int layer, DType dtype);
 
 }  // namespace quern

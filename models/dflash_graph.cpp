@@ -116,9 +116,9 @@ BuiltGraph build_dflash(const Dflash& drafter, const Weight& embedding, const We
     return BlockBuilder(drafter, shape, state, layer, activations).build(embedding, head, short_head);
 }
 
-std::vector<StateSpec> dflash_state(const DflashConfig& c, int layer, DType dtype, int journal) {
+std::vector<StateSpec> dflash_state(const DflashConfig& c, int layer, DType dtype) {
     const std::vector<int64_t> shape = {c.layers * c.kv_heads, kPageTokens, c.head_dim};
-    std::vector<StateSpec> specs = draft_specs(layer, journal);
+    std::vector<StateSpec> specs = draft_specs(layer);
     for (const StateRole role : {StateRole::key, StateRole::value})
         specs.push_back({layer, role, dtype, true, shape});
     return specs;

@@ -4,6 +4,7 @@
 
 #include "ggml-like/check.h"
 #include "ggml-like/kv_format.h"
+#include "ggml-like/ops/conv_gated_delta_net.h"
 
 namespace quern {
 
@@ -27,8 +28,8 @@ ImagePart Model::read_image(Image image, const ImageSizes& sizes) const {
     return make_image_part({&image, 1}, vision);
 }
 
-std::vector<StateSpec> draft_specs(int layer, int journal) {
-    return {{layer, StateRole::drafts, DType::I32, false, {2 * std::max(1, journal)}},
+std::vector<StateSpec> draft_specs(int layer) {
+    return {{layer, StateRole::drafts, DType::I32, false, {2 * kMaxJournalEntries}},
             {layer, StateRole::chosen, DType::I32, false, {2}}};
 }
 

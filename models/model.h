@@ -210,9 +210,8 @@ struct OpenOptions {
 /// The inputs of a step of this shape, named as in ops/batch.h. `width`: of a model that reads images, its width; else 0.
 Batch declare_batch(Graph& g, const BatchShape& shape, int64_t width = 0);
 
-/// Of a layer that drafts up to `journal` - 1 tokens, StateRole::drafts, with room for sequences that are padded to twice as many,
-/// and chosen.
-std::vector<StateSpec> draft_specs(int layer, int journal);
+/// Of a layer that drafts: StateRole::drafts, with room for sequences that are padded to twice as many, and chosen.
+std::vector<StateSpec> draft_specs(int layer);
 /// A pass's drafts, I32 of this shape, at the beginning of StateRole::drafts.
 Tensor* draft_ids(Graph& g, const StateViews& state, int layer, std::initializer_list<int64_t> shape);
 /// The tensor as a vector.

@@ -439,7 +439,7 @@ std::vector<StateSpec> qwen3_6_moe_state(const Qwen36MoeConfig& c, const Qwen36M
         };
         if (layer == mtp) {
             add(StateRole::hidden, DType::F32, false, {kHiddenRing, c.width});
-            for (StateSpec& spec : draft_specs(mtp, options.journal)) specs.push_back(std::move(spec));
+            for (StateSpec& spec : draft_specs(mtp)) specs.push_back(std::move(spec));
         }
         if (layer == mtp || c.full_attention[static_cast<size_t>(layer)]) {
             const int64_t heads = layer == mtp ? whole.kv_heads : c.kv_heads;

@@ -226,7 +226,7 @@ class Qwen36Moe final : public Model {
         if (!options.dflash || !config_.is_last()) return specs;
         CHECK(drafter_ != nullptr, "[dflash] this model was opened without a drafter");
         const int layer = static_cast<int>(config_.layers) + 1;
-        for (StateSpec& spec : dflash_state(drafter_->config(), layer, options.conv, options.journal))
+        for (StateSpec& spec : dflash_state(drafter_->config(), layer, options.conv))
             specs.push_back(std::move(spec));
         return specs;
     }

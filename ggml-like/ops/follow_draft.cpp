@@ -25,8 +25,7 @@ void run(const Node& node, cpu::Context&) {
     size_t i = kOptional;
     if (has.last_rows) {
         for (int64_t s = 0; s < sequences; ++s)
-            node.outputs[1]->as<int32_t>()[s] =
-                follows[s] != 0 ? start[s] + chosen(s)[0] - 1 : input(i)[s];
+            node.outputs[1]->as<int32_t>()[s] = follows[s] != 0 ? start[s] + chosen(s)[0] - 1 : input(i)[s];
         ++i;
     }
     for (; i < node.inputs.size(); ++i)

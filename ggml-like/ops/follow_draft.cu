@@ -71,8 +71,9 @@ void follow_draft(const Node& node, Context& c) {
         ++next;
         return changed(next + 5, next - 1);
     };
-    Followed f{node.inputs[1]->as<int>(), node.inputs[2]->as<int>(), node.inputs[3]->as<int>(),
-               node.inputs[4]->as<int>(), node.inputs[5]->as<int>(), node.inputs[6]->as<int>(),
+    Followed f{node.inputs[1]->as<int>(), node.inputs[2]->as<int>(),
+               node.inputs[3]->as<int>(), node.inputs[4]->as<int>(),
+               node.inputs[5]->as<int>(), node.inputs[6]->as<int>(),
                node.state[0]->as<int>(),  static_cast<int>(node.inputs[3]->shape[0])};
     f.ids = changed(0, 0);
     f.last_rows = optional(has.last_rows);

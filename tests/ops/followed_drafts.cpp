@@ -17,8 +17,7 @@ using Ids = std::vector<int32_t>;
 
 /// I32 in the device's memory.
 struct DeviceIds {
-    DeviceIds(const Device& device, const char* name, const Ids& values,
-              std::initializer_list<int64_t> shape)
+    DeviceIds(const Device& device, const char* name, const Ids& values, std::initializer_list<int64_t> shape)
         : device_(device), memory(device, name, DType::I32, Place::state, shape) {
         device.backend->upload(memory.tensor().data, values.data(),
                                static_cast<int64_t>(values.size() * sizeof(int32_t)));
@@ -150,7 +149,8 @@ void drafts_follow(Device& device) {
             in.later_positions = g.input("later", DType::I32, {3, 5});
             in.later_rope = g.input("rope", DType::I32, {3, 5});
         }
-        const FollowedRows to = follow_draft(g, "follow", batch, others, in, g.external(chosen.memory.tensor()));
+        const FollowedRows to =
+            follow_draft(g, "follow", batch, others, in, g.external(chosen.memory.tensor()));
         for (Tensor* t : {to.ids, to.last_rows, to.later_positions, to.later_rope})
             if (t != nullptr) g.output(t);
         const Ids last = {0, 4, 4, 12, 52}, later = some_ids(15, 200), rope = some_ids(15, 300);
