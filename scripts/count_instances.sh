@@ -14,7 +14,7 @@ build=${1:-build}
 objects=$build/CMakeFiles/quern_cuda.dir
 [ -d "$objects" ] || { echo "SKIPPED: no objects of CUDA files in $build; instances were not counted"; exit 77; }
 
-# Attention and the delta rule; choices, sums, also over ranks, norms, copies, packing.
+# Attention and the delta rule; choices, sums, also over ranks, norms, copies, packing, drafts.
 others='attention_\w+_kernel(<[\w, ]+>)?
 block_\w+_kernel(<\d+>)?
 (concat_kernel|kv_write_kernel)
@@ -23,6 +23,7 @@ delta::\w+(<[\w, ]+>)?
 (layer_norm_kernel|add_bias_kernel<\w+>|patch_values_kernel|grid_\w+_kernel)
 (add_prompt_terms(_of_ranks)?<[\w, ]+>|down_fp4_sum|down_fp4_sum_of_ranks|defer_kernel|norm_twice_kernel)
 (embed_kernel<\w+>|gather_kernel|top_kernel|best_token_kernel|write_ring_kernel)
+(accept_drafts_kernel|follow_choice_kernel|follow_draft_kernel)
 (all_reduce_small|all_reduce_large|add_answer|add_answer_of_ranks|add_prompt|add_prompt_of_ranks<[\w, ]+>)
 (pack_kernel|random_kernel|copy_pieces_kernel)'
 
