@@ -17,41 +17,14 @@
 #include "ggml-like/cuda/comm/devices.h"
 #include "ggml-like/cuda/comm/handover.h"
 #include "ggml-like/cuda/comm/peer_group.h"
-#include "ggml-like/cuda/drafter_ops.h"
 #include "ggml-like/cuda/event.h"
+#include "ggml-like/cuda/launch_table.h"
 #include "ggml-like/cuda/linear/warpgroup_shapes.h"
-#include "ggml-like/cuda/ops.h"
 #include "ggml-like/cuda/pack/host_memory.h"
 #include "ggml-like/cuda/pack/packed_layout.h"
 #include "ggml-like/cuda/pack/place.h"
 #include "ggml-like/cuda/pack/state_copies.h"
-#include "ggml-like/cuda/vision_ops.h"
 #include "ggml-like/one_format.h"
-#include "ggml-like/ops/accept_drafts.h"
-#include "ggml-like/ops/all_reduce_add.h"
-#include "ggml-like/ops/arrived_rows.h"
-#include "ggml-like/ops/best_token.h"
-#include "ggml-like/ops/block_attention.h"
-#include "ggml-like/ops/concat.h"
-#include "ggml-like/ops/conv_gated_delta_net.h"
-#include "ggml-like/ops/embed.h"
-#include "ggml-like/ops/follow_choice.h"
-#include "ggml-like/ops/follow_draft.h"
-#include "ggml-like/ops/gated_attention.h"
-#include "ggml-like/ops/gather_rows.h"
-#include "ggml-like/ops/grid_attention.h"
-#include "ggml-like/ops/kv_write.h"
-#include "ggml-like/ops/layer_norm.h"
-#include "ggml-like/ops/linear_add.h"
-#include "ggml-like/ops/linear_bias.h"
-#include "ggml-like/ops/logits_top.h"
-#include "ggml-like/ops/moe_down.h"
-#include "ggml-like/ops/moe_gate_up.h"
-#include "ggml-like/ops/norm_gate_up.h"
-#include "ggml-like/ops/norm_linear.h"
-#include "ggml-like/ops/norm_twice.h"
-#include "ggml-like/ops/patches.h"
-#include "ggml-like/ops/write_ring.h"
 
 namespace quern {
 namespace cuda {
@@ -75,44 +48,6 @@ using cuda::Context;
 
 constexpr int kOldest = 80;                  // compute capability
 constexpr int64_t kSpareBlock = 32ll << 20;  // for weights that nobody reserved memory for
-
-using Launch = void (*)(const Node&, Context&);
-
-void launch_nothing(const Node&, Context&) {}
-
-Launch launch_of(const Op* op) {
-    static const std::map<const Op*, Launch> kTable{
-        {&kArrivedRows, launch_nothing},
-        {&kEmbed, cuda::embed},
-        {&kNormLinear, cuda::norm_linear},
-        {&kNormGateUp, cuda::norm_gate_up},
-        {&kLinearAdd, cuda::linear_add},
-        {&kConvGatedDeltaNet, cuda::conv_gated_delta_net},
-        {&kGatedAttention, cuda::gated_attention},
-        {&kMoeGateUp, cuda::moe_gate_up},
-        {&kMoeDown, cuda::moe_down},
-        {&kAllReduceAdd, cuda::all_reduce_add},
-        {&kGatherRows, cuda::gather_rows},
-        {&kConcat, cuda::concat},
-        {&kKvWrite, cuda::kv_write},
-        {&kBlockAttention, cuda::block_attention},
-        {&kLogitsTop, cuda::logits_top},
-        {&kBestToken, cuda::best_token},
-        {&kNormTwice, cuda::norm_twice},
-        {&kWriteRing, cuda::write_ring},
-        {&kAcceptDrafts, cuda::accept_drafts},
-        {&kFollowChoice, cuda::follow_choice},
-        {&kFollowDraft, cuda::follow_draft},
-        {&kLayerNorm, cuda::layer_norm},
-        {&kLinearBias, cuda::linear_bias},
-        {&kPatchValues, cuda::patch_values},
-        {&kGridEmbedding, cuda::grid_embedding},
-        {&kGridAttention, cuda::grid_attention},
-    };
-    const auto it = kTable.find(op);
-    if (it == kTable.end()) FAIL(device, "[{}] has no GPU kernel", op->name);
-    return it->second;
-}
 
 /// Makes the device this thread's for all that is made after it.
 class Chosen {
@@ -321,7 +256,7 @@ class CudaBackend final : public Backend {
     bool captures() const override { return true; }
     bool asynchronous() const override { return true; }
     void prepare(Plan& plan) override {
-        for (const Node& node : plan.graph().nodes()) launch_of(node.op);
+        for (const Node& node : plan.graph().nodes()) cuda::launch_of(node.op);
         if (plan.use() == PlanUse::sometimes) return;
         cudaGraph_t graph = nullptr;
         CUDA_CHECK(cudaStreamBeginCapture(context_.stream, cudaStreamCaptureModeThreadLocal));
@@ -364,7 +299,7 @@ class CudaBackend final : public Backend {
     }
     void launch_all(const Plan& plan) {
         zero(plan.zeros(), plan.zero_bytes());
-        for (const Node& node : plan.graph().nodes()) launch_of(node.op)(node, context_);
+        for (const Node& node : plan.graph().nodes()) cuda::launch_of(node.op)(node, context_);
     }
     static int64_t count_kernels(cudaGraph_t graph) {
         size_t count = 0;
@@ -390,7 +325,7 @@ class CudaBackend final : public Backend {
         for (size_t i = 0; i < nodes.size(); ++i) {
             Context told = context_;
             told.launched = &launched[i];
-            launch_of(nodes[i].op)(nodes[i], told);
+            cuda::launch_of(nodes[i].op)(nodes[i], told);
             CUDA_CHECK(cudaEventRecord(events[i + 1].get(), context_.stream));
         }
         synchronize();

@@ -34,8 +34,6 @@ struct Nvfp4Global {
 
     /// For a matrix, or matrices that share it, whose largest magnitude is `amax` (finite, not negative).
     static Nvfp4Global of(float amax, GlobalForm form);
-    /// What a code is multiplied by: block scale and global scale, rounded once.
-    float step(uint8_t block_scale) const;
 };
 
 /// values: a multiple of 16; codes: values.size() / 2 bytes, element 2j in the low nibble of byte j; scales:

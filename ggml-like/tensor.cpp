@@ -127,8 +127,6 @@ uint16_t float_to_bf16(float x) {
     return static_cast<uint16_t>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
-float bf16_to_float(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
-
 uint16_t float_to_f16(float x) {
     const uint32_t bits = std::bit_cast<uint32_t>(x);
     const uint16_t sign = static_cast<uint16_t>((bits >> 16) & 0x8000u);

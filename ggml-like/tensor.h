@@ -1,6 +1,7 @@
 // Tensor: a named, strided view of memory. Plain data; memory belongs to a Plan, a pool or a checkpoint.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <initializer_list>
 #include <string>
@@ -61,7 +62,7 @@ std::string describe(const Tensor& t);
 
 /// BF16 <-> float: rounding to nearest even; NaN stays NaN.
 uint16_t float_to_bf16(float x);
-float bf16_to_float(uint16_t x);
+inline float bf16_to_float(uint16_t x) { return std::bit_cast<float>(static_cast<uint32_t>(x) << 16); }
 /// IEEE half <-> float: rounding to nearest even, overflow to infinity.
 uint16_t float_to_f16(float x);
 float f16_to_float(uint16_t x);

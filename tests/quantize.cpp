@@ -5,8 +5,10 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
+#include "ggml-like/cpu/encode.h"
 #include "ggml-like/error.h"
 #include "ggml-like/nvfp4.h"
 #include "ggml-like/quantize.h"
@@ -99,6 +101,40 @@ TEST_SUITE("cpu") {
             CHECK(out.codes[0] == 0x21);
             CHECK(out.codes[1] == 0x7f);
             CHECK(out.scales == std::vector<uint8_t>{0x70, 0x7e});
+        }
+    }
+
+    TEST_CASE("quantize: the same bytes on every processor, from any number of blocks") {
+        const cpu::Encoders &best = cpu::encoders(), &any = cpu::any_encoders();
+        MESSAGE("this processor: " << std::string(best.name));
+        std::vector<float> w = random_values(16 * 300, 11, true);
+        for (size_t i = 0; i < w.size(); i += 7) w[i] *= static_cast<float>(1 + i % 5);
+        for (size_t i = 0; i < 16; ++i) w[i] = 0;                          // a block of zeros
+        for (size_t i = 16; i < 32; ++i) w[i] = i % 2 ? -0.0f : 1e-41f;    // beside denormals
+        for (size_t i = 32; i < 48; ++i) w[i] = i == 40 ? -3e38f : 1e-9f;  // one huge value
+        for (size_t i = 48; i < 64; ++i) w[i] = (i % 2 ? -1 : 1) * 0.25f * static_cast<float>(i);  // ties
+        for (const size_t blocks : {size_t{1}, size_t{7}, size_t{8}, size_t{33}, size_t{300}})
+            for (const float stored : {1.0f, 1e-4f, 3e35f, 1e-38f})
+                for (const int form : {0, 1, 2, 3}) {
+                    const auto encode = [&](const cpu::Encoders& set) {
+                        std::vector<uint8_t> out(blocks * 9);
+                        set.nvfp4(w.data(), static_cast<int64_t>(blocks), {stored, form % 2 == 1}, form >= 2,
+                                  out.data(), out.data() + blocks * 8);
+                        return out;
+                    };
+                    CAPTURE(blocks);
+                    CAPTURE(stored);
+                    CAPTURE(form);
+                    CHECK(encode(best) == encode(any));
+                }
+        for (const int64_t n : {0, 1, 15, 31, 4800}) {
+            CHECK(best.largest_magnitude(w.data(), n) == any.largest_magnitude(w.data(), n));
+            for (const float scale : {1.0f, 1e-4f, 1e36f}) {
+                std::vector<uint8_t> a(w.size()), b(w.size());
+                best.fp8(w.data(), n, scale, a.data());
+                any.fp8(w.data(), n, scale, b.data());
+                CHECK(a == b);
+            }
         }
     }
 
