@@ -104,7 +104,7 @@ void Engine::State::reserve(Sequence& s, int64_t tokens) {
 void Engine::State::launch(Step& step) {
     const auto begun = Sequence::Clock::now();
     if (speculation) speculation->draft(step, [this](Sequence& s, int64_t tokens) { reserve(s, tokens); });
-    double drafting = seconds(begun, Sequence::Clock::now());
+    double until_drafts = seconds(begun, Sequence::Clock::now());
     for (const Slice& slice : step.slices) reserve(*slice.sequence, slice.begin + slice.count);
     StepPlan& plan = plan_for(step);
     plan.await_inputs();
@@ -123,9 +123,9 @@ void Engine::State::launch(Step& step) {
     const int room = results.rooms() > 0 && !told ? results.keep(plan, rows) : -1;
     if (ahead) send_top(plan, static_cast<int32_t*>(host_top.get()));
     if (speculation) speculation->queued(step);
-    if (backend.asynchronous()) drafting = seconds(begun, Sequence::Clock::now());
+    if (backend.asynchronous()) until_drafts = seconds(begun, Sequence::Clock::now());
     if (ahead) speculation->propose_ahead();
-    launched.push_back({std::move(step), &plan, room, ahead, begun, drafting});
+    launched.push_back({std::move(step), &plan, room, ahead, begun, until_drafts});
 }
 
 /// Readies the pass that drafts behind this step, if there should be one.
