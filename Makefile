@@ -67,7 +67,7 @@ test-asan:       ## the fast tests under AddressSanitizer and UndefinedBehaviorS
 # Without random addresses, where the kernel allows that: GCC's ThreadSanitizer cannot place itself otherwise.
 FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
 TSAN_SOAK_SECONDS ?= 20
-THREADED_TESTS = main.cpp;serve*.cpp;replica_states.cpp;engine.cpp;scheduler.cpp;prefix_cache.cpp;thread_pool.cpp;parallel.cpp;checkpoint.cpp;model_faults.cpp;ranks.cpp;ops/all_reduce_add.cpp;ops/sums_over_ranks.cpp;ops/second_backend.cpp
+THREADED_TESTS = main.cpp;demo_drafters.cpp;mtp.cpp;serve*.cpp;replica_states.cpp;engine.cpp;scheduler.cpp;prefix_cache.cpp;thread_pool.cpp;parallel.cpp;checkpoint.cpp;model_faults.cpp;ranks.cpp;ops/all_reduce_add.cpp;ops/sums_over_ranks.cpp;ops/second_backend.cpp
 test-tsan: deps  ## what runs on several threads under ThreadSanitizer: engine, server, a short soak
 	@cmake -S . -B build-tsan -DCMAKE_BUILD_TYPE=Sanitize -DCMAKE_CXX_FLAGS="-O1 -g1" -DQUERN_CUDA=OFF \
 	  -DQUERN_SANITIZE=thread -DQUERN_TEST_FILES="$(THREADED_TESTS)" >/dev/null
