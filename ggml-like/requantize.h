@@ -25,7 +25,7 @@ Weight requantized_form(const Weight& w, DenseFormat format);
 bool can_requantize(const Weight& w, DenseFormat format);
 
 /// Fills the data of `to`, made by requantized_form(from), and returns the memory that it points into. Throws
-/// Error(model) if a value is NaN or infinite. ScaleChoice::amax takes a fifth of the time of mse.
+/// Error(model) if a value is NaN or infinite. ScaleChoice::amax takes a third of the time of mse.
 std::unique_ptr<std::byte[]> requantize(const Weight& from, Weight& to, int threads,
                                         ScaleChoice choice = ScaleChoice::mse);
 /// The same for a rank's part of a matrix, with the values and scales of the whole one requantized. `from`: slices of the
