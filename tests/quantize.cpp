@@ -1,11 +1,13 @@
 // The quantizers against the formats' definitions: tables searched in double precision.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ggml-like/cpu/encode.h"
@@ -107,26 +109,33 @@ TEST_SUITE("cpu") {
     TEST_CASE("quantize: the same bytes on every processor, from any number of blocks") {
         const cpu::Encoders &best = cpu::encoders(), &any = cpu::any_encoders();
         MESSAGE("this processor: " << std::string(best.name));
-        std::vector<float> w = random_values(16 * 300, 11, true);
-        for (size_t i = 0; i < w.size(); i += 7) w[i] *= static_cast<float>(1 + i % 5);
+        constexpr size_t kBlocks = 301;
+        std::vector<float> w = random_values(16 * kBlocks, 11, true);
         for (size_t i = 0; i < 16; ++i) w[i] = 0;                          // a block of zeros
         for (size_t i = 16; i < 32; ++i) w[i] = i % 2 ? -0.0f : 1e-41f;    // beside denormals
         for (size_t i = 32; i < 48; ++i) w[i] = i == 40 ? -3e38f : 1e-9f;  // one huge value
-        for (size_t i = 48; i < 64; ++i) w[i] = (i % 2 ? -1 : 1) * 0.25f * static_cast<float>(i);  // ties
-        for (const size_t blocks : {size_t{1}, size_t{7}, size_t{8}, size_t{33}, size_t{300}})
-            for (const float stored : {1.0f, 1e-4f, 3e35f, 1e-38f})
-                for (const int form : {0, 1, 2, 3}) {
-                    const auto encode = [&](const cpu::Encoders& set) {
-                        std::vector<uint8_t> out(blocks * 9);
-                        set.nvfp4(w.data(), static_cast<int64_t>(blocks), {stored, form % 2 == 1}, form >= 2,
-                                  out.data(), out.data() + blocks * 8);
-                        return out;
-                    };
+        for (const float stored : {1.0f, 1e-4f, 3e35f, 1e-38f})
+            for (const int form : {0, 1, 2, 3}) {
+                CAPTURE(stored);
+                CAPTURE(form);
+                const auto encode = [&](const cpu::Encoders& set, size_t blocks) {
+                    std::vector<uint8_t> codes(blocks * 8), scales(blocks);
+                    set.nvfp4(w.data(), static_cast<int64_t>(blocks), {stored, form % 2 == 1}, form >= 2,
+                              codes.data(), scales.data());
+                    return std::pair(codes, scales);
+                };
+                const auto all = encode(best, kBlocks);
+                CHECK(all == encode(any, kBlocks));
+                for (size_t blocks = 0; blocks <= 40;
+                     ++blocks) {  // the first of all, though none comes after them
                     CAPTURE(blocks);
-                    CAPTURE(stored);
-                    CAPTURE(form);
-                    CHECK(encode(best) == encode(any));
+                    for (const cpu::Encoders* set : {&best, &any}) {
+                        const auto [codes, scales] = encode(*set, blocks);
+                        CHECK(std::equal(codes.begin(), codes.end(), all.first.begin()));
+                        CHECK(std::equal(scales.begin(), scales.end(), all.second.begin()));
+                    }
                 }
+            }
         for (const int64_t n : {0, 1, 15, 31, 4800}) {
             CHECK(best.largest_magnitude(w.data(), n) == any.largest_magnitude(w.data(), n));
             for (const float scale : {1.0f, 1e-4f, 1e36f}) {
@@ -136,6 +145,31 @@ TEST_SUITE("cpu") {
                 CHECK(a == b);
             }
         }
+    }
+
+    // Written before there were loops for vectors.
+    TEST_CASE("quantize: the bytes that earlier versions wrote") {
+        std::vector<float> w(16 * 20);
+        uint32_t random = 1;
+        for (size_t i = 0; i < w.size(); ++i) {
+            random = random * 1664525u + 1013904223u;
+            const float u = static_cast<float>(static_cast<int32_t>(random) >> 8) * 0x1p-23f;
+            w[i] = u * u * u * (i / 16 % 5 == 4 ? 1e-3f : 1.0f);
+        }
+        const auto hash = [](const std::vector<uint8_t>& bytes) {  // FNV-1a
+            uint32_t h = 2166136261u;
+            for (const uint8_t b : bytes) h = (h ^ b) * 16777619u;
+            return h;
+        };
+        for (const GlobalForm form : {GlobalForm::divisor, GlobalForm::multiplier})
+            for (const ScaleChoice choice : {ScaleChoice::amax, ScaleChoice::mse}) {
+                Encoded out(w, Nvfp4Global::of(largest_magnitude(w), form), choice);
+                out.codes.insert(out.codes.end(), out.scales.begin(), out.scales.end());
+                CHECK(hash(out.codes) == (choice == ScaleChoice::amax ? 0x1496a06cu : 0xfb28282cu));
+            }
+        std::vector<uint8_t> bytes(w.size());
+        encode_fp8(w, fp8_scale(largest_magnitude(w)), bytes.data());
+        CHECK(hash(bytes) == 0x3dd2eb24u);
     }
 
     TEST_CASE("quantize: amax scales are the formulas, rounded to the nearest E4M3") {

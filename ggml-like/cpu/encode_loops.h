@@ -1,5 +1,5 @@
 // The loops of Encoders, compiled once per instruction set: plain C++ that compilers turn into vectors. Include it in no other
-// file, and no standard header with functions here: a linker could take their wider version for all files.
+// file, and call nothing here that another header defines, nvfp4.h neither: a linker could take its wider version for all files.
 #pragma once
 
 #include <cstdint>
@@ -74,7 +74,7 @@ inline int32_t e4m3_of(float x) {
     return magnitude > kInfinityBits ? 0x7f : code;
 }
 
-/// nvfp4::e4m3_to_float of scales, which are no NaN and not negative, without branches.
+/// nvfp4::e4m3_to_float of scales from 0 to 0x7e, without branches; some number of others.
 template <typename I, typename F = decltype(float_of(I()))>
 inline F scale_value(I scale) {
     const F subnormal = to_float(scale) * kLeastScale;
