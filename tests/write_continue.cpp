@@ -128,6 +128,27 @@ TEST_SUITE("cpu") {
         CHECK(Inspection(out, ReadMode::values).clean());
     }
 
+    TEST_CASE("write: folders of drafters come along, others are named") {
+        const TempDir dir;
+        const std::string source = dir / "source", out = dir / "out";
+        fs::copy(source_dir() + "/models/demo", source, fs::copy_options::recursive);
+        fs::create_directory(source + "/thoughts");
+        dir.write("source/thoughts/first.txt", "none of a checkpoint's");
+        const WriteReport report = write(source, {.directory = out, .recipe = "xs", .threads = 2});
+        const auto now = contents(out);
+        int copied = 0;
+        for (const auto& [name, bytes] : contents(source)) {
+            if (!name.starts_with("mtp/") && !name.starts_with("dflash/")) continue;
+            CAPTURE(name);
+            REQUIRE(now.contains(name));
+            CHECK(now.at(name) == bytes);
+            ++copied;
+        }
+        CHECK(copied >= 3);
+        CHECK(!now.contains("thoughts/first.txt"));
+        CHECK(std::count(report.notes.begin(), report.notes.end(), "thoughts: not copied, a folder") == 1);
+    }
+
     TEST_CASE("write: what is there already, what is the source, and what was begun otherwise are refused") {
         const TempDir dir;
         const std::string source = parity("base/bf16"), out = dir / "out";

@@ -140,20 +140,36 @@ class Writer {
         file.commit();
     }
 
-    /// Tokenizer, template, licence and whatever else lies beside the weights.
+    /// Tokenizer, template, licence and whatever else lies beside the weights, drafters' folders among it.
     void copy_side_files(const PartialDirectory& target, std::vector<std::string>& notes) const {
-        std::vector<fs::path> paths;
-        for (const fs::directory_entry& entry : fs::directory_iterator(source_.files().directory))
-            paths.push_back(entry.path());
-        std::sort(paths.begin(), paths.end());
-        for (const fs::path& path : paths) {
+        for (const fs::path& path : in_order(source_.files().directory)) {
             const std::string name = path.filename().string();
             if (is_replaced(name)) continue;
             if (fs::is_regular_file(path))
                 copy_file(path, target.path() + name);
+            else if (is_drafter(name) && fs::is_directory(path))
+                copy_folder(path, target.path() + name);
             else
-                notes.push_back(fmt::format("{}: not copied, no file", name));
+                notes.push_back(
+                    fmt::format("{}: not copied, {}", name, fs::is_directory(path) ? "a folder" : "no file"));
         }
+    }
+
+    static std::vector<fs::path> in_order(const fs::path& directory) {
+        std::vector<fs::path> paths;
+        for (const fs::directory_entry& entry : fs::directory_iterator(directory))
+            paths.push_back(entry.path());
+        std::sort(paths.begin(), paths.end());
+        return paths;
+    }
+
+    /// Folders that --spec looks for.
+    static bool is_drafter(const std::string& name) { return name == "mtp" || name == "dflash"; }
+
+    static void copy_folder(const fs::path& from, const std::string& to) {
+        fs::create_directory(to);
+        for (const fs::path& path : in_order(from))
+            if (fs::is_regular_file(path)) copy_file(path, to + "/" + path.filename().string());
     }
 
     static bool is_replaced(const std::string& name) {
