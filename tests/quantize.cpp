@@ -126,8 +126,8 @@ TEST_SUITE("cpu") {
                 };
                 const auto all = encode(best, kBlocks);
                 CHECK(all == encode(any, kBlocks));
-                for (size_t blocks = 0; blocks <= 40;
-                     ++blocks) {  // the first of all, though none comes after them
+                // The first of all are encoded alike if none comes after them.
+                for (size_t blocks = 0; blocks <= 40; ++blocks) {
                     CAPTURE(blocks);
                     for (const cpu::Encoders* set : {&best, &any}) {
                         const auto [codes, scales] = encode(*set, blocks);

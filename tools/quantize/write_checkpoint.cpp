@@ -83,8 +83,9 @@ class Writer {
                            .files = static_cast<int64_t>(plan_.shards.size()),
                            .notes = plan_.notes};
         if (!target.complete()) {
-            report.reused = write_weights(target);
-            copy_side_files(target, report.notes);
+            const std::vector<std::string> beside = side_files(report.notes);
+            report.reused = write_weights(target, bytes_of(beside));
+            copy_side_files(target, beside);
             write_configs(target);
             verify(target);
             source_.check_unchanged();
@@ -95,12 +96,13 @@ class Writer {
     }
 
   private:
-    int64_t write_weights(PartialDirectory& target) {
+    /// beside: bytes that follow.
+    int64_t write_weights(PartialDirectory& target, uint64_t beside) {
         ProgressBar bar("writing");
         LoadProgress progress{.bytes_done = 0, .bytes_total = static_cast<int64_t>(plan_.bytes())};
         std::vector<std::string> finished;
         std::vector<const ShardPlan*> missing;
-        uint64_t needed = 0;
+        uint64_t needed = beside;
         for (const ShardPlan& shard : plan_.shards) {
             if (target.has(shard.name, shard.bytes, options_.threads)) {
                 finished.push_back(shard.name);
@@ -141,35 +143,49 @@ class Writer {
     }
 
     /// Tokenizer, template, licence and whatever else lies beside the weights, drafters' folders among it.
-    void copy_side_files(const PartialDirectory& target, std::vector<std::string>& notes) const {
-        for (const fs::path& path : in_order(source_.files().directory)) {
-            const std::string name = path.filename().string();
+    std::vector<std::string> side_files(std::vector<std::string>& notes) const {
+        const fs::path directory = source_.files().directory;
+        std::vector<std::string> files;
+        for (const std::string& name : names_in(directory)) {
+            const fs::path path = directory / name;
             if (is_replaced(name)) continue;
-            if (fs::is_regular_file(path))
-                copy_file(path, target.path() + name);
-            else if (is_drafter(name) && fs::is_directory(path))
-                copy_folder(path, target.path() + name);
-            else
+            if (fs::is_regular_file(path)) {
+                files.push_back(name);
+            } else if (is_drafter(name) && fs::is_directory(path)) {
+                for (const std::string& part : names_in(path))
+                    if (fs::is_regular_file(path / part)) files.push_back(name + "/" + part);
+            } else {
                 notes.push_back(
                     fmt::format("{}: not copied, {}", name, fs::is_directory(path) ? "a folder" : "no file"));
+            }
         }
+        return files;
     }
 
-    static std::vector<fs::path> in_order(const fs::path& directory) {
-        std::vector<fs::path> paths;
+    static std::vector<std::string> names_in(const fs::path& directory) {
+        std::vector<std::string> names;
         for (const fs::directory_entry& entry : fs::directory_iterator(directory))
-            paths.push_back(entry.path());
-        std::sort(paths.begin(), paths.end());
-        return paths;
+            names.push_back(entry.path().filename().string());
+        std::sort(names.begin(), names.end());
+        return names;
     }
 
     /// Folders that --spec looks for.
     static bool is_drafter(const std::string& name) { return name == "mtp" || name == "dflash"; }
 
-    static void copy_folder(const fs::path& from, const std::string& to) {
-        fs::create_directory(to);
-        for (const fs::path& path : in_order(from))
-            if (fs::is_regular_file(path)) copy_file(path, to + "/" + path.filename().string());
+    uint64_t bytes_of(const std::vector<std::string>& files) const {
+        uint64_t bytes = 0;
+        for (const std::string& name : files)
+            bytes += fs::file_size(fs::path(source_.files().directory) / name);
+        return bytes;
+    }
+
+    void copy_side_files(const PartialDirectory& target, const std::vector<std::string>& files) const {
+        for (const std::string& name : files) {
+            const fs::path to = target.path() + name;
+            fs::create_directories(to.parent_path());
+            copy_file(fs::path(source_.files().directory) / name, to.string());
+        }
     }
 
     static bool is_replaced(const std::string& name) {
