@@ -35,7 +35,7 @@ constexpr int64_t told_words(int64_t rows, int64_t used) {
 }
 
 /// Answer steps of 2 to kToldRows rows have `permuted`, if F = Fs is a multiple of 64; else it is null. A GPU leaves routed and shared
-/// there once more, rows of pairs, then of tokens, as its kernel of moe_down holds them (cuda/moe/down_fp4_few.cu).
+/// there once more, rows of tokens, then of pairs by expert, as its kernel of moe_down holds them (cuda/moe/down_fp4_few.cu).
 struct MoeGateUpResult {
     Tensor *routed, *shared, *ids, *weights, *shared_gate, *groups, *ready, *permuted;
     const ExpertWeights* experts;  // of this op

@@ -1,11 +1,11 @@
-// The choice of experts of 2 to 8 rows by one block of gate and up, several warps a row, and the groups of rows that chose the same
-// expert.
+// The choice of experts of 2 to 8 rows by one block of gate and up, a warp a row, and the groups of rows that chose the same expert.
 //
-//   a row's 256 logits in eight groups of 32; its warps have 1, 2 or 4 groups each
-//     largest key of each group | the smallest of these eight | who reaches it: some 20 candidates | each candidate's rank
+//   a row's 256 logits, eight a lane, so 32 of every four lanes
+//     largest key of each four lanes | the smallest of these eight | who reaches it: some 20 candidates | each candidate's rank
 //
-// All of it is latency, before any weight of a routed expert can be asked for: 1.6 us from the wait on for two rows, 2.4 for eight
-// (H200, 2026-11; one warp a row, round after round: 2.5 and 3.1).
+// All of it is latency, before any weight of a routed expert can be asked for. So nothing but what is rare is behind a branch: a warp
+// would wait there for each latency in turn (of 2 rows 3,700 cycles from the wait on with branches, 2,300 without, of which 600 for
+// the logits; H200, 2026-11). What is left is above all code that runs once, 8 cycles an instruction.
 #pragma once
 
 #include "ggml-like/cuda/moe/choice_list.cuh"
@@ -25,176 +25,185 @@ struct FewChoices {
         16) int ids[kFewPairs + 4];  // of row after row, in order; then kNoExpert up to a multiple of four
     uint32_t keys[kFewPairs];
     float scale[kFewStepRows];  // the norm's factors
-    /// Of an expert: four bits a row, 8 + its number among what the row chose, or 0.
-    uint32_t rows_of[kMaxChoiceExperts];
+    /// Of an expert: a bit of kChosenRows for each row that chose it.
+    __align__(16) uint32_t rows_of[kMaxChoiceExperts];
 };
 
-/// Shared memory of a row while its warps choose.
+/// Shared memory of a row while its warp chooses: candidates, in the order of their experts; then zeros.
 struct RowCandidates {
-    static constexpr int kTogether = 8;  // that a lane compares with its own at a time
-    /// Keys and, below them, the complements of experts, so that of equal keys the lower expert is more; then zeros.
-    __align__(16) uint64_t candidate[kMaxChoiceExperts];
-    __align__(16) uint32_t best[kChoiceGroups];
-    int count;
+    static constexpr int kAtOnce = 32;   // candidates, a lane each, whose ranks are found at once
+    static constexpr int kTogether = 4;  // of more, that a lane compares with its own at a time
+    static constexpr int kNowhere = kMaxChoiceExperts + kTogether;  // the place of what is no candidate
+    __align__(16) uint32_t key[kNowhere + 1];
+    uint8_t id[kNowhere + 1];
+};
+static_assert(kMaxChoiceExperts <= 256, "an id is a byte");
+
+/// What a lane has of a row's logits, as they lie in memory: of experts lane + 32 i.
+struct RowLogits {
+    long long fixed[kChoiceGroups];
+
+    /// All loads are under way before the first is used.
+    __device__ __forceinline__ void load(const int64_t* sums, int experts) {
+        const auto* from = reinterpret_cast<const long long*>(sums) + threadIdx.x % 32;
+#pragma unroll
+        for (int i = 0; i < kChoiceGroups; ++i)
+            fixed[i] = static_cast<int>(threadIdx.x) % 32 + 32 * i < experts ? __ldcg(from + 32 * i) : 0;
+    }
 };
 
-/// The row that a warp helps to choose for, and its groups of experts: part, part + warps, ...
-struct ChoiceShare {
-    static constexpr int kMost = 4;  // groups of a warp
-    int warps, row, part, each;
-
-    __device__ __forceinline__ ChoiceShare(int rows, int warp) {
-        const int log_warps = rows <= 2 ? 3 : rows <= 4 ? 2 : 1;
-        warps = 1 << log_warps, row = warp >> log_warps, part = warp & (warps - 1);
-        each = kChoiceGroups >> log_warps;
-    }
-    __device__ __forceinline__ int expert(int i) const {
-        return static_cast<int>(threadIdx.x) % 32 + 32 * (part + warps * i);
-    }
-    __device__ __forceinline__ bool is_last() const { return part == warps - 1; }
-};
-static_assert(kWarps * ChoiceShare::kMost == kFewStepRows * kChoiceGroups && kWarps / 2 == kChoiceGroups);
-
-/// Logits of share.expert(i), of which there are `experts`; all loads are under way before the first is used.
-__device__ __forceinline__ void read_logits(const int64_t* sums, const ChoiceShare& share, int experts,
-                                            float (&logits)[ChoiceShare::kMost]) {
-    long long fixed[ChoiceShare::kMost];
-#pragma unroll
-    for (int i = 0; i < ChoiceShare::kMost; ++i) {
-        const int e = share.expert(i);
-        fixed[i] = i < share.each && e < experts ? __ldcg(reinterpret_cast<const long long*>(sums) + e) : 0;
-    }
-#pragma unroll
-    for (int i = 0; i < ChoiceShare::kMost; ++i) logits[i] = sum_of(fixed[i]);
-}
-
-/// `threads` of a block, before they choose for so many rows: nothing was chosen.
-__device__ __forceinline__ void clear_choices(FewChoices& to, RowCandidates* row, int rows, int pairs,
-                                              int threads) {
+/// A block, before it chooses for so many rows: nothing was chosen.
+__device__ __forceinline__ void clear_choices(FewChoices& to, RowCandidates* row, int rows, int pairs) {
     const int tid = threadIdx.x;
     if (tid < kMaxChoiceExperts) to.rows_of[tid] = 0;
     if (tid < 4) to.ids[pairs + tid] = kNoExpert;
-    if (tid < rows) row[tid].count = 0;
-    for (int i = tid; i < rows * kMaxChoiceExperts; i += threads)
-        row[i / kMaxChoiceExperts].candidate[i % kMaxChoiceExperts] = 0;
+    if (tid < rows * RowCandidates::kAtOnce)
+        row[tid / RowCandidates::kAtOnce].key[tid % RowCandidates::kAtOnce] = 0;
 }
 
-/// The warps of one row: its `used` best experts, as choose_in_order has them. At least kChoiceGroups >= used experts reach
-/// the smallest of the groups' maxima, so only those that do are ranked. logits: of share.expert(i).
-__device__ __forceinline__ void choose_few(const ChoiceShare& share,
-                                           const float (&logits)[ChoiceShare::kMost], int experts, int used,
-                                           RowCandidates& c, FewChoices& to) {
-    constexpr int kMost = ChoiceShare::kMost;
-    const int lane = threadIdx.x % 32;
-    const auto barrier = [&] {
-        asm volatile("bar.sync %0, %1;" ::"r"(share.row + 1), "r"(share.warps * 32) : "memory");
-    };
-    uint32_t key[kMost];
+/// One warp: the rank of each lane's candidate among up to kAtOnce.
+__device__ __forceinline__ int rank_at_once(const RowCandidates& c, uint32_t own) {
+    constexpr int kLoads = RowCandidates::kAtOnce / 4;
+    uint4 other[kLoads];
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-        key[i] = 0;  // no such expert
-        if (i >= share.each) break;
-        if (share.expert(i) < experts) key[i] = ordered_bits(logits[i]);
-        const uint32_t best = __reduce_max_sync(0xffffffffu, key[i]);
-        if (lane == 0) c.best[share.part + share.warps * i] = best;
+    for (int i = 0; i < kLoads; ++i) other[i] = reinterpret_cast<const uint4*>(c.key)[i];
+    int rank[4] = {};
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+        rank[0] += other[i].x > own, rank[1] += other[i].y > own;
+        rank[2] += other[i].z > own, rank[3] += other[i].w > own;
     }
-    barrier();
-    const uint4 a = *reinterpret_cast<const uint4*>(c.best), b = *reinterpret_cast<const uint4*>(c.best + 4);
-    const uint32_t least = max(1u, min(min(min(a.x, a.y), min(a.z, a.w)), min(min(b.x, b.y), min(b.z, b.w))));
-    unsigned wanted[kMost];
+    // Of equal ones the first has the lower expert.
+    const unsigned equal = __match_any_sync(0xffffffffu, own) & ((1u << threadIdx.x % 32) - 1);
+    return rank[0] + rank[1] + rank[2] + rank[3] + __popc(equal);
+}
+/// One lane: the rank of candidate n of many, behind which are kTogether zeros.
+__device__ __forceinline__ int rank_of_many(const RowCandidates& c, int n, int count) {
+    const uint32_t own = c.key[n];
+    int rank = 0;
+#pragma unroll 1
+    for (int first = 0; first < count; first += RowCandidates::kTogether) {
+        const uint4 other = *reinterpret_cast<const uint4*>(c.key + first);
+        rank += other.x > own - (first < n ? 1 : 0);
+        rank += other.y > own - (first + 1 < n ? 1 : 0);
+        rank += other.z > own - (first + 2 < n ? 1 : 0);
+        rank += other.w > own - (first + 3 < n ? 1 : 0);
+    }
+    return rank;
+}
+
+/// One warp: the `used` best experts of row `row`, as choose_in_order has them. At least eight experts reach the smallest of eight
+/// maxima, so only those that do are ranked.
+__device__ __forceinline__ void choose_few(const RowLogits& logits, int row, int experts, int used,
+                                           RowCandidates& c, FewChoices& to) {
+    const int lane = threadIdx.x % 32;
+    float logit[kChoiceGroups];
+#pragma unroll
+    for (int i = 0; i < kChoiceGroups; ++i) logit[i] = sum_of(logits.fixed[i]);
+#pragma unroll
+    for (int i = 0; i < kChoiceGroups; ++i)
+        asm volatile(
+            ""
+            : "+f"(logit[i]));  // else a branch leaves out what no expert needs, eight times in a row
+    uint32_t key[kChoiceGroups], best = 0;
+#pragma unroll
+    for (int i = 0; i < kChoiceGroups; ++i) {
+        key[i] = lane + 32 * i < experts ? ordered_bits(logit[i]) : 0;  // 0: no such expert
+        best = max(best, key[i]);
+    }
+    best = max(best, __shfl_xor_sync(0xffffffffu, best, 1));
+    best = max(best, __shfl_xor_sync(0xffffffffu, best, 2));
+    const uint32_t least = max(1u, __reduce_min_sync(0xffffffffu, best));
     int count = 0;
 #pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-        if (i >= share.each) break;
-        wanted[i] = __ballot_sync(0xffffffffu, key[i] >= least);
-        count += __popc(wanted[i]);
+    for (int i = 0; i < kChoiceGroups; ++i) {
+        const bool wanted = key[i] >= least;
+        const unsigned all = __ballot_sync(0xffffffffu, wanted);
+        const int place = wanted ? count + __popc(all & ((1u << lane) - 1)) : RowCandidates::kNowhere;
+        c.key[place] = key[i], c.id[place] = static_cast<uint8_t>(lane + 32 * i);
+        count += __popc(all);
     }
-    int place = 0;
-    if (lane == 0 && count > 0) place = atomicAdd(&c.count, count);
-    place = __shfl_sync(0xffffffffu, place, 0);
-#pragma unroll
-    for (int i = 0; i < kMost; ++i) {
-        if (i >= share.each) break;
-        if (key[i] >= least)
-            c.candidate[place + __popc(wanted[i] & ((1u << lane) - 1))] =
-                static_cast<uint64_t>(key[i]) << 32 | ~static_cast<uint32_t>(share.expert(i));
-        place += __popc(wanted[i]);
+    const auto take = [&](int n, int rank) {
+        if (n >= count || rank >= used) return;
+        const int id = c.id[n], at = row * used + rank;
+        to.ids[at] = id, to.keys[at] = c.key[n];
+        atomicOr(to.rows_of + id, 8u << 4 * row);
+    };
+    __syncwarp();
+    if (count <= RowCandidates::kAtOnce) {
+        take(lane, rank_at_once(c, c.key[lane]));
+        return;
     }
-    barrier();
-    count = c.count;
+    if (lane < RowCandidates::kTogether) c.key[count + lane] = 0;
+    __syncwarp();
 #pragma unroll 1
-    for (int n = lane + 32 * share.part; n < count; n += 32 * share.warps) {
-        const uint64_t own = c.candidate[n];
-        int rank = 0;
-#pragma unroll 1
-        for (int first = 0; first < count; first += RowCandidates::kTogether) {
-            uint64_t other[RowCandidates::kTogether];
-#pragma unroll
-            for (int j = 0; j < RowCandidates::kTogether; ++j) other[j] = c.candidate[first + j];
-#pragma unroll
-            for (int j = 0; j < RowCandidates::kTogether; ++j) rank += other[j] > own ? 1 : 0;
-        }
-        if (rank >= used) continue;
-        const int id = static_cast<int>(~static_cast<uint32_t>(own)), at = share.row * used + rank;
-        to.ids[at] = id, to.keys[at] = static_cast<uint32_t>(own >> 32);
-        atomicOr(to.rows_of + id, (8u + rank) << 4 * share.row);
-    }
+    for (int n = lane; n < count; n += 32) take(n, rank_of_many(c, n, count));
 }
-static_assert(kMaxChoiceExperts % RowCandidates::kTogether == 0, "zeros behind the candidates");
 
 /// The rows that chose one expert: how many, and the place of the first one's pair.
-struct FewGroup {
-    int expert, count, first;
+struct __align__(8) FewGroup {
+    short expert, count, first;
 };
 
 /// Groups and their pairs side by side, in shared memory.
 struct FewGroups {
-    FewGroup group[kFewPairs];
+    FewGroup group[kFewPairs + 1];  // the last is none
     short pair[kFewPairs];
-    int first_of[kFewPairs];  // the place of a pair that is the first of its group
+    __align__(8) uint8_t first_of[kMaxChoiceExperts];  // the place of an expert's first pair
 };
+static_assert(kFewPairs < 256, "a place is a byte");
 
-/// One warp: the groups of what was chosen, in the order of the first pair that has their expert. Returns their number.
-__device__ __forceinline__ int group_choices(const FewChoices& from, int pairs, int used, FewGroups& to) {
-    constexpr unsigned kRowBits = 0x88888888u;
-    constexpr int kEach = kFewPairs / 32;  // pairs of a lane: lane, lane + 32
+/// What a row left in FewChoices::rows_of says that it chose the expert.
+inline constexpr unsigned kChosenRows = 0x88888888u;
+
+/// One warp: group and first_of of what was chosen, in the order of the experts, as the list that is told has them (choice_list.cuh).
+/// Returns the number of groups.
+__device__ __forceinline__ int group_choices(const FewChoices& from, FewGroups& to) {
+    constexpr int kEach = kMaxChoiceExperts / 32;  // experts of a lane, neighbours
+    static_assert(kEach % 4 == 0);
     const int lane = threadIdx.x % 32;
-    unsigned rows[kEach];  // a bit for each row that chose the pair's expert
-    int id[kEach], row[kEach], places = 0, groups = 0;
+    int count[kEach], own = 0;  // groups in the upper half, places in the lower one
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-        const int p = lane + 32 * i;
-        id[i] = p < pairs ? from.ids[p] : 0;
-        rows[i] = p < pairs ? from.rows_of[id[i]] & kRowBits : 0;
-        row[i] = quotient(p, used);
-        const bool leads = p < pairs && (rows[i] & ((1u << 4 * row[i]) - 1)) == 0;
-        const unsigned leaders = __ballot_sync(0xffffffffu, leads);
-        const int count = leads ? __popc(rows[i]) : 0;
-        int sum = count;
-#pragma unroll
-        for (int d = 1; d < 32; d *= 2) {
-            const int other = __shfl_up_sync(0xffffffffu, sum, d);
-            if (lane >= d) sum += other;
-        }
-        const int first = places + sum - count;
-        if (leads) {
-            to.group[groups + __popc(leaders & ((1u << lane) - 1))] = {id[i], count, first};
-            to.first_of[p] = first;
-        }
-        places += __shfl_sync(0xffffffffu, sum, 31);
-        groups += __popc(leaders);
+    for (int i = 0; i < kEach; i += 4) {
+        const uint4 rows = *reinterpret_cast<const uint4*>(from.rows_of + kEach * lane + i);
+        count[i] = __popc(rows.x & kChosenRows), count[i + 1] = __popc(rows.y & kChosenRows);
+        count[i + 2] = __popc(rows.z & kChosenRows), count[i + 3] = __popc(rows.w & kChosenRows);
     }
-    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) own += count[i] + (count[i] > 0 ? 1 << 16 : 0);
+    int sum = own;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, sum, d);
+        if (lane >= d) sum += other;
+    }
+    int at = sum - own;
+    uint32_t first[kEach / 4] = {};  // four bytes a word
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-        const int p = lane + 32 * i;
+        const int place = at & 0xffff;
+        to.group[count[i] > 0 ? at >> 16 : kFewPairs] = {
+            static_cast<short>(kEach * lane + i), static_cast<short>(count[i]), static_cast<short>(place)};
+        first[i / 4] |= static_cast<uint32_t>(place) << 8 * (i % 4);
+        at += count[i] + (count[i] > 0 ? 1 << 16 : 0);
+    }
+    static_assert(kEach == 8);
+    *reinterpret_cast<uint2*>(to.first_of + kEach * lane) = make_uint2(first[0], first[1]);
+    __syncwarp();
+    return __shfl_sync(0xffffffffu, sum, 31) >> 16;
+}
+
+/// Afterwards, the same warp: pair.
+__device__ __forceinline__ void group_pairs(const FewChoices& from, int pairs, int used, FewGroups& to) {
+#pragma unroll
+    for (int i = 0; i < kFewPairs / 32; ++i) {
+        const int p = threadIdx.x % 32 + 32 * i;
         if (p >= pairs) continue;
-        const int leading_row = (__ffs(rows[i]) - 1) / 4;
-        const int leader = leading_row * used + (from.rows_of[id[i]] >> 4 * leading_row & 7);
-        to.pair[to.first_of[leader] + __popc(rows[i] & ((1u << 4 * row[i]) - 1))] = static_cast<short>(p);
+        const int id = from.ids[p];
+        const unsigned before = from.rows_of[id] & kChosenRows & ((1u << 4 * quotient(p, used)) - 1);
+        to.pair[to.first_of[id] + __popc(before)] = static_cast<short>(p);
     }
     __syncwarp();
-    return groups;
 }
 
 }  // namespace quern::cuda::moe

@@ -14,7 +14,7 @@
 // Shared memory: a ring of whole tiles (four of 18 KB), rows of x, all sums of the block; before that, candidates of the choice.
 //
 // Traffic: the weights of each needed expert once for its up to 8 rows. Bound: bytes, from the moment they can be asked for. Of
-// 4 rows (39 MB): 2.4 us until then, 1.2 until they come, 9.3 at 4.2 TB/s, 0.6 end; the last blocks 1 us later (H200, 2026-11).
+// 4 rows (39 MB): 2.1 us until then, 0.9 until they come, 8.2 products, 0.8 end (H200, 2026-11).
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/linear/epilogue.cuh"
 #include "ggml-like/cuda/linear/fp4_rows.cuh"
@@ -43,9 +43,9 @@ struct Shape {
 struct FewTile {
     int x, count, column;
 };
-/// A column of sums: its tile's place in the factors, and its pair, or ~row of the shared expert.
+/// A column of sums: its tile's place in the factors; its pair, or ~row of the shared expert; its row in GateUp::permuted.
 struct FewColumn {
-    int factor, index;
+    int factor, index, place;
 };
 
 struct Memory {
@@ -62,6 +62,14 @@ struct Memory {
     int tiles, columns;
 };
 
+/// A barrier: all have chosen, and the planner may plan.
+__device__ __forceinline__ void choices_complete(int rows) {
+    asm volatile("bar.arrive 1, %0;" ::"r"((rows + 1) * 32) : "memory");
+}
+__device__ __forceinline__ void await_choices(int rows) {
+    asm volatile("bar.sync 1, %0;" ::"r"((rows + 1) * 32) : "memory");
+}
+
 /// The planner's part.
 struct Plan {
     const GateUp& a;
@@ -74,28 +82,34 @@ struct Plan {
     __device__ __forceinline__ Plan(const GateUp& arguments, const Shape& shape, Memory& memory,
                                     uint8_t* data)
         : a(arguments), s(shape), m(memory), ring(data), bytes(a.chunks * kFp4Chunk) {}
-    /// Before the wait: the block's first tile, if it is one of the shared expert's.
+    /// Before the wait: announces the first tiles; asks for the first one, if it is one of the shared expert's.
     __device__ __forceinline__ void begin() const {
-        if (begins_early() && threadIdx.x % 32 == 0) request(0, shared_tile(block()));
+        const int lane = threadIdx.x % 32;
+        if (lane < s.depth) arrive_and_expect(m.full + lane, bytes);
+        __syncwarp();
+        if (begins_early() && lane == 0) copy(0, shared_tile(block()));
     }
-    /// When all choices are complete: the block's tiles; asks for the first of them.
+    /// When all choices are complete, for which it waits: the block's tiles; asks for the first of them.
     __device__ __forceinline__ void make() {
-        const int lane = threadIdx.x % 32, pairs = a.rows * a.used;
-        const int groups = group_choices(m.chosen, pairs, a.used, m.groups);
-        const Divisor each(a.experts.tiles);
-        const int all = a.shared.tiles + groups * a.experts.tiles, at = block() + lane * blocks();
+        const int lane = threadIdx.x % 32, at = block() + lane * blocks();
         const bool of_shared = at < a.shared.tiles;
+        const Divisor each(a.experts.tiles);
         const int routed = max(0, at - a.shared.tiles), number = each.quotient(routed);
         const int tile = of_shared ? at : routed - number * each.by();
+        await_choices(a.rows);
+        const int groups = group_choices(m.chosen, m.groups);
+        const int all = a.shared.tiles + groups * a.experts.tiles;
+        const int expert = m.groups.group[of_shared || at >= all ? kFewPairs : number].expert;
+        source = of_shared
+                     ? shared_tile(tile)
+                     : a.experts.data + expert * a.experts.expert_bytes + static_cast<int64_t>(tile) * bytes;
         tiles = __popc(__ballot_sync(0xffffffffu, at < all));
-        FewGroup group = {0, a.rows, 0};
-        if (!of_shared) group = at < all ? m.groups.group[number] : FewGroup{0, 0, 0};
-        source = of_shared ? shared_tile(tile)
-                           : a.experts.data + group.expert * a.experts.expert_bytes +
-                                 static_cast<int64_t>(tile) * bytes;
-        if (lane < min(tiles, s.depth) && !(lane == 0 && begins_early())) request(lane, source);
-        list_columns(of_shared, group, ((of_shared ? 0 : group.expert * a.experts.tiles) + tile) * kTileRows);
-        const int row_bytes = fp4_row_bytes(a.chunks);
+        if (lane < min(tiles, s.depth) && !(lane == 0 && begins_early())) copy(lane, source);
+        group_pairs(m.chosen, a.rows * a.used, a.used, m.groups);
+        FewGroup group = {0, 0, 0};
+        if (at < all) group = of_shared ? FewGroup{0, static_cast<short>(a.rows), 0} : m.groups.group[number];
+        list_columns(of_shared, group, (group.expert * a.experts.tiles + tile) * kTileRows);
+        const int row_bytes = fp4_row_bytes(a.chunks), pairs = a.rows * a.used;
         if (lane < a.rows) m.x_at[lane] = lane * row_bytes;
         for (int p = lane; p < pairs; p += 32)
             m.x_at[a.rows + p] = quotient(m.groups.pair[p], a.used) * row_bytes;
@@ -107,7 +121,10 @@ struct Plan {
 #pragma unroll 1
         for (int i = s.depth; i < tiles; ++i) {
             wait_phase(m.empty + stage, parity);
-            if (static_cast<int>(threadIdx.x) % 32 == i) request(stage, source);
+            if (static_cast<int>(threadIdx.x) % 32 == i) {
+                arrive_and_expect(m.full + stage, bytes);
+                copy(stage, source);
+            }
             if (++stage == s.depth) stage = 0, parity ^= 1;
         }
     }
@@ -119,8 +136,7 @@ struct Plan {
     __device__ __forceinline__ const uint8_t* shared_tile(int tile) const {
         return a.shared.data + static_cast<int64_t>(tile) * bytes;
     }
-    __device__ __forceinline__ void request(int stage, const uint8_t* from) const {
-        arrive_and_expect(m.full + stage, bytes);
+    __device__ __forceinline__ void copy(int stage, const uint8_t* from) const {
         copy_bytes(ring + stage * bytes, from, bytes, m.full + stage);
     }
     /// Of the lane's tile, for `group`.
@@ -137,7 +153,9 @@ struct Plan {
         m.tile[lane] = {of_shared ? 0 : a.rows + group.first, group.count, column};
 #pragma unroll 1
         for (int c = 0; c < group.count; ++c)
-            m.column[column + c] = {factor, of_shared ? ~c : m.groups.pair[group.first + c]};
+            m.column[column + c] =
+                of_shared ? FewColumn{factor, ~c, c}
+                          : FewColumn{factor, m.groups.pair[group.first + c], a.rows + group.first + c};
     }
 };
 static_assert(Launch::kMaxTiles == 32, "a lane a tile");
@@ -176,51 +194,42 @@ struct RowPieces {
     }
 };
 
-constexpr int kComplete = 1 + kFewStepRows;  // a barrier: all have chosen, and the planner may plan
-__device__ __forceinline__ void choices_complete() {
-    asm volatile("bar.arrive %0, %1;" ::"n"(kComplete), "n"(kFewThreads) : "memory");
-}
-__device__ __forceinline__ void await_choices() {
-    asm volatile("bar.sync %0, %1;" ::"n"(kComplete), "n"(kFewThreads) : "memory");
-}
-
-/// The multiplying warps: experts are chosen, and rows of x come. gate_logit: of the shared expert; of the first block.
-__device__ __forceinline__ void choose_and_load(const GateUp& a, Memory& m, const ChoiceShare& share,
-                                                RowCandidates* candidates, uint8_t* rows, float& gate_logit) {
+/// The multiplying warps: the first choose for a row each, the last add up a row's squares, and all load rows of x. gate_logit: of the
+/// shared expert; of the first block.
+__device__ __forceinline__ void choose_and_load(const GateUp& a, Memory& m, RowCandidates* candidates,
+                                                uint8_t* rows, float& gate_logit) {
     const Choice& to = a.choice;
-    const int64_t* sums = to.logits.sums + static_cast<int64_t>(share.row) * to.logits.pitch;
-    const bool chooses = share.row < a.rows;
-    float logits[ChoiceShare::kMost] = {}, squares = 0;
+    const int warp = threadIdx.x / 32, measured = warp - kWarps / 2;
+    const bool chooses = warp < a.rows, measures = measured >= 0 && measured < a.rows;
+    const int64_t* sums = to.logits.sums + static_cast<int64_t>(warp) * to.logits.pitch;
     if (chooses) {
-        read_logits(sums, share, to.experts, logits);
-        if (share.is_last()) squares = load_squares(to.scale, share.row);
+        RowLogits logits;
+        logits.load(sums, to.experts);
         if (blockIdx.x == 0) gate_logit = read_sum(sums + to.experts);
+        choose_few(logits, warp, to.experts, a.used, candidates[warp], m.chosen);
+        choices_complete(a.rows);
     }
-    RowPieces pieces(a);
+    if (measures) {
+        const float factor = norm_factor(to.scale, load_squares(to.scale, measured));
+        if (threadIdx.x % 32 == 0) m.chosen.scale[measured] = factor;
+    }
+    RowPieces pieces(a);  // not sooner, lest the logits queue behind them
     pieces.load();
-    if (chooses) {
-        choose_few(share, logits, to.experts, a.used, candidates[share.row], m.chosen);
-        if (share.is_last()) {
-            const float factor = norm_factor(to.scale, squares);
-            if (threadIdx.x % 32 == 0) m.chosen.scale[share.row] = factor;
-        }
-    }
-    choices_complete();
     pieces.store(rows);
 }
+static_assert(kFewStepRows <= kWarps / 2);
 
 /// The whole first block: the results of the choice.
-__device__ __forceinline__ void write_choices(const GateUp& a, Memory& m, const ChoiceShare& share,
-                                              float gate_logit) {
+__device__ __forceinline__ void write_choices(const GateUp& a, Memory& m, float gate_logit) {
     const Choice& to = a.choice;
     const FewChoices& from = m.chosen;
-    const int lane = threadIdx.x % 32;
-    if (share.row < a.rows && share.part == 0) {
-        const int at = share.row * a.used + lane;
-        const float factor = from.scale[share.row], gate = gate_of(gate_logit * factor);
+    const int lane = threadIdx.x % 32, row = threadIdx.x / 32;
+    if (row < a.rows) {
+        const int at = row * a.used + lane;
+        const float factor = from.scale[row], gate = gate_of(gate_logit * factor);
         const float weight = weight_of(lane < a.used ? from.keys[at] : 0, a.used, factor);
         if (lane < a.used) to.ids[at] = from.ids[at], to.weights[at] = weight;
-        if (lane == 0) to.shared_gate[share.row] = gate;
+        if (lane == 0) to.shared_gate[row] = gate;
     }
     __syncthreads();
     tell_choices(to, m.list);
@@ -279,8 +288,7 @@ struct Columns {
     static_assert(Launch::kMaxColumns % kTogether == 0);
     const GateUp& a;
     const Memory& m;
-    FewColumn own[kEach];
-    float factor[kEach];
+    float factors[kEach];
 
     __device__ __forceinline__ static int number(int i) { return threadIdx.x / kTileRows + i * kTogether; }
     /// The factors of the weights' rows are asked for early.
@@ -288,37 +296,40 @@ struct Columns {
         : a(arguments), m(memory) {
 #pragma unroll
         for (int i = 0; i < kEach; ++i) {
-            own[i] = {0, 0}, factor[i] = 0;
+            factors[i] = 0;
             if (number(i) >= m.columns) continue;
-            own[i] = m.column[number(i)];
-            factor[i] = (own[i].index < 0 ? a.shared.factor
-                                          : a.experts.factor)[own[i].factor + threadIdx.x % kTileRows];
+            const FewColumn own = m.column[number(i)];
+            factors[i] =
+                (own.index < 0 ? a.shared.factor : a.experts.factor)[own.factor + threadIdx.x % kTileRows];
         }
     }
     __device__ __forceinline__ void store(int splits, const float* sums) const {
         const int r = threadIdx.x % kTileRows;
-#pragma unroll
-        for (int i = 0; i < kEach; ++i) {
-            if (i * kTogether >= m.columns) break;
+#pragma unroll 1
+        for (int i = 0; i * kTogether < m.columns; ++i) {
             const int q = number(i);
-            const bool is_shared = own[i].index < 0;
-            const int row = is_shared ? ~own[i].index : quotient(own[i].index, a.used);
+            FewColumn own = {0, 0, 0};
+            if (q < m.columns) own = m.column[q];
+            float factor = factors[0];
+#pragma unroll
+            for (int k = 1; k < kEach; ++k) factor = i == k ? factors[k] : factor;
+            const bool is_shared = own.index < 0;
+            const int row = is_shared ? ~own.index : quotient(own.index, a.used);
             float value = 0;
             if (q < m.columns)
-                value = add_in_order(splits, sums + q * Launch::kColumn + r, kTileRows) * factor[i] *
+                value = add_in_order(splits, sums + q * Launch::kColumn + r, kTileRows) * factor *
                         m.chosen.scale[row];
             const float up = __shfl_down_sync(0xffffffffu, value, 8);
             if (q >= m.columns || r >= 8) continue;
             const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2;
-            const int first = is_shared ? own[i].factor : own[i].factor % (a.experts.tiles * kTileRows);
-            bf16* to = is_shared ? a.shared_out + row * width : a.routed + own[i].index * width;
+            const int first = is_shared ? own.factor : own.factor % (a.experts.tiles * kTileRows);
+            bf16* to = is_shared ? a.shared_out + row * width : a.routed + own.index * width;
             const int column = first / 2 + r;
             if (column >= width) continue;
             const bf16 y = gated(value, up);
             to[column] = y;
             if (a.permuted == nullptr) continue;
-            const int place = is_shared ? a.rows * a.used + row : own[i].index;
-            uint8_t* row_of_down = a.permuted + place * fp4_row_bytes(width / kChunkCols);
+            uint8_t* row_of_down = a.permuted + own.place * fp4_row_bytes(width / kChunkCols);
             *reinterpret_cast<bf16*>(row_of_down + fp4_place(column)) = lifted(y);
         }
     }
@@ -339,19 +350,18 @@ __global__ void __launch_bounds__(kFewThreads, 1) gate_up_fp4_few(GateUp a, Shap
         __syncwarp();
         if (!writes) plan.begin();
     }
-    clear_choices(m.chosen, candidates, a.rows, a.rows * a.used, kFewThreads);
+    clear_choices(m.chosen, candidates, a.rows, a.rows * a.used);
     __syncthreads();
     wait_for_predecessor();
     allow_successor();  // only now: before its own wait the successor reads what this kernel's predecessor wrote
-    const ChoiceShare share(a.rows, warp);
     float gate_logit = 0;
     if (warp < kWarps)
-        choose_and_load(a, m, share, candidates, rows, gate_logit);
-    else
-        await_choices();
+        choose_and_load(a, m, candidates, rows, gate_logit);
+    else if (writes)
+        await_choices(a.rows);
     if (writes) {
         __syncthreads();
-        return write_choices(a, m, share, gate_logit);
+        return write_choices(a, m, gate_logit);
     }
     if (warp == kPlanner) plan.make();
     __syncthreads();

@@ -63,7 +63,8 @@ struct GateUp {
     bf16 *routed, *shared_out;  // [rows * used, F], [rows, Fs]
     const float* factor;        // [rows] of the norm, for kernels that do not choose
     Choice choice;              // for kernels that choose
-    uint8_t* permuted;   // [rows * (used + 1), fp4_row_bytes]: both once more, for down_fp4_few.cu; or null
+    /// [rows * (used + 1), fp4_row_bytes]: both once more, in the order of the places of choice_list.cuh, for down_fp4_few.cu; or null.
+    uint8_t* permuted;
     int first_pair = 0;  // in groups, of the launch's rows
 };
 
