@@ -14,7 +14,7 @@
 //
 // Shared memory: inputs and outputs of a batch, and entries: 41 KB, of blocks that have a whole head 32.
 //
-// Traffic: as of decode.cu, and entries. Bound: latency of a row's sums over S, which the next row needs; two loads from L2 a
+// Traffic: as of decode.cu, and entries. Bound: latency of a row's sums over S, which the next row needs; one load from L2 a
 // batch. Some clusters get an SM only when the predecessor is about to end; for them little is early.
 #include "ggml-like/cuda/delta/decode_row.cuh"
 #include "ggml-like/cuda/delta/decode_rows.h"
@@ -120,6 +120,16 @@ __device__ __forceinline__ void activate(float (&x)[kN]) {
     for (float& v : x) v = __bfloat162float(__float2bfloat16(v));
 }
 
+/// The window of the step's row number `row`: what is before the step comes from the step's window, the rest from `inputs`.
+__device__ __forceinline__ void window_of(uint16_t (&past)[kTaps - 1], int row,
+                                          const uint16_t (&inputs)[kTaps]) {
+    static_assert(kTaps == 4);
+    const uint16_t a = past[0], b = past[1], c = past[2];
+    past[0] = row == 0 ? a : row == 1 ? b : row == 2 ? c : inputs[0];
+    past[1] = row == 0 ? b : row == 1 ? c : inputs[1];
+    past[2] = row == 0 ? c : inputs[2];
+}
+
 /// Whether the block writes what the blocks of a key head share. Where a ticket decides that, its atomic is under way until the first
 /// batch needs to know.
 struct KeyWriter {
@@ -166,59 +176,58 @@ struct RowsBlock {
         }
     };
 
-    /// q, k and gates of `count` rows from `base` on. Rows beyond are copies of the last one, so that no row waits for another; a
-    /// batch that has such rows is the last one.
-    __device__ __forceinline__ void convolve_keys(int base, int count, Channel& of_qk) const {
-        uint16_t u[kBatch];
+    /// Inputs of a batch's convolution that a thread needs: of its channel of q or k, a row each; of its outputs of v, their windows.
+    struct Inputs {
+        uint16_t qk[kBatch], v[kEnds][kTaps];
+    };
+    /// Of `count` rows from `base` on. Rows beyond are copies of the last one, so that no row waits for another; a batch that has such
+    /// rows is the last one. Instead of rows before the step, its first one: convolve() has the window.
+    __device__ __forceinline__ void load_inputs(int base, int count, Inputs& u) const {
+        const int ld = static_cast<int>(d.u_ld);  // of few rows, so that offsets have 32 bits
+        const auto* rows = static_cast<const uint16_t*>(d.u) + static_cast<int64_t>(base) * d.u_ld;
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i)
-            u[i] = load_row(d.u, static_cast<int64_t>(base + min(i, count - 1)) * d.u_ld + own.qk);
-        if (static_cast<int>(threadIdx.x) < count) {
-            const int64_t at = (base + threadIdx.x) * d.ab_ld + head;
-            memory.gates[threadIdx.x] = gates_of(load_row(d.a, at), load_row(d.b, at), rate, bias);
+        for (int i = 0; i < kBatch; ++i) u.qk[i] = load_row(rows + own.qk, min(i, count - 1) * ld);
+#pragma unroll
+        for (int n = 0; n < kEnds; ++n) {
+            const End at(n, share);
+            const int first_row = min(at.row, count - 1) - (kTaps - 1);
+#pragma unroll
+            for (int j = 0; j < kTaps; ++j)
+                u.v[n][j] = load_row(rows + at.channel(d, head), max(begin - base, first_row + j) * ld);
         }
-        float x[kBatch];
+    }
+    /// q and k, a thread a channel; v of the block's outputs, a thread an output of a row.
+    __device__ __forceinline__ void convolve(int base, int count, const Inputs& u, Channel& of_qk,
+                                             const Channel (&of_v)[kEnds]) const {
+        float x[kBatch + kEnds];
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) x[i] = of_qk.sum_next(u[i]);
+        for (int i = 0; i < kBatch; ++i) x[i] = of_qk.sum_next(u.qk[i]);
+#pragma unroll
+        for (int n = 0; n < kEnds; ++n) {
+            Channel channel = of_v[n];
+            const int row = base + min(End(n, share).row, count - 1);
+            window_of(channel.past, row - begin, u.v[n]);
+            x[kBatch + n] = channel.sum_next(u.v[n][kTaps - 1]);
+        }
         activate(x);
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
             memory.qk[i][threadIdx.x] = x[i];
-            memory.inputs[i][threadIdx.x] = u[i];
+            memory.inputs[i][threadIdx.x] = u.qk[i];
             write_square(x[i], memory.squares[i]);
         }
+#pragma unroll
+        for (int n = 0; n < kEnds; ++n) {
+            const End at(n, share);
+            memory.v[at.row][at.element] = x[kBatch + n];
+            memory.v_inputs[at.row][at.element] = u.v[n][kTaps - 1];
+        }
     }
-    /// v of the block's outputs, a thread an output of a row.
-    __device__ __forceinline__ void convolve_values(int base, int count, const Channel (&of_v)[kEnds]) const {
-        uint16_t u[kEnds][kTaps];
-#pragma unroll
-        for (int n = 0; n < kEnds; ++n) {
-            const End at(n, share);
-            const int row = base + min(at.row, count - 1);
-#pragma unroll
-            for (int j = 0; j < kTaps; ++j) {
-                const int input = row - (kTaps - 1) + j,
-                          before = begin - input;  // rows before the step: the window
-                u[n][j] = before <= 0   ? load_row(d.u, input * d.u_ld + at.channel(d, head))
-                          : before == 1 ? of_v[n].past[2]
-                          : before == 2 ? of_v[n].past[1]
-                                        : of_v[n].past[0];
-            }
-        }
-        float x[kEnds];
-#pragma unroll
-        for (int n = 0; n < kEnds; ++n) {
-            Channel channel = of_v[n];
-            channel.past[0] = u[n][0], channel.past[1] = u[n][1], channel.past[2] = u[n][2];
-            x[n] = channel.sum_next(u[n][3]);
-        }
-        activate(x);
-#pragma unroll
-        for (int n = 0; n < kEnds; ++n) {
-            const End at(n, share);
-            memory.v[at.row][at.element] = x[n];
-            memory.v_inputs[at.row][at.element] = u[n][kTaps - 1];
-        }
+    /// A thread a row.
+    __device__ __forceinline__ void make_gates(int base, int count) const {
+        if (static_cast<int>(threadIdx.x) >= count) return;
+        const int64_t at = (base + threadIdx.x) * d.ab_ld + head;
+        memory.gates[threadIdx.x] = gates_of(load_row(d.a, at), load_row(d.b, at), rate, bias);
     }
 
     /// A warp a row: norms q and k.
@@ -299,8 +308,10 @@ struct RowsBlock {
                 const End at(n, share);
                 z[n] = load_row(d.z, (base + min(at.row, count - 1)) * d.z_ld + head * kDim + at.element);
             }
-            convolve_keys(base, count, of_qk);
-            convolve_values(base, count, of_v);
+            Inputs inputs;
+            load_inputs(base, count, inputs);
+            make_gates(base, count);
+            convolve(base, count, inputs, of_qk, of_v);
             if (turn == 0 && threadIdx.x == 0) memory.writes_keys = writer.decide();
             __syncthreads();
             norm_keys(count);
