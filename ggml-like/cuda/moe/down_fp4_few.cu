@@ -38,7 +38,7 @@ constexpr int kEarly = 2;  // of these, asked for before the wait
 
 struct Shape {
     ColumnSplits splits;
-    int column, depth;  // floats of a term's sums; units of a warp on their way
+    int column, depth;  // floats of a place's sums; units of a warp on their way
 };
 
 /// A group: the block's tile of its expert, its rows, the place of the first.

@@ -1,11 +1,11 @@
 // The choice of experts of 2 to 8 rows by one block of gate and up, a warp a row, and the groups of rows that chose the same expert.
 //
-//   a row's 256 logits, eight a lane, so 32 of every four lanes
-//     largest key of each four lanes | the smallest of these eight | who reaches it: some 20 candidates | each candidate's rank
+//   a row's 256 logits: eight groups of 32, each the logits of four neighbouring lanes
+//     the largest key of each group | the smallest of these eight | who reaches it: some 20 candidates | each candidate's rank
 //
 // All of it is latency, before any weight of a routed expert can be asked for. So nothing but what is rare is behind a branch: a warp
-// would wait there for each latency in turn (of 2 rows 3,700 cycles from the wait on with branches, 2,300 without, of which 600 for
-// the logits; H200, 2026-11). What is left is above all code that runs once, 8 cycles an instruction.
+// would wait there for each latency in turn (of 2 rows 3,550 cycles from the wait until ranks are known with branches, 2,430 without,
+// 600 of them until the logits are there; H200, 2026-11). What is left is above all code that runs once, 8 cycles an instruction.
 #pragma once
 
 #include "ggml-like/cuda/moe/choice_list.cuh"
@@ -33,7 +33,8 @@ struct FewChoices {
 struct RowCandidates {
     static constexpr int kAtOnce = 32;   // candidates, a lane each, whose ranks are found at once
     static constexpr int kTogether = 4;  // of more, that a lane compares with its own at a time
-    static constexpr int kNowhere = kMaxChoiceExperts + kTogether;  // the place of what is no candidate
+    static constexpr int kNowhere =
+        kMaxChoiceExperts + kTogether;  // where all that is no candidate goes; nobody reads it
     __align__(16) uint32_t key[kNowhere + 1];
     uint8_t id[kNowhere + 1];
 };
@@ -147,7 +148,7 @@ struct __align__(8) FewGroup {
 
 /// Groups and their pairs side by side, in shared memory.
 struct FewGroups {
-    FewGroup group[kFewPairs + 1];  // the last is none
+    FewGroup group[kFewPairs + 1];  // the last: anything, of experts that nobody chose
     short pair[kFewPairs];
     __align__(8) uint8_t first_of[kMaxChoiceExperts];  // the place of an expert's first pair
 };

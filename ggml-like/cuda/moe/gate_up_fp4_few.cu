@@ -9,7 +9,7 @@
 //
 //   Every block chooses, as in gate_up_fp4_one.cu. The first block has no tiles: it writes the choice's results and tells `down`.
 //   The others store their sums twice, once permuted as `down` holds them in shared memory (GateUp::permuted).
-//   Blocks hold all rows of x, which come while experts are chosen.
+//   Blocks hold all rows of x, which come after the choice, while the first weights do.
 //
 // Shared memory: a ring of whole tiles (four of 18 KB), rows of x, all sums of the block; before that, candidates of the choice.
 //
@@ -194,8 +194,8 @@ struct RowPieces {
     }
 };
 
-/// The multiplying warps: the first choose for a row each, the last add up a row's squares, and all load rows of x. gate_logit: of the
-/// shared expert; of the first block.
+/// The multiplying warps: of the first eight one chooses for each row, of the others one adds up each row's squares, and all load rows
+/// of x. gate_logit: of the shared expert; of the first block.
 __device__ __forceinline__ void choose_and_load(const GateUp& a, Memory& m, RowCandidates* candidates,
                                                 uint8_t* rows, float& gate_logit) {
     const Choice& to = a.choice;
