@@ -161,7 +161,7 @@ inline constexpr unsigned kChosenRows = 0x88888888u;
 /// Returns the number of groups.
 __device__ __forceinline__ int group_choices(const FewChoices& from, FewGroups& to) {
     constexpr int kEach = kMaxChoiceExperts / 32;  // experts of a lane, neighbours
-    static_assert(kEach % 4 == 0);
+    static_assert(kEach == 8, "first_of: eight bytes a lane");
     const int lane = threadIdx.x % 32;
     int count[kEach], own = 0;  // groups in the upper half, places in the lower one
 #pragma unroll
@@ -188,7 +188,6 @@ __device__ __forceinline__ int group_choices(const FewChoices& from, FewGroups& 
         first[i / 4] |= static_cast<uint32_t>(place) << 8 * (i % 4);
         at += count[i] + (count[i] > 0 ? 1 << 16 : 0);
     }
-    static_assert(kEach == 8);
     *reinterpret_cast<uint2*>(to.first_of + kEach * lane) = make_uint2(first[0], first[1]);
     __syncwarp();
     return __shfl_sync(0xffffffffu, sum, 31) >> 16;
