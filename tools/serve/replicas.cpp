@@ -76,10 +76,11 @@ bool Replicas::is_lost(size_t replica) const {
 
 void Replicas::note_loss(size_t replica, const std::string& error, const std::function<void()>& lost) {
     {
+        // Together: who reads the warning finds the replica down.
         const std::lock_guard lock(mutex_);
+        metrics_.replica(replica).up = false;
         errors_[replica] = error.empty() ? "an error" : error;
     }
-    metrics_.replica(replica).up = false;
     if (first_alive() == metrics_.replicas()) return lost();
     std::fprintf(stderr, "quern: %s\n", printable(warning(), 1000).c_str());
 }
