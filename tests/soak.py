@@ -104,6 +104,7 @@ class Soak:
                 s.settimeout(60)
                 s.connect(("127.0.0.1", self.port))
                 s.sendall(head.encode() + body)
+                s.recv(1, socket.MSG_PEEK)  # it has begun: until then the request may have waited for others
                 time.sleep(45)  # the server's patience and more
                 text, limit = b"", time.time() + 20
                 while time.time() < limit and (piece := s.recv(65536)):

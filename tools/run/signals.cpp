@@ -96,6 +96,8 @@ void set_handler(int signal, void (*handler)(int), struct sigaction* previous) {
 
 /// Ctrl-Z while the terminal is quiet: the shell gets it as it was.
 void stop_aloud(int signal) {
+    // A session's leader has no shell to come back to, and would not be stopped: the terminal stays as it is.
+    if (::getsid(0) == ::getpid()) return;
     const int saved = errno;
     show_typing(true);
     set_handler(signal, SIG_DFL, nullptr);
