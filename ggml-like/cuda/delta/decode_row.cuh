@@ -19,38 +19,98 @@ __device__ __forceinline__ Gates gates_of(uint16_t a, uint16_t b, float rate, fl
     return {g, decay_of(g), 1.0f / (1.0f + __expf(-as_float(b)))};
 }
 
-/// Which channels and output a thread has: threads 0..127 a channel of q, and one of v if their block makes its output; the
-/// others a channel of k.
+/// Which channels and output a thread has: threads 0..127 a channel of q, the others one of k; all one of v, of the `outputs` that their
+/// block makes. The first threads of each output store it.
 struct Channels {
-    int element, qk, v;
+    int element, qk;  // of q or k
+    int output, v;
     bool is_q, has_output;
 
     __device__ __forceinline__ Channels(const DeltaStep& d, int key_head, int head, int outputs, int share)
         : element(static_cast<int>(threadIdx.x) % kDim),
+          output(share * outputs + static_cast<int>(threadIdx.x) % outputs),
           is_q(threadIdx.x < kDim),
-          has_output(is_q && static_cast<int>(threadIdx.x) / outputs == share) {
+          has_output(static_cast<int>(threadIdx.x) < outputs) {
         const int keys = d.key_heads * kDim;
         qk = key_head * kDim + (is_q ? 0 : keys) + element;
-        v = 2 * keys + head * kDim + element;
+        v = 2 * keys + head * kDim + output;
+    }
+};
+
+/// Where a thread's inputs of a row are.
+struct RowSources {
+    const uint16_t *qk, *v, *a, *b, *z;  // BF16
+
+    __device__ __forceinline__ RowSources(const DeltaStep& d, int64_t row, int head, const Channels& c)
+        : qk(static_cast<const uint16_t*>(d.u) + row * d.u_ld + c.qk),
+          v(static_cast<const uint16_t*>(d.u) + row * d.u_ld + c.v),
+          a(static_cast<const uint16_t*>(d.a) + row * d.ab_ld + head),
+          b(static_cast<const uint16_t*>(d.b) + row * d.ab_ld + head),
+          z(static_cast<const uint16_t*>(d.z) + row * d.z_ld + head * kDim + c.output) {}
+    __device__ __forceinline__ void next(const DeltaStep& d) {
+        qk += d.u_ld, v += d.u_ld, a += d.ab_ld, b += d.ab_ld, z += d.z_ld;
+    }
+    /// Before the wait: the addresses are known then.
+    __device__ __forceinline__ void find() const {
+        prefetch_l2(qk), prefetch_l2(v), prefetch_l2(a), prefetch_l2(b), prefetch_l2(z);
     }
 };
 
 /// A thread's inputs of a row, as loaded.
 struct RowInputs {
-    uint16_t u_qk, u_v, a, b, z;  // BF16
+    uint16_t qk, v, a, b, z;
+
+    __device__ __forceinline__ explicit RowInputs(const RowSources& from)
+        : qk(__ldcg(from.qk)), v(__ldcg(from.v)), a(__ldcg(from.a)), b(__ldcg(from.b)), z(__ldcg(from.z)) {}
+};
+
+/// What a head's gates need besides a row. Asked for before the wait, as it comes from memory.
+struct GateWeights {
     float rate, bias;
 
-    __device__ __forceinline__ RowInputs(const DeltaStep& d, int64_t row, int head, const Channels& c)
-        : u_qk(load_row(d.u, row * d.u_ld + c.qk)),
-          u_v(c.has_output ? load_row(d.u, row * d.u_ld + c.v) : uint16_t{}),
-          a(load_row(d.a, row * d.ab_ld + head)),
-          b(load_row(d.b, row * d.ab_ld + head)),
-          z(c.has_output ? load_row(d.z, row * d.z_ld + head * kDim + c.element) : uint16_t{}),
-          rate(d.decay_rate[head]),
-          bias(d.dt_bias[head]) {}
-
-    __device__ __forceinline__ Gates gates() const { return gates_of(a, b, rate, bias); }
+    __device__ __forceinline__ GateWeights(const DeltaStep& d, int head)
+        : rate(d.decay_rate[head]), bias(d.dt_bias[head]) {}
+    __device__ __forceinline__ Gates gates(uint16_t a, uint16_t b) const { return gates_of(a, b, rate, bias); }
 };
+
+/// a / b with the bits of the division operator, where no exponent is extreme; no branch, so that several run side by side.
+__device__ __forceinline__ float divided(float a, float b) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+    r = fmaf(r, fmaf(-b, r, 1.0f), r);
+    const float q = __fmul_rn(a, r);
+    return fmaf(r, fmaf(-b, q, a), q);
+}
+/// SiLU of sums over windows, rounded to BF16 (Channel::next's), and the gates of a row: all side by side, where no value is extreme.
+template <int kN>
+__device__ __forceinline__ Gates activate(float (&x)[kN], uint16_t a, uint16_t b, const GateWeights& w) {
+    const float at = as_float(a) + w.bias, beta_of = as_float(b);
+    bool moderate = fabsf(at) < 60.0f && fabsf(beta_of) < 60.0f;
+#pragma unroll
+    for (const float v : x) moderate &= fabsf(v) < 60.0f && fabsf(v) > 1e-25f;
+    Gates gates;
+    if (moderate) {
+#pragma unroll
+        for (float& v : x) v = divided(v, 1.0f + __expf(-v));
+        const float e = __expf(at);
+        __builtin_assume(__float_as_uint(e) < 0x7f800000u);  // finite: leaves out a branch
+        float softplus = log1pf(e);
+        asm("" : "+f"(softplus));  // needed or not: so no branch
+        gates.g = __fmul_rn(w.rate, at > 20.0f ? at : softplus);
+        gates.decay = decay_of(gates.g);
+        gates.beta = divided(1.0f, 1.0f + __expf(-beta_of));
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < kN; ++i)
+#pragma unroll
+            for (int j = 0; j < kN; ++j)  // constant indices keep x in registers
+                if (i == j) x[j] = x[j] / (1.0f + __expf(-x[j]));
+        gates = w.gates(a, b);
+    }
+#pragma unroll
+    for (float& v : x) v = __bfloat162float(__float2bfloat16(v));
+    return gates;
+}
 
 /// Whole warp: writes its sum of squares.
 __device__ __forceinline__ void write_square(float x, float* squares) {
@@ -82,15 +142,17 @@ struct Keys {
           rk(1) {}
 };
 
-/// What a half warp knows of kTogether rows of S, two apart from row `first` + 2 * `pass` on. kLanes lanes have the same sum:
+/// What a half warp knows of kTogether rows of S, two apart from row `first` on. kLanes lanes have the same sum:
 /// lanes below 8 s.k of a row, of which they make its delta, the others s.q, of which they make its output.
 struct RowSums {
     int own;             // the row
     float delta_of_own;  // lanes below 8
-    float delta, output;
+    float output;
 
+    /// first: the half warp's first row of these.
     __device__ __forceinline__ RowSums(const float4 (&s)[kTogether][2], const Keys& keys, const Gates& gates,
-                                       const float* v, int first, int pass, int lane) {
+                                       const float* v, int first, int lane)
+        : own(own_row(first, lane)) {
         float sums[2 * kTogether];
 #pragma unroll
         for (int j = 0; j < kTogether; ++j) {
@@ -98,10 +160,12 @@ struct RowSums {
             sums[kTogether + j] = dot(s[j][0], keys.q0) + dot(s[j][1], keys.q1);
         }
         const float sum = lane_sums<16>(sums);
-        own = first + 2 * (pass + lane % 16 / kLanes % kTogether);
         delta_of_own = __fmul_rn(gates.beta, fmaf(-gates.decay, sum, v[own]));
-        delta = __shfl_sync(0xffffffffu, delta_of_own, lane & ~8);
+        const float delta = __shfl_sync(0xffffffffu, delta_of_own, lane & ~8);
         output = __bfloat162float(__float2bfloat16(fmaf(gates.decay, sum, __fmul_rn(keys.product, delta))));
+    }
+    __device__ __forceinline__ static int own_row(int first, int lane) {
+        return first + 2 * (lane % 16 / kLanes % kTogether);
     }
     __device__ __forceinline__ static bool has_output(int lane) {
         return lane % 16 >= 8 && lane % kLanes == 0;
@@ -109,17 +173,23 @@ struct RowSums {
     __device__ __forceinline__ static bool has_delta(int lane) { return lane % 16 < 8 && lane % kLanes == 0; }
     /// Of the j-th row.
     __device__ __forceinline__ float delta_of(int j, int lane) const {
-        return __shfl_sync(0xffffffffu, delta, (lane & 16) + j * kLanes);
+        return __shfl_sync(0xffffffffu, delta_of_own, (lane & 16) + j * kLanes);
     }
 };
 
-/// Threads 0..127: the norm of the head's outputs and the output gate.
-__device__ __forceinline__ void store_gated(const DeltaStep& d, const float* outputs, int64_t row, int head,
-                                            int element, float norm, float z) {
+/// The factor of an output's gate.
+__device__ __forceinline__ float output_gate(uint16_t z) {
+    const float x = as_float(z);
+    return x / (1.0f + __expf(-x));
+}
+/// Whole warps: the norm of the head's outputs and the output gate. y: of the thread's output.
+__device__ __forceinline__ void store_gated(const DeltaStep& d, const float* outputs, int element, float norm, float gate, bf16* y) {
     const float4 mine = load4(outputs, 4 * (element % 32));
     const float r = rsqrtf(warp_sum(dot(mine, mine)) / static_cast<float>(kDim) + d.eps);
-    const int64_t at = (row * d.value_heads + head) * kDim + element;
-    static_cast<bf16*>(d.y)[at] = __float2bfloat16(outputs[element] * r * norm * (z / (1.0f + __expf(-z))));
+    *y = __float2bfloat16(outputs[element] * r * norm * gate);
+}
+__device__ __forceinline__ bf16* gated_output(const DeltaStep& d, int64_t row, int head, int element) {
+    return static_cast<bf16*>(d.y) + (row * d.value_heads + head) * kDim + element;
 }
 
 }  // namespace quern::cuda::delta

@@ -100,6 +100,7 @@ __global__ void __launch_bounds__(kBlock, kBlocks) decode_stream_kernel(DeltaSte
     Channel of_qk, of_v;
     of_qk.early(d, own.qk, slot, position, place, channels);
     if (own.has_output) of_v.early(d, own.v, slot, position, place, channels);
+    const GateWeights gate_weights(d, head);
     wait_for_predecessor();
     if (!active) return;
     // Rows that overwrite what another block of the key head may still have to read are written by its last block.
@@ -108,15 +109,15 @@ __global__ void __launch_bounds__(kBlock, kBlocks) decode_stream_kernel(DeltaSte
         writes_keys = last_block(d.counters + sequence * d.key_heads + key_head, group);
 
     const auto decode_row = [&](int row, bool zero, Channel& of_qk, Channel& of_v) {
-        const RowInputs in(d, row, head, own);
-        const float x = of_qk.next(in.u_qk);
+        const RowInputs in(RowSources(d, row, head, own));
+        const float x = of_qk.next(in.qk);
         qk[tid] = x;
         windows.keep(0, of_qk);
         if (own.has_output) {
-            v[own.element] = of_v.next(in.u_v);
+            v[own.output] = of_v.next(in.v);
             windows.keep(1, of_v);
         }
-        const Gates gates = in.gates();
+        const Gates gates = gate_weights.gates(in.a, in.b);
         write_square(x, squares);
         __syncthreads();
         const Keys keys(qk, squares, l);
@@ -124,7 +125,7 @@ __global__ void __launch_bounds__(kBlock, kBlocks) decode_stream_kernel(DeltaSte
         for (int piece = 0; piece < kPieces; ++piece) {
             float4 s[kTogether][2];
             stream.take(piece, zero, s);
-            const RowSums sums(s, keys, gates, v, first, piece * kTogether, lane);
+            const RowSums sums(s, keys, gates, v, first + 2 * piece * kTogether, lane);
             stream.ask(piece + kAhead);  // into the place of the piece just read
             if (sums.has_output(lane)) o[sums.own] = sums.output;
 #pragma unroll
@@ -139,10 +140,11 @@ __global__ void __launch_bounds__(kBlock, kBlocks) decode_stream_kernel(DeltaSte
         // The convolution's input of this position.
         const int position = d.positions[row], place = position - quotient(position, d.ring) * d.ring;
         uint16_t* ring = static_cast<uint16_t*>(d.conv_state) + (slot * d.ring + place) * channels;
-        if (writes_keys) ring[own.qk] = in.u_qk;
-        if (own.has_output) ring[own.v] = in.u_v;
+        if (writes_keys) ring[own.qk] = in.qk;
+        if (own.has_output) ring[own.v] = in.v;
         __syncthreads();
-        if (own.has_output) store_gated(d, o, row, head, own.element, d.norm[own.element], as_float(in.z));
+        if (own.has_output)
+            store_gated(d, o, own.output, d.norm[own.output], output_gate(in.z), gated_output(d, row, head, own.output));
     };
     decode_row(begin, position == 0, of_qk, of_v);
 #pragma unroll 1

@@ -33,14 +33,33 @@ struct SharedOutputs {
         if (kSplit > 1 && threadIdx.x == 0)
             arrive_and_expect(here + turn % 2, static_cast<uint32_t>(count * sizeof(float)));
     }
-    __device__ __forceinline__ void share(int turn, float* to, float value) {
-        if constexpr (kSplit == 1) {
-            *to = value;
-        } else {
+    /// Where a thread's output of a turn goes: `to` of every block. Known before there is an output.
+    struct Target {
+        float* own;
+        uint32_t to[kSplit], counts[kSplit];
+
+        __device__ __forceinline__ Target(const SharedOutputs& outputs, int turn, float* at) : own(at) {
+            if constexpr (kSplit > 1)
 #pragma unroll
-            for (int rank = 0; rank < kSplit; ++rank) send_to_block(to, rank, value, here + turn % 2);
+                for (int rank = 0; rank < kSplit; ++rank)
+                    to[rank] = peer_address(at, rank), counts[rank] = peer_address(outputs.here + turn % 2, rank);
         }
-    }
+        __device__ __forceinline__ void find() const {
+            if constexpr (kSplit > 1)
+#pragma unroll
+                for (int rank = 0; rank < kSplit; ++rank)
+                    asm volatile("" ::"r"(to[rank]), "r"(counts[rank]));
+        }
+        /// `further` floats behind `to`.
+        __device__ __forceinline__ void send(float value, int further = 0) const {
+            if constexpr (kSplit == 1) {
+                own[further] = value;
+            } else {
+#pragma unroll
+                for (int rank = 0; rank < kSplit; ++rank) send_to_peer(to[rank] + 4 * further, value, counts[rank]);
+            }
+        }
+    };
     /// All threads: the outputs of this turn have come. So all warps of the block have done their part of it.
     __device__ __forceinline__ void wait(int turn) {
         if constexpr (kSplit == 1)

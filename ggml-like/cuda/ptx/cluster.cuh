@@ -70,17 +70,25 @@ __device__ __forceinline__ float2 peer_value(uint32_t address, int rank) {
 #endif
     return v;
 }
+/// The same shared address in block `rank` of the cluster.
+__device__ __forceinline__ uint32_t peer_address(const void* p, int rank) {
+    uint32_t at = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_address(p)), "r"(rank));
+#endif
+    return at;
+}
+/// Sends a float to an address of another block, whose barrier at `counts` counts its 4 bytes.
+__device__ __forceinline__ void send_to_peer(uint32_t to, float value, uint32_t counts) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(value),
+                 "r"(counts)
+                 : "memory");
+#endif
+}
 /// Sends a float to the same shared address of block `rank`, whose barrier at the same address as `barrier` counts its 4 bytes.
 __device__ __forceinline__ void send_to_block(float* to, int rank, float value, const uint64_t* barrier) {
-#if __CUDA_ARCH__ >= 900
-    asm volatile(
-        "{\n.reg .b32 at, counts;\n"
-        "mapa.shared::cluster.u32 at, %0, %3;\nmapa.shared::cluster.u32 counts, %1, %3;\n"
-        "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [at], %2, [counts];\n}\n" ::"r"(
-            shared_address(to)),
-        "r"(shared_address(barrier)), "f"(value), "r"(rank)
-        : "memory");
-#endif
+    send_to_peer(peer_address(to, rank), value, peer_address(barrier, rank));
 }
 
 }  // namespace quern::cuda::ptx
