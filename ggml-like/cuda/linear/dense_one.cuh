@@ -101,7 +101,7 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
     };
 #pragma unroll
     for (int i = 0; i < kRing; ++i) request(ring + i * kBytes);
-    prologue.early();
+    prologue.early(h, 0);
     // The end: thread = row r of a round's tile; of every other batch of rounds by the other half of the warps.
     const int r = threadIdx.x % kTileRows;
     constexpr bool kPaired = std::decay_t<Finish>::kPaired;

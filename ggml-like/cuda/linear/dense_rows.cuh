@@ -118,7 +118,7 @@ struct DenseLaunch {
     int chunks, rows;
 };
 
-/// Everything from the first weight to the last sum. prologue.early() may read weights, prologue(h, stride)
+/// Everything from the first weight to the last sum. prologue.early(h, stride) knows of no activations, prologue(h, stride)
 /// writes `rows` rows of activations after the wait for the predecessor, prologue.late() comes before the
 /// products and is done before the first finish.store, all by all threads. finish.load(row of the part,
 /// column n), a Finish::Loaded, comes before the sums are made, finish.store(row, n, loaded value, sum)
@@ -139,7 +139,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& 
               log_group = 4 - source.log_split, group = 1 << log_group;
     DenseRing<K> ring(shared, warp);
     ring.fill(source, lane);
-    prologue.early();
+    prologue.early(h, stride);
     wait_for_predecessor();
     prologue(h, stride);
     __syncthreads();

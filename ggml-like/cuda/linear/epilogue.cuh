@@ -106,24 +106,47 @@ __device__ __forceinline__ void defer_four(const Defer& d, int n, int column, co
     if (column % kSquareColumns == 0) d.squares[n * d.numbers + column / kSquareColumns] = sum;
 }
 
-/// One warp: the factor of row n in two steps, a load and what can wait for it.
-__device__ __forceinline__ float load_squares(const RowScale& s, int n) {
-    constexpr int kTogether = 4;  // loads of a lane that are under way at the same time
-    const int lane = threadIdx.x % 32;
-    const float* from = s.squares + n * s.numbers + lane;
-    float sum = 0;
-    int left = s.numbers;
-#pragma unroll 1
-    for (; left >= 32 * kTogether; left -= 32 * kTogether, from += 32 * kTogether) {
-        float square[kTogether];
+/// One warp: the squares of a row in two steps, loads and what waits for them. A lane adds up every 32nd number, in order; kHeld of them,
+/// a multiple of 4, are under way between the steps.
+template <int kHeld>
+struct SquaresOfRow {
+    static constexpr int kTogether = 4;
+    float square[kHeld] = {};
+
+    __device__ __forceinline__ void load(const RowScale& s, int n) {
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) square[i] = __ldcg(from + 32 * i);
-#pragma unroll
-        for (int i = 0; i < kTogether; ++i) sum += square[i];
+        for (int first = 0; first < kHeld; first += kTogether) {
+            if (first * 32 >= s.numbers) break;
+            load_four(s, n, first, square + first);
+        }
     }
+    __device__ __forceinline__ float sum(const RowScale& s, int n) const {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < kHeld; ++i) sum += square[i];
 #pragma unroll 1
-    for (; left > 0; left -= 32, from += 32) sum += lane < left ? __ldcg(from) : 0.0f;
-    return sum;
+        for (int first = kHeld; first * 32 < s.numbers; first += kTogether) {
+            float more[kTogether];
+            load_four(s, n, first, more);
+#pragma unroll
+            for (const float v : more) sum += v;
+        }
+        return sum;
+    }
+
+  private:
+    __device__ __forceinline__ static void load_four(const RowScale& s, int n, int first, float* to) {
+        const int lane = threadIdx.x % 32;
+        const float* from = s.squares + n * s.numbers + lane + 32 * first;
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) to[i] = lane + 32 * (first + i) < s.numbers ? __ldcg(from + 32 * i) : 0.0f;
+    }
+};
+/// One warp: both steps at once.
+__device__ __forceinline__ float load_squares(const RowScale& s, int n) {
+    SquaresOfRow<4> squares;
+    squares.load(s, n);
+    return squares.sum(s, n);
 }
 __device__ __forceinline__ float norm_factor(const RowScale& s, float loaded) {
     return rsqrtf(warp_sum(loaded) * s.per_column + s.eps);

@@ -177,67 +177,94 @@ __device__ __forceinline__ void zero_padding(bf16* h, int stride, int rows, int 
             h[n * stride + activation_place<K>(columns + i)] = __float2bfloat16(0.0f);
 }
 
-/// h = x, BF16. kTogether: loads of a thread that are under way at the same time.
+/// h = x, BF16. kTogether: loads of a thread that are under way at the same time, a power of two.
 template <Kind K, int kTogether = 8>
 struct PlainRows {
     const bf16* x;
     int64_t ld;
     int columns, rows;
 
-    __device__ __forceinline__ void early() const {}
-    __device__ __forceinline__ void late() const {}
-    /// A row is loaded by 2^n threads: as many as it has eights of columns, if the block has them.
-    __device__ __forceinline__ void operator()(bf16* h, int stride) const {
-        const int log_threads = min(31 - __clz(blockDim.x), 32 - __clz(columns / 8 - 1));
-        const int own = threadIdx.x >> log_threads, step = blockDim.x >> log_threads;
-#pragma unroll 1
-        for (int k = (threadIdx.x & ((1 << log_threads) - 1)) * 8; k < columns; k += 8 << log_threads)
-#pragma unroll 1
-            for (int n0 = own; n0 < rows; n0 += kTogether * step) {
-                uint4 v[kTogether];
-#pragma unroll
-                for (int j = 0; j < kTogether; ++j)
-                    if (n0 + j * step < rows)
-                        v[j] = __ldcg(reinterpret_cast<const uint4*>(x + (n0 + j * step) * ld + k));
-#pragma unroll
-                for (int j = 0; j < kTogether; ++j)
-                    if (n0 + j * step < rows) store8(h + (n0 + j * step) * stride, k, v[j]);
-            }
+    /// Before the wait: the padding; the first address is known then.
+    __device__ __forceinline__ void early(bf16* h, int stride) const {
         zero_padding<K>(h, stride, rows, columns);
+        const Share s(*this);
+        if (s.row < rows && s.column < columns) prefetch_l2(x + s.row * ld + s.column);
+    }
+    __device__ __forceinline__ void late() const {}
+    __device__ __forceinline__ void operator()(bf16* h, int stride) const {
+        const Share s(*this);
+#pragma unroll 1
+        for (int k = s.column; k < columns; k += s.column_step)
+#pragma unroll 1
+            for (int n = s.row; n < rows; n += kTogether * s.row_step)
+                copy_some<1>(x + k, h + place_of_eight(k), stride, n, s.row_step);
     }
 
   private:
-    /// Eight columns from k on, k a multiple of 8, to their places.
-    __device__ static __forceinline__ void store8(bf16* row, int k, const uint4& v) {
+    /// Of a thread: eights of columns of every row_step-th row. A row is loaded by 2^n threads: as many as it has eights of columns,
+    /// if the block has them.
+    struct Share {
+        int row, row_step, column, column_step;
+
+        __device__ __forceinline__ explicit Share(const PlainRows& p) {
+            const int log_threads = min(31 - __clz(blockDim.x), 32 - __clz(p.columns / 8 - 1));
+            row = threadIdx.x >> log_threads, row_step = blockDim.x >> log_threads;
+            column = (threadIdx.x & ((1 << log_threads) - 1)) * 8, column_step = 8 << log_threads;
+        }
+    };
+    /// activation_place of k, a multiple of 8; two columns further on it is kPairStep more.
+    __device__ __forceinline__ static int place_of_eight(int k) {
+        if constexpr (K == Kind::nvfp4) return (k & ~31) + ((k & 16) >> 2) + ((k & 8) >> 2);
+        return (k & ~15) + ((k & 8) >> 2);
+    }
+    static constexpr int kPairStep = K == Kind::nvfp4 ? 8 : 4;
+
+    /// Eight columns of row n and every step-th after it, up to kTogether rows, but at least kN.
+    template <int kN>
+    __device__ __forceinline__ void copy_some(const bf16* from, bf16* to, int stride, int n, int step) const {
+        if constexpr (kN < kTogether)
+            if (n + kN * step < rows) return copy_some<2 * kN>(from, to, stride, n, step);
+        // Instead of rows that do not exist the last one, so that nothing is behind a branch.
+        uint4 v[kN];
+        const int pitch = 2 * static_cast<int>(ld);  // so that an address is one multiplication
+        const auto row = [&](int j) { return j == 0 ? n : min(n + j * step, rows - 1); };
+#pragma unroll
+        for (int j = 0; j < kN; ++j)
+            v[j] = __ldcg(reinterpret_cast<const uint4*>(reinterpret_cast<const uint8_t*>(from) + int64_t{row(j)} * pitch));
+#pragma unroll
+        for (int j = 0; j < kN; ++j) store8(to + row(j) * stride, v[j]);
+    }
+    /// Eight columns to their places.
+    __device__ __forceinline__ static void store8(bf16* to, const uint4& v) {
         const uint32_t words[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
         for (int t = 0; t < 4; ++t) {
             __nv_bfloat162 pair = *reinterpret_cast<const __nv_bfloat162*>(&words[t]);
             if constexpr (K != Kind::bf16) pair = __hmul2(pair, __float2bfloat162_rn(kActivationLift<K>));
-            *reinterpret_cast<__nv_bfloat162*>(row + activation_place<K>(k + 2 * t)) = pair;
+            *reinterpret_cast<__nv_bfloat162*>(to + t * kPairStep) = pair;
         }
     }
 };
 
-/// Rows whose norm is deferred, as they are, and their factors in shared memory; up to 8 rows.
+/// Rows whose norm is deferred, as they are, and their factors in shared memory; up to 8 rows. The last warps have the factors: with one
+/// row they load nothing else.
 template <Kind K, int kTogether>
 struct ScaledRows {
     PlainRows<K, kTogether> rows;
     RowScale scale;
-    float* factor;      // [8]
-    float squares = 0;  // of row `warp`
+    float* factor;  // [8]
+    SquaresOfRow<kTogether == 1 ? 12 : 4> squares = {};
 
-    __device__ __forceinline__ void early() const {}
+    __device__ __forceinline__ static int row() { return kWarps - 1 - static_cast<int>(threadIdx.x) / 32; }
+    __device__ __forceinline__ void early(bf16* h, int stride) const { rows.early(h, stride); }
     __device__ __forceinline__ void operator()(bf16* h, int stride) {
-        const int warp = threadIdx.x / 32;
-        if (warp < rows.rows) squares = load_squares(scale, warp);
+        if (row() < rows.rows) squares.load(scale, row());
         rows(h, stride);
     }
     __device__ __forceinline__ void late() const {
-        const int warp = threadIdx.x / 32;
-        if (warp >= rows.rows) return;
-        const float own = norm_factor(scale, squares);
-        if (threadIdx.x % 32 == 0) factor[warp] = own;
+        if (row() >= rows.rows) return;
+        const float own = norm_factor(scale, squares.sum(scale, row()));
+        if (threadIdx.x % 32 == 0) factor[row()] = own;
     }
 };
 
