@@ -2,9 +2,9 @@
 //
 //   tile = 8 rows of gate and the same 8 of up; 16 warps share it, a split of its columns each
 //
-//     round       0            1            2  ..  (a block's tiles)          warps 0..7: the shared expert's tiles,
-//     tile     shared 12    choice 0, 5  choice 2, 9                          two splits each, while warps 8..15 choose
-//     warp w   split w      split w      split w                              experts; then all: the choices' tiles
+//     round       0            1            2  ..  (a block's tiles)          the shared expert's tiles come first and are under
+//     tile     shared 12    choice 0, 5  choice 2, 9                          way while warps 8..15 choose experts
+//     warp w   split w      split w      split w
 //
 //   epilogue: warp i adds round i's splits in order, and stores silu(gate) * up
 //
@@ -90,119 +90,158 @@ struct Rounds {
     }
 };
 
-__device__ __forceinline__ const uint8_t* tile_data(const GateUp& a, const Rounds::Tile& t, const int* ids) {
-    const int64_t at = static_cast<int64_t>(t.index) * a.chunks * kFp4Chunk;
-    return t.choice < 0 ? a.shared.data + at : a.experts.data + ids[t.choice] * a.experts.expert_bytes + at;
+/// A warp's split of a piece, from a lane's first 16 bytes on; the rest of a chunk's bytes by the first lanes.
+__device__ __forceinline__ void copy_split(uint8_t* to, const uint8_t* from) {
+    constexpr int kBytes = kGateUpEach * kFp4Chunk;
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < kBytes; i += 512)
+        if (i + 16 * lane < kBytes) copy_async16(to + i, from + i);
+}
+
+/// A round of the choices' tiles, all of it that is known before they are. In shared memory: else the assembler makes it only where it is
+/// needed, between the choice and the first request.
+struct __align__(8) RoutedTile {
+    int choice, offset;  // bytes from an expert's first on; of rounds that do not exist some
+
+    __device__ __forceinline__ RoutedTile() = default;
+    __device__ __forceinline__ RoutedTile(const GateUp& a, const Rounds& rounds, int i) {
+        const int at = rounds.first_routed + i * rounds.by, which = quotient(at, a.experts.tiles);
+        choice = min(which, a.used - 1);
+        offset = (at - which * a.experts.tiles) * a.chunks * kFp4Chunk;
+    }
+};
+
+template <int kGroups>
+__device__ __forceinline__ void commit_empty() {
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) commit_copies();
+}
+
+/// One warp: its split of each of the choices' tiles, a group of copies each of kMaxPieces. to: the lane's place of the first. Four at
+/// a time, so that what one needs from shared memory does not wait for the one before.
+__device__ __forceinline__ void request_routed(const GateUp& a, const int* ids, const RoutedTile* routed, int count, uint8_t* to,
+                                               int begin, int piece_bytes) {
+    constexpr int kTogether = 4;
+    static_assert(kMaxPieces % kTogether == 0);
+    const uint8_t* from = a.experts.data + begin * kFp4Chunk + 16 * (threadIdx.x % 32);
+    const uint32_t expert_bytes = static_cast<uint32_t>(a.experts.expert_bytes);
+#pragma unroll
+    for (int first = 0; first < kMaxPieces; first += kTogether) {
+        if (first >= count) {
+            commit_empty<kTogether>();
+            continue;
+        }
+        RoutedTile tile[kTogether];
+        const uint8_t* data[kTogether];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) tile[i] = routed[first + i];
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i)
+            data[i] = from + uint64_t{static_cast<uint32_t>(ids[tile[i].choice])} * expert_bytes + tile[i].offset;
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i, to += piece_bytes) {
+            if (first + i < count) copy_split(to, data[i]);
+            commit_copies();
+        }
+    }
 }
 
 constexpr int kFirstRanker = kWarps - kRankers;  // the warps that choose
 static_assert(kMaxChoiceExperts == kRankers * 32 && kMaxChoiceUsed == kRankers);
+static_assert(kMaxPieces <= kFirstRanker, "a warp that adds up a round does not choose");
 
 __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ RankedChoice choice;
+    __shared__ __align__(16) RoutedTile routed[kMaxPieces];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     uint8_t* row = shared + kWarps * s.rounds * s.piece_bytes;
     float* sums = reinterpret_cast<float*>(row + fp4_row_bytes(a.chunks));  // [round][split][16]
     const Rounds rounds(a);
     const bool works = warp < s.splits.count;
-    // Split w of a round's tile: its place in shared memory, and its chunks.
-    const auto place = [&](int w, int round) { return shared + (w * s.rounds + round) * s.piece_bytes; };
-    const auto request = [&](int w, int round, const uint8_t* tile) {
-        uint8_t* to = place(w, round) + 16 * lane;
-        const uint8_t* from = tile + s.splits.begin(w) * kFp4Chunk + 16 * lane;
-        constexpr int kBytes = kGateUpEach * kFp4Chunk;
-#pragma unroll
-        for (int i = 0; i < kBytes; i += 512)
-            if (i + 16 * lane < kBytes) copy_async16(to + i, from + i);
-    };
-    // Warps that do not choose have the tiles of the shared expert, two splits each.
+    // The warp's split of a round's tile: the lane's place in shared memory.
+    const auto place = [&](int round) { return shared + (warp * s.rounds + round) * s.piece_bytes + 16 * lane; };
     const bool chooses = warp >= kFirstRanker;
-    constexpr int kShares = kWarps / kFirstRanker;
-    if (!chooses)
+    if (works)
 #pragma unroll 1
-        for (int i = 0; i < kShares * rounds.shared; ++i) {
-            const int round = i / kShares, w = warp + i % kShares * kFirstRanker;
-            if (w < s.splits.count) request(w, round, tile_data(a, rounds.tile(round), choice.ids));
+        for (int round = 0; round < rounds.shared; ++round) {
+            const int tile = rounds.first_shared + round * rounds.by;
+            copy_split(place(round), a.shared.data + int64_t{tile} * a.chunks * kFp4Chunk + s.splits.begin(warp) * kFp4Chunk + 16 * lane);
         }
     commit_copies();
-    const Rounds::Tile mine = rounds.tile(rounds.shared + lane);
+    const bool adds = warp < rounds.all, writes = warp == kFirstRanker && blockIdx.x == 0;
+    // What a thread loads after the wait: a logit, or 16 numbers of x; its address is known before.
+    const int ranker = threadIdx.x - 32 * kFirstRanker;
+    const bool has_logit = chooses && ranker < a.choice.experts;
+    const int64_t* logit_sum = a.choice.logits.sums + (has_logit ? ranker : 0);
+    const bf16* x = a.h + (chooses ? 0 : 16 * threadIdx.x);
+    if (chooses)
+        prefetch_l2(logit_sum);
+    else if (16 * static_cast<int>(threadIdx.x) < a.columns)
+        prefetch_l2(x);
+    if (chooses)
+        clear_ranked(ranker, choice);
+    else if (threadIdx.x < kMaxPieces)
+        routed[threadIdx.x] = RoutedTile(a, rounds, threadIdx.x);
     wait_for_predecessor();
     allow_successor();  // only now: before its own wait the successor reads what this kernel's predecessor wrote
-    // Epilogue: a warp a round; lanes r and r + 8 have a row of gate and of up.
-    const Rounds::Tile end = rounds.tile(warp);
-    const bool is_shared = end.choice < 0, adds = warp < rounds.all;
-    const bool writes = warp == kFirstRanker && blockIdx.x == 0;
-    const float squares = adds || writes ? load_squares(a.choice.scale, 0) : 0.0f;
+    SquaresOfRow<4> squares;
     if (chooses) {
-        const int i = threadIdx.x - 32 * kFirstRanker;
-        const float logit = i < a.choice.experts ? read_sum(a.choice.logits.sums + i) : 0.0f;
-        choose_by_rank(logit, a.choice.experts, a.used, i, choice);
+        const int64_t sum = has_logit ? __ldcg(reinterpret_cast<const long long*>(logit_sum)) : 0;
+        if (writes) squares.load(a.choice.scale, 0);
+        choose_by_rank(sum_of(sum), a.choice.experts, a.used, ranker, choice);
     } else {
-        for (int b = threadIdx.x; b < a.chunks * 4; b += 32 * kFirstRanker) {
+        if (adds) squares.load(a.choice.scale, 0);
+#pragma unroll 1
+        for (int b = threadIdx.x; b < a.chunks * 4; b += 32 * kFirstRanker, x += 16 * 32 * kFirstRanker) {
             Fp4Block block;
-            if (b * 16 < a.columns) block.load(a.h + b * 16);
+            if (b * 16 < a.columns) block.load(x);
             block.store(row, b);
         }
-        // x is there; the tiles of the shared expert need not wait for the choice
-        asm volatile("bar.sync 1, %0;" ::"n"(32 * kFirstRanker) : "memory");
     }
-
+    __syncthreads();
+    if (works) request_routed(a, choice.ids, routed, rounds.all - rounds.shared, place(rounds.shared), s.splits.begin(warp), s.piece_bytes);
+    else
+        commit_empty<kMaxPieces>();
+    // The epilogue: a warp a round; lanes r and r + 8 have a row of gate and of up.
+    const Rounds::Tile end = rounds.tile(warp);
+    const bool is_shared = end.choice < 0;
     float factor = 0;
-    const auto multiply = [&](int w, int round) {
-        const uint8_t* chunk = place(w, round);
-        const uint8_t* x = row + 16 * (lane & 3) + s.splits.begin(w) * 128;
-        float acc[4] = {};
-#pragma unroll
-        for (int c = 0; c < kGateUpEach; ++c)
-            multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
-        if ((lane & 3) == 0) {
-            float* to = sums + (round * kMaxSplits + w) * kTileRows + (lane >> 2);
-            to[0] = acc[0];
-            to[8] = acc[2];
-        }
-    };
-    const auto ask_for_routed = [&] {
-        __syncthreads();
-        const auto from = reinterpret_cast<uint64_t>(
-            rounds.shared + lane < rounds.all ? tile_data(a, mine, choice.ids) : nullptr);
-#pragma unroll 4
-        for (int i = 0; i < kMaxPieces; ++i) {
-            const uint64_t tile = __shfl_sync(0xffffffffu, from, i);
-            if (works && tile != 0) request(warp, rounds.shared + i, reinterpret_cast<const uint8_t*>(tile));
-            commit_copies();
-        }
-        if (adds)
-            factor =
-                is_shared
-                    ? a.shared.factor[end.index * kTileRows + lane % 16]
-                    : a.experts.factor[(choice.ids[end.choice] * a.experts.tiles + end.index) * kTileRows +
-                                       lane % 16];
-        if (writes) write_choice(a, choice, norm_factor(a.choice.scale, squares));
-    };
-    // Steps: splits of the shared expert's tiles, then of the choices'. The first that needs the choice is `known`.
-    const int known = kShares * rounds.shared, steps = kShares * rounds.shared + rounds.all - rounds.shared;
+    if (adds)
+        factor = is_shared ? a.shared.factor[end.index * kTileRows + lane % 16]
+                           : a.experts.factor[(choice.ids[end.choice] * a.experts.tiles + end.index) * kTileRows +
+                                              lane % 16];
+    if (writes) write_choice(a, choice, norm_factor(a.choice.scale, squares.sum(a.choice.scale, 0)));
+
 #pragma unroll 1
-    for (int step = chooses ? known : 0;; ++step) {
-        if (step == known) ask_for_routed();
-        if (step == steps) break;
-        const bool is_routed = step >= kShares * rounds.shared;
-        const int round = is_routed ? step - (kShares - 1) * rounds.shared : step / kShares;
-        const int w = is_routed ? warp : warp + step % kShares * kFirstRanker;
-        if (step < known)
-            wait_copies<0>();
+    for (int round = 0; round < rounds.all; ++round) {
+        if (round < rounds.shared)
+            wait_copies<kMaxPieces>();
         else
             wait_copies<kMaxPieces - 1>();
         __syncwarp();
-        if (w < s.splits.count) multiply(w, round);
-        if (is_routed) commit_copies();
+        if (works) {
+            const uint8_t* chunk = place(round) - 16 * lane;
+            const uint8_t* x = row + 16 * (lane & 3) + s.splits.begin(warp) * 128;
+            float acc[4] = {};
+#pragma unroll
+            for (int c = 0; c < kGateUpEach; ++c)
+                multiply_fp4<true>(chunk + c * kFp4Chunk, x + c * 128, lane, acc);
+            if ((lane & 3) == 0) {
+                float* to = sums + (round * kMaxSplits + warp) * kTileRows + (lane >> 2);
+                to[0] = acc[0];
+                to[8] = acc[2];
+            }
+        }
+        if (round >= rounds.shared) commit_copies();
     }
     __syncthreads();
     if (blockIdx.x == 0 && !adds) write_groups(a, choice.ids, rounds.all);
     if (!adds) return;
     const float* from = sums + warp * kMaxSplits * kTileRows + lane % 16;
     const float value =
-        factor * add_in_order(s.splits.count, from, kTileRows) * norm_factor(a.choice.scale, squares);
+        factor * add_in_order(s.splits.count, from, kTileRows) * norm_factor(a.choice.scale, squares.sum(a.choice.scale, 0));
     const float up = __shfl_down_sync(0xffffffffu, value, 8);
     const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2, at = end.index * 8 + lane;
     bf16* to = is_shared ? a.shared_out : a.routed + end.choice * width;
@@ -212,6 +251,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
 }  // namespace
 
 void launch_gate_up_one(Context& c, const GateUp& a) {
+    if (a.experts.expert_bytes > UINT32_MAX) unsupported("moe_gate_up", "an expert of 4 GB");
     const GateUpOneLaunch one(c, a.used, a.experts.tiles, a.shared.tiles, a.chunks);
     launch(c, "moe_gate_up one", gate_up_fp4_one, one.grid, kThreads, one.bytes, a,
            Shape{one.splits, one.piece_bytes, one.rounds});

@@ -130,23 +130,34 @@ inline constexpr int kRankers = 8;  // warps, an expert a thread
 
 /// Shared memory of choose_by_rank.
 struct RankedChoice {
+    static constexpr int kTogether = 4;  // candidates that are read at once
     uint32_t best[kRankers];  // of each warp
     int count;
-    uint2 candidate[kRankers * 32];  // key, expert
+    /// key << 32 | ~expert, which order as choices do; behind the last one zeros.
+    __align__(16) uint64_t candidate[kRankers * 32 + kTogether];
     int ids[kMaxUsed];
     uint32_t bits[kMaxUsed];  // keys of ids
 };
 
+/// The first lane of a warp: adds to a number in shared memory. `lane` is its own, 0, of which the assembler does not know: it would make
+/// one addition of many lanes' where it knows that they have one address.
+__device__ __forceinline__ int add_shared(int* to, int lane, int by) {
+    asm volatile("mov.b32 %0, %0;" : "+r"(lane));
+    int before;
+    asm volatile("atom.shared.add.s32 %0, [%1], %2;" : "=r"(before) : "r"(shared_address(to + lane)), "r"(by) : "memory");
+    return before;
+}
+
 /// By kRankers warps; thread i of them has expert i's logit, if there is one. As choose_in_order, into choice.ids and
 /// bits, without a barrier at the end. used <= kRankers: at least kRankers experts reach the smallest of the warps'
-/// maxima, so only those that do are ranked.
+/// maxima, so only those that do are ranked. Before, choice.count and choice.candidate are zeros (clear_ranked).
 __device__ __forceinline__ void choose_by_rank(float logit, int experts, int used, int i,
                                                RankedChoice& choice) {
     const auto barrier = [] { asm volatile("bar.sync 2, %0;" ::"n"(kRankers * 32) : "memory"); };
     const uint32_t key = i < experts ? ordered_bits(logit) : 0;
+    const uint64_t own = uint64_t{key} << 32 | ~static_cast<uint32_t>(i);
     const uint32_t best = __reduce_max_sync(0xffffffffu, key);
     if (i % 32 == 0) choice.best[i / 32] = best;
-    if (i == 0) choice.count = 0;
     barrier();
     uint32_t least = choice.best[0];
 #pragma unroll
@@ -154,17 +165,25 @@ __device__ __forceinline__ void choose_by_rank(float logit, int experts, int use
     const bool wanted = i < experts && key >= least;
     const unsigned all = __ballot_sync(0xffffffffu, wanted);
     int place = 0;
-    if (i % 32 == 0) place = atomicAdd(&choice.count, __popc(all));
+    if (i % 32 == 0) place = add_shared(&choice.count, i % 32, __popc(all));
     place = __shfl_sync(0xffffffffu, place, 0) + __popc(all & ((1u << i % 32) - 1));
-    if (wanted) choice.candidate[place] = make_uint2(key, i);
+    if (wanted) choice.candidate[place] = own;
     barrier();
     int rank = 0;
-#pragma unroll 4
-    for (int j = 0; j < choice.count; ++j) {
-        const uint2 other = choice.candidate[j];
-        rank += other.x > key || (other.x == key && static_cast<int>(other.y) < i);
+    const int count = choice.count;
+#pragma unroll 1
+    for (int j = 0; j < count; j += RankedChoice::kTogether) {
+        const auto* other = reinterpret_cast<const ulonglong2*>(choice.candidate + j);
+        const ulonglong2 a = other[0], b = other[1];
+        rank += (a.x > own) + (a.y > own) + (b.x > own) + (b.y > own);
     }
     if (wanted && rank < used) choice.ids[rank] = i, choice.bits[rank] = key;
+}
+/// By the same threads, some barrier before.
+__device__ __forceinline__ void clear_ranked(int i, RankedChoice& choice) {
+    choice.candidate[i] = 0;
+    if (i < RankedChoice::kTogether) choice.candidate[kRankers * 32 + i] = 0;
+    if (i == 0) choice.count = 0;
 }
 static_assert(kRankers <= 8, "read at once");
 
