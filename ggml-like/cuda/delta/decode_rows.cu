@@ -4,9 +4,12 @@
 //   batch            up to 8 rows (4 where a block has a whole head); the block meets three times in it, not twice a row
 //
 //     convolution, gates   all rows' inputs are loaded at once; q and k: a thread a channel goes from row to row; v: a thread an
-//                          output of a row
+//                          output of a row; gates: a warp a row, all its threads the same
 //     delta rule           a half warp has its rows of S in registers and takes row after row without waiting for others
 //     norm, output gate    outputs of all rows, a warp 32 of them
+//
+//   Addresses of the first batch are known before the wait; what later steps need is written while the blocks of a head wait for each
+//   other's outputs.
 //
 //   A row's operations are those of decode.cu (decode_row.cuh) in the same order: the same bits.
 //
@@ -32,15 +35,14 @@ namespace {
 template <int kSplit>
 constexpr int kBatchOf = kSplit > 1 ? 8 : 4;
 
-template <int kBatch>
+template <int kBatch, int kOwn>
 struct BatchMemory {
     __align__(16) float qk[kBatch][2 * kDim];
     __align__(16) float v[kBatch][kDim];
-    __align__(16) float outputs[2][kBatch][kDim];  // batches take turns: other blocks may be a batch ahead
-    float deltas[kBatch][kDim];
+    __align__(16) float outputs[2][kBatch][kDim];  // of all blocks; batches take turns: others may be a batch ahead
+    float own_outputs[kOwn < kDim ? kBatch : 1][kOwn], deltas[kBatch][kOwn];
     float squares[kBatch][kWarps], products[kBatch];  // of q and k
     Gates gates[kBatch];
-    uint16_t inputs[kBatch][2 * kDim], v_inputs[kBatch][kDim];  // of the convolution, BF16
     bool writes_keys;
 };
 
@@ -92,42 +94,14 @@ __device__ __forceinline__ void commit(StateRows<kPasses>& rows,
     }
 }
 
-/// a / b with the bits of the division operator, where no exponent is extreme; no branch, so that several run side by side.
-__device__ __forceinline__ float divided(float a, float b) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
-    r = fmaf(r, fmaf(-b, r, 1.0f), r);
-    const float q = __fmul_rn(a, r);
-    return fmaf(r, fmaf(-b, q, a), q);
-}
-/// SiLU of sums over windows, rounded to BF16: Channel::next's.
-template <int kN>
-__device__ __forceinline__ void activate(float (&x)[kN]) {
-    bool moderate = true;
-#pragma unroll
-    for (const float v : x) moderate &= fabsf(v) < 60.0f && fabsf(v) > 1e-25f;
-    if (moderate) {
-#pragma unroll
-        for (float& v : x) v = divided(v, 1.0f + __expf(-v));
-    } else {
-#pragma unroll 1
-        for (int i = 0; i < kN; ++i)
-#pragma unroll
-            for (int j = 0; j < kN; ++j)  // constant indices keep x in registers
-                if (i == j) x[j] = x[j] / (1.0f + __expf(-x[j]));
-    }
-#pragma unroll
-    for (float& v : x) v = __bfloat162float(__float2bfloat16(v));
-}
-
 /// The window of the step's row number `row`: what is before the step comes from the step's window, the rest from `inputs`.
 __device__ __forceinline__ void window_of(uint16_t (&past)[kTaps - 1], int row,
                                           const uint16_t (&inputs)[kTaps]) {
     static_assert(kTaps == 4);
     const uint16_t a = past[0], b = past[1], c = past[2];
-    past[0] = row == 0 ? a : row == 1 ? b : row == 2 ? c : inputs[0];
-    past[1] = row == 0 ? b : row == 1 ? c : inputs[1];
-    past[2] = row == 0 ? c : inputs[2];
+    past[2] = row >= 1 ? inputs[2] : c;
+    past[1] = row >= 2 ? inputs[1] : row == 1 ? c : b;
+    past[0] = row >= 3 ? inputs[0] : row == 2 ? c : row == 1 ? b : a;
 }
 
 /// Whether the block writes what the blocks of a key head share. Where a ticket decides that, its atomic is under way until the first
@@ -153,185 +127,219 @@ struct RowsBlock {
     static constexpr int kOwn = kDim / kSplit, kPasses = kOwn / kWarps / 2;
     static constexpr int kParts = kOwn / 32;                // of a row's outputs
     static constexpr int kEnds = kBatch * kParts / kWarps;  // of all rows' parts, a warp's
+    static constexpr int kWarpRows = kOwn / kWarps;  // of S
     const DeltaStep& d;
-    BatchMemory<kBatch>& memory;
+    BatchMemory<kBatch, kOwn>& memory;
     SharedOutputs<kSplit>& shared_outputs;
     const Channels& own;
     const Entries& entries;
     const KeyWriter& writer;
+    const GateWeights& gate_weights;
     int head, share, begin, end, first;
-    /// Of the thread's outputs; of the head's gates. Asked for before the wait, as they come from memory.
-    float norm, rate, bias;
+    float norm;  // of the thread's outputs; asked for before the wait, as it comes from memory
+
+    __device__ __forceinline__ static int warp() { return static_cast<int>(threadIdx.x) / 32; }
+    __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x) % 32; }
 
     /// Number n of a warp's shares of a batch: 32 outputs of a row.
     struct End {
         int row, element;
         __device__ __forceinline__ End(int n, int share)
-            : row((static_cast<int>(threadIdx.x) / 32 + n * kWarps) / kParts),
-              element(share * kOwn + (static_cast<int>(threadIdx.x) / 32 + n * kWarps) % kParts * 32 +
-                      static_cast<int>(threadIdx.x) % 32) {}
+            : row((warp() + n * kWarps) / kParts),
+              element(share * kOwn + (warp() + n * kWarps) % kParts * 32 + lane()) {}
         /// Its channel of v.
         __device__ __forceinline__ int channel(const DeltaStep& d, int head) const {
             return 2 * d.key_heads * kDim + head * kDim + element;
         }
     };
 
-    /// Inputs of a batch's convolution that a thread needs: of its channel of q or k, a row each; of its outputs of v, their windows.
-    struct Inputs {
-        uint16_t qk[kBatch], v[kEnds][kTaps];
-    };
-    /// Of `count` rows from `base` on. Rows beyond are copies of the last one, so that no row waits for another; a batch that has such
-    /// rows is the last one. Instead of rows before the step, its first one: convolve() has the window.
-    __device__ __forceinline__ void load_inputs(int base, int count, Inputs& u) const {
-        const int ld = static_cast<int>(d.u_ld);  // of few rows, so that offsets have 32 bits
-        const auto* rows = static_cast<const uint16_t*>(d.u) + static_cast<int64_t>(base) * d.u_ld;
+    /// Where a thread's inputs of `count` rows from `base` on are. Rows beyond are copies of the last one, so that no row waits for
+    /// another; a batch that has such rows is the last one.
+    struct Sources {
+        const uint16_t *qk, *v[kEnds];       // of row `base`
+        const uint16_t *z[kEnds], *a, *b;  // of the thread's rows
+
+        __device__ __forceinline__ Sources(const RowsBlock& r, int base, int count) {
+            const DeltaStep& d = r.d;
+            const auto* u = static_cast<const uint16_t*>(d.u) + base * d.u_ld;
+            qk = u + r.own.qk;
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) u.qk[i] = load_row(rows + own.qk, min(i, count - 1) * ld);
-#pragma unroll
-        for (int n = 0; n < kEnds; ++n) {
-            const End at(n, share);
-            const int first_row = min(at.row, count - 1) - (kTaps - 1);
-#pragma unroll
-            for (int j = 0; j < kTaps; ++j)
-                u.v[n][j] = load_row(rows + at.channel(d, head), max(begin - base, first_row + j) * ld);
+            for (int n = 0; n < kEnds; ++n) {
+                const End at(n, r.share);
+                v[n] = u + at.channel(d, r.head);
+                z[n] = static_cast<const uint16_t*>(d.z) + (base + min(at.row, count - 1)) * d.z_ld + r.head * kDim + at.element;
+            }
+            const int64_t gates = (base + min(warp(), count - 1)) * d.ab_ld + r.head;
+            a = static_cast<const uint16_t*>(d.a) + gates, b = static_cast<const uint16_t*>(d.b) + gates;
         }
-    }
-    /// q and k, a thread a channel; v of the block's outputs, a thread an output of a row.
-    __device__ __forceinline__ void convolve(int base, int count, const Inputs& u, Channel& of_qk,
-                                             const Channel (&of_v)[kEnds]) const {
+        /// Before the wait: the addresses are known then.
+        __device__ __forceinline__ void find() const {
+            prefetch_l2(qk), prefetch_l2(a), prefetch_l2(b);
+#pragma unroll
+            for (int n = 0; n < kEnds; ++n) prefetch_l2(v[n]), prefetch_l2(z[n]);
+        }
+    };
+    /// Inputs of a batch that a thread needs: of its channel of q or k, a row each; of its outputs of v, their windows; of a warp's row
+    /// the gates.
+    struct Inputs {
+        uint16_t qk[kBatch], v[kEnds][kTaps], z[kEnds], a, b;
+
+        /// Instead of rows before the step, its first one: convolve() has the window.
+        __device__ __forceinline__ Inputs(const RowsBlock& r, const Sources& from, int base, int count) {
+            const int pitch = 2 * static_cast<int>(r.d.u_ld);  // so that an address is one multiplication
+            const auto row = [&](const uint16_t* of_base, int n) {
+                return __ldcg(reinterpret_cast<const uint16_t*>(reinterpret_cast<const uint8_t*>(of_base) + int64_t{n} * pitch));
+            };
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) qk[i] = row(from.qk, min(i, count - 1));
+#pragma unroll
+            for (int n = 0; n < kEnds; ++n) {
+                const int first_row = min(End(n, r.share).row, count - 1) - (kTaps - 1);
+#pragma unroll
+                for (int j = 0; j < kTaps; ++j) v[n][j] = row(from.v[n], max(r.begin - base, first_row + j));
+                z[n] = __ldcg(from.z[n]);
+            }
+            a = __ldcg(from.a), b = __ldcg(from.b);
+        }
+    };
+
+    /// q and k, a thread a channel; v of the block's outputs, a thread an output of a row; returns the gates of the warp's row.
+    __device__ __forceinline__ Gates convolve(int base, int count, const Inputs& in, Channel& of_qk,
+                                              const Channel (&of_v)[kEnds]) const {
         float x[kBatch + kEnds];
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) x[i] = of_qk.sum_next(u.qk[i]);
+        for (int i = 0; i < kBatch; ++i) x[i] = of_qk.sum_next(in.qk[i]);
 #pragma unroll
         for (int n = 0; n < kEnds; ++n) {
             Channel channel = of_v[n];
             const int row = base + min(End(n, share).row, count - 1);
-            window_of(channel.past, row - begin, u.v[n]);
-            x[kBatch + n] = channel.sum_next(u.v[n][kTaps - 1]);
+            window_of(channel.past, row - begin, in.v[n]);
+            x[kBatch + n] = channel.sum_next(in.v[n][kTaps - 1]);
         }
-        activate(x);
+        const Gates gates = activate(x, in.a, in.b, gate_weights);
+        float squares[kBatch];
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-            memory.qk[i][threadIdx.x] = x[i];
-            memory.inputs[i][threadIdx.x] = u.qk[i];
-            write_square(x[i], memory.squares[i]);
-        }
+        for (int i = 0; i < kBatch; ++i) memory.qk[i][threadIdx.x] = x[i], squares[i] = __fmul_rn(x[i], x[i]);
 #pragma unroll
         for (int n = 0; n < kEnds; ++n) {
             const End at(n, share);
             memory.v[at.row][at.element] = x[kBatch + n];
-            memory.v_inputs[at.row][at.element] = u.v[n][kTaps - 1];
         }
-    }
-    /// A thread a row.
-    __device__ __forceinline__ void make_gates(int base, int count) const {
-        if (static_cast<int>(threadIdx.x) >= count) return;
-        const int64_t at = (base + threadIdx.x) * d.ab_ld + head;
-        memory.gates[threadIdx.x] = gates_of(load_row(d.a, at), load_row(d.b, at), rate, bias);
+        constexpr int kLanesOfRow = 32 / kBatch;
+        const float sum = lane_sums<32>(squares);  // as write_square adds them
+        if (lane() % kLanesOfRow == 0) memory.squares[lane() / kLanesOfRow][warp()] = sum;
+        if (lane() == 0 && warp() < count) memory.gates[warp()] = gates;
+        return gates;
     }
 
-    /// A warp a row: norms q and k.
-    __device__ __forceinline__ void norm_keys(int count) const {
+    /// A warp a row: norms q and k, and writes the journal's k.
+    __device__ __forceinline__ void norm_keys(int base, int count) const {
         static_assert(kBatch <= kWarps);
-        const int i = static_cast<int>(threadIdx.x) / 32, lane = threadIdx.x % 32;
+        const int i = warp();
         if (i >= count) return;
-        const Keys keys(memory.qk[i], memory.squares[i], lane % 16);
+        const Keys keys(memory.qk[i], memory.squares[i], lane() % 16);
         __syncwarp();
-        const bool is_q = lane < 16;
-        auto* to = reinterpret_cast<float4*>(memory.qk[i] + (is_q ? 0 : kDim)) + lane % 16;
+        const bool is_q = lane() < 16;
+        auto* to = reinterpret_cast<float4*>(memory.qk[i] + (is_q ? 0 : kDim)) + lane() % 16;
         to[0] = is_q ? keys.q0 : keys.k0, to[16] = is_q ? keys.q1 : keys.k1;
-        if (lane == 0) memory.products[i] = keys.product;
+        if (lane() == 0) memory.products[i] = keys.product;
+        if (!entries.journaling || !memory.writes_keys || is_q) return;
+        auto* entry = reinterpret_cast<float4*>(entries.k + (base - begin + i) * entries.k_step) + lane() % 16;
+        entry[0] = keys.k0, entry[16] = keys.k1;
     }
 
     /// The delta rule of row i of the batch.
     __device__ __forceinline__ void advance_row(StateRows<kPasses>& rows, int i, int turn) const {
-        const int lane = threadIdx.x % 32;
-        const Keys keys(memory.qk[i], memory.products[i], lane % 16);
+        const Keys keys(memory.qk[i], memory.products[i], lane() % 16);
         const Gates gates = memory.gates[i];
-        float* o = memory.outputs[turn % 2][i];
+        float* o = kSplit == 1 ? memory.outputs[turn % 2][i] : memory.own_outputs[i];
 #pragma unroll
         for (int pass = 0; pass < kPasses; pass += kTogether) {
             float4 s[kTogether][2];
 #pragma unroll
             for (int j = 0; j < kTogether; ++j) s[j][0] = rows.s[pass + j][0], s[j][1] = rows.s[pass + j][1];
-            const RowSums sums(s, keys, gates, memory.v[i], first, pass, lane);
-            if (sums.has_output(lane)) shared_outputs.share(turn, &o[sums.own], sums.output);
-            if (sums.has_delta(lane)) memory.deltas[i][sums.own] = sums.delta_of_own;
+            const RowSums sums(s, keys, gates, memory.v[i], first + 2 * pass, lane());
+            const int row = sums.own - share * kOwn;
+            if (RowSums::has_output(lane())) o[row] = sums.output;
+            if (RowSums::has_delta(lane())) memory.deltas[i][row] = sums.delta_of_own;
 #pragma unroll
             for (int j = 0; j < kTogether; ++j) {
-                const float delta = sums.delta_of(j, lane);
+                const float delta = sums.delta_of(j, lane());
                 rows.s[pass + j][0] = advance4(s[j][0], gates.decay, delta, keys.k0);
                 rows.s[pass + j][1] = advance4(s[j][1], gates.decay, delta, keys.k1);
             }
         }
     }
 
-    /// What the batch leaves for later steps: the journal's entries, the convolution's inputs.
-    __device__ __forceinline__ void leave(int base, int count, uint16_t* ring, int place,
-                                          int channels) const {
-        const int thread = static_cast<int>(threadIdx.x), entry = base - begin;
-        if (entries.journaling) {
-            constexpr int kWarpRows = kOwn / kWarps;  // of S: what the warp itself wrote
-            const int from = share * kOwn + thread / 32 * kWarpRows;
-            __syncwarp();
+    /// What the warp's rows of S gave: outputs to all blocks, deltas to the journal.
+    __device__ __forceinline__ void hand_out(int base, int count, int turn) const {
+        __syncwarp();
 #pragma unroll 1
-            for (int at = thread % 32; at < count * kWarpRows; at += 32) {
-                const int i = at / kWarpRows, row = from + at % kWarpRows;
-                entries.u[(entry + i) * entries.u_step + row] = memory.deltas[i][row];
-            }
-            if (memory.writes_keys && !own.is_q)
-#pragma unroll 1
-                for (int i = 0; i < count; ++i)
-                    entries.k[(entry + i) * entries.k_step + own.element] = memory.qk[i][thread];
+        for (int at = lane(); at < count * kWarpRows; at += 32) {
+            const int i = at / kWarpRows, row = warp() * kWarpRows + at % kWarpRows;
+            if constexpr (kSplit > 1)
+                typename SharedOutputs<kSplit>::Target(shared_outputs, turn, memory.outputs[turn % 2][i] + share * kOwn + row)
+                    .send(memory.own_outputs[i][row]);
+            if (entries.journaling) entries.u[(base - begin + i) * entries.u_step + share * kOwn + row] = memory.deltas[i][row];
         }
-#pragma unroll 1
-        for (int i = 0; i < count; ++i) {
-            uint16_t* to = ring + static_cast<int64_t>(place) * channels;
-            if (memory.writes_keys) to[own.qk] = memory.inputs[i][thread];
-            if (own.has_output) to[own.v] = memory.v_inputs[i][own.element];
-            place = place + 1 == d.ring ? 0 : place + 1;
+    }
+    /// The convolution's inputs, for later steps. place: of the batch's first row in the ring.
+    __device__ __forceinline__ void leave_inputs(int count, const Inputs& in, uint16_t* ring, int place, int channels) const {
+        if (memory.writes_keys) {
+            int p = place;
+#pragma unroll
+            for (int i = 0; i < kBatch; ++i) {
+                if (i < count) ring[static_cast<int64_t>(p) * channels + own.qk] = in.qk[i];
+                p = p + 1 == d.ring ? 0 : p + 1;
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < kEnds; ++n) {
+            const End at(n, share);
+            const int p = place + at.row;
+            if (at.row >= count || at.row + d.ring < count) continue;  // a later row has its place
+            ring[static_cast<int64_t>(p - quotient(p, d.ring) * d.ring) * channels + at.channel(d, head)] = in.v[n][kTaps - 1];
         }
     }
 
-    __device__ __forceinline__ void run(StateRows<kPasses>& rows, Channel& of_qk,
+    __device__ __forceinline__ int count_from(int base) const { return min(kBatch, end - base); }
+
+    __device__ __forceinline__ void run(StateRows<kPasses>& rows, const Sources& first_batch, Channel& of_qk,
                                         const Channel (&of_v)[kEnds], uint16_t* ring, int place, int channels,
                                         float* state) const {
-        int turn = 0;
+        int base = begin;
+        Inputs in(*this, first_batch, base, count_from(base));
 #pragma unroll 1
-        for (int base = begin; base < end; base += kBatch, ++turn) {
-            const int count = min(kBatch, end - base);
-            if (turn > 0) __syncthreads();  // what the batch before leaves was read by all warps
-            shared_outputs.expect(turn, count * kDim);
-            uint16_t z[kEnds];
-#pragma unroll
-            for (int n = 0; n < kEnds; ++n) {
-                const End at(n, share);
-                z[n] = load_row(d.z, (base + min(at.row, count - 1)) * d.z_ld + head * kDim + at.element);
-            }
-            Inputs inputs;
-            load_inputs(base, count, inputs);
-            make_gates(base, count);
-            convolve(base, count, inputs, of_qk, of_v);
+        for (int turn = 0;; ++turn) {
+            const int count = count_from(base);
+            const Gates gates = convolve(base, count, in, of_qk, of_v);
             if (turn == 0 && threadIdx.x == 0) memory.writes_keys = writer.decide();
             __syncthreads();
-            norm_keys(count);
+            norm_keys(base, count);
             __syncthreads();
 #pragma unroll 1
             for (int i = 0; i < count; ++i) advance_row(rows, i, turn);
-            leave(base, count, ring, place, channels);
-            place += count;
-            while (place >= d.ring) place -= d.ring;
+            hand_out(base, count, turn);
+            leave_inputs(count, in, ring, place, channels);
             if (base + kBatch >= end && !entries.journaling) rows.store(state);
-            shared_outputs.wait(turn);  // so all blocks of the head have applied the entries that were here
-            if (entries.journaling && share == 0 && static_cast<int>(threadIdx.x) < count)
-                entries.g[(base - begin + threadIdx.x) * entries.g_step] = memory.gates[threadIdx.x].g;
+            float gate[kEnds];
+#pragma unroll
+            for (int n = 0; n < kEnds; ++n) gate[n] = output_gate(in.z[n]);
+            shared_outputs.wait(turn);  // so all blocks of the head have applied the entries that were here, and all warps have read theirs
+            if (entries.journaling && share == 0 && lane() == 0 && warp() < count)
+                entries.g[(base - begin + warp()) * entries.g_step] = gates.g;
 #pragma unroll
             for (int n = 0; n < kEnds; ++n) {
                 const End at(n, share);
                 if (at.row < count)
-                    store_gated(d, memory.outputs[turn % 2][at.row], base + at.row, head, at.element, norm,
-                                as_float(z[n]));
+                    store_gated(d, memory.outputs[turn % 2][at.row], at.element, norm, gate[n],
+                                gated_output(d, base + at.row, head, at.element));
             }
+            base += kBatch, place += count;
+            if (base >= end) break;
+            place -= quotient(place, d.ring) * d.ring;
+            in = Inputs(*this, Sources(*this, base, count_from(base)), base, count_from(base));
+            shared_outputs.expect(turn + 1, count_from(base) * kDim);
         }
     }
 };
@@ -340,7 +348,7 @@ template <int kSplit>
 __device__ __forceinline__ void decode_rows(const DeltaStep& d) {
     using Block = RowsBlock<kSplit>;
     using Copies = EntryCopies<Block::kOwn>;
-    __shared__ BatchMemory<kBatchOf<kSplit>> memory;
+    __shared__ BatchMemory<kBatchOf<kSplit>, Block::kOwn> memory;
     __shared__ typename Copies::Memory entry_memory;
     __shared__ SharedOutputs<kSplit> shared_outputs;
     const int sequence = blockIdx.y, head = blockIdx.x / kSplit, share = blockIdx.x % kSplit;
@@ -364,8 +372,8 @@ __device__ __forceinline__ void decode_rows(const DeltaStep& d) {
     if (d.journal.k != nullptr) copies.ask(d.journal.entries);
     const bool active = end > begin;
     const int position = active ? d.positions[begin] : 0;
-    const float norm = d.norm[Block::End(0, share).element], rate = d.decay_rate[head],
-                bias = d.dt_bias[head];
+    const float norm = d.norm[typename Block::End(0, share).element];
+    const GateWeights gate_weights(d, head);
     const int place = position - quotient(position, d.ring) * d.ring;  // of the first row in the ring
     const bool fresh = position == 0;
     const Channels own(d, key_head, head, Block::kOwn, share);
@@ -383,15 +391,18 @@ __device__ __forceinline__ void decode_rows(const DeltaStep& d) {
     if (active && ((entries.journaling && entries.committed > 0) || end - begin > d.ring - (kTaps - 1)))
         writer.ask(d.counters + sequence * d.key_heads + key_head, group * kSplit);
     if (active && entries.journaling && (entries.committed > 0 || fresh)) rows.store(state);
+    const Block block{d,   memory, shared_outputs, own,  entries, writer, gate_weights, head, share,
+                      begin, end,    first,          norm};
+    const typename Block::Sources sources(block, begin, active ? block.count_from(begin) : 1);
+    sources.find();
+    if (active) shared_outputs.expect(0, block.count_from(begin) * kDim);
     shared_outputs.wait_for_all_blocks();
     wait_for_predecessor();
     wait_copies<0>();  // of entries that are not committed
     if (!active) return;
 
     auto* ring = static_cast<uint16_t*>(d.conv_state) + slot * d.ring * channels;
-    Block block{d,     memory, shared_outputs, own,  entries, writer, head, share,
-                begin, end,    first,          norm, rate,    bias};
-    block.run(rows, of_qk, of_v, ring, place, channels, state);
+    block.run(rows, sources, of_qk, of_v, ring, place, channels, state);
 }
 
 __global__ void __launch_bounds__(kBlock, 2) decode_rows_kernel(DeltaStep d) { decode_rows<1>(d); }
