@@ -153,8 +153,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     for (uint32_t slot = 0; slot <= kSlot; slot += kSlot)
         feed.start_keys(slot), feed.start_values(slot);  // with what fresh rows will overwrite
     wait_for_predecessor();
-    prefetch_gate(c, row, rank);
     prepare_first<K, V>(c, row, runs, now, slots, beside);
+    prefetch_gate(c, row, rank);  // not sooner: the end needs it, and q is waited for
     WarpPart part;
     clear(part);
     const bool one_chunk = kClusters && first_chunk + clusters >= runs.chunks;

@@ -44,9 +44,13 @@ static_assert(kMaxChoiceExperts <= 256, "an id is a byte");
 struct RowLogits {
     long long fixed[kChoiceGroups];
 
-    /// All loads are under way before the first is used.
-    __device__ __forceinline__ void load(const int64_t* sums, int experts) {
-        const auto* from = reinterpret_cast<const long long*>(sums) + threadIdx.x % 32;
+    /// from: the lane's first. All loads are under way before the first is used.
+    __device__ __forceinline__ void load(const long long* from, int experts) {
+        if (experts == kMaxChoiceExperts) {  // without conditions their addresses are one
+#pragma unroll
+            for (int i = 0; i < kChoiceGroups; ++i) fixed[i] = __ldcg(from + 32 * i);
+            return;
+        }
 #pragma unroll
         for (int i = 0; i < kChoiceGroups; ++i)
             fixed[i] = static_cast<int>(threadIdx.x) % 32 + 32 * i < experts ? __ldcg(from + 32 * i) : 0;

@@ -194,27 +194,35 @@ struct RowPieces {
     }
 };
 
+/// Where a lane's first logit of the row that its warp chooses for is.
+__device__ __forceinline__ const long long* logits_of_lane(const Choice& to) {
+    return reinterpret_cast<const long long*>(to.logits.sums) +
+           static_cast<int64_t>(threadIdx.x / 32) * to.logits.pitch + threadIdx.x % 32;
+}
+
 /// The multiplying warps: of the first eight one chooses for each row, of the others one adds up each row's squares, and all load rows
-/// of x. gate_logit: of the shared expert; of the first block.
-__device__ __forceinline__ void choose_and_load(const GateUp& a, Memory& m, RowCandidates* candidates,
-                                                uint8_t* rows, float& gate_logit) {
+/// of x. logits: of the lane; gate_logit: of the shared expert; of the first block.
+__device__ __forceinline__ void choose_and_load(const GateUp& a, Memory& m, RowCandidates* candidates, uint8_t* rows,
+                                                const long long* logits, float& gate_logit) {
     const Choice& to = a.choice;
     const int warp = threadIdx.x / 32, measured = warp - kWarps / 2;
     const bool chooses = warp < a.rows, measures = measured >= 0 && measured < a.rows;
-    const int64_t* sums = to.logits.sums + static_cast<int64_t>(warp) * to.logits.pitch;
     if (chooses) {
-        RowLogits logits;
-        logits.load(sums, to.experts);
-        if (blockIdx.x == 0) gate_logit = read_sum(sums + to.experts);
-        choose_few(logits, warp, to.experts, a.used, candidates[warp], m.chosen);
+        RowLogits own;
+        own.load(logits, to.experts);
+        if (blockIdx.x == 0) gate_logit = sum_of(__ldcg(logits - threadIdx.x % 32 + to.experts));
+        choose_few(own, warp, to.experts, a.used, candidates[warp], m.chosen);
+        __syncwarp();  // one lane's arrival stands for all
         choices_complete(a.rows);
     }
-    if (measures) {
-        const float factor = norm_factor(to.scale, load_squares(to.scale, measured));
-        if (threadIdx.x % 32 == 0) m.chosen.scale[measured] = factor;
-    }
+    SquaresOfRow<4> squares;
+    if (measures) squares.load(to.scale, measured);
     RowPieces pieces(a);  // not sooner, lest the logits queue behind them
     pieces.load();
+    if (measures) {
+        const float factor = norm_factor(to.scale, squares.sum(to.scale, measured));
+        if (threadIdx.x % 32 == 0) m.chosen.scale[measured] = factor;
+    }
     pieces.store(rows);
 }
 static_assert(kFewStepRows <= kWarps / 2);
@@ -351,12 +359,14 @@ __global__ void __launch_bounds__(kFewThreads, 1) gate_up_fp4_few(GateUp a, Shap
         if (!writes) plan.begin();
     }
     clear_choices(m.chosen, candidates, a.rows, a.rows * a.used);
+    const long long* logits = logits_of_lane(a.choice);
+    if (warp < a.rows) prefetch_l2(logits);
     __syncthreads();
     wait_for_predecessor();
     allow_successor();  // only now: before its own wait the successor reads what this kernel's predecessor wrote
     float gate_logit = 0;
     if (warp < kWarps)
-        choose_and_load(a, m, candidates, rows, gate_logit);
+        choose_and_load(a, m, candidates, rows, logits, gate_logit);
     else if (writes)
         await_choices(a.rows);
     if (writes) {
