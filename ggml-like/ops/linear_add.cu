@@ -39,8 +39,12 @@ struct AddDeferred {
     Defer defer;
     OwnRows* own;  // or null
 
-    __device__ __forceinline__ Loaded load(int row, int n) const {
-        return {__ldcg(residual + n * ld + row), defer.norm[row_begin + row]};
+    __device__ __forceinline__ void early(Loaded& before, int row, int n) const {
+        before.norm = defer.norm[row_begin + row];
+        prefetch_l2(residual + n * ld + row);
+    }
+    __device__ __forceinline__ void load(Loaded& before, int row, int n) const {
+        before.residual = __ldcg(residual + n * ld + row);
     }
     /// By 16 neighbouring lanes for the 16 rows of a tile.
     __device__ __forceinline__ void store(int row, int n, const Loaded& before, float sum) const {
@@ -63,8 +67,12 @@ struct AddOverRanks {
     const AddDeferred& add;
     comm::TileSums sums;
 
-    __device__ __forceinline__ Loaded load(int row, int n) const {
-        return {add.load(row, n), sums.part(row / kTileRows, n, row % kTileRows)};
+    __device__ __forceinline__ void early(Loaded& loaded, int row, int n) const {
+        add.early(loaded.before, row, n);
+    }
+    __device__ __forceinline__ void load(Loaded& loaded, int row, int n) const {
+        add.load(loaded.before, row, n);
+        loaded.line = sums.part(row / kTileRows, n, row % kTileRows);
     }
     __device__ __forceinline__ void store(int row, int n, const Loaded& loaded, float sum) const {
         add.store(row, n, loaded.before, sums.sum(loaded.line, sum));

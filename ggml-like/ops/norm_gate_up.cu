@@ -20,7 +20,7 @@ namespace {
 
 struct StoreGated {
     static constexpr bool kPaired = true;
-    using Loaded = float;
+    struct Loaded {};
     bf16* y;  // of one row
     const float* factor;
 

@@ -20,13 +20,14 @@ namespace {
 /// y[0][row] = sum * factor of the row, BF16 or F32.
 struct StoreScaled {
     static constexpr bool kPaired = false;
-    using Loaded = float;
+    struct Loaded {};
     void* y;
     bool f32;
     const float* factor;
 
-    __device__ __forceinline__ float load(int, int) const { return 0; }
-    __device__ __forceinline__ void store(int row, int, float, float sum) const {
+    __device__ __forceinline__ void early(Loaded&, int, int) const {}
+    __device__ __forceinline__ void load(Loaded&, int, int) const {}
+    __device__ __forceinline__ void store(int row, int, const Loaded&, float sum) const {
         const float v = scaled(sum, *factor);
         if (f32)
             static_cast<float*>(y)[row] = v;

@@ -109,6 +109,7 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
     int round_of, row;
     bool adds;
     float factor = 1, up_factor = 1;
+    typename std::decay_t<Finish>::Loaded loaded{};
     const auto prepare = [&](int batch) {
         round_of = threadIdx.x / kTileRows;
         if (E == Extent::many) round_of = (round_of + batch * kRounds) % (2 * kRounds);
@@ -119,14 +120,14 @@ __device__ __forceinline__ void dense_one(const Part& part, const OneShape<K, kA
         if (!adds) return;
         if constexpr (K != Kind::bf16 || kPaired) factor = part.factor[own_tile * kTileRows + r];
         if constexpr (kPaired) up_factor = part.factor[own_tile * kTileRows + r + kOut];
+        if constexpr (!kPaired) finish.early(loaded, row, 0);
     };
     static_assert(2 * one_rounds(Extent::many) * kTileRows == kThreads);
     prepare(0);
     wait_for_predecessor();
-    typename std::decay_t<Finish>::Loaded loaded{};
     const auto load = [&] {
         if constexpr (!kPaired)
-            if (adds) loaded = finish.load(row, 0);
+            if (adds) finish.load(loaded, row, 0);
     };
     load();
     prologue(h, 0);

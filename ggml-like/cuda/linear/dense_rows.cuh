@@ -120,10 +120,10 @@ struct DenseLaunch {
 
 /// Everything from the first weight to the last sum. prologue.early(h, stride) knows of no activations, prologue(h, stride)
 /// writes `rows` rows of activations after the wait for the predecessor, prologue.late() comes before the
-/// products and is done before the first finish.store, all by all threads. finish.load(row of the part,
-/// column n), a Finish::Loaded, comes before the sums are made, finish.store(row, n, loaded value, sum)
-/// after; each once for each sum. With Finish::kPaired the part is in paired order, a row one of gate and up,
-/// and finish.store(row, n, gate sum, up sum).
+/// products and is done before the first finish.store, all by all threads. finish.early(loaded, row of the part,
+/// column n) fills what of a Finish::Loaded needs no activations, finish.load(...) the rest; both before the sums are made,
+/// finish.store(row, n, loaded, sum) after; each once for each sum. With Finish::kPaired the part is in paired order, a row one of
+/// gate and up, there is nothing to load, and finish.store(row, n, gate sum, up sum).
 template <Kind K, typename Prologue, typename Finish>
 __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& s, Prologue&& prologue,
                                            const Finish& finish) {
@@ -140,47 +140,60 @@ __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& 
     DenseRing<K> ring(shared, warp);
     ring.fill(source, lane);
     prologue.early(h, stride);
+
+    const int groups = (part.tiles + group - 1) >> log_group, most = groups_together(K, kDeep, rows);
+    constexpr int kOut = Finish::kPaired ? 8 : 16;  // rows of y that a tile has
+    const int height = Finish::kPaired ? part.rows / 2 : part.rows;
+    const Divisor by_rows(rows);
+    // Result i of a round: of tile `tile`, counted from the round's first, row n of x, row r of the tile.
+    struct Result {
+        int tile, n, row;
+    };
+    int at = blockIdx.x, round = 0;
+    const auto result = [&](int i) {
+        const int j = i / kOut, tile = by_rows.quotient(j);
+        return Result{tile, j - tile * rows,
+                      ((at + (tile >> log_group) * blocks) * group + (tile & (group - 1))) * kOut + i % kOut};
+    };
+    // A round's end: the thread's first result and what it needs from memory, without activations; then what comes from these. Other
+    // warps finish each round, so that none falls behind.
+    int together = 0, all = 0, thread = 0;
+    Result own{};
+    bool stores = false;
+    float factor = 1, up_factor = 1;
+    typename std::decay_t<Finish>::Loaded loaded{};
+    const auto ask = [&] {
+        stores = own.row < height;
+        if (!stores) return;
+        if constexpr (Finish::kPaired) {
+            factor = part.factor[own.row / 8 * kTileRows + own.row % 8];
+            up_factor = part.factor[own.row / 8 * kTileRows + own.row % 8 + 8];
+        } else {
+            if constexpr (K != Kind::bf16) factor = part.factor[own.row];
+            finish.early(loaded, own.row, own.n);
+        }
+    };
+    const auto fetch = [&] {
+        if constexpr (!Finish::kPaired)
+            if (stores) finish.load(loaded, own.row, own.n);
+    };
+    const auto prepare = [&] {
+        together = min(most, quotient(groups - at + blocks - 1, blocks));
+        all = (together << log_group) * kOut * rows;
+        thread = (threadIdx.x - 128 * round) & (kThreads - 1);
+        own = thread < all ? result(thread) : Result{0, 0, height};
+        ask();
+    };
+    prepare();
     wait_for_predecessor();
+    fetch();
     prologue(h, stride);
     __syncthreads();
     prologue.late();
 
     const bf16* const x[1] = {h + min(lane >> 2, rows - 1) * stride};
-    const int groups = (part.tiles + group - 1) >> log_group, most = groups_together(K, kDeep, rows);
-    constexpr int kOut = Finish::kPaired ? 8 : 16;  // rows of y that a tile has
-    const int height = Finish::kPaired ? part.rows / 2 : part.rows;
-    const Divisor by_rows(rows);
-    int round = 0;
 #pragma unroll 1
-    for (int at = blockIdx.x; at < groups; at += most * blocks, ++round) {
-        const int together = min(most, quotient(groups - at + blocks - 1, blocks));
-        // Result i of the round: of tile `tile`, counted from the round's first, row n of x, row r of the tile.
-        struct Result {
-            int tile, n, row;
-        };
-        const auto result = [&](int i) {
-            const int j = i / kOut, tile = by_rows.quotient(j);
-            return Result{
-                tile, j - tile * rows,
-                ((at + (tile >> log_group) * blocks) * group + (tile & (group - 1))) * kOut + i % kOut};
-        };
-        const int all = (together << log_group) * kOut * rows;
-        // Other warps finish each round, so that none falls behind. What they need from memory is asked for
-        // now.
-        const int thread = (threadIdx.x - 128 * round) & (kThreads - 1);
-        float factor = 1;
-        typename std::decay_t<Finish>::Loaded loaded{};  // paired: the factor of up
-        const auto load = [&](const Result& o) {
-            if constexpr (Finish::kPaired) {
-                factor = part.factor[o.row / 8 * kTileRows + o.row % 8];
-                loaded = part.factor[o.row / 8 * kTileRows + o.row % 8 + 8];
-            } else {
-                if constexpr (K != Kind::bf16) factor = part.factor[o.row];
-                loaded = finish.load(o.row, o.n);
-            }
-        };
-        const Result first = result(thread);
-        if (thread < all && first.row < height) load(first);
+    for (;;) {
         float* now = sums + (round & 1) * group_sums(K, kDeep, rows);
 #pragma unroll 1
         for (int j = 0; j < together; ++j) {
@@ -200,18 +213,27 @@ __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& 
         }
         __syncthreads();
 #pragma unroll 1
-        for (int i = thread; i < all; i += kThreads) {
-            const Result o = result(i);
-            if (o.row >= height) continue;
-            if (i != thread) load(o);
-            const float* from =
-                now + (o.tile * split * rows + o.n) * 16 + i % kOut;  // of the tile's first warp
-            const float total = scaled(add_splits(split, from, 16 * rows), factor);
-            if constexpr (Finish::kPaired)
-                finish.store(o.row, o.n, total, scaled(add_splits(split, from + 8, 16 * rows), loaded));
-            else
-                finish.store(o.row, o.n, loaded, total);
+        for (int i = thread;;) {
+            if (stores) {
+                const float* from =
+                    now + (own.tile * split * rows + own.n) * 16 + i % kOut;  // of the tile's first warp
+                const float total = scaled(add_splits(split, from, 16 * rows), factor);
+                if constexpr (Finish::kPaired)
+                    finish.store(own.row, own.n, total, scaled(add_splits(split, from + 8, 16 * rows), up_factor));
+                else
+                    finish.store(own.row, own.n, loaded, total);
+            }
+            i += kThreads;
+            if (i >= all) break;
+            own = result(i);
+            ask();
+            fetch();
         }
+        at += most * blocks;
+        if (at >= groups) break;
+        ++round;
+        prepare();
+        fetch();
     }
 }
 

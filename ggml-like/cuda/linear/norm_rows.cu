@@ -15,19 +15,18 @@ namespace {
 template <bool kPairs>
 struct StoreNormed {
     static constexpr bool kPaired = kPairs;
-    using Loaded = float;
+    struct Loaded {};
     void* y;
     int64_t ld;
     bool f32;
     const float* factor;
 
-    __device__ __forceinline__ float load(int, int) const { return 0; }
-    /// first: of paired rows the sum of gate.
-    __device__ __forceinline__ void store(int row, int n, float first, float sum) const {
-        if constexpr (kPairs) {
-            static_cast<bf16*>(y)[n * ld + row] = gated(scaled(first, factor[n]), scaled(sum, factor[n]));
-            return;
-        }
+    __device__ __forceinline__ void early(Loaded&, int, int) const {}
+    __device__ __forceinline__ void load(Loaded&, int, int) const {}
+    __device__ __forceinline__ void store(int row, int n, float gate, float up) const {
+        static_cast<bf16*>(y)[n * ld + row] = gated(scaled(gate, factor[n]), scaled(up, factor[n]));
+    }
+    __device__ __forceinline__ void store(int row, int n, const Loaded&, float sum) const {
         const float v = scaled(sum, factor[n]);
         if (f32)
             static_cast<float*>(y)[n * ld + row] = v;
