@@ -177,7 +177,7 @@ __device__ __forceinline__ void zero_padding(bf16* h, int stride, int rows, int 
             h[n * stride + activation_place<K>(columns + i)] = __float2bfloat16(0.0f);
 }
 
-/// h = x, BF16. kTogether: loads of a thread that are under way at the same time, a power of two.
+/// h = x, BF16. kTogether: loads of a thread that are under way at the same time, a power of two; 1: of one row.
 template <Kind K, int kTogether = 8>
 struct PlainRows {
     const bf16* x;
@@ -188,16 +188,21 @@ struct PlainRows {
     __device__ __forceinline__ void early(bf16* h, int stride) const {
         zero_padding<K>(h, stride, rows, columns);
         const Share s(*this);
-        if (s.row < rows && s.column < columns) prefetch_l2(x + s.row * ld + s.column);
+        if (s.row < (kTogether == 1 ? 1 : rows) && s.column < columns) prefetch_l2(x + s.row * ld + s.column);
     }
     __device__ __forceinline__ void late() const {}
     __device__ __forceinline__ void operator()(bf16* h, int stride) const {
         const Share s(*this);
 #pragma unroll 1
-        for (int k = s.column; k < columns; k += s.column_step)
+        for (int k = s.column; k < columns; k += s.column_step) {
+            if constexpr (kTogether == 1) {
+                if (s.row == 0) store8(h + place_of_eight(k), __ldcg(reinterpret_cast<const uint4*>(x + k)));
+            } else {
 #pragma unroll 1
-            for (int n = s.row; n < rows; n += kTogether * s.row_step)
-                copy_some<1>(x + k, h + place_of_eight(k), stride, n, s.row_step);
+                for (int n = s.row; n < rows; n += kTogether * s.row_step)
+                    copy_some<1>(x + k, h + place_of_eight(k), stride, n, s.row_step);
+            }
+        }
     }
 
   private:
