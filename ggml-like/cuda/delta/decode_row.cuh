@@ -70,7 +70,9 @@ struct GateWeights {
 
     __device__ __forceinline__ GateWeights(const DeltaStep& d, int head)
         : rate(d.decay_rate[head]), bias(d.dt_bias[head]) {}
-    __device__ __forceinline__ Gates gates(uint16_t a, uint16_t b) const { return gates_of(a, b, rate, bias); }
+    __device__ __forceinline__ Gates gates(uint16_t a, uint16_t b) const {
+        return gates_of(a, b, rate, bias);
+    }
 };
 
 /// a / b with the bits of the division operator, where no exponent is extreme; no branch, so that several run side by side.
@@ -183,7 +185,8 @@ __device__ __forceinline__ float output_gate(uint16_t z) {
     return x / (1.0f + __expf(-x));
 }
 /// Whole warps: the norm of the head's outputs and the output gate. y: of the thread's output.
-__device__ __forceinline__ void store_gated(const DeltaStep& d, const float* outputs, int element, float norm, float gate, bf16* y) {
+__device__ __forceinline__ void store_gated(const DeltaStep& d, const float* outputs, int element, float norm,
+                                            float gate, bf16* y) {
     const float4 mine = load4(outputs, 4 * (element % 32));
     const float r = rsqrtf(warp_sum(dot(mine, mine)) / static_cast<float>(kDim) + d.eps);
     *y = __float2bfloat16(outputs[element] * r * norm * gate);

@@ -39,7 +39,8 @@ template <int kBatch, int kOwn>
 struct BatchMemory {
     __align__(16) float qk[kBatch][2 * kDim];
     __align__(16) float v[kBatch][kDim];
-    __align__(16) float outputs[2][kBatch][kDim];  // of all blocks; batches take turns: others may be a batch ahead
+    __align__(
+        16) float outputs[2][kBatch][kDim];  // of all blocks; batches take turns: others may be a batch ahead
     float own_outputs[kOwn < kDim ? kBatch : 1][kOwn], deltas[kBatch][kOwn];
     float squares[kBatch][kWarps], products[kBatch];  // of q and k
     Gates gates[kBatch];
@@ -127,7 +128,7 @@ struct RowsBlock {
     static constexpr int kOwn = kDim / kSplit, kPasses = kOwn / kWarps / 2;
     static constexpr int kParts = kOwn / 32;                // of a row's outputs
     static constexpr int kEnds = kBatch * kParts / kWarps;  // of all rows' parts, a warp's
-    static constexpr int kWarpRows = kOwn / kWarps;  // of S
+    static constexpr int kWarpRows = kOwn / kWarps;         // of S
     const DeltaStep& d;
     BatchMemory<kBatch, kOwn>& memory;
     SharedOutputs<kSplit>& shared_outputs;
@@ -156,7 +157,7 @@ struct RowsBlock {
     /// Where a thread's inputs of `count` rows from `base` on are. Rows beyond are copies of the last one, so that no row waits for
     /// another; a batch that has such rows is the last one.
     struct Sources {
-        const uint16_t *qk, *v[kEnds];       // of row `base`
+        const uint16_t *qk, *v[kEnds];     // of row `base`
         const uint16_t *z[kEnds], *a, *b;  // of the thread's rows
 
         __device__ __forceinline__ Sources(const RowsBlock& r, int base, int count) {
@@ -167,7 +168,8 @@ struct RowsBlock {
             for (int n = 0; n < kEnds; ++n) {
                 const End at(n, r.share);
                 v[n] = u + at.channel(d, r.head);
-                z[n] = static_cast<const uint16_t*>(d.z) + (base + min(at.row, count - 1)) * d.z_ld + r.head * kDim + at.element;
+                z[n] = static_cast<const uint16_t*>(d.z) + (base + min(at.row, count - 1)) * d.z_ld +
+                       r.head * kDim + at.element;
             }
             const int64_t gates = (base + min(warp(), count - 1)) * d.ab_ld + r.head;
             a = static_cast<const uint16_t*>(d.a) + gates, b = static_cast<const uint16_t*>(d.b) + gates;
@@ -188,7 +190,8 @@ struct RowsBlock {
         __device__ __forceinline__ Inputs(const RowsBlock& r, const Sources& from, int base, int count) {
             const int pitch = 2 * static_cast<int>(r.d.u_ld);  // so that an address is one multiplication
             const auto row = [&](const uint16_t* of_base, int n) {
-                return __ldcg(reinterpret_cast<const uint16_t*>(reinterpret_cast<const uint8_t*>(of_base) + int64_t{n} * pitch));
+                return __ldcg(reinterpret_cast<const uint16_t*>(reinterpret_cast<const uint8_t*>(of_base) +
+                                                                int64_t{n} * pitch));
             };
 #pragma unroll
             for (int i = 0; i < kBatch; ++i) qk[i] = row(from.qk, min(i, count - 1));
@@ -244,7 +247,8 @@ struct RowsBlock {
         to[0] = is_q ? keys.q0 : keys.k0, to[16] = is_q ? keys.q1 : keys.k1;
         if (lane() == 0) memory.products[i] = keys.product;
         if (!entries.journaling || !memory.writes_keys || is_q) return;
-        auto* entry = reinterpret_cast<float4*>(entries.k + (base - begin + i) * entries.k_step) + lane() % 16;
+        auto* entry =
+            reinterpret_cast<float4*>(entries.k + (base - begin + i) * entries.k_step) + lane() % 16;
         entry[0] = keys.k0, entry[16] = keys.k1;
     }
 
@@ -278,13 +282,16 @@ struct RowsBlock {
         for (int at = lane(); at < count * kWarpRows; at += 32) {
             const int i = at / kWarpRows, row = warp() * kWarpRows + at % kWarpRows;
             if constexpr (kSplit > 1)
-                typename SharedOutputs<kSplit>::Target(shared_outputs, turn, memory.outputs[turn % 2][i] + share * kOwn + row)
+                typename SharedOutputs<kSplit>::Target(shared_outputs, turn,
+                                                       memory.outputs[turn % 2][i] + share * kOwn + row)
                     .send(memory.own_outputs[i][row]);
-            if (entries.journaling) entries.u[(base - begin + i) * entries.u_step + share * kOwn + row] = memory.deltas[i][row];
+            if (entries.journaling)
+                entries.u[(base - begin + i) * entries.u_step + share * kOwn + row] = memory.deltas[i][row];
         }
     }
     /// The convolution's inputs, for later steps. place: of the batch's first row in the ring.
-    __device__ __forceinline__ void leave_inputs(int count, const Inputs& in, uint16_t* ring, int place, int channels) const {
+    __device__ __forceinline__ void leave_inputs(int count, const Inputs& in, uint16_t* ring, int place,
+                                                 int channels) const {
         if (memory.writes_keys) {
             int p = place;
 #pragma unroll
@@ -298,7 +305,8 @@ struct RowsBlock {
             const End at(n, share);
             const int p = place + at.row;
             if (at.row >= count || at.row + d.ring < count) continue;  // a later row has its place
-            ring[static_cast<int64_t>(p - quotient(p, d.ring) * d.ring) * channels + at.channel(d, head)] = in.v[n][kTaps - 1];
+            ring[static_cast<int64_t>(p - quotient(p, d.ring) * d.ring) * channels + at.channel(d, head)] =
+                in.v[n][kTaps - 1];
         }
     }
 
@@ -325,7 +333,8 @@ struct RowsBlock {
             float gate[kEnds];
 #pragma unroll
             for (int n = 0; n < kEnds; ++n) gate[n] = output_gate(in.z[n]);
-            shared_outputs.wait(turn);  // so all blocks of the head have applied the entries that were here, and all warps have read theirs
+            shared_outputs.wait(
+                turn);  // so all blocks of the head have applied the entries that were here, and all warps have read theirs
             if (entries.journaling && share == 0 && lane() == 0 && warp() < count)
                 entries.g[(base - begin + warp()) * entries.g_step] = gates.g;
 #pragma unroll
@@ -391,8 +400,8 @@ __device__ __forceinline__ void decode_rows(const DeltaStep& d) {
     if (active && ((entries.journaling && entries.committed > 0) || end - begin > d.ring - (kTaps - 1)))
         writer.ask(d.counters + sequence * d.key_heads + key_head, group * kSplit);
     if (active && entries.journaling && (entries.committed > 0 || fresh)) rows.store(state);
-    const Block block{d,   memory, shared_outputs, own,  entries, writer, gate_weights, head, share,
-                      begin, end,    first,          norm};
+    const Block block{d,    memory, shared_outputs, own, entries, writer, gate_weights,
+                      head, share,  begin,          end, first,   norm};
     const typename Block::Sources sources(block, begin, active ? block.count_from(begin) : 1);
     sources.find();
     if (active) shared_outputs.expect(0, block.count_from(begin) * kDim);

@@ -144,7 +144,8 @@ __global__ void __launch_bounds__(kBlock, kBlocks) decode_stream_kernel(DeltaSte
         if (own.has_output) ring[own.v] = in.v;
         __syncthreads();
         if (own.has_output)
-            store_gated(d, o, own.output, d.norm[own.output], output_gate(in.z), gated_output(d, row, head, own.output));
+            store_gated(d, o, own.output, d.norm[own.output], output_gate(in.z),
+                        gated_output(d, row, head, own.output));
     };
     decode_row(begin, position == 0, of_qk, of_v);
 #pragma unroll 1

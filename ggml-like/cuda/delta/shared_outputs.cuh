@@ -42,13 +42,13 @@ struct SharedOutputs {
             if constexpr (kSplit > 1)
 #pragma unroll
                 for (int rank = 0; rank < kSplit; ++rank)
-                    to[rank] = peer_address(at, rank), counts[rank] = peer_address(outputs.here + turn % 2, rank);
+                    to[rank] = peer_address(at, rank),
+                    counts[rank] = peer_address(outputs.here + turn % 2, rank);
         }
         __device__ __forceinline__ void find() const {
             if constexpr (kSplit > 1)
 #pragma unroll
-                for (int rank = 0; rank < kSplit; ++rank)
-                    asm volatile("" ::"r"(to[rank]), "r"(counts[rank]));
+                for (int rank = 0; rank < kSplit; ++rank) asm volatile("" ::"r"(to[rank]), "r"(counts[rank]));
         }
         /// `further` floats behind `to`.
         __device__ __forceinline__ void send(float value, int further = 0) const {
@@ -56,7 +56,8 @@ struct SharedOutputs {
                 own[further] = value;
             } else {
 #pragma unroll
-                for (int rank = 0; rank < kSplit; ++rank) send_to_peer(to[rank] + 4 * further, value, counts[rank]);
+                for (int rank = 0; rank < kSplit; ++rank)
+                    send_to_peer(to[rank] + 4 * further, value, counts[rank]);
             }
         }
     };

@@ -219,7 +219,8 @@ __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& 
                     now + (own.tile * split * rows + own.n) * 16 + i % kOut;  // of the tile's first warp
                 const float total = scaled(add_splits(split, from, 16 * rows), factor);
                 if constexpr (Finish::kPaired)
-                    finish.store(own.row, own.n, total, scaled(add_splits(split, from + 8, 16 * rows), up_factor));
+                    finish.store(own.row, own.n, total,
+                                 scaled(add_splits(split, from + 8, 16 * rows), up_factor));
                 else
                     finish.store(own.row, own.n, loaded, total);
             }

@@ -139,7 +139,8 @@ struct SquaresOfRow {
         const int lane = threadIdx.x % 32;
         const float* from = s.squares + n * s.numbers + lane + 32 * first;
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) to[i] = lane + 32 * (first + i) < s.numbers ? __ldcg(from + 32 * i) : 0.0f;
+        for (int i = 0; i < kTogether; ++i)
+            to[i] = lane + 32 * (first + i) < s.numbers ? __ldcg(from + 32 * i) : 0.0f;
     }
 };
 /// One warp: both steps at once.

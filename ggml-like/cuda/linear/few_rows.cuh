@@ -235,7 +235,8 @@ struct PlainRows {
         const auto row = [&](int j) { return j == 0 ? n : min(n + j * step, rows - 1); };
 #pragma unroll
         for (int j = 0; j < kN; ++j)
-            v[j] = __ldcg(reinterpret_cast<const uint4*>(reinterpret_cast<const uint8_t*>(from) + int64_t{row(j)} * pitch));
+            v[j] = __ldcg(reinterpret_cast<const uint4*>(reinterpret_cast<const uint8_t*>(from) +
+                                                         int64_t{row(j)} * pitch));
 #pragma unroll
         for (int j = 0; j < kN; ++j) store8(to + row(j) * stride, v[j]);
     }

@@ -121,7 +121,8 @@ __device__ __forceinline__ void choose_few(const RowLogits& logits, int row, int
     uint32_t least = 1;
 #pragma unroll
     for (int other = 2; other <= 8; other *= 2)  // each time other groups of the same pairs of lanes
-        least = max(least, __reduce_min_sync(0xffffffffu, max(best, __shfl_xor_sync(0xffffffffu, best, other))));
+        least =
+            max(least, __reduce_min_sync(0xffffffffu, max(best, __shfl_xor_sync(0xffffffffu, best, other))));
     int count = 0;
 #pragma unroll
     for (int i = 0; i < kChoiceGroups; ++i) {

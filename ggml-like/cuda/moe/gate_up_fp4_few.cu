@@ -202,8 +202,8 @@ __device__ __forceinline__ const long long* logits_of_lane(const Choice& to) {
 
 /// The multiplying warps: of the first eight one chooses for each row, of the others one adds up each row's squares, and all load rows
 /// of x. logits: of the lane; gate_logit: of the shared expert; of the first block.
-__device__ __forceinline__ void choose_and_load(const GateUp& a, Memory& m, RowCandidates* candidates, uint8_t* rows,
-                                                const long long* logits, float& gate_logit) {
+__device__ __forceinline__ void choose_and_load(const GateUp& a, Memory& m, RowCandidates* candidates,
+                                                uint8_t* rows, const long long* logits, float& gate_logit) {
     const Choice& to = a.choice;
     const int warp = threadIdx.x / 32, measured = warp - kWarps / 2;
     const bool chooses = warp < a.rows, measures = measured >= 0 && measured < a.rows;

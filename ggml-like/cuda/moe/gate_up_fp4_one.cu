@@ -120,8 +120,8 @@ __device__ __forceinline__ void commit_empty() {
 
 /// One warp: its split of each of the choices' tiles, a group of copies each of kMaxPieces. to: the lane's place of the first. Four at
 /// a time, so that what one needs from shared memory does not wait for the one before.
-__device__ __forceinline__ void request_routed(const GateUp& a, const int* ids, const RoutedTile* routed, int count, uint8_t* to,
-                                               int begin, int piece_bytes) {
+__device__ __forceinline__ void request_routed(const GateUp& a, const int* ids, const RoutedTile* routed,
+                                               int count, uint8_t* to, int begin, int piece_bytes) {
     constexpr int kTogether = 4;
     static_assert(kMaxPieces % kTogether == 0);
     const uint8_t* from = a.experts.data + begin * kFp4Chunk + 16 * (threadIdx.x % 32);
@@ -138,7 +138,8 @@ __device__ __forceinline__ void request_routed(const GateUp& a, const int* ids, 
         for (int i = 0; i < kTogether; ++i) tile[i] = routed[first + i];
 #pragma unroll
         for (int i = 0; i < kTogether; ++i)
-            data[i] = from + uint64_t{static_cast<uint32_t>(ids[tile[i].choice])} * expert_bytes + tile[i].offset;
+            data[i] =
+                from + uint64_t{static_cast<uint32_t>(ids[tile[i].choice])} * expert_bytes + tile[i].offset;
 #pragma unroll
         for (int i = 0; i < kTogether; ++i, to += piece_bytes) {
             if (first + i < count) copy_split(to, data[i]);
@@ -161,13 +162,16 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
     const Rounds rounds(a);
     const bool works = warp < s.splits.count;
     // The warp's split of a round's tile: the lane's place in shared memory.
-    const auto place = [&](int round) { return shared + (warp * s.rounds + round) * s.piece_bytes + 16 * lane; };
+    const auto place = [&](int round) {
+        return shared + (warp * s.rounds + round) * s.piece_bytes + 16 * lane;
+    };
     const bool chooses = warp >= kFirstRanker;
     if (works)
 #pragma unroll 1
         for (int round = 0; round < rounds.shared; ++round) {
             const int tile = rounds.first_shared + round * rounds.by;
-            copy_split(place(round), a.shared.data + int64_t{tile} * a.chunks * kFp4Chunk + s.splits.begin(warp) * kFp4Chunk + 16 * lane);
+            copy_split(place(round), a.shared.data + int64_t{tile} * a.chunks * kFp4Chunk +
+                                         s.splits.begin(warp) * kFp4Chunk + 16 * lane);
         }
     commit_copies();
     const bool adds = warp < rounds.all, writes = warp == kFirstRanker && blockIdx.x == 0;
@@ -201,7 +205,9 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
         }
     }
     __syncthreads();
-    if (works) request_routed(a, choice.ids, routed, rounds.all - rounds.shared, place(rounds.shared), s.splits.begin(warp), s.piece_bytes);
+    if (works)
+        request_routed(a, choice.ids, routed, rounds.all - rounds.shared, place(rounds.shared),
+                       s.splits.begin(warp), s.piece_bytes);
     else
         commit_empty<kMaxPieces>();
     // The epilogue: a warp a round; lanes r and r + 8 have a row of gate and of up.
@@ -209,9 +215,11 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
     const bool is_shared = end.choice < 0;
     float factor = 0;
     if (adds)
-        factor = is_shared ? a.shared.factor[end.index * kTileRows + lane % 16]
-                           : a.experts.factor[(choice.ids[end.choice] * a.experts.tiles + end.index) * kTileRows +
-                                              lane % 16];
+        factor =
+            is_shared
+                ? a.shared.factor[end.index * kTileRows + lane % 16]
+                : a.experts
+                      .factor[(choice.ids[end.choice] * a.experts.tiles + end.index) * kTileRows + lane % 16];
     if (writes) write_choice(a, choice, norm_factor(a.choice.scale, squares.sum(a.choice.scale, 0)));
 
 #pragma unroll 1
@@ -240,8 +248,8 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
     if (blockIdx.x == 0 && !adds) write_groups(a, choice.ids, rounds.all);
     if (!adds) return;
     const float* from = sums + warp * kMaxSplits * kTileRows + lane % 16;
-    const float value =
-        factor * add_in_order(s.splits.count, from, kTileRows) * norm_factor(a.choice.scale, squares.sum(a.choice.scale, 0));
+    const float value = factor * add_in_order(s.splits.count, from, kTileRows) *
+                        norm_factor(a.choice.scale, squares.sum(a.choice.scale, 0));
     const float up = __shfl_down_sync(0xffffffffu, value, 8);
     const int width = (is_shared ? a.shared.rows : a.experts.rows) / 2, at = end.index * 8 + lane;
     bf16* to = is_shared ? a.shared_out : a.routed + end.choice * width;

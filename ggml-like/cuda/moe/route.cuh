@@ -131,7 +131,7 @@ inline constexpr int kRankers = 8;  // warps, an expert a thread
 /// Shared memory of choose_by_rank.
 struct RankedChoice {
     static constexpr int kTogether = 4;  // candidates that are read at once
-    uint32_t best[kRankers];  // of each warp
+    uint32_t best[kRankers];             // of each warp
     int count;
     /// key << 32 | ~expert, which order as choices do; behind the last one zeros.
     __align__(16) uint64_t candidate[kRankers * 32 + kTogether];
@@ -144,7 +144,10 @@ struct RankedChoice {
 __device__ __forceinline__ int add_shared(int* to, int lane, int by) {
     asm volatile("mov.b32 %0, %0;" : "+r"(lane));
     int before;
-    asm volatile("atom.shared.add.s32 %0, [%1], %2;" : "=r"(before) : "r"(shared_address(to + lane)), "r"(by) : "memory");
+    asm volatile("atom.shared.add.s32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "r"(shared_address(to + lane)), "r"(by)
+                 : "memory");
     return before;
 }
 

@@ -81,8 +81,8 @@ __device__ __forceinline__ uint32_t peer_address(const void* p, int rank) {
 /// Sends a float to an address of another block, whose barrier at `counts` counts its 4 bytes.
 __device__ __forceinline__ void send_to_peer(uint32_t to, float value, uint32_t counts) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to), "f"(value),
-                 "r"(counts)
+    asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(to),
+                 "f"(value), "r"(counts)
                  : "memory");
 #endif
 }
