@@ -104,7 +104,7 @@ __device__ __forceinline__ void copy_split(uint8_t* to, const uint8_t* from) {
 struct __align__(8) RoutedTile {
     int choice, offset;  // bytes from an expert's first on; of rounds that do not exist some
 
-    __device__ __forceinline__ RoutedTile() = default;
+    RoutedTile() = default;
     __device__ __forceinline__ RoutedTile(const GateUp& a, const Rounds& rounds, int i) {
         const int at = rounds.first_routed + i * rounds.by, which = quotient(at, a.experts.tiles);
         choice = min(which, a.used - 1);
