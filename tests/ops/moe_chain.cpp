@@ -207,6 +207,8 @@ void chain_few(Device& device) {
     check_chain(device, {{2048, 16, 32, 256, 8, kFp4, kFp4}, 1024, Form::bf16, true}, ++seed, 9, {4, 5});
     check_chain(device, {{512, 256, 256, 40, 8, kFp4, kFp4}, 1024}, ++seed, 9, {4, 4});
     check_chain(device, {{1280, 256, 256, 40, 5, kFp4, kFp4}, 1024}, ++seed, 9, {4, 4});
+    // 35 experts tie: more candidates than are ranked at once, of rows that are left in places' order
+    check_chain(device, {{512, 256, 256, 70, 8, kFp4, kFp4}, 1024, Form::bf16, true}, ++seed, 9, {4, 4});
     check_chain(device, {{1536, 496, 512, 33, 8, kFp4, kFp4}, 1024, Form::bf16, true}, ++seed, 9, {4, 4});
     check_chain(device, {{2048, 512, 512, 3, 1, kFp4, kFp4}, 1024}, ++seed, 9, {4, 4});
     ChainTest(device, {{2048, 256, 256, 24, 8, kFp4, kFp4}, 1024}, ++seed, 9)
