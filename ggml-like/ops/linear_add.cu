@@ -39,9 +39,8 @@ struct AddDeferred {
     Defer defer;
     OwnRows* own;  // or null
 
-    __device__ __forceinline__ void early(Loaded& before, int row, int n) const {
+    __device__ __forceinline__ void early(Loaded& before, int row, int) const {
         before.norm = defer.norm[row_begin + row];
-        prefetch_l2(residual + n * ld + row);
     }
     __device__ __forceinline__ void load(Loaded& before, int row, int n) const {
         before.residual = __ldcg(residual + n * ld + row);

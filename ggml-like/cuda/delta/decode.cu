@@ -68,9 +68,7 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     StateRows<kPasses> rows;
     rows.load(state, fresh);  // after the windows, which are needed first
     if (active) rows.commit(entries, first, l);
-    // The first row's addresses, too.
     RowSources sources(d, begin, head, own);
-    sources.find();
     const auto target_of = [&](int turn) {
         const Target target(shared_outputs, turn, outputs[turn % 2] + RowSums::own_row(first, lane));
         target.find();

@@ -50,10 +50,6 @@ struct RowSources {
     __device__ __forceinline__ void next(const DeltaStep& d) {
         qk += d.u_ld, v += d.u_ld, a += d.ab_ld, b += d.ab_ld, z += d.z_ld;
     }
-    /// Before the wait: the addresses are known then.
-    __device__ __forceinline__ void find() const {
-        prefetch_l2(qk), prefetch_l2(v), prefetch_l2(a), prefetch_l2(b), prefetch_l2(z);
-    }
 };
 
 /// A thread's inputs of a row, as loaded.

@@ -184,11 +184,9 @@ struct PlainRows {
     int64_t ld;
     int columns, rows;
 
-    /// Before the wait: the padding; the first address is known then.
+    /// Before the wait: the padding.
     __device__ __forceinline__ void early(bf16* h, int stride) const {
         zero_padding<K>(h, stride, rows, columns);
-        const Share s(*this);
-        if (s.row < (kTogether == 1 ? 1 : rows) && s.column < columns) prefetch_l2(x + s.row * ld + s.column);
     }
     __device__ __forceinline__ void late() const {}
     __device__ __forceinline__ void operator()(bf16* h, int stride) const {

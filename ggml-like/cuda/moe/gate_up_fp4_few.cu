@@ -360,7 +360,6 @@ __global__ void __launch_bounds__(kFewThreads, 1) gate_up_fp4_few(GateUp a, Shap
     }
     clear_choices(m.chosen, candidates, a.rows, a.rows * a.used);
     const long long* logits = logits_of_lane(a.choice);
-    if (warp < a.rows) prefetch_l2(logits);
     __syncthreads();
     wait_for_predecessor();
     allow_successor();  // only now: before its own wait the successor reads what this kernel's predecessor wrote

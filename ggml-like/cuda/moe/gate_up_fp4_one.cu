@@ -181,10 +181,6 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
     const int64_t* logit_sum = a.choice.logits.sums + (has_logit ? ranker : 0);
     const bf16* x = a.h + (chooses ? 0 : 16 * threadIdx.x);
     if (chooses)
-        prefetch_l2(logit_sum);
-    else if (16 * static_cast<int>(threadIdx.x) < a.columns)
-        prefetch_l2(x);
-    if (chooses)
         clear_ranked(ranker, choice);
     else if (threadIdx.x < kMaxPieces)
         routed[threadIdx.x] = RoutedTile(a, rounds, threadIdx.x);

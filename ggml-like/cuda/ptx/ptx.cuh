@@ -29,11 +29,6 @@ __device__ __forceinline__ void wait_for_predecessor() {
 __device__ __forceinline__ void prefetch_line(const void* p) {
     asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
 }
-/// To L2, where what the predecessor writes may be, too. The address is known here, not only where the value is loaded: the assembler
-/// moves what nobody needs yet to where it is needed.
-__device__ __forceinline__ void prefetch_l2(const void* p) {
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
-}
 
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
     return static_cast<uint32_t>(__cvta_generic_to_shared(p));
