@@ -125,6 +125,7 @@ __global__ void __launch_bounds__(kDownThreads, 2) down_few(Down a, PlainRows<K>
     ChunkRing<K, NT> ring(shared, warp);
     ring.fill(source, lane);
     fill_uses(uses, list, a);
+    routed_rows.early(routed, stride);
     wait_for_predecessor();
     allow_successor();
     const int out_row = blockIdx.x * kTileRows + threadIdx.x % 16, out_column = threadIdx.x / 16;

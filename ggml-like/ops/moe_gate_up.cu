@@ -132,6 +132,7 @@ __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K
     bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, 1>());
     float* sums = reinterpret_cast<float*>(h + stride);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = warp & (split - 1);
+    prologue.early(h, stride);
     wait_for_predecessor();
     allow_successor();  // only now: the successor may then read what our predecessor wrote before its own
                         // wait
@@ -190,6 +191,7 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainR
     const int stride = activation_stride(K, a.chunks), split = warps_per_tile(a.chunks);
     bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, NT>());
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
+    prologue.early(h, stride);
     wait_for_predecessor();
     allow_successor();
     prologue(h, stride);
