@@ -7,7 +7,7 @@
 //   split      where there are SMs enough, a cluster of four blocks shares a head's rows of S (4 rows a warp), and each
 //              sends its outputs to the others, since the norm needs all of a head's
 //   channels   each value head of a key head convolves the key head's 256 channels of q and k (L2 hits), a thread each;
-//              each thread one of the block's channels of v beside it, though there are fewer
+//              channels of v are convolved once
 //   rows       of a sequence one after another, with the operations of as many steps of one row: the same bits
 //
 // Journal: S takes in the committed entries first. A sequence that journals writes entries, and writes S
@@ -61,25 +61,16 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     const Channels own(d, key_head, head, kOwn, share);
     Channel of_qk, of_v;
     of_qk.early(d, own.qk, slot, position, place, channels);
-    of_v.early(d, own.v, slot, position, place, channels);
+    if (own.has_output) of_v.early(d, own.v, slot, position, place, channels);
     const float norm = d.norm[own.output];
     const GateWeights gate_weights(d, head);
     const Entries entries(d, sequence, slot, key_head, head);
     StateRows<kPasses> rows;
     rows.load(state, fresh);  // after the windows, which are needed first
     if (active) rows.commit(entries, first, l);
-    RowSources sources(d, begin, head, own);
-    const auto target_of = [&](int turn) {
-        const Target target(shared_outputs, turn, outputs[turn % 2] + RowSums::own_row(first, lane));
-        target.find();
-        return target;
-    };
-    Target target = target_of(0);
-    if (active) shared_outputs.expect(0, kDim);
     shared_outputs.wait_for_all_blocks();
     wait_for_predecessor();
     if (!active) return;
-    RowInputs in(sources);
 
     // Whether this block writes the key head's entries of k and rings of q and k.
     bool writes_keys = key_head * group == head && share == 0;
@@ -88,16 +79,19 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
     if (entries.journaling && (entries.committed > 0 || fresh)) rows.store(state);
 
 #pragma unroll 1
-    for (int row = begin;;) {
+    for (int row = begin; row < end; ++row) {
         const bool stores = row + 1 == end && !entries.journaling;
         const int entry = row - begin;
-        float x[] = {of_qk.sum_next(in.qk), of_v.sum_next(in.v)};
-        const Gates gates = activate(x, in.a, in.b, gate_weights);
-        qk[tid] = x[0];
-        if (own.has_output) v[own.output] = x[1];
-        write_square(x[0], squares);
+        shared_outputs.expect(entry, kDim);
+        const RowInputs in(d, row, head, own);
+        const float x = of_qk.next(in.qk);
+        qk[tid] = x;
+        if (own.has_output) v[own.output] = of_v.next(in.v);
+        const Gates gates = gate_weights.gates(in.a, in.b);
+        write_square(x, squares);
         __syncthreads();
         const Keys keys(qk, squares, l);
+        const Target target(shared_outputs, entry, outputs[entry % 2] + RowSums::own_row(first, lane));
 
 #pragma unroll
         for (int pass = 0; pass < kPasses; pass += kTogether) {
@@ -125,18 +119,13 @@ __device__ __forceinline__ void decode(const DeltaStep& d) {
         if (own.has_output) ring[own.v] = in.v;
         place = place + 1 == d.ring ? 0 : place + 1;
         if (entries.journaling && writes_keys && !own.is_q)
-            entries.k[entry * entries.k_step + own.element] = __fmul_rn(x[0], keys.rk);
+            entries.k[entry * entries.k_step + own.element] = __fmul_rn(x, keys.rk);
         bf16* y = gated_output(d, row, head, own.output);
         float gate = output_gate(in.z);
         asm volatile("" : "+f"(gate) : "l"(y));  // before the wait
         shared_outputs.wait(entry);  // so all blocks of the head have applied the entries that were here
         if (entries.journaling && share == 0 && tid == 0) entries.g[entry * entries.g_step] = gates.g;
         if (own.has_output) store_gated(d, outputs[entry % 2], own.output, norm, gate, y);
-        if (++row == end) break;
-        sources.next(d);
-        in = RowInputs(sources);
-        target = target_of(entry + 1);
-        shared_outputs.expect(entry + 1, kDim);
     }
 }
 

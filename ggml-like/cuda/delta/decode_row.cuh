@@ -37,27 +37,16 @@ struct Channels {
     }
 };
 
-/// Where a thread's inputs of a row are.
-struct RowSources {
-    const uint16_t *qk, *v, *a, *b, *z;  // BF16
-
-    __device__ __forceinline__ RowSources(const DeltaStep& d, int64_t row, int head, const Channels& c)
-        : qk(static_cast<const uint16_t*>(d.u) + row * d.u_ld + c.qk),
-          v(static_cast<const uint16_t*>(d.u) + row * d.u_ld + c.v),
-          a(static_cast<const uint16_t*>(d.a) + row * d.ab_ld + head),
-          b(static_cast<const uint16_t*>(d.b) + row * d.ab_ld + head),
-          z(static_cast<const uint16_t*>(d.z) + row * d.z_ld + head * kDim + c.output) {}
-    __device__ __forceinline__ void next(const DeltaStep& d) {
-        qk += d.u_ld, v += d.u_ld, a += d.ab_ld, b += d.ab_ld, z += d.z_ld;
-    }
-};
-
 /// A thread's inputs of a row, as loaded.
 struct RowInputs {
-    uint16_t qk, v, a, b, z;
+    uint16_t qk, v, a, b, z;  // BF16
 
-    __device__ __forceinline__ explicit RowInputs(const RowSources& from)
-        : qk(__ldcg(from.qk)), v(__ldcg(from.v)), a(__ldcg(from.a)), b(__ldcg(from.b)), z(__ldcg(from.z)) {}
+    __device__ __forceinline__ RowInputs(const DeltaStep& d, int64_t row, int head, const Channels& c)
+        : qk(load_row(d.u, row * d.u_ld + c.qk)),
+          v(load_row(d.u, row * d.u_ld + c.v)),
+          a(load_row(d.a, row * d.ab_ld + head)),
+          b(load_row(d.b, row * d.ab_ld + head)),
+          z(load_row(d.z, row * d.z_ld + head * kDim + c.output)) {}
 };
 
 /// What a head's gates need besides a row. Asked for before the wait, as it comes from memory.
@@ -70,45 +59,6 @@ struct GateWeights {
         return gates_of(a, b, rate, bias);
     }
 };
-
-/// a / b with the bits of the division operator, where no exponent is extreme; no branch, so that several run side by side.
-__device__ __forceinline__ float divided(float a, float b) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
-    r = fmaf(r, fmaf(-b, r, 1.0f), r);
-    const float q = __fmul_rn(a, r);
-    return fmaf(r, fmaf(-b, q, a), q);
-}
-/// SiLU of sums over windows, rounded to BF16 (Channel::next's), and the gates of a row: all side by side, where no value is extreme.
-template <int kN>
-__device__ __forceinline__ Gates activate(float (&x)[kN], uint16_t a, uint16_t b, const GateWeights& w) {
-    const float at = as_float(a) + w.bias, beta_of = as_float(b);
-    bool moderate = fabsf(at) < 60.0f && fabsf(beta_of) < 60.0f;
-#pragma unroll
-    for (const float v : x) moderate &= fabsf(v) < 60.0f && fabsf(v) > 1e-25f;
-    Gates gates;
-    if (moderate) {
-#pragma unroll
-        for (float& v : x) v = divided(v, 1.0f + __expf(-v));
-        const float e = __expf(at);
-        __builtin_assume(__float_as_uint(e) < 0x7f800000u);  // finite: leaves out a branch
-        float softplus = log1pf(e);
-        asm("" : "+f"(softplus));  // needed or not: so no branch
-        gates.g = __fmul_rn(w.rate, at > 20.0f ? at : softplus);
-        gates.decay = decay_of(gates.g);
-        gates.beta = divided(1.0f, 1.0f + __expf(-beta_of));
-    } else {
-#pragma unroll 1
-        for (int i = 0; i < kN; ++i)
-#pragma unroll
-            for (int j = 0; j < kN; ++j)  // constant indices keep x in registers
-                if (i == j) x[j] = x[j] / (1.0f + __expf(-x[j]));
-        gates = w.gates(a, b);
-    }
-#pragma unroll
-    for (float& v : x) v = __bfloat162float(__float2bfloat16(v));
-    return gates;
-}
 
 /// Whole warp: writes its sum of squares.
 __device__ __forceinline__ void write_square(float x, float* squares) {

@@ -19,7 +19,7 @@
 //
 // Traffic: as of decode.cu, and entries. Bound: latency of a row's sums over S, which the next row needs; one load from L2 a
 // batch. Some clusters get an SM only when the predecessor is about to end; for them little is early.
-#include "ggml-like/cuda/delta/decode_row.cuh"
+#include "ggml-like/cuda/delta/activate.cuh"
 #include "ggml-like/cuda/delta/decode_rows.h"
 #include "ggml-like/cuda/delta/shared_outputs.cuh"
 #include "ggml-like/cuda/launch.cuh"

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kBlock, kBlocks) decode_stream_kernel(DeltaSte
         writes_keys = last_block(d.counters + sequence * d.key_heads + key_head, group);
 
     const auto decode_row = [&](int row, bool zero, Channel& of_qk, Channel& of_v) {
-        const RowInputs in(RowSources(d, row, head, own));
+        const RowInputs in(d, row, head, own);
         const float x = of_qk.next(in.qk);
         qk[tid] = x;
         windows.keep(0, of_qk);

@@ -45,11 +45,6 @@ struct SharedOutputs {
                     to[rank] = peer_address(at, rank),
                     counts[rank] = peer_address(outputs.here + turn % 2, rank);
         }
-        __device__ __forceinline__ void find() const {
-            if constexpr (kSplit > 1)
-#pragma unroll
-                for (int rank = 0; rank < kSplit; ++rank) asm volatile("" ::"r"(to[rank]), "r"(counts[rank]));
-        }
         /// `further` floats behind `to`.
         __device__ __forceinline__ void send(float value, int further = 0) const {
             if constexpr (kSplit == 1) {
