@@ -97,6 +97,8 @@ class Backend {
     /// size, the same ones for the same name.
     virtual void place_weight(Weight& weight, RowOrder order) = 0;
     virtual void place_experts(ExpertWeights& experts, RowOrder order) = 0;
+    /// part: becomes as many first rows as it has, a multiple of 16, of a stacked weight that is placed, in its memory.
+    virtual void share_first_rows(Weight& part, const Weight& of) { part = first_rows(of, part.rows); }
     /// As place_weight, but in memory of its own, which is freed when the weight is placed apart again with other
     /// segments: plans that read it may not run after that. Has read the segments when it returns.
     virtual void place_apart(Weight& weight, RowOrder order) = 0;

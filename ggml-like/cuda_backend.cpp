@@ -230,6 +230,12 @@ class CudaBackend final : public Backend {
         place(same.form);
         uploader_->flush();
     }
+    void share_first_rows(Weight& part, const Weight& of) override {
+        const auto& whole = *static_cast<const cuda::pack::Packed*>(of.placed);
+        const int rows = static_cast<int>(part.rows);
+        part = quern::first_rows(of, rows);
+        part.placed = &packed_.emplace_back(cuda::pack::first_rows(whole, rows));
+    }
     void place_apart(Weight& weight, RowOrder order) override {
         if (const auto old = apart_.find(weight.placed); old != apart_.end()) {
             synchronize();

@@ -60,6 +60,7 @@ class StageGroup::Stage final : public Backend {
     void reserve_weights(int64_t bytes) override { here().reserve_weights(bytes); }
     void place_weight(Weight& weight, RowOrder order) override { here().place_weight(weight, order); }
     void place_experts(ExpertWeights& e, RowOrder order) override { here().place_experts(e, order); }
+    void share_first_rows(Weight& part, const Weight& of) override { here().share_first_rows(part, of); }
     void place_apart(Weight& weight, RowOrder order) override { here().place_apart(weight, order); }
     void finish_reading() override { here().finish_reading(); }
     void weights_complete() override { here().weights_complete(); }

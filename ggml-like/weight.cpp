@@ -121,6 +121,17 @@ WeightSegment slice_rows(const WeightSegment& s, int64_t begin, int64_t rows, co
     return out;
 }
 
+Weight first_rows(const Weight& w, int64_t rows) {
+    CHECK(rows > 0 && rows <= w.rows, "[first_rows] {}: {} rows of {}", w.name, rows, w.rows);
+    std::vector<WeightSegment> parts;
+    for (const WeightSegment& s : w.segments) {
+        if (rows == 0) break;
+        parts.push_back(slice_rows(s, 0, std::min(rows, s.rows), s.name));
+        rows -= parts.back().rows;
+    }
+    return Weight(w.name, std::move(parts));
+}
+
 WeightSegment slice_columns(const WeightSegment& s, int64_t begin, int64_t cols, const std::string& name) {
     CHECK(s.stored_cols == 0 && begin >= 0 && cols > 0 && begin + cols <= s.cols,
           "[slice_columns] {}: columns {} + {} of {}", s.name, begin, cols, s.cols);

@@ -71,6 +71,8 @@ struct ExpertWeights {
 
 /// Rows [begin, begin + rows) of a segment, as a segment of its own. With scales a block, `begin` must be a multiple of 128.
 WeightSegment slice_rows(const WeightSegment& s, int64_t begin, int64_t rows, const std::string& name);
+/// The first rows of a stacked matrix; not placed.
+Weight first_rows(const Weight& w, int64_t rows);
 /// Columns [begin, begin + cols), to be copied by gather_columns. `begin` must be a multiple of the columns of a block of
 /// scales (16 or 128) or, in BF16, F16 and F32, of 2.
 WeightSegment slice_columns(const WeightSegment& s, int64_t begin, int64_t cols, const std::string& name);

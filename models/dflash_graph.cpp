@@ -48,9 +48,9 @@ class BlockBuilder {
         }
         g_.set_layer(-1);
         const Residual rows = gather_rows(g_, "dflash.rows", x, batch_.logit_rows);
-        const bool full = shape_.full_head || short_head == nullptr;
-        const Weight& w = full ? head : short_head->weight;
-        const TokenColumns columns = full ? TokenColumns{w.rows, w.rows, shape_.vocab} : short_head->columns;
+        const bool whole = shape_.draft_rows == DraftRows::all || short_head == nullptr;
+        const Weight& w = whole ? head : short_head->rows(shape_.draft_rows);
+        const TokenColumns columns = whole ? TokenColumns{0, 0, shape_.vocab} : short_head->columns;
         Tensor* logits = norm_linear(g_, "dflash.logits", rows, w, c_.eps, shape_.kind, DType::F32);
         Tensor* ids = g_.view("dflash.drafts", drafts_, 0, {shape_.logit_rows}, {1});
         best_token(g_, "dflash.best_token", logits, columns, ids);

@@ -36,19 +36,29 @@ Range of_added_tokens(int64_t rows, int64_t each, const Tokenizer* tokenizer) {
 }  // namespace
 
 std::optional<DraftHead> plan_draft_head(const Weight& head, int64_t bytes, int64_t vocab,
-                                         const Tokenizer* tokenizer) {
+                                         const Tokenizer* tokenizer, int64_t frequent) {
     if (bytes <= 0 || head.segments.size() != 1 || head.bytes() <= bytes) return std::nullopt;
-    const int64_t rows = head.rows, each = granule(head.segments[0]);
-    const int64_t row_bytes = (requantized_form(head, DenseFormat::fp8).bytes() + rows - 1) / rows;
+    const WeightSegment& stored = head.segments[0];
+    const int64_t rows = head.rows, each = granule(stored);
+    const DenseFormat format =
+        can_requantize(head, DenseFormat::nvfp4) ? DenseFormat::nvfp4 : DenseFormat::fp8;
+    const int64_t row_bytes = requantized_form(head, format).bytes() / rows;
+    const int64_t room = bytes - 2 * int64_t{sizeof(float)};  // two segments may have a scale each
     const Range added = of_added_tokens(rows, each, tokenizer);
-    const int64_t first = std::min(added.begin, (bytes / row_bytes - added.rows()) / each * each);
-    if (first < added.rows() || first <= 0) return std::nullopt;
-    std::vector<WeightSegment> parts = {slice_rows(head.segments[0], 0, first, head.segments[0].name)};
-    if (added.rows() > 0)
-        parts.push_back(slice_rows(head.segments[0], added.begin, added.rows(), head.segments[0].name));
+    const int64_t copied = std::min(added.begin, (room / row_bytes - added.rows()) / each * each);
+    if (copied < added.rows() || copied <= 0) return std::nullopt;
+    std::vector<WeightSegment> parts;
+    if (added.rows() > 0) parts.push_back(slice_rows(stored, added.begin, added.rows(), stored.name));
+    parts.push_back(slice_rows(stored, 0, copied, stored.name));
     DraftHead out{.from = Weight("draft_head", std::move(parts)),
-                  .columns = {.first = first, .second = added.begin, .vocab = vocab}};
-    out.weight = requantized_form(out.from, DenseFormat::fp8);
+                  .columns = {.first = added.rows(), .start = added.begin, .vocab = vocab},
+                  .tokens = {.frequent = copied, .copied = copied, .added = added.begin}};
+    out.weight = requantized_form(out.from, format);
+    frequent = frequent / each * each;
+    if (frequent > 0 && copied >= frequent + frequent / 4) {
+        out.tokens.frequent = frequent;
+        out.frequent = first_rows(out.weight, added.rows() + frequent);
+    }
     return out;
 }
 

@@ -27,6 +27,10 @@ struct ChatFormat;
 /// sequence and masks.
 enum class Pass : uint8_t { text, hidden, mtp, taps, dflash };
 
+/// Which rows of the head drafts are chosen from (draft_head.h): of tokens that occur most, of all that have a copy, or the model's
+/// own head (of several ranks: what has a copy, if anything has). Those that a model does not have are the next ones that it has.
+enum class DraftRows : uint8_t { frequent, copied, all };
+
 /// The sizes of one step. Each shape needs a plan of its own.
 struct BatchShape {
     StepKind kind = StepKind::prompt;
@@ -39,7 +43,9 @@ struct BatchShape {
     Pass pass = Pass::text;
     /// Of mtp: tokens that each sequence drafts after its last row; 0: the pass only writes the rows' keys and values.
     int64_t drafts = 0;
-    /// Of mtp and dflash: drafts by the model's own head, whatever ModelInfo::draft_head_rows, and its logits are outputs.
+    /// Of mtp and dflash: the tokens that may be drafted.
+    DraftRows draft_rows = DraftRows::frequent;
+    /// Of mtp and dflash: DraftRows::all, and their logits are outputs.
     bool full_head = false;
     /// Of dflash, where its config does not say it: whether rows of a block in layers with windows see none after them.
     bool causal_windows = false;
@@ -145,6 +151,18 @@ struct DraftModelInfo {
     std::vector<int64_t> taps;    // layers of the model that it reads
 };
 
+/// The tokens that a smaller head for drafting has rows of (draft_head.h).
+struct DraftTokens {
+    int64_t frequent = 0, copied = 0;  // tokens 0 and up; frequent == copied: they are the same rows
+    int64_t added = 0;                 // and these from there on
+    bool whole_too = true;             // whether passes can draft by the model's own head instead
+
+    bool has(DraftRows rows, int32_t token) const {
+        return rows == DraftRows::all || token >= added ||
+               token < (rows == DraftRows::frequent ? frequent : copied);
+    }
+};
+
 struct ModelInfo {
     std::string name;          // directory or repo name
     std::string architecture;  // model_type: "qwen3_5_moe", or "qwen3_5", which is dense
@@ -162,7 +180,7 @@ struct ModelInfo {
     int64_t token_bytes = 0;                     // weights read for one decoded token
     DenseFormat dense = DenseFormat::as_stored;  // OpenOptions::dense
     bool mtp = false;                            // whether Pass::mtp can be built
-    int64_t draft_head_rows = 0;                 // of a smaller head to draft with; 0: there is none
+    std::optional<DraftTokens> draft_tokens;     // of a smaller head to draft with, if there is one
     std::optional<DraftModelInfo> dflash;        // whether Pass::taps and Pass::dflash can be built
     std::optional<VisionInfo> vision;            // whether images can be read
 };
@@ -178,6 +196,7 @@ struct GenerationDefaults {
 
 /// As of --draft-head short.
 inline constexpr int64_t kDraftHeadBytes = 200'000'000;
+inline constexpr int64_t kFrequentTokens = 65536;  // draft_head.h says why
 
 /// Whether the MTP layer is read: no; if there is one that can be read, else a note says why not; or Error(model).
 enum class MtpUse : uint8_t { none, if_readable, required };
@@ -198,6 +217,8 @@ struct OpenOptions {
     /// Bytes that a smaller head for drafting may take, if there is an MTP layer or drafter and the model's head is larger (draft_head.h);
     /// 0: drafts come from the model's own head.
     int64_t draft_head_bytes = kDraftHeadBytes;
+    /// Tokens from 0 on whose rows of that are also a head by themselves.
+    int64_t draft_frequent = kFrequentTokens;
     /// The format that a DFlash drafter's layers get where they are stored in 16 or 32 bits, made when they are placed.
     DenseFormat draft_format = DenseFormat::as_stored;
     /// Of several ranks: the part that this model is. Error(usage) if they cannot share it. An MTP layer or drafter is on

@@ -55,6 +55,7 @@ struct WeightCopy {
     Weight* weight;
     Weight from;
     const ExpertWeights* of = nullptr;  // whose expert it is, if it is one
+    Weight* first_rows = nullptr;       // a weight that is as many of its first rows, if any
 
     bool placed() const { return (of != nullptr ? of->placed : weight->placed) != nullptr; }
 };

@@ -161,10 +161,9 @@ class Builder {
     void draft(Residual x, Tensor* y, MtpTensors& io, const FollowedRows& rows) {
         const LayerWeights& layer = w_.mtp->layers.front();
         const int64_t n = shape_.sequences;
-        const bool full = shape_.full_head || !w_.draft_head;
-        const Weight& head = full ? drafting_head(w_) : w_.draft_head->weight;
-        const TokenColumns columns =
-            full ? TokenColumns{head.rows, head.rows, shape_.vocab} : w_.draft_head->columns;
+        const bool whole = shape_.draft_rows == DraftRows::all || !w_.draft_head;
+        const Weight& head = whole ? drafting_head(w_) : w_.draft_head->rows(shape_.draft_rows);
+        const TokenColumns columns = whole ? TokenColumns{0, 0, shape_.vocab} : w_.draft_head->columns;
         io.drafts = draft_ids(g_, state_, layer_, {shape_.drafts, n});
         const Batch all = batch_;
         for (int64_t i = 0;; ++i) {
@@ -418,7 +417,11 @@ BuiltGraph build_qwen3_6_moe(const Qwen36MoeConfig& config, const Qwen36MoeConfi
               (config.shard.rank > 0 && wanted.pass == Pass::taps),
           "[dflash] this model was opened without a drafter");
     BatchShape shape = wanted;
-    if (weights.draft_head && !config.shard.whole()) shape.full_head = false;  // no rank has all of it
+    if (shape.full_head) shape.draft_rows = DraftRows::all;
+    if (weights.draft_head && !config.shard.whole()) {  // no rank has all of the head
+        shape.full_head = false;
+        shape.draft_rows = std::min(shape.draft_rows, DraftRows::copied);
+    }
     const int layer = static_cast<int>(config.layers) + 1;
     if (shape.pass == Pass::dflash)
         return build_dflash(*drafter, weights.embedding, drafting_head(weights),

@@ -140,7 +140,7 @@ class Qwen36Moe final : public Model {
         if (text_side.valid()) text_side.get();
         generation_ = read_generation_defaults(*checkpoint_, config_.eos_ids, config_.vocab_rows);
         add_chat_end();
-        add_draft_head(options.draft_head_bytes);
+        add_draft_head(options);
         list_.plan_dense(options.dense);
         list_.plan_vision(options.vision_format);
         summarize(last_part(directory), options.dense);
@@ -164,7 +164,7 @@ class Qwen36Moe final : public Model {
             .temperature = 1.0f, .top_p = 0.95f, .top_k = 20, .origin = "built in: synthetic weights"};
         if (options.tokenizer && !options.text_from.empty()) load_text_side(options.text_from, options);
         add_chat_end();
-        add_draft_head(options.draft_head_bytes);
+        add_draft_head(options);
         list_.plan_dense(options.dense);
         list_.plan_vision(options.vision_format);
         list_.changes.clear();  // nothing is stored: they are made in the new format
@@ -268,6 +268,7 @@ class Qwen36Moe final : public Model {
     void keep_shard(const OpenOptions& options) {
         whole_ = config_;
         if (options.shard.whole()) return;
+        if (info_.draft_tokens) info_.draft_tokens->whole_too = false;
         list_.begin_parts();
         const bool tied = weights_.tied_head;
         if (options.shard.rank > 0) drafter_.reset();
@@ -348,16 +349,19 @@ class Qwen36Moe final : public Model {
         }
     }
 
-    void add_draft_head(int64_t bytes) {
+    void add_draft_head(const OpenOptions& options) {
         if (!weights_.mtp && !drafter_) return;
         const Tokenizer* t = tokenizer();
         const int64_t vocab = t != nullptr ? std::min(t->size(), config_.vocab_rows) : config_.vocab_rows;
-        weights_.draft_head = plan_draft_head(weights_.head, bytes, vocab, t);
+        weights_.draft_head =
+            plan_draft_head(weights_.head, options.draft_head_bytes, vocab, t, options.draft_frequent);
         if (!weights_.draft_head) return;
         DraftHead& head = *weights_.draft_head;
-        info_.draft_head_rows = head.weight.rows;
+        info_.draft_tokens = head.tokens;
         list_draft_head();
-        list_.copies.push_back({&head.weight, head.from});
+        list_.copies.push_back({.weight = &head.weight,
+                                .from = head.from,
+                                .first_rows = head.frequent ? &head.frequent : nullptr});
     }
 
     static std::string last_part(std::string directory) {

@@ -86,6 +86,8 @@ class Placement {
         if (making.valid()) made = making.get();
         backend_.weights_complete();
         keep_copies(made);
+        for (const WeightCopy& c : weights_.copies)
+            if (c.first_rows != nullptr) backend_.share_first_rows(*c.first_rows, *c.weight);
         for (const WeightUse& use : weights_.uses)
             if (use.tied != nullptr && use.again()) share(*use.matrix, *use.tied);
         place_vectors();

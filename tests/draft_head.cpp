@@ -10,6 +10,7 @@
 #include "engine_harness.h"
 #include "ggml-like/requantize.h"
 #include "models/tokenizer.h"
+#include "tools/engine/draft_rows.h"
 
 namespace quern {
 namespace {
@@ -29,41 +30,92 @@ struct Head {
     Weight weight;
 };
 
-constexpr int64_t kRowBytes = 32 + 4;  // FP8, and the row's scale
+constexpr int64_t kRowBytes = 32 / 2 + 32 / 16;  // NVFP4: codes and scales
 
 TEST_SUITE("cpu") {
-    TEST_CASE("draft head: the first rows and the last, as many as fit, in FP8") {
+    TEST_CASE("draft head: rows of added tokens, then the first ones, as many as fit, in NVFP4") {
         const Head head(8000);
-        const auto short_head = plan_draft_head(head.weight, 3000 * kRowBytes, 7990, nullptr);
+        const auto short_head = plan_draft_head(head.weight, 3000 * kRowBytes, 7990, nullptr, 1000);
         REQUIRE(short_head);
         const TokenColumns& c = short_head->columns;
         // 256 rows for added tokens, from a multiple of 16 on; the others are a multiple, too.
-        CHECK(c.second == 7744);
-        CHECK(c.first == (3000 - 256) / 16 * 16);
+        CHECK(c.start == 7744);
+        CHECK(c.first == 256);
         CHECK(c.vocab == 7990);
+        const DraftTokens& t = short_head->tokens;
+        CHECK(t.copied == (3000 - 256) / 16 * 16);
+        CHECK(t.frequent == 992);
+        CHECK(t.added == 7744);
+        CHECK(t.whole_too);
         Weight made = short_head->weight;
-        CHECK(made.rows == c.first + 256);
+        CHECK(made.rows == 256 + t.copied);
         CHECK(made.bytes() <= 3000 * kRowBytes);
         const auto memory = requantize(short_head->from, made, 2);
-        for (const int64_t row : {int64_t{0}, int64_t{17}, c.first - 1, c.first, made.rows - 1}) {
+        CHECK(short_head->frequent.rows == 256 + 992);
+        const Weight frequent = first_rows(made, short_head->frequent.rows);
+        for (const int64_t row : {int64_t{0}, int64_t{255}, int64_t{256}, int64_t{700}, frequent.rows - 1,
+                                  frequent.rows, made.rows - 1}) {
             CAPTURE(row);
-            std::vector<float> found(32);
+            std::vector<float> found(32), of_frequent(32);
             dequantize_row(made, row, found.data());
             const float* expected = head.values.data() + c.token(row) * 32;
+            // Half of the widest step between codes, 4 to 6, of a block's largest value.
             for (int i = 0; i < 32; ++i)
                 CHECK(std::fabs(found[static_cast<size_t>(i)] - expected[i]) <=
-                      0.07 * std::fabs(expected[i]) + 1e-3);
+                      0.25 * std::fabs(expected[i < 16 ? 0 : 31]) + 1e-3);
+            if (row >= frequent.rows) continue;
+            dequantize_row(frequent, row, of_frequent.data());
+            CHECK(of_frequent == found);
         }
+    }
+
+    TEST_CASE("draft head: frequent tokens are a head by themselves only where that is much less") {
+        const Head head(8000);
+        const auto with = [&](int64_t frequent) {
+            return plan_draft_head(head.weight, 3000 * kRowBytes, 8000, nullptr, frequent);
+        };
+        CHECK(!with(0)->frequent);
+        CHECK(!with(2300)->frequent);
+        CHECK(with(2300)->tokens.frequent == with(2300)->tokens.copied);
+        CHECK(with(2190)->frequent);
+        CHECK(&with(0)->rows(DraftRows::frequent) != nullptr);
+        const auto one = with(0), two = with(1000);
+        CHECK(&one->rows(DraftRows::frequent) == &one->weight);
+        CHECK(&two->rows(DraftRows::frequent) == &two->frequent);
+        CHECK(&two->rows(DraftRows::copied) == &two->weight);
+    }
+
+    TEST_CASE("draft rows: the fewest that name nearly all of the last tokens") {
+        const DraftTokens known{.frequent = 100, .copied = 200, .added = 1000};
+        const auto rows = [&](int64_t copied, int64_t others, int64_t before = 0) {
+            std::vector<int32_t> tokens(static_cast<size_t>(before), 500);
+            tokens.insert(tokens.end(), static_cast<size_t>(copied), 150);
+            tokens.insert(tokens.end(), static_cast<size_t>(others), 300);
+            tokens.insert(tokens.end(), kDraftRowsWindow - static_cast<size_t>(copied + others), 1001);
+            return tokens;
+        };
+        CHECK(draft_rows_for(rows(4, 0), known) == DraftRows::frequent);
+        CHECK(draft_rows_for(rows(2, 2), known) == DraftRows::frequent);
+        CHECK(draft_rows_for(rows(5, 0), known) == DraftRows::copied);
+        CHECK(draft_rows_for(rows(100, 16), known) == DraftRows::copied);
+        CHECK(draft_rows_for(rows(0, 17), known) == DraftRows::all);
+        CHECK(draft_rows_for(rows(4, 0, 1000), known) == DraftRows::frequent);  // long ago
+        CHECK(draft_rows_for(std::vector<int32_t>(3, 300), known) == DraftRows::frequent);
+        CHECK(draft_rows_for({}, known) == DraftRows::frequent);
+        DraftTokens shared = known;
+        shared.whole_too = false;
+        CHECK(draft_rows_for(rows(0, 60), shared) == DraftRows::copied);
+        CHECK(draft_rows_for(rows(0, 60), std::nullopt) == DraftRows::frequent);
     }
 
     TEST_CASE(
         "draft head: none where the whole head is as small, where nothing fits, or where it is not wanted") {
         const Head head(8000);
-        CHECK(!plan_draft_head(head.weight, 8000 * 32 * 4, 8000, nullptr));
-        CHECK(!plan_draft_head(head.weight, 300 * kRowBytes, 8000, nullptr));
-        CHECK(!plan_draft_head(head.weight, 0, 8000, nullptr));
+        CHECK(!plan_draft_head(head.weight, 8000 * 32 * 4, 8000, nullptr, 1000));
+        CHECK(!plan_draft_head(head.weight, 300 * kRowBytes, 8000, nullptr, 1000));
+        CHECK(!plan_draft_head(head.weight, 0, 8000, nullptr, 1000));
         const Head tiny(24);
-        CHECK(!plan_draft_head(tiny.weight, 100, 24, nullptr));
+        CHECK(!plan_draft_head(tiny.weight, 100, 24, nullptr, 1000));
     }
 
     TEST_CASE("draft head: rows of 128 x 128 blocks of scales begin at blocks, and stay as they are stored") {
@@ -78,10 +130,10 @@ TEST_SUITE("cpu") {
                                     .data = codes.data(),
                                     .scale_kind = ScaleKind::block128,
                                     .scale = scales.data()}});
-        const auto short_head = plan_draft_head(head, 300'000, 4096, nullptr);
+        const auto short_head = plan_draft_head(head, 300'000, 4096, nullptr, 1000);
         REQUIRE(short_head);
-        CHECK(short_head->columns.first % 128 == 0);
-        CHECK(short_head->columns.second == 4096 - 256);
+        CHECK(short_head->tokens.copied % 128 == 0);
+        CHECK(short_head->columns.start == 4096 - 256);
         for (const int64_t row : {int64_t{5}, short_head->columns.first + 200}) {
             std::vector<float> found(128), expected(128);
             dequantize_row(short_head->weight, row, found.data());
@@ -102,6 +154,7 @@ TEST_SUITE("cpu") {
                 r.sampling = {.temperature = i % 2 == 0 ? 0.0f : 1.0f, .seed = i};
                 r.max_tokens = 24;
                 r.drafts.full = true;
+                if (i > 0) r.drafts.rows = static_cast<DraftRows>(i - 1);
                 ids.push_back(engine.submit(std::move(r)));
             }
             while (engine.step()) {
@@ -116,12 +169,16 @@ TEST_SUITE("cpu") {
                 CAPTURE(random);
                 const auto backend = make();
                 OpenOptions options{.tokenizer = false, .mtp = MtpUse::required};
-                options.draft_head_bytes = random ? 1000 * (256 + 4) : 70 * kRowBytes;
+                options.draft_head_bytes = random ? 1000 * (256 / 2 + 256 / 16) : 70 * kRowBytes;
+                options.draft_frequent = random ? 300 : 16;
                 std::unique_ptr<Model> model =
                     random ? open_synthetic("tiny", "aeon", options) : open_model(parity, options);
                 place_weights(*model, *backend);
-                CHECK(model->info().draft_head_rows > 0);
-                CHECK(model->info().draft_head_rows < model->info().vocab_rows);
+                const auto& known = model->info().draft_tokens;
+                REQUIRE(known);
+                CHECK(known->frequent > 0);
+                CHECK(known->frequent < known->copied);
+                CHECK(known->copied < model->info().vocab_rows);
                 const auto expected = answers(*model, *backend, DrafterKind::none, 1);
                 for (const int64_t sequences : {1, 4}) {
                     const auto found = answers(*model, *backend, DrafterKind::mtp, sequences);

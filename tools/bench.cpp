@@ -246,12 +246,12 @@ std::vector<BenchTest> with_drafts(const std::vector<BenchTest>& tests, const st
     std::vector<BenchTest> out;
     for (BenchTest test : tests) {
         if (test.answer == 0 || lengths.empty()) {
-            if (test.answer > 0) test.drafts = {};
+            if (test.answer > 0) test.drafts = {.rows = DraftRows::frequent};
             out.push_back(test);
             continue;
         }
         for (const int64_t n : lengths) {
-            test.drafts = {.most = n, .full = true};
+            test.drafts = {.most = n, .full = true, .rows = DraftRows::frequent};
             out.push_back(test);
         }
     }

@@ -35,7 +35,7 @@ const Op kBestToken{"best_token", run, cost};
 
 void best_token(Graph& g, std::string_view name, Tensor* logits, const TokenColumns& columns, Tensor* ids) {
     CHECK(logits->rank == 2 && logits->dtype == DType::F32 && columns.first <= logits->shape[1],
-          "[best_token] {}: {} columns from token 0 of logits {}", name, columns.first, describe(*logits));
+          "[best_token] {}: the first {} columns of logits {}", name, columns.first, describe(*logits));
     CHECK(ids->dtype == DType::I32 && ids->rank == 1 && ids->shape[0] == logits->shape[0],
           "[best_token] {}: ids {} of logits {}", name, describe(*ids), describe(*logits));
     Tensor* work = g.scratch(fmt::format("{}.work", name), DType::I64, {logits->shape[0], kWorkWords});

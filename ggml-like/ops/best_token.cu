@@ -19,7 +19,7 @@ constexpr int kColumns = 4 * kBlock;  // of a block at a time
 struct Best {
     const float* logits;
     int64_t ld;
-    int count, first, second, vocab;
+    int count, first, start, vocab;
     int* ids;
     unsigned long long* work;  // [rows, kMaxBlocks]
     unsigned* counters;        // one a row
@@ -33,7 +33,7 @@ struct Best {
 
 /// Larger for a higher logit, then for a lower column; 0 where the column may not win.
 __device__ unsigned long long key_of(const Best& b, float logit, int column) {
-    const int token = column < b.first ? column : b.second + column - b.first;
+    const int token = column < b.first ? b.start + column : column - b.first;
     if (logit != logit || token >= b.vocab) return 0;
     return static_cast<unsigned long long>(ordered_bits(logit + 0.0f)) << 32 | ~static_cast<uint32_t>(column);
 }
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kBlock) best_token_kernel(Best b) {
     own = largest(own);
     if (threadIdx.x > 0) return;
     const int column = static_cast<int>(~static_cast<uint32_t>(own));
-    b.ids[row] = own == 0 ? 0 : column < b.first ? column : b.second + column - b.first;
+    b.ids[row] = own == 0 ? 0 : column < b.first ? b.start + column : column - b.first;
 }
 
 }  // namespace
@@ -83,7 +83,7 @@ void best_token(const Node& node, Context& c) {
                    logits.stride[0],
                    count,
                    static_cast<int>(columns.first),
-                   static_cast<int>(columns.second),
+                   static_cast<int>(columns.start),
                    static_cast<int>(columns.vocab),
                    node.outputs[0]->as<int>(),
                    node.outputs[1]->as<unsigned long long>(),

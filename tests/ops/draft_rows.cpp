@@ -33,22 +33,22 @@ void best_tokens(Device& device) {
         for (const int64_t rows : {1, 2, 9, 64}) {
             CAPTURE(width);
             CAPTURE(rows);
-            const TokenColumns columns{.first = width - 2, .second = 3 * width, .vocab = 3 * width + 1};
+            const TokenColumns columns{.first = 2, .start = 3 * width, .vocab = 3 * width + 1};
             std::vector<float> logits = Random(7).normals(rows * width);
             std::vector<double> expected;
             for (int64_t r = 0; r < rows; ++r) {
                 float* row = logits.data() + r * width;
-                // The last column is beyond the vocabulary; of two highest ones the first wins.
-                row[width - 1] = 100;
-                const int64_t at = r % 3 == 0 ? width - 2 : (r * 7919) % (width - 2);
+                // The second column is beyond the vocabulary; of two highest ones the first wins.
+                row[1] = 100;
+                const int64_t at = r % 3 == 0 ? 0 : 2 + (r * 7919) % (width - 2);
                 row[at] = 50;
-                if (at + 1 < width - 1) row[at + 1] = 50;
-                if (at > 0) row[at - 1] = kNaN;
-                expected.push_back(static_cast<double>(at < width - 2 ? at : 3 * width));
+                row[at == 0 ? width - 1 : std::min(at + 1, width - 1)] = 50;
+                if (at > 2) row[at - 1] = kNaN;
+                expected.push_back(static_cast<double>(at == 0 ? 3 * width : at - 2));
             }
             CHECK(run_best(device, logits, rows, columns) == expected);
         }
-    const TokenColumns all{.first = 4, .second = 4, .vocab = 4};
+    const TokenColumns all{.first = 0, .start = 0, .vocab = 4};
     CHECK(run_best(device, {kNaN, kNaN, kNaN, kNaN}, 1, all) == std::vector<double>{0});
     CHECK(run_best(device, {kNaN, -kInfinity, kNaN, kNaN}, 1, all) == std::vector<double>{1});
     CHECK(run_best(device, {0, -1, kInfinity, 3}, 1, all) == std::vector<double>{2});

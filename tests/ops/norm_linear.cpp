@@ -110,6 +110,30 @@ class NormLinearTest final : public NormTest {
     }
 };
 
+/// The first rows of a matrix, as a weight in its memory: their part of what the whole gives.
+class FirstRowsTest final : public NormTest {
+  public:
+    FirstRowsTest(const Device& device, const NormCase& c, int64_t rows, unsigned seed)
+        : NormTest(device, c, seed, RowOrder::stacked), first_(first_rows(matrix_.weight, rows)) {
+        device.backend->share_first_rows(first_, weight_);
+    }
+
+  private:
+    void add_nodes(Graph& g, const Residual& in) override {
+        for (const Weight* w : {&weight_, &first_})
+            g.output(norm_linear(g, "y", in, *w, kEps, c_.kind, DType::F32));
+    }
+    void check_values(const NormedInput&, int64_t t, const StepOutputs& out) override {
+        const auto row = [&](size_t i, const Weight& w) {
+            const auto begin = out[i].begin() + t * w.rows;
+            return std::vector<double>(begin, begin + first_.rows);
+        };
+        CHECK(row(1, first_) == row(0, weight_));
+    }
+
+    Weight first_;
+};
+
 class GateUpTest final : public NormTest {
   public:
     GateUpTest(const Device& device, const NormCase& c, unsigned seed)
@@ -164,6 +188,17 @@ void norm_linear_forms(Device& device) {
         check_norm_linear(
             device, {kind, counts, 160, {32, 16, 7}, {Form::f8_tensor, Form::f8_row, Form::f16}}, ++seed);
     }
+}
+
+void norm_linear_first_rows(Device& device) {
+    unsigned seed = 240;
+    for (const StepKind kind : kKinds)
+        for (const int64_t rows : {16, 144, 400}) {
+            CAPTURE(rows);
+            for (const Form form : {Form::bf16, Form::f8_row, Form::nvfp4})
+                FirstRowsTest(device, {kind, {1, 3, 8}, 1040, {96, 704}, {form, form}}, rows, ++seed)
+                    .check({"y", "y of the first rows"});
+        }
 }
 
 /// The widths of both models, and more rows than a block has.
@@ -249,6 +284,7 @@ void norm_gate_up_cases(Device& device) {
 }  // namespace
 
 DEVICE_TEST_CASE("norm_linear in every form, alone and beside others", norm_linear_forms)
+DEVICE_TEST_CASE("norm_linear: the first rows of a matrix", norm_linear_first_rows)
 DEVICE_TEST_CASE("norm_linear: many rows and many columns", norm_linear_large)
 DEVICE_TEST_CASE("norm_gate_up: factor, both products, silu", norm_gate_up_cases)
 

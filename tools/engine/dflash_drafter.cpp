@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "ggml-like/backend.h"
+#include "tools/engine/draft_rows.h"
 #include "tools/engine/stage_marks.h"
 #include "tools/engine/step_inputs.h"
 
@@ -22,7 +23,7 @@ DflashDrafter::DflashDrafter(const Model& model, Backend& backend, PlanCache& pl
     nobody.slot = 0;
     nobody.pages.assign(static_cast<size_t>(memory.pages()), 0);
     for (const int64_t n : {int64_t{1}, sequences_}) {
-        StepPlan& pass = plan(n, false);
+        StepPlan& pass = plan(n, DraftRows::frequent);
         const InputRows rows{.state = &nobody,
                              .begin = 0,
                              .tokens = std::vector<int32_t>(static_cast<size_t>(memory.block_rows), mask),
@@ -34,11 +35,12 @@ DflashDrafter::DflashDrafter(const Model& model, Backend& backend, PlanCache& pl
     backend.synchronize();
 }
 
-StepPlan& DflashDrafter::plan(int64_t sequences, bool full_head) {
+StepPlan& DflashDrafter::plan(int64_t sequences, DraftRows rows, bool full_head) {
     const bool captured = backend_.captures();
     BatchShape shape = block_shape(
         memory_, captured ? std::min(decode_bucket(sequences), sequences_) : sequences, model_.info().vocab);
     shape.causal_windows = causal_windows_;
+    shape.draft_rows = rows;
     shape.full_head = full_head;
     return plans_.get(shape, captured ? PlanUse::repeatedly : PlanUse::sometimes);
 }
@@ -73,7 +75,9 @@ void DflashDrafter::fill(std::span<Draft*> drafts) {
     const int64_t guesses = memory_.block_rows - 1;
     const bool full_head =
         std::any_of(drafts.begin(), drafts.end(), [](const Draft* d) { return d->watched(); });
-    StepPlan& pass = plan(static_cast<int64_t>(drafts.size()), full_head);
+    DraftRows wanted = DraftRows::frequent;
+    for (const Draft* d : drafts) wanted = std::max(wanted, draft_rows_for(*d->sequence, model_.info()));
+    StepPlan& pass = plan(static_cast<int64_t>(drafts.size()), wanted, full_head);
     std::vector<InputRows> rows;
     for (const Draft* d : drafts) {
         const SequenceState& state = d->sequence->state;
@@ -95,7 +99,7 @@ void DflashDrafter::send(const StepPlan& pass) {
 }
 
 void DflashDrafter::ready_ahead(const Slice& slice, int64_t) {
-    StepPlan& pass = plan(1, false);
+    StepPlan& pass = plan(1, draft_rows_for(*slice.sequence, model_.info()));
     InputRows rows = block_of(slice.sequence->state, slice.begin, model_.info().dflash->mask);
     rows.follows = true;
     pass.await_inputs();

@@ -41,7 +41,7 @@ class DflashDrafter final : public Drafter {
     void fill(std::span<Draft*> drafts);
     void read(const StepPlan& pass, std::span<Draft*> drafts);
     void send(const StepPlan& pass);
-    StepPlan& plan(int64_t sequences, bool full_head);
+    StepPlan& plan(int64_t sequences, DraftRows rows, bool full_head = false);
 
     const Model& model_;
     Backend& backend_;

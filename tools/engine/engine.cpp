@@ -176,7 +176,7 @@ RequestId Engine::submit(Request request) {
                  e.model.info().vocab_rows);
     check_sampling(request.sampling, e.model.info().vocab);
     check_drafts(request.drafts, e.options.speculation);
-    if (request.on_draft_logits && e.backend.ranks() > 1 && e.model.info().draft_head_rows > 0)
+    if (request.on_draft_logits && e.backend.ranks() > 1 && e.model.info().draft_tokens)
         FAIL(usage, "with -tp the logits of drafts are those of the whole head with --draft-head full only");
     if (!std::is_sorted(request.boundaries.begin(), request.boundaries.end()))
         FAIL(usage, "the boundaries of a prompt must rise");

@@ -157,9 +157,10 @@ void add_dflash_passes(std::vector<BatchShape>& shapes, const MemoryPlan& plan) 
 
 /// Passes that draft for one sequence.
 std::vector<BatchShape> alone_shapes(const MemoryPlan& plan, const EngineOptions& o, int64_t vocab) {
-    if (plan.dflash) return {block_shape(plan, 1, vocab)};
-    if (!plan.mtp) return {};
-    BatchShape shape = decode_shape(1, plan.pages(), vocab);
+    if (!plan.dflash && !plan.mtp) return {};
+    BatchShape shape = plan.dflash ? block_shape(plan, 1, vocab) : decode_shape(1, plan.pages(), vocab);
+    shape.draft_rows = DraftRows::all;
+    if (plan.dflash) return {shape};
     shape.pass = Pass::mtp;
     shape.logit_rows = 0;
     shape.drafts = o.speculation.draft_max;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "ggml-like/check.h"
+#include "tools/engine/draft_rows.h"
 #include "tools/engine/scheduler.h"
 #include "tools/engine/stage_marks.h"
 
@@ -55,12 +56,12 @@ void MtpDrafter::try_out() {
         return std::vector<Rows>(static_cast<size_t>(sequences), rows);
     };
     run(StepKind::prompt,
-        rows_of(1, std::min<int64_t>({kPageTokens, limits_.prompt_rows, pages_ * kPageTokens})), 0, false);
+        rows_of(1, std::min<int64_t>({kPageTokens, limits_.prompt_rows, pages_ * kPageTokens})), 0);
     const int64_t sequences =
         backend_.captures() ? decode_bucket(std::min(sequences_, limits_.answer_rows)) : 1;
     for (int64_t n = 1; n <= sequences; n = next_bucket(n)) {
         try {
-            run(StepKind::answer, rows_of(n, 1), 1, false);
+            run(StepKind::answer, rows_of(n, 1), 1);
         } catch (const Error&) {
             if (n == 1) throw;
             break;
@@ -72,14 +73,15 @@ void MtpDrafter::try_out() {
     } else {
         const auto longest = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(draft_max_ + 1)));
         for (int64_t rows = 1; rows <= std::min(longest, limits_.answer_rows); rows *= 2)
-            for (int64_t n = 1; n <= draft_max_; ++n) run(StepKind::answer, rows_of(1, rows), n, false);
+            for (int64_t n = 1; n <= draft_max_; ++n) run(StepKind::answer, rows_of(1, rows), n);
     }
-    run(StepKind::answer, rows_of(1, std::min(kMaxAnswerSlice, limits_.answer_rows)), 0, false);
+    run(StepKind::answer, rows_of(1, std::min(kMaxAnswerSlice, limits_.answer_rows)), 0);
     backend_.synchronize();
 }
 
 /// Pass::mtp of these rows, with drafts after each of them or none, ready to run.
-StepPlan& MtpDrafter::filled(StepKind kind, std::span<const Rows> list, int64_t drafts, bool full_head) {
+StepPlan& MtpDrafter::filled(StepKind kind, std::span<const Rows> list, int64_t drafts, DraftRows rows,
+                             bool full_head) {
     const BatchShape wanted{.kind = kind,
                             .tokens = count_of(list),
                             .sequences = static_cast<int64_t>(list.size()),
@@ -87,6 +89,7 @@ StepPlan& MtpDrafter::filled(StepKind kind, std::span<const Rows> list, int64_t 
                             .vocab = model_.info().vocab,
                             .pass = Pass::mtp,
                             .drafts = drafts,
+                            .draft_rows = rows,
                             .full_head = full_head};
     const bool captured = kind == StepKind::answer && backend_.captures();
     StepPlan& plan = plans_.get(captured ? draft_shape(wanted, limits_.answer_rows) : wanted,
@@ -96,8 +99,9 @@ StepPlan& MtpDrafter::filled(StepKind kind, std::span<const Rows> list, int64_t 
     return plan;
 }
 
-StepPlan& MtpDrafter::run(StepKind kind, std::span<const Rows> list, int64_t drafts, bool full_head) {
-    StepPlan& pass = filled(kind, list, drafts, full_head);
+StepPlan& MtpDrafter::run(StepKind kind, std::span<const Rows> list, int64_t drafts, DraftRows rows,
+                          bool full_head) {
+    StepPlan& pass = filled(kind, list, drafts, rows, full_head);
     pass.run_pass();
     return pass;
 }
@@ -176,7 +180,7 @@ void MtpDrafter::catch_up(const std::vector<Rows>& list) {
     const int64_t most = few ? limits_.answer_rows : std::min(kCatchUpRows, limits_.prompt_rows);
     std::vector<Rows> together;
     const auto flush = [&] {
-        if (!together.empty()) run(few ? StepKind::answer : StepKind::prompt, together, 0, false);
+        if (!together.empty()) run(few ? StepKind::answer : StepKind::prompt, together, 0);
         together.clear();
     };
     for (const Rows& r : list) {
@@ -221,7 +225,7 @@ void MtpDrafter::ready_ahead(const Slice& slice, int64_t most) {
     rows.next.push_back(0);  // what the step chooses
     rows.late = slice.late ? std::ssize(slice.draft) : 0;
     rows.follows = true;
-    ahead_pass_ = &filled(StepKind::answer, {&rows, 1}, most, false);
+    ahead_pass_ = &filled(StepKind::answer, {&rows, 1}, most, draft_rows_for(s, model_.info()), false);
     ahead_pass_->plan->upload_marked();
     ahead_ = s.id;
     ahead_tokens_ = most;
@@ -274,8 +278,12 @@ void MtpDrafter::propose(std::span<Draft> drafts) {
 
 void MtpDrafter::draft(std::span<const Rows> list, bool watch) {
     int64_t most = 0;
-    for (const Rows& r : list) most = std::max(most, r.draft->most);
-    const StepPlan& pass = run(StepKind::answer, list, most, watch);
+    DraftRows rows = DraftRows::frequent;
+    for (const Rows& r : list) {
+        most = std::max(most, r.draft->most);
+        rows = std::max(rows, draft_rows_for(*r.draft->sequence, model_.info()));
+    }
+    const StepPlan& pass = run(StepKind::answer, list, most, rows, watch);
     if (!list.front().draft->may_be_late) return read_drafts(list, pass, watch);
     list.front().draft->late = late_ = most;
     send(pass);

@@ -60,8 +60,10 @@ class MtpDrafter final : public Drafter {
     void catch_up(const std::vector<Rows>& list);
     void draft(std::span<const Rows> list, bool watched);
     void read_drafts(std::span<const Rows> list, const StepPlan& plan, bool watched);
-    StepPlan& filled(StepKind kind, std::span<const Rows> list, int64_t drafts, bool full_head);
-    StepPlan& run(StepKind kind, std::span<const Rows> list, int64_t drafts, bool full_head);
+    StepPlan& filled(StepKind kind, std::span<const Rows> list, int64_t drafts, DraftRows rows,
+                     bool full_head);
+    StepPlan& run(StepKind kind, std::span<const Rows> list, int64_t drafts,
+                  DraftRows rows = DraftRows::frequent, bool full_head = false);
     bool take_ahead(std::span<Draft> drafts);
     void send(const StepPlan& pass);
     void fill(StepPlan& plan, std::span<const Rows> list) const;

@@ -124,6 +124,18 @@ Packed place_weight(const Weight& w, RowOrder order, Uploader& uploader, const A
     return packed;
 }
 
+Packed first_rows(const Packed& weight, int rows) {
+    Packed out = weight;
+    out.rows = rows;
+    out.parts = 0;
+    for (int i = 0; i < weight.parts && weight.part[i].row_begin < rows; ++i) {
+        Part& part = out.part[out.parts++];
+        part.rows = std::min(part.rows, rows - part.row_begin);
+        part.tiles = (part.rows + kTileRows - 1) / kTileRows;
+    }
+    return out;
+}
+
 PackedExperts place_experts(const ExpertWeights& experts, RowOrder order, Uploader& uploader,
                             const Allocate& allocate) {
     const Weight& first = experts.expert.at(0);

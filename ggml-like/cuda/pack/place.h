@@ -16,6 +16,8 @@ using Allocate = std::function<void*(int64_t, const char*)>;
 /// have null data is synthetic: filled at random on the device. Throws Error(model) for formats without kernels, and
 /// for experts that are not all stored alike.
 Packed place_weight(const Weight& weight, RowOrder order, Uploader& uploader, const Allocate& allocate);
+/// The first rows of a weight, a multiple of 16, in its memory.
+Packed first_rows(const Packed& weight, int rows);
 PackedExperts place_experts(const ExpertWeights& experts, RowOrder order, Uploader& uploader,
                             const Allocate& allocate);
 
