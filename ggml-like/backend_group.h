@@ -56,6 +56,7 @@ class BackendGroup final : public Backend {
     void reserve_weights(int64_t) override { refuse("reserve_weights"); }
     void place_weight(Weight&, RowOrder) override { refuse("place_weight"); }
     void place_experts(ExpertWeights&, RowOrder) override { refuse("place_experts"); }
+    void share_first_rows(Weight&, const Weight&) override { refuse("share_first_rows"); }
     void place_apart(Weight&, RowOrder) override { refuse("place_apart"); }
     void weights_complete() override { refuse("weights_complete"); }
 

@@ -42,20 +42,24 @@ std::optional<DraftHead> plan_draft_head(const Weight& head, int64_t bytes, int6
     const int64_t rows = head.rows, each = granule(stored);
     const DenseFormat format =
         can_requantize(head, DenseFormat::nvfp4) ? DenseFormat::nvfp4 : DenseFormat::fp8;
-    const int64_t row_bytes = requantized_form(head, format).bytes() / rows;
-    const int64_t room = bytes - 2 * int64_t{sizeof(float)};  // two segments may have a scale each
     const Range added = of_added_tokens(rows, each, tokenizer);
-    const int64_t copied = std::min(added.begin, (room / row_bytes - added.rows()) / each * each);
+    const auto form = [&](int64_t first) {
+        std::vector<WeightSegment> parts;
+        if (added.rows() > 0) parts.push_back(slice_rows(stored, added.begin, added.rows(), stored.name));
+        parts.push_back(slice_rows(stored, 0, first, stored.name));
+        return Weight("draft_head", std::move(parts));
+    };
+    const int64_t row_bytes = requantized_form(head, format).bytes() / rows;
+    int64_t copied = std::min(added.begin, (bytes / row_bytes - added.rows()) / each * each);
+    while (copied > 0 && requantized_form(form(copied), format).bytes() > bytes) copied -= each;
     if (copied < added.rows() || copied <= 0) return std::nullopt;
-    std::vector<WeightSegment> parts;
-    if (added.rows() > 0) parts.push_back(slice_rows(stored, added.begin, added.rows(), stored.name));
-    parts.push_back(slice_rows(stored, 0, copied, stored.name));
-    DraftHead out{.from = Weight("draft_head", std::move(parts)),
+    DraftHead out{.from = form(copied),
                   .columns = {.first = added.rows(), .start = added.begin, .vocab = vocab},
                   .tokens = {.frequent = copied, .copied = copied, .added = added.begin}};
     out.weight = requantized_form(out.from, format);
     frequent = frequent / each * each;
-    if (frequent > 0 && copied >= frequent + frequent / 4) {
+    const bool whole_tiles = (added.rows() + frequent) % 16 == 0;  // Backend::share_first_rows
+    if (frequent > 0 && whole_tiles && copied >= frequent + frequent / 4) {
         out.tokens.frequent = frequent;
         out.frequent = first_rows(out.weight, added.rows() + frequent);
     }

@@ -78,7 +78,6 @@ TEST_SUITE("cpu") {
         CHECK(!with(2300)->frequent);
         CHECK(with(2300)->tokens.frequent == with(2300)->tokens.copied);
         CHECK(with(2190)->frequent);
-        CHECK(&with(0)->rows(DraftRows::frequent) != nullptr);
         const auto one = with(0), two = with(1000);
         CHECK(&one->rows(DraftRows::frequent) == &one->weight);
         CHECK(&two->rows(DraftRows::frequent) == &two->frequent);
@@ -106,6 +105,9 @@ TEST_SUITE("cpu") {
         shared.whole_too = false;
         CHECK(draft_rows_for(rows(0, 60), shared) == DraftRows::copied);
         CHECK(draft_rows_for(rows(0, 60), std::nullopt) == DraftRows::frequent);
+        const DraftTokens one_head{.frequent = 200, .copied = 200, .added = 1000};
+        CHECK(draft_rows_for(rows(0, 16), one_head) == DraftRows::frequent);
+        CHECK(draft_rows_for(rows(0, 17), one_head) == DraftRows::all);
     }
 
     TEST_CASE(

@@ -45,9 +45,9 @@ void apply_speculative_config(const std::string& json, SpeculationOptions& optio
 void add_draft_head_flag(ArgParser& parser, SpeculationOptions& options) {
     parser.value(
         "--draft-head", "full|short",
-        "short (default): where the model's head is large, drafters choose from as many of its rows as the "
-        "text "
-        "needs, in NVFP4, and on a GPU a drafter's layers in 16 bits become FP8, an MTP layer's experts "
+        "short (default): where the model's head is large, drafters choose from as many of its rows as "
+        "the text needs, in NVFP4, and on a GPU a drafter's layers in 16 bits become FP8, an MTP layer's "
+        "experts "
         "NVFP4 if the model's are; full: from all of it, with weights as stored, which takes longer and is "
         "right a little more often",
         [&options](const std::string& v) {

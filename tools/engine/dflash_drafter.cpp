@@ -40,7 +40,7 @@ StepPlan& DflashDrafter::plan(int64_t sequences, DraftRows rows, bool full_head)
     BatchShape shape = block_shape(
         memory_, captured ? std::min(decode_bucket(sequences), sequences_) : sequences, model_.info().vocab);
     shape.causal_windows = causal_windows_;
-    shape.draft_rows = rows;
+    shape.draft_rows = full_head ? DraftRows::all : rows;
     shape.full_head = full_head;
     return plans_.get(shape, captured ? PlanUse::repeatedly : PlanUse::sometimes);
 }

@@ -13,8 +13,9 @@ DraftRows draft_rows_for(std::span<const int32_t> tokens, const std::optional<Dr
         return std::ranges::count_if(last, [&](int32_t id) { return !known->has(rows, id); }) <= most;
     };
     if (few_missed(DraftRows::frequent, kMissedOfFrequent)) return DraftRows::frequent;
-    if (!known->whole_too || few_missed(DraftRows::copied, kMissedOfCopied)) return DraftRows::copied;
-    return DraftRows::all;
+    if (known->whole_too && !few_missed(DraftRows::copied, kMissedOfCopied)) return DraftRows::all;
+    return known->frequent == known->copied ? DraftRows::frequent
+                                            : DraftRows::copied;  // one plan for one head
 }
 
 DraftRows draft_rows_for(const Sequence& sequence, const ModelInfo& model) {

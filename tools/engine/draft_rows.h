@@ -2,7 +2,7 @@
 //
 // Rows that are read take time: of the 35B on an H200, for each token that an MTP layer drafts, those of frequent tokens 18 us by
 // their bytes, all that have a copy 47, the model's head 234, beside 40 for all else. A token without a row ends each draft that
-// comes to it.
+// comes to it. What a round costs is learnt whatever rows it reads (draft_length.h): of texts that take turns, as a mixture of both.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,8 @@ struct Sequence;
 inline constexpr size_t kDraftRowsWindow = 128;
 inline constexpr int64_t kMissedOfFrequent = 4, kMissedOfCopied = 16;
 
-/// tokens: of a sequence, so far. known: ModelInfo::draft_tokens; none: any choice is the model's head, DraftRows::frequent.
+/// tokens: of a sequence, so far. known: ModelInfo::draft_tokens; none: any choice is the model's head, DraftRows::frequent. Plans for
+/// other rows than those of frequent tokens are made when a text first needs them.
 DraftRows draft_rows_for(std::span<const int32_t> tokens, const std::optional<DraftTokens>& known);
 /// The same for all tokens that a sequence has, or what its request wants.
 DraftRows draft_rows_for(const Sequence& sequence, const ModelInfo& model);

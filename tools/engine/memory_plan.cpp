@@ -139,6 +139,7 @@ void add_mtp_passes(std::vector<BatchShape>& shapes, int64_t draft_max) {
         shapes.push_back(pass);
         if (pass.kind == StepKind::prompt) continue;
         pass.drafts = draft_max;
+        pass.draft_rows = DraftRows::all;
         shapes.push_back(pass);
         pass.sequences = 1;
         pass.full_head = true;

@@ -89,7 +89,7 @@ StepPlan& MtpDrafter::filled(StepKind kind, std::span<const Rows> list, int64_t 
                             .vocab = model_.info().vocab,
                             .pass = Pass::mtp,
                             .drafts = drafts,
-                            .draft_rows = rows,
+                            .draft_rows = full_head ? DraftRows::all : rows,
                             .full_head = full_head};
     const bool captured = kind == StepKind::answer && backend_.captures();
     StepPlan& plan = plans_.get(captured ? draft_shape(wanted, limits_.answer_rows) : wanted,

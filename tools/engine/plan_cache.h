@@ -38,7 +38,7 @@ BatchShape verify_shape(const BatchShape& shape, int64_t rows);
 /// are more than the sequences that these are padded to, which fewer than half of `rows` rows always allow.
 BatchShape draft_shape(const BatchShape& shape, int64_t rows);
 
-/// Whether it drafts for one sequence, by a smaller head if there is one. Such passes have a workspace of their own: they
+/// Whether it drafts for one sequence and leaves no logits. Such passes have a workspace of their own: they
 /// are queued while the inputs of the step before may still be read, and the step after them is queued likewise.
 bool drafts_alone(const BatchShape& shape);
 

@@ -184,7 +184,7 @@ struct PlainRows {
     int64_t ld;
     int columns, rows;
 
-    /// Before the wait: the padding.
+    /// Before the wait, by all threads of every kernel that uses it: the padding.
     __device__ __forceinline__ void early(bf16* h, int stride) const {
         zero_padding<K>(h, stride, rows, columns);
     }

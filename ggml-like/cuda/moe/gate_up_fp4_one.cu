@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
 }  // namespace
 
 void launch_gate_up_one(Context& c, const GateUp& a) {
-    if (a.experts.expert_bytes > UINT32_MAX) unsupported("moe_gate_up", "an expert of 4 GB");
+    if (a.experts.expert_bytes > INT32_MAX) unsupported("moe_gate_up", "an expert of 2 GB");
     const GateUpOneLaunch one(c, a.used, a.experts.tiles, a.shared.tiles, a.chunks);
     launch(c, "moe_gate_up one", gate_up_fp4_one, one.grid, kThreads, one.bytes, a,
            Shape{one.splits, one.piece_bytes, one.rounds});
