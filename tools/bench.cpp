@@ -241,23 +241,6 @@ bool parse(int argc, char** argv, Options& o) {
     return true;
 }
 
-/// Tests that answer, with drafts of each length; the others as they are.
-std::vector<BenchTest> with_drafts(const std::vector<BenchTest>& tests, const std::vector<int64_t>& lengths) {
-    std::vector<BenchTest> out;
-    for (BenchTest test : tests) {
-        if (test.answer == 0 || lengths.empty()) {
-            if (test.answer > 0) test.drafts = {.rows = DraftRows::frequent};
-            out.push_back(test);
-            continue;
-        }
-        for (const int64_t n : lengths) {
-            test.drafts = {.most = n, .full = true, .rows = DraftRows::frequent};
-            out.push_back(test);
-        }
-    }
-    return out;
-}
-
 std::vector<BenchTest> tests_of(const Options& o) {
     std::vector<BenchTest> tests;
     const std::vector<int64_t> prompts = o.tests_given ? o.prompts : std::vector<int64_t>{512};

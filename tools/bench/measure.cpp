@@ -415,4 +415,20 @@ std::vector<LinearRow> measure_linear(Backend& backend) {
     return table;
 }
 
+std::vector<BenchTest> with_drafts(const std::vector<BenchTest>& tests, const std::vector<int64_t>& lengths) {
+    std::vector<BenchTest> out;
+    for (BenchTest test : tests) {
+        if (test.answer == 0 || lengths.empty()) {
+            if (test.answer > 0) test.drafts = {.rows = DraftRows::frequent};
+            out.push_back(test);
+            continue;
+        }
+        for (const int64_t n : lengths) {
+            test.drafts = {.most = n, .full = true, .rows = DraftRows::frequent};
+            out.push_back(test);
+        }
+    }
+    return out;
+}
+
 }  // namespace quern

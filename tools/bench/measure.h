@@ -33,6 +33,10 @@ struct BenchTest {
     int64_t context(int64_t prompt_rows, int repetitions) const;
 };
 
+/// Tests that answer, with drafts of each length (none: of lengths that the engine chooses); the others as they are. Drafts read
+/// the rows of frequent tokens, as random tokens are no text.
+std::vector<BenchTest> with_drafts(const std::vector<BenchTest>& tests, const std::vector<int64_t>& lengths);
+
 struct Samples {
     std::vector<double> seconds;
     int64_t tokens = 0;       // counted in each run

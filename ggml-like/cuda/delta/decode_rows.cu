@@ -8,8 +8,7 @@
 //     delta rule           a half warp has its rows of S in registers and takes row after row without waiting for others
 //     norm, output gate    outputs of all rows, a warp 32 of them
 //
-//   Addresses of the first batch are known before the wait; what later steps need is written while the blocks of a head wait for each
-//   other's outputs.
+//   What later steps need is written while the blocks of a head wait for each other's outputs.
 //
 //   A row's operations are those of decode.cu (decode_row.cuh) in the same order: the same bits.
 //

@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_one(GateUp a, Shape s
         }
     commit_copies();
     const bool adds = warp < rounds.all, writes = warp == kFirstRanker && blockIdx.x == 0;
-    // What a thread loads after the wait: a logit, or 16 numbers of x; its address is known before.
+    // What a thread loads after the wait: a logit, or 16 numbers of x.
     const int ranker = threadIdx.x - 32 * kFirstRanker;
     const bool has_logit = chooses && ranker < a.choice.experts;
     const int64_t* logit_sum = a.choice.logits.sums + (has_logit ? ranker : 0);
