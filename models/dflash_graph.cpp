@@ -2,9 +2,9 @@
 #include <tuple>
 
 #include "ggml-like/check.h"
-#include "ggml-like/ops/best_token.h"
 #include "ggml-like/ops/block_attention.h"
 #include "ggml-like/ops/concat.h"
+#include "ggml-like/ops/draft_token.h"
 #include "ggml-like/ops/embed.h"
 #include "ggml-like/ops/follow_choice.h"
 #include "ggml-like/ops/gather_rows.h"
@@ -51,11 +51,15 @@ class BlockBuilder {
         const bool whole = shape_.draft_rows == DraftRows::all || short_head == nullptr;
         const Weight& w = whole ? head : short_head->rows(shape_.draft_rows);
         const TokenColumns columns = whole ? TokenColumns{0, 0, shape_.vocab} : short_head->columns;
-        Tensor* logits = norm_linear(g_, "dflash.logits", rows, w, c_.eps, shape_.kind, DType::F32);
         Tensor* ids = g_.view("dflash.drafts", drafts_, 0, {shape_.logit_rows}, {1});
-        best_token(g_, "dflash.best_token", logits, columns, ids);
-        if (shape_.full_head) g_.output(logits);
-        BuiltGraph built{.batch = declared_, .logits = shape_.full_head ? logits : nullptr, .top = ids};
+        BuiltGraph built{.batch = declared_, .top = ids};
+        if (shape_.full_head) {
+            built.logits = norm_linear(g_, "dflash.logits", rows, w, c_.eps, shape_.kind, DType::F32);
+            best_token(g_, "dflash.best_token", built.logits, columns, ids);
+            g_.output(built.logits);
+        } else {
+            draft_token(g_, "dflash.draft_token", rows, w, columns, c_.eps, shape_.kind, ids);
+        }
         built.graph = std::move(g_);
         return built;
     }
@@ -100,7 +104,7 @@ void dflash_context(Graph& g, const Dflash& drafter, const std::vector<Tensor*>&
     const DflashWeights& w = drafter.weights();
     const int64_t tokens = taps.front()->shape[0], heads = c.layers * c.kv_heads, d = c.head_dim;
     Tensor* joined = concat(g, "dflash.taps", taps, activations);
-    Tensor* nothing = g.zeros("dflash.zero", DType::F32, {tokens, c.width});
+    Tensor* nothing = no_residual(g, "dflash.zero", tokens, c.width, batch.kind);
     const Residual fused = linear_add(g, "dflash.fc", joined, w.fc, nothing,
                                       {g.external(w.hidden_norm), activations, batch.kind});
     Tensor* kv = norm_linear(g, "dflash.context", fused, w.context, c.eps, batch.kind, activations);

@@ -109,12 +109,13 @@ void ModelWeights::plan_copy(WeightUse& use, DenseFormat format) {
 void ModelWeights::plan_drafters(DenseFormat format) {
     if (format == DenseFormat::as_stored) return;
     const bool nvfp4 = std::any_of(uses.begin(), uses.end(), [](const WeightUse& use) {
-        return use.experts != nullptr && !use.draft &&
-               use.experts->expert.front().segments.front().dtype == DType::NVFP4;
+        if (use.draft || use.vision || use.layer < 0 || use.vector != nullptr) return false;
+        const Weight& w = use.matrix != nullptr ? *use.matrix : use.experts->expert.front();
+        return w.segments.front().dtype == DType::NVFP4;
     });
     for (WeightUse& use : uses) {
         if (use.draft_layer) plan_copy(use, format);
-        if (use.draft_expert && nvfp4) plan_copy(use, DenseFormat::nvfp4);
+        if (use.mtp_product && nvfp4) plan_copy(use, DenseFormat::nvfp4);
     }
 }
 

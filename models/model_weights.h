@@ -24,8 +24,7 @@ struct WeightUse {
     int64_t picked = 0;        // experts, or rows of the embedding, that each token picks; 0: it reads all
     bool projection = false;   // whether OpenOptions::dense applies
     bool draft_layer = false;  // of a DFlash drafter's layers: OpenOptions::draft_format applies
-    bool draft_expert =
-        false;            // of the MTP layer's mixture: likewise, but NVFP4 if the model's own experts are
+    bool mtp_product = false;  // of the MTP layer, all but the router: likewise, but NVFP4 if the model has such weights
     bool draft = false;   // of the MTP layer or a drafter: only drafting reads it
     bool vision = false;  // of the vision tower: only images read it
     bool copy = false;    // made of another weight when the weights are placed: ModelWeights::copies
@@ -73,8 +72,8 @@ struct ModelWeights {
     void plan_dense(DenseFormat format);
     /// The same for the matrices of the vision tower; those that are quantized already stay.
     void plan_vision(DenseFormat format);
-    /// Gives the matrices of a DFlash drafter's layers that are stored in 16 or 32 bits this form, and the experts of an MTP layer that of
-    /// the model's own, if that is NVFP4: they become copies, and what is stored is not placed.
+    /// Gives the matrices of a DFlash drafter's layers that are stored in 16 or 32 bits this form, and those of an MTP layer NVFP4, if the
+    /// model's own layers have weights in that: they become copies, and what is stored is not placed.
     void plan_drafters(DenseFormat format);
     /// After `uses` has changed: drops what was planned of weights that are not among them any more, and says of the others
     /// which are copies.

@@ -105,14 +105,13 @@ struct LayerWeights {
     MlpWeights mlp;                // this is filled, the same one in all layers
 };
 
-/// The layer for multi-token prediction: one more layer with full attention, between the sum of two projections and a norm.
+/// The layer for multi-token prediction: one more layer with full attention, between a projection and a norm.
 /// Embedding and head are the model's.
 struct MtpWeights {
     Tensor embedding_norm, hidden_norm;  // F32 [D], 1 added
-    Weight from_embedding;               // [D, D]: the first D columns of mtp.fc
-    Weight from_hidden;                  // [D, D]: the others
-    std::vector<LayerWeights> layers;    // one
-    Tensor norm;                         // F32 [D], 1 added
+    Weight fc;  // [D, 2 D]: of the next token's embedding, then of the hidden state
+    std::vector<LayerWeights> layers;  // one
+    Tensor norm;                       // F32 [D], 1 added
 };
 
 struct Qwen36MoeWeights {

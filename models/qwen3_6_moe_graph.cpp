@@ -6,8 +6,8 @@
 #include "ggml-like/check.h"
 #include "ggml-like/ops/accept_drafts.h"
 #include "ggml-like/ops/arrived_rows.h"
-#include "ggml-like/ops/best_token.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
+#include "ggml-like/ops/draft_token.h"
 #include "ggml-like/ops/embed.h"
 #include "ggml-like/ops/follow_draft.h"
 #include "ggml-like/ops/gated_attention.h"
@@ -16,9 +16,9 @@
 #include "ggml-like/ops/logits_top.h"
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
+#include "ggml-like/ops/mtp_rows.h"
 #include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
-#include "ggml-like/ops/norm_twice.h"
 #include "ggml-like/ops/write_ring.h"
 #include "models/dflash.h"
 #include "models/qwen3_6_moe.h"
@@ -116,8 +116,7 @@ class Builder {
         MtpTensors io;
         io.ring_rows = g_.input("ring_rows", DType::I32, {shape_.tokens});
         const FollowedRows rows = shape_.drafts > 0 ? followed_rows(io) : FollowedRows{batch_.token_ids};
-        Tensor* u = norm_hidden(hidden_ring(), io.ring_rows, w_.final_norm);
-        Residual x = mtp_input(rows.ids, u, {});
+        Residual x = mtp_input(rows.ids, hidden_ring(), io.ring_rows, w_.final_norm);
         Tensor* y = attention(layer, x);
         if (shape_.drafts == 0) {
             g_.output(y);
@@ -169,12 +168,15 @@ class Builder {
         for (int64_t i = 0;; ++i) {
             const Residual out = second_half(
                 layer, out_proj(name("attn.out_proj"), layer, y, layer.attention.out_proj, x), w_.mtp->norm);
-            Tensor* logits = norm_linear(g_, name("draft_head"), out, head, c_.eps, shape_.kind, DType::F32);
             Tensor* ids = row_of(io.drafts, i);
-            best_token(g_, name("best_token"), logits, columns, ids);
             if (shape_.full_head) {
+                Tensor* logits =
+                    norm_linear(g_, name("draft_head"), out, head, c_.eps, shape_.kind, DType::F32);
+                best_token(g_, name("best_token"), logits, columns, ids);
                 g_.output(logits);
                 io.logits.push_back(logits);
+            } else {
+                draft_token(g_, name("draft_token"), out, head, columns, c_.eps, shape_.kind, ids);
             }
             if (i + 1 == shape_.drafts) break;
             batch_.positions = row_of(rows.later_positions, i);
@@ -182,28 +184,31 @@ class Builder {
                 batch_.rope = g_.view(name("later_rope"), rows.later_rope, i * n, {3, n}, {0, 1});
             batch_.row_sequence = io.later_sequence;
             batch_.start = io.later_start;
-            x = mtp_input(ids, norm_hidden(out.x, nullptr, w_.mtp->norm), {});
+            x = mtp_input(ids, out.x, nullptr, w_.mtp->norm, {}, true);
             y = attention(layer, x);
         }
         batch_ = all;
     }
 
-    /// What the MTP layer reads of hidden states: normed as the pass that left them norms them, then by a norm of its own.
-    Tensor* norm_hidden(Tensor* hidden, Tensor* rows, const Tensor& norm) {
-        return norm_twice(g_, name("mtp.hidden"), hidden, rows, g_.external(norm),
-                          g_.external(w_.mtp->hidden_norm), c_.eps, act_);
+    /// The MTP layer's residual stream, from rows of hidden states and the tokens after them. norm: that of the pass which left the
+    /// hidden states. after_all: these rows' attention reads keys of the pass before, and does so before it waits (attention/decode_keys.cuh).
+    Residual mtp_input(Tensor* next_ids, Tensor* hidden, Tensor* rows, const Tensor& norm,
+                       const OtherRows& images = {}, bool after_all = false) {
+        const MtpWeights& w = *w_.mtp;
+        const MtpNorms norms{g_.external(w.embedding_norm), g_.external(norm), g_.external(w.hidden_norm),
+                             c_.eps};
+        Tensor* joined =
+            mtp_rows(g_, name("mtp.rows"), w_.embedding, next_ids, hidden, rows, norms, images, act_, after_all);
+        return linear_add(g_, name("mtp.fc"), joined, w.fc, nothing(joined->shape[0]),
+                          next(w.layers.front().input_norm));
     }
 
-    /// The MTP layer's residual stream: the sum of two projections, of the normed embedding of a row's next token, and of the
-    /// normed hidden state before that token. Source: DeepSeek-V3 (2024), section 2.2.
-    Residual mtp_input(Tensor* next_ids, Tensor* hidden, const OtherRows& images) {
-        const MtpWeights& w = *w_.mtp;
-        const Residual e =
-            embed(g_, name("mtp.embed"), w_.embedding, next_ids, next(w.embedding_norm), images);
-        Tensor* sum =
-            norm_linear(g_, name("mtp.from_embedding"), e, w.from_embedding, c_.eps, shape_.kind, DType::F32);
-        return linear_add(g_, name("mtp.from_hidden"), hidden, w.from_hidden, sum,
-                          next(w.layers.front().input_norm));
+    /// Zeros to add to.
+    Tensor* nothing(int64_t rows) {
+        if (nothing_ == nullptr)
+            nothing_ = no_residual(g_, "nothing", shape_.tokens, c_.width, shape_.kind);
+        return g_.view(fmt::format("nothing[{}]", rows), nothing_, 0, {rows, c_.width},
+                       {nothing_->stride[0], 1});
     }
 
     /// Row i of a matrix that is read as a vector.
@@ -238,7 +243,7 @@ class Builder {
         begin_mtp();
         write_ring(g_, name("mtp.ring"), x, state(StateRole::hidden), batch_);
         if (shape_.kind == StepKind::answer) return;
-        const Residual in = mtp_input(built.next_ids, norm_hidden(x, nullptr, w_.final_norm),
+        const Residual in = mtp_input(built.next_ids, x, nullptr, w_.final_norm,
                                       {built.next_source, batch_.image_rows});
         g_.output(attention(w_.mtp->layers.front(), in));
     }

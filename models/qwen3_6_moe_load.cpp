@@ -34,13 +34,11 @@ class Reader {
         const int64_t d = c_.width;
         MtpWeights w;
         w.embedding_norm = shifted_norm("mtp.pre_fc_norm_embedding.weight", d);
-        const Weight fc("mtp.fc", {matrix("mtp.fc", d, 2 * d)});
-        w.from_embedding = Weight("mtp.from_embedding", {columns(fc.segments[0], 0, d)});
-        w.from_hidden = Weight("mtp.from_hidden", {columns(fc.segments[0], d, d)});
+        w.fc = Weight("mtp.fc", {matrix("mtp.fc", d, 2 * d)});
         w.layers.push_back(read_layer("mtp.layers.0.", "mtp.", true));
         w.norm = shifted_norm("mtp.norm.weight", d);
         w.hidden_norm = shifted_norm("mtp.pre_fc_norm_hidden.weight", d);
-        check(w, fc, threads);
+        check(w, threads);
         return w;
     }
 
@@ -89,34 +87,14 @@ class Reader {
         }
     }
 
-    /// Columns [begin, begin + count) as a matrix of its own: BF16 as it is, all other formats in F32.
-    WeightSegment columns(const WeightSegment& from, int64_t begin, int64_t count) {
-        const bool bf16 = from.dtype == DType::BF16;
-        WeightSegment out{
-            .name = from.name, .dtype = bf16 ? DType::BF16 : DType::F32, .rows = from.rows, .cols = count};
-        const auto bytes = static_cast<size_t>(dtype_bytes(out.dtype, count));
-        auto* to = reinterpret_cast<std::byte*>(
-            use_.new_floats((static_cast<size_t>(from.rows) * bytes + 3) / sizeof(float)));
-        out.data = to;
-        std::vector<float> row(static_cast<size_t>(from.cols));
-        for (int64_t r = 0; r < from.rows; ++r, to += bytes) {
-            if (!bf16) dequantize_row(from, r, row.data());
-            const auto* source =
-                bf16 ? static_cast<const std::byte*>(from.data) + dtype_bytes(from.dtype, r * from.cols)
-                     : reinterpret_cast<const std::byte*>(row.data());
-            std::memcpy(to, source + dtype_bytes(out.dtype, begin), bytes);
-        }
-        return out;
-    }
-
     /// Finds now what placing the weights would refuse.
-    void check(const MtpWeights& w, const Weight& fc, int threads) const {
+    void check(const MtpWeights& w, int threads) const {
         const LayerWeights& l = w.layers.front();
         std::vector<const WeightSegment*> segments;
         const auto add = [&](const Weight& weight) {
             for (const WeightSegment& s : weight.segments) segments.push_back(&s);
         };
-        for (const Weight* weight : {&fc, &l.attention.in_proj, &l.attention.out_proj, &l.moe.router,
+        for (const Weight* weight : {&w.fc, &l.attention.in_proj, &l.attention.out_proj, &l.moe.router,
                                      &l.moe.shared_gate_up, &l.moe.shared_down, &l.mlp.gate_up, &l.mlp.down})
             add(*weight);
         for (const ExpertWeights* experts : {&l.moe.gate_up, &l.moe.down})

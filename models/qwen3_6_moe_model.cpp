@@ -57,8 +57,7 @@ void list_mlp(std::vector<WeightUse>& uses, int layer, MlpWeights& w) {
 void list_mtp(std::vector<WeightUse>& uses, const Qwen36MoeConfig& config, MtpWeights& w) {
     const size_t first = uses.size();
     const int layer = static_cast<int>(config.layers);
-    for (Weight* matrix : {&w.from_embedding, &w.from_hidden})
-        uses.push_back({.group = "MTP", .layer = layer, .matrix = matrix});
+    uses.push_back({.group = "MTP", .layer = layer, .matrix = &w.fc});
     LayerWeights& l = w.layers.front();
     list_attention(uses, layer, l.attention);
     if (config.dense())
@@ -66,8 +65,7 @@ void list_mtp(std::vector<WeightUse>& uses, const Qwen36MoeConfig& config, MtpWe
     else
         list_moe(uses, layer, l.moe, config.experts_used);
     for (size_t i = first; i < uses.size(); ++i) {
-        const std::string_view group = uses[i].group;
-        uses[i].draft_expert = group == "routed experts" || group == "shared experts";
+        uses[i].mtp_product = std::string_view(uses[i].group) != "router";
         uses[i].group = "MTP";
         uses[i].projection = false;
         uses[i].draft = true;

@@ -58,8 +58,7 @@ class Generator {
         const int64_t d = c_.width;
         MtpWeights w;
         w.embedding_norm = vector("mtp.embedding_norm", d, 1.0f, 0.1f);
-        w.from_embedding = matrix("mtp.from_embedding", {d}, d, kBf16);
-        w.from_hidden = matrix("mtp.from_hidden", {d}, d, kBf16);
+        w.fc = matrix("mtp.fc", {d}, 2 * d, kBf16);
         w.layers.push_back(layer("mtp.", true));
         w.norm = vector("mtp.norm", d, 1.0f, 0.1f);
         w.hidden_norm = vector("mtp.hidden_norm", d, 1.0f, 0.1f);

@@ -363,7 +363,7 @@ TEST_SUITE("cpu") {
         }
     }
 
-    TEST_CASE("mtp: experts in 16 bits beside NVFP4 ones become NVFP4, where drafters get smaller copies") {
+    TEST_CASE("mtp: matrices in 16 bits beside NVFP4 layers become NVFP4, where drafters get smaller copies") {
         int changed = 0;
         for (const std::string& name : case_names()) {
             CAPTURE(name);
@@ -378,7 +378,7 @@ TEST_SUITE("cpu") {
                 continue;
             ++changed;
             for (const WeightUse& use : weights.uses) {
-                CHECK(use.copy == use.draft_expert);
+                CHECK(use.copy == use.mtp_product);
                 if (use.experts == nullptr) continue;
                 for (const Weight& expert : use.experts->expert)
                     for (const WeightSegment& s : expert.segments) CHECK(s.dtype == DType::NVFP4);

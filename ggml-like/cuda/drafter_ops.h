@@ -6,6 +6,8 @@
 
 namespace quern::cuda {
 
+void draft_token(const Node& node, Context& context);
+void mtp_rows(const Node& node, Context& context);
 void concat(const Node& node, Context& context);
 void kv_write(const Node& node, Context& context);
 void block_attention(const Node& node, Context& context);

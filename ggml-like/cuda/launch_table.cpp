@@ -13,6 +13,7 @@
 #include "ggml-like/ops/block_attention.h"
 #include "ggml-like/ops/concat.h"
 #include "ggml-like/ops/conv_gated_delta_net.h"
+#include "ggml-like/ops/draft_token.h"
 #include "ggml-like/ops/embed.h"
 #include "ggml-like/ops/follow_choice.h"
 #include "ggml-like/ops/follow_draft.h"
@@ -26,9 +27,9 @@
 #include "ggml-like/ops/logits_top.h"
 #include "ggml-like/ops/moe_down.h"
 #include "ggml-like/ops/moe_gate_up.h"
+#include "ggml-like/ops/mtp_rows.h"
 #include "ggml-like/ops/norm_gate_up.h"
 #include "ggml-like/ops/norm_linear.h"
-#include "ggml-like/ops/norm_twice.h"
 #include "ggml-like/ops/patches.h"
 #include "ggml-like/ops/write_ring.h"
 
@@ -57,7 +58,8 @@ Launch launch_of(const Op* op) {
         {&kBlockAttention, block_attention},
         {&kLogitsTop, logits_top},
         {&kBestToken, best_token},
-        {&kNormTwice, norm_twice},
+        {&kDraftToken, draft_token},
+        {&kMtpRows, mtp_rows},
         {&kWriteRing, write_ring},
         {&kAcceptDrafts, accept_drafts},
         {&kFollowChoice, follow_choice},

@@ -19,7 +19,6 @@ void all_reduce_add(const Node& node, Context& context);
 void gather_rows(const Node& node, Context& context);
 void logits_top(const Node& node, Context& context);
 void best_token(const Node& node, Context& context);
-void norm_twice(const Node& node, Context& context);
 void write_ring(const Node& node, Context& context);
 
 }  // namespace quern::cuda

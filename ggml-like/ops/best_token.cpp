@@ -33,16 +33,25 @@ Cost cost(const Node& node) { return {.activation_bytes = cpu::dense_bytes(*node
 
 const Op kBestToken{"best_token", run, cost};
 
+void check_best(const char* op, std::string_view name, const TokenColumns& columns, int64_t count, const Tensor* ids,
+                int64_t rows) {
+    CHECK(columns.first <= count, "[{}] {}: the first {} of {} columns", op, name, columns.first, count);
+    CHECK(ids->dtype == DType::I32 && ids->rank == 1 && ids->shape[0] == rows, "[{}] {}: ids {} of {} rows", op,
+          name, describe(*ids), rows);
+}
+
+Tensor* best_token_work(Graph& g, std::string_view name, int64_t rows) {
+    return g.scratch(fmt::format("{}.work", name), DType::I64, {rows, kWorkWords});
+}
+
 void best_token(Graph& g, std::string_view name, Tensor* logits, const TokenColumns& columns, Tensor* ids) {
-    CHECK(logits->rank == 2 && logits->dtype == DType::F32 && columns.first <= logits->shape[1],
-          "[best_token] {}: the first {} columns of logits {}", name, columns.first, describe(*logits));
-    CHECK(ids->dtype == DType::I32 && ids->rank == 1 && ids->shape[0] == logits->shape[0],
-          "[best_token] {}: ids {} of logits {}", name, describe(*ids), describe(*logits));
-    Tensor* work = g.scratch(fmt::format("{}.work", name), DType::I64, {logits->shape[0], kWorkWords});
+    CHECK(logits->rank == 2 && logits->dtype == DType::F32, "[best_token] {}: logits are {}", name,
+          describe(*logits));
+    check_best("best_token", name, columns, logits->shape[1], ids, logits->shape[0]);
     g.add({.op = &kBestToken,
            .name = std::string(name),
            .inputs = {logits},
-           .outputs = {ids, work},
+           .outputs = {ids, best_token_work(g, name, logits->shape[0])},
            .parameters = columns});
 }
 

@@ -49,12 +49,19 @@ Cost cost(const Node& node) {
 
 const Op kLinearAdd{"linear_add", run, cost};
 
+Tensor* no_residual(Graph& g, std::string_view name, int64_t tokens, int64_t width, StepKind kind) {
+    if (kind == StepKind::answer) return g.zeros(name, DType::F32, {tokens, width});
+    Tensor* row = g.zeros(fmt::format("{}.row", name), DType::F32, {1, width});
+    return g.view(name, row, 0, {tokens, width}, {0, 1});
+}
+
 Residual linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w, Tensor* residual,
                     const NextNorm& next, const Weight* router, const OverRanks& ranks) {
     CHECK(x->rank == 2 && x->shape[1] == w.cols && x->stride[1] == 1,
           "[linear_add] {}: weight {} [{}, {}] does not fit x {}", name, w.name, w.rows, w.cols,
           describe(*x));
-    CHECK(residual->rank == 2 && residual->dtype == DType::F32 && residual->contiguous() &&
+    const bool repeated = next.kind == StepKind::prompt && residual->stride[0] == 0 && residual->stride[1] == 1;
+    CHECK(residual->rank == 2 && residual->dtype == DType::F32 && (residual->contiguous() || repeated) &&
               residual->shape[0] == x->shape[0] && residual->shape[1] == w.rows,
           "[linear_add] {}: residual {} should be F32 [{}, {}]", name, describe(*residual), x->shape[0],
           w.rows);

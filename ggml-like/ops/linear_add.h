@@ -22,6 +22,9 @@ struct LinearAddParams {
     Sums sums;
 };
 
+/// Zeros for a sum without a residual. Of prompts one row that stands for all (a view of stride 0), which linear_add takes, too.
+Tensor* no_residual(Graph& g, std::string_view name, int64_t tokens, int64_t width, StepKind kind);
+
 /// inputs {x, residual, next norm} and, over ranks, zeros; outputs {x', h, squares} and, with a router, logits.
 extern const Op kLinearAdd;
 

@@ -1,9 +1,7 @@
-// best_token, norm_twice and write_ring: what a chain of drafts is made of.
+// best_token and write_ring: what a chain of drafts is made of.
 #include <limits>
 
-#include "ggml-like/error.h"
 #include "ggml-like/ops/best_token.h"
-#include "ggml-like/ops/norm_twice.h"
 #include "ggml-like/ops/write_ring.h"
 #include "ops/harness.h"
 
@@ -55,47 +53,6 @@ void best_tokens(Device& device) {
     CHECK(run_best(device, {-3, -1, -1, -2}, 1, all) == std::vector<double>{1});
 }
 
-std::vector<double> norm(const std::vector<double>& x, const std::vector<float>& weight, double eps) {
-    double squares = 0;
-    for (const double v : x) squares += v * v;
-    const double rms = std::sqrt(squares / static_cast<double>(x.size()) + eps);
-    std::vector<double> y;
-    for (size_t i = 0; i < x.size(); ++i) y.push_back(x[i] / rms * double{weight[i]});
-    return y;
-}
-
-/// Rows 4, 0 and 4 of five, or all of them.
-void norms_twice(Device& device) {
-    constexpr float kEps = 1e-6f;
-    for (const int64_t width : {16, 144, 2048, 5120})
-        for (const bool chosen : {false, true}) {
-            CAPTURE(width);
-            const std::vector<int32_t> order = chosen ? std::vector{4, 0, 4} : std::vector{0, 1, 2, 3, 4};
-            const std::vector<float> x = Random(1).normals(5 * width), first = Random(2).normals(width),
-                                     second = Random(3).normals(width);
-            Guarded one(device, "first", DType::F32, Place::weight, {width}),
-                two(device, "second", DType::F32, Place::weight, {width});
-            one.set(first);
-            two.set(second);
-            Graph g;
-            Tensor* in = g.input("x", DType::F32, {5, width});
-            Tensor* rows = chosen ? g.input("rows", DType::I32, {3}) : nullptr;
-            g.output(norm_twice(g, "y", in, rows, g.external(one.tensor()), g.external(two.tensor()), kEps,
-                                device.activation));
-            const auto got = run_graph(device, std::move(g), [&](Plan& p) {
-                set_input(p, in, x);
-                if (chosen) std::copy(order.begin(), order.end(), p.input<int32_t>(rows));
-            })[0];
-            std::vector<double> expected;
-            for (const int32_t r : order) {
-                const auto row = rows_of(x, width, r, 1);
-                const auto y = norm(norm({row.begin(), row.end()}, first, kEps), second, kEps);
-                expected.insert(expected.end(), y.begin(), y.end());
-            }
-            CHECK(relative_error(got, expected) < device.bound(1e-6));
-        }
-}
-
 /// Rings of 4 entries: sequences of 1, 7 and 4 rows in slots 2, 0 and 3, then padding.
 void rings(Device& device) {
     constexpr int64_t kWidth = 48, kEntries = 4, kSlots = 4;
@@ -124,21 +81,4 @@ void rings(Device& device) {
 }  // namespace
 
 DEVICE_TEST_CASE("best_token finds the highest logit, of a head with fewer rows than tokens", best_tokens)
-DEVICE_TEST_CASE("norm_twice is two norms of chosen rows", norms_twice)
 DEVICE_TEST_CASE("write_ring keeps the last rows of each sequence by position", rings)
-
-TEST_SUITE("cpu") {
-    TEST_CASE("norm_twice: rows outside throw") {
-        const Device device = cpu_device();
-        Guarded w(device, "w", DType::F32, Place::weight, {16});
-        w.fill(1);
-        for (const int32_t row : {-1, 5}) {
-            Graph g;
-            Tensor *in = g.input("x", DType::F32, {5, 16}), *rows = g.input("rows", DType::I32, {1});
-            g.output(norm_twice(g, "y", in, rows, g.external(w.tensor()), g.external(w.tensor()), 1e-6f,
-                                DType::F32));
-            CHECK_THROWS_AS(
-                run_graph(device, std::move(g), [&](Plan& p) { p.input<int32_t>(rows)[0] = row; }), Error);
-        }
-    }
-}
