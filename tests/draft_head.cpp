@@ -100,7 +100,7 @@ TEST_SUITE("cpu") {
         CHECK(draft_rows_for(rows(0, 17), known) == DraftRows::all);
         CHECK(draft_rows_for(rows(4, 0, 1000), known) == DraftRows::frequent);  // long ago
         CHECK(draft_rows_for(std::vector<int32_t>(3, 300), known) == DraftRows::frequent);
-        CHECK(draft_rows_for({}, known) == DraftRows::frequent);
+        CHECK(draft_rows_for(std::span<const int32_t>(), known) == DraftRows::frequent);
         DraftTokens shared = known;
         shared.whole_too = false;
         CHECK(draft_rows_for(rows(0, 60), shared) == DraftRows::copied);

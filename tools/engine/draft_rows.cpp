@@ -18,9 +18,9 @@ DraftRows draft_rows_for(std::span<const int32_t> tokens, const std::optional<Dr
                                             : DraftRows::copied;  // one plan for one head
 }
 
-DraftRows draft_rows_for(const Sequence& sequence, const ModelInfo& model) {
+DraftRows draft_rows_for(const Sequence& sequence, const std::optional<DraftTokens>& known) {
     const auto& wanted = sequence.request.drafts.rows;
-    return wanted ? *wanted : draft_rows_for(sequence.tokens, model.draft_tokens);
+    return wanted ? *wanted : draft_rows_for(sequence.tokens, known);
 }
 
 }  // namespace quern

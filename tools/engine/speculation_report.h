@@ -5,12 +5,15 @@
 #include <string>
 #include <vector>
 
+#include "tools/engine/speculation_options.h"
+
 namespace quern {
 
 struct SpeculationReport {
     /// Answer steps of that size, drafting included.
     struct Cost {
         int64_t sequences, rows;
+        DraftRows draft_rows;  // of the head, that drafts were chosen from; frequent: also without drafts
         double seconds;
         bool sure;  // measured more than once, and lately
     };
