@@ -85,6 +85,7 @@ void DflashDrafter::fill(std::span<Draft*> drafts) {
     pass.await_inputs();
     fill_inputs(pass, rows);
     pass.run_pass();
+    drafts.front()->read = pass.shape.draft_rows;
     if (!drafts.front()->may_be_late) return read(pass, drafts);
     drafts.front()->late = std::min(guesses, drafts.front()->most);
     late_ = true;

@@ -6,6 +6,11 @@
 
 namespace quern {
 
+const char* draft_rows_name(DraftRows rows) {
+    constexpr const char* kNames[] = {"frequent", "copied", "all"};
+    return kNames[static_cast<size_t>(rows)];
+}
+
 DraftRows draft_rows_for(std::span<const int32_t> tokens, const std::optional<DraftTokens>& known) {
     if (!known) return DraftRows::frequent;
     const auto last = tokens.last(std::min(tokens.size(), kDraftRowsWindow));

@@ -112,16 +112,29 @@ void Speculation::note_choice(std::span<const DraftCandidate> candidates, std::s
 /// Rows of the head that drafts of the sequence should be chosen from.
 DraftRows Speculation::rows_for(const Sequence& s) const { return draft_rows_for(s, limits_.draft_tokens); }
 
-/// The most rows of the head that these drafts need.
-DraftRows Speculation::most_rows(std::span<const Draft> drafts) const {
+/// For the report: the rows that a pass reads which should read these (models/model.h).
+DraftRows Speculation::rows_read(DraftRows chosen) const {
+    const auto& known = limits_.draft_tokens;
+    if (!known) return DraftRows::all;
+    return known->whole_too ? chosen : std::min(chosen, DraftRows::copied);
+}
+
+/// For the report, and the most rows of the head that these drafts need.
+DraftRows Speculation::note_rows(std::span<const Draft> drafts) {
     DraftRows most = DraftRows::frequent;
-    for (const Draft& d : drafts) most = std::max(most, d.ahead ? ahead_rows_ : d.rows);
+    for (const Draft& d : drafts) {
+        const DraftRows rows = rows_[d.sequence->id] = d.ahead ? ahead_rows_ : d.rows;
+        most = std::max(most, rows);
+        if (d.read) ++report_.passes[static_cast<size_t>(rows_read(*d.read))];
+    }
     return most;
 }
 
 SpeculationReport Speculation::report() const {
     SpeculationReport r = report_;
     r.costs = costs_.list();
+    if (r.head_passes() > 0)
+        for (const auto& [id, rows] : rows_) r.answers.push_back(rows_read(rows));
     double all = 1;
     const AcceptanceRecord::Chances chances = all_.chances();
     for (int64_t i = 0; i < options_.draft_max; ++i)
@@ -187,7 +200,7 @@ void Speculation::draft(Step& step, const Reserve& reserve) {
         in_vain_ = false;
         ++report_.ahead;
     }
-    const DraftRows rows = most_rows(wanted);
+    const DraftRows rows = note_rows(wanted);
     bool any = false;
     for (size_t i = 0; i < wanted.size(); ++i) {
         Slice& slice = *drafting[i];
@@ -235,6 +248,7 @@ void Speculation::ready_ahead(const Step& step, int64_t most) {
 void Speculation::propose_ahead() {
     drafted_->propose_ahead();
     ahead_ = true;
+    ++report_.passes[static_cast<size_t>(rows_read(ahead_rows_))];
 }
 
 int64_t Speculation::ahead(const Step& step) const {
@@ -275,6 +289,7 @@ void Speculation::committed(const Step& step) {
 
 void Speculation::release(const Sequence& s) {
     records_.erase(s.id);
+    rows_.erase(s.id);
     for (const auto& drafter : drafters_) drafter->release(s);
 }
 

@@ -68,8 +68,9 @@ class Speculation {
     std::vector<Draft> lengths(const Step& step, const std::vector<Slice*>& slices);
     void note_choice(std::span<const DraftCandidate> candidates, std::span<const int64_t> lengths,
                      const StepSize& plain);
-    DraftRows most_rows(std::span<const Draft> drafts) const;
+    DraftRows note_rows(std::span<const Draft> drafts);
     DraftRows rows_for(const Sequence& s) const;
+    DraftRows rows_read(DraftRows chosen) const;
     int64_t cost_size(const Step& step) const;
     std::vector<int32_t> possible(Draft draft) const;
 
@@ -83,7 +84,8 @@ class Speculation {
     StepCosts costs_;
     AcceptanceRecord all_;  // of all sequences: what is expected of one of which little is known
     std::map<RequestId, AcceptanceRecord> records_;
-    SpeculationReport report_;  // its counts, and the last step's choice
+    std::map<RequestId, DraftRows> rows_;  // that the last draft of each was chosen from
+    SpeculationReport report_;             // its counts, and the last step's choice
 };
 
 /// Throws Error(usage) if a request wants drafts that this engine does not make.
