@@ -129,7 +129,9 @@ void check_late_drafts(Backend& backend, size_t n) {
                 CHECK(late.accepted == seen.accepted);
                 CHECK(late.accepted > 0);
             }
-            CHECK((engine.speculation()->ahead > 0) == (ahead && backend.asynchronous()));
+            const SpeculationReport report = *engine.speculation();
+            CHECK((report.ahead > 0) == (ahead && backend.asynchronous()));
+            CHECK(report.passes[static_cast<size_t>(DraftRows::all)] >= report.rounds);
         }
     }
 }

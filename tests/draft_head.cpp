@@ -5,12 +5,15 @@
 
 #include <cmath>
 
+#include <fmt/format.h>
+
 #include "checkpoint_writer.h"
 #include "counted_backend.h"
 #include "engine_harness.h"
 #include "ggml-like/requantize.h"
 #include "models/tokenizer.h"
 #include "tools/engine/draft_rows.h"
+#include "tools/engine/drafter.h"
 
 namespace quern {
 namespace {
@@ -100,7 +103,7 @@ TEST_SUITE("cpu") {
         CHECK(draft_rows_for(rows(0, 17), known) == DraftRows::all);
         CHECK(draft_rows_for(rows(4, 0, 1000), known) == DraftRows::frequent);  // long ago
         CHECK(draft_rows_for(std::vector<int32_t>(3, 300), known) == DraftRows::frequent);
-        CHECK(draft_rows_for({}, known) == DraftRows::frequent);
+        CHECK(draft_rows_for(std::span<const int32_t>(), known) == DraftRows::frequent);
         DraftTokens shared = known;
         shared.whole_too = false;
         CHECK(draft_rows_for(rows(0, 60), shared) == DraftRows::copied);
@@ -190,6 +193,75 @@ TEST_SUITE("cpu") {
                     }
                 }
             }
+    }
+
+    TEST_CASE("draft head: the report says which rows drafts read, and steps are timed by them") {
+        using enum DraftRows;
+        for (const bool short_head : {true, false}) {
+            CAPTURE(short_head);
+            const auto backend = cpu();
+            OpenOptions options{.tokenizer = false, .mtp = MtpUse::required};
+            if (short_head) options.draft_head_bytes = 70 * kRowBytes, options.draft_frequent = 16;
+            const auto model = open_model(test::parity("vision_mtp/bf16"), options);
+            place_weights(*model, *backend);
+            const EngineOptions drafting{
+                .context = 256, .sequences = 2, .speculation = {.kind = DrafterKind::mtp, .draft_max = 3}};
+            Engine engine(*model, *backend, drafting);
+            const auto request = [&](DraftRows rows) {
+                Request r;
+                r.prompt = random_ids(*model, 30, 1);
+                r.max_tokens = 24;
+                r.drafts = {.full = true, .rows = rows};
+                return r;
+            };
+            engine.run(request(copied));
+            const SpeculationReport alone = *engine.speculation();
+            REQUIRE(alone.rounds > 2);
+            std::array<int64_t, 3> passes{};
+            passes[short_head ? 1 : 2] = alone.rounds;
+            CHECK(alone.passes == passes);
+            CHECK(alone.answers.empty());  // it has ended
+            const auto slow = [](const auto& c) { return c.rows == 4 && c.draft_rows == copied; };
+            CHECK(std::any_of(alone.costs.begin(), alone.costs.end(), slow));
+            const std::string text = describe(alone);
+            CHECK(text.find(" 1x4 copied: ") != std::string::npos);
+            CHECK(text.find(fmt::format(" {}: {}", short_head ? "copied" : "all", alone.rounds)) !=
+                  std::string::npos);
+            engine.submit(request(frequent));
+            engine.submit(request(all));
+            while (engine.speculation()->answers.size() < 2) REQUIRE(engine.step());
+            CHECK(engine.speculation()->answers == std::vector{short_head ? frequent : all, all});
+            while (engine.step()) {
+            }
+            CHECK(engine.speculation()->passes[2] > passes[2]);
+            CHECK(engine.speculation()->passes[1] == passes[1]);
+        }
+    }
+
+    TEST_CASE("draft head: nothing is said of it where no pass drafts") {
+        struct Ones final : Drafter {
+            const char* name() const override { return "ones"; }
+            void propose(std::span<Draft> drafts) override {
+                for (Draft& d : drafts) d.tokens.assign(static_cast<size_t>(d.most), 1);
+            }
+        };
+        test::Loaded l(test::parity("base/ct"), cpu());
+        Engine engine(*l.model, *l.backend,
+                      {.context = 256,
+                       .speculation = {.kind = DrafterKind::automatic},
+                       .drafter = std::make_shared<Ones>()});
+        Request r;
+        r.prompt = random_ids(*l.model, 30, 1);
+        r.max_tokens = 20;
+        r.drafts.full = true;
+        engine.submit(r);
+        size_t answers = 0;
+        while (engine.step()) answers += engine.speculation()->answers.size();
+        const SpeculationReport report = *engine.speculation();
+        CHECK(report.rounds > 0);
+        CHECK(report.head_passes() == 0);
+        CHECK(answers == 0);
+        CHECK(describe(report).find("passes") == std::string::npos);
     }
 }
 

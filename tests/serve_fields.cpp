@@ -1,7 +1,11 @@
 // Fields of llama.cpp's API and limits of one client, on the real server with the demo checkpoint.
+#include <atomic>
 #include <memory>
+#include <thread>
 
+#include "models/model.h"
 #include "serve_client.h"
+#include "tools/serve/metrics.h"
 
 namespace quern {
 namespace {
@@ -115,6 +119,44 @@ TEST_SUITE("model") {
             CHECK(r.status == 400);
             CHECK(r.body["error"]["message"].get<std::string>().find("speculative") != std::string::npos);
         }
+    }
+
+    TEST_CASE("serve: slots and metrics say which rows of the head drafts read") {
+        const ServerProcess server({"--spec", "mtp", "--draft-max", "3", "-np", "2"});
+        json body = question("What is the capital of France?");
+        body["max_tokens"] = 600;
+        body["ignore_eos"] = true;
+        std::atomic<bool> done = false;
+        std::thread asking([&] {
+            chat(server, body);
+            done = true;
+        });
+        auto c = server.client();
+        json slots;
+        const auto said = [&](size_t slot) { return slots[slot]["speculation"].contains("draft_rows"); };
+        do {
+            slots = json::parse(c.Get("/slots")->body);
+        } while (!done && !said(0));
+        asking.join();
+        REQUIRE(said(0));
+        CHECK(slots[0]["speculation"]["draft_rows"] == "all");  // the demo has no short head
+        CHECK(!said(1));
+        CHECK(server.metric("quern_draft_passes_total{rows=\"all\"}") > 0);
+        CHECK(server.metric("quern_draft_passes_total{rows=\"frequent\"}") == 0);
+    }
+
+    TEST_CASE("metrics: passes that drafted, and times of steps, by rows of the head") {
+        SpeculationReport report;
+        report.passes = {5, 2, 0};
+        report.costs = {{1, 4, DraftRows::frequent, 0.25, true}, {1, 4, DraftRows::copied, 0.5, true}};
+        Metrics metrics;
+        metrics.replica(0).set_speculation(report);
+        const std::string text = metrics.text(),
+                          cost = "\nquern_draft_step_cost_seconds{sequences=\"1\",rows=\"4\"";
+        for (const std::string& line : {std::string("\n# TYPE quern_draft_passes_total counter\n"),
+                                        std::string("\nquern_draft_passes_total{rows=\"copied\"} 2\n"),
+                                        cost + "} 0.25\n", cost + ",draft_rows=\"copied\"} 0.5\n"})
+            CHECK(text.find(line) != std::string::npos);
     }
 
     TEST_CASE("serve: a client that only closed its own side of the connection still gets its stream") {

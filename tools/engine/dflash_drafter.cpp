@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "ggml-like/backend.h"
-#include "tools/engine/draft_rows.h"
 #include "tools/engine/stage_marks.h"
 #include "tools/engine/step_inputs.h"
 
@@ -76,7 +75,7 @@ void DflashDrafter::fill(std::span<Draft*> drafts) {
     const bool full_head =
         std::any_of(drafts.begin(), drafts.end(), [](const Draft* d) { return d->watched(); });
     DraftRows wanted = DraftRows::frequent;
-    for (const Draft* d : drafts) wanted = std::max(wanted, draft_rows_for(*d->sequence, model_.info()));
+    for (const Draft* d : drafts) wanted = std::max(wanted, d->rows);
     StepPlan& pass = plan(static_cast<int64_t>(drafts.size()), wanted, full_head);
     std::vector<InputRows> rows;
     for (const Draft* d : drafts) {
@@ -86,6 +85,7 @@ void DflashDrafter::fill(std::span<Draft*> drafts) {
     pass.await_inputs();
     fill_inputs(pass, rows);
     pass.run_pass();
+    drafts.front()->read = pass.shape.draft_rows;
     if (!drafts.front()->may_be_late) return read(pass, drafts);
     drafts.front()->late = std::min(guesses, drafts.front()->most);
     late_ = true;
@@ -98,12 +98,12 @@ void DflashDrafter::send(const StepPlan& pass) {
                              kDraftsMark);
 }
 
-void DflashDrafter::ready_ahead(const Slice& slice, int64_t) {
-    StepPlan& pass = plan(1, draft_rows_for(*slice.sequence, model_.info()));
-    InputRows rows = block_of(slice.sequence->state, slice.begin, model_.info().dflash->mask);
-    rows.follows = true;
+void DflashDrafter::ready_ahead(const Slice& slice, int64_t, DraftRows rows) {
+    StepPlan& pass = plan(1, rows);
+    InputRows block = block_of(slice.sequence->state, slice.begin, model_.info().dflash->mask);
+    block.follows = true;
     pass.await_inputs();
-    fill_inputs(pass, std::vector<InputRows>{std::move(rows)});
+    fill_inputs(pass, std::vector<InputRows>{std::move(block)});
     pass.plan->upload_marked();
     ahead_pass_ = &pass;
     ahead_ = slice.sequence->id;

@@ -49,8 +49,8 @@ AcceptanceRecord::Chances AcceptanceRecord::chances() const {
     return chances(expected);
 }
 
-void StepCosts::add(int64_t sequences, int64_t rows, double seconds) {
-    const auto [at, fresh] = costs_.try_emplace({sequences, rows}, Cost{seconds, ++steps_, 0});
+void StepCosts::add(const StepSize& size, double seconds) {
+    const auto [at, fresh] = costs_.try_emplace(size, Cost{seconds, ++steps_, 0});
     Cost& cost = at->second;
     cost.step = steps_;
     // Steps are never faster than they can be, but slower by accident.
@@ -62,19 +62,21 @@ void StepCosts::add(int64_t sequences, int64_t rows, double seconds) {
     if (fresh) std::erase_if(costs_, [&](const auto& c) { return old(c.second); });
 }
 
-bool StepCosts::knows(int64_t sequences, int64_t rows) const {
-    const auto at = costs_.find({sequences, rows});
-    return at != costs_.end() && !old(at->second) && at->second.count > 1;
+bool StepCosts::knows(const StepSize& size) const {
+    return std::any_of(costs_.lower_bound({size.sequences, size.rows}), costs_.upper_bound(size),
+                       [&](const auto& c) { return sure(c.second); });
 }
 
-double StepCosts::seconds(int64_t sequences, int64_t rows) const {
-    const auto end = costs_.lower_bound({sequences + 1, 0});
+double StepCosts::seconds(const StepSize& size) const {
+    const auto end = costs_.lower_bound({size.sequences + 1, 0});
     double cost = INFINITY;
-    for (auto at = costs_.lower_bound({sequences, 0}); at != end; ++at) {
-        const auto& [size, measured] = *at;
-        if (old(measured)) continue;
-        const bool sure = measured.count > 1 && size.second <= rows;
-        cost = sure ? measured.seconds : std::min(cost, measured.seconds);
+    for (auto at = costs_.lower_bound({size.sequences, 0}); at != end; ++at) {
+        const auto& [other, measured] = *at;
+        if (old(measured) || other.draft_rows > size.draft_rows) continue;
+        if (sure(measured) && other.rows <= size.rows)
+            cost = measured.seconds;
+        else if (other.draft_rows == size.draft_rows)
+            cost = std::min(cost, measured.seconds);
     }
     return cost;
 }
@@ -82,7 +84,7 @@ double StepCosts::seconds(int64_t sequences, int64_t rows) const {
 std::vector<SpeculationReport::Cost> StepCosts::list() const {
     std::vector<SpeculationReport::Cost> all;
     for (const auto& [size, cost] : costs_)
-        all.push_back({size.first, size.second, cost.seconds, knows(size.first, size.second)});
+        all.push_back({size.sequences, size.rows, size.draft_rows, cost.seconds, sure(cost)});
     return all;
 }
 
@@ -92,9 +94,9 @@ bool StepCosts::old(const Cost& cost) const { return cost.step < steps_ - kOld; 
 int64_t next_size(int64_t tokens) { return tokens + std::max<int64_t>(1, tokens / 3); }
 
 std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, const StepCosts& costs,
-                                   int64_t sequences, int64_t rows, int64_t spare) {
+                                   const StepSize& plain, int64_t spare) {
     std::vector<int64_t> lengths(candidates.size(), 0);
-    if (!costs.knows(sequences, rows)) return lengths;
+    if (!costs.knows(plain)) return lengths;
     struct Gain {
         double chance;
         size_t candidate;
@@ -108,17 +110,21 @@ std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, c
     std::stable_sort(gains.begin(), gains.end(),
                      [](const Gain& a, const Gain& b) { return a.chance > b.chance; });
     gains.resize(std::min(gains.size(), static_cast<size_t>(std::max<int64_t>(spare, 0))));
-    double tokens = static_cast<double>(sequences);
-    double best = kWorthwhile * tokens / costs.seconds(sequences, rows);
+    double tokens = static_cast<double>(plain.sequences);
+    double best = kWorthwhile * tokens / costs.seconds(plain);
+    StepSize step = plain;
     const auto most = static_cast<int64_t>(gains.size());
     int64_t taken = 0, size = 1;
     for (int64_t i = 1; i <= most; ++i) {
-        tokens += gains[static_cast<size_t>(i - 1)].chance;
+        const auto& [chance, candidate] = gains[static_cast<size_t>(i - 1)];
+        tokens += chance;
+        ++step.rows;
+        step.draft_rows = std::max(step.draft_rows, candidates[candidate].draft_rows);
         if (i < size && i < most) continue;
         size = next_size(i);
-        const double rate = tokens / costs.seconds(sequences, rows + i);
-        const bool known = costs.knows(sequences, rows + i);
-        const bool likely = gains[static_cast<size_t>(i - 1)].chance > kLikely;
+        const double rate = tokens / costs.seconds(step);
+        const bool known = costs.knows(step);
+        const bool likely = chance > kLikely;
         if (rate <= best * (known ? 1 : kWorthTrying) || (!known && !likely)) continue;
         best = rate;
         taken = i;
@@ -126,6 +132,16 @@ std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, c
     }
     for (int64_t i = 0; i < taken; ++i) ++lengths[gains[static_cast<size_t>(i)].candidate];
     return lengths;
+}
+
+StepSize with_drafts(const StepSize& plain, std::span<const DraftCandidate> candidates,
+                     std::span<const int64_t> lengths) {
+    StepSize step = plain;
+    for (size_t i = 0; i < candidates.size(); ++i) {
+        step.rows += lengths[i];
+        if (lengths[i] > 0) step.draft_rows = std::max(step.draft_rows, candidates[i].draft_rows);
+    }
+    return step;
 }
 
 double expected_tokens(std::span<const DraftCandidate> candidates, std::span<const int64_t> lengths,

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "models/model.h"
 #include "tools/engine/speculation_options.h"
 #include "tools/engine/speculation_report.h"
 
@@ -36,15 +37,24 @@ class AcceptanceRecord {
     std::array<Position, kMaxDraft> positions_{};
 };
 
-/// Seconds of answer steps by sequences and rows, as measured.
+/// What the time of an answer step depends on.
+struct StepSize {
+    int64_t sequences, rows;
+    /// Of the head, that the step's drafts are chosen from; of several drafts the most. Without drafts: frequent.
+    DraftRows draft_rows = DraftRows::frequent;
+    auto operator<=>(const StepSize&) const = default;
+};
+
+/// Seconds of answer steps by size, as measured.
 class StepCosts {
   public:
-    void add(int64_t sequences, int64_t rows, double seconds);
-    /// Whether this size was measured twice: a single time may be an accident.
-    bool knows(int64_t sequences, int64_t rows) const;
-    /// For a size that is not known: what the next smaller one takes, which is too little, so that what may be good is
-    /// tried. Never more than what a larger one took. Infinite if no step of so many sequences was measured.
-    double seconds(int64_t sequences, int64_t rows) const;
+    void add(const StepSize& size, double seconds);
+    /// Whether this size was measured twice, since a single time may be an accident; with these rows of the head, or with fewer.
+    bool knows(const StepSize& size) const;
+    /// If it is only known with fewer rows of the head: what it takes with the most of these. For a size that is not known: what the
+    /// next smaller one takes, likewise. Both are too little, so that what may be good is tried. Never more than what a larger one
+    /// took with the same rows of the head. Infinite if no step of so many sequences was measured.
+    double seconds(const StepSize& size) const;
     std::vector<SpeculationReport::Cost> list() const;
 
   private:
@@ -53,10 +63,10 @@ class StepCosts {
         int64_t step;   // when it was measured last
         int64_t count;  // how often
     };
-    using Key = std::pair<int64_t, int64_t>;  // sequences, rows
     bool old(const Cost& cost) const;
+    bool sure(const Cost& cost) const { return cost.count > 1 && !old(cost); }
 
-    std::map<Key, Cost> costs_;
+    std::map<StepSize, Cost> costs_;
     int64_t steps_ = 0;
 };
 
@@ -64,14 +74,19 @@ class StepCosts {
 struct DraftCandidate {
     AcceptanceRecord::Chances chances;
     int64_t most;  // tokens at most
+    DraftRows draft_rows = DraftRows::frequent;
 };
 
-/// Tokens to draft for each candidate, 0 included: those with the best expected number of tokens a second in a step of
-/// `sequences` sequences, of which the candidates are some, that has `rows` rows without drafts and room for `spare` more.
-/// All 0 as long as the cost of a step without drafts is unknown. Sizes whose cost is unknown are tried one after another,
-/// small ones first, as long as they may be better than the best known.
+/// Tokens to draft for each candidate, 0 included: those with the best expected number of tokens a second in a step that is of size
+/// `plain` without these drafts, has the candidates among its sequences and room for `spare` more rows. All 0 as long as the cost of
+/// `plain` is unknown. Sizes whose cost is unknown are tried one after another, small ones first, as long as they may be better than
+/// the best known.
 std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, const StepCosts& costs,
-                                   int64_t sequences, int64_t rows, int64_t spare);
+                                   const StepSize& plain, int64_t spare);
+
+/// The size of that step with drafts of these lengths.
+StepSize with_drafts(const StepSize& plain, std::span<const DraftCandidate> candidates,
+                     std::span<const int64_t> lengths);
 
 /// Tokens that a step of `sequences` sequences with drafts of these lengths gives, on average.
 double expected_tokens(std::span<const DraftCandidate> candidates, std::span<const int64_t> lengths,

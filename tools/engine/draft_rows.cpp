@@ -6,6 +6,11 @@
 
 namespace quern {
 
+const char* draft_rows_name(DraftRows rows) {
+    constexpr const char* kNames[] = {"frequent", "copied", "all"};
+    return kNames[static_cast<size_t>(rows)];
+}
+
 DraftRows draft_rows_for(std::span<const int32_t> tokens, const std::optional<DraftTokens>& known) {
     if (!known) return DraftRows::frequent;
     const auto last = tokens.last(std::min(tokens.size(), kDraftRowsWindow));
@@ -18,9 +23,9 @@ DraftRows draft_rows_for(std::span<const int32_t> tokens, const std::optional<Dr
                                             : DraftRows::copied;  // one plan for one head
 }
 
-DraftRows draft_rows_for(const Sequence& sequence, const ModelInfo& model) {
+DraftRows draft_rows_for(const Sequence& sequence, const std::optional<DraftTokens>& known) {
     const auto& wanted = sequence.request.drafts.rows;
-    return wanted ? *wanted : draft_rows_for(sequence.tokens, model.draft_tokens);
+    return wanted ? *wanted : draft_rows_for(sequence.tokens, known);
 }
 
 }  // namespace quern

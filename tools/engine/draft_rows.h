@@ -2,7 +2,8 @@
 //
 // Rows that are read take time: of the 35B on an H200, for each token that an MTP layer drafts, those of frequent tokens 18 us by
 // their bytes, all that have a copy 47, the model's head 234, beside 40 for all else. A token without a row ends each draft that
-// comes to it. What a round costs is learnt whatever rows it reads (draft_length.h): of texts that take turns, as a mixture of both.
+// comes to it. So what a round costs is learnt by the rows that its drafts need (draft_length.h), and texts in several languages that
+// take turns each get the drafts that pay for them.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +23,6 @@ inline constexpr int64_t kMissedOfFrequent = 4, kMissedOfCopied = 16;
 /// other rows than those of frequent tokens are made when a text first needs them.
 DraftRows draft_rows_for(std::span<const int32_t> tokens, const std::optional<DraftTokens>& known);
 /// The same for all tokens that a sequence has, or what its request wants.
-DraftRows draft_rows_for(const Sequence& sequence, const ModelInfo& model);
+DraftRows draft_rows_for(const Sequence& sequence, const std::optional<DraftTokens>& known);
 
 }  // namespace quern

@@ -31,6 +31,10 @@ struct Draft {
     int64_t late = 0;
     bool ahead = false;        // they were drafted ahead
     bool may_be_late = false;  // it is its step's only one, and one device has the whole model
+    /// Of the head, that it should be chosen from (draft_rows.h).
+    DraftRows rows = DraftRows::frequent;
+    /// Of the first draft of a pass that chose from a head, but none that was made ahead: the rows that the pass read.
+    std::optional<DraftRows> read = {};
 
     /// Whether drafters of this kind may still fill it: none has, and the request allows it.
     bool open_to(DrafterKind kind) const {
@@ -55,8 +59,8 @@ class Drafter {
     virtual std::span<const int32_t> late_tokens() { return {}; }
     /// Whether it can draft ahead, after a step that verifies its draft of this one sequence.
     virtual bool drafts_ahead() const { return false; }
-    /// Readies a pass that drafts `most` tokens ahead, before the step with this slice is queued.
-    virtual void ready_ahead(const Slice&, [[maybe_unused]] int64_t most) {}
+    /// Readies a pass that drafts `most` tokens ahead, from these rows of the head, before the step with this slice is queued.
+    virtual void ready_ahead(const Slice&, [[maybe_unused]] int64_t most, DraftRows) {}
     /// Queues it, behind the step and after late_tokens().
     virtual void propose_ahead() {}
     /// The step has ended, and the sequence now has so many tokens in its state and one more, as StateRole::chosen says: the

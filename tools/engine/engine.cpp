@@ -87,7 +87,8 @@ void Engine::State::use_drafters() {
                                             .vocab = model.info().vocab,
                                             .padded = backend.captures(),
                                             .whole = backend.ranks() == 1 && backend.stages() == 1,
-                                            .asynchronous = backend.asynchronous()});
+                                            .asynchronous = backend.asynchronous(),
+                                            .draft_tokens = model.info().draft_tokens});
 }
 
 /// What costs least comes first.

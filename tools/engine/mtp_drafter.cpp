@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "ggml-like/check.h"
-#include "tools/engine/draft_rows.h"
 #include "tools/engine/scheduler.h"
 #include "tools/engine/stage_marks.h"
 
@@ -219,13 +218,13 @@ void MtpDrafter::shorten(std::vector<Rows>& list) {
 }
 
 /// All rows of the step that is queued, of which those count that it finds right.
-void MtpDrafter::ready_ahead(const Slice& slice, int64_t most) {
+void MtpDrafter::ready_ahead(const Slice& slice, int64_t most, DraftRows draft_rows) {
     const Sequence& s = *slice.sequence;
     Rows rows{.state = s.state, .begin = slice.begin, .next = slice.draft, .images = &s.images};
     rows.next.push_back(0);  // what the step chooses
     rows.late = slice.late ? std::ssize(slice.draft) : 0;
     rows.follows = true;
-    ahead_pass_ = &filled(StepKind::answer, {&rows, 1}, most, draft_rows_for(s, model_.info()), false);
+    ahead_pass_ = &filled(StepKind::answer, {&rows, 1}, most, draft_rows, false);
     ahead_pass_->plan->upload_marked();
     ahead_ = s.id;
     ahead_tokens_ = most;
@@ -281,9 +280,10 @@ void MtpDrafter::draft(std::span<const Rows> list, bool watch) {
     DraftRows rows = DraftRows::frequent;
     for (const Rows& r : list) {
         most = std::max(most, r.draft->most);
-        rows = std::max(rows, draft_rows_for(*r.draft->sequence, model_.info()));
+        rows = std::max(rows, r.draft->rows);
     }
     const StepPlan& pass = run(StepKind::answer, list, most, rows, watch);
+    list.front().draft->read = pass.shape.draft_rows;
     if (!list.front().draft->may_be_late) return read_drafts(list, pass, watch);
     list.front().draft->late = late_ = most;
     send(pass);

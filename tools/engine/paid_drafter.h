@@ -28,6 +28,7 @@ class PaidDrafter final : public Drafter {
             const auto most = std::max(paid[i].tokens.size(), static_cast<size_t>(paid[i].late));
             drafts[i].tokens.resize(std::min(drafts[i].tokens.size(), most));
             drafts[i].ahead = paid[i].ahead;
+            drafts[i].read = paid[i].read;
         }
     }
     /// It has none, but waits for those that are paid for.
@@ -36,7 +37,9 @@ class PaidDrafter final : public Drafter {
         return {};
     }
     bool drafts_ahead() const override { return paid_->drafts_ahead(); }
-    void ready_ahead(const Slice& slice, int64_t most) override { paid_->ready_ahead(slice, most); }
+    void ready_ahead(const Slice& slice, int64_t most, DraftRows rows) override {
+        paid_->ready_ahead(slice, most, rows);
+    }
     void propose_ahead() override { paid_->propose_ahead(); }
     void settle_ahead(int64_t length) override { paid_->settle_ahead(length); }
     void computed(const Step& step, const StepPlan& plan) override {

@@ -45,6 +45,7 @@ struct Slice {
 struct Step {
     StepKind kind = StepKind::prompt;
     std::vector<Slice> slices;
+    DraftRows draft_rows{};  // StepSize::draft_rows
 };
 
 /// Rows in one step at most; the first three are at least kPageTokens.

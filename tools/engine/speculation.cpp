@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "ggml-like/check.h"
+#include "tools/engine/draft_rows.h"
 #include "tools/engine/plan_cache.h"
 #include "tools/engine/sampler.h"
 
@@ -72,41 +72,69 @@ std::vector<Draft> Speculation::lengths(const Step& step, const std::vector<Slic
     std::vector<Draft> drafts;
     std::vector<DraftCandidate> candidates;
     const AcceptanceRecord::Chances expected = all_.chances();
-    int64_t rows = rows_of(step), spare = limits_.answer_rows - rows,
+    StepSize plain{cost_size(step), rows_of(step)};
+    int64_t spare = limits_.answer_rows - plain.rows,
             full = std::count_if(slices.begin(), slices.end(), always_full);
     for (const Slice* slice : slices) {
-        drafts.push_back({slice->sequence, 0});
+        Draft& draft = drafts.emplace_back(Draft{slice->sequence, 0});
+        draft.rows = rows_for(*slice->sequence);
         if (always_full(slice)) {
-            drafts.back().most = std::min(most(*slice), spare / full--);
-            spare -= drafts.back().most;
-            rows += drafts.back().most;
+            draft.most = std::min(most(*slice), spare / full--);
+            spare -= draft.most;
+            plain.rows += draft.most;
+            if (draft.most > 0) plain.draft_rows = std::max(plain.draft_rows, draft.rows);
         } else {
-            candidates.push_back({records_.at(slice->sequence->id).chances(expected), most(*slice)});
+            candidates.push_back(
+                {records_.at(slice->sequence->id).chances(expected), most(*slice), draft.rows});
         }
     }
-    const auto best = draft_lengths(candidates, costs_, cost_size(step), rows, spare);
-    note_choice(candidates, best, cost_size(step), rows);
+    const auto best = draft_lengths(candidates, costs_, plain, spare);
+    note_choice(candidates, best, plain);
     auto next = best.begin();
     for (size_t i = 0; i < slices.size(); ++i)
         if (!always_full(slices[i])) drafts[i].most = *next++;
     return drafts;
 }
 
-/// For the report. `rows`: of the step without the drafts of these candidates.
+/// For the report. `plain`: the step without the drafts of these candidates.
 void Speculation::note_choice(std::span<const DraftCandidate> candidates, std::span<const int64_t> lengths,
-                              int64_t sequences, int64_t rows) {
-    const int64_t drafted = std::accumulate(lengths.begin(), lengths.end(), int64_t{0});
-    const double plain = costs_.seconds(sequences, rows), chosen = costs_.seconds(sequences, rows + drafted);
+                              const StepSize& plain) {
+    const StepSize chosen = with_drafts(plain, candidates, lengths);
+    const double without = costs_.seconds(plain), with = costs_.seconds(chosen);
     ++report_.steps;
-    report_.last_sequences = sequences;
-    report_.last_drafted = drafted;
-    report_.plain_rate = std::isfinite(plain) ? static_cast<double>(sequences) / plain : 0;
-    report_.last_rate = std::isfinite(chosen) ? expected_tokens(candidates, lengths, sequences) / chosen : 0;
+    report_.last_sequences = plain.sequences;
+    report_.last_drafted = chosen.rows - plain.rows;
+    report_.plain_rate = std::isfinite(without) ? static_cast<double>(plain.sequences) / without : 0;
+    report_.last_rate =
+        std::isfinite(with) ? expected_tokens(candidates, lengths, plain.sequences) / with : 0;
+}
+
+/// Rows of the head that drafts of the sequence should be chosen from.
+DraftRows Speculation::rows_for(const Sequence& s) const { return draft_rows_for(s, limits_.draft_tokens); }
+
+/// For the report: the rows that a pass reads which should read these (models/model.h).
+DraftRows Speculation::rows_read(DraftRows chosen) const {
+    const auto& known = limits_.draft_tokens;
+    if (!known) return DraftRows::all;
+    return known->whole_too ? chosen : std::min(chosen, DraftRows::copied);
+}
+
+/// For the report, and the most rows of the head that these drafts need.
+DraftRows Speculation::note_rows(std::span<const Draft> drafts) {
+    DraftRows most = DraftRows::frequent;
+    for (const Draft& d : drafts) {
+        const DraftRows rows = rows_[d.sequence->id] = d.ahead ? ahead_rows_ : d.rows;
+        most = std::max(most, rows);
+        if (d.read) ++report_.passes[static_cast<size_t>(rows_read(*d.read))];
+    }
+    return most;
 }
 
 SpeculationReport Speculation::report() const {
     SpeculationReport r = report_;
     r.costs = costs_.list();
+    if (r.head_passes() > 0)
+        for (const auto& [id, rows] : rows_) r.answers.push_back(rows_read(rows));
     double all = 1;
     const AcceptanceRecord::Chances chances = all_.chances();
     for (int64_t i = 0; i < options_.draft_max; ++i)
@@ -123,7 +151,7 @@ int64_t Speculation::cost_size(const Step& step) const {
 void Speculation::measured(const Step& step, double seconds, double drafting) {
     if (in_vain_) return;
     const int64_t rows = rows_of(step);
-    costs_.add(cost_size(step), rows, seconds);
+    costs_.add({cost_size(step), rows, step.draft_rows}, seconds);
     if (rows == static_cast<int64_t>(step.slices.size())) return;
     ++report_.timed;
     report_.round_seconds += seconds;
@@ -172,6 +200,7 @@ void Speculation::draft(Step& step, const Reserve& reserve) {
         in_vain_ = false;
         ++report_.ahead;
     }
+    const DraftRows rows = note_rows(wanted);
     bool any = false;
     for (size_t i = 0; i < wanted.size(); ++i) {
         Slice& slice = *drafting[i];
@@ -183,6 +212,7 @@ void Speculation::draft(Step& step, const Reserve& reserve) {
     }
     if (!any) return;
     ++report_.rounds;
+    step.draft_rows = rows;
     for (Slice& slice : step.slices) slice.logit_rows = slice.count;
 }
 
@@ -209,9 +239,16 @@ void Speculation::queued(Step& step) {
         slice.draft.assign(tokens.begin(), tokens.begin() + std::ssize(slice.draft));
 }
 
+void Speculation::ready_ahead(const Step& step, int64_t most) {
+    const Slice& slice = step.slices.front();
+    ahead_rows_ = rows_for(*slice.sequence);
+    drafted_->ready_ahead(slice, most, ahead_rows_);
+}
+
 void Speculation::propose_ahead() {
     drafted_->propose_ahead();
     ahead_ = true;
+    ++report_.passes[static_cast<size_t>(rows_read(ahead_rows_))];
 }
 
 int64_t Speculation::ahead(const Step& step) const {
@@ -227,8 +264,9 @@ int64_t Speculation::ahead(const Step& step) const {
     const int64_t most = std::min(
         {options_.draft_max, r.drafts.most, limits_.answer_rows - 1, left(*slice.sequence) - drafted - 2});
     if (most <= 0 || r.drafts.full) return std::max<int64_t>(most, 0);
-    const DraftCandidate candidate{records_.at(slice.sequence->id).chances(all_.chances()), most};
-    return draft_lengths({&candidate, 1}, costs_, cost_size(step), 1, limits_.answer_rows - 1).front();
+    const DraftCandidate candidate{records_.at(slice.sequence->id).chances(all_.chances()), most,
+                                   rows_for(*slice.sequence)};
+    return draft_lengths({&candidate, 1}, costs_, {cost_size(step), 1}, limits_.answer_rows - 1).front();
 }
 
 void Speculation::settle_ahead(const Slice& slice, std::pair<int64_t, int32_t> chosen) {
@@ -251,6 +289,7 @@ void Speculation::committed(const Step& step) {
 
 void Speculation::release(const Sequence& s) {
     records_.erase(s.id);
+    rows_.erase(s.id);
     for (const auto& drafter : drafters_) drafter->release(s);
 }
 

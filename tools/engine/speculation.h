@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
@@ -29,6 +30,7 @@ class Speculation {
         bool padded;          // steps are padded to few numbers of sequences
         bool whole;           // one device has all of the model, and drafts may stay on it
         bool asynchronous;    // the device works while the host does: it may draft ahead
+        std::optional<DraftTokens> draft_tokens;  // ModelInfo::draft_tokens
     };
     /// Makes room in a sequence's state for so many tokens in all.
     using Reserve = std::function<void(Sequence&, int64_t tokens)>;
@@ -45,7 +47,7 @@ class Speculation {
     /// How long a draft should be made ahead, after this step; 0: none. Else ready_ahead readies the pass before the step is queued, and
     /// propose_ahead queues it behind.
     int64_t ahead(const Step& step) const;
-    void ready_ahead(const Step& step, int64_t most) { drafted_->ready_ahead(step.slices.front(), most); }
+    void ready_ahead(const Step& step, int64_t most);
     void propose_ahead();
     /// `chosen`: what the device took for the step's choice (ops/accept_drafts.h). After accept().
     void settle_ahead(const Slice& slice, std::pair<int64_t, int32_t> chosen);
@@ -65,20 +67,25 @@ class Speculation {
     int64_t most(const Slice& slice) const;
     std::vector<Draft> lengths(const Step& step, const std::vector<Slice*>& slices);
     void note_choice(std::span<const DraftCandidate> candidates, std::span<const int64_t> lengths,
-                     int64_t sequences, int64_t rows);
+                     const StepSize& plain);
+    DraftRows note_rows(std::span<const Draft> drafts);
+    DraftRows rows_for(const Sequence& s) const;
+    DraftRows rows_read(DraftRows chosen) const;
     int64_t cost_size(const Step& step) const;
     std::vector<int32_t> possible(Draft draft) const;
 
     SpeculationOptions options_;
     Limits limits_;
     std::vector<std::shared_ptr<Drafter>> drafters_;
-    Drafter* drafted_ = nullptr;  // whose draft a step of one sequence verifies
-    bool ahead_ = false;          // a pass that drafts ahead is queued
-    bool in_vain_ = false;        // the step waits for one that nobody uses
+    Drafter* drafted_ = nullptr;                  // whose draft a step of one sequence verifies
+    bool ahead_ = false;                          // a pass that drafts ahead is queued
+    DraftRows ahead_rows_ = DraftRows::frequent;  // that it reads
+    bool in_vain_ = false;                        // the step waits for one that nobody uses
     StepCosts costs_;
     AcceptanceRecord all_;  // of all sequences: what is expected of one of which little is known
     std::map<RequestId, AcceptanceRecord> records_;
-    SpeculationReport report_;  // its counts, and the last step's choice
+    std::map<RequestId, DraftRows> rows_;  // that the last draft of each was chosen from
+    SpeculationReport report_;             // its counts, and the last step's choice
 };
 
 /// Throws Error(usage) if a request wants drafts that this engine does not make.

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include "models/model.h"
+
 namespace quern {
 
 std::string describe(const SpeculationReport& r) {
@@ -20,9 +22,18 @@ std::string describe(const SpeculationReport& r) {
     text += "  right up to position:";
     for (size_t i = 0; i < r.acceptance.size(); ++i)
         text += fmt::format(" {}: {:.0f} %", i + 1, 100 * r.acceptance[i]);
-    text += "\n  ms of a step, by sequences x rows:";
-    for (const SpeculationReport::Cost& c : r.costs)
-        text += fmt::format(" {}x{}: {:.2f}{}", c.sequences, c.rows, 1e3 * c.seconds, c.sure ? "" : "?");
+    text += "\n  ms of a step, by sequences x rows (and rows of the head where not the fewest):";
+    for (const SpeculationReport::Cost& c : r.costs) {
+        const std::string read = c.draft_rows == DraftRows::frequent
+                                     ? std::string()
+                                     : fmt::format(" {}", draft_rows_name(c.draft_rows));
+        text +=
+            fmt::format(" {}x{}{}: {:.2f}{}", c.sequences, c.rows, read, 1e3 * c.seconds, c.sure ? "" : "?");
+    }
+    if (r.head_passes() == 0) return text + "\n";
+    text += "\n  passes that drafted, by rows of the head:";
+    for (size_t i = 0; i < r.passes.size(); ++i)
+        text += fmt::format(" {}: {}", draft_rows_name(static_cast<DraftRows>(i)), r.passes[i]);
     return text + "\n";
 }
 

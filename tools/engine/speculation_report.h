@@ -1,9 +1,12 @@
 // Why drafts are as long as they are: what rounds cost, how far drafts were right, and what was expected of the last choice.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
+
+#include "tools/engine/speculation_options.h"
 
 namespace quern {
 
@@ -11,6 +14,7 @@ struct SpeculationReport {
     /// Answer steps of that size, drafting included.
     struct Cost {
         int64_t sequences, rows;
+        DraftRows draft_rows;  // of the head, that drafts were chosen from; frequent: also without drafts
         double seconds;
         bool sure;  // measured more than once, and lately
     };
@@ -20,6 +24,11 @@ struct SpeculationReport {
     int64_t steps = 0, rounds = 0;  // answer steps that might have had drafts; those that had
     int64_t ahead = 0;              // of these, whose draft was made ahead (drafter.h)
     int64_t drafted = 0, accepted = 0;  // tokens of these, also of answers that are not done
+    /// Passes that chose drafts from a head, by the rows of it that they read (DraftRows). Of a model without a short head: all.
+    std::array<int64_t, 3> passes{};
+    /// If there are such passes: of each answer that has drafts, oldest first, the rows that its last one was chosen from.
+    std::vector<DraftRows> answers;
+    int64_t head_passes() const { return passes[0] + passes[1] + passes[2]; }
     /// Of rounds whose time is known: their number, and seconds from the first draft to the last result on the host, of these
     /// drafting.
     int64_t timed = 0;

@@ -447,7 +447,10 @@ HttpReply Api::slots(const HttpRequest&) {
             list.push_back(
                 {{"id", list.size()}, {"n_ctx", engine_->context()}, {"is_processing", i < running}});
             if (metrics_.replicas() > 1) list.back()["replica"] = r;
-            if (report) list.back()["speculation"] = speculation_json(*report);
+            if (!report) continue;
+            ordered_json& speculation = list.back()["speculation"] = speculation_json(*report);
+            const auto at = static_cast<size_t>(i);
+            if (at < report->answers.size()) speculation["draft_rows"] = draft_rows_name(report->answers[at]);
         }
     }
     const ReplicaMetrics& newest = metrics_.newest();

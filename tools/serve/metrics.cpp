@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "models/model.h"
+
 namespace quern {
 namespace {
 
@@ -47,6 +49,13 @@ class OfReplicas {
     const Metrics& metrics_;
 };
 
+std::string cost_labels(const SpeculationReport::Cost& c) {
+    const std::string size = fmt::format("sequences=\"{}\",rows=\"{}\"", c.sequences, c.rows);
+    return c.draft_rows == DraftRows::frequent
+               ? size
+               : fmt::format("{},draft_rows=\"{}\"", size, draft_rows_name(c.draft_rows));
+}
+
 using Reports = std::vector<std::pair<std::string, SpeculationReport>>;  // by label
 
 void add_speculation(std::string& out, const Reports& reports) {
@@ -75,11 +84,17 @@ void add_speculation(std::string& out, const Reports& reports) {
              for (size_t i = 0; i < r.acceptance.size(); ++i)
                  line(fmt::format("position=\"{}\"", i + 1), static_cast<double>(r.acceptance[i]));
          });
-    each("gauge", "draft_step_cost_seconds", "time of an answer step, drafting included",
+    each("counter", "draft_passes_total",
+         "passes that chose drafts from a head, by the rows of it that they read",
          [](const Report& r, const auto& line) {
-             for (const Report::Cost& c : r.costs)
-                 line(fmt::format("sequences=\"{}\",rows=\"{}\"", c.sequences, c.rows),
-                      static_cast<double>(c.seconds));
+             for (size_t i = 0; i < r.passes.size(); ++i)
+                 line(fmt::format("rows=\"{}\"", draft_rows_name(static_cast<DraftRows>(i))), r.passes[i]);
+         });
+    each("gauge", "draft_step_cost_seconds",
+         "time of an answer step, drafting included; draft_rows: of the head that drafts read, where not the "
+         "fewest",
+         [](const Report& r, const auto& line) {
+             for (const Report::Cost& c : r.costs) line(cost_labels(c), static_cast<double>(c.seconds));
          });
 }
 
