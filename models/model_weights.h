@@ -24,10 +24,11 @@ struct WeightUse {
     int64_t picked = 0;        // experts, or rows of the embedding, that each token picks; 0: it reads all
     bool projection = false;   // whether OpenOptions::dense applies
     bool draft_layer = false;  // of a DFlash drafter's layers: OpenOptions::draft_format applies
-    bool mtp_product = false;  // of the MTP layer, all but the router: likewise, but NVFP4 if the model has such weights
-    bool draft = false;   // of the MTP layer or a drafter: only drafting reads it
-    bool vision = false;  // of the vision tower: only images read it
-    bool copy = false;    // made of another weight when the weights are placed: ModelWeights::copies
+    bool mtp_product =
+        false;  // of the MTP layer, all but the router: likewise, but NVFP4 if the model has such weights
+    bool draft = false;            // of the MTP layer or a drafter: only drafting reads it
+    bool vision = false;           // of the vision tower: only images read it
+    bool copy = false;             // made of another weight when the weights are placed: ModelWeights::copies
     const Weight* tied = nullptr;  // of a head that the checkpoint does not store: the embedding
 
     /// Whether another use has counted this memory: a tied head that was not requantized.

@@ -109,9 +109,9 @@ struct LayerWeights {
 /// Embedding and head are the model's.
 struct MtpWeights {
     Tensor embedding_norm, hidden_norm;  // F32 [D], 1 added
-    Weight fc;  // [D, 2 D]: of the next token's embedding, then of the hidden state
-    std::vector<LayerWeights> layers;  // one
-    Tensor norm;                       // F32 [D], 1 added
+    Weight fc;                           // [D, 2 D]: of the next token's embedding, then of the hidden state
+    std::vector<LayerWeights> layers;    // one
+    Tensor norm;                         // F32 [D], 1 added
 };
 
 struct Qwen36MoeWeights {

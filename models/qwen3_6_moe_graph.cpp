@@ -197,16 +197,15 @@ class Builder {
         const MtpWeights& w = *w_.mtp;
         const MtpNorms norms{g_.external(w.embedding_norm), g_.external(norm), g_.external(w.hidden_norm),
                              c_.eps};
-        Tensor* joined =
-            mtp_rows(g_, name("mtp.rows"), w_.embedding, next_ids, hidden, rows, norms, images, act_, after_all);
+        Tensor* joined = mtp_rows(g_, name("mtp.rows"), w_.embedding, next_ids, hidden, rows, norms, images,
+                                  act_, after_all);
         return linear_add(g_, name("mtp.fc"), joined, w.fc, nothing(joined->shape[0]),
                           next(w.layers.front().input_norm));
     }
 
     /// Zeros to add to.
     Tensor* nothing(int64_t rows) {
-        if (nothing_ == nullptr)
-            nothing_ = no_residual(g_, "nothing", shape_.tokens, c_.width, shape_.kind);
+        if (nothing_ == nullptr) nothing_ = no_residual(g_, "nothing", shape_.tokens, c_.width, shape_.kind);
         return g_.view(fmt::format("nothing[{}]", rows), nothing_, 0, {rows, c_.width},
                        {nothing_->stride[0], 1});
     }
@@ -243,8 +242,8 @@ class Builder {
         begin_mtp();
         write_ring(g_, name("mtp.ring"), x, state(StateRole::hidden), batch_);
         if (shape_.kind == StepKind::answer) return;
-        const Residual in = mtp_input(built.next_ids, x, nullptr, w_.final_norm,
-                                      {built.next_source, batch_.image_rows});
+        const Residual in =
+            mtp_input(built.next_ids, x, nullptr, w_.final_norm, {built.next_source, batch_.image_rows});
         g_.output(attention(w_.mtp->layers.front(), in));
     }
 

@@ -363,7 +363,8 @@ TEST_SUITE("cpu") {
         }
     }
 
-    TEST_CASE("mtp: matrices in 16 bits beside NVFP4 layers become NVFP4, where drafters get smaller copies") {
+    TEST_CASE(
+        "mtp: matrices in 16 bits beside NVFP4 layers become NVFP4, where drafters get smaller copies") {
         int changed = 0;
         for (const std::string& name : case_names()) {
             CAPTURE(name);

@@ -33,11 +33,11 @@ Cost cost(const Node& node) { return {.activation_bytes = cpu::dense_bytes(*node
 
 const Op kBestToken{"best_token", run, cost};
 
-void check_best(const char* op, std::string_view name, const TokenColumns& columns, int64_t count, const Tensor* ids,
-                int64_t rows) {
+void check_best(const char* op, std::string_view name, const TokenColumns& columns, int64_t count,
+                const Tensor* ids, int64_t rows) {
     CHECK(columns.first <= count, "[{}] {}: the first {} of {} columns", op, name, columns.first, count);
-    CHECK(ids->dtype == DType::I32 && ids->rank == 1 && ids->shape[0] == rows, "[{}] {}: ids {} of {} rows", op,
-          name, describe(*ids), rows);
+    CHECK(ids->dtype == DType::I32 && ids->rank == 1 && ids->shape[0] == rows, "[{}] {}: ids {} of {} rows",
+          op, name, describe(*ids), rows);
 }
 
 Tensor* best_token_work(Graph& g, std::string_view name, int64_t rows) {

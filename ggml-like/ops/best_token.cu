@@ -42,8 +42,8 @@ void best_token(const Node& node, Context& c) {
     while (blocks > 4 && blocks * rows > 2 * c.sms) blocks = (blocks + 1) / 2;
     const float* from = logits.as<const float>();
     for (int first = 0; first < rows; first += kCounters) {
-        launch(c, "best_token", best_token_kernel, dim3(blocks, min(kCounters, rows - first)), kBlock, 0, from,
-               logits.stride[0], count, best);
+        launch(c, "best_token", best_token_kernel, dim3(blocks, min(kCounters, rows - first)), kBlock, 0,
+               from, logits.stride[0], count, best);
         from += kCounters * logits.stride[0];
         best.ids += kCounters, best.work += int64_t{kCounters} * kMaxBestBlocks;
     }

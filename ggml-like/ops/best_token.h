@@ -21,8 +21,8 @@ struct TokenColumns {
 extern const Op kBestToken;
 
 /// Throws Error unless ids, I32 [R], may be chosen from `count` columns.
-void check_best(const char* op, std::string_view name, const TokenColumns& columns, int64_t count, const Tensor* ids,
-                int64_t rows);
+void check_best(const char* op, std::string_view name, const TokenColumns& columns, int64_t count,
+                const Tensor* ids, int64_t rows);
 /// The kernel scratch of a node called `name`.
 Tensor* best_token_work(Graph& g, std::string_view name, int64_t rows);
 

@@ -34,8 +34,8 @@ struct KeepBest {
 
 using Shape = OneShape<Kind::nvfp4, true, Extent::many, one_holds(Kind::nvfp4, true, false)>;
 
-__global__ void __maxnreg__(64)
-    draft_token_one(Part part, Shape shape, PlainRows<Kind::nvfp4, 1> row, RowScale scale, BestColumns columns) {
+__global__ void __maxnreg__(64) draft_token_one(Part part, Shape shape, PlainRows<Kind::nvfp4, 1> row,
+                                                RowScale scale, BestColumns columns) {
     __shared__ float factor[8];
     unsigned long long best = 0;
     dense_one<true>(part, shape, ScaledRows<Kind::nvfp4, 1>{row, scale, factor},

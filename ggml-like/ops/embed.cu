@@ -19,8 +19,8 @@ constexpr int kBlock = 256;
 /// kPrompt: squares are one number a row, else of 16 columns each. `source`, `images`, `later`: of OtherRows, or null; `later`: its ids.
 template <bool kPrompt>
 __global__ void __launch_bounds__(kBlock)
-    embed_kernel(Table table, const int* ids, const int* source, const float* images, const int* later, float* y,
-                 Defer defer) {
+    embed_kernel(Table table, const int* ids, const int* source, const float* images, const int* later,
+                 float* y, Defer defer) {
     extern __shared__ float4 memory[];
     const int columns = table.columns;
     float *norm = reinterpret_cast<float*>(memory), *values = norm + columns;
@@ -70,7 +70,8 @@ void embed(const Node& node, Context& c) {
     const int shared = 2 * static_cast<int>(table.cols * sizeof(float));
     const auto start = [&](auto launch_kernel) {
         launch_kernel(c, "embed", kernel, static_cast<unsigned>(y.shape[0]), kBlock, shared,
-                      Table{table.part[0], table.chunks, static_cast<int>(table.cols)}, node.inputs[0]->as<int>(),
+                      Table{table.part[0], table.chunks, static_cast<int>(table.cols)},
+                      node.inputs[0]->as<int>(),
                       others != nullptr ? node.inputs[2]->as<const int>() : nullptr,
                       images ? others->as<const float>() : nullptr,
                       others != nullptr && !images ? others->as<const int>() : nullptr, y.as<float>(),

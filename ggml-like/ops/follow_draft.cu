@@ -1,4 +1,4 @@
-// follow_draft on the GPU: one block. Bound: latency.
+// follow_draft on the GPU: a block for each tensor that is changed. Bound: latency, so loads that do not need each other come together.
 #include "ggml-like/ops/follow_draft.h"
 
 #include "ggml-like/cuda/drafter_ops.h"
@@ -25,36 +25,43 @@ struct Followed {
     int sequences;
     Changed ids, last_rows, later_positions, later_rope;
 
-    /// Whether sequence s follows a choice, and which one.
-    __device__ bool choice(int s, int2& c) const {
-        if (s < 0 || __ldcg(follows + s) == 0) return false;
-        c = __ldcg(reinterpret_cast<const int2*>(chosen) + __ldcg(slots + s));
-        return true;
+    /// {rows, id} that sequence s follows; no rows: it follows none.
+    __device__ int2 choice(int s) const {
+        if (s < 0) return {0, 0};
+        const int any = __ldcg(follows + s), slot = __ldcg(slots + s);
+        return any != 0 ? __ldcg(reinterpret_cast<const int2*>(chosen) + slot) : int2{0, 0};
+    }
+    __device__ void change_id(int t) const {
+        const int from = __ldcg(source + t), s = __ldcg(row_sequence + t), given = __ldcg(ids.from + t);
+        const int first = s >= 0 ? __ldcg(start + s) : 0;
+        const int2 c = choice(s);
+        const int drafted = from >= 0 ? __ldcg(drafts + from) : given;
+        ids.to[t] = c.x > 0 && t == first + c.x - 1 ? c.y : drafted;
+    }
+    __device__ void change_last_row(int s) const {
+        const int given = __ldcg(last_rows.from + s), first = __ldcg(start + s);
+        const int2 c = choice(s);
+        last_rows.to[s] = c.x > 0 ? first + c.x - 1 : given;
+    }
+    /// As many positions higher as its sequence follows rows.
+    __device__ void raise(const Changed& positions, int k) const {
+        const int given = __ldcg(positions.from + k);
+        positions.to[k] = given + choice(k % sequences).x;
     }
 };
-
-__device__ void raise(const Followed& f, const Changed& c) {
-    for (int k = threadIdx.x; k < c.count; k += kBlock) {
-        int2 choice;
-        c.to[k] = __ldcg(c.from + k) + (f.choice(k % f.sequences, choice) ? choice.x : 0);
-    }
-}
 
 __global__ void __launch_bounds__(kBlock) follow_draft_kernel(Followed f) {
     allow_successor();
     wait_for_predecessor();
-    int2 choice;
-    for (int t = threadIdx.x; t < f.ids.count; t += kBlock) {
-        const int source = __ldcg(f.source + t), s = __ldcg(f.row_sequence + t);
-        int id = __ldcg(source >= 0 ? f.drafts + source : f.ids.from + t);
-        if (f.choice(s, choice) && t == __ldcg(f.start + s) + choice.x - 1) id = choice.y;
-        f.ids.to[t] = id;
-    }
-    for (int s = threadIdx.x; s < f.last_rows.count; s += kBlock)
-        f.last_rows.to[s] =
-            f.choice(s, choice) ? __ldcg(f.start + s) + choice.x - 1 : __ldcg(f.last_rows.from + s);
-    raise(f, f.later_positions);
-    raise(f, f.later_rope);
+    const int own = static_cast<int>(threadIdx.x);
+    if (blockIdx.x == 0)
+        for (int t = own; t < f.ids.count; t += kBlock) f.change_id(t);
+    else if (blockIdx.x == 1)
+        for (int s = own; s < f.last_rows.count; s += kBlock) f.change_last_row(s);
+    else if (blockIdx.x == 2)
+        for (int k = own; k < f.later_positions.count; k += kBlock) f.raise(f.later_positions, k);
+    else
+        for (int k = own; k < f.later_rope.count; k += kBlock) f.raise(f.later_rope, k);
 }
 
 }  // namespace
@@ -79,7 +86,7 @@ void follow_draft(const Node& node, Context& c) {
     f.last_rows = optional(has.last_rows);
     f.later_positions = optional(has.later_positions);
     f.later_rope = optional(has.later_rope);
-    launch(c, "follow_draft", follow_draft_kernel, 1, kBlock, 0, f);
+    launch(c, "follow_draft", follow_draft_kernel, 4, kBlock, 0, f);
 }
 
 }  // namespace quern::cuda

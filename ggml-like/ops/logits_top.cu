@@ -19,6 +19,7 @@ namespace {
 constexpr int kBlock = 512, kWarps = kBlock / 32, kMaxKept = 4096;
 constexpr int kGroups = 2048, kPass = kGroups * 128;  // ids of all groups at a time; a longer row has several
 constexpr int kTogether = 6;                          // groups of a warp at a time
+constexpr int kLookups = 4;                           // the same where candidates are looked for
 
 /// Work space of a row.
 struct Work {
@@ -65,17 +66,30 @@ struct Bound {
     uint32_t bound, largest;
 };
 
-/// Of kGroups keys the largest, and a bound that n of them reach and hardly any other: the n-th largest but
+/// What a thread of the last block has of all groups: number i is of group threadIdx.x + i * kBlock.
+struct OwnGroups {
+    static constexpr int kEach = kGroups / kBlock;
+    uint32_t maxima[kEach];
+    float sums[kEach];
+
+    __device__ explicit OwnGroups(const Work& work) {
+#pragma unroll
+        for (int i = 0; i < kEach; ++i) {
+            maxima[i] = __ldcg(work.maxima + i * kBlock + threadIdx.x);
+            sums[i] = __ldcg(work.sums + i * kBlock + threadIdx.x);
+        }
+    }
+};
+
+/// Of all groups' maxima the largest, and a bound that n of them reach and hardly any other: the n-th largest but
 /// for its last 8 bits. Three rounds of 8 bits.
-__device__ Bound bound_of(const uint32_t* keys, int n) {
+__device__ Bound bound_of(const OwnGroups& own_groups, int n) {
     __shared__ int histogram[256];
     __shared__ uint32_t prefix, largest;
     __shared__ int left;
     if (threadIdx.x == 0) prefix = 0, largest = 0, left = n;
-    uint32_t own_keys[kGroups / kBlock], own_largest = 0;
-#pragma unroll
-    for (int i = 0; i < kGroups / kBlock; ++i) own_keys[i] = __ldcg(keys + i * kBlock + threadIdx.x);
-    for (const uint32_t key : own_keys) own_largest = max(own_largest, key);
+    uint32_t own_largest = 0;
+    for (const uint32_t key : own_groups.maxima) own_largest = max(own_largest, key);
     own_largest = __reduce_max_sync(0xffffffffu, own_largest);
     __syncthreads();
     if (threadIdx.x % 32 == 0) atomicMax(&largest, own_largest);
@@ -84,7 +98,7 @@ __device__ Bound bound_of(const uint32_t* keys, int n) {
         __syncthreads();
         const uint32_t mask = shift == 24 ? 0u : ~0u << (shift + 8);
 #pragma unroll
-        for (const uint32_t key : own_keys)
+        for (const uint32_t key : own_groups.maxima)
             if ((key & mask) == prefix) atomicAdd(&histogram[key >> shift & 255], 1);
         __syncthreads();
         if (threadIdx.x < 32) {
@@ -163,22 +177,38 @@ struct Candidates {
 };
 
 /// All threads: looks for candidates.
-__device__ void collect(const Top& t, int row, const uint32_t* maxima, uint32_t bound, Candidates& found) {
+__device__ void collect(const Top& t, int row, const OwnGroups& own, uint32_t bound, Candidates& found) {
     __shared__ int groups;
     __shared__ uint16_t group[kGroups];
     if (threadIdx.x == 0) groups = 0, found.count = 0;
     __syncthreads();
-    for (int g = threadIdx.x; g < kGroups; g += kBlock)
-        if (__ldcg(maxima + g) >= bound) group[atomicAdd(&groups, 1)] = static_cast<uint16_t>(g);
-    __syncthreads();
-    for (int i = threadIdx.x / 32; i < groups; i += kWarps)
-        for (int id = id_of(group[i], threadIdx.x % 32); id < t.vocab; id += kPass) {
-            const float4 four = t.four(row, id);
-            const float x[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-            for (int j = 0; j < 4; ++j)
-                if (ordered_bits(x[j] + 0.0f) >= bound && x[j] > -INFINITY) found.add(x[j] + 0.0f, id + j);
+    for (int i = 0; i < OwnGroups::kEach; ++i)
+        if (own.maxima[i] >= bound)
+            group[atomicAdd(&groups, 1)] = static_cast<uint16_t>(i * kBlock + threadIdx.x);
+    __syncthreads();
+    const auto look = [&](const float4& four, int id) {
+        const float x[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if (ordered_bits(x[j] + 0.0f) >= bound && x[j] > -INFINITY) found.add(x[j] + 0.0f, id + j);
+    };
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int begin = warp; begin < groups; begin += kLookups * kWarps) {
+        float4 four[kLookups];
+        int id[kLookups];
+#pragma unroll
+        for (int j = 0; j < kLookups; ++j) {
+            const int i = begin + j * kWarps;
+            id[j] = i < groups ? id_of(group[i], lane) : t.vocab;
+            four[j] = t.four(row, id[j]);
         }
+#pragma unroll
+        for (int j = 0; j < kLookups; ++j) {
+            look(four[j], id[j]);
+            for (int more = id[j] + kPass; more < t.vocab; more += kPass) look(t.four(row, more), more);
+        }
+    }
     __syncthreads();
 }
 
@@ -200,13 +230,13 @@ __device__ void write_top(int* ids, const Candidates& found) {
 }
 
 /// All threads, thread 0 gets it: the sum over all groups, in one order.
-__device__ float sum_of_row(const Work& work, float highest, float scale) {
+__device__ float sum_of_row(const OwnGroups& groups, float highest, float scale) {
     __shared__ float partial[kWarps];
     float sum = 0;
 #pragma unroll
-    for (int g = threadIdx.x; g < kGroups; g += kBlock) {
-        const float own = from_ordered_bits(__ldcg(work.maxima + g));
-        sum += __ldcg(work.sums + g) * (own > -INFINITY ? __expf((own - highest) * scale) : 0.0f);
+    for (int i = 0; i < OwnGroups::kEach; ++i) {
+        const float own = from_ordered_bits(groups.maxima[i]);
+        sum += groups.sums[i] * (own > -INFINITY ? __expf((own - highest) * scale) : 0.0f);
     }
     sum = warp_sum(sum);
     if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
@@ -245,12 +275,13 @@ __global__ void __launch_bounds__(kBlock, 2) top_kernel(Top t) {
     }
     if (!last_block(t.counters + row, gridDim.x)) return;
 
-    const auto [bound, largest] = bound_of(work.maxima, kTopLogits);
+    const OwnGroups groups(work);
+    const auto [bound, largest] = bound_of(groups, kTopLogits);
     const bool insane = largest == 0xffffffffu;
-    collect(t, row, work.maxima, insane ? 0xffffffffu : bound, found);
+    collect(t, row, groups, insane ? 0xffffffffu : bound, found);
     int* top = t.top + row * kTopWords;
     write_top(top, found);
-    const float total = sum_of_row(work, from_ordered_bits(largest), scale);
+    const float total = sum_of_row(groups, from_ordered_bits(largest), scale);
     if (threadIdx.x == 0) {
         top[2 * kTopLogits] = __float_as_int(total);
         top[2 * kTopLogits + 1] = !insane && found.count > 0 && found.count <= kMaxKept;

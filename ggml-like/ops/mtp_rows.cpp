@@ -87,8 +87,9 @@ Cost cost(const Node& node) {
 
 const Op kMtpRows{"mtp_rows", run, cost};
 
-Tensor* mtp_rows(Graph& g, std::string_view name, const Weight& table, Tensor* ids, Tensor* hidden, Tensor* rows,
-                 const MtpNorms& norms, const OtherRows& images, DType activation, bool after_all) {
+Tensor* mtp_rows(Graph& g, std::string_view name, const Weight& table, Tensor* ids, Tensor* hidden,
+                 Tensor* rows, const MtpNorms& norms, const OtherRows& images, DType activation,
+                 bool after_all) {
     const int64_t width = table.cols;
     CHECK(ids->rank == 1 && ids->dtype == DType::I32, "[mtp_rows] {}: ids are {}, not I32 [T]", name,
           describe(*ids));
@@ -103,12 +104,12 @@ Tensor* mtp_rows(Graph& g, std::string_view name, const Weight& table, Tensor* i
     CHECK(rows == nullptr || (rows->rank == 1 && rows->dtype == DType::I32 && rows->shape[0] == tokens),
           "[mtp_rows] {}: rows are {}", name, describe(*rows));
     Tensor* y = g.scratch(name, activation, {tokens, 2 * width});
-    Node node{.op = &kMtpRows,
-              .name = std::string(name),
-              .inputs = {ids, hidden, norms.embedding, norms.last, norms.hidden},
-              .outputs = {y},
-              .parameters =
-                  MtpRowsParams{&table, norms.eps, rows != nullptr, images.source != nullptr, after_all}};
+    Node node{
+        .op = &kMtpRows,
+        .name = std::string(name),
+        .inputs = {ids, hidden, norms.embedding, norms.last, norms.hidden},
+        .outputs = {y},
+        .parameters = MtpRowsParams{&table, norms.eps, rows != nullptr, images.source != nullptr, after_all}};
     if (rows != nullptr) node.inputs.push_back(rows);
     if (images.source != nullptr) {
         const Tensor &source = *images.source, &from = *images.rows;

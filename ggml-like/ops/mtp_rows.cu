@@ -55,8 +55,7 @@ __global__ void __launch_bounds__(kBlock) mtp_rows_kernel(MtpInputs in) {
         const int64_t image = in.source != nullptr ? __ldcg(in.source + t) : -1;
         if (image < 0) load_embedding<kBlock>(in.table, __ldcg(in.ids + t), values);
 #pragma unroll 4
-        for (int k = own; image >= 0 && k < columns; k += kBlock)
-            values[k] = in.images[image * columns + k];
+        for (int k = own; image >= 0 && k < columns; k += kBlock) values[k] = in.images[image * columns + k];
     } else {
         const int from = in.rows == nullptr ? t : min(max(__ldcg(in.rows + t), 0), in.hidden_rows - 1);
         const float* x = in.hidden + static_cast<int64_t>(from) * columns;
@@ -94,17 +93,17 @@ void mtp_rows(const Node& node, Context& c) {
     const Tensor *rows = optional(p.chosen), *source = optional(p.images), *images = optional(p.images);
     const auto norm = [&](size_t i) { return node.inputs[2 + i]->as<const float>(); };
     const MtpInputs in{{table.part[0], table.chunks, static_cast<int>(table.cols)},
-                     node.inputs[0]->as<const int>(),
-                     rows != nullptr ? rows->as<const int>() : nullptr,
-                     source != nullptr ? source->as<const int>() : nullptr,
-                     images != nullptr ? images->as<const float>() : nullptr,
-                     hidden.as<const float>(),
-                     static_cast<int>(hidden.shape[0]),
-                     norm(0),
-                     norm(1),
-                     norm(2),
-                     p.eps,
-                     y.as<bf16>()};
+                       node.inputs[0]->as<const int>(),
+                       rows != nullptr ? rows->as<const int>() : nullptr,
+                       source != nullptr ? source->as<const int>() : nullptr,
+                       images != nullptr ? images->as<const float>() : nullptr,
+                       hidden.as<const float>(),
+                       static_cast<int>(hidden.shape[0]),
+                       norm(0),
+                       norm(1),
+                       norm(2),
+                       p.eps,
+                       y.as<bf16>()};
     const dim3 grid(static_cast<unsigned>(y.shape[0]), 2);
     const int shared = 3 * static_cast<int>(table.cols * sizeof(float));
     if (p.after_all)

@@ -29,7 +29,8 @@ struct MtpRowsParams {
 extern const Op kMtpRows;
 
 /// rows: or null. images: OtherRows of images, or nothing.
-Tensor* mtp_rows(Graph& g, std::string_view name, const Weight& table, Tensor* ids, Tensor* hidden, Tensor* rows,
-                 const MtpNorms& norms, const OtherRows& images, DType activation, bool after_all = false);
+Tensor* mtp_rows(Graph& g, std::string_view name, const Weight& table, Tensor* ids, Tensor* hidden,
+                 Tensor* rows, const MtpNorms& norms, const OtherRows& images, DType activation,
+                 bool after_all = false);
 
 }  // namespace quern

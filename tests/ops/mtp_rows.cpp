@@ -110,8 +110,10 @@ TEST_SUITE("cpu") {
         const Weight weight = placed(device, table.weight);
         const std::vector<int32_t> fine = {0, 36};
         CHECK_NOTHROW(run_rows(device, {32, fine, {4, 0}, {}}, weight));
-        for (const int32_t row : {-1, 5}) CHECK_THROWS_AS(run_rows(device, {32, fine, {0, row}, {}}, weight), Error);
-        for (const int32_t id : {-1, 37}) CHECK_THROWS_AS(run_rows(device, {32, {0, id}, {0, 1}, {}}, weight), Error);
+        for (const int32_t row : {-1, 5})
+            CHECK_THROWS_AS(run_rows(device, {32, fine, {0, row}, {}}, weight), Error);
+        for (const int32_t id : {-1, 37})
+            CHECK_THROWS_AS(run_rows(device, {32, {0, id}, {0, 1}, {}}, weight), Error);
         CHECK_THROWS_AS(run_rows(device, {32, fine, {0, 1}, {-1, 3}}, weight), Error);
     }
 }

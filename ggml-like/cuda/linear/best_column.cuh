@@ -10,10 +10,10 @@ using namespace ptx;
 inline constexpr int kMaxBestBlocks = 256;
 
 struct BestColumns {
-    int first, start, vocab;         // as in TokenColumns
-    int* ids;                        // [rows]
-    unsigned long long* work;        // [rows, kMaxBestBlocks]
-    unsigned* counters;              // one a row
+    int first, start, vocab;   // as in TokenColumns
+    int* ids;                  // [rows]
+    unsigned long long* work;  // [rows, kMaxBestBlocks]
+    unsigned* counters;        // one a row
 
     __device__ int token(int column) const { return column < first ? start + column : column - first; }
     /// Larger for a higher logit, then for a lower column; 0 where the column may not win.
@@ -51,8 +51,8 @@ struct BestColumns {
 
 /// ids and work: of best_token's outputs.
 inline BestColumns best_columns(const TokenColumns& t, const Tensor& ids, const Tensor& work, Context& c) {
-    return {static_cast<int>(t.first),      static_cast<int>(t.start),
-            static_cast<int>(t.vocab),      ids.as<int>(),
+    return {static_cast<int>(t.first),     static_cast<int>(t.start),
+            static_cast<int>(t.vocab),     ids.as<int>(),
             work.as<unsigned long long>(), c.counters};
 }
 
