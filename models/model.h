@@ -219,7 +219,7 @@ struct OpenOptions {
     int64_t draft_head_bytes = kDraftHeadBytes;
     /// Tokens from 0 on whose rows of that are also a head by themselves.
     int64_t draft_frequent = kFrequentTokens;
-    /// The format that a DFlash drafter's layers get where they are stored in 16 or 32 bits, made when they are placed.
+    /// The format that a DFlash drafter's layers get where stored in 16 or 32 bits, made when placed; an MTP layer: ModelWeights::plan_drafters.
     DenseFormat draft_format = DenseFormat::as_stored;
     /// Of several ranks: the part that this model is. Error(usage) if they cannot share it. An MTP layer or drafter is on
     /// rank 0, whole.

@@ -25,7 +25,7 @@ struct WeightUse {
     bool projection = false;   // whether OpenOptions::dense applies
     bool draft_layer = false;  // of a DFlash drafter's layers: OpenOptions::draft_format applies
     bool mtp_product =
-        false;  // of the MTP layer, all but the router: likewise, but NVFP4 if the model has such weights
+        false;  // of the MTP layer, all but the router: NVFP4 then, if the model's own layers have any
     bool draft = false;            // of the MTP layer or a drafter: only drafting reads it
     bool vision = false;           // of the vision tower: only images read it
     bool copy = false;             // made of another weight when the weights are placed: ModelWeights::copies

@@ -191,7 +191,7 @@ class Builder {
     }
 
     /// The MTP layer's residual stream, from rows of hidden states and the tokens after them. norm: that of the pass which left the
-    /// hidden states. after_all: these rows' attention reads keys of the pass before, and does so before it waits (attention/decode_keys.cuh).
+    /// hidden states. after_all: these rows' attention reads keys and positions that earlier nodes made, before it waits (attention/decode.cu).
     Residual mtp_input(Tensor* next_ids, Tensor* hidden, Tensor* rows, const Tensor& norm,
                        const OtherRows& images = {}, bool after_all = false) {
         const MtpWeights& w = *w_.mtp;

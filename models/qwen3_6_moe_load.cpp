@@ -1,6 +1,5 @@
 // From checkpoint names to weight fields. Every shape is checked once, here.
 #include <cmath>
-#include <cstring>
 
 #include "ggml-like/check.h"
 #include "ggml-like/parallel.h"

@@ -380,6 +380,10 @@ TEST_SUITE("cpu") {
             ++changed;
             for (const WeightUse& use : weights.uses) {
                 CHECK(use.copy == use.mtp_product);
+                if (use.copy && use.matrix != nullptr) {
+                    CHECK(use.matrix->name.find("router") == std::string::npos);
+                    CHECK(use.matrix->segments.front().dtype == DType::NVFP4);
+                }
                 if (use.experts == nullptr) continue;
                 for (const Weight& expert : use.experts->expert)
                     for (const WeightSegment& s : expert.segments) CHECK(s.dtype == DType::NVFP4);
@@ -394,6 +398,26 @@ TEST_SUITE("cpu") {
             CHECK(error(c, drafted, 1) < 0.4);  // a second token follows what was drafted first
         }
         CHECK(changed >= 1);
+    }
+
+    TEST_CASE("mtp: which matrices of random weights become NVFP4") {
+        const auto copied = [](const char* shape, const char* mix) {
+            const auto model = open_synthetic(
+                shape, mix, {.tokenizer = false, .mtp = MtpUse::required, .draft_format = DenseFormat::fp8});
+            std::set<std::string> names;
+            for (const WeightUse& use : model->weights().uses) {
+                if (!use.copy || use.matrix == nullptr) continue;
+                names.insert(use.matrix->name);
+                CHECK(use.matrix->segments.front().dtype == DType::NVFP4);
+            }
+            return names;
+        };
+        using Names = std::set<std::string>;
+        CHECK(copied("tiny-dense", "aeon") ==
+              Names{"mtp.fc", "mtp.attn.in_proj", "mtp.attn.out_proj", "mtp.mlp.gate_up", "mtp.mlp.down"});
+        CHECK(copied("tiny", "aeon") == Names{"mtp.fc", "mtp.attn.in_proj", "mtp.attn.out_proj",
+                                              "mtp.moe.shared_gate_up", "mtp.moe.shared_down"});
+        CHECK(copied("tiny", "qwen-fp8").empty());
     }
 
     TEST_CASE("mtp: random weights in the shapes of real ones have the layer, where it is wanted") {

@@ -7,8 +7,6 @@
 namespace quern {
 namespace {
 
-constexpr int64_t kWorkWords = 256;  // of a row: one for each block
-
 int32_t best_of(const float* logits, int64_t count, const TokenColumns& columns) {
     int64_t best = -1;
     for (int64_t c = 0; c < count; ++c) {
@@ -41,7 +39,7 @@ void check_best(const char* op, std::string_view name, const TokenColumns& colum
 }
 
 Tensor* best_token_work(Graph& g, std::string_view name, int64_t rows) {
-    return g.scratch(fmt::format("{}.work", name), DType::I64, {rows, kWorkWords});
+    return g.scratch(fmt::format("{}.work", name), DType::I64, {rows, kBestBlocks});
 }
 
 void best_token(Graph& g, std::string_view name, Tensor* logits, const TokenColumns& columns, Tensor* ids) {

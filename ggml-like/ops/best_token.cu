@@ -38,14 +38,14 @@ void best_token(const Node& node, Context& c) {
     const Tensor& logits = *node.inputs[0];
     const int rows = static_cast<int>(logits.shape[0]), count = static_cast<int>(logits.shape[1]);
     BestColumns best = best_columns(node.params<TokenColumns>(), *node.outputs[0], *node.outputs[1], c);
-    int blocks = min((count + kColumns - 1) / kColumns, kMaxBestBlocks);
+    int blocks = min((count + kColumns - 1) / kColumns, kBestBlocks);
     while (blocks > 4 && blocks * rows > 2 * c.sms) blocks = (blocks + 1) / 2;
     const float* from = logits.as<const float>();
     for (int first = 0; first < rows; first += kCounters) {
         launch(c, "best_token", best_token_kernel, dim3(blocks, min(kCounters, rows - first)), kBlock, 0,
                from, logits.stride[0], count, best);
         from += kCounters * logits.stride[0];
-        best.ids += kCounters, best.work += int64_t{kCounters} * kMaxBestBlocks;
+        best.ids += kCounters, best.work += int64_t{kCounters} * kBestBlocks;
     }
 }
 

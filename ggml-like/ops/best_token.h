@@ -8,6 +8,9 @@
 
 namespace quern {
 
+/// Blocks of a row, at most, that look for its best column.
+inline constexpr int kBestBlocks = 256;
+
 /// Which tokens the columns stand for: those from `start` on, then those from 0 on.
 struct TokenColumns {
     int64_t first;  // columns of tokens from `start` on
@@ -17,7 +20,7 @@ struct TokenColumns {
     int64_t token(int64_t column) const { return column < first ? start + column : column - first; }
 };
 
-/// inputs {logits}; outputs {ids, work}: work I64 is kernel scratch.
+/// inputs {logits}; outputs {ids, work}: work I64 [R, kBestBlocks] is kernel scratch.
 extern const Op kBestToken;
 
 /// Throws Error unless ids, I32 [R], may be chosen from `count` columns.

@@ -45,7 +45,7 @@ __global__ void __maxnreg__(64) draft_token_one(Part part, Shape shape, PlainRow
 
 /// Whether that kernel takes the head.
 bool takes_one(const Context& c, const Packed& w, int rows) {
-    if (w.parts != 1 || w.part[0].kind != Kind::nvfp4 || c.sms > kMaxBestBlocks) return false;
+    if (w.parts != 1 || w.part[0].kind != Kind::nvfp4 || c.sms > kBestBlocks) return false;
     const AnswerShape shape{
         .kind = Kind::nvfp4, .rows = rows, .tiles = w.part[0].tiles, .chunks = w.chunks, .normed = true};
     return choose(c, shape) == AnswerProduct::tall;

@@ -207,6 +207,24 @@ TEST_CASE("launches: for how many sequences a pass of the MTP layer drafts") {
     }
 }
 
+TEST_CASE("launches: drafts of an MTP layer for one answer") {
+    PlacedModel model({.shape = "qwen3.6-35b-a3b", .mix = "aeon", .mtp = true}, cuda_stand_in::kH200);
+    const auto kernels = [&](int64_t drafts) { return model.replay(model.mtp_drafts(1, 4, drafts)).kernels; };
+    CHECK(kernels(1) == 10);  // with the beginning, and the last row taken from four
+    CHECK(kernels(2) == 18);
+    CHECK(kernels(3) == 26);
+    // A later draft's rows begin when all before them has ended: its attention reads keys before it waits.
+    std::vector<bool> programmatic;
+    int64_t heads = 0;
+    for (const Launch& launch : model.launches(model.mtp_drafts(1, 4, 3))) {
+        const std::string text = describe(launch);
+        if (text.find("mtp_rows_kernel") != std::string::npos) programmatic.push_back(launch.programmatic);
+        heads += text.find("draft_token_one") != std::string::npos;
+    }
+    CHECK(programmatic == std::vector<bool>{true, false, false});
+    CHECK(heads == 3);
+}
+
 TEST_CASE(
     "launches: the MTP layer catches up on every device, and steps that leave hidden states launch one "
     "kernel more") {

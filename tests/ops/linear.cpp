@@ -217,9 +217,43 @@ void place_again(Device& device) {
     }
 }
 
+/// x' with zeros that are stored, or with no_residual.
+std::vector<double> run_without_residual(const Device& device, const Weight& w, const Norm& norm,
+                                         StepKind kind, int64_t rows, bool stored) {
+    Graph g;
+    Tensor* x = g.input("x", device.activation, {rows, w.cols});
+    Tensor* zeros =
+        stored ? g.input("zeros", DType::F32, {rows, w.rows}) : no_residual(g, "nothing", rows, w.rows, kind);
+    g.output(linear_add(g, "y", x, w, zeros, norm.next(g, device, kind)).x);
+    return run_graph(device, std::move(g), [&](Plan& p) {
+        set_input(p, x, device.rounded(Random(4).normals(rows * w.cols)));
+        if (stored) set_input(p, zeros, std::vector<float>(static_cast<size_t>(rows * w.rows)));
+    })[0];
+}
+
+void linear_add_nothing(Device& device) {
+    for (const StepKind kind : kKinds)
+        for (const Form form : {Form::bf16, Form::f8_row, Form::nvfp4})
+            for (const int64_t height : {48, 2048}) {
+                CAPTURE(kind_name(kind));
+                CAPTURE(shape_name({form}, {height}, 256));
+                WeightStore store(14);
+                const Weight w = placed(device, random_matrix(store, {form}, {height}, 256).weight);
+                const Norm norm(device, 14, height);
+                for (const int64_t rows : {1, 3, 9, 33}) {
+                    CAPTURE(rows);
+                    const auto run = [&](bool stored) {
+                        return run_without_residual(device, w, norm, kind, rows, stored);
+                    };
+                    CHECK(run(false) == run(true));
+                }
+            }
+}
+
 }  // namespace
 
 DEVICE_TEST_CASE("linear_add in every form, alone and beside others", linear_add_forms)
+DEVICE_TEST_CASE("linear_add of a sum without a residual", linear_add_nothing)
 DEVICE_TEST_CASE("linear_add: stacked segments keep their own formats and scales", linear_add_segments)
 DEVICE_TEST_CASE("linear_add: logits of a router", linear_add_router)
 DEVICE_TEST_CASE("linear_add: rows wider than shared memory", linear_add_wide)
@@ -289,6 +323,9 @@ TEST_SUITE("cpu") {
         Tensor *x = g.input("x", DType::F32, {2, 32}), *narrow = g.input("x", DType::F32, {2, 31}),
                *residual = g.input("r", DType::F32, {2, 4});
         CHECK_NOTHROW(linear_add(g, "y", x, w, residual, next));
+        Tensor* repeated = no_residual(g, "nothing", 2, 4, StepKind::prompt);
+        CHECK_NOTHROW(linear_add(g, "y", x, w, repeated, next));
+        CHECK_THROWS_AS(linear_add(g, "y", x, w, repeated, norm.next(g, device, StepKind::answer)), Error);
         CHECK_THROWS_AS(linear_add(g, "y", narrow, w, residual, next), Error);
         CHECK_THROWS_AS(linear_add(g, "y", x, w, x, next), Error);
         CHECK_THROWS_AS(linear_add(g, "y", x, w, g.input("r", DType::BF16, {2, 4}), next), Error);

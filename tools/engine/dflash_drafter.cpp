@@ -85,7 +85,8 @@ void DflashDrafter::fill(std::span<Draft*> drafts) {
     pass.await_inputs();
     fill_inputs(pass, rows);
     pass.run_pass();
-    drafts.front()->read = pass.shape.draft_rows;
+    for (Draft* d : drafts) d->read = pass.shape.draft_rows;
+    drafts.front()->leads = true;
     if (!drafts.front()->may_be_late) return read(pass, drafts);
     drafts.front()->late = std::min(guesses, drafts.front()->most);
     late_ = true;

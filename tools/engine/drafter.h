@@ -33,8 +33,9 @@ struct Draft {
     bool may_be_late = false;  // it is its step's only one, and one device has the whole model
     /// Of the head, that it should be chosen from (draft_rows.h).
     DraftRows rows = DraftRows::frequent;
-    /// Of the first draft of a pass that chose from a head, but none that was made ahead: the rows that the pass read.
+    /// If a pass chose it from a head, and did not do so ahead: the rows that the pass read.
     std::optional<DraftRows> read = {};
+    bool leads = false;  // the first draft of such a pass
 
     /// Whether drafters of this kind may still fill it: none has, and the request allows it.
     bool open_to(DrafterKind kind) const {

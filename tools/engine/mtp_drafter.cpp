@@ -283,7 +283,8 @@ void MtpDrafter::draft(std::span<const Rows> list, bool watch) {
         rows = std::max(rows, r.draft->rows);
     }
     const StepPlan& pass = run(StepKind::answer, list, most, rows, watch);
-    list.front().draft->read = pass.shape.draft_rows;
+    for (const Rows& r : list) r.draft->read = pass.shape.draft_rows;
+    list.front().draft->leads = true;
     if (!list.front().draft->may_be_late) return read_drafts(list, pass, watch);
     list.front().draft->late = late_ = most;
     send(pass);

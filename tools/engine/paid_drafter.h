@@ -28,7 +28,7 @@ class PaidDrafter final : public Drafter {
             const auto most = std::max(paid[i].tokens.size(), static_cast<size_t>(paid[i].late));
             drafts[i].tokens.resize(std::min(drafts[i].tokens.size(), most));
             drafts[i].ahead = paid[i].ahead;
-            drafts[i].read = paid[i].read;
+            drafts[i].read = paid[i].read, drafts[i].leads = paid[i].leads;
         }
     }
     /// It has none, but waits for those that are paid for.

@@ -119,13 +119,14 @@ DraftRows Speculation::rows_read(DraftRows chosen) const {
     return known->whole_too ? chosen : std::min(chosen, DraftRows::copied);
 }
 
-/// For the report, and the most rows of the head that these drafts need.
+/// For the report, and the most rows of the head that these drafts were chosen from; those by lookup from none.
 DraftRows Speculation::note_rows(std::span<const Draft> drafts) {
     DraftRows most = DraftRows::frequent;
     for (const Draft& d : drafts) {
+        if (!d.ahead && !d.read) continue;
         const DraftRows rows = rows_[d.sequence->id] = d.ahead ? ahead_rows_ : d.rows;
         most = std::max(most, rows);
-        if (d.read) ++report_.passes[static_cast<size_t>(rows_read(*d.read))];
+        if (d.leads) ++report_.passes[static_cast<size_t>(rows_read(*d.read))];
     }
     return most;
 }

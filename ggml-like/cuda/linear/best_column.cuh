@@ -2,17 +2,16 @@
 #pragma once
 
 #include "ggml-like/cuda/moe/route.cuh"
+#include "ggml-like/ops/best_token.h"
 
 namespace quern::cuda::linear {
 
 using namespace ptx;
 
-inline constexpr int kMaxBestBlocks = 256;
-
 struct BestColumns {
     int first, start, vocab;   // as in TokenColumns
     int* ids;                  // [rows]
-    unsigned long long* work;  // [rows, kMaxBestBlocks]
+    unsigned long long* work;  // [rows, kBestBlocks]
     unsigned* counters;        // one a row
 
     __device__ int token(int column) const { return column < first ? start + column : column - first; }
@@ -22,11 +21,11 @@ struct BestColumns {
         return static_cast<unsigned long long>(moe::ordered_bits(logit + 0.0f)) << 32 |
                ~static_cast<uint32_t>(column);
     }
-    /// Whole grid row of kWarps warps a block: the best of all `blocks` blocks' threads becomes the row's token.
+    /// Called by all threads of the `blocks` blocks of a row, each of kWarps warps: the best of their keys becomes the row's token.
     template <int kWarps>
     __device__ void choose(int row, int blocks, unsigned long long own) const {
         own = largest<kWarps>(own);
-        unsigned long long* of_row = work + static_cast<int64_t>(row) * kMaxBestBlocks;
+        unsigned long long* of_row = work + static_cast<int64_t>(row) * kBestBlocks;
         if (threadIdx.x == 0) __stcg(of_row + blockIdx.x, own);
         if (!last_block(counters + row, static_cast<unsigned>(blocks))) return;
         own = static_cast<int>(threadIdx.x) < blocks ? __ldcg(of_row + threadIdx.x) : 0;
