@@ -6,13 +6,13 @@
 #include "ggml-like/ops/logits_top.h"
 
 #include "ggml-like/cuda/launch.cuh"
-#include "ggml-like/cuda/moe/route.cuh"
 #include "ggml-like/cuda/ops.h"
+#include "ggml-like/cuda/ptx/ordered_bits.cuh"
+#include "ggml-like/cuda/ptx/ptx.cuh"
 
 namespace quern::cuda {
 
 using namespace ptx;
-using namespace moe;
 
 namespace {
 

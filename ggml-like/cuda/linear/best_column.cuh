@@ -1,7 +1,8 @@
 // The column with the highest logit of a row, and the token that it stands for (ops/best_token.h).
 #pragma once
 
-#include "ggml-like/cuda/moe/route.cuh"
+#include "ggml-like/cuda/ptx/ordered_bits.cuh"
+#include "ggml-like/cuda/ptx/ptx.cuh"
 #include "ggml-like/ops/best_token.h"
 
 namespace quern::cuda::linear {
@@ -18,7 +19,7 @@ struct BestColumns {
     /// Larger for a higher logit, then for a lower column; 0 where the column may not win.
     __device__ unsigned long long key(float logit, int column) const {
         if (logit != logit || token(column) >= vocab) return 0;
-        return static_cast<unsigned long long>(moe::ordered_bits(logit + 0.0f)) << 32 |
+        return static_cast<unsigned long long>(ordered_bits(logit + 0.0f)) << 32 |
                ~static_cast<uint32_t>(column);
     }
     /// Called by all threads of the `blocks` blocks of a row, each of kWarps warps: the best of their keys becomes the row's token.

@@ -7,6 +7,7 @@
 #include <climits>
 
 #include "ggml-like/cuda/context.h"
+#include "ggml-like/cuda/ptx/ordered_bits.cuh"
 #include "ggml-like/cuda/ptx/ptx.cuh"
 
 namespace quern::cuda::moe {
@@ -14,17 +15,6 @@ namespace quern::cuda::moe {
 using namespace ptx;
 
 inline constexpr int kMaxExperts = 512;
-
-/// A key that orders as logits do; NaN comes last, above 0, which means none.
-__device__ __forceinline__ uint32_t ordered_bits(float x) {
-    const uint32_t bits = __float_as_uint(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) return 1;  // 0: no such expert, or taken
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-
-__device__ __forceinline__ float from_ordered_bits(uint32_t key) {
-    return __uint_as_float(key & 0x80000000u ? key ^ 0x80000000u : ~key);
-}
 
 /// What a lane got of a row's choice: in lane j number j.
 struct InOrder {
