@@ -60,8 +60,8 @@ Residual linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w,
     CHECK(x->rank == 2 && x->shape[1] == w.cols && x->stride[1] == 1,
           "[linear_add] {}: weight {} [{}, {}] does not fit x {}", name, w.name, w.rows, w.cols,
           describe(*x));
-    const bool repeated =
-        next.kind == StepKind::prompt && residual->stride[0] == 0 && residual->stride[1] == 1;
+    const bool repeated = next.kind == StepKind::prompt && ranks.zeros == nullptr &&
+                          residual->stride[0] == 0 && residual->stride[1] == 1;
     CHECK(residual->rank == 2 && residual->dtype == DType::F32 && (residual->contiguous() || repeated) &&
               residual->shape[0] == x->shape[0] && residual->shape[1] == w.rows,
           "[linear_add] {}: residual {} should be F32 [{}, {}]", name, describe(*residual), x->shape[0],

@@ -1,8 +1,9 @@
 // linear_add: x' = residual + x W^T, and what the next norm and a router need of x' (residual.h)
 //
-// x [T, K], residual F32 [T, N] (of prompts also one row for all, stride 0), W [N, K] in any format of weight.h, segments stacked along N; the next norm; a router
-// [E + 1, N] or none -> Residual of x' [T, N]. Products of stored values and x are summed in FP32; scales of NVFP4
-// blocks are applied to partial sums inside one block, a segment's other scales after the sum.
+// x [T, K], residual F32 [T, N] (of prompts that are not over ranks also one row for all, of stride 0), W [N, K] in any format of
+// weight.h, segments stacked along N; the next norm; a router [E + 1, N] or none -> Residual of x' [T, N].
+// Products of stored values and x are summed in FP32; scales of NVFP4 blocks are applied to partial sums inside one block, a
+// segment's other scales after the sum.
 //   logits [T, E + 1 rounded up to 8]: h times the router, without the norm's factor. F32; in answer steps with BF16
 //   activations I64 in units of 2^-32: each sum over 16 columns is rounded to such units, so these sums may be added
 //   in any order.

@@ -326,6 +326,9 @@ TEST_SUITE("cpu") {
         Tensor* repeated = no_residual(g, "nothing", 2, 4, StepKind::prompt);
         CHECK_NOTHROW(linear_add(g, "y", x, w, repeated, next));
         CHECK_THROWS_AS(linear_add(g, "y", x, w, repeated, norm.next(g, device, StepKind::answer)), Error);
+        Tensor* zeros = g.zeros("zeros", DType::F32, {2, 4});
+        CHECK_NOTHROW(linear_add(g, "y", x, w, residual, next, nullptr, {.zeros = zeros}));
+        CHECK_THROWS_AS(linear_add(g, "y", x, w, repeated, next, nullptr, {.zeros = zeros}), Error);
         CHECK_THROWS_AS(linear_add(g, "y", narrow, w, residual, next), Error);
         CHECK_THROWS_AS(linear_add(g, "y", x, w, x, next), Error);
         CHECK_THROWS_AS(linear_add(g, "y", x, w, g.input("r", DType::BF16, {2, 4}), next), Error);
