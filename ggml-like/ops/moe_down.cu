@@ -111,10 +111,10 @@ __global__ void __launch_bounds__(kDownThreads, 2) down_few(Down a, PlainRows<K>
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ ExpertList list;
     constexpr int kRing = kRingDepth<K, NT> * chunk_bytes(K);
-    const int stride = activation_stride(K, a.experts.chunks);
+    const int stride = activation_stride(a.experts.chunks);
     bf16* routed = reinterpret_cast<bf16*>(shared + kDownWarps * kRing);
     const Uses uses(routed + a.rows * a.used * stride, a.rows * a.used);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, column = lane >> 2;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
     wait_for_choice(a);
     if (a.groups == nullptr)
@@ -138,10 +138,11 @@ __global__ void __launch_bounds__(kDownThreads, 2) down_few(Down a, PlainRows<K>
 
     float sum[NT][4] = {};
     for (int e = 0; e < list.count; ++e) {
-        const bf16* x[NT];
+        uint32_t x[NT];
 #pragma unroll
         for (int nt = 0; nt < NT; ++nt)
-            x[nt] = routed + max(0, static_cast<int>(uses.pair[e][8 * nt + column])) * stride;
+            x[nt] = operand_address(
+                routed + max(0, static_cast<int>(uses.pair[e][8 * nt + lane % 8])) * stride, lane);
         float term[NT][4] = {};
         for (int c = warp; c - warp < a.experts.chunks; c += kDownWarps) {
             const uint8_t* chunk = ring.wait();
@@ -169,7 +170,7 @@ constexpr int eights_of(Kind kind, int rows) { return kind != Kind::fp8 || rows 
 template <Kind K, int NT>
 constexpr int few_bytes(int pairs, int chunks) {
     const int sums = kDownWarps * 256 * static_cast<int>(sizeof(float));
-    const int rows = pairs * (activation_stride(K, chunks) * 2 + Uses::kBytes);
+    const int rows = pairs * (activation_stride(chunks) * 2 + Uses::kBytes);
     return kDownWarps * kRingDepth<K, NT> * chunk_bytes(K) + (rows > sums ? rows : sums);
 }
 bool few_fit(const Context& c, Kind kind, int rows, int used, int chunks) {

@@ -116,10 +116,11 @@ struct ListedSource {
 
 template <Kind K, int NT>
 __device__ __forceinline__ void columns_of(const ListedTile& listed, const GateUp& a, const ExpertList& list,
-                                           const bf16* h, int stride, int lane, const bf16* (&x)[NT]) {
+                                           const bf16* h, int stride, int lane, uint32_t (&x)[NT]) {
     const int last = listed.columns(a, list) - 1;
 #pragma unroll
-    for (int nt = 0; nt < NT; ++nt) x[nt] = h + listed.row(a, list, min(8 * nt + (lane >> 2), last)) * stride;
+    for (int nt = 0; nt < NT; ++nt)
+        x[nt] = operand_address(h + listed.row(a, list, min(8 * nt + lane % 8, last)) * stride, lane);
 }
 
 /// One row: `split` warps a tile.
@@ -127,8 +128,7 @@ template <Kind K>
 __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K> prologue) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ ExpertList list;
-    const int stride = activation_stride(K, a.chunks), split = warps_per_tile(a.chunks),
-              group = kWarps / split;
+    const int stride = activation_stride(a.chunks), split = warps_per_tile(a.chunks), group = kWarps / split;
     bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, 1>());
     float* sums = reinterpret_cast<float*>(h + stride);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = warp & (split - 1);
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(kThreads, 2) gate_up_one(GateUp a, PlainRows<K
     ChunkRing<K, 1> ring(shared, warp);
     ring.fill(source, lane);
 
-    const bf16* x[1] = {h};
+    const uint32_t x[1] = {operand_address(h, lane)};
     ListedTile listed(a, blockIdx.x * group + warp / split), finished(a, blockIdx.x * group);
     for (int round = 0; finished.valid(list); ++round) {
         const int thread = (threadIdx.x - 32 * round) & (kThreads - 1);
@@ -188,7 +188,7 @@ template <Kind K, int NT>
 __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainRows<K> prologue) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ ExpertList list;
-    const int stride = activation_stride(K, a.chunks), split = warps_per_tile(a.chunks);
+    const int stride = activation_stride(a.chunks), split = warps_per_tile(a.chunks);
     bf16* h = reinterpret_cast<bf16*>(shared + ring_bytes<K, NT>());
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane >> 2, t = lane & 3;
     prologue.early(h, stride);
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kThreads, 3 - NT) gate_up_few(GateUp a, PlainR
     ChunkRing<K, NT> ring(shared, warp);
     ring.fill(source, lane);
     for (ListedTile listed(a, first); listed.valid(list); listed.advance(a, by)) {
-        const bf16* x[NT];
+        uint32_t x[NT];
         columns_of<K, NT>(listed, a, list, h, stride, lane, x);
         const float* factor = listed.factor(a, list);
         const float gate_factor = factor[g], up_factor = factor[g + 8];
@@ -249,7 +249,7 @@ static_assert(sizeof(ExpertList) < kListBytes);
 /// Whether shared memory has room for a ring and the rows of x.
 template <Kind K, int NT>
 bool few_fit(const Context& c, int rows, int chunks) {
-    const int bytes = ring_bytes<K, NT>() + rows * activation_stride(K, chunks) * 2;
+    const int bytes = ring_bytes<K, NT>() + rows * activation_stride(chunks) * 2;
     return rows <= 8 * NT && bytes + kListBytes <= c.shared_bytes;
 }
 bool few_fit(const Context& c, Kind kind, int rows, int chunks) {
@@ -280,7 +280,7 @@ bool few(Context& c, const GateUp& a, const PlainRows<K>& prologue, int activati
 template <Kind K>
 void few(Context& c, const GateUp& a) {
     const PlainRows<K> prologue{a.h, a.columns, a.columns, a.rows};
-    const int activations = a.rows * activation_stride(K, a.chunks) * 2;
+    const int activations = a.rows * activation_stride(a.chunks) * 2;
     const int items = a.shared.tiles + min(a.rows * a.used, a.experts.count) * a.experts.tiles;
     if constexpr (K != Kind::nvfp4)  // NVFP4 and BF16 are rare here: fewer kernels
         if (a.rows == 1 && one<K>(c, a, prologue, activations, items)) return;

@@ -29,15 +29,18 @@ struct OneShape {
 /// What one row brings to the pieces of a warp.
 template <Kind K, bool kHeld>
 struct OneRow {
-    const bf16* first;
+    uint32_t first;  // operand_address
 
+    __device__ __forceinline__ explicit OneRow(const bf16* h) : first(operand_address(h, threadIdx.x % 32)) {}
     /// chunks: of the piece that exist.
     __device__ __forceinline__ void multiply(const uint8_t* piece, int step, int chunks, int lane,
                                              float (&acc)[1][4]) const {
-        const bf16* const x[1] = {first + step * kWarps * kPieceChunks<K> * kChunkCols};
+        const int column = step * kWarps * kPieceChunks<K> * kChunkCols;
+        const uint32_t x[1] = {first};
 #pragma unroll
         for (int k = 0; k < kPieceChunks<K>; ++k)
-            if (k < chunks) multiply_chunk<K, true>(piece + k * chunk_bytes(K), x, k * kChunkCols, lane, acc);
+            if (k < chunks)
+                multiply_chunk<K, true>(piece + k * chunk_bytes(K), x, column + k * kChunkCols, lane, acc);
     }
 };
 /// NVFP4, one piece of every tile: always the same columns.
@@ -50,8 +53,7 @@ struct OneRow<Kind::nvfp4, true> {
         for (int k = 0; k < kPieceChunks<Kind::nvfp4>; ++k)
 #pragma unroll
             for (int j = 0; j < 2; ++j)
-                x[k][j] = load16(reinterpret_cast<const uint8_t*>(first + k * kChunkCols + 32 * j +
-                                                                  8 * (threadIdx.x & 3)));
+                x[k][j] = operands_of(operand_address(first, threadIdx.x % 32), k * kChunkCols + 32 * j);
     }
     __device__ __forceinline__ void multiply(const uint8_t* piece, int, int, int lane,
                                              float (&acc)[1][4]) const {

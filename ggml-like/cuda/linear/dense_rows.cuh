@@ -130,7 +130,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& 
     extern __shared__ __align__(128) uint8_t shared[];
     bf16* h = reinterpret_cast<bf16*>(shared + kWarps * dense_ring_bytes(K, kDeep));
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, chunks = s.chunks, rows = s.rows;
-    const int stride = activation_stride(K, chunks), blocks = gridDim.x;
+    const int stride = activation_stride(chunks), blocks = gridDim.x;
     float* sums = reinterpret_cast<float*>(h + rows * stride);
 
     allow_successor();
@@ -191,7 +191,7 @@ __device__ __forceinline__ void dense_rows(const Part& part, const DenseLaunch& 
     __syncthreads();
     prologue.late();
 
-    const bf16* const x[1] = {h + min(lane >> 2, rows - 1) * stride};
+    const uint32_t x[1] = {operand_address(h + min(lane & 7, rows - 1) * stride, lane)};
 #pragma unroll 1
     for (;;) {
         float* now = sums + (round & 1) * group_sums(K, kDeep, rows);

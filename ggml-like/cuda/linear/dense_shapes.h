@@ -29,12 +29,8 @@ QUERN_BOTH constexpr int tile_groups(int tiles, int chunks) {
     return (tiles + group - 1) / group;
 }
 
-/// Activations in shared memory: row n at n * stride, 16 columns of which lie as 4 x {2t, 2t+1, 2t+8, 2t+9}, and with nvfp4
-/// two such blocks side by side, so that a lane reads its B registers with one load of 8 or 16 bytes. The pad keeps rows of
-/// a quarter warp in different banks.
-QUERN_BOTH constexpr int activation_stride(Kind kind, int chunks) {
-    return chunks * kChunkCols + (kind == Kind::nvfp4 ? 32 : 16);
-}
+/// Activations in shared memory: row n at n * stride. The pad keeps the same eight columns of eight rows in different banks.
+QUERN_BOTH constexpr int activation_stride(int chunks) { return chunks * kChunkCols + 8; }
 
 /// Chunks of a warp on their way where it copies them one by one. With 16 rows of 4096 activations only two BF16 chunks fit
 /// beside them.
@@ -93,7 +89,7 @@ QUERN_BOTH constexpr int group_sums(Kind kind, bool deep, int rows) {
 }
 /// Dynamic shared memory of a block.
 constexpr int dense_shared_bytes(Kind kind, bool deep, int rows, int chunks) {
-    return kWarps * dense_ring_bytes(kind, deep) + rows * activation_stride(kind, chunks) * 2 +
+    return kWarps * dense_ring_bytes(kind, deep) + rows * activation_stride(chunks) * 2 +
            2 * group_sums(kind, deep, rows) * 4;
 }
 inline constexpr int kDenseStatic = 1024;  // static shared memory of prologues and ends

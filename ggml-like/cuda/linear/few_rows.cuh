@@ -25,14 +25,6 @@ using namespace pack;
 __device__ __forceinline__ int log_warps_per_tile(int chunks) { return min(4, 32 - __clz(chunks - 1)); }
 static_assert(kWarps == 1 << 4);
 
-/// Position of column k inside a row.
-template <Kind K>
-__device__ __forceinline__ int activation_place(int k) {
-    if constexpr (K == Kind::nvfp4)
-        return (k & ~31) + ((k & 16) >> 2) + ((k & 6) << 2) + ((k & 8) >> 2) + (k & 1);
-    return (k & ~15) + ((k & 6) << 1) + ((k & 8) >> 2) + (k & 1);
-}
-
 /// One chunk from global to shared memory by one warp.
 template <Kind K>
 __device__ __forceinline__ void copy_chunk(uint8_t* to, const uint8_t* from, int lane) {
@@ -47,6 +39,21 @@ __device__ __forceinline__ void copy_chunk(uint8_t* to, const uint8_t* from, int
 
 __device__ __forceinline__ uint4 load16(const uint8_t* p) { return *reinterpret_cast<const uint4*>(p); }
 
+/// A lane's A registers of 32 columns of a chunk, half j of it, in BF16 or FP8.
+template <Kind K>
+__device__ __forceinline__ void load_weights(const uint8_t* chunk, int j, int lane, uint32_t (&a)[2][4]) {
+    if constexpr (K == Kind::fp8) {
+        const uint4 w = load16(chunk + 512 * j + 16 * lane);
+        decode_fp8(w.x, w.y, a[0]);
+        decode_fp8(w.z, w.w, a[1]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const uint4 w = load16(chunk + 1024 * j + 512 * i + 16 * lane);
+            a[i][0] = w.x, a[i][1] = w.y, a[i][2] = w.z, a[i][3] = w.w;
+        }
+    }
+}
 /// sum += an FP8 chunk's products times its scales.
 template <int NT>
 __device__ __forceinline__ void add_fp8_chunk(const uint8_t* chunk, const float (&products)[NT][4],
@@ -59,48 +66,41 @@ __device__ __forceinline__ void add_fp8_chunk(const uint8_t* chunk, const float 
             sum[nt][i] = __fmaf_rn(i < 2 ? scale.x : scale.y, products[nt][i], sum[nt][i]);
 }
 
-/// sum[nt] += (chunk, 16 x 64) times the 64 activations from `column` on of x[nt], the lane's row (column of
-/// B). kHalf: as in multiply_fp4.
+/// What a lane gives to operands_of: the shared address of eight columns of `row`, that of column lane % 8 of B.
+__device__ __forceinline__ uint32_t operand_address(const bf16* row, int lane) {
+    return shared_address(row + 8 * (lane >> 3));
+}
+/// A lane's B registers of 32 columns from `column` on.
+__device__ __forceinline__ uint4 operands_of(uint32_t x, int column) {
+    uint32_t b[4];
+    load_matrices(b, x + 2 * column);
+    return make_uint4(b[0], b[1], b[2], b[3]);
+}
+
+/// sum[nt] += (chunk, 16 x 64) times the 64 activations from `column` on of x[nt], operand_address of eight rows. Whole warp.
+/// kHalf: as in multiply_fp4.
 template <Kind K, bool kHalf, int NT>
-__device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const bf16* const (&x)[NT], int column,
+__device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const uint32_t (&x)[NT], int column,
                                                int lane, float (&sum)[NT][4]) {
-    const auto b = [&](int nt, int kk) {
-        return *reinterpret_cast<const uint2*>(x[nt] + column + 16 * kk + 4 * (lane & 3));
-    };
-    if constexpr (K == Kind::bf16) {
-#pragma unroll
-        for (int kk = 0; kk < 4; ++kk) {
-            const uint4 w = load16(chunk + 512 * kk + 16 * lane);
-            const uint32_t a[4] = {w.x, w.y, w.z, w.w};
-#pragma unroll
-            for (int nt = 0; nt < NT; ++nt) {
-                const uint2 v = b(nt, kk);
-                mma(sum[nt], a, v.x, v.y);
-            }
-        }
-    } else if constexpr (K == Kind::fp8) {
-        float partial[NT][4] = {};
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const uint4 w = load16(chunk + 512 * h + 16 * lane);
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                uint32_t a[4];
-                decode_fp8(i ? w.z : w.x, i ? w.w : w.y, a);
-#pragma unroll
-                for (int nt = 0; nt < NT; ++nt) {
-                    const uint2 v = b(nt, 2 * h + i);
-                    mma(partial[nt], a, v.x, v.y);
-                }
-            }
-        }
-        add_fp8_chunk(chunk, partial, sum);
-    } else {
-        const auto operands = [&](int nt, int j) {
-            return load16(reinterpret_cast<const uint8_t*>(x[nt] + column + 32 * j + 8 * (lane & 3)));
-        };
+    if constexpr (K == Kind::nvfp4) {
+        const auto operands = [&](int nt, int j) { return operands_of(x[nt], column + 32 * j); };
         multiply_fp4<kHalf, NT>(chunk, operands, lane, sum);
+        return;
     }
+    float partial[NT][4] = {};
+    float(&products)[NT][4] = K == Kind::fp8 ? partial : sum;
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+        uint32_t a[2][4];
+        load_weights<K>(chunk, j, lane, a);
+#pragma unroll
+        for (int nt = 0; nt < NT; ++nt) {
+            const uint4 v = operands_of(x[nt], column + 32 * j);
+            mma(products[nt], a[0], v.x, v.y);
+            mma(products[nt], a[1], v.z, v.w);
+        }
+    }
+    if constexpr (K == Kind::fp8) add_fp8_chunk(chunk, partial, sum);
 }
 
 /// Up to 16 partial sums, `step` apart, are read at once and added four by four, then the fours: the order,
@@ -167,14 +167,13 @@ struct ChunkRing {
 // All loads of activations go past L1: the kernel may have started before they were written.
 
 /// Columns that a chunk has beyond the matrix.
-template <Kind K>
 __device__ __forceinline__ void zero_padding(bf16* h, int stride, int rows, int columns) {
     const int padded = (columns + kChunkCols - 1) / kChunkCols * kChunkCols;
     const int pad = padded - columns;
 #pragma unroll 1
     for (int n = 0; n < rows && pad > 0; ++n)
         for (int i = threadIdx.x; i < pad; i += blockDim.x)
-            h[n * stride + activation_place<K>(columns + i)] = __float2bfloat16(0.0f);
+            h[n * stride + columns + i] = __float2bfloat16(0.0f);
 }
 
 /// h = x, BF16. kTogether: loads of a thread that are under way at the same time, a power of two; 1: of one row.
@@ -186,7 +185,7 @@ struct PlainRows {
 
     /// Before the wait, by all threads of every kernel that uses it: the padding.
     __device__ __forceinline__ void early(bf16* h, int stride) const {
-        zero_padding<K>(h, stride, rows, columns);
+        zero_padding(h, stride, rows, columns);
     }
     __device__ __forceinline__ void late() const {}
     __device__ __forceinline__ void operator()(bf16* h, int stride) const {
@@ -194,11 +193,11 @@ struct PlainRows {
 #pragma unroll 1
         for (int k = s.column; k < columns; k += s.column_step) {
             if constexpr (kTogether == 1) {
-                if (s.row == 0) store8(h + place_of_eight(k), __ldcg(reinterpret_cast<const uint4*>(x + k)));
+                if (s.row == 0) store8(h + k, __ldcg(reinterpret_cast<const uint4*>(x + k)));
             } else {
 #pragma unroll 1
                 for (int n = s.row; n < rows; n += kTogether * s.row_step)
-                    copy_some<1>(x + k, h + place_of_eight(k), stride, n, s.row_step);
+                    copy_some<1>(x + k, h + k, stride, n, s.row_step);
             }
         }
     }
@@ -215,13 +214,6 @@ struct PlainRows {
             column = (threadIdx.x & ((1 << log_threads) - 1)) * 8, column_step = 8 << log_threads;
         }
     };
-    /// activation_place of k, a multiple of 8; two columns further on it is kPairStep more.
-    __device__ __forceinline__ static int place_of_eight(int k) {
-        if constexpr (K == Kind::nvfp4) return (k & ~31) + ((k & 16) >> 2) + ((k & 8) >> 2);
-        return (k & ~15) + ((k & 8) >> 2);
-    }
-    static constexpr int kPairStep = K == Kind::nvfp4 ? 8 : 4;
-
     /// Eight columns of row n and every step-th after it, up to kTogether rows, but at least kN.
     template <int kN>
     __device__ __forceinline__ void copy_some(const bf16* from, bf16* to, int stride, int n, int step) const {
@@ -238,15 +230,10 @@ struct PlainRows {
 #pragma unroll
         for (int j = 0; j < kN; ++j) store8(to + row(j) * stride, v[j]);
     }
-    /// Eight columns to their places.
+    /// Eight columns.
     __device__ __forceinline__ static void store8(bf16* to, const uint4& v) {
-        const uint32_t words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-        for (int t = 0; t < 4; ++t) {
-            __nv_bfloat162 pair = *reinterpret_cast<const __nv_bfloat162*>(&words[t]);
-            if constexpr (K != Kind::bf16) pair = __hmul2(pair, __float2bfloat162_rn(kActivationLift<K>));
-            *reinterpret_cast<__nv_bfloat162*>(to + t * kPairStep) = pair;
-        }
+        *reinterpret_cast<uint4*>(to) =
+            K == Kind::bf16 ? v : make_uint4(lifted(v.x), lifted(v.y), lifted(v.z), lifted(v.w));
     }
 };
 
