@@ -68,7 +68,9 @@ struct TourProducts : TourMemory<K> {
 #pragma unroll
             for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
             const int stage = m.stage;
-            const auto rows = static_cast<uint32_t>(wgmma_rows(shared_address(tokens_of(stage))));
+            // The same in all lanes, which the compiler is told: descriptors are made in registers that lanes share.
+            const uint32_t rows = __shfl_sync(
+                0xffffffffu, static_cast<uint32_t>(wgmma_rows(shared_address(tokens_of(stage)))), 0);
             multiply_chunk<kN>(rows, 0, a, acc);
 #pragma unroll
             for (int c = 1; c < S::kChunks; ++c) {

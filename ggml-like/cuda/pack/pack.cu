@@ -76,8 +76,12 @@ __device__ void pack_fp8(const RawRows& raw, int64_t r, int64_t column, uint8_t*
 __device__ void pack_nvfp4(const RawRows& raw, int64_t r, int64_t column, uint8_t* chunk, int row) {
     const int g = row & 7, upper = row >> 3;
     const uint8_t* from = static_cast<const uint8_t*>(raw.values) + r * (raw.columns / 2);
+    uint8_t scale[4] = {};
+    for (int kk = 0; kk < 4; ++kk)
+        if (const int64_t c = column + 16 * kk; c < raw.columns)
+            scale[kk] = raw.nvfp4_scale[r * (raw.columns / 16) + c / 16];
     const auto code = [&](int64_t c) -> uint32_t {
-        if (c >= raw.columns) return 0;
+        if (c >= raw.columns || scale[(c - column) / 16] == 0) return 0;
         return (from[c / 2] >> (4 * (c & 1))) & 15u;
     };
     for (int j = 0; j < 2; ++j)
@@ -90,11 +94,7 @@ __device__ void pack_nvfp4(const RawRows& raw, int64_t r, int64_t column, uint8_
                                 << (16 * i);
             reinterpret_cast<uint32_t*>(chunk + 16 * (4 * g + t))[2 * j + upper] = word;
         }
-    for (int kk = 0; kk < 4; ++kk) {
-        const int64_t c = column + 16 * kk;
-        if (c < raw.columns)
-            chunk[512 + 8 * g + 4 * upper + kk] = raw.nvfp4_scale[r * (raw.columns / 16) + c / 16];
-    }
+    for (int kk = 0; kk < 4; ++kk) chunk[512 + 8 * g + 4 * upper + kk] = scale[kk];
 }
 
 __global__ void __launch_bounds__(kBlock) pack_kernel(const PackTask* tasks, const int* task_of) {

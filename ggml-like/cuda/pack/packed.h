@@ -26,7 +26,8 @@
 //                          block 2j + 1, 2t      .  .  .  s  .  .  .  .  .  .  e  e  m  .  .  .
 //                          block 2j + 1, 2t + 8  .  .  .  .  .  .  s  .  .  .  .  .  .  e  e  m
 //
-//                        at 512: E4M3 block scales, 8 bytes at 8 g: row g blocks 0..3, row g + 8 blocks 0..3
+//                        at 512: E4M3 block scales, 8 bytes at 8 g: row g blocks 0..3, row g + 8 blocks 0..3. Where
+//                        a scale is zero, so are the block's codes
 //
 // Paired order (gate and up): a tile has 8 rows of gate (rows 0..7) and the same 8 rows of up (rows 8..15).
 //

@@ -38,15 +38,15 @@ __device__ __forceinline__ void hold(float (&d)[kN][4]) {
         asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
 }
 /// After the wait: until here products may read their registers of A. ptxas (13.0) gives these to others that are written
-/// before the wait if nothing reads them after it, so here is something that does. `never`: false, which only running
+/// before the wait if nothing reads them after it, so here is something that does, anywhere. `never`: false, which only running
 /// shows.
 template <int kBlocks>
 __device__ __forceinline__ void hold(const uint32_t (&a)[kBlocks][4], bool never) {
     if (!never) return;
 #pragma unroll
     for (int k = 0; k < kBlocks; ++k)
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(16 * k), "r"(a[k][0]), "r"(a[k][1]),
-                     "r"(a[k][2]), "r"(a[k][3])
+        asm volatile("st.shared.v4.b32 [%0], {%0, %1, %2, %3};" ::"r"(a[k][0]), "r"(a[k][1]), "r"(a[k][2]),
+                     "r"(a[k][3])
                      : "memory");
 }
 /// Makes writes to shared memory that this thread sees, cp.async or ordinary ones, visible to its products.
