@@ -123,7 +123,7 @@ class WeightStore {
 
     double put_scale(Form form, std::vector<uint8_t>& scale) {
         if (form == Form::nvfp4) {
-            const uint32_t bits = below(0x41);  // also zero and all subnormal ones
+            const uint32_t bits = below(0x41);  // zero, subnormal, and normal up to 2
             scale.push_back(static_cast<uint8_t>(bits));
             return e4m3(bits);
         }

@@ -29,7 +29,7 @@ QUERN_BOTH constexpr int tile_groups(int tiles, int chunks) {
     return (tiles + group - 1) / group;
 }
 
-/// Activations in shared memory: row n at n * stride. The pad keeps the same eight columns of eight rows in different banks.
+/// Activations in shared memory: row n at n * stride. The pad keeps the same eight columns of eight neighbours in different banks.
 QUERN_BOTH constexpr int activation_stride(int chunks) { return chunks * kChunkCols + 8; }
 
 /// Chunks of a warp on their way where it copies them one by one. With 16 rows of 4096 activations only two BF16 chunks fit

@@ -3,7 +3,7 @@
 //
 //   block = 16 warps; S of them share one tile of 16 weight rows, warp `rank` of S takes chunks rank, rank +
 //   S, ... weights: cp.async into a ring of chunks of each warp's own; activations: BF16 in shared memory,
-//   read as B operands (N = 8 columns are up to 8 rows of x); the S partial sums meet in shared memory and
+//   row after row, read as B operands by ldmatrix (N = 8 columns are up to 8 rows of x); the S partial sums meet in shared memory and
 //   are added in order.
 //
 // Traffic: every weight byte once. Limits: bytes in flight (ring 48 to 96 KB an SM); for nvfp4 also about 3
@@ -42,6 +42,7 @@ __device__ __forceinline__ uint4 load16(const uint8_t* p) { return *reinterpret_
 /// A lane's A registers of 32 columns of a chunk, half j of it, in BF16 or FP8.
 template <Kind K>
 __device__ __forceinline__ void load_weights(const uint8_t* chunk, int j, int lane, uint32_t (&a)[2][4]) {
+    static_assert(K != Kind::nvfp4);
     if constexpr (K == Kind::fp8) {
         const uint4 w = load16(chunk + 512 * j + 16 * lane);
         decode_fp8(w.x, w.y, a[0]);
@@ -54,6 +55,7 @@ __device__ __forceinline__ void load_weights(const uint8_t* chunk, int j, int la
         }
     }
 }
+
 /// sum += an FP8 chunk's products times its scales.
 template <int NT>
 __device__ __forceinline__ void add_fp8_chunk(const uint8_t* chunk, const float (&products)[NT][4],
@@ -66,7 +68,7 @@ __device__ __forceinline__ void add_fp8_chunk(const uint8_t* chunk, const float 
             sum[nt][i] = __fmaf_rn(i < 2 ? scale.x : scale.y, products[nt][i], sum[nt][i]);
 }
 
-/// What a lane gives to operands_of: the shared address of eight columns of `row`, that of column lane % 8 of B.
+/// What a lane gives to operands_of: the shared address of its eight columns of `row`, the row of x that is column lane % 8 of B.
 __device__ __forceinline__ uint32_t operand_address(const bf16* row, int lane) {
     return shared_address(row + 8 * (lane >> 3));
 }
@@ -85,22 +87,22 @@ __device__ __forceinline__ void multiply_chunk(const uint8_t* chunk, const uint3
     if constexpr (K == Kind::nvfp4) {
         const auto operands = [&](int nt, int j) { return operands_of(x[nt], column + 32 * j); };
         multiply_fp4<kHalf, NT>(chunk, operands, lane, sum);
-        return;
-    }
-    float partial[NT][4] = {};
-    float(&products)[NT][4] = K == Kind::fp8 ? partial : sum;
+    } else {
+        float partial[NT][4] = {};
+        float(&products)[NT][4] = K == Kind::fp8 ? partial : sum;
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-        uint32_t a[2][4];
-        load_weights<K>(chunk, j, lane, a);
+        for (int j = 0; j < 2; ++j) {
+            uint32_t a[2][4];
+            load_weights<K>(chunk, j, lane, a);
 #pragma unroll
-        for (int nt = 0; nt < NT; ++nt) {
-            const uint4 v = operands_of(x[nt], column + 32 * j);
-            mma(products[nt], a[0], v.x, v.y);
-            mma(products[nt], a[1], v.z, v.w);
+            for (int nt = 0; nt < NT; ++nt) {
+                const uint4 v = operands_of(x[nt], column + 32 * j);
+                mma(products[nt], a[0], v.x, v.y);
+                mma(products[nt], a[1], v.z, v.w);
+            }
         }
+        if constexpr (K == Kind::fp8) add_fp8_chunk(chunk, partial, sum);
     }
-    if constexpr (K == Kind::fp8) add_fp8_chunk(chunk, partial, sum);
 }
 
 /// Up to 16 partial sums, `step` apart, are read at once and added four by four, then the fours: the order,
@@ -232,6 +234,7 @@ struct PlainRows {
     }
     /// Eight columns.
     __device__ __forceinline__ static void store8(bf16* to, const uint4& v) {
+        static_assert(K == Kind::bf16 || kActivationLift<K> == kActivationLift<Kind::nvfp4>);
         *reinterpret_cast<uint4*>(to) =
             K == Kind::bf16 ? v : make_uint4(lifted(v.x), lifted(v.y), lifted(v.z), lifted(v.w));
     }

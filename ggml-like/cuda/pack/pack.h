@@ -1,5 +1,5 @@
 // Packing: checkpoint rows in device memory become packed chunks (packed.h). BF16 stays as it is, F32 and F16 are
-// rounded to BF16; FP8 and NVFP4 keep their codes and scales.
+// rounded to BF16; FP8 and NVFP4 keep their codes and scales, but NVFP4 codes under a scale of zero become zeros.
 #pragma once
 
 #include "ggml-like/cuda/context.h"

@@ -29,15 +29,15 @@ __device__ __forceinline__ uint32_t times_half(uint32_t a, uint32_t s) {
     return times(a, both);
 }
 
-/// Four E4M3 scales as BF16, times 2^112: of zero something else, whose codes are zeros.
+/// Four E4M3 scales, not negative, as BF16, times 2^112. A zero may become 2^97: the codes under it are zeros (packed.h).
 __device__ __forceinline__ void lifted_scales(uint32_t bytes, uint32_t (&scale)[2]) {
 #if __CUDA_ARCH__ >= 890
-    // As FP16 they are normal numbers, whose five bits of exponent become the low ones of BF16's; the high ones are set. Written out,
+    // As FP16 all but zero are normal numbers, whose five bits of exponent become the low ones of BF16's; the high ones are set. Written out,
     // as `(v & m) | h` becomes two instructions.
     asm("{ .reg .b16 p, q; .reg .b32 v, w; mov.b32 {p, q}, %2;"
         "cvt.rn.f16x2.e4m3x2 v, p; cvt.rn.f16x2.e4m3x2 w, q; shr.u32 v, v, 3; shr.u32 w, w, 3;"
         "lop3.b32 %0, v, %3, %4, 0xea; lop3.b32 %1, w, %3, %4, 0xea; }"
-        : "=r"(scale[0]), "=r"(scale[1])
+        : "=&r"(scale[0]), "=&r"(scale[1])
         : "r"(bytes), "r"(0x0ff00ff0u), "r"(0x70007000u));
 #else
     // E4M3's bits at BF16's place are too small by 2^120; factors of 2^119 and 2^113 make up for that. They are right for subnormals, too.

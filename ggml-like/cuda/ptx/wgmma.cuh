@@ -38,8 +38,8 @@ __device__ __forceinline__ void hold(float (&d)[kN][4]) {
         asm volatile("" : "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])::"memory");
 }
 /// After the wait: until here products may read their registers of A. ptxas (13.0) gives these to others that are written
-/// before the wait if nothing reads them after it, so here is something that does, anywhere. `never`: false, which only running
-/// shows.
+/// before the wait if nothing reads them after it, so here is a store of them, to any address; it never runs. `never`: false, which
+/// only running shows.
 template <int kBlocks>
 __device__ __forceinline__ void hold(const uint32_t (&a)[kBlocks][4], bool never) {
     if (!never) return;
