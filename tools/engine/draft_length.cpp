@@ -96,7 +96,7 @@ int64_t next_size(int64_t tokens) { return tokens + std::max<int64_t>(1, tokens 
 std::vector<int64_t> draft_lengths(std::span<const DraftCandidate> candidates, const StepCosts& costs,
                                    const StepSize& plain, int64_t spare) {
     std::vector<int64_t> lengths(candidates.size(), 0);
-    if (!costs.knows(plain)) return lengths;
+    if (spare <= 0 || !costs.knows(plain)) return lengths;
     struct Gain {
         double chance;
         size_t candidate;

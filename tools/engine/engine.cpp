@@ -296,8 +296,7 @@ bool Engine::State::step(const std::function<void()>& before_next) {
     if (launched.empty()) encode_images();
     fill_stages(before_next);
     if (!launched.empty()) {
-        read_launched();
-        if (runs_ahead()) fill_stages(before_next);
+        if (read_launched()) fill_stages(before_next);
     }
     tell_all();
     if (launched.empty() || launched.front().step.kind == StepKind::answer) cache.keep_ahead();
@@ -351,11 +350,13 @@ bool Engine::State::launch_next(const std::function<void()>& before_next) {
     return launched.size() > before;
 }
 
-void Engine::State::read_launched() {
+bool Engine::State::read_launched() {
     LaunchedStep done = std::move(launched.front());
     launched.pop_front();
-    guarded(done.step, [&] { read(done); });
+    bool ahead = false;
+    guarded(done.step, [&] { ahead = read(done); });
     if (done.room >= 0) results.leave(done.room);
+    return ahead;
 }
 
 void Engine::State::guarded(Step& step, const std::function<void()>& work) {

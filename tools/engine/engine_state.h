@@ -103,12 +103,15 @@ struct Engine::State {
     StepPlan& plan_for(const Step& step);
 
     uint64_t binding() const;
-    /// Whether the next step is launched before callbacks learn of the last one's tokens.
-    bool runs_ahead() const { return backend.asynchronous() && !speculation; }
+    /// Whether the step after this one is launched before callbacks learn of this one's tokens: not if it may have drafts.
+    bool may_run_ahead(const Step& step) const {
+        return backend.asynchronous() && (!speculation || speculation->stays_plain(step));
+    }
     bool step(const std::function<void()>& before_next);
     bool launch_next(const std::function<void()>& before_next);
     void fill_stages(const std::function<void()>& before_next);
-    void read_launched();
+    /// True: another step may be launched before callbacks learn of its tokens.
+    bool read_launched();
     bool may_launch() const;
     bool ready(const Sequence& s) const;
     Step next_step();
@@ -128,14 +131,14 @@ struct Engine::State {
     void launch(Step& step);
     bool ready_ahead(const Step& step);
     StepResults results_of(const LaunchedStep& done);
-    void read(const LaunchedStep& done);
+    bool read(const LaunchedStep& done);
     int32_t choose(const Sequence& s, const StepResults& found, int64_t row) const;
     void report_prompt(Sequence& s, const StepResults& found, const Slice& slice, int64_t row) const;
     bool append(Sequence& s, int32_t id, bool now);
     void tell(Sequence& s, int32_t id);
     void tell_all();
     void add_forced(Sequence& s);
-    void advance(Sequence& s, const StepResults& found, int64_t row);
+    void advance(Sequence& s, const StepResults& found, int64_t row, bool now);
     void verify(const Slice& slice, const StepResults& found, int64_t row);
     void finish(Sequence& s, FinishReason reason, std::string error = {});
 

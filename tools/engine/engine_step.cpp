@@ -19,6 +19,8 @@ namespace {
 
 constexpr int64_t kSecondDraw = int64_t{1} << 40;  // beyond every position
 
+bool has_draft(const Slice& slice) { return !slice.draft.empty(); }
+
 /// What accept_drafts has left of this slice on the device.
 std::pair<int64_t, int32_t> greedy_choice(const Slice& slice, const StepResults& found, int64_t row) {
     int64_t rows = 1;
@@ -103,7 +105,10 @@ void Engine::State::reserve(Sequence& s, int64_t tokens) {
 
 void Engine::State::launch(Step& step) {
     const auto begun = Sequence::Clock::now();
-    if (speculation) speculation->draft(step, [this](Sequence& s, int64_t tokens) { reserve(s, tokens); });
+    // Drafts may depend on what callbacks make of the last tokens.
+    if (speculation)
+        speculation->draft(
+            step, [this](Sequence& s, int64_t tokens) { reserve(s, tokens); }, !untold.empty());
     double until_drafts = seconds(begun, Sequence::Clock::now());
     for (const Slice& slice : step.slices) reserve(*slice.sequence, slice.begin + slice.count);
     StepPlan& plan = plan_for(step);
@@ -161,8 +166,7 @@ StepPlan& Engine::State::plan_for(const Step& step) {
     }
     const bool answers = step.kind == StepKind::answer && backend.captures();
     if (answers && shape.tokens == shape.sequences) return decode_plan(decode_bucket(shape.sequences));
-    const auto drafted = [](const Slice& slice) { return !slice.draft.empty(); };
-    if (answers && std::any_of(step.slices.begin(), step.slices.end(), drafted))
+    if (answers && std::any_of(step.slices.begin(), step.slices.end(), has_draft))
         return plans.get(verify_shape(shape, memory.steps.answer_rows), PlanUse::repeatedly);
     return plans.get(shape, PlanUse::sometimes);
 }
@@ -181,20 +185,26 @@ StepResults Engine::State::results_of(const LaunchedStep& done) {
     return {plan, top};
 }
 
-/// A plan's first run says nothing of its cost, since it was made in it; nor do runs that somebody
-/// watches.
-void Engine::State::read(const LaunchedStep& done) {
+/// True: callbacks do not know of its tokens yet. A plan's first run says nothing of its cost, since it was made in it; nor do runs that somebody
+/// watches. Where drafts were verified callbacks' time is part of it, as the next step waits for them.
+bool Engine::State::read(const LaunchedStep& done) {
     StepPlan& plan = *done.plan;
     const Step& step = done.step;
     const StepResults found = results_of(done);
-    if (speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node)
+    const bool measured =
+        speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node;
+    const bool drafted = std::any_of(step.slices.begin(), step.slices.end(), has_draft);
+    const auto measure = [&] {
         speculation->measured(step, seconds(done.begun, Sequence::Clock::now()), done.drafting);
+    };
+    if (measured && !drafted) measure();
+    const bool now = !may_run_ahead(step);
     if (speculation) speculation->computed(step, plan);
     int64_t row = 0;  // of the logits
     std::list<AtCut> cuts;
     for (const Slice& slice : step.slices) {
         const int64_t first_row = std::exchange(row, row + slice.logit_rows);
-        if (slice.sequence == nullptr || slice.sequence->done()) continue;
+        if (!slice.goes_on()) continue;
         Sequence& s = *slice.sequence;
         if (slice.wants_prompt_logits()) report_prompt(s, found, slice, first_row);
         if (!slice.draft.empty()) {
@@ -208,11 +218,13 @@ void Engine::State::read(const LaunchedStep& done) {
             cuts.emplace_back(pool, s);
         }
         // Since the step was launched callbacks may have added tokens, which run before another is chosen.
-        if (slice.end() == static_cast<int64_t>(s.tokens.size())) advance(s, found, row - 1);
+        if (slice.end() == static_cast<int64_t>(s.tokens.size())) advance(s, found, row - 1, now);
     }
+    if (measured && drafted) measure();
     if (speculation) speculation->committed(step);
     // Only now drafters have written what they add to the pages. Slots of sequences that have ended are as they were.
     for (const AtCut& cut : cuts) keep_state(cut.sequence, cut.state);
+    return !now;
 }
 
 void Engine::State::report_prompt(Sequence& s, const StepResults& found, const Slice& slice,
@@ -292,8 +304,8 @@ void Engine::State::add_forced(Sequence& s) {
         if (!append(s, forced, true)) return;
 }
 
-/// Chooses the next token of a sequence and ends it if it should end.
-void Engine::State::advance(Sequence& s, const StepResults& found, int64_t row) {
+/// Chooses the next token of a sequence and ends it if it should end. now: as in append.
+void Engine::State::advance(Sequence& s, const StepResults& found, int64_t row, bool now) {
     const auto answered = static_cast<int64_t>(s.result.tokens.size());
     if (answered == 0) {
         s.first_token = Sequence::Clock::now();
@@ -311,7 +323,6 @@ void Engine::State::advance(Sequence& s, const StepResults& found, int64_t row) 
     }
     const auto& stops = s.request.stop_ids;
     if (std::find(stops.begin(), stops.end(), id) != stops.end()) return finish(s, FinishReason::stop);
-    const bool now = !runs_ahead();
     if (append(s, id, now) && now) add_forced(s);
 }
 
@@ -321,7 +332,7 @@ void Engine::State::verify(const Slice& slice, const StepResults& found, int64_t
     Sequence& s = *slice.sequence;
     int64_t rows = matching_rows(slice);
     do {
-        advance(s, found, row + rows - 1);
+        advance(s, found, row + rows - 1, true);
         rows = matching_rows(slice);
     } while (!s.done() && slice.begin + rows == static_cast<int64_t>(s.tokens.size()));
     speculation->accept(slice);

@@ -170,8 +170,9 @@ void MtpDrafter::prepare(const Step& step) {
 void MtpDrafter::computed(const Step& step, const StepPlan&) {
     if (step.kind != StepKind::prompt) return;
     for (const Slice& slice : step.slices)
-        entries_[slice.sequence->id] =
-            std::min(slice.begin + slice.count, static_cast<int64_t>(slice.sequence->tokens.size()) - 1);
+        if (slice.goes_on())
+            entries_[slice.sequence->id] =
+                std::min(slice.begin + slice.count, static_cast<int64_t>(slice.sequence->tokens.size()) - 1);
 }
 
 void MtpDrafter::catch_up(const std::vector<Rows>& list) {

@@ -23,7 +23,7 @@ inline constexpr int64_t kMaxAnswerSlice = 8;
 
 /// Rows of one sequence in a step: its tokens [begin, begin + count), of which a draft may be the last.
 struct Slice {
-    Sequence* sequence;
+    Sequence* sequence;  // null: it has ended since the step was launched
     int64_t begin;
     int64_t count;
     int64_t logit_rows;               // 1 to count: so many of the last rows get logits
@@ -32,6 +32,7 @@ struct Slice {
     bool late = false;                // these are on the device only, and -1 here, until the step has ended
 
     int64_t end() const { return begin + count; }
+    bool goes_on() const { return sequence != nullptr && !sequence->done(); }
     bool wants_prompt_logits() const {
         return sequence->request.on_prompt_logits && begin < sequence->prompt_tokens();
     }

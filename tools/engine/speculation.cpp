@@ -67,46 +67,56 @@ int64_t Speculation::most(const Slice& slice) const {
     return std::min({options_.draft_max, wanted.most, journal_entries(options_) - slice.count, left(s) - 1});
 }
 
-/// How long the drafts of these slices of the step may be. Those that are always full come first and share alike.
-std::vector<Draft> Speculation::lengths(const Step& step, const std::vector<Slice*>& slices) {
-    std::vector<Draft> drafts;
-    std::vector<DraftCandidate> candidates;
+bool Speculation::Choice::any() const {
+    return std::any_of(drafts.begin(), drafts.end(), [](const Draft& d) { return d.most > 0; });
+}
+
+/// Of these slices of the step. Those that are always full come first and share alike.
+Speculation::Choice Speculation::choice(const Step& step, std::span<const Slice* const> slices) const {
+    Choice c{.plain = {cost_size(step), rows_of(step)}};
     const AcceptanceRecord::Chances expected = all_.chances();
-    StepSize plain{cost_size(step), rows_of(step)};
-    int64_t spare = limits_.answer_rows - plain.rows,
+    int64_t spare = limits_.answer_rows - c.plain.rows,
             full = std::count_if(slices.begin(), slices.end(), always_full);
     for (const Slice* slice : slices) {
-        Draft& draft = drafts.emplace_back(Draft{slice->sequence, 0});
+        Draft& draft = c.drafts.emplace_back(Draft{slice->sequence, 0});
         draft.rows = rows_for(*slice->sequence);
         if (always_full(slice)) {
             draft.most = std::min(most(*slice), spare / full--);
             spare -= draft.most;
-            plain.rows += draft.most;
-            if (draft.most > 0) plain.draft_rows = std::max(plain.draft_rows, draft.rows);
+            c.plain.rows += draft.most;
+            if (draft.most > 0) c.plain.draft_rows = std::max(c.plain.draft_rows, draft.rows);
         } else {
-            candidates.push_back(
+            c.candidates.push_back(
                 {records_.at(slice->sequence->id).chances(expected), most(*slice), draft.rows});
         }
     }
-    const auto best = draft_lengths(candidates, costs_, plain, spare);
-    note_choice(candidates, best, plain);
-    auto next = best.begin();
+    c.lengths = draft_lengths(c.candidates, costs_, c.plain, spare);
+    auto next = c.lengths.begin();
     for (size_t i = 0; i < slices.size(); ++i)
-        if (!always_full(slices[i])) drafts[i].most = *next++;
-    return drafts;
+        if (!always_full(slices[i])) c.drafts[i].most = *next++;
+    return c;
 }
 
-/// For the report. `plain`: the step without the drafts of these candidates.
-void Speculation::note_choice(std::span<const DraftCandidate> candidates, std::span<const int64_t> lengths,
-                              const StepSize& plain) {
-    const StepSize chosen = with_drafts(plain, candidates, lengths);
-    const double without = costs_.seconds(plain), with = costs_.seconds(chosen);
+bool Speculation::stays_plain(const Step& step) const {
+    if (step.kind != StepKind::answer) return false;
+    std::vector<const Slice*> slices;
+    for (const Slice& slice : step.slices) {
+        if (!slice.draft.empty()) return false;
+        if (slice.goes_on() && most(slice) > 0) slices.push_back(&slice);
+    }
+    return !choice(step, slices).any();
+}
+
+/// For the report.
+void Speculation::note(const Choice& c) {
+    const StepSize chosen = with_drafts(c.plain, c.candidates, c.lengths);
+    const double without = costs_.seconds(c.plain), with = costs_.seconds(chosen);
     ++report_.steps;
-    report_.last_sequences = plain.sequences;
-    report_.last_drafted = chosen.rows - plain.rows;
-    report_.plain_rate = std::isfinite(without) ? static_cast<double>(plain.sequences) / without : 0;
+    report_.last_sequences = c.plain.sequences;
+    report_.last_drafted = chosen.rows - c.plain.rows;
+    report_.plain_rate = std::isfinite(without) ? static_cast<double>(c.plain.sequences) / without : 0;
     report_.last_rate =
-        std::isfinite(with) ? expected_tokens(candidates, lengths, plain.sequences) / with : 0;
+        std::isfinite(with) ? expected_tokens(c.candidates, c.lengths, c.plain.sequences) / with : 0;
 }
 
 /// Rows of the head that drafts of the sequence should be chosen from.
@@ -169,7 +179,7 @@ std::vector<int32_t> Speculation::possible(Draft draft) const {
     return tokens;
 }
 
-void Speculation::draft(Step& step, const Reserve& reserve) {
+void Speculation::draft(Step& step, const Reserve& reserve, bool plain) {
     in_vain_ = std::exchange(ahead_, false);
     for (const auto& drafter : drafters_) drafter->prepare(step);
     if (step.kind != StepKind::answer) return;
@@ -181,7 +191,10 @@ void Speculation::draft(Step& step, const Reserve& reserve) {
         }
     if (slices.empty()) return;
     all_.fade();
-    std::vector<Draft> drafts = lengths(step, slices), wanted;
+    if (plain) return note({.plain = {cost_size(step), rows_of(step)}});
+    Choice chosen = choice(step, {slices.begin(), slices.end()});
+    note(chosen);
+    std::vector<Draft>&drafts = chosen.drafts, wanted;
     std::vector<Slice*> drafting;
     for (size_t i = 0; i < drafts.size(); ++i)
         if (drafts[i].most > 0) {
@@ -284,7 +297,7 @@ void Speculation::computed(const Step& step, const StepPlan& plan) {
 void Speculation::committed(const Step& step) {
     std::vector<Sequence*> live;
     for (const Slice& slice : step.slices)
-        if (!slice.sequence->done()) live.push_back(slice.sequence);
+        if (slice.goes_on()) live.push_back(slice.sequence);
     for (const auto& drafter : drafters_) drafter->accept(live);
 }
 

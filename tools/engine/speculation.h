@@ -39,9 +39,11 @@ class Speculation {
     Speculation(const SpeculationOptions& options, std::vector<std::shared_ptr<Drafter>> drafters,
                 const Limits& limits);
 
-    /// Adds drafts to the slices of an answer step that end with their sequence's newest token, as far as its rows go.
-    /// With a draft in it, every row of the step gets its logits.
-    void draft(Step& step, const Reserve& reserve);
+    /// Adds drafts to the slices of an answer step that end with their sequence's newest token, as far as its rows go; none where
+    /// the step is to stay `plain`. With a draft in it, every row of the step gets its logits.
+    void draft(Step& step, const Reserve& reserve, bool plain);
+    /// Whether this answer step had no drafts, and the next one of its sequences would have none either.
+    bool stays_plain(const Step& step) const;
     /// The step is queued: waits for the tokens of a late draft.
     void queued(Step& step);
     /// How long a draft should be made ahead, after this step; 0: none. Else ready_ahead readies the pass before the step is queued, and
@@ -65,9 +67,17 @@ class Speculation {
   private:
     int64_t left(const Sequence& s) const;
     int64_t most(const Slice& slice) const;
-    std::vector<Draft> lengths(const Step& step, const std::vector<Slice*>& slices);
-    void note_choice(std::span<const DraftCandidate> candidates, std::span<const int64_t> lengths,
-                     const StepSize& plain);
+    /// How long drafts may be.
+    struct Choice {
+        std::vector<Draft> drafts;               // one a slice
+        std::vector<DraftCandidate> candidates;  // those that are not always full
+        std::vector<int64_t> lengths;            // of these
+        StepSize plain;                          // the step without the candidates' drafts
+
+        bool any() const;
+    };
+    Choice choice(const Step& step, std::span<const Slice* const> slices) const;
+    void note(const Choice& choice);
     DraftRows note_rows(std::span<const Draft> drafts);
     DraftRows rows_for(const Sequence& s) const;
     DraftRows rows_read(DraftRows chosen) const;
