@@ -36,7 +36,7 @@ struct TourProducts : TourMemory<K> {
     }
     /// The descriptor of rows of B further on; the upper half of all of them is one constant.
     __device__ __forceinline__ static uint64_t further(uint32_t rows, uint32_t by) {
-        return wgmma_rows(0) >> 32 << 32 | (rows + by);
+        return (wgmma_rows(0) >> 32 << 32 | rows) + by;
     }
 
     /// Starts acc += a, decoded from chunk c of a stage, x the stage's first kN tokens.
