@@ -29,10 +29,10 @@ __device__ __forceinline__ void load_row(uint32_t (&to)[4], const bf16* from) {
     to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
-/// First channel of head `head` of a block: 0 is q, 1 is k, then come the value heads.
-__device__ __forceinline__ int head_column(const DeltaStep& p, int key_head, int head) {
+/// First channel of head `head` of `heads` of a key head: 0 is q, 1 is k, then come the value heads.
+__device__ __forceinline__ int head_column(const DeltaStep& p, int key_head, int head, int heads) {
     if (head < 2) return (head * p.key_heads + key_head) * kDim;
-    return (2 * p.key_heads + key_head * (p.value_heads / p.key_heads) + head - 2) * kDim;
+    return (2 * p.key_heads + key_head * (heads - 2) + head - 2) * kDim;
 }
 
 /// The 8 channels of one head that a lane has.
@@ -43,11 +43,11 @@ struct HeadChannels {
     bool there;
 
     __device__ __forceinline__ HeadChannels(const DeltaStep& step, const Chunk& c, int key_head, int head,
-                                            int lane)
+                                            int heads, int lane)
         : p(step), chunk(c) {
         channels = (2 * p.key_heads + p.value_heads) * kDim;
-        there = head < 2 + p.value_heads / p.key_heads;
-        column = there ? head_column(p, key_head, head) + lane % 16 * 8 : 0;
+        there = head < heads;
+        column = there ? head_column(p, key_head, head, heads) + lane % 16 * 8 : 0;
     }
     __device__ __forceinline__ const float4* taps() const {
         return reinterpret_cast<const float4*>(p.conv) + column;
@@ -123,33 +123,44 @@ __device__ __forceinline__ void convolve_rows(uint32_t (&rows)[11][4], const flo
     }
 }
 
-/// The taps of all heads of the block.
-__device__ __forceinline__ void prefetch_taps(const DeltaStep& p, int key_head, int lane) {
+/// What a block has of a key head's heads: two from `first` on, then from `step` further on.
+struct BlockHeads {
+    int key_head, first, step, heads;
+
+    __device__ __forceinline__ explicit BlockHeads(const DeltaStep& p)
+        : key_head(static_cast<int>(blockIdx.x) % p.key_heads),
+          first(2 * (static_cast<int>(blockIdx.x) / p.key_heads)),
+          step(2 * (static_cast<int>(gridDim.x) / p.key_heads)),
+          heads(2 + p.value_heads / p.key_heads) {}
+    __device__ __forceinline__ bool has_keys() const { return first == 0; }
+};
+
+__device__ __forceinline__ void prefetch_taps(const DeltaStep& p, const BlockHeads& own, int lane) {
     const Chunk none{};
-    for (int head = lane / 16; head < 2 + p.value_heads / p.key_heads; head += 2)
-        prefetch_line(HeadChannels(p, none, key_head, head, lane).taps());
+    for (int head = own.first + lane / 16; head < own.heads; head += own.step)
+        prefetch_line(HeadChannels(p, none, own.key_head, head, own.heads, lane).taps());
 }
 
-/// All heads of the block: x, and of the first two also the tiles of x_q and x_k in shared memory.
-__device__ __forceinline__ void convolve(const DeltaStep& p, const Chunk& chunk, int key_head, int warp,
-                                         int lane, unsigned char (&tiles)[2][kTileBytes]) {
-    const int heads = 2 + p.value_heads / p.key_heads, row = 8 * warp;
+/// x, and of q and k also the tiles of x_q and x_k in shared memory.
+__device__ __forceinline__ void convolve(const DeltaStep& p, const Chunk& chunk, const BlockHeads& block,
+                                         int warp, int lane, unsigned char (&tiles)[2][kTileBytes]) {
+    const int key_head = block.key_head, row = 8 * warp;
     uint32_t next[11][4], rows[11][4];
     const auto load = [&](int head) {
-        const HeadChannels own(p, chunk, key_head, head + lane / 16, lane);
+        const HeadChannels own(p, chunk, key_head, head + lane / 16, block.heads, lane);
         if (!own.there || row >= chunk.rows) return;
         own.load_rows(row, next);
         own.load_window(row, next);
     };
-    load(0);
+    load(block.first);
 #pragma unroll 1
-    for (int head = 0; head < heads; head += 2) {
+    for (int head = block.first; head < block.heads; head += block.step) {
 #pragma unroll
         for (int i = 0; i < 11; ++i)
 #pragma unroll
             for (int e = 0; e < 4; ++e) rows[i][e] = next[i][e];
-        if (head + 2 < heads) load(head + 2);
-        const HeadChannels own(p, chunk, key_head, head + lane / 16, lane);
+        if (head + block.step < block.heads) load(head + block.step);
+        const HeadChannels own(p, chunk, key_head, head + lane / 16, block.heads, lane);
         if (!own.there) continue;
         if (row < chunk.rows) convolve_rows(rows, own.taps());
 #pragma unroll

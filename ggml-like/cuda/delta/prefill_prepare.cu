@@ -1,6 +1,6 @@
 // The chunked delta rule's first kernel: convolution, gates, A and P of each chunk (prefill.cu has the formulas).
 //
-//   block = (key head, chunk), 8 warps
+//   block = (key head, chunk), 8 warps; of few chunks others of two value heads each, which only convolve
 //
 //     convolve        x of q, k and the key head's value heads; x_q and x_k also as tiles in shared memory; 8 rows a warp
 //     find_products   x_k x_k^T and x_q x_k^T, in registers for all value heads:   warps 0 and 4 | x
@@ -25,6 +25,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr float kEps = 1e-6f;
+constexpr int kBlocksPerSm = 2;
 
 /// Chunk number `wanted` of the step, found by each warp for itself. False: there are fewer.
 __device__ bool find_chunk(const int* start, int sequences, int wanted, int lane, Chunk& chunk) {
@@ -187,19 +188,21 @@ __device__ __forceinline__ void write_factors(const PrepareShared& shared, int h
     record.read[row] = __expf(gate) * shared.norm_q[row];
 }
 
-__global__ __launch_bounds__(kThreads, 2) void prepare(DeltaStep p) {
+__global__ __launch_bounds__(kThreads, kBlocksPerSm) void prepare(DeltaStep p) {
     __shared__ __align__(16) PrepareShared shared;
     allow_successor();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int key_head = static_cast<int>(blockIdx.x), number = static_cast<int>(blockIdx.y);
-    prefetch_taps(p, key_head, lane);
+    const BlockHeads own(p);
+    const int key_head = own.key_head, number = static_cast<int>(blockIdx.y);
+    prefetch_taps(p, own, lane);
     wait_for_predecessor();
     Chunk chunk;
     if (!find_chunk(p.start, p.sequences, number, lane, chunk)) return;
 
-    const int ratio = p.value_heads / p.key_heads;
-    if (warp < min(2, ratio)) prefetch_gates(p, chunk, key_head * ratio + warp, lane);
-    convolve(p, chunk, key_head, warp, lane, shared.tiles);
+    const int ratio = own.heads - 2;
+    if (own.has_keys() && warp < min(2, ratio)) prefetch_gates(p, chunk, key_head * ratio + warp, lane);
+    convolve(p, chunk, own, warp, lane, shared.tiles);
+    if (!own.has_keys()) return;
     __syncthreads();
     const bool of_q = warp >= 4;
     float product[8][4] = {};
@@ -232,8 +235,11 @@ __global__ __launch_bounds__(kThreads, 2) void prepare(DeltaStep p) {
 }  // namespace
 
 void launch_prepare(Context& context, const DeltaStep& p, int64_t chunks) {
+    const int64_t pairs = 1 + (p.value_heads / p.key_heads + 1) / 2;  // of heads
+    const bool apart = p.key_heads * pairs * chunks <= kBlocksPerSm * context.sms;
     launch(context, "delta_prefill: prepare", prepare,
-           dim3(static_cast<unsigned>(p.key_heads), static_cast<unsigned>(chunks)), dim3(kThreads), 0, p);
+           dim3(static_cast<unsigned>(p.key_heads * (apart ? pairs : 1)), static_cast<unsigned>(chunks)),
+           dim3(kThreads), 0, p);
 }
 
 }  // namespace quern::cuda::delta
