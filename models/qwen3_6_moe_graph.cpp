@@ -358,7 +358,8 @@ class Builder {
                                           .value_heads = c_.value_heads,
                                           .key_dim = c_.key_dim,
                                           .value_dim = c_.value_dim,
-                                          .eps = c_.eps});
+                                          .eps = c_.eps,
+                                          .drafts = shape_.drafts_in});
         return out_proj(name("gdn.out_proj"), layer, y, w.out_proj, x);
     }
 

@@ -185,10 +185,11 @@ void run_heads(const Node& node, cpu::Context& context) {
     for (int64_t s = 0; s < sequences; ++s) {
         const int32_t* start = node.inputs[kStart]->as<int32_t>() + s;
         const int32_t committed = node.inputs[kCommitted]->as<int32_t>()[s];
-        CHECK(committed >= 0 && committed <= capacity &&
-                  (node.inputs[kJournal]->as<int32_t>()[s] == 0 || start[1] - start[0] <= capacity),
+        const bool journals = node.inputs[kJournal]->as<int32_t>()[s] != 0;
+        CHECK(committed >= 0 && committed <= capacity && (!journals || start[1] - start[0] <= capacity),
               "[conv_gated_delta_net] {}: {} committed, {} rows, journal holds {}", node.name, committed,
               start[1] - start[0], capacity);
+        CHECK(!journals || p.drafts, "[conv_gated_delta_net] {}: drafts in a step without", node.name);
     }
     // Value heads that share a key head write the same journal_k; one worker runs them all.
     const int64_t group = p.value_heads / p.key_heads, units = sequences * p.key_heads;

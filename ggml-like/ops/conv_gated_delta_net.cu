@@ -18,12 +18,13 @@ static_assert(delta::DeltaJournal::kMaxEntries == kMaxJournalEntries);
 
 DeltaJournal journal_of(const Node& node) {
     if (node.state.size() <= 2) return {};
-    return {.k = node.state[2]->as<float>(),
-            .u = node.state[3]->as<float>(),
-            .g = node.state[4]->as<float>(),
-            .committed = node.inputs[9]->as<int>(),
-            .journaling = node.inputs[10]->as<int>(),
-            .entries = static_cast<int>(node.state[2]->shape[1])};
+    return {
+        .k = node.state[2]->as<float>(),
+        .u = node.state[3]->as<float>(),
+        .g = node.state[4]->as<float>(),
+        .committed = node.inputs[9]->as<int>(),
+        .journaling = node.params<ConvGatedDeltaNetParams>().drafts ? node.inputs[10]->as<int>() : nullptr,
+        .entries = static_cast<int>(node.state[2]->shape[1])};
 }
 
 }  // namespace

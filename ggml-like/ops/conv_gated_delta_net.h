@@ -38,6 +38,7 @@ struct ConvGatedDeltaNetParams {
     int value_dim;                     // dv
     float eps;                         // of the norm
     StepKind kind = StepKind::prompt;  // the batch's: conv_gated_delta_net sets it
+    bool drafts = true;                // whether rows may go to the journal; if not, batch.journal is zeros
 };
 
 struct DeltaInputs {

@@ -80,6 +80,9 @@ inline std::vector<double> run_step(const Device& device, const Layout& l, const
         state.journal_u = g.external(m.ju.tensor());
         state.journal_g = g.external(m.jg.tensor());
     }
+    ConvGatedDeltaNetParams params = s.params();
+    params.drafts =
+        std::any_of(l.journal.begin(), l.journal.end(), [](int journals) { return journals != 0; });
     g.output(conv_gated_delta_net(
         g, "d",
         {.u = g.columns("u", in, 0, s.channels()),
@@ -90,7 +93,7 @@ inline std::vector<double> run_step(const Device& device, const Layout& l, const
          .dt_bias = g.external(m.bias.tensor()),
          .z = g.view("z", in, s.channels() + 2 * s.nv, {l.tokens(), s.nv, s.dv}, {s.columns(), s.dv, 1}),
          .norm = g.external(m.norm.tensor())},
-        state, batch, s.params()));
+        state, batch, params));
     return run_graph(device, std::move(g), [&](Plan& plan) {
         fill_batch(plan, batch, l);
         set_input(plan, in, p);

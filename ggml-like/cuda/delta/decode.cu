@@ -145,7 +145,8 @@ void delta_decode(Context& c, const DeltaStep& d) {
     if (split)
         return launch(c, "conv_gated_delta_net split", decode_split_kernel,
                       dim3(d.value_heads * kSplitBlocks, d.sequences), kBlock, 0, d);
-    if (heads > 2 * c.sms && d.journal.k == nullptr && decode_stream_fits(c)) return decode_stream(c, d);
+    if (heads > 2 * c.sms && d.journal.journaling == nullptr && decode_stream_fits(c))
+        return decode_stream(c, d);
     launch(c, "conv_gated_delta_net", decode_kernel, dim3(d.value_heads, d.sequences), kBlock, 0, d);
 }
 

@@ -82,7 +82,7 @@ struct Entries {
         const bool any = j.k != nullptr;
         const int64_t first = slot * j.entries;
         committed = any ? j.committed[sequence] : 0;
-        journaling = any && j.journaling[sequence] != 0;
+        journaling = any && j.journals(sequence);
         k = j.k + first * k_step + key_head * kDim;
         u = j.u + first * u_step + head * kDim;
         g = j.g + first * g_step + head;

@@ -1,9 +1,11 @@
-// Answer rows of many sequences without a journal: convolution, gates, the delta rule, norm and output gate in one kernel.
+// Answer rows of many sequences, none of which goes to the journal: convolution, gates, the delta rule, norm and output gate in one
+// kernel.
 //
 //   block  (sequence, value head); 8 warps, each 16 rows of S [128 v, 128 k]
 //   S      passes through shared memory in four pieces, three of them on their way, so that four blocks fit an SM: the
 //          loads of some run while others compute or store. Every lane copies what it reads itself.
-//   rows   of a sequence one after another, each with all of S again
+//   rows   of a sequence one after another, each with all of S again; the first one's S is what the journal's committed entries
+//          make of it
 //
 // Shared memory: 48 KB of S; q, k, v and outputs of the row, sums of squares: 2.2 KB.
 //
@@ -77,6 +79,18 @@ struct Stream {
     }
 };
 
+/// Applies the journal's committed entries to the lane's parts of S, in memory: of few steps.
+__device__ __forceinline__ void commit(const Entries& entries, float* state, int first, int l) {
+#pragma unroll 1
+    for (int i = 0; i < kRows / 2; ++i) {
+        StateRows<1> row;
+        row.load(state + state_place(i, 0), false);
+        row.commit(entries, first + 2 * i, l);
+        row.store(state + state_place(i, 0));
+    }
+    __threadfence();  // before it is asked for
+}
+
 __global__ void __launch_bounds__(kBlock, kBlocks) decode_stream_kernel(DeltaStep d) {
     extern __shared__ __align__(128) float staged[];
     __shared__ __align__(16) float qk[2 * kDim], v[kDim], o[kDim];
@@ -93,6 +107,8 @@ __global__ void __launch_bounds__(kBlock, kBlocks) decode_stream_kernel(DeltaSte
     const int l = lane % 16, first = warp * kRows + lane / 16;
     float* state = d.delta + ((slot * d.value_heads + head) * kDim + first) * kDim + 4 * l;
     const Stream stream{staged + warp * kAhead * kPieceFloats + lane / 16 * kDim + 4 * l, state};
+    const Entries entries(d, sequence, slot, key_head, head);
+    if (active && entries.committed > 0) commit(entries, state, first, l);
     if (active) stream.begin();
     const int position = active ? d.positions[begin] : 0;
     const int place = position - quotient(position, d.ring) * d.ring;  // of the row in the ring

@@ -16,9 +16,15 @@ struct DeltaJournal {
     float* u;               // [slots, entries, nv, dv]
     float* g;               // [slots, entries, nv]
     const int* committed;   // [S] entries to apply first
-    const int* journaling;  // [S] 1: rows write entries and leave S unchanged
+    const int* journaling;  // [S] 1: rows write entries and leave S unchanged; null: none do
     int entries;            // kMaxEntries at most
     static constexpr int kMaxEntries = 16;
+
+#ifdef __CUDACC__
+    __device__ __forceinline__ bool journals(int sequence) const {
+        return journaling != nullptr && journaling[sequence] != 0;
+    }
+#endif
 };
 
 struct DeltaStep {

@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kBlock) commit(DeltaStep d) {
     const int head = blockIdx.x, sequence = blockIdx.y, key_head = head / (d.value_heads / d.key_heads);
     const int begin = d.start[sequence], dk = d.key_dim, dv = d.value_dim;
     if (begin == d.start[sequence + 1]) return;
-    const bool fresh = d.positions[begin] == 0, journaling = d.journal.journaling[sequence] != 0;
+    const bool fresh = d.positions[begin] == 0, journaling = d.journal.journals(sequence);
     const int committed = d.journal.committed[sequence];
     if (committed == 0 && !fresh && !journaling) return;
     const int64_t slot = d.slots[sequence], first = slot * d.journal.entries;
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(kBlock) recur(DeltaStep d, int channels) {
     const int begin = d.start[sequence], end = d.start[sequence + 1], dk = d.key_dim, dv = d.value_dim;
     if (begin == end) return;
     const DeltaJournal& j = d.journal;
-    const bool has_journal = j.k != nullptr, journaling = has_journal && j.journaling[sequence] != 0;
+    const bool has_journal = j.k != nullptr, journaling = has_journal && j.journals(sequence);
     const int64_t slot = d.slots[sequence];
     float* state = journaling ? static_cast<float*>(d.work) +
                                     (static_cast<int64_t>(sequence) * d.value_heads + head) * dv * dk
