@@ -55,24 +55,40 @@ class Lifetimes {
     std::unordered_map<const Tensor*, int32_t> index_of_;
 };
 
-struct Placed {
-    int64_t begin, end;
-    Lifetime life;
-};
-
-/// First fit among tensors whose lifetimes overlap. The biggest come first, which wastes least. `placed`: in order of `begin`.
-int64_t place(std::vector<Placed>& placed, int64_t bytes, Lifetime life) {
-    int64_t offset = 0;
-    for (const Placed& p : placed) {
-        if (offset + bytes <= p.begin) break;
-        const bool conflict = p.life.first <= life.last && life.first <= p.life.last;
-        if (conflict) offset = std::max(offset, p.end);
+/// First fit among tensors whose lifetimes overlap, from byte `begin` on.
+class Arena {
+  public:
+    Arena(size_t nodes, int64_t begin) : begin_(begin), at_(nodes + 1) {
+        for (auto& list : at_) list.reserve(16);
     }
-    const auto after = std::upper_bound(placed.begin(), placed.end(), offset,
-                                        [](int64_t begin, const Placed& p) { return begin < p.begin; });
-    placed.insert(after, {offset, offset + bytes, life});
-    return offset;
-}
+
+    /// The offset of a tensor of so many bytes.
+    int64_t place(int64_t bytes, Lifetime life) {
+        taken_.clear();
+        for (int node = life.first; node <= life.last; ++node)
+            for (const Range& r : at_[static_cast<size_t>(node)])
+                if (node == std::max(life.first, r.first_node)) taken_.push_back(r);  // each once
+        std::sort(taken_.begin(), taken_.end(),
+                  [](const Range& a, const Range& b) { return a.begin < b.begin; });
+        int64_t offset = begin_;
+        for (const Range& r : taken_) {
+            if (offset + bytes <= r.begin) break;
+            offset = std::max(offset, r.end);
+        }
+        for (int node = life.first; node <= life.last; ++node)
+            at_[static_cast<size_t>(node)].push_back({offset, offset + bytes, life.first});
+        return offset;
+    }
+
+  private:
+    struct Range {
+        int64_t begin, end;
+        int first_node;
+    };
+    int64_t begin_;
+    std::vector<std::vector<Range>> at_;  // what lives at each node
+    std::vector<Range> taken_;
+};
 
 }  // namespace
 
@@ -98,14 +114,19 @@ ArenaPlan plan_memory(const Graph& graph) {
     }
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return size[a] > size[b]; });
 
-    std::vector<Placed> placed;
-    const auto zeroed_first = [&](size_t i) { return tensors[i].zeroed; };  // so that they are neighbours
-    const auto rest = std::stable_partition(order.begin(), order.end(), zeroed_first);
-    for (auto i = order.begin(); i != rest; ++i) plan.zero_bytes += align(size[*i]);
-    for (size_t i : order) {
-        const int64_t bytes = align(size[i]);
-        plan.offset[i] = place(placed, bytes, lifetimes.all()[i]);
-        plan.arena_bytes = std::max(plan.arena_bytes, plan.offset[i] + bytes);
+    // Zeros live all the time: side by side at the beginning. Of the others the biggest come first, which wastes least.
+    const auto zeroed = [&](size_t i) { return tensors[i].zeroed; };
+    const auto rest = std::stable_partition(order.begin(), order.end(), zeroed);
+    for (auto i = order.begin(); i != rest; ++i) {
+        plan.offset[*i] = plan.zero_bytes;
+        plan.zero_bytes += align(size[*i]);
+    }
+    plan.arena_bytes = plan.zero_bytes;
+    Arena arena(graph.nodes().size(), plan.zero_bytes);
+    for (auto i = rest; i != order.end(); ++i) {
+        const int64_t bytes = align(size[*i]);
+        plan.offset[*i] = arena.place(bytes, lifetimes.all()[*i]);
+        plan.arena_bytes = std::max(plan.arena_bytes, plan.offset[*i] + bytes);
     }
     return plan;
 }
