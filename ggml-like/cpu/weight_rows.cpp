@@ -175,4 +175,14 @@ void check_weight(const char* op, std::string_view name, const Weight& w) {
     }
 }
 
+void check_experts(const char* op, std::string_view name, const ExpertWeights& experts) {
+    if (experts.placed != nullptr) return;
+    for (const Weight& w : experts.expert) {
+        CHECK(w.rows == experts.rows && w.cols == experts.cols,
+              "[{}] {}: expert {} is [{}, {}], expected [{}, {}]", op, name, w.name, w.rows, w.cols,
+              experts.rows, experts.cols);
+        check_weight(op, name, w);
+    }
+}
+
 }  // namespace quern::cpu

@@ -141,12 +141,7 @@ void check(std::string_view name, const MoeGateUpResult& in, const Tensor& resid
           "[moe_down] {}: residual {} should be F32 [{}, {}]", name, describe(residual), routed.shape[0],
           experts.rows);
     CHECK(experts.count() > 0, "[moe_down] {}: no experts", name);
-    for (const Weight& w : experts.expert) {
-        CHECK(w.rows == experts.rows && w.cols == experts.cols,
-              "[moe_down] {}: expert {} is [{}, {}], expected [{}, {}]", name, w.name, w.rows, w.cols,
-              experts.rows, experts.cols);
-        cpu::check_weight("moe_down", name, w);
-    }
+    cpu::check_experts("moe_down", name, experts);
     cpu::check_weight("moe_down", name, shared);
 }
 

@@ -136,12 +136,7 @@ void check(std::string_view name, const Residual& in, const ExpertWeights& exper
     CHECK(experts.count() > 0 && experts.rows % 2 == 0 && shared.rows % 2 == 0,
           "[moe_gate_up] {}: {} experts of {} rows, shared {} rows; expected gate and up of the same height",
           name, experts.count(), experts.rows, shared.rows);
-    for (const Weight& w : experts.expert) {
-        CHECK(w.rows == experts.rows && w.cols == experts.cols,
-              "[moe_gate_up] {}: expert {} is [{}, {}], expected [{}, {}]", name, w.name, w.rows, w.cols,
-              experts.rows, experts.cols);
-        cpu::check_weight("moe_gate_up", name, w);
-    }
+    cpu::check_experts("moe_gate_up", name, experts);
     cpu::check_weight("moe_gate_up", name, shared);
 }
 

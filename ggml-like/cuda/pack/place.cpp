@@ -159,6 +159,9 @@ PackedExperts place_experts(const ExpertWeights& experts, RowOrder order, Upload
     }
     for (int64_t e = 0; e < experts.count(); ++e) {
         const Weight& w = experts.expert[static_cast<size_t>(e)];
+        CHECK(w.rows == experts.rows && w.cols == experts.cols,
+              "{}: expert {} is [{}, {}], expected [{}, {}]", experts.name, w.name, w.rows, w.cols,
+              experts.rows, experts.cols);
         uint8_t* data = m.data + e * packed.expert_bytes;
         float* factor = m.factor + e * tiles * kTileRows;
         int64_t place = 0;
