@@ -192,13 +192,12 @@ bool Engine::State::read(const LaunchedStep& done) {
     StepPlan& plan = *done.plan;
     const Step& step = done.step;
     const StepResults found = results_of(done);
-    const bool measured =
-        speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node;
+    const bool timed = speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node;
     const bool drafted = std::any_of(step.slices.begin(), step.slices.end(), has_draft);
     const auto measure = [&] {
         speculation->measured(step, seconds(done.begun, Sequence::Clock::now()), done.drafting);
     };
-    if (measured && !drafted) measure();
+    if (timed && !drafted) measure();
     const bool now = !may_run_ahead(step);
     if (speculation) speculation->computed(step, plan);
     int64_t row = 0;  // of the logits
@@ -221,7 +220,7 @@ bool Engine::State::read(const LaunchedStep& done) {
         // Since the step was launched callbacks may have added tokens, which run before another is chosen.
         if (slice.end() == static_cast<int64_t>(s.tokens.size())) advance(s, found, row - 1, now);
     }
-    if (measured && drafted) measure();
+    if (timed && drafted) measure();
     if (speculation) speculation->committed(step);
     // Only now drafters have written what they add to the pages. Slots of sequences that have ended are as they were.
     for (const AtCut& cut : cuts) keep_state(cut.sequence, cut.state);
