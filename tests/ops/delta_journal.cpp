@@ -47,51 +47,64 @@ void check_journal(const Device& device, const Shape& s, int m, int n, int64_t s
 }
 
 /// Steps that journal, beside a sequence that does not and one without rows: outputs and S have the bits of
-/// rows that come one by one. Rows that no longer are drafts may follow, or a prompt's. `empty`: further sequences without rows, which make a step so
-/// large that a GPU chooses another kernel than for the same rows alone.
+/// rows that come one by one. Then steps that do not, of either kind, which begin with what the journal holds. `empty`: further
+/// sequences without rows, which make a step so large that a GPU chooses another kernel than for the same rows alone.
 void check_journal_bits(const Device& device, const Shape& s, int empty) {
     CAPTURE(s.dk);
     CAPTURE(empty);
     Memory drafts(device, s, true), plain(device, s, true);
     int position = 0, waiting = 0, other = 0;
     unsigned seed = 300;
-    const auto pass = [&](Memory& m, int64_t slot) {
+    const auto state = [&](Memory& m, int64_t slot) {
         return rows_of(m.delta.values(), s.nv * int64_t{s.dv} * s.dk, slot, 1);
     };
     const auto alone = [&](const std::vector<float>& row, int at, int slot) {
         return run_step(device, layout_of(StepKind::answer, {1}, {at}, {slot}), row, plain);
     };
-    for (const auto& [rows, good] : {std::pair{5, 3}, {4, 0}, {5, 5}, {1, 1}, {3, 2}, {16, 12}, {9, 9}}) {
-        CAPTURE(position);
-        const auto& this_rows = rows;
-        CAPTURE(this_rows);
-        Layout l = layout_of(StepKind::answer, {rows, 0, 2}, {position, 9, other}, {1, 0, 3});
-        l.committed[0] = waiting, l.journal[0] = 1;
+    const auto random = [&](int64_t rows) {
+        return device.rounded(Random(seed++).normals(rows * s.columns()));
+    };
+    const auto together = [&](StepKind kind, int rows, int others) {
+        return layout_of(kind, {rows, 0, others}, {position, 9, other}, {1, 0, 3});
+    };
+    const auto add_empty = [&](Layout& l) {
         for (std::vector<int>* list : {&l.rows, &l.before, &l.slots, &l.committed, &l.journal})
             list->resize(list->size() + static_cast<size_t>(empty));
-        const auto p = device.rounded(Random(seed++).normals((rows + 2) * s.columns()));
+    };
+    const auto journal = [&](int rows, int good) {
+        CAPTURE(position);
+        CAPTURE(rows);
+        Layout l = together(StepKind::answer, rows, 2);
+        l.committed[0] = waiting, l.journal[0] = 1;
+        add_empty(l);
+        const auto p = random(rows + 2);
         const auto y = run_step(device, l, p, drafts);
-        CHECK(pass(drafts, 1) ==
-              (position > 0 ? pass(plain, 1) : std::vector<double>(pass(plain, 1).size(), 0.0)));
+        CHECK(state(drafts, 1) ==
+              (position > 0 ? state(plain, 1) : std::vector<double>(state(plain, 1).size(), 0.0)));
         for (int r = 0; r < good; ++r)
             CHECK(alone(rows_of(p, s.columns(), r, 1), position + r, 1) == rows_of(y, s.out(), r, 1));
         for (int r = 0; r < 2; ++r)
             CHECK(alone(rows_of(p, s.columns(), rows + r, 1), other + r, 3) ==
                   rows_of(y, s.out(), rows + r, 1));
         position += good, waiting = good, other += 2;
-    }
-    for (const StepKind kind : kKinds) {
-        Layout l = layout_of(kind, {2}, {position}, {1});
-        const auto p = device.rounded(Random(seed++).normals(2 * s.columns()));
-        const auto want = run_step(device, l, p, plain);
-        l.committed[0] = waiting;
-        for (std::vector<int>* list : {&l.rows, &l.before, &l.slots, &l.committed, &l.journal})
-            list->resize(list->size() + static_cast<size_t>(empty));
-        CHECK(run_step(device, l, p, drafts) == want);
-        CHECK(pass(drafts, 1) == pass(plain, 1));
-        CHECK(pass(drafts, 3) == pass(plain, 3));
-        position += 2, waiting = 0;
-    }
+    };
+    for (const auto& [rows, good] : {std::pair{5, 3}, {4, 0}, {5, 5}, {1, 1}, {3, 2}, {16, 12}, {9, 9}})
+        journal(rows, good);
+    for (const StepKind kind : kKinds)
+        for (const int rows : {1, 2})
+            for (const int good : {0, 3, 16}) {
+                journal(16, good);
+                CAPTURE(position);
+                Layout l = together(kind, rows, rows);
+                const auto p = random(2 * rows);
+                const auto want = run_step(device, l, p, plain);
+                l.committed[0] = waiting;
+                add_empty(l);
+                CHECK(run_step(device, l, p, drafts) == want);
+                CHECK(state(drafts, 1) == state(plain, 1));
+                CHECK(state(drafts, 3) == state(plain, 3));
+                position += rows, other += rows, waiting = 0;
+            }
 }
 
 void delta_journal(Device& device) {
@@ -124,5 +137,8 @@ TEST_SUITE("cpu") {
         CHECK_THROWS_AS(
             run_step(device, {.rows = {2}, .before = {3}, .slots = {1}, .journal = {1}}, two, without),
             Error);
+        CHECK_THROWS_WITH_AS(
+            run_step(device, {.rows = {2}, .before = {3}, .slots = {1}, .journal = {1}}, two, with, false),
+            doctest::Contains("drafts"), Error);
     }
 }

@@ -67,9 +67,13 @@ struct Memory {
     }
 };
 
-/// One step over rows p [tokens, columns].
+inline bool journals(const Layout& l) {
+    return std::any_of(l.journal.begin(), l.journal.end(), [](int row) { return row != 0; });
+}
+
+/// One step over rows p [tokens, columns]. drafts: as in ConvGatedDeltaNetParams.
 inline std::vector<double> run_step(const Device& device, const Layout& l, const std::vector<float>& p,
-                                    Memory& m) {
+                                    Memory& m, bool drafts) {
     const Shape& s = m.shape;
     Graph g;
     const Batch batch = declare_batch(g, l);
@@ -81,8 +85,7 @@ inline std::vector<double> run_step(const Device& device, const Layout& l, const
         state.journal_g = g.external(m.jg.tensor());
     }
     ConvGatedDeltaNetParams params = s.params();
-    params.drafts =
-        std::any_of(l.journal.begin(), l.journal.end(), [](int journals) { return journals != 0; });
+    params.drafts = drafts;
     g.output(conv_gated_delta_net(
         g, "d",
         {.u = g.columns("u", in, 0, s.channels()),
@@ -98,6 +101,11 @@ inline std::vector<double> run_step(const Device& device, const Layout& l, const
         fill_batch(plan, batch, l);
         set_input(plan, in, p);
     })[0];
+}
+
+inline std::vector<double> run_step(const Device& device, const Layout& l, const std::vector<float>& p,
+                                    Memory& m) {
+    return run_step(device, l, p, m, journals(l));
 }
 
 inline Layout layout_of(StepKind kind, const std::vector<int>& rows, const std::vector<int>& before,

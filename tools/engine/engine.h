@@ -69,7 +69,7 @@ class Engine {
     void cancel(RequestId id);
     /// Runs one step: chooses the tokens that it gives, and calls the requests' callbacks. On a device that computes by
     /// itself the next step is launched between the two, so that it never waits for callbacks or for what the caller does
-    /// between two calls; not with speculation, whose drafts depend on them. `before_next`: called just before the rows
+    /// between two calls; not if it may have drafts, which depend on them. `before_next`: called just before the rows
     /// of a step are chosen; the place to submit and to cancel for that step. False: nothing was left to do. An error of a
     /// request ends that request only, an error of a step the requests in it. Throws Error(device) if the device failed,
     /// which is final: all requests have ended with that error, and later ones would, too.

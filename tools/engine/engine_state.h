@@ -103,7 +103,8 @@ struct Engine::State {
     StepPlan& plan_for(const Step& step);
 
     uint64_t binding() const;
-    /// Whether the step after this one is launched before callbacks learn of this one's tokens: not if it may have drafts.
+    /// Whether the step after this one is launched before callbacks learn of this one's tokens: not where its sequences may have
+    /// drafts. (Others that it may have wait for theirs until the step after that.)
     bool may_run_ahead(const Step& step) const {
         return backend.asynchronous() && (!speculation || speculation->stays_plain(step));
     }
@@ -131,7 +132,7 @@ struct Engine::State {
     void launch(Step& step);
     bool ready_ahead(const Step& step);
     StepResults results_of(const LaunchedStep& done);
-    bool read(const LaunchedStep& done);
+    bool read(const LaunchedStep& done);  // likewise
     int32_t choose(const Sequence& s, const StepResults& found, int64_t row) const;
     void report_prompt(Sequence& s, const StepResults& found, const Slice& slice, int64_t row) const;
     bool append(Sequence& s, int32_t id, bool now);

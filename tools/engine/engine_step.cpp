@@ -186,19 +186,18 @@ StepResults Engine::State::results_of(const LaunchedStep& done) {
     return {plan, top};
 }
 
-/// True: callbacks do not know of its tokens yet. A plan's first run says nothing of its cost, since it was made in it; nor do runs that somebody
-/// watches. Where drafts were verified callbacks' time is part of it, as the next step waits for them.
+/// A plan's first run says nothing of its cost, since it was made in it; nor do runs that somebody watches.
 bool Engine::State::read(const LaunchedStep& done) {
     StepPlan& plan = *done.plan;
     const Step& step = done.step;
     const StepResults found = results_of(done);
     const bool timed = speculation && step.kind == StepKind::answer && plan.runs++ > 0 && !backend.after_node;
-    const bool drafted = std::any_of(step.slices.begin(), step.slices.end(), has_draft);
+    // Callbacks' time is part of it where the next step waits for them.
     const auto measure = [&] {
         speculation->measured(step, seconds(done.begun, Sequence::Clock::now()), done.drafting);
     };
-    if (timed && !drafted) measure();
     const bool now = !may_run_ahead(step);
+    if (timed && !now) measure();
     if (speculation) speculation->computed(step, plan);
     int64_t row = 0;  // of the logits
     std::list<AtCut> cuts;
@@ -220,7 +219,7 @@ bool Engine::State::read(const LaunchedStep& done) {
         // Since the step was launched callbacks may have added tokens, which run before another is chosen.
         if (slice.end() == static_cast<int64_t>(s.tokens.size())) advance(s, found, row - 1, now);
     }
-    if (timed && drafted) measure();
+    if (timed && now) measure();
     if (speculation) speculation->committed(step);
     // Only now drafters have written what they add to the pages. Slots of sequences that have ended are as they were.
     for (const AtCut& cut : cuts) keep_state(cut.sequence, cut.state);

@@ -194,7 +194,8 @@ void Speculation::draft(Step& step, const Reserve& reserve, bool plain) {
     if (plain) return note({.plain = {cost_size(step), rows_of(step)}});
     Choice chosen = choice(step, {slices.begin(), slices.end()});
     note(chosen);
-    std::vector<Draft>&drafts = chosen.drafts, wanted;
+    std::vector<Draft>& drafts = chosen.drafts;
+    std::vector<Draft> wanted;
     std::vector<Slice*> drafting;
     for (size_t i = 0; i < drafts.size(); ++i)
         if (drafts[i].most > 0) {

@@ -67,7 +67,8 @@ class Speculation {
   private:
     int64_t left(const Sequence& s) const;
     int64_t most(const Slice& slice) const;
-    /// How long drafts may be.
+
+    /// How long the drafts of some slices of a step may be.
     struct Choice {
         std::vector<Draft> drafts;               // one a slice
         std::vector<DraftCandidate> candidates;  // those that are not always full

@@ -11,7 +11,7 @@
 //
 // Traffic: S read and written once a row (4.2 MB a sequence and layer of the 35B); written so that it leaves the L2 cache first,
 // since nobody reads it before the next step. The pieces of the first blocks are asked for
-// before the wait for the predecessor. Bound: bytes.
+// before the wait for the predecessor, and so are committed entries, after which S is read and written once more. Bound: bytes.
 #include "ggml-like/cuda/delta/decode_stream.h"
 
 #include "ggml-like/cuda/delta/decode_row.cuh"

@@ -1,7 +1,7 @@
 // prefill_prepare.cu's first part: the causal convolution with SiLU of a chunk's heads.
 //
 //   warp = 8 rows of the chunk; lanes 0 .. 15 have one head, 8 channels each, lanes 16 .. 31 the next head; the next two
-//   heads' rows are asked for before these are computed
+//   heads' rows are asked for before these are computed, if the block has more (BlockHeads)
 #pragma once
 
 #include "ggml-like/cuda/delta/prefill.cuh"
@@ -123,44 +123,44 @@ __device__ __forceinline__ void convolve_rows(uint32_t (&rows)[11][4], const flo
     }
 }
 
-/// What a block has of a key head's heads: two from `first` on, then from `step` further on.
+/// Which of a key head's heads a block convolves: `first` and the next, `first` + `step` and the next, and so on, of `count`.
 struct BlockHeads {
-    int key_head, first, step, heads;
+    int key_head, first, step, count;
 
     __device__ __forceinline__ explicit BlockHeads(const DeltaStep& p)
         : key_head(static_cast<int>(blockIdx.x) % p.key_heads),
           first(2 * (static_cast<int>(blockIdx.x) / p.key_heads)),
           step(2 * (static_cast<int>(gridDim.x) / p.key_heads)),
-          heads(2 + p.value_heads / p.key_heads) {}
+          count(2 + p.value_heads / p.key_heads) {}
     __device__ __forceinline__ bool has_keys() const { return first == 0; }
 };
 
-__device__ __forceinline__ void prefetch_taps(const DeltaStep& p, const BlockHeads& own, int lane) {
+__device__ __forceinline__ void prefetch_taps(const DeltaStep& p, const BlockHeads& heads, int lane) {
     const Chunk none{};
-    for (int head = own.first + lane / 16; head < own.heads; head += own.step)
-        prefetch_line(HeadChannels(p, none, own.key_head, head, own.heads, lane).taps());
+    for (int head = heads.first + lane / 16; head < heads.count; head += heads.step)
+        prefetch_line(HeadChannels(p, none, heads.key_head, head, heads.count, lane).taps());
 }
 
 /// x, and of q and k also the tiles of x_q and x_k in shared memory.
-__device__ __forceinline__ void convolve(const DeltaStep& p, const Chunk& chunk, const BlockHeads& block,
+__device__ __forceinline__ void convolve(const DeltaStep& p, const Chunk& chunk, const BlockHeads& heads,
                                          int warp, int lane, unsigned char (&tiles)[2][kTileBytes]) {
-    const int key_head = block.key_head, row = 8 * warp;
+    const int key_head = heads.key_head, row = 8 * warp;
     uint32_t next[11][4], rows[11][4];
     const auto load = [&](int head) {
-        const HeadChannels own(p, chunk, key_head, head + lane / 16, block.heads, lane);
+        const HeadChannels own(p, chunk, key_head, head + lane / 16, heads.count, lane);
         if (!own.there || row >= chunk.rows) return;
         own.load_rows(row, next);
         own.load_window(row, next);
     };
-    load(block.first);
+    load(heads.first);
 #pragma unroll 1
-    for (int head = block.first; head < block.heads; head += block.step) {
+    for (int head = heads.first; head < heads.count; head += heads.step) {
 #pragma unroll
         for (int i = 0; i < 11; ++i)
 #pragma unroll
             for (int e = 0; e < 4; ++e) rows[i][e] = next[i][e];
-        if (head + block.step < block.heads) load(head + block.step);
-        const HeadChannels own(p, chunk, key_head, head + lane / 16, block.heads, lane);
+        if (head + heads.step < heads.count) load(head + heads.step);
+        const HeadChannels own(p, chunk, key_head, head + lane / 16, heads.count, lane);
         if (!own.there) continue;
         if (row < chunk.rows) convolve_rows(rows, own.taps());
 #pragma unroll

@@ -1,6 +1,6 @@
 // The chunked delta rule's first kernel: convolution, gates, A and P of each chunk (prefill.cu has the formulas).
 //
-//   block = (key head, chunk), 8 warps; of few chunks others of two value heads each, which only convolve
+//   block = (key head, chunk), 8 warps; with few chunks the value heads' x comes from more blocks, each of two heads
 //
 //     convolve        x of q, k and the key head's value heads; x_q and x_k also as tiles in shared memory; 8 rows a warp
 //     find_products   x_k x_k^T and x_q x_k^T, in registers for all value heads:   warps 0 and 4 | x
@@ -192,17 +192,17 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void prepare(DeltaStep p) {
     __shared__ __align__(16) PrepareShared shared;
     allow_successor();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const BlockHeads own(p);
-    const int key_head = own.key_head, number = static_cast<int>(blockIdx.y);
-    prefetch_taps(p, own, lane);
+    const BlockHeads heads(p);
+    const int key_head = heads.key_head, number = static_cast<int>(blockIdx.y);
+    prefetch_taps(p, heads, lane);
     wait_for_predecessor();
     Chunk chunk;
     if (!find_chunk(p.start, p.sequences, number, lane, chunk)) return;
 
-    const int ratio = own.heads - 2;
-    if (own.has_keys() && warp < min(2, ratio)) prefetch_gates(p, chunk, key_head * ratio + warp, lane);
-    convolve(p, chunk, own, warp, lane, shared.tiles);
-    if (!own.has_keys()) return;
+    const int ratio = heads.count - 2;
+    if (heads.has_keys() && warp < min(2, ratio)) prefetch_gates(p, chunk, key_head * ratio + warp, lane);
+    convolve(p, chunk, heads, warp, lane, shared.tiles);
+    if (!heads.has_keys()) return;
     __syncthreads();
     const bool of_q = warp >= 4;
     float product[8][4] = {};
@@ -214,20 +214,20 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void prepare(DeltaStep p) {
         shared.norm_k[row] = row_norm(shared.tiles[1], row);
     Record* records = static_cast<Record*>(p.work) + int64_t{number} * p.value_heads + key_head * ratio;
     for (int pair = 0; pair < ratio; pair += 2) {
-        const int heads = min(2, ratio - pair);
-        if (warp < heads)
+        const int in_pair = min(2, ratio - pair);
+        if (warp < in_pair)
             find_gates(p, chunk, key_head * ratio + pair + warp, lane, shared.gates[warp], shared.beta[warp]);
         __syncthreads();
-        for (int h = 0; h < heads; ++h)
+        for (int h = 0; h < in_pair; ++h)
             find_scores(shared, h, of_q, warp % 4, lane, product, records[pair + h]);
         __syncthreads();
-        if (half < heads) {
+        if (half < in_pair) {
             write_factors(shared, half, row, records[pair + half]);
             invert_column(shared.lower[half] + row / 16 * 16 * (kPitch + 1), row % 16);
         }
         __syncthreads();
         const int h = warp / 4;
-        if (h < heads) solve_column(shared.lower[h], shared.beta[h], warp % 4, lane, records[pair + h]);
+        if (h < in_pair) solve_column(shared.lower[h], shared.beta[h], warp % 4, lane, records[pair + h]);
         __syncthreads();
     }
 }
