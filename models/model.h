@@ -37,10 +37,10 @@ struct BatchShape {
     int64_t tokens = 0;
     int64_t sequences = 0;
     int64_t logit_rows = 0;
-    int64_t pages = 0;       // columns of the page table: the most pages a sequence may have
-    int64_t vocab = 0;       // ids that may be sampled
-    bool images = false;     // prompts: rows may be of images; others have none
-    bool drafts_in = false;  // answers: rows may be drafts, which the next step commits or drops
+    int64_t pages = 0;      // columns of the page table: the most pages a sequence may have
+    int64_t vocab = 0;      // ids that may be sampled
+    bool images = false;    // prompts: rows may be of images; others have none
+    bool verifies = false;  // answers: rows may be drafts, which the next step commits or drops
     Pass pass = Pass::text;
     /// Of mtp: tokens that each sequence drafts after its last row; 0: the pass only writes the rows' keys and values.
     int64_t drafts = 0;

@@ -359,7 +359,7 @@ class Builder {
                                           .key_dim = c_.key_dim,
                                           .value_dim = c_.value_dim,
                                           .eps = c_.eps,
-                                          .drafts = shape_.drafts_in});
+                                          .drafts = shape_.verifies});
         return out_proj(name("gdn.out_proj"), layer, y, w.out_proj, x);
     }
 

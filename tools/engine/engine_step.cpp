@@ -166,8 +166,8 @@ StepPlan& Engine::State::plan_for(const Step& step) {
     }
     const bool answers = step.kind == StepKind::answer && backend.captures();
     if (answers && shape.tokens == shape.sequences) return decode_plan(decode_bucket(shape.sequences));
-    shape.drafts_in = std::any_of(step.slices.begin(), step.slices.end(), has_draft);
-    if (answers && shape.drafts_in)
+    shape.verifies = std::any_of(step.slices.begin(), step.slices.end(), has_draft);
+    if (answers && shape.verifies)
         return plans.get(verify_shape(shape, memory.steps.answer_rows), PlanUse::repeatedly);
     return plans.get(shape, PlanUse::sometimes);
 }

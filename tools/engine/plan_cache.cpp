@@ -33,7 +33,7 @@ BatchShape decode_shape(int64_t bucket, int64_t pages, int64_t vocab) {
 
 BatchShape verify_shape(const BatchShape& shape, int64_t rows) {
     BatchShape out = shape;
-    out.drafts_in = true;
+    out.verifies = true;
     // Not padded, or to one of four sizes between powers of two.
     const int64_t power = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(shape.tokens)));
     const int64_t step = std::max<int64_t>(1, power / 4);

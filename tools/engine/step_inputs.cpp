@@ -130,7 +130,7 @@ void fill_inputs(StepPlan& step, const std::vector<InputRows>& list) {
         slots[i] = rows.state->slot;
         committed[i] = static_cast<int32_t>(rows.state->journaled);
         journal[i] = rows.journal ? 1 : 0;
-        CHECK(!rows.journal || step.shape.drafts_in, "[plan] drafts in a step without");
+        CHECK(!rows.journal || step.shape.verifies, "[plan] drafts in a step without");
         if (rows.follows) CHECK(follows != nullptr, "[plan] rows of this pass follow no choice");
         if (rows.follows) follows[i] = 1;
         std::copy(rows.state->pages.begin(), rows.state->pages.end(),

@@ -79,7 +79,7 @@ struct Stream {
     }
 };
 
-/// Applies the journal's committed entries to the lane's parts of S, in memory: of few steps.
+/// Applies the journal's committed entries to the lane's parts of S, in memory: only the first step after drafts has any.
 __device__ __forceinline__ void commit(const Entries& entries, float* state, int first, int l) {
 #pragma unroll 1
     for (int i = 0; i < kRows / 2; ++i) {
