@@ -22,7 +22,10 @@ struct Tour {
     static constexpr int kChunkTokenBytes = kTokens * 128,
                          kTileBytes = kChunks * chunk_bytes(K);  // of a stage
     static constexpr int kTokenBytes = kChunks * kChunkTokenBytes, kWeightBytes = kTiles * kTileBytes;
-    static constexpr int kSlots = kStages + 1;  // tiles that a block knows of
+    /// Stages of a tile, at least; of a narrow matrix the last has no columns.
+    static constexpr int kLeastSteps = 2;
+    /// Tiles that a block knows of: those with stages in the ring, the one that is stored, and the next.
+    static constexpr int kSlots = (kStages + kLeastSteps - 1) / kLeastSteps + 2;
     static constexpr int kSlotBytes = kTokens * 12 + 16;
     static constexpr int kMaxExperts = 512;
     static constexpr int kListBytes = (kMaxExperts + 1) * 8 + 64;

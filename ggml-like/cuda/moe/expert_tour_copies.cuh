@@ -96,76 +96,92 @@ struct TourCopies : TourMemory<K> {
             l.tiles[expert + 1] - l.tiles[expert]);
         return p;
     }
-    /// One warp: what comes when, and the weights.
-    __device__ __forceinline__ void conduct() const {
+    /// Every block draws until it gets a place that is not there; the last draw of all leaves zero behind. Lane 0 has the number.
+    __device__ __forceinline__ unsigned draw(int all) const {
+        if (threadIdx.x % 32 > 0) return 0;
+        const unsigned n = atomicAdd(task.counter, 1u);
+        if (n + 1 == static_cast<unsigned>(max(all, static_cast<int>(gridDim.x)))) *task.counter = 0;
+        return n;
+    }
+    __device__ __forceinline__ int drawn(unsigned n) const {
+        return static_cast<int>(gridDim.x) + static_cast<int>(__shfl_sync(0xffffffffu, n, 0));
+    }
+
+    /// Pair n of a place, or its last; of the shared expert the token itself.
+    __device__ __forceinline__ int pair_of(const Place& p, int n) const {
+        n = min(n, max(p.count - 1, 0));
+        return p.expert < 0 ? p.first + n : task.groups[task.experts + 1 + p.first + n];
+    }
+    __device__ __forceinline__ int token_of(int pair, int expert) const {
+        return expert < 0 ? pair : quotient(pair, task.used);
+    }
+    __device__ __forceinline__ float scale_of(int pair, int expert) const {
+        return task.scale.squares != nullptr ? prompt_factor(task.scale, token_of(pair, expert)) : 1.0f;
+    }
+    __device__ __forceinline__ void name_row(TourSlot& s, int n, int pair, float scale) const {
+        const int token = token_of(pair, s.expert);
+        s.x[n] = static_cast<uint32_t>(task.down ? pair : token) * static_cast<uint32_t>(task.ldx8);
+        s.y[n] = task.down && s.expert >= 0 ? pair + token : pair;
+        s.scale[n] = scale;
+    }
+    /// A tile's tokens from the 33rd on.
+    __device__ __forceinline__ void name_others(TourSlot& s, const Place& p) const {
         constexpr int kEach = S::kTokens / 32;
-        const int lane = threadIdx.x % 32, all = places(), blocks = static_cast<int>(gridDim.x);
-        int id = static_cast<int>(blockIdx.x), pair[kEach];
+        const int lane = threadIdx.x % 32;
+        int pair[kEach];
         float scale[kEach];
+#pragma unroll
+        for (int i = 1; i < kEach; ++i) pair[i] = 32 * i < p.count ? pair_of(p, lane + 32 * i) : 0;
+#pragma unroll
+        for (int i = 1; i < kEach; ++i) scale[i] = 32 * i < p.count ? scale_of(pair[i], p.expert) : 1.0f;
+#pragma unroll
+        for (int i = 1; i < kEach; ++i) name_row(s, lane + 32 * i, pair[i], scale[i]);
+    }
+    /// Tells of the next tile, or by one without tokens that there is none. `pair`, `scale`: of the lane's first token. The slot is free: the
+    /// tile that had it was stored before the last stage that was waited for.
+    __device__ __forceinline__ void tell(Turn& turn, const Place& p, int count, int pair, float scale) const {
+        const int lane = threadIdx.x % 32;
+        TourSlot& s = slot(turn.at);
+        if (lane == 0) s.row_block = p.row_block, s.count = count;
+        s.expert = p.expert;
+        name_row(s, lane, pair, scale);
+        if (count > 32) name_others(s, p);
+        __syncwarp();
+        if (lane == 0) arrive(ready + turn.at);
+        turn.next(S::kSlots);
+    }
+
+    /// One warp: what comes when, and the weights. What a tile is, is told before there is room for it, so that tokens come as soon as
+    /// weights do.
+    __device__ __forceinline__ void conduct() const {
+        const int lane = threadIdx.x % 32, all = places();
+        int id = static_cast<int>(blockIdx.x), pair = 0;
+        float scale = 1;
         Turn stage, slot_turn;
         Place next{};
-        // Every block draws until it gets a place that is not there; the last draw of all leaves zero behind.
-        const auto draw = [&] {
-            unsigned n = 0;
-            if (lane == 0) {
-                n = atomicAdd(task.counter, 1u);
-                if (n + 1 == static_cast<unsigned>(max(all, blocks))) *task.counter = 0;
-            }
-            return n;
+        const auto find = [&](int wanted) {
+            next = place_of(wanted, next.expert), pair = pair_of(next, lane);
         };
-        const auto drawn = [&](unsigned n) {
-            return blocks + static_cast<int>(__shfl_sync(0xffffffffu, n, 0));
-        };
-        const auto load_pairs = [&](int wanted) {
-            next = place_of(wanted, next.expert);
-            const int* pairs = task.groups + task.experts + 1 + next.first;
-#pragma unroll
-            for (int i = 0; i < kEach; ++i) {
-                const int n = lane + 32 * i;
-                pair[i] = n >= next.count ? 0 : next.expert < 0 ? next.first + n : pairs[n];
-            }
-        };
-        const auto token_of = [&](int p, int expert) { return expert < 0 ? p : quotient(p, task.used); };
-        const auto load_scales = [&] {
-#pragma unroll
-            for (int i = 0; i < kEach; ++i)
-                scale[i] = task.scale.squares != nullptr
-                               ? prompt_factor(task.scale, token_of(pair[i], next.expert))
-                               : 1.0f;
-        };
-        unsigned asked = draw();
-        if (id < all) load_pairs(id), load_scales();
+        unsigned asked = draw(all);
+        if (id < all) find(id), scale = scale_of(pair, next.expert);
         int following = drawn(asked);
         for (;;) {
             const Place place = next;
-            wait_phase(empty + stage.at, stage.phase ^ 1);  // of a new barrier: the phase before its first
-            TourSlot& s = slot(slot_turn.at);
-            if (lane == 0)
-                s.expert = place.expert, s.row_block = place.row_block, s.count = id < all ? place.count : 0;
-#pragma unroll
-            for (int i = 0; i < kEach; ++i) {
-                const int token = token_of(pair[i], place.expert), n = lane + 32 * i;
-                s.x[n] =
-                    static_cast<uint32_t>(task.down ? pair[i] : token) * static_cast<uint32_t>(task.ldx8);
-                s.y[n] = task.down && place.expert >= 0 ? pair[i] + token : pair[i];
-                s.scale[n] = scale[i];
-            }
-            __syncwarp();
-            if (lane == 0) arrive(ready + slot_turn.at);
-            slot_turn.next(S::kSlots);
+            tell(slot_turn, place, id < all ? place.count : 0, pair, scale);
             if (id >= all) break;
             const bool more = following < all;
             const int late = min(steps() - 1, 2);  // when the next tile's pairs have come
-            if (more) asked = draw(), load_pairs(following);
+            if (more) asked = draw(all), find(following);
 #pragma unroll 1
             for (int step = 0; step < steps(); ++step) {
-                wait_phase(empty + stage.at, stage.phase ^ 1);
+                wait_phase(empty + stage.at,
+                           stage.phase ^ 1);  // of a new barrier: the phase before its first
                 if (elected()) {
                     arrive_and_expect(full + stage.at, S::kWeightBytes);
                     copy_chunks(weights_of(stage.at), place.expert < 0 ? shared_w : w, step * S::kChunks,
                                 place.row_block * S::kTiles, max(place.expert, 0), full + stage.at);
                 }
-                if (step == late && more) load_scales();
+                if (step == late && more) scale = scale_of(pair, next.expert);
                 stage.next(S::kStages);
             }
             id = following;

@@ -63,7 +63,9 @@ struct TourMemory {
     }
 
     /// Stages of a tile.
-    __device__ __forceinline__ int steps() const { return (task.chunks + S::kChunks - 1) / S::kChunks; }
+    __device__ __forceinline__ int steps() const {
+        return max(S::kLeastSteps, (task.chunks + S::kChunks - 1) / S::kChunks);
+    }
 
     /// Of the list of `size` that goes round.
     struct Turn {

@@ -117,17 +117,15 @@ struct TourProducts : TourMemory<K> {
     }
     /// From sums to y. The warp turns four 8 x 8 matrices at a time by way of shared memory, so that a lane has 8 neighbours.
     template <int kN>
-    __device__ __forceinline__ void store(const TourSlot& s, const float (&acc)[kN / 8][4]) const {
+    __device__ __forceinline__ void store(const TourSlot& s, const float2& factor,
+                                          const float (&acc)[kN / 8][4]) const {
         const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
         const int tile = s.row_block * S::kTiles + warp, count = s.count;
         if (tile >= task.tiles) return;
         const bool of_shared = s.expert < 0;
-        const float* f = (of_shared ? task.shared.factor
-                                    : task.factor + static_cast<int64_t>(s.expert) * task.tiles * 16) +
-                         tile * 16 + lane / 4;
         bf16* y = static_cast<bf16*>(of_shared ? task.shared.y : task.y);
         const int64_t ldy = of_shared ? task.shared.ldy : task.ldy;
-        const float low = f[0] * kRowLift<K>, high = f[8] * kRowLift<K>;
+        const float low = factor.x * kRowLift<K>, high = factor.y * kRowLift<K>;
         const uint32_t buffer = shared_address(shared) + S::kTurnedAt + warp * S::kTurnedBytes;
         if (task.paired) {  // 8 rows of y, 32 tokens at a time
             const uint32_t own = buffer + lane * 16;
@@ -169,11 +167,24 @@ struct TourProducts : TourMemory<K> {
         }
     }
 
+    /// Of the lane's rows l / 4 and l / 4 + 8.
+    __device__ __forceinline__ float2 factors(const TourSlot& s) const {
+        const int warp = static_cast<int>(threadIdx.x) / 32;
+        const int tile = min(s.row_block * S::kTiles + warp, task.tiles - 1);
+        const float* f = (s.expert < 0 ? task.shared.factor
+                                       : task.factor + static_cast<int64_t>(s.expert) * task.tiles * 16) +
+                         tile * 16 + threadIdx.x % 32 / 4;
+        return {f[0], f[8]};
+    }
     template <int kN>
     __device__ __forceinline__ void multiply(March& m, const TourSlot& s) const {
+        constexpr bool kAhead = kN <= 64;  // else there are no registers for them
         float acc[kN / 8][4];
+        float2 factor;
+        if constexpr (kAhead) factor = factors(s);
         march<kN>(m, acc);
-        store<kN>(s, acc);
+        if constexpr (!kAhead) factor = factors(s);
+        store<kN>(s, factor, acc);
     }
     /// Products of absent tokens cost as much as others.
     __device__ __forceinline__ void multiply_present(March& m, const TourSlot& s) const {
