@@ -89,7 +89,7 @@ struct HeadChannels {
             if (row + r < chunk.rows) load_row(to, input(row + r));
         }
     }
-    /// The step's last inputs go to the ring, of which only this thread reads or writes these 8 channels.
+    /// The step's last inputs go to the ring, once load_window has read it.
     __device__ __forceinline__ void save_window() const {
         constexpr int kTogether = 4;
         const int position = p.positions[chunk.begin];
@@ -171,7 +171,16 @@ __device__ __forceinline__ void convolve(const DeltaStep& p, const Chunk& chunk,
             if (valid) *reinterpret_cast<uint4*>(own.output(row + r)) = v;
             if (head == 0) *reinterpret_cast<uint4*>(tiles[lane / 16] + tile_byte(row + r, lane % 16)) = v;
         }
-        if (row == 0 && chunk.index == 0) own.save_window();
+    }
+}
+
+/// One warp, of a sequence's first chunk, once all windows have been loaded: the ring of the block's heads.
+__device__ __forceinline__ void save_windows(const DeltaStep& p, const Chunk& chunk, const BlockHeads& heads,
+                                             int lane) {
+#pragma unroll 1
+    for (int head = heads.first; head < heads.count; head += heads.step) {
+        const HeadChannels own(p, chunk, heads.key_head, head + lane / 16, heads.count, lane);
+        if (own.there) own.save_window();
     }
 }
 

@@ -202,7 +202,10 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void prepare(DeltaStep p) {
     const int ratio = heads.count - 2;
     if (heads.has_keys() && warp < min(2, ratio)) prefetch_gates(p, chunk, key_head * ratio + warp, lane);
     convolve(p, chunk, heads, warp, lane, shared.tiles);
-    if (!heads.has_keys()) return;
+    const auto save = [&](int by) {
+        if (warp == by && chunk.index == 0) save_windows(p, chunk, heads, lane);
+    };
+    if (!heads.has_keys()) return save(0);  // the warp that loaded the window
     __syncthreads();
     const bool of_q = warp >= 4;
     float product[8][4] = {};
@@ -215,8 +218,8 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void prepare(DeltaStep p) {
     Record* records = static_cast<Record*>(p.work) + int64_t{number} * p.value_heads + key_head * ratio;
     for (int pair = 0; pair < ratio; pair += 2) {
         const int in_pair = min(2, ratio - pair);
-        if (warp < in_pair)
-            find_gates(p, chunk, key_head * ratio + pair + warp, lane, shared.gates[warp], shared.beta[warp]);
+        if (const int h = warp - 4; h >= 0 && h < in_pair)  // while others find norms
+            find_gates(p, chunk, key_head * ratio + pair + h, lane, shared.gates[h], shared.beta[h]);
         __syncthreads();
         for (int h = 0; h < in_pair; ++h)
             find_scores(shared, h, of_q, warp % 4, lane, product, records[pair + h]);
@@ -228,8 +231,9 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void prepare(DeltaStep p) {
         __syncthreads();
         const int h = warp / 4;
         if (h < in_pair) solve_column(shared.lower[h], shared.beta[h], warp % 4, lane, records[pair + h]);
-        __syncthreads();
+        if (pair + 2 < ratio) __syncthreads();
     }
+    save(7);  // a warp whose column is short
 }
 
 }  // namespace
