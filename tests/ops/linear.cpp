@@ -173,8 +173,13 @@ void linear_add_large(Device& device) {
         for (const Form form : {Form::bf16, Form::f8_block, Form::nvfp4})
             check_linear_add(device, {kind, counts, 1040, {small ? 80 : 400}, {form}}, ++seed);
     }
-    for (const Form form : {Form::bf16, Form::nvfp4})
-        check_linear_add(device, {StepKind::prompt, {100, 260}, 336, {small ? 1200 : 7696}, {form}}, ++seed);
+    // tokens of two or three tiles, cut evenly: blocks of all rows and, split over the columns, of as many
+    for (const Form form : {Form::bf16, Form::nvfp4}) {
+        check_linear_add(device, {StepKind::prompt, {100, 260, 380}, 336, {small ? 1200 : 7696}, {form}},
+                         ++seed);
+        check_linear_add(device, {StepKind::prompt, {300, 380, 520}, 1040, {small ? 80 : 2048}, {form}},
+                         ++seed);
+    }
 }
 
 /// So many columns of x' that a block of a GPU kernel has many tiles, some of them finished together.

@@ -26,7 +26,7 @@ struct GemmTask {
     const bf16* x;
     int ldx8;  // in 16 bytes
     int tokens;
-    int box_tokens;  // that the copy engine brings at a time, with products of warpgroups
+    int box_tokens;  // that the copy engine brings at a time, with products of warpgroups: of prompts all of a tile
     void* y;
     int64_t ldy;
     const float* residual;
@@ -89,9 +89,9 @@ struct GemmPlace {
     int count;  // tokens of this tile; 0: nothing to do
 };
 
-/// Blocks that run at the same time share weights (up to 16 token tiles) and activations.
+/// Blocks that run at the same time share weights (up to 16 token tiles) and activations. `step`: tokens from a tile to the next.
 template <class S>
-__device__ __forceinline__ GemmPlace dense_place(const GemmTask& task, int id) {
+__device__ __forceinline__ GemmPlace dense_place(const GemmTask& task, int id, int step) {
     constexpr int kGroup = 16;
     const int token_tiles = (task.tokens + S::kTokens - 1) / S::kTokens;
     const int group = id / (kGroup * task.row_blocks);
@@ -99,8 +99,8 @@ __device__ __forceinline__ GemmPlace dense_place(const GemmTask& task, int id) {
     const int width = min(kGroup, token_tiles - group * kGroup);
     GemmPlace place{};
     place.row_block = within / width;
-    place.first = (group * kGroup + within % width) * S::kTokens;
-    place.count = min(S::kTokens, task.tokens - place.first);
+    place.first = (group * kGroup + within % width) * step;
+    place.count = min(step, task.tokens - place.first);
     return place;
 }
 

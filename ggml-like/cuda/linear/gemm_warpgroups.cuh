@@ -38,7 +38,7 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
     block.init_barriers();
     const int id = static_cast<int>(blockIdx.x) / S::kCluster;
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    block.place = dense_place<S>(task, id);
+    block.place = dense_place<S>(task, id, S::kAnswer ? S::kTokens : task.box_tokens);
     block.find_extent();
     if (warp == 0 && elected()) prefetch_map(w), prefetch_map(x);
     __syncthreads();
@@ -109,9 +109,11 @@ CUtensorMap weight_map(const GemmTask& task) {
 template <Kind K, class S>
 void launch_warpgroups(Context& context, const char* what, typename S::Task task) {
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
-    // Rows that are not there would cost the copy engine as much as others. Products that read beyond make sums that nobody stores.
-    task.box_tokens = min(S::kTokens, (task.tokens + 15) / 16 * 16);
-    const int64_t blocks = task.row_blocks * token_tiles(task, S::kTokens) * S::kCluster;
+    // Rows that are not there would cost the copy engine as much as others, so that tokens are cut evenly, or one tile of an answer has
+    // no more than there are. Products that read beyond make sums that nobody stores.
+    const int tiles = static_cast<int>(token_tiles(task, S::kTokens)), cut = S::kAnswer ? 1 : tiles;
+    task.box_tokens = min(S::kTokens, ((task.tokens + cut - 1) / cut + 15) / 16 * 16);
+    const int64_t blocks = int64_t{task.row_blocks} * tiles * S::kCluster;
     const dim3 grid(static_cast<unsigned>(S::kStays ? min(blocks, int64_t{context.sms}) : blocks));
     launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), StageRing<K, S>::kShared, task,
            weight_map<K, S>(task), token_map(task));

@@ -197,7 +197,10 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     __device__ __forceinline__ void multiply_present() {
         const int count = this->count_of_side();
         if constexpr (S::kTokens == 256) {
-            if (count > 96) return multiply<256>();
+            if (count > 192) return multiply<256>();
+            if (count > 160) return multiply<192>();
+            if (count > 128) return multiply<160>();
+            if (count > 96) return multiply<128>();
         }
         if constexpr (S::kTokens >= 96) {
             if (count > 80) return multiply<96>();
@@ -217,7 +220,7 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     template <class F>
     __device__ __forceinline__ void for_each_place(const F& f) {
         for (int id = static_cast<int>(blockIdx.x); id < task.row_blocks; id += static_cast<int>(gridDim.x)) {
-            place = dense_place<S>(task, id);
+            place = dense_place<S>(task, id, S::kTokens);
             this->find_extent();
             f();
             this->round_begin += this->steps();
