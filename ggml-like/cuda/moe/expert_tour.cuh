@@ -10,7 +10,8 @@
 //
 // Tiles: an expert's tokens are cut evenly into as few tiles as hold them; (expert, tile of tokens) slow, 256 rows fast,
 // so that neighbouring blocks read the same tokens. Block b takes tile b first, then whichever nobody has taken: they differ
-// in size. The copying warps write what a tile is into a slot, which is free once its first stage is.
+// in size. The copying warps write what a tile is into a slot while the one before it is multiplied, so that its tokens are asked
+// for as soon as a stage is free.
 // Operands: A from registers, decoded there, a stage at a time, while other warpgroups multiply. B from shared memory, as
 // many tokens as there are, in steps of 16.
 // Order of sums: columns as they come, as everywhere in prompts of experts (gemm_experts.h).
