@@ -173,7 +173,7 @@ void linear_add_large(Device& device) {
         for (const Form form : {Form::bf16, Form::f8_block, Form::nvfp4})
             check_linear_add(device, {kind, counts, 1040, {small ? 80 : 400}, {form}}, ++seed);
     }
-    // tokens of two or three tiles, cut evenly: blocks of all rows and, split over the columns, of as many
+    // more tokens than one tile holds, cut evenly: by blocks of all columns, and by blocks that share the columns
     for (const Form form : {Form::bf16, Form::nvfp4}) {
         check_linear_add(device, {StepKind::prompt, {100, 260, 380}, 336, {small ? 1200 : 7696}, {form}},
                          ++seed);

@@ -6,9 +6,10 @@
 //     find_products   x_k x_k^T and x_q x_k^T, in registers for all value heads:   warps 0 and 4 | x
 //                                                                                  warps 1 and 5 | x x
 //     then, two value heads at a time                                              warps 2 and 6 | x x x
-//     find_gates      G and beta, a warp a head                                    warps 3 and 7 | x x x x
+//     find_gates      G and beta, by warps 4 and 5, while 0 to 3 find norms         warps 3 and 7 | x x x x
 //     find_scores     L to shared memory by warps 0 to 3, P to the record by 4 to 7
 //     solve           the inverse of I + L (prefill_solve.cuh), A to the record; a warp a column of blocks
+//     save_windows    at last, the inputs that later steps see
 //
 // Shared memory: tiles of x_q and x_k (32 KB), and in their place L of two value heads (36 KB); gates and norms. Two
 // blocks an SM.
@@ -205,7 +206,7 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void prepare(DeltaStep p) {
     const auto save = [&](int by) {
         if (warp == by && chunk.index == 0) save_windows(p, chunk, heads, lane);
     };
-    if (!heads.has_keys()) return save(0);  // the warp that loaded the window
+    if (!heads.has_keys()) return save(0);  // whose lanes have loaded the windows of the same channels
     __syncthreads();
     const bool of_q = warp >= 4;
     float product[8][4] = {};
@@ -218,7 +219,7 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void prepare(DeltaStep p) {
     Record* records = static_cast<Record*>(p.work) + int64_t{number} * p.value_heads + key_head * ratio;
     for (int pair = 0; pair < ratio; pair += 2) {
         const int in_pair = min(2, ratio - pair);
-        if (const int h = warp - 4; h >= 0 && h < in_pair)  // while others find norms
+        if (const int h = warp - 4; h >= 0 && h < in_pair)
             find_gates(p, chunk, key_head * ratio + pair + h, lane, shared.gates[h], shared.beta[h]);
         __syncthreads();
         for (int h = 0; h < in_pair; ++h)
@@ -233,7 +234,7 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void prepare(DeltaStep p) {
         if (h < in_pair) solve_column(shared.lower[h], shared.beta[h], warp % 4, lane, records[pair + h]);
         if (pair + 2 < ratio) __syncthreads();
     }
-    save(7);  // a warp whose column is short
+    save(7);  // which has little to solve; barriers lie between this and the windows' use
 }
 
 }  // namespace

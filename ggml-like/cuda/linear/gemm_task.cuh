@@ -26,7 +26,7 @@ struct GemmTask {
     const bf16* x;
     int ldx8;  // in 16 bytes
     int tokens;
-    int box_tokens;  // that the copy engine brings at a time, with products of warpgroups: of prompts all of a tile
+    int box_tokens;  // that the copy engine brings at a time, with products of warpgroups; of prompts also from a tile to the next
     void* y;
     int64_t ldy;
     const float* residual;

@@ -1,6 +1,6 @@
 // The products of gemm.cuh on sm_90a: warpgroup products, and warps of their own that copy.
 //
-//               tokens: kTokens a block
+//               tokens: up to kTokens a block; of prompts as many in each tile, but for the last
 //   128 rows  w0..w3 | sums: 16 rows      A block owns 128 weight rows (or 64) of one part, and a tile of
 //             w4..w7 | x all tokens,      tokens. Eight warps (or four) multiply, 16 rows each. One more keeps a ring of
 //                      each warp          kStages stages full, each kChunks chunks of 64 columns. With kCluster > 1 the blocks
@@ -109,8 +109,8 @@ CUtensorMap weight_map(const GemmTask& task) {
 template <Kind K, class S>
 void launch_warpgroups(Context& context, const char* what, typename S::Task task) {
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
-    // Rows that are not there would cost the copy engine as much as others, so that tokens are cut evenly, or one tile of an answer has
-    // no more than there are. Products that read beyond make sums that nobody stores.
+    // Rows that are not there would cost the copy engine as much as others: a prompt's tokens are cut evenly, an answer's boxes are no
+    // higher than its tokens. Products that read beyond make sums that nobody stores.
     const int tiles = static_cast<int>(token_tiles(task, S::kTokens)), cut = S::kAnswer ? 1 : tiles;
     task.box_tokens = min(S::kTokens, ((task.tokens + cut - 1) / cut + 15) / 16 * 16);
     const int64_t blocks = int64_t{task.row_blocks} * tiles * S::kCluster;

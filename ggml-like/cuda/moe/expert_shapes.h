@@ -26,6 +26,7 @@ struct Tour {
     static constexpr int kLeastSteps = 2;
     /// Tiles that a block knows of: those with stages in the ring, the one that is stored, and the next.
     static constexpr int kSlots = (kStages + kLeastSteps - 1) / kLeastSteps + 2;
+    static_assert((kSlots - 1) * kLeastSteps >= kStages + 1);  // as TourCopies::tell needs it
     static constexpr int kSlotBytes = kTokens * 12 + 16;
     static constexpr int kMaxExperts = 512;
     static constexpr int kListBytes = (kMaxExperts + 1) * 8 + 64;

@@ -137,8 +137,9 @@ struct TourCopies : TourMemory<K> {
 #pragma unroll
         for (int i = 1; i < kEach; ++i) name_row(s, lane + 32 * i, pair[i], scale[i]);
     }
-    /// Tells of the next tile, or by one without tokens that there is none. `pair`, `scale`: of the lane's first token. The slot is free: the
-    /// tile that had it was stored before the last stage that was waited for.
+    /// Tells of the next tile, or by one without tokens that there is none. `pair`, `scale`: of the lane's first token. The slot is
+    /// free: all stages of the tile before have been waited for, so that of kStages + 1 stages back was freed by all multiplying warps,
+    /// who had stored all tiles before its own, and the tile that had the slot is one of these.
     __device__ __forceinline__ void tell(Turn& turn, const Place& p, int count, int pair, float scale) const {
         const int lane = threadIdx.x % 32;
         TourSlot& s = slot(turn.at);
@@ -174,8 +175,8 @@ struct TourCopies : TourMemory<K> {
             if (more) asked = draw(all), find(following);
 #pragma unroll 1
             for (int step = 0; step < steps(); ++step) {
-                wait_phase(empty + stage.at,
-                           stage.phase ^ 1);  // of a new barrier: the phase before its first
+                // of a new barrier: the phase before its first
+                wait_phase(empty + stage.at, stage.phase ^ 1);
                 if (elected()) {
                     arrive_and_expect(full + stage.at, S::kWeightBytes);
                     copy_chunks(weights_of(stage.at), place.expert < 0 ? shared_w : w, step * S::kChunks,
