@@ -21,10 +21,11 @@ inline const char* form_name(Form form) {
     return kNames[static_cast<int>(form)];
 }
 
-/// Owns the bytes of weights, all at odd addresses, as a mapped file may have them.
+/// Owns the bytes of weights, all at odd addresses, as a mapped file may have them. With odd seeds NVFP4's scales of 16 are of all of
+/// E4M3 (448 the largest, as in files), with even ones up to 2.
 class WeightStore {
   public:
-    explicit WeightStore(unsigned seed) : random_(seed) {}
+    explicit WeightStore(unsigned seed) : random_(seed), all_scales_(seed % 2 == 1) {}
 
     /// A segment [rows, cols] with random contents; appends its rows * cols decoded weights to `values`.
     WeightSegment segment(const std::string& name, Form form, int64_t rows, int64_t cols,
@@ -44,6 +45,8 @@ class WeightStore {
                   : form == Form::nvfp4 ? DType::NVFP4
                                         : DType::F8_E4M3;
         if (form == Form::f8_tensor || form == Form::nvfp4) s.global_scale = positive();
+        if (form == Form::nvfp4 && all_scales_)
+            s.global_scale /= 224;  // so that values are as large as with the others
         for (double& v : own) v *= s.global_scale;
         const int64_t high = form == Form::f8_block ? 128 : 1;
         const int64_t wide = form == Form::f8_block ? 128 : form == Form::nvfp4 ? 16 : cols;
@@ -123,7 +126,7 @@ class WeightStore {
 
     double put_scale(Form form, std::vector<uint8_t>& scale) {
         if (form == Form::nvfp4) {
-            const uint32_t bits = below(0x41);  // zero, subnormal, and normal up to 2
+            const uint32_t bits = below(all_scales_ ? 0x7f : 0x41);  // zero, subnormal, and normal
             scale.push_back(static_cast<uint8_t>(bits));
             return e4m3(bits);
         }
@@ -135,6 +138,7 @@ class WeightStore {
     }
 
     std::mt19937 random_;
+    bool all_scales_;
     std::normal_distribution<float> normal_;
     std::deque<std::vector<uint8_t>> kept_;
 };
