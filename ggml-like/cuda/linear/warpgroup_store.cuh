@@ -193,7 +193,7 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
             put_sums<kN>(acc);
     }
 
-    /// Products of absent tokens cost as much as others: no more than to the next of these numbers.
+    /// Products of absent tokens cost as much as others, so of these numbers it is the smallest that holds the tokens.
     __device__ __forceinline__ void multiply_present() {
         const int count = this->count_of_side();
         if constexpr (S::kTokens == 256) {
