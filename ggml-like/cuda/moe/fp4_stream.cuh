@@ -169,7 +169,7 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
     uint8_t* own_ring = ring_data + warp * s.depth * s.piece_bytes;
     auto ring = [&] {
         if constexpr (kEach > 0)
-            return WholePieceRing(own_ring, lane);
+            return WholePieceRing(own_ring, k.barriers[warp], lane);
         else
             return PieceRing(own_ring, k.barriers[warp], s.piece_bytes, s.depth, lane);
     }();

@@ -1,15 +1,16 @@
-// Pieces of packed weights on their way into shared memory, a ring a warp: a few chunks of one tile, copied by
-// cp.async.
+// Pieces of packed weights on their way into shared memory, a ring a warp: a few chunks of one tile.
 //
-//   PieceRing        pieces of any size; each has a barrier, so waits name the piece
-//   WholePieceRing   pieces of kPieceChunks chunks; waits count groups of copies, which takes fewer instructions
+//   PieceRing        pieces of any size, copied by cp.async; each has a barrier, so waits name the piece
+//   WholePieceRing   pieces of kPieceChunks chunks. On sm_90 the copy engine brings them, as bytes that are read once, so that the L2
+//                    cache keeps what comes again: the next kernels' code above all. Elsewhere cp.async, whose waits count groups of
+//                    copies, which takes fewer instructions than barriers.
 //
-// (Bulk copies were measured here as well: 2 % faster for pieces of 2 KB and more, up to 60 % slower for many smaller
-// ones.)
+// (By the copy engine many pieces of less than 2 KB were up to 60 % slower.)
 #pragma once
 
 #include "ggml-like/cuda/linear/fp4_rows.cuh"
 #include "ggml-like/cuda/moe/mixture_shapes.h"
+#include "ggml-like/cuda/ptx/copy_bytes.cuh"
 #include "ggml-like/cuda/ptx/ptx.cuh"
 
 namespace quern::cuda::moe {
@@ -83,11 +84,23 @@ class WholePieceRing {
   public:
     static constexpr int kBytes = kPieceChunks * kFp4Chunk;
 
-    __device__ __forceinline__ WholePieceRing(uint8_t* data, int lane) : data_(data), lane_(lane) {}
+    /// Whole warp; `data` holds kPieceDepth * kBytes, `barriers` kPieceDepth, both this warp's own.
+    __device__ __forceinline__ WholePieceRing(uint8_t* data, uint64_t* barriers, int lane)
+        : data_(data), barriers_(barriers), lane_(lane) {
+        if (lane < kPieceDepth) init_phases(barriers + lane, 1);
+        publish_phases();
+        __syncwarp();
+    }
     /// The next request; kPieceDepth of them come before the first wait. Null: of nothing.
     __device__ __forceinline__ void request(const uint8_t* from) {
+#if __CUDA_ARCH__ >= 900
+        if (from != nullptr && lane_ == 0) {
+            arrive_and_expect(barriers_ + slot_, kBytes);
+            copy_once(data_ + slot_ * kBytes, from, kBytes, barriers_ + slot_);
+        }
+#else
         if (from != nullptr) {
-            uint8_t* to = data_ + at_ + 16 * lane_;
+            uint8_t* to = data_ + slot_ * kBytes + 16 * lane_;
             static_assert(kBytes == 4 * 512 + 256);
 #pragma unroll
             for (int i = 0; i < 4; ++i) copy_async16(to + 512 * i, from + 16 * lane_ + 512 * i);
@@ -96,20 +109,28 @@ class WholePieceRing {
                 "l"(from + 2048 + 8 * lane_));
         }
         commit_copies();
-        at_ = at_ + kBytes == kPieceDepth * kBytes ? 0 : at_ + kBytes;
+#endif
+        slot_ = slot_ + 1 == kPieceDepth ? 0 : slot_ + 1;
     }
     /// The oldest piece that was requested and not read; the next request takes its place.
     __device__ __forceinline__ const uint8_t* wait() {
+#if __CUDA_ARCH__ >= 900
+        wait_phase(barriers_ + slot_, parities_ >> slot_ & 1);
+        parities_ ^= 1u << slot_;
+#else
         wait_copies<kPieceDepth - 1>();
         __syncwarp();
-        return data_ + at_;
+#endif
+        return data_ + slot_ * kBytes;
     }
     __device__ __forceinline__ void release() { __syncwarp(); }
 
   private:
     uint8_t* data_;
+    uint64_t* barriers_;
     int lane_;
-    int at_ = 0;
+    int slot_ = 0;
+    uint32_t parities_ = 0;  // of the phases that come, a bit each
 };
 
 }  // namespace quern::cuda::moe

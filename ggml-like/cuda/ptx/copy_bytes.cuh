@@ -16,4 +16,19 @@ __device__ __forceinline__ void copy_bytes(void* to_shared, const void* from, in
 #endif
 }
 
+/// The policy of the L2 cache for bytes that are read once: they make room first. (What createpolicy makes of evict_first and all of
+/// the bytes; as a constant, since ptxas 13.0 may lose a policy that is made long before its use.)
+inline constexpr uint64_t kReadOnce = 0x12f0000000000000;
+
+/// The same of bytes that are read once.
+__device__ __forceinline__ void copy_once(void* to_shared, const void* from, int bytes, uint64_t* barrier) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+        "[%3], %4;" ::"r"(shared_address(to_shared)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(kReadOnce)
+        : "memory");
+#endif
+}
+
 }  // namespace quern::cuda::ptx

@@ -8,6 +8,7 @@
 
 #include <cuda.h>
 
+#include "ggml-like/cuda/ptx/copy_bytes.cuh"
 #include "ggml-like/cuda/ptx/phases.cuh"
 #include "ggml-like/cuda/ptx/ptx.cuh"
 
@@ -201,6 +202,40 @@ __device__ __forceinline__ void wgmma<192>(float (&d)[24][4], const uint32_t (&a
 }
 
 template <>
+__device__ __forceinline__ void wgmma<208>(float (&d)[26][4], const uint32_t (&a)[4], uint64_t rows) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n208k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103}, "
+        "{%104, %105, %106, %107}, %108, p, 1, 1, 0;\n}\n"
+        : QUERN_D16(0), QUERN_D8(16), QUERN_D2(24)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+}
+
+template <>
+__device__ __forceinline__ void wgmma<224>(float (&d)[28][4], const uint32_t (&a)[4], uint64_t rows) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n224k16.f32.bf16.bf16 {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111}, "
+        "{%112, %113, %114, %115}, %116, p, 1, 1, 0;\n}\n"
+        : QUERN_D16(0), QUERN_D8(16), QUERN_D4(24)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+}
+
+template <>
 __device__ __forceinline__ void wgmma<256>(float (&d)[32][4], const uint32_t (&a)[4], uint64_t rows) {
     asm volatile(QUERN_WGMMA_256("0") : QUERN_D32(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
@@ -311,13 +346,13 @@ __device__ __forceinline__ void copy_box(void* to_shared, const CUtensorMap& map
         "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
         : "memory");
 }
-/// The same of packed weights: chunks of tiles, from chunk `chunk` of tile `tile` of expert `expert` on.
+/// The same of packed weights, which are read once: chunks of tiles, from chunk `chunk` of tile `tile` of expert `expert` on.
 __device__ __forceinline__ void copy_chunks(void* to_shared, const CUtensorMap& map, int chunk, int tile,
                                             int expert, uint64_t* barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, "
-        "%3, %4, %5}], [%6];" ::"r"(shared_address(to_shared)),
-        "l"(&map), "r"(0), "r"(chunk), "r"(tile), "r"(expert), "r"(shared_address(barrier))
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to_shared)),
+        "l"(&map), "r"(0), "r"(chunk), "r"(tile), "r"(expert), "r"(shared_address(barrier)), "l"(kReadOnce)
         : "memory");
 }
 
