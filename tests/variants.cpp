@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ggml-like/cuda/linear/dense_shapes.h"
+#include "ggml-like/cuda/linear/warpgroup_shapes.h"
 
 namespace quern {
 namespace {
@@ -153,20 +154,37 @@ TEST_SUITE("cpu") {
     }
 
     TEST_CASE("variants: prompts of the 35B's matrices") {
-        CHECK(prompts(kH200, Kind::bf16, 12352, 2048, true) == "short, short, short, wide, wide");
-        // two blocks a multiprocessor of tall: one round up to 192 tokens
-        const auto in_proj = [](int tokens) {
-            return name_of(choose(kH200, PromptShape{Kind::bf16, tokens, 772, 32, true}));
-        };
-        CHECK(std::string(in_proj(100)) == "gemm tall");
-        CHECK(std::string(in_proj(192)) == "gemm tall");
-        CHECK(std::string(in_proj(193)) == "gemm wide");
+        CHECK(prompts(kH200, Kind::bf16, 12352, 2048, true) == "wide, wide, wide, wide, wide");
+        CHECK(prompts(kH200, Kind::bf16, 34816, 5120, true) ==
+              "short, short, wide, wide, wide");  // the 27B's MLP
         CHECK(prompts(kH200, Kind::bf16, 2048, 4096, true) ==
-              "short halves, short halves, short halves, short halves, halves");
+              "short halves, short halves, short halves, halves, halves");
         CHECK(prompts(kH200, Kind::bf16, 257, 2048, true) ==
               "short halves, short halves, short halves, short halves, short halves");  // a router
         CHECK(prompts(kH200, Kind::fp8, 2048, 4096, true) == "few, few, narrow, narrow, narrow");
         CHECK(prompts(kRtx5090, Kind::nvfp4, 9216, 2048, true) == "middle, middle, middle, middle, many");
+    }
+
+    TEST_CASE("variants: how a prompt's product is cut on an H200") {
+        using linear::cut_prompt, linear::Halves, linear::PromptCut, linear::Tall, linear::Wide;
+        const auto is = [](const PromptCut& cut, int tiles, int tokens) {
+            return cut.tiles == tiles && cut.tokens == tokens;
+        };
+        CHECK(is(cut_prompt<Wide>(132, 772, 50), 6, 64));  // in_proj: 129 blocks
+        CHECK(is(cut_prompt<Wide>(132, 772, 200), 6, 208));
+        CHECK(is(cut_prompt<Wide>(132, 772, 500), 8, 256));  // two rounds either way
+        CHECK(is(cut_prompt<Wide>(132, 772, 760), 8, 192));  // four tiles of tokens in three rounds
+        CHECK(is(cut_prompt<Wide>(132, 772, 8192), 8, 256));
+        CHECK(is(cut_prompt<Halves>(132, 128, 500), 8, 128));  // out_proj: 128 blocks instead of 64
+        CHECK(is(cut_prompt<Tall>(132, 2176, 50), 8, 64));
+        for (const int sms : {1, 108, 132, 170})
+            for (const int tiles : {1, 17, 128, 576, 772, 15520})
+                for (const int tokens : {1, 16, 17, 64, 65, 255, 256, 257, 511, 2048, 8192, 8193}) {
+                    CAPTURE(fmt::format("{} multiprocessors, {} tiles, {} tokens", sms, tiles, tokens));
+                    const PromptCut cut = cut_prompt<Wide>(sms, tiles, tokens);
+                    CHECK((cut.tokens % 16 == 0 && cut.tokens > 0 && cut.tokens <= Wide::kTokens));
+                    CHECK((cut.tiles > 0 && cut.tiles <= Wide::kTiles));
+                }
     }
 
     TEST_CASE("variants: an answer's product fits into the card, and one row's is for one row") {
@@ -208,11 +226,11 @@ TEST_SUITE("cpu") {
         for (const Card& card : kCards)
             for (const Kind kind : kKinds)
                 for (const int tokens : {1, 65, 128, 200, 8192}) {
-                    for (const int tiles : {128, 772})
+                    for (const int tiles : {128, 772, 2176})
                         prompt.insert(choose(card, PromptShape{kind, tokens, tiles, 32, true}));
                     experts.insert(choose(card, ExpertsShape{kind, tokens * 8, 256}));
                 }
-        CHECK(prompt.size() == 9);
+        CHECK(prompt.size() == 8);
         CHECK(experts.size() == 3);
     }
 

@@ -42,16 +42,14 @@ bool takes_warpgroups(const Card& card, Kind kind) {
 }
 
 PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
+    constexpr int kShortTokens = ShortHalves<Kind::bf16>::kTokens;  // of NVFP4 as many
     if (is_split(p)) {
-        const bool filled =
-            p.tiles > kLowTiles && 20 * kPromptSplits * blocks<Halves>(p) >= 9 * int64_t{card.sms};
-        return filled ? PromptProduct::halves : PromptProduct::short_halves;
+        const bool few = p.tiles <= kLowTiles || p.tokens <= 3 * kShortTokens;
+        return few ? PromptProduct::short_halves : PromptProduct::halves;
     }
-    // A second round of tall blocks takes longer than wide blocks on some of the multiprocessors.
-    const bool rounds = blocks<Tall>(p) > int64_t{Tall::kBlocksPerSm} * card.sms;
-    if (p.tokens > 128 && (rounds || fills<Wide>(card, p))) return PromptProduct::wide;
-    if (fills<Tall>(card, p)) return PromptProduct::tall;
-    return PromptProduct::short_;
+    // Blocks of wide that all run at once can have fewer rows; of more blocks two of tall on a multiprocessor overlap.
+    const bool few = p.tokens <= kShortTokens && blocks<Wide>(p) > card.sms;
+    return few ? PromptProduct::tall : PromptProduct::wide;
 }
 
 }  // namespace
@@ -231,8 +229,6 @@ const char* name_of(PromptProduct product) {
             return "gemm wide";
         case PromptProduct::tall:
             return "gemm tall";
-        case PromptProduct::short_:
-            return "gemm short";
         case PromptProduct::halves:
             return "gemm halves";
         case PromptProduct::short_halves:

@@ -32,9 +32,8 @@
 //
 // Prompts (a matrix is split or not, whatever the rows; then all variants give the same bits):
 //
-//   tokens           up to 128       more
-//   not split        tall | short    wide | tall | short     the largest whose blocks fill the GPU; wide before two rounds of tall
-//   split            short halves; halves: more than 64 tiles, nine blocks or more for 20 multiprocessors
+//   not split        wide;  tall: up to 64 tokens and more blocks of wide than multiprocessors
+//   split            halves;  short halves: up to 64 tiles, or 192 tokens
 //   FP8, no warpgroups: middle | many;  split: few up to 64 tokens, and where narrow does not fit, else narrow
 //   experts          tour;  FP8, no warpgroups: middle up to 20 pairs an expert, many
 //
@@ -99,7 +98,7 @@ bool down_streams(const Card& card, const MixtureShape& shape);
 
 // ---- prompts ----
 
-enum class PromptProduct { wide, tall, short_, halves, short_halves, many, middle, narrow, few };
+enum class PromptProduct { wide, tall, halves, short_halves, many, middle, narrow, few };
 
 /// A part of a matrix times rows of prompts.
 struct PromptShape {

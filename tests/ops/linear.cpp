@@ -173,11 +173,12 @@ void linear_add_large(Device& device) {
         for (const Form form : {Form::bf16, Form::f8_block, Form::nvfp4})
             check_linear_add(device, {kind, counts, 1040, {small ? 80 : 400}, {form}}, ++seed);
     }
-    // more tokens than one tile holds, cut evenly: by blocks of all columns, and by blocks that share the columns
+    // Products of every number of tokens that a tile can have, and more than one holds, cut evenly: by blocks of all columns, and by
+    // blocks that share the columns. On 132 multiprocessors blocks of the first have fewer rows up to 256 tokens.
     for (const Form form : {Form::bf16, Form::nvfp4}) {
-        check_linear_add(device, {StepKind::prompt, {100, 260, 380}, 336, {small ? 1200 : 7696}, {form}},
-                         ++seed);
-        check_linear_add(device, {StepKind::prompt, {300, 380, 520}, 1040, {small ? 80 : 2048}, {form}},
+        const std::vector<int64_t> tokens = {70, 100, 140, 180, 200, 220, 250, 380};
+        check_linear_add(device, {StepKind::prompt, tokens, 336, {small ? 1200 : 8472}, {form}}, ++seed);
+        check_linear_add(device, {StepKind::prompt, {193, 300, 380, 520}, 1040, {small ? 80 : 2048}, {form}},
                          ++seed);
     }
 }

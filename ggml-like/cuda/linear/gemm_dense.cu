@@ -19,9 +19,7 @@ void run_warpgroups(Context& context, const GemmTask& task, PromptProduct produc
     if (product == PromptProduct::wide) return launch_warpgroups<K, Wide>(context, what, task);
     if (product == PromptProduct::tall) return launch_warpgroups<K, Tall>(context, what, task);
     if (product == PromptProduct::halves) return launch_warpgroups<K, Halves>(context, what, task);
-    if (product == PromptProduct::short_halves)
-        return launch_warpgroups<K, ShortHalves<K>>(context, what, task);
-    launch_warpgroups<K, Short<K>>(context, what, task);
+    launch_warpgroups<K, ShortHalves<K>>(context, what, task);
 }
 
 void run_part(Context& context, Kind kind, const GemmTask& task, Split split) {

@@ -26,6 +26,7 @@ struct GemmTask {
     const bf16* x;
     int ldx8;  // in 16 bytes
     int tokens;
+    int box_tiles;  // of a block, with products of warpgroups
     int box_tokens;  // that the copy engine brings at a time, with products of warpgroups; of prompts also from a tile to the next
     void* y;
     int64_t ldy;
@@ -93,7 +94,7 @@ struct GemmPlace {
 template <class S>
 __device__ __forceinline__ GemmPlace dense_place(const GemmTask& task, int id, int step) {
     constexpr int kGroup = 16;
-    const int token_tiles = (task.tokens + S::kTokens - 1) / S::kTokens;
+    const int token_tiles = (task.tokens + step - 1) / step;
     const int group = id / (kGroup * task.row_blocks);
     const int within = id - group * kGroup * task.row_blocks;
     const int width = min(kGroup, token_tiles - group * kGroup);

@@ -1,7 +1,7 @@
 // The products of gemm.cuh on sm_90a: warpgroup products, and warps of their own that copy.
 //
 //               tokens: up to kTokens a block; of prompts as many in each tile, but for the last
-//   128 rows  w0..w3 | sums: 16 rows      A block owns 128 weight rows (or 64) of one part, and a tile of
+//   128 rows  w0..w3 | sums: 16 rows      A block owns up to 128 weight rows (or 64) of one part, and a tile of
 //             w4..w7 | x all tokens,      tokens. Eight warps (or four) multiply, 16 rows each. One more keeps a ring of
 //                      each warp          kStages stages full, each kChunks chunks of 64 columns. With kCluster > 1 the blocks
 //                                         of a cluster share the columns; their sums meet in the order of the ranks. With
@@ -92,7 +92,7 @@ inline CUtensorMap token_map(const GemmTask& task) {
 }
 /// Packed weights as boxes of a block's tiles and a stage's chunks.
 template <Kind K, class S>
-CUtensorMap weight_map(const GemmTask& task) {
+CUtensorMap weight_map(const GemmTask& task, int tiles_of_box = S::kTiles) {
     constexpr int kBytes = chunk_bytes(K);
     const auto chunks = static_cast<cuuint64_t>(task.chunks), tiles = static_cast<cuuint64_t>(task.tiles);
     const bool grouped = task.experts > 0;
@@ -102,21 +102,25 @@ CUtensorMap weight_map(const GemmTask& task) {
                                 .dimensions = 4,
                                 .size = {kBytes / 8, chunks, tiles, experts},
                                 .stride = {kBytes, chunks * kBytes, expert_bytes},
-                                .box = {kBytes / 8, S::kChunks, S::kTiles, 1},
+                                .box = {kBytes / 8, S::kChunks, static_cast<cuuint32_t>(tiles_of_box), 1},
                                 .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE});
 }
 
 template <Kind K, class S>
 void launch_warpgroups(Context& context, const char* what, typename S::Task task) {
-    task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
-    // Rows that are not there would cost the copy engine as much as others: a prompt's tokens are cut evenly, an answer's boxes are no
-    // higher than its tokens. Products that read beyond make sums that nobody stores.
-    const int tiles = static_cast<int>(token_tiles(task, S::kTokens)), cut = S::kAnswer ? 1 : tiles;
-    task.box_tokens = min(S::kTokens, ((task.tokens + cut - 1) / cut + 15) / 16 * 16);
-    const int64_t blocks = int64_t{task.row_blocks} * tiles * S::kCluster;
+    // Tokens that are not there would cost the copy engine as much as others. Products that read beyond make sums that nobody stores.
+    if constexpr (S::kAnswer) {
+        task.box_tiles = S::kTiles, task.box_tokens = min(S::kTokens, (task.tokens + 15) / 16 * 16);
+    } else {
+        const PromptCut cut = cut_prompt<S>(context.sms, task.tiles, task.tokens);
+        task.box_tiles = cut.tiles, task.box_tokens = cut.tokens;
+    }
+    task.row_blocks = (task.tiles + task.box_tiles - 1) / task.box_tiles;
+    const int64_t tiles = token_tiles(task, S::kAnswer ? S::kTokens : task.box_tokens),
+                  blocks = int64_t{task.row_blocks} * tiles * S::kCluster;
     const dim3 grid(static_cast<unsigned>(S::kStays ? min(blocks, int64_t{context.sms}) : blocks));
     launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), StageRing<K, S>::kShared, task,
-           weight_map<K, S>(task), token_map(task));
+           weight_map<K, S>(task, task.box_tiles), token_map(task));
 }
 
 }  // namespace quern::cuda::linear

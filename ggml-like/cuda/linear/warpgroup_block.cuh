@@ -75,8 +75,10 @@ struct WarpgroupBlock {
         publish_phases();
     }
 
+    /// Tiles from a block's first to the next block's.
+    __device__ __forceinline__ int row_step() const { return S::kAnswer ? S::kTiles : task.box_tiles; }
     __device__ __forceinline__ void find_extent() {
-        tiles = min(S::kTiles, task.tiles - place.row_block * S::kTiles);
+        tiles = min(row_step(), task.tiles - place.row_block * row_step());
         const int rank = rank_of();
         if constexpr (S::kAnswer) {
             constexpr int kEach = kAnswerSplits / S::kCluster;
@@ -97,9 +99,9 @@ struct WarpgroupBlock {
     /// where the matrix ends.
     __device__ __forceinline__ void copy_weights(int step) const {
         const int stage = (round_begin + step) % R::kStages;
-        arrive_and_expect(full + stage, R::kWeights + S::kChunks * 128 * task.box_tokens);
+        arrive_and_expect(full + stage, row_step() * R::kTileBytes + S::kChunks * 128 * task.box_tokens);
         copy_chunks(weights_of(stage), w, chunk_at(chunk_begin + step * S::kChunks),
-                    place.row_block * S::kTiles, place.expert, full + stage);
+                    place.row_block * row_step(), place.expert, full + stage);
     }
 
     /// One thread. The weights of the first `primed` steps are under way.

@@ -60,12 +60,12 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
         constexpr int kEach = S::kSumThreads / kLanes;
         const int raw = static_cast<int>(threadIdx.x) % kLanes * kRaw;
         if (raw >= tiles * 16) return;
-        const int row = place.row_block * (S::kTiles * 16 / (kRaw / 8)) + raw / (kRaw / 8);
+        const int row = place.row_block * this->row_step() * (16 / (kRaw / 8)) + raw / (kRaw / 8);
         const int there = task.rows - row;
         float factor[kRaw];
         const float* f =
             task.factor +
-            (static_cast<int64_t>(place.expert) * task.tiles + place.row_block * S::kTiles) * 16 + raw;
+            (static_cast<int64_t>(place.expert) * task.tiles + place.row_block * this->row_step()) * 16 + raw;
 #pragma unroll
         for (int i = 0; i < kRaw; ++i) factor[i] = f[i] * kRowLift<K>;
         const int rank = rank_of();
@@ -197,7 +197,9 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     __device__ __forceinline__ void multiply_present() {
         const int count = this->count_of_side();
         if constexpr (S::kTokens == 256) {
-            if (count > 192) return multiply<256>();
+            if (count > 224) return multiply<256>();
+            if (count > 208) return multiply<224>();
+            if (count > 192) return multiply<208>();
             if (count > 160) return multiply<192>();
             if (count > 128) return multiply<160>();
             if (count > 96) return multiply<128>();
