@@ -1,6 +1,6 @@
 // prefill_prepare.cu's first part: the causal convolution with SiLU of a chunk's heads.
 //
-//   warp = 8 rows of the chunk; lanes 0 .. 15 have one head, 8 channels each, lanes 16 .. 31 the next head; the next two
+//   warp = 8 rows of the chunk, or 4; lanes 0 .. 15 have one head, 8 channels each, lanes 16 .. 31 the next head; the next two
 //   heads' rows are asked for before these are computed, if the block has more (BlockHeads)
 #pragma once
 
@@ -12,6 +12,10 @@ using namespace ptx;
 
 constexpr int kWindow = 3;  // rows before its own that a row's convolution sees
 
+/// 8 channels of kRows rows, and of those before them that they see.
+template <int kRows>
+using Rows = uint32_t[kWindow + kRows][4];
+
 /// A chunk of a sequence.
 struct Chunk {
     int sequence;
@@ -22,7 +26,13 @@ struct Chunk {
     int length;  // of the sequence
 };
 
-__device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
+/// Without the instructions that keep numbers below 2^-126: added to 1 they do not show.
+__device__ __forceinline__ float silu(float x) {
+    float power, inverse;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.4426950408889634f));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
+    return x * inverse;
+}
 
 __device__ __forceinline__ void load_row(uint32_t (&to)[4], const bf16* from) {
     const uint4 v = *reinterpret_cast<const uint4*>(from);
@@ -67,7 +77,8 @@ struct HeadChannels {
     }
     /// The inputs of the three rows before row `row` of the chunk, also of earlier steps; zeros before the sequence's
     /// start.
-    __device__ __forceinline__ void load_window(int row, uint32_t (&rows)[11][4]) const {
+    template <int kRows>
+    __device__ __forceinline__ void load_window(int row, Rows<kRows>& rows) const {
         const bool in_ring = chunk.index == 0 && row == 0;
         const int position = in_ring ? p.positions[chunk.begin] : 0;
 #pragma unroll
@@ -80,10 +91,11 @@ struct HeadChannels {
                 load_row(rows[i], ring_row(position - back));
         }
     }
-    /// Eight rows from `row` on; zeros past the chunk's end.
-    __device__ __forceinline__ void load_rows(int row, uint32_t (&rows)[11][4]) const {
+    /// A warp's rows from `row` on; zeros past the chunk's end.
+    template <int kRows>
+    __device__ __forceinline__ void load_rows(int row, Rows<kRows>& rows) const {
 #pragma unroll
-        for (int r = 0; r < 8; ++r) {
+        for (int r = 0; r < kRows; ++r) {
             uint32_t(&to)[4] = rows[kWindow + r];
             to[0] = to[1] = to[2] = to[3] = 0;
             if (row + r < chunk.rows) load_row(to, input(row + r));
@@ -107,18 +119,32 @@ struct HeadChannels {
     }
 };
 
-/// rows[3..10]: inputs, which become outputs; rows[0..2]: the inputs before them.
-__device__ __forceinline__ void convolve_rows(uint32_t (&rows)[11][4], const float4* taps) {
-#pragma unroll
+/// Taps of two neighbouring channels.
+struct TwoTaps {
+    float4 low, high;
+};
+/// rows[3..]: inputs, which become outputs; rows[0..2]: the inputs before them. Two channels at a time, by turning each row's
+/// registers round: all of it unrolled, code would take longer to come than to run. `two`: the first two channels' taps.
+template <int kRows>
+__device__ __forceinline__ void convolve_rows(Rows<kRows>& rows, const float4* taps, TwoTaps two) {
+#pragma unroll 1
     for (int e = 0; e < 4; ++e) {
-        const float4 lo = taps[2 * e], hi = taps[2 * e + 1];
-        float2 x0 = unpack(rows[0][e]), x1 = unpack(rows[1][e]), x2 = unpack(rows[2][e]);
+        const TwoTaps now = two;
+        if (e < 3) two = {taps[2 * e + 2], taps[2 * e + 3]};
+        float2 x0 = unpack(rows[0][0]), x1 = unpack(rows[1][0]), x2 = unpack(rows[2][0]);
 #pragma unroll
-        for (int r = 3; r < 11; ++r) {
-            const float2 x3 = unpack(rows[r][e]);
-            rows[r][e] = pack_bf16(silu(lo.x * x0.x + lo.y * x1.x + lo.z * x2.x + lo.w * x3.x),
-                                   silu(hi.x * x0.y + hi.y * x1.y + hi.z * x2.y + hi.w * x3.y));
-            x0 = x1, x1 = x2, x2 = x3;
+        for (int r = 0; r < kWindow + kRows; ++r) {
+            uint32_t y = 0;
+            if (r >= kWindow) {
+                const float2 x3 = unpack(rows[r][0]);
+                const float4 &lo = now.low, &hi = now.high;
+                y = pack_bf16(silu(lo.x * x0.x + lo.y * x1.x + lo.z * x2.x + lo.w * x3.x),
+                              silu(hi.x * x0.y + hi.y * x1.y + hi.z * x2.y + hi.w * x3.y));
+                x0 = x1, x1 = x2, x2 = x3;
+            }
+#pragma unroll
+            for (int i = 0; i < 3; ++i) rows[r][i] = rows[r][i + 1];
+            rows[r][3] = y;
         }
     }
 }
@@ -142,29 +168,32 @@ __device__ __forceinline__ void prefetch_taps(const DeltaStep& p, const BlockHea
 }
 
 /// x, and of q and k also the tiles of x_q and x_k in shared memory.
+template <int kWarps>
 __device__ __forceinline__ void convolve(const DeltaStep& p, const Chunk& chunk, const BlockHeads& heads,
                                          int warp, int lane, unsigned char (&tiles)[2][kTileBytes]) {
-    const int key_head = heads.key_head, row = 8 * warp;
-    uint32_t next[11][4], rows[11][4];
+    constexpr int kRows = kChunk / kWarps;
+    const int key_head = heads.key_head, row = kRows * warp;
+    Rows<kRows> next, rows;
     const auto load = [&](int head) {
         const HeadChannels own(p, chunk, key_head, head + lane / 16, heads.count, lane);
         if (!own.there || row >= chunk.rows) return;
-        own.load_rows(row, next);
-        own.load_window(row, next);
+        own.template load_rows<kRows>(row, next);
+        own.template load_window<kRows>(row, next);
     };
     load(heads.first);
 #pragma unroll 1
     for (int head = heads.first; head < heads.count; head += heads.step) {
 #pragma unroll
-        for (int i = 0; i < 11; ++i)
+        for (int i = 0; i < kWindow + kRows; ++i)
 #pragma unroll
             for (int e = 0; e < 4; ++e) rows[i][e] = next[i][e];
-        if (head + heads.step < heads.count) load(head + heads.step);
         const HeadChannels own(p, chunk, key_head, head + lane / 16, heads.count, lane);
+        const TwoTaps two{own.taps()[0], own.taps()[1]};
+        if (head + heads.step < heads.count) load(head + heads.step);
         if (!own.there) continue;
-        if (row < chunk.rows) convolve_rows(rows, own.taps());
+        if (row < chunk.rows) convolve_rows<kRows>(rows, own.taps(), two);
 #pragma unroll
-        for (int r = 0; r < 8; ++r) {
+        for (int r = 0; r < kRows; ++r) {
             const bool valid = row + r < chunk.rows;
             const uint32_t(&from)[4] = rows[kWindow + r];
             const uint4 v = valid ? make_uint4(from[0], from[1], from[2], from[3]) : make_uint4(0, 0, 0, 0);

@@ -1,6 +1,7 @@
 // The chunked delta rule's first kernel: convolution, gates, A and P of each chunk (prefill.cu has the formulas).
 //
-//   block = (key head, chunk), 8 warps; with few chunks the value heads' x comes from more blocks, each of two heads
+//   block = (key head, chunk), 8 warps; with few chunks the value heads' x comes from more blocks, each of two heads, and blocks that
+//   have a multiprocessor each are of 16 warps
 //
 //     convolve        x of q, k and the key head's value heads; x_q and x_k also as tiles in shared memory; 8 rows a warp
 //     find_products   x_k x_k^T and x_q x_k^T, in registers for all value heads:   warps 0 and 4 | x
@@ -11,7 +12,7 @@
 //     solve           the inverse of I + L (prefill_solve.cuh), A to the record; a warp a column of blocks
 //     save_windows    at last, the inputs that later steps see
 //
-// Shared memory: tiles of x_q and x_k (32 KB), and in their place L of two value heads (36 KB); gates and norms. Two
+// Shared memory: tiles of x_q and x_k (32 KB), and in their place L of two value heads (24 KB); gates and norms. Two
 // blocks an SM.
 #include "ggml-like/cuda/delta/prefill.cuh"
 #include "ggml-like/cuda/delta/prefill_convolve.cuh"
@@ -24,9 +25,8 @@ using namespace ptx;
 
 namespace {
 
-constexpr int kThreads = 256;
 constexpr float kEps = 1e-6f;
-constexpr int kBlocksPerSm = 2;
+constexpr int kWarpsPerSm = 16;
 
 /// Chunk number `wanted` of the step, found by each warp for itself. False: there are fewer.
 __device__ bool find_chunk(const int* start, int sequences, int wanted, int lane, Chunk& chunk) {
@@ -58,8 +58,7 @@ __device__ bool find_chunk(const int* start, int sequences, int wanted, int lane
 struct PrepareShared {
     union {
         unsigned char tiles[2][kTileBytes];  // x_q, x_k: done with when L is written
-        float lower[2][kChunk *
-                       kPitch];  // L of two value heads; later its diagonal blocks are inverted in place
+        Lower lower[2];                      // of two value heads
     };
     float norm_q[kChunk];
     float norm_k[kChunk];
@@ -70,7 +69,7 @@ struct PrepareShared {
 /// 1 / |row|.
 __device__ float row_norm(const unsigned char* tile, int row) {
     float sum = kEps;
-#pragma unroll
+#pragma unroll 4
     for (int part = 0; part < 16; ++part) {
         const uint4 v = *reinterpret_cast<const uint4*>(tile + tile_byte(row, part));
         const float2 a = unpack(v.x), b = unpack(v.y), c = unpack(v.z), d = unpack(v.w);
@@ -141,6 +140,29 @@ __device__ __forceinline__ void find_products(const PrepareShared& shared, bool 
     }
 }
 
+/// Block (i, j) of P to the record, or of L to shared memory. score[2 r + t]: row l / 4 + 8 r of lane l, columns 8 t + 2 (l % 4) and the next.
+__device__ __forceinline__ void put_scores(Lower& lower, bool of_q, int i, int j, int lane,
+                                           const float2 (&score)[4], Record& record) {
+    uint32_t high[4], low[4];
+    if (of_q) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) high[n] = pack_bf16(score[n].x, score[n].y);
+        store_block(record.scores, i, j, lane, high);
+    } else if (j < i) {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) split(score[n].x, score[n].y, high[n], low[n]);
+        lower.high[below(i, j)][lane] = make_uint4(high[0], high[1], high[2], high[3]);
+        lower.low[below(i, j)][lane] = make_uint4(low[0], low[1], low[2], low[3]);
+    } else {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+            const int row = lane / 4 + 8 * (n / 2), column = 8 * (n % 2) + 2 * (lane % 4);
+            *reinterpret_cast<float2*>(lower.diagonal[i] + row * kPitch + column) =
+                make_float2(column < row ? score[n].x : 0.0f, column + 1 < row ? score[n].y : 0.0f);
+        }
+    }
+}
+
 /// One value head, row block `block`: P to its record from x_q x_k^T (of_q), or L to shared memory from x_k x_k^T.
 __device__ __forceinline__ void find_scores(PrepareShared& shared, int half, bool of_q, int block, int lane,
                                             const float (&product)[8][4], Record& record) {
@@ -156,7 +178,7 @@ __device__ __forceinline__ void find_scores(PrepareShared& shared, int half, boo
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
         if (b > block) continue;
-        uint32_t scores[4];
+        float2 score[4];
 #pragma unroll
         for (int t = 0; t < 2; ++t) {
             const int j = 16 * b + 8 * t + 2 * (lane % 4), c = 2 * b + t;
@@ -167,16 +189,10 @@ __device__ __forceinline__ void find_scores(PrepareShared& shared, int half, boo
                 const int i = i0 + 8 * r;
                 const float x = j <= i ? __expf(gate[r] - gate_j.x) * norm_j.x : 0.0f;
                 const float y = j + 1 <= i ? __expf(gate[r] - gate_j.y) * norm_j.y : 0.0f;
-                const float first = x * left[r] * product[c][2 * r],
-                            second = y * left[r] * product[c][2 * r + 1];
-                if (of_q)
-                    scores[2 * r + t] = pack_bf16(first, second);
-                else
-                    *reinterpret_cast<float2*>(shared.lower[half] + i * kPitch + j) =
-                        make_float2(j < i ? first : 0.0f, j + 1 < i ? second : 0.0f);
+                score[2 * r + t] = {x * left[r] * product[c][2 * r], y * left[r] * product[c][2 * r + 1]};
             }
         }
-        if (of_q) store_block(record.scores, block, b, lane, scores);
+        put_scores(shared.lower[half], of_q, block, b, lane, score, record);
     }
 }
 
@@ -189,7 +205,8 @@ __device__ __forceinline__ void write_factors(const PrepareShared& shared, int h
     record.read[row] = __expf(gate) * shared.norm_q[row];
 }
 
-__global__ __launch_bounds__(kThreads, kBlocksPerSm) void prepare(DeltaStep p) {
+template <int kWarps>
+__global__ __launch_bounds__(32 * kWarps, kWarpsPerSm / kWarps) void prepare(DeltaStep p) {
     __shared__ __align__(16) PrepareShared shared;
     allow_successor();
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -202,13 +219,13 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void prepare(DeltaStep p) {
 
     const int ratio = heads.count - 2;
     if (heads.has_keys() && warp < min(2, ratio)) prefetch_gates(p, chunk, key_head * ratio + warp, lane);
-    convolve(p, chunk, heads, warp, lane, shared.tiles);
+    convolve<kWarps>(p, chunk, heads, warp, lane, shared.tiles);
     const auto save = [&](int by) {
         if (warp == by && chunk.index == 0) save_windows(p, chunk, heads, lane);
     };
     if (!heads.has_keys()) return save(0);  // whose lanes have loaded the windows of the same channels
     __syncthreads();
-    const bool of_q = warp >= 4;
+    const bool of_q = warp % 8 >= 4;
     float product[8][4] = {};
     find_products(shared, of_q, warp % 4, lane, product);
     const int row = threadIdx.x % kChunk, half = threadIdx.x / kChunk;
@@ -222,29 +239,34 @@ __global__ __launch_bounds__(kThreads, kBlocksPerSm) void prepare(DeltaStep p) {
         if (const int h = warp - 4; h >= 0 && h < in_pair)
             find_gates(p, chunk, key_head * ratio + pair + h, lane, shared.gates[h], shared.beta[h]);
         __syncthreads();
-        for (int h = 0; h < in_pair; ++h)
+        for (int h = warp / 8; h < in_pair; h += kWarps / 8)
             find_scores(shared, h, of_q, warp % 4, lane, product, records[pair + h]);
         __syncthreads();
         if (half < in_pair) {
             write_factors(shared, half, row, records[pair + half]);
-            invert_column(shared.lower[half] + row / 16 * 16 * (kPitch + 1), row % 16);
+            invert_column(shared.lower[half].diagonal[row / 16], row % 16);
         }
         __syncthreads();
         const int h = warp / 4;
         if (h < in_pair) solve_column(shared.lower[h], shared.beta[h], warp % 4, lane, records[pair + h]);
         if (pair + 2 < ratio) __syncthreads();
     }
-    save(7);  // which has little to solve; barriers lie between this and the windows' use
+    save(kWarps - 1);  // which has little to solve; barriers lie between this and the windows' use
+}
+
+template <int kWarps>
+void launch_prepare(Context& context, const DeltaStep& p, int64_t blocks, int64_t chunks) {
+    launch(context, "delta_prefill: prepare", prepare<kWarps>,
+           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(chunks)), dim3(32 * kWarps), 0, p);
 }
 
 }  // namespace
 
 void launch_prepare(Context& context, const DeltaStep& p, int64_t chunks) {
     const int64_t pairs = 1 + (p.value_heads / p.key_heads + 1) / 2;  // of heads
-    const bool apart = p.key_heads * pairs * chunks <= kBlocksPerSm * context.sms;
-    launch(context, "delta_prefill: prepare", prepare,
-           dim3(static_cast<unsigned>(p.key_heads * (apart ? pairs : 1)), static_cast<unsigned>(chunks)),
-           dim3(kThreads), 0, p);
+    const int64_t apart = p.key_heads * pairs;
+    if (apart * chunks <= context.sms) return launch_prepare<16>(context, p, apart, chunks);
+    launch_prepare<8>(context, p, apart * chunks <= 2 * context.sms ? apart : p.key_heads, chunks);
 }
 
 }  // namespace quern::cuda::delta

@@ -8,7 +8,16 @@ namespace quern::cuda::delta {
 
 using namespace ptx;
 
-constexpr int kPitch = 72;  // floats a row of L in shared memory: float2 reads of 8 rows meet no bank twice
+constexpr int kPitch = 24;  // floats a row of a diagonal block: float2 reads of 4 rows meet no bank twice
+
+/// L of a value head in shared memory. Blocks below the diagonal only enter products: each number as the sum of a high and a low BF16
+/// one, four words of each a lane, as registers of a right operand.
+struct Lower {
+    float diagonal[4][16 * kPitch];  // later inverted in place
+    uint4 high[6][32], low[6][32];
+};
+/// The place of block (i, j), j < i.
+__device__ __forceinline__ constexpr int below(int i, int j) { return i * (i - 1) / 2 + j; }
 
 /// One thread: column `column` of the inverse of a 16 x 16 block I + L, by forward substitution, in place. The threads
 /// of all 16 columns are in one warp.
@@ -39,21 +48,31 @@ __device__ __forceinline__ Split split_sums(const float (&x)[2][4]) {
     return s;
 }
 
-/// sum += left right^T, where right is a 16 x 16 block in shared memory; nearly as exact as FP32.
-__device__ __forceinline__ void multiply(float (&sum)[2][4], const Split& left, const float* right,
-                                         int lane) {
+/// sum += left right^T of 16 x 16 blocks, nearly as exact as FP32. `high`, `low`: of right, words 2 t and 2 t + 1 of its rows 8 t ...
+__device__ __forceinline__ void multiply(float (&sum)[2][4], const Split& left, const uint32_t (&high)[4],
+                                         const uint32_t (&low)[4]) {
 #pragma unroll
     for (int t = 0; t < 2; ++t) {
-        const float* at = right + (8 * t + lane / 4) * kPitch + 2 * (lane % 4);
-        const float2 b0 = *reinterpret_cast<const float2*>(at);
-        const float2 b1 = *reinterpret_cast<const float2*>(at + 8);
-        uint32_t high0, low0, high1, low1;
-        split(b0.x, b0.y, high0, low0);
-        split(b1.x, b1.y, high1, low1);
-        mma(sum[t], left.high, low0, low1);
-        mma(sum[t], left.low, high0, high1);
-        mma(sum[t], left.high, high0, high1);
+        mma(sum[t], left.high, low[2 * t], low[2 * t + 1]);
+        mma(sum[t], left.low, high[2 * t], high[2 * t + 1]);
+        mma(sum[t], left.high, high[2 * t], high[2 * t + 1]);
     }
+}
+__device__ __forceinline__ void multiply_below(float (&sum)[2][4], const Split& left, const Lower& lower,
+                                               int block, int lane) {
+    const uint4 h = lower.high[block][lane], l = lower.low[block][lane];
+    multiply(sum, left, {h.x, h.y, h.z, h.w}, {l.x, l.y, l.z, l.w});
+}
+__device__ __forceinline__ void multiply_diagonal(float (&sum)[2][4], const Split& left, const float* right,
+                                                  int lane) {
+    uint32_t high[4], low[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float2 v = *reinterpret_cast<const float2*>(right + (8 * (i / 2) + lane / 4) * kPitch +
+                                                          2 * (lane % 4) + 8 * (i % 2));
+        split(v.x, v.y, high[i], low[i]);
+    }
+    multiply(sum, left, high, low);
 }
 
 /// Block (i, j) of A to the record.
@@ -65,9 +84,9 @@ __device__ __forceinline__ void store_block(Record& record, int i, int j, int la
 
 /// One warp: the blocks (i, column), i >= column, of A, from L with inverted diagonal blocks. Works on X^T, whose sums
 /// are left operands as they stand.
-__device__ void solve_column(const float* lower, const float* beta, int column, int lane, Record& record) {
+__device__ void solve_column(const Lower& lower, const float* beta, int column, int lane, Record& record) {
     const int r = lane / 4, c = 2 * (lane % 4);
-    const float* diagonal = lower + column * 16 * (kPitch + 1);
+    const float* diagonal = lower.diagonal[column];
     beta += 16 * column;
     const float2 b0 = *reinterpret_cast<const float2*>(beta + c);
     const float2 b1 = *reinterpret_cast<const float2*>(beta + c + 8);
@@ -94,9 +113,9 @@ __device__ void solve_column(const float* lower, const float* beta, int column, 
         if (i >= 4) break;
         float sum[2][4] = {};
 #pragma unroll
-        for (int e = 0; e < d; ++e) multiply(sum, x[e], lower + 16 * i * kPitch + 16 * (column + e), lane);
+        for (int e = 0; e < d; ++e) multiply_below(sum, x[e], lower, below(i, column + e), lane);
         float z[2][4] = {};
-        multiply(z, split_sums(sum), lower + 16 * i * (kPitch + 1), lane);
+        multiply_diagonal(z, split_sums(sum), lower.diagonal[i], lane);
 #pragma unroll
         for (int e = 0; e < 8; ++e) z[e / 4][e % 4] = -z[e / 4][e % 4];
         if (d < 3) x[d] = split_sums(z);
