@@ -156,7 +156,7 @@ TEST_SUITE("cpu") {
     TEST_CASE("variants: prompts of the 35B's matrices") {
         CHECK(prompts(kH200, Kind::bf16, 12352, 2048, true) == "wide, wide, wide, wide, wide");
         CHECK(prompts(kH200, Kind::bf16, 34816, 5120, true) ==
-              "short, short, wide, wide, wide");  // the 27B's MLP
+              "tall, tall, wide, wide, wide");  // the 27B's MLP
         CHECK(prompts(kH200, Kind::bf16, 2048, 4096, true) ==
               "short halves, short halves, short halves, halves, halves");
         CHECK(prompts(kH200, Kind::bf16, 257, 2048, true) ==
