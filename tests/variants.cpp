@@ -45,6 +45,28 @@ std::string prompts(const Card& card, Kind kind, int rows, int columns, bool may
     return names;
 }
 
+/// A cut is in range and takes no more waves of blocks than tiles as large as can be; blocks have fewer rows in one wave only.
+template <class S>
+void check_cuts() {
+    for (const int sms : {1, 108, 132, 170})
+        for (const int tiles : {1, 17, 128, 320, 576, 772, 2176, 15520})
+            for (const int tokens : {1, 16, 17, 32, 64, 65, 255, 256, 257, 511, 2048, 8192, 8193}) {
+                CAPTURE(fmt::format("{} multiprocessors, {} tiles, {} tokens", sms, tiles, tokens));
+                const linear::PromptCut cut = linear::cut_prompt<S>(sms, tiles, tokens);
+                CHECK((cut.tokens % 16 == 0 && cut.tokens > 0 && cut.tokens <= S::kTokens));
+                CHECK((cut.tiles > 0 && cut.tiles <= S::kTiles));
+                const auto blocks = [&](int of_tiles, int of_tokens) {
+                    return (tiles + of_tiles - 1) / of_tiles * S::kCluster *
+                           ((tokens + of_tokens - 1) / of_tokens);
+                };
+                const int together = sms * S::kBlocksPerSm;
+                const auto waves = [&](int n) { return (n + together - 1) / together; };
+                const int n = blocks(cut.tiles, cut.tokens);
+                CHECK(waves(n) <= waves(blocks(S::kTiles, S::kTokens)));
+                if (cut.tiles < S::kTiles) CHECK(n <= together);
+            }
+}
+
 template <typename Visit>
 void for_each_answer(const Visit& visit) {
     for (const Card& card : kCards)
@@ -175,16 +197,11 @@ TEST_SUITE("cpu") {
         CHECK(is(cut_prompt<Wide>(132, 772, 500), 8, 256));  // two rounds either way
         CHECK(is(cut_prompt<Wide>(132, 772, 760), 8, 192));  // four tiles of tokens in three rounds
         CHECK(is(cut_prompt<Wide>(132, 772, 8192), 8, 256));
+        CHECK(is(cut_prompt<Wide>(132, 320, 32), 5, 16));      // the 27B's out_proj: 128 blocks instead of 40
         CHECK(is(cut_prompt<Halves>(132, 128, 500), 8, 128));  // out_proj: 128 blocks instead of 64
         CHECK(is(cut_prompt<Tall>(132, 2176, 50), 8, 64));
-        for (const int sms : {1, 108, 132, 170})
-            for (const int tiles : {1, 17, 128, 576, 772, 15520})
-                for (const int tokens : {1, 16, 17, 64, 65, 255, 256, 257, 511, 2048, 8192, 8193}) {
-                    CAPTURE(fmt::format("{} multiprocessors, {} tiles, {} tokens", sms, tiles, tokens));
-                    const PromptCut cut = cut_prompt<Wide>(sms, tiles, tokens);
-                    CHECK((cut.tokens % 16 == 0 && cut.tokens > 0 && cut.tokens <= Wide::kTokens));
-                    CHECK((cut.tiles > 0 && cut.tiles <= Wide::kTiles));
-                }
+        check_cuts<Wide>(), check_cuts<Halves>(), check_cuts<Tall>();
+        check_cuts<linear::ShortHalves<Kind::bf16>>();
     }
 
     TEST_CASE("variants: an answer's product fits into the card, and one row's is for one row") {

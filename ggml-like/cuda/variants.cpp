@@ -42,13 +42,13 @@ bool takes_warpgroups(const Card& card, Kind kind) {
 }
 
 PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
-    constexpr int kShortTokens = ShortHalves<Kind::bf16>::kTokens;  // of NVFP4 as many
+    constexpr int kFewTokens = 64;
     if (is_split(p)) {
-        const bool few = p.tiles <= kLowTiles || p.tokens <= 3 * kShortTokens;
+        const bool few = p.tiles <= kLowTiles || p.tokens <= 3 * kFewTokens;
         return few ? PromptProduct::short_halves : PromptProduct::halves;
     }
-    // Blocks of wide that all run at once can have fewer rows; of more blocks two of tall on a multiprocessor overlap.
-    const bool few = p.tokens <= kShortTokens && blocks<Wide>(p) > card.sms;
+    // Where all blocks of wide run at once, they are cut to fewer rows. With more blocks, tall has two on a multiprocessor, which overlap.
+    const bool few = p.tokens <= kFewTokens && blocks<Wide>(p) > card.sms;
     return few ? PromptProduct::tall : PromptProduct::wide;
 }
 

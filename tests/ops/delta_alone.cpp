@@ -115,6 +115,7 @@ void delta_prompts(Device& device) {
         for (const int rows : {1, 2, 63, 64, 65, 130}) check_prompt(device, s, rows);
     check_prompt(device, kReal, 1000);
     if (!device.exact()) check_prompt(device, kReal, 5000);
+    if (!device.exact()) check_prompt(device, kThree, 2000);  // more blocks a key head, of eight warps
 }
 
 /// A prompt whose last chunk is not full, beside one of which no row is a number: the same bits as alone.

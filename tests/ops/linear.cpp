@@ -173,12 +173,14 @@ void linear_add_large(Device& device) {
         for (const Form form : {Form::bf16, Form::f8_block, Form::nvfp4})
             check_linear_add(device, {kind, counts, 1040, {small ? 80 : 400}, {form}}, ++seed);
     }
-    // Products of every number of tokens that a tile can have, and more than one holds, cut evenly: by blocks of all columns, and by
-    // blocks that share the columns. On 132 multiprocessors blocks of the first have fewer rows up to 256 tokens.
+    // Products of more than 64 tokens, in every size that a tile can have, and of more than one tile holds, cut evenly: by blocks of
+    // all columns, and by blocks that share the columns. On 132 multiprocessors blocks of the first matrix have 80 rows instead of 128
+    // up to 256 tokens.
     for (const Form form : {Form::bf16, Form::nvfp4}) {
-        const std::vector<int64_t> tokens = {70, 100, 140, 180, 200, 220, 250, 380};
+        const std::vector<int64_t> tokens = {70, 90, 100, 140, 180, 200, 220, 250, 380};
         check_linear_add(device, {StepKind::prompt, tokens, 336, {small ? 1200 : 8464}, {form}}, ++seed);
-        check_linear_add(device, {StepKind::prompt, {193, 300, 380, 520}, 1040, {small ? 80 : 2048}, {form}},
+        check_linear_add(device,
+                         {StepKind::prompt, {193, 300, 380, 520, 1020}, 1040, {small ? 80 : 2048}, {form}},
                          ++seed);
     }
 }

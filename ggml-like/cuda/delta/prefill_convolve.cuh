@@ -26,7 +26,7 @@ struct Chunk {
     int length;  // of the sequence
 };
 
-/// Without the instructions that keep numbers below 2^-126: added to 1 they do not show.
+/// SiLU. Subnormal numbers on the way are flushed to zero, which saves the instructions that scale them.
 __device__ __forceinline__ float silu(float x) {
     float power, inverse;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.4426950408889634f));
@@ -123,8 +123,8 @@ struct HeadChannels {
 struct TwoTaps {
     float4 low, high;
 };
-/// rows[3..]: inputs, which become outputs; rows[0..2]: the inputs before them. Two channels at a time, by turning each row's
-/// registers round: all of it unrolled, code would take longer to come than to run. `two`: the first two channels' taps.
+/// rows[3..]: inputs, which become outputs; rows[0..2]: the inputs before them. A loop over pairs of channels
+/// that rotates each row's registers, since unrolled code takes longer to fetch than to run. `two`: the first two channels' taps.
 template <int kRows>
 __device__ __forceinline__ void convolve_rows(Rows<kRows>& rows, const float4* taps, TwoTaps two) {
 #pragma unroll 1
@@ -177,8 +177,8 @@ __device__ __forceinline__ void convolve(const DeltaStep& p, const Chunk& chunk,
     const auto load = [&](int head) {
         const HeadChannels own(p, chunk, key_head, head + lane / 16, heads.count, lane);
         if (!own.there || row >= chunk.rows) return;
-        own.template load_rows<kRows>(row, next);
-        own.template load_window<kRows>(row, next);
+        own.load_rows<kRows>(row, next);
+        own.load_window<kRows>(row, next);
     };
     load(heads.first);
 #pragma unroll 1

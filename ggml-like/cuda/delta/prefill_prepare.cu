@@ -1,9 +1,9 @@
 // The chunked delta rule's first kernel: convolution, gates, A and P of each chunk (prefill.cu has the formulas).
 //
-//   block = (key head, chunk), 8 warps; with few chunks the value heads' x comes from more blocks, each of two heads, and blocks that
-//   have a multiprocessor each are of 16 warps
+//   block = (key head, chunk), 8 warps. With few chunks a key head has more blocks, each of which convolves two heads; if there are no
+//   more blocks than SMs, they have 16 warps, of which 8 to 15 do the same products for the second value head of a pair.
 //
-//     convolve        x of q, k and the key head's value heads; x_q and x_k also as tiles in shared memory; 8 rows a warp
+//     convolve        x of q, k and the key head's value heads; x_q and x_k also as tiles in shared memory; 8 rows a warp, or 4
 //     find_products   x_k x_k^T and x_q x_k^T, in registers for all value heads:   warps 0 and 4 | x
 //                                                                                  warps 1 and 5 | x x
 //     then, two value heads at a time                                              warps 2 and 6 | x x x
@@ -13,7 +13,7 @@
 //     save_windows    at last, the inputs that later steps see
 //
 // Shared memory: tiles of x_q and x_k (32 KB), and in their place L of two value heads (24 KB); gates and norms. Two
-// blocks an SM.
+// blocks of 8 warps an SM, or one of 16.
 #include "ggml-like/cuda/delta/prefill.cuh"
 #include "ggml-like/cuda/delta/prefill_convolve.cuh"
 #include "ggml-like/cuda/delta/prefill_solve.cuh"
@@ -140,7 +140,8 @@ __device__ __forceinline__ void find_products(const PrepareShared& shared, bool 
     }
 }
 
-/// Block (i, j) of P to the record, or of L to shared memory. score[2 r + t]: row l / 4 + 8 r of lane l, columns 8 t + 2 (l % 4) and the next.
+/// Block (i, j) of P to the record, or of L to shared memory. score[2 r + t] of lane l: of row l / 4 + 8 r columns 8 t + 2 (l % 4) and
+/// the next.
 __device__ __forceinline__ void put_scores(Lower& lower, bool of_q, int i, int j, int lane,
                                            const float2 (&score)[4], Record& record) {
     uint32_t high[4], low[4];
@@ -266,7 +267,8 @@ void launch_prepare(Context& context, const DeltaStep& p, int64_t chunks) {
     const int64_t pairs = 1 + (p.value_heads / p.key_heads + 1) / 2;  // of heads
     const int64_t apart = p.key_heads * pairs;
     if (apart * chunks <= context.sms) return launch_prepare<16>(context, p, apart, chunks);
-    launch_prepare<8>(context, p, apart * chunks <= 2 * context.sms ? apart : p.key_heads, chunks);
+    launch_prepare<8>(context, p, apart * chunks <= kWarpsPerSm / 8 * context.sms ? apart : p.key_heads,
+                      chunks);
 }
 
 }  // namespace quern::cuda::delta

@@ -48,7 +48,8 @@ __device__ __forceinline__ Split split_sums(const float (&x)[2][4]) {
     return s;
 }
 
-/// sum += left right^T of 16 x 16 blocks, nearly as exact as FP32. `high`, `low`: of right, words 2 t and 2 t + 1 of its rows 8 t ...
+/// sum += left right^T of 16 x 16 blocks, nearly as exact as FP32. high, low: right as two B operands; words 2 t and
+/// 2 t + 1 are rows 8 t to 8 t + 7, columns 0 to 7 and 8 to 15.
 __device__ __forceinline__ void multiply(float (&sum)[2][4], const Split& left, const uint32_t (&high)[4],
                                          const uint32_t (&low)[4]) {
 #pragma unroll

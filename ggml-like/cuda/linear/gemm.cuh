@@ -322,7 +322,7 @@ __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     const int steps = (task.chunks + S::kWarpsK - 1) / S::kWarpsK;
     const int primed = min(task.stages - 1, steps);
     if (task.groups == nullptr) {
-        block.place = dense_place<S>(task, static_cast<int>(blockIdx.x), S::kTokens);
+        block.place = dense_place(task, static_cast<int>(blockIdx.x), S::kTokens);
         block.find_weights();
         for (int i = 0; i < primed; ++i) block.copy_weights(i, i);
         wait_for_predecessor();

@@ -26,7 +26,7 @@ struct GemmTask {
     const bf16* x;
     int ldx8;  // in 16 bytes
     int tokens;
-    int box_tiles;  // of a block, with products of warpgroups
+    int box_tiles;  // of a block's box of weights, with products of warpgroups; of prompts also from a block to the next
     int box_tokens;  // that the copy engine brings at a time, with products of warpgroups; of prompts also from a tile to the next
     void* y;
     int64_t ldy;
@@ -91,7 +91,6 @@ struct GemmPlace {
 };
 
 /// Blocks that run at the same time share weights (up to 16 token tiles) and activations. `step`: tokens from a tile to the next.
-template <class S>
 __device__ __forceinline__ GemmPlace dense_place(const GemmTask& task, int id, int step) {
     constexpr int kGroup = 16;
     const int token_tiles = (task.tokens + step - 1) / step;

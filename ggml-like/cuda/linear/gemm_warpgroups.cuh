@@ -38,7 +38,7 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
     block.init_barriers();
     const int id = static_cast<int>(blockIdx.x) / S::kCluster;
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    block.place = dense_place<S>(task, id, S::kAnswer ? S::kTokens : task.box_tokens);
+    block.place = dense_place(task, id, S::kAnswer ? S::kTokens : task.box_tokens);
     block.find_extent();
     if (warp == 0 && elected()) prefetch_map(w), prefetch_map(x);
     __syncthreads();
@@ -90,9 +90,9 @@ inline CUtensorMap token_map(const GemmTask& task) {
                      .box = {kChunkCols, static_cast<cuuint32_t>(task.box_tokens)},
                      .swizzle = CU_TENSOR_MAP_SWIZZLE_128B});
 }
-/// Packed weights as boxes of a block's tiles and a stage's chunks.
+/// Packed weights as boxes of box_tiles tiles and a stage's chunks.
 template <Kind K, class S>
-CUtensorMap weight_map(const GemmTask& task, int tiles_of_box = S::kTiles) {
+CUtensorMap weight_map(const GemmTask& task) {
     constexpr int kBytes = chunk_bytes(K);
     const auto chunks = static_cast<cuuint64_t>(task.chunks), tiles = static_cast<cuuint64_t>(task.tiles);
     const bool grouped = task.experts > 0;
@@ -102,7 +102,7 @@ CUtensorMap weight_map(const GemmTask& task, int tiles_of_box = S::kTiles) {
                                 .dimensions = 4,
                                 .size = {kBytes / 8, chunks, tiles, experts},
                                 .stride = {kBytes, chunks * kBytes, expert_bytes},
-                                .box = {kBytes / 8, S::kChunks, static_cast<cuuint32_t>(tiles_of_box), 1},
+                                .box = {kBytes / 8, S::kChunks, static_cast<cuuint32_t>(task.box_tiles), 1},
                                 .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE});
 }
 
@@ -120,7 +120,7 @@ void launch_warpgroups(Context& context, const char* what, typename S::Task task
                   blocks = int64_t{task.row_blocks} * tiles * S::kCluster;
     const dim3 grid(static_cast<unsigned>(S::kStays ? min(blocks, int64_t{context.sms}) : blocks));
     launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), StageRing<K, S>::kShared, task,
-           weight_map<K, S>(task, task.box_tiles), token_map(task));
+           weight_map<K, S>(task), token_map(task));
 }
 
 }  // namespace quern::cuda::linear

@@ -77,7 +77,7 @@ constexpr bool warpgroups_fit(const Card& card) {
     return card.warpgroups && StageRing<K, S>::kShared <= card.shared_bytes;
 }
 
-// ---- prompts (gemm_dense.cu): up to 128 rows of the matrix and so many tokens; short ones 64 rows ----
+// ---- prompts (gemm_dense.cu): up to 128 rows of the matrix and so many tokens; short halves up to 64 rows ----
 
 using Wide = WarpgroupShape<256, 1, 1, 1, 1>;
 using Tall = WarpgroupShape<96, 1, 2, 1, 1>;
@@ -88,24 +88,25 @@ using ShortHalves = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kPromptSplit
 /// Matrices of up to so many tiles (a router's) take short halves for any number of tokens.
 inline constexpr int kLowTiles = 64;
 
-/// Tiles and tokens of a block of a prompt.
+/// What a block of a prompt has at most: tiles of 16 rows of the matrix; tokens, a multiple of 16.
 struct PromptCut {
     int tiles, tokens;
 };
-/// So that blocks fill the multiprocessors: first in more tiles of tokens, as many as the rounds take that the fewest need, but of 32
-/// tokens or more; then, where all blocks run at once, with fewer rows of the matrix each.
+/// Cuts so that blocks fill the GPU. Tokens: into as many tiles as fit into the waves of blocks that the fewest tiles take, none of fewer
+/// than kLeastTokens. Then, if all blocks run in one wave, fewer rows a block.
 template <class S>
 constexpr PromptCut cut_prompt(int sms, int64_t tiles, int64_t tokens) {
-    constexpr int64_t kLeastTokens = 32, kLeastTiles = 2, kStep = 16;  // of tokens
+    constexpr int64_t kLeastTokens = S::kCluster == 1 ? 16 : 32, kLeastTiles = 2;
+    constexpr int64_t kTokenStep = 16;
     const int64_t together = int64_t{sms} * S::kBlocksPerSm;
     const auto ceil_div = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
     const auto blocks = [&](int64_t of_tiles, int64_t cuts) {
         return ceil_div(tiles, of_tiles) * S::kCluster * cuts;
     };
     const int64_t fewest = ceil_div(tokens, S::kTokens), most = ceil_div(tokens, kLeastTokens);
-    const int64_t in_rounds = ceil_div(blocks(S::kTiles, fewest), together) * together / blocks(S::kTiles, 1);
-    const int64_t wanted = in_rounds < most ? in_rounds : most, cuts = fewest > wanted ? fewest : wanted;
-    const int64_t each = ceil_div(ceil_div(tokens, cuts), kStep) * kStep;
+    const int64_t in_waves = ceil_div(blocks(S::kTiles, fewest), together) * together / blocks(S::kTiles, 1);
+    const int64_t wanted = in_waves < most ? in_waves : most, cuts = fewest > wanted ? fewest : wanted;
+    const int64_t each = ceil_div(ceil_div(tokens, cuts), kTokenStep) * kTokenStep;
     int64_t of_tiles = S::kTiles;
     while (of_tiles > kLeastTiles && blocks(of_tiles - 1, ceil_div(tokens, each)) <= together) --of_tiles;
     return {static_cast<int>(of_tiles), static_cast<int>(each)};

@@ -222,7 +222,7 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     template <class F>
     __device__ __forceinline__ void for_each_place(const F& f) {
         for (int id = static_cast<int>(blockIdx.x); id < task.row_blocks; id += static_cast<int>(gridDim.x)) {
-            place = dense_place<S>(task, id, S::kTokens);
+            place = dense_place(task, id, S::kTokens);
             this->find_extent();
             f();
             this->round_begin += this->steps();

@@ -21,6 +21,7 @@ namespace {
 template <Kind K>
 void run_tour(Context& context, const char* what, GemmTask task) {
     using S = Tour<K>;
+    task.box_tiles = S::kTiles;
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
     task.counter = context.counters;
     const int64_t along = (task.shared.tokens + S::kTokens - 1) / S::kTokens,

@@ -1,8 +1,8 @@
 // Pieces of packed weights on their way into shared memory, a ring a warp: a few chunks of one tile.
 //
 //   PieceRing        pieces of any size, copied by cp.async; each has a barrier, so waits name the piece
-//   WholePieceRing   pieces of kPieceChunks chunks. On sm_90 the copy engine brings them, as bytes that are read once, so that the L2
-//                    cache keeps what comes again: the next kernels' code above all. Elsewhere cp.async, whose waits count groups of
+//   WholePieceRing   pieces of kPieceChunks chunks. From sm_90 on the copy engine brings them, to be evicted from L2 first, which then
+//                    keeps what comes again: the next kernels' code above all. Elsewhere cp.async, whose waits count groups of
 //                    copies, which takes fewer instructions than barriers.
 //
 // (By the copy engine many pieces of less than 2 KB were up to 60 % slower.)
@@ -78,8 +78,8 @@ class PieceRing {
     uint32_t parity_ = 0;
 };
 
-/// A ring of kPieceDepth whole pieces. For its waits to count groups of copies, every piece that is read must be
-/// followed by one request, at the end of nothing.
+/// A ring of kPieceDepth whole pieces. Every piece that is read must be followed by one request, at the end of nothing: requests move
+/// the ring on, and before sm_90 waits count them.
 class WholePieceRing {
   public:
     static constexpr int kBytes = kPieceChunks * kFp4Chunk;
@@ -87,9 +87,11 @@ class WholePieceRing {
     /// Whole warp; `data` holds kPieceDepth * kBytes, `barriers` kPieceDepth, both this warp's own.
     __device__ __forceinline__ WholePieceRing(uint8_t* data, uint64_t* barriers, int lane)
         : data_(data), barriers_(barriers), lane_(lane) {
+#if __CUDA_ARCH__ >= 900
         if (lane < kPieceDepth) init_phases(barriers + lane, 1);
         publish_phases();
         __syncwarp();
+#endif
     }
     /// The next request; kPieceDepth of them come before the first wait. Null: of nothing.
     __device__ __forceinline__ void request(const uint8_t* from) {

@@ -16,11 +16,11 @@ __device__ __forceinline__ void copy_bytes(void* to_shared, const void* from, in
 #endif
 }
 
-/// The policy of the L2 cache for bytes that are read once: they make room first. (What createpolicy makes of evict_first and all of
-/// the bytes; as a constant, since ptxas 13.0 may lose a policy that is made long before its use.)
+/// The policy of the L2 cache for bytes that no later kernel reads: evicted first. (What createpolicy makes of evict_first and all of the
+/// bytes, CUTLASS's TMA::CacheHintSm90::EVICT_FIRST; a constant, since ptxas 13.0 may lose a policy that is made long before its use.)
 inline constexpr uint64_t kReadOnce = 0x12f0000000000000;
 
-/// The same of bytes that are read once.
+/// The same of bytes that no later kernel reads.
 __device__ __forceinline__ void copy_once(void* to_shared, const void* from, int bytes, uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900
     asm volatile(
@@ -28,6 +28,13 @@ __device__ __forceinline__ void copy_once(void* to_shared, const void* from, int
         "[%3], %4;" ::"r"(shared_address(to_shared)),
         "l"(from), "r"(bytes), "r"(shared_address(barrier)), "l"(kReadOnce)
         : "memory");
+#endif
+}
+
+/// Each thread, and then a barrier: what it wrote to shared memory comes before what the copy engine writes there.
+__device__ __forceinline__ void fence_before_copies() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 

@@ -346,7 +346,7 @@ __device__ __forceinline__ void copy_box(void* to_shared, const CUtensorMap& map
         "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
         : "memory");
 }
-/// The same of packed weights, which are read once: chunks of tiles, from chunk `chunk` of tile `tile` of expert `expert` on.
+/// The same of packed weights, which no later kernel reads, so that they are evicted from L2 first: chunks of tiles, from chunk `chunk` of tile `tile` of expert `expert` on.
 __device__ __forceinline__ void copy_chunks(void* to_shared, const CUtensorMap& map, int chunk, int tile,
                                             int expert, uint64_t* barrier) {
     asm volatile(
