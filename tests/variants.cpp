@@ -194,8 +194,8 @@ TEST_SUITE("cpu") {
         };
         CHECK(is(cut_prompt<Wide>(132, 772, 50), 6, 64));  // in_proj: 129 blocks
         CHECK(is(cut_prompt<Wide>(132, 772, 200), 6, 208));
-        CHECK(is(cut_prompt<Wide>(132, 772, 500), 8, 256));  // two rounds either way
-        CHECK(is(cut_prompt<Wide>(132, 772, 760), 8, 192));  // four tiles of tokens in three rounds
+        CHECK(is(cut_prompt<Wide>(132, 772, 500), 8, 256));  // two waves either way
+        CHECK(is(cut_prompt<Wide>(132, 772, 760), 8, 192));  // four tiles of tokens in three waves
         CHECK(is(cut_prompt<Wide>(132, 772, 8192), 8, 256));
         CHECK(is(cut_prompt<Wide>(132, 320, 32), 5, 16));      // the 27B's out_proj: 128 blocks instead of 40
         CHECK(is(cut_prompt<Halves>(132, 128, 500), 8, 128));  // out_proj: 128 blocks instead of 64

@@ -105,7 +105,7 @@ struct Ring {
         for (int i = thread; i < kTileRows; i += blockDim.x)
             *reinterpret_cast<uint4*>(queries(i / kGridQueries) + kGridPieces * kQueryPiece +
                                       i % kGridQueries * 16) = uint4{};
-        fence_shared_for_wgmma();
+        fence_async_proxy();
     }
 
     __device__ __forceinline__ void wait_full(const Place& at) const {
@@ -195,7 +195,7 @@ struct Ring {
             }
             commit_copies();
             wait_copies<0>();
-            fence_shared_for_wgmma();
+            fence_async_proxy();
             arrive(barriers->queries_full + group);
         }
     }

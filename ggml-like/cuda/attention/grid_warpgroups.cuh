@@ -165,7 +165,7 @@ struct Warpgroup {
         for (int piece = 0; piece < kGridPieces; ++piece)
             for (int i = threadIdx.x % 128; i < missing; i += 128)
                 *reinterpret_cast<uint4*>(values + piece * kKeyPiece + i * 16) = uint4{};
-        fence_shared_for_wgmma();
+        fence_async_proxy();
         barrier();
     }
 

@@ -212,7 +212,7 @@ struct Expander {
             if (half == 0) wait_phase(ring.barriers->empty + to.slot, to.phase ^ 1);
             expand(s.packing, p, shared_address(ring.slot(to)) + half * (kUnitRows * 128));
             if (half == 1) {
-                fence_shared_for_wgmma();
+                fence_async_proxy();
                 __syncwarp();
                 if (thread % 32 == 0) arrive(ring.barriers->full + to.slot);
                 to.go_on();

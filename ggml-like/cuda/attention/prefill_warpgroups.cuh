@@ -70,7 +70,7 @@ __device__ __forceinline__ void clear_tail(char* values, int first) {
     for (int i = threadIdx.x; i < pieces * (kDim / kColumns); i += kThreads)
         *reinterpret_cast<uint4*>(values + i / pieces * kColumnBytes + first * 128 + i % pieces * 16) =
             uint4{};
-    fence_shared_for_wgmma();
+    fence_async_proxy();
     sums_barrier();
 }
 
@@ -121,7 +121,7 @@ struct Warpgroup {
     __device__ __forceinline__ void load_queries(const Span& span) const {
         start_rows({c.rotated, static_cast<int64_t>(c.heads) * kDim, kDim}, span);
         wait_copies<0>();
-        fence_shared_for_wgmma();
+        fence_async_proxy();
         warpgroup_barrier();
     }
 

@@ -47,7 +47,7 @@ __device__ __forceinline__ void init(Shared& shared) {
             *reinterpret_cast<uint4*>(static_cast<uint8_t*>(square) + i) = uint4{};
     };
     clear(shared.solve, sizeof shared.solve), clear(shared.scores, sizeof shared.scores);
-    fence_shared_for_wgmma();
+    fence_async_proxy();
     __syncthreads();
 }
 

@@ -97,7 +97,7 @@ __device__ __forceinline__ void clear_rows(KeyTiles& tiles, int rows) {
     for (uint8_t* box : boxes)
         for (int i = threadIdx.x; i < pieces; i += 128)
             *reinterpret_cast<uint4*>(box + rows * 128 + i * 16) = uint4{};
-    fence_shared_for_wgmma();
+    fence_async_proxy();
     asm volatile("bar.sync 1, 128;" ::: "memory");
 }
 

@@ -204,7 +204,7 @@ struct WarpgroupBlock {
             for (uint32_t* word : {&v.x, &v.y, &v.z, &v.w}) *word = times(*word, 0x5d805d80u);  // 2^60
             x[i * S::kSumThreads] = v;
         }
-        fence_shared_for_wgmma();
+        fence_async_proxy();
         sum_barrier();
     }
     __device__ __forceinline__ static void sum_barrier() {

@@ -196,7 +196,7 @@ struct TourCopies : TourMemory<K> {
 #pragma unroll 1
             for (int step = 0; step < steps(); ++step) {
                 wait_phase(landed + stage.at, stage.phase);
-                fence_shared_for_wgmma();
+                fence_async_proxy();
                 arrive(full + stage.at);
                 stage.next(S::kStages);
             }

@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, 1) gate_up_fp4_stream(GateUp a, Stre
     if constexpr (kMode == Mode::chooses) {
         choose_rows(a, choice, k.list, pairs, shared_rows, scale);
         if (blockIdx.x == 0) tell_down(a, choice);
-        fence_before_copies();  // pieces come to where the choice lay
+        fence_async_proxy();  // pieces come to where the choice lay
         __syncthreads();
     } else {
         list_groups(k.list, a.groups, a.experts.count, pairs, shared_rows);

@@ -31,11 +31,4 @@ __device__ __forceinline__ void copy_once(void* to_shared, const void* from, int
 #endif
 }
 
-/// Each thread, and then a barrier: what it wrote to shared memory comes before what the copy engine writes there.
-__device__ __forceinline__ void fence_before_copies() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
-}
-
 }  // namespace quern::cuda::ptx

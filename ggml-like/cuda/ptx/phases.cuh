@@ -1,6 +1,6 @@
 // Barriers in shared memory (mbarrier) that count arrivals and bytes: between warps of a block, for copies that the copy engine
-// brings, and for what blocks of a cluster send each other. On cards before sm_90 these functions do nothing, and no
-// kernel calls them.
+// brings, and for what blocks of a cluster send each other. On cards before sm_90 these functions do
+// nothing; only the fence is called there.
 //
 // A phase ends with as many arrivals as the barrier was made for and all bytes that were announced; bytes may come before
 // they are announced. Phases take turns: the first has parity 0.
@@ -51,6 +51,14 @@ __device__ __forceinline__ void wait_cluster_phase(uint64_t* barrier, uint32_t p
             shared_address(barrier)),
         "r"(parity)
         : "memory");
+#endif
+}
+
+/// What this thread wrote to shared memory, by ordinary stores or cp.async that it has waited for, comes before what products of
+/// warpgroups read there and the copy engine writes there after the next barrier.
+__device__ __forceinline__ void fence_async_proxy() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 

@@ -50,11 +50,6 @@ __device__ __forceinline__ void hold(const uint32_t (&a)[kBlocks][4], bool never
                      "r"(a[k][3])
                      : "memory");
 }
-/// Makes writes to shared memory that this thread sees, cp.async or ordinary ones, visible to its products.
-__device__ __forceinline__ void fence_shared_for_wgmma() {
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
 /// The descriptor of B at shared address `at`; + 2 for every further 16 columns.
 __device__ __forceinline__ uint64_t wgmma_rows(uint32_t at) {
     return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{1} << 16) | ((at & 0x3ffffu) >> 4);
@@ -346,7 +341,8 @@ __device__ __forceinline__ void copy_box(void* to_shared, const CUtensorMap& map
         "l"(&map), "r"(column), "r"(row), "r"(shared_address(barrier))
         : "memory");
 }
-/// The same of packed weights, which no later kernel reads, so that they are evicted from L2 first: chunks of tiles, from chunk `chunk` of tile `tile` of expert `expert` on.
+/// The same of packed weights: chunks of tiles, from chunk `chunk` of tile `tile` of expert `expert` on. No later kernel reads them, so
+/// they are evicted from L2 first.
 __device__ __forceinline__ void copy_chunks(void* to_shared, const CUtensorMap& map, int chunk, int tile,
                                             int expert, uint64_t* barrier) {
     asm volatile(
