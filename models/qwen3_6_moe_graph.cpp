@@ -234,14 +234,20 @@ class Builder {
             built.next_source = g_.input("next_source", DType::I32, {shape_.tokens});
     }
 
-    /// Keeps the hidden states of the step's rows for the MTP layer. Of prompts, whose next tokens are known, the layer's keys
-    /// and values are computed at once. Of ranks only the first drafts.
-    void leave_hidden(Tensor* x, BuiltGraph& built) {
+    /// Keeps the hidden states of the step's rows for the MTP layer. Of ranks only the first drafts.
+    void keep_hidden(Tensor* x) {
+        if (shape_.pass != Pass::hidden || c_.shard.rank > 0) return;
+        const int layer = static_cast<int>(c_.layers);
+        g_.set_layer(layer);
+        write_ring(g_, fmt::format("L{}.mtp.ring", layer), x,
+                   g_.external(state_.find(layer, StateRole::hidden)), batch_);
+    }
+
+    /// Computes the MTP layer's keys and values of prompts, whose next tokens are known.
+    void read_hidden(Tensor* x, BuiltGraph& built) {
         declare_next(built);
-        if (c_.shard.rank > 0) return;
+        if (shape_.kind == StepKind::answer || c_.shard.rank > 0) return;
         begin_mtp();
-        write_ring(g_, name("mtp.ring"), x, state(StateRole::hidden), batch_);
-        if (shape_.kind == StepKind::answer) return;
         const Residual in =
             mtp_input(built.next_ids, x, nullptr, w_.final_norm, {built.next_source, batch_.image_rows});
         g_.output(attention(w_.mtp->layers.front(), in));
@@ -282,6 +288,7 @@ class Builder {
 
     /// The head, over the rows whose logits are wanted.
     BuiltGraph finish(const Residual& x) {
+        keep_hidden(x.x);  // before the head, whose first weights come meanwhile
         g_.set_layer(-1);
         // If all rows are wanted, they are in order already.
         const bool all = shape_.logit_rows == shape_.tokens;
@@ -294,7 +301,7 @@ class Builder {
         if (all && batch_.draft_source != nullptr)
             accept_drafts(g_, "accept_drafts", batch_, late_, built.top,
                           g_.external(state_.find(drafting_layer(), StateRole::chosen)));
-        if (shape_.pass == Pass::hidden) leave_hidden(x.x, built);
+        if (shape_.pass == Pass::hidden) read_hidden(x.x, built);
         built.graph = std::move(g_);
         return built;
     }

@@ -68,12 +68,14 @@ Residual linear_add(Graph& g, std::string_view name, Tensor* x, const Weight& w,
           w.rows);
     cpu::check_weight("linear_add", name, w);
     check_zeros("linear_add", name, ranks.zeros, *residual);
-    Residual out = make_residual(g, "linear_add", name, x->shape[0], w.rows, next);
+    const LinearAddParams parameters{&w, router, next.kind, ranks.sums()};
+    Residual out =
+        make_residual(g, "linear_add", name, x->shape[0], w.rows, next, squares_in_parts(parameters));
     Node node{.op = &kLinearAdd,
               .name = std::string(name),
               .inputs = {x, residual, next.weight},
               .outputs = {out.x, out.h, out.squares},
-              .parameters = LinearAddParams{&w, router, next.kind, ranks.sums()}};
+              .parameters = parameters};
     if (ranks.zeros != nullptr) node.inputs.push_back(ranks.zeros);
     if (router != nullptr) {
         CHECK(router->cols == w.rows, "[linear_add] {}: router [{}, {}] does not fit x' [T, {}]", name,

@@ -2,7 +2,8 @@
 //   answers: cuda/linear/dense_one.cuh, dense_rows.cuh, step_product.h: the same bits a row (the choice: cuda/variants.h).
 //     Up to 8 rows a block that has whole columns to itself also does the router's work (cuda/moe/route_work.cuh); else a
 //     kernel for the logits follows. Over ranks the product's blocks add up (cuda/comm/tile_sums.cuh), or a kernel after it does
-//   prompts: the tiled product of cuda/linear/gemm.h, then a kernel for h and squares, then the logits' product
+//   prompts: the tiled product of cuda/linear/gemm.h, which also makes h and squares if a router reads them; else a kernel does;
+//     then the logits' product
 #include "ggml-like/ops/linear_add.h"
 
 #include "ggml-like/cuda/comm/tile_sums.cuh"
@@ -228,6 +229,7 @@ void add_prompt(const Node& node, Context& c, const Packed& w, const Defer& defe
     const Tensor &x = *node.inputs[0], &residual = *node.inputs[1], &y = *node.outputs[0];
     const auto& p = node.params<LinearAddParams>();
     const int rows = static_cast<int>(x.shape[0]);
+    const bool in_product = squares_in_parts(p);
     if (p.sums != Sums::none && c.peers != nullptr) {
         gemm(c, w, x.data, x.stride[0], rows, {.y = defer.h, .ld = defer.columns}, Split::by_matrix);
         add_parts_of_prompt(c, residual.as<float>(), y.as<float>(), defer, y.elements(),
@@ -238,9 +240,10 @@ void add_prompt(const Node& node, Context& c, const Packed& w, const Defer& defe
               .ld = y.stride[0],
               .f32 = true,
               .residual = residual.as<float>(),
-              .residual_ld = residual.stride[0]},
+              .residual_ld = residual.stride[0],
+              .defer = in_product ? defer : Defer{}},
              Split::by_matrix);
-        defer_rows(c, y.as<float>(), defer, rows);
+        if (!in_product) defer_rows(c, y.as<float>(), defer, rows);
     }
     if (p.router == nullptr) return;
     const Packed& router = *static_cast<const Packed*>(p.router->placed);

@@ -23,6 +23,10 @@ struct LinearAddParams {
     Sums sums;
 };
 
+/// Whether a prompt's squares are sums over 8 columns each (residual.h), which the product makes: then a router reads them, and
+/// moe_gate_up adds them up once.
+inline bool squares_in_parts(const LinearAddParams& p) { return p.router != nullptr && p.sums == Sums::none; }
+
 /// Zeros for a sum without a residual. Of prompts one row that stands for all (a view of stride 0), which linear_add takes, too.
 Tensor* no_residual(Graph& g, std::string_view name, int64_t tokens, int64_t width, StepKind kind);
 

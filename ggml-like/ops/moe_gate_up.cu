@@ -362,6 +362,7 @@ void answer_slices(Context& c, const GateUp& a) {
 
 void prompt(Context& c, const GateUp& a, const Packed& shared) {
     choose_experts(c, a.choice);
+    const RowScale scale = scale_of_factors(a.factor);  // which the choice has made
     GateUp few_rows = a;
     const bool fp4 = gate_up_streams(c, shape_of(a));
     const bool with_shared =
@@ -372,9 +373,9 @@ void prompt(Context& c, const GateUp& a, const Packed& shared) {
     if (fp4)
         gate_up_fp4_prompt(c, few_rows);
     else
-        gemm_gate_up(c, a.experts, a.h, a.choice.scale, a.groups, a.rows, a.used, a.routed, along);
+        gemm_gate_up(c, a.experts, a.h, scale, a.groups, a.rows, a.used, a.routed, along);
     if (!with_shared)
-        gemm_paired(c, shared, a.h, a.columns, a.rows, {a.shared_out, a.shared.rows / 2, a.choice.scale});
+        gemm_paired(c, shared, a.h, a.columns, a.rows, {a.shared_out, a.shared.rows / 2, scale});
 }
 
 }  // namespace

@@ -5,15 +5,18 @@
 namespace quern {
 namespace {
 
-constexpr int64_t kSquareColumns = 16;  // columns that one number of `squares` covers in an answer step
+/// Columns that one number of `squares` covers, if there are several.
+constexpr int64_t kAnswerColumns = 16, kPromptColumns = 8;
 
 }  // namespace
 
 Residual make_residual(Graph& g, const char* op, std::string_view name, int64_t tokens, int64_t width,
-                       const NextNorm& next) {
+                       const NextNorm& next, bool in_parts) {
     CHECK(next.weight->rank == 1 && next.weight->dtype == DType::F32 && next.weight->shape[0] == width,
           "[{}] {}: the next norm {} should be F32 [{}]", op, name, describe(*next.weight), width);
-    const int64_t parts = next.kind == StepKind::prompt ? 1 : (width + kSquareColumns - 1) / kSquareColumns;
+    const bool prompt = next.kind == StepKind::prompt;
+    const int64_t columns = !prompt ? kAnswerColumns : in_parts ? kPromptColumns : width;
+    const int64_t parts = (width + columns - 1) / columns;
     return {.x = g.scratch(name, DType::F32, {tokens, width}),
             .h = g.scratch(fmt::format("{}.h", name), next.activation, {tokens, width}),
             .squares = g.scratch(fmt::format("{}.squares", name), DType::F32, {tokens, parts})};

@@ -4,8 +4,9 @@
 //   norm(x) = x * w / rms(x),  rms(x) = sqrt(mean(x^2) + eps);  norm(x) W^T = (h W^T) / rms(x)  with  h = x * w
 //
 // x F32 [T, D]; h [T, D] in `activation`: x * w in FP32, one rounding; squares F32 [T, P]: P partial sums of the row's
-// x^2. P is 1 for prompts and ceil(D / 16) for answers. There, on a GPU, number i is the sum over columns 16 i to
-// 16 i + 15, in one fixed order; the CPU writes the whole sum first, then zeros. A GPU needs D to be a multiple of 16.
+// x^2. P is ceil(D / 16) for answers. For prompts it is 1, but ceil(D / 8) where linear_add.h says so. On a GPU number i is the sum
+// over neighbouring columns, 16 or 8, in one fixed order; the CPU writes the whole sum first, then zeros. A GPU needs D to be a
+// multiple of 16.
 // Source of the norm: Zhang & Sennrich 2019.
 #pragma once
 
@@ -42,9 +43,10 @@ struct OverRanks {
     Sums sums() const { return zeros == nullptr ? Sums::none : whole ? Sums::whole : Sums::own; }
 };
 
-/// The tensors x [tokens, width], h and squares of a node called `name`; checks the norm's shape.
+/// The tensors x [tokens, width], h and squares of a node called `name`; checks the norm's shape. in_parts: of
+/// prompts, P = ceil(D / 8).
 Residual make_residual(Graph& g, const char* op, std::string_view name, int64_t tokens, int64_t width,
-                       const NextNorm& next);
+                       const NextNorm& next, bool in_parts = false);
 /// The logits of a router [E + 1, width], as linear_add.h has them.
 Tensor* make_router_logits(Graph& g, std::string_view name, int64_t tokens, const Weight& router,
                            const NextNorm& next);

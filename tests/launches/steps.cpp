@@ -244,8 +244,9 @@ TEST_CASE(
             BatchShape hidden = model.answers(rows);
             hidden.pass = Pass::hidden;
             std::vector<Launch> more = model.launches(hidden);
-            REQUIRE(!more.empty());
-            more.pop_back();
+            CHECK(std::erase_if(more, [](const Launch& launch) {
+                      return describe(launch).find("write_ring_kernel") != std::string::npos;
+                  }) == 1);
             CHECK(first_difference(model.launches(model.answers(rows)), more) == "");
         }
         for (const int64_t rows : {1, 63, 64, 200, 1024}) {

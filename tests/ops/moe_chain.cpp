@@ -105,7 +105,7 @@ class ChainTest {
     void check_values(StepKind kind, int64_t n, const StepOutputs& out) {
         const auto rows = step_rows(n);
         const Chosen chosen = Chosen::from(out, kIds);
-        check_deferred(device_, kind, norm_, n, out[kX], out[kH], out[kSquares]);
+        check_deferred(device_, kind, norm_, n, out[kX], out[kH], out[kSquares], true);
         check_logits(device_, router_, n, out[kH], out[kLogits]);
         check_groups(device_, chosen, s_.experts);
         check_deferred(device_, kind, norm_, n, out[kY], out[kH2], out[kSquares2]);

@@ -71,20 +71,24 @@ struct NormedInput {
 /// How far the factor may be off if its squares are summed one by one in FP32.
 inline double factor_error(int64_t parts) { return std::ldexp(static_cast<double>(parts) + 8, -24); }
 
-/// Checks h and squares of n rows of x'. The bits of h follow from those of x'; squares are sums of F32 squares.
+/// Checks h and squares of n rows of x'. The bits of h follow from those of x'; squares are sums of F32 squares. in_parts: of prompts,
+/// over 8 columns each (residual.h).
 inline void check_deferred(const Device& device, StepKind kind, const Norm& norm, int64_t n,
                            const std::vector<double>& x, const std::vector<double>& h,
-                           const std::vector<double>& squares) {
+                           const std::vector<double>& squares, bool in_parts = false) {
     const auto width = static_cast<int64_t>(norm.values().size()),
-               parts = static_cast<int64_t>(squares.size()) / n;
-    REQUIRE(parts == (kind == StepKind::prompt ? 1 : (width + kSquareColumns - 1) / kSquareColumns));
-    const bool apart = !device.exact() && kind == StepKind::answer;  // the CPU's first number has them all
+               parts = static_cast<int64_t>(squares.size()) / n,
+               columns = kind == StepKind::answer ? kSquareColumns
+                         : in_parts               ? 8
+                                                  : width;
+    REQUIRE(parts == (width + columns - 1) / columns);
+    const bool apart = !device.exact() && columns < width;  // the CPU's first number has them all
     std::vector<float> product;
     std::vector<double> sums(static_cast<size_t>(apart ? n * parts : n)), found(sums.size());
     for (int64_t i = 0; i < n * width; ++i) {
         const double v = x[static_cast<size_t>(i)];
         product.push_back(static_cast<float>(v) * norm.values()[static_cast<size_t>(i % width)]);
-        sums[static_cast<size_t>(apart ? i / kSquareColumns : i / width)] += v * v;
+        sums[static_cast<size_t>(i / (apart ? columns : width))] += v * v;
     }
     product = device.rounded(std::move(product));
     const std::vector<double> expected(product.begin(), product.end());
@@ -95,7 +99,7 @@ inline void check_deferred(const Device& device, StepKind kind, const Norm& norm
     }
     for (int64_t i = 0; i < n * parts; ++i)
         found[static_cast<size_t>(apart ? i : i / parts)] += squares[static_cast<size_t>(i)];
-    const double most = std::ldexp(static_cast<double>(apart ? kSquareColumns : width) + 2, -24);
+    const double most = std::ldexp(static_cast<double>(apart ? columns : width) + 2, -24);
     for (size_t i = 0; i < sums.size(); ++i)
         if (!(std::fabs(found[i] - sums[i]) <= most * sums[i] + 1e-37))
             FAIL_CHECK("squares: number " << i << " is " << found[i] << ", expected " << sums[i]);

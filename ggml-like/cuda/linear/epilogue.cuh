@@ -30,7 +30,8 @@ __device__ __forceinline__ float scaled(float sum, float factor) { return __fmul
 
 // ---- the split norm ----
 
-inline constexpr int kSquareColumns = 16;  // of one number of squares, in answer steps
+/// Columns of one number of squares: in answer steps; in prompt steps, unless they have one number a row.
+inline constexpr int kSquareColumns = 16, kPromptSquareColumns = 8;
 
 /// The part of who makes x.
 struct Defer {
@@ -52,7 +53,7 @@ Defer defer_of(const Tensor& norm, const Tensor& h, const Tensor& squares);
 /// The part of who reads h: rows' factors.
 struct RowScale {
     const float* squares = nullptr;  // null: factor 1
-    int numbers = 0;
+    int numbers = 0;                 // of a row; 0: `squares` are the factors themselves, of prompts
     float per_column = 0, eps = 0;
 
     RowScale from_row(int row) const {
@@ -62,6 +63,7 @@ struct RowScale {
     }
 };
 RowScale scale_of(const Tensor& h, const Tensor& squares, float eps);
+inline RowScale scale_of_factors(const float* factors) { return {.squares = factors}; }
 
 /// Prompts: h and squares [rows, 1] of x F32 [rows, columns].
 void defer_rows(Context& context, const float* x, const Defer& defer, int rows);
@@ -104,6 +106,18 @@ __device__ __forceinline__ void defer_four(const Defer& d, int n, int column, co
         for (float& s : square) s += __shfl_xor_sync(mask, s, lane);
     const float sum = (square[0] + square[2]) + (square[1] + square[3]);
     if (column % kSquareColumns == 0) d.squares[n * d.numbers + column / kSquareColumns] = sum;
+}
+
+/// Prompts: eight neighbouring columns of row n, from `column` on: h, and their squares. low, high: the norm's weights.
+__device__ __forceinline__ void defer_eight(const Defer& d, int64_t n, int column, const float (&x)[8],
+                                            const float4& low, const float4& high) {
+    *reinterpret_cast<uint4*>(d.h + n * d.columns + column) =
+        make_uint4(pack_bf16(x[0] * low.x, x[1] * low.y), pack_bf16(x[2] * low.z, x[3] * low.w),
+                   pack_bf16(x[4] * high.x, x[5] * high.y), pack_bf16(x[6] * high.z, x[7] * high.w));
+    float square = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) square = __fmaf_rn(x[i], x[i], square);
+    d.squares[n * d.numbers + column / kPromptSquareColumns] = square;
 }
 
 /// One warp: the squares of a row in two steps, loads and what waits for them. A lane adds up every 32nd number, in order; kHeld of them,
@@ -168,9 +182,10 @@ __device__ __forceinline__ void norm_factors(const RowScale& s, int first, int s
         }
     }
 }
-/// One thread, prompts: squares are one number.
+/// One thread, prompts: squares are one number, or the factor.
 __device__ __forceinline__ float prompt_factor(const RowScale& s, int64_t n) {
-    return rsqrtf(__ldcg(s.squares + n) * s.per_column + s.eps);
+    const float v = __ldcg(s.squares + n);
+    return s.numbers == 0 ? v : rsqrtf(v * s.per_column + s.eps);
 }
 
 }  // namespace quern::cuda::linear

@@ -273,14 +273,13 @@ __device__ __forceinline__ void store_tile(const GemmBlock<K, S>& block,
             const int token = j * 16 + n;
             const int there = task.rows - row0 - row;
             if (token >= block.place.count || there <= 0) continue;
-            const int64_t y_row = block.y_rows()[token];
             float v[8];
 #pragma unroll
             for (int i = 0; i < 8; i += 4) {
                 const float4 s = *reinterpret_cast<const float4*>(transposed + n * kPitch + row + i);
                 v[i] = s.x, v[i + 1] = s.y, v[i + 2] = s.z, v[i + 3] = s.w;
             }
-            store_row(task, v, y_row * task.ldy + row0 + row, y_row * task.residual_ld + row0 + row, there);
+            store_row(task, v, block.y_rows()[token], row0 + row, there, NormOfEight(task, row0 + row));
         }
     }
 }
@@ -317,17 +316,18 @@ template <Kind K, class S>
 __global__ void __launch_bounds__(S::kThreads, S::kBlocksPerSm)
     gemm_kernel(const __grid_constant__ GemmTask task) {
     extern __shared__ __align__(1024) uint8_t shared[];
-    allow_successor();
     GemmBlock<K, S> block{task, shared};
     const int steps = (task.chunks + S::kWarpsK - 1) / S::kWarpsK;
     const int primed = min(task.stages - 1, steps);
     if (task.groups == nullptr) {
+        allow_successor();
         block.place = dense_place(task, static_cast<int>(blockIdx.x), S::kTokens);
         block.find_weights();
         for (int i = 0; i < primed; ++i) block.copy_weights(i, i);
         wait_for_predecessor();
     } else {
         wait_for_predecessor();
+        allow_successor();  // only now, as moe.h wants it
         block.place = grouped_place<S>(task, static_cast<int>(blockIdx.x));
         if (block.place.count == 0) return;
         block.find_weights();

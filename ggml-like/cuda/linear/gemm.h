@@ -27,6 +27,7 @@ struct GemmOutput {
         nullptr;  // F32 [tokens, residual_ld], added before the store. y may be the same memory.
     int64_t residual_ld = 0;
     RowScale scale{};  // of sums, before the residual
+    Defer defer{};     // of y in F32, with squares of 16 columns each; h null: nothing
 };
 
 /// never: as the experts' products add.

@@ -56,6 +56,8 @@ void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tok
         task.residual = out.residual == nullptr ? nullptr : out.residual + at;
         task.residual_ld = out.residual_ld;
         task.scale = out.scale;
+        task.defer = out.defer;
+        task.defer_begin = static_cast<int>(at);
         run_part(context, w.part[i].kind, task, split);
     }
 }

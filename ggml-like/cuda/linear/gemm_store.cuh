@@ -9,12 +9,23 @@ namespace quern::cuda::linear {
 using namespace ptx;
 using namespace pack;
 
-/// Adds the residual and stores 8 neighbours of a row, of which `there` exist; by 16 bytes where the place
-/// allows it.
-__device__ __forceinline__ void store_row(const GemmTask& task, float (&v)[8], int64_t at,
-                                          int64_t residual_at, int there) {
+/// Eight weights of the norm that follows, from row `row` of the matrix on; zeros if none follows.
+struct NormOfEight {
+    float4 low{}, high{};
+
+    __device__ __forceinline__ NormOfEight(const GemmTask& task, int row) {
+        if (task.defer.h == nullptr) return;
+        const auto* from = reinterpret_cast<const float4*>(task.defer.norm + task.defer_begin + row);
+        low = from[0], high = from[1];
+    }
+};
+
+/// Adds the residual and stores 8 neighbours of row n of y, from `row` on, of which `there` exist; by 16 bytes where the place
+/// allows it. `norm`: of these rows.
+__device__ __forceinline__ void store_row(const GemmTask& task, float (&v)[8], int64_t n, int row, int there,
+                                          const NormOfEight& norm) {
     if (task.residual != nullptr) {
-        const float* residual = task.residual + residual_at;
+        const float* residual = task.residual + n * task.residual_ld + row;
         if (there >= 8 && reinterpret_cast<uintptr_t>(residual) % 16 == 0) {
             const float4 r[2] = {reinterpret_cast<const float4*>(residual)[0],
                                  reinterpret_cast<const float4*>(residual)[1]};
@@ -25,7 +36,10 @@ __device__ __forceinline__ void store_row(const GemmTask& task, float (&v)[8], i
             for (int i = 0; i < 8; ++i) v[i] += i < there ? residual[i] : 0.0f;
         }
     }
+    const int64_t at = n * task.ldy + row;
     if (task.f32) {
+        if (task.defer.h != nullptr)
+            defer_eight(task.defer, n, task.defer_begin + row, v, norm.low, norm.high);
         float* y = static_cast<float*>(task.y) + at;
         if (there >= 8 && reinterpret_cast<uintptr_t>(y) % 16 == 0) {
             reinterpret_cast<float4*>(y)[0] = make_float4(v[0], v[1], v[2], v[3]);

@@ -33,6 +33,8 @@ struct GemmTask {
     const float* residual;
     int64_t residual_ld;
     RowScale scale;  // of rows of x
+    Defer defer;     // of rows of y, which are F32, from its column defer_begin on; h null: nothing
+    int defer_begin;
     // Answers only: instead of what is said of y, residual and scale
     StepOutput answer;
     // Grouped only:

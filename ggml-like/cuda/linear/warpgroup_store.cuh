@@ -68,6 +68,7 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
             (static_cast<int64_t>(place.expert) * task.tiles + place.row_block * this->row_step()) * 16 + raw;
 #pragma unroll
         for (int i = 0; i < kRaw; ++i) factor[i] = f[i] * kRowLift<K>;
+        const NormOfEight norm(task, row);
         const int rank = rank_of();
         for (int n = static_cast<int>(threadIdx.x) / kLanes * S::kCluster + rank; n < place.count;
              n += kEach * S::kCluster) {
@@ -82,8 +83,7 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
             float out[8];
 #pragma unroll
             for (int i = 0; i < 8; ++i) out[i] = kPaired ? gated_prompt(v[i], v[i + kRaw - 8]) : v[i];
-            const int64_t y_row = y_rows()[n];
-            store_row(task, out, y_row * task.ldy + row, y_row * task.residual_ld + row, there);
+            store_row(task, out, y_rows()[n], row, there, norm);
         }
     }
 

@@ -70,7 +70,7 @@ template <int kEach, bool kPrompt>
 __global__ void __launch_bounds__(kThreads, 1) down_fp4_terms(Down a, Stream s) {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ StreamShared k;
-    wait_for_choice(a);
+    if constexpr (!kPrompt) wait_for_choice(a);
     list_groups(k.list, a.groups, a.experts.count, a.rows * a.used, a.rows);
     stream_groups<kEach>(DownWork<kPrompt>{a}, s, k, shared);
 }

@@ -80,7 +80,9 @@ struct Down {
     float* y;
     int64_t ld;
     void* terms;  // [rows * (used + 1), D]: F32, in prompt steps BF16
-    /// Choice::ready; null: the choice is complete when the predecessor has ended. Kernels that read groups take the flag alone.
+    /// Choice::ready; null: the choice is complete when the predecessor has ended. Kernels that read groups take the flag alone. Those of
+    /// prompts take neither: a prompt's gate and up let their successors begin only after their own wait, so that what the choice
+    /// wrote is there before moe_down begins.
     const uint64_t* ready;
     Defer next;                         // of the norm that follows
     const uint8_t* permuted = nullptr;  // GateUp::permuted, where it was written
