@@ -55,27 +55,27 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
             block.sum_rounds();
         return;
     }
+    constexpr bool kReadsSums = S::kCluster > 1 && !S::kSendsSums;  // of other blocks, where they lie
+    // Each kind of warp to its end by itself: code for both would be compiled for the fewer registers.
     if (warp >= kSumWarps) {
         if constexpr (S::kMoveRegisters) shrink_registers<40>();
         if (warp == kSumWarps && elected()) block.keep_full(primed);
         __syncwarp();
         if constexpr (S::kSendsSums) cluster_arrive_only();
-    } else {
-        if constexpr (S::kMoveRegisters) grow_registers<232>();
-        block.find_y_rows();
-        block.multiply_present();
+        if constexpr (kReadsSums) cluster_barrier(), cluster_barrier();
+        return;
     }
-    constexpr bool kReadsSums = S::kCluster > 1 && !S::kSendsSums;  // of other blocks, where they lie
+    if constexpr (S::kMoveRegisters) grow_registers<232>();
+    block.find_y_rows();
+    block.multiply_present();
     if constexpr (kReadsSums) cluster_barrier();
-    if (warp < kSumWarps) {
-        if constexpr (S::kCluster == 1) block.sum_barrier();
-        if constexpr (S::kAnswer)
-            block.store_answer();
-        else if (task.paired)
-            block.template store_sums<true>();
-        else
-            block.template store_sums<false>();
-    }
+    if constexpr (S::kCluster == 1) block.sum_barrier();
+    if constexpr (S::kAnswer)
+        block.store_answer();
+    else if (task.paired)
+        block.template store_sums<true>();
+    else
+        block.template store_sums<false>();
     if constexpr (kReadsSums) cluster_barrier();
 #endif
 }

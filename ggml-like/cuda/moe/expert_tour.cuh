@@ -11,7 +11,8 @@
 // Tiles: an expert's tokens are cut evenly into as few tiles as hold them; (expert, tile of tokens) slow, 256 rows fast,
 // so that neighbouring blocks read the same tokens. Block b takes tile b first, then whichever nobody has taken: they differ
 // in size. The copying warps write what a tile is into a slot while the one before it is multiplied, so that its tokens are asked
-// for as soon as a stage is free.
+// for as soon as a stage is free. Of moe_down only tokens have to be waited for, so that lists and the first stages' weights are
+// made and asked for while gate and up end.
 // Operands: A from registers, decoded there, a stage at a time, while other warpgroups multiply. B from shared memory, as
 // many tokens as there are, in steps of 16.
 // Order of sums: columns as they come, as everywhere in prompts of experts (gemm_experts.h).
@@ -33,7 +34,6 @@ __global__ void __launch_bounds__(Tour<K>::kThreads, 1)
     using S = Tour<K>;
     extern __shared__ __align__(1024) uint8_t unaligned[];
     __shared__ uint64_t barriers[3 * S::kStages + S::kSlots];
-    allow_successor();
     uint8_t* shared = unaligned + (1024 - shared_address(unaligned) % 1024) % 1024;
     const TourMemory<K> memory{task,
                                w,
@@ -46,7 +46,8 @@ __global__ void __launch_bounds__(Tour<K>::kThreads, 1)
     const TourCopies<K> copies{memory};
     copies.init_barriers();
     if (threadIdx.x < 32 && elected()) prefetch_map(w), prefetch_map(shared_w);
-    wait_for_predecessor();
+    if (!task.down) wait_for_predecessor();  // else gather() does: groups are there (moe.h)
+    allow_successor();
     copies.list_tiles();
     if (threadIdx.x >= S::kSumThreads) {
         shrink_registers<32>();

@@ -31,13 +31,16 @@ struct TourCopies : TourMemory<K> {
     using TourMemory<K>::next_slot;
     using TourMemory<K>::steps;
 
+    /// Number `i` of groups; past the first cache, as the predecessor of gate and up may have just written it.
+    __device__ __forceinline__ int group(int i) const { return __ldcg(task.groups + i); }
+
     /// All threads; a barrier at the end. A thread has one expert.
     __device__ __forceinline__ void list_tiles() const {
         TourLists& l = lists();
         const int e = threadIdx.x, warp = e / 32, lane = e % 32;
         int own = 0, sum = 0;
         if (warp < 16) {
-            const int begin = task.groups[min(e, task.experts)], end = task.groups[min(e + 1, task.experts)];
+            const int begin = group(min(e, task.experts)), end = group(min(e + 1, task.experts));
             own = (end - begin + S::kTokens - 1) / S::kTokens;
             if (e < task.experts) l.pairs[e] = begin, l.pairs[e + 1] = end;  // neighbours write the same
             sum = own;
@@ -110,7 +113,7 @@ struct TourCopies : TourMemory<K> {
     /// Pair n of a place, or its last; of the shared expert the token itself.
     __device__ __forceinline__ int pair_of(const Place& p, int n) const {
         n = min(n, max(p.count - 1, 0));
-        return p.expert < 0 ? p.first + n : task.groups[task.experts + 1 + p.first + n];
+        return p.expert < 0 ? p.first + n : group(task.experts + 1 + p.first + n);
     }
     __device__ __forceinline__ int token_of(int pair, int expert) const {
         return expert < 0 ? pair : quotient(pair, task.used);
@@ -118,11 +121,10 @@ struct TourCopies : TourMemory<K> {
     __device__ __forceinline__ float scale_of(int pair, int expert) const {
         return task.scale.squares != nullptr ? prompt_factor(task.scale, token_of(pair, expert)) : 1.0f;
     }
-    __device__ __forceinline__ void name_row(TourSlot& s, int n, int pair, float scale) const {
+    __device__ __forceinline__ void name_row(TourSlot& s, int n, int pair) const {
         const int token = token_of(pair, s.expert);
         s.x[n] = static_cast<uint32_t>(task.down ? pair : token) * static_cast<uint32_t>(task.ldx8);
         s.y[n] = task.down && s.expert >= 0 ? pair + token : pair;
-        s.scale[n] = scale;
     }
     /// A tile's tokens from the 33rd on.
     __device__ __forceinline__ void name_others(TourSlot& s, const Place& p) const {
@@ -135,17 +137,18 @@ struct TourCopies : TourMemory<K> {
 #pragma unroll
         for (int i = 1; i < kEach; ++i) scale[i] = 32 * i < p.count ? scale_of(pair[i], p.expert) : 1.0f;
 #pragma unroll
-        for (int i = 1; i < kEach; ++i) name_row(s, lane + 32 * i, pair[i], scale[i]);
+        for (int i = 1; i < kEach; ++i)
+            name_row(s, lane + 32 * i, pair[i]), s.scale[lane + 32 * i] = scale[i];
     }
-    /// Tells of the next tile, or by one without tokens that there is none. `pair`, `scale`: of the lane's first token. The slot is
+    /// Tells of the next tile, or by one without tokens that there is none. `pair`: of the lane's first token, whose factor comes later. The slot is
     /// free: all stages of the tile before have been waited for, so that of kStages + 1 stages back was freed by all multiplying warps,
     /// who had stored all tiles before its own, and the tile that had the slot is one of these.
-    __device__ __forceinline__ void tell(Turn& turn, const Place& p, int count, int pair, float scale) const {
+    __device__ __forceinline__ void tell(Turn& turn, const Place& p, int count, int pair) const {
         const int lane = threadIdx.x % 32;
         TourSlot& s = slot(turn.at);
         if (lane == 0) s.row_block = p.row_block, s.count = count;
         s.expert = p.expert;
-        name_row(s, lane, pair, scale);
+        name_row(s, lane, pair);
         if (count > 32) name_others(s, p);
         __syncwarp();
         if (lane == 0) arrive(ready + turn.at);
@@ -157,32 +160,36 @@ struct TourCopies : TourMemory<K> {
     __device__ __forceinline__ void conduct() const {
         const int lane = threadIdx.x % 32, all = places();
         int id = static_cast<int>(blockIdx.x), pair = 0;
-        float scale = 1;
         Turn stage, slot_turn;
         Place next{};
         const auto find = [&](int wanted) {
             next = place_of(wanted, next.expert), pair = pair_of(next, lane);
         };
         unsigned asked = draw(all);
-        if (id < all) find(id), scale = scale_of(pair, next.expert);
+        if (id < all) find(id);
         int following = drawn(asked);
         for (;;) {
             const Place place = next;
-            tell(slot_turn, place, id < all ? place.count : 0, pair, scale);
+            float* scales = slot(slot_turn.at).scale + lane;
+            tell(slot_turn, place, id < all ? place.count : 0, pair);
             if (id >= all) break;
+            const float scale = scale_of(pair, place.expert);
             const bool more = following < all;
-            const int late = min(steps() - 1, 2);  // when the next tile's pairs have come
+            const int late = min(steps() - 1, 2);  // when the factor has come
             if (more) asked = draw(all), find(following);
 #pragma unroll 1
             for (int step = 0; step < steps(); ++step) {
                 // of a new barrier: the phase before its first
                 wait_phase(empty + stage.at, stage.phase ^ 1);
+                if (step == late) {
+                    *scales = scale;
+                    __syncwarp();
+                }
                 if (elected()) {
                     arrive_and_expect(full + stage.at, S::kWeightBytes);
                     copy_chunks(weights_of(stage.at), place.expert < 0 ? shared_w : w, step * S::kChunks,
                                 place.row_block * S::kTiles, max(place.expert, 0), full + stage.at);
                 }
-                if (step == late && more) scale = scale_of(pair, next.expert);
                 stage.next(S::kStages);
             }
             id = following;
@@ -204,6 +211,7 @@ struct TourCopies : TourMemory<K> {
 
     /// Two warps: the tokens.
     __device__ __forceinline__ void gather() const {
+        if (task.down) wait_for_predecessor();
         const int thread = static_cast<int>(threadIdx.x) % kGatherThreads;
         const int column = thread % 8, row0 = thread / 8;
         const uint32_t to0 = static_cast<uint32_t>(row0 * 128 + ((column ^ row0) << 4));

@@ -23,7 +23,7 @@ void run_tour(Context& context, const char* what, GemmTask task) {
     using S = Tour<K>;
     task.box_tiles = S::kTiles;
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
-    task.counter = context.counters;
+    task.counter = context.counters + (task.down ? 1 : 0);  // both may be under way
     const int64_t along = (task.shared.tokens + S::kTokens - 1) / S::kTokens,
                   places = task.row_blocks * (along + token_tiles(task, S::kTokens));
     GemmTask of_shared = task;
