@@ -176,9 +176,9 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
     if (lane == 0) init_barrier(&k.handed[warp]);
     uint32_t handed_parity = 0;
     const TileLine line(s, k.list);
-    const int end = line.begin_of(blockIdx.x + 1, gridDim.x);
+    const int end = line.begin_of<Work::kPrompt>(blockIdx.x + 1, gridDim.x);
     int to;
-    for (int from = line.begin_of(blockIdx.x, gridDim.x); from < end; from = to) {
+    for (int from = line.begin_of<Work::kPrompt>(blockIdx.x, gridDim.x); from < end; from = to) {
         const HeldRows held(k.list, line, from, end);
         to = min(end, line.first_tile(held.next_group));
         RowLoads<Work> loads(work, held, k.list, rows, s.row_bytes);

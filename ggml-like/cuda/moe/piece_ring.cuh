@@ -96,7 +96,7 @@ class WholePieceRing {
     /// The next request; kPieceDepth of them come before the first wait. Null: of nothing.
     __device__ __forceinline__ void request(const uint8_t* from) {
 #if __CUDA_ARCH__ >= 900
-        if (from != nullptr && lane_ == 0) {
+        if (from != nullptr && elected()) {
             arrive_and_expect(barriers_ + slot_, kBytes);
             copy_once(data_ + slot_ * kBytes, from, kBytes, barriers_ + slot_);
         }

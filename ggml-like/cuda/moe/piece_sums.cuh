@@ -46,7 +46,7 @@ __device__ __forceinline__ void add_whole_piece(const uint8_t* chunk, const uint
 /// total += `chunks` chunks from `chunk` on, as prompts add.
 __device__ __forceinline__ void add_chunks_in_chain(const uint8_t* chunk, const uint8_t* x, int chunks,
                                                     int lane, float (&total)[4]) {
-#pragma unroll 2
+#pragma unroll 4
     for (int c = 0; c < chunks; ++c, chunk += kFp4Chunk, x += 128) {
         WeightChunk<Kind::nvfp4> weights;
         weights.load(chunk, lane);

@@ -105,13 +105,16 @@ struct TileLine {
         piece = rest - tile * each.by();
         return in_shared ? tile : shared_tiles + tile;
     }
-    /// The tile with which block `block` of `blocks` begins. Pieces of the shared expert count five quarters: its
-    /// groups are full, and 8 rows take longer to load and to multiply.
+    /// The tile with which block `block` of `blocks` begins. Pieces of the shared expert count five quarters in answers: its
+    /// groups are full, and 8 rows take longer to load and to multiply. (In prompts products are the same for fewer.)
+    template <bool kPrompt>
     __device__ __forceinline__ int begin_of(int block, int blocks) const {
+        constexpr int kMore = kPrompt ? 0 : 1;  // quarters
         if (block == blocks) return tiles;
-        const int of_shared = shared_tiles * s.shared.pieces, all = 4 * pieces_before(tiles) + of_shared;
+        const int of_shared = shared_tiles * s.shared.pieces,
+                  all = 4 * pieces_before(tiles) + kMore * of_shared;
         const int at = static_cast<int>(static_cast<unsigned>(all) * static_cast<unsigned>(block) / blocks);
-        int piece = at < 5 * of_shared ? at / 5 : (at - of_shared) / 4;
+        int piece = at < (4 + kMore) * of_shared ? at / (4 + kMore) : (at - kMore * of_shared) / 4;
         return tile_of(piece);
     }
 };

@@ -5,6 +5,16 @@
 
 namespace quern::cuda::ptx {
 
+/// True in one lane of a warp, the same each time. What only this lane does needs no loop over lanes: ptxas makes one of 30
+/// instructions a lane for copies behind a plain comparison.
+__device__ __forceinline__ bool elected() {
+    uint32_t yes = 0;
+#if __CUDA_ARCH__ >= 900
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(yes));
+#endif
+    return yes != 0;
+}
+
 /// So many consecutive bytes, a multiple of 16, to shared memory, by the copy engine.
 __device__ __forceinline__ void copy_bytes(void* to_shared, const void* from, int bytes, uint64_t* barrier) {
 #if __CUDA_ARCH__ >= 900

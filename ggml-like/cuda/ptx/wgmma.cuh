@@ -322,13 +322,6 @@ __device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
 __device__ __forceinline__ void copy_async_at(uint32_t to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
 }
-/// True in one lane of a warp, the same each time. What only this lane does needs no loop over lanes: ptxas makes one of 30
-/// instructions a lane for copies behind a plain comparison.
-__device__ __forceinline__ bool elected() {
-    uint32_t yes;
-    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(yes));
-    return yes != 0;
-}
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
