@@ -24,7 +24,7 @@ struct LinearAddParams {
 };
 
 /// Whether a prompt's squares are sums over 8 columns each (residual.h), which the product makes: then a router reads them, and
-/// moe_gate_up adds them up once.
+/// moe_gate_up, which alone may read these, adds them up once.
 inline bool squares_in_parts(const LinearAddParams& p) { return p.router != nullptr && p.sums == Sums::none; }
 
 /// Zeros for a sum without a residual. Of prompts one row that stands for all (a view of stride 0), which linear_add takes, too.

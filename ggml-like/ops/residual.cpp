@@ -5,7 +5,7 @@
 namespace quern {
 namespace {
 
-/// Columns that one number of `squares` covers, if there are several.
+/// Columns that one number of `squares` covers, if there are several (cuda/linear/epilogue.cuh has the same).
 constexpr int64_t kAnswerColumns = 16, kPromptColumns = 8;
 
 }  // namespace

@@ -55,12 +55,6 @@ struct RowScale {
     const float* squares = nullptr;  // null: factor 1
     int numbers = 0;                 // of a row; 0: `squares` are the factors themselves, of prompts
     float per_column = 0, eps = 0;
-
-    RowScale from_row(int row) const {
-        RowScale s = *this;
-        s.squares += static_cast<int64_t>(row) * numbers;
-        return s;
-    }
 };
 RowScale scale_of(const Tensor& h, const Tensor& squares, float eps);
 inline RowScale scale_of_factors(const float* factors) { return {.squares = factors}; }

@@ -26,8 +26,8 @@ struct GemmOutput {
     const float* residual =
         nullptr;  // F32 [tokens, residual_ld], added before the store. y may be the same memory.
     int64_t residual_ld = 0;
-    RowScale scale{};  // of sums, before the residual
-    Defer defer{};     // of y in F32, with squares of 16 columns each; h null: nothing
+    RowScale scale{};  // of sums, before the residual; one number a row
+    Defer defer{};     // of y in F32, with squares in parts; h null: nothing. Parts of w are whole tiles then
 };
 
 /// never: as the experts' products add.

@@ -37,6 +37,11 @@ void run_part(Context& context, Kind kind, const GemmTask& task, Split split) {
     }
 }
 
+/// Kernels of prompts read one number of squares a row.
+void check_scale(const RowScale& scale) {
+    if (scale.numbers > 1) unsupported("gemm", "squares in parts");
+}
+
 }  // namespace
 
 bool has_warpgroups() {
@@ -47,9 +52,12 @@ bool has_warpgroups() {
 
 void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens, const GemmOutput& out,
           Split split) {
+    check_scale(out.scale);
     for (int i = 0; i < w.parts; ++i) {
         GemmTask task = part_task(w, w.part[i], static_cast<const bf16*>(x), ldx, tokens);
         const int64_t at = w.part[i].row_begin;
+        if (out.defer.h != nullptr && (at % kTileRows != 0 || task.rows % kTileRows != 0))
+            unsupported("gemm", "a norm after parts that are no whole tiles");
         task.f32 = out.f32;
         task.y = static_cast<uint8_t*>(out.y) + at * (out.f32 ? 4 : 2);
         task.ldy = out.ld;
@@ -64,6 +72,7 @@ void gemm(Context& context, const Packed& w, const void* x, int64_t ldx, int tok
 
 void gemm_paired(Context& context, const Packed& w, const void* x, int64_t ldx, int tokens,
                  const GatedOutput& out) {
+    check_scale(out.scale);
     for (int i = 0; i < w.parts; ++i) {
         GemmTask task = part_task(w, w.part[i], static_cast<const bf16*>(x), ldx, tokens);
         task.paired = true;

@@ -9,12 +9,12 @@ namespace quern::cuda::linear {
 using namespace ptx;
 using namespace pack;
 
-/// Eight weights of the norm that follows, from row `row` of the matrix on; zeros if none follows.
+/// Eight weights of the norm that follows, from row `row` of the matrix on; zeros if none follows, or there is no such row.
 struct NormOfEight {
     float4 low{}, high{};
 
     __device__ __forceinline__ NormOfEight(const GemmTask& task, int row) {
-        if (task.defer.h == nullptr) return;
+        if (task.defer.h == nullptr || row >= task.rows) return;
         const auto* from = reinterpret_cast<const float4*>(task.defer.norm + task.defer_begin + row);
         low = from[0], high = from[1];
     }
@@ -38,7 +38,7 @@ __device__ __forceinline__ void store_row(const GemmTask& task, float (&v)[8], i
     }
     const int64_t at = n * task.ldy + row;
     if (task.f32) {
-        if (task.defer.h != nullptr)
+        if (task.defer.h != nullptr && there >= 8)
             defer_eight(task.defer, n, task.defer_begin + row, v, norm.low, norm.high);
         float* y = static_cast<float*>(task.y) + at;
         if (there >= 8 && reinterpret_cast<uintptr_t>(y) % 16 == 0) {

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(Tour<K>::kThreads, 1)
     copies.init_barriers();
     if (threadIdx.x < 32 && elected()) prefetch_map(w), prefetch_map(shared_w);
     if (!task.down) wait_for_predecessor();  // else gather() does: groups are there (moe.h)
-    allow_successor();
+    allow_successor();                       // only now, as moe.h wants it of gate and up
     copies.list_tiles();
     if (threadIdx.x >= S::kSumThreads) {
         shrink_registers<32>();

@@ -104,7 +104,9 @@ struct Plan {
                      ? shared_tile(tile)
                      : a.experts.data + expert * a.experts.expert_bytes + static_cast<int64_t>(tile) * bytes;
         tiles = __popc(__ballot_sync(0xffffffffu, at < all));
-        if (lane < min(tiles, s.depth) && !(lane == 0 && begins_early())) copy(lane, source);
+#pragma unroll
+        for (int i = 0; i < Launch::kMaxDepth; ++i)
+            if (i < min(tiles, s.depth)) copy_tile(i, i, i == 0 && begins_early());
         group_pairs(m.chosen, a.rows * a.used, a.used, m.groups);
         FewGroup group = {0, 0, 0};
         if (at < all) group = of_shared ? FewGroup{0, static_cast<short>(a.rows), 0} : m.groups.group[number];
@@ -121,10 +123,8 @@ struct Plan {
 #pragma unroll 1
         for (int i = s.depth; i < tiles; ++i) {
             wait_phase(m.empty + stage, parity);
-            if (static_cast<int>(threadIdx.x) % 32 == i) {
-                arrive_and_expect(m.full + stage, bytes);
-                copy(stage, source);
-            }
+            if (elected()) arrive_and_expect(m.full + stage, bytes);
+            copy_tile(stage, i, false);
             if (++stage == s.depth) stage = 0, parity ^= 1;
         }
     }
@@ -135,6 +135,12 @@ struct Plan {
     __device__ __forceinline__ bool begins_early() const { return block() < a.shared.tiles; }
     __device__ __forceinline__ const uint8_t* shared_tile(int tile) const {
         return a.shared.data + static_cast<int64_t>(tile) * bytes;
+    }
+    /// The whole warp: the tile of lane `i`.
+    __device__ __forceinline__ void copy_tile(int stage, int i, bool is_there) const {
+        const auto from = reinterpret_cast<const uint8_t*>(
+            __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(source), i));
+        if (!is_there && elected()) copy(stage, from);
     }
     __device__ __forceinline__ void copy(int stage, const uint8_t* from) const {
         copy_bytes(ring + stage * bytes, from, bytes, m.full + stage);

@@ -93,7 +93,7 @@ class WholePieceRing {
         __syncwarp();
 #endif
     }
-    /// The next request; kPieceDepth of them come before the first wait. Null: of nothing.
+    /// Whole warp: the next request; kPieceDepth of them come before the first wait. Null: of nothing.
     __device__ __forceinline__ void request(const uint8_t* from) {
 #if __CUDA_ARCH__ >= 900
         if (from != nullptr && elected()) {

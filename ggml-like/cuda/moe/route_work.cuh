@@ -29,12 +29,6 @@ struct RouteWork {
     int logits;  // E + 1
     int64_t* sums;
     int pitch;
-
-    RouteWork from_row(int row) const {
-        RouteWork w = *this;
-        w.sums += static_cast<int64_t>(row) * pitch;
-        return w;
-    }
 };
 
 inline constexpr float kSumsOne = 0x1p32f, kMaxSum = 0x1p21f;  // 1 in fixed point; the clamp

@@ -106,7 +106,7 @@ struct TileLine {
         return in_shared ? tile : shared_tiles + tile;
     }
     /// The tile with which block `block` of `blocks` begins. Pieces of the shared expert count five quarters in answers: its
-    /// groups are full, and 8 rows take longer to load and to multiply. (In prompts products are the same for fewer.)
+    /// groups are full, and 8 rows take longer to load and to multiply. In prompts a group of few rows costs as much.
     template <bool kPrompt>
     __device__ __forceinline__ int begin_of(int block, int blocks) const {
         constexpr int kMore = kPrompt ? 0 : 1;  // quarters

@@ -1,11 +1,11 @@
-// Copies of consecutive bytes by the copy engine (sm_90).
+// Copies of consecutive bytes by the copy engine (sm_90), and the lane that asks for them.
 #pragma once
 
 #include "ggml-like/cuda/ptx/phases.cuh"
 
 namespace quern::cuda::ptx {
 
-/// True in one lane of a warp, the same each time. What only this lane does needs no loop over lanes: ptxas makes one of 30
+/// Whole warp, from sm_90 on: true in one lane, the same each time. What only this lane does needs no loop over lanes: ptxas makes one of 30
 /// instructions a lane for copies behind a plain comparison.
 __device__ __forceinline__ bool elected() {
     uint32_t yes = 0;
