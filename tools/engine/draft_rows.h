@@ -19,6 +19,9 @@ struct Sequence;
 inline constexpr size_t kDraftRowsWindow = 128;
 inline constexpr int64_t kMissedOfFrequent = 4, kMissedOfCopied = 16;
 
+/// frequent, copied, all.
+const char* draft_rows_name(DraftRows rows);
+
 /// tokens: of a sequence, so far. known: ModelInfo::draft_tokens; none: any choice is the model's head, DraftRows::frequent. Plans for
 /// other rows than those of frequent tokens are made when a text first needs them.
 DraftRows draft_rows_for(std::span<const int32_t> tokens, const std::optional<DraftTokens>& known);

@@ -216,7 +216,8 @@ SequenceState HostStates::load(const State& state) {
     SequenceState s = pool_.acquire_for(state.length);
     backend_.load(page_copies(s.pages, state.pages, Direction::to_pool));
     backend_.load(recurrent_copies(pool_.recurrent_parts(s.slot), state.recurrent, Direction::to_pool));
-    for (int stage = 0; stage < backend_.stages(); ++stage) backend_.of_stage(stage).set_mark(kLoadsMark);
+    if (backend_.stages() > 1)  // await_stages waits for it
+        for (int stage = 0; stage < backend_.stages(); ++stage) backend_.of_stage(stage).set_mark(kLoadsMark);
     for (int64_t i = 0; i < pool_.final_pages(state.length); ++i) {
         const int32_t number = state.pages[static_cast<size_t>(i)];
         pool_.copy_of(s.pages[static_cast<size_t>(i)]) = {number, blocks_->serial(number)};

@@ -9,8 +9,6 @@
 namespace quern {
 
 enum class DraftRows : uint8_t;  // models/model.h
-/// frequent, copied, all.
-const char* draft_rows_name(DraftRows rows);
 
 /// automatic: every drafter that the model has something for.
 enum class DrafterKind : uint8_t { none, automatic, lookup, mtp, dflash };

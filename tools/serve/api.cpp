@@ -6,6 +6,7 @@
 #include "ggml-like/json_guard.h"
 #include "models/tokenizer.h"
 #include "tools/engine/defaults.h"
+#include "tools/engine/draft_rows.h"
 #include "tools/engine/kv_types.h"
 #include "tools/engine/memory_plan.h"
 #include "tools/serve/api_error.h"

@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "models/model.h"
+#include "tools/engine/draft_rows.h"
 
 namespace quern {
 namespace {
