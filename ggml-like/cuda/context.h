@@ -29,8 +29,8 @@ struct Launched {
 
 struct Context : Card {
     cudaStream_t stream = nullptr;
-    unsigned* counters =
-        nullptr;  // [kCounters] zeros; a kernel that counts leaves zeros behind. Two that may be under way together take others
+    /// [kCounters] zeros; a kernel that counts leaves zeros behind. Kernels that may be under way together take different ones.
+    unsigned* counters = nullptr;
     const comm::Peers* peers = nullptr;  // of a rank of several: how it reaches the others
     Launched* launched = nullptr;        // where launches are told, if somebody wants to know
     int64_t window_bytes = 0;            // that a launch may name as read once (ReadOnce), at most

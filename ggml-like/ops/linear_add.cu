@@ -3,8 +3,7 @@
 //     Up to 8 rows a block that has whole columns to itself also does the router's work (cuda/moe/route_work.cuh); else a
 //     kernel for the logits follows. Over ranks the product's blocks add up (cuda/comm/tile_sums.cuh), or a kernel after it does
 //   prompts: the tiled product of cuda/linear/gemm.h, which also makes h and squares if a router reads them and the sum is not over
-//     ranks; else a kernel does;
-//     then the logits' product
+//     ranks, else a kernel does; then the logits' product
 #include "ggml-like/ops/linear_add.h"
 
 #include "ggml-like/cuda/comm/tile_sums.cuh"

@@ -136,7 +136,7 @@ struct Plan {
     __device__ __forceinline__ const uint8_t* shared_tile(int tile) const {
         return a.shared.data + static_cast<int64_t>(tile) * bytes;
     }
-    /// The whole warp: the tile of lane `i`.
+    /// The whole warp: asks for the tile of lane `i`, unless that has been done.
     __device__ __forceinline__ void copy_tile(int stage, int i, bool is_there) const {
         const auto from = reinterpret_cast<const uint8_t*>(
             __shfl_sync(0xffffffffu, reinterpret_cast<unsigned long long>(source), i));

@@ -5,8 +5,8 @@
 
 namespace quern::cuda::ptx {
 
-/// Whole warp, from sm_90 on: true in one lane, the same each time. What only this lane does needs no loop over lanes: ptxas makes one of 30
-/// instructions a lane for copies behind a plain comparison.
+/// Whole warp, from sm_90 on: true in one lane, the same each time. What only this lane does needs no loop over lanes: ptxas
+/// makes one of 30 instructions a lane for copies behind a plain comparison.
 __device__ __forceinline__ bool elected() {
     uint32_t yes = 0;
 #if __CUDA_ARCH__ >= 900
