@@ -62,7 +62,8 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
         if (warp == kSumWarps && elected()) block.keep_full(primed);
         __syncwarp();
         if constexpr (S::kSendsSums) cluster_arrive_only();
-        if constexpr (kReadsSums) cluster_barrier(), cluster_barrier();
+        if constexpr (kReadsSums)
+            cluster_barrier(), cluster_barrier();  // before and after others' sums are read
         return;
     }
     if constexpr (S::kMoveRegisters) grow_registers<232>();

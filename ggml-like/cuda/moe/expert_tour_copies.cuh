@@ -140,9 +140,8 @@ struct TourCopies : TourMemory<K> {
         for (int i = 1; i < kEach; ++i)
             name_row(s, lane + 32 * i, pair[i]), s.scale[lane + 32 * i] = scale[i];
     }
-    /// Tells of the next tile, or by one without tokens that there is none. `pair`: of the lane's first token, whose
-    /// factor comes later. The slot is
-    /// free: all stages of the tile before have been waited for, so that of kStages + 1 stages back was freed by all multiplying warps,
+    /// Tells of the next tile, or by one without tokens that there is none. `pair`: of the lane's first token, whose factor comes later.
+    /// The slot is free: all stages of the tile before have been waited for, so that of kStages + 1 stages back was freed by all multiplying warps,
     /// who had stored all tiles before its own, and the tile that had the slot is one of these.
     __device__ __forceinline__ void tell(Turn& turn, const Place& p, int count, int pair) const {
         const int lane = threadIdx.x % 32;
