@@ -1,7 +1,7 @@
 // logits_top on the GPU, in one kernel.
 //   group  of 128 ids, four runs of 32 neighbours far apart, a warp: its highest logit, and the sum of exponentials to that
-//   row    the block that ends last takes the 64th largest maximum of the row, less its last 8 bits, as a bound that at least
-//          64 logits reach; looks through the groups that reach it (hardly more than 64) for such logits, and ranks them
+//   row    the block that ends last counts the groups by the distance of their maxima from the highest logit, which gives a limit that
+//          the 64 highest maxima are within and few others; looks through these groups for logits within it, and ranks them
 // Traffic: the logits once. Bound: latency; with many rows bytes.
 #include "ggml-like/ops/logits_top.h"
 
@@ -18,8 +18,9 @@ namespace {
 
 constexpr int kBlock = 512, kWarps = kBlock / 32, kMaxKept = 4096;
 constexpr int kGroups = 2048, kPass = kGroups * 128;  // ids of all groups at a time; a longer row has several
+constexpr int kBins = 512;                            // of distances from the highest logit
 constexpr int kTogether = 6;                          // groups of a warp at a time
-constexpr int kLookups = 4;                           // the same where candidates are looked for
+constexpr int kLookups = 5;                           // the same where candidates are looked for
 
 /// Work space of a row.
 struct Work {
@@ -62,10 +63,6 @@ struct Top {
     }
 };
 
-struct Bound {
-    uint32_t bound, largest;
-};
-
 /// What a thread of the last block has of all groups: number i is of group threadIdx.x + i * kBlock.
 struct OwnGroups {
     static constexpr int kEach = kGroups / kBlock;
@@ -81,53 +78,113 @@ struct OwnGroups {
     }
 };
 
-/// Of all groups' maxima the largest, and a bound that n of them reach and hardly any other: the n-th largest but
-/// for its last 8 bits. Three rounds of 8 bits.
-__device__ Bound bound_of(const OwnGroups& own_groups, int n) {
-    __shared__ int histogram[256];
-    __shared__ uint32_t prefix, largest;
-    __shared__ int left;
-    if (threadIdx.x == 0) prefix = 0, largest = 0, left = n;
-    uint32_t own_largest = 0;
-    for (const uint32_t key : own_groups.maxima) own_largest = max(own_largest, key);
-    own_largest = __reduce_max_sync(0xffffffffu, own_largest);
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) atomicMax(&largest, own_largest);
-    for (int shift = 24; shift > 0; shift -= 8) {
-        if (threadIdx.x < 256) histogram[threadIdx.x] = 0;
-        __syncthreads();
-        const uint32_t mask = shift == 24 ? 0u : ~0u << (shift + 8);
+/// Logits whose distance is below the limit, in any order, each with its id as a key: of two keys the greater one has the higher logit, or
+/// the same and the lower id.
+struct Candidates {
+    int count;
+    uint64_t key[kMaxKept];
+
+    __device__ void add(float x, int id) {
+        const int at = atomicAdd(&count, 1);
+        if (at < kMaxKept) key[at] = uint64_t{ordered_bits(x)} << 32 | ~static_cast<uint32_t>(id);
+    }
+    __device__ int kept() const { return min(count, kMaxKept); }
+};
+
+/// Shared memory of the last block.
+struct Shared {
+    Candidates found;
+    alignas(16) uint32_t maxima[kWarps];  // of warps
+    alignas(16) float sums[kWarps];
+    alignas(16) int histogram[kBins];
+    int bin, before;  // of find_bin
+    int groups;       // whose maxima have a distance below the limit
+    uint16_t group[kGroups];
+};
+
+/// Distances of logits from the highest one in bins, by the bits of the distance, which are in the order of the distances. Bin i holds
+/// those from start + (i << shift) on.
+struct Bins {
+    uint32_t start = 0x3b000000;  // 1/512
+    int shift = 18;               // 32 bins to each doubling, up to 128
+    bool ends = false;  // the first and the last bin hold what is beyond them, too, until one of them is cut
+
+    __device__ int of(uint32_t distance) const {  // or one that does not exist
+        if (!ends)
+            return min(max(static_cast<int>(distance >> shift) - static_cast<int>(start >> shift), 0),
+                       kBins - 1);
+        return distance < start ? -1 : static_cast<int>(min((distance - start) >> shift, uint32_t{kBins}));
+    }
+    /// Distances of bin i and of those before are less.
+    __device__ uint32_t limit(int i) const {
+        return !ends && i == kBins - 1 ? 0xffffffffu : start + (static_cast<uint32_t>(i + 1) << shift);
+    }
+    /// Cuts bin i.
+    __device__ void cut(int i) {
+        const bool beyond = !ends && (i == 0 || i == kBins - 1);
+        start = !ends && i == 0 ? 0 : start + (static_cast<uint32_t>(i) << shift);
+        shift = beyond ? 21 : max(shift - 9, 0);
+        ends = true;
+    }
+};
+static_assert(kBins == (7 + 9) << 5 && kBins == 1 << 9 && kBins == kBlock);
+constexpr int kFew = 256;  // groups of a bin that need no more bins
+
+/// One warp: the bin in which the n-th distance is, and how many are before it.
+__device__ void find_bin(int n, Shared& shared) {
+    constexpr int kEach = kBins / 32;
+    const int lane = threadIdx.x;
+    int bins[kEach], own = 0;
 #pragma unroll
-        for (const uint32_t key : own_groups.maxima)
-            if ((key & mask) == prefix) atomicAdd(&histogram[key >> shift & 255], 1);
+    for (int j = 0; j < kEach; ++j) bins[j] = shared.histogram[lane * kEach + j], own += bins[j];
+    int before = own;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+        const int other = __shfl_up_sync(0xffffffffu, before, d);
+        if (lane >= d) before += other;
+    }
+    before -= own;
+    if (before >= n || before + own < n) return;
+    int bin = lane * kEach;
+#pragma unroll
+    for (int j = 0; j + 1 < kEach; ++j)
+        if (bin == lane * kEach + j && before + bins[j] < n) before += bins[j], ++bin;
+    shared.bin = bin, shared.before = before;
+}
+
+/// A limit that the distances of at least n groups' maxima are below, and of few others: those that share the n-th one's bin, of which there
+/// are few or which is as narrow as numbers are. `distance`: of the thread's groups. All threads.
+__device__ uint32_t limit_of(const uint32_t (&distance)[OwnGroups::kEach], int n, Shared& shared) {
+    for (Bins bins;;) {
+#pragma unroll
+        for (const uint32_t d : distance)
+            if (const int bin = bins.of(d); bin >= 0 && bin < kBins) atomicAdd(&shared.histogram[bin], 1);
         __syncthreads();
-        if (threadIdx.x < 32) {
-            // lane l looks at bins 255 - 8l .. 248 - 8l, from the top
-            int own = 0;
-            for (int j = 0; j < 8; ++j) own += histogram[255 - 8 * threadIdx.x - j];
-            int above = own;
-            for (int d = 1; d < 32; d *= 2) {
-                const int v = __shfl_up_sync(0xffffffffu, above, d);
-                if (threadIdx.x >= d) above += v;
-            }
-            above -= own;
-            const int want = left;
-            __syncwarp();
-            if (above < want && above + own >= want) {
-                for (int j = 0; j < 8; ++j) {
-                    const int bin = 255 - 8 * threadIdx.x - j, here = histogram[bin];
-                    if (above + here >= want) {
-                        prefix |= static_cast<uint32_t>(bin) << shift;
-                        left = want - above;
-                        break;
-                    }
-                    above += here;
-                }
-            }
-        }
+        if (threadIdx.x < 32) find_bin(n, shared);
+        __syncthreads();
+        const int bin = shared.bin;
+        if (shared.histogram[bin] <= kFew || bins.shift == 0) return bins.limit(bin);
+        n -= shared.before;
+        bins.cut(bin);
+        __syncthreads();
+        shared.histogram[threadIdx.x] = 0;
         __syncthreads();
     }
-    return {prefix, largest};
+}
+
+/// The highest logit of all, as a key. All threads; a barrier inside.
+__device__ uint32_t largest_of(const OwnGroups& own_groups, Shared& shared) {
+    uint32_t largest = 0;
+#pragma unroll
+    for (const uint32_t key : own_groups.maxima) largest = max(largest, key);
+    largest = __reduce_max_sync(0xffffffffu, largest);
+    if (threadIdx.x % 32 == 0) shared.maxima[threadIdx.x / 32] = largest;
+    shared.histogram[threadIdx.x] = 0;
+    if (threadIdx.x == 0) shared.groups = 0, shared.found.count = 0;
+    __syncthreads();
+#pragma unroll
+    for (const uint32_t key : shared.maxima) largest = max(largest, key);
+    return largest;
 }
 
 /// The first of a lane's four ids of a group.
@@ -163,91 +220,83 @@ __device__ void write_group(Work& work, int group, const Sum& own, float scale) 
     if (threadIdx.x % 32 == 0) work.maxima[group] = insane ? 0xffffffffu : key, work.sums[group] = sum;
 }
 
-/// Logits that reach the bound, in any order.
-struct Candidates {
-    int count;
-    float value[kMaxKept];
-    int id[kMaxKept];
-
-    __device__ void add(float x, int i) {
-        const int at = atomicAdd(&count, 1);
-        if (at < kMaxKept) value[at] = x, id[at] = i;
-    }
-    __device__ int kept() const { return min(count, kMaxKept); }
-};
-
-/// All threads: looks for candidates.
-__device__ void collect(const Top& t, int row, const OwnGroups& own, uint32_t bound, Candidates& found) {
-    __shared__ int groups;
-    __shared__ uint16_t group[kGroups];
-    if (threadIdx.x == 0) groups = 0, found.count = 0;
-    __syncthreads();
-#pragma unroll
-    for (int i = 0; i < OwnGroups::kEach; ++i)
-        if (own.maxima[i] >= bound)
-            group[atomicAdd(&groups, 1)] = static_cast<uint16_t>(i * kBlock + threadIdx.x);
-    __syncthreads();
-    const auto look = [&](const float4& four, int id) {
-        const float x[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (int j = 0; j < 4; ++j)
-            if (ordered_bits(x[j] + 0.0f) >= bound && x[j] > -INFINITY) found.add(x[j] + 0.0f, id + j);
-    };
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    for (int begin = warp; begin < groups; begin += kLookups * kWarps) {
-        float4 four[kLookups];
-        int id[kLookups];
-#pragma unroll
-        for (int j = 0; j < kLookups; ++j) {
-            const int i = begin + j * kWarps;
-            id[j] = i < groups ? id_of(group[i], lane) : t.vocab;
-            four[j] = t.four(row, id[j]);
-        }
-#pragma unroll
-        for (int j = 0; j < kLookups; ++j) {
-            look(four[j], id[j]);
-            for (int more = id[j] + kPass; more < t.vocab; more += kPass) look(t.four(row, more), more);
-        }
-    }
-    __syncthreads();
-}
-
-/// Ranks candidates; ids beyond them are -1.
-__device__ void write_top(int* ids, const Candidates& found) {
-    float* values = reinterpret_cast<float*>(ids + kTopLogits);
-    const int count = found.kept();
-    for (int i = threadIdx.x; i < kTopLogits; i += kBlock)
-        if (i >= count) ids[i] = -1, values[i] = -INFINITY;
-    for (int i = threadIdx.x; i < count; i += kBlock) {
-        const float value = found.value[i];
-        const int id = found.id[i];
-        int rank = 0;
-#pragma unroll 4
-        for (int j = 0; j < count; ++j)
-            rank += found.value[j] > value || (found.value[j] == value && found.id[j] < id);
-        if (rank < kTopLogits) ids[rank] = id, values[rank] = value;
-    }
-}
-
-/// All threads, thread 0 gets it: the sum over all groups, in one order.
-__device__ float sum_of_row(const OwnGroups& groups, float highest, float scale) {
-    __shared__ float partial[kWarps];
+/// A thread's part of the sum over all groups.
+__device__ float own_sum(const OwnGroups& groups, float highest, float scale) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < OwnGroups::kEach; ++i) {
         const float own = from_ordered_bits(groups.maxima[i]);
         sum += groups.sums[i] * (own > -INFINITY ? __expf((own - highest) * scale) : 0.0f);
     }
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0) partial[threadIdx.x / 32] = sum;
+    return sum;
+}
+
+/// All threads: looks for candidates, and leaves warps' parts of the sum over all groups. A barrier at the end. `distance`: of the
+/// thread's groups.
+__device__ void collect(const Top& t, int row, const OwnGroups& own,
+                        const uint32_t (&distance)[OwnGroups::kEach], uint32_t limit, float highest,
+                        float scale, Shared& shared) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < OwnGroups::kEach; ++i)
+        if (distance[i] < limit)
+            shared.group[atomicAdd(&shared.groups, 1)] = static_cast<uint16_t>(i * kBlock + threadIdx.x);
     __syncthreads();
-    float total = 0;
-    for (const float part : partial) total += part;
-    return total;
+    const auto look = [&](const float4& four, int id) {
+        const float x[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j)
+            if (__float_as_uint(highest - x[j]) < limit && x[j] > -INFINITY)
+                shared.found.add(x[j] + 0.0f, id + j);
+    };
+    const int groups = shared.groups;
+    float4 four[kLookups];
+    int id[kLookups];
+    const auto load = [&](int begin) {
+#pragma unroll
+        for (int j = 0; j < kLookups; ++j) {
+            const int i = begin + j * kWarps;
+            id[j] = i < groups ? id_of(shared.group[i], lane) : t.vocab;
+            four[j] = t.four(row, id[j]);
+        }
+    };
+    load(warp);
+    const float sum = warp_sum(own_sum(own, highest, scale));  // while logits come
+    if (lane == 0) shared.sums[warp] = sum;
+    for (int begin = warp; begin < groups;) {
+#pragma unroll
+        for (int j = 0; j < kLookups; ++j) {
+            look(four[j], id[j]);
+            for (int more = id[j] + kPass; more < t.vocab; more += kPass) look(t.four(row, more), more);
+        }
+        begin += kLookups * kWarps;
+        if (begin < groups) load(begin);
+    }
+    __syncthreads();
+}
+
+/// Ranks candidates, four lanes each; ids beyond them are -1.
+__device__ void write_top(int* ids, const Candidates& found) {
+    float* values = reinterpret_cast<float*>(ids + kTopLogits);
+    const int count = found.kept(), part = threadIdx.x % 4;
+    for (int i = threadIdx.x; i < kTopLogits; i += kBlock)
+        if (i >= count) ids[i] = -1, values[i] = -INFINITY;
+    for (int first = 0; first < count; first += kBlock / 4) {
+        const int i = first + threadIdx.x / 4;
+        const uint64_t own = i < count ? found.key[i] : 0;
+        int rank = 0;
+#pragma unroll 4
+        for (int j = part; j < count; j += 4) rank += found.key[j] > own;
+        rank += __shfl_xor_sync(0xffffffffu, rank, 1);
+        rank += __shfl_xor_sync(0xffffffffu, rank, 2);
+        if (part > 0 || i >= count || rank >= kTopLogits) continue;
+        ids[rank] = static_cast<int>(~static_cast<uint32_t>(own));
+        values[rank] = from_ordered_bits(static_cast<uint32_t>(own >> 32));
+    }
 }
 
 __global__ void __launch_bounds__(kBlock, 2) top_kernel(Top t) {
-    __shared__ Candidates found;
+    __shared__ Shared shared;
     allow_successor();
     wait_for_predecessor();
     const int row = blockIdx.y, lane = threadIdx.x % 32, warps = static_cast<int>(gridDim.x) * kWarps;
@@ -276,16 +325,24 @@ __global__ void __launch_bounds__(kBlock, 2) top_kernel(Top t) {
     if (!last_block(t.counters + row, gridDim.x)) return;
 
     const OwnGroups groups(work);
-    const auto [bound, largest] = bound_of(groups, kTopLogits);
+    const uint32_t largest = largest_of(groups, shared);
     const bool insane = largest == 0xffffffffu;
-    collect(t, row, groups, insane ? 0xffffffffu : bound, found);
+    const float highest = from_ordered_bits(largest);
+    uint32_t distance[OwnGroups::kEach];
+#pragma unroll
+    for (int i = 0; i < OwnGroups::kEach; ++i)
+        distance[i] = __float_as_uint(highest - from_ordered_bits(groups.maxima[i]));
+    const uint32_t limit = insane ? 0 : limit_of(distance, kTopLogits, shared);
+    collect(t, row, groups, distance, limit, highest, scale, shared);
     int* top = t.top + row * kTopWords;
-    write_top(top, found);
-    const float total = sum_of_row(groups, from_ordered_bits(largest), scale);
-    if (threadIdx.x == 0) {
-        top[2 * kTopLogits] = __float_as_int(total);
-        top[2 * kTopLogits + 1] = !insane && found.count > 0 && found.count <= kMaxKept;
-    }
+    if (shared.found.count <= kMaxKept) write_top(top, shared.found);
+    if (threadIdx.x > 0) return;
+    float total = 0;
+#pragma unroll
+    for (const float part : shared.sums) total += part;
+    const int found = shared.found.count;
+    top[2 * kTopLogits] = __float_as_int(total);
+    top[2 * kTopLogits + 1] = !insane && found > 0 && found <= kMaxKept;
 }
 
 }  // namespace

@@ -101,6 +101,16 @@ void top_sizes(Device& device) {
         auto negative = random_logits(size, 3, 1.0f);
         for (float& x : negative) x = -20.0f - std::fabs(x);
         check_rows(device, size, negative);
+        const auto with_highest = [&](float highest) {
+            for (size_t r = 0; r < kTemperatures.size(); ++r)
+                negative[r * static_cast<size_t>(size.width) + 7] = highest;
+            check_rows(device, size, negative);
+        };
+        for (const float highest : {40.0f, 300.0f, 1e5f}) with_highest(highest);  // all others below zero
+        for (size_t i = 0; i < negative.size(); i += 3) negative[i] = -3e38f;
+        with_highest(40.0f);
+        // Farther than numbers go. Where so many are equally far, the whole row is needed.
+        if (size.vocab <= 4096) with_highest(3e38f);
     }
 }
 
