@@ -182,7 +182,7 @@ TEST_SUITE("cpu") {
         CHECK(prompts(kH200, Kind::bf16, 2048, 4096, true) ==
               "short halves, short halves, short halves, halves, halves");
         CHECK(prompts(kH200, Kind::bf16, 257, 2048, true) ==
-              "short halves, short halves, short halves, short halves, short halves");  // a router
+              "short halves, short halves, short halves, short halves, low halves");  // a router
         CHECK(prompts(kH200, Kind::fp8, 2048, 4096, true) == "few, few, narrow, narrow, narrow");
         CHECK(prompts(kRtx5090, Kind::nvfp4, 9216, 2048, true) == "middle, middle, middle, middle, many");
     }
@@ -201,7 +201,7 @@ TEST_SUITE("cpu") {
         CHECK(is(cut_prompt<Halves>(132, 128, 500), 8, 128));  // out_proj: 128 blocks instead of 64
         CHECK(is(cut_prompt<Tall>(132, 2176, 50), 8, 64));
         check_cuts<Wide>(), check_cuts<Halves>(), check_cuts<Tall>();
-        check_cuts<linear::ShortHalves<Kind::bf16>>();
+        check_cuts<linear::ShortHalves<Kind::bf16>>(), check_cuts<linear::LowHalves>();
     }
 
     TEST_CASE("variants: an answer's product fits into the card, and one row's is for one row") {
@@ -221,10 +221,11 @@ TEST_SUITE("cpu") {
 
     TEST_CASE("variants: whether a prompt's matrix is split depends on the matrix alone") {
         const std::set<PromptProduct> split = {PromptProduct::halves, PromptProduct::short_halves,
-                                               PromptProduct::narrow, PromptProduct::few};
+                                               PromptProduct::low_halves, PromptProduct::narrow,
+                                               PromptProduct::few};
         for (const Card& card : kCards)
             for (const Kind kind : kKinds)
-                for (const int tiles : {1, 128, 256, 257, 772})
+                for (const int tiles : {1, 17, 128, 256, 257, 772})
                     for (const int chunks : {15, 16, 64})
                         for (int tokens = 1; tokens <= 8192; tokens += tokens < 300 ? 1 : 97)
                             for (const bool may : {false, true}) {
@@ -243,11 +244,11 @@ TEST_SUITE("cpu") {
         for (const Card& card : kCards)
             for (const Kind kind : kKinds)
                 for (const int tokens : {1, 65, 128, 200, 8192}) {
-                    for (const int tiles : {128, 772, 2176})
+                    for (const int tiles : {17, 128, 772, 2176})
                         prompt.insert(choose(card, PromptShape{kind, tokens, tiles, 32, true}));
                     experts.insert(choose(card, ExpertsShape{kind, tokens * 8, 256}));
                 }
-        CHECK(prompt.size() == 8);
+        CHECK(prompt.size() == 9);
         CHECK(experts.size() == 3);
     }
 

@@ -44,8 +44,12 @@ bool takes_warpgroups(const Card& card, Kind kind) {
 PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
     constexpr int kFewTokens = 64;
     if (is_split(p)) {
-        const bool few = p.tiles <= kLowTiles || p.tokens <= 3 * kFewTokens;
-        return few ? PromptProduct::short_halves : PromptProduct::halves;
+        const bool low = p.tiles <= kLowTiles;
+        using Short = ShortHalves<Kind::bf16>;
+        if (low && p.kind == Kind::bf16 &&
+            kPromptSplits * blocks<Short>(p) > int64_t{Short::kBlocksPerSm} * card.sms)
+            return PromptProduct::low_halves;
+        return low || p.tokens <= 3 * kFewTokens ? PromptProduct::short_halves : PromptProduct::halves;
     }
     // Where all blocks of wide run at once, they are cut to fewer rows. With more blocks, tall has two on a multiprocessor, which overlap.
     const bool few = p.tokens <= kFewTokens && blocks<Wide>(p) > card.sms;
@@ -233,6 +237,8 @@ const char* name_of(PromptProduct product) {
             return "gemm halves";
         case PromptProduct::short_halves:
             return "gemm short halves";
+        case PromptProduct::low_halves:
+            return "gemm low halves";
         case PromptProduct::many:
             return "gemm many";
         case PromptProduct::middle:

@@ -33,7 +33,8 @@
 // Prompts (a matrix is split or not, whatever the rows; then all variants give the same bits):
 //
 //   not split        wide;  tall: up to 64 tokens and more blocks of wide than multiprocessors
-//   split            halves;  short halves: up to 64 tiles, or 192 tokens
+//   split            halves;  short halves: up to 64 tiles, or 192 tokens;  low halves: BF16, up to 64 tiles and more
+//                    than one wave of blocks of short halves
 //   FP8, no warpgroups: middle | many;  split: few up to 64 tokens, and where narrow does not fit, else narrow
 //   experts          tour;  FP8, no warpgroups: middle up to 20 pairs an expert, many
 //
@@ -98,7 +99,7 @@ bool down_streams(const Card& card, const MixtureShape& shape);
 
 // ---- prompts ----
 
-enum class PromptProduct { wide, tall, halves, short_halves, many, middle, narrow, few };
+enum class PromptProduct { wide, tall, halves, short_halves, low_halves, many, middle, narrow, few };
 
 /// A part of a matrix times rows of prompts.
 struct PromptShape {

@@ -173,6 +173,10 @@ void linear_add_large(Device& device) {
         for (const Form form : {Form::bf16, Form::f8_block, Form::nvfp4})
             check_linear_add(device, {kind, counts, 1040, {small ? 80 : 400}, {form}}, ++seed);
     }
+    // On 132 multiprocessors blocks of the router have 112 tokens.
+    check_linear_add(device,
+                     {StepKind::prompt, {small ? 20 : 2600}, 512, {small ? 128 : 2048}, {Form::bf16}, 256},
+                     ++seed);
     // Products of more than 64 tokens, in every size that a tile can have, and of more than one tile holds, cut evenly: by blocks of
     // all columns, and by blocks that share the columns. On 132 multiprocessors blocks of the first matrix have 80 rows instead of 128
     // up to 256 tokens.

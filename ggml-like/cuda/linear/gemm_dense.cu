@@ -19,6 +19,8 @@ void run_warpgroups(Context& context, const GemmTask& task, PromptProduct produc
     if (product == PromptProduct::wide) return launch_warpgroups<K, Wide>(context, what, task);
     if (product == PromptProduct::tall) return launch_warpgroups<K, Tall>(context, what, task);
     if (product == PromptProduct::halves) return launch_warpgroups<K, Halves>(context, what, task);
+    if constexpr (K == Kind::bf16)
+        if (product == PromptProduct::low_halves) return launch_warpgroups<K, LowHalves>(context, what, task);
     launch_warpgroups<K, ShortHalves<K>>(context, what, task);
 }
 

@@ -77,7 +77,7 @@ constexpr bool warpgroups_fit(const Card& card) {
     return card.warpgroups && StageRing<K, S>::kShared <= card.shared_bytes;
 }
 
-// ---- prompts (gemm_dense.cu): up to 128 rows of the matrix and so many tokens; short halves up to 64 rows ----
+// ---- prompts (gemm_dense.cu): up to 128 rows of the matrix, short and low halves 64, and so many tokens ----
 
 using Wide = WarpgroupShape<256, 1, 1, 1, 1>;
 using Tall = WarpgroupShape<96, 1, 2, 1, 1>;
@@ -85,8 +85,10 @@ using Tall = WarpgroupShape<96, 1, 2, 1, 1>;
 using Halves = WarpgroupShape<256, 1, 1, kPromptSplits, 1>;
 template <Kind K>
 using ShortHalves = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kPromptSplits, 1, 4>;
-/// Matrices of up to so many tiles (a router's) take short halves for any number of tokens.
+/// Matrices of up to so many tiles (a router's) take short halves for any number of tokens; BF16 low halves once short halves would need
+/// more than one wave of blocks.
 inline constexpr int kLowTiles = 64;
+using LowHalves = WarpgroupShape<128, 1, 2, kPromptSplits, 1, 4>;
 
 /// What a block of a prompt has at most: tiles of 16 rows of the matrix; tokens, a multiple of 16.
 struct PromptCut {

@@ -195,6 +195,9 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
 
     /// Products of absent tokens cost as much as others, so of these numbers it is the smallest that holds the tokens.
     __device__ __forceinline__ void multiply_present() {
+        static_assert(S::kTokens == 32 || S::kTokens == 64 || S::kTokens == 96 || S::kTokens == 128 ||
+                          S::kTokens == 256,
+                      "the largest of the numbers below");
         const int count = this->count_of_side();
         if constexpr (S::kTokens == 256) {
             if (count > 224) return multiply<256>();
@@ -202,6 +205,8 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
             if (count > 192) return multiply<208>();
             if (count > 160) return multiply<192>();
             if (count > 128) return multiply<160>();
+        }
+        if constexpr (S::kTokens >= 128) {
             if (count > 96) return multiply<128>();
         }
         if constexpr (S::kTokens >= 96) {
