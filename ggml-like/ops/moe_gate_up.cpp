@@ -172,6 +172,10 @@ MoeGateUpResult moe_gate_up(Graph& g, std::string_view name, const Residual& in,
                           out.ready, g.scratch(part("factor"), DType::F32, {tokens})},
               .parameters = MoeGateUpParams{&experts, &shared, used, eps, kind}};
     if (permuted) node.outputs.push_back(out.permuted);
+    if (kind == StepKind::prompt) {
+        node.outputs.push_back(g.scratch(part("grouped"), in.h->dtype, {tokens * used, experts.cols}));
+        node.outputs.push_back(g.scratch(part("places"), DType::I32, {tokens * used}));
+    }
     g.add(std::move(node));
     return out;
 }

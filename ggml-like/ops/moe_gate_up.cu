@@ -4,8 +4,8 @@
 //     tiles of all needed experts and of the shared one form one list. One row of x: 16 warps share a tile and meet in
 //     shared memory. More rows, so more experts: a warp has a tile of its own and nobody waits. Both add partial sums in
 //     the same order.
-//   prompts: grouped tiled product (cuda/linear/gemm.h); of up to 64 rows NVFP4 experts through cuda/moe/gate_up_fp4.cu, which adds
-//     in the same order
+//   prompts: products grouped by expert (cuda/moe/gemm_experts.h), on sm_90a of rows that cuda/moe/group_rows.cu lays out; of up to 64
+//     rows NVFP4 experts through cuda/moe/gate_up_fp4.cu, which adds in the same order
 // Traffic of few rows: the weights of each needed expert once.
 #include "ggml-like/ops/moe_gate_up.h"
 
@@ -320,6 +320,7 @@ GateUp arguments_of(const Node& node) {
         .weights = node.outputs[3]->as<float>(),
         .shared_gate = node.outputs[4]->as<float>(),
         .groups = node.outputs[5]->as<int>(),
+        .places = fixed ? nullptr : node.outputs[9]->as<int>(),
         .ready = fixed ? node.outputs[6]->as<uint64_t>() : nullptr,
         .factor = node.outputs[7]->as<float>(),
         .counts = node.outputs[0]->as<uint32_t>(),  // routed, which nobody has written yet
@@ -360,20 +361,24 @@ void answer_slices(Context& c, const GateUp& a) {
     }
 }
 
-void prompt(Context& c, const GateUp& a, const Packed& shared) {
+/// grouped: scratch [rows * used, columns].
+void prompt(Context& c, const GateUp& a, const Packed& shared, bf16* grouped) {
     choose_experts(c, a.choice);
     const RowScale scale = scale_of_factors(a.factor);  // which the choice has made
     GateUp few_rows = a;
-    const bool fp4 = gate_up_streams(c, shape_of(a));
+    const bool fp4 = gate_up_streams(c, shape_of(a)),
+               groups_rows = !fp4 && takes_grouped(c, a.experts, a.rows, a.used);
     const bool with_shared =
         fp4 ? a.shared.kind == Kind::nvfp4 : goes_along(c, a.experts, shared, a.rows, a.used);
     if (!with_shared) few_rows.shared.tiles = 0;
     Along along;
     if (with_shared) along = {&shared, a.h, a.shared_out, a.shared.rows / 2};
+    if (groups_rows) group_rows(c, a.h, a.columns, a.rows, a.used, a.choice.places, grouped);
     if (fp4)
         gate_up_fp4_prompt(c, few_rows);
     else
-        gemm_gate_up(c, a.experts, a.h, scale, a.groups, a.rows, a.used, a.routed, along);
+        gemm_gate_up(c, a.experts, groups_rows ? grouped : a.h, scale, a.groups, a.rows, a.used, a.routed,
+                     along);
     if (!with_shared)
         gemm_paired(c, shared, a.h, a.columns, a.rows, {a.shared_out, a.shared.rows / 2, scale});
 }
@@ -383,7 +388,8 @@ void prompt(Context& c, const GateUp& a, const Packed& shared) {
 void moe_gate_up(const Node& node, Context& c) {
     GateUp a = arguments_of(node);
     const auto& p = node.params<MoeGateUpParams>();
-    if (p.kind == StepKind::prompt) return prompt(c, a, *static_cast<const Packed*>(p.shared->placed));
+    if (p.kind == StepKind::prompt)
+        return prompt(c, a, *static_cast<const Packed*>(p.shared->placed), node.outputs[8]->as<bf16>());
     const MixtureProduct product = choose_gate_up(c, shape_of(a));
     if (product == MixtureProduct::slices) return answer_slices(c, a);
     if (product == MixtureProduct::stream) choose_experts(c, a.choice);

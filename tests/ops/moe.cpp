@@ -56,11 +56,12 @@ class MoeTest {
         const Residual y =
             moe_down(g, "y", up, residual, layer_.down, layer_.shared_down, norm_.next(g, device_, c_.kind));
         add_outputs(g, up, {y.x, y.h, y.squares});
-        return run_graph(device_, std::move(g), [&](Plan& p) {
+        StepOutputs out = run_graph(device_, std::move(g), [&](Plan& p) {
             made.fill(p, in);
             set_input(p, residual, residual_.pick(rows));
             set_logits(p, in.logits, logits_of(rows), s_.experts);
         });
+        return by_pair(device_, c_.kind, s_.experts, 0, std::move(out));
     }
 
   private:

@@ -35,10 +35,11 @@ class ChoiceTest {
         in.logits = declare_logits(g, device_, kind_, made.rows, s.experts);
         add_outputs(g, moe_gate_up(g, "up", in, layer_.gate_up, layer_.shared_gate_up,
                                    static_cast<int>(s.used), kEps, kind_));
-        return run_graph(device_, std::move(g), [&](Plan& p) {
+        StepOutputs out = run_graph(device_, std::move(g), [&](Plan& p) {
             made.fill(p, in);
             set_logits(p, in.logits, logits, s.experts);
         });
+        return by_pair(device_, kind_, s.experts, 0, std::move(out));
     }
     /// All rows but `except`.
     void check(int64_t n, const std::vector<float>& logits, const Chosen& out, int64_t except = -1) const {

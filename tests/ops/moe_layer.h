@@ -75,6 +75,19 @@ inline void add_outputs(Graph& g, const MoeGateUpResult& up, const std::vector<T
     g.output(up.groups);
 }
 
+/// Rows of routed in the order of pairs, where a GPU has that of groups: in prompt steps. `at`: of ids in the outputs; groups are last.
+inline StepOutputs by_pair(const Device& device, StepKind kind, int64_t experts, size_t at, StepOutputs out) {
+    if (device.exact() || kind != StepKind::prompt) return out;
+    const std::vector<double> grouped = out[at + 3];
+    const size_t pairs = out[at].size(), width = grouped.size() / pairs;
+    for (size_t i = 0; i < pairs; ++i) {
+        const double pair = out.back()[static_cast<size_t>(experts) + 1 + i];
+        std::copy_n(grouped.data() + i * width, width,
+                    out[at + 3].data() + static_cast<size_t>(pair) * width);
+    }
+    return out;
+}
+
 /// Checks ids, weights and gate of one row, from its logits (E and the gate's) and its factor 1 / rms. Enough logits
 /// must be numbers; NaN is not chosen.
 inline void check_choice(const Device& device, int64_t used, const double* logits, int64_t experts,

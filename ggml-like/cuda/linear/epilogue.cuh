@@ -18,9 +18,12 @@ using namespace ptx;
 __device__ __forceinline__ bf16 gated(float gate, float up) {
     return __float2bfloat16(gate / (1.0f + __expf(-gate)) * up);
 }
-/// Prompts.
+/// Prompts. Approximations that take subnormal numbers as zero; where that happens the result is 0, or does not change.
 __device__ __forceinline__ float gated_prompt(float gate, float up) {
-    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
+    float e, over;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(__fmul_rn(gate, -1.44269504f)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(over) : "f"(1.0f + e));
+    return __fmul_rn(__fmul_rn(gate, over), up);
 }
 
 /// x' = residual + sum.

@@ -42,8 +42,8 @@ struct GemmTask {
     int64_t expert_bytes;
     int experts;
     int used;
-    bool down;  // x rows and y rows by pair (y with a free row after each token's), else x by token and y by
-                // pair
+    /// x by place in groups, y by pair, with a free row after each token's. Else y by place in groups; x by token, of the tour by place.
+    bool down;
     int stages;
     struct {         // the shared expert's product beside those of chosen ones: row n of x makes row n of y
         int tokens;  // 0: not here
@@ -166,7 +166,7 @@ __device__ __forceinline__ GemmRows rows_of(const GemmTask& task, int n) {
     if (task.groups == nullptr) return {n, n};
     const int pair = task.groups[task.experts + 1 + n];
     const int token = pair / task.used;
-    return task.down ? GemmRows{pair, pair + token} : GemmRows{token, pair};
+    return task.down ? GemmRows{n, pair + token} : GemmRows{token, n};
 }
 
 }  // namespace quern::cuda::linear

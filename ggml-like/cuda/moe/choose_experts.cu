@@ -86,7 +86,8 @@ __global__ void CLUSTER_OF(kStepBlocks) __launch_bounds__(kStepThreads)
     if (!makes_groups(counter)) return;
 
     const int id = tid < pairs ? __ldcg(c.ids + tid) : 0;
-    group_by_bits(chose, offset, sums, id, pairs, c.experts, c.groups);
+    const int place = group_by_bits(chose, offset, sums, id, pairs, c.experts, c.groups);
+    if (c.places != nullptr && tid < pairs) c.places[tid] = place;
     if (c.ready == nullptr || c.rows == 1) return;
     __syncthreads();
     if (c.rows <= kFewStepRows && c.used <= kMaxChoiceUsed) {
@@ -179,8 +180,10 @@ __global__ void __launch_bounds__(kManyThreads) group_many(Choice c) {
         if (block == 0 && tid == 0) c.groups[c.experts] = c.rows * c.used;
     }
     __syncthreads();
-    if (tid < pairs)
-        c.groups[c.experts + 1 + before[id] + __popc(rows[id] & ((1u << row) - 1))] = first + tid;
+    if (tid >= pairs) return;
+    const int place_of_pair = before[id] + __popc(rows[id] & ((1u << row) - 1));
+    c.groups[c.experts + 1 + place_of_pair] = first + tid;
+    if (c.places != nullptr) c.places[first + tid] = place_of_pair;
 }
 static_assert(kMaxExperts / 32 <= 16 && kMaxUsed * kBlockRows <= kManyThreads, "a thread a pair");
 

@@ -26,6 +26,7 @@ struct DownWork {
     const Down& a;
     static constexpr bool kPrompt = kOfPrompt;
     static constexpr bool kRowsFirst = false;
+    static constexpr bool kRowsAtPlaces = kPrompt, kTargetsAtPlaces = false;
 
     __device__ __forceinline__ void before_rows() const {
         wait_for_predecessor();

@@ -16,7 +16,9 @@ struct Tour {
     static constexpr int kTokens = 128;
     static constexpr int kTiles = 16;  // of 16 rows of the matrix, one for each multiplying warp
     static constexpr int kChunks = K == Kind::nvfp4 ? 2 : 1;
-    static constexpr int kSumThreads = 32 * kTiles, kCopyThreads = 128;
+    static constexpr int kSumThreads = 32 * kTiles,
+                         kCopyThreads =
+                             128;  // a warpgroup, which changes registers together; two of its warps copy
     static constexpr int kThreads = kSumThreads + kCopyThreads;
     static constexpr int kStages = 4;
     static constexpr int kChunkTokenBytes = kTokens * 128,
@@ -27,7 +29,8 @@ struct Tour {
     /// Tiles that a block knows of: those with stages in the ring, the one that is stored, and the next.
     static constexpr int kSlots = (kStages + kLeastSteps - 1) / kLeastSteps + 2;
     static_assert((kSlots - 1) * kLeastSteps >= kStages + 1);  // as TourCopies::tell needs it
-    static constexpr int kSlotBytes = kTokens * 12 + 16;
+    static constexpr int kSlotBytes = kTokens * 8 + 16;
+    static constexpr int kBoxTokens = 16;  // that the copy engine brings at a time
     static constexpr int kMaxExperts = 512;
     static constexpr int kListBytes = (kMaxExperts + 1) * 8 + 64;
     static constexpr int kTurnedAt =

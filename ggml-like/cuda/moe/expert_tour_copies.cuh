@@ -19,11 +19,11 @@ struct TourCopies : TourMemory<K> {
     using TourMemory<K>::task;
     using TourMemory<K>::w;
     using TourMemory<K>::shared_w;
+    using TourMemory<K>::x;
+    using TourMemory<K>::shared_x;
     using TourMemory<K>::full;
     using TourMemory<K>::empty;
-    using TourMemory<K>::landed;
     using TourMemory<K>::ready;
-    using TourMemory<K>::kGatherThreads;
     using TourMemory<K>::tokens_of;
     using TourMemory<K>::weights_of;
     using TourMemory<K>::slot;
@@ -31,7 +31,7 @@ struct TourCopies : TourMemory<K> {
     using TourMemory<K>::next_slot;
     using TourMemory<K>::steps;
 
-    /// Number `i` of groups; past the first cache, as the predecessor of gate and up may have just written it.
+    /// Number `i` of groups, past the first cache.
     __device__ __forceinline__ int group(int i) const { return __ldcg(task.groups + i); }
 
     /// All threads; a barrier at the end. A thread has one expert.
@@ -121,10 +121,11 @@ struct TourCopies : TourMemory<K> {
     __device__ __forceinline__ float scale_of(int pair, int expert) const {
         return task.scale.squares != nullptr ? prompt_factor(task.scale, token_of(pair, expert)) : 1.0f;
     }
+    /// Of moe_down, where a token's row of y is.
     __device__ __forceinline__ void name_row(TourSlot& s, int n, int pair) const {
+        if (!task.down) return;
         const int token = token_of(pair, s.expert);
-        s.x[n] = static_cast<uint32_t>(task.down ? pair : token) * static_cast<uint32_t>(task.ldx8);
-        s.y[n] = task.down && s.expert >= 0 ? pair + token : pair;
+        s.y[n] = s.expert < 0 ? token : pair + token;
     }
     /// A tile's tokens from the 33rd on.
     __device__ __forceinline__ void name_others(TourSlot& s, const Place& p) const {
@@ -140,13 +141,13 @@ struct TourCopies : TourMemory<K> {
         for (int i = 1; i < kEach; ++i)
             name_row(s, lane + 32 * i, pair[i]), s.scale[lane + 32 * i] = scale[i];
     }
-    /// Tells of the next tile, or by one without tokens that there is none. `pair`: of the lane's first token, whose factor comes later.
-    /// The slot is free: all stages of the tile before have been waited for, so that of kStages + 1 stages back was freed by all multiplying warps,
-    /// who had stored all tiles before its own, and the tile that had the slot is one of these.
+    /// Tells of the next tile, or by one without tokens that there is none. `pair`: of the lane's first token, whose factor comes
+    /// later. The slot is free: all stages of the tile before have been waited for, so that of kStages + 1 stages back was freed by all
+    /// multiplying warps, who had stored all tiles before its own, and the tile that had the slot is one of these.
     __device__ __forceinline__ void tell(Turn& turn, const Place& p, int count, int pair) const {
         const int lane = threadIdx.x % 32;
         TourSlot& s = slot(turn.at);
-        if (lane == 0) s.row_block = p.row_block, s.count = count;
+        if (lane == 0) s.row_block = p.row_block, s.count = count, s.first = p.first;
         s.expert = p.expert;
         name_row(s, lane, pair);
         if (count > 32) name_others(s, p);
@@ -196,51 +197,24 @@ struct TourCopies : TourMemory<K> {
             if (more) following = drawn(asked);
         }
     }
-    /// One thread: the fence between cp.async and products, where no other copies have to wait for it.
-    __device__ __forceinline__ void hand_over() const {
-        Turn stage, slot_turn;
-        while (next_slot(slot_turn) != nullptr)
-#pragma unroll 1
-            for (int step = 0; step < steps(); ++step) {
-                wait_phase(landed + stage.at, stage.phase);
-                fence_async_proxy();
-                arrive(full + stage.at);
-                stage.next(S::kStages);
-            }
-    }
-
-    /// Two warps: the tokens.
-    __device__ __forceinline__ void gather() const {
-        if (task.down) wait_for_predecessor();
-        const int thread = static_cast<int>(threadIdx.x) % kGatherThreads;
-        const int column = thread % 8, row0 = thread / 8;
-        const uint32_t to0 = static_cast<uint32_t>(row0 * 128 + ((column ^ row0) << 4));
+    /// One thread: the tokens.
+    __device__ __forceinline__ void bring() const {
+        wait_for_predecessor();
         Turn stage, slot_turn;
         while (const TourSlot* found = next_slot(slot_turn)) {
-            const TourSlot& s = *found;
-            const int count = s.count;
-            const bf16* x = s.expert < 0 ? task.shared.x : task.x;
+            const int first = found->first, boxes = (found->count + S::kBoxTokens - 1) / S::kBoxTokens;
+            const CUtensorMap& from = found->expert < 0 ? shared_x : x;
 #pragma unroll 1
             for (int step = 0; step < steps(); ++step) {
                 wait_phase(empty + stage.at, stage.phase ^ 1);
-#pragma unroll
-                for (int c = 0; c < S::kChunks; ++c) {
-                    const int k = (step * S::kChunks + c) * kChunkCols + column * 8;
-                    // Weights of columns that are absent are zeros: any that are there will do.
-                    const int there = k < task.cols ? k : column * 8 < task.cols ? column * 8 : 0;
-                    const auto* from = reinterpret_cast<const uint8_t*>(x + there);
-                    uint32_t to = shared_address(tokens_of(stage.at)) + c * S::kChunkTokenBytes + to0;
+                arrive_and_expect(full + stage.at, boxes * S::kChunks * (S::kBoxTokens * 128));
+                uint8_t* to = tokens_of(stage.at);
 #pragma unroll 1
-                    for (int n = row0; n < count; n += 32, to += 4096) {
-                        uint32_t row[4];
+                for (int i = 0; i < boxes; ++i, to += S::kBoxTokens * 128)
 #pragma unroll
-                        for (int i = 0; i < 4; ++i) row[i] = s.x[n + 8 * i];
-#pragma unroll
-                        for (int i = 0; i < 4; ++i)
-                            if (n + 8 * i < count) copy_async_at(to + i * 1024, from + uint64_t{row[i]} * 16);
-                    }
-                }
-                arrive_after_copies(landed + stage.at);
+                    for (int c = 0; c < S::kChunks; ++c)
+                        copy_box(to + c * S::kChunkTokenBytes, from, (step * S::kChunks + c) * kChunkCols,
+                                 first + i * S::kBoxTokens, full + stage.at);
                 stage.next(S::kStages);
             }
         }
@@ -248,13 +222,10 @@ struct TourCopies : TourMemory<K> {
 
     __device__ __forceinline__ void keep_full() const {
         const int warp = (static_cast<int>(threadIdx.x) - S::kSumThreads) / 32;
-        if (warp == 0)
-            conduct();
-        else if (warp == 1) {
-            if (elected()) hand_over();
-            __syncwarp();
-        } else
-            gather();
+        if (warp == 0) conduct();
+        if (warp != 1) return;
+        if (elected()) bring();
+        __syncwarp();
     }
 };
 

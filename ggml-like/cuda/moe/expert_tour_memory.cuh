@@ -16,9 +16,9 @@ using namespace linear;
 
 /// A tile on its way from the copying warps to the multiplying ones.
 struct TourSlot {
-    int expert, row_block, count, padding;   // expert -1: the shared one
-    uint32_t x[Tour<Kind::nvfp4>::kTokens];  // rows of x, in 16 bytes
-    int y[Tour<Kind::nvfp4>::kTokens];       // rows of y
+    int expert, row_block, count;       // expert -1: the shared one
+    int first;                          // the first row of x; also of y, except in moe_down
+    int y[Tour<Kind::nvfp4>::kTokens];  // moe_down only: rows of y
     float scale[Tour<Kind::nvfp4>::kTokens];
 };
 
@@ -34,12 +34,11 @@ static_assert(sizeof(TourLists) <= Tour<Kind::nvfp4>::kListBytes);
 template <Kind K>
 struct TourMemory {
     using S = Tour<K>;
-    static constexpr int kGatherThreads = 64;  // of the copying warps
     const GemmTask& task;
-    const CUtensorMap &w, &shared_w;
+    const CUtensorMap &w, &shared_w, &x, &shared_x;
     uint8_t* shared;
-    uint64_t *full, *empty;    // of stages
-    uint64_t *landed, *ready;  // of stages: tokens are there, but not yet for products; of slots
+    uint64_t *full, *empty;  // of stages
+    uint64_t* ready;         // of slots
 
     __device__ __forceinline__ uint8_t* tokens_of(int stage) const { return shared + stage * S::kTokenBytes; }
     __device__ __forceinline__ uint8_t* weights_of(int stage) const {
@@ -56,7 +55,6 @@ struct TourMemory {
         if (threadIdx.x < S::kStages) {
             init_phases(full + threadIdx.x, 2);
             init_phases(empty + threadIdx.x, S::kSumThreads / 32);
-            init_phases(landed + threadIdx.x, kGatherThreads);
         }
         if (threadIdx.x < S::kSlots) init_phases(ready + threadIdx.x, 1);
         publish_phases();

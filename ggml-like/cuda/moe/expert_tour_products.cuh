@@ -94,17 +94,16 @@ struct TourProducts : TourMemory<K> {
         hold(acc);
     }
 
-    /// Elements of y, of which `there` exist.
-    template <class V>
-    __device__ __forceinline__ static void put(bf16* y, V v, int there) {
-        if (there >= static_cast<int>(sizeof(V) / 2) && reinterpret_cast<uintptr_t>(y) % sizeof(V) == 0) {
-            *reinterpret_cast<V*>(y) = v;
-        } else {
-            const auto* each = reinterpret_cast<const bf16*>(&v);
-#pragma unroll
-            for (int i = 0; i < static_cast<int>(sizeof(V) / 2); ++i)
-                if (i < there) y[i] = each[i];
+    /// Eight elements of a row of y, of which `there` exist, from shared memory. aligned: rows of y begin at multiples of 16 bytes. Those
+    /// of widths that are no multiples of 8 take a small loop, as much code between tiles takes longer to come than to run.
+    __device__ __forceinline__ static void put(bf16* y, uint32_t from, int there, bool aligned) {
+        if (aligned && there >= 8) {
+            *reinterpret_cast<uint4*>(y) = load_shared(from);
+            return;
         }
+#pragma unroll 1
+        for (int i = 0; i < min(there, 8); ++i)
+            y[i] = *static_cast<const bf16*>(__cvta_shared_to_generic(from + 2 * i));
     }
 
     /// Sums j of a lane, two tokens each of its rows g and g + 8, as products.
@@ -125,6 +124,7 @@ struct TourProducts : TourMemory<K> {
         const bool of_shared = s.expert < 0;
         bf16* y = static_cast<bf16*>(of_shared ? task.shared.y : task.y);
         const int64_t ldy = of_shared ? task.shared.ldy : task.ldy;
+        const bool aligned = (reinterpret_cast<uintptr_t>(y) | static_cast<uintptr_t>(ldy * 2)) % 16 == 0;
         const float low = factor.x * kRowLift<K>, high = factor.y * kRowLift<K>;
         const uint32_t buffer = shared_address(shared) + S::kTurnedAt + warp * S::kTurnedBytes;
         if (task.paired) {  // 8 rows of y, 32 tokens at a time
@@ -143,10 +143,10 @@ struct TourProducts : TourMemory<K> {
                 store_matrices_transposed(own, two);
                 __syncwarp();
                 const int n = 8 * j + lane, at = tile * 8;
-                if (n < count) put(y + s.y[n] * ldy + at, load_shared(own), task.rows - at);
+                if (n < count) put(y + (s.first + n) * ldy + at, own, task.rows - at, aligned);
                 __syncwarp();
             }
-        } else {                                           // 16 rows, 16 tokens at a time
+        } else {  // 16 rows, 16 tokens at a time; of moe_down, whose x needs no factor
             const auto place = [&](int token, int half) {  // without conflicts
                 return buffer + token * 32 + ((half ^ (token >> 2 & 1)) << 4);
             };
@@ -155,13 +155,13 @@ struct TourProducts : TourMemory<K> {
 #pragma unroll
             for (int j = 0; j < kN / 8; j += 2) {
                 if (j * 8 >= count) break;
-                float v[4], w[4];
-                scale_sums<kN>(v, acc, j, s, low, high), scale_sums<kN>(w, acc, j + 1, s, low, high);
-                store_matrices_transposed(to, {pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]),
-                                               pack_bf16(w[0], w[1]), pack_bf16(w[2], w[3])});
+                const float(&v)[4] = acc[j], (&w)[4] = acc[j + 1];
+                store_matrices_transposed(
+                    to, {pack_bf16(v[0] * low, v[1] * low), pack_bf16(v[2] * high, v[3] * high),
+                         pack_bf16(w[0] * low, w[1] * low), pack_bf16(w[2] * high, w[3] * high)});
                 __syncwarp();
                 const int n = 8 * j + lane / 2, at = tile * 16 + lane % 2 * 8;
-                if (n < count) put(y + s.y[n] * ldy + at, load_shared(from), task.rows - at);
+                if (n < count) put(y + s.y[n] * ldy + at, from, task.rows - at, aligned);
                 __syncwarp();
             }
         }

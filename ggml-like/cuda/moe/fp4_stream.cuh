@@ -33,7 +33,7 @@ struct StreamShared {
     uint64_t barriers[kWarps][kMaxPieces];
     uint64_t handed[kWarps];  // the warp has left the sums of a shared tile in `totals`
     ExpertGroups list;
-    int index[kMaxSlots];     // of a slot: its pair, or its row for the shared expert
+    int target[kMaxSlots];    // of a slot: what Work::target is given
     float weight[kMaxSlots];  // of a slot: Work::weight
 };
 
@@ -117,7 +117,7 @@ __device__ __forceinline__ void multiply_share(const Work& work, const TileLine&
         typename Work::Target target[2];
 #pragma unroll
         for (int i = 0; i < 2; ++i)
-            if (has[i]) target[i] = work.target(is_shared, k.index[slot + n + i], k.weight[slot + n + i]);
+            if (has[i]) target[i] = work.target(is_shared, k.target[slot + n + i], k.weight[slot + n + i]);
         for (int tile = run.tile; tile < run.tile_end; ++tile, factor += kTileRows) {
             const float low_factor = factor[0], high_factor = factor[8];
             float total[4] = {};
@@ -153,6 +153,7 @@ __device__ __forceinline__ void multiply_share(const Work& work, const TileLine&
 /// The whole block; k.list is complete. kEach: chunks of a split, or 0 unless s.whole. Work, where `index` is a pair, or a row for the shared expert:
 ///   kPrompt                            sums as prompts add (gemm.h), else as answers
 ///   kRowsFirst                         rows are requested before weights; else weights, then before_rows(), then rows
+///   kRowsAtPlaces, kTargetsAtPlaces    row(), target() are given the pair's place in groups instead of the pair
 ///   row(is_shared, index)              the row of x
 ///   width(is_shared)                   its columns
 ///   weight(is_shared, index)           a number that the row's results need
@@ -185,8 +186,9 @@ __device__ __forceinline__ void stream_groups(const Work& work, const Stream& s,
         if constexpr (Work::kRowsFirst) loads.begin();
         const int slot = threadIdx.x;
         if (slot < held.slots) {
-            k.index[slot] = held.index(k.list, slot);
-            k.weight[slot] = work.weight(held.is_shared(slot), k.index[slot]);
+            const int index = held.index(k.list, slot);
+            k.target[slot] = Work::kTargetsAtPlaces ? held.place(slot) : index;
+            k.weight[slot] = work.weight(held.is_shared(slot), index);
         }
         const WarpRuns runs(line, from, to, warp);
         PieceRequests<kEach> requests(line, k.list, runs);

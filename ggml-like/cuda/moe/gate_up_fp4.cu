@@ -40,6 +40,7 @@ struct GateUpWork {
     const float* scale;
     static constexpr bool kPrompt = kMode == Mode::prompt;
     static constexpr bool kRowsFirst = true;  // both are requested late; the rows are fewer
+    static constexpr bool kRowsAtPlaces = false, kTargetsAtPlaces = kPrompt;
 
     __device__ __forceinline__ int row_of(bool is_shared, int index) const {
         return is_shared ? index : quotient(index, a.used);

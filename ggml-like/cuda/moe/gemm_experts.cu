@@ -21,6 +21,7 @@ namespace {
 template <Kind K>
 void run_tour(Context& context, const char* what, GemmTask task) {
     using S = Tour<K>;
+    if (task.cols % 8 != 0) unsupported(what, "a width that is not a multiple of 8");
     task.box_tiles = S::kTiles;
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
     task.counter = context.counters + (task.down ? 1 : 0);  // both may be under way
@@ -29,8 +30,11 @@ void run_tour(Context& context, const char* what, GemmTask task) {
     GemmTask of_shared = task;
     if (along > 0) of_shared.data = task.shared.data, of_shared.experts = 1;
     const dim3 grid(static_cast<unsigned>(min(places, int64_t{context.sms})));
+    GemmTask pairs = task;  // x has a row for each pair
+    pairs.tokens = task.tokens * task.used, pairs.box_tokens = of_shared.box_tokens = S::kBoxTokens;
+    if (along > 0) of_shared.x = task.shared.x;
     launch(context, what, expert_tour<K>, grid, dim3(S::kThreads), S::kShared, task, weight_map<K, S>(task),
-           weight_map<K, S>(of_shared));
+           weight_map<K, S>(of_shared), token_map(pairs), token_map(of_shared));
 }
 
 void run_experts(Context& context, const PackedExperts& w, GemmTask task, const Along& along) {
@@ -67,6 +71,11 @@ bool goes_along(const Context& context, const PackedExperts& w, const Packed& sh
     return choose(context, ExpertsShape{w.kind, pairs, w.count}) == ExpertsProduct::tour &&
            shared.parts == 1 && part.kind == w.kind && part.tiles == w.tiles && part.rows == w.rows &&
            shared.cols == w.cols;
+}
+
+bool takes_grouped(const Context& context, const PackedExperts& w, int tokens, int used) {
+    const int64_t pairs = static_cast<int64_t>(tokens) * used;
+    return choose(context, ExpertsShape{w.kind, pairs, w.count}) == ExpertsProduct::tour;
 }
 
 void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const RowScale& scale,

@@ -23,12 +23,21 @@ struct Along {
 /// Whether the shared expert's matrix is of the experts' shape and format, and the kernel for so many rows takes it along.
 bool goes_along(const Context& context, const PackedExperts& w, const Packed& shared, int tokens, int used);
 
-/// w in paired order. For every pair p of expert e: routed[p] = silu(gate_e h[t]) * (up_e h[t]). h BF16 [tokens, cols],
-/// without the norm's factor, which `scale` gives; routed BF16 [tokens * used, F].
+/// Whether products of so many rows with w take `grouped` instead of h.
+bool takes_grouped(const Context& context, const PackedExperts& w, int tokens, int used);
+
+/// grouped[places[p]] = h[t] for every pair: BF16, rows of `columns` numbers, a multiple of 8. What comes next begins only once ids,
+/// groups and factors are complete, so that products may read them before their wait.
+void group_rows(Context& context, const bf16* h, int columns, int rows, int used, const int* places,
+                bf16* grouped);
+
+/// w in paired order. For every pair p of expert e, of which groups has number i of the pairs: routed[i] = silu(gate_e h[t]) * (up_e h[t]).
+/// h BF16 [tokens, cols], or grouped [tokens * used, cols] where it is taken, without the norm's factor, which `scale` gives; routed BF16
+/// [tokens * used, F].
 void gemm_gate_up(Context& context, const PackedExperts& w, const void* h, const RowScale& scale,
                   const int* groups, int tokens, int used, void* routed, const Along& along);
 
-/// For every pair p of expert e: terms[t * (used + 1) + j] = down_e routed[p], BF16 [tokens * (used + 1), rows].
+/// For every pair p of expert e, number i of groups: terms[t * (used + 1) + j] = down_e routed[i], BF16 [tokens * (used + 1), rows].
 void gemm_down(Context& context, const PackedExperts& w, const void* routed, const int* groups, int tokens,
                int used, void* terms, const Along& along);
 

@@ -31,7 +31,12 @@ struct HeldRows {
     __device__ __forceinline__ bool is_shared(int slot) const { return slot < shared_rows; }
     /// A slot's pair, or its row for the shared expert.
     __device__ __forceinline__ int index(const ExpertGroups& list, int slot) const {
-        return is_shared(slot) ? first_row + slot : list.pair[first_pair + slot - shared_rows];
+        const int at = place(slot);
+        return is_shared(slot) ? at : list.pair[at];
+    }
+    /// Its place in groups, or its row for the shared expert.
+    __device__ __forceinline__ int place(int slot) const {
+        return is_shared(slot) ? first_row + slot : first_pair + slot - shared_rows;
     }
     __device__ __forceinline__ int slot_of(const ExpertGroup& group) const {
         return group.expert < 0 ? group.first - first_row : shared_rows + group.first - first_pair;
@@ -74,7 +79,8 @@ struct RowLoads {
         const int slot = blocks.quotient(b), column = (b - slot * blocks.by()) * 16;
         if (slot >= held.slots) return;
         const bool shared = held.is_shared(slot);
-        if (column < work.width(shared)) block.load(work.row(shared, held.index(list, slot)) + column);
+        const int of = Work::kRowsAtPlaces ? held.place(slot) : held.index(list, slot);
+        if (column < work.width(shared)) block.load(work.row(shared, of) + column);
     }
     __device__ __forceinline__ void store(const Fp4Block& block, int b) const {
         const int slot = blocks.quotient(b);

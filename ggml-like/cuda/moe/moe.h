@@ -34,6 +34,7 @@ struct Choice {
     int* ids;
     float *weights, *shared_gate;
     int* groups;
+    int* places;  // in prompt steps, else null: [rows * used], where groups has each pair
     /// Zeros before the run, as many as told_words(rows, used). Of one row route.cuh's Chosen, the shared expert's gate last; of up
     /// to kFewStepRows rows choice_list.cuh's words, if no more than kMaxChoiceUsed experts are used. If ready_is_flag the first
     /// is a flag: all is complete. Null in prompt steps.
@@ -60,7 +61,7 @@ struct GateUp {
     int columns;
     const int *ids, *groups;
     int rows, used;
-    bf16 *routed, *shared_out;  // [rows * used, F], [rows, Fs]
+    bf16 *routed, *shared_out;  // [rows * used, F], in prompt steps as groups has the pairs; [rows, Fs]
     const float* factor;        // [rows] of the norm, for kernels that do not choose
     Choice choice;              // for kernels that choose
     /// [rows * (used + 1), fp4_row_bytes]: both once more, in the order of the places of choice_list.cuh, for down_fp4_few.cu; or null.
@@ -81,8 +82,9 @@ struct Down {
     int64_t ld;
     void* terms;  // [rows * (used + 1), D]: F32, in prompt steps BF16
     /// Choice::ready; null: the choice is complete when the predecessor has ended. Kernels that read groups take the flag alone. Those of
-    /// prompts take neither: a prompt's gate and up let their successors begin only after their own wait, so that what the choice
-    /// wrote is there before moe_down begins.
+    /// prompts take neither: a prompt's gate and up, or group_rows before them, let their successors begin only after their own wait, so that
+    /// ids, groups and factors are complete when the products of gate and up (expert_tour.cuh) and of moe_down begin, before these wait.
+    /// Between two mixtures of a prompt there is a choice, which waits: the tours of two moe_down share a counter.
     const uint64_t* ready;
     Defer next;                         // of the norm that follows
     const uint8_t* permuted = nullptr;  // GateUp::permuted, where it was written

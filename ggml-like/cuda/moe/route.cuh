@@ -86,9 +86,9 @@ __device__ __forceinline__ void group_few(const int* ids, int pairs, int experts
 
 /// As group_few for more pairs, by at least as many threads as pairs and as experts. A pair's place is a count of bits: of
 /// each 32 pairs and expert those that chose it. `id`: of the thread's pair. chose: [pairs / 32 rounded up][experts],
-/// zeros; offset: [experts]; sums: [warps].
-__device__ __forceinline__ void group_by_bits(unsigned* chose, int* offset, int* sums, int id, int pairs,
-                                              int experts, int* groups) {
+/// zeros; offset: [experts]; sums: [warps]. Returns the place of the thread's pair.
+__device__ __forceinline__ int group_by_bits(unsigned* chose, int* offset, int* sums, int id, int pairs,
+                                             int experts, int* groups) {
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, words = (pairs + 31) / 32;
     if (tid < pairs) atomicOr(chose + warp * experts + id, 1u << lane);
     __syncthreads();
@@ -108,10 +108,11 @@ __device__ __forceinline__ void group_by_bits(unsigned* chose, int* offset, int*
     if (tid < experts) groups[tid] = offset[tid] = before;
     if (tid == 0) groups[experts] = pairs;
     __syncthreads();
-    if (tid >= pairs) return;
+    if (tid >= pairs) return 0;
     int place = offset[id] + __popc(chose[warp * experts + id] & ((1u << lane) - 1));
     for (int word = 0; word < warp; ++word) place += __popc(chose[word * experts + id]);
     groups[experts + 1 + place] = tid;
+    return place;
 }
 
 // One row, by several warps.

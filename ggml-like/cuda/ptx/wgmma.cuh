@@ -314,14 +314,6 @@ __device__ __forceinline__ void wgmma_shared_fresh(float (&d)[8][4], uint64_t a,
 #undef QUERN_D2
 #undef QUERN_D1
 
-/// Arrives once all cp.async of this thread so far have ended.
-__device__ __forceinline__ void arrive_after_copies(uint64_t* barrier) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
-}
-/// 16 bytes by cp.async, to a shared address.
-__device__ __forceinline__ void copy_async_at(uint32_t to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from));
-}
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
