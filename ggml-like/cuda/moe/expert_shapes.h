@@ -16,9 +16,8 @@ struct Tour {
     static constexpr int kTokens = 128;
     static constexpr int kTiles = 16;  // of 16 rows of the matrix, one for each multiplying warp
     static constexpr int kChunks = K == Kind::nvfp4 ? 2 : 1;
-    static constexpr int kSumThreads = 32 * kTiles,
-                         kCopyThreads =
-                             128;  // a warpgroup, which changes registers together; two of its warps copy
+    /// Threads that copy are a warpgroup, since one changes its registers together; two of its warps have work.
+    static constexpr int kSumThreads = 32 * kTiles, kCopyThreads = 128;
     static constexpr int kThreads = kSumThreads + kCopyThreads;
     static constexpr int kStages = 4;
     static constexpr int kChunkTokenBytes = kTokens * 128,

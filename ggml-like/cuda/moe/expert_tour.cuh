@@ -11,8 +11,8 @@
 // Tiles: an expert's tokens are cut evenly into as few tiles as hold them; (expert, tile of tokens) slow, 256 rows fast,
 // so that neighbouring blocks read the same tokens. Block b takes tile b first, then whichever nobody has taken: they differ
 // in size. The copying warps write what a tile is into a slot while the one before it is multiplied, so that its tokens are asked
-// for as soon as a stage is free. Their rows lie as groups have them: group_rows.cu laid them so, those of moe_down gate and up did. Only
-// they have to be waited for, so that lists and the first stages' weights are made and asked for while the predecessor ends.
+// for as soon as a stage is free. Rows of x lie as groups have them: group_rows.cu lays them out for gate and up, and these leave theirs so
+// for moe_down. Only they have to be waited for: lists are made, and the first stages' weights asked for, while the predecessor ends.
 // Operands: A from registers, decoded there, a stage at a time, while other warpgroups multiply. B from shared memory, as
 // many tokens as there are, in steps of 16.
 // Order of sums: columns as they come, as everywhere in prompts of experts (gemm_experts.h).
