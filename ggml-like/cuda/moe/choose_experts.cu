@@ -1,7 +1,7 @@
 // The choice of experts, and their groups, where no kernel of gate and up chooses (gate_up_fp4.cu).
 //
 //   up to 512 pairs   one kernel: eight blocks, a warp a row; one of them makes groups
-//   more (prompts)    a warp a row, 8 rows a block, which counts who chose each expert; then 32 rows a block, which adds up
+//   more (prompts)    a warp a row, 8 or 32 rows a block, which counts who chose each expert; then 32 rows a block, which adds up
 //                     all counts (32 KB for 1,024 rows and 256 experts) and places its own pairs
 //
 // Shared memory: for groups a bit for each pair and expert (32 KB). Bound: latency. Measured with 64 rows, as part of
@@ -101,10 +101,11 @@ static_assert(kStepPairs == kGroupPairs);
 static_assert(kMaxExperts <= kStepThreads && kStepPairs <= kStepThreads,
               "a thread an expert, a thread a pair");
 
-constexpr int kChoiceRows = 8;            // of a block that chooses, a warp each
+/// Of a block that chooses, a warp each. With many, blocks that make groups have fewer counts to add up.
+constexpr int choice_rows(int rows) { return rows > 2048 ? 32 : 8; }
 constexpr int kBlockRows = 32;            // of a block that makes groups
 constexpr int kMaxGroupedRows = 1 << 16;  // so that 16 bits hold a thread's counts
-constexpr int kChoiceThreads = 32 * kChoiceRows, kManyThreads = 1024;
+constexpr int kManyThreads = 1024;
 
 /// Counts of blocks: [blocks][words] of four bytes each, how many of the block's rows chose expert 4 w + i.
 __host__ __device__ constexpr int count_words(int experts) {
@@ -112,10 +113,10 @@ __host__ __device__ constexpr int count_words(int experts) {
 }
 
 /// A warp a row, and how many of the block's rows chose each expert, eight bits in `chose`.
-__global__ void __launch_bounds__(kChoiceThreads) choose_many(Choice c) {
+__global__ void __launch_bounds__(1024) choose_many(Choice c) {
     __shared__ unsigned chose[kMaxExperts / 4];
     allow_successor();
-    const int tid = threadIdx.x, lane = tid % 32, n = blockIdx.x * kChoiceRows + tid / 32,
+    const int tid = threadIdx.x, lane = tid % 32, n = static_cast<int>(blockIdx.x * blockDim.x + tid) / 32,
               words = count_words(c.experts);
     if (tid < kMaxExperts / 4) chose[tid] = 0;
     wait_for_predecessor();
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(kChoiceThreads) choose_many(Choice c) {
 
 /// A block the pairs of 32 rows: into groups. A pair comes behind all smaller experts' pairs, those of its expert in
 /// the blocks before, and those of the block's rows before its own.
-__global__ void __launch_bounds__(kManyThreads) group_many(Choice c) {
+__global__ void __launch_bounds__(kManyThreads) group_many(Choice c, int choice_rows) {
     __shared__ unsigned rows[kMaxExperts];
     __shared__ int all[kMaxExperts], before[kMaxExperts], sums[kMaxExperts / 32];
     allow_successor();
@@ -144,7 +145,7 @@ __global__ void __launch_bounds__(kManyThreads) group_many(Choice c) {
     if (tid < pairs) atomicOr(rows + id, 1u << row);
 
     const int word = tid & (words - 1), by = kManyThreads / words,
-              choices = (c.rows + kChoiceRows - 1) / kChoiceRows;
+              choices = (c.rows + choice_rows - 1) / choice_rows;
     uint32_t sum[2] = {}, earlier[2] = {};  // of experts 4 word and + 2, of + 1 and + 3, 16 bits each
 #pragma unroll 4
     for (int b = tid / words; b < choices; b += by) {
@@ -153,7 +154,7 @@ __global__ void __launch_bounds__(kManyThreads) group_many(Choice c) {
         for (int i = 0; i < 2; ++i) {
             const uint32_t two = (four >> (8 * i)) & 0x00ff00ffu;
             sum[i] += two;
-            if (b < block * (kBlockRows / kChoiceRows)) earlier[i] += two;
+            if (b * choice_rows < block * kBlockRows) earlier[i] += two;
         }
     }
 #pragma unroll
@@ -194,11 +195,12 @@ void choose_experts(Context& context, const Choice& c) {
     if (c.rows * c.used <= kStepPairs)
         return launch(context, "choose_experts", choose_and_group, kStepBlocks, kStepThreads, 0, c,
                       context.counters);
-    const int choices = (c.rows + kChoiceRows - 1) / kChoiceRows;
+    const int each = choice_rows(c.rows), choices = (c.rows + each - 1) / each;
     if (int64_t{choices} * count_words(c.experts) * 4 > c.counts_bytes || c.rows > kMaxGroupedRows)
         unsupported("moe_gate_up", "so many rows, or so many experts of so few columns");
-    launch(context, "choose_experts", choose_many, choices, kChoiceThreads, 0, c);
-    launch(context, "group_pairs", group_many, (c.rows + kBlockRows - 1) / kBlockRows, kManyThreads, 0, c);
+    launch(context, "choose_experts", choose_many, choices, 32 * each, 0, c);
+    launch(context, "group_pairs", group_many, (c.rows + kBlockRows - 1) / kBlockRows, kManyThreads, 0, c,
+           each);
 }
 
 }  // namespace quern::cuda::moe

@@ -40,7 +40,7 @@ struct Choice {
     /// is a flag: all is complete. Null in prompt steps.
     uint64_t* ready;
     float* factor;  // [rows] of the norm
-    /// Scratch of steps of many rows, a byte for each 8 rows and expert (rounded up).
+    /// Scratch of steps of many rows, a byte for each 8 rows and expert (rounded up), or less.
     uint32_t* counts;
     int64_t counts_bytes;
 };
