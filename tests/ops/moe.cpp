@@ -131,6 +131,10 @@ void moe_forms(Device& device) {
     for (const Form shared : {Form::nvfp4, Form::f8_row, Form::bf16})
         check_moe(device, {144, 48, 80, 7, 3, Form::nvfp4, shared}, ++seed, 130);
     check_moe(device, {32, 32, 16, 4, 3, Form::nvfp4, Form::nvfp4}, ++seed, 33);
+    for (const Form form : {Form::nvfp4, Form::bf16}) {  // down of the other of two formats, then of the same
+        check_moe(device, {64, 32, 32, 5, 3, Form::nvfp4, Form::nvfp4, form}, ++seed, 130);
+        check_moe(device, {64, 32, 32, 5, 3, Form::bf16, Form::bf16, form}, ++seed, 130);
+    }
     // more experts than a block of a GPU has rows of
     check_moe(device, {64, 16, 16, 500, 8, Form::nvfp4, Form::nvfp4}, ++seed, 64);
     // as many as Qwen3.5-397B has, and a model that was pruned to 180
@@ -146,6 +150,8 @@ void moe_large(Device& device) {
     // so many tiles that warps share them: 10 columns of chunks, 8, and 32
     if (device.exact()) return;
     check_moe(device, {640, 336, 400, 20, 8, Form::nvfp4, Form::nvfp4}, ++seed, 300);
+    for (const Form form : {Form::bf16, Form::nvfp4})  // many tiles of few columns
+        check_moe(device, {128, 128, 128, 9, 3, form, form}, ++seed);
     check_moe(device, {512, 512, 512, 20, 8, Form::nvfp4, Form::nvfp4}, ++seed, 300);
     check_moe(device, {2048, 512, 512, 12, 8, Form::nvfp4, Form::nvfp4}, ++seed);
     check_moe(device, {2048, 512, 512, 8, 6, Form::f8_block, Form::f8_block}, ++seed, 130);

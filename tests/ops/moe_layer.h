@@ -3,6 +3,7 @@
 #pragma once
 
 #include <numeric>
+#include <optional>
 
 #include "ggml-like/ops/moe_down.h"
 #include "ops/residual_rows.h"
@@ -12,6 +13,7 @@ namespace quern::test::moe {
 struct Shape {
     int64_t model, width, shared_width, experts, used;
     Form form, shared_form;
+    std::optional<Form> down_form = {};  // of chosen experts, if it is another
 
     std::string name() const {
         return fmt::format("D {} F {} {} shared {} {} experts {} used {}", model, width, form_name(form),
@@ -47,7 +49,8 @@ struct Layer {
         const WeightSegment gate = store.segment("gate", form, width, s.model, gu);
         const WeightSegment up = store.segment("up", form, width, s.model, gu);
         Weight both(fmt::format("gate_up{}", e), {gate, up});
-        Weight last(fmt::format("down{}", e), {store.segment("down", form, s.model, width, d)});
+        const Form of_down = shared ? form : s.down_form.value_or(form);
+        Weight last(fmt::format("down{}", e), {store.segment("down", of_down, s.model, width, d)});
         if (shared) {
             shared_gate_up = both;
             shared_down = last;
