@@ -291,13 +291,16 @@ Tensor* conv_gated_delta_net(Graph& g, std::string_view name, const DeltaInputs&
     std::vector<Tensor*> states = {state.conv, state.delta};
     if (state.journal_k != nullptr)
         states.insert(states.end(), {state.journal_k, state.journal_u, state.journal_g});
-    g.add({.op = &kConvGatedDeltaNet,
-           .name = std::string(name),
-           .inputs = {in.u, in.a, in.b, in.conv, in.decay_rate, in.dt_bias, batch.positions, batch.start,
-                      batch.slots, batch.committed, batch.journal, in.z, in.norm},
-           .outputs = {y, o, x, work},
-           .state = std::move(states),
-           .parameters = own});
+    Node node{.op = &kConvGatedDeltaNet,
+              .name = std::string(name),
+              .inputs = {in.u, in.a, in.b, in.conv, in.decay_rate, in.dt_bias, batch.positions, batch.start,
+                         batch.slots, batch.committed, batch.journal, in.z, in.norm},
+              .outputs = {y, o, x, work},
+              .state = std::move(states),
+              .parameters = own};
+    if (const int64_t counts = delta_told_counts(tokens, batch.slots->shape[0], own); counts > 0)
+        node.outputs.push_back(g.zeros(fmt::format("{}.told", name), DType::I32, {counts}));
+    g.add(std::move(node));
     return y;
 }
 

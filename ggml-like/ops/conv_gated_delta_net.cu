@@ -64,6 +64,7 @@ void conv_gated_delta_net(const Node& node, Context& c) {
                          .o = node.outputs[1]->data,
                          .x = node.outputs[2]->data,
                          .work = node.outputs[3]->data,
+                         .told = node.outputs.size() > 4 ? node.outputs[4]->as<int>() : nullptr,
                          .counters = c.counters,
                          .tokens = tokens,
                          .sequences = sequences,

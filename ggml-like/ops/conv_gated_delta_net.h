@@ -61,13 +61,17 @@ struct DeltaState {
 };
 
 /// inputs {u, a, b, conv, decay_rate, dt_bias, positions, start, slots, committed, journal, z, norm}; outputs
-/// {y, o, x, work}: o [T, nv, dv] and x [T, C] in u's dtype and work U8 [delta_work_bytes] are kernel scratch.
+/// {y, o, x, work}: o [T, nv, dv] and x [T, C] in u's dtype and work U8 [delta_work_bytes] are kernel scratch. So is `told` I32
+/// [delta_told_counts], zeros before, the last output where there are any.
 /// state {conv, delta} or, with a journal, {conv, delta, journal_k, journal_u, journal_g}.
 extern const Op kConvGatedDeltaNet;
 
 /// Kernel scratch: what the chunks need, or in the plain kernel a copy of each sequence's S.
 int64_t delta_work_bytes(StepKind kind, int64_t tokens, int64_t sequences,
                          const ConvGatedDeltaNetParams& params);
+
+/// Numbers by which a GPU's kernels of prompts in chunks tell each other what is there; 0: there are no such kernels.
+int64_t delta_told_counts(int64_t tokens, int64_t sequences, const ConvGatedDeltaNetParams& params);
 
 Tensor* conv_gated_delta_net(Graph& g, std::string_view name, const DeltaInputs& in, const DeltaState& state,
                              const Batch& batch, const ConvGatedDeltaNetParams& params);

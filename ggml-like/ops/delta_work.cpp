@@ -13,4 +13,10 @@ int64_t delta_work_bytes(StepKind kind, int64_t tokens, int64_t sequences,
     return sequences * params.value_heads * params.value_dim * params.key_dim * 4;
 }
 
+int64_t delta_told_counts(int64_t tokens, int64_t sequences, const ConvGatedDeltaNetParams& params) {
+    if (params.kind != StepKind::prompt || !cuda::delta::has_chunked_heads(params.key_dim, params.value_dim))
+        return 0;
+    return cuda::delta::delta_told_counts(cuda::delta::delta_chunks(tokens, sequences), params.key_heads);
+}
+
 }  // namespace quern

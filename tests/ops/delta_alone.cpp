@@ -115,6 +115,8 @@ void delta_prompts(Device& device) {
         for (const int rows : {1, 2, 63, 64, 65, 130}) check_prompt(device, s, rows);
     check_prompt(device, kReal, 1000);
     if (!device.exact()) check_prompt(device, kReal, 5000);
+    if (!device.exact())
+        check_prompt(device, kWide, 2000);  // more units of `prepare` than blocks, some in turns
     if (!device.exact()) check_prompt(device, kThree, 2000);  // more blocks a key head, of eight warps
 }
 
@@ -140,20 +142,23 @@ void delta_no_numbers(Device& device) {
 /// On the card as it is, and without products of warpgroups: the same bits of outputs and state.
 void check_variants(const Shape& s, const std::vector<int>& rows) {
     CAPTURE(s.nv);
-    CAPTURE(rows[1]);
+    CAPTURE(rows[0]);
+    CAPTURE(rows.back());
+    std::vector<int> slots = {1, 0, 3};
+    slots.resize(rows.size());
     const auto run = [&](const Device& device) {
         Memory m(device, s);
         std::vector<double> all;
-        std::vector<int> before(3, 0);
+        std::vector<int> before(rows.size(), 0);
         for (int step = 0; step < 2; ++step) {
-            const Layout l = layout_of(StepKind::prompt, rows, before, {1, 0, 3});
+            const Layout l = layout_of(StepKind::prompt, rows, before, slots);
             const auto p =
                 device.rounded(Random(92 + static_cast<unsigned>(step)).normals(l.tokens() * s.columns()));
             const auto y = run_step(device, l, p, m);
             all.insert(all.end(), y.begin(), y.end());
-            for (size_t i = 0; i < 3; ++i) before[i] += rows[i];
+            for (size_t i = 0; i < rows.size(); ++i) before[i] += rows[i];
         }
-        for (const int64_t slot : {1, 0, 3}) {
+        for (const int64_t slot : slots) {
             const auto state = state_of(m, slot);
             all.insert(all.end(), state.begin(), state.end());
         }
@@ -171,6 +176,10 @@ TEST_SUITE("cuda") {
         if (std::getenv("QUERN_TEST_SHARED_BYTES") != nullptr) return;  // neither has products of warpgroups
         for (const Shape& s : {kReal, kThree})
             for (const int rows : {1, 63, 64, 65, 200, 1000}) check_variants(s, {70, rows, 3});
+        // More units of `prepare` than run at once: the scan begins beside it, on SMs that it leaves if there are enough.
+        check_variants(kWide, {2000});
+        check_variants(kWide, {1000, 900});
+        check_variants(kWide, {1500, 0, 3});
     }
 }
 

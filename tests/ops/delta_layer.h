@@ -24,7 +24,8 @@ struct Shape {
 
 inline constexpr Shape kSmall{2, 4, 8, 6};
 inline constexpr Shape kReal{2, 4, 128, 128};
-inline constexpr Shape kThree{2, 6, 128, 128};  // the 27B's three value heads a key head
+inline constexpr Shape kWide{16, 32, 128, 128};  // the 35B's
+inline constexpr Shape kThree{2, 6, 128, 128};   // the 27B's three value heads a key head
 
 /// Heads that no model has: any size up to 256 works.
 inline constexpr Shape kOtherShapes[] = {kSmall,       {1, 4, 32, 16},  {2, 6, 16, 24},

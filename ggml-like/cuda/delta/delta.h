@@ -45,6 +45,7 @@ struct DeltaStep {
     void* o;     // BF16 [T, nv, dv], before norm and gate
     void* x;     // BF16 [T, C], work space
     void* work;  // prompts: a Record for each chunk and value head; journal: copies of S (delta_commit)
+    int* told;   // prompts in chunks: delta_told_counts, zeros before the run
     unsigned* counters;  // Context::counters
     int tokens, sequences, key_heads, value_heads, key_dim, value_dim, taps, ring;
 };

@@ -1,6 +1,6 @@
 // The gated delta rule over prompt rows, in chunks of 64: two kernels, products of BF16 operands with FP32 sums.
 //
-//   prefill_prepare.cu   block = (key head, chunk), all chunks at once
+//   prefill_prepare.cu   unit = (key head, chunk), of blocks that take one after another
 //
 //     x = silu(conv u) for the heads of q, k and v; then for each value head of the key head two lower triangles:
 //
@@ -13,7 +13,7 @@
 //
 //     2 warps keep S [16 v, 128 k] each in registers; 2 more compute o of the chunk before, from what those pass on
 //
-//   prefill_scan_warpgroups.cu   on sm_90a instead: 64 columns of v, the same bits
+//   prefill_scan_warpgroups.cu   on sm_90a instead: 64 columns of v, the same bits; it begins while units of prepare are done
 //
 // With G the sums of log gates inside a chunk, n = 1 / |x_k|, m = 1 / (|x_q| sqrt(128)):
 //
@@ -36,8 +36,8 @@
 // mma.sync, of its chunk by products of warpgroups.)
 //
 // Traffic a row and layer (nk 16, nv 32): u 16 KB, x 16 KB, records 8 KB written and read, o 8 KB; scan reads x through
-// L2, q and k once for each of 8 blocks, or 4. Measured: prepare of 50 and 200 rows 12 and 13 us; of 8,192 rows prepare 194 (before it was
-// shortened), scan by warpgroups 233, by the other some 330 (H200, 2026-11). Limits: heads of 128, 4 taps, 98 KB of shared memory.
+// L2, q and k once for each of 8 blocks, or 4. Measured: prepare of 50 and 200 rows 12 and 13 us; of 8,192 rows prepare on all SMs 167, scan by
+// warpgroups 233, by the other some 330 (H200, 2026-11). Limits: heads of 128, 4 taps, 98 KB of shared memory.
 #include "ggml-like/cuda/delta/prefill.cuh"
 #include "ggml-like/cuda/variants.h"
 
@@ -47,9 +47,9 @@ using namespace ptx;
 
 void delta_prefill(Context& context, const DeltaStep& p) {
     if (p.tokens <= 0 || p.sequences <= 0) return;
-    launch_prepare(context, p, delta_chunks(p.tokens, p.sequences));
+    const bool told = launch_prepare(context, p, delta_chunks(p.tokens, p.sequences));
     if (choose_scan(context) == ScanProduct::warpgroups)
-        launch_scan_warpgroups(context, p);
+        launch_scan_warpgroups(context, p, told);
     else
         launch_scan(context, p);
 }

@@ -1,7 +1,9 @@
 // prefill_prepare.cu's first part: the causal convolution with SiLU of a chunk's heads.
 //
-//   warp = 8 rows of the chunk, or 4; lanes 0 .. 15 have one head, 8 channels each, lanes 16 .. 31 the next head; the next two
-//   heads' rows are asked for before these are computed, if the block has more (BlockHeads)
+//   warp = 8 rows of the chunk, or 4; lanes 0 .. 15 have one head, 8 channels each, lanes 16 .. 31 the next head
+//
+// A lane's inputs come by way of shared memory that is its own, so that no warp waits for another: once it has them in registers, it asks for
+// those of the next two heads, or of the block's next unit, before it computes.
 #pragma once
 
 #include "ggml-like/cuda/delta/prefill.cuh"
@@ -15,6 +17,10 @@ constexpr int kWindow = 3;  // rows before its own that a row's convolution sees
 /// 8 channels of kRows rows, and of those before them that they see.
 template <int kRows>
 using Rows = uint32_t[kWindow + kRows][4];
+
+/// Rows of all lanes of a block, on their way.
+template <int kWarps>
+using Staged = uint4[kWindow + kChunk / kWarps][32 * kWarps];
 
 /// A chunk of a sequence.
 struct Chunk {
@@ -32,11 +38,6 @@ __device__ __forceinline__ float silu(float x) {
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * -1.4426950408889634f));
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
     return x * inverse;
-}
-
-__device__ __forceinline__ void load_row(uint32_t (&to)[4], const bf16* from) {
-    const uint4 v = *reinterpret_cast<const uint4*>(from);
-    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
 }
 
 /// First channel of head `head` of `heads` of a key head: 0 is q, 1 is k, then come the value heads.
@@ -75,46 +76,41 @@ struct HeadChannels {
                (static_cast<int64_t>(p.slots[chunk.sequence]) * p.ring + position % p.ring) * channels +
                column;
     }
-    /// The inputs of the three rows before row `row` of the chunk, also of earlier steps; zeros before the sequence's
-    /// start.
-    template <int kRows>
-    __device__ __forceinline__ void load_window(int row, Rows<kRows>& rows) const {
-        const bool in_ring = chunk.index == 0 && row == 0;
-        const int position = in_ring ? p.positions[chunk.begin] : 0;
+    /// Asks for the inputs of rows `row` to `row` + kRows - 1 of the chunk, zeros past its end, and of the three rows before them, also of earlier
+    /// steps, zeros before the sequence's start.
+    template <int kWarps>
+    __device__ __forceinline__ void ask_rows(int row, Staged<kWarps>& staged) const {
+        constexpr int kRows = kChunk / kWarps;
+        const bf16* from = input(row);
+        if (chunk.index == 0 && row == 0) {
+            const int position = p.positions[chunk.begin];
+#pragma unroll 1
+            for (int i = 0; i < kWindow; ++i) {
+                const int at = position - kWindow + i;
+                copy_async16(&staged[i][threadIdx.x], ring_row(max(at, 0)), at >= 0);
+            }
+        } else {
 #pragma unroll
-        for (int i = 0; i < kWindow; ++i) {
-            const int back = kWindow - i;
-            rows[i][0] = rows[i][1] = rows[i][2] = rows[i][3] = 0;
-            if (!in_ring)
-                load_row(rows[i], input(row - back));
-            else if (position >= back)
-                load_row(rows[i], ring_row(position - back));
+            for (int i = 0; i < kWindow; ++i)
+                copy_async16(&staged[i][threadIdx.x], from + (i - kWindow) * p.u_ld);
         }
-    }
-    /// A warp's rows from `row` on; zeros past the chunk's end.
-    template <int kRows>
-    __device__ __forceinline__ void load_rows(int row, Rows<kRows>& rows) const {
 #pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-            uint32_t(&to)[4] = rows[kWindow + r];
-            to[0] = to[1] = to[2] = to[3] = 0;
-            if (row + r < chunk.rows) load_row(to, input(row + r));
-        }
+        for (int r = 0; r < kRows; ++r, from += p.u_ld)
+            copy_async16(&staged[kWindow + r][threadIdx.x], from, row + r < chunk.rows);
     }
-    /// The step's last inputs go to the ring, once load_window has read it.
+    /// The step's last inputs go to the ring, once convolve has read it.
     __device__ __forceinline__ void save_window() const {
         constexpr int kTogether = 4;
         const int position = p.positions[chunk.begin];
         for (int from = max(0, chunk.length - p.ring); from < chunk.length; from += kTogether) {
-            uint32_t rows[kTogether][4];
+            uint4 rows[kTogether];
 #pragma unroll
             for (int i = 0; i < kTogether; ++i)
-                if (from + i < chunk.length) load_row(rows[i], input(from + i));
+                if (from + i < chunk.length) rows[i] = *reinterpret_cast<const uint4*>(input(from + i));
 #pragma unroll
             for (int i = 0; i < kTogether; ++i)
                 if (from + i < chunk.length)
-                    *reinterpret_cast<uint4*>(ring_row(position + from + i)) =
-                        make_uint4(rows[i][0], rows[i][1], rows[i][2], rows[i][3]);
+                    *reinterpret_cast<uint4*>(ring_row(position + from + i)) = rows[i];
         }
     }
 };
@@ -153,12 +149,24 @@ __device__ __forceinline__ void convolve_rows(Rows<kRows>& rows, const float4* t
 struct BlockHeads {
     int key_head, first, step, count;
 
-    __device__ __forceinline__ explicit BlockHeads(const DeltaStep& p)
-        : key_head(static_cast<int>(blockIdx.x) % p.key_heads),
-          first(2 * (static_cast<int>(blockIdx.x) / p.key_heads)),
-          step(2 * (static_cast<int>(gridDim.x) / p.key_heads)),
-          count(2 + p.value_heads / p.key_heads) {}
+    BlockHeads() = default;
+    /// Unit `unit` of the `units` of a chunk.
+    __device__ __forceinline__ BlockHeads(const DeltaStep& p, int unit, int units) {
+        const Divisor key_heads(p.key_heads);
+        first = 2 * key_heads.quotient(unit);
+        step = 2 * key_heads.quotient(units);
+        count = 2 + key_heads.quotient(p.value_heads);
+        key_head = unit - first / 2 * p.key_heads;
+    }
     __device__ __forceinline__ bool has_keys() const { return first == 0; }
+};
+
+/// Some heads of a chunk.
+struct Unit {
+    int left;  // that the block may do, this one among them; 0: there is none
+    int chunk_of_step;
+    BlockHeads heads;
+    Chunk chunk;
 };
 
 __device__ __forceinline__ void prefetch_taps(const DeltaStep& p, const BlockHeads& heads, int lane) {
@@ -167,29 +175,42 @@ __device__ __forceinline__ void prefetch_taps(const DeltaStep& p, const BlockHea
         prefetch_line(HeadChannels(p, none, heads.key_head, head, heads.count, lane).taps());
 }
 
-/// x, and of q and k also the tiles of x_q and x_k in shared memory.
+/// Asks for the inputs of heads `first` and the next of a chunk.
 template <int kWarps>
-__device__ __forceinline__ void convolve(const DeltaStep& p, const Chunk& chunk, const BlockHeads& heads,
-                                         int warp, int lane, unsigned char (&tiles)[2][kTileBytes]) {
+__device__ __forceinline__ void ask_heads(const DeltaStep& p, const Chunk& chunk, const BlockHeads& heads,
+                                          int first, int warp, int lane, Staged<kWarps>& staged) {
+    const int row = kChunk / kWarps * warp;
+    const HeadChannels own(p, chunk, heads.key_head, first + lane / 16, heads.count, lane);
+    if (own.there && row < chunk.rows) own.ask_rows<kWarps>(row, staged);
+}
+
+/// x, and of q and k also the tiles of x_q and x_k in shared memory. The first heads' inputs have been asked for; it asks for the next
+/// unit's.
+template <int kWarps>
+__device__ __forceinline__ void convolve(const DeltaStep& p, const Unit& unit, const Unit& next, int warp,
+                                         int lane, Staged<kWarps>& staged,
+                                         unsigned char (&tiles)[2][kTileBytes]) {
+    const BlockHeads& heads = unit.heads;
+    const Chunk& chunk = unit.chunk;
     constexpr int kRows = kChunk / kWarps;
-    const int key_head = heads.key_head, row = kRows * warp;
-    Rows<kRows> next, rows;
-    const auto load = [&](int head) {
-        const HeadChannels own(p, chunk, key_head, head + lane / 16, heads.count, lane);
-        if (!own.there || row >= chunk.rows) return;
-        own.load_rows<kRows>(row, next);
-        own.load_window<kRows>(row, next);
-    };
-    load(heads.first);
+    const int row = kRows * warp;
 #pragma unroll 1
     for (int head = heads.first; head < heads.count; head += heads.step) {
-#pragma unroll
-        for (int i = 0; i < kWindow + kRows; ++i)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) rows[i][e] = next[i][e];
-        const HeadChannels own(p, chunk, key_head, head + lane / 16, heads.count, lane);
+        const HeadChannels own(p, chunk, heads.key_head, head + lane / 16, heads.count, lane);
         const TwoTaps two{own.taps()[0], own.taps()[1]};
-        if (head + heads.step < heads.count) load(head + heads.step);
+        Rows<kRows> rows;
+        wait_copies<0>();
+#pragma unroll
+        for (int i = 0; i < kWindow + kRows; ++i) {
+            const uint4 v = staged[i][threadIdx.x];
+            rows[i][0] = v.x, rows[i][1] = v.y, rows[i][2] = v.z, rows[i][3] = v.w;
+        }
+        asm volatile("" ::: "memory");  // read before they are overwritten
+        const bool more = head + heads.step < heads.count;
+        if (more || next.left > 0)
+            ask_heads<kWarps>(p, more ? chunk : next.chunk, more ? heads : next.heads,
+                              more ? head + heads.step : next.heads.first, warp, lane, staged);
+        commit_copies();
         if (!own.there) continue;
         if (row < chunk.rows) convolve_rows<kRows>(rows, own.taps(), two);
 #pragma unroll

@@ -1,7 +1,14 @@
 // The chunked delta rule's first kernel: convolution, gates, A and P of each chunk (prefill.cu has the formulas).
 //
-//   block = (key head, chunk), 8 warps. With few chunks a key head has more blocks, each of which convolves two heads; if there are no
-//   more blocks than SMs, they have 16 warps, of which 8 to 15 do the same products for the second value head of a pair.
+//   unit = (key head, chunk), of a block of 8 warps, which takes another if there are more than blocks. With few chunks a key head has
+//   more units, each of which convolves two heads; if there are no more than SMs, blocks have 16 warps, of which 8 to 15 do the same
+//   products for the second value head of a pair.
+//
+//   Units come chunk by chunk, and counts tell the scan which are done. Where it leaves SMs free, blocks on others end early to make room
+//   for it, so that it runs beside the rest of this:
+//
+//     SM 0     unit | unit | scan of a head's 64 columns ............
+//     SM 1     unit | unit | unit | unit | unit | unit | unit |
 //
 //     convolve        x of q, k and the key head's value heads; x_q and x_k also as tiles in shared memory; 8 rows a warp, or 4
 //     find_products   x_k x_k^T and x_q x_k^T, in registers for all value heads:   warps 0 and 4 | x
@@ -12,12 +19,14 @@
 //     solve           the inverse of I + L (prefill_solve.cuh), A to the record; a warp a column of blocks
 //     save_windows    at last, the inputs that later steps see
 //
-// Shared memory: tiles of x_q and x_k (32 KB), and in their place L of two value heads (24 KB); gates and norms. Two
-// blocks of 8 warps an SM, or one of 16.
+// Shared memory: tiles of x_q and x_k (32 KB), and in their place L of two value heads (24 KB); gates and norms; inputs on their way (44
+// KB, or 56). Two blocks of 8 warps an SM, or, also where there is no room for two, one of 16.
 #include "ggml-like/cuda/delta/prefill.cuh"
 #include "ggml-like/cuda/delta/prefill_convolve.cuh"
 #include "ggml-like/cuda/delta/prefill_solve.cuh"
 #include "ggml-like/cuda/launch.cuh"
+#include "ggml-like/cuda/ptx/told.cuh"
+#include "ggml-like/cuda/variants.h"
 
 namespace quern::cuda::delta {
 
@@ -26,7 +35,7 @@ using namespace ptx;
 namespace {
 
 constexpr float kEps = 1e-6f;
-constexpr int kWarpsPerSm = 16;
+constexpr int kWarpsPerSm = 16, kMaxWarps = 16;
 
 /// Chunk number `wanted` of the step, found by each warp for itself. False: there are fewer.
 __device__ bool find_chunk(const int* start, int sequences, int wanted, int lane, Chunk& chunk) {
@@ -64,6 +73,7 @@ struct PrepareShared {
     float norm_k[kChunk];
     float gates[2][kChunk];  // G
     float beta[2][kChunk];
+    Unit unit[kMaxWarps][3];  // each warp's copies of this one, the next, and that after it
 };
 
 /// 1 / |row|.
@@ -206,21 +216,57 @@ __device__ __forceinline__ void write_factors(const PrepareShared& shared, int h
     record.read[row] = __expf(gate) * shared.norm_q[row];
 }
 
-template <int kWarps>
-__global__ __launch_bounds__(32 * kWarps, kWarpsPerSm / kWarps) void prepare(DeltaStep p) {
-    __shared__ __align__(16) PrepareShared shared;
-    allow_successor();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const BlockHeads heads(p);
-    const int key_head = heads.key_head, number = static_cast<int>(blockIdx.y);
-    prefetch_taps(p, heads, lane);
-    wait_for_predecessor();
-    Chunk chunk;
-    if (!find_chunk(p.start, p.sequences, number, lane, chunk)) return;
+/// Who does which units: block b number b first, then whichever nobody has taken.
+struct Units {
+    int of_chunk, count;
+    int rounds;      // units of a block where the scan will be, at most
+    int sms, scans;  // SMs, and how many of them the scan will have
 
-    const int ratio = heads.count - 2;
+    __device__ __forceinline__ int rounds_of_block() const {
+        int sm;
+        asm("mov.u32 %0, %%smid;" : "=r"(sm));
+        return sm * scans / sms != (sm + 1) * scans / sms ? rounds : count;  // every so many-th
+    }
+};
+
+/// Of unit number `number`.
+__device__ __forceinline__ int chunk_of(const Units& units, int number) {
+    return quotient(number, units.of_chunk);
+}
+__device__ __forceinline__ BlockHeads heads_of(const DeltaStep& p, const Units& units, int number) {
+    return BlockHeads(p, number - chunk_of(units, number) * units.of_chunk, units.of_chunk);
+}
+
+/// One warp: another unit, after the one at `now` of a warp's three; to `next` of all. Blocks leave early only if others stay.
+__device__ __noinline__ void take_unit(const DeltaStep& p, const Units& units, Unit (&unit)[kMaxWarps][3],
+                                       int now, int next) {
+    const int lane = threadIdx.x % 32;
+    int left = unit[threadIdx.x / 32][now].left - 1, number = units.count;
+    if (left == 0 && __shfl_sync(0xffffffffu, told_by_now(p.told + kStayingBlocks), 0) == 0) left = 1;
+    if (left > 0) {
+        if (lane == 0) number = static_cast<int>(gridDim.x) + atomicAdd(p.told + kTakenUnits, 1);
+        number = __shfl_sync(0xffffffffu, number, 0);
+    }
+    Chunk chunk{};
+    const bool there =
+        number < units.count && find_chunk(p.start, p.sequences, chunk_of(units, number), lane, chunk);
+    if (lane < kMaxWarps)
+        unit[lane][next] = {there ? left : 0, chunk_of(units, number), heads_of(p, units, number), chunk};
+}
+
+/// One unit; its first heads' inputs have been asked for, and the next one's will be.
+template <int kWarps>
+__device__ __forceinline__ void prepare_unit(const DeltaStep& p, PrepareShared& shared,
+                                             Staged<kWarps>& staged, const Unit& unit, const Unit& next) {
+    const BlockHeads& heads = unit.heads;
+    const Chunk& chunk = unit.chunk;
+    int thread = static_cast<int>(threadIdx.x);
+    // What depends on it is not kept from unit to unit: short prompts, which have one, were some 0.5 % slower.
+    asm volatile("" : "+r"(thread));
+    const int warp = thread / 32, lane = thread % 32;
+    const int key_head = heads.key_head, ratio = heads.count - 2;
     if (heads.has_keys() && warp < min(2, ratio)) prefetch_gates(p, chunk, key_head * ratio + warp, lane);
-    convolve<kWarps>(p, chunk, heads, warp, lane, shared.tiles);
+    convolve<kWarps>(p, unit, next, warp, lane, staged, shared.tiles);
     const auto save = [&](int by) {
         if (warp == by && chunk.index == 0) save_windows(p, chunk, heads, lane);
     };
@@ -229,12 +275,13 @@ __global__ __launch_bounds__(32 * kWarps, kWarpsPerSm / kWarps) void prepare(Del
     const bool of_q = warp % 8 >= 4;
     float product[8][4] = {};
     find_products(shared, of_q, warp % 4, lane, product);
-    const int row = threadIdx.x % kChunk, half = threadIdx.x / kChunk;
+    const int row = thread % kChunk, half = thread / kChunk;
     if (half == 0)
         shared.norm_q[row] = row_norm(shared.tiles[0], row) * 0.08838834764831845f;  // 1 / sqrt(128)
     else if (half == 1)
         shared.norm_k[row] = row_norm(shared.tiles[1], row);
-    Record* records = static_cast<Record*>(p.work) + int64_t{number} * p.value_heads + key_head * ratio;
+    Record* records =
+        static_cast<Record*>(p.work) + int64_t{unit.chunk_of_step} * p.value_heads + key_head * ratio;
     for (int pair = 0; pair < ratio; pair += 2) {
         const int in_pair = min(2, ratio - pair);
         if (const int h = warp - 4; h >= 0 && h < in_pair)
@@ -256,19 +303,84 @@ __global__ __launch_bounds__(32 * kWarps, kWarpsPerSm / kWarps) void prepare(Del
 }
 
 template <int kWarps>
-void launch_prepare(Context& context, const DeltaStep& p, int64_t blocks, int64_t chunks) {
+__global__ __launch_bounds__(32 * kWarps,
+                             kWarpsPerSm / kWarps) void prepare(const __grid_constant__ DeltaStep p,
+                                                                const __grid_constant__ Units units) {
+    __shared__ __align__(16) PrepareShared shared;
+    extern __shared__ __align__(16) uint8_t dynamic[];
+    auto& staged = *reinterpret_cast<Staged<kWarps>*>(dynamic);
+    allow_successor();
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int first = static_cast<int>(blockIdx.x);
+    const BlockHeads heads = heads_of(p, units, first);
+    prefetch_taps(p, heads, lane);
+    const bool takes = static_cast<int>(gridDim.x) < units.count;
+    wait_for_predecessor();
+    Chunk chunk;
+    int* const told = p.told + kToldChunks;  // of the key heads of chunk number 0
+    if (!find_chunk(p.start, p.sequences, chunk_of(units, first), lane, chunk)) {
+        // no row at all: the scan, which waits for the first chunk, has nothing to do
+        if (takes && threadIdx.x == 0 && chunk_of(units, first) == 0) tell(told + heads.key_head);
+        return;
+    }
+    ask_heads<kWarps>(p, chunk, heads, heads.first, warp, lane, staged);
+    commit_copies();
+    Unit(&own)[3] = shared.unit[warp];
+    if (lane == 0) {
+        const int rounds = takes ? units.rounds_of_block() : 1;
+        if (threadIdx.x == 0 && rounds == units.count) atomicAdd(p.told + kStayingBlocks, 1);
+        own[0] = {rounds, chunk_of(units, first), heads, chunk};
+        if (!takes) own[1].left = 0;
+    }
+    __syncwarp();
+    if (takes) {
+        if (warp == 0) take_unit(p, units, shared.unit, 0, 1);
+        __syncthreads();
+    }
+#pragma unroll 1
+    for (int at = 0; own[at].left > 0;) {
+        const int next = at < 2 ? at + 1 : 0, second = next < 2 ? next + 1 : 0;
+        prepare_unit<kWarps>(p, shared, staged, own[at], own[next]);
+        if (!takes) return;
+        if (warp == kWarps - 1) take_unit(p, units, shared.unit, next, second);
+        __syncthreads();
+        if (threadIdx.x == 0) tell(told + own[at].chunk_of_step * p.key_heads + own[at].heads.key_head);
+        at = next;
+    }
+}
+
+/// SMs that the scan will need are given up when the others can do the rest meanwhile.
+Units divide(const Context& context, const DeltaStep& p, int64_t of_chunk, int64_t chunks, int64_t blocks) {
+    constexpr int64_t kScanChunks = 12;  // of a sequence, while a block does a unit
+    const int64_t count = of_chunk * chunks, scans = scan_blocks(p);
+    Units units{.of_chunk = static_cast<int>(of_chunk), .count = static_cast<int>(count), .sms = context.sms};
+    if (choose_scan(context) != ScanProduct::warpgroups || scans >= context.sms) return units;
+    const int64_t others = blocks * (context.sms - scans) / context.sms,
+                  meanwhile = others * (chunks / p.sequences) / kScanChunks;
+    units.scans = static_cast<int>(scans);
+    units.rounds = static_cast<int>(max(int64_t{1}, (count - meanwhile + blocks / 2) / blocks));
+    return units;
+}
+
+template <int kWarps>
+bool launch_prepare(Context& context, const DeltaStep& p, int64_t of_chunk, int64_t chunks) {
+    const int64_t blocks = int64_t{kWarpsPerSm / kWarps} * context.sms;
     launch(context, "delta_prefill: prepare", prepare<kWarps>,
-           dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(chunks)), dim3(32 * kWarps), 0, p);
+           static_cast<unsigned>(min(of_chunk * chunks, blocks)), dim3(32 * kWarps),
+           static_cast<int>(sizeof(Staged<kWarps>)), p, divide(context, p, of_chunk, chunks, blocks));
+    return of_chunk * chunks > blocks;
 }
 
 }  // namespace
 
-void launch_prepare(Context& context, const DeltaStep& p, int64_t chunks) {
+bool launch_prepare(Context& context, const DeltaStep& p, int64_t chunks) {
     const int64_t pairs = 1 + (p.value_heads / p.key_heads + 1) / 2;  // of heads
     const int64_t apart = p.key_heads * pairs;
     if (apart * chunks <= context.sms) return launch_prepare<16>(context, p, apart, chunks);
-    launch_prepare<8>(context, p, apart * chunks <= kWarpsPerSm / 8 * context.sms ? apart : p.key_heads,
-                      chunks);
+    constexpr int kTwo = 2 * static_cast<int>(sizeof(PrepareShared) + sizeof(Staged<8>) + 1024);
+    if (context.shared_bytes < kTwo) return launch_prepare<16>(context, p, p.key_heads, chunks);
+    return launch_prepare<8>(context, p,
+                             apart * chunks <= kWarpsPerSm / 8 * context.sms ? apart : p.key_heads, chunks);
 }
 
 }  // namespace quern::cuda::delta

@@ -23,23 +23,26 @@ __device__ __forceinline__ int chunks_before(const int* start, int sequence, int
 struct ScanBlock {
     const bf16* x;          // the sequence's first row
     const Record* records;  // of the first chunk; the next chunk's is value_heads further
-    int head, sequence;
+    int head, key_head, sequence;
+    int before;                 // chunks of other sequences
     int begin, length, chunks;  // rows of the step
     int channels, value_heads;
     int q_column, k_column, v_column;
 
     /// Whole warp. Where length is 0, nothing else is there.
     __device__ __forceinline__ ScanBlock(const DeltaStep& p, int value_head, int of_sequence, int lane)
-        : head(value_head), sequence(of_sequence), begin(p.start[of_sequence]) {
+        : head(value_head),
+          key_head(value_head / (p.value_heads / p.key_heads)),
+          sequence(of_sequence),
+          begin(p.start[of_sequence]) {
         length = p.start[sequence + 1] - begin;
         if (length == 0) return;
         chunks = (length + kChunk - 1) / kChunk;
         value_heads = p.value_heads;
         channels = (2 * p.key_heads + p.value_heads) * kDim;
         x = static_cast<const bf16*>(p.x) + int64_t{begin} * channels;
-        records = static_cast<const Record*>(p.work) +
-                  int64_t{chunks_before(p.start, sequence, lane)} * value_heads + head;
-        const int key_head = head / (p.value_heads / p.key_heads);
+        before = chunks_before(p.start, sequence, lane);
+        records = static_cast<const Record*>(p.work) + int64_t{before} * value_heads + head;
         q_column = key_head * kDim;
         k_column = (p.key_heads + key_head) * kDim;
         v_column = (2 * p.key_heads + head) * kDim;

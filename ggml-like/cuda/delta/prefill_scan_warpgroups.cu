@@ -4,7 +4,7 @@
 //
 //     warps 0 .. 3   S [16 v, 128 k] each, in registers:   S X_k^T | errors | U = A (..) | S += U^T X_k | S X_k^T ...
 //     warps 4 .. 7   o [64 rows, 16 v] each:                         S X_q^T            | P U          | stores
-//     one lane       all copies, by the copy engine
+//     one warp       all copies, by the copy engine, of what `prepare` has told is there
 //
 //   A state warp passes S before the chunk, and U, to its output warp, whose products run where the state's leave the tensor
 //   cores free.
@@ -17,6 +17,7 @@
 #include "ggml-like/cuda/launch.cuh"
 #include "ggml-like/cuda/ptx/copy_bytes.cuh"
 #include "ggml-like/cuda/ptx/tensor_map.cuh"
+#include "ggml-like/cuda/ptx/told.cuh"
 
 namespace quern::cuda::delta {
 
@@ -51,11 +52,18 @@ __device__ __forceinline__ void init(Shared& shared) {
     __syncthreads();
 }
 
-/// One lane: all chunks of the block.
+/// What `prepare` tells of chunk number 0 of a key head; of the next chunk's key_heads further.
+__device__ __forceinline__ const int* told_of(const DeltaStep& p, int key_head) {
+    return p.told + kToldChunks + key_head;
+}
+
+/// One warp: all chunks of the block.
 struct Copies {
+    const DeltaStep& p;
     Shared& shared;
     const ScanBlock& b;
     const CUtensorMap& x;
+    bool told;  // of what is there; else all is
 
     /// Two boxes, of 128 columns.
     __device__ __forceinline__ void copy_head(uint8_t (&to)[2][kBoxBytes], int column, int row,
@@ -66,29 +74,48 @@ struct Copies {
 #pragma unroll
         for (int j = 0; j < 4; ++j) copy_bytes(to[j][2 * j], from + first_matrix(j), (4 - j) * 4 * 128, full);
     }
+    /// Waits for a chunk; returns how many are there, or more.
+    __device__ __forceinline__ int wait_for(int chunk) const {
+        const int lane = threadIdx.x % 32, own = min(chunk + lane, b.chunks - 1);
+        const int* count = told_of(p, b.key_head) + (b.before + own) * p.key_heads;
+        unsigned missing;
+        do missing = __ballot_sync(0xffffffffu, told_by_now(count) == 0);
+        while ((missing & 1) != 0);
+        __syncwarp();
+        see_told();
+        return chunk + (missing == 0 ? 32 : __ffs(static_cast<int>(missing)) - 1);
+    }
     __device__ __forceinline__ void copy_all() const {
         Place<kKeyStages> key;
         Place<kQueryStages> query;
+        int there = told ? 0 : b.chunks;
 #pragma unroll 1
-        for (int chunk = 0; chunk < b.chunks; ++chunk) {
-            const int row = b.begin + chunk * kChunk;
-            const Record* record = b.record(chunk);
-            uint64_t* full = shared.key_turns.full + key.at;
+        for (int chunk = 0; chunk < b.chunks; ++chunk, key.next(), query.next()) {
+            if (chunk >= there) there = wait_for(chunk);
             wait_phase(shared.key_turns.empty + key.at, key.phase ^ 1);
-            arrive_and_expect(full, 3 * kBoxBytes + 2 * sizeof(Triangle) + sizeof(KeyFactors));
-            copy_head(shared.keys[key.at].k, b.k_column, row, full);
-            copy_box(shared.keys[key.at].v, x, b.v_column, row, full);
-            copy_bytes(&shared.factors[key.at], record->error, sizeof(KeyFactors), full);
-            copy_triangle(shared.solve[key.at][0], record->solve, full);
-            copy_triangle(shared.solve[key.at][1], record->solve_low, full);
-            full = shared.query_turns.full + query.at;
+            if (elected()) copy_key(chunk, key.at);
             wait_phase(shared.query_turns.empty + query.at, query.phase ^ 1);
-            arrive_and_expect(full, 2 * kBoxBytes + sizeof(Triangle) + sizeof(record->read));
-            copy_head(shared.queries[query.at].q, b.q_column, row, full);
-            copy_triangle(shared.scores[query.at], record->scores, full);
-            copy_bytes(shared.read[query.at], record->read, sizeof(record->read), full);
-            key.next(), query.next();
+            if (elected()) copy_query(chunk, query.at);
         }
+    }
+    __device__ __forceinline__ void copy_key(int chunk, int at) const {
+        const int row = b.begin + chunk * kChunk;
+        const Record* record = b.record(chunk);
+        uint64_t* full = shared.key_turns.full + at;
+        arrive_and_expect(full, 3 * kBoxBytes + 2 * sizeof(Triangle) + sizeof(KeyFactors));
+        copy_head(shared.keys[at].k, b.k_column, row, full);
+        copy_box(shared.keys[at].v, x, b.v_column, row, full);
+        copy_bytes(&shared.factors[at], record->error, sizeof(KeyFactors), full);
+        copy_triangle(shared.solve[at][0], record->solve, full);
+        copy_triangle(shared.solve[at][1], record->solve_low, full);
+    }
+    __device__ __forceinline__ void copy_query(int chunk, int at) const {
+        const Record* record = b.record(chunk);
+        uint64_t* full = shared.query_turns.full + at;
+        arrive_and_expect(full, 2 * kBoxBytes + sizeof(Triangle) + sizeof(record->read));
+        copy_head(shared.queries[at].q, b.q_column, b.begin + chunk * kChunk, full);
+        copy_triangle(shared.scores[at], record->scores, full);
+        copy_bytes(shared.read[at], record->read, sizeof(record->read), full);
     }
 };
 
@@ -125,18 +152,23 @@ __device__ __forceinline__ void find_outputs(const DeltaStep& p, const ScanBlock
 #endif
 
 __global__ void __launch_bounds__(kThreads, 1)
-    scan_warpgroups(const __grid_constant__ DeltaStep p, const __grid_constant__ CUtensorMap x) {
+    scan_warpgroups(const __grid_constant__ DeltaStep p, const __grid_constant__ CUtensorMap x, bool told) {
 #if QUERN_WGMMA
     extern __shared__ __align__(1024) uint8_t unaligned[];
     Shared& shared = *reinterpret_cast<Shared*>(unaligned + (1024 - shared_address(unaligned) % 1024) % 1024);
     allow_successor();
-    init(shared);
-    wait_for_predecessor();
     const int warp = threadIdx.x / 32;
     const int head = static_cast<int>(blockIdx.x) / (kDim / kColumns),
               slice = static_cast<int>(blockIdx.x) % (kDim / kColumns) * kColumns;
+    init(shared);
+    if (told) {  // what comes before `prepare` has ended when that has anything to tell
+        if (threadIdx.x == 0) wait_until_told(told_of(p, head / (p.value_heads / p.key_heads)), 1);
+        __syncthreads();
+    } else {
+        wait_for_predecessor();
+    }
     ScanBlock b(p, head, static_cast<int>(blockIdx.y), threadIdx.x % 32);
-    if (b.length == 0) return;
+    if (b.length == 0) return wait_for_predecessor();
     b.v_column += slice;
     const int v = slice + warp % 4 * 16;
     if (warp < 4) {
@@ -147,7 +179,8 @@ __global__ void __launch_bounds__(kThreads, 1)
         find_outputs(p, b, v, shared);
     } else {
         shrink_registers<40>();
-        if (warp == 8 && elected()) Copies{shared, b, x}.copy_all();
+        if (warp == 8) Copies{p, shared, b, x, told}.copy_all();
+        wait_for_predecessor();  // so that it has ended when this has
     }
 #endif
 }
@@ -165,11 +198,11 @@ CUtensorMap map_of_x(const DeltaStep& p) {
 
 }  // namespace
 
-void launch_scan_warpgroups(Context& context, const DeltaStep& p) {
+void launch_scan_warpgroups(Context& context, const DeltaStep& p, bool told) {
     const dim3 grid(static_cast<unsigned>(p.value_heads * (kDim / kColumns)),
                     static_cast<unsigned>(p.sequences));
     launch(context, "delta_prefill: scan warpgroups", scan_warpgroups, grid, dim3(kThreads),
-           kWarpgroupScanBytes, p, map_of_x(p));
+           kWarpgroupScanBytes, p, map_of_x(p), told);
 }
 
 }  // namespace quern::cuda::delta

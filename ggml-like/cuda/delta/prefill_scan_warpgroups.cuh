@@ -12,7 +12,7 @@ namespace quern::cuda::delta::warpgroups {
 
 using namespace ptx;
 
-constexpr int kColumns = 64;             // of v, of a block; 16 a warp
+constexpr int kColumns = kScanColumns;   // of v, of a block; 16 a warp
 constexpr int kBoxBytes = kChunk * 128;  // 64 columns of a chunk's rows
 constexpr int kKeyStages = 3, kQueryStages = 2, kPassed = 2;
 
