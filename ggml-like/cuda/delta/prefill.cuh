@@ -75,14 +75,19 @@ __device__ __forceinline__ void split(float x, float y, uint32_t& high, uint32_t
     low = pack_bf16(x - h.x, y - h.y);
 }
 
+/// What `prepare` tells of a chunk of the step and a key head.
+__device__ __forceinline__ int* told_of(const DeltaStep& p, int chunk, int key_head) {
+    return p.told + kToldChunks + chunk * p.key_heads + key_head;
+}
+
 /// Blocks of the scan by products of warpgroups: of kScanColumns columns of v each.
 constexpr int kScanColumns = 64;
 inline int64_t scan_blocks(const DeltaStep& p) {
     return int64_t{p.value_heads} * (kDim / kScanColumns) * p.sequences;
 }
 
-/// The launches. `chunks`: the chunks of the step, or more. True: a chunk's key head is told of when it is there, after which the scan by
-/// products of warpgroups begins beside the rest of `prepare`.
+/// The launches. `chunks`: the chunks of the step, or more. `told`, which launch_prepare returns: whether counts say of each chunk and key
+/// head that it is there. The scan by products of warpgroups then begins beside the rest of `prepare`.
 bool launch_prepare(Context& context, const DeltaStep& p, int64_t chunks);
 void launch_scan(Context& context, const DeltaStep& p);
 void launch_scan_warpgroups(Context& context, const DeltaStep& p, bool told);

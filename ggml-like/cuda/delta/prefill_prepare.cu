@@ -35,7 +35,7 @@ using namespace ptx;
 namespace {
 
 constexpr float kEps = 1e-6f;
-constexpr int kWarpsPerSm = 16, kMaxWarps = 16;
+constexpr int kWarpsPerSm = 16;  // in one block, or in two
 
 /// Chunk number `wanted` of the step, found by each warp for itself. False: there are fewer.
 __device__ bool find_chunk(const int* start, int sequences, int wanted, int lane, Chunk& chunk) {
@@ -73,7 +73,7 @@ struct PrepareShared {
     float norm_k[kChunk];
     float gates[2][kChunk];  // G
     float beta[2][kChunk];
-    Unit unit[kMaxWarps][3];  // each warp's copies of this one, the next, and that after it
+    Unit unit[kWarpsPerSm][3];  // each warp's copies of this one, the next, and that after it
 };
 
 /// 1 / |row|.
@@ -238,7 +238,7 @@ __device__ __forceinline__ BlockHeads heads_of(const DeltaStep& p, const Units& 
 }
 
 /// One warp: another unit, after the one at `now` of a warp's three; to `next` of all. Blocks leave early only if others stay.
-__device__ __noinline__ void take_unit(const DeltaStep& p, const Units& units, Unit (&unit)[kMaxWarps][3],
+__device__ __noinline__ void take_unit(const DeltaStep& p, const Units& units, Unit (&unit)[kWarpsPerSm][3],
                                        int now, int next) {
     const int lane = threadIdx.x % 32;
     int left = unit[threadIdx.x / 32][now].left - 1, number = units.count;
@@ -250,7 +250,7 @@ __device__ __noinline__ void take_unit(const DeltaStep& p, const Units& units, U
     Chunk chunk{};
     const bool there =
         number < units.count && find_chunk(p.start, p.sequences, chunk_of(units, number), lane, chunk);
-    if (lane < kMaxWarps)
+    if (lane < kWarpsPerSm)
         unit[lane][next] = {there ? left : 0, chunk_of(units, number), heads_of(p, units, number), chunk};
 }
 
@@ -317,10 +317,9 @@ __global__ __launch_bounds__(32 * kWarps,
     const bool takes = static_cast<int>(gridDim.x) < units.count;
     wait_for_predecessor();
     Chunk chunk;
-    int* const told = p.told + kToldChunks;  // of the key heads of chunk number 0
     if (!find_chunk(p.start, p.sequences, chunk_of(units, first), lane, chunk)) {
         // no row at all: the scan, which waits for the first chunk, has nothing to do
-        if (takes && threadIdx.x == 0 && chunk_of(units, first) == 0) tell(told + heads.key_head);
+        if (takes && threadIdx.x == 0 && chunk_of(units, first) == 0) tell(told_of(p, 0, heads.key_head));
         return;
     }
     ask_heads<kWarps>(p, chunk, heads, heads.first, warp, lane, staged);
@@ -344,7 +343,7 @@ __global__ __launch_bounds__(32 * kWarps,
         if (!takes) return;
         if (warp == kWarps - 1) take_unit(p, units, shared.unit, next, second);
         __syncthreads();
-        if (threadIdx.x == 0) tell(told + own[at].chunk_of_step * p.key_heads + own[at].heads.key_head);
+        if (threadIdx.x == 0) tell(told_of(p, own[at].chunk_of_step, own[at].heads.key_head));
         at = next;
     }
 }

@@ -52,18 +52,13 @@ __device__ __forceinline__ void init(Shared& shared) {
     __syncthreads();
 }
 
-/// What `prepare` tells of chunk number 0 of a key head; of the next chunk's key_heads further.
-__device__ __forceinline__ const int* told_of(const DeltaStep& p, int key_head) {
-    return p.told + kToldChunks + key_head;
-}
-
 /// One warp: all chunks of the block.
 struct Copies {
     const DeltaStep& p;
     Shared& shared;
     const ScanBlock& b;
     const CUtensorMap& x;
-    bool told;  // of what is there; else all is
+    bool told;  // whether counts say what is there; else all of it is
 
     /// Two boxes, of 128 columns.
     __device__ __forceinline__ void copy_head(uint8_t (&to)[2][kBoxBytes], int column, int row,
@@ -77,7 +72,7 @@ struct Copies {
     /// Waits for a chunk; returns how many are there, or more.
     __device__ __forceinline__ int wait_for(int chunk) const {
         const int lane = threadIdx.x % 32, own = min(chunk + lane, b.chunks - 1);
-        const int* count = told_of(p, b.key_head) + (b.before + own) * p.key_heads;
+        const int* count = told_of(p, b.before + own, b.key_head);
         unsigned missing;
         do missing = __ballot_sync(0xffffffffu, told_by_now(count) == 0);
         while ((missing & 1) != 0);
@@ -162,7 +157,7 @@ __global__ void __launch_bounds__(kThreads, 1)
               slice = static_cast<int>(blockIdx.x) % (kDim / kColumns) * kColumns;
     init(shared);
     if (told) {  // what comes before `prepare` has ended when that has anything to tell
-        if (threadIdx.x == 0) wait_until_told(told_of(p, head / (p.value_heads / p.key_heads)), 1);
+        if (threadIdx.x == 0) wait_until_told(told_of(p, 0, head / (p.value_heads / p.key_heads)), 1);
         __syncthreads();
     } else {
         wait_for_predecessor();

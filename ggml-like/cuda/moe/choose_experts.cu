@@ -101,11 +101,11 @@ static_assert(kStepPairs == kGroupPairs);
 static_assert(kMaxExperts <= kStepThreads && kStepPairs <= kStepThreads,
               "a thread an expert, a thread a pair");
 
-/// Of a block that chooses, a warp each. With many, blocks that make groups have fewer counts to add up.
+/// Of a block that chooses, a warp each. With more of them, blocks that make groups have fewer counts to add up.
 constexpr int choice_rows(int rows) { return rows > 2048 ? 32 : 8; }
 constexpr int kBlockRows = 32;            // of a block that makes groups
 constexpr int kMaxGroupedRows = 1 << 16;  // so that 16 bits hold a thread's counts
-constexpr int kManyThreads = 1024;
+constexpr int kManyThreads = 1024;        // of a block that makes groups; of one that chooses, at most
 
 /// Counts of blocks: [blocks][words] of four bytes each, how many of the block's rows chose expert 4 w + i.
 __host__ __device__ constexpr int count_words(int experts) {
@@ -113,7 +113,7 @@ __host__ __device__ constexpr int count_words(int experts) {
 }
 
 /// A warp a row, and how many of the block's rows chose each expert, eight bits in `chose`.
-__global__ void __launch_bounds__(1024) choose_many(Choice c) {
+__global__ void __launch_bounds__(kManyThreads) choose_many(Choice c) {
     __shared__ unsigned chose[kMaxExperts / 4];
     allow_successor();
     const int tid = threadIdx.x, lane = tid % 32, n = static_cast<int>(blockIdx.x * blockDim.x + tid) / 32,
@@ -129,9 +129,9 @@ __global__ void __launch_bounds__(1024) choose_many(Choice c) {
     if (tid < words) c.counts[blockIdx.x * words + tid] = chose[tid];
 }
 
-/// A block the pairs of 32 rows: into groups. A pair comes behind all smaller experts' pairs, those of its expert in
+/// A block the pairs of 32 rows: into groups. each: rows of a block that counted. A pair comes behind all smaller experts' pairs, those of its expert in
 /// the blocks before, and those of the block's rows before its own.
-__global__ void __launch_bounds__(kManyThreads) group_many(Choice c, int choice_rows) {
+__global__ void __launch_bounds__(kManyThreads) group_many(Choice c, int each) {
     __shared__ unsigned rows[kMaxExperts];
     __shared__ int all[kMaxExperts], before[kMaxExperts], sums[kMaxExperts / 32];
     allow_successor();
@@ -144,8 +144,7 @@ __global__ void __launch_bounds__(kManyThreads) group_many(Choice c, int choice_
     const int row = quotient(tid, c.used);
     if (tid < pairs) atomicOr(rows + id, 1u << row);
 
-    const int word = tid & (words - 1), by = kManyThreads / words,
-              choices = (c.rows + choice_rows - 1) / choice_rows;
+    const int word = tid & (words - 1), by = kManyThreads / words, choices = (c.rows + each - 1) / each;
     uint32_t sum[2] = {}, earlier[2] = {};  // of experts 4 word and + 2, of + 1 and + 3, 16 bits each
 #pragma unroll 4
     for (int b = tid / words; b < choices; b += by) {
@@ -154,7 +153,7 @@ __global__ void __launch_bounds__(kManyThreads) group_many(Choice c, int choice_
         for (int i = 0; i < 2; ++i) {
             const uint32_t two = (four >> (8 * i)) & 0x00ff00ffu;
             sum[i] += two;
-            if (b * choice_rows < block * kBlockRows) earlier[i] += two;
+            if (b * each < block * kBlockRows) earlier[i] += two;
         }
     }
 #pragma unroll
