@@ -219,6 +219,13 @@ void norm_linear_large(Device& device) {
             device, {kind, counts, 2048, {small ? 96 : 1600, 64, 32}, {Form::nvfp4, Form::nvfp4, Form::bf16}},
             ++seed);
     }
+    if (small) return;
+    // Prompts of more places than blocks, with fewer columns than a ring holds, and with more; and of tokens that L2 has no room for.
+    for (const Form form : {Form::bf16, Form::nvfp4}) {
+        for (const int64_t cols : {192, 1040})
+            check_norm_linear(device, {StepKind::prompt, {2100}, cols, {4112}, {form}}, ++seed);
+        check_norm_linear(device, {StepKind::prompt, {2100}, 6208, {144}, {form}}, ++seed);
+    }
 }
 
 struct HeadForm {

@@ -180,9 +180,11 @@ __device__ __forceinline__ void norm_factors(const RowScale& s, int first, int s
     }
 }
 /// One thread, prompts: squares are one number, or the factor.
+__device__ __forceinline__ float prompt_factor_of(const RowScale& s, float squares) {
+    return s.numbers == 0 ? squares : rsqrtf(squares * s.per_column + s.eps);
+}
 __device__ __forceinline__ float prompt_factor(const RowScale& s, int64_t n) {
-    const float v = __ldcg(s.squares + n);
-    return s.numbers == 0 ? v : rsqrtf(v * s.per_column + s.eps);
+    return prompt_factor_of(s, __ldcg(s.squares + n));
 }
 
 }  // namespace quern::cuda::linear

@@ -369,6 +369,7 @@ void launch_gemm(Context& context, const char* what, GemmTask task) {
     task.stages = 4;
     while (task.stages > 2 && gemm_shared<K, S>(task.stages) > limit) --task.stages;
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
+    task.together = tiles_together(task, S::kTokens);
     const dim3 grid(static_cast<unsigned>(task.row_blocks * token_tiles(task, S::kTokens)));
     launch(context, what, gemm_kernel<K, S>, grid, dim3(S::kThreads), gemm_shared<K, S>(task.stages), task);
 }

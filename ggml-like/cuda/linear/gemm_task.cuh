@@ -21,6 +21,7 @@ struct GemmTask {
     int cols;
     int rows;  // of y that are stored: a paired part's are half of its own
     int row_blocks;
+    int together;  // dense: token tiles that come before the next rows (tiles_together)
     bool paired;
     bool f32;
     const bf16* x;
@@ -92,16 +93,24 @@ struct GemmPlace {
     int count;  // tokens of this tile; 0: nothing to do
 };
 
-/// Blocks that run at the same time share weights (up to 16 token tiles) and activations. `step`: tokens from a tile to the next.
+/// How many token tiles of `step` tokens come before the matrix's next rows: as many as L2 has room for, since blocks of each few rows
+/// read them anew.
+inline int tiles_together(const GemmTask& task, int step) {
+    constexpr int64_t kRoom = 12 << 20;  // elements
+    int tiles = 16;
+    while (tiles > 2 && int64_t{tiles} * step * task.cols > kRoom) tiles /= 2;
+    return tiles;
+}
+
+/// Blocks that run at the same time share weights and activations. `step`: tokens from a tile to the next.
 __device__ __forceinline__ GemmPlace dense_place(const GemmTask& task, int id, int step) {
-    constexpr int kGroup = 16;
-    const int token_tiles = (task.tokens + step - 1) / step;
-    const int group = id / (kGroup * task.row_blocks);
-    const int within = id - group * kGroup * task.row_blocks;
-    const int width = min(kGroup, token_tiles - group * kGroup);
+    const int token_tiles = (task.tokens + step - 1) / step, together = task.together;
+    const int group = id / (together * task.row_blocks);
+    const int within = id - group * together * task.row_blocks;
+    const int width = min(together, token_tiles - group * together);
     GemmPlace place{};
     place.row_block = within / width;
-    place.first = (group * kGroup + within % width) * step;
+    place.first = (group * together + within % width) * step;
     place.count = min(step, task.tokens - place.first);
     return place;
 }

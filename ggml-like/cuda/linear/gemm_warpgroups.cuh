@@ -5,7 +5,7 @@
 //             w4..w7 | x all tokens,      tokens. Eight warps (or four) multiply, 16 rows each. One more keeps a ring of
 //                      each warp          kStages stages full, each kChunks chunks of 64 columns. With kCluster > 1 the blocks
 //                                         of a cluster share the columns; their sums meet in the order of the ranks. With
-//                                         kSides = 2, sixteen warps multiply, and a block takes place after place.
+//                                         kSides = 2, sixteen warps multiply. With kStays a block takes place after place.
 //
 // Traffic: as in gemm.cuh. A stage's weights come by the copy engine as one box, and so do its tokens.
 // Operands: A from registers: packed weights are in its order, and codes are decoded there; for prompts while the products of
@@ -38,7 +38,7 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
     block.init_barriers();
     const int id = static_cast<int>(blockIdx.x) / S::kCluster;
     const int warp = static_cast<int>(threadIdx.x) / 32;
-    block.place = dense_place(task, id, S::kAnswer ? S::kTokens : task.box_tokens);
+    block.place = dense_place(task, id, block.token_step());
     block.find_extent();
     if (warp == 0 && elected()) prefetch_map(w), prefetch_map(x);
     __syncthreads();
@@ -48,18 +48,16 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
         for (int i = 0; i < primed; ++i) block.copy_weights(i);
     __syncwarp();
     wait_for_predecessor();
-    if constexpr (S::kStays) {
-        if (warp >= kSumWarps)
-            block.copy_rounds(primed);
-        else
-            block.sum_rounds();
-        return;
-    }
     constexpr bool kReadsSums = S::kCluster > 1 && !S::kSendsSums;  // of other blocks, where they lie
     // Each kind of warp to its end by itself: code for both would be compiled for the fewer registers.
     if (warp >= kSumWarps) {
         if constexpr (S::kMoveRegisters) shrink_registers<40>();
-        if (warp == kSumWarps && elected()) block.keep_full(primed);
+        if (warp == kSumWarps && elected()) {
+            if (block.stays())
+                block.copy_rounds(primed);
+            else
+                block.keep_full(primed);
+        }
         __syncwarp();
         if constexpr (S::kSendsSums) cluster_arrive_only();
         if constexpr (kReadsSums)
@@ -67,8 +65,10 @@ __global__ void CLUSTER_OF(S::kCluster) __launch_bounds__(S::kThreads, S::kBlock
         return;
     }
     if constexpr (S::kMoveRegisters) grow_registers<232>();
+    if constexpr (S::kStays)
+        if (block.stays()) return block.sum_rounds();
     block.find_y_rows();
-    block.multiply_present();
+    block.multiply_all();
     if constexpr (kReadsSums) cluster_barrier();
     if constexpr (S::kCluster == 1) block.sum_barrier();
     if constexpr (S::kAnswer)
@@ -117,9 +117,11 @@ void launch_warpgroups(Context& context, const char* what, typename S::Task task
         task.box_tiles = cut.tiles, task.box_tokens = cut.tokens;
     }
     task.row_blocks = (task.tiles + task.box_tiles - 1) / task.box_tiles;
+    task.together = tiles_together(task, S::kAnswer ? S::kTokens : task.box_tokens);
     const int64_t tiles = token_tiles(task, S::kAnswer ? S::kTokens : task.box_tokens),
                   blocks = int64_t{task.row_blocks} * tiles * S::kCluster;
-    const dim3 grid(static_cast<unsigned>(S::kStays ? min(blocks, int64_t{context.sms}) : blocks));
+    const bool stays = S::kStays && (S::kAnswer || writes_lines(task));
+    const dim3 grid(static_cast<unsigned>(stays ? min(blocks, int64_t{context.sms}) : blocks));
     launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), StageRing<K, S>::kShared, task,
            weight_map<K, S>(task), token_map(task));
 }

@@ -177,9 +177,12 @@ struct WarpgroupBlock {
         if (m.chunk == 0) wait_phase(full + m.stage, m.phase);
         load(m.stage, m.chunk, m.next);
     }
-    template <int kN>
+    template <int kN, bool kGoesOn = false>
     __device__ __forceinline__ void add_chunk(March& m, float (&acc)[kN / 8][4]) const {
-        const uint64_t rows = rows_of_chunk(m);
+        uint64_t rows = rows_of_chunk(m);
+        // The same in all lanes, which the compiler is told if it does not know: descriptors are made in registers that lanes share.
+        if constexpr (kGoesOn)
+            rows = rows >> 32 << 32 | __shfl_sync(0xffffffffu, static_cast<uint32_t>(rows), 0);
         uint32_t a[4][4];
 #pragma unroll
         for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = m.next[i / 4][i % 4];
@@ -249,7 +252,7 @@ struct WarpgroupBlock {
             }
         }
     }
-    template <int kN>
+    template <int kN, bool kGoesOn = false>
     __device__ __forceinline__ void march_split(March& m, int chunks, float (&acc)[kN / 8][4]) const {
 #pragma unroll
         for (int i = 0; i < kN / 8; ++i)
@@ -269,24 +272,25 @@ struct WarpgroupBlock {
                 add_fp4_chunk<kN>(m, acc);
             } else {
                 if constexpr (S::kAnswer) load(m.stage, m.chunk, m.next);
-                add_chunk<kN>(m, acc);
+                add_chunk<kN, kGoesOn>(m, acc);
             }
             if (m.chunk == 0 && threadIdx.x % 32 == 0) arrive(empty + done);
         }
         hold(acc);
     }
-    /// The same over all columns of the block.
-    template <int kN>
+    /// The same over all columns of the block. kGoesOn: of a prompt's place that may not be the block's first.
+    template <int kN, bool kGoesOn = false>
     __device__ __forceinline__ void march(float (&acc)[kN / 8][4]) const {
         March m;
         m.left = chunk_end - chunk_begin;
-        if constexpr (S::kStays) m.stage = round_begin % R::kStages, m.phase = (round_begin / R::kStages) & 1;
+        if constexpr (kGoesOn || (S::kStays && S::kAnswer))
+            m.stage = round_begin % R::kStages, m.phase = (round_begin / R::kStages) & 1;
         if constexpr (S::kAnswer) {
             march_fours<kN>(m, acc);
         } else {
-            wait_phase(full, 0);
-            load(0, 0, m.next);
-            march_split<kN>(m, m.left, acc);
+            wait_phase(full + m.stage, m.phase);
+            load(m.stage, 0, m.next);
+            march_split<kN, kGoesOn>(m, m.left, acc);
         }
     }
 

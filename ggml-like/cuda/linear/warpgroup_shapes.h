@@ -19,8 +19,8 @@ struct GemmTask;
 struct RankTask;
 
 /// Cluster: blocks that share the columns. Splits: 1, or kAnswerSplits for the sums of answers, of which a block makes all fours
-/// or, with Cluster = kAnswerFours, one. Sides: 2 for blocks that stay on their SM and go from rows of the matrix to rows, without
-/// emptying their ring in between; each half of the tokens has its own multiplying warps.
+/// or, with Cluster = kAnswerFours, one. Sides: 2 where each half of the tokens has its own multiplying warps. Blocks that have an SM
+/// and all columns for themselves, or two sides, stay there and go from place to place, without emptying their ring in between.
 template <int Tokens, int Chunks, int BlocksPerSm, int Cluster, int Splits, int Tiles = 8, int Sides = 1>
 struct WarpgroupShape {
     using Task = GemmTask;
@@ -37,15 +37,16 @@ struct WarpgroupShape {
     static constexpr int kOwnTokens = Tokens / Cluster;         // that a block stores
     static constexpr int kTiles = Tiles;  // of 16 rows of the matrix, one for each warp of a side
     static constexpr int kSides = Sides, kSideTokens = Tokens / Sides;
-    static constexpr bool kStays = Sides > 1;
+    static constexpr bool kStays = Sides > 1 || (Splits == 1 && Cluster == 1 && BlocksPerSm == 1);
     static constexpr int kSumThreads = 32 * Tiles * Sides;
-    static_assert(Tiles % 4 == 0 && (!kStays || (kAnswer && Cluster == 1)));
+    static_assert(Tiles % 4 == 0 && (!kStays || Cluster == 1) && (Sides == 1 || kAnswer));
     // A block that has its multiprocessor for itself moves registers from the copying warps, a whole group,
     // to the others.
-    static constexpr bool kMoveRegisters = BlocksPerSm == 1 && !kStays;
+    static constexpr bool kMoveRegisters = BlocksPerSm == 1 && Sides == 1;
     static constexpr int kThreads = kSumThreads + (kMoveRegisters ? 128 : 32);
     static constexpr int kPitch = kTiles * 16 + 4;  // of sums, in floats
     static constexpr int kSumBytes = Tokens * kPitch * 4;
+    static constexpr bool kTurns = kStays && !kAnswer;  // sums leave while the ring is full
 };
 
 template <Kind K, class S>
@@ -55,12 +56,15 @@ struct StageRing {
     static constexpr int kTokens = S::kChunks * S::kTokens * 128;
     static constexpr int kTotals =
         S::kAnswer && S::kCluster == 1 ? S::kSumThreads * S::kSideTokens / 2 * 4 : 0;
-    static constexpr int kOwnSums = S::kStays ? S::kSumBytes : 0;  // else they lie where the ring was
+    /// Tokens whose sums a warpgroup turns together, 128 bytes each, where sums leave while the ring is full.
+    static constexpr int kTurned = K == Kind::bf16 ? 64 : 16;
+    // Else they lie where the ring was.
+    static constexpr int kOwnSums = S::kTurns ? S::kTiles / 4 * kTurned * 128 : S::kStays ? S::kSumBytes : 0;
     static constexpr int kRoom = 227 * 1024 / S::kBlocksPerSm - 2048 - S::kTokens * 8 - kTotals - kOwnSums;
     static constexpr int kFitting = kRoom / (kWeights + kTokens);
     static constexpr int kStages = kFitting < 8 ? kFitting : 8;
     static constexpr int kAll = kStages * (kWeights + kTokens);
-    static constexpr int kSumsAt = S::kStays ? kAll : 0;
+    static constexpr int kSumsAt = S::kStays && S::kAnswer ? kAll : 0, kTurnedAt = kAll;
     static constexpr int kBytes = kAll + kOwnSums > S::kSumBytes ? kAll + kOwnSums : S::kSumBytes;
     static constexpr int kShared =
         kBytes + S::kTokens * 8 + kTotals + 1024;  // with the lists of rows and factors, and what aligns it
@@ -77,7 +81,7 @@ constexpr bool warpgroups_fit(const Card& card) {
     return card.warpgroups && StageRing<K, S>::kShared <= card.shared_bytes;
 }
 
-// ---- prompts (gemm_dense.cu): up to 128 rows of the matrix, short and low halves 64, and so many tokens ----
+// ---- prompts (gemm_dense.cu): up to 128 rows of the matrix, short and low halves 64, and so many tokens; wide blocks stay ----
 
 using Wide = WarpgroupShape<256, 1, 1, 1, 1>;
 using Tall = WarpgroupShape<96, 1, 2, 1, 1>;

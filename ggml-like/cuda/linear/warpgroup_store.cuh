@@ -183,71 +183,161 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
             }
     }
 
+    /// multiply(n), n a constant: products of absent tokens cost as much as others, so of these numbers it is the smallest that holds
+    /// the tokens.
     template <int kN>
-    __device__ __forceinline__ void multiply() {
-        float acc[kN / 8][4];
-        this->template march<kN>(acc);
-        if constexpr (S::kSendsSums)
-            send_sums<kN>(acc);
-        else
-            put_sums<kN>(acc);
-    }
-
-    /// Products of absent tokens cost as much as others, so of these numbers it is the smallest that holds the tokens.
-    __device__ __forceinline__ void multiply_present() {
+    using Number = std::integral_constant<int, kN>;
+    template <class F>
+    __device__ __forceinline__ void multiply_present(const F& multiply) {
         static_assert(S::kTokens == 32 || S::kTokens == 64 || S::kTokens == 96 || S::kTokens == 128 ||
                           S::kTokens == 256,
                       "the largest of the numbers below");
         const int count = this->count_of_side();
         if constexpr (S::kTokens == 256) {
-            if (count > 224) return multiply<256>();
-            if (count > 208) return multiply<224>();
-            if (count > 192) return multiply<208>();
-            if (count > 160) return multiply<192>();
-            if (count > 128) return multiply<160>();
+            if (count > 224) return multiply(Number<256>{});
+            if (count > 208) return multiply(Number<224>{});
+            if (count > 192) return multiply(Number<208>{});
+            if (count > 160) return multiply(Number<192>{});
+            if (count > 128) return multiply(Number<160>{});
         }
         if constexpr (S::kTokens >= 128) {
-            if (count > 96) return multiply<128>();
+            if (count > 96) return multiply(Number<128>{});
         }
         if constexpr (S::kTokens >= 96) {
-            if (count > 80) return multiply<96>();
-            if (count > 64) return multiply<80>();
+            if (count > 80) return multiply(Number<96>{});
+            if (count > 64) return multiply(Number<80>{});
         }
         if constexpr (S::kSideTokens >= 64) {
-            if (count > 48) return multiply<64>();
-            if (count > 32) return multiply<48>();
+            if (count > 48) return multiply(Number<64>{});
+            if (count > 32) return multiply(Number<48>{});
         }
         if constexpr (S::kTokens >= 32) {
-            if (count > 16) return multiply<32>();
+            if (count > 16) return multiply(Number<32>{});
         }
-        multiply<16>();
+        multiply(Number<16>{});
     }
 
-    /// Blocks that stay: calls with every place of theirs, all of the same tokens.
+    /// Products, and the sums to where they meet.
+    __device__ __forceinline__ void multiply_all() {
+        multiply_present([&]<int kN>(Number<kN>) {
+            float acc[kN / 8][4];
+            this->template march<kN>(acc);
+            if constexpr (S::kSendsSums)
+                send_sums<kN>(acc);
+            else
+                put_sums<kN>(acc);
+        });
+    }
+
+    /// Sums to y, of which writes_lines is true: by way of shared memory of the warpgroup, [tokens][64 rows] at a time, so that a line
+    /// of 128 bytes is written at once. Each warp's 16 rows by themselves are a quarter of one, and 32 bytes take L2 as long.
+    __device__ __forceinline__ void store_lines(const float (&acc)[S::kTokens / 8][4], const float2& factor,
+                                                const float* scales) const {
+        constexpr int kTogether = StageRing<K, S>::kTurned, kEach = kTogether / 16;
+        const int thread = static_cast<int>(threadIdx.x) % 128, group = static_cast<int>(threadIdx.x) / 128;
+        const int lane = thread % 32, t = lane % 4, there = (tiles - 4 * group) * 2;  // of the line's 8 parts
+        if (there <= 0) return;
+        const uint32_t lines = shared_address(shared) + StageRing<K, S>::kTurnedAt + group * kTogether * 128;
+        const auto spot = [&](int token, int part) {  // without conflicts
+            return lines + token * 128 + ((part ^ token % 8) << 4);
+        };
+        const uint32_t to = spot(lane % 8 + lane / 16 * 8, thread / 32 * 2 + lane / 8 % 2);
+        const int part = thread % 8, token = thread / 8;
+        const uint32_t from = spot(token, part);
+        bf16* y = static_cast<bf16*>(task.y) + (place.first + token) * task.ldy +
+                  (place.row_block * this->row_step() + 4 * group) * 16 + part * 8;
+        const int left = part < there ? place.count - token : 0;
+#pragma unroll
+        for (int first = 0; first < S::kTokens; first += kTogether) {
+            if (first >= place.count) break;
+#pragma unroll
+            for (int i = 0; i < kTogether; i += 16) {
+                const float(&v)[4] = acc[(first + i) / 8], (&w)[4] = acc[(first + i) / 8 + 1];
+                const float2 p = *reinterpret_cast<const float2*>(scales + first + i + 2 * t),
+                             q = *reinterpret_cast<const float2*>(scales + first + i + 8 + 2 * t);
+                store_matrices_transposed(to + i * 128,
+                                          {pack_bf16(v[0] * factor.x * p.x, v[1] * factor.x * p.y),
+                                           pack_bf16(v[2] * factor.y * p.x, v[3] * factor.y * p.y),
+                                           pack_bf16(w[0] * factor.x * q.x, w[1] * factor.x * q.y),
+                                           pack_bf16(w[2] * factor.y * q.x, w[3] * factor.y * q.y)});
+            }
+            group_barrier(group);
+            uint4 line[kEach];
+#pragma unroll
+            for (int i = 0; i < kEach; ++i) line[i] = load_shared(from + i * 16 * 128);
+#pragma unroll
+            for (int i = 0; i < kEach; ++i)
+                if (first + i * 16 < left)
+                    *reinterpret_cast<uint4*>(y + (first + i * 16) * task.ldy) = line[i];
+            group_barrier(group);
+        }
+    }
+    /// Of a warpgroup.
+    __device__ __forceinline__ static void group_barrier(int group) {
+        asm volatile("bar.sync %0, 128;" ::"r"(2 + group) : "memory");
+    }
+    __device__ __forceinline__ int token_step() const { return S::kAnswer ? S::kTokens : task.box_tokens; }
+    __device__ __forceinline__ int places() const {
+        return S::kAnswer ? task.row_blocks
+                          : task.row_blocks * ((task.tokens + token_step() - 1) / token_step());
+    }
+    /// One place of a prompt of which writes_lines is true; `at`: how many the block had before.
+    __device__ __forceinline__ void sum_place(int at) {
+        const int token = static_cast<int>(threadIdx.x), warp = token / 32;
+        const bool scaled = task.scale.squares != nullptr;
+        // Asked for before the products, needed after them.
+        float squares = scaled && token < place.count ? __ldcg(task.scale.squares + place.first + token) : 0;
+        const float* f = task.factor +
+                         (place.row_block * this->row_step() + min(warp, tiles - 1)) * kTileRows +
+                         token % 32 / 4;
+        float low = f[0], high = f[8];
+        float acc[S::kTokens / 8][4];
+        multiply_present([&]<int kN>(Number<kN>) {
+            this->template march<kN, true>(reinterpret_cast<float(&)[kN / 8][4]>(acc));
+        });
+        asm volatile("" : "+f"(squares), "+f"(low), "+f"(high));
+        // Others may still read those of the place before.
+        float* of_place = scales() - at % 2 * S::kTokens;
+        of_place[token] = scaled ? prompt_factor_of(task.scale, squares) : 1.0f;
+        sum_barrier();
+        store_lines(acc, {low * kRowLift<K>, high * kRowLift<K>}, of_place);
+    }
+    static_assert(!S::kStays || S::kAnswer || S::kSumThreads == S::kTokens);
+
+    /// Whether the block goes from place to place. One that has a place only puts its sums where the ring was.
+    __device__ __forceinline__ bool stays() const {
+        return S::kStays && (S::kAnswer || static_cast<int>(gridDim.x) < places());
+    }
+    /// Blocks that stay: calls with every place of theirs; of answers all are of the same tokens.
     template <class F>
     __device__ __forceinline__ void for_each_place(const F& f) {
-        for (int id = static_cast<int>(blockIdx.x); id < task.row_blocks; id += static_cast<int>(gridDim.x)) {
-            place = dense_place(task, id, S::kTokens);
+#pragma unroll 1
+        for (int id = static_cast<int>(blockIdx.x); id < places(); id += static_cast<int>(gridDim.x)) {
+            place = dense_place(task, id, token_step());
             this->find_extent();
             f();
             this->round_begin += this->steps();
         }
     }
-    /// The copying warp. The weights of the first place's first `primed` steps are under way.
+    /// One thread that copies. The weights of the first place's first `primed` steps are under way.
     __device__ __forceinline__ void copy_rounds(int primed) {
-        if (!elected()) return;
         for_each_place([&] {
             this->keep_full(primed);
             primed = 0;
         });
     }
     __device__ __forceinline__ void sum_rounds() {
-        this->find_y_rows();
-        for_each_place([&] {
-            multiply_present();
-            sum_barrier();
-            store_answer();
-        });
+        if constexpr (S::kAnswer) {
+            this->find_y_rows();
+            for_each_place([&] {
+                multiply_all();
+                sum_barrier();
+                store_answer();
+            });
+        } else {
+            int at = 0;
+            for_each_place([&] { sum_place(at++); });
+        }
     }
 };
 
