@@ -34,7 +34,7 @@ struct Tour {
     static constexpr int kListBytes = (kMaxExperts + 1) * 8 + 64;
     static constexpr int kTurnedAt =
         kStages * (kTokenBytes + kWeightBytes) + kSlots * kSlotBytes + (kListBytes + 15) / 16 * 16;
-    static constexpr int kTurnedBytes = 512;  // of a warp: what it turns on the way to y
+    static constexpr int kTurnedBytes = 512;  // of a warp: what its warpgroup turns on the way to y
     static constexpr int kShared = kTurnedAt + kTiles * kTurnedBytes + 1024;  // the last aligns it
 };
 

@@ -66,6 +66,10 @@ struct TourCopies : TourMemory<K> {
     __device__ __forceinline__ int places() const {
         return (shared_tiles() + lists().tiles[task.experts]) * task.row_blocks;
     }
+    /// Whether most experts have more than a tile of tokens, or may have.
+    __device__ __forceinline__ bool many() const {
+        return task.tokens * task.used >= task.experts * S::kTokens;
+    }
     struct Place {
         int expert, row_block, first, count;
     };
@@ -189,7 +193,7 @@ struct TourCopies : TourMemory<K> {
                 if (elected()) {
                     arrive_and_expect(full + stage.at, S::kWeightBytes);
                     copy_chunks(weights_of(stage.at), place.expert < 0 ? shared_w : w, step * S::kChunks,
-                                place.row_block * S::kTiles, max(place.expert, 0), full + stage.at);
+                                place.row_block * S::kTiles, max(place.expert, 0), full + stage.at, many());
                 }
                 stage.next(S::kStages);
             }

@@ -114,10 +114,81 @@ struct TourProducts : TourMemory<K> {
         v[0] = acc[j][0] * low * scale.x, v[1] = acc[j][1] * low * scale.y;
         v[2] = acc[j][2] * high * scale.x, v[3] = acc[j][3] * high * scale.y;
     }
-    /// From sums to y. The warp turns four 8 x 8 matrices at a time by way of shared memory, so that a lane has 8 neighbours.
+    /// Of a warpgroup.
+    __device__ __forceinline__ static void group_barrier() {
+        asm volatile("bar.sync %0, 128;" ::"r"(1 + static_cast<int>(threadIdx.x) / 128) : "memory");
+    }
+    /// From sums to y. The warpgroup's four warps put their 8 x 8 matrices, turned, beside each other in shared memory, so that what is
+    /// written at once is 64 or 128 neighbours' bytes of a token: L2 takes as long for 16.
     template <int kN>
     __device__ __forceinline__ void store(const TourSlot& s, const float2& factor,
                                           const float (&acc)[kN / 8][4]) const {
+        int id = static_cast<int>(threadIdx.x);
+        asm volatile("" : "+r"(id));  // what depends on it takes no registers from products
+        const int thread = id % 128, lane = thread % 32, warp = thread / 32, group = id / 128;
+        const int tile = s.row_block * S::kTiles + group * 4, count = s.count;
+        if (tile >= task.tiles) return;
+        const bool of_shared = s.expert < 0;
+        bf16* y = static_cast<bf16*>(of_shared ? task.shared.y : task.y);
+        const auto ldy =
+            static_cast<uint32_t>(of_shared ? task.shared.ldy : task.ldy);  // y has fewer than 2^32 elements
+        const bool aligned = (reinterpret_cast<uintptr_t>(y) | uintptr_t{ldy} * 2) % 16 == 0;
+        const float low = factor.x * kRowLift<K>, high = factor.y * kRowLift<K>;
+        const uint32_t room = shared_address(shared) + S::kTurnedAt + group * 4 * S::kTurnedBytes;
+        if (task.paired) {
+            // 32 rows of y, 32 tokens at a time
+            const auto place = [&](int token, int part) {  // without conflicts
+                return room + token * 64 + ((part ^ token / 2 % 4) << 4);
+            };
+            const int token = thread / 4, part = thread % 4, at = (tile + part) * 8;
+            const uint32_t to = place(lane, warp), from = place(token, part);
+#pragma unroll
+            for (int j = 0; j < kN / 8; j += 4) {
+                if (j * 8 >= count) break;
+                uint32_t two[4] = {};
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    if (j + i >= kN / 8) continue;
+                    float v[4];
+                    scale_sums<kN>(v, acc, j + i, s, low, high);
+                    two[i] = pack_bf16(gated_prompt(v[0], v[2]), gated_prompt(v[1], v[3]));
+                }
+                if (j > 0) group_barrier();  // after all have read
+                store_matrices_transposed(to, two);
+                group_barrier();
+                const int n = 8 * j + token;
+                if (n < count)
+                    put(y + (static_cast<uint32_t>(s.first + n) * ldy + at), from, task.rows - at, aligned);
+            }
+        } else {
+            // 64 rows, 16 tokens at a time; of moe_down, whose x needs no factor
+            const auto place = [&](int token, int part) {  // without conflicts
+                return room + token * 128 + ((part ^ token % 8) << 4);
+            };
+            const int token = thread / 8, part = thread % 8, at = tile * 16 + part * 8;
+            const uint32_t to = place(lane % 8 + lane / 16 * 8, 2 * warp + lane / 8 % 2),
+                           from = place(token, part);
+#pragma unroll
+            for (int j = 0; j < kN / 8; j += 2) {
+                if (j * 8 >= count) break;
+                const float(&v)[4] = acc[j], (&w)[4] = acc[j + 1];
+                if (j > 0) group_barrier();  // after all have read
+                store_matrices_transposed(
+                    to, {pack_bf16(v[0] * low, v[1] * low), pack_bf16(v[2] * high, v[3] * high),
+                         pack_bf16(w[0] * low, w[1] * low), pack_bf16(w[2] * high, w[3] * high)});
+                group_barrier();
+                const int n = 8 * j + token;
+                if (n < count)
+                    put(y + (static_cast<uint32_t>(s.y[n]) * ldy + at), from, task.rows - at, aligned);
+            }
+        }
+        group_barrier();
+    }
+
+    /// The same of few tokens, a warp by itself, which waits for no other: four matrices at a time, so that a lane has 8 neighbours.
+    template <int kN>
+    __device__ __forceinline__ void store_few(const TourSlot& s, const float2& factor,
+                                              const float (&acc)[kN / 8][4]) const {
         const int lane = threadIdx.x % 32, warp = static_cast<int>(threadIdx.x) / 32;
         const int tile = s.row_block * S::kTiles + warp, count = s.count;
         if (tile >= task.tiles) return;
@@ -184,7 +255,10 @@ struct TourProducts : TourMemory<K> {
         if constexpr (kAhead) factor = factors(s);
         march<kN>(m, acc);
         if constexpr (!kAhead) factor = factors(s);
-        store<kN>(s, factor, acc);
+        if constexpr (kN <= 32)
+            store_few<kN>(s, factor, acc);
+        else
+            store<kN>(s, factor, acc);
     }
     /// Products of absent tokens cost as much as others.
     __device__ __forceinline__ void multiply_present(March& m, const TourSlot& s) const {

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int k = static_cast<int>(threadIdx.x); k < eights; k += kThreads) {
         const uint4 v = __ldcg(h + row * eights + k);
 #pragma unroll 8
-        for (int j = 0; j < used; ++j) __stcs(grouped + int64_t{__ldcg(places + j)} * eights + k, v);
+        for (int j = 0; j < used; ++j) __stcg(grouped + int64_t{__ldcg(places + j)} * eights + k, v);
     }
 }
 

@@ -327,14 +327,22 @@ __device__ __forceinline__ void copy_box(void* to_shared, const CUtensorMap& map
         : "memory");
 }
 /// The same of packed weights: chunks of tiles, from chunk `chunk` of tile `tile` of expert `expert` on. No later kernel reads them, so
-/// they are evicted from L2 first.
+/// they are evicted from L2 first, unless this one reads them `again`.
 __device__ __forceinline__ void copy_chunks(void* to_shared, const CUtensorMap& map, int chunk, int tile,
-                                            int expert, uint64_t* barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-        "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to_shared)),
-        "l"(&map), "r"(0), "r"(chunk), "r"(tile), "r"(expert), "r"(shared_address(barrier)), "l"(kReadOnce)
-        : "memory");
+                                            int expert, uint64_t* barrier, bool again = false) {
+    if (again)
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+            "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(shared_address(to_shared)),
+            "l"(&map), "r"(0), "r"(chunk), "r"(tile), "r"(expert), "r"(shared_address(barrier))
+            : "memory");
+    else
+        asm volatile(
+            "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+            "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to_shared)),
+            "l"(&map), "r"(0), "r"(chunk), "r"(tile), "r"(expert), "r"(shared_address(barrier)),
+            "l"(kReadOnce)
+            : "memory");
 }
 
 /// stmatrix, transposed: of four 8 x 8 matrices of 16-bit elements, a register each, lane l gives the shared address where
