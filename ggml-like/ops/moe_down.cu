@@ -231,8 +231,8 @@ void few(Context& c, const Down& a) {
 
 constexpr int kAddThreads = 512;
 
-/// sum + the weighed terms of a row of a prompt, four columns from `column` on. kUsed: experts of a row, known beforehand so that all
-/// terms are asked for at once; 0: any number.
+/// sum + the weighed terms of a row of a prompt, four columns from `column` on; terms, which nobody reads again, leave L2 first. kUsed:
+/// experts of a row, known beforehand so that all terms are asked for at once; 0: any number.
 template <int kUsed>
 __device__ __forceinline__ float4 add_terms(const Down& a, int64_t n, int column, float4 sum) {
     const int columns = a.experts.rows, used = kUsed == 0 ? a.used : kUsed;
@@ -240,7 +240,7 @@ __device__ __forceinline__ float4 add_terms(const Down& a, int64_t n, int column
 #pragma unroll
     for (int j = 0; j <= used; ++j) {
         const float w = __ldcg(j < used ? a.weights + n * used + j : a.shared_gate + n);
-        const uint2 v = __ldcg(reinterpret_cast<const uint2*>(row + static_cast<int64_t>(j) * columns));
+        const uint2 v = __ldcs(reinterpret_cast<const uint2*>(row + static_cast<int64_t>(j) * columns));
         const float2 p = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.x));
         const float2 q = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162*>(&v.y));
         sum = make_float4(__fmaf_rn(w, p.x, sum.x), __fmaf_rn(w, p.y, sum.y), __fmaf_rn(w, q.x, sum.z),
