@@ -231,8 +231,9 @@ void few(Context& c, const Down& a) {
 
 constexpr int kAddThreads = 512;
 
-/// sum + the weighed terms of a row of a prompt, four columns from `column` on; terms, which nobody reads again, leave L2 first. kUsed:
-/// experts of a row, known beforehand so that all terms are asked for at once; 0: any number.
+/// sum + the weighed terms of a row of a prompt, four columns from `column` on; terms, which nobody reads again, leave L2 first (and
+/// come by way of L1, as nothing else of them does). kUsed: experts of a row, known beforehand so that all terms are asked for at once; 0:
+/// any number.
 template <int kUsed>
 __device__ __forceinline__ float4 add_terms(const Down& a, int64_t n, int column, float4 sum) {
     const int columns = a.experts.rows, used = kUsed == 0 ? a.used : kUsed;

@@ -224,7 +224,7 @@ void norm_linear_large(Device& device) {
     for (const Form form : {Form::bf16, Form::nvfp4}) {
         for (const int64_t cols : {192, 1040})
             check_norm_linear(device, {StepKind::prompt, {2100}, cols, {4112}, {form}}, ++seed);
-        check_norm_linear(device, {StepKind::prompt, {2100}, 6208, {144}, {form}}, ++seed);
+        check_norm_linear(device, {StepKind::prompt, {2100}, 6208, {2064}, {form}}, ++seed);
     }
 }
 

@@ -9,13 +9,6 @@ namespace quern::cuda::linear {
 using namespace ptx;
 using namespace pack;
 
-/// Whether results are BF16 alone, in rows of whole tiles of the matrix that begin at multiples of 16 bytes.
-__host__ __device__ inline bool writes_lines(const GemmTask& task) {
-    const uintptr_t places = reinterpret_cast<uintptr_t>(task.y) | static_cast<uintptr_t>(task.ldy * 2);
-    return !task.f32 && !task.paired && task.residual == nullptr && task.rows % kTileRows == 0 &&
-           places % 16 == 0;
-}
-
 /// Eight weights of the norm that follows, from row `row` of the matrix on; zeros if none follows, or there is no such row.
 struct NormOfEight {
     float4 low{}, high{};

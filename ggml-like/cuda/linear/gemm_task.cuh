@@ -22,6 +22,7 @@ struct GemmTask {
     int rows;  // of y that are stored: a paired part's are half of its own
     int row_blocks;
     int together;  // dense: token tiles that come before the next rows (tiles_together)
+    bool stays;    // of a prompt, with products of warpgroups: blocks go from place to place
     bool paired;
     bool f32;
     const bf16* x;
@@ -93,10 +94,10 @@ struct GemmPlace {
     int count;  // tokens of this tile; 0: nothing to do
 };
 
-/// How many token tiles of `step` tokens come before the matrix's next rows: as many as L2 has room for, since blocks of each few rows
-/// read them anew.
+/// How many token tiles of `step` tokens come before the matrix's next rows: as many as L2 has room for, from 2 to 16, since blocks of
+/// each few rows read them anew.
 inline int tiles_together(const GemmTask& task, int step) {
-    constexpr int64_t kRoom = 12 << 20;  // elements
+    constexpr int64_t kRoom = 12 << 20;  // elements: half of an H200's L2
     int tiles = 16;
     while (tiles > 2 && int64_t{tiles} * step * task.cols > kRoom) tiles /= 2;
     return tiles;

@@ -5,7 +5,7 @@
 //             w4..w7 | x all tokens,      tokens. Eight warps (or four) multiply, 16 rows each. One more keeps a ring of
 //                      each warp          kStages stages full, each kChunks chunks of 64 columns. With kCluster > 1 the blocks
 //                                         of a cluster share the columns; their sums meet in the order of the ranks. With
-//                                         kSides = 2, sixteen warps multiply. With kStays a block takes place after place.
+//                                         kSides = 2, sixteen warps multiply. A block may take place after place (kStays).
 //
 // Traffic: as in gemm.cuh. A stage's weights come by the copy engine as one box, and so do its tokens.
 // Operands: A from registers: packed weights are in its order, and codes are decoded there; for prompts while the products of
@@ -107,6 +107,13 @@ CUtensorMap weight_map(const GemmTask& task) {
                                 .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE});
 }
 
+/// Whether all that is stored is a BF16 number a row of the matrix, whole tiles of them, at multiples of 16 bytes.
+inline bool has_plain_lines(const GemmTask& task) {
+    const uintptr_t places = reinterpret_cast<uintptr_t>(task.y) | static_cast<uintptr_t>(task.ldy * 2);
+    return !task.f32 && !task.paired && task.residual == nullptr && task.rows % kTileRows == 0 &&
+           places % 16 == 0;
+}
+
 template <Kind K, class S>
 void launch_warpgroups(Context& context, const char* what, typename S::Task task) {
     // Tokens that are not there would cost the copy engine as much as others. Products that read beyond make sums that nobody stores.
@@ -117,11 +124,12 @@ void launch_warpgroups(Context& context, const char* what, typename S::Task task
         task.box_tiles = cut.tiles, task.box_tokens = cut.tokens;
     }
     task.row_blocks = (task.tiles + task.box_tiles - 1) / task.box_tiles;
-    task.together = tiles_together(task, S::kAnswer ? S::kTokens : task.box_tokens);
-    const int64_t tiles = token_tiles(task, S::kAnswer ? S::kTokens : task.box_tokens),
-                  blocks = int64_t{task.row_blocks} * tiles * S::kCluster;
-    const bool stays = S::kStays && (S::kAnswer || writes_lines(task));
-    const dim3 grid(static_cast<unsigned>(stays ? min(blocks, int64_t{context.sms}) : blocks));
+    const int step = S::kAnswer ? S::kTokens : task.box_tokens;
+    task.together = tiles_together(task, step);
+    const int64_t blocks = int64_t{task.row_blocks} * token_tiles(task, step) * S::kCluster;
+    task.stays = S::kTurns && blocks > context.sms && has_plain_lines(task);
+    const bool few = task.stays || (S::kStays && S::kAnswer);
+    const dim3 grid(static_cast<unsigned>(few ? min(blocks, int64_t{context.sms}) : blocks));
     launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), StageRing<K, S>::kShared, task,
            weight_map<K, S>(task), token_map(task));
 }

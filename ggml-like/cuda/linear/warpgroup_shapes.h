@@ -20,7 +20,8 @@ struct RankTask;
 
 /// Cluster: blocks that share the columns. Splits: 1, or kAnswerSplits for the sums of answers, of which a block makes all fours
 /// or, with Cluster = kAnswerFours, one. Sides: 2 where each half of the tokens has its own multiplying warps. Blocks that have an SM
-/// and all columns for themselves, or two sides, stay there and go from place to place, without emptying their ring in between.
+/// and all columns for themselves, or two sides, can stay there and go from place to place, without emptying their ring in between: of
+/// prompts where there are more places than SMs and sums leave as lines (gemm_warpgroups.cuh).
 template <int Tokens, int Chunks, int BlocksPerSm, int Cluster, int Splits, int Tiles = 8, int Sides = 1>
 struct WarpgroupShape {
     using Task = GemmTask;
@@ -46,7 +47,7 @@ struct WarpgroupShape {
     static constexpr int kThreads = kSumThreads + (kMoveRegisters ? 128 : 32);
     static constexpr int kPitch = kTiles * 16 + 4;  // of sums, in floats
     static constexpr int kSumBytes = Tokens * kPitch * 4;
-    static constexpr bool kTurns = kStays && !kAnswer;  // sums leave while the ring is full
+    static constexpr bool kTurns = kStays && !kAnswer;  // sums may leave while the ring is full
 };
 
 template <Kind K, class S>
@@ -56,15 +57,15 @@ struct StageRing {
     static constexpr int kTokens = S::kChunks * S::kTokens * 128;
     static constexpr int kTotals =
         S::kAnswer && S::kCluster == 1 ? S::kSumThreads * S::kSideTokens / 2 * 4 : 0;
-    /// Tokens whose sums a warpgroup turns together, 128 bytes each, where sums leave while the ring is full.
+    /// Tokens whose sums a warpgroup turns together, 128 bytes each, where they leave while the ring is full.
     static constexpr int kTurned = K == Kind::bf16 ? 64 : 16;
-    // Else they lie where the ring was.
+    // Room beside the ring: for what is turned, or for sums of answers by blocks that stay. Other sums lie where the ring was.
     static constexpr int kOwnSums = S::kTurns ? S::kTiles / 4 * kTurned * 128 : S::kStays ? S::kSumBytes : 0;
     static constexpr int kRoom = 227 * 1024 / S::kBlocksPerSm - 2048 - S::kTokens * 8 - kTotals - kOwnSums;
     static constexpr int kFitting = kRoom / (kWeights + kTokens);
     static constexpr int kStages = kFitting < 8 ? kFitting : 8;
     static constexpr int kAll = kStages * (kWeights + kTokens);
-    static constexpr int kSumsAt = S::kStays && S::kAnswer ? kAll : 0, kTurnedAt = kAll;
+    static constexpr int kSumsAt = S::kStays && !S::kTurns ? kAll : 0, kTurnedAt = kAll;
     static constexpr int kBytes = kAll + kOwnSums > S::kSumBytes ? kAll + kOwnSums : S::kSumBytes;
     static constexpr int kShared =
         kBytes + S::kTokens * 8 + kTotals + 1024;  // with the lists of rows and factors, and what aligns it
@@ -81,9 +82,10 @@ constexpr bool warpgroups_fit(const Card& card) {
     return card.warpgroups && StageRing<K, S>::kShared <= card.shared_bytes;
 }
 
-// ---- prompts (gemm_dense.cu): up to 128 rows of the matrix, short and low halves 64, and so many tokens; wide blocks stay ----
+// ---- prompts (gemm_dense.cu): up to 128 rows of the matrix, short and low halves 64, and so many tokens ----
 
 using Wide = WarpgroupShape<256, 1, 1, 1, 1>;
+static_assert(StageRing<Kind::bf16, Wide>::kStages == 4 && StageRing<Kind::nvfp4, Wide>::kStages == 6);
 using Tall = WarpgroupShape<96, 1, 2, 1, 1>;
 /// Of a split matrix, a block for each split.
 using Halves = WarpgroupShape<256, 1, 1, kPromptSplits, 1>;

@@ -1,6 +1,7 @@
 // A block of gemm_warpgroups.cuh from its sums to y: they meet in shared memory, [token][row], and go out as 32 bytes, or
 // as finish_sum.cuh has it. Blocks of a cluster read each other's sums of prompts; sums of answers they send to the block that
-// stores the token, [rank][token][row], since a barrier after which others may read waits for the whole card (cluster.cuh).
+// stores the token, [rank][token][row], since a barrier after which others may read waits for the whole card (cluster.cuh). Of prompts by
+// blocks that stay they leave while the ring fills up, as lines.
 #pragma once
 
 #include "ggml-like/cuda/comm/tile_sums.cuh"
@@ -183,10 +184,10 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
             }
     }
 
-    /// multiply(n), n a constant: products of absent tokens cost as much as others, so of these numbers it is the smallest that holds
-    /// the tokens.
     template <int kN>
     using Number = std::integral_constant<int, kN>;
+    /// multiply(n), n a constant: products of absent tokens cost as much as others, so of these numbers it is the smallest that holds
+    /// the tokens.
     template <class F>
     __device__ __forceinline__ void multiply_present(const F& multiply) {
         static_assert(S::kTokens == 32 || S::kTokens == 64 || S::kTokens == 96 || S::kTokens == 128 ||
@@ -229,8 +230,9 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
         });
     }
 
-    /// Sums to y, of which writes_lines is true: by way of shared memory of the warpgroup, [tokens][64 rows] at a time, so that a line
+    /// Sums to y of a task that stays: by way of shared memory of the warpgroup, [tokens][64 rows] at a time, so that a line
     /// of 128 bytes is written at once. Each warp's 16 rows by themselves are a quarter of one, and 32 bytes take L2 as long.
+    /// Sums of tokens that are not there are anything, and nobody stores them.
     __device__ __forceinline__ void store_lines(const float (&acc)[S::kTokens / 8][4], const float2& factor,
                                                 const float* scales) const {
         constexpr int kTogether = StageRing<K, S>::kTurned, kEach = kTogether / 16;
@@ -281,7 +283,7 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
         return S::kAnswer ? task.row_blocks
                           : task.row_blocks * ((task.tokens + token_step() - 1) / token_step());
     }
-    /// One place of a prompt of which writes_lines is true; `at`: how many the block had before.
+    /// One place of a prompt; `at`: how many the block had before.
     __device__ __forceinline__ void sum_place(int at) {
         const int token = static_cast<int>(threadIdx.x), warp = token / 32;
         const bool scaled = task.scale.squares != nullptr;
@@ -304,10 +306,8 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     }
     static_assert(!S::kStays || S::kAnswer || S::kSumThreads == S::kTokens);
 
-    /// Whether the block goes from place to place. One that has a place only puts its sums where the ring was.
-    __device__ __forceinline__ bool stays() const {
-        return S::kStays && (S::kAnswer || static_cast<int>(gridDim.x) < places());
-    }
+    /// Whether the block goes from place to place. Else it puts sums of prompts where the ring was.
+    __device__ __forceinline__ bool stays() const { return S::kStays && (S::kAnswer || task.stays); }
     /// Blocks that stay: calls with every place of theirs; of answers all are of the same tokens.
     template <class F>
     __device__ __forceinline__ void for_each_place(const F& f) {

@@ -4,7 +4,7 @@
 //   256 rows  w0 ..  w3 | sums: 16 rows of the    Sixteen warps multiply, 16 rows of the expert's matrix each; two more keep
 //   of its    w4 ..  w7 | matrix x all tokens,    a ring of kStages stages full by the copy engine, each kChunks x 64 columns of
 //   matrix    w8 .. w11 | each warp               the rows and the tokens. The ring never empties between tiles: sums leave
-//             w12.. w15 |                         straight from registers while the next tile's columns arrive.
+//             w12.. w15 |                         registers, turned in a little room beside it, while the next tile's columns arrive.
 //
 // The shared expert may come along, if its matrix is of the same shape and format.
 //

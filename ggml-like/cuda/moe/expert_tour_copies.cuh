@@ -66,8 +66,8 @@ struct TourCopies : TourMemory<K> {
     __device__ __forceinline__ int places() const {
         return (shared_tiles() + lists().tiles[task.experts]) * task.row_blocks;
     }
-    /// Whether most experts have more than a tile of tokens, or may have.
-    __device__ __forceinline__ bool many() const {
+    /// Whether experts have a full tile of tokens or more on average, so that most weights are read several times.
+    __device__ __forceinline__ bool many_tiles() const {
         return task.tokens * task.used >= task.experts * S::kTokens;
     }
     struct Place {
@@ -193,7 +193,8 @@ struct TourCopies : TourMemory<K> {
                 if (elected()) {
                     arrive_and_expect(full + stage.at, S::kWeightBytes);
                     copy_chunks(weights_of(stage.at), place.expert < 0 ? shared_w : w, step * S::kChunks,
-                                place.row_block * S::kTiles, max(place.expert, 0), full + stage.at, many());
+                                place.row_block * S::kTiles, max(place.expert, 0), full + stage.at,
+                                many_tiles());
                 }
                 stage.next(S::kStages);
             }

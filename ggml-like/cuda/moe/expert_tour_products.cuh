@@ -130,8 +130,7 @@ struct TourProducts : TourMemory<K> {
         if (tile >= task.tiles) return;
         const bool of_shared = s.expert < 0;
         bf16* y = static_cast<bf16*>(of_shared ? task.shared.y : task.y);
-        const auto ldy =
-            static_cast<uint32_t>(of_shared ? task.shared.ldy : task.ldy);  // y has fewer than 2^32 elements
+        const auto ldy = static_cast<uint32_t>(of_shared ? task.shared.ldy : task.ldy);  // see run_tour
         const bool aligned = (reinterpret_cast<uintptr_t>(y) | uintptr_t{ldy} * 2) % 16 == 0;
         const float low = factor.x * kRowLift<K>, high = factor.y * kRowLift<K>;
         const uint32_t room = shared_address(shared) + S::kTurnedAt + group * 4 * S::kTurnedBytes;
@@ -153,7 +152,7 @@ struct TourProducts : TourMemory<K> {
                     scale_sums<kN>(v, acc, j + i, s, low, high);
                     two[i] = pack_bf16(gated_prompt(v[0], v[2]), gated_prompt(v[1], v[3]));
                 }
-                if (j > 0) group_barrier();  // after all have read
+                group_barrier();  // after all have read, and stored few
                 store_matrices_transposed(to, two);
                 group_barrier();
                 const int n = 8 * j + token;
@@ -172,7 +171,7 @@ struct TourProducts : TourMemory<K> {
             for (int j = 0; j < kN / 8; j += 2) {
                 if (j * 8 >= count) break;
                 const float(&v)[4] = acc[j], (&w)[4] = acc[j + 1];
-                if (j > 0) group_barrier();  // after all have read
+                group_barrier();
                 store_matrices_transposed(
                     to, {pack_bf16(v[0] * low, v[1] * low), pack_bf16(v[2] * high, v[3] * high),
                          pack_bf16(w[0] * low, w[1] * low), pack_bf16(w[2] * high, w[3] * high)});
@@ -182,7 +181,7 @@ struct TourProducts : TourMemory<K> {
                     put(y + (static_cast<uint32_t>(s.y[n]) * ldy + at), from, task.rows - at, aligned);
             }
         }
-        group_barrier();
+        group_barrier();  // before anybody stores few
     }
 
     /// The same of few tokens, a warp by itself, which waits for no other: four matrices at a time, so that a lane has 8 neighbours.

@@ -22,6 +22,9 @@ template <Kind K>
 void run_tour(Context& context, const char* what, GemmTask task) {
     using S = Tour<K>;
     if (task.cols % 8 != 0) unsupported(what, "a width that is not a multiple of 8");
+    const int64_t rows = int64_t{task.tokens} * (task.used + 1);  // of y, at most
+    if (rows * max(task.ldy, task.shared.ldy) >= int64_t{1} << 32)
+        unsupported(what, "results of 2^32 elements or more");
     task.box_tiles = S::kTiles;
     task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
     task.counter = context.counters + (task.down ? 1 : 0);  // both may be under way
