@@ -107,11 +107,12 @@ CUtensorMap weight_map(const GemmTask& task) {
                                 .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE});
 }
 
-/// Whether all that is stored is a BF16 number a row of the matrix, whole tiles of them, at multiples of 16 bytes.
+/// Whether all that is stored is a BF16 number a row of the matrix, whole tiles of them, at multiples of 16 bytes. Only of rows under a
+/// norm: products of others (linear_bias) have not been run so on a card.
 inline bool has_plain_lines(const GemmTask& task) {
     const uintptr_t places = reinterpret_cast<uintptr_t>(task.y) | static_cast<uintptr_t>(task.ldy * 2);
-    return !task.f32 && !task.paired && task.residual == nullptr && task.rows % kTileRows == 0 &&
-           places % 16 == 0;
+    return !task.f32 && !task.paired && task.residual == nullptr && task.scale.squares != nullptr &&
+           task.rows % kTileRows == 0 && places % 16 == 0;
 }
 
 template <Kind K, class S>

@@ -114,6 +114,18 @@ struct TourProducts : TourMemory<K> {
         v[0] = acc[j][0] * low * scale.x, v[1] = acc[j][1] * low * scale.y;
         v[2] = acc[j][2] * high * scale.x, v[3] = acc[j][3] * high * scale.y;
     }
+    /// Results of sums j to j + 3 of a lane, of paired rows: two tokens each.
+    template <int kN>
+    __device__ __forceinline__ static void gate_sums(uint32_t (&two)[4], const float (&acc)[kN / 8][4], int j,
+                                                     const TourSlot& s, float low, float high) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (j + i >= kN / 8) continue;
+            float v[4];
+            scale_sums<kN>(v, acc, j + i, s, low, high);
+            two[i] = pack_bf16(gated_prompt(v[0], v[2]), gated_prompt(v[1], v[3]));
+        }
+    }
     /// Of a warpgroup.
     __device__ __forceinline__ static void group_barrier() {
         asm volatile("bar.sync %0, 128;" ::"r"(1 + static_cast<int>(threadIdx.x) / 128) : "memory");
@@ -145,13 +157,7 @@ struct TourProducts : TourMemory<K> {
             for (int j = 0; j < kN / 8; j += 4) {
                 if (j * 8 >= count) break;
                 uint32_t two[4] = {};
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    if (j + i >= kN / 8) continue;
-                    float v[4];
-                    scale_sums<kN>(v, acc, j + i, s, low, high);
-                    two[i] = pack_bf16(gated_prompt(v[0], v[2]), gated_prompt(v[1], v[3]));
-                }
+                gate_sums<kN>(two, acc, j, s, low, high);
                 group_barrier();  // after all have read, and stored few
                 store_matrices_transposed(to, two);
                 group_barrier();
@@ -203,13 +209,7 @@ struct TourProducts : TourMemory<K> {
             for (int j = 0; j < kN / 8; j += 4) {
                 if (j * 8 >= count) break;
                 uint32_t two[4] = {};
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    if (j + i >= kN / 8) continue;
-                    float v[4];
-                    scale_sums<kN>(v, acc, j + i, s, low, high);
-                    two[i] = pack_bf16(gated_prompt(v[0], v[2]), gated_prompt(v[1], v[3]));
-                }
+                gate_sums<kN>(two, acc, j, s, low, high);
                 store_matrices_transposed(own, two);
                 __syncwarp();
                 const int n = 8 * j + lane, at = tile * 8;
