@@ -38,7 +38,7 @@ bool fits(const Card& card, Kind kind) {
 
 bool takes_warpgroups(const Card& card, Kind kind) {
     if (kind == Kind::bf16) return warpgroups_fit<Kind::bf16, Wide>(card);
-    return kind == Kind::nvfp4 && warpgroups_fit<Kind::nvfp4, Wide>(card);
+    return kind == Kind::fp8 ? warpgroups_fit<Kind::fp8, Wide>(card) : warpgroups_fit<Kind::nvfp4, Wide>(card);
 }
 
 PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {
@@ -166,9 +166,9 @@ PromptProduct choose(const Card& card, const PromptShape& p) {
 }
 
 ExpertsProduct choose(const Card& card, const ExpertsShape& e) {
-    const bool warpgroups = e.kind == Kind::bf16
-                                ? moe::tour_fits<Kind::bf16>(card, e.experts)
-                                : e.kind == Kind::nvfp4 && moe::tour_fits<Kind::nvfp4>(card, e.experts);
+    const bool warpgroups = e.kind == Kind::bf16  ? moe::tour_fits<Kind::bf16>(card, e.experts)
+                            : e.kind == Kind::fp8 ? moe::tour_fits<Kind::fp8>(card, e.experts)
+                                                  : moe::tour_fits<Kind::nvfp4>(card, e.experts);
     if (warpgroups) return ExpertsProduct::tour;
     return e.pairs <= 20 * int64_t{e.experts} ? ExpertsProduct::middle : ExpertsProduct::many;
 }

@@ -2,6 +2,7 @@
 // limits. The choice among shapes: cuda/variants.h.
 #include "ggml-like/cuda/linear/gemm.h"
 
+#include "ggml-like/cuda/linear/gemm_fp8.h"
 #include "ggml-like/cuda/linear/gemm_tiles.h"
 #include "ggml-like/cuda/linear/gemm_warpgroups.cuh"
 #include "ggml-like/cuda/variants.h"
@@ -13,17 +14,6 @@ using namespace pack;
 
 namespace {
 
-template <Kind K>
-void run_warpgroups(Context& context, const GemmTask& task, PromptProduct product) {
-    const char* what = name_of(product);
-    if (product == PromptProduct::wide) return launch_warpgroups<K, Wide>(context, what, task);
-    if (product == PromptProduct::tall) return launch_warpgroups<K, Tall>(context, what, task);
-    if (product == PromptProduct::halves) return launch_warpgroups<K, Halves>(context, what, task);
-    if constexpr (K == Kind::bf16)
-        if (product == PromptProduct::low_halves) return launch_warpgroups<K, LowHalves>(context, what, task);
-    launch_warpgroups<K, ShortHalves<K>>(context, what, task);
-}
-
 void run_part(Context& context, Kind kind, const GemmTask& task, Split split) {
     const PromptProduct product =
         choose(context, PromptShape{kind, task.tokens, task.tiles, task.chunks, split == Split::by_matrix});
@@ -34,8 +24,9 @@ void run_part(Context& context, Kind kind, const GemmTask& task, Split split) {
         case PromptProduct::few:
             return gemm_tiles(context, product, kind, name_of(product), task);
         default:
-            kind == Kind::bf16 ? run_warpgroups<Kind::bf16>(context, task, product)
-                               : run_warpgroups<Kind::nvfp4>(context, task, product);
+            if (kind == Kind::bf16) return launch_prompt<Kind::bf16>(context, product, task);
+            if (kind == Kind::fp8) return gemm_fp8(context, product, task);
+            launch_prompt<Kind::nvfp4>(context, product, task);
     }
 }
 

@@ -25,6 +25,7 @@ struct GemmTask {
     bool stays;    // of a prompt, with products of warpgroups: blocks go from place to place
     bool paired;
     bool f32;
+    bool chunk_scales;  // Part::chunk_scales, of dense matrices
     const bf16* x;
     int ldx8;  // in 16 bytes
     int tokens;
@@ -72,6 +73,7 @@ inline GemmTask part_task(const Packed& w, const Part& part, const bf16* x, int6
     task.chunks = w.chunks;
     task.cols = w.cols;
     task.rows = part.rows;
+    task.chunk_scales = part.chunk_scales;
     task.x = x;
     task.ldx8 = static_cast<int>(ldx / 8);
     task.tokens = tokens;

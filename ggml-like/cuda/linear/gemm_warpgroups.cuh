@@ -16,6 +16,7 @@
 
 #include "ggml-like/cuda/linear/warpgroup_store.cuh"
 #include "ggml-like/cuda/ptx/tensor_map.cuh"
+#include "ggml-like/cuda/variants.h"
 
 namespace quern::cuda::linear {
 
@@ -121,7 +122,7 @@ void launch_warpgroups(Context& context, const char* what, typename S::Task task
     if constexpr (S::kAnswer) {
         task.box_tiles = S::kTiles, task.box_tokens = min(S::kTokens, (task.tokens + 15) / 16 * 16);
     } else {
-        const PromptCut cut = cut_prompt<S>(context.sms, task.tiles, task.tokens);
+        const PromptCut cut = cut_prompt<S>(context.sms, task.tiles, task.tokens, task.chunk_scales);
         task.box_tiles = cut.tiles, task.box_tokens = cut.tokens;
     }
     task.row_blocks = (task.tiles + task.box_tiles - 1) / task.box_tiles;
@@ -133,6 +134,18 @@ void launch_warpgroups(Context& context, const char* what, typename S::Task task
     const dim3 grid(static_cast<unsigned>(few ? min(blocks, int64_t{context.sms}) : blocks));
     launch(context, what, warpgroup_kernel<K, S>, grid, dim3(S::kThreads), StageRing<K, S>::kShared, task,
            weight_map<K, S>(task), token_map(task));
+}
+
+/// A prompt's product.
+template <Kind K>
+void launch_prompt(Context& context, PromptProduct product, const GemmTask& task) {
+    const char* what = name_of(product);
+    if (product == PromptProduct::wide) return launch_warpgroups<K, Wide>(context, what, task);
+    if (product == PromptProduct::tall) return launch_warpgroups<K, Tall>(context, what, task);
+    if (product == PromptProduct::halves) return launch_warpgroups<K, Halves>(context, what, task);
+    if constexpr (K == Kind::bf16)
+        if (product == PromptProduct::low_halves) return launch_warpgroups<K, LowHalves>(context, what, task);
+    launch_warpgroups<K, ShortHalves<K>>(context, what, task);
 }
 
 }  // namespace quern::cuda::linear

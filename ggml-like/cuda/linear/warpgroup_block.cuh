@@ -146,13 +146,6 @@ struct WarpgroupBlock {
         return S::kSides == 1 ? place.count : place.count - side_of_warp() * S::kSideTokens;
     }
 
-    /// The A registers of chunk c of a stage.
-    __device__ __forceinline__ void load(int stage, int c, uint32_t (&a)[4][4]) const {
-        WeightChunk<K> chunk;
-        chunk.load(weights_of(stage) + tile_of_warp() * R::kTileBytes + c * chunk_bytes(K), threadIdx.x % 32);
-#pragma unroll
-        for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, a[kk]);
-    }
 
     /// The multiplying warps: acc = their 16 rows x the first kN tokens, over the columns of one part. While the products
     /// of a prompt's chunk run, its successor's A registers are made; answers have no registers for that.
@@ -161,7 +154,16 @@ struct WarpgroupBlock {
         int left;                  // chunks; answers: of the block, never fewer
         uint32_t phase = 0;
         uint32_t next[4][4];  // A of the chunk that comes
+        float2 scale;         // of it, FP8: of rows 0..7 and 8..15
     };
+    __device__ __forceinline__ void load(March& m) const {
+        WeightChunk<K> chunk;
+        chunk.load(weights_of(m.stage) + tile_of_warp() * R::kTileBytes + m.chunk * chunk_bytes(K),
+                   threadIdx.x % 32);
+#pragma unroll
+        for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, m.next[kk]);
+        if constexpr (K == Kind::fp8) m.scale = {chunk.scale[0], chunk.scale[1]};
+    }
     /// Of the chunk that comes, where its tokens lie.
     __device__ __forceinline__ uint64_t rows_of_chunk(const March& m) const {
         return wgmma_rows(shared_address(tokens_of(m.stage)) + m.chunk * (S::kTokens * 128) +
@@ -175,14 +177,18 @@ struct WarpgroupBlock {
     __device__ __forceinline__ void load_next(March& m) const {
         if (--m.left <= 0) return;
         if (m.chunk == 0) wait_phase(full + m.stage, m.phase);
-        load(m.stage, m.chunk, m.next);
+        load(m);
+    }
+    /// The same in all lanes, which the compiler is told if it does not know: descriptors are made in registers that lanes share.
+    template <bool kGoesOn>
+    __device__ __forceinline__ uint64_t shared_rows(const March& m) const {
+        const uint64_t rows = rows_of_chunk(m);
+        if constexpr (!kGoesOn) return rows;
+        return rows >> 32 << 32 | __shfl_sync(0xffffffffu, static_cast<uint32_t>(rows), 0);
     }
     template <int kN, bool kGoesOn = false>
     __device__ __forceinline__ void add_chunk(March& m, float (&acc)[kN / 8][4]) const {
-        uint64_t rows = rows_of_chunk(m);
-        // The same in all lanes, which the compiler is told if it does not know: descriptors are made in registers that lanes share.
-        if constexpr (kGoesOn)
-            rows = rows >> 32 << 32 | __shfl_sync(0xffffffffu, static_cast<uint32_t>(rows), 0);
+        const uint64_t rows = shared_rows<kGoesOn>(m);
         uint32_t a[4][4];
 #pragma unroll
         for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = m.next[i / 4][i % 4];
@@ -194,6 +200,31 @@ struct WarpgroupBlock {
         if constexpr (!S::kAnswer) load_next(m);
         wgmma_wait<0>();
         hold(a, m.left < 0);
+    }
+    /// FP8 with scales of chunks, which meet the sums of one, as in gemm.cuh.
+    template <int kN, bool kGoesOn>
+    __device__ __forceinline__ void add_scaled_chunk(March& m, float (&acc)[kN / 8][4]) const {
+        const uint64_t rows = shared_rows<kGoesOn>(m);
+        const float2 scale = m.scale;
+        uint32_t a[4][4];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = m.next[i / 4][i % 4];
+        float sum[kN / 8][4];
+        wgmma_fence();
+        wgmma_fresh<kN>(sum, a[0], rows);
+#pragma unroll
+        for (int kk = 1; kk < 4; ++kk) wgmma<kN>(sum, a[kk], rows + kk * 2);
+        wgmma_commit();
+        go_on(m);
+        load_next(m);
+        wgmma_wait<0>();
+        hold(a, m.left < 0);
+        hold(sum);
+#pragma unroll
+        for (int j = 0; j < kN / 8; ++j)
+#pragma unroll
+            for (int r = 0; r < 4; ++r)
+                acc[j][r] = __fmaf_rn(r < 2 ? scale.x : scale.y, sum[j][r], acc[j][r]);
     }
     /// Answers: x of a stage as few_rows.cuh has it, all multiplying warps together. (Lifted codes would make the same
     /// products, but subnormal codes would then be rounded with other exponents inside the tensor cores.)
@@ -252,7 +283,7 @@ struct WarpgroupBlock {
             }
         }
     }
-    template <int kN, bool kGoesOn = false>
+    template <int kN, bool kGoesOn = false, bool kScaled = false>
     __device__ __forceinline__ void march_split(March& m, int chunks, float (&acc)[kN / 8][4]) const {
 #pragma unroll
         for (int i = 0; i < kN / 8; ++i)
@@ -270,16 +301,19 @@ struct WarpgroupBlock {
             }
             if constexpr (S::kAnswer && K == Kind::nvfp4) {
                 add_fp4_chunk<kN>(m, acc);
+            } else if constexpr (kScaled) {
+                add_scaled_chunk<kN, kGoesOn>(m, acc);
             } else {
-                if constexpr (S::kAnswer) load(m.stage, m.chunk, m.next);
+                if constexpr (S::kAnswer) load(m);
                 add_chunk<kN, kGoesOn>(m, acc);
             }
             if (m.chunk == 0 && threadIdx.x % 32 == 0) arrive(empty + done);
         }
         hold(acc);
     }
-    /// The same over all columns of the block. kGoesOn: of a prompt's place that may not be the block's first.
-    template <int kN, bool kGoesOn = false>
+    /// The same over all columns of the block. kGoesOn: of a prompt's place that may not be the block's first. kScaled: chunks
+    /// have scales.
+    template <int kN, bool kGoesOn = false, bool kScaled = false>
     __device__ __forceinline__ void march(float (&acc)[kN / 8][4]) const {
         March m;
         m.left = chunk_end - chunk_begin;
@@ -289,8 +323,8 @@ struct WarpgroupBlock {
             march_fours<kN>(m, acc);
         } else {
             wait_phase(full + m.stage, m.phase);
-            load(m.stage, 0, m.next);
-            march_split<kN, kGoesOn>(m, m.left, acc);
+            load(m);
+            march_split<kN, kGoesOn, kScaled>(m, m.left, acc);
         }
     }
 

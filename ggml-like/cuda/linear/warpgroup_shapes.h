@@ -27,6 +27,8 @@ struct WarpgroupShape {
     using Task = GemmTask;
     static constexpr bool kOverRanks = false;
     static constexpr int kTokens = Tokens;
+    /// Where chunks have scales (FP8): these meet a chunk's own sums, which take as many registers again.
+    static constexpr int kScaledTokens = Tokens / 2;
     static constexpr int kChunks = Chunks;  // of a stage
     static constexpr int kBlocksPerSm = BlocksPerSm;
     static constexpr int kCluster = Cluster;
@@ -58,7 +60,7 @@ struct StageRing {
     static constexpr int kTotals =
         S::kAnswer && S::kCluster == 1 ? S::kSumThreads * S::kSideTokens / 2 * 4 : 0;
     /// Tokens whose sums a warpgroup turns together, 128 bytes each, where they leave while the ring is full.
-    static constexpr int kTurned = K == Kind::bf16 ? 64 : 16;
+    static constexpr int kTurned = K == Kind::nvfp4 ? 16 : 64;
     // Room beside the ring: for what is turned, or for sums of answers by blocks that stay. Other sums lie where the ring was.
     static constexpr int kOwnSums = S::kTurns ? S::kTiles / 4 * kTurned * 128 : S::kStays ? S::kSumBytes : 0;
     static constexpr int kRoom = 227 * 1024 / S::kBlocksPerSm - 2048 - S::kTokens * 8 - kTotals - kOwnSums;
@@ -72,8 +74,7 @@ struct StageRing {
     static_assert(kStages >= 2 && kBytes - kOwnSums <= kRoom);
 };
 
-/// Whether this binary has code for sm_90a, with products of warpgroups. They take all but FP8, whose scales meet the sums of
-/// a chunk. Defined in gemm_dense.cu.
+/// Whether this binary has code for sm_90a, with products of warpgroups. Defined in gemm_dense.cu.
 bool has_warpgroups();
 
 /// Whether the GPU takes this shape's kernel.
@@ -90,7 +91,7 @@ using Tall = WarpgroupShape<96, 1, 2, 1, 1>;
 /// Of a split matrix, a block for each split.
 using Halves = WarpgroupShape<256, 1, 1, kPromptSplits, 1>;
 template <Kind K>
-using ShortHalves = WarpgroupShape<64, K == Kind::nvfp4 ? 2 : 1, 2, kPromptSplits, 1, 4>;
+using ShortHalves = WarpgroupShape<64, K == Kind::bf16 ? 1 : 2, 2, kPromptSplits, 1, 4>;
 /// Matrices of up to so many tiles (a router's) take short halves for any number of tokens; BF16 low halves once short halves would need
 /// more than one wave of blocks.
 inline constexpr int kLowTiles = 64;
@@ -103,7 +104,7 @@ struct PromptCut {
 /// Cuts so that blocks fill the GPU. Tokens: into as many tiles as fit into the waves of blocks that the fewest tiles take, none of fewer
 /// than kLeastTokens. Then, if all blocks run in one wave, fewer rows a block.
 template <class S>
-constexpr PromptCut cut_prompt(int sms, int64_t tiles, int64_t tokens) {
+constexpr PromptCut cut_prompt(int sms, int64_t tiles, int64_t tokens, bool chunk_scales = false) {
     constexpr int64_t kLeastTokens = S::kCluster == 1 ? 16 : 32, kLeastTiles = 2;
     constexpr int64_t kTokenStep = 16;
     const int64_t together = int64_t{sms} * S::kBlocksPerSm;
@@ -111,7 +112,7 @@ constexpr PromptCut cut_prompt(int sms, int64_t tiles, int64_t tokens) {
     const auto blocks = [&](int64_t of_tiles, int64_t cuts) {
         return ceil_div(tiles, of_tiles) * S::kCluster * cuts;
     };
-    const int64_t fewest = ceil_div(tokens, S::kTokens), most = ceil_div(tokens, kLeastTokens);
+    const int64_t fewest = ceil_div(tokens, chunk_scales ? S::kScaledTokens : S::kTokens), most = ceil_div(tokens, kLeastTokens);
     const int64_t in_waves = ceil_div(blocks(S::kTiles, fewest), together) * together / blocks(S::kTiles, 1);
     const int64_t wanted = in_waves < most ? in_waves : most, cuts = fewest > wanted ? fewest : wanted;
     const int64_t each = ceil_div(ceil_div(tokens, cuts), kTokenStep) * kTokenStep;

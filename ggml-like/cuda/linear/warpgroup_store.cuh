@@ -187,42 +187,47 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     template <int kN>
     using Number = std::integral_constant<int, kN>;
     /// multiply(n), n a constant: products of absent tokens cost as much as others, so of these numbers it is the smallest that holds
-    /// the tokens.
-    template <class F>
+    /// the tokens, which are up to kMost.
+    template <int kMost, class F>
     __device__ __forceinline__ void multiply_present(const F& multiply) {
-        static_assert(S::kTokens == 32 || S::kTokens == 64 || S::kTokens == 96 || S::kTokens == 128 ||
-                          S::kTokens == 256,
+        static_assert(kMost == 32 || kMost == 48 || kMost == 64 || kMost == 96 || kMost == 128 || kMost == 256,
                       "the largest of the numbers below");
         const int count = this->count_of_side();
-        if constexpr (S::kTokens == 256) {
+        if constexpr (kMost == 256) {
             if (count > 224) return multiply(Number<256>{});
             if (count > 208) return multiply(Number<224>{});
             if (count > 192) return multiply(Number<208>{});
             if (count > 160) return multiply(Number<192>{});
             if (count > 128) return multiply(Number<160>{});
         }
-        if constexpr (S::kTokens >= 128) {
+        if constexpr (kMost >= 128) {
             if (count > 96) return multiply(Number<128>{});
         }
-        if constexpr (S::kTokens >= 96) {
+        if constexpr (kMost >= 96) {
             if (count > 80) return multiply(Number<96>{});
             if (count > 64) return multiply(Number<80>{});
         }
-        if constexpr (S::kSideTokens >= 64) {
+        if constexpr (kMost >= 64) {
             if (count > 48) return multiply(Number<64>{});
+        }
+        if constexpr (kMost >= 48) {
             if (count > 32) return multiply(Number<48>{});
         }
-        if constexpr (S::kTokens >= 32) {
-            if (count > 16) return multiply(Number<32>{});
-        }
+        if (count > 16) return multiply(Number<32>{});
         multiply(Number<16>{});
     }
 
     /// Products, and the sums to where they meet.
     __device__ __forceinline__ void multiply_all() {
-        multiply_present([&]<int kN>(Number<kN>) {
+        if constexpr (K == Kind::fp8)
+            if (task.chunk_scales) return multiply_scaled<true>();
+        multiply_scaled<false>();
+    }
+    template <bool kScaled>
+    __device__ __forceinline__ void multiply_scaled() {
+        multiply_present<kScaled ? S::kScaledTokens : S::kSideTokens>([&]<int kN>(Number<kN>) {
             float acc[kN / 8][4];
-            this->template march<kN>(acc);
+            this->template march<kN, false, kScaled>(acc);
             if constexpr (S::kSendsSums)
                 send_sums<kN>(acc);
             else
@@ -233,7 +238,8 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     /// Sums to y of a task that stays: by way of shared memory of the warpgroup, [tokens][64 rows] at a time, so that a line
     /// of 128 bytes is written at once. Each warp's 16 rows by themselves are a quarter of one, and 32 bytes take L2 as long.
     /// Sums of tokens that are not there are anything, and nobody stores them.
-    __device__ __forceinline__ void store_lines(const float (&acc)[S::kTokens / 8][4], const float2& factor,
+    template <int kMost>
+    __device__ __forceinline__ void store_lines(const float (&acc)[kMost / 8][4], const float2& factor,
                                                 const float* scales) const {
         constexpr int kTogether = StageRing<K, S>::kTurned, kEach = kTogether / 16;
         const int thread = static_cast<int>(threadIdx.x) % 128, group = static_cast<int>(threadIdx.x) / 128;
@@ -250,7 +256,7 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
                   (place.row_block * this->row_step() + 4 * group) * 16 + part * 8;
         const int left = part < there ? place.count - token : 0;
 #pragma unroll
-        for (int first = 0; first < S::kTokens; first += kTogether) {
+        for (int first = 0; first < kMost; first += kTogether) {
             if (first >= place.count) break;
 #pragma unroll
             for (int i = 0; i < kTogether; i += 16) {
@@ -284,7 +290,9 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
                           : task.row_blocks * ((task.tokens + token_step() - 1) / token_step());
     }
     /// One place of a prompt; `at`: how many the block had before.
+    template <bool kScaled>
     __device__ __forceinline__ void sum_place(int at) {
+        constexpr int kMost = kScaled ? S::kScaledTokens : S::kTokens;
         const int token = static_cast<int>(threadIdx.x), warp = token / 32;
         const bool scaled = task.scale.squares != nullptr;
         // Asked for before the products, needed after them.
@@ -293,16 +301,16 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
                          (place.row_block * this->row_step() + min(warp, tiles - 1)) * kTileRows +
                          token % 32 / 4;
         float low = f[0], high = f[8];
-        float acc[S::kTokens / 8][4];
-        multiply_present([&]<int kN>(Number<kN>) {
-            this->template march<kN, true>(reinterpret_cast<float(&)[kN / 8][4]>(acc));
+        float acc[kMost / 8][4];
+        multiply_present<kMost>([&]<int kN>(Number<kN>) {
+            this->template march<kN, true, kScaled>(reinterpret_cast<float(&)[kN / 8][4]>(acc));
         });
         asm volatile("" : "+f"(squares), "+f"(low), "+f"(high));
         // Others may still read those of the place before.
         float* of_place = scales() - at % 2 * S::kTokens;
         of_place[token] = scaled ? prompt_factor_of(task.scale, squares) : 1.0f;
         sum_barrier();
-        store_lines(acc, {low * kRowLift<K>, high * kRowLift<K>}, of_place);
+        store_lines<kMost>(acc, {low * kRowLift<K>, high * kRowLift<K>}, of_place);
     }
     static_assert(!S::kStays || S::kAnswer || S::kSumThreads == S::kTokens);
 
@@ -336,7 +344,9 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
             });
         } else {
             int at = 0;
-            for_each_place([&] { sum_place(at++); });
+            if constexpr (K == Kind::fp8)
+                if (task.chunk_scales) return for_each_place([&] { sum_place<true>(at++); });
+            for_each_place([&] { sum_place<false>(at++); });
         }
     }
 };

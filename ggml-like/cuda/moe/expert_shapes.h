@@ -10,15 +10,16 @@ using namespace pack;
 using namespace linear;
 
 /// A block an SM goes from tile to tile, each 256 rows of an expert's matrix and up to 128 of its tokens (expert_tour.cuh).
-/// A stage is kChunks chunks of 64 columns; the last may have fewer.
+/// A stage is kChunks chunks of 64 columns; the last may have fewer. FP8: 128 rows, as the sums of a stage take as many registers again.
 template <Kind K>
 struct Tour {
     static constexpr int kTokens = 128;
-    static constexpr int kTiles = 16;  // of 16 rows of the matrix, one for each multiplying warp
-    static constexpr int kChunks = K == Kind::nvfp4 ? 2 : 1;
+    static constexpr int kTiles = K == Kind::fp8 ? 8 : 16;  // of 16 rows of the matrix, one for each multiplying warp
+    static constexpr int kChunks = K == Kind::bf16 ? 1 : 2;
     /// Threads that copy are a warpgroup, since one changes its registers together; two of its warps have work.
     static constexpr int kSumThreads = 32 * kTiles, kCopyThreads = 128;
     static constexpr int kThreads = kSumThreads + kCopyThreads;
+    static constexpr int kSumRegisters = K == Kind::fp8 ? 232 : 112, kCopyRegisters = K == Kind::fp8 ? 40 : 32;
     static constexpr int kStages = 4;
     static constexpr int kChunkTokenBytes = kTokens * 128,
                          kTileBytes = kChunks * chunk_bytes(K);  // of a stage
@@ -30,7 +31,7 @@ struct Tour {
     static_assert((kSlots - 1) * kLeastSteps >= kStages + 1);  // as TourCopies::tell needs it
     static constexpr int kSlotBytes = kTokens * 8 + 16;
     static constexpr int kBoxTokens = 16;  // that the copy engine brings at a time
-    static constexpr int kMaxExperts = 512;
+    static constexpr int kMaxExperts = kThreads < 512 ? kThreads : 512;  // a thread each
     static constexpr int kListBytes = (kMaxExperts + 1) * 8 + 64;
     static constexpr int kTurnedAt =
         kStages * (kTokenBytes + kWeightBytes) + kSlots * kSlotBytes + (kListBytes + 15) / 16 * 16;

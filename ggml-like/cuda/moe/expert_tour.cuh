@@ -20,6 +20,7 @@
 // Limits: up to Tour::kMaxExperts experts; weights that warpgroups take.
 #pragma once
 
+#include "ggml-like/cuda/linear/gemm_warpgroups.cuh"
 #include "ggml-like/cuda/moe/expert_tour_copies.cuh"
 #include "ggml-like/cuda/moe/expert_tour_products.cuh"
 
@@ -45,13 +46,35 @@ __global__ void __launch_bounds__(Tour<K>::kThreads, 1)
     allow_successor();
     copies.list_tiles();  // groups are there (moe.h); bring() waits for the predecessor
     if (threadIdx.x >= S::kSumThreads) {
-        shrink_registers<32>();
+        shrink_registers<S::kCopyRegisters>();
         copies.keep_full();
     } else {
-        grow_registers<112>();
+        grow_registers<S::kSumRegisters>();
         TourProducts<K>{memory}.multiply_all();
     }
 #endif
+}
+
+template <Kind K>
+void launch_tour(Context& context, const char* what, GemmTask task) {
+    using S = Tour<K>;
+    if (task.cols % 8 != 0) unsupported(what, "a width that is not a multiple of 8");
+    const int64_t rows = int64_t{task.tokens} * (task.used + 1);  // of y, at most
+    if (rows * max(task.ldy, task.shared.ldy) >= int64_t{1} << 32)
+        unsupported(what, "results of 2^32 elements or more");
+    task.box_tiles = S::kTiles;
+    task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
+    task.counter = context.counters + (task.down ? 1 : 0);  // both may be under way
+    const int64_t along = (task.shared.tokens + S::kTokens - 1) / S::kTokens,
+                  places = task.row_blocks * (along + token_tiles(task, S::kTokens));
+    GemmTask of_shared = task;
+    if (along > 0) of_shared.data = task.shared.data, of_shared.experts = 1;
+    const dim3 grid(static_cast<unsigned>(min(places, int64_t{context.sms})));
+    GemmTask pairs = task;  // x has a row for each pair
+    pairs.tokens = task.tokens * task.used, pairs.box_tokens = of_shared.box_tokens = S::kBoxTokens;
+    if (along > 0) of_shared.x = task.shared.x;
+    launch(context, what, expert_tour<K>, grid, dim3(S::kThreads), S::kShared, task, weight_map<K, S>(task),
+           weight_map<K, S>(of_shared), token_map(pairs), token_map(of_shared));
 }
 
 }  // namespace quern::cuda::moe

@@ -39,14 +39,19 @@ struct TourProducts : TourMemory<K> {
         return (wgmma_rows(0) >> 32 << 32 | rows) + by;
     }
 
-    /// Starts acc += a, decoded from chunk c of a stage, x the stage's first kN tokens.
-    template <int kN>
+    /// Starts acc += a, decoded from chunk c of a stage, x the stage's first kN tokens. kFresh: acc = the same.
+    template <int kN, bool kFresh = false>
     __device__ __forceinline__ static void multiply_chunk(uint32_t rows, int c, const uint32_t (&a)[4][4],
                                                           float (&acc)[kN / 8][4]) {
         wgmma_fence();
 #pragma unroll
-        for (int kk = 0; kk < 4; ++kk)
-            wgmma<kN>(acc, a[kk], further(rows, c * (S::kChunkTokenBytes / 16) + 2 * kk));
+        for (int kk = 0; kk < 4; ++kk) {
+            const uint64_t at = further(rows, c * (S::kChunkTokenBytes / 16) + 2 * kk);
+            if (kFresh && kk == 0)
+                wgmma_fresh<kN>(acc, a[kk], at);
+            else
+                wgmma<kN>(acc, a[kk], at);
+        }
         wgmma_commit();
     }
 
@@ -92,6 +97,64 @@ struct TourProducts : TourMemory<K> {
             if (left == 0) break;
         }
         hold(acc);
+    }
+
+    /// FP8: scales of chunks meet the sums of a stage, whose two chunks are of one block of columns (shard.h cuts at such blocks). A chunk
+    /// is decoded while the products of the one before run.
+    template <int kN>
+    __device__ __forceinline__ void march_scaled(March& m, float (&acc)[kN / 8][4]) const {
+        int left = this->steps();
+        uint32_t next[4][4];
+        float2 next_scale{};
+        const auto decode = [&](int c) {
+            WeightChunk<K> chunk;
+            load(m.stage, c, chunk);
+#pragma unroll
+            for (int kk = 0; kk < 4; ++kk) chunk.fragment(kk, next[kk]);
+            if (c == 0) next_scale = {chunk.scale[0], chunk.scale[1]};
+        };
+#pragma unroll
+        for (int i = 0; i < kN / 8; ++i)
+#pragma unroll
+            for (int r = 0; r < 4; ++r) acc[i][r] = 0;
+        decode(0);
+#pragma unroll 1
+        for (;;) {
+            const int stage = m.stage;
+            const uint32_t rows = __shfl_sync(
+                0xffffffffu, static_cast<uint32_t>(wgmma_rows(shared_address(tokens_of(stage)))), 0);
+            const float2 scale = next_scale;
+            float sum[kN / 8][4];
+#pragma unroll
+            for (int c = 0; c < S::kChunks; ++c) {
+                uint32_t a[4][4];
+#pragma unroll
+                for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = next[i / 4][i % 4];
+                if (c == 0)
+                    multiply_chunk<kN, true>(rows, c, a, sum);
+                else
+                    multiply_chunk<kN>(rows, c, a, sum);
+                if (c + 1 < S::kChunks) {
+                    decode(c + 1);
+                } else {
+                    if (++m.stage == S::kStages) m.stage = 0, m.phase ^= 1;
+                    if (--left > 0) {
+                        wait_phase(full + m.stage, m.phase);
+                        decode(0);
+                    }
+                }
+                wgmma_wait<0>();
+                hold(a, left < 0);
+            }
+            if (threadIdx.x % 32 == 0) arrive(empty + stage);
+            hold(sum);
+#pragma unroll
+            for (int j = 0; j < kN / 8; ++j)
+#pragma unroll
+                for (int r = 0; r < 4; ++r)
+                    acc[j][r] = __fmaf_rn(r < 2 ? scale.x : scale.y, sum[j][r], acc[j][r]);
+            if (left == 0) break;
+        }
     }
 
     /// Eight elements of a row of y, of which `there` exist, from shared memory. aligned: rows of y begin at multiples of 16 bytes. Those
@@ -142,7 +205,7 @@ struct TourProducts : TourMemory<K> {
         if (tile >= task.tiles) return;
         const bool of_shared = s.expert < 0;
         bf16* y = static_cast<bf16*>(of_shared ? task.shared.y : task.y);
-        const auto ldy = static_cast<uint32_t>(of_shared ? task.shared.ldy : task.ldy);  // see run_tour
+        const auto ldy = static_cast<uint32_t>(of_shared ? task.shared.ldy : task.ldy);  // see launch_tour
         const bool aligned = (reinterpret_cast<uintptr_t>(y) | uintptr_t{ldy} * 2) % 16 == 0;
         const float low = factor.x * kRowLift<K>, high = factor.y * kRowLift<K>;
         const uint32_t room = shared_address(shared) + S::kTurnedAt + group * 4 * S::kTurnedBytes;
@@ -252,7 +315,10 @@ struct TourProducts : TourMemory<K> {
         float acc[kN / 8][4];
         float2 factor;
         if constexpr (kAhead) factor = factors(s);
-        march<kN>(m, acc);
+        if constexpr (K == Kind::fp8)
+            march_scaled<kN>(m, acc);
+        else
+            march<kN>(m, acc);
         if constexpr (!kAhead) factor = factors(s);
         if constexpr (kN <= 32)
             store_few<kN>(s, factor, acc);

@@ -5,9 +5,9 @@
 //   the same activations. A block finds its expert from the groups in device memory. The grid is sized for the worst spread
 //   of rows over experts; blocks beyond the last tile leave at once.
 #include "ggml-like/cuda/linear/gemm_tiles.h"
-#include "ggml-like/cuda/linear/gemm_warpgroups.cuh"
 #include "ggml-like/cuda/moe/expert_shapes.h"
 #include "ggml-like/cuda/moe/expert_tour.cuh"
+#include "ggml-like/cuda/moe/expert_tour_fp8.h"
 #include "ggml-like/cuda/moe/gemm_experts.h"
 
 namespace quern::cuda::moe {
@@ -17,28 +17,6 @@ using namespace pack;
 using namespace linear;
 
 namespace {
-
-template <Kind K>
-void run_tour(Context& context, const char* what, GemmTask task) {
-    using S = Tour<K>;
-    if (task.cols % 8 != 0) unsupported(what, "a width that is not a multiple of 8");
-    const int64_t rows = int64_t{task.tokens} * (task.used + 1);  // of y, at most
-    if (rows * max(task.ldy, task.shared.ldy) >= int64_t{1} << 32)
-        unsupported(what, "results of 2^32 elements or more");
-    task.box_tiles = S::kTiles;
-    task.row_blocks = (task.tiles + S::kTiles - 1) / S::kTiles;
-    task.counter = context.counters + (task.down ? 1 : 0);  // both may be under way
-    const int64_t along = (task.shared.tokens + S::kTokens - 1) / S::kTokens,
-                  places = task.row_blocks * (along + token_tiles(task, S::kTokens));
-    GemmTask of_shared = task;
-    if (along > 0) of_shared.data = task.shared.data, of_shared.experts = 1;
-    const dim3 grid(static_cast<unsigned>(min(places, int64_t{context.sms})));
-    GemmTask pairs = task;  // x has a row for each pair
-    pairs.tokens = task.tokens * task.used, pairs.box_tokens = of_shared.box_tokens = S::kBoxTokens;
-    if (along > 0) of_shared.x = task.shared.x;
-    launch(context, what, expert_tour<K>, grid, dim3(S::kThreads), S::kShared, task, weight_map<K, S>(task),
-           weight_map<K, S>(of_shared), token_map(pairs), token_map(of_shared));
-}
 
 void run_experts(Context& context, const PackedExperts& w, GemmTask task, const Along& along) {
     const int64_t pairs = static_cast<int64_t>(task.tokens) * task.used;
@@ -61,9 +39,11 @@ void run_experts(Context& context, const PackedExperts& w, GemmTask task, const 
     else if (product == ExpertsProduct::many)
         gemm_tiles(context, PromptProduct::many, w.kind, what, task);
     else if (w.kind == Kind::bf16)
-        run_tour<Kind::bf16>(context, what, task);
+        launch_tour<Kind::bf16>(context, what, task);
+    else if (w.kind == Kind::fp8)
+        expert_tour_fp8(context, what, task);
     else
-        run_tour<Kind::nvfp4>(context, what, task);
+        launch_tour<Kind::nvfp4>(context, what, task);
 }
 
 }  // namespace

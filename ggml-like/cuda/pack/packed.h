@@ -62,6 +62,7 @@ struct Part {
     int rows;       // without padding; in paired order: of gate and up together
     int row_begin;  // first row of the part in y
     int tiles;
+    bool chunk_scales;  // FP8: whether chunks have scales of their own; else all are 1
 };
 /// Bytes of a part's tiles.
 inline int64_t weight_bytes(const Part& part, int chunks) {

@@ -17,6 +17,8 @@ bool joins(const WeightSegment& next, Kind kind, int64_t rows_so_far) {
     return kind_of(next) == kind && (kind != Kind::fp8 || rows_so_far % 8 == 0);
 }
 
+bool has_chunk_scales(const WeightSegment& s) { return s.scale_kind == ScaleKind::block128; }
+
 PartLayout paired_layout(const Weight& w) {
     CHECK(w.segments.size() == 2 && w.segments[0].rows == w.segments[1].rows,
           "[place] {}: gate and up differ in height", w.name);
@@ -24,7 +26,12 @@ PartLayout paired_layout(const Weight& w) {
     if (kind_of(w.segments[1]) != kind)
         FAIL(model, "{}: gate is {} and up is {}; the GPU kernels need them stored alike", w.name,
              dtype_name(w.segments[0].dtype), dtype_name(w.segments[1].dtype));
-    return {kind, 0, 2, w.rows, ceil_div(w.segments[0].rows, kTileRows / 2)};
+    return {kind,
+            0,
+            2,
+            w.rows,
+            ceil_div(w.segments[0].rows, kTileRows / 2),
+            has_chunk_scales(w.segments[0]) || has_chunk_scales(w.segments[1])};
 }
 
 }  // namespace
@@ -48,9 +55,11 @@ std::vector<PartLayout> part_layouts(const Weight& w, RowOrder order) {
     if (order == RowOrder::paired) return {paired_layout(w)};
     std::vector<PartLayout> parts;
     for (size_t i = 0; i < w.segments.size();) {
-        PartLayout part{kind_of(w.segments[i]), i, i, 0, 0};
-        while (part.end < w.segments.size() && joins(w.segments[part.end], part.kind, part.rows))
+        PartLayout part{kind_of(w.segments[i]), i, i, 0, 0, false};
+        while (part.end < w.segments.size() && joins(w.segments[part.end], part.kind, part.rows)) {
+            part.chunk_scales |= has_chunk_scales(w.segments[part.end]);
             part.rows += w.segments[part.end++].rows;
+        }
         part.tiles = ceil_div(part.rows, kTileRows);
         i = part.end;
         parts.push_back(part);

@@ -21,6 +21,7 @@ struct PartLayout {
     size_t first, end;
     int64_t rows;   // without padding
     int64_t tiles;  // of 16 rows; in paired order of 8 rows of gate and 8 of up
+    bool chunk_scales;
 };
 
 /// A weight's parts; in paired order one, of two segments. Throws Error(model) if the two differ in format or height,

@@ -114,7 +114,8 @@ Packed place_weight(const Weight& w, RowOrder order, Uploader& uploader, const A
                                        part.kind,
                                        static_cast<int>(part.rows),
                                        static_cast<int>(row),
-                                       static_cast<int>(part.tiles)};
+                                       static_cast<int>(part.tiles),
+                                       part.chunk_scales};
         row += part.rows;
         if (synthetic(w))
             fill(w.name + std::to_string(part.first), w.cols, part.kind, m, part.tiles, packed.chunks);

@@ -58,182 +58,72 @@ __device__ __forceinline__ uint64_t wgmma_rows(uint32_t at) {
 /// d += a times 16 columns of kRows rows of B; d[j] has rows 8j .. 8j + 7.
 template <int kRows>
 __device__ __forceinline__ void wgmma(float (&d)[kRows / 8][4], const uint32_t (&a)[4], uint64_t rows);
+/// d = the same.
+template <int kRows>
+__device__ __forceinline__ void wgmma_fresh(float (&d)[kRows / 8][4], const uint32_t (&a)[4], uint64_t rows);
 
+// The registers of d by number.
+#define QUERN_R16 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define QUERN_R32 QUERN_R16 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define QUERN_R48 QUERN_R32 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define QUERN_R64 QUERN_R48 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define QUERN_R80 QUERN_R64 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define QUERN_R96 QUERN_R80 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define QUERN_R128 \
+    QUERN_R96 ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define QUERN_R160 \
+    QUERN_R128 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define QUERN_R192 \
+    QUERN_R160 ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define QUERN_R208 QUERN_R192 ", %96, %97, %98, %99, %100, %101, %102, %103"
+#define QUERN_R224 QUERN_R208 ", %104, %105, %106, %107, %108, %109, %110, %111"
+#define QUERN_R256 \
+    QUERN_R224     \
+        ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define QUERN_D1(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define QUERN_D2(j) QUERN_D1(j), QUERN_D1(j + 1)
 #define QUERN_D4(j) QUERN_D2(j), QUERN_D2(j + 2)
 #define QUERN_D8(j) QUERN_D4(j), QUERN_D4(j + 4)
 #define QUERN_D16(j) QUERN_D8(j), QUERN_D8(j + 8)
 #define QUERN_D32(j) QUERN_D16(j), QUERN_D16(j + 16)
+#define QUERN_F1(j) "=f"(d[j][0]), "=f"(d[j][1]), "=f"(d[j][2]), "=f"(d[j][3])
+#define QUERN_F2(j) QUERN_F1(j), QUERN_F1(j + 1)
+#define QUERN_F4(j) QUERN_F2(j), QUERN_F2(j + 2)
+#define QUERN_F8(j) QUERN_F4(j), QUERN_F4(j + 4)
+#define QUERN_F16(j) QUERN_F8(j), QUERN_F8(j + 8)
 
-template <>
-__device__ __forceinline__ void wgmma<16>(float (&d)[2][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "{%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"
-        : QUERN_D2(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
-}
-
-template <>
-__device__ __forceinline__ void wgmma<32>(float (&d)[4][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-        "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
-        : QUERN_D4(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
-}
-
-template <>
-__device__ __forceinline__ void wgmma<48>(float (&d)[6][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n48k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23}, "
-        "{%24, %25, %26, %27}, %28, p, 1, 1, 0;\n}\n"
-        : QUERN_D4(0), QUERN_D2(4)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
-}
-
-template <>
-__device__ __forceinline__ void wgmma<64>(float (&d)[8][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-        "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n}\n"
-        : QUERN_D8(0)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
-}
-
-template <>
-__device__ __forceinline__ void wgmma<80>(float (&d)[10][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39}, "
-        "{%40, %41, %42, %43}, %44, p, 1, 1, 0;\n}\n"
-        : QUERN_D8(0), QUERN_D2(8)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
-}
-
-template <>
-__device__ __forceinline__ void wgmma<96>(float (&d)[12][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n96k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47}, "
-        "{%48, %49, %50, %51}, %52, p, 1, 1, 0;\n}\n"
-        : QUERN_D8(0), QUERN_D4(8)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
-}
-
-#define QUERN_WGMMA_128(transposed)                                                     \
-    "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                          \
-    "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"                           \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "            \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "  \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, " \
-    "{%64, %65, %66, %67}, %68, p, 1, 1, " transposed ";\n}\n"
-
-template <>
-__device__ __forceinline__ void wgmma<128>(float (&d)[16][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(QUERN_WGMMA_128("0") : QUERN_D16(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
-}
-
-#define QUERN_WGMMA_256(transposed)                                                                     \
-    "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"                                                          \
-    "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"                                           \
-    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                            \
-    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                  \
-    "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                  \
-    "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                  \
-    "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                  \
-    "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "                  \
-    "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "      \
-    "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, " \
-    "{%128, %129, %130, %131}, %132, p, 1, 1, " transposed ";\n}\n"
-
-template <>
-__device__ __forceinline__ void wgmma<160>(float (&d)[20][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n160k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79}, "
-        "{%80, %81, %82, %83}, %84, p, 1, 1, 0;\n}\n"
-        : QUERN_D16(0), QUERN_D4(16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
-}
-
-template <>
-__device__ __forceinline__ void wgmma<192>(float (&d)[24][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n192k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "
-        "{%96, %97, %98, %99}, %100, p, 1, 1, 0;\n}\n"
-        : QUERN_D16(0), QUERN_D8(16)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
-}
-
-template <>
-__device__ __forceinline__ void wgmma<208>(float (&d)[26][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n208k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103}, "
-        "{%104, %105, %106, %107}, %108, p, 1, 1, 0;\n}\n"
-        : QUERN_D16(0), QUERN_D8(16), QUERN_D2(24)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
-}
-
-template <>
-__device__ __forceinline__ void wgmma<224>(float (&d)[28][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n224k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111}, "
-        "{%112, %113, %114, %115}, %116, p, 1, 1, 0;\n}\n"
-        : QUERN_D16(0), QUERN_D8(16), QUERN_D4(24)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
-}
-
-template <>
-__device__ __forceinline__ void wgmma<256>(float (&d)[32][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(QUERN_WGMMA_256("0") : QUERN_D32(0) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
-}
+// add: "eq", to what d has; "ne", to nothing. b_rows: how B lies, "0", or "1" by columns.
+#define QUERN_TEXT(add, n, d_registers, a_registers, b, b_rows)                                         \
+    "{\n.reg .pred p;\nsetp." add                                                                       \
+    ".b32 p, 0, 0;\n"                                                                                   \
+    "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32.bf16.bf16 {" d_registers "}, {" a_registers "}, " b \
+    ", p, 1, 1, " b_rows ";\n}\n"
+#define QUERN_PRODUCT(name, add, n, a_registers, b, ...)                                                 \
+    template <>                                                                                          \
+    __device__ __forceinline__ void name<n>(float(&d)[n / 8][4], const uint32_t(&a)[4], uint64_t rows) { \
+        asm volatile(QUERN_TEXT(add, n, QUERN_R##n, a_registers, b, "0")                                 \
+                     : __VA_ARGS__                                                                       \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));                           \
+    }
+QUERN_PRODUCT(wgmma, "eq", 16, "%8, %9, %10, %11", "%12", QUERN_D2(0))
+QUERN_PRODUCT(wgmma, "eq", 32, "%16, %17, %18, %19", "%20", QUERN_D4(0))
+QUERN_PRODUCT(wgmma, "eq", 48, "%24, %25, %26, %27", "%28", QUERN_D4(0), QUERN_D2(4))
+QUERN_PRODUCT(wgmma, "eq", 64, "%32, %33, %34, %35", "%36", QUERN_D8(0))
+QUERN_PRODUCT(wgmma, "eq", 80, "%40, %41, %42, %43", "%44", QUERN_D8(0), QUERN_D2(8))
+QUERN_PRODUCT(wgmma, "eq", 96, "%48, %49, %50, %51", "%52", QUERN_D8(0), QUERN_D4(8))
+QUERN_PRODUCT(wgmma, "eq", 128, "%64, %65, %66, %67", "%68", QUERN_D16(0))
+QUERN_PRODUCT(wgmma, "eq", 160, "%80, %81, %82, %83", "%84", QUERN_D16(0), QUERN_D4(16))
+QUERN_PRODUCT(wgmma, "eq", 192, "%96, %97, %98, %99", "%100", QUERN_D16(0), QUERN_D8(16))
+QUERN_PRODUCT(wgmma, "eq", 208, "%104, %105, %106, %107", "%108", QUERN_D16(0), QUERN_D8(16), QUERN_D2(24))
+QUERN_PRODUCT(wgmma, "eq", 224, "%112, %113, %114, %115", "%116", QUERN_D16(0), QUERN_D8(16), QUERN_D4(24))
+QUERN_PRODUCT(wgmma, "eq", 256, "%128, %129, %130, %131", "%132", QUERN_D32(0))
+QUERN_PRODUCT(wgmma_fresh, "ne", 16, "%8, %9, %10, %11", "%12", QUERN_F2(0))
+QUERN_PRODUCT(wgmma_fresh, "ne", 32, "%16, %17, %18, %19", "%20", QUERN_F4(0))
+QUERN_PRODUCT(wgmma_fresh, "ne", 48, "%24, %25, %26, %27", "%28", QUERN_F4(0), QUERN_F2(4))
+QUERN_PRODUCT(wgmma_fresh, "ne", 64, "%32, %33, %34, %35", "%36", QUERN_F8(0))
+QUERN_PRODUCT(wgmma_fresh, "ne", 80, "%40, %41, %42, %43", "%44", QUERN_F8(0), QUERN_F2(8))
+QUERN_PRODUCT(wgmma_fresh, "ne", 96, "%48, %49, %50, %51", "%52", QUERN_F8(0), QUERN_F4(8))
+QUERN_PRODUCT(wgmma_fresh, "ne", 128, "%64, %65, %66, %67", "%68", QUERN_F16(0))
 
 /// The descriptor of 16 rows of 128 or 256 columns at shared address `at`: 64 columns of a row are 128 bytes, `apart` bytes before
 /// the next 64. + 128 for every further 16 rows.
@@ -243,46 +133,16 @@ __device__ __forceinline__ uint64_t wgmma_columns(uint32_t at, uint32_t apart) {
 /// d += a times 16 rows of 256 columns.
 __device__ __forceinline__ void wgmma_by_columns(float (&d)[32][4], const uint32_t (&a)[4],
                                                  uint64_t columns) {
-    asm volatile(QUERN_WGMMA_256("1")
+    asm volatile(QUERN_TEXT("eq", 256, QUERN_R256, "%128, %129, %130, %131", "%132", "1")
                  : QUERN_D32(0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns));
 }
-#undef QUERN_WGMMA_256
 /// d += a times 16 rows of 128 columns.
 __device__ __forceinline__ void wgmma_by_columns(float (&d)[16][4], const uint32_t (&a)[4],
                                                  uint64_t columns) {
-    asm volatile(QUERN_WGMMA_128("1")
+    asm volatile(QUERN_TEXT("eq", 128, QUERN_R128, "%64, %65, %66, %67", "%68", "1")
                  : QUERN_D16(0)
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(columns));
-}
-#undef QUERN_WGMMA_128
-
-/// d = a times 16 columns of kRows rows of B.
-template <int kRows>
-__device__ __forceinline__ void wgmma_fresh(float (&d)[kRows / 8][4], const uint32_t (&a)[4], uint64_t rows);
-
-#define QUERN_F1(j) "=f"(d[j][0]), "=f"(d[j][1]), "=f"(d[j][2]), "=f"(d[j][3])
-
-template <>
-__device__ __forceinline__ void wgmma_fresh<16>(float (&d)[2][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7}, "
-        "{%8, %9, %10, %11}, %12, p, 1, 1, 0;\n}\n"
-        : QUERN_F1(0), QUERN_F1(1)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
-}
-
-template <>
-__device__ __forceinline__ void wgmma_fresh<32>(float (&d)[4][4], const uint32_t (&a)[4], uint64_t rows) {
-    asm volatile(
-        "{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
-        "{%16, %17, %18, %19}, %20, p, 1, 1, 0;\n}\n"
-        : QUERN_F1(0), QUERN_F1(1), QUERN_F1(2), QUERN_F1(3)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
 
 #define QUERN_WGMMA_SHARED_64(add)                                                      \
@@ -299,13 +159,14 @@ __device__ __forceinline__ void wgmma_shared(float (&d)[8][4], uint64_t a, uint6
 }
 /// d = the same.
 __device__ __forceinline__ void wgmma_shared_fresh(float (&d)[8][4], uint64_t a, uint64_t rows) {
-    asm volatile(QUERN_WGMMA_SHARED_64("ne")
-                 : QUERN_F1(0), QUERN_F1(1), QUERN_F1(2), QUERN_F1(3), QUERN_F1(4), QUERN_F1(5), QUERN_F1(6),
-                   QUERN_F1(7)
-                 : "l"(a), "l"(rows));
+    asm volatile(QUERN_WGMMA_SHARED_64("ne") : QUERN_F8(0) : "l"(a), "l"(rows));
 }
 #undef QUERN_WGMMA_SHARED_64
 
+#undef QUERN_F16
+#undef QUERN_F8
+#undef QUERN_F4
+#undef QUERN_F2
 #undef QUERN_F1
 #undef QUERN_D32
 #undef QUERN_D16
@@ -313,6 +174,20 @@ __device__ __forceinline__ void wgmma_shared_fresh(float (&d)[8][4], uint64_t a,
 #undef QUERN_D4
 #undef QUERN_D2
 #undef QUERN_D1
+#undef QUERN_PRODUCT
+#undef QUERN_TEXT
+#undef QUERN_R256
+#undef QUERN_R224
+#undef QUERN_R208
+#undef QUERN_R192
+#undef QUERN_R160
+#undef QUERN_R128
+#undef QUERN_R96
+#undef QUERN_R80
+#undef QUERN_R64
+#undef QUERN_R48
+#undef QUERN_R32
+#undef QUERN_R16
 
 __device__ __forceinline__ void prefetch_map(const CUtensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
