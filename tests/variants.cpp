@@ -52,8 +52,10 @@ void check_cuts() {
         for (const int tiles : {1, 17, 128, 320, 576, 772, 2176, 15520})
             for (const int tokens : {1, 16, 17, 32, 64, 65, 255, 256, 257, 511, 2048, 8192, 8193}) {
                 CAPTURE(fmt::format("{} multiprocessors, {} tiles, {} tokens", sms, tiles, tokens));
-                const linear::PromptCut cut = linear::cut_prompt<S>(sms, tiles, tokens);
+                const linear::PromptCut cut = linear::cut_prompt<S>(sms, tiles, tokens),
+                                        scaled = linear::cut_prompt<S>(sms, tiles, tokens, true);
                 CHECK((cut.tokens % 16 == 0 && cut.tokens > 0 && cut.tokens <= S::kTokens));
+                CHECK((scaled.tokens % 16 == 0 && scaled.tokens > 0 && scaled.tokens <= S::kTokens / 2));
                 CHECK((cut.tiles > 0 && cut.tiles <= S::kTiles));
                 const auto blocks = [&](int of_tiles, int of_tokens) {
                     return (tiles + of_tiles - 1) / of_tiles * S::kCluster *
@@ -183,7 +185,9 @@ TEST_SUITE("cpu") {
               "short halves, short halves, short halves, halves, halves");
         CHECK(prompts(kH200, Kind::bf16, 257, 2048, true) ==
               "short halves, short halves, short halves, short halves, low halves");  // a router
-        CHECK(prompts(kH200, Kind::fp8, 2048, 4096, true) == "few, few, narrow, narrow, narrow");
+        CHECK(prompts(kH200, Kind::fp8, 2048, 4096, true) ==
+              "short halves, short halves, short halves, halves, halves");
+        CHECK(prompts(kA100, Kind::fp8, 2048, 4096, true) == "few, few, narrow, narrow, narrow");
         CHECK(prompts(kRtx5090, Kind::nvfp4, 9216, 2048, true) == "middle, middle, middle, middle, many");
     }
 
@@ -200,6 +204,8 @@ TEST_SUITE("cpu") {
         CHECK(is(cut_prompt<Wide>(132, 320, 32), 5, 16));      // the 27B's out_proj: 128 blocks instead of 40
         CHECK(is(cut_prompt<Halves>(132, 128, 500), 8, 128));  // out_proj: 128 blocks instead of 64
         CHECK(is(cut_prompt<Tall>(132, 2176, 50), 8, 64));
+        CHECK(is(cut_prompt<Wide>(132, 772, 200, true), 8, 112));  // FP8 with scales of chunks
+        CHECK(is(cut_prompt<Wide>(132, 772, 8192, true), 8, 128));
         check_cuts<Wide>(), check_cuts<Halves>(), check_cuts<Tall>();
         check_cuts<linear::ShortHalves<Kind::bf16>>(), check_cuts<linear::LowHalves>();
     }

@@ -38,7 +38,8 @@ bool fits(const Card& card, Kind kind) {
 
 bool takes_warpgroups(const Card& card, Kind kind) {
     if (kind == Kind::bf16) return warpgroups_fit<Kind::bf16, Wide>(card);
-    return kind == Kind::fp8 ? warpgroups_fit<Kind::fp8, Wide>(card) : warpgroups_fit<Kind::nvfp4, Wide>(card);
+    return kind == Kind::fp8 ? warpgroups_fit<Kind::fp8, Wide>(card)
+                             : warpgroups_fit<Kind::nvfp4, Wide>(card);
 }
 
 PromptProduct choose_warpgroups(const Card& card, const PromptShape& p) {

@@ -35,8 +35,8 @@
 //   not split        wide;  tall: up to 64 tokens and more blocks of wide than multiprocessors
 //   split            halves;  short halves: up to 64 tiles, or 192 tokens;  low halves: BF16, up to 64 tiles and more
 //                    than one wave of blocks of short halves
-//   FP8, no warpgroups: middle | many;  split: few up to 64 tokens, and where narrow does not fit, else narrow
-//   experts          tour;  FP8, no warpgroups: middle up to 20 pairs an expert, many
+//   no warpgroups    middle | many;  split: few up to 64 tokens, and where narrow does not fit, else narrow
+//   experts          tour;  no warpgroups, or more experts than it takes: middle up to 20 pairs an expert, many
 //
 // Attention (answers and prompts differ in their bits; warpgroups and tiles do, too, but no card takes both):
 //

@@ -169,8 +169,9 @@ void linear_add_large(Device& device) {
         const auto counts = row_counts(device, kind);
         for (const Form form : {Form::nvfp4, Form::bf16})
             check_linear_add(device, {kind, counts, 4096, {small ? 256 : 2048}, {form}, 256}, ++seed);
-        check_linear_add(device, {kind, counts, 512, {small ? 128 : 2048}, {Form::f8_row}, 256}, ++seed);
-        for (const Form form : {Form::bf16, Form::f8_block, Form::nvfp4})
+        for (const Form form : {Form::f8_row, Form::f8_block})
+            check_linear_add(device, {kind, counts, 512, {small ? 128 : 2048}, {form}, 256}, ++seed);
+        for (const Form form : {Form::bf16, Form::f8_row, Form::f8_block, Form::nvfp4})
             check_linear_add(device, {kind, counts, 1040, {small ? 80 : 400}, {form}}, ++seed);
     }
     // On 132 multiprocessors blocks of the router have 112 tokens.
@@ -180,7 +181,7 @@ void linear_add_large(Device& device) {
     // Products of more than 64 tokens, in every size that a tile can have, and of more than one tile holds, cut evenly: by blocks of
     // all columns, and by blocks that share the columns. On 132 multiprocessors blocks of the first matrix have 80 rows instead of 128
     // up to 256 tokens.
-    for (const Form form : {Form::bf16, Form::nvfp4}) {
+    for (const Form form : {Form::bf16, Form::f8_row, Form::f8_block, Form::nvfp4}) {
         const std::vector<int64_t> tokens = {70, 90, 100, 140, 180, 200, 220, 250, 380};
         check_linear_add(device, {StepKind::prompt, tokens, 336, {small ? 1200 : 8464}, {form}}, ++seed);
         check_linear_add(device,

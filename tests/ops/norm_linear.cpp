@@ -221,7 +221,7 @@ void norm_linear_large(Device& device) {
     }
     if (small) return;
     // Prompts of more places than blocks, with fewer columns than a ring holds, and with more; and of tokens that L2 has no room for.
-    for (const Form form : {Form::bf16, Form::nvfp4}) {
+    for (const Form form : {Form::bf16, Form::f8_row, Form::f8_block, Form::nvfp4}) {
         for (const int64_t cols : {192, 1040})
             check_norm_linear(device, {StepKind::prompt, {2100}, cols, {4112}, {form}}, ++seed);
         check_norm_linear(device, {StepKind::prompt, {2100}, 6208, {2064}, {form}}, ++seed);
@@ -281,7 +281,7 @@ void norm_gate_up_cases(Device& device) {
         for (const Form form : kForms) check_gate_up(device, kind, {3, 33}, 272, 150, form, ++seed);
         for (const Form form : {Form::bf16, Form::nvfp4})
             check_gate_up(device, kind, {1, 9, 33, 64}, 2048, small ? 24 : 200, form, ++seed);
-        for (const Form form : {Form::bf16, Form::f8_row, Form::nvfp4}) {
+        for (const Form form : {Form::bf16, Form::f8_row, Form::f8_block, Form::nvfp4}) {
             check_gate_up(device, kind, {1, 8, 10, 16, 20, 64}, 5120, 24, form, ++seed);
             check_gate_up(device, kind, counts, 1040, small ? 40 : 400, form, ++seed);
         }

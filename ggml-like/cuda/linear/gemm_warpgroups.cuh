@@ -10,6 +10,7 @@
 // Traffic: as in gemm.cuh. A stage's weights come by the copy engine as one box, and so do its tokens.
 // Operands: A from registers: packed weights are in its order, and codes are decoded there; for prompts while the products of
 // the chunk before run. B from shared memory.
+// FP8 with scales of chunks: half the tokens a block, as a chunk's products need sums of their own, which the scales meet.
 // Files: warpgroup_shapes.h, shapes and shared memory; warpgroup_block.cuh, copies and products; warpgroup_store.cuh, from
 // the sums to y.
 #pragma once
@@ -108,12 +109,11 @@ CUtensorMap weight_map(const GemmTask& task) {
                                 .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE});
 }
 
-/// Whether all that is stored is a BF16 number a row of the matrix, whole tiles of them, at multiples of 16 bytes. Only of rows under a
-/// norm: products of others (linear_bias) have not been run so on a card.
+/// Whether all that is stored is a BF16 number a row of the matrix, whole tiles of them, at multiples of 16 bytes.
 inline bool has_plain_lines(const GemmTask& task) {
     const uintptr_t places = reinterpret_cast<uintptr_t>(task.y) | static_cast<uintptr_t>(task.ldy * 2);
-    return !task.f32 && !task.paired && task.residual == nullptr && task.scale.squares != nullptr &&
-           task.rows % kTileRows == 0 && places % 16 == 0;
+    return !task.f32 && !task.paired && task.residual == nullptr && task.rows % kTileRows == 0 &&
+           places % 16 == 0;
 }
 
 template <Kind K, class S>

@@ -146,7 +146,6 @@ struct WarpgroupBlock {
         return S::kSides == 1 ? place.count : place.count - side_of_warp() * S::kSideTokens;
     }
 
-
     /// The multiplying warps: acc = their 16 rows x the first kN tokens, over the columns of one part. While the products
     /// of a prompt's chunk run, its successor's A registers are made; answers have no registers for that.
     struct March {

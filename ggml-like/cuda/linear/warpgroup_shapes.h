@@ -112,7 +112,8 @@ constexpr PromptCut cut_prompt(int sms, int64_t tiles, int64_t tokens, bool chun
     const auto blocks = [&](int64_t of_tiles, int64_t cuts) {
         return ceil_div(tiles, of_tiles) * S::kCluster * cuts;
     };
-    const int64_t fewest = ceil_div(tokens, chunk_scales ? S::kScaledTokens : S::kTokens), most = ceil_div(tokens, kLeastTokens);
+    const int64_t fewest = ceil_div(tokens, chunk_scales ? S::kScaledTokens : S::kTokens),
+                  most = ceil_div(tokens, kLeastTokens);
     const int64_t in_waves = ceil_div(blocks(S::kTiles, fewest), together) * together / blocks(S::kTiles, 1);
     const int64_t wanted = in_waves < most ? in_waves : most, cuts = fewest > wanted ? fewest : wanted;
     const int64_t each = ceil_div(ceil_div(tokens, cuts), kTokenStep) * kTokenStep;

@@ -190,8 +190,9 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     /// the tokens, which are up to kMost.
     template <int kMost, class F>
     __device__ __forceinline__ void multiply_present(const F& multiply) {
-        static_assert(kMost == 32 || kMost == 48 || kMost == 64 || kMost == 96 || kMost == 128 || kMost == 256,
-                      "the largest of the numbers below");
+        static_assert(
+            kMost == 32 || kMost == 48 || kMost == 64 || kMost == 96 || kMost == 128 || kMost == 256,
+            "the largest of the numbers below");
         const int count = this->count_of_side();
         if constexpr (kMost == 256) {
             if (count > 224) return multiply(Number<256>{});

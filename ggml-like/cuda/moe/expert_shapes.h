@@ -14,12 +14,14 @@ using namespace linear;
 template <Kind K>
 struct Tour {
     static constexpr int kTokens = 128;
-    static constexpr int kTiles = K == Kind::fp8 ? 8 : 16;  // of 16 rows of the matrix, one for each multiplying warp
+    static constexpr int kTiles =
+        K == Kind::fp8 ? 8 : 16;  // of 16 rows of the matrix, one for each multiplying warp
     static constexpr int kChunks = K == Kind::bf16 ? 1 : 2;
     /// Threads that copy are a warpgroup, since one changes its registers together; two of its warps have work.
     static constexpr int kSumThreads = 32 * kTiles, kCopyThreads = 128;
     static constexpr int kThreads = kSumThreads + kCopyThreads;
-    static constexpr int kSumRegisters = K == Kind::fp8 ? 232 : 112, kCopyRegisters = K == Kind::fp8 ? 40 : 32;
+    static constexpr int kSumRegisters = K == Kind::fp8 ? 232 : 112,
+                         kCopyRegisters = K == Kind::fp8 ? 40 : 32;
     static constexpr int kStages = 4;
     static constexpr int kChunkTokenBytes = kTokens * 128,
                          kTileBytes = kChunks * chunk_bytes(K);  // of a stage

@@ -6,6 +6,8 @@
 //   matrix    w8 .. w11 | each warp               the rows and the tokens. The ring never empties between tiles: sums leave
 //             w12.. w15 |                         registers, turned in a little room beside it, while the next tile's columns arrive.
 //
+// FP8: 128 rows and eight multiplying warps, with registers for the sums of a stage, which its scales meet.
+//
 // The shared expert may come along, if its matrix is of the same shape and format.
 //
 // Tiles: an expert's tokens are cut evenly into as few tiles as hold them; (expert, tile of tokens) slow, 256 rows fast,

@@ -79,7 +79,7 @@ __device__ __forceinline__ void wgmma_fresh(float (&d)[kRows / 8][4], const uint
 #define QUERN_R224 QUERN_R208 ", %104, %105, %106, %107, %108, %109, %110, %111"
 #define QUERN_R256 \
     QUERN_R224     \
-        ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define QUERN_D1(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define QUERN_D2(j) QUERN_D1(j), QUERN_D1(j + 1)
 #define QUERN_D4(j) QUERN_D2(j), QUERN_D2(j + 2)
