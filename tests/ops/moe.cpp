@@ -137,11 +137,11 @@ void moe_forms(Device& device) {
     }
     // more experts than a block of a GPU has rows of
     check_moe(device, {64, 16, 16, 500, 8, Form::nvfp4, Form::nvfp4}, ++seed, 64);
-    for (const int64_t experts : {384, 400})  // FP8: as many as threads of a block of prompts, and more
-        check_moe(device, {64, 16, 16, experts, 8, Form::f8_block, Form::f8_block}, ++seed, 64);
     // as many as Qwen3.5-397B has, and a model that was pruned to 180
     check_moe(device, {64, 16, 16, 512, 10, Form::nvfp4, Form::bf16}, ++seed, 33);
     check_moe(device, {64, 16, 16, 180, 8, Form::bf16, Form::bf16}, ++seed, 33);
+    for (const int64_t experts : {384, 400})  // FP8: as many as threads of a block of prompts, and more
+        check_moe(device, {64, 16, 16, experts, 8, Form::f8_block, Form::f8_block}, ++seed, 64);
 }
 
 void moe_large(Device& device) {
@@ -153,18 +153,22 @@ void moe_large(Device& device) {
     // so many tiles that warps share them: 10 columns of chunks, 8, and 32
     if (device.exact()) return;
     check_moe(device, {640, 336, 400, 20, 8, Form::nvfp4, Form::nvfp4}, ++seed, 300);
-    for (const Form form : {Form::bf16, Form::f8_block, Form::nvfp4})  // many tiles of few columns
+    for (const Form form : {Form::bf16, Form::nvfp4})  // many tiles of few columns
         check_moe(device, {128, 128, 128, 9, 3, form, form}, ++seed);
     check_moe(device, {512, 512, 512, 20, 8, Form::nvfp4, Form::nvfp4}, ++seed, 300);
     check_moe(device, {2048, 512, 512, 12, 8, Form::nvfp4, Form::nvfp4}, ++seed);
     check_moe(device, {2048, 512, 512, 8, 6, Form::f8_block, Form::f8_block}, ++seed, 130);
     check_moe(device, {4096, 64, 64, 12, 8, Form::nvfp4, Form::nvfp4}, ++seed, 64);  // splits of four chunks
+    for (const Form form : {Form::f8_row, Form::f8_block}) {  // tiles of the tour in FP8
+        check_moe(device, {656, 208, 80, 24, 3, form, form}, ++seed);
+        check_moe(device, {128, 128, 128, 9, 3, form, form}, ++seed);
+    }
 }
 
 /// All rows choose the same expert.
 void moe_crowded(Device& device) {
     unsigned seed = 85;
-    for (const Form form : {Form::nvfp4, Form::f8_block, Form::bf16}) {
+    for (const Form form : {Form::nvfp4, Form::bf16, Form::f8_block}) {
         const Layer layer(device, {208, 80, 336, 9, 4, form, form}, ++seed);
         for (const StepKind kind : kKinds)
             MoeTest(device, layer, {kind, row_counts(device, kind, 130), true}, seed).check();

@@ -121,7 +121,9 @@ __global__ void __launch_bounds__(kThreads, 2)
 void attention_decode(const AttentionCall& call, Context& context) {
     // Clusters that run at once, two blocks an SM; one in sixteen does not fit into the card's groups of SMs.
     const int at_once = 2 * (context.sms / kSplitBlocks - 1), units = call.tokens * call.kv_heads;
-    const int clusters = std::clamp(at_once / units, 1, kMaxChunks);
+    // Of units that cannot have two at once, clusters come one after the other: the shorter their work, the less the last leave idle.
+    constexpr int kInTurn = 4;
+    const int clusters = 2 * units > at_once ? kInTurn : std::min(at_once / units, kMaxChunks);
     static_assert(kArrivals <= kCounters);
     if (call.tokens > max_answer_rows(call.kv_heads)) unsupported("gated_attention", "so many answer rows");
     launch(context, "gated_attention decode", attention_decode_kernel,

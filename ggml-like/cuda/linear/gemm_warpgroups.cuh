@@ -10,7 +10,7 @@
 // Traffic: as in gemm.cuh. A stage's weights come by the copy engine as one box, and so do its tokens.
 // Operands: A from registers: packed weights are in its order, and codes are decoded there; for prompts while the products of
 // the chunk before run. B from shared memory.
-// FP8 with scales of chunks: half the tokens a block, as a chunk's products need sums of their own, which the scales meet.
+// FP8 with scales of chunks: fewer tokens a block (kScaledTokens), as the products of 128 columns need sums of their own.
 // Files: warpgroup_shapes.h, shapes and shared memory; warpgroup_block.cuh, copies and products; warpgroup_store.cuh, from
 // the sums to y.
 #pragma once

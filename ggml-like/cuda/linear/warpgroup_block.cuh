@@ -84,6 +84,11 @@ struct WarpgroupBlock {
             constexpr int kEach = kAnswerSplits / S::kCluster;
             chunk_begin = pieces_before(rank * kEach) * S::kChunks;
             chunk_end = pieces_before((rank + 1) * kEach) * S::kChunks;
+        } else if constexpr (
+            K == Kind::fp8) {  // whole pairs, of which the last may have one chunk that is not there: zeros
+            const int pairs = (task.chunks + 1) / 2;
+            chunk_begin = rank * pairs / S::kCluster * 2;
+            chunk_end = (rank + 1) * pairs / S::kCluster * 2;
         } else {
             chunk_begin = rank * task.chunks / S::kCluster;
             chunk_end = (rank + 1) * task.chunks / S::kCluster;
@@ -185,45 +190,61 @@ struct WarpgroupBlock {
         if constexpr (!kGoesOn) return rows;
         return rows >> 32 << 32 | __shfl_sync(0xffffffffu, static_cast<uint32_t>(rows), 0);
     }
-    template <int kN, bool kGoesOn = false>
+    /// kFresh: acc = the chunk's products, else they are added.
+    template <int kN, bool kGoesOn = false, bool kFresh = false>
     __device__ __forceinline__ void add_chunk(March& m, float (&acc)[kN / 8][4]) const {
+        const int done = m.stage;
         const uint64_t rows = shared_rows<kGoesOn>(m);
         uint32_t a[4][4];
 #pragma unroll
         for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = m.next[i / 4][i % 4];
         wgmma_fence();
 #pragma unroll
-        for (int kk = 0; kk < 4; ++kk) wgmma<kN>(acc, a[kk], rows + kk * 2);
+        for (int kk = 0; kk < 4; ++kk) {
+            if constexpr (kFresh) {
+                if (kk == 0) {
+                    wgmma_fresh<kN>(acc, a[kk], rows);
+                    continue;
+                }
+            }
+            wgmma<kN>(acc, a[kk], rows + kk * 2);
+        }
         wgmma_commit();
         go_on(m);
         if constexpr (!S::kAnswer) load_next(m);
         wgmma_wait<0>();
         hold(a, m.left < 0);
+        release(m, done);
     }
-    /// FP8 with scales of chunks, which meet the sums of one, as in gemm.cuh.
+    /// After the last chunk of stage `done`.
+    __device__ __forceinline__ void release(const March& m, int done) const {
+        if (m.chunk == 0 && threadIdx.x % 32 == 0) arrive(empty + done);
+    }
+    template <int kN>
+    __device__ __forceinline__ static void clear(float (&acc)[kN / 8][4]) {
+#pragma unroll
+        for (int i = 0; i < kN / 8; ++i)
+#pragma unroll
+            for (int r = 0; r < 4; ++r) acc[i][r] = 0;
+        hold(acc);  // the zeros are there before the fence
+    }
+    /// FP8 with scales of 128 columns, two chunks: they meet the sums of these.
     template <int kN, bool kGoesOn>
-    __device__ __forceinline__ void add_scaled_chunk(March& m, float (&acc)[kN / 8][4]) const {
-        const uint64_t rows = shared_rows<kGoesOn>(m);
-        const float2 scale = m.scale;
-        uint32_t a[4][4];
+    __device__ __forceinline__ void march_scaled(March& m, float (&acc)[kN / 8][4]) const {
+        clear<kN>(acc);
+#pragma unroll 1
+        for (int pairs = m.left / 2; pairs > 0; --pairs) {
+            const float2 scale = m.scale;
+            float sum[kN / 8][4];
+            add_chunk<kN, kGoesOn, true>(m, sum);
+            add_chunk<kN, kGoesOn>(m, sum);
+            hold(sum);
 #pragma unroll
-        for (int i = 0; i < 16; ++i) a[i / 4][i % 4] = m.next[i / 4][i % 4];
-        float sum[kN / 8][4];
-        wgmma_fence();
-        wgmma_fresh<kN>(sum, a[0], rows);
+            for (int j = 0; j < kN / 8; ++j)
 #pragma unroll
-        for (int kk = 1; kk < 4; ++kk) wgmma<kN>(sum, a[kk], rows + kk * 2);
-        wgmma_commit();
-        go_on(m);
-        load_next(m);
-        wgmma_wait<0>();
-        hold(a, m.left < 0);
-        hold(sum);
-#pragma unroll
-        for (int j = 0; j < kN / 8; ++j)
-#pragma unroll
-            for (int r = 0; r < 4; ++r)
-                acc[j][r] = __fmaf_rn(r < 2 ? scale.x : scale.y, sum[j][r], acc[j][r]);
+                for (int r = 0; r < 4; ++r)
+                    acc[j][r] = __fmaf_rn(r < 2 ? scale.x : scale.y, sum[j][r], acc[j][r]);
+        }
     }
     /// Answers: x of a stage as few_rows.cuh has it, all multiplying warps together. (Lifted codes would make the same
     /// products, but subnormal codes would then be rounded with other exponents inside the tensor cores.)
@@ -282,16 +303,11 @@ struct WarpgroupBlock {
             }
         }
     }
-    template <int kN, bool kGoesOn = false, bool kScaled = false>
+    template <int kN, bool kGoesOn = false>
     __device__ __forceinline__ void march_split(March& m, int chunks, float (&acc)[kN / 8][4]) const {
-#pragma unroll
-        for (int i = 0; i < kN / 8; ++i)
-#pragma unroll
-            for (int r = 0; r < 4; ++r) acc[i][r] = 0;
-        hold(acc);  // the zeros are there before the fence
+        clear<kN>(acc);
 #pragma unroll 1
         for (; chunks > 0; --chunks) {
-            const int done = m.stage;
             if constexpr (S::kAnswer) {
                 if (m.chunk == 0) {
                     wait_phase(full + m.stage, m.phase);
@@ -299,14 +315,13 @@ struct WarpgroupBlock {
                 }
             }
             if constexpr (S::kAnswer && K == Kind::nvfp4) {
+                const int done = m.stage;
                 add_fp4_chunk<kN>(m, acc);
-            } else if constexpr (kScaled) {
-                add_scaled_chunk<kN, kGoesOn>(m, acc);
+                release(m, done);
             } else {
                 if constexpr (S::kAnswer) load(m);
                 add_chunk<kN, kGoesOn>(m, acc);
             }
-            if (m.chunk == 0 && threadIdx.x % 32 == 0) arrive(empty + done);
         }
         hold(acc);
     }
@@ -323,7 +338,10 @@ struct WarpgroupBlock {
         } else {
             wait_phase(full + m.stage, m.phase);
             load(m);
-            march_split<kN, kGoesOn, kScaled>(m, m.left, acc);
+            if constexpr (kScaled)
+                march_scaled<kN, kGoesOn>(m, acc);
+            else
+                march_split<kN, kGoesOn>(m, m.left, acc);
         }
     }
 

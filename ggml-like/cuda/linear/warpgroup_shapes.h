@@ -27,8 +27,8 @@ struct WarpgroupShape {
     using Task = GemmTask;
     static constexpr bool kOverRanks = false;
     static constexpr int kTokens = Tokens;
-    /// Where chunks have scales (FP8): these meet a chunk's own sums, which take as many registers again.
-    static constexpr int kScaledTokens = Tokens / 2;
+    /// Where chunks have scales (FP8): these meet sums of two chunks, which take as many registers again.
+    static constexpr int kScaledTokens = Tokens == 256 ? 160 : Tokens / 2;
     static constexpr int kChunks = Chunks;  // of a stage
     static constexpr int kBlocksPerSm = BlocksPerSm;
     static constexpr int kCluster = Cluster;

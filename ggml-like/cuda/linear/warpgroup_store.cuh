@@ -190,15 +190,17 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
     /// the tokens, which are up to kMost.
     template <int kMost, class F>
     __device__ __forceinline__ void multiply_present(const F& multiply) {
-        static_assert(
-            kMost == 32 || kMost == 48 || kMost == 64 || kMost == 96 || kMost == 128 || kMost == 256,
-            "the largest of the numbers below");
+        static_assert(kMost == 32 || kMost == 48 || kMost == 64 || kMost == 96 || kMost == 128 ||
+                          kMost == 160 || kMost == 256,
+                      "the largest of the numbers below");
         const int count = this->count_of_side();
         if constexpr (kMost == 256) {
             if (count > 224) return multiply(Number<256>{});
             if (count > 208) return multiply(Number<224>{});
             if (count > 192) return multiply(Number<208>{});
             if (count > 160) return multiply(Number<192>{});
+        }
+        if constexpr (kMost >= 160) {
             if (count > 128) return multiply(Number<160>{});
         }
         if constexpr (kMost >= 128) {
@@ -260,7 +262,7 @@ struct WarpgroupSums : WarpgroupBlock<K, S> {
         for (int first = 0; first < kMost; first += kTogether) {
             if (first >= place.count) break;
 #pragma unroll
-            for (int i = 0; i < kTogether; i += 16) {
+            for (int i = 0; i < kTogether && first + i < kMost; i += 16) {
                 const float(&v)[4] = acc[(first + i) / 8], (&w)[4] = acc[(first + i) / 8 + 1];
                 const float2 p = *reinterpret_cast<const float2*>(scales + first + i + 2 * t),
                              q = *reinterpret_cast<const float2*>(scales + first + i + 8 + 2 * t);

@@ -34,7 +34,7 @@ struct Tour {
     static constexpr int kSlotBytes = kTokens * 8 + 16;
     static constexpr int kBoxTokens = 16;  // that the copy engine brings at a time
     static constexpr int kMaxExperts = kThreads < 512 ? kThreads : 512;  // a thread each
-    static constexpr int kListBytes = (kMaxExperts + 1) * 8 + 64;
+    static constexpr int kListBytes = (512 + 1) * 8 + 64;  // of whichever takes the most experts
     static constexpr int kTurnedAt =
         kStages * (kTokenBytes + kWeightBytes) + kSlots * kSlotBytes + (kListBytes + 15) / 16 * 16;
     static constexpr int kTurnedBytes = 512;  // of a warp: what its warpgroup turns on the way to y

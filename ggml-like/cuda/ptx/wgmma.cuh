@@ -124,6 +124,7 @@ QUERN_PRODUCT(wgmma_fresh, "ne", 64, "%32, %33, %34, %35", "%36", QUERN_F8(0))
 QUERN_PRODUCT(wgmma_fresh, "ne", 80, "%40, %41, %42, %43", "%44", QUERN_F8(0), QUERN_F2(8))
 QUERN_PRODUCT(wgmma_fresh, "ne", 96, "%48, %49, %50, %51", "%52", QUERN_F8(0), QUERN_F4(8))
 QUERN_PRODUCT(wgmma_fresh, "ne", 128, "%64, %65, %66, %67", "%68", QUERN_F16(0))
+QUERN_PRODUCT(wgmma_fresh, "ne", 160, "%80, %81, %82, %83", "%84", QUERN_F16(0), QUERN_F4(16))
 
 /// The descriptor of 16 rows of 128 or 256 columns at shared address `at`: 64 columns of a row are 128 bytes, `apart` bytes before
 /// the next 64. + 128 for every further 16 rows.
